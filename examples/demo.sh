@@ -1,0 +1,64 @@
+#!/bin/sh
+# The main job of fastcni, as a user would do it by hand: two pods on one bridge, from the ADD to the last trace gone.
+set -eu
+
+fastcni=${FASTCNI:-fastcni}
+work=$(mktemp -d /tmp/fastcni-demo.XXXXXX)
+host=fcni-demo-host-$$ pod1=fcni-demo-1-$$ pod2=fcni-demo-2-$$
+
+cleanup() {
+    for name in $pod1 $pod2 $host; do
+        if [ -e "/run/netns/$name" ]; then ip netns del "$name"; fi
+    done
+    rm -rf "$work"
+}
+trap cleanup EXIT
+trap 'exit 130' INT TERM
+
+say() { printf '\n\033[1m%s\033[0m\n' "$*"; }
+on_host() { ip netns exec $host "$@"; }
+
+if [ "$(id -u)" != 0 ]; then
+    echo "the demo makes network namespaces: run it as root" >&2
+    exit 1
+fi
+
+say "1. Launchers in a directory, a network list in another"
+$fastcni install --bin-dir "$work/bin"
+mkdir "$work/net.d"
+sed "s|/var/lib/cni/networks|$work/networks|" "$(dirname "$0")/net.d/10-mynet.conflist" | tee "$work/net.d/10-mynet.conflist"
+
+say "2. A namespace that plays the host, and two pods"
+for name in $host $pod1 $pod2; do ip netns add $name; done
+on_host ip link set lo up
+export NETCONFPATH="$work/net.d" CNI_PATH="$work/bin"
+cni() { on_host $fastcni "$@" --cache-dir "$work/cache"; }
+
+say "3. fastcni add mynet, for both"
+cni add mynet /run/netns/$pod1 --json
+echo
+cni add mynet /run/netns/$pod2 --json
+echo
+
+say "4. From pod 1: ping the gateway and the other pod"
+other=$(ip -n $pod2 -4 -o addr show eth0 | awk '{ sub("/.*", "", $4); print $4 }')
+ip netns exec $pod1 ping -c 1 -W 2 10.22.0.1
+ip netns exec $pod1 ping -c 1 -W 2 "$other"
+
+say "5. What is on the host: addresses and one element a pod in nftables"
+ls "$work/networks/mynet"
+if command -v nft > /dev/null; then on_host nft list map inet fastcni pods4; fi
+
+say "6. fastcni check and del, for both"
+for pod in $pod1 $pod2; do
+    cni check mynet /run/netns/$pod && echo "check of $pod: ok"
+    cni del mynet /run/netns/$pod && echo "del of $pod: ok"
+done
+
+say "7. What is left"
+links=$(on_host ip -o link show type veth | wc -l)
+files=$(find "$work/networks/mynet" -name '10.*' | wc -l)
+elements=0
+if command -v nft > /dev/null; then elements=$(on_host nft list map inet fastcni pods4 | grep -c 10.22 || true); fi
+echo "veth links: $links, address files: $files, nftables elements: $elements"
+[ "$links$files$elements" = 000 ] && echo "Nothing: the demo worked."

@@ -1,0 +1,257 @@
+# The two tables of the address index, over plain memory: no file, no Python, nothing that can fail.
+#
+# Layout (integers in the machine's order, the file never leaves the machine):
+#
+#     0     Header, 256 bytes
+#     256   Block[block_cap]   open addressing by the upper 116 bits of the address; count 0 = empty entry
+#     ...   Owner[owner_cap]   open addressing by the owner's hash; hash 0 = empty entry
+#
+# A block is the bitmap of 4,096 neighbouring addresses. Blocks are about addresses, not about ranges, so that
+# edited configurations, several sets and an IPv6 /64 need nothing special; 4,096 and not more, because addresses
+# strewn over a /64 take one block (544 bytes) each, while a full /16 is still only 16 steps. IPv4 addresses are
+# kept as ::ffff:a.b.c.d.
+#
+# Every loop is bounded by a capacity, and the capacities are checked against the size of the mapping: damage
+# inside gives wrong answers, no crash and no endless search.
+
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.string cimport memcpy, memset
+
+cdef extern from *:
+    int __builtin_ctzll(unsigned long long) nogil
+
+cdef enum:
+    LAYOUT = 1
+    BLOCK_SIZE = 4096             # addresses in a block
+    WORDS = 64                    # of 64 bits
+    MIN_BLOCKS = 4
+    MIN_OWNERS = 64
+    MAX_CAPACITY = 1 << 30        # entries; what a damaged header may not exceed
+    BOOT_ID_SIZE = 36
+
+cdef struct Header:
+    char magic[8]
+    uint32_t layout
+    uint32_t dirty
+    uint64_t block_cap            # powers of two
+    uint64_t owner_cap
+    uint64_t blocks               # entries in use
+    uint64_t held
+    uint64_t dir_dev
+    uint64_t dir_ino
+    int64_t mtime_sec
+    int64_t mtime_nsec
+    int64_t ctime_sec
+    int64_t ctime_nsec
+    char boot[BOOT_ID_SIZE]
+    char spare[256 - 96 - BOOT_ID_SIZE]
+
+cdef struct Address:              # the 128 bits, upper and lower half
+    uint64_t hi
+    uint64_t lo
+
+cdef struct Block:
+    uint64_t hi
+    uint64_t lo                   # lower 12 bits zero
+    uint64_t count                # of held addresses
+    uint64_t words[WORDS]
+
+cdef struct Owner:
+    uint64_t hash
+    uint64_t hi
+    uint64_t lo
+
+cdef struct Tables:
+    Header* head                  # NULL: not mapped
+    Block* blocks
+    Owner* owners
+
+
+cdef inline uint64_t mixed(uint64_t x) noexcept nogil:
+    x = (x ^ (x >> 30)) * <uint64_t> 0xbf58476d1ce4e5b9
+    x = (x ^ (x >> 27)) * <uint64_t> 0x94d049bb133111eb
+    return x ^ (x >> 31)
+
+
+cdef inline uint64_t block_hash(uint64_t hi, uint64_t lo) noexcept nogil:
+    return mixed((lo >> 12) + hi * <uint64_t> 0x9e3779b97f4a7c15)
+
+
+cdef inline bint beyond(Address a, Address b) noexcept nogil:
+    return a.hi > b.hi or (a.hi == b.hi and a.lo > b.lo)
+
+
+cdef inline size_t size_of(uint64_t block_cap, uint64_t owner_cap) noexcept nogil:
+    cdef size_t size = sizeof(Header) + block_cap * sizeof(Block) + owner_cap * sizeof(Owner)
+    return (size + 4095) & ~<size_t> 4095
+
+
+cdef inline bint crowded(uint64_t used, uint64_t cap) noexcept nogil:
+    return used > cap // 4 * 3    # three quarters: searches stay short, and one entry always is empty
+
+
+cdef inline bint good_cap(uint64_t cap, uint64_t used, uint64_t least) noexcept nogil:
+    return least <= cap <= <uint64_t> MAX_CAPACITY and cap & (cap - 1) == 0 and not crowded(used, cap)
+
+
+cdef inline void point(Tables* t, Header* head) noexcept nogil:
+    """Find the tables behind a header whose capacities are good."""
+    t.head = head
+    t.blocks = <Block*> (<char*> head + sizeof(Header))
+    t.owners = <Owner*> (<char*> t.blocks + head.block_cap * sizeof(Block))
+
+
+cdef inline bint bit_of(const Block* block, uint64_t lo) noexcept nogil:
+    return (block.words[(lo >> 6) & 63] >> (lo & 63)) & 1
+
+
+# -- blocks -----------------------------------------------------------------------------------------------
+
+cdef inline Block* find_block(Tables* t, uint64_t hi, uint64_t lo) noexcept nogil:
+    """The block that has this address, or NULL."""
+    cdef uint64_t mask = t.head.block_cap - 1
+    cdef uint64_t i = block_hash(hi, lo) & mask
+    cdef uint64_t n
+    lo &= ~<uint64_t> (BLOCK_SIZE - 1)
+    for n in range(t.head.block_cap):
+        if t.blocks[i].count == 0:
+            return NULL
+        if t.blocks[i].lo == lo and t.blocks[i].hi == hi:
+            return &t.blocks[i]
+        i = (i + 1) & mask
+    return NULL
+
+
+cdef inline Block* put_block(Tables* t, uint64_t hi, uint64_t lo) noexcept nogil:
+    """A new block for this address. There is an empty entry, which it stays until its first bit is set."""
+    cdef uint64_t mask = t.head.block_cap - 1
+    cdef uint64_t i = block_hash(hi, lo) & mask
+    cdef uint64_t n
+    for n in range(mask):
+        if t.blocks[i].count == 0:
+            break
+        i = (i + 1) & mask
+    memset(&t.blocks[i], 0, sizeof(Block))
+    t.blocks[i].hi = hi
+    t.blocks[i].lo = lo & ~<uint64_t> (BLOCK_SIZE - 1)
+    t.head.blocks += 1
+    return &t.blocks[i]
+
+
+cdef inline void remove_block(Tables* t, Block* block) noexcept nogil:
+    """Empty an entry and move those behind it up, so that no search ends before its entry."""
+    cdef uint64_t mask = t.head.block_cap - 1
+    cdef uint64_t gap = block - t.blocks
+    cdef uint64_t i = gap
+    cdef uint64_t n
+    for n in range(mask):
+        i = (i + 1) & mask
+        if t.blocks[i].count == 0:
+            break
+        if (i - block_hash(t.blocks[i].hi, t.blocks[i].lo)) & mask >= (i - gap) & mask:
+            memcpy(&t.blocks[gap], &t.blocks[i], sizeof(Block))
+            gap = i
+    t.blocks[gap].count = 0
+    t.head.blocks -= 1
+
+
+cdef inline bint seek_free(Tables* t, Address* a, Address last) noexcept nogil:
+    """Move a to the first free address from a to last; False if there is none. A step is a block or a word."""
+    cdef Block* block
+    cdef uint64_t word, bits
+    while not beyond(a[0], last):
+        block = find_block(t, a.hi, a.lo)
+        if block == NULL:
+            return True
+        if block.count < <uint64_t> BLOCK_SIZE:
+            word = (a.lo >> 6) & 63
+            bits = ~block.words[word] & (~<uint64_t> 0 << (a.lo & 63))
+            while bits == 0 and word < <uint64_t> (WORDS - 1):
+                word += 1
+                bits = ~block.words[word]
+            if bits:
+                a.lo = block.lo + word * 64 + __builtin_ctzll(bits)
+                return not beyond(a[0], last)
+        a.lo = (a.lo | (BLOCK_SIZE - 1)) + 1
+        if a.lo == 0:
+            a.hi += 1
+            if a.hi == 0:
+                return False
+    return False
+
+
+cdef inline uint64_t count_held(Tables* t, Address first, Address last) noexcept nogil:
+    """How many addresses from first to last are held. Looks at every block, at addresses only at the ends."""
+    cdef uint64_t i, j, total = 0
+    cdef Address low, high
+    for i in range(t.head.block_cap):
+        if t.blocks[i].count == 0:
+            continue
+        low.hi = high.hi = t.blocks[i].hi
+        low.lo = t.blocks[i].lo
+        high.lo = low.lo | (BLOCK_SIZE - 1)
+        if beyond(low, last) or beyond(first, high):
+            continue
+        if not beyond(first, low) and not beyond(high, last):
+            total += t.blocks[i].count
+            continue
+        for j in range(<uint64_t> BLOCK_SIZE):
+            low.lo = t.blocks[i].lo + j
+            total += bit_of(&t.blocks[i], j) and not beyond(first, low) and not beyond(low, last)
+    return total
+
+
+# -- owners -----------------------------------------------------------------------------------------------
+
+cdef inline Owner* find_owner(Tables* t, uint64_t h, uint64_t hi, uint64_t lo) noexcept nogil:
+    """The entry that says that this owner has this address, or NULL."""
+    cdef uint64_t mask = t.head.owner_cap - 1
+    cdef uint64_t i = h & mask
+    cdef uint64_t n
+    for n in range(t.head.owner_cap):
+        if t.owners[i].hash == 0:
+            return NULL
+        if t.owners[i].hash == h and t.owners[i].hi == hi and t.owners[i].lo == lo:
+            return &t.owners[i]
+        i = (i + 1) & mask
+    return NULL
+
+
+cdef inline void put_owner(Tables* t, uint64_t h, uint64_t hi, uint64_t lo) noexcept nogil:
+    cdef uint64_t mask = t.head.owner_cap - 1
+    cdef uint64_t i = h & mask
+    cdef uint64_t n
+    for n in range(mask):
+        if t.owners[i].hash == 0:
+            break
+        i = (i + 1) & mask
+    t.owners[i].hash = h
+    t.owners[i].hi = hi
+    t.owners[i].lo = lo
+
+
+cdef inline void remove_owner(Tables* t, Owner* entry) noexcept nogil:
+    cdef uint64_t mask = t.head.owner_cap - 1
+    cdef uint64_t gap = entry - t.owners
+    cdef uint64_t i = gap
+    cdef uint64_t n
+    for n in range(mask):
+        i = (i + 1) & mask
+        if t.owners[i].hash == 0:
+            break
+        if (i - t.owners[i].hash) & mask >= (i - gap) & mask:
+            t.owners[gap] = t.owners[i]
+            gap = i
+    t.owners[gap].hash = 0
+
+
+cdef inline void put_all(Tables* t, Tables* old) noexcept nogil:
+    """Put what another index has into this empty, larger one."""
+    cdef uint64_t i
+    for i in range(old.head.block_cap):
+        if old.blocks[i].count:
+            memcpy(put_block(t, old.blocks[i].hi, old.blocks[i].lo), &old.blocks[i], sizeof(Block))
+    for i in range(old.head.owner_cap):
+        if old.owners[i].hash:
+            put_owner(t, old.owners[i].hash, old.owners[i].hi, old.owners[i].lo)
+    t.head.held = old.head.held

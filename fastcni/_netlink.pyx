@@ -1,0 +1,305 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False, cdivision=True
+"""Netlink messages: a Batch that builds them and readers that take them apart. Bytes only: no sockets, no names.
+
+Layout of what is built and read here (include/uapi/linux/netlink.h), everything padded to four bytes:
+
+    nlmsghdr   len:u32  type:u16  flags:u16  seq:u32  pid:u32
+    family header (ifinfomsg, nfgenmsg, ...), given by the caller as bytes
+    nlattr     len:u16  type:u16  payload
+    nlattr     ...
+
+One stranger lives here: setns(), the system call that Python lacks before 3.12 and that costs 5 ms through ctypes.
+"""
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.exc cimport PyErr_SetFromErrno
+from cpython.unicode cimport PyUnicode_AsUTF8AndSize
+from libc.stdint cimport int32_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.string cimport memcpy, memset
+
+cimport cython
+
+cdef extern from "<sched.h>" nogil:
+    int c_setns "setns"(int fd, int nstype)
+
+cdef enum:
+    CAPACITY = 32768            # bytes in one Batch; a list that does not fit goes out as two
+    DEPTH = 16                  # nested attributes that may be open at once
+    HEADER = 16                 # sizeof(struct nlmsghdr)
+    NLA_HEADER = 4
+    NLA_F_NESTED = 0x8000
+    NLA_TYPE_MASK = 0x3FFF
+    NLM_F_REQUEST = 0x1
+    NLM_F_ACK = 0x4
+    NLM_F_DUMP = 0x300
+    NLM_F_CAPPED = 0x100        # in an ACK: the request is not repeated behind its header
+    NLM_F_ACK_TLVS = 0x200      # in an ACK: extended acknowledgement attributes follow
+    NLMSG_ERROR = 2
+    NLMSGERR_ATTR_MSG = 1
+    NLMSGERR_ATTR_OFFS = 2
+    CLONE_NEWNET = 0x40000000
+
+
+class BatchFull(ValueError):
+    """The message does not fit in what is left of the Batch: send it, and go on with a new one."""
+
+
+cdef inline Py_ssize_t align4(Py_ssize_t n) noexcept nogil:
+    return (n + 3) & ~<Py_ssize_t>3
+
+
+cdef inline uint16_t swap16(uint16_t v) noexcept nogil:
+    return <uint16_t>((v << 8) | (v >> 8))
+
+
+cdef inline uint32_t swap32(uint32_t v) noexcept nogil:
+    return ((v & 0xFF) << 24) | ((v & 0xFF00) << 8) | ((v >> 8) & 0xFF00) | (v >> 24)
+
+
+@cython.final
+cdef class Batch:
+    """Requests that go to the kernel in one send.
+
+    `asked` maps each sequence number that the kernel will answer to the words for its own error.
+    Every writer returns the batch, so that a message reads as one chain; finish() gives the bytes.
+    Sequence numbers go on counting through clear(), so that a late reply to an old request is noticed.
+    """
+
+    cdef uint8_t buffer[CAPACITY]
+    cdef Py_ssize_t used
+    cdef Py_ssize_t message                 # where the open message begins, -1: none yet
+    cdef Py_ssize_t nests[DEPTH]
+    cdef int depth
+    cdef uint32_t sequence
+    cdef readonly uint32_t first            # sequence number before this batch's own ones
+    cdef readonly dict asked
+
+    def __cinit__(self, uint32_t sequence=0):
+        self.sequence = self.first = sequence
+        self.used = 0
+        self.message = -1
+        self.depth = 0
+        self.asked = {}
+
+    cdef uint8_t* room(self, Py_ssize_t size) except NULL:
+        cdef uint8_t* at = &self.buffer[self.used]
+        cdef Py_ssize_t padded = align4(size)
+        if padded > CAPACITY - self.used:
+            raise BatchFull(f"{size} bytes more do not fit in a batch of {CAPACITY}")
+        self.used += padded
+        if padded != size:
+            memset(at + size, 0, padded - size)
+        return at
+
+    cdef int attr(self, uint16_t kind, const void* data, Py_ssize_t size) except -1:
+        cdef uint8_t* at
+        cdef uint16_t length = <uint16_t>(NLA_HEADER + size)
+        if self.message < 0:
+            raise ValueError("attribute without a message: call begin() first")
+        if NLA_HEADER + size > 0xFFFF:
+            raise BatchFull(f"attribute {kind} of {size} bytes")
+        at = self.room(NLA_HEADER + size)
+        memcpy(at, &length, 2)
+        memcpy(at + 2, &kind, 2)
+        if size:
+            memcpy(at + NLA_HEADER, data, size)
+        return 0
+
+    cdef int close(self) except -1:
+        cdef uint32_t length
+        if self.depth:
+            raise ValueError(f"{self.depth} nested attributes still open")
+        if self.message >= 0:
+            length = <uint32_t>(self.used - self.message)
+            memcpy(&self.buffer[self.message], &length, 4)
+        return 0
+
+    def begin(self, uint16_t kind, uint16_t flags, bytes header not None, what=None):
+        """Open a message of type `kind`; NLM_F_REQUEST is added. `what` is how its refusal will be worded."""
+        cdef uint8_t* at
+        cdef uint32_t zero = 0
+        self.close()
+        self.message = self.used
+        self.sequence += 1
+        flags |= NLM_F_REQUEST
+        at = self.room(HEADER)
+        memcpy(at + 4, &kind, 2)
+        memcpy(at + 6, &flags, 2)
+        memcpy(at + 8, &self.sequence, 4)
+        memcpy(at + 12, &zero, 4)
+        if PyBytes_GET_SIZE(header):
+            at = self.room(PyBytes_GET_SIZE(header))
+            memcpy(at, PyBytes_AS_STRING(header), PyBytes_GET_SIZE(header))
+        if flags & (NLM_F_ACK | NLM_F_DUMP):
+            self.asked[self.sequence] = what
+        return self
+
+    def u8(self, uint16_t kind, uint8_t value):
+        self.attr(kind, &value, 1)
+        return self
+
+    def u16(self, uint16_t kind, uint16_t value):
+        self.attr(kind, &value, 2)
+        return self
+
+    def u32(self, uint16_t kind, uint32_t value):
+        self.attr(kind, &value, 4)
+        return self
+
+    def be16(self, uint16_t kind, uint16_t value):
+        value = swap16(value)
+        self.attr(kind, &value, 2)
+        return self
+
+    def be32(self, uint16_t kind, uint32_t value):
+        value = swap32(value)
+        self.attr(kind, &value, 4)
+        return self
+
+    def be64(self, uint16_t kind, uint64_t value):
+        cdef uint32_t halves[2]
+        halves[0] = swap32(<uint32_t>(value >> 32))
+        halves[1] = swap32(<uint32_t>value)
+        self.attr(kind, halves, 8)
+        return self
+
+    def text(self, uint16_t kind, str value not None):
+        """A string with its closing NUL, as the kernel's NLA_NUL_STRING wants it."""
+        cdef Py_ssize_t size
+        cdef const char* data = PyUnicode_AsUTF8AndSize(value, &size)
+        self.attr(kind, data, size + 1)
+        return self
+
+    def raw(self, uint16_t kind, bytes value not None):
+        self.attr(kind, PyBytes_AS_STRING(value), PyBytes_GET_SIZE(value))
+        return self
+
+    def header(self, bytes value not None):
+        """A family header inside a nest, as VETH_INFO_PEER has one: bytes without an attribute around them."""
+        memcpy(self.room(PyBytes_GET_SIZE(value)), PyBytes_AS_STRING(value), PyBytes_GET_SIZE(value))
+        return self
+
+    def nest(self, uint16_t kind):
+        """Open an attribute that holds attributes; end() closes it and fills in its length."""
+        if self.depth == DEPTH:
+            raise ValueError(f"more than {DEPTH} attributes nested")
+        cdef Py_ssize_t at = self.used
+        self.attr(kind | NLA_F_NESTED, NULL, 0)
+        self.nests[self.depth] = at
+        self.depth += 1
+        return self
+
+    def end(self):
+        if not self.depth:
+            raise ValueError("no nested attribute is open")
+        self.depth -= 1
+        cdef Py_ssize_t at = self.nests[self.depth]
+        if self.used - at > 0xFFFF:
+            raise BatchFull(f"nested attribute of {self.used - at} bytes")
+        cdef uint16_t length = <uint16_t>(self.used - at)
+        memcpy(&self.buffer[at], &length, 2)
+        return self
+
+    def finish(self):
+        """The bytes to send. Raises ValueError while a nested attribute is open."""
+        self.close()
+        return PyBytes_FromStringAndSize(<char*>self.buffer, self.used)
+
+    def clear(self):
+        """Empty the batch for its next use; what was asked is forgotten."""
+        self.used = 0
+        self.message = -1
+        self.depth = 0
+        self.first = self.sequence
+        self.asked = {}
+        return self
+
+    def __bool__(self):
+        return self.used > 0
+
+
+def messages(bytes data not None):
+    """Take a datagram apart: [(type, flags, sequence, port, payload)], payloads copied out.
+
+    Raises ValueError for a length that does not fit the datagram.
+    """
+    cdef const uint8_t* base = <const uint8_t*>PyBytes_AS_STRING(data)
+    cdef Py_ssize_t size = PyBytes_GET_SIZE(data), at = 0
+    cdef uint32_t length, sequence, port
+    cdef uint16_t kind, flags
+    cdef list found = []
+    while size - at >= HEADER:
+        memcpy(&length, base + at, 4)
+        memcpy(&kind, base + at + 4, 2)
+        memcpy(&flags, base + at + 6, 2)
+        memcpy(&sequence, base + at + 8, 4)
+        memcpy(&port, base + at + 12, 4)
+        if length < HEADER or length > size - at:
+            raise ValueError(f"netlink message of {length} bytes at {at} in a datagram of {size}")
+        payload = PyBytes_FromStringAndSize(<const char*>base + at + HEADER, length - HEADER)
+        found.append((kind, flags, sequence, port, payload))
+        at += align4(length)
+    if at < size:
+        raise ValueError(f"{size - at} stray bytes behind the last netlink message")
+    return found
+
+
+def attributes(bytes data not None, Py_ssize_t offset=0):
+    """Attributes from `offset` on as {type: payload}, flags stripped from the type; of twins the last one counts.
+
+    Raises ValueError for a length that does not fit.
+    """
+    return dict(attribute_list(data, offset))
+
+
+def attribute_list(bytes data not None, Py_ssize_t offset=0):
+    """Attributes from `offset` on as [(type, payload)] in order, for lists that repeat one type."""
+    cdef const uint8_t* base = <const uint8_t*>PyBytes_AS_STRING(data)
+    cdef Py_ssize_t size = PyBytes_GET_SIZE(data), at = offset
+    cdef uint16_t length, kind
+    cdef list found = []
+    if offset < 0:
+        raise ValueError(f"attributes at offset {offset}")
+    while size - at >= NLA_HEADER:
+        memcpy(&length, base + at, 2)
+        memcpy(&kind, base + at + 2, 2)
+        if length < NLA_HEADER or length > size - at:
+            raise ValueError(f"netlink attribute of {length} bytes at {at} in {size}")
+        payload = PyBytes_FromStringAndSize(<const char*>base + at + NLA_HEADER, length - NLA_HEADER)
+        found.append((kind & NLA_TYPE_MASK, payload))
+        at += align4(length)
+    if at < size:
+        raise ValueError(f"{size - at} stray bytes behind the last netlink attribute")
+    return found
+
+
+def read_ack(uint16_t kind, uint16_t flags, bytes payload not None):
+    """An NLMSG_ERROR or NLMSG_DONE message as (errno, kernel's text, offset of the offending attribute).
+
+    errno is 0 for success; the text is "" where the kernel said nothing (netlink(7), NETLINK_EXT_ACK).
+    """
+    cdef int32_t code
+    cdef uint32_t length
+    cdef Py_ssize_t at = 4
+    cdef Py_ssize_t size = PyBytes_GET_SIZE(payload)
+    cdef const uint8_t* base = <const uint8_t*>PyBytes_AS_STRING(payload)
+    if size < 4:
+        return 0, "", 0
+    memcpy(&code, base, 4)
+    if not flags & NLM_F_ACK_TLVS:
+        return -code, "", 0
+    if kind == NLMSG_ERROR:                 # it repeats the request, NLMSG_DONE does not
+        if size < 4 + HEADER:
+            raise ValueError(f"netlink error message of {size} bytes")
+        memcpy(&length, base + 4, 4)
+        at += HEADER if flags & NLM_F_CAPPED else align4(length)
+    found = attributes(payload, at)
+    text = found.get(NLMSGERR_ATTR_MSG, b"").rstrip(b"\0").decode("utf-8", "replace")
+    offset = int.from_bytes(found.get(NLMSGERR_ATTR_OFFS, b""), "little")
+    return -code, text, offset
+
+
+def setns(int fd):
+    """Move the calling thread into the network namespace behind `fd` (setns(2)); raises OSError."""
+    if c_setns(fd, CLONE_NEWNET):
+        PyErr_SetFromErrno(OSError)

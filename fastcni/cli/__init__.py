@@ -1,0 +1,10 @@
+"""The fastcni command, for people and their scripts."""
+
+
+def main() -> None:
+    """Run the command line; ends the process with exit status 0 or 1."""
+    import sys
+
+    from fastcni.cli.door import run
+
+    sys.exit(run(sys.argv[1:]))

@@ -1,0 +1,165 @@
+"""The commands: cnitool's six jobs, what would be sent, and the installation."""
+
+import os
+import sys
+from collections.abc import Sequence
+
+import click
+
+import fastcni
+from fastcni.cli import netconf as plans
+from fastcni.cli import show
+from fastcni.cli.settings import Settings, network_command, plugin_dirs
+from fastcni.runtime import CNI
+from fastcni.spec import errors, json, version
+from fastcni.spec import result as results
+from fastcni.spec.errors import CniError
+
+
+@click.group(invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
+@click.pass_context
+def cli(ctx: click.Context) -> None:
+    """Attach containers to networks with CNI plugins.
+
+    NET is the name of a network in the configuration directory, NETNS the path of a network namespace.
+    """
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
+
+
+@cli.command()
+@network_command()
+@click.option("--rollback", is_flag=True, help="After a failure, DEL what was started.")
+def add(settings: Settings, rollback: bool) -> None:
+    """Attach the namespace NETNS to the network NET; print the result."""
+    result = settings.cni.add(settings.net, settings.rt, rollback=rollback)
+    if result is None:
+        return
+    if for_people(settings.as_json):
+        show.result(result, settings.net.name, settings.rt)
+    else:
+        put(results.encode(result))
+
+
+@cli.command()
+@network_command()
+def check(settings: Settings) -> None:
+    """Verify that the attachment of NETNS to NET is as ADD made it."""
+    settings.cni.check(settings.net, settings.rt)
+    done(settings, f"{about(settings)} is as it should be")
+
+
+@cli.command(name="del")
+@network_command()
+def delete(settings: Settings) -> None:
+    """Detach the namespace NETNS from the network NET."""
+    settings.cni.delete(settings.net, settings.rt)
+    done(settings, f"{about(settings)} is deleted")
+
+
+@cli.command()
+@network_command(netns_required=False)
+@click.option("--valid", multiple=True, metavar="CONTAINERID/IFNAME",
+              help="An attachment to keep; may be repeated. Without any, none is kept.")
+@click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+def gc(settings: Settings, valid: Sequence[str], yes: bool) -> None:
+    """Release what belongs to no valid attachment of NET. NETNS is not needed."""
+    pairs = [read_valid(text) for text in valid]
+    if not pairs and not yes and sys.stdin.isatty() and for_people(settings.as_json):
+        held = [it for it in settings.cni.attachments() if it.network == settings.net.name]
+        click.confirm(f"Delete every remembered attachment of {settings.net.name} ({len(held)})?", abort=True)
+    settings.cni.gc(settings.net, pairs or None)
+    done(settings, f"network {settings.net.name} is cleaned up; attachments kept: {len(pairs)}")
+
+
+@cli.command()
+@network_command(netns_required=False)
+def status(settings: Settings) -> None:
+    """Ask the plugins of NET whether they can serve an ADD. NETNS is not needed."""
+    settings.cni.status(settings.net)
+    done(settings, f"network {settings.net.name} is ready")
+
+
+@cli.command()
+@network_command(netns_required=False)
+@click.option("--command", type=click.Choice(["ADD", "CHECK", "DEL", "GC", "STATUS"], case_sensitive=False),
+              default="ADD", show_default=True, help="The command that would be sent.")
+def netconf(settings: Settings, command: str) -> None:
+    """Show what would be sent to each plugin of NET; call none.
+
+    The calls are in order. A prevResult is the remembered one of NETNS; an ADD has none to show.
+    """
+    plan = plans.make_plan(settings.cni, settings.net, settings.rt, command.upper())
+    if for_people(settings.as_json):
+        show.plan(plan)
+    else:
+        put(json.write([step.as_document() for step in plan], indent=4) + b"\n")
+
+
+@cli.command(name="version")
+@click.argument("types", metavar="[TYPE]...", nargs=-1)
+@click.option("--bin-dir", multiple=True, metavar="DIR", help="Plugins; may be repeated [CNI_PATH].")
+@click.option("--json", "as_json", is_flag=True, help="JSON, also on a terminal and for errors.")
+def show_version(types: Sequence[str], bin_dir: Sequence[str], as_json: bool) -> None:
+    """Print fastcni's version and the CNI versions it speaks.
+
+    With TYPE, also those that the plugin of that type says it speaks.
+    """
+    cni = CNI(plugin_dirs(bin_dir))
+    plugins = {kind: cni.version_info(kind) for kind in types}
+    if for_people(as_json):
+        click.echo(f"fastcni {fastcni.__version__}, CNI {', '.join(version.ALL)}")
+        for kind, supported in plugins.items():
+            click.echo(show.printable(f"{kind}: CNI {', '.join(supported)}"))
+        return
+    document = {"version": fastcni.__version__, "cniVersion": version.CURRENT,
+                "supportedVersions": list(version.ALL)}
+    put(json.write({**document, "plugins": plugins} if types else document) + b"\n")
+
+
+@cli.command()
+@click.option("--bin-dir", required=True, metavar="DIR", help="Where to write the plugins.")
+@click.option("--interpreter", default=None, metavar="PATH", help="The Python to run them [this one].")
+@click.option("--plugin", "types", multiple=True, metavar="TYPE", help="Only this one; may be repeated.")
+@click.option("--json", "as_json", is_flag=True, help="JSON, also on a terminal and for errors.")
+def install(bin_dir: str, interpreter: str | None, types: Sequence[str], as_json: bool) -> None:
+    """Write fastcni's plugins to a directory, each renamed into place."""
+    from fastcni.launcher.install import InstallError
+    from fastcni.launcher.install import install as write_launchers
+
+    try:
+        paths = [os.fspath(path) for path in write_launchers(bin_dir, interpreter, types or None)]
+    except InstallError as e:
+        raise CniError(errors.IO_FAILURE, str(e)) from e
+    if for_people(as_json):
+        click.echo(f"wrote {len(paths)} plugins to {bin_dir}: {', '.join(map(os.path.basename, paths))}")
+    else:
+        put(json.write(paths) + b"\n")
+
+
+def read_valid(text: str) -> tuple[str, str]:
+    container_id, slash, ifname = text.partition("/")
+    if not (container_id and slash and ifname):
+        raise CniError(errors.INVALID_ENVIRONMENT,
+                       f"--valid: expected CONTAINERID/IFNAME, got {json.quote(text)}")
+    return container_id, ifname
+
+
+def about(settings: Settings) -> str:
+    rt = settings.rt
+    return f"{rt.ifname} of container {rt.container_id} in network {settings.net.name}"
+
+
+def for_people(as_json: bool) -> bool:
+    return not as_json and sys.stdout.isatty()
+
+
+def done(settings: Settings, text: str) -> None:
+    """One line for people; nothing in a pipe, as cnitool."""
+    if for_people(settings.as_json):
+        click.echo(show.printable(text))
+
+
+def put(data: bytes) -> None:
+    """Write to stdout as it is; a terminal gets the newline that a result lacks."""
+    click.echo(data, nl=sys.stdout.isatty() and not data.endswith(b"\n"))

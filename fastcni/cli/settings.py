@@ -1,0 +1,107 @@
+"""What a command works on: options first, then cnitool's environment variables, then its defaults."""
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import wraps
+from hashlib import sha512
+from typing import Any
+
+import click
+
+from fastcni.runtime import CNI, NetworkList, RuntimeConf
+from fastcni.runtime.cni import DEFAULT_CONF_DIR
+from fastcni.spec import errors, json
+from fastcni.spec.errors import CniError
+
+OPTIONS = (
+    click.option("--conf-dir", default="", metavar="DIR",
+                 help=f"Network configurations [NETCONFPATH, {DEFAULT_CONF_DIR}]."),
+    click.option("--bin-dir", multiple=True, metavar="DIR", help="Plugins; may be repeated [CNI_PATH]."),
+    click.option("--cache-dir", default="", metavar="DIR", help="Remembered results [/var/lib/cni]."),
+    click.option("--container-id", default="", metavar="ID", help="Container [cnitool-<hash of NETNS>]."),
+    click.option("--ifname", "-i", default="", metavar="NAME", help="Interface [CNI_IFNAME, eth0]."),
+    click.option("--args", "args_text", default=None, metavar="K=V;K=V", help="CNI arguments [CNI_ARGS]."),
+    click.option("--capability-args", default=None, metavar="JSON", help="Capability arguments [CAP_ARGS]."),
+    click.option("--json", "as_json", is_flag=True, help="JSON, also on a terminal and for errors."),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The runtime, the network, and the attachment to work on. as_json: JSON is to be printed."""
+
+    cni: CNI
+    net: NetworkList
+    rt: RuntimeConf
+    as_json: bool
+
+
+def network_command(netns_required: bool = True) -> Callable[..., Any]:
+    """Give a command NET, NETNS and the options; its function gets one Settings instead of them."""
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(function)            # which carries over the options that the function has itself
+        def command(net: str, netns: str | None, **options: Any) -> Any:
+            own = {key: options.pop(key) for key in list(options) if key not in TAKEN}
+            return function(read_settings(net, netns or "", **options), **own)
+
+        for option in reversed(OPTIONS):
+            command = option(command)
+        command = click.argument("netns", required=netns_required)(command)
+        return click.argument("net")(command)
+    return decorate
+
+
+TAKEN = ("conf_dir", "bin_dir", "cache_dir", "container_id", "ifname", "args_text", "capability_args",
+         "as_json")
+
+
+def read_settings(name: str, netns: str, *, conf_dir: str, bin_dir: Sequence[str], cache_dir: str,
+                  container_id: str, ifname: str, args_text: str | None, capability_args: str | None,
+                  as_json: bool) -> Settings:
+    """Work out the settings, the first failure first: configuration, capability args, args (as cnitool)."""
+    env = os.environ.get
+    cni = CNI(plugin_dirs(bin_dir), conf_dir or env("NETCONFPATH") or DEFAULT_CONF_DIR, cache_dir)
+    net = cni.load(name)
+    capabilities = read_capability_args(env("CAP_ARGS", "") if capability_args is None else capability_args)
+    args = read_pairs(env("CNI_ARGS", "") if args_text is None else args_text)
+    # abspath works on the text alone: ".." goes, symbolic links stay.
+    netns = os.path.abspath(netns) if netns else ""
+    rt = RuntimeConf(container_id or default_container_id(netns), netns,
+                     ifname or env("CNI_IFNAME") or "eth0", args, capabilities)
+    return Settings(cni, net, rt, as_json)
+
+
+def plugin_dirs(given: Sequence[str]) -> list[str]:
+    """The plugin directories: those of --bin-dir, or CNI_PATH split at each ":"."""
+    text = os.environ.get("CNI_PATH", "")
+    return list(given) or (text.split(os.pathsep) if text else [])
+
+
+def default_container_id(netns: str) -> str:
+    """cnitool's name for whoever lives in a namespace: 20 hex digits of the SHA-512 of its absolute path."""
+    return f"cnitool-{sha512(os.fsencode(netns)).hexdigest()[:20]}"
+
+
+def read_pairs(text: str) -> list[tuple[str, str]]:
+    pairs = []
+    for piece in text.split(";") if text else ():
+        key, _, value = piece.partition("=")
+        if not key or not value or "=" in value:
+            raise CniError(errors.INVALID_ENVIRONMENT, f"invalid CNI_ARGS pair {json.quote(piece)}")
+        pairs.append((key, value))
+    return pairs
+
+
+def read_capability_args(text: str) -> dict[str, Any]:
+    if not text:
+        return {}
+    try:
+        values = json.read(os.fsencode(text))
+    except json.JsonError as e:
+        raise CniError(errors.INVALID_ENVIRONMENT, f"capability args: {e}") from None
+    if values is None:
+        return {}
+    if not isinstance(values, dict):
+        raise CniError(errors.INVALID_ENVIRONMENT, f"capability args: expected a JSON object, got {text:.80}")
+    return values

@@ -1,0 +1,65 @@
+"""Results and plans for people, on a terminal; what comes from outside is text there, never control."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from fastcni.cli.netconf import Step
+from fastcni.runtime import RuntimeConf
+from fastcni.spec import json
+from fastcni.spec import result as results
+
+
+def printable(text: str) -> str:
+    """The text with what a terminal would obey replaced; line ends and tabs stay."""
+    return "".join(char if char.isprintable() or char in "\n\t" else "\ufffd" for char in text)
+
+
+def result(document: dict[str, Any], network: str, rt: RuntimeConf, console: Console | None = None) -> None:
+    """Print a result of any version: a row for each interface, then routes and DNS."""
+    console = console or Console()
+    shape = results.to_version(document, "1.1.0")
+    table = Table(title=Text(printable(f"{rt.container_id} in {network}")), title_justify="left")
+    for column in ("interface", "mac", "where", "addresses", "gateway"):
+        table.add_column(column, overflow="fold")
+    ips = shape.get("ips", [])
+    for index, interface in enumerate(shape.get("interfaces", [])):
+        texts = interface.get("name", ""), interface.get("mac", ""), interface.get("sandbox") or "host"
+        add_row(table, *texts, [ip for ip in ips if ip.get("interface") == index])
+    if nowhere := [ip for ip in ips if not is_index(ip.get("interface"), shape)]:
+        add_row(table, "", "", "", nowhere)
+    console.print(table)
+    for route in shape.get("routes", []):
+        via = f" via {route['gw']}" if route.get("gw") else ""
+        console.print(Text(printable(f"route  {route.get('dst', '')}{via}{extras(route)}")))
+    for key, value in shape.get("dns", {}).items():
+        text = value if isinstance(value, str) else " ".join(value)
+        console.print(Text(printable(f"dns    {key}: {text}")))
+
+
+def is_index(value: Any, shape: dict[str, Any]) -> bool:
+    return isinstance(value, int) and 0 <= value < len(shape.get("interfaces", []))
+
+
+def extras(route: dict[str, Any]) -> str:
+    return "".join(f" {key} {value}" for key, value in route.items() if key not in ("dst", "gw"))
+
+
+def add_row(table: Table, name: str, mac: str, where: str, ips: Sequence[dict[str, Any]]) -> None:
+    addresses = "\n".join(ip.get("address", "") for ip in ips)
+    gateways = "\n".join(ip.get("gateway", "") for ip in ips)
+    table.add_row(*(Text(printable(text)) for text in (name, mac, where, addresses, gateways)))
+
+
+def plan(steps: Sequence[Step], console: Console | None = None) -> None:
+    """Print what each plugin would get: where it is, its variables, its stdin."""
+    console = console or Console()
+    for number, step in enumerate(steps, 1):
+        console.print(Text(printable(f"{number}. {step.type}  {step.path or 'not found'}"), style="bold"))
+        for name, value in step.env.items():
+            console.print(Text(printable(f"   {name}={value}")), soft_wrap=True)
+        stdin = json.write(json.read(step.stdin), indent=4).decode()
+        console.print(Text(printable(stdin)), soft_wrap=True)

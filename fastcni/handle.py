@@ -1,0 +1,201 @@
+"""One CNI request in, one answer out: the only caller of plugins, behind every door.
+
+It follows the order of work of the reference's plugin skeleton. It touches no process globals: no stdout, argv,
+environment or signals. Two things are done better than there. A result is kept until everything has succeeded, so
+that stdout never carries two documents; and CNI_NETNS is compared with our own namespace before anything is changed.
+"""
+
+import os
+
+from fastcni import plugins
+from fastcni.kernel import netns
+from fastcni.kernel.wire import NetlinkError
+from fastcni.kit.request import Request
+from fastcni.kit.undo import Undo
+from fastcni.spec import config, errors, json, version
+from fastcni.spec import result as results
+from fastcni.spec.config import Section
+from fastcni.spec.errors import CniError
+
+MAX_STDIN = 32 << 20            # bytes; a GC that names 200,000 valid attachments fits
+
+VARIABLES = ("CNI_COMMAND", "CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME", "CNI_ARGS", "CNI_PATH")
+
+NEEDS = {                       # command -> variables that have to be there (spec section 2)
+    "ADD": ("CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME", "CNI_PATH"),
+    "CHECK": ("CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME", "CNI_PATH"),
+    "DEL": ("CNI_CONTAINERID", "CNI_IFNAME", "CNI_PATH"),
+    "GC": ("CNI_PATH",),
+    "STATUS": ("CNI_PATH",),
+    "VERSION": (),
+}
+VALID = {"CNI_CONTAINERID": config.check_container_id, "CNI_IFNAME": config.check_ifname}
+SINCE = {"CHECK": "0.4.0", "GC": "1.1.0", "STATUS": "1.1.0"}
+
+
+class Reply:
+    """What the door prints: the exit status, the bytes for stdout, the bytes for stderr."""
+
+    __slots__ = ("status", "stdout", "stderr")
+
+    def __init__(self, status, stdout=b"", stderr=b""):
+        self.status, self.stdout, self.stderr = status, stdout, stderr
+
+
+def needs_stdin(env):
+    """Does this request have a configuration on stdin? VERSION's may be a terminal, and must not be read."""
+    return env.get("CNI_COMMAND", "") not in ("", "VERSION")
+
+
+def handle(plugin, env, stdin, fds=None, *, aside=None, in_process=False):
+    """Serve one request for the plugin type `plugin`; never raises an Exception.
+
+    `env` is the caller's whole environment, `stdin` its bytes, `fds` descriptors that the door has open already
+    ({"netns": fd}, closed here). `aside(fn, *args)` runs what the answer need not wait for, by default in a thread.
+    `in_process`: there are no launchers in CNI_PATH, fastcni's own delegates are called all the same.
+    """
+    warnings = []
+    try:
+        stdout = _serve(plugin, env, stdin, fds, aside, in_process, warnings)
+        status = 0
+    except CniError as e:
+        stdout, status = error_document(e), 1
+    except Exception as e:
+        stdout, status = error_document(_as_cni_error(e)), 1
+    return Reply(status, stdout, "".join(f"{line}\n" for line in warnings).encode("utf-8", "replace"))
+
+
+def error_document(e):
+    """A CniError as the bytes for stdout: four spaces, code, msg, details; what failed on the way back is details."""
+    document = e.as_document()
+    notes = getattr(e, "__notes__", ())
+    if notes:
+        document["details"] = "; ".join([*filter(None, [document.get("details")]), *notes])
+    return json.write(document, indent=4)
+
+
+def _as_cni_error(e):
+    """Any other exception as code 999; the kernel knows best how to word its own."""
+    details = ""
+    if isinstance(e, NetlinkError) and e.kernel_text:
+        details = f"the kernel says: {e.kernel_text}"
+    elif not isinstance(e, OSError):
+        details = f"{type(e).__name__}: this is a fault of fastcni"
+    wrapped = CniError(errors.INTERNAL, str(e) or type(e).__name__, details)
+    for note in getattr(e, "__notes__", ()):
+        wrapped.add_note(note)
+    return wrapped
+
+
+def _serve(plugin, env, stdin, fds, aside, in_process, warnings):
+    if plugin not in plugins.TABLE:
+        raise CniError(errors.INVALID_CONFIG, f'unknown plugin type "{plugin}"',
+                       f"fastcni has {', '.join(sorted(plugins.TABLE))}")
+    module = plugins.load(plugin)
+    supported = getattr(module, "VERSIONS", version.ALL)
+    command = env.get("CNI_COMMAND", "")
+    if not command:
+        warnings += about(plugin, supported)
+        return b""
+    check_variables(env, command)
+    if command == "VERSION":
+        return version.version_reply(supported)
+    req = read_request(plugin, command, env, stdin, fds, aside, in_process)
+    req.warnings = warnings
+    try:
+        if command not in NEEDS:
+            raise CniError(errors.INVALID_ENVIRONMENT, f"unknown CNI_COMMAND: {command}")
+        check_version(req, supported)
+        if command in ("ADD", "DEL"):
+            check_other_netns(req)
+        return _run(module, req)
+    finally:
+        req.close()
+
+
+def about(plugin, supported):
+    """For people who start a plugin by hand; no command is no error."""
+    from fastcni import __version__
+
+    return (f"CNI {plugin} plugin fastcni {__version__}", f"CNI protocol versions supported: {', '.join(supported)}")
+
+
+def check_variables(env, command):
+    """Required variables are there and well-formed. A bad one is reported before those that are missing."""
+    needed, missing = NEEDS.get(command, ()), []
+    for name in VARIABLES:
+        if name in needed:
+            value = env.get(name, "")
+            if not value:
+                missing.append(name)
+            elif name in VALID:
+                VALID[name](value)
+    if missing:
+        raise CniError(errors.INVALID_ENVIRONMENT, f"required env variables [{','.join(missing)}] missing")
+
+
+def read_request(plugin, command, env, stdin, fds, aside, in_process):
+    """stdin and variables as a Request. Raises CniError 6 and 7 for a configuration without a usable name."""
+    if len(stdin) > MAX_STDIN:
+        raise CniError(errors.DECODING_FAILURE, f"error unmarshall network config: more than {MAX_STDIN} bytes on stdin")
+    try:
+        document = json.read(stdin)
+    except json.JsonError as e:
+        raise CniError(errors.DECODING_FAILURE, f"error unmarshall network config: {e}") from None
+    if document is None:
+        document = {}
+    if not isinstance(document, dict):
+        raise CniError(errors.DECODING_FAILURE, "error unmarshall network config: the configuration is not an object")
+    conf = Section(document)
+    try:
+        name, conf_version = conf.text("name"), conf.text("cniVersion") or version.ALL[0]
+    except CniError as e:
+        raise CniError(errors.DECODING_FAILURE, f"error unmarshall network config: {e.msg}", e.details) from None
+    if not name:
+        raise CniError(errors.INVALID_CONFIG, "missing network name")
+    config.check_network_name(name)
+    return Request(plugin=plugin, command=command, container_id=env.get("CNI_CONTAINERID", ""),
+                   netns=env.get("CNI_NETNS", ""), ifname=env.get("CNI_IFNAME", ""), args=env.get("CNI_ARGS", ""),
+                   path=env.get("CNI_PATH", ""), env=env, conf=conf, stdin=stdin, name=name, version=conf_version,
+                   fds=fds, aside=aside, in_process=in_process)
+
+
+def check_version(req, supported):
+    """The command exists in the configuration's version, and the plugin speaks that version (code 1)."""
+    since = SINCE.get(req.command)
+    if since:
+        try:
+            allowed = version.at_least(req.version, since)
+            spoken = any(version.at_least(item, req.version) for item in supported)
+        except ValueError as e:
+            raise CniError(errors.DECODING_FAILURE, str(e)) from None
+        if not allowed:
+            raise CniError(errors.INCOMPATIBLE_VERSION, f"config version does not allow {req.command}")
+        if not spoken:
+            raise CniError(errors.INCOMPATIBLE_VERSION, f"plugin version does not allow {req.command}")
+    version.check_supported(req.version, supported)
+
+
+def check_other_netns(req):
+    """CNI_NETNS is not our own namespace: what a plugin did there it would do to the host."""
+    override = req.env.get("CNI_NETNS_OVERRIDE", "")
+    if override == "1" or override.lower() == "true":
+        return
+    if "netns" in req.fds:
+        same = netns.is_own(req.fds["netns"])
+    else:
+        same = req.netns and os.path.exists(req.netns) and os.path.samefile(req.netns, netns.OWN)
+    if same:
+        raise CniError(errors.INVALID_NETNS, "plugin's netns and netns from CNI_NETNS should not be the same")
+
+
+def _run(module, req):
+    conf = module.read(req)
+    if req.command == "ADD":
+        with Undo() as undo:
+            result = module.add(req, conf, undo)
+            return results.encode(results.to_version({"cniVersion": version.CURRENT, **result}, req.version))
+    function = getattr(module, {"DEL": "delete"}.get(req.command, req.command.lower()), None)
+    if function:                    # gc and status are optional
+        function(req, conf)
+    return b""

@@ -1,0 +1,1 @@
+"""Linux as verbs: netlink, network namespaces, sysctls, processes. Knows nothing of CNI."""

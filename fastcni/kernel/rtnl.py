@@ -1,0 +1,260 @@
+"""Links, addresses and routes: requests are added to a Batch, replies are read into small records (rtnetlink(7)).
+
+Nothing here sends: what goes out together is decided, and seen, where a step is written.
+"""
+
+import sys
+
+from fastcni._netlink import attributes
+from fastcni.kernel import uapi
+from fastcni.kernel.uapi import NLM_F_ACK, NLM_F_CREATE, NLM_F_ECHO, NLM_F_EXCL
+
+ORDER = sys.byteorder
+CREATE = NLM_F_ACK | NLM_F_CREATE | NLM_F_EXCL
+
+
+def u32(data):
+    return int.from_bytes(data, ORDER)
+
+
+# struct ifinfomsg   family:u8  pad:u8  type:u16 | index:s32 | flags:u32 | change:u32
+
+def ifinfomsg(index=0, flags=0, change=0, family=uapi.AF_UNSPEC):
+    return b"%c\0\0\0%b%b%b" % (
+        family, index.to_bytes(4, ORDER), flags.to_bytes(4, ORDER), change.to_bytes(4, ORDER))
+
+
+class Link:
+    """What we need of an RTM_NEWLINK: name, index, kind ("" for physical), mtu, address (bytes), master and
+    peer (indexes, 0 for none), peer_elsewhere (the peer lives in another namespace), flags, operstate,
+    promiscuity, hairpin and isolated (of a bridge port, else None)."""
+
+    __slots__ = ("name", "index", "kind", "mtu", "address", "master", "peer", "peer_elsewhere", "flags",
+                 "operstate", "promiscuity", "hairpin", "isolated", "vlan_filtering")
+
+    @property
+    def up(self):
+        return bool(self.flags & uapi.IFF_UP)
+
+    @property
+    def mac(self):
+        return mac_text(self.address)
+
+
+def read_link(payload):
+    """An RTM_NEWLINK or RTM_DELLINK payload as a Link. Raises ValueError for a message cut short."""
+    if len(payload) < 16:
+        raise ValueError(f"ifinfomsg of {len(payload)} bytes")
+    found = attributes(payload, 16)
+    info = attributes(found.get(uapi.IFLA_LINKINFO, b""))
+    link = Link()
+    link.index = u32(payload[4:8])
+    link.flags = u32(payload[8:12])
+    link.name = found.get(uapi.IFLA_IFNAME, b"").rstrip(b"\0").decode("utf-8", "surrogateescape")
+    link.kind = info.get(uapi.IFLA_INFO_KIND, b"").rstrip(b"\0").decode("ascii", "replace")
+    link.mtu = u32(found.get(uapi.IFLA_MTU, b""))
+    link.address = found.get(uapi.IFLA_ADDRESS, b"")
+    link.master = u32(found.get(uapi.IFLA_MASTER, b""))
+    link.peer = u32(found.get(uapi.IFLA_LINK, b""))
+    link.peer_elsewhere = uapi.IFLA_LINK_NETNSID in found
+    link.operstate = u32(found.get(uapi.IFLA_OPERSTATE, b""))
+    link.promiscuity = u32(found.get(uapi.IFLA_PROMISCUITY, b""))
+    link.hairpin = link.isolated = link.vlan_filtering = None
+    if info.get(uapi.IFLA_INFO_SLAVE_KIND, b"").startswith(b"bridge"):
+        port = attributes(info.get(uapi.IFLA_INFO_SLAVE_DATA, b""))
+        link.hairpin = port.get(uapi.IFLA_BRPORT_MODE, b"\0") != b"\0"
+        link.isolated = port.get(uapi.IFLA_BRPORT_ISOLATED, b"\0") != b"\0"
+    if link.kind == "bridge":
+        data = attributes(info.get(uapi.IFLA_INFO_DATA, b""))
+        link.vlan_filtering = data.get(uapi.IFLA_BR_VLAN_FILTERING, b"\0") != b"\0"
+    return link
+
+
+def first_link(replies):
+    """The Link of the first RTM_NEWLINK among replies, or None."""
+    for kind, payload in replies:
+        if kind == uapi.RTM_NEWLINK:
+            return read_link(payload)
+    return None
+
+
+def get_link(batch, *, name=None, index=0, what=None):
+    """Ask for one link by name or index; counters, the bulk of the answer, are left out."""
+    batch.begin(uapi.RTM_GETLINK, NLM_F_ACK, ifinfomsg(index), what or f'look up "{name or index}"')
+    if name:
+        batch.text(uapi.IFLA_IFNAME, name)
+    return batch.u32(uapi.IFLA_EXT_MASK, uapi.RTEXT_FILTER_SKIP_STATS)
+
+
+def new_veth(batch, host, peer, netns_fd, *, host_mac, peer_mac, mtu=0, master=0, what=None):
+    """A veth pair in one request, answered by an echo of the host end whose IFLA_LINK is the peer's index.
+
+    The host end comes up at once; the peer cannot (veth_open: ENOTCONN while its peer is down).
+
+    ifinfomsg
+    IFLA_IFNAME host, IFLA_ADDRESS, IFLA_MTU, IFLA_MASTER
+    IFLA_LINKINFO
+        IFLA_INFO_KIND "veth"
+        IFLA_INFO_DATA
+            VETH_INFO_PEER: ifinfomsg, IFLA_IFNAME peer, IFLA_ADDRESS, IFLA_MTU, IFLA_NET_NS_FD
+    """
+    batch.begin(uapi.RTM_NEWLINK, CREATE | NLM_F_ECHO, ifinfomsg(0, uapi.IFF_UP, uapi.IFF_UP),
+                what or f"create veth {host}")
+    batch.text(uapi.IFLA_IFNAME, host).raw(uapi.IFLA_ADDRESS, host_mac)
+    if mtu > 0:
+        batch.u32(uapi.IFLA_MTU, mtu)
+    if master:
+        batch.u32(uapi.IFLA_MASTER, master)
+    batch.nest(uapi.IFLA_LINKINFO).text(uapi.IFLA_INFO_KIND, "veth").nest(uapi.IFLA_INFO_DATA)
+    batch.nest(uapi.VETH_INFO_PEER).header(ifinfomsg()).text(uapi.IFLA_IFNAME, peer)
+    batch.raw(uapi.IFLA_ADDRESS, peer_mac).u32(uapi.IFLA_NET_NS_FD, netns_fd)
+    if mtu > 0:
+        batch.u32(uapi.IFLA_MTU, mtu)
+    return batch.end().end().end()
+
+
+def new_bridge(batch, name, *, mtu=0, vlan_filtering=False, what=None):
+    """A bridge, not yet up."""
+    batch.begin(uapi.RTM_NEWLINK, CREATE | NLM_F_ECHO, ifinfomsg(), what or f"create bridge {name}")
+    batch.text(uapi.IFLA_IFNAME, name)
+    if mtu > 0:
+        batch.u32(uapi.IFLA_MTU, mtu)
+    batch.nest(uapi.IFLA_LINKINFO).text(uapi.IFLA_INFO_KIND, "bridge")
+    if vlan_filtering:
+        batch.nest(uapi.IFLA_INFO_DATA).u8(uapi.IFLA_BR_VLAN_FILTERING, 1).end()
+    return batch.end()
+
+
+def set_link(batch, index, *, up=None, promisc=None, address=None, what=None):
+    """Change flags (None: leave alone) and MAC of a link."""
+    flags = (uapi.IFF_UP if up else 0) | (uapi.IFF_PROMISC if promisc else 0)
+    change = (uapi.IFF_UP if up is not None else 0) | (uapi.IFF_PROMISC if promisc is not None else 0)
+    batch.begin(uapi.RTM_NEWLINK, NLM_F_ACK, ifinfomsg(index, flags, change), what or f"change link {index}")
+    if address:
+        batch.raw(uapi.IFLA_ADDRESS, address)
+    return batch
+
+
+def set_bridge_port(batch, name, *, hairpin, isolated, what=None):
+    """Flags of a bridge port, by name, so that it can follow the port's creation in one batch."""
+    batch.begin(uapi.RTM_NEWLINK, NLM_F_ACK, ifinfomsg(), what or f"set bridge port {name}")
+    batch.text(uapi.IFLA_IFNAME, name)
+    batch.nest(uapi.IFLA_LINKINFO).text(uapi.IFLA_INFO_SLAVE_KIND, "bridge").nest(uapi.IFLA_INFO_SLAVE_DATA)
+    batch.u8(uapi.IFLA_BRPORT_MODE, hairpin).u8(uapi.IFLA_BRPORT_ISOLATED, isolated)
+    return batch.end().end()
+
+
+def del_link(batch, *, name=None, index=0, what=None):
+    batch.begin(uapi.RTM_DELLINK, NLM_F_ACK, ifinfomsg(index), what or f'delete "{name or index}"')
+    return batch.text(uapi.IFLA_IFNAME, name) if name else batch
+
+
+# struct ifaddrmsg   family:u8  prefixlen:u8  flags:u8  scope:u8 | index:u32
+
+def ifaddrmsg(family, prefix, index, scope=0):
+    return b"%c%c\0%c%b" % (family, prefix, scope, index.to_bytes(4, ORDER))
+
+
+def family_of(packed):
+    return uapi.AF_INET if len(packed) == 4 else uapi.AF_INET6
+
+
+def new_address(batch, index, packed, prefix, *, broadcast=None, what=None):
+    """An address with the same local and peer form, as the kernel's own tools send it."""
+    batch.begin(uapi.RTM_NEWADDR, CREATE, ifaddrmsg(family_of(packed), prefix, index), what)
+    batch.raw(uapi.IFA_LOCAL, packed).raw(uapi.IFA_ADDRESS, packed)
+    return batch.raw(uapi.IFA_BROADCAST, broadcast) if broadcast else batch
+
+
+def del_address(batch, index, packed, prefix, *, what=None):
+    batch.begin(uapi.RTM_DELADDR, NLM_F_ACK, ifaddrmsg(family_of(packed), prefix, index), what)
+    return batch.raw(uapi.IFA_LOCAL, packed)
+
+
+class Address:
+    """What we need of an RTM_NEWADDR: index, packed, prefix, scope, flags."""
+
+    __slots__ = ("index", "packed", "prefix", "scope", "flags")
+
+
+def read_address(payload):
+    """An RTM_NEWADDR payload as an Address. Raises ValueError for a message cut short."""
+    if len(payload) < 8:
+        raise ValueError(f"ifaddrmsg of {len(payload)} bytes")
+    found = attributes(payload, 8)
+    address = Address()
+    address.prefix, address.scope = payload[1], payload[3]
+    address.index = u32(payload[4:8])
+    address.packed = found.get(uapi.IFA_LOCAL) or found.get(uapi.IFA_ADDRESS, b"")
+    address.flags = u32(found[uapi.IFA_FLAGS]) if uapi.IFA_FLAGS in found else payload[2]
+    return address
+
+
+# struct rtmsg   family dst_len src_len tos | table protocol scope type | flags:u32
+
+def rtmsg(family, prefix=0, *, table=0, protocol=0, scope=0, kind=0):
+    return bytes((family, prefix, 0, 0, table if table < 256 else uapi.RT_TABLE_UNSPEC, protocol, scope, kind,
+                  0, 0, 0, 0))
+
+
+def route(batch, dst, prefix, *, index, gateway=None, source=None, metric=0, table=uapi.RT_TABLE_MAIN,
+          scope=uapi.RT_SCOPE_UNIVERSE, delete=False, what=None):
+    """Add (NLM_F_CREATE alone, as the reference plugins) or delete a unicast route of protocol boot."""
+    kind, flags = (uapi.RTM_DELROUTE, NLM_F_ACK) if delete else (uapi.RTM_NEWROUTE, NLM_F_ACK | NLM_F_CREATE)
+    family = family_of(dst)
+    protocol = uapi.RTPROT_KERNEL if delete else uapi.RTPROT_BOOT
+    batch.begin(kind, flags, rtmsg(family, prefix, table=table, protocol=protocol, scope=scope,
+                                   kind=uapi.RTN_UNICAST), what)
+    if prefix:
+        batch.raw(uapi.RTA_DST, dst)
+    if gateway:
+        batch.raw(uapi.RTA_GATEWAY, gateway)
+    if source:
+        batch.raw(uapi.RTA_PREFSRC, source)
+    if metric:
+        batch.u32(uapi.RTA_PRIORITY, metric)
+    if table > 255:
+        batch.u32(uapi.RTA_TABLE, table)
+    return batch.u32(uapi.RTA_OIF, index)
+
+
+class Route:
+    """What we need of an RTM_NEWROUTE: dst (b"" for default), prefix, gateway (or b""), index, table."""
+
+    __slots__ = ("dst", "prefix", "gateway", "index", "table")
+
+
+def read_route(payload):
+    """An RTM_NEWROUTE payload as a Route, None for a cached one. Raises ValueError for a message cut short."""
+    if len(payload) < 12:
+        raise ValueError(f"rtmsg of {len(payload)} bytes")
+    if u32(payload[8:12]) & uapi.RTM_F_CLONED:
+        return None
+    found = attributes(payload, 12)
+    route = Route()
+    route.prefix = payload[1]
+    route.dst = found.get(uapi.RTA_DST, b"")
+    route.gateway = found.get(uapi.RTA_GATEWAY, b"")
+    route.index = u32(found.get(uapi.RTA_OIF, b""))
+    route.table = u32(found[uapi.RTA_TABLE]) if uapi.RTA_TABLE in found else payload[4]
+    return route
+
+
+def mac_text(address):
+    return address.hex(":")
+
+
+def read_mac(text):
+    """A MAC in ':', '-' or dotted form as 6, 8 or 20 bytes, as Go reads it. Raises ValueError."""
+    parts = text.replace("-", ":").split(":")
+    if len(parts) == 1:
+        parts = [half for word in text.split(".") if len(word) == 4 for half in (word[:2], word[2:])]
+        whole = text.replace(".", "")
+    else:
+        whole = "".join(parts)
+    if len(parts) not in (6, 8, 20) or len(whole) != 2 * len(parts) or any(len(part) != 2 for part in parts):
+        raise ValueError(f"address {text}: invalid MAC address")
+    try:
+        return bytes.fromhex("".join(parts))
+    except ValueError:
+        raise ValueError(f"address {text}: invalid MAC address") from None

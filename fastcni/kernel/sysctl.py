@@ -1,0 +1,52 @@
+"""Sysctls below /proc/sys, read and written in the calling thread's network namespace."""
+
+import os
+
+ROOT = "/proc/sys/"
+
+
+def path(name):
+    """The file of a sysctl name with '.' or '/' as separator, whichever comes first (sysctl(8)).
+
+    With dots first, slashes stand for dots: net.ipv4.conf.eth0/100.forwarding is about link eth0.100.
+    Raises ValueError for a name that leads out of /proc/sys.
+    """
+    dot, slash = name.find("."), name.find("/")
+    if dot >= 0 and (slash < 0 or dot < slash):
+        name = name.translate({ord("."): "/", ord("/"): "."})
+    if not name or ".." in name.split("/") or "\0" in name:
+        raise ValueError(f"not a sysctl name: {name!r}")
+    return ROOT + name.lstrip("/")
+
+
+def read(name):
+    """The value as text, white space trimmed. Raises OSError."""
+    fd = os.open(path(name), os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(fd, 4096).decode("utf-8", "replace").strip()
+    finally:
+        os.close(fd)
+
+
+def write(name, value):
+    """Write the value. Raises OSError."""
+    fd = os.open(path(name), os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(fd, value.encode())
+    finally:
+        os.close(fd)
+
+
+def ensure(name, value):
+    """Write the value unless it is there already; reading takes no lock that writing takes. Raises OSError."""
+    if read(name) != value:
+        write(name, value)
+
+
+def offer(name, value):
+    """Like ensure(), for a sysctl that this kernel may lack or refuse to change; says whether it holds now."""
+    try:
+        ensure(name, value)
+    except OSError:
+        return False            # no IPv6 in this kernel, or /proc/sys mounted read-only
+    return True

@@ -1,0 +1,130 @@
+"""Netlink sockets: open one, exchange a batch, dump, watch notifications. The only module that sends or receives."""
+
+import os
+from _socket import MSG_DONTWAIT, SOCK_CLOEXEC, SOCK_RAW, socket
+
+from fastcni._netlink import Batch, messages, read_ack
+from fastcni.kernel import uapi
+
+AF_NETLINK = 16
+RECV_SIZE = 65536               # the kernel fills dumps up to 32 KiB; twice that is never cut short
+DUMP_TRIES = 5                  # as the reference plugins: an interrupted dump is asked for five times in all
+EINTR = 4
+EINTR_DUMP = "the kernel's table kept changing while it was read"
+
+_STRICT = (uapi.NETLINK_EXT_ACK, uapi.NETLINK_CAP_ACK, uapi.NETLINK_GET_STRICT_CHK)
+
+show = None                     # FASTCNI_WIRE: a door may set it to a function of (direction, bytes)
+
+
+class NetlinkError(OSError):
+    """The kernel refused a request; `what` says which one, `kernel_text` what its extended ACK said."""
+
+    def __init__(self, errno, what, kernel_text="", offset=0):
+        super().__init__(errno, os.strerror(errno))
+        self.what, self.kernel_text, self.offset = what, kernel_text, offset
+
+    def __str__(self):
+        return f"{self.what}: {self.kernel_text or self.strerror} (errno {self.errno})"
+
+
+class ProtocolError(RuntimeError):
+    """A reply that answers nothing we asked: our bug, and loud."""
+
+
+def open_socket(protocol=uapi.NETLINK_ROUTE, groups=()):
+    """A netlink socket in the calling thread's network namespace, strict and with extended ACKs.
+
+    `groups` are the RTNLGRP_* numbers it subscribes to. Raises OSError.
+    """
+    sock = socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, protocol)
+    for option in _STRICT:
+        try:
+            sock.setsockopt(uapi.SOL_NETLINK, option, 1)
+        except OSError:
+            continue            # Linux before 4.20 lacks strict checking; the requests are the same
+    for group in groups:
+        sock.setsockopt(uapi.SOL_NETLINK, uapi.NETLINK_ADD_MEMBERSHIP, group)
+    return sock
+
+
+def exchange(sock, batch):
+    """Send a batch and read every reply before the first refusal is raised.
+
+    Returns [(type, payload)] of what the kernel sent besides ACKs: echoes and answers to RTM_GET*.
+    Raises NetlinkError for the first refused request, ProtocolError for a stray reply.
+    """
+    replies, refused = attempt(sock, batch)
+    if refused:
+        raise refused[0]
+    return replies
+
+
+def attempt(sock, batch):
+    """Like exchange(), but refusals are returned: ([(type, payload)], [NetlinkError])."""
+    data, waiting, first = batch.finish(), batch.asked, batch.first
+    batch.clear()
+    if show:
+        show(">", data)
+    sock.send(data)
+    replies, refused, mode = [], [], 0
+    while waiting:
+        try:
+            data = sock.recv(RECV_SIZE, mode)
+        except BlockingIOError:
+            break
+        if show:
+            show("<", data)
+        for kind, flags, sequence, _, payload in messages(data):
+            if sequence not in waiting:
+                if kind == uapi.NLMSG_ERROR and first < sequence <= batch.first:
+                    # nfnetlink refuses a transaction as a whole (no permission, no nf_tables, commit failed) in
+                    # the name of its opening message; the other replies are there already or never come.
+                    refused.append(NetlinkError(read_ack(kind, flags, payload)[0], "commit transaction"))
+                    mode = MSG_DONTWAIT
+                    continue
+                raise ProtocolError(f"netlink reply of type {kind} to request {sequence}, which is not ours")
+            if flags & uapi.NLM_F_DUMP_INTR:
+                refused.append(NetlinkError(EINTR, waiting[sequence], EINTR_DUMP))
+            if kind == uapi.NLMSG_ERROR or kind == uapi.NLMSG_DONE:
+                what = waiting.pop(sequence)
+                code, text, offset = read_ack(kind, flags, payload)
+                if code:
+                    refused.append(NetlinkError(code, what, text, offset))
+            elif kind != uapi.NLMSG_NOOP:
+                replies.append((kind, payload))
+    return replies, refused
+
+
+def dump(sock, kind, header, what, fill=None):
+    """All objects of one RTM_GET*/NFT_MSG_GET* dump: [(type, payload)].
+
+    `fill(batch)` adds attributes that filter. A table that changes while it is read marks the dump as
+    interrupted; it is asked for five times in all, then NetlinkError with errno EINTR says so: a list that
+    may lack an entry is never taken for whole.
+    """
+    for _ in range(DUMP_TRIES):
+        batch = Batch().begin(kind, uapi.NLM_F_DUMP, header, what)
+        if fill:
+            fill(batch)
+        replies, refused = attempt(sock, batch)
+        if not refused:
+            return replies
+        if refused[0].errno != EINTR:
+            break
+    raise refused[0]
+
+
+def watch(sock, seconds):
+    """The next notifications within `seconds`: [(type, flags, sequence, port, payload)], [] when none came.
+
+    Raises OSError with ENOBUFS when the kernel dropped some: look again at what was waited for.
+    """
+    sock.settimeout(seconds)
+    try:
+        data = sock.recv(RECV_SIZE)
+    except TimeoutError:
+        return []
+    if show:
+        show("<", data)
+    return messages(data)

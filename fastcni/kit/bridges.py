@@ -1,0 +1,121 @@
+"""The bridge itself: made when it is missing, adopted when it is there, given its gateway addresses."""
+
+from errno import EEXIST, ENODEV, EOPNOTSUPP
+
+from fastcni._netlink import Batch
+from fastcni.kernel import rtnl, sysctl, uapi, wire
+from fastcni.kit import links
+from fastcni.spec import address as addresses
+from fastcni.spec import errors
+from fastcni.spec.config import check_ifname
+from fastcni.spec.errors import CniError
+
+
+def check_name(name):
+    try:
+        check_ifname(name)
+    except CniError as e:
+        raise CniError(errors.INVALID_CONFIG, f'bridge "{name}": {e.msg}', e.details) from None
+
+
+def ensure(sock, conf, undo):
+    """The bridge as a Link, up; made if it is missing. A bridge that is there keeps its MTU and its VLAN filtering."""
+    bridge = links.find(sock, conf.name) or create(sock, conf, undo)
+    if bridge.kind != "bridge":
+        raise CniError(errors.INTERNAL, f'failed to create bridge "{conf.name}": "{conf.name}" already exists but is '
+                       "not a bridge", f'it is {"a " + bridge.kind if bridge.kind else "a physical"} link')
+    sysctl.offer(f"net/ipv6/conf/{conf.name}/accept_ra", "0")
+    if not bridge.up or (conf.promisc and not bridge.promiscuity):
+        promisc = True if conf.promisc and not bridge.promiscuity else None
+        wire.exchange(sock, rtnl.set_link(Batch(), bridge.index, up=True, promisc=promisc,
+                                          what=f'set bridge "{conf.name}" up'))
+    return bridge
+
+
+def create(sock, conf, undo):
+    """A new bridge; another ADD may have been first."""
+    batch = rtnl.new_bridge(Batch(), conf.name, mtu=conf.mtu, vlan_filtering=conf.vlans.wanted,
+                            what=f'failed to create bridge "{conf.name}": could not add "{conf.name}"')
+    try:
+        echo = rtnl.first_link(wire.exchange(sock, batch))
+    except wire.NetlinkError as e:
+        if e.errno == EOPNOTSUPP and conf.vlans.wanted:
+            raise CniError(errors.UNSUPPORTED_FIELD, f"{conf.vlans.words}: {e}",
+                           "the kernel lacks CONFIG_BRIDGE_VLAN_FILTERING") from e
+        if e.errno != EEXIST:
+            raise
+        return links.find(sock, conf.name)
+    undo(delete_unused, sock, conf.name)
+    return echo if echo and echo.kind else links.find(sock, conf.name)
+
+
+def delete_unused(sock, name):
+    """The way back of create(): delete the bridge unless another pod is on it by now."""
+    bridge = links.find(sock, name)
+    if bridge and not ports(sock, bridge):
+        links.delete_by_name(sock, name)
+
+
+def ports(sock, bridge):
+    """The number of links on the bridge."""
+    found = wire.dump(sock, uapi.RTM_GETLINK, rtnl.ifinfomsg(), "list bridge ports",
+                      lambda batch: batch.u32(uapi.IFLA_MASTER, bridge.index))
+    return sum(rtnl.read_link(payload).master == bridge.index for _, payload in found)
+
+
+def set_port(sock, host, conf):
+    """Port flags that differ from a new port's."""
+    if conf.hairpin or conf.isolated:
+        what = f'failed to set bridge port flags of "{host.name}"'
+        wire.exchange(sock, rtnl.set_bridge_port(Batch(), host.name, hairpin=conf.hairpin, isolated=conf.isolated,
+                                                 what=what))
+
+
+def ensure_address(sock, bridge, gateway, prefix, force, undo):
+    """The bridge has gateway/prefix, and no conflicting address: any other of IPv4, an overlapping one of IPv6.
+
+    With an address of its own the bridge's MAC is pinned, so that it does not follow its ports' MACs.
+    """
+    wanted, conflicts = addresses.cidr_text(gateway, prefix), []
+    for item in links.addresses_of(sock, bridge.index):
+        if len(item.packed) != len(gateway):
+            continue
+        if (item.packed, item.prefix) == (gateway, prefix):
+            return
+        if len(gateway) == 4 or overlap(item.packed, item.prefix, gateway, prefix):
+            conflicts.append(item)
+    if conflicts and not force:
+        raise CniError(errors.INTERNAL, f'failed to set bridge addr: "{bridge.name}" already has an IP address different '
+                       f"from {wanted}", "it has " + ", ".join(addresses.cidr_text(c.packed, c.prefix) for c in conflicts)
+                       + "; forceAddress replaces it")
+    batch = Batch()
+    for item in conflicts:
+        rtnl.del_address(batch, bridge.index, item.packed, item.prefix,
+                         what=f'delete {addresses.cidr_text(item.packed, item.prefix)} from "{bridge.name}"')
+    broadcast = addresses.broadcast(gateway, prefix) if len(gateway) == 4 and prefix < 31 else None
+    rtnl.new_address(batch, bridge.index, gateway, prefix, broadcast=broadcast,
+                     what=f'failed to set bridge addr: could not add {wanted} to "{bridge.name}"')
+    rtnl.set_link(batch, bridge.index, address=bridge.address, what=f'pin the MAC of "{bridge.name}"')
+    undo(restore_addresses, sock, bridge, gateway, prefix, conflicts)
+    try:
+        wire.exchange(sock, batch)
+    except wire.NetlinkError as e:
+        if e.errno != EEXIST:           # another ADD was first, with the same address
+            raise
+
+
+def restore_addresses(sock, bridge, gateway, prefix, conflicts):
+    """The way back of ensure_address(), while our pod is the only one on the bridge: others count on the address."""
+    if ports(sock, bridge) > 1:
+        return
+    batch = rtnl.del_address(Batch(), bridge.index, gateway, prefix, what="take the gateway address back")
+    for item in conflicts:
+        rtnl.new_address(batch, bridge.index, item.packed, item.prefix, what="put the old address back")
+    for e in wire.attempt(sock, batch)[1]:
+        if e.errno not in (99, EEXIST, ENODEV):         # EADDRNOTAVAIL: it was never added
+            raise e
+
+
+def overlap(a, a_prefix, b, b_prefix):
+    shorter = min(a_prefix, b_prefix)
+    return addresses.network(a, shorter) == addresses.network(b, shorter)

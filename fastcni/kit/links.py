@@ -1,0 +1,212 @@
+"""Links of a pod: the veth pair of bridge and ptp, the addresses and routes inside, and their deletion.
+
+*host* is the end in the caller's namespace, *inside* the one in the pod's.
+"""
+
+import os
+from errno import EEXIST, ENODEV
+
+from fastcni._netlink import Batch
+from fastcni.kernel import netns, rtnl, sysctl, uapi, wire
+from fastcni.kit import announced
+from fastcni.spec import address as addresses
+from fastcni.spec import errors
+from fastcni.spec.errors import CniError
+
+NAME_TRIES = 10                 # as the reference: four random bytes rarely collide
+
+
+class Pod:
+    """Two route sockets of one request, each bound for life to its namespace, and the way in for sysctls.
+    Closed with the request."""
+
+    __slots__ = ("host", "inside", "netns_fd")
+
+    def __init__(self, req):
+        self.netns_fd = req.open_netns()
+        self.host = req.keep("host", wire.open_socket)
+        with netns.inside(self.netns_fd):
+            self.inside = req.keep("inside", wire.open_socket)
+
+
+def random_mac():
+    """A locally administered unicast MAC. Chosen here, it need not be asked for, and udev leaves it alone."""
+    raw = bytearray(os.urandom(6))
+    raw[0] = raw[0] & 0xFE | 0x02
+    return bytes(raw)
+
+
+def find(sock, name):
+    """The Link called `name`, or None."""
+    try:
+        return rtnl.first_link(wire.exchange(sock, rtnl.get_link(Batch(), name=name)))
+    except wire.NetlinkError as e:
+        if e.errno != ENODEV:
+            raise
+        return None
+
+
+def by_index(sock, index):
+    """The Link with that index, or None."""
+    try:
+        return rtnl.first_link(wire.exchange(sock, rtnl.get_link(Batch(), index=index)))
+    except wire.NetlinkError as e:
+        if e.errno != ENODEV:
+            raise
+        return None
+
+
+def add_veth(req, pod, undo, *, mtu=0, master=0, mac=None):
+    """A veth pair, the host end up: (host Link, inside Link). One request, its echo tells both indexes.
+
+    Raises CniError when the pod has an interface of that name, NetlinkError for what else the kernel refuses.
+    """
+    host_mac, inside_mac = random_mac(), mac or random_mac()
+    for _ in range(NAME_TRIES):
+        name = f"veth{os.urandom(4).hex()}"
+        batch = rtnl.new_veth(Batch(), name, req.ifname, pod.netns_fd, host_mac=host_mac, peer_mac=inside_mac,
+                              mtu=mtu, master=master, what="failed to make veth pair")
+        try:
+            host = rtnl.first_link(wire.exchange(pod.host, batch))
+        except wire.NetlinkError as e:
+            if e.errno != EEXIST:
+                raise
+            if find(pod.host, name):
+                continue                # the random name is taken: another one
+            raise CniError(errors.INTERNAL, f'container veth name ("{req.ifname}") peer provided ("{name}") '
+                           'already exists', "the pod has an interface of that name; was it added before?") from e
+        undo(delete_by_name, pod.host, name)
+        host = host or find(pod.host, name)     # Linux before 6.2 does not echo
+        sysctl.offer(f"net/ipv6/conf/{name}/accept_ra", "0")
+        inside = rtnl.Link()
+        inside.name, inside.index, inside.address = req.ifname, host.peer, inside_mac
+        return host, inside
+    raise CniError(errors.INTERNAL, f"failed to make veth pair: {NAME_TRIES} random names were all taken")
+
+
+def delete_by_name(sock, name):
+    """Delete a link and wait for it; one that is gone is fine. For the way back of ADD."""
+    try:
+        wire.exchange(sock, rtnl.del_link(Batch(), name=name))
+    except wire.NetlinkError as e:
+        if e.errno != ENODEV:
+            raise
+
+
+def configure(pod, link, result, *, sysctls=(), dad=True):
+    """Give the inside link its addresses and routes and set it up.
+
+    `sysctls` are (name, value) to be written first, each ignored where the kernel lacks it. All goes out in one
+    batch, except with duplicate address detection and an IPv6 gateway: then routes wait until addresses settled.
+    """
+    ips = [addresses.read_cidr(ip["address"]) for ip in result.get("ips", ())]
+    gateways = first_gateways(result)
+    has_v6 = any(len(packed) == 16 for packed, _ in ips)
+    if sysctls or has_v6:
+        with netns.inside(pod.netns_fd):
+            for name, value in sysctls:
+                sysctl.offer(name, value)
+            if has_v6:
+                enable_ipv6(link.name)
+    batch = Batch()
+    for packed, prefix in ips:
+        broadcast = addresses.broadcast(packed, prefix) if len(packed) == 4 and prefix < 31 else None
+        rtnl.new_address(batch, link.index, packed, prefix, broadcast=broadcast,
+                         what=f'failed to add IP addr {addresses.cidr_text(packed, prefix)} to "{link.name}"')
+    rtnl.set_link(batch, link.index, up=True, what=f'failed to set "{link.name}" UP')
+    if dad and 16 in gateways:
+        with_watch(pod, link, batch)
+    for item in result.get("routes", ()):
+        add_route(batch, link, item, gateways)
+    if batch:
+        wire.exchange(pod.inside, batch)
+
+
+def first_gateways(result):
+    """{4: packed, 16: packed}: the first gateway of each family, by length of its address."""
+    found = {}
+    for ip in result.get("ips", ()):
+        if ip.get("gateway"):
+            packed = addresses.read_ip(ip["gateway"])
+            found.setdefault(len(packed), packed)
+    return found
+
+
+def add_route(batch, link, item, gateways):
+    """One route of a result; without gw it goes to the first gateway of its family."""
+    dst, prefix = addresses.read_cidr(item["dst"])
+    gateway = addresses.read_ip(item["gw"]) if item.get("gw") else gateways.get(len(dst))
+    via = addresses.ip_text(gateway) if gateway else "<nil>"
+    scope, table, metric = item.get("scope") or 0, item.get("table") or uapi.RT_TABLE_MAIN, item.get("priority", 0)
+    rtnl.route(batch, addresses.network(dst, prefix), prefix, index=link.index, gateway=gateway, metric=metric,
+               table=table, scope=scope,
+               what=f"failed to add route '{item['dst']} via {via} dev {link.name} metric {metric} "
+                    f"(Scope: {scope}, Table: {table})'")
+
+
+def enable_ipv6(ifname):
+    """An IPv6 address needs IPv6 on; keep_addr_on_down lets it survive a chained plugin that flaps the link."""
+    for name in ("lo", ifname):
+        sysctl.offer(f"net/ipv6/conf/{name}/disable_ipv6", "0")
+    try:
+        sysctl.ensure(f"net/ipv6/conf/{ifname}/keep_addr_on_down", "1")
+    except OSError as e:
+        raise CniError(errors.INTERNAL, f'failed to enable keep_addr_on_down for interface "{ifname}": {e}',
+                       "is IPv6 enabled in the kernel?") from e
+
+
+def with_watch(pod, link, batch):
+    """Send `batch` and wait until no IPv6 address of `link` is tentative."""
+    with netns.inside(pod.netns_fd):
+        watcher = wire.open_socket(groups=(uapi.RTNLGRP_IPV6_IFADDR, uapi.RTNLGRP_LINK))
+    try:
+        wire.exchange(pod.inside, batch)
+        announced.settled(pod.inside, watcher, link)
+    finally:
+        watcher.close()
+
+
+def addresses_of(sock, index):
+    """The Addresses of a link, global and link-local alike, as the kernel lists them."""
+    found = []
+    for family in (uapi.AF_INET, uapi.AF_INET6):
+        for kind, payload in wire.dump(sock, uapi.RTM_GETADDR, rtnl.ifaddrmsg(family, 0, index),
+                                       f"list addresses of link {index}"):
+            if kind == uapi.RTM_NEWADDR:
+                item = rtnl.read_address(payload)
+                if item.index == index:         # kernels without strict checking list every link's
+                    found.append(item)
+    return found
+
+
+def delete_inside(req, *, list_addresses=False):
+    """DEL's link: delete CNI_IFNAME in the pod; gone is fine. Returns the packed addresses it had, if asked to.
+
+    The host end is what is deleted, where we can be sure that it is the other end of the pair: then nothing of
+    ours holds the pod's namespace while the kernel frees the links.
+    """
+    if req.netns_gone():
+        return []
+    pod = Pod(req)
+    link = find(pod.inside, req.ifname)
+    if link is None:
+        return []
+    found = [item.packed for item in addresses_of(pod.inside, link.index)] if list_addresses else []
+    other = by_index(pod.host, link.peer) if link.kind == "veth" and link.peer_elsewhere and link.peer else None
+    if other and other.kind == "veth" and other.peer == link.index and other.peer_elsewhere:
+        req.close()
+        announced.delete(req, other.index, other.name)
+    else:
+        with netns.inside(pod.netns_fd):
+            watcher = announced.open_watcher()
+        req.close()
+        announced.delete(req, link.index, link.name, watcher)
+    return found
+
+
+def interface(link, sandbox=""):
+    """A link as an entry of a result's interfaces."""
+    entry = {"name": link.name, "mac": link.mac}
+    if sandbox:
+        entry["sandbox"] = sandbox
+    return entry

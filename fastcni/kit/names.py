@@ -1,0 +1,34 @@
+"""Names and marks that are derived from a network and a container: the same text for the same attachment, always."""
+
+
+def digest(text, length, prefix=""):
+    """`prefix` and as much of the SHA-512 of `text` in lower-case hex as `length` has room for."""
+    try:
+        from _sha2 import sha512            # CPython 3.12 and later
+    except ImportError:
+        from _sha512 import sha512          # hashlib would load OpenSSL for this
+    return prefix + sha512(text.encode()).hexdigest()[:length - len(prefix)]
+
+
+def chain(prefix, req):
+    """An iptables chain name of the reference plugins: 28 characters, e.g. CNI-e8f6f419596f7f47b3468487."""
+    return digest(req.name + req.container_id, 28, prefix)
+
+
+def network_mark(name):
+    return digest(name, 16)
+
+
+def mark(req):
+    """What we own in nftables carries this comment: hashes for the machine to compare, then words for people."""
+    return attachment_mark(req.name, req.container_id, req.ifname)
+
+
+def attachment_mark(name, container_id, ifname):
+    words = f"net: {name}, if: {ifname}, id: {container_id}".replace('"', "")
+    return f"{hashes(name, container_id, ifname)}, {words}"
+
+
+def hashes(name, container_id, ifname):
+    """The part of a mark that is compared; the words behind it may have been cut."""
+    return f"{network_mark(name)}-{digest(f'{ifname}:{container_id}', 16)}"

@@ -1,0 +1,122 @@
+"""One CNI request as a value: what the variables and stdin say, and descriptors of what they name."""
+
+import os
+from _thread import start_new_thread
+
+from fastcni.kernel import netns, uapi, wire
+from fastcni.spec import errors
+from fastcni.spec.config import Section
+from fastcni.spec.errors import CniError
+
+
+class Request:
+    """What a plugin function is given.
+
+    plugin        the CNI type that was called
+    command       "ADD", "DEL", "CHECK", "GC" or "STATUS"
+    container_id, ifname, netns, args, path
+                  CNI_CONTAINERID, CNI_IFNAME, CNI_NETNS, CNI_ARGS, CNI_PATH as text, "" where absent
+    env           the whole environment, for delegates that are executed
+    conf          a Section over the stdin object; stdin: its bytes as received
+    name, version the network's name and its cniVersion ("0.1.0" where absent)
+    fds           descriptors from the door: {"netns": fd} where CNI_NETNS is open already
+    kept          what is closed with the request, see keep()
+    warnings      lines for stderr, see warn()
+    aside         aside(fn, *args) runs what the answer need not wait for
+    in_process    there are no launchers: delegates in fastcni's own table are called without looking in CNI_PATH
+    """
+
+    __slots__ = ("plugin", "command", "container_id", "netns", "ifname", "args", "path", "env", "conf", "stdin",
+                 "name", "version", "fds", "kept", "warnings", "aside", "in_process")
+
+    def __init__(self, *, plugin="", command="", container_id="", netns="", ifname="", args="", path="", env=None,
+                 conf=None, stdin=b"{}", name="", version="0.1.0", fds=None, aside=None, in_process=False):
+        self.plugin, self.command = plugin, command
+        self.container_id, self.netns, self.ifname, self.args, self.path = container_id, netns, ifname, args, path
+        self.env = env or {}
+        self.conf = conf if isinstance(conf, Section) else Section(conf or {})
+        self.stdin = stdin
+        self.name, self.version = name, version
+        self.fds = fds or {}
+        self.kept = {}
+        self.warnings = []
+        self.aside = aside or start_new_thread_call
+        self.in_process = in_process
+
+    def delegate(self, plugin):
+        """The same request for another plugin type, as a delegate is called (spec section 4)."""
+        other = Request.__new__(Request)
+        for field in Request.__slots__:
+            setattr(other, field, getattr(self, field))
+        other.plugin = plugin
+        return other
+
+    def warn(self, text):
+        """A line for stderr; the answer is not changed by it."""
+        self.warnings.append(text)
+
+    @property
+    def valid_attachments(self):
+        """{(containerID, ifname)} of cni.dev/valid-attachments (spec 1.1.0, GC)."""
+        found = set()
+        for item in self.conf.sections("cni.dev/valid-attachments"):
+            found.add((item.text("containerID"), item.text("ifname")))
+        return found
+
+    def open_netns(self):
+        """The descriptor of CNI_NETNS, opened once and closed by the caller of the plugin. Raises CniError 8."""
+        if "netns" not in self.fds:
+            try:
+                self.fds["netns"] = netns.open_path(self.netns)
+            except netns.NotNamespace:
+                raise CniError(errors.INVALID_NETNS, f'failed to open netns "{self.netns}": unknown FS magic on '
+                               f'"{self.netns}": not a network namespace') from None
+            except (OSError, ValueError) as e:
+                why = os.strerror(e.errno).lower() if isinstance(e, OSError) else str(e)
+                raise CniError(errors.INVALID_NETNS, f'failed to open netns "{self.netns}": failed to Statfs '
+                               f'"{self.netns}": {why}') from None
+        return self.fds["netns"]
+
+    def netns_gone(self):
+        """For DEL: CNI_NETNS is empty, its path is missing, or only the empty mount point of it is left."""
+        if "netns" in self.fds:
+            return False
+        if not self.netns:
+            return True
+        try:
+            self.fds["netns"] = netns.open_path(self.netns)
+        except FileNotFoundError:
+            return True
+        except netns.NotNamespace:
+            self.warn(f'"{self.netns}" is not a network namespace any more; taken as gone')
+            return True
+        except (OSError, ValueError):
+            self.open_netns()       # raises, in the words that clients know
+        return False
+
+    def keep(self, name, make):
+        """What make() returned, made once for the request and closed with it: after the way back, which needs it."""
+        if name not in self.kept:
+            self.kept[name] = make()
+        return self.kept[name]
+
+    def firewall(self):
+        """A netfilter socket on the host. The kernel lets its close() wait for an RCU grace period whenever
+        anybody has just deleted something in nftables (7 to 15 ms), so the answer does not wait for it."""
+        return self.keep("firewall", lambda: wire.open_socket(uapi.NETLINK_NETFILTER))
+
+    def close(self):
+        """Close what was opened; a descriptor keeps a dead pod's namespace alive."""
+        while self.kept:
+            name, thing = self.kept.popitem()
+            if name == "firewall":
+                self.aside(thing.close)
+            else:
+                thing.close()
+        while self.fds:
+            os.close(self.fds.popitem()[1])
+
+
+def start_new_thread_call(fn, *args):
+    """The way aside of a long-lived process: a thread."""
+    start_new_thread(fn, args)

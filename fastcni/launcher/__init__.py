@@ -1,0 +1,1 @@
+"""The executables of the CNI bin dir: one small ELF program, the plugin code behind it, and the installer."""

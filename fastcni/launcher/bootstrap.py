@@ -1,0 +1,190 @@
+"""The first Python code of a one-shot plugin: finds fastcni inside the plugin file, then answers one request.
+
+It runs from the blob in that file, under `python -I -S`, and leaves nothing on disk. pack.py lays the file
+out and makes the index; launcher.c, or the file's own __main__.py when Python runs it as a zipapp, comes in
+by main().
+Only built-in modules here: each of the others costs more than this whole module.
+"""
+
+import gc
+import marshal
+import posix
+import sys
+from _frozen_importlib import ModuleSpec
+from _imp import create_dynamic, exec_dynamic
+
+MFD_CLOEXEC = 1  # linux/memfd.h
+MFD_NOEXEC_SEAL = 8
+POLLIN, POLLOUT = 1, 4  # asm-generic/poll.h
+INTERNAL, IO_FAILURE = 999, 5  # CNI error codes
+
+
+class Finder:
+    """A meta path finder and loader over the open plugin file.
+
+    index: {module name: (kind, offset, length)}, kind one of "package", "module", "extension"; offsets in
+    bytes from the start of the file. Code is read when it is imported.
+    """
+
+    __slots__ = ("fd", "index")
+
+    def __init__(self, fd, index):
+        self.fd, self.index = fd, index
+
+    def find_spec(self, name, path=None, target=None):
+        if name not in self.index:
+            return None
+        kind, offset, length = self.index[name]
+        spec = ModuleSpec(name, self, is_package=kind == "package")
+        spec.loader_state = offset, length
+        spec.origin = name
+        if kind == "extension":
+            spec.origin = self.extension_path(name, offset, length)
+        return spec
+
+    def create_module(self, spec):
+        return create_dynamic(spec) if self.index[spec.name][0] == "extension" else None
+
+    def exec_module(self, module):
+        offset, length = module.__spec__.loader_state
+        if self.index[module.__name__][0] == "extension":
+            exec_dynamic(module)
+        else:
+            exec(marshal.loads(posix.pread(self.fd, length, offset)), module.__dict__)
+
+    def extension_path(self, name, offset, length):
+        """A path by which the dynamic linker can open the shared object that lies inside our file.
+
+        The memory file stays open: were its number used again, the linker would take the next extension
+        for this one, by its path.
+        """
+        try:
+            memory = posix.memfd_create(name, MFD_CLOEXEC)
+        except PermissionError:  # sysctl vm.memfd_noexec = 2; mapping it as code is still allowed
+            memory = posix.memfd_create(name, MFD_CLOEXEC | MFD_NOEXEC_SEAL)
+        while length > 0:
+            sent = posix.sendfile(memory, self.fd, offset, length)
+            if not sent:
+                raise ImportError(f"{name}: the plugin file is cut short")
+            offset, length = offset + sent, length - sent
+        return f"/proc/self/fd/{memory}"
+
+
+def main(name, fd, index):
+    """Answer the request in environment and stdin as plugin `name`; never returns."""
+    status = 1
+    try:
+        gc.disable()  # 0.3 ms of looking through modules that live until the end anyway
+        posix.set_inheritable(fd, False)
+        sys.meta_path.insert(0, Finder(fd, index))
+        status = answer(name)
+    except BaseException as error:
+        status = last_words(name, error)
+    finally:
+        posix._exit(status)  # Python's own way out takes a millisecond to free what the kernel frees anyway
+
+
+def answer(name):
+    """Run one request through handle(); write what it says, stderr first. Returns the exit status."""
+    from fastcni.handle import MAX_STDIN, handle, needs_stdin
+
+    env = {
+        key.decode("utf-8", "surrogateescape"): value.decode("utf-8", "surrogateescape")
+        for key, value in posix.environ.items()
+    }
+    stdin = read_stdin(MAX_STDIN + 1) if needs_stdin(env) else b""
+    reply = handle(name, env, stdin, aside=aside)
+    write(2, reply.stderr)
+    write(1, reply.stdout)
+    return reply.status
+
+
+def aside(function, *args):
+    """Run what the answer need not wait for in a child that holds none of the caller's streams.
+
+    A thread would not do: a process ends only when its last thread is out of the kernel.
+    """
+    try:
+        child = posix.fork()
+    except OSError:  # no room for a process: then the answer waits
+        function(*args)
+        return
+    if child:
+        return
+    try:
+        posix.closerange(0, 3)
+        function(*args)
+    finally:
+        posix._exit(0)
+
+
+def read_stdin(limit):
+    """All of standard input, cut at `limit` bytes. Raises OSError."""
+    pieces = []
+    while limit > 0:
+        try:
+            piece = posix.read(0, min(limit, 1 << 20))
+        except BlockingIOError:
+            wait(0, POLLIN)
+            continue
+        if not piece:
+            break
+        pieces.append(piece)
+        limit -= len(piece)
+    return b"".join(pieces)
+
+
+def write(fd, data):
+    """All of `data`, whatever the stream takes at a time. A stderr that nobody reads is no reason to fail."""
+    while data:
+        try:
+            data = data[posix.write(fd, data) :]
+        except BlockingIOError:
+            wait(fd, POLLOUT)
+        except OSError:
+            if fd == 2:
+                return
+            raise
+
+
+def wait(fd, events):
+    """Until a stream that somebody has made non-blocking is ready."""
+    from select import poll
+
+    waiting = poll()
+    waiting.register(fd, events)
+    waiting.poll()
+
+
+def last_words(name, error):
+    """What handle() did not turn into an answer: the traceback to stderr, one CNI error to stdout."""
+    try:
+        sys.__excepthook__(type(error), error, error.__traceback__)
+    except BaseException:
+        pass
+    code = IO_FAILURE if isinstance(error, OSError) else INTERNAL
+    try:
+        write(1, error_document(code, f"{name}: {type(error).__name__}: {error}", f"in {place(error)}"))
+    except BaseException:
+        pass  # nobody listens
+    return 1
+
+
+def place(error):
+    """The innermost line of a traceback, as file:line."""
+    step = error.__traceback__
+    while step and step.tb_next:
+        step = step.tb_next
+    return f"{step.tb_frame.f_code.co_filename}:{step.tb_lineno}" if step else "?"
+
+
+def error_document(code, msg, details):
+    """The bytes of a CNI error; by hand, since what is broken may be fastcni's own modules."""
+    return (
+        f'{{\n    "code": {code},\n    "msg": "{escape(msg)}",\n    "details": "{escape(details)}"\n}}'
+    ).encode("utf-8", "replace")
+
+
+def escape(text):
+    """The inside of a JSON string."""
+    return "".join(c if c >= " " and c not in '"\\' else f"\\u{ord(c):04x}" for c in text)

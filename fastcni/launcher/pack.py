@@ -1,0 +1,166 @@
+"""Makes the bytes of a plugin file: the ELF program with a zip of fastcni's code behind it.
+
+    +----------------------+  byte 9 to 15: the mark b"fastcni", in the padding of the ELF identification
+    | launcher.elf         |  a struct config in its data, filled in here: interpreter, version, bootstrap
+    +----------------------+
+    | zip, nothing packed: |
+    |   code               |  marshalled code of every module a one-shot plugin may need, end to end
+    |   _netlink.so, ...   |  the compiled leaves
+    |   refuse.py          |  source, for an interpreter that cannot read our code
+    |   boot               |  marshalled (code of bootstrap.py, index); read by the bootstrap text
+    |   __main__.py        |  the same text once more, for `python3 -I -S FILE`
+    +----------------------+
+
+The bootstrap text holds offsets into this file, so neither way in searches for anything.
+"""
+
+import _frozen_importlib_external
+import _imp
+import io
+import marshal
+import os
+import struct
+import sys
+import zipfile
+
+import fastcni
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+PACKAGE = os.path.dirname(os.path.abspath(fastcni.__file__))
+MARK = b"fastcni"
+MARK_AT = 9  # EI_PAD, elf(5): bytes that have no meaning
+LEAVES = ("_netlink", "_ipam_bitmap")
+ROWS = ("spec", "kernel", "kit", "plugins")  # the packages below handle.py, all of them
+
+CONFIG_MAGIC = b"fastcni-config\n\0"  # struct config of launcher.c
+CONFIG = struct.Struct("16s1024s32s1008s")
+
+# {file} opens or names the plugin file. The test stands first: code of another Python cannot even be read.
+BOOTSTRAP = """\
+import sys,posix,marshal,_frozen_importlib_external as e
+f={file}
+if e.MAGIC_NUMBER=={magic!r}and sys.abiflags=={abiflags!r}:
+ c,i=marshal.loads(posix.pread(f,{boot[1]},{boot[0]}));exec(c);main({name},f,i)
+exec(posix.pread(f,{refuse[1]},{refuse[0]}))
+"""
+BY_LAUNCHER = {"file": "int(sys.argv[2])", "name": "sys.argv[1]"}
+BY_PYTHON = {"file": "posix.open(sys.argv[0],524288)", "name": "sys.argv[0].rsplit('/',1)[-1]"}  # O_CLOEXEC
+
+REFUSE = """\
+import posix, sys
+me = sys.executable.replace("\\\\", "\\\\\\\\").replace('"', '\\\\"')
+is_now = "%d.%d.%d%s" % (sys.version_info[:3] + (sys.abiflags,))
+posix.write(1, ('''{{
+    "code": 999,
+    "msg": "the Python interpreter %s is Python %s, this file was installed for Python {version}",
+    "details": "run `fastcni install --bin-dir DIR` again, with the Python that is to run it"
+}}''' % (me, is_now)).encode("utf-8", "replace"))
+posix._exit(1)
+"""
+
+
+class PackError(Exception):
+    """The file cannot be made from this installation; the text says what is missing."""
+
+
+def pack(interpreter):
+    """The bytes of a plugin file that starts `interpreter`, an absolute path to the same Python as this one.
+
+    Raises PackError when a part is not compiled or the path is too long for the launcher.
+    """
+    elf = marked(read(os.path.join(HERE, "launcher.elf")))
+    blob, index = modules()
+    image = io.BytesIO(elf)
+    image.seek(0, io.SEEK_END)
+    with zipfile.ZipFile(image, "a") as out:
+        start = add(out, image, "code", blob)[0]
+        index = {name: (kind, start + at, size) for name, (kind, at, size) in index.items()}
+        for leaf in LEAVES:
+            index[f"fastcni.{leaf}"] = ("extension", *add(out, image, f"{leaf}.so", read(leaf_path(leaf))))
+        places = {
+            "refuse": add(out, image, "refuse.py", REFUSE.format(version=version()).encode()),
+            "boot": add(out, image, "boot", marshal.dumps((code_of("launcher/bootstrap.py"), index))),
+        }
+        add(out, image, "__main__.py", bootstrap_text(places, BY_PYTHON))
+    return configured(image.getvalue(), interpreter, bootstrap_text(places, BY_LAUNCHER))
+
+
+def version():
+    """The Python this process runs and packs for, as in "3.11" or "3.13t"."""
+    return f"{sys.version_info[0]}.{sys.version_info[1]}{sys.abiflags}"
+
+
+def modules():
+    """The code a one-shot plugin may import: (blob, {module name: (kind, offset in blob, length)})."""
+    pieces, index, at = [], {}, 0
+    for path in module_files():
+        code = code_of(path)
+        data = marshal.dumps(code)
+        stem = os.path.join("fastcni", path).removesuffix(".py")
+        kind = "package" if os.path.basename(stem) == "__init__" else "module"
+        index[stem.removesuffix("/__init__").replace("/", ".")] = (kind, at, len(data))
+        pieces.append(data)
+        at += len(data)
+    return b"".join(pieces), index
+
+
+def module_files():
+    """Paths below the package, in order: fastcni itself, the rows, and handle."""
+    found = ["__init__.py", "handle.py"]
+    for row in ROWS:
+        for folder, _, names in os.walk(os.path.join(PACKAGE, row)):
+            folder = os.path.relpath(folder, PACKAGE)
+            found += (os.path.join(folder, name) for name in names if name.endswith(".py"))
+    return sorted(found)
+
+
+def code_of(path):
+    """Compiled without docstrings and assertions: a third less to read at each start."""
+    source = read(os.path.join(PACKAGE, path))
+    return compile(source, f"fastcni/{path}", "exec", dont_inherit=True, optimize=2)
+
+
+def leaf_path(leaf):
+    """The compiled leaf for this Python."""
+    return os.path.join(PACKAGE, leaf + _imp.extension_suffixes()[0])
+
+
+def read(path):
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError as error:
+        raise PackError(
+            f"{path}: {error.strerror}; not compiled? pip install . or python setup.py build_ext --inplace"
+        ) from error
+
+
+def add(out, image, name, data):
+    """Store one member; returns (offset, length) of its bytes in the file."""
+    info = zipfile.ZipInfo(name)  # of 1980: the same input gives the same file
+    info.external_attr = 0o644 << 16
+    out.writestr(info, data)
+    end = image.tell()
+    assert image.getbuffer()[end - len(data) : end] == data
+    return end - len(data), len(data)
+
+
+def bootstrap_text(places, way):
+    """The few lines of Python that find the boot member, or the refusal."""
+    magic = _frozen_importlib_external.MAGIC_NUMBER
+    return BOOTSTRAP.format(magic=magic, abiflags=sys.abiflags, **places, **way).encode()
+
+
+def marked(elf):
+    """The ELF program with our mark: how `is this file one of ours` is answered without running it."""
+    return elf[:MARK_AT] + MARK + elf[MARK_AT + len(MARK) :]
+
+
+def configured(image, interpreter, bootstrap):
+    """The file with the launcher's config filled in."""
+    at = image.find(CONFIG_MAGIC)
+    fields = (os.fsencode(interpreter), version().encode(), bootstrap)
+    for field, room in zip(fields, (1024, 32, 1008), strict=True):
+        if len(field) >= room:
+            raise PackError(f"{os.fsdecode(field)!r} is longer than the launcher's {room - 1} bytes for it")
+    return image[:at] + CONFIG.pack(CONFIG_MAGIC, *fields) + image[at + CONFIG.size :]

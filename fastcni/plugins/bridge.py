@@ -1,0 +1,160 @@
+"""bridge: a veth pair whose host end is a port of a Linux bridge; with isGateway the bridge is the pods' gateway."""
+
+from fastcni.kit import announced, bridges, checks, forwarding, ipam, links, vlans
+from fastcni.kit.conf import read_dns, read_requested_mac
+from fastcni.kit.masquerade import Masquerade
+from fastcni.kit.spoofcheck import SpoofCheck
+from fastcni.kit.undo import every
+from fastcni.spec import address as addresses
+from fastcni.spec import errors
+from fastcni.spec.errors import CniError
+
+DEFAULT_ROUTES = {4: "0.0.0.0/0", 16: "::/0"}
+
+
+class Conf:
+    """The keys under their own names; name is `bridge`, mac the requested MAC as bytes or None, layer3 says that
+    there is IPAM."""
+
+    __slots__ = ("name", "is_gateway", "is_default_gateway", "force_address", "mtu", "hairpin", "promisc", "isolated",
+                 "vlans", "enable_dad", "leave_down", "mac", "masquerade", "spoofcheck", "dns", "layer3")
+
+
+def read(req):
+    keys, conf = req.conf, Conf()
+    conf.name = keys.text("bridge") or "cni0"
+    conf.is_default_gateway = keys.flag("isDefaultGateway")
+    conf.is_gateway = keys.flag("isGateway") or conf.is_default_gateway
+    conf.force_address = keys.flag("forceAddress")
+    conf.mtu = keys.whole("mtu")
+    conf.hairpin, conf.promisc = keys.flag("hairpinMode"), keys.flag("promiscMode")
+    conf.isolated = keys.flag("portIsolation")
+    conf.vlans = vlans.read(keys)
+    conf.enable_dad = keys.flag("enabledad")
+    conf.leave_down = keys.flag("disableContainerInterface")
+    conf.mac = read_requested_mac(req)
+    conf.masquerade, conf.spoofcheck = Masquerade(keys), SpoofCheck(keys)
+    conf.dns = read_dns(keys)
+    conf.layer3 = ipam.wanted(req)
+    bridges.check_name(conf.name)
+    if conf.hairpin and conf.promisc:
+        raise CniError(errors.INVALID_CONFIG, "cannot set hairpin mode and promiscuous mode at the same time",
+                       "hairpinMode and promiscMode are both true")
+    if conf.leave_down and conf.layer3:
+        raise CniError(errors.INVALID_CONFIG, "cannot use IPAM when DisableContainerInterface flag is set",
+                       f'disableContainerInterface is true and ipam.type is "{keys.section("ipam").text("type")}"')
+    return conf
+
+
+def add(req, conf, undo):
+    pod = links.Pod(req)
+    watcher = req.keep("watcher", announced.open_watcher)
+    bridge = bridges.ensure(pod.host, conf, undo)
+    host, inside = links.add_veth(req, pod, undo, mtu=conf.mtu, master=bridge.index, mac=conf.mac)
+    bridges.set_port(pod.host, host, conf)
+    conf.spoofcheck.add(req, host, inside, undo)
+    result = add_addresses(req, conf, undo, pod, inside) if conf.layer3 else {}
+    if not conf.layer3 and not conf.leave_down:
+        links.configure(pod, inside, {})
+    if conf.is_gateway and conf.layer3:
+        add_gateway(pod.host, bridge, conf, result, undo)
+    conf.masquerade.add(req, result, undo)
+    if not conf.leave_down:
+        announced.port_up(pod.host, watcher, host.index, bridge.index)
+    bridge = links.by_index(pod.host, bridge.index) or bridge       # its MAC may follow its ports'
+    result["interfaces"] = [links.interface(bridge), links.interface(host), links.interface(inside, req.netns)]
+    if conf.dns is not None:
+        result["dns"] = conf.dns
+    return result
+
+
+def add_addresses(req, conf, undo, pod, inside):
+    """Ask IPAM, complete its answer, and configure the pod's end with it."""
+    result = ipam.add(req, undo)
+    if not result.get("ips"):
+        raise CniError(errors.INTERNAL, "IPAM plugin returned missing IP config")
+    complete(result, conf)
+    name = inside.name
+    sysctls = [(f"net/ipv4/conf/{name}/arp_notify", "1")]       # the kernel sends gratuitous ARP when the link is up
+    if conf.enable_dad:
+        sysctls += [(f"net/ipv6/conf/{name}/enhanced_dad", "1"), (f"net/ipv6/conf/{name}/accept_dad", "1")]
+    else:
+        sysctls += [(f"net/ipv6/conf/{name}/accept_dad", "0")]
+    links.configure(pod, inside, result, sysctls=sysctls, dad=conf.enable_dad)
+    return result
+
+
+def complete(result, conf):
+    """Interface index, the gateways and default routes that isGateway and isDefaultGateway imply."""
+    routed = {route["dst"] for route in result.get("routes", ()) if route.get("gw")}
+    for ip in result["ips"]:
+        packed, prefix = addresses.read_cidr(ip["address"])
+        ip["interface"] = 2
+        if conf.is_gateway and not ip.get("gateway"):
+            ip["gateway"] = addresses.ip_text(addresses.plus(addresses.network(packed, prefix), 1))
+        default = DEFAULT_ROUTES[len(packed)]
+        if conf.is_default_gateway and default not in routed:
+            routed.add(default)
+            result.setdefault("routes", []).append({"dst": default, "gw": ip["gateway"]})
+
+
+def add_gateway(sock, bridge, conf, result, undo):
+    """The gateways become the bridge's addresses, and the host forwards."""
+    for ip in sorted(result["ips"], key=lambda ip: ":" in ip["address"]):
+        _, prefix = addresses.read_cidr(ip["address"])
+        bridges.ensure_address(sock, bridge, addresses.read_ip(ip["gateway"]), prefix, conf.force_address, undo)
+    try:
+        forwarding.enable(result)
+    except CniError as e:
+        raise CniError(e.code, f"failed to enable forwarding: {e.msg}", e.details) from e
+
+
+def delete(req, conf):
+    # The link first: an address is free to be given again only when nobody has it any more.
+    found = links.delete_inside(req, list_addresses=conf.masquerade.wanted) if req.netns else []
+    steps = [(conf.spoofcheck.delete, req)]
+    if conf.layer3:
+        steps += [(ipam.delete, req), (conf.masquerade.delete, req, found)]
+    every(*steps)
+
+
+def check(req, conf):
+    if conf.layer3:
+        ipam.check(req)
+    previous = checks.prev_result(req)
+    pod = links.Pod(req)
+    bridge = check_bridge(pod, conf, previous)
+    inside = checks.inside_link(pod, checks.container_interface(req, previous))
+    if inside.kind != "veth":
+        raise checks.wrong(f"Error: Container interface {inside.name} not of type veth/p2p")
+    host = links.by_index(pod.host, inside.peer)
+    named = {item["name"] for item in previous.get("interfaces", ())}
+    if host is None or host.peer != inside.index or host.master != bridge.index or host.name not in named:
+        raise checks.wrong(f"CNI veth created for bridge {conf.name} was not found")
+    checks.addresses_and_routes(pod, inside, previous)
+
+
+def check_bridge(pod, conf, previous):
+    entry = next((item for item in previous.get("interfaces", ()) if item["name"] == conf.name), None)
+    bridge = links.find(pod.host, conf.name)
+    if entry is None or bridge is None:
+        raise checks.wrong(f"Interface name {conf.name} not found")
+    if entry.get("sandbox"):
+        raise checks.wrong(f"Interface {conf.name} has sandbox {entry['sandbox']}, but a bridge is on the host")
+    if bridge.kind != "bridge":
+        raise checks.wrong(f"Interface {conf.name} does not have link type of bridge")
+    checks.same_mac(entry, bridge, "Bridge interface")
+    if bool(bridge.promiscuity) != conf.promisc:
+        raise checks.wrong(f"Bridge interface {conf.name} promiscuity is {bridge.promiscuity}, "
+                           f"promiscMode is {str(conf.promisc).lower()}")
+    return bridge
+
+
+def gc(req, conf):
+    steps = [(conf.spoofcheck.gc, req), (conf.masquerade.gc, req)]
+    every(*([(ipam.gc, req)] if conf.layer3 else []), *steps)
+
+
+def status(req, conf):
+    if conf.layer3:
+        ipam.status(req)

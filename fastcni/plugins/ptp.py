@@ -1,0 +1,106 @@
+"""ptp: a veth pair; the host end routes to the pod, no bridge between."""
+
+from fastcni._netlink import Batch
+from fastcni.kernel import rtnl, uapi, wire
+from fastcni.kit import checks, forwarding, ipam, links
+from fastcni.kit.conf import read_dns
+from fastcni.kit.masquerade import Masquerade
+from fastcni.kit.undo import every
+from fastcni.spec import address as addresses
+from fastcni.spec import errors
+from fastcni.spec.errors import CniError
+
+
+class Conf:
+    """mtu (0: the kernel's), masquerade, dns (None: what IPAM says)."""
+
+    __slots__ = ("mtu", "masquerade", "dns")
+
+
+def read(req):
+    conf = Conf()
+    conf.mtu = req.conf.whole("mtu")
+    conf.masquerade = Masquerade(req.conf)
+    conf.dns = read_dns(req.conf)
+    return conf
+
+
+def add(req, conf, undo):
+    result = ipam.add(req, undo)
+    if not result.get("ips"):
+        raise CniError(errors.INTERNAL, "IPAM plugin returned missing IP config")
+    for ip in result["ips"]:
+        if not ip.get("gateway"):
+            raise CniError(errors.INTERNAL, f"failed to add IP addr to veth: {ip['address']} has no gateway",
+                           "ptp routes everything through the host end; ipam has to name a gateway")
+        ip["interface"] = 1
+    forwarding.enable(result)
+    pod = links.Pod(req)
+    host, inside = links.add_veth(req, pod, undo, mtu=conf.mtu)
+    configure_host(pod, host, result)
+    configure_inside(pod, inside, result)
+    result["interfaces"] = [links.interface(host), links.interface(inside, req.netns)]
+    conf.masquerade.add(req, result, undo)
+    if conf.dns is not None:
+        result["dns"] = conf.dns
+    return result
+
+
+def configure_inside(pod, inside, result):
+    """Everything goes to the gateway, the own subnet too, so the kernel's on-link route makes room:
+
+        10.9.0.1 scope link src 10.9.0.2
+        10.9.0.0/24 via 10.9.0.1 src 10.9.0.2
+    """
+    links.configure(pod, inside, result)
+    batch = Batch()
+    for ip in result["ips"]:
+        packed, prefix = addresses.read_cidr(ip["address"])
+        gateway = addresses.read_ip(ip["gateway"])
+        network, whole = addresses.network(packed, prefix), 8 * len(packed)
+        scope = uapi.RT_SCOPE_LINK
+        if prefix < whole:              # for a host address the kernel has made no route
+            rtnl.route(batch, network, prefix, index=inside.index, scope=scope, delete=True,
+                       what=f"failed to delete route {ip['address']}")
+        rtnl.route(batch, gateway, whole, index=inside.index, scope=scope, source=packed,
+                   what=f"failed to add route {ip['gateway']}")
+        if prefix < whole:
+            rtnl.route(batch, network, prefix, index=inside.index, gateway=gateway, source=packed,
+                       what=f"failed to add route {ip['address']} via {ip['gateway']}")
+    wire.exchange(pod.inside, batch)
+
+
+def configure_host(pod, host, result):
+    """The gateway's address on the host end, and a route to the pod."""
+    batch = Batch()
+    for ip in result["ips"]:
+        packed, _ = addresses.read_cidr(ip["address"])
+        gateway, whole = addresses.read_ip(ip["gateway"]), 8 * len(packed)
+        rtnl.new_address(batch, host.index, gateway, whole, what=f"failed to add IP addr ({ip['gateway']}) to veth")
+        rtnl.route(batch, packed, whole, index=host.index, scope=uapi.RT_SCOPE_HOST,
+                   what=f"failed to add route on host: {ip['address']}")
+    wire.exchange(pod.host, batch)
+
+
+def delete(req, conf):
+    # The link first: an address is free to be given again only when nobody has it any more.
+    found = links.delete_inside(req, list_addresses=conf.masquerade.wanted)
+    every((ipam.delete, req), (conf.masquerade.delete, req, found))
+
+
+def check(req, conf):
+    ipam.check(req)
+    previous = checks.prev_result(req, "ptp: Required prevResult missing")
+    pod = links.Pod(req)
+    link = checks.inside_link(pod, checks.container_interface(req, previous))
+    if link.kind != "veth":
+        raise CniError(errors.INTERNAL, f"Error: Container interface {link.name} not of type veth/p2p")
+    checks.addresses_and_routes(pod, link, previous)
+
+
+def gc(req, conf):
+    every((ipam.gc, req), (conf.masquerade.gc, req))
+
+
+def status(req, conf):
+    ipam.status(req)

@@ -1,0 +1,103 @@
+"""static: the addresses that the configuration or the caller names. Keeps nothing.
+
+Sources, later ones first heard: `ipam.addresses` and IP= of CNI_ARGS (appended), else args.cni.ips, else
+runtimeConfig.ips. The last two replace what came before, and have no gateways. GATEWAY= of CNI_ARGS is for the
+addresses of CNI_ARGS whose subnet has it. An empty list is a result without addresses, which main plugins refuse.
+"""
+
+from fastcni.kit import ipam_conf
+from fastcni.kit.ranges import at_most_one_per_family
+from fastcni.spec import address
+from fastcni.spec.config import read_args
+from fastcni.spec.errors import INTERNAL, INVALID_CONFIG, INVALID_ENVIRONMENT, CniError
+from fastcni.spec.result import read_prev_result
+
+
+class Conf:
+    """addresses: [(packed, prefix, packed gateway or None)]; routes and dns as a result has them."""
+
+    __slots__ = ("addresses", "dns", "routes")
+
+
+def read(req):
+    """The Conf; None for DEL, which never fails, so that its configuration is not even looked at."""
+    if req.command == "DEL":
+        return None
+    ipam = ipam_conf.ipam_section(req)
+    conf = Conf()
+    conf.addresses = _read_addresses(ipam) + _read_cni_args(req.args)
+    for section in (req.conf.section("args").section("cni"), req.conf.section("runtimeConfig")):
+        named = [_cidr(text, INVALID_CONFIG, "an entry in the 'ips' field is NOT in CIDR notation, got: '{}'")
+                 for text in section.texts("ips")]
+        if named:
+            conf.addresses = [(packed, prefix, None) for packed, prefix in named]
+    if req.version in ("0.1.0", "0.2.0"):
+        at_most_one_per_family((packed for packed, _, _ in conf.addresses), req.version)
+    conf.routes = ipam_conf.read_routes(ipam)
+    conf.dns = ipam_conf.read_dns(ipam.section("dns"))
+    return conf
+
+
+def add(req, conf, undo):
+    return ipam_conf.make_result(conf.addresses, conf.routes, conf.dns)
+
+
+def delete(req, conf):
+    """There is nothing to release."""
+
+
+def check(req, conf):
+    """Where prevResult has one of our addresses that was given a gateway, it has that gateway."""
+    result = read_prev_result(req.conf, req.version)
+    if result is None:
+        raise CniError(INVALID_CONFIG, "Required prevResult missing")
+    listed = {}
+    for entry in result.get("ips", ()):
+        listed.setdefault(address.read_cidr(entry["address"])[0], entry.get("gateway", ""))
+    for packed, _, gateway in conf.addresses:
+        if gateway is not None and listed.get(packed) not in (None, address.ip_text(gateway)):
+            raise CniError(INTERNAL, f"static: Failed to match addr {address.ip_text(packed)} on interface "
+                           f"{req.ifname}", f"prevResult has gateway {listed[packed] or 'none'}, "
+                           f"the configuration {address.ip_text(gateway)}")
+
+
+def _read_addresses(ipam):
+    found = []
+    for one in ipam.sections("addresses"):
+        packed, prefix = _cidr(one.text("address"), INVALID_CONFIG,
+                               "the 'address' field is expected to be in CIDR notation, got: '{}'")
+        found.append((packed, prefix, one.ip("gateway")))
+    return found
+
+
+def _read_cni_args(text):
+    """The addresses of IP=, each with the last address of GATEWAY= that its subnet has."""
+    args = read_args(text, ("IP", "GATEWAY"))
+    found = []
+    for one in _listed(args, "IP"):
+        packed, prefix = _cidr(one, INVALID_ENVIRONMENT,
+                               "the 'ip' field is expected to be in CIDR notation, got: '{}'")
+        found.append((packed, prefix, None))
+    for one in _listed(args, "GATEWAY"):
+        try:
+            gateway = address.read_ip(one)
+        except ValueError:
+            raise CniError(INVALID_ENVIRONMENT, f"invalid gateway address: {one[:80]}") from None
+        found = [(packed, prefix, gateway if _in_subnet(gateway, packed, prefix) else old)
+                 for packed, prefix, old in found]
+    return found
+
+
+def _in_subnet(gateway, packed, prefix):
+    return len(gateway) == len(packed) and address.network(gateway, prefix) == address.network(packed, prefix)
+
+
+def _listed(args, key):
+    return [one.strip() for one in args[key].split(",")] if args.get(key) else []
+
+
+def _cidr(text, code, complaint):
+    try:
+        return address.read_cidr(text)
+    except ValueError:
+        raise CniError(code, complaint.format(text[:80])) from None

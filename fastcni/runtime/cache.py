@@ -1,0 +1,237 @@
+"""The result cache: one file for each attachment, the same files that the Go library keeps.
+
+Written under another name and renamed into place, so a crash leaves the old file or the new one.
+What cannot be read is reported by the readers here; DEL goes on without it (see cni).
+"""
+
+import os
+import tempfile
+from base64 import b64decode, b64encode
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from fastcni.runtime.records import Attachment, RuntimeConf
+from fastcni.spec import errors, json, result
+from fastcni.spec.config import Section
+from fastcni.spec.errors import CniError
+
+KIND = "cniCacheV1"
+DEFAULT_DIR = "/var/lib/cni"
+MAX_FILE = 16 << 20
+
+
+class Cache:
+    """The cache below one directory; the files are in its `results`. Makes nothing until written to."""
+
+    def __init__(self, directory: str | os.PathLike[str] = ""):
+        self.directory = os.fspath(directory)
+
+    def results(self, rt: RuntimeConf | None = None) -> str:
+        """The directory of the files."""
+        return os.path.join(self.directory or (rt.cache_dir if rt else "") or DEFAULT_DIR, "results")
+
+    def path(self, network: str, rt: RuntimeConf) -> str:
+        """The file of an attachment. CniError when a part of its name is missing or could lead elsewhere."""
+        parts = (network, rt.container_id, rt.ifname)
+        if not all(parts):
+            name, container_id, ifname = map(json.quote, parts)
+            raise CniError(errors.INVALID_CONFIG, f"cache file path requires network name ({name}), "
+                           f"container ID ({container_id}), and interface name ({ifname})")
+        for part in parts:
+            if "/" in part or "\0" in part:
+                raise CniError(errors.INVALID_CONFIG, f"no cache file can be named after {json.quote(part)}")
+        return os.path.join(self.results(rt), "-".join(parts))
+
+    def write(self, network: str, config: bytes, rt: RuntimeConf, outcome: dict[str, Any] | None) -> None:
+        """Remember an attachment. OSError: it could not be written; CniError: see path()."""
+        path = self.path(network, rt)
+        document: dict[str, Any] = {
+            "kind": KIND,
+            "containerId": rt.container_id,
+            "config": b64encode(config).decode(),
+            "ifName": rt.ifname,
+            "networkName": network,
+        }
+        if rt.netns:
+            document["netns"] = rt.netns
+        if rt.args:
+            document["cniArgs"] = [list(pair) for pair in rt.args]
+        if rt.capability_args:
+            document["capabilityArgs"] = sort_keys(rt.capability_args)
+        if outcome is not None:
+            document["result"] = sort_keys(outcome)
+        write_file(path, json.write(document))
+
+    def read(self, network: str, rt: RuntimeConf) -> bytes | None:
+        """The file's bytes; None when there is none that can be read."""
+        path = self.path(network, rt)
+        try:
+            return read_file(path)
+        except OSError:
+            return None
+
+    def read_result(self, network: str, version: str, rt: RuntimeConf) -> dict[str, Any] | None:
+        """The remembered result in the given version ("" is 0.1.0); None when nothing is remembered.
+
+        CniError: the file's content is no result, or one that has no form in that version.
+        """
+        raw = self.read(network, rt)
+        if raw is None:
+            return None
+        try:
+            document = json.read(raw)
+        except json.JsonError as e:
+            raise CniError(errors.DECODING_FAILURE, f"decoding version from network config: {e}") from None
+        if isinstance(document, dict) and Section(document).raw("kind") == KIND:
+            document = Section(document).raw("result")
+        outcome = create_any(document)
+        version = version or "0.1.0"
+        try:
+            return result.to_version(outcome, version)
+        except CniError as e:
+            raise CniError(e.code, f"failed to convert cached result to config version "
+                                   f"{json.quote(version)}: {e.msg}", e.details) from None
+
+    def read_config(self, network: str, rt: RuntimeConf) -> tuple[bytes, RuntimeConf] | None:
+        """The configuration's bytes at the time of ADD, and `rt` with that time's args; None as above."""
+        raw = self.read(network, rt)
+        if raw is None:
+            return None
+        try:
+            found = read_document(raw)
+        except ValueError as e:
+            raise CniError(errors.DECODING_FAILURE, f"failed to unmarshal cached network "
+                                                    f"{json.quote(network)} config: {e}") from None
+        if found.kind != KIND:
+            raise CniError(errors.INVALID_CONFIG, f"read cached network {json.quote(network)} config has "
+                                                  f"wrong kind: {found.kind}")
+        it = found.attachment
+        return it.config, replace(rt, args=it.args or rt.args, capability_args=it.capability_args)
+
+    def remove(self, network: str, rt: RuntimeConf) -> None:
+        """Forget an attachment; one that is not there, or has no name, is forgotten already."""
+        try:
+            os.unlink(self.path(network, rt))
+        except (CniError, OSError):
+            pass
+
+    def attachments(self, container_id: str = "") -> list[Attachment]:
+        """What is remembered, of one container or of all, sorted by file name; files of others are skipped.
+
+        OSError: the directory is there and cannot be listed.
+        """
+        where = self.results()
+        try:
+            names = sorted(os.listdir(where), key=os.fsencode)
+        except FileNotFoundError:
+            return []
+        found = []
+        for name in names:
+            if container_id and f"-{container_id}-" not in name[1:-1]:
+                continue
+            try:
+                document = read_document(read_file(os.path.join(where, name)))
+            except (OSError, ValueError):
+                continue
+            it = document.attachment
+            if document.kind == KIND and it.ifname and it.network and container_id in ("", it.container_id):
+                found.append(it)
+        return found
+
+
+class Document:
+    """A decoded cache file."""
+
+    __slots__ = ("attachment", "kind")
+
+    def __init__(self, kind: str, attachment: Attachment):
+        self.kind, self.attachment = kind, attachment
+
+
+def read_document(raw: bytes) -> Document:
+    """Decode a cache file; ValueError when it is not a JSON object of the right types."""
+    values = json.read(raw)
+    if values is not None and not isinstance(values, dict):
+        raise ValueError("expected an object")
+    section = Section(values or {})
+    texts = {}
+    for key in ("kind", "containerId", "config", "ifName", "networkName", "netns"):
+        texts[key] = section.raw(key, "")
+        if not isinstance(texts[key], str):
+            raise ValueError(f"{key}: expected a string")
+    pairs = section.raw("cniArgs", [])
+    if not isinstance(pairs, list) or not all(is_pair(pair) for pair in pairs):
+        raise ValueError("cniArgs: expected pairs of strings")
+    capability_args = section.raw("capabilityArgs", {})
+    if not isinstance(capability_args, dict):
+        raise ValueError("capabilityArgs: expected an object")
+    return Document(texts["kind"], Attachment(
+        texts["containerId"], texts["networkName"], texts["ifName"],
+        config=b64decode(texts["config"], validate=True), netns=texts["netns"],
+        args=tuple((pair[0], pair[1]) for pair in pairs), capability_args=capability_args,
+    ))
+
+
+def is_pair(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 2 and all(isinstance(part, str) for part in value)
+
+
+def create_any(document: Any) -> dict[str, Any]:
+    """A result whose version is its own word; no document at all is an empty 0.1.0 result."""
+    if document is None:
+        document = {}
+    if not isinstance(document, dict):
+        raise CniError(errors.DECODING_FAILURE, "decoding version from network config: expected an object")
+    version = Section(document).raw("cniVersion", "")
+    if not isinstance(version, str):
+        raise CniError(errors.DECODING_FAILURE,
+                       f"decoding version from network config: cniVersion: expected a string, got {version}")
+    return result.create(version or "0.1.0", document)
+
+
+def sort_keys(value: Any) -> Any:
+    """The value as the Go library's generic maps print it."""
+    if isinstance(value, Mapping):
+        return {key: sort_keys(value[key]) for key in sorted(value)}
+    if isinstance(value, list | tuple):
+        return [sort_keys(entry) for entry in value]
+    return value
+
+
+def read_file(path: str) -> bytes:
+    with open(path, "rb") as file:
+        raw = file.read(MAX_FILE + 1)
+    if len(raw) > MAX_FILE:
+        raise OSError(f"{path}: more than {MAX_FILE} bytes")
+    return raw
+
+
+def write_file(path: str, data: bytes) -> None:
+    """Put a file of mode 0600 in place at once.
+
+    The new file is made beside the directory, not in it: whoever lists the directory, in Go too,
+    takes every file there for an attachment.
+    """
+    folder = os.path.dirname(path)
+    make_private(folder)
+    fd, fresh = tempfile.mkstemp(prefix=".fastcni-", dir=os.path.dirname(folder))
+    try:
+        with open(fd, "wb") as file:
+            file.write(data)
+        os.rename(fresh, path)
+    except BaseException:
+        os.unlink(fresh)
+        raise
+
+
+def make_private(folder: str) -> None:
+    """Make a directory and those above it, each with mode 0700 if it is new."""
+    try:
+        os.mkdir(folder, 0o700)
+    except FileExistsError:
+        if not os.path.isdir(folder):
+            raise
+    except FileNotFoundError:
+        make_private(os.path.dirname(folder))
+        make_private(folder)

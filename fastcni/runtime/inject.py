@@ -1,0 +1,53 @@
+"""Make what a plugin reads on stdin out of its configuration and what the runtime knows."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fastcni.runtime.errors import ConfError
+from fastcni.runtime.records import PluginConf, RuntimeConf
+from fastcni.spec import json, result
+
+VALID_ATTACHMENTS = ("cni.dev/valid-attachments", "cni.dev/attachments")    # the second for early drafts
+
+
+def inject(plugin: PluginConf, values: Mapping[str, Any], prev_result: dict[str, Any] | None = None) -> bytes:
+    """The plugin's configuration as compact JSON with `values` set, keys sorted, numbers as Go has them.
+
+    A prevResult is written in the key order of its own version. ConfError: an empty key, a null value.
+    """
+    for key, value in values.items():
+        if not key:
+            raise ConfError("keys cannot be empty")
+        if value is None:
+            raise ConfError(f"key '{key}' value must not be nil")
+    members = {key: json.write(value, sort=True)
+               for key, value in {**json.normalize(plugin.values), **values}.items()}
+    if prev_result is not None:
+        members["prevResult"] = result.encode(prev_result, indent=0)
+    # Code point order is the order of the UTF-8 bytes.
+    return b"{" + b",".join(json.write(key) + b":" + members[key] for key in sorted(members)) + b"}"
+
+
+def for_attachment(name: str, version: str, plugin: PluginConf, rt: RuntimeConf,
+                   prev_result: dict[str, Any] | None) -> bytes:
+    """stdin of ADD, CHECK and DEL."""
+    values: dict[str, Any] = {"name": name, "cniVersion": version}
+    matched = {key: rt.capability_args[key] for key, on in plugin.capabilities.items()
+               if on and key in rt.capability_args}
+    if matched:                 # otherwise one that stands in the file stays
+        values["runtimeConfig"] = matched
+    return inject(plugin, values, prev_result)
+
+
+def for_gc(name: str, version: str, plugin: PluginConf, valid: Sequence[tuple[str, str]] | None) -> bytes:
+    """stdin of GC. valid: (container id, interface name) pairs; None leaves the key out."""
+    values: dict[str, Any] = {"name": name, "cniVersion": version}
+    if valid is not None:
+        entries = [{"containerID": container_id, "ifname": ifname} for container_id, ifname in valid]
+        values.update(dict.fromkeys(VALID_ATTACHMENTS, entries))
+    return inject(plugin, values)
+
+
+def for_status(name: str, version: str, plugin: PluginConf) -> bytes:
+    """stdin of STATUS."""
+    return inject(plugin, {"name": name, "cniVersion": version})

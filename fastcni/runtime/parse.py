@@ -1,0 +1,196 @@
+"""Network configurations as bytes become records; nothing is read from disk here.
+
+Which keys are matched in any case and which exactly, and the order of the checks, are those of the
+Go library: the same file has to mean the same to both.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from fastcni.runtime.errors import ConfError
+from fastcni.runtime.records import NetworkList, PluginConf
+from fastcni.spec import errors, json, version
+from fastcni.spec.config import Section
+
+Json = Any
+
+
+def go_type(value: Json) -> str:
+    """The Go library's word for the type of a decoded value, for messages."""
+    if value is None:
+        return "<nil>"
+    if isinstance(value, bool):
+        return "bool"
+    for kind, word in ((str, "string"), ((int, float), "float64"), (list, "[]interface {}")):
+        if isinstance(value, kind):
+            return word
+    return "map[string]interface {}"
+
+
+# One plugin ------------------------------------------------------------------------------------
+
+def parse_plugin(raw: bytes) -> PluginConf:
+    """Read a single plugin's configuration. ConfError when it is not one or has no `type`."""
+    prefix = "error parsing configuration: "
+    values = read_object(raw, prefix)
+    section = Section(values)
+    for key, check, wanted in TYPED:
+        value = section.raw(key)
+        if value is not None and not check(value):
+            raise ConfError(f'{prefix}{key}: expected {wanted}, got {shown(value)}', errors.DECODING_FAILURE)
+    kind = section.raw("type", "")
+    if not kind:
+        raise ConfError(f"{prefix}missing 'type'")
+    return PluginConf(
+        raw, values, kind, name=section.raw("name", ""), version=section.raw("cniVersion", ""),
+        capabilities={name: bool(on) for name, on in section.raw("capabilities", {}).items()},
+    )
+
+
+def is_text(value: Json) -> bool:
+    return isinstance(value, str)
+
+
+def is_object(value: Json) -> bool:
+    return isinstance(value, dict)
+
+
+def is_flags(value: Json) -> bool:
+    return is_object(value) and all(isinstance(on, bool) or on is None for on in value.values())
+
+
+def is_ipam(value: Json) -> bool:
+    return is_object(value) and isinstance(Section(value).raw("type", ""), str)
+
+
+def is_dns(value: Json) -> bool:
+    if not is_object(value):
+        return False
+    section = Section(value)
+    lists = [section.raw(key, []) for key in ("nameservers", "search", "options")]
+    return is_text(section.raw("domain", "")) and all(
+        isinstance(entries, list) and all(isinstance(entry, str | None) for entry in entries)
+        for entries in lists)
+
+
+TYPED: tuple[tuple[str, Callable[[Json], bool], str], ...] = (
+    ("cniVersion", is_text, "a string"),
+    ("name", is_text, "a string"),
+    ("type", is_text, "a string"),
+    ("capabilities", is_flags, "an object of booleans"),
+    ("ipam", is_ipam, "an object whose type is a string"),
+    ("dns", is_dns, "an object of strings and lists of strings"),
+    ("prevResult", is_object, "an object"),
+)
+
+
+def read_object(raw: bytes, prefix: str) -> dict[str, Json]:
+    """Decode a JSON object; null counts as an empty one."""
+    try:
+        values = json.read(raw)
+    except json.JsonError as e:
+        raise ConfError(f"{prefix}{e}", errors.DECODING_FAILURE) from None
+    if values is None:
+        return {}
+    if not isinstance(values, dict):
+        raise ConfError(f"{prefix}expected an object, got {shown(values)}", errors.DECODING_FAILURE)
+    return values
+
+
+def shown(value: Json) -> str:
+    """A value as JSON, cut to what fits a message."""
+    text = json.write(value).decode()
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+# A list ----------------------------------------------------------------------------------------
+
+LIST = "error parsing configuration list: "
+
+
+def parse_list(raw: bytes) -> NetworkList:
+    """Read a network list. ConfError when it is not one; it may come without plugins (see discover)."""
+    values = read_object(raw, LIST)
+    if "name" not in values:
+        raise ConfError(f"{LIST}no name")
+    name = values["name"]
+    if not isinstance(name, str):
+        raise ConfError(f"{LIST}invalid name type {go_type(name)}")
+    selected = select_version(values)
+    flags = {key: read_flag(values, key) for key in ("disableCheck", "disableGC", "loadOnlyInlinedPlugins")}
+    return NetworkList(
+        name, selected, read_plugins(values, flags["loadOnlyInlinedPlugins"]), raw,
+        disable_check=flags["disableCheck"], disable_gc=flags["disableGC"],
+        only_inlined_plugins=flags["loadOnlyInlinedPlugins"],
+    )
+
+
+def select_version(values: dict[str, Json]) -> str:
+    """The version to use: the greatest of `cniVersions` and `cniVersion` that is known here.
+
+    Without `cniVersions` the other is taken as it stands, even if nobody knows it.
+    """
+    given = values.get("cniVersion", "")
+    if not isinstance(given, str):
+        raise ConfError(f"{LIST}invalid cniVersion type {go_type(given)}")
+    if "cniVersions" not in values:
+        return given
+    entries = values["cniVersions"]
+    if not isinstance(entries, list):
+        raise ConfError(f"{LIST}invalid type for cniVersions: []interface {{}}")
+    numbers = {}
+    for index, entry in enumerate(entries):
+        if not isinstance(entry, str):
+            raise ConfError(f"{LIST}invalid type for cniVersions index {index}: {go_type(entry)}")
+        numbers.setdefault(entry, read_version(
+            entry, f"{LIST}invalid cniVersions entry {entry} at index {index}: "))
+    if given:
+        numbers.setdefault(given, read_version(given, f"{LIST}invalid cniVersion {given}: "))
+    newest = version.parse(version.CURRENT)
+    known = [entry for entry, number in numbers.items() if number <= newest]
+    return max(known, key=numbers.__getitem__, default=given)
+
+
+def read_version(text: str, prefix: str = "") -> tuple[int, int, int]:
+    """The numbers of a version; ConfError with the prefix when it is not one."""
+    try:
+        return version.parse(text)
+    except ValueError as e:
+        raise ConfError(f"{prefix}{e}", errors.DECODING_FAILURE) from None
+
+
+def read_flag(values: dict[str, Json], key: str) -> bool:
+    value = values.get(key, False)
+    if isinstance(value, bool):
+        return value
+    if not isinstance(value, str):
+        raise ConfError(f"{LIST}invalid type {go_type(value)} for {key}")
+    if value.lower() not in ("true", "false"):
+        raise ConfError(f'{LIST}invalid value "{value.lower()}" for {key}')
+    return value.lower() == "true"
+
+
+def read_plugins(values: dict[str, Json], only_inlined: bool) -> tuple[PluginConf, ...]:
+    if "plugins" not in values:
+        if only_inlined:
+            raise ConfError(f"{LIST}`loadOnlyInlinedPlugins` is true, and no 'plugins' key")
+        return ()
+    entries = values["plugins"]
+    if not isinstance(entries, list):
+        raise ConfError(f"{LIST}invalid 'plugins' type {go_type(entries)}")
+    if not entries:
+        raise ConfError(f"{LIST}no plugins in list")
+    plugins = []
+    for index, entry in enumerate(entries):
+        try:
+            plugins.append(parse_plugin(json.write(json.normalize(entry), sort=True)))
+        except ConfError as e:
+            raise ConfError(f"failed to parse plugin config {index}: {e.msg}", e.code) from None
+    return tuple(plugins)
+
+
+def list_of_plugin(plugin: PluginConf) -> NetworkList:
+    """A network list of one plugin, from a configuration that stands alone (the form before 1.0.0)."""
+    return parse_list(json.write(
+        {"cniVersion": plugin.version, "name": plugin.name, "plugins": [json.normalize(plugin.values)]},
+        sort=True))

@@ -1,0 +1,40 @@
+"""The caller's trace context, handed to plugins in the environment (W3C Trace Context and Baggage)."""
+
+import re
+from dataclasses import dataclass
+
+TRACEPARENT = r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})"
+MAX_HEADER = 8192          # bytes; Baggage 3.3.2 asks for as much, tracestate is far shorter
+SAMPLED = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """A span of the caller.
+
+    traceparent: "00-<32 hex>-<16 hex>-<2 hex>". tracestate, baggage: the headers' text, "" for none.
+    ValueError: one of them is malformed. A span whose ids are zero is legal and hands nothing on.
+    """
+
+    traceparent: str
+    tracestate: str = ""
+    baggage: str = ""
+
+    def __post_init__(self) -> None:
+        found = re.fullmatch(TRACEPARENT, self.traceparent)
+        if not found or found[1] == "ff":
+            raise ValueError(f"traceparent: expected 00-<32 hex>-<16 hex>-<2 hex>, "
+                             f"got {self.traceparent!r:.80}")
+        for name, text in (("tracestate", self.tracestate), ("baggage", self.baggage)):
+            if len(text) > MAX_HEADER or not re.fullmatch(r"[\t -~]*", text):
+                raise ValueError(f"{name}: expected at most {MAX_HEADER} printable ASCII characters, "
+                                 f"got {text!r:.80}")
+
+    def variables(self) -> dict[str, str]:
+        """The environment variables to add; of the flags only "sampled" is handed on."""
+        _, trace_id, span_id, flags = self.traceparent.split("-")
+        if not trace_id.strip("0") or not span_id.strip("0"):
+            return {}
+        found = {"TRACEPARENT": f"00-{trace_id}-{span_id}-{int(flags, 16) & SAMPLED:02x}",
+                 "TRACESTATE": self.tracestate, "BAGGAGE": self.baggage}
+        return {name: text for name, text in found.items() if text}

@@ -1,0 +1,1 @@
+"""The CNI spec as values: configuration, results, versions, errors, and their JSON. Knows nothing of Linux."""

@@ -1,0 +1,68 @@
+"""IP addresses: CNI's text to packed bytes (4 or 16) and back, as Go reads and prints them."""
+
+from _socket import AF_INET, AF_INET6, inet_ntop, inet_pton
+
+MAPPED = bytes(10) + b"\xff\xff"        # ::ffff:0:0/96, which Go takes for IPv4 everywhere
+
+
+def read_ip(text):
+    """An address without prefix as 4 or 16 bytes. Raises ValueError."""
+    try:
+        if ":" not in text:
+            return inet_pton(AF_INET, text)
+        packed = inet_pton(AF_INET6, text)
+    except (OSError, ValueError, TypeError):
+        raise ValueError(f"invalid IP address: {text}") from None
+    return packed[12:] if packed.startswith(MAPPED) else packed
+
+
+def ip_text(packed):
+    """The text of an address, IPv6 as RFC 5952 says."""
+    if len(packed) == 4:
+        return inet_ntop(AF_INET, packed)
+    if not any(packed[:12]) and any(packed[12:14]):     # libc would print ::1.2.3.4 here
+        return f"::{int.from_bytes(packed[12:14], 'big'):x}:{int.from_bytes(packed[14:], 'big'):x}"
+    if packed.startswith(MAPPED):
+        return inet_ntop(AF_INET, packed[12:])
+    return inet_ntop(AF_INET6, packed)
+
+
+def read_cidr(text):
+    """`address/prefix` as (packed, prefix), host bits kept. Raises ValueError."""
+    try:
+        ip, slash, length = text.partition("/")
+        if not slash or not length.isascii() or not length.isdigit():
+            raise ValueError
+        prefix = int(length)
+        packed = read_ip(ip)
+        if prefix > (128 if ":" in ip else 32):
+            raise ValueError
+    except (ValueError, AttributeError):
+        raise ValueError(f"invalid CIDR address: {text}") from None
+    if ":" in ip and len(packed) == 4:
+        prefix = max(prefix - 96, 0)
+    return packed, prefix
+
+
+def cidr_text(packed, prefix):
+    """`address/prefix`, the reverse of read_cidr."""
+    return f"{ip_text(packed)}/{prefix}"
+
+
+def host_mask(packed, prefix):
+    return (1 << 8 * len(packed) - prefix) - 1
+
+
+def network(packed, prefix):
+    """The address with its host bits zero."""
+    return (int.from_bytes(packed, "big") & ~host_mask(packed, prefix)).to_bytes(len(packed), "big")
+
+
+def broadcast(packed, prefix):
+    """The address with its host bits one."""
+    return (int.from_bytes(packed, "big") | host_mask(packed, prefix)).to_bytes(len(packed), "big")
+
+
+def plus(packed, n):
+    """The address `n` further on. Raises OverflowError past either end of the family."""
+    return (int.from_bytes(packed, "big") + n).to_bytes(len(packed), "big")

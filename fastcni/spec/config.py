@@ -1,0 +1,193 @@
+"""Configuration as CNI programs read it: JSON objects with typed keys, names, and CNI_ARGS. Touches nothing."""
+
+from fastcni.spec import address, errors, json
+from fastcni.spec.errors import CniError
+
+SHOWN = 80              # characters of a refused value that its error repeats
+IFNAME_BYTES = 15       # IFNAMSIZ of linux/if.h, without the closing NUL
+INT64 = 1 << 63
+
+# unicode.IsSpace of Go; str.isspace() would also take U+001C to U+001F.
+SPACES = "\t\n\v\f\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(map(chr, range(0x2000, 0x200B)))
+NOT_IN_IFNAME = frozenset("/:\0" + SPACES)
+
+TRUTH = {"1": True, "true": True, "0": False, "false": False}
+
+
+class Section:
+    """One JSON object of a configuration.
+
+    Keys match in any case, the exact spelling before others; null is the same as absent. What has the
+    wrong type is a CniError 7 that names the key by its path and shows the value.
+
+    values  the object as decoded
+    where   its path for errors, "ipam.ranges[0]"; "" for the top
+    """
+
+    __slots__ = ("values", "where", "_folded")
+
+    def __init__(self, values, where=""):
+        self.values, self.where, self._folded = values, where, None
+
+    def raw(self, key, default=None):
+        """The value as decoded."""
+        value = self.values.get(key)
+        if value is None:
+            if self._folded is None:
+                self._folded = fold(self.values)
+            value = self._folded.get(key.lower())
+        return default if value is None else value
+
+    def has(self, key):
+        return self.raw(key) is not None
+
+    def text(self, key, default=""):
+        return self._typed(key, str, "a string", default)
+
+    def flag(self, key, default=False):
+        return self._typed(key, bool, "true or false", default)
+
+    def items(self, key):
+        """The list under `key`, [] where absent."""
+        return self._typed(key, list, "a list", [])
+
+    def section(self, key):
+        """The Section under `key`, an empty one where absent."""
+        return Section(self._typed(key, dict, "an object", {}), self.path(key))
+
+    def whole(self, key, default=0, low=None, high=None):
+        """An integer from low to high; those of 64 bits where the bounds are not given. 1500.0 is none."""
+        value = self.raw(key)
+        if value is None:
+            return default
+        least, most = -INT64 if low is None else low, INT64 - 1 if high is None else high
+        if type(value) is not int or not least <= value <= most:
+            bounds = ("" if low is None else f" from {low}") + ("" if high is None else f" up to {high}")
+            raise self.wrong(key, f"expected a whole number{bounds}, got {shown(value)}")
+        return value
+
+    def texts(self, key):
+        """A list of strings; a null in it is an empty one, as in Go."""
+        values = ["" if value is None else value for value in self.items(key)]
+        for i, value in enumerate(values):
+            if type(value) is not str:
+                raise self.wrong(f"{key}[{i}]", f"expected a string, got {shown(value)}")
+        return values
+
+    def sections(self, key):
+        """A list of objects as Sections; a null in it is an empty one, as in Go."""
+        found = []
+        for i, value in enumerate(self.items(key)):
+            if value is not None and type(value) is not dict:
+                raise self.wrong(f"{key}[{i}]", f"expected an object, got {shown(value)}")
+            found.append(Section(value or {}, self.path(f"{key}[{i}]")))
+        return found
+
+    def ip(self, key):
+        """An address as 4 or 16 bytes; None where absent or empty."""
+        text = self.text(key)
+        try:
+            return address.read_ip(text) if text else None
+        except ValueError:
+            raise self.wrong(key, f"invalid IP address: {text[:SHOWN]}") from None
+
+    def cidr(self, key):
+        """`address/prefix` as (packed, prefix), host bits kept; None where absent (empty is an error)."""
+        text = self.text(key, None)
+        try:
+            return None if text is None else address.read_cidr(text)
+        except ValueError:
+            raise self.wrong(key, f"invalid CIDR address: {text[:SHOWN]}") from None
+
+    def path(self, key):
+        """The path of a key from the top of the configuration, "ipam.subnet"."""
+        return f"{self.where}.{key}" if self.where else key
+
+    def wrong(self, key, why):
+        """The CniError for a value that cannot be used."""
+        return CniError(errors.INVALID_CONFIG, f"failed to load netconf: {self.path(key)}: {why}")
+
+    def _typed(self, key, kind, words, default):
+        value = self.raw(key)
+        if value is None:
+            return default
+        if type(value) is not kind:
+            raise self.wrong(key, f"expected {words}, got {shown(value)}")
+        return value
+
+
+def fold(values):
+    """The values that are not null under their keys in lower case; of several spellings the last."""
+    return {key.lower(): value for key, value in values.items() if value is not None}
+
+
+def shown(value):
+    """A JSON value for an error: its kind and its text, cut."""
+    kinds = {str: "string ", int: "number ", float: "number ", list: "list ", dict: "object "}
+    text = kinds.get(type(value), "") + json.write(value).decode()
+    return text if len(text) <= SHOWN else f"{text[:SHOWN - 3]}..."
+
+
+# Names (spec.md of the CNI project, section 2, and the checks of the reference library)
+
+def check_container_id(text):
+    """Raises CniError 3 where it is empty, 4 where it has characters that an id cannot have."""
+    if not text:
+        raise CniError(errors.UNKNOWN_CONTAINER, "missing containerID")
+    if not is_name(text):
+        raise CniError(errors.INVALID_ENVIRONMENT, "invalid characters in containerID", text)
+
+
+def check_network_name(text):
+    """Raises CniError 7."""
+    if not text:
+        raise CniError(errors.INVALID_CONFIG, "missing network name:")
+    if not is_name(text):
+        raise CniError(errors.INVALID_CONFIG, "invalid characters found in network name", text)
+
+
+def check_ifname(text):
+    """Raises CniError 4 for what Linux would not have as the name of an interface."""
+    why, details = "", ""
+    if not text:
+        why = "interface name is empty"
+    elif len(text.encode("utf-8", "replace")) > IFNAME_BYTES:
+        why, details = "interface name is too long", "interface name should be less than 16 characters"
+    elif text in (".", ".."):
+        why = "interface name is . or .."
+    elif not NOT_IN_IFNAME.isdisjoint(text):
+        why = "interface name contains / or : or whitespace characters"
+    if why:
+        raise CniError(errors.INVALID_ENVIRONMENT, why, details)
+
+
+def is_name(text):
+    """[a-zA-Z0-9][a-zA-Z0-9_.-]*, the whole of it: such a name can be a file's."""
+    bare = text.replace("_", "").replace(".", "").replace("-", "")
+    return text.isascii() and text[:1].isalnum() and bare.isalnum()
+
+
+# CNI_ARGS
+
+def read_args(text, known):
+    """CNI_ARGS, "K=V;K2=V2", as {name: value} of the names in `known`; a later pair replaces an earlier one.
+
+    Others are a CniError 4, unless IgnoreUnknown is true among them. So is what is no pair.
+    """
+    found, unknown, ignore = {}, [], False
+    for pair in text.split(";") if text else ():
+        name, equals, value = pair.partition("=")
+        if not equals or "=" in value:
+            raise CniError(errors.INVALID_ENVIRONMENT, f"ARGS: invalid pair {json.quote(pair)}")
+        if name in known:
+            found[name] = value
+        elif name == "IgnoreUnknown":
+            ignore = TRUTH.get(value.lower())
+            if ignore is None:
+                raise CniError(errors.INVALID_ENVIRONMENT, f"ARGS: error parsing value of pair {json.quote(pair)}: "
+                               f"boolean unmarshal error: invalid input {value.lower()}")
+        else:
+            unknown.append(json.quote(pair))
+    if unknown and not ignore:
+        raise CniError(errors.INVALID_ENVIRONMENT, f"ARGS: unknown args [{' '.join(unknown)}]")
+    return found

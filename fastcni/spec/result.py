@@ -1,0 +1,231 @@
+"""Results of ADD in each version of the spec: read, converted, printed.
+
+A result is a plain dict in the shape of its own cniVersion. There are three shapes, or families:
+
+    0.1.0 0.2.0         ip4, ip6, dns; routes inside of ip4 and ip6
+    0.3.0 0.3.1 0.4.0   interfaces, ips (with their IP version), routes, dns
+    1.0.0 1.1.0         the same, ips without their IP version, interfaces with mtu, socketPath, pciID
+
+Plugins see and make the newest only.
+"""
+
+from fastcni.spec import address, json
+from fastcni.spec.config import INT64, fold, shown
+from fastcni.spec.errors import DECODING_FAILURE, INTERNAL, CniError
+from fastcni.spec.version import CURRENT, OLDEST
+
+UNSET_CIDR = "<nil>"            # what Go prints for an address that was not given
+
+
+# What values can be. A reader returns the value in its canonical form or raises ValueError.
+
+def text(value):
+    if type(value) is not str:
+        raise ValueError(f"expected a string, got {shown(value)}")
+    return value
+
+
+def whole(value):
+    if type(value) is not int or not -INT64 <= value < INT64:
+        raise ValueError(f"expected a whole number, got {shown(value)}")
+    return value
+
+
+def index(value):
+    """A whole number of which 0 says something, too."""
+    return whole(value)
+
+
+def cidr(value):
+    return address.cidr_text(*address.read_cidr(text(value)))
+
+
+def ip(value):
+    return address.ip_text(address.read_ip(value)) if text(value) else ""
+
+
+# The shapes: rows of (key, what it is, what is printed where it is unset; None: nothing) in the order of
+# printing. A tuple of rows is an object, [kind] a list. The same table reads, orders and prints.
+
+DNS = (("nameservers", [text], None), ("domain", text, None), ("search", [text], None), ("options", [text], None))
+DNS_SORTED = tuple(sorted(DNS, key=lambda row: row[0]))
+ROUTE = (("dst", cidr, UNSET_CIDR), ("gw", ip, None), ("mtu", whole, None), ("advmss", whole, None),
+         ("priority", whole, None), ("table", index, None), ("scope", index, None))
+ROUTE_SORTED = tuple(sorted(ROUTE, key=lambda row: row[0]))
+
+IP_OF_A = (("ip", cidr, UNSET_CIDR), ("gateway", ip, None), ("routes", [ROUTE], None))
+SHAPE_A = (("cniVersion", text, None), ("ip4", IP_OF_A, None), ("ip6", IP_OF_A, None), ("dns", DNS, {}))
+
+INTERFACE_B = (("name", text, ""), ("mac", text, None), ("sandbox", text, None))
+IP_OF_B = (("version", text, ""), ("interface", index, None), ("address", cidr, UNSET_CIDR), ("gateway", ip, None))
+SHAPE_B = (("cniVersion", text, None), ("interfaces", [INTERFACE_B], None), ("ips", [IP_OF_B], None),
+           ("routes", [ROUTE], None), ("dns", DNS, {}))
+
+INTERFACE_C = (("mac", text, None), ("mtu", whole, None), ("name", text, ""), ("pciID", text, None),
+               ("sandbox", text, None), ("socketPath", text, None))
+IP_OF_C = (("address", cidr, UNSET_CIDR), ("gateway", ip, None), ("interface", index, None))
+SHAPE_C = (("cniVersion", text, None), ("dns", DNS_SORTED, None), ("interfaces", [INTERFACE_C], None),
+           ("ips", [IP_OF_C], None), ("routes", [ROUTE_SORTED], None))
+
+SHAPES = (SHAPE_A, SHAPE_B, SHAPE_C)
+VERSIONS = (("", "0.1.0", "0.2.0"), ("0.3.0", "0.3.1", "0.4.0"), ("1.0.0", "1.1.0"))
+FAMILY = {version: number for number, versions in enumerate(VERSIONS) for version in versions}
+C = 2
+
+
+def create(version, document):
+    """Check a decoded result and return it in canonical form; unknown keys are dropped, keys match in any case.
+
+    version: that of the configuration; the document's own must be of the same family. Raises CniError 6.
+    """
+    if version not in FAMILY:
+        raise CniError(DECODING_FAILURE, f"unsupported CNI result version {json.quote(version)}")
+    family = FAMILY[version]
+    result = read(document or {} if document is None else document, SHAPES[family])
+    own = result.get("cniVersion", "")
+    if own not in VERSIONS[family]:
+        raise CniError(DECODING_FAILURE, f"result type supports [{' '.join(VERSIONS[family])}] but unmarshalled "
+                       f"CNIVersion is {json.quote(own)}")
+    return arrange({**result, "cniVersion": own or OLDEST}, SHAPES[family])
+
+
+def create_any(document):
+    """The same for a result that is taken as the version it says it is, 0.1.0 where it does not say."""
+    try:
+        version = read(document or {} if document is None else document, SHAPE_A[:1]).get("cniVersion", "")
+    except CniError as e:
+        raise CniError(e.code, f"decoding version from network config: {e}") from None
+    return create(version or OLDEST, document)
+
+
+def read(value, kind, where="result"):
+    """A value checked against its kind, with the keys of its shape only. Raises CniError 6."""
+    try:
+        if type(kind) is tuple:
+            if type(value) is not dict:
+                raise ValueError(f"expected an object, got {shown(value)}")
+            values = fold(value)
+            return {key: read(values[key.lower()], inner, f"{where}.{key}")
+                    for key, inner, _ in kind if key.lower() in values}
+        if type(kind) is list:
+            if type(value) is not list:
+                raise ValueError(f"expected a list, got {shown(value)}")
+            inner = kind[0]
+            return [read("" if item is None and inner is text else item, inner, f"{where}[{i}]")
+                    for i, item in enumerate(value)]
+        return kind(value)
+    except ValueError as e:
+        if type(kind) is not tuple and kind in (cidr, ip) and type(value) is str:
+            raise CniError(DECODING_FAILURE, str(e), where) from None         # the text that clients know
+        raise CniError(DECODING_FAILURE, f"{where}: {e}") from None
+
+
+def arrange(values, rows):
+    """A result, or part of one, with its keys in order and what is unset left out or spelt out."""
+    found = {}
+    for key, kind, unset in rows:
+        value = values.get(key)
+        if value:
+            if type(kind) is tuple:
+                value = arrange(value, kind)
+            elif type(kind) is list and type(kind[0]) is tuple:
+                value = [arrange(item, kind[0]) for item in value]
+        if not value and (value is None or kind is not index):
+            if unset is None:
+                continue
+            value = unset
+        found[key] = value
+    return found
+
+
+def encode(result, indent=4):
+    """The result as bytes, as a plugin prints it: keys in the order of its family, no newline at the end."""
+    family = FAMILY[result["cniVersion"]]
+    arranged = arrange(result, SHAPES[family])
+    if family == C:             # the reference prints these by way of a generic map
+        arranged = json.normalize(arranged)
+    return json.write(arranged, indent)
+
+
+def to_version(result, version):
+    """The result in the shape of another version; itself where it has that version.
+
+    Raises CniError 999 where there is no such version, or where a result without addresses is to become 0.2.0
+    or older, which have no place for anything else.
+    """
+    own, version = result.get("cniVersion") or CURRENT, version or OLDEST
+    if own == version:
+        return result
+    if own not in FAMILY or version not in FAMILY:
+        raise CniError(INTERNAL, f"no converter for CNI result version {own} to {version}")
+    have, want = FAMILY[own], FAMILY[version]
+    for step in UP[have:want] + DOWN[want:have][::-1]:
+        result = step(result)
+    return {**result, "cniVersion": version}
+
+
+def split_ip4_and_ip6(result):
+    """0.2.0 to 0.3.0: addresses and routes get lists of their own."""
+    ips, routes = [], []
+    for key, number in (("ip4", "4"), ("ip6", "6")):
+        if result.get(key):
+            one = dict(result[key])
+            routes += one.pop("routes", ())
+            ips.append({"version": number, "address": one.pop("ip", UNSET_CIDR), **one})
+    return {"ips": ips, "routes": routes, "dns": result.get("dns", {})}
+
+
+def drop_ip_version(result):
+    """0.4.0 to 1.0.0."""
+    ips = [{key: value for key, value in one.items() if key != "version"} for one in result.get("ips", ())]
+    return {**result, "ips": ips}
+
+
+def add_ip_version(result):
+    """1.0.0 to 0.4.0; what 1.1.0 knows more of interfaces goes, what it knows more of routes stays."""
+    ips = [{**one, "version": "4" if is_ip4(one.get("address", "")) else "6"} for one in result.get("ips", ())]
+    interfaces = [{key: one[key] for key, _, _ in INTERFACE_B if key in one} for one in result.get("interfaces", ())]
+    return {**result, "ips": ips, "interfaces": interfaces}
+
+
+def fold_into_ip4_and_ip6(result):
+    """0.3.0 to 0.2.0: the first address of each family and the routes of families that have an address."""
+    found = {}
+    for one in result.get("ips", ()):
+        key = {"4": "ip4", "6": "ip6"}.get(one.get("version"))
+        if key and key not in found:
+            found[key] = {"ip": one["address"], "gateway": one.get("gateway", ""), "routes": []}
+    if not found:
+        raise CniError(INTERNAL, "cannot convert: no valid IP addresses",
+                       "results of 0.2.0 and older have no place for interfaces without addresses")
+    for route in result.get("routes", ()):
+        key = "ip4" if is_ip4(route["dst"]) else "ip6"
+        if key in found:
+            found[key]["routes"].append({key: route[key] for key in ("dst", "gw") if key in route})
+    return {**found, "dns": result.get("dns", {})}
+
+
+def is_ip4(cidr_text):
+    """Whether a CIDR in canonical form is one of IPv4; an unset one counts as IPv6, as in the reference."""
+    return "." in cidr_text and ":" not in cidr_text
+
+
+# From one family to the next, and back.
+UP = (split_ip4_and_ip6, drop_ip_version)
+DOWN = (fold_into_ip4_and_ip6, add_ip_version)
+
+
+def read_prev_result(section, config_version):
+    """prevResult of a configuration in the 1.1.0 shape, None where there is none.
+
+    A prevResult without a version has the configuration's; one of another family is refused. Raises CniError 6,
+    or 7 where it is no object.
+    """
+    if not section.has("prevResult"):
+        return None
+    values = {"CNIVersion": config_version, **section.section("prevResult").values}
+    try:
+        # Sorted, so that cniVersion comes after CNIVersion and counts; the reference's map does that by itself.
+        return to_version(create(config_version, dict(sorted(values.items()))), CURRENT)
+    except CniError as e:
+        raise CniError(e.code, f"could not parse prevResult: {e.msg}", e.details) from None
