@@ -31,16 +31,17 @@ from libc.stdint cimport uint8_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcmp, memcpy, memset
 from posix.fcntl cimport O_CLOEXEC, O_CREAT, O_NONBLOCK, O_RDWR, openat, posix_fallocate
-from posix.mman cimport MAP_ANONYMOUS, MAP_FAILED, MAP_PRIVATE, MAP_SHARED, PROT_READ, PROT_WRITE, mmap, munmap
+from posix.mman cimport MAP_ANONYMOUS, MAP_FAILED, MAP_PRIVATE, MAP_SHARED, mmap, munmap
+from posix.mman cimport PROT_READ, PROT_WRITE
 from posix.stat cimport fstat, struct_stat
 from posix.time cimport CLOCK_REALTIME, clock_gettime, timespec
 from posix.types cimport mode_t, off_t
 from posix.unistd cimport close, ftruncate, pwrite
 
 from fastcni._ipam_tables cimport (
-    BOOT_ID_SIZE, LAYOUT, MAX_CAPACITY, MIN_BLOCKS, MIN_OWNERS, Address, Block, Header, Owner, Tables, bit_of,
-    count_held, crowded, find_block, find_owner, good_cap, mixed, point, put_all, put_block, put_owner, remove_block,
-    remove_owner, seek_free, size_of,
+    BOOT_ID_SIZE, LAYOUT, MAX_CAPACITY, MIN_BLOCKS, MIN_OWNERS, Address, Block, Header, Owner, Tables,
+    bit_of, count_held, crowded, find_block, find_owner, good_cap, mixed, point, put_all, put_block,
+    put_owner, remove_block, remove_owner, seek_free, size_of,
 )
 
 cdef extern from "endian.h" nogil:
@@ -71,8 +72,7 @@ cdef int load(bytes packed, Address* a) except -1:
     """4 or 16 bytes to the two halves."""
     cdef uint64_t halves[2]
     if PyBytes_GET_SIZE(packed) == 4:
-        halves[0] = 0
-        memset(&halves[1], 0, 2)
+        memset(halves, 0, 10)
         memset(<char*> halves + 10, 0xff, 2)
         memcpy(<char*> halves + 12, PyBytes_AS_STRING(packed), 4)
     elif PyBytes_GET_SIZE(packed) == 16:
@@ -86,9 +86,7 @@ cdef int load(bytes packed, Address* a) except -1:
 
 cdef bytes packed_of(uint64_t hi, uint64_t lo):
     """The two halves to 4 or 16 bytes."""
-    cdef uint64_t halves[2]
-    halves[0] = htobe64(hi)
-    halves[1] = htobe64(lo)
+    cdef uint64_t[2] halves = [htobe64(hi), htobe64(lo)]
     if hi == 0 and lo >> 32 == 0xffff:
         return PyBytes_FromStringAndSize(<const char*> halves + 12, 4)
     return PyBytes_FromStringAndSize(<const char*> halves, 16)
@@ -111,19 +109,17 @@ cdef int allocate(int fd, size_t size) noexcept nogil:
 
 def lock(int fd):
     """Wait for the exclusive flock(2) of an open file. Raises OSError; gives way to signal handlers."""
-    cdef int r
-    while True:
+    cdef int refused = 1
+    while refused:
         with nogil:
-            r = flock(fd, LOCK_EX)
-        if r == 0:
-            return
-        if errno != EINTR:
+            refused = flock(fd, LOCK_EX)
+        if refused and errno != EINTR:
             PyErr_SetFromErrno(OSError)
         PyErr_CheckSignals()
 
 
 def unlock(int fd):
-    """Let the lock go at once; closing is not enough while a child of another thread still has the descriptor."""
+    """Let the lock go at once; closing is not enough while a child just forked has the descriptor too."""
     flock(fd, LOCK_UN)
 
 
@@ -210,13 +206,13 @@ cdef class Index:
     def addresses_of(self, bytes owner not None):
         """The addresses held for exactly these owner bytes (by hash: read the file before acting on one)."""
         cdef uint64_t h = owner_hash(owner)
-        cdef uint64_t i, n, mask
+        cdef uint64_t i, _n, mask
         cdef Owner* entry
         cdef list found = []
         self.check_open()
         mask = self.t.head.owner_cap - 1
         i = h & mask
-        for n in range(self.t.head.owner_cap):
+        for _n in range(self.t.head.owner_cap):
             entry = &self.t.owners[i]
             if entry.hash == 0:
                 break
@@ -248,7 +244,7 @@ cdef class Index:
         return True
 
     def drop(self, bytes address not None, bytes owner not None):
-        """Forget that owner holds address. False, and nothing is changed, when the index knew no such thing."""
+        """Forget that owner holds address. False, and nothing is changed, when that was not known."""
         cdef Address a
         cdef Block* block
         cdef Owner* entry
@@ -281,12 +277,12 @@ cdef class Index:
         self.lay_out(MIN_BLOCKS, MIN_OWNERS)
 
     def sign(self):
-        """Date the directory and note that the index is what it holds now. False where that cannot be told."""
+        """Date the directory and note that the index is what it holds. False where that cannot be told."""
         cdef Header* head = self.t.head
         cdef struct_stat st
         cdef timespec times[2]
         self.check_open()
-        if self.fd < 0 or PyBytes_GET_SIZE(self.boot) != BOOT_ID_SIZE:
+        if self.fd < 0 or self.boot == b"":
             return False
         head.dirty = 1
         clock_gettime(CLOCK_REALTIME, &times[1])

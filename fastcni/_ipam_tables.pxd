@@ -7,9 +7,9 @@
 #     ...   Owner[owner_cap]   open addressing by the owner's hash; hash 0 = empty entry
 #
 # A block is the bitmap of 4,096 neighbouring addresses. Blocks are about addresses, not about ranges, so that
-# edited configurations, several sets and an IPv6 /64 need nothing special; 4,096 and not more, because addresses
-# strewn over a /64 take one block (544 bytes) each, while a full /16 is still only 16 steps. IPv4 addresses are
-# kept as ::ffff:a.b.c.d.
+# edited configurations, several sets and an IPv6 /64 need nothing special; 4,096 and not more, because
+# addresses strewn over a /64 take one block (536 bytes) each, while a full /16 is still only 16 steps. IPv4
+# addresses are kept as ::ffff:a.b.c.d.
 #
 # Every loop is bounded by a capacity, and the capacities are checked against the size of the mapping: damage
 # inside gives wrong answers, no crash and no endless search.
@@ -111,9 +111,9 @@ cdef inline Block* find_block(Tables* t, uint64_t hi, uint64_t lo) noexcept nogi
     """The block that has this address, or NULL."""
     cdef uint64_t mask = t.head.block_cap - 1
     cdef uint64_t i = block_hash(hi, lo) & mask
-    cdef uint64_t n
+    cdef uint64_t _n
     lo &= ~<uint64_t> (BLOCK_SIZE - 1)
-    for n in range(t.head.block_cap):
+    for _n in range(t.head.block_cap):
         if t.blocks[i].count == 0:
             return NULL
         if t.blocks[i].lo == lo and t.blocks[i].hi == hi:
@@ -126,8 +126,8 @@ cdef inline Block* put_block(Tables* t, uint64_t hi, uint64_t lo) noexcept nogil
     """A new block for this address. There is an empty entry, which it stays until its first bit is set."""
     cdef uint64_t mask = t.head.block_cap - 1
     cdef uint64_t i = block_hash(hi, lo) & mask
-    cdef uint64_t n
-    for n in range(mask):
+    cdef uint64_t _n
+    for _n in range(mask):
         if t.blocks[i].count == 0:
             break
         i = (i + 1) & mask
@@ -143,8 +143,8 @@ cdef inline void remove_block(Tables* t, Block* block) noexcept nogil:
     cdef uint64_t mask = t.head.block_cap - 1
     cdef uint64_t gap = block - t.blocks
     cdef uint64_t i = gap
-    cdef uint64_t n
-    for n in range(mask):
+    cdef uint64_t _n
+    for _n in range(mask):
         i = (i + 1) & mask
         if t.blocks[i].count == 0:
             break
@@ -156,7 +156,7 @@ cdef inline void remove_block(Tables* t, Block* block) noexcept nogil:
 
 
 cdef inline bint seek_free(Tables* t, Address* a, Address last) noexcept nogil:
-    """Move a to the first free address from a to last; False if there is none. A step is a block or a word."""
+    """Move a to the first free address up to last; False if there is none. A step is a block or a word."""
     cdef Block* block
     cdef uint64_t word, bits
     while not beyond(a[0], last):
@@ -207,8 +207,8 @@ cdef inline Owner* find_owner(Tables* t, uint64_t h, uint64_t hi, uint64_t lo) n
     """The entry that says that this owner has this address, or NULL."""
     cdef uint64_t mask = t.head.owner_cap - 1
     cdef uint64_t i = h & mask
-    cdef uint64_t n
-    for n in range(t.head.owner_cap):
+    cdef uint64_t _n
+    for _n in range(t.head.owner_cap):
         if t.owners[i].hash == 0:
             return NULL
         if t.owners[i].hash == h and t.owners[i].hi == hi and t.owners[i].lo == lo:
@@ -220,8 +220,8 @@ cdef inline Owner* find_owner(Tables* t, uint64_t h, uint64_t hi, uint64_t lo) n
 cdef inline void put_owner(Tables* t, uint64_t h, uint64_t hi, uint64_t lo) noexcept nogil:
     cdef uint64_t mask = t.head.owner_cap - 1
     cdef uint64_t i = h & mask
-    cdef uint64_t n
-    for n in range(mask):
+    cdef uint64_t _n
+    for _n in range(mask):
         if t.owners[i].hash == 0:
             break
         i = (i + 1) & mask
@@ -234,8 +234,8 @@ cdef inline void remove_owner(Tables* t, Owner* entry) noexcept nogil:
     cdef uint64_t mask = t.head.owner_cap - 1
     cdef uint64_t gap = entry - t.owners
     cdef uint64_t i = gap
-    cdef uint64_t n
-    for n in range(mask):
+    cdef uint64_t _n
+    for _n in range(mask):
         i = (i + 1) & mask
         if t.owners[i].hash == 0:
             break

@@ -1,4 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False, cdivision=True
+# cython: binding=False, auto_pickle=False
 """Netlink messages: a Batch that builds them and readers that take them apart. Bytes only: no sockets, no names.
 
 Layout of what is built and read here (include/uapi/linux/netlink.h), everything padded to four bytes:

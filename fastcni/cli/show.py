@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -22,9 +23,11 @@ def result(document: dict[str, Any], network: str, rt: RuntimeConf, console: Con
     """Print a result of any version: a row for each interface, then routes and DNS."""
     console = console or Console()
     shape = results.to_version(document, "1.1.0")
-    table = Table(title=Text(printable(f"{rt.container_id} in {network}")), title_justify="left")
+    title = Text(printable(f"{rt.container_id} in {network}"))
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
     for column in ("interface", "mac", "where", "addresses", "gateway"):
-        table.add_column(column, overflow="fold")
+        # A path may be long; the others are copied and should stay in one piece.
+        table.add_column(column, overflow="fold", no_wrap=column != "where")
     ips = shape.get("ips", [])
     for index, interface in enumerate(shape.get("interfaces", [])):
         texts = interface.get("name", ""), interface.get("mac", ""), interface.get("sandbox") or "host"

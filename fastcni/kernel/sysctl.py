@@ -44,9 +44,10 @@ def ensure(name, value):
 
 
 def offer(name, value):
-    """Like ensure(), for a sysctl that this kernel may lack or refuse to change; says whether it holds now."""
+    """Write a sysctl that this kernel may lack or refuse to change; says whether it did. For a link just made,
+    whose value is known to differ: then reading first is an open() for nothing."""
     try:
-        ensure(name, value)
+        write(name, value)
     except OSError:
         return False            # no IPv6 in this kernel, or /proc/sys mounted read-only
     return True

@@ -77,9 +77,7 @@ def ensure_address(sock, bridge, gateway, prefix, force, undo):
     With an address of its own the bridge's MAC is pinned, so that it does not follow its ports' MACs.
     """
     wanted, conflicts = addresses.cidr_text(gateway, prefix), []
-    for item in links.addresses_of(sock, bridge.index):
-        if len(item.packed) != len(gateway):
-            continue
+    for item in links.addresses_of(sock, bridge.index, [rtnl.family_of(gateway)]):
         if (item.packed, item.prefix) == (gateway, prefix):
             return
         if len(gateway) == 4 or overlap(item.packed, item.prefix, gateway, prefix):

@@ -3,7 +3,7 @@
 from fastcni.spec import address
 from fastcni.spec.errors import INVALID_CONFIG, CniError
 
-# Route keys of spec 1.1.0 beside dst and gw, and whether an explicit 0 says something (pointers in the Go types).
+# Route keys of spec 1.1.0 beside dst and gw, and whether an explicit 0 says something (Go has pointers there).
 ROUTE_NUMBERS = (("mtu", False), ("advmss", False), ("priority", False), ("table", True), ("scope", True))
 DNS_LISTS = ("nameservers", "search", "options")
 
@@ -21,7 +21,7 @@ def read_routes(section):
     for one in section.sections("routes"):
         dst = one.cidr("dst")
         if dst is None:
-            raise CniError(INVALID_CONFIG, f"failed to load netconf: {one.where}.dst is missing: a route needs one")
+            raise one.wrong("dst", "missing; a route needs one")
         route = {"dst": address.cidr_text(*dst)}
         gateway = one.ip("gw")
         if gateway is not None:

@@ -146,12 +146,12 @@ def add_route(batch, link, item, gateways):
 
 def enable_ipv6(ifname):
     """An IPv6 address needs IPv6 on; keep_addr_on_down lets it survive a chained plugin that flaps the link."""
-    for name in ("lo", ifname):
-        sysctl.offer(f"net/ipv6/conf/{name}/disable_ipv6", "0")
     try:
+        for name in ("lo", ifname):
+            sysctl.ensure(f"net/ipv6/conf/{name}/disable_ipv6", "0")
         sysctl.ensure(f"net/ipv6/conf/{ifname}/keep_addr_on_down", "1")
     except OSError as e:
-        raise CniError(errors.INTERNAL, f'failed to enable keep_addr_on_down for interface "{ifname}": {e}',
+        raise CniError(errors.INTERNAL, f'failed to enable IPv6 for interface "{ifname}": {e}',
                        "is IPv6 enabled in the kernel?") from e
 
 
@@ -166,10 +166,10 @@ def with_watch(pod, link, batch):
         watcher.close()
 
 
-def addresses_of(sock, index):
+def addresses_of(sock, index, families=(uapi.AF_INET, uapi.AF_INET6)):
     """The Addresses of a link, global and link-local alike, as the kernel lists them."""
     found = []
-    for family in (uapi.AF_INET, uapi.AF_INET6):
+    for family in families:
         for kind, payload in wire.dump(sock, uapi.RTM_GETADDR, rtnl.ifaddrmsg(family, 0, index),
                                        f"list addresses of link {index}"):
             if kind == uapi.RTM_NEWADDR:

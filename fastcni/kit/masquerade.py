@@ -1,62 +1,11 @@
-"""ipMasq: traffic of a pod that leaves its subnet takes the node's address.
+"""ipMasq: traffic of a pod that leaves its subnet takes the node's address. The keys, and which backend does it.
 
-The nftables backend is one table of our own, with a fixed number of rules however many pods there are; a pod is one
-element in a map. As `nft list table inet fastcni` prints it:
-
-    table inet fastcni {
-        map pods4 { type ipv4_addr : verdict
-                    elements = { 10.22.0.5 comment "8e48...-0b65..., net: a, if: eth0, id: c" : goto subnet-10.22.0.0/16 } }
-        map pods6 { type ipv6_addr : verdict }
-        chain postrouting {
-            type nat hook postrouting priority srcnat; policy accept;
-            ip saddr vmap @pods4
-            ip6 saddr vmap @pods6
-        }
-        chain subnet-10.22.0.0/16 {
-            ip daddr 10.22.0.0/16 return
-            ip daddr 224.0.0.0/4 return
-            masquerade
-        }
-    }
-
-The iptables backend, and what the reference plugins left in either backend, is in iptables.py and below.
+Backends are imported when they are used: most pods of a one-shot plugin need one of them or none.
 """
 
-from errno import EBUSY
-
-from fastcni._netlink import Batch
-from fastcni.kernel import nft, wire
-from fastcni.kit import elements, iptables, names
 from fastcni.spec import address as addresses
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
-
-TABLE, CHAIN, FAMILY = "fastcni", "postrouting", nft.NFPROTO_INET
-COMMENT = "fastcni: masquerade of pods"
-SUBNET_RULES = 3                # in a subnet chain; more references to it are elements that go there
-
-
-class Family:
-    """Where an address family's addresses are in its header, and the names of its map and of its key type."""
-
-    __slots__ = ("protocol", "source", "destination", "length", "pods", "key_type", "multicast")
-
-    def __init__(self, protocol, source, destination, length, pods, key_type, multicast):
-        self.protocol, self.source, self.destination, self.length = protocol, source, destination, length
-        self.pods, self.key_type, self.multicast = pods, key_type, multicast
-
-    def load(self, offset):
-        """meta nfproto <protocol>, then the address at `offset` of the header in register 1"""
-        return (nft.meta(nft.NFT_META_NFPROTO), nft.compare(bytes((self.protocol,))),
-                nft.payload(nft.NFT_PAYLOAD_NETWORK_HEADER, offset, self.length))
-
-
-FAMILIES = {                    # by length of an address
-    4: Family(nft.NFPROTO_IPV4, 12, 16, 4, "pods4", nft.TYPE_IPADDR, (b"\xe0\0\0\0", 4)),
-    16: Family(nft.NFPROTO_IPV6, 8, 24, 16, "pods6", nft.TYPE_IP6ADDR, (b"\xff" + bytes(15), 8)),
-}
-
-REFERENCE_TABLE, REFERENCE_CHAIN = "cni_plugins_masquerade", "masq_checks"
 
 
 class Masquerade:
@@ -76,30 +25,32 @@ class Masquerade:
         """Masquerade every address of `result`, if the network asks for it."""
         if not self.wanted:
             return
-        ips = [addresses.read_cidr(ip["address"]) for ip in result.get("ips", ())]
         if self.iptables:
-            undo(iptables.delete, req, [packed for packed, _ in ips])
-            iptables.add(req, ips)
+            from fastcni.kit import masquerade_iptables as backend
         else:
-            items = [(FAMILIES[len(packed)].pods, packed, subnet_chain(packed, prefix)) for packed, prefix in ips]
-            undo(store().delete, req, items)
-            store().add(req, items)
+            from fastcni.kit import masquerade_nft as backend
+        ips = [addresses.read_cidr(ip["address"]) for ip in result.get("ips", ())]
+        undo(backend.delete, req, {packed for packed, _ in ips})
+        backend.add(req, ips)
 
     def delete(self, req, found):
         """Take back what ADD did, in whichever backend and by whichever implementation. `found` are packed addresses."""
         if not self.wanted:
             return
+        from fastcni.kit import masquerade_iptables, masquerade_nft
+
         known = set(found) | prev_addresses(req)
-        store().delete(req, [(FAMILIES[len(packed)].pods, packed, None) for packed in known])
-        delete_reference_rules(req, req.firewall())
-        if iptables.present(req, req.firewall()):
-            iptables.delete(req, known)
+        masquerade_nft.delete(req, known)
+        masquerade_nft.delete_reference_rules(req)
+        if masquerade_iptables.present(req):
+            masquerade_iptables.delete(req, known)
 
     def gc(self, req):
-        """Delete the elements of this network whose attachment is no longer valid, and chains nobody goes to."""
+        """Take back what is there for attachments of this network that are no longer valid."""
         if self.wanted:
-            store().gc(req)
-            delete_unused_chains(req.firewall())
+            from fastcni.kit import masquerade_nft
+
+            masquerade_nft.gc(req)
 
 
 def prev_addresses(req):
@@ -112,67 +63,3 @@ def prev_addresses(req):
         except (ValueError, KeyError, TypeError, AttributeError):
             req.warn(f"prevResult.ips has {ip!r}, which is not an address")
     return found
-
-
-def store():
-    return elements.Store(FAMILY, TABLE, [family.pods for family in FAMILIES.values()], set_up)
-
-
-def subnet_chain(packed, prefix):
-    # nft reads names of letters, digits and / \\ _ . - only; a colon would be seen as its own word.
-    return "subnet-" + addresses.cidr_text(addresses.network(packed, prefix), prefix).replace(":", "_")
-
-
-def set_up(batch, items):
-    """Everything but the elements. What is there already is written anew in the same transaction, unnoticed."""
-    nft.add_table(batch, FAMILY, TABLE, COMMENT)
-    nft.add_base_chain(batch, FAMILY, TABLE, CHAIN, kind="nat", hook=nft.NF_INET_POST_ROUTING,
-                       priority=nft.NF_IP_PRI_NAT_SRC)
-    nft.flush_chain(batch, FAMILY, TABLE, CHAIN)
-    for set_id, (length, family) in enumerate(FAMILIES.items(), 1):
-        nft.add_set(batch, FAMILY, TABLE, family.pods, key_type=family.key_type, key_size=length, set_id=set_id,
-                    verdicts=True)
-        nft.add_rule(batch, FAMILY, TABLE, CHAIN, *family.load(family.source), nft.verdict_of(family.pods, set_id))
-    for _, packed, chain in items:
-        prefix = int(chain.rpartition("/")[2])
-        nft.add_chain(batch, FAMILY, TABLE, chain)
-        nft.flush_chain(batch, FAMILY, TABLE, chain)
-        leave_alone(batch, chain, addresses.network(packed, prefix), prefix)
-        leave_alone(batch, chain, *FAMILIES[len(packed)].multicast)
-        nft.add_rule(batch, FAMILY, TABLE, chain, nft.masquerade())
-    return batch
-
-
-def leave_alone(batch, chain, network, prefix):
-    """ip daddr <network>/<prefix> return"""
-    family, length = FAMILIES[len(network)], len(network)
-    bits = ((1 << prefix) - 1 << 8 * length - prefix).to_bytes(length, "big")
-    masked = [nft.mask(bits)] if prefix < 8 * length else []
-    nft.add_rule(batch, FAMILY, TABLE, chain, *family.load(family.destination), *masked, nft.compare(network),
-                 nft.verdict(nft.NFT_RETURN))
-
-
-def delete_reference_rules(req, sock):
-    """What the reference plugins' nftables backend left for this attachment: rules whose comment has its hashes."""
-    mark = names.hashes(req.name, req.container_id, req.ifname)
-    batch = nft.start(Batch())
-    found = False
-    for kind, payload in wire.dump(sock, nft.NFT_MSG_GETRULE, nft.nfgenmsg(FAMILY), "list masquerade rules",
-                                   nft.rules_of(REFERENCE_TABLE, REFERENCE_CHAIN)):
-        handle, comment = nft.read_rule(payload)
-        if comment.startswith(mark):
-            nft.del_rule(batch, FAMILY, REFERENCE_TABLE, REFERENCE_CHAIN, handle)
-            found = True
-    if found:
-        wire.exchange(sock, nft.stop(batch))
-
-
-def delete_unused_chains(sock):
-    for _, payload in wire.dump(sock, nft.NFT_MSG_GETCHAIN, nft.nfgenmsg(FAMILY), "list nftables chains"):
-        table, chain, references = nft.read_chain(payload)
-        if table == TABLE and chain.startswith("subnet-") and references == SUBNET_RULES:
-            batch = nft.flush_chain(nft.start(Batch()), FAMILY, TABLE, chain)
-            nft.del_chain(batch, FAMILY, TABLE, chain)
-            _, refused = wire.attempt(sock, nft.stop(batch))
-            if refused and refused[0].errno != EBUSY:       # EBUSY: a pod came in between
-                raise refused[0]

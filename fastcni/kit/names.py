@@ -1,12 +1,15 @@
 """Names and marks that are derived from a network and a container: the same text for the same attachment, always."""
 
+import sys
+
 
 def digest(text, length, prefix=""):
     """`prefix` and as much of the SHA-512 of `text` in lower-case hex as `length` has room for."""
-    try:
-        from _sha2 import sha512            # CPython 3.12 and later
-    except ImportError:
-        from _sha512 import sha512          # hashlib would load OpenSSL for this
+    # hashlib would load OpenSSL for this.
+    if sys.hexversion >= 0x030C0000:
+        from _sha2 import sha512
+    else:
+        from _sha512 import sha512
     return prefix + sha512(text.encode()).hexdigest()[:length - len(prefix)]
 
 

@@ -5,7 +5,7 @@ bytes, 4 or 16 of them, which within a family compare like the numbers they are.
 """
 
 from fastcni.spec import address, version
-from fastcni.spec.config import Section
+from fastcni.spec.config import Section, shown
 from fastcni.spec.errors import INVALID_CONFIG, CniError
 
 
@@ -28,7 +28,8 @@ class Range:
 
     def size(self):
         """How many addresses can be given out; the gateway is not one of them."""
-        return int.from_bytes(self.end, "big") - int.from_bytes(self.start, "big") + 1 - self.contains(self.gateway)
+        whole = int.from_bytes(self.end, "big") - int.from_bytes(self.start, "big") + 1
+        return whole - self.contains(self.gateway)
 
 
 def text_of(range_set):
@@ -100,19 +101,16 @@ def at_most_one_per_family(addresses, config_version):
 
 def _raw_sets(section, key):
     """Lists of Sections under `key`, [[{"subnet": ...}, ...], ...]."""
-    where = f"{section.where}.{key}" if section.where else key
     for i, values in enumerate(section.items(key)):
         if values is None:
             values = []
         if not isinstance(values, list):
-            raise CniError(INVALID_CONFIG, f"failed to load netconf: {where}[{i}]: expected a list of ranges, "
-                           f"got {_shown(values)}")
+            raise section.wrong(f"{key}[{i}]", f"expected a list of ranges, got {shown(values)}")
         sections = []
         for j, value in enumerate(values):
             if value is not None and not isinstance(value, dict):
-                raise CniError(INVALID_CONFIG, f"failed to load netconf: {where}[{i}][{j}]: expected an object "
-                               f'with "subnet", got {_shown(value)}')
-            sections.append(Section(value or {}, f"{where}[{i}][{j}]"))
+                raise section.wrong(f"{key}[{i}][{j}]", f'expected an object with "subnet", got {shown(value)}')
+            sections.append(Section(value or {}, section.path(f"{key}[{i}][{j}]")))
         yield sections
 
 
@@ -146,8 +144,8 @@ def _read_range(section):
         raise ValueError("IPNet IP and Mask version mismatch")
     base = address.network(r.subnet, r.prefix)
     if base != r.subnet:
-        raise ValueError(f"Network has host bits set. For a subnet mask of length {r.prefix} the network address is "
-                         f"{address.ip_text(base)}")
+        raise ValueError(f"Network has host bits set. For a subnet mask of length {r.prefix} "
+                         f"the network address is {address.ip_text(base)}")
     start, end = section.ip("rangeStart"), section.ip("rangeEnd")
     r.gateway = section.ip("gateway") or address.plus(base, 1)      # may lie outside of the subnet
     last = address.broadcast(r.subnet, r.prefix)
@@ -160,16 +158,11 @@ def _read_range(section):
     r.start = start or address.plus(base, 1)
     r.end = end or (address.plus(last, -1) if bits == 32 else last)
     if r.start > r.end:             # one of the two alone, on the far side of the other's default
-        raise ValueError(f"{'RangeEnd' if end else 'RangeStart'} {address.ip_text(end or start)} not in network "
-                         f"{r.network()}")
+        raise ValueError(f"{'RangeEnd' if end else 'RangeStart'} {address.ip_text(end or start)} "
+                         f"not in network {r.network()}")
     return r
 
 
 def _invalid(text, sections):
     where = ", ".join(s.where for s in sections if s.where)
     return CniError(INVALID_CONFIG, text, where)
-
-
-def _shown(value):
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."

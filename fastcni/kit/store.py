@@ -6,18 +6,19 @@
         last_reserved_ip.<set>        0600, the textual address given out last, where the search goes on
         .fastcni.index                ours alone: see _ipam_bitmap.pyx. It may be removed at any time
 
-The files are the truth, and both implementations can work on one directory. An address is taken by creating its
-file exclusively, and a file is read and compared before it is removed. The index finds candidates; where a file
-says something else the index is corrected. What the index cannot know is a change inside an existing file
-(nobody makes one) and a change by somebody without the lock during our own few microseconds with it; the first
-full range, GC or foreign change after it puts that right.
+The files are the truth, and both implementations can work on one directory. An address is taken by creating
+its file exclusively, and a file is read and compared before it is removed. The index finds candidates; where
+a file says something else the index is corrected. What the index cannot know is a change inside an existing
+file (nobody makes one) and a change by somebody without the lock during our own few microseconds with it; the
+first full range, GC or foreign change after it puts that right. Directories below are not looked into.
 
 A crash or a power cut can leave a file empty or full of NUL bytes. No DEL will ever match it, so such an
-address is free here, and reclaimed with a warning. Anything printable is respected, be it a note of an operator.
+address is free here, and reclaimed with a warning. Anything printable is respected, be it a note of an
+operator.
 
 With sync=True (`ipam.fsync`), file and directory are on disk before the answer. The default is off, as in the
-reference: on ext4 over a virtio disk it took ADD from 0.13 to 2.1 ms, and what it protects, an address of a pod
-that was lost in the same power cut, is what DEL and GC release after it.
+reference: on ext4 over a virtio disk it took ADD from 0.08 to between 0.4 and 1.5 ms (bench_ipam.py), and what
+it protects, an address of a pod that was lost in the same power cut, is what DEL and GC release after it.
 """
 
 import errno
@@ -30,7 +31,8 @@ from fastcni.spec.errors import INVALID_CONFIG, IO_FAILURE, CniError
 
 UNREADABLE = b"/"                   # held, and nobody's: neither an id nor an interface name has a slash
 CONTROL = bytes(b for b in range(32) if b not in b"\t\n\r") + b"\x7f"
-CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+WRITE = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+CREATE = WRITE | os.O_EXCL
 READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
@@ -86,11 +88,12 @@ class Store:
                 return
             if self.sync and self.changed:
                 os.fsync(self.dir)
-            # An error that we raised ourselves left files and index in agreement; after any other, read again.
+            # An error of our own left files and index in agreement; after any other, all files are read again.
             if self.index.dirty and (kind is None or issubclass(kind, CniError)):
                 self.index.sign()
             if self.index.trouble:
-                self.warn(f"{self.path}/.fastcni.index: {os.strerror(self.index.trouble)}; working without it")
+                why = os.strerror(self.index.trouble)
+                self.warn(f"{self.path}/.fastcni.index: {why}; working without it")
         except OSError as e:
             raise self._trouble("fsync", "", e) from None
         finally:
@@ -144,12 +147,16 @@ class Store:
             self.index.hold(packed, content)
             held.append((packed, content))
         if torn:
-            some = " ".join(address.ip_text(packed) for packed in torn[:10]) + (" ..." if len(torn) > 10 else "")
-            self.warn(f"{self.path}: empty or torn address files, taken as free: {some}")
+            some = " ".join(address.ip_text(packed) for packed in torn[:10])
+            more = f" and {len(torn) - 10} more" if len(torn) > 10 else ""
+            self.warn(f"{self.path}: empty or torn address files, taken as free: {some}{more}")
         return held, torn
 
     def recheck(self):
-        """Before saying "full": are there as many files as the index says? If not read them; True if it helped."""
+        """Before saying "full": are there as many files as the index says? If not read them; True if it helped.
+
+        Names are counted, not read: 60,000 of them take 20 ms.
+        """
         before = len(self.index)
         if len(self._names()) == before:
             return False
@@ -210,10 +217,10 @@ class Store:
             return None
 
     def write_cursor(self, number, packed):
-        """Note the address given out last. Not truncated to nothing first: ext4 would start writing it out."""
+        """Note the address given out last. Not truncated to nothing first: ext4 would write it out on closing."""
         name, text = f"last_reserved_ip.{number}", address.ip_text(packed).encode()
         try:
-            fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600, dir_fd=self.dir)
+            fd = os.open(name, WRITE, 0o600, dir_fd=self.dir)
             try:
                 os.pwrite(fd, text, 0)
                 os.ftruncate(fd, len(text))
@@ -287,7 +294,8 @@ class Store:
     def _trouble(self, verb, name, error):
         path = f"{self.path}/{name}" if name else self.path
         return CniError(IO_FAILURE, f"{verb} {path}: {os.strerror(error.errno)} (errno {error.errno})",
-                        f'ipam.dataDir is "{self.data_dir}"; is it a writable directory with free space and inodes?')
+                        f'ipam.dataDir is "{self.data_dir}"; is that a directory that can be written, '
+                        "with free space and inodes?")
 
 
 def address_of(name):

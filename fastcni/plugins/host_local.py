@@ -1,18 +1,20 @@
 """host-local: addresses from ranges of this node, kept as files; the Go plugin can share the directory.
 
-All keys are below `ipam`, with those of the reference: subnet, rangeStart, rangeEnd, gateway, ranges, routes,
-dataDir, resolvConf; requested addresses come from IP= in CNI_ARGS, args.cni.ips and runtimeConfig.ips, further
-ranges from runtimeConfig.ipRanges. One key is ours: `fsync` (false), see kit/store.py for what it gives and costs.
+Its keys are below `ipam` and those of the reference: subnet, rangeStart, rangeEnd, gateway, ranges, routes,
+dataDir, resolvConf; requested addresses come from IP= in CNI_ARGS, args.cni.ips and runtimeConfig.ips,
+further ranges from runtimeConfig.ipRanges. One key is ours: `fsync` (false); kit/store.py tells what it gives
+and costs.
 
 Other than the reference:
 - one lock for the whole ADD or DEL, and a lock that cannot be had is an error;
 - a container gets no second address of a set by asking for one (there, the duplicate test is only made
   when no address is requested);
 - a failed ADD releases what it took itself, never what an earlier one left;
-- a full range is code 11 (try again later), a requested address that somebody has also; impossible requests are
-  code 7. The texts are the reference's, the numbers behind them are in the details;
+- a full range is code 11 (try again later), and so is a requested address that somebody has; impossible
+  requests are code 7. The texts are the reference's, the numbers behind them are in the details;
 - GC releases what is not in cni.dev/valid-attachments, STATUS answers 50 when a range set is full. Both do
-  without ranges, which a runtime may hand over for ADD only. GC without the list of attachments releases nothing;
+  without ranges, which a runtime may hand over for ADD only. GC without the list of attachments releases
+  nothing;
 - a relative dataDir is refused: relative to what, in a server?
 """
 
@@ -20,7 +22,7 @@ from fastcni.kit import ipam_conf
 from fastcni.kit.ranges import in_turn, range_of, read_range_sets, text_of
 from fastcni.kit.store import Store, owner_of
 from fastcni.spec import address
-from fastcni.spec.config import read_args
+from fastcni.spec.config import read_args, shown
 from fastcni.spec.errors import (
     INTERNAL,
     INVALID_CONFIG,
@@ -30,6 +32,7 @@ from fastcni.spec.errors import (
     TRY_AGAIN_LATER,
     CniError,
 )
+from fastcni.spec.json import quote
 
 DATA_DIR = "/var/lib/cni/networks"
 RESOLV_CONF_LIMIT = 1 << 20
@@ -37,7 +40,7 @@ ATTACHMENTS = "cni.dev/valid-attachments"
 
 
 class Conf:
-    """What a configuration asks of us. sets: tuples of Range; requested: packed addresses in order, each once."""
+    """What a configuration asks of us. sets: tuples of Range; requested: packed addresses, each once."""
 
     __slots__ = ("data_dir", "fsync", "network", "owner", "requested", "resolv_conf", "routes", "sets")
 
@@ -49,8 +52,7 @@ def read(req):
     conf.network = req.name
     conf.data_dir = ipam.text("dataDir") or DATA_DIR
     if not conf.data_dir.startswith("/") or "\0" in conf.data_dir:
-        raise CniError(INVALID_CONFIG, f'failed to load netconf: ipam.dataDir: expected an absolute path, '
-                       f'got "{conf.data_dir[:80]}"')
+        raise ipam.wrong("dataDir", f"expected an absolute path, got {shown(conf.data_dir)}")
     conf.fsync = ipam.flag("fsync")
     conf.requested = _read_requested(req, runtime_config)
     conf.sets = read_range_sets(ipam, runtime_config, req.version)
@@ -75,7 +77,7 @@ def add(req, conf, undo):
             except CniError as e:
                 raise CniError(e.code, f"failed to allocate for range {i}: {e.msg}", e.details) from None
     ips = []
-    for range_set, packed in zip(conf.sets, taken):
+    for range_set, packed in zip(conf.sets, taken, strict=True):
         one = range_of(range_set, packed)
         ips.append((packed, one.prefix, one.gateway))
     return ipam_conf.make_result(ips, conf.routes, dns)
@@ -122,7 +124,8 @@ def status(req, conf):
         with _store(req, conf) as store:
             for i, range_set in enumerate(conf.sets if store else ()):
                 if not _has_free(store, range_set) and not (store.recheck() and _has_free(store, range_set)):
-                    raise CniError(PLUGIN_NOT_AVAILABLE, f"range set {i} is full: {_usage(store, conf, range_set)}")
+                    usage = _usage(store, conf, range_set)
+                    raise CniError(PLUGIN_NOT_AVAILABLE, f"range set {i} is full: {usage}")
     except CniError as e:
         raise CniError(PLUGIN_NOT_AVAILABLE, e.msg, e.details) from None
 
@@ -148,8 +151,9 @@ def _plan(conf):
                            f"requested ip {address.ip_text(packed)} is subnet's gateway")
     if left:
         texts = " ".join(address.ip_text(packed) for packed in left)
+        ranges = "; ".join(text_of(range_set) for range_set in conf.sets)
         raise CniError(INVALID_CONFIG, f"failed to allocate all requested IPs: {texts}",
-                       "ranges are " + "; ".join(text_of(s) for s in conf.sets) + ", one address from each set")
+                       f"one address is given from each of the sets {ranges}")
     return wanted
 
 
@@ -192,7 +196,7 @@ def _give_back(req, conf, taken):
 
 
 def _release_each(store, held):
-    """Release (packed, owner) pairs, going on after a failure; the number released. Raises one CniError for all."""
+    """Release (packed, owner) pairs, going on after a failure; how many. Raises one CniError for all failures."""
     released, failures = 0, []
     for packed, owner in held:
         try:
@@ -211,12 +215,13 @@ def _has_free(store, range_set):
 def _usage(store, conf, range_set):
     used = sum(store.index.count(r.start, r.end) - (r.contains(r.gateway) and store.index.is_held(r.gateway))
                for r in range_set)
-    networks = ",".join(dict.fromkeys(r.network() for r in range_set))
-    return f'{networks} of network "{conf.network}", {used} of {sum(r.size() for r in range_set)} addresses in use'
+    size = sum(r.size() for r in range_set)
+    subnets = ",".join(dict.fromkeys(r.network() for r in range_set))
+    return f'{subnets} of network "{conf.network}", {used} of {size} addresses in use'
 
 
 def _is_attachment(owner):
-    """Written by ADD: an id alone, or an id and an interface. A note of an operator is not ours to collect."""
+    """Written by ADD: an id alone, or an id and an interface. An operator's note is not ours to collect."""
     return len(owner.split(None)) == (2 if b"\r\n" in owner else 1)
 
 
@@ -230,13 +235,15 @@ def _read_requested(req, runtime_config):
         try:
             found.append(_read_address(text))
         except ValueError as e:
-            raise CniError(INVALID_ENVIRONMENT, f'ARGS: error parsing value of pair "IP={text[:80]}": {e}') from None
+            raise CniError(INVALID_ENVIRONMENT,
+                           f"ARGS: error parsing value of pair {quote('IP=' + text)}: {e}") from None
     for section, key in ((req.conf.section("args").section("cni"), "ips"), (runtime_config, "ips")):
         for text in section.texts(key):
             try:
                 found.append(_read_address(text))
             except ValueError as e:
-                raise CniError(INVALID_CONFIG, f"cannot understand ip: {e}", f"{section.where}.{key}") from None
+                raise CniError(INVALID_CONFIG, f"cannot understand ip: {e}",
+                               f"{section.where}.{key}") from None
     return list(dict.fromkeys(found))
 
 

@@ -1,8 +1,8 @@
 """static: the addresses that the configuration or the caller names. Keeps nothing.
 
-Sources, later ones first heard: `ipam.addresses` and IP= of CNI_ARGS (appended), else args.cni.ips, else
-runtimeConfig.ips. The last two replace what came before, and have no gateways. GATEWAY= of CNI_ARGS is for the
-addresses of CNI_ARGS whose subnet has it. An empty list is a result without addresses, which main plugins refuse.
+Sources: `ipam.addresses`, and IP= of CNI_ARGS appended to them; args.cni.ips in place of these, without
+gateways; runtimeConfig.ips in place of those. GATEWAY= of CNI_ARGS is for the addresses of CNI_ARGS whose
+subnet has it. An empty list is a result without addresses, which main plugins refuse.
 """
 
 from fastcni.kit import ipam_conf

@@ -60,7 +60,7 @@ class Cache:
         if rt.capability_args:
             document["capabilityArgs"] = sort_keys(rt.capability_args)
         if outcome is not None:
-            document["result"] = sort_keys(outcome)
+            document["result"] = sort_keys(json.read(result.encode(outcome, indent=0)))
         write_file(path, json.write(document))
 
     def read(self, network: str, rt: RuntimeConf) -> bytes | None:

@@ -1,1 +1,1 @@
-"""The CNI spec as values: configuration, results, versions, errors, and their JSON. Knows nothing of Linux."""
+"""The CNI spec as values: configuration, results, versions, errors and JSON. Knows nothing of Linux."""

@@ -1,4 +1,4 @@
-"""Configuration as CNI programs read it: JSON objects with typed keys, names, and CNI_ARGS. Touches nothing."""
+"""Configuration as CNI programs read it: objects with typed keys, names, CNI_ARGS. Touches nothing."""
 
 from fastcni.spec import address, errors, json
 from fastcni.spec.errors import CniError
@@ -24,7 +24,7 @@ class Section:
     where   its path for errors, "ipam.ranges[0]"; "" for the top
     """
 
-    __slots__ = ("values", "where", "_folded")
+    __slots__ = ("_folded", "values", "where")
 
     def __init__(self, values, where=""):
         self.values, self.where, self._folded = values, where, None
@@ -128,7 +128,7 @@ def shown(value):
     return text if len(text) <= SHOWN else f"{text[:SHOWN - 3]}..."
 
 
-# Names (spec.md of the CNI project, section 2, and the checks of the reference library)
+# Names (CNI spec 1.1.0, section 2, and what the reference library checks)
 
 def check_container_id(text):
     """Raises CniError 3 where it is empty, 4 where it has characters that an id cannot have."""
@@ -184,8 +184,8 @@ def read_args(text, known):
         elif name == "IgnoreUnknown":
             ignore = TRUTH.get(value.lower())
             if ignore is None:
-                raise CniError(errors.INVALID_ENVIRONMENT, f"ARGS: error parsing value of pair {json.quote(pair)}: "
-                               f"boolean unmarshal error: invalid input {value.lower()}")
+                raise CniError(errors.INVALID_ENVIRONMENT, "ARGS: error parsing value of pair "
+                               f"{json.quote(pair)}: boolean unmarshal error: invalid input {value.lower()}")
         else:
             unknown.append(json.quote(pair))
     if unknown and not ignore:

@@ -1,4 +1,4 @@
-"""CNI errors: the spec's codes as names, and the one exception that carries them (CNI spec 1.1.0, section 5)."""
+"""CNI errors: the spec's codes as names, and the exception that carries them (CNI spec 1.1.0, section 5)."""
 
 INCOMPATIBLE_VERSION = 1
 UNSUPPORTED_FIELD = 2
@@ -15,7 +15,7 @@ INTERNAL = 999                  # the reference library's, for what has no code 
 
 
 class CniError(Exception):
-    """An error as a runtime sees it: `code`, one sentence `msg`, and `details` that say why and what to look at."""
+    """What a runtime is told: `code`, `msg` in one sentence, `details` that say why and what to look at."""
 
     def __init__(self, code, msg, details=""):
         super().__init__(code, msg, details)

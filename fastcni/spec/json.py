@@ -7,14 +7,15 @@ refuses a document it imports that package itself, for its exception.
 from _json import encode_basestring, make_scanner
 
 SPACE = " \t\n\r"
-MAX_DEPTH = 500         # Go allows 10,000; this holds on each Python, for each function that goes down a value
+MAX_DEPTH = 500         # Go allows 10,000; this much every Python can go down
 EXACT = 1 << 53         # integers up to here survive a float64
 HEX = "0123456789abcdefABCDEF"
 
-# The scanner's complaint by its first words, Go's words for it, and where from its place the wrong character is.
+# The scanner's complaint by its first words, Go's words for it, and how far on the wrong character is.
 COMPLAINTS = (
     ("Expecting property name", "looking for beginning of object key string", 0),
-    ("Illegal trailing comma", "looking for beginning of object key string or value", 0),
+    ("Illegal trailing comma before end of o", "looking for beginning of object key string", 0),
+    ("Illegal trailing comma before end of a", "looking for beginning of value", 0),
     ("Expecting ':'", "after object key", 0),
     ("Expecting ','", "after array element or object key:value pair", 0),
     ("Invalid control character", "in string literal", 0),
@@ -25,8 +26,8 @@ COMPLAINTS = (
 ESCAPES = (("<", "\\u003c"), (">", "\\u003e"), ("&", "\\u0026"), ("\u2028", "\\u2028"), ("\u2029", "\\u2029"))
 
 # strconv.Quote of Go.
-QUOTED = {'"': '\\"', "\\": "\\\\", "\a": "\\a", "\b": "\\b", "\f": "\\f", "\n": "\\n", "\r": "\\r", "\t": "\\t",
-          "\v": "\\v"}
+QUOTED = {'"': '\\"', "\\": "\\\\", "\a": "\\a", "\b": "\\b", "\f": "\\f", "\n": "\\n", "\r": "\\r",
+          "\t": "\\t", "\v": "\\v"}
 
 
 class JsonError(ValueError):
@@ -38,14 +39,15 @@ class JsonError(ValueError):
 def read(data):
     """One JSON document of bytes as dict, list, str, int, float, bool, None. Raises JsonError.
 
-    The last of several equal keys counts. Bytes that are no UTF-8 and halves of surrogate pairs become U+FFFD.
+    The last of several equal keys counts. Bytes that are no UTF-8, and lone surrogates, become U+FFFD.
     """
     try:
-        text = data.decode().strip(SPACE)
+        text = data.decode()
     except UnicodeDecodeError:
-        text = mend(data.decode("utf-8", "surrogateescape")).strip(SPACE)     # one for each bad byte, as in Go
+        text = mend(data.decode("utf-8", "surrogateescape"))        # one U+FFFD for each bad byte, as in Go
+    text = text.strip(SPACE)
     try:
-        value, end = SCAN(text, 0)
+        value, end = scan(text)
     except StopIteration as e:
         raise unexpected(text, e.value, "looking for beginning of value") from None
     except JsonError:
@@ -60,6 +62,15 @@ def read(data):
     if data.count(b"[") + data.count(b"{") > MAX_DEPTH:
         check_depth(value)
     return mend(value) if b"\\u" in data else value
+
+
+def scan(text):
+    """(value, where it ends) of the start of a text. Raises StopIteration, RecursionError, ValueError."""
+    try:
+        return SCAN(text, 0)
+    except SystemError:         # where the json package is not loaded, older scanners find no exception to raise
+        __import__("json.decoder")
+        return SCAN(text, 0)
 
 
 def check_depth(value):
@@ -114,14 +125,16 @@ def reworded(text, error):
     words, at = getattr(error, "msg", ""), getattr(error, "pos", None)
     if at is None:              # an integer of thousands of digits
         return JsonError("json: cannot unmarshal number into Go value of type float64")
+    if words.startswith("Illegal trailing comma"):      # Go complains of what follows it
+        at = len(text) - len(text[at + 1:].lstrip(SPACE))
     for start, where, offset in COMPLAINTS:
         if words.startswith(start):
             return unexpected(text, at + offset, where)
     if words.startswith("Invalid \\uXXXX"):
-        digits = text[text.index("u", at - 2) + 1:][:4] if "u" in text[at - 2:] else ""
-        bad = next((c for c in digits if c not in HEX), None)
-        if bad:
-            return unexpected(bad, 0, "in \\u hexadecimal character escape")
+        at = text.rfind("\\u", 0, at + 2) + 2
+        while text[at:at + 1] in HEX and at < len(text):
+            at += 1
+        return unexpected(text, at, "in \\u hexadecimal character escape")
     return JsonError("unexpected end of JSON input")
 
 
@@ -142,7 +155,7 @@ def write(value, indent=0, sort=False):
     """A value of dict, list, tuple, str, int, float, bool, None as bytes, without a newline at the end.
 
     indent: spaces of each level, 0 for all on one line. sort: keys in the order of their bytes, else as they
-    stand. Raises TypeError for other types (their subclasses are fine) and ValueError for floats that are no numbers.
+    stand. Raises TypeError for other types (subclasses of these are fine), ValueError for NaN and infinity.
     """
     parts = []
     if indent:
@@ -202,7 +215,7 @@ def put_value(value, put, colon, line, step, sort):
 
 
 def float_text(number):
-    """A float as Go prints it: shortest, 1 for 1.0, exponents only below 1e-6 and from 1e21 on, without padding."""
+    """A float as Go prints it: shortest, 1 for 1.0, exponents only below 1e-6 and from 1e21 on."""
     if number - number:         # NaN is true as well
         raise ValueError(f"json: unsupported value: {number}")
     text, _, exponent = repr(number).partition("e")
@@ -235,7 +248,7 @@ def escape(c):
 def normalize(value):
     """The value as it is after a Go map[string]interface{}: each number a float64.
 
-    Integers that a float64 holds stay integers, since they print the same. Raises JsonError for one too large.
+    Integers that a float64 holds stay what they are, they print the same. Raises JsonError for one too large.
     """
     if type(value) is dict:
         return {key: normalize(item) for key, item in value.items()}

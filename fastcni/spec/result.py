@@ -10,24 +10,24 @@ Plugins see and make the newest only.
 """
 
 from fastcni.spec import address, json
-from fastcni.spec.config import INT64, fold, shown
+from fastcni.spec.config import INT64, shown
 from fastcni.spec.errors import DECODING_FAILURE, INTERNAL, CniError
 from fastcni.spec.version import CURRENT, OLDEST
 
 UNSET_CIDR = "<nil>"            # what Go prints for an address that was not given
 
 
-# What values can be. A reader returns the value in its canonical form or raises ValueError.
+# What values can be. A reader returns the canonical form; TypeError: no such kind, ValueError: no such value.
 
 def text(value):
     if type(value) is not str:
-        raise ValueError(f"expected a string, got {shown(value)}")
+        raise TypeError(f"expected a string, got {shown(value)}")
     return value
 
 
 def whole(value):
     if type(value) is not int or not -INT64 <= value < INT64:
-        raise ValueError(f"expected a whole number, got {shown(value)}")
+        raise TypeError(f"expected a whole number, got {shown(value)}")
     return value
 
 
@@ -37,6 +37,8 @@ def index(value):
 
 
 def cidr(value):
+    if value is None:           # not the same as absent, here alone
+        raise ValueError("invalid CIDR address: ")
     return address.cidr_text(*address.read_cidr(text(value)))
 
 
@@ -47,7 +49,8 @@ def ip(value):
 # The shapes: rows of (key, what it is, what is printed where it is unset; None: nothing) in the order of
 # printing. A tuple of rows is an object, [kind] a list. The same table reads, orders and prints.
 
-DNS = (("nameservers", [text], None), ("domain", text, None), ("search", [text], None), ("options", [text], None))
+DNS = (("nameservers", [text], None), ("domain", text, None), ("search", [text], None),
+       ("options", [text], None))
 DNS_SORTED = tuple(sorted(DNS, key=lambda row: row[0]))
 ROUTE = (("dst", cidr, UNSET_CIDR), ("gw", ip, None), ("mtu", whole, None), ("advmss", whole, None),
          ("priority", whole, None), ("table", index, None), ("scope", index, None))
@@ -57,7 +60,8 @@ IP_OF_A = (("ip", cidr, UNSET_CIDR), ("gateway", ip, None), ("routes", [ROUTE], 
 SHAPE_A = (("cniVersion", text, None), ("ip4", IP_OF_A, None), ("ip6", IP_OF_A, None), ("dns", DNS, {}))
 
 INTERFACE_B = (("name", text, ""), ("mac", text, None), ("sandbox", text, None))
-IP_OF_B = (("version", text, ""), ("interface", index, None), ("address", cidr, UNSET_CIDR), ("gateway", ip, None))
+IP_OF_B = (("version", text, ""), ("interface", index, None), ("address", cidr, UNSET_CIDR),
+           ("gateway", ip, None))
 SHAPE_B = (("cniVersion", text, None), ("interfaces", [INTERFACE_B], None), ("ips", [IP_OF_B], None),
            ("routes", [ROUTE], None), ("dns", DNS, {}))
 
@@ -74,50 +78,61 @@ C = 2
 
 
 def create(version, document):
-    """Check a decoded result and return it in canonical form; unknown keys are dropped, keys match in any case.
+    """Check a decoded result and return its canonical form; keys match in any case, unknown ones are dropped.
 
     version: that of the configuration; the document's own must be of the same family. Raises CniError 6.
     """
     if version not in FAMILY:
         raise CniError(DECODING_FAILURE, f"unsupported CNI result version {json.quote(version)}")
     family = FAMILY[version]
-    result = read(document or {} if document is None else document, SHAPES[family])
+    result = read({} if document is None else document, SHAPES[family])
     own = result.get("cniVersion", "")
     if own not in VERSIONS[family]:
-        raise CniError(DECODING_FAILURE, f"result type supports [{' '.join(VERSIONS[family])}] but unmarshalled "
-                       f"CNIVersion is {json.quote(own)}")
+        listed = " ".join(VERSIONS[family])
+        raise CniError(DECODING_FAILURE,
+                       f"result type supports [{listed}] but unmarshalled CNIVersion is {json.quote(own)}")
     return arrange({**result, "cniVersion": own or OLDEST}, SHAPES[family])
 
 
 def create_any(document):
     """The same for a result that is taken as the version it says it is, 0.1.0 where it does not say."""
     try:
-        version = read(document or {} if document is None else document, SHAPE_A[:1]).get("cniVersion", "")
+        version = read({} if document is None else document, SHAPE_A[:1]).get("cniVersion", "")
     except CniError as e:
         raise CniError(e.code, f"decoding version from network config: {e}") from None
     return create(version or OLDEST, document)
 
 
 def read(value, kind, where="result"):
-    """A value checked against its kind, with the keys of its shape only. Raises CniError 6."""
+    """A value checked against its kind; of an object what its rows name. Raises CniError 6."""
     try:
         if type(kind) is tuple:
-            if type(value) is not dict:
-                raise ValueError(f"expected an object, got {shown(value)}")
-            values = fold(value)
-            return {key: read(values[key.lower()], inner, f"{where}.{key}")
-                    for key, inner, _ in kind if key.lower() in values}
+            return read_object(value, kind, where)
         if type(kind) is list:
-            if type(value) is not list:
-                raise ValueError(f"expected a list, got {shown(value)}")
-            inner = kind[0]
-            return [read("" if item is None and inner is text else item, inner, f"{where}[{i}]")
-                    for i, item in enumerate(value)]
+            return read_list(value, kind[0], where)
         return kind(value)
-    except ValueError as e:
-        if type(kind) is not tuple and kind in (cidr, ip) and type(value) is str:
-            raise CniError(DECODING_FAILURE, str(e), where) from None         # the text that clients know
+    except TypeError as e:
         raise CniError(DECODING_FAILURE, f"{where}: {e}") from None
+    except ValueError as e:         # in words that clients know
+        raise CniError(DECODING_FAILURE, str(e), where) from None
+
+
+def read_object(value, rows, where):
+    if type(value) is not dict:
+        raise TypeError(f"expected an object, got {shown(value)}")
+    known, found = {row[0].lower(): row for row in rows}, {}
+    for key, item in value.items():
+        name, kind, _ = known.get(key.lower(), ("", None, None))
+        if kind and (item is not None or kind is cidr):
+            found[name] = read(item, kind, f"{where}.{name}")
+    return found
+
+
+def read_list(value, kind, where):
+    if type(value) is not list:
+        raise TypeError(f"expected a list, got {shown(value)}")
+    return [read("" if item is None and kind is text else item, kind, f"{where}[{i}]")
+            for i, item in enumerate(value)]
 
 
 def arrange(values, rows):
@@ -140,7 +155,7 @@ def arrange(values, rows):
 
 def encode(result, indent=4):
     """The result as bytes, as a plugin prints it: keys in the order of its family, no newline at the end."""
-    family = FAMILY[result["cniVersion"]]
+    family = FAMILY[result.get("cniVersion") or CURRENT]
     arranged = arrange(result, SHAPES[family])
     if family == C:             # the reference prints these by way of a generic map
         arranged = json.normalize(arranged)
@@ -183,8 +198,9 @@ def drop_ip_version(result):
 
 def add_ip_version(result):
     """1.0.0 to 0.4.0; what 1.1.0 knows more of interfaces goes, what it knows more of routes stays."""
-    ips = [{**one, "version": "4" if is_ip4(one.get("address", "")) else "6"} for one in result.get("ips", ())]
-    interfaces = [{key: one[key] for key, _, _ in INTERFACE_B if key in one} for one in result.get("interfaces", ())]
+    ips = [{**one, "version": "4" if is_ip4(one["address"]) else "6"} for one in result.get("ips", ())]
+    interfaces = [{key: one[key] for key, _, _ in INTERFACE_B if key in one}
+                  for one in result.get("interfaces", ())]
     return {**result, "ips": ips, "interfaces": interfaces}
 
 
@@ -218,14 +234,14 @@ DOWN = (fold_into_ip4_and_ip6, add_ip_version)
 def read_prev_result(section, config_version):
     """prevResult of a configuration in the 1.1.0 shape, None where there is none.
 
-    A prevResult without a version has the configuration's; one of another family is refused. Raises CniError 6,
-    or 7 where it is no object.
+    Without a version of its own it has the configuration's; one of another family is refused. Raises CniError
+    6, or 7 where it is no object.
     """
     if not section.has("prevResult"):
         return None
     values = {"CNIVersion": config_version, **section.section("prevResult").values}
     try:
-        # Sorted, so that cniVersion comes after CNIVersion and counts; the reference's map does that by itself.
+        # Sorted as the reference's map is, so that cniVersion comes after CNIVersion, and counts.
         return to_version(create(config_version, dict(sorted(values.items()))), CURRENT)
     except CniError as e:
         raise CniError(e.code, f"could not parse prevResult: {e.msg}", e.details) from None

@@ -61,8 +61,10 @@ def read_version_reply(data):
         raise ValueError("decoding version info: expected an object")
     reply = {key.lower(): value for key, value in (document or {}).items() if value is not None}
     version, supported = reply.get("cniversion", ""), reply.get("supportedversions", [])
-    if type(version) is not str or type(supported) is not list or any(type(item) is not str for item in supported):
-        raise ValueError("decoding version info: expected cniVersion, a string, and supportedVersions, a list of them")
+    if type(version) is not str:
+        raise ValueError("decoding version info: cniVersion: expected a string")
+    if type(supported) is not list or not all(type(item) is str for item in supported):
+        raise ValueError("decoding version info: supportedVersions: expected a list of strings")
     if not version:
         raise ValueError("decoding version info: missing field cniVersion")
     if not supported:

@@ -85,14 +85,14 @@ def _source(rule):
     return words[words.index("-s") + 1].split("/")[0] if "-s" in words else ""
 
 
-def present(req, sock):
+def present(req):
     """May iptables hold a chain of this attachment? Asked of the kernel, without starting a program.
 
     iptables over nf_tables keeps its chains where netlink shows them. The legacy kind does not: where its nat table
     is loaded at all, the answer is yes.
     """
     for family in (nft.NFPROTO_IPV4, nft.NFPROTO_IPV6):
-        _, refused = wire.attempt(sock, nft.get_chain(Batch(), family, "nat", chain_of(req), "look up chain"))
+        _, refused = wire.attempt(req.firewall(), nft.get_chain(Batch(), family, "nat", chain_of(req), "look up chain"))
         if not refused:
             return True
         if refused[0].errno != ENOENT:

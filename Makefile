@@ -1,0 +1,42 @@
+# make demo    does the main job once, from a conflist to a ping and back (root)
+# make test    sets everything up and runs all tests (without root, what needs root skips and says so)
+# make check   the fast tests   make bench   figures   make lint   ruff and cython-lint   make clean
+.POSIX:
+.PHONY: setup demo test check bench lint clean
+
+PYTHON = python3
+VENV = .venv
+BIN = $(VENV)/bin
+BUILT = $(VENV)/.built-by-make
+BUILT_FROM = pyproject.toml setup.py fastcni/*.p[xy][dx] fastcni/launcher/launcher.c
+
+setup: $(BUILT)
+
+$(BUILT): $(BUILT_FROM)
+	@sh tests/setup-build.sh "$(PYTHON)"
+	test -x $(BIN)/python || "$(PYTHON)" -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test]'
+	@touch $@
+
+demo: setup
+	@sh tests/setup-peer.sh ip ping
+	FASTCNI="$$PWD/$(BIN)/fastcni" sh examples/demo.sh
+
+test: setup
+	@sh tests/setup-peer.sh
+	$(BIN)/python -m pytest
+
+check: setup
+	$(BIN)/python -m pytest -q tests/leaves tests/spec tests/fake_kernel tests/project/test_layers*.py
+
+bench: setup
+	$(BIN)/python -m pytest --benchmark-only benchmarks
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/cython-lint fastcni
+
+clean:
+	rm -rf build dist wheelhouse fastcni.egg-info .pytest_cache .ruff_cache .hypothesis .benchmarks
+	rm -f fastcni/*.so fastcni/*.c fastcni/launcher/launcher.elf $(BUILT)
+	find fastcni tests benchmarks -name __pycache__ -prune -exec rm -rf {} +

@@ -1,0 +1,145 @@
+"""Programs are run to their end: what goes in, what comes out, how it ended."""
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+
+import pytest
+
+from fastcni.kernel import process
+
+SH = "/bin/sh"
+
+
+def sh(script, stdin=b"", env=None, **how):
+    env = {"PATH": "/usr/bin:/bin"} if env is None else env
+    return process.run(SH, env, stdin, (SH, "-c", script), **how)
+
+
+def test_both_streams_come_back_whole_and_apart():
+    ended = sh("cat; echo oops >&2", b"in\0put\n")
+    assert (ended.status, ended.stdout, ended.stderr, ended.cause) == (0, b"in\0put\n", b"oops\n", "")
+
+
+def test_megabytes_in_and_out_do_not_block():
+    data = os.urandom(1 << 20) * 3
+    assert sh("tee /proc/self/fd/2", data).stdout == data
+
+
+def test_the_child_has_exactly_the_given_environment():
+    ended = process.run("/usr/bin/env", {"ONE": "1", "TWO": "z\u00e9"}, b"")
+    assert sorted(ended.stdout.decode().split()) == ["ONE=1", "TWO=z\u00e9"]
+
+
+def test_the_argument_list_is_just_the_path():
+    ended = process.run("/bin/cat", {}, b"x")
+    assert ended.stdout == b"x"
+
+
+@pytest.mark.parametrize("script, status, cause", [
+    ("exit 3", 3, "exit status 3"),
+    ("kill -9 $$", -9, "signal: killed"),
+    ("kill -15 $$", -15, "signal: terminated"),
+    ("kill -13 $$", -13, "signal: broken pipe"),
+])
+def test_the_cause_says_how_it_ended(script, status, cause):
+    ended = sh(script)
+    assert (ended.status, ended.cause) == (status, cause)
+
+
+def test_a_core_dump_is_told():
+    # wait(2): the low seven bits are the signal, the eighth says that a core was written
+    dumped = process.read_wait_status(signal.SIGSEGV | 0x80)
+    assert dumped == (-11, "signal: segmentation fault (core dumped)")
+    assert process.read_wait_status(40) == (-40, "signal: signal 40")
+
+
+def test_at_the_end_of_its_time_the_program_is_killed():
+    start = time.monotonic()
+    ended = sh("exec sleep 60", timeout=0.1)
+    assert ended.cause == "signal: killed"
+    assert time.monotonic() - start < 10
+
+
+def test_a_program_that_ends_in_time_is_left_alone():
+    assert sh("echo done", timeout=60).stdout == b"done\n"
+
+
+def test_a_grandchild_that_holds_the_streams_does_not_hold_us(tmp_path):
+    start = time.monotonic()
+    ended = sh(f"sleep 30 & echo $! > {tmp_path}/pid; echo out")
+    os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
+    assert ended.stdout == b"out\n"
+    assert time.monotonic() - start < 10
+
+
+@pytest.mark.parametrize("make, number", [
+    (lambda file: None, errno.ENOENT),
+    (lambda file: file.write_text("#!/bin/sh\n"), errno.EACCES),
+    (lambda file: (file.write_text("no program\n"), file.chmod(0o755)), errno.ENOEXEC),
+])
+def test_what_cannot_be_started_is_an_oserror(tmp_path, make, number):
+    file = tmp_path / "program"
+    make(file)
+    with pytest.raises(OSError) as caught:
+        process.run(str(file), {}, b"")
+    assert caught.value.errno == number
+
+
+def test_a_nul_in_the_environment_is_refused():
+    with pytest.raises(ValueError):
+        process.run("/bin/true", {"A": "b\0c"}, b"")
+
+
+def test_more_output_than_the_bound_is_refused(monkeypatch):
+    monkeypatch.setattr(process, "MAX_OUTPUT", 10)
+    assert sh("printf 0123456789").stdout == b"0123456789"
+    with pytest.raises(OSError, match="wrote 11 bytes to stdout"):
+        sh("printf 0123456789a")
+
+
+def test_signals_that_python_ignores_work_in_the_child():
+    ended = process.run("/bin/cat", {}, b"", ("/bin/cat", "/proc/self/status"))
+    ignored = next(line for line in ended.stdout.splitlines() if line.startswith(b"SigIgn:"))
+    assert not int(ignored.split()[1], 16) & (1 << signal.SIGPIPE - 1 | 1 << signal.SIGXFSZ - 1)
+
+
+def test_it_works_with_the_own_standard_streams_closed(tmp_path):
+    # memfd_create then gives 0, 1 and 2, and a dup2 onto its own number would leave it to be closed at exec
+    code = textwrap.dedent(f"""
+        import os
+        os.closerange(0, 3)
+        from fastcni.kernel import process
+        ended = process.run("/bin/sh", {{}}, b"in", ("/bin/sh", "-c", "/bin/cat; echo err >&2"))
+        with open({str(tmp_path / "out")!r}, "wb") as file:
+            file.write(ended.stdout + ended.stderr)
+    """)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    assert (tmp_path / "out").read_bytes() == b"inerr\n"
+
+
+def test_no_descriptor_is_left_open():
+    before = len(os.listdir("/proc/self/fd"))
+    sh("true", timeout=5)
+    with pytest.raises(OSError):
+        process.run("/nonexistent", {}, b"")
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_many_threads_may_run_programs_at_once():
+    seen = {}
+
+    def work(number):
+        seen[number] = sh("cat", b"%d" % number).stdout
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert seen == {number: b"%d" % number for number in range(16)}

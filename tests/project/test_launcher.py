@@ -1,0 +1,370 @@
+"""The launcher and an installed plugin file: its shape, the two ways in, and what it says when it cannot start."""
+
+import errno
+import json
+import os
+import re
+import shutil
+import stat
+import struct
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from fastcni.launcher import bootstrap, pack
+from fastcni.launcher.install import InstallError, base_interpreter, checked_interpreter, install
+from fastcni.plugins import TABLE
+
+INTERPRETER = checked_interpreter(base_interpreter())
+PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
+ADD = {
+    "CNI_COMMAND": "ADD", "CNI_CONTAINERID": "x", "CNI_IFNAME": "eth0", "CNI_NETNS": "/nowhere", "CNI_PATH": "/nowhere"
+}
+PT_DYNAMIC, PT_INTERP, PT_GNU_STACK = 2, 3, 0x6474E551  # elf.h
+
+
+@pytest.fixture(scope="module")
+def bin_dir(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("bin")
+    install(folder)
+    return folder
+
+
+def run(*command, stdin=b"", env=None, **more):
+    """One run of a plugin; (status, stdout as JSON, stderr). stdin: bytes or a file."""
+    given = {"input": stdin} if isinstance(stdin, bytes) else {"stdin": stdin}
+    env = {"PATH": PATH, "CNI_COMMAND": "VERSION"} | (env or {})
+    words = [str(word) for word in command]
+    done = subprocess.run(words, env=env, capture_output=True, timeout=60, check=False, **given, **more)
+    return done.returncode, json.loads(done.stdout) if done.stdout else None, done.stderr.decode()
+
+
+def write_executable(path, data):
+    path.write_bytes(data)
+    path.chmod(0o755)
+    return path
+
+
+# ---- the program ----
+
+
+def program_headers(elf):
+    """(type, flags) of each program header; the layout is Elf64_Ehdr and Elf64_Phdr of elf(5)."""
+    (offset,), (size, count) = struct.unpack_from("<Q", elf, 32), struct.unpack_from("<HH", elf, 54)
+    return [struct.unpack_from("<II", elf, offset + i * size) for i in range(count)]
+
+
+def test_launcher_is_small_and_needs_no_other_file():
+    elf = Path(pack.HERE, "launcher.elf").read_bytes()
+    headers = program_headers(elf)
+    assert len(elf) < 16 << 10
+    assert not {PT_INTERP, PT_DYNAMIC} & {kind for kind, _ in headers}
+    assert all(flags & 3 != 3 for kind, flags in headers if kind != PT_GNU_STACK), "no page is writable and code"
+
+
+def test_launcher_has_one_config_of_the_expected_size():
+    elf = Path(pack.HERE, "launcher.elf").read_bytes()
+    assert elf.count(pack.CONFIG_MAGIC) == 1
+    assert not elf[elf.find(pack.CONFIG_MAGIC) + 16 :][: pack.CONFIG.size - 16].strip(b"\0")
+
+
+def test_installed_file_carries_the_mark(bin_dir):
+    data = (bin_dir / "bridge").read_bytes()
+    assert data[:4] == b"\x7fELF"
+    assert data[9:16] == b"fastcni"
+
+
+@pytest.mark.skipif(not shutil.which("aarch64-linux-gnu-gcc"), reason="no aarch64-linux-gnu-gcc")
+@pytest.mark.skipif(not shutil.which("qemu-aarch64-static"), reason="no qemu-aarch64-static")
+def test_launcher_for_aarch64_starts_the_interpreter_and_says_when_it_cannot(tmp_path, monkeypatch):
+    setup = Path(__file__).parents[2] / "setup.py"
+    if not setup.exists():
+        pytest.skip("not in the source tree")
+    flags = re.findall(r'"""(-.*?)"""', setup.read_text(), re.DOTALL)
+    source, elf = setup.parent / "fastcni/launcher/launcher.c", tmp_path / "launcher.elf"
+    words = " ".join(flags).split()
+    subprocess.run(["aarch64-linux-gnu-gcc", "-Wall", "-Werror", *words, source, "-o", elf], check=True)
+    assert not {PT_INTERP, PT_DYNAMIC} & {kind for kind, _ in program_headers(elf.read_bytes())}
+
+    monkeypatch.setattr(pack, "HERE", str(tmp_path))
+    whole = write_executable(tmp_path / "bridge", pack.pack(INTERPRETER))
+    status, answer, _ = run("qemu-aarch64-static", whole)
+    assert (status, answer["cniVersion"]) == (0, "1.1.0")
+    lost = write_executable(tmp_path / "ptp", pack.pack("/nowhere/python"))
+    status, answer, _ = run("qemu-aarch64-static", lost)
+    assert (status, answer["code"]) == (1, 999)
+    assert "/nowhere/python: No such file or directory (errno 2)" in answer["msg"]
+
+
+@pytest.mark.skipif(not shutil.which("clang"), reason="no clang")
+def test_launcher_builds_with_clang(tmp_path):
+    setup = Path(__file__).parents[2] / "setup.py"
+    words = " ".join(re.findall(r'"""(-.*?)"""', setup.read_text(), re.DOTALL)).split()
+    source = setup.parent / "fastcni/launcher/launcher.c"
+    subprocess.run(["clang", "-Wall", *words, source, "-o", tmp_path / "launcher.elf"], check=True)
+
+
+# ---- the two ways in ----
+
+
+@pytest.mark.parametrize("name", sorted(TABLE))
+def test_every_name_answers_for_itself(bin_dir, name):
+    status, answer, stderr = run(bin_dir / name)
+    assert (status, stderr) == (0, "")
+    assert "1.1.0" in answer["supportedVersions"]
+    _, _, about = run(bin_dir / name, env={"CNI_COMMAND": ""})
+    assert f"CNI {name} plugin" in about
+
+
+def test_file_is_a_valid_zip_and_runs_as_a_zipapp(bin_dir):
+    with zipfile.ZipFile(bin_dir / "ptp") as archive:
+        assert archive.testzip() is None
+    status, answer, stderr = run(INTERPRETER, "-I", "-S", bin_dir / "ptp")
+    assert (status, stderr) == (0, "")
+    assert "1.1.0" in answer["supportedVersions"]
+
+
+def test_both_ways_give_the_same_answer_to_a_bad_request(bin_dir):
+    by_launcher = run(bin_dir / "bridge", stdin=b"{", env=ADD)
+    by_python = run(INTERPRETER, "-I", "-S", bin_dir / "bridge", stdin=b"{", env=ADD)
+    assert by_launcher == by_python
+    assert (by_launcher[0], by_launcher[1]["code"]) == (1, 6)
+
+
+def test_unknown_name_is_named_in_the_error(bin_dir, tmp_path):
+    shutil.copy(bin_dir / "bridge", tmp_path / "foo")
+    status, answer, _ = run(tmp_path / "foo")
+    assert status == 1
+    assert "foo" in answer["msg"]
+
+
+def test_name_is_the_one_it_was_called_by(bin_dir):
+    _, _, about = run("loopback", executable=bin_dir / "bridge", env={"CNI_COMMAND": ""})
+    assert "CNI loopback plugin" in about
+
+
+def test_python_variables_of_the_caller_change_nothing(bin_dir, tmp_path):
+    (tmp_path / "gc.py").write_text("raise SystemExit('the wrong gc')")
+    (tmp_path / "encodings.py").write_text("raise SystemExit('the wrong encodings')")
+    env = {"PYTHONPATH": tmp_path, "PYTHONHOME": "/nowhere", "PYTHONVERBOSE": "1", "PYTHONSAFEPATH": "", "LC_ALL": "C"}
+    status, answer, stderr = run(bin_dir / "bridge", env=env, cwd=tmp_path)
+    assert (status, stderr) == (0, "")
+    assert answer["cniVersion"] == "1.1.0"
+
+
+def test_extensions_and_code_come_from_the_file_alone(bin_dir):
+    """The text that the launcher passes, run by hand, with Python's own list of imports on stderr."""
+    with open(bin_dir / "bridge", "rb") as plugin:
+        data = plugin.read()
+        _, interpreter, version, text = pack.CONFIG.unpack_from(data, data.find(pack.CONFIG_MAGIC))
+        words = [INTERPRETER, "-ISB", "-X", "utf8", "-X", "importtime", "-c", text.strip(b"\0").decode(), "bridge"]
+        status, _, stderr = run(*words, plugin.fileno(), pass_fds=[plugin.fileno()])
+    assert (status, interpreter.strip(b"\0").decode()) == (0, INTERPRETER)
+    assert version.strip(b"\0").decode() == pack.version()
+    imported = {line.rsplit("|", 1)[1].strip() for line in stderr.splitlines() if "|" in line}
+    assert {"fastcni.handle", "fastcni._netlink"} <= imported
+    assert not imported & set("orjson json re dataclasses typing ipaddress socket subprocess logging pathlib enum "
+                              "contextlib functools collections site".split())
+
+
+def test_nothing_is_written(bin_dir, tmp_path):
+    before = {path: (path.stat().st_mtime_ns, path.stat().st_size) for path in bin_dir.iterdir()}
+    for command in ([bin_dir / "bridge"], [INTERPRETER, "-I", "-S", bin_dir / "bridge"]):
+        assert run(*command, cwd=tmp_path, env={"HOME": tmp_path, "TMPDIR": tmp_path})[0] == 0
+    assert not list(tmp_path.iterdir())
+    assert {path: (path.stat().st_mtime_ns, path.stat().st_size) for path in bin_dir.iterdir()} == before
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: mounts everything read-only in a namespace of its own")
+def test_it_runs_where_nothing_can_be_written(bin_dir):
+    script = f"mount -o remount,bind,ro / && exec {bin_dir}/bridge"
+    probe = subprocess.run(["unshare", "-m", "mount", "-o", "remount,bind,ro", "/"], capture_output=True, check=False)
+    if probe.returncode:
+        pytest.skip(f"no mounts here: {probe.stderr.decode().strip()}")
+    assert run("unshare", "-m", "sh", "-c", script)[0] == 0
+
+
+# ---- the streams ----
+
+
+def test_stdin_is_read_to_a_bound(bin_dir):
+    with open("/dev/zero", "rb") as endless:
+        status, answer, _ = run(bin_dir / "bridge", env=ADD, stdin=endless)
+    assert (status, answer["code"]) == (1, 6)
+
+
+@pytest.mark.parametrize("closed", [(0,), (0, 1), (0, 2), (0, 1, 2)])
+def test_closed_streams_are_not_taken_for_something_else(bin_dir, closed):
+    """The launcher's own descriptor must never land where stdin was."""
+    script = f"exec {' '.join(f'{fd}>&-' for fd in closed)}; exec {bin_dir}/bridge"
+    status, answer, _ = run("sh", "-c", script, env=ADD)
+    assert status == 1
+    if 1 not in closed:
+        assert "unexpected end of JSON input" in answer["msg"]
+
+
+def test_answer_that_cannot_be_written_is_a_failure(bin_dir):
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run([bin_dir / "bridge"], env={"CNI_COMMAND": "VERSION"}, stdin=subprocess.DEVNULL,
+                              stdout=full, stderr=subprocess.PIPE, check=False)
+    assert done.returncode == 1
+    assert b"No space left" in done.stderr
+
+
+def test_what_runs_aside_holds_none_of_the_callers_streams():
+    """communicate() comes back although the child still waits; then the child is let go."""
+    here, there = os.pipe()
+    code = f"import posix; from fastcni.launcher import bootstrap as b; b.aside(posix.read, {here}, 1); posix._exit(0)"
+    try:
+        assert run(sys.executable, "-c", code, pass_fds=[here]) == (0, None, "")
+    finally:
+        os.close(there)
+        os.close(here)
+
+
+# ---- when it cannot start ----
+
+
+def test_interpreter_that_is_gone_is_named(tmp_path):
+    plugin = write_executable(tmp_path / "bridge", pack.pack('/nowhere/py"thon'))
+    status, answer, stderr = run(plugin)
+    assert (status, answer["code"], stderr) == (1, 999, "")
+    assert '/nowhere/py"thon: No such file or directory (errno 2)' in answer["msg"]
+    assert "fastcni install --bin-dir" in answer["details"]
+    assert f"Python {pack.version()};" in answer["details"]
+
+
+def test_interpreter_that_may_not_be_run_is_named(tmp_path):
+    (tmp_path / "python").write_text("")
+    plugin = write_executable(tmp_path / "bridge", pack.pack(str(tmp_path / "python")))
+    assert "Permission denied (errno 13)" in run(plugin)[1]["msg"]
+
+
+def of_another_version(image):
+    """The file as it looks to an interpreter whose code has another magic number."""
+    magic = repr(pack._frozen_importlib_external.MAGIC_NUMBER).encode()
+    other = magic[:-8] + (b"1" if magic[-8:-7] != b"1" else b"2") + magic[-7:]
+    assert image.count(magic) == 2
+    return image.replace(magic, other)
+
+
+@pytest.mark.parametrize("way", [(), (INTERPRETER, "-I", "-S")])
+def test_interpreter_of_another_version_is_refused_in_words(tmp_path, way):
+    plugin = write_executable(tmp_path / "bridge", of_another_version(pack.pack(INTERPRETER)))
+    status, answer, stderr = run(*way, plugin)
+    assert (status, answer["code"], stderr) == (1, 999, "")
+    assert f"{INTERPRETER} is Python {sys.version_info[0]}.{sys.version_info[1]}" in answer["msg"]
+    assert f"installed for Python {pack.version()}" in answer["msg"]
+    assert "fastcni install --bin-dir" in answer["details"]
+
+
+def test_fault_of_fastcni_is_one_json_document():
+    try:
+        raise ValueError('a "quoted"\n\x01 ü \udc80 text')
+    except ValueError as error:
+        document = bootstrap.error_document(999, str(error), bootstrap.place(error))
+    answer = json.loads(document)
+    assert answer["msg"] == 'a "quoted"\n\x01 ü ? text'
+    assert answer["details"].startswith(__file__)
+
+
+# ---- the installer ----
+
+
+def test_all_names_are_links_of_one_file(tmp_path):
+    paths = install(tmp_path / "new" / "bin")
+    assert sorted(os.path.basename(path) for path in paths) == sorted(TABLE)
+    assert len({os.stat(path).st_ino for path in paths}) == 1
+    assert sorted(os.listdir(tmp_path / "new" / "bin")) == sorted(TABLE)
+
+
+def test_same_input_makes_the_same_file():
+    assert pack.pack(INTERPRETER) == pack.pack(INTERPRETER)
+
+
+def test_mode_does_not_depend_on_the_umask(tmp_path):
+    before = os.umask(0o077)
+    try:
+        (path,) = install(tmp_path, names=["host-local"])
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(os.stat(path).st_mode) == 0o755
+
+
+def test_running_plugin_is_replaced_and_still_answers(tmp_path):
+    """Its code is read when it is needed, from the file it was started from."""
+    (path,) = install(tmp_path, names=["bridge"])
+    with subprocess.Popen([path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=ADD) as running:
+        before = os.stat(path).st_ino
+        assert install(tmp_path, names=["bridge"]) == [path]
+        assert os.stat(path).st_ino != before
+        answer = json.loads(running.communicate(b"{}", timeout=60)[0])
+    assert (running.returncode, answer["code"]) == (1, 7)
+    assert run(path)[0] == 0
+
+
+def test_other_plugins_file_is_replaced_and_its_links_are_not(tmp_path):
+    shutil.copy("/bin/true", tmp_path / "bridge")
+    os.link(tmp_path / "bridge", tmp_path / "theirs")
+    install(tmp_path, names=["bridge"])
+    assert run(tmp_path / "bridge")[1]["cniVersion"]
+    assert run(tmp_path / "theirs") == (0, None, "")
+
+
+def test_failed_install_leaves_no_temporary_file(tmp_path):
+    (tmp_path / "ptp" / "x").mkdir(parents=True)
+    with pytest.raises(InstallError, match="ptp"):
+        install(tmp_path)
+    assert not [name for name in os.listdir(tmp_path) if name.startswith(".")]
+
+
+def test_bin_dir_that_is_a_file_is_an_error_with_its_name(tmp_path):
+    (tmp_path / "bin").write_text("")
+    with pytest.raises(InstallError, match=r"install into .*/bin"):
+        install(tmp_path / "bin")
+
+
+def test_file_system_without_hard_links_gets_copies(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "link", refuse)
+    paths = install(tmp_path)
+    assert len({os.stat(path).st_ino for path in paths}) == len(TABLE)
+    assert run(tmp_path / "static")[0] == 0
+
+
+def test_unknown_type_is_refused_before_anything_is_written(tmp_path):
+    with pytest.raises(InstallError, match="no plugin named 'brigde'; there are bridge"):
+        install(tmp_path / "bin", names=["brigde"])
+    assert not (tmp_path / "bin").exists()
+
+
+def test_recorded_interpreter_is_the_real_one(tmp_path):
+    """Neither a virtual environment's link nor a version manager's script."""
+    shim = write_executable(tmp_path / "python3", f'#!/bin/sh\nexec {sys.executable} "$@"\n'.encode())
+    assert checked_interpreter(str(shim)) == INTERPRETER
+    assert not os.path.islink(INTERPRETER)
+    assert "venv" not in INTERPRETER
+
+
+@pytest.mark.parametrize("text", ["exit 3", "echo hello", "echo bad option >&2; exit 2"])
+def test_interpreter_that_is_no_python_is_refused(tmp_path, text):
+    shim = write_executable(tmp_path / "python3", f"#!/bin/sh\n{text}\n".encode())
+    with pytest.raises(InstallError, match="python3 does not run with -I -S"):
+        checked_interpreter(str(shim))
+
+
+def test_interpreter_of_another_build_is_refused(tmp_path):
+    answer = "('/usr/bin/python9', b'x', '.cpython-99.so')"
+    shim = write_executable(tmp_path / "python3", f'#!/bin/sh\necho "{answer}"\n'.encode())
+    with pytest.raises(InstallError, match=r"another Python \(.cpython-99.so\)"):
+        checked_interpreter(str(shim))
+
+
+def test_path_too_long_for_the_launcher_is_refused():
+    with pytest.raises(pack.PackError, match="longer than the launcher's 1023 bytes"):
+        pack.pack("/x" * 512)

@@ -1,0 +1,105 @@
+"""A stage for the runtime library: plugins that write down how they were called and answer as told."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fastcni.runtime import CNI, parse_list
+
+# Every call leaves NNN-<plugin>-<command>.env and .stdin; the answer is read from files too.
+PLUGIN = """#!/bin/sh
+stage="$(dirname "$0")/.."
+call="$stage/calls/$(printf %03d "$(ls "$stage/calls" | wc -l)")-${0##*/}-$CNI_COMMAND"
+cat > "$call.stdin"
+env > "$call.env"
+answer="$stage/answers/${0##*/}.$CNI_COMMAND"
+[ -e "$answer.err" ] && cat "$answer.err" >&2
+[ -e "$answer.out" ] && cat "$answer.out"
+[ -e "$answer.status" ] && exit "$(cat "$answer.status")"
+exit 0
+"""
+
+
+class Call:
+    """One call that was made."""
+
+    def __init__(self, stdin_file: Path):
+        _, self.plugin, self.command = stdin_file.stem.rsplit("-", 2)
+        self.raw = stdin_file.read_bytes()
+        lines = stdin_file.with_suffix(".env").read_text().splitlines()
+        self.env = dict(line.partition("=")[::2] for line in lines if "=" in line)
+
+    @property
+    def stdin(self):
+        return json.loads(self.raw)
+
+
+class Stage:
+    """A directory with bin, net.d, cache and the notes of the calls."""
+
+    def __init__(self, where: Path):
+        self.where = where
+        self.bin, self.net_d, self.cache = where / "bin", where / "net.d", where / "var" / "cni"
+        for folder in (self.bin, self.net_d, where / "calls", where / "answers"):
+            folder.mkdir()
+
+    def plugin(self, *names):
+        for name in names:
+            file = self.bin / name
+            file.write_text(PLUGIN)
+            file.chmod(0o755)
+
+    def answer(self, name, command, out="", err="", status=0):
+        base = self.where / "answers" / f"{name}.{command}"
+        for suffix, text in (("out", out), ("err", err), ("status", str(status))):
+            file = Path(f"{base}.{suffix}")
+            if text:
+                file.write_text(text if isinstance(text, str) else json.dumps(text))
+
+    def calls(self):
+        return [Call(file) for file in sorted((self.where / "calls").glob("*.stdin"))]
+
+    def called(self):
+        """["a ADD", "b ADD"]"""
+        return [f"{call.plugin} {call.command}" for call in self.calls()]
+
+    def forget_calls(self):
+        for file in (self.where / "calls").iterdir():
+            file.unlink()
+
+    def conf(self, name, content):
+        """Write a configuration file; content is bytes, text or a value."""
+        file = self.net_d / name
+        file.parent.mkdir(exist_ok=True)
+        if isinstance(content, bytes):
+            file.write_bytes(content)
+        else:
+            file.write_text(content if isinstance(content, str) else json.dumps(content))
+        return file
+
+
+@pytest.fixture
+def stage(tmp_path):
+    return Stage(tmp_path)
+
+
+@pytest.fixture
+def cni(stage):
+    """A runtime on the stage, with three plugins that answer an ADD."""
+    stage.plugin("a", "b", "c")
+    for name in ("a", "b", "c"):
+        stage.answer(name, "ADD", out='{"cniVersion":"1.1.0","interfaces":[{"name":"eth0"}]}')
+    return CNI([stage.bin], stage.net_d, stage.cache)
+
+
+@pytest.fixture
+def net_of():
+    """Make a network list of plugin types or whole plugin configurations."""
+    def make(*plugins, version="1.1.0", name="net", **extra):
+        plugins = [it if isinstance(it, dict) else {"type": it} for it in plugins]
+        content = {"name": name, "plugins": plugins, **extra}
+        if version is not None:
+            content["cniVersion"] = version
+        return parse_list(json.dumps(content).encode())
+    return make

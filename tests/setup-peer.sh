@@ -1,0 +1,33 @@
+#!/bin/sh
+# What the tests compare with and look through: the Go plugins, iptables, nft, ip; for the demo also ping.
+# As root on Debian or Ubuntu what is missing is installed; elsewhere it is named, and the tests that need it skip.
+#   setup-peer.sh [COMMAND...]     by default all but ping
+set -eu
+[ $# -gt 0 ] || set -- bridge iptables nft ip
+
+package_of() {
+    case $1 in
+        bridge) echo containernetworking-plugins ;;
+        iptables) echo iptables ;;
+        nft) echo nftables ;;
+        ip) echo iproute2 ;;
+        ping) echo iputils-ping ;;
+    esac
+}
+
+PATH=$PATH:/usr/sbin:/sbin
+missing=
+for name in "$@"; do
+    if [ "$name" = bridge ]; then there=${PEER:-/usr/lib/cni}/bridge; else there=$name; fi  # iproute2 has a bridge too
+    command -v "$there" > /dev/null || missing="$missing $(package_of "$name")"
+done
+[ "$missing" ] || exit 0
+
+if [ "$(id -u)" = 0 ] && command -v apt-get > /dev/null; then
+    echo "installing$missing" >&2
+    # a mirror that is down costs the tests that need these, not all tests
+    apt-get update -qq < /dev/null >&2 || true
+    # shellcheck disable=SC2086
+    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $missing < /dev/null >&2 && exit 0
+fi
+echo "not here, what needs it skips; on Debian or Ubuntu: apt-get install$missing" >&2
