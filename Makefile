@@ -34,7 +34,7 @@ bench: setup
 
 lint: setup
 	$(BIN)/ruff check .
-	$(BIN)/cython-lint fastcni
+	PATH="$$PWD/$(BIN):$$PATH" cython-lint fastcni
 
 clean:
 	rm -rf build dist wheelhouse fastcni.egg-info .pytest_cache .ruff_cache .hypothesis .benchmarks

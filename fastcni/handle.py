@@ -137,7 +137,7 @@ def check_variables(env, command):
 def read_request(plugin, command, env, stdin, fds, aside, in_process):
     """stdin and variables as a Request. Raises CniError 6 and 7 for a configuration without a usable name."""
     if len(stdin) > MAX_STDIN:
-        raise CniError(errors.DECODING_FAILURE, f"error unmarshall network config: more than {MAX_STDIN} bytes on stdin")
+        raise CniError(errors.DECODING_FAILURE, f"error unmarshall network config: more than {MAX_STDIN} bytes")
     try:
         document = json.read(stdin)
     except json.JsonError as e:

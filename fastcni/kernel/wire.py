@@ -43,6 +43,9 @@ def open_socket(protocol=uapi.NETLINK_ROUTE, groups=()):
             sock.setsockopt(uapi.SOL_NETLINK, option, 1)
         except OSError:
             continue            # Linux before 4.20 lacks strict checking; the requests are the same
+    if groups:
+        # Unbound, its port is 0, which is the sender that the kernel's own notifications leave out.
+        sock.bind((0, 0))
     for group in groups:
         sock.setsockopt(uapi.SOL_NETLINK, uapi.NETLINK_ADD_MEMBERSHIP, group)
     return sock
@@ -86,7 +89,7 @@ def attempt(sock, batch):
                 raise ProtocolError(f"netlink reply of type {kind} to request {sequence}, which is not ours")
             if flags & uapi.NLM_F_DUMP_INTR:
                 refused.append(NetlinkError(EINTR, waiting[sequence], EINTR_DUMP))
-            if kind == uapi.NLMSG_ERROR or kind == uapi.NLMSG_DONE:
+            if kind in (uapi.NLMSG_ERROR, uapi.NLMSG_DONE):
                 what = waiting.pop(sequence)
                 code, text, offset = read_ack(kind, flags, payload)
                 if code:

@@ -83,9 +83,9 @@ def ensure_address(sock, bridge, gateway, prefix, force, undo):
         if len(gateway) == 4 or overlap(item.packed, item.prefix, gateway, prefix):
             conflicts.append(item)
     if conflicts and not force:
-        raise CniError(errors.INTERNAL, f'failed to set bridge addr: "{bridge.name}" already has an IP address different '
-                       f"from {wanted}", "it has " + ", ".join(addresses.cidr_text(c.packed, c.prefix) for c in conflicts)
-                       + "; forceAddress replaces it")
+        has = ", ".join(addresses.cidr_text(item.packed, item.prefix) for item in conflicts)
+        raise CniError(errors.INTERNAL, f'failed to set bridge addr: "{bridge.name}" already has an IP address '
+                       f"different from {wanted}", f"it has {has}; forceAddress replaces it")
     batch = Batch()
     for item in conflicts:
         rtnl.del_address(batch, bridge.index, item.packed, item.prefix,

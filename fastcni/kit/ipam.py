@@ -20,7 +20,7 @@ def add(req, undo):
         sub = req.delegate(req.conf.section("ipam").text("type"))
         return plugin.add(sub, plugin.read(sub), undo)
     undo(delete, req)
-    out, err = _execute(req, path, "ADD")
+    out = _execute(req, path, "ADD")
     return results.to_version(invoke.read_add_output(out, req.version), "1.1.0")
 
 
@@ -54,11 +54,13 @@ def _forward(req, command, function):
 
 def _find(req):
     """(plugin module, "") for one of ours, (None, path) for another. Raises CniError where there is none."""
-    from fastcni import plugins         # the marked exception: the kit asks the table of plugins
+    from fastcni import plugins  # the marked exception: the kit asks the table of plugins
 
     kind = req.conf.section("ipam").text("type")
-    path = "" if req.in_process and kind in plugins.TABLE else invoke.find(kind, req.path.split(":") if req.path else [])
-    if kind in plugins.TABLE and (not path or invoke.is_ours(path)):
+    if req.in_process and kind in plugins.TABLE:
+        return plugins.load(kind), ""
+    path = invoke.find(kind, req.path.split(":") if req.path else [])
+    if kind in plugins.TABLE and invoke.is_ours(path):
         return plugins.load(kind), ""
     return None, path
 
@@ -67,4 +69,4 @@ def _execute(req, path, command):
     out, err = invoke.execute(path, invoke.child_env(req.env, command), req.stdin)
     if err:
         req.warn(err.decode("utf-8", "replace").rstrip("\n"))
-    return out, err
+    return out

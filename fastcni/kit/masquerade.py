@@ -34,7 +34,8 @@ class Masquerade:
         backend.add(req, ips)
 
     def delete(self, req, found):
-        """Take back what ADD did, in whichever backend and by whichever implementation. `found` are packed addresses."""
+        """Take back what ADD did, in whichever backend and by whichever implementation; `found` are packed
+        addresses."""
         if not self.wanted:
             return
         from fastcni.kit import masquerade_iptables, masquerade_nft

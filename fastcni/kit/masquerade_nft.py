@@ -3,8 +3,10 @@
 A pod is one element in a map. As `nft list table inet fastcni` prints it:
 
     table inet fastcni {
-        map pods4 { type ipv4_addr : verdict
-                    elements = { 10.22.0.5 comment "8e48...-0b65..., net: a, if: eth0, id: c" : goto subnet-10.22.0.0/16 } }
+        map pods4 {
+            type ipv4_addr : verdict
+            elements = { 10.22.0.5 comment "8e48...-0b65..., net: a, if: eth0, id: c" : goto subnet-10.22.0.0/16 }
+        }
         map pods6 { type ipv6_addr : verdict }
         chain postrouting {
             type nat hook postrouting priority srcnat; policy accept;

@@ -68,7 +68,7 @@ def scan(text):
     """(value, where it ends) of the start of a text. Raises StopIteration, RecursionError, ValueError."""
     try:
         return SCAN(text, 0)
-    except SystemError:         # where the json package is not loaded, older scanners find no exception to raise
+    except SystemError:         # Python 3.11 finds its exception only where the json package is loaded
         __import__("json.decoder")
         return SCAN(text, 0)
 

@@ -80,7 +80,8 @@ PRINTED = [
       for given in ('"10.1.2.3"', '""', "null", '"010.1.2.3/24"', '"10.1.2.3/33"', '"fe80::1%eth0/64"',
                     '"10.1.2.3/255.255.255.0"')),
     ("R18-4", v1('"ips":[{"address":"10.1.2.3/024"}]'), None, v1('"ips":[{"address":"10.1.2.3/24"}]')),
-    ("R18-6", v1('"ips":[{"address":"2001:DB8:0:0::1/64"}]'), None, v1('"ips":[{"address":"2001:db8::1/64"}]')),
+    ("R18-6", v1('"ips":[{"address":"2001:DB8:0:0::1/64"}]'), None,
+     v1('"ips":[{"address":"2001:db8::1/64"}]')),
     ("R19", v1('"ips":[{"address":"::ffff:1.2.3.4/120"}]'), "0.4.0",
      v4('"ips":[{"version":"4","address":"1.2.3.4/24"}],"dns":{}')),
     ("R20", v1('"ips":[{}]'), None, v1(r'"ips":[{"address":"\u003cnil\u003e"}]')),
@@ -112,7 +113,8 @@ def test_a_result_is_printed_as_the_reference_prints_it(document, to, printed):
     assert text_of(document, to) == printed
 
 
-@pytest.mark.parametrize("literal", ["1.5", '"0"', "1500.0", "1e3", "true", "[]"], ids=lambda text: f"R16-{text}")
+@pytest.mark.parametrize("literal", ["1.5", '"0"', "1500.0", "1e3", "true", "[]"],
+                         ids=lambda text: f"R16-{text}")
 def test_only_an_integral_literal_is_an_interface_index(literal):
     shown = text_of(v1(f'"ips":[{{"address":"10.1.0.2/16","interface":{literal}}}]'))
     assert shown.startswith("error: result.ips[0].interface: expected a whole number, got ")
@@ -187,7 +189,8 @@ def test_a_new_result_is_pretty_with_every_key_in_order_R32():
 
 
 def test_an_old_result_is_pretty_with_dns_last_R33():
-    shuffled = v4('"dns":{},"ips":[{"gateway":"10.1.0.1","address":"10.1.0.2/16","interface":0,"version":"4"}]')
+    shuffled = v4('"dns":{},"ips":[{"gateway":"10.1.0.1","address":"10.1.0.2/16","version":"4",'
+                  '"interface":0}]')
     assert text_of(shuffled, indent=4) == """\
 {
     "cniVersion": "0.4.0",
@@ -203,7 +206,8 @@ def test_an_old_result_is_pretty_with_dns_last_R33():
 }"""
 
 
-WRONG_FAMILY = "could not parse prevResult: result type supports [1.0.0 1.1.0] but unmarshalled CNIVersion is "
+WRONG_FAMILY = ("could not parse prevResult: result type supports [1.0.0 1.1.0] "
+                "but unmarshalled CNIVersion is ")
 # The configuration's version, prevResult, and the version it is read as or the error.
 PREVIOUS = [
     ("1.0.0", "{}", "1.0.0"),
@@ -220,7 +224,8 @@ PREVIOUS = [
 ]
 
 
-@pytest.mark.parametrize("config_version,previous,outcome", PREVIOUS, ids=[f"R34-{i}" for i in range(len(PREVIOUS))])
+@pytest.mark.parametrize("config_version,previous,outcome", PREVIOUS,
+                         ids=[f"R34-{version}-{previous}" for version, previous, _ in PREVIOUS])
 def test_prev_result_has_the_version_of_its_configuration_or_its_family(
         config_version, previous, outcome, monkeypatch):
     seen = []
@@ -259,7 +264,8 @@ def test_each_version_becomes_each_other(own, to):
 
 @pytest.mark.parametrize("to", version.ALL)
 def test_conversion_leaves_the_original_as_it_was(to):
-    made = result.create("1.1.0", stdlib.loads(v11(f'"ips":{IPS},"interfaces":[{EXTRAS}],"routes":[{ROUTE}]')))
+    document = v11(f'"ips":{IPS},"interfaces":[{EXTRAS}],"routes":[{ROUTE}]')
+    made = result.create("1.1.0", stdlib.loads(document))
     before = stdlib.dumps(made)
     result.to_version(made, to)
     assert stdlib.dumps(made) == before
@@ -277,14 +283,13 @@ def test_an_error_names_the_place():
     assert (caught.value.msg, caught.value.details) == ("invalid CIDR address: x", "result.ips[0].address")
 
 
-ANYTHING = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=20)
-    | st.sampled_from(["10.1.0.2/16", "::1/64", "10.0.0.1", "1.0.0", "4", "6"]),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(
-        st.sampled_from(sorted({row[0] for rows in (*result.SHAPES, result.IP_OF_A, result.IP_OF_B, result.IP_OF_C,
-                                                    result.INTERFACE_C, result.ROUTE, result.DNS) for row in rows}))
-        | st.text(max_size=5), inner, max_size=6),
-    max_leaves=25)
+TABLES = (*result.SHAPES, result.IP_OF_A, result.IP_OF_B, result.INTERFACE_C, result.ROUTE, result.DNS)
+KEYS = st.sampled_from(sorted({row[0] for rows in TABLES for row in rows}))
+LEAVES = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False, allow_infinity=False),
+                   st.text(max_size=20),
+                   st.sampled_from(["10.1.0.2/16", "::1/64", "10.0.0.1", "1.0.0", "4", "6"]))
+ANYTHING = st.recursive(LEAVES, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(
+    KEYS | st.text(max_size=5), inner, max_size=6), max_leaves=25)
 
 
 @given(st.sampled_from(["", *version.ALL, "9.9.9"]), ANYTHING, st.sampled_from([*version.ALL, "9.9.9"]))
@@ -294,8 +299,16 @@ def test_no_document_breaks_the_reader_or_the_conversions(own, document, to):
     try:
         made = result.create(own, document)
         stdlib.loads(result.encode(result.to_version(made, to)))
-    except CniError as e:
-        assert e.msg
+    except CniError:
+        pass
+
+
+@given(ANYTHING, st.sampled_from([*version.ALL, "9.9.9"]))
+def test_no_prev_result_breaks_the_reader(previous, config_version):
+    try:
+        result.read_prev_result(Section({"prevResult": previous}), config_version)
+    except CniError:
+        pass
 
 
 IP = st.ip_addresses().map(str)
@@ -306,12 +319,36 @@ def cidrs():
                      st.ip_addresses(), st.integers(0, 128))
 
 
+def of_shape(kind):
+    """Documents that fit a table of rows, most of them valid."""
+    if isinstance(kind, tuple):
+        return st.fixed_dictionaries({}, optional={key: of_shape(inner) for key, inner, _ in kind})
+    if isinstance(kind, list):
+        return st.lists(of_shape(kind[0]), max_size=2)
+    return {result.text: st.text(max_size=5) | st.sampled_from(["4", "6"]), result.index: st.integers(-1, 9),
+            result.whole: st.integers(-9, 1 << 60), result.cidr: cidrs(), result.ip: IP}[kind]
+
+
+@given(st.data(), st.sampled_from(version.ALL), st.sampled_from(version.ALL))
+def test_what_fits_a_shape_is_read_and_converts_or_says_why(data, own, to):
+    document = data.draw(of_shape(result.SHAPES[result.FAMILY[own]])) | {"cniVersion": own}
+    made = result.create(own, document)
+    assert result.create(own, stdlib.loads(stdlib.dumps(made).replace(result.UNSET_CIDR, "::/0")))
+    try:
+        assert stdlib.loads(result.encode(result.to_version(made, to)))["cniVersion"] == to
+    except CniError as e:
+        message = e.msg
+    else:
+        message = NO_IPS
+    assert message == NO_IPS
+
+
 @given(st.fixed_dictionaries({
     "cniVersion": st.just("1.1.0"),
-    "ips": st.lists(st.fixed_dictionaries({"address": cidrs()}, optional={"gateway": IP, "interface": st.integers(0, 9)}),
-                    max_size=3),
-    "routes": st.lists(st.fixed_dictionaries({"dst": cidrs()}, optional={"gw": IP, "table": st.integers(0, 9)}),
-                       max_size=3)}))
+    "ips": st.lists(st.fixed_dictionaries(
+        {"address": cidrs()}, optional={"gateway": IP, "interface": st.integers(0, 9)}), max_size=3),
+    "routes": st.lists(st.fixed_dictionaries(
+        {"dst": cidrs()}, optional={"gw": IP, "table": st.integers(0, 9)}), max_size=3)}))
 def test_what_was_printed_reads_back_the_same_in_the_versions_that_can_hold_it(document):
     made = result.create("1.1.0", document)
     for to in version.ALL[2:]:
