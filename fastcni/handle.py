@@ -5,8 +5,6 @@ environment or signals. Two things are done better than there. A result is kept 
 that stdout never carries two documents; and CNI_NETNS is compared with our own namespace before anything is changed.
 """
 
-import os
-
 from fastcni import plugins
 from fastcni.kernel import netns
 from fastcni.kernel.wire import NetlinkError
@@ -184,7 +182,7 @@ def check_other_netns(req):
     if "netns" in req.fds:
         same = netns.is_own(req.fds["netns"])
     else:
-        same = req.netns and os.path.exists(req.netns) and os.path.samefile(req.netns, netns.OWN)
+        same = bool(req.netns) and netns.is_own_path(req.netns)
     if same:
         raise CniError(errors.INVALID_NETNS, "plugin's netns and netns from CNI_NETNS should not be the same")
 

@@ -1,6 +1,6 @@
 """Network namespaces: open one, step inside, come back. A socket stays in the namespace where it was opened."""
 
-import os
+import posix
 
 from fastcni._netlink import setns
 
@@ -23,17 +23,29 @@ def open_path(path):
 
     Python has no statfs magic; a namespace file is known by the device that all of them share (nsfs).
     """
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    if os.fstat(fd).st_dev != os.stat(OWN).st_dev:
-        os.close(fd)
+    fd = posix.open(path, posix.O_RDONLY | posix.O_CLOEXEC | posix.O_NONBLOCK)
+    if posix.fstat(fd).st_dev != posix.stat(OWN).st_dev:
+        posix.close(fd)
         raise NotNamespace(22, "not a network namespace", path)
     return fd
 
 
 def is_own(fd):
     """Is `fd` the namespace of the calling thread?"""
-    ours, theirs = os.stat(OWN), os.fstat(fd)
+    ours, theirs = posix.stat(OWN), posix.fstat(fd)
     return (ours.st_dev, ours.st_ino) == (theirs.st_dev, theirs.st_ino)
+
+
+def is_own_path(path):
+    """Like is_own(), for a path that may be none."""
+    try:
+        fd = posix.open(path, posix.O_RDONLY | posix.O_CLOEXEC | posix.O_NONBLOCK)
+    except (OSError, ValueError):
+        return False
+    try:
+        return is_own(fd)
+    finally:
+        posix.close(fd)
 
 
 class inside:
@@ -45,11 +57,11 @@ class inside:
         self.fd = fd
 
     def __enter__(self):
-        self.home = os.open(OWN, os.O_RDONLY | os.O_CLOEXEC)
+        self.home = posix.open(OWN, posix.O_RDONLY | posix.O_CLOEXEC)
         try:
             setns(self.fd)
         except OSError:
-            os.close(self.home)
+            posix.close(self.home)
             raise
 
     def __exit__(self, kind, error, trace):
@@ -58,4 +70,4 @@ class inside:
         except OSError as e:
             raise Lost(f"cannot return to the home network namespace: {e}") from error
         finally:
-            os.close(self.home)
+            posix.close(self.home)

@@ -6,7 +6,7 @@ run is over when the program itself is. One limit follows: a program that opens 
 anew, instead of writing to the one it was given, starts at the beginning of the file again.
 """
 
-import os
+import posix
 import time
 
 MAX_OUTPUT = 16 << 20      # bytes of each stream that are read back; a CNI result is about 1 kB
@@ -56,11 +56,11 @@ def run(path, env, stdin, argv=(), timeout=None):
             files.append(memory_file(name))
         if stdin:
             write_all(files[0], stdin)
-            os.lseek(files[0], 0, os.SEEK_SET)
+            posix.lseek(files[0], 0, 0)
         # Python ignores these two signals, and an ignored signal stays ignored across exec.
-        pid = os.posix_spawn(
+        pid = posix.posix_spawn(
             path, list(argv) or [path], env,
-            file_actions=[(os.POSIX_SPAWN_DUP2, fd, stream) for stream, fd in enumerate(files)],
+            file_actions=[(posix.POSIX_SPAWN_DUP2, fd, stream) for stream, fd in enumerate(files)],
             setsigdef=(SIGPIPE, SIGXFSZ),
         )
         status, cause = read_wait_status(wait(pid, timeout))
@@ -68,12 +68,12 @@ def run(path, env, stdin, argv=(), timeout=None):
         return Finished(status, stdout, stderr, cause)
     finally:
         for fd in files:
-            os.close(fd)
+            posix.close(fd)
 
 
 def memory_file(name):
     """Open an empty memory file; the descriptor is above 2, so that no dup2 can write over it."""
-    fd = os.memfd_create(name)
+    fd = posix.memfd_create(name)
     if fd > 2:
         return fd
     # Only when the caller itself was started with a standard stream closed.
@@ -81,21 +81,21 @@ def memory_file(name):
     try:
         return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)
     finally:
-        os.close(fd)
+        posix.close(fd)
 
 
 def write_all(fd, data):
     view = memoryview(data)
     while view:
-        view = view[os.write(fd, view):]
+        view = view[posix.write(fd, view):]
 
 
 def read_back(fd, path, stream):
-    size = os.fstat(fd).st_size
+    size = posix.fstat(fd).st_size
     if size > MAX_OUTPUT:
         raise OSError(EFBIG, f"{path} wrote {size} bytes to {stream}, more than {MAX_OUTPUT}")
     parts, offset = [], 0
-    while part := os.pread(fd, MAX_OUTPUT - offset, offset):
+    while part := posix.pread(fd, MAX_OUTPUT - offset, offset):
         parts.append(part)
         offset += len(part)
     return b"".join(parts)
@@ -105,15 +105,15 @@ def wait(pid, timeout):
     """Return the wait status of our child `pid`; whatever happens here, the child is gone afterwards."""
     try:
         if timeout is not None and not ends_within(pid, timeout):
-            os.kill(pid, SIGKILL)
-        return os.waitpid(pid, 0)[1]
+            posix.kill(pid, SIGKILL)
+        return posix.waitpid(pid, 0)[1]
     except ChildProcessError as e:
         e.add_note("the exit status was taken by someone else: is SIGCHLD ignored in this program?")
         raise
     except BaseException:          # KeyboardInterrupt, or no descriptor left: leave no stray program behind
         try:
-            os.kill(pid, SIGKILL)
-            os.waitpid(pid, 0)
+            posix.kill(pid, SIGKILL)
+            posix.waitpid(pid, 0)
         except OSError:
             pass                   # it was reaped already
         raise
@@ -123,7 +123,7 @@ def ends_within(pid, seconds):
     """Whether the child ends within so many seconds; it is not reaped."""
     import select
 
-    fd = os.pidfd_open(pid)
+    fd = posix.pidfd_open(pid)
     try:
         poll = select.poll()
         poll.register(fd, select.POLLIN)
@@ -134,14 +134,14 @@ def ends_within(pid, seconds):
                 return True
         return bool(poll.poll(0))
     finally:
-        os.close(fd)
+        posix.close(fd)
 
 
 def read_wait_status(wait_status):
     """Return (status, cause) of a wait(2) status, as Finished has them."""
-    if os.WIFSIGNALED(wait_status):
-        number = os.WTERMSIG(wait_status)
-        core = " (core dumped)" if os.WCOREDUMP(wait_status) else ""
+    if posix.WIFSIGNALED(wait_status):
+        number = posix.WTERMSIG(wait_status)
+        core = " (core dumped)" if posix.WCOREDUMP(wait_status) else ""
         return -number, f"signal: {SIGNALS.get(number) or f'signal {number}'}{core}"
-    status = os.WEXITSTATUS(wait_status)
+    status = posix.WEXITSTATUS(wait_status)
     return status, f"exit status {status}" if status else ""

@@ -1,6 +1,6 @@
 """Sysctls below /proc/sys, read and written in the calling thread's network namespace."""
 
-import os
+import posix
 
 ROOT = "/proc/sys/"
 
@@ -21,20 +21,20 @@ def path(name):
 
 def read(name):
     """The value as text, white space trimmed. Raises OSError."""
-    fd = os.open(path(name), os.O_RDONLY | os.O_CLOEXEC)
+    fd = posix.open(path(name), posix.O_RDONLY | posix.O_CLOEXEC)
     try:
-        return os.read(fd, 4096).decode("utf-8", "replace").strip()
+        return posix.read(fd, 4096).decode("utf-8", "replace").strip()
     finally:
-        os.close(fd)
+        posix.close(fd)
 
 
 def write(name, value):
     """Write the value. Raises OSError."""
-    fd = os.open(path(name), os.O_WRONLY | os.O_CLOEXEC)
+    fd = posix.open(path(name), posix.O_WRONLY | posix.O_CLOEXEC)
     try:
-        os.write(fd, value.encode())
+        posix.write(fd, value.encode())
     finally:
-        os.close(fd)
+        posix.close(fd)
 
 
 def ensure(name, value):

@@ -1,6 +1,6 @@
 """Netlink sockets: open one, exchange a batch, dump, watch notifications. The only module that sends or receives."""
 
-import os
+import posix
 from _socket import MSG_DONTWAIT, SOCK_CLOEXEC, SOCK_RAW, socket
 
 from fastcni._netlink import Batch, messages, read_ack
@@ -21,7 +21,7 @@ class NetlinkError(OSError):
     """The kernel refused a request; `what` says which one, `kernel_text` what its extended ACK said."""
 
     def __init__(self, errno, what, kernel_text="", offset=0):
-        super().__init__(errno, os.strerror(errno))
+        super().__init__(errno, posix.strerror(errno))
         self.what, self.kernel_text, self.offset = what, kernel_text, offset
 
     def __str__(self):

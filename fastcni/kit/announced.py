@@ -1,6 +1,6 @@
 """Waiting for what the kernel announces, never for a clock: a link gone, a port up, addresses settled."""
 
-import os
+import posix
 from errno import ENOBUFS, ENODEV
 from time import monotonic
 
@@ -138,4 +138,4 @@ def _until(watcher, seconds, done, words, again=None):
         if not messages and deadline <= monotonic():
             if words:
                 raise CniError(errors.TRY_AGAIN_LATER, words)
-            raise TimeoutError(os.strerror(110))
+            raise TimeoutError(posix.strerror(110))

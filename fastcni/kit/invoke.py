@@ -3,7 +3,7 @@
 The rules and the error texts are those of the Go library, since runtimes and people match on them.
 """
 
-import os
+import posix
 import time
 
 from fastcni.kernel import process
@@ -34,24 +34,40 @@ def find(name, dirs):
         raise CniError(errors.INVALID_ENVIRONMENT, "no paths provided")
     for where in dirs:
         # An empty directory is the current one; "./" keeps exec from meaning anything else.
-        path = os.path.normpath(f"{where}/{name}") if where else f"./{name}"
-        if os.path.isfile(path):
+        path = clean(f"{where}/{name}") if where else f"./{name}"
+        if is_file(path):
             return path
     raise CniError(errors.INTERNAL, f"failed to find plugin {json.quote(name)} in path [{' '.join(dirs)}]")
+
+
+def clean(path):
+    """The path as Go's filepath.Join leaves it. Most are clean already; importing os.path costs 0.9 ms."""
+    if "//" not in path and "/." not in path:
+        return path
+    from posixpath import normpath
+
+    return normpath(path)
+
+
+def is_file(path):
+    try:
+        return posix.stat(path).st_mode & 0o170000 == 0o100000      # stat(2): S_IFMT, S_IFREG
+    except (OSError, ValueError):
+        return False
 
 
 def is_ours(path):
     """Whether the file is one of fastcni's launchers; False too where it cannot be read."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        fd = posix.open(path, posix.O_RDONLY | posix.O_CLOEXEC | posix.O_NONBLOCK)
     except OSError:
         return False
     try:
-        return os.read(fd, 16)[9:] == MARK
+        return posix.read(fd, 16)[9:] == MARK
     except OSError:
         return False
     finally:
-        os.close(fd)
+        posix.close(fd)
 
 
 def child_env(base_env, command, **cni):
@@ -90,10 +106,10 @@ def execute(path, env, stdin, timeout=None):
 def start_cause(path, error):
     """The words for a program that could not be started."""
     if isinstance(error, ValueError):          # a NUL in the path or the environment
-        return f"fork/exec {path}: {os.strerror(EINVAL).lower()}"
+        return f"fork/exec {path}: {posix.strerror(EINVAL).lower()}"
     if error.errno == process.EFBIG:
         return error.strerror
-    return f"fork/exec {path}: {os.strerror(error.errno).lower()}"
+    return f"fork/exec {path}: {posix.strerror(error.errno).lower()}"
 
 
 def read_failure(stdout, stderr, cause):

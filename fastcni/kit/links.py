@@ -3,7 +3,7 @@
 *host* is the end in the caller's namespace, *inside* the one in the pod's.
 """
 
-import os
+import posix
 from errno import EEXIST, ENODEV
 
 from fastcni._netlink import Batch
@@ -31,7 +31,7 @@ class Pod:
 
 def random_mac():
     """A locally administered unicast MAC. Chosen here, it need not be asked for, and udev leaves it alone."""
-    raw = bytearray(os.urandom(6))
+    raw = bytearray(posix.urandom(6))
     raw[0] = raw[0] & 0xFE | 0x02
     return bytes(raw)
 
@@ -63,7 +63,7 @@ def add_veth(req, pod, undo, *, mtu=0, master=0, mac=None):
     """
     host_mac, inside_mac = random_mac(), mac or random_mac()
     for _ in range(NAME_TRIES):
-        name = f"veth{os.urandom(4).hex()}"
+        name = f"veth{posix.urandom(4).hex()}"
         batch = rtnl.new_veth(Batch(), name, req.ifname, pod.netns_fd, host_mac=host_mac, peer_mac=inside_mac,
                               mtu=mtu, master=master, what="failed to make veth pair")
         try:

@@ -7,7 +7,7 @@
 each with the comment  name: "<network>" id: "<container>".
 """
 
-import os
+import posix
 from errno import ENOENT
 
 from fastcni._netlink import Batch
@@ -102,13 +102,13 @@ def present(req):
 
 def _lines(path):
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        fd = posix.open(path, posix.O_RDONLY | posix.O_CLOEXEC)
     except FileNotFoundError:
         return []                       # the legacy modules are not loaded
     try:
-        return os.read(fd, 4096).decode().split()
+        return posix.read(fd, 4096).decode().split()
     finally:
-        os.close(fd)
+        posix.close(fd)
 
 
 def _restore(req, program, commands):
@@ -118,8 +118,8 @@ def _restore(req, program, commands):
 
 def _run(req, program, arguments, stdin):
     for folder in (req.env.get("PATH") or USUAL_PATH).split(":"):
-        path = os.path.join(folder, program)
-        if os.access(path, os.X_OK):
+        path = f"{folder}/{program}"
+        if posix.access(path, posix.X_OK):
             return process.run(path, req.env, stdin, (program, *arguments))
     raise CniError(errors.INTERNAL, f'failed to locate iptables: exec: "{program}": executable file not found in $PATH',
                    "install iptables, or leave ipMasqBackend out to use nftables, which needs no program")

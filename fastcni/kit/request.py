@@ -1,6 +1,6 @@
 """One CNI request as a value: what the variables and stdin say, and descriptors of what they name."""
 
-import os
+import posix
 from _thread import start_new_thread
 
 from fastcni.kernel import netns, uapi, wire
@@ -72,7 +72,7 @@ class Request:
                 raise CniError(errors.INVALID_NETNS, f'failed to open netns "{self.netns}": unknown FS magic on '
                                f'"{self.netns}": not a network namespace') from None
             except (OSError, ValueError) as e:
-                why = os.strerror(e.errno).lower() if isinstance(e, OSError) else str(e)
+                why = posix.strerror(e.errno).lower() if isinstance(e, OSError) else str(e)
                 raise CniError(errors.INVALID_NETNS, f'failed to open netns "{self.netns}": failed to Statfs '
                                f'"{self.netns}": {why}') from None
         return self.fds["netns"]
@@ -114,7 +114,7 @@ class Request:
             else:
                 thing.close()
         while self.fds:
-            os.close(self.fds.popitem()[1])
+            posix.close(self.fds.popitem()[1])
 
 
 def start_new_thread_call(fn, *args):

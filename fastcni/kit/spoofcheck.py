@@ -17,27 +17,19 @@ GUARDED, ALLOWED = "guarded", "allowed"
 IFNAMSIZ = 16
 
 
-class SpoofCheck:
-    """The key macspoofchk of bridge."""
+def add(req, host, inside, undo):
+    """Guard the host end of a pod. Takes a name and a MAC, both as the kernel has them now."""
+    port = host.name.encode().ljust(IFNAMSIZ, b"\0")
+    undo(delete, req)
+    store().add(req, [(GUARDED, port, None), (ALLOWED, port + inside.address + b"\0\0", None)])
 
-    __slots__ = ("wanted",)
 
-    def __init__(self, conf):
-        self.wanted = conf.flag("macspoofchk")
+def delete(req):
+    store().delete(req, ())             # the port's name may be known no more: the mark finds it
 
-    def add(self, req, host, inside, undo):
-        if self.wanted:
-            port = host.name.encode().ljust(IFNAMSIZ, b"\0")
-            undo(self.delete, req)
-            store().add(req, [(GUARDED, port, None), (ALLOWED, port + inside.address + b"\0\0", None)])
 
-    def delete(self, req):
-        if self.wanted:
-            store().delete(req, ())      # the port's name may be known no more: the mark finds it
-
-    def gc(self, req):
-        if self.wanted:
-            store().gc(req)
+def gc(req):
+    store().gc(req)
 
 
 def store():

@@ -23,7 +23,8 @@ class Finder:
     """A meta path finder and loader over the open plugin file.
 
     index: {module name: (kind, offset, length)}, kind one of "package", "module", "extension"; offsets in
-    bytes from the start of the file. Code is read when it is imported.
+    bytes from the start of the file. Code is read when it is imported. The kind "elsewhere" is an extension of
+    the interpreter's own, its file name for an offset: found without listing the interpreter's directory.
     """
 
     __slots__ = ("fd", "index")
@@ -35,21 +36,23 @@ class Finder:
         if name not in self.index:
             return None
         kind, offset, length = self.index[name]
-        spec = ModuleSpec(name, self, is_package=kind == "package")
-        spec.loader_state = offset, length
-        spec.origin = name
+        origin = None
         if kind == "extension":
-            spec.origin = self.extension_path(name, offset, length)
-        return spec
+            origin = self.extension_path(name, offset, length)
+        elif kind == "elsewhere":
+            origin = f"{sys.path[-1]}/{offset}"  # with -I -S the last entry is lib-dynload
+            if not posix.access(origin, posix.R_OK):
+                return None  # built in, or moved: Python knows
+        return ModuleSpec(name, self, origin=origin, is_package=kind == "package")
 
     def create_module(self, spec):
-        return create_dynamic(spec) if self.index[spec.name][0] == "extension" else None
+        return create_dynamic(spec) if spec.origin else None
 
     def exec_module(self, module):
-        offset, length = module.__spec__.loader_state
-        if self.index[module.__name__][0] == "extension":
+        if module.__spec__.origin:
             exec_dynamic(module)
         else:
+            _, offset, length = self.index[module.__name__]
             exec(marshal.loads(posix.pread(self.fd, length, offset)), module.__dict__)
 
     def extension_path(self, name, offset, length):

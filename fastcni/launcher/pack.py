@@ -30,6 +30,7 @@ PACKAGE = os.path.dirname(os.path.abspath(fastcni.__file__))
 MARK = b"fastcni"
 MARK_AT = 9  # EI_PAD, elf(5): bytes that have no meaning
 LEAVES = ("_netlink", "_ipam_bitmap")
+BORROWED = ("_json", "_sha2", "_sha512", "_socket", "fcntl")  # of the interpreter, where they are not built in
 ROWS = ("spec", "kernel", "kit", "plugins")  # the packages below handle.py, all of them
 
 CONFIG_MAGIC = b"fastcni-config\n\0"  # struct config of launcher.c
@@ -77,6 +78,7 @@ def pack(interpreter):
         index = {name: (kind, start + at, size) for name, (kind, at, size) in index.items()}
         for leaf in LEAVES:
             index[f"fastcni.{leaf}"] = ("extension", *add(out, image, f"{leaf}.so", read(leaf_path(leaf))))
+        index |= {name: ("elsewhere", name + _imp.extension_suffixes()[0], 0) for name in BORROWED}
         places = {
             "refuse": add(out, image, "refuse.py", REFUSE.format(version=version()).encode()),
             "boot": add(out, image, "boot", marshal.dumps((code_of("launcher/bootstrap.py"), index))),

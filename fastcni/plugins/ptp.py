@@ -2,7 +2,7 @@
 
 from fastcni._netlink import Batch
 from fastcni.kernel import rtnl, uapi, wire
-from fastcni.kit import checks, forwarding, ipam, links
+from fastcni.kit import forwarding, ipam, links
 from fastcni.kit.conf import read_dns
 from fastcni.kit.masquerade import Masquerade
 from fastcni.kit.undo import every
@@ -89,6 +89,8 @@ def delete(req, conf):
 
 
 def check(req, conf):
+    from fastcni.kit import checks  # CHECK alone needs it
+
     ipam.check(req)
     previous = checks.prev_result(req, "ptp: Required prevResult missing")
     pod = links.Pod(req)

@@ -1,0 +1,231 @@
+"""A node to add pods to: requests to handle() in the test's thread, and witnesses that are not fastcni's own.
+
+The witnesses are `ip -j`, `nft -j` and pyroute2; what they say comes as plain lists and dicts.
+"""
+
+import ctypes
+import json
+import os
+import socket
+import subprocess
+import uuid
+
+from fastcni.handle import handle
+
+CLONE_NEWNET = 0x40000000
+libc = ctypes.CDLL(None, use_errno=True)
+COMMON_FILES = ("last_reserved_ip.", "lock", ".fastcni.index")      # of a host-local directory: nobody's
+
+
+def run(*command, stdin=None, check=True):
+    """Run a program in the test's namespace; its standard output."""
+    done = subprocess.run([str(word) for word in command], capture_output=True, text=True, input=stdin)
+    assert not check or done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
+    return done.stdout
+
+
+def ip_json(*words, netns=None):
+    out = run("ip", *(["-n", netns] if netns else []), "-j", *words)
+    return json.loads(out) if out.strip() else []
+
+
+def links(netns=None):
+    """{name: `ip -j -d link` of it}"""
+    return {item["ifname"]: item for item in ip_json("-d", "link", netns=netns)}
+
+
+def addresses(name, netns=None):
+    """The global addresses of a link, as CIDR texts."""
+    return [f"{item['local']}/{item['prefixlen']}" for link in ip_json("addr", "show", "dev", name, netns=netns)
+            for item in link["addr_info"] if item["scope"] == "global"]
+
+
+def routes(netns=None, family=4):
+    """{(dst, gateway or ""): route} of the main table, without link-local ones."""
+    found = ip_json(f"-{family}", "route", netns=netns)
+    return {(item["dst"], item.get("gateway", "")): item for item in found if not item["dst"].startswith("fe80")}
+
+
+def rules():
+    """`nft -j list ruleset` without handles and header: a list of dicts."""
+    found = json.loads(run("nft", "-j", "list", "ruleset"))["nftables"]
+    for item in found:
+        for thing in item.values():
+            thing.pop("handle", None)
+    return [item for item in found if "metainfo" not in item]
+
+
+def elements(name, family="inet"):
+    """The elements of a set or map of table fastcni, as nft prints each (comments and all); [] without the set."""
+    for item in rules():
+        for kind in ("set", "map"):
+            thing = item.get(kind, {})
+            if (thing.get("family"), thing.get("table"), thing.get("name")) == (family, "fastcni", name):
+                return [_element(each) for each in thing.get("elem", [])]
+    return []
+
+
+def _element(each):
+    """nft prints an element with a comment as {"elem": {"val", "comment"}}, of a map as [that, verdict]."""
+    key, verdict = each if isinstance(each, list) and isinstance(each[0], dict) and "elem" in each[0] else (each, None)
+    if isinstance(key, dict) and "elem" in key:
+        key = key["elem"]["val"]
+    if isinstance(key, dict) and "concat" in key:
+        key = tuple(key["concat"])
+    return (key, verdict["goto"]["target"]) if verdict else key
+
+
+def sysctl(name, netns=None):
+    with Inside(netns):
+        with open(f"/proc/sys/{name}") as file:
+            return file.read().strip()
+
+
+class Inside:
+    """`with Inside(name):` has the test's thread in a named namespace; None: where it is."""
+
+    def __init__(self, name):
+        self.name = name
+
+    def __enter__(self):
+        self.home = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
+        if self.name:
+            enter(f"/run/netns/{self.name}")
+
+    def __exit__(self, *_):
+        assert libc.setns(self.home, CLONE_NEWNET) == 0, "cannot come back from a namespace"
+        os.close(self.home)
+
+
+def enter(path):
+    fd = os.open(path, os.O_RDONLY)
+    status = libc.setns(fd, CLONE_NEWNET)
+    os.close(fd)
+    if status:
+        raise OSError(ctypes.get_errno(), f"cannot enter {path}")
+
+
+def source_seen(sender, receiver, address, wait=2.0):
+    """Send a datagram from namespace `sender` to `address` in namespace `receiver` (None: the node).
+
+    The source address that the receiver sees, or None when nothing arrives within `wait` seconds.
+    """
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with Inside(receiver):
+        server = socket.socket(family, socket.SOCK_DGRAM)
+        server.bind(("", 0))
+    with Inside(sender):
+        client = socket.socket(family, socket.SOCK_DGRAM)
+    with server, client:
+        server.settimeout(wait)
+        try:
+            client.sendto(b"are you there?", (address, server.getsockname()[1]))
+            return server.recvfrom(100)[1][0]
+        except (TimeoutError, OSError):
+            return None
+
+
+class Node:
+    """The runtime's part on one host: calls of plugins, and what is left on the node after them."""
+
+    def __init__(self, folder, name):
+        self.data_dir, self.name = str(folder / "networks"), name
+
+    def host_local(self, *subnets, **more):
+        ranges = [[{"subnet": subnet}] for subnet in subnets or ("10.22.0.0/24",)]
+        return {"type": "host-local", "dataDir": self.data_dir, "ranges": ranges, **more}
+
+    def conf(self, *subnets, routes=(), **keys):
+        """A network configuration with host-local; `keys` over it, None takes one away."""
+        ipam = self.host_local(*subnets, **({"routes": [{"dst": dst} for dst in routes]} if routes else {}))
+        conf = {"cniVersion": "1.1.0", "name": "net-a", "type": "bridge", "bridge": "br0", "ipam": ipam, **keys}
+        return {key: value for key, value in conf.items() if value is not None}
+
+    def call(self, command, conf, pod="", *, cid=None, ifname="eth0", plugin=None, env=None):
+        """One request as the runtime makes it; the Reply. `pod` is a namespace's name or a path."""
+        path = pod if not pod or pod.startswith("/") else f"/run/netns/{pod}"
+        variables = {"CNI_COMMAND": command, "CNI_CONTAINERID": cid or cid_of(pod), "CNI_NETNS": path,
+                     "CNI_IFNAME": ifname, "CNI_PATH": "/nowhere", "PATH": os.environ["PATH"], **(env or {})}
+        stdin = conf if isinstance(conf, bytes) else json.dumps(conf).encode()
+        kind = plugin or (conf.get("type") if isinstance(conf, dict) else "") or "bridge"
+        return handle(kind, {key: value for key, value in variables.items() if value is not None}, stdin,
+                      in_process=True)
+
+    def ok(self, command, conf, pod="", **more):
+        """A request that has to succeed; the answer's document, None without one."""
+        reply = self.call(command, conf, pod, **more)
+        assert reply.status == 0, reply.stdout.decode()
+        return json.loads(reply.stdout) if reply.stdout else None
+
+    def add(self, conf, pod, **more):
+        return self.ok("ADD", conf, pod, **more)
+
+    def check(self, conf, pod, result, **more):
+        self.ok("CHECK", {**conf, "prevResult": result}, pod, **more)
+
+    def delete(self, conf, pod, **more):
+        assert self.ok("DEL", conf, pod, **more) is None
+
+    def refused(self, command, conf, pod="", **more):
+        """A request that has to fail, by the book: status 1 and one error document, which is returned."""
+        reply = self.call(command, conf, pod, **more)
+        assert reply.status == 1, f"{command} should have failed: {reply.stdout.decode()}"
+        error = json.loads(reply.stdout)            # refuses a second document
+        assert set(error) <= {"code", "msg", "details"} and error["code"] > 0 and error["msg"]
+        return error
+
+    def check_refused(self, conf, pod, result, **more):
+        return self.refused("CHECK", {**conf, "prevResult": result}, pod, **more)["msg"]
+
+    def held(self, network="net-a"):
+        """{address: content} of a network's address files."""
+        folder = f"{self.data_dir}/{network}"
+        names = os.listdir(folder) if os.path.isdir(folder) else []
+        return {name: open(f"{folder}/{name}").read() for name in names if not name.startswith(COMMON_FILES)}
+
+    def left(self, *pods):
+        """What a pod could leave: links and addresses everywhere, elements, iptables rules, address files."""
+        return {"links": [_links_of(name) for name in (None, *pods)], "rules": _lasting(rules()),
+                "files": self._files()}
+
+    def _files(self):
+        found = {}
+        for folder, _, names in os.walk(self.data_dir):
+            for name in names:
+                if not name.startswith(COMMON_FILES):
+                    found[os.path.join(folder, name)] = open(os.path.join(folder, name)).read()
+        return found
+
+
+def _links_of(netns):
+    """[(name, kind, up, mtu, MAC, master, global addresses)] of a namespace, by one `ip -j -d addr`."""
+    found = []
+    for item in ip_json("-d", "addr", netns=netns):
+        mine = sorted(f"{a['local']}/{a['prefixlen']}" for a in item["addr_info"] if a["scope"] != "link")
+        found.append((item["ifname"], item.get("linkinfo", {}).get("info_kind"), "UP" in item["flags"], item["mtu"],
+                      item.get("address"), item.get("master"), mine))
+    return found
+
+
+def _lasting(ruleset):
+    """The ruleset without what may stay: tables, chains, sets and the fixed rules of fastcni, but with elements."""
+    found = []
+    for item in ruleset:
+        (kind, thing), = item.items()
+        if kind in ("set", "map"):
+            found += [(thing["name"], str(each)) for each in thing.get("elem", [])]
+        elif kind == "rule" and thing["table"] != "fastcni":
+            found.append(str(thing))
+        elif kind == "chain" and thing["name"].startswith("CNI-"):
+            found.append(thing["name"])
+    return found
+
+
+def cid_of(pod):
+    """A container id for a pod's namespace name."""
+    return f"c-{os.path.basename(pod)}" if pod else f"c-{uuid.uuid4().hex[:8]}"
+
+
+def free_pod(*netns_names):
+    """Every link but lo is gone from these namespaces."""
+    return all(set(links(name)) == {"lo"} for name in netns_names)

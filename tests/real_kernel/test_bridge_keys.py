@@ -1,0 +1,191 @@
+"""bridge: each key of its configuration does what it says, and what the kernel lacks is refused in words."""
+
+import pytest
+from pyroute2 import IPRoute
+from real_kernel.node import addresses, links, routes, run, source_seen, sysctl
+
+DUAL = ("10.22.0.0/24", "fd00:22::/64")
+
+
+def port_of(result):
+    """`ip -j -d link` of the host end that a result names."""
+    return links()[result["interfaces"][1]["name"]]
+
+
+def test_result_names_what_the_kernel_has(node, pod):
+    result = node.add(node.conf(isGateway=True, routes=["0.0.0.0/0"]), pod)
+    bridge, host, inside = result["interfaces"]
+    with IPRoute() as here, IPRoute(netns=pod) as there:
+        seen = {link.get("ifname"): link.get("address") for link in here.get_links()}
+        inside_seen = {link.get("ifname"): link.get("address") for link in there.get_links()}
+    assert seen["br0"] == bridge["mac"] and seen[host["name"]] == host["mac"]
+    assert inside_seen["eth0"] == inside["mac"]
+    assert bridge["name"] == "br0" and inside == {"name": "eth0", "mac": inside["mac"],
+                                                  "sandbox": f"/run/netns/{pod}"}
+    assert result["ips"] == [{"address": "10.22.0.2/24", "gateway": "10.22.0.1", "interface": 2}]
+    assert result["routes"] == [{"dst": "0.0.0.0/0"}]
+    assert addresses("eth0", pod) == ["10.22.0.2/24"] and ("default", "10.22.0.1") in routes(pod)
+    assert host["name"].startswith("veth") and links()[host["name"]]["master"] == "br0"
+
+
+def test_default_bridge_is_cni0_and_is_up(node, pod):
+    node.add(node.conf(bridge=None), pod)
+    assert "UP" in links()["cni0"]["flags"] and sysctl("net/ipv6/conf/cni0/accept_ra") == "0"
+    assert addresses("cni0") == [] and sysctl("net/ipv4/ip_forward") == "0"
+
+
+def test_is_gateway_makes_the_first_address_the_bridges(node, pod):
+    node.add(node.conf(isGateway=True), pod)
+    assert addresses("br0") == ["10.22.0.1/24"] and sysctl("net/ipv4/ip_forward") == "1"
+    assert source_seen(pod, None, "10.22.0.1") == "10.22.0.2"
+    assert ("default", "10.22.0.1") not in routes(pod)
+
+
+def test_static_addresses_without_a_gateway_get_network_plus_one(node, pod):
+    ipam = {"type": "static", "addresses": [{"address": "10.23.7.9/16"}, {"address": "fd00:23::9/64"}]}
+    result = node.add(node.conf(isGateway=True, ipam=ipam), pod)
+    assert [item["gateway"] for item in result["ips"]] == ["10.23.0.1", "fd00:23::1"]
+    assert addresses("br0") == ["10.23.0.1/16", "fd00:23::1/64"]
+
+
+def test_is_default_gateway_implies_is_gateway_and_a_default_route_per_family(node, pod):
+    result = node.add(node.conf(*DUAL, isDefaultGateway=True), pod)
+    assert result["routes"] == [{"dst": "0.0.0.0/0", "gw": "10.22.0.1"}, {"dst": "::/0", "gw": "fd00:22::1"}]
+    assert ("default", "10.22.0.1") in routes(pod) and ("default", "fd00:22::1") in routes(pod, family=6)
+    assert sorted(addresses("br0")) == ["10.22.0.1/24", "fd00:22::1/64"]
+    assert sysctl("net/ipv6/conf/all/forwarding") == "1"
+    assert source_seen(pod, None, "fd00:22::1") == "fd00:22::2"
+
+
+def test_dual_stack_pods_reach_each_other(node, pod_netns):
+    one, two = pod_netns(), pod_netns()
+    conf = node.conf(*DUAL, isGateway=True)
+    node.add(conf, one)
+    second = node.add(conf, two)
+    assert [item["address"] for item in second["ips"]] == ["10.22.0.3/24", "fd00:22::3/64"]
+    assert source_seen(one, two, "10.22.0.3") == "10.22.0.2"
+    assert source_seen(one, two, "fd00:22::3") == "fd00:22::2"
+
+
+def test_another_gateway_on_the_bridge_is_refused_unless_forced(node, pod_netns):
+    one, two = pod_netns(), pod_netns()
+    node.add(node.conf(isGateway=True), one)
+    other = node.conf("10.33.0.0/24", isGateway=True, name="net-b")
+    before = node.left(one, two)
+    error = node.refused("ADD", other, two)
+    assert '"br0" already has an IP address different from 10.33.0.1/24' in error["msg"]
+    assert "10.22.0.1/24" in error["details"] and node.left(one, two) == before
+    node.add({**other, "forceAddress": True}, two)
+    assert addresses("br0") == ["10.33.0.1/24"]
+
+
+def test_ipv6_gateways_of_different_subnets_share_a_bridge(node, pod_netns):
+    node.add(node.conf("fd00:22::/64", isGateway=True), pod_netns())
+    node.add(node.conf("fd00:33::/64", isGateway=True, name="net-b"), pod_netns())
+    assert sorted(addresses("br0")) == ["fd00:22::1/64", "fd00:33::1/64"]
+
+
+def test_mtu_is_that_of_a_new_bridge_and_of_both_ends(node, pod_netns):
+    one, two = pod_netns(), pod_netns()
+    port = port_of(node.add(node.conf(mtu=1400), one))
+    assert (links()["br0"]["mtu"], port["mtu"], links(one)["eth0"]["mtu"]) == (1400, 1400, 1400)
+    run("ip", "link", "set", "br0", "mtu", "1380")
+    node.add(node.conf(), two)
+    assert links(two)["eth0"]["mtu"] == 1500
+
+
+def test_port_flags_are_off_unless_asked_for(node, pod):
+    data = port_of(node.add(node.conf(), pod))["linkinfo"]["info_slave_data"]
+    assert (data["hairpin"], data["isolated"]) == (False, False) and links()["br0"]["promiscuity"] == 0
+
+
+def test_hairpin_mode_is_a_flag_of_the_port(node, pod):
+    assert port_of(node.add(node.conf(hairpinMode=True), pod))["linkinfo"]["info_slave_data"]["hairpin"] is True
+
+
+def test_promisc_mode_is_a_flag_of_the_bridge(node, pod_netns):
+    conf = node.conf(promiscMode=True)
+    node.add(conf, pod_netns())
+    node.add(conf, pod_netns())
+    assert links()["br0"]["promiscuity"] == 1
+
+
+def test_port_isolation_keeps_pods_from_each_other_but_not_from_the_gateway(node, pod_netns):
+    one, two = pod_netns(), pod_netns()
+    conf = node.conf(isGateway=True, portIsolation=True)
+    assert port_of(node.add(conf, one))["linkinfo"]["info_slave_data"]["isolated"] is True
+    node.add(conf, two)
+    assert source_seen(one, None, "10.22.0.1") == "10.22.0.2"
+    assert source_seen(one, two, "10.22.0.3", wait=0.2) is None
+
+
+@pytest.mark.parametrize("enabled, values", [(False, ("0",)), (True, ("1", "1"))], ids=["off", "on"])
+def test_enabledad_leaves_duplicate_address_detection_on(node, pod, enabled, values):
+    node.add(node.conf("fd00:22::/64", enabledad=enabled), pod)
+    names = ["accept_dad", "enhanced_dad"][:len(values)]
+    assert tuple(sysctl(f"net/ipv6/conf/eth0/{name}", pod) for name in names) == values
+    assert addresses("eth0", pod) == ["fd00:22::2/64"]
+
+
+def test_gratuitous_arp_is_left_to_the_kernel(node, pod):
+    node.add(node.conf(), pod)
+    assert sysctl("net/ipv4/conf/eth0/arp_notify", pod) == "1"
+
+
+def test_disabled_container_interface_stays_down(node, pod):
+    result = node.add(node.conf(ipam=None, disableContainerInterface=True), pod)
+    assert "UP" not in links(pod)["eth0"]["flags"] and port_of(result)["operstate"] != "UP"
+
+
+def test_layer_2_only_brings_the_interface_up_without_addresses(node, pod):
+    conf = node.conf(ipam=None)
+    result = node.add(conf, pod)
+    assert "UP" in links(pod)["eth0"]["flags"] and addresses("eth0", pod) == []
+    assert [item["name"] for item in result["interfaces"]] == ["br0", port_of(result)["ifname"], "eth0"]
+    assert not set(result) & {"ips", "routes", "dns"}
+    node.check(conf, pod, result)
+    node.ok("STATUS", conf)
+    node.delete(conf, pod)
+    assert set(links(pod)) == {"lo"}
+
+
+MACS = {"runtimeConfig": "02:00:00:00:00:01", "args": "02:00:00:00:00:02", "CNI_ARGS": "02:00:00:00:00:03"}
+
+
+@pytest.mark.parametrize("ways", [("runtimeConfig",), ("args",), ("CNI_ARGS",), ("args", "CNI_ARGS"),
+                                  ("runtimeConfig", "args", "CNI_ARGS")], ids="+".join)
+def test_mac_is_taken_from_the_strongest_place(node, pod, ways):
+    keys = {}
+    if "runtimeConfig" in ways:
+        keys["runtimeConfig"] = {"mac": MACS["runtimeConfig"]}
+    if "args" in ways:
+        keys["args"] = {"cni": {"mac": MACS["args"]}}
+    args = f"IgnoreUnknown=1;MAC={MACS['CNI_ARGS']}" if "CNI_ARGS" in ways else ""
+    result = node.add(node.conf(**keys), pod, env={"CNI_ARGS": args})
+    assert result["interfaces"][2]["mac"] == links(pod)["eth0"]["address"] == MACS[ways[0]]
+
+
+def test_dns_of_the_network_goes_before_that_of_ipam(node, pod_netns, tmp_path):
+    resolv_conf = tmp_path / "resolv.conf"
+    resolv_conf.write_text("nameserver 192.0.2.1\nsearch example.org\n")
+    ipam = node.host_local(resolvConf=str(resolv_conf))
+    result = node.add(node.conf(ipam=ipam), pod_netns())
+    assert result["dns"] == {"nameservers": ["192.0.2.1"], "search": ["example.org"]}
+    dns = {"nameservers": ["192.0.2.9"], "options": ["ndots:5"]}
+    assert node.add(node.conf(ipam=ipam, dns=dns), pod_netns())["dns"] == dns
+
+
+@pytest.mark.parametrize("keys", [{"vlan": 100}, {"vlanTrunk": [{"id": 5}]}], ids=["vlan", "vlanTrunk"])
+@pytest.mark.parametrize("bridge", ["new", "there already"])
+def test_vlans_are_refused_where_the_kernel_cannot_filter_them(node, pod, keys, bridge):
+    if not run("ip", "link", "add", "try0", "type", "bridge", "vlan_filtering", "1", check=False):
+        pass
+    if "try0" in links():
+        pytest.skip("this kernel filters VLANs")
+    if bridge == "there already":
+        run("ip", "link", "add", "name", "br0", "type", "bridge")
+        run("ip", "link", "set", "br0", "up")
+    before = node.left(pod)
+    error = node.refused("ADD", node.conf(isGateway=True, **keys), pod)
+    assert error["code"] == 2 and next(iter(keys)) in error["msg"], error
+    assert node.left(pod) == before

@@ -1,0 +1,227 @@
+"""bridge: results at every version, CHECK, DEL of what is there or gone, STATUS and GC."""
+
+import os
+import socket
+
+import pytest
+from fastcni.spec.version import ALL
+from real_kernel.node import Inside, addresses, cid_of, elements, links, run, sysctl
+
+FULL = {"isGateway": True, "ipMasq": True, "macspoofchk": True}
+
+
+@pytest.fixture
+def conf(node):
+    return node.conf("10.22.0.0/24", "fd00:22::/64", routes=["0.0.0.0/0"], **FULL)
+
+
+# -- results ----------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("version", ALL)
+def test_add_check_and_del_at_every_version(node, pod, conf, version):
+    conf["cniVersion"] = version
+    result = node.add(conf, pod)
+    assert result["cniVersion"] == version
+    if version in ("0.1.0", "0.2.0"):
+        assert result == {
+            "cniVersion": version,
+            "ip4": {"ip": "10.22.0.2/24", "gateway": "10.22.0.1", "routes": [{"dst": "0.0.0.0/0"}]},
+            "ip6": {"ip": "fd00:22::2/64", "gateway": "fd00:22::1"}, "dns": {}}
+    else:
+        old = version in ("0.3.0", "0.3.1", "0.4.0")
+        assert [item["name"] for item in result["interfaces"]][::2] == ["br0", "eth0"]
+        assert [item.get("version") for item in result["ips"]] == (["4", "6"] if old else [None, None])
+        assert [item["interface"] for item in result["ips"]] == [2, 2]
+        assert ("dns" in result) is old
+    if version in ("0.4.0", "1.0.0", "1.1.0"):
+        node.check(conf, pod, result)
+    else:
+        assert "config version does not allow CHECK" in node.check_refused(conf, pod, result)
+    node.delete({**conf, "prevResult": result}, pod)
+    assert set(links(pod)) == {"lo"} and node.held() == {} and elements("pods4") == elements("pods6") == []
+
+
+def test_layer_2_only_has_no_form_below_0_3_0_and_leaves_nothing(node, pod):
+    before = node.left(pod)
+    error = node.refused("ADD", node.conf(ipam=None, cniVersion="0.2.0"), pod)
+    assert "cannot convert: no valid IP addresses" in error["msg"] and node.left(pod) == before
+
+
+def test_second_interface_of_a_container_goes_alone(node, pod, conf):
+    node.add(conf, pod)
+    second = node.add(conf, pod, ifname="eth1")
+    node.delete(conf, pod)
+    assert set(links(pod)) == {"lo", "eth1"} and set(node.held()) == {"10.22.0.3", "fd00:22::3"}
+    assert [key for key, _ in elements("pods4")] == ["10.22.0.3"]
+    node.check(conf, pod, second, ifname="eth1")
+    node.delete(conf, pod, ifname="eth1")
+    assert node.held() == {} and elements("pods4") == []
+
+
+# -- CHECK ------------------------------------------------------------------------------------------------
+
+def in_pod(pod, *words):
+    run("ip", "-n", pod, *words)
+
+
+SPOILED = {
+    "no container link": (lambda pod, host: in_pod(pod, "link", "del", "eth0"), "Interface name eth0 not found"),
+    "another MAC": (lambda pod, host: in_pod(pod, "link", "set", "eth0", "address", "02:00:00:00:00:77"),
+                    "Interface eth0 Mac doesn't match"),
+    "no address": (lambda pod, host: in_pod(pod, "addr", "del", "10.22.0.2/24", "dev", "eth0"),
+                   "Failed to match addr 10.22.0.2/24 on interface eth0"),
+    "no IPv6 address": (lambda pod, host: in_pod(pod, "addr", "del", "fd00:22::2/64", "dev", "eth0"),
+                        "Failed to match addr fd00:22::2/64 on interface eth0"),
+    "no route to the subnet": (lambda pod, host: in_pod(pod, "route", "del", "10.22.0.0/24"), "Failed to find Gateway"),
+    "no default route": (lambda pod, host: in_pod(pod, "route", "del", "default"),
+                         "Expected Route 0.0.0.0/0 via <nil> not found in routing table"),
+    "no bridge": (lambda pod, host: run("ip", "link", "del", "br0"), "Interface name br0 not found"),
+    "another bridge": (lambda pod, host: run("ip", "link", "set", "br0", "address", "02:00:00:00:00:78"),
+                       "Bridge interface br0 Mac doesn't match"),
+    "promiscuous bridge": (lambda pod, host: run("ip", "link", "set", "br0", "promisc", "on"), "promiscuity"),
+    "port off the bridge": (lambda pod, host: run("ip", "link", "set", host, "nomaster"),
+                            "CNI veth created for bridge br0 was not found"),
+}
+
+
+@pytest.mark.parametrize("what", SPOILED)
+def test_check_finds(node, pod, conf, what):
+    result = node.add(conf, pod)
+    node.check(conf, pod, result)
+    spoil, words = SPOILED[what]
+    spoil(pod, result["interfaces"][1]["name"])
+    assert words in node.check_refused(conf, pod, result)
+
+
+def test_check_finds_a_lost_address_file(node, pod, conf):
+    result = node.add(conf, pod)
+    for name in node.held():
+        os.unlink(f"{node.data_dir}/net-a/{name}")
+    assert "Failed to find address added by container" in node.check_refused(conf, pod, result)
+
+
+def test_check_needs_a_prev_result_of_this_sandbox(node, pod_netns, conf):
+    pod, other = pod_netns(), pod_netns()
+    result = node.add(conf, pod)
+    assert "Required prevResult missing" in node.refused("CHECK", conf, pod)["msg"]
+    words = node.check_refused(conf, other, result, cid=cid_of(pod))
+    assert f"Sandbox in prevResult /run/netns/{pod} doesn't match configured netns: /run/netns/{other}" in words
+
+
+# -- DEL --------------------------------------------------------------------------------------------------
+
+def bury(node, pod, result, gone):
+    """Take away what DEL would look for; the CNI_NETNS that DEL is given then."""
+    if gone == "netns":
+        run("ip", "netns", "del", pod)
+    elif gone == "link":
+        in_pod(pod, "link", "del", "eth0")
+    elif gone == "bridge":
+        run("ip", "link", "del", "br0")
+    elif gone == "files":
+        for name in node.held():
+            os.unlink(f"{node.data_dir}/net-a/{name}")
+    elif gone == "folder":
+        run("rm", "-r", node.data_dir)
+    elif gone == "ruleset":
+        run("nft", "flush", "ruleset")
+    elif gone == "netns turned file":
+        run("ip", "netns", "del", pod)
+        open(f"/run/netns/{pod}", "w").close()      # what a reboot leaves below /run that is no tmpfs
+    elif gone == "netns unnamed":
+        run("ip", "netns", "del", pod)
+        return ""
+    return pod
+
+
+GONE = ["nothing", "netns", "link", "bridge", "files", "folder", "ruleset", "netns turned file", "netns unnamed"]
+
+
+@pytest.mark.parametrize("gone", GONE)
+def test_del_leaves_nothing_and_may_be_repeated(node, pod, conf, gone):
+    result = node.add(conf, pod)
+    given = bury(node, pod, result, gone)
+    for _ in range(2):
+        node.delete({**conf, "prevResult": result}, given, cid=cid_of(pod))
+    assert set(links()) <= {"lo", "br0"} and node.held() == {}
+    assert elements("pods4") == elements("pods6") == []
+    assert elements("guarded", "bridge") == elements("allowed", "bridge") == []
+    if os.path.isfile(f"/run/netns/{pod}"):
+        run("ip", "netns", "del", pod, check=False)
+
+
+def test_del_never_deletes_another_containers_address(node, pod_netns, conf):
+    one, two = pod_netns(), pod_netns()
+    node.add(conf, one)
+    node.add(conf, two)
+    node.delete(conf, one)
+    assert set(node.held()) == {"10.22.0.3", "fd00:22::3"} and [key for key, _ in elements("pods4")] == ["10.22.0.3"]
+    assert set(links(two)) == {"lo", "eth0"}
+
+
+def test_del_deletes_what_is_called_eth0_even_when_it_is_no_veth(node, pod, conf):
+    in_pod(pod, "link", "add", "name", "eth0", "type", "ifb")
+    node.delete(conf, pod)
+    assert set(links(pod)) == {"lo"}
+
+
+# -- STATUS and GC ----------------------------------------------------------------------------------------
+
+def test_status_answers_50_when_the_range_is_full(node, pod_netns):
+    conf = node.conf("10.22.0.0/30")
+    node.ok("STATUS", conf)
+    node.add(conf, pod_netns())
+    error = node.refused("STATUS", conf)
+    assert error["code"] == 50 and "net-a" in str(error) and "10.22.0" in str(error)
+
+
+def test_gc_keeps_valid_attachments_and_other_networks(node, pod_netns, conf):
+    kept, lost, other = pod_netns(), pod_netns(), pod_netns()
+    node.add(conf, kept)
+    node.add(conf, lost)
+    neighbour = node.conf("10.33.0.0/24", name="net-b", bridge="br1", **FULL)
+    node.add(neighbour, other)
+    run("ip", "netns", "del", lost)
+    node.ok("GC", {**conf, "cni.dev/valid-attachments": [{"containerID": cid_of(kept), "ifname": "eth0"}]})
+    assert set(node.held()) == {"10.22.0.2", "fd00:22::2"} and set(node.held("net-b")) == {"10.33.0.2"}
+    assert sorted(key for key, _ in elements("pods4")) == ["10.22.0.2", "10.33.0.2"]
+    assert [key for key, _ in elements("pods6")] == ["fd00:22::2"]
+    assert len(elements("guarded", "bridge")) == len(elements("allowed", "bridge")) == 2
+    assert addresses("eth0", kept) == ["10.22.0.2/24", "fd00:22::2/64"]
+
+
+def test_gc_without_valid_attachments_in_the_list_releases_all_of_the_network(node, pod, conf):
+    node.add(conf, pod)
+    run("ip", "netns", "del", pod)
+    node.ok("GC", {**conf, "cni.dev/valid-attachments": []})
+    assert node.held() == {} and elements("pods4") == elements("pods6") == elements("guarded", "bridge") == []
+
+
+# -- manners ----------------------------------------------------------------------------------------------
+
+def test_no_descriptor_is_left_open(node, pod, conf):
+    node.delete(conf, pod)
+    before = set(os.listdir("/proc/self/fd"))
+    result = node.add(conf, pod)
+    node.check(conf, pod, result)
+    node.delete(conf, pod)
+    for _ in range(100):                # the last sockets are closed by a thread: see Request.firewall
+        if len(os.listdir("/proc/self/fd")) <= len(before):
+            break
+        run("sleep", "0.02")
+    assert len(os.listdir("/proc/self/fd")) <= len(before)
+
+
+def test_host_end_takes_no_router_advertisements(node, pod, conf):
+    host = node.add(conf, pod)["interfaces"][1]["name"]
+    assert sysctl(f"net/ipv6/conf/{host}/accept_ra") == "0"
+
+
+def test_a_pod_is_reached_by_ping(node, pod, conf):
+    node.add(conf, pod)
+    with Inside(pod):
+        sock = socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_ICMP)
+    with sock:
+        sock.settimeout(2)
+        sock.sendto(bytes.fromhex("0800f7ff00000000"), ("10.22.0.1", 0))
+        assert sock.recv(100)[20] == 0              # an echo reply
