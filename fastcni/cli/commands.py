@@ -93,7 +93,7 @@ def netconf(settings: Settings, command: str) -> None:
     if for_people(settings.as_json):
         show.plan(plan)
     else:
-        put(json.write([step.as_document() for step in plan], indent=4) + b"\n")
+        put_document([step.as_document() for step in plan])
 
 
 @cli.command(name="version")
@@ -114,7 +114,7 @@ def show_version(types: Sequence[str], bin_dir: Sequence[str], as_json: bool) ->
         return
     document = {"version": fastcni.__version__, "cniVersion": version.CURRENT,
                 "supportedVersions": list(version.ALL)}
-    put(json.write({**document, "plugins": plugins} if types else document) + b"\n")
+    put_document({**document, "plugins": plugins} if types else document)
 
 
 @cli.command()
@@ -134,7 +134,7 @@ def install(bin_dir: str, interpreter: str | None, types: Sequence[str], as_json
     if for_people(as_json):
         click.echo(f"wrote {len(paths)} plugins to {bin_dir}: {', '.join(map(os.path.basename, paths))}")
     else:
-        put(json.write(paths) + b"\n")
+        put_document(paths)
 
 
 def read_valid(text: str) -> tuple[str, str]:
@@ -148,6 +148,13 @@ def read_valid(text: str) -> tuple[str, str]:
 def about(settings: Settings) -> str:
     rt = settings.rt
     return f"{rt.ifname} of container {rt.container_id} in network {settings.net.name}"
+
+
+def put_document(document: object) -> None:
+    """Print a document of this command's own; CNI's documents have a dialect, and are written by fastcni.spec.json."""
+    import orjson
+
+    put(orjson.dumps(document, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
 
 
 def for_people(as_json: bool) -> bool:

@@ -242,19 +242,3 @@ def read_route(payload):
 
 def mac_text(address):
     return address.hex(":")
-
-
-def read_mac(text):
-    """A MAC in ':', '-' or dotted form as 6, 8 or 20 bytes, as Go reads it. Raises ValueError."""
-    parts = text.replace("-", ":").split(":")
-    if len(parts) == 1:
-        parts = [half for word in text.split(".") if len(word) == 4 for half in (word[:2], word[2:])]
-        whole = text.replace(".", "")
-    else:
-        whole = "".join(parts)
-    if len(parts) not in (6, 8, 20) or len(whole) != 2 * len(parts) or any(len(part) != 2 for part in parts):
-        raise ValueError(f"address {text}: invalid MAC address")
-    try:
-        return bytes.fromhex("".join(parts))
-    except ValueError:
-        raise ValueError(f"address {text}: invalid MAC address") from None

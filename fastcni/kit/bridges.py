@@ -24,6 +24,9 @@ def ensure(sock, conf, undo):
     if bridge.kind != "bridge":
         raise CniError(errors.INTERNAL, f'failed to create bridge "{conf.name}": "{conf.name}" already exists but is '
                        "not a bridge", f'it is {"a " + bridge.kind if bridge.kind else "a physical"} link')
+    if conf.vlans.wanted:           # a pod that silently shares the untagged network is worse than none
+        raise CniError(errors.UNSUPPORTED_FIELD, f'{conf.vlans.words}: VLANs on the ports of "{conf.name}" are not '
+                       "supported yet", "leave vlan and vlanTrunk out, and give each network a bridge of its own")
     sysctl.offer(f"net/ipv6/conf/{conf.name}/accept_ra", "0")
     if not bridge.up or (conf.promisc and not bridge.promiscuity):
         promisc = True if conf.promisc and not bridge.promiscuity else None

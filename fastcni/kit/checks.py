@@ -2,6 +2,7 @@
 
 from fastcni.kernel import rtnl, uapi, wire
 from fastcni.kit import links
+from fastcni.kit.conf import read_mac
 from fastcni.spec import address as addresses
 from fastcni.spec import errors
 from fastcni.spec import result as results
@@ -48,7 +49,7 @@ def same_mac(entry, link, words):
 
 def _mac(text):
     try:
-        return rtnl.read_mac(text)
+        return read_mac(text)
     except ValueError as e:
         raise wrong(str(e)) from None
 

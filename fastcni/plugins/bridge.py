@@ -4,7 +4,7 @@ What only some pods or commands need is imported where it is used: an import cos
 """
 
 from fastcni.kit import announced, bridges, forwarding, ipam, links, vlans
-from fastcni.kit.conf import read_dns, read_requested_mac
+from fastcni.kit.conf import read_own_dns, read_requested_mac
 from fastcni.kit.masquerade import Masquerade
 from fastcni.kit.undo import every
 from fastcni.spec import address as addresses
@@ -37,7 +37,7 @@ def read(req):
     conf.mac = read_requested_mac(req)
     conf.masquerade = Masquerade(keys)
     conf.spoofcheck = keys.flag("macspoofchk")
-    conf.dns = read_dns(keys)
+    conf.dns = read_own_dns(keys)
     conf.layer3 = ipam.wanted(req)
     bridges.check_name(conf.name)
     if conf.hairpin and conf.promisc:

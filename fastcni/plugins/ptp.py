@@ -3,7 +3,7 @@
 from fastcni._netlink import Batch
 from fastcni.kernel import rtnl, uapi, wire
 from fastcni.kit import forwarding, ipam, links
-from fastcni.kit.conf import read_dns
+from fastcni.kit.conf import read_own_dns
 from fastcni.kit.masquerade import Masquerade
 from fastcni.kit.undo import every
 from fastcni.spec import address as addresses
@@ -21,7 +21,7 @@ def read(req):
     conf = Conf()
     conf.mtu = req.conf.whole("mtu")
     conf.masquerade = Masquerade(req.conf)
-    conf.dns = read_dns(req.conf)
+    conf.dns = read_own_dns(req.conf)
     return conf
 
 

@@ -85,7 +85,7 @@ class Cache:
             raise CniError(errors.DECODING_FAILURE, f"decoding version from network config: {e}") from None
         if isinstance(document, dict) and Section(document).raw("kind") == KIND:
             document = Section(document).raw("result")
-        outcome = create_any(document)
+        outcome = result.create_any(document)
         version = version or "0.1.0"
         try:
             return result.to_version(outcome, version)
@@ -175,19 +175,6 @@ def read_document(raw: bytes) -> Document:
 
 def is_pair(value: Any) -> bool:
     return isinstance(value, list) and len(value) == 2 and all(isinstance(part, str) for part in value)
-
-
-def create_any(document: Any) -> dict[str, Any]:
-    """A result whose version is its own word; no document at all is an empty 0.1.0 result."""
-    if document is None:
-        document = {}
-    if not isinstance(document, dict):
-        raise CniError(errors.DECODING_FAILURE, "decoding version from network config: expected an object")
-    version = Section(document).raw("cniVersion", "")
-    if not isinstance(version, str):
-        raise CniError(errors.DECODING_FAILURE,
-                       f"decoding version from network config: cniVersion: expected a string, got {version}")
-    return result.create(version or "0.1.0", document)
 
 
 def sort_keys(value: Any) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 from fastcni.runtime.errors import ConfError
 from fastcni.runtime.records import NetworkList, PluginConf
 from fastcni.spec import errors, json, version
-from fastcni.spec.config import Section
+from fastcni.spec.config import Section, shown
 
 Json = Any
 
@@ -95,12 +95,6 @@ def read_object(raw: bytes, prefix: str) -> dict[str, Json]:
     if not isinstance(values, dict):
         raise ConfError(f"{prefix}expected an object, got {shown(values)}", errors.DECODING_FAILURE)
     return values
-
-
-def shown(value: Json) -> str:
-    """A value as JSON, cut to what fits a message."""
-    text = json.write(value).decode()
-    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 # A list ----------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import json
 import os
 import socket
 import subprocess
+import time
 import uuid
 
 from fastcni.handle import handle
@@ -79,6 +80,19 @@ def sysctl(name, netns=None):
     with Inside(netns):
         with open(f"/proc/sys/{name}") as file:
             return file.read().strip()
+
+
+def set_sysctl(name, value):
+    with open(f"/proc/sys/{name}", "w") as file:
+        file.write(value)
+
+
+def eventually(claim, seconds=5.0):
+    """Wait until claim() holds: the kernel takes a dead namespace down in its own time."""
+    deadline = time.monotonic() + seconds
+    while not claim() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return claim()
 
 
 class Inside:
@@ -224,8 +238,3 @@ def _lasting(ruleset):
 def cid_of(pod):
     """A container id for a pod's namespace name."""
     return f"c-{os.path.basename(pod)}" if pod else f"c-{uuid.uuid4().hex[:8]}"
-
-
-def free_pod(*netns_names):
-    """Every link but lo is gone from these namespaces."""
-    return all(set(links(name)) == {"lo"} for name in netns_names)

@@ -5,7 +5,7 @@ import socket
 
 import pytest
 from fastcni.spec.version import ALL
-from real_kernel.node import Inside, addresses, cid_of, elements, links, run, sysctl
+from real_kernel.node import Inside, addresses, cid_of, elements, eventually, links, run, sysctl
 
 FULL = {"isGateway": True, "ipMasq": True, "macspoofchk": True}
 
@@ -143,7 +143,7 @@ def test_del_leaves_nothing_and_may_be_repeated(node, pod, conf, gone):
     given = bury(node, pod, result, gone)
     for _ in range(2):
         node.delete({**conf, "prevResult": result}, given, cid=cid_of(pod))
-    assert set(links()) <= {"lo", "br0"} and node.held() == {}
+    assert eventually(lambda: set(links()) <= {"lo", "br0"}) and node.held() == {}
     assert elements("pods4") == elements("pods6") == []
     assert elements("guarded", "bridge") == elements("allowed", "bridge") == []
     if os.path.isfile(f"/run/netns/{pod}"):
@@ -205,11 +205,8 @@ def test_no_descriptor_is_left_open(node, pod, conf):
     result = node.add(conf, pod)
     node.check(conf, pod, result)
     node.delete(conf, pod)
-    for _ in range(100):                # the last sockets are closed by a thread: see Request.firewall
-        if len(os.listdir("/proc/self/fd")) <= len(before):
-            break
-        run("sleep", "0.02")
-    assert len(os.listdir("/proc/self/fd")) <= len(before)
+    # The last sockets are closed by a thread: see Request.firewall.
+    assert eventually(lambda: len(os.listdir("/proc/self/fd")) <= len(before))
 
 
 def test_host_end_takes_no_router_advertisements(node, pod, conf):

@@ -1,0 +1,108 @@
+"""A kernel that refuses one request: the n-th of all netlink messages, sysctls, files, sockets and setns.
+
+A refused netlink message is really refused: its type is changed to one that the kernel does not know, so that its
+neighbours in the same batch are served, and its answer is turned into EPERM.
+"""
+
+import os
+import posix
+import struct
+from errno import EMFILE, ENOSPC, EPERM
+
+from fastcni import _ipam_bitmap
+from fastcni.kernel import netns, sysctl, wire
+from fastcni.kit import store
+
+UNKNOWN_TYPE = {0: 0x7E, 10: 0x0A7E}    # by subsystem: rtnetlink has no such message, nor has nf_tables
+CHANGES = ("open", "write", "unlink", "mkdir", "pwrite", "listdir")
+
+
+class Refusal:
+    """Counts requests and refuses number `at` (from 1). `reached` tells whether there was one, `what` which."""
+
+    def __init__(self, monkeypatch, at):
+        self.at, self.count, self.what = at, 0, ""
+        self.home = os.stat("/proc/thread-self/ns/net").st_ino
+        self._attempt, self._setns, self._open_socket = wire.attempt, netns.setns, wire.open_socket
+        monkeypatch.setattr(wire, "attempt", self.attempt)
+        monkeypatch.setattr(wire, "open_socket", self._guard(wire.open_socket, EMFILE, "socket"))
+        monkeypatch.setattr(netns, "setns", self.setns)
+        for name in ("read", "write"):
+            monkeypatch.setattr(sysctl, name, self._guard(getattr(sysctl, name), EPERM, f"sysctl {name}"))
+        monkeypatch.setattr(store, "posix", _Files(self))
+        monkeypatch.setattr(store, "_ipam_bitmap", _Locks(self))
+
+    @property
+    def reached(self):
+        return bool(self.what)
+
+    def refuses(self, what):
+        """Is it this one's turn?"""
+        self.count += 1
+        if self.count == self.at:
+            self.what = what
+        return self.count == self.at
+
+    def _guard(self, function, errno, what):
+        def guarded(*args, **more):
+            if self.refuses(f"{what} {args}"):
+                raise OSError(errno, os.strerror(errno))
+            return function(*args, **more)
+        return guarded
+
+    def setns(self, fd):
+        """Only the way in: one that has no way back must end, see netns.Lost."""
+        if os.fstat(fd).st_ino != self.home and self.refuses("setns"):
+            raise PermissionError(EPERM, os.strerror(EPERM))
+        return self._setns(fd)
+
+    def attempt(self, sock, batch):
+        altered = _Altered(self, batch)
+        replies, refused = self._attempt(sock, altered)
+        for error in refused:
+            if altered.refused and error.what == altered.refused:
+                error.errno, error.strerror, error.kernel_text = EPERM, os.strerror(EPERM), ""
+        if altered.refused:
+            assert refused, f"{altered.refused}: the altered message was taken"
+        return replies, refused
+
+
+class _Altered:
+    """A Batch with perhaps one message that the kernel does not know."""
+
+    def __init__(self, refusal, batch):
+        self.refusal, self.batch, self.refused = refusal, batch, None
+        self.asked, self.first = batch.asked, batch.first
+
+    def finish(self):
+        data, at = bytearray(self.batch.finish()), 0
+        while at < len(data):
+            length, kind, _, sequence = struct.unpack_from("=IHHI", data, at)
+            if sequence in self.asked and self.refusal.refuses(self.asked[sequence]):
+                struct.pack_into("=H", data, at + 4, UNKNOWN_TYPE[kind >> 8])
+                self.refused = self.asked[sequence]
+            at += (length + 3) & ~3
+        return bytes(data)
+
+    def clear(self):
+        self.asked = dict(self.asked)
+        self.batch.clear()
+
+
+class _Files:
+    """The posix module as kit/store.py sees it."""
+
+    def __init__(self, refusal):
+        for name in CHANGES:
+            setattr(self, name, refusal._guard(getattr(posix, name), ENOSPC, name))
+
+    def __getattr__(self, name):
+        return getattr(posix, name)
+
+
+class _Locks:
+    def __init__(self, refusal):
+        self.lock = refusal._guard(_ipam_bitmap.lock, EPERM, "lock")
+
+    def __getattr__(self, name):
+        return getattr(_ipam_bitmap, name)

@@ -1,0 +1,78 @@
+"""Each request of an ADD is refused in turn: one error document, and nothing is left. DEL goes on."""
+
+import json
+
+import pytest
+from real_kernel.node import set_sysctl
+from real_kernel.refusals import Refusal
+
+DUAL = ("10.22.0.0/24", "fd00:22::/64")
+BRIDGE = {"isGateway": True, "ipMasq": True, "macspoofchk": True, "routes": ["0.0.0.0/0", "::/0"]}
+PLUGINS = {
+    "bridge": (DUAL, BRIDGE),
+    "bridge with flags, ipMasqBackend iptables": (("10.22.0.0/24",), {
+        "ipMasq": True, "ipMasqBackend": "iptables", "isDefaultGateway": True, "forceAddress": True,
+        "hairpinMode": True, "portIsolation": True, "mtu": 1400}),
+    "bridge, layer 2, promiscMode": ((), {"ipam": None, "promiscMode": True, "macspoofchk": True}),
+    "ptp": (DUAL, {"type": "ptp", "ipMasq": True, "routes": ["0.0.0.0/0"]}),
+    "loopback": ((), {"type": "loopback", "ipam": None}),
+    "host-local": (DUAL, {"type": "host-local"}),
+}
+MOST = 200                      # requests; an ADD has some forty
+
+
+def refused_in_turn(monkeypatch):
+    """Refusal after Refusal, of request 1, 2, ...; each is taken off before the next."""
+    for at in range(1, MOST):
+        with monkeypatch.context() as patch:
+            yield Refusal(patch, at)
+
+
+@pytest.fixture(params=PLUGINS)
+def conf(node, request):
+    set_sysctl("net/ipv6/conf/default/accept_dad", "0")
+    subnets, keys = PLUGINS[request.param]
+    return node.conf(*subnets, **keys)
+
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["first pod", "second pod"])
+def test_an_add_that_is_refused_anything_leaves_nothing(node, pod_netns, conf, monkeypatch, first):
+    pod, other = pod_netns(), pod_netns()
+    if not first:
+        node.add(conf, other)
+    before, refusals, tolerated = node.left(pod, other), 0, []
+    for refusal in refused_in_turn(monkeypatch):
+        reply = node.call("ADD", conf, pod)
+        if not refusal.reached:
+            break
+        if reply.status == 0:               # an optional sysctl, say
+            tolerated.append(refusal.what)
+            node.delete(conf, pod)
+            continue
+        refusals += 1
+        error = json.loads(reply.stdout)
+        assert reply.status == 1 and error["code"] > 0 and error["msg"], refusal.what
+        assert "this is a fault of fastcni" not in error.get("details", ""), (refusal.what, error)
+        assert "while undoing" not in error.get("details", ""), (refusal.what, error)
+        assert node.left(pod, other) == before, (refusal.what, error)
+    print(f"{refusals} refused, tolerated: {tolerated}")
+    assert reply.status == 0 and refusals > 1
+
+
+def test_a_del_that_is_refused_anything_can_be_repeated(node, pod, conf, monkeypatch):
+    before = node.left(pod)
+    for refusal in refused_in_turn(monkeypatch):
+        refusal.at, at = 0, refusal.at
+        node.add(conf, pod)
+        refusal.count, refusal.at = 0, at
+        reply = node.call("DEL", conf, pod)
+        if reply.status:
+            assert json.loads(reply.stdout)["msg"], refusal.what
+        node.delete(conf, pod)
+        left = node.left(pod)
+        left["links"][0] = [link for link in left["links"][0] if link[0] != "br0"]
+        assert left == before, refusal.what
+        if not refusal.reached:
+            break
+    assert reply.status == 0
