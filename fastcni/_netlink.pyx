@@ -15,8 +15,8 @@ One stranger lives here: setns(), the system call that Python lacks before 3.12 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.exc cimport PyErr_SetFromErrno
 from cpython.unicode cimport PyUnicode_AsUTF8AndSize
-from libc.stdint cimport int32_t, uint8_t, uint16_t, uint32_t, uint64_t
-from libc.string cimport memcpy, memset
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.string cimport memchr, memcpy, memset
 
 cimport cython
 
@@ -41,8 +41,22 @@ cdef enum:
     CLONE_NEWNET = 0x40000000
 
 
+cdef struct nlmsghdr:
+    uint32_t length
+    uint16_t kind
+    uint16_t flags
+    uint32_t sequence
+    uint32_t port
+
+
+cdef struct nlattr:
+    uint16_t length
+    uint16_t kind
+
+
 class BatchFull(ValueError):
-    """The message does not fit in what is left of the Batch: send it, and go on with a new one."""
+    """The message does not fit in what is left of the Batch, which now holds the whole ones before it and nothing
+    of this one: send it, and begin the message again."""
 
 
 cdef inline Py_ssize_t align4(Py_ssize_t n) noexcept nogil:
@@ -82,26 +96,40 @@ cdef class Batch:
         self.depth = 0
         self.asked = {}
 
+    cdef int drop(self, str why) except -1:
+        """Forget the open message, and say that it was too long."""
+        if self.message >= 0:
+            self.used = self.message
+            self.message = -1
+            self.depth = 0
+            self.asked.pop(self.sequence, None)
+        raise BatchFull(why)
+
     cdef uint8_t* room(self, Py_ssize_t size) except NULL:
         cdef uint8_t* at = &self.buffer[self.used]
         cdef Py_ssize_t padded = align4(size)
         if padded > CAPACITY - self.used:
-            raise BatchFull(f"{size} bytes more do not fit in a batch of {CAPACITY}")
+            self.drop(f"{size} bytes more do not fit in a batch of {CAPACITY}")
         self.used += padded
         if padded != size:
             memset(at + size, 0, padded - size)
         return at
 
+    cdef inline int check_open(self) except -1:
+        if self.message < 0:
+            raise ValueError("no message is open: call begin() first")
+        return 0
+
     cdef int attr(self, uint16_t kind, const void* data, Py_ssize_t size) except -1:
         cdef uint8_t* at
-        cdef uint16_t length = <uint16_t>(NLA_HEADER + size)
-        if self.message < 0:
-            raise ValueError("attribute without a message: call begin() first")
+        cdef nlattr head
+        self.check_open()
         if NLA_HEADER + size > 0xFFFF:
-            raise BatchFull(f"attribute {kind} of {size} bytes")
+            self.drop(f"attribute {kind} of {size} bytes")
+        head.length = <uint16_t>(NLA_HEADER + size)
+        head.kind = kind
         at = self.room(NLA_HEADER + size)
-        memcpy(at, &length, 2)
-        memcpy(at + 2, &kind, 2)
+        memcpy(at, &head, NLA_HEADER)
         if size:
             memcpy(at + NLA_HEADER, data, size)
         return 0
@@ -118,19 +146,20 @@ cdef class Batch:
     def begin(self, uint16_t kind, uint16_t flags, bytes header not None, what=None):
         """Open a message of type `kind`; NLM_F_REQUEST is added. `what` is how its refusal will be worded."""
         cdef uint8_t* at
-        cdef uint32_t zero = 0
+        cdef nlmsghdr head
+        cdef Py_ssize_t start = self.used
         self.close()
-        self.message = self.used
+        self.message = -1
+        at = self.room(HEADER + PyBytes_GET_SIZE(header))
+        self.message = start
         self.sequence += 1
-        flags |= NLM_F_REQUEST
-        at = self.room(HEADER)
-        memcpy(at + 4, &kind, 2)
-        memcpy(at + 6, &flags, 2)
-        memcpy(at + 8, &self.sequence, 4)
-        memcpy(at + 12, &zero, 4)
-        if PyBytes_GET_SIZE(header):
-            at = self.room(PyBytes_GET_SIZE(header))
-            memcpy(at, PyBytes_AS_STRING(header), PyBytes_GET_SIZE(header))
+        head.length = 0                     # close() knows it
+        head.kind = kind
+        head.flags = flags | NLM_F_REQUEST
+        head.sequence = self.sequence
+        head.port = 0
+        memcpy(at, &head, HEADER)
+        memcpy(at + HEADER, PyBytes_AS_STRING(header), PyBytes_GET_SIZE(header))
         if flags & (NLM_F_ACK | NLM_F_DUMP):
             self.asked[self.sequence] = what
         return self
@@ -165,9 +194,14 @@ cdef class Batch:
         return self
 
     def text(self, uint16_t kind, str value not None):
-        """A string with its closing NUL, as the kernel's NLA_NUL_STRING wants it."""
+        """A string with its closing NUL, as the kernel's NLA_NUL_STRING wants it.
+
+        Raises ValueError for a NUL in it, where the kernel would stop reading and find another name.
+        """
         cdef Py_ssize_t size
         cdef const char* data = PyUnicode_AsUTF8AndSize(value, &size)
+        if memchr(data, 0, size) != NULL:
+            raise ValueError(f"NUL character in {value!r}")
         self.attr(kind, data, size + 1)
         return self
 
@@ -177,6 +211,7 @@ cdef class Batch:
 
     def header(self, bytes value not None):
         """A family header inside a nest, as VETH_INFO_PEER has one: bytes without an attribute around them."""
+        self.check_open()
         memcpy(self.room(PyBytes_GET_SIZE(value)), PyBytes_AS_STRING(value), PyBytes_GET_SIZE(value))
         return self
 
@@ -196,7 +231,7 @@ cdef class Batch:
         self.depth -= 1
         cdef Py_ssize_t at = self.nests[self.depth]
         if self.used - at > 0xFFFF:
-            raise BatchFull(f"nested attribute of {self.used - at} bytes")
+            self.drop(f"nested attribute of {self.used - at} bytes")
         cdef uint16_t length = <uint16_t>(self.used - at)
         memcpy(&self.buffer[at], &length, 2)
         return self
@@ -226,20 +261,15 @@ def messages(bytes data not None):
     """
     cdef const uint8_t* base = <const uint8_t*>PyBytes_AS_STRING(data)
     cdef Py_ssize_t size = PyBytes_GET_SIZE(data), at = 0
-    cdef uint32_t length, sequence, port
-    cdef uint16_t kind, flags
+    cdef nlmsghdr head
     cdef list found = []
     while size - at >= HEADER:
-        memcpy(&length, base + at, 4)
-        memcpy(&kind, base + at + 4, 2)
-        memcpy(&flags, base + at + 6, 2)
-        memcpy(&sequence, base + at + 8, 4)
-        memcpy(&port, base + at + 12, 4)
-        if length < HEADER or length > size - at:
-            raise ValueError(f"netlink message of {length} bytes at {at} in a datagram of {size}")
-        payload = PyBytes_FromStringAndSize(<const char*>base + at + HEADER, length - HEADER)
-        found.append((kind, flags, sequence, port, payload))
-        at += align4(length)
+        memcpy(&head, base + at, HEADER)
+        if head.length < HEADER or head.length > size - at:
+            raise ValueError(f"netlink message of {head.length} bytes at {at} in a datagram of {size}")
+        payload = PyBytes_FromStringAndSize(<const char*>base + at + HEADER, head.length - HEADER)
+        found.append((head.kind, head.flags, head.sequence, head.port, payload))
+        at += align4(head.length)
     if at < size:
         raise ValueError(f"{size - at} stray bytes behind the last netlink message")
     return found
@@ -248,7 +278,7 @@ def messages(bytes data not None):
 def attributes(bytes data not None, Py_ssize_t offset=0):
     """Attributes from `offset` on as {type: payload}, flags stripped from the type; of twins the last one counts.
 
-    Raises ValueError for a length that does not fit.
+    Raises ValueError for a length that does not fit, and for an offset behind the end: a header cut short.
     """
     return dict(attribute_list(data, offset))
 
@@ -257,18 +287,17 @@ def attribute_list(bytes data not None, Py_ssize_t offset=0):
     """Attributes from `offset` on as [(type, payload)] in order, for lists that repeat one type."""
     cdef const uint8_t* base = <const uint8_t*>PyBytes_AS_STRING(data)
     cdef Py_ssize_t size = PyBytes_GET_SIZE(data), at = offset
-    cdef uint16_t length, kind
+    cdef nlattr head
     cdef list found = []
-    if offset < 0:
-        raise ValueError(f"attributes at offset {offset}")
+    if not 0 <= offset <= size:
+        raise ValueError(f"netlink attributes at {offset} in {size} bytes")
     while size - at >= NLA_HEADER:
-        memcpy(&length, base + at, 2)
-        memcpy(&kind, base + at + 2, 2)
-        if length < NLA_HEADER or length > size - at:
-            raise ValueError(f"netlink attribute of {length} bytes at {at} in {size}")
-        payload = PyBytes_FromStringAndSize(<const char*>base + at + NLA_HEADER, length - NLA_HEADER)
-        found.append((kind & NLA_TYPE_MASK, payload))
-        at += align4(length)
+        memcpy(&head, base + at, NLA_HEADER)
+        if head.length < NLA_HEADER or head.length > size - at:
+            raise ValueError(f"netlink attribute of {head.length} bytes at {at} in {size}")
+        payload = PyBytes_FromStringAndSize(<const char*>base + at + NLA_HEADER, head.length - NLA_HEADER)
+        found.append((head.kind & NLA_TYPE_MASK, payload))
+        at += align4(head.length)
     if at < size:
         raise ValueError(f"{size - at} stray bytes behind the last netlink attribute")
     return found
@@ -278,26 +307,28 @@ def read_ack(uint16_t kind, uint16_t flags, bytes payload not None):
     """An NLMSG_ERROR or NLMSG_DONE message as (errno, kernel's text, offset of the offending attribute).
 
     errno is 0 for success; the text is "" where the kernel said nothing (netlink(7), NETLINK_EXT_ACK).
+    Raises ValueError for a message cut short.
     """
     cdef int32_t code
     cdef uint32_t length
     cdef Py_ssize_t at = 4
     cdef Py_ssize_t size = PyBytes_GET_SIZE(payload)
     cdef const uint8_t* base = <const uint8_t*>PyBytes_AS_STRING(payload)
-    if size < 4:
+    if kind == NLMSG_ERROR:
+        if size < 4 + HEADER:
+            raise ValueError(f"netlink error message of {size} bytes")
+    elif size < 4:                          # NLMSG_DONE of an old kernel has no code
         return 0, "", 0
     memcpy(&code, base, 4)
     if not flags & NLM_F_ACK_TLVS:
-        return -code, "", 0
+        return -<int64_t>code, "", 0
     if kind == NLMSG_ERROR:                 # it repeats the request, NLMSG_DONE does not
-        if size < 4 + HEADER:
-            raise ValueError(f"netlink error message of {size} bytes")
         memcpy(&length, base + 4, 4)
         at += HEADER if flags & NLM_F_CAPPED else align4(length)
     found = attributes(payload, at)
     text = found.get(NLMSGERR_ATTR_MSG, b"").rstrip(b"\0").decode("utf-8", "replace")
     offset = int.from_bytes(found.get(NLMSGERR_ATTR_OFFS, b""), "little")
-    return -code, text, offset
+    return -<int64_t>code, text, offset
 
 
 def setns(int fd):

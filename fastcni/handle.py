@@ -79,7 +79,10 @@ def _as_cni_error(e):
         details = f"the kernel says: {e.kernel_text}"
     elif not isinstance(e, OSError):
         details = f"{type(e).__name__}: this is a fault of fastcni"
-    wrapped = CniError(errors.INTERNAL, str(e) or type(e).__name__, details)
+    words = str(e) or type(e).__name__
+    if isinstance(e, OSError) and e.strerror and not isinstance(e, NetlinkError):
+        words = f"{f'{e.filename}: ' if e.filename else ''}{e.strerror} (errno {e.errno})"
+    wrapped = CniError(errors.INTERNAL, words, details)
     for note in getattr(e, "__notes__", ()):
         wrapped.add_note(note)
     return wrapped

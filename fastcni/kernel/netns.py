@@ -60,9 +60,9 @@ class inside:
         self.home = posix.open(OWN, posix.O_RDONLY | posix.O_CLOEXEC)
         try:
             setns(self.fd)
-        except OSError:
+        except OSError as e:
             posix.close(self.home)
-            raise
+            raise OSError(e.errno, f"enter the pod's network namespace: {e.strerror}") from None
 
     def __exit__(self, kind, error, trace):
         try:

@@ -183,8 +183,10 @@ def rules_of(table, chain):
 
 
 def read_rule(payload):
-    """An NFT_MSG_NEWRULE payload as (handle, comment)."""
+    """An NFT_MSG_NEWRULE payload as (handle, comment). Raises ValueError for a message cut short."""
     found = attributes(payload, 4)
+    if NFTA_RULE_HANDLE not in found:
+        raise ValueError("nftables rule without a handle")
     return int.from_bytes(found[NFTA_RULE_HANDLE], "big"), read_comment(found.get(NFTA_RULE_USERDATA, b""))
 
 

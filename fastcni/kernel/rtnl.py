@@ -24,6 +24,9 @@ def ifinfomsg(index=0, flags=0, change=0, family=uapi.AF_UNSPEC):
         family, index.to_bytes(4, ORDER), flags.to_bytes(4, ORDER), change.to_bytes(4, ORDER))
 
 
+ANY_LINK = bytes(16)            # an ifinfomsg that says nothing
+
+
 class Link:
     """What we need of an RTM_NEWLINK: name, index, kind ("" for physical), mtu, address (bytes), master and
     peer (indexes, 0 for none), peer_elsewhere (the peer lives in another namespace), flags, operstate,
@@ -106,7 +109,7 @@ def new_veth(batch, host, peer, netns_fd, *, host_mac, peer_mac, mtu=0, master=0
     if master:
         batch.u32(uapi.IFLA_MASTER, master)
     batch.nest(uapi.IFLA_LINKINFO).text(uapi.IFLA_INFO_KIND, "veth").nest(uapi.IFLA_INFO_DATA)
-    batch.nest(uapi.VETH_INFO_PEER).header(ifinfomsg()).text(uapi.IFLA_IFNAME, peer)
+    batch.nest(uapi.VETH_INFO_PEER).header(ANY_LINK).text(uapi.IFLA_IFNAME, peer)
     batch.raw(uapi.IFLA_ADDRESS, peer_mac).u32(uapi.IFLA_NET_NS_FD, netns_fd)
     if mtu > 0:
         batch.u32(uapi.IFLA_MTU, mtu)

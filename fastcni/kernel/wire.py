@@ -37,7 +37,10 @@ def open_socket(protocol=uapi.NETLINK_ROUTE, groups=()):
 
     `groups` are the RTNLGRP_* numbers it subscribes to. Raises OSError.
     """
-    sock = socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, protocol)
+    try:
+        sock = socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, protocol)
+    except OSError as e:
+        raise NetlinkError(e.errno, f"open a netlink socket of protocol {protocol}") from None
     for option in _STRICT:
         try:
             sock.setsockopt(uapi.SOL_NETLINK, option, 1)

@@ -29,6 +29,8 @@ from fastcni.kernel import sysctl
 from fastcni.spec import address
 from fastcni.spec.errors import INVALID_CONFIG, IO_FAILURE, CniError
 
+# Troubles of the moment, which say nothing about a file: it must not be taken for somebody else's.
+PASSING = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR)
 UNREADABLE = b"/"                   # held, and nobody's: neither an id nor an interface name has a slash
 CONTROL = bytes(b for b in range(32) if b not in b"\t\n\r") + b"\x7f"
 WRITE = posix.O_WRONLY | posix.O_CREAT | posix.O_CLOEXEC | posix.O_NOFOLLOW
@@ -265,7 +267,9 @@ class Store:
             fd = posix.open(name, READ, dir_fd=self.dir)
         except FileNotFoundError:
             return None
-        except OSError:
+        except OSError as e:
+            if e.errno in PASSING:
+                raise self._trouble("read", name, e) from None
             return UNREADABLE
         try:
             content = posix.read(fd, 4096)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import posix
 import random
 import subprocess
 
@@ -408,7 +409,7 @@ def test_del_goes_on_after_an_address_that_cannot_be_released(node, monkeypatch)
             raise OSError(5, os.strerror(5))
         unlink(name, **more)
 
-    monkeypatch.setattr(os, "unlink", refuse)
+    monkeypatch.setattr(posix, "unlink", refuse)
     e = node.refused("DEL", SMALL)
     assert e.msg == f"remove {node.path}/10.1.0.2: Input/output error (errno 5)"
     assert list(node.files()) == ["10.1.0.2"]

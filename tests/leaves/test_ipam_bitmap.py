@@ -8,11 +8,11 @@ import threading
 import time
 
 import pytest
-from fastcni._ipam_bitmap import Index
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastcni import _ipam_bitmap
+from fastcni._ipam_bitmap import Index
 
 BOOT = b"0f8b1c2d-1111-4222-8333-444455556666"
 FILE = ".fastcni.index"

@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import posix
 import random
 import signal
 import stat
@@ -298,7 +299,7 @@ def test_a_data_directory_that_is_a_file_is_named(tmp_path):
 def test_a_write_that_fails_leaves_no_file(place, monkeypatch):
     """A full disk: the file could be made, its content not written."""
     with place() as store:
-        monkeypatch.setattr(os, "write", lambda fd, data: 3)
+        monkeypatch.setattr(posix, "write", lambda fd, data: 3)
         with pytest.raises(CniError) as e:
             store.take(ip("10.1.0.2"), POD)
         monkeypatch.undo()
@@ -343,7 +344,7 @@ def test_no_descriptor_and_no_lock_is_left_open(place):
 
 def test_fsync_is_done_for_the_file_and_the_directory(place, monkeypatch):
     synced = []
-    monkeypatch.setattr(os, "fsync", lambda fd: synced.append(os.readlink(f"/proc/self/fd/{fd}")))
+    monkeypatch.setattr(posix, "fsync", lambda fd: synced.append(os.readlink(f"/proc/self/fd/{fd}")))
     with place() as store:
         store.take(ip("10.1.0.2"), POD)
     assert synced == []

@@ -215,7 +215,8 @@ def _links_of(netns):
     """[(name, kind, up, mtu, MAC, master, global addresses)] of a namespace, by one `ip -j -d addr`."""
     found = []
     for item in ip_json("-d", "addr", netns=netns):
-        mine = sorted(f"{a['local']}/{a['prefixlen']}" for a in item["addr_info"] if a["scope"] != "link")
+        # 127.0.0.1 stays when lo goes down, whoever sets it down.
+        mine = sorted(f"{a['local']}/{a['prefixlen']}" for a in item["addr_info"] if a["scope"] == "global")
         found.append((item["ifname"], item.get("linkinfo", {}).get("info_kind"), "UP" in item["flags"], item["mtu"],
                       item.get("address"), item.get("master"), mine))
     return found

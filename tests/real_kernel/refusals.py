@@ -14,7 +14,7 @@ from fastcni.kernel import netns, sysctl, wire
 from fastcni.kit import store
 
 UNKNOWN_TYPE = {0: 0x7E, 10: 0x0A7E}    # by subsystem: rtnetlink has no such message, nor has nf_tables
-CHANGES = ("open", "write", "unlink", "mkdir", "pwrite", "listdir")
+FILE_CALLS = {"open": EMFILE, "write": ENOSPC, "pwrite": ENOSPC, "unlink": EPERM, "mkdir": EPERM, "listdir": EMFILE}
 
 
 class Refusal:
@@ -23,9 +23,9 @@ class Refusal:
     def __init__(self, monkeypatch, at):
         self.at, self.count, self.what = at, 0, ""
         self.home = os.stat("/proc/thread-self/ns/net").st_ino
-        self._attempt, self._setns, self._open_socket = wire.attempt, netns.setns, wire.open_socket
+        self._attempt, self._setns = wire.attempt, netns.setns
         monkeypatch.setattr(wire, "attempt", self.attempt)
-        monkeypatch.setattr(wire, "open_socket", self._guard(wire.open_socket, EMFILE, "socket"))
+        monkeypatch.setattr(wire, "socket", self._guard(wire.socket, EMFILE, "socket"))
         monkeypatch.setattr(netns, "setns", self.setns)
         for name in ("read", "write"):
             monkeypatch.setattr(sysctl, name, self._guard(getattr(sysctl, name), EPERM, f"sysctl {name}"))
@@ -93,8 +93,8 @@ class _Files:
     """The posix module as kit/store.py sees it."""
 
     def __init__(self, refusal):
-        for name in CHANGES:
-            setattr(self, name, refusal._guard(getattr(posix, name), ENOSPC, name))
+        for name, errno in FILE_CALLS.items():
+            setattr(self, name, refusal._guard(getattr(posix, name), errno, name))
 
     def __getattr__(self, name):
         return getattr(posix, name)
