@@ -182,10 +182,10 @@ def check_other_netns(req):
     override = req.env.get("CNI_NETNS_OVERRIDE", "")
     if override == "1" or override.lower() == "true":
         return
-    if "netns" in req.fds:
-        same = netns.is_own(req.fds["netns"])
-    else:
-        same = bool(req.netns) and netns.is_own_path(req.netns)
+    try:
+        same = netns.is_own(req.open_netns())
+    except CniError:
+        return                          # not there, or no namespace: the plugin says so if it matters to it
     if same:
         raise CniError(errors.INVALID_NETNS, "plugin's netns and netns from CNI_NETNS should not be the same")
 

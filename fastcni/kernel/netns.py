@@ -36,18 +36,6 @@ def is_own(fd):
     return (ours.st_dev, ours.st_ino) == (theirs.st_dev, theirs.st_ino)
 
 
-def is_own_path(path):
-    """Like is_own(), for a path that may be none."""
-    try:
-        fd = posix.open(path, posix.O_RDONLY | posix.O_CLOEXEC | posix.O_NONBLOCK)
-    except (OSError, ValueError):
-        return False
-    try:
-        return is_own(fd)
-    finally:
-        posix.close(fd)
-
-
 class inside:
     """`with inside(fd):` runs its body in that namespace. Raises OSError on entering, Lost if there is no way back."""
 

@@ -73,13 +73,35 @@ class Finder:
         return f"/proc/self/fd/{memory}"
 
 
-def main(name, fd, index):
-    """Answer the request in environment and stdin as plugin `name`; never returns."""
+def preload(finder, names):
+    """Run modules in an order in which each finds what it imports, made by pack.py.
+
+    The import system, which would come to the same, spends 0.5 ms on its forty modules of a bridge ADD.
+    """
+    for name in names:
+        kind, offset, length = finder.index[name]
+        module = sys.modules[name] = type(sys)(name)
+        if kind == "package":
+            module.__path__ = []
+        parent, _, child = name.rpartition(".")
+        if parent:
+            setattr(sys.modules[parent], child, module)
+        exec(marshal.loads(posix.pread(finder.fd, length, offset)), module.__dict__)
+
+
+def main(name, fd, contents):
+    """Answer the request in environment and stdin as plugin `name`; never returns.
+
+    contents: (index for the Finder, {plugin name: modules that it needs, in order}).
+    """
     status = 1
     try:
         gc.disable()  # 0.3 ms of looking through modules that live until the end anyway
         posix.set_inheritable(fd, False)
-        sys.meta_path.insert(0, Finder(fd, index))
+        index, orders = contents
+        finder = Finder(fd, index)
+        sys.meta_path.insert(0, finder)
+        preload(finder, orders.get(name, ()))
         status = answer(name)
     except BaseException as error:
         status = last_words(name, error)

@@ -7,7 +7,7 @@
     |   code               |  marshalled code of every module a one-shot plugin may need, end to end
     |   _netlink.so, ...   |  the compiled leaves
     |   refuse.py          |  source, for an interpreter that cannot read our code
-    |   boot               |  marshalled (code of bootstrap.py, index); read by the bootstrap text
+    |   boot               |  marshalled (code of bootstrap.py, (index, orders)); read by the bootstrap text
     |   __main__.py        |  the same text once more, for `python3 -I -S FILE`
     +----------------------+
 
@@ -24,6 +24,8 @@ import sys
 import zipfile
 
 import fastcni
+from fastcni.launcher.order import load_orders
+from fastcni.plugins import TABLE
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 PACKAGE = os.path.dirname(os.path.abspath(fastcni.__file__))
@@ -81,7 +83,7 @@ def pack(interpreter):
         index |= {name: ("elsewhere", name + _imp.extension_suffixes()[0], 0) for name in BORROWED}
         places = {
             "refuse": add(out, image, "refuse.py", REFUSE.format(version=version()).encode()),
-            "boot": add(out, image, "boot", marshal.dumps((code_of("launcher/bootstrap.py"), index))),
+            "boot": add(out, image, "boot", marshal.dumps((code_of("launcher/bootstrap.py"), (index, orders())))),
         }
         add(out, image, "__main__.py", bootstrap_text(places, BY_PYTHON))
     return configured(image.getvalue(), interpreter, bootstrap_text(places, BY_LAUNCHER))
@@ -92,18 +94,28 @@ def version():
     return f"{sys.version_info[0]}.{sys.version_info[1]}{sys.abiflags}"
 
 
+def orders():
+    """{plugin name: the modules that a request for it needs, in an order fit for running them}."""
+    sources = {module_name(path): read(os.path.join(PACKAGE, path)) for path in module_files()}
+    return load_orders(sources, {kind: ("fastcni.handle", module) for kind, module in TABLE.items()})
+
+
 def modules():
     """The code a one-shot plugin may import: (blob, {module name: (kind, offset in blob, length)})."""
     pieces, index, at = [], {}, 0
     for path in module_files():
         code = code_of(path)
         data = marshal.dumps(code)
-        stem = os.path.join("fastcni", path).removesuffix(".py")
-        kind = "package" if os.path.basename(stem) == "__init__" else "module"
-        index[stem.removesuffix("/__init__").replace("/", ".")] = (kind, at, len(data))
+        kind = "package" if os.path.basename(path) == "__init__.py" else "module"
+        index[module_name(path)] = (kind, at, len(data))
         pieces.append(data)
         at += len(data)
     return b"".join(pieces), index
+
+
+def module_name(path):
+    """"kit/__init__.py" as "fastcni.kit"."""
+    return f"fastcni/{path}".removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
 
 def module_files():

@@ -1,0 +1,35 @@
+"""In which order the modules of a plugin can be run, read from the imports at the top of their sources."""
+
+import ast
+
+
+def load_orders(sources, roots):
+    """{root: modules that it needs, each behind those it imports itself}.
+
+    sources: {module name: source text}; roots: {name of the list: modules to end up with}.
+    Imports inside functions do not count: they are there to be put off.
+    """
+    needs = {name: imports(text, sources) for name, text in sources.items()}
+    return {root: tuple(walk(ends, needs, {})) for root, ends in roots.items()}
+
+
+def imports(source, known):
+    """The known modules that a module imports when it is run, packages before what is in them."""
+    found = []
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.ImportFrom):
+            found += [f"{node.module}.{item.name}" for item in node.names] + [node.module]
+        elif isinstance(node, ast.Import):
+            found += [item.name for item in node.names]
+    return [name for name in found if name in known]
+
+
+def walk(names, needs, seen):
+    """Depth first; `seen` is a dict for its order. A module comes behind its package and its imports."""
+    for name in names:
+        if name not in seen:
+            parent = name.rpartition(".")[0]
+            walk([parent] if parent else [], needs, seen)
+            walk(needs[name], needs, seen)
+            seen[name] = True
+    return seen
