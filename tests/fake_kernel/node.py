@@ -105,11 +105,11 @@ class Node:
         self.batches.append((sock.namespace, [kind for kind, *_ in found]))
         before, failed = copy.deepcopy(self.firewall), False
         for kind, flags, sequence, _, payload in found:
-            if kind in (nft.NFNL_MSG_BATCH_BEGIN, nft.NFNL_MSG_BATCH_END):
-                continue
-            number, self.asked = self.asked, self.asked + 1
+            if sock.protocol == uapi.NETLINK_NETFILTER and kind in (nft.NFNL_MSG_BATCH_BEGIN, nft.NFNL_MSG_BATCH_END):
+                continue                        # elsewhere these are RTM_NEWLINK and RTM_DELLINK
+            position, self.asked = self.asked, self.asked + 1
             try:
-                if number == self.refuse:
+                if position == self.refuse:
                     raise Refused(EIO)
                 replies = self.serve(sock, kind, flags, payload)
             except Refused as e:

@@ -1,0 +1,105 @@
+"""ipMasq by iptables: the reference plugins' chains, in one run of iptables-restore."""
+
+import shutil
+
+import pytest
+from real_kernel.node import cid_of, elements, run, set_sysctl, source_seen
+
+DUAL = ("10.22.0.0/24", "fd00:22::/64")
+
+pytestmark = pytest.mark.skipif(not shutil.which("iptables-restore"), reason="needs iptables")
+
+
+@pytest.fixture
+def conf(node):
+    set_sysctl("net/ipv6/conf/default/accept_dad", "0")
+    return node.conf(*DUAL, isGateway=True, ipMasq=True, ipMasqBackend="iptables", name="net1")
+
+
+def nat(program="iptables"):
+    """The nat table's rules and own chains, as `iptables -S` has them."""
+    return [line for line in run(program, "-t", "nat", "-S").splitlines() if not line.startswith("-P")]
+
+
+CHAIN = "CNI-e8f6f419596f7f47b3468487"          # of network net1 and container cid1
+COMMENT = '-m comment --comment "name: \\"net1\\" id: \\"cid1\\""'
+
+
+def test_chain_and_rules_are_those_of_the_reference_plugins(node, pod, conf):
+    node.add(conf, pod, cid="cid1")
+    assert nat() == [f"-N {CHAIN}", f"-A POSTROUTING -s 10.22.0.2/32 {COMMENT} -j {CHAIN}",
+                     f"-A {CHAIN} -d 10.22.0.0/24 {COMMENT} -j ACCEPT",
+                     f"-A {CHAIN} ! -d 224.0.0.0/4 {COMMENT} -j MASQUERADE"]
+    assert nat("ip6tables") == [f"-N {CHAIN}", f"-A POSTROUTING -s fd00:22::2/128 {COMMENT} -j {CHAIN}",
+                                f"-A {CHAIN} -d fd00:22::/64 {COMMENT} -j ACCEPT",
+                                f"-A {CHAIN} ! -d ff00::/8 {COMMENT} -j MASQUERADE"]
+    assert elements("pods4") == []
+    node.delete(conf, pod, cid="cid1")
+    node.delete(conf, pod, cid="cid1")
+    assert nat() == nat("ip6tables") == []
+
+
+def test_two_interfaces_of_one_container_share_a_chain(node, pod, conf):
+    node.add(conf, pod, cid="cid1")
+    node.add(conf, pod, cid="cid1", ifname="eth1")
+    jumps = [line.split()[3] for line in nat() if "-j CNI-" in line]
+    assert jumps == ["10.22.0.2/32", "10.22.0.3/32"]
+    node.delete(conf, pod, cid="cid1")
+    assert [line.split()[3] for line in nat() if "-j CNI-" in line] == ["10.22.0.3/32"]
+    assert f"-N {CHAIN}" in nat()
+    node.delete(conf, pod, cid="cid1", ifname="eth1")
+    assert nat() == nat("ip6tables") == []
+
+
+@pytest.mark.parametrize("known", ["prevResult", "nothing"])
+def test_del_without_netns_leaves_no_rule(node, pod_netns, conf, known):
+    # The reference plugins leak here: they know addresses only from the link.
+    pod, other = pod_netns(), pod_netns()
+    result = node.add(conf, pod)
+    node.add(conf, other)
+    run("ip", "netns", "del", pod)
+    node.delete({**conf, "prevResult": result} if known == "prevResult" else conf, pod, cid=cid_of(pod))
+    assert [line.split()[3] for line in nat() if "-j CNI-" in line] == ["10.22.0.3/32"]
+    assert len([line for line in nat() if line.startswith("-N")]) == 1
+
+
+def test_pods_of_both_backends_are_deleted_whatever_the_configuration_says_now(node, pod_netns, conf):
+    one, two = pod_netns(), pod_netns()
+    later = {**conf, "ipMasqBackend": "nftables"}
+    node.add(conf, one)
+    node.add(later, two)
+    node.delete(later, one)
+    node.delete(conf, two)
+    assert nat() == nat("ip6tables") == [] and elements("pods4") == []
+
+
+def test_other_rules_stay(node, pod, conf):
+    run("iptables", "-t", "nat", "-A", "POSTROUTING", "-s", "10.22.0.2", "-j", "ACCEPT")
+    mine = nat()
+    node.add(conf, pod)
+    node.delete(conf, pod)
+    assert nat() == mine
+
+
+def test_traffic_is_masqueraded(node, pod_netns, conf):
+    outside, pod = pod_netns(), pod_netns()
+    run("ip", "link", "add", "up0", "type", "veth", "peer", "name", "far0", "netns", outside)
+    run("ip", "addr", "add", "198.51.100.1/24", "dev", "up0")
+    run("ip", "link", "set", "up0", "up")
+    run("ip", "-n", outside, "addr", "add", "198.51.100.9/24", "dev", "far0")
+    run("ip", "-n", outside, "link", "set", "far0", "up")
+    node.add({**conf, "isDefaultGateway": True}, pod)
+    assert source_seen(pod, outside, "198.51.100.9") == "198.51.100.1"
+
+
+def test_missing_program_is_an_error_that_names_the_way_out(node, pod, conf):
+    before = node.left(pod)
+    error = node.refused("ADD", conf, pod, env={"PATH": "/nowhere"})
+    assert "failed to locate iptables" in error["msg"] and "ipMasqBackend" in error["details"]
+    assert node.left(pod) == before
+
+
+def test_what_iptables_says_is_in_the_error(node, pod, conf):
+    before = node.left(pod)
+    error = node.refused("ADD", conf, pod, cid="c" * 300)        # a comment has room for 255
+    assert "iptables-restore" in error["msg"] and node.left(pod) == before
