@@ -1,6 +1,7 @@
 """Netlink sockets: open one, exchange a batch, dump, watch notifications. The only module that sends or receives."""
 
 import posix
+import sys
 from _socket import MSG_DONTWAIT, SOCK_CLOEXEC, SOCK_RAW, socket
 
 from fastcni._netlink import Batch, messages, read_ack
@@ -14,7 +15,7 @@ EINTR_DUMP = "the kernel's table kept changing while it was read"
 
 _STRICT = (uapi.NETLINK_EXT_ACK, uapi.NETLINK_CAP_ACK, uapi.NETLINK_GET_STRICT_CHK)
 
-show = None                     # FASTCNI_WIRE: a door may set it to a function of (direction, bytes)
+show = None                     # FASTCNI_WIRE: a door sets it to a function of (">" or "<", bytes)
 
 
 class NetlinkError(OSError):
@@ -54,6 +55,25 @@ def open_socket(protocol=uapi.NETLINK_ROUTE, groups=()):
     return sock
 
 
+def send(sock, data):
+    """The one place that sends."""
+    if show:
+        show(">", data)
+    sock.send(data)
+
+
+def rows(way, data):
+    """A datagram for people: each message in rows of four bytes, `way` in front."""
+    lines = []
+    at = 0
+    while at < len(data):
+        size = max(int.from_bytes(data[at:at + 4], sys.byteorder), 16)
+        lines.append(f"{way} netlink message of {size} bytes")
+        lines += [f"{way}   {data[i:i + 4].hex(' ')}" for i in range(at, min(at + size, len(data)), 4)]
+        at += size + 3 & ~3
+    return "".join(f"{line}\n" for line in lines)
+
+
 def exchange(sock, batch):
     """Send a batch and read every reply before the first refusal is raised.
 
@@ -70,9 +90,7 @@ def attempt(sock, batch):
     """Like exchange(), but refusals are returned: ([(type, payload)], [NetlinkError])."""
     data, waiting, first = batch.finish(), batch.asked, batch.first
     batch.clear()
-    if show:
-        show(">", data)
-    sock.send(data)
+    send(sock, data)
     replies, refused, mode = [], [], 0
     while waiting:
         try:

@@ -38,7 +38,7 @@ def delete(req, index, name, watcher=None):
 
 def _send(watcher, request):
     try:
-        watcher.send(request)
+        wire.send(watcher, request)
     except OSError as e:
         # The answer was given when the link was announced gone, and the socket may be closed by now.
         if e.errno != 9:

@@ -117,6 +117,10 @@ def answer(name):
         key.decode("utf-8", "surrogateescape"): value.decode("utf-8", "surrogateescape")
         for key, value in posix.environ.items()
     }
+    if env.get("FASTCNI_WIRE"):
+        from fastcni.kernel import wire
+
+        wire.show = lambda way, data: write(2, wire.rows(way, data).encode())
     stdin = read_stdin(MAX_STDIN + 1) if needs_stdin(env) else b""
     reply = handle(name, env, stdin, aside=aside)
     write(2, reply.stderr)
