@@ -1,6 +1,7 @@
 """Network namespaces: open one, step inside, come back. A socket stays in the namespace where it was opened."""
 
 import posix
+from errno import EINVAL
 
 from fastcni._netlink import setns
 
@@ -50,7 +51,8 @@ class inside:
             setns(self.fd)
         except OSError as e:
             posix.close(self.home)
-            raise OSError(e.errno, f"enter the pod's network namespace: {e.strerror}") from None
+            kind = NotNamespace if e.errno == EINVAL else OSError       # EINVAL: a namespace, but not of networks
+            raise kind(e.errno, f"enter the pod's network namespace: {e.strerror}") from None
 
     def __exit__(self, kind, error, trace):
         try:

@@ -30,10 +30,10 @@ ANY_LINK = bytes(16)            # an ifinfomsg that says nothing
 class Link:
     """What we need of an RTM_NEWLINK: name, index, kind ("" for physical), mtu, address (bytes), master and
     peer (indexes, 0 for none), peer_elsewhere (the peer lives in another namespace), flags, operstate,
-    promiscuity, hairpin and isolated (of a bridge port, else None)."""
+    promiscuity, hairpin and isolated (of a bridge port, else None), vlan_filtering and default_pvid (of a bridge)."""
 
     __slots__ = ("name", "index", "kind", "mtu", "address", "master", "peer", "peer_elsewhere", "flags",
-                 "operstate", "promiscuity", "hairpin", "isolated", "vlan_filtering")
+                 "operstate", "promiscuity", "hairpin", "isolated", "vlan_filtering", "default_pvid")
 
     @property
     def up(self):
@@ -63,6 +63,7 @@ def read_link(payload):
     link.operstate = u32(found.get(uapi.IFLA_OPERSTATE, b""))
     link.promiscuity = u32(found.get(uapi.IFLA_PROMISCUITY, b""))
     link.hairpin = link.isolated = link.vlan_filtering = None
+    link.default_pvid = 0
     if info.get(uapi.IFLA_INFO_SLAVE_KIND, b"").startswith(b"bridge"):
         port = attributes(info.get(uapi.IFLA_INFO_SLAVE_DATA, b""))
         link.hairpin = port.get(uapi.IFLA_BRPORT_MODE, b"\0") != b"\0"
@@ -70,6 +71,7 @@ def read_link(payload):
     if link.kind == "bridge":
         data = attributes(info.get(uapi.IFLA_INFO_DATA, b""))
         link.vlan_filtering = data.get(uapi.IFLA_BR_VLAN_FILTERING, b"\0") != b"\0"
+        link.default_pvid = u32(data.get(uapi.IFLA_BR_VLAN_DEFAULT_PVID, b""))
     return link
 
 
@@ -91,6 +93,7 @@ def get_link(batch, *, name=None, index=0, what=None):
 
 def new_veth(batch, host, peer, netns_fd, *, host_mac, peer_mac, mtu=0, master=0, what=None):
     """A veth pair in one request, answered by an echo of the host end whose IFLA_LINK is the peer's index.
+    Without netns_fd both ends are in one namespace.
 
     The host end comes up at once; the peer cannot (veth_open: ENOTCONN while its peer is down).
 
@@ -110,7 +113,9 @@ def new_veth(batch, host, peer, netns_fd, *, host_mac, peer_mac, mtu=0, master=0
         batch.u32(uapi.IFLA_MASTER, master)
     batch.nest(uapi.IFLA_LINKINFO).text(uapi.IFLA_INFO_KIND, "veth").nest(uapi.IFLA_INFO_DATA)
     batch.nest(uapi.VETH_INFO_PEER).header(ANY_LINK).text(uapi.IFLA_IFNAME, peer)
-    batch.raw(uapi.IFLA_ADDRESS, peer_mac).u32(uapi.IFLA_NET_NS_FD, netns_fd)
+    batch.raw(uapi.IFLA_ADDRESS, peer_mac)
+    if netns_fd is not None:
+        batch.u32(uapi.IFLA_NET_NS_FD, netns_fd)
     if mtu > 0:
         batch.u32(uapi.IFLA_MTU, mtu)
     return batch.end().end().end()
@@ -145,6 +150,21 @@ def set_bridge_port(batch, name, *, hairpin, isolated, what=None):
     batch.nest(uapi.IFLA_LINKINFO).text(uapi.IFLA_INFO_SLAVE_KIND, "bridge").nest(uapi.IFLA_INFO_SLAVE_DATA)
     batch.u8(uapi.IFLA_BRPORT_MODE, hairpin).u8(uapi.IFLA_BRPORT_ISOLATED, isolated)
     return batch.end().end()
+
+
+def set_port_vlans(batch, index, ranges, *, flags=0, delete=False, what=None):
+    """Add VLANs to a bridge port or delete them; `ranges` are (first, last), `flags` BRIDGE_VLAN_INFO_*.
+
+    struct bridge_vlan_info   flags:u16  vid:u16
+    """
+    kind = uapi.RTM_DELLINK if delete else uapi.RTM_SETLINK
+    batch.begin(kind, NLM_F_ACK, ifinfomsg(index, family=uapi.AF_BRIDGE), what).nest(uapi.IFLA_AF_SPEC)
+    for first, last in ranges:
+        ends = [(flags, first)] if first == last else [(flags | uapi.BRIDGE_VLAN_INFO_RANGE_BEGIN, first),
+                                                       (flags | uapi.BRIDGE_VLAN_INFO_RANGE_END, last)]
+        for bits, vid in ends:
+            batch.raw(uapi.IFLA_BRIDGE_VLAN_INFO, bits.to_bytes(2, ORDER) + vid.to_bytes(2, ORDER))
+    return batch.end()
 
 
 def del_link(batch, *, name=None, index=0, what=None):

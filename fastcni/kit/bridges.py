@@ -3,8 +3,8 @@
 from errno import EEXIST, ENODEV, EOPNOTSUPP
 
 from fastcni._netlink import Batch
-from fastcni.kernel import rtnl, sysctl, uapi, wire
-from fastcni.kit import links
+from fastcni.kernel import rtnl, sysctl, wire
+from fastcni.kit import links, vlans
 from fastcni.spec import address as addresses
 from fastcni.spec import errors
 from fastcni.spec.config import check_ifname
@@ -24,9 +24,6 @@ def ensure(sock, conf, undo):
     if bridge.kind != "bridge":
         raise CniError(errors.INTERNAL, f'failed to create bridge "{conf.name}": "{conf.name}" already exists but is '
                        "not a bridge", f'it is {"a " + bridge.kind if bridge.kind else "a physical"} link')
-    if conf.vlans.wanted:           # a pod that silently shares the untagged network is worse than none
-        raise CniError(errors.UNSUPPORTED_FIELD, f'{conf.vlans.words}: VLANs on the ports of "{conf.name}" are not '
-                       "supported yet", "leave vlan and vlanTrunk out, and give each network a bridge of its own")
     sysctl.offer(f"net/ipv6/conf/{conf.name}/accept_ra", "0")
     if not bridge.up or (conf.promisc and not bridge.promiscuity):
         promisc = True if conf.promisc and not bridge.promiscuity else None
@@ -43,8 +40,7 @@ def create(sock, conf, undo):
         echo = rtnl.first_link(wire.exchange(sock, batch))
     except wire.NetlinkError as e:
         if e.errno == EOPNOTSUPP and conf.vlans.wanted:
-            raise CniError(errors.UNSUPPORTED_FIELD, f"{conf.vlans.words}: {e}",
-                           "the kernel lacks CONFIG_BRIDGE_VLAN_FILTERING") from e
+            raise vlans.refused(conf.vlans, e) from e
         if e.errno != EEXIST:
             raise
         return links.find(sock, conf.name)
@@ -55,15 +51,8 @@ def create(sock, conf, undo):
 def delete_unused(sock, name):
     """The way back of create(): delete the bridge unless another pod is on it by now."""
     bridge = links.find(sock, name)
-    if bridge and not ports(sock, bridge):
+    if bridge and not links.ports(sock, bridge):
         links.delete_by_name(sock, name)
-
-
-def ports(sock, bridge):
-    """The number of links on the bridge."""
-    found = wire.dump(sock, uapi.RTM_GETLINK, rtnl.ifinfomsg(), "list bridge ports",
-                      lambda batch: batch.u32(uapi.IFLA_MASTER, bridge.index))
-    return sum(rtnl.read_link(payload).master == bridge.index for _, payload in found)
 
 
 def set_port(sock, host, conf):
@@ -107,7 +96,7 @@ def ensure_address(sock, bridge, gateway, prefix, force, undo):
 
 def restore_addresses(sock, bridge, gateway, prefix, conflicts):
     """The way back of ensure_address(), while our pod is the only one on the bridge: others count on the address."""
-    if ports(sock, bridge) > 1:
+    if links.ports(sock, bridge) > 1:
         return
     batch = rtnl.del_address(Batch(), bridge.index, gateway, prefix, what="take the gateway address back")
     for item in conflicts:

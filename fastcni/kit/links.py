@@ -25,8 +25,12 @@ class Pod:
     def __init__(self, req):
         self.netns_fd = req.open_netns()
         self.host = req.keep("host", wire.open_socket)
-        with netns.inside(self.netns_fd):
-            self.inside = req.keep("inside", wire.open_socket)
+        try:
+            with netns.inside(self.netns_fd):
+                self.inside = req.keep("inside", wire.open_socket)
+        except netns.NotNamespace:
+            raise CniError(errors.INVALID_NETNS, f'failed to open netns "{req.netns}": a namespace of another kind, '
+                           "not a network namespace") from None
 
 
 def random_mac():
@@ -34,6 +38,10 @@ def random_mac():
     raw = bytearray(posix.urandom(6))
     raw[0] = raw[0] & 0xFE | 0x02
     return bytes(raw)
+
+
+def random_name():
+    return f"veth{posix.urandom(4).hex()}"
 
 
 def find(sock, name):
@@ -63,7 +71,7 @@ def add_veth(req, pod, undo, *, mtu=0, master=0, mac=None):
     """
     host_mac, inside_mac = random_mac(), mac or random_mac()
     for _ in range(NAME_TRIES):
-        name = f"veth{posix.urandom(4).hex()}"
+        name = random_name()
         batch = rtnl.new_veth(Batch(), name, req.ifname, pod.netns_fd, host_mac=host_mac, peer_mac=inside_mac,
                               mtu=mtu, master=master, what="failed to make veth pair")
         try:
@@ -202,6 +210,13 @@ def delete_inside(req, *, list_addresses=False):
         req.close()
         announced.delete(req, link.index, link.name, watcher)
     return found
+
+
+def ports(sock, bridge):
+    """The number of links on the bridge."""
+    found = wire.dump(sock, uapi.RTM_GETLINK, rtnl.ifinfomsg(), "list bridge ports",
+                      lambda batch: batch.u32(uapi.IFLA_MASTER, bridge.index))
+    return sum(rtnl.read_link(payload).master == bridge.index for _, payload in found)
 
 
 def interface(link, sandbox=""):

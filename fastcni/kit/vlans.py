@@ -1,5 +1,10 @@
-"""The bridge's VLAN keys: vlan, vlanTrunk, preserveDefaultVlan."""
+"""The bridge's VLAN keys: vlan, vlanTrunk, preserveDefaultVlan. What they say, and the ports that have it."""
 
+from errno import EEXIST, EOPNOTSUPP
+
+from fastcni._netlink import Batch
+from fastcni.kernel import rtnl, uapi, wire
+from fastcni.kit import links
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 
@@ -14,6 +19,10 @@ class Vlans:
     @property
     def wanted(self):
         return bool(self.vlan or self.trunk is not None)
+
+    @property
+    def on_port(self):
+        return bool(self.vlan or self.trunk)
 
     @property
     def words(self):
@@ -52,3 +61,85 @@ def read_trunk(item):
     if item.has("id"):
         found.add(item.whole("id"))
     return found
+
+
+def ranges(vids):
+    """[1, 2, 3, 7] as [(1, 3), (7, 7)]."""
+    found = []
+    for vid in vids:
+        if found and found[-1][1] == vid - 1:
+            found[-1] = (found[-1][0], vid)
+        else:
+            found.append((vid, vid))
+    return found
+
+
+def set_port(sock, bridge, port, keys):
+    """A pod's port: its VLAN untagged, the trunk's tagged, and not the one that every new port gets."""
+    if not keys.on_port:
+        return
+    batch = Batch()
+    if not keys.preserve and bridge.default_pvid:
+        only(batch, port, bridge.default_pvid, "remove default vlan", delete=True)
+    untagged = keys.vlan or 1           # with a trunk alone, what comes untagged is VLAN 1
+    only(batch, port, untagged, "setup vlan tag",
+         flags=uapi.BRIDGE_VLAN_INFO_PVID | uapi.BRIDGE_VLAN_INFO_UNTAGGED)
+    if keys.trunk:
+        rtnl.set_port_vlans(batch, port.index, ranges(keys.trunk),
+                            what=f'failed to setup vlan tag on interface "{port.name}"')
+    send(sock, batch, keys)
+
+
+def only(batch, port, vid, words, **how):
+    what = f'failed to {words} on interface "{port.name}": {vid}'
+    rtnl.set_port_vlans(batch, port.index, [(vid, vid)], what=what, **how)
+
+
+def send(sock, batch, keys):
+    try:
+        wire.exchange(sock, batch)
+    except wire.NetlinkError as e:
+        if e.errno != EOPNOTSUPP:
+            raise
+        raise refused(keys, e) from e
+
+
+def refused(keys, e):
+    return CniError(errors.UNSUPPORTED_FIELD, f"{keys.words}: {e}", "the kernel lacks CONFIG_BRIDGE_VLAN_FILTERING")
+
+
+def leg_name(bridge, vlan):
+    return f"{bridge}.{vlan}"
+
+
+def ensure_leg(sock, bridge, keys, undo):
+    """The host's own foot in a VLAN, <bridge>.<vlan>: one end of a veth pair, the other a port of the bridge. It gets
+    the gateway addresses. Made once, never deleted."""
+    name = leg_name(bridge.name, keys.vlan)
+    leg = links.find(sock, name)
+    if leg:
+        return leg
+    port, port_mac, leg_mac = links.random_name(), links.random_mac(), links.random_mac()
+    batch = rtnl.new_veth(Batch(), port, name, None, host_mac=port_mac, peer_mac=leg_mac, mtu=bridge.mtu,
+                          master=bridge.index, what=f'failed to create vlan interface: could not add "{name}"')
+    try:
+        wire.exchange(sock, batch)
+    except wire.NetlinkError as e:
+        if e.errno != EEXIST:
+            raise
+        return links.find(sock, name)   # another ADD was first
+    undo(delete_unused_leg, sock, bridge, name)
+    end, leg = links.find(sock, port), links.find(sock, name)
+    batch = Batch()
+    if bridge.default_pvid:
+        only(batch, end, bridge.default_pvid, "remove default vlan", delete=True)
+    only(batch, end, keys.vlan, "setup vlan tag", flags=uapi.BRIDGE_VLAN_INFO_PVID | uapi.BRIDGE_VLAN_INFO_UNTAGGED)
+    rtnl.set_link(batch, leg.index, up=True, what=f'set "{name}" up')
+    send(sock, batch, keys)
+    return leg
+
+
+def delete_unused_leg(sock, bridge, name):
+    """The way back of ensure_leg(), while only our pod and the leg are on the bridge."""
+    if links.ports(sock, bridge) <= 2:
+        links.delete_by_name(sock, name)

@@ -40,6 +40,8 @@ def read(req):
     conf.dns = read_own_dns(keys)
     conf.layer3 = ipam.wanted(req)
     bridges.check_name(conf.name)
+    if conf.vlans.vlan and conf.is_gateway:
+        bridges.check_name(vlans.leg_name(conf.name, conf.vlans.vlan))
     if conf.hairpin and conf.promisc:
         raise CniError(errors.INVALID_CONFIG, "cannot set hairpin mode and promiscuous mode at the same time",
                        "hairpinMode and promiscMode are both true")
@@ -55,6 +57,7 @@ def add(req, conf, undo):
     bridge = bridges.ensure(pod.host, conf, undo)
     host, inside = links.add_veth(req, pod, undo, mtu=conf.mtu, master=bridge.index, mac=conf.mac)
     bridges.set_port(pod.host, host, conf)
+    vlans.set_port(pod.host, bridge, host, conf.vlans)
     if conf.spoofcheck:
         from fastcni.kit import spoofcheck
 
@@ -62,13 +65,17 @@ def add(req, conf, undo):
     result = add_addresses(req, conf, undo, pod, inside) if conf.layer3 else {}
     if not conf.layer3 and not conf.leave_down:
         links.configure(pod, inside, {})
+    leg = None
     if conf.is_gateway and conf.layer3:
-        add_gateway(pod.host, bridge, conf, result, undo)
+        leg = vlans.ensure_leg(pod.host, bridge, conf.vlans, undo) if conf.vlans.vlan else None
+        add_gateway(pod.host, leg or bridge, conf, result, undo)
     conf.masquerade.add(req, result, undo)
     if not conf.leave_down:
         announced.port_up(pod.host, watcher, host.index, bridge.index)
     bridge = links.by_index(pod.host, bridge.index) or bridge       # its MAC may follow its ports'
     result["interfaces"] = [links.interface(bridge), links.interface(host), links.interface(inside, req.netns)]
+    if leg:
+        result["interfaces"].append(links.interface(leg))
     if conf.dns is not None:
         result["dns"] = conf.dns
     return result
@@ -104,11 +111,11 @@ def complete(result, conf):
             result.setdefault("routes", []).append({"dst": default, "gw": ip["gateway"]})
 
 
-def add_gateway(sock, bridge, conf, result, undo):
-    """The gateways become the bridge's addresses, and the host forwards."""
+def add_gateway(sock, link, conf, result, undo):
+    """The gateways become addresses of the bridge, or of its leg in the pod's VLAN, and the host forwards."""
     for ip in sorted(result["ips"], key=lambda ip: ":" in ip["address"]):
         _, prefix = addresses.read_cidr(ip["address"])
-        bridges.ensure_address(sock, bridge, addresses.read_ip(ip["gateway"]), prefix, conf.force_address, undo)
+        bridges.ensure_address(sock, link, addresses.read_ip(ip["gateway"]), prefix, conf.force_address, undo)
     try:
         forwarding.enable(result)
     except CniError as e:

@@ -68,10 +68,16 @@ def calls(tmp_path, monkeypatch):
         state.node.namespaces[fd] = state.pods[path]
         return fd
 
-    monkeypatch.setattr(wire, "open_socket", lambda *args, **keys: state.node.socket(*args, **keys))
+    def open_socket(*args, **keys):
+        return state.node.socket(*args, **keys)
+
+    def write(name, value):
+        state.node.sysctls[state.node.here, name] = value
+
+    monkeypatch.setattr(wire, "open_socket", open_socket)
     monkeypatch.setattr(netns, "inside", Inside)
     monkeypatch.setattr(netns, "open_path", open_path)
     monkeypatch.setattr(netns, "is_own", lambda fd: False)
     monkeypatch.setattr(sysctl, "read", lambda name: state.node.sysctls.get((state.node.here, name), "0"))
-    monkeypatch.setattr(sysctl, "write", lambda name, value: state.node.sysctls.update({(state.node.here, name): value}))
+    monkeypatch.setattr(sysctl, "write", write)
     return state

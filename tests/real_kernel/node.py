@@ -10,6 +10,7 @@ import socket
 import subprocess
 import time
 import uuid
+from pathlib import Path
 
 from fastcni.handle import handle
 
@@ -77,9 +78,8 @@ def _element(each):
 
 
 def sysctl(name, netns=None):
-    with Inside(netns):
-        with open(f"/proc/sys/{name}") as file:
-            return file.read().strip()
+    with Inside(netns), open(f"/proc/sys/{name}") as file:
+        return file.read().strip()
 
 
 def set_sysctl(name, value):
@@ -155,7 +155,7 @@ class Node:
         conf = {"cniVersion": "1.1.0", "name": "net-a", "type": "bridge", "bridge": "br0", "ipam": ipam, **keys}
         return {key: value for key, value in conf.items() if value is not None}
 
-    def call(self, command, conf, pod="", *, cid=None, ifname="eth0", plugin=None, env=None):
+    def call(self, command, conf, pod="", *, cid=None, ifname="eth0", plugin=None, env=None, aside=None):
         """One request as the runtime makes it; the Reply. `pod` is a namespace's name or a path."""
         path = pod if not pod or pod.startswith("/") else f"/run/netns/{pod}"
         variables = {"CNI_COMMAND": command, "CNI_CONTAINERID": cid or cid_of(pod), "CNI_NETNS": path,
@@ -163,7 +163,7 @@ class Node:
         stdin = conf if isinstance(conf, bytes) else json.dumps(conf).encode()
         kind = plugin or (conf.get("type") if isinstance(conf, dict) else "") or "bridge"
         return handle(kind, {key: value for key, value in variables.items() if value is not None}, stdin,
-                      in_process=True)
+                      in_process=True, aside=aside)
 
     def ok(self, command, conf, pod="", **more):
         """A request that has to succeed; the answer's document, None without one."""
@@ -193,9 +193,8 @@ class Node:
 
     def held(self, network="net-a"):
         """{address: content} of a network's address files."""
-        folder = f"{self.data_dir}/{network}"
-        names = os.listdir(folder) if os.path.isdir(folder) else []
-        return {name: open(f"{folder}/{name}").read() for name in names if not name.startswith(COMMON_FILES)}
+        return {path.name: path.read_text() for path in Path(self.data_dir, network).glob("*")
+                if not path.name.startswith(COMMON_FILES)}
 
     def left(self, *pods):
         """What a pod could leave: links and addresses everywhere, elements, iptables rules, address files."""
@@ -203,12 +202,8 @@ class Node:
                 "files": self._files()}
 
     def _files(self):
-        found = {}
-        for folder, _, names in os.walk(self.data_dir):
-            for name in names:
-                if not name.startswith(COMMON_FILES):
-                    found[os.path.join(folder, name)] = open(os.path.join(folder, name)).read()
-        return found
+        return {str(path): path.read_text() for path in Path(self.data_dir).rglob("*")
+                if path.is_file() and not path.name.startswith(COMMON_FILES)}
 
 
 def _links_of(netns):

@@ -4,8 +4,9 @@ import os
 import socket
 
 import pytest
-from fastcni.spec.version import ALL
 from real_kernel.node import Inside, addresses, cid_of, elements, eventually, links, run, sysctl
+
+from fastcni.spec.version import ALL
 
 FULL = {"isGateway": True, "ipMasq": True, "macspoofchk": True}
 

@@ -1,8 +1,9 @@
 """loopback on the real kernel: `lo` comes up with ADD, goes down with DEL, and nothing else is touched."""
 
 import pytest
-from fastcni.spec.version import ALL
 from real_kernel.node import links, run
+
+from fastcni.spec.version import ALL
 
 CONF = {"cniVersion": "1.1.0", "name": "lo", "type": "loopback"}
 

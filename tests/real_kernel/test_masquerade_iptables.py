@@ -1,5 +1,6 @@
 """ipMasq by iptables: the reference plugins' chains, in one run of iptables-restore."""
 
+import os
 import shutil
 
 import pytest
@@ -99,7 +100,10 @@ def test_missing_program_is_an_error_that_names_the_way_out(node, pod, conf):
     assert node.left(pod) == before
 
 
-def test_what_iptables_says_is_in_the_error(node, pod, conf):
+def test_what_iptables_says_is_in_the_error(node, pod, conf, tmp_path):
+    broken = tmp_path / "iptables-restore"
+    broken.write_text("#!/bin/sh\necho no such luck >&2\nexit 4\n")
+    broken.chmod(0o755)
     before = node.left(pod)
-    error = node.refused("ADD", conf, pod, cid="c" * 300)        # a comment has room for 255
-    assert "iptables-restore" in error["msg"] and node.left(pod) == before
+    error = node.refused("ADD", conf, pod, env={"PATH": f"{tmp_path}:{os.environ['PATH']}"})
+    assert error["msg"] == "running iptables-restore: exit status 4: no such luck" and node.left(pod) == before

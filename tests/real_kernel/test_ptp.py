@@ -3,7 +3,6 @@
 import os
 
 import pytest
-from fastcni.spec.version import ALL
 from real_kernel.node import (
     Inside,
     addresses,
@@ -17,6 +16,8 @@ from real_kernel.node import (
     source_seen,
     sysctl,
 )
+
+from fastcni.spec.version import ALL
 
 DUAL = ("10.22.0.0/24", "fd00:22::/64")
 

@@ -1,0 +1,277 @@
+"""Whole plugins on a model of a node: what they send, and what is left when any of it is refused."""
+
+import pytest
+from fake_kernel.conftest import POD_PATH
+from fake_kernel.node import HOST, POD
+
+from fastcni.kernel import nft, uapi
+
+NETWORKS = {
+    "loopback": ("loopback", {}),
+    "bridge": ("bridge", {}),
+    "bridge-gateway": ("bridge", {"isGateway": True, "hairpinMode": True, "enabledad": True}),
+    "bridge-masq-macspoofchk": ("bridge", {"isGateway": True, "ipMasq": True, "macspoofchk": True, "mtu": 1400}),
+    "bridge-layer-2": ("bridge", {"ipam": {}, "promiscMode": True}),
+    "ptp": ("ptp", {}),
+    "ptp-masq": ("ptp", {"ipMasq": True}),
+}
+BEGIN, END = nft.NFNL_MSG_BATCH_BEGIN, nft.NFNL_MSG_BATCH_END
+
+
+@pytest.fixture(params=NETWORKS)
+def network(request, calls):
+    """The configuration of one network, made anew for every fresh node."""
+    kind, keys = NETWORKS[request.param]
+    return lambda: calls.conf(kind, **keys)
+
+
+def links_of(result):
+    return [(entry["name"], entry.get("sandbox", "")) for entry in result["interfaces"]]
+
+
+# -- what ADD and DEL do -----------------------------------------------------------------------------------
+
+def test_add_and_del_of_a_bridge_pod(calls):
+    conf = calls.conf("bridge", isGateway=True, ipMasq=True)
+    status, result = calls("ADD", conf)
+    assert status == 0
+    node, inside = calls.node, calls.node.link("eth0", POD)
+    bridge, host = node.link("cni0"), inside.peer[1]
+    assert links_of(result) == [("cni0", ""), (host.name, ""), ("eth0", POD_PATH)]
+    assert result["ips"] == [{"address": "10.22.0.2/16", "gateway": "10.22.0.1", "interface": 2}]
+    assert host.master == bridge.index and host.flags & inside.flags & uapi.IFF_UP
+    assert node.addresses == [(POD, inside.index, b"\x0a\x16\0\2", 16), (HOST, bridge.index, b"\x0a\x16\0\1", 16)]
+    assert (POD, inside.index, bytes(4), 0, b"\x0a\x16\0\1") in node.routes
+    assert node.sysctls[HOST, "net/ipv4/ip_forward"] == "1"
+    assert list(node.firewall["sets"][1, "fastcni", "pods4"]) == [b"\x0a\x16\0\2"]
+    assert calls.held() == ["10.22.0.2"]
+
+    assert calls("DEL", conf) == (0, None)
+    assert node.link("eth0", POD) is None and node.link(host.name) is None
+    assert calls.held() == [] and not node.firewall["sets"][1, "fastcni", "pods4"]
+    assert node.link("cni0"), "the bridge stays for the next pod"
+
+
+def test_add_and_del_of_a_ptp_pod(calls):
+    conf = calls.conf("ptp")
+    status, result = calls("ADD", conf)
+    assert status == 0
+    inside = calls.node.link("eth0", POD)
+    host = inside.peer[1]
+    assert links_of(result) == [(host.name, ""), ("eth0", POD_PATH)]
+    gateway, subnet = b"\x0a\x16\0\1", b"\x0a\x16\0\0"
+    routes = {item[2:] for item in calls.node.routes if item[:2] == (POD, inside.index)}
+    assert routes == {(gateway, 32, b""), (subnet, 16, gateway), (bytes(4), 0, gateway)}
+    assert (HOST, host.index, b"\x0a\x16\0\2", 32, b"") in calls.node.routes
+    assert calls("DEL", conf) == (0, None)
+    assert calls.node.addresses == calls.node.routes == calls.held() == []
+
+
+def test_loopback_sets_lo_up_and_down(calls):
+    conf = calls.conf("loopback")
+    assert calls("ADD", conf)[0] == 0
+    assert calls.node.link("lo", POD).flags & uapi.IFF_UP
+    assert calls("DEL", conf) == (0, None)
+    assert not calls.node.link("lo", POD).flags & uapi.IFF_UP
+    assert not any(namespace == HOST for namespace, _ in calls.node.batches)
+
+
+@pytest.mark.parametrize("kind", ["host-local", "static"])
+def test_ipam_plugins_send_nothing(calls, kind):
+    conf = calls.conf(kind, ipam={"type": kind, "addresses": [{"address": "10.22.0.7/16"}], "subnet": "10.22.0.0/16",
+                                  "dataDir": str(calls.data)})
+    for command in ("ADD", "DEL"):
+        assert calls(command, conf)[0] == 0
+    assert calls.node.sockets == []
+
+
+# -- promises about how much is sent -----------------------------------------------------------------------
+
+def add_with_the_bridge_there(calls, **keys):
+    """The batches of the second pod's ADD, and of its DEL."""
+    conf = calls.conf("bridge", isGateway=True, **keys)
+    calls.pods["/run/netns/first"] = "first"
+    calls.node.links["first"] = {}
+    assert calls("ADD", conf, CNI_CONTAINERID="c0", CNI_NETNS="/run/netns/first")[0] == 0
+    found = []
+    for command in ("ADD", "DEL"):
+        calls.node.batches.clear()
+        assert calls(command, conf)[0] == 0
+        found.append(list(calls.node.batches))
+    return found
+
+
+def test_a_bridge_add_with_the_bridge_there_is_six_batches(calls):
+    batches, _ = add_with_the_bridge_there(calls)
+    assert batches == [
+        (HOST, [uapi.RTM_GETLINK]),                                             # is the bridge there
+        (HOST, [uapi.RTM_NEWLINK]),                                             # the pair, in place and named
+        (POD, [uapi.RTM_NEWADDR, uapi.RTM_NEWLINK, uapi.RTM_NEWROUTE]),         # address, up, default route
+        (HOST, [uapi.RTM_GETADDR]),                                             # has the bridge its gateway address
+        (HOST, [uapi.RTM_GETLINK]),                                             # is the port up
+        (HOST, [uapi.RTM_GETLINK]),                                             # the bridge's MAC now
+    ]
+
+
+def test_masquerade_adds_one_transaction_of_one_element(calls):
+    without, _ = add_with_the_bridge_there(calls)
+    calls.fresh()
+    batches, _ = add_with_the_bridge_there(calls, ipMasq=True)
+    assert len(batches) == len(without) + 1
+    assert (HOST, [BEGIN, nft.NFT_MSG_NEWSETELEM, END]) in batches
+
+
+def test_macspoofchk_adds_one_transaction_of_two_elements(calls):
+    without, _ = add_with_the_bridge_there(calls)
+    calls.fresh()
+    batches, _ = add_with_the_bridge_there(calls, macspoofchk=True)
+    assert len(batches) == len(without) + 1
+    assert (HOST, [BEGIN, nft.NFT_MSG_NEWSETELEM, nft.NFT_MSG_NEWSETELEM, END]) in batches
+
+
+def test_a_bridge_del_is_three_batches(calls):
+    _, batches = add_with_the_bridge_there(calls)
+    assert batches == [
+        (POD, [uapi.RTM_GETLINK]),          # the pod's end says what the host's end is
+        (HOST, [uapi.RTM_GETLINK]),         # is it really the other end
+        (HOST, [uapi.RTM_DELLINK]),
+    ]
+
+
+def test_the_first_pod_sets_the_masquerade_table_up_in_one_transaction(calls):
+    calls("ADD", calls.conf("bridge", isGateway=True, ipMasq=True))
+    transactions = [kinds for _, kinds in calls.node.batches if (kinds[0], kinds[-1]) == (BEGIN, END)]
+    assert len(transactions) == 3               # try, set up, try again
+    assert nft.NFT_MSG_NEWTABLE in transactions[1]
+    assert calls.node.firewall["chains"] == {(1, "fastcni", "postrouting"): 2, (1, "fastcni", "subnet-10.22.0.0/16"): 3}
+
+
+# -- the way back ------------------------------------------------------------------------------------------
+
+def test_a_refusal_at_any_place_of_add_leaves_nothing(calls, network):
+    """Each request in turn gets EIO; what ADD leaves is what was there before, and its DEL is content."""
+    calls.fresh()
+    assert calls("ADD", network())[0] == 0
+    places = calls.node.asked
+    assert places >= 4
+    failed = 0
+    for place in range(places):
+        calls.fresh(refuse=place)
+        before = calls.node.facts()
+        status, document = calls("ADD", network())
+        if status == 0:                         # a request that ADD can do without
+            assert calls("DEL", network())[0] == 0
+        else:
+            failed += 1
+            assert document["code"] == 999 and "errno 5" in document["msg"], document
+            assert "while undoing" not in document.get("details", "")
+            assert calls.node.facts() == before, f"refused: request {place} of {places}"
+        assert calls.held() == []
+        assert calls("DEL", network())[0] == 0
+    # A second element that is refused after the first was answered "no such set" does not count: both are tried again.
+    assert failed >= places - 1
+
+
+def test_an_add_after_a_refused_one_succeeds(calls, network):
+    calls.fresh()
+    assert calls("ADD", network())[0] == 0
+    for place in range(calls.node.asked):
+        calls.fresh(refuse=place)
+        if calls("ADD", network())[0] == 1:
+            assert calls("ADD", network())[0] == 0, place
+
+
+def test_a_refusal_at_any_place_of_del_is_mended_by_the_next_del(calls, network):
+    calls.fresh()
+    calls("ADD", network())
+    added = calls.node.asked
+    calls("DEL", network())
+    for place in range(added, calls.node.asked):
+        calls.fresh(refuse=place)
+        before = calls.node.facts()
+        assert calls("ADD", network())[0] == 0
+        calls("DEL", network())
+        assert calls("DEL", network())[0] == 0
+        left = calls.node.facts()
+        assert calls.held() == []
+        assert left[3] == before[3], f"elements are left after refused request {place}"
+        assert [link for link in left[0] if link[2] == "veth"] == []
+
+
+# -- DEL of what is gone -----------------------------------------------------------------------------------
+
+def test_del_twice_is_fine(calls, network):
+    assert calls("ADD", network())[0] == 0
+    for _ in range(2):
+        assert calls("DEL", network()) == (0, None)
+    assert calls.held() == []
+
+
+@pytest.mark.parametrize("gone", ["netns", "netns path", "link", "everything"])
+def test_del_is_fine_when_things_are_gone(calls, network, gone):
+    assert calls("ADD", network())[0] == 0
+    path = POD_PATH
+    if gone in ("netns", "netns path"):         # the kernel has deleted the pair with the namespace
+        calls.pods.clear()
+        path = "" if gone == "netns path" else POD_PATH
+    if gone in ("netns", "netns path", "link"):
+        link = calls.node.link("eth0", POD)
+        if link:
+            calls.node.remove(POD, link)
+    if gone == "everything":
+        calls.fresh()
+    assert calls("DEL", network(), CNI_NETNS=path) == (0, None)
+    assert calls.held() == []
+    assert not any(calls.node.firewall["sets"].values())
+
+
+# -- things that are in the way ----------------------------------------------------------------------------
+
+@pytest.mark.parametrize("kind", ["bridge", "ptp"])
+def test_an_interface_name_in_use_is_refused_and_stays(calls, kind):
+    calls.node.add_link("eth0", "dummy", POD)
+    before = calls.node.facts()
+    status, document = calls("ADD", calls.conf(kind))
+    assert status == 1 and 'container veth name ("eth0")' in document["msg"] and "already exists" in document["msg"]
+    assert calls.node.facts() == before and calls.held() == []
+
+
+def test_a_bridge_name_of_another_kind_of_link_is_refused(calls):
+    calls.node.add_link("cni0", "dummy")
+    before = calls.node.facts()
+    status, document = calls("ADD", calls.conf("bridge"))
+    assert (status, document["details"]) == (1, "it is a dummy link")
+    assert '"cni0" already exists but is not a bridge' in document["msg"]
+    assert calls.node.facts() == before and calls.held() == []
+
+
+def test_a_bridge_with_another_address_is_refused_and_replaced_with_force(calls):
+    bridge = calls.node.add_link("cni0", "bridge", flags=uapi.IFF_UP)
+    calls.node.addresses.append((HOST, bridge.index, b"\x0a\x63\0\1", 24))
+    before = calls.node.facts()
+    status, document = calls("ADD", calls.conf("bridge", isGateway=True))
+    assert status == 1 and "it has 10.99.0.1/24" in document["details"]
+    assert calls.node.facts() == before and calls.held() == []
+    assert calls("ADD", calls.conf("bridge", isGateway=True, forceAddress=True))[0] == 0
+    assert [item[2:] for item in calls.node.addresses if item[1] == bridge.index] == [(b"\x0a\x16\0\1", 16)]
+
+
+@pytest.mark.parametrize("kind", ["bridge", "ptp", "loopback"])
+def test_a_netns_that_is_not_there_is_code_8(calls, kind):
+    status, document = calls("ADD", calls.conf(kind), CNI_NETNS="/run/netns/never-made")
+    assert (status, document["code"]) == (1, 8)
+    assert 'failed to open netns "/run/netns/never-made"' in document["msg"]
+    assert calls.node.batches == [] and calls.held() == []
+
+
+def test_what_a_pod_whose_del_never_came_left_in_the_firewall_is_replaced(calls):
+    conf = calls.conf("bridge", isGateway=True, ipMasq=True)
+    assert calls("ADD", conf, CNI_CONTAINERID="lost")[0] == 0
+    calls.node.remove(POD, calls.node.link("eth0", POD))
+    for path in calls.data.glob("*/10.22.0.*"):
+        path.unlink()
+    calls.node.firewall["sets"][1, "fastcni", "pods4"][b"\x0a\x16\0\3"] = (
+        calls.node.firewall["sets"][1, "fastcni", "pods4"].pop(b"\x0a\x16\0\2"))
+    assert calls("ADD", conf)[0] == 0           # is given 10.22.0.3, whose element is there
+    (comment, _), = calls.node.firewall["sets"][1, "fastcni", "pods4"].values()
+    assert b"id: c1" in comment

@@ -1,0 +1,248 @@
+"""Batches, dumps and notifications: every reply is read, nothing is taken for an answer that is none."""
+
+import struct
+from errno import EEXIST, EINTR, ENOBUFS, ENOENT, ENOTSUP, EPERM
+
+import pytest
+from fake_kernel.kernel import FakeKernel, Socket, ack, done, message
+
+from fastcni._netlink import Batch, messages
+from fastcni.kernel import nft, rtnl, uapi, wire
+
+LINK = rtnl.ifinfomsg(7)
+DUMP_INTR = uapi.NLM_F_DUMP_INTR
+
+
+class Scripted(Socket):
+    """What it will receive is known beforehand; `sent` is what was sent."""
+
+    def __init__(self, *queue):
+        super().__init__(queue)
+        self.sent = []
+
+    def send(self, data):
+        self.sent.append(data)
+        return len(data)
+
+
+def three():
+    """Three requests, numbered 1 to 3."""
+    batch = Batch()
+    for what in ("one", "two", "three"):
+        batch.begin(uapi.RTM_NEWLINK, uapi.NLM_F_ACK, LINK, what)
+    return batch
+
+
+def dump(sock):
+    return wire.dump(sock, uapi.RTM_GETLINK, LINK, "list links")
+
+
+# -- exchange and attempt ----------------------------------------------------------------------------------
+
+def test_a_batch_goes_out_in_one_send_and_comes_back_empty():
+    sock, batch = Scripted(ack(1), ack(2), ack(3)), three()
+    assert wire.exchange(sock, batch) == []
+    assert len(sock.sent) == 1 and len(messages(sock.sent[0])) == 3
+    assert not batch and batch.asked == {}
+
+
+def test_every_reply_is_read_before_the_first_refusal_is_raised():
+    sock = Scripted(ack(1), ack(2, EEXIST), ack(3, EPERM))
+    with pytest.raises(wire.NetlinkError) as caught:
+        wire.exchange(sock, three())
+    assert (caught.value.what, caught.value.errno) == ("two", EEXIST)
+    assert sock.queue == []
+
+
+def test_attempt_returns_what_was_refused_in_the_order_of_the_replies():
+    replies, refused = wire.attempt(Scripted(ack(3, EPERM) + ack(1), ack(2, EEXIST)), three())
+    assert replies == []
+    assert [(e.what, e.errno) for e in refused] == [("three", EPERM), ("two", EEXIST)]
+
+
+def test_what_the_kernel_sends_besides_acks_is_returned():
+    echo = message(uapi.RTM_NEWLINK, 0, 2, LINK)
+    assert wire.exchange(Scripted(ack(1), echo + ack(2), message(1, 0, 3), ack(3)), three()) == [(16, LINK)]
+
+
+def test_a_refusal_says_what_was_tried_and_what_the_kernel_said():
+    text = struct.pack("=HH", 32, 1) + b"ipv4: Invalid prefix length\0"
+    body = struct.pack("=i", -22) + struct.pack("=IHHII", 16, 0, 0, 1, 0) + text
+    with pytest.raises(wire.NetlinkError) as caught:
+        wire.exchange(Scripted(message(2, 0x300, 1, body)), Batch().begin(20, uapi.NLM_F_ACK, LINK, "add 10.0.0.1/33"))
+    assert str(caught.value) == "add 10.0.0.1/33: ipv4: Invalid prefix length (errno 22)"
+    assert str(wire.NetlinkError(17, "create veth v0")) == "create veth v0: File exists (errno 17)"
+
+
+def test_a_refusal_stays_a_netlink_error():
+    """Python makes a FileExistsError of OSError itself only; callers compare errno."""
+    assert type(wire.NetlinkError(17, "x")) is wire.NetlinkError
+
+
+@pytest.mark.parametrize("stray", [message(16, 0, 9, LINK), ack(9), ack(4), ack(0), done(9)])
+def test_a_stray_reply_is_our_bug_and_loud(stray):
+    with pytest.raises(wire.ProtocolError, match="which is not ours"):
+        wire.exchange(Scripted(stray, ack(1), ack(2), ack(3)), three())
+
+
+def test_a_late_reply_to_the_batch_before_is_noticed():
+    batch = Batch().begin(16, uapi.NLM_F_ACK, LINK, "before")
+    wire.exchange(Scripted(ack(1)), batch)
+    batch.begin(16, uapi.NLM_F_ACK, LINK, "now")
+    with pytest.raises(wire.ProtocolError, match="request 1"):
+        wire.exchange(Scripted(ack(1), ack(2)), batch)
+
+
+def test_a_datagram_that_makes_no_sense_is_refused():
+    with pytest.raises(ValueError, match="stray bytes"):
+        wire.exchange(Scripted(ack(1) + b"xyz"), three())
+
+
+def test_an_error_of_the_socket_is_let_through():
+    with pytest.raises(OSError) as caught:
+        wire.exchange(Scripted(OSError(ENOBUFS, "No buffer space available")), three())
+    assert caught.value.errno == ENOBUFS
+
+
+# -- transactions ------------------------------------------------------------------------------------------
+
+def transaction():
+    """BEGIN is request 1, two asked messages are 2 and 3, END is 4."""
+    batch = nft.start(Batch())
+    nft.add_table(batch, nft.NFPROTO_INET, "t", "")
+    nft.add_chain(batch, nft.NFPROTO_INET, "t", "c")
+    return nft.stop(batch)
+
+
+def test_only_the_messages_of_a_transaction_are_answered():
+    assert wire.exchange(Scripted(ack(2) + ack(3)), transaction()) == []
+
+
+@pytest.mark.parametrize("before", [(), (2,), (2, 3)], ids=["no reply", "one reply", "all replies"])
+def test_a_transaction_is_refused_in_the_name_of_its_begin(before):
+    """Without permission nothing else is ever answered; a commit that fails comes after all answers."""
+    sock = Scripted(ack(1, EPERM), *(ack(sequence) for sequence in before))
+    with pytest.raises(wire.NetlinkError, match="commit transaction") as caught:
+        wire.exchange(sock, transaction())
+    assert caught.value.errno == EPERM
+    assert sock.queue == []
+
+
+def test_what_is_there_already_is_read_when_a_transaction_is_refused():
+    _, refused = wire.attempt(Scripted(ack(1, EPERM), ack(2, ENOENT)), transaction())
+    assert [e.what for e in refused] == ["commit transaction", "add nftables table t"]
+
+
+def test_only_an_error_may_come_in_the_name_of_a_begin():
+    with pytest.raises(wire.ProtocolError):
+        wire.exchange(Scripted(message(16, 0, 1, LINK)), transaction())
+
+
+# -- dumps -------------------------------------------------------------------------------------------------
+
+def test_a_dump_comes_in_many_datagrams():
+    sock = Scripted(message(16, 2, 1, LINK) + message(16, 2, 1, LINK), message(16, 2, 1, LINK), done(1))
+    assert dump(sock) == [(16, LINK)] * 3
+
+
+def interrupted():
+    return [message(16, 2 | DUMP_INTR, 1, LINK), done(1, 2 | DUMP_INTR)]
+
+
+def test_an_interrupted_dump_is_asked_for_again():
+    sock = Scripted(*interrupted(), message(16, 2, 1, LINK), done(1))
+    assert dump(sock) == [(16, LINK)]
+    assert len(sock.sent) == 2
+
+
+def test_a_dump_interrupted_five_times_is_an_error_not_half_a_list():
+    sock = Scripted(*interrupted() * 5)
+    with pytest.raises(wire.NetlinkError) as caught:
+        dump(sock)
+    assert caught.value.errno == EINTR
+    assert str(caught.value) == "list links: the kernel's table kept changing while it was read (errno 4)"
+    assert len(sock.sent) == 5 and sock.queue == []
+
+
+@pytest.mark.parametrize("refusal", [ack(1, EPERM), done(1, 2, EPERM)])
+def test_a_refused_dump_is_not_asked_for_again(refusal):
+    sock = Scripted(refusal)
+    with pytest.raises(wire.NetlinkError) as caught:
+        dump(sock)
+    assert caught.value.errno == EPERM and len(sock.sent) == 1
+
+
+def test_a_dump_may_carry_a_filter():
+    sock = FakeKernel()
+    wire.dump(sock, uapi.RTM_GETLINK, LINK, "list ports", lambda batch: batch.u32(uapi.IFLA_MASTER, 4))
+    (kind, flags, payload), = sock.sent
+    assert (kind, flags, payload) == (uapi.RTM_GETLINK, 0x301, LINK + struct.pack("=HHI", 8, uapi.IFLA_MASTER, 4))
+
+
+# -- notifications -----------------------------------------------------------------------------------------
+
+def test_watch_returns_what_came():
+    sock = Scripted(message(16, 0, 0, LINK) + message(17, 0, 0, LINK))
+    assert [kind for kind, *_ in wire.watch(sock, 0.5)] == [16, 17]
+    assert sock.timeout == 0.5
+
+
+def test_watch_returns_nothing_when_the_time_is_over():
+    assert wire.watch(Scripted(), 0.01) == []
+
+
+def test_watch_says_when_the_kernel_dropped_some():
+    with pytest.raises(OSError) as caught:
+        wire.watch(Scripted(OSError(ENOBUFS, "")), 1)
+    assert caught.value.errno == ENOBUFS
+
+
+# -- the socket --------------------------------------------------------------------------------------------
+
+class Recorder:
+    """Stands where socket() stands, and keeps what was asked of it."""
+
+    def __init__(self, refuse=()):
+        self.calls, self.refuse = [], refuse
+
+    def __call__(self, *arguments):
+        self.calls.append(("socket", *arguments))
+        return self
+
+    def setsockopt(self, level, option, value):
+        if option in self.refuse:
+            raise OSError(ENOTSUP, "")
+        self.calls.append(("option", option, value))
+
+    def bind(self, address):
+        self.calls.append(("bind", address))
+
+
+def test_a_socket_is_strict_and_closed_on_exec(monkeypatch):
+    sock = Recorder()
+    monkeypatch.setattr(wire, "socket", sock)
+    wire.open_socket(uapi.NETLINK_NETFILTER)
+    assert sock.calls == [("socket", 16, 3 | 0o2000000, 12), ("option", 11, 1), ("option", 10, 1), ("option", 12, 1)]
+
+
+def test_a_kernel_without_strict_checking_will_do(monkeypatch):
+    sock = Recorder(refuse=[uapi.NETLINK_GET_STRICT_CHK])
+    monkeypatch.setattr(wire, "socket", sock)
+    assert wire.open_socket() is sock
+
+
+def test_a_socket_that_watches_is_bound_before_it_joins(monkeypatch):
+    """Unbound, its port is 0, which the kernel takes for the sender of its own notifications and leaves out."""
+    sock = Recorder()
+    monkeypatch.setattr(wire, "socket", sock)
+    wire.open_socket(groups=(1, 9))
+    assert sock.calls[-3:] == [("bind", (0, 0)), ("option", 1, 1), ("option", 1, 9)]
+
+
+def test_the_wire_can_be_shown(monkeypatch):
+    shown, batch = [], Batch().begin(16, uapi.NLM_F_ACK, LINK, "x")
+    monkeypatch.setattr(wire, "show", lambda direction, data: shown.append((direction, data)))
+    request = batch.finish()
+    wire.exchange(Scripted(ack(1)), batch)
+    wire.watch(Scripted(ack(5)), 1)
+    assert shown == [(">", request), ("<", ack(1)), ("<", ack(5))]

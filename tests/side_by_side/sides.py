@@ -1,0 +1,166 @@
+"""One implementation of the plugins on a host of its own: its processes, its pods, and calls by the protocol."""
+
+import copy
+import ctypes
+import json
+import os
+import subprocess
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+
+CLONE_NEWNET = 0x40000000
+LIMIT = 30                                      # seconds for one plugin; the slowest waits 5 s for DAD
+libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Inside:
+    """`with Inside(name):` has this thread, and the processes it starts, in a named network namespace."""
+
+    def __init__(self, name):
+        self.name = name
+
+    def __enter__(self):
+        self.home = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
+        there = os.open(f"/run/netns/{self.name}", os.O_RDONLY)
+        try:
+            set_netns(there)
+        finally:
+            os.close(there)
+
+    def __exit__(self, *_):
+        try:
+            set_netns(self.home)
+        finally:
+            os.close(self.home)
+
+
+def set_netns(fd):
+    if libc.setns(fd, CLONE_NEWNET):
+        raise OSError(ctypes.get_errno(), "cannot enter a namespace")
+
+
+def run(*command, stdin=None, check=True):
+    """Run a program; its standard output."""
+    done = subprocess.run([str(word) for word in command], capture_output=True, text=True, input=stdin, timeout=LIMIT)
+    if check and done.returncode:
+        raise AssertionError(f"{command}: {done.stdout}{done.stderr}")
+    return done.stdout
+
+
+def new_netns(role):
+    """A fresh network namespace with a lo that is down, as a runtime makes it for a pod; its name."""
+    name = f"fcni-{role}-{uuid.uuid4().hex[:8]}"
+    run("ip", "netns", "add", name)
+    return name
+
+
+class Answer:
+    """What one plugin process said: status, stdout, stderr; `document` is the one JSON document of stdout."""
+
+    __slots__ = ("status", "stdout", "stderr")
+
+    def __init__(self, status, stdout, stderr):
+        self.status, self.stdout, self.stderr = status, stdout, stderr
+
+    @property
+    def document(self):
+        return json.loads(self.stdout) if self.stdout else None
+
+    def __str__(self):
+        return f"status {self.status}: {self.stdout} {self.stderr}"
+
+
+class Side:
+    """`with Side(...) as side:` the host namespace and everything made on it live that long."""
+
+    def __init__(self, name, bin_dir, folder):
+        self.name, self.bin_dir, self.folder = name, bin_dir, str(folder)
+        self.made = []
+
+    def __enter__(self):
+        os.makedirs(self.folder)
+        self.host = self.netns("host")
+        self.on_host("ip", "link", "set", "lo", "up")
+        # Nobody looks at the host's duplicate address detection here, and it would take two seconds a test.
+        self.set_sysctl("net/ipv6/conf/default/accept_dad", "0")
+        return self
+
+    def __exit__(self, *_):
+        for name in self.made:
+            run("ip", "netns", "del", name, check=False)
+
+    def netns(self, role):
+        name = new_netns(role)
+        self.made.append(name)
+        return name
+
+    def pod(self):
+        """A fresh namespace of a pod; its path for CNI_NETNS."""
+        return f"/run/netns/{self.netns('pod')}"
+
+    def on_host(self, *command, **more):
+        with Inside(self.host):
+            return run(*command, **more)
+
+    def set_sysctl(self, name, value):
+        with Inside(self.host), open(f"/proc/sys/{name}", "w") as file:
+            file.write(value)
+
+    def own(self, conf):
+        """The configuration with this side's folder where it says @here."""
+        return json.loads(json.dumps(conf).replace("@here", self.folder))
+
+    def environment(self, command, netns="", *, cid="pod-1", ifname="eth0", args="", **more):
+        """The variables of one call; those that are None are left out."""
+        found = {"CNI_COMMAND": command, "CNI_CONTAINERID": cid, "CNI_NETNS": netns, "CNI_IFNAME": ifname,
+                 "CNI_ARGS": args, "CNI_PATH": self.bin_dir, "PATH": os.environ["PATH"], **more}
+        return {key: value for key, value in found.items() if value is not None}
+
+    def call(self, command, conf, netns="", *, plugin=None, **more):
+        """One call, a process of its own; the Answer. conf: a dict, or the bytes of stdin."""
+        if isinstance(conf, dict):
+            conf = self.own(conf)
+            plugin = plugin or conf["type"]
+            conf = json.dumps(conf).encode()
+        with Inside(self.host):
+            done = subprocess.run([f"{self.bin_dir}/{plugin}"], input=conf, capture_output=True, timeout=LIMIT,
+                                  env=self.environment(command, netns, **more))
+        return Answer(done.returncode, done.stdout.decode(), done.stderr.decode())
+
+    def ok(self, command, conf, netns="", **more):
+        """A call that has to succeed, in one document or none; that document."""
+        answer = self.call(command, conf, netns, **more)
+        assert answer.status == 0, f"{self.name} {command}: {answer}"
+        return answer.document
+
+    def add(self, conf, netns, **more):
+        return self.ok("ADD", conf, netns, **more)
+
+    def check(self, conf, netns, result, **more):
+        assert self.ok("CHECK", {**conf, "prevResult": result}, netns, **more) is None
+
+    def delete(self, conf, netns, **more):
+        assert self.ok("DEL", conf, netns, **more) is None
+
+    def held(self, network, data_dir=None):
+        """{address: content} of a host-local directory, and its cursors."""
+        folder = f"{data_dir or self.folder}/{network}"
+        names = os.listdir(folder) if os.path.isdir(folder) else []
+        return {name: open(f"{folder}/{name}").read() for name in names
+                if name not in ("lock", ".fastcni.index")}
+
+
+def addresses(held):
+    """The addresses in what Side.held says."""
+    return {name: owner for name, owner in held.items() if not name.startswith("last_reserved_ip.")}
+
+
+def both(function, sides):
+    """[function(ours), function(theirs)], at the same time: two cores, and two waits for DAD."""
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(function, sides))
+
+
+def merged(conf, **keys):
+    """A copy of a configuration with keys over it."""
+    return {**copy.deepcopy(conf), **keys}

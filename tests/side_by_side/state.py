@@ -1,0 +1,118 @@
+"""What a plugin leaves in the kernel, told by ip(8) and /proc, in words that do not depend on chance.
+
+Random names and MACs become roles ("host end", "MAC of eth0"), paths and link indexes go away; then two hosts can
+be compared key by key.
+"""
+
+import json
+import os
+import re
+
+from side_by_side.sides import Inside, run
+
+RANDOM_NAME = re.compile(r"veth[0-9a-f]{8}")
+# Numbers of chance or of time in `ip -d link`, and what repeats them.
+CHANCE = {"ifindex", "link_index", "link_netnsid", "hello_timer", "tcn_timer", "topology_change_timer", "gc_timer",
+          "hold_timer", "message_age_timer", "forward_delay_timer", "valid_life_time", "preferred_life_time", "link",
+          "bridge_id", "root_id", "designated_bridge", "designated_port", "designated_root", "id", "port_no", "no",
+          "iflink", "iface_id", "ticks", "peer", "prefix_time"}
+SWITCHES = ("net/ipv4/ip_forward", "net/ipv6/conf/all/forwarding", "net/ipv4/conf/all/route_localnet",
+            "net/ipv4/conf/all/arp_notify", "net/ipv6/conf/all/disable_ipv6", "net/ipv6/conf/all/accept_dad")
+
+
+def state_of(side, *pods):
+    """{path: value} of a host and its pods, flat: "host/links/br0/mtu": 1500."""
+    found = {}
+    for role, netns in [("host", side.host), *((f"pod{i}", os.path.basename(p)) for i, p in enumerate(pods))]:
+        with Inside(netns):
+            found[role] = read_netns()
+    return flat(Roles(found, [side.host, *pods]).of(found))
+
+
+def read_netns():
+    """Links with addresses, routes of all tables and sysctls of this thread's namespace."""
+    links = {item.pop("ifname"): item for item in ip_json("-d", "addr")}
+    for item in links.values():
+        item["addr_info"] = {f"{each.pop('local')}/{each.pop('prefixlen')}": each for each in item["addr_info"]}
+    routes = {}
+    for family in "46":
+        for item in ip_json(f"-{family}", "-d", "route", "show", "table", "all"):
+            key = " ".join(str(item.get(each, "")) for each in ("table", "type", "dst", "gateway", "dev", "metric"))
+            routes[f"{family} {key}"] = item
+    return {"links": links, "routes": routes, "sysctls": {**{name: sysctl(name) for name in SWITCHES},
+                                                           **{k: v for name in links for k, v in sysctls(name)}}}
+
+
+def ip_json(*words):
+    out = run("ip", "-j", *words)
+    return json.loads(out) if out.strip() else []
+
+
+def sysctl(name):
+    try:
+        with open(f"/proc/sys/{name}") as file:
+            return file.read().strip()
+    except OSError as e:                        # stable_secret without one
+        return e.strerror
+
+
+def sysctls(link):
+    """Every IPv4 and IPv6 switch of a link: (name below /proc/sys, value)."""
+    for family in ("ipv4", "ipv6"):
+        folder = f"net/{family}/conf/{link}"
+        for name in os.listdir(f"/proc/sys/{folder}") if os.path.isdir(f"/proc/sys/{folder}") else ():
+            yield f"{folder}/{name}", sysctl(f"{folder}/{name}")
+
+
+class Roles:
+    """What stands for the words of chance: {"veth1a2b3c4d": "<host end>", "0a:..": "<MAC of host br0>"}."""
+
+    def __init__(self, found, namespaces):
+        owners = {}
+        for netns, things in found.items():
+            ends = sorted(name for name in things["links"] if RANDOM_NAME.fullmatch(name))
+            for name, link in things["links"].items():
+                role = f"<host end {ends.index(name)}>" if name in ends else name
+                owners.setdefault(link.get("address"), []).append(f"{netns} {role}")
+        self.words = {}
+        for mac, names in owners.items():
+            if mac and re.fullmatch("[0-9a-f]{2}(:[0-9a-f]{2}){5}", mac) and mac not in (6 * ":00")[1:]:
+                self.words[mac] = f"<MAC of {', '.join(sorted(names))}>"
+                self.words[link_local(mac)] = f"<link-local of {', '.join(sorted(names))}>"
+        for netns, things in found.items():
+            ends = sorted(name for name in things["links"] if RANDOM_NAME.fullmatch(name))
+            self.words.update({name: f"<host end {i}>" for i, name in enumerate(ends)})
+        self.words.update({name: f"<namespace {i}>" for i, name in enumerate(namespaces)})
+        self.pattern = re.compile("|".join(map(re.escape, sorted(self.words, key=len, reverse=True))))
+
+    def of(self, value):
+        """The value, its keys too, with roles in place of names."""
+        if isinstance(value, dict):
+            return {self.of(key): self.of(item) for key, item in value.items() if key not in CHANCE}
+        if isinstance(value, list):
+            return [self.of(item) for item in value]
+        return self.pattern.sub(lambda found: self.words[found[0]], value) if isinstance(value, str) else value
+
+
+def link_local(mac):
+    """The EUI-64 address of a link, as ip(8) prints it."""
+    raw = bytes.fromhex(mac.replace(":", ""))
+    host = bytes([raw[0] ^ 2, *raw[1:3], 0xFF, 0xFE, *raw[3:]]).hex()
+    words = [host[i:i + 4].lstrip("0") or "0" for i in range(0, 16, 4)]
+    return "fe80::" + ":".join(words)
+
+
+def flat(value, path=""):
+    """Nested dicts as {"a/b/c": value}."""
+    if not isinstance(value, dict):
+        return {path: value}
+    found = {path: "{}"} if path and not value else {}
+    for key, item in value.items():
+        found.update(flat(item, f"{path}/{key}" if path else str(key)))
+    return found
+
+
+def difference(ours, theirs):
+    """{path: (ours, theirs)} where two flat dicts differ."""
+    return {path: (ours.get(path), theirs.get(path)) for path in sorted({*ours, *theirs})
+            if ours.get(path) != theirs.get(path)}
