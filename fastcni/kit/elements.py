@@ -12,16 +12,22 @@ from fastcni.kit import names
 
 
 class Store:
-    """The sets of one table. `set_up(batch, items)` adds whatever the items need, fit to be run over what is there."""
+    """The sets of one table, and the base chain with the `rules` (their number) that look into them.
+    `set_up(batch, items)` adds whatever the items need, fit to be run over what is there."""
 
-    __slots__ = ("family", "table", "sets", "set_up")
+    __slots__ = ("family", "table", "sets", "chain", "rules", "set_up")
 
-    def __init__(self, family, table, sets, set_up):
-        self.family, self.table, self.sets, self.set_up = family, table, sets, set_up
+    def __init__(self, family, table, sets, chain, rules, set_up):
+        self.family, self.table, self.sets = family, table, sets
+        self.chain, self.rules, self.set_up = chain, rules, set_up
 
     def add(self, req, items):
-        """Add elements with the request's mark. Only when the kernel misses something is the table set up."""
+        """Add elements with the request's mark. Only when the kernel misses something is the table set up.
+        Says whether the base chain had its rules."""
         sock = req.firewall()
+        whole = self._has_rules(sock)
+        if not whole:
+            wire.exchange(sock, nft.stop(self.set_up(nft.start(Batch()), items)))
         refused = self._try(sock, req, items)
         if refused and refused[0].errno == ENOENT:
             wire.exchange(sock, nft.stop(self.set_up(nft.start(Batch()), items)))
@@ -32,6 +38,15 @@ class Store:
             refused = self._try(sock, req, items)
         if refused:
             raise refused[0]
+        return whole
+
+    def _has_rules(self, sock):
+        """`nft flush table` takes the rules and leaves chains and sets: nothing else would be missed."""
+        replies, refused = wire.attempt(sock, nft.get_chain(Batch(), self.family, self.table, self.chain,
+                                                            f"look up nftables chain {self.table} {self.chain}"))
+        if refused and refused[0].errno != ENOENT:
+            raise refused[0]
+        return not refused and nft.read_chain(replies[0][1])[2] >= self.rules
 
     def _try(self, sock, req, items):
         mark = names.mark(req)

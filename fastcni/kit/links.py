@@ -44,20 +44,10 @@ def random_name():
     return f"veth{posix.urandom(4).hex()}"
 
 
-def find(sock, name):
-    """The Link called `name`, or None."""
+def find(sock, name=None, *, index=0):
+    """The Link called `name`, or the one with that index; None if there is none."""
     try:
-        return rtnl.first_link(wire.exchange(sock, rtnl.get_link(Batch(), name=name)))
-    except wire.NetlinkError as e:
-        if e.errno != ENODEV:
-            raise
-        return None
-
-
-def by_index(sock, index):
-    """The Link with that index, or None."""
-    try:
-        return rtnl.first_link(wire.exchange(sock, rtnl.get_link(Batch(), index=index)))
+        return rtnl.first_link(wire.exchange(sock, rtnl.get_link(Batch(), name=name, index=index)))
     except wire.NetlinkError as e:
         if e.errno != ENODEV:
             raise
@@ -200,7 +190,7 @@ def delete_inside(req, *, list_addresses=False):
     if link is None:
         return []
     found = [item.packed for item in addresses_of(pod.inside, link.index)] if list_addresses else []
-    other = by_index(pod.host, link.peer) if link.kind == "veth" and link.peer_elsewhere and link.peer else None
+    other = find(pod.host, index=link.peer) if link.kind == "veth" and link.peer_elsewhere and link.peer else None
     if other and other.kind == "veth" and other.peer == link.index and other.peer_elsewhere:
         req.close()
         announced.delete(req, other.index, other.name)

@@ -40,11 +40,12 @@ class Masquerade:
             return
         from fastcni.kit import masquerade_iptables, masquerade_nft
 
-        known = set(found) | prev_addresses(req)
-        masquerade_nft.delete(req, known)
+        given = prev_addresses(req)
+        # What the link has may be less than it was given: the pod can take an address off.
+        masquerade_nft.delete(req, given)
         masquerade_nft.delete_reference_rules(req)
         if masquerade_iptables.present(req):
-            masquerade_iptables.delete(req, known)
+            masquerade_iptables.delete(req, set(found) | given)
 
     def gc(self, req):
         """Take back what is there for attachments of this network that are no longer valid."""

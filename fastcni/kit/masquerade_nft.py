@@ -57,12 +57,15 @@ REFERENCE_TABLE, REFERENCE_CHAIN = "cni_plugins_masquerade", "masq_checks"
 
 
 def store():
-    return elements.Store(FAMILY, TABLE, [family.pods for family in FAMILIES.values()], set_up)
+    return elements.Store(FAMILY, TABLE, [family.pods for family in FAMILIES.values()], CHAIN, len(FAMILIES), set_up)
 
 
 def add(req, ips):
     """Masquerade [(packed, prefix)]."""
-    store().add(req, [(FAMILIES[len(packed)].pods, packed, subnet_chain(packed, prefix)) for packed, prefix in ips])
+    if not store().add(req, [(FAMILIES[len(packed)].pods, packed, subnet_chain(packed, prefix))
+                             for packed, prefix in ips]):
+        for chain, _ in subnet_chains(req.firewall()):      # if the table was flushed, pods of theirs are still there
+            wire.exchange(req.firewall(), nft.stop(fill(nft.start(Batch()), chain)))
 
 
 def delete(req, known):
@@ -91,14 +94,19 @@ def set_up(batch, items):
         nft.add_set(batch, FAMILY, TABLE, family.pods, key_type=family.key_type, key_size=length, set_id=set_id,
                     verdicts=True)
         nft.add_rule(batch, FAMILY, TABLE, CHAIN, *family.load(family.source), nft.verdict_of(family.pods, set_id))
-    for _, packed, chain in items:
-        prefix = int(chain.rpartition("/")[2])
-        nft.add_chain(batch, FAMILY, TABLE, chain)
-        nft.flush_chain(batch, FAMILY, TABLE, chain)
-        leave_alone(batch, chain, addresses.network(packed, prefix), prefix)
-        leave_alone(batch, chain, *FAMILIES[len(packed)].multicast)
-        nft.add_rule(batch, FAMILY, TABLE, chain, nft.masquerade())
+    for _, _, chain in items:
+        fill(batch, chain)
     return batch
+
+
+def fill(batch, chain):
+    """A subnet's chain with its rules; its name says which subnet."""
+    network, prefix = addresses.read_cidr(chain.removeprefix("subnet-").replace("_", ":"))
+    nft.add_chain(batch, FAMILY, TABLE, chain)
+    nft.flush_chain(batch, FAMILY, TABLE, chain)
+    leave_alone(batch, chain, network, prefix)
+    leave_alone(batch, chain, *FAMILIES[len(network)].multicast)
+    return nft.add_rule(batch, FAMILY, TABLE, chain, nft.masquerade())
 
 
 def leave_alone(batch, chain, network, prefix):
@@ -126,10 +134,17 @@ def delete_reference_rules(req):
         wire.exchange(sock, nft.stop(batch))
 
 
+def subnet_chains(sock):
+    """[(name, references)] of the subnets' chains."""
+    found = [nft.read_chain(payload) for _, payload in
+             wire.dump(sock, nft.NFT_MSG_GETCHAIN, nft.nfgenmsg(FAMILY), "list nftables chains")]
+    return [(chain, references) for table, chain, references in found
+            if table == TABLE and chain.startswith("subnet-")]
+
+
 def delete_unused_chains(sock):
-    for _, payload in wire.dump(sock, nft.NFT_MSG_GETCHAIN, nft.nfgenmsg(FAMILY), "list nftables chains"):
-        table, chain, references = nft.read_chain(payload)
-        if table == TABLE and chain.startswith("subnet-") and references == SUBNET_RULES:
+    for chain, references in subnet_chains(sock):
+        if references <= SUBNET_RULES:
             batch = nft.flush_chain(nft.start(Batch()), FAMILY, TABLE, chain)
             nft.del_chain(batch, FAMILY, TABLE, chain)
             _, refused = wire.attempt(sock, nft.stop(batch))

@@ -33,7 +33,7 @@ def gc(req):
 
 
 def store():
-    return elements.Store(FAMILY, TABLE, (GUARDED, ALLOWED), set_up)
+    return elements.Store(FAMILY, TABLE, (GUARDED, ALLOWED), CHAIN, 1, set_up)
 
 
 def set_up(batch, items):

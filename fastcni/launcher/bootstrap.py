@@ -121,7 +121,12 @@ def answer(name):
         from fastcni.kernel import wire
 
         wire.show = lambda way, data: write(2, wire.rows(way, data).encode())
-    stdin = read_stdin(MAX_STDIN + 1) if needs_stdin(env) else b""
+    try:
+        stdin = read_stdin(MAX_STDIN + 1) if needs_stdin(env) else b""
+    except OSError as error:
+        what = f"error reading from stdin: {error.strerror}"
+        write(1, error_document(IO_FAILURE, what, "stdin has to be the network configuration"))
+        return 1
     reply = handle(name, env, stdin, aside=aside)
     write(2, reply.stderr)
     write(1, reply.stdout)

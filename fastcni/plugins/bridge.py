@@ -72,7 +72,7 @@ def add(req, conf, undo):
     conf.masquerade.add(req, result, undo)
     if not conf.leave_down:
         announced.port_up(pod.host, watcher, host.index, bridge.index)
-    bridge = links.by_index(pod.host, bridge.index) or bridge       # its MAC may follow its ports'
+    bridge = links.find(pod.host, index=bridge.index) or bridge       # its MAC may follow its ports'
     result["interfaces"] = [links.interface(bridge), links.interface(host), links.interface(inside, req.netns)]
     if leg:
         result["interfaces"].append(links.interface(leg))
@@ -144,7 +144,7 @@ def check(req, conf):
     inside = checks.inside_link(pod, checks.container_interface(req, previous))
     if inside.kind != "veth":
         raise checks.wrong(f"Error: Container interface {inside.name} not of type veth/p2p")
-    host = links.by_index(pod.host, inside.peer)
+    host = links.find(pod.host, index=inside.peer)
     named = {item["name"] for item in previous.get("interfaces", ())}
     if host is None or host.peer != inside.index or host.master != bridge.index or host.name not in named:
         raise checks.wrong(f"CNI veth created for bridge {conf.name} was not found")

@@ -180,7 +180,7 @@ def test_dns_of_the_network_goes_before_that_of_ipam(node, pod_netns, tmp_path):
 @pytest.mark.parametrize("bridge", ["new", "there already"])
 def test_vlans_are_refused_and_never_left_out_silently(node, pod, keys, bridge):
     if bridge == "there already":
-        run("ip", "link", "add", "name", "br0", "type", "bridge")
+        run("ip", "link", "add", "name", "br0", "address", "02:00:00:00:00:05", "type", "bridge")
         run("ip", "link", "set", "br0", "up")
     before = node.left(pod)
     error = node.refused("ADD", node.conf(isGateway=True, **keys), pod)

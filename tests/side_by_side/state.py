@@ -11,6 +11,7 @@ import re
 from side_by_side.sides import Inside, run
 
 RANDOM_NAME = re.compile(r"veth[0-9a-f]{8}")
+LINK_LOCAL = re.compile(r"fe80::[0-9a-f:]+:[0-9a-f:]+")
 # Numbers of chance or of time in `ip -d link`, and what repeats them.
 CHANCE = {"ifindex", "link_index", "link_netnsid", "hello_timer", "tcn_timer", "topology_change_timer", "gc_timer",
           "hold_timer", "message_age_timer", "forward_delay_timer", "valid_life_time", "preferred_life_time", "link",
@@ -91,7 +92,10 @@ class Roles:
             return {self.of(key): self.of(item) for key, item in value.items() if key not in CHANCE}
         if isinstance(value, list):
             return [self.of(item) for item in value]
-        return self.pattern.sub(lambda found: self.words[found[0]], value) if isinstance(value, str) else value
+        if not isinstance(value, str):
+            return value
+        return LINK_LOCAL.sub("<link-local of a MAC it had before>",
+                              self.pattern.sub(lambda found: self.words[found[0]], value))
 
 
 def link_local(mac):
