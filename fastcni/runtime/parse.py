@@ -132,7 +132,7 @@ def select_version(values: dict[str, Json]) -> str:
     entries = values["cniVersions"]
     if not isinstance(entries, list):
         raise ConfError(f"{LIST}invalid type for cniVersions: []interface {{}}")
-    numbers = {}
+    numbers: dict[str, tuple[int, int, int]] = {}
     for index, entry in enumerate(entries):
         if not isinstance(entry, str):
             raise ConfError(f"{LIST}invalid type for cniVersions index {index}: {go_type(entry)}")
