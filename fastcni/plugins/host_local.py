@@ -18,6 +18,8 @@ Other than the reference:
 - a relative dataDir is refused: relative to what, in a server?
 """
 
+import posix
+
 from fastcni.kit import ipam_conf
 from fastcni.kit.ranges import in_turn, range_of, read_range_sets, text_of
 from fastcni.kit.store import Store, owner_of
@@ -253,16 +255,14 @@ def _read_address(text):
 
 def _read_resolv_conf(path):
     """resolv.conf(5) as result dns. Raises CniError 5."""
-    import os
-
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        fd = posix.open(path, posix.O_RDONLY | posix.O_CLOEXEC | posix.O_NONBLOCK)
         try:
-            data = os.read(fd, RESOLV_CONF_LIMIT)
+            data = posix.read(fd, RESOLV_CONF_LIMIT)
         finally:
-            os.close(fd)
+            posix.close(fd)
     except (OSError, ValueError) as e:
-        why = os.strerror(e.errno).lower() if isinstance(e, OSError) else str(e)
+        why = posix.strerror(e.errno).lower() if isinstance(e, OSError) else str(e)
         raise CniError(IO_FAILURE, f"open {path}: {why}", "ipam.resolvConf names it") from None
     dns = {"nameservers": [], "domain": "", "search": [], "options": []}
     for line in data.decode("utf-8", "replace").split("\n"):

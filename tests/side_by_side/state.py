@@ -32,7 +32,8 @@ def state_of(side, *pods):
 
 def read_netns():
     """Links with addresses, routes of all tables and sysctls of this thread's namespace."""
-    links = {item.pop("ifname"): item for item in ip_json("-d", "addr")}
+    found = sorted(ip_json("-d", "addr"), key=lambda item: item["ifindex"])
+    links = {item.pop("ifname"): item for item in found}
     for item in links.values():
         item["addr_info"] = {f"{each.pop('local')}/{each.pop('prefixlen')}": each for each in item["addr_info"]}
     routes = {}
@@ -71,7 +72,7 @@ class Roles:
     def __init__(self, found, namespaces):
         owners = {}
         for netns, things in found.items():
-            ends = sorted(name for name in things["links"] if RANDOM_NAME.fullmatch(name))
+            ends = [name for name in things["links"] if RANDOM_NAME.fullmatch(name)]        # the oldest first
             for name, link in things["links"].items():
                 role = f"<host end {ends.index(name)}>" if name in ends else name
                 owners.setdefault(link.get("address"), []).append(f"{netns} {role}")
@@ -81,7 +82,7 @@ class Roles:
                 self.words[mac] = f"<MAC of {', '.join(sorted(names))}>"
                 self.words[link_local(mac)] = f"<link-local of {', '.join(sorted(names))}>"
         for netns, things in found.items():
-            ends = sorted(name for name in things["links"] if RANDOM_NAME.fullmatch(name))
+            ends = [name for name in things["links"] if RANDOM_NAME.fullmatch(name)]
             self.words.update({name: f"<host end {i}>" for i, name in enumerate(ends)})
         self.words.update({name: f"<namespace {i}>" for i, name in enumerate(namespaces)})
         self.pattern = re.compile("|".join(map(re.escape, sorted(self.words, key=len, reverse=True))))

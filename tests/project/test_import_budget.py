@@ -1,0 +1,117 @@
+"""What a one-shot plugin may import: the start of the process is most of its time."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import needs_root
+
+import fastcni
+from fastcni.launcher.install import base_interpreter, checked_interpreter, install
+from fastcni.plugins import TABLE
+
+FORBIDDEN = {"orjson", "json", "re", "dataclasses", "typing", "ipaddress", "socket", "subprocess", "logging", "pathlib",
+             "enum", "contextlib", "functools", "collections", "asyncio", "inspect"}
+ROOT = str(Path(fastcni.__file__).parent.parent)
+# Everything that a plugin of the table imports before its first request.
+LOAD = """
+import sys
+sys.path.append({root!r})
+import fastcni.handle
+from fastcni import plugins
+plugins.load({plugin!r})
+print(*sys.modules)
+"""
+# A plugin file as Python runs a zipapp, with a last look at what was imported: at the exit of the process that
+# answers, which is not that of the child that waits for the kernel.
+RUN = """
+import posix, sys, zipimport
+parent, leave = posix.getpid(), posix._exit
+
+def look_and_leave(status):
+    if posix.getpid() == parent:
+        posix.write(2, " ".join(sys.modules).encode())
+    leave(status)
+
+posix._exit = look_and_leave
+sys.argv = [{path!r}]
+exec(zipimport.zipimporter({path!r}).get_code("__main__"), {{"__name__": "__main__"}})
+"""
+
+
+def assert_cheap(modules):
+    dear = {name for name in modules if name.split(".")[0] in FORBIDDEN}
+    assert dear == set()
+
+
+@pytest.mark.parametrize("plugin", TABLE)
+def test_loading_a_plugin_imports_nothing_dear(plugin):
+    code = LOAD.format(root=ROOT, plugin=plugin)
+    done = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=True)
+    modules = done.stdout.split()
+    assert TABLE[plugin] in modules
+    assert_cheap(modules)
+
+
+@pytest.mark.parametrize("plugin", TABLE)
+def test_loading_a_plugin_loads_no_other_plugin(plugin):
+    code = LOAD.format(root=ROOT, plugin=plugin)
+    done = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=True)
+    loaded = {name for name in done.stdout.split() if name in TABLE.values()}
+    assert loaded == {TABLE[plugin]}
+
+
+@pytest.fixture(scope="module")
+def bin_dir(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("bin")
+    install(folder)
+    return folder
+
+
+def modules_of_a_run(bin_dir, plugin, conf, **env):
+    """(exit status, the document on stdout, names in sys.modules at exit) of one whole process."""
+    interpreter = checked_interpreter(base_interpreter())
+    code = RUN.format(path=str(bin_dir / plugin))
+    env = {"CNI_CONTAINERID": "c1", "CNI_IFNAME": "eth0", "CNI_PATH": str(bin_dir), "PATH": os.environ["PATH"]} | env
+    done = subprocess.run([interpreter, "-I", "-S", "-c", code], env=env, capture_output=True, timeout=60,
+                          input=json.dumps(conf).encode())
+    return done.returncode, json.loads(done.stdout or "null"), done.stderr.decode().split()
+
+
+def configuration(plugin, tmp_path, **keys):
+    ipam = {"type": "static" if plugin == "static" else "host-local", "subnet": "10.22.0.0/16",
+            "dataDir": str(tmp_path), "addresses": [{"address": "10.22.0.9/16"}], "routes": [{"dst": "0.0.0.0/0"}]}
+    return {"cniVersion": "1.0.0", "name": "net", "type": plugin, "ipam": ipam} | keys
+
+
+@pytest.mark.parametrize("plugin", TABLE)
+def test_version_and_a_refusal_import_nothing_dear(bin_dir, tmp_path, plugin):
+    status, _, modules = modules_of_a_run(bin_dir, plugin, {}, CNI_COMMAND="VERSION")
+    assert status == 0 and "fastcni.handle" in modules
+    assert_cheap(modules)
+    status, document, modules = modules_of_a_run(bin_dir, plugin, {}, CNI_COMMAND="ADD", CNI_NETNS="/nowhere")
+    assert (status, document["code"]) == (1, 7)
+    assert_cheap(modules)
+
+
+@needs_root
+@pytest.mark.parametrize("plugin, keys", [
+    ("bridge", {}),
+    ("bridge", {"isGateway": True, "ipMasq": True, "macspoofchk": True, "hairpinMode": True}),
+    ("ptp", {}), ("ptp", {"ipMasq": True}), ("loopback", {}), ("host-local", {}), ("static", {}),
+])
+def test_whole_requests_import_nothing_dear(bin_dir, tmp_path, host_netns, pod_netns, plugin, keys):
+    conf = configuration(plugin, tmp_path, **keys)
+    netns = f"/run/netns/{pod_netns()}"
+    status, result, modules = modules_of_a_run(bin_dir, plugin, conf, CNI_COMMAND="ADD", CNI_NETNS=netns)
+    assert status == 0, result
+    assert TABLE[plugin] in modules
+    assert_cheap(modules)
+    for command in ("CHECK", "DEL"):
+        status, document, modules = modules_of_a_run(bin_dir, plugin, conf | {"prevResult": result},
+                                                     CNI_COMMAND=command, CNI_NETNS=netns)
+        assert status == 0, document
+        assert_cheap(modules)

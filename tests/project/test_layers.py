@@ -1,0 +1,164 @@
+"""The shape of the project: who may import whom, who may touch what, and how long a file may be."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import fastcni
+
+ROOT = Path(fastcni.__file__).parent
+# A module imports from rows above its own here, or from its own package.
+ROWS = [
+    {"_netlink", "_ipam_bitmap", "spec"},
+    {"kernel"},
+    {"kit"},
+    {"plugins"},
+    {"handle"},
+    {"launcher", "server", "runtime"},      # the doors
+    {"cli"},                                # a door of its own, in front of two others
+    {"__main__"},
+]
+ROW_OF = {package: number for number, packages in enumerate(ROWS) for package in packages}
+DOORS = {package for packages in ROWS[5:] for package in packages}
+ONE_SHOT = {"spec", "kernel", "kit", "plugins", "handle"}
+LONGEST = 450
+FORBIDDEN = {"orjson", "json", "re", "dataclasses", "typing", "ipaddress", "socket", "subprocess", "logging", "pathlib",
+             "enum", "contextlib", "functools", "collections", "asyncio", "inspect"}
+
+SOURCES = sorted(path for path in ROOT.rglob("*.py") if "__pycache__" not in path.parts)
+TREES = {path.relative_to(ROOT).with_suffix("").as_posix(): ast.parse(path.read_text()) for path in SOURCES}
+MODULES = [name for name in TREES if name != "__init__"]
+
+
+def package_of(name):
+    return name.split("/")[0]
+
+
+def imports(tree):
+    """(dotted name, node) of all that is imported anywhere in a module; of `from a import b` it is a.b."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are written in full"
+            yield from ((f"{node.module}.{alias.name}", node) for alias in node.names)
+
+
+def own_imports(name):
+    """(package, rest, node) of what a module imports of fastcni."""
+    for dotted, node in imports(TREES[name]):
+        first, _, rest = dotted.partition(".")
+        package, _, rest = rest.partition(".")
+        if first == "fastcni" and package in ROW_OF:
+            yield package, rest, node
+
+
+def inside_a_function(tree, node):
+    return any(node in ast.walk(function) for function in ast.walk(tree) if isinstance(function, ast.FunctionDef))
+
+
+def test_every_module_has_its_row():
+    assert {package_of(name) for name in MODULES} <= set(ROW_OF)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_a_module_imports_only_from_below_or_its_own_package(name):
+    own = package_of(name)
+    for package, rest, node in own_imports(name):
+        if (name, package) == ("kit/ipam", "plugins"):          # the marked exception: it asks the table
+            assert rest == "" and inside_a_function(TREES[name], node)
+            continue
+        assert package == own or ROW_OF[package] < ROW_OF[own], f"{name}.py:{node.lineno} imports {package}"
+
+
+@pytest.mark.parametrize("name", [name for name in MODULES if package_of(name) == "plugins"])
+def test_plugins_do_not_know_each_other(name):
+    assert [package for package, _, _ in own_imports(name) if package == "plugins"] == []
+
+
+@pytest.mark.parametrize("name", [name for name in MODULES if package_of(name) == "spec"])
+def test_spec_knows_nothing_of_linux(name):
+    for dotted, node in imports(TREES[name]):
+        first = dotted.split(".")[0]
+        assert first not in {"os", "posix", "fcntl", "_netlink", "select"}, f"{name}.py:{node.lineno} imports {dotted}"
+        assert dotted.split(".")[:2] not in (["fastcni", "_netlink"], ["fastcni", "_ipam_bitmap"])
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.glob("*.pyx")), ids=lambda path: path.name)
+def test_leaves_know_nothing_of_fastcni(path):
+    for line in path.read_text().splitlines():
+        words = line.split()
+        if words[:1] in (["from"], ["import"], ["cimport"]):
+            # A leaf may be split over a .pxd of its own.
+            assert not words[1].startswith("fastcni") or words[1].startswith("fastcni._ipam"), line
+
+
+def touches(tree):
+    """Which of the process's own things a module touches: what only a door may."""
+    for dotted, _ in imports(tree):
+        if dotted.split(".")[0] == "signal":
+            yield dotted
+        if dotted in ("os.environ", "posix.environ", "os.getenv", "sys.argv", "sys.stdout", "sys.stdin", "sys.stderr"):
+            yield dotted
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            dotted = f"{node.value.id}.{node.attr}"
+            if dotted in ("sys.stdout", "sys.stderr", "sys.stdin", "sys.argv", "sys.exit", "os.environ", "os.getenv",
+                          "os.putenv", "os.chdir", "os.umask", "posix.environ", "posix._exit", "os._exit"):
+                yield dotted
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("print", "input", "exit"):
+            yield node.func.id
+
+
+@pytest.mark.parametrize("name", [name for name in MODULES if package_of(name) not in DOORS])
+def test_only_doors_touch_what_belongs_to_the_process(name):
+    assert list(touches(TREES[name])) == []
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_only_the_kernel_package_opens_sockets_and_changes_namespaces(name):
+    if package_of(name) == "kernel":
+        return
+    for dotted, node in imports(TREES[name]):
+        where = f"{name}.py:{node.lineno} imports {dotted}"
+        # spec/address.py has inet_pton and inet_ntop of _socket: text to bytes, nothing of the kernel's.
+        assert dotted.split(".")[0] != "socket", where
+        assert dotted.split(".")[0] != "_socket" or (name == "spec/address" and dotted in (
+            "_socket.inet_pton", "_socket.inet_ntop", "_socket.AF_INET", "_socket.AF_INET6")), where
+        assert not dotted.endswith("setns"), where
+
+
+@pytest.mark.parametrize("name", [name for name in MODULES if package_of(name) in ONE_SHOT])
+def test_a_one_shot_plugin_imports_nothing_dear_not_even_late(name):
+    for dotted, node in imports(TREES[name]):
+        assert dotted.split(".")[0] not in FORBIDDEN | {"__future__", "hashlib", "struct", "tempfile", "shutil"}, (
+            f"{name}.py:{node.lineno} imports {dotted}")
+
+
+QUIET = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef, ast.Assign, ast.AnnAssign, ast.Expr)
+
+
+@pytest.mark.parametrize("name", [name for name in MODULES if package_of(name) in ONE_SHOT])
+def test_importing_does_nothing(name):
+    """Definitions and constants, an import that may fail, and docstrings; no loops, no calls for what they do."""
+    for node in TREES[name].body:
+        if isinstance(node, ast.Try):
+            assert all(isinstance(step, ast.Import | ast.ImportFrom) for step in node.body), f"{name}.py:{node.lineno}"
+            continue
+        assert isinstance(node, QUIET), f"{name}.py:{node.lineno}"
+        if isinstance(node, ast.Expr):
+            assert isinstance(node.value, ast.Constant), f"{name}.py:{node.lineno}"
+
+
+@pytest.mark.parametrize("name", TREES)
+def test_a_module_opens_with_what_it_is_for(name):
+    words = ast.get_docstring(TREES[name])
+    assert words and words.strip()[0].isprintable()
+
+
+@pytest.mark.parametrize("path", [*SOURCES, *sorted(ROOT.glob("*.p[xy][xd]")), *sorted(ROOT.glob("launcher/*.c"))],
+                         ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_no_file_is_too_long(path):
+    lines = len(path.read_text().splitlines())
+    assert lines <= LONGEST, f"{lines} lines: look for the second subject"
