@@ -81,7 +81,7 @@ class Roles:
             if mac and re.fullmatch("[0-9a-f]{2}(:[0-9a-f]{2}){5}", mac) and mac not in (6 * ":00")[1:]:
                 self.words[mac] = f"<MAC of {', '.join(sorted(names))}>"
                 self.words[link_local(mac)] = f"<link-local of {', '.join(sorted(names))}>"
-        for netns, things in found.items():
+        for things in found.values():
             ends = [name for name in things["links"] if RANDOM_NAME.fullmatch(name)]
             self.words.update({name: f"<host end {i}>" for i, name in enumerate(ends)})
         self.words.update({name: f"<namespace {i}>" for i, name in enumerate(namespaces)})

@@ -1,0 +1,161 @@
+"""Requests that both sides have to refuse, as data: what is sent, and why the two answers differ where they do."""
+
+from side_by_side.stories import bridge, host_local, l2, loopback, ptp, static
+
+NO_NETNS = "/run/netns/fcni-is-not-there"
+
+
+class Bad:
+    """One call that fails. conf: a dict, or bytes for `plugin`; before: commands on the host, or in the pod when
+    they start with "pod:". Variables of CNI_* go with it, and take_away names those that are left out.
+
+    differs: why the texts are not the same. Where it is empty, they are.
+    """
+
+    def __init__(self, conf, command="ADD", *, plugin=None, before=(), differs="", twice=False, **variables):
+        self.conf, self.command, self.plugin, self.before = conf, command, plugin, before
+        self.differs, self.twice, self.variables = differs, twice, variables
+
+
+def ipam(**keys):
+    """host-local by itself."""
+    return {"cniVersion": "1.0.0", "name": "net-a", "type": "host-local",
+            "ipam": {"type": "host-local", "dataDir": "@here", **keys}}
+
+
+def ranges(*subnets, **keys):
+    return ipam(ranges=[[{"subnet": subnet, **keys}] for subnet in subnets])
+
+
+def alone(*addresses, **keys):
+    """static by itself."""
+    return {"cniVersion": "1.0.0", "name": "net-a", "type": "static", "ipam": static(*addresses), **keys}
+
+
+FULL = ranges("10.22.0.0/30")
+JSON = "words of another JSON reader; the reference promises what stands before them"
+TYPES = "names key and value where the Go reader names its own types"
+BAD = {
+    # -- the environment --
+    "no CNI_CONTAINERID": Bad(bridge(), cid=None),
+    "no CNI_CONTAINERID in DEL": Bad(bridge(), "DEL", cid=None),
+    "no CNI_IFNAME": Bad(bridge(), ifname=None),
+    "no CNI_PATH": Bad(bridge(), CNI_PATH=None),
+    "no CNI_NETNS": Bad(bridge(), CNI_NETNS=None),
+    "no CNI_NETNS in CHECK": Bad(bridge(), "CHECK", CNI_NETNS=None),
+    "nothing but the command": Bad(bridge(), CNI_NETNS=None, cid=None, ifname=None, CNI_PATH=None),
+    "empty variables": Bad(bridge(), CNI_NETNS="", cid="", ifname=""),
+    "a container id with a slash": Bad(bridge(), cid="../../etc/passwd"),
+    "a container id with a space": Bad(bridge(), "DEL", cid="a b"),
+    "a long interface name": Bad(bridge(), ifname="sixteen-letters-"),
+    "an interface called ..": Bad(bridge(), ifname=".."),
+    "an interface with a slash": Bad(bridge(), ifname="a/b"),
+    "an interface with a colon": Bad(bridge(), "DEL", ifname="eth0:1"),
+    "an interface with a tab": Bad(bridge(), ifname="eth\t0"),
+    "an unknown command": Bad(bridge(), "FROB"),
+    "bad CNI_ARGS": Bad(bridge(), args="IP"),
+    "CNI_ARGS that end in a semicolon": Bad(bridge(), args="IgnoreUnknown=1;"),
+    "CNI_ARGS with two equal signs": Bad(bridge(), "DEL", args="MAC=a=b"),
+    "unknown CNI_ARGS": Bad(bridge(), args="K=V;K2=V2"),
+    "IgnoreUnknown that is no boolean": Bad(bridge(), args="IgnoreUnknown=Perhaps"),
+    "MAC of CNI_ARGS reaches host-local": Bad(bridge(), args="MAC=02:11:22:33:44:55"),
+    "a bad MAC in CNI_ARGS": Bad(bridge(), args="IgnoreUnknown=1;MAC=nonsense"),
+    "a bad MAC in runtimeConfig": Bad(bridge(runtimeConfig={"mac": "02:11"})),
+    "a bad IP in CNI_ARGS": Bad(ranges("10.22.0.0/24"), args="IP=10.22.0"),
+    # -- stdin --
+    "an empty stdin": Bad(b"", plugin="bridge"),
+    "half a configuration": Bad(b'{"cniVersion": "1.0.0", "name": ', plugin="bridge"),
+    "no JSON": Bad(b"bridge", plugin="bridge"),
+    "a list": Bad(b"[1]", plugin="bridge"),
+    "trailing words": Bad(b'{"cniVersion": "1.0.0", "name": "a", "type": "bridge"} more', plugin="bridge"),
+    "a name that is a number": Bad(b'{"cniVersion": "1.0.0", "name": 5, "type": "bridge"}', plugin="bridge"),
+    "no name": Bad(b'{"cniVersion": "1.0.0", "type": "bridge"}', plugin="bridge"),
+    "an empty name": Bad(bridge(name="")),
+    "a name with dots and slashes": Bad(bridge(name="../net")),
+    "a name with a space": Bad(bridge(name="a b"), "DEL"),
+    "a version of the future": Bad(bridge(cniVersion="9.0.0")),
+    "a version that is none": Bad(bridge(cniVersion="one")),
+    "CHECK in a version without it": Bad(bridge(cniVersion="0.3.1"), "CHECK"),
+    "mtu as text": Bad(bridge(mtu="1500")),
+    "isGateway as text": Bad(bridge(isGateway="yes")),
+    "ipam as a list": Bad(bridge(ipam=[])),
+    "a prevResult of another family": Bad(bridge(prevResult={"cniVersion": "0.4.0"}), "CHECK"),
+    "loopback, a prevResult of another family": Bad(loopback(prevResult={"cniVersion": "0.4.0"})),
+    "CHECK without prevResult": Bad(bridge(ipam=static(("10.22.0.5/24", None))), "CHECK"),
+    "ptp CHECK without prevResult": Bad(ptp(ipam=static(("10.22.0.5/24", None))), "CHECK"),
+    # -- namespaces and links --
+    "a namespace that is not there": Bad(bridge(), CNI_NETNS=NO_NETNS),
+    "ptp, a namespace that is not there": Bad(ptp(), CNI_NETNS=NO_NETNS),
+    "loopback, a namespace that is not there": Bad(loopback(), CNI_NETNS=NO_NETNS),
+    "a namespace that is a file": Bad(bridge(), CNI_NETNS="/bin/sh"),
+    "DEL, a namespace that is a file": Bad(bridge(), "DEL", CNI_NETNS="/bin/sh"),
+    "the host's own namespace": Bad(l2(), CNI_NETNS="/proc/self/ns/net"),
+    "an interface that is there": Bad(bridge(), before=["pod:ip link add eth0 type veth peer name other"]),
+    "ptp, an interface that is there": Bad(ptp(), before=["pod:ip link add eth0 type veth peer name other"]),
+    "the same ADD twice": Bad(bridge(), twice=True),
+    "a bridge that is a veth": Bad(bridge(), before=["ip link add br0 type veth peer name other"]),
+    "a bridge called lo": Bad(bridge(bridge="lo")),
+    "a bridge name that is too long": Bad(bridge(bridge="sixteen-letters-")),
+    "loopback with a foreign address": Bad(loopback(), before=["pod:ip addr add 10.1.1.1/32 dev lo"]),
+    "loopback CHECK, lo is down": Bad(loopback(), "CHECK"),
+    "a bridge with another address": Bad(bridge(isGateway=True), before=[
+        "ip link add br0 type bridge", "ip addr add 10.99.0.1/16 dev br0"]),
+    "a bridge with an overlapping IPv6 address": Bad(bridge("fd00:22::/64", isGateway=True), before=[
+        "ip link add br0 type bridge", "ip addr add fd00:22::9/64 dev br0 nodad"]),
+    "hairpin and promisc": Bad(bridge(hairpinMode=True, promiscMode=True)),
+    "a vlan of 4095": Bad(bridge(vlan=4095)),
+    "a vlan": Bad(bridge(vlan=100)),
+    "an unreachable gateway": Bad(bridge(routes=[{"dst": "192.0.2.0/24", "gw": "172.16.0.1"}])),
+    "the same route twice": Bad(bridge(routes=2 * [{"dst": "192.0.2.0/24", "gw": "10.22.0.7"}])),
+    "isDefaultGateway, and a default route without gw": Bad(
+        bridge(isDefaultGateway=True, routes=[{"dst": "0.0.0.0/0"}])),
+    "a route with host bits": Bad(bridge(routes=[{"dst": "192.0.2.7/24", "gw": "10.22.0.7"}])),
+    "an mtu of a million": Bad(bridge(mtu=1000000)),
+    "a bridge without addresses in 0.2.0": Bad(l2(cniVersion="0.2.0")),
+    # -- IPAM as a delegate --
+    "an IPAM plugin that is not there": Bad(bridge(ipam={"type": "no-such-plugin"})),
+    "an IPAM plugin with a slash": Bad(bridge(ipam={"type": "../host-local"})),
+    "DEL, an IPAM plugin that is not there": Bad(bridge(ipam={"type": "no-such-plugin"}), "DEL"),
+    "ptp without ipam": Bad(ptp(ipam={})),
+    "ptp DEL without ipam": Bad(ptp(ipam={}), "DEL"),
+    "static without addresses": Bad(bridge(ipam=static())),
+    "ptp without a gateway": Bad(ptp(ipam=static(("10.22.0.5/24", None)))),
+    "a delegate's error": Bad(bridge(ipam=host_local("10.22.0.0/31"))),
+    # -- host-local --
+    "no ipam": Bad({"cniVersion": "1.0.0", "name": "a", "type": "host-local"}),
+    "no ranges": Bad(ipam()),
+    "a subnet that is no CIDR": Bad(ranges("10.22.0.0")),
+    "a subnet with host bits": Bad(ranges("10.22.0.7/24")),
+    "a subnet that is too small": Bad(ranges("10.22.0.0/31")),
+    "an IPv6 subnet that is too small": Bad(ranges("fd00:22::/127")),
+    "a range without a subnet": Bad(ipam(ranges=[[{}]])),
+    "an empty range set": Bad(ipam(ranges=[[]])),
+    "a range set of both families": Bad(ipam(ranges=[[{"subnet": "10.22.0.0/24"}, {"subnet": "fd00:22::/64"}]])),
+    "rangeStart outside": Bad(ranges("10.22.0.0/24", rangeStart="10.23.0.1")),
+    "rangeEnd outside": Bad(ranges("10.22.0.0/24", rangeEnd="10.23.0.1")),
+    "rangeStart after rangeEnd": Bad(ranges("10.22.0.0/24", rangeStart="10.22.0.9", rangeEnd="10.22.0.5")),
+    "rangeStart that is no address": Bad(ranges("10.22.0.0/24", rangeStart="first")),
+    "a gateway that is no address": Bad(ranges("10.22.0.0/24", gateway="010.1.1.1")),
+    "ranges that overlap": Bad(ipam(ranges=[[{"subnet": "10.22.0.0/24"}, {"subnet": "10.22.0.0/16"}]])),
+    "range sets that overlap": Bad(ranges("10.22.0.0/24", "10.22.0.0/16")),
+    "two sets of one family in 0.2.0": Bad({**ranges("10.22.0.0/24", "10.23.0.0/24"), "cniVersion": "0.2.0"}),
+    "DEL with a bad subnet": Bad(ranges("10.22.0.7/24"), "DEL"),
+    "CHECK of what was never added": Bad(ranges("10.22.0.0/24"), "CHECK"),
+    "a full range": Bad(FULL, before=["fill"]),
+    "the gateway asked for": Bad({**ranges("10.22.0.0/24"), "runtimeConfig": {"ips": ["10.22.0.1"]}}),
+    "an address out of range asked for": Bad({**ranges("10.22.0.0/24"), "runtimeConfig": {"ips": ["10.23.0.5"]}}),
+    "an address asked for that is held": Bad({**FULL, "runtimeConfig": {"ips": ["10.22.0.2"]}}, before=["fill"]),
+    "an address asked for that is none": Bad({**ranges("10.22.0.0/24"), "args": {"cni": {"ips": ["10.22.0"]}}}),
+    "the same pod twice": Bad(ranges("10.22.0.0/24"), twice=True),
+    "resolvConf that is not there": Bad(ipam(ranges=[[{"subnet": "10.22.0.0/24"}]], resolvConf="/nowhere/resolv.conf")),
+    "dataDir below a file": Bad({**ranges("10.22.0.0/24"), "ipam": {
+        "type": "host-local", "subnet": "10.22.0.0/24", "dataDir": "/bin/sh"}}),
+    # -- static --
+    "static, an address without a prefix": Bad(alone(("10.22.0.5", None))),
+    "static, a bad gateway": Bad(alone(("10.22.0.5/24", "gw"))),
+    "static, a bad IP in CNI_ARGS": Bad(alone(), args="IP=10.22.0.5"),
+    "static, a bad GATEWAY in CNI_ARGS": Bad(alone(), args="IP=10.22.0.5/24;GATEWAY=gw"),
+    "static, a bad address in the capability": Bad(alone(runtimeConfig={"ips": ["10.22.0.5"]})),
+    "static, two addresses in 0.2.0": Bad(alone(("10.22.0.5/24", None), ("10.22.0.6/24", None), cniVersion="0.2.0")),
+    "static CHECK without prevResult": Bad(alone(("10.22.0.5/24", None)), "CHECK"),
+}
