@@ -34,6 +34,10 @@ def host_netns():
     try:
         enter(name)
         ip("link", "set", "lo", "up")
+        for forwarding in ("ipv4/ip_forward", "ipv6/conf/all/forwarding"):      # inherited from the machine
+            if os.path.exists(f"/proc/sys/net/{forwarding}"):
+                with open(f"/proc/sys/net/{forwarding}", "w", encoding="ascii") as file:
+                    file.write("0")
         yield name
     finally:
         if libc.setns(home, CLONE_NEWNET):

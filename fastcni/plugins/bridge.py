@@ -99,7 +99,7 @@ def add_addresses(req, conf, undo, pod, inside):
 
 def complete(result, conf):
     """Interface index, the gateways and default routes that isGateway and isDefaultGateway imply."""
-    routed = {route["dst"] for route in result.get("routes", ()) if route.get("gw")}
+    routed = {route["dst"] for route in result.get("routes", ())}     # without gw it goes to the same gateway
     for ip in result["ips"]:
         packed, prefix = addresses.read_cidr(ip["address"])
         ip["interface"] = 2

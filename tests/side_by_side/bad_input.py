@@ -7,14 +7,18 @@ NO_NETNS = "/run/netns/fcni-is-not-there"
 
 class Bad:
     """One call that fails. conf: a dict, or bytes for `plugin`; before: commands on the host, or in the pod when
-    they start with "pod:". Variables of CNI_* go with it, and take_away names those that are left out.
+    they start with "pod:", or "fill" for another pod's ADD; twice: the same ADD has been done. Variables go with the
+    call as Side.environment names them; None leaves one out.
 
-    differs: why the texts are not the same. Where it is empty, they are.
+    differs: why the texts are not the same; where it is empty, they are. taken_by: the side ("go", "fastcni") that
+    does not refuse, then `differs` says why. wrong: what is still wrong in ours.
     """
 
-    def __init__(self, conf, command="ADD", *, plugin=None, before=(), differs="", twice=False, **variables):
+    def __init__(self, conf, command="ADD", *, plugin=None, before=(), differs="", taken_by="", wrong="",
+                 twice=False, **variables):
         self.conf, self.command, self.plugin, self.before = conf, command, plugin, before
-        self.differs, self.twice, self.variables = differs, twice, variables
+        self.differs, self.taken_by, self.wrong = differs, taken_by, wrong
+        self.twice, self.variables = twice, variables
 
 
 def ipam(**keys):
@@ -32,9 +36,16 @@ def alone(*addresses, **keys):
     return {"cniVersion": "1.0.0", "name": "net-a", "type": "static", "ipam": static(*addresses), **keys}
 
 
+IN_THE_WAY = "pod:ip link add eth0 type veth peer name other"
+# A bridge at work: with a port it has a carrier, and with a MAC of its own it keeps that when ports come and go.
+BRIDGE = ("ip link add br0 address 02:00:00:00:00:01 type bridge", "ip link set br0 up",
+          "ip link add port0 master br0 up type veth peer name far0", "ip link set far0 up")
 FULL = ranges("10.22.0.0/30")
-JSON = "words of another JSON reader; the reference promises what stands before them"
-TYPES = "names key and value where the Go reader names its own types"
+JSON = "ours names the key and the value, where Go names its own types; what stands before is the same"
+OLDER = "1.1.1 has older words; ours are the reference's"
+KERNEL = "the kernel's own words are in ours, and addresses are not printed as Go's types"
+WHERE = "ours says which key it is"
+EARLY = "ours refuses before it touches anything, so the words for the failed step are not there"
 BAD = {
     # -- the environment --
     "no CNI_CONTAINERID": Bad(bridge(), cid=None),
@@ -59,16 +70,16 @@ BAD = {
     "unknown CNI_ARGS": Bad(bridge(), args="K=V;K2=V2"),
     "IgnoreUnknown that is no boolean": Bad(bridge(), args="IgnoreUnknown=Perhaps"),
     "MAC of CNI_ARGS reaches host-local": Bad(bridge(), args="MAC=02:11:22:33:44:55"),
-    "a bad MAC in CNI_ARGS": Bad(bridge(), args="IgnoreUnknown=1;MAC=nonsense"),
-    "a bad MAC in runtimeConfig": Bad(bridge(runtimeConfig={"mac": "02:11"})),
-    "a bad IP in CNI_ARGS": Bad(ranges("10.22.0.0/24"), args="IP=10.22.0"),
+    "a bad MAC in CNI_ARGS": Bad(bridge(), args="IgnoreUnknown=1;MAC=nonsense", differs=EARLY),
+    "a bad MAC in runtimeConfig": Bad(bridge(runtimeConfig={"mac": "02:11"}), differs=EARLY),
+    "a bad IP in CNI_ARGS": Bad(ranges("10.22.0.0/24"), args="IP=10.22.0", differs=OLDER),
     # -- stdin --
     "an empty stdin": Bad(b"", plugin="bridge"),
     "half a configuration": Bad(b'{"cniVersion": "1.0.0", "name": ', plugin="bridge"),
     "no JSON": Bad(b"bridge", plugin="bridge"),
-    "a list": Bad(b"[1]", plugin="bridge"),
+    "a list": Bad(b"[1]", plugin="bridge", differs=JSON),
     "trailing words": Bad(b'{"cniVersion": "1.0.0", "name": "a", "type": "bridge"} more', plugin="bridge"),
-    "a name that is a number": Bad(b'{"cniVersion": "1.0.0", "name": 5, "type": "bridge"}', plugin="bridge"),
+    "a name that is a number": Bad(b'{"cniVersion": "1.0.0", "name": 5}', plugin="bridge", differs=JSON),
     "no name": Bad(b'{"cniVersion": "1.0.0", "type": "bridge"}', plugin="bridge"),
     "an empty name": Bad(bridge(name="")),
     "a name with dots and slashes": Bad(bridge(name="../net")),
@@ -76,41 +87,49 @@ BAD = {
     "a version of the future": Bad(bridge(cniVersion="9.0.0")),
     "a version that is none": Bad(bridge(cniVersion="one")),
     "CHECK in a version without it": Bad(bridge(cniVersion="0.3.1"), "CHECK"),
-    "mtu as text": Bad(bridge(mtu="1500")),
-    "isGateway as text": Bad(bridge(isGateway="yes")),
-    "ipam as a list": Bad(bridge(ipam=[])),
+    "mtu as text": Bad(bridge(mtu="1500"), differs=JSON),
+    "isGateway as text": Bad(bridge(isGateway="yes"), differs=JSON),
+    "ipam as a list": Bad(bridge(ipam=[]), differs=JSON),
     "a prevResult of another family": Bad(bridge(prevResult={"cniVersion": "0.4.0"}), "CHECK"),
-    "loopback, a prevResult of another family": Bad(loopback(prevResult={"cniVersion": "0.4.0"})),
+    "loopback, a prevResult of another family": Bad(
+        loopback(prevResult={"cniVersion": "0.4.0"}), wrong="failed to parse prevResult: has to stand before it (1.8)"),
     "CHECK without prevResult": Bad(bridge(ipam=static(("10.22.0.5/24", None))), "CHECK"),
     "ptp CHECK without prevResult": Bad(ptp(ipam=static(("10.22.0.5/24", None))), "CHECK"),
     # -- namespaces and links --
     "a namespace that is not there": Bad(bridge(), CNI_NETNS=NO_NETNS),
     "ptp, a namespace that is not there": Bad(ptp(), CNI_NETNS=NO_NETNS),
-    "loopback, a namespace that is not there": Bad(loopback(), CNI_NETNS=NO_NETNS),
-    "a namespace that is a file": Bad(bridge(), CNI_NETNS="/bin/sh"),
-    "DEL, a namespace that is a file": Bad(bridge(), "DEL", CNI_NETNS="/bin/sh"),
-    "the host's own namespace": Bad(l2(), CNI_NETNS="/proc/self/ns/net"),
-    "an interface that is there": Bad(bridge(), before=["pod:ip link add eth0 type veth peer name other"]),
-    "ptp, an interface that is there": Bad(ptp(), before=["pod:ip link add eth0 type veth peer name other"]),
-    "the same ADD twice": Bad(bridge(), twice=True),
+    "loopback, a namespace that is not there": Bad(loopback(), CNI_NETNS=NO_NETNS,
+        differs="ours says what it was opened for, as bridge and ptp do"),
+    "a namespace that is a file": Bad(bridge(), CNI_NETNS="/bin/sh",
+        differs="ours says in words what the file system's number would mean"),
+    "DEL, a namespace that is a file": Bad(bridge(), "DEL", CNI_NETNS="/bin/sh", taken_by="fastcni",
+        differs="a mount point without its namespace is a plain file, and DEL has to succeed"),
+    "the host's own namespace": Bad(l2(), CNI_NETNS="/proc/self/ns/net", taken_by="go",
+        differs="1.1.1 does not look; the reference refuses, but after the work is done (1.2)"),
+    "an interface that is there": Bad(bridge(), before=[IN_THE_WAY], differs=OLDER),
+    "ptp, an interface that is there": Bad(ptp(), before=[IN_THE_WAY], differs=OLDER),
+    "the same ADD twice": Bad(bridge(), twice=True, differs=OLDER),
     "a bridge that is a veth": Bad(bridge(), before=["ip link add br0 type veth peer name other"]),
     "a bridge called lo": Bad(bridge(bridge="lo")),
-    "a bridge name that is too long": Bad(bridge(bridge="sixteen-letters-")),
-    "loopback with a foreign address": Bad(loopback(), before=["pod:ip addr add 10.1.1.1/32 dev lo"]),
+    "a bridge name that is too long": Bad(bridge(bridge="sixteen-letters-"), differs=EARLY),
+    "loopback with a foreign address": Bad(loopback(), before=["pod:ip addr add 10.1.1.1/32 dev lo"],
+                                           wrong="the text has the address with its prefix length (3.7)"),
     "loopback CHECK, lo is down": Bad(loopback(), "CHECK"),
     "a bridge with another address": Bad(bridge(isGateway=True), before=[
-        "ip link add br0 type bridge", "ip addr add 10.99.0.1/16 dev br0"]),
+        *BRIDGE, "ip addr add 10.99.0.1/16 dev br0"]),
     "a bridge with an overlapping IPv6 address": Bad(bridge("fd00:22::/64", isGateway=True), before=[
-        "ip link add br0 type bridge", "ip addr add fd00:22::9/64 dev br0 nodad"]),
-    "hairpin and promisc": Bad(bridge(hairpinMode=True, promiscMode=True)),
+        *BRIDGE, "ip addr add fd00:22::9/64 dev br0 nodad"]),
+    "hairpin and promisc": Bad(bridge(hairpinMode=True, promiscMode=True), differs=OLDER),
     "a vlan of 4095": Bad(bridge(vlan=4095)),
-    "a vlan": Bad(bridge(vlan=100)),
-    "an unreachable gateway": Bad(bridge(routes=[{"dst": "192.0.2.0/24", "gw": "172.16.0.1"}])),
-    "the same route twice": Bad(bridge(routes=2 * [{"dst": "192.0.2.0/24", "gw": "10.22.0.7"}])),
+    "a vlan": Bad(bridge(vlan=100), differs=KERNEL),
+    "an unreachable gateway": Bad(bridge(routes=[{"dst": "192.0.2.0/24", "gw": "172.16.0.1"}]), differs=KERNEL),
+    "the same route twice": Bad(bridge(routes=2 * [{"dst": "192.0.2.0/24", "gw": "10.22.0.7"}]), differs=KERNEL),
     "isDefaultGateway, and a default route without gw": Bad(
-        bridge(isDefaultGateway=True, routes=[{"dst": "0.0.0.0/0"}])),
-    "a route with host bits": Bad(bridge(routes=[{"dst": "192.0.2.7/24", "gw": "10.22.0.7"}])),
-    "an mtu of a million": Bad(bridge(mtu=1000000)),
+        bridge(isDefaultGateway=True, routes=[{"dst": "0.0.0.0/0"}]), taken_by="fastcni",
+        differs="the route is there once, instead of being asked for twice"),
+    "a route with host bits": Bad(bridge(routes=[{"dst": "192.0.2.7/24", "gw": "10.22.0.7"}]), taken_by="fastcni",
+        differs="the route is to the network that holds it; the kernel refuses it as it stands"),
+    "an mtu of a million": Bad(bridge(mtu=1000000), differs=KERNEL),
     "a bridge without addresses in 0.2.0": Bad(l2(cniVersion="0.2.0")),
     # -- IPAM as a delegate --
     "an IPAM plugin that is not there": Bad(bridge(ipam={"type": "no-such-plugin"})),
@@ -119,12 +138,12 @@ BAD = {
     "ptp without ipam": Bad(ptp(ipam={})),
     "ptp DEL without ipam": Bad(ptp(ipam={}), "DEL"),
     "static without addresses": Bad(bridge(ipam=static())),
-    "ptp without a gateway": Bad(ptp(ipam=static(("10.22.0.5/24", None)))),
+    "ptp without a gateway": Bad(ptp(ipam=static(("10.22.0.5/24", None))), differs=EARLY),
     "a delegate's error": Bad(bridge(ipam=host_local("10.22.0.0/31"))),
     # -- host-local --
     "no ipam": Bad({"cniVersion": "1.0.0", "name": "a", "type": "host-local"}),
     "no ranges": Bad(ipam()),
-    "a subnet that is no CIDR": Bad(ranges("10.22.0.0")),
+    "a subnet that is no CIDR": Bad(ranges("10.22.0.0"), differs=WHERE),
     "a subnet with host bits": Bad(ranges("10.22.0.7/24")),
     "a subnet that is too small": Bad(ranges("10.22.0.0/31")),
     "an IPv6 subnet that is too small": Bad(ranges("fd00:22::/127")),
@@ -134,8 +153,8 @@ BAD = {
     "rangeStart outside": Bad(ranges("10.22.0.0/24", rangeStart="10.23.0.1")),
     "rangeEnd outside": Bad(ranges("10.22.0.0/24", rangeEnd="10.23.0.1")),
     "rangeStart after rangeEnd": Bad(ranges("10.22.0.0/24", rangeStart="10.22.0.9", rangeEnd="10.22.0.5")),
-    "rangeStart that is no address": Bad(ranges("10.22.0.0/24", rangeStart="first")),
-    "a gateway that is no address": Bad(ranges("10.22.0.0/24", gateway="010.1.1.1")),
+    "rangeStart that is no address": Bad(ranges("10.22.0.0/24", rangeStart="first"), differs=WHERE),
+    "a gateway that is no address": Bad(ranges("10.22.0.0/24", gateway="010.1.1.1"), differs=WHERE),
     "ranges that overlap": Bad(ipam(ranges=[[{"subnet": "10.22.0.0/24"}, {"subnet": "10.22.0.0/16"}]])),
     "range sets that overlap": Bad(ranges("10.22.0.0/24", "10.22.0.0/16")),
     "two sets of one family in 0.2.0": Bad({**ranges("10.22.0.0/24", "10.23.0.0/24"), "cniVersion": "0.2.0"}),
@@ -145,14 +164,15 @@ BAD = {
     "the gateway asked for": Bad({**ranges("10.22.0.0/24"), "runtimeConfig": {"ips": ["10.22.0.1"]}}),
     "an address out of range asked for": Bad({**ranges("10.22.0.0/24"), "runtimeConfig": {"ips": ["10.23.0.5"]}}),
     "an address asked for that is held": Bad({**FULL, "runtimeConfig": {"ips": ["10.22.0.2"]}}, before=["fill"]),
-    "an address asked for that is none": Bad({**ranges("10.22.0.0/24"), "args": {"cni": {"ips": ["10.22.0"]}}}),
+    "an address asked for that is none": Bad({**ranges("10.22.0.0/24"), "args": {"cni": {"ips": ["10.22.0"]}}},
+                                            differs=OLDER),
     "the same pod twice": Bad(ranges("10.22.0.0/24"), twice=True),
     "resolvConf that is not there": Bad(ipam(ranges=[[{"subnet": "10.22.0.0/24"}]], resolvConf="/nowhere/resolv.conf")),
     "dataDir below a file": Bad({**ranges("10.22.0.0/24"), "ipam": {
-        "type": "host-local", "subnet": "10.22.0.0/24", "dataDir": "/bin/sh"}}),
+        "type": "host-local", "subnet": "10.22.0.0/24", "dataDir": "/bin/sh"}}, differs=KERNEL),
     # -- static --
     "static, an address without a prefix": Bad(alone(("10.22.0.5", None))),
-    "static, a bad gateway": Bad(alone(("10.22.0.5/24", "gw"))),
+    "static, a bad gateway": Bad(alone(("10.22.0.5/24", "gw")), differs=WHERE),
     "static, a bad IP in CNI_ARGS": Bad(alone(), args="IP=10.22.0.5"),
     "static, a bad GATEWAY in CNI_ARGS": Bad(alone(), args="IP=10.22.0.5/24;GATEWAY=gw"),
     "static, a bad address in the capability": Bad(alone(runtimeConfig={"ips": ["10.22.0.5"]})),

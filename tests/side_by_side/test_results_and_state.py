@@ -11,7 +11,8 @@ from side_by_side.stories import STORIES
 
 # (path, titles, why): where the two differ for a reason. "Older" is the peer, of version 1.1.1.
 DELIBERATE = (
-    ("pod./dns", r"(?!.* in 0\.)(?!.*without a version).*", "older: prints an empty dns in 1.x, which the reference leaves away (1.7)"),
+    ("pod./dns", r"(?!.* in 0\.)(?!.*without a version).*",
+     "older: prints an empty dns in 1.x, which the reference leaves away (1.7)"),
     (".*/links/.*/txqlen", "", "older: asks for no queue; the reference sends no queue length (2.4)"),
     ("pod./sysctls/net/ipv6/conf/[^/]*/keep_addr_on_down", "",
      "older: the reference writes 1 for an IPv6 address (2.2)"),
