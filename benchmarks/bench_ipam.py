@@ -6,8 +6,8 @@
 import os
 
 import pytest
-from fastcni._ipam_bitmap import Index
 
+from fastcni._ipam_bitmap import Index
 from fastcni.kit.request import Request
 from fastcni.kit.undo import Undo
 from fastcni.plugins import host_local

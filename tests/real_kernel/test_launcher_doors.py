@@ -72,13 +72,15 @@ def test_add_check_and_del(node, pod_netns, call):
 @pytest.mark.parametrize("kind", ["bridge", "ptp"])
 def test_del_answers_before_its_helper_is_done_and_leaves_no_process(node, pod, call, kind):
     conf, early = node.conf(type=kind, ipMasq=True), 0
-    for _ in range(5):
+    for _ in range(10):
         assert call("ADD", conf, pod)[0] == 0
         status, out, session = call("DEL", conf, pod)
         early += alive(session)
         assert (status, out) == (0, b"") and set(links(pod)) == {"lo"}
         assert eventually(lambda session=session: not alive(session), 1)
-    assert early, "no DEL of five answered before the kernel's RCU barrier was over"
+        if early:
+            break                   # once is enough: on a busy machine the helper may be done before we look
+    assert early, "no DEL of ten answered before the kernel's RCU barrier was over"
 
 
 def test_pods_namespace_dies_as_soon_as_the_runtime_lets_go_of_it(node, pod, call):

@@ -121,7 +121,6 @@ BAD = {
         *BRIDGE, "ip addr add fd00:22::9/64 dev br0 nodad"]),
     "hairpin and promisc": Bad(bridge(hairpinMode=True, promiscMode=True), differs=OLDER),
     "a vlan of 4095": Bad(bridge(vlan=4095)),
-    "a vlan": Bad(bridge(vlan=100), differs=KERNEL),
     "an unreachable gateway": Bad(bridge(routes=[{"dst": "192.0.2.0/24", "gw": "172.16.0.1"}]), differs=KERNEL),
     "the same route twice": Bad(bridge(routes=2 * [{"dst": "192.0.2.0/24", "gw": "10.22.0.7"}]), differs=KERNEL),
     "isDefaultGateway, and a default route without gw": Bad(

@@ -1,6 +1,5 @@
 """One implementation of the plugins on a host of its own: its processes, its pods, and calls by the protocol."""
 
-import copy
 import ctypes
 import json
 import os
@@ -54,6 +53,11 @@ def new_netns(role):
     return name
 
 
+def set_sysctl(netns, name, value):
+    with Inside(netns), open(f"/proc/sys/{name}", "w") as file:
+        file.write(value)
+
+
 class Answer:
     """What one plugin process said: status, stdout, stderr; `document` is the one JSON document of stdout."""
 
@@ -79,10 +83,14 @@ class Side:
 
     def __enter__(self):
         os.makedirs(self.folder)
-        self.host = self.netns("host")
-        self.on_host("ip", "link", "set", "lo", "up")
-        # Nobody looks at the host's duplicate address detection here, and it would take two seconds a test.
-        self.set_sysctl("net/ipv6/conf/default/accept_dad", "0")
+        try:
+            self.host = self.netns("host")
+            self.on_host("ip", "link", "set", "lo", "up")
+            # Nobody looks at the host's duplicate address detection here, and it would take two seconds a test.
+            set_sysctl(self.host, "net/ipv6/conf/default/accept_dad", "0")
+        except BaseException:
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *_):
@@ -94,17 +102,16 @@ class Side:
         self.made.append(name)
         return name
 
-    def pod(self):
-        """A fresh namespace of a pod; its path for CNI_NETNS."""
-        return f"/run/netns/{self.netns('pod')}"
+    def pod(self, quick_dad=False):
+        """A fresh namespace of a pod; its path for CNI_NETNS. quick_dad: without duplicate address detection."""
+        name = self.netns("pod")
+        if quick_dad:
+            set_sysctl(name, "net/ipv6/conf/default/accept_dad", "0")
+        return f"/run/netns/{name}"
 
     def on_host(self, *command, **more):
         with Inside(self.host):
             return run(*command, **more)
-
-    def set_sysctl(self, name, value):
-        with Inside(self.host), open(f"/proc/sys/{name}", "w") as file:
-            file.write(value)
 
     def own(self, conf):
         """The configuration with this side's folder where it says @here."""
@@ -146,7 +153,7 @@ class Side:
         """{address: content} of a host-local directory, and its cursors."""
         folder = f"{data_dir or self.folder}/{network}"
         names = os.listdir(folder) if os.path.isdir(folder) else []
-        return {name: open(f"{folder}/{name}").read() for name in names
+        return {name: open(f"{folder}/{name}", newline="").read() for name in names
                 if name not in ("lock", ".fastcni.index")}
 
 
@@ -159,8 +166,3 @@ def both(function, sides):
     """[function(ours), function(theirs)], at the same time: two cores, and two waits for DAD."""
     with ThreadPoolExecutor(2) as pool:
         return list(pool.map(function, sides))
-
-
-def merged(conf, **keys):
-    """A copy of a configuration with keys over it."""
-    return {**copy.deepcopy(conf), **keys}

@@ -34,10 +34,7 @@ class Run:
 
     def __init__(self, side, story):
         self.side, self.story = side, story
-        self.pods = [side.pod() for _ in range(story.pods)]
-        for pod in self.pods if story.quick_dad else ():
-            with Inside(os.path.basename(pod)), open("/proc/sys/net/ipv6/conf/default/accept_dad", "w") as file:
-                file.write("0")
+        self.pods = [side.pod(story.quick_dad) for _ in range(story.pods)]
         for command in story.before:
             side.on_host(*command.split())
 

@@ -1,0 +1,108 @@
+"""ipMasq on both sides: the same traffic looks the same from outside; with the same backend, the same rules."""
+
+import os
+import re
+import shutil
+import socket
+
+import pytest
+from side_by_side.sides import Inside, both, run
+from side_by_side.stories import DEFAULT4, DEFAULT6, V4, V6, bridge, ptp
+
+pytestmark = pytest.mark.skipif(not (shutil.which("iptables-save") and shutil.which("ip6tables-save")),
+                                reason="needs iptables: the Go plugins of this version masquerade by nothing else")
+OUTSIDE, NODE = {4: "198.51.100.9", 6: "2001:db8::9"}, {4: "198.51.100.1", 6: "2001:db8::1"}
+MULTICAST = {4: "239.1.2.3", 6: "ff0e::123"}
+CONFS = {"bridge": bridge(V4, V6, isGateway=True, ipMasq=True, routes=[DEFAULT4, DEFAULT6]),
+         "ptp": ptp(V4, V6, ipMasq=True, routes=[DEFAULT4, DEFAULT6])}
+
+
+def add_outside(side):
+    """A namespace beyond the host, which knows the way back to the pods: both kinds of traffic arrive."""
+    name = side.netns("far")
+    side.on_host("ip", "link", "add", "up0", "type", "veth", "peer", "name", "far0", "netns", name)
+    for family, length in ((4, 24), (6, 64)):
+        side.on_host("ip", "addr", "add", f"{NODE[family]}/{length}", "dev", "up0")
+        run("ip", "-n", name, "addr", "add", f"{OUTSIDE[family]}/{length}", "dev", "far0",
+            *(["nodad"] if family == 6 else []))
+    side.on_host("ip", "link", "set", "up0", "up")
+    run("ip", "-n", name, "link", "set", "far0", "up")
+    for family, subnet in ((4, V4), (6, V6)):
+        run("ip", "-n", name, "route", "add", subnet, "via", NODE[family])
+    return name
+
+
+def source_seen(sender, receiver, address):
+    """The source of a datagram from one namespace to an address of another, as it arrives; None if it does not."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with Inside(os.path.basename(receiver)):
+        server = socket.socket(family, socket.SOCK_DGRAM)
+        server.bind(("", 0))
+    with Inside(os.path.basename(sender)):
+        client = socket.socket(family, socket.SOCK_DGRAM)
+    with server, client:
+        server.settimeout(2)
+        for _ in range(2):                      # the first may be lost while neighbours are found
+            client.sendto(b"are you there?", (address, server.getsockname()[1]))
+            try:
+                return server.recvfrom(100)[1][0]
+            except TimeoutError:
+                pass
+    return None
+
+
+def saved(side):
+    """iptables-save of both families without what is of the moment."""
+    text = "".join(side.on_host(f"{program}-save", "-t", "nat") for program in ("iptables", "ip6tables"))
+    return sorted(re.sub(r" \[\d+:\d+\]", "", line) for line in text.splitlines() if line[:1] in ("-", ":"))
+
+
+def private(side):
+    """The lines of iptables-save that are about a pod's chain."""
+    return [line for line in saved(side) if "CNI-" in line]
+
+
+@pytest.mark.parametrize("backend", [None, "nftables", "iptables"])
+@pytest.mark.parametrize("plugin", CONFS)
+def test_outside_sees_the_same_sources(plugin, backend, sides):
+    """The Go side of this version masquerades by iptables whatever the key says."""
+    conf = {**CONFS[plugin], **({"ipMasqBackend": backend} if backend else {})}
+
+    def story(side):
+        far, pods = add_outside(side), [side.pod(quick_dad=True), side.pod(quick_dad=True)]
+        results = [side.add(conf, pod, cid=f"pod-{i}") for i, pod in enumerate(pods)]
+        addresses = [ip["address"].split("/")[0] for ip in results[1]["ips"]]
+        seen = {}
+        for family, address in zip((4, 6), addresses, strict=True):
+            seen[family, "to outside"] = source_seen(pods[0], far, OUTSIDE[family])
+            seen[family, "to another pod"] = source_seen(pods[0], pods[1], address)
+            seen[family, "from outside"] = source_seen(far, pods[1], address)
+            seen[family, "to the host"] = source_seen(pods[0], side.host, NODE[family])
+        side.delete(conf, pods[0], cid="pod-0")
+        seen["to outside, after another pod's DEL"] = source_seen(pods[1], far, OUTSIDE[4])
+        return seen
+
+    ours, theirs = both(story, sides)
+    assert ours == theirs
+    assert (ours[4, "to outside"], ours[6, "to outside"]) == (NODE[4], NODE[6])
+    assert ours[4, "to another pod"].startswith("10.22.0.")
+
+
+@pytest.mark.parametrize("plugin", CONFS)
+def test_the_iptables_backend_makes_the_very_rules_of_go_and_takes_them_away(plugin, sides):
+    conf = {**CONFS[plugin], "ipMasqBackend": "iptables"}
+
+    def story(side):
+        seen, pods = [], [side.pod(quick_dad=True), side.pod(quick_dad=True)]
+        for i, pod in enumerate(pods):
+            side.add(conf, pod, cid=f"pod-{i}")
+            seen.append(saved(side))
+        side.delete(conf, pods[0], cid="pod-0")
+        seen.append(saved(side))
+        side.delete(conf, pods[1], cid="pod-1")
+        seen.append(private(side))
+        return seen
+
+    ours, theirs = both(story, sides)
+    assert ours == theirs
+    assert len(ours[0]) < len(ours[1]) > len(ours[2]) and ours[-1] == []
