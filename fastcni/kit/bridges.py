@@ -25,6 +25,8 @@ def ensure(sock, conf, undo):
         raise CniError(errors.INTERNAL, f'failed to create bridge "{conf.name}": "{conf.name}" already exists but is '
                        "not a bridge", f'it is {"a " + bridge.kind if bridge.kind else "a physical"} link')
     sysctl.offer(f"net/ipv6/conf/{conf.name}/accept_ra", "0")
+    if not bridge.up:
+        undo(set_down_unused, sock, conf.name)
     if not bridge.up or (conf.promisc and not bridge.promiscuity):
         promisc = True if conf.promisc and not bridge.promiscuity else None
         wire.exchange(sock, rtnl.set_link(Batch(), bridge.index, up=True, promisc=promisc,
@@ -46,6 +48,13 @@ def create(sock, conf, undo):
         return links.find(sock, conf.name)
     undo(delete_unused, sock, conf.name)
     return echo if echo and echo.kind else links.find(sock, conf.name)
+
+
+def set_down_unused(sock, name):
+    """The way back of setting the bridge up, unless another pod is on it by now."""
+    bridge = links.find(sock, name)
+    if bridge and not links.ports(sock, bridge):
+        wire.exchange(sock, rtnl.set_link(Batch(), bridge.index, up=False, what=f'set bridge "{name}" down again'))
 
 
 def delete_unused(sock, name):

@@ -102,3 +102,22 @@ class Store:
             _, refused = wire.attempt(sock, nft.stop(batch))
             if refused and refused[0].errno != ENOENT:
                 raise refused[0]
+
+
+def delete_marked_rules(sock, family, table, chain, mark, then=None):
+    """Delete the rules of a chain whose comment begins with `mark`: what the reference plugins add for a pod.
+
+    `then(batch)` adds what has to go with them, in the same transaction. Nothing there is fine.
+    """
+    batch = nft.start(Batch())
+    found = False
+    for _, payload in wire.dump(sock, nft.NFT_MSG_GETRULE, nft.nfgenmsg(family), f"list rules of {table} {chain}",
+                                nft.rules_of(table, chain)):
+        handle, comment = nft.read_rule(payload)
+        if comment.startswith(mark):
+            nft.del_rule(batch, family, table, chain, handle)
+            found = True
+    if found:
+        if then:
+            then(batch)
+        wire.exchange(sock, nft.stop(batch))

@@ -13,6 +13,7 @@ from fastcni.spec import address as addresses
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 
+SCOPES = {uapi.RT_SCOPE_UNIVERSE: "universe", uapi.RT_SCOPE_LINK: "link", uapi.RT_SCOPE_HOST: "host"}
 NAME_TRIES = 10                 # as the reference: four random bytes rarely collide
 
 
@@ -135,11 +136,11 @@ def add_route(batch, link, item, gateways):
     dst, prefix = addresses.read_cidr(item["dst"])
     gateway = addresses.read_ip(item["gw"]) if item.get("gw") else gateways.get(len(dst))
     via = addresses.ip_text(gateway) if gateway else "<nil>"
-    scope, table, metric = item.get("scope") or 0, item.get("table") or uapi.RT_TABLE_MAIN, item.get("priority", 0)
+    scope, table, metric = item.get("scope") or 0, item.get("table") or 0, item.get("priority", 0)
     rtnl.route(batch, addresses.network(dst, prefix), prefix, index=link.index, gateway=gateway, metric=metric,
-               table=table, scope=scope,
+               table=table or uapi.RT_TABLE_MAIN, scope=scope,
                what=f"failed to add route '{item['dst']} via {via} dev {link.name} metric {metric} "
-                    f"(Scope: {scope}, Table: {table})'")
+                    f"(Scope: {SCOPES.get(scope, scope)}, Table: {table})'")
 
 
 def enable_ipv6(ifname):

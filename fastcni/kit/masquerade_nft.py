@@ -121,17 +121,7 @@ def leave_alone(batch, chain, network, prefix):
 def delete_reference_rules(req):
     """What the reference plugins' nftables backend left for this attachment: rules whose comment has its hashes."""
     mark = names.hashes(req.name, req.container_id, req.ifname)
-    sock = req.firewall()
-    batch = nft.start(Batch())
-    found = False
-    for _, payload in wire.dump(sock, nft.NFT_MSG_GETRULE, nft.nfgenmsg(FAMILY), "list masquerade rules",
-                                   nft.rules_of(REFERENCE_TABLE, REFERENCE_CHAIN)):
-        handle, comment = nft.read_rule(payload)
-        if comment.startswith(mark):
-            nft.del_rule(batch, FAMILY, REFERENCE_TABLE, REFERENCE_CHAIN, handle)
-            found = True
-    if found:
-        wire.exchange(sock, nft.stop(batch))
+    elements.delete_marked_rules(req.firewall(), FAMILY, REFERENCE_TABLE, REFERENCE_CHAIN, mark)
 
 
 def subnet_chains(sock):

@@ -14,6 +14,7 @@ from fastcni.kit import elements
 
 FAMILY, TABLE, CHAIN = nft.NFPROTO_BRIDGE, "fastcni", "prerouting"
 GUARDED, ALLOWED = "guarded", "allowed"
+REFERENCE_TABLE, REFERENCE_CHAIN = "nat", "PREROUTING"
 IFNAMSIZ = 16
 
 
@@ -26,6 +27,20 @@ def add(req, host, inside, undo):
 
 def delete(req):
     store().delete(req, ())             # the port's name may be known no more: the mark finds it
+    delete_reference_rules(req)
+
+
+def delete_reference_rules(req):
+    """What the reference's bridge made for this pod: a rule that jumps to a chain, which jumps to another."""
+    name = f"{req.container_id}-{req.ifname}"
+    chains = (f"cni-br-iface-{name}", f"cni-br-iface-{name}-mac")
+
+    def with_chains(batch):
+        for chain in chains:
+            nft.del_chain(batch, FAMILY, REFERENCE_TABLE, chain)
+
+    elements.delete_marked_rules(req.firewall(), FAMILY, REFERENCE_TABLE, REFERENCE_CHAIN, f"macspoofchk-{name}",
+                                 with_chains)
 
 
 def gc(req):

@@ -13,7 +13,10 @@ def read(req):
     """The prevResult, if any: there are no keys. DEL needs none and must not fail for it."""
     if req.command == "DEL":
         return None
-    return results.read_prev_result(req.conf, req.version)
+    try:
+        return results.read_prev_result(req.conf, req.version)
+    except CniError as e:
+        raise CniError(e.code, f"failed to parse prevResult: {e.msg}", e.details) from None
 
 
 def add(req, previous, undo):
@@ -26,7 +29,7 @@ def add(req, previous, undo):
     for item in found:
         if item.packed[:1] != b"\x7f" and item.packed != bytes(15) + b"\x01":
             raise CniError(errors.INTERNAL, "loopback interface found with non-loopback address "
-                           f'"{addresses.cidr_text(item.packed, item.prefix)}"')
+                           f'"{addresses.ip_text(item.packed)}"')
     if previous:
         return previous
     return {"interfaces": [{"name": "lo", "mac": "00:00:00:00:00:00", "sandbox": req.netns}],

@@ -45,7 +45,7 @@ def test_broken_prev_result_is_refused_before_lo_is_touched(node, pod):
 def test_other_address_on_lo_is_an_error(node, pod):
     run("ip", "-n", pod, "addr", "add", "192.0.2.1/32", "dev", "lo")
     error = node.refused("ADD", CONF, pod)
-    assert 'loopback interface found with non-loopback address "192.0.2.1/32"' in error["msg"] and not up(pod)
+    assert 'loopback interface found with non-loopback address "192.0.2.1"' in error["msg"] and not up(pod)
 
 
 def test_check_finds_lo_down(node, pod):

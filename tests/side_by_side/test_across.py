@@ -97,7 +97,6 @@ def test_fastcni_takes_gos_rules_away_although_the_namespace_is_gone(title, side
     assert not private(theirs) and not addresses(theirs.held("net-a"))
 
 
-@pytest.mark.xfail(reason="fastcni's DEL looks at its own table only: rules and chains of table bridge nat stay (2.14)")
 def test_fastcni_takes_away_the_mac_spoof_check_of_go(sides):
     ours, theirs = sides
     conf, pod = bridge(isGateway=True, macspoofchk=True), theirs.pod()
