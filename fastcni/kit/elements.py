@@ -97,7 +97,7 @@ class Store:
         return found
 
     def _delete(self, sock, found):
-        for name, key in found:         # one by one: of two ADDs' DELs one must not undo what the other found gone
+        for name, key in found:         # a transaction each: one that is gone already must not keep the others
             batch = nft.del_element(nft.start(Batch()), self.family, self.table, name, key)
             _, refused = wire.attempt(sock, nft.stop(batch))
             if refused and refused[0].errno != ENOENT:

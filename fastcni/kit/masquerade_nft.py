@@ -80,7 +80,7 @@ def gc(req):
 
 
 def subnet_chain(packed, prefix):
-    # nft reads names of letters, digits and / \\ _ . - only; a colon would be seen as its own word.
+    # nft reads names of letters, digits and / \ _ . - only; a colon would be seen as its own word.
     return "subnet-" + addresses.cidr_text(addresses.network(packed, prefix), prefix).replace(":", "_")
 
 
