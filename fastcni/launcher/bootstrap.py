@@ -73,35 +73,35 @@ class Finder:
         return f"/proc/self/fd/{memory}"
 
 
-def preload(finder, names):
-    """Run modules in an order in which each finds what it imports, made by pack.py.
+def preload(fd, offset, length):
+    """Run a plugin's bundle: its modules' code, in an order in which each finds what it imports.
 
-    The import system, which would come to the same, spends 0.5 ms on its forty modules of a bridge ADD.
+    The import system would come to the same, one module at a time. This is 0.9 ms less for the forty modules of
+    a bridge ADD: 0.5 of the system's own work, the rest because code that is marshalled together shares its names.
     """
-    for name in names:
-        kind, offset, length = finder.index[name]
+    for name, is_package, code in marshal.loads(posix.pread(fd, length, offset)):
         module = sys.modules[name] = type(sys)(name)
-        if kind == "package":
+        if is_package:
             module.__path__ = []
         parent, _, child = name.rpartition(".")
         if parent:
             setattr(sys.modules[parent], child, module)
-        exec(marshal.loads(posix.pread(finder.fd, length, offset)), module.__dict__)
+        exec(code, module.__dict__)
 
 
 def main(name, fd, contents):
     """Answer the request in environment and stdin as plugin `name`; never returns.
 
-    contents: (index for the Finder, {plugin name: modules that it needs, in order}).
+    contents: (index for the Finder, {plugin name: (offset, length) of its bundle}).
     """
     status = 1
     try:
         gc.disable()  # 0.3 ms of looking through modules that live until the end anyway
         posix.set_inheritable(fd, False)
-        index, orders = contents
-        finder = Finder(fd, index)
-        sys.meta_path.insert(0, finder)
-        preload(finder, orders.get(name, ()))
+        index, bundles = contents
+        sys.meta_path.insert(0, Finder(fd, index))
+        if name in bundles:
+            preload(fd, *bundles[name])
         status = answer(name)
     except BaseException as error:
         status = last_words(name, error)

@@ -3,14 +3,13 @@
 import ast
 
 
-def load_orders(sources, roots):
-    """{root: modules that it needs, each behind those it imports itself}.
+def load_order(sources, ends):
+    """The modules that `ends` need and they themselves, each behind those it imports.
 
-    sources: {module name: source text}; roots: {name of the list: modules to end up with}.
-    Imports inside functions do not count: they are there to be put off.
+    sources: {module name: source text}. Imports inside functions do not count: they are there to be put off.
     """
     needs = {name: imports(text, sources) for name, text in sources.items()}
-    return {root: tuple(walk(ends, needs, {})) for root, ends in roots.items()}
+    return list(walk(ends, needs, {}))
 
 
 def imports(source, known):

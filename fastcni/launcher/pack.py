@@ -5,9 +5,10 @@
     +----------------------+
     | zip, nothing packed: |
     |   code               |  marshalled code of every module a one-shot plugin may need, end to end
+    |   bundle/bridge, ... |  once more, all that a plugin does need, marshalled together: see bootstrap.preload
     |   _netlink.so, ...   |  the compiled leaves
     |   refuse.py          |  source, for an interpreter that cannot read our code
-    |   boot               |  marshalled (code of bootstrap.py, (index, orders)); read by the bootstrap text
+    |   boot               |  marshalled (code of bootstrap.py, (index, bundles)); read by the bootstrap text
     |   __main__.py        |  the same text once more, for `python3 -I -S FILE`
     +----------------------+
 
@@ -24,7 +25,7 @@ import sys
 import zipfile
 
 import fastcni
-from fastcni.launcher.order import load_orders
+from fastcni.launcher.order import load_order
 from fastcni.plugins import TABLE
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -81,9 +82,10 @@ def pack(interpreter):
         for leaf in LEAVES:
             index[f"fastcni.{leaf}"] = ("extension", *add(out, image, f"{leaf}.so", read(leaf_path(leaf))))
         index |= {name: ("elsewhere", name + _imp.extension_suffixes()[0], 0) for name in BORROWED}
+        whole = {kind: add(out, image, f"bundle/{kind}", data) for kind, data in bundles().items()}
         places = {
             "refuse": add(out, image, "refuse.py", REFUSE.format(version=version()).encode()),
-            "boot": add(out, image, "boot", marshal.dumps((code_of("launcher/bootstrap.py"), (index, orders())))),
+            "boot": add(out, image, "boot", marshal.dumps((code_of("launcher/bootstrap.py"), (index, whole)))),
         }
         add(out, image, "__main__.py", bootstrap_text(places, BY_PYTHON))
     return configured(image.getvalue(), interpreter, bootstrap_text(places, BY_LAUNCHER))
@@ -94,10 +96,21 @@ def version():
     return f"{sys.version_info[0]}.{sys.version_info[1]}{sys.abiflags}"
 
 
-def orders():
-    """{plugin name: the modules that a request for it needs, in an order fit for running them}."""
-    sources = {module_name(path): read(os.path.join(PACKAGE, path)) for path in module_files()}
-    return load_orders(sources, {kind: ("fastcni.handle", module) for kind, module in TABLE.items()})
+def bundles():
+    """{plugin name: marshalled [(module name, is a package, code)]}: what a request for it needs, fit for running.
+
+    With a plugin that asks IPAM goes host-local, the usual delegate.
+    """
+    paths = {module_name(path): path for path in module_files()}
+    code = {name: (name, path.endswith("__init__.py"), code_of(path)) for name, path in paths.items()}
+    sources = {name: read(os.path.join(PACKAGE, path)) for name, path in paths.items()}
+    found = {}
+    for kind, module in TABLE.items():
+        order = load_order(sources, ["fastcni.handle", module])
+        if "fastcni.kit.ipam" in order:
+            order = load_order(sources, [*order, TABLE["host-local"]])
+        found[kind] = marshal.dumps([code[name] for name in order])
+    return found
 
 
 def modules():
