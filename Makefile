@@ -19,7 +19,7 @@ $(BUILT): $(BUILT_FROM)
 	@touch $@
 
 demo: setup
-	@sh tests/setup-peer.sh ip ping
+	@sh tests/setup-peer.sh ip ping nft
 	FASTCNI="$$PWD/$(BIN)/fastcni" sh examples/demo.sh
 
 test: setup
