@@ -104,7 +104,7 @@ BAD = {
     "DEL, a namespace that is a file": Bad(bridge(), "DEL", CNI_NETNS="/bin/sh", taken_by="fastcni",
         differs="a mount point without its namespace is a plain file, and DEL has to succeed"),
     "the host's own namespace": Bad(l2(), CNI_NETNS="/proc/self/ns/net", taken_by="go",
-        differs="1.1.1 does not look; the reference refuses, but after the work is done (1.2)"),
+        differs="1.1.1 does not look; the reference refuses, but after the work is done"),
     "an interface that is there": Bad(bridge(), before=[IN_THE_WAY], differs=OLDER),
     "ptp, an interface that is there": Bad(ptp(), before=[IN_THE_WAY], differs=OLDER),
     "the same ADD twice": Bad(bridge(), twice=True, differs=OLDER),

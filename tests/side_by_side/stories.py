@@ -109,7 +109,7 @@ STORIES = {
         {"dst": "2001:db8::/32", "gw": "fd00:22::7"}, DEFAULT6])),
     "a route through the first gateway": Story(
         bridge(isGateway=True, routes=[{"dst": "192.0.2.0/24"}]), check=False, why="older peer: a route without gw "
-        "has to be without gateway in the kernel too; the reference compares the gateway only if given (2.13)"),
+        "has to be without gateway in the kernel too; the reference compares the gateway only if given"),
     "ptp, a route through the first gateway": Story(
         ptp(routes=[{"dst": "192.0.2.0/24"}]), quick_dad=True, check=False, why="older peer: the same"),
     "routes without any gateway": Story(bridge(ipam=static(("10.22.0.5/24", None),
@@ -123,7 +123,7 @@ STORIES = {
     "static by the capability": Story(bridge(ipam=static(), runtimeConfig={"ips": ["10.22.0.7/24", "fd00:22::7/64"]})),
     "static /31": Story(bridge(ipam=static(("10.22.0.4/31", None)))),
     "static, a host address": Story(bridge(ipam=static(("10.22.0.5/32", None))), check=False,
-                                    why="the reference's CHECK fails every /32 (2.13)"),
+                                    why="the reference's CHECK fails every /32"),
     "an address asked for": Story(bridge(isGateway=True, runtimeConfig={"ips": ["10.22.0.77/24"]})),
     "an address asked for in args": Story(bridge(isGateway=True, args={"cni": {"ips": ["10.22.0.77"]}})),
     "ranges of the capability": Story(bridge(isGateway=True, ipam=host_local("10.23.0.0/24"), runtimeConfig={

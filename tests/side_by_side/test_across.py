@@ -19,7 +19,7 @@ CONFS = {
     "loopback": loopback(),
 }
 # fastcni's own nftables table is nothing that Go knows. Nor does 1.1.1 know what the iptables of today says of a chain
-# that was never there, so that its first DEL fails when all is done; the reference's does not (2.11).
+# that was never there, so that its first DEL fails when all is done; the reference's does not.
 GO_LEAVES_ELEMENTS = ("bridge, ipMasq", "ptp, ipMasq")
 
 

@@ -76,7 +76,7 @@ def test_both_refuse_in_the_same_words_and_ours_leaves_no_trace(title, sides):
     if not taken:
         their_code, their_words, their_details = tries[1].plain(theirs)
         assert (words == their_words) is not bool(bad.differs), f"{ours}\n{theirs}"
-        assert their_code in (code, 999)        # the peer's plugins have no codes of their own (1.3)
+        assert their_code in (code, 999)        # the peer's plugins have no codes of their own
         assert not their_details or details == their_details
 
 
