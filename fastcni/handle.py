@@ -45,21 +45,28 @@ def needs_stdin(env):
     return env.get("CNI_COMMAND", "") not in ("", "VERSION")
 
 
-def handle(plugin, env, stdin, fds=None, *, aside=None, in_process=False):
+def handle(plugin, env, stdin, fds=None, *, host=None, aside=None, deliver=None, in_process=False):
     """Serve one request for the plugin type `plugin`; never raises an Exception.
 
     `env` is the caller's whole environment, `stdin` its bytes, `fds` descriptors that the door has open already
-    ({"netns": fd}, closed here). `aside(fn, *args)` runs what the answer need not wait for, by default in a thread.
+    ({"netns": fd}, closed here). `host` is a kit.host.Host that the door keeps, for the namespace that this thread is
+    in. `aside(fn, *args)` runs what the answer need not wait for, by default in a thread. `deliver(reply)` brings the
+    result of an ADD to its caller, or raises an OSError: an ADD that nobody hears of is taken back.
     `in_process`: there are no launchers in CNI_PATH, fastcni's own delegates are called all the same.
     """
     warnings = []
     try:
-        stdout = _serve(plugin, env, stdin, fds, aside, in_process, warnings)
+        stdout = _serve(plugin, env, stdin, warnings, deliver,
+                        {"fds": fds, "host": host, "aside": aside, "in_process": in_process})
         status = 0
     except CniError as e:
         stdout, status = error_document(e), 1
     except Exception as e:
         stdout, status = error_document(_as_cni_error(e)), 1
+    return reply(status, stdout, warnings)
+
+
+def reply(status, stdout, warnings):
     return Reply(status, stdout, "".join(f"{line}\n" for line in warnings).encode("utf-8", "replace"))
 
 
@@ -88,7 +95,7 @@ def _as_cni_error(e):
     return wrapped
 
 
-def _serve(plugin, env, stdin, fds, aside, in_process, warnings):
+def _serve(plugin, env, stdin, warnings, deliver, door):
     if plugin not in plugins.TABLE:
         raise CniError(errors.INVALID_CONFIG, f'unknown plugin type "{plugin}"',
                        f"fastcni has {', '.join(sorted(plugins.TABLE))}")
@@ -101,7 +108,7 @@ def _serve(plugin, env, stdin, fds, aside, in_process, warnings):
     check_variables(env, command)
     if command == "VERSION":
         return version.version_reply(supported)
-    req = read_request(plugin, command, env, stdin, fds, aside, in_process)
+    req = read_request(plugin, command, env, stdin, door)
     req.warnings = warnings
     try:
         if command not in NEEDS:
@@ -109,7 +116,7 @@ def _serve(plugin, env, stdin, fds, aside, in_process, warnings):
         check_version(req, supported)
         if command in ("ADD", "DEL"):
             check_other_netns(req)
-        return _run(module, req)
+        return _run(module, req, deliver)
     finally:
         req.close()
 
@@ -135,7 +142,7 @@ def check_variables(env, command):
         raise CniError(errors.INVALID_ENVIRONMENT, f"required env variables [{','.join(missing)}] missing")
 
 
-def read_request(plugin, command, env, stdin, fds, aside, in_process):
+def read_request(plugin, command, env, stdin, door):
     """stdin and variables as a Request. Raises CniError 6 and 7 for a configuration without a usable name."""
     if len(stdin) > MAX_STDIN:
         raise CniError(errors.DECODING_FAILURE, f"error unmarshall network config: more than {MAX_STDIN} bytes")
@@ -158,7 +165,7 @@ def read_request(plugin, command, env, stdin, fds, aside, in_process):
     return Request(plugin=plugin, command=command, container_id=env.get("CNI_CONTAINERID", ""),
                    netns=env.get("CNI_NETNS", ""), ifname=env.get("CNI_IFNAME", ""), args=env.get("CNI_ARGS", ""),
                    path=env.get("CNI_PATH", ""), env=env, conf=conf, stdin=stdin, name=name, version=conf_version,
-                   fds=fds, aside=aside, in_process=in_process)
+                   **door)
 
 
 def check_version(req, supported):
@@ -190,12 +197,15 @@ def check_other_netns(req):
         raise CniError(errors.INVALID_NETNS, "plugin's netns and netns from CNI_NETNS should not be the same")
 
 
-def _run(module, req):
+def _run(module, req, deliver):
     conf = module.read(req)
     if req.command == "ADD":
         with Undo() as undo:
             result = module.add(req, conf, undo)
-            return results.encode(results.to_version({"cniVersion": version.CURRENT, **result}, req.version))
+            stdout = results.encode(results.to_version({"cniVersion": version.CURRENT, **result}, req.version))
+            if deliver:
+                deliver(reply(0, stdout, req.warnings))
+            return stdout
     function = getattr(module, {"DEL": "delete"}.get(req.command, req.command.lower()), None)
     if function:                    # gc and status are optional
         function(req, conf)

@@ -38,19 +38,23 @@ def is_own(fd):
 
 
 class inside:
-    """`with inside(fd):` runs its body in that namespace. Raises OSError on entering, Lost if there is no way back."""
+    """`with inside(fd):` runs its body in that namespace. Raises OSError on entering, Lost if there is no way back.
 
-    __slots__ = ("fd", "home")
+    `home` is a descriptor of the namespace to come back to, where the caller has one.
+    """
 
-    def __init__(self, fd):
-        self.fd = fd
+    __slots__ = ("fd", "home", "opened")
+
+    def __init__(self, fd, home=None):
+        self.fd, self.home, self.opened = fd, home, -1
 
     def __enter__(self):
-        self.home = posix.open(OWN, posix.O_RDONLY | posix.O_CLOEXEC)
+        if self.home is None:
+            self.home = self.opened = posix.open(OWN, posix.O_RDONLY | posix.O_CLOEXEC)
         try:
             setns(self.fd)
         except OSError as e:
-            posix.close(self.home)
+            self._close()
             kind = NotNamespace if e.errno == EINVAL else OSError       # EINVAL: a namespace, but not of networks
             raise kind(e.errno, f"enter the pod's network namespace: {e.strerror}") from None
 
@@ -60,4 +64,8 @@ class inside:
         except OSError as e:
             raise Lost(f"cannot return to the home network namespace: {e}") from error
         finally:
-            posix.close(self.home)
+            self._close()
+
+    def _close(self):
+        if self.opened >= 0:
+            posix.close(self.opened)

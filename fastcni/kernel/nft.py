@@ -190,6 +190,12 @@ def read_rule(payload):
     return int.from_bytes(found[NFTA_RULE_HANDLE], "big"), read_comment(found.get(NFTA_RULE_USERDATA, b""))
 
 
+def get_table(batch, family, name):
+    """Ask for one table. ENOENT when it is not there."""
+    return batch.begin(NFT_MSG_GETTABLE, NLM_F_ACK, nfgenmsg(family), f"look up nftables table {name}").text(
+        NFTA_TABLE_NAME, name)
+
+
 def get_chain(batch, family, table, name, what):
     """Ask for one chain. ENOENT when it is not there."""
     batch.begin(NFT_MSG_GETCHAIN, NLM_F_ACK, nfgenmsg(family), what)

@@ -25,6 +25,9 @@ def delete(req, index, name, watcher=None):
     The request's own ACK comes 20 ms later, after an RCU barrier that frees memory: req.aside sits that out.
     Request and announcement share a socket, so a refusal is seen here too. A link that is gone is fine.
     """
+    if watcher is None and req.host.deletes:
+        req.host.deletes.delete(index, name)
+        return
     watcher = watcher or open_watcher()
     try:
         what = f'failed to delete "{name}"'
@@ -58,11 +61,11 @@ def _is_gone(messages, index, what):
     return False
 
 
-def port_up(sock, watcher, index, bridge_index):
+def port_up(sock, index, bridge_index):
     """Wait until the host end of a veth is operationally up; the Link as it was then.
 
-    `watcher` subscribed before the link could come up. Raises CniError after 2.55 s, or at once with code 11 when
-    the port has left its bridge: somebody deleted the bridge under us.
+    Raises CniError after 2.55 s, or at once with code 11 when the port has left its bridge: somebody deleted the
+    bridge under us.
     """
     seen = []
 
@@ -78,6 +81,9 @@ def port_up(sock, watcher, index, bridge_index):
         return any(kind == uapi.RTM_NEWLINK and rtnl.u32(payload[4:8]) == index
                    for kind, _, _, _, payload in messages) and look()
 
+    if look():                      # most are up by now
+        return seen[0]
+    watcher = open_watcher()
     try:
         if not look():
             _until(watcher, PORT_UP_SECONDS, changed, "", look)
@@ -85,6 +91,8 @@ def port_up(sock, watcher, index, bridge_index):
         if not look():
             state = uapi.OPERSTATES[seen[0].operstate]
             raise CniError(errors.INTERNAL, f"bridge port in error state: {state}") from None
+    finally:
+        watcher.close()
     return seen[0]
 
 

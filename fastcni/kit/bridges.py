@@ -18,13 +18,19 @@ def check_name(name):
         raise CniError(errors.INVALID_CONFIG, f'bridge "{name}": {e.msg}', e.details) from None
 
 
-def ensure(sock, conf, undo):
+def find(host, name):
+    """The link called `name` on the host, None if there is none."""
+    return host.recall(("link", name), lambda: links.find(host.route, name))
+
+
+def ensure(host, conf, undo):
     """The bridge as a Link, up; made if it is missing. A bridge that is there keeps its MTU and its VLAN filtering."""
-    bridge = links.find(sock, conf.name) or create(sock, conf, undo)
+    sock = host.route
+    bridge = find(host, conf.name) or create(sock, conf, undo)
     if bridge.kind != "bridge":
         raise CniError(errors.INTERNAL, f'failed to create bridge "{conf.name}": "{conf.name}" already exists but is '
                        "not a bridge", f'it is {"a " + bridge.kind if bridge.kind else "a physical"} link')
-    sysctl.offer(f"net/ipv6/conf/{conf.name}/accept_ra", "0")
+    host.recall(("accept_ra", bridge.index), lambda: sysctl.offer(f"net/ipv6/conf/{conf.name}/accept_ra", "0"))
     if not bridge.up:
         undo(set_down_unused, sock, conf.name)
     if not bridge.up or (conf.promisc and not bridge.promiscuity):
@@ -72,13 +78,15 @@ def set_port(sock, host, conf):
                                                  what=what))
 
 
-def ensure_address(sock, bridge, gateway, prefix, force, undo):
+def ensure_address(host, bridge, gateway, prefix, force, undo):
     """The bridge has gateway/prefix, and no conflicting address: any other of IPv4, an overlapping one of IPv6.
 
     With an address of its own the bridge's MAC is pinned, so that it does not follow its ports' MACs.
     """
+    sock, family = host.route, rtnl.family_of(gateway)
     wanted, conflicts = addresses.cidr_text(gateway, prefix), []
-    for item in links.addresses_of(sock, bridge.index, [rtnl.family_of(gateway)]):
+    for item in host.recall(("addresses", bridge.index, family),
+                            lambda: links.addresses_of(sock, bridge.index, [family])):
         if (item.packed, item.prefix) == (gateway, prefix):
             return
         if len(gateway) == 4 or overlap(item.packed, item.prefix, gateway, prefix):

@@ -24,8 +24,8 @@ class Store:
     def add(self, req, items):
         """Add elements with the request's mark. Only when the kernel misses something is the table set up.
         Says whether the base chain had its rules."""
-        sock = req.firewall()
-        whole = self._has_rules(sock)
+        sock = req.host.firewall
+        whole = req.host.recall(("nftables", self.table, self.family, self.chain), lambda: self._has_rules(sock))
         if not whole:
             wire.exchange(sock, nft.stop(self.set_up(nft.start(Batch()), items)))
         refused = self._try(sock, req, items)
@@ -59,7 +59,7 @@ class Store:
         """Delete the elements with the request's mark: those among the `known` items, or, where none of these is
         there, found by looking through the sets. Gone is fine."""
         mark = names.hashes(req.name, req.container_id, req.ifname)
-        sock = req.firewall()
+        sock = req.host.firewall
         ours = [(name, key) for name, key, comment in self._present(sock, known) if comment.startswith(mark)]
         ours = ours or [(name, key) for name, key, comment in self._all(sock) if comment.startswith(mark)]
         self._delete(sock, ours)
@@ -68,7 +68,7 @@ class Store:
         """Delete the elements of the request's network whose attachment is no longer valid."""
         network = names.network_mark(req.name) + "-"
         valid = {names.hashes(req.name, *attachment) for attachment in req.valid_attachments}
-        sock = req.firewall()
+        sock = req.host.firewall
         self._delete(sock, [(name, key) for name, key, comment in self._all(sock)
                             if comment.startswith(network) and comment.split(",")[0] not in valid])
 
@@ -104,15 +104,15 @@ class Store:
                 raise refused[0]
 
 
-def delete_marked_rules(sock, family, table, chain, mark, then=None):
+def delete_marked_rules(host, family, table, chain, mark, then=None):
     """Delete the rules of a chain whose comment begins with `mark`: what the reference plugins add for a pod.
 
     `then(batch)` adds what has to go with them, in the same transaction. Nothing there is fine.
     """
-    batch = nft.start(Batch())
-    found = False
-    for _, payload in wire.dump(sock, nft.NFT_MSG_GETRULE, nft.nfgenmsg(family), f"list rules of {table} {chain}",
-                                nft.rules_of(table, chain)):
+    sock, batch, found = host.firewall, nft.start(Batch()), False
+    for payload in host.recall(("nftables", table, family, chain), lambda: [payload for _, payload in wire.dump(
+            sock, nft.NFT_MSG_GETRULE, nft.nfgenmsg(family), f"list rules of {table} {chain}",
+            nft.rules_of(table, chain))]):
         handle, comment = nft.read_rule(payload)
         if comment.startswith(mark):
             nft.del_rule(batch, family, table, chain, handle)

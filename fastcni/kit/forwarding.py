@@ -8,9 +8,11 @@ from fastcni.spec.errors import CniError
 SYSCTLS = {4: "net/ipv4/ip_forward", 16: "net/ipv6/conf/all/forwarding"}
 
 
-def enable(result):
+def enable(host, result):
     for length in {len(addresses.read_cidr(ip["address"])[0]) for ip in result.get("ips", ())}:
         try:
-            sysctl.ensure(SYSCTLS[length], "1")
+            name = SYSCTLS[length]
+            if host.recall(("sysctl", name), lambda: sysctl.read(name)) != "1":     # noqa: B023 - asked here and now
+                sysctl.write(name, "1")
         except OSError as e:
             raise CniError(errors.INTERNAL, f"Could not enable IP forwarding: {SYSCTLS[length]}: {e.strerror}") from e

@@ -19,19 +19,24 @@ NAME_TRIES = 10                 # as the reference: four random bytes rarely col
 
 class Pod:
     """Two route sockets of one request, each bound for life to its namespace, and the way in for sysctls.
-    Closed with the request."""
+    The one inside is closed with the request."""
 
-    __slots__ = ("host", "inside", "netns_fd")
+    __slots__ = ("host", "inside", "netns_fd", "home")
 
     def __init__(self, req):
-        self.netns_fd = req.open_netns()
-        self.host = req.keep("host", wire.open_socket)
+        self.netns_fd, self.home = req.open_netns(), req.host.home
+        self.host = req.host.route
         try:
-            with netns.inside(self.netns_fd):
-                self.inside = req.keep("inside", wire.open_socket)
+            with self.enter():
+                self.inside = wire.open_socket()
+            req.opened.append(self.inside)
         except netns.NotNamespace:
             raise CniError(errors.INVALID_NETNS, f'failed to open netns "{req.netns}": a namespace of another kind, '
                            "not a network namespace") from None
+
+    def enter(self):
+        """`with pod.enter():` runs its body in the pod's namespace."""
+        return netns.inside(self.netns_fd, self.home)
 
 
 def random_mac():
@@ -102,7 +107,7 @@ def configure(pod, link, result, *, sysctls=(), dad=True):
     gateways = first_gateways(result)
     has_v6 = any(len(packed) == 16 for packed, _ in ips)
     if sysctls or has_v6:
-        with netns.inside(pod.netns_fd):
+        with pod.enter():
             for name, value in sysctls:
                 sysctl.offer(name, value)
             if has_v6:
@@ -156,7 +161,7 @@ def enable_ipv6(ifname):
 
 def with_watch(pod, link, batch):
     """Send `batch` and wait until no IPv6 address of `link` is tentative."""
-    with netns.inside(pod.netns_fd):
+    with pod.enter():
         watcher = wire.open_socket(groups=(uapi.RTNLGRP_IPV6_IFADDR, uapi.RTNLGRP_LINK))
     try:
         wire.exchange(pod.inside, batch)
@@ -196,7 +201,7 @@ def delete_inside(req, *, list_addresses=False):
         req.close()
         announced.delete(req, other.index, other.name)
     else:
-        with netns.inside(pod.netns_fd):
+        with pod.enter():
             watcher = announced.open_watcher()
         req.close()
         announced.delete(req, link.index, link.name, watcher)

@@ -91,13 +91,23 @@ def present(req):
     iptables over nf_tables keeps its chains where netlink shows them. The legacy kind does not: where its nat table
     is loaded at all, the answer is yes.
     """
+    sock = req.host.firewall
     for family in (nft.NFPROTO_IPV4, nft.NFPROTO_IPV6):
-        _, refused = wire.attempt(req.firewall(), nft.get_chain(Batch(), family, "nat", chain_of(req), "look up chain"))
+        if not req.host.recall(("nftables", "nat", family), lambda: has_nat(sock, family)):     # noqa: B023
+            continue
+        _, refused = wire.attempt(sock, nft.get_chain(Batch(), family, "nat", chain_of(req), "look up chain"))
         if not refused:
             return True
         if refused[0].errno != ENOENT:
             raise refused[0]
     return any("nat" in _lines(path) for path in LEGACY_TABLES.values())
+
+
+def has_nat(sock, family):
+    _, refused = wire.attempt(sock, nft.get_table(Batch(), family, "nat"))
+    if refused and refused[0].errno != ENOENT:
+        raise refused[0]
+    return not refused
 
 
 def _lines(path):

@@ -64,8 +64,8 @@ def add(req, ips):
     """Masquerade [(packed, prefix)]."""
     if not store().add(req, [(FAMILIES[len(packed)].pods, packed, subnet_chain(packed, prefix))
                              for packed, prefix in ips]):
-        for chain, _ in subnet_chains(req.firewall()):      # if the table was flushed, pods of theirs are still there
-            wire.exchange(req.firewall(), nft.stop(fill(nft.start(Batch()), chain)))
+        for chain, _ in subnet_chains(req.host.firewall):   # flushed, perhaps: pods of theirs are still there
+            wire.exchange(req.host.firewall, nft.stop(fill(nft.start(Batch()), chain)))
 
 
 def delete(req, known):
@@ -76,7 +76,7 @@ def delete(req, known):
 def gc(req):
     """Delete the elements of this network whose attachment is no longer valid, and chains nobody goes to."""
     store().gc(req)
-    delete_unused_chains(req.firewall())
+    delete_unused_chains(req.host.firewall)
 
 
 def subnet_chain(packed, prefix):
@@ -121,7 +121,7 @@ def leave_alone(batch, chain, network, prefix):
 def delete_reference_rules(req):
     """What the reference plugins' nftables backend left for this attachment: rules whose comment has its hashes."""
     mark = names.hashes(req.name, req.container_id, req.ifname)
-    elements.delete_marked_rules(req.firewall(), FAMILY, REFERENCE_TABLE, REFERENCE_CHAIN, mark)
+    elements.delete_marked_rules(req.host, FAMILY, REFERENCE_TABLE, REFERENCE_CHAIN, mark)
 
 
 def subnet_chains(sock):

@@ -3,7 +3,8 @@
 import posix
 from _thread import start_new_thread
 
-from fastcni.kernel import netns, uapi, wire
+from fastcni.kernel import netns
+from fastcni.kit.host import Host
 from fastcni.spec import errors
 from fastcni.spec.config import Section
 from fastcni.spec.errors import CniError
@@ -20,17 +21,18 @@ class Request:
     conf          a Section over the stdin object; stdin: its bytes as received
     name, version the network's name and its cniVersion ("0.1.0" where absent)
     fds           descriptors from the door: {"netns": fd} where CNI_NETNS is open already
-    kept          what is closed with the request, see keep()
+    host          the caller's side: sockets, and what is known there
+    opened        what is closed with the request besides: sockets in the pod's namespace
     warnings      lines for stderr, see warn()
     aside         aside(fn, *args) runs what the answer need not wait for
     in_process    there are no launchers: delegates in fastcni's own table are called without looking in CNI_PATH
     """
 
     __slots__ = ("plugin", "command", "container_id", "netns", "ifname", "args", "path", "env", "conf", "stdin",
-                 "name", "version", "fds", "kept", "warnings", "aside", "in_process")
+                 "name", "version", "fds", "host", "own_host", "opened", "warnings", "aside", "in_process")
 
     def __init__(self, *, plugin="", command="", container_id="", netns="", ifname="", args="", path="", env=None,
-                 conf=None, stdin=b"{}", name="", version="0.1.0", fds=None, aside=None, in_process=False):
+                 conf=None, stdin=b"{}", name="", version="0.1.0", fds=None, host=None, aside=None, in_process=False):
         self.plugin, self.command = plugin, command
         self.container_id, self.netns, self.ifname, self.args, self.path = container_id, netns, ifname, args, path
         self.env = env or {}
@@ -38,7 +40,8 @@ class Request:
         self.stdin = stdin
         self.name, self.version = name, version
         self.fds = fds or {}
-        self.kept = {}
+        self.host, self.own_host = host or Host(), host is None
+        self.opened = []
         self.warnings = []
         self.aside = aside or start_new_thread_call
         self.in_process = in_process
@@ -94,27 +97,14 @@ class Request:
             self.open_netns()       # raises, in the words that clients know
         return False
 
-    def keep(self, name, make):
-        """What make() returned, made once for the request and closed with it: after the way back, which needs it."""
-        if name not in self.kept:
-            self.kept[name] = make()
-        return self.kept[name]
-
-    def firewall(self):
-        """A netfilter socket on the host. The kernel lets its close() wait for an RCU grace period whenever
-        anybody has just deleted something in nftables (7 to 15 ms), so the answer does not wait for it."""
-        return self.keep("firewall", lambda: wire.open_socket(uapi.NETLINK_NETFILTER))
-
     def close(self):
-        """Close what was opened; a descriptor keeps a dead pod's namespace alive."""
-        while self.kept:
-            name, thing = self.kept.popitem()
-            if name == "firewall":
-                self.aside(thing.close)
-            else:
-                thing.close()
+        """Close what was opened; a descriptor keeps a dead pod's namespace alive. May be called again."""
+        while self.opened:
+            self.opened.pop().close()
         while self.fds:
             posix.close(self.fds.popitem()[1])
+        if self.own_host:
+            self.host.close(self.aside)
 
 
 def start_new_thread_call(fn, *args):

@@ -39,7 +39,7 @@ def delete_reference_rules(req):
         for chain in chains:
             nft.del_chain(batch, FAMILY, REFERENCE_TABLE, chain)
 
-    elements.delete_marked_rules(req.firewall(), FAMILY, REFERENCE_TABLE, REFERENCE_CHAIN, f"macspoofchk-{name}",
+    elements.delete_marked_rules(req.host, FAMILY, REFERENCE_TABLE, REFERENCE_CHAIN, f"macspoofchk-{name}",
                                  with_chains)
 
 

@@ -53,8 +53,7 @@ def read(req):
 
 def add(req, conf, undo):
     pod = links.Pod(req)
-    watcher = req.keep("watcher", announced.open_watcher)
-    bridge = bridges.ensure(pod.host, conf, undo)
+    bridge = bridges.ensure(req.host, conf, undo)
     host, inside = links.add_veth(req, pod, undo, mtu=conf.mtu, master=bridge.index, mac=conf.mac)
     bridges.set_port(pod.host, host, conf)
     vlans.set_port(pod.host, bridge, host, conf.vlans)
@@ -68,11 +67,11 @@ def add(req, conf, undo):
     leg = None
     if conf.is_gateway and conf.layer3:
         leg = vlans.ensure_leg(pod.host, bridge, conf.vlans, undo) if conf.vlans.vlan else None
-        add_gateway(pod.host, leg or bridge, conf, result, undo)
+        add_gateway(req.host, leg or bridge, conf, result, undo)
     conf.masquerade.add(req, result, undo)
     if not conf.leave_down:
-        announced.port_up(pod.host, watcher, host.index, bridge.index)
-    bridge = links.find(pod.host, index=bridge.index) or bridge       # its MAC may follow its ports'
+        announced.port_up(pod.host, host.index, bridge.index)
+    bridge = bridges.find(req.host, conf.name) or bridge        # its MAC may follow its ports'
     result["interfaces"] = [links.interface(bridge), links.interface(host), links.interface(inside, req.netns)]
     if leg:
         result["interfaces"].append(links.interface(leg))
@@ -111,13 +110,13 @@ def complete(result, conf):
             result.setdefault("routes", []).append({"dst": default, "gw": ip["gateway"]})
 
 
-def add_gateway(sock, link, conf, result, undo):
+def add_gateway(host, link, conf, result, undo):
     """The gateways become addresses of the bridge, or of its leg in the pod's VLAN, and the host forwards."""
     for ip in sorted(result["ips"], key=lambda ip: ":" in ip["address"]):
         _, prefix = addresses.read_cidr(ip["address"])
-        bridges.ensure_address(sock, link, addresses.read_ip(ip["gateway"]), prefix, conf.force_address, undo)
+        bridges.ensure_address(host, link, addresses.read_ip(ip["gateway"]), prefix, conf.force_address, undo)
     try:
-        forwarding.enable(result)
+        forwarding.enable(host, result)
     except CniError as e:
         raise CniError(e.code, f"failed to enable forwarding: {e.msg}", e.details) from e
 

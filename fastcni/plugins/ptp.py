@@ -34,7 +34,7 @@ def add(req, conf, undo):
             raise CniError(errors.INTERNAL, f"failed to add IP addr to veth: {ip['address']} has no gateway",
                            "ptp routes everything through the host end; ipam has to name a gateway")
         ip["interface"] = 1
-    forwarding.enable(result)
+    forwarding.enable(req.host, result)
     pod = links.Pod(req)
     host, inside = links.add_veth(req, pod, undo, mtu=conf.mtu)
     configure_host(pod, host, result)

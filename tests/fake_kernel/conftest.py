@@ -53,7 +53,7 @@ def calls(tmp_path, monkeypatch):
     state = Calls(tmp_path)
 
     class Inside:
-        def __init__(self, fd):
+        def __init__(self, fd, home=None):
             self.fd = fd
 
         def __enter__(self):

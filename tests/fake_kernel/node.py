@@ -280,6 +280,8 @@ class Node:
             return []                           # the reference plugins' rules, which this node never had
         if table not in self.firewall["tables"]:
             raise Refused(ENOENT)
+        if kind == nft.NFT_MSG_GETTABLE:
+            return []
         if kind in (nft.NFT_MSG_NEWSET, nft.NFT_MSG_NEWSETELEM, nft.NFT_MSG_GETSETELEM, nft.NFT_MSG_DELSETELEM):
             return self.serve_set(kind, flags, (*table, text(found[2])), found)
         chain = (*table, text(found[nft.NFTA_CHAIN_NAME if kind in (

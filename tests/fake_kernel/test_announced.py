@@ -74,27 +74,30 @@ def test_a_refused_delete_is_raised():
 # -- port_up -----------------------------------------------------------------------------------------------
 
 def test_a_port_that_is_up_is_not_waited_for():
-    assert announced.port_up(Looks(state(True)), Socket(), 7, 4).index == 7
+    assert announced.port_up(Looks(state(True)), 7, 4).index == 7
 
 
 @pytest.mark.parametrize("queue", [[notice(uapi.RTM_NEWLINK, 9), notice(uapi.RTM_NEWLINK, 7)], [OSError(ENOBUFS, "")]],
                          ids=["announced", "dropped"])
-def test_a_port_is_waited_for_until_it_is_up(queue):
-    sock = Looks(state(False), state(True))
-    announced.port_up(sock, Socket(queue), 7, 4)
-    assert len(sock.sent) == 2
+def test_a_port_is_waited_for_until_it_is_up(queue, monkeypatch):
+    monkeypatch.setattr(announced, "open_watcher", lambda: Socket(queue))
+    sock = Looks(state(False), state(False), state(True))       # it is looked at once more when the watcher listens
+    announced.port_up(sock, 7, 4)
+    assert len(sock.sent) == 3
 
 
 def test_a_port_that_never_comes_up_is_named_with_its_state(monkeypatch):
     monkeypatch.setattr(announced, "PORT_UP_SECONDS", 0.05)
+    monkeypatch.setattr(announced, "open_watcher", Socket)
     with pytest.raises(CniError) as caught:
-        announced.port_up(Looks(state(False)), Socket(), 7, 4)
+        announced.port_up(Looks(state(False)), 7, 4)
     assert (caught.value.code, caught.value.msg) == (999, "bridge port in error state: down")
 
 
-def test_a_port_that_lost_its_bridge_is_not_waited_for():
+def test_a_port_that_lost_its_bridge_is_not_waited_for(monkeypatch):
+    monkeypatch.setattr(announced, "open_watcher", lambda: Socket([notice(uapi.RTM_NEWLINK, 7)]))
     with pytest.raises(CniError) as caught:
-        announced.port_up(Looks(state(False), state(False, master=0)), Socket([notice(uapi.RTM_NEWLINK, 7)]), 7, 4)
+        announced.port_up(Looks(state(False), state(False), state(False, master=0)), 7, 4)
     assert caught.value.code == 11 and "has left its bridge" in caught.value.msg
 
 

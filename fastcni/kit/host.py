@@ -1,0 +1,50 @@
+"""The host's side of a request: netlink sockets that stay in the caller's namespace, and what is known there."""
+
+from fastcni.kernel import uapi, wire
+
+
+class Host:
+    """A request has one of its own; a server's worker keeps one for each namespace it serves.
+
+    home      a descriptor of the namespace, None: the thread's own is opened when it is needed
+    memory    whoever remembers answers and hears when they change, see recall(); None: the kernel is asked each time
+    deletes   whoever deletes links for many requests at once, see announced.delete(); None: each for itself
+    """
+
+    __slots__ = ("home", "memory", "deletes", "sockets")
+
+    def __init__(self, home=None, memory=None, deletes=None):
+        self.home, self.memory, self.deletes = home, memory, deletes
+        self.sockets = {}
+
+    @property
+    def route(self):
+        return self._socket(uapi.NETLINK_ROUTE)
+
+    @property
+    def firewall(self):
+        return self._socket(uapi.NETLINK_NETFILTER)
+
+    def _socket(self, protocol):
+        if protocol not in self.sockets:
+            self.sockets[protocol] = wire.open_socket(protocol)
+        return self.sockets[protocol]
+
+    def recall(self, key, ask):
+        """What ask() says, or said before if nothing has changed it since. `key` names the fact, its kind first:
+
+        ("link", name): a Link or None; (any, index, ...): of a link, "addresses" with the family
+        ("sysctl", name): the text of a sysctl about forwarding
+        ("nftables", table, ...): of an nftables table of that name
+        """
+        return self.memory.recall(key, ask) if self.memory else ask()
+
+    def close(self, aside):
+        """The kernel lets close() of a netfilter socket wait for an RCU grace period whenever anybody has just
+        deleted something in nftables (7 to 15 ms): no answer waits for that."""
+        while self.sockets:
+            protocol, sock = self.sockets.popitem()
+            if protocol == uapi.NETLINK_NETFILTER:
+                aside(sock.close)
+            else:
+                sock.close()
