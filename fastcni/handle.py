@@ -5,6 +5,8 @@ environment or signals. Two things are done better than there. A result is kept 
 that stdout never carries two documents; and CNI_NETNS is compared with our own namespace before anything is changed.
 """
 
+import posix
+
 from fastcni import plugins
 from fastcni.kernel import netns
 from fastcni.kernel.wire import NetlinkError
@@ -54,7 +56,7 @@ def handle(plugin, env, stdin, fds=None, *, host=None, aside=None, deliver=None,
     result of an ADD to its caller, or raises an OSError: an ADD that nobody hears of is taken back.
     `in_process`: there are no launchers in CNI_PATH, fastcni's own delegates are called all the same.
     """
-    warnings = []
+    warnings, fds = [], {} if fds is None else fds
     try:
         stdout = _serve(plugin, env, stdin, warnings, deliver,
                         {"fds": fds, "host": host, "aside": aside, "in_process": in_process})
@@ -63,6 +65,9 @@ def handle(plugin, env, stdin, fds=None, *, host=None, aside=None, deliver=None,
         stdout, status = error_document(e), 1
     except Exception as e:
         stdout, status = error_document(_as_cni_error(e)), 1
+    finally:
+        while fds:              # a request closes its own; this one may not have come so far
+            posix.close(fds.popitem()[1])
     return reply(status, stdout, warnings)
 
 
@@ -190,7 +195,7 @@ def check_other_netns(req):
     if override == "1" or override.lower() == "true":
         return
     try:
-        same = netns.is_own(req.open_netns())
+        same = netns.is_own(req.open_netns(), req.host.home)
     except CniError:
         return                          # not there, or no namespace: the plugin says so if it matters to it
     if same:

@@ -9,6 +9,7 @@ import click
 import fastcni
 from fastcni.cli import netconf as plans
 from fastcni.cli import show
+from fastcni.cli.serve import serve
 from fastcni.cli.settings import Settings, network_command, plugin_dirs
 from fastcni.runtime import CNI
 from fastcni.spec import errors, json, version
@@ -135,6 +136,9 @@ def install(bin_dir: str, interpreter: str | None, types: Sequence[str], as_json
         click.echo(f"wrote {len(paths)} plugins to {bin_dir}: {', '.join(map(os.path.basename, paths))}")
     else:
         put_document(paths)
+
+
+cli.add_command(serve)
 
 
 def read_valid(text: str) -> tuple[str, str]:

@@ -19,21 +19,37 @@ class Lost(BaseException):
     """
 
 
+def identity(fd):
+    """(device, inode): which namespace this is, as long as somebody holds it."""
+    stat = posix.fstat(fd)
+    return stat.st_dev, stat.st_ino
+
+
+def is_namespace(fd):
+    """Is `fd` a namespace, of networks or of something else?"""
+    return posix.fstat(fd).st_dev == posix.stat(OWN).st_dev
+
+
+def open_own():
+    """A descriptor of the calling thread's namespace."""
+    return posix.open(OWN, posix.O_RDONLY | posix.O_CLOEXEC)
+
+
 def open_path(path):
     """A descriptor of the network namespace at `path`. Raises OSError; NotNamespace if it is something else.
 
     Python has no statfs magic; a namespace file is known by the device that all of them share (nsfs).
     """
     fd = posix.open(path, posix.O_RDONLY | posix.O_CLOEXEC | posix.O_NONBLOCK)
-    if posix.fstat(fd).st_dev != posix.stat(OWN).st_dev:
+    if not is_namespace(fd):
         posix.close(fd)
         raise NotNamespace(22, "not a network namespace", path)
     return fd
 
 
-def is_own(fd):
-    """Is `fd` the namespace of the calling thread?"""
-    ours, theirs = posix.stat(OWN), posix.fstat(fd)
+def is_own(fd, home=None):
+    """Is `fd` the namespace of the calling thread, of which `home` is a descriptor if there is one?"""
+    ours, theirs = posix.stat(OWN if home is None else home), posix.fstat(fd)
     return (ours.st_dev, ours.st_ino) == (theirs.st_dev, theirs.st_ino)
 
 
@@ -50,7 +66,7 @@ class inside:
 
     def __enter__(self):
         if self.home is None:
-            self.home = self.opened = posix.open(OWN, posix.O_RDONLY | posix.O_CLOEXEC)
+            self.home = self.opened = open_own()
         try:
             setns(self.fd)
         except OSError as e:

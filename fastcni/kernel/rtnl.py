@@ -172,6 +172,18 @@ def del_link(batch, *, name=None, index=0, what=None):
     return batch.text(uapi.IFLA_IFNAME, name) if name else batch
 
 
+def set_group(batch, index, group, *, what=None):
+    """Put a link into a group of links (ip-link(8))."""
+    batch.begin(uapi.RTM_NEWLINK, NLM_F_ACK, ifinfomsg(index), what or f"put link {index} into group {group}")
+    return batch.u32(uapi.IFLA_GROUP, group)
+
+
+def del_group(batch, group, *, what=None):
+    """Delete every link of a group. ENODEV when it has none."""
+    batch.begin(uapi.RTM_DELLINK, NLM_F_ACK, ANY_LINK, what or f"delete the links of group {group}")
+    return batch.u32(uapi.IFLA_GROUP, group)
+
+
 # struct ifaddrmsg   family:u8  prefixlen:u8  flags:u8  scope:u8 | index:u32
 
 def ifaddrmsg(family, prefix, index, scope=0):

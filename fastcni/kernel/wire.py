@@ -3,6 +3,7 @@
 import posix
 import sys
 from _socket import MSG_DONTWAIT, SOCK_CLOEXEC, SOCK_RAW, socket
+from time import perf_counter
 
 from fastcni._netlink import Batch, messages, read_ack
 from fastcni.kernel import uapi
@@ -15,6 +16,7 @@ EINTR_DUMP = "the kernel's table kept changing while it was read"
 
 _STRICT = (uapi.NETLINK_EXT_ACK, uapi.NETLINK_CAP_ACK, uapi.NETLINK_GET_STRICT_CHK)
 
+observe = None                  # a door that reports where time goes sets it to a function of (protocol, seconds)
 show = None                     # FASTCNI_WIRE: a door sets it to a function of (">" or "<", bytes)
 
 
@@ -88,6 +90,16 @@ def exchange(sock, batch):
 
 def attempt(sock, batch):
     """Like exchange(), but refusals are returned: ([(type, payload)], [NetlinkError])."""
+    if not observe:
+        return _attempt(sock, batch)
+    started = perf_counter()
+    try:
+        return _attempt(sock, batch)
+    finally:
+        observe(sock.proto, perf_counter() - started)
+
+
+def _attempt(sock, batch):
     data, waiting, first = batch.finish(), batch.asked, batch.first
     batch.clear()
     send(sock, data)
@@ -139,16 +151,32 @@ def dump(sock, kind, header, what, fill=None):
     raise refused[0]
 
 
+def glance(sock):
+    """The notifications of one datagram that has come, as watch() has them; None when none waits. Raises ENOBUFS."""
+    try:
+        data = sock.recv(RECV_SIZE, MSG_DONTWAIT)
+    except BlockingIOError:
+        return None
+    if show:
+        show("<", data)
+    return messages(data)
+
+
 def watch(sock, seconds):
     """The next notifications within `seconds`: [(type, flags, sequence, port, payload)], [] when none came.
 
     Raises OSError with ENOBUFS when the kernel dropped some: look again at what was waited for.
     """
+    started = perf_counter()
     sock.settimeout(seconds)
     try:
         data = sock.recv(RECV_SIZE)
     except TimeoutError:
         return []
+    finally:
+        sock.settimeout(None)       # with a timeout even MSG_DONTWAIT waits
+        if observe:
+            observe(sock.proto, perf_counter() - started)
     if show:
         show("<", data)
     return messages(data)

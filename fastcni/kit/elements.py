@@ -110,9 +110,9 @@ def delete_marked_rules(host, family, table, chain, mark, then=None):
     `then(batch)` adds what has to go with them, in the same transaction. Nothing there is fine.
     """
     sock, batch, found = host.firewall, nft.start(Batch()), False
-    for payload in host.recall(("nftables", table, family, chain), lambda: [payload for _, payload in wire.dump(
-            sock, nft.NFT_MSG_GETRULE, nft.nfgenmsg(family), f"list rules of {table} {chain}",
-            nft.rules_of(table, chain))]):
+    rules = host.recall(("nftables", table, family, chain), lambda: wire.dump(
+        sock, nft.NFT_MSG_GETRULE, nft.nfgenmsg(family), f"list rules of {table} {chain}", nft.rules_of(table, chain)))
+    for _, payload in rules:
         handle, comment = nft.read_rule(payload)
         if comment.startswith(mark):
             nft.del_rule(batch, family, table, chain, handle)

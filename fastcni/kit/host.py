@@ -9,13 +9,15 @@ class Host:
     home      a descriptor of the namespace, None: the thread's own is opened when it is needed
     memory    whoever remembers answers and hears when they change, see recall(); None: the kernel is asked each time
     deletes   whoever deletes links for many requests at once, see announced.delete(); None: each for itself
+    in_ipam   seconds that the request has spent in its IPAM plugin
     """
 
-    __slots__ = ("home", "memory", "deletes", "sockets")
+    __slots__ = ("home", "memory", "deletes", "sockets", "in_ipam")
 
     def __init__(self, home=None, memory=None, deletes=None):
         self.home, self.memory, self.deletes = home, memory, deletes
         self.sockets = {}
+        self.in_ipam = 0.0
 
     @property
     def route(self):

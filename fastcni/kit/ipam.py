@@ -4,6 +4,8 @@ A delegate found in CNI_PATH that is one of fastcni's own launchers runs the sam
 called here, without starting it. What is not found there is an error either way.
 """
 
+from time import perf_counter
+
 from fastcni.kit import invoke
 from fastcni.spec import result as results
 
@@ -15,13 +17,17 @@ def wanted(req):
 
 def add(req, undo):
     """Run the delegate's ADD; its result in the 1.1.0 shape. Its DEL is the way back, also of an ADD that failed."""
-    plugin, path = _find(req)
-    if plugin:
-        sub = req.delegate(req.conf.section("ipam").text("type"))
-        return plugin.add(sub, plugin.read(sub), undo)
-    undo(delete, req)
-    out = _execute(req, path, "ADD")
-    return results.to_version(invoke.read_add_output(out, req.version), "1.1.0")
+    started = perf_counter()
+    try:
+        plugin, path = _find(req)
+        if plugin:
+            sub = req.delegate(req.conf.section("ipam").text("type"))
+            return plugin.add(sub, plugin.read(sub), undo)
+        undo(delete, req)
+        out = _execute(req, path, "ADD")
+        return results.to_version(invoke.read_add_output(out, req.version), "1.1.0")
+    finally:
+        req.host.in_ipam += perf_counter() - started
 
 
 def delete(req):
@@ -41,15 +47,19 @@ def status(req):
 
 
 def _forward(req, command, function):
-    plugin, path = _find(req)
-    if not plugin:
-        _execute(req, path, command)
-        return
-    sub = req.delegate(req.conf.section("ipam").text("type"))
-    sub.command = command
-    run = getattr(plugin, function, None)
-    if run:                             # gc and status are optional
-        run(sub, plugin.read(sub))
+    started = perf_counter()
+    try:
+        plugin, path = _find(req)
+        if not plugin:
+            _execute(req, path, command)
+            return
+        sub = req.delegate(req.conf.section("ipam").text("type"))
+        sub.command = command
+        run = getattr(plugin, function, None)
+        if run:                         # gc and status are optional
+            run(sub, plugin.read(sub))
+    finally:
+        req.host.in_ipam += perf_counter() - started
 
 
 def _find(req):

@@ -39,7 +39,7 @@ class Request:
         self.conf = conf if isinstance(conf, Section) else Section(conf or {})
         self.stdin = stdin
         self.name, self.version = name, version
-        self.fds = fds or {}
+        self.fds = {} if fds is None else fds
         self.host, self.own_host = host or Host(), host is None
         self.opened = []
         self.warnings = []

@@ -78,7 +78,7 @@ def calls(tmp_path, monkeypatch):
     monkeypatch.setattr(wire, "open_socket", open_socket)
     monkeypatch.setattr(netns, "inside", Inside)
     monkeypatch.setattr(netns, "open_path", open_path)
-    monkeypatch.setattr(netns, "is_own", lambda fd: False)
+    monkeypatch.setattr(netns, "is_own", lambda fd, home=None: False)
     monkeypatch.setattr(sysctl, "read", lambda name: state.node.sysctls.get((state.node.here, name), "0"))
     monkeypatch.setattr(sysctl, "write", write)
     monkeypatch.setattr(masquerade_iptables, "LEGACY_TABLES", {})       # the real node's, and root's to read

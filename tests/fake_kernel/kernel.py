@@ -27,17 +27,17 @@ class Socket:
     """The queue of a socket: datagrams to be received, or exceptions to be raised, in order."""
 
     def __init__(self, queue=()):
-        self.queue, self.timeout, self.closed = list(queue), None, False
+        self.queue, self.timeouts, self.closed = list(queue), [], False
 
     def send(self, data):
         return len(data)
 
     def recv(self, size, flags=0):
         if not self.queue:
+            if self.timeouts and self.timeouts[-1] is not None:
+                raise TimeoutError                  # Python waits first, MSG_DONTWAIT or not
             if flags & MSG_DONTWAIT:
                 raise BlockingIOError
-            if self.timeout is not None:
-                raise TimeoutError
             raise AssertionError("this would wait for ever: everything was answered")
         item = self.queue.pop(0)
         if isinstance(item, Exception):
@@ -46,7 +46,7 @@ class Socket:
         return item
 
     def settimeout(self, seconds):
-        self.timeout = seconds
+        self.timeouts.append(seconds)
 
     def close(self):
         self.closed = True

@@ -1,0 +1,73 @@
+"""Filters that the kernel runs on a netlink socket, so that what nobody wants wakes nobody (bpf, socket(7)).
+
+The classic BPF of packet filters; a message is seen as it lies in memory, and a load swaps bytes on a little-endian
+machine. As bpf_dbg would print the one for links 3 and 9:
+
+    ldh [4]                 nlmsg_type
+    jeq RTM_NEWNETCONF, .conf
+    jeq RTM_DELNETCONF, .conf
+    ld [20]                 index of ifinfomsg and of ifaddrmsg
+    jeq 3, .pass
+    jeq 9, .pass
+    ret 0
+    .conf: ld [24]          NETCONFA_IFINDEX, which comes first
+    jeq -1, .pass           that of all links; of one alone nobody asks
+    ret 0
+    .pass: ret -1
+"""
+
+import sys
+from array import array
+
+from fastcni.kernel import uapi
+
+SOL_SOCKET, SO_ATTACH_FILTER = 1, 26            # asm-generic/socket.h
+LDH, LD, JEQ, RET = 0x28, 0x20, 0x15, 0x06      # linux/bpf_common.h: BPF_LD|BPF_H|BPF_ABS and so on
+TYPE, INDEX, NETCONF_INDEX = 4, 20, 24          # offsets in a notification
+ALL = 0xFFFFFFFF
+MOST_LINKS = 64                                 # jumps are 8 bits wide
+
+
+def links(indexes):
+    """What passes is about one of these links, or about all links' configuration."""
+    conf = 5 + len(indexes)                     # the lines of .conf and .pass; a jump counts from the line after it
+    end = conf + 3
+    return [
+        (LDH, 0, 0, TYPE),
+        (JEQ, conf - 2, 0, swap16(uapi.RTM_NEWNETCONF)),
+        (JEQ, conf - 3, 0, swap16(uapi.RTM_DELNETCONF)),
+        (LD, 0, 0, INDEX),
+        *((JEQ, end - at - 1, 0, swap32(index)) for at, index in enumerate(sorted(indexes), 4)),
+        (RET, 0, 0, 0),
+        (LD, 0, 0, NETCONF_INDEX),
+        (JEQ, 1, 0, ALL),
+        (RET, 0, 0, 0),
+        (RET, 0, 0, ALL),
+    ]
+
+
+def deletions():
+    """What passes is an RTM_DELLINK, or the answer to a request."""
+    return [(LDH, 0, 0, TYPE), (JEQ, 1, 0, swap16(uapi.RTM_DELLINK)), (JEQ, 0, 1, swap16(uapi.NLMSG_ERROR)),
+            (RET, 0, 0, ALL), (RET, 0, 0, 0)]
+
+
+def attach(sock, program):
+    """Run the program from now on, in place of an earlier one. Raises OSError.
+
+    struct sock_filter   code:u16  jt:u8  jf:u8  k:u32
+    struct sock_fprog    len:u16  (padding)  filter: pointer
+    """
+    code = array("B", b"".join(kind.to_bytes(2, sys.byteorder) + bytes((then, otherwise)) + k.to_bytes(4, sys.byteorder)
+                               for kind, then, otherwise, k in program))
+    address, _ = code.buffer_info()
+    sock.setsockopt(SOL_SOCKET, SO_ATTACH_FILTER, len(program).to_bytes(8, sys.byteorder)
+                    + address.to_bytes(8, sys.byteorder))
+
+
+def swap16(value):
+    return int.from_bytes(value.to_bytes(2, sys.byteorder), "big")
+
+
+def swap32(value):
+    return int.from_bytes(value.to_bytes(4, sys.byteorder), "big")

@@ -1,0 +1,12 @@
+"""The warm server: answers the requests of installed plugins, so that no Python starts for one.
+
+    protocol    one request and its answer as messages on a unix socket
+    desk        where requests wait: their order, their number, their patience
+    hosts       the network namespaces of callers, and what is kept open and known of each
+    memory      what is known, until the kernel says that it has changed
+    deletes     links deleted together
+    work        a worker thread: one request after another
+    listening   the socket, its folder, its handing over
+    service     all of it together, from start to drain
+    log         one line a request
+"""

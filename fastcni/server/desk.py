@@ -1,0 +1,109 @@
+"""Where requests wait for a worker: in which order, how many, how long. Bytes and sockets are not its business.
+
+Requests for one attachment run one after another, in the order in which they came. Of those that could run, ADD and
+what else somebody waits for goes before DEL and GC: a pod that starts is waited for, one that is gone is not.
+"""
+
+from collections import deque
+from time import monotonic
+
+LATER = ("DEL", "GC")
+
+
+class Call:
+    """A request that waits or runs.
+
+    key      what it must not be run beside: (network, container id, ifname); None: nothing
+    command  CNI_COMMAND
+    arrived  monotonic seconds
+    what     the door's own: the message and its connection
+    """
+
+    __slots__ = ("key", "command", "arrived", "what", "gone")
+
+    def __init__(self, key, command, what):
+        self.key, self.command, self.what = key, command, what
+        self.arrived, self.gone = monotonic(), False
+
+    @property
+    def waited(self):
+        """Seconds since it came."""
+        return monotonic() - self.arrived
+
+
+class Desk:
+    """Not safe for threads by itself: its user holds a lock around every call."""
+
+    def __init__(self, *, room=1024, patience=60.0):
+        self.room, self.patience = room, patience
+        self.waiting = self.running = 0
+        self._now, self._later = deque(), deque()       # what could run
+        self._behind = {}               # key of what runs or could run -> deque of calls that came after it
+        self._arrivals = deque()        # what waits, oldest first; also calls that have left since
+
+    def put(self, call):
+        """Take a call in. False: there is no room."""
+        if self.waiting >= self.room:
+            return False
+        self.waiting += 1
+        self._arrivals.append(call)
+        if call.key is None:
+            self._queue(call).append(call)
+        elif call.key in self._behind:
+            self._behind[call.key].append(call)
+        else:
+            self._behind[call.key] = deque()
+            self._queue(call).append(call)
+        return True
+
+    def take(self):
+        """The next call to run, None when none can. done(call) has to follow."""
+        for queue in (self._now, self._later):
+            while queue:
+                call = queue.popleft()
+                if not call.gone:
+                    self.waiting -= 1
+                    self.running += 1
+                    call.gone = True
+                    while self._arrivals and self._arrivals[0].gone:
+                        self._arrivals.popleft()
+                    return call
+                self._free(call.key)
+        return None
+
+    def done(self, call):
+        """A call that was taken has ended: the next of its attachment can run."""
+        self.running -= 1
+        self._free(call.key)
+
+    def impatient(self):
+        """The calls that have waited for longer than their patience; they are out of the desk."""
+        found = []
+        while self._arrivals and (self._arrivals[0].gone or self._arrivals[0].waited > self.patience):
+            call = self._arrivals.popleft()
+            if not call.gone:
+                call.gone = True
+                self.waiting -= 1
+                found.append(call)
+        return found
+
+    def next_deadline(self):
+        """Seconds until somebody's patience ends, None when nobody waits."""
+        for call in self._arrivals:
+            if not call.gone:
+                return max(0.0, self.patience - call.waited)
+        return None
+
+    def _queue(self, call):
+        return self._later if call.command in LATER else self._now
+
+    def _free(self, key):
+        if key is None:
+            return
+        behind = self._behind[key]
+        while behind:
+            call = behind.popleft()
+            if not call.gone:
+                self._queue(call).append(call)
+                return
+        del self._behind[key]

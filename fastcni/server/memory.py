@@ -1,0 +1,127 @@
+"""What is known of a caller's namespace, until the kernel says that it has changed; never for a time.
+
+Before a fact is used, the notifications that wait are read, and they wait from the moment of the change. A filter in
+the kernel (BPF) lets only those pass that are about links which a fact is about.
+"""
+
+from errno import ENOBUFS
+from threading import Lock
+
+from fastcni._netlink import attributes
+from fastcni.kernel import filters, nft, rtnl, uapi, wire
+
+ROUTE_GROUPS = (uapi.RTNLGRP_LINK, uapi.RTNLGRP_IPV4_IFADDR, uapi.RTNLGRP_IPV6_IFADDR, uapi.RTNLGRP_IPV4_NETCONF,
+                uapi.RTNLGRP_IPV6_NETCONF)
+NETCONF = (uapi.RTM_NEWNETCONF, uapi.RTM_DELNETCONF)
+ELEMENTS = (nft.NFT_MSG_NEWSETELEM, nft.NFT_MSG_DELSETELEM, nft.NFT_MSG_NEWGEN)    # they change no table
+
+
+class Memory:
+    """recall() for one namespace and any number of threads; made in a thread that is in it. Raises OSError."""
+
+    def __init__(self):
+        self.lock = Lock()
+        self.facts = {}
+        self.heard = 0                  # notifications so far: none may come between a question and its answer
+        self.watched = set()            # indexes of links that facts are about
+        self.route = wire.open_socket(groups=ROUTE_GROUPS)
+        self.nftables = None            # opened by the first who asks about a table
+        filters.attach(self.route, filters.links(()))
+
+    def close(self):
+        for sock in filter(None, (self.route, self.nftables)):
+            sock.close()
+
+    def recall(self, key, ask):
+        """What ask() says; asked once, and again after it may have changed. See kit.host.Host.recall."""
+        with self.lock:
+            if key[0] == "nftables" and not self.nftables:
+                self.nftables = wire.open_socket(uapi.NETLINK_NETFILTER, groups=(uapi.NFNLGRP_NFTABLES,))
+            self._catch_up()
+            if key in self.facts:
+                if type(self.facts[key]) is bytes:
+                    self.facts[key] = rtnl.read_link(self.facts[key])
+                return self.facts[key]
+            heard = self.heard
+        fact = ask()
+        if fact is None:
+            return None                 # nothing is announced of a link that is not there
+        index = link_of(key, fact)
+        if index is not None and self._watch(index):
+            return self.recall(key, ask)    # it may have changed before the filter let that pass: ask once more
+        with self.lock:
+            self._catch_up()
+            if self.heard == heard:
+                self.facts[key] = fact
+        return fact
+
+    def _watch(self, index):
+        """Let notifications about a link pass. False where they did already."""
+        with self.lock:
+            if index in self.watched:
+                return False
+            if len(self.watched) >= filters.MOST_LINKS:     # links come and go; those that stay are asked for again
+                self._forget_all()
+            self.watched.add(index)
+            filters.attach(self.route, filters.links(self.watched))
+            return True
+
+    def _forget_all(self):
+        self.heard += 1
+        self.facts.clear()
+        self.watched.clear()
+
+    def _catch_up(self):
+        """Read what waits; whatever the kernel had to drop may have been about anything."""
+        for sock, hear in ((self.route, self._hear_route), (self.nftables, self._hear_nftables)):
+            while sock:
+                try:
+                    heard = wire.glance(sock)
+                except OSError as e:
+                    if e.errno != ENOBUFS:
+                        raise
+                    self.heard += 1
+                    self.facts.clear()
+                    continue
+                if heard is None:
+                    break
+                for kind, _, _, _, payload in heard:
+                    hear(kind, payload)
+
+    def _hear_route(self, kind, payload):
+        if kind in NETCONF:
+            self._forget(lambda key, _: key[0] == "sysctl")
+        elif kind in (uapi.RTM_NEWADDR, uapi.RTM_DELADDR):
+            index = rtnl.u32(payload[4:8])
+            self._forget(lambda key, _: key[:2] == ("addresses", index))
+        elif payload[0] == uapi.AF_UNSPEC:      # else a bridge speaks of a port
+            self._hear_link(kind, payload)
+
+    def _hear_link(self, kind, payload):
+        """A link has changed or is gone. What it has become is all in here, and read when somebody asks."""
+        index = rtnl.u32(payload[4:8])
+        if kind == uapi.RTM_NEWLINK:
+            name = attributes(payload, 16).get(uapi.IFLA_IFNAME, b"").rstrip(b"\0").decode("utf-8", "surrogateescape")
+            fact = self.facts.get(("link", name))
+            if fact is not None and link_of(("link", name), fact) == index:
+                self.heard += 1
+                self.facts["link", name] = payload
+                return
+        self._forget(lambda key, fact: link_of(key, fact) == index)
+
+    def _hear_nftables(self, kind, payload):
+        if kind not in ELEMENTS:
+            name = attributes(payload, 4).get(nft.NFTA_TABLE_NAME, b"").rstrip(b"\0").decode("utf-8", "replace")
+            self._forget(lambda key, _: key[:2] == ("nftables", name))
+
+    def _forget(self, about):
+        self.heard += 1
+        for key in [key for key, fact in self.facts.items() if about(key, fact)]:
+            del self.facts[key]
+
+
+def link_of(key, fact):
+    """The index of the link that a fact is about, None for another kind of fact."""
+    if key[0] == "link":
+        return rtnl.u32(fact[4:8]) if type(fact) is bytes else fact.index
+    return key[1] if isinstance(key[1], int) else None

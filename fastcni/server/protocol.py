@@ -1,0 +1,157 @@
+"""One request and its answer, as messages on a unix SEQPACKET socket. launcher.c is the other end.
+
+    request   magic:4 "fcni"  version:u32  descriptors:u32  environment:u32    native byte order
+              `environment` bytes of NUL-terminated strings: the plugin's name, then NAME=VALUE
+              stdin, up to the end of the message
+              with it (SCM_RIGHTS), for each bit of `descriptors`, in this order:
+                  OWN 1     the caller's network namespace
+                  NETNS 2   what CNI_NETNS names, if it could be opened
+                  STDIN 4   a memfd with stdin, where that is too long for a message
+    answer    magic:4 "fcni"  version:u32  status:u32  stderr:u32
+              `stderr` bytes for stderr, the rest for stdout; or, where they are too long for a message, a memfd
+              with both instead
+              status: 0 and 1 are exit statuses; DECLINED 2: nothing was done, go one-shot
+
+One request a connection. Closing it unread gives the caller ECONNRESET: it goes one-shot; closing it later without
+an answer says that the server was lost. magic and version stay where they are in every version; a version that is
+not ours is declined.
+"""
+
+import array
+import os
+import socket
+import stat
+import struct
+from fcntl import fcntl
+
+from fastcni.handle import MAX_STDIN
+
+HEAD = struct.Struct("=4sIII")
+MAGIC, VERSION = b"fcni", 1
+OWN, NETNS, STDIN = 1, 2, 4
+DECLINED = 2
+MAX_MESSAGE = 256 << 10         # of a request; a launcher's are at most half of it
+MAX_ANSWER = 128 << 10          # beyond it a memfd: an answer has to fit the send buffer, net.core.wmem_default
+MAX_VARIABLES = 64
+MAX_DESCRIPTORS = 8             # room for more than there may be: those that do not fit would be lost unseen
+CREDENTIALS = struct.Struct("=iII")
+F_GET_SEALS = 1034              # linux/fcntl.h: only a memory file has seals, and reading one cannot block
+
+
+class Declined(Exception):
+    """This is no request that we serve; the text is for the log."""
+
+
+class Lost(Exception):
+    """The caller has closed its end."""
+
+
+class Message:
+    """A request as it was sent: plugin, env {name: value}, stdin (bytes), own and netns (descriptors, netns None
+    where CNI_NETNS was not sent). Who has it closes the descriptors."""
+
+    __slots__ = ("plugin", "env", "stdin", "own", "netns")
+
+    def close(self):
+        for fd in (self.own, self.netns):
+            if fd is not None:
+                os.close(fd)
+        self.own = self.netns = None
+
+
+def peer_uid(conn):
+    """The user id of whoever connected (unix(7), SO_PEERCRED)."""
+    return CREDENTIALS.unpack(conn.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size))[1]
+
+
+def receive(conn, buffer):
+    """The Message that waits on a connection; `buffer` is a bytearray of MAX_MESSAGE.
+
+    Raises Declined, Lost where the caller is gone, BlockingIOError where nothing waits.
+    """
+    size, ancillary, flags, _ = conn.recvmsg_into(
+        [buffer], socket.CMSG_SPACE(MAX_DESCRIPTORS * 4), socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC)
+    fds = array.array("i")
+    for level, kind, data in ancillary:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            fds.frombytes(data[:len(data) - len(data) % fds.itemsize])
+    try:
+        if not size and not flags:
+            raise Lost
+        if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+            raise Declined("a message or its descriptors cut short")
+        return read(bytes(memoryview(buffer)[:size]), fds)
+    finally:
+        for fd in fds:          # those that the message took have left the list
+            os.close(fd)
+
+
+def read(data, fds):
+    """A request's bytes and descriptors as a Message, which takes its descriptors out of `fds`. Raises Declined."""
+    if len(data) < HEAD.size:
+        raise Declined(f"a message of {len(data)} bytes")
+    magic, version, mask, size = HEAD.unpack_from(data)
+    if magic != MAGIC or version != VERSION:
+        raise Declined(f"magic {magic!r}, version {version}")
+    if mask & ~(OWN | NETNS | STDIN) or not mask & OWN or mask.bit_count() != len(fds):
+        raise Declined(f"descriptors {mask:#x}, and {len(fds)} of them")
+    if size > len(data) - HEAD.size:
+        raise Declined(f"an environment of {size} bytes in a message of {len(data)}")
+    message = Message()
+    message.plugin, message.env = read_environment(data[HEAD.size:HEAD.size + size])
+    message.stdin = data[HEAD.size + size:]
+    if mask & STDIN:
+        if message.stdin:
+            raise Declined("stdin twice")
+        message.stdin = read_memory(fds[-1])
+    message.own, message.netns = fds[0], fds[1] if mask & NETNS else None
+    del fds[:1 if message.netns is None else 2]
+    return message
+
+
+def read_environment(block):
+    """(plugin, {name: value}) of NUL-terminated strings, as os.environ decodes them. Raises Declined."""
+    strings = block.split(b"\0")
+    if strings.pop() or not strings:
+        raise Declined("an environment without its end")
+    if len(strings) > MAX_VARIABLES:
+        raise Declined(f"{len(strings)} variables")
+    plugin, env = os.fsdecode(strings[0]), {}
+    for string in strings[1:]:
+        name, equals, value = string.partition(b"=")
+        if not equals:
+            raise Declined("a variable without a value")
+        env[os.fsdecode(name)] = os.fsdecode(value)
+    return plugin, env
+
+
+def read_memory(fd):
+    """The content of a memory file, MAX_STDIN + 1 bytes at most: the request says that more is too much."""
+    try:
+        fcntl(fd, F_GET_SEALS)
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise OSError
+        parts, offset = [], 0
+        while offset <= MAX_STDIN and (part := os.pread(fd, MAX_STDIN + 1 - offset, offset)):
+            parts.append(part)
+            offset += len(part)
+    except OSError:
+        raise Declined("a stdin that is no memory file") from None
+    return b"".join(parts)
+
+
+def answer(conn, status, stdout=b"", stderr=b""):
+    """Send the one answer. Raises OSError: EPIPE where the caller is gone, EAGAIN where it does not read."""
+    head = HEAD.pack(MAGIC, VERSION, status, len(stderr))
+    if len(stdout) + len(stderr) <= MAX_ANSWER:
+        conn.send(head + stderr + stdout, socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
+        return
+    memory = os.memfd_create("answer")
+    try:
+        with open(memory, "wb", closefd=False) as file:
+            file.write(stderr)
+            file.write(stdout)
+        conn.sendmsg([head], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [memory]))],
+                     socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
+    finally:
+        os.close(memory)

@@ -1,0 +1,163 @@
+"""The door of the server: takes connections, reads the request of each, and puts it on the desk.
+
+Any number of threads may stand at the door; the kernel wakes one for each event (epoll(7), edge-triggered). Nobody
+who only connects, or never reads, can keep it waiting.
+"""
+
+import os
+import select
+from time import monotonic
+
+import orjson
+
+from fastcni import plugins
+from fastcni.handle import error_document
+from fastcni.server import protocol
+from fastcni.server.desk import Call
+from fastcni.spec import errors
+from fastcni.spec.errors import CniError
+
+SILENT_SECONDS = 10.0           # for a connection to send its request
+MOST_SILENT = 1024              # connections that have not; beyond them the oldest is closed
+KEYED = ("ADD", "DEL", "CHECK")
+
+
+class Reception:
+    """listener: a listening SEQPACKET socket, non-blocking. uids: the user ids that are served."""
+
+    def __init__(self, listener, desk, lock, uids, log):
+        self.listener, self.desk, self.lock, self.uids, self.log = listener, desk, lock, uids, log
+        self.silent = {}                # descriptor -> (connection, when it came); the oldest first
+        self.events = select.epoll()
+        self.bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self.events.register(self.bell, select.EPOLLIN)
+        self.events.register(listener, select.EPOLLIN | select.EPOLLET)
+        self.open = True
+
+    def ring(self):
+        """Have whoever waits in look_out() come back; from any thread, also from then on."""
+        os.eventfd_write(self.bell, 1)
+
+    def look_out(self, seconds, buffer):
+        """Take what comes first within so many seconds (None: for ever); `buffer` is the thread's own, for a message."""
+        limits = [limit for limit in (seconds, self._next_silence()) if limit is not None]
+        for fd, _ in self.events.poll(min(limits) if limits else None, 1):
+            if fd in self.silent:
+                self._read(fd, buffer)
+            elif self.open and fd == self.listener.fileno():
+                while self._accept():       # an edge is told once
+                    pass
+        if self.silent:
+            self._close_silent()
+
+    def stop(self, *, to_the_last):
+        """No more connections are taken; with to_the_last those that wait for it still are."""
+        self.open = False
+        self.events.unregister(self.listener)
+        while to_the_last and self._accept():
+            pass
+        self.listener.close()
+
+    def close(self):
+        self.events.close()
+        os.close(self.bell)
+
+    def _accept(self):
+        try:
+            conn, _ = self.listener.accept()
+        except BlockingIOError:
+            return False
+        except OSError as e:            # no descriptor left: those in line go on waiting
+            self.log.error("cannot take a connection", error=e.strerror)
+            return False
+        if protocol.peer_uid(conn) not in self.uids:
+            self.log.warning("refused: not an allowed user", uid=protocol.peer_uid(conn))
+            conn.close()                # unread: it goes one-shot
+            return True
+        self.silent[conn.fileno()] = conn, monotonic()
+        self.events.register(conn, select.EPOLLIN | select.EPOLLONESHOT)
+        return True
+
+    def _read(self, fd, buffer):
+        conn, _ = self.silent.pop(fd)
+        try:
+            message = protocol.receive(conn, buffer)
+        except protocol.Lost:
+            conn.close()
+        except (protocol.Declined, OSError) as e:
+            self.log.warning("declined", why=str(e))
+            decline(conn)
+        else:
+            self._put(conn, message)
+
+    def _put(self, conn, message):
+        why = unfit(message)
+        if why:
+            self.log.info("declined", why=why)
+            message.close()
+            decline(conn)
+            return
+        call = Call(key_of(message), message.env["CNI_COMMAND"], (conn, message))
+        with self.lock:
+            if self.desk.put(call):
+                return
+        refuse(call, f"{self.desk.room} requests wait for the fastcni server already")
+        self.log.warning("refused: no room", waiting=self.desk.room)
+
+    def _next_silence(self):
+        """Seconds until a silent connection is closed, None without one."""
+        for _, since in self.silent.values():
+            return max(0.0, since + SILENT_SECONDS - monotonic())
+        return None
+
+    def _close_silent(self):
+        for fd, (conn, since) in list(self.silent.items()):
+            if len(self.silent) <= MOST_SILENT and since + SILENT_SECONDS > monotonic():
+                return
+            del self.silent[fd]
+            conn.close()
+
+
+def unfit(message):
+    """Why a request has to go one-shot, "" where we can serve it."""
+    if message.plugin not in plugins.TABLE:
+        return f"no plugin {message.plugin!r}"
+    if not message.env.get("CNI_COMMAND"):
+        return "no command"
+    if any(not folder.startswith("/") for folder in message.env.get("CNI_PATH", "/").split(":")):
+        return "a CNI_PATH relative to its caller"
+    return ""
+
+
+def key_of(message):
+    """What a request must not be run beside: (network, container id, ifname); None where it is about no attachment."""
+    if message.env["CNI_COMMAND"] not in KEYED:
+        return None
+    try:
+        network = orjson.loads(message.stdin)["name"]
+    except (ValueError, KeyError, TypeError):       # it will be refused
+        network = ""
+    return str(network), message.env.get("CNI_CONTAINERID", ""), message.env.get("CNI_IFNAME", "")
+
+
+def decline(conn):
+    """Send the caller one-shot."""
+    try:
+        protocol.answer(conn, protocol.DECLINED)
+    except OSError:
+        return                          # it is gone
+    finally:
+        conn.close()
+
+
+def refuse(call, why):
+    """Answer a call that is not to be run: code 11, try again later."""
+    conn, message = call.what
+    message.close()
+    error = CniError(errors.TRY_AGAIN_LATER, why, "the node has more to do than it can; it is safe to try again")
+    try:
+        protocol.answer(conn, 1, error_document(error))
+    except OSError:
+        return                          # it is gone
+    finally:
+        conn.close()

@@ -1,0 +1,65 @@
+"""The server from its start to its last answer."""
+
+import gc
+import os
+import signal
+import sys
+from threading import Lock
+from time import monotonic
+
+import sdnotify
+
+from fastcni.server import listening, log
+from fastcni.server.crew import Crew
+from fastcni.server.desk import Desk
+from fastcni.server.hosts import Hosts
+from fastcni.server.reception import Reception
+from fastcni.server.work import Workers, environment, preload
+
+CREW = 64                       # threads that sit out the kernel's deferred work
+TIDY_SECONDS = 5
+DRAIN_SECONDS = 80              # systemd's usual patience is 90
+ENDS = {signal.SIGTERM, signal.SIGINT}
+SWITCH_SECONDS = 0.0005         # a thread back from the kernel waits so long for one that computes
+
+
+def serve(path=listening.PATH, *, workers=32, room=1024, patience=60.0, uids=(0,), level="info", fmt="logfmt"):
+    """Serve until SIGTERM or SIGINT, then finish what was begun. Returns the exit status.
+
+    workers: requests that run at once. room: requests that may wait. patience: seconds that each may.
+    uids: user ids whose requests are served. Raises ListenError. Has to run in the main thread.
+    """
+    started = monotonic()
+    signal.pthread_sigmask(signal.SIG_BLOCK, ENDS)      # threads inherit it; this one waits for them below
+    logger = log.make(level, fmt)
+    listen = listening.listen(path, open_to_all=not set(uids) <= {0, os.geteuid()})
+    preload()
+    sys.setswitchinterval(SWITCH_SECONDS)
+    gc.collect()
+    gc.freeze()                     # what is there now stays: no collection need look through it
+    lock, desk, crew = Lock(), Desk(room=room, patience=patience), Crew(CREW)
+    hosts = Hosts(crew)
+    door = Reception(listen.sock, desk, lock, frozenset(uids), logger)
+    team = Workers(workers, desk, lock, door, hosts, crew, environment(), logger)
+    team.start()
+    notify = sdnotify.SystemdNotifier()
+    notify.notify("READY=1")
+    logger.info("ready", socket=listen.path or "handed over", workers=workers,
+                ms=round((monotonic() - started) * 1e3, 1))
+
+    while not signal.sigtimedwait(ENDS, TIDY_SECONDS):
+        hosts.tidy()
+
+    notify.notify("STOPPING=1")
+    logger.info("stopping", waiting=desk.waiting, running=desk.running)
+    listen.vanish()
+    team.stop(to_the_last=not listen.handed_over)   # a socket of systemd's: the next server takes who waits there
+    listen.release()
+    drained = team.join(DRAIN_SECONDS)
+    if not drained:
+        logger.error("stopped with requests unanswered", running=desk.running)
+        return 1
+    door.close()
+    hosts.close()
+    logger.info("stopped")
+    return 0

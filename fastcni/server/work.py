@@ -1,0 +1,207 @@
+"""Workers: threads that take a request each, and answer it.
+
+A worker that is free stands at the door and serves what comes there itself: no request is handed from one thread to
+another. One more worker than may work at once makes sure that somebody is always at the door.
+"""
+
+import mmap
+import os
+import select
+import threading
+from time import monotonic
+
+from fastcni import plugins
+from fastcni.handle import error_document, handle
+from fastcni.kernel import netns, uapi, wire
+from fastcni.server import protocol, reception
+from fastcni.spec import errors
+from fastcni.spec.errors import CniError
+
+spent = threading.local()       # .seconds: {netlink protocol: of the request that this thread works on}
+
+
+def observe(protocol_number, seconds):
+    """For wire.observe."""
+    counted = getattr(spent, "seconds", None)
+    if counted is not None:
+        counted[protocol_number] = counted.get(protocol_number, 0.0) + seconds
+
+
+class Workers:
+    """desk and its lock, reception, hosts, crew (see there); env: the environment of programs that requests start."""
+
+    def __init__(self, size, desk, lock, door, hosts, crew, env, log):
+        self.size, self.desk, self.lock, self.door = size, desk, lock, door
+        self.hosts, self.crew, self.env, self.log = hosts, crew, env, log
+        self.stopping = False
+        self.threads = []
+
+    def start(self):
+        for _ in range(self.size + 1):
+            self._start_one()
+
+    def _start_one(self):
+        thread = threading.Thread(target=self._work, name="worker", daemon=True)
+        self.threads.append(thread)
+        thread.start()
+
+    def stop(self, *, to_the_last):
+        """Have every worker end when nothing is left to do; see Reception.stop."""
+        self.door.stop(to_the_last=to_the_last)
+        self.stopping = True
+        self.door.ring()
+
+    def join(self, seconds):
+        """Wait for the workers' end; False when some have not come to it."""
+        deadline = monotonic() + seconds
+        for thread in self.threads:
+            thread.join(max(0.0, deadline - monotonic()))
+        return not any(thread.is_alive() for thread in self.threads)
+
+    def _work(self):
+        buffer = mmap.mmap(-1, protocol.MAX_MESSAGE)        # pages that no message fills take no memory
+        while call := self._next(buffer):
+            try:
+                self._serve(call)
+            except netns.Lost as e:
+                self.log.error("a worker cannot return to its namespace; another takes its place", error=str(e))
+                self.threads.remove(threading.current_thread())
+                self._start_one()
+                return
+            except Exception:                   # a fault of ours: this caller finds its connection closed
+                self.log.exception("a fault of the server", **words(call))
+            finally:
+                with self.lock:
+                    self.desk.done(call)
+
+    def _next(self, buffer):
+        """The next call, None when there will be no more."""
+        while not (call := self._take()):
+            if self.stopping and not self.door.silent and not self.desk.waiting:
+                return None
+            with self.lock:
+                deadline = self.desk.next_deadline()
+            self.door.look_out(deadline, buffer)
+        return call
+
+    def _take(self):
+        with self.lock:
+            late = self.desk.impatient()
+            call = self.desk.take() if self.desk.running < self.size else None
+        for each in late:
+            waited = f"waited {each.waited:.1f} s for one of {self.size} workers of the fastcni server"
+            self.log.warning("refused: waited too long", **words(each))
+            reception.refuse(each, waited)
+        return call
+
+    def _serve(self, call):
+        """Run one call, answer it, log it."""
+        conn, message = call.what
+        queued, started = call.waited, monotonic()
+        said = Answer(conn)
+        try:
+            if is_closed(conn):
+                self.log.warning("its caller is gone: not run", **words(call))
+                return
+            try:
+                self._run(message, said)
+            except OSError as e:                # a namespace that is none, or that we may not enter
+                self.log.warning("declined", why=str(e), **words(call))
+                said.decline()
+                return
+            except netns.Lost as e:
+                said.say(1, error_document(CniError(errors.INTERNAL, f"the fastcni server: {e}")))
+                raise
+        finally:
+            message.close()
+            conn.close()
+        self._report(call, said, queued, monotonic() - started)
+
+    def _run(self, message, said):
+        fds, own = {}, message.own
+        if message.netns is not None and netns.is_namespace(message.netns):
+            fds["netns"], message.netns = message.netns, None
+        visit = self.hosts.visit(own)
+        with visit as host:
+            spent.seconds = said.spent
+            reply = handle(message.plugin, {**self.env, **message.env}, message.stdin, fds, host=host,
+                           aside=self.crew, deliver=said.deliver)
+            said.in_ipam = host.in_ipam
+            visit.clean = reply.status == 0     # after an error a socket may have something left to say
+            said.say(reply.status, reply.stdout, reply.stderr)
+
+    def _report(self, call, said, queued, took):
+        values = words(call) | {"ms": ms(took), "queue_ms": ms(queued), "ipam_ms": ms(said.in_ipam),
+                                "netlink_ms": ms(said.spent.get(uapi.NETLINK_ROUTE, 0)),
+                                "nftables_ms": ms(said.spent.get(uapi.NETLINK_NETFILTER, 0))}
+        if said.unheard:
+            taken_back = "; the ADD is taken back" if call.command == "ADD" else ""
+            self.log.warning(f"its caller is gone{taken_back}", **values)
+        elif said.status:
+            self.log.warning("failed", **values, error=said.error)
+        else:
+            self.log.info("done", **values)
+
+
+class Answer:
+    """What was said to a caller, and what the request took."""
+
+    def __init__(self, conn):
+        self.conn, self.status, self.error, self.unheard = conn, None, "", False
+        self.spent, self.in_ipam = {}, 0.0
+
+    def deliver(self, reply):
+        """For handle(): the result of an ADD. Raises OSError where nobody listens."""
+        try:
+            protocol.answer(self.conn, reply.status, reply.stdout, reply.stderr)
+        except OSError:
+            self.unheard = True
+            raise
+        self.status = reply.status
+
+    def say(self, status, stdout=b"", stderr=b""):
+        """Answer, unless deliver() has, or has found nobody there."""
+        if self.status is not None or self.unheard:
+            return
+        self.status, self.error = status, stdout.decode("utf-8", "replace") if status else ""
+        try:
+            protocol.answer(self.conn, status, stdout, stderr)
+        except OSError:
+            self.unheard = True
+
+    def decline(self):
+        self.say(protocol.DECLINED)
+
+
+def is_closed(conn):
+    """Has the caller closed its end?"""
+    watch = select.poll()
+    watch.register(conn, select.POLLIN | select.POLLHUP | select.POLLRDHUP)
+    return any(event & (select.POLLHUP | select.POLLRDHUP) for _, event in watch.poll(0))
+
+
+def words(call):
+    """What a log line says of a call."""
+    _, message = call.what
+    network = call.key[0] if call.key else ""
+    return {"command": call.command, "plugin": message.plugin, "network": network,
+            "container": message.env.get("CNI_CONTAINERID", ""), "ifname": message.env.get("CNI_IFNAME", "")}
+
+
+def ms(seconds):
+    return round(seconds * 1e3, 3)
+
+
+def preload():
+    """Import what any request may need, and have wire tell where time goes."""
+    for kind in plugins.TABLE:
+        plugins.load(kind)
+    from fastcni.kit import checks, masquerade_iptables, masquerade_nft, spoofcheck  # noqa: F401
+
+    wire.observe = observe
+
+
+def environment():
+    """What is left of our own environment for programs that requests start."""
+    return {name: value for name, value in os.environ.items()
+            if not name.startswith(("CNI_", "LISTEN_", "FASTCNI_")) and name != "NOTIFY_SOCKET"}
