@@ -35,6 +35,7 @@ UNREADABLE = b"/"                   # held, and nobody's: neither an id nor an i
 CONTROL = bytes(b for b in range(32) if b not in b"\t\n\r") + b"\x7f"
 WRITE = posix.O_WRONLY | posix.O_CREAT | posix.O_CLOEXEC | posix.O_NOFOLLOW
 CREATE = WRITE | posix.O_EXCL
+known_boot_id = b""                 # of a process that has asked; it lasts as long as the boot
 READ = posix.O_RDONLY | posix.O_CLOEXEC | posix.O_NOFOLLOW | posix.O_NONBLOCK
 
 
@@ -315,7 +316,10 @@ def address_of(name):
 
 def boot_id():
     """The 36 bytes of this boot's id (random(4)); b"" without /proc, and then no index is believed."""
-    try:
-        return sysctl.read("kernel/random/boot_id").encode()
-    except OSError:
-        return b""
+    global known_boot_id
+    if not known_boot_id:
+        try:
+            known_boot_id = sysctl.read("kernel/random/boot_id").encode()
+        except OSError:
+            return b""
+    return known_boot_id

@@ -1,12 +1,13 @@
 """The door of the server: takes connections, reads the request of each, and puts it on the desk.
 
-Any number of threads may stand at the door; the kernel wakes one for each event (epoll(7), edge-triggered). Nobody
-who only connects, or never reads, can keep it waiting.
+Any number of threads may stand at the door; the kernel wakes one for each event (epoll(7), EPOLLONESHOT). Who takes a
+connection reads its request too, which is there within microseconds; one that is not is watched from then on. Nobody
+who only connects, or never reads, can keep the door waiting.
 """
 
 import os
 import select
-from time import monotonic
+from time import monotonic, sleep
 
 import orjson
 
@@ -17,9 +18,12 @@ from fastcni.server.desk import Call
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 
+PROMPT_MS = 1                   # for the request to follow the connection
+PAUSE = 0.05                    # seconds, before the next try to take a connection
 SILENT_SECONDS = 10.0           # for a connection to send its request
 MOST_SILENT = 1024              # connections that have not; beyond them the oldest is closed
 KEYED = ("ADD", "DEL", "CHECK")
+ONCE = select.EPOLLIN | select.EPOLLONESHOT
 
 
 class Reception:
@@ -31,7 +35,7 @@ class Reception:
         self.events = select.epoll()
         self.bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.events.register(self.bell, select.EPOLLIN)
-        self.events.register(listener, select.EPOLLIN | select.EPOLLET)
+        self.events.register(listener, ONCE)
         self.open = True
 
     def ring(self):
@@ -39,14 +43,13 @@ class Reception:
         os.eventfd_write(self.bell, 1)
 
     def look_out(self, seconds, buffer):
-        """Take what comes first within so many seconds (None: for ever); `buffer` is the thread's own, for a message."""
+        """Take what comes first within so many seconds (None: for ever). `buffer` is the thread's, for a message."""
         limits = [limit for limit in (seconds, self._next_silence()) if limit is not None]
         for fd, _ in self.events.poll(min(limits) if limits else None, 1):
             if fd in self.silent:
                 self._read(fd, buffer)
             elif self.open and fd == self.listener.fileno():
-                while self._accept():       # an edge is told once
-                    pass
+                self._accept(buffer)
         if self.silent:
             self._close_silent()
 
@@ -54,29 +57,43 @@ class Reception:
         """No more connections are taken; with to_the_last those that wait for it still are."""
         self.open = False
         self.events.unregister(self.listener)
-        while to_the_last and self._accept():
-            pass
+        while to_the_last and (conn := self._take()):
+            self.events.register(conn, ONCE)
         self.listener.close()
 
     def close(self):
         self.events.close()
         os.close(self.bell)
 
-    def _accept(self):
-        try:
-            conn, _ = self.listener.accept()
-        except BlockingIOError:
-            return False
-        except OSError as e:            # no descriptor left: those in line go on waiting
-            self.log.error("cannot take a connection", error=e.strerror)
-            return False
-        if protocol.peer_uid(conn) not in self.uids:
-            self.log.warning("refused: not an allowed user", uid=protocol.peer_uid(conn))
+    def _accept(self, buffer):
+        """Take the next connection, and its request if that comes at once."""
+        conn = self._take()
+        if self.open:
+            self.events.modify(self.listener, ONCE)     # the next one wakes another thread
+        if conn:
+            prompt = select.poll()
+            prompt.register(conn, select.POLLIN)
+            if prompt.poll(PROMPT_MS):
+                self._read(conn.fileno(), buffer)
+            else:
+                self.events.register(conn, ONCE)
+
+    def _take(self):
+        """The next connection, which is silent as yet; None when there is none."""
+        while True:
+            try:
+                conn, _ = self.listener.accept()
+            except BlockingIOError:
+                return None
+            except OSError as e:        # no descriptor left: those in line go on waiting
+                self.log.error("cannot take a connection", error=e.strerror)
+                sleep(PAUSE)
+                return None
+            if (uid := protocol.peer_uid(conn)) in self.uids:
+                self.silent[conn.fileno()] = conn, monotonic()
+                return conn
+            self.log.warning("refused: not an allowed user", uid=uid)
             conn.close()                # unread: it goes one-shot
-            return True
-        self.silent[conn.fileno()] = conn, monotonic()
-        self.events.register(conn, select.EPOLLIN | select.EPOLLONESHOT)
-        return True
 
     def _read(self, fd, buffer):
         conn, _ = self.silent.pop(fd)

@@ -10,13 +10,16 @@ import select
 import threading
 from time import monotonic
 
+import orjson
+
 from fastcni import plugins
 from fastcni.handle import error_document, handle
 from fastcni.kernel import netns, uapi, wire
 from fastcni.server import protocol, reception
-from fastcni.spec import errors
+from fastcni.spec import errors, json
 from fastcni.spec.errors import CniError
 
+PROMPT = 0.001                  # seconds; who has not waited longer is taken to be there still
 spent = threading.local()       # .seconds: {netlink protocol: of the request that this thread works on}
 
 
@@ -100,7 +103,7 @@ class Workers:
         queued, started = call.waited, monotonic()
         said = Answer(conn)
         try:
-            if is_closed(conn):
+            if queued > PROMPT and is_closed(conn):
                 self.log.warning("its caller is gone: not run", **words(call))
                 return
             try:
@@ -192,13 +195,18 @@ def ms(seconds):
     return round(seconds * 1e3, 3)
 
 
+def print_json(value):
+    return orjson.dumps(value, option=orjson.OPT_INDENT_2)
+
+
 def preload():
-    """Import what any request may need, and have wire tell where time goes."""
+    """Import what any request may need; have wire tell where time goes, and results printed by what is warm here."""
     for kind in plugins.TABLE:
         plugins.load(kind)
     from fastcni.kit import checks, masquerade_iptables, masquerade_nft, spoofcheck  # noqa: F401
 
     wire.observe = observe
+    json.printer = print_json
 
 
 def environment():

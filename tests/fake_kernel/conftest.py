@@ -8,7 +8,7 @@ from fake_kernel.node import HOST, POD, Node
 
 from fastcni.handle import handle
 from fastcni.kernel import netns, sysctl, wire
-from fastcni.kit import masquerade_iptables
+from fastcni.kit import masquerade_iptables, store
 
 POD_PATH = "/run/netns/a-pod-that-is-not-there"
 
@@ -81,5 +81,6 @@ def calls(tmp_path, monkeypatch):
     monkeypatch.setattr(netns, "is_own", lambda fd, home=None: False)
     monkeypatch.setattr(sysctl, "read", lambda name: state.node.sysctls.get((state.node.here, name), "0"))
     monkeypatch.setattr(sysctl, "write", write)
+    monkeypatch.setattr(store, "known_boot_id", b"")        # what it reads here is of no use to others
     monkeypatch.setattr(masquerade_iptables, "LEGACY_TABLES", {})       # the real node's, and root's to read
     return state

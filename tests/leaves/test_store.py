@@ -198,7 +198,7 @@ def test_killed_anywhere_files_and_index_agree_afterwards(place):
         with place() as store:
             files = {name: (place.path / name).read_bytes() for name in place.addresses()}
             whole = {name: content for name, content in files.items() if content}
-            assert len(store.index) == len(whole) >= len(files) - 1
+            assert len(store.index) == len(whole)       # a kill may leave an empty file, which holds nothing
             for name, content in whole.items():
                 assert ip(name) in store.index.addresses_of(content)
         rng.random()
