@@ -12,6 +12,18 @@ def read_own_dns(conf):
     return read_dns(section) if any(section.has(key) for key in (*DNS_LISTS, "domain")) else None
 
 
+def read_ipv6(conf):
+    """Is there IPv6 on the pod's link? disableIPv6, a key of fastcni's: true takes it off both ends."""
+    return not conf.flag("disableIPv6")
+
+
+def check_families(ipv6, result):
+    """Raises CniError 7 for an IPv6 address in a network without IPv6."""
+    for ip in result.get("ips", ()):
+        if not ipv6 and ":" in ip["address"]:
+            raise CniError(errors.INVALID_CONFIG, f"IPAM gave {ip['address']}, but disableIPv6 is true")
+
+
 def read_requested_mac(req):
     """The MAC asked for, as bytes, or None: runtimeConfig.mac before args.cni.mac before MAC of CNI_ARGS."""
     text = req.conf.section("runtimeConfig").text("mac") or req.conf.section("args").section("cni").text("mac")

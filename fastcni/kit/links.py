@@ -60,10 +60,10 @@ def find(sock, name=None, *, index=0):
         return None
 
 
-def add_veth(req, pod, undo, *, mtu=0, master=0, mac=None):
+def add_veth(req, pod, undo, *, mtu=0, master=0, mac=None, ipv6=True):
     """A veth pair, the host end up: (host Link, inside Link). One request, its echo tells both indexes.
 
-    Raises CniError when the pod has an interface of that name, NetlinkError for what else the kernel refuses.
+    Without ipv6 the host end has none; before its peer is up it has sent nothing yet. Raises CniError when the pod has an interface of that name, NetlinkError for what else the kernel refuses.
     """
     host_mac, inside_mac = random_mac(), mac or random_mac()
     for _ in range(NAME_TRIES):
@@ -81,11 +81,16 @@ def add_veth(req, pod, undo, *, mtu=0, master=0, mac=None):
                            'already exists', "the pod has an interface of that name; was it added before?") from e
         undo(delete_by_name, pod.host, name)
         host = host or find(pod.host, name)     # Linux before 6.2 does not echo
-        sysctl.offer(f"net/ipv6/conf/{name}/accept_ra", "0")
+        sysctl.offer(*(f"net/ipv6/conf/{name}/accept_ra", "0") if ipv6 else no_ipv6(name))
         inside = rtnl.Link()
         inside.name, inside.index, inside.address = req.ifname, host.peer, inside_mac
         return host, inside
     raise CniError(errors.INTERNAL, f"failed to make veth pair: {NAME_TRIES} random names were all taken")
+
+
+def no_ipv6(ifname):
+    """The sysctl, name and value, that takes IPv6 off a link."""
+    return f"net/ipv6/conf/{ifname}/disable_ipv6", "1"
 
 
 def delete_by_name(sock, name):

@@ -4,7 +4,7 @@ What only some pods or commands need is imported where it is used: an import cos
 """
 
 from fastcni.kit import announced, bridges, forwarding, ipam, links, vlans
-from fastcni.kit.conf import read_own_dns, read_requested_mac
+from fastcni.kit.conf import check_families, read_ipv6, read_own_dns, read_requested_mac
 from fastcni.kit.masquerade import Masquerade
 from fastcni.kit.undo import every
 from fastcni.spec import address as addresses
@@ -19,7 +19,7 @@ class Conf:
     there is IPAM."""
 
     __slots__ = ("name", "is_gateway", "is_default_gateway", "force_address", "mtu", "hairpin", "promisc", "isolated",
-                 "vlans", "enable_dad", "leave_down", "mac", "masquerade", "spoofcheck", "dns", "layer3")
+                 "vlans", "enable_dad", "leave_down", "mac", "masquerade", "spoofcheck", "dns", "layer3", "ipv6")
 
 
 def read(req):
@@ -39,6 +39,7 @@ def read(req):
     conf.spoofcheck = keys.flag("macspoofchk")
     conf.dns = read_own_dns(keys)
     conf.layer3 = ipam.wanted(req)
+    conf.ipv6 = read_ipv6(keys)
     bridges.check_name(conf.name)
     if conf.vlans.vlan and conf.is_gateway:
         bridges.check_name(vlans.leg_name(conf.name, conf.vlans.vlan))
@@ -54,7 +55,7 @@ def read(req):
 def add(req, conf, undo):
     pod = links.Pod(req)
     bridge = bridges.ensure(req.host, conf, undo)
-    host, inside = links.add_veth(req, pod, undo, mtu=conf.mtu, master=bridge.index, mac=conf.mac)
+    host, inside = links.add_veth(req, pod, undo, mtu=conf.mtu, master=bridge.index, mac=conf.mac, ipv6=conf.ipv6)
     bridges.set_port(pod.host, host, conf)
     vlans.set_port(pod.host, bridge, host, conf.vlans)
     if conf.spoofcheck:
@@ -63,7 +64,7 @@ def add(req, conf, undo):
         spoofcheck.add(req, host, inside, undo)
     result = add_addresses(req, conf, undo, pod, inside) if conf.layer3 else {}
     if not conf.layer3 and not conf.leave_down:
-        links.configure(pod, inside, {})
+        links.configure(pod, inside, {}, sysctls=[] if conf.ipv6 else [links.no_ipv6(inside.name)])
     leg = None
     if conf.is_gateway and conf.layer3:
         leg = vlans.ensure_leg(pod.host, bridge, conf.vlans, undo) if conf.vlans.vlan else None
@@ -85,10 +86,13 @@ def add_addresses(req, conf, undo, pod, inside):
     result = ipam.add(req, undo)
     if not result.get("ips"):
         raise CniError(errors.INTERNAL, "IPAM plugin returned missing IP config")
+    check_families(conf.ipv6, result)
     complete(result, conf)
     name = inside.name
     sysctls = [(f"net/ipv4/conf/{name}/arp_notify", "1")]       # the kernel sends gratuitous ARP when the link is up
-    if conf.enable_dad:
+    if not conf.ipv6:
+        sysctls += [links.no_ipv6(name)]
+    elif conf.enable_dad:
         sysctls += [(f"net/ipv6/conf/{name}/enhanced_dad", "1"), (f"net/ipv6/conf/{name}/accept_dad", "1")]
     else:
         sysctls += [(f"net/ipv6/conf/{name}/accept_dad", "0")]

@@ -3,7 +3,7 @@
 from fastcni._netlink import Batch
 from fastcni.kernel import rtnl, uapi, wire
 from fastcni.kit import forwarding, ipam, links
-from fastcni.kit.conf import read_own_dns
+from fastcni.kit.conf import check_families, read_ipv6, read_own_dns
 from fastcni.kit.masquerade import Masquerade
 from fastcni.kit.undo import every
 from fastcni.spec import address as addresses
@@ -12,9 +12,9 @@ from fastcni.spec.errors import CniError
 
 
 class Conf:
-    """mtu (0: the kernel's), masquerade, dns (None: what IPAM says)."""
+    """mtu (0: the kernel's), masquerade, dns (None: what IPAM says), ipv6 (is it on the link)."""
 
-    __slots__ = ("mtu", "masquerade", "dns")
+    __slots__ = ("mtu", "masquerade", "dns", "ipv6")
 
 
 def read(req):
@@ -22,6 +22,7 @@ def read(req):
     conf.mtu = req.conf.whole("mtu")
     conf.masquerade = Masquerade(req.conf)
     conf.dns = read_own_dns(req.conf)
+    conf.ipv6 = read_ipv6(req.conf)
     return conf
 
 
@@ -34,11 +35,12 @@ def add(req, conf, undo):
             raise CniError(errors.INTERNAL, f"failed to add IP addr to veth: {ip['address']} has no gateway",
                            "ptp routes everything through the host end; ipam has to name a gateway")
         ip["interface"] = 1
+    check_families(conf.ipv6, result)
     forwarding.enable(req.host, result)
     pod = links.Pod(req)
-    host, inside = links.add_veth(req, pod, undo, mtu=conf.mtu)
+    host, inside = links.add_veth(req, pod, undo, mtu=conf.mtu, ipv6=conf.ipv6)
     configure_host(pod, host, result)
-    configure_inside(pod, inside, result)
+    configure_inside(pod, inside, result, [] if conf.ipv6 else [links.no_ipv6(inside.name)])
     result["interfaces"] = [links.interface(host), links.interface(inside, req.netns)]
     conf.masquerade.add(req, result, undo)
     if conf.dns is not None:
@@ -46,13 +48,13 @@ def add(req, conf, undo):
     return result
 
 
-def configure_inside(pod, inside, result):
+def configure_inside(pod, inside, result, sysctls):
     """Everything goes to the gateway, the own subnet too, so the kernel's on-link route makes room:
 
         10.9.0.1 scope link src 10.9.0.2
         10.9.0.0/24 via 10.9.0.1 src 10.9.0.2
     """
-    links.configure(pod, inside, result)
+    links.configure(pod, inside, result, sysctls=sysctls)
     batch = Batch()
     for ip in result["ips"]:
         packed, prefix = addresses.read_cidr(ip["address"])

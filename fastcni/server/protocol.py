@@ -121,7 +121,7 @@ def read_environment(block):
         name, equals, value = string.partition(b"=")
         if not equals:
             raise Declined("a variable without a value")
-        env[os.fsdecode(name)] = os.fsdecode(value)
+        env.setdefault(os.fsdecode(name), os.fsdecode(value))       # of two the first counts, as for the launcher
     return plugin, env
 
 

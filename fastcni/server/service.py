@@ -37,6 +37,7 @@ def serve(path=listening.PATH, *, workers=32, room=1024, patience=60.0, uids=(0,
     sys.setswitchinterval(SWITCH_SECONDS)
     gc.collect()
     gc.freeze()                     # what is there now stays: no collection need look through it
+    gc.set_threshold(10_000)        # a request makes hundreds of objects, and hardly a cycle
     lock, desk, crew = Lock(), Desk(room=room, patience=patience), Crew(CREW)
     hosts = Hosts(crew)
     door = Reception(listen.sock, desk, lock, frozenset(uids), logger)

@@ -210,6 +210,8 @@ def preload():
 
 
 def environment():
-    """What is left of our own environment for programs that requests start."""
-    return {name: value for name, value in os.environ.items()
+    """What is left of our own environment for programs that requests start. They do not come back to us: with every
+    worker waiting for one of them nobody could answer."""
+    mine = {name: value for name, value in os.environ.items()
             if not name.startswith(("CNI_", "LISTEN_", "FASTCNI_")) and name != "NOTIFY_SOCKET"}
+    return mine | {"FASTCNI_SOCKET": ""}

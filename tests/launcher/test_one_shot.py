@@ -1,0 +1,235 @@
+"""When the launcher goes one-shot all the same, and when it must not."""
+
+import array
+import json
+import os
+import socket
+import tempfile
+
+import pytest
+from launcher.door import (
+    DECLINED,
+    HEAD,
+    LONG,
+    ROOM,
+    answered_unread,
+    asked,
+    closed_at_once,
+    closed_unread,
+    reply,
+    run,
+    send_in_memory,
+    serving,
+    started,
+    unread,
+    until,
+    variables,
+    waits_in_the_kernel,
+    went_away,
+    write_executable,
+)
+
+from fastcni.launcher import pack
+from fastcni.launcher.install import base_interpreter, checked_interpreter
+
+NOTHING_DONE = {
+    "closed at once": closed_at_once,
+    "closed unread": closed_unread,
+    "answered unread": answered_unread,
+    "declined": reply(DECLINED),
+    "declined with words": reply(DECLINED, LONG[:ROOM], b""),
+    "another version": reply(0, b"out", version=2),
+    "another magic": reply(0, b"out", magic=b"FCNI"),
+    "garbage": LONG[:100_000],
+    "too short": reply(0)[:15],
+}
+LOST = {
+    "closed": went_away,
+    "a status that is none": reply(3),
+    "stderr that is longer than the message": HEAD.pack(b"fcni", 1, 0, 5) + b"four",
+    "streams that do not fit": reply(0, LONG[:ROOM + 1]),
+    "memory and more": lambda conn, _: send_in_memory(conn, 0, b"out", b"", more=b"x"),
+    "two memory files": lambda conn, _: send_in_memory(conn, 0, b"out", b"", files=2),
+}
+
+
+@pytest.mark.parametrize("stdin", [b"{}", LONG, b""], ids=["short", "long", "empty"])
+@pytest.mark.parametrize("command", ["ADD", "DEL"])
+@pytest.mark.parametrize("why", NOTHING_DONE)
+def test_request_that_was_not_worked_on_is_done_one_shot(bridge, folder, why, command, stdin):
+    """With its stdin, and with no open file more than otherwise."""
+    alone = run(bridge, env=variables("", command), stdin=stdin)
+    assert (alone[0], alone[1].splitlines()[0][:20]) == (3, f"one-shot bridge, {command}".encode())
+    assert alone[1].endswith(b"stdin:\n" + stdin)
+    with serving(folder, NOTHING_DONE[why]) as server:
+        assert run(bridge, env=variables(server, command, CNI_NETNS="/proc/self/ns/net"), stdin=stdin) == alone
+
+
+def test_memory_of_an_answer_that_is_none_stays_behind(bridge, folder):
+    alone = run(bridge, env=variables(""))
+    with serving(folder, lambda conn, _: send_in_memory(conn, DECLINED, b"out", b"")) as server:
+        assert run(bridge, env=variables(server)) == alone
+
+
+def test_python_gives_the_same_answer_after_a_server_has_declined(folder, tmp_path):
+    """host-local's result shows that stdin came through; its file that it was asked once."""
+    plugin = write_executable(folder / "host-local", pack.pack(checked_interpreter(base_interpreter())))
+    more = {"CNI_CONTAINERID": "x", "CNI_IFNAME": "eth0", "CNI_NETNS": "/nowhere", "CNI_PATH": "/nowhere"}
+    answers = []
+    with serving(folder, reply(DECLINED)) as server:
+        for where in ("", server):
+            data_dir = tmp_path / str(len(answers))
+            ipam = {"type": "host-local", "subnet": "10.1.2.0/24", "dataDir": str(data_dir)}
+            conf = json.dumps({"cniVersion": "1.0.0", "name": "n", "type": "bridge", "ipam": ipam}).encode()
+            answers.append(run(plugin, env=variables(where, **more), stdin=conf))
+            assert "10.1.2.2" in os.listdir(data_dir / "n")
+    assert answers[0] == answers[1]
+    assert json.loads(answers[0][1])["ips"] == [{"address": "10.1.2.2/24", "gateway": "10.1.2.1"}]
+    assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize("env", [{"FASTCNI_WIRE": "1"}, {"CNI_COMMAND": ""}, {"CNI_ARGS": "x" * 127_000},
+                                 {"CNI_A": "x" * 64_000, "CNI_B": "x" * 64_000}])
+def test_request_that_is_not_for_a_server_does_not_go_there(bridge, folder, env):
+    alone = run(bridge, env=variables("") | env, stdin=LONG)
+    assert alone[1].endswith(LONG)
+    with serving(folder, reply(0, b"warm")) as server:
+        assert run(bridge, env=variables(server) | env, stdin=LONG) == alone
+    assert not server.requests
+
+
+def test_plugin_started_by_hand_does_not_ask_a_server(bridge, folder):
+    with serving(folder, reply(0, b"warm")) as server:
+        env = variables(server)
+        del env["CNI_COMMAND"]
+        assert run(bridge, env=env)[0] == 3
+    assert not server.requests
+
+
+def test_address_is_the_one_of_the_unit_if_none_is_given(bridge):
+    assert b"\0/run/fastcni/fastcni.sock\0" in bridge.read_bytes()
+
+
+def listener_of(kind, path):
+    listener = socket.socket(socket.AF_UNIX, kind)
+    listener.bind(path)
+    listener.listen(0)
+    return listener
+
+
+def test_server_that_is_not_there_is_not_missed(bridge, folder):
+    alone = run(bridge, env=variables(""), stdin=LONG)
+    assert alone[1].endswith(LONG)
+    left, other = str(folder / "left"), str(folder / "other")
+    listener_of(socket.SOCK_SEQPACKET, left).close()            # nobody listens: ECONNREFUSED
+    with listener_of(socket.SOCK_STREAM, other):                # EPROTOTYPE
+        for path in ("/nowhere/socket", left, other, str(folder), str(bridge) + "/x", "/" + "x" * 107, "x" * 5000):
+            assert run(bridge, env=variables(path), stdin=LONG) == alone, path
+    os.unlink(left)
+    os.unlink(other)
+
+
+def test_longest_address_of_a_socket_is_tried(bridge, folder):
+    deep = folder / "d" / ("d" * (107 - len(f"{folder}/d//server")))
+    deep.mkdir(parents=True)
+    assert len(str(deep / "server")) == 107
+    assert asked(bridge, deep).stdin == b"{}"
+
+
+def test_server_with_too_many_waiting_is_not_waited_for(bridge, folder):
+    alone = run(bridge, env=variables(""))
+    path, waiting = str(folder / "full"), []
+    with listener_of(socket.SOCK_SEQPACKET, path):
+        with pytest.raises(BlockingIOError):
+            while True:
+                waiting.append(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK))
+                waiting[-1].connect(path)
+        assert run(bridge, env=variables(path)) == alone
+    for each in waiting:
+        each.close()
+
+
+def test_server_that_goes_before_it_has_accepted_has_done_nothing(bridge, folder):
+    """The connection waits in the backlog with the request in it; with the listener both go."""
+    alone = run(bridge, env=variables(""), stdin=LONG)
+    path = str(folder / "backlog")
+    with listener_of(socket.SOCK_SEQPACKET, path) as listener, tempfile.TemporaryFile() as stdin:
+        stdin.write(LONG)
+        stdin.seek(0)
+        with started(bridge, env=variables(path), stdin=stdin) as running:
+            until(lambda: waits_in_the_kernel(running.pid))
+            listener.close()
+            assert running.communicate(timeout=60)[0] == alone[1]
+            assert running.returncode == alone[0]
+
+
+@pytest.mark.parametrize("why", LOST)
+def test_add_that_was_lost_is_for_the_runtime_to_repeat(bridge, folder, why):
+    """It may have changed something: no second ADD on top of it."""
+    with serving(folder, LOST[why]) as server:
+        status, stdout, stderr = run(bridge, env=variables(server), stdin=LONG)
+    error = json.loads(stdout)
+    assert (status, stderr, error["code"]) == (1, b"", 11)
+    assert error["msg"] == "the fastcni server was lost while it worked on this ADD"
+    assert "DEL" in error["details"]
+
+
+@pytest.mark.parametrize("stdin", [b"{}", LONG], ids=["short", "long"])
+@pytest.mark.parametrize("command", ["DEL", "CHECK", "GC", "STATUS", "VERSION", "ADDX", "AD"])
+def test_other_command_that_was_lost_is_done_again_one_shot(bridge, folder, command, stdin):
+    alone = run(bridge, env=variables("", command), stdin=stdin)
+    for answer in LOST.values():
+        with serving(folder, answer) as server:
+            assert run(bridge, env=variables(server, command), stdin=stdin) == alone
+        assert len(server.requests) == 1
+
+
+def test_server_that_has_moved_the_position_in_stdin_does_no_harm(bridge, folder):
+    """A memory file has one position, whoever holds it."""
+    @unread
+    def answer(conn):
+        _, [(_, _, sent)], _, _ = conn.recvmsg(1 << 20, 64)
+        fds = array.array("i", sent)
+        assert os.lseek(fds[1], 7, os.SEEK_SET) == 7
+        for fd in fds:
+            os.close(fd)
+
+    alone = run(bridge, env=variables("", "DEL"), stdin=LONG)
+    with serving(folder, answer) as server:
+        assert run(bridge, env=variables(server, "DEL"), stdin=LONG) == alone
+
+
+@pytest.mark.parametrize("closed", [(0,), (1,), (2,), (0, 1), (0, 2), (1, 2), (0, 1, 2)])
+def test_caller_that_has_closed_a_stream_is_served_one_shot(bridge, folder, closed):
+    """The first descriptor would land there. No runtime does that; Python has the words for it."""
+    words = ["sh", "-c", f"exec {' '.join(f'{fd}>&-' for fd in closed)}; exec {bridge}"]
+    alone = run(*words, env=variables(""))
+    with serving(folder, reply(0, b"warm")) as server:
+        assert run(*words, env=variables(server)) == alone
+    assert not server.requests
+
+
+def test_stdin_that_cannot_be_read_is_left_to_python(bridge, folder):
+    for path, flags in ((folder, os.O_RDONLY), ("/dev/null", os.O_WRONLY)):
+        stdin = os.open(path, flags)
+        alone = run(bridge, env=variables(""), stdin=stdin)
+        with serving(folder, reply(0, b"warm")) as server:
+            assert run(bridge, env=variables(server), stdin=stdin) == alone
+        os.close(stdin)
+        assert alone[2].startswith(b"cat:")
+        assert not server.requests
+
+
+def test_answer_for_which_there_is_no_descriptor_is_lost(bridge, folder):
+    with serving(folder, lambda conn, _: send_in_memory(conn, 0, b"out", b"")) as server:
+        status, stdout, _ = run("sh", "-c", f"ulimit -n 5; exec {bridge}", env=variables(server))
+    assert (status, json.loads(stdout)["code"]) == (1, 11)
+
+
+def test_stdin_that_nothing_can_hold_is_said_in_words(bridge, folder):
+    with serving(folder, reply(0)) as server:
+        status, stdout, _ = run("sh", "-c", f"ulimit -n 5; exec {bridge}", env=variables(server), stdin=LONG)
+    error = json.loads(stdout)
+    assert (status, error["code"]) == (1, 5)
+    assert error["msg"] == "keep stdin in a memory file: Too many open files (errno 24)"
+    assert not server.requests

@@ -1,0 +1,200 @@
+"""What the launcher asks a server, and how it prints the answer."""
+
+import os
+import subprocess
+import tempfile
+import time
+
+import pytest
+from launcher.door import HEAD, LONG, ROOM, asked, reply, run, send_in_memory, serving, started, variables
+
+OWN, NETNS, STDIN = 1, 2, 4
+MAX_STDIN = 32 << 20
+
+
+def test_request_is_these_bytes(bridge, folder):
+    request = asked(bridge, folder, command="DEL", CNI_IFNAME="eth0", HOME="/", TRACEPARENT="00-1", stdin=b'{"a":1}')
+    assert [request.data[at:at + 4].hex(" ") for at in range(0, len(request.data), 4)] == [
+        "66 63 6e 69",  # fcni
+        "01 00 00 00",  # version 1
+        "01 00 00 00",  # OWN
+        "38 00 00 00",  # 56 bytes of environment
+        "62 72 69 64",  # brid
+        "67 65 00 43",  # ge\0C
+        "4e 49 5f 43",  # NI_C
+        "4f 4d 4d 41",  # OMMA
+        "4e 44 3d 44",  # ND=D
+        "45 4c 00 43",  # EL\0C
+        "4e 49 5f 49",  # NI_I
+        "46 4e 41 4d",  # FNAM
+        "45 3d 65 74",  # E=et
+        "68 30 00 54",  # h0\0T
+        "52 41 43 45",  # RACE
+        "50 41 52 45",  # PARE
+        "4e 54 3d 30",  # NT=0
+        "30 2d 31 00",  # 0-1\0
+        "7b 22 61 22",  # {"a"
+        "3a 31 7d",  # :1}
+    ]
+
+
+def test_variables_for_plugins_travel_and_no_others(bridge, folder):
+    env = {"CNI_NETNS": "", "CNI_ARGS": "A=1;B=ü", "CNI_NETNS_OVERRIDE": "1", "CNI_": "x", "TRACEPARENT": "00-1",
+           "TRACESTATE": "a=b", "BAGGAGE": "c=d"}
+    others = {"HOME": "/", "XCNI_ARGS": "no", "CNI": "no", "cni_args": "no", "BAGGAGES": "no", "TRACE": "no",
+              "FASTCNI_WIRE": ""}
+    request = asked(bridge, folder, command="CHECK", **others, **env)
+    assert (request.magic, request.version) == (b"fcni", 1)
+    assert request.strings == ["bridge", "CNI_COMMAND=CHECK", *(f"{name}={value}" for name, value in env.items())]
+
+
+def test_name_is_the_one_it_was_called_by(bridge, folder):
+    with serving(folder, reply(0)) as server:
+        for name in ("loopback", "/opt/cni/bin/host-local"):
+            assert run(name, executable=bridge, env=variables(server)) == (0, b"", b"")
+    assert [request.strings[0] for request in server.requests] == ["loopback", "host-local"]
+
+
+def test_namespaces_are_open_and_in_order(bridge, folder):
+    """A namespace of another kind stands for the pod's, which would need root."""
+    request = asked(bridge, folder, CNI_NETNS="/proc/self/ns/uts")
+    assert request.descriptors == OWN | NETNS
+    assert request.files == [os.readlink("/proc/self/ns/net"), os.readlink("/proc/self/ns/uts")]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: makes a network namespace")
+def test_own_namespace_is_the_callers_and_not_the_servers(bridge, folder):
+    request = asked(bridge, folder, words=["unshare", "-n", bridge])
+    (own,) = request.files
+    assert own.startswith("net:[")
+    assert own != os.readlink("/proc/self/ns/net")
+
+
+@pytest.mark.parametrize("netns", [None, "", "/nowhere/netns", "/proc/self/ns/net/", "x" * 5000])
+def test_namespace_that_cannot_be_opened_is_left_out(bridge, folder, netns):
+    request = asked(bridge, folder, **({} if netns is None else {"CNI_NETNS": netns}))
+    assert (request.descriptors, len(request.files)) == (OWN, 1)
+    assert netns is None or f"CNI_NETNS={netns}" in request.strings
+
+
+def test_pipe_in_the_place_of_a_namespace_is_not_waited_for(bridge, folder):
+    os.mkfifo(folder / "pipe")
+    assert asked(bridge, folder, CNI_NETNS=str(folder / "pipe")).files[1] == str(folder / "pipe")
+
+
+def test_version_leaves_stdin_alone(bridge, folder):
+    here, there = os.pipe()                     # nothing comes out of it, not even an end
+    try:
+        request = asked(bridge, folder, command="VERSION", stdin=here)
+    finally:
+        os.close(here)
+        os.close(there)
+    assert (request.stdin, request.descriptors) == (b"", OWN)
+
+
+def test_stdin_fills_the_message_and_then_a_memory_file(bridge, folder):
+    """At the seam: what leaves no room for one byte more goes whole into the memory file."""
+    room = ROOM - len(b"bridge\0CNI_COMMAND=ADD\0")
+    for size in (0, 1, room - 1, room, room + 1):
+        request = asked(bridge, folder, stdin=LONG[:size])
+        assert request.stdin == LONG[:size], size
+        assert request.descriptors == (OWN if size < room else OWN | STDIN), size
+        assert len(request.data) <= HEAD.size + ROOM
+
+
+def test_large_stdin_is_handed_over_in_memory(bridge, folder):
+    stdin = LONG * 100
+    request = asked(bridge, folder, stdin=stdin, CNI_NETNS="/proc/self/ns/uts")
+    assert request.descriptors == OWN | NETNS | STDIN
+    assert request.files[2] == "/memfd:stdin (deleted)"
+    assert request.stdin == stdin
+
+
+def test_stdin_is_read_to_a_bound(bridge, folder):
+    words = ["sh", "-c", f"ulimit -f {2 * MAX_STDIN // 512}; exec {bridge}"]    # or it takes all memory, if it fails
+    with open("/dev/zero", "rb") as endless:
+        request = asked(bridge, folder, stdin=endless, words=words)
+    assert MAX_STDIN < len(request.stdin) < MAX_STDIN + 2 * ROOM
+
+
+def test_stdin_may_be_a_file(bridge, folder):
+    with tempfile.TemporaryFile() as file:
+        file.write(b"not this" + LONG)
+        file.seek(8)
+        assert asked(bridge, folder, stdin=file).stdin == LONG
+
+
+@pytest.mark.parametrize("blocking", [True, False])
+@pytest.mark.parametrize("size", [300, 3 * ROOM])
+def test_stdin_that_comes_late_and_in_pieces_is_waited_for(bridge, folder, blocking, size):
+    data, piece = (LONG * 2)[:size], size // 3
+    here, there = os.pipe()
+    os.set_blocking(here, blocking)
+    with serving(folder, reply(0, b"warm")) as server, started(bridge, env=variables(server), stdin=here) as running:
+        os.close(here)
+        with open(there, "wb", buffering=0) as writer:
+            for at in range(0, size, piece):
+                time.sleep(0.02)
+                left = data[at:at + piece]
+                while left:
+                    left = left[writer.write(left):]
+        assert running.communicate(timeout=60)[0] == b"warm"
+    assert server.requests[0].stdin == data
+
+
+def test_environment_may_fill_most_of_the_message(bridge, folder):
+    arguments = "x" * 120_000
+    request = asked(bridge, folder, CNI_ARGS=arguments, stdin=LONG)
+    assert f"CNI_ARGS={arguments}" in request.strings
+    assert request.stdin == LONG
+
+
+@pytest.mark.parametrize("status", [0, 1])
+@pytest.mark.parametrize("stdout, stderr", [(b"", b""), (b"out\xff", b""), (b"", b"aside\n"), (b"out", b"aside\n"),
+                                            (LONG[:ROOM - 6], b"aside\n"), (b"out", LONG[:ROOM - 3])])
+def test_answer_goes_to_both_streams(bridge, folder, status, stdout, stderr):
+    with serving(folder, reply(status, stdout, stderr)) as server:
+        assert run(bridge, env=variables(server)) == (status, stdout, stderr)
+
+
+@pytest.mark.parametrize("status", [0, 1])
+@pytest.mark.parametrize("stdout, stderr", [(b"", b""), (b"out", b""), (b"out", b"aside\n"), (LONG * 20, b"aside\n"),
+                                            (LONG * 20, LONG + b"!"), (b"", LONG)])
+def test_answer_in_memory_goes_to_both_streams(bridge, folder, status, stdout, stderr):
+    def answer(conn, _):
+        send_in_memory(conn, status, stdout, stderr)
+
+    with serving(folder, answer) as server:
+        assert run(bridge, env=variables(server)) == (status, stdout, stderr)
+
+
+def test_answer_to_a_slow_reader_is_written_whole(bridge, folder):
+    here, there = os.pipe()
+    os.set_blocking(there, False)
+    with serving(folder, lambda conn, _: send_in_memory(conn, 0, LONG * 5, b"")) as server, started(
+            bridge, env=variables(server), stdin=subprocess.DEVNULL, stdout=there) as running:
+        os.close(there)
+        time.sleep(0.05)
+        with open(here, "rb") as reader:
+            assert reader.read() == LONG * 5
+        assert running.wait(60) == 0
+
+
+def test_answer_that_cannot_be_written_is_a_failure(bridge, folder):
+    def in_memory(conn, _):
+        send_in_memory(conn, 0, LONG, b"")
+
+    for answer in (reply(0, b"out"), in_memory):
+        with serving(folder, answer) as server, open("/dev/full", "wb") as full:
+            done = subprocess.run([bridge], env=variables(server), stdin=subprocess.DEVNULL, stdout=full, check=False)
+        assert done.returncode == 1
+
+
+def test_stderr_that_nobody_reads_does_not_cost_the_answer(bridge, folder):
+    here, there = os.pipe()
+    os.close(here)
+    with serving(folder, reply(0, b"out", b"aside")) as server:
+        done = subprocess.run([bridge], env=variables(server), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                              stderr=there, check=False)
+    os.close(there)
+    assert (done.returncode, done.stdout) == (0, b"out")

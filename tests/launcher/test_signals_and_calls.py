@@ -1,0 +1,104 @@
+"""Callers that are killed or stopped, and the system calls of the warm door."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import threading
+
+import pytest
+from launcher.door import LONG, asked, reply, run, serving, started, until, variables, waits_in_the_kernel
+
+
+def test_caller_that_is_killed_is_seen_to_be_gone(bridge, folder):
+    there, seen = threading.Event(), []
+
+    def answer(conn, _):
+        there.set()
+        conn.settimeout(30)
+        seen.append(conn.recv(1))
+
+    with serving(folder, answer) as server, started(bridge, env=variables(server), stdin=subprocess.DEVNULL) as running:
+        assert there.wait(30)
+        running.kill()
+    assert seen == [b""]
+
+
+def test_caller_that_is_stopped_for_a_while_has_its_answer(bridge, folder):
+    """Once while it waits for stdin, and once for the answer."""
+    there, go = threading.Event(), threading.Event()
+
+    def answer(conn, _):
+        there.set()
+        assert go.wait(30)
+        conn.send(reply(0, b"warm"))
+
+    def stop_and_go_on():
+        until(lambda: waits_in_the_kernel(running.pid))
+        running.send_signal(signal.SIGSTOP)
+        until(lambda: waits_in_the_kernel(running.pid, "T"))
+        running.send_signal(signal.SIGCONT)
+
+    here, writer = os.pipe()
+    os.set_blocking(here, False)
+    with serving(folder, answer) as server, started(bridge, env=variables(server), stdin=here) as running:
+        os.close(here)
+        stop_and_go_on()
+        os.write(writer, b"{}")
+        os.close(writer)
+        assert there.wait(30)
+        stop_and_go_on()
+        go.set()
+        assert running.communicate(timeout=30)[0] == b"warm"
+    assert server.requests[0].stdin == b"{}"
+
+
+@pytest.fixture
+def strace(folder):
+    """The words before a plugin's to trace it; add `-e inject=...` to them."""
+    words = ["strace", "-o", str(folder / "trace")]
+    if not shutil.which("strace"):
+        pytest.skip("no strace")
+    probe = subprocess.run([*words, "-e", "inject=read:error=EINTR:when=999", "true"], capture_output=True, check=False)
+    if probe.returncode:
+        pytest.skip(f"no strace here: {probe.stderr.decode().strip()}")
+    return words
+
+
+def test_warm_request_is_a_dozen_system_calls(bridge, folder, strace):
+    asked(bridge, folder, words=[*strace, bridge], CNI_NETNS="/proc/self/ns/uts")
+    calls = [line.split("(")[0] for line in (folder / "trace").read_text().splitlines() if "(" in line]
+    assert " ".join(calls) == "execve socket connect fcntl openat openat read read sendmsg recvmsg write exit_group"
+
+
+def test_interrupted_call_is_made_again(bridge, folder, strace):
+    calls = ("connect", "openat", "read", "memfd_create", "sendmsg", "recvmsg", "write")
+    for call in calls:
+        strace += ["-e", f"inject={call}:error=EINTR:when=1"]
+    assert asked(bridge, folder, words=[*strace, bridge], stdin=LONG).stdin == LONG
+    assert (folder / "trace").read_text().count("(INJECTED)") == len(calls)
+
+
+def test_kernel_that_does_not_know_the_seal_is_asked_without(bridge, folder, strace):
+    """MFD_NOEXEC_SEAL came with Linux 6.3."""
+    strace += ["-e", "inject=memfd_create:error=EINVAL:when=1"]
+    assert asked(bridge, folder, words=[*strace, bridge], stdin=LONG).stdin == LONG
+
+
+@pytest.mark.parametrize("fault", ["socket:error=EAFNOSUPPORT", "connect:error=EACCES", "openat:error=ENOENT:when=1",
+                                   "fcntl:error=EPERM:when=1", "sendmsg:error=EMSGSIZE", "sendmsg:error=EPIPE"])
+def test_what_fails_before_the_request_is_sent_is_done_one_shot(bridge, folder, strace, fault):
+    alone = run(bridge, env=variables(""), stdin=LONG)
+    strace += ["-e", f"inject={fault}"]
+    with serving(folder, reply(0, b"warm")) as server:
+        assert run(*strace, bridge, env=variables(server), stdin=LONG) == alone
+    assert not server.requests
+    assert "(INJECTED)" in (folder / "trace").read_text()
+
+
+def test_answer_that_cannot_be_received_is_lost(bridge, folder, strace):
+    strace += ["-e", "inject=recvmsg:error=ENOMEM"]
+    with serving(folder, reply(0, b"warm")) as server:
+        status, stdout, _ = run(*strace, bridge, env=variables(server))
+    assert (status, json.loads(stdout)["code"]) == (1, 11)
