@@ -11,7 +11,7 @@ PEER = os.environ.get("PEER", "/usr/lib/cni")
 CLONE_NEWNET = 0x40000000
 libc = ctypes.CDLL(None, use_errno=True)
 
-os.environ["FASTCNI_SOCKET"] = ""       # a server of this node is none of the tests' business
+os.environ.setdefault("FASTCNI_SOCKET", "")     # a server of this node is none of our business, unless one is named
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: makes network namespaces")
 needs_peer = pytest.mark.skipif(not os.path.exists(f"{PEER}/bridge"),

@@ -1,9 +1,14 @@
 """Both implementations as runtimes start them: fastcni's real launchers, and the Go plugins of Debian.
 
-Everything here needs root and the peer; each side gets a host namespace of its own and pods of its own.
+Everything here needs root and the peer; each side gets a host namespace of its own and pods of its own. fastcni is
+called one-shot, and once more through a server, to which all these hosts are other namespaces than its own.
 """
 
 import os
+import signal
+import subprocess
+import sys
+import time
 
 import conftest as shared
 import pytest
@@ -27,8 +32,33 @@ def launchers(tmp_path_factory):
     return str(folder)
 
 
-@pytest.fixture
-def sides(launchers, tmp_path):
+@pytest.fixture(scope="session")
+def server(tmp_path_factory):
+    """The path of a running server's socket."""
+    folder = tmp_path_factory.mktemp("server")
+    path = folder / "run" / "fastcni.sock"
+    with open(folder / "log", "wb") as log:
+        process = subprocess.Popen([sys.executable, "-m", "fastcni", "serve", "--socket", path], stderr=log,
+                                   env={**os.environ, "LISTEN_FDS": ""})
+    try:
+        deadline = time.monotonic() + 20
+        while not path.exists():
+            assert process.poll() is None and time.monotonic() < deadline, (folder / "log").read_text()
+            time.sleep(0.01)
+        yield str(path)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+        log = (folder / "log").read_text()
+        assert "event=done" in log and "level=error" not in log, log
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture(params=["one-shot", "warm"])
+def sides(request, launchers, tmp_path):
     """(ours, theirs): two Sides, each on a fresh host; hosts, pods and processes are gone at the end."""
-    with Side("fastcni", launchers, tmp_path / "ours") as ours, Side("go", shared.PEER, tmp_path / "theirs") as theirs:
+    socket = request.getfixturevalue("server") if request.param == "warm" else ""
+    with (Side("fastcni", launchers, tmp_path / "ours", socket) as ours,
+          Side("go", shared.PEER, tmp_path / "theirs") as theirs):
         yield ours, theirs

@@ -77,8 +77,8 @@ class Answer:
 class Side:
     """`with Side(...) as side:` the host namespace and everything made on it live that long."""
 
-    def __init__(self, name, bin_dir, folder):
-        self.name, self.bin_dir, self.folder = name, bin_dir, str(folder)
+    def __init__(self, name, bin_dir, folder, socket=""):
+        self.name, self.bin_dir, self.folder, self.socket = name, bin_dir, str(folder), socket
         self.made = []
 
     def __enter__(self):
@@ -120,7 +120,8 @@ class Side:
     def environment(self, command, netns="", *, cid="pod-1", ifname="eth0", args="", **more):
         """The variables of one call; those that are None are left out."""
         found = {"CNI_COMMAND": command, "CNI_CONTAINERID": cid, "CNI_NETNS": netns, "CNI_IFNAME": ifname,
-                 "CNI_ARGS": args, "CNI_PATH": self.bin_dir, "PATH": os.environ["PATH"], **more}
+                 "CNI_ARGS": args, "CNI_PATH": self.bin_dir, "PATH": os.environ["PATH"],
+                 "FASTCNI_SOCKET": self.socket, **more}
         return {key: value for key, value in found.items() if value is not None}
 
     def call(self, command, conf, netns="", *, plugin=None, **more):
