@@ -25,11 +25,6 @@ def identity(fd):
     return stat.st_dev, stat.st_ino
 
 
-def is_namespace(fd):
-    """Is `fd` a namespace, of networks or of something else?"""
-    return posix.fstat(fd).st_dev == posix.stat(OWN).st_dev
-
-
 def open_own():
     """A descriptor of the calling thread's namespace."""
     return posix.open(OWN, posix.O_RDONLY | posix.O_CLOEXEC)
@@ -41,7 +36,7 @@ def open_path(path):
     Python has no statfs magic; a namespace file is known by the device that all of them share (nsfs).
     """
     fd = posix.open(path, posix.O_RDONLY | posix.O_CLOEXEC | posix.O_NONBLOCK)
-    if not is_namespace(fd):
+    if posix.fstat(fd).st_dev != posix.stat(OWN).st_dev:
         posix.close(fd)
         raise NotNamespace(22, "not a network namespace", path)
     return fd

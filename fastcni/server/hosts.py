@@ -44,6 +44,7 @@ class Hosts:
         self.home = netns.open_own()
         own = Namespace(self.home, True, aside)
         self.known = {netns.identity(self.home): own}
+        self.device = netns.identity(self.home)[0]      # nsfs: that of every namespace
 
     def visit(self, fd):
         return Visit(self, fd)

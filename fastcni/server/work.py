@@ -122,7 +122,7 @@ class Workers:
 
     def _run(self, message, said):
         fds, own = {}, message.own
-        if message.netns is not None and netns.is_namespace(message.netns):
+        if message.netns is not None and netns.identity(message.netns)[0] == self.hosts.device:
             fds["netns"], message.netns = message.netns, None
         visit = self.hosts.visit(own)
         with visit as host:
