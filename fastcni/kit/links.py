@@ -63,7 +63,8 @@ def find(sock, name=None, *, index=0):
 def add_veth(req, pod, undo, *, mtu=0, master=0, mac=None, ipv6=True):
     """A veth pair, the host end up: (host Link, inside Link). One request, its echo tells both indexes.
 
-    Without ipv6 the host end has none; before its peer is up it has sent nothing yet. Raises CniError when the pod has an interface of that name, NetlinkError for what else the kernel refuses.
+    Without ipv6 the host end has none; before its peer is up it has sent nothing yet. Raises CniError when the pod
+    has an interface of that name, NetlinkError for what else the kernel refuses.
     """
     host_mac, inside_mac = random_mac(), mac or random_mac()
     for _ in range(NAME_TRIES):

@@ -77,8 +77,10 @@ def make(path, open_to_all):
         if os.path.lexists(path):
             os.unlink(path)             # whoever has the lock has the path
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        os.fchmod(sock.fileno(), 0o666 if open_to_all else 0o600)       # bind() gives it to the file
+        os.fchmod(sock.fileno(), 0o600)         # bind() gives that to the file, less what the umask takes
         sock.bind(path)
+        if open_to_all:
+            os.chmod(path, 0o666)
         sock.listen(BACKLOG)
     except BlockingIOError:
         os.close(lock)

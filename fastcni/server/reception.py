@@ -3,10 +3,14 @@
 Any number of threads may stand at the door; the kernel wakes one for each event (epoll(7), EPOLLONESHOT). Who takes a
 connection reads its request too, which is there within microseconds; one that is not is watched from then on. Nobody
 who only connects, or never reads, can keep the door waiting.
+
+Requests go onto the desk in the order of their connections: a thread that has one looks whether those of earlier
+connections have come, too, for which other threads are about to wake up.
 """
 
 import os
 import select
+from threading import Lock
 from time import monotonic, sleep
 
 import orjson
@@ -31,12 +35,19 @@ class Reception:
 
     def __init__(self, listener, desk, lock, uids, log):
         self.listener, self.desk, self.lock, self.uids, self.log = listener, desk, lock, uids, log
-        self.silent = {}                # descriptor -> (connection, when it came); the oldest first
+        self.order = Lock()
+        self.prompt = {}                # connections that threads wait for, the oldest first; the values say nothing
+        self.silent = {}                # descriptor -> (connection, since when) of those that epoll waits for
         self.events = select.epoll()
         self.bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.events.register(self.bell, select.EPOLLIN)
         self.events.register(listener, ONCE)
         self.open = True
+
+    @property
+    def expects(self):
+        """Connections whose request has not come."""
+        return len(self.prompt) + len(self.silent)
 
     def ring(self):
         """Have whoever waits in look_out() come back; from any thread, also from then on."""
@@ -47,7 +58,9 @@ class Reception:
         limits = [limit for limit in (seconds, self._next_silence()) if limit is not None]
         for fd, _ in self.events.poll(min(limits) if limits else None, 1):
             if fd in self.silent:
-                self._read(fd, buffer)
+                conn, _ = self.silent.pop(fd)
+                with self.order:
+                    self._read(conn, buffer)
             elif self.open and fd == self.listener.fileno():
                 self._accept(buffer)
         if self.silent:
@@ -58,7 +71,7 @@ class Reception:
         self.open = False
         self.events.unregister(self.listener)
         while to_the_last and (conn := self._take()):
-            self.events.register(conn, ONCE)
+            self._watch(conn)
         self.listener.close()
 
     def close(self):
@@ -67,19 +80,35 @@ class Reception:
 
     def _accept(self, buffer):
         """Take the next connection, and its request if that comes at once."""
-        conn = self._take()
+        with self.order:
+            conn = self._take()
+            if conn:
+                self.prompt[conn] = None
         if self.open:
             self.events.modify(self.listener, ONCE)     # the next one wakes another thread
-        if conn:
-            prompt = select.poll()
-            prompt.register(conn, select.POLLIN)
-            if prompt.poll(PROMPT_MS):
-                self._read(conn.fileno(), buffer)
-            else:
-                self.events.register(conn, ONCE)
+        if not conn:
+            return
+        wait = select.poll()
+        wait.register(conn, select.POLLIN)
+        wait.poll(PROMPT_MS)
+        with self.order:
+            if conn not in self.prompt:
+                return                  # the thread of a later connection has read it
+            for each in list(self.prompt):
+                if self._read(each, buffer):
+                    del self.prompt[each]
+                if each is conn:
+                    break
+            if conn in self.prompt:
+                del self.prompt[conn]
+                self._watch(conn)
+
+    def _watch(self, conn):
+        self.silent[conn.fileno()] = conn, monotonic()
+        self.events.register(conn, ONCE)
 
     def _take(self):
-        """The next connection, which is silent as yet; None when there is none."""
+        """The next connection; None when there is none."""
         while True:
             try:
                 conn, _ = self.listener.accept()
@@ -90,15 +119,16 @@ class Reception:
                 sleep(PAUSE)
                 return None
             if (uid := protocol.peer_uid(conn)) in self.uids:
-                self.silent[conn.fileno()] = conn, monotonic()
                 return conn
             self.log.warning("refused: not an allowed user", uid=uid)
             conn.close()                # unread: it goes one-shot
 
-    def _read(self, fd, buffer):
-        conn, _ = self.silent.pop(fd)
+    def _read(self, conn, buffer):
+        """Read a connection's request. False when it has not come."""
         try:
             message = protocol.receive(conn, buffer)
+        except BlockingIOError:
+            return False
         except protocol.Lost:
             conn.close()
         except (protocol.Declined, OSError) as e:
@@ -106,6 +136,7 @@ class Reception:
             decline(conn)
         else:
             self._put(conn, message)
+        return True
 
     def _put(self, conn, message):
         why = unfit(message)

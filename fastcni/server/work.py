@@ -80,7 +80,7 @@ class Workers:
     def _next(self, buffer):
         """The next call, None when there will be no more."""
         while not (call := self._take()):
-            if self.stopping and not self.door.silent and not self.desk.waiting:
+            if self.stopping and not self.door.expects and not self.desk.waiting:
                 return None
             with self.lock:
                 deadline = self.desk.next_deadline()

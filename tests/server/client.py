@@ -1,0 +1,153 @@
+"""A server to talk to, and the other end of its protocol."""
+
+import array
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from fastcni.server.protocol import HEAD, MAGIC, NETNS, OWN, STDIN, VERSION
+
+START = 20              # seconds that a server may take to listen
+LIMIT = 40              # for one answer
+
+
+def eventually(claim, seconds=10):
+    deadline = time.monotonic() + seconds
+    while not (found := claim()) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return found
+
+
+def block(plugin, env):
+    return b"".join(os.fsencode(text) + b"\0" for text in (plugin, *(f"{key}={value}" for key, value in env.items())))
+
+
+def packed(plugin, env, stdin=b"", descriptors=OWN, magic=MAGIC, version=VERSION):
+    """The bytes of a request."""
+    environment = block(plugin, env)
+    return HEAD.pack(magic, version, descriptors, len(environment)) + environment + stdin
+
+
+class Answer:
+    """status (None: the connection was closed without one), stdout, stderr."""
+
+    def __init__(self, data, fds=()):
+        self.status, self.stdout, self.stderr = None, b"", b""
+        if data:
+            _, _, self.status, size = HEAD.unpack_from(data)
+            both = data[HEAD.size:]
+            if fds:
+                both = os.pread(fds[0], 1 << 24, 0)
+                os.close(fds[0])
+            self.stderr, self.stdout = both[:size], both[size:]
+
+    @property
+    def document(self):
+        return json.loads(self.stdout) if self.stdout else None
+
+
+class Pending:
+    """A request that was sent: answer() waits for what comes, leave() hangs up."""
+
+    def __init__(self, path, data, fds):
+        self.conn = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.conn.settimeout(LIMIT)
+        self.conn.connect(path)
+        self.conn.sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else [])
+
+    def answer(self):
+        data, ancillary, _, _ = self.conn.recvmsg(1 << 18, socket.CMSG_SPACE(4))
+        self.conn.close()
+        fds = array.array("i")
+        for _, _, rights in ancillary:
+            fds.frombytes(rights)
+        return Answer(data, fds)
+
+    def leave(self):
+        self.conn.close()
+
+
+class Server:
+    """`with Server(folder, "--workers", "1") as server:` a child that serves in this thread's network namespace."""
+
+    def __init__(self, folder, *options, env=None):
+        self.path, self.log = Path(folder) / "run" / "fastcni.sock", Path(folder) / "log"
+        self.options, self.env, self.cni_path = options, env or {}, "/nowhere"
+
+    def __enter__(self):
+        with open(self.log, "ab") as log:
+            self.process = subprocess.Popen([sys.executable, "-m", "fastcni", "serve", "--socket", self.path,
+                                             *self.options], stderr=log, env={**os.environ, **self.env})
+        try:
+            assert eventually(lambda: self.process.poll() is not None or self.listens(), START)
+            assert self.process.poll() is None, self.said()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_):
+        self.process.kill()
+        self.process.wait()
+
+    def stop(self):
+        """SIGTERM, and the exit status."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(LIMIT)
+
+    def listens(self):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as conn:
+            return conn.connect_ex(str(self.path)) == 0
+
+    def said(self):
+        return self.log.read_text() if self.log.exists() else ""
+
+    def lines(self, *words):
+        """The log lines that have all of these words."""
+        return [line for line in self.said().splitlines() if all(word in line for word in words)]
+
+    @property
+    def descriptors(self):
+        return len(os.listdir(f"/proc/{self.process.pid}/fd"))
+
+    @property
+    def threads(self):
+        return len(os.listdir(f"/proc/{self.process.pid}/task"))
+
+    def send(self, command, conf, pod="", *, plugin=None, cid=None, ifname="eth0", env=None):
+        """A request as the launcher makes it, from this thread's namespace; Pending."""
+        path = pod if not pod or pod.startswith("/") else f"/run/netns/{pod}"
+        variables = {"CNI_COMMAND": command, "CNI_CONTAINERID": cid or f"c-{os.path.basename(pod)}", "CNI_NETNS": path,
+                     "CNI_IFNAME": ifname, "CNI_PATH": self.cni_path, **(env or {})}
+        stdin = conf if isinstance(conf, bytes) else json.dumps(conf).encode()
+        fds, mask = [os.open("/proc/thread-self/ns/net", os.O_RDONLY)], OWN
+        if path and os.path.exists(path):
+            fds.append(os.open(path, os.O_RDONLY))
+            mask |= NETNS
+        if len(stdin) > 100_000:
+            fds.append(os.memfd_create("stdin"))
+            os.write(fds[-1], stdin)
+            stdin, mask = b"", mask | STDIN
+        try:
+            return Pending(str(self.path), packed(plugin or conf["type"], variables, stdin, mask), fds)
+        finally:
+            for fd in fds:
+                os.close(fd)
+
+    def call(self, command, conf, pod="", **more):
+        return self.send(command, conf, pod, **more).answer()
+
+    def ok(self, command, conf, pod="", **more):
+        answer = self.call(command, conf, pod, **more)
+        assert answer.status == 0, f"{answer.status} {answer.stdout} {self.said()[-2000:]}"
+        return answer.document
+
+    def refused(self, command, conf, pod="", **more):
+        answer = self.call(command, conf, pod, **more)
+        assert answer.status == 1, answer.stdout
+        return answer.document

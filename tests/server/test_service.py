@@ -1,0 +1,316 @@
+"""The server as a process: what it answers, in which order, and what it leaves."""
+
+import json
+import os
+import subprocess
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from real_kernel.node import Inside, addresses, elements, links, run, sysctl
+from server.client import eventually
+
+SLOW = """#!/bin/sh
+cat > /dev/null
+[ "$CNI_COMMAND" = ADD ] || exit 0
+echo started >> {folder}/slow.log
+sleep {seconds}
+echo '{{"cniVersion": "1.0.0", "ips": [{{"address": "10.22.0.9/24", "gateway": "10.22.0.1"}}]}}'
+"""
+
+
+@pytest.fixture
+def slow(tmp_path):
+    """slow(seconds): keys of a network whose IPAM plugin, somebody else's, takes that long; the folder of it."""
+    def make(seconds):
+        path = tmp_path / "slow-ipam"
+        path.write_text(SLOW.format(folder=tmp_path, seconds=seconds))
+        path.chmod(0o755)
+        return {"ipam": {"type": "slow-ipam"}}, {"CNI_PATH": str(tmp_path)}
+    return make
+
+
+def started(tmp_path, count=1):
+    """The slow plugin has been started so often."""
+    log = tmp_path / "slow.log"
+    return eventually(lambda: log.exists() and len(log.read_text().split()) >= count)
+
+
+def in_names(document):
+    """A result without what is made up anew each time."""
+    text = json.dumps(document)
+    for item in (document or {}).get("interfaces", ()):
+        if item["name"].startswith("veth"):
+            text = text.replace(item["name"], "HOST")
+        text = text.replace(item["mac"], "MAC")
+    return text
+
+
+@pytest.mark.parametrize("keys", [{"isGateway": True}, {"isDefaultGateway": True, "ipMasq": True},
+                                  {"type": "ptp", "ipMasq": True}], ids=["bridge", "bridge-masq", "ptp-masq"])
+def test_answers_are_those_of_a_one_shot_plugin(node, pod_netns, server, keys):
+    here, there = pod_netns(), pod_netns()
+    conf = node.conf(routes=["0.0.0.0/0"], **keys)
+    warm = server.ok("ADD", conf, here)
+    cold = node.add(conf, there, cid="c-cold")
+    assert in_names(warm).replace(here, "POD").replace(".2/", ".N/") == in_names(cold).replace(
+        there, "POD").replace(".3/", ".N/")
+    assert server.ok("CHECK", {**conf, "prevResult": warm}, here) is None
+    assert server.ok("STATUS", conf) is None
+    assert server.ok("DEL", {**conf, "prevResult": warm}, here) is None
+    node.delete(conf, there, cid="c-cold")
+    assert node.held() == {} and "eth0" not in links(here) and elements("pods4") == []
+
+
+def test_version_loopback_and_host_local_are_served(node, pod, server):
+    assert "1.1.0" in server.ok("VERSION", {"type": "ptp"})["supportedVersions"]
+    result = server.ok("ADD", {"cniVersion": "1.0.0", "name": "lo", "type": "loopback"}, pod)
+    assert result["interfaces"][0]["name"] == "lo" and "UP" in links(pod)["lo"]["flags"]
+    conf = node.conf(type="host-local")
+    assert server.ok("ADD", conf, pod)["ips"][0]["address"] == "10.22.0.2/24"
+    gc = {**conf, "cni.dev/valid-attachments": []}
+    assert server.ok("GC", gc) is None and node.held() == {}
+
+
+def test_errors_are_those_of_a_one_shot_plugin(node, pod, server):
+    for conf, where in ((node.conf(hairpinMode=True, promiscMode=True), pod), (node.conf(), "/run/netns/not-there"),
+                        (node.conf(), "/dev/null"), (b"{", pod)):
+        warm = server.refused("ADD", conf, where, plugin="bridge")
+        assert warm == node.refused("ADD", conf, where, plugin="bridge", env={"CNI_PATH": "/nowhere"})
+
+
+def test_many_pods_at_once_leave_nothing(node, pod_netns, server):
+    pods = [pod_netns() for _ in range(32)]
+    conf = node.conf(isGateway=True, ipMasq=True)
+    with ThreadPoolExecutor(32) as pool:
+        def each(command, pod):
+            with Inside(node.name):
+                return server.ok(command, conf, pod)
+
+        results = list(pool.map(lambda pod: each("ADD", pod), pods))
+        assert len({result["ips"][0]["address"] for result in results}) == len(elements("pods4")) == 32
+        list(pool.map(lambda pod: each("DEL", pod), pods))
+    assert not [name for name in links() if name.startswith("veth")]
+    assert node.held() == {} and elements("pods4") == []
+
+
+def test_a_del_is_not_answered_while_the_link_is_there(node, pod_netns, server):
+    conf = node.conf(isGateway=True)
+    pods = [pod_netns() for _ in range(12)]
+    names = {pod: server.ok("ADD", conf, pod)["interfaces"][1]["name"] for pod in pods}
+
+    def delete(pod):
+        with Inside(node.name):
+            server.ok("DEL", conf, pod)
+            return os.path.exists(f"/proc/sys/net/ipv4/conf/{names[pod]}")
+
+    with ThreadPoolExecutor(12) as pool:
+        assert not any(pool.map(delete, pods))
+
+
+def test_requests_for_one_attachment_run_in_the_order_in_which_they_came(node, pod, server):
+    conf = node.conf(isGateway=True)
+    for _ in range(5):
+        sent = [server.send(command, conf, pod) for command in ("ADD", "DEL", "ADD", "DEL")]
+        assert [each.answer().status for each in sent] == [0, 0, 0, 0]
+    assert node.held() == {} and "eth0" not in links(pod)
+
+
+def test_different_attachments_run_side_by_side(node, pod_netns, start, slow, tmp_path):
+    server, (keys, env) = start(), slow(1)
+    one, two = pod_netns(), pod_netns()
+    waiting = server.send("ADD", node.conf(**keys), one, env=env)
+    assert started(tmp_path)
+    server.ok("ADD", node.conf(), two)
+    assert not server.lines("slow-ipam") and waiting.answer().status == 0
+
+
+def test_host_side_work_is_done_where_the_caller_is(node, pod, server, root):
+    name = f"{node.name}-2"
+    run("ip", "netns", "add", name)
+    try:
+        with Inside(name):
+            run("ip", "link", "set", "lo", "up")
+            server.ok("ADD", node.conf(isGateway=True), pod)
+            assert "br0" in links() and addresses("br0") == ["10.22.0.1/24"] and sysctl("net/ipv4/ip_forward") == "1"
+        assert "br0" not in links() and sysctl("net/ipv4/ip_forward") == "0"
+        with Inside(name):
+            server.ok("DEL", node.conf(isGateway=True), pod)
+            assert not [link for link in links() if link.startswith("veth")]
+    finally:
+        run("ip", "netns", "del", name)
+
+
+# -- what changes behind its back ------------------------------------------------------------------------------
+
+def delete_bridge():
+    run("ip", "link", "del", "br0")
+
+
+def rename_bridge():
+    run("ip", "link", "set", "br0", "down")
+    run("ip", "link", "set", "br0", "name", "br-old")
+
+
+def take_address():
+    run("ip", "addr", "flush", "dev", "br0")
+
+
+def set_bridge_down():
+    run("ip", "link", "set", "br0", "down")
+
+
+def stop_forwarding():
+    with open("/proc/sys/net/ipv4/ip_forward", "w") as file:
+        file.write("0")
+
+
+def flush_ruleset():
+    run("nft", "flush", "ruleset")
+
+
+def flush_table():
+    run("nft", "flush", "table", "inet", "fastcni")
+
+
+@pytest.mark.parametrize("change", [delete_bridge, rename_bridge, take_address, set_bridge_down, stop_forwarding,
+                                    flush_ruleset, flush_table], ids=lambda change: change.__name__)
+def test_what_changes_behind_its_back_is_handled_in_the_next_add(node, pod_netns, server, change):
+    conf, one, two = node.conf(isGateway=True, ipMasq=True), pod_netns(), pod_netns()
+    server.ok("ADD", conf, one)
+    change()
+    result = server.ok("ADD", conf, two)
+    assert links()["br0"]["address"] == result["interfaces"][0]["mac"] and "UP" in links()["br0"]["flags"]
+    assert addresses("br0") == ["10.22.0.1/24"] and sysctl("net/ipv4/ip_forward") == "1"
+    assert links()[result["interfaces"][1]["name"]]["master"] == "br0"
+    assert any("10.22.0.3" in str(each) for each in elements("pods4"))
+    assert "ip saddr vmap @pods4" in run("nft", "list", "table", "inet", "fastcni")
+
+
+def test_a_bridge_with_another_address_by_now_is_refused_as_ever(node, pod_netns, server):
+    server.ok("ADD", node.conf(isGateway=True), pod_netns())
+    run("ip", "addr", "flush", "dev", "br0")
+    run("ip", "addr", "add", "10.99.0.1/24", "dev", "br0")
+    assert "already has an IP address different" in server.refused("ADD", node.conf(isGateway=True), pod_netns())["msg"]
+
+
+# -- callers that go, and waiting ------------------------------------------------------------------------------
+
+def test_an_add_whose_caller_has_gone_is_taken_back(node, pod, start, slow, tmp_path):
+    server, (keys, env) = start(), slow(0.5)
+    before = node.left(pod)
+    waiting = server.send("ADD", node.conf(isGateway=True, **keys), pod, env=env)
+    assert started(tmp_path)
+    waiting.leave()
+    assert eventually(lambda: server.lines("level=warning", "the ADD is taken back"))
+    assert node.left(pod) == before
+
+
+def test_a_request_whose_caller_has_gone_is_not_begun(node, pod_netns, start, slow, tmp_path):
+    server, (keys, env) = start("--workers", "1"), slow(0.5)
+    first = server.send("ADD", node.conf(**keys), pod_netns(), env=env)
+    assert started(tmp_path)
+    server.send("ADD", node.conf(), pod_netns()).leave()
+    assert first.answer().status == 0
+    assert eventually(lambda: server.lines("its caller is gone: not run"))
+    assert not node.held()
+
+
+def test_who_waits_too_long_is_told_what_for(node, pod_netns, start, slow, tmp_path):
+    server, (keys, env) = start("--workers", "1", "--patience", "0.3"), slow(1)
+    first = server.send("ADD", node.conf(**keys), pod_netns(), env=env)
+    assert started(tmp_path)
+    error = server.refused("ADD", node.conf(), pod_netns())
+    assert error["code"] == 11 and "for one of 1 workers of the fastcni server" in error["msg"]
+    assert first.answer().status == 0
+
+
+def test_who_finds_no_room_is_told_at_once(node, pod_netns, start, slow, tmp_path):
+    server, (keys, env) = start("--workers", "1", "--room", "1"), slow(1)
+    first = server.send("ADD", node.conf(**keys), pod_netns(), env=env)
+    assert started(tmp_path)
+    second = server.send("DEL", node.conf(), pod_netns())
+    error = server.refused("ADD", node.conf(), pod_netns())
+    assert (error["code"], error["msg"]) == (11, "1 requests wait for the fastcni server already")
+    assert (first.answer().status, second.answer().status) == (0, 0)
+
+
+def test_add_goes_before_del_when_both_wait(node, pod_netns, start, slow, tmp_path):
+    server, (keys, env) = start("--workers", "1"), slow(0.7)
+    first = server.send("ADD", node.conf(**keys), pod_netns(), env=env)
+    assert started(tmp_path)
+    later = server.send("DEL", node.conf(), pod_netns(), cid="late")
+    time.sleep(0.1)
+    sooner = server.send("ADD", node.conf(), pod_netns(), cid="soon")
+    assert [each.answer().status for each in (first, later, sooner)] == [0, 0, 0]
+    done = server.lines("event=done")
+    assert "container=soon" in done[-2] and "container=late" in done[-1]
+
+
+# -- for long ---------------------------------------------------------------------------------------------------
+
+def test_descriptors_and_threads_do_not_grow(node, pod_netns, server):
+    conf, pods = node.conf(isGateway=True, ipMasq=True), [pod_netns() for _ in range(4)]
+
+    def pairs(count):
+        for _ in range(count):
+            for pod in pods:
+                server.ok("ADD", conf, pod)
+                server.ok("VERSION", conf, pod)
+                server.refused("ADD", conf, pod, ifname="lo")
+            for pod in pods:
+                server.ok("DEL", conf, pod)
+        time.sleep(0.3)                 # until the last request's thread is out of the kernel
+        return server.descriptors, server.threads
+
+    descriptors, threads = pairs(5)
+    again = pairs(40)
+    assert again[0] <= descriptors + 2 and again[1] <= threads + 8
+
+
+def test_a_namespace_that_nobody_calls_from_is_let_go(node, pod, start):
+    server = start()
+    name = f"{node.name}-3"
+    run("ip", "netns", "add", name)
+    server.ok("VERSION", node.conf())
+    before = server.descriptors
+    with Inside(name):
+        server.ok("ADD", node.conf(type="host-local"), pod)
+        server.ok("DEL", node.conf(type="host-local"), pod)
+    run("ip", "netns", "del", name)
+    assert server.descriptors > before and eventually(lambda: server.descriptors <= before, 25)
+
+
+@pytest.mark.parametrize("fmt", ["logfmt", "json"])
+def test_a_request_is_one_line_of_log(node, pod, start, fmt):
+    server = start("--log-format", fmt)
+    server.ok("ADD", node.conf(isGateway=True, ipMasq=True), pod)
+    assert eventually(lambda: server.lines("done"))
+    line = server.lines("done")[-1]
+    if fmt == "json":
+        found = json.loads(line)
+    else:
+        found = dict(pair.split("=", 1) for pair in line.split())
+    assert (found["command"], found["plugin"], found["network"], found["ifname"]) == ("ADD", "bridge", "net-a", "eth0")
+    times = {name: float(found[f"{name}_ms"]) for name in ("queue", "ipam", "netlink", "nftables")}
+    assert all(value > 0 for value in times.values()) and sum(times.values()) < float(found["ms"]) + times["queue"]
+
+
+def test_who_is_not_allowed_is_not_served(node, pod, tmp_path, start):
+    server = start("--log-level", "warning", "--allow-uid", "12345")
+    for folder in (tmp_path, *list(tmp_path.parents)[:2]):
+        os.chmod(folder, 0o711)
+    script = ("import socket, os, sys; os.setuid(int(sys.argv[2])); s = socket.socket(socket.AF_UNIX, "
+              "socket.SOCK_SEQPACKET); s.connect(sys.argv[1]); s.settimeout(5); print(len(s.recv(100)))")
+
+    def as_user(uid):
+        return subprocess.run(["python3", "-c", script, server.path, str(uid)], capture_output=True, text=True).stdout
+
+    assert as_user(54321) == "0\n" and server.lines("not an allowed user", "uid=54321")
+    before = len(server.lines("not an allowed user"))
+    assert as_user(12345) == "" and len(server.lines("not an allowed user")) == before      # it is waited for
+
+def test_what_a_server_cannot_know_goes_one_shot(node, pod, server):
+    assert server.call("ADD", node.conf(), pod, plugin="not-ours").status == 2
+    assert server.call("ADD", node.conf(), pod, env={"CNI_PATH": "plugins:/nowhere"}).status == 2
+    assert server.call("", node.conf(), pod).status == 2
