@@ -9,6 +9,8 @@ anew, instead of writing to the one it was given, starts at the beginning of the
 import posix
 import time
 
+from fastcni.kernel.waiting import waiting
+
 MAX_OUTPUT = 16 << 20      # bytes of each stream that are read back; a CNI result is about 1 kB
 
 SIGKILL, SIGPIPE, SIGXFSZ = 9, 13, 25       # signal(7)
@@ -106,7 +108,8 @@ def wait(pid, timeout):
     try:
         if timeout is not None and not ends_within(pid, timeout):
             posix.kill(pid, SIGKILL)
-        return posix.waitpid(pid, 0)[1]
+        with waiting():
+            return posix.waitpid(pid, 0)[1]
     except ChildProcessError as e:
         e.add_note("the exit status was taken by someone else: is SIGCHLD ignored in this program?")
         raise

@@ -7,6 +7,7 @@ from time import perf_counter
 
 from fastcni._netlink import Batch, messages, read_ack
 from fastcni.kernel import uapi
+from fastcni.kernel.waiting import waiting
 
 AF_NETLINK = 16
 RECV_SIZE = 65536               # the kernel fills dumps up to 32 KiB; twice that is never cut short
@@ -170,7 +171,8 @@ def watch(sock, seconds):
     started = perf_counter()
     sock.settimeout(seconds)
     try:
-        data = sock.recv(RECV_SIZE)
+        with waiting():
+            data = sock.recv(RECV_SIZE)
     except TimeoutError:
         return []
     finally:

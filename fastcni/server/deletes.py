@@ -17,6 +17,7 @@ from time import monotonic
 
 from fastcni._netlink import Batch, read_ack
 from fastcni.kernel import filters, rtnl, uapi, wire
+from fastcni.kernel.waiting import waiting
 from fastcni.kit import announced, links
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
@@ -40,7 +41,7 @@ class Deletion:
 
 
 class Deletes:
-    """delete() for any number of threads; made in a thread that is in the namespace. Raises OSError.
+    """delete() of veth pairs, for any number of threads; made in a thread that is in the namespace. Raises OSError.
 
     `aside(fn, *args)` runs a function in another thread.
     """
@@ -70,7 +71,8 @@ class Deletes:
             else:
                 self.busy = mine.leads = True
         if not mine.leads:
-            mine.turn.acquire()
+            with waiting():
+                mine.turn.acquire()
         if mine.leads:
             with self.lock:
                 group = [mine, *(each for each in self.waiting[:MOST] if each is not mine)]

@@ -28,7 +28,10 @@ class Listening:
     def vanish(self):
         """Nobody new comes: callers go one-shot, and another server may take the path."""
         if self.path:
-            os.unlink(self.path)
+            try:
+                os.unlink(self.path)
+            except OSError:
+                return                  # somebody was quicker, or took the folder away: nobody finds us either way
 
     def release(self):
         if self.lock is not None:
@@ -56,7 +59,10 @@ def handed_over(env):
         return None
     if env["LISTEN_FDS"] != "1":
         raise ListenError(f"systemd hands over {env['LISTEN_FDS']} sockets, expected one")
-    sock = socket.socket(fileno=FIRST_HANDED)
+    try:
+        sock = socket.socket(fileno=FIRST_HANDED)
+    except OSError as e:
+        raise ListenError(f"descriptor {FIRST_HANDED}, which systemd hands over: {e.strerror}") from e
     os.set_inheritable(FIRST_HANDED, False)
     if (sock.family, sock.type) != (socket.AF_UNIX, socket.SOCK_SEQPACKET):
         raise ListenError("the socket that systemd hands over is no unix SEQPACKET socket: ListenSequentialPacket=")

@@ -76,7 +76,7 @@ def receive(conn, buffer):
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
             fds.frombytes(data[:len(data) - len(data) % fds.itemsize])
     try:
-        if not size and not flags:
+        if not size:
             raise Lost
         if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
             raise Declined("a message or its descriptors cut short")

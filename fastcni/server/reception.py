@@ -40,7 +40,7 @@ class Reception:
         self.silent = {}                # descriptor -> (connection, since when) of those that epoll waits for
         self.events = select.epoll()
         self.bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self.events.register(self.bell, select.EPOLLIN)
+        self.events.register(self.bell, ONCE)
         self.events.register(listener, ONCE)
         self.open = True
 
@@ -50,7 +50,7 @@ class Reception:
         return len(self.prompt) + len(self.silent)
 
     def ring(self):
-        """Have whoever waits in look_out() come back; from any thread, also from then on."""
+        """Have one thread come back from look_out(); from any thread."""
         os.eventfd_write(self.bell, 1)
 
     def look_out(self, seconds, buffer):
@@ -61,7 +61,10 @@ class Reception:
                 conn, _ = self.silent.pop(fd)
                 with self.order:
                     self._read(conn, buffer)
-            elif self.open and fd == self.listener.fileno():
+            elif fd == self.bell:
+                os.eventfd_read(self.bell)
+                self.events.modify(self.bell, ONCE)
+            elif self.open:
                 self._accept(buffer)
         if self.silent:
             self._close_silent()

@@ -9,6 +9,7 @@ from time import monotonic
 
 import sdnotify
 
+from fastcni.kernel import waiting
 from fastcni.server import listening, log
 from fastcni.server.crew import Crew
 from fastcni.server.desk import Desk
@@ -38,10 +39,12 @@ def serve(path=listening.PATH, *, workers=32, room=1024, patience=60.0, uids=(0,
     gc.collect()
     gc.freeze()                     # what is there now stays: no collection need look through it
     gc.set_threshold(10_000)        # a request makes hundreds of objects, and hardly a cycle
+    busy = len(os.sched_getaffinity(0)) + 1     # one more than processors: one waits for a lock of the kernel
     lock, desk, crew = Lock(), Desk(room=room, patience=patience), Crew(CREW)
     hosts = Hosts(crew)
     door = Reception(listen.sock, desk, lock, frozenset(uids), logger)
-    team = Workers(workers, desk, lock, door, hosts, crew, environment(), logger)
+    team = Workers(workers, busy, desk, lock, door, hosts, crew, environment(), logger)
+    waiting.pause, waiting.resume = team.pause, team.resume
     team.start()
     notify = sdnotify.SystemdNotifier()
     notify.notify("READY=1")

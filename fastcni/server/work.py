@@ -20,7 +20,7 @@ from fastcni.spec import errors, json
 from fastcni.spec.errors import CniError
 
 PROMPT = 0.001                  # seconds; who has not waited longer is taken to be there still
-spent = threading.local()       # .seconds: {netlink protocol: of the request that this thread works on}
+spent = threading.local()       # .seconds: {netlink protocol: of the request that this thread works on}, else None
 
 
 def observe(protocol_number, seconds):
@@ -31,10 +31,13 @@ def observe(protocol_number, seconds):
 
 
 class Workers:
-    """desk and its lock, reception, hosts, crew (see there); env: the environment of programs that requests start."""
+    """size: requests that may run at once; of these `busy` may work while the others wait, for an announcement or a
+    program. More would only wait for each other: for Python's lock, and for the kernel's (RTNL).
+    desk and its lock, reception, hosts, crew: see there. env: the environment of programs that requests start."""
 
-    def __init__(self, size, desk, lock, door, hosts, crew, env, log):
-        self.size, self.desk, self.lock, self.door = size, desk, lock, door
+    def __init__(self, size, busy, desk, lock, door, hosts, crew, env, log):
+        self.size, self.busy, self.desk, self.lock, self.door = size, busy, desk, lock, door
+        self.working = 0
         self.hosts, self.crew, self.env, self.log = hosts, crew, env, log
         self.stopping = False
         self.threads = []
@@ -75,22 +78,41 @@ class Workers:
                 self.log.exception("a fault of the server", **words(call))
             finally:
                 with self.lock:
+                    self.working -= 1
                     self.desk.done(call)
 
     def _next(self, buffer):
         """The next call, None when there will be no more."""
         while not (call := self._take()):
             if self.stopping and not self.door.expects and not self.desk.waiting:
+                self.door.ring()        # for the next one to end
                 return None
             with self.lock:
                 deadline = self.desk.next_deadline()
             self.door.look_out(deadline, buffer)
         return call
 
+    def pause(self):
+        """For kernel.waiting: this thread's request waits, so another one may be worked on."""
+        if getattr(spent, "seconds", None) is None:
+            return                      # a thread of the crew
+        with self.lock:
+            self.working -= 1
+            others = self.desk.waiting > 0
+        if others:
+            self.door.ring()
+
+    def resume(self):
+        """It goes on, if need be as one more than may work."""
+        if getattr(spent, "seconds", None) is not None:
+            with self.lock:
+                self.working += 1
+
     def _take(self):
         with self.lock:
             late = self.desk.impatient()
-            call = self.desk.take() if self.desk.running < self.size else None
+            call = self.desk.take() if self.desk.running < self.size and self.working < self.busy else None
+            self.working += call is not None
         for each in late:
             waited = f"waited {each.waited:.1f} s for one of {self.size} workers of the fastcni server"
             self.log.warning("refused: waited too long", **words(each))
@@ -127,8 +149,11 @@ class Workers:
         visit = self.hosts.visit(own)
         with visit as host:
             spent.seconds = said.spent
-            reply = handle(message.plugin, {**self.env, **message.env}, message.stdin, fds, host=host,
-                           aside=self.crew, deliver=said.deliver)
+            try:
+                reply = handle(message.plugin, {**self.env, **message.env}, message.stdin, fds, host=host,
+                               aside=self.crew, deliver=said.deliver)
+            finally:
+                spent.seconds = None
             said.in_ipam = host.in_ipam
             visit.clean = reply.status == 0     # after an error a socket may have something left to say
             said.say(reply.status, reply.stdout, reply.stderr)

@@ -1,0 +1,96 @@
+"""Links deleted together: each is gone before its deleter goes on, and what goes wrong with one is its own."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from errno import ENOBUFS
+
+import pytest
+from real_kernel.node import links, run
+
+from fastcni.kernel import wire
+from fastcni.server.crew import Crew
+from fastcni.server.deletes import Deletes
+
+
+@pytest.fixture
+def deletes(node):
+    made = Deletes(Crew(8))
+    yield made
+    made.close()
+
+
+def make(count):
+    """[(index, name)] of so many veth pairs."""
+    for n in range(count):
+        run("ip", "link", "add", f"veth-{n}", "type", "veth", "peer", "name", f"peer-{n}")
+    found = links()
+    return [(found[f"veth-{n}"]["ifindex"], f"veth-{n}") for n in range(count)]
+
+
+def everywhere(deletes, pairs):
+    """Delete from a thread each, all at once; (name, what was raised or whether it was still there) of each."""
+    start = threading.Barrier(len(pairs))
+
+    def delete(pair):
+        start.wait()
+        try:
+            deletes.delete(*pair)
+        except OSError as e:
+            return pair[1], e
+        with open("/proc/thread-self/net/dev") as file:     # a thread starts in the namespace of its maker
+            return pair[1], f"{pair[1]}:" in file.read()
+
+    with ThreadPoolExecutor(len(pairs)) as pool:
+        return dict(pool.map(delete, pairs))
+
+
+def test_one_link_is_gone_when_its_deleter_goes_on(deletes):
+    (pair,) = make(1)
+    deletes.delete(*pair)
+    assert set(links()) == {"lo"}
+
+
+def test_links_deleted_at_once_go_in_few_requests_and_all_are_gone(deletes, monkeypatch):
+    sent, real = [], wire.send
+    monkeypatch.setattr(wire, "send", lambda sock, data: (sent.append(data), real(sock, data)))
+    said = everywhere(deletes, make(40))
+    assert not any(said.values()) and set(links()) == {"lo"} and len(sent) < 20
+
+
+def test_one_that_is_gone_already_is_fine(deletes):
+    pairs = make(6)
+    run("ip", "link", "del", "veth-2")
+    run("ip", "link", "del", "veth-4")
+    assert not any(everywhere(deletes, pairs).values()) and set(links()) == {"lo"}
+    deletes.delete(*pairs[0])
+
+
+def test_what_the_kernel_refuses_is_raised_and_the_next_goes(deletes):
+    (pair,) = make(1)
+    with pytest.raises(wire.NetlinkError, match='failed to delete "lo"'):
+        deletes.delete(1, "lo")
+    deletes.delete(*pair)
+    assert set(links()) == {"lo"}
+
+
+def test_announcements_that_the_kernel_dropped_are_not_waited_for(deletes, monkeypatch):
+    pairs, real, dropped = make(1), wire.watch, [OSError(ENOBUFS, "")]
+
+    def watch(sock, seconds):
+        if dropped:
+            while "veth-0" in links():
+                real(sock, 0.01)
+            raise dropped.pop()
+        return real(sock, seconds)
+
+    monkeypatch.setattr(wire, "watch", watch)
+    deletes.delete(*pairs[0])
+    assert set(links()) == {"lo"} and not dropped
+
+
+def test_links_of_somebody_elses_group_stay(deletes):
+    make(4)
+    run("ip", "link", "set", "veth-3", "group", "7")
+    pairs = [(item["ifindex"], name) for name, item in links().items() if name in ("veth-0", "veth-1", "veth-2")]
+    everywhere(deletes, pairs)
+    assert {name for name in links() if name.startswith("veth")} == {"veth-3"}

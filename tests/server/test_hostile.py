@@ -1,0 +1,124 @@
+"""Who is let in may say anything: the server goes on, and keeps nothing of it."""
+
+import array
+import os
+import random
+import socket
+import time
+
+from server.client import HEAD, Server, block, eventually, packed
+
+NET = "/proc/self/ns/net"
+
+
+def throw(server, data, paths=(), *, twice=False, stay=None):
+    """Connect and send this; hang up, unless a list takes the connection."""
+    conn = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    conn.settimeout(5)
+    conn.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+    fds = [os.open(path, os.O_RDONLY | os.O_NONBLOCK) for path in paths]
+    try:
+        conn.connect(str(server.path))
+        for _ in range(1 + twice):
+            conn.sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else [])
+    except (BrokenPipeError, ConnectionResetError):
+        pass                            # it was quicker than we are
+    finally:
+        for fd in fds:
+            os.close(fd)
+    if stay is None:
+        conn.close()
+    else:
+        stay.append(conn)
+
+
+def mutated(rng, data):
+    """The data with some bytes changed, cut or doubled."""
+    data = bytearray(data)
+    for _ in range(rng.randrange(1, 6)):
+        at = rng.randrange(len(data) + 1)
+        what = rng.randrange(3)
+        if what == 0 and at < len(data):
+            data[at] = rng.randrange(256)
+        elif what == 1:
+            del data[at:at + rng.randrange(20)]
+        else:
+            data[at:at] = rng.randbytes(rng.randrange(20))
+    return bytes(data)
+
+
+def works(server, node, pod):
+    """A whole life of a pod, after all that."""
+    server.ok("VERSION", node.conf())
+    server.ok("ADD", node.conf(isGateway=True), pod)
+    server.ok("DEL", node.conf(isGateway=True), pod)
+    return True
+
+
+def test_no_message_harms_it(node, pod, server):
+    rng, conf = random.Random(3), b'{"cniVersion": "1.0.0", "name": "net", "type": "bridge", "ipam": {}}'
+    works(server, node, pod)
+    before = server.descriptors
+    paths = [NET, "/dev/null", "/dev/zero", "/", "/proc/self/status", "/proc/self/ns/mnt"]
+    for n in range(600):
+        env = {"CNI_COMMAND": rng.choice(["ADD", "DEL", "CHECK", "GC", "STATUS", "VERSION", "NONSENSE", ""]),
+               "CNI_CONTAINERID": rng.choice(["c", "", "../x", "a\nb", "x" * 3000]),
+               "CNI_PATH": rng.choice(["/x", "x", ""]),
+               "CNI_NETNS": rng.choice(["", "/run/netns/none", "/dev/null", f"/run/netns/{pod}"]),
+               "CNI_IFNAME": rng.choice(["eth0", "", "lo", "a/b", "i" * 40])}
+        chosen = [rng.choice(paths) for _ in range(rng.randrange(4))]
+        data = packed(rng.choice(["bridge", "ptp", "loopback", "host-local", "", "../bridge"]), env, conf,
+                      rng.randrange(16) if n % 3 else len(chosen) and (1 << len(chosen)) - 1)
+        throw(server, mutated(rng, data) if n % 2 else data, chosen, twice=n % 7 == 0)
+    for size in (0, 1, 15, 16, 17, 300_000):
+        throw(server, rng.randbytes(size), [NET])
+    assert works(server, node, pod) and eventually(lambda: server.descriptors <= before + 2)
+    assert "level=error" not in server.said() and "fault" not in server.said()
+
+
+def test_who_never_sends_never_reads_or_sends_late_keeps_nobody_waiting(node, pod, server):
+    works(server, node, pod)
+    before, silent = server.descriptors, []
+    for _ in range(1100):               # more than it keeps
+        conn = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        conn.connect(str(server.path))
+        silent.append(conn)
+    data = packed("bridge", {"CNI_COMMAND": "VERSION", "CNI_PATH": "/x"})
+    for _ in range(50):
+        throw(server, data, [NET], stay=silent)         # an answer that nobody reads
+    started = time.monotonic()
+    assert works(server, node, pod) and time.monotonic() - started < 5
+    late = silent[1099]
+    fd = os.open(NET, os.O_RDONLY)
+    late.sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))])
+    os.close(fd)
+    late.settimeout(5)
+    assert late.recv(1000)[8:12] == bytes(4)            # who sends late is served
+    for conn in silent:
+        conn.close()
+    assert works(server, node, pod) and eventually(lambda: server.descriptors <= before + 2, 15)
+
+
+def test_a_namespace_of_another_kind_is_declined(node, pod, server):
+    data = packed("bridge", {"CNI_COMMAND": "ADD", "CNI_CONTAINERID": "c", "CNI_IFNAME": "eth0", "CNI_PATH": "/x",
+                             "CNI_NETNS": "/x"}, b'{"name": "n", "type": "bridge"}')
+    for own in ("/proc/self/ns/mnt", "/dev/null"):
+        stay = []
+        throw(server, data, [own], stay=stay)
+        assert stay[0].recv(1000)[8:12] == (2).to_bytes(4, "little")
+        stay[0].close()
+    assert works(server, node, pod)
+
+
+def test_a_large_configuration_is_read_and_a_huge_one_refused(node, pod, server):
+    gc = node.conf(**{"cni.dev/valid-attachments": [{"containerID": f"c{n}", "ifname": "eth0"} for n in range(20_000)]})
+    assert server.ok("GC", gc) is None
+    environment = block("bridge", {"CNI_COMMAND": "ADD", "CNI_CONTAINERID": "c", "CNI_IFNAME": "eth0",
+                                   "CNI_PATH": "/x", "CNI_NETNS": "/x"})
+    fd = os.memfd_create("stdin")
+    os.truncate(fd, 40 << 20)
+    stay = []
+    throw(server, HEAD.pack(b"fcni", 1, 5, len(environment)) + environment, [NET, f"/proc/self/fd/{fd}"], stay=stay)
+    assert b"more than 33554432 bytes" in stay[0].recv(10_000)
+    os.close(fd)
+    assert isinstance(server, Server) and works(server, node, pod)

@@ -1,0 +1,159 @@
+"""The messages of the warm door: what they look like, and that nothing else is taken for one."""
+
+import array
+import os
+import socket
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from server.client import HEAD, Answer, block, packed
+
+from fastcni.handle import MAX_STDIN
+from fastcni.server import protocol
+from fastcni.server.protocol import NETNS, OWN, STDIN, Declined, Lost
+
+
+def open_files():
+    return len(os.listdir("/proc/self/fd"))
+
+
+@pytest.fixture
+def pair():
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        yield ours, theirs
+
+
+def sent(pair, data, *paths, fds=()):
+    """What receive() makes of a message with descriptors of these files; no descriptor stays open but its own."""
+    opened = [os.open(path, os.O_RDONLY | os.O_NONBLOCK) for path in paths] + list(fds)
+    pair[1].sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", opened))] if opened else [])
+    for fd in opened:
+        os.close(fd)
+    before = open_files()
+    try:
+        message = protocol.receive(pair[0], bytearray(protocol.MAX_MESSAGE))
+    except Declined:
+        assert open_files() == before
+        raise
+    assert open_files() == before + 1 + (message.netns is not None)
+    return message
+
+
+def memory(data):
+    fd = os.memfd_create("stdin")
+    os.write(fd, data)
+    return fd
+
+
+def test_a_request_is_these_bytes(pair):
+    data = (b"fcni" + (1).to_bytes(4, "little") + (3).to_bytes(4, "little") + (27).to_bytes(4, "little")
+            + b"bridge\0CNI_COMMAND=ADD\0A=b\0"[:27] + b'{"a": 1}')
+    assert data == packed("bridge", {"CNI_COMMAND": "ADD", "A": "b"}, b'{"a": 1}', OWN | NETNS)
+    message = sent(pair, data, "/proc/self/ns/net", "/dev/null")
+    assert (message.plugin, message.env, message.stdin) == ("bridge", {"CNI_COMMAND": "ADD", "A": "b"}, b'{"a": 1}')
+    assert os.readlink(f"/proc/self/fd/{message.own}").startswith("net:")
+    assert os.readlink(f"/proc/self/fd/{message.netns}") == "/dev/null"
+    message.close()
+
+
+def test_an_answer_is_these_bytes(pair):
+    protocol.answer(pair[0], 1, b"out", b"err")
+    assert pair[1].recv(100) == b"fcni" + bytes((1, 0, 0, 0, 1, 0, 0, 0, 3, 0, 0, 0)) + b"errout"
+
+
+def test_an_answer_too_long_for_a_message_goes_as_memory(pair):
+    out = bytes(range(256)) * 1000
+    protocol.answer(pair[0], 0, out, b"warning")
+    data, ancillary, _, _ = pair[1].recvmsg(1 << 18, 100)
+    fds = array.array("i", ancillary[0][2])
+    answer = Answer(data, fds)
+    assert len(data) == HEAD.size and (answer.stderr, answer.stdout) == (b"warning", out)
+
+
+def test_stdin_may_come_as_memory(pair):
+    data = b"x" * 300_000
+    message = sent(pair, packed("bridge", {}, descriptors=OWN | STDIN), "/proc/self/ns/net", fds=[memory(data)])
+    assert message.stdin == data and message.netns is None
+    message.close()
+
+
+def test_stdin_in_memory_is_read_to_one_byte_more_than_allowed(pair):
+    fd = memory(b"")
+    os.truncate(fd, MAX_STDIN + 5000)
+    message = sent(pair, packed("bridge", {}, descriptors=OWN | STDIN), "/proc/self/ns/net", fds=[fd])
+    assert len(message.stdin) == MAX_STDIN + 1
+    message.close()
+
+
+def test_of_two_variables_of_a_name_the_first_counts_as_for_the_launcher(pair):
+    environment = b"bridge\0A=1\0A=2\0"
+    message = sent(pair, HEAD.pack(b"fcni", 1, OWN, len(environment)) + environment, "/proc/self/ns/net")
+    assert message.env == {"A": "1"}
+    message.close()
+
+
+NET = "/proc/self/ns/net"
+ENVIRONMENT = block("bridge", {"A": "1"})
+
+
+@pytest.mark.parametrize(("data", "paths"), [
+    (b"fcni", [NET]),
+    (packed("bridge", {}, magic=b"nope"), [NET]),
+    (packed("bridge", {}, version=2), [NET]),
+    (packed("bridge", {}), []),
+    (packed("bridge", {}), [NET, NET]),
+    (packed("bridge", {}, descriptors=0), []),
+    (packed("bridge", {}, descriptors=NETNS), [NET]),
+    (packed("bridge", {}, descriptors=OWN | 8), [NET, NET]),
+    (packed("bridge", {}), [NET] * 12),
+    (HEAD.pack(b"fcni", 1, OWN, 1000) + ENVIRONMENT, [NET]),
+    (HEAD.pack(b"fcni", 1, OWN, 0), [NET]),
+    (HEAD.pack(b"fcni", 1, OWN, len(ENVIRONMENT) - 1) + ENVIRONMENT, [NET]),
+    (packed("bridge", {f"A{n}": "" for n in range(65)}), [NET]),
+    (HEAD.pack(b"fcni", 1, OWN, 9) + b"bridge\0A\0", [NET]),
+    (packed("bridge", {}, b"{}", OWN | STDIN), [NET, "/dev/null"]),
+    (packed("bridge", {}, b"", OWN | STDIN), [NET, "/dev/zero"]),
+    (packed("bridge", {}, b"", OWN | STDIN), [NET, "/"]),
+    (packed("bridge", {}, b"", OWN | STDIN), [NET, "/proc/self/status"]),
+    (packed("bridge", {}) + bytes(protocol.MAX_MESSAGE), [NET]),
+], ids=["short", "magic", "version", "none", "too many", "no own", "only pod's", "unknown bit", "far too many",
+        "environment beyond the end", "no environment", "no NUL", "65 variables", "no value", "stdin twice",
+        "device as stdin", "folder as stdin", "proc file as stdin", "too long"])
+def test_what_is_no_request_is_declined_and_its_descriptors_closed(pair, data, paths):
+    pair[1].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+    with pytest.raises(Declined):
+        sent(pair, data, *paths)
+
+
+def test_a_pipe_as_stdin_is_not_waited_for(pair):
+    reading, writing = os.pipe()
+    with pytest.raises(Declined):
+        sent(pair, packed("bridge", {}, b"", OWN | STDIN), NET, fds=[reading])
+    os.close(writing)
+
+
+def test_a_caller_that_hangs_up_is_lost_and_one_that_is_silent_is_not(pair):
+    with pytest.raises(BlockingIOError):
+        protocol.receive(pair[0], bytearray(protocol.MAX_MESSAGE))
+    pair[1].close()
+    with pytest.raises(Lost):
+        protocol.receive(pair[0], bytearray(protocol.MAX_MESSAGE))
+
+
+@given(st.binary(max_size=200), st.integers(0, 5))
+def test_no_bytes_do_more_than_be_declined(data, count):
+    fds = array.array("i", [os.open("/dev/null", os.O_RDONLY) for _ in range(count)])
+    try:
+        protocol.read(data, fds).close()
+    except Declined:
+        pass
+    finally:
+        for fd in fds:
+            os.close(fd)
+
+
+@given(st.binary(max_size=300), st.integers(0, 7), st.integers(0, 400), st.integers(0, 3))
+def test_no_bytes_behind_a_good_head_do_more_than_be_declined(data, mask, size, count):
+    test_no_bytes_do_more_than_be_declined.hypothesis.inner_test(HEAD.pack(b"fcni", 1, mask, size) + data, count)
