@@ -37,7 +37,7 @@ class Memory:
         with self.lock:
             if key[0] == "nftables" and not self.nftables:
                 self.nftables = wire.open_socket(uapi.NETLINK_NETFILTER, groups=(uapi.NFNLGRP_NFTABLES,))
-            self._catch_up()
+            self._catch_up(key)
             if key in self.facts:
                 if type(self.facts[key]) is bytes:
                     self.facts[key] = rtnl.read_link(self.facts[key])
@@ -50,7 +50,7 @@ class Memory:
         if index is not None and self._watch(index):
             return self.recall(key, ask)    # it may have changed before the filter let that pass: ask once more
         with self.lock:
-            self._catch_up()
+            self._catch_up(key)
             if self.heard == heard:
                 self.facts[key] = fact
         return fact
@@ -71,22 +71,22 @@ class Memory:
         self.facts.clear()
         self.watched.clear()
 
-    def _catch_up(self):
-        """Read what waits; whatever the kernel had to drop may have been about anything."""
-        for sock, hear in ((self.route, self._hear_route), (self.nftables, self._hear_nftables)):
-            while sock:
-                try:
-                    heard = wire.glance(sock)
-                except OSError as e:
-                    if e.errno != ENOBUFS:
-                        raise
-                    self.heard += 1
-                    self.facts.clear()
-                    continue
-                if heard is None:
-                    break
-                for kind, _, _, _, payload in heard:
-                    hear(kind, payload)
+    def _catch_up(self, key):
+        """Read what waits where facts like this are announced; what the kernel had to drop may have been anything."""
+        sock, hear = (self.nftables, self._hear_nftables) if key[0] == "nftables" else (self.route, self._hear_route)
+        while True:
+            try:
+                heard = wire.glance(sock)
+            except OSError as e:
+                if e.errno != ENOBUFS:
+                    raise
+                self.heard += 1
+                self.facts.clear()
+                continue
+            if heard is None:
+                return
+            for kind, _, _, _, payload in heard:
+                hear(kind, payload)
 
     def _hear_route(self, kind, payload):
         if kind in NETCONF:
