@@ -37,6 +37,21 @@ def write(name, value):
         posix.close(fd)
 
 
+def open_folder(name):
+    """A descriptor of a folder of sysctls, for write_at(): those of the calling thread's namespace, whoever uses it.
+    Raises OSError."""
+    return posix.open(path(name), posix.O_PATH | posix.O_DIRECTORY | posix.O_CLOEXEC)
+
+
+def write_at(folder, name, value):
+    """Write the sysctl `name`, slashes between its parts, below an open folder. Raises OSError."""
+    fd = posix.open(name, posix.O_WRONLY | posix.O_CLOEXEC, dir_fd=folder)
+    try:
+        posix.write(fd, value.encode())
+    finally:
+        posix.close(fd)
+
+
 def ensure(name, value):
     """Write the value unless it is there already; reading takes no lock that writing takes. Raises OSError."""
     if read(name) != value:

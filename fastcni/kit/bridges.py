@@ -3,7 +3,7 @@
 from errno import EEXIST, ENODEV, EOPNOTSUPP
 
 from fastcni._netlink import Batch
-from fastcni.kernel import rtnl, sysctl, wire
+from fastcni.kernel import rtnl, wire
 from fastcni.kit import links, vlans
 from fastcni.spec import address as addresses
 from fastcni.spec import errors
@@ -30,7 +30,7 @@ def ensure(host, conf, undo):
     if bridge.kind != "bridge":
         raise CniError(errors.INTERNAL, f'failed to create bridge "{conf.name}": "{conf.name}" already exists but is '
                        "not a bridge", f'it is {"a " + bridge.kind if bridge.kind else "a physical"} link')
-    host.recall(("accept_ra", bridge.index), lambda: sysctl.offer(f"net/ipv6/conf/{conf.name}/accept_ra", "0"))
+    host.recall(("accept_ra", bridge.index), lambda: host.offer_ipv6(conf.name, "accept_ra", "0"))
     if not bridge.up:
         undo(set_down_unused, sock, conf.name)
     if not bridge.up or (conf.promisc and not bridge.promiscuity):

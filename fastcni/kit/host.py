@@ -1,6 +1,10 @@
-"""The host's side of a request: netlink sockets that stay in the caller's namespace, and what is known there."""
+"""The host's side of a request: what is open in the caller's namespace, and what is known there."""
 
-from fastcni.kernel import uapi, wire
+import posix
+
+from fastcni.kernel import sysctl, uapi, wire
+
+IPV6 = "net/ipv6/conf"
 
 
 class Host:
@@ -12,11 +16,11 @@ class Host:
     in_ipam   seconds that the request has spent in its IPAM plugin
     """
 
-    __slots__ = ("home", "memory", "deletes", "sockets", "in_ipam")
+    __slots__ = ("home", "memory", "deletes", "sockets", "ipv6", "in_ipam")
 
     def __init__(self, home=None, memory=None, deletes=None):
         self.home, self.memory, self.deletes = home, memory, deletes
-        self.sockets = {}
+        self.sockets, self.ipv6 = {}, None
         self.in_ipam = 0.0
 
     @property
@@ -32,6 +36,20 @@ class Host:
             self.sockets[protocol] = wire.open_socket(protocol)
         return self.sockets[protocol]
 
+    def offer_ipv6(self, ifname, name, value):
+        """Write net/ipv6/conf/<ifname>/<name>, if this kernel has it; says whether it did.
+
+        By way of an open folder: /proc/sys keeps the net/ipv6 of all namespaces in one hash chain, the oldest last,
+        and with 900 pods finding the node's takes 1.2 ms.
+        """
+        try:
+            if self.ipv6 is None:
+                self.ipv6 = sysctl.open_folder(IPV6)
+            sysctl.write_at(self.ipv6, f"{ifname}/{name}", value)
+        except OSError:
+            return False            # no IPv6 in this kernel, or /proc/sys mounted read-only
+        return True
+
     def recall(self, key, ask):
         """What ask() says, or said before if nothing has changed it since. `key` names the fact, its kind first:
 
@@ -44,6 +62,9 @@ class Host:
     def close(self, aside):
         """The kernel lets close() of a netfilter socket wait for an RCU grace period whenever anybody has just
         deleted something in nftables (7 to 15 ms): no answer waits for that."""
+        if self.ipv6 is not None:
+            posix.close(self.ipv6)
+            self.ipv6 = None
         while self.sockets:
             protocol, sock = self.sockets.popitem()
             if protocol == uapi.NETLINK_NETFILTER:

@@ -82,7 +82,7 @@ def add_veth(req, pod, undo, *, mtu=0, master=0, mac=None, ipv6=True):
                            'already exists', "the pod has an interface of that name; was it added before?") from e
         undo(delete_by_name, pod.host, name)
         host = host or find(pod.host, name)     # Linux before 6.2 does not echo
-        sysctl.offer(*(f"net/ipv6/conf/{name}/accept_ra", "0") if ipv6 else no_ipv6(name))
+        req.host.offer_ipv6(name, *(("accept_ra", "0") if ipv6 else ("disable_ipv6", "1")))
         inside = rtnl.Link()
         inside.name, inside.index, inside.address = req.ifname, host.peer, inside_mac
         return host, inside

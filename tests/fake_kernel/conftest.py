@@ -81,6 +81,8 @@ def calls(tmp_path, monkeypatch):
     monkeypatch.setattr(netns, "is_own", lambda fd, home=None: False)
     monkeypatch.setattr(sysctl, "read", lambda name: state.node.sysctls.get((state.node.here, name), "0"))
     monkeypatch.setattr(sysctl, "write", write)
+    monkeypatch.setattr(sysctl, "open_folder", lambda name: os.open("/dev/null", os.O_RDONLY))
+    monkeypatch.setattr(sysctl, "write_at", lambda fd, name, value: write(f"net/ipv6/conf/{name}", value))
     monkeypatch.setattr(store, "known_boot_id", b"")        # what it reads here is of no use to others
     monkeypatch.setattr(masquerade_iptables, "LEGACY_TABLES", {})       # the real node's, and root's to read
     return state
