@@ -1,6 +1,7 @@
 # make demo    does the main job once, from a conflist to a ping and back (root)
 # make test    sets everything up and runs all tests (without root, what needs root skips and says so)
-# make check   the fast tests   make bench   figures   make lint   ruff and cython-lint   make clean
+# make check   the fast tests   make lint   ruff and cython-lint   make clean
+# make bench   figures and benchmarks/report (root; half an hour, BENCH=--quick: three minutes)
 .POSIX:
 .PHONY: setup demo test check bench lint clean
 
@@ -30,6 +31,10 @@ check: setup
 	$(BIN)/python -m pytest -q tests/leaves tests/spec tests/fake_kernel tests/project/test_layers*.py
 
 bench: setup
+	@sh tests/setup-peer.sh bridge iptables ip
+	@$(BIN)/python -c 'import matplotlib' 2> /dev/null || \
+		$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test,bench]'
+	$(BIN)/fastcni bench --report benchmarks/report $(BENCH)
 	$(BIN)/python -m pytest --benchmark-only benchmarks
 
 lint: setup

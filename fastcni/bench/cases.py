@@ -1,0 +1,103 @@
+"""What is called, and how often."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+SIDES = ("Go", "one-shot", "warm", "floor")
+PARTS = ("latency", "rate", "cost", "density", "memory")
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A plugin with its configuration. held: addresses of others that host-local finds. slow: a call of some side
+    takes half a second, so there are fewer of them. grows: measured with so many pods there already, too."""
+
+    name: str
+    type: str
+    keys: dict[str, Any] = field(default_factory=dict)
+    held: int = 0
+    calls: tuple[str, ...] = ("ADD", "DEL")
+    slow: bool = False
+    grows: bool = False
+
+
+GATEWAY = {"isGateway": True}
+CASES = (
+    Case("version", "bridge", calls=("VERSION",)),
+    Case("loopback", "loopback"),
+    Case("host-local-0", "host-local"),
+    Case("host-local-1000", "host-local", held=1000),
+    Case("host-local-5000", "host-local", held=5000),
+    Case("host-local-60000", "host-local", held=60000, slow=True),
+    Case("bridge", "bridge", GATEWAY, grows=True),
+    Case("bridge-ipmasq", "bridge", {**GATEWAY, "ipMasq": True}),
+    Case("ptp", "ptp", grows=True),
+)
+WITHOUT_IPV6 = Case("bridge-no-ipv6", "bridge", {**GATEWAY, "disableIPv6": True}, grows=True)     # fastcni's own key
+ALONE = Case("harness-alone", "loopback", calls=("VERSION",))
+TITLES = {
+    "version": "VERSION", "host-local-0": "host-local, none held", "host-local-1000": "host-local, 1,000 held",
+    "host-local-5000": "host-local, 5,000 held", "host-local-60000": "host-local, 60,000 held",
+    "bridge-ipmasq": "bridge ipMasq", "bridge-no-ipv6": "bridge disableIPv6", "harness-alone": "the harness alone",
+}
+
+
+def title(name):
+    """A case's name for people."""
+    return TITLES.get(name, name)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How much is measured.
+
+    rounds, slow_rounds: turns of each side, one call at a time. burst: pods of a turn, each call for one after the
+    other, as they come to a busy node; the first finds a processor that has slept. rest: seconds after a turn, so that
+    the deferred work of one side (20 ms of RCU after a DEL) is not charged to the next; settle: the same after a flood
+    of them. at_once, slow_at_once: how many calls run at once; pods: of these each of `repeats` adds so many, then
+    deletes them. levels: pods there already, density_rounds turns at each. crowd: pods that the server whose memory is
+    looked at serves; pairs: of ADD and DEL, after that.
+    """
+
+    rounds: int = 25
+    slow_rounds: int = 4
+    burst: int = 5
+    rest: float = 0.05
+    settle: float = 0.5
+    at_once: tuple[int, ...] = (8, 32, 64)
+    slow_at_once: tuple[int, ...] = (8, 32, 64)
+    pods: int = 128
+    repeats: int = 3
+    levels: tuple[int, ...] = (0, 100, 250, 500, 750, 1000)
+    density_rounds: int = 5
+    crowd: int = 1000
+    pairs: int = 20000
+    seed: int = 1
+
+
+QUICK = Plan(rounds=4, slow_rounds=1, settle=0.2, at_once=(8, 32), slow_at_once=(), pods=64, repeats=1,
+             levels=(0, 100, 250), density_rounds=1, crowd=200, pairs=1000)
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the user asked for. peer: the folder of the Go plugins. report: where to write, None for nowhere.
+    only, parts, sides: names, all of them by default. command: the words that were typed."""
+
+    plan: Plan = Plan()
+    peer: str = "/usr/lib/cni"
+    report: str | None = None
+    only: tuple[str, ...] = ()
+    parts: tuple[str, ...] = ()
+    sides: tuple[str, ...] = SIDES
+    command: str = "fastcni bench"
+
+    @property
+    def cases(self):
+        return [case for case in CASES if not self.only or case.name in self.only]
+
+    def wants(self, part):
+        """Memory is the server's, no case's: it is left out when cases are named and it is not."""
+        if self.parts:
+            return part in self.parts
+        return part != "memory" or not self.only

@@ -1,0 +1,220 @@
+"""The kernel's own floor of each case: what a launcher costs, and the requests that nobody can do without.
+
+The launcher is the installed one, answered at once by echo.py. The requests go out from this warm process, whose
+sockets are open already; what the pod's namespace needs is opened there, as everybody has to.
+"""
+
+import os
+import threading
+import time
+from errno import ENOBUFS
+from queue import SimpleQueue
+
+from fastcni._netlink import Batch
+from fastcni.bench.node import LOOPBACK
+from fastcni.kernel import filters, netns, nft, rtnl, sysctl, uapi, wire
+from fastcni.kit import links
+
+GONE_SECONDS = 30
+SENDERS = 32                    # threads that sit out deletions: more than there are in 20 ms
+TABLE, MAP, CHAIN = "fcni-bench", "pods", "masquerade"
+ANYWHERE = bytes(4)
+GROUP = 0x66636E69              # of links that are deleted together
+
+
+class Floor:
+    """A side as sides.Plugins is one. `with Floor(launcher) as floor:`, in the node's namespace; launcher: the
+    Plugins whose socket is the echo's."""
+
+    name = "floor"
+
+    def __init__(self, launcher):
+        self.launcher = launcher
+        self.bridges, self.made = {}, {}        # {name: index}, {pod's number: index of the host end}
+
+    def __enter__(self):
+        self.home = netns.open_own()
+        self.host, self.firewall = wire.open_socket(), wire.open_socket(uapi.NETLINK_NETFILTER)
+        self.watcher = wire.open_socket(groups=(uapi.RTNLGRP_LINK,))
+        filters.attach(self.watcher, filters.deletions())
+        self.deletes = SimpleQueue()
+        self.senders = [threading.Thread(target=self._send_deletes, daemon=True) for _ in range(SENDERS)]
+        for sender in self.senders:
+            sender.start()
+        return self
+
+    def __exit__(self, *_):
+        for _ in self.senders:
+            self.deletes.put(None)
+        for sender in self.senders:
+            sender.join(GONE_SECONDS)
+        for sock in (self.host, self.firewall, self.watcher):
+            sock.close()
+        os.close(self.home)
+
+    def prepare(self, network):
+        """The bridge and the nftables map, which no pod pays for but the first."""
+        if network.case.type == "bridge" and network.bridge not in self.bridges:
+            self.bridges[network.bridge] = self._make_bridge(network)
+        if network.case.keys.get("ipMasq"):
+            batch = nft.add_table(nft.start(Batch()), nft.NFPROTO_INET, TABLE, "fastcni bench")
+            nft.add_chain(batch, nft.NFPROTO_INET, TABLE, CHAIN)
+            nft.add_set(batch, nft.NFPROTO_INET, TABLE, MAP, key_type=nft.TYPE_IPADDR, key_size=4, set_id=1,
+                        verdicts=True)
+            wire.exchange(self.firewall, nft.stop(batch))
+
+    def _make_bridge(self, network):
+        wire.exchange(self.host, rtnl.new_bridge(Batch(), network.bridge))
+        bridge = links.find(self.host, network.bridge)
+        batch = rtnl.set_link(Batch(), bridge.index, up=True, address=bridge.address)   # or its ports' MACs are its own
+        wire.exchange(self.host, rtnl.new_address(batch, bridge.index, network.gateway, 16))
+        return bridge.index
+
+    def start(self, command, network, pod):
+        """The launcher alone."""
+        return self.launcher.start(command, network, pod)
+
+    def flow(self, command, network, pods, at_once):
+        """Launchers alone, so many at once: what the harness itself is able to."""
+        return self.launcher.flow(command, network, pods, at_once)
+
+    def check(self):
+        self.launcher.check()
+
+    def call(self, command, network, pod):
+        """One call: {"floor": ms, and its parts: "launcher": ms, "requests": ms}."""
+        (launcher,) = self.launcher.call(command, network, pod).values()
+        requests = self.work(command, network, pod)
+        return {"floor": launcher + requests, "launcher": launcher, "requests": requests}
+
+    def work(self, command, network, pod):
+        """The requests of one call; milliseconds."""
+        if command == "VERSION":
+            return 0.0
+        step = getattr(self, f"_{command.lower()}_{network.case.type.replace('-', '_')}")
+        self._forget_what_others_deleted()
+        fd = netns.open_path(pod.path)                  # the launcher hands it over
+        try:
+            started = time.perf_counter()
+            step(network, pod, fd)
+            return (time.perf_counter() - started) * 1e3
+        finally:
+            os.close(fd)
+
+    def _forget_what_others_deleted(self):
+        while True:
+            try:
+                if wire.glance(self.watcher) is None:
+                    return
+            except OSError as e:
+                if e.errno != ENOBUFS:
+                    raise
+
+    # ---- loopback, host-local ----
+
+    def _add_loopback(self, network, pod, fd, up=True):
+        sock = self._open_inside(fd)
+        wire.exchange(sock, rtnl.set_link(Batch(), LOOPBACK, up=up))
+        sock.close()
+
+    def _del_loopback(self, network, pod, fd):
+        self._add_loopback(network, pod, fd, up=False)
+
+    def _add_host_local(self, network, pod, fd):
+        file = os.open(network.file(network.address_of(pod)), os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+        os.write(file, f"{pod.name}\r\neth0".encode())
+        os.close(file)
+
+    def _del_host_local(self, network, pod, fd):
+        os.unlink(network.file(network.address_of(pod)))
+
+    # ---- bridge, ptp ----
+
+    def _add_bridge(self, network, pod, fd):
+        ipv6 = not network.case.keys.get("disableIPv6")
+        self._add_host_local(network, pod, fd)
+        self._add_veth(pod, fd, self.bridges[network.bridge])
+        if not ipv6:
+            sysctl.offer(*links.no_ipv6(f"fcnb{pod.number}"))
+        sock = self._open_inside(fd, [("net/ipv4/conf/eth0/arp_notify", "1"),
+                                      ("net/ipv6/conf/eth0/accept_dad", "0") if ipv6 else links.no_ipv6("eth0")])
+        batch, inside = self._configure(network, pod)
+        rtnl.route(batch, ANYWHERE, 0, index=inside, gateway=network.gateway)
+        wire.exchange(sock, batch)
+        sock.close()
+        if network.case.keys.get("ipMasq"):
+            self._element(nft.add_element, network, pod, pod.name, CHAIN)
+
+    def _add_ptp(self, network, pod, fd):
+        gateway, subnet = network.gateway, network.subnet_address
+        self._add_host_local(network, pod, fd)
+        host = self._add_veth(pod, fd)
+        batch = rtnl.new_address(Batch(), host, gateway, 32)
+        own = network.address_of(pod)
+        wire.exchange(self.host, rtnl.route(batch, own, 32, index=host, scope=uapi.RT_SCOPE_HOST))
+        sock = self._open_inside(fd)
+        batch, inside = self._configure(network, pod)
+        rtnl.route(batch, subnet, 16, index=inside, scope=uapi.RT_SCOPE_LINK, delete=True)
+        rtnl.route(batch, gateway, 32, index=inside, scope=uapi.RT_SCOPE_LINK, source=own)
+        rtnl.route(batch, subnet, 16, index=inside, gateway=gateway, source=own)
+        rtnl.route(batch, ANYWHERE, 0, index=inside, gateway=gateway)
+        wire.exchange(sock, batch)
+        sock.close()
+
+    def _add_veth(self, pod, fd, master=0):
+        """Returns the host end's index; the inside end's is kept with it."""
+        name, mac = f"fcnb{pod.number}", os.urandom(3)
+        batch = rtnl.new_veth(Batch(), name, "eth0", fd, host_mac=b"\x02\xfc\0" + mac, peer_mac=b"\x02\xfc\1" + mac,
+                              master=master)
+        link = rtnl.first_link(wire.exchange(self.host, batch)) or links.find(self.host, name)  # Linux before 6.2
+        self.made[pod.number] = link.index, link.peer
+        return link.index
+
+    def _configure(self, network, pod):
+        """(Batch, index) that gives the inside end its address and sets it up."""
+        _, inside = self.made[pod.number]
+        batch = rtnl.new_address(Batch(), inside, network.address_of(pod), 16)
+        return rtnl.set_link(batch, inside, up=True), inside
+
+    def _del_bridge(self, network, pod, fd):
+        index, _ = self.made.pop(pod.number)
+        self.deletes.put(index)
+        deadline = time.monotonic() + GONE_SECONDS
+        while not any(kind == uapi.RTM_DELLINK and payload[0] == uapi.AF_UNSPEC and rtnl.u32(payload[4:8]) == index
+                      for kind, _, _, _, payload in wire.watch(self.watcher, GONE_SECONDS)):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"link {index} is not announced gone after {GONE_SECONDS} s")
+        self._del_host_local(network, pod, fd)
+        if network.case.keys.get("ipMasq"):
+            self._element(nft.del_element, network, pod)
+
+    _del_ptp = _del_bridge
+
+    def _send_deletes(self):
+        """The kernel holds whoever asks for a deletion until memory is freed, 20 ms after the link is gone."""
+        while (index := self.deletes.get()) is not None:
+            wire.send(self.watcher, rtnl.del_link(Batch(), index=index).finish())
+
+    def _element(self, write, network, pod, *more):
+        batch = write(nft.start(Batch()), nft.NFPROTO_INET, TABLE, MAP, network.address_of(pod), *more)
+        wire.exchange(self.firewall, nft.stop(batch))
+
+    def _open_inside(self, fd, sysctls=()):
+        with netns.inside(fd, self.home):
+            for name, value in sysctls:
+                sysctl.offer(name, value)
+            return wire.open_socket()
+    # ---- pods that are there already ----
+
+    def put(self, network, pod):
+        """Put a pod onto a network that is prepared."""
+        self.work("ADD", network, pod)
+
+    def empty(self, network, pods):
+        """Take pods off, all together."""
+        for pod in pods:
+            index, _ = self.made.pop(pod.number)
+            wire.exchange(self.host, rtnl.set_group(Batch(), index, GROUP))
+            os.unlink(network.file(network.address_of(pod)))
+        if pods:
+            wire.exchange(self.host, rtnl.del_group(Batch(), GROUP))

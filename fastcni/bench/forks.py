@@ -1,0 +1,89 @@
+"""How many processes and threads are started, as the kernel's process connector tells it (linux/cn_proc.h).
+
+It tells one from the other, and who started it: only what comes from given processes is counted.
+"""
+
+import struct
+import threading
+from errno import ENOBUFS
+
+from fastcni.kernel import netns, wire
+
+CONNECTOR, GROUP = 11, 1        # NETLINK_CONNECTOR, CN_IDX_PROC
+LISTEN, IGNORE = 1, 2           # PROC_CN_MCAST_*
+FORK = 1                        # PROC_EVENT_FORK
+# nlmsghdr; cn_msg: idx, val, seq, ack, len:u16, flags:u16; proc_event: what, cpu, timestamp_ns, then of a fork
+# parent_pid, parent_tgid, child_pid, child_tgid
+ASK = struct.Struct("=IHHII IIIIHH I")
+EVENT = struct.Struct("=16x 20x I 12x IIII")
+
+
+def open_events(namespace):
+    """A socket for process events; None where there are none: not in this kernel, or not in this container.
+
+    namespace: a descriptor of the first network namespace, the only one that has them.
+    """
+    try:
+        with netns.inside(namespace):
+            sock = wire.open_socket(CONNECTOR, groups=(GROUP,))
+        sock.setsockopt(1, 33, 8 << 20)         # SOL_SOCKET, SO_RCVBUFFORCE
+    except OSError:
+        return None
+    return sock
+
+
+class Forks:
+    """`with Forks(namespace, roots) as forks:` counts what the processes `roots` and their descendants start.
+
+    processes, threads: None when it could not be counted.
+    """
+
+    def __init__(self, namespace, roots):
+        self.namespace, self.known = namespace, set(roots)
+        self.processes = self.threads = None
+
+    def __enter__(self):
+        self.sock = open_events(self.namespace)
+        if self.sock:
+            self.processes = self.threads = 0
+            self._ask(LISTEN)
+            self.stopping = False
+            self.sock.settimeout(0.2)
+            self.reader = threading.Thread(target=self._read, daemon=True)
+            self.reader.start()
+        return self
+
+    def __exit__(self, *_):
+        if self.sock:
+            self.stopping = True
+            self.reader.join()
+            self._ask(IGNORE)
+            self.sock.close()
+
+    def _ask(self, what):
+        wire.send(self.sock, ASK.pack(ASK.size, 3, 0, 0, 0, GROUP, 1, 0, 0, 4, 0, what))
+
+    def _read(self):
+        while True:
+            try:
+                data = self.sock.recv(wire.RECV_SIZE)
+            except TimeoutError:
+                if self.stopping:
+                    return
+                continue
+            except OSError as e:
+                if e.errno != ENOBUFS:
+                    raise
+                self.processes = self.threads = None    # some were lost
+                return
+            if len(data) >= EVENT.size:
+                self._count(*EVENT.unpack_from(data))
+
+    def _count(self, what, _, parent, child, child_process):
+        if what != FORK or parent not in self.known:
+            return
+        if child == child_process:
+            self.known.add(child)
+            self.processes += 1
+        else:
+            self.threads += 1

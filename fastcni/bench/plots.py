@@ -1,0 +1,159 @@
+"""The plots of a report, as SVG: the same samples give the same bytes."""
+
+import itertools
+import statistics
+
+import matplotlib
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
+
+from fastcni.bench.cases import ALONE, WITHOUT_IPV6, title
+from fastcni.bench.tables import median, present, speed
+
+STYLE = {
+    "svg.hashsalt": "fastcni", "svg.fonttype": "none",          # text stays text: small, and found by a search
+    "font.family": "sans-serif", "font.size": 9, "axes.titlesize": 10, "axes.grid": True, "grid.color": "#e4e4e4",
+    "grid.linewidth": 0.6, "axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": "#888888",
+    "axes.axisbelow": True, "path.simplify": False,
+}
+COLORS = {"Go": "#0072b2", "one-shot": "#e69f00", "warm": "#d55e00", "floor": "#777777"}    # told apart by all eyes
+FAMILIAR = ("loopback", "host-local-1000", "bridge", "bridge-ipmasq", "ptp")
+CALLS = ("ADD", "DEL")
+SHARES = (*range(0, 96, 5), 97, 98, 99, 100)            # percent, of a distribution's line
+
+
+def write(folder, data):
+    """Write a plot for each part that has one; the names of the files."""
+    written = []
+    for part, draw in (("latency", latency), ("rate", rate), ("density", density)):
+        if data.get(part):
+            with matplotlib.rc_context(STYLE):
+                figure = draw(data)
+                if figure:
+                    figure.set_facecolor("white")           # whatever is behind it
+                    FigureCanvasSVG(figure).print_svg(f"{folder}/{part}.svg", metadata={"Date": None, "Creator": None})
+                    written.append(f"{part}.svg")
+    return written
+
+
+def latency(data):
+    """For each case the share of calls that took at most so long."""
+    cases = [case for case in FAMILIAR if data["latency"].get(case)]
+    if not cases:
+        return None
+    figure, panels = grid(cases, "Latency, one call at a time", sharex="all")
+    for case, call, axes in panels:
+        for side in present(data):
+            samples = data["latency"][case].get(side, {}).get(call)
+            if samples:
+                axes.plot(*distribution(samples), color=COLORS[side], label=side)
+        axes.set_xscale("log")
+        axes.set_ylim(0, 100)
+        axes.set_yticks([0, 50, 99])
+        plain(axes.xaxis)
+    words(figure, panels, "milliseconds", "% of calls\ntook at most")
+    return figure
+
+
+def distribution(samples):
+    """(milliseconds, percent) of a cumulative distribution."""
+    samples = sorted(samples)
+    at = sorted({round((len(samples) - 1) * share / 100) for share in SHARES})
+    return [samples[n] for n in at], [100 * (n + 1) / len(samples) for n in at]
+
+
+def rate(data):
+    """For each case calls a second, one at a time and many at once."""
+    cases = [case for case in FAMILIAR if data["rate"].get(case)]
+    if not cases:
+        return None
+    figure, panels = grid(cases, "Calls a second")
+    alone = {level: found["floor"][ALONE.calls[0]] for level, found in data["rate"].get(ALONE.name, {}).items()
+             if "floor" in found}
+    ticks = {1}
+    for case, call, axes in panels:
+        levels = data["rate"][case]
+        ticks |= {int(level) for level in levels}
+        for side in present(data):
+            points = {int(level): speed(found.get(side, {}).get(call)) for level, found in levels.items()}
+            one = data.get("latency", {}).get(case, {}).get(side, {}).get(call)
+            points = {1: 1000 / median(one) if one and side != "floor" else None, **points}
+            points = {level: value for level, value in points.items() if value}
+            if points:
+                axes.plot(points.keys(), points.values(), "o-", markersize=3, color=COLORS[side])
+        if alone:
+            axes.plot([int(level) for level in alone], [speed(found) for found in alone.values()], ":",
+                      color=COLORS["floor"])
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        plain(axes.yaxis)
+    for _, _, axes in panels:
+        axes.xaxis.set_major_locator(FixedLocator(sorted(ticks)))
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0f}"))
+    words(figure, panels, "calls at once", "calls a second", floor="the harness alone")
+    return figure
+
+
+def density(data):
+    """For ptp and bridge the median against pods there, with the quarter above and below it."""
+    cases = [case for case in ("ptp", "bridge") if data["density"].get(case)]
+    if not cases:
+        return None
+    figure, panels = grid(cases, "Latency with pods there already, median and middle half", wide=3.6)
+    for case, call, axes in panels:
+        curves = [(data["density"][case], "-")]
+        if case == "bridge" and WITHOUT_IPV6.name in data["density"]:
+            curves.append((data["density"][WITHOUT_IPV6.name], "--"))
+        for (levels, line), side in itertools.product(curves, present(data)):
+            found = {int(level): series.get(side, {}).get(call) for level, series in levels.items()}
+            found = {level: samples for level, samples in found.items() if samples}
+            if not found:
+                continue
+            axes.plot(found.keys(), [median(samples) for samples in found.values()], line, color=COLORS[side])
+            quarters = [statistics.quantiles(samples, n=4) if len(samples) > 1 else samples * 3
+                        for samples in found.values()]
+            axes.fill_between(list(found), [q[0] for q in quarters], [q[2] for q in quarters], color=COLORS[side],
+                              alpha=0.15, linewidth=0)
+        if len(curves) > 1:
+            axes.set_title(f"{axes.get_title()}\n(dashed: {title(WITHOUT_IPV6.name)})")
+        axes.set_yscale("log")
+        plain(axes.yaxis)
+    words(figure, panels, "pods there already", "milliseconds")
+    return figure
+
+
+def grid(cases, heading, wide=2.3, sharex="col"):
+    """(Figure, [(case, call, axes)]): a column for each case, ADD above DEL, both on one scale."""
+    figure = Figure(figsize=(1.2 + wide * len(cases), 4.6), layout="constrained")
+    figure.suptitle(heading, fontsize=11)
+    rows = figure.subplots(2, len(cases), sharex=sharex, sharey="all", squeeze=False)
+    panels = []
+    for row, call in zip(rows, CALLS, strict=True):
+        for case, axes in zip(cases, row, strict=True):
+            axes.set_title(f"{title(case)} {call}")
+            panels.append((case, call, axes))
+    return figure, panels
+
+
+def words(figure, panels, x, y, floor="floor"):
+    """What the axes show, and which line is whose."""
+    columns = len(panels) // 2
+    for at, (_, _, axes) in enumerate(panels):
+        axes.set_ylabel(y if at % columns == 0 else "")
+        axes.set_xlabel(x if at >= columns else "")
+        axes.tick_params(length=0)
+    lines = {}
+    for _, _, axes in panels:
+        for line in axes.get_lines():
+            lines.setdefault(line.get_color(), line)
+    shown = [(lines[color], floor if side == "floor" else side) for side, color in COLORS.items() if color in lines]
+    figure.legend(*zip(*shown, strict=True), loc="outside lower center", ncols=len(shown), frameon=False)
+
+
+def plain(axis):
+    """A logarithmic axis that says 1 3 10 30."""
+    axis.set_major_locator(LogLocator(subs=(1, 3)))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))

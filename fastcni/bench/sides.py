@@ -1,0 +1,129 @@
+"""Who is called: directories of plugins, and the two servers that some of them find behind their socket."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from functools import partial
+
+from fastcni.bench.calls import Flow, Running, one
+from fastcni.spec import errors
+from fastcni.spec.errors import CniError
+
+START_SECONDS = 20              # until a server listens
+END_SECONDS = 90                # it finishes what it has begun
+SUBNETS = {"Go": 21, "one-shot": 22, "warm": 23, "floor": 24}
+
+
+class Plugins:
+    """A side whose calls are processes: the plugin files of a folder, and the socket that they are to use ("" none).
+    server: the Child that answers there, if any."""
+
+    def __init__(self, name, folder, sock="", server=None):
+        self.name, self.folder, self.server = name, folder, server
+        self.env = {"CNI_IFNAME": "eth0", "CNI_PATH": folder, "PATH": os.environ.get("PATH", os.defpath),
+                    "FASTCNI_SOCKET": sock}
+        self.sent = 0
+
+    def prepare(self, network):
+        """A plugin makes what it needs."""
+
+    def start(self, command, network, pod):
+        """A call as a Running process."""
+        self.sent += 1
+        env = {**self.env, "CNI_COMMAND": command, "CNI_CONTAINERID": pod.name, "CNI_NETNS": pod.path}
+        kind = network.case.type
+        return Running(f"{self.folder}/{kind}", env, network.stdin, f"{kind} {command} of {self.name}")
+
+    def call(self, command, network, pod):
+        """One call to its end: {this side: ms}. Raises CallFailed."""
+        return {self.name: one(partial(self.start, command, network, pod))}
+
+    def flow(self, command, network, pods, at_once):
+        """A call for each pod, so many at once. Raises CallFailed, CniError for a server that died."""
+        try:
+            return Flow((partial(self.start, command, network, pod) for pod in pods), at_once)
+        finally:
+            self.check()
+
+    def check(self):
+        if self.server:
+            self.server.check()
+
+
+class Child:
+    """`with Child(words, sock, log):` runs a server of ours in this namespace, from its first connection to SIGTERM."""
+
+    def __init__(self, words, sock, log):
+        self.words, self.sock, self.log = words, sock, log
+
+    def __enter__(self):
+        with open(self.log, "wb") as log:
+            # In a process group of its own: Ctrl-C is for the run, which then ends it in its turn.
+            self.process = subprocess.Popen([sys.executable, *self.words], stdin=subprocess.PIPE, stdout=log,
+                                            stderr=log, process_group=0)
+        try:
+            self._wait_until_it_listens()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_):
+        self.process.terminate()
+        self.process.stdin.close()
+        try:
+            self.process.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+    def _wait_until_it_listens(self):
+        deadline = time.monotonic() + START_SECONDS
+        while time.monotonic() < deadline:
+            self.check()
+            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
+                if not sock.connect_ex(self.sock):
+                    return
+            time.sleep(0.02)
+        raise CniError(errors.INTERNAL, f"{' '.join(self.words)}: does not listen after {START_SECONDS} s{self.said()}")
+
+    @property
+    def pid(self):
+        return self.process.pid
+
+    @property
+    def cpu(self):
+        """Seconds of processor time, user and system, of all its threads that there ever were.
+
+        clock_getcpuclockid(3) makes the same number: MAKE_PROCESS_CPUCLOCK(pid, CPUCLOCK_SCHED).
+        """
+        return time.clock_gettime(~self.pid << 3 | 2)
+
+    def check(self):
+        """Raises CniError with the last lines of its log when it is dead: its callers would go on without it."""
+        if self.process.poll() is not None:
+            ended = f"{' '.join(self.words)}: ended with status {self.process.returncode}"
+            raise CniError(errors.INTERNAL, f"{ended}{self.said()}")
+
+    def said(self):
+        with open(self.log, encoding="utf-8", errors="replace") as file:
+            return "".join(f"\n    {line.rstrip()}" for line in file.readlines()[-10:])
+
+    def answered(self):
+        """How many requests its log says that it has done."""
+        with open(self.log, encoding="utf-8", errors="replace") as file:
+            return sum(" event=done " in line for line in file)
+
+
+def serve(folder):
+    """The warm server as a Child, listening below `folder`, as a user would start it."""
+    sock = f"{folder}/fastcni.sock"
+    return Child(["-m", "fastcni", "serve", "--socket", sock], sock, f"{folder}/server.log")
+
+
+def echo(folder):
+    """The server that does nothing, as a Child."""
+    sock = f"{folder}/echo.sock"
+    return Child(["-m", "fastcni.bench.echo", sock], sock, f"{folder}/echo.log")

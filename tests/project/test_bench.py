@@ -1,0 +1,194 @@
+"""fastcni bench: ratios and percentiles of given samples, the report, and a small run that leaves nothing behind."""
+
+import os
+import re
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import orjson
+import pytest
+from conftest import needs_root
+
+from fastcni.bench import report, run, tables
+from fastcni.bench.calls import CallFailed, Flow, Running
+from fastcni.bench.cases import QUICK, Options
+from fastcni.bench.floor import Floor
+from fastcni.bench.node import PREFIX
+from fastcni.cli import door
+
+ONE_TO_100 = [float(n) for n in range(1, 101)]
+
+
+def series(go, one_shot, warm, floor):
+    """{series: {call: samples}} of the same samples for ADD and DEL."""
+    of = {"Go": go, "one-shot": one_shot, "warm": warm, "floor": floor, "launcher": [0.5], "requests": [0.25]}
+    return {side: {"ADD": samples, "DEL": samples} for side, samples in of.items()}
+
+
+def flood(pods, *seconds):
+    return {call: {"seconds": list(seconds), "ms": [1.0] * pods * len(seconds)} for call in ("ADD", "DEL")}
+
+
+@pytest.fixture
+def data():
+    """What a whole run would have measured."""
+    one = series(ONE_TO_100, [20.2] * 9, [5.1] * 9, [1.02] * 9)
+    alone = {"VERSION": {"seconds": [0.5], "ms": [1.0] * 1000}}
+    cost = {"cpu": 0.02, "machine": 0.04, "processes": 2.0, "threads": 9.5}
+    dense = {level: series([10.0] * 4, [12.0] * 4, [2.0, 3.0, 4.0], [1.0] * 4) for level in ("0", "1000")}
+    without_go = {level: {side: found[side] for side in ("warm", "floor")} for level, found in dense.items()}
+    return {
+        "machine": {"kernel": "Linux 6", "Go plugins": "bridge v1"}, "command": "fastcni bench", "plan": {},
+        "sides": ["Go", "one-shot", "warm", "floor"], "notes": ["one\nnote"],
+        "latency": {"bridge": one, "host-local-60000": one},
+        "rate": {"harness-alone": {"8": {"floor": alone}},
+                 "bridge": {"8": {"Go": flood(100, 1.0, 2.0, 4.0), "warm": flood(100, 0.2)}}},
+        "cost": {"ptp": {"Go": cost, "warm": {**cost, "cpu": 0.002, "processes": None}}},
+        "density": {"ptp": dense, "bridge": dense, "bridge-no-ipv6": without_go},
+        "memory": [{"when": "at its start", "kB": 30720, "threads": 34, "fds": 40}],
+    }
+
+
+def rows(table):
+    """{words of a row: {column: figure}}"""
+    return {tuple(row[:table.words]): dict(zip(table.columns[table.words:], row[table.words:], strict=True))
+            for row in table.rows}
+
+
+def test_percentiles_are_of_the_samples():
+    assert tables.median(ONE_TO_100) == 50.5
+    assert tables.p99(ONE_TO_100) == pytest.approx(99.01)
+    assert tables.p99([3.0]) == 3.0
+    assert tables.spread([0.123, 0.123]) == "0.12 / 0.12"
+    assert tables.spread([]) == tables.spread(None) == ""
+
+
+def test_latency_has_ratios_of_medians_to_go_and_to_the_floor(data):
+    row = rows(tables.latency(data))["bridge", "ADD"]
+    assert row["Go"] == "50.5 / 99.0"
+    assert row["launcher + requests"] == "0.50 + 0.25"
+    assert (row["warm : Go"], row["warm : floor"]) == ("0.10x", "5.0x")
+    assert (row["one-shot : Go"], row["one-shot : floor"]) == ("0.40x", "20x")
+
+
+def test_a_rate_is_the_median_of_its_repeats(data):
+    row = rows(tables.rate(data))["bridge", "DEL", "8"]
+    assert row["Go"].startswith("50/s ") and row["warm : Go"] == "10x" and row["harness alone"] == "2,000/s"
+
+
+def test_cost_is_compared_with_go_and_says_what_was_not_counted(data):
+    row = rows(tables.cost(data))["ptp", "warm"]
+    assert (row["processor ms"], row[": Go"], row["processes"], row["threads"]) == ("2.0", "1.0x", "not counted", "9.5")
+
+
+def test_disable_ipv6_is_compared_with_the_go_plugins_on_a_plain_bridge(data):
+    row = rows(tables.density(data))["bridge disableIPv6", "ADD", "1,000"]
+    assert row["Go"] == "" and row["warm : Go"] == "0.30x"
+
+
+def test_without_the_go_plugins_there_are_ratios_to_the_floor_only(data):
+    data["sides"].remove("Go")
+    for name, table in tables.TABLES.items():
+        if name not in ("cost", "memory"):
+            assert not [column for column in table(data).columns if column.endswith(": Go")]
+    assert rows(tables.latency(data))["bridge", "ADD"]["warm : floor"] == "5.0x"
+
+
+def test_the_page_has_every_table_and_says_where_its_figures_come_from(data):
+    page = report.page(data)
+    assert "| kernel | Linux 6 |" in page and "\n- one note\n" in page
+    assert "![Latency, one at a time](latency.svg)" in page
+    for table in tables.TABLES.values():
+        assert f"## {table(data).title}" in page
+    tops = re.findall(r"^(\|.*)\n(\|[-:|]+\|)$", page, re.MULTILINE)
+    assert tops and all(head.count("|") == rule.count("|") for head, rule in tops)
+
+
+class Screen:
+    def __init__(self):
+        self.text = ""
+
+    def print(self, text, **_):
+        self.text += f"{text}\n"
+
+
+def test_plots_drawn_again_are_the_same_bytes(data, tmp_path):
+    pytest.importorskip("matplotlib", reason="needs matplotlib: pip install 'fastcni[bench]'")
+    report.finish(Options(report=str(tmp_path)), data, Screen())
+    plots = {path.name: path.read_bytes() for path in tmp_path.glob("*.svg")}
+    assert set(plots) == {"latency.svg", "rate.svg", "density.svg"}
+    report.replot(str(tmp_path), Screen())
+    assert plots == {path.name: path.read_bytes() for path in tmp_path.glob("*.svg")}
+    assert all(len(svg) < 100_000 for svg in plots.values())
+    assert b"milliseconds" in plots["latency.svg"] and b"calls a second" in plots["rate.svg"]
+
+
+def test_without_matplotlib_there_are_tables_and_a_hint(data, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "fastcni.bench.plots", None)
+    screen = Screen()
+    report.finish(Options(report=str(tmp_path)), data, screen)
+    assert {path.name for path in tmp_path.iterdir()} == {"report.md", "report.json"}
+    assert "pip install 'fastcni[bench]'" in screen.text
+
+
+def spawn(program, *environment):
+    return lambda: Running(program, dict(environment), b"", f"{program} of nobody")
+
+
+def test_a_flood_is_timed_and_its_first_failure_is_raised():
+    flow = Flow([spawn("/bin/true")] * 5, 2)
+    assert len(flow.ms) == 5 and flow.seconds * 1e3 >= max(flow.ms) > 0 and flow.cpu > 0
+    with pytest.raises(CallFailed, match="/bin/false of nobody: exit status 1"):
+        Flow([spawn("/bin/true"), spawn("/bin/false"), spawn("/bin/true")], 2)
+
+
+def test_without_root_it_says_what_to_do(monkeypatch, capsys):
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert door.run(["bench"]) == 1
+    assert "run it as root" in capsys.readouterr().err
+
+
+# ---- a small run ----
+
+TINY = Options(replace(QUICK, rounds=1, burst=2, rest=0.01), only=("ptp",), parts=("latency",), sides=("one-shot", "floor"))
+
+
+@pytest.fixture
+def nothing_is_left():
+    """Afterwards there is no namespace, no process and no file of this process's runs."""
+    home = os.stat("/proc/thread-self/ns/net").st_ino
+    yield
+    mine = f"{PREFIX}{os.getpid()}-"
+    folders = [path for path in ("/run/netns", "/tmp", os.environ.get("TMPDIR", "/tmp")) if os.path.isdir(path)]
+    assert [name for path in folders for name in os.listdir(path) if name.startswith(mine)] == []
+    assert Path(f"/proc/self/task/{os.getpid()}/children").read_text() == ""
+    assert os.stat("/proc/thread-self/ns/net").st_ino == home
+
+
+@needs_root
+def test_a_small_run_measures_and_leaves_nothing(nothing_is_left, tmp_path, capsys):
+    assert run.run(replace(TINY, report=str(tmp_path))) == 0
+    samples = orjson.loads((tmp_path / "report.json").read_bytes())["latency"]["ptp"]
+    assert {side: len(calls["DEL"]) for side, calls in samples.items()} == {
+        "one-shot": 2, "floor": 2, "launcher": 2, "requests": 2}
+    assert "One at a time" in capsys.readouterr().out
+
+
+@needs_root
+def test_a_run_that_is_interrupted_leaves_nothing(nothing_is_left, monkeypatch):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Floor, "_del_ptp", interrupt)       # in the middle: a pod is there
+    with pytest.raises(KeyboardInterrupt):
+        run.run(TINY)
+
+
+@needs_root
+def test_a_plugin_that_fails_ends_its_case_and_is_told(nothing_is_left, tmp_path, capsys):
+    for name in ("bridge", "ptp"):
+        (tmp_path / name).write_text("#!/bin/sh\necho no luck\nexit 3\n")
+        (tmp_path / name).chmod(0o755)
+    assert run.run(replace(TINY, peer=str(tmp_path), sides=("Go",))) == 1
+    assert "ptp: ptp ADD of Go: exit status 3: no luck" in capsys.readouterr().err
