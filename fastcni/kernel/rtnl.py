@@ -172,6 +172,18 @@ def del_link(batch, *, name=None, index=0, what=None):
     return batch.text(uapi.IFLA_IFNAME, name) if name else batch
 
 
+def set_arp_notify(batch, index, *, what=None):
+    """Have the kernel send gratuitous ARP when the link comes up: net.ipv4.conf.<link>.arp_notify, without a file.
+
+    IFLA_AF_SPEC
+        AF_INET
+            IFLA_INET_CONF: IPV4_DEVCONF_ARP_NOTIFY 1
+    """
+    batch.begin(uapi.RTM_NEWLINK, NLM_F_ACK, ifinfomsg(index), what or f"set arp_notify of link {index}")
+    batch.nest(uapi.IFLA_AF_SPEC).nest(uapi.AF_INET).nest(uapi.IFLA_INET_CONF)
+    return batch.u32(uapi.IPV4_DEVCONF_ARP_NOTIFY, 1).end().end().end()
+
+
 def set_group(batch, index, group, *, what=None):
     """Put a link into a group of links (ip-link(8))."""
     batch.begin(uapi.RTM_NEWLINK, NLM_F_ACK, ifinfomsg(index), what or f"put link {index} into group {group}")

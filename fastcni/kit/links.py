@@ -103,8 +103,8 @@ def delete_by_name(sock, name):
             raise
 
 
-def configure(pod, link, result, *, sysctls=(), dad=True):
-    """Give the inside link its addresses and routes and set it up.
+def configure(pod, link, result, *, sysctls=(), dad=True, arp_notify=False):
+    """Give the inside link its addresses and routes and set it up; with arp_notify the kernel announces them.
 
     `sysctls` are (name, value) to be written first, each ignored where the kernel lacks it. All goes out in one
     batch, except with duplicate address detection and an IPv6 gateway: then routes wait until addresses settled.
@@ -119,6 +119,8 @@ def configure(pod, link, result, *, sysctls=(), dad=True):
             if has_v6:
                 enable_ipv6(link.name)
     batch = Batch()
+    if arp_notify:
+        rtnl.set_arp_notify(batch, link.index, what=f'failed to set arp_notify of "{link.name}"')
     for packed, prefix in ips:
         broadcast = addresses.broadcast(packed, prefix) if len(packed) == 4 and prefix < 31 else None
         rtnl.new_address(batch, link.index, packed, prefix, broadcast=broadcast,

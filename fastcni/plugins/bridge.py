@@ -89,14 +89,13 @@ def add_addresses(req, conf, undo, pod, inside):
     check_families(conf.ipv6, result)
     complete(result, conf)
     name = inside.name
-    sysctls = [(f"net/ipv4/conf/{name}/arp_notify", "1")]       # the kernel sends gratuitous ARP when the link is up
     if not conf.ipv6:
-        sysctls += [links.no_ipv6(name)]
+        sysctls = [links.no_ipv6(name)]
     elif conf.enable_dad:
-        sysctls += [(f"net/ipv6/conf/{name}/enhanced_dad", "1"), (f"net/ipv6/conf/{name}/accept_dad", "1")]
+        sysctls = [(f"net/ipv6/conf/{name}/enhanced_dad", "1"), (f"net/ipv6/conf/{name}/accept_dad", "1")]
     else:
-        sysctls += [(f"net/ipv6/conf/{name}/accept_dad", "0")]
-    links.configure(pod, inside, result, sysctls=sysctls, dad=conf.enable_dad)
+        sysctls = [(f"net/ipv6/conf/{name}/accept_dad", "0")]
+    links.configure(pod, inside, result, sysctls=sysctls, dad=conf.enable_dad, arp_notify=True)
     return result
 
 

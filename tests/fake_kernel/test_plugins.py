@@ -106,7 +106,7 @@ def test_a_bridge_add_with_the_bridge_there_is_six_batches(calls):
     assert batches == [
         (HOST, [uapi.RTM_GETLINK]),                                             # is the bridge there
         (HOST, [uapi.RTM_NEWLINK]),                                             # the pair, in place and named
-        (POD, [uapi.RTM_NEWADDR, uapi.RTM_NEWLINK, uapi.RTM_NEWROUTE]),         # address, up, default route
+        (POD, [uapi.RTM_NEWLINK, uapi.RTM_NEWADDR, uapi.RTM_NEWLINK, uapi.RTM_NEWROUTE]),   # arp_notify, address, up
         (HOST, [uapi.RTM_GETADDR]),                                             # has the bridge its gateway address
         (HOST, [uapi.RTM_GETLINK]),                                             # is the port up
         (HOST, [uapi.RTM_GETLINK]),                                             # the bridge's MAC now
