@@ -9,6 +9,7 @@ import click
 import fastcni
 from fastcni.cli import netconf as plans
 from fastcni.cli import show
+from fastcni.cli.bench import bench
 from fastcni.cli.serve import serve
 from fastcni.cli.settings import Settings, network_command, plugin_dirs
 from fastcni.runtime import CNI
@@ -122,23 +123,37 @@ def show_version(types: Sequence[str], bin_dir: Sequence[str], as_json: bool) ->
 @click.option("--bin-dir", required=True, metavar="DIR", help="Where to write the plugins.")
 @click.option("--interpreter", default=None, metavar="PATH", help="The Python to run them [this one].")
 @click.option("--plugin", "types", multiple=True, metavar="TYPE", help="Only this one; may be repeated.")
+@click.option("--systemd", is_flag=True, help="Write fastcni.socket and fastcni.service, too.")
+@click.option("--unit-dir", default=None, metavar="DIR", help="Where to write them [/etc/systemd/system].")
 @click.option("--json", "as_json", is_flag=True, help="JSON, also on a terminal and for errors.")
-def install(bin_dir: str, interpreter: str | None, types: Sequence[str], as_json: bool) -> None:
-    """Write fastcni's plugins to a directory, each renamed into place."""
+def install(bin_dir: str, interpreter: str | None, types: Sequence[str], systemd: bool, unit_dir: str | None,
+            as_json: bool) -> None:
+    """Write fastcni's plugins to a directory, each renamed into place.
+
+    The plugins run without this package. The server, which --systemd writes units for, needs it: installed in the
+    Python that runs this command, for as long as the units are used.
+    """
+    from fastcni.launcher import systemd as units
     from fastcni.launcher.install import InstallError
     from fastcni.launcher.install import install as write_launchers
 
+    if unit_dir and not systemd:
+        raise click.UsageError("--unit-dir is for --systemd")
     try:
         paths = [os.fspath(path) for path in write_launchers(bin_dir, interpreter, types or None)]
+        written = units.install_units(unit_dir or units.UNIT_DIR) if systemd else []
     except InstallError as e:
         raise CniError(errors.IO_FAILURE, str(e)) from e
-    if for_people(as_json):
-        click.echo(f"wrote {len(paths)} plugins to {bin_dir}: {', '.join(map(os.path.basename, paths))}")
-    else:
-        put_document(paths)
+    if not for_people(as_json):
+        put_document(paths + written)
+        return
+    click.echo(f"wrote {len(paths)} plugins to {bin_dir}: {', '.join(map(os.path.basename, paths))}")
+    if written:
+        click.echo(f"wrote {' and '.join(written)}; next: {units.NEXT}")
 
 
 cli.add_command(serve)
+cli.add_command(bench)
 
 
 def read_valid(text: str) -> tuple[str, str]:

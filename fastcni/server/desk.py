@@ -19,11 +19,12 @@ class Call:
     what     the door's own: the message and its connection
     """
 
-    __slots__ = ("key", "command", "arrived", "what", "gone")
+    __slots__ = ("key", "command", "arrived", "what", "ready", "gone")
 
     def __init__(self, key, command, what):
         self.key, self.command, self.what = key, command, what
-        self.arrived, self.gone = monotonic(), False
+        self.arrived = monotonic()
+        self.ready = self.gone = False      # it could run; it runs, or has left
 
     @property
     def waited(self):
@@ -48,27 +49,25 @@ class Desk:
         self.waiting += 1
         self._arrivals.append(call)
         if call.key is None:
-            self._queue(call).append(call)
+            self._line_up(call)
         elif call.key in self._behind:
             self._behind[call.key].append(call)
         else:
             self._behind[call.key] = deque()
-            self._queue(call).append(call)
+            self._line_up(call)
         return True
 
     def take(self):
         """The next call to run, None when none can. done(call) has to follow."""
-        for queue in (self._now, self._later):
-            while queue:
-                call = queue.popleft()
-                if not call.gone:
-                    self.waiting -= 1
-                    self.running += 1
-                    call.gone = True
-                    while self._arrivals and self._arrivals[0].gone:
-                        self._arrivals.popleft()
-                    return call
-                self._free(call.key)
+        while queue := self._now or self._later:
+            call = queue.popleft()
+            if not call.gone:
+                self.waiting -= 1
+                self.running += 1
+                call.gone = True
+                while self._arrivals and self._arrivals[0].gone:
+                    self._arrivals.popleft()
+                return call
         return None
 
     def done(self, call):
@@ -85,6 +84,8 @@ class Desk:
                 call.gone = True
                 self.waiting -= 1
                 found.append(call)
+                if call.ready:
+                    self._free(call.key)
         return found
 
     def next_deadline(self):
@@ -94,8 +95,9 @@ class Desk:
                 return max(0.0, self.patience - call.waited)
         return None
 
-    def _queue(self, call):
-        return self._later if call.command in LATER else self._now
+    def _line_up(self, call):
+        call.ready = True
+        (self._later if call.command in LATER else self._now).append(call)
 
     def _free(self, key):
         if key is None:
@@ -104,6 +106,6 @@ class Desk:
         while behind:
             call = behind.popleft()
             if not call.gone:
-                self._queue(call).append(call)
+                self._line_up(call)
                 return
         del self._behind[key]

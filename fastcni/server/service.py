@@ -45,11 +45,11 @@ def serve(path=listening.PATH, *, workers=32, room=1024, patience=60.0, uids=(0,
     door = Reception(listen.sock, desk, lock, frozenset(uids), logger)
     team = Workers(workers, busy, desk, lock, door, hosts, crew, environment(), logger)
     waiting.pause, waiting.resume = team.pause, team.resume
-    team.start()
     notify = sdnotify.SystemdNotifier()
-    notify.notify("READY=1")
+    notify.notify("READY=1")        # before the first answer: requests may wait in the socket already
     logger.info("ready", socket=listen.path or "handed over", workers=workers,
                 ms=round((monotonic() - started) * 1e3, 1))
+    team.start()
 
     while not signal.sigtimedwait(ENDS, TIDY_SECONDS):
         hosts.tidy()

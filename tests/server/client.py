@@ -75,14 +75,15 @@ class Pending:
 class Server:
     """`with Server(folder, "--workers", "1") as server:` a child that serves in this thread's network namespace."""
 
-    def __init__(self, folder, *options, env=None):
+    def __init__(self, folder, *options, env=None, before=()):
+        """before: the words of a program that becomes the server."""
         self.path, self.log = Path(folder) / "run" / "fastcni.sock", Path(folder) / "log"
-        self.options, self.env, self.cni_path = options, env or {}, "/nowhere"
+        self.options, self.env, self.before, self.cni_path = options, env or {}, before, "/nowhere"
 
     def __enter__(self):
         with open(self.log, "ab") as log:
-            self.process = subprocess.Popen([sys.executable, "-m", "fastcni", "serve", "--socket", self.path,
-                                             *self.options], stderr=log, env={**os.environ, **self.env})
+            self.process = subprocess.Popen([*self.before, sys.executable, "-m", "fastcni", "serve", "--socket",
+                                             self.path, *self.options], stderr=log, env={**os.environ, **self.env})
         try:
             assert eventually(lambda: self.process.poll() is not None or self.listens(), START)
             assert self.process.poll() is None, self.said()

@@ -4,7 +4,7 @@ import os
 
 import pytest
 from real_kernel.node import Node
-from server.client import Server
+from server.client import Server, eventually
 
 from fastcni.launcher.install import install
 
@@ -52,3 +52,35 @@ def start(root, tmp_path, plugins, host_netns):
 @pytest.fixture
 def server(start):
     return start()
+
+
+SLOW = """#!/bin/sh
+cat > /dev/null
+[ "$CNI_COMMAND" = ADD ] || exit 0
+echo started >> {folder}/slow.log
+sleep {seconds}
+echo '{{"cniVersion": "1.0.0", "ips": [{{"address": "10.22.0.9/24", "gateway": "10.22.0.1"}}]}}'
+"""
+
+
+class Slow:
+    """slow(seconds): keys of a network whose IPAM plugin, somebody else's, takes that long; where that is."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def __call__(self, seconds):
+        path = self.folder / "slow-ipam"
+        path.write_text(SLOW.format(folder=self.folder, seconds=seconds))
+        path.chmod(0o755)
+        return {"ipam": {"type": "slow-ipam"}}, {"CNI_PATH": str(self.folder)}
+
+    def started(self, count=1):
+        """It has been started so often."""
+        log = self.folder / "slow.log"
+        return eventually(lambda: log.exists() and len(log.read_text().split()) >= count)
+
+
+@pytest.fixture
+def slow(tmp_path):
+    return Slow(tmp_path)

@@ -73,6 +73,17 @@ def test_who_has_waited_too_long_leaves_and_frees_what_came_after():
     assert desk.take() is third and desk.next_deadline() is None
 
 
+def test_an_add_behind_a_del_that_has_left_is_next():
+    """The DEL was looked for in the line of DELs only, after the line of ADDs: nobody took what it freed."""
+    desk = Desk(patience=10)
+    running, delete, other, add = put(desk, ("ADD", POD), ("DEL", POD), ("DEL", OTHER), ("ADD", POD))
+    assert desk.take() is running
+    desk.done(running)
+    delete.arrived -= 11
+    assert desk.impatient() == [delete]
+    assert desk.take() is add and desk.take() is other and desk.take() is None
+
+
 KEYS = st.sampled_from([None, "a", "b", "c"])
 STEPS = st.lists(st.one_of(st.tuples(st.sampled_from(["ADD", "DEL", "GC", "CHECK"]), KEYS), st.just("take"),
                            st.integers(0, 5), st.just("tired")), max_size=60)

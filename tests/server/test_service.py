@@ -10,32 +10,6 @@ import pytest
 from real_kernel.node import Inside, addresses, elements, links, run, sysctl
 from server.client import eventually
 
-SLOW = """#!/bin/sh
-cat > /dev/null
-[ "$CNI_COMMAND" = ADD ] || exit 0
-echo started >> {folder}/slow.log
-sleep {seconds}
-echo '{{"cniVersion": "1.0.0", "ips": [{{"address": "10.22.0.9/24", "gateway": "10.22.0.1"}}]}}'
-"""
-
-
-@pytest.fixture
-def slow(tmp_path):
-    """slow(seconds): keys of a network whose IPAM plugin, somebody else's, takes that long; the folder of it."""
-    def make(seconds):
-        path = tmp_path / "slow-ipam"
-        path.write_text(SLOW.format(folder=tmp_path, seconds=seconds))
-        path.chmod(0o755)
-        return {"ipam": {"type": "slow-ipam"}}, {"CNI_PATH": str(tmp_path)}
-    return make
-
-
-def started(tmp_path, count=1):
-    """The slow plugin has been started so often."""
-    log = tmp_path / "slow.log"
-    return eventually(lambda: log.exists() and len(log.read_text().split()) >= count)
-
-
 def in_names(document):
     """A result without what is made up anew each time."""
     text = json.dumps(document)
@@ -116,11 +90,11 @@ def test_requests_for_one_attachment_run_in_the_order_in_which_they_came(node, p
     assert node.held() == {} and "eth0" not in links(pod)
 
 
-def test_different_attachments_run_side_by_side(node, pod_netns, start, slow, tmp_path):
+def test_different_attachments_run_side_by_side(node, pod_netns, start, slow):
     server, (keys, env) = start(), slow(1)
     one, two = pod_netns(), pod_netns()
     waiting = server.send("ADD", node.conf(**keys), one, env=env)
-    assert started(tmp_path)
+    assert slow.started()
     server.ok("ADD", node.conf(), two)
     assert not server.lines("slow-ipam") and waiting.answer().status == 0
 
@@ -196,49 +170,49 @@ def test_a_bridge_with_another_address_by_now_is_refused_as_ever(node, pod_netns
 
 # -- callers that go, and waiting ------------------------------------------------------------------------------
 
-def test_an_add_whose_caller_has_gone_is_taken_back(node, pod, start, slow, tmp_path):
+def test_an_add_whose_caller_has_gone_is_taken_back(node, pod, start, slow):
     server, (keys, env) = start(), slow(0.5)
     before = node.left(pod)
     waiting = server.send("ADD", node.conf(isGateway=True, **keys), pod, env=env)
-    assert started(tmp_path)
+    assert slow.started()
     waiting.leave()
     assert eventually(lambda: server.lines("level=warning", "the ADD is taken back"))
     assert node.left(pod) == before
 
 
-def test_a_request_whose_caller_has_gone_is_not_begun(node, pod_netns, start, slow, tmp_path):
+def test_a_request_whose_caller_has_gone_is_not_begun(node, pod_netns, start, slow):
     server, (keys, env) = start("--workers", "1"), slow(0.5)
     first = server.send("ADD", node.conf(**keys), pod_netns(), env=env)
-    assert started(tmp_path)
+    assert slow.started()
     server.send("ADD", node.conf(), pod_netns()).leave()
     assert first.answer().status == 0
     assert eventually(lambda: server.lines("its caller is gone: not run"))
     assert not node.held()
 
 
-def test_who_waits_too_long_is_told_what_for(node, pod_netns, start, slow, tmp_path):
+def test_who_waits_too_long_is_told_what_for(node, pod_netns, start, slow):
     server, (keys, env) = start("--workers", "1", "--patience", "0.3"), slow(1)
     first = server.send("ADD", node.conf(**keys), pod_netns(), env=env)
-    assert started(tmp_path)
+    assert slow.started()
     error = server.refused("ADD", node.conf(), pod_netns())
     assert error["code"] == 11 and "for one of 1 workers of the fastcni server" in error["msg"]
     assert first.answer().status == 0
 
 
-def test_who_finds_no_room_is_told_at_once(node, pod_netns, start, slow, tmp_path):
+def test_who_finds_no_room_is_told_at_once(node, pod_netns, start, slow):
     server, (keys, env) = start("--workers", "1", "--room", "1"), slow(1)
     first = server.send("ADD", node.conf(**keys), pod_netns(), env=env)
-    assert started(tmp_path)
+    assert slow.started()
     second = server.send("DEL", node.conf(), pod_netns())
     error = server.refused("ADD", node.conf(), pod_netns())
     assert (error["code"], error["msg"]) == (11, "1 requests wait for the fastcni server already")
     assert (first.answer().status, second.answer().status) == (0, 0)
 
 
-def test_add_goes_before_del_when_both_wait(node, pod_netns, start, slow, tmp_path):
+def test_add_goes_before_del_when_both_wait(node, pod_netns, start, slow):
     server, (keys, env) = start("--workers", "1"), slow(0.7)
     first = server.send("ADD", node.conf(**keys), pod_netns(), env=env)
-    assert started(tmp_path)
+    assert slow.started()
     later = server.send("DEL", node.conf(), pod_netns(), cid="late")
     time.sleep(0.1)
     sooner = server.send("ADD", node.conf(), pod_netns(), cid="soon")

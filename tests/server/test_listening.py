@@ -1,0 +1,227 @@
+"""The listening socket: who can reach it, who can take its place, and what is said when there is none."""
+
+import os
+import socket
+import stat
+import subprocess
+import sys
+
+import pytest
+from server.client import LIMIT, Server, eventually
+
+from fastcni.server import listening
+from fastcni.server.listening import Listening, ListenError
+
+HAND_OVER = 'export LISTEN_PID=$$ LISTEN_FDS=1; exec "$0" "$@" 3<&0 0</dev/null'
+
+
+@pytest.fixture
+def umask():
+    """Sets it; it is as before at the end."""
+    before = os.umask(0o022)
+    yield os.umask
+    os.umask(before)
+
+
+@pytest.fixture
+def make():
+    """listening.make(); what it made is closed at the end."""
+    made = []
+
+    def call(path, open_to_all=False):
+        made.append(listening.make(str(path), open_to_all))
+        return made[-1]
+
+    yield call
+    for each in made:
+        each.sock.close()
+        each.release()
+
+
+def mode(path):
+    return stat.S_IMODE(os.stat(path).st_mode)
+
+
+def connects(path):
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as conn:
+        return conn.connect_ex(str(path)) == 0
+
+
+@pytest.mark.parametrize("mask", [0, 0o022, 0o077])
+def test_nobody_else_reaches_the_socket_whatever_the_umask(make, umask, tmp_path, mask):
+    umask(mask)
+    make(tmp_path / "run" / "s")
+    assert (mode(tmp_path / "run"), mode(tmp_path / "run" / "s")) == (0o700, 0o600)
+
+
+@pytest.mark.parametrize("mask", [0, 0o077])
+def test_others_reach_the_socket_where_some_are_served(make, umask, tmp_path, mask):
+    """The umask of a service is often 077: the folder was closed to those that --allow-uid names."""
+    umask(mask)
+    make(tmp_path / "run" / "s", open_to_all=True)
+    assert (mode(tmp_path / "run"), mode(tmp_path / "run" / "s")) == (0o711, 0o666)
+
+
+@pytest.mark.parametrize("open_to", [0o777, 0o770])
+def test_a_folder_that_others_can_change_is_refused(make, tmp_path, open_to):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run").chmod(open_to)
+    with pytest.raises(ListenError, match="can be changed by others"):
+        make(tmp_path / "run" / "s")
+    assert os.listdir(tmp_path / "run") == []
+
+
+def test_a_sticky_folder_is_fine(make, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run").chmod(0o1777)
+    make(tmp_path / "run" / "s")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: gives a folder to another user")
+def test_a_folder_of_another_user_is_refused(make, tmp_path):
+    (tmp_path / "run").mkdir()
+    os.chown(tmp_path / "run", 12345, 0)
+    with pytest.raises(ListenError, match="can be changed by others"):
+        make(tmp_path / "run" / "s")
+
+
+def test_a_second_server_on_a_path_is_refused_and_the_first_goes_on(make, tmp_path):
+    path = tmp_path / "run" / "s"
+    make(path)
+    with pytest.raises(ListenError, match=f"another fastcni server listens on {path}"):
+        make(path)
+    assert connects(path)
+
+
+def test_the_socket_of_a_dead_server_is_replaced(make, tmp_path):
+    path = tmp_path / "run" / "s"
+    first = make(path)
+    first.sock.close()
+    first.release()
+    assert path.exists() and not connects(path)
+    make(path)
+    assert connects(path)
+
+
+def test_a_server_that_stops_makes_room_at_once_and_only_then(make, tmp_path):
+    path = tmp_path / "run" / "s"
+    first = make(path)
+    first.vanish()
+    assert not path.exists()
+    with pytest.raises(ListenError):
+        make(path)                      # its last requests are under way, and a second server knew nothing of them
+    first.release()
+    make(path)
+    first.release()
+    assert connects(path)
+
+
+@pytest.mark.parametrize(("path", "words"), [("missing/folder/s", "No such file or directory"),
+                                             ("x" * 120, "too long"), ("folder", "directory")])
+def test_a_path_that_cannot_be_is_told(tmp_path, monkeypatch, path, words):
+    monkeypatch.delenv("LISTEN_PID", raising=False)
+    (tmp_path / "run" / "folder").mkdir(parents=True)
+    with pytest.raises(ListenError, match=f"listen on .*: .*{words}"):
+        listening.listen(str(tmp_path / "run" / path), False)
+
+
+# -- handed over by systemd --------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("env", [{}, {"LISTEN_PID": "1", "LISTEN_FDS": "1"}, {"LISTEN_PID": str(os.getpid())},
+                                 {"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": "x"}])
+def test_what_is_for_somebody_else_is_not_taken(env):
+    assert listening.handed_over(env) is None
+
+
+def test_more_than_one_socket_is_not_for_us():
+    with pytest.raises(ListenError, match="hands over 2 sockets, expected one"):
+        listening.handed_over({"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": "2"})
+
+
+def serve_handed(listener):
+    """A server that has this as systemd hands it over."""
+    return subprocess.Popen(["sh", "-c", HAND_OVER, sys.executable, "-m", "fastcni", "serve"], stdin=listener,
+                            stderr=subprocess.PIPE, text=True)
+
+
+def test_whoever_comes_between_two_servers_on_one_socket_is_answered_by_the_second(node, tmp_path):
+    path, conf = tmp_path / "run" / "fastcni.sock", node.conf()
+    path.parent.mkdir()
+    caller = Server(tmp_path)           # never started: its requests go to whoever listens on the path
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(str(path))
+        listener.listen()
+        for _ in range(2):
+            waiting = caller.send("VERSION", conf)
+            server = serve_handed(listener)
+            try:
+                assert waiting.answer().status == 0 and caller.call("VERSION", conf).status == 0
+                server.terminate()
+                assert server.wait(LIMIT) == 0 and path.exists()
+            finally:
+                server.kill()
+                server.communicate()
+
+
+# -- a server as a process ---------------------------------------------------------------------------------------
+
+def test_a_second_process_on_a_path_says_so_and_ends(start, node):
+    server = start()
+    second = subprocess.run([sys.executable, "-m", "fastcni", "serve", "--socket", server.path], capture_output=True,
+                            text=True, timeout=LIMIT)
+    assert second.returncode == 1 and "another fastcni server listens on" in second.stderr
+    assert "Traceback" not in second.stderr and server.ok("VERSION", node.conf())
+
+
+def test_after_a_kill_callers_are_refused_and_a_new_server_takes_the_path(start, node, pod):
+    server = start()
+    first = server.ok("ADD", node.conf(isGateway=True), pod)
+    server.process.kill()
+    server.process.wait()
+    with pytest.raises(ConnectionRefusedError):
+        server.send("VERSION", node.conf())
+    again = start()
+    again.ok("CHECK", {**node.conf(isGateway=True), "prevResult": first}, pod)
+    again.ok("DEL", node.conf(isGateway=True), pod)
+    assert node.held() == {}
+
+
+def test_the_socket_is_gone_before_the_last_requests_are_answered(start, node, pod_netns, slow, tmp_path):
+    """Nobody new comes to a server that stops, and nobody who has come goes without an answer."""
+    (keys, env), server = slow(0.7), start("--workers", "1")
+    under_way = server.send("ADD", node.conf(**keys), pod_netns(), env=env)
+    assert slow.started()
+    behind = [server.send("VERSION", node.conf()) for _ in range(20)]
+    server.process.terminate()
+    assert eventually(lambda: not server.path.exists()) and server.process.poll() is None
+    assert [each.answer().status for each in (under_way, *behind)] == [0] * 21
+    assert server.process.wait(LIMIT) == 0
+    assert server.lines("event=stopped") and not server.lines("level=error")
+
+
+def test_who_stands_in_line_when_a_server_stops_is_answered(start, node):
+    """Stopped (SIGSTOP) it takes nobody from the line; SIGTERM is there when it goes on."""
+    server = start()
+    os.kill(server.process.pid, 19)
+    waiting = [server.send("VERSION", node.conf()) for _ in range(100)]
+    server.process.terminate()
+    os.kill(server.process.pid, 18)
+    assert [each.answer().status for each in waiting] == [0] * 100
+    assert server.process.wait(LIMIT) == 0
+
+
+def test_a_silent_connection_does_not_keep_a_server_from_stopping(start, node, monkeypatch):
+    server = start()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as silent:
+        silent.connect(str(server.path))
+        assert server.ok("VERSION", node.conf())
+        assert server.stop() == 0       # SILENT_SECONDS later
+
+
+def test_a_listening_that_was_handed_over_leaves_the_file(tmp_path):
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
+        sock.bind(str(tmp_path / "s"))
+        handed = Listening(sock)
+        handed.vanish()
+        handed.release()
+        assert handed.handed_over and (tmp_path / "s").exists()

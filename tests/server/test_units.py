@@ -1,0 +1,290 @@
+"""The systemd units: their text, where it goes, and that the server works with what they leave it."""
+
+import json
+import os
+import pty
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from real_kernel.node import elements, links, rules
+
+from fastcni.launcher import systemd
+from fastcni.launcher.install import InstallError
+
+needs_analyze = pytest.mark.skipif(not shutil.which("systemd-analyze"),
+                                   reason="needs systemd-analyze (Debian: systemd)")
+ODD = ["with space", "percent%h", "dollar$HOME", "${HOME}", ";", "#x", "ü"]
+
+
+@pytest.fixture
+def units(tmp_path):
+    """The folder of both units."""
+    systemd.install_units(tmp_path / "units")
+    return tmp_path / "units"
+
+
+def values(key, text=None):
+    """What a unit's text gives a key, in words."""
+    return [word for line in re.findall(rf"^{key}=(.*)$", text or systemd.service(["/bin/true"]), re.M)
+            for word in line.split()]
+
+
+def analyze(*words):
+    done = subprocess.run(["systemd-analyze", *map(str, words)], capture_output=True, text=True, timeout=60)
+    return done.returncode, done.stdout + done.stderr
+
+
+# ---- the texts ----
+
+
+@needs_analyze
+def test_systemd_finds_nothing_to_say_about_the_units(units):
+    assert analyze("verify", units / "fastcni.socket", units / "fastcni.service") == (0, "")
+
+
+@needs_analyze
+def test_the_exposure_is_below_four(units):
+    status, said = analyze("security", "--offline=true", "--threshold=40", units / "fastcni.service")
+    if "Unknown" in said or "unrecognized" in said:
+        pytest.skip(f"systemd-analyze is too old: {said.strip()}")
+    assert status == 0, said
+
+
+@needs_analyze
+@pytest.mark.parametrize("odd", ODD)
+def test_systemd_finds_a_program_under_an_odd_path(tmp_path, odd):
+    """`verify` looks for the program: it has to read the path back as it was."""
+    folder = tmp_path / odd
+    folder.mkdir()
+    program = folder / "python"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    systemd.install_units(tmp_path / "units", [program, "-m", "fastcni"])
+    paths = [tmp_path / "units" / name for name in ("fastcni.socket", "fastcni.service")]
+    assert analyze("verify", *paths) == (0, "")
+    program.unlink()
+    status, said = analyze("verify", *paths)
+    assert status and str(program) in said
+
+
+@pytest.mark.parametrize("words, line", [
+    (["/usr/bin/python3", "-I"], "/usr/bin/python3 -I"),
+    (["/a b/python", ""], '"/a b/python" ""'),
+    (["/a%h/python"], '"/a%%h/python"'),
+    (["/a$b/python", "-m"], ':"/a$b/python" -m'),
+    (["/a", "$HOME"], ':/a "$HOME"'),
+    (["/a", 'a"b\\c'], '/a "a\\"b\\\\c"'),
+    (["/a", ";"], '/a ";"'),
+])
+def test_a_command_is_quoted_as_systemd_reads_it(words, line):
+    assert systemd.command_line(words) == line
+
+
+@pytest.mark.parametrize("words", [["python3"], ["/a\nb"], ["/a\udcff"], ["/a", "b\tc"], ['/a"b'], ["/a'b"], ["/a\\b"]])
+def test_a_command_that_no_unit_can_have_is_refused(words):
+    with pytest.raises(InstallError):
+        systemd.command_line(words)
+
+
+def test_the_server_is_started_by_this_python_without_what_a_user_set():
+    assert systemd.own_command() == [sys.executable, "-I", "-m", "fastcni", "serve"]
+
+
+def test_a_python_without_the_package_is_refused(tmp_path, monkeypatch):
+    """A unit that cannot start would be seen at the first pod only."""
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\nprintf 'Traceback:\\nModuleNotFoundError: fastcni\\n' >&2\nexit 1\n")
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    with pytest.raises(InstallError, match="has no fastcni server: ModuleNotFoundError"):
+        systemd.install_units(tmp_path / "units")
+    assert not (tmp_path / "units").exists()
+
+
+def test_what_a_server_may_take_to_stop_fits_into_what_systemd_waits():
+    from fastcni.server.service import DRAIN_SECONDS
+
+    assert int(values("TimeoutStopSec")[0]) > DRAIN_SECONDS
+
+
+def test_socket_and_server_mean_the_same_path():
+    from fastcni.server import listening
+
+    assert values("ListenSequentialPacket", systemd.SOCKET) == [listening.PATH]
+    assert values("Backlog", systemd.SOCKET) == [str(listening.BACKLOG)]
+
+
+# ---- where they go ----
+
+
+def test_units_are_replaced_whole_and_readable(tmp_path):
+    folder = tmp_path / "units"
+    paths = systemd.install_units(folder, ["/bin/true"])
+    with open(paths[1]) as old:             # whoever reads the old one reads it to its end
+        assert systemd.install_units(folder, ["/bin/false"]) == paths
+        assert "ExecStart=/bin/true" in old.read() and "ExecStart=/bin/false" in Path(paths[1]).read_text()
+    assert sorted(os.listdir(folder)) == ["fastcni.service", "fastcni.socket"]
+    assert [os.stat(path).st_mode & 0o777 for path in paths] == [0o644, 0o644]
+
+
+def test_a_failure_leaves_the_old_units_and_nothing_else(tmp_path, monkeypatch):
+    paths = systemd.install_units(tmp_path, ["/bin/true"])
+
+    def full(path, data, write=systemd.write_file):
+        write(path, data[:100])
+        if "service" in path:
+            raise OSError(28, "No space left on device", path)
+
+    monkeypatch.setattr(systemd, "write_file", full)
+    with pytest.raises(InstallError, match=r"write systemd units into .*No space left on device"):
+        systemd.install_units(tmp_path, ["/bin/false"])
+    assert sorted(os.listdir(tmp_path)) == ["fastcni.service", "fastcni.socket"]
+    assert "ExecStart=/bin/true" in Path(paths[1]).read_text()
+
+
+def fastcni(*words, tty=False):
+    command = [sys.executable, "-m", "fastcni", *map(str, words)]
+    if not tty:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        return done.returncode, done.stdout + done.stderr
+    ours, theirs = pty.openpty()
+    status = subprocess.run(command, stdout=theirs, stderr=theirs, stdin=theirs, timeout=60).returncode
+    os.close(theirs)
+    said = os.read(ours, 65536).decode().replace("\r\n", "\n")
+    os.close(ours)
+    return status, said
+
+
+def test_the_command_says_what_to_run_next(tmp_path):
+    words = ["install", "--bin-dir", tmp_path / "bin", "--plugin", "ptp", "--systemd", "--unit-dir", tmp_path / "units"]
+    paths = [str(tmp_path / name) for name in ("units/fastcni.socket", "units/fastcni.service")]
+    assert fastcni(*words, tty=True) == (0, (
+        f"wrote 1 plugins to {tmp_path}/bin: ptp\nwrote {paths[0]} and {paths[1]}; "
+        "next: systemctl daemon-reload && systemctl enable --now fastcni.socket\n"))
+    status, said = fastcni(*words)
+    assert status == 0 and json.loads(said) == [str(tmp_path / "bin" / "ptp"), *paths]
+
+
+def test_a_unit_dir_without_systemd_is_refused(tmp_path):
+    status, said = fastcni("install", "--bin-dir", tmp_path / "bin", "--unit-dir", tmp_path / "units")
+    assert status and "--systemd" in said
+    assert not (tmp_path / "units").exists()
+
+
+def test_a_folder_that_cannot_be_made_is_said(tmp_path):
+    (tmp_path / "file").touch()
+    status, said = fastcni("install", "--bin-dir", tmp_path / "bin", "--systemd", "--unit-dir", tmp_path / "file" / "x")
+    assert status == 1 and "write systemd units into" in said
+
+
+# ---- what they leave the server ----
+
+needs_setpriv = pytest.mark.skipif(not shutil.which("setpriv"), reason="needs setpriv (Debian: util-linux)")
+FILTER = """
+import ctypes, os, sys
+lib = ctypes.CDLL("libseccomp.so.2")
+lib.seccomp_init.restype = ctypes.c_void_p
+context = ctypes.c_void_p(lib.seccomp_init(ctypes.c_uint32(0x00050000 | 1)))       # the others: EPERM
+for name in sys.argv[1].split():
+    number = lib.seccomp_syscall_resolve_name(name.encode())
+    if number >= 0:
+        assert lib.seccomp_rule_add_array(context, ctypes.c_uint32(0x7fff0000), number, 0, None) == 0, name
+assert lib.seccomp_load(context) == 0
+os.execv(sys.argv[2], sys.argv[2:])
+"""
+
+
+def confined(names):
+    """The words before a command that give it a capability set as systemd does: bounded, for good."""
+    kept = ",".join(["-all", *("+" + name.removeprefix("CAP_").lower() for name in names)])
+    return ["setpriv", "--inh-caps", "-all", "--bounding-set", kept, "--no-new-privs"]
+
+
+@pytest.fixture
+def go_through(node, pod_netns, start):
+    """go_through(words before the server's command): what failed, by name, of all that a node has its plugins do."""
+    def run(before):
+        server, failed = start(before=before), []
+        if before[0] == "setpriv":
+            assert len(set(capabilities_of(server.process.pid))) == 1
+        ipam = node.host_local(routes=[{"dst": "0.0.0.0/0"}])
+        confs = {
+            "bridge": node.conf(isDefaultGateway=True, ipMasq=True, hairpinMode=True),
+            "bridge, iptables": node.conf(isGateway=True, ipMasq=True, ipMasqBackend="iptables", name="net-i",
+                                          bridge="br1"),
+            "ptp": {"cniVersion": "1.0.0", "name": "net-p", "type": "ptp", "ipMasq": True, "ipam": ipam},
+            "loopback": {"cniVersion": "1.0.0", "name": "lo", "type": "loopback"},
+            "host-local": {"cniVersion": "1.0.0", "name": "net-h", "type": "host-local", "ipam": ipam},
+        }
+        for name, conf in confs.items():
+            pod = pod_netns()
+            added = server.call("ADD", conf, pod)
+            if added.status != 0:
+                failed.append(f"{name} ADD")
+            else:
+                conf["prevResult"] = added.document
+                failed += [f"{name} {command}" for command in ("CHECK", "DEL")
+                           if server.call(command, conf, pod).status != 0]
+        assert server.stop() == 0
+        return failed
+    return run
+
+
+def capabilities_of(pid):
+    """Permitted, effective and bounding set."""
+    with open(f"/proc/{pid}/status") as file:
+        return [line.split()[1] for line in file if line.startswith(("CapPrm", "CapEff", "CapBnd"))]
+
+
+def legacy_iptables(before):
+    """Whether the legacy iptables gets as far as the kernel: it says `you must be root` where it may not ask."""
+    done = subprocess.run([*before, "iptables-legacy", "-t", "nat", "-S"], capture_output=True, text=True, timeout=20)
+    return "must be root" not in done.stderr
+
+
+@needs_setpriv
+def test_everything_works_with_the_capabilities_of_the_unit(node, go_through):
+    before = confined(values("CapabilityBoundingSet"))
+    assert go_through(before) == []
+    assert node.held() == {} and elements("pods4") == []
+    assert not [name for name in links() if name.startswith("veth")]
+    assert not [rule for rule in rules() if "CNI-" in str(rule)]
+    if shutil.which("iptables-legacy"):
+        assert legacy_iptables(before)
+
+
+@needs_setpriv
+@pytest.mark.parametrize("less", systemd.CAPABILITIES)
+def test_every_capability_of_the_unit_is_needed(node, go_through, less):
+    before = confined([name for name in values("CapabilityBoundingSet") if name != less])
+    if less != "CAP_NET_RAW":
+        assert go_through(before)
+    elif not shutil.which("iptables-legacy"):
+        pytest.skip("needs iptables-legacy (Debian: iptables): nothing else here opens raw sockets")
+    else:
+        assert not legacy_iptables(before)
+
+
+@needs_analyze
+def test_everything_works_with_the_system_calls_of_the_unit(node, go_through):
+    names = {name for group in values("SystemCallFilter") for name in calls(group)}
+    try:
+        import ctypes
+        ctypes.CDLL("libseccomp.so.2")
+    except OSError:
+        pytest.skip("needs libseccomp.so.2 (systemd has it)")
+    assert go_through([sys.executable, "-I", "-c", FILTER, " ".join(sorted(names))]) == []
+
+
+def calls(group):
+    """The system calls of a systemd group, by name."""
+    _, said = analyze("syscall-filter", "--no-pager", group)
+    for word in (line.strip() for line in said.splitlines()[1:]):
+        if word.startswith("@"):
+            yield from calls(word)
+        elif word and not word.startswith("#"):
+            yield word
