@@ -74,7 +74,9 @@ def make(path, open_to_all):
     path = os.path.abspath(path)
     folder = os.path.dirname(path)
     try:
-        os.mkdir(folder, 0o711 if open_to_all else 0o700)
+        os.mkdir(folder, 0o700)
+        if open_to_all:
+            os.chmod(folder, 0o711)     # whatever the umask
     except FileExistsError:
         check_folder(folder)
     lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
