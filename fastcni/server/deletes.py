@@ -138,11 +138,24 @@ class Deletes:
                 left.pop(rtnl.u32(payload[4:8]), None)
             elif kind == uapi.NLMSG_ERROR and sequence in asked:
                 code, text, offset = read_ack(kind, flags, payload)
+                if code not in (0, ENODEV) and len(asked[sequence]) > 1:
+                    asked |= self._ask_one_by_one(left.values())    # the kernel has deleted none of the group
+                    continue
                 for each in asked[sequence] if code else ():
                     if code != ENODEV and each.index in left:
                         each.error = wire.NetlinkError(code, each.what, text, offset)
                     if code != ENODEV or len(asked[sequence]) == 1:
                         left.pop(each.index, None)
+
+    def _ask_one_by_one(self, deletions):
+        """Send a request for each, to see whose fault it was; as request_of()."""
+        batch = Batch(self.sequence)
+        for each in deletions:
+            rtnl.del_link(batch, index=each.index, what=each.what)
+        asked = {batch.first + n: [each] for n, each in enumerate(deletions, 1)}
+        self.sequence += len(asked)
+        self.aside(wire.send, self.watcher, batch.finish())
+        return asked
 
 
 def request_of(batch, group):

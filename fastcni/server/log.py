@@ -12,13 +12,33 @@ ORDER = ["timestamp", "level", "event", "command", "plugin", "network", "contain
 
 def make(level, fmt):
     """A logger: log.info(event, key=value, ...). level is one of LEVELS, fmt "logfmt" or "json"."""
-    render = logfmt if fmt == "logfmt" else structlog.processors.JSONRenderer(
-        serializer=lambda event, **_: orjson.dumps(event).decode())
+    render = logfmt if fmt == "logfmt" else structlog.processors.JSONRenderer(serializer=as_json)
     return structlog.wrap_logger(
-        structlog.WriteLogger(sys.stderr),
+        Lines(sys.stderr),
         processors=[structlog.processors.add_log_level, structlog.processors.TimeStamper(fmt="iso"),
                     structlog.processors.format_exc_info, render],
         wrapper_class=structlog.make_filtering_bound_logger(level), cache_logger_on_first_use=True)
+
+
+class Lines(structlog.WriteLogger):
+    """Lines that nobody can have any more (journald is gone, the disk is full) are lost: no request depends on them."""
+
+    def msg(self, message):
+        try:
+            super().msg(message)
+        except OSError:
+            return
+
+    log = debug = info = warn = warning = error = critical = exception = fatal = msg
+
+
+def as_json(event, **_):
+    """Bytes that are no UTF-8, as in a container id, are shown as question marks."""
+    try:
+        return orjson.dumps(event).decode()
+    except TypeError:
+        return orjson.dumps({key: value.encode("utf-8", "replace").decode() if type(value) is str else value
+                             for key, value in event.items()}).decode()
 
 
 def logfmt(_, __, event):

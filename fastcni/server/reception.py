@@ -71,8 +71,9 @@ class Reception:
 
     def stop(self, *, to_the_last):
         """No more connections are taken; with to_the_last those that wait for it still are."""
-        self.open = False
-        self.events.unregister(self.listener)
+        with self.order:
+            self.open = False
+            self.events.unregister(self.listener)
         while to_the_last and (conn := self._take()):
             self._watch(conn)
         self.listener.close()
@@ -83,16 +84,16 @@ class Reception:
 
     def _accept(self, buffer):
         """Take the next connection, and its request if that comes at once."""
+        wait = select.poll()
         with self.order:
-            conn = self._take()
+            conn = self._take() if self.open else None
             if conn:
                 self.prompt[conn] = None
-        if self.open:
-            self.events.modify(self.listener, ONCE)     # the next one wakes another thread
+                wait.register(conn, select.POLLIN)      # now: the thread of a later one may read and close it
+            if self.open:
+                self.events.modify(self.listener, ONCE)     # the next one wakes another thread
         if not conn:
             return
-        wait = select.poll()
-        wait.register(conn, select.POLLIN)
         wait.poll(PROMPT_MS)
         with self.order:
             if conn not in self.prompt:
@@ -165,8 +166,8 @@ class Reception:
         for fd, (conn, since) in list(self.silent.items()):
             if len(self.silent) <= MOST_SILENT and since + SILENT_SECONDS > monotonic():
                 return
-            del self.silent[fd]
-            conn.close()
+            if self.silent.pop(fd, None):       # no other thread was quicker
+                conn.close()
 
 
 def unfit(message):

@@ -8,7 +8,7 @@ import mmap
 import os
 import select
 import threading
-from time import monotonic
+from time import monotonic, sleep
 
 import orjson
 
@@ -19,6 +19,7 @@ from fastcni.server import protocol, reception
 from fastcni.spec import errors, json
 from fastcni.spec.errors import CniError
 
+PAUSE = 0.05                    # seconds after a fault at the door
 PROMPT = 0.001                  # seconds; who has not waited longer is taken to be there still
 spent = threading.local()       # .seconds: {netlink protocol: of the request that this thread works on}, else None
 
@@ -66,20 +67,30 @@ class Workers:
 
     def _work(self):
         buffer = mmap.mmap(-1, protocol.MAX_MESSAGE)        # pages that no message fills take no memory
-        while call := self._next(buffer):
+        lost = None
+        while not lost:
+            try:
+                call = self._next(buffer)
+            except Exception:                   # a fault of ours; the door stays open
+                self.log.exception("a fault of the server")
+                sleep(PAUSE)
+                continue
+            if not call:
+                return
             try:
                 self._serve(call)
             except netns.Lost as e:
-                self.log.error("a worker cannot return to its namespace; another takes its place", error=str(e))
-                self.threads.remove(threading.current_thread())
-                self._start_one()
-                return
+                lost = e
             except Exception:                   # a fault of ours: this caller finds its connection closed
                 self.log.exception("a fault of the server", **words(call))
             finally:
                 with self.lock:
                     self.working -= 1
                     self.desk.done(call)
+        # Not before done(): the other one looks for what that lets run.
+        self.log.error("a worker cannot return to its namespace; another takes its place", error=str(lost))
+        self.threads.remove(threading.current_thread())
+        self._start_one()
 
     def _next(self, buffer):
         """The next call, None when there will be no more."""

@@ -151,7 +151,8 @@ def test_without_root_it_says_what_to_do(monkeypatch, capsys):
 
 # ---- a small run ----
 
-TINY = Options(replace(QUICK, rounds=1, burst=2, rest=0.01), only=("ptp",), parts=("latency",), sides=("one-shot", "floor"))
+TINY = Options(replace(QUICK, rounds=1, burst=2, rest=0.01), only=("ptp",), parts=("latency",),
+               sides=("one-shot", "floor"))
 
 
 @pytest.fixture

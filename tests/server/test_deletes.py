@@ -2,14 +2,16 @@
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from errno import ENOBUFS
+from errno import ENOBUFS, EOPNOTSUPP
 
 import pytest
 from real_kernel.node import links, run
 
 from fastcni.kernel import wire
+from fastcni.kit import announced
+from fastcni.server import deletes as module
 from fastcni.server.crew import Crew
-from fastcni.server.deletes import Deletes
+from fastcni.server.deletes import Deletes, Deletion
 
 
 @pytest.fixture
@@ -94,3 +96,58 @@ def test_links_of_somebody_elses_group_stay(deletes):
     pairs = [(item["ifindex"], name) for name, item in links().items() if name in ("veth-0", "veth-1", "veth-2")]
     everywhere(deletes, pairs)
     assert {name for name in links() if name.startswith("veth")} == {"veth-3"}
+
+
+def together(deletes, pairs):
+    """One request for all of these: {name: its error or None}."""
+    group = [Deletion(index, name) for index, name in pairs]
+    deletes._delete(group)
+    return {each.name: each.error for each in group}
+
+
+def test_one_that_cannot_be_deleted_is_the_only_one_that_is_refused(deletes):
+    """The kernel refuses a whole group for one link in it, and deletes none."""
+    pairs = make(5)
+    run("ip", "link", "del", "veth-3")
+    errors = together(deletes, [*pairs[:2], (1, "lo"), *pairs[2:]])
+    assert errors.pop("lo").errno == EOPNOTSUPP and not any(errors.values()) and set(links()) == {"lo"}
+    assert not any(together(deletes, make(2)).values()) and set(links()) == {"lo"}
+
+
+def test_a_link_that_nobody_announces_gone_is_told_in_time(deletes, monkeypatch):
+    monkeypatch.setattr(announced, "DELETE_SECONDS", 0.1)
+    monkeypatch.setattr(wire, "send", lambda *_: None)
+    for pairs in (make(1), [(7, "veth-x"), (8, "veth-y")]):
+        errors = together(deletes, pairs)
+        assert {(e.code, e.msg) for e in errors.values()} == {
+            (11, f"not announced gone after 0.1 s: {', '.join(name for _, name in pairs)}")}
+
+
+def test_a_leader_that_fails_hands_on(deletes, monkeypatch):
+    """Whatever goes wrong with one request, those that wait for the next are not left waiting."""
+    faults = [RuntimeError("made up")]
+
+    def request_of(batch, group):
+        if faults:
+            raise faults.pop()
+        return real(batch, group)
+
+    real = module.request_of
+    monkeypatch.setattr(module, "request_of", request_of)
+    pairs, said = make(12), []
+
+    def delete(pair):
+        try:
+            deletes.delete(*pair)
+        except RuntimeError as e:
+            said.append(e)
+
+    with ThreadPoolExecutor(12) as pool:
+        list(pool.map(delete, pairs))
+    assert 1 <= len(said) <= 12 and len(links()) - 1 == 2 * len(said)
+    deletes.delete(*make_named("veth-last"))
+
+
+def make_named(name):
+    run("ip", "link", "add", name, "type", "veth", "peer", "name", f"p-{name}")
+    return links()[name]["ifindex"], name

@@ -5,6 +5,7 @@ import os
 import random
 import socket
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 from server.client import HEAD, Server, block, eventually, packed
 
@@ -97,6 +98,20 @@ def test_who_never_sends_never_reads_or_sends_late_keeps_nobody_waiting(node, po
     for conn in silent:
         conn.close()
     assert works(server, node, pod) and eventually(lambda: server.descriptors <= before + 2, 15)
+
+
+def test_many_who_come_and_go_at_once_cost_no_thread(node, pod, server):
+    """A worker that found the connection closed by another, which had read it, ended with a ValueError."""
+    works(server, node, pod)
+    threads, good = server.threads, packed("bridge", {"CNI_COMMAND": "VERSION"})
+
+    def knock(n):
+        for at in range(150):
+            throw(server, good if at % 3 else b"", [NET] if at % 2 else [])
+
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(knock, range(6)))
+    assert works(server, node, pod) and server.threads >= threads and "Traceback" not in server.said()
 
 
 def test_a_namespace_of_another_kind_is_declined(node, pod, server):

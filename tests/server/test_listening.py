@@ -10,7 +10,7 @@ import pytest
 from server.client import LIMIT, Server, eventually
 
 from fastcni.server import listening
-from fastcni.server.listening import Listening, ListenError
+from fastcni.server.listening import ListenError, Listening
 
 HAND_OVER = 'export LISTEN_PID=$$ LISTEN_FDS=1; exec "$0" "$@" 3<&0 0</dev/null'
 
@@ -208,14 +208,6 @@ def test_who_stands_in_line_when_a_server_stops_is_answered(start, node):
     os.kill(server.process.pid, 18)
     assert [each.answer().status for each in waiting] == [0] * 100
     assert server.process.wait(LIMIT) == 0
-
-
-def test_a_silent_connection_does_not_keep_a_server_from_stopping(start, node, monkeypatch):
-    server = start()
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as silent:
-        silent.connect(str(server.path))
-        assert server.ok("VERSION", node.conf())
-        assert server.stop() == 0       # SILENT_SECONDS later
 
 
 def test_a_listening_that_was_handed_over_leaves_the_file(tmp_path):

@@ -1,6 +1,8 @@
 """What is known of a namespace is known until the kernel says otherwise (on the real kernel)."""
 
+import threading
 from errno import ENOBUFS
+from socket import SO_RCVBUF, SOL_SOCKET
 
 import pytest
 from real_kernel.node import run, set_sysctl
@@ -167,3 +169,65 @@ def test_more_links_than_a_filter_holds_are_asked_for_again(host, bridge):
     run("ip", "link", "set", "br0", "mtu", "1300")
     run("ip", "link", "set", "br-66", "mtu", "1300")
     assert bridge().mtu == 1300 and bridges.find(host, "br-66").mtu == 1300
+
+
+def test_what_did_not_fit_the_buffer_is_not_missed(bridge, host):
+    """The same, by the kernel: more changes than the smallest buffer holds."""
+    host.memory.route.setsockopt(SOL_SOCKET, SO_RCVBUF, 1)
+    for mtu in range(1300, 1330):
+        run("ip", "link", "set", "br0", "mtu", str(mtu))
+    heard = host.memory.heard
+    assert bridge().mtu == 1329 and host.memory.heard > heard and bridge.ask.again()
+    assert bridge().mtu == 1329 and not bridge.ask.again()
+    run("ip", "link", "set", "br0", "mtu", "1400")
+    assert bridge().mtu == 1400
+
+
+def test_an_address_that_comes_while_they_are_read_is_not_missed(bridge, host):
+    index = bridge().index
+
+    def slow():
+        found = links.addresses_of(host.route, index, [uapi.AF_INET])
+        run("ip", "addr", "replace", "10.1.1.7/24", "dev", "br0")
+        return found
+
+    key = ("addresses", index, uapi.AF_INET)
+    host.recall(key, slow)
+    run("ip", "addr", "add", "10.1.1.8/24", "dev", "br0")
+    assert len(host.recall(key, lambda: links.addresses_of(host.route, index, [uapi.AF_INET]))) == 2
+
+
+def test_a_table_changed_while_it_is_read_is_not_remembered(host):
+    run("nft", "add", "table", "inet", "t")
+    run("nft", "add", "chain", "inet", "t", "c")
+    ask = Asked(lambda: run("nft", "add", "rule", "inet", "t", "c", "accept") or True)
+    key = ("nftables", "t", 1, "c")
+    assert host.recall(key, ask) and ask.again() and host.recall(key, ask) and ask.again()
+
+
+def test_many_threads_see_what_is_there(bridge, host):
+    """Threads that ask, while somebody changes the link: none is told what was before the change it waited for."""
+    seen, stop = [], threading.Event()
+
+    def look():
+        sock = wire.open_socket()
+        while not stop.is_set():
+            before = state[0]
+            mtu = host.recall(("link", "br0"), lambda: links.find(sock, "br0")).mtu
+            seen.append(before <= mtu)
+        sock.close()
+
+    state = [1000]
+    run("ip", "link", "set", "br0", "mtu", "1000")
+    threads = [threading.Thread(target=look) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    try:
+        for mtu in range(1001, 1041):
+            run("ip", "link", "set", "br0", "mtu", str(mtu))
+            state[0] = mtu
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+    assert len(seen) > 40 and all(seen)

@@ -1,6 +1,7 @@
 """The messages of the warm door: what they look like, and that nothing else is taken for one."""
 
 import array
+import fcntl
 import os
 import socket
 
@@ -132,6 +133,33 @@ def test_a_pipe_as_stdin_is_not_waited_for(pair):
     with pytest.raises(Declined):
         sent(pair, packed("bridge", {}, b"", OWN | STDIN), NET, fds=[reading])
     os.close(writing)
+
+
+def test_a_fifo_or_a_socket_as_stdin_is_not_waited_for(pair, tmp_path):
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(Declined):
+        sent(pair, packed("bridge", {}, b"", OWN | STDIN), NET, tmp_path / "fifo")
+    ours, theirs = socket.socketpair()
+    with theirs, pytest.raises(Declined):
+        sent(pair, packed("bridge", {}, b"", OWN | STDIN), NET, fds=[ours.detach()])
+
+
+@pytest.mark.parametrize("seals", [0, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL])
+def test_memory_may_be_sealed_and_read_to_its_end_before(pair, seals):
+    fd = os.memfd_create("stdin", os.MFD_ALLOW_SEALING)
+    os.write(fd, b"{}")                 # and leaves the position at the end
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
+    message = sent(pair, packed("bridge", {}, descriptors=OWN | STDIN), NET, fds=[fd])
+    assert message.stdin == b"{}"
+    message.close()
+
+
+def test_memory_that_cannot_be_read_is_declined(pair):
+    fd = os.memfd_create("stdin")
+    writing = os.open(f"/proc/self/fd/{fd}", os.O_WRONLY)
+    os.close(fd)
+    with pytest.raises(Declined):
+        sent(pair, packed("bridge", {}, descriptors=OWN | STDIN), NET, fds=[writing])
 
 
 def test_a_caller_that_hangs_up_is_lost_and_one_that_is_silent_is_not(pair):

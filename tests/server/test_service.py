@@ -8,7 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from real_kernel.node import Inside, addresses, elements, links, run, sysctl
-from server.client import eventually
+from server.client import eventually, packed
+
 
 def in_names(document):
     """A result without what is made up anew each time."""
@@ -143,12 +144,16 @@ def flush_ruleset():
     run("nft", "flush", "ruleset")
 
 
+def delete_table():
+    run("nft", "delete", "table", "inet", "fastcni")
+
+
 def flush_table():
     run("nft", "flush", "table", "inet", "fastcni")
 
 
 @pytest.mark.parametrize("change", [delete_bridge, rename_bridge, take_address, set_bridge_down, stop_forwarding,
-                                    flush_ruleset, flush_table], ids=lambda change: change.__name__)
+                                    flush_ruleset, delete_table, flush_table], ids=lambda change: change.__name__)
 def test_what_changes_behind_its_back_is_handled_in_the_next_add(node, pod_netns, server, change):
     conf, one, two = node.conf(isGateway=True, ipMasq=True), pod_netns(), pod_netns()
     server.ok("ADD", conf, one)
@@ -166,6 +171,15 @@ def test_a_bridge_with_another_address_by_now_is_refused_as_ever(node, pod_netns
     run("ip", "addr", "flush", "dev", "br0")
     run("ip", "addr", "add", "10.99.0.1/24", "dev", "br0")
     assert "already has an IP address different" in server.refused("ADD", node.conf(isGateway=True), pod_netns())["msg"]
+
+
+def test_a_bridge_with_another_address_by_now_is_given_its_own_where_that_is_forced(node, pod_netns, server):
+    conf = node.conf(isGateway=True, forceAddress=True)
+    server.ok("ADD", conf, pod_netns())
+    run("ip", "addr", "flush", "dev", "br0")
+    run("ip", "addr", "add", "10.99.0.1/24", "dev", "br0")
+    server.ok("ADD", conf, pod_netns())
+    assert addresses("br0") == ["10.22.0.1/24"]
 
 
 # -- callers that go, and waiting ------------------------------------------------------------------------------
@@ -217,6 +231,7 @@ def test_add_goes_before_del_when_both_wait(node, pod_netns, start, slow):
     time.sleep(0.1)
     sooner = server.send("ADD", node.conf(), pod_netns(), cid="soon")
     assert [each.answer().status for each in (first, later, sooner)] == [0, 0, 0]
+    assert eventually(lambda: len(server.lines("event=done")) == 3)     # a line is written after its answer
     done = server.lines("event=done")
     assert "container=soon" in done[-2] and "container=late" in done[-1]
 
@@ -242,19 +257,6 @@ def test_descriptors_and_threads_do_not_grow(node, pod_netns, server):
     assert again[0] <= descriptors + 2 and again[1] <= threads + 8
 
 
-def test_a_namespace_that_nobody_calls_from_is_let_go(node, pod, start):
-    server = start()
-    name = f"{node.name}-3"
-    run("ip", "netns", "add", name)
-    server.ok("VERSION", node.conf())
-    before = server.descriptors
-    with Inside(name):
-        server.ok("ADD", node.conf(type="host-local"), pod)
-        server.ok("DEL", node.conf(type="host-local"), pod)
-    run("ip", "netns", "del", name)
-    assert server.descriptors > before and eventually(lambda: server.descriptors <= before, 25)
-
-
 @pytest.mark.parametrize("fmt", ["logfmt", "json"])
 def test_a_request_is_one_line_of_log(node, pod, start, fmt):
     server = start("--log-format", fmt)
@@ -270,19 +272,43 @@ def test_a_request_is_one_line_of_log(node, pod, start, fmt):
     assert all(value > 0 for value in times.values()) and sum(times.values()) < float(found["ms"]) + times["queue"]
 
 
-def test_who_is_not_allowed_is_not_served(node, pod, tmp_path, start):
-    server = start("--log-level", "warning", "--allow-uid", "12345")
+AS_USER = """
+import array, os, socket, sys
+fd = os.open("/proc/self/ns/net", os.O_RDONLY)
+os.setuid(int(sys.argv[2]))
+conn = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+conn.settimeout(5)
+conn.connect(sys.argv[1])
+try:
+    conn.sendmsg([bytes.fromhex(sys.argv[3])], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))])
+    print(conn.recv(10000))
+except OSError as e:
+    print(type(e).__name__)
+"""
+
+
+def test_who_is_not_allowed_is_not_served(node, tmp_path, start):
+    server = start("--allow-uid", "12345")
     for folder in (tmp_path, *list(tmp_path.parents)[:2]):
         os.chmod(folder, 0o711)
-    script = ("import socket, os, sys; os.setuid(int(sys.argv[2])); s = socket.socket(socket.AF_UNIX, "
-              "socket.SOCK_SEQPACKET); s.connect(sys.argv[1]); s.settimeout(5); print(len(s.recv(100)))")
 
     def as_user(uid):
-        return subprocess.run(["python3", "-c", script, server.path, str(uid)], capture_output=True, text=True).stdout
+        return subprocess.run(["python3", "-c", AS_USER, server.path, str(uid), packed(
+            "bridge", {"CNI_COMMAND": "VERSION"}).hex()], capture_output=True, text=True).stdout
 
-    assert as_user(54321) == "0\n" and server.lines("not an allowed user", "uid=54321")
-    before = len(server.lines("not an allowed user"))
-    assert as_user(12345) == "" and len(server.lines("not an allowed user")) == before      # it is waited for
+    assert as_user(54321).strip() in ("b''", "BrokenPipeError", "ConnectionResetError")
+    assert server.lines("not an allowed user", "uid=54321") and not server.lines("command=VERSION")
+    assert "supportedVersions" in as_user(12345)
+    assert len(server.lines("not an allowed user")) == len(server.lines("uid=54321"))
+
+
+def test_nobody_but_root_reaches_a_server_that_names_nobody(node, tmp_path, start):
+    server = start()
+    for folder in (tmp_path, *list(tmp_path.parents)[:2]):
+        os.chmod(folder, 0o711)
+    done = subprocess.run(["python3", "-c", AS_USER, server.path, "12345", "00"], capture_output=True, text=True)
+    assert "PermissionError" in done.stderr and server.ok("VERSION", node.conf())
+
 
 def test_what_a_server_cannot_know_goes_one_shot(node, pod, server):
     assert server.call("ADD", node.conf(), pod, plugin="not-ours").status == 2

@@ -1,0 +1,105 @@
+"""What the kernel lets through to a socket with a filter (on the real kernel)."""
+
+from contextlib import closing
+
+import pytest
+from real_kernel.node import links, run, set_sysctl
+
+from fastcni.kernel import filters, rtnl, uapi, wire
+from fastcni.server.memory import NETCONF, ROUTE_GROUPS
+
+
+@pytest.fixture
+def listener(node):
+    """A socket in the groups that memory listens to, and two bridges that nothing is heard of yet."""
+    for name in ("br-a", "br-b"):
+        run("ip", "link", "add", name, "type", "bridge")
+    sock = wire.open_socket(groups=ROUTE_GROUPS)
+    yield sock
+    sock.close()
+
+
+def index_of(name):
+    return links()[name]["ifindex"]
+
+
+def heard(sock):
+    """[(kind, index or None)] of what waits."""
+    found = []
+    while (messages := wire.glance(sock)) is not None:
+        found += [(kind, None if kind in NETCONF else rtnl.u32(payload[4:8])) for kind, _, _, _, payload in messages]
+    return found
+
+
+def indexes(sock):
+    return {index for _, index in heard(sock)}
+
+
+def change_everything(name):
+    run("ip", "link", "set", name, "mtu", "1400")
+    run("ip", "addr", "add", "10.1.1.1/24", "dev", name)
+    run("ip", "-6", "addr", "add", "2001:db8::1/64", "dev", name, "nodad")
+    run("ip", "link", "set", name, "up")
+    run("ip", "addr", "flush", "dev", name)
+
+
+def test_without_a_filter_everything_is_heard(listener):
+    change_everything("br-a")
+    change_everything("br-b")
+    assert {index_of("br-a"), index_of("br-b")} <= indexes(listener)
+
+
+def test_only_a_watched_link_is_heard_of(listener):
+    watched = index_of("br-a")
+    filters.attach(listener, filters.links((watched,)))
+    change_everything("br-b")
+    assert heard(listener) == []
+    change_everything("br-a")
+    said = heard(listener)
+    assert {(kind, watched) for kind in (uapi.RTM_NEWLINK, uapi.RTM_NEWADDR, uapi.RTM_DELADDR)} <= set(said)
+    run("ip", "link", "del", "br-b")
+    run("ip", "link", "del", "br-a")
+    said += heard(listener)
+    assert (uapi.RTM_DELLINK, watched) in said and {index for _, index in said} == {watched}
+
+
+def test_without_watched_links_no_link_is_heard_of(listener):
+    filters.attach(listener, filters.links(()))
+    change_everything("br-a")
+    assert heard(listener) == []
+
+
+@pytest.mark.parametrize("count", [2, 63, filters.MOST_LINKS])
+def test_each_of_many_is_heard_of(listener, count):
+    """The jumps of the program are counted by hand: the first, the last, and what is in none of its lines."""
+    run("ip", "link", "add", "br-c", "index", "5000", "type", "bridge")
+    heard(listener)
+    for first, passes in ((5000, True), (5000 - count + 1, True), (5001, False), (5000 - count, False)):
+        filters.attach(listener, filters.links(range(first, first + count)))
+        change_everything("br-c")
+        assert indexes(listener) == ({5000} if passes else set())
+
+
+@pytest.mark.parametrize("name", ["net/ipv4/ip_forward", "net/ipv4/conf/all/forwarding",
+                                  "net/ipv6/conf/all/forwarding"])
+@pytest.mark.parametrize("count", [0, 1, filters.MOST_LINKS])
+def test_forwarding_of_all_links_is_heard_of_and_that_of_one_is_not(listener, name, count):
+    index = index_of("br-a")
+    filters.attach(listener, filters.links(range(index + 1, index + 1 + count)))
+    set_sysctl("net/ipv4/conf/br-a/forwarding", "1")
+    set_sysctl("net/ipv6/conf/br-a/forwarding", "1")
+    assert heard(listener) == []
+    set_sysctl(name, "1")
+    assert {kind for kind, _ in heard(listener)} == {uapi.RTM_NEWNETCONF}
+
+
+def test_of_deletions_nothing_else_is_heard(node):
+    run("ip", "link", "add", "br-a", "type", "bridge")
+    index = index_of("br-a")
+    with closing(wire.open_socket(groups=(uapi.RTNLGRP_LINK,))) as sock:
+        filters.attach(sock, filters.deletions())
+        run("ip", "link", "add", "br-b", "type", "bridge")
+        change_everything("br-a")
+        assert heard(sock) == []
+        run("ip", "link", "del", "br-a")
+        assert set(heard(sock)) == {(uapi.RTM_DELLINK, index)}
