@@ -28,7 +28,8 @@ test: setup
 	$(BIN)/python -m pytest
 
 check: setup
-	$(BIN)/python -m pytest -q tests/leaves tests/spec tests/fake_kernel tests/project/test_layers*.py
+	$(BIN)/python -m pytest -q tests/leaves tests/spec tests/fake_kernel tests/launcher \
+		tests/server/test_desk.py tests/server/test_protocol.py tests/project/test_layers*.py
 
 bench: setup
 	@sh tests/setup-peer.sh bridge iptables ip
