@@ -9,7 +9,7 @@ import os
 import time
 
 from fastcni.bench.cases import title
-from fastcni.bench.churn import going_on, networks
+from fastcni.bench.churn import going_on, networks, warm_up
 from fastcni.bench.density import processor_ticks
 from fastcni.bench.forks import Forks
 
@@ -35,6 +35,7 @@ def cost(bench):
 
 def cost_of(bench, side, network):
     pods = bench.node.pods(bench.plan.pods)
+    warm_up(side, network, pods[0])
     time.sleep(bench.plan.settle)
     of_server = side.server.cpu if side.server else 0.0
     ticks, _ = processor_ticks()
