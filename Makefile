@@ -1,7 +1,7 @@
 # make demo    does the main job once, from a conflist to a ping and back (root)
 # make test    sets everything up and runs all tests (without root, what needs root skips and says so)
 # make check   the fast tests   make lint   ruff and cython-lint   make clean
-# make bench   figures and benchmarks/report (root; half an hour, BENCH=--quick: three minutes)
+# make bench   figures and benchmarks/report (root; a quarter of an hour, BENCH=--quick: two minutes)
 .POSIX:
 .PHONY: setup demo test check bench lint clean
 

@@ -65,7 +65,7 @@ class Plan:
     rest: float = 0.05
     settle: float = 0.5
     at_once: tuple[int, ...] = (8, 32, 64)
-    slow_at_once: tuple[int, ...] = (8,)
+    slow_at_once: tuple[int, ...] = (8, 32, 64)
     pods: int = 64
     repeats: int = 3
     levels: tuple[int, ...] = (0, 100, 250, 500, 750, 1000)
