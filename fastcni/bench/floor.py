@@ -7,7 +7,6 @@ sockets are open already; what the pod's namespace needs is opened there, as eve
 import os
 import threading
 import time
-from errno import ENOBUFS
 from queue import SimpleQueue
 
 from fastcni._netlink import Batch
@@ -92,7 +91,7 @@ class Floor:
         if command == "VERSION":
             return 0.0
         step = getattr(self, f"_{command.lower()}_{network.case.type.replace('-', '_')}")
-        self._forget_what_others_deleted()
+        wire.forget(self.watcher)                       # what others deleted
         fd = netns.open_path(pod.path)                  # the launcher hands it over
         try:
             started = time.perf_counter()
@@ -100,15 +99,6 @@ class Floor:
             return (time.perf_counter() - started) * 1e3
         finally:
             os.close(fd)
-
-    def _forget_what_others_deleted(self):
-        while True:
-            try:
-                if wire.glance(self.watcher) is None:
-                    return
-            except OSError as e:
-                if e.errno != ENOBUFS:
-                    raise
 
     # ---- loopback, host-local ----
 

@@ -12,7 +12,7 @@ from fastcni.kernel.waiting import waiting
 AF_NETLINK = 16
 RECV_SIZE = 65536               # the kernel fills dumps up to 32 KiB; twice that is never cut short
 DUMP_TRIES = 5                  # as the reference plugins: an interrupted dump is asked for five times in all
-EINTR = 4
+EINTR, ENOBUFS = 4, 105
 EINTR_DUMP = "the kernel's table kept changing while it was read"
 
 _STRICT = (uapi.NETLINK_EXT_ACK, uapi.NETLINK_CAP_ACK, uapi.NETLINK_GET_STRICT_CHK)
@@ -161,6 +161,17 @@ def glance(sock):
     if show:
         show("<", data)
     return messages(data)
+
+
+def forget(sock):
+    """Read what waits on a watching socket, and what the kernel had to drop, and let it be. Raises OSError."""
+    while True:
+        try:
+            if glance(sock) is None:
+                return
+        except OSError as e:
+            if e.errno != ENOBUFS:
+                raise
 
 
 def watch(sock, seconds):

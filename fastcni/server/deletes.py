@@ -97,7 +97,7 @@ class Deletes:
     def _delete(self, group):
         """Send the request and listen until every link of the group is gone, or refused."""
         try:
-            self._listen_anew()
+            wire.forget(self.watcher)       # links that others deleted, late answers
             batch = Batch(self.sequence)
             asked = request_of(batch, group)
             self.sequence += len(asked)
@@ -112,16 +112,6 @@ class Deletes:
         except Exception as e:          # all that are left have it from their leader
             for each in group:
                 each.error = each.error or e
-
-    def _listen_anew(self):
-        """Read what came since the last request: links that others deleted, late answers."""
-        while True:
-            try:
-                if wire.glance(self.watcher) is None:
-                    return
-            except OSError as e:
-                if e.errno != ENOBUFS:
-                    raise
 
     def _hear(self, seconds, asked, left):
         """Take out of `left` what the next notifications say. `asked` is {sequence number: deletions it is about}."""
@@ -150,9 +140,7 @@ class Deletes:
     def _ask_one_by_one(self, deletions):
         """Send a request for each, to see whose fault it was; as request_of()."""
         batch = Batch(self.sequence)
-        for each in deletions:
-            rtnl.del_link(batch, index=each.index, what=each.what)
-        asked = {batch.first + n: [each] for n, each in enumerate(deletions, 1)}
+        asked = one_by_one(batch, deletions)
         self.sequence += len(asked)
         self.aside(wire.send, self.watcher, batch.finish())
         return asked
@@ -161,10 +149,16 @@ class Deletes:
 def request_of(batch, group):
     """Write the request that deletes a group: {sequence number: the deletions that its refusal is about}."""
     if len(group) == 1:
-        rtnl.del_link(batch, index=group[0].index, what=group[0].what)
-        return {batch.first + 1: group}
+        return one_by_one(batch, group)
     number = int.from_bytes(os.urandom(4), "big") or 1     # a group of nobody's; 0 is every link's
     for each in group:
         rtnl.set_group(batch, each.index, number, what=each.what)
     rtnl.del_group(batch, number, what="failed to delete a group of links")
     return {batch.first + n: [each] for n, each in enumerate(group, 1)} | {batch.first + len(group) + 1: group}
+
+
+def one_by_one(batch, deletions):
+    """The same with a request for each."""
+    for each in deletions:
+        rtnl.del_link(batch, index=each.index, what=each.what)
+    return {batch.first + n: [each] for n, each in enumerate(deletions, 1)}

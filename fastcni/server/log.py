@@ -42,7 +42,7 @@ def as_json(event, **_):
 
 
 def logfmt(_, __, event):
-    """A structlog processor: key=value, the known keys first. Its own LogfmtRenderer takes 15 us for this."""
+    """A structlog processor: key=value, the known keys first. Its own LogfmtRenderer takes twice as long."""
     first = [f"{key}={text(event.pop(key))}" for key in ORDER if key in event]
     return " ".join(first + [f"{key}={text(value)}" for key, value in event.items()])
 

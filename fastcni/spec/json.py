@@ -153,6 +153,7 @@ SCAN = make_scanner(Dialect)
 
 printer = None          # a door where orjson is warm sets it to a function of a value that gives its indented bytes
 
+
 def write(value, indent=0, sort=False):
     """A value of dict, list, tuple, str, int, float, bool, None as bytes, without a newline at the end.
 

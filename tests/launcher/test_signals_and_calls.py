@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import threading
+from contextlib import suppress
 
 import pytest
 from launcher.door import LONG, asked, reply, run, serving, started, until, variables, waits_in_the_kernel
@@ -98,7 +99,12 @@ def test_what_fails_before_the_request_is_sent_is_done_one_shot(bridge, folder, 
 
 
 def test_answer_that_cannot_be_received_is_lost(bridge, folder, strace):
+    """The caller may be gone before the server has written it."""
+    def answer(conn, _):
+        with suppress(BrokenPipeError):
+            conn.send(reply(0, b"warm"))
+
     strace += ["-e", "inject=recvmsg:error=ENOMEM"]
-    with serving(folder, reply(0, b"warm")) as server:
+    with serving(folder, answer) as server:
         status, stdout, _ = run(*strace, bridge, env=variables(server))
     assert (status, json.loads(stdout)["code"]) == (1, 11)
