@@ -30,10 +30,11 @@ ANY_LINK = bytes(16)            # an ifinfomsg that says nothing
 class Link:
     """What we need of an RTM_NEWLINK: name, index, kind ("" for physical), mtu, address (bytes), master and
     peer (indexes, 0 for none), peer_elsewhere (the peer lives in another namespace), flags, operstate,
-    promiscuity, hairpin and isolated (of a bridge port, else None), vlan_filtering and default_pvid (of a bridge)."""
+    promiscuity, hairpin and isolated (of a bridge port, else None), vlan_filtering and default_pvid (of a bridge),
+    data (attributes of its kind, as bytes)."""
 
     __slots__ = ("name", "index", "kind", "mtu", "address", "master", "peer", "peer_elsewhere", "flags",
-                 "operstate", "promiscuity", "hairpin", "isolated", "vlan_filtering", "default_pvid")
+                 "operstate", "promiscuity", "hairpin", "isolated", "vlan_filtering", "default_pvid", "data")
 
     @property
     def up(self):
@@ -64,12 +65,13 @@ def read_link(payload):
     link.promiscuity = u32(found.get(uapi.IFLA_PROMISCUITY, b""))
     link.hairpin = link.isolated = link.vlan_filtering = None
     link.default_pvid = 0
+    link.data = info.get(uapi.IFLA_INFO_DATA, b"")
     if info.get(uapi.IFLA_INFO_SLAVE_KIND, b"").startswith(b"bridge"):
         port = attributes(info.get(uapi.IFLA_INFO_SLAVE_DATA, b""))
         link.hairpin = port.get(uapi.IFLA_BRPORT_MODE, b"\0") != b"\0"
         link.isolated = port.get(uapi.IFLA_BRPORT_ISOLATED, b"\0") != b"\0"
     if link.kind == "bridge":
-        data = attributes(info.get(uapi.IFLA_INFO_DATA, b""))
+        data = attributes(link.data)
         link.vlan_filtering = data.get(uapi.IFLA_BR_VLAN_FILTERING, b"\0") != b"\0"
         link.default_pvid = u32(data.get(uapi.IFLA_BR_VLAN_DEFAULT_PVID, b""))
     return link
@@ -121,10 +123,12 @@ def new_veth(batch, host, peer, netns_fd, *, host_mac, peer_mac, mtu=0, master=0
     return batch.end().end().end()
 
 
-def new_bridge(batch, name, *, mtu=0, vlan_filtering=False, what=None):
-    """A bridge, not yet up."""
+def new_bridge(batch, name, *, address=None, mtu=0, vlan_filtering=False, what=None):
+    """A bridge, not yet up. Without an address of its own its MAC is the lowest of its ports', and changes with them."""
     batch.begin(uapi.RTM_NEWLINK, CREATE | NLM_F_ECHO, ifinfomsg(), what or f"create bridge {name}")
     batch.text(uapi.IFLA_IFNAME, name)
+    if address:
+        batch.raw(uapi.IFLA_ADDRESS, address)
     if mtu > 0:
         batch.u32(uapi.IFLA_MTU, mtu)
     batch.nest(uapi.IFLA_LINKINFO).text(uapi.IFLA_INFO_KIND, "bridge")
@@ -133,14 +137,41 @@ def new_bridge(batch, name, *, mtu=0, vlan_filtering=False, what=None):
     return batch.end()
 
 
-def set_link(batch, index, *, up=None, promisc=None, address=None, what=None):
-    """Change flags (None: leave alone) and MAC of a link."""
+def new_link(batch, name, kind, netns_fd, *, parent=0, mtu=0, address=None, data=(), what=None):
+    """A link of `kind` in the namespace netns_fd, not yet up; `parent` (an index) is in the socket's own namespace,
+    where nothing may be called `name` either. `data` are attributes of the kind: (number, bytes).
+
+    ifinfomsg
+    IFLA_IFNAME, IFLA_NET_NS_FD, IFLA_LINK parent, IFLA_MTU, IFLA_ADDRESS
+    IFLA_LINKINFO
+        IFLA_INFO_KIND
+        IFLA_INFO_DATA: data
+    """
+    batch.begin(uapi.RTM_NEWLINK, CREATE, ifinfomsg(), what or f"create {kind} {name}")
+    batch.text(uapi.IFLA_IFNAME, name).u32(uapi.IFLA_NET_NS_FD, netns_fd)
+    if parent:
+        batch.u32(uapi.IFLA_LINK, parent)
+    if mtu > 0:
+        batch.u32(uapi.IFLA_MTU, mtu)
+    if address:
+        batch.raw(uapi.IFLA_ADDRESS, address)
+    batch.nest(uapi.IFLA_LINKINFO).text(uapi.IFLA_INFO_KIND, kind)
+    if data:
+        batch.nest(uapi.IFLA_INFO_DATA)
+        for number, value in data:
+            batch.raw(number, value)
+        batch.end()
+    return batch.end()
+
+
+def set_link(batch, index, *, up=None, promisc=None, address=None, name=None, what=None):
+    """Change flags (None: leave alone), MAC and name of a link; a name only while it is down."""
     flags = (uapi.IFF_UP if up else 0) | (uapi.IFF_PROMISC if promisc else 0)
     change = (uapi.IFF_UP if up is not None else 0) | (uapi.IFF_PROMISC if promisc is not None else 0)
     batch.begin(uapi.RTM_NEWLINK, NLM_F_ACK, ifinfomsg(index, flags, change), what or f"change link {index}")
     if address:
         batch.raw(uapi.IFLA_ADDRESS, address)
-    return batch
+    return batch.text(uapi.IFLA_IFNAME, name) if name else batch
 
 
 def set_bridge_port(batch, name, *, hairpin, isolated, what=None):
@@ -198,17 +229,19 @@ def del_group(batch, group, *, what=None):
 
 # struct ifaddrmsg   family:u8  prefixlen:u8  flags:u8  scope:u8 | index:u32
 
-def ifaddrmsg(family, prefix, index, scope=0):
-    return b"%c%c\0%c%b" % (family, prefix, scope, index.to_bytes(4, ORDER))
+def ifaddrmsg(family, prefix, index, scope=0, flags=0):
+    return b"%c%c%c%c%b" % (family, prefix, flags, scope, index.to_bytes(4, ORDER))
 
 
 def family_of(packed):
     return uapi.AF_INET if len(packed) == 4 else uapi.AF_INET6
 
 
-def new_address(batch, index, packed, prefix, *, broadcast=None, what=None):
-    """An address with the same local and peer form, as the kernel's own tools send it."""
-    batch.begin(uapi.RTM_NEWADDR, CREATE, ifaddrmsg(family_of(packed), prefix, index), what)
+def new_address(batch, index, packed, prefix, *, broadcast=None, nodad=False, what=None):
+    """An address with the same local and peer form, as the kernel's own tools send it. With nodad one of IPv6 can be
+    used at once; a link without detection settles its addresses in a work queue, some moments later."""
+    batch.begin(uapi.RTM_NEWADDR, CREATE, ifaddrmsg(family_of(packed), prefix, index,
+                                                    flags=uapi.IFA_F_NODAD if nodad else 0), what)
     batch.raw(uapi.IFA_LOCAL, packed).raw(uapi.IFA_ADDRESS, packed)
     return batch.raw(uapi.IFA_BROADCAST, broadcast) if broadcast else batch
 
@@ -245,8 +278,9 @@ def rtmsg(family, prefix=0, *, table=0, protocol=0, scope=0, kind=0):
 
 
 def route(batch, dst, prefix, *, index, gateway=None, source=None, metric=0, table=uapi.RT_TABLE_MAIN,
-          scope=uapi.RT_SCOPE_UNIVERSE, delete=False, what=None):
-    """Add (NLM_F_CREATE alone, as the reference plugins) or delete a unicast route of protocol boot."""
+          scope=uapi.RT_SCOPE_UNIVERSE, mtu=0, advmss=0, delete=False, what=None):
+    """Add (NLM_F_CREATE alone, as the reference plugins) or delete a unicast route of protocol boot. `metric` is its
+    priority; `mtu` and `advmss`, in bytes, are its metrics RTAX_MTU and RTAX_ADVMSS (ip-route(8))."""
     kind, flags = (uapi.RTM_DELROUTE, NLM_F_ACK) if delete else (uapi.RTM_NEWROUTE, NLM_F_ACK | NLM_F_CREATE)
     family = family_of(dst)
     protocol = uapi.RTPROT_KERNEL if delete else uapi.RTPROT_BOOT
@@ -262,13 +296,20 @@ def route(batch, dst, prefix, *, index, gateway=None, source=None, metric=0, tab
         batch.u32(uapi.RTA_PRIORITY, metric)
     if table > 255:
         batch.u32(uapi.RTA_TABLE, table)
+    if mtu or advmss:
+        batch.nest(uapi.RTA_METRICS)
+        if mtu:
+            batch.u32(uapi.RTAX_MTU, mtu)
+        if advmss:
+            batch.u32(uapi.RTAX_ADVMSS, advmss)
+        batch.end()
     return batch.u32(uapi.RTA_OIF, index)
 
 
 class Route:
-    """What we need of an RTM_NEWROUTE: dst (b"" for default), prefix, gateway (or b""), index, table."""
+    """What we need of an RTM_NEWROUTE: dst (b"" for default), prefix, gateway (or b""), index, table, kind (RTN_*)."""
 
-    __slots__ = ("dst", "prefix", "gateway", "index", "table")
+    __slots__ = ("dst", "prefix", "gateway", "index", "table", "kind")
 
 
 def read_route(payload):
@@ -279,7 +320,7 @@ def read_route(payload):
         return None
     found = attributes(payload, 12)
     route = Route()
-    route.prefix = payload[1]
+    route.prefix, route.kind = payload[1], payload[7]
     route.dst = found.get(uapi.RTA_DST, b"")
     route.gateway = found.get(uapi.RTA_GATEWAY, b"")
     route.index = u32(found.get(uapi.RTA_OIF, b""))

@@ -70,6 +70,8 @@ def addresses_and_routes(pod, link, previous):
     for item in previous.get("routes", ()):
         dst, prefix = addresses.read_cidr(item["dst"])
         gateway = addresses.read_ip(item["gw"]) if item.get("gw") and prefix else None
+        if gateway and not any(gateway):
+            gateway = b""               # 0.0.0.0, a route without one
         if not _has(tables, item.get("table") or uapi.RT_TABLE_MAIN, addresses.network(dst, prefix), prefix, gateway):
             raise wrong(f"Expected Route {item['dst']} via {item.get('gw', '<nil>')} not found in routing table")
 

@@ -24,11 +24,12 @@ def check_families(ipv6, result):
             raise CniError(errors.INVALID_CONFIG, f"IPAM gave {ip['address']}, but disableIPv6 is true")
 
 
-def read_requested_mac(req):
-    """The MAC asked for, as bytes, or None: runtimeConfig.mac before args.cni.mac before MAC of CNI_ARGS."""
+def read_requested_mac(req, own=""):
+    """The MAC asked for, as bytes, or None: runtimeConfig.mac before args.cni.mac before MAC of CNI_ARGS before `own`,
+    the plugin's key."""
     text = req.conf.section("runtimeConfig").text("mac") or req.conf.section("args").section("cni").text("mac")
     from_args = read_args(req.args, ("MAC",)).get("MAC", "")     # read in any case: bad CNI_ARGS are refused
-    text = text or from_args
+    text = text or from_args or own
     if not text:
         return None
     try:

@@ -7,7 +7,9 @@ called here, without starting it. What is not found there is an error either way
 from time import perf_counter
 
 from fastcni.kit import invoke
+from fastcni.spec import errors
 from fastcni.spec import result as results
+from fastcni.spec.errors import CniError
 
 
 def wanted(req):
@@ -28,6 +30,16 @@ def add(req, undo):
         return results.to_version(invoke.read_add_output(out, req.version), "1.1.0")
     finally:
         req.host.in_ipam += perf_counter() - started
+
+
+def add_addresses(req, undo, interface):
+    """As add(); there has to be an address, and each is of entry `interface` of the result's interfaces."""
+    result = add(req, undo)
+    if not result.get("ips"):
+        raise CniError(errors.INTERNAL, "IPAM plugin returned missing IP config")
+    for ip in result["ips"]:
+        ip["interface"] = interface
+    return result
 
 
 def delete(req):

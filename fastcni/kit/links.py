@@ -60,6 +60,11 @@ def find(sock, name=None, *, index=0):
         return None
 
 
+def on_host(host, name):
+    """The Link called `name` on the caller's side, as it is known there; None if there is none."""
+    return host.recall(("link", name), lambda: find(host.route, name))
+
+
 def add_veth(req, pod, undo, *, mtu=0, master=0, mac=None, ipv6=True):
     """A veth pair, the host end up: (host Link, inside Link). One request, its echo tells both indexes.
 
@@ -89,11 +94,6 @@ def add_veth(req, pod, undo, *, mtu=0, master=0, mac=None, ipv6=True):
     raise CniError(errors.INTERNAL, f"failed to make veth pair: {NAME_TRIES} random names were all taken")
 
 
-def no_ipv6(ifname):
-    """The sysctl, name and value, that takes IPv6 off a link."""
-    return f"net/ipv6/conf/{ifname}/disable_ipv6", "1"
-
-
 def delete_by_name(sock, name):
     """Delete a link and wait for it; one that is gone is fine. For the way back of ADD."""
     try:
@@ -103,27 +103,30 @@ def delete_by_name(sock, name):
             raise
 
 
-def configure(pod, link, result, *, sysctls=(), dad=True, arp_notify=False):
-    """Give the inside link its addresses and routes and set it up; with arp_notify the kernel announces them.
+def configure(pod, link, result, *, ipv6=True, dad=None, arp_notify=False, ndisc_notify=False):
+    """Give the inside link its addresses and routes and set it up; the kernel announces them with arp_notify
+    (gratuitous ARP) and ndisc_notify (unsolicited neighbour advertisements).
 
-    `sysctls` are (name, value) to be written first, each ignored where the kernel lacks it. All goes out in one
-    batch, except with duplicate address detection and an IPv6 gateway: then routes wait until addresses settled.
+    `ipv6`: whether there is IPv6 on the link; `dad`: duplicate address detection, None leaves it alone. All goes out
+    in one batch, except with detection and an IPv6 gateway: then routes wait until addresses settled.
     """
     ips = [addresses.read_cidr(ip["address"]) for ip in result.get("ips", ())]
     gateways = first_gateways(result)
     has_v6 = any(len(packed) == 16 for packed, _ in ips)
+    sysctls = list(ipv6_sysctls(dad, ndisc_notify)) if ipv6 else [("disable_ipv6", "1")]
     if sysctls or has_v6:
         with pod.enter():
             for name, value in sysctls:
-                sysctl.offer(name, value)
+                sysctl.offer(f"net/ipv6/conf/{link.name}/{name}", value)
             if has_v6:
                 enable_ipv6(link.name)
     batch = Batch()
+    nodad = dad is False and not ndisc_notify       # the kernel announces no address that it need not settle
     if arp_notify:
         rtnl.set_arp_notify(batch, link.index, what=f'failed to set arp_notify of "{link.name}"')
     for packed, prefix in ips:
         broadcast = addresses.broadcast(packed, prefix) if len(packed) == 4 and prefix < 31 else None
-        rtnl.new_address(batch, link.index, packed, prefix, broadcast=broadcast,
+        rtnl.new_address(batch, link.index, packed, prefix, broadcast=broadcast, nodad=nodad,
                          what=f'failed to add IP addr {addresses.cidr_text(packed, prefix)} to "{link.name}"')
     rtnl.set_link(batch, link.index, up=True, what=f'failed to set "{link.name}" UP')
     if dad and 16 in gateways:
@@ -132,6 +135,16 @@ def configure(pod, link, result, *, sysctls=(), dad=True, arp_notify=False):
         add_route(batch, link, item, gateways)
     if batch:
         wire.exchange(pod.inside, batch)
+
+
+def ipv6_sysctls(dad, ndisc_notify):
+    """The switches of a link in net/ipv6/conf, each ignored where the kernel lacks it."""
+    if dad:
+        yield "enhanced_dad", "1"
+    if dad is not None:
+        yield "accept_dad", "1" if dad else "0"
+    if ndisc_notify:
+        yield "ndisc_notify", "1"
 
 
 def first_gateways(result):
@@ -149,11 +162,21 @@ def add_route(batch, link, item, gateways):
     dst, prefix = addresses.read_cidr(item["dst"])
     gateway = addresses.read_ip(item["gw"]) if item.get("gw") else gateways.get(len(dst))
     via = addresses.ip_text(gateway) if gateway else "<nil>"
-    scope, table, metric = item.get("scope") or 0, item.get("table") or 0, item.get("priority", 0)
+    scope, table, metric = (route_number(item, key) for key in ("scope", "table", "priority"))
     rtnl.route(batch, addresses.network(dst, prefix), prefix, index=link.index, gateway=gateway, metric=metric,
-               table=table or uapi.RT_TABLE_MAIN, scope=scope,
+               table=table or uapi.RT_TABLE_MAIN, scope=scope, mtu=route_number(item, "mtu"),
+               advmss=route_number(item, "advmss"),
                what=f"failed to add route '{item['dst']} via {via} dev {link.name} metric {metric} "
                     f"(Scope: {SCOPES.get(scope, scope)}, Table: {table})'")
+
+
+def route_number(item, key):
+    """A number of a route, 0 where it has none. Raises CniError 7 for one that the kernel's field has no room for."""
+    number = item.get(key) or 0
+    most = 0xFF if key == "scope" else 0xFFFFFFFF
+    if not 0 <= number <= most:
+        raise CniError(errors.INVALID_CONFIG, f"route {item['dst']}: {key} {number} is not from 0 to {most}")
+    return number
 
 
 def enable_ipv6(ifname):

@@ -6,6 +6,7 @@ TABLE = {
     "bridge": "fastcni.plugins.bridge",
     "host-local": "fastcni.plugins.host_local",
     "loopback": "fastcni.plugins.loopback",
+    "macvlan": "fastcni.plugins.macvlan",
     "ptp": "fastcni.plugins.ptp",
     "static": "fastcni.plugins.static",
 }

@@ -64,7 +64,7 @@ def add(req, conf, undo):
         spoofcheck.add(req, host, inside, undo)
     result = add_addresses(req, conf, undo, pod, inside) if conf.layer3 else {}
     if not conf.layer3 and not conf.leave_down:
-        links.configure(pod, inside, {}, sysctls=[] if conf.ipv6 else [links.no_ipv6(inside.name)])
+        links.configure(pod, inside, {}, ipv6=conf.ipv6)
     leg = None
     if conf.is_gateway and conf.layer3:
         leg = vlans.ensure_leg(pod.host, bridge, conf.vlans, undo) if conf.vlans.vlan else None
@@ -83,28 +83,18 @@ def add(req, conf, undo):
 
 def add_addresses(req, conf, undo, pod, inside):
     """Ask IPAM, complete its answer, and configure the pod's end with it."""
-    result = ipam.add(req, undo)
-    if not result.get("ips"):
-        raise CniError(errors.INTERNAL, "IPAM plugin returned missing IP config")
+    result = ipam.add_addresses(req, undo, interface=2)
     check_families(conf.ipv6, result)
     complete(result, conf)
-    name = inside.name
-    if not conf.ipv6:
-        sysctls = [links.no_ipv6(name)]
-    elif conf.enable_dad:
-        sysctls = [(f"net/ipv6/conf/{name}/enhanced_dad", "1"), (f"net/ipv6/conf/{name}/accept_dad", "1")]
-    else:
-        sysctls = [(f"net/ipv6/conf/{name}/accept_dad", "0")]
-    links.configure(pod, inside, result, sysctls=sysctls, dad=conf.enable_dad, arp_notify=True)
+    links.configure(pod, inside, result, ipv6=conf.ipv6, dad=conf.enable_dad, arp_notify=True)
     return result
 
 
 def complete(result, conf):
-    """Interface index, the gateways and default routes that isGateway and isDefaultGateway imply."""
+    """The gateways and default routes that isGateway and isDefaultGateway imply."""
     routed = {route["dst"] for route in result.get("routes", ())}     # without gw it goes to the same gateway
     for ip in result["ips"]:
         packed, prefix = addresses.read_cidr(ip["address"])
-        ip["interface"] = 2
         if conf.is_gateway and not ip.get("gateway"):
             ip["gateway"] = addresses.ip_text(addresses.plus(addresses.network(packed, prefix), 1))
         default = DEFAULT_ROUTES[len(packed)]

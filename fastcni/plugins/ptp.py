@@ -12,9 +12,9 @@ from fastcni.spec.errors import CniError
 
 
 class Conf:
-    """mtu (0: the kernel's), masquerade, dns (None: what IPAM says), ipv6 (is it on the link)."""
+    """mtu (0: the kernel's), masquerade, dns (None: what IPAM says), ipv6 (is it on the link), enable_dad."""
 
-    __slots__ = ("mtu", "masquerade", "dns", "ipv6")
+    __slots__ = ("mtu", "masquerade", "dns", "ipv6", "enable_dad")
 
 
 def read(req):
@@ -23,24 +23,23 @@ def read(req):
     conf.masquerade = Masquerade(req.conf)
     conf.dns = read_own_dns(req.conf)
     conf.ipv6 = read_ipv6(req.conf)
+    conf.enable_dad = req.conf.flag("enabledad")
     return conf
 
 
 def add(req, conf, undo):
-    result = ipam.add(req, undo)
-    if not result.get("ips"):
-        raise CniError(errors.INTERNAL, "IPAM plugin returned missing IP config")
+    result = ipam.add_addresses(req, undo, interface=1)
     for ip in result["ips"]:
         if not ip.get("gateway"):
             raise CniError(errors.INTERNAL, f"failed to add IP addr to veth: {ip['address']} has no gateway",
                            "ptp routes everything through the host end; ipam has to name a gateway")
-        ip["interface"] = 1
     check_families(conf.ipv6, result)
     forwarding.enable(req.host, result)
     pod = links.Pod(req)
     host, inside = links.add_veth(req, pod, undo, mtu=conf.mtu, ipv6=conf.ipv6)
-    configure_host(pod, host, result)
-    configure_inside(pod, inside, result, [] if conf.ipv6 else [links.no_ipv6(inside.name)])
+    configure_host(pod, host, result, conf.enable_dad)
+    links.configure(pod, inside, result, ipv6=conf.ipv6, dad=conf.enable_dad)
+    route_through_gateway(pod, inside, result)
     result["interfaces"] = [links.interface(host), links.interface(inside, req.netns)]
     conf.masquerade.add(req, result, undo)
     if conf.dns is not None:
@@ -48,13 +47,12 @@ def add(req, conf, undo):
     return result
 
 
-def configure_inside(pod, inside, result, sysctls):
+def route_through_gateway(pod, inside, result):
     """Everything goes to the gateway, the own subnet too, so the kernel's on-link route makes room:
 
         10.9.0.1 scope link src 10.9.0.2
         10.9.0.0/24 via 10.9.0.1 src 10.9.0.2
     """
-    links.configure(pod, inside, result, sysctls=sysctls)
     batch = Batch()
     for ip in result["ips"]:
         packed, prefix = addresses.read_cidr(ip["address"])
@@ -72,13 +70,14 @@ def configure_inside(pod, inside, result, sysctls):
     wire.exchange(pod.inside, batch)
 
 
-def configure_host(pod, host, result):
+def configure_host(pod, host, result, dad):
     """The gateway's address on the host end, and a route to the pod."""
     batch = Batch()
     for ip in result["ips"]:
         packed, _ = addresses.read_cidr(ip["address"])
         gateway, whole = addresses.read_ip(ip["gateway"]), 8 * len(packed)
-        rtnl.new_address(batch, host.index, gateway, whole, what=f"failed to add IP addr ({ip['gateway']}) to veth")
+        rtnl.new_address(batch, host.index, gateway, whole, nodad=not dad,
+                         what=f"failed to add IP addr ({ip['gateway']}) to veth")
         rtnl.route(batch, packed, whole, index=host.index, scope=uapi.RT_SCOPE_HOST,
                    what=f"failed to add route on host: {ip['address']}")
     wire.exchange(pod.host, batch)

@@ -145,6 +145,16 @@ class Node:
     def __init__(self, folder, name):
         self.data_dir, self.name = str(folder / "networks"), name
 
+    def uplink(self, far, name="up0", mtu=1500):
+        """A link of the host, up, with a cable to namespace `far`, where it is called far0 and has 10.22.0.254/24 and
+        fd00:22::fe/64."""
+        run("ip", "link", "add", name, "mtu", mtu, "type", "veth", "peer", "far0", "mtu", mtu, "netns", far)
+        with Inside(far):
+            set_sysctl("net/ipv6/conf/far0/accept_dad", "0")
+        for words in ("addr add 10.22.0.254/24 dev far0", "addr add fd00:22::fe/64 dev far0", "link set far0 up"):
+            run("ip", "-n", far, *words.split())
+        run("ip", "link", "set", name, "up")
+
     def host_local(self, *subnets, **more):
         ranges = [[{"subnet": subnet}] for subnet in subnets or ("10.22.0.0/24",)]
         return {"type": "host-local", "dataDir": self.data_dir, "ranges": ranges, **more}

@@ -75,7 +75,7 @@ def test_duplicate_ipv6_address_is_an_error_and_leaves_nothing(node, pod):
     set_sysctl("net/ipv6/conf/default/accept_dad", "0")
     ipam = {"type": "static", "addresses": [{"address": "fd00:22::7/64", "gateway": "fd00:22::7"}]}
     before = node.left(pod)
-    error = node.refused("ADD", node.conf(type="ptp", ipam=ipam), pod)
+    error = node.refused("ADD", node.conf(type="ptp", enabledad=True, ipam=ipam), pod)
     assert "link eth0 has address fd00:22::7 in DADFAILED state" in error["msg"] and node.left(pod) == before
 
 
@@ -97,7 +97,7 @@ def test_dns_of_the_network_goes_before_that_of_ipam(node, pod, conf):
 def test_address_without_a_gateway_is_refused_before_anything_is_made(node, pod):
     before = node.left(pod)
     ipam = {"type": "static", "addresses": [{"address": "10.22.0.9/24"}]}
-    error = node.refused("ADD", node.conf(type="ptp", ipam=ipam), pod)
+    error = node.refused("ADD", node.conf(type="ptp", enabledad=True, ipam=ipam), pod)
     assert "10.22.0.9/24" in error["msg"] and "gateway" in error["msg"] and node.left(pod) == before
     assert sysctl("net/ipv4/ip_forward") == "0"
 

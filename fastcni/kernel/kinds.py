@@ -1,0 +1,51 @@
+"""What links of some kinds have of their own: the modes of macvlan and ipvlan, the VLAN of vlan (linux/if_link.h)."""
+
+import sys
+
+from fastcni._netlink import attributes
+from fastcni.kernel import uapi
+
+ORDER = sys.byteorder
+MACVLAN_MODES = {"bridge": uapi.MACVLAN_MODE_BRIDGE, "private": uapi.MACVLAN_MODE_PRIVATE,
+                 "vepa": uapi.MACVLAN_MODE_VEPA, "passthru": uapi.MACVLAN_MODE_PASSTHRU}
+IPVLAN_MODES = {"l2": uapi.IPVLAN_MODE_L2, "l3": uapi.IPVLAN_MODE_L3, "l3s": uapi.IPVLAN_MODE_L3S}
+
+
+# IFLA_INFO_DATA of a link that is made, for rtnl.new_link(): [(attribute, bytes)]
+
+def macvlan(mode, queue=0):
+    """`mode` is one of MACVLAN_MODES, `queue` how many broadcast frames may wait, 0 for the kernel's number."""
+    data = [(uapi.IFLA_MACVLAN_MODE, MACVLAN_MODES[mode].to_bytes(4, ORDER))]
+    return data + [(uapi.IFLA_MACVLAN_BC_QUEUE_LEN, queue.to_bytes(4, ORDER))] if queue else data
+
+
+def ipvlan(mode):
+    """`mode` is one of IPVLAN_MODES."""
+    return [(uapi.IFLA_IPVLAN_MODE, IPVLAN_MODES[mode].to_bytes(2, ORDER))]
+
+
+def vlan(vid):
+    """802.1Q, the kernel's default protocol."""
+    return [(uapi.IFLA_VLAN_ID, vid.to_bytes(2, ORDER))]
+
+
+# The same of a Link that the kernel has told of
+
+def macvlan_mode(link):
+    return name_of(MACVLAN_MODES, number(link, uapi.IFLA_MACVLAN_MODE))
+
+
+def ipvlan_mode(link):
+    return name_of(IPVLAN_MODES, number(link, uapi.IFLA_IPVLAN_MODE))
+
+
+def vlan_id(link):
+    return number(link, uapi.IFLA_VLAN_ID)
+
+
+def number(link, attribute):
+    return int.from_bytes(attributes(link.data).get(attribute, b""), ORDER)
+
+
+def name_of(modes, wanted):
+    return next((name for name, number in modes.items() if number == wanted), str(wanted))

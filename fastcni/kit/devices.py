@@ -1,0 +1,100 @@
+"""What plugins share that give the pod one link and leave nothing on the host: macvlan, ipvlan, vlan, host-device,
+dummy, tap."""
+
+from fastcni._netlink import Batch
+from fastcni.kernel import rtnl, wire
+from fastcni.kit import ipam, links
+from fastcni.kit.conf import check_families, read_ipv6, read_own_dns
+from fastcni.kit.undo import every
+
+ENDINGS = ("DEL", "GC")         # these look at nothing else in a configuration: what ADD refused is in no pod's way
+
+
+class Conf:
+    """layer3 (there is IPAM), ipv6 (is it on the link), enable_dad, dns (the result's; None: what IPAM says)."""
+
+    __slots__ = ("layer3", "ipv6", "enable_dad", "dns")
+
+    def __init__(self, req):
+        self.layer3 = ipam.wanted(req)
+        self.ipv6, self.enable_dad = read_ipv6(req.conf), req.conf.flag("enabledad")
+        self.dns = read_own_dns(req.conf) or {}
+
+
+def create(req, pod, undo, kind, *, sock=None, parent=0, mtu=0, mac=None, data=()):
+    """A link of `kind` in the pod, named CNI_IFNAME, not yet up: its Link. `data` is of kernel.kinds, `parent` the
+    index of the link that it is made on, on the side of `sock`. Raises NetlinkError.
+
+    It is made with a random name first: the kernel refuses one that somebody has on the parent's side.
+    """
+    name = links.random_name()
+    batch = rtnl.new_link(Batch(), name, kind, pod.netns_fd, parent=parent, mtu=mtu, address=mac, data=data,
+                          what=f"failed to create {kind}")
+    undo(links.delete_by_name, pod.inside, name)
+    wire.exchange(sock or pod.inside, batch)
+    return rename(req, pod, undo, links.find(pod.inside, name), kind)
+
+
+def rename(req, pod, undo, link, words):
+    """Name a new link in the pod CNI_IFNAME; the way back deletes it under that name."""
+    wire.exchange(pod.inside, rtnl.set_link(Batch(), link.index, name=req.ifname,
+                                            what=f'failed to rename {words} to "{req.ifname}"'))
+    undo(links.delete_by_name, pod.inside, req.ifname)
+    link.name = req.ifname
+    return link
+
+
+def attach(req, conf, undo, pod, link, *, arp_notify=False, ndisc_notify=False):
+    """The second half of ADD: the addresses of IPAM, if there is any, and the link up. The result."""
+    if conf.layer3:
+        result = ipam.add_addresses(req, undo, interface=0)
+        check_families(conf.ipv6, result)
+        links.configure(pod, link, result, ipv6=conf.ipv6, dad=conf.enable_dad, arp_notify=arp_notify,
+                        ndisc_notify=ndisc_notify)
+    else:
+        result = {}
+        links.configure(pod, link, result, ipv6=conf.ipv6)
+    result["interfaces"] = [links.interface(link, req.netns)]
+    if conf.dns is not None:
+        result["dns"] = conf.dns
+    return result
+
+
+def delete(req, conf):
+    # The link first: an address is free to be given again only when nobody has it any more.
+    every((links.delete_inside, req), *ipam_step(ipam.delete, req, conf))
+
+
+def check(req, conf, kind):
+    """IPAM's part; then the pod's link is of `kind` and has what prevResult says: (Pod, Link)."""
+    from fastcni.kit import checks  # CHECK alone needs it
+
+    if conf.layer3:
+        ipam.check(req)
+    previous = checks.prev_result(req)
+    pod = links.Pod(req)
+    link = checks.inside_link(pod, checks.container_interface(req, previous))
+    if link.kind != kind:
+        raise checks.wrong(f"Error: Container interface {link.name} not of type {kind}")
+    checks.addresses_and_routes(pod, link, previous)
+    return pod, link
+
+
+def same(words, found, wanted):
+    """Raises CniError where CHECK found another value than is configured."""
+    from fastcni.kit import checks
+
+    if found != wanted:
+        raise checks.wrong(f"{words} {found} does not match expected value: {wanted}")
+
+
+def gc(req, conf):
+    every(*ipam_step(ipam.gc, req, conf))
+
+
+def status(req, conf):
+    every(*ipam_step(ipam.status, req, conf))
+
+
+def ipam_step(function, req, conf):
+    return [(function, req)] if conf.layer3 else []

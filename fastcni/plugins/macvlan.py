@@ -1,0 +1,54 @@
+"""macvlan: a link with a MAC of its own on a link of the host: the pod is a station of the master's network."""
+
+from fastcni.kernel import kinds
+from fastcni.kit import devices, links
+from fastcni.kit.conf import read_requested_mac
+from fastcni.kit.master import Master, check_mtu
+from fastcni.spec import errors
+from fastcni.spec.errors import CniError
+
+
+class Conf(devices.Conf):
+    """master, mode, mtu (0: the master's), mac (bytes or None), queue (bcqueuelen, 0: the kernel's)."""
+
+    __slots__ = ("master", "mode", "mtu", "mac", "queue")
+
+
+def read(req):
+    keys, conf = req.conf, Conf(req)
+    if req.command in devices.ENDINGS:
+        return conf
+    conf.master, conf.mtu = Master(keys), keys.whole("mtu")
+    conf.mode = keys.text("mode") or "bridge"
+    if conf.mode not in kinds.MACVLAN_MODES:
+        raise CniError(errors.INVALID_CONFIG, f'unknown macvlan mode: "{conf.mode}"',
+                       f"there are {', '.join(kinds.MACVLAN_MODES)}")
+    conf.mac = read_requested_mac(req, own=keys.text("mac"))
+    conf.queue = keys.whole("bcqueuelen", low=0, high=0xFFFFFFFF)
+    return conf
+
+
+def add(req, conf, undo):
+    pod = links.Pod(req)
+    master = conf.master.find(req, pod)
+    check_mtu(conf.mtu, master)
+    link = devices.create(req, pod, undo, "macvlan", sock=conf.master.sock(pod), parent=master.index, mtu=conf.mtu,
+                          mac=conf.mac, data=kinds.macvlan(conf.mode, conf.queue))
+    return devices.attach(req, conf, undo, pod, link, arp_notify=True, ndisc_notify=True)
+
+
+delete = devices.delete
+
+
+def check(req, conf):
+    pod, link = devices.check(req, conf, "macvlan")
+    conf.master.find(req, pod)
+    devices.same("container macvlan mode", kinds.macvlan_mode(link), conf.mode)
+
+
+gc = devices.gc
+
+
+def status(req, conf):
+    conf.master.status(req)
+    devices.status(req, conf)

@@ -1,0 +1,253 @@
+"""macvlan: each key, the result, traffic with the master's network, CHECK, STATUS, and DEL of what is gone."""
+
+import pytest
+from real_kernel.node import Inside, addresses, links, routes, run, source_seen, sysctl
+
+DUAL = ("10.22.0.0/24", "fd00:22::/64")
+
+
+@pytest.fixture
+def far(node, pod_netns):
+    """A station of the master's network, behind link up0 of the host."""
+    name = pod_netns()
+    node.uplink(name)
+    return name
+
+
+@pytest.fixture
+def conf(node, far):
+    return node.conf(*DUAL, type="macvlan", bridge=None, master="up0")
+
+
+def macvlan(pod):
+    return links(pod)["eth0"]["linkinfo"]
+
+
+def test_pod_is_a_station_of_the_masters_network(node, pod, far, conf):
+    result = node.add(conf, pod)
+    assert source_seen(pod, far, "10.22.0.254") == "10.22.0.2"
+    assert source_seen(pod, far, "fd00:22::fe") == "fd00:22::2"
+    assert [ip["interface"] for ip in result["ips"]] == [0, 0]
+    assert result["interfaces"] == [{"name": "eth0", "mac": links(pod)["eth0"]["address"],
+                                     "sandbox": f"/run/netns/{pod}"}]
+    assert addresses("eth0", pod) == ["10.22.0.2/24", "fd00:22::2/64"]
+    assert set(links()) == {"lo", "up0"}                # nothing on the host
+    node.check(conf, pod, result)
+    node.delete(conf, pod)
+    assert set(links(pod)) == {"lo"} and node.held() == {}
+
+
+def test_a_name_that_the_host_has_too_is_free_in_the_pod(node, pod, conf):
+    node.add(conf, pod, ifname="up0")
+    assert links(pod)["up0"]["linkinfo"]["info_kind"] == "macvlan"
+
+
+@pytest.mark.parametrize("mode", ["bridge", "private", "vepa", "passthru"])
+def test_mode_is_set_and_checked(node, pod, conf, mode):
+    result = node.add({**conf, "mode": mode}, pod)
+    assert macvlan(pod)["info_data"]["mode"] == mode
+    node.check({**conf, "mode": mode}, pod, result)
+    other = "private" if mode != "private" else "vepa"
+    assert node.check_refused({**conf, "mode": other}, pod, result) == \
+        f"container macvlan mode {mode} does not match expected value: {other}"
+
+
+def test_mode_is_bridge_by_default(node, pod, conf):
+    node.add(conf, pod)
+    assert macvlan(pod)["info_data"]["mode"] == "bridge"
+
+
+def test_unknown_mode_is_refused(node, pod, conf):
+    assert node.refused("ADD", {**conf, "mode": "tunnel"}, pod) == {
+        "code": 7, "msg": 'unknown macvlan mode: "tunnel"', "details": "there are bridge, private, vepa, passthru"}
+
+
+def test_bcqueuelen_is_the_length_of_the_broadcast_queue(node, pod, conf):
+    node.add({**conf, "bcqueuelen": 77}, pod)
+    assert macvlan(pod)["info_data"]["bcqueuelen"] == 77
+
+
+def test_mtu_is_the_masters_or_less(node, pod, conf):
+    node.add({**conf, "mtu": 1400}, pod)
+    assert links(pod)["eth0"]["mtu"] == 1400
+    node.delete(conf, pod)
+    node.add(conf, pod)
+    assert links(pod)["eth0"]["mtu"] == 1500
+    for mtu in (-1, 1501):
+        assert node.refused("ADD", {**conf, "mtu": mtu}, pod, ifname="eth1")["msg"] == \
+            f"invalid MTU {mtu}, must be [0, master MTU(1500)]"
+
+
+@pytest.mark.parametrize("asked, mac", [
+    ({"mac": "0a:00:00:00:00:01"}, "0a:00:00:00:00:01"),
+    ({"mac": "0a:00:00:00:00:01", "env": "0a:00:00:00:00:02"}, "0a:00:00:00:00:02"),
+    ({"env": "0a:00:00:00:00:02", "args": {"cni": {"mac": "0a:00:00:00:00:03"}}}, "0a:00:00:00:00:03"),
+    ({"args": {"cni": {"mac": "0a:00:00:00:00:03"}}, "runtimeConfig": {"mac": "0a:00:00:00:00:04"}},
+     "0a:00:00:00:00:04")])
+def test_mac_of_the_runtime_goes_before_args_before_the_variable_before_the_key(node, pod, conf, asked, mac):
+    env = {"CNI_ARGS": f"IgnoreUnknown=1;MAC={asked.pop('env')}"} if "env" in asked else {}
+    result = node.add({**conf, **asked}, pod, env=env)
+    assert links(pod)["eth0"]["address"] == mac == result["interfaces"][0]["mac"]
+
+
+def test_dns_is_the_configurations_not_ipams(node, pod, conf, tmp_path):
+    (tmp_path / "resolv.conf").write_text("nameserver 192.0.2.1\n")
+    conf["ipam"]["resolvConf"] = str(tmp_path / "resolv.conf")
+    assert "dns" not in node.add(conf, pod)
+    node.delete(conf, pod)
+    assert node.add({**conf, "dns": {"nameservers": ["192.0.2.2"]}}, pod)["dns"] == {"nameservers": ["192.0.2.2"]}
+
+
+def test_without_ipam_the_link_is_up_and_has_no_address(node, pod, conf):
+    result = node.add({**conf, "ipam": None, "dns": {"domain": "example.org"}}, pod)
+    assert "UP" in links(pod)["eth0"]["flags"] and addresses("eth0", pod) == [] and "ips" not in result
+    assert result["dns"] == {"domain": "example.org"}
+    node.check({**conf, "ipam": None}, pod, result)
+
+
+def test_master_is_the_link_of_the_default_route_by_default(node, pod, conf):
+    del conf["master"]
+    assert node.refused("ADD", conf, pod)["msg"] == "no default route interface found"
+    run("ip", "addr", "add", "10.22.0.250/24", "dev", "up0")
+    run("ip", "route", "add", "default", "via", "10.22.0.254")
+    node.add(conf, pod)
+    assert links(pod)["eth0"]["link_index"] == links()["up0"]["ifindex"]
+
+
+def test_default_route_of_ipv6_will_do(node, pod, conf):
+    run("ip", "-6", "route", "add", "default", "dev", "up0")
+    node.add({key: conf[key] for key in conf if key != "master"}, pod)
+    assert links(pod)["eth0"]["link_index"] == links()["up0"]["ifindex"]
+
+
+def test_master_that_is_missing_is_named(node, pod, conf):
+    error = node.refused("ADD", {**conf, "master": "up9"}, pod)
+    assert (error["code"], error["msg"]) == (7, 'failed to lookup master "up9": Link not found')
+    assert node.held() == {}
+
+
+def test_master_can_be_in_the_pod(node, pod, far, conf):
+    """linkInContainer: the host's up0 is not looked at."""
+    run("ip", "link", "set", "up0", "netns", pod, "name", "inner")
+    run("ip", "-n", pod, "link", "set", "inner", "up")
+    conf.update(master="inner", linkInContainer=True)
+    result = node.add(conf, pod)
+    assert source_seen(pod, far, "10.22.0.254") == "10.22.0.2"
+    node.check(conf, pod, result)
+    node.delete(conf, pod)
+    assert set(links(pod)) == {"lo", "inner"}
+    error = node.refused("ADD", {**conf, "master": "up0"}, pod)
+    assert error["details"] == "it is looked for in the pod"
+
+
+def test_addresses_are_announced_and_not_waited_for(node, pod, conf):
+    node.add(conf, pod)
+    assert sysctl("net/ipv6/conf/eth0/ndisc_notify", pod) == "1"
+    assert sysctl("net/ipv4/conf/eth0/arp_notify", pod) == "1"
+    assert sysctl("net/ipv6/conf/eth0/accept_dad", pod) == "0"
+
+
+def test_duplicate_address_is_detected_where_the_network_asks_for_it(node, pod, far, conf):
+    run("ip", "-n", far, "addr", "add", "fd00:22::2/64", "dev", "far0", "nodad")
+    conf["ipam"]["ranges"] = [[{"subnet": "fd00:22::/64"}]]
+    before = node.left(pod)
+    error = node.refused("ADD", {**conf, "enabledad": True}, pod)
+    assert "fd00:22::2 in DADFAILED state" in error["msg"] and node.left(pod) == before
+
+
+def test_disableipv6_leaves_none_on_the_link(node, pod, conf):
+    conf["ipam"]["ranges"] = [[{"subnet": "10.22.0.0/24"}]]
+    node.add({**conf, "disableIPv6": True}, pod)
+    assert "inet6" not in run("ip", "-n", pod, "addr", "show", "eth0")
+
+
+def test_routes_have_what_the_result_says(node, pod, conf):
+    """mtu and advmss too, which the reference leaves out."""
+    conf["ipam"]["routes"] = [
+        {"dst": "198.51.100.0/24", "mtu": 1300, "advmss": 1200, "priority": 7},
+        {"dst": "203.0.113.0/24", "table": 500}, {"dst": "2001:db8::/32", "mtu": 1290},
+        {"dst": "192.0.2.0/24", "scope": 253, "gw": "0.0.0.0"}]
+    result = node.add(conf, pod)
+    found = routes(pod)
+    assert found["198.51.100.0/24", "10.22.0.1"]["metric"] == 7
+    assert found["198.51.100.0/24", "10.22.0.1"]["metrics"] == [{"mtu": 1300, "advmss": 1200}]
+    assert routes(pod, family=6)["2001:db8::/32", "fd00:22::1"]["metrics"] == [{"mtu": 1290}]
+    assert "203.0.113.0/24 via 10.22.0.1" in run("ip", "-n", pod, "route", "show", "table", "500")
+    node.check(conf, pod, result)
+    run("ip", "-n", pod, "route", "flush", "table", "500")
+    assert "203.0.113.0/24" in node.check_refused(conf, pod, result)
+
+
+@pytest.mark.parametrize("key, number", [("priority", -1), ("mtu", 1 << 32), ("scope", 256), ("table", -5)])
+def test_number_of_a_route_that_the_kernel_has_no_room_for_is_refused(node, pod, conf, key, number):
+    conf["ipam"]["routes"] = [{"dst": "198.51.100.0/24", key: number}]
+    before = node.left(pod)
+    error = node.refused("ADD", conf, pod)
+    assert error["code"] == 7 and f"{key} {number}" in error["msg"] and node.left(pod) == before
+
+
+def test_pod_that_has_the_name_keeps_its_link(node, pod, conf):
+    node.add(conf, pod)
+    before = node.left(pod)
+    assert 'failed to rename macvlan to "eth0"' in node.refused("ADD", conf, pod)["msg"]
+    assert node.left(pod) == before
+
+
+@pytest.mark.parametrize("gone", ["link", "netns", "master", "variable"])
+def test_del_of_what_is_gone_succeeds_and_frees_the_address(node, pod, conf, gone):
+    node.add(conf, pod)
+    if gone == "link":
+        run("ip", "-n", pod, "link", "del", "eth0")
+    elif gone == "netns":
+        run("ip", "netns", "del", pod)
+    elif gone == "master":
+        run("ip", "link", "del", "up0")
+    node.delete(conf, "" if gone == "variable" else pod, cid=f"c-{pod}")
+    assert node.held() == {}
+
+
+def test_del_does_not_look_at_what_only_add_needs(node, pod, conf):
+    node.add(conf, pod)
+    node.delete({**conf, "mode": "tunnel", "master": "up9", "mac": "x", "mtu": -1}, pod)
+    assert set(links(pod)) == {"lo"}
+
+
+def test_check_sees_another_kind_of_link(node, pod, conf):
+    result = node.add(conf, pod)
+    run("ip", "-n", pod, "link", "del", "eth0")
+    run("ip", "-n", pod, "link", "add", "eth0", "address", result["interfaces"][0]["mac"], "type", "veth")
+    assert node.check_refused(conf, pod, result) == "Error: Container interface eth0 not of type macvlan"
+
+
+def test_status_says_that_the_master_is_missing(node, conf):
+    node.ok("STATUS", conf)
+    error = node.refused("STATUS", {**conf, "master": "up9"})
+    assert (error["code"], error["msg"]) == (50, 'master "up9" is not there: Link not found')
+    assert node.refused("STATUS", {**conf, "master": ""})["code"] == 50
+    node.ok("STATUS", {**conf, "master": "up9", "linkInContainer": True})
+
+
+def test_gc_frees_addresses_of_pods_that_are_no_more(node, pod, pod_netns, conf):
+    other = pod_netns()
+    node.add(conf, pod)
+    node.add(conf, other)
+    node.ok("GC", {**conf, "cni.dev/valid-attachments": [{"containerID": f"c-{other}", "ifname": "eth0"}]})
+    assert {content.split()[0] for content in node.held().values()} == {f"c-{other}"}
+
+
+def test_two_pods_of_one_master_talk_in_bridge_mode_and_not_in_private(node, pod, pod_netns, conf):
+    other = pod_netns()
+    for mode, heard in (("bridge", "10.22.0.2"), ("private", None)):
+        conf["mode"] = mode
+        for name in (pod, other):
+            node.add(conf, name)
+        assert source_seen(pod, other, addresses("eth0", other)[0].partition("/")[0], wait=0.5) == \
+            (heard and addresses("eth0", pod)[0].partition("/")[0])
+        for name in (pod, other):
+            node.delete(conf, name)
+
+
+def test_thread_is_back_in_its_namespace(node, pod, conf):
+    with Inside(None):
+        node.add(conf, pod)
+        assert "up0" in links()
