@@ -10,7 +10,11 @@ PARTS = ("latency", "rate", "cost", "density", "memory")
 @dataclass(frozen=True, slots=True)
 class Case:
     """A plugin with its configuration. held: addresses of others that host-local finds. slow: a call of some side
-    takes half a second, so there are fewer of them. grows: measured with so many pods there already, too."""
+    takes half a second, so there are fewer of them. grows: measured with so many pods there already, too.
+
+    kind: of the pod's link, if this kernel may lack it; host, each: lines for ip(8) that make what the network needs
+    on the host, once and for each pod. In these and in keys, "@link" is a name of the network's own, "@pod" the pod's
+    number; the key "@number" is that number. single: measured one at a time only, and without a floor."""
 
     name: str
     type: str
@@ -19,9 +23,14 @@ class Case:
     calls: tuple[str, ...] = ("ADD", "DEL")
     slow: bool = False
     grows: bool = False
+    kind: str = ""
+    host: tuple[str, ...] = ()
+    each: tuple[str, ...] = ()
+    single: bool = False
 
 
 GATEWAY = {"isGateway": True}
+UPLINK = ("link add @link type veth peer name @link-far", "link set @link up", "link set @link-far up")
 CASES = (
     Case("version", "bridge", calls=("VERSION",)),
     Case("loopback", "loopback"),
@@ -32,6 +41,13 @@ CASES = (
     Case("bridge", "bridge", GATEWAY, grows=True),
     Case("bridge-ipmasq", "bridge", {**GATEWAY, "ipMasq": True}),
     Case("ptp", "ptp", grows=True),
+    Case("macvlan", "macvlan", {"master": "@link"}, host=UPLINK, kind="macvlan", single=True),
+    Case("ipvlan", "ipvlan", {"master": "@link"}, host=UPLINK, kind="ipvlan", single=True),
+    Case("vlan", "vlan", {"master": "@link", "vlanId": "@number"}, host=UPLINK, kind="vlan", single=True),
+    Case("host-device", "host-device", {"device": "@link-@pod"}, single=True,
+         each=("link add @link-@pod type veth peer name @link-@podp",)),
+    Case("dummy", "dummy", kind="dummy", single=True),
+    Case("tap", "tap", single=True),
 )
 WITHOUT_IPV6 = Case("bridge-no-ipv6", "bridge", {**GATEWAY, "disableIPv6": True}, grows=True)     # fastcni's own key
 ALONE = Case("harness-alone", "loopback", calls=("VERSION",))

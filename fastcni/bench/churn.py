@@ -28,6 +28,7 @@ def networks(bench, case, sides):
 
 def turn(bench, samples, side, network, pods):
     """A side's calls for these pods, one at a time; {series: {call: [ms]}} gets them."""
+    network.make_links(pods)
     for call in network.case.calls:
         for pod in pods:
             for series, ms in side.call(call, network, pod).items():
@@ -56,14 +57,15 @@ def latency(bench):
     """{case: {series: {call: [ms]}}}: in each round every side has its turn, in another order."""
     data = {}
     pods = pods_of(bench, bench.sides)
-    plan, cases = bench.plan, bench.cases
+    plan, cases = bench.plan, [case for case in bench.cases if bench.has_kind(case)]
     with bench.steps("one at a time", sum(WARM_UP + rounds_of(plan, case) for case in cases)) as step:
         for case in cases:
             step(0, title(case.name))
-            with networks(bench, case, bench.sides) as made, going_on(bench, title(case.name)):
+            sides = [side for side in bench.sides if side.name != "floor" or not case.single]
+            with networks(bench, case, sides) as made, going_on(bench, title(case.name)):
                 counted = {}
                 for n in range(-WARM_UP, rounds_of(plan, case)):
-                    for side in bench.shuffled(bench.sides):
+                    for side in bench.shuffled(sides):
                         turn(bench, counted if n >= 0 else {}, side, made[side], pods[side])
                         side.check()
                     step()
@@ -84,7 +86,7 @@ def rate(bench):
     plan = bench.plan
     programs = [side for side in bench.sides if side.name != "floor"]
     alone = [side for side in bench.sides if side.name == "floor"]
-    cases = ([(ALONE, alone)] if alone else []) + [(case, programs) for case in bench.cases if "ADD" in case.calls]
+    cases = ([(ALONE, alone)] if alone else []) + [(case, programs) for case in bench.crowds]
     work = [(case, sides, at_once) for case, sides in cases
             for at_once in (plan.slow_at_once if case.slow else plan.at_once)]
     with bench.steps("many at once", len(work)) as step:

@@ -22,7 +22,7 @@ def cost(bench):
     counted}}}, each for one pod: an ADD and a DEL."""
     data = {}
     programs = [side for side in bench.sides if side.name != "floor"]
-    cases = [case for case in bench.cases if "ADD" in case.calls and not case.slow]
+    cases = [case for case in bench.crowds if not case.slow]
     with bench.steps("cost of a pod", len(cases) * len(programs)) as step:
         for case in cases:
             with networks(bench, case, programs) as made, going_on(bench, f"{title(case.name)}, cost"):

@@ -125,9 +125,9 @@ class Floor:
         self._add_host_local(network, pod, fd)
         self._add_veth(pod, fd, self.bridges[network.bridge])
         if not ipv6:
-            sysctl.offer(*links.no_ipv6(f"fcnb{pod.number}"))
+            sysctl.offer(*no_ipv6(f"fcnb{pod.number}"))
         sock = self._open_inside(fd, [("net/ipv4/conf/eth0/arp_notify", "1"),
-                                      ("net/ipv6/conf/eth0/accept_dad", "0") if ipv6 else links.no_ipv6("eth0")])
+                                      ("net/ipv6/conf/eth0/accept_dad", "0") if ipv6 else no_ipv6("eth0")])
         batch, inside = self._configure(network, pod)
         rtnl.route(batch, ANYWHERE, 0, index=inside, gateway=network.gateway)
         wire.exchange(sock, batch)
@@ -194,6 +194,7 @@ class Floor:
             for name, value in sysctls:
                 sysctl.offer(name, value)
             return wire.open_socket()
+
     # ---- pods that are there already ----
 
     def put(self, network, pod):
@@ -208,3 +209,8 @@ class Floor:
             os.unlink(network.file(network.address_of(pod)))
         if pods:
             wire.exchange(self.host, rtnl.del_group(Batch(), GROUP))
+
+
+def no_ipv6(ifname):
+    """The sysctl, name and value, that takes IPv6 off a link."""
+    return f"net/ipv6/conf/{ifname}/disable_ipv6", "1"

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from fastcni._netlink import Batch
 from fastcni.kernel import netns, rtnl, wire
+from fastcni.kit.links import delete_by_name
 from fastcni.spec import errors
 from fastcni.spec.address import ip_text
 from fastcni.spec.errors import CniError
@@ -102,9 +103,31 @@ class Network:
         conf = {"cniVersion": "1.0.0", "name": name, "type": case.type, "bridge": bridge,
                 "ipam": {"type": "host-local", "subnet": f"10.{subnet}.0.0/16", "dataDir": data_dir,
                          "routes": [{"dst": "0.0.0.0/0"}]}}
-        self.stdin = json.dumps({**conf, **case.keys}).encode()
+        self.conf = {**conf, **case.keys}
+        self.link, self.links, self.served = f"up{subnet}", [], set()
         self.held = 0               # addresses of others
         self.first = 0              # of the addresses that pods have, the one of pod 0
+
+    def stdin(self, pod):
+        """The configuration as one pod's calls are given it."""
+        return json.dumps({key: self._of(pod, value) for key, value in self.conf.items()}).encode()
+
+    def _of(self, pod, value):
+        if not isinstance(value, str):
+            return value
+        return pod.number + 1 if value == "@number" else self._named(value, pod)
+
+    def _named(self, text, pod=None):
+        return text.replace("@link", self.link).replace("@pod", str(pod.number) if pod else "")
+
+    def make_links(self, pods):
+        """What the case needs on the host: once, and for each of these pods that has nothing yet."""
+        lines = [] if self.served else [self._named(line) for line in self.case.host]
+        new = [pod for pod in pods if pod.number not in self.served]
+        lines += [self._named(line, pod) for pod in new for line in self.case.each]
+        ip_batch(lines)
+        self.links += [line.split()[2] for line in lines if line.startswith("link add ")]
+        self.served |= {pod.number for pod in new}
 
     @property
     def gateway(self):
@@ -134,3 +157,6 @@ class Network:
 
     def remove(self):
         shutil.rmtree(os.path.dirname(self.folder), ignore_errors=True)     # after an interrupt a server may be at it
+        with closing(wire.open_socket()) as sock:
+            for name in self.links:
+                delete_by_name(sock, name)

@@ -6,7 +6,7 @@ import shutil
 import signal
 import sys
 import time
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict
 
 from rich.console import Console
@@ -19,7 +19,8 @@ from fastcni.bench.cases import ALONE, PARTS
 from fastcni.bench.echo import ANSWER
 from fastcni.bench.floor import Floor
 from fastcni.bench.node import Network, Node
-from fastcni.kernel import netns
+from fastcni.kernel import netns, wire
+from fastcni.kit.devices import has_kind
 from fastcni.launcher.install import InstallError, install
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
@@ -41,6 +42,19 @@ class Bench:
         self.progress = Console(stderr=True)
         self.notes, self.failed = [], False
         self.node = self.sides = self.floor = self.folder = self.outside = None
+
+    @property
+    def crowds(self):
+        """The cases that are measured with many calls at once."""
+        return [case for case in self.cases if "ADD" in case.calls and not case.single]
+
+    def has_kind(self, case):
+        """Does this kernel have the kind of link that the case is about? Else it is left out, and a note says so."""
+        with closing(wire.open_socket()) as sock:
+            there = not case.kind or has_kind(sock, case.kind)
+        if not there:
+            self.note(f"{case.name} is left out: this kernel has no {case.kind} links")
+        return there
 
     def shuffled(self, sides):
         return self.random.sample(sides, len(sides))

@@ -34,7 +34,7 @@ class Plugins:
         self.sent += 1
         env = {**self.env, "CNI_COMMAND": command, "CNI_CONTAINERID": pod.name, "CNI_NETNS": pod.path}
         kind = network.case.type
-        return Running(f"{self.folder}/{kind}", env, network.stdin, f"{kind} {command} of {self.name}")
+        return Running(f"{self.folder}/{kind}", env, network.stdin(pod), f"{kind} {command} of {self.name}")
 
     def call(self, command, network, pod):
         """One call to its end: {this side: ms}. Raises CallFailed."""

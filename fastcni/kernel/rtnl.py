@@ -164,6 +164,14 @@ def new_link(batch, name, kind, netns_fd, *, parent=0, mtu=0, address=None, data
     return batch.end()
 
 
+def ask_for_kind(batch, kind):
+    """Ask for a link of `kind` that there cannot be, one of no queues: EINVAL where the kernel has the kind,
+    EOPNOTSUPP where not even a module has it."""
+    batch.begin(uapi.RTM_NEWLINK, CREATE, ifinfomsg(), f"make a link of kind {kind}")
+    batch.text(uapi.IFLA_IFNAME, f"no-{kind[:12]}").u32(uapi.IFLA_NUM_TX_QUEUES, 0)
+    return batch.nest(uapi.IFLA_LINKINFO).text(uapi.IFLA_INFO_KIND, kind).end()
+
+
 def set_link(batch, index, *, up=None, promisc=None, address=None, name=None, what=None):
     """Change flags (None: leave alone), MAC and name of a link; a name only while it is down."""
     flags = (uapi.IFF_UP if up else 0) | (uapi.IFF_PROMISC if promisc else 0)

@@ -1,11 +1,15 @@
 """What plugins share that give the pod one link and leave nothing on the host: macvlan, ipvlan, vlan, host-device,
 dummy, tap."""
 
+from errno import EOPNOTSUPP
+
 from fastcni._netlink import Batch
 from fastcni.kernel import rtnl, wire
 from fastcni.kit import ipam, links
 from fastcni.kit.conf import check_families, read_ipv6, read_own_dns
 from fastcni.kit.undo import every
+from fastcni.spec import errors
+from fastcni.spec.errors import CniError
 
 ENDINGS = ("DEL", "GC")         # these look at nothing else in a configuration: what ADD refused is in no pod's way
 
@@ -92,8 +96,16 @@ def gc(req, conf):
     every(*ipam_step(ipam.gc, req, conf))
 
 
-def status(req, conf):
+def status(req, conf, kind):
+    if not has_kind(req.host.route, kind):
+        raise CniError(errors.PLUGIN_NOT_AVAILABLE, f"this kernel has no {kind} links", f"modprobe {kind} finds none")
     every(*ipam_step(ipam.status, req, conf))
+
+
+def has_kind(sock, kind):
+    """Does this kernel make links of that kind? A module that has it is loaded."""
+    _, (refused,) = wire.attempt(sock, rtnl.ask_for_kind(Batch(), kind))
+    return refused.errno != EOPNOTSUPP
 
 
 def ipam_step(function, req, conf):

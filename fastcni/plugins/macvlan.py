@@ -51,4 +51,4 @@ gc = devices.gc
 
 def status(req, conf):
     conf.master.status(req)
-    devices.status(req, conf)
+    devices.status(req, conf, "macvlan")
