@@ -5,11 +5,10 @@ import _imp
 import ast
 import errno
 import os
-import secrets
 import subprocess
 import sys
 
-from fastcni.launcher import pack
+from fastcni.launcher import files, pack
 from fastcni.plugins import TABLE
 
 PROBE = """
@@ -43,7 +42,7 @@ def install(bin_dir, interpreter=None, names=None):
     bin_dir = os.path.abspath(bin_dir)
     try:
         os.makedirs(bin_dir, exist_ok=True)
-        return replace_all(bin_dir, names, image)
+        return files.replace(bin_dir, names, plugin_files(image))
     except OSError as error:
         raise InstallError(f"install into {bin_dir}: {error}") from error
 
@@ -76,49 +75,21 @@ def checked_interpreter(path):
     return real
 
 
-def replace_all(bin_dir, names, image):
-    """Every name becomes the new file, or, when a step before the renames fails, none. Raises OSError."""
-    staged = {}  # final path: temporary path, in the same directory, under a name that no CNI type has
-    token = secrets.token_hex(8)
-    try:
-        first = None
-        for name in names:
-            path, temporary = os.path.join(bin_dir, name), os.path.join(bin_dir, f".fastcni-{token}-{name}")
-            staged[path] = temporary
-            first = link_or_write(first, temporary, image)
-        for path, temporary in staged.items():
-            os.rename(temporary, path)
-        sync(bin_dir)
-        return list(staged)
-    finally:
-        for temporary in staged.values():
+def plugin_files(image):
+    """A function for files.replace(): the first file is written, the others are hard links to it, where the file
+    system has them."""
+    first = None
+
+    def write(_, path):
+        nonlocal first
+        if first:
             try:
-                os.unlink(temporary)
-            except FileNotFoundError:
-                pass  # renamed, as it should be
+                os.link(first, path)
+                return
+            except OSError as error:
+                if error.errno not in (errno.EPERM, errno.EXDEV, errno.EMLINK, errno.EOPNOTSUPP, errno.ENOSYS):
+                    raise
+        files.write(path, image, 0o755)
+        first = first or path
 
-
-def link_or_write(first, path, image):
-    """A hard link to the first file; a whole file when there is none yet, or the file system has no links."""
-    if first:
-        try:
-            os.link(first, path)
-            return first
-        except OSError as error:
-            if error.errno not in (errno.EPERM, errno.EXDEV, errno.EMLINK, errno.EOPNOTSUPP, errno.ENOSYS):
-                raise
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o700), "wb") as file:
-        file.write(image)
-        os.fchmod(file.fileno(), 0o755)  # whatever the umask
-        file.flush()
-        os.fsync(file.fileno())  # a plugin that is empty after a power cut takes the node with it
-    return first or path
-
-
-def sync(folder):
-    """The renames are on disk when this returns."""
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    return write

@@ -1,12 +1,12 @@
 """Writes fastcni.socket and fastcni.service, by which systemd runs the warm server; never runs systemctl."""
 
 import os
-import secrets
 import string
 import subprocess
 import sys
 
-from fastcni.launcher.install import InstallError, sync
+from fastcni.launcher import files
+from fastcni.launcher.install import InstallError
 
 UNIT_DIR = "/etc/systemd/system"
 NEXT = "systemctl daemon-reload && systemctl enable --now fastcni.socket"
@@ -114,7 +114,7 @@ def install_units(unit_dir=UNIT_DIR, command=None):
     unit_dir = os.path.abspath(unit_dir)
     try:
         os.makedirs(unit_dir, exist_ok=True)
-        return replace_units(unit_dir, texts)
+        return files.replace(unit_dir, texts, lambda name, path: files.write(path, texts[name].encode(), 0o644))
     except OSError as error:
         raise InstallError(f"write systemd units into {unit_dir}: {error}") from error
 
@@ -159,31 +159,3 @@ def quoted(word):
         raise InstallError(f"a systemd unit cannot say {word!r}; use a path of printable characters")
     escaped = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
     return word if PLAIN.issuperset(word) and word else f'"{escaped}"'
-
-
-def replace_units(unit_dir, texts):
-    """Each unit is the old one or the new one, whole; when a step before the renames fails, all are the old ones."""
-    staged, token = {}, secrets.token_hex(8)
-    try:
-        for name, text in texts.items():
-            temporary = os.path.join(unit_dir, f".{name}-{token}")      # no name of a unit
-            staged[os.path.join(unit_dir, name)] = temporary
-            write_file(temporary, text.encode())
-        for path, temporary in staged.items():
-            os.rename(temporary, path)
-        sync(unit_dir)
-        return list(staged)
-    finally:
-        for temporary in staged.values():
-            try:
-                os.unlink(temporary)
-            except FileNotFoundError:
-                pass                    # renamed, as it should be
-
-
-def write_file(path, data):
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(data)
-        os.fchmod(file.fileno(), 0o644)         # whatever the umask
-        file.flush()
-        os.fsync(file.fileno())

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from real_kernel.node import elements, links, rules
 
-from fastcni.launcher import systemd
+from fastcni.launcher import files, systemd
 from fastcni.launcher.install import InstallError
 
 needs_analyze = pytest.mark.skipif(not shutil.which("systemd-analyze"),
@@ -134,12 +134,12 @@ def test_units_are_replaced_whole_and_readable(tmp_path):
 def test_a_failure_leaves_the_old_units_and_nothing_else(tmp_path, monkeypatch):
     paths = systemd.install_units(tmp_path, ["/bin/true"])
 
-    def full(path, data, write=systemd.write_file):
-        write(path, data[:100])
+    def full(path, data, mode, write=files.write):
+        write(path, data[:100], mode)
         if "service" in path:
             raise OSError(28, "No space left on device", path)
 
-    monkeypatch.setattr(systemd, "write_file", full)
+    monkeypatch.setattr(files, "write", full)
     with pytest.raises(InstallError, match=r"write systemd units into .*No space left on device"):
         systemd.install_units(tmp_path, ["/bin/false"])
     assert sorted(os.listdir(tmp_path)) == ["fastcni.service", "fastcni.socket"]
