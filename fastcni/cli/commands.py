@@ -10,6 +10,8 @@ import fastcni
 from fastcni.cli import netconf as plans
 from fastcni.cli import show
 from fastcni.cli.bench import bench
+from fastcni.cli.output import for_people, put, put_document
+from fastcni.cli.plugins import list_plugins
 from fastcni.cli.serve import serve
 from fastcni.cli.settings import Settings, network_command, plugin_dirs
 from fastcni.runtime import CNI
@@ -152,6 +154,7 @@ def install(bin_dir: str, interpreter: str | None, types: Sequence[str], systemd
         click.echo(f"wrote {' and '.join(written)}; next: {units.NEXT}")
 
 
+cli.add_command(list_plugins)
 cli.add_command(serve)
 cli.add_command(bench)
 
@@ -169,23 +172,7 @@ def about(settings: Settings) -> str:
     return f"{rt.ifname} of container {rt.container_id} in network {settings.net.name}"
 
 
-def put_document(document: object) -> None:
-    """Print a document of this command's own; CNI's documents have a dialect, and are written by fastcni.spec.json."""
-    import orjson
-
-    put(orjson.dumps(document, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
-
-
-def for_people(as_json: bool) -> bool:
-    return not as_json and sys.stdout.isatty()
-
-
 def done(settings: Settings, text: str) -> None:
     """One line for people; nothing in a pipe, as cnitool."""
     if for_people(settings.as_json):
         click.echo(show.printable(text))
-
-
-def put(data: bytes) -> None:
-    """Write to stdout as it is; a terminal gets the newline that a result lacks."""
-    click.echo(data, nl=sys.stdout.isatty() and not data.endswith(b"\n"))

@@ -2,14 +2,18 @@
 
 import sys
 
-TABLE = {
+INTERFACE = {
     "bridge": "fastcni.plugins.bridge",
-    "host-local": "fastcni.plugins.host_local",
     "loopback": "fastcni.plugins.loopback",
     "macvlan": "fastcni.plugins.macvlan",
     "ptp": "fastcni.plugins.ptp",
+}
+IPAM = {
+    "host-local": "fastcni.plugins.host_local",
     "static": "fastcni.plugins.static",
 }
+CHAINED = {}
+TABLE = INTERFACE | IPAM | CHAINED
 
 
 def load(kind):

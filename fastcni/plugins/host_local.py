@@ -36,6 +36,7 @@ from fastcni.spec.errors import (
 )
 from fastcni.spec.json import quote
 
+CAPABILITIES, ARGS = ("ipRanges", "ips"), ("IP",)
 DATA_DIR = "/var/lib/cni/networks"
 RESOLV_CONF_LIMIT = 1 << 20
 ATTACHMENTS = "cni.dev/valid-attachments"

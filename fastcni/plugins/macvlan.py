@@ -7,6 +7,8 @@ from fastcni.kit.master import Master, check_mtu
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 
+CAPABILITIES, ARGS = ("mac",), ("MAC",)
+
 
 class Conf(devices.Conf):
     """master, mode, mtu (0: the master's), mac (bytes or None), queue (bcqueuelen, 0: the kernel's)."""

@@ -12,6 +12,8 @@ from fastcni.spec.config import read_args
 from fastcni.spec.errors import INTERNAL, INVALID_CONFIG, INVALID_ENVIRONMENT, CniError
 from fastcni.spec.result import read_prev_result
 
+CAPABILITIES, ARGS = ("ips",), ("IP", "GATEWAY")
+
 
 class Conf:
     """addresses: [(packed, prefix, packed gateway or None)]; routes and dns as a result has them."""
