@@ -1,5 +1,6 @@
 """What is called, and how often."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,9 +13,11 @@ class Case:
     """A plugin with its configuration. held: addresses of others that host-local finds. slow: a call of some side
     takes half a second, so there are fewer of them. grows: measured with so many pods there already, too.
 
-    kind: of the pod's link, if this kernel may lack it; host, each: lines for ip(8) that make what the network needs
-    on the host, once and for each pod. In these and in keys, "@link" is a name of the network's own, "@pod" the pod's
-    number; the key "@number" is that number. single: measured one at a time only, and without a floor."""
+    of_pod(link, number): more keys, of one pod; link is a name of the network's own, number the pod's. host, each:
+    lines for ip(8) that make what the network needs on the host, once and for each pod, with "@link", "@pod" and
+    "@gateway". kind: of the pod's link, if this kernel may lack it. behind: a chained plugin; it is given the result
+    of a plugin before. chain: plugins that are called one after the other, as a conflist has them, in place of the one;
+    each has its type among its keys. single: measured one at a time only, and without a floor."""
 
     name: str
     type: str
@@ -23,14 +26,23 @@ class Case:
     calls: tuple[str, ...] = ("ADD", "DEL")
     slow: bool = False
     grows: bool = False
-    kind: str = ""
+    of_pod: Callable[[str, int], dict[str, Any]] = lambda link, number: {}
     host: tuple[str, ...] = ()
     each: tuple[str, ...] = ()
+    kind: str = ""
+    behind: bool = False
+    chain: tuple[dict[str, Any], ...] = ()
     single: bool = False
 
 
 GATEWAY = {"isGateway": True}
 UPLINK = ("link add @link type veth peer name @link-far", "link set @link up", "link set @link-far up")
+
+
+def on_uplink(link, number):
+    return {"master": link}
+
+
 CASES = (
     Case("version", "bridge", calls=("VERSION",)),
     Case("loopback", "loopback"),
@@ -41,10 +53,11 @@ CASES = (
     Case("bridge", "bridge", GATEWAY, grows=True),
     Case("bridge-ipmasq", "bridge", {**GATEWAY, "ipMasq": True}),
     Case("ptp", "ptp", grows=True),
-    Case("macvlan", "macvlan", {"master": "@link"}, host=UPLINK, kind="macvlan", single=True),
-    Case("ipvlan", "ipvlan", {"master": "@link"}, host=UPLINK, kind="ipvlan", single=True),
-    Case("vlan", "vlan", {"master": "@link", "vlanId": "@number"}, host=UPLINK, kind="vlan", single=True),
-    Case("host-device", "host-device", {"device": "@link-@pod"}, single=True,
+    Case("macvlan", "macvlan", of_pod=on_uplink, host=UPLINK, kind="macvlan", single=True),
+    Case("ipvlan", "ipvlan", of_pod=on_uplink, host=UPLINK, kind="ipvlan", single=True),
+    Case("vlan", "vlan", of_pod=lambda link, number: {"master": link, "vlanId": number + 1}, host=UPLINK, kind="vlan",
+         single=True),
+    Case("host-device", "host-device", of_pod=lambda link, number: {"device": f"{link}-{number}"}, single=True,
          each=("link add @link-@pod type veth peer name @link-@podp",)),
     Case("dummy", "dummy", kind="dummy", single=True),
     Case("tap", "tap", single=True),

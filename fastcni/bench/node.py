@@ -105,26 +105,30 @@ class Network:
                          "routes": [{"dst": "0.0.0.0/0"}]}}
         self.conf = {**conf, **case.keys}
         self.link, self.links, self.served = f"up{subnet}", [], set()
+        self.results = {}           # of a chain: {pod: the last result}
         self.held = 0               # addresses of others
         self.first = 0              # of the addresses that pods have, the one of pod 0
 
-    def stdin(self, pod):
-        """The configuration as one pod's calls are given it."""
-        return json.dumps({key: self._of(pod, value) for key, value in self.conf.items()}).encode()
+    def stdin(self, pod, more=()):
+        """The configuration as one pod's calls are given it, and more keys."""
+        behind = {"prevResult": self._result(pod)} if self.case.behind else {}
+        return json.dumps({**self.conf, **self.case.of_pod(self.link, pod.number), **behind, **dict(more)}).encode()
 
-    def _of(self, pod, value):
-        if not isinstance(value, str):
-            return value
-        return pod.number + 1 if value == "@number" else self._named(value, pod)
+    def _result(self, pod):
+        """What a plugin before would have answered."""
+        return {"cniVersion": "1.0.0", "interfaces": [{"name": "eth0", "sandbox": pod.path}],
+                "ips": [{"address": f"{ip_text(self.address(pod.number))}/16", "gateway": ip_text(self.gateway),
+                         "interface": 0}]}
 
-    def _named(self, text, pod=None):
-        return text.replace("@link", self.link).replace("@pod", str(pod.number) if pod else "")
+    def _line(self, text, pod=None):
+        text = text.replace("@link", self.link).replace("@gateway", f"{ip_text(self.gateway)}/16")
+        return text.replace("@pod", str(pod.number)) if pod else text
 
     def make_links(self, pods):
         """What the case needs on the host: once, and for each of these pods that has nothing yet."""
-        lines = [] if self.served else [self._named(line) for line in self.case.host]
+        lines = [] if self.served else [self._line(line) for line in self.case.host]
         new = [pod for pod in pods if pod.number not in self.served]
-        lines += [self._named(line, pod) for pod in new for line in self.case.each]
+        lines += [self._line(line, pod) for pod in new for line in self.case.each]
         ip_batch(lines)
         self.links += [line.split()[2] for line in lines if line.startswith("link add ")]
         self.served |= {pod.number for pod in new}

@@ -1,5 +1,6 @@
 """Who is called: directories of plugins, and the two servers that some of them find behind their socket."""
 
+import json
 import os
 import socket
 import subprocess
@@ -29,16 +30,32 @@ class Plugins:
     def prepare(self, network):
         """A plugin makes what it needs."""
 
-    def start(self, command, network, pod):
-        """A call as a Running process."""
+    def start(self, command, network, pod, more=()):
+        """A call as a Running process; `more` are keys of its configuration."""
         self.sent += 1
         env = {**self.env, "CNI_COMMAND": command, "CNI_CONTAINERID": pod.name, "CNI_NETNS": pod.path}
-        kind = network.case.type
-        return Running(f"{self.folder}/{kind}", env, network.stdin(pod), f"{kind} {command} of {self.name}")
+        kind = dict(more).get("type", network.case.type)
+        return Running(f"{self.folder}/{kind}", env, network.stdin(pod, more), f"{kind} {command} of {self.name}")
 
     def call(self, command, network, pod):
         """One call to its end: {this side: ms}. Raises CallFailed."""
-        return {self.name: one(partial(self.start, command, network, pod))}
+        if network.case.chain:
+            return {self.name: self._call_chain(command, network, pod)}
+        took, _ = one(partial(self.start, command, network, pod))
+        return {self.name: took}
+
+    def _call_chain(self, command, network, pod):
+        """A conflist's calls, as a runtime makes them: DEL goes backwards. Milliseconds of all processes."""
+        took, chain = 0.0, network.case.chain
+        for keys in chain if command == "ADD" else reversed(chain):
+            known = {"prevResult": network.results[pod]} if pod in network.results else {}
+            ms, said = one(partial(self.start, command, network, pod, {**keys, **known}))
+            took += ms
+            if command == "ADD":
+                network.results[pod] = json.loads(said)
+        if command == "DEL":
+            del network.results[pod]
+        return took
 
     def flow(self, command, network, pods, at_once):
         """A call for each pod, so many at once. Raises CallFailed, CniError for a server that died."""
