@@ -1,9 +1,10 @@
 # make demo    does the main job once, from a conflist to a ping and back (root)
 # make test    sets everything up and runs all tests (without root, what needs root skips and says so)
+# make test-vm the tests that need a kernel with everything, on Debian's, in a VM (ONLY="tests/real_kernel/test_x.py")
 # make check   the fast tests   make lint   ruff and cython-lint   make clean
 # make bench   figures and benchmarks/report (root; a quarter of an hour, BENCH=--quick: two minutes)
 .POSIX:
-.PHONY: setup demo test check bench lint clean
+.PHONY: setup demo test test-vm check bench lint clean
 
 PYTHON = python3
 VENV = .venv
@@ -25,7 +26,12 @@ demo: setup
 
 test: setup
 	@sh tests/setup-peer.sh
-	$(BIN)/python -m pytest
+	LANE=host $(BIN)/python -m pytest
+
+test-vm: setup
+	@sh tests/setup-peer.sh
+	@sh tests/vm/fetch.sh $(BIN)/python
+	@sh tests/vm/boot.sh $(ONLY)
 
 check: setup
 	$(BIN)/python -m pytest -q tests/leaves tests/spec tests/fake_kernel tests/launcher \
@@ -43,6 +49,6 @@ lint: setup
 	PATH="$$PWD/$(BIN):$$PATH" cython-lint fastcni
 
 clean:
-	rm -rf build dist wheelhouse fastcni.egg-info .pytest_cache .ruff_cache .hypothesis .benchmarks
+	rm -rf build dist wheelhouse fastcni.egg-info .pytest_cache .ruff_cache .hypothesis .benchmarks .lanes
 	rm -f fastcni/*.so fastcni/*.c fastcni/launcher/launcher.elf $(BUILT)
 	find fastcni tests benchmarks -name __pycache__ -prune -exec rm -rf {} +

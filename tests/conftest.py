@@ -5,6 +5,7 @@ import os
 import subprocess
 import uuid
 
+import features
 import pytest
 
 PEER = os.environ.get("PEER", "/usr/lib/cni")
@@ -16,6 +17,13 @@ os.environ.setdefault("FASTCNI_SOCKET", "")     # a server of this node is none 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: makes network namespaces")
 needs_peer = pytest.mark.skipif(not os.path.exists(f"{PEER}/bridge"),
                                 reason=f"needs the Go plugins in {PEER} (Debian: containernetworking-plugins)")
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "needs(feature, ...): skipped where the kernel lacks one; tests/features.py")
+    lane, lacks = os.environ.get("LANE"), os.environ.get("OTHER_LANE_LACKS")        # as make test and test-vm set them
+    config.pluginmanager.register(features.Lane(config.rootpath / ".lanes" / f"{lane}.json" if lane else None,
+                                                None if lacks is None else set(lacks.split())))
 
 
 def ip(*words, netns=None, check=True):

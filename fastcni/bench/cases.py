@@ -60,7 +60,8 @@ CASES = (
     Case("host-device", "host-device", of_pod=lambda link, number: {"device": f"{link}-{number}"}, single=True,
          each=("link add @link-@pod type veth peer name @link-@podp",)),
     Case("dummy", "dummy", kind="dummy", single=True),
-    Case("tap", "tap", single=True),
+    Case("tap", "tap", {"bridge": ""}, single=True),        # a bridge inside the pod, it would be
+    Case("tuning", "tuning", {"sysctl": {"net.ipv4.ip_forward": "1"}}, behind=True, single=True),
 )
 WITHOUT_IPV6 = Case("bridge-no-ipv6", "bridge", {**GATEWAY, "disableIPv6": True}, grows=True)     # fastcni's own key
 ALONE = Case("harness-alone", "loopback", calls=("VERSION",))

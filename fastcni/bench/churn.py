@@ -61,7 +61,7 @@ def latency(bench):
     with bench.steps("one at a time", sum(WARM_UP + rounds_of(plan, case) for case in cases)) as step:
         for case in cases:
             step(0, title(case.name))
-            sides = [side for side in bench.sides if side.name != "floor" or not case.single]
+            sides = bench.sides_of(case)
             with networks(bench, case, sides) as made, going_on(bench, title(case.name)):
                 counted = {}
                 for n in range(-WARM_UP, rounds_of(plan, case)):

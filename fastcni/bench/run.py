@@ -56,6 +56,18 @@ class Bench:
             self.note(f"{case.name} is left out: this kernel has no {case.kind} links")
         return there
 
+    def sides_of(self, case):
+        """The sides that can do it: no floor where the case is single, and old Go plugins may lack its plugin."""
+        found = []
+        for side in self.sides:
+            if side.name == "floor":
+                found += [] if case.single else [side]
+            elif os.path.exists(f"{side.folder}/{case.type}"):
+                found.append(side)
+            else:
+                self.note(f"{case.name} is without {side.name}: there is no {case.type} in {side.folder}")
+        return found
+
     def shuffled(self, sides):
         return self.random.sample(sides, len(sides))
 

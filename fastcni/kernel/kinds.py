@@ -1,4 +1,5 @@
-"""What links of some kinds have of their own: the modes of macvlan and ipvlan, the VLAN of vlan (linux/if_link.h)."""
+"""What links of some kinds have of their own (linux/if_link.h): the modes of macvlan and ipvlan, the VLAN of vlan, the
+owner of tap."""
 
 import sys
 
@@ -9,6 +10,7 @@ ORDER = sys.byteorder
 MACVLAN_MODES = {"bridge": uapi.MACVLAN_MODE_BRIDGE, "private": uapi.MACVLAN_MODE_PRIVATE,
                  "vepa": uapi.MACVLAN_MODE_VEPA, "passthru": uapi.MACVLAN_MODE_PASSTHRU}
 IPVLAN_MODES = {"l2": uapi.IPVLAN_MODE_L2, "l3": uapi.IPVLAN_MODE_L3, "l3s": uapi.IPVLAN_MODE_L3S}
+TUN_TYPES = {"tun": 1, "tap": 2}        # IFF_TUN and IFF_TAP of linux/if_tun.h
 
 
 # IFLA_INFO_DATA of a link that is made, for rtnl.new_link(): [(attribute, bytes)]
@@ -41,6 +43,15 @@ def ipvlan_mode(link):
 
 def vlan_id(link):
     return number(link, uapi.IFLA_VLAN_ID)
+
+
+def tun(link):
+    """{"type": "tun" or "tap", "multiQueue": is it, "owner": user id or None, "group": group id or None}"""
+    found = attributes(link.data)
+    owner, group = (int.from_bytes(found[each], ORDER) if each in found else None
+                    for each in (uapi.IFLA_TUN_OWNER, uapi.IFLA_TUN_GROUP))
+    return {"type": name_of(TUN_TYPES, number(link, uapi.IFLA_TUN_TYPE)), "owner": owner, "group": group,
+            "multiQueue": bool(number(link, uapi.IFLA_TUN_MULTI_QUEUE))}
 
 
 def number(link, attribute):

@@ -48,6 +48,28 @@ def is_own(fd, home=None):
     return (ours.st_dev, ours.st_ino) == (theirs.st_dev, theirs.st_ino)
 
 
+class locked:
+    """`with locked(fd):` nobody else who locks this namespace is in its body: threads, processes, the Go plugins.
+
+    An flock(2) of the namespace itself, which needs no file. Raises OSError.
+    """
+
+    __slots__ = ("fd",)
+
+    def __init__(self, fd):
+        self.fd = fd
+
+    def __enter__(self):
+        import fcntl  # a file of its own in some Pythons
+
+        fcntl.flock(self.fd, fcntl.LOCK_EX)
+
+    def __exit__(self, kind, error, trace):
+        import fcntl
+
+        fcntl.flock(self.fd, fcntl.LOCK_UN)
+
+
 class inside:
     """`with inside(fd):` runs its body in that namespace. Raises OSError on entering, Lost if there is no way back.
 

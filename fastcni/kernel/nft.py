@@ -14,6 +14,7 @@ import sys
 from fastcni._netlink import attribute_list, attributes
 from fastcni.kernel.uapi import NLM_F_ACK, NLM_F_APPEND, NLM_F_CREATE, NLM_F_EXCL
 
+ORDER = sys.byteorder
 NFPROTO_INET, NFPROTO_IPV4, NFPROTO_BRIDGE, NFPROTO_IPV6 = 1, 2, 7, 10
 
 NFNL_MSG_BATCH_BEGIN, NFNL_MSG_BATCH_END = 0x10, 0x11
@@ -38,21 +39,25 @@ NFTA_VERDICT_CODE, NFTA_VERDICT_CHAIN = 1, 2
 
 NFT_SET_MAP = 0x8
 NFT_DATA_VERDICT = 0xFFFFFF00
-NFT_GOTO, NFT_RETURN = 0xFFFFFFFC, 0xFFFFFFFB
-NF_DROP = 0
+NFT_JUMP, NFT_GOTO, NFT_RETURN = 0xFFFFFFFD, 0xFFFFFFFC, 0xFFFFFFFB
+NF_DROP, NF_ACCEPT = 0, 1
 NFT_REG_VERDICT, NFT_REG_1, NFT_REG_2 = 0, 1, 2
-NFT_META_IIFNAME, NFT_META_NFPROTO = 6, 15
-NFT_PAYLOAD_LL_HEADER, NFT_PAYLOAD_NETWORK_HEADER = 0, 1
+NFT_REG32_00 = 8                # the first of the sixteen words that NFT_REG_1 to NFT_REG_4 are made of
+NFT_META_PROTOCOL, NFT_META_IIF, NFT_META_IIFNAME, NFT_META_NFPROTO, NFT_META_L4PROTO = 1, 4, 6, 15, 16
+NFT_PAYLOAD_LL_HEADER, NFT_PAYLOAD_NETWORK_HEADER, NFT_PAYLOAD_TRANSPORT_HEADER = 0, 1, 2
 NFT_LOOKUP_F_INV = 1
 NFT_CMP_EQ, NFT_CMP_NEQ = 0, 1
+NFT_CT_STATUS, IPS_DST_NAT = 2, 1 << 5
+NFT_FIB_RESULT_ADDRTYPE, NFTA_FIB_F_DADDR = 3, 1 << 1
+NFT_NAT_DNAT = 1
 
-NF_INET_POST_ROUTING = 4
+NF_INET_PRE_ROUTING, NF_INET_LOCAL_OUT, NF_INET_POST_ROUTING = 0, 3, 4
 NF_BR_PRE_ROUTING = 0
-NF_IP_PRI_NAT_SRC = 100
+NF_IP_PRI_RAW, NF_IP_PRI_NAT_DST, NF_IP_PRI_NAT_SRC = -300, -100, 100
 NF_BR_PRI_NAT_DST_BRIDGED = -300
 
 # nft's own numbers for the types of keys (its datatype.h); a concatenation shifts by six bits a part.
-TYPE_IPADDR, TYPE_IP6ADDR, TYPE_ETHERADDR, TYPE_IFNAME = 7, 8, 9, 41
+TYPE_IPADDR, TYPE_IP6ADDR, TYPE_ETHERADDR, TYPE_INET_PROTOCOL, TYPE_INET_SERVICE, TYPE_IFNAME = 7, 8, 9, 12, 13, 41
 COMMENT_MAX = 128               # libnftnl's NFTNL_UDATA_COMMENT_MAXLEN
 
 
@@ -114,51 +119,78 @@ def del_chain(batch, family, table, name):
     return batch.text(NFTA_CHAIN_TABLE, table).text(NFTA_CHAIN_NAME, name)
 
 
-def add_set(batch, family, table, name, *, key_type, key_size, set_id, verdicts=False, host_order=False):
-    """A set of keys of nft's `key_type`, or with `verdicts` a map from them to verdicts. `host_order` tells nft how
-    to print a key that is not in network byte order."""
+def add_set(batch, family, table, name, *, key_type, key_size, set_id, verdicts=False, values=None, host_order=False):
+    """A set of keys of nft's `key_type`, or a map from them: with `verdicts` to verdicts, with `values`, (nft's type,
+    size), to such. `host_order` tells nft how to print a key that is not in network byte order."""
+    data = (NFT_DATA_VERDICT, 0) if verdicts else values
     batch.begin(NFT_MSG_NEWSET, NLM_F_ACK | NLM_F_CREATE, nfgenmsg(family), f"add nftables set {table} {name}")
-    batch.text(NFTA_SET_TABLE, table).text(NFTA_SET_NAME, name).be32(NFTA_SET_FLAGS, NFT_SET_MAP if verdicts else 0)
+    batch.text(NFTA_SET_TABLE, table).text(NFTA_SET_NAME, name).be32(NFTA_SET_FLAGS, NFT_SET_MAP if data else 0)
     batch.be32(NFTA_SET_KEY_TYPE, key_type).be32(NFTA_SET_KEY_LEN, key_size)
-    if verdicts:
-        batch.be32(NFTA_SET_DATA_TYPE, NFT_DATA_VERDICT).be32(NFTA_SET_DATA_LEN, 0)
+    if data:
+        batch.be32(NFTA_SET_DATA_TYPE, data[0]).be32(NFTA_SET_DATA_LEN, data[1])
     if host_order:
-        batch.raw(NFTA_SET_USERDATA, b"\0\x04" + (1).to_bytes(4, sys.byteorder))    # libnftnl: KEYBYTEORDER host
+        batch.raw(NFTA_SET_USERDATA, b"\0\x04" + (1).to_bytes(4, ORDER))    # libnftnl: KEYBYTEORDER host
     return batch.be32(NFTA_SET_ID, set_id)
 
 
-def _element(batch, kind, flags, family, table, name, key, verb, chain=None, comment=None):
+def concat(*types):
+    """nft's type of a concatenation, whose parts are padded to four bytes each."""
+    found = 0
+    for each in types:
+        found = found << 6 | each
+    return found
+
+
+def _elements(batch, kind, flags, family, table, name, elements, verb, comment=None):
     """NFTA_SET_ELEM_LIST_ELEMENTS
-        NFTA_LIST_ELEM
+        NFTA_LIST_ELEM                  for each (key, value)
             NFTA_SET_ELEM_KEY: NFTA_DATA_VALUE key
-            NFTA_SET_ELEM_DATA: NFTA_DATA_VERDICT: NFTA_VERDICT_CODE goto, NFTA_VERDICT_CHAIN chain
+            NFTA_SET_ELEM_DATA: NFTA_DATA_VALUE value
+                or for a value that is text: NFTA_DATA_VERDICT: NFTA_VERDICT_CODE goto, NFTA_VERDICT_CHAIN value
             NFTA_SET_ELEM_USERDATA comment
     """
-    batch.begin(kind, flags, nfgenmsg(family), f"{verb} nftables set {table} {name}: {key.hex()}")
+    data = comment_data(comment) if comment else b""
+    batch.begin(kind, flags, nfgenmsg(family), f"{verb} nftables set {table} {name}: "
+                + " ".join([key.hex() for key, _ in elements[:8]]))
     batch.text(NFTA_SET_ELEM_LIST_TABLE, table).text(NFTA_SET_ELEM_LIST_SET, name)
-    batch.nest(NFTA_SET_ELEM_LIST_ELEMENTS).nest(NFTA_LIST_ELEM)
-    batch.nest(NFTA_SET_ELEM_KEY).raw(NFTA_DATA_VALUE, key).end()
-    if chain:
-        batch.nest(NFTA_SET_ELEM_DATA).nest(NFTA_DATA_VERDICT).be32(NFTA_VERDICT_CODE, NFT_GOTO)
-        batch.text(NFTA_VERDICT_CHAIN, chain).end().end()
-    if comment:
-        batch.raw(NFTA_SET_ELEM_USERDATA, comment_data(comment))
-    return batch.end().end()
+    batch.nest(NFTA_SET_ELEM_LIST_ELEMENTS)
+    for key, value in elements:
+        batch.nest(NFTA_LIST_ELEM).nest(NFTA_SET_ELEM_KEY).raw(NFTA_DATA_VALUE, key).end()
+        if isinstance(value, bytes):
+            batch.nest(NFTA_SET_ELEM_DATA).raw(NFTA_DATA_VALUE, value).end()
+        elif value:
+            batch.nest(NFTA_SET_ELEM_DATA).nest(NFTA_DATA_VERDICT).be32(NFTA_VERDICT_CODE, NFT_GOTO)
+            batch.text(NFTA_VERDICT_CHAIN, value).end().end()
+        if data:
+            batch.raw(NFTA_SET_ELEM_USERDATA, data)
+        batch.end()
+    return batch.end()
 
 
-def add_element(batch, family, table, name, key, comment, chain=None):
-    """An element of a set, or of a map: key : goto chain. EEXIST when the key is there already."""
-    flags = NLM_F_ACK | NLM_F_CREATE | NLM_F_EXCL
-    return _element(batch, NFT_MSG_NEWSETELEM, flags, family, table, name, key, "add to", chain, comment)
+def add_elements(batch, family, table, name, elements, comment=None, *, exclusive=True):
+    """Elements of a set, or of a map: [(key, value)], a value being bytes, or the chain to go to as text, or None in a
+    set. Exclusive: EEXIST when a key is there already."""
+    flags = NLM_F_ACK | NLM_F_CREATE | (NLM_F_EXCL if exclusive else 0)
+    return _elements(batch, NFT_MSG_NEWSETELEM, flags, family, table, name, elements, "add to", comment)
+
+
+def add_element(batch, family, table, name, key, comment, value=None):
+    return add_elements(batch, family, table, name, [(key, value)], comment)
+
+
+def del_elements(batch, family, table, name, keys):
+    """ENOENT when one of the keys is not there."""
+    return _elements(batch, NFT_MSG_DELSETELEM, NLM_F_ACK, family, table, name, [(key, None) for key in keys],
+                     "delete from")
 
 
 def del_element(batch, family, table, name, key):
-    return _element(batch, NFT_MSG_DELSETELEM, NLM_F_ACK, family, table, name, key, "delete from")
+    return del_elements(batch, family, table, name, [key])
 
 
 def get_element(batch, family, table, name, key):
     """Ask for one element; outside a transaction. ENOENT when it (or the table) is not there."""
-    return _element(batch, NFT_MSG_GETSETELEM, NLM_F_ACK, family, table, name, key, "look up in")
+    return _elements(batch, NFT_MSG_GETSETELEM, NLM_F_ACK, family, table, name, [(key, None)], "look up in")
 
 
 def read_elements(payload):
@@ -170,6 +202,17 @@ def read_elements(payload):
         key = attributes(fields.get(NFTA_SET_ELEM_KEY, b"")).get(NFTA_DATA_VALUE, b"")
         elements.append((key, read_comment(fields.get(NFTA_SET_ELEM_USERDATA, b""))))
     return elements
+
+
+def read_value(payload):
+    """What the map of an NFT_MSG_NEWSETELEM payload has for the key, if it is about one; b"" if it has nothing."""
+    (_, item), *_ = attribute_list(attributes(payload, 4)[NFTA_SET_ELEM_LIST_ELEMENTS])
+    return attributes(attributes(item).get(NFTA_SET_ELEM_DATA, b"")).get(NFTA_DATA_VALUE, b"")
+
+
+def set_of_elements(payload):
+    """The name of the set that an NFT_MSG_NEWSETELEM payload is about."""
+    return attributes(payload, 4).get(NFTA_SET_ELEM_LIST_SET, b"").rstrip(b"\0").decode("utf-8", "replace")
 
 
 def elements_of(table, name):
@@ -268,10 +311,35 @@ def in_set(set_name, set_id, inverted=False):
                                 .be32(5, NFT_LOOKUP_F_INV if inverted else 0))
 
 
-def verdict(code):
-    """NFTA_IMMEDIATE_DREG 1, _DATA 2"""
-    return "immediate", lambda b: (b.be32(1, NFT_REG_VERDICT).nest(2).nest(NFTA_DATA_VERDICT)
-                                   .be32(NFTA_VERDICT_CODE, code).end().end())
+def value_of(map_name, set_id):
+    """Look register 1 up in a map of values, which come into register 1 and those behind it."""
+    return "lookup", lambda b: b.text(1, map_name).be32(2, NFT_REG_1).be32(3, NFT_REG_1).be32(4, set_id)
+
+
+def verdict(code, chain=None):
+    """NFTA_IMMEDIATE_DREG 1, _DATA 2; `chain` is where a jump goes"""
+    def write(b):
+        b.be32(1, NFT_REG_VERDICT).nest(2).nest(NFTA_DATA_VERDICT).be32(NFTA_VERDICT_CODE, code)
+        (b.text(NFTA_VERDICT_CHAIN, chain) if chain else b).end().end()
+    return "immediate", write
+
+
+def ct(key):
+    """Of the packet's connection, as conntrack knows it. NFTA_CT_DREG 1, _KEY 2"""
+    return "ct", lambda b: b.be32(1, NFT_REG_1).be32(2, key)
+
+
+def fib_daddr_type():
+    """The kind of route (RTN_*) that the destination address has. NFTA_FIB_DREG 1, _RESULT 2, _FLAGS 3"""
+    return "fib", lambda b: b.be32(1, NFT_REG_1).be32(2, NFT_FIB_RESULT_ADDRTYPE).be32(3, NFTA_FIB_F_DADDR)
+
+
+def dnat(family, length):
+    """To the address in register 1, `length` bytes, and the port in the word behind it.
+    NFTA_NAT_TYPE 1, _FAMILY 2, _REG_ADDR_MIN 3, _ADDR_MAX 4, _PROTO_MIN 5, _PROTO_MAX 6"""
+    port = NFT_REG32_00 + length // 4
+    return "nat", lambda b: (b.be32(1, NFT_NAT_DNAT).be32(2, family).be32(3, NFT_REG_1).be32(4, NFT_REG_1)
+                             .be32(5, port).be32(6, port))
 
 
 def masquerade():

@@ -28,12 +28,12 @@ ANY_LINK = bytes(16)            # an ifinfomsg that says nothing
 
 
 class Link:
-    """What we need of an RTM_NEWLINK: name, index, kind ("" for physical), mtu, address (bytes), master and
-    peer (indexes, 0 for none), peer_elsewhere (the peer lives in another namespace), flags, operstate,
-    promiscuity, hairpin and isolated (of a bridge port, else None), vlan_filtering and default_pvid (of a bridge),
-    data (attributes of its kind, as bytes)."""
+    """What we need of an RTM_NEWLINK: name, index, kind ("" for physical), mtu, txqlen (packets that may wait),
+    address (bytes), master and peer (indexes, 0 for none), peer_elsewhere (the peer lives in another namespace), flags,
+    operstate, promiscuity, hairpin and isolated (of a bridge port, else None), vlan_filtering and default_pvid (of a
+    bridge), data (attributes of its kind, as bytes)."""
 
-    __slots__ = ("name", "index", "kind", "mtu", "address", "master", "peer", "peer_elsewhere", "flags",
+    __slots__ = ("name", "index", "kind", "mtu", "txqlen", "address", "master", "peer", "peer_elsewhere", "flags",
                  "operstate", "promiscuity", "hairpin", "isolated", "vlan_filtering", "default_pvid", "data")
 
     @property
@@ -57,6 +57,7 @@ def read_link(payload):
     link.name = found.get(uapi.IFLA_IFNAME, b"").rstrip(b"\0").decode("utf-8", "surrogateescape")
     link.kind = info.get(uapi.IFLA_INFO_KIND, b"").rstrip(b"\0").decode("ascii", "replace")
     link.mtu = u32(found.get(uapi.IFLA_MTU, b""))
+    link.txqlen = u32(found.get(uapi.IFLA_TXQLEN, b""))
     link.address = found.get(uapi.IFLA_ADDRESS, b"")
     link.master = u32(found.get(uapi.IFLA_MASTER, b""))
     link.peer = u32(found.get(uapi.IFLA_LINK, b""))
@@ -124,7 +125,7 @@ def new_veth(batch, host, peer, netns_fd, *, host_mac, peer_mac, mtu=0, master=0
 
 
 def new_bridge(batch, name, *, address=None, mtu=0, vlan_filtering=False, what=None):
-    """A bridge, not yet up. Without an address of its own its MAC is the lowest of its ports', and changes with them."""
+    """A bridge, not yet up. Without an address of its own it has that of a port, and changes with its ports."""
     batch.begin(uapi.RTM_NEWLINK, CREATE | NLM_F_ECHO, ifinfomsg(), what or f"create bridge {name}")
     batch.text(uapi.IFLA_IFNAME, name)
     if address:
@@ -172,13 +173,23 @@ def ask_for_kind(batch, kind):
     return batch.nest(uapi.IFLA_LINKINFO).text(uapi.IFLA_INFO_KIND, kind).end()
 
 
-def set_link(batch, index, *, up=None, promisc=None, address=None, name=None, what=None):
-    """Change flags (None: leave alone), MAC and name of a link; a name only while it is down."""
-    flags = (uapi.IFF_UP if up else 0) | (uapi.IFF_PROMISC if promisc else 0)
-    change = (uapi.IFF_UP if up is not None else 0) | (uapi.IFF_PROMISC if promisc is not None else 0)
+def set_link(batch, index, *, up=None, promisc=None, allmulti=None, address=None, mtu=0, txqlen=None, master=0,
+             name=None, what=None):
+    """Change flags (None: leave alone), MAC, MTU, txqlen, master (an index) and name of a link; a name only while it
+    is down."""
+    flags = change = 0
+    for bit, wanted in ((uapi.IFF_UP, up), (uapi.IFF_PROMISC, promisc), (uapi.IFF_ALLMULTI, allmulti)):
+        flags |= bit if wanted else 0
+        change |= bit if wanted is not None else 0
     batch.begin(uapi.RTM_NEWLINK, NLM_F_ACK, ifinfomsg(index, flags, change), what or f"change link {index}")
     if address:
         batch.raw(uapi.IFLA_ADDRESS, address)
+    if mtu:
+        batch.u32(uapi.IFLA_MTU, mtu)
+    if txqlen is not None:
+        batch.u32(uapi.IFLA_TXQLEN, txqlen)
+    if master:
+        batch.u32(uapi.IFLA_MASTER, master)
     return batch.text(uapi.IFLA_IFNAME, name) if name else batch
 
 
@@ -212,15 +223,27 @@ def del_link(batch, *, name=None, index=0, what=None):
 
 
 def set_arp_notify(batch, index, *, what=None):
-    """Have the kernel send gratuitous ARP when the link comes up: net.ipv4.conf.<link>.arp_notify, without a file.
+    """Have the kernel send gratuitous ARP when the link comes up: net.ipv4.conf.<link>.arp_notify, without a file."""
+    return set_ipv4_conf(batch, index, uapi.IPV4_DEVCONF_ARP_NOTIFY, what=what or f"set arp_notify of link {index}")
+
+
+def set_ipv4_conf(batch, index, number, *, what):
+    """Switch on one of net.ipv4.conf.<link>, `number` being an IPV4_DEVCONF_*.
 
     IFLA_AF_SPEC
         AF_INET
-            IFLA_INET_CONF: IPV4_DEVCONF_ARP_NOTIFY 1
+            IFLA_INET_CONF: number 1
     """
-    batch.begin(uapi.RTM_NEWLINK, NLM_F_ACK, ifinfomsg(index), what or f"set arp_notify of link {index}")
+    batch.begin(uapi.RTM_NEWLINK, NLM_F_ACK, ifinfomsg(index), what)
     batch.nest(uapi.IFLA_AF_SPEC).nest(uapi.AF_INET).nest(uapi.IFLA_INET_CONF)
-    return batch.u32(uapi.IPV4_DEVCONF_ARP_NOTIFY, 1).end().end().end()
+    return batch.u32(number, 1).end().end().end()
+
+
+def read_ipv4_conf(payload, number):
+    """The value of one of net.ipv4.conf.<link> in an RTM_NEWLINK payload, 0 where there is no IPv4 on the link."""
+    found = attributes(attributes(payload, 16).get(uapi.IFLA_AF_SPEC, b""))
+    found = attributes(found.get(uapi.AF_INET, b""))
+    return u32(found.get(uapi.IFLA_INET_CONF, b"")[4 * number - 4:4 * number])
 
 
 def set_group(batch, index, group, *, what=None):
@@ -286,10 +309,12 @@ def rtmsg(family, prefix=0, *, table=0, protocol=0, scope=0, kind=0):
 
 
 def route(batch, dst, prefix, *, index, gateway=None, source=None, metric=0, table=uapi.RT_TABLE_MAIN,
-          scope=uapi.RT_SCOPE_UNIVERSE, mtu=0, advmss=0, delete=False, what=None):
-    """Add (NLM_F_CREATE alone, as the reference plugins) or delete a unicast route of protocol boot. `metric` is its
-    priority; `mtu` and `advmss`, in bytes, are its metrics RTAX_MTU and RTAX_ADVMSS (ip-route(8))."""
+          scope=uapi.RT_SCOPE_UNIVERSE, mtu=0, advmss=0, append=False, delete=False, what=None):
+    """Add (NLM_F_CREATE alone, as the reference plugins; `append`: behind others to the same prefix) or delete a unicast
+    route of protocol boot. `metric` is its priority; `mtu` and `advmss`, in bytes, are its metrics RTAX_MTU and
+    RTAX_ADVMSS (ip-route(8))."""
     kind, flags = (uapi.RTM_DELROUTE, NLM_F_ACK) if delete else (uapi.RTM_NEWROUTE, NLM_F_ACK | NLM_F_CREATE)
+    flags |= uapi.NLM_F_APPEND if append else 0
     family = family_of(dst)
     protocol = uapi.RTPROT_KERNEL if delete else uapi.RTPROT_BOOT
     batch.begin(kind, flags, rtmsg(family, prefix, table=table, protocol=protocol, scope=scope,
@@ -314,10 +339,22 @@ def route(batch, dst, prefix, *, index, gateway=None, source=None, metric=0, tab
     return batch.u32(uapi.RTA_OIF, index)
 
 
-class Route:
-    """What we need of an RTM_NEWROUTE: dst (b"" for default), prefix, gateway (or b""), index, table, kind (RTN_*)."""
+def get_route(batch, packed, what):
+    """Ask how the kernel would send to an address; read_way() reads the answer."""
+    batch.begin(uapi.RTM_GETROUTE, NLM_F_ACK, rtmsg(family_of(packed), 8 * len(packed)), what)
+    return batch.raw(uapi.RTA_DST, packed)
 
-    __slots__ = ("dst", "prefix", "gateway", "index", "table", "kind")
+
+def read_way(payload):
+    """The answer to get_route() as (RTN_*, index of the link). Raises ValueError for a message cut short."""
+    return payload[7], u32(attributes(payload, 12).get(uapi.RTA_OIF, b""))
+
+
+class Route:
+    """What we need of an RTM_NEWROUTE: dst (b"" for default), prefix, gateway and source (or b""), index, table, scope,
+    kind (RTN_*)."""
+
+    __slots__ = ("dst", "prefix", "gateway", "source", "index", "table", "scope", "kind")
 
 
 def read_route(payload):
@@ -328,9 +365,10 @@ def read_route(payload):
         return None
     found = attributes(payload, 12)
     route = Route()
-    route.prefix, route.kind = payload[1], payload[7]
+    route.prefix, route.scope, route.kind = payload[1], payload[6], payload[7]
     route.dst = found.get(uapi.RTA_DST, b"")
     route.gateway = found.get(uapi.RTA_GATEWAY, b"")
+    route.source = found.get(uapi.RTA_PREFSRC, b"")
     route.index = u32(found.get(uapi.RTA_OIF, b""))
     route.table = u32(found[uapi.RTA_TABLE]) if uapi.RTA_TABLE in found else payload[4]
     return route

@@ -19,6 +19,10 @@ def path(name):
     return ROOT + name.lstrip("/")
 
 
+def exists(name):
+    return posix.access(path(name), posix.F_OK)
+
+
 def read(name):
     """The value as text, white space trimmed. Raises OSError."""
     fd = posix.open(path(name), posix.O_RDONLY | posix.O_CLOEXEC)

@@ -99,7 +99,8 @@ def port_up(sock, index, bridge_index):
 def settled(sock, watcher, link):
     """Wait until no IPv6 address of `link` is tentative. Raises CniError for a duplicate, or after 5 s.
 
-    A link that is not operationally up finishes no detection; the reference lets that pass at the deadline.
+    A link that is not operationally up finishes no detection; the reference lets that pass at the deadline. One without
+    carrier, as a tap that nobody has opened, does not even begin it: its turn comes with the carrier.
     """
     def look(_=None):
         tentative = False
@@ -114,12 +115,15 @@ def settled(sock, watcher, link):
             tentative |= item.index == link.index and bool(item.flags & uapi.IFA_F_TENTATIVE)
         return not tentative
 
-    if look():
+    def now():
+        return rtnl.first_link(wire.exchange(sock, rtnl.get_link(Batch(), index=link.index)))
+
+    if look() or not now().flags & uapi.IFF_LOWER_UP:
         return
     try:
         _until(watcher, SETTLE_SECONDS, look, "", look)
     except TimeoutError:
-        if rtnl.first_link(wire.exchange(sock, rtnl.get_link(Batch(), index=link.index))).operstate == uapi.IF_OPER_UP:
+        if now().operstate == uapi.IF_OPER_UP:
             raise CniError(errors.INTERNAL, f'failed to settle addresses for "{link.name}": link {link.name} still has '
                            f"tentative addresses after {SETTLE_SECONDS} seconds") from None
 

@@ -1,7 +1,7 @@
 """CHECK: compare prevResult with what the kernel has (the reference plugins' order and words)."""
 
-from fastcni.kernel import rtnl, uapi, wire
-from fastcni.kit import links
+from fastcni.kernel import uapi
+from fastcni.kit import links, routing
 from fastcni.kit.conf import read_mac
 from fastcni.spec import address as addresses
 from fastcni.spec import errors
@@ -57,37 +57,44 @@ def _mac(text):
 def addresses_and_routes(pod, link, previous):
     """Every address of prevResult is on the link with a route to its prefix; every route is in its table."""
     present = {(item.packed, item.prefix) for item in links.addresses_of(pod.inside, link.index)}
-    tables = _routes(pod.inside)
+    tables = _Tables(pod, link, present)
     for ip in previous.get("ips", ()):
         packed, prefix = addresses.read_cidr(ip["address"])
         if (packed, prefix) not in present:
             raise wrong(f"Failed to match addr {ip['address']} on interface {link.name}")
         # The kernel makes no prefix route for a host address; the reference fails every /32 here.
         alone = prefix == 8 * len(packed)
-        if not alone and not _has(tables, uapi.RT_TABLE_MAIN, addresses.network(packed, prefix), prefix):
+        if not alone and not tables.have(0, addresses.network(packed, prefix), prefix):
             raise wrong(f"Failed to find Gateway {ip.get('gateway', '<nil>')} for interface {link.name}",
-                        f"no route to {ip['address']} in the main table")
+                        f"no route to {ip['address']} in the main table, nor in one that a rule chooses for it")
     for item in previous.get("routes", ()):
         dst, prefix = addresses.read_cidr(item["dst"])
         gateway = addresses.read_ip(item["gw"]) if item.get("gw") and prefix else None
         if gateway and not any(gateway):
             gateway = b""               # 0.0.0.0, a route without one
-        if not _has(tables, item.get("table") or uapi.RT_TABLE_MAIN, addresses.network(dst, prefix), prefix, gateway):
+        if not tables.have(item.get("table"), addresses.network(dst, prefix), prefix, gateway):
             raise wrong(f"Expected Route {item['dst']} via {item.get('gw', '<nil>')} not found in routing table")
 
 
-def _routes(sock):
-    """{table: [Route]} of both families."""
-    tables = {}
-    for family in (uapi.AF_INET, uapi.AF_INET6):
-        for kind, payload in wire.dump(sock, uapi.RTM_GETROUTE, rtnl.rtmsg(family), "list routes"):
-            route = rtnl.read_route(payload) if kind == uapi.RTM_NEWROUTE else None
-            if route:
-                route.dst = route.dst or bytes(4 if family == uapi.AF_INET else 16)
-                tables.setdefault(route.table, []).append(route)
-    return tables
+class _Tables:
+    """The pod's routes, and what tables its packets take: the main one, and those to which rules send what comes from
+    the link's addresses (sbr moves the link's routes there)."""
 
+    __slots__ = ("pod", "routes", "sources", "chosen")
 
-def _has(tables, table, dst, prefix, gateway=None):
-    return any(route.dst == dst and route.prefix == prefix and gateway in (None, route.gateway)
-               for route in tables.get(table, ()))
+    def __init__(self, pod, link, present):
+        self.pod, self.chosen = pod, None
+        self.sources = {packed for packed, _ in present}
+        self.routes = [route for route, _ in routing.routes(pod.inside, (uapi.AF_INET, uapi.AF_INET6))]
+
+    def have(self, table, dst, prefix, gateway=None):
+        """Is there such a route in that table, or, without one, where it is looked for?"""
+        tables = {route.table for route in self.routes
+                  if route.dst == dst and route.prefix == prefix and gateway in (None, route.gateway)}
+        return (table or uapi.RT_TABLE_MAIN) in tables or (not table and not tables.isdisjoint(self.of_rules()))
+
+    def of_rules(self):
+        if self.chosen is None:         # most pods have no such rules, and nobody asks
+            rules = routing.rules(self.pod.inside, routing.families_of(self.sources))
+            self.chosen = {it.table for it, _ in rules if it.host and it.source in self.sources}
+        return self.chosen

@@ -5,11 +5,21 @@ from fastcni.spec import errors
 from fastcni.spec.config import read_args
 from fastcni.spec.errors import CniError
 
+MTU_MIN, MTU_MAX = 68, 65535     # linux/if_ether.h: ETH_MIN_MTU, ETH_MAX_MTU
+
 
 def read_own_dns(conf):
     """The top-level dns as a result's dns, None where no member is present: then IPAM's stands."""
     section = conf.section("dns")
     return read_dns(section) if any(section.has(key) for key in (*DNS_LISTS, "domain")) else None
+
+
+def read_mtu(conf):
+    """The key mtu of a veth pair; 0 and less mean the kernel's."""
+    mtu = conf.whole("mtu", high=MTU_MAX)
+    if 0 < mtu < MTU_MIN:
+        raise conf.wrong("mtu", f"expected {MTU_MIN} or more, or 0 for the kernel's, got {mtu}")
+    return mtu
 
 
 def read_ipv6(conf):
@@ -24,18 +34,26 @@ def check_families(ipv6, result):
             raise CniError(errors.INVALID_CONFIG, f"IPAM gave {ip['address']}, but disableIPv6 is true")
 
 
-def read_requested_mac(req, own=""):
-    """The MAC asked for, as bytes, or None: runtimeConfig.mac before args.cni.mac before MAC of CNI_ARGS before `own`,
-    the plugin's key."""
+def read_requested_mac(req, own="", *, strict=True):
+    """The MAC asked for, as 6 bytes, or None: runtimeConfig.mac before args.cni.mac before MAC of CNI_ARGS before
+    `own`, the plugin's key. Bad CNI_ARGS are refused, but not with strict=False: for plugins of which the reference
+    reads none."""
     text = req.conf.section("runtimeConfig").text("mac") or req.conf.section("args").section("cni").text("mac")
-    from_args = read_args(req.args, ("MAC",)).get("MAC", "")     # read in any case: bad CNI_ARGS are refused
-    text = text or from_args or own
-    if not text:
-        return None
+    # Read in any case, for what is bad in it.
+    args = read_args(req.args, ("MAC",)) if strict else dict(pair.partition("=")[::2] for pair in req.args.split(";"))
+    text = text or args.get("MAC", "") or own
+    return read_ethernet(text) if text else None
+
+
+def read_ethernet(text):
+    """A MAC of Ethernet as 6 bytes. Raises CniError 7."""
     try:
-        return read_mac(text)
+        mac = read_mac(text)
     except ValueError as e:
         raise CniError(errors.INVALID_CONFIG, str(e)) from None
+    if len(mac) != 6:
+        raise CniError(errors.INVALID_CONFIG, f"address {text}: not the 6 bytes of an Ethernet address")
+    return mac
 
 
 def read_mac(text):

@@ -25,7 +25,7 @@ class Conf:
         self.dns = read_own_dns(req.conf) or {}
 
 
-def create(req, pod, undo, kind, *, sock=None, parent=0, mtu=0, mac=None, data=()):
+def create(req, pod, undo, kind, *, sock=None, parent=0, mtu=0, mac=None, data=(), what=None):
     """A link of `kind` in the pod, named CNI_IFNAME, not yet up: its Link. `data` is of kernel.kinds, `parent` the
     index of the link that it is made on, on the side of `sock`. Raises NetlinkError.
 
@@ -33,7 +33,7 @@ def create(req, pod, undo, kind, *, sock=None, parent=0, mtu=0, mac=None, data=(
     """
     name = links.random_name()
     batch = rtnl.new_link(Batch(), name, kind, pod.netns_fd, parent=parent, mtu=mtu, address=mac, data=data,
-                          what=f"failed to create {kind}")
+                          what=what or f"failed to create {kind}")
     undo(links.delete_by_name, pod.inside, name)
     wire.exchange(sock or pod.inside, batch)
     return rename(req, pod, undo, links.find(pod.inside, name), kind)
@@ -48,10 +48,11 @@ def rename(req, pod, undo, link, words):
     return link
 
 
-def attach(req, conf, undo, pod, link, *, arp_notify=False, ndisc_notify=False):
-    """The second half of ADD: the addresses of IPAM, if there is any, and the link up. The result."""
-    if conf.layer3:
-        result = ipam.add_addresses(req, undo, interface=0)
+def attach(req, conf, undo, pod, link, *, given=None, arp_notify=False, ndisc_notify=False):
+    """The second half of ADD: the addresses of IPAM, if there is any, or of the result that is `given`, and the link
+    up. The result."""
+    if conf.layer3 or given:
+        result = ipam.add_addresses(req, undo, interface=0) if conf.layer3 else of_interface_0(given)
         check_families(conf.ipv6, result)
         links.configure(pod, link, result, ipv6=conf.ipv6, dad=conf.enable_dad, arp_notify=arp_notify,
                         ndisc_notify=ndisc_notify)
@@ -62,6 +63,11 @@ def attach(req, conf, undo, pod, link, *, arp_notify=False, ndisc_notify=False):
     if conf.dns is not None:
         result["dns"] = conf.dns
     return result
+
+
+def of_interface_0(given):
+    """Addresses and routes of a result, for its only interface."""
+    return {"ips": [{**ip, "interface": 0} for ip in given["ips"]], "routes": given.get("routes", [])}
 
 
 def delete(req, conf):
@@ -80,6 +86,8 @@ def check(req, conf, kind):
     link = checks.inside_link(pod, checks.container_interface(req, previous))
     if link.kind != kind:
         raise checks.wrong(f"Error: Container interface {link.name} not of type {kind}")
+    if conf.layer3 and not link.up:         # it has lost its routes, and they are not what is wrong
+        raise checks.wrong(f"Interface {link.name} is down")
     checks.addresses_and_routes(pod, link, previous)
     return pod, link
 

@@ -3,6 +3,7 @@
 Backends are imported when they are used: most pods of a one-shot plugin need one of them or none.
 """
 
+from fastcni.kit.undo import every
 from fastcni.spec import address as addresses
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
@@ -49,10 +50,11 @@ class Masquerade:
 
     def gc(self, req):
         """Take back what is there for attachments of this network that are no longer valid."""
-        if self.wanted:
-            from fastcni.kit import masquerade_nft
+        if not self.wanted:
+            return
+        from fastcni.kit import masquerade_iptables, masquerade_nft
 
-            masquerade_nft.gc(req)
+        every((masquerade_nft.gc, req), (masquerade_iptables.gc, req))
 
 
 def prev_addresses(req):

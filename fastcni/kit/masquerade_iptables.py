@@ -7,21 +7,11 @@
 each with the comment  name: "<network>" id: "<container>".
 """
 
-import posix
-from errno import ENOENT
-
-from fastcni._netlink import Batch
-from fastcni.kernel import nft, process, wire
-from fastcni.kit import names
+from fastcni.kit import iptables, names
 from fastcni.spec import address as addresses
-from fastcni.spec import errors
-from fastcni.spec.errors import CniError
 from fastcni.spec.json import quote
 
-# By length of an address: the program's name and its multicast prefix.
-PROGRAMS = {4: ("iptables", "224.0.0.0/4"), 16: ("ip6tables", "ff00::/8")}
-USUAL_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-LEGACY_TABLES = {4: "/proc/self/net/ip_tables_names", 16: "/proc/self/net/ip6_tables_names"}
+MULTICAST = {4: "224.0.0.0/4", 16: "ff00::/8"}         # by length of an address
 
 
 def chain_of(req):
@@ -35,7 +25,7 @@ def comment_of(req):
 def add(req, ips):
     """Masquerade [(packed, prefix)]. Raises CniError with what iptables said."""
     chain, comment = chain_of(req), quote(comment_of(req))
-    for length, (program, multicast) in PROGRAMS.items():
+    for length, program in iptables.PROGRAMS.items():
         mine = [(packed, prefix) for packed, prefix in ips if len(packed) == length]
         if not mine:
             continue
@@ -43,14 +33,12 @@ def add(req, ips):
         for packed, prefix in mine:
             network = addresses.cidr_text(addresses.network(packed, prefix), prefix)
             rules.append(f"-A {chain} -d {network} -j ACCEPT -m comment --comment {comment}")
-            rules.append(f"-A {chain} ! -d {multicast} -j MASQUERADE -m comment --comment {comment}")
+            rules.append(f"-A {chain} ! -d {MULTICAST[length]} -j MASQUERADE -m comment --comment {comment}")
             rules.append(f"-A POSTROUTING -s {addresses.ip_text(packed)} -j {chain} -m comment --comment {comment}")
         # Another interface of this container on this network has the same chain: then -N is refused, and with it
         # the whole run; the chain is only added to.
-        if _restore(req, program, [f"-N {chain}", *rules]).status:
-            done = _restore(req, program, rules)
-            if done.status:
-                raise _failed(program + "-restore", done)
+        if iptables.attempt(req, program, [f"-N {chain}", *rules]).status:
+            iptables.change(req, program, rules)
 
 
 def delete(req, known):
@@ -61,80 +49,30 @@ def delete(req, known):
     """
     chain = chain_of(req)
     sources = {addresses.ip_text(packed) for packed in known}
-    for program, _ in PROGRAMS.values():
-        try:
-            saved = _run(req, program + "-save", ("-t", "nat"), b"")
-        except CniError:
-            continue                    # a host without this family's program has no rules of ours in it
-        if saved.status:
-            raise _failed(program + "-save", saved)
-        lines = saved.stdout.decode("utf-8", "replace").splitlines()
-        jumps = [line for line in lines if f" -j {chain}" in line and line.startswith("-A ")]
+    for program in iptables.PROGRAMS.values():
+        lines = iptables.read_if_there(req, program)
+        jumps = [line for line in lines if line.startswith("-A ") and iptables.target(line) == chain]
         ours = [line for line in jumps if not sources or _source(line) in sources] or jumps
-        commands = ["-D" + line[2:] for line in ours]
-        if len(ours) == len(jumps) and any(line.startswith(f":{chain} ") for line in lines):
-            commands += [f"-F {chain}", f"-X {chain}"]
-        if commands:
-            done = _restore(req, program, commands)
-            if done.status:
-                raise _failed(program + "-restore", done)
+        iptables.remove(req, program, lines, ours, {chain} if len(ours) == len(jumps) else ())
 
 
-def _source(rule):
-    words = rule.split()
-    return words[words.index("-s") + 1].split("/")[0] if "-s" in words else ""
+def gc(req):
+    """Delete what containers of this network have, none of whose attachments is valid any more."""
+    if not iptables.families(req) and not iptables.legacy():
+        return
+    valid = {names.digest(req.name + container_id, 28, "CNI-") for container_id, _ in req.valid_attachments}
+    network = quote(f"name: {quote(req.name)} id: ")[:-1]
+    for program in iptables.PROGRAMS.values():
+        lines = iptables.read_if_there(req, program)
+        lost = [line for line in lines if line.startswith("-A POSTROUTING ") and network in line
+                and iptables.target(line).startswith("CNI-") and iptables.target(line) not in valid]
+        iptables.remove(req, program, lines, lost, {iptables.target(line) for line in lost})
 
 
 def present(req):
-    """May iptables hold a chain of this attachment? Asked of the kernel, without starting a program.
-
-    iptables over nf_tables keeps its chains where netlink shows them. The legacy kind does not: where its nat table
-    is loaded at all, the answer is yes.
-    """
-    sock = req.host.firewall
-    for family in (nft.NFPROTO_IPV4, nft.NFPROTO_IPV6):
-        if not req.host.recall(("nftables", "nat", family), lambda: has_nat(sock, family)):     # noqa: B023
-            continue
-        _, refused = wire.attempt(sock, nft.get_chain(Batch(), family, "nat", chain_of(req), "look up chain"))
-        if not refused:
-            return True
-        if refused[0].errno != ENOENT:
-            raise refused[0]
-    return any("nat" in _lines(path) for path in LEGACY_TABLES.values())
+    """May iptables hold a chain of this attachment?"""
+    return iptables.has_chain(req, chain_of(req))
 
 
-def has_nat(sock, family):
-    _, refused = wire.attempt(sock, nft.get_table(Batch(), family, "nat"))
-    if refused and refused[0].errno != ENOENT:
-        raise refused[0]
-    return not refused
-
-
-def _lines(path):
-    try:
-        fd = posix.open(path, posix.O_RDONLY | posix.O_CLOEXEC)
-    except FileNotFoundError:
-        return []                       # the legacy modules are not loaded
-    try:
-        return posix.read(fd, 4096).decode().split()
-    finally:
-        posix.close(fd)
-
-
-def _restore(req, program, commands):
-    text = "\n".join(["*nat", *commands, "COMMIT", ""])
-    return _run(req, program + "-restore", ("--noflush", "--wait"), text.encode())
-
-
-def _run(req, program, arguments, stdin):
-    for folder in (req.env.get("PATH") or USUAL_PATH).split(":"):
-        path = f"{folder}/{program}"
-        if posix.access(path, posix.X_OK):
-            return process.run(path, req.env, stdin, (program, *arguments))
-    raise CniError(errors.INTERNAL, f'failed to locate iptables: exec: "{program}": executable file not found in $PATH',
-                   "install iptables, or leave ipMasqBackend out to use nftables, which needs no program")
-
-
-def _failed(program, done):
-    said = done.stderr.decode("utf-8", "replace").strip()
-    return CniError(errors.INTERNAL, f"running {program}: {done.cause}: {said}")
+def _source(rule):
+    return iptables.behind("-s", rule).split("/")[0]

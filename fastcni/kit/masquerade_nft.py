@@ -21,16 +21,13 @@ A pod is one element in a map. As `nft list table inet fastcni` prints it:
     }
 """
 
-from errno import EBUSY
-
-from fastcni._netlink import Batch
-from fastcni.kernel import nft, wire
+from fastcni.kernel import nft
 from fastcni.kit import elements, names
 from fastcni.spec import address as addresses
 
 TABLE, CHAIN, FAMILY = "fastcni", "postrouting", nft.NFPROTO_INET
 COMMENT = "fastcni: masquerade of pods"
-SUBNET_RULES = 3                # in a subnet chain; more references to it are elements that go there
+SUBNET, SUBNET_RULES = "subnet-", 3        # a subnet's chain; more references to it are elements that go there
 
 
 class Family:
@@ -47,6 +44,12 @@ class Family:
         return (nft.meta(nft.NFT_META_NFPROTO), nft.compare(bytes((self.protocol,))),
                 nft.payload(nft.NFT_PAYLOAD_NETWORK_HEADER, offset, self.length))
 
+    def within(self, offset, network, prefix):
+        """The address at `offset` is in network/prefix."""
+        bits = ((1 << prefix) - 1 << 8 * self.length - prefix).to_bytes(self.length, "big")
+        masked = [nft.mask(bits)] if prefix < 8 * self.length else []
+        return *self.load(offset), *masked, nft.compare(network)
+
 
 FAMILIES = {                    # by length of an address
     4: Family(nft.NFPROTO_IPV4, 12, 16, 4, "pods4", nft.TYPE_IPADDR, (b"\xe0\0\0\0", 4)),
@@ -57,15 +60,15 @@ REFERENCE_TABLE, REFERENCE_CHAIN = "cni_plugins_masquerade", "masq_checks"
 
 
 def store():
-    return elements.Store(FAMILY, TABLE, [family.pods for family in FAMILIES.values()], CHAIN, len(FAMILIES), set_up)
+    return elements.Store(FAMILY, TABLE, [family.pods for family in FAMILIES.values()], {CHAIN: len(FAMILIES)},
+                          set_up)
 
 
 def add(req, ips):
     """Masquerade [(packed, prefix)]."""
     if not store().add(req, [(FAMILIES[len(packed)].pods, packed, subnet_chain(packed, prefix))
                              for packed, prefix in ips]):
-        for chain, _ in subnet_chains(req.host.firewall):   # flushed, perhaps: pods of theirs are still there
-            wire.exchange(req.host.firewall, nft.stop(fill(nft.start(Batch()), chain)))
+        elements.refill(req.host.firewall, FAMILY, TABLE, SUBNET, fill)
 
 
 def delete(req, known):
@@ -74,14 +77,15 @@ def delete(req, known):
 
 
 def gc(req):
-    """Delete the elements of this network whose attachment is no longer valid, and chains nobody goes to."""
+    """Delete what attachments of this network have that are no longer valid, and chains nobody goes to."""
     store().gc(req)
-    delete_unused_chains(req.host.firewall)
+    elements.delete_unused_chains(req.host.firewall, FAMILY, TABLE, SUBNET, SUBNET_RULES)
+    elements.delete_rules(req.host, FAMILY, REFERENCE_TABLE, REFERENCE_CHAIN, elements.no_longer_valid(req))
 
 
 def subnet_chain(packed, prefix):
     # nft reads names of letters, digits and / \ _ . - only; a colon would be seen as its own word.
-    return "subnet-" + addresses.cidr_text(addresses.network(packed, prefix), prefix).replace(":", "_")
+    return SUBNET + addresses.cidr_text(addresses.network(packed, prefix), prefix).replace(":", "_")
 
 
 def set_up(batch, items):
@@ -101,7 +105,7 @@ def set_up(batch, items):
 
 def fill(batch, chain):
     """A subnet's chain with its rules; its name says which subnet."""
-    network, prefix = addresses.read_cidr(chain.removeprefix("subnet-").replace("_", ":"))
+    network, prefix = addresses.read_cidr(chain.removeprefix(SUBNET).replace("_", ":"))
     nft.add_chain(batch, FAMILY, TABLE, chain)
     nft.flush_chain(batch, FAMILY, TABLE, chain)
     leave_alone(batch, chain, network, prefix)
@@ -111,32 +115,12 @@ def fill(batch, chain):
 
 def leave_alone(batch, chain, network, prefix):
     """ip daddr <network>/<prefix> return"""
-    family, length = FAMILIES[len(network)], len(network)
-    bits = ((1 << prefix) - 1 << 8 * length - prefix).to_bytes(length, "big")
-    masked = [nft.mask(bits)] if prefix < 8 * length else []
-    nft.add_rule(batch, FAMILY, TABLE, chain, *family.load(family.destination), *masked, nft.compare(network),
+    family = FAMILIES[len(network)]
+    nft.add_rule(batch, FAMILY, TABLE, chain, *family.within(family.destination, network, prefix),
                  nft.verdict(nft.NFT_RETURN))
 
 
 def delete_reference_rules(req):
     """What the reference plugins' nftables backend left for this attachment: rules whose comment has its hashes."""
     mark = names.hashes(req.name, req.container_id, req.ifname)
-    elements.delete_marked_rules(req.host, FAMILY, REFERENCE_TABLE, REFERENCE_CHAIN, mark)
-
-
-def subnet_chains(sock):
-    """[(name, references)] of the subnets' chains."""
-    found = [nft.read_chain(payload) for _, payload in
-             wire.dump(sock, nft.NFT_MSG_GETCHAIN, nft.nfgenmsg(FAMILY), "list nftables chains")]
-    return [(chain, references) for table, chain, references in found
-            if table == TABLE and chain.startswith("subnet-")]
-
-
-def delete_unused_chains(sock):
-    for chain, references in subnet_chains(sock):
-        if references <= SUBNET_RULES:
-            batch = nft.flush_chain(nft.start(Batch()), FAMILY, TABLE, chain)
-            nft.del_chain(batch, FAMILY, TABLE, chain)
-            _, refused = wire.attempt(sock, nft.stop(batch))
-            if refused and refused[0].errno != EBUSY:       # EBUSY: a pod came in between
-                raise refused[0]
+    elements.delete_rules(req.host, FAMILY, REFERENCE_TABLE, REFERENCE_CHAIN, lambda comment: comment.startswith(mark))

@@ -7,10 +7,19 @@ sets for one. As `nft list table bridge fastcni` prints it:
         type filter hook prerouting priority dstnat; policy accept;
         iifname @guarded iifname . ether saddr != @allowed drop
     }
+
+kit/ipspoofcheck.py adds to it for ipspoofchk.
 """
 
-from fastcni.kernel import nft
+from errno import ENOENT
+
+from fastcni._netlink import Batch
+from fastcni.kernel import nft, wire
 from fastcni.kit import elements
+from fastcni.kit.conf import read_mac
+from fastcni.spec import address as addresses
+from fastcni.spec.config import check_ifname
+from fastcni.spec.errors import CniError
 
 FAMILY, TABLE, CHAIN = nft.NFPROTO_BRIDGE, "fastcni", "prerouting"
 GUARDED, ALLOWED = "guarded", "allowed"
@@ -18,29 +27,72 @@ REFERENCE_TABLE, REFERENCE_CHAIN = "nat", "PREROUTING"
 IFNAMSIZ = 16
 
 
-def add(req, host, inside, undo):
+def add(req, host, inside, _, undo):
     """Guard the host end of a pod. Takes a name and a MAC, both as the kernel has them now."""
-    port = host.name.encode().ljust(IFNAMSIZ, b"\0")
     undo(delete, req)
-    store().add(req, [(GUARDED, port, None), (ALLOWED, port + inside.address + b"\0\0", None)])
+    store().add(req, items(host.name, inside.address))
+
+
+def items(port, mac, _=()):
+    """The elements of a pod's port."""
+    key = ifname_key(port)
+    return [(GUARDED, key, None), (ALLOWED, key + mac + b"\0\0", None)]
+
+
+def ifname_key(name):
+    return name.encode().ljust(IFNAMSIZ, b"\0")
 
 
 def delete(req):
-    store().delete(req, ())             # the port's name may be known no more: the mark finds it
+    store().delete(req, known(req, items))
     delete_reference_rules(req)
+
+
+def known(req, items):
+    """The items of the pod that prevResult tells of: finding them takes no longer for many pods than for one. None
+    where it does not tell, or a chained plugin has changed it; then they are found by their mark."""
+    previous = req.conf.raw("prevResult")
+    try:
+        _, host, inside = previous["interfaces"][:3]
+        check_ifname(host["name"])
+        ips = [addresses.read_cidr(ip["address"])[0] for ip in previous.get("ips") or ()]
+        return items(host["name"], read_mac(inside["mac"]), ips)
+    except (CniError, ValueError, KeyError, TypeError, AttributeError):
+        return ()
 
 
 def delete_reference_rules(req):
     """What the reference's bridge made for this pod: a rule that jumps to a chain, which jumps to another."""
-    name = f"{req.container_id}-{req.ifname}"
-    chains = (f"cni-br-iface-{name}", f"cni-br-iface-{name}-mac")
+    mark, chains = f"macspoofchk-{req.container_id}-{req.ifname}", reference_chains(req)
 
     def with_chains(batch):
         for chain in chains:
             nft.del_chain(batch, FAMILY, REFERENCE_TABLE, chain)
 
-    elements.delete_marked_rules(req.host, FAMILY, REFERENCE_TABLE, REFERENCE_CHAIN, f"macspoofchk-{name}",
-                                 with_chains)
+    elements.delete_rules(req.host, FAMILY, REFERENCE_TABLE, REFERENCE_CHAIN, lambda comment: comment == mark,
+                          with_chains)
+
+
+def reference_chains(req):
+    name = f"cni-br-iface-{req.container_id}-{req.ifname}"
+    return name, f"{name}-mac"
+
+
+def check(req, host, inside, _):
+    """CHECK: the pod's port is guarded, by us or by the reference's bridge."""
+    if store().missing(req, items(host.name, inside.address)):
+        _, refused = wire.attempt(req.host.firewall, nft.get_chain(
+            Batch(), FAMILY, REFERENCE_TABLE, reference_chains(req)[1], "look up the reference's chain"))
+        if refused and refused[0].errno != ENOENT:
+            raise refused[0]
+        if refused:
+            raise unguarded(host, "macspoofchk")
+
+
+def unguarded(host, key):
+    from fastcni.kit import checks  # CHECK alone needs it
+
+    return checks.wrong(f'{key}: port "{host.name}" is not guarded', "was the nftables ruleset flushed?")
 
 
 def gc(req):
@@ -48,10 +100,10 @@ def gc(req):
 
 
 def store():
-    return elements.Store(FAMILY, TABLE, (GUARDED, ALLOWED), CHAIN, 1, set_up)
+    return elements.Store(FAMILY, TABLE, (GUARDED, ALLOWED), {CHAIN: 1}, set_up)
 
 
-def set_up(batch, items):
+def set_up(batch, _):
     nft.add_table(batch, FAMILY, TABLE, "fastcni: MACs of pods")
     nft.add_base_chain(batch, FAMILY, TABLE, CHAIN, kind="filter", hook=nft.NF_BR_PRE_ROUTING,
                        priority=nft.NF_BR_PRI_NAT_DST_BRIDGED)
@@ -61,6 +113,11 @@ def set_up(batch, items):
                 key_size=IFNAMSIZ + 8, set_id=2)
     nft.add_rule(batch, FAMILY, TABLE, CHAIN,
                  nft.meta(nft.NFT_META_IIFNAME), nft.in_set(GUARDED, 1),
-                 nft.meta(nft.NFT_META_IIFNAME), nft.payload(nft.NFT_PAYLOAD_LL_HEADER, 6, 6, nft.NFT_REG_2),
-                 nft.in_set(ALLOWED, 2, inverted=True), nft.verdict(nft.NF_DROP))
+                 *port_and(nft.NFT_PAYLOAD_LL_HEADER, 6, 6), nft.in_set(ALLOWED, 2, inverted=True),
+                 nft.verdict(nft.NF_DROP))
     return batch
+
+
+def port_and(base, offset, length):
+    """iifname . <bytes of the packet>, in registers 1 and 2"""
+    return nft.meta(nft.NFT_META_IIFNAME), nft.payload(base, offset, length, nft.NFT_REG_2)

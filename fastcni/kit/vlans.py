@@ -1,10 +1,10 @@
 """The bridge's VLAN keys: vlan, vlanTrunk, preserveDefaultVlan. What they say, and the ports that have it."""
 
-from errno import EEXIST, EOPNOTSUPP
+from errno import EEXIST, EOPNOTSUPP, EXFULL
 
 from fastcni._netlink import Batch
 from fastcni.kernel import rtnl, uapi, wire
-from fastcni.kit import links
+from fastcni.kit import bridges, links
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 
@@ -24,9 +24,10 @@ class Vlans:
     def on_port(self):
         return bool(self.vlan or self.trunk)
 
-    @property
-    def words(self):
-        return f"vlan {self.vlan}" if self.vlan else "vlanTrunk"
+    def refused(self, e):
+        """The CniError for a kernel that says EOPNOTSUPP."""
+        words = f"vlan {self.vlan}" if self.vlan else "vlanTrunk"
+        return CniError(errors.UNSUPPORTED_FIELD, f"{words}: {e}", "the kernel lacks CONFIG_BRIDGE_VLAN_FILTERING")
 
 
 def bad(text):
@@ -74,20 +75,25 @@ def ranges(vids):
     return found
 
 
-def set_port(sock, bridge, port, keys):
+def set_port(req, bridge, port, keys):
     """A pod's port: its VLAN untagged, the trunk's tagged, and not the one that every new port gets."""
     if not keys.on_port:
         return
+    if not bridge.vlan_filtering:
+        req.warn(f'bridge "{bridge.name}" was there without vlan_filtering: its VLANs keep nobody apart')
     batch = Batch()
     if not keys.preserve and bridge.default_pvid:
         only(batch, port, bridge.default_pvid, "remove default vlan", delete=True)
-    untagged = keys.vlan or 1           # with a trunk alone, what comes untagged is VLAN 1
-    only(batch, port, untagged, "setup vlan tag",
-         flags=uapi.BRIDGE_VLAN_INFO_PVID | uapi.BRIDGE_VLAN_INFO_UNTAGGED)
     if keys.trunk:
         rtnl.set_port_vlans(batch, port.index, ranges(keys.trunk),
                             what=f'failed to setup vlan tag on interface "{port.name}"')
-    send(sock, batch, keys)
+    # With a trunk alone, what comes untagged is VLAN 1. Last: among the trunk's, it would be a tagged one.
+    untagged(batch, port, keys.vlan or 1)
+    send(req.host.route, batch, keys)
+
+
+def untagged(batch, port, vid):
+    only(batch, port, vid, "setup vlan tag", flags=uapi.BRIDGE_VLAN_INFO_PVID | uapi.BRIDGE_VLAN_INFO_UNTAGGED)
 
 
 def only(batch, port, vid, words, **how):
@@ -101,11 +107,7 @@ def send(sock, batch, keys):
     except wire.NetlinkError as e:
         if e.errno != EOPNOTSUPP:
             raise
-        raise refused(keys, e) from e
-
-
-def refused(keys, e):
-    return CniError(errors.UNSUPPORTED_FIELD, f"{keys.words}: {e}", "the kernel lacks CONFIG_BRIDGE_VLAN_FILTERING")
+        raise keys.refused(e) from e
 
 
 def leg_name(bridge, vlan):
@@ -125,15 +127,18 @@ def ensure_leg(sock, bridge, keys, undo):
     try:
         wire.exchange(sock, batch)
     except wire.NetlinkError as e:
-        if e.errno != EEXIST:
+        if e.errno == EXFULL:
+            raise bridges.full(bridge.name, errors.TRY_AGAIN_LATER) from e
+        leg = links.find(sock, name) if e.errno == EEXIST else None
+        if leg is None:
             raise
-        return links.find(sock, name)   # another ADD was first
+        return leg                      # another ADD was first
     undo(delete_unused_leg, sock, bridge, name)
     end, leg = links.find(sock, port), links.find(sock, name)
     batch = Batch()
     if bridge.default_pvid:
         only(batch, end, bridge.default_pvid, "remove default vlan", delete=True)
-    only(batch, end, keys.vlan, "setup vlan tag", flags=uapi.BRIDGE_VLAN_INFO_PVID | uapi.BRIDGE_VLAN_INFO_UNTAGGED)
+    untagged(batch, end, keys.vlan)
     rtnl.set_link(batch, leg.index, up=True, what=f'set "{name}" up')
     send(sock, batch, keys)
     return leg

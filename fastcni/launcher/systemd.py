@@ -86,7 +86,9 @@ ProtectKernelLogs=yes
 ProtectControlGroups=yes
 ProtectClock=yes
 ProtectHostname=yes
-PrivateDevices=yes
+# PrivateDevices, but for what tap makes its devices with.
+DevicePolicy=closed
+DeviceAllow=/dev/net/tun rw
 LockPersonality=yes
 MemoryDenyWriteExecute=yes
 RestrictRealtime=yes

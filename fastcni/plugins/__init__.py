@@ -4,15 +4,23 @@ import sys
 
 INTERFACE = {
     "bridge": "fastcni.plugins.bridge",
+    "dummy": "fastcni.plugins.dummy",
+    "ipvlan": "fastcni.plugins.ipvlan",
     "loopback": "fastcni.plugins.loopback",
     "macvlan": "fastcni.plugins.macvlan",
     "ptp": "fastcni.plugins.ptp",
+    "tap": "fastcni.plugins.tap",
+    "vlan": "fastcni.plugins.vlan",
 }
 IPAM = {
     "host-local": "fastcni.plugins.host_local",
     "static": "fastcni.plugins.static",
 }
-CHAINED = {}
+CHAINED = {
+    "portmap": "fastcni.plugins.portmap",
+    "sbr": "fastcni.plugins.sbr",
+    "tuning": "fastcni.plugins.tuning",
+}
 TABLE = INTERFACE | IPAM | CHAINED
 
 

@@ -4,13 +4,14 @@ What only some pods or commands need is imported where it is used: an import cos
 """
 
 from fastcni.kit import announced, bridges, forwarding, ipam, links, vlans
-from fastcni.kit.conf import check_families, read_ipv6, read_own_dns, read_requested_mac
+from fastcni.kit.conf import check_families, read_ipv6, read_mtu, read_own_dns, read_requested_mac
 from fastcni.kit.masquerade import Masquerade
 from fastcni.kit.undo import every
 from fastcni.spec import address as addresses
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 
+CAPABILITIES, ARGS = ("mac",), ("MAC",)
 DEFAULT_ROUTES = {4: "0.0.0.0/0", 16: "::/0"}
 
 
@@ -19,7 +20,8 @@ class Conf:
     there is IPAM."""
 
     __slots__ = ("name", "is_gateway", "is_default_gateway", "force_address", "mtu", "hairpin", "promisc", "isolated",
-                 "vlans", "enable_dad", "leave_down", "mac", "masquerade", "spoofcheck", "dns", "layer3", "ipv6")
+                 "vlans", "enable_dad", "leave_down", "mac", "masquerade", "mac_check", "ip_check", "dns", "layer3",
+                 "ipv6")
 
 
 def read(req):
@@ -28,7 +30,7 @@ def read(req):
     conf.is_default_gateway = keys.flag("isDefaultGateway")
     conf.is_gateway = keys.flag("isGateway") or conf.is_default_gateway
     conf.force_address = keys.flag("forceAddress")
-    conf.mtu = keys.whole("mtu")
+    conf.mtu = read_mtu(keys)
     conf.hairpin, conf.promisc = keys.flag("hairpinMode"), keys.flag("promiscMode")
     conf.isolated = keys.flag("portIsolation")
     conf.vlans = vlans.read(keys)
@@ -36,7 +38,8 @@ def read(req):
     conf.leave_down = keys.flag("disableContainerInterface")
     conf.mac = read_requested_mac(req)
     conf.masquerade = Masquerade(keys)
-    conf.spoofcheck = keys.flag("macspoofchk")
+    conf.ip_check = keys.flag("ipspoofchk")
+    conf.mac_check = keys.flag("macspoofchk") or conf.ip_check
     conf.dns = read_own_dns(keys)
     conf.layer3 = ipam.wanted(req)
     conf.ipv6 = read_ipv6(keys)
@@ -46,33 +49,49 @@ def read(req):
     if conf.hairpin and conf.promisc:
         raise CniError(errors.INVALID_CONFIG, "cannot set hairpin mode and promiscuous mode at the same time",
                        "hairpinMode and promiscMode are both true")
+    if conf.ip_check and not conf.layer3:
+        raise CniError(errors.INVALID_CONFIG, "cannot use ipspoofchk without IPAM",
+                       "ipspoofchk is true, and there is no ipam.type: nobody says which addresses are the pod's")
     if conf.leave_down and conf.layer3:
         raise CniError(errors.INVALID_CONFIG, "cannot use IPAM when DisableContainerInterface flag is set",
                        f'disableContainerInterface is true and ipam.type is "{keys.section("ipam").text("type")}"')
     return conf
 
 
+def guards(conf):
+    """Who watches what comes from the pod's port."""
+    found = []
+    if conf.mac_check:
+        from fastcni.kit import spoofcheck
+
+        found.append(spoofcheck)
+    if conf.ip_check:
+        from fastcni.kit import ipspoofcheck
+
+        found.append(ipspoofcheck)
+    return found
+
+
 def add(req, conf, undo):
     pod = links.Pod(req)
     bridge = bridges.ensure(req.host, conf, undo)
-    host, inside = links.add_veth(req, pod, undo, mtu=conf.mtu, master=bridge.index, mac=conf.mac, ipv6=conf.ipv6)
-    bridges.set_port(pod.host, host, conf)
-    vlans.set_port(pod.host, bridge, host, conf.vlans)
-    if conf.spoofcheck:
-        from fastcni.kit import spoofcheck
-
-        spoofcheck.add(req, host, inside, undo)
-    result = add_addresses(req, conf, undo, pod, inside) if conf.layer3 else {}
-    if not conf.layer3 and not conf.leave_down:
-        links.configure(pod, inside, {}, ipv6=conf.ipv6)
+    host, inside = bridges.add_port(req, pod, bridge, conf, undo)
+    vlans.set_port(req, bridge, host, conf.vlans)
+    result = add_addresses(req, conf, undo) if conf.layer3 else {}
+    for guard in guards(conf):
+        guard.add(req, host, inside, result, undo)      # before the pod can send anything
+    if not conf.leave_down:
+        links.configure(pod, inside, result, ipv6=conf.ipv6, dad=conf.enable_dad if conf.layer3 else None,
+                        arp_notify=conf.layer3)
     leg = None
-    if conf.is_gateway and conf.layer3:
-        leg = vlans.ensure_leg(pod.host, bridge, conf.vlans, undo) if conf.vlans.vlan else None
-        add_gateway(req.host, leg or bridge, conf, result, undo)
-    conf.masquerade.add(req, result, undo)
+    if conf.layer3:
+        if conf.is_gateway:
+            leg = vlans.ensure_leg(pod.host, bridge, conf.vlans, undo) if conf.vlans.vlan else None
+            add_gateways(req.host, bridge, leg, conf, result, undo)
+        conf.masquerade.add(req, result, undo)
     if not conf.leave_down:
         announced.port_up(pod.host, host.index, bridge.index)
-    bridge = bridges.find(req.host, conf.name) or bridge        # its MAC may follow its ports'
+    bridge = links.on_host(req.host, conf.name) or bridge       # the MAC of an adopted one may follow its ports'
     result["interfaces"] = [links.interface(bridge), links.interface(host), links.interface(inside, req.netns)]
     if leg:
         result["interfaces"].append(links.interface(leg))
@@ -81,33 +100,33 @@ def add(req, conf, undo):
     return result
 
 
-def add_addresses(req, conf, undo, pod, inside):
-    """Ask IPAM, complete its answer, and configure the pod's end with it."""
+def add_addresses(req, conf, undo):
+    """What IPAM gives, with what isGateway and isDefaultGateway imply."""
     result = ipam.add_addresses(req, undo, interface=2)
     check_families(conf.ipv6, result)
     complete(result, conf)
-    links.configure(pod, inside, result, ipv6=conf.ipv6, dad=conf.enable_dad, arp_notify=True)
     return result
 
 
 def complete(result, conf):
-    """The gateways and default routes that isGateway and isDefaultGateway imply."""
-    routed = {route["dst"] for route in result.get("routes", ())}     # without gw it goes to the same gateway
+    """Gateways and default routes are in the result."""
+    # A default route of IPAM's without gw goes to the same gateway.
+    routed = [len(packed) for packed, prefix in
+              (addresses.read_cidr(route["dst"]) for route in result.get("routes", ())) if not prefix]
     for ip in result["ips"]:
         packed, prefix = addresses.read_cidr(ip["address"])
         if conf.is_gateway and not ip.get("gateway"):
             ip["gateway"] = addresses.ip_text(addresses.plus(addresses.network(packed, prefix), 1))
-        default = DEFAULT_ROUTES[len(packed)]
-        if conf.is_default_gateway and default not in routed:
-            routed.add(default)
-            result.setdefault("routes", []).append({"dst": default, "gw": ip["gateway"]})
+        if conf.is_default_gateway and len(packed) not in routed:
+            routed.append(len(packed))
+            result.setdefault("routes", []).append({"dst": DEFAULT_ROUTES[len(packed)], "gw": ip["gateway"]})
 
 
-def add_gateway(host, link, conf, result, undo):
+def add_gateways(host, bridge, leg, conf, result, undo):
     """The gateways become addresses of the bridge, or of its leg in the pod's VLAN, and the host forwards."""
-    for ip in sorted(result["ips"], key=lambda ip: ":" in ip["address"]):
-        _, prefix = addresses.read_cidr(ip["address"])
-        bridges.ensure_address(host, link, addresses.read_ip(ip["gateway"]), prefix, conf.force_address, undo)
+    gateways = dict.fromkeys((addresses.read_ip(ip["gateway"]), addresses.read_cidr(ip["address"])[1])
+                             for ip in result["ips"])           # several addresses may share one
+    bridges.ensure_addresses(host, bridge, leg, gateways, conf, undo)
     try:
         forwarding.enable(host, result)
     except CniError as e:
@@ -116,13 +135,9 @@ def add_gateway(host, link, conf, result, undo):
 
 def delete(req, conf):
     # The link first: an address is free to be given again only when nobody has it any more.
-    found = links.delete_inside(req, list_addresses=conf.masquerade.wanted) if req.netns else []
+    found = links.delete_inside(req, list_addresses=conf.masquerade.wanted)
     steps = [(ipam.delete, req), (conf.masquerade.delete, req, found)] if conf.layer3 else []
-    if conf.spoofcheck:
-        from fastcni.kit import spoofcheck
-
-        steps.append((spoofcheck.delete, req))
-    every(*steps)
+    every(*steps, *((guard.delete, req) for guard in guards(conf)))
 
 
 def check(req, conf):
@@ -140,7 +155,12 @@ def check(req, conf):
     named = {item["name"] for item in previous.get("interfaces", ())}
     if host is None or host.peer != inside.index or host.master != bridge.index or host.name not in named:
         raise checks.wrong(f"CNI veth created for bridge {conf.name} was not found")
+    if (host.hairpin, host.isolated) != (conf.hairpin, conf.isolated):
+        raise checks.wrong(f"Bridge port {host.name} has hairpin {host.hairpin} and isolated {host.isolated}",
+                           f"hairpinMode is {conf.hairpin}, portIsolation {conf.isolated}")
     checks.addresses_and_routes(pod, inside, previous)
+    for guard in guards(conf):
+        guard.check(req, host, inside, previous)
 
 
 def check_bridge(pod, conf, previous):
@@ -155,21 +175,17 @@ def check_bridge(pod, conf, previous):
     if bridge.kind != "bridge":
         raise checks.wrong(f"Interface {conf.name} does not have link type of bridge")
     checks.same_mac(entry, bridge, "Bridge interface")
-    if bool(bridge.promiscuity) != conf.promisc:
-        raise checks.wrong(f"Bridge interface {conf.name} promiscuity is {bridge.promiscuity}, "
+    if bridges.promiscuous(bridge) != conf.promisc:
+        raise checks.wrong(f"Bridge interface {conf.name} has promiscuity {bridge.promiscuity}, "
                            f"promiscMode is {str(conf.promisc).lower()}")
     return bridge
 
 
 def gc(req, conf):
     steps = [(ipam.gc, req), (conf.masquerade.gc, req)] if conf.layer3 else []
-    if conf.spoofcheck:
-        from fastcni.kit import spoofcheck
-
-        steps.append((spoofcheck.gc, req))
-    every(*steps)
+    every(*steps, *((guard.gc, req) for guard in guards(conf)))
 
 
 def status(req, conf):
-    if conf.layer3:
-        ipam.status(req)
+    steps = [(ipam.status, req)] if conf.layer3 else []
+    every(*steps, (bridges.status, req.host, conf.name))

@@ -3,23 +3,27 @@
 from fastcni._netlink import Batch
 from fastcni.kernel import rtnl, uapi, wire
 from fastcni.kit import forwarding, ipam, links
-from fastcni.kit.conf import check_families, read_ipv6, read_own_dns
+from fastcni.kit.conf import check_families, read_ipv6, read_mtu, read_own_dns, read_requested_mac
 from fastcni.kit.masquerade import Masquerade
 from fastcni.kit.undo import every
 from fastcni.spec import address as addresses
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 
+CAPABILITIES, ARGS = ("mac",), ("MAC",)
+
 
 class Conf:
-    """mtu (0: the kernel's), masquerade, dns (None: what IPAM says), ipv6 (is it on the link), enable_dad."""
+    """mtu (0: the kernel's), mac (the requested one as bytes, or None), masquerade, dns (None: what IPAM says), ipv6
+    (is it on the link), enable_dad."""
 
-    __slots__ = ("mtu", "masquerade", "dns", "ipv6", "enable_dad")
+    __slots__ = ("mtu", "mac", "masquerade", "dns", "ipv6", "enable_dad")
 
 
 def read(req):
     conf = Conf()
-    conf.mtu = req.conf.whole("mtu")
+    conf.mtu = read_mtu(req.conf)
+    conf.mac = read_requested_mac(req, strict=False)
     conf.masquerade = Masquerade(req.conf)
     conf.dns = read_own_dns(req.conf)
     conf.ipv6 = read_ipv6(req.conf)
@@ -36,7 +40,7 @@ def add(req, conf, undo):
     check_families(conf.ipv6, result)
     forwarding.enable(req.host, result)
     pod = links.Pod(req)
-    host, inside = links.add_veth(req, pod, undo, mtu=conf.mtu, ipv6=conf.ipv6)
+    host, inside = links.add_veth(req, pod, undo, mtu=conf.mtu, mac=conf.mac, ipv6=conf.ipv6)
     configure_host(pod, host, result, conf.enable_dad)
     links.configure(pod, inside, result, ipv6=conf.ipv6, dad=conf.enable_dad)
     route_through_gateway(pod, inside, result)
@@ -53,32 +57,34 @@ def route_through_gateway(pod, inside, result):
         10.9.0.1 scope link src 10.9.0.2
         10.9.0.0/24 via 10.9.0.1 src 10.9.0.2
     """
-    batch = Batch()
+    batch, done = Batch(), set()        # several addresses may share a subnet, or the gateway
     for ip in result["ips"]:
         packed, prefix = addresses.read_cidr(ip["address"])
         gateway = addresses.read_ip(ip["gateway"])
         network, whole = addresses.network(packed, prefix), 8 * len(packed)
-        scope = uapi.RT_SCOPE_LINK
-        if prefix < whole:              # for a host address the kernel has made no route
+        scope, own_subnet = uapi.RT_SCOPE_LINK, prefix < whole and (network, prefix) not in done
+        if own_subnet:                  # for a host address the kernel has made no route
             rtnl.route(batch, network, prefix, index=inside.index, scope=scope, delete=True,
                        what=f"failed to delete route {ip['address']}")
-        rtnl.route(batch, gateway, whole, index=inside.index, scope=scope, source=packed,
-                   what=f"failed to add route {ip['gateway']}")
-        if prefix < whole:
+        if gateway not in done:
+            rtnl.route(batch, gateway, whole, index=inside.index, scope=scope, source=packed,
+                       what=f"failed to add route {ip['gateway']}")
+        if own_subnet:
             rtnl.route(batch, network, prefix, index=inside.index, gateway=gateway, source=packed,
                        what=f"failed to add route {ip['address']} via {ip['gateway']}")
+        done |= {gateway, (network, prefix)}
     wire.exchange(pod.inside, batch)
 
 
 def configure_host(pod, host, result, dad):
-    """The gateway's address on the host end, and a route to the pod."""
+    """The gateways' addresses on the host end, and a route to each of the pod's."""
     batch = Batch()
+    for gateway in dict.fromkeys(addresses.read_ip(ip["gateway"]) for ip in result["ips"]):
+        rtnl.new_address(batch, host.index, gateway, 8 * len(gateway), nodad=not dad,
+                         what=f"failed to add IP addr ({addresses.ip_text(gateway)}) to veth")
     for ip in result["ips"]:
         packed, _ = addresses.read_cidr(ip["address"])
-        gateway, whole = addresses.read_ip(ip["gateway"]), 8 * len(packed)
-        rtnl.new_address(batch, host.index, gateway, whole, nodad=not dad,
-                         what=f"failed to add IP addr ({ip['gateway']}) to veth")
-        rtnl.route(batch, packed, whole, index=host.index, scope=uapi.RT_SCOPE_HOST,
+        rtnl.route(batch, packed, 8 * len(packed), index=host.index, scope=uapi.RT_SCOPE_HOST,
                    what=f"failed to add route on host: {ip['address']}")
     wire.exchange(pod.host, batch)
 
@@ -97,7 +103,10 @@ def check(req, conf):
     pod = links.Pod(req)
     link = checks.inside_link(pod, checks.container_interface(req, previous))
     if link.kind != "veth":
-        raise CniError(errors.INTERNAL, f"Error: Container interface {link.name} not of type veth/p2p")
+        raise checks.wrong(f"Error: Container interface {link.name} not of type veth/p2p")
+    host = links.find(pod.host, index=link.peer)
+    if host is None or host.peer != link.index:
+        raise checks.wrong(f"ptp: host end of {link.name} was not found")
     checks.addresses_and_routes(pod, link, previous)
 
 

@@ -157,6 +157,8 @@ def check_ifname(text):
         why = "interface name is . or .."
     elif not NOT_IN_IFNAME.isdisjoint(text):
         why = "interface name contains / or : or whitespace characters"
+    elif "%d" in text:
+        why, details = "interface name contains %d", "the kernel would put a number there"
     if why:
         raise CniError(errors.INVALID_ENVIRONMENT, why, details)
 

@@ -64,6 +64,14 @@ def read(data):
     return mend(value) if b"\\u" in data else value
 
 
+def repeated_keys(data, name):
+    """The keys that stand more than once in the object `name` of a document that read() has read."""
+    pairs = make_scanner(Pairs)(data.decode("utf-8", "replace").strip(SPACE), 0)[0]
+    found = [value for key, value in pairs if key.lower() == name.lower() and type(value) is tuple]
+    keys = [key for key, _ in found[-1]] if found else []
+    return [key for at, key in enumerate(keys) if key in keys[:at]]
+
+
 def scan(text):
     """(value, where it ends) of the start of a text. Raises StopIteration, RecursionError, ValueError."""
     try:
@@ -144,6 +152,12 @@ class Dialect:
     strict = True               # control characters in strings are errors
     object_hook = object_pairs_hook = array_hook = None
     parse_float, parse_int, parse_constant = read_float, int, refuse_constant
+
+
+class Pairs(Dialect):
+    """Objects as tuples of (key, value)."""
+
+    object_pairs_hook = tuple
 
 
 SCAN = make_scanner(Dialect)

@@ -8,7 +8,7 @@ from fake_kernel.node import HOST, POD, Node
 
 from fastcni.handle import handle
 from fastcni.kernel import netns, sysctl, wire
-from fastcni.kit import masquerade_iptables, store
+from fastcni.kit import iptables, store
 
 POD_PATH = "/run/netns/a-pod-that-is-not-there"
 
@@ -84,5 +84,5 @@ def calls(tmp_path, monkeypatch):
     monkeypatch.setattr(sysctl, "open_folder", lambda name: os.open("/dev/null", os.O_RDONLY))
     monkeypatch.setattr(sysctl, "write_at", lambda fd, name, value: write(f"net/ipv6/conf/{name}", value))
     monkeypatch.setattr(store, "known_boot_id", b"")        # what it reads here is of no use to others
-    monkeypatch.setattr(masquerade_iptables, "LEGACY_TABLES", {})       # the real node's, and root's to read
+    monkeypatch.setattr(iptables, "LEGACY_TABLES", {})       # the real node's, and root's to read
     return state

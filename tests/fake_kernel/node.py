@@ -340,4 +340,7 @@ class Node:
     def encoded_element(self, where, key):
         comment, _ = self.firewall["sets"][where][key]
         item = attr(nft.NFTA_SET_ELEM_KEY, attr(nft.NFTA_DATA_VALUE, key)) + attr(nft.NFTA_SET_ELEM_USERDATA, comment)
-        return bytes((where[0], 0, 0, 0)) + attr(nft.NFTA_SET_ELEM_LIST_ELEMENTS, attr(nft.NFTA_LIST_ELEM, item))
+        names = (attr(nft.NFTA_SET_ELEM_LIST_TABLE, where[1].encode() + b"\0")
+                 + attr(nft.NFTA_SET_ELEM_LIST_SET, where[2].encode() + b"\0"))
+        return (bytes((where[0], 0, 0, 0)) + names
+                + attr(nft.NFTA_SET_ELEM_LIST_ELEMENTS, attr(nft.NFTA_LIST_ELEM, item)))

@@ -24,7 +24,7 @@ def notice(kind, index, family=uapi.AF_UNSPEC):
 def state(up, master=4):
     """The kernel's answer to a look at port 7: it is on a bridge, and operationally up or not."""
     link = Link(7, "veth0", "veth")
-    link.master, link.flags = master, uapi.IFF_UP if up else 0
+    link.master, link.flags = master, uapi.IFF_UP | uapi.IFF_LOWER_UP if up else 0
     return Node().encoded("host", link)
 
 

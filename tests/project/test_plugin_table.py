@@ -13,7 +13,8 @@ from fastcni.spec.errors import CniError
 
 DOCS = Path(__file__).parents[2] / "docs" / "plugins.md"
 # What makes a configuration complete enough to be read.
-NEEDED = {"host-local": {"ipam": {"ranges": [[{"subnet": "10.0.0.0/24"}]]}}, "static": {"ipam": {}}}
+NEEDED = {"dummy": {"ipam": {"type": "static"}}, "host-local": {"ipam": {"ranges": [[{"subnet": "10.0.0.0/24"}]]}},
+          "static": {"ipam": {}}}
 CAPABILITIES = {"mac": 7, "ips": 7, "ipRanges": 7, "portMappings": 7, "bandwidth": 7, "deviceID": 7}     # 7 is no value
 
 

@@ -68,13 +68,14 @@ def elements(name, family="inet"):
 
 
 def _element(each):
-    """nft prints an element with a comment as {"elem": {"val", "comment"}}, of a map as [that, verdict]."""
-    key, verdict = each if isinstance(each, list) and isinstance(each[0], dict) and "elem" in each[0] else (each, None)
+    """nft prints an element with a comment as {"elem": {"val", "comment"}}, of a map as [that, value]."""
+    key, value = each if isinstance(each, list) and isinstance(each[0], dict) and "elem" in each[0] else (each, None)
     if isinstance(key, dict) and "elem" in key:
         key = key["elem"]["val"]
-    if isinstance(key, dict) and "concat" in key:
-        key = tuple(key["concat"])
-    return (key, verdict["goto"]["target"]) if verdict else key
+    key, value = (tuple(it["concat"]) if isinstance(it, dict) and "concat" in it else it for it in (key, value))
+    if isinstance(value, dict):
+        value = value["goto"]["target"]
+    return (key, value) if value else key
 
 
 def sysctl(name, netns=None):
@@ -143,7 +144,12 @@ class Node:
     """The runtime's part on one host: calls of plugins, and what is left on the node after them."""
 
     def __init__(self, folder, name):
-        self.data_dir, self.name = str(folder / "networks"), name
+        self.data_dir, self.name, self.results = str(folder / "networks"), name, {}
+
+    def behind(self, conf, *pods, **more):
+        """ADD of a plugin that others are chained to: they have its result as prevResult from now on."""
+        for pod in pods:
+            self.results[pod] = self.add(conf, pod, **more)
 
     def uplink(self, far, name="up0", mtu=1500):
         """A link of the host, up, with a cable to namespace `far`, where it is called far0 and has 10.22.0.254/24 and
@@ -168,6 +174,8 @@ class Node:
     def call(self, command, conf, pod="", *, cid=None, ifname="eth0", plugin=None, env=None, aside=None):
         """One request as the runtime makes it; the Reply. `pod` is a namespace's name or a path."""
         path = pod if not pod or pod.startswith("/") else f"/run/netns/{pod}"
+        if pod in self.results and isinstance(conf, dict):
+            conf = {"prevResult": self.results[pod], **conf}
         variables = {"CNI_COMMAND": command, "CNI_CONTAINERID": cid or cid_of(pod), "CNI_NETNS": path,
                      "CNI_IFNAME": ifname, "CNI_PATH": "/nowhere", "PATH": os.environ["PATH"], **(env or {})}
         stdin = conf if isinstance(conf, bytes) else json.dumps(conf).encode()
@@ -207,9 +215,10 @@ class Node:
                 if not path.name.startswith(COMMON_FILES)}
 
     def left(self, *pods):
-        """What a pod could leave: links and addresses everywhere, elements, iptables rules, address files."""
+        """What a pod could leave: links and addresses everywhere, elements, iptables rules, address files; what chained
+        plugins change in the pod."""
         return {"links": [_links_of(name) for name in (None, *pods)], "rules": _lasting(rules()),
-                "files": self._files()}
+                "files": self._files(), "inside": [_inside(name) for name in pods if name in self.results]}
 
     def _files(self):
         return {str(path): path.read_text() for path in Path(self.data_dir).rglob("*")
@@ -217,13 +226,24 @@ class Node:
 
 
 def _links_of(netns):
-    """[(name, kind, up, mtu, MAC, master, global addresses)] of a namespace, by one `ip -j -d addr`."""
+    """[(name, kind, flags, mtu, queue, MAC, master, global addresses)] of a namespace, by one `ip -j -d addr`."""
     found = []
     for item in ip_json("-d", "addr", netns=netns):
         # 127.0.0.1 stays when lo goes down, whoever sets it down.
         mine = sorted(f"{a['local']}/{a['prefixlen']}" for a in item["addr_info"] if a["scope"] == "global")
-        found.append((item["ifname"], item.get("linkinfo", {}).get("info_kind"), "UP" in item["flags"], item["mtu"],
-                      item.get("address"), item.get("master"), mine))
+        flags = {"UP", "PROMISC", "ALLMULTI"} & {*item["flags"]}
+        found.append((item["ifname"], item.get("linkinfo", {}).get("info_kind"), sorted(flags), item["mtu"],
+                      item.get("txqlen"), item.get("address"), item.get("master"), mine))
+    return found
+
+
+def _inside(netns):
+    """The routing rules, the routes of all tables and a sysctl of a pod."""
+    found = [sysctl("net/ipv4/ip_forward", netns), sysctl("net/ipv4/conf/all/rp_filter", netns)]
+    for family in ("-4", "-6"):
+        found += [str(rule) for rule in ip_json(family, "rule", netns=netns)]
+        found += sorted(str(route) for route in ip_json(family, "route", "show", "table", "all", netns=netns)
+                        if route.get("table") != "local" and not route["dst"].startswith(("fe80:", "ff00:")))
     return found
 
 

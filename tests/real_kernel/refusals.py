@@ -1,4 +1,5 @@
-"""A kernel that refuses one request: the n-th of all netlink messages, sysctls, files, sockets and setns.
+"""A kernel that refuses one request: the n-th of all netlink messages, sysctls, files, sockets, setns,
+and ioctls of tun.
 
 A refused netlink message is really refused: its type is changed to one that the kernel does not know, so that its
 neighbours in the same batch are served, and its answer is turned into EPERM.
@@ -10,11 +11,12 @@ import struct
 from errno import EMFILE, ENOSPC, EPERM
 
 from fastcni import _ipam_bitmap
-from fastcni.kernel import netns, sysctl, wire
-from fastcni.kit import store
+from fastcni.kernel import netns, sysctl, tun, wire
+from fastcni.kit import store, tuning_backup
 
 UNKNOWN_TYPE = {0: 0x7E, 10: 0x0A7E}    # by subsystem: rtnetlink has no such message, nor has nf_tables
-FILE_CALLS = {"open": EMFILE, "write": ENOSPC, "pwrite": ENOSPC, "unlink": EPERM, "mkdir": EPERM, "listdir": EMFILE}
+FILE_CALLS = {"open": EMFILE, "write": ENOSPC, "pwrite": ENOSPC, "unlink": EPERM, "mkdir": EPERM, "listdir": EMFILE,
+              "symlink": EPERM}
 
 
 class Refusal:
@@ -29,7 +31,10 @@ class Refusal:
         monkeypatch.setattr(netns, "setns", self.setns)
         for name in ("read", "write"):
             monkeypatch.setattr(sysctl, name, self._guard(getattr(sysctl, name), EPERM, f"sysctl {name}"))
-        monkeypatch.setattr(store, "posix", _Files(self))
+        for name, errno in (("open_device", EMFILE), ("ioctl", EPERM)):
+            monkeypatch.setattr(tun, name, self._guard(getattr(tun, name), errno, f"tun {name}"))
+        for module in (store, tuning_backup):
+            monkeypatch.setattr(module, "posix", _Files(self))
         monkeypatch.setattr(store, "_ipam_bitmap", _Locks(self))
 
     @property
@@ -90,7 +95,7 @@ class _Altered:
 
 
 class _Files:
-    """The posix module as kit/store.py sees it."""
+    """The posix module as kit/store.py and kit/tuning_backup.py see it."""
 
     def __init__(self, refusal):
         for name, errno in FILE_CALLS.items():

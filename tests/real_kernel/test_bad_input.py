@@ -111,8 +111,10 @@ WRONG = {
     BRIDGE: {"bridge": 7, "isGateway": "yes", "isDefaultGateway": 1, "forceAddress": [], "ipMasq": "true",
              "ipMasqBackend": False, "mtu": "1400", "hairpinMode": {}, "promiscMode": 0, "vlan": "5",
              "vlanTrunk": {"id": 5}, "macspoofchk": "no", "enabledad": 1, "disableContainerInterface": "x",
-             "portIsolation": 2, "ipam": "host-local", "dns": [], "runtimeConfig": 3, "args": "MAC=x"},
-    PTP: {"ipMasq": "true", "ipMasqBackend": 1, "mtu": 1.5, "ipam": [], "dns": "192.0.2.1"},
+             "portIsolation": 2, "ipspoofchk": "on", "preserveDefaultVlan": 1,
+             "ipam": "host-local", "dns": [], "runtimeConfig": 3, "args": "MAC=x"},
+    PTP: {"ipMasq": "true", "ipMasqBackend": 1, "mtu": 1.5, "ipam": [], "dns": "192.0.2.1", "runtimeConfig": "x",
+          "enabledad": 1},
 }
 
 
@@ -138,6 +140,13 @@ def test_bad_value_of_a_bridge_key(refuse, node, key):
     value, expected = BAD_KEYS[key]
     code, words = refuse(node.conf(isGateway=True, **{key: value}))
     assert code == INVALID_CONFIG and expected in words
+
+
+@pytest.mark.parametrize("plugin", [BRIDGE, PTP])
+@pytest.mark.parametrize("mtu", [1, 67, 65536, 1 << 40])
+def test_mtu_that_no_veth_can_have(refuse, node, plugin, mtu):
+    code, words = refuse(node.conf(type=plugin, mtu=mtu))
+    assert code == INVALID_CONFIG and "mtu" in words and str(mtu) in words
 
 
 @pytest.mark.parametrize("keys, expected", [

@@ -80,6 +80,11 @@ SPOILED = {
     "another bridge": (lambda pod, host: run("ip", "link", "set", "br0", "address", "02:00:00:00:00:78"),
                        "Bridge interface br0 Mac doesn't match"),
     "promiscuous bridge": (lambda pod, host: run("ip", "link", "set", "br0", "promisc", "on"), "promiscuity"),
+    "port in hairpin mode": (lambda pod, host: run("bridge", "link", "set", "dev", host, "hairpin", "on"),
+                             "has hairpin True"),
+    "port isolated": (lambda pod, host: run("bridge", "link", "set", "dev", host, "isolated", "on"), "isolated True"),
+    "port not guarded": (lambda pod, host: run("nft", "flush", "set", "bridge", "fastcni", "guarded"),
+                         "is not guarded"),
     "port off the bridge": (lambda pod, host: run("ip", "link", "set", host, "nomaster"),
                             "CNI veth created for bridge br0 was not found"),
 }

@@ -9,8 +9,15 @@ from real_kernel.node import Inside, addresses, elements, links, rules, run, sou
 ETH_P_EXPERIMENT = 0x88B5               # IEEE 802, local experimental ethertype 1
 
 
+LOWEST = "00:00:00:00:00:01"
+
+
 def bridge_mac():
     return links()["br0"]["address"]
+
+
+def add_lowest_port():
+    run("ip", "link", "add", "name", "low0", "address", LOWEST, "master", "br0", "type", "ifb")
 
 
 def frame_passes(sender, receiver, source):
@@ -38,9 +45,37 @@ def test_gateways_mac_survives_pods_that_come_and_go(node, pod_netns):
     for pod in pods[1:]:
         assert node.add(conf, pod)["interfaces"][0]["mac"] == mac == bridge_mac()
     node.delete(conf, pods[0])
-    run("ip", "link", "add", "name", "low0", "address", "02:00:00:00:00:01", "type", "ifb")
-    run("ip", "link", "set", "low0", "master", "br0")
+    add_lowest_port()
     assert bridge_mac() == mac and source_seen(pods[1], None, "10.22.0.1") == "10.22.0.3"
+
+
+@pytest.mark.parametrize("keys", [{}, {"ipam": None}, {"isGateway": True}], ids=["IPAM", "layer 2", "gateway"])
+def test_bridge_that_is_made_has_a_mac_of_its_own(node, pod_netns, keys):
+    conf, one = node.conf(**keys), pod_netns()
+    result = node.add(conf, one)
+    mac = result["interfaces"][0]["mac"]
+    assert mac == bridge_mac() != result["interfaces"][1]["mac"] and int(mac[:2], 16) & 3 == 2
+    add_lowest_port()
+    second = node.add(conf, pod_netns())
+    node.delete(conf, one)
+    assert bridge_mac() == mac == second["interfaces"][0]["mac"]
+
+
+def test_bridge_of_somebody_else_keeps_its_ways_until_it_becomes_the_gateway(node, pod_netns):
+    run("ip", "link", "add", "br0", "type", "bridge")
+    bridge, host, _ = node.add(node.conf(), pod_netns())["interfaces"]
+    assert bridge["mac"] == bridge_mac() == host["mac"]             # the lowest of its ports, there is but one
+    add_lowest_port()
+    assert bridge_mac() == LOWEST
+    run("ip", "link", "del", "low0")
+    mac = node.add(node.conf(isGateway=True), pod_netns())["interfaces"][0]["mac"]
+    add_lowest_port()
+    assert bridge_mac() == mac != LOWEST
+
+
+def test_bridge_with_a_mac_of_its_own_keeps_it(node, pod):
+    run("ip", "link", "add", "br0", "address", "02:00:00:00:00:77", "type", "bridge")
+    assert node.add(node.conf(isGateway=True), pod)["interfaces"][0]["mac"] == bridge_mac() == "02:00:00:00:00:77"
 
 
 def test_bridge_outlives_its_pods_with_its_address(node, pod):

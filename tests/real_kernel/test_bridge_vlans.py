@@ -5,19 +5,10 @@ import json
 import pytest
 from real_kernel.node import addresses, ip_json, links, run, source_seen
 
+from fastcni.plugins import bridge
+from fastcni.spec.errors import CniError
 
-@pytest.fixture(autouse=True)
-def vlan_filtering(node):
-    """Skips where the kernel has no bridge VLAN filtering: a VLAN cannot be put on a port there."""
-    run("ip", "link", "add", "probe0", "type", "bridge", "vlan_filtering", "1", check=False)
-    run("ip", "link", "add", "probe1", "type", "veth", check=False)
-    run("ip", "link", "set", "probe1", "master", "probe0", check=False)
-    run("bridge", "vlan", "add", "vid", "5", "dev", "probe1", check=False)
-    has = "5" in run("bridge", "-c=never", "vlan", "show", "dev", "probe1", check=False).split()
-    for name in ("probe0", "probe1"):
-        run("ip", "link", "del", name, check=False)
-    if not has:
-        pytest.skip("needs CONFIG_BRIDGE_VLAN_FILTERING, which this kernel lacks")
+pytestmark = pytest.mark.needs("bridge-vlan-filtering")
 
 
 def vlans(port):
@@ -76,3 +67,79 @@ def test_second_pod_uses_the_leg_that_is_there(node, pod, pod_netns):
     before = {item["ifname"] for item in ip_json("link") if item["ifname"].startswith("br0")}
     node.add(conf, pod_netns())
     assert {item["ifname"] for item in ip_json("link") if item["ifname"].startswith("br0")} == before
+
+
+@pytest.mark.parametrize("keys, untagged", [({"vlan": 20}, 20), ({}, 1)], ids=["vlan", "the trunk alone"])
+def test_untagged_vlan_stays_so_when_the_trunk_has_it_too(node, pod, keys, untagged):
+    # Added once more as a tagged one it would lose PVID: what the pod sends untagged would be dropped.
+    trunk = [{"id": untagged}, {"id": 30}]
+    host = node.add(node.conf(vlanTrunk=trunk, **keys), pod)["interfaces"][1]["name"]
+    assert vlans(host) == {untagged: OWN, 30: []}
+
+
+def test_empty_trunk_has_a_new_bridge_filter_and_leaves_the_port_alone(node, pod):
+    host = node.add(node.conf(vlanTrunk=[]), pod)["interfaces"][1]["name"]
+    assert vlans(host) == {1: OWN} and links()["br0"]["linkinfo"]["info_data"]["vlan_filtering"] == 1
+
+
+def test_default_vlan_of_the_bridge_is_the_one_that_goes(node, pod_netns):
+    run("ip", "link", "add", "br0", "type", "bridge", "vlan_filtering", "1", "vlan_default_pvid", "9")
+    one, two = pod_netns(), pod_netns()
+    assert vlans(node.add(node.conf(vlan=100), one)["interfaces"][1]["name"]) == {100: OWN}
+    assert vlans(node.add(node.conf(vlan=9), two)["interfaces"][1]["name"]) == {9: OWN}
+
+
+def test_preserved_default_vlan_beside_a_trunk(node, pod):
+    conf = node.conf(vlan=100, vlanTrunk=[{"minID": 5, "maxID": 6}], preserveDefaultVlan=True)
+    assert vlans(node.add(conf, pod)["interfaces"][1]["name"]) == {1: ["Egress Untagged"], 5: [], 6: [], 100: OWN}
+
+
+def test_pods_of_one_vlan_reach_each_other_and_those_of_another_do_not(node, pod_netns):
+    one, two, other = pod_netns(), pod_netns(), pod_netns()
+    for pod, vlan in ((one, 100), (two, 100), (other, 200)):
+        node.add(node.conf(vlan=vlan), pod)
+    assert source_seen(one, two, "10.22.0.3") == "10.22.0.2"
+    assert source_seen(one, other, "10.22.0.4", wait=0.3) is None
+
+
+def test_bridge_of_somebody_else_that_does_not_filter_is_told_of(node, pod):
+    run("ip", "link", "add", "br0", "type", "bridge")
+    reply = node.call("ADD", node.conf(vlan=100), pod)
+    assert reply.status == 0 and b'"br0" was there without vlan_filtering' in reply.stderr
+    assert links()["br0"]["linkinfo"]["info_data"]["vlan_filtering"] == 0
+
+
+@pytest.mark.parametrize("keys", [{"vlan": 100}, {"vlan": 100, "macspoofchk": True, "ipspoofchk": True}],
+                         ids=["alone", "with ipspoofchk"])
+def test_dual_stack_gateway_in_a_vlan(node, pod, keys):
+    conf = node.conf("10.22.0.0/24", "fd00:22::/64", isDefaultGateway=True, **keys)
+    result = node.add(conf, pod)
+    assert sorted(addresses("br0.100")) == ["10.22.0.1/24", "fd00:22::1/64"]
+    assert source_seen(pod, None, "10.22.0.1") == "10.22.0.2" and source_seen(pod, None, "fd00:22::1") == "fd00:22::2"
+    node.check(conf, pod, result)
+    node.delete({**conf, "prevResult": result}, pod)
+    assert {name for name in links() if not name.startswith("veth")} == {"lo", "br0", "br0.100"}
+
+
+def test_leg_for_which_the_bridge_has_no_port_left(node, pod):
+    run("ip", "link", "add", "br0", "address", "02:00:00:00:00:05", "type", "bridge", "vlan_filtering", "1")
+    run("ip", "link", "set", "br0", "up")
+    run("ip", "-batch", "-", stdin="".join(f"link add p{i} master br0 type ifb\n" for i in range(1022)))
+    before = node.left(pod)
+    error = node.refused("ADD", node.conf(isGateway=True, vlan=100), pod)
+    assert (error["code"], error["msg"]) == (11, 'bridge "br0" is full: a Linux bridge has 1,023 ports')
+    assert node.left(pod) == before
+
+
+def test_pod_that_fails_leaves_the_leg_to_one_that_came_meanwhile(node, pod_netns, monkeypatch):
+    # Its addresses were taken back although another pod of the VLAN had them as its gateway.
+    conf, lost, other = node.conf(isGateway=True, vlan=100), pod_netns(), pod_netns()
+
+    def fail_late(*_):
+        monkeypatch.undo()
+        node.add(conf, other)
+        raise CniError(999, "too late")
+
+    monkeypatch.setattr(bridge.announced, "port_up", fail_late)
+    assert node.refused("ADD", conf, lost)["msg"] == "too late"
+    assert addresses("br0.100") == ["10.22.0.1/24"] and source_seen(other, None, "10.22.0.1") == "10.22.0.3"

@@ -191,6 +191,15 @@ def test_rules_of_the_reference_plugins_go_with_their_pod(node, pod, conf):
     assert [item["rule"]["comment"].split()[-1] for item in rules() if "rule" in item] == ["cid2"]
 
 
+def test_gc_takes_rules_of_the_reference_plugins_for_lost_attachments(node, conf):
+    run("nft", "-f", "-", stdin=REFERENCE.replace("-ffffffffffffffff, net: net1, if: eth0, id: cid2",
+                                                  "-ffffffffffffffff, net: net1, if: eth0, id: lost"))
+    node.ok("GC", {**conf, "cni.dev/valid-attachments": []})            # of another network
+    assert len([item for item in rules() if "rule" in item]) == 2
+    node.ok("GC", {**conf, "name": "net1", "cni.dev/valid-attachments": [{"containerID": "cid1", "ifname": "eth0"}]})
+    assert [item["rule"]["comment"].split()[-1] for item in rules() if "rule" in item] == ["cid1"]
+
+
 def test_foreign_tables_are_left_alone(node, pod, conf):
     run("nft", "-f", "-", stdin="table ip mine { map pods4 { type ipv4_addr : verdict; "
         "elements = { 10.22.0.2 : accept } }\n chain c { type nat hook postrouting priority 90; }\n}\n")

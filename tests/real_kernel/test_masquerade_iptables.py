@@ -4,7 +4,7 @@ import os
 import shutil
 
 import pytest
-from real_kernel.node import cid_of, elements, run, set_sysctl, source_seen
+from real_kernel.node import cid_of, elements, rules, run, set_sysctl, source_seen
 
 DUAL = ("10.22.0.0/24", "fd00:22::/64")
 
@@ -62,6 +62,26 @@ def test_del_without_netns_leaves_no_rule(node, pod_netns, conf, known):
     node.delete({**conf, "prevResult": result} if known == "prevResult" else conf, pod, cid=cid_of(pod))
     assert [line.split()[3] for line in nat() if "-j CNI-" in line] == ["10.22.0.3/32"]
     assert len([line for line in nat() if line.startswith("-N")]) == 1
+
+
+def test_gc_takes_chains_of_lost_containers_of_its_network(node, pod_netns, conf):
+    other = node.conf("10.33.0.0/24", ipMasq=True, ipMasqBackend="iptables", name="net1-b", bridge="br1")
+    for cid in ("kept", "lost-1", "lost-2"):
+        node.add(conf, pod_netns(), cid=cid)
+    node.add(other, pod_netns(), cid="lost-1")
+    run("iptables", "-t", "nat", "-A", "POSTROUTING", "-s", "10.22.0.9", "-j", "ACCEPT")
+    node.ok("GC", {**conf, "cni.dev/valid-attachments": [{"containerID": "kept", "ifname": "eth0"}]})
+    jumps = [line for line in nat() if line.startswith("-A POSTROUTING")]
+    assert [line.split()[3] for line in jumps] == ["10.22.0.2/32", "10.33.0.2/32", "10.22.0.9/32"]
+    assert len([line for line in nat() if line.startswith("-N")]) == 2
+    assert len([line for line in nat("ip6tables") if line.startswith("-N")]) == 1
+    node.ok("GC", {**other, "cni.dev/valid-attachments": []})
+    assert len([line for line in nat() if line.startswith("-N")]) == 1
+
+
+def test_gc_starts_no_program_where_iptables_was_never_used(node, conf):
+    node.ok("GC", {**conf, "cni.dev/valid-attachments": []}, env={"PATH": "/nowhere"})
+    assert rules() == []
 
 
 def test_pods_of_both_backends_are_deleted_whatever_the_configuration_says_now(node, pod_netns, conf):

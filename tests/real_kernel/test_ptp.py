@@ -60,8 +60,9 @@ def test_pods_of_one_subnet_reach_each_other_through_the_host(node, pod_netns, c
     assert source_seen(one, two, "10.22.0.3") == "10.22.0.2"
 
 
-def test_dual_stack_waits_for_duplicate_address_detection(node, pod):
-    conf = node.conf(*DUAL, type="ptp", routes=["0.0.0.0/0", "::/0"])
+@pytest.mark.parametrize("keys", [{}, {"enabledad": True}], ids=["without detection", "enabledad"])
+def test_dual_stack_is_settled_when_add_returns(node, pod, keys):
+    conf = node.conf(*DUAL, type="ptp", routes=["0.0.0.0/0", "::/0"], **keys)
     host = node.add(conf, pod)["interfaces"][0]["name"]
     tentative = run("ip", "-n", pod, "-6", "addr", "show", "tentative")
     assert tentative == "" and addresses("eth0", pod) == ["10.22.0.2/24", "fd00:22::2/64"]
@@ -90,8 +91,90 @@ def test_mtu_is_that_of_both_ends(node, pod, conf):
     assert (links()[host]["mtu"], links(pod)["eth0"]["mtu"]) == (1400, 1400)
 
 
+MACS = {"runtimeConfig": "02:00:00:00:00:01", "args": "02:00:00:00:00:02", "CNI_ARGS": "02:00:00:00:00:03"}
+
+
+@pytest.mark.parametrize("ways", [("runtimeConfig",), ("args",), ("CNI_ARGS",), ("args", "CNI_ARGS"),
+                                  ("runtimeConfig", "args", "CNI_ARGS")], ids="+".join)
+def test_mac_is_taken_from_the_strongest_place(node, pod, conf, ways):
+    if "runtimeConfig" in ways:
+        conf["runtimeConfig"] = {"mac": MACS["runtimeConfig"]}
+    if "args" in ways:
+        conf["args"] = {"cni": {"mac": MACS["args"]}}
+    args = f"IgnoreUnknown=1;MAC={MACS['CNI_ARGS']}" if "CNI_ARGS" in ways else ""
+    result = node.add(conf, pod, env={"CNI_ARGS": args})
+    assert result["interfaces"][1]["mac"] == links(pod)["eth0"]["address"] == MACS[ways[0]]
+    assert result["interfaces"][0]["mac"] != MACS[ways[0]]
+
+
+def test_bad_mac_is_refused_before_anything_is_made(node, pod, conf):
+    before = node.left(pod)
+    for mac in ("02:00", "02:00:00:00:00:01:02:03"):
+        error = node.refused("ADD", {**conf, "runtimeConfig": {"mac": mac}}, pod)
+        assert error["code"] == 7 and mac in error["msg"] and node.left(pod) == before
+
+
+def test_cni_args_that_the_reference_does_not_read_are_no_error(node, pod, tmp_path):
+    # Of an IPAM plugin that is not strict about them, as dhcp is: here one of a shell script.
+    script = tmp_path / "any-ipam"
+    script.write_text('#!/bin/sh\n[ $CNI_COMMAND = DEL ] || echo \'{"cniVersion": "1.1.0", "ips": '
+                      '[{"address": "10.22.0.2/24", "gateway": "10.22.0.1"}]}\'\n')
+    script.chmod(0o755)
+    env = {"CNI_ARGS": f"COLOUR=red;plain;MAC={MACS['CNI_ARGS']}", "CNI_PATH": str(tmp_path)}
+    result = node.add(node.conf(type="ptp", ipam={"type": "any-ipam"}), pod, env=env)
+    assert result["interfaces"][1]["mac"] == MACS["CNI_ARGS"]
+    node.delete(node.conf(type="ptp", ipam={"type": "any-ipam"}), pod, env=env)
+
+
 def test_dns_of_the_network_goes_before_that_of_ipam(node, pod, conf):
     assert node.add({**conf, "dns": {"search": ["example.org"]}}, pod)["dns"] == {"search": ["example.org"]}
+
+
+def test_dns_of_ipam_stands_where_the_network_says_nothing(node, pod):
+    ipam = {"type": "static", "addresses": [{"address": "10.22.0.9/24", "gateway": "10.22.0.1"}],
+            "dns": {"domain": "a.example"}}
+    assert node.add(node.conf(type="ptp", ipam=ipam, dns={}), pod)["dns"] == {"domain": "a.example"}
+
+
+def test_addresses_that_share_a_subnet_or_only_the_gateway(node, pod):
+    # The reference fails on the second: it asks for the same address on the host end once more.
+    ipam = {"type": "static", "addresses": [
+        {"address": address, "gateway": gateway} for address, gateway in (
+            ("10.22.0.5/24", "10.22.0.1"), ("10.22.0.6/24", "10.22.0.1"), ("192.0.2.7/32", "10.22.0.1"),
+            ("fd00:22::5/64", "fd00:22::1"), ("fd00:22::6/64", "fd00:22::1"))]}
+    conf = node.conf(type="ptp", ipam=ipam)
+    result = node.add(conf, pod)
+    host = result["interfaces"][0]["name"]
+    assert sorted(addresses(host)) == ["10.22.0.1/32", "fd00:22::1/128"]
+    assert {dst for dst, _ in routes()} == {"10.22.0.5", "10.22.0.6", "192.0.2.7"}
+    for address in ("10.22.0.6", "192.0.2.7", "fd00:22::6"):
+        assert source_seen(None, pod, address) in ("10.22.0.1", "fd00:22::1")
+    node.check(conf, pod, result)
+
+
+def test_host_has_a_route_to_each_address_and_del_leaves_none(node, pod):
+    conf = node.conf(*DUAL, type="ptp")
+    host = node.add(conf, pod)["interfaces"][0]["name"]
+    assert routes()["10.22.0.2", ""]["scope"] == "host"
+    assert routes()["10.22.0.2", ""]["dev"] == routes(family=6)["fd00:22::2", ""]["dev"] == host
+    node.delete(conf, pod)
+    assert routes() == {} and not {dst for dst, _ in routes(family=6)} & {"fd00:22::1", "fd00:22::2"}
+
+
+@pytest.mark.parametrize("backend", ["nftables", "iptables"])
+def test_both_backends_masquerade_and_leave_nothing(node, pod_netns, backend):
+    outside, pod = pod_netns(), pod_netns()
+    node.uplink(outside)
+    conf = node.conf("10.33.0.0/24", "fd00:33::/64", type="ptp", routes=["0.0.0.0/0", "::/0"], ipMasq=True,
+                     ipMasqBackend=backend)
+    run("ip", "addr", "add", "10.22.0.1/24", "dev", "up0")
+    run("ip", "addr", "add", "fd00:22::1/64", "dev", "up0", "nodad")
+    result = node.add(conf, pod)
+    assert source_seen(pod, outside, "10.22.0.254") == "10.22.0.1"
+    assert source_seen(pod, outside, "fd00:22::fe") == "fd00:22::1"
+    assert bool(elements("pods4")) is (backend == "nftables") is not ("CNI-" in run("nft", "list", "ruleset"))
+    node.delete({**conf, "prevResult": result}, pod)
+    assert elements("pods4") == elements("pods6") == [] and "CNI-" not in run("nft", "list", "ruleset")
 
 
 def test_address_without_a_gateway_is_refused_before_anything_is_made(node, pod):
@@ -132,6 +215,16 @@ SPOILED = {
 }
 
 
+def test_check_finds_that_the_host_end_is_gone(node, pod, conf):
+    result = node.add(conf, pod)
+    mac = result["interfaces"][1]["mac"]
+    run("ip", "-n", pod, "link", "del", "eth0")
+    for words in (f"link add eth0 address {mac} type veth peer name other", "link set other up", "link set eth0 up",
+                  "addr add 10.22.0.2/24 dev eth0", "route add default via 10.22.0.1"):
+        run("ip", "-n", pod, *words.split())
+    assert "ptp: host end of eth0 was not found" in node.check_refused(conf, pod, result)
+
+
 @pytest.mark.parametrize("what", SPOILED)
 def test_check_finds(node, pod, conf, what):
     result = node.add(conf, pod)
@@ -167,11 +260,18 @@ def test_del_leaves_nothing_and_may_be_repeated(node, pod, gone):
     assert elements("pods4") == elements("pods6") == []
 
 
-def test_status_and_gc(node, pod_netns):
-    conf = node.conf("10.22.0.0/29", type="ptp", ipMasq=True)
+def test_status_is_that_of_ipam(node, pod_netns):
+    conf = node.conf("10.22.0.0/30", type="ptp")
+    node.ok("STATUS", conf)
+    node.add(conf, pod_netns())
+    assert node.refused("STATUS", conf)["code"] == 50
+    assert "no plugin name provided" in node.refused("STATUS", node.conf(type="ptp", ipam=None))["msg"]
+
+
+def test_gc_keeps_valid_attachments(node, pod_netns):
+    conf = node.conf(type="ptp", ipMasq=True)
     kept, lost = pod_netns(), pod_netns()
     node.add(conf, kept)
     node.add(conf, lost)
-    node.ok("STATUS", conf)
     node.ok("GC", {**conf, "cni.dev/valid-attachments": [{"containerID": cid_of(kept), "ifname": "eth0"}]})
     assert set(node.held()) == {"10.22.0.2"} and [key for key, _ in elements("pods4")] == ["10.22.0.2"]

@@ -8,7 +8,7 @@ import pytest
 from real_kernel.node import run, set_sysctl
 
 from fastcni.kernel import filters, sysctl, uapi, wire
-from fastcni.kit import bridges, links
+from fastcni.kit import links
 from fastcni.kit.host import Host
 from fastcni.server.memory import Memory
 
@@ -165,10 +165,10 @@ def test_what_the_kernel_had_to_drop_may_have_been_anything(bridge, host, monkey
 def test_more_links_than_a_filter_holds_are_asked_for_again(host, bridge):
     for n in range(filters.MOST_LINKS + 5):
         run("ip", "link", "add", f"br-{n}", "type", "bridge")
-        assert bridges.find(host, f"br-{n}").name == f"br-{n}"
+        assert links.on_host(host, f"br-{n}").name == f"br-{n}"
     run("ip", "link", "set", "br0", "mtu", "1300")
     run("ip", "link", "set", "br-66", "mtu", "1300")
-    assert bridge().mtu == 1300 and bridges.find(host, "br-66").mtu == 1300
+    assert bridge().mtu == 1300 and links.on_host(host, "br-66").mtu == 1300
 
 
 def test_what_did_not_fit_the_buffer_is_not_missed(bridge, host):

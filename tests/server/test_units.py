@@ -111,6 +111,12 @@ def test_what_a_server_may_take_to_stop_fits_into_what_systemd_waits():
     assert int(values("TimeoutStopSec")[0]) > DRAIN_SECONDS
 
 
+def test_the_one_device_that_a_plugin_opens_is_let_through():
+    from fastcni.kernel import tun
+
+    assert values("DeviceAllow") == [tun.PATH, "rw"] and values("PrivateDevices") in ([], ["no"])
+
+
 def test_socket_and_server_mean_the_same_path():
     from fastcni.server import listening
 
@@ -218,6 +224,7 @@ def go_through(node, pod_netns, start):
                                           bridge="br1"),
             "ptp": {"cniVersion": "1.0.0", "name": "net-p", "type": "ptp", "ipMasq": True, "ipam": ipam},
             "loopback": {"cniVersion": "1.0.0", "name": "lo", "type": "loopback"},
+            "tap": {"cniVersion": "1.0.0", "name": "net-t", "type": "tap", "owner": 70001, "mtu": 1400, "ipam": ipam},
             "host-local": {"cniVersion": "1.0.0", "name": "net-h", "type": "host-local", "ipam": ipam},
         }
         for name, conf in confs.items():

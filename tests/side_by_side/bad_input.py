@@ -126,7 +126,7 @@ BAD = {
         differs="the route is there once, instead of being asked for twice"),
     "a route with host bits": Bad(bridge(routes=[{"dst": "192.0.2.7/24", "gw": "10.22.0.7"}]), taken_by="fastcni",
         differs="the route is to the network that holds it; the kernel refuses it as it stands"),
-    "an mtu of a million": Bad(bridge(mtu=1000000), differs=KERNEL),
+    "an mtu of a million": Bad(bridge(mtu=1000000), differs=EARLY),
     "a bridge without addresses in 0.2.0": Bad(l2(cniVersion="0.2.0")),
     # -- IPAM as a delegate --
     "an IPAM plugin that is not there": Bad(bridge(ipam={"type": "no-such-plugin"})),

@@ -21,27 +21,29 @@ SWITCHES = ("net/ipv4/ip_forward", "net/ipv6/conf/all/forwarding", "net/ipv4/con
             "net/ipv4/conf/all/arp_notify", "net/ipv6/conf/all/disable_ipv6", "net/ipv6/conf/all/accept_dad")
 
 
-def state_of(side, *pods):
-    """{path: value} of a host and its pods, flat: "host/links/br0/mtu": 1500."""
+def state_of(side, *pods, borrowed=False):
+    """{path: value} of a host and its pods, flat: "host/links/br0/mtu": 1500. borrowed: see Roles."""
     found = {}
     for role, netns in [("host", side.host), *((f"pod{i}", os.path.basename(p)) for i, p in enumerate(pods))]:
         with Inside(netns):
             found[role] = read_netns()
-    return flat(Roles(found, [side.host, *pods]).of(found))
+    return flat(Roles(found, [side.host, *pods], borrowed).of(found))
 
 
 def read_netns():
-    """Links with addresses, routes of all tables and sysctls of this thread's namespace."""
+    """Links with addresses, VLANs of bridge ports, routes of all tables and sysctls of this thread's namespace."""
     found = sorted(ip_json("-d", "addr"), key=lambda item: item["ifindex"])
     links = {item.pop("ifname"): item for item in found}
     for item in links.values():
         item["addr_info"] = {f"{each.pop('local')}/{each.pop('prefixlen')}": each for each in item["addr_info"]}
+    vlans = {item["ifname"]: {str(vlan["vlan"]): vlan.get("flags", []) for vlan in item["vlans"]}
+             for item in json.loads(run("bridge", "-j", "vlan", "show") or "[]")}
     routes = {}
     for family in "46":
         for item in ip_json(f"-{family}", "-d", "route", "show", "table", "all"):
             key = " ".join(str(item.get(each, "")) for each in ("table", "type", "dst", "gateway", "dev", "metric"))
             routes[f"{family} {key}"] = item
-    return {"links": links, "routes": routes, "sysctls": {**{name: sysctl(name) for name in SWITCHES},
+    return {"links": links, "vlans": vlans, "routes": routes, "sysctls": {**{name: sysctl(name) for name in SWITCHES},
                                                            **{k: v for name in links for k, v in sysctls(name)}}}
 
 
@@ -67,20 +69,27 @@ def sysctls(link):
 
 
 class Roles:
-    """What stands for the words of chance: {"veth1a2b3c4d": "<host end>", "0a:..": "<MAC of host br0>"}."""
+    """What stands for the words of chance: {"veth1a2b3c4d": "<host end 0>", "0a:..": "<MAC of host br0>"}.
 
-    def __init__(self, found, namespaces):
-        owners = {}
+    borrowed: on one of the sides the bridge has the MAC of a port, on the other one of its own. Then those of the
+    host are not told from each other.
+    """
+
+    def __init__(self, found, namespaces, borrowed=False):
+        owners, self.earlier = {}, f"<link-local of {'host link' if borrowed else 'a MAC it had before'}>"
         for netns, things in found.items():
             ends = [name for name in things["links"] if RANDOM_NAME.fullmatch(name)]        # the oldest first
             for name, link in things["links"].items():
                 role = f"<host end {ends.index(name)}>" if name in ends else name
+                role = "link" if borrowed and netns == "host" else role
                 owners.setdefault(link.get("address"), []).append(f"{netns} {role}")
         self.words = {}
         for mac, names in owners.items():
             if mac and re.fullmatch("[0-9a-f]{2}(:[0-9a-f]{2}){5}", mac) and mac not in (6 * ":00")[1:]:
-                self.words[mac] = f"<MAC of {', '.join(sorted(names))}>"
-                self.words[link_local(mac)] = f"<link-local of {', '.join(sorted(names))}>"
+                self.words[mac] = f"<MAC of {', '.join(sorted(set(names)))}>"
+                self.words[link_local(mac)] = f"<link-local of {', '.join(sorted(set(names)))}>"
+        if borrowed:
+            self.words[(6 * ":00")[1:]] = "<MAC of host link>"      # of the bridge, when the port is gone
         for things in found.values():
             ends = [name for name in things["links"] if RANDOM_NAME.fullmatch(name)]
             self.words.update({name: f"<host end {i}>" for i, name in enumerate(ends)})
@@ -95,8 +104,7 @@ class Roles:
             return [self.of(item) for item in value]
         if not isinstance(value, str):
             return value
-        return LINK_LOCAL.sub("<link-local of a MAC it had before>",
-                              self.pattern.sub(lambda found: self.words[found[0]], value))
+        return LINK_LOCAL.sub(self.earlier, self.pattern.sub(lambda found: self.words[found[0]], value))
 
 
 def link_local(mac):

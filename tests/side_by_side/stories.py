@@ -34,18 +34,29 @@ def static(*addresses, **more):
 
 
 class Story:
-    """ADD of `pods` pods, CHECK, DEL. before: commands on the host; variables: more of CNI_*; prev: of the first ADD.
+    """ADD of `pods` pods, CHECK, DEL. before: commands on the host; variables: more of CNI_*; behind: the configuration
+    of the plugin that this one is chained to.
 
     quick_dad: the pods do without duplicate address detection, which is not what the story is about. check: False
-    where the peer's CHECK is known to fail (then `why` says so) and only ours has to succeed.
+    where the peer's CHECK is known to fail (then `why` says so) and only ours has to succeed. needs: features of the
+    kernel.
     """
 
-    def __init__(self, conf, *, pods=1, before=(), quick_dad=False, check=True, why="", **variables):
+    def __init__(self, conf, *, pods=1, before=(), quick_dad=False, check=True, why="", needs=(), behind=None,
+                 **variables):
         self.conf, self.pods, self.before, self.quick_dad = conf, pods, before, quick_dad
-        self.check, self.why, self.variables = check, why, variables
+        self.check, self.why, self.needs, self.behind, self.variables = check, why, needs, behind, variables
+
+    @property
+    def borrowed(self):
+        """The peer's bridge has the MAC of a port: it pins one only together with a gateway address of its own."""
+        gateway = any(self.conf.get(key) for key in ("isGateway", "isDefaultGateway", "isgateway"))
+        return (self.conf.get("type") == "bridge" and "br0" not in str(self.before)
+                and (not gateway or bool(self.conf.get("vlan"))))
 
 
 OLD_BRIDGE = ("ip link add br0 type bridge", "ip addr add 10.99.0.1/16 dev br0", "ip addr add 10.98.0.1/16 dev br0")
+VLANS = ("bridge-vlan-filtering",)
 STORIES = {
     "loopback": Story(loopback()),
     "loopback, called by its name": Story(loopback(), ifname="lo"),
@@ -78,6 +89,16 @@ STORIES = {
         bridge(V6, isGateway=True, forceAddress=True),
         before=["ip link add br0 type bridge", "ip addr add fd00:22::7/60 dev br0 nodad",
                 "ip addr add fd00:9::7/64 dev br0 nodad"]),
+    "bridge, two IPv6 gateways": Story(bridge(V6, "fd00:23::/64", isDefaultGateway=True)),
+    "bridge macspoofchk": Story(bridge(V4, V6, isGateway=True, macspoofchk=True), pods=2),
+    # 1.1.1 always keeps the VLAN that a port has by default, and knows no trunks.
+    "bridge vlan": Story(bridge(vlan=100, preserveDefaultVlan=True), needs=VLANS),
+    "bridge vlan, isGateway": Story(bridge(V4, V6, vlan=100, preserveDefaultVlan=True, isGateway=True), needs=VLANS),
+    "bridge vlan, without addresses": Story(l2(vlan=4094, preserveDefaultVlan=True), needs=VLANS, check=False,
+                                            why="no IPAM"),
+    "bridge vlan, its bridge is there": Story(bridge(vlan=7, preserveDefaultVlan=True, isDefaultGateway=True), before=[
+        "ip link add br0 address 02:00:00:00:00:01 type bridge vlan_filtering 1 vlan_default_pvid 5",
+        "ip link set br0 up"], pods=2, needs=VLANS),
     "bridge that is there with addresses": Story(bridge(), before=OLD_BRIDGE),
     "bridge that is there with the gateway": Story(bridge(isGateway=True), before=[
         "ip link add br0 type bridge", "ip addr add 10.22.0.1/24 dev br0"]),
@@ -139,6 +160,8 @@ STORIES = {
     "ptp, default route": Story(ptp(routes=[DEFAULT4]), quick_dad=True),
     "ptp, route with gw, mtu, dns": Story(ptp(mtu=1300, dns={"domain": "a.example"}, routes=[
         {"dst": "192.0.2.0/24", "gw": "10.22.0.1"}]), quick_dad=True),
+    "ptp, dns empty, but there": Story(ptp(dns={"options": []}, ipam=static(
+        ("10.22.0.5/24", "10.22.0.1"), dns={"nameservers": ["10.0.0.54"]})), quick_dad=True),
     "ptp, three pods": Story(ptp(routes=[DEFAULT4]), pods=3, quick_dad=True),
     "ptp dual stack": Story(ptp(V4, V6, routes=[DEFAULT4, DEFAULT6])),
     "ptp IPv6, two pods": Story(ptp(V6, routes=[DEFAULT6]), pods=2, quick_dad=True),

@@ -1,6 +1,9 @@
 """A node that changes plugins under running pods: what one side added the other CHECKs and DELetes, both ways."""
 
+import os
+
 import pytest
+from side_by_side.chained_stories import BEHIND, tuning
 from side_by_side.sides import addresses, run
 from side_by_side.state import state_of
 from side_by_side.stories import DEFAULT4, DEFAULT6, V4, V6, bridge, loopback, ptp, static
@@ -104,3 +107,32 @@ def test_fastcni_takes_away_the_mac_spoof_check_of_go(sides):
     assert "macspoofchk-pod-1" in theirs.on_host("nft", "list", "ruleset")
     assert Handover(theirs, ours).by_second("DEL", conf, pod).status == 0
     assert "pod-1" not in theirs.on_host("nft", "list", "ruleset")
+
+
+@pytest.mark.parametrize("keys", [{"mac": "02:00:00:00:00:07"}, {"mtu": 1400, "promisc": True}, {"allmulti": True},
+                                  {"mac": "02:00:00:00:00:07", "promisc": True, "mtu": 1400, "allmulti": True}])
+def test_one_restores_the_link_from_the_file_of_the_other(handover, keys):
+    conf, first = tuning(**keys), handover.first
+    pod = first.pod(quick_dad=True)
+    conf["prevResult"] = first.add(BEHIND, pod)
+    before, file = link_of(pod), f"{first.folder}/tuning/pod-1_eth0.json"
+    first.add(conf, pod)
+    assert link_of(pod) != before
+    answer = handover.by_second("DEL", conf, pod)
+    assert (answer.status, answer.stdout) == (0, "") and link_of(pod) == before and not os.path.exists(file)
+
+
+def test_both_write_the_same_file_and_open_it_to_nobody_else(sides):
+    conf, files = tuning(mac="02:00:00:00:00:07", promisc=True, mtu=1400, allmulti=True), []
+    for side in sides:
+        pod = side.pod(quick_dad=True)
+        previous = side.add(bridge(isGateway=True, args={"cni": {"mac": "02:00:00:00:00:01"}}), pod)
+        side.add({**conf, "prevResult": previous}, pod)
+        with open(f"{side.folder}/tuning/pod-1_eth0.json", "rb") as file:
+            files.append((file.read(), os.fstat(file.fileno()).st_mode))
+    assert files[0] == files[1]
+
+
+def link_of(pod):
+    """All that ip(8) says of eth0 but counters."""
+    return run("ip", "-n", os.path.basename(pod), "-d", "link", "show", "eth0")

@@ -5,10 +5,12 @@ import re
 import time
 
 import pytest
+from side_by_side.chained_stories import CHAINED_STORIES
 from side_by_side.sides import Inside, both
 from side_by_side.state import Roles, difference, flat, read_netns, state_of
 from side_by_side.stories import STORIES
 
+ALL_STORIES = STORIES | CHAINED_STORIES
 # (path, titles, why): where the two differ for a reason. "Older" is the peer, of version 1.1.1.
 DELIBERATE = (
     ("pod./dns", r"(?!.* in 0\.)(?!.*without a version).*",
@@ -41,9 +43,15 @@ class Run:
             side.on_host(*command.split())
 
     def add(self):
-        self.results = [self.side.add(self.story.conf, pod, cid=f"pod-{i}", **self.story.variables)
+        self.results = [self.add_pod(pod, {"cid": f"pod-{i}", **self.story.variables})
                         for i, pod in enumerate(self.pods)]
         return flat({f"pod{i}": self.plain(result) for i, result in enumerate(self.results)})
+
+    def add_pod(self, pod, variables):
+        conf = self.story.conf
+        if self.story.behind:
+            conf = {**conf, "prevResult": self.side.add(self.story.behind, pod, **variables)}
+        return self.side.add(conf, pod, **variables)
 
     def plain(self, result):
         """A result in words that both sides can say."""
@@ -51,19 +59,26 @@ class Run:
         for role, netns in found.items():
             with Inside(netns):
                 found[role] = read_netns()
-        return Roles(found, [self.side.host, *self.pods]).of(listed(result))
+        return Roles(found, [self.side.host, *self.pods], self.story.borrowed).of(listed(result))
 
     def check(self):
         for i, (pod, result) in enumerate(zip(self.pods, self.results, strict=True)):
             self.side.check(self.story.conf, pod, result, cid=f"pod-{i}", **self.story.variables)
 
     def delete(self):
+        self.delete_of(self.story.conf)
+
+    def delete_behind(self):
+        self.delete_of(self.story.behind)
+
+    def delete_of(self, conf):
         for i, pod in enumerate(self.pods):
-            self.side.delete(self.story.conf, pod, cid=f"pod-{i}", **self.story.variables)
+            previous = {"prevResult": self.results[i]} if self.story.behind else {}
+            self.side.delete({**conf, **previous}, pod, cid=f"pod-{i}", **self.story.variables)
 
     def state(self):
         held = {f"files/{name}": owner for name, owner in self.side.held(self.story.conf.get("name", "net-a")).items()}
-        return {**state_of(self.side, *self.pods), **held}
+        return {**state_of(self.side, *self.pods, borrowed=self.story.borrowed), **held}
 
 
 def listed(value):
@@ -86,9 +101,10 @@ def same_state(title, runs, seconds=4.0):
         time.sleep(0.1)
 
 
-@pytest.mark.parametrize("title", STORIES)
+@pytest.mark.parametrize("title", [pytest.param(title, marks=pytest.mark.needs(*story.needs))
+                                   for title, story in ALL_STORIES.items()])
 def test_both_give_the_same_result_and_leave_the_same_behind(title, sides):
-    story = STORIES[title]
+    story = ALL_STORIES[title]
     runs = both(lambda side: Run(side, story), sides)
     assert not unexplained(title, difference(*both(Run.add, runs)))
     assert not same_state(title, runs)
@@ -98,3 +114,6 @@ def test_both_give_the_same_result_and_leave_the_same_behind(title, sides):
         runs[0].check()
     both(Run.delete, runs)
     assert not same_state(title, runs)
+    if story.behind:
+        both(Run.delete_behind, runs)
+        assert not same_state(title, runs)

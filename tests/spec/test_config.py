@@ -38,6 +38,7 @@ NAMES = [
     ("ifname-empty", check_ifname, "", (4, "interface name is empty", "")),
     *((f"S10-{text!r}", check_ifname, text, CHARACTERS) for text in
       ("a/b", "a:b", "a b", "a\tb", "a\n", "a\u2003", "a\x85", "a\0b")),
+    ("S10-%d", check_ifname, "eth%d", (4, "interface name contains %d", "the kernel would put a number there")),
     ("S10-.", check_ifname, ".", DOTS),
     ("S10-..", check_ifname, "..", DOTS),
     *((f"S10-{text!r}", check_ifname, text, None) for text in

@@ -1,0 +1,85 @@
+"""Rules that choose a routing table, and routes that are made once more as the kernel has told of them (ip-rule(8)).
+
+As in rtnl, nothing here sends.
+"""
+
+import sys
+
+from fastcni._netlink import attributes
+from fastcni.kernel import rtnl, uapi
+from fastcni.kernel.uapi import NLM_F_ACK
+
+ORDER = sys.byteorder
+OF_THE_MOMENT = (uapi.RTA_TABLE, uapi.RTA_CACHEINFO)    # what of a route is not the route's own
+
+
+# struct fib_rule_hdr   family dst_len src_len tos | table res1 res2 action | flags:u32
+
+def fib_rule_hdr(family, source_prefix=0, table=0, action=0):
+    return bytes((family, 0, source_prefix, 0, table if table < 256 else uapi.RT_TABLE_UNSPEC, 0, 0, action,
+                  0, 0, 0, 0))
+
+
+def rule(batch, source, table, *, delete=False, what=None):
+    """Add `from <source> lookup <table>`, in front of all but the local table's, or delete the first that is the same."""
+    kind, flags = (uapi.RTM_DELRULE, NLM_F_ACK) if delete else (uapi.RTM_NEWRULE, rtnl.CREATE)
+    batch.begin(kind, flags, fib_rule_hdr(rtnl.family_of(source), 8 * len(source), table, uapi.FR_ACT_TO_TBL), what)
+    batch.raw(uapi.FRA_SRC, source)
+    return batch.u32(uapi.FRA_TABLE, table) if table > 255 else batch
+
+
+def delete_rule(batch, payload, *, what=None):
+    """Delete exactly the rule that an RTM_NEWRULE told of."""
+    batch.begin(uapi.RTM_DELRULE, NLM_F_ACK, payload[:12], what)
+    return with_attributes(batch, payload)
+
+
+class Rule:
+    """What we need of an RTM_NEWRULE: source (b"" for any), prefix (of the source), table (0: it names none)."""
+
+    __slots__ = ("source", "prefix", "table")
+
+    @property
+    def host(self):
+        """Is it about one source address?"""
+        return bool(self.source) and self.prefix == 8 * len(self.source)
+
+
+def read_rule(payload):
+    """An RTM_NEWRULE payload as a Rule. Raises ValueError for a message cut short."""
+    if len(payload) < 12:
+        raise ValueError(f"fib_rule_hdr of {len(payload)} bytes")
+    found, it = attributes(payload, 12), Rule()
+    it.source, it.prefix = found.get(uapi.FRA_SRC, b""), payload[2]
+    table = rtnl.u32(found[uapi.FRA_TABLE]) if uapi.FRA_TABLE in found else payload[4]
+    it.table = table if payload[7] == uapi.FR_ACT_TO_TBL else 0
+    return it
+
+
+def route_again(batch, payload, *, table=None, flags=0, delete=False, what=None):
+    """Add the route of an RTM_NEWROUTE, in another table if given, with NLM_F_CREATE and `flags`; or delete it."""
+    if table is None:
+        found = attributes(payload, 12).get(uapi.RTA_TABLE)
+        table = rtnl.u32(found) if found else payload[4]
+    onlink = rtnl.u32(payload[8:12]) & uapi.RTNH_F_ONLINK
+    header = b"%b%c%b%b" % (payload[:4], table if table < 256 else uapi.RT_TABLE_UNSPEC, payload[5:8],
+                            onlink.to_bytes(4, ORDER))
+    if delete:
+        batch.begin(uapi.RTM_DELROUTE, NLM_F_ACK, header, what)
+    else:
+        batch.begin(uapi.RTM_NEWROUTE, NLM_F_ACK | uapi.NLM_F_CREATE | flags, header, what)
+    with_attributes(batch, payload, leave_out=OF_THE_MOMENT)
+    return batch.u32(uapi.RTA_TABLE, table) if table > 255 else batch
+
+
+def with_attributes(batch, payload, leave_out=()):
+    for number, value in attributes(payload, 12).items():
+        if number not in leave_out:
+            batch.raw(number, value)
+    return batch
+
+
+def route_key(payload):
+    """Two messages of one route have the same."""
+    found = attributes(payload, 12)
+    return payload[:8], frozenset((number, value) for number, value in found.items() if number != uapi.RTA_CACHEINFO)

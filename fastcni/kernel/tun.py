@@ -1,0 +1,99 @@
+"""TAP devices that outlive whoever made them: ioctls on /dev/net/tun (linux/if_tun.h; networking/tuntap.rst)."""
+
+import posix
+import sys
+
+PATH = "/dev/net/tun"
+NEXT_CONTEXT = "/proc/thread-self/attr/exec"    # the SELinux context of what the thread executes next, proc_pid_attr(5)
+
+# _IOW('T', 202, int) and so on, by asm-generic/ioctl.h
+TUNSETIFF, TUNSETPERSIST, TUNSETOWNER, TUNSETGROUP = 0x400454CA, 0x400454CB, 0x400454CC, 0x400454CE
+IFF_TAP, IFF_MULTI_QUEUE, IFF_NO_PI, IFF_TUN_EXCL = 0x0002, 0x0100, 0x1000, 0x8000
+
+CHILD = """
+import fcntl, posix
+try:
+    fd = posix.open({path!r}, posix.O_RDWR)
+    for number, argument in {calls!r}:
+        fcntl.ioctl(fd, number, argument)
+except OSError as e:
+    posix._exit(e.errno)
+"""
+
+
+class ContextRefused(OSError):
+    """The kernel does not take the SELinux context: SELinux is off, or its policy says no."""
+
+
+def open_device():
+    """A descriptor that can become a device's, in the namespace in which it was opened. Raises OSError."""
+    return posix.open(PATH, posix.O_RDWR | posix.O_CLOEXEC)
+
+
+def create_tap(name, *, multi_queue=False, owner=None, group=None, context=""):
+    """A persistent TAP device in the calling thread's network namespace, down. Raises OSError, of errno EBUSY where
+    there is a link of that name; ContextRefused.
+
+    owner, group: ids of who may open it without CAP_NET_ADMIN; with neither, everybody. Packet information and vnet_hdr
+    are off; whoever opens it chooses them anew. multi_queue is for good.
+
+    context: the SELinux context that it belongs to. The kernel gives a device the context of the task that makes it
+    (selinux_tun_dev_alloc_security), and asks neither attr/sockcreate nor attr/fscreate. A thread cannot go there
+    itself: attr/current is for processes of one thread, and there is no way back. So another process makes it.
+    """
+    calls = [(TUNSETIFF, ifreq(name, IFF_TAP | IFF_NO_PI | IFF_TUN_EXCL | (IFF_MULTI_QUEUE if multi_queue else 0)))]
+    calls += [(number, signed(wanted)) for number, wanted in ((TUNSETOWNER, owner), (TUNSETGROUP, group))
+              if wanted is not None]
+    calls.append((TUNSETPERSIST, 1))        # last: before it, a device goes with its descriptor
+    if context:
+        call_in_context(calls, context)
+        return
+    fd = open_device()
+    try:
+        for number, argument in calls:
+            ioctl(fd, number, argument)
+    finally:
+        posix.close(fd)
+
+
+# struct ifreq   name:char[16] | flags:s16 | the rest of a union of 24 bytes
+
+def ifreq(name, flags):
+    return name.encode().ljust(16, b"\0") + flags.to_bytes(2, sys.byteorder) + bytes(22)
+
+
+def signed(number):
+    """An id of 32 bits as the int that ioctl() takes."""
+    return number - (number >> 31 << 32)
+
+
+def ioctl(fd, number, argument):
+    import fcntl  # a file of its own in some Pythons, and only ADD needs it
+
+    fcntl.ioctl(fd, number, argument)
+
+
+def call_in_context(calls, context):
+    """The same in a process of that SELinux context: Python, as SELinux policies let container runtimes change
+    context by execve(2) alone."""
+    from fastcni.kernel import process
+
+    set_next_context(context.encode())
+    try:
+        done = process.run(sys.executable, {}, b"",
+                           [sys.executable, "-I", "-S", "-c", CHILD.format(path=PATH, calls=calls)])
+    finally:
+        set_next_context(b"\n")             # none
+    if done.status:
+        raise OSError(done.status, done.stderr.decode("utf-8", "replace").strip() or posix.strerror(done.status))
+
+
+def set_next_context(context):
+    try:
+        fd = posix.open(NEXT_CONTEXT, posix.O_WRONLY | posix.O_CLOEXEC)
+        try:
+            posix.write(fd, context)
+        finally:
+            posix.close(fd)
+    except OSError as e:
+        raise ContextRefused(e.errno, e.strerror, NEXT_CONTEXT) from None

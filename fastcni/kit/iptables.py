@@ -1,0 +1,125 @@
+"""iptables by its own programs: a table read in one run of iptables-save, changed in one of iptables-restore."""
+
+import posix
+from errno import ENOENT
+
+from fastcni._netlink import Batch
+from fastcni.kernel import nft, process, wire
+from fastcni.kit import elements
+from fastcni.spec import errors
+from fastcni.spec.errors import CniError
+
+PROGRAMS = {4: "iptables", 16: "ip6tables"}            # by length of an address
+USUAL_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+LEGACY_TABLES = {4: "/proc/self/net/ip_tables_names", 16: "/proc/self/net/ip6_tables_names"}
+
+
+def has_chain(req, chain, table="nat"):
+    """May iptables hold a chain of this name? Asked of the kernel, without starting a program.
+
+    iptables over nf_tables keeps its chains where netlink shows them. The legacy kind does not: where its table is
+    loaded at all, the answer is yes.
+    """
+    sock = req.host.firewall
+    for family in families(req, table):
+        _, refused = wire.attempt(sock, nft.get_chain(Batch(), family, table, chain, "look up chain"))
+        if not refused:
+            return True
+        if refused[0].errno != ENOENT:
+            raise refused[0]
+    return legacy(table)
+
+
+def families(req, table="nat"):
+    """Those that have such a table, which is where iptables over nf_tables would have put something."""
+    return [family for family in (nft.NFPROTO_IPV4, nft.NFPROTO_IPV6) if elements.has_table(req.host, family, table)]
+
+
+def legacy(table="nat"):
+    return any(table in _words(path) for path in LEGACY_TABLES.values())
+
+
+def _words(path):
+    try:
+        fd = posix.open(path, posix.O_RDONLY | posix.O_CLOEXEC)
+    except FileNotFoundError:
+        return []                       # the legacy modules are not loaded
+    try:
+        return posix.read(fd, 4096).decode().split()
+    finally:
+        posix.close(fd)
+
+
+def read(req, program, table="nat"):
+    """The lines of a table as iptables-save prints them. Raises CniError."""
+    saved = _run(req, program + "-save", ("-t", table), b"")
+    if saved.status:
+        raise failed(program + "-save", saved)
+    return saved.stdout.decode("utf-8", "replace").splitlines()
+
+
+def read_if_there(req, program, table="nat"):
+    """The same, but no lines on a host without this family's program: it has no rules of ours in it."""
+    return read(req, program, table) if find(req, program + "-save") else []
+
+
+def change(req, program, commands, table="nat"):
+    """Commands like "-A CHAIN ...", all of them or none. Raises CniError."""
+    done = attempt(req, program, commands, table)
+    if done.status:
+        raise failed(program + "-restore", done)
+
+
+def attempt(req, program, commands, table="nat"):
+    """The same, for those who try again: a process.Finished."""
+    text = "\n".join([f"*{table}", *commands, "COMMIT", ""])
+    return _run(req, program + "-restore", ("--noflush", "--wait"), text.encode())
+
+
+def remove(req, program, lines, rules, chains=()):
+    """Delete rules as read() has them, and chains that are among the lines. Raises CniError."""
+    commands = ["-D" + rule[2:] for rule in rules]
+    for chain in chains:
+        if has_line(lines, chain):
+            commands += [f"-F {chain}", f"-X {chain}"]
+    if commands:
+        change(req, program, commands)
+
+
+def has_line(lines, chain):
+    """Is the chain among what read() has read?"""
+    return any(line.startswith(f":{chain} ") for line in lines)
+
+
+def target(rule):
+    return behind("-j", rule)
+
+
+def behind(option, rule):
+    """The word behind an option of a rule, "" where it has none."""
+    words = rule.split()
+    return words[words.index(option) + 1] if option in words else ""
+
+
+def find(req, program):
+    """The path of a program, "" where it is not installed."""
+    for folder in (req.env.get("PATH") or USUAL_PATH).split(":"):
+        path = f"{folder}/{program}"
+        if posix.access(path, posix.X_OK):
+            return path
+    return ""
+
+
+def _run(req, program, arguments, stdin):
+    path = find(req, program)
+    if not path:
+        raise CniError(errors.INTERNAL,
+                       f'failed to locate iptables: exec: "{program}": executable file not found in $PATH',
+                       "install iptables, or leave ipMasqBackend (of portmap: backend) out to use nftables, without a "
+                       "program")
+    return process.run(path, req.env, stdin, (program, *arguments))
+
+
+def failed(program, done):
+    said = done.stderr.decode("utf-8", "replace").strip()
+    return CniError(errors.INTERNAL, f"running {program}: {done.cause}: {said}")

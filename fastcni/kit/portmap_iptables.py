@@ -1,0 +1,195 @@
+"""Host ports by iptables, with the reference plugin's chains in table nat: one run of iptables-save and one of
+iptables-restore a family. Of a pod there is
+
+    -A CNI-HOSTPORT-DNAT -m comment --comment "dnat name: \\"net1\\" id: \\"cid1\\"" -m multiport -p tcp
+        --destination-ports 8080 -j CNI-DN-e8f6f419596f7f47b3468
+    -A CNI-DN-e8f6f419596f7f47b3468 -s 10.22.0.0/24 -p tcp -m tcp --dport 8080 -j CNI-HOSTPORT-SETMARK
+    -A CNI-DN-e8f6f419596f7f47b3468 -s 127.0.0.1/32 -p tcp -m tcp --dport 8080 -j CNI-HOSTPORT-SETMARK
+    -A CNI-DN-e8f6f419596f7f47b3468 -p tcp -m tcp --dport 8080 -j DNAT --to-destination 10.22.0.2:80
+
+and for all pods together CNI-HOSTPORT-DNAT, CNI-HOSTPORT-SETMARK and CNI-HOSTPORT-MASQ, which stay.
+"""
+
+from fastcni.kit import iptables, names
+from fastcni.spec import address as addresses
+from fastcni.spec import errors
+from fastcni.spec.errors import CniError
+from fastcni.spec.json import quote
+
+DNAT, SETMARK, MASQ = "CNI-HOSTPORT-DNAT", "CNI-HOSTPORT-SETMARK", "CNI-HOSTPORT-MASQ"
+OLD_SNAT = "CNI-HOSTPORT-SNAT"          # of reference plugins before 0.8
+PORTS_IN_A_RULE = 15                    # what -m multiport takes
+COMMENT_MAX = 255
+TRIES = 5                               # when others change the table between a look and a change
+
+
+def chain_of(req):
+    return names.chain("CNI-DN-", req)
+
+
+def comment_of(req):
+    text = f"dnat name: {quote(req.name)} id: {quote(req.container_id)}"
+    return text if len(text) <= COMMENT_MAX else text[:COMMENT_MAX - 3] + "..."
+
+
+def add(req, conf):
+    """Map the ports. Raises CniError; with code 11 where another container has one of them, whom it names."""
+    for length in sorted(conf.pod):
+        program = iptables.PROGRAMS[length]
+        for left in reversed(range(TRIES)):
+            lines = iptables.read(req, program)
+            refuse_taken(req, conf, length, lines)
+            commands = [*shared_commands(conf, lines), *pod_commands(req, conf, length, lines)]
+            done = iptables.attempt(req, program, commands)
+            if not done.status:
+                break
+            if not left or iptables.read(req, program) == lines:        # not because of a change by somebody else
+                raise iptables.failed(program + "-restore", done)
+
+
+def shared_commands(conf, lines):
+    """What all pods share, as far as it is missing, in the reference's order."""
+    mark = f"{1 << conf.mark_bit:#x}"
+    own_mark = conf.snat and not conf.set_mark_chain
+    for chain, wanted, rules in (
+            (SETMARK, own_mark, [
+                f'-A {SETMARK} -m comment --comment "CNI portfwd masquerade mark" -j MARK --set-xmark {mark}/{mark}']),
+            (MASQ, own_mark, [
+                f"-A {MASQ} -m mark --mark {mark}/{mark} -j MASQUERADE",
+                f'-A POSTROUTING -m comment --comment "CNI portfwd requiring masquerade" -j {MASQ}']),
+            (DNAT, True, [
+                f"-A PREROUTING -m addrtype --dst-type LOCAL -j {DNAT}",
+                f"-A OUTPUT -m addrtype --dst-type LOCAL -j {DNAT}"])):
+        if not wanted:
+            continue
+        if not iptables.has_line(lines, chain):
+            yield f"-N {chain}"
+        for rule in rules:
+            if rule not in lines:
+                yield rule.replace("-A POSTROUTING", "-I POSTROUTING 1")        # before what masquerades pods
+
+
+def pod_commands(req, conf, length, lines):
+    """The pod's own chain and the rules that lead there; those of an ADD before go first."""
+    chain = chain_of(req)
+    if iptables.has_line(lines, chain):
+        yield from ("-D" + rule[2:] for rule in entries(lines, chain))
+        yield f"-F {chain}"
+    else:
+        yield f"-N {chain}"
+    yield from rules(conf, length, chain)
+    conditions = "".join(f"{quoted(word)} " for word in conf.conditions[length])
+    for protocol in sorted({mapping.protocol for mapping in conf.mappings}):
+        ports = [str(mapping.host_port) for mapping in conf.mappings if mapping.protocol == protocol]
+        for at in range(0, len(ports), PORTS_IN_A_RULE):
+            yield (f"-A {DNAT} -m comment --comment {quote(comment_of(req))} -m multiport -p {protocol} "
+                   f"--destination-ports {','.join(ports[at:at + PORTS_IN_A_RULE])} {conditions}-j {chain}")
+
+
+def rules(conf, length, chain):
+    """The rules of the pod's chain, as iptables-save prints them."""
+    packed, prefix = conf.pod[length]
+    subnet = f" -s {addresses.cidr_text(addresses.network(packed, prefix), prefix)}"
+    sources = ["" if conf.masq_all else subnet] + ([" -s 127.0.0.1/32"] if length == 4 and not conf.masq_all else [])
+    to = addresses.ip_text(packed)
+    for mapping in conf.mappings_for(length):
+        protocol = mapping.protocol
+        at = f" -d {addresses.ip_text(mapping.host_ip)}/{8 * length}" if mapping.host_ip else ""
+        port = f"{at} -p {protocol} -m {protocol} --dport {mapping.host_port}"
+        for source in sources if conf.snat else ():
+            yield f"-A {chain}{source}{port} -j {conf.set_mark_chain or SETMARK}"
+        yield f"-A {chain}{port} -j DNAT --to-destination {f'[{to}]' if length == 16 else to}:{mapping.container_port}"
+
+
+def quoted(word):
+    """A word of the configuration as iptables-restore reads it; it cannot begin a line of its own."""
+    return word if word and word.isascii() and word.isprintable() and not set(word) & set(" \"'\\") else quote(word)
+
+
+def entries(lines, chain):
+    return [line for line in lines if line.startswith(f"-A {DNAT} ") and iptables.target(line) == chain]
+
+
+def refuse_taken(req, conf, length, lines):
+    """Raises CniError 11 for a port that leads to another container's pod."""
+    owners = {iptables.target(line): line for line in lines if line.startswith(f"-A {DNAT} ")}
+    owners.pop(chain_of(req), None)
+    taken = {}                          # {(protocol, port): {address or "": chain}}
+    for line in lines:
+        chain = iptables.behind("-A", line)
+        if chain in owners and iptables.target(line) == "DNAT":
+            key = iptables.behind("-p", line), iptables.behind("--dport", line)
+            taken.setdefault(key, {})[iptables.behind("-d", line).partition("/")[0]] = chain
+    for mapping in conf.mappings_for(length):
+        others = taken.get((mapping.protocol, str(mapping.host_port)), {})
+        at = addresses.ip_text(mapping.host_ip) if mapping.host_ip else ""
+        chain = others.get(at) or others.get("") or ("" if at else next(iter(others.values()), ""))
+        if chain:
+            comment = owners[chain].partition('"dnat ')[2].partition('" -')[0].replace('\\"', '"')
+            raise CniError(errors.TRY_AGAIN_LATER, f"host port {mapping} is already mapped ({comment})",
+                           f"chain {chain} of table nat has it; DEL of that pod frees it")
+
+
+def delete(req, conf):
+    """Delete the pod's chain and what leads there, in both families; says whether there was any. Gone is fine."""
+    if not present(req):
+        return False
+    found = False
+    for program in iptables.PROGRAMS.values():
+        lines = iptables.read_if_there(req, program)
+        for shared, chain in ((DNAT, chain_of(req)), (OLD_SNAT, names.chain("CNI-SN-", req))):
+            found = found or iptables.has_line(lines, chain)
+            remove(req, program, lines, shared, {chain})
+    return found
+
+
+def remove(req, program, lines, shared, chains):
+    """Delete chains, and the rules of a shared chain that lead there."""
+    lost = [line for line in lines if line.startswith(f"-A {shared} ") and iptables.target(line) in chains]
+    iptables.remove(req, program, lines, lost, chains)
+
+
+def present(req):
+    """May iptables hold a chain of this container?"""
+    return iptables.has_chain(req, chain_of(req))
+
+
+def missing(req, conf):
+    """For CHECK: what is not there, in the reference's words, or "" where all is."""
+    chain = chain_of(req)
+    for length in conf.pod:
+        words = f"could not check ipv{4 if length == 4 else 6} dnat: "
+        lines = iptables.read(req, iptables.PROGRAMS[length])
+        if not iptables.has_line(lines, chain):
+            return f"{words}chain {chain} not found in iptables table nat"
+        for rule in rules(conf, length, chain):
+            if rule not in lines:
+                return f"{words}rule {rule} in chain {chain} not found in table nat"
+        if not entries(lines, chain):
+            return f"{words}nothing in {DNAT} leads to chain {chain}"
+    return ""
+
+
+def gc(req):
+    """Delete what containers of this network have, none of whose attachments is valid any more."""
+    if not iptables.families(req) and not iptables.legacy():
+        return
+    valid = {names.digest(req.name + container_id, 28, "CNI-DN-") for container_id, _ in req.valid_attachments}
+    network = quote(f"dnat name: {quote(req.name)} id: ")[:-1]
+    for program in iptables.PROGRAMS.values():
+        lines = iptables.read_if_there(req, program)
+        lost = {iptables.target(line) for line in lines if line.startswith(f"-A {DNAT} ") and network in line}
+        remove(req, program, lines, DNAT, {chain for chain in lost - valid if chain.startswith("CNI-DN-")})
+
+
+def status(req):
+    """Raises CniError 50 where neither family's iptables works."""
+    why = []
+    for program in iptables.PROGRAMS.values():
+        try:
+            iptables.read(req, program)
+            return
+        except CniError as e:
+            why.append(f"({program}) {e.msg}")
+    raise CniError(errors.PLUGIN_NOT_AVAILABLE, f"neither iptables nor ip6tables is usable, {', '.join(why)}",
+                   "install iptables, or leave backend out to use nftables, which needs no program")

@@ -1,0 +1,159 @@
+"""portmap: ports of the host lead to ports of the pod, as the capability portMappings asks for.
+
+Backends are imported when they are used: most pods of a one-shot plugin have no mappings.
+"""
+
+from fastcni.kit import chained, port_mappings
+from fastcni.kit.undo import every
+from fastcni.spec import address as addresses
+from fastcni.spec import errors
+from fastcni.spec import result as results
+from fastcni.spec.errors import CniError
+
+CAPABILITIES = ("portMappings",)
+MISSING = {"ADD": "must be called as chained plugin", "CHECK": "Required prevResult missing"}
+
+
+class Conf:
+    """The keys: mappings (as port_mappings has them), snat, masq_all, iptables (the backend), mark_bit,
+    set_mark_chain ("": our own), conditions {length of an address: [words]}.
+
+    Of prevResult: previous, and pod {length: (packed, prefix)}, its first address of each family.
+    """
+
+    __slots__ = ("mappings", "snat", "masq_all", "iptables", "mark_bit", "set_mark_chain", "conditions", "previous",
+                 "pod")
+
+    def mappings_for(self, length):
+        """The mappings of one family, in their order."""
+        return [mapping for mapping in self.mappings if length in mapping.lengths]
+
+
+def read(req):
+    if req.command in ("DEL", "GC"):
+        return read_leniently(req)
+    try:
+        conf = read_strictly(req)
+    except CniError as e:
+        words = "failed to parse config: " if req.command == "ADD" else ""
+        raise CniError(e.code, words + e.msg, e.details) from None
+    if conf.previous is None and req.command in MISSING:
+        chained.previous(req, MISSING[req.command])         # raises
+    return conf
+
+
+def read_leniently(req):
+    """For DEL: what ADD would have refused is mapped to nobody, and what is there is found without."""
+    try:
+        return read_strictly(req)
+    except CniError:
+        conf = Conf()
+        conf.mappings, conf.pod = [], {}
+        return conf
+
+
+def read_strictly(req):
+    keys, conf = req.conf, Conf()
+    conf.snat, conf.masq_all = keys.flag("snat", default=True), keys.flag("masqAll")
+    read_backend(keys, conf)
+    conf.mappings = port_mappings.read(keys)
+    conf.previous, conf.pod = results.read_prev_result(keys, req.version), {}
+    for ip in (conf.previous or {}).get("ips", ()):
+        if chained.in_pod(conf.previous, ip, req.ifname):
+            packed, prefix = addresses.read_cidr(ip["address"])
+            conf.pod.setdefault(len(packed), (packed, prefix))
+    return conf
+
+
+def read_backend(keys, conf):
+    conf.mark_bit, conf.set_mark_chain = keys.whole("markMasqBit", default=13), keys.text("externalSetMarkChain")
+    if conf.set_mark_chain and keys.has("markMasqBit"):
+        raise CniError(errors.INVALID_CONFIG, "Cannot specify externalSetMarkChain and markMasqBit")
+    if not 0 <= conf.mark_bit <= 31:
+        raise CniError(errors.INVALID_CONFIG, "MasqMarkBit must be between 0 and 31", f"markMasqBit is {conf.mark_bit}")
+    conf.conditions = {4: keys.texts("conditionsV4"), 16: keys.texts("conditionsV6")}
+    # {key: it is written for iptables}
+    special = {"externalSetMarkChain": True} if conf.set_mark_chain else {}
+    for key, words in (("conditionsV4", conf.conditions[4]), ("conditionsV6", conf.conditions[16])):
+        if words:
+            special[key] = words[0][:1] in ("-", "!")
+    backend = keys.text("backend") or ("iptables" if any(special.values()) else "nftables")
+    if backend not in ("nftables", "iptables"):
+        raise CniError(errors.INVALID_CONFIG, f'unrecognized backend "{backend}"',
+                       "backend is nftables (the default) or iptables")
+    conf.iptables = backend == "iptables"
+    wrong = [key for key, for_iptables in special.items() if for_iptables != conf.iptables]
+    if wrong:
+        other = "nftables" if conf.iptables else "iptables"
+        raise CniError(errors.INVALID_CONFIG, f"{backend} backend was requested but configuration contains "
+                       f"{other}-specific options [{' '.join(wrong)}]")
+    if special and not conf.iptables:
+        key = next(iter(special))
+        raise CniError(errors.UNSUPPORTED_FIELD, f"{key} {keys.texts(key)} cannot be used with the nftables backend",
+                       'it takes no words of nft(8); with "backend": "iptables" and words of iptables(8), as '
+                       '["-s", "192.0.2.0/24"], it can')
+
+
+def backend_of(conf):
+    if conf.iptables:
+        from fastcni.kit import portmap_iptables as backend
+    else:
+        from fastcni.kit import portmap_nft as backend
+    return backend
+
+
+def add(req, conf, undo):
+    if conf.mappings and conf.pod:
+        from fastcni.kit import flows
+
+        backend = backend_of(conf)
+        undo(backend.delete, req, conf)
+        backend.add(req, conf)
+        flows.forget(req, conf.mappings, conf.pod)
+        if conf.snat and 4 in conf.pod and any(from_localhost(mapping) for mapping in conf.mappings_for(4)):
+            from fastcni.kit import localnet
+
+            localnet.enable(req, conf.pod[4][0])
+    return conf.previous
+
+
+def from_localhost(mapping):
+    """Is it one of a port of 127.0.0.1?"""
+    return not mapping.host_ip or mapping.host_ip[:1] == b"\x7f"
+
+
+def delete(req, conf):
+    """Take back what ADD did, in whichever backend and by whichever implementation."""
+    from fastcni.kit import portmap_iptables, portmap_nft
+
+    every((take_back, portmap_nft, req, conf), (take_back, portmap_iptables, req, conf))
+
+
+def take_back(backend, req, conf):
+    # Where nothing was ours, the flows are somebody else's.
+    if backend.delete(req, conf) and conf.mappings:
+        from fastcni.kit import flows
+
+        flows.forget(req, conf.mappings, conf.pod or (4, 16))
+
+
+def check(req, conf):
+    from fastcni.kit import checks, portmap_iptables  # CHECK alone needs these
+
+    if not conf.mappings or not conf.pod:
+        return
+    wrong = backend_of(conf).missing(req, conf)
+    if wrong and not conf.iptables and portmap_iptables.present(req):
+        wrong = portmap_iptables.missing(req, conf)         # the pod is older than its configuration
+    if wrong:
+        raise checks.wrong(wrong, "was the firewall flushed?")
+
+
+def gc(req, conf):
+    from fastcni.kit import portmap_iptables, portmap_nft
+
+    every((portmap_nft.gc, req), (portmap_iptables.gc, req))
+
+
+def status(req, conf):
+    backend_of(conf).status(req)

@@ -1,0 +1,62 @@
+"""vlan: a link that carries one VLAN of a link of the host, as 802.1Q tags it."""
+
+from fastcni.kernel import kinds
+from fastcni.kit import devices, links
+from fastcni.kit.conf import read_requested_mac
+from fastcni.kit.master import Master, check_mtu
+from fastcni.spec import errors
+from fastcni.spec.errors import CniError
+
+CAPABILITIES, ARGS = ("mac",), ("MAC",)
+LAST = 4094                     # 4095 is reserved (IEEE 802.1Q)
+
+
+class Conf(devices.Conf):
+    """master, vid (vlanId), mtu (0: the master's), mac (the requested one as bytes, or None)."""
+
+    __slots__ = ("master", "vid", "mtu", "mac")
+
+
+def read(req):
+    keys, conf = req.conf, Conf(req)
+    if req.command in devices.ENDINGS:
+        return conf
+    conf.master, conf.vid, conf.mtu = Master(keys), keys.whole("vlanId"), keys.whole("mtu")
+    if not conf.master.name:
+        raise CniError(errors.INVALID_CONFIG, '"master" field is required. It specifies the host interface name to '
+                       "create the VLAN for")
+    if not 0 <= conf.vid <= LAST:
+        raise CniError(errors.INVALID_CONFIG, f"invalid VLAN ID {conf.vid} (must be between 0 and {LAST} inclusive)")
+    if not conf.layer3:
+        raise CniError(errors.INVALID_CONFIG, "no plugin name provided", "vlan needs ipam.type")
+    conf.mac = read_requested_mac(req, strict=False)
+    return conf
+
+
+def add(req, conf, undo):
+    pod = links.Pod(req)
+    master = conf.master.find(req, pod)
+    check_mtu(conf.mtu, master)
+    link = devices.create(req, pod, undo, "vlan", sock=conf.master.sock(pod), parent=master.index, mtu=conf.mtu,
+                          mac=conf.mac, data=kinds.vlan(conf.vid),
+                          what=f'failed to create vlan {conf.vid} on "{master.name}"')
+    return devices.attach(req, conf, undo, pod, link)
+
+
+delete = devices.delete
+
+
+def check(req, conf):
+    pod, link = devices.check(req, conf, "vlan")
+    conf.master.find(req, pod)
+    devices.same("container VLAN ID", kinds.vlan_id(link), conf.vid)
+    if conf.mtu:
+        devices.same("container MTU", link.mtu, conf.mtu)
+
+
+gc = devices.gc
+
+
+def status(req, conf):
+    conf.master.status(req)
+    devices.status(req, conf, "vlan")

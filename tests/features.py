@@ -1,0 +1,103 @@
+"""What a kernel may lack: the option that brings it, and how a test says that it needs it.
+
+    @pytest.mark.needs("8021q", "dummy")
+
+skips where the kernel lacks one of them. Two lanes run the tests on two kernels, `make test` and `make test-vm`; each
+writes down which of these tests it ran, so that one which no lane runs is seen (tests/vm/count.py).
+
+As a program it prints the names of what this kernel lacks.
+"""
+
+import functools
+import json
+import os
+import platform
+import subprocess
+
+import pytest
+
+# {feature: (the kernel's option, what ip(8) can do where it is there)}
+FEATURES = {
+    "8021q": ("CONFIG_VLAN_8021Q", "link add probe link base type vlan id 5"),
+    "bridge": ("CONFIG_BRIDGE", "link add probe type bridge"),
+    "bridge-vlan-filtering": ("CONFIG_BRIDGE_VLAN_FILTERING", "link add probe type bridge vlan_filtering 1"),
+    "dummy": ("CONFIG_DUMMY", "link add probe type dummy"),
+    "ifb": ("CONFIG_IFB", "link add probe type ifb"),
+    "ipvlan": ("CONFIG_IPVLAN", "link add probe link base type ipvlan mode l2"),
+    "macvlan": ("CONFIG_MACVLAN", "link add probe link base type macvlan mode bridge"),
+    "tun": ("CONFIG_TUN", "tuntap add probe mode tap"),
+    "vrf": ("CONFIG_NET_VRF", "link add probe type vrf table 5"),
+    "vxlan": ("CONFIG_VXLAN", "link add probe type vxlan id 5 dstport 4789"),
+}
+
+# What a lane also runs that need not run all: an ADD of each kind to its end and back, and each of its steps refused.
+BASE = {f"real_kernel/test_{name}.py" for name in (
+    "bridge_lifecycle", "launcher_doors", "loopback", "macvlan", "masquerade", "ptp", "refusals", "tap")}
+
+
+@functools.cache
+def has(feature):
+    """Whether this kernel can do it: tried in a namespace of its own, which ends with the attempt. Needs root."""
+    command = f"ip link add base type veth peer name other && ip {FEATURES[feature][1]}"
+    return subprocess.run(["unshare", "--net", "sh", "-c", command], capture_output=True).returncode == 0
+
+
+def needed(item):
+    return [feature for mark in item.iter_markers("needs") for feature in mark.args]
+
+
+def reason_to_skip(features):
+    """The words for a test that needs these features; "" where it can run."""
+    if os.geteuid() != 0:
+        return "needs root: makes network namespaces"
+    lacks = [FEATURES[feature][0] for feature in features if not has(feature)]
+    return f"needs {', '.join(lacks)}, which this kernel lacks" if lacks else ""
+
+
+class Lane:
+    """A plugin of pytest: skips by mark, and writes {"kernel", "ran": [test], "not run": {test: why}} of marked tests.
+
+    record: that file's path; None for a run that is no lane, of one test, say.
+    other_lacks: features that the other lane's kernel lacks: only tests that need one of them are run, and BASE; None:
+    all tests.
+    """
+
+    def __init__(self, record=None, other_lacks=None):
+        self.record, self.other_lacks, self.ran, self.not_run = record, other_lacks, [], {}
+
+    def pytest_collection_modifyitems(self, config, items):
+        marked = {item: set(features) for item in items if (features := needed(item))}
+        self.not_run = dict.fromkeys((item.nodeid for item in marked), "the run did not come to it")
+        if self.other_lacks is None:
+            return
+        left = {item for item in items if not self.other_lacks.intersection(marked.get(item, ()))
+                and "/".join(item.path.parts[-2:]) not in BASE}
+        self.not_run.update((item.nodeid, "left to the other lane") for item in left if item in marked)
+        config.hook.pytest_deselected(items=left)
+        items[:] = [item for item in items if item not in left]
+
+    def pytest_collection_finish(self, session):
+        for item in session.items:
+            if unknown := set(needed(item)) - set(FEATURES):
+                raise pytest.UsageError(f"{item.nodeid} needs {', '.join(unknown)}: not in tests/features.py")
+            if (features := needed(item)) and (reason := reason_to_skip(features)):
+                item.add_marker(pytest.mark.skip(reason=reason))
+
+    def pytest_runtest_logreport(self, report):
+        if report.nodeid not in self.not_run:
+            return
+        if report.skipped:
+            self.not_run[report.nodeid] = report.longrepr[2].removeprefix("Skipped: ")
+        elif report.when == "call" or report.failed:
+            del self.not_run[report.nodeid]
+            self.ran.append(report.nodeid)
+
+    def pytest_sessionfinish(self):
+        if self.record:
+            self.record.parent.mkdir(exist_ok=True)
+            record = {"kernel": platform.release(), "ran": self.ran, "not run": self.not_run}
+            self.record.write_text(json.dumps(record, indent=1), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    print(*(feature for feature in FEATURES if not has(feature)))

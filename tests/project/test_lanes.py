@@ -1,0 +1,109 @@
+"""The lanes: a test whose kernel feature is absent is skipped in one, run in the other, or seen."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import features
+import pytest
+
+pytest_plugins = ["pytester"]
+
+COUNT = Path(__file__).parents[1] / "vm" / "count.py"
+TESTS = """
+import pytest
+
+@pytest.mark.needs("dummy")
+def test_dummy(): pass
+
+@pytest.mark.parametrize("kind", [pytest.param("vlan", marks=pytest.mark.needs("8021q", "dummy")), "veth"])
+def test_link(kind): pass
+
+@pytest.mark.needs("tun")
+def test_that_skips_for_a_reason_of_its_own(): pytest.skip("no time")
+
+@pytest.mark.needs("tun")
+def test_that_fails(): assert False
+"""
+
+
+@pytest.fixture
+def lane(pytester, monkeypatch):
+    """A function that runs TESTS on a kernel without some features: (the lane's record, the lines of the run)."""
+    pytester.makepyfile(test_it=TESTS)
+    pytester.makeini("[pytest]\nmarkers = needs\n")
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+
+    def run(name, lacks, other_lacks=None):
+        monkeypatch.setattr(features, "has", lambda feature: feature not in lacks)
+        record = pytester.path / f"{name}.json"
+        done = pytester.runpytest_inprocess("-rs", plugins=[features.Lane(record, other_lacks)])
+        return json.loads(record.read_text()), done.outlines
+
+    return run
+
+
+def count(folder):
+    done = subprocess.run([sys.executable, COUNT, "host.json", "vm.json"], cwd=folder, capture_output=True, text=True)
+    return done.returncode, done.stdout.splitlines()
+
+
+def test_a_test_is_skipped_for_the_options_that_the_kernel_lacks(lane):
+    record, lines = lane("host", {"8021q", "dummy"})
+    assert record["ran"] == ["test_it.py::test_that_fails"]
+    assert record["not run"] == {
+        "test_it.py::test_dummy": "needs CONFIG_DUMMY, which this kernel lacks",
+        "test_it.py::test_link[vlan]": "needs CONFIG_VLAN_8021Q, CONFIG_DUMMY, which this kernel lacks",
+        "test_it.py::test_that_skips_for_a_reason_of_its_own": "no time",
+    }
+    assert "SKIPPED [1] test_it.py:3: needs CONFIG_DUMMY, which this kernel lacks" in lines
+
+
+def test_second_lane_runs_what_the_first_could_not_and_all_is_counted(lane, pytester):
+    lane("host", {"8021q"})
+    record, lines = lane("vm", set(), other_lacks={"8021q"})
+    assert record["ran"] == ["test_it.py::test_link[vlan]"] and "1 passed, 4 deselected" in lines[-1]
+    assert count(pytester.path) == (1, [
+        f"host, Linux {os.uname().release}: ran 2 of the tests that need a kernel feature",
+        f"vm, Linux {os.uname().release}: ran 1 of the tests that need a kernel feature",
+        "test_it.py::test_that_skips_for_a_reason_of_its_own",
+        "    host: no time",
+        "    vm: left to the other lane",
+        "1 tests were run by no lane"])
+
+
+def test_all_run_by_one_lane_or_the_other_is_a_success(lane, pytester):
+    for name, lacks in (("host", {"8021q"}), ("vm", set())):
+        record, _ = lane(name, lacks)
+        record["not run"].pop("test_it.py::test_that_skips_for_a_reason_of_its_own")
+        (pytester.path / f"{name}.json").write_text(json.dumps(record))
+    status, lines = count(pytester.path)
+    assert status == 0 and lines[-1] == "0 tests were run by no lane"
+
+
+def test_what_both_kernels_lack_is_run_by_no_lane(lane, pytester):
+    lane("host", {"dummy"})
+    lane("vm", {"dummy"}, other_lacks={"dummy"})
+    status, lines = count(pytester.path)
+    assert status == 1 and lines[-1] == "3 tests were run by no lane"
+
+
+@pytest.mark.parametrize(("record", "status"), [("host.json", 1), ("vm.json", 0)])
+def test_no_lane_is_counted_as_if_it_had_run(lane, pytester, record, status):
+    lane(record.removesuffix(".json"), set())
+    assert count(pytester.path)[0] == status
+
+
+def test_feature_that_is_in_no_table_is_an_error(pytester):
+    pytester.makepyfile("import pytest\n@pytest.mark.needs('802.1q')\ndef test_it(): pass\n")
+    done = pytester.runpytest_inprocess(plugins=[features.Lane()])
+    assert done.ret == pytest.ExitCode.USAGE_ERROR
+    assert "802.1q: not in tests/features.py" in done.stderr.str() + done.stdout.str()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: makes network namespaces")
+def test_kernel_without_a_link_kind_lacks_its_feature(monkeypatch):
+    monkeypatch.setitem(features.FEATURES, "none", ("CONFIG_NONE", "link add probe type fastcni"))
+    assert features.has("bridge") and not features.has("none")

@@ -1,0 +1,35 @@
+"""A bridge and portmap behind it, as a conflist has them, for the tests of portmap's backends."""
+
+DUAL = ("10.22.0.0/24", "fd00:22::/64")
+NODE, FAR = {4: "198.51.100.1", 6: "2001:db8::1"}, {4: "198.51.100.9", 6: "2001:db8::9"}
+POD, BRIDGE = {4: "10.22.0.2", 6: "fd00:22::2"}, {4: "10.22.0.1", 6: "fd00:22::1"}
+
+
+def mapping(host_port=8080, container_port=80, protocol="tcp", **more):
+    return {"hostPort": host_port, "containerPort": container_port, "protocol": protocol, **more}
+
+
+class Chain:
+    """`keys` are portmap's own."""
+
+    def __init__(self, node, first, **keys):
+        self.node, self.first = node, first
+        self.conf = {"cniVersion": first["cniVersion"], "name": first["name"], "type": "portmap", **keys}
+
+    def portmap(self, *mappings, **keys):
+        return {**self.conf, "runtimeConfig": {"portMappings": list(mappings)}, **keys}
+
+    def of(self, pod, *mappings, first=None, **keys):
+        """portmap's configuration for a pod that has had the ADD of the first plugin."""
+        return self.portmap(*mappings, **keys, prevResult=self.node.add(first or self.first, pod))
+
+    def add(self, pod, *mappings, **keys):
+        """ADD of both; portmap's configuration, for DEL."""
+        conf = self.of(pod, *mappings, **keys)
+        assert self.node.add(conf, pod) == conf["prevResult"]
+        return conf
+
+    def alone(self, number, *mappings, **keys):
+        """portmap's configuration for a pod that nobody has made: 10.22.x.y and fd00:22::x:y, by its number."""
+        ips = [{"address": f"10.22.{number >> 8}.{number & 255}/16"}, {"address": f"fd00:22::{number:x}/64"}]
+        return self.portmap(*mappings, **keys, prevResult={"cniVersion": self.conf["cniVersion"], "ips": ips})

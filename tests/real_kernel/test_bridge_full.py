@@ -1,0 +1,50 @@
+"""bridge: a Linux bridge has 1,023 ports, and both ADD and STATUS say so."""
+
+import pytest
+from real_kernel.node import ip_json, links, run
+
+WORDS = 'bridge "br0" is full: a Linux bridge has 1,023 ports'
+
+
+def fill(ports):
+    """A bridge br0 with so many ports; the test's namespace takes all of it away."""
+    run("ip", "link", "add", "br0", "address", "02:00:00:00:00:05", "type", "bridge")
+    run("ip", "link", "set", "br0", "up")
+    run("ip", "-batch", "-", stdin="".join(f"link add p{i} master br0 type ifb\n" for i in range(ports)))
+
+
+@pytest.mark.parametrize("keys", [{}, {"ipam": None}], ids=["with IPAM", "layer 2"])
+def test_full_bridge_is_told_by_add_and_by_status_and_nothing_is_left(node, pod, keys):
+    fill(1023)
+    conf = node.conf(isGateway=True, macspoofchk=True, **keys)
+    before = node.left(pod)
+    error = node.refused("ADD", conf, pod)
+    assert (error["code"], error["msg"]) == (11, WORDS) and "another bridge" in error["details"]
+    assert node.left(pod) == before
+    error = node.refused("STATUS", conf)
+    assert (error["code"], error["msg"]) == (50, WORDS)
+    node.delete(conf, pod)
+
+
+def test_the_last_port_is_given_and_given_again(node, pod_netns):
+    fill(1022)
+    one, two = pod_netns(), pod_netns()
+    conf = node.conf(isGateway=True)
+    node.ok("STATUS", conf)
+    node.add(conf, one)
+    assert node.refused("STATUS", conf)["code"] == 50 and node.refused("ADD", conf, two)["code"] == 11
+    node.delete(conf, one)
+    node.ok("STATUS", conf)
+    node.add(conf, two)
+    assert len(ip_json("link", "show", "master", "br0")) == 1023
+
+
+def test_status_is_fine_with_a_bridge_that_add_would_make(node):
+    node.ok("STATUS", node.conf())
+    assert "br0" not in links()
+
+
+def test_status_tells_of_another_link_of_that_name(node):
+    run("ip", "link", "add", "br0", "type", "ifb")
+    error = node.refused("STATUS", node.conf())
+    assert (error["code"], error["msg"]) == (50, '"br0" already exists but is not a bridge')

@@ -1,0 +1,319 @@
+"""portmap by nftables: who reaches a host port and as whom, what it must not touch, and each key."""
+
+import pytest
+from real_kernel.node import Inside, cid_of, elements, run, set_sysctl, sysctl
+from real_kernel.portmap_chain import BRIDGE, DUAL, FAR, NODE, POD, Chain, mapping
+from real_kernel.traffic import ask, listen, no_bridge_netfilter, outside
+
+from fastcni.kit import flows
+
+FAMILIES = pytest.mark.parametrize("family", [4, 6])
+PROTOCOLS = pytest.mark.parametrize("protocol", ["tcp", "udp", "sctp"])
+
+
+@pytest.fixture
+def chain(node):
+    set_sysctl("net/ipv6/conf/default/accept_dad", "0")
+    return Chain(node, node.conf(*DUAL, isDefaultGateway=True, hairpinMode=True))
+
+
+@pytest.fixture
+def far(host_netns, pod_netns):
+    return outside(pod_netns)
+
+
+# -- who reaches the port, and as whom ---------------------------------------------------------------------
+
+@FAMILIES
+@PROTOCOLS
+def test_outside_reaches_the_pod_which_sees_who_it_is(chain, pod, far, family, protocol):
+    conf = chain.add(pod, mapping(protocol=protocol))
+    with listen(pod, 80, protocol):
+        assert ask(far, NODE[family], 8080, protocol, wait=3) == FAR[family]
+        chain.node.delete(conf, pod)
+        assert ask(far, NODE[family], 8080, protocol, wait=0.3) is None
+
+
+@FAMILIES
+@PROTOCOLS
+def test_the_node_itself_reaches_the_pod(chain, pod, far, family, protocol):
+    chain.add(pod, mapping(protocol=protocol))
+    with listen(pod, 80, protocol):
+        assert ask(None, NODE[family], 8080, protocol) == NODE[family]
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "127.0.0.53"])
+def test_localhost_reaches_the_pod(chain, pod, address):
+    chain.add(pod, mapping())
+    with listen(pod, 80):
+        assert ask(None, address, 8080) == BRIDGE[4]
+
+
+def test_localhost_of_ipv6_is_left_to_the_node(chain, pod):
+    """The kernel lets nothing out from ::1: a client is refused at once, or served by the node's own server."""
+    chain.add(pod, mapping())
+    with listen(pod, 80), Inside(None):
+        assert ask(None, "::1", 8080, wait=5) is None
+        with listen(None, 8080, address="::1"):
+            assert ask(None, "::1", 8080) == "::1"
+
+
+@FAMILIES
+@pytest.mark.parametrize("plain", [True, False], ids=["without br_netfilter", "with br_netfilter and hairpinMode"])
+def test_the_pod_reaches_itself_and_another_pod_of_its_bridge_reaches_it(chain, pod, pod_netns, far, family, plain):
+    other = pod_netns()
+    if plain:
+        no_bridge_netfilter()
+        chain.first["hairpinMode"] = False
+    chain.add(pod, mapping())
+    chain.add(other)
+    with listen(pod, 80):
+        for client in (pod, other):
+            assert ask(client, NODE[family], 8080) == BRIDGE[family]
+            assert ask(client, BRIDGE[family], 8080) == BRIDGE[family]
+
+
+@FAMILIES
+def test_a_pod_of_another_subnet_reaches_it_as_itself(chain, node, pod, pod_netns, far, family):
+    other = pod_netns()
+    chain.add(pod, mapping())
+    node.add(node.conf("10.33.0.0/24", "fd00:33::/64", name="net-b", bridge="br1", isDefaultGateway=True), other)
+    with listen(pod, 80):
+        assert ask(other, NODE[family], 8080) == {4: "10.33.0.2", 6: "fd00:33::2"}[family]
+
+
+def test_ptp_pods_reach_themselves_and_each_other(node, pod, pod_netns, far):
+    set_sysctl("net/ipv6/conf/default/accept_dad", "0")
+    chain = Chain(node, node.conf(*DUAL, type="ptp", routes=["0.0.0.0/0", "::/0"]))
+    other = pod_netns()
+    chain.add(pod, mapping())
+    chain.add(other)
+    with listen(pod, 80):
+        for client in (pod, other):
+            assert ask(client, NODE[4], 8080) is not None and ask(client, NODE[6], 8080, wait=3) is not None
+        assert ask(None, "127.0.0.1", 8080) is not None
+        assert ask(far, NODE[4], 8080) == FAR[4]
+
+
+def test_port_works_together_with_ip_masq(chain, node, pod, far):
+    chain.first["ipMasq"] = True
+    chain.add(pod, mapping())
+    with listen(pod, 80), listen(far, 80):
+        assert ask(far, NODE[4], 8080) == FAR[4]
+        assert ask(pod, FAR[4], 80) == NODE[4]
+        assert ask(pod, NODE[4], 8080) == BRIDGE[4]
+
+
+# -- what is none of its business --------------------------------------------------------------------------
+
+@FAMILIES
+def test_what_goes_through_the_node_to_the_same_port_of_others_is_not_caught(chain, pod, pod_netns, far, family):
+    """CVE-2025-67499. From outside, from the pod, and from the node."""
+    beyond = outside(pod_netns, "up1", "10.23.0", "fd00:23:", knows_the_way=True)
+    run("ip", "-n", far, "route", "add", "10.23.0.0/24", "via", NODE[4])
+    run("ip", "-n", far, "route", "add", "fd00:23::/64", "via", NODE[6])
+    chain.add(pod, mapping())
+    address = {4: "10.23.0.9", 6: "fd00:23::9"}[family]
+    with listen(pod, 80), listen(beyond, 8080):
+        assert ask(far, address, 8080, wait=3) == FAR[family]
+        assert ask(pod, address, 8080) == POD[family]
+        assert ask(None, address, 8080) == {4: "10.23.0.1", 6: "fd00:23::1"}[family]
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_service_rule_of_others_goes_first(chain, pod, pod_netns, far, when):
+    """CVE-2019-9946: an address of the node that is also a service's, say. Whichever was there first."""
+    rules = """table ip services { chain pre { type nat hook prerouting priority dstnat;
+               ip daddr 198.51.100.1 tcp dport 8080 dnat to 10.22.0.3:81
+               }
+               }"""
+    other = pod_netns()
+    if when == "before":
+        run("nft", "-f", "-", stdin=rules)
+    chain.add(pod, mapping(), mapping(8090, 80))
+    chain.add(other)
+    if when == "after":
+        run("nft", "-f", "-", stdin=rules)
+    with listen(pod, 80), listen(other, 81):
+        assert ask(far, NODE[4], 8090) == FAR[4]
+        assert ask(far, NODE[4], 8080) == FAR[4]
+    with listen(other, 81):
+        assert ask(far, NODE[4], 8080) == FAR[4] and ask(far, NODE[4], 8090) is None
+
+
+def test_other_ports_and_protocols_are_the_nodes(chain, pod, far):
+    chain.add(pod, mapping())
+    with listen(pod, 80), listen(pod, 80, "udp"), listen(None, 80), listen(None, 8080, "udp"):
+        assert ask(far, NODE[4], 80) == FAR[4]              # the node's own
+        assert ask(far, NODE[4], 8081, wait=0.3) is None
+        assert ask(far, NODE[4], 8080, "udp") == FAR[4]
+
+
+def spoof_localhost(pod):
+    """The pod sends to 127.0.0.1 by the bridge."""
+    with Inside(pod):
+        set_sysctl("net/ipv4/conf/eth0/route_localnet", "1")
+    run("ip", "-n", pod, "route", "del", "local", "127.0.0.0/8", "dev", "lo", "table", "local", check=False)
+    run("ip", "-n", pod, "route", "add", "127.0.0.0/8", "via", BRIDGE[4])
+
+
+def test_a_pod_does_not_reach_the_nodes_localhost(chain, pod):
+    """CVE-2020-8558, which route_localnet brings; without the guard the pod is served."""
+    chain.add(pod, mapping())
+    spoof_localhost(pod)
+    with listen(None, 9999, address="127.0.0.1"):
+        assert ask(None, "127.0.0.1", 9999) == "127.0.0.1"
+        assert ask(pod, "127.0.0.1", 9999, wait=0.5) is None
+        run("nft", "flush", "chain", "inet", "fastcni", "loopback")
+        assert ask(pod, "127.0.0.1", 9999, wait=3) == POD[4]
+
+
+def test_route_localnet_is_on_for_the_pods_link_alone(chain, pod, far):
+    chain.add(pod, mapping())
+    switched = {name: sysctl(f"net/ipv4/conf/{name}/route_localnet") for name in ("all", "default", "br0", "up0", "lo")}
+    assert switched == {"all": "0", "default": "0", "br0": "1", "up0": "0", "lo": "0"}
+
+
+@pytest.mark.parametrize("keys, host_ip", [({"snat": False}, ""), ({}, NODE[4]), ({}, "::")])
+def test_route_localnet_is_off_where_localhost_has_no_port(chain, pod, far, keys, host_ip):
+    chain.add(pod, mapping(hostIP=host_ip), **keys)
+    assert sysctl("net/ipv4/conf/br0/route_localnet") == "0"
+
+
+# -- keys --------------------------------------------------------------------------------------------------
+
+def test_host_ip_is_the_only_address_that_leads_there(chain, pod, far):
+    run("ip", "addr", "add", "198.51.100.2/24", "dev", "up0")
+    chain.add(pod, mapping(hostIP="198.51.100.2"), mapping(8081, 80, hostIP="2001:db8::1"))
+    with listen(pod, 80):
+        assert ask(far, "198.51.100.2", 8080) == FAR[4]
+        assert ask(None, "198.51.100.2", 8080) is not None
+        assert ask(pod, "198.51.100.2", 8080) == BRIDGE[4]
+        assert ask(far, NODE[6], 8081, wait=3) == FAR[6]
+        for address, port in ((NODE[4], 8080), (NODE[6], 8080), ("198.51.100.2", 8081), (BRIDGE[4], 8080)):
+            assert ask(far if address != BRIDGE[4] else None, address, port, wait=0.3) is None
+
+
+def test_host_ip_of_localhost_is_for_the_node_alone(chain, pod, far):
+    chain.add(pod, mapping(hostIP="127.0.0.1"))
+    with listen(pod, 80):
+        assert ask(None, "127.0.0.1", 8080) == BRIDGE[4]
+        assert ask(None, NODE[4], 8080, wait=0.3) is None and ask(far, NODE[4], 8080, wait=0.3) is None
+
+
+@pytest.mark.parametrize("host_ip, reached", [("0.0.0.0", 4), ("::", 6)])
+def test_unspecified_host_ip_is_every_address_of_its_family(chain, pod, far, host_ip, reached):
+    chain.add(pod, mapping(hostIP=host_ip))
+    with listen(pod, 80):
+        assert [ask(far, NODE[family], 8080, wait=3 if family == reached else 0.3) for family in (4, 6)] == \
+            [FAR[family] if family == reached else None for family in (4, 6)]
+
+
+def test_without_snat_the_pod_is_reached_from_elsewhere_alone(chain, pod, far):
+    no_bridge_netfilter()
+    chain.add(pod, mapping(), snat=False)
+    with listen(pod, 80):
+        assert ask(far, NODE[4], 8080) == FAR[4]
+        assert ask(pod, NODE[4], 8080, wait=0.5) is None        # its own address: it answers itself
+        assert ask(None, "127.0.0.1", 8080, wait=0.5) is None
+    assert elements("hairpins4") == []
+
+
+@FAMILIES
+def test_with_masq_all_everybody_comes_from_the_node(chain, pod, far, family):
+    chain.add(pod, mapping(), masqAll=True)
+    with listen(pod, 80):
+        assert ask(far, NODE[family], 8080, wait=3) == BRIDGE[family]
+        assert ask(pod, NODE[family], 8080) == BRIDGE[family]
+    assert ask(None, "127.0.0.1", 8080) is None
+
+
+def test_range_is_so_many_ports(chain, pod, far):
+    conf = chain.add(pod, mapping(9000, 7000, range=100))
+    for n in (0, 50, 99):
+        with listen(pod, 7000 + n):
+            assert ask(far, NODE[4], 9000 + n) == FAR[4]
+    with listen(pod, 7100):
+        assert ask(far, NODE[4], 9100, wait=0.3) is None
+    assert len(elements("hostports4")) == 100
+    chain.node.check(conf, pod, conf["prevResult"])
+    chain.node.delete(conf, pod)
+    assert elements("hostports4") == elements("hairpins6") == elements("hostport-pods") == []
+
+
+def test_pod_of_one_family_has_its_ports_in_that_one(chain, node, pod, far):
+    chain.first["ipam"] = node.host_local("10.22.0.0/24")
+    chain.add(pod, mapping())
+    with listen(pod, 80):
+        assert ask(far, NODE[4], 8080) == FAR[4] and ask(far, NODE[6], 8080, wait=0.3) is None
+    assert elements("hostports6") == []
+
+
+def test_address_is_the_first_of_each_family_that_is_the_interfaces(chain, node):
+    conf = chain.portmap(mapping(), prevResult={
+        "cniVersion": "1.1.0",
+        "interfaces": [{"name": "br0"}, {"name": "eth1", "sandbox": "/x"}, {"name": "eth0", "sandbox": "/x"}],
+        "ips": [{"address": "10.9.0.1/24", "interface": 0}, {"address": "10.9.0.2/24", "interface": 1},
+                {"address": "10.9.0.3/24", "interface": 2}, {"address": "10.9.0.4/24", "interface": 2}]})
+    node.add(conf, "pod")
+    assert elements("hostports4") == [(("tcp", 8080), ("10.9.0.3", 80))]
+
+
+def test_pod_without_mappings_has_nothing(chain, node, pod):
+    before = node.left()
+    conf = chain.of(pod)
+    with_pod = node.left()
+    assert node.add(conf, pod) == conf["prevResult"] and node.left() == with_pod
+    node.check(conf, pod, conf["prevResult"])
+    node.delete(conf, pod)
+    node.delete(chain.first, pod)
+    assert node.left()["rules"] == before["rules"] and run("nft", "list", "tables") == ""
+
+
+# -- flows that conntrack remembers ------------------------------------------------------------------------
+
+@FAMILIES
+@pytest.mark.parametrize("forgets", [True, False], ids=["forgotten", "remembered, as a control"])
+def test_udp_client_that_keeps_its_port_finds_the_next_pod(chain, pod, pod_netns, far, family, forgets, monkeypatch):
+    if not forgets:
+        monkeypatch.setattr(flows, "forget", lambda *_: None)
+    other, source = pod_netns(), ("", 5555)
+    conf = chain.add(pod, mapping(protocol="udp"))
+    with listen(pod, 80, "udp"):
+        assert ask(far, NODE[family], 8080, "udp", source=source, wait=3) == FAR[family]
+    chain.node.delete(conf, pod)
+    assert ask(far, NODE[family], 8080, "udp", source=source, wait=0.3) is None     # and conntrack notes where to
+    chain.add(other, mapping(protocol="udp"))
+    with listen(other, 80, "udp"):
+        assert ask(far, NODE[family], 8080, "udp", source=source, wait=0.5) == (FAR[family] if forgets else None)
+
+
+def flows_to(port, protocol="udp"):
+    return run("conntrack", "-L", "-p", protocol, "--orig-port-dst", port, check=False).splitlines()
+
+
+def test_flows_through_the_node_to_the_same_port_of_others_are_kept(chain, pod, pod_netns, far):
+    """DNS, say: a name server in a pod, and queries of others to one elsewhere."""
+    with listen(far, 53, "udp"):
+        other = pod_netns()
+        chain.first["ipMasq"] = True
+        chain.add(other)
+        assert ask(other, FAR[4], 53, "udp") == NODE[4]
+        assert ask(None, NODE[4], 53, "udp", wait=0.2) is None
+        kept = [line for line in flows_to(53) if f"dst={FAR[4]}" in line]
+        assert len(kept) == 1 and len(flows_to(53)) == 2
+        conf = chain.add(pod, mapping(53, 53, "udp"))
+        assert [f"dst={FAR[4]}" in line for line in flows_to(53)] == [True]
+        chain.node.delete(conf, pod)
+        assert [f"dst={FAR[4]}" in line for line in flows_to(53)] == [True]
+
+
+def test_del_of_a_pod_that_never_had_the_port_keeps_its_owners_flows(chain, node, pod, pod_netns, far):
+    other = pod_netns()
+    chain.add(pod, mapping(protocol="udp"))
+    with listen(pod, 80, "udp"):
+        assert ask(far, NODE[4], 8080, "udp") == FAR[4]
+    refused = chain.of(other, mapping(protocol="udp"))
+    assert cid_of(pod) in node.refused("ADD", refused, other)["msg"]
+    node.delete(refused, other)
+    assert len(flows_to(8080)) == 1

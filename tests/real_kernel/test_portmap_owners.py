@@ -1,0 +1,361 @@
+"""portmap by nftables: whose port it is, how DEL, CHECK and GC find it, what it costs, and what is refused."""
+
+import json
+
+import pytest
+from real_kernel.node import cid_of, elements, rules, run
+from real_kernel.portmap_chain import Chain, mapping
+
+from fastcni.kernel import wire
+from fastcni.spec import version
+
+MAPS = [f"{name}{family}" for name in ("hostports", "hostip-hostports", "hairpins") for family in (4, 6)]
+
+
+@pytest.fixture
+def chain(node):
+    return Chain(node, node.conf())
+
+
+def mapped():
+    """Everything that belongs to a pod."""
+    return [element for name in (*MAPS, "hostport-pods") for element in elements(name)]
+
+
+def fixed():
+    """The ruleset but for elements."""
+    found = rules()
+    for item in found:
+        for kind in ("map", "set"):
+            item.get(kind, {}).pop("elem", None)
+    return [json.dumps(item, sort_keys=True) for item in found]
+
+
+# -- whose port it is --------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("theirs, ours, refused", [
+    ({}, {}, True),
+    ({}, {"protocol": "udp"}, False),
+    ({}, {"protocol": "TCP"}, True),
+    ({}, {"host_port": 8081}, False),
+    ({"hostIP": "10.0.0.1"}, {"hostIP": "10.0.0.1"}, True),
+    ({"hostIP": "10.0.0.1"}, {"hostIP": "10.0.0.2"}, False),
+    ({"hostIP": "10.0.0.1"}, {}, True),
+    ({}, {"hostIP": "10.0.0.1"}, True),
+    ({"hostIP": "10.0.0.1"}, {"hostIP": "0.0.0.0"}, True),
+    ({"hostIP": "10.0.0.1"}, {"hostIP": "::"}, False),
+    ({"hostIP": "0.0.0.0"}, {"hostIP": "::"}, False),
+    ({"hostIP": "::1"}, {"hostIP": "::"}, True),
+    ({"hostIP": "fd00::1"}, {"hostIP": "127.0.0.1"}, False),
+    ({"hostIP": "::ffff:10.0.0.1"}, {"hostIP": "10.0.0.1"}, True)])
+def test_a_port_has_one_owner_for_each_protocol_and_address(chain, node, theirs, ours, refused):
+    node.add(chain.alone(2, mapping(**theirs)), "one")
+    before = mapped()
+    conf = chain.alone(3, mapping(9999), mapping(**ours))
+    if not refused:
+        node.add(conf, "two")
+        node.delete(conf, "two")
+        assert mapped() == before
+        return
+    error = node.refused("ADD", conf, "two")
+    assert error["code"] == 11 and "8080/tcp" in error["msg"]
+    assert f"is already mapped (net: net-a, if: eth0, id: {cid_of('one')})" in error["msg"]
+    assert mapped() == before
+    node.delete(conf, "two")
+    assert mapped() == before
+
+
+def test_port_is_free_again_after_del(chain, node):
+    one = chain.alone(2, mapping(), mapping(hostIP="10.0.0.1", host_port=90))
+    two = chain.alone(3, mapping(), mapping(90))
+    node.add(one, "one")
+    node.delete(one, "one")
+    node.add(two, "two")
+    assert set(elements("hostports4")) == {(("tcp", 8080), ("10.22.0.3", 80)), (("tcp", 90), ("10.22.0.3", 80))}
+
+
+def test_add_of_the_same_pod_once_more_takes_its_ports_over(chain, node):
+    node.add(chain.alone(2, mapping(), mapping(81, 81)), "one")
+    node.add(chain.alone(9, mapping(), mapping(82, 82)), "one")
+    assert set(elements("hostports4")) == {(("tcp", 8080), ("10.22.0.9", 80)), (("tcp", 82), ("10.22.0.9", 82))}
+    node.delete(chain.alone(9, mapping(), mapping(82, 82)), "one")
+    assert mapped() == []
+
+
+@pytest.mark.parametrize("mappings", [
+    [{}, {}], [{}, {"hostIP": "10.0.0.1"}], [{"hostIP": "::"}, {}], [{"range": 10}, {"host_port": 8089}],
+    [{"hostIP": "10.0.0.1"}, {"hostIP": "10.0.0.1", "container_port": 81}]])
+def test_one_port_twice_in_a_request_is_refused(chain, node, mappings):
+    error = node.refused("ADD", chain.alone(2, *(mapping(**keys) for keys in mappings)), "one")
+    assert error["code"] == 7 and "is mapped twice" in error["msg"] and "/tcp" in error["msg"]
+    assert run("nft", "list", "tables") == ""
+
+
+# -- DEL, CHECK, GC ----------------------------------------------------------------------------------------
+
+FOUR = [mapping(8080 + n, 80 + n, hostIP=host_ip, protocol=protocol)
+        for n, (host_ip, protocol) in enumerate([("", "tcp"), ("", "udp"), ("10.0.0.1", "tcp"), ("fd00::1", "sctp")])]
+
+
+@pytest.mark.parametrize("known", ["all", "no mappings", "no prevResult", "neither", "another snat", "fewer",
+                                   "what is refused"])
+def test_del_takes_what_is_the_pods_and_nothing_else(chain, node, known):
+    conf, other = chain.alone(2, *FOUR), chain.alone(3, mapping(90), mapping(91, hostIP="10.0.0.1"))
+    node.add(other, "other")
+    before = mapped()
+    node.add(conf, "pod")
+    assert len(mapped()) == len(before) + 2 + 2 + 1 + 1 + 6 + 1
+    lacks = {"no mappings": ["runtimeConfig"], "no prevResult": ["prevResult"],
+             "neither": ["runtimeConfig", "prevResult"]}.get(known, [])
+    conf = {key: value for key, value in conf.items() if key not in lacks}
+    if known == "another snat":
+        conf["snat"] = False
+    elif known == "fewer":
+        conf["runtimeConfig"] = {"portMappings": FOUR[1:]}
+    elif known == "what is refused":
+        conf["runtimeConfig"] = {"portMappings": [mapping(0)]}
+    node.delete(conf, "pod")
+    assert mapped() == before
+    node.delete(conf, "pod")
+    assert mapped() == before
+
+
+def test_each_attachment_has_its_own(chain, node):
+    """One container on two networks, and twice on one."""
+    confs = [(chain.alone(2, mapping(81)), "eth0"), (chain.alone(3, mapping(82)), "eth1"),
+             ({**chain.alone(4, mapping(83)), "name": "net-b"}, "eth0")]
+    for conf, ifname in confs:
+        node.add(conf, "pod", ifname=ifname)
+    for at, (conf, ifname) in enumerate(confs):
+        assert [key for key, _ in elements("hostports4")] == [("tcp", 81 + n) for n in range(at, 3)]
+        node.delete({**conf, "runtimeConfig": {}}, "pod", ifname=ifname)
+    assert mapped() == []
+
+
+def test_gc_takes_what_is_of_no_valid_attachment_of_its_network(chain, node):
+    for number in (2, 3):
+        node.add(chain.alone(number, mapping(8000 + number)), f"pod-{number}")
+    node.add({**chain.alone(0x104, mapping(8004)), "name": "net-b"}, "pod-4")
+    valid = [{"containerID": cid_of("pod-3"), "ifname": "eth0"}]
+    node.ok("GC", {**chain.conf, "cni.dev/valid-attachments": valid})
+    assert [key for key, _ in elements("hostports4")] == [("tcp", 8003), ("tcp", 8004)]
+    node.ok("GC", {**chain.conf, "cni.dev/valid-attachments": []})
+    node.ok("GC", {**chain.conf, "name": "net-b", "cni.dev/valid-attachments": []})
+    assert mapped() == [] and "hostport-from" not in run("nft", "list", "ruleset")
+
+
+def test_check_says_what_is_missing(chain, node):
+    conf = chain.alone(2, *FOUR)
+    node.add(conf, "pod")
+    result = conf["prevResult"]
+    node.check(conf, "pod", result)
+    assert node.check_refused(conf, "other", result) != ""
+    run("nft", "delete", "element", "inet", "fastcni", "hostip-hostports4", "{ 10.0.0.1 . tcp . 8082 }")
+    assert node.check_refused(conf, "pod", result) == "host port 10.0.0.1:8082/tcp is not mapped"
+    node.add(conf, "pod")
+    run("nft", "flush", "map", "inet", "fastcni", "hairpins6")
+    assert node.check_refused(conf, "pod", result) == "hairpins6 lacks the pod"
+    node.add(conf, "pod")
+    run("nft", "flush", "chain", "inet", "fastcni", "hostports")
+    assert node.check_refused(conf, "pod", result) == "hostports has no rules"
+    node.add(conf, "pod")
+    node.check(conf, "pod", result)
+    assert node.refused("CHECK", chain.portmap(mapping()), "pod")["msg"] == "Required prevResult missing"
+
+
+@pytest.mark.parametrize("how", [("flush", "ruleset"), ("delete", "table", "inet", "fastcni"),
+                                 ("flush", "table", "inet", "fastcni"),
+                                 ("flush", "chain", "inet", "fastcni", "hostports"),
+                                 ("flush", "chain", "inet", "fastcni", "hostport-postrouting"),
+                                 ("flush", "chain", "inet", "fastcni", "hostport-output"),
+                                 ("flush", "map", "inet", "fastcni", "hostports4")], ids=" ".join)
+def test_what_somebody_flushed_the_next_pod_makes_again(chain, node, how):
+    node.add(chain.alone(2, mapping(81)), "one")
+    before = fixed()
+    run("nft", *how)
+    node.add(chain.alone(3, mapping(82)), "two")
+    assert sorted(fixed()) == sorted(before) and (("tcp", 82), ("10.22.0.3", 80)) in elements("hostports4")
+    for number, name in ((2, "one"), (3, "two")):
+        node.delete(chain.alone(number, mapping(79 + number)), name)
+    assert mapped() == []
+
+
+def test_subnets_chain_that_was_flushed_is_filled_by_a_pod_of_another_subnet(chain, node):
+    node.add(chain.alone(2, mapping(81)), "one")
+    before = [rule for rule in fixed() if "hostport-from-10.22" in rule]
+    run("nft", "flush", "table", "inet", "fastcni")
+    other = chain.portmap(mapping(82), prevResult={"cniVersion": "1.1.0", "ips": [{"address": "10.99.0.2/24"}]})
+    node.add(other, "two")
+    assert [rule for rule in fixed() if "hostport-from-10.22" in rule] == before
+
+
+REFERENCE = """
+table ip cni_hostport {
+    chain hostports {
+        tcp dport 8080 dnat to 10.22.0.2:80 comment "%s"
+        tcp dport 81 dnat to 10.22.0.3:80 comment "b"
+    }
+    chain hostip_hostports { ip daddr 10.0.0.1 tcp dport 82 dnat to 10.22.0.2:80 comment "%s"\n }
+    chain masquerading { ip saddr 10.22.0.2 ip daddr 10.22.0.2 masquerade comment "%s"\n }
+}
+table ip6 cni_hostport { chain hostports { tcp dport 8080 dnat to [fd00::2]:80 comment "%s"\n }
+}
+"""
+
+
+def test_del_takes_what_the_references_nftables_backend_made(chain, node):
+    cid = cid_of("pod")
+    run("nft", "-f", "-", stdin=REFERENCE % (cid, cid, cid, cid))
+    node.delete(chain.portmap(), "pod")
+    assert [item["rule"]["comment"] for item in rules() if "rule" in item] == ["b"]
+
+
+# -- what it costs -----------------------------------------------------------------------------------------
+
+class Wire:
+    """Counts netlink messages and bytes, both ways, while it is open."""
+
+    def __init__(self, monkeypatch):
+        self.monkeypatch, self.sent, self.received = monkeypatch, [], []
+
+    def __enter__(self):
+        self.monkeypatch.setattr(wire, "show", lambda way, data: (self.sent if way == ">" else self.received).append(
+            len(data)))
+        return self
+
+    def __exit__(self, *_):
+        self.monkeypatch.setattr(wire, "show", None)
+
+    @property
+    def cost(self):
+        return len(self.sent), sum(self.sent), len(self.received), sum(self.received)
+
+
+@pytest.mark.parametrize("host_ip", ["", "10.0.0.1"], ids=["every address", "one address"])
+def test_a_thousand_pods_with_four_ports_each_cost_the_next_one_nothing(chain, node, monkeypatch, host_ip):
+    def cost(number):
+        """Of ADD and DEL of a pod, and DEL of one without mappings."""
+        found = []
+        for command, conf in (("ADD", chain.alone(number, *ports)), ("DEL", chain.alone(number, *ports)),
+                              ("DEL", chain.alone(number))):
+            with Wire(monkeypatch) as counted:
+                node.ok(command, conf, f"pod-{number}", cid=f"cid-{number:04}")
+            found.append(counted.cost)
+        return found
+
+    ports = [mapping(1 + n, 80 + n, hostIP=host_ip) for n in range(4)]
+    node.add(chain.alone(2, mapping(60000, hostIP=host_ip)), "first", cid="cid-0002")      # makes the table
+    alone, before = cost(5000), fixed()
+    for pod in range(1000):
+        more = [mapping(10 + 4 * pod + n, 80 + n, hostIP=host_ip) for n in range(4)]
+        node.add(chain.alone(100 + pod, *more), f"pod-{pod}", cid=f"cid-{pod + 100:04}")
+    assert cost(5000) == alone and fixed() == before
+    assert len(elements("hostports4" if not host_ip else "hostip-hostports4")) == 4001
+    print(f"(sends, bytes, answers, bytes) of ADD, DEL, DEL without mappings: {alone}")
+
+
+def test_all_ports_of_a_pod_come_and_go_in_one_transaction(chain, node, monkeypatch):
+    conf = chain.alone(2, *(mapping(1000 + n) for n in range(32)))
+    node.add(chain.alone(3, mapping(81)), "other")
+    begins = []
+    monkeypatch.setattr(wire, "show", lambda way, data: begins.append(data[4:6]) if way == ">" else None)
+    node.add(conf, "pod")
+    assert begins.count(b"\x10\0") == 1
+    begins.clear()
+    node.delete(conf, "pod")
+    assert begins.count(b"\x10\0") == 1
+
+
+def test_ten_thousand_ports_take_several_transactions(chain, node):
+    conf = chain.alone(2, mapping(10000, 10000, range=10000))
+    node.add(conf, "pod")
+    assert len(elements("hostports4")) == len(elements("hostports6")) == 10000
+    node.delete(conf, "pod")
+    assert mapped() == []
+
+
+def test_nft_can_read_what_it_prints(chain, node):
+    node.add(chain.alone(2, *FOUR), "pod")
+    run("nft", "-c", "-f", "-", stdin=run("nft", "list", "ruleset"))
+
+
+# -- configuration -----------------------------------------------------------------------------------------
+
+BAD = {
+    "port 0": ({"hostPort": 0}, 7, "failed to parse config: Invalid host port number: 0"),
+    "no containerPort": ({"containerPort": None}, 7, "failed to parse config: Invalid container port number: 0"),
+    "port too high": ({"hostPort": 65536}, 7, "Invalid host port number: 65536"),
+    "negative port": ({"containerPort": -1}, 7, "Invalid container port number: -1"),
+    "port as text": ({"hostPort": "80"}, 7,
+                     'runtimeConfig.portMappings[0].hostPort: expected a whole number, got string "80"'),
+    "unknown protocol": ({"protocol": "icmp"}, 7, 'protocol: unknown protocol "icmp"; there are tcp, udp, sctp'),
+    "no protocol": ({"protocol": None}, 7, 'unknown protocol ""; there are tcp, udp, sctp'),
+    "hostIP": ({"hostIP": "localhost"}, 7, "hostIP: invalid IP address: localhost"),
+    "range past the end": ({"hostPort": 65530, "range": 7}, 7, "range: expected a whole number from 1 up to 6"),
+    "range of nothing": ({"range": 0}, 7, "range: expected a whole number from 1"),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_bad_mapping_is_refused_with_key_and_value(chain, node, what):
+    keys, code, words = BAD[what]
+    error = node.refused("ADD", chain.alone(2, {**mapping(), **keys}), "pod")
+    assert error["code"] == code and words in error["msg"], error
+    assert node.refused("CHECK", chain.alone(2, {**mapping(), **keys}), "pod")["msg"].startswith("failed") is \
+        ("load netconf" in error["msg"])
+    assert run("nft", "list", "tables") == ""
+    node.delete(chain.alone(2, {**mapping(), **keys}), "pod")
+
+
+BAD_KEYS = {
+    "backend": ({"backend": "pf"}, 7, 'unrecognized backend "pf"'),
+    "mark bit": ({"markMasqBit": 32}, 7, "MasqMarkBit must be between 0 and 31"),
+    "both marks": ({"markMasqBit": 3, "externalSetMarkChain": "X"}, 7,
+                   "Cannot specify externalSetMarkChain and markMasqBit"),
+    "chain with nftables": ({"backend": "nftables", "externalSetMarkChain": "X", "conditionsV6": ["-s", "fd00::/8"]}, 7,
+                            "nftables backend was requested but configuration contains iptables-specific options "
+                            "[externalSetMarkChain conditionsV6]"),
+    "conditions of the other": ({"backend": "iptables", "conditionsV4": ["ip", "saddr", "10.0.0.0/8"]}, 7,
+                                "iptables backend was requested but configuration contains nftables-specific options "
+                                "[conditionsV4]"),
+    "conditions of nft": ({"conditionsV4": ["ip", "saddr", "10.0.0.0/8"]}, 2,
+                          "conditionsV4 ['ip', 'saddr', '10.0.0.0/8'] cannot be used with the nftables backend"),
+    "conditions, no list": ({"conditionsV4": "-s"}, 7, "conditionsV4: expected a list"),
+    "snat": ({"snat": "yes"}, 7, "snat: expected true or false"),
+    "mappings, no list": ({"runtimeConfig": {"portMappings": {}}}, 7, "portMappings: expected a list"),
+}
+
+
+@pytest.mark.parametrize("what", BAD_KEYS)
+def test_bad_key_is_refused(chain, node, what):
+    keys, code, words = BAD_KEYS[what]
+    error = node.refused("ADD", {**chain.alone(2, mapping()), **keys}, "pod")
+    assert error["code"] == code and error["msg"].startswith("failed to parse config: ") and words in error["msg"]
+    assert run("nft", "list", "tables") == ""
+
+
+def test_it_has_to_stand_behind_another_plugin(chain, node):
+    for mappings in ([], [mapping()]):
+        error = node.refused("ADD", chain.portmap(*mappings), "pod")
+        assert (error["code"], error["msg"]) == (7, "must be called as chained plugin")
+
+
+@pytest.mark.parametrize("number", version.ALL)
+def test_every_version_of_the_spec(chain, node, number):
+    old = number in ("0.1.0", "0.2.0")
+    result = ({"ip4": {"ip": "10.22.0.2/24"}, "ip6": {"ip": "fd00:22::2/64"}, "dns": {}} if old else {"ips": [
+        {"address": "10.22.0.2/24", **({} if number >= "1" else {"version": "4"})},
+        {"address": "fd00:22::2/64", **({} if number >= "1" else {"version": "6"})}]})
+    conf = {**chain.portmap(mapping()), "cniVersion": number, "prevResult": {"cniVersion": number, **result}}
+    answer = node.add(conf, "pod")
+    assert {key: answer[key] for key in result} == result and answer["cniVersion"] == number
+    assert len(elements("hostports4")) == len(elements("hostports6")) == 1
+    if number >= "0.4.0":
+        node.ok("CHECK", conf, "pod")
+    node.delete(conf, "pod")
+    assert mapped() == []
+
+
+def test_status_makes_nothing(chain, node):
+    node.ok("STATUS", chain.conf)
+    assert run("nft", "list", "tables") == ""

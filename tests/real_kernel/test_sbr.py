@@ -1,0 +1,320 @@
+"""sbr: which link packets take, the rules and tables behind that, each key, CHECK, and DEL of what is gone."""
+
+import errno
+import socket
+import threading
+
+import pytest
+from real_kernel.node import Inside, ip_json, run, set_sysctl
+
+from fastcni.kernel import netns as kernel_netns
+from fastcni.kernel import wire
+from fastcni.spec.version import ALL
+
+DUAL = ("10.23.0.0/24", "fd00:23::/64")
+OUTSIDE = {4: "192.0.2.9", 6: "2001:db8::9"}
+PKTINFO = {4: (socket.IPPROTO_IP, 8, 8), 6: (socket.IPPROTO_IPV6, 49, 50)}      # linux/in.h, in6.h: set, received as
+SBR = {"cniVersion": "1.1.0", "name": "net-b", "type": "sbr"}
+
+
+@pytest.fixture
+def pod(node, pod):
+    """Two links: eth0 has the default routes, net1 is what sbr is for. The host has addresses that are nobody's."""
+    set_sysctl("net/ipv6/conf/default/accept_dad", "0")
+    for address in (f"{OUTSIDE[4]}/32", f"{OUTSIDE[6]}/128"):
+        run("ip", "addr", "add", address, "dev", "lo")
+    node.add(node.conf("10.22.0.0/24", "fd00:22::/64", isDefaultGateway=True), pod)
+    node.behind(second(node), pod, ifname="net1")
+    return pod
+
+
+def second(node, *subnets, **keys):
+    return node.conf(*(subnets or DUAL), name="net-b", bridge="br1", isGateway=True, **keys)
+
+
+def arrives_by(pod, source, family=4):
+    """The host's link by which a datagram from an address of the pod comes; None if it does not."""
+    kind, (level, asked, told) = {4: socket.AF_INET, 6: socket.AF_INET6}[family], PKTINFO[family]
+    server = socket.socket(kind, socket.SOCK_DGRAM)
+    server.setsockopt(level, asked, 1)
+    server.bind(("", 0))
+    with Inside(pod):
+        client = socket.socket(kind, socket.SOCK_DGRAM)
+    with server, client:
+        server.settimeout(1)
+        if source:
+            client.bind((source, 0))
+        try:
+            client.sendto(b"which way?", (OUTSIDE[family], server.getsockname()[1]))
+            _, parts, _, _ = server.recvmsg(100, 200)
+        except (TimeoutError, OSError):
+            return None
+    info = next(data for where, what, data in parts if (where, what) == (level, told))
+    return socket.if_indextoname(int.from_bytes(info[:4] if family == 4 else info[16:20], "little"))
+
+
+def rules(pod):
+    """{source: table} of the rules for one address."""
+    return {rule["src"]: rule["table"] for family in "46" for rule in ip_json(f"-{family}", "rule", netns=pod)
+            if rule["src"] != "all"}
+
+
+def table(pod, number, family=4):
+    """[(dst, gateway or "")] of net1's routes in a table, without fe80::/64."""
+    found = ip_json(f"-{family}", "route", "show", "table", number, "dev", "net1", netns=pod)
+    return sorted((route["dst"], route.get("gateway", "")) for route in found if not route["dst"].startswith("fe80"))
+
+
+def test_what_comes_from_the_second_address_goes_by_the_second_link(node, pod):
+    assert (arrives_by(pod, "10.23.0.2"), arrives_by(pod, "fd00:23::2", 6)) == ("br0", "br0")
+    result = node.add(SBR, pod, ifname="net1")
+    assert result == node.results[pod]
+    assert (arrives_by(pod, "10.23.0.2"), arrives_by(pod, "fd00:23::2", 6)) == ("br1", "br1")
+    assert (arrives_by(pod, "10.22.0.2"), arrives_by(pod, "fd00:22::2", 6)) == ("br0", "br0")
+    assert (arrives_by(pod, ""), arrives_by(pod, "", 6)) == ("br0", "br0")
+    node.delete(SBR, pod, ifname="net1")
+    assert rules(pod) == {}
+
+
+def test_each_address_has_a_table_with_the_routes_of_its_link(node, pod):
+    run("ip", "-n", pod, *"route add 198.51.100.0/24 via 10.23.0.9 dev net1 metric 7 mtu 1300".split())
+    node.add(SBR, pod, ifname="net1")
+    assert rules(pod) == {"10.23.0.2": "100", "fd00:23::2": "101"}
+    assert table(pod, 100) == [("10.23.0.0/24", ""), ("198.51.100.0/24", "10.23.0.9"), ("default", "10.23.0.1")]
+    assert table(pod, 101, 6) == [("default", "fd00:23::1"), ("fd00:23::/64", "")]
+    moved, = ip_json("-d", "route", "show", "table", "100", "198.51.100.0/24", netns=pod)
+    assert moved["metric"] == 7 and moved["metrics"] == [{"mtu": 1300}]
+    assert table(pod, "main") == table(pod, "main", 6) == []
+    assert {route["dst"] for route in ip_json("route", netns=pod)} == {"default", "10.22.0.0/24"}
+
+
+def test_tables_that_a_rule_or_a_route_names_are_not_taken(node, pod):
+    run("ip", "-n", pod, "rule", "add", "from", "203.0.113.7", "lookup", "100")
+    run("ip", "-n", pod, "-6", "rule", "add", "fwmark", "1", "lookup", "101")
+    run("ip", "-n", pod, "route", "add", "203.0.113.0/24", "dev", "eth0", "table", "103")
+    node.add(SBR, pod, ifname="net1")
+    assert rules(pod) == {"203.0.113.7": "100", "10.23.0.2": "102", "fd00:23::2": "104"}
+    node.delete(SBR, pod, ifname="net1")
+    assert rules(pod) == {"203.0.113.7": "100"}
+
+
+def test_several_addresses_of_a_subnet_have_a_table_each(node, pod):
+    node.delete(second(node), pod, ifname="net1")
+    ipam = {"type": "static", "addresses": [{"address": "10.23.0.5/24", "gateway": "10.23.0.1"},
+                                            {"address": "10.23.0.6/24", "gateway": "10.23.0.1"}]}
+    node.behind(second(node, ipam=ipam), pod, ifname="net1")
+    result = node.add(SBR, pod, ifname="net1")
+    assert rules(pod) == {"10.23.0.5": "100", "10.23.0.6": "101"}
+    assert table(pod, 100) == table(pod, 101) == [("10.23.0.0/24", ""), ("default", "10.23.0.1")]
+    node.check(SBR, pod, result, ifname="net1")
+    node.delete(SBR, pod, ifname="net1")
+    assert rules(pod) == {}
+
+
+@pytest.mark.parametrize("keys, devices", [({}, ["eth0"]), ({"addSourceHints": True}, ["eth0", "net1"])])
+def test_a_route_of_another_link_to_the_same_subnet_stays(node, pod, keys, devices):
+    """Two networks with one subnet are what sbr is for."""
+    run("ip", "-n", pod, "route", "append", "10.23.0.0/24", "dev", "eth0")
+    node.add({**SBR, **keys}, pod, ifname="net1")
+    assert [route["dev"] for route in ip_json("route", "show", "10.23.0.0/24", netns=pod)] == devices
+    assert arrives_by(pod, "10.23.0.2") == "br1"
+
+
+# -- keys -------------------------------------------------------------------------------------------------
+
+def test_with_table_there_are_rules_alone(node, pod):
+    before = table(pod, "main"), table(pod, "main", 6)
+    run("ip", "-n", pod, "route", "add", "default", "via", "10.23.0.1", "table", "1000")
+    conf = {**SBR, "table": 1000, "gateways": ["10.23.0.77"], "addSourceHints": True}
+    result = node.add(conf, pod, ifname="net1")
+    assert rules(pod) == {"10.23.0.2": "1000", "fd00:23::2": "1000"}
+    assert (table(pod, "main"), table(pod, "main", 6)) == before and table(pod, 1000) == [("default", "10.23.0.1")]
+    assert arrives_by(pod, "10.23.0.2") == "br1"
+    node.check(conf, pod, result, ifname="net1")
+    assert node.check_refused({**SBR, "table": 7}, pod, result, ifname="net1") == \
+        "sbr: no rule chooses table 7 for 10.23.0.2"
+    node.delete(conf, pod, ifname="net1")
+    assert rules(pod) == {}
+
+
+def test_del_with_table_leaves_rules_to_other_tables(node, pod):
+    run("ip", "-n", pod, "rule", "add", "from", "10.23.0.2", "lookup", "500")
+    node.add({**SBR, "table": 7}, pod, ifname="net1")
+    node.delete({**SBR, "table": 7}, pod, ifname="net1")
+    assert rules(pod) == {"10.23.0.2": "500"}
+    node.delete(SBR, pod, ifname="net1")
+    assert rules(pod) == {}
+
+
+def test_del_removes_the_rules_of_an_add_that_was_repeated(node, pod):
+    for _ in range(2):
+        node.add({**SBR, "table": 7}, pod, ifname="net1")
+    node.delete(SBR, pod, ifname="net1")
+    assert rules(pod) == {}
+
+
+def test_gateways_go_before_those_of_the_addresses(node, pod):
+    """And before a default route that the link has already, which the reference puts in their place."""
+    run("ip", "-n", pod, "route", "append", "default", "via", "10.23.0.1", "dev", "net1")
+    conf = {**SBR, "gateways": ["fd00:23::77", "10.23.0.77"]}
+    result = node.add(conf, pod, ifname="net1")
+    assert ("default", "10.23.0.77") in table(pod, 100) and ("default", "10.23.0.1") not in table(pod, 100)
+    assert ("default", "fd00:23::77") in table(pod, 101, 6)
+    node.check(conf, pod, result, ifname="net1")
+    assert node.check_refused(SBR, pod, result, ifname="net1") == \
+        "sbr: no default route via 10.23.0.1 in the table of 10.23.0.2"
+
+
+def test_addsourcehints_says_which_address_to_send_from(node, pod):
+    run("ip", "-n", pod, "route", "add", "198.51.100.0/24", "via", "10.23.0.9", "dev", "net1")
+    run("ip", "-n", pod, "route", "add", "203.0.113.0/24", "dev", "net1")
+    result = node.add({**SBR, "addSourceHints": True}, pod, ifname="net1")
+    assert table(pod, "main") == [("10.23.0.0/24", ""), ("203.0.113.0/24", "")]
+    assert table(pod, "main", 6) == [("fd00:23::/64", "")]
+    for family, subnet, source in ((4, "10.23.0.0/24", "10.23.0.2"), (6, "fd00:23::/64", "fd00:23::2")):
+        hint, = ip_json(f"-{family}", "-d", "route", "show", subnet, netns=pod)
+        assert (hint["prefsrc"], hint["protocol"]) == (source, "boot")
+    node.check(SBR, pod, result, ifname="net1")
+
+
+def test_a_hint_that_the_kernel_does_not_take_is_a_warning_and_its_route_stays(node, pod):
+    run("ip", "-n", pod, "addr", "del", "fd00:23::2/64", "dev", "net1")
+    run("ip", "-n", pod, "-6", "route", "add", "fd00:23::/64", "dev", "net1")
+    reply = node.call("ADD", {**SBR, "addSourceHints": True}, pod, ifname="net1")
+    assert reply.status == 0 and b"failed to add a source hint for fd00:23::2/64" in reply.stderr
+    assert table(pod, "main", 6) == [("fd00:23::/64", "")]
+
+
+@pytest.mark.parametrize("keys, words", [
+    ({"gateways": ["10.23.0.1", "10.23.0.2", "::1"]},
+     "gateways list cannot contain more than 2 entries (one IPv4, one IPv6)"),
+    ({"gateways": ["10.23.0.1", "10.23.0.2"]},
+     "gateways list contains multiple IPv4 addresses: 10.23.0.1 and 10.23.0.2"),
+    ({"gateways": ["::1", "::2"]}, "gateways list contains multiple IPv6 addresses: ::1 and ::2"),
+    ({"gateways": ["10.23.0"]}, "invalid static gateway IP address: 10.23.0"),
+    ({"table": 0}, "failed to load netconf: table: expected a whole number from 1 up to 4294967295, got number 0"),
+    ({"table": "x"}, 'failed to load netconf: table: expected a whole number from 1 up to 4294967295, got string "x"'),
+    ({"addSourceHints": 1}, "failed to load netconf: addSourceHints: expected true or false, got number 1"),
+])
+def test_bad_values_are_refused_but_not_by_del(node, pod, keys, words):
+    error = node.refused("ADD", {**SBR, **keys}, pod, ifname="net1")
+    assert (error["code"], error["msg"]) == (7, words)
+    node.add(SBR, pod, ifname="net1")
+    node.delete({**SBR, **keys}, pod, ifname="net1")
+    assert rules(pod) == {}
+
+
+def test_it_has_to_be_chained_and_needs_addresses(node, pod):
+    error = node.refused("ADD", {**SBR, "prevResult": None}, pod, ifname="net1")
+    assert (error["code"], error["msg"]) == (7, "This plugin must be called as chained plugin")
+    assert node.refused("ADD", SBR, pod, ifname="net9")["msg"] == "No IP addresses supplied on interface: net9"
+    run("ip", "-n", pod, "link", "set", "net1", "down")
+    run("ip", "-n", pod, "link", "set", "net1", "name", "net2")
+    assert node.refused("ADD", SBR, pod, ifname="net1")["msg"] == "Cannot find network interface net1"
+
+
+@pytest.mark.parametrize("version", ALL)
+def test_add_and_del_at_every_version(node, pod, version):
+    node.delete(second(node), pod, ifname="net1")
+    node.behind(second(node, cniVersion=version), pod, ifname="net1")
+    conf = {**SBR, "cniVersion": version}
+    result = node.add(conf, pod, ifname="net1")
+    assert result == node.results[pod] and sorted(rules(pod).values()) == ["100", "101"]
+    if version >= "0.4.0":
+        node.check(conf, pod, result, ifname="net1")
+    node.delete(conf, pod, ifname="net1")
+    assert rules(pod) == {}
+
+
+# -- CHECK, DEL and STATUS --------------------------------------------------------------------------------
+
+def test_check_of_the_plugin_before_it_finds_its_routes_where_they_are_now(node, pod):
+    """The reference looks in the main table alone, and fails."""
+    conf = second(node)
+    conf["ipam"]["routes"] = [{"dst": "198.51.100.0/24"}, {"dst": "2001:db8:5::/48"}]
+    node.delete(conf, pod, ifname="net1")
+    node.behind(conf, pod, ifname="net1")
+    result = node.add(SBR, pod, ifname="net1")
+    node.check(conf, pod, result, ifname="net1")
+    run("ip", "-n", pod, "route", "del", "198.51.100.0/24", "table", "100")
+    assert "Expected Route 198.51.100.0/24" in node.check_refused(conf, pod, result, ifname="net1")
+    run("ip", "-n", pod, "route", "del", "10.23.0.0/24", "table", "100")
+    assert "Failed to find Gateway 10.23.0.1" in node.check_refused(conf, pod, result, ifname="net1")
+
+
+def test_a_route_in_a_table_that_no_rule_chooses_is_no_route(node, pod):
+    result = node.add(SBR, pod, ifname="net1")
+    node.delete(SBR, pod, ifname="net1")
+    assert "Failed to find Gateway 10.23.0.1" in node.check_refused(second(node), pod, result, ifname="net1")
+
+
+@pytest.mark.parametrize("words, change", [
+    ("sbr: no rule chooses a table for 10.23.0.2", "rule del from 10.23.0.2"),
+    ("sbr: no rule chooses a table for fd00:23::2", "-6 rule del from fd00:23::2"),
+    ("sbr: no default route via 10.23.0.1 in the table of 10.23.0.2", "route del default table 100"),
+    ("sbr: no default route via fd00:23::1 in the table of fd00:23::2", "-6 route del default table 101"),
+    ("Cannot find network interface net1", "link del net1"),
+])
+def test_check_sees_what_is_missing(node, pod, words, change):
+    result = node.add(SBR, pod, ifname="net1")
+    node.check(SBR, pod, result, ifname="net1")
+    run("ip", "-n", pod, *change.split())
+    assert node.check_refused(SBR, pod, result, ifname="net1") == words
+
+
+@pytest.mark.parametrize("gone", ["link", "addresses", "rules", "netns", "variable", "namespace under the path"])
+def test_del_of_what_is_gone_succeeds(node, pod, tmp_path, gone):
+    node.add(SBR, pod, ifname="net1")
+    netns = pod
+    if gone == "link":
+        run("ip", "-n", pod, "link", "del", "net1")
+    elif gone == "addresses":
+        run("ip", "-n", pod, "addr", "flush", "dev", "net1")
+    elif gone == "rules":
+        run("ip", "-n", pod, "rule", "del", "from", "10.23.0.2")
+    elif gone == "netns":
+        run("ip", "netns", "del", pod)
+    else:
+        netns = "" if gone == "variable" else str(tmp_path / "file")
+        (tmp_path / "file").touch()
+    for _ in range(2):
+        node.delete(SBR, netns, cid="any", ifname="net1")
+    if netns == pod and gone != "netns":
+        assert rules(pod) == {}
+
+
+def test_del_makes_no_file_where_the_namespace_was(node, pod, tmp_path):
+    """The reference leaves an empty file."""
+    node.delete(SBR, str(tmp_path / "pod"), ifname="net1")
+    assert not (tmp_path / "pod").exists()
+
+
+@pytest.mark.parametrize("previous", [None, {}, {"ips": "x"}, 7])
+def test_del_needs_no_prevresult(node, pod, previous):
+    node.add(SBR, pod, ifname="net1")
+    node.delete({**SBR, "prevResult": previous}, pod, ifname="net1")
+    assert rules(pod) == {}
+
+
+def test_it_waits_for_others_that_lock_the_namespace(node, pod):
+    done = threading.Event()
+    with Inside(None), open(f"/run/netns/{pod}") as other:
+        with kernel_netns.locked(other.fileno()):
+            def add():
+                with Inside(node.name):
+                    node.add(SBR, pod, ifname="net1")
+                done.set()
+            waiting = threading.Thread(target=add)
+            waiting.start()
+            assert not done.wait(0.3) and rules(pod) == {}
+        waiting.join(10)
+    assert done.is_set() and len(rules(pod)) == 2
+
+
+def test_status_says_when_the_kernel_has_no_rules(node, monkeypatch):
+    node.ok("STATUS", SBR)
+
+    def refuse(*_):
+        raise wire.NetlinkError(errno.EAFNOSUPPORT, "list routing rules")
+    monkeypatch.setattr(wire, "dump", refuse)
+    assert node.refused("STATUS", SBR)["code"] == 50

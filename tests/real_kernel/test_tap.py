@@ -1,0 +1,428 @@
+"""tap: each key, the result, frames through the device, who may open it, CHECK, STATUS, and DEL of what is gone."""
+
+import fcntl
+import os
+import select
+import socket
+import struct
+import subprocess
+import sys
+import time
+
+import pytest
+from real_kernel.node import Inside, addresses, ip_json, links, routes, run, sysctl
+
+from fastcni.kernel import tun
+
+DUAL = ("10.22.0.0/24", "fd00:22::/64")
+TUNSETIFF, IFF_TUN, IFF_TAP, IFF_MULTI_QUEUE, IFF_NO_PI = 0x400454CA, 0x0001, 0x0002, 0x0100, 0x1000
+CONTEXT = "system_u:system_r:container_t:s0"
+STATION, STATION_MAC = "10.22.0.77", bytes.fromhex("0a0000000077")
+OPEN_AS = """
+import fcntl, os, sys
+uid, gid, ifreq = int(sys.argv[1]), int(sys.argv[2]), bytes.fromhex(sys.argv[3])
+fd = os.open("/dev/net/tun", os.O_RDWR)
+os.setgroups([])
+os.setgid(gid)
+os.setuid(uid)
+fcntl.ioctl(fd, 0x400454CA, ifreq)
+"""
+
+pytestmark = pytest.mark.needs("tun")
+
+
+@pytest.fixture
+def conf(node):
+    return node.conf(*DUAL, type="tap", bridge=None)
+
+
+@pytest.fixture
+def layer2(node):
+    return node.conf(type="tap", bridge=None, ipam=None)
+
+
+def ifreq(name, flags):
+    return struct.pack("=16sH22x", name.encode(), flags)
+
+
+def open_tap(pod, name="eth0", flags=IFF_TAP | IFF_NO_PI):
+    """What a program in the pod does: the device's file, as a virtual machine or a VPN reads and writes it."""
+    with Inside(pod):
+        file = os.fdopen(os.open(tun.PATH, os.O_RDWR), "r+b", buffering=0)
+    fcntl.ioctl(file, TUNSETIFF, ifreq(name, flags))
+    return file
+
+
+def may_open(pod, uid, gid, flags=IFF_TAP | IFF_NO_PI):
+    """Whether a process without capabilities, of these ids, may."""
+    with Inside(pod):
+        words = [sys.executable, "-I", "-c", OPEN_AS, str(uid), str(gid), ifreq("eth0", flags).hex()]
+        done = subprocess.run(words, capture_output=True, text=True)
+    assert done.returncode == 0 or "Operation not permitted" in done.stderr, done.stderr
+    return done.returncode == 0
+
+
+def arp_of(file, target, tries=10):
+    """Ask who has `target` as a station behind the device, again and again: a bridge takes a moment to see the carrier.
+    The MAC that answers, or None."""
+    ask = struct.pack("!HHHBBH", 0x0806, 1, 0x0800, 6, 4, 1) + STATION_MAC + socket.inet_aton(STATION)
+    for _ in range(tries):
+        file.write(b"\xff" * 6 + STATION_MAC + ask + bytes(6) + socket.inet_aton(target))
+        while select.select([file], [], [], 0.2)[0]:
+            frame = file.read(2000)
+            if frame[:6] == STATION_MAC and frame[12:14] == b"\x08\x06" and frame[20:22] == b"\0\2":
+                return frame[22:28].hex(":")
+    return None
+
+
+def tap(pod, name="eth0"):
+    """What the kernel tells of the device."""
+    link = links(pod)[name]
+    assert link["linkinfo"]["info_kind"] == "tun"
+    return link["linkinfo"]["info_data"]
+
+
+def test_program_in_the_pod_sends_and_receives_by_the_device(node, pod, conf):
+    result = node.add(conf, pod)
+    mac = links(pod)["eth0"]["address"]
+    assert result["interfaces"] == [{"name": "eth0", "mac": mac, "sandbox": f"/run/netns/{pod}"}]
+    assert [(ip["address"], ip["interface"]) for ip in result["ips"]] == [("10.22.0.2/24", 0), ("fd00:22::2/64", 0)]
+    assert addresses("eth0", pod) == ["10.22.0.2/24", "fd00:22::2/64"]
+    assert set(links()) == {"lo"}                       # nothing on the host
+    with open_tap(pod) as program:
+        assert arp_of(program, "10.22.0.2") == mac
+        assert arp_of(program, "10.22.0.3", tries=1) is None
+    node.check(conf, pod, result)
+    node.delete(conf, pod)
+    assert set(links(pod)) == {"lo"} and node.held() == {}
+
+
+def test_device_stays_when_its_program_ends_and_is_opened_again(node, pod, conf):
+    result = node.add(conf, pod)
+    for _ in range(2):
+        with open_tap(pod) as program:
+            assert arp_of(program, "10.22.0.2")
+        assert tap(pod)["persist"] is True
+    node.check(conf, pod, result)
+
+
+def test_program_that_still_has_the_device_open_does_not_keep_it(node, pod, conf):
+    node.add(conf, pod)
+    with open_tap(pod):
+        node.delete(conf, pod)
+        assert set(links(pod)) == {"lo"} and node.held() == {}
+
+
+@pytest.mark.parametrize("keys", [{}, {"owner": 70001, "group": 70002}, {"multiQueue": True}], ids=str)
+def test_frames_have_neither_packet_information_nor_a_header_of_virtio(node, pod, conf, keys):
+    """The reference has both on with owner and group."""
+    node.add({**conf, **keys}, pod)
+    assert tap(pod)["type"] == "tap" and tap(pod)["pi"] is tap(pod)["vnet_hdr"] is False
+
+
+@pytest.mark.parametrize("keys, words", [
+    ({}, ""), ({"multiQueue": True}, "multi_queue"), ({"owner": 70001}, "user 70001"), ({"group": 0}, "group 0"),
+    ({"multiQueue": True, "owner": 0, "group": 4294967294}, "multi_queue user 0 group 4294967294")])
+def test_device_is_the_one_that_ip_makes(node, pod, layer2, keys, words):
+    """The reference calls `ip tuntap`."""
+    node.add({**layer2, **keys}, pod)
+    with Inside(pod):
+        run("ip", "tuntap", "add", "mode", "tap", "name", "other", *words.split())
+    run("ip", "-n", pod, "link", "set", "other", "up")
+    ours, theirs = links(pod)["eth0"], links(pod)["other"]
+    for each in (ours, theirs):
+        for chance in ("ifindex", "ifname", "address"):
+            del each[chance]
+    assert ours == theirs
+
+
+@pytest.mark.parametrize("keys, uid, gid, allowed", [
+    ({"owner": 70001}, 70001, 70009, True), ({"owner": 70001}, 70002, 70009, False),
+    ({"group": 70001}, 70009, 70001, True), ({"group": 70001}, 70009, 70002, False),
+    ({"owner": 70001, "group": 70002}, 70001, 70002, True), ({"owner": 70001, "group": 70002}, 70001, 70009, False),
+    ({"owner": 0}, 70001, 70009, False), ({"owner": 3000000000}, 3000000000, 70009, True), ({}, 70009, 70009, True)])
+def test_owner_and_group_open_the_device_without_a_capability(node, pod, conf, keys, uid, gid, allowed):
+    node.add({**conf, **keys}, pod)
+    assert may_open(pod, uid, gid) == allowed
+
+
+@pytest.mark.parametrize("key", ["owner", "group"])
+@pytest.mark.parametrize("number", [-1, 0xFFFFFFFF, 1 << 32, "root"])
+def test_owner_that_is_no_id_is_refused(node, pod, conf, key, number):
+    error = node.refused("ADD", {**conf, key: number}, pod)
+    assert error["code"] == 7 and f"{key}: expected a whole number from 0 up to 4294967294" in error["msg"]
+
+
+def test_multi_queue_is_for_programs_that_open_the_device_more_than_once(node, pod, conf):
+    node.add({**conf, "multiQueue": True}, pod)
+    flags = IFF_TAP | IFF_NO_PI | IFF_MULTI_QUEUE
+    with open_tap(pod, flags=flags), open_tap(pod, flags=flags):
+        assert (tap(pod)["multi_queue"], tap(pod)["numqueues"]) == (True, 2)
+    with pytest.raises(OSError, match="Invalid argument"):
+        open_tap(pod)
+
+
+def test_without_multi_queue_one_program_has_the_device(node, pod, conf):
+    node.add(conf, pod)
+    with open_tap(pod), pytest.raises(OSError, match="busy"):
+        open_tap(pod)
+    assert tap(pod)["multi_queue"] is False
+
+
+def test_mtu_is_the_kernels_or_the_one_asked_for(node, pod, conf):
+    node.add(conf, pod)
+    assert links(pod)["eth0"]["mtu"] == 1500
+    node.add({**conf, "mtu": 9000}, pod, ifname="eth1")
+    assert links(pod)["eth1"]["mtu"] == 9000
+
+
+@pytest.mark.parametrize("mtu, code, words", [(-1, 7, "mtu: expected a whole number from 0"),
+                                              (65536, 999, "mtu greater than device maximum")])
+def test_mtu_that_no_tap_can_have_is_refused(node, pod, conf, mtu, code, words):
+    before = node.left(pod)
+    error = node.refused("ADD", {**conf, "mtu": mtu}, pod)
+    assert error["code"] == code and words in error["msg"] and node.left(pod) == before
+
+
+@pytest.mark.parametrize("asked, mac", [
+    ({"mac": "0a:00:00:00:00:01"}, "0a:00:00:00:00:01"),
+    ({"mac": "0a:00:00:00:00:01", "env": "0a:00:00:00:00:02"}, "0a:00:00:00:00:02"),
+    ({"env": "0a:00:00:00:00:02", "args": {"cni": {"mac": "0a:00:00:00:00:03"}}}, "0a:00:00:00:00:03"),
+    ({"args": {"cni": {"mac": "0a:00:00:00:00:03"}}, "runtimeConfig": {"mac": "0a:00:00:00:00:04"}},
+     "0a:00:00:00:00:04")])
+def test_mac_of_the_runtime_goes_before_args_before_the_variable_before_the_key(node, pod, conf, asked, mac):
+    env = {"CNI_ARGS": f"IgnoreUnknown=1;MAC={asked.pop('env')}"} if "env" in asked else {}
+    result = node.add({**conf, **asked}, pod, env=env)
+    assert links(pod)["eth0"]["address"] == mac == result["interfaces"][0]["mac"]
+
+
+def test_all_keys_hold_together(node, pod, layer2):
+    """The reference drops mtu and mac where there are both owner and group."""
+    keys = {"mtu": 1400, "mac": "0a:00:00:00:00:01", "owner": 70001, "group": 70002, "multiQueue": True}
+    node.add({**layer2, **keys}, pod)
+    link, made = links(pod)["eth0"], tap(pod)
+    assert (link["mtu"], link["address"]) == (1400, "0a:00:00:00:00:01")
+    assert (made["user"], made["group"], made["multi_queue"]) == (70001, 70002, True)
+
+
+@pytest.mark.needs("bridge")
+def test_device_is_a_port_of_a_bridge_in_the_pod(node, pod, layer2):
+    run("ip", "-n", pod, "link", "add", "inner", "address", "0a:00:00:00:00:09", "type", "bridge")
+    run("ip", "-n", pod, "addr", "add", "10.22.0.9/24", "dev", "inner")
+    run("ip", "-n", pod, "link", "set", "inner", "up")
+    conf = {**layer2, "bridge": "inner", "mac": "0a:00:00:00:00:01"}
+    result = node.add(conf, pod)
+    assert links(pod)["eth0"]["master"] == "inner"
+    with open_tap(pod) as program:
+        assert arp_of(program, "10.22.0.9") == "0a:00:00:00:00:09"
+    node.check(conf, pod, result)
+    run("ip", "-n", pod, "link", "set", "eth0", "nomaster")
+    assert node.check_refused(conf, pod, result) == "container tap bridge None does not match expected value: inner"
+    node.delete(conf, pod)
+    assert set(links(pod)) == {"lo", "inner"}
+
+
+@pytest.mark.needs("bridge")
+def test_bridge_is_looked_for_in_the_pod_alone(node, pod, conf):
+    run("ip", "link", "add", "outer", "type", "bridge")
+    before = node.left(pod)
+    error = node.refused("ADD", {**conf, "bridge": "outer"}, pod)
+    assert error == {"code": 7, "msg": "failed to get bridge outer: Link not found",
+                     "details": "it is looked for in the pod"}
+    assert node.left(pod) == before
+
+
+def test_link_that_takes_no_ports_is_no_bridge(node, pod, conf):
+    before = node.left(pod)
+    error = node.refused("ADD", {**conf, "bridge": "lo"}, pod)
+    assert "failed to set tap eth0 as a port of bridge lo" in error["msg"] and node.left(pod) == before
+
+
+def test_selinux_context_is_refused_where_selinux_is_off(node, pod, conf):
+    if os.path.exists("/sys/fs/selinux/enforce"):
+        pytest.skip("SELinux is on here")
+    before = node.left(pod)
+    error = node.refused("ADD", {**conf, "selinuxContext": CONTEXT}, pod)
+    assert error["code"] == 2 and error["msg"].startswith("failed set socket label: ") and CONTEXT in error["details"]
+    assert node.left(pod) == before
+
+
+@pytest.fixture
+def selinux(tmp_path, monkeypatch):
+    """A file in the place of attr/exec, and no device by this process's own hands: its function reads the file."""
+    file = tmp_path / "exec"
+    file.write_text("")
+    monkeypatch.setattr(tun, "NEXT_CONTEXT", str(file))
+    monkeypatch.setattr(tun, "ioctl", None)
+    return file.read_text
+
+
+def test_another_process_makes_the_device_where_there_is_a_selinux_context(node, pod, layer2, selinux):
+    keys = {"selinuxContext": CONTEXT, "multiQueue": True, "owner": 70001, "group": 3000000000, "mtu": 1400}
+    node.add({**layer2, **keys}, pod)
+    assert selinux() == "\n" + CONTEXT[1:]              # the context, then none
+    made = tap(pod)
+    assert (made["user"], made["group"], made["multi_queue"], made["pi"]) == (70001, 3000000000, True, False)
+    assert made["persist"] is True and links(pod)["eth0"]["mtu"] == 1400
+
+
+def test_errors_of_that_process_are_the_same(node, pod, layer2, selinux):
+    run("ip", "-n", pod, "link", "add", "eth0", "type", "veth", "peer", "other")
+    before = node.left(pod)
+    error = node.refused("ADD", {**layer2, "selinuxContext": CONTEXT}, pod)
+    assert error["msg"] == "failed to create tap: Device or resource busy (errno 16)"
+    assert selinux() == "\n" + CONTEXT[1:] and node.left(pod) == before
+
+
+@pytest.mark.parametrize("python", ["/bin/false", "/nowhere/python"])
+def test_python_that_cannot_be_started_there_is_an_error(node, pod, layer2, selinux, monkeypatch, python):
+    monkeypatch.setattr(sys, "executable", python)
+    before = node.left(pod)
+    assert "failed to create tap: " in node.refused("ADD", {**layer2, "selinuxContext": CONTEXT}, pod)["msg"]
+    assert selinux() == "\n" + CONTEXT[1:] and node.left(pod) == before
+
+
+@pytest.mark.parametrize("kind", ["tap", "veth"])
+def test_pod_that_has_the_name_keeps_its_link(node, pod, conf, kind):
+    """The reference leaves a device of a random name, and succeeds."""
+    if kind == "tap":
+        node.add(conf, pod)
+    else:
+        run("ip", "-n", pod, "link", "add", "eth0", "type", "veth", "peer", "other")
+    before = node.left(pod)
+    assert node.refused("ADD", conf, pod) == {
+        "code": 999, "msg": "failed to create tap: Device or resource busy (errno 16)",
+        "details": "the pod has an interface of that name; was it added before?"}
+    assert node.left(pod) == before
+
+
+def test_dns_is_the_configurations_not_ipams(node, pod, conf, tmp_path):
+    (tmp_path / "resolv.conf").write_text("nameserver 192.0.2.1\n")
+    conf["ipam"]["resolvConf"] = str(tmp_path / "resolv.conf")
+    assert "dns" not in node.add(conf, pod)
+    assert node.add({**conf, "dns": {"domain": "a.example"}}, pod, ifname="eth1")["dns"] == {"domain": "a.example"}
+
+
+def test_without_ipam_the_device_is_up_and_has_no_address(node, pod, layer2):
+    result = node.add(layer2, pod)
+    assert "UP" in links(pod)["eth0"]["flags"] and addresses("eth0", pod) == [] and "ips" not in result
+    node.check(layer2, pod, result)
+
+
+def test_routes_lead_into_the_device(node, pod, conf):
+    conf["ipam"]["routes"] = [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}]
+    result = node.add(conf, pod)
+    assert ("default", "10.22.0.1") in routes(pod) and ("default", "fd00:22::1") in routes(pod, family=6)
+    node.check(conf, pod, result)
+
+
+def test_ipv4_addresses_are_announced(node, pod, conf):
+    node.add(conf, pod)
+    assert sysctl("net/ipv4/conf/eth0/arp_notify", pod) == "1"
+    assert sysctl("net/ipv6/conf/eth0/ndisc_notify", pod) == "0"
+
+
+def test_duplicate_address_detection_is_left_for_whoever_opens_the_device(node, pod, conf):
+    """It begins with the carrier, and nobody knows when that is: the reference waits five seconds."""
+    started = time.monotonic()
+    node.add({**conf, "enabledad": True}, pod)
+    assert time.monotonic() - started < 2
+    assert sysctl("net/ipv6/conf/eth0/accept_dad", pod) == "1"
+    info = ip_json("addr", "show", "dev", "eth0", "scope", "global", netns=pod)[0]["addr_info"]
+    assert [item.get("tentative", False) for item in info] == [False, True]
+
+
+def test_disableipv6_leaves_none_on_the_link(node, pod, conf):
+    conf["ipam"]["ranges"] = [[{"subnet": "10.22.0.0/24"}]]
+    node.add({**conf, "disableIPv6": True}, pod)
+    assert "inet6" not in run("ip", "-n", pod, "addr", "show", "eth0")
+
+
+@pytest.mark.parametrize("gone", ["link", "netns", "variable"])
+def test_del_of_what_is_gone_succeeds_and_frees_the_address(node, pod, conf, gone):
+    node.add(conf, pod)
+    if gone == "link":
+        run("ip", "-n", pod, "link", "del", "eth0")
+    elif gone == "netns":
+        run("ip", "netns", "del", pod)
+    node.delete(conf, "" if gone == "variable" else pod, cid=f"c-{pod}")
+    assert node.held() == {}
+
+
+def test_del_does_not_look_at_what_only_add_needs(node, pod, conf, monkeypatch):
+    node.add(conf, pod)
+    monkeypatch.setattr(tun, "PATH", "/nowhere/tun")
+    node.delete({**conf, "mac": "x", "mtu": -1, "owner": "x", "bridge": "none", "selinuxContext": "x"}, pod)
+    assert set(links(pod)) == {"lo"}
+
+
+@pytest.mark.parametrize("keys, says", [
+    ({"owner": 70009, "multiQueue": True}, "container tap multiQueue False does not match expected value: True"),
+    ({"owner": 70001}, "container tap owner 70009 does not match expected value: 70001"),
+    ({"owner": 70009, "group": 70001}, "container tap group None does not match expected value: 70001")])
+def test_check_compares_the_keys(node, pod, conf, keys, says):
+    result = node.add({**conf, "owner": 70009}, pod)
+    assert node.check_refused({**conf, **keys}, pod, result) == says
+
+
+@pytest.mark.parametrize("words, says", [
+    ("link add eth0 address {mac} type veth peer other", "Error: Container interface eth0 not of type tun"),
+    ("link add eth0 type veth peer other", "Interface eth0 Mac doesn't match: {mac}")])
+def test_check_sees_another_link(node, pod, conf, words, says):
+    result = node.add(conf, pod)
+    mac = result["interfaces"][0]["mac"]
+    run("ip", "-n", pod, "link", "del", "eth0")
+    run("ip", "-n", pod, *words.format(mac=mac).split())
+    assert node.check_refused(conf, pod, result) == says.format(mac=mac)
+
+
+def test_check_tells_tap_from_tun(node, pod, layer2):
+    result = node.add(layer2, pod)
+    del result["interfaces"][0]["mac"]                  # a TUN device has none
+    run("ip", "-n", pod, "link", "del", "eth0")
+    with Inside(pod):
+        run("ip", "tuntap", "add", "mode", "tun", "name", "eth0")
+    assert node.check_refused(layer2, pod, result) == "container tap type tun does not match expected value: tap"
+
+
+def test_check_sees_a_link_that_is_down(node, pod, conf):
+    result = node.add(conf, pod)
+    run("ip", "-n", pod, "link", "set", "eth0", "down")
+    assert node.check_refused(conf, pod, result) == "Interface eth0 is down"
+
+
+@pytest.mark.parametrize("file, words", [("/nowhere/tun", "No such file or directory (errno 2)"),
+                                         ("/dev/full", "Inappropriate ioctl for device (errno 25)")])
+def test_device_file_that_cannot_be_used_is_an_error(node, pod, conf, monkeypatch, file, words):
+    before = node.left(pod)
+    monkeypatch.setattr(tun, "PATH", file)
+    assert node.refused("ADD", conf, pod)["msg"] == f"failed to create tap: {words}" and node.left(pod) == before
+
+
+def test_status_says_that_there_is_no_device_file(node, conf, layer2, monkeypatch):
+    node.ok("STATUS", conf)
+    node.ok("STATUS", layer2)
+    monkeypatch.setattr(tun, "PATH", "/nowhere/tun")
+    for each in (conf, layer2):
+        error = node.refused("STATUS", each)
+        assert error["code"] == 50 and error["msg"] == "/nowhere/tun: No such file or directory (errno 2)"
+        assert "modprobe tun" in error["details"]
+
+
+def test_status_is_ipams_too(node, conf):
+    conf["ipam"]["ranges"] = [[{"subnet": "10.22.0.0/24", "rangeStart": "10.22.9.1"}]]
+    assert node.refused("STATUS", conf)["code"]
+
+
+def test_gc_frees_addresses_of_pods_that_are_no_more(node, pod, pod_netns, conf):
+    other = pod_netns()
+    node.add(conf, pod)
+    node.add(conf, other)
+    node.ok("GC", {**conf, "cni.dev/valid-attachments": [{"containerID": f"c-{other}", "ifname": "eth0"}]})
+    assert {content.split()[0] for content in node.held().values()} == {f"c-{other}"}
+
+
+def test_name_with_a_number_to_be_is_refused(node, pod, conf):
+    """The kernel makes eth0 of it, and nobody would find that again."""
+    before = node.left(pod)
+    assert node.refused("ADD", conf, pod, ifname="eth%d")["code"] == 4 and node.left(pod) == before

@@ -1,0 +1,188 @@
+"""Traffic between namespaces: a server somewhere, a client elsewhere, and what each sees of the other.
+
+    with listen(pod, 80, "tcp"):
+        assert ask(far, "198.51.100.1", 8080) == "198.51.100.9"
+
+A server answers each request with the address that it came from. It is a thread of the test; its sockets stay in the
+namespace where they were opened. "sctp" needs no SCTP of the kernel but conntrack's: raw sockets send and receive one
+INIT chunk.
+"""
+
+import contextlib
+import os
+import select
+import socket
+import struct
+import threading
+
+from real_kernel.node import Inside, run, set_sysctl
+
+KINDS = {"tcp": socket.SOCK_STREAM, "udp": socket.SOCK_DGRAM}
+SCTP = 132
+
+
+def families(address):
+    return socket.AF_INET6 if ":" in address else socket.AF_INET
+
+
+def outside(pod_netns, link="up0", net4="198.51.100", net6="2001:db8:", *, knows_the_way=False):
+    """A namespace beyond the node, at the end of the node's new `link`: its name. The node is net4.1 and net6:1, the
+    client net4.9 and net6:9. It knows a way to the pods, and to everybody else, only if asked to."""
+    name = pod_netns()
+    run("ip", "link", "add", link, "type", "veth", "peer", "name", "far0", "netns", name)
+    for netns, end, number in ((None, link, 1), (name, "far0", 9)):
+        where = ["-n", netns] if netns else []
+        run("ip", *where, "addr", "add", f"{net4}.{number}/24", "dev", end)
+        run("ip", *where, "addr", "add", f"{net6}:{number}/64", "dev", end, "nodad")
+        run("ip", *where, "link", "set", end, "up")
+    for gateway in (f"{net4}.1", f"{net6}:1") if knows_the_way else ():
+        run("ip", "-n", name, "route", "add", "default", "via", gateway)
+    return name
+
+
+@contextlib.contextmanager
+def listen(netns, port, protocol="tcp", address="::"):
+    """A server in a namespace (None: the node), of both families where `address` is ::."""
+    with Inside(netns):
+        if protocol == "sctp":
+            server = _SctpServer(port)
+        else:
+            sock = socket.socket(families(address), KINDS[protocol])
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind((address, port))
+            server = _Server(sock)
+    with server:
+        yield server
+
+
+class _Thread:
+    """serve() runs in a thread, again and again, whenever one of `self.socks` is readable, until the server ends."""
+
+    def __enter__(self):
+        self.wake, self.waker = os.pipe()
+        self.thread = threading.Thread(target=self._run)
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_):
+        os.close(self.waker)
+        self.thread.join()
+        os.close(self.wake)
+        for sock in self.socks:
+            sock.close()
+
+    def _run(self):
+        while True:
+            readable, _, _ = select.select([self.wake, *self.socks], [], [])
+            if self.wake in readable:
+                return
+            for sock in readable:
+                with contextlib.suppress(OSError):      # a client that has gone
+                    self.serve(sock)
+
+
+class _Server(_Thread):
+    def __init__(self, sock):
+        self.socks = [sock]
+        if sock.type == socket.SOCK_STREAM:
+            sock.listen()
+
+    def serve(self, sock):
+        if sock.type == socket.SOCK_STREAM:
+            connection, source = sock.accept()
+            with connection:
+                connection.sendall(plain(source[0]).encode())
+        else:
+            _, source = sock.recvfrom(100)
+            sock.sendto(plain(source[0]).encode(), source)
+
+
+def plain(address):
+    """An address of IPv4 as such, also where an IPv6 socket shows it."""
+    return address.removeprefix("::ffff:")
+
+
+def ask(netns, address, port, protocol="tcp", *, wait=1.0, source=None):
+    """A client in a namespace (None: the node) asks a server: the source address that the server sees, None where no
+    answer comes within `wait` seconds. `source` is (address, port) of the client."""
+    if protocol == "sctp":
+        return _ask_sctp(netns, address, port, wait)
+    with Inside(netns):
+        client = socket.socket(families(address), KINDS[protocol])
+    with client:
+        client.settimeout(wait)
+        if source:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            client.bind(source)
+        try:
+            client.connect((address, port))
+            if protocol == "udp":
+                client.send(b"who am I?")
+            return client.recv(100).decode() or None
+        except OSError:
+            return None
+
+
+# SCTP (RFC 9260): a common header, and a chunk that is INIT or INIT ACK, each with an initiate tag.
+
+def _sctp_packet(source, destination, tag, chunk_type, text=""):
+    """With a text behind what RFC 9260 has in the chunk."""
+    chunk = struct.pack("!BBHIIHHI", chunk_type, 0, 20 + len(text), 1, 65535, 1, 1, 1) + text.encode()
+    packet = struct.pack("!HHII", source, destination, tag, 0) + chunk
+    return packet[:8] + struct.pack("<I", _crc32c(packet)) + packet[12:]
+
+
+def _crc32c(data):
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
+    return crc ^ 0xFFFFFFFF
+
+
+def _raw_sctp(family):
+    return socket.socket(family, socket.SOCK_RAW, SCTP)
+
+
+def _read_sctp(sock):
+    """(source address, source port, destination port, chunk type, text) of a packet; raises OSError."""
+    data, source = sock.recvfrom(2000)
+    if sock.family == socket.AF_INET:
+        data = data[4 * (data[0] & 15):]
+    sport, dport = struct.unpack("!HH", data[:4])
+    return source[0], sport, dport, data[12], data[32:].decode()
+
+
+class _SctpServer(_Thread):
+    """Answers INIT with INIT ACK."""
+
+    def __init__(self, port):
+        self.port, self.socks = port, [_raw_sctp(family) for family in (socket.AF_INET, socket.AF_INET6)]
+
+    def serve(self, sock):
+        source, sport, dport, chunk, _ = _read_sctp(sock)
+        if (dport, chunk) == (self.port, 1):
+            sock.sendto(_sctp_packet(self.port, sport, 1, 2, source), (source, 0))
+
+
+def _ask_sctp(netns, address, port, wait):
+    with Inside(netns):
+        client = _raw_sctp(families(address))
+    with client:
+        client.settimeout(wait)
+        client.sendto(_sctp_packet(40000, port, 0, 1), (address, 0))
+        try:
+            while True:
+                *found, text = _read_sctp(client)
+                if found == [address, port, 40000, 2]:
+                    return text
+        except OSError:
+            return None
+
+
+def no_bridge_netfilter():
+    """Bridged frames go past iptables and nftables, as on a node without br_netfilter."""
+    for name in ("iptables", "ip6tables"):
+        with contextlib.suppress(FileNotFoundError):
+            set_sysctl(f"net/bridge/bridge-nf-call-{name}", "0")

@@ -1,0 +1,59 @@
+#!/bin/sh
+# pytest in a virtual machine with the kernel of .vm and this machine's files; what it writes there is gone afterwards.
+#   boot.sh [PYTEST ARGUMENT...]    by default the whole VM lane, counted with what the other lane wrote to .lanes
+# VM_LIMIT is for how many seconds it may run. The status is that of pytest, 1 where pytest did not come to its end.
+set -eu
+cd "$(dirname "$0")/../.."
+limit=${VM_LIMIT:-1500}
+lane=
+if [ $# = 0 ]; then
+    lane="vm $(.venv/bin/python tests/features.py)"
+    set -- tests --durations=10
+fi
+
+mkdir -p .lanes
+exec 9> .lanes/lock
+flock --nonblock 9 || { echo "waiting for another make test-vm to end" && flock 9; }
+rm -f .lanes/vm.*
+: > .lanes/vm.output
+printf '%s\n' "$@" > .lanes/vm.args
+tar -cf .lanes/vm.tree [!.]*        # a copy, so that whoever edits need not wait for the end
+
+share() {
+    echo "-q=-fsdev -qlocal,id=$1,path=$2,security_model=none,multidevs=remap,readonly=$3" \
+        "-q=-device -qvirtio-9p-pci,fsdev=$1,mount_tag=$1"
+}
+accelerate() {
+    # A /dev/kvm without these is that of a machine which is virtual itself, where Debian's kernel may hang.
+    [ -w /dev/kvm ] && grep -qwE 'vmx|svm' /proc/cpuinfo || echo --disable-kvm
+}
+
+mkfifo .lanes/vm.pipe               # QEMU opens its standard output by name once more, and would empty a file
+cat < .lanes/vm.pipe > .lanes/vm.console &
+# shellcheck disable=SC2046
+timeout -k 10 "$limit" .vm/venv/bin/virtme-run --kimg .vm/kernel/boot/vmlinuz-* --mods auto --memory 2G --cpus 2 \
+    $(accelerate) $(share files / on) $(share lanes "$PWD/.lanes" off) --no-virtme-ng-init --show-boot-console \
+    --kopt mitigations=off --kopt oops=panic --kopt loglevel=5 \
+    --script-sh "sh '$PWD/tests/vm/inside.sh' $lane" < /dev/null > .lanes/vm.pipe 2>&1 9>&- &
+vm=$!
+trap 'kill $vm 2> /dev/null' EXIT
+trap 'exit 130' INT TERM HUP
+tail -n +1 -f --pid=$vm .lanes/vm.output 9>&- &
+shown=$!
+ended=0
+wait $vm || ended=$?
+wait $shown
+trap - EXIT
+
+if [ -f .lanes/vm.status ]; then
+    status=$(cat .lanes/vm.status)
+else
+    status=1
+    case $ended in
+        124 | 137) echo "the VM had not come to the end of its tests after $limit s" ;;
+        *) echo "the VM ended before its tests did (status $ended)" ;;
+    esac
+fi
+[ "$status" = 0 ] || { echo "its console, .lanes/vm.console:" && tail -n 100 .lanes/vm.console; }
+[ -z "$lane" ] || .venv/bin/python tests/vm/count.py .lanes/host.json .lanes/vm.json || status=1
+exit "$status"

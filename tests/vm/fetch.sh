@@ -1,0 +1,65 @@
+#!/bin/sh
+# What `make test-vm` boots, into .vm: Debian's kernel package, unpacked and not installed, and virtme-ng in a venv of
+# its own. Nothing is fetched twice; for a newer kernel remove .vm.
+#   fetch.sh PYTHON
+set -eu
+cd "$(dirname "$0")/../.."
+PATH=$PATH:/usr/sbin:/sbin
+
+sorry() {
+    echo "make test-vm: $*" >&2
+    exit 1
+}
+
+[ "$(uname -m)" = x86_64 ] || sorry "knows only x86_64, this is $(uname -m)"
+
+missing=
+for pair in qemu-system-x86_64:qemu-system-x86 busybox:busybox-static depmod:kmod; do
+    command -v "${pair%:*}" > /dev/null || missing="$missing ${pair#*:}"
+done
+if [ "$missing" ]; then
+    [ "$(id -u)" = 0 ] && command -v apt-get > /dev/null || sorry "needs (by Debian's names)$missing"
+    echo "installing$missing"
+    apt-get update -qq
+    # shellcheck disable=SC2086
+    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $missing < /dev/null > /dev/null
+fi
+
+if [ ! -x .vm/venv/bin/virtme-run ]; then
+    echo "virtme-ng into .vm/venv"
+    "$1" -m venv .vm/venv
+    .vm/venv/bin/python -m pip install --quiet --disable-pip-version-check 'virtme-ng>=1.42,<2'
+fi
+
+kernel_packages() {
+    # Debian's kernel is one package; Ubuntu's modules are packages of their own.
+    for meta in linux-image-amd64 linux-image-generic; do
+        release=$(apt-cache depends "$meta" 2> /dev/null | sed -n 's/.*Depends: linux-image-\([0-9]\)/\1/p' | head -n 1)
+        [ -z "$release" ] || break
+    done
+    for package in ${release:+"linux-image-$release" "linux-modules-$release" "linux-modules-extra-$release"}; do
+        if apt-cache show "$package" > /dev/null 2>&1; then echo "$package"; fi
+    done
+}
+
+if [ ! -d .vm/kernel ]; then
+    command -v apt-get > /dev/null || sorry "fetches a kernel package with apt-get (Debian, Ubuntu), which is not here"
+    packages=$(kernel_packages)
+    [ "$packages" ] || { apt-get update -qq && packages=$(kernel_packages); }
+    [ "$packages" ] || sorry "apt-cache knows neither linux-image-amd64 nor linux-image-generic"
+    rm -rf .vm/new
+    mkdir -p .vm/new
+    # shellcheck disable=SC2086
+    echo $packages "into .vm/kernel"
+    cd .vm/new
+    # shellcheck disable=SC2086
+    download() { apt-get download -qq -o APT::Sandbox::User=root $packages; }
+    download || { apt-get update -qq && download; }
+    for package in *.deb; do
+        dpkg-deb -x "$package" .
+    done
+    rm ./*.deb
+    depmod -b . "$(basename lib/modules/*)"
+    cd ../..
+    mv .vm/new .vm/kernel
+fi

@@ -1,0 +1,43 @@
+#!/bin/sh
+# The guest's part: a root that can be written to over the host's files, then pytest with the arguments of .lanes/vm.args.
+#   inside.sh [LANE FEATURE...]     a whole lane, of tests that need one of these features, and the base
+set -eu
+cd "$(dirname "$0")/../.."
+project=$PWD
+PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
+export PATH HOME=/root LANG=C.UTF-8
+if [ $# != 0 ]; then
+    export LANE="$1"
+    shift
+    export OTHER_LANE_LACKS="$*"
+fi
+
+modprobe -d .vm/kernel overlay
+p9=trans=virtio,version=9p2000.L,msize=524288
+mkdir /run/files /run/written /run/root
+# cache=loose: asking the host for each file each time takes longer than all else
+mount -t 9p -o "ro,cache=loose,$p9" files /run/files
+mount -t tmpfs tmpfs /run/written
+mkdir /run/written/upper /run/written/work
+mount -t overlay -o lowerdir=/run/files,upperdir=/run/written/upper,workdir=/run/written/work root /run/root
+cd /run/root
+for name in proc sys dev; do
+    mount --rbind "/$name" "$name"
+done
+mount -t tmpfs tmpfs run
+mkdir -p run/host lib/modules
+ln -s "$project"/.vm/kernel/lib/modules/* lib/modules/
+# so that the kernel's own calls of modprobe find the modules, too
+pivot_root . run/host
+
+cd "$project"
+mount -t 9p -o "$p9" lanes .lanes
+mkdir /run/tree
+tar -C /run/tree -xf .lanes/vm.tree
+for name in [!.]*; do
+    mount --bind "/run/tree/$name" "$name"
+done
+modprobe -a tun br_netfilter
+status=0
+.venv/bin/python -B -m pytest -p no:cacheprovider @.lanes/vm.args > .lanes/vm.output 2>&1 || status=$?
+echo $status > .lanes/vm.status
