@@ -1,0 +1,166 @@
+"""ipvlan: each key, the result, traffic with the master's network, behind another plugin, CHECK, STATUS, DEL."""
+
+import pytest
+from real_kernel.node import addresses, links, routes, run, source_seen, sysctl
+
+pytestmark = pytest.mark.needs("ipvlan")
+DUAL = ("10.22.0.0/24", "fd00:22::/64")
+
+
+@pytest.fixture
+def far(node, pod_netns):
+    """A station of the master's network, behind link up0 of the host."""
+    name = pod_netns()
+    node.uplink(name)
+    return name
+
+
+@pytest.fixture
+def conf(node, far):
+    return node.conf(*DUAL, type="ipvlan", bridge=None, master="up0")
+
+
+def mode(pod):
+    return links(pod)["eth0"]["linkinfo"]["info_data"]["mode"]
+
+
+def test_pod_has_the_masters_mac_and_addresses_of_its_own(node, pod, far, conf):
+    result = node.add(conf, pod)
+    assert source_seen(pod, far, "10.22.0.254") == "10.22.0.2"
+    assert source_seen(pod, far, "fd00:22::fe") == "fd00:22::2"
+    link = links(pod)["eth0"]
+    assert link["address"] == links()["up0"]["address"]
+    assert (link["linkinfo"]["info_kind"], mode(pod)) == ("ipvlan", "l2")
+    assert result["interfaces"] == [{"name": "eth0", "mac": link["address"], "sandbox": f"/run/netns/{pod}"}]
+    assert [ip["interface"] for ip in result["ips"]] == [0, 0]
+    node.check(conf, pod, result)
+    node.delete(conf, pod)
+    assert set(links(pod)) == {"lo"} and set(links()) == {"lo", "up0"} and node.held() == {}
+
+
+@pytest.mark.parametrize("wanted", ["l2", "l3", "l3s"])
+def test_mode_is_set_and_checked(node, pod, conf, wanted):
+    result = node.add({**conf, "mode": wanted}, pod)
+    assert mode(pod) == wanted
+    node.check({**conf, "mode": wanted}, pod, result)
+    other = "l2" if wanted != "l2" else "l3"
+    assert node.check_refused({**conf, "mode": other}, pod, result) == \
+        f"Container IPVlan mode {wanted} does not match expected value: {other}"
+
+
+def test_unknown_mode_is_refused(node, pod, conf):
+    assert node.refused("ADD", {**conf, "mode": "l4"}, pod) == {
+        "code": 7, "msg": 'unknown ipvlan mode: "l4"', "details": "there are l2, l3, l3s"}
+
+
+def test_mtu_is_set(node, pod, conf):
+    node.add({**conf, "mtu": 1400}, pod)
+    assert links(pod)["eth0"]["mtu"] == 1400
+
+
+def test_addresses_are_announced_and_not_waited_for(node, pod, conf):
+    node.add(conf, pod)
+    assert sysctl("net/ipv6/conf/eth0/ndisc_notify", pod) == "1"
+    assert sysctl("net/ipv4/conf/eth0/arp_notify", pod) == "1"
+    assert sysctl("net/ipv6/conf/eth0/accept_dad", pod) == "0"
+
+
+def test_dns_is_the_configurations_not_ipams(node, pod, conf):
+    conf["ipam"] = {"type": "static", "addresses": [{"address": "10.22.0.9/24"}], "dns": {"domain": "a.example"}}
+    assert node.add({**conf, "dns": {"domain": "b.example"}}, pod)["dns"] == {"domain": "b.example"}
+
+
+def test_master_is_the_link_of_the_default_route_by_default(node, pod, conf):
+    del conf["master"]
+    assert node.refused("ADD", conf, pod)["msg"] == "no default route interface found"
+    run("ip", "addr", "add", "10.22.0.250/24", "dev", "up0")
+    run("ip", "route", "add", "default", "via", "10.22.0.254")
+    node.add(conf, pod)
+    assert links(pod)["eth0"]["link_index"] == links()["up0"]["ifindex"]
+    run("ip", "route", "del", "default")
+    node.delete(conf, pod)                  # where the reference fails
+    assert node.held() == {}
+
+
+def behind(conf, *names, ips=()):
+    """The configuration, called behind a plugin that made these interfaces."""
+    return {**conf, "prevResult": {"cniVersion": "1.1.0", "interfaces": [{"name": name} for name in names],
+                                   "ips": [{"address": ip, "gateway": "10.22.0.254", "interface": 0} for ip in ips],
+                                   "routes": [{"dst": "0.0.0.0/0"}]}}
+
+
+def test_behind_another_plugin_its_interface_is_the_master_and_its_addresses_the_pods(node, pod, far, conf):
+    conf = {key: conf[key] for key in conf if key not in ("master", "ipam")}
+    result = node.add(behind(conf, "up0", ips=["10.22.0.7/24"]), pod)
+    assert links(pod)["eth0"]["link_index"] == links()["up0"]["ifindex"]
+    assert addresses("eth0", pod) == ["10.22.0.7/24"] and ("default", "10.22.0.254") in routes(pod)
+    assert source_seen(pod, far, "10.22.0.254") == "10.22.0.7"
+    assert [item["name"] for item in result["interfaces"]] == ["eth0"]      # in place of what was there
+    node.check(conf, pod, result)
+    node.delete(conf, pod)
+    assert set(links(pod)) == {"lo"}
+
+
+def test_behind_another_plugin_with_ipam_the_addresses_are_ipams(node, pod, conf):
+    del conf["master"]
+    node.add(behind(conf, "up0", ips=["10.22.0.7/24"]), pod)
+    assert addresses("eth0", pod) == ["10.22.0.2/24", "fd00:22::2/64"]
+
+
+@pytest.mark.parametrize("names", [(), ("up0", "up1"), ("",)])
+def test_behind_another_plugin_there_has_to_be_one_interface(node, pod, conf, names):
+    del conf["master"]
+    assert node.refused("ADD", behind(conf, *names), pod)["msg"] == \
+        "chained master failure. PrevResult lacks a single named interface"
+    assert node.held() == {}
+
+
+def test_without_addresses_there_is_no_ipvlan(node, pod, conf):
+    error = node.refused("ADD", {**conf, "ipam": None}, pod)
+    assert (error["code"], error["msg"]) == (7, "no plugin name provided")
+    assert node.refused("ADD", behind({**conf, "ipam": {}}, "up0"), pod)["msg"] == "no plugin name provided"
+
+
+def test_master_can_be_in_the_pod(node, pod, far, conf):
+    run("ip", "link", "set", "up0", "netns", pod, "name", "inner")
+    run("ip", "-n", pod, "link", "set", "inner", "up")
+    conf.update(master="inner", linkInContainer=True)
+    result = node.add(conf, pod)
+    assert source_seen(pod, far, "10.22.0.254") == "10.22.0.2"
+    node.check(conf, pod, result)
+    node.delete(conf, pod)
+    assert set(links(pod)) == {"lo", "inner"}
+
+
+def test_a_master_with_macvlans_has_no_room_and_the_error_names_it(node, pod, conf):
+    run("ip", "link", "add", "mv0", "link", "up0", "type", "macvlan", "mode", "bridge")
+    before = node.left(pod)
+    assert 'failed to create ipvlan on "up0"' in node.refused("ADD", conf, pod)["msg"]
+    assert node.left(pod) == before
+
+
+@pytest.mark.parametrize("gone", ["link", "netns", "master", "variable"])
+def test_del_of_what_is_gone_succeeds_and_frees_the_address(node, pod, conf, gone):
+    node.add(conf, pod)
+    if gone == "link":
+        run("ip", "-n", pod, "link", "del", "eth0")
+    elif gone == "netns":
+        run("ip", "netns", "del", pod)
+    elif gone == "master":
+        run("ip", "link", "del", "up0")
+    node.delete(conf, "" if gone == "variable" else pod, cid=f"c-{pod}")
+    assert node.held() == {}
+
+
+def test_check_sees_another_kind_of_link(node, pod, conf):
+    result = node.add(conf, pod)
+    assert "up9" in node.check_refused({**conf, "master": "up9"}, pod, result)
+    run("ip", "-n", pod, "link", "del", "eth0")
+    run("ip", "-n", pod, "link", "add", "eth0", "address", result["interfaces"][0]["mac"], "type", "veth")
+    assert node.check_refused(conf, pod, result) == "Error: Container interface eth0 not of type ipvlan"
+
+
+def test_status_says_that_the_master_is_missing(node, conf):
+    node.ok("STATUS", conf)
+    error = node.refused("STATUS", {**conf, "master": "up9"})
+    assert (error["code"], error["msg"]) == (50, 'master "up9" is not there: Link not found')
