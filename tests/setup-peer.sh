@@ -1,10 +1,10 @@
 #!/bin/sh
-# What the tests compare with and look through: the Go plugins, iptables, nft, ip, strace, systemd's tools; for the
-# demo also ping.
+# What the tests compare with and look through: the Go plugins, iptables, nft, ip, iperf3, strace, systemd's
+# tools; for the demo also ping.
 # As root on Debian or Ubuntu what is missing is installed; elsewhere it is named, and the tests that need it skip.
 #   setup-peer.sh [COMMAND...]     by default all but ping
 set -eu
-[ $# -gt 0 ] || set -- bridge iptables nft ip strace systemd-analyze
+[ $# -gt 0 ] || set -- bridge iptables nft ip iperf3 strace systemd-analyze
 
 package_of() {
     case $1 in
@@ -12,6 +12,7 @@ package_of() {
         iptables) echo iptables ;;
         nft) echo nftables ;;
         ip) echo iproute2 ;;
+        iperf3) echo iperf3 ;;
         ping) echo iputils-ping ;;
         strace) echo strace ;;
         systemd-analyze) echo systemd ;;

@@ -36,11 +36,18 @@ class Case:
 
 
 GATEWAY = {"isGateway": True}
+SUBNET = ("link add @link type bridge", "addr add @gateway dev @link", "link set @link up")
 UPLINK = ("link add @link type veth peer name @link-far", "link set @link up", "link set @link-far up")
 
 
 def on_uplink(link, number):
     return {"master": link}
+
+
+def mapped(count):
+    """So many host ports for each pod."""
+    return lambda link, number: {"runtimeConfig": {"portMappings": [
+        {"hostPort": 20000 + number * count + n, "containerPort": 8000 + n, "protocol": "tcp"} for n in range(count)]}}
 
 
 CASES = (
@@ -61,6 +68,8 @@ CASES = (
          each=("link add @link-@pod type veth peer name @link-@podp",)),
     Case("dummy", "dummy", kind="dummy", single=True),
     Case("tap", "tap", {"bridge": ""}, single=True),        # a bridge inside the pod, it would be
+    Case("portmap", "portmap", of_pod=mapped(1), host=SUBNET, behind=True, single=True),
+    Case("portmap-32", "portmap", of_pod=mapped(32), host=SUBNET, behind=True, single=True),
     Case("tuning", "tuning", {"sysctl": {"net.ipv4.ip_forward": "1"}}, behind=True, single=True),
 )
 WITHOUT_IPV6 = Case("bridge-no-ipv6", "bridge", {**GATEWAY, "disableIPv6": True}, grows=True)     # fastcni's own key
@@ -68,6 +77,7 @@ ALONE = Case("harness-alone", "loopback", calls=("VERSION",))
 TITLES = {
     "version": "VERSION", "host-local-0": "host-local, none held", "host-local-1000": "host-local, 1,000 held",
     "host-local-5000": "host-local, 5,000 held", "host-local-60000": "host-local, 60,000 held",
+    "portmap": "portmap, one port", "portmap-32": "portmap, 32 ports",
     "bridge-ipmasq": "bridge ipMasq", "bridge-no-ipv6": "bridge disableIPv6", "harness-alone": "the harness alone",
 }
 

@@ -1,8 +1,8 @@
-"""Connections that the kernel tracks: found by their port, and forgotten (nfnetlink_conntrack.h).
+"""Connections that the kernel tracks: forgotten by what they have in common (nfnetlink_conntrack.h).
 
-A tuple is where a connection's packets come from and go to:
+A tuple is where a connection's packets come from and go to, in its own direction and in that of the replies:
 
-    CTA_TUPLE_ORIG
+    CTA_TUPLE_ORIG, CTA_TUPLE_REPLY
         CTA_TUPLE_IP:    CTA_IP_V4_SRC, CTA_IP_V4_DST (or of V6)
         CTA_TUPLE_PROTO: CTA_PROTO_NUM, CTA_PROTO_SRC_PORT, CTA_PROTO_DST_PORT
 """
@@ -13,47 +13,75 @@ from fastcni.kernel.nft import nfgenmsg
 from fastcni.kernel.uapi import AF_INET, AF_INET6, NLM_F_ACK
 
 IPCTNL_MSG_CT_GET, IPCTNL_MSG_CT_DELETE = 0x101, 0x102         # subsystem 1, NFNL_SUBSYS_CTNETLINK
-CTA_TUPLE_ORIG, CTA_ID, CTA_ZONE, CTA_FILTER = 1, 12, 18, 25
+CTA_TUPLE_ORIG, CTA_TUPLE_REPLY, CTA_STATUS, CTA_ID, CTA_ZONE, CTA_FILTER, CTA_STATUS_MASK = 1, 2, 3, 12, 18, 25, 26
 CTA_TUPLE_IP, CTA_TUPLE_PROTO = 1, 2
-CTA_IP_DST = {AF_INET: 2, AF_INET6: 4}                          # CTA_IP_V4_DST, CTA_IP_V6_DST
+CTA_IP_SRC, CTA_IP_DST = {AF_INET: 1, AF_INET6: 3}, {AF_INET: 2, AF_INET6: 4}      # CTA_IP_V4_SRC and so on
 CTA_PROTO_NUM, CTA_PROTO_DST_PORT = 1, 3
-CTA_FILTER_ORIG_FLAGS = 1
-# net/netfilter/nf_internals.h: CTA_FILTER_F_CTA_PROTO_NUM, _CTA_PROTO_DST_PORT
-BY_PROTOCOL_AND_PORT = 1 << 3 | 1 << 5
+CTA_FILTER_ORIG_FLAGS, CTA_FILTER_REPLY_FLAGS = 1, 2
+IPS_SRC_NAT, IPS_DST_NAT = 1 << 4, 1 << 5
+# net/netfilter/nf_internals.h: CTA_FILTER_F_*
+BY_SOURCE, BY_PROTOCOL, BY_DESTINATION_PORT = 1 << 0, 1 << 3, 1 << 5
+
+
+def forget_untranslated(batch, family, protocol, port):
+    """Forget the flows to a port that no NAT has changed. Linux before 6.8 refuses this with EINVAL."""
+    batch.begin(IPCTNL_MSG_CT_DELETE, NLM_F_ACK, nfgenmsg(family), f"forget flows to port {port}")
+    to_port(batch, protocol, port)
+    return batch.be32(CTA_STATUS, 0).be32(CTA_STATUS_MASK, IPS_SRC_NAT | IPS_DST_NAT)
+
+
+def forget_translated(batch, protocol, address):
+    """Forget the flows that DNAT leads to an address of IPv4. Linux before 6.8 refuses this, too. One of IPv6 cannot be
+    asked for: the kernel takes all others (as of 6.18, ctnetlink_filter_match_tuple compares the wrong way round)."""
+    batch.begin(IPCTNL_MSG_CT_DELETE, NLM_F_ACK, nfgenmsg(AF_INET), "forget flows to a pod").nest(CTA_TUPLE_REPLY)
+    batch.nest(CTA_TUPLE_IP).raw(CTA_IP_SRC[AF_INET], address).end()
+    batch.nest(CTA_TUPLE_PROTO).u8(CTA_PROTO_NUM, protocol).end().end()
+    batch.nest(CTA_FILTER).u32(CTA_FILTER_REPLY_FLAGS, BY_SOURCE | BY_PROTOCOL).end()
+    return batch.be32(CTA_STATUS, IPS_DST_NAT).be32(CTA_STATUS_MASK, IPS_DST_NAT)
+
+
+def to_port(batch, protocol, port):
+    """What is asked for: flows whose first packet went to this port, None for any."""
+    batch.nest(CTA_TUPLE_ORIG).nest(CTA_TUPLE_PROTO).u8(CTA_PROTO_NUM, protocol)
+    if port:
+        batch.be16(CTA_PROTO_DST_PORT, port)
+    batch.end().end()
+    flags = BY_PROTOCOL | (BY_DESTINATION_PORT if port else 0)
+    return batch.nest(CTA_FILTER).u32(CTA_FILTER_ORIG_FLAGS, flags).end()
 
 
 class Flow:
-    """family, destination (packed, of its first packet before NAT), and what it is deleted by: tuple, id, zone."""
+    """family, protocol, port and destination (packed): where its first packet went to, before NAT; replier (packed):
+    who answers; nat: has NAT changed it; and what it is deleted by: tuple, id, zone."""
 
-    __slots__ = ("family", "destination", "tuple", "id", "zone")
+    __slots__ = ("family", "protocol", "port", "destination", "replier", "nat", "tuple", "id", "zone")
 
 
-def find(sock, family, protocol, port):
-    """[Flow] of those whose first packet went to this port. Linux before 5.8 sends all it has to choose from."""
+def find(sock, family, protocol, port=None):
+    """[Flow] of those to a port; without one those that DNAT has changed. It costs some milliseconds: a listing locks
+    each place of the kernel's table in turn. Linux before 5.8 sends the whole table."""
     def fill(batch):
-        batch.nest(CTA_TUPLE_ORIG).nest(CTA_TUPLE_PROTO)
-        batch.u8(CTA_PROTO_NUM, protocol).be16(CTA_PROTO_DST_PORT, port).end().end()
-        batch.nest(CTA_FILTER).u32(CTA_FILTER_ORIG_FLAGS, BY_PROTOCOL_AND_PORT).end()
+        to_port(batch, protocol, port)
+        if not port:
+            batch.be32(CTA_STATUS, IPS_DST_NAT).be32(CTA_STATUS_MASK, IPS_DST_NAT)
 
-    found = []
-    for _, payload in wire.dump(sock, IPCTNL_MSG_CT_GET, nfgenmsg(family), f"list flows to port {port}", fill):
-        flow = read(payload, protocol, port)
-        if flow:
-            found.append(flow)
-    return found
+    found = [read(payload) for _, payload in
+             wire.dump(sock, IPCTNL_MSG_CT_GET, nfgenmsg(family), f"list flows to port {port}", fill)]
+    return [flow for flow in found if flow.protocol == protocol and port in (None, flow.port)]
 
 
-def read(payload, protocol, port):
-    """An IPCTNL_MSG_CT_NEW payload as a Flow, None where it is of another protocol or port."""
-    found = attributes(payload, 4)
-    parts = attributes(found.get(CTA_TUPLE_ORIG, b""))
-    proto = attributes(parts.get(CTA_TUPLE_PROTO, b""))
-    if (proto.get(CTA_PROTO_NUM), proto.get(CTA_PROTO_DST_PORT)) != (bytes((protocol,)), port.to_bytes(2, "big")):
-        return None
-    flow = Flow()
+def read(payload):
+    """An IPCTNL_MSG_CT_NEW payload as a Flow."""
+    found, flow = attributes(payload, 4), Flow()
+    sent, answered = (attributes(found.get(kind, b"")) for kind in (CTA_TUPLE_ORIG, CTA_TUPLE_REPLY))
+    ports = attributes(sent.get(CTA_TUPLE_PROTO, b""))
     flow.family = payload[0]
-    flow.destination = attributes(parts.get(CTA_TUPLE_IP, b"")).get(CTA_IP_DST[flow.family], b"")
-    flow.tuple, flow.id, flow.zone = found[CTA_TUPLE_ORIG], found.get(CTA_ID), found.get(CTA_ZONE)
+    flow.protocol, flow.port = (int.from_bytes(ports.get(kind, b""), "big") for kind in (CTA_PROTO_NUM,
+                                                                                         CTA_PROTO_DST_PORT))
+    flow.destination = attributes(sent.get(CTA_TUPLE_IP, b"")).get(CTA_IP_DST[flow.family], b"")
+    flow.replier = attributes(answered.get(CTA_TUPLE_IP, b"")).get(CTA_IP_SRC[flow.family], b"")
+    flow.nat = bool(int.from_bytes(found.get(CTA_STATUS, b""), "big") & (IPS_SRC_NAT | IPS_DST_NAT))
+    flow.tuple, flow.id, flow.zone = found.get(CTA_TUPLE_ORIG, b""), found.get(CTA_ID), found.get(CTA_ZONE)
     return flow
 
 

@@ -1,5 +1,5 @@
 """What links of some kinds have of their own (linux/if_link.h): the modes of macvlan and ipvlan, the VLAN of vlan, the
-owner of tap."""
+owner of tap, the table of vrf."""
 
 import sys
 
@@ -31,6 +31,10 @@ def vlan(vid):
     return [(uapi.IFLA_VLAN_ID, vid.to_bytes(2, ORDER))]
 
 
+def vrf(table):
+    return [(uapi.IFLA_VRF_TABLE, table.to_bytes(4, ORDER))]
+
+
 # The same of a Link that the kernel has told of
 
 def macvlan_mode(link):
@@ -52,6 +56,10 @@ def tun(link):
                     for each in (uapi.IFLA_TUN_OWNER, uapi.IFLA_TUN_GROUP))
     return {"type": name_of(TUN_TYPES, number(link, uapi.IFLA_TUN_TYPE)), "owner": owner, "group": group,
             "multiQueue": bool(number(link, uapi.IFLA_TUN_MULTI_QUEUE))}
+
+
+def vrf_table(link):
+    return number(link, uapi.IFLA_VRF_TABLE)
 
 
 def number(link, attribute):

@@ -21,7 +21,7 @@ def fib_rule_hdr(family, source_prefix=0, table=0, action=0):
 
 
 def rule(batch, source, table, *, delete=False, what=None):
-    """Add `from <source> lookup <table>`, in front of all but the local table's, or delete the first that is the same."""
+    """Add `from <source> lookup <table>`, in front of all but the local table's, or delete the first such rule."""
     kind, flags = (uapi.RTM_DELRULE, NLM_F_ACK) if delete else (uapi.RTM_NEWRULE, rtnl.CREATE)
     batch.begin(kind, flags, fib_rule_hdr(rtnl.family_of(source), 8 * len(source), table, uapi.FR_ACT_TO_TBL), what)
     batch.raw(uapi.FRA_SRC, source)

@@ -31,10 +31,10 @@ class Link:
     """What we need of an RTM_NEWLINK: name, index, kind ("" for physical), mtu, txqlen (packets that may wait),
     address (bytes), master and peer (indexes, 0 for none), peer_elsewhere (the peer lives in another namespace), flags,
     operstate, promiscuity, hairpin and isolated (of a bridge port, else None), vlan_filtering and default_pvid (of a
-    bridge), data (attributes of its kind, as bytes)."""
+    bridge), alias (text, "" without one), data (attributes of its kind, as bytes)."""
 
-    __slots__ = ("name", "index", "kind", "mtu", "txqlen", "address", "master", "peer", "peer_elsewhere", "flags",
-                 "operstate", "promiscuity", "hairpin", "isolated", "vlan_filtering", "default_pvid", "data")
+    __slots__ = ("name", "index", "alias", "kind", "mtu", "txqlen", "address", "master", "peer", "peer_elsewhere",
+                 "flags", "operstate", "promiscuity", "hairpin", "isolated", "vlan_filtering", "default_pvid", "data")
 
     @property
     def up(self):
@@ -55,6 +55,7 @@ def read_link(payload):
     link.index = u32(payload[4:8])
     link.flags = u32(payload[8:12])
     link.name = found.get(uapi.IFLA_IFNAME, b"").rstrip(b"\0").decode("utf-8", "surrogateescape")
+    link.alias = found.get(uapi.IFLA_IFALIAS, b"").rstrip(b"\0").decode("utf-8", "surrogateescape")
     link.kind = info.get(uapi.IFLA_INFO_KIND, b"").rstrip(b"\0").decode("ascii", "replace")
     link.mtu = u32(found.get(uapi.IFLA_MTU, b""))
     link.txqlen = u32(found.get(uapi.IFLA_TXQLEN, b""))
@@ -90,7 +91,8 @@ def get_link(batch, *, name=None, index=0, what=None):
     """Ask for one link by name or index; counters, the bulk of the answer, are left out."""
     batch.begin(uapi.RTM_GETLINK, NLM_F_ACK, ifinfomsg(index), what or f'look up "{name or index}"')
     if name:
-        batch.text(uapi.IFLA_IFNAME, name)
+        short = len(name.encode()) < uapi.IFNAMSIZ
+        batch.text(uapi.IFLA_IFNAME if short else uapi.IFLA_ALT_IFNAME, name)
     return batch.u32(uapi.IFLA_EXT_MASK, uapi.RTEXT_FILTER_SKIP_STATS)
 
 
@@ -165,6 +167,15 @@ def new_link(batch, name, kind, netns_fd, *, parent=0, mtu=0, address=None, data
     return batch.end()
 
 
+def new_ifb(batch, name, *, address, mtu, what=None):
+    """An ifb, up: what is redirected to it goes through its queue. That is a qdisc's business, so it has no other."""
+    batch.begin(uapi.RTM_NEWLINK, CREATE | NLM_F_ECHO, ifinfomsg(0, uapi.IFF_UP, uapi.IFF_UP),
+                what or f"create ifb {name}")
+    batch.text(uapi.IFLA_IFNAME, name).raw(uapi.IFLA_ADDRESS, address).u32(uapi.IFLA_MTU, mtu)
+    batch.u32(uapi.IFLA_TXQLEN, 0)
+    return batch.nest(uapi.IFLA_LINKINFO).text(uapi.IFLA_INFO_KIND, "ifb").end()
+
+
 def ask_for_kind(batch, kind):
     """Ask for a link of `kind` that there cannot be, one of no queues: EINVAL where the kernel has the kind,
     EOPNOTSUPP where not even a module has it."""
@@ -173,10 +184,10 @@ def ask_for_kind(batch, kind):
     return batch.nest(uapi.IFLA_LINKINFO).text(uapi.IFLA_INFO_KIND, kind).end()
 
 
-def set_link(batch, index, *, up=None, promisc=None, allmulti=None, address=None, mtu=0, txqlen=None, master=0,
+def set_link(batch, index, *, up=None, promisc=None, allmulti=None, address=None, mtu=0, txqlen=None, master=None,
              name=None, what=None):
-    """Change flags (None: leave alone), MAC, MTU, txqlen, master (an index) and name of a link; a name only while it
-    is down."""
+    """Change flags (None: leave alone), MAC, MTU, txqlen, master (an index, 0 for none) and name of a link; a name only
+    while it is down."""
     flags = change = 0
     for bit, wanted in ((uapi.IFF_UP, up), (uapi.IFF_PROMISC, promisc), (uapi.IFF_ALLMULTI, allmulti)):
         flags |= bit if wanted else 0
@@ -188,9 +199,20 @@ def set_link(batch, index, *, up=None, promisc=None, allmulti=None, address=None
         batch.u32(uapi.IFLA_MTU, mtu)
     if txqlen is not None:
         batch.u32(uapi.IFLA_TXQLEN, txqlen)
-    if master:
+    if master is not None:
         batch.u32(uapi.IFLA_MASTER, master)
     return batch.text(uapi.IFLA_IFNAME, name) if name else batch
+
+
+def move_link(batch, index, netns_fd, name, alias, *, what=None):
+    """Move a link into another namespace, where it is down, called `name`, with `alias` ("": with none).
+
+    The kernel (do_setlink) moves it under its old name, if that is free there, and renames it then. So where `name` is
+    taken, the link either has not moved at all, or it has and is called as before.
+    """
+    batch.begin(uapi.RTM_NEWLINK, NLM_F_ACK, ifinfomsg(index), what or f"move link {index}")
+    batch.u32(uapi.IFLA_NET_NS_FD, netns_fd).text(uapi.IFLA_IFNAME, name)
+    return batch.raw(uapi.IFLA_IFALIAS, alias.encode("utf-8", "surrogateescape"))
 
 
 def set_bridge_port(batch, name, *, hairpin, isolated, what=None):
@@ -244,6 +266,12 @@ def read_ipv4_conf(payload, number):
     found = attributes(attributes(payload, 16).get(uapi.IFLA_AF_SPEC, b""))
     found = attributes(found.get(uapi.AF_INET, b""))
     return u32(found.get(uapi.IFLA_INET_CONF, b"")[4 * number - 4:4 * number])
+
+
+def set_alias(batch, index, alias, *, what=None):
+    """Give a link a text for people, of up to 255 bytes; the kernel takes none while it makes the link."""
+    batch.begin(uapi.RTM_NEWLINK, NLM_F_ACK, ifinfomsg(index), what or f"set the alias of link {index}")
+    return batch.raw(uapi.IFLA_IFALIAS, alias.encode())         # a NUL would count
 
 
 def set_group(batch, index, group, *, what=None):
@@ -310,7 +338,7 @@ def rtmsg(family, prefix=0, *, table=0, protocol=0, scope=0, kind=0):
 
 def route(batch, dst, prefix, *, index, gateway=None, source=None, metric=0, table=uapi.RT_TABLE_MAIN,
           scope=uapi.RT_SCOPE_UNIVERSE, mtu=0, advmss=0, append=False, delete=False, what=None):
-    """Add (NLM_F_CREATE alone, as the reference plugins; `append`: behind others to the same prefix) or delete a unicast
+    """Add (NLM_F_CREATE alone, as the reference plugins; append: behind others to the same prefix) or delete a unicast
     route of protocol boot. `metric` is its priority; `mtu` and `advmss`, in bytes, are its metrics RTAX_MTU and
     RTAX_ADVMSS (ip-route(8))."""
     kind, flags = (uapi.RTM_DELROUTE, NLM_F_ACK) if delete else (uapi.RTM_NEWROUTE, NLM_F_ACK | NLM_F_CREATE)
@@ -351,10 +379,10 @@ def read_way(payload):
 
 
 class Route:
-    """What we need of an RTM_NEWROUTE: dst (b"" for default), prefix, gateway and source (or b""), index, table, scope,
-    kind (RTN_*)."""
+    """What we need of an RTM_NEWROUTE: dst (b"" for default), prefix, gateway and source (or b""), index, table,
+    protocol, scope, kind (RTN_*)."""
 
-    __slots__ = ("dst", "prefix", "gateway", "source", "index", "table", "scope", "kind")
+    __slots__ = ("dst", "prefix", "gateway", "source", "index", "table", "protocol", "scope", "kind")
 
 
 def read_route(payload):
@@ -365,7 +393,7 @@ def read_route(payload):
         return None
     found = attributes(payload, 12)
     route = Route()
-    route.prefix, route.scope, route.kind = payload[1], payload[6], payload[7]
+    route.prefix, route.protocol, route.scope, route.kind = payload[1], payload[5], payload[6], payload[7]
     route.dst = found.get(uapi.RTA_DST, b"")
     route.gateway = found.get(uapi.RTA_GATEWAY, b"")
     route.source = found.get(uapi.RTA_PREFSRC, b"")

@@ -128,6 +128,32 @@ def settled(sock, watcher, link):
                            f"tentative addresses after {SETTLE_SECONDS} seconds") from None
 
 
+def local(sock, watcher, link, table, addresses):
+    """Wait until `table` says of each of these IPv6 addresses (packed) that it is the namespace's own: packets to it
+    are taken from then on. The watcher hears RTNLGRP_IPV6_ROUTE. Raises CniError after 5 s.
+
+    A link that is not operationally up may have addresses that settle never; that passes at the deadline.
+    """
+    from fastcni.kit import routing  # vrf alone comes here
+
+    def missing():
+        there = {route.dst for route, _ in routing.routes(sock, (uapi.AF_INET6,))
+                 if (route.table, route.kind) == (table, uapi.RTN_LOCAL)}
+        return [packed for packed in addresses if packed not in there]
+
+    def look(_=None):
+        return not missing()
+
+    if look():
+        return
+    try:
+        _until(watcher, SETTLE_SECONDS, look, "", look)
+    except TimeoutError:
+        if rtnl.first_link(wire.exchange(sock, rtnl.get_link(Batch(), index=link.index))).operstate == uapi.IF_OPER_UP:
+            raise CniError(errors.INTERNAL, f"failed getting local/host addresses for {link.name} in table {table} "
+                           f"with dst {', '.join(map(ip_text, missing()))}") from None
+
+
 def _until(watcher, seconds, done, words, again=None):
     """Feed notifications to done() until it says so. When the kernel dropped some, again() looks for itself;
     without again(), the request's own ACK is still to come on the same socket.

@@ -1,6 +1,6 @@
 """CHECK: compare prevResult with what the kernel has (the reference plugins' order and words)."""
 
-from fastcni.kernel import uapi
+from fastcni.kernel import kinds, uapi
 from fastcni.kit import links, routing
 from fastcni.kit.conf import read_mac
 from fastcni.spec import address as addresses
@@ -66,7 +66,7 @@ def addresses_and_routes(pod, link, previous):
         alone = prefix == 8 * len(packed)
         if not alone and not tables.have(0, addresses.network(packed, prefix), prefix):
             raise wrong(f"Failed to find Gateway {ip.get('gateway', '<nil>')} for interface {link.name}",
-                        f"no route to {ip['address']} in the main table, nor in one that a rule chooses for it")
+                        f"no route to {ip['address']} in the main table, nor in another that its packets take")
     for item in previous.get("routes", ()):
         dst, prefix = addresses.read_cidr(item["dst"])
         gateway = addresses.read_ip(item["gw"]) if item.get("gw") and prefix else None
@@ -77,13 +77,13 @@ def addresses_and_routes(pod, link, previous):
 
 
 class _Tables:
-    """The pod's routes, and what tables its packets take: the main one, and those to which rules send what comes from
-    the link's addresses (sbr moves the link's routes there)."""
+    """The pod's routes, and what tables its packets take: the main one, those to which rules send what comes from the
+    link's addresses (sbr moves the link's routes there), and that of the VRF that the link is in (vrf does so)."""
 
-    __slots__ = ("pod", "routes", "sources", "chosen")
+    __slots__ = ("pod", "routes", "sources", "master", "chosen")
 
     def __init__(self, pod, link, present):
-        self.pod, self.chosen = pod, None
+        self.pod, self.master, self.chosen = pod, link.master, None
         self.sources = {packed for packed, _ in present}
         self.routes = [route for route, _ in routing.routes(pod.inside, (uapi.AF_INET, uapi.AF_INET6))]
 
@@ -91,10 +91,13 @@ class _Tables:
         """Is there such a route in that table, or, without one, where it is looked for?"""
         tables = {route.table for route in self.routes
                   if route.dst == dst and route.prefix == prefix and gateway in (None, route.gateway)}
-        return (table or uapi.RT_TABLE_MAIN) in tables or (not table and not tables.isdisjoint(self.of_rules()))
+        return (table or uapi.RT_TABLE_MAIN) in tables or (not table and not tables.isdisjoint(self.others()))
 
-    def of_rules(self):
-        if self.chosen is None:         # most pods have no such rules, and nobody asks
+    def others(self):
+        if self.chosen is None:         # most pods need none, and nobody asks
             rules = routing.rules(self.pod.inside, routing.families_of(self.sources))
             self.chosen = {it.table for it, _ in rules if it.host and it.source in self.sources}
+            master = links.find(self.pod.inside, index=self.master) if self.master else None
+            if master and master.kind == "vrf":
+                self.chosen.add(kinds.vrf_table(master))
         return self.chosen

@@ -25,17 +25,24 @@ class Conf:
         self.dns = read_own_dns(req.conf) or {}
 
 
-def create(req, pod, undo, kind, *, sock=None, parent=0, mtu=0, mac=None, data=(), what=None):
-    """A link of `kind` in the pod, named CNI_IFNAME, not yet up: its Link. `data` is of kernel.kinds, `parent` the
-    index of the link that it is made on, on the side of `sock`. Raises NetlinkError.
+def create(req, pod, undo, kind, *, sock=None, master=None, why=None, mtu=0, mac=None, data=()):
+    """A link of `kind` in the pod, named CNI_IFNAME, not yet up: its Link. `data` is of kernel.kinds, `master` the Link
+    that it is made on, on the side of `sock`, `why` what makes the kernel refuse that: {errno: words}. Raises
+    NetlinkError, CniError where there is a master.
 
     It is made with a random name first: the kernel refuses one that somebody has on the parent's side.
     """
     name = links.random_name()
-    batch = rtnl.new_link(Batch(), name, kind, pod.netns_fd, parent=parent, mtu=mtu, address=mac, data=data,
-                          what=what or f"failed to create {kind}")
+    batch = rtnl.new_link(Batch(), name, kind, pod.netns_fd, parent=master.index if master else 0, mtu=mtu,
+                          address=mac, data=data, what=f"failed to create {kind}")
     undo(links.delete_by_name, pod.inside, name)
-    wire.exchange(sock or pod.inside, batch)
+    try:
+        wire.exchange(sock or pod.inside, batch)
+    except wire.NetlinkError as e:
+        if master is None:
+            raise
+        words = [f'the master is "{master.name}"', *([why[e.errno]] if e.errno in why else [])]
+        raise CniError(errors.INTERNAL, str(e), "; ".join(words)) from e
     return rename(req, pod, undo, links.find(pod.inside, name), kind)
 
 
@@ -51,15 +58,32 @@ def rename(req, pod, undo, link, words):
 def attach(req, conf, undo, pod, link, *, given=None, arp_notify=False, ndisc_notify=False):
     """The second half of ADD: the addresses of IPAM, if there is any, or of the result that is `given`, and the link
     up. The result."""
-    if conf.layer3 or given:
-        result = ipam.add_addresses(req, undo, interface=0) if conf.layer3 else of_interface_0(given)
-        check_families(conf.ipv6, result)
+    result = addresses(req, conf, undo, given)
+    return configure(req, conf, pod, link, result, arp_notify=arp_notify, ndisc_notify=ndisc_notify)
+
+
+def addresses(req, conf, undo, given=None):
+    """What IPAM says, where there is any, or the result that is `given`; {} without either."""
+    if not conf.layer3 and not given:
+        return {}
+    result = ipam.add_addresses(req, undo, interface=0) if conf.layer3 else of_interface_0(given)
+    check_families(conf.ipv6, result)
+    return result
+
+
+def configure(req, conf, pod, link, result, *, arp_notify=False, ndisc_notify=False):
+    """The link up, with what addresses() says; the whole result."""
+    if result:
         links.configure(pod, link, result, ipv6=conf.ipv6, dad=conf.enable_dad, arp_notify=arp_notify,
                         ndisc_notify=ndisc_notify)
     else:
-        result = {}
         links.configure(pod, link, result, ipv6=conf.ipv6)
-    result["interfaces"] = [links.interface(link, req.netns)]
+    return whole(conf, result, links.interface(link, req.netns))
+
+
+def whole(conf, result, interface):
+    """The result with its one interface and the configuration's dns."""
+    result["interfaces"] = [interface]
     if conf.dns is not None:
         result["dns"] = conf.dns
     return result
@@ -75,8 +99,8 @@ def delete(req, conf):
     every((links.delete_inside, req), *ipam_step(ipam.delete, req, conf))
 
 
-def check(req, conf, kind):
-    """IPAM's part; then the pod's link is of `kind` and has what prevResult says: (Pod, Link)."""
+def check(req, conf, kind=None):
+    """IPAM's part; then the pod's link is of `kind`, if one is named, and has what prevResult says: (Pod, Link)."""
     from fastcni.kit import checks  # CHECK alone needs it
 
     if conf.layer3:
@@ -84,7 +108,7 @@ def check(req, conf, kind):
     previous = checks.prev_result(req)
     pod = links.Pod(req)
     link = checks.inside_link(pod, checks.container_interface(req, previous))
-    if link.kind != kind:
+    if kind and link.kind != kind:
         raise checks.wrong(f"Error: Container interface {link.name} not of type {kind}")
     if conf.layer3 and not link.up:         # it has lost its routes, and they are not what is wrong
         raise checks.wrong(f"Interface {link.name} is down")
@@ -105,9 +129,14 @@ def gc(req, conf):
 
 
 def status(req, conf, kind):
+    need_kind(req, kind)
+    every(*ipam_step(ipam.status, req, conf))
+
+
+def need_kind(req, kind):
+    """For STATUS. Raises CniError 50 where this kernel makes no links of that kind."""
     if not has_kind(req.host.route, kind):
         raise CniError(errors.PLUGIN_NOT_AVAILABLE, f"this kernel has no {kind} links", f"modprobe {kind} finds none")
-    every(*ipam_step(ipam.status, req, conf))
 
 
 def has_kind(sock, kind):

@@ -10,6 +10,7 @@ from fastcni._netlink import Batch, BatchFull
 from fastcni.kernel import nft, wire
 from fastcni.kit import names
 
+TRIES = 5                       # while others come and go with the same keys
 AT_ONCE = 64                    # elements asked for in one send: the answers have to find room on the socket
 
 
@@ -37,7 +38,9 @@ class Store:
         if refused and refused[0].errno == ENOENT:
             wire.exchange(sock, nft.stop(self.set_up(nft.start(Batch()), items)))
             refused = self._try(sock, req, items)
-        if refused and refused[0].errno == EEXIST:
+        for _ in range(TRIES):
+            if not refused or refused[0].errno != EEXIST:
+                break
             present = self.present(req, items)
             if taken:
                 taken(present)

@@ -14,11 +14,11 @@ USUAL_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 LEGACY_TABLES = {4: "/proc/self/net/ip_tables_names", 16: "/proc/self/net/ip6_tables_names"}
 
 
-def has_chain(req, chain, table="nat"):
+def has_chain(req, chain, table="nat", *, hidden=True):
     """May iptables hold a chain of this name? Asked of the kernel, without starting a program.
 
     iptables over nf_tables keeps its chains where netlink shows them. The legacy kind does not: where its table is
-    loaded at all, the answer is yes.
+    loaded at all, the answer is `hidden`.
     """
     sock = req.host.firewall
     for family in families(req, table):
@@ -27,7 +27,7 @@ def has_chain(req, chain, table="nat"):
             return True
         if refused[0].errno != ENOENT:
             raise refused[0]
-    return legacy(table)
+    return hidden and legacy(table)
 
 
 def families(req, table="nat"):

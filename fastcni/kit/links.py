@@ -60,6 +60,14 @@ def find(sock, name=None, *, index=0):
         return None
 
 
+def find_inside(pod, name, words):
+    """The Link of that name in the pod. Raises CniError with `words` where there is none."""
+    link = find(pod.inside, name)
+    if link is None:
+        raise CniError(errors.INTERNAL, words, "it is not in the pod's network namespace")
+    return link
+
+
 def on_host(host, name):
     """The Link called `name` on the caller's side, as it is known there; None if there is none."""
     return host.recall(("link", name), lambda: find(host.route, name))

@@ -1,9 +1,14 @@
 """The link that a pod's link is made on: `master` of macvlan, ipvlan and vlan."""
 
+from errno import EBUSY
+
 from fastcni.kernel import rtnl, uapi, wire
 from fastcni.kit import links
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
+
+# Why the kernel makes no macvlan or ipvlan on a link: {errno: words}
+WHY = {EBUSY: "a link has either macvlans or ipvlans on it, or is a port of a bridge or a bond: never two of these"}
 
 
 class Master:

@@ -132,7 +132,8 @@ def refuse_taken(req, conf, length, lines):
 
 def delete(req, conf):
     """Delete the pod's chain and what leads there, in both families; says whether there was any. Gone is fine."""
-    if not present(req):
+    # No program is started for each pod without mappings, of a node where something else has legacy rules.
+    if not iptables.has_chain(req, chain_of(req), hidden=bool(conf.mappings) or conf.iptables):
         return False
     found = False
     for program in iptables.PROGRAMS.values():

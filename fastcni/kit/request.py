@@ -5,7 +5,7 @@ from _thread import start_new_thread
 
 from fastcni.kernel import netns
 from fastcni.kit.host import Host
-from fastcni.spec import errors
+from fastcni.spec import errors, json
 from fastcni.spec.config import Section
 from fastcni.spec.errors import CniError
 
@@ -46,12 +46,15 @@ class Request:
         self.aside = aside or start_new_thread_call
         self.in_process = in_process
 
-    def delegate(self, plugin):
-        """The same request for another plugin type, as a delegate is called (spec section 4)."""
+    def delegate(self, plugin, conf=None):
+        """The same request for another plugin type, as a delegate is called (spec section 4); with a configuration of
+        its own, a dict, where it is not to see this one's."""
         other = Request.__new__(Request)
         for field in Request.__slots__:
             setattr(other, field, getattr(self, field))
         other.plugin = plugin
+        if conf is not None:
+            other.conf, other.stdin, other.version = Section(conf), json.write(conf), conf.get("cniVersion", "0.1.0")
         return other
 
     def warn(self, text):

@@ -27,6 +27,21 @@ def rules(sock, families):
             if kind == uapi.RTM_NEWRULE]
 
 
+def used_tables(found_routes, found_rules):
+    """The numbers of all tables that routes and rules name."""
+    return {it.table for it, _ in found_routes} | {it.table for it, _ in found_rules}
+
+
+def free_tables(taken, first, count=1):
+    """The first so many numbers of tables, from `first` on, that are not in `taken`."""
+    found, number = [], first
+    while len(found) < count:
+        if number not in taken:
+            found.append(number)
+        number += 1
+    return found
+
+
 def families_of(addresses):
     """AF_INET and AF_INET6, as packed addresses have them: a kernel may know one of them only."""
     return sorted({rtnl.family_of(packed) for packed in addresses})
@@ -58,14 +73,23 @@ def again(payload, **more):
 
 
 def put_back(sock, index, families, saved):
-    """Have in the main table what the link `index` had there, the payloads `saved`, and no other route of its."""
-    now = {routing.route_key(payload): payload for route, payload in routes(sock, families)
-           if (route.table, route.index) == (uapi.RT_TABLE_MAIN, index)}
-    before = {routing.route_key(payload): payload for payload in saved}
+    """Have in the main table what the link `index` had there, [(Route, payload)], and no other route of its."""
+    now = {routing.route_key(payload): payload for _, payload in of_link(routes(sock, families), index)}
+    before = {routing.route_key(payload): payload for _, payload in gateways_last(saved)}
     send(sock, [again(now[key], delete=True, what="delete route") for key in now if key not in before], GONE)
     # APPEND, as another link may have a route to the same prefix.
     send(sock, [again(before[key], flags=uapi.NLM_F_APPEND, what="add route") for key in before if key not in now],
          (EEXIST,))
+
+
+def gateways_last(found):
+    """[(Route, payload)] in an order in which they can be added: to a gateway there has to be a route already."""
+    return sorted(found, key=lambda pair: pair[0].gateway)
+
+
+def of_link(found, index):
+    """Those of [(Route, payload)] that are of a link, in the main table."""
+    return [pair for pair in found if (pair[0].table, pair[0].index) == (uapi.RT_TABLE_MAIN, index)]
 
 
 def flush(sock, families, tables):

@@ -1,4 +1,5 @@
-"""What tuning changes of a link, kept in a file until DEL puts it back: the Go plugin's file, to the byte.
+"""What tuning changes of a link, kept in a file until DEL puts it back: the Go plugin's file, to the byte. host-device
+keeps the MAC of its device the same way, in a folder of its own.
 
     <dataDir>/<container id>_<ifname>.json                      0600
     <dataDir>/.fastcni/<network>/<container id>_<ifname>.json   ours alone: a symbolic link to it
@@ -19,6 +20,14 @@ FLAGS = ("promisc", "allmulti")
 LIMIT = 1 << 16                 # bytes of a file that is read
 READ = posix.O_RDONLY | posix.O_CLOEXEC | posix.O_NOFOLLOW | posix.O_NONBLOCK
 WRITE = posix.O_WRONLY | posix.O_CREAT | posix.O_TRUNC | posix.O_CLOEXEC | posix.O_NOFOLLOW
+
+
+def read_folder(keys, default=FOLDER):
+    """The key dataDir. Raises CniError 7."""
+    folder = keys.text("dataDir") or default
+    if "\0" in folder:
+        raise keys.wrong("dataDir", "a path has no NUL byte")
+    return folder
 
 
 def read_attributes(pick):

@@ -82,14 +82,18 @@ def set_port(req, bridge, port, keys):
     if not bridge.vlan_filtering:
         req.warn(f'bridge "{bridge.name}" was there without vlan_filtering: its VLANs keep nobody apart')
     batch = Batch()
-    if not keys.preserve and bridge.default_pvid:
-        only(batch, port, bridge.default_pvid, "remove default vlan", delete=True)
+    drop_default(batch, bridge, port, keys)
     if keys.trunk:
         rtnl.set_port_vlans(batch, port.index, ranges(keys.trunk),
                             what=f'failed to setup vlan tag on interface "{port.name}"')
     # With a trunk alone, what comes untagged is VLAN 1. Last: among the trunk's, it would be a tagged one.
     untagged(batch, port, keys.vlan or 1)
     send(req.host.route, batch, keys)
+
+
+def drop_default(batch, bridge, port, keys):
+    if not keys.preserve and bridge.default_pvid:
+        only(batch, port, bridge.default_pvid, "remove default vlan", delete=True)
 
 
 def untagged(batch, port, vid):
@@ -114,11 +118,11 @@ def leg_name(bridge, vlan):
     return f"{bridge}.{vlan}"
 
 
-def ensure_leg(sock, bridge, keys, undo):
+def ensure_leg(host, bridge, keys, undo):
     """The host's own foot in a VLAN, <bridge>.<vlan>: one end of a veth pair, the other a port of the bridge. It gets
     the gateway addresses. Made once, never deleted."""
-    name = leg_name(bridge.name, keys.vlan)
-    leg = links.find(sock, name)
+    sock, name = host.route, leg_name(bridge.name, keys.vlan)
+    leg = links.on_host(host, name)
     if leg:
         return leg
     port, port_mac, leg_mac = links.random_name(), links.random_mac(), links.random_mac()
@@ -135,9 +139,10 @@ def ensure_leg(sock, bridge, keys, undo):
         return leg                      # another ADD was first
     undo(delete_unused_leg, sock, bridge, name)
     end, leg = links.find(sock, port), links.find(sock, name)
+    for each in (port, name):           # as on the bridge: no pod tells the host about routers
+        host.offer_ipv6(each, "accept_ra", "0")
     batch = Batch()
-    if bridge.default_pvid:
-        only(batch, end, bridge.default_pvid, "remove default vlan", delete=True)
+    drop_default(batch, bridge, end, keys)
     untagged(batch, end, keys.vlan)
     rtnl.set_link(batch, leg.index, up=True, what=f'set "{name}" up')
     send(sock, batch, keys)

@@ -5,6 +5,8 @@ import sys
 INTERFACE = {
     "bridge": "fastcni.plugins.bridge",
     "dummy": "fastcni.plugins.dummy",
+    "flannel": "fastcni.plugins.flannel",
+    "host-device": "fastcni.plugins.host_device",
     "ipvlan": "fastcni.plugins.ipvlan",
     "loopback": "fastcni.plugins.loopback",
     "macvlan": "fastcni.plugins.macvlan",
@@ -17,9 +19,11 @@ IPAM = {
     "static": "fastcni.plugins.static",
 }
 CHAINED = {
+    "bandwidth": "fastcni.plugins.bandwidth",
     "portmap": "fastcni.plugins.portmap",
     "sbr": "fastcni.plugins.sbr",
     "tuning": "fastcni.plugins.tuning",
+    "vrf": "fastcni.plugins.vrf",
 }
 TABLE = INTERFACE | IPAM | CHAINED
 

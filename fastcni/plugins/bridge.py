@@ -86,7 +86,7 @@ def add(req, conf, undo):
     leg = None
     if conf.layer3:
         if conf.is_gateway:
-            leg = vlans.ensure_leg(pod.host, bridge, conf.vlans, undo) if conf.vlans.vlan else None
+            leg = vlans.ensure_leg(req.host, bridge, conf.vlans, undo) if conf.vlans.vlan else None
             add_gateways(req.host, bridge, leg, conf, result, undo)
         conf.masquerade.add(req, result, undo)
     if not conf.leave_down:

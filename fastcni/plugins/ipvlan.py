@@ -2,7 +2,7 @@
 
 from fastcni.kernel import kinds
 from fastcni.kit import devices, links
-from fastcni.kit.master import Master
+from fastcni.kit.master import WHY, Master
 from fastcni.spec import errors
 from fastcni.spec import result as results
 from fastcni.spec.errors import CniError
@@ -45,8 +45,8 @@ def read_previous(conf):
 def add(req, conf, undo):
     pod = links.Pod(req)
     master = conf.master.find(req, pod)
-    link = devices.create(req, pod, undo, "ipvlan", sock=conf.master.sock(pod), parent=master.index, mtu=conf.mtu,
-                          data=kinds.ipvlan(conf.mode), what=f'failed to create ipvlan on "{master.name}"')
+    link = devices.create(req, pod, undo, "ipvlan", sock=conf.master.sock(pod), master=master, why=WHY, mtu=conf.mtu,
+                          data=kinds.ipvlan(conf.mode))
     return devices.attach(req, conf, undo, pod, link, given=conf.previous, arp_notify=True, ndisc_notify=True)
 
 
@@ -64,5 +64,6 @@ gc = devices.gc
 
 
 def status(req, conf):
-    conf.master.status(req)
+    if conf.master.name:                # else perhaps one of a plugin before it, of which STATUS is not told
+        conf.master.status(req)
     devices.status(req, conf, "ipvlan")

@@ -1,13 +1,16 @@
 """macvlan: a link with a MAC of its own on a link of the host: the pod is a station of the master's network."""
 
+from errno import EINVAL
+
 from fastcni.kernel import kinds
 from fastcni.kit import devices, links
 from fastcni.kit.conf import read_requested_mac
-from fastcni.kit.master import Master, check_mtu
+from fastcni.kit.master import WHY, Master, check_mtu
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 
 CAPABILITIES, ARGS = ("mac",), ("MAC",)
+REFUSED = {**WHY, EINVAL: "it has to be of Ethernet, and a macvlan of mode passthru has it for itself alone"}
 
 
 class Conf(devices.Conf):
@@ -34,8 +37,8 @@ def add(req, conf, undo):
     pod = links.Pod(req)
     master = conf.master.find(req, pod)
     check_mtu(conf.mtu, master)
-    link = devices.create(req, pod, undo, "macvlan", sock=conf.master.sock(pod), parent=master.index, mtu=conf.mtu,
-                          mac=conf.mac, data=kinds.macvlan(conf.mode, conf.queue))
+    link = devices.create(req, pod, undo, "macvlan", sock=conf.master.sock(pod), master=master, why=REFUSED,
+                          mtu=conf.mtu, mac=conf.mac, data=kinds.macvlan(conf.mode, conf.queue))
     return devices.attach(req, conf, undo, pod, link, arp_notify=True, ndisc_notify=True)
 
 

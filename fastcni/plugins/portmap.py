@@ -1,6 +1,6 @@
 """portmap: ports of the host lead to ports of the pod, as the capability portMappings asks for.
 
-Backends are imported when they are used: most pods of a one-shot plugin have no mappings.
+Backends are imported when they are used: a one-shot ADD needs one of them, and most pods' none.
 """
 
 from fastcni.kit import chained, port_mappings
@@ -8,14 +8,16 @@ from fastcni.kit.undo import every
 from fastcni.spec import address as addresses
 from fastcni.spec import errors
 from fastcni.spec import result as results
+from fastcni.spec.config import is_name, shown
 from fastcni.spec.errors import CniError
 
 CAPABILITIES = ("portMappings",)
-MISSING = {"ADD": "must be called as chained plugin", "CHECK": "Required prevResult missing"}
+CONDITIONS = {4: "conditionsV4", 16: "conditionsV6"}          # by length of an address
+MOST_OF_A_CHAIN = 28            # characters of a chain's name that iptables takes
 
 
 class Conf:
-    """The keys: mappings (as port_mappings has them), snat, masq_all, iptables (the backend), mark_bit,
+    """The keys: mappings (as port_mappings has them), snat, masq_all, iptables (is that the backend?), mark_bit,
     set_mark_chain ("": our own), conditions {length of an address: [words]}.
 
     Of prevResult: previous, and pod {length: (packed, prefix)}, its first address of each family.
@@ -33,13 +35,10 @@ def read(req):
     if req.command in ("DEL", "GC"):
         return read_leniently(req)
     try:
-        conf = read_strictly(req)
+        return read_strictly(req)
     except CniError as e:
         words = "failed to parse config: " if req.command == "ADD" else ""
         raise CniError(e.code, words + e.msg, e.details) from None
-    if conf.previous is None and req.command in MISSING:
-        chained.previous(req, MISSING[req.command])         # raises
-    return conf
 
 
 def read_leniently(req):
@@ -48,7 +47,7 @@ def read_leniently(req):
         return read_strictly(req)
     except CniError:
         conf = Conf()
-        conf.mappings, conf.pod = [], {}
+        conf.mappings, conf.pod, conf.iptables = [], {}, True
         return conf
 
 
@@ -66,32 +65,40 @@ def read_strictly(req):
 
 
 def read_backend(keys, conf):
+    """backend, and what only one of the two understands."""
     conf.mark_bit, conf.set_mark_chain = keys.whole("markMasqBit", default=13), keys.text("externalSetMarkChain")
     if conf.set_mark_chain and keys.has("markMasqBit"):
         raise CniError(errors.INVALID_CONFIG, "Cannot specify externalSetMarkChain and markMasqBit")
     if not 0 <= conf.mark_bit <= 31:
         raise CniError(errors.INVALID_CONFIG, "MasqMarkBit must be between 0 and 31", f"markMasqBit is {conf.mark_bit}")
-    conf.conditions = {4: keys.texts("conditionsV4"), 16: keys.texts("conditionsV6")}
-    # {key: it is written for iptables}
-    special = {"externalSetMarkChain": True} if conf.set_mark_chain else {}
-    for key, words in (("conditionsV4", conf.conditions[4]), ("conditionsV6", conf.conditions[16])):
+    if conf.set_mark_chain and not (is_name(conf.set_mark_chain) and len(conf.set_mark_chain) <= MOST_OF_A_CHAIN):
+        raise keys.wrong("externalSetMarkChain", f"not the name of a chain: {shown(conf.set_mark_chain)}")
+    conf.conditions = {length: read_words(keys, key) for length, key in CONDITIONS.items()}
+    own = {"iptables": ["externalSetMarkChain"] if conf.set_mark_chain else [], "nftables": []}
+    for length, words in conf.conditions.items():
         if words:
-            special[key] = words[0][:1] in ("-", "!")
-    backend = keys.text("backend") or ("iptables" if any(special.values()) else "nftables")
-    if backend not in ("nftables", "iptables"):
+            own["iptables" if words[0][0] in "-!" else "nftables"].append(CONDITIONS[length])
+    backend = keys.text("backend") or ("iptables" if own["iptables"] else "nftables")
+    if backend not in own:
         raise CniError(errors.INVALID_CONFIG, f'unrecognized backend "{backend}"',
                        "backend is nftables (the default) or iptables")
     conf.iptables = backend == "iptables"
-    wrong = [key for key, for_iptables in special.items() if for_iptables != conf.iptables]
-    if wrong:
-        other = "nftables" if conf.iptables else "iptables"
+    other = "nftables" if conf.iptables else "iptables"
+    if own[other]:
         raise CniError(errors.INVALID_CONFIG, f"{backend} backend was requested but configuration contains "
-                       f"{other}-specific options [{' '.join(wrong)}]")
-    if special and not conf.iptables:
-        key = next(iter(special))
-        raise CniError(errors.UNSUPPORTED_FIELD, f"{key} {keys.texts(key)} cannot be used with the nftables backend",
+                       f"{other}-specific options [{' '.join(own[other])}]")
+    for key in own["nftables"]:
+        raise CniError(errors.UNSUPPORTED_FIELD,
+                       f"{key} {shown(keys.texts(key))} cannot be used with the nftables backend",
                        'it takes no words of nft(8); with "backend": "iptables" and words of iptables(8), as '
                        '["-s", "192.0.2.0/24"], it can')
+
+
+def read_words(keys, key):
+    words = keys.texts(key)
+    if not all(word and word.isprintable() for word in words):
+        raise keys.wrong(key, f"expected printable words, got {shown(words)}")
+    return words
 
 
 def backend_of(conf):
@@ -103,18 +110,19 @@ def backend_of(conf):
 
 
 def add(req, conf, undo):
+    result = conf.previous or chained.previous(req)
     if conf.mappings and conf.pod:
         from fastcni.kit import flows
 
         backend = backend_of(conf)
         undo(backend.delete, req, conf)
         backend.add(req, conf)
-        flows.forget(req, conf.mappings, conf.pod)
+        flows.after_add(req, conf)
         if conf.snat and 4 in conf.pod and any(from_localhost(mapping) for mapping in conf.mappings_for(4)):
             from fastcni.kit import localnet
 
             localnet.enable(req, conf.pod[4][0])
-    return conf.previous
+    return result
 
 
 def from_localhost(mapping):
@@ -130,16 +138,18 @@ def delete(req, conf):
 
 
 def take_back(backend, req, conf):
-    # Where nothing was ours, the flows are somebody else's.
-    if backend.delete(req, conf) and conf.mappings:
+    # Where nothing was ours the flows are somebody else's.
+    if backend.delete(req, conf):
         from fastcni.kit import flows
 
-        flows.forget(req, conf.mappings, conf.pod or (4, 16))
+        flows.after_delete(req, conf)
 
 
 def check(req, conf):
     from fastcni.kit import checks, portmap_iptables  # CHECK alone needs these
 
+    if conf.previous is None:
+        chained.previous(req, "Required prevResult missing")
     if not conf.mappings or not conf.pod:
         return
     wrong = backend_of(conf).missing(req, conf)

@@ -3,7 +3,7 @@
 A rule for each address chooses a table of its own, and the link's routes move there from the main table.
 """
 
-from errno import EAFNOSUPPORT, EOPNOTSUPP
+from errno import EAFNOSUPPORT, EINVAL, EOPNOTSUPP
 
 from fastcni._netlink import Batch
 from fastcni.kernel import netns, rtnl, uapi, wire
@@ -96,38 +96,20 @@ def remove_rule(pod, packed, table, what):
 
 def move_routes(req, conf, undo, pod, ips):
     """Every address gets a rule and a table; the link's routes of the main table move to those that they belong to."""
-    link = find(pod, req.ifname)
+    link = links.find_inside(pod, req.ifname, f"Cannot find network interface {req.ifname}")
     families = routing.families_of(packed for packed, _, _ in ips)
     known = routing.routes(pod.inside, families)
-    saved = [(route, payload) for route, payload in known
-             if (route.table, route.index) == (uapi.RT_TABLE_MAIN, link.index)]
-    taken = {it.table for it, _ in known} | {it.table for it, _ in routing.rules(pod.inside, families)}
-    tables = free_tables(taken, len(ips))
+    saved = routing.of_link(known, link.index)
+    taken = routing.used_tables(known, routing.rules(pod.inside, families))
+    tables = routing.free_tables(taken, FIRST_TABLE, len(ips))
     undo(routing.flush, pod.inside, families, tables)
     for ip, table in zip(ips, tables, strict=True):
         add_rule(pod, undo, ip[0], table)
         routing.send(pod.inside, routes_of_table(conf, link, ip, table, saved))
-    undo(routing.put_back, pod.inside, link.index, families, [payload for _, payload in saved])
+    undo(routing.put_back, pod.inside, link.index, families, saved)
     staying = add_hints(req, pod, link, ips, saved) if conf.hints else ()
     routing.send(pod.inside, [routing.again(payload, delete=True, what="Failed to delete route")
                               for route, payload in saved if route not in staying], routing.GONE)
-
-
-def find(pod, ifname):
-    link = links.find(pod.inside, ifname)
-    if link is None:
-        raise CniError(errors.INTERNAL, f"Cannot find network interface {ifname}", "it is not in the pod's namespace")
-    return link
-
-
-def free_tables(taken, count):
-    """The first so many numbers of tables that no rule and no route names."""
-    found, number = [], FIRST_TABLE
-    while len(found) < count:
-        if number not in taken:
-            found.append(number)
-        number += 1
-    return found
 
 
 def routes_of_table(conf, link, ip, table, saved):
@@ -158,7 +140,7 @@ def in_subnet(packed, ip):
 def add_hints(req, pod, link, ips, saved):
     """What tells the kernel which address to send from, when nobody has chosen one: `10.22.0.0/24 scope link src
     10.22.0.2` in the main table. The routes of it that stay: to other places on the link, and those whose hint the
-    kernel did not take, as of an IPv6 address that has not settled."""
+    kernel finds wrong, as with an IPv6 address that has not settled."""
     staying = [route for route, _ in saved if route.scope == uapi.RT_SCOPE_LINK]
     for packed, prefix, _ in ips:
         subnet = addresses.network(packed, prefix)
@@ -169,6 +151,8 @@ def add_hints(req, pod, link, ips, saved):
                 what=f"failed to add a source hint for {addresses.cidr_text(packed, prefix)}"))
             staying = [route for route in staying if route not in same]
         except wire.NetlinkError as e:
+            if e.errno != EINVAL:
+                raise
             req.warn(str(e))
             staying += same
     return staying
@@ -204,7 +188,7 @@ def check(req, conf):
 
     _, ips = pod_addresses(req)
     pod = links.Pod(req)
-    link = find(pod, req.ifname)
+    link = links.find_inside(pod, req.ifname, f"Cannot find network interface {req.ifname}")
     families = routing.families_of(packed for packed, _, _ in ips)
     rules = [it for it, _ in routing.rules(pod.inside, families) if it.host and conf.table in (0, it.table)]
     defaults = {(route.table, route.gateway) for route, _ in routing.routes(pod.inside, families)

@@ -28,9 +28,7 @@ class Conf:
 
 def read(req):
     keys, conf = req.conf, Conf()
-    conf.data_dir = keys.text("dataDir") or tuning_backup.FOLDER
-    if "\0" in conf.data_dir:
-        raise keys.wrong("dataDir", "a path has no NUL byte")
+    conf.data_dir = tuning_backup.read_folder(keys)
     if req.command in ("DEL", "GC"):
         return conf
     asked = keys.section("args").section("cni")
@@ -62,7 +60,7 @@ def add(req, conf, undo):
     pod = links.Pod(req)
     pod_sysctls.write(pod, undo, conf.sysctls)
     if conf.wanted:
-        link = find(pod, req.ifname)
+        link = links.find_inside(pod, req.ifname, f"Cannot find container link {req.ifname}")
         before = {key: value for key, value in state(link).items() if key in conf.wanted}
         Backup(req, conf.data_dir).keep(before, undo)
         undo(change, pod.inside, link, before)
@@ -71,13 +69,6 @@ def add(req, conf, undo):
         if interface["name"] == req.ifname and "mac" in conf.wanted:
             interface["mac"] = conf.wanted["mac"]           # as it is written in the configuration
     return result
-
-
-def find(pod, ifname):
-    link = links.find(pod.inside, ifname)
-    if link is None:
-        raise CniError(errors.INTERNAL, f"Cannot find container link {ifname}", "it is not in the pod's namespace")
-    return link
 
 
 def state(link):
@@ -120,7 +111,7 @@ def check(req, conf):
     chained.previous(req, MISSING)
     pod = links.Pod(req)
     pod_sysctls.check(pod, conf.sysctls)
-    found = state(find(pod, req.ifname))
+    found = state(links.find_inside(pod, req.ifname, f"Cannot find container link {req.ifname}"))
     for key, value in {"promisc": False, **conf.wanted}.items():
         if key == "mac":
             value = read_mac(value).hex(":")

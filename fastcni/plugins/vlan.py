@@ -1,5 +1,7 @@
 """vlan: a link that carries one VLAN of a link of the host, as 802.1Q tags it."""
 
+from errno import EEXIST
+
 from fastcni.kernel import kinds
 from fastcni.kit import devices, links
 from fastcni.kit.conf import read_requested_mac
@@ -37,9 +39,12 @@ def add(req, conf, undo):
     pod = links.Pod(req)
     master = conf.master.find(req, pod)
     check_mtu(conf.mtu, master)
-    link = devices.create(req, pod, undo, "vlan", sock=conf.master.sock(pod), parent=master.index, mtu=conf.mtu,
-                          mac=conf.mac, data=kinds.vlan(conf.vid),
-                          what=f'failed to create vlan {conf.vid} on "{master.name}"')
+    if not master.up:
+        raise CniError(errors.TRY_AGAIN_LATER, f'master "{master.name}" is down',
+                       "the kernel sets no VLAN of it up until it is up itself")
+    taken = f"VLAN {conf.vid} of it is taken, by another pod or by the host (ip -d link show type vlan)"
+    link = devices.create(req, pod, undo, "vlan", sock=conf.master.sock(pod), master=master, why={EEXIST: taken},
+                          mtu=conf.mtu, mac=conf.mac, data=kinds.vlan(conf.vid))
     return devices.attach(req, conf, undo, pod, link)
 
 

@@ -239,7 +239,16 @@ def preload():
     """Import what any request may need; have wire tell where time goes, and results printed by what is warm here."""
     for kind in plugins.TABLE:
         plugins.load(kind)
-    from fastcni.kit import checks, masquerade_iptables, masquerade_nft, spoofcheck  # noqa: F401
+    from fastcni.kit import (  # noqa: F401
+        checks,
+        flows,
+        ipspoofcheck,
+        localnet,
+        masquerade_iptables,
+        masquerade_nft,
+        portmap_iptables,
+        portmap_nft,
+    )
 
     wire.observe = observe
     json.printer = print_json

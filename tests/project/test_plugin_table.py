@@ -13,8 +13,9 @@ from fastcni.spec.errors import CniError
 
 DOCS = Path(__file__).parents[2] / "docs" / "plugins.md"
 # What makes a configuration complete enough to be read.
-NEEDED = {"dummy": {"ipam": {"type": "static"}}, "host-local": {"ipam": {"ranges": [[{"subnet": "10.0.0.0/24"}]]}},
-          "static": {"ipam": {}}}
+NEEDED = {"dummy": {"ipam": {"type": "static"}}, "host-device": {"device": "eth9"},
+          "host-local": {"ipam": {"ranges": [[{"subnet": "10.0.0.0/24"}]]}}, "ipvlan": {"ipam": {"type": "static"}},
+          "static": {"ipam": {}}, "vlan": {"master": "eth9", "ipam": {"type": "static"}}, "vrf": {"vrfname": "blue"}}
 CAPABILITIES = {"mac": 7, "ips": 7, "ipRanges": 7, "portMappings": 7, "bandwidth": 7, "deviceID": 7}     # 7 is no value
 
 

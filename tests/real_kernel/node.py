@@ -6,8 +6,10 @@ The witnesses are `ip -j`, `nft -j` and pyroute2; what they say comes as plain l
 import ctypes
 import json
 import os
+import select
 import socket
 import subprocess
+import sys
 import time
 import uuid
 from pathlib import Path
@@ -16,6 +18,8 @@ from fastcni.handle import handle
 
 CLONE_NEWNET = 0x40000000
 libc = ctypes.CDLL(None, use_errno=True)
+OUTSIDE = {4: "192.0.2.9", 6: "2001:db8::9"}                # what pods have no route to of their own
+PKTINFO = {4: (socket.IPPROTO_IP, 8, 8), 6: (socket.IPPROTO_IPV6, 49, 50)}      # linux/in.h, in6.h: set, received as
 COMMON_FILES = ("last_reserved_ip.", "lock", ".fastcni.index")      # of a host-local directory: nobody's
 
 
@@ -140,6 +144,31 @@ def source_seen(sender, receiver, address, wait=2.0):
             return None
 
 
+def arrives_by(pod, source, family=4, device=""):
+    """The node's link by which a datagram to OUTSIDE comes from an address of the pod ("": which the kernel chooses);
+    None when none comes. With `device` it is sent as from a program that is bound to that link."""
+    kind, (level, asked, told) = {4: socket.AF_INET, 6: socket.AF_INET6}[family], PKTINFO[family]
+    server = socket.socket(kind, socket.SOCK_DGRAM)
+    server.setsockopt(level, asked, 1)
+    server.bind(("", 0))
+    with Inside(pod):
+        client = socket.socket(kind, socket.SOCK_DGRAM)
+    with server, client:
+        if device:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, device.encode())
+        if source:
+            client.bind((source, 0))
+        for _ in range(3):                      # the first may be lost while neighbours are found
+            client.sendto(b"which way?", (OUTSIDE[family], server.getsockname()[1]))
+            if select.select([server], [], [], 1)[0]:
+                break
+        else:
+            return None
+        _, parts, _, _ = server.recvmsg(100, 200)
+    info = next(data for where, what, data in parts if (where, what) == (level, told))
+    return socket.if_indextoname(int.from_bytes(info[:4] if family == 4 else info[16:20], sys.byteorder))
+
+
 class Node:
     """The runtime's part on one host: calls of plugins, and what is left on the node after them."""
 
@@ -161,9 +190,35 @@ class Node:
             run("ip", "-n", far, *words.split())
         run("ip", "link", "set", name, "up")
 
+    def second_network(self, **keys):
+        """A network of a bridge of its own, br1."""
+        return self.conf("10.23.0.0/24", "fd00:23::/64", name="net-b", bridge="br1", isGateway=True, **keys)
+
+    def two_links(self, pod, second):
+        """The pod has eth0 with the default routes and net1 of the network `second`, to which plugins are chained; the
+        node has the addresses OUTSIDE."""
+        set_sysctl("net/ipv6/conf/default/accept_dad", "0")
+        for address in (f"{OUTSIDE[4]}/32", f"{OUTSIDE[6]}/128"):
+            run("ip", "addr", "add", address, "dev", "lo")
+        self.add(self.conf("10.22.0.0/24", "fd00:22::/64", isDefaultGateway=True), pod)
+        self.behind(second, pod, ifname="net1")
+
     def host_local(self, *subnets, **more):
         ranges = [[{"subnet": subnet}] for subnet in subnets or ("10.22.0.0/24",)]
         return {"type": "host-local", "dataDir": self.data_dir, "ranges": ranges, **more}
+
+    def subnet_file(self, *subnets, **lines):
+        """The path of a file as flanneld writes it for a node with these subnets; `lines` over it, None takes one
+        away."""
+        path = Path(self.data_dir).with_name("subnet.env")
+        found = {}
+        for subnet in subnets:
+            family = "IPV6_" if ":" in subnet else ""
+            found |= {f"{family}NETWORK": subnet.replace("10.22.0.0/24", "10.22.0.0/16").replace("/64", "/48"),
+                      f"{family}SUBNET": subnet.replace(".0/", ".1/").replace("::/", "::1/")}
+        found |= {"MTU": 1450, "IPMASQ": "false", **lines}
+        path.write_text("".join(f"FLANNEL_{key}={value}\n" for key, value in found.items() if value is not None))
+        return str(path)
 
     def conf(self, *subnets, routes=(), **keys):
         """A network configuration with host-local; `keys` over it, None takes one away."""
@@ -216,9 +271,10 @@ class Node:
 
     def left(self, *pods):
         """What a pod could leave: links and addresses everywhere, elements, iptables rules, address files; what chained
-        plugins change in the pod."""
+        plugins change in the pod and of its link's queues."""
         return {"links": [_links_of(name) for name in (None, *pods)], "rules": _lasting(rules()),
-                "files": self._files(), "inside": [_inside(name) for name in pods if name in self.results]}
+                "files": self._files(), "inside": [_inside(name) for name in pods if name in self.results],
+                "qdiscs": _qdiscs() if self.results else []}
 
     def _files(self):
         return {str(path): path.read_text() for path in Path(self.data_dir).rglob("*")
@@ -237,25 +293,35 @@ def _links_of(netns):
     return found
 
 
+def _qdiscs():
+    """The qdiscs of the node's links, without counters."""
+    found = json.loads(run("tc", "-j", "qdisc"))
+    for item in found:
+        item["options"].pop("direct_packets_stat", None)
+    return found
+
+
 def _inside(netns):
     """The routing rules, the routes of all tables and a sysctl of a pod."""
     found = [sysctl("net/ipv4/ip_forward", netns), sysctl("net/ipv4/conf/all/rp_filter", netns)]
     for family in ("-4", "-6"):
-        found += [str(rule) for rule in ip_json(family, "rule", netns=netns)]
+        # The rule for all VRFs comes with the first, by itself, and stays.
+        found += [str(rule) for rule in ip_json(family, "rule", netns=netns) if "l3mdev" not in rule]
         found += sorted(str(route) for route in ip_json(family, "route", "show", "table", "all", netns=netns)
                         if route.get("table") != "local" and not route["dst"].startswith(("fe80:", "ff00:")))
     return found
 
 
 def _lasting(ruleset):
-    """The ruleset without what may stay: tables, chains, sets and the fixed rules of fastcni, but with elements."""
+    """The ruleset without what may stay: tables, chains, sets and the fixed rules of fastcni, but with elements, except
+    for the addresses of the host that port mappings have named; and without counters."""
     found = []
     for item in ruleset:
         (kind, thing), = item.items()
-        if kind in ("set", "map"):
+        if kind in ("set", "map") and not thing["name"].startswith("hostips"):
             found += [(thing["name"], str(each)) for each in thing.get("elem", [])]
         elif kind == "rule" and thing["table"] != "fastcni":
-            found.append(str(thing))
+            found.append(str({**thing, "expr": [each for each in thing["expr"] if "counter" not in each]}))
         elif kind == "chain" and thing["name"].startswith("CNI-"):
             found.append(thing["name"])
     return found

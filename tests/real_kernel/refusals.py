@@ -12,9 +12,9 @@ from errno import EMFILE, ENOSPC, EPERM
 
 from fastcni import _ipam_bitmap
 from fastcni.kernel import netns, sysctl, tun, wire
-from fastcni.kit import store, tuning_backup
+from fastcni.kit import files, store, tuning_backup
 
-UNKNOWN_TYPE = {0: 0x7E, 10: 0x0A7E}    # by subsystem: rtnetlink has no such message, nor has nf_tables
+UNKNOWN_TYPE = {0: 0x7E, 1: 0x017E, 10: 0x0A7E}        # by subsystem: rtnetlink, ctnetlink and nf_tables have none such
 FILE_CALLS = {"open": EMFILE, "write": ENOSPC, "pwrite": ENOSPC, "unlink": EPERM, "mkdir": EPERM, "listdir": EMFILE,
               "symlink": EPERM}
 
@@ -33,7 +33,7 @@ class Refusal:
             monkeypatch.setattr(sysctl, name, self._guard(getattr(sysctl, name), EPERM, f"sysctl {name}"))
         for name, errno in (("open_device", EMFILE), ("ioctl", EPERM)):
             monkeypatch.setattr(tun, name, self._guard(getattr(tun, name), errno, f"tun {name}"))
-        for module in (store, tuning_backup):
+        for module in (files, store, tuning_backup):
             monkeypatch.setattr(module, "posix", _Files(self))
         monkeypatch.setattr(store, "_ipam_bitmap", _Locks(self))
 
@@ -95,7 +95,7 @@ class _Altered:
 
 
 class _Files:
-    """The posix module as kit/store.py and kit/tuning_backup.py see it."""
+    """The posix module as kit/files.py, kit/store.py and kit/tuning_backup.py see it."""
 
     def __init__(self, refusal):
         for name, errno in FILE_CALLS.items():

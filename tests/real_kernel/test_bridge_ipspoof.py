@@ -220,7 +220,8 @@ def test_elements_carry_the_mark_of_their_pod(node, pod, conf):
     assert len(comments) == 6 and all(f"id: {cid_of(pod)}" in comment for comment in comments)
 
 
-@pytest.mark.parametrize("told", ["prevResult", "prevResult of another MAC", "nothing", "nonsense"])
+@pytest.mark.parametrize("told", ["prevResult", "prevResult of another MAC", "a MAC of 8 bytes", "nothing",
+                                  "nonsense"])
 @pytest.mark.parametrize("gone", ["nothing", "netns", "ruleset"])
 def test_del_takes_a_pods_elements_and_no_others(node, pod_netns, conf, told, gone):
     pod, other = pod_netns(), pod_netns()
@@ -234,6 +235,8 @@ def test_del_takes_a_pods_elements_and_no_others(node, pod_netns, conf, told, go
         result["interfaces"][2]["mac"] = OTHER_MAC
     elif told == "nonsense":
         result = {"cniVersion": "1.1.0", "interfaces": [{}, {"name": "x" * 40}, {"name": "eth0", "mac": "00"}]}
+    elif told == "a MAC of 8 bytes":
+        result["interfaces"][2]["mac"] = "02:00:00:00:00:00:00:01"
     for _ in range(2):
         node.delete(conf if told == "nothing" else {**conf, "prevResult": result}, pod, cid=cid_of(pod))
     left = 0 if gone == "ruleset" else 1

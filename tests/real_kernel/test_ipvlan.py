@@ -48,6 +48,15 @@ def test_mode_is_set_and_checked(node, pod, conf, wanted):
         f"Container IPVlan mode {wanted} does not match expected value: {other}"
 
 
+def test_mode_is_the_masters_and_the_latest_pods(node, pod, pod_netns, conf):
+    """So it is in the kernel. CHECK of the pods before tells it."""
+    other = pod_netns()
+    result = node.add(conf, pod)
+    node.add({**conf, "mode": "l3"}, other)
+    assert mode(pod) == "l3"
+    assert node.check_refused(conf, pod, result) == "Container IPVlan mode l3 does not match expected value: l2"
+
+
 def test_unknown_mode_is_refused(node, pod, conf):
     assert node.refused("ADD", {**conf, "mode": "l4"}, pod) == {
         "code": 7, "msg": 'unknown ipvlan mode: "l4"', "details": "there are l2, l3, l3s"}
@@ -63,6 +72,20 @@ def test_addresses_are_announced_and_not_waited_for(node, pod, conf):
     assert sysctl("net/ipv6/conf/eth0/ndisc_notify", pod) == "1"
     assert sysctl("net/ipv4/conf/eth0/arp_notify", pod) == "1"
     assert sysctl("net/ipv6/conf/eth0/accept_dad", pod) == "0"
+
+
+def test_duplicate_address_is_detected_where_the_network_asks_for_it(node, pod, far, conf):
+    run("ip", "-n", far, "addr", "add", "fd00:22::2/64", "dev", "far0", "nodad")
+    conf["ipam"]["ranges"] = [[{"subnet": "fd00:22::/64"}]]
+    before = node.left(pod)
+    error = node.refused("ADD", {**conf, "enabledad": True}, pod)
+    assert "fd00:22::2 in DADFAILED state" in error["msg"] and node.left(pod) == before
+
+
+def test_disableipv6_leaves_none_on_the_link(node, pod, conf):
+    conf["ipam"]["ranges"] = [[{"subnet": "10.22.0.0/24"}]]
+    node.add({**conf, "disableIPv6": True}, pod)
+    assert "inet6" not in run("ip", "-n", pod, "addr", "show", "eth0")
 
 
 def test_dns_is_the_configurations_not_ipams(node, pod, conf):
@@ -132,10 +155,12 @@ def test_master_can_be_in_the_pod(node, pod, far, conf):
     assert set(links(pod)) == {"lo", "inner"}
 
 
-def test_a_master_with_macvlans_has_no_room_and_the_error_names_it(node, pod, conf):
+def test_a_master_with_macvlans_has_no_room_and_the_error_says_so(node, pod, conf):
     run("ip", "link", "add", "mv0", "link", "up0", "type", "macvlan", "mode", "bridge")
     before = node.left(pod)
-    assert 'failed to create ipvlan on "up0"' in node.refused("ADD", conf, pod)["msg"]
+    error = node.refused("ADD", conf, pod)
+    assert error["msg"].startswith("failed to create ipvlan: ")
+    assert error["details"].startswith('the master is "up0"; a link has either macvlans or ipvlans on it')
     assert node.left(pod) == before
 
 
@@ -152,6 +177,18 @@ def test_del_of_what_is_gone_succeeds_and_frees_the_address(node, pod, conf, gon
     assert node.held() == {}
 
 
+def test_del_does_not_look_at_what_only_add_needs(node, pod, conf):
+    node.add(conf, pod)
+    node.delete({**conf, "mode": "l4", "master": "up9", "mtu": -1, "prevResult": {"cniVersion": "9"}}, pod)
+    assert set(links(pod)) == {"lo"}
+
+
+def test_gc_frees_addresses_of_pods_that_are_no_more(node, pod, conf):
+    node.add(conf, pod)
+    node.ok("GC", {**conf, "cni.dev/valid-attachments": []})
+    assert node.held() == {}
+
+
 def test_check_sees_another_kind_of_link(node, pod, conf):
     result = node.add(conf, pod)
     assert "up9" in node.check_refused({**conf, "master": "up9"}, pod, result)
@@ -164,3 +201,5 @@ def test_status_says_that_the_master_is_missing(node, conf):
     node.ok("STATUS", conf)
     error = node.refused("STATUS", {**conf, "master": "up9"})
     assert (error["code"], error["msg"]) == (50, 'master "up9" is not there: Link not found')
+    del conf["master"]
+    node.ok("STATUS", conf)                 # it may be of the plugin before

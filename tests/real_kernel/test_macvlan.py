@@ -186,6 +186,19 @@ def test_number_of_a_route_that_the_kernel_has_no_room_for_is_refused(node, pod,
     assert error["code"] == 7 and f"{key} {number}" in error["msg"] and node.left(pod) == before
 
 
+@pytest.mark.parametrize("commands, mode, why", [
+    (["link add br0 type bridge", "link set up0 master br0"], "bridge", "is a port of a bridge"),
+    (["link add mv0 link up0 type macvlan mode bridge"], "passthru", "has it for itself alone")])
+def test_master_that_has_no_room_is_named_with_the_reason(node, pod, conf, commands, mode, why):
+    for words in commands:
+        run("ip", *words.split())
+    before = node.left(pod)
+    error = node.refused("ADD", {**conf, "mode": mode}, pod)
+    assert error["msg"].startswith("failed to create macvlan: ")
+    assert error["details"].startswith('the master is "up0"; ') and why in error["details"]
+    assert node.left(pod) == before
+
+
 def test_pod_that_has_the_name_keeps_its_link(node, pod, conf):
     node.add(conf, pod)
     before = node.left(pod)

@@ -1,56 +1,22 @@
 """sbr: which link packets take, the rules and tables behind that, each key, CHECK, and DEL of what is gone."""
 
 import errno
-import socket
 import threading
 
 import pytest
-from real_kernel.node import Inside, ip_json, run, set_sysctl
+from real_kernel.node import Inside, arrives_by, ip_json, run
 
 from fastcni.kernel import netns as kernel_netns
 from fastcni.kernel import wire
 from fastcni.spec.version import ALL
 
-DUAL = ("10.23.0.0/24", "fd00:23::/64")
-OUTSIDE = {4: "192.0.2.9", 6: "2001:db8::9"}
-PKTINFO = {4: (socket.IPPROTO_IP, 8, 8), 6: (socket.IPPROTO_IPV6, 49, 50)}      # linux/in.h, in6.h: set, received as
 SBR = {"cniVersion": "1.1.0", "name": "net-b", "type": "sbr"}
 
 
 @pytest.fixture
 def pod(node, pod):
-    """Two links: eth0 has the default routes, net1 is what sbr is for. The host has addresses that are nobody's."""
-    set_sysctl("net/ipv6/conf/default/accept_dad", "0")
-    for address in (f"{OUTSIDE[4]}/32", f"{OUTSIDE[6]}/128"):
-        run("ip", "addr", "add", address, "dev", "lo")
-    node.add(node.conf("10.22.0.0/24", "fd00:22::/64", isDefaultGateway=True), pod)
-    node.behind(second(node), pod, ifname="net1")
+    node.two_links(pod, node.second_network())
     return pod
-
-
-def second(node, *subnets, **keys):
-    return node.conf(*(subnets or DUAL), name="net-b", bridge="br1", isGateway=True, **keys)
-
-
-def arrives_by(pod, source, family=4):
-    """The host's link by which a datagram from an address of the pod comes; None if it does not."""
-    kind, (level, asked, told) = {4: socket.AF_INET, 6: socket.AF_INET6}[family], PKTINFO[family]
-    server = socket.socket(kind, socket.SOCK_DGRAM)
-    server.setsockopt(level, asked, 1)
-    server.bind(("", 0))
-    with Inside(pod):
-        client = socket.socket(kind, socket.SOCK_DGRAM)
-    with server, client:
-        server.settimeout(1)
-        if source:
-            client.bind((source, 0))
-        try:
-            client.sendto(b"which way?", (OUTSIDE[family], server.getsockname()[1]))
-            _, parts, _, _ = server.recvmsg(100, 200)
-        except (TimeoutError, OSError):
-            return None
-    info = next(data for where, what, data in parts if (where, what) == (level, told))
-    return socket.if_indextoname(int.from_bytes(info[:4] if family == 4 else info[16:20], "little"))
 
 
 def rules(pod):
@@ -99,10 +65,10 @@ def test_tables_that_a_rule_or_a_route_names_are_not_taken(node, pod):
 
 
 def test_several_addresses_of_a_subnet_have_a_table_each(node, pod):
-    node.delete(second(node), pod, ifname="net1")
+    node.delete(node.second_network(), pod, ifname="net1")
     ipam = {"type": "static", "addresses": [{"address": "10.23.0.5/24", "gateway": "10.23.0.1"},
                                             {"address": "10.23.0.6/24", "gateway": "10.23.0.1"}]}
-    node.behind(second(node, ipam=ipam), pod, ifname="net1")
+    node.behind(node.second_network(ipam=ipam), pod, ifname="net1")
     result = node.add(SBR, pod, ifname="net1")
     assert rules(pod) == {"10.23.0.5": "100", "10.23.0.6": "101"}
     assert table(pod, 100) == table(pod, 101) == [("10.23.0.0/24", ""), ("default", "10.23.0.1")]
@@ -215,8 +181,8 @@ def test_it_has_to_be_chained_and_needs_addresses(node, pod):
 
 @pytest.mark.parametrize("version", ALL)
 def test_add_and_del_at_every_version(node, pod, version):
-    node.delete(second(node), pod, ifname="net1")
-    node.behind(second(node, cniVersion=version), pod, ifname="net1")
+    node.delete(node.second_network(), pod, ifname="net1")
+    node.behind(node.second_network(cniVersion=version), pod, ifname="net1")
     conf = {**SBR, "cniVersion": version}
     result = node.add(conf, pod, ifname="net1")
     assert result == node.results[pod] and sorted(rules(pod).values()) == ["100", "101"]
@@ -230,7 +196,7 @@ def test_add_and_del_at_every_version(node, pod, version):
 
 def test_check_of_the_plugin_before_it_finds_its_routes_where_they_are_now(node, pod):
     """The reference looks in the main table alone, and fails."""
-    conf = second(node)
+    conf = node.second_network()
     conf["ipam"]["routes"] = [{"dst": "198.51.100.0/24"}, {"dst": "2001:db8:5::/48"}]
     node.delete(conf, pod, ifname="net1")
     node.behind(conf, pod, ifname="net1")
@@ -245,7 +211,7 @@ def test_check_of_the_plugin_before_it_finds_its_routes_where_they_are_now(node,
 def test_a_route_in_a_table_that_no_rule_chooses_is_no_route(node, pod):
     result = node.add(SBR, pod, ifname="net1")
     node.delete(SBR, pod, ifname="net1")
-    assert "Failed to find Gateway 10.23.0.1" in node.check_refused(second(node), pod, result, ifname="net1")
+    assert "Failed to find Gateway 10.23.0.1" in node.check_refused(node.second_network(), pod, result, ifname="net1")
 
 
 @pytest.mark.parametrize("words, change", [

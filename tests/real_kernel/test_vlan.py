@@ -64,8 +64,17 @@ def test_a_vlan_of_a_master_is_one_pods(node, pod, pod_netns, conf):
     node.add(conf, pod)
     other = pod_netns()
     before = node.left(pod, other)
-    assert 'failed to create vlan 5 on "up0"' in node.refused("ADD", conf, other)["msg"]
+    assert node.refused("ADD", conf, other) == {
+        "code": 999, "msg": "failed to create vlan: VLAN device already exists (errno 17)", "details":
+        'the master is "up0"; VLAN 5 of it is taken, by another pod or by the host (ip -d link show type vlan)'}
     assert node.left(pod, other) == before
+
+
+def test_master_has_to_be_up(node, pod, conf):
+    run("ip", "link", "set", "up0", "down")
+    before = node.left(pod)
+    error = node.refused("ADD", conf, pod)
+    assert (error["code"], error["msg"]) == (11, 'master "up0" is down') and node.left(pod) == before
 
 
 def test_mtu_is_the_masters_or_less(node, pod, conf):
@@ -108,6 +117,9 @@ def test_detection_and_ipv6_are_as_the_network_wants_them(node, pod, conf):
     assert sysctl("net/ipv6/conf/eth0/accept_dad", pod) == "0"
     assert sysctl("net/ipv4/conf/eth0/arp_notify", pod) == "0"         # as the reference
     node.delete(conf, pod)
+    node.add({**conf, "enabledad": True}, pod)
+    assert sysctl("net/ipv6/conf/eth0/accept_dad", pod) == "1"
+    node.delete(conf, pod)
     conf["ipam"]["ranges"] = [[{"subnet": "10.22.0.0/24"}]]
     node.add({**conf, "disableIPv6": True}, pod)
     assert "inet6" not in run("ip", "-n", pod, "addr", "show", "eth0")
@@ -131,6 +143,12 @@ def test_del_does_not_look_at_what_only_add_needs(node, pod, conf):
     node.add(conf, pod)
     node.delete({**conf, "vlanId": 9999, "master": "", "mtu": -1}, pod)
     assert set(links(pod)) == {"lo"}
+
+
+def test_gc_frees_addresses_of_pods_that_are_no_more(node, pod, conf):
+    node.add(conf, pod)
+    node.ok("GC", {**conf, "cni.dev/valid-attachments": []})
+    assert node.held() == {}
 
 
 def test_check_compares_kind_id_mtu_and_master(node, pod, conf):

@@ -14,11 +14,13 @@ import select
 import socket
 import struct
 import threading
+import time
 
 from real_kernel.node import Inside, run, set_sysctl
 
 KINDS = {"tcp": socket.SOCK_STREAM, "udp": socket.SOCK_DGRAM}
 SCTP = 132
+AGAIN = 0.3                     # seconds until a datagram is sent once more
 
 
 def families(address):
@@ -102,25 +104,38 @@ def plain(address):
     return address.removeprefix("::ffff:")
 
 
-def ask(netns, address, port, protocol="tcp", *, wait=1.0, source=None):
+def ask(netns, address, port, protocol="tcp", *, wait=5.0, source=None):
     """A client in a namespace (None: the node) asks a server: the source address that the server sees, None where no
-    answer comes within `wait` seconds. `source` is (address, port) of the client."""
-    if protocol == "sctp":
-        return _ask_sctp(netns, address, port, wait)
+    answer comes within `wait` seconds. `source` is (address, port) of the client. A datagram may be lost while
+    neighbours are found: the client sends another one."""
     with Inside(netns):
-        client = socket.socket(families(address), KINDS[protocol])
-    with client:
-        client.settimeout(wait)
+        family = families(address)
+        client = _raw_sctp(family) if protocol == "sctp" else socket.socket(family, KINDS[protocol])
+    with client, contextlib.suppress(OSError):
         if source:
-            client.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             client.bind(source)
-        try:
+        if protocol == "tcp":
+            client.settimeout(wait)
             client.connect((address, port))
-            if protocol == "udp":
-                client.send(b"who am I?")
             return client.recv(100).decode() or None
-        except OSError:
-            return None
+        client.settimeout(min(wait, AGAIN))
+        deadline = time.monotonic() + wait
+        while time.monotonic() < deadline:
+            with contextlib.suppress(OSError):
+                return _ask_once(client, address, port, protocol)
+    return None
+
+
+def _ask_once(client, address, port, protocol):
+    if protocol == "udp":
+        client.connect((address, port))
+        client.send(b"who am I?")
+        return client.recv(100).decode()
+    client.sendto(_sctp_packet(40000, port, 0, 1), (address, 0))
+    while True:
+        *found, text = _read_sctp(client)
+        if found == [address, port, 40000, 2]:
+            return text
 
 
 # SCTP (RFC 9260): a common header, and a chunk that is INIT or INIT ACK, each with an initiate tag.
@@ -164,21 +179,6 @@ class _SctpServer(_Thread):
         source, sport, dport, chunk, _ = _read_sctp(sock)
         if (dport, chunk) == (self.port, 1):
             sock.sendto(_sctp_packet(self.port, sport, 1, 2, source), (source, 0))
-
-
-def _ask_sctp(netns, address, port, wait):
-    with Inside(netns):
-        client = _raw_sctp(families(address))
-    with client:
-        client.settimeout(wait)
-        client.sendto(_sctp_packet(40000, port, 0, 1), (address, 0))
-        try:
-            while True:
-                *found, text = _read_sctp(client)
-                if found == [address, port, 40000, 2]:
-                    return text
-        except OSError:
-            return None
 
 
 def no_bridge_netfilter():

@@ -1,5 +1,6 @@
 """Requests that both sides have to refuse, as data: what is sent, and why the two answers differ where they do."""
 
+from side_by_side.device_stories import UPLINK, device
 from side_by_side.stories import bridge, host_local, l2, loopback, ptp, static
 
 NO_NETNS = "/run/netns/fcni-is-not-there"
@@ -19,6 +20,10 @@ class Bad:
         self.conf, self.command, self.plugin, self.before = conf, command, plugin, before
         self.differs, self.taken_by = differs, taken_by
         self.twice, self.variables = twice, variables
+
+
+def lent(**keys):
+    return device("host-device", master=None, **keys)
 
 
 def ipam(**keys):
@@ -128,6 +133,36 @@ BAD = {
         differs="the route is to the network that holds it; the kernel refuses it as it stands"),
     "an mtu of a million": Bad(bridge(mtu=1000000), differs=EARLY),
     "a bridge without addresses in 0.2.0": Bad(l2(cniVersion="0.2.0")),
+    # -- host-device --
+    "host-device, no device named": Bad(lent()),
+    "host-device, a device that is not there": Bad(lent(device="up9")),
+    "host-device, a MAC that nobody has": Bad(lent(hwaddr="02:11:22:33:44:55")),
+    "host-device, a bad MAC": Bad(lent(hwaddr="02:11")),
+    "host-device, a path outside of /sys": Bad(lent(kernelpath="/etc")),
+    "host-device, a path that is not there": Bad(lent(kernelpath="/sys/devices/nowhere")),
+    "host-device, a PCI address that is not there": Bad(lent(pciBusID="ffff:00:00.0"),
+        differs="ours names the driver's link, which is what it reads"),
+    "host-device, a deviceID that is not there": Bad(lent(runtimeConfig={"deviceID": "ffff:00:00.0"}),
+        differs=OLDER),
+    "host-device, an interface that is there": Bad(lent(device="up0"), before=[
+        "ip link add up0 type veth peer name other", IN_THE_WAY], differs=OLDER),
+    "host-device, CHECK without prevResult": Bad(lent(device="lo", ipam=static(("10.22.0.5/24", None))), "CHECK"),
+    # -- links on a master --
+    "macvlan, an unknown mode": Bad(device("macvlan", mode="tunnel"), before=UPLINK),
+    "macvlan, a master that is not there": Bad(device("macvlan"), differs=WHERE),
+    "macvlan, no master and no default route": Bad(device("macvlan", master=None)),
+    "macvlan, an mtu that the master has no room for": Bad(device("macvlan", mtu=1501), before=UPLINK),
+    "macvlan, a bad MAC": Bad(device("macvlan", mac="02:11"), before=UPLINK, differs=EARLY),
+    "macvlan, an interface that is there": Bad(device("macvlan"), before=(*UPLINK, IN_THE_WAY), differs=KERNEL),
+    "ipvlan, an unknown mode": Bad(device("ipvlan", mode="l4"), before=UPLINK),
+    "ipvlan, a master that is not there": Bad(device("ipvlan")),
+    "ipvlan, no master and no default route": Bad(device("ipvlan", master=None)),
+    "ipvlan behind two interfaces": Bad(device("ipvlan", master=None, prevResult={
+        "cniVersion": "1.0.0", "interfaces": [{"name": "up0"}, {"name": "up1"}]}), before=UPLINK),
+    "vlan without a master": Bad(device("vlan", master=None), differs=OLDER),
+    "vlan, a master that is not there": Bad(device("vlan"), differs=WHERE),
+    "vlan, an id of 4095": Bad(device("vlan", vlanId=4095), before=UPLINK, differs="its text counts 4095 in"),
+    "vlan, an mtu that the master has no room for": Bad(device("vlan", mtu=1501), before=UPLINK),
     # -- IPAM as a delegate --
     "an IPAM plugin that is not there": Bad(bridge(ipam={"type": "no-such-plugin"})),
     "an IPAM plugin with a slash": Bad(bridge(ipam={"type": "../host-local"})),

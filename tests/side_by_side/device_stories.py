@@ -45,5 +45,12 @@ DEVICE_STORIES = {
         ", three pods": {"pods": 3}, " l3": {"mode": "l3"}, " l3s": {"mode": "l3s"},
         ", master of the default route": {"master": None, "before": DEFAULT_ROUTE, "check": False,
                                           "why": "the reference's CHECK looks for a master without a name"}}),
+    **stories("host-device", [], {"master": None, "device": "up0"}, **{
+        " without addresses": {"ipam": None}, " without addresses, dns": {"ipam": {}, "dns": DNS},
+        " by hwaddr": {"device": None, "hwaddr": MAC, "before": (*UPLINK, f"ip link set up0 address {MAC}")},
+        ", with addresses of its own": {"before": DEFAULT_ROUTE},
+        ", down": {"before": UPLINK[:1]}, ", of a bridge": {"before": (
+            *UPLINK, "ip link add br0 address 02:00:00:00:00:01 type bridge", "ip link set up0 master br0 mtu 1400")},
+    }),
     **stories("vlan", ["8021q"], {"vlanId": 5}, **{", id 0": {"vlanId": 0}, ", id 4094": {"vlanId": 4094}}),
 }

@@ -31,7 +31,7 @@ def state_of(side, *pods, borrowed=False):
 
 
 def read_netns():
-    """Links with addresses, VLANs of bridge ports, routes of all tables and sysctls of this thread's namespace."""
+    """Links with addresses, VLANs of bridge ports, routes, qdiscs and sysctls of this thread's namespace."""
     found = sorted(ip_json("-d", "addr"), key=lambda item: item["ifindex"])
     links = {item.pop("ifname"): item for item in found}
     for item in links.values():
@@ -43,8 +43,23 @@ def read_netns():
         for item in ip_json(f"-{family}", "-d", "route", "show", "table", "all"):
             key = " ".join(str(item.get(each, "")) for each in ("table", "type", "dst", "gateway", "dev", "metric"))
             routes[f"{family} {key}"] = item
-    return {"links": links, "vlans": vlans, "routes": routes, "sysctls": {**{name: sysctl(name) for name in SWITCHES},
-                                                           **{k: v for name in links for k, v in sysctls(name)}}}
+    rules = {f"{family} {item['priority']}": item for family in "46" for item in ip_json(f"-{family}", "-d", "rule")}
+    return {"links": links, "vlans": vlans, "routes": routes, "rules": rules, "queues": queues(),
+            "sysctls": {**{name: sysctl(name) for name in SWITCHES},
+                        **{k: v for name in links for k, v in sysctls(name)}}}
+
+
+def queues():
+    """The qdiscs of this thread's namespace but the kernel's own, and the filters of what a link receives."""
+    found = {}
+    for item in json.loads(run("tc", "-j", "qdisc")):
+        if item["kind"] != "noqueue":
+            found[f"{item['dev']} {item.get('parent', 'root')}"] = item
+        if item["kind"] == "ingress":
+            filters = re.sub(r"index \d+", "", run("tc", "filter", "show", "dev", item["dev"], "ingress"))
+            for i, words in enumerate(filters.split("action order")):
+                found[f"{item['dev']} action {i}" if i else f"{item['dev']} filters"] = " ".join(words.split())
+    return found
 
 
 def ip_json(*words):

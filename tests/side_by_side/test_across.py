@@ -3,7 +3,8 @@
 import os
 
 import pytest
-from side_by_side.chained_stories import BEHIND, tuning
+from side_by_side.chained_stories import BEHIND, EGRESS, INGRESS, bandwidth, sbr, tuning
+from side_by_side.device_stories import UPLINK, device
 from side_by_side.sides import addresses, run
 from side_by_side.state import state_of
 from side_by_side.stories import DEFAULT4, DEFAULT6, V4, V6, bridge, loopback, ptp, static
@@ -100,11 +101,13 @@ def test_fastcni_takes_gos_rules_away_although_the_namespace_is_gone(title, side
     assert not private(theirs) and not addresses(theirs.held("net-a"))
 
 
-def test_fastcni_takes_away_the_mac_spoof_check_of_go(sides):
+def test_fastcni_knows_the_mac_spoof_check_of_go_and_takes_it_away(sides):
     ours, theirs = sides
     conf, pod = bridge(isGateway=True, macspoofchk=True), theirs.pod()
-    theirs.add(conf, pod)
+    result = theirs.add(conf, pod)
     assert "macspoofchk-pod-1" in theirs.on_host("nft", "list", "ruleset")
+    answer = Handover(theirs, ours).by_second("CHECK", {**conf, "prevResult": result}, pod)
+    assert answer.status == 0, str(answer)
     assert Handover(theirs, ours).by_second("DEL", conf, pod).status == 0
     assert "pod-1" not in theirs.on_host("nft", "list", "ruleset")
 
@@ -131,6 +134,76 @@ def test_both_write_the_same_file_and_open_it_to_nobody_else(sides):
         with open(f"{side.folder}/tuning/pod-1_eth0.json", "rb") as file:
             files.append((file.read(), os.fstat(file.fileno()).st_mode))
     assert files[0] == files[1]
+
+
+def test_one_removes_the_rules_of_the_other(handover):
+    first, pod, behind = handover.first, handover.first.pod(quick_dad=True), bridge(V4, V6, isDefaultGateway=True)
+    conf = sbr(prevResult=first.add(behind, pod))
+    first.add(conf, pod)
+    assert len(rules_of(pod)) == 2
+    if handover.second.name == "fastcni":           # the peer's CHECK of bridge looks in the main table alone
+        for each in (conf, {**behind, "prevResult": conf["prevResult"]}):
+            answer = handover.by_second("CHECK", each, pod)
+            assert answer.status == 0, str(answer)
+    answer = handover.by_second("DEL", conf, pod)
+    assert (answer.status, answer.stdout) == (0, "") and rules_of(pod) == []
+
+
+def rules_of(pod):
+    """The rules for one address."""
+    return [line for family in ("-4", "-6") for line in
+            run("ip", "-n", os.path.basename(pod), family, "rule").splitlines() if "from all" not in line]
+
+
+@pytest.mark.needs("ifb")
+@pytest.mark.parametrize("keys", [INGRESS, EGRESS, {**INGRESS, **EGRESS}], ids=["ingress", "egress", "both"])
+def test_limits_that_one_has_set_the_other_checks_and_takes_away(handover, keys):
+    conf, first = bandwidth(**keys), handover.first
+    pod = first.pod(quick_dad=True)
+    previous = first.add(BEHIND, pod)
+    result = first.add({**conf, "prevResult": previous}, pod)
+    assert handover.by_second("CHECK", {**conf, "prevResult": result}, pod).status == 0
+    other = {**conf, **{key: 2 * value for key, value in keys.items()}}
+    assert "Rate doesn't match" in handover.by_second("CHECK", {**other, "prevResult": result}, pod).stdout
+    for _ in range(2):
+        answer = handover.by_second("DEL", {**conf, "prevResult": result}, pod)
+        assert (answer.status, answer.stdout) == (0, "") and "bwp" not in first.on_host("ip", "-o", "link")
+
+
+@pytest.mark.parametrize("kind, keys", [pytest.param("macvlan", {"mtu": 1400}, marks=pytest.mark.needs("macvlan")),
+                                        pytest.param("ipvlan", {"mode": "l3"}, marks=pytest.mark.needs("ipvlan")),
+                                        pytest.param("vlan", {"vlanId": 5}, marks=pytest.mark.needs("8021q"))])
+def test_one_checks_and_deletes_the_link_that_the_other_has_made(handover, kind, keys):
+    conf, first = device(kind, V4, V6, **keys), handover.first
+    for command in UPLINK:
+        first.on_host(*command.split())
+    pod = first.pod(quick_dad=True)
+    result = first.add(conf, pod)
+    answer = handover.by_second("CHECK", {**conf, "prevResult": result}, pod)
+    assert answer.status == 0, str(answer)
+    for _ in range(2):
+        answer = handover.by_second("DEL", conf, pod)
+        assert (answer.status, answer.stdout) == (0, ""), str(answer)
+    assert run("ip", "-n", os.path.basename(pod), "-o", "link").count("\n") == 1
+    assert not addresses(first.held("net-a"))
+
+
+@pytest.mark.parametrize("ifname", ["eth0", "up0"])
+def test_one_gives_back_the_device_that_the_other_has_lent(handover, ifname):
+    conf, first = device("host-device", V4, V6, master=None, device="up0"), handover.first
+    for command in UPLINK:
+        first.on_host(*command.split())
+    pod, before = first.pod(quick_dad=True), first.on_host("ip", "-d", "link", "show", "dev", "up0")
+    for _ in range(2):                  # and lends it once more
+        result = first.add(conf, pod, ifname=ifname)
+        answer = handover.by_second("CHECK", {**conf, "prevResult": result}, pod, ifname=ifname)
+        assert answer.status == 0, str(answer)
+        answer = handover.by_second("DEL", conf, pod, ifname=ifname)
+        assert (answer.status, answer.stdout) == (0, ""), str(answer)
+        first.on_host("ip", "link", "set", "up0", "up", "alias", "")            # 1.1.1 leaves the alias
+        assert first.on_host("ip", "-d", "link", "show", "dev", "up0") == before
+        assert run("ip", "-n", os.path.basename(pod), "-o", "link").count("\n") == 1
+        assert not addresses(first.held("net-a"))
 
 
 def link_of(pod):

@@ -14,7 +14,8 @@ fi
 mkdir -p .lanes
 exec 9> .lanes/lock
 flock --nonblock 9 || { echo "waiting for another make test-vm to end" && flock 9; }
-rm -f .lanes/vm.*
+rm -rf .lanes/vm.*
+mkdir .lanes/vm.tmp
 : > .lanes/vm.output
 printf '%s\n' "$@" > .lanes/vm.args
 tar -cf .lanes/vm.tree [!.]*        # a copy, so that whoever edits need not wait for the end
@@ -31,7 +32,7 @@ accelerate() {
 mkfifo .lanes/vm.pipe               # QEMU opens its standard output by name once more, and would empty a file
 cat < .lanes/vm.pipe > .lanes/vm.console &
 # shellcheck disable=SC2046
-timeout -k 10 "$limit" .vm/venv/bin/virtme-run --kimg .vm/kernel/boot/vmlinuz-* --mods auto --memory 2G --cpus 2 \
+TMPDIR=$PWD/.lanes/vm.tmp timeout -k 10 "$limit" .vm/venv/bin/virtme-run --kimg .vm/kernel/boot/vmlinuz-* --mods auto --memory 2G --cpus 2 \
     $(accelerate) $(share files / on) $(share lanes "$PWD/.lanes" off) --no-virtme-ng-init --show-boot-console \
     --kopt mitigations=off --kopt oops=panic --kopt loglevel=5 \
     --script-sh "sh '$PWD/tests/vm/inside.sh' $lane" < /dev/null > .lanes/vm.pipe 2>&1 9>&- &
@@ -45,15 +46,19 @@ wait $vm || ended=$?
 wait $shown
 trap - EXIT
 
+status=1
 if [ -f .lanes/vm.status ]; then
     status=$(cat .lanes/vm.status)
 else
-    status=1
     case $ended in
-        124 | 137) echo "the VM had not come to the end of its tests after $limit s" ;;
-        *) echo "the VM ended before its tests did (status $ended)" ;;
+        124 | 137) echo && echo "the VM had not come to the end of its tests after $limit s" ;;
+        *) echo && echo "the VM ended before its tests did (status $ended)" ;;
     esac
 fi
-[ "$status" = 0 ] || { echo "its console, .lanes/vm.console:" && tail -n 100 .lanes/vm.console; }
+if [ "$status" != 0 ]; then
+    echo "its console, .lanes/vm.console:"
+    if grep -q 'the tests begin' .lanes/vm.console; then first='/the tests begin/'; else first=1; fi
+    sed -n "$first,\$p" .lanes/vm.console
+fi
 [ -z "$lane" ] || .venv/bin/python tests/vm/count.py .lanes/host.json .lanes/vm.json || status=1
 exit "$status"

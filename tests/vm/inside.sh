@@ -38,6 +38,7 @@ for name in [!.]*; do
     mount --bind "/run/tree/$name" "$name"
 done
 modprobe -a tun br_netfilter
+echo '<4>the tests begin' > /dev/kmsg
 status=0
 .venv/bin/python -B -m pytest -p no:cacheprovider @.lanes/vm.args > .lanes/vm.output 2>&1 || status=$?
 echo $status > .lanes/vm.status

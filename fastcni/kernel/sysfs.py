@@ -1,0 +1,37 @@
+"""The devices of the machine as /sys has them, only read (sysfs(5)).
+
+A folder `net` lists links of one network namespace alone: the one that /sys was mounted in.
+"""
+
+import posix
+
+ROOT = "/sys/"
+
+
+def exists(path):
+    return posix.access(ROOT + path, posix.F_OK)
+
+
+def names(path):
+    """What a folder has, in the order of the alphabet; [] where there is no such folder."""
+    try:
+        return sorted(posix.listdir(ROOT + path))
+    except OSError:
+        return []
+
+
+def read(path):
+    """The text of a file, white space trimmed; "" where there is none, or the device does not answer."""
+    try:
+        fd = posix.open(ROOT + path, posix.O_RDONLY | posix.O_CLOEXEC)
+        try:
+            return posix.read(fd, 4096).decode("utf-8", "replace").strip()
+        finally:
+            posix.close(fd)
+    except OSError:
+        return ""
+
+
+def target(path):
+    """The name of what a symbolic link leads to: the driver of a device, say. Raises OSError."""
+    return posix.readlink(ROOT + path).rpartition("/")[2]

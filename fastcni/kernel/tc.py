@@ -1,0 +1,235 @@
+"""Traffic control: qdiscs, classes and filters of a link (tc(8), linux/pkt_sched.h, linux/pkt_cls.h).
+
+As kernel/rtnl.py: requests are added to a Batch, replies are read into small records, nothing here sends.
+"""
+
+import posix
+import sys
+
+from fastcni._netlink import attributes
+from fastcni.kernel import uapi
+from fastcni.kernel.rtnl import CREATE, u32
+from fastcni.kernel.uapi import NLM_F_ACK, NLM_F_ECHO
+
+ORDER = sys.byteorder
+INGRESS = 0xFFFF0000            # the handle of an ingress qdisc, ffff:
+MOST = 0xFFFFFFFF               # of a 32 bit field
+QUANTUM = 60000                 # bytes an htb class sends before the next one's turn; there is no next one
+PSCHED = "/proc/net/psched"     # its numbers are the same in every namespace
+
+
+def handle(major, minor=0):
+    """`major:minor` of tc(8), both hexadecimal there."""
+    return major << 16 | minor
+
+
+def ticks_per_microsecond():
+    """The kernel's unit for bursts, usually 15.625. Raises OSError."""
+    fd = posix.open(PSCHED, posix.O_RDONLY | posix.O_CLOEXEC)
+    try:
+        ticks, microseconds, resolution, *_ = (int(word, 16) for word in posix.read(fd, 100).split())
+    finally:
+        posix.close(fd)
+    return ticks / microseconds * resolution / 1_000_000
+
+
+class Shape:
+    """What a tbf qdisc or an htb class holds packets to: rate in bytes/s, limit (bytes that may wait), buffer (the
+    burst, as ticks that it takes at this rate)."""
+
+    __slots__ = ("rate", "limit", "buffer")
+
+    def __init__(self, rate, limit, buffer):
+        self.rate, self.limit, self.buffer = rate, limit, buffer
+
+
+# struct tcmsg   family:u8  pad:u8  pad:u16 | ifindex:s32 | handle:u32 | parent:u32 | info:u32
+
+def tcmsg(index, handle=0, parent=0, info=0):
+    return b"".join(number.to_bytes(4, ORDER) for number in (uapi.AF_UNSPEC, index, handle, parent, info))
+
+
+# struct tc_ratespec   cell_log:u8  linklayer:u8  overhead:u16 | cell_align:s16  mpu:u16 | rate:u32
+
+def ratespec(rate):
+    """Of a rate that does not fit, the attribute of 64 bits has the whole."""
+    return bytes(8) + min(rate, MOST).to_bytes(4, ORDER)
+
+
+def new_qdisc(batch, index, kind, what, *, handle=0, parent=uapi.TC_H_ROOT):
+    batch.begin(uapi.RTM_NEWQDISC, CREATE, tcmsg(index, handle, parent), what)
+    return batch.text(uapi.TCA_KIND, kind)
+
+
+def new_tbf(batch, index, shape, what):
+    """A token bucket as root, 1:
+
+    TCA_OPTIONS
+        TCA_TBF_PARMS: struct tc_tbf_qopt   rate, peakrate:tc_ratespec | limit:u32 | buffer:u32 | mtu:u32
+        TCA_TBF_RATE64, for a rate of more than 32 bits
+    """
+    new_qdisc(batch, index, "tbf", what, handle=handle(1)).nest(uapi.TCA_OPTIONS)
+    numbers = shape.limit.to_bytes(4, ORDER) + shape.buffer.to_bytes(4, ORDER) + bytes(4)
+    batch.raw(uapi.TCA_TBF_PARMS, ratespec(shape.rate) + ratespec(0) + numbers)
+    return rate64(batch, shape.rate, uapi.TCA_TBF_RATE64).end()
+
+
+def new_htb(batch, index, default, direct, what):
+    """Classes as root, 1: ; what no filter sends to one goes to class `default`. What goes to 1:0 is not held to
+    anything; `direct` such packets may wait.
+
+    TCA_OPTIONS
+        TCA_HTB_INIT: struct tc_htb_glob   version:u32 (3)  rate2quantum:u32  defcls:u32  debug:u32  direct_pkts:u32
+        TCA_HTB_DIRECT_QLEN
+    """
+    new_qdisc(batch, index, "htb", what, handle=handle(1)).nest(uapi.TCA_OPTIONS)
+    batch.raw(uapi.TCA_HTB_INIT, b"".join(number.to_bytes(4, ORDER) for number in (3, 10, default & 0xFFFF, 0, 0)))
+    return batch.u32(uapi.TCA_HTB_DIRECT_QLEN, direct).end()
+
+
+def new_htb_class(batch, index, classid, shape, what):
+    """A class of new_htb(), which borrows from nobody.
+
+    TCA_OPTIONS
+        TCA_HTB_PARMS: struct tc_htb_opt   rate, ceil:tc_ratespec | buffer, cbuffer, quantum, level, prio:u32
+        TCA_HTB_RATE64, TCA_HTB_CEIL64
+    """
+    batch.begin(uapi.RTM_NEWTCLASS, CREATE, tcmsg(index, classid, handle(1)), what)
+    batch.text(uapi.TCA_KIND, "htb").nest(uapi.TCA_OPTIONS)
+    numbers = b"".join(number.to_bytes(4, ORDER) for number in (shape.buffer, shape.buffer, QUANTUM, 0, 0))
+    batch.raw(uapi.TCA_HTB_PARMS, 2 * ratespec(shape.rate) + numbers)
+    return rate64(batch, shape.rate, uapi.TCA_HTB_RATE64, uapi.TCA_HTB_CEIL64).end()
+
+
+def rate64(batch, rate, *kinds):
+    for kind in kinds if rate > MOST else ():
+        batch.raw(kind, rate.to_bytes(8, ORDER))
+    return batch
+
+
+def new_bfifo(batch, index, parent, limit, what):
+    """The queue of a class, of `limit` bytes."""
+    return new_qdisc(batch, index, "bfifo", what, parent=parent).raw(uapi.TCA_OPTIONS, limit.to_bytes(4, ORDER))
+
+
+def new_ingress(batch, index, what):
+    """Where filters see what the link receives."""
+    return new_qdisc(batch, index, "ingress", what, handle=INGRESS, parent=uapi.TC_H_INGRESS)
+
+
+def del_qdisc(batch, index, parent, what):
+    """Delete the qdisc at TC_H_ROOT or TC_H_INGRESS. ENOENT when there is none."""
+    return batch.begin(uapi.RTM_DELQDISC, NLM_F_ACK, tcmsg(index, parent=parent), what)
+
+
+def get_qdisc(batch, index, parent, what):
+    """Ask for the qdisc at TC_H_ROOT or of a class."""
+    return batch.begin(uapi.RTM_GETQDISC, NLM_F_ACK | NLM_F_ECHO, tcmsg(index, parent=parent), what)
+
+
+def get_class(batch, index, classid, what):
+    """ENOENT when there is none."""
+    return batch.begin(uapi.RTM_GETTCLASS, NLM_F_ACK | NLM_F_ECHO, tcmsg(index, classid), what)
+
+
+def ask_for_kind(batch, index, kind, parent):
+    """Ask for a qdisc that there cannot be, one with an empty table of sizes: ENOENT where not even a module has the
+    kind, another error where the kernel has it."""
+    return new_qdisc(batch, index, kind, f"make a qdisc of kind {kind}", parent=parent).nest(uapi.TCA_STAB).end()
+
+
+def read_kind(payload):
+    """An RTM_NEWQDISC, RTM_NEWTCLASS or RTM_NEWTFILTER payload as (kind, its options). Raises ValueError for a message
+    cut short."""
+    found = attributes(payload, 20)
+    return found.get(uapi.TCA_KIND, b"").rstrip(b"\0").decode("ascii", "replace"), found.get(uapi.TCA_OPTIONS, b"")
+
+
+def read_tbf(options):
+    """The options of a tbf qdisc as a Shape. Raises KeyError without any."""
+    found = attributes(options)
+    params = found[uapi.TCA_TBF_PARMS]
+    return Shape(read_rate(params, found.get(uapi.TCA_TBF_RATE64)), u32(params[24:28]), u32(params[28:32]))
+
+
+def read_htb_class(options):
+    """The options of an htb class as a Shape; limit is of its queue, here 0. Raises KeyError without any."""
+    found = attributes(options)
+    params = found[uapi.TCA_HTB_PARMS]
+    return Shape(read_rate(params, found.get(uapi.TCA_HTB_RATE64)), 0, u32(params[24:28]))
+
+
+def read_rate(params, whole):
+    return int.from_bytes(whole, ORDER) if whole else u32(params[8:12])
+
+
+def read_htb_default(options):
+    """The default class in the options of an htb qdisc. Raises KeyError without any."""
+    return handle(1, u32(attributes(options)[uapi.TCA_HTB_INIT][8:12]))
+
+
+# struct tc_u32_sel   flags:u8 offshift:u8 nkeys:u8 pad:u8 | offmask:be16 off:u16 | offoff:s16 hoff:s16 | hmask:be32
+# struct tc_u32_key   mask:be32 | val:be32 | off:s32 | offmask:s32
+
+def selector(keys=((b"\0\0\0\0", b"\0\0\0\0", 0),)):
+    """Packets with these (value, mask, offset) in their network header, four bytes each; by default all."""
+    parts = [b"%c\0%c\0" % (uapi.TC_U32_TERMINAL, len(keys)), bytes(12)]
+    for value, mask, offset in keys:
+        parts += mask, value, offset.to_bytes(4, ORDER), bytes(4)
+    return b"".join(parts)
+
+
+class Filter:
+    """A u32 filter: protocol (ETH_P_*), priority (of one protocol all have the same), classid, selector (bytes, of
+    selector()), redirect (index of the link that takes the packets over, 0: none does)."""
+
+    __slots__ = ("protocol", "priority", "classid", "selector", "redirect")
+
+    def __init__(self, protocol, priority, classid, selector, redirect=0):
+        self.protocol, self.priority, self.classid = protocol, priority, classid
+        self.selector, self.redirect = selector, redirect
+
+    def __eq__(self, other):
+        return all(getattr(self, name) == getattr(other, name) for name in Filter.__slots__)
+
+    __hash__ = None
+
+
+def new_filter(batch, index, parent, filter, what):
+    """Add a Filter to a qdisc.
+
+    TCA_KIND "u32"
+    TCA_OPTIONS
+        TCA_U32_CLASSID
+        TCA_U32_ACT
+            1: TCA_ACT_KIND "mirred"
+               TCA_ACT_OPTIONS
+                   TCA_MIRRED_PARMS: struct tc_mirred   index:u32  capab:u32  action:int  refcnt:int  bindcnt:int |
+                                     eaction:int | ifindex:u32
+        TCA_U32_SEL
+    """
+    info = filter.priority << 16 | int.from_bytes(filter.protocol.to_bytes(2, "big"), ORDER)
+    batch.begin(uapi.RTM_NEWTFILTER, CREATE, tcmsg(index, parent=parent, info=info), what)
+    batch.text(uapi.TCA_KIND, "u32").nest(uapi.TCA_OPTIONS).u32(uapi.TCA_U32_CLASSID, filter.classid)
+    if filter.redirect:
+        numbers = (0, 0, uapi.TC_ACT_STOLEN, 0, 0, uapi.TCA_EGRESS_REDIR, filter.redirect)
+        batch.nest(uapi.TCA_U32_ACT).nest(1).text(uapi.TCA_ACT_KIND, "mirred").nest(uapi.TCA_ACT_OPTIONS)
+        batch.raw(uapi.TCA_MIRRED_PARMS, b"".join(number.to_bytes(4, ORDER) for number in numbers)).end().end().end()
+    return batch.raw(uapi.TCA_U32_SEL, filter.selector).end()
+
+
+def read_filter(payload):
+    """An RTM_NEWTFILTER payload as a Filter, None for what is no u32 filter with a selector."""
+    info, (kind, options) = u32(payload[16:20]), read_kind(payload)
+    options = attributes(options) if kind == "u32" else {}
+    if uapi.TCA_U32_SEL not in options:
+        return None                     # a hash table, say
+    protocol = int.from_bytes((info & 0xFFFF).to_bytes(2, ORDER), "big")
+    redirect = 0
+    for action in attributes(options.get(uapi.TCA_U32_ACT, b"")).values():
+        parts = attributes(action)
+        if parts.get(uapi.TCA_ACT_KIND) == b"mirred\0":
+            redirect = u32(attributes(parts[uapi.TCA_ACT_OPTIONS])[uapi.TCA_MIRRED_PARMS][24:28])
+            break                       # the Go plugin adds another that is never reached
+    classid = u32(options.get(uapi.TCA_U32_CLASSID, b""))
+    return Filter(protocol, info >> 16, classid, options[uapi.TCA_U32_SEL], redirect)

@@ -1,0 +1,141 @@
+"""portmap on both sides: the same packets get through and look the same; by iptables the rules are the same; and each
+side takes away what the other made by iptables.
+
+The peer, 1.1.1, does not know masqAll yet, and its CHECK looks for the rules of IPv4 in the chain of IPv6.
+"""
+
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from real_kernel.traffic import ask, listen
+from side_by_side.sides import both
+from side_by_side.stories import DEFAULT4, DEFAULT6, V4, V6, bridge, ptp
+from side_by_side.test_across import Handover
+from side_by_side.test_masquerade import NODE, add_outside, saved
+
+pytestmark = pytest.mark.skipif(not (shutil.which("iptables-save") and shutil.which("ip6tables-save")),
+                                reason="needs iptables: the Go plugin of this version has no other backend")
+WAIT = 2                        # seconds for an answer: time for one more SYN
+FIRST = {"bridge": bridge(V4, V6, isDefaultGateway=True, hairpinMode=True),
+         "ptp": ptp(V4, V6, routes=[DEFAULT4, DEFAULT6])}
+PORTS = [{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"},
+         {"hostPort": 5353, "containerPort": 53, "protocol": "udp"},
+         {"hostPort": 8081, "containerPort": 80, "protocol": "tcp", "hostIP": NODE[4]},
+         {"hostPort": 8082, "containerPort": 80, "protocol": "tcp", "hostIP": NODE[6]},
+         {"hostPort": 8083, "containerPort": 80, "protocol": "tcp", "hostIP": "0.0.0.0"}]
+
+
+def portmap(*ports, **keys):
+    return {"cniVersion": "1.0.0", "name": "net-a", "type": "portmap", "runtimeConfig": {"portMappings": [*ports]},
+            **keys}
+
+
+def add(side, first, *confs):
+    """A pod for each configuration of portmap: [(pod, configuration with prevResult)]."""
+    found = []
+    for i, conf in enumerate(confs):
+        pod = side.pod(quick_dad=True)
+        conf = {**conf, "prevResult": side.add(first, pod, cid=f"pod-{i}")}
+        assert side.add(conf, pod, cid=f"pod-{i}") == conf["prevResult"]
+        found.append((pod, conf))
+    return found
+
+
+def name_of(pod):
+    return pod.rpartition("/")[2]
+
+
+@pytest.mark.parametrize("keys", [{}, {"snat": False}], ids=["plain", "snat false"])
+@pytest.mark.parametrize("backend", ["nftables", "iptables"])
+@pytest.mark.parametrize("first", FIRST)
+def test_the_same_packets_get_through(first, backend, keys, sides):
+    def story(side):
+        far = add_outside(side)
+        (pod, conf), (other, _) = add(side, FIRST[first], portmap(*PORTS, **keys, backend=backend), portmap())
+        clients = {"outside": far, "the host": side.host, "the pod": name_of(pod), "another pod": name_of(other)}
+
+        def seen():
+            asked = [(who, NODE[family], *port) for who in clients for family in (4, 6) for port in (
+                (8080, "tcp"), (5353, "udp"), (8081, "tcp"), (8082, "tcp"), (8083, "tcp"))]
+            asked += [("the host", "127.0.0.1", 8080, "tcp"), ("outside", NODE[4], 80, "tcp")]
+            with ThreadPoolExecutor(len(asked)) as pool:        # who gets no answer waits
+                answers = pool.map(lambda it: ask(clients[it[0]], *it[1:], wait=WAIT), asked)
+            return dict(zip(asked, answers, strict=True))
+
+        ask(far, NODE[6], 8080, wait=2)             # neighbours are found
+        with listen(name_of(pod), 80), listen(name_of(pod), 53, "udp"):
+            before = seen()
+            if side is sides[0]:
+                side.check(conf, pod, conf["prevResult"], cid="pod-0")
+            side.delete(conf, pod, cid="pod-0")
+            return before, seen()
+
+    ours, theirs = both(story, sides)
+    assert ours == theirs
+    assert ours[0]["outside", NODE[4], 8080, "tcp"] and ours[0]["outside", NODE[6], 5353, "udp"]
+    assert not any(ours[1].values())
+
+
+@pytest.mark.parametrize("keys", [
+    {}, {"snat": False}, {"markMasqBit": 7}, {"externalSetMarkChain": "MINE"},
+    {"conditionsV4": ["!", "-d", "192.0.2.0/24"], "conditionsV6": ["!", "-d", "2001:db8:9::/64"]}], ids=str)
+def test_the_iptables_backend_makes_the_very_rules_of_go_and_takes_them_away(keys, sides):
+    many = [{"hostPort": 9000 + n, "containerPort": 80, "protocol": "tcp"} for n in range(20)]
+
+    def story(side):
+        for program in ("iptables", "ip6tables"):
+            side.on_host(program, "-t", "nat", "-N", "MINE")
+        seen = []
+        pods = add(side, FIRST["bridge"], portmap(*PORTS, **keys, backend="iptables"),
+                   portmap(*many, **keys, backend="iptables"))
+        seen.append(saved(side))
+        for i, (pod, conf) in enumerate(pods):
+            side.delete(conf, pod, cid=f"pod-{i}")
+            seen.append(saved(side))
+        return seen
+
+    ours, theirs = both(story, sides)
+    assert ours == theirs
+    assert len(ours[0]) > len(ours[1]) > len(ours[2]) > 8 and not any("CNI-DN" in line for line in ours[2])
+
+
+@pytest.mark.parametrize("later", ["iptables", None])
+def test_fastcni_checks_and_deletes_what_go_made(later, sides):
+    ours, theirs = sides
+    (pod, conf), = add(theirs, FIRST["bridge"], portmap(*PORTS))
+    handover = Handover(theirs, ours)
+    now = {**conf, "backend": later} if later else {key: conf[key] for key in conf if key != "runtimeConfig"}
+    for command, asked in (("CHECK", {**conf, **now}), ("DEL", now), ("DEL", now)):
+        answer = handover.by_second(command, asked, pod, cid="pod-0")
+        assert (answer.status, answer.stdout) == (0, ""), str(answer)
+    assert not any("CNI-DN" in line for line in saved(theirs))
+
+
+def test_go_deletes_what_fastcni_made_by_iptables(sides):
+    ours, theirs = sides
+    (pod, conf), = add(ours, FIRST["bridge"], portmap(*PORTS, backend="iptables"))
+    handover = Handover(ours, theirs)
+    for _ in range(2):
+        answer = handover.by_second("DEL", conf, pod, cid="pod-0")
+        assert (answer.status, answer.stdout) == (0, ""), str(answer)
+    assert not any("CNI-DN" in line for line in saved(ours))
+
+
+BAD = {
+    "host port 0": [{**PORTS[0], "hostPort": 0}],
+    "both ports 0": [{**PORTS[0], "hostPort": 0, "containerPort": 0}],
+    "mark bit": {"markMasqBit": 32},
+    "two marks": {"markMasqBit": 3, "externalSetMarkChain": "X"},
+    "no prevResult": {"prevResult": None},
+    "no prevResult and no mappings": {"prevResult": None, "runtimeConfig": None},
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_both_refuse_in_the_same_words(what, sides):
+    bad = BAD[what]
+    conf = {**portmap(*(bad if isinstance(bad, list) else PORTS)), "prevResult": {"cniVersion": "1.0.0"},
+            **(bad if isinstance(bad, dict) else {})}
+    ours, theirs = both(lambda side: side.call("ADD", conf, side.pod()), sides)
+    assert ours.status == theirs.status == 1 and ours.document["msg"] == theirs.document["msg"]
