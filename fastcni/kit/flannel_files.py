@@ -77,10 +77,11 @@ class Saved:
 
     def content(self):
         """The file as a Section, None where it has no configuration."""
+        content = files.read(self.path)
         try:
-            section = Section(json.read(files.read(self.path) or b"null") or {})
+            section = Section(json.read(content or b"{}"))
             return section if section.text("name") and section.text("type") else None
-        except (json.JsonError, AttributeError):
+        except (json.JsonError, AttributeError, CniError):
             return None
 
     def keep(self, document, undo):

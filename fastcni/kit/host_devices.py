@@ -53,7 +53,7 @@ class Selector:
             why = f'failed to find network devices at "{self.kernelpath}/net"'
         elif folder:
             # Between a PCI device and a link of virtio stands the virtio device.
-            virtio = [f"{folder}/{name}/net" for name in sysfs.names(folder) if name.startswith("virtio")]
+            virtio = [f"{folder}/{each}/net" for each in sysfs.names(folder) if each.startswith("virtio")]
             link, (_, bus, _, device) = first_of(host, f"{folder}/net", *virtio), folder.split("/")
             why = f"no net directory under {bus} device {device}"
         if link is None:

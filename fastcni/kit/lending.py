@@ -26,8 +26,8 @@ def sides(req, pod):
     home = pod.home
     if home is None:
         home = req.fds["home"] = netns.open_own()
-    return (Side(pod.host, home, "the host has an interface of that name: the device stays in the pod until DEL finds the "
-                                 "name free"),
+    return (Side(pod.host, home, "the host has an interface of that name; the device stays in the pod, and DEL can be "
+                                 "repeated when the name is free"),
             Side(pod.inside, pod.netns_fd, "the pod has an interface of that name; was it added before?"))
 
 

@@ -135,7 +135,7 @@ def delete(req, _):
 
 
 def check(req, conf):
-    from fastcni.kit import checks  # CHECK alone needs it
+    from fastcni.kit import checks, shaping_checks  # CHECK alone needs these
 
     previous = chained.previous(req, "must be called as a chained plugin")
     if not conf.ingress and not conf.egress:
@@ -143,14 +143,14 @@ def check(req, conf):
     pod = links.Pod(req)
     host = host_end(req, pod, previous)
     if conf.ingress:
-        shaping.check(pod.host, host, conf.ingress)
+        shaping_checks.check(pod.host, host, conf.ingress)
     if conf.egress:
         ifb, *_ = ifbs.of(req) or [None]
         if ifb is None or not ifb.up:
             raise checks.wrong("get ifb device: it is down" if ifb else "get ifb device: Link not found",
                                " or ".join(ifbs.names_of(req)))
-        shaping.check_redirect(pod.host, host, ifb)
-        shaping.check(pod.host, ifb, conf.egress)
+        shaping_checks.check_redirect(pod.host, host, ifb)
+        shaping_checks.check(pod.host, ifb, conf.egress)
 
 
 def gc(req, _):

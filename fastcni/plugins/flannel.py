@@ -10,7 +10,8 @@ from fastcni.spec.config import Section, fold
 from fastcni.spec.errors import CniError
 
 SUBNET_FILE, DATA_DIR = "/run/flannel/subnet.env", "/var/lib/cni/flannel"
-HANDED_ON = ("runtimeConfig", "args", "prevResult", "cni.dev/valid-attachments")
+AT_ADD = ("runtimeConfig", "args")                  # what the delegate is told of the request, and kept with it
+EACH_TIME = ("prevResult", "cni.dev/valid-attachments")
 
 
 class Conf:
@@ -20,10 +21,10 @@ class Conf:
 
 
 def read(req):
-    keys, conf = req.conf, Conf()
-    conf.subnet_file, conf.data_dir = read_path(keys, "subnetFile", SUBNET_FILE), read_path(keys, "dataDir", DATA_DIR)
+    conf = Conf()
+    conf.subnet_file, conf.data_dir, conf.delegate = SUBNET_FILE, DATA_DIR, None
     try:
-        read_delegate(keys, conf)
+        read_keys(req.conf, conf)
     except CniError:
         if req.command != "DEL":
             raise
@@ -31,10 +32,12 @@ def read(req):
     return conf
 
 
-def read_delegate(keys, conf):
+def read_keys(keys, conf):
+    conf.data_dir = read_path(keys, "dataDir", DATA_DIR)
+    conf.subnet_file = read_path(keys, "subnetFile", SUBNET_FILE)
     conf.delegate, conf.ipam = keys.section("delegate"), keys.section("ipam")
     conf.ipam.items("routes")
-    for key in ("runtimeConfig", "args"):
+    for key in AT_ADD:
         keys.section(key)
     if conf.delegate.text("type") == "flannel":
         raise refused("must not have the type 'flannel'")
@@ -65,7 +68,11 @@ def compose(req, conf):
     routes = conf.ipam.items("routes") + [{"dst": network} for network in subnet.networks]
     document["ipam"] = {**conf.ipam.values, "ranges": [[{"subnet": one}] for one in subnet.subnets], "routes": routes}
     fill(document["ipam"], {"type": "host-local"})
-    return document | {key: req.conf.raw(key) for key in ("runtimeConfig", "args") if req.conf.has(key)}
+    return document | given(req, AT_ADD)
+
+
+def given(req, keys):
+    return {key: req.conf.raw(key) for key in keys if req.conf.has(key)}
 
 
 def fill(document, defaults):
@@ -75,9 +82,9 @@ def fill(document, defaults):
 
 
 def sub_request(req, document):
-    """The delegate's own request: what the runtime says now goes before what it said at ADD."""
-    now = {key: req.conf.raw(key) for key in HANDED_ON if req.conf.has(key)}
-    return req.delegate(Section(document).text("type"), {**document, "cniVersion": req.version, **now})
+    """The delegate's own request, in the version of this one."""
+    return req.delegate(Section(document).text("type"),
+                        {**document, "cniVersion": req.version, **given(req, EACH_TIME)})
 
 
 def saved(req, conf):

@@ -398,8 +398,8 @@ def test_name_taken_on_the_host_keeps_the_device_in_the_pod_until_it_is_free(nod
     for _ in range(2):
         assert node.refused("DEL", conf, pod) == {
             "code": 999, "msg": 'failed to rename host device "eth0" to "up0": File exists',
-            "details": "the host has an interface of that name: the device stays in the pod until DEL finds the name "
-                       "free"}
+            "details": "the host has an interface of that name; the device stays in the pod, and DEL can be repeated "
+                       "when the name is free"}
         assert (node.left(pod), links(pod)["eth0"]["ifalias"]) == before        # its address is not free either
     run("ip", "link", "del", "up0")
     node.delete(conf, pod)

@@ -41,7 +41,7 @@ PLUGINS = {                     # name: (subnets, keys, features that it needs o
     "host-device": (DUAL, {"type": "host-device", "bridge": None, "hwaddr": DEVICE_MAC, "routes": ["0.0.0.0/0", "::/0"],
                            "runtimeConfig": {"mac": "0a:00:00:00:00:06"}}),
     "host-device, layer 2": ((), {"type": "host-device", "bridge": None, "ipam": None, "hwaddr": DEVICE_MAC}),
-    "flannel": (DUAL, {"type": "flannel", "bridge": None, "delegate": {"macspoofchk": True}}),
+    "flannel": (DUAL, {"type": "flannel", "bridge": None, "delegate": {"bridge": "br0", "macspoofchk": True}}),
     "loopback": ((), {"type": "loopback", "ipam": None}),
     "host-local": (DUAL, {"type": "host-local"}),
     "portmap": (DUAL, {"type": "portmap", "runtimeConfig": {"portMappings": [

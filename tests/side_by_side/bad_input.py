@@ -1,5 +1,6 @@
 """Requests that both sides have to refuse, as data: what is sent, and why the two answers differ where they do."""
 
+from side_by_side.chained_stories import INGRESS, bandwidth
 from side_by_side.device_stories import UPLINK, device
 from side_by_side.stories import bridge, host_local, l2, loopback, ptp, static
 
@@ -210,4 +211,14 @@ BAD = {
     "static, a bad address in the capability": Bad(alone(runtimeConfig={"ips": ["10.22.0.5"]})),
     "static, two addresses in 0.2.0": Bad(alone(("10.22.0.5/24", None), ("10.22.0.6/24", None), cniVersion="0.2.0")),
     "static CHECK without prevResult": Bad(alone(("10.22.0.5/24", None)), "CHECK"),
+    # -- bandwidth --
+    "bandwidth, a rate without a burst": Bad(bandwidth(egressRate=8000)),
+    "bandwidth, a burst without a rate": Bad(bandwidth(ingressBurst=8000), "CHECK"),
+    "bandwidth, a burst of 4 GB": Bad(bandwidth(ingressRate=8, ingressBurst=8 * 0xFFFFFFFF)),
+    "bandwidth without prevResult": Bad(bandwidth(**INGRESS)),
+    "bandwidth CHECK without prevResult": Bad(bandwidth(**INGRESS), "CHECK"),
+    "bandwidth of fewer bits than a byte has": Bad(
+        bandwidth(ingressRate=7, ingressBurst=80), differs="the reference says that there is no prevResult"),
+    "bandwidth DEL of what ADD refuses": Bad(
+        bandwidth(egressRate=8000), "DEL", taken_by="fastcni", differs="what ADD refused is in no pod's way"),
 }
