@@ -30,6 +30,7 @@ NEEDS = {                       # command -> variables that have to be there (sp
     "VERSION": (),
 }
 VALID = {"CNI_CONTAINERID": config.check_container_id, "CNI_IFNAME": config.check_ifname}
+ATTACHMENTS = "cni.dev/valid-attachments"      # without it nobody says who may stay (spec section 2, GC)
 SINCE = {"CHECK": "0.4.0", "GC": "1.1.0", "STATUS": "1.1.0"}
 
 
@@ -203,6 +204,9 @@ def check_other_netns(req):
 
 
 def _run(module, req, deliver):
+    if req.command == "GC" and not req.conf.has(ATTACHMENTS):
+        req.warn(f'GC of network "{req.name}": no "{ATTACHMENTS}", nothing is released')
+        return b""
     conf = module.read(req)
     if req.command == "ADD":
         with Undo() as undo:

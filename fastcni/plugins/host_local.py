@@ -13,8 +13,7 @@ Other than the reference:
 - a full range is code 11 (try again later), and so is a requested address that somebody has; impossible
   requests are code 7. The texts are the reference's, the numbers behind them are in the details;
 - GC releases what is not in cni.dev/valid-attachments, STATUS answers 50 when a range set is full. Both do
-  without ranges, which a runtime may hand over for ADD only. GC without the list of attachments releases
-  nothing;
+  without ranges, which a runtime may hand over for ADD only;
 - a relative dataDir is refused: relative to what, in a server?
 """
 
@@ -39,7 +38,6 @@ from fastcni.spec.json import quote
 CAPABILITIES, ARGS = ("ipRanges", "ips"), ("IP",)
 DATA_DIR = "/var/lib/cni/networks"
 RESOLV_CONF_LIMIT = 1 << 20
-ATTACHMENTS = "cni.dev/valid-attachments"
 
 
 class Conf:
@@ -106,9 +104,6 @@ def check(req, conf):
 
 def gc(req, conf):
     """Release what no valid attachment holds, torn files too. Reads every file: the thorough sweep."""
-    if not req.conf.has(ATTACHMENTS):
-        req.warn(f'GC of network "{conf.network}": no "{ATTACHMENTS}", nothing released')
-        return
     valid = {owner_of(*pair) for pair in req.valid_attachments}
     valid |= {owner_of(pair[0]) for pair in req.valid_attachments}
     with _store(req, conf) as store:

@@ -26,7 +26,7 @@ from fastcni.spec.errors import CniError
 
 VERSIONS = ("0.1.0", "0.4.0", "1.0.0", "1.1.0")
 REPLY = b'{"cniVersion":"1.1.0","supportedVersions":["0.1.0","0.4.0","1.0.0","1.1.0"]}\n'
-STDIN = {"name": "n", "cniVersion": "1.1.0"}
+STDIN = {"name": "n", "cniVersion": "1.1.0", "cni.dev/valid-attachments": []}
 RESULT = {"ips": [{"address": "10.0.0.2/24"}]}
 MISSING = "required env variables [{}] missing".format
 INCOMPATIBLE = "incompatible CNI versions"
@@ -230,6 +230,13 @@ def test_a_plugin_without_a_function_has_nothing_to_do(plugin, s, command, name)
     delattr(plugin.module, name)
     reply = call(command)
     assert (reply.status, reply.stdout) == (0, b"")
+
+
+@pytest.mark.parametrize("more", [{}, {"cni.dev/valid-attachments": None}])
+def test_gc_that_does_not_say_who_may_stay_releases_nothing_and_says_so(plugin, more):
+    reply = call("GC", {"name": "n", "cniVersion": "1.1.0", **more})
+    assert (reply.status, reply.stdout, plugin.ran) == (0, b"", [])
+    assert b'GC of network "n": no "cni.dev/valid-attachments", nothing is released' in reply.stderr
 
 
 @pytest.mark.parametrize("name", ["nope", "", "../bridge", "os"])

@@ -393,13 +393,6 @@ def test_gc_keeps_valid_attachments_and_releases_the_rest(node):
     assert sorted(node.files()) == ["10.1.0.54"]
 
 
-def test_gc_without_the_list_releases_nothing_and_says_so(node):
-    node.add(SMALL)
-    for more in ({}, {"cni.dev/valid-attachments": None}):
-        node.call("GC", SMALL, **more)
-        assert len(node.files()) == 1 and "nothing released" in node.warnings[-1]
-
-
 def test_del_goes_on_after_an_address_that_cannot_be_released(node, monkeypatch):
     node.add({"ranges": [[{"subnet": "10.1.0.0/24"}], [{"subnet": "fd00::/64"}]]})
     unlink = os.unlink

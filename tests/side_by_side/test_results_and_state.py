@@ -30,7 +30,7 @@ DELIBERATE = (
     ("pod./sysctls/net/ipv6/conf/[^/]*/accept_dad", "(?!bridge).*", "the same; the reference's bridge alone does so"),
     (r"pod./routes/[46] \d+ unicast (default|192.0.2|2001:db8|::/0).*", "vrf.*", "older: moves no routes"),
     (r"pod./routes/4 1 unicast 10.22.0.[01].*", "vrf behind ptp", "the same"),
-    ("pod./(links/eth0/addr_info/fd00:22::2/64|routes/6 (local|main) .*fd00:22::).*", "vrf.*",
+    ("pod./(links/eth0/addr_info/fd00:22::[23]/64|routes/6 (local|main) .*fd00:22::).*", "vrf.*",
      "older: without keep_addr_on_down IPv6 addresses are lost when DEL lets the link go"),
     ("pod./routes/6 100 .*", "sbr(?!, IPv6).*",
      "the table of an IPv4 address gets no route of IPv6, which nobody would look for there"),
