@@ -32,7 +32,7 @@ FEATURES = {
 
 # What a lane runs, too, that leaves the rest to the other one: an ADD of each common kind, to its end and back.
 BASE = {f"real_kernel/test_{name}.py" for name in (
-    "bridge_lifecycle", "launcher_doors", "loopback", "macvlan", "masquerade", "ptp", "tap")}
+    "bridge_lifecycle", "loopback", "macvlan", "masquerade", "ptp", "tap")}
 
 
 @functools.cache

@@ -5,7 +5,7 @@ What only some pods or commands need is imported where it is used: an import cos
 
 from fastcni.kit import announced, bridges, forwarding, ipam, links, vlans
 from fastcni.kit.conf import check_families, read_ipv6, read_mtu, read_own_dns, read_requested_mac
-from fastcni.kit.masquerade import Masquerade
+from fastcni.kit.firewall.masquerade import Masquerade
 from fastcni.kit.undo import every
 from fastcni.spec import address as addresses
 from fastcni.spec import errors
@@ -62,11 +62,11 @@ def guards(conf):
     """Who watches what comes from the pod's port."""
     found = []
     if conf.mac_check:
-        from fastcni.kit import spoofcheck
+        from fastcni.kit.firewall import spoofcheck
 
         found.append(spoofcheck)
     if conf.ip_check:
-        from fastcni.kit import ipspoofcheck
+        from fastcni.kit.firewall import ipspoofcheck
 
         found.append(ipspoofcheck)
     return found

@@ -3,7 +3,8 @@
 Backends are imported when they are used: a one-shot ADD needs one of them, and most pods' none.
 """
 
-from fastcni.kit import chained, port_mappings
+from fastcni.kit import chained
+from fastcni.kit.firewall import port_mappings
 from fastcni.kit.undo import every
 from fastcni.spec import address as addresses
 from fastcni.spec import errors
@@ -103,23 +104,23 @@ def read_words(keys, key):
 
 def backend_of(conf):
     if conf.iptables:
-        from fastcni.kit import portmap_iptables as backend
+        from fastcni.kit.firewall import portmap_iptables as backend
     else:
-        from fastcni.kit import portmap_nft as backend
+        from fastcni.kit.firewall import portmap_nft as backend
     return backend
 
 
 def add(req, conf, undo):
     result = conf.previous or chained.previous(req)
     if conf.mappings and conf.pod:
-        from fastcni.kit import flows
+        from fastcni.kit.firewall import flows
 
         backend = backend_of(conf)
         undo(backend.delete, req, conf)
         backend.add(req, conf)
         flows.after_add(req, conf)
         if conf.snat and 4 in conf.pod and any(from_localhost(mapping) for mapping in conf.mappings_for(4)):
-            from fastcni.kit import localnet
+            from fastcni.kit.firewall import localnet
 
             localnet.enable(req, conf.pod[4][0])
     return result
@@ -132,7 +133,7 @@ def from_localhost(mapping):
 
 def delete(req, conf):
     """Take back what ADD did, in whichever backend and by whichever implementation."""
-    from fastcni.kit import portmap_iptables, portmap_nft
+    from fastcni.kit.firewall import portmap_iptables, portmap_nft
 
     every((take_back, portmap_nft, req, conf), (take_back, portmap_iptables, req, conf))
 
@@ -140,13 +141,14 @@ def delete(req, conf):
 def take_back(backend, req, conf):
     # Where nothing was ours the flows are somebody else's.
     if backend.delete(req, conf):
-        from fastcni.kit import flows
+        from fastcni.kit.firewall import flows
 
         flows.after_delete(req, conf)
 
 
 def check(req, conf):
-    from fastcni.kit import checks, portmap_iptables  # CHECK alone needs these
+    from fastcni.kit import checks
+    from fastcni.kit.firewall import portmap_iptables  # CHECK alone needs these
 
     if conf.previous is None:
         chained.previous(req, "Required prevResult missing")
@@ -160,7 +162,7 @@ def check(req, conf):
 
 
 def gc(req, conf):
-    from fastcni.kit import portmap_iptables, portmap_nft
+    from fastcni.kit.firewall import portmap_iptables, portmap_nft
 
     every((portmap_nft.gc, req), (portmap_iptables.gc, req))
 

@@ -4,7 +4,7 @@ from fastcni._netlink import Batch
 from fastcni.kernel import rtnl, uapi, wire
 from fastcni.kit import forwarding, ipam, links
 from fastcni.kit.conf import check_families, read_ipv6, read_mtu, read_own_dns, read_requested_mac
-from fastcni.kit.masquerade import Masquerade
+from fastcni.kit.firewall.masquerade import Masquerade
 from fastcni.kit.undo import every
 from fastcni.spec import address as addresses
 from fastcni.spec import errors

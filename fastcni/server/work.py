@@ -239,8 +239,8 @@ def preload():
     """Import what any request may need; have wire tell where time goes, and results printed by what is warm here."""
     for kind in plugins.TABLE:
         plugins.load(kind)
-    from fastcni.kit import (  # noqa: F401
-        checks,
+    from fastcni.kit import checks  # noqa: F401
+    from fastcni.kit.firewall import (  # noqa: F401
         flows,
         ipspoofcheck,
         localnet,
@@ -248,6 +248,7 @@ def preload():
         masquerade_nft,
         portmap_iptables,
         portmap_nft,
+        spoofcheck,
     )
 
     wire.observe = observe

@@ -8,7 +8,8 @@ from fake_kernel.node import HOST, POD, Node
 
 from fastcni.handle import handle
 from fastcni.kernel import netns, sysctl, wire
-from fastcni.kit import iptables, store
+from fastcni.kit import store
+from fastcni.kit.firewall import iptables
 
 POD_PATH = "/run/netns/a-pod-that-is-not-there"
 

@@ -14,7 +14,7 @@ from pyroute2.netlink.rtnl.rtmsg import rtmsg
 
 from fastcni._netlink import Batch, BatchFull, attribute_list, attributes, messages, read_ack, setns
 from fastcni.kernel import nft, rtnl, uapi
-from fastcni.kit import masquerade_nft, spoofcheck
+from fastcni.kit.firewall import masquerade_nft, spoofcheck
 
 NESTED = 0x8000
 CAPACITY = 32768

@@ -338,7 +338,7 @@ def test_file_system_without_hard_links_gets_copies(tmp_path, monkeypatch):
 
 
 def test_unknown_type_is_refused_before_anything_is_written(tmp_path):
-    with pytest.raises(InstallError, match="no plugin named 'brigde'; there are .*bridge"):
+    with pytest.raises(InstallError, match=r"no plugin named 'brigde'; there are .*bridge"):
         install(tmp_path / "bin", names=["brigde"])
     assert not (tmp_path / "bin").exists()
 

@@ -7,7 +7,7 @@ import pytest
 from real_kernel.node import Inside, cid_of, elements, rules, run, set_sysctl, source_seen
 
 from fastcni.kernel import nft, wire
-from fastcni.kit import ipspoofcheck
+from fastcni.kit.firewall import ipspoofcheck
 
 DUAL = ("10.22.0.0/24", "fd00:22::/64")
 OTHER_MAC = "02:00:00:00:00:99"

@@ -5,7 +5,7 @@ from real_kernel.node import Inside, cid_of, elements, run, set_sysctl, sysctl
 from real_kernel.portmap_chain import BRIDGE, DUAL, FAR, NODE, POD, Chain, mapping
 from real_kernel.traffic import ask, listen, no_bridge_netfilter, outside
 
-from fastcni.kit import flows
+from fastcni.kit.firewall import flows
 
 FAMILIES = pytest.mark.parametrize("family", [4, 6])
 PROTOCOLS = pytest.mark.parametrize("protocol", ["tcp", "udp", "sctp"])

@@ -8,7 +8,7 @@ from real_kernel.node import cid_of, elements, run, set_sysctl, sysctl
 from real_kernel.portmap_chain import BRIDGE, DUAL, FAR, NODE, Chain, mapping
 from real_kernel.traffic import ask, listen, outside
 
-from fastcni.kit import iptables
+from fastcni.kit.firewall import iptables
 
 pytestmark = pytest.mark.skipif(not shutil.which("iptables-restore"), reason="needs iptables")
 FAMILIES = pytest.mark.parametrize("family", [4, 6])

@@ -7,7 +7,7 @@ from errno import EINVAL, ENOENT
 
 from fastcni._netlink import Batch
 from fastcni.kernel import conntrack, rtnl, uapi, wire
-from fastcni.kit.port_mappings import PROTOCOLS
+from fastcni.kit.firewall.port_mappings import PROTOCOLS
 
 WITHOUT_END = ("udp", "sctp")
 FAMILIES = {4: uapi.AF_INET, 16: uapi.AF_INET6}        # by length of an address

@@ -8,15 +8,15 @@ sets for one. As `nft list table bridge fastcni` prints it:
         iifname @guarded iifname . ether saddr != @allowed drop
     }
 
-kit/ipspoofcheck.py adds to it for ipspoofchk.
+kit/firewall/ipspoofcheck.py adds to it for ipspoofchk.
 """
 
 from errno import ENOENT
 
 from fastcni._netlink import Batch
 from fastcni.kernel import nft, wire
-from fastcni.kit import elements
 from fastcni.kit.conf import read_ethernet
+from fastcni.kit.firewall import elements
 from fastcni.spec import address as addresses
 from fastcni.spec.config import check_ifname
 from fastcni.spec.errors import CniError

@@ -27,9 +27,9 @@ class Masquerade:
         if not self.wanted:
             return
         if self.iptables:
-            from fastcni.kit import masquerade_iptables as backend
+            from fastcni.kit.firewall import masquerade_iptables as backend
         else:
-            from fastcni.kit import masquerade_nft as backend
+            from fastcni.kit.firewall import masquerade_nft as backend
         ips = [addresses.read_cidr(ip["address"]) for ip in result.get("ips", ())]
         undo(backend.delete, req, {packed for packed, _ in ips})
         backend.add(req, ips)
@@ -39,7 +39,7 @@ class Masquerade:
         addresses."""
         if not self.wanted:
             return
-        from fastcni.kit import masquerade_iptables, masquerade_nft
+        from fastcni.kit.firewall import masquerade_iptables, masquerade_nft
 
         given = prev_addresses(req)
         # What the link has may be less than it was given: the pod can take an address off.
@@ -52,7 +52,7 @@ class Masquerade:
         """Take back what is there for attachments of this network that are no longer valid."""
         if not self.wanted:
             return
-        from fastcni.kit import masquerade_iptables, masquerade_nft
+        from fastcni.kit.firewall import masquerade_iptables, masquerade_nft
 
         every((masquerade_nft.gc, req), (masquerade_iptables.gc, req))
 

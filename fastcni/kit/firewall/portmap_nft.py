@@ -48,9 +48,10 @@ from errno import ENOENT
 
 from fastcni._netlink import Batch
 from fastcni.kernel import nft, uapi, wire
-from fastcni.kit import elements, names
-from fastcni.kit.masquerade_nft import COMMENT, FAMILIES, FAMILY, TABLE
-from fastcni.kit.port_mappings import PROTOCOLS
+from fastcni.kit import names
+from fastcni.kit.firewall import elements
+from fastcni.kit.firewall.masquerade_nft import COMMENT, FAMILIES, FAMILY, TABLE
+from fastcni.kit.firewall.port_mappings import PROTOCOLS
 from fastcni.spec import address as addresses
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError

@@ -1,5 +1,5 @@
 """ipspoofchk: what a pod's port sends is IPv4, ARP and IPv6 from the addresses that IPAM gave the pod, and nothing
-else. A fixed number of rules beside those of kit/spoofcheck.py; `nft list table bridge fastcni` prints them as
+else. A fixed number of rules beside those of kit/firewall/spoofcheck.py; `nft list table bridge fastcni` prints them as
 
     set bound { type ifname; elements = { "veth0a1b2c3d" comment "..." } }
     set bound4 { type ifname . ipv4_addr; elements = { "veth0a1b2c3d" . 10.22.0.5 comment "..." } }
@@ -22,8 +22,8 @@ else. A fixed number of rules beside those of kit/spoofcheck.py; `nft list table
 """
 
 from fastcni.kernel import nft
-from fastcni.kit import elements, spoofcheck
-from fastcni.kit.spoofcheck import ALLOWED, FAMILY, IFNAMSIZ, TABLE, ifname_key, port_and
+from fastcni.kit.firewall import elements, spoofcheck
+from fastcni.kit.firewall.spoofcheck import ALLOWED, FAMILY, IFNAMSIZ, TABLE, ifname_key, port_and
 from fastcni.spec import address as addresses
 
 CHAIN, PRIORITY, RULES = "addresses", nft.NF_BR_PRI_NAT_DST_BRIDGED + 1, 12

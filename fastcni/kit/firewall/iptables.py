@@ -5,7 +5,7 @@ from errno import ENOENT
 
 from fastcni._netlink import Batch
 from fastcni.kernel import nft, process, wire
-from fastcni.kit import elements
+from fastcni.kit.firewall import elements
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 
