@@ -36,6 +36,7 @@ class Case:
 
 
 GATEWAY = {"isGateway": True}
+GIGABIT = {"ingressRate": 10**9, "ingressBurst": 10**8, "egressRate": 10**9, "egressBurst": 10**8}      # bits
 SUBNET = ("link add @link type bridge", "addr add @gateway dev @link", "link set @link up")
 UPLINK = ("link add @link type veth peer name @link-far", "link set @link up", "link set @link-far up")
 
@@ -70,6 +71,8 @@ CASES = (
     Case("tap", "tap", {"bridge": ""}, single=True),        # a bridge inside the pod, it would be
     Case("portmap", "portmap", of_pod=mapped(1), host=SUBNET, behind=True, single=True),
     Case("portmap-32", "portmap", of_pod=mapped(32), host=SUBNET, behind=True, single=True),
+    Case("kubernetes", "bridge", {**GATEWAY, "ipMasq": True}, of_pod=mapped(1), single=True,
+         chain=({"type": "bridge"}, {"type": "portmap"}, {"type": "bandwidth", **GIGABIT})),
     Case("tuning", "tuning", {"sysctl": {"net.ipv4.ip_forward": "1"}}, behind=True, single=True),
 )
 WITHOUT_IPV6 = Case("bridge-no-ipv6", "bridge", {**GATEWAY, "disableIPv6": True}, grows=True)     # fastcni's own key
@@ -77,7 +80,7 @@ ALONE = Case("harness-alone", "loopback", calls=("VERSION",))
 TITLES = {
     "version": "VERSION", "host-local-0": "host-local, none held", "host-local-1000": "host-local, 1,000 held",
     "host-local-5000": "host-local, 5,000 held", "host-local-60000": "host-local, 60,000 held",
-    "portmap": "portmap, one port", "portmap-32": "portmap, 32 ports",
+    "kubernetes": "bridge, portmap, bandwidth", "portmap": "portmap, one port", "portmap-32": "portmap, 32 ports",
     "bridge-ipmasq": "bridge ipMasq", "bridge-no-ipv6": "bridge disableIPv6", "harness-alone": "the harness alone",
 }
 
