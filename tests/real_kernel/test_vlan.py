@@ -64,9 +64,9 @@ def test_a_vlan_of_a_master_is_one_pods(node, pod, pod_netns, conf):
     node.add(conf, pod)
     other = pod_netns()
     before = node.left(pod, other)
-    assert node.refused("ADD", conf, other) == {
-        "code": 999, "msg": "failed to create vlan: VLAN device already exists (errno 17)", "details":
-        'the master is "up0"; VLAN 5 of it is taken, by another pod or by the host (ip -d link show type vlan)'}
+    error = node.refused("ADD", conf, other)
+    assert error["msg"].startswith("failed to create vlan: ") and error["details"] == \
+        'the master is "up0"; VLAN 5 of it is taken, by another pod or by the host (ip -d link show type vlan)'
     assert node.left(pod, other) == before
 
 

@@ -254,7 +254,8 @@ def test_descriptors_and_threads_do_not_grow(node, pod_netns, server):
 
     descriptors, threads = pairs(5)
     again = pairs(40)
-    assert again[0] <= descriptors + 2 and again[1] <= threads + 8
+    # A worker that had no request before opens three; what leaks would leak 640 times.
+    assert again[0] <= descriptors + 16 and again[1] <= threads + 8
 
 
 @pytest.mark.parametrize("fmt", ["logfmt", "json"])

@@ -7,6 +7,7 @@ be compared key by key.
 import json
 import os
 import re
+from ipaddress import IPv6Address
 
 from side_by_side.sides import Inside, run
 
@@ -123,11 +124,10 @@ class Roles:
 
 
 def link_local(mac):
-    """The EUI-64 address of a link, as ip(8) prints it."""
+    """The EUI-64 address of a link, as ip(8) prints it; of 02:00:5e:.. it is fe80::5eff:.., a word shorter."""
     raw = bytes.fromhex(mac.replace(":", ""))
-    host = bytes([raw[0] ^ 2, *raw[1:3], 0xFF, 0xFE, *raw[3:]]).hex()
-    words = [host[i:i + 4].lstrip("0") or "0" for i in range(0, 16, 4)]
-    return "fe80::" + ":".join(words)
+    host = bytes([raw[0] ^ 2, *raw[1:3], 0xFF, 0xFE, *raw[3:]])
+    return str(IPv6Address(b"\xfe\x80" + bytes(6) + host))
 
 
 def flat(value, path=""):

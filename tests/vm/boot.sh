@@ -34,7 +34,7 @@ cat < .lanes/vm.pipe > .lanes/vm.console &
 # shellcheck disable=SC2046
 TMPDIR=$PWD/.lanes/vm.tmp timeout -k 10 "$limit" .vm/venv/bin/virtme-run --kimg .vm/kernel/boot/vmlinuz-* --mods auto --memory 2G --cpus 2 \
     $(accelerate) $(share files / on) $(share lanes "$PWD/.lanes" off) --no-virtme-ng-init --show-boot-console \
-    --kopt mitigations=off --kopt oops=panic --kopt loglevel=5 \
+    --kopt oops=panic --kopt loglevel=5 \
     --script-sh "sh '$PWD/tests/vm/inside.sh' $lane" < /dev/null > .lanes/vm.pipe 2>&1 9>&- &
 vm=$!
 trap 'kill $vm 2> /dev/null' EXIT

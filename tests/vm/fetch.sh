@@ -59,6 +59,7 @@ if [ ! -d .vm/kernel ]; then
         dpkg-deb -x "$package" .
     done
     rm ./*.deb
+    [ -d lib ] || ln -s usr/lib lib         # a package for merged /usr
     depmod -b . "$(basename lib/modules/*)"
     cd ../..
     mv .vm/new .vm/kernel
