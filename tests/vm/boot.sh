@@ -18,7 +18,7 @@ rm -rf .lanes/vm.*
 mkdir .lanes/vm.tmp
 : > .lanes/vm.output
 printf '%s\n' "$@" > .lanes/vm.args
-tar -cf .lanes/vm.tree [!.]*        # a copy, so that whoever edits need not wait for the end
+tar -cf .lanes/vm.tree [!.]* || [ $? = 1 ]      # a copy: who edits need not wait for the end; 1: edited just now
 
 share() {
     echo "-q=-fsdev -qlocal,id=$1,path=$2,security_model=none,multidevs=remap,readonly=$3" \
@@ -30,20 +30,20 @@ accelerate() {
 }
 
 mkfifo .lanes/vm.pipe               # QEMU opens its standard output by name once more, and would empty a file
-cat < .lanes/vm.pipe > .lanes/vm.console &
+cat < .lanes/vm.pipe > .lanes/vm.console 9>&- &
 # shellcheck disable=SC2046
-TMPDIR=$PWD/.lanes/vm.tmp timeout -k 10 "$limit" .vm/venv/bin/virtme-run --kimg .vm/kernel/boot/vmlinuz-* --mods auto --memory 2G --cpus 2 \
-    $(accelerate) $(share files / on) $(share lanes "$PWD/.lanes" off) --no-virtme-ng-init --show-boot-console \
-    --kopt oops=panic --kopt loglevel=5 \
-    --script-sh "sh '$PWD/tests/vm/inside.sh' $lane" < /dev/null > .lanes/vm.pipe 2>&1 9>&- &
+TMPDIR=$PWD/.lanes/vm.tmp timeout -k 10 "$limit" .vm/venv/bin/virtme-run \
+    --kimg .vm/kernel/boot/vmlinuz-* --mods auto --memory 2G --cpus 2 --force-9p --disable-microvm $(accelerate) \
+    $(share files / on) $(share lanes "$PWD/.lanes" off) --no-virtme-ng-init --show-boot-console \
+    --kopt oops=panic --kopt loglevel=5 --script-sh "sh '$PWD/tests/vm/inside.sh' $lane" \
+    < /dev/null > .lanes/vm.pipe 2>&1 9>&- &
 vm=$!
 trap 'kill $vm 2> /dev/null' EXIT
 trap 'exit 130' INT TERM HUP
 tail -n +1 -f --pid=$vm .lanes/vm.output 9>&- &
-shown=$!
 ended=0
 wait $vm || ended=$?
-wait $shown
+wait
 trap - EXIT
 
 status=1
