@@ -26,7 +26,8 @@ NFNL_SUBSYS_NFTABLES = 10
 
 NFTA_LIST_ELEM = 1
 NFTA_TABLE_NAME, NFTA_TABLE_USERDATA = 1, 6
-NFTA_CHAIN_TABLE, NFTA_CHAIN_NAME, NFTA_CHAIN_HOOK, NFTA_CHAIN_USE, NFTA_CHAIN_TYPE = 1, 3, 4, 6, 7
+NFTA_CHAIN_TABLE, NFTA_CHAIN_NAME, NFTA_CHAIN_HOOK = 1, 3, 4
+NFTA_CHAIN_POLICY, NFTA_CHAIN_USE, NFTA_CHAIN_TYPE = 5, 6, 7
 NFTA_HOOK_HOOKNUM, NFTA_HOOK_PRIORITY = 1, 2
 NFTA_RULE_TABLE, NFTA_RULE_CHAIN, NFTA_RULE_HANDLE, NFTA_RULE_EXPRESSIONS, NFTA_RULE_USERDATA = 1, 2, 3, 4, 7
 NFTA_EXPR_NAME, NFTA_EXPR_DATA = 1, 2
@@ -36,6 +37,8 @@ NFTA_SET_ELEM_LIST_TABLE, NFTA_SET_ELEM_LIST_SET, NFTA_SET_ELEM_LIST_ELEMENTS = 
 NFTA_SET_ELEM_KEY, NFTA_SET_ELEM_DATA, NFTA_SET_ELEM_USERDATA = 1, 2, 6
 NFTA_DATA_VALUE, NFTA_DATA_VERDICT = 1, 2
 NFTA_VERDICT_CODE, NFTA_VERDICT_CHAIN = 1, 2
+NFTA_IMMEDIATE_DATA = 2
+NFTA_GEN_PROC_NAME = 3
 
 NFT_SET_MAP = 0x8
 NFT_DATA_VERDICT = 0xFFFFFF00
@@ -43,18 +46,20 @@ NFT_JUMP, NFT_GOTO, NFT_RETURN = 0xFFFFFFFD, 0xFFFFFFFC, 0xFFFFFFFB
 NF_DROP, NF_ACCEPT = 0, 1
 NFT_REG_VERDICT, NFT_REG_1, NFT_REG_2 = 0, 1, 2
 NFT_REG32_00 = 8                # the first of the sixteen words that NFT_REG_1 to NFT_REG_4 are made of
-NFT_META_PROTOCOL, NFT_META_IIF, NFT_META_IIFNAME, NFT_META_NFPROTO, NFT_META_L4PROTO = 1, 4, 6, 15, 16
+NFT_META_PROTOCOL, NFT_META_IIF, NFT_META_IIFNAME, NFT_META_OIFNAME, NFT_META_NFPROTO = 1, 4, 6, 7, 15
+NFT_META_L4PROTO = 16
 NFT_PAYLOAD_LL_HEADER, NFT_PAYLOAD_NETWORK_HEADER, NFT_PAYLOAD_TRANSPORT_HEADER = 0, 1, 2
 NFT_LOOKUP_F_INV = 1
 NFT_CMP_EQ, NFT_CMP_NEQ = 0, 1
-NFT_CT_STATUS, IPS_DST_NAT = 2, 1 << 5
+NFT_CT_STATE, NFT_CT_STATUS, IPS_DST_NAT = 0, 2, 1 << 5
+NF_CT_STATE_ESTABLISHED, NF_CT_STATE_RELATED = 1 << 1, 1 << 2      # linux/netfilter/nf_conntrack_common.h
 NFT_FIB_RESULT_ADDRTYPE, NFTA_FIB_F_DADDR = 3, 1 << 1
 NFT_NAT_DNAT = 1
 
-NF_INET_PRE_ROUTING, NF_INET_LOCAL_OUT, NF_INET_POST_ROUTING = 0, 3, 4
-NF_BR_PRE_ROUTING = 0
-NF_IP_PRI_RAW, NF_IP_PRI_NAT_DST, NF_IP_PRI_NAT_SRC = -300, -100, 100
-NF_BR_PRI_NAT_DST_BRIDGED = -300
+NF_INET_PRE_ROUTING, NF_INET_FORWARD, NF_INET_LOCAL_OUT, NF_INET_POST_ROUTING = 0, 2, 3, 4
+NF_BR_PRE_ROUTING, NF_BR_FORWARD = 0, 2
+NF_IP_PRI_RAW, NF_IP_PRI_NAT_DST, NF_IP_PRI_FILTER, NF_IP_PRI_NAT_SRC = -300, -100, 0, 100
+NF_BR_PRI_NAT_DST_BRIDGED, NF_BR_PRI_FILTER_BRIDGED = -300, -200
 
 # nft's own numbers for the types of keys (its datatype.h); a concatenation shifts by six bits a part.
 TYPE_IPADDR, TYPE_IP6ADDR, TYPE_ETHERADDR, TYPE_INET_PROTOCOL, TYPE_INET_SERVICE, TYPE_IFNAME = 7, 8, 9, 12, 13, 41
@@ -199,9 +204,48 @@ def read_elements(payload):
     elements = []
     for _, item in attribute_list(found.get(NFTA_SET_ELEM_LIST_ELEMENTS, b"")):
         fields = attributes(item)
-        key = attributes(fields.get(NFTA_SET_ELEM_KEY, b"")).get(NFTA_DATA_VALUE, b"")
-        elements.append((key, read_comment(fields.get(NFTA_SET_ELEM_USERDATA, b""))))
+        elements.append((key_of(fields), read_comment(fields.get(NFTA_SET_ELEM_USERDATA, b""))))
     return elements
+
+
+def told_elements(payload):
+    """An NFT_MSG_NEWSETELEM or NFT_MSG_DELSETELEM payload as {key: element}, the bytes of all that the kernel tells."""
+    return {key_of(attributes(element)): element for _, element in
+            attribute_list(attributes(payload, 4).get(NFTA_SET_ELEM_LIST_ELEMENTS, b""))}
+
+
+def key_of(fields):
+    return attributes(fields.get(NFTA_SET_ELEM_KEY, b"")).get(NFTA_DATA_VALUE, b"")
+
+
+def told_comment(element):
+    return read_comment(attributes(element).get(NFTA_SET_ELEM_USERDATA, b""))
+
+
+def told_chains(elements):
+    """The chains that elements of a map go to."""
+    values = {attributes(element).get(NFTA_SET_ELEM_DATA, b"") for element in elements}
+    return {chain for value in values if (chain := chain_of_verdict(value))}
+
+
+def chain_of_verdict(data):
+    """Where NFTA_DATA_VERDICT leads, "" where there is none."""
+    verdict = attributes(data).get(NFTA_DATA_VERDICT, b"")
+    return as_text(attributes(verdict).get(NFTA_VERDICT_CHAIN, b""))
+
+
+def as_text(name):
+    return name.rstrip(b"\0").decode("utf-8", "replace")
+
+
+def put_elements(batch, family, table, name, elements):
+    """Elements as told_elements() has them. One that is there already is fine; EBUSY where it has another value."""
+    batch.begin(NFT_MSG_NEWSETELEM, NLM_F_ACK | NLM_F_CREATE, nfgenmsg(family), f"put back into {table} {name}")
+    batch.text(NFTA_SET_ELEM_LIST_TABLE, table).text(NFTA_SET_ELEM_LIST_SET, name)
+    batch.nest(NFTA_SET_ELEM_LIST_ELEMENTS)
+    for element in elements:
+        batch.nest(NFTA_LIST_ELEM).header(element).end()
+    return batch.end()
 
 
 def read_value(payload):
@@ -233,10 +277,26 @@ def read_rule(payload):
     return int.from_bytes(found[NFTA_RULE_HANDLE], "big"), read_comment(found.get(NFTA_RULE_USERDATA, b""))
 
 
+def read_jump(payload):
+    """An NFT_MSG_NEWRULE or NFT_MSG_DELRULE payload as (handle, chain, chain that it leads to or "")."""
+    found = attributes(payload, 4)
+    expressions = [attributes(each) for _, each in attribute_list(found.get(NFTA_RULE_EXPRESSIONS, b""))]
+    verdicts = [attributes(each.get(NFTA_EXPR_DATA, b"")).get(NFTA_IMMEDIATE_DATA, b"") for each in expressions
+                if each.get(NFTA_EXPR_NAME) == b"immediate\0"]
+    target = chain_of_verdict(verdicts[-1]) if verdicts else ""
+    return found.get(NFTA_RULE_HANDLE, b""), as_text(found.get(NFTA_RULE_CHAIN, b"")), target
+
+
 def get_table(batch, family, name):
     """Ask for one table. ENOENT when it is not there."""
     return batch.begin(NFT_MSG_GETTABLE, NLM_F_ACK, nfgenmsg(family), f"look up nftables table {name}").text(
         NFTA_TABLE_NAME, name)
+
+
+def get_set(batch, family, table, name):
+    """Ask for one set or map, without its elements. ENOENT when it is not there."""
+    batch.begin(NFT_MSG_GETSET, NLM_F_ACK, nfgenmsg(family), f"look up nftables set {table} {name}")
+    return batch.text(NFTA_SET_TABLE, table).text(NFTA_SET_NAME, name)
 
 
 def get_chain(batch, family, table, name, what):
@@ -248,9 +308,20 @@ def get_chain(batch, family, table, name, what):
 def read_chain(payload):
     """An NFT_MSG_NEWCHAIN payload as (table, name, references): rules in it and jumps to it, together."""
     found = attributes(payload, 4)
-    table, name = (found.get(kind, b"").rstrip(b"\0").decode("utf-8", "replace")
-                   for kind in (NFTA_CHAIN_TABLE, NFTA_CHAIN_NAME))
+    table, name = (as_text(found.get(kind, b"")) for kind in (NFTA_CHAIN_TABLE, NFTA_CHAIN_NAME))
     return table, name, int.from_bytes(found.get(NFTA_CHAIN_USE, b""), "big")
+
+
+def read_base_chain(payload):
+    """An NFT_MSG_NEWCHAIN payload as (family, table, name, kind, hook, policy); None for a chain without a hook."""
+    found = attributes(payload, 4)
+    if NFTA_CHAIN_HOOK not in found:
+        return None
+    table, name, kind = (as_text(found.get(number, b""))
+                         for number in (NFTA_CHAIN_TABLE, NFTA_CHAIN_NAME, NFTA_CHAIN_TYPE))
+    hook, policy = (int.from_bytes(data, "big") for data in (
+        attributes(found[NFTA_CHAIN_HOOK]).get(NFTA_HOOK_HOOKNUM, b""), found.get(NFTA_CHAIN_POLICY, b"\1")))
+    return payload[0], table, name, kind, hook, policy
 
 
 def flush_chain(batch, family, table, chain):
@@ -264,7 +335,7 @@ def del_rule(batch, family, table, chain, handle):
     return batch.be64(NFTA_RULE_HANDLE, handle)
 
 
-def add_rule(batch, family, table, chain, *expressions):
+def add_rule(batch, family, table, chain, *expressions, comment=""):
     """Append a rule. An expression is (name, function that writes its NFTA_EXPR_DATA)."""
     batch.begin(NFT_MSG_NEWRULE, NLM_F_ACK | NLM_F_CREATE | NLM_F_APPEND, nfgenmsg(family),
                 f"add nftables rule to {table} {chain}")
@@ -273,7 +344,8 @@ def add_rule(batch, family, table, chain, *expressions):
         batch.nest(NFTA_LIST_ELEM).text(NFTA_EXPR_NAME, name).nest(NFTA_EXPR_DATA)
         write(batch)
         batch.end().end()
-    return batch.end()
+    batch.end()
+    return batch.raw(NFTA_RULE_USERDATA, comment_data(comment)) if comment else batch
 
 
 # Expressions, each with its attribute numbers in the order of nf_tables.h.

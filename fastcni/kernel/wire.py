@@ -58,6 +58,14 @@ def open_socket(protocol=uapi.NETLINK_ROUTE, groups=()):
     return sock
 
 
+def make_room(sock, size):
+    """Let so many bytes of notifications wait, as the kernel counts them, before it drops any."""
+    try:
+        sock.setsockopt(uapi.SOL_SOCKET, uapi.SO_RCVBUFFORCE, size)
+    except OSError:
+        return                  # not root of the machine: what was dropped is asked for
+
+
 def send(sock, data):
     """The one place that sends."""
     if show:

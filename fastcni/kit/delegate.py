@@ -33,6 +33,15 @@ def run(req, command):
         function(req, plugin.read(req))
 
 
+def restore(req):
+    """What a delegate of ours has in the host's firewall is put back; others have no such command."""
+    from fastcni import plugins  # as in _find()
+
+    plugin = plugins.load(req.plugin) if req.plugin in plugins.TABLE else None
+    if hasattr(plugin, "restore"):
+        plugin.restore(req, plugin.read(req))
+
+
 def _find(req):
     """(plugin module, "") for one of ours, (None, path) for another. Raises CniError where there is none."""
     from fastcni import plugins  # the marked exception: the kit asks the table of plugins

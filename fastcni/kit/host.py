@@ -55,7 +55,7 @@ class Host:
 
         ("link", name): a Link or None; (any, index, ...): of a link, "addresses" with the family
         ("sysctl", name): the text of a sysctl about forwarding
-        ("nftables", table, ...): of an nftables table of that name
+        ("nftables", table, ...): of an nftables table of that name; "": of any
         """
         return self.memory.recall(key, ask) if self.memory else ask()
 

@@ -20,6 +20,7 @@ IPAM = {
 }
 CHAINED = {
     "bandwidth": "fastcni.plugins.bandwidth",
+    "firewall": "fastcni.plugins.firewall",
     "portmap": "fastcni.plugins.portmap",
     "sbr": "fastcni.plugins.sbr",
     "tuning": "fastcni.plugins.tuning",

@@ -112,7 +112,7 @@ class Memory:
     def _hear_nftables(self, kind, payload):
         if kind not in ELEMENTS:
             name = attributes(payload, 4).get(nft.NFTA_TABLE_NAME, b"").rstrip(b"\0").decode("utf-8", "replace")
-            self._forget(lambda key, _: key[:2] == ("nftables", name))
+            self._forget(lambda key, _: key[0] == "nftables" and key[1] in (name, ""))
 
     def _forget(self, about):
         self.heard += 1

@@ -314,15 +314,15 @@ def _inside(netns):
 
 def _lasting(ruleset):
     """The ruleset without what may stay: tables, chains, sets and the fixed rules of fastcni, but with elements, except
-    for the addresses of the host that port mappings have named; and without counters."""
+    for the addresses of the host that port mappings have named, and bridges' policies; and without counters."""
     found = []
     for item in ruleset:
         (kind, thing), = item.items()
-        if kind in ("set", "map") and not thing["name"].startswith("hostips"):
+        if kind in ("set", "map") and not thing["name"].startswith(("hostips", "ingress-")):
             found += [(thing["name"], str(each)) for each in thing.get("elem", [])]
         elif kind == "rule" and thing["table"] != "fastcni":
             found.append(str({**thing, "expr": [each for each in thing["expr"] if "counter" not in each]}))
-        elif kind == "chain" and thing["name"].startswith("CNI-"):
+        elif kind == "chain" and thing["name"].startswith("CNI-") and thing["table"] != "fastcni":
             found.append(thing["name"])
     return found
 

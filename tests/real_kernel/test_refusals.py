@@ -49,6 +49,9 @@ PLUGINS = {                     # name: (subnets, keys, features that it needs o
         {"hostPort": 53, "containerPort": 53, "protocol": "udp", "hostIP": "127.0.0.1"}]}}),
     "portmap, backend iptables": (DUAL, {"type": "portmap", "backend": "iptables", "runtimeConfig": {"portMappings": [
         {"hostPort": 8080, "containerPort": 80, "protocol": "udp"}]}}),
+    "firewall": (DUAL, {"type": "firewall", "ingressPolicy": "isolated"}),
+    "firewall, backend nftables": (DUAL, {"type": "firewall", "backend": "nftables", "ingressPolicy": "same-bridge"}),
+    "firewall, backend iptables": (DUAL, {"type": "firewall", "backend": "iptables", "ingressPolicy": "isolated"}),
     "sbr": (DUAL, {"type": "sbr"}),
     "sbr addSourceHints": (DUAL, {"type": "sbr", "addSourceHints": True, "gateways": ["10.22.0.9", "fd00:22::9"]}),
     "sbr table": (DUAL, {"type": "sbr", "table": 7}),
@@ -93,14 +96,17 @@ def conf(node, pods, request):
     subnets, keys, *_ = PLUGINS[request.param]
     for words in ON_HOST.get(keys.get("type"), ()):
         run("ip", *words.split())
+    if keys.get("backend") == "nftables":
+        run("nft", "add table inet admin; add chain inet admin forward "
+                   "{ type filter hook forward priority filter; policy drop; }")
     if keys.get("type") == "flannel":
         keys = {**keys, "subnetFile": node.subnet_file(*subnets), "ipam": {"dataDir": node.data_dir}}
     if keys.get("type") not in CHAINED:
         return node.conf(*subnets, **{"dataDir": f"{node.data_dir}/kept", **keys})
     node.behind(node.conf(*subnets, isDefaultGateway=True), *pods)
     conf = {"cniVersion": "1.1.0", "name": "net-a", "dataDir": f"{node.data_dir}/chained", **keys}
-    if conf.get("backend") == "iptables":
-        node.add(conf, pods[1])             # makes the chains that all pods share and that stay
+    if conf.get("backend"):
+        node.add(conf, pods[1])             # makes what all pods share and what stays
         node.delete(conf, pods[1])
     return conf
 

@@ -9,6 +9,8 @@ from errno import EBUSY, EEXIST, ENOENT
 from fastcni._netlink import Batch, BatchFull
 from fastcni.kernel import nft, wire
 from fastcni.kit import names
+from fastcni.spec import errors
+from fastcni.spec.errors import CniError
 
 TRIES = 5                       # while others come and go with the same keys
 AT_ONCE = 64                    # elements asked for in one send: the answers have to find room on the socket
@@ -31,13 +33,7 @@ class Store:
         now, the kernel or IPAM gave it to us. Where that is not so, `taken([(set, key, comment)])` raises.
         """
         sock = req.host.firewall
-        whole = self.whole(req)
-        if not whole:
-            wire.exchange(sock, nft.stop(self.set_up(nft.start(Batch()), items)))
-        refused = self._try(sock, req, items)
-        if refused and refused[0].errno == ENOENT:
-            wire.exchange(sock, nft.stop(self.set_up(nft.start(Batch()), items)))
-            refused = self._try(sock, req, items)
+        whole, refused = self._where_set_up(req, items, lambda: self._try(sock, req, items))
         for _ in range(TRIES):
             if not refused or refused[0].errno != EEXIST:
                 break
@@ -50,6 +46,67 @@ class Store:
             raise refused[0]
         return whole
 
+    def keep(self, req, items):
+        """Have elements that belong to nobody and stay: they have no mark, and may be there already."""
+        batch = Batch()
+
+        def attempt():
+            nft.start(batch)
+            for name, some in by_set(items).items():
+                nft.add_elements(batch, self.family, self.table, name, some, exclusive=False)
+            return wire.attempt(req.host.firewall, nft.stop(batch))[1]
+
+        _, refused = self._where_set_up(req, items, attempt)
+        if refused:
+            raise refused[0]
+
+    def _where_set_up(self, req, items, attempt):
+        """(were the rules there, what attempt() is refused), the table being set up if the kernel misses something."""
+        sock = req.host.firewall
+        whole = self.whole(req)
+        if not whole:
+            wire.exchange(sock, nft.stop(self.set_up(nft.start(Batch()), items)))
+        refused = attempt()
+        if refused and refused[0].errno == ENOENT:
+            wire.exchange(sock, nft.stop(self.set_up(nft.start(Batch()), items)))
+            refused = attempt()
+        return whole, refused
+
+    def restore(self, req, items):
+        """Add what is missing, of the items and of the chains' rules; says whether these were there. CniError 11 where
+        another attachment has one of them by now."""
+        def taken(present):
+            for name, _, comment in present:
+                raise CniError(errors.TRY_AGAIN_LATER, f"{self.table} {name} has an element of another attachment",
+                               f"it is of {comment}")
+
+        return self.add(req, self.missing(req, items), taken)
+
+    def put_back(self, sock, there, lost, left):
+        """After a flush: the chains get their rules, those too that elements go to, and the sets what they have `lost`;
+        returns how many elements. `there` and `lost` are {set: {key: element}}, as nft.told_elements() has these.
+
+        Nothing is put back for the marks in `left`, to which attachments may be added meanwhile: their DEL found
+        nothing to delete.
+        """
+        chains = nft.told_chains([element for found in (there, lost) for some in found.values()
+                                  for element in some.values()])
+        in_halves(sock, [(None, None, chain) for chain in chains], self.set_up)
+        back = in_halves(sock, [(name, element) for name, some in lost.items() for element in some.values()
+                                if not (left and mark_of(element) in left)], self._put, EEXIST, EBUSY)
+        if left:
+            self._delete(sock, [(name, key) for name, some in lost.items() for key, element in some.items()
+                                if mark_of(element) in left])
+        return back
+
+    def _put(self, batch, found):
+        for name, some in by_set(found).items():
+            nft.put_elements(batch, self.family, self.table, name, [element for element, in some])
+
+    def stands(self, sock):
+        """whole(), without a request."""
+        return all(self._has_rules(sock, chain, rules) for chain, rules in self.chains.items())
+
     def whole(self, req):
         """The chains have their rules: `nft flush table` takes these and leaves chains and sets, and nothing else would
         be missed."""
@@ -57,6 +114,11 @@ class Store:
         return all(req.host.recall(("nftables", self.table, self.family, chain),
                                    lambda: self._has_rules(sock, chain, rules))     # noqa: B023 - asked here and now
                    for chain, rules in self.chains.items())
+
+    def used(self, req):
+        """Has any pod ever needed the first of the sets in this namespace?"""
+        return has(req.host, ("nftables", self.table, self.family, "set", self.sets[0]),
+                   lambda batch: nft.get_set(batch, self.family, self.table, self.sets[0]))
 
     def _has_rules(self, sock, chain, rules):
         replies, refused = wire.attempt(sock, nft.get_chain(Batch(), self.family, self.table, chain,
@@ -86,17 +148,29 @@ class Store:
     def delete(self, req, known, number=None):
         """Delete the elements with the request's mark: the `known` items, or, where not all of these are there, or not
         the `number` that there has to be, those found by looking through the sets. Gone is fine."""
+        self.remove(req, self.ours(req, known, number))
+
+    def ours(self, req, known, number=None):
+        """[(set, key)] of what delete() deletes."""
         mark = names.hashes(req.name, req.container_id, req.ifname)
         sock = req.host.firewall
         ours = [(name, key) for name, key, comment in self.present(req, known) if comment.startswith(mark)]
         if not ours or len(ours) < (len(known) if number is None else number):
-            ours = [(name, key) for name, key, comment in self._all(sock) if comment.startswith(mark)]
-        self._delete(sock, ours)
+            ours = [(name, key) for name, key, comment in self.every(sock) if comment.startswith(mark)]
+        return ours
 
     def gc(self, req):
         """Delete the elements of the request's network whose attachment is no longer valid."""
-        lost, sock = no_longer_valid(req), req.host.firewall
-        self._delete(sock, [(name, key) for name, key, comment in self._all(sock) if lost(comment)])
+        self.remove(req, self.lost(req))
+
+    def lost(self, req):
+        """[(set, key)] of what gc() deletes."""
+        lost = no_longer_valid(req)
+        return [(name, key) for name, key, comment in self.every(req.host.firewall) if lost(comment)]
+
+    def remove(self, req, found):
+        """Delete elements, [(set, key)], whosever they are. Gone is fine."""
+        self._delete(req.host.firewall, found)
 
     def present(self, req, items):
         """[(set, key, comment)] of those of the items that are there."""
@@ -113,7 +187,7 @@ class Store:
                       for element in nft.read_elements(payload)]
         return found
 
-    def _all(self, sock):
+    def every(self, sock):
         """[(set, key, comment)] of every set."""
         found = []
         for name in self.sets:
@@ -128,23 +202,34 @@ class Store:
         return found
 
     def _delete(self, sock, found):
-        """All in one transaction, or else in halves: one that is gone already must not keep the others."""
-        if not found:
-            return
-        batch = nft.start(Batch())
-        try:
-            for name, some in by_set(found).items():
-                nft.del_elements(batch, self.family, self.table, name, [key for key, *_ in some])
-            nft.stop(batch)
-            refused = wire.attempt(sock, batch)[1]
-        except BatchFull:
-            refused = [None]
-        if refused and len(found) > 1:
-            half = len(found) // 2
-            self._delete(sock, found[:half])
-            self._delete(sock, found[half:])
-        elif refused and refused[0].errno != ENOENT:
-            raise refused[0]
+        if found:
+            in_halves(sock, found, self._del, ENOENT)
+
+    def _del(self, batch, found):
+        for name, some in by_set(found).items():
+            nft.del_elements(batch, self.family, self.table, name, [key for key, *_ in some])
+
+
+def in_halves(sock, items, fill, *fine):
+    """All in one transaction of fill(batch, items), or else in halves: one that is refused must not keep the others.
+    Returns how many went in. Raises NetlinkError where one alone is refused, but not for the errnos in `fine`."""
+    batch = nft.start(Batch())
+    try:
+        fill(batch, items)
+        refused = wire.attempt(sock, nft.stop(batch))[1]
+    except BatchFull:
+        refused = [None]
+    if refused and len(items) > 1:
+        half = len(items) // 2
+        return in_halves(sock, items[:half], fill, *fine) + in_halves(sock, items[half:], fill, *fine)
+    if refused and refused[0].errno not in fine:
+        raise refused[0]
+    return 0 if refused else len(items)
+
+
+def mark_of(element):
+    """The part of an element's mark that is compared."""
+    return nft.told_comment(element).partition(",")[0]
 
 
 def by_set(items):
@@ -171,13 +256,18 @@ def chains_of(sock, family, table, prefix):
 
 def has_table(host, family, table):
     """Is there a table of that name?"""
+    return has(host, ("nftables", table, family), lambda batch: nft.get_table(batch, family, table))
+
+
+def has(host, key, look_up):
+    """Is there what look_up(batch) asks for? `key` is that of host.recall()."""
     def ask():
-        _, refused = wire.attempt(host.firewall, nft.get_table(Batch(), family, table))
+        _, refused = wire.attempt(host.firewall, look_up(Batch()))
         if refused and refused[0].errno != ENOENT:
             raise refused[0]
         return not refused
 
-    return host.recall(("nftables", table, family), ask)
+    return host.recall(key, ask)
 
 
 def refill(sock, family, table, prefix, fill):

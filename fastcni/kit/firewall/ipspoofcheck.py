@@ -42,6 +42,10 @@ def add(req, host, inside, result, undo):
     store().add(req, items(host.name, inside.address, packed_ips(result)))
 
 
+def restore(req):
+    spoofcheck.restore_items(req, store(), spoofcheck.known(req, items))
+
+
 def packed_ips(result):
     return [addresses.read_cidr(ip["address"])[0] for ip in result.get("ips", ())]
 

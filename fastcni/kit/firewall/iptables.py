@@ -10,6 +10,7 @@ from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 
 PROGRAMS = {4: "iptables", 16: "ip6tables"}            # by length of an address
+TRIES = 5                               # when others change the table between a look and a change
 USUAL_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 LEGACY_TABLES = {4: "/proc/self/net/ip_tables_names", 16: "/proc/self/net/ip6_tables_names"}
 
@@ -76,14 +77,40 @@ def attempt(req, program, commands, table="nat"):
     return _run(req, program + "-restore", ("--noflush", "--wait"), text.encode())
 
 
-def remove(req, program, lines, rules, chains=()):
+def settle(req, program, table, wanted):
+    """Run the commands wanted(lines), where `lines` is what read() reads; again where somebody else changes the table
+    in between. Raises CniError."""
+    for left in reversed(range(TRIES)):
+        lines = read(req, program, table)
+        commands = [*wanted(lines)]
+        done = attempt(req, program, commands, table) if commands else None
+        if not done or not done.status:
+            return
+        if not left or read(req, program, table) == lines:      # not because of a change by somebody else
+            raise failed(program + "-restore", done)
+
+
+def remove(req, program, lines, rules, chains=(), table="nat"):
     """Delete rules as read() has them, and chains that are among the lines. Raises CniError."""
     commands = ["-D" + rule[2:] for rule in rules]
     for chain in chains:
         if has_line(lines, chain):
             commands += [f"-F {chain}", f"-X {chain}"]
     if commands:
-        change(req, program, commands)
+        change(req, program, commands, table)
+
+
+def need_one(req, table="nat"):
+    """For STATUS: raises CniError 50 where neither family's programs work."""
+    why = []
+    for program in PROGRAMS.values():
+        try:
+            read(req, program, table)
+            return
+        except CniError as e:
+            why.append(f"({program}) {e.msg}")
+    raise CniError(errors.PLUGIN_NOT_AVAILABLE, f"neither iptables nor ip6tables is usable, {', '.join(why)}",
+                   "install iptables, or leave backend out to use nftables, which needs no program")
 
 
 def has_line(lines, chain):

@@ -35,11 +35,15 @@ def enable(req, packed):
 
 def guard(req):
     """The chain is there with its rules."""
-    if not Store(FAMILY, TABLE, (), {CHAIN: 2}, None).whole(req):
-        wire.exchange(req.host.firewall, nft.stop(set_up(nft.start(Batch()))))
+    if not store().whole(req):
+        wire.exchange(req.host.firewall, nft.stop(set_up(nft.start(Batch()), ())))
 
 
-def set_up(batch):
+def store():
+    return Store(FAMILY, TABLE, (), {CHAIN: 2}, set_up)
+
+
+def set_up(batch, _):
     ipv4 = FAMILIES[4]
     nft.add_table(batch, FAMILY, TABLE, COMMENT)
     nft.add_base_chain(batch, FAMILY, TABLE, CHAIN, kind="filter", hook=nft.NF_INET_PRE_ROUTING,

@@ -26,13 +26,21 @@ class Masquerade:
         """Masquerade every address of `result`, if the network asks for it."""
         if not self.wanted:
             return
+        backend, ips = self._backend(), ips_of(result)
+        undo(backend.delete, req, {packed for packed, _ in ips})
+        backend.add(req, ips)
+
+    def restore(self, req, previous):
+        """Put back what is missing of what ADD did."""
+        if self.wanted:
+            self._backend().restore(req, ips_of(previous))
+
+    def _backend(self):
         if self.iptables:
             from fastcni.kit.firewall import masquerade_iptables as backend
         else:
             from fastcni.kit.firewall import masquerade_nft as backend
-        ips = [addresses.read_cidr(ip["address"]) for ip in result.get("ips", ())]
-        undo(backend.delete, req, {packed for packed, _ in ips})
-        backend.add(req, ips)
+        return backend
 
     def delete(self, req, found):
         """Take back what ADD did, in whichever backend and by whichever implementation; `found` are packed
@@ -55,6 +63,11 @@ class Masquerade:
         from fastcni.kit.firewall import masquerade_iptables, masquerade_nft
 
         every((masquerade_nft.gc, req), (masquerade_iptables.gc, req))
+
+
+def ips_of(result):
+    """[(packed, prefix)]"""
+    return [addresses.read_cidr(ip["address"]) for ip in result.get("ips", ())]
 
 
 def prev_addresses(req):

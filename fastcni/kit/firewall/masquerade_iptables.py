@@ -25,21 +25,36 @@ def comment_of(req):
 
 def add(req, ips):
     """Masquerade [(packed, prefix)]. Raises CniError with what iptables said."""
-    chain, comment = chain_of(req), quote(comment_of(req))
-    for length, program in iptables.PROGRAMS.items():
-        mine = [(packed, prefix) for packed, prefix in ips if len(packed) == length]
-        if not mine:
-            continue
-        rules = []
-        for packed, prefix in mine:
-            network = addresses.cidr_text(addresses.network(packed, prefix), prefix)
-            rules.append(f"-A {chain} -d {network} -j ACCEPT -m comment --comment {comment}")
-            rules.append(f"-A {chain} ! -d {MULTICAST[length]} -j MASQUERADE -m comment --comment {comment}")
-            rules.append(f"-A POSTROUTING -s {addresses.ip_text(packed)} -j {chain} -m comment --comment {comment}")
+    for program, rules in rules_of(req, ips):
         # Another interface of this container on this network has the same chain: then -N is refused, and with it
         # the whole run; the chain is only added to.
-        if iptables.attempt(req, program, [f"-N {chain}", *rules]).status:
+        if iptables.attempt(req, program, [f"-N {chain_of(req)}", *rules]).status:
             iptables.change(req, program, rules)
+
+
+def restore(req, ips):
+    """Add the rules that are missing; ACCEPT goes before what else is in the chain."""
+    chain = chain_of(req)
+    for program, rules in rules_of(req, ips):
+        lines = iptables.read(req, program)
+        missing = [rule.replace("-A", "-I", 1) if iptables.target(rule) == "ACCEPT" else rule
+                   for rule in dict.fromkeys(rules) if rule not in lines]
+        if missing:
+            iptables.change(req, program, [*([] if iptables.has_line(lines, chain) else [f"-N {chain}"]), *missing])
+
+
+def rules_of(req, ips):
+    """(program, rules as iptables-save prints them) of each family that has addresses."""
+    chain, comment = chain_of(req), f"-m comment --comment {quote(comment_of(req))}"
+    for length, program in iptables.PROGRAMS.items():
+        rules = []
+        for packed, prefix in [(packed, prefix) for packed, prefix in ips if len(packed) == length]:
+            network = addresses.cidr_text(addresses.network(packed, prefix), prefix)
+            rules.append(f"-A {chain} -d {network} {comment} -j ACCEPT")
+            rules.append(f"-A {chain} ! -d {MULTICAST[length]} {comment} -j MASQUERADE")
+            rules.append(f"-A POSTROUTING -s {addresses.cidr_text(packed, 8 * length)} {comment} -j {chain}")
+        if rules:
+            yield program, rules
 
 
 def delete(req, known):

@@ -67,9 +67,18 @@ def store():
 
 def add(req, ips):
     """Masquerade [(packed, prefix)]."""
-    if not store().add(req, [(FAMILIES[len(packed)].pods, packed, subnet_chain(packed, prefix))
-                             for packed, prefix in ips]):
+    if not store().add(req, items(ips)):
         elements.refill(req.host.firewall, FAMILY, TABLE, SUBNET, fill)
+
+
+def restore(req, ips):
+    """The same, of what is missing alone."""
+    if not store().restore(req, items(ips)):
+        elements.refill(req.host.firewall, FAMILY, TABLE, SUBNET, fill)
+
+
+def items(ips):
+    return [(FAMILIES[len(packed)].pods, packed, subnet_chain(packed, prefix)) for packed, prefix in ips]
 
 
 def delete(req, known):

@@ -21,7 +21,6 @@ DNAT, SETMARK, MASQ = "CNI-HOSTPORT-DNAT", "CNI-HOSTPORT-SETMARK", "CNI-HOSTPORT
 OLD_SNAT = "CNI-HOSTPORT-SNAT"          # of reference plugins before 0.8
 PORTS_IN_A_RULE = 15                    # what -m multiport takes
 COMMENT_MAX = 255
-TRIES = 5                               # when others change the table between a look and a change
 
 
 def chain_of(req):
@@ -36,16 +35,11 @@ def comment_of(req):
 def add(req, conf):
     """Map the ports. Raises CniError; with code 11 where another container has one of them, whom it names."""
     for length in sorted(conf.pod):
-        program = iptables.PROGRAMS[length]
-        for left in reversed(range(TRIES)):
-            lines = iptables.read(req, program)
+        def wanted(lines, length=length):
             refuse_taken(req, conf, length, lines)
-            commands = [*shared_commands(conf, lines), *pod_commands(req, conf, length, lines)]
-            done = iptables.attempt(req, program, commands)
-            if not done.status:
-                break
-            if not left or iptables.read(req, program) == lines:        # not because of a change by somebody else
-                raise iptables.failed(program + "-restore", done)
+            return *shared_commands(conf, lines), *pod_commands(req, conf, length, lines)
+
+        iptables.settle(req, iptables.PROGRAMS[length], "nat", wanted)
 
 
 def shared_commands(conf, lines):
@@ -186,12 +180,4 @@ def gc(req):
 
 def status(req):
     """Raises CniError 50 where neither family's iptables works."""
-    why = []
-    for program in iptables.PROGRAMS.values():
-        try:
-            iptables.read(req, program)
-            return
-        except CniError as e:
-            why.append(f"({program}) {e.msg}")
-    raise CniError(errors.PLUGIN_NOT_AVAILABLE, f"neither iptables nor ip6tables is usable, {', '.join(why)}",
-                   "install iptables, or leave backend out to use nftables, which needs no program")
+    iptables.need_one(req)

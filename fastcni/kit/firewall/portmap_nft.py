@@ -70,7 +70,7 @@ REFERENCE_TABLE, REFERENCE_CHAINS = "cni_hostport", ("hostports", "hostip_hostpo
 
 
 def store():
-    sets = [name for kind in (HOSTPORTS, HOSTIP_HOSTPORTS, HAIRPINS) for name in kind.values()]
+    sets = [name for kind in (HOSTPORTS, HOSTIP_HOSTPORTS, HAIRPINS, HOSTIPS) for name in kind.values()]
     return elements.Store(FAMILY, TABLE, [*sets, PODS], CHAINS, set_up)
 
 
@@ -91,6 +91,12 @@ def add(req, conf):
     add_host_ips(req, conf)
     asked = shadows(req, conf)
     taken(store().present(req, [(*key, None) for key in asked]))
+
+
+def restore(req, conf):
+    """As add(), where something is missing."""
+    if missing(req, conf):
+        add(req, conf)
 
 
 def taken_by(mapping, owner):

@@ -18,10 +18,12 @@ from fastcni.kernel import nft, wire
 from fastcni.kit.conf import read_ethernet
 from fastcni.kit.firewall import elements
 from fastcni.spec import address as addresses
+from fastcni.spec import errors
 from fastcni.spec.config import check_ifname
 from fastcni.spec.errors import CniError
 
 FAMILY, TABLE, CHAIN = nft.NFPROTO_BRIDGE, "fastcni", "prerouting"
+COMMENT = "fastcni: MACs of pods"
 GUARDED, ALLOWED = "guarded", "allowed"
 REFERENCE_TABLE, REFERENCE_CHAIN = "nat", "PREROUTING"
 IFNAMSIZ = 16
@@ -31,6 +33,18 @@ def add(req, host, inside, _, undo):
     """Guard the host end of a pod. Takes a name and a MAC, both as the kernel has them now."""
     undo(delete, req)
     store().add(req, items(host.name, inside.address))
+
+
+def restore(req):
+    """Add what is missing of what ADD did, as prevResult tells of it."""
+    restore_items(req, store(), known(req, items))
+
+
+def restore_items(req, store, items):
+    if not items:
+        raise CniError(errors.INVALID_CONFIG, "prevResult does not tell of the pod's port",
+                       "interfaces are to be the bridge, the port and the pod's")
+    store.restore(req, items)
 
 
 def items(port, mac, _=()):
@@ -104,7 +118,7 @@ def store():
 
 
 def set_up(batch, _):
-    nft.add_table(batch, FAMILY, TABLE, "fastcni: MACs of pods")
+    nft.add_table(batch, FAMILY, TABLE, COMMENT)
     nft.add_base_chain(batch, FAMILY, TABLE, CHAIN, kind="filter", hook=nft.NF_BR_PRE_ROUTING,
                        priority=nft.NF_BR_PRI_NAT_DST_BRIDGED)
     nft.flush_chain(batch, FAMILY, TABLE, CHAIN)

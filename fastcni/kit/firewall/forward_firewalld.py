@@ -1,0 +1,148 @@
+"""firewall by firewalld: a pod's addresses are sources of one of firewalld's zones, told to it over D-Bus.
+
+Whose an address is these sources do not say: kit/firewall/notes.py does. They last until firewalld is reloaded or
+restarted.
+"""
+
+from fastcni.kernel import dbus
+from fastcni.kit.firewall.notes import Notes
+from fastcni.spec import address as addresses
+from fastcni.spec import errors
+from fastcni.spec.errors import CniError
+
+NAME, OBJECT = "org.fedoraproject.FirewallD1", "/org/fedoraproject/FirewallD1"
+LIMIT = 10.0                    # seconds for what one request has to say to firewalld
+# Words that its refusals to remove begin with. A conflict: somebody has moved it to another zone.
+NOT_THERE = ("UNKNOWN_SOURCE", "ZONE_CONFLICT", "INVALID_ZONE")
+
+
+def notes():
+    return Notes("firewalld-sources")
+
+
+def source(packed):
+    """An address as the reference plugins name it to firewalld."""
+    return addresses.cidr_text(packed, 8 * len(packed))
+
+
+class Absent(CniError):
+    """firewalld is not there, so nothing of ours is in it."""
+
+
+class Firewalld:
+    """`with` it firewalld can be asked. Raises Absent, and CniError 11 where somebody hangs."""
+
+    def __init__(self, req):
+        self.bus = said("the system bus", lambda: dbus.Bus(dbus.system_bus(req.env), LIMIT))
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.bus.close()
+
+    def call(self, interface, method, *texts):
+        """What a method returns. Raises dbus.Refused."""
+        return said("firewalld", lambda: self.bus.call(NAME, OBJECT, interface, method, *texts))
+
+    def ask(self, method, zone, packed):
+        """Call a method about an address as a source of a zone: what it returns, and "", or why firewalld refuses."""
+        try:
+            return self.call(f"{NAME}.zone", method, zone, source(packed))[0], ""
+        except dbus.Refused as e:
+            return None, str(e)
+
+
+def said(who, ask):
+    try:
+        return ask()
+    except TimeoutError:
+        raise CniError(errors.TRY_AGAIN_LATER, f"{who} did not answer within {LIMIT:g} s",
+                       "look at systemctl status dbus firewalld, and at firewall-cmd --state") from None
+    except dbus.Gone as e:
+        raise Absent(errors.PLUGIN_NOT_AVAILABLE, f"firewalld is not there: {e}",
+                     'systemctl start firewalld, or choose another "backend"') from None
+    except ModuleNotFoundError as e:
+        raise CniError(errors.INTERNAL, f"firewalld cannot be asked: no module {e.name}",
+                       "pip install jeepney, and then `fastcni install` again") from None
+
+
+def owns_name(req):
+    """Is firewalld there? The bus says so within 0.2 ms. Raises CniError 11 where it hangs."""
+    try:
+        return said("the system bus", lambda: dbus.has_owner(dbus.system_bus(req.env), NAME, LIMIT))
+    except Absent:
+        return False
+
+
+def add(req, conf):
+    """Make the addresses sources of the zone. What was made before one is refused, delete() takes back."""
+    notes().add(req, notes().items(conf.ips))
+    add_sources(req, conf)
+
+
+def restore(req, conf):
+    """The same, but for addresses that are another attachment's by now: CniError 11."""
+    notes().restore(req, notes().items(conf.ips))
+    add_sources(req, conf)
+
+
+def add_sources(req, conf):
+    with Firewalld(req) as firewalld:
+        for packed in conf.ips:
+            _, refused = firewalld.ask("addSource", conf.zone, packed)
+            if refused and not refused.startswith("ZONE_ALREADY_SET"):
+                raise CniError(errors.INTERNAL,
+                               f"failed to add the address {source(packed)} to {conf.zone} zone: {refused}",
+                               "firewall-cmd --get-zones names the zones, --get-active-zones says what is in them")
+
+
+def delete(req, conf):
+    """Take back what ADD did, also by the reference plugin, which makes no notes. Nobody is asked where nothing of it
+    can be."""
+    ours = notes().ours(req, notes().items(conf.ips))
+    if not ours and conf.ips and conf.backend in ("", "firewalld") and owns_name(req):
+        ours = notes().to_take_back(req, conf.ips)
+    take_back(req, conf.zone, ours)
+
+
+def gc(req, conf):
+    take_back(req, conf.zone, notes().lost(req))
+
+
+def take_back(req, zone, found):
+    """Remove the sources of noted addresses, [(set, packed)], then the notes. What firewalld refuses to remove stays
+    noted, for GC."""
+    if not found:
+        return                          # nobody is asked
+    gone = []
+    try:
+        with Firewalld(req) as firewalld:
+            for name, packed in found:
+                _, refused = firewalld.ask("removeSource", zone, packed)
+                if refused and not refused.startswith(NOT_THERE):
+                    req.warn(f"failed to remove the address {source(packed)} from {zone} zone: {refused}")
+                else:
+                    gone.append((name, packed))
+    except Absent:
+        gone = found
+    notes().remove(req, gone)
+
+
+def missing(req, conf):
+    """For CHECK: what is not there, in words, or "" where all is."""
+    with Firewalld(req) as firewalld:
+        for packed in conf.ips:
+            there, refused = firewalld.ask("querySource", conf.zone, packed)
+            if not there:
+                return f"firewalld's zone {conf.zone} lacks the source {source(packed)}{refused and f' ({refused})'}"
+    return ""
+
+
+def status(req):
+    """Raises CniError 50 where firewalld is not there or has failed, 11 where it hangs."""
+    with Firewalld(req) as firewalld:
+        (_, state), = firewalld.call("org.freedesktop.DBus.Properties", "Get", NAME, "state")
+    if state != "RUNNING":
+        raise CniError(errors.PLUGIN_NOT_AVAILABLE, f"the state of firewalld is {state}",
+                       "its log says why: journalctl -u firewalld")

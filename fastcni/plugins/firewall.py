@@ -1,0 +1,158 @@
+"""firewall: lets the pod's traffic through the host, and bridges' pods be reached only from where a policy says.
+
+Backends are imported when they are used: a one-shot ADD needs one of them.
+"""
+
+from fastcni.kit import chained
+from fastcni.kit.undo import every
+from fastcni.spec import address as addresses
+from fastcni.spec import errors, version
+from fastcni.spec import result as results
+from fastcni.spec.config import check_ifname, is_name, shown
+from fastcni.spec.errors import CniError
+
+VERSIONS = version.ALL[version.ALL.index("0.4.0"):]         # as the reference: before there is no CHECK
+BACKENDS = ("iptables", "firewalld", "nftables")
+POLICIES = ("open", "same-bridge", "isolated")
+MOST_OF_A_CHAIN = 28            # characters of a chain's name that iptables takes
+
+
+class Conf:
+    """The keys: backend ("": whatever filters on this host), admin_chain, zone, policy ("" for open).
+
+    Of prevResult: previous; ips, the packed addresses of all it has; bridge, the name of its first interface.
+    """
+
+    __slots__ = ("backend", "admin_chain", "zone", "policy", "previous", "ips", "bridge")
+
+    @property
+    def isolated(self):
+        return self.policy == "isolated"
+
+
+def read(req):
+    try:
+        return read_strictly(req)
+    except CniError:
+        if req.command not in ("DEL", "GC"):
+            raise
+        conf = Conf()                       # what ADD refused is in nobody's way, and what is there is found without
+        conf.backend, conf.zone, conf.policy, conf.ips, conf.previous = "", "trusted", "", [], None
+        return conf
+
+
+def read_strictly(req):
+    keys, conf = req.conf, Conf()
+    conf.backend = keys.text("backend")
+    if conf.backend not in BACKENDS:
+        if conf.backend:
+            req.warn(f"unknown backend {shown(conf.backend)} is taken for none; there are {', '.join(BACKENDS)}")
+        conf.backend = ""
+    conf.zone, conf.admin_chain = keys.text("firewalldZone") or "trusted", read_chain(keys)
+    conf.policy = keys.text("ingressPolicy") or "open"
+    if conf.policy not in POLICIES:
+        raise CniError(errors.INVALID_CONFIG, f'unknown ingress policy: "{conf.policy}"',
+                       f"ingressPolicy is one of {', '.join(POLICIES)}")
+    conf.previous = results.read_prev_result(keys, req.version)
+    conf.ips = list(dict.fromkeys(addresses.read_cidr(ip["address"])[0] for ip in (conf.previous or {}).get("ips", ())))
+    conf.policy = "" if conf.policy == "open" else conf.policy
+    conf.bridge = read_bridge(conf) if conf.policy and conf.previous else ""
+    return conf
+
+
+def read_chain(keys):
+    name = keys.text("iptablesAdminChainName") or "CNI-ADMIN"
+    if not is_name(name) or len(name) > MOST_OF_A_CHAIN:
+        raise keys.wrong("iptablesAdminChainName", f"not the name of a chain: {shown(name)}")
+    return name
+
+
+def read_bridge(conf):
+    interfaces = conf.previous.get("interfaces", ())
+    if not interfaces:
+        raise CniError(errors.INVALID_CONFIG, f'interface needs to be set for ingress policy "{conf.policy}", make '
+                       'sure to chain "firewall" plugin with "bridge"')
+    if not interfaces[0]["name"]:
+        raise CniError(errors.INVALID_CONFIG, "got empty bridge name")
+    for it in interfaces:
+        try:
+            check_ifname(it["name"])
+        except CniError as e:
+            raise CniError(errors.INVALID_CONFIG, f"prevResult.interfaces: {shown(it['name'])}: {e.msg}") from None
+    return interfaces[0]["name"]
+
+
+def backend_of(req, conf):
+    """The module of the backend. Without the key it is whoever filters what this host forwards, so that it is them who
+    are told."""
+    from fastcni.kit.firewall import forward_firewalld, forward_iptables, forward_nft
+
+    if conf.backend:
+        return {"iptables": forward_iptables, "firewalld": forward_firewalld, "nftables": forward_nft}[conf.backend]
+    if forward_firewalld.owns_name(req):
+        return forward_firewalld
+    return forward_iptables if forward_iptables.filters_forwarded(req) else forward_nft
+
+
+def policies_of(backend):
+    """The module that puts ingressPolicy in force."""
+    from fastcni.kit.firewall import forward_iptables
+
+    if backend is forward_iptables:
+        from fastcni.kit.firewall import ingress_iptables as found
+    else:
+        from fastcni.kit.firewall import ingress_nft as found
+    return found
+
+
+def add(req, conf, undo):
+    result = conf.previous or chained.previous(req, "missing prevResult from earlier plugin")
+    backend = backend_of(req, conf)
+    undo(delete, req, conf)
+    backend.add(req, conf)
+    if conf.policy:
+        policies_of(backend).add(req, conf)
+    return result
+
+
+def delete(req, conf):
+    """Take back what ADD did, in whichever backend and by whichever implementation."""
+    from fastcni.kit.firewall import ingress_nft
+
+    every((ingress_nft.delete, req, conf), *((each.delete, req, conf) for each in every_backend()))
+
+
+def every_backend():
+    from fastcni.kit.firewall import forward_firewalld, forward_iptables, forward_nft
+
+    return forward_nft, forward_iptables, forward_firewalld
+
+
+def check(req, conf):
+    from fastcni.kit import checks  # CHECK alone needs it
+
+    if conf.previous is None:
+        chained.previous(req, "missing prevResult from earlier plugin")
+    backend = backend_of(req, conf)
+    wrong = backend.missing(req, conf) or (conf.policy and policies_of(backend).missing(req, conf))
+    if wrong:
+        raise checks.wrong(wrong, "was the firewall flushed?")
+
+
+def restore(req, conf):
+    """Put back what somebody has flushed."""
+    if conf.previous:
+        backend = backend_of(req, conf)
+        backend.restore(req, conf)
+        if conf.policy:
+            policies_of(backend).restore(req, conf)
+
+
+def gc(req, conf):
+    from fastcni.kit.firewall import ingress_iptables, ingress_nft
+
+    every(*((each.gc, req, conf) for each in every_backend()), (ingress_nft.gc, req), (ingress_iptables.gc, req))
+
+
+def status(req, conf):
+    backend_of(req, conf).status(req)
