@@ -17,7 +17,9 @@ class Case:
     lines for ip(8) that make what the network needs on the host, once and for each pod, with "@link", "@pod" and
     "@gateway". kind: of the pod's link, if this kernel may lack it. behind: a chained plugin; it is given the result
     of a plugin before. chain: plugins that are called one after the other, as a conflist has them, in place of the one;
-    each has its type among its keys. single: measured one at a time only, and without a floor."""
+    each has its type among its keys. ours: {type: keys} that fastcni's plugins alone are given: all sides share the
+    node, and on one with iptables rules, which the Go plugins make, fastcni would keep to iptables. single: measured
+    one at a time only, and without a floor."""
 
     name: str
     type: str
@@ -32,11 +34,13 @@ class Case:
     kind: str = ""
     behind: bool = False
     chain: tuple[dict[str, Any], ...] = ()
+    ours: dict[str, dict[str, Any]] = field(default_factory=dict)
     single: bool = False
 
 
 GATEWAY = {"isGateway": True}
 GIGABIT = {"ingressRate": 10**9, "ingressBurst": 10**8, "egressRate": 10**9, "egressBurst": 10**8}      # bits
+BY_NFTABLES = {"firewall": {"backend": "nftables"}}
 SUBNET = ("link add @link type bridge", "addr add @gateway dev @link", "link set @link up")
 UPLINK = ("link add @link type veth peer name @link-far", "link set @link up", "link set @link-far up")
 
@@ -73,6 +77,10 @@ CASES = (
     Case("portmap-32", "portmap", of_pod=mapped(32), host=SUBNET, behind=True, single=True),
     Case("kubernetes", "bridge", {**GATEWAY, "ipMasq": True}, of_pod=mapped(1), single=True,
          chain=({"type": "bridge"}, {"type": "portmap"}, {"type": "bandwidth", **GIGABIT})),
+    Case("firewall", "firewall", behind=True, ours=BY_NFTABLES, single=True),
+    Case("firewall-iptables", "firewall", {"backend": "iptables"}, behind=True, single=True),
+    Case("podman", "bridge", {**GATEWAY, "ipMasq": True, "hairpinMode": True}, of_pod=mapped(1), ours=BY_NFTABLES,
+         single=True, chain=({"type": "bridge"}, {"type": "portmap"}, {"type": "firewall"}, {"type": "tuning"})),
     Case("tuning", "tuning", {"sysctl": {"net.ipv4.ip_forward": "1"}}, behind=True, single=True),
 )
 WITHOUT_IPV6 = Case("bridge-no-ipv6", "bridge", {**GATEWAY, "disableIPv6": True}, grows=True)     # fastcni's own key
@@ -80,7 +88,8 @@ ALONE = Case("harness-alone", "loopback", calls=("VERSION",))
 TITLES = {
     "version": "VERSION", "host-local-0": "host-local, none held", "host-local-1000": "host-local, 1,000 held",
     "host-local-5000": "host-local, 5,000 held", "host-local-60000": "host-local, 60,000 held",
-    "kubernetes": "bridge, portmap, bandwidth", "portmap": "portmap, one port", "portmap-32": "portmap, 32 ports",
+    "kubernetes": "bridge, portmap, bandwidth", "podman": "bridge, portmap, firewall, tuning",
+    "firewall-iptables": "firewall by iptables", "portmap": "portmap, one port", "portmap-32": "portmap, 32 ports",
     "bridge-ipmasq": "bridge ipMasq", "bridge-no-ipv6": "bridge disableIPv6", "harness-alone": "the harness alone",
 }
 

@@ -35,7 +35,9 @@ class Plugins:
         self.sent += 1
         env = {**self.env, "CNI_COMMAND": command, "CNI_CONTAINERID": pod.name, "CNI_NETNS": pod.path}
         kind = dict(more).get("type", network.case.type)
-        return Running(f"{self.folder}/{kind}", env, network.stdin(pod, more), f"{kind} {command} of {self.name}")
+        own = network.case.ours.get(kind, {}) if self.name != "Go" else {}
+        return Running(f"{self.folder}/{kind}", env, network.stdin(pod, {**dict(more), **own}),
+                       f"{kind} {command} of {self.name}")
 
     def call(self, command, network, pod):
         """One call to its end: {this side: ms}. Raises CallFailed."""

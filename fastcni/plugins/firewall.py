@@ -125,7 +125,7 @@ def delete(req, conf):
 def every_backend():
     from fastcni.kit.firewall import forward_firewalld, forward_iptables, forward_nft
 
-    return forward_nft, forward_iptables, forward_firewalld
+    return forward_iptables, forward_firewalld, forward_nft
 
 
 def check(req, conf):

@@ -8,7 +8,7 @@ and for all pods together CNI-FORWARD, at the head of FORWARD, and the administr
 address is these rules do not say: kit/firewall/notes.py does.
 """
 
-from fastcni.kit.firewall import iptables
+from fastcni.kit.firewall import forward_nft, iptables
 from fastcni.kit.firewall.notes import Notes
 from fastcni.spec import address as addresses
 
@@ -60,11 +60,13 @@ def rules(packed):
 
 def delete(req, conf):
     """Take back what ADD did, also by the reference plugin. Gone is fine."""
-    take_back(req, notes().to_take_back(req, conf.ips))
+    # A pod that nftables lets through has nothing here: no program is run for it on a node with rules of others.
+    take_back(req, *notes().to_take_back(req, [] if forward_nft.knows(req, conf.ips) else conf.ips))
 
 
 def gc(req, conf):
-    take_back(req, notes().lost(req))
+    lost = notes().lost(req)
+    take_back(req, [packed for _, packed in lost], lost)
 
 
 def restore(req, conf):
@@ -72,14 +74,17 @@ def restore(req, conf):
     put(req, conf)
 
 
-def take_back(req, found):
-    """Delete the rules of noted addresses, [(set, packed)], then the notes."""
-    if found and present(req):
-        for program, ips in by_program([packed for _, packed in found]):
-            lines = iptables.read_if_there(req, program, TABLE)
-            ours = {rule for packed in ips for rule in rules(packed)}
-            iptables.remove(req, program, lines, [line for line in lines if line in ours], table=TABLE)
-    notes().remove(req, found)
+def take_back(req, ips, noted):
+    """Delete the rules of addresses, then their notes."""
+    if ips and present(req):
+        for program, some in by_program(ips):
+            ours = [rule for packed in some for rule in rules(packed)]
+            if not iptables.find(req, program + "-restore"):
+                continue                    # a host without this family's program has no rules of ours in it
+            if iptables.attempt(req, program, ["-D" + rule[2:] for rule in ours], TABLE).status:
+                there = {*iptables.read(req, program, TABLE)}       # some are gone already
+                iptables.remove(req, program, [], [rule for rule in ours if rule in there], table=TABLE)
+    notes().remove(req, noted)
 
 
 def present(req):

@@ -16,6 +16,7 @@ asked about all the same. kit/firewall/forward_policies.py writes to those that 
 
 from fastcni._netlink import Batch
 from fastcni.kernel import nft, wire
+from fastcni.kit import names
 from fastcni.kit.firewall import elements
 from fastcni.kit.firewall.masquerade_nft import COMMENT, FAMILY, TABLE
 from fastcni.kit.firewall.notes import add_sets
@@ -41,6 +42,12 @@ def add(req, conf):
         from fastcni.kit.firewall import forward_policies
 
         forward_policies.add(req, conf.ips)
+
+
+def knows(req, ips):
+    """Is one of the addresses let through as the attachment's?"""
+    mark = names.hashes(req.name, req.container_id, req.ifname)
+    return any(comment.startswith(mark) for _, _, comment in store().present(req, items(ips)))
 
 
 def delete(req, conf):

@@ -33,17 +33,14 @@ class Notes(elements.Store):
         return [(self.of_length[len(packed)], packed, None) for packed in ips]
 
     def to_take_back(self, req, ips):
-        """[(set, address)] of what DEL takes back: what is noted as the attachment's, and those of the addresses that
-        are noted as nobody's: the reference plugins make no notes."""
-        items = self.items(ips)
-        found = dict.fromkeys((name, key) for name, key, _ in items)
-        if self.used(req):
-            mark = names.hashes(req.name, req.container_id, req.ifname)
-            found.update(dict.fromkeys(self.ours(req, items)))
-            for name, key, comment in self.present(req, items):
-                if not comment.startswith(mark):
-                    del found[name, key]
-        return [*found]
+        """(addresses, [(set, address)] that are noted): what DEL takes back, of the attachment, and those of the `ips`
+        that are noted as nobody's, for the reference plugins make no notes."""
+        if not self.used(req):
+            return list(ips), []
+        mark, items = names.hashes(req.name, req.container_id, req.ifname), self.items(ips)
+        others = {key for _, key, comment in self.present(req, items) if not comment.startswith(mark)}
+        ours = self.ours(req, items)
+        return [*dict.fromkeys((*(key for _, key in ours), *(packed for packed in ips if packed not in others)))], ours
 
 
 def add_sets(batch, family, table, of_length):

@@ -1,0 +1,65 @@
+"""What a pod has in the host's firewall, in this process: portmap and firewall by nftables, alone and with 1,000 pods
+there that have four ports each. Prints, never asserts. Root, for a network namespace of its own.
+
+    .venv/bin/python -m pytest --benchmark-only --benchmark-group-by=func benchmarks/bench_firewall.py
+"""
+
+import json
+import os
+import subprocess
+from contextlib import closing
+
+import pytest
+
+from fastcni.handle import handle
+from fastcni.kernel import netns
+from fastcni.kit.host import Host
+from fastcni.server.memory import Memory
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: makes a network namespace")
+NAME = f"fcni-bench-firewall-{os.getpid()}"
+PORTS = 4
+
+
+@pytest.fixture(scope="module", params=(0, 1000), ids="{}_pods".format)
+def host(request):
+    """A Host as a server keeps it, in a namespace with that many pods."""
+    subprocess.run(["ip", "netns", "add", NAME], check=True)
+    fd = netns.open_path(f"/run/netns/{NAME}")
+    try:
+        with netns.inside(fd):
+            subprocess.run(["sh", "-c", "ip link add br0 type bridge && ip addr add 10.22.0.1/16 dev br0 "
+                            "&& ip link set br0 up"], check=True)
+            with closing(Memory()) as memory:
+                found = Host(fd, memory)
+                for number in range(request.param):
+                    call("ADD", found, "portmap", number)
+                    call("ADD", found, "firewall", number)
+                yield found
+                found.close(lambda fn: fn())
+    finally:
+        os.close(fd)
+        subprocess.run(["ip", "netns", "del", NAME], check=True)
+
+
+def call(command, host, plugin, number=1000):
+    ports = [{"hostPort": 10000 + number * PORTS + n, "containerPort": 80 + n, "protocol": "tcp"}
+             for n in range(PORTS)]
+    conf = {"cniVersion": "1.0.0", "name": "net", "type": plugin, "runtimeConfig": {"portMappings": ports},
+            "prevResult": {"cniVersion": "1.0.0", "interfaces": [{"name": "br0"}],
+                           "ips": [{"address": f"10.22.{number + 2 >> 8}.{number + 2 & 255}/16"}]}}
+    env = {"CNI_COMMAND": command, "CNI_CONTAINERID": f"pod{number}", "CNI_NETNS": "/proc/1/ns/net",
+           "CNI_IFNAME": "eth0", "CNI_PATH": "/nowhere"}
+    reply = handle(plugin, env, json.dumps(conf).encode(), host=host, in_process=True)
+    assert not reply.status, reply.stdout
+
+
+@pytest.mark.parametrize("plugin", ["portmap", "firewall"])
+def test_add(benchmark, host, plugin):
+    benchmark.pedantic(call, ("ADD", host, plugin), setup=lambda: call("DEL", host, plugin), rounds=300)
+    call("DEL", host, plugin)
+
+
+@pytest.mark.parametrize("plugin", ["portmap", "firewall"])
+def test_del(benchmark, host, plugin):
+    benchmark.pedantic(call, ("DEL", host, plugin), setup=lambda: call("ADD", host, plugin), rounds=300)
