@@ -1,0 +1,116 @@
+"""The chains that people run, as conflists in examples/net.d: podman's, Kubernetes' with bandwidth, the spec's dbnet.
+Two pods each, by the runtime library, at every version that all plugins of the chain know: the same results, the same
+packets, and nothing left. Of 1.1.0 there is fastcni alone: the peer does not know it yet.
+"""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from real_kernel.node import eventually, sysctl
+from real_kernel.traffic import ask, listen
+from side_by_side.sides import Inside, addresses
+from side_by_side.test_masquerade import NODE, OUTSIDE, add_outside
+
+from fastcni.runtime import CNI, RuntimeConf, parse_list
+from fastcni.spec import version
+
+pytestmark = pytest.mark.skipif(not (shutil.which("iptables-save") and shutil.which("ip6tables-save")),
+                                reason="needs iptables: the Go plugins of this version have no other backend")
+EXAMPLES = Path(__file__).parents[2] / "examples" / "net.d"
+PODS = "pod-0", "pod-1"
+RATE = {"ingressRate": 10**8, "ingressBurst": 10**6, "egressRate": 10**8, "egressBurst": 10**6}
+MAC = "02:00:00:00:00:05"
+CHAINS = {                      # conflist: (oldest version, subnet, does the node have an address there, capabilities)
+    "20-podman": ("0.4.0", "10.88", True, {}),
+    "30-kubernetes": ("0.3.0", "10.85", True, {"bandwidth": RATE}),
+    "40-dbnet": ("0.1.0", "10.1", False, {"mac": MAC}),
+}
+CASES = [pytest.param(name, each, marks=[pytest.mark.needs("ifb")] if "kubernetes" in name else [])
+         for name, (oldest, *_) in CHAINS.items() for each in version.ALL[version.ALL.index(oldest):]]
+
+
+class Chain:
+    """A conflist at one version on one side's host."""
+
+    def __init__(self, side, name, cni_version):
+        self.side, self.version = side, cni_version
+        _, self.subnet, self.reached, capabilities = CHAINS[name]
+        self.net = parse_list(self.text(name).encode())
+        self.cni = CNI([side.bin_dir], cache_dir=f"{side.folder}/cache")
+        self.far = add_outside(side)
+        self.attached = {cid: RuntimeConf(cid, side.pod(quick_dad=True), "eth0", capability_args={
+            **capabilities, "portMappings": [{"hostPort": 8080 + i, "containerPort": 80, "protocol": "tcp"}]})
+            for i, cid in enumerate(PODS)}
+
+    def text(self, name):
+        conf = json.loads((EXAMPLES / f"{name}.conflist").read_text())
+        for plugin in conf["plugins"]:
+            if "ipam" in plugin:
+                plugin["ipam"]["dataDir"] = self.side.folder
+            if plugin["type"] == "tuning":
+                plugin["dataDir"] = f"{self.side.folder}/tuning"
+        return json.dumps({**conf, "cniVersion": self.version})
+
+    def do(self, command, *args):
+        with Inside(self.side.host):
+            return getattr(self.cni, command)(self.net, *args)
+
+    def answers(self):
+        """Who the first pod's server is asked by, by way of its host port, and who a server outside is asked by."""
+        pod = Path(self.attached["pod-0"].netns).name
+        if not self.reached:
+            return None
+        with listen(pod, 80), listen(self.far, 80):
+            return ask(self.far, NODE[4], 8080), ask(self.side.host, NODE[4], 8080), ask(pod, OUTSIDE[4], 80)
+
+    def left(self):
+        """What is there of pods, when they are gone."""
+        links = self.side.on_host("ip", "-o", "link")
+        rules = self.side.on_host("nft", "list", "ruleset")
+        words = *PODS, f"{self.subnet}.0.2", f"{self.subnet}.0.3", "CNI-DN", "bwp", "veth"
+        return [word for word in words if word in rules or word in links] + [
+            *addresses(self.side.held(self.net.name))]
+
+
+def without_chance(result):
+    """A result without what is chosen anew each time."""
+    text = {**result}
+    for interface in text.get("interfaces", ()):
+        if interface.get("sandbox"):
+            interface["sandbox"] = "a pod"
+        if interface["name"].startswith("veth"):
+            interface["name"] = "veth"
+        if interface.get("mac") != MAC:
+            interface.pop("mac", None)
+    return text
+
+
+def story(side, name, cni_version):
+    chain = Chain(side, name, cni_version)
+    told = [without_chance(chain.do("add", rt)) for rt in chain.attached.values()]
+    told.append(chain.answers())
+    if name == "40-dbnet":
+        told.append(sysctl("net/core/somaxconn", Path(chain.attached["pod-0"].netns).name))
+    if cni_version >= "0.4.0" and side.name != "go":            # whose portmap looks for IPv4's rules in IPv6's chain
+        for rt in chain.attached.values():
+            chain.do("check", rt)
+    chain.do("gc", [("pod-0", "eth0")])
+    assert {*addresses(side.held(chain.net.name)).values()} == {"pod-0\r\neth0"}
+    assert chain.answers() == told[2], "GC took something of the pod that stays"
+    for _ in range(2):
+        chain.do("delete", chain.attached["pod-0"])
+    assert eventually(lambda: not chain.left()), chain.left()
+    return told
+
+
+@pytest.mark.parametrize(("name", "cni_version"), CASES)
+def test_chain(name, cni_version, sides, monkeypatch):
+    ours, theirs = sides
+    monkeypatch.setenv("FASTCNI_SOCKET", ours.socket)
+    told = story(ours, name, cni_version)
+    if CHAINS[name][2]:
+        assert all(told[2])
+    if cni_version != "1.1.0":
+        assert told == story(theirs, name, cni_version)

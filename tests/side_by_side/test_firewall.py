@@ -1,0 +1,135 @@
+"""firewall on both sides, on a host that drops what it forwards: the same packets get through; by iptables the rules
+are the same; and each side takes away what the other made by iptables.
+
+The peer, 1.1.1, knows same-bridge and not yet isolated, and says only same-bridge in the comments that both share.
+"""
+
+import re
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from real_kernel.traffic import ask, listen
+from side_by_side.sides import both
+from side_by_side.stories import V4, V6, bridge
+from side_by_side.test_across import Handover
+from side_by_side.test_masquerade import NODE, OUTSIDE, add_outside
+from side_by_side.test_portmap import name_of
+
+pytestmark = pytest.mark.skipif(not (shutil.which("iptables-save") and shutil.which("ip6tables-save")),
+                                reason="needs iptables: the Go plugin of this version has no other backend here")
+WAIT = 2                        # seconds for an answer: time for one more SYN
+FIRST = bridge(V4, V6, isDefaultGateway=True)
+SECOND = {**bridge("10.33.0.0/24", "fd00:33::/64", isDefaultGateway=True), "name": "net-b", "bridge": "br1"}
+
+
+def firewall(**keys):
+    return {"cniVersion": "1.0.0", "name": "net-a", "type": "firewall", **keys}
+
+
+def drop(side, by="iptables"):
+    if by == "nftables":
+        side.on_host("nft", "add table inet admin; add chain inet admin forward "
+                            "{ type filter hook forward priority filter; policy drop; }")
+    else:
+        for program in ("iptables", "ip6tables"):
+            side.on_host(program, "-P", "FORWARD", "DROP")
+
+
+def add(side, conf, first=FIRST, cid="pod-0"):
+    """A pod with both: (its path, firewall's configuration with prevResult)."""
+    pod = side.pod(quick_dad=True)
+    conf = {**conf, "prevResult": side.add(first, pod, cid=cid)}
+    assert side.add(conf, pod, cid=cid) == conf["prevResult"]
+    return pod, conf
+
+
+def saved(side):
+    """Table filter of both families, in its order; the words that the peer is too young for as it has them."""
+    text = "".join(side.on_host(f"{program}-save", "-t", "filter") for program in ("iptables", "ip6tables"))
+    text = re.sub(r" \[\d+:\d+\]", "", text).replace("same-bridge|isolated", "same-bridge")
+    return [line for line in text.splitlines() if line[:1] in ("-", ":")]
+
+
+@pytest.mark.parametrize("backend", ["", "iptables", "nftables"])
+def test_the_same_packets_get_through(backend, sides):
+    """By nftables from a host that drops by nftables: there the peer has no way at all."""
+    def story(side):
+        ours = side is sides[0]
+        drop(side, "nftables" if backend == "nftables" and ours else "iptables")
+        conf = firewall(**({"backend": backend} if backend and ours else {}))
+        far = add_outside(side)
+        pod, conf = add(side, conf)
+        other, _ = add(side, {**conf, "prevResult": None}, cid="pod-1")
+        names = {"outside": far, "the host": side.host, "the pod": name_of(pod), "another pod": name_of(other)}
+        targets = {"outside": OUTSIDE, "the host": NODE, "the pod": {4: "10.22.0.2", 6: "fd00:22::2"}}
+
+        def seen():
+            asked = [(who, whom, family) for who in names for whom in targets for family in (4, 6) if who != whom]
+            with ThreadPoolExecutor(len(asked)) as pool:        # who gets no answer waits
+                return dict(zip(asked, pool.map(lambda it: ask(names[it[0]], targets[it[1]][it[2]], 80, wait=WAIT),
+                                                asked), strict=True))
+
+        with listen(name_of(pod), 80), listen(far, 80), listen(side.host, 80):
+            before = seen()
+            side.check(conf, pod, conf["prevResult"], cid="pod-0")
+            side.delete(conf, pod, cid="pod-0")
+            return before, seen()
+
+    ours, theirs = both(story, sides)
+    assert ours == theirs
+    assert ours[0]["the pod", "outside", 4] and ours[0]["the pod", "outside", 6]
+    assert not ours[0]["outside", "the pod", 4] and not ours[1]["the pod", "outside", 4]
+
+
+@pytest.mark.parametrize("keys", [{}, {"iptablesAdminChainName": "MINE"}, {"ingressPolicy": "same-bridge"}], ids=str)
+def test_the_iptables_backend_makes_the_very_rules_of_go_and_takes_them_away(keys, sides):
+    def story(side):
+        pods = [add(side, firewall(**keys, backend="iptables"), first, f"pod-{i}")
+                for i, first in enumerate([FIRST, FIRST, SECOND])]
+        seen = [saved(side)]
+        for i, (pod, conf) in enumerate(pods):
+            side.delete(conf, pod, cid=f"pod-{i}")
+            seen.append(saved(side))
+        return seen
+
+    ours, theirs = both(story, sides)
+    assert ours == theirs
+    assert len(ours[0]) > len(ours[1]) > len(ours[3]) > 8
+
+
+@pytest.mark.parametrize("keys", [{}, {"ingressPolicy": "same-bridge"}], ids=str)
+@pytest.mark.parametrize("by", ["what Go added, by fastcni", "what fastcni added, by Go"])
+def test_each_takes_away_what_the_other_made_by_iptables(by, keys, sides):
+    first, second = sides if by.startswith("what fastcni") else reversed(sides)
+    pod, conf = add(first, firewall(**keys, backend="iptables"))
+    handover = Handover(first, second)
+    for command in ("CHECK", "DEL", "DEL"):
+        answer = handover.by_second(command, conf, pod, cid="pod-0")
+        assert (answer.status, answer.stdout) == (0, ""), str(answer)
+    assert not [line for line in saved(first) if "10.22." in line or "fd00:22" in line]
+
+
+def test_a_pod_of_go_has_no_second_rules_after_an_add_of_ours(sides):
+    """A repeated ADD by the other implementation adds nothing to what is there."""
+    ours, theirs = sides
+    pod, conf = add(theirs, firewall(ingressPolicy="same-bridge"))
+    before = saved(theirs)
+    answer = Handover(theirs, ours).by_second("ADD", conf, pod, cid="pod-0")
+    assert answer.status == 0 and saved(theirs) == before
+
+
+BAD = {
+    "no prevResult": {"prevResult": None},
+    "policy": {"ingressPolicy": "closed"},
+    "policy without interfaces": {"ingressPolicy": "same-bridge"},
+    "policy without a bridge": {"ingressPolicy": "same-bridge",
+                                "prevResult": {"cniVersion": "1.0.0", "interfaces": [{"name": ""}]}},
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_both_refuse_in_the_same_words(what, sides):
+    conf = {**firewall(backend="iptables"), "prevResult": {"cniVersion": "1.0.0"}, **BAD[what]}
+    ours, theirs = both(lambda side: side.call("ADD", conf, side.pod()), sides)
+    assert ours.status == theirs.status == 1 and ours.document["msg"] == theirs.document["msg"]
