@@ -11,7 +11,7 @@ from fastcni.kernel.waiting import waiting
 
 ADDRESS, SYSTEM_BUS = "DBUS_SYSTEM_BUS_ADDRESS", "unix:path=/run/dbus/system_bus_socket"
 RECV_SIZE = 4096
-MOST_UNASKED = 1 << 16           # bytes that the bus may say before it answers a question
+MOST_UNASKED = 1 << 16          # bytes that the bus may say before it answers a question
 METHOD_RETURN, ERROR = 2, 3     # types of messages
 
 # Nobody is there to answer: such a call was not served, or its server has ended over it.
@@ -74,9 +74,9 @@ def name_has_owner(name):
 
 
 class Connection:
-    """`with` it there is a way to a bus, which has been greeted, and asked `more`.
+    """A way to a bus that has let us in, and was sent Hello and `more`. To be closed, by `with` or close().
 
-    Raises Gone, or TimeoutError when all that is done with it takes more than so many seconds.
+    Raises Gone, and TimeoutError when all that is done with it takes more than so many seconds.
     """
 
     def __init__(self, where, seconds, more=b""):
@@ -158,7 +158,7 @@ def size_of(message):
 
 
 class Bus(Connection):
-    """A Connection for calls to others on the bus."""
+    """A Connection for calls to others on the bus. Raises ModuleNotFoundError where there is no jeepney."""
 
     def __init__(self, where, seconds):
         from jeepney import Parser

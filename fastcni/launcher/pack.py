@@ -7,6 +7,7 @@
     |   code               |  marshalled code of every module a one-shot plugin may need, end to end
     |   bundle/bridge, ... |  once more, all that a plugin does need, marshalled together: see bootstrap.preload
     |   _netlink.so, ...   |  the compiled leaves
+    |   jeepney-LICENSE    |  of a library whose modules are behind ours in code
     |   refuse.py          |  source, for an interpreter that cannot read our code
     |   boot               |  marshalled (code of bootstrap.py, (index, bundles)); read by the bootstrap text
     |   __main__.py        |  the same text once more, for `python3 -I -S FILE`
@@ -17,6 +18,7 @@ The bootstrap text holds offsets into this file, so neither way in searches for 
 
 import _frozen_importlib_external
 import _imp
+import importlib.util
 import io
 import marshal
 import os
@@ -35,6 +37,7 @@ MARK_AT = 9  # EI_PAD, elf(5): bytes that have no meaning
 LEAVES = ("_netlink", "_ipam_bitmap")
 BORROWED = ("_json", "_sha2", "_sha512", "_socket", "fcntl")  # of the interpreter, where they are not built in
 ROWS = ("spec", "kernel", "kit", "plugins")  # the packages below handle.py, all of them
+LIBRARY = "jeepney"  # D-Bus, for pods behind firewalld; imported when one comes
 
 CONFIG_MAGIC = b"fastcni-config\n\0"  # struct config of launcher.c
 CONFIG = struct.Struct("16s1024s32s1008s")
@@ -81,6 +84,8 @@ def pack(interpreter):
         index = {name: (kind, start + at, size) for name, (kind, at, size) in index.items()}
         for leaf in LEAVES:
             index[f"fastcni.{leaf}"] = ("extension", *add(out, image, f"{leaf}.so", read(leaf_path(leaf))))
+        for data in library_licences():
+            add(out, image, f"{LIBRARY}-LICENSE", data)
         index |= {name: ("elsewhere", name + _imp.extension_suffixes()[0], 0) for name in BORROWED}
         whole = {kind: add(out, image, f"bundle/{kind}", data) for kind, data in bundles().items()}
         places = {
@@ -116,19 +121,18 @@ def bundles():
 def modules():
     """The code a one-shot plugin may import: (blob, {module name: (kind, offset in blob, length)})."""
     pieces, index, at = [], {}, 0
-    for path in module_files():
-        code = code_of(path)
-        data = marshal.dumps(code)
+    for folder, path in [*((PACKAGE, path) for path in module_files()), *library_files()]:
+        data = marshal.dumps(code_of(path, folder))
         kind = "package" if os.path.basename(path) == "__init__.py" else "module"
-        index[module_name(path)] = (kind, at, len(data))
+        index[module_name(path, folder)] = (kind, at, len(data))
         pieces.append(data)
         at += len(data)
     return b"".join(pieces), index
 
 
-def module_name(path):
+def module_name(path, folder=PACKAGE):
     """"kit/__init__.py" as "fastcni.kit"."""
-    return f"fastcni/{path}".removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+    return f"{os.path.basename(folder)}/{path}".removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
 
 def module_files():
@@ -141,10 +145,31 @@ def module_files():
     return sorted(found)
 
 
-def code_of(path):
+def library_files():
+    """[(folder, path in it)] of the library's modules but those of its subpackages, which are not for us. None where
+    it is not installed: what needs it says so."""
+    spec = importlib.util.find_spec(LIBRARY)
+    if not spec:
+        return []
+    folder = os.path.dirname(spec.origin)
+    return [(folder, name) for name in sorted(os.listdir(folder)) if name.endswith(".py")]
+
+
+def library_licences():
+    """The library's licence has to go with each copy."""
+    from importlib import metadata
+
+    try:
+        files = metadata.files(LIBRARY) or ()
+    except metadata.PackageNotFoundError:
+        return []
+    return [file.read_binary() for file in files if file.name == "LICENSE"]
+
+
+def code_of(path, folder=PACKAGE):
     """Compiled without docstrings and assertions: a third less to read at each start."""
-    source = read(os.path.join(PACKAGE, path))
-    return compile(source, f"fastcni/{path}", "exec", dont_inherit=True, optimize=2)
+    source = read(os.path.join(folder, path))
+    return compile(source, f"{os.path.basename(folder)}/{path}", "exec", dont_inherit=True, optimize=2)
 
 
 def leaf_path(leaf):

@@ -105,6 +105,8 @@ def test_version_and_a_refusal_import_nothing_dear(bin_dir, tmp_path, plugin):
     *(("portmap", {"backend": backend, "runtimeConfig": {"portMappings": [
         {"hostPort": 8080, "containerPort": 80, "protocol": "udp"}]}, "prevResult": {
             "ips": [{"address": "10.22.0.9/16"}]}}) for backend in ("nftables", "iptables")),
+    *(("firewall", {"backend": backend, "prevResult": {"ips": [{"address": "10.22.0.9/16"}]}})
+      for backend in ("nftables", "iptables", "")),
     pytest.param("tap", {"owner": 70001, "mtu": 1400}, marks=pytest.mark.needs("tun")),
 ])
 def test_whole_requests_import_nothing_dear(bin_dir, tmp_path, host_netns, pod_netns, plugin, keys):

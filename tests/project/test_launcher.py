@@ -170,6 +170,29 @@ def test_extensions_and_code_come_from_the_file_alone(bin_dir):
                               "contextlib functools collections site".split())
 
 
+FIREWALLD = {"cniVersion": "1.1.0", "name": "net", "type": "firewall", "backend": "firewalld"}
+
+
+def firewalld_status(plugin, tmp_path):
+    """What STATUS of a node without a D-Bus message bus says."""
+    env = {"CNI_COMMAND": "STATUS", "CNI_PATH": "/nowhere", "DBUS_SYSTEM_BUS_ADDRESS": f"unix:path={tmp_path}/nothing"}
+    return run(plugin, stdin=json.dumps(FIREWALLD).encode(), env=env)[1]
+
+
+def test_file_has_the_library_for_d_bus_with_its_licence(bin_dir, tmp_path):
+    assert firewalld_status(bin_dir / "firewall", tmp_path)["code"] == 50
+    with zipfile.ZipFile(bin_dir / "firewall") as file:
+        assert b"Permission is hereby granted" in file.read("jeepney-LICENSE")
+
+
+def test_file_made_without_that_library_lacks_nothing_else(tmp_path, monkeypatch):
+    monkeypatch.setattr(pack, "LIBRARY", "not_installed")
+    install(tmp_path, names=["firewall"])
+    error = firewalld_status(tmp_path / "firewall", tmp_path)
+    assert (error["code"], error["msg"]) == (999, "firewalld cannot be asked: no module jeepney")
+    assert "pip install jeepney" in error["details"]
+
+
 def test_nothing_is_written(bin_dir, tmp_path):
     before = {path: (path.stat().st_mtime_ns, path.stat().st_size) for path in bin_dir.iterdir()}
     for command in ([bin_dir / "bridge"], [INTERPRETER, "-I", "-S", bin_dir / "bridge"]):

@@ -120,4 +120,4 @@ def test_metadata_say_what_runs_it_and_what_it_needs(wheel):
         assert "fastcni = fastcni.cli:main" in archive.read(entry).decode()
     assert "Requires-Python: >=3.11" in metadata
     needs = {line.split(": ")[1] for line in metadata if line.startswith("Requires-Dist") and "extra ==" not in line}
-    assert needs == {"orjson", "click", "rich", "sdnotify", "structlog"}
+    assert needs == {"orjson", "click", "rich", "sdnotify", "structlog", "jeepney"}

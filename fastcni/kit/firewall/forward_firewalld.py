@@ -5,6 +5,7 @@ restarted.
 """
 
 from fastcni.kernel import dbus
+from fastcni.kit.firewall import forward_nft
 from fastcni.kit.firewall.notes import Notes
 from fastcni.spec import address as addresses
 from fastcni.spec import errors
@@ -98,35 +99,32 @@ def add_sources(req, conf):
 
 
 def delete(req, conf):
-    """Take back what ADD did, also by the reference plugin, which makes no notes. Nobody is asked where nothing of it
-    can be."""
-    ours = notes().ours(req, notes().items(conf.ips))
-    if not ours and conf.ips and conf.backend in ("", "firewalld") and owns_name(req):
-        ours = notes().to_take_back(req, conf.ips)
-    take_back(req, conf.zone, ours)
+    """Take back what ADD did, also by the reference plugin. Gone is fine."""
+    # Of a pod that another backend lets through there is nothing here, and firewalld is not asked.
+    others = conf.backend not in ("", "firewalld") or forward_nft.knows(req, conf.ips)
+    take_back(req, conf.zone, *notes().to_take_back(req, [] if others else conf.ips))
 
 
 def gc(req, conf):
-    take_back(req, conf.zone, notes().lost(req))
+    lost = notes().lost(req)
+    take_back(req, conf.zone, [packed for _, packed in lost], lost)
 
 
-def take_back(req, zone, found):
-    """Remove the sources of noted addresses, [(set, packed)], then the notes. What firewalld refuses to remove stays
-    noted, for GC."""
-    if not found:
-        return                          # nobody is asked
-    gone = []
+def take_back(req, zone, ips, noted):
+    """Remove the sources of addresses, then their notes. What firewalld refuses to remove stays noted, for GC."""
+    if not noted and not (ips and owns_name(req)):
+        return
+    kept = set()
     try:
         with Firewalld(req) as firewalld:
-            for name, packed in found:
+            for packed in ips:
                 _, refused = firewalld.ask("removeSource", zone, packed)
                 if refused and not refused.startswith(NOT_THERE):
+                    kept.add(packed)
                     req.warn(f"failed to remove the address {source(packed)} from {zone} zone: {refused}")
-                else:
-                    gone.append((name, packed))
     except Absent:
-        gone = found
-    notes().remove(req, gone)
+        kept.clear()                    # it has gone with all its sources
+    notes().remove(req, [note for note in noted if note[1] not in kept])
 
 
 def missing(req, conf):

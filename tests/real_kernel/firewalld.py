@@ -1,0 +1,109 @@
+"""A firewalld of the test's own: in the test's network namespace, on a message bus of its own, with its own files.
+
+    with Firewalld(folder) as firewalld:
+        firewalld.env           # what tells a program of that bus
+"""
+
+import os
+import shutil
+import subprocess
+
+import pytest
+from real_kernel.node import eventually
+
+needs_firewalld = pytest.mark.skipif(not (shutil.which("firewalld") and shutil.which("dbus-daemon")),
+                                     reason="needs firewalld and dbus-daemon (Debian: firewalld, dbus)")
+BUS = """<!DOCTYPE busconfig PUBLIC "-//freedesktop//DTD D-Bus Bus Configuration 1.0//EN"
+ "http://www.freedesktop.org/standards/dbus/1.0/busconfig.dtd">
+<busconfig>
+  <type>system</type>
+  <listen>unix:path={path}</listen>
+  <auth>EXTERNAL</auth>
+  <policy context="default">
+    <allow user="*"/> <allow own="*"/>
+    <allow send_type="method_call"/> <allow send_type="signal"/>
+    <allow send_type="method_return" send_requested_reply="true"/>
+    <allow send_type="error" send_requested_reply="true"/>
+    <allow receive_type="method_call"/> <allow receive_type="signal"/>
+    <allow receive_type="method_return"/> <allow receive_type="error"/>
+  </policy>
+</busconfig>
+"""
+# Files of the machine's own are out of its reach, and mounts of pods' namespaces end there when they end here.
+ALONE = "mount -t tmpfs none /run && mount -t tmpfs none /var/log && exec firewalld \"$@\""
+
+
+class Bus:
+    """A message bus: `path` of its socket."""
+
+    def __init__(self, folder):
+        self.path, self.conf = folder / "bus", folder / "bus.conf"
+        self.env = {"DBUS_SYSTEM_BUS_ADDRESS": f"unix:path={self.path}"}
+
+    def __enter__(self):
+        self.conf.write_text(BUS.format(path=self.path))
+        self.path.unlink(missing_ok=True)
+        self.process = subprocess.Popen(["dbus-daemon", f"--config-file={self.conf}", "--nofork", "--nopidfile"],
+                                        stderr=subprocess.DEVNULL)
+        try:
+            assert eventually(self.path.exists), "dbus-daemon does not start"
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_):
+        end(self.process)
+
+
+def end(process):
+    process.kill()                      # stopped or not
+    process.wait()
+
+
+class Firewalld:
+    """firewalld with the zones that it comes with; what arrives by no zone of its own is for the default zone, which
+    is `drop`."""
+
+    def __init__(self, folder):
+        self.bus, self.folder, self.log = Bus(folder), folder / "firewalld", folder / "firewalld.log"
+        self.env, self.process = self.bus.env, None
+
+    def __enter__(self):
+        self.folder.mkdir(exist_ok=True)
+        (self.folder / "firewalld.conf").write_text("DefaultZone=drop\nFirewallBackend=nftables\n")
+        self.bus.__enter__()
+        try:
+            self.start()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_):
+        if self.process:
+            end(self.process)
+        self.bus.__exit__()
+
+    def start(self):
+        with open(self.log, "ab") as log:
+            self.process = subprocess.Popen(
+                ["unshare", "--mount", "--propagation", "slave", "sh", "-c", ALONE, "firewalld", "--nofork", "--nopid",
+                 "--log-target", "console", "--system-config", self.folder],
+                env={**os.environ, **self.env}, stdout=log, stderr=log)
+        assert eventually(lambda: self.client("--state", check=False) == "running", 20), self.log.read_text()
+
+    def stop(self):
+        """As systemctl stop: it takes its rules with it."""
+        self.process.terminate()
+        assert self.process.wait(20) == 0
+
+    def client(self, *words, check=True):
+        """What firewall-cmd says."""
+        done = subprocess.run(["firewall-cmd", *words], env={**os.environ, **self.env}, capture_output=True, text=True,
+                              timeout=20)
+        assert not check or done.returncode == 0, f"{words}: {done.stdout}{done.stderr}"
+        return done.stdout.strip()
+
+    def sources(self, zone="trusted"):
+        return set(self.client(f"--zone={zone}", "--list-sources").split())

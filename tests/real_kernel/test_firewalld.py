@@ -1,0 +1,424 @@
+"""firewall by firewalld: a pod's addresses become sources of a zone of a real firewalld, and cease to be."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+from conftest import PEER, needs_peer
+from real_kernel.firewalld import Firewalld, end, needs_firewalld
+from real_kernel.node import cid_of, elements, eventually, set_sysctl
+from real_kernel.portmap_chain import DUAL, FAR, POD
+from real_kernel.traffic import ask, listen, outside
+from server.client import Server
+from server.local import Local
+
+from fastcni.handle import restore
+from fastcni.kernel import dbus
+from fastcni.kit.firewall import forward_firewalld
+from fastcni.kit.request import Request
+from fastcni.launcher.install import install
+from fastcni.runtime.cache import Cache
+from fastcni.runtime.records import RuntimeConf
+
+SOURCES = {"10.22.0.2/32", "fd00:22::2/128"}
+FAMILIES = pytest.mark.parametrize("family", [4, 6])
+pytestmark = needs_firewalld
+
+
+class Chain:
+    """bridge, and firewall behind it as its users call it; the environment leads to the test's bus."""
+
+    def __init__(self, node, env):
+        self.node, self.env = node, env
+        self.first = node.conf(*DUAL, isDefaultGateway=True)
+
+    def conf(self, **keys):
+        conf = {"cniVersion": "1.1.0", "name": self.first["name"], "type": "firewall", "backend": "firewalld", **keys}
+        return {key: value for key, value in conf.items() if value is not None}
+
+    def of(self, pod, **keys):
+        """firewall's configuration for a pod that is on the bridge."""
+        return self.conf(prevResult=self.node.add(self.first, pod), **keys)
+
+    def at(self, *ips, **keys):
+        """firewall's configuration for a pod that nobody has made."""
+        conf = self.conf(**keys)
+        return {**conf, "prevResult": {"cniVersion": conf["cniVersion"], "ips": [{"address": ip} for ip in ips]}}
+
+    def ok(self, command, conf, pod="", **more):
+        return self.node.ok(command, conf, pod, env=self.env, **more)
+
+    def add(self, pod, **keys):
+        """ADD of both; firewall's configuration, for CHECK and DEL."""
+        conf = self.of(pod, **keys)
+        assert self.ok("ADD", conf, pod) == conf["prevResult"]
+        return conf
+
+    def refused(self, command, conf, pod="", **more):
+        return self.node.refused(command, conf, pod, env=self.env, **more)
+
+
+@pytest.fixture
+def firewalld(tmp_path, host_netns):
+    with Firewalld(tmp_path) as found:
+        yield found
+
+
+@pytest.fixture
+def chain(node, firewalld):
+    set_sysctl("net/ipv6/conf/default/accept_dad", "0")
+    return Chain(node, firewalld.env)
+
+
+def noted():
+    """The addresses that we have noted as ours."""
+    return set(elements("firewalld-sources4") + elements("firewalld-sources6"))
+
+
+def in_time(monkeypatch, seconds=0.5):
+    """A shorter limit, for tests to wait for."""
+    monkeypatch.setattr(forward_firewalld, "LIMIT", seconds)
+
+
+# -- what it is for ----------------------------------------------------------------------------------------
+
+@FAMILIES
+def test_pod_reaches_outside_although_the_default_zone_drops(chain, pod, pod_netns, family):
+    far = outside(pod_netns, knows_the_way=True)
+    conf = chain.of(pod)
+    with listen(far, 80):
+        assert ask(pod, FAR[family], 80, wait=0.5) is None
+        chain.ok("ADD", conf, pod)
+        assert ask(pod, FAR[family], 80) == POD[family]
+        chain.ok("DEL", conf, pod)
+        assert ask(pod, FAR[family], 80, wait=0.5) is None
+    with listen(pod, 80):
+        chain.ok("ADD", conf, pod)
+        assert ask(far, POD[family], 80, wait=0.5) is None         # the zone is about where packets come from
+
+
+def test_addresses_are_sources_of_the_zone_until_del(chain, firewalld, pod):
+    conf = chain.add(pod)
+    assert firewalld.sources() == SOURCES and noted() == {*POD.values()}
+    chain.ok("CHECK", conf, pod)
+    chain.ok("DEL", conf, pod)
+    assert firewalld.sources() == noted() == set()
+    chain.ok("DEL", conf, pod)
+
+
+def test_zone_may_be_named(chain, firewalld, pod):
+    conf = chain.add(pod, firewalldZone="work")
+    assert firewalld.sources("work") == SOURCES and firewalld.sources() == set()
+    chain.ok("CHECK", conf, pod)
+    chain.ok("DEL", conf, pod)
+    assert firewalld.sources("work") == set()
+
+
+def test_without_backend_firewalld_is_it_where_it_runs(chain, firewalld, pod):
+    conf = chain.add(pod, backend=None)
+    assert firewalld.sources() == SOURCES
+    chain.ok("CHECK", conf, pod)
+    chain.ok("DEL", conf, pod)
+    assert firewalld.sources() == set()
+
+
+def test_every_address_counts_whatever_its_link_and_prefix(chain, firewalld):
+    conf = chain.at("10.9.0.1/8", "10.9.0.2/32", "fd00:0:0::9/48")
+    chain.ok("ADD", conf, "pod")
+    assert firewalld.sources() == {"10.9.0.1/32", "10.9.0.2/32", "fd00::9/128"}
+    chain.ok("CHECK", conf, "pod")
+
+
+def test_pod_without_addresses_has_no_sources(chain, firewalld):
+    conf = chain.at()
+    for command in ("ADD", "CHECK", "DEL"):
+        chain.ok(command, conf, "pod")
+    assert firewalld.sources() == noted() == set()
+
+
+# -- ADD ---------------------------------------------------------------------------------------------------
+
+def test_source_that_is_there_already_is_fine(chain, firewalld):
+    """Left from a pod whose DEL never came, or made by the reference plugin."""
+    firewalld.client("--zone=trusted", "--add-source=10.22.0.2/32")
+    conf = chain.at("10.22.0.2/24")
+    for _ in range(2):
+        chain.ok("ADD", conf, "pod")
+    assert firewalld.sources() == {"10.22.0.2/32"}
+    chain.ok("DEL", conf, "pod")
+    assert firewalld.sources() == set()
+
+
+def test_zone_that_does_not_exist_is_named_and_nothing_is_left(chain, firewalld):
+    error = chain.refused("ADD", chain.at("10.22.0.2/24", firewalldZone="nowhere"), "pod")
+    assert error["msg"] == "failed to add the address 10.22.0.2/32 to nowhere zone: INVALID_ZONE: nowhere"
+    assert "firewall-cmd --get-zones" in error["details"] and noted() == set()
+
+
+def test_address_that_somebody_has_in_another_zone_stays_there(chain, firewalld):
+    """An administrator who blocks one, say. The first address is taken back."""
+    firewalld.client("--zone=block", "--add-source=10.22.0.3/32")
+    error = chain.refused("ADD", chain.at("10.22.0.2/24", "10.22.0.3/24"), "pod")
+    assert error["msg"].startswith("failed to add the address 10.22.0.3/32 to trusted zone: ZONE_CONFLICT")
+    assert firewalld.sources("block") == {"10.22.0.3/32"} and firewalld.sources() == noted() == set()
+
+
+# -- DEL and GC: what is ours, and only that ---------------------------------------------------------------
+
+def test_del_needs_no_prev_result(chain, firewalld, pod):
+    conf = chain.add(pod)
+    chain.ok("DEL", chain.conf(), pod)
+    assert firewalld.sources() == noted() == set()
+    chain.ok("DEL", conf, pod)
+
+
+def test_late_del_leaves_the_address_to_the_pod_that_has_it_now(chain, firewalld):
+    conf = chain.at("10.22.0.2/24")
+    chain.ok("ADD", conf, "old")
+    chain.ok("ADD", conf, "new")
+    chain.ok("DEL", conf, "old")
+    assert firewalld.sources() == {"10.22.0.2/32"} and noted() == {"10.22.0.2"}
+    chain.ok("DEL", conf, "new")
+    assert firewalld.sources() == noted() == set()
+
+
+def test_source_that_somebody_has_removed_is_fine(chain, firewalld):
+    conf = chain.at("10.22.0.2/24", "10.22.0.3/24")
+    chain.ok("ADD", conf, "pod")
+    firewalld.client("--zone=trusted", "--remove-source=10.22.0.2/32")
+    chain.ok("DEL", conf, "pod")
+    assert firewalld.sources() == noted() == set()
+
+
+def test_gc_removes_those_of_the_network_that_are_no_longer_valid(chain, firewalld):
+    firewalld.client("--zone=trusted", "--add-source=10.22.0.9/32")
+    for number, pod in enumerate(("stays", "goes"), 2):
+        chain.ok("ADD", chain.at(f"10.22.0.{number}/24", f"fd00:22::{number}/64"), pod)
+    chain.ok("ADD", chain.at("10.22.0.4/24", name="net-b"), "elsewhere")
+    valid = [{"containerID": cid_of("stays"), "ifname": "eth0"}]
+    chain.ok("GC", chain.conf(**{"cni.dev/valid-attachments": valid}))
+    assert firewalld.sources() == {"10.22.0.2/32", "fd00:22::2/128", "10.22.0.4/32", "10.22.0.9/32"}
+    assert noted() == {"10.22.0.2", "fd00:22::2", "10.22.0.4"}
+
+
+def test_what_firewalld_refuses_to_remove_is_left_to_the_next_gc(chain, firewalld):
+    conf = chain.at("10.22.0.2/24")
+    chain.ok("ADD", conf, "pod")
+    firewalld.client("--panic-on")
+    reply = chain.node.call("DEL", conf, "pod", env=chain.env)
+    assert reply.status == 0 and b"failed to remove the address 10.22.0.2/32 from trusted zone" in reply.stderr
+    assert noted() == {"10.22.0.2"}
+    firewalld.client("--panic-off")
+    chain.ok("GC", chain.conf(**{"cni.dev/valid-attachments": []}))
+    assert firewalld.sources() == noted() == set()
+
+
+@pytest.mark.parametrize("backend", ["nftables", None])
+def test_del_of_a_pod_that_nftables_lets_through_asks_nobody(chain, firewalld, monkeypatch, backend):
+    conf = chain.at("10.22.0.2/24", backend="nftables")
+    chain.ok("ADD", conf, "pod")
+    in_time(monkeypatch, 0.2)
+    firewalld.bus.process.send_signal(signal.SIGSTOP)
+    chain.ok("DEL", {**conf, "backend": backend}, "pod")
+    assert chain.refused("DEL", chain.at("10.22.0.3/24"), "another")["code"] == 11      # nobody knows that one
+
+
+# -- CHECK -------------------------------------------------------------------------------------------------
+
+def test_check_says_that_a_reload_has_lost_the_sources_and_restore_puts_them_back(chain, firewalld):
+    conf = chain.at("10.22.0.2/24", "fd00:22::2/64")
+    chain.ok("ADD", conf, "pod")
+    firewalld.client("--reload")
+    assert firewalld.sources() == set()
+    assert "trusted lacks the source 10.22.0.2/32" in chain.refused("CHECK", conf, "pod")["msg"]
+    env = {"CNI_CONTAINERID": cid_of("pod"), "CNI_IFNAME": "eth0", "CNI_NETNS": "/nowhere", "CNI_PATH": "/nowhere"}
+    assert restore("firewall", {**env, **chain.env}, json.dumps(conf).encode()) == []
+    assert firewalld.sources() == SOURCES
+    chain.ok("CHECK", conf, "pod")
+
+
+def test_check_names_a_zone_that_is_no_more(chain, firewalld):
+    error = chain.refused("CHECK", chain.at("10.22.0.2/24", firewalldZone="nowhere"), "pod")
+    assert "INVALID_ZONE" in error["msg"] and noted() == set()
+
+
+# -- firewalld is not there, or does not answer ------------------------------------------------------------
+
+def test_firewalld_that_was_stopped(chain, firewalld):
+    conf = chain.at("10.22.0.2/24")
+    chain.ok("ADD", conf, "pod")
+    chain.ok("STATUS", chain.conf())
+    firewalld.stop()
+    for command in ("STATUS", "CHECK", "ADD"):
+        error = chain.refused(command, conf, "another" if command == "ADD" else "pod")
+        assert error["code"] == 50 and "firewalld is not there" in error["msg"] and "systemctl" in error["details"]
+    chain.ok("DEL", conf, "pod")
+    assert noted() == set()
+    firewalld.start()
+    chain.ok("ADD", conf, "pod")
+    assert firewalld.sources() == {"10.22.0.2/32"}
+
+
+def test_without_a_bus_add_says_where_it_was_looked_for(node, tmp_path):
+    chain = Chain(node, {"DBUS_SYSTEM_BUS_ADDRESS": f"unix:path={tmp_path}/nothing"})
+    conf = chain.at("10.22.0.2/24")
+    error = chain.refused("ADD", conf, "pod")
+    assert error["code"] == 50 and f"{tmp_path}/nothing: No such file or directory" in error["msg"]
+    chain.ok("DEL", conf, "pod")
+    assert noted() == set()
+
+
+@pytest.mark.parametrize("who", ["firewalld", "the system bus"])
+def test_who_hangs_is_named_in_time_and_later_all_is_well(chain, firewalld, monkeypatch, who):
+    conf, process = chain.at("10.22.0.2/24"), firewalld.process if who == "firewalld" else firewalld.bus.process
+    chain.ok("ADD", conf, "pod")
+    in_time(monkeypatch)
+    process.send_signal(signal.SIGSTOP)
+    started = time.monotonic()
+    for command, pod in (("ADD", "new"), ("CHECK", "pod"), ("DEL", "pod"), ("STATUS", "")):
+        error = chain.refused(command, chain.at("10.22.0.3/24") if pod == "new" else conf, pod)
+        assert (error["code"], error["msg"]) == (11, f"{who} did not answer within 0.5 s")
+    assert time.monotonic() - started < 5
+    process.send_signal(signal.SIGCONT)
+    monkeypatch.undo()
+    chain.ok("DEL", conf, "pod")
+    chain.ok("DEL", chain.at("10.22.0.3/24"), "new")
+    assert firewalld.sources() == noted() == set()
+
+
+def test_firewalld_that_ends_over_a_call_is_gone(chain, firewalld):
+    conf = chain.at("10.22.0.2/24")
+    chain.ok("ADD", conf, "pod")
+    firewalld.process.send_signal(signal.SIGSTOP)
+    threading.Timer(0.3, firewalld.process.kill).start()
+    chain.ok("DEL", conf, "pod")
+    assert noted() == set()
+
+
+def test_firewalld_is_there_while_it_runs(firewalld):
+    req = Request(env=firewalld.env)
+    assert forward_firewalld.owns_name(req) is True
+    firewalld.stop()
+    assert forward_firewalld.owns_name(req) is False
+    end(firewalld.bus.process)
+    assert forward_firewalld.owns_name(req) is False
+
+
+def test_library_is_not_needed_to_know_that_firewalld_does_not_run(chain, firewalld, monkeypatch):
+    firewalld.stop()
+    monkeypatch.setitem(sys.modules, "jeepney", None)
+    conf = chain.at("10.22.0.2/24", backend=None)
+    for command in ("ADD", "CHECK", "DEL"):
+        chain.ok(command, conf, "pod")
+
+
+def test_request_without_the_library_says_what_to_install(chain, monkeypatch):
+    monkeypatch.setitem(sys.modules, "jeepney", None)
+    error = chain.refused("STATUS", chain.conf())
+    assert "jeepney" in error["msg"] and "pip install jeepney" in error["details"]
+
+
+# -- side by side with the Go plugin -----------------------------------------------------------------------
+
+@pytest.fixture
+def theirs(chain):
+    """A function that has the Go plugin serve a request: (exit status, document)."""
+    def call(command, conf, pod="pod"):
+        return process(f"{PEER}/firewall", command, conf, pod, chain.env)
+    return call
+
+
+@needs_peer
+def test_go_plugin_makes_the_same_sources_and_says_the_same(chain, firewalld, theirs):
+    conf = chain.at("10.22.0.2/24", "fd00:0:0:22::2/64", cniVersion="1.0.0")
+    status, result = theirs("ADD", conf)
+    made = firewalld.sources()
+    assert status == 0 and theirs("DEL", conf)[0] == 0 and firewalld.sources() == set()
+    assert {"dns": {}, **chain.ok("ADD", conf, "pod")} == result and firewalld.sources() == made != set()
+    status, error = theirs("ADD", {**conf, "firewalldZone": "nowhere"})
+    assert status == 1 and error["msg"] == chain.refused("ADD", {**conf, "firewalldZone": "nowhere"}, "pod")["msg"]
+
+
+@needs_peer
+@pytest.mark.parametrize("backend", ["firewalld", None])
+def test_pod_of_the_go_plugin_is_checked_and_deleted(chain, firewalld, theirs, backend):
+    conf = chain.at("10.22.0.2/24", "fd00:22::2/64", cniVersion="1.0.0", backend=backend)
+    assert theirs("ADD", conf)[0] == 0 and firewalld.sources() == SOURCES and noted() == set()
+    chain.ok("CHECK", conf, "pod")
+    chain.ok("DEL", conf, "pod")
+    assert firewalld.sources() == set()
+
+
+@needs_peer
+def test_go_plugin_checks_and_deletes_our_pod_whose_notes_the_next_owner_takes(chain, firewalld, theirs):
+    conf = chain.at("10.22.0.2/24", "fd00:22::2/64", cniVersion="1.0.0")
+    chain.ok("ADD", conf, "pod")
+    assert theirs("CHECK", conf)[0] == theirs("DEL", conf)[0] == 0 and firewalld.sources() == set()
+    chain.ok("ADD", conf, "next")
+    chain.ok("DEL", conf, "next")
+    assert firewalld.sources() == noted() == set()
+
+
+# -- the other doors ---------------------------------------------------------------------------------------
+
+def process(plugin, command, conf, pod, env):
+    """(exit status, document) of a plugin's process."""
+    env = {"CNI_COMMAND": command, "CNI_CONTAINERID": cid_of(pod), "CNI_NETNS": f"/run/netns/{pod}",
+           "CNI_IFNAME": "eth0", "CNI_PATH": "/nowhere", "PATH": os.environ["PATH"], "FASTCNI_SOCKET": "", **env}
+    done = subprocess.run([plugin], input=json.dumps(conf).encode(), env=env, stdout=subprocess.PIPE, timeout=30)
+    return done.returncode, json.loads(done.stdout) if done.stdout else None
+
+
+def test_installed_plugin_brings_the_library_along(chain, firewalld, tmp_path, pod):
+    """Its Python knows no site-packages."""
+    install(tmp_path / "bin", names=["firewall"])
+    conf = chain.of(pod)
+    for command, there in (("STATUS", set()), ("ADD", SOURCES), ("CHECK", SOURCES), ("DEL", set())):
+        status, document = process(tmp_path / "bin" / "firewall", command, conf, pod, chain.env)
+        assert status == 0, document
+        assert firewalld.sources() == there
+
+
+def test_server_asks_the_bus_of_its_own_environment(chain, firewalld, tmp_path, pod):
+    conf = chain.of(pod)
+    with Server(tmp_path, env=chain.env) as server:
+        for command, there in (("STATUS", set()), ("ADD", SOURCES), ("CHECK", SOURCES), ("DEL", set())):
+            server.ok(command, conf, pod)
+            assert firewalld.sources() == there
+
+
+@pytest.mark.parametrize("how", ["reload", "restart"])
+def test_server_puts_back_what_firewalld_has_lost(chain, firewalld, tmp_path, pod, how):
+    """From what the runtime remembers, as it does here."""
+    conf, cache = chain.of(pod), Cache(tmp_path / "cache")
+    network = {"cniVersion": "1.1.0", "name": conf["name"], "plugins": [chain.first, chain.conf()]}
+    cache.write(conf["name"], json.dumps(network).encode(), RuntimeConf(cid_of(pod), f"/run/netns/{pod}", "eth0"),
+                conf["prevResult"])
+    with Server(tmp_path, "--cache-dir", tmp_path / "cache", env=chain.env) as server:
+        server.ok("ADD", conf, pod)
+        if how == "reload":
+            firewalld.client("--reload")
+        else:
+            firewalld.stop()
+            firewalld.start()
+        assert eventually(lambda: firewalld.sources() == SOURCES, 10), server.said()
+        server.ok("CHECK", conf, pod)
+
+
+def test_request_that_waits_for_firewalld_keeps_no_other_from_work(chain, firewalld, tmp_path, monkeypatch):
+    """In a server that lets one request work at a time."""
+    monkeypatch.setenv(dbus.ADDRESS, chain.env[dbus.ADDRESS])
+    in_time(monkeypatch, 1)
+    firewalld.process.send_signal(signal.SIGSTOP)
+    with Local(tmp_path, monkeypatch, busy=1) as server:
+        waits = server.send("ADD", chain.at("10.22.0.2/24"), "pod")
+        assert eventually(noted)                # it is about to ask
+        started = time.monotonic()
+        server.ok("STATUS", chain.conf(type="loopback"))
+        assert time.monotonic() - started < 0.5
+        assert waits.answer().document["code"] == 11
