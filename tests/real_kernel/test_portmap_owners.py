@@ -169,7 +169,7 @@ def test_check_says_what_is_missing(chain, node):
     run("nft", "delete", "element", "inet", "fastcni", "hostip-hostports4", "{ 10.0.0.1 . tcp . 8082 }")
     assert node.check_refused(conf, "pod", result) == "host port 10.0.0.1:8082/tcp is not mapped"
     node.add(conf, "pod")
-    run("nft", "flush", "map", "inet", "fastcni", "hairpins6")
+    run("nft", "flush", "set", "inet", "fastcni", "hairpins6")
     assert node.check_refused(conf, "pod", result) == "hairpins6 lacks the pod"
     node.add(conf, "pod")
     run("nft", "flush", "chain", "inet", "fastcni", "hostports")

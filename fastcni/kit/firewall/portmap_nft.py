@@ -7,9 +7,13 @@
         }
         map hostip-hostports4 { type ipv4_addr . inet_proto . inet_service : ipv4_addr . inet_service }         (and 6)
         set hostips4 { type ipv4_addr }         (and 6)
-        map hairpins4 {                         (and 6)
-            type ipv4_addr . inet_proto . inet_service : verdict
-            elements = { 10.22.0.5 . tcp . 80 comment "..." : goto hostport-from-10.22.0.0/24 }
+        set hairpins4 {                         (and 6)
+            type ipv4_addr . inet_proto . inet_service
+            elements = { 10.22.0.5 . tcp . 80 comment "..." }
+        }
+        map hairpin-pods4 {                     (and 6)
+            type ipv4_addr : verdict
+            elements = { 10.22.0.5 comment "..." : goto hostport-from-10.22.0.0/24 }
         }
         map hostport-pods {
             type ifname : inet_service
@@ -28,8 +32,8 @@
         }
         chain hostport-postrouting {
             type nat hook postrouting priority srcnat - 1; policy accept;
-            ct status dnat ip daddr . meta l4proto . th dport vmap @hairpins4
-            ct status dnat ip6 daddr . meta l4proto . th dport vmap @hairpins6
+            ct status dnat ip daddr . meta l4proto . th dport @hairpins4 ip daddr vmap @hairpin-pods4
+            ct status dnat ip6 daddr . meta l4proto . th dport @hairpins6 ip6 daddr vmap @hairpin-pods6
         }
         chain hostport-from-10.22.0.0/24 {
             ip saddr 10.22.0.0/24 masquerade
@@ -41,7 +45,8 @@
 Only what is sent to an address of the node is looked up (CVE-2025-67499), and behind the rules of others, which go
 first (CVE-2019-9946). hostips has the addresses that mappings have named, so that a mapping of every address need not
 look through all others. hostport-pods says of each attachment how many elements it has in all, so that DEL of one with
-none ends with one look, and DEL knows whether the mappings that it is told are all.
+none ends with one look, and DEL knows whether the mappings that it is told are all. hairpin-pods has one element for
+all ports of a pod: the kernel looks through all that lead to chains whenever it is given one.
 """
 
 from errno import ENOENT
@@ -56,8 +61,9 @@ from fastcni.spec import address as addresses
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 
-HOSTPORTS, HOSTIP_HOSTPORTS, HOSTIPS, HAIRPINS = (
-    {4: f"{name}4", 16: f"{name}6"} for name in ("hostports", "hostip-hostports", "hostips", "hairpins"))
+HOSTPORTS, HOSTIP_HOSTPORTS, HOSTIPS, HAIRPINS, HAIRPIN_PODS = (
+    {4: f"{name}4", 16: f"{name}6"}
+    for name in ("hostports", "hostip-hostports", "hostips", "hairpins", "hairpin-pods"))
 PODS, POD_KEY = "hostport-pods", 16             # keys of IFNAMSIZ bytes, which nft prints as text
 MOST_COUNTED = 0xFFFF                           # and values of nft's inet_service, which it prints as a number
 LOOKUPS, POSTROUTING = "hostports", "hostport-postrouting"
@@ -70,7 +76,8 @@ REFERENCE_TABLE, REFERENCE_CHAINS = "cni_hostport", ("hostports", "hostip_hostpo
 
 
 def store():
-    sets = [name for kind in (HOSTPORTS, HOSTIP_HOSTPORTS, HAIRPINS, HOSTIPS) for name in kind.values()]
+    sets = [name for kind in (HOSTPORTS, HOSTIP_HOSTPORTS, HAIRPINS, HAIRPIN_PODS, HOSTIPS)
+            for name in kind.values()]
     return elements.Store(FAMILY, TABLE, [*sets, PODS], CHAINS, set_up)
 
 
@@ -111,8 +118,8 @@ def items(req, conf):
         for mapping in conf.mappings_for(length):
             found[where(mapping, length)] = packed + mapping.container_port.to_bytes(2, "big") + b"\0\0"
             if conf.snat:
-                to = packed + port_key(mapping.protocol, mapping.container_port)
-                found[HAIRPINS[length], to] = FROM_ALL if conf.masq_all else from_chain(packed, prefix)
+                found[HAIRPINS[length], packed + port_key(mapping.protocol, mapping.container_port)] = None
+                found[HAIRPIN_PODS[length], packed] = FROM_ALL if conf.masq_all else from_chain(packed, prefix)
     found[PODS, pod_key(req)] = min(len(found), MOST_COUNTED).to_bytes(2, "big")
     return [(*key, value) for key, value in found.items()]
 
@@ -250,7 +257,8 @@ def add_sets(batch):
         for name, more in ((HOSTPORTS[length], {"key_type": nft.concat(*PORT_TYPES), "key_size": PORT_SIZE,
                                                 "values": value}),
                            (HOSTIP_HOSTPORTS[length], {**both, "values": value}),
-                           (HAIRPINS[length], {**both, "verdicts": True}),
+                           (HAIRPINS[length], both),
+                           (HAIRPIN_PODS[length], {"key_type": family.key_type, "key_size": length, "verdicts": True}),
                            (HOSTIPS[length], {"key_type": family.key_type, "key_size": length})):
             sets[name] = len(sets) + 1
             nft.add_set(batch, FAMILY, TABLE, name, set_id=sets[name], **more)
@@ -268,11 +276,13 @@ def rules(sets):
     ipv6 = FAMILIES[16]
     yield LOOKUPS, *ipv6.within(ipv6.destination, *LOCALHOST[16]), nft.verdict(nft.NFT_RETURN)
     for length, family in FAMILIES.items():
-        to_address, hairpins = (*family.load(family.destination), *load_port(length)), HAIRPINS[length]
-        for name, key in ((HOSTIP_HOSTPORTS[length], to_address), (HOSTPORTS[length], load_port(0))):
+        address, to_port = family.load(family.destination), load_port(length)
+        hairpins, pods = HAIRPINS[length], HAIRPIN_PODS[length]
+        for name, key in ((HOSTIP_HOSTPORTS[length], (*address, *to_port)), (HOSTPORTS[length], load_port(0))):
             yield LOOKUPS, *key, nft.value_of(name, sets[name]), nft.dnat(family.protocol, length)
         yield (POSTROUTING, nft.ct(nft.NFT_CT_STATUS), nft.mask(nft.IPS_DST_NAT.to_bytes(4, nft.ORDER)),
-               nft.compare(bytes(4), nft.NFT_CMP_NEQ), *to_address, nft.verdict_of(hairpins, sets[hairpins]))
+               nft.compare(bytes(4), nft.NFT_CMP_NEQ), *address, *to_port, nft.in_set(hairpins, sets[hairpins]),
+               *address[-1:], nft.verdict_of(pods, sets[pods]))
 
 
 def load_port(length):
