@@ -62,14 +62,43 @@ def handle(plugin, env, stdin, fds=None, *, host=None, aside=None, deliver=None,
         stdout = _serve(plugin, env, stdin, warnings, deliver,
                         {"fds": fds, "host": host, "aside": aside, "in_process": in_process})
         status = 0
-    except CniError as e:
-        stdout, status = error_document(e), 1
     except Exception as e:
         stdout, status = error_document(_as_cni_error(e)), 1
     finally:
         while fds:              # a request closes its own; this one may not have come so far
             posix.close(fds.popitem()[1])
     return reply(status, stdout, warnings)
+
+
+def restore(plugin, env, stdin, *, host=None):
+    """Put back what an attachment has in the host's firewall, and touch nothing else; no command of the CNI spec.
+
+    `env` and `stdin` are those of CHECK: stdin has the attachment's result as prevResult. Any configuration version
+    does. A plugin that has nothing there has nothing to do. Returns lines for people; raises CniError.
+    """
+    warnings = []
+    try:
+        module = load(plugin)
+        check_variables(env, "CHECK")
+        req = read_request(plugin, "RESTORE", env, stdin, {"host": host})
+        req.warnings = warnings
+        try:
+            check_version(req, getattr(module, "VERSIONS", version.ALL))
+            if hasattr(module, "restore"):
+                module.restore(req, module.read(req))
+        finally:
+            req.close()
+    except Exception as e:
+        raise _as_cni_error(e) from e
+    return warnings
+
+
+def load(plugin):
+    """The module of a plugin type. Raises CniError 7."""
+    if plugin not in plugins.TABLE:
+        raise CniError(errors.INVALID_CONFIG, f'unknown plugin type "{plugin}"',
+                       f"fastcni has {', '.join(sorted(plugins.TABLE))}")
+    return plugins.load(plugin)
 
 
 def reply(status, stdout, warnings):
@@ -87,6 +116,8 @@ def error_document(e):
 
 def _as_cni_error(e):
     """Any other exception as code 999; the kernel knows best how to word its own."""
+    if isinstance(e, CniError):
+        return e
     details = ""
     if isinstance(e, NetlinkError) and e.kernel_text:
         details = f"the kernel says: {e.kernel_text}"
@@ -102,10 +133,7 @@ def _as_cni_error(e):
 
 
 def _serve(plugin, env, stdin, warnings, deliver, door):
-    if plugin not in plugins.TABLE:
-        raise CniError(errors.INVALID_CONFIG, f'unknown plugin type "{plugin}"',
-                       f"fastcni has {', '.join(sorted(plugins.TABLE))}")
-    module = plugins.load(plugin)
+    module = load(plugin)
     supported = getattr(module, "VERSIONS", version.ALL)
     command = env.get("CNI_COMMAND", "")
     if not command:

@@ -12,6 +12,7 @@ from fastcni.cli import show
 from fastcni.cli.bench import bench
 from fastcni.cli.output import for_people, put, put_document
 from fastcni.cli.plugins import list_plugins
+from fastcni.cli.restore import restore
 from fastcni.cli.serve import serve
 from fastcni.cli.settings import Settings, network_command, plugin_dirs
 from fastcni.runtime import CNI
@@ -155,6 +156,7 @@ def install(bin_dir: str, interpreter: str | None, types: Sequence[str], systemd
 
 
 cli.add_command(list_plugins)
+cli.add_command(restore)
 cli.add_command(serve)
 cli.add_command(bench)
 

@@ -21,8 +21,8 @@ NFNL_MSG_BATCH_BEGIN, NFNL_MSG_BATCH_END = 0x10, 0x11
 NFNL_SUBSYS_NFTABLES = 10
 (NFT_MSG_NEWTABLE, NFT_MSG_GETTABLE, NFT_MSG_DELTABLE, NFT_MSG_NEWCHAIN, NFT_MSG_GETCHAIN, NFT_MSG_DELCHAIN,
  NFT_MSG_NEWRULE, NFT_MSG_GETRULE, NFT_MSG_DELRULE, NFT_MSG_NEWSET, NFT_MSG_GETSET, NFT_MSG_DELSET,
- NFT_MSG_NEWSETELEM, NFT_MSG_GETSETELEM, NFT_MSG_DELSETELEM, NFT_MSG_NEWGEN) = range(NFNL_SUBSYS_NFTABLES << 8,
-                                                                   (NFNL_SUBSYS_NFTABLES << 8) + 16)
+ NFT_MSG_NEWSETELEM, NFT_MSG_GETSETELEM, NFT_MSG_DELSETELEM, NFT_MSG_NEWGEN, NFT_MSG_GETGEN) = range(
+     NFNL_SUBSYS_NFTABLES << 8, (NFNL_SUBSYS_NFTABLES << 8) + 17)
 
 NFTA_LIST_ELEM = 1
 NFTA_TABLE_NAME, NFTA_TABLE_USERDATA = 1, 6
@@ -38,7 +38,7 @@ NFTA_SET_ELEM_KEY, NFTA_SET_ELEM_DATA, NFTA_SET_ELEM_USERDATA = 1, 2, 6
 NFTA_DATA_VALUE, NFTA_DATA_VERDICT = 1, 2
 NFTA_VERDICT_CODE, NFTA_VERDICT_CHAIN = 1, 2
 NFTA_IMMEDIATE_DATA = 2
-NFTA_GEN_PROC_NAME = 3
+NFTA_GEN_ID, NFTA_GEN_PROC_NAME = 1, 3
 
 NFT_SET_MAP = 0x8
 NFT_DATA_VERDICT = 0xFFFFFF00
@@ -285,6 +285,17 @@ def read_jump(payload):
                 if each.get(NFTA_EXPR_NAME) == b"immediate\0"]
     target = chain_of_verdict(verdicts[-1]) if verdicts else ""
     return found.get(NFTA_RULE_HANDLE, b""), as_text(found.get(NFTA_RULE_CHAIN, b"")), target
+
+
+def get_generation(batch):
+    """Ask how many transactions there have been."""
+    return batch.begin(NFT_MSG_GETGEN, NLM_F_ACK, nfgenmsg(0), "ask for nftables' generation")
+
+
+def read_generation(payload):
+    """An NFT_MSG_NEWGEN payload as (generation, name of the thread whose transaction it was, or that asked)."""
+    found = attributes(payload, 4)
+    return int.from_bytes(found.get(NFTA_GEN_ID, b""), "big"), as_text(found.get(NFTA_GEN_PROC_NAME, b""))
 
 
 def get_table(batch, family, name):

@@ -33,7 +33,8 @@ def load(kind):
     """The module of a plugin type; only this one is imported. Raises KeyError for an unknown type.
 
     A module offers read(req) -> conf; add(req, conf, undo) -> result; delete, check(req, conf); and, where it has
-    something to do there, gc and status(req, conf). read() refuses bad input and touches nothing.
+    something to do there, gc, status and restore(req, conf). read() refuses bad input and touches nothing; restore()
+    puts back what is missing in the host's firewall, and touches nothing else.
     """
     name = TABLE[kind]
     __import__(name)

@@ -140,6 +140,15 @@ def delete(req, conf):
     every(*steps, *((guard.delete, req) for guard in guards(conf)))
 
 
+def restore(req, conf):
+    """Put back what is missing in the host's firewall."""
+    from fastcni.kit import checks
+
+    previous = checks.prev_result(req)
+    steps = [(conf.masquerade.restore, req, previous)] if conf.layer3 else []
+    every(*steps, *((guard.restore, req) for guard in guards(conf)))
+
+
 def check(req, conf):
     from fastcni.kit import checks
 

@@ -114,6 +114,11 @@ def check(req, conf):
     delegate.run(sub_request(req, saved(req, conf).read() or compose(req, conf)), "CHECK")
 
 
+def restore(req, conf):
+    """Put back what is missing of what the delegate has in the host's firewall."""
+    delegate.restore(sub_request(req, saved(req, conf).read() or compose(req, conf)))
+
+
 def gc(req, conf):
     every((gc_of_delegate, req, conf), (flannel_files.gc, req, conf.data_dir))
 

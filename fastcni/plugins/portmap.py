@@ -119,11 +119,25 @@ def add(req, conf, undo):
         undo(backend.delete, req, conf)
         backend.add(req, conf)
         flows.after_add(req, conf)
-        if conf.snat and 4 in conf.pod and any(from_localhost(mapping) for mapping in conf.mappings_for(4)):
+        if needs_localnet(conf):
             from fastcni.kit.firewall import localnet
 
             localnet.enable(req, conf.pod[4][0])
     return result
+
+
+def restore(req, conf):
+    """Put back what is missing of what ADD did."""
+    if conf.mappings and conf.pod:
+        backend_of(conf).restore(req, conf)
+        if needs_localnet(conf):
+            from fastcni.kit.firewall import localnet
+
+            localnet.guard(req)
+
+
+def needs_localnet(conf):
+    return conf.snat and 4 in conf.pod and any(from_localhost(mapping) for mapping in conf.mappings_for(4))
 
 
 def from_localhost(mapping):

@@ -95,6 +95,13 @@ def delete(req, conf):
     every((ipam.delete, req), (conf.masquerade.delete, req, found))
 
 
+def restore(req, conf):
+    """Put back what is missing in the host's firewall."""
+    from fastcni.kit import checks
+
+    conf.masquerade.restore(req, checks.prev_result(req))
+
+
 def check(req, conf):
     from fastcni.kit import checks  # CHECK alone needs it
 

@@ -93,13 +93,13 @@ def delete(req, conf):
     try:
         values = backup.read()
         if values and not req.netns_gone():
-            restore(links.Pod(req), req.ifname, values)
+            change_back(links.Pod(req), req.ifname, values)
         backup.remove()
     except (CniError, OSError) as e:
         req.warn(f"tuning: {req.ifname} is not put back as it was: {e}")
 
 
-def restore(pod, ifname, values):
+def change_back(pod, ifname, values):
     link = links.find(pod.inside, ifname)
     if link:
         change(pod.inside, link, values)

@@ -20,15 +20,16 @@ MOST = 64                       # namespaces beside our own; beyond them nothing
 class Namespace:
     """fd: a descriptor of it. idle: Hosts that no worker uses. users: how many do. left: when the last one did."""
 
-    __slots__ = ("fd", "home", "memory", "deletes", "idle", "users", "left")
+    __slots__ = ("fd", "home", "memory", "deletes", "watch", "idle", "users", "left")
 
-    def __init__(self, fd, home, aside):
+    def __init__(self, fd, home, aside, restoring):
         """In a thread that is in it."""
         self.fd, self.home = fd, home
-        self.memory, self.deletes = Memory(), Deletes(aside)
+        self.memory, self.deletes, self.watch = Memory(), Deletes(aside), restoring.watch(fd)
         self.idle, self.users, self.left = [], 0, 0.0
 
     def close(self):
+        self.watch.leave()
         for host in self.idle:
             host.close(lambda fn: fn())
         self.memory.close()
@@ -39,10 +40,10 @@ class Namespace:
 class Hosts:
     """`with hosts.visit(fd) as host:` has the thread in the namespace `fd`, which is closed here, with its Host."""
 
-    def __init__(self, aside):
-        self.aside, self.lock = aside, Lock()
+    def __init__(self, aside, restoring):
+        self.aside, self.restoring, self.lock = aside, restoring, Lock()
         self.home = netns.open_own()
-        own = Namespace(self.home, True, aside)
+        own = Namespace(self.home, True, aside, restoring)
         self.known = {netns.identity(self.home): own}
         self.device = netns.identity(self.home)[0]      # nsfs: that of every namespace
 
@@ -94,7 +95,8 @@ class Visit:
             if not found:
                 if len(self.hosts.known) > MOST:
                     raise OSError(24, f"callers from {MOST} network namespaces at once")
-                found = self.hosts.known[key] = Namespace(os.dup(self.fd), False, self.hosts.aside)
+                hosts = self.hosts
+                found = hosts.known[key] = Namespace(os.dup(self.fd), False, hosts.aside, hosts.restoring)
             found.users += 1
             return found
 

@@ -6,6 +6,7 @@ import orjson
 import structlog
 
 LEVELS = ("debug", "info", "warning", "error")
+SHOWN = 3
 SPECIAL = frozenset(' "=\\')
 ORDER = ["timestamp", "level", "event", "command", "plugin", "network", "container", "ifname"]
 
@@ -30,6 +31,11 @@ class Lines(structlog.WriteLogger):
             return
 
     log = debug = info = warn = warning = error = critical = exception = fatal = msg
+
+
+def few(words):
+    """The first of them, and how many more there are."""
+    return ", ".join(words[:SHOWN]) + (f" and {len(words) - SHOWN} more" if len(words) > SHOWN else "")
 
 
 def as_json(event, **_):

@@ -15,6 +15,7 @@ from fastcni.server.crew import Crew
 from fastcni.server.desk import Desk
 from fastcni.server.hosts import Hosts
 from fastcni.server.reception import Reception
+from fastcni.server.restoring import Restoring
 from fastcni.server.work import Workers, environment, preload
 
 CREW = 64                       # threads that sit out the kernel's deferred work
@@ -24,11 +25,12 @@ ENDS = {signal.SIGTERM, signal.SIGINT}
 SWITCH_SECONDS = 0.0005         # a thread back from the kernel waits so long for one that computes
 
 
-def serve(path=listening.PATH, *, workers=32, room=1024, patience=60.0, uids=(0,), level="info", fmt="logfmt"):
+def serve(path=listening.PATH, *, workers=32, room=1024, patience=60.0, uids=(0,), level="info", fmt="logfmt",
+          replay=None):
     """Serve until SIGTERM or SIGINT, then finish what was begun. Returns the exit status.
 
     workers: requests that run at once. room: requests that may wait. patience: seconds that each may.
-    uids: user ids whose requests are served. Raises ListenError. Has to run in the main thread.
+    uids: user ids whose requests are served. replay: see Restoring. Raises ListenError. Has to run in the main thread.
     """
     started = monotonic()
     signal.pthread_sigmask(signal.SIG_BLOCK, ENDS)      # threads inherit it; this one waits for them below
@@ -41,7 +43,8 @@ def serve(path=listening.PATH, *, workers=32, room=1024, patience=60.0, uids=(0,
     gc.set_threshold(10_000)        # a request makes hundreds of objects, and hardly a cycle
     busy = len(os.sched_getaffinity(0)) + 1     # one more than processors: one waits for a lock of the kernel
     lock, desk, crew = Lock(), Desk(room=room, patience=patience), Crew(CREW)
-    hosts = Hosts(crew)
+    restoring = Restoring(logger, replay)
+    hosts = Hosts(crew, restoring)
     door = Reception(listen.sock, desk, lock, frozenset(uids), logger)
     team = Workers(workers, busy, desk, lock, door, hosts, crew, environment(), logger)
     waiting.pause, waiting.resume = team.pause, team.resume
@@ -50,6 +53,7 @@ def serve(path=listening.PATH, *, workers=32, room=1024, patience=60.0, uids=(0,
     logger.info("ready", socket=listen.path or "handed over", workers=workers,
                 ms=round((monotonic() - started) * 1e3, 1))
     team.start()
+    restoring.start()
 
     while not signal.sigtimedwait(ENDS, TIDY_SECONDS):
         hosts.tidy()
@@ -64,6 +68,7 @@ def serve(path=listening.PATH, *, workers=32, room=1024, patience=60.0, uids=(0,
         logger.error("stopped with requests unanswered", running=desk.running)
         return 1
     door.close()
+    restoring.stop()
     hosts.close()
     logger.info("stopped")
     return 0

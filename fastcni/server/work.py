@@ -140,7 +140,7 @@ class Workers:
                 self.log.warning("its caller is gone: not run", **words(call))
                 return
             try:
-                self._run(message, said)
+                self._run(call, said)
             except OSError as e:                # a namespace that is none, or that we may not enter
                 self.log.warning("declined", why=str(e), **words(call))
                 said.decline()
@@ -153,12 +153,14 @@ class Workers:
             conn.close()
         self._report(call, said, queued, monotonic() - started)
 
-    def _run(self, message, said):
+    def _run(self, call, said):
+        _, message = call.what
         fds, own = {}, message.own
         if message.netns is not None and netns.identity(message.netns)[0] == self.hosts.device:
             fds["netns"], message.netns = message.netns, None
         visit = self.hosts.visit(own)
         with visit as host:
+            visit.namespace.watch.heed(call, host)
             spent.seconds = said.spent
             try:
                 reply = handle(message.plugin, {**self.env, **message.env}, message.stdin, fds, host=host,
@@ -242,6 +244,12 @@ def preload():
     from fastcni.kit import checks  # noqa: F401
     from fastcni.kit.firewall import (  # noqa: F401
         flows,
+        forward_firewalld,
+        forward_iptables,
+        forward_nft,
+        forward_policies,
+        ingress_iptables,
+        ingress_nft,
         ipspoofcheck,
         localnet,
         masquerade_iptables,

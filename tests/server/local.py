@@ -14,6 +14,7 @@ from fastcni.server.crew import Crew
 from fastcni.server.desk import Desk
 from fastcni.server.hosts import Hosts
 from fastcni.server.reception import Reception
+from fastcni.server.restoring import Restoring
 from fastcni.server.work import Workers, environment, preload
 from fastcni.spec import json
 
@@ -39,11 +40,13 @@ class Local(Server):
         logger, lock, crew = log.make(level, fmt), Lock(), Crew(8)
         self.listening = listening.make(str(self.path), False)
         preload()
-        self.hosts, self.desk = Hosts(crew), Desk(patience=patience)
+        self.restoring = Restoring(logger)
+        self.hosts, self.desk = Hosts(crew, self.restoring), Desk(patience=patience)
         self.door = Reception(self.listening.sock, self.desk, lock, frozenset({os.geteuid()}), logger)
         self.team = Workers(self.size, busy, self.desk, lock, self.door, self.hosts, crew, environment(), logger)
         waiting.pause, waiting.resume = self.team.pause, self.team.resume
         self.team.start()
+        self.restoring.start()
         return self
 
     def __exit__(self, *_):
@@ -53,6 +56,7 @@ class Local(Server):
         ended = self.team.join(10)
         if ended:
             self.door.close()
+            self.restoring.stop()
             self.hosts.close()
         with suppress(OSError):
             self.file.close()

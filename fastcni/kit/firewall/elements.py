@@ -92,16 +92,15 @@ class Store:
         chains = nft.told_chains([element for found in (there, lost) for some in found.values()
                                   for element in some.values()])
         in_halves(sock, [(None, None, chain) for chain in chains], self.set_up)
-        back = in_halves(sock, [(name, element) for name, some in lost.items() for element in some.values()
-                                if not (left and mark_of(element) in left)], self._put, EEXIST, EBUSY)
-        if left:
-            self._delete(sock, [(name, key) for name, some in lost.items() for key, element in some.items()
-                                if mark_of(element) in left])
+        items = [(name, key, element) for name, some in lost.items() for key, element in some.items()
+                 if not (left and mark_of(element) in left)]
+        back = in_halves(sock, items, self._put, EEXIST, EBUSY)
+        self._delete(sock, [(name, key) for name, key, element in items if left and mark_of(element) in left])
         return back
 
-    def _put(self, batch, found):
-        for name, some in by_set(found).items():
-            nft.put_elements(batch, self.family, self.table, name, [element for element, in some])
+    def _put(self, batch, items):
+        for name, some in by_set(items).items():
+            nft.put_elements(batch, self.family, self.table, name, [element for _, element in some])
 
     def stands(self, sock):
         """whole(), without a request."""
@@ -189,17 +188,19 @@ class Store:
 
     def every(self, sock):
         """[(set, key, comment)] of every set."""
-        found = []
-        for name in self.sets:
-            try:
-                replies = wire.dump(sock, nft.NFT_MSG_GETSETELEM, nft.nfgenmsg(self.family),
-                                    f"list {self.table} {name}", nft.elements_of(self.table, name))
-            except wire.NetlinkError as e:
-                if e.errno != ENOENT:
-                    raise
-                continue                # no pod ever needed it in this namespace
-            found += [(name, *element) for _, payload in replies for element in nft.read_elements(payload)]
-        return found
+        return [(name, *element) for name in self.sets for payload in self.told(sock, name) or ()
+                for element in nft.read_elements(payload)]
+
+    def told(self, sock, name):
+        """What the kernel tells of a set, payloads; None where no pod ever needed it in this namespace."""
+        try:
+            replies = wire.dump(sock, nft.NFT_MSG_GETSETELEM, nft.nfgenmsg(self.family), f"list {self.table} {name}",
+                                nft.elements_of(self.table, name))
+        except wire.NetlinkError as e:
+            if e.errno != ENOENT:
+                raise
+            return None
+        return [payload for _, payload in replies]
 
     def _delete(self, sock, found):
         if found:

@@ -42,6 +42,11 @@ def add(req, conf):
         iptables.settle(req, iptables.PROGRAMS[length], "nat", wanted)
 
 
+def restore(req, conf):
+    """As add(), which replaces what is there in one run."""
+    add(req, conf)
+
+
 def shared_commands(conf, lines):
     """What all pods share, as far as it is missing, in the reference's order."""
     mark = f"{1 << conf.mark_bit:#x}"

@@ -1,0 +1,42 @@
+"""The command that puts back what somebody has flushed from the host's firewall."""
+
+from typing import Any
+
+import click
+
+from fastcni.cli.output import for_people, put_document
+from fastcni.cli.show import printable
+from fastcni.runtime.cache import Cache
+from fastcni.runtime.restore import Failure, Restored
+from fastcni.runtime.restore import restore as run
+
+
+@click.command()
+@click.option("--cache-dir", default="", metavar="DIR", help="Remembered results [/var/lib/cni].")
+@click.option("--json", "as_json", is_flag=True, help="JSON, also on a terminal and for errors.")
+def restore(cache_dir: str, as_json: bool) -> int:
+    """Put back what the remembered attachments have in the host's firewall.
+
+    After `nft flush ruleset`, a reload of firewalld, a restart of iptables. Pods, links and addresses are not touched.
+    The exit status is 1 where something could not be put back.
+    """
+    done = run(Cache(cache_dir))
+    if not for_people(as_json):
+        put_document(document(done))
+    else:
+        click.echo(f"restored: {done.attachments} attachments, {done.plugins} plugins; failed: {len(done.failed)}; "
+                   f"without a network namespace: {done.gone}")
+        for failure in done.failed:
+            click.echo(printable(str(failure)), err=True)
+    return 1 if done.failed else 0
+
+
+def document(done: Restored) -> dict[str, Any]:
+    return {"attachments": done.attachments, "plugins": done.plugins, "gone": done.gone,
+            "failed": [failure_document(failure) for failure in done.failed]}
+
+
+def failure_document(failure: Failure) -> dict[str, Any]:
+    it = failure.attachment
+    return {"network": it.network, "containerID": it.container_id, "ifname": it.ifname, "plugin": failure.plugin,
+            **failure.error.as_document()}

@@ -1,0 +1,210 @@
+"""What is in our own nftables tables of one namespace, as the kernel announces it: what to put back after a flush.
+
+Elements that come and go one by one are followed, whoever sends them. A set that is deleted with elements in it, and a
+chain that lost rules and got none, are somebody else's doing: we delete no set and leave no chain bare.
+"""
+
+from errno import ENOENT
+from threading import Lock
+from time import monotonic, sleep
+
+from fastcni._netlink import Batch
+from fastcni.kernel import nft, wire
+from fastcni.kit.firewall.elements import mark_of
+from fastcni.kit.firewall.stores import every_store
+from fastcni.server.log import few
+
+OWN_NAME = "fastcni-restore"    # the kernel has 15 characters for it
+WHOLE_TABLE = "table"
+LEAVING = 2.0                   # seconds after a DEL's begin in which a flush before it may still be unheard of
+LOOKS, BETWEEN_LOOKS = 4, 0.002
+
+
+class Mirror:
+    """there, lost: {(family, table): {set: {key: element}}}, elements as nft.told_elements() has them.
+
+    `leaving` are the marks of attachments that a DEL of this server is about: {mark: (generation of nftables at its
+    begin, monotonic seconds)}, under `lock`. All else belongs to one thread, which has OWN_NAME.
+    """
+
+    def __init__(self):
+        self.stores = {}                # {(family, table): [Store]}
+        for store in every_store():
+            self.stores.setdefault((store.family, store.table), []).append(store)
+        self.sets = {(*where, name) for where, stores in self.stores.items() for store in stores for name in store.sets}
+        self.there, self.lost = ({where: {} for where in self.stores} for _ in range(2))
+        self.built = set()              # (family, table, chain) that have been there
+        self.bare = {where: set() for where in self.stores}      # chains that a rule was taken from, and none added
+        self.gone = {where: set() for where in self.stores}      # tables, sets and chains, for the log
+        self.suspects = set()           # where it may be that something is to be put back
+        self.unsure = set()            # where the kernel is to be asked whether the rules are there
+        self.taken, self.by = 0, ""     # how much of that others have taken so far; the program that did so last
+        self.leaving, self.lock = {}, Lock()
+        self.fresh = set()              # marks of what this transaction has added
+        self.needed = False             # there has been an element
+
+    # What the kernel tells ----------------------------------------------------------------------
+
+    def hear(self, kind, where, fields, payload):
+        """A message about the table `where`, one of `stores`."""
+        if react := self.REACTIONS.get(kind):
+            react(self, where, fields, payload)
+
+    def _came(self, where, fields, payload):
+        name = nft.as_text(fields[nft.NFTA_SET_ELEM_LIST_SET])
+        if (*where, name) not in self.sets:
+            return
+        self.needed, told = True, nft.told_elements(payload)
+        self.there[where].setdefault(name, {}).update(told)
+        if self.leaving:
+            self.fresh |= {mark_of(element) for element in told.values()}
+
+    def _went(self, where, fields, payload):
+        there = self.there[where].get(nft.as_text(fields[nft.NFTA_SET_ELEM_LIST_SET]), {})
+        for key in nft.told_elements(payload):
+            there.pop(key, None)
+
+    def _set_deleted(self, where, fields, _):
+        self._lose(where, nft.as_text(fields[nft.NFTA_SET_NAME]))
+
+    def _lose(self, where, name):
+        if elements := self.there[where].pop(name, None):
+            self.lost[where].setdefault(name, {}).update(elements)
+            self._suspect(where, f"set {name}")
+
+    def _table_deleted(self, where, _, __):
+        for name in [*self.there[where]]:
+            self._lose(where, name)
+        self._suspect(where, WHOLE_TABLE)
+
+    def _chain_made(self, where, fields, _):
+        self.built.add((*where, nft.as_text(fields[nft.NFTA_CHAIN_NAME])))
+
+    def _chain_deleted(self, where, fields, _):
+        name = nft.as_text(fields[nft.NFTA_CHAIN_NAME])
+        self.bare[where].discard(name)
+        if any(name in store.chains for store in self.stores[where]):
+            self._suspect(where, f"chain {name}")
+
+    def _rule_added(self, where, fields, _):
+        self.bare[where].discard(nft.as_text(fields[nft.NFTA_RULE_CHAIN]))
+
+    def _rule_deleted(self, where, fields, _):
+        name = nft.as_text(fields[nft.NFTA_RULE_CHAIN])
+        if not any(store.chains.get(name) == 0 for store in self.stores[where]):        # that is an administrator's
+            self.bare[where].add(name)
+            self.suspects.add(where)
+
+    REACTIONS = {nft.NFT_MSG_NEWSETELEM: _came, nft.NFT_MSG_DELSETELEM: _went, nft.NFT_MSG_DELSET: _set_deleted,
+                 nft.NFT_MSG_DELTABLE: _table_deleted, nft.NFT_MSG_NEWCHAIN: _chain_made,
+                 nft.NFT_MSG_DELCHAIN: _chain_deleted, nft.NFT_MSG_NEWRULE: _rule_added,
+                 nft.NFT_MSG_DELRULE: _rule_deleted}
+
+    def _suspect(self, where, what):
+        self.suspects.add(where)
+        self.gone[where].add(what)
+
+    def transaction_ends(self, generation, by):
+        for mark in self.fresh if by != OWN_NAME else ():
+            since, _ = self.leaving.get(mark, (generation, 0))
+            if since < generation:      # it is added again
+                with self.lock:
+                    self.leaving.pop(mark, None)
+                self._forget_lost(mark)
+        self.fresh.clear()
+        taken = sum(len(each) for of in (self.gone, self.bare) for each in of.values())
+        if taken > self.taken:
+            self.by = by
+        self.taken = taken
+
+    def _forget_lost(self, mark):
+        for sets in self.lost.values():
+            for name, elements in sets.items():
+                sets[name] = {key: element for key, element in elements.items() if mark_of(element) != mark}
+
+    def look(self, sock):
+        """See what is there: at the start, and where notifications were dropped. Raises NetlinkError, EINTR: again."""
+        for where, stores in self.stores.items():
+            for store in stores:
+                for name in store.sets:
+                    self._look_at(sock, where, store, name)
+                self.built.update((*where, chain) for chain in store.chains if has_chain(sock, *where, chain))
+            self.suspects.add(where)
+            self.unsure.add(where)
+
+    def _look_at(self, sock, where, store, name):
+        told = store.told(sock, name)
+        if told is None:
+            self._lose(where, name)
+            return
+        there = self.there[where][name] = {}
+        for payload in told:
+            there.update(nft.told_elements(payload))
+        self.needed |= bool(there)
+
+    # What is to be done about it ------------------------------------------------------------------
+
+    def put_back(self, sock, where):
+        """Put back what is missing in one table, if anything is: (what, how many elements), or None. Raises
+        NetlinkError; then it is still to be done."""
+        stores = [store for store in self.stores[where] if self._used(store)]
+        lost = {name: {key: element for key, element in some.items() if key not in self.there[where].get(name, ())}
+                for name, some in self.lost[where].items()}
+        if where in self.unsure:
+            self.gone[where] |= {f"rules of {chain}" for store in stores if not stands(store, sock)
+                                 for chain in store.chains}
+        if not self.gone[where] and not self.bare[where] and not any(lost.values()):
+            self._settle(where)
+            return None
+        back = 0
+        for store in stores:
+            there, gone = ({name: of[name] for name in store.sets if name in of} for of in (self.there[where], lost))
+            back += store.put_back(sock, there, gone, self.leaving)
+        what = self._words(where)
+        self._settle(where)
+        return what, back
+
+    def _used(self, store):
+        """It has been set up."""
+        where = store.family, store.table
+        return any((*where, chain) in self.built for chain in store.chains) or any(
+            of[where].get(name) for of in (self.there, self.lost) for name in store.sets)
+
+    def _settle(self, where):
+        for kept in (self.lost[where], self.bare[where], self.gone[where]):
+            kept.clear()
+        self.suspects.discard(where)
+        self.unsure.discard(where)
+
+    def _words(self, where):
+        gone = self.gone[where]
+        return WHOLE_TABLE if WHOLE_TABLE in gone else few(sorted(gone | {f"rules of {it}" for it in self.bare[where]}))
+
+    def heed(self, sock, mark):
+        """A DEL of the attachment begins; in any thread. Raises NetlinkError."""
+        if not self.needed:
+            return
+        (_, payload), *_ = wire.exchange(sock, nft.get_generation(Batch()))
+        now = monotonic()
+        with self.lock:
+            self.leaving.pop(mark, None)            # it goes to the end: the oldest are in front
+            self.leaving[mark] = nft.read_generation(payload)[0], now
+            while not self.suspects and now - self.leaving[oldest := next(iter(self.leaving))][1] > LEAVING:
+                del self.leaving[oldest]
+
+
+def stands(store, sock):
+    """The chains have their rules. The kernel shows how many there are before the transaction is through that writes
+    them anew: a few looks tell."""
+    for _ in range(LOOKS):
+        if store.stands(sock):
+            return True
+        sleep(BETWEEN_LOOKS)
+    return False
+
+
+def has_chain(sock, family, table, chain):
+    _, refused = wire.attempt(sock, nft.get_chain(Batch(), family, table, chain, f"look up chain {table} {chain}"))
+    if refused and refused[0].errno != ENOENT:
+        raise refused[0]
+    return not refused

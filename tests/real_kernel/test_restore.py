@@ -1,0 +1,144 @@
+"""`fastcni restore` puts back what was flushed, for both backends, and touches nothing else."""
+
+import json
+import shutil
+
+import pytest
+from real_kernel.node import cid_of, elements, rules, run, set_sysctl
+from real_kernel.portmap_chain import DUAL, FAR, NODE, mapping
+from real_kernel.traffic import ask, listen, outside
+
+from fastcni.handle import restore as restore_one
+from fastcni.runtime import CNI, InProcess, RuntimeConf, parse_list
+from fastcni.runtime.restore import restore
+from fastcni.spec.errors import CniError
+
+BACKENDS = pytest.mark.parametrize("backend", ["nftables", pytest.param("iptables", marks=pytest.mark.skipif(
+    not shutil.which("iptables-restore"), reason="needs iptables"))])
+FLUSHES = ("nft flush ruleset", "iptables -t nat -F", "ip6tables -t nat -F", "nft flush table inet fastcni",
+           "nft delete table bridge fastcni")
+
+
+class Runtime:
+    """A runtime with a network of bridge and portmap."""
+
+    def __init__(self, node, tmp_path, backend, first=None):
+        self.cni = CNI([], cache_dir=tmp_path / "cni", runner=InProcess())
+        ours = node.conf(*DUAL, isDefaultGateway=True, ipMasq=True, ipMasqBackend=backend, ipspoofchk=True)
+        plugins = [first or ours, {"type": "portmap", "backend": backend, "capabilities": {"portMappings": True}}]
+        self.net = parse_list(json.dumps({"cniVersion": "1.0.0", "name": "net-a", "plugins": plugins}).encode())
+
+    def rt(self, pod, *mappings, ifname="eth0"):
+        return RuntimeConf(cid_of(pod), f"/run/netns/{pod}", ifname, capability_args={"portMappings": list(mappings)})
+
+    def add(self, pod, *mappings, **more):
+        self.cni.add(self.net, self.rt(pod, *mappings, **more))
+
+    def restore(self):
+        done = restore(self.cni.cache)
+        assert done.failed == ()
+        return done
+
+
+@pytest.fixture
+def runtime(node, tmp_path):
+    set_sysctl("net/ipv6/conf/default/accept_dad", "0")
+    return lambda backend, **more: Runtime(node, tmp_path, backend, **more)
+
+
+def firewall():
+    """nftables and iptables, in no order: the rules of one pod may come before those of another."""
+    saved = [line for program in ("iptables", "ip6tables") for line in run(f"{program}-save", check=False).splitlines()
+             if line.startswith("-A")]
+    own = [str(item) for item in rules() if next(iter(item.values())).get("table", "") == "fastcni"]
+    return sorted(saved + own)
+
+
+@BACKENDS
+@pytest.mark.parametrize("how", FLUSHES)
+def test_what_was_flushed_is_put_back_and_traffic_gets_through(runtime, node, pod_netns, backend, how):
+    pods, far = [pod_netns() for _ in range(2)], outside(pod_netns)
+    it = runtime(backend)
+    for number, pod in enumerate(pods):
+        it.add(pod, mapping(8080 + number), mapping(9080 + number, protocol="udp"))
+    before = firewall()
+    others = {key: value for key, value in node.left(*pods).items() if key != "rules"}
+    run(*how.split(), check=False)
+    done = it.restore()
+    assert (done.attachments, done.plugins, done.gone) == (2, 4, 0)
+    assert firewall() == before
+    assert {key: value for key, value in node.left(*pods).items() if key != "rules"} == others
+    with listen(pods[1], 80):
+        assert ask(far, NODE[4], 8081) == FAR[4]
+    for pod in pods:
+        it.cni.delete(it.net, it.rt(pod))
+    assert "10.22.0." not in str(node.left()["rules"]) and "fd00:22" not in str(node.left()["rules"])
+
+
+@BACKENDS
+def test_what_is_there_stays_as_it_is(runtime, pod, backend):
+    it = runtime(backend)
+    it.add(pod, mapping())
+    it.add(pod, mapping(8081), ifname="eth1")
+    before = firewall()
+    it.restore()
+    it.restore()
+    assert firewall() == before
+
+
+@pytest.mark.skipif(not shutil.which("iptables-restore"), reason="needs iptables")
+def test_two_interfaces_that_share_a_chain_of_iptables_are_both_back(runtime, pod):
+    it = runtime("iptables")
+    it.add(pod)
+    it.add(pod, ifname="eth1")
+    before = set(firewall())
+    run("iptables", "-t", "nat", "-F")
+    it.restore()
+    assert set(firewall()) == before
+
+
+def test_an_address_that_is_another_pods_by_now_is_left_to_it(runtime, pod_netns, node):
+    it, one, two = runtime("nftables"), pod_netns(), pod_netns()
+    it.add(one)
+    run("rm", "-r", node.data_dir)              # the node lost its address files: the same address is given again
+    it.add(two)
+    done = restore(it.cni.cache)
+    assert [failure.attachment.container_id for failure in done.failed] == [cid_of(one)]
+    assert "element of another attachment" in str(done.failed[0])
+    assert cid_of(two) in run("nft", "list", "map", "inet", "fastcni", "pods4")
+
+
+def test_flannels_delegate_is_asked(runtime, node, pod):
+    flannel = {"type": "flannel", "subnetFile": node.subnet_file("10.22.0.0/24"), "dataDir": f"{node.data_dir}/flannel",
+               "ipam": {"dataDir": node.data_dir}, "delegate": {"ipMasq": True, "isDefaultGateway": True}}
+    it = runtime("nftables", first=flannel)
+    it.add(pod, mapping())
+    before = firewall()
+    run("nft", "flush", "ruleset")
+    it.restore()
+    assert firewall() == before and elements("pods4")
+
+
+def test_ptp_has_its_masquerade_back(runtime, node, pod):
+    it = runtime("nftables", first=node.conf("10.22.0.0/24", type="ptp", ipMasq=True))
+    it.add(pod)
+    before = firewall()
+    run("nft", "flush", "ruleset")
+    it.restore()
+    assert firewall() == before and elements("pods4")
+
+
+@pytest.mark.parametrize(("conf", "words"), [
+    ({"type": "bridge", "ipMasq": True, "ipam": {"type": "host-local"}}, "Required prevResult missing"),
+    ({"type": "bridge", "ipMasq": "yes"}, "ipMasq"),
+    ({"type": "nobody"}, "unknown plugin type"),
+    ({"type": "bridge", "macspoofchk": True, "prevResult": {"cniVersion": "1.0.0"}}, "does not tell of the pod's port"),
+], ids=["no prevResult", "bad key", "unknown plugin", "no interfaces"])
+def test_what_cannot_be_put_back_is_said(host_netns, conf, words):
+    env = {"CNI_CONTAINERID": "c", "CNI_NETNS": "/run/netns/x", "CNI_IFNAME": "eth0", "CNI_PATH": "/nowhere"}
+    with pytest.raises(CniError, match=words):
+        restore_one(conf["type"], env, json.dumps({"cniVersion": "1.0.0", "name": "net-a", **conf}).encode())
+
+
+def test_restore_is_no_command_that_a_runtime_can_send(node, pod):
+    assert "unknown CNI_COMMAND" in node.refused("RESTORE", node.conf(), pod)["msg"]
