@@ -3,6 +3,7 @@
 The witnesses are `ip -j`, `nft -j` and pyroute2; what they say comes as plain lists and dicts.
 """
 
+import contextlib
 import ctypes
 import json
 import os
@@ -20,6 +21,7 @@ CLONE_NEWNET = 0x40000000
 libc = ctypes.CDLL(None, use_errno=True)
 OUTSIDE = {4: "192.0.2.9", 6: "2001:db8::9"}                # what pods have no route to of their own
 PKTINFO = {4: (socket.IPPROTO_IP, 8, 8), 6: (socket.IPPROTO_IPV6, 49, 50)}      # linux/in.h, in6.h: set, received as
+AGAIN = 0.3                                                 # seconds until a datagram is sent once more
 COMMON_FILES = ("last_reserved_ip.", "lock", ".fastcni.index")      # of a host-local directory: nobody's
 
 
@@ -92,7 +94,7 @@ def set_sysctl(name, value):
         file.write(value)
 
 
-def eventually(claim, seconds=5.0):
+def eventually(claim, seconds=20.0):
     """Wait until claim() holds: the kernel takes a dead namespace down in its own time."""
     deadline = time.monotonic() + seconds
     while not claim() and time.monotonic() < deadline:
@@ -124,10 +126,11 @@ def enter(path):
         raise OSError(ctypes.get_errno(), f"cannot enter {path}")
 
 
-def source_seen(sender, receiver, address, wait=2.0):
-    """Send a datagram from namespace `sender` to `address` in namespace `receiver` (None: the node).
+def source_seen(sender, receiver, address, wait=5.0):
+    """Send datagrams from namespace `sender` to `address` in namespace `receiver` (None: the node) until one arrives.
 
-    The source address that the receiver sees, or None when nothing arrives within `wait` seconds.
+    The source address that the receiver sees, or None when nothing arrives within `wait` seconds. The first may be
+    lost: a link that has just come up drops what is sent before the kernel has seen its carrier.
     """
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with Inside(receiver):
@@ -136,12 +139,14 @@ def source_seen(sender, receiver, address, wait=2.0):
     with Inside(sender):
         client = socket.socket(family, socket.SOCK_DGRAM)
     with server, client:
-        server.settimeout(wait)
-        try:
-            client.sendto(b"are you there?", (address, server.getsockname()[1]))
-            return server.recvfrom(100)[1][0]
-        except (TimeoutError, OSError):
-            return None
+        deadline = time.monotonic() + wait
+        while True:
+            with contextlib.suppress(OSError):              # no way there, or none yet
+                client.sendto(b"are you there?", (address, server.getsockname()[1]))
+            if select.select([server], [], [], AGAIN)[0]:
+                return server.recvfrom(100)[1][0]
+            if time.monotonic() > deadline:
+                return None
 
 
 def arrives_by(pod, source, family=4, device=""):

@@ -16,11 +16,10 @@ import struct
 import threading
 import time
 
-from real_kernel.node import Inside, run, set_sysctl
+from real_kernel.node import AGAIN, Inside, run, set_sysctl
 
 KINDS = {"tcp": socket.SOCK_STREAM, "udp": socket.SOCK_DGRAM}
 SCTP = 132
-AGAIN = 0.3                     # seconds until a datagram is sent once more
 
 
 def families(address):

@@ -24,30 +24,48 @@ SWITCHES = ("net/ipv4/ip_forward", "net/ipv6/conf/all/forwarding", "net/ipv4/con
 
 def state_of(side, *pods, borrowed=False):
     """{path: value} of a host and its pods, flat: "host/links/br0/mtu": 1500. borrowed: see Roles."""
+    found = of_each(read_netns, side, pods)
+    return flat(Roles(found, [side.host, *pods], borrowed).of(found))
+
+
+def roles_of(side, *pods, borrowed=False):
+    """The Roles of a host and its pods as they are now."""
+    return Roles(of_each(lambda: {"links": read_links()}, side, pods), [side.host, *pods], borrowed)
+
+
+def of_each(read, side, pods):
+    """{"host", "pod0", ...: what read() says in that namespace}"""
     found = {}
     for role, netns in [("host", side.host), *((f"pod{i}", os.path.basename(p)) for i, p in enumerate(pods))]:
         with Inside(netns):
-            found[role] = read_netns()
-    return flat(Roles(found, [side.host, *pods], borrowed).of(found))
+            found[role] = read()
+    return found
 
 
 def read_netns():
     """Links with addresses, VLANs of bridge ports, routes, qdiscs and sysctls of this thread's namespace."""
-    found = sorted(ip_json("-d", "addr"), key=lambda item: item["ifindex"])
-    links = {item.pop("ifname"): item for item in found}
-    for item in links.values():
-        item["addr_info"] = {f"{each.pop('local')}/{each.pop('prefixlen')}": each for each in item["addr_info"]}
+    links = read_links()
     vlans = {item["ifname"]: {str(vlan["vlan"]): vlan.get("flags", []) for vlan in item["vlans"]}
              for item in json.loads(run("bridge", "-j", "vlan", "show") or "[]")}
-    routes = {}
+    routes, rules = {}, {}
     for family in "46":
-        for item in ip_json(f"-{family}", "-d", "route", "show", "table", "all"):
+        found_routes, found_rules = ip_json(f"-{family}", "-d", commands=["route show table all", "rule"])
+        for item in found_routes:
             key = " ".join(str(item.get(each, "")) for each in ("table", "type", "dst", "gateway", "dev", "metric"))
             routes[f"{family} {key}"] = item
-    rules = {f"{family} {item['priority']}": item for family in "46" for item in ip_json(f"-{family}", "-d", "rule")}
+        rules |= {f"{family} {item['priority']}": item for item in found_rules}
     return {"links": links, "vlans": vlans, "routes": routes, "rules": rules, "queues": queues(),
             "sysctls": {**{name: sysctl(name) for name in SWITCHES},
                         **{k: v for name in links for k, v in sysctls(name)}}}
+
+
+def read_links():
+    """{name: `ip -j -d addr` of it}, the oldest first."""
+    (found,) = ip_json("-d", commands=["addr"])
+    links = {item.pop("ifname"): item for item in sorted(found, key=lambda item: item["ifindex"])}
+    for item in links.values():
+        item["addr_info"] = {f"{each.pop('local')}/{each.pop('prefixlen')}": each for each in item["addr_info"]}
+    return links
 
 
 def queues():
@@ -63,9 +81,10 @@ def queues():
     return found
 
 
-def ip_json(*words):
-    out = run("ip", "-j", *words)
-    return json.loads(out) if out.strip() else []
+def ip_json(*options, commands):
+    """What each of some commands of ip(8) says, by one process."""
+    out = run("ip", "-j", *options, "-batch", "-", stdin="\n".join(commands))
+    return [json.loads(line) for line in out.splitlines()]
 
 
 def sysctl(name):
