@@ -2,7 +2,7 @@
 # make test    sets everything up and runs all tests (without root, what needs root skips and says so)
 # make test-vm the tests that need a kernel with everything, on Debian's, in a VM (ONLY="tests/real_kernel/test_x.py")
 # make check   the fast tests   make lint   ruff and cython-lint   make clean
-# make bench   figures and benchmarks/report (root; twenty minutes, BENCH=--quick: two minutes)
+# make bench   figures and benchmarks/report (root; twenty minutes, BENCH=--quick: a few)
 .POSIX:
 .PHONY: setup demo test test-vm check bench lint clean
 
