@@ -12,9 +12,9 @@ br_netfilter is loaded.
 each with a comment. A bridge's policy lasts as long as the bridge.
 """
 
+from fastcni.kit import links
 from fastcni.kit.firewall import iptables
 from fastcni.kit.firewall.forward_iptables import TABLE, leads
-from fastcni.kit.firewall.ingress_nft import exists
 
 STAGE_1, STAGE_2 = "CNI-ISOLATION-STAGE-1", "CNI-ISOLATION-STAGE-2"
 WORDS = "CNI firewall plugin rules (ingressPolicy: {})"
@@ -75,6 +75,12 @@ def gc(req):
         return
     for program in iptables.PROGRAMS.values():
         lines = iptables.read_if_there(req, program, TABLE)
-        lost = [line for line in lines if line.startswith((f"-A {STAGE_1} ", f"-A {STAGE_2} "))
-                and (name := iptables.behind("-i", line) or iptables.behind("-o", line)) and not exists(req, name)]
+        lost = [line for line in lines if (name := bridge_of(line)) and not links.on_host(req.host, name)]
         iptables.remove(req, program, lines, lost, table=TABLE)
+
+
+def bridge_of(line):
+    """The bridge that a rule of ours is about, "" for others."""
+    if not line.startswith((f"-A {STAGE_1} ", f"-A {STAGE_2} ")):
+        return ""
+    return iptables.behind("-i", line) or iptables.behind("-o", line)

@@ -88,16 +88,12 @@ def missing(req, conf):
 def gc(req):
     """Delete the policies of bridges that are no more, and what pods have that are not valid any more."""
     store().remove(req, [(name, key) for name, key, _ in store().every(req.host.firewall)
-                         if not exists(req, bridge_of(key))])
+                         if not links.on_host(req.host, bridge_of(key))])
     ports_store().gc(req)
 
 
 def bridge_of(key):
     return key[:IFNAMSIZ].rstrip(b"\0").decode()
-
-
-def exists(req, name):
-    return links.on_host(req.host, name) is not None
 
 
 def set_up(batch, _):

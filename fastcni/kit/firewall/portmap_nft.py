@@ -171,14 +171,10 @@ def host_ips(req, length):
 
 def add_host_ips(req, conf):
     """They belong to nobody, and stay: there are no more of them than addresses of the node."""
-    batch = nft.start(Batch())
-    for length in conf.pod:
-        named = dict.fromkeys(mapping.host_ip for mapping in conf.mappings_for(length) if mapping.host_ip)
-        if named:
-            nft.add_elements(batch, FAMILY, TABLE, HOSTIPS[length], [(packed, None) for packed in named],
-                             exclusive=False)
-    if batch.asked:
-        wire.exchange(req.host.firewall, nft.stop(batch))
+    named = dict.fromkeys((HOSTIPS[length], mapping.host_ip, None)
+                          for length in conf.pod for mapping in conf.mappings_for(length) if mapping.host_ip)
+    if named:
+        store().keep(req, [*named])
 
 
 def delete(req, conf):
