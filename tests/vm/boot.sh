@@ -4,7 +4,7 @@
 # VM_LIMIT is for how many seconds it may run. The status is that of pytest, 1 where pytest did not come to its end.
 set -eu
 cd "$(dirname "$0")/../.."
-limit=${VM_LIMIT:-2400}
+limit=${VM_LIMIT:-3600}
 lane=
 if [ $# = 0 ]; then
     lane="vm $(.venv/bin/python tests/features.py)"
