@@ -13,14 +13,15 @@ class Host:
     home      a descriptor of the namespace, None: the thread's own is opened when it is needed
     memory    whoever remembers answers and hears when they change, see recall(); None: the kernel is asked each time
     deletes   whoever deletes links for many requests at once, see announced.delete(); None: each for itself
+    together  an iptables_together.Together: what is to be changed by iptables is noted there; None: it is changed
     in_ipam   seconds that the request has spent in its IPAM plugin
     """
 
-    __slots__ = ("home", "memory", "deletes", "sockets", "ipv6", "in_ipam")
+    __slots__ = ("home", "memory", "deletes", "sockets", "ipv6", "together", "in_ipam")
 
     def __init__(self, home=None, memory=None, deletes=None):
         self.home, self.memory, self.deletes = home, memory, deletes
-        self.sockets, self.ipv6 = {}, None
+        self.sockets, self.ipv6, self.together = {}, None, None
         self.in_ipam = 0.0
 
     @property

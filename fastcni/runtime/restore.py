@@ -11,7 +11,9 @@ from typing import Any
 from fastcni import plugins
 from fastcni.handle import restore as restore_one
 from fastcni.kernel import netns
+from fastcni.kit.firewall.iptables_together import Together, carry_out
 from fastcni.kit.host import Host
+from fastcni.kit.request import Request
 from fastcni.runtime import inject
 from fastcni.runtime.cache import Cache
 from fastcni.runtime.call import Call
@@ -52,27 +54,38 @@ def restore(cache: Cache, environ: Mapping[str, str] | None = None) -> Restored:
     environ: for programs (iptables), this process's own when None. OSError: the cache cannot be listed.
     """
     environ = os.environ if environ is None else environ
-    attachments = calls = gone = 0
-    failed: list[Failure] = []
     host = Host()
     try:
-        for it in cache.attachments():
-            if not has_netns(it):
-                gone += 1
-                continue
-            try:
-                todo = list(inputs(cache, it))
-            except CniError as e:
-                failed.append(Failure(it, "", e))
-                continue
-            attachments, calls = attachments + bool(todo), calls + len(todo)
-            for kind, stdin in todo:
-                try:
-                    restore_one(kind, {**environ, **variables(it)}, stdin, host=host)
-                except CniError as e:
-                    failed.append(Failure(it, kind, e))
+        host.together = Together()
+        done = walk(cache, environ, host)
+        try:
+            carry_out(Request(env=environ, host=host))
+        except CniError:                # of one or another: by themselves it shows of which
+            done = walk(cache, environ, host)
     finally:
         host.close(lambda close: close())
+    return done
+
+
+def walk(cache: Cache, environ: Mapping[str, str], host: Host) -> Restored:
+    """Each plugin of each attachment in turn."""
+    attachments = calls = gone = 0
+    failed: list[Failure] = []
+    for it in cache.attachments():
+        if not has_netns(it):
+            gone += 1
+            continue
+        try:
+            todo = list(inputs(cache, it))
+        except CniError as e:
+            failed.append(Failure(it, "", e))
+            continue
+        attachments, calls = attachments + bool(todo), calls + len(todo)
+        for kind, stdin in todo:
+            try:
+                restore_one(kind, {**environ, **variables(it)}, stdin, host=host)
+            except CniError as e:
+                failed.append(Failure(it, kind, e))
     return Restored(attachments, calls, gone, tuple(failed))
 
 

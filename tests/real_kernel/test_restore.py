@@ -2,6 +2,8 @@
 
 import json
 import shutil
+from base64 import b64decode, b64encode
+from pathlib import Path
 
 import pytest
 from real_kernel.node import cid_of, elements, rules, run, set_sysctl
@@ -9,10 +11,13 @@ from real_kernel.portmap_chain import DUAL, FAR, NODE, mapping
 from real_kernel.traffic import ask, listen, outside
 
 from fastcni.handle import restore as restore_one
+from fastcni.kernel import process
 from fastcni.runtime import CNI, InProcess, RuntimeConf, parse_list
 from fastcni.runtime.restore import restore
 from fastcni.spec.errors import CniError
 
+needs_iptables = pytest.mark.skipif(not shutil.which("iptables-restore"), reason="needs iptables")
+real_run = process.run
 BACKENDS = pytest.mark.parametrize("backend", ["nftables", pytest.param("iptables", marks=pytest.mark.skipif(
     not shutil.which("iptables-restore"), reason="needs iptables"))])
 FLUSHES = ("nft flush ruleset", "iptables -t nat -F", "ip6tables -t nat -F", "nft flush table inet fastcni",
@@ -73,6 +78,39 @@ def test_what_was_flushed_is_put_back_and_traffic_gets_through(runtime, node, po
     for pod in pods:
         it.cni.delete(it.net, it.rt(pod))
     assert "10.22.0." not in str(node.left()["rules"]) and "fd00:22" not in str(node.left()["rules"])
+
+
+@needs_iptables
+def test_any_number_of_pods_takes_one_run_of_each_program(runtime, pod_netns, monkeypatch):
+    it, ran = runtime("iptables"), []
+    for number in range(4):
+        it.add(pod_netns(), mapping(8080 + number))
+    before = firewall()
+    run("nft", "flush", "ruleset")
+    monkeypatch.setattr(process, "run", lambda path, *args: (ran.append(Path(path).name), real_run(path, *args))[1])
+    it.restore()
+    assert sorted(ran) == ["ip6tables-restore", "ip6tables-save", "iptables-restore", "iptables-save"]
+    assert firewall() == before
+
+
+@needs_iptables
+def test_a_pod_that_iptables_refuses_keeps_no_other_from_being_restored(runtime, pod_netns):
+    """Together they are refused as one: then each has its own run, and the error is the one pod's."""
+    it, pods = runtime("iptables"), [pod_netns() for _ in range(3)]
+    for number, pod in enumerate(pods):
+        it.add(pod, mapping(8080 + number))
+    before = firewall()
+    path = it.cni.cache.path("net-a", it.rt(pods[1]))
+    cached = json.loads(Path(path).read_text())
+    bad = json.loads(b64decode(cached["config"]))
+    bad["plugins"][1]["externalSetMarkChain"] = "NOBODY-MADE-IT"
+    Path(path).write_text(json.dumps({**cached, "config": b64encode(json.dumps(bad).encode()).decode()}))
+    run("nft", "flush", "ruleset")
+    failed = restore(it.cni.cache).failed
+    assert [failure.attachment.container_id for failure in failed] == [cid_of(pods[1])]
+    assert "NOBODY-MADE-IT" in str(failed[0])
+    assert [line for line in before if "8080" in line or "8082" in line] == [
+        line for line in firewall() if "8080" in line or "8082" in line]
 
 
 @BACKENDS

@@ -53,6 +53,12 @@ def _words(path):
 
 def read(req, program, table="nat"):
     """The lines of a table as iptables-save prints them. Raises CniError."""
+    if req.host.together:
+        return req.host.together.read((program, table), lambda: _read(req, program, table))
+    return _read(req, program, table)
+
+
+def _read(req, program, table):
     saved = _run(req, program + "-save", ("-t", table), b"")
     if saved.status:
         raise failed(program + "-save", saved)
@@ -73,6 +79,10 @@ def change(req, program, commands, table="nat"):
 
 def attempt(req, program, commands, table="nat"):
     """The same, for those who try again: a process.Finished."""
+    if req.host.together:
+        read(req, program, table)
+        req.host.together.note((program, table), commands)
+        return process.Finished(0, b"", b"", "")
     text = "\n".join([f"*{table}", *commands, "COMMIT", ""])
     return _run(req, program + "-restore", ("--noflush", "--wait"), text.encode())
 
