@@ -12,7 +12,7 @@ from fastcni.kernel.waiting import waiting
 AF_NETLINK = 16
 RECV_SIZE = 65536               # the kernel fills dumps up to 32 KiB; twice that is never cut short
 DUMP_TRIES = 5                  # as the reference plugins: an interrupted dump is asked for five times in all
-EINTR, ENOBUFS = 4, 105
+ENOENT, EINTR, ENOBUFS = 2, 4, 105
 EINTR_DUMP = "the kernel's table kept changing while it was read"
 
 _STRICT = (uapi.NETLINK_EXT_ACK, uapi.NETLINK_CAP_ACK, uapi.NETLINK_GET_STRICT_CHK)
@@ -106,6 +106,16 @@ def attempt(sock, batch):
         return _attempt(sock, batch)
     finally:
         observe(sock.proto, perf_counter() - started)
+
+
+def look_up(sock, batch):
+    """Like exchange(), for a question about one thing: None where there is no such thing (ENOENT)."""
+    replies, refused = attempt(sock, batch)
+    if not refused:
+        return replies
+    if refused[0].errno == ENOENT:
+        return None
+    raise refused[0]
 
 
 def _attempt(sock, batch):

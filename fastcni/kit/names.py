@@ -2,6 +2,8 @@
 
 import sys
 
+ADMIN_CHAIN = "CNI-ADMIN"       # of the host's administrator, where the network names no other
+
 
 def digest(text, length, prefix=""):
     """`prefix` and as much of the SHA-512 of `text` in lower-case hex as `length` has room for."""

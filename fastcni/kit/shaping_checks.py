@@ -1,7 +1,5 @@
 """CHECK of kit/shaping.py: is a link held to its limit, and does what it receives go through its ifb?"""
 
-from errno import ENOENT
-
 from fastcni._netlink import Batch
 from fastcni.kernel import tc, uapi, wire
 from fastcni.kit import shaping
@@ -51,10 +49,8 @@ def check_redirect(sock, link, ifb):
 
 def ask(sock, batch):
     """(kind, options) of the answer, ("", b"") where there is none."""
-    replies, refused = wire.attempt(sock, batch)
-    if refused and refused[0].errno != ENOENT:
-        raise refused[0]
-    return tc.read_kind(replies[0][1]) if replies else ("", b"")
+    found = wire.look_up(sock, batch)
+    return tc.read_kind(found[0][1]) if found else ("", b"")
 
 
 def filters_of(sock, link, parent):

@@ -3,7 +3,7 @@
 Backends are imported when they are used: a one-shot ADD needs one of them.
 """
 
-from fastcni.kit import chained
+from fastcni.kit import chained, names
 from fastcni.kit.undo import every
 from fastcni.spec import address as addresses
 from fastcni.spec import errors, version
@@ -38,6 +38,7 @@ def read(req):
             raise
         conf = Conf()                       # what ADD refused is in nobody's way, and what is there is found without
         conf.backend, conf.zone, conf.policy, conf.ips, conf.previous = "", "trusted", "", [], None
+        conf.admin_chain = names.ADMIN_CHAIN
         return conf
 
 
@@ -61,7 +62,7 @@ def read_strictly(req):
 
 
 def read_chain(keys):
-    name = keys.text("iptablesAdminChainName") or "CNI-ADMIN"
+    name = keys.text("iptablesAdminChainName") or names.ADMIN_CHAIN
     if not is_name(name) or len(name) > MOST_OF_A_CHAIN:
         raise keys.wrong("iptablesAdminChainName", f"not the name of a chain: {shown(name)}")
     return name
@@ -117,9 +118,13 @@ def add(req, conf, undo):
 
 def delete(req, conf):
     """Take back what ADD did, in whichever backend and by whichever implementation."""
-    from fastcni.kit.firewall import ingress_nft
+    from fastcni.kit.firewall import forward_firewalld, forward_iptables, forward_nft, ingress_nft
 
-    every((ingress_nft.delete, req, conf), *((each.delete, req, conf) for each in every_backend()))
+    by_nftables = forward_nft.knows(req, conf)
+    every((ingress_nft.delete, req, conf),
+          (forward_iptables.delete, req, conf, by_nftables),
+          (forward_firewalld.delete, req, conf, by_nftables or conf.backend not in ("", "firewalld")),
+          (forward_nft.delete, req, conf))
 
 
 def every_backend():

@@ -18,22 +18,25 @@ AT_ONCE = 64                    # elements asked for in one send: the answers ha
 
 class Store:
     """The sets of one table, and the `chains` with the rules that look into them: {chain: how many rules it has, and
-    jumps to it}. `set_up(batch, items)` adds whatever the items need, fit to be run over what is there."""
+    jumps to it}. Chains that elements lead to have names that begin with `leads_to`.
 
-    __slots__ = ("family", "table", "sets", "chains", "set_up")
+    `set_up(batch, items)` adds whatever the items need, fit to be run over what is there.
+    """
 
-    def __init__(self, family, table, sets, chains, set_up):
+    __slots__ = ("family", "table", "sets", "chains", "set_up", "leads_to")
+
+    def __init__(self, family, table, sets, chains, set_up, leads_to=""):
         self.family, self.table, self.sets, self.chains, self.set_up = family, table, sets, chains, set_up
+        self.leads_to = leads_to
 
     def add(self, req, items, taken=None):
         """Add elements with the request's mark. Only when the kernel misses something is the table set up.
-        Says whether the chains had their rules.
 
         Those that are there already are taken over: left from a pod whose DEL never came, and what they name is ours
         now, the kernel or IPAM gave it to us. Where that is not so, `taken([(set, key, comment)])` raises.
         """
         sock = req.host.firewall
-        whole, refused = self._where_set_up(req, items, lambda: self._try(sock, req, items))
+        refused = self._where_set_up(req, items, lambda: self._try(sock, req, items))
         for _ in range(TRIES):
             if not refused or refused[0].errno != EEXIST:
                 break
@@ -44,7 +47,6 @@ class Store:
             refused = self._try(sock, req, items)
         if refused:
             raise refused[0]
-        return whole
 
     def keep(self, req, items):
         """Have elements that belong to nobody and stay: they have no mark, and may be there already."""
@@ -56,31 +58,46 @@ class Store:
                 nft.add_elements(batch, self.family, self.table, name, some, exclusive=False)
             return wire.attempt(req.host.firewall, nft.stop(batch))[1]
 
-        _, refused = self._where_set_up(req, items, attempt)
+        refused = self._where_set_up(req, items, attempt)
         if refused:
             raise refused[0]
 
     def _where_set_up(self, req, items, attempt):
-        """(were the rules there, what attempt() is refused), the table being set up if the kernel misses something."""
+        """What attempt() is refused, the table being set up if the kernel misses something."""
         sock = req.host.firewall
-        whole = self.whole(req)
-        if not whole:
-            wire.exchange(sock, nft.stop(self.set_up(nft.start(Batch()), items)))
+        if not self.whole(req):             # somebody has flushed it, perhaps: elements still lead to bare chains
+            self._set_up(sock, [*items, *(chain_item(chain) for chain, _ in self.chains_led_to(sock))])
         refused = attempt()
-        if refused and refused[0].errno == ENOENT:
-            wire.exchange(sock, nft.stop(self.set_up(nft.start(Batch()), items)))
+        for _ in range(TRIES):              # and again, meanwhile
+            if not refused or refused[0].errno != ENOENT:
+                break
+            self._set_up(sock, items)
             refused = attempt()
-        return whole, refused
+        return refused
+
+    def _set_up(self, sock, items):
+        if refused := in_one(sock, items, self.set_up):
+            raise refused[0]
+
+    def refusal(self, req, items=()):
+        """What the kernel would say against setting it up, None where nothing: a transaction that is never closed is
+        only tried."""
+        _, refused = wire.attempt(req.host.firewall, self.set_up(nft.start(Batch()), items))
+        return refused[0] if refused else None
+
+    def chains_led_to(self, sock):
+        """[(name, references)] of the chains that elements lead to, and of those that they did once."""
+        return chains_of(sock, self.family, self.table, self.leads_to) if self.leads_to else []
 
     def restore(self, req, items):
-        """Add what is missing, of the items and of the chains' rules; says whether these were there. CniError 11 where
-        another attachment has one of them by now."""
+        """Add what is missing, of the items and of the chains' rules. CniError 11 where another attachment has one of
+        them by now."""
         def taken(present):
             for name, _, comment in present:
                 raise CniError(errors.TRY_AGAIN_LATER, f"{self.table} {name} has an element of another attachment",
                                f"it is of {comment}")
 
-        return self.add(req, self.missing(req, items), taken)
+        self.add(req, self.missing(req, items), taken)
 
     def put_back(self, sock, there, lost, left):
         """After a flush: the chains get their rules, those too that elements go to, and the sets what they have `lost`;
@@ -91,7 +108,7 @@ class Store:
         """
         chains = nft.told_chains([element for found in (there, lost) for some in found.values()
                                   for element in some.values()])
-        in_halves(sock, [(None, None, chain) for chain in chains], self.set_up)
+        self._set_up(sock, [*map(chain_item, chains)])
         items = [(name, key, element) for name, some in lost.items() for key, element in some.items()
                  if not (left and mark_of(element) in left)]
         back = in_halves(sock, items, self._put, EEXIST, EBUSY)
@@ -120,23 +137,19 @@ class Store:
                    lambda batch: nft.get_set(batch, self.family, self.table, self.sets[0]))
 
     def _has_rules(self, sock, chain, rules):
-        replies, refused = wire.attempt(sock, nft.get_chain(Batch(), self.family, self.table, chain,
-                                                            f"look up nftables chain {self.table} {chain}"))
-        if refused and refused[0].errno != ENOENT:
-            raise refused[0]
-        return not refused and nft.read_chain(replies[0][1])[2] >= rules
+        found = wire.look_up(sock, nft.get_chain(Batch(), self.family, self.table, chain,
+                                                 f"look up nftables chain {self.table} {chain}"))
+        return bool(found) and nft.read_chain(found[0][1])[2] >= rules
 
     def _try(self, sock, req, items):
-        """The refusals of adding the items: in one transaction, or, where a Batch has no room for it, in halves."""
-        mark, batch = names.mark(req), nft.start(Batch())
-        try:
+        """The refusals of adding the items."""
+        mark = names.mark(req)
+
+        def fill(batch, items):
             for name, some in by_set(items).items():
                 nft.add_elements(batch, self.family, self.table, name, some, mark)
-            nft.stop(batch)
-        except BatchFull:
-            half = len(items) // 2
-            return self._try(sock, req, items[:half]) or self._try(sock, req, items[half:])
-        return wire.attempt(sock, batch)[1]
+
+        return in_one(sock, items, fill)
 
     def missing(self, req, items):
         """Those of the items that are not there with the request's mark."""
@@ -166,6 +179,17 @@ class Store:
         """[(set, key)] of what gc() deletes."""
         lost = no_longer_valid(req)
         return [(name, key) for name, key, comment in self.every(req.host.firewall) if lost(comment)]
+
+    def delete_unused_chains(self, req, rules):
+        """For GC: delete the chains that no element leads to: nothing but their own `rules` refers to them."""
+        sock = req.host.firewall
+        for chain, references in self.chains_led_to(sock):
+            if references <= rules:
+                batch = nft.flush_chain(nft.start(Batch()), self.family, self.table, chain)
+                nft.del_chain(batch, self.family, self.table, chain)
+                _, refused = wire.attempt(sock, nft.stop(batch))
+                if refused and refused[0].errno not in (EBUSY, ENOENT):     # a pod came, or a flush
+                    raise refused[0]
 
     def remove(self, req, found):
         """Delete elements, [(set, key)], whosever they are. Gone is fine."""
@@ -211,21 +235,35 @@ class Store:
             nft.del_elements(batch, self.family, self.table, name, [key for key, *_ in some])
 
 
-def in_halves(sock, items, fill, *fine):
-    """All in one transaction of fill(batch, items), or else in halves: one that is refused must not keep the others.
-    Returns how many went in. Raises NetlinkError where one alone is refused, but not for the errnos in `fine`."""
+def in_one(sock, items, fill):
+    """The refusals of a transaction of fill(batch, items); of some, one after another, where a Batch has no room."""
     batch = nft.start(Batch())
     try:
         fill(batch, items)
-        refused = wire.attempt(sock, nft.stop(batch))[1]
+        nft.stop(batch)
     except BatchFull:
-        refused = [None]
+        if len(items) < 2:
+            raise
+        half = len(items) // 2
+        return in_one(sock, items[:half], fill) or in_one(sock, items[half:], fill)
+    return wire.attempt(sock, batch)[1]
+
+
+def in_halves(sock, items, fill, *fine):
+    """in_one(), and what is refused again in halves: one that is refused must not keep the others. Returns how many
+    went in. Raises NetlinkError where one alone is refused, but not for the errnos in `fine`."""
+    refused = in_one(sock, items, fill)
     if refused and len(items) > 1:
         half = len(items) // 2
         return in_halves(sock, items[:half], fill, *fine) + in_halves(sock, items[half:], fill, *fine)
     if refused and refused[0].errno not in fine:
         raise refused[0]
     return 0 if refused else len(items)
+
+
+def chain_item(chain):
+    """An item for set_up() alone: a chain that elements lead to."""
+    return None, None, chain
 
 
 def mark_of(element):
@@ -262,30 +300,7 @@ def has_table(host, family, table):
 
 def has(host, key, look_up):
     """Is there what look_up(batch) asks for? `key` is that of host.recall()."""
-    def ask():
-        _, refused = wire.attempt(host.firewall, look_up(Batch()))
-        if refused and refused[0].errno != ENOENT:
-            raise refused[0]
-        return not refused
-
-    return host.recall(key, ask)
-
-
-def refill(sock, family, table, prefix, fill):
-    """After a flush, perhaps: fill(batch, chain) gives each of them its rules. Elements still go there."""
-    for chain, _ in chains_of(sock, family, table, prefix):
-        wire.exchange(sock, nft.stop(fill(nft.start(Batch()), chain)))
-
-
-def delete_unused_chains(sock, family, table, prefix, rules):
-    """For GC: delete those of them that no element goes to: nothing but their own `rules` refers to them."""
-    for chain, references in chains_of(sock, family, table, prefix):
-        if references <= rules:
-            batch = nft.flush_chain(nft.start(Batch()), family, table, chain)
-            nft.del_chain(batch, family, table, chain)
-            _, refused = wire.attempt(sock, nft.stop(batch))
-            if refused and refused[0].errno != EBUSY:       # EBUSY: a pod came in between
-                raise refused[0]
+    return host.recall(key, lambda: wire.look_up(host.firewall, look_up(Batch())) is not None)
 
 
 def delete_rules(host, family, table, chain, ours, then=None):

@@ -5,7 +5,6 @@ restarted.
 """
 
 from fastcni.kernel import dbus
-from fastcni.kit.firewall import forward_nft
 from fastcni.kit.firewall.notes import Notes
 from fastcni.spec import address as addresses
 from fastcni.spec import errors
@@ -98,11 +97,10 @@ def add_sources(req, conf):
                                "firewall-cmd --get-zones names the zones, --get-active-zones says what is in them")
 
 
-def delete(req, conf):
-    """Take back what ADD did, also by the reference plugin. Gone is fine."""
-    # Of a pod that another backend lets through there is nothing here, and firewalld is not asked.
-    others = conf.backend not in ("", "firewalld") or forward_nft.knows(req, conf.ips)
-    take_back(req, conf.zone, *notes().to_take_back(req, [] if others else conf.ips))
+def delete(req, conf, elsewhere):
+    """Take back what ADD did, also by the reference plugin; `elsewhere`: another backend lets the pod through, so
+    nothing is here but what is noted, and firewalld is not asked. Gone is fine."""
+    take_back(req, conf.zone, *notes().to_take_back(req, [] if elsewhere else conf.ips))
 
 
 def gc(req, conf):

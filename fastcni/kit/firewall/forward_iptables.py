@@ -8,7 +8,7 @@ and for all pods together CNI-FORWARD, at the head of FORWARD, and the administr
 address is these rules do not say: kit/firewall/notes.py does.
 """
 
-from fastcni.kit.firewall import forward_nft, iptables
+from fastcni.kit.firewall import iptables
 from fastcni.kit.firewall.notes import Notes
 from fastcni.spec import address as addresses
 
@@ -58,10 +58,10 @@ def rules(packed):
             f"-A {FORWARD} -s {text} -j ACCEPT")
 
 
-def delete(req, conf):
-    """Take back what ADD did, also by the reference plugin. Gone is fine."""
-    # A pod that nftables lets through has nothing here: no program is run for it on a node with rules of others.
-    take_back(req, *notes().to_take_back(req, [] if forward_nft.knows(req, conf.ips) else conf.ips))
+def delete(req, conf, elsewhere):
+    """Take back what ADD did, also by the reference plugin; `elsewhere`: another backend lets the pod through, so
+    nothing is here but what is noted, and no program is run. Gone is fine."""
+    take_back(req, *notes().to_take_back(req, [] if elsewhere else conf.ips))
 
 
 def gc(req, conf):

@@ -17,48 +17,50 @@ Tables of iptables are left alone: it cannot read its own any more if there is a
 """
 
 from fastcni.kernel import nft, wire
-from fastcni.kit.firewall import elements
 from fastcni.kit.firewall.masquerade_nft import FAMILIES, TABLE
-from fastcni.kit.firewall.notes import add_sets
+from fastcni.kit.firewall.notes import Addresses
 
-SETS = {4: "fastcni-forwarded4", 16: "fastcni-forwarded6"}          # by length of an address
+SETS = "fastcni-forwarded"
 LENGTHS = {nft.NFPROTO_INET: (4, 16), nft.NFPROTO_IPV4: (4,), nft.NFPROTO_IPV6: (16,)}      # by a table's family
 FROM, TO = "fastcni: from pods", "fastcni: to pods"
 ESTABLISHED = (nft.NF_CT_STATE_ESTABLISHED | nft.NF_CT_STATE_RELATED).to_bytes(4, nft.ORDER)
 
 
-class Chain(elements.Store):
+class Chain(Addresses):
     """A chain that drops by policy, and the sets that our rules in it look into."""
 
-    __slots__ = ("name", "lengths")
+    __slots__ = ("name",)
 
     def __init__(self, family, table, name):
-        self.name, self.lengths = name, LENGTHS[family]
-        super().__init__(family, table, [SETS[length] for length in self.lengths], {}, self._set_up)
-
-    def items(self, ips):
-        return [(SETS[len(packed)], packed, None) for packed in ips if len(packed) in self.lengths]
+        self.name = name
+        super().__init__(family, table, SETS, LENGTHS[family])
 
     def whole(self, req):
         """It has our rules."""
         def ask():
             rules = wire.dump(req.host.firewall, nft.NFT_MSG_GETRULE, nft.nfgenmsg(self.family),
                               f"list rules of {self.table} {self.name}", nft.rules_of(self.table, self.name))
-            return sum(nft.read_rule(payload)[1] in (FROM, TO) for _, payload in rules) >= 2 * len(self.lengths)
+            return sum(nft.read_rule(payload)[1] in (FROM, TO) for _, payload in rules) >= 2 * len(self.sets)
 
         return req.host.recall(("nftables", self.table, self.family, self.name, "ours"), ask)
 
-    def _set_up(self, batch, _):
-        add_sets(batch, self.family, self.table, {length: SETS[length] for length in self.lengths})
-        for length in self.lengths:
+    def fill(self, batch):
+        super().fill(batch)
+        for length, name in self.of_length.items():
             family, accept = FAMILIES[length], nft.verdict(nft.NF_ACCEPT)
-            among = nft.in_set(SETS[length], length)
+            among = nft.in_set(name, length)
             nft.add_rule(batch, self.family, self.table, self.name, *family.load(family.source), among, accept,
                          comment=FROM)
             nft.add_rule(batch, self.family, self.table, self.name, *family.load(family.destination), among,
                          nft.ct(nft.NFT_CT_STATE), nft.mask(ESTABLISHED), nft.compare(bytes(4), nft.NFT_CMP_NEQ),
                          accept, comment=TO)
         return batch
+
+    def wrong(self, req, ips):
+        """For CHECK: what is not there, in words, or "" where all is."""
+        if self.whole(req) and not self.missing(req, self.items(ips)):
+            return ""
+        return f"nftables chain {self.table} {self.name} drops by policy, and does not let the pod through"
 
 
 def chains(req):
@@ -71,31 +73,3 @@ def chains(req):
                 and table != TABLE and (family == nft.NFPROTO_INET or name != "FORWARD")]
 
     return [Chain(*each) for each in req.host.recall(("nftables", ""), ask)]
-
-
-def add(req, ips):
-    for chain in chains(req):
-        chain.add(req, chain.items(ips))
-
-
-def restore(req, ips):
-    for chain in chains(req):
-        chain.restore(req, chain.items(ips))
-
-
-def delete(req, ips):
-    for chain in chains(req):
-        chain.delete(req, chain.items(ips))
-
-
-def missing(req, ips):
-    """For CHECK: what is not there, in words, or "" where all is."""
-    for chain in chains(req):
-        if not chain.whole(req) or chain.missing(req, chain.items(ips)):
-            return f"nftables chain {chain.table} {chain.name} drops by policy, and does not let the pod through"
-    return ""
-
-
-def gc(req):
-    for chain in chains(req):
-        chain.gc(req)

@@ -33,7 +33,6 @@ BRIDGES, SAME, ISOLATED = "ingress-bridges", "ingress-same", "ingress-isolated"
 CHAIN, RULES = "ingress-policy", 2
 PORTS, PORTS_RULES = "isolated", 4                      # the set and the chain of the bridge family
 ETHER_TYPES = b"\x08\x00", b"\x86\xdd"                  # IPv4, IPv6
-REG_2 = nft.NFT_REG_2                                   # where the second name of a pair comes
 
 
 def store():
@@ -106,7 +105,7 @@ def set_up(batch, _):
                        priority=nft.NF_IP_PRI_FILTER)
     nft.flush_chain(batch, FAMILY, TABLE, CHAIN)
     into, out = nft.meta(nft.NFT_META_IIFNAME), nft.meta(nft.NFT_META_OIFNAME)
-    pair, drop = (into, nft.meta(nft.NFT_META_OIFNAME, REG_2)), nft.verdict(nft.NF_DROP)
+    pair, drop = (into, nft.meta(nft.NFT_META_OIFNAME, nft.NFT_REG_2)), nft.verdict(nft.NF_DROP)
     nft.add_rule(batch, FAMILY, TABLE, CHAIN, *pair, nft.in_set(ISOLATED, 3), drop)
     return nft.add_rule(batch, FAMILY, TABLE, CHAIN, into, nft.in_set(BRIDGES, 1), out, nft.in_set(BRIDGES, 1),
                         *pair, nft.in_set(SAME, 2, inverted=True), drop)

@@ -1,7 +1,6 @@
 """iptables by its own programs: a table read in one run of iptables-save, changed in one of iptables-restore."""
 
 import posix
-from errno import ENOENT
 
 from fastcni._netlink import Batch
 from fastcni.kernel import nft, process, wire
@@ -23,11 +22,8 @@ def has_chain(req, chain, table="nat", *, hidden=True):
     """
     sock = req.host.firewall
     for family in families(req, table):
-        _, refused = wire.attempt(sock, nft.get_chain(Batch(), family, table, chain, "look up chain"))
-        if not refused:
+        if wire.look_up(sock, nft.get_chain(Batch(), family, table, chain, "look up chain")) is not None:
             return True
-        if refused[0].errno != ENOENT:
-            raise refused[0]
     return hidden and legacy(table)
 
 

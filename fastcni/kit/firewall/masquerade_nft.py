@@ -62,19 +62,17 @@ REFERENCE_TABLE, REFERENCE_CHAIN = "cni_plugins_masquerade", "masq_checks"
 
 def store():
     return elements.Store(FAMILY, TABLE, [family.pods for family in FAMILIES.values()], {CHAIN: len(FAMILIES)},
-                          set_up)
+                          set_up, SUBNET)
 
 
 def add(req, ips):
     """Masquerade [(packed, prefix)]."""
-    if not store().add(req, items(ips)):
-        elements.refill(req.host.firewall, FAMILY, TABLE, SUBNET, fill)
+    store().add(req, items(ips))
 
 
 def restore(req, ips):
     """The same, of what is missing alone."""
-    if not store().restore(req, items(ips)):
-        elements.refill(req.host.firewall, FAMILY, TABLE, SUBNET, fill)
+    store().restore(req, items(ips))
 
 
 def items(ips):
@@ -89,7 +87,7 @@ def delete(req, known):
 def gc(req):
     """Delete what attachments of this network have that are no longer valid, and chains nobody goes to."""
     store().gc(req)
-    elements.delete_unused_chains(req.host.firewall, FAMILY, TABLE, SUBNET, SUBNET_RULES)
+    store().delete_unused_chains(req, SUBNET_RULES)
     elements.delete_rules(req.host, FAMILY, REFERENCE_TABLE, REFERENCE_CHAIN, elements.no_longer_valid(req))
 
 

@@ -1,4 +1,5 @@
-"""Whose an address is, for backends whose own rules carry no mark: elements of sets that no rule looks at.
+"""Whose an address is: two sets in a table, one a family. Backends whose own rules carry no mark have notes, sets that
+no rule looks at.
 
     table inet fastcni {
         set iptables-forward4 { type ipv4_addr; elements = { 10.22.0.5 comment "8e48...-0b65..., net: a, if: eth0" } }
@@ -15,22 +16,37 @@ from fastcni.kit.firewall import elements
 from fastcni.kit.firewall.masquerade_nft import COMMENT, FAMILIES, FAMILY, TABLE
 
 
-class Notes(elements.Store):
-    """The notes of one backend, in the sets <name>4 and <name>6."""
+class Addresses(elements.Store):
+    """Packed addresses, in the sets <name>4 and <name>6, or that of the family that the table can be of."""
 
     __slots__ = ("of_length",)
 
-    def __init__(self, name):
-        self.of_length = {4: f"{name}4", 16: f"{name}6"}
-        super().__init__(FAMILY, TABLE, [*self.of_length.values()], {}, self._set_up)
+    def __init__(self, family, table, name, lengths=(4, 16), chains=()):
+        self.of_length = {length: f"{name}{'4' if length == 4 else '6'}" for length in lengths}
+        super().__init__(family, table, [*self.of_length.values()], dict(chains), lambda batch, _: self.fill(batch))
 
-    def _set_up(self, batch, _):
-        nft.add_table(batch, FAMILY, TABLE, COMMENT)
-        return add_sets(batch, FAMILY, TABLE, self.of_length)
+    def fill(self, batch):
+        """Adds the sets. Their numbers in this transaction are the lengths."""
+        for length, name in self.of_length.items():
+            nft.add_set(batch, self.family, self.table, name, key_type=FAMILIES[length].key_type, key_size=length,
+                        set_id=length)
+        return batch
 
     def items(self, ips):
-        """The elements of packed addresses."""
-        return [(self.of_length[len(packed)], packed, None) for packed in ips]
+        """The elements of those addresses that the table can be of."""
+        return [(self.of_length[len(packed)], packed, None) for packed in ips if len(packed) in self.of_length]
+
+
+class Notes(Addresses):
+    """The notes of one backend."""
+
+    __slots__ = ()
+
+    def __init__(self, name, chains=()):
+        super().__init__(FAMILY, TABLE, name, chains=chains)
+
+    def fill(self, batch):
+        return super().fill(nft.add_table(batch, FAMILY, TABLE, COMMENT))
 
     def to_take_back(self, req, ips):
         """(addresses, [(set, address)] that are noted): what DEL takes back, of the attachment, and those of the `ips`
@@ -41,10 +57,3 @@ class Notes(elements.Store):
         others = {key for _, key, comment in self.present(req, items) if not comment.startswith(mark)}
         ours = self.ours(req, items)
         return [*dict.fromkeys((*(key for _, key in ours), *(packed for packed in ips if packed not in others)))], ours
-
-
-def add_sets(batch, family, table, of_length):
-    """Sets of addresses, {length: name}. Their numbers in this transaction are the lengths."""
-    for length, name in of_length.items():
-        nft.add_set(batch, family, table, name, key_type=FAMILIES[length].key_type, key_size=length, set_id=length)
-    return batch

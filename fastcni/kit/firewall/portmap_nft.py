@@ -49,8 +49,6 @@ none ends with one look, and DEL knows whether the mappings that it is told are 
 all ports of a pod: the kernel looks through all that lead to chains whenever it is given one.
 """
 
-from errno import ENOENT
-
 from fastcni._netlink import Batch
 from fastcni.kernel import nft, uapi, wire
 from fastcni.kit import names
@@ -78,7 +76,7 @@ REFERENCE_TABLE, REFERENCE_CHAINS = "cni_hostport", ("hostports", "hostip_hostpo
 def store():
     sets = [name for kind in (HOSTPORTS, HOSTIP_HOSTPORTS, HAIRPINS, HAIRPIN_PODS, HOSTIPS)
             for name in kind.values()]
-    return elements.Store(FAMILY, TABLE, [*sets, PODS], CHAINS, set_up)
+    return elements.Store(FAMILY, TABLE, [*sets, PODS], CHAINS, set_up, FROM)
 
 
 def add(req, conf):
@@ -92,8 +90,7 @@ def add(req, conf):
         if any(name == PODS for name, _, _ in present):
             store().delete(req, [])                     # an ADD before, perhaps of other ports
 
-    if not store().add(req, items(req, conf), taken):
-        elements.refill(req.host.firewall, FAMILY, TABLE, FROM, fill)
+    store().add(req, items(req, conf), taken)
     # Now that ours are there: of two that come at once at least one sees the other's.
     add_host_ips(req, conf)
     asked = shadows(req, conf)
@@ -164,9 +161,8 @@ def shadows(req, conf):
 
 def host_ips(req, length):
     """The packed addresses that mappings have named."""
-    replies = wire.dump(req.host.firewall, nft.NFT_MSG_GETSETELEM, nft.nfgenmsg(FAMILY), f"list {HOSTIPS[length]}",
-                        nft.elements_of(TABLE, HOSTIPS[length]))
-    return [key for _, payload in replies for key, _ in nft.read_elements(payload)]
+    told = store().told(req.host.firewall, HOSTIPS[length]) or ()       # None: somebody flushes it just now
+    return [key for payload in told for key, _ in nft.read_elements(payload)]
 
 
 def add_host_ips(req, conf):
@@ -181,13 +177,11 @@ def delete(req, conf):
     """Delete our elements: those of the known mappings, or all that have our mark; says whether there were any. Gone
     is fine."""
     delete_reference_rules(req)
-    replies, refused = wire.attempt(req.host.firewall, nft.get_element(Batch(), FAMILY, TABLE, PODS, pod_key(req)))
-    if refused and refused[0].errno != ENOENT:
-        raise refused[0]
-    if refused:
+    found = wire.look_up(req.host.firewall, nft.get_element(Batch(), FAMILY, TABLE, PODS, pod_key(req)))
+    if found is None:
         return False
     known = items(req, conf) if conf.pod and conf.mappings else []
-    store().delete(req, known, int.from_bytes(nft.read_value(replies[0][1]), "big"))
+    store().delete(req, known, int.from_bytes(nft.read_value(found[0][1]), "big"))
     return True
 
 
@@ -210,15 +204,13 @@ def missing(req, conf):
 
 def gc(req):
     store().gc(req)
-    elements.delete_unused_chains(req.host.firewall, FAMILY, TABLE, FROM, MOST_FROM_RULES)
+    store().delete_unused_chains(req, MOST_FROM_RULES)
 
 
 def status(req):
-    """Raises CniError 50 where the kernel would refuse what an ADD needs: a transaction that is never closed is only
-    tried."""
-    _, refused = wire.attempt(req.host.firewall, set_up(nft.start(Batch()), [(None, None, FROM_ALL)]))
-    if refused:
-        raise CniError(errors.PLUGIN_NOT_AVAILABLE, f"port mappings by nftables are not possible: {refused[0]}",
+    """Raises CniError 50 where the kernel would refuse what an ADD needs."""
+    if refused := store().refusal(req, [elements.chain_item(FROM_ALL)]):
+        raise CniError(errors.PLUGIN_NOT_AVAILABLE, f"port mappings by nftables are not possible: {refused}",
                        "the kernel lacks a part of nf_tables (nft_nat, nft_fib_inet, nft_masq, nft_ct), or this is not "
                        "root; backend iptables is the other way")
 

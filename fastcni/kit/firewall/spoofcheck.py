@@ -11,8 +11,6 @@ sets for one. As `nft list table bridge fastcni` prints it:
 kit/firewall/ipspoofcheck.py adds to it for ipspoofchk.
 """
 
-from errno import ENOENT
-
 from fastcni._netlink import Batch
 from fastcni.kernel import nft, wire
 from fastcni.kit.conf import read_ethernet
@@ -95,11 +93,9 @@ def reference_chains(req):
 def check(req, host, inside, _):
     """CHECK: the pod's port is guarded, by us or by the reference's bridge."""
     if store().missing(req, items(host.name, inside.address)):
-        _, refused = wire.attempt(req.host.firewall, nft.get_chain(
-            Batch(), FAMILY, REFERENCE_TABLE, reference_chains(req)[1], "look up the reference's chain"))
-        if refused and refused[0].errno != ENOENT:
-            raise refused[0]
-        if refused:
+        chain = nft.get_chain(Batch(), FAMILY, REFERENCE_TABLE, reference_chains(req)[1],
+                              "look up the reference's chain")
+        if wire.look_up(req.host.firewall, chain) is None:
             raise unguarded(host, "macspoofchk")
 
 

@@ -15,5 +15,5 @@ from fastcni.kit.firewall import (
 
 def every_store():
     return [masquerade_nft.store(), portmap_nft.store(), localnet.store(), spoofcheck.store(), ipspoofcheck.store(),
-            forward_nft.store("CNI-ADMIN"), forward_iptables.notes(), forward_firewalld.notes(), ingress_nft.store(),
+            forward_nft.Forwarded(), forward_iptables.notes(), forward_firewalld.notes(), ingress_nft.store(),
             ingress_nft.ports_store()]
