@@ -4,9 +4,8 @@ Elements that come and go one by one are followed, whoever sends them. A set tha
 chain that lost rules and got none, are somebody else's doing: we delete no set and leave no chain bare.
 """
 
-from errno import ENOENT
 from threading import Lock
-from time import monotonic, sleep
+from time import monotonic
 
 from fastcni._netlink import Batch
 from fastcni.kernel import nft, wire
@@ -17,7 +16,7 @@ from fastcni.server.log import few
 OWN_NAME = "fastcni-restore"    # the kernel has 15 characters for it
 WHOLE_TABLE = "table"
 LEAVING = 2.0                   # seconds after a DEL's begin in which a flush before it may still be unheard of
-LOOKS, BETWEEN_LOOKS = 4, 0.002
+LOOKS = 4
 
 
 class Mirror:
@@ -41,7 +40,6 @@ class Mirror:
         self.taken, self.by = 0, ""     # how much of that others have taken so far; the program that did so last
         self.leaving, self.lock = {}, Lock()
         self.fresh = set()              # marks of what this transaction has added
-        self.needed = False             # there has been an element
 
     # What the kernel tells ----------------------------------------------------------------------
 
@@ -54,7 +52,7 @@ class Mirror:
         name = nft.as_text(fields[nft.NFTA_SET_ELEM_LIST_SET])
         if (*where, name) not in self.sets:
             return
-        self.needed, told = True, nft.told_elements(payload)
+        told = nft.told_elements(payload)
         self.there[where].setdefault(name, {}).update(told)
         if self.leaving:
             self.fresh |= {mark_of(element) for element in told.values()}
@@ -140,7 +138,6 @@ class Mirror:
         there = self.there[where][name] = {}
         for payload in told:
             there.update(nft.told_elements(payload))
-        self.needed |= bool(there)
 
     # What is to be done about it ------------------------------------------------------------------
 
@@ -182,8 +179,6 @@ class Mirror:
 
     def heed(self, sock, mark):
         """A DEL of the attachment begins; in any thread. Raises NetlinkError."""
-        if not self.needed:
-            return
         (_, payload), *_ = wire.exchange(sock, nft.get_generation(Batch()))
         now = monotonic()
         with self.lock:
@@ -195,16 +190,14 @@ class Mirror:
 
 def stands(store, sock):
     """The chains have their rules. The kernel shows how many there are before the transaction is through that writes
-    them anew: a few looks tell."""
+    them anew: an empty one waits for it."""
     for _ in range(LOOKS):
         if store.stands(sock):
             return True
-        sleep(BETWEEN_LOOKS)
+        wire.attempt(sock, nft.stop(nft.start(Batch())))
     return False
 
 
 def has_chain(sock, family, table, chain):
-    _, refused = wire.attempt(sock, nft.get_chain(Batch(), family, table, chain, f"look up chain {table} {chain}"))
-    if refused and refused[0].errno != ENOENT:
-        raise refused[0]
-    return not refused
+    return wire.look_up(sock, nft.get_chain(Batch(), family, table, chain,
+                                            f"look up chain {table} {chain}")) is not None

@@ -7,11 +7,11 @@ knows; `replay` works it out anew, from what runtimes remember.
 
 import os
 import select
-from errno import EINTR, ENOBUFS
+from errno import EACCES, EINTR, EINVAL, ENOBUFS, EOPNOTSUPP, EPERM, EPROTONOSUPPORT
 from threading import Lock, Thread
 from time import monotonic, sleep
 
-from fastcni._netlink import attributes
+from fastcni._netlink import Batch, attributes
 from fastcni.kernel import netns, nft, uapi, wire
 from fastcni.kit import names
 from fastcni.server.jumps import Jumps
@@ -22,6 +22,7 @@ SETTLE, SETTLE_DEL = 0.02, 0.5  # seconds before a replay: a reload is many tran
 AGAIN = 0.1                     # seconds, where what we have seen has changed meanwhile
 ROOM = 4 << 20                  # bytes of notifications
 PAUSE, LONGEST_PAUSE, QUIET = 0.1, 10.0, 30.0
+NOT_FOR_US = (EACCES, EPERM, EINVAL, EOPNOTSUPP, EPROTONOSUPPORT)       # no rights, or a kernel without nf_tables
 
 
 class Pause:
@@ -45,9 +46,10 @@ class Watch:
 
     def __init__(self, home, restoring):
         self.home, self.restoring, self.log, self.replay = home, restoring, restoring.log, restoring.replay
+        self.ask = wire.open_socket(uapi.NETLINK_NETFILTER)
+        wire.exchange(self.ask, nft.get_generation(Batch()))        # or there is nothing to hear
         self.sock = wire.open_socket(uapi.NETLINK_NETFILTER, groups=(uapi.NFNLGRP_NFTABLES,))
         wire.make_room(self.sock, ROOM)
-        self.ask = wire.open_socket(uapi.NETLINK_NETFILTER)
         self.mirror, self.jumps = Mirror(), Jumps()
         self.lock, self.closed = Lock(), False
         self.unseen, self.due, self.settled = True, 0.0, None
@@ -182,7 +184,7 @@ class Watch:
 
 
 class Blind:
-    """In the place of a Watch, where we may not hear of anything."""
+    """In the place of a Watch, where there is nothing for us to hear."""
 
     def heed(self, call, host):
         return
@@ -216,7 +218,9 @@ class Restoring:
     def watch(self, home):
         try:
             it = Watch(home, self)
-        except PermissionError as e:            # requests will say more
+        except OSError as e:
+            if e.errno not in NOT_FOR_US:
+                raise
             self.log.warning("not watched", netns=netns.identity(home)[1], error=str(e))
             return Blind()
         fd = it.sock.fileno()
