@@ -1,8 +1,12 @@
-"""Names and marks that are derived from a network and a container: the same text for the same attachment, always."""
+"""Names and marks that are derived from a network and a container: the same text for the same attachment, always; and
+names of iptables chains, derived or configured."""
 
 import sys
 
+from fastcni.spec.config import is_name, shown
+
 ADMIN_CHAIN = "CNI-ADMIN"       # of the host's administrator, where the network names no other
+CHAIN_MAX = 28                  # characters of a chain's name that iptables takes
 
 
 def digest(text, length, prefix=""):
@@ -17,7 +21,15 @@ def digest(text, length, prefix=""):
 
 def chain(prefix, req):
     """An iptables chain name of the reference plugins: 28 characters, e.g. CNI-e8f6f419596f7f47b3468487."""
-    return digest(req.name + req.container_id, 28, prefix)
+    return digest(req.name + req.container_id, CHAIN_MAX, prefix)
+
+
+def read_chain(keys, key, default=""):
+    """The name of an iptables chain that a configuration gives, `default` where it gives none. Raises CniError 7."""
+    name = keys.text(key) or default
+    if name and not (is_name(name) and len(name) <= CHAIN_MAX):
+        raise keys.wrong(key, f"not the name of a chain: {shown(name)}")
+    return name
 
 
 def network_mark(name):

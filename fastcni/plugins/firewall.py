@@ -8,13 +8,12 @@ from fastcni.kit.undo import every
 from fastcni.spec import address as addresses
 from fastcni.spec import errors, version
 from fastcni.spec import result as results
-from fastcni.spec.config import check_ifname, is_name, shown
+from fastcni.spec.config import check_ifname, shown
 from fastcni.spec.errors import CniError
 
 VERSIONS = version.ALL[version.ALL.index("0.4.0"):]         # as the reference: before there is no CHECK
 BACKENDS = ("iptables", "firewalld", "nftables")
 POLICIES = ("open", "same-bridge", "isolated")
-MOST_OF_A_CHAIN = 28            # characters of a chain's name that iptables takes
 
 
 class Conf:
@@ -62,10 +61,7 @@ def read_strictly(req):
 
 
 def read_chain(keys):
-    name = keys.text("iptablesAdminChainName") or names.ADMIN_CHAIN
-    if not is_name(name) or len(name) > MOST_OF_A_CHAIN:
-        raise keys.wrong("iptablesAdminChainName", f"not the name of a chain: {shown(name)}")
-    return name
+    return names.read_chain(keys, "iptablesAdminChainName", names.ADMIN_CHAIN)
 
 
 def read_bridge(conf):

@@ -3,18 +3,17 @@
 Backends are imported when they are used: a one-shot ADD needs one of them, and most pods' none.
 """
 
-from fastcni.kit import chained
+from fastcni.kit import chained, names
 from fastcni.kit.firewall import port_mappings
 from fastcni.kit.undo import every
 from fastcni.spec import address as addresses
 from fastcni.spec import errors
 from fastcni.spec import result as results
-from fastcni.spec.config import is_name, shown
+from fastcni.spec.config import shown
 from fastcni.spec.errors import CniError
 
 CAPABILITIES = ("portMappings",)
 CONDITIONS = {4: "conditionsV4", 16: "conditionsV6"}          # by length of an address
-MOST_OF_A_CHAIN = 28            # characters of a chain's name that iptables takes
 
 
 class Conf:
@@ -67,13 +66,12 @@ def read_strictly(req):
 
 def read_backend(keys, conf):
     """backend, and what only one of the two understands."""
-    conf.mark_bit, conf.set_mark_chain = keys.whole("markMasqBit", default=13), keys.text("externalSetMarkChain")
-    if conf.set_mark_chain and keys.has("markMasqBit"):
+    conf.mark_bit = keys.whole("markMasqBit", default=13)
+    if keys.text("externalSetMarkChain") and keys.has("markMasqBit"):
         raise CniError(errors.INVALID_CONFIG, "Cannot specify externalSetMarkChain and markMasqBit")
     if not 0 <= conf.mark_bit <= 31:
         raise CniError(errors.INVALID_CONFIG, "MasqMarkBit must be between 0 and 31", f"markMasqBit is {conf.mark_bit}")
-    if conf.set_mark_chain and not (is_name(conf.set_mark_chain) and len(conf.set_mark_chain) <= MOST_OF_A_CHAIN):
-        raise keys.wrong("externalSetMarkChain", f"not the name of a chain: {shown(conf.set_mark_chain)}")
+    conf.set_mark_chain = names.read_chain(keys, "externalSetMarkChain")
     conf.conditions = {length: read_words(keys, key) for length, key in CONDITIONS.items()}
     own = {"iptables": ["externalSetMarkChain"] if conf.set_mark_chain else [], "nftables": []}
     for length, words in conf.conditions.items():
