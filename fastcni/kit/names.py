@@ -21,7 +21,11 @@ def digest(text, length, prefix=""):
 
 def chain(prefix, req):
     """An iptables chain name of the reference plugins: 28 characters, e.g. CNI-e8f6f419596f7f47b3468487."""
-    return digest(req.name + req.container_id, CHAIN_MAX, prefix)
+    return container_chain(prefix, req.name, req.container_id)
+
+
+def container_chain(prefix, name, container_id):
+    return digest(name + container_id, CHAIN_MAX, prefix)
 
 
 def read_chain(keys, key, default=""):

@@ -4,9 +4,11 @@ import posix
 
 from fastcni._netlink import Batch
 from fastcni.kernel import nft, process, wire
+from fastcni.kit import names
 from fastcni.kit.firewall import elements
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
+from fastcni.spec.json import quote
 
 PROGRAMS = {4: "iptables", 16: "ip6tables"}            # by length of an address
 TRIES = 5                               # when others change the table between a look and a change
@@ -104,6 +106,25 @@ def remove(req, program, lines, rules, chains=(), table="nat"):
             commands += [f"-F {chain}", f"-X {chain}"]
     if commands:
         change(req, program, commands, table)
+
+
+def remove_chains(req, program, lines, shared, chains):
+    """Delete chains of table nat, and the rules of a chain that pods share that lead there. Raises CniError."""
+    remove(req, program, lines, [line for line in lines if line.startswith(f"-A {shared} ") and target(line) in chains],
+           chains)
+
+
+def gc(req, shared, prefix, words):
+    """Delete the chains in table nat, by their prefix, of containers of this network none of whose attachments is valid
+    any more. The rules of `shared` that lead there have the comment <words>name: "<network>" id: "<container>"."""
+    if not families(req) and not legacy():
+        return
+    valid = {names.container_chain(prefix, req.name, container_id) for container_id, _ in req.valid_attachments}
+    network = quote(f"{words}name: {quote(req.name)} id: ")[:-1]
+    for program in PROGRAMS.values():
+        lines = read_if_there(req, program)
+        found = {target(line) for line in lines if line.startswith(f"-A {shared} ") and network in line}
+        remove_chains(req, program, lines, shared, {chain for chain in found - valid if chain.startswith(prefix)})
 
 
 def need_one(req, table="nat"):

@@ -12,11 +12,12 @@ from fastcni.kit.firewall import iptables
 from fastcni.spec import address as addresses
 from fastcni.spec.json import quote
 
+PREFIX = "CNI-"                 # of a pod's chain
 MULTICAST = {4: "224.0.0.0/4", 16: "ff00::/8"}         # by length of an address
 
 
 def chain_of(req):
-    return names.chain("CNI-", req)
+    return names.chain(PREFIX, req)
 
 
 def comment_of(req):
@@ -74,15 +75,7 @@ def delete(req, known):
 
 def gc(req):
     """Delete what containers of this network have, none of whose attachments is valid any more."""
-    if not iptables.families(req) and not iptables.legacy():
-        return
-    valid = {names.digest(req.name + container_id, 28, "CNI-") for container_id, _ in req.valid_attachments}
-    network = quote(f"name: {quote(req.name)} id: ")[:-1]
-    for program in iptables.PROGRAMS.values():
-        lines = iptables.read_if_there(req, program)
-        lost = [line for line in lines if line.startswith("-A POSTROUTING ") and network in line
-                and iptables.target(line).startswith("CNI-") and iptables.target(line) not in valid]
-        iptables.remove(req, program, lines, lost, {iptables.target(line) for line in lost})
+    iptables.gc(req, "POSTROUTING", PREFIX, "")
 
 
 def present(req):

@@ -18,13 +18,14 @@ from fastcni.spec.errors import CniError
 from fastcni.spec.json import quote
 
 DNAT, SETMARK, MASQ = "CNI-HOSTPORT-DNAT", "CNI-HOSTPORT-SETMARK", "CNI-HOSTPORT-MASQ"
+PREFIX = "CNI-DN-"                      # of a pod's chain
 OLD_SNAT = "CNI-HOSTPORT-SNAT"          # of reference plugins before 0.8
 PORTS_IN_A_RULE = 15                    # what -m multiport takes
 COMMENT_MAX = 255
 
 
 def chain_of(req):
-    return names.chain("CNI-DN-", req)
+    return names.chain(PREFIX, req)
 
 
 def comment_of(req):
@@ -140,14 +141,8 @@ def delete(req, conf):
         lines = iptables.read_if_there(req, program)
         for shared, chain in ((DNAT, chain_of(req)), (OLD_SNAT, names.chain("CNI-SN-", req))):
             found = found or iptables.has_line(lines, chain)
-            remove(req, program, lines, shared, {chain})
+            iptables.remove_chains(req, program, lines, shared, {chain})
     return found
-
-
-def remove(req, program, lines, shared, chains):
-    """Delete chains, and the rules of a shared chain that lead there."""
-    lost = [line for line in lines if line.startswith(f"-A {shared} ") and iptables.target(line) in chains]
-    iptables.remove(req, program, lines, lost, chains)
 
 
 def present(req):
@@ -173,14 +168,7 @@ def missing(req, conf):
 
 def gc(req):
     """Delete what containers of this network have, none of whose attachments is valid any more."""
-    if not iptables.families(req) and not iptables.legacy():
-        return
-    valid = {names.digest(req.name + container_id, 28, "CNI-DN-") for container_id, _ in req.valid_attachments}
-    network = quote(f"dnat name: {quote(req.name)} id: ")[:-1]
-    for program in iptables.PROGRAMS.values():
-        lines = iptables.read_if_there(req, program)
-        lost = {iptables.target(line) for line in lines if line.startswith(f"-A {DNAT} ") and network in line}
-        remove(req, program, lines, DNAT, {chain for chain in lost - valid if chain.startswith("CNI-DN-")})
+    iptables.gc(req, DNAT, PREFIX, "dnat ")
 
 
 def status(req):
