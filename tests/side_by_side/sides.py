@@ -163,6 +163,16 @@ def addresses(held):
     return {name: owner for name, owner in held.items() if not name.startswith("last_reserved_ip.")}
 
 
+def seen_at_each_delete(side, pods, look):
+    """DEL of pods, [(path, configuration)], whose container ids are pod-0, pod-1, ...: [what look(side) says before
+    the first, and after each]."""
+    seen = [look(side)]
+    for i, (pod, conf) in enumerate(pods):
+        side.delete(conf, pod, cid=f"pod-{i}")
+        seen.append(look(side))
+    return seen
+
+
 def both(function, sides):
     """[function(ours), function(theirs)], at the same time: two cores, and two waits for DAD."""
     with ThreadPoolExecutor(2) as pool:

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from real_kernel.traffic import ask, listen
-from side_by_side.sides import both
+from side_by_side.sides import both, seen_at_each_delete
 from side_by_side.stories import V4, V6, bridge
 from side_by_side.test_across import Handover
 from side_by_side.test_masquerade import NODE, OUTSIDE, add_outside
@@ -87,11 +87,7 @@ def test_the_iptables_backend_makes_the_very_rules_of_go_and_takes_them_away(key
     def story(side):
         pods = [add(side, firewall(**keys, backend="iptables"), first, f"pod-{i}")
                 for i, first in enumerate([FIRST, FIRST, SECOND])]
-        seen = [saved(side)]
-        for i, (pod, conf) in enumerate(pods):
-            side.delete(conf, pod, cid=f"pod-{i}")
-            seen.append(saved(side))
-        return seen
+        return seen_at_each_delete(side, pods, saved)
 
     ours, theirs = both(story, sides)
     assert ours == theirs

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from real_kernel.traffic import ask, listen
-from side_by_side.sides import both
+from side_by_side.sides import both, seen_at_each_delete
 from side_by_side.stories import DEFAULT4, DEFAULT6, V4, V6, bridge, ptp
 from side_by_side.test_across import Handover
 from side_by_side.test_masquerade import NODE, add_outside, saved
@@ -86,14 +86,9 @@ def test_the_iptables_backend_makes_the_very_rules_of_go_and_takes_them_away(key
     def story(side):
         for program in ("iptables", "ip6tables"):
             side.on_host(program, "-t", "nat", "-N", "MINE")
-        seen = []
         pods = add(side, FIRST["bridge"], portmap(*PORTS, **keys, backend="iptables"),
                    portmap(*many, **keys, backend="iptables"))
-        seen.append(saved(side))
-        for i, (pod, conf) in enumerate(pods):
-            side.delete(conf, pod, cid=f"pod-{i}")
-            seen.append(saved(side))
-        return seen
+        return seen_at_each_delete(side, pods, saved)
 
     ours, theirs = both(story, sides)
     assert ours == theirs
