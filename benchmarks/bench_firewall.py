@@ -1,5 +1,6 @@
-"""What a pod has in the host's firewall, in this process: portmap and firewall by nftables, alone and with 1,000 pods
-there that have four ports each. Prints, never asserts. Root, for a network namespace of its own.
+"""What a pod has in the host's firewall, in this process: portmap, with four ports and with 2,000, and firewall by
+nftables, alone and with 1,000 pods there that have four ports each. Prints, never asserts. Root, for a network
+namespace of its own.
 
     .venv/bin/python -m pytest --benchmark-only --benchmark-group-by=func benchmarks/bench_firewall.py
 """
@@ -19,6 +20,7 @@ from fastcni.server.memory import Memory
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: makes a network namespace")
 NAME = f"fcni-bench-firewall-{os.getpid()}"
 PORTS = 4
+A_RANGE = {"hostPort": 20000, "containerPort": 80, "protocol": "tcp", "range": 2000}
 
 
 @pytest.fixture(scope="module", params=(0, 1000), ids="{}_pods".format)
@@ -42,9 +44,9 @@ def host(request):
         subprocess.run(["ip", "netns", "del", NAME], check=True)
 
 
-def call(command, host, plugin, number=1000):
-    ports = [{"hostPort": 10000 + number * PORTS + n, "containerPort": 80 + n, "protocol": "tcp"}
-             for n in range(PORTS)]
+def call(command, host, plugin, number=1000, ports=None):
+    ports = ports or [{"hostPort": 10000 + number * PORTS + n, "containerPort": 80 + n, "protocol": "tcp"}
+                      for n in range(PORTS)]
     conf = {"cniVersion": "1.0.0", "name": "net", "type": plugin, "runtimeConfig": {"portMappings": ports},
             "prevResult": {"cniVersion": "1.0.0", "interfaces": [{"name": "br0"}],
                            "ips": [{"address": f"10.22.{number + 2 >> 8}.{number + 2 & 255}/16"}]}}
@@ -63,3 +65,10 @@ def test_add(benchmark, host, plugin):
 @pytest.mark.parametrize("plugin", ["portmap", "firewall"])
 def test_del(benchmark, host, plugin):
     benchmark.pedantic(call, ("DEL", host, plugin), setup=lambda: call("ADD", host, plugin), rounds=300)
+
+
+def test_add_of_a_range(benchmark, host):
+    """An element for each of its 2,000 ports."""
+    benchmark.pedantic(call, ("ADD", host, "portmap", 1001, [A_RANGE]),
+                       setup=lambda: call("DEL", host, "portmap", 1001, [A_RANGE]), rounds=9)
+    call("DEL", host, "portmap", 1001, [A_RANGE])

@@ -1,0 +1,113 @@
+"""From the announcement that somebody has flushed the host's firewall until a server has put back what pods have there:
+those of bridge with ipMasq, portmap with one port, and firewall, with an address of either family; by nftables that is
+eleven elements a pod. Prints; a round in which something is not back fails. Root, for a network namespace of its own.
+
+    .venv/bin/python -m pytest --benchmark-only benchmarks/bench_restore.py
+"""
+
+import os
+import select
+import shutil
+import subprocess
+import time
+from contextlib import ExitStack, contextmanager
+
+import pytest
+
+from fastcni.bench.sides import Child
+from fastcni.kernel import netns, uapi, wire
+from fastcni.runtime.cache import Cache
+from fastcni.runtime.records import RuntimeConf
+from fastcni.runtime.restore import restore
+from fastcni.spec import json
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("iptables-save") or not shutil.which("nft"),
+                                reason="needs root, nft and iptables: makes a network namespace, and flushes in it")
+NAME = f"fcni-bench-restore-{os.getpid()}"
+PODS_NETNS = "/proc/1/ns/net"   # it is there, which is all that a restore looks for
+ROUNDS = 9
+SETTLE_SECONDS = 0.5            # a server that has started has looked at all that there is
+LIMIT = 10                      # seconds
+# nftables: the server's mirror of its own tables. iptables: a replay of what runtimes remember.
+DONE = {"nftables": "event=restored", "iptables": "event=replayed"}
+CASES = [pytest.param(backend, flush, pods, id=f"{backend}, {flush}, {pods} pods") for backend, flushes, sizes in (
+    ("nftables", ("nft flush ruleset", "nft delete table inet fastcni"), (1, 30, 182)),
+    ("iptables", ("nft flush ruleset", "iptables -t nat -F"), (1, 30)))
+    for flush in flushes for pods in sizes]
+
+
+def remember(folder, backend, pods):
+    """What a runtime writes down of so many pods."""
+    plugins = [{"type": "bridge", "bridge": "br0", "isGateway": True, "ipMasq": True, "ipMasqBackend": backend,
+                "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.22.0.0/16"}], [{"subnet": "fd00:22::/64"}]]}},
+               {"type": "portmap", "backend": backend, "capabilities": {"portMappings": True}},
+               {"type": "firewall", "backend": backend}]
+    network = json.write({"cniVersion": "1.0.0", "name": "net", "plugins": plugins})
+    for number in range(2, pods + 2):
+        ports = [{"hostPort": 10000 + number, "containerPort": 80, "protocol": "tcp"}]
+        rt = RuntimeConf(f"pod{number}", PODS_NETNS, "eth0", capability_args={"portMappings": ports})
+        Cache(folder).write("net", network, rt, {
+            "cniVersion": "1.0.0", "interfaces": [{"name": "br0"}, {"name": "eth0", "sandbox": PODS_NETNS}],
+            "ips": [{"address": f"10.22.{number >> 8}.{number & 255}/16", "interface": 1},
+                    {"address": f"fd00:22::{number:x}/64", "interface": 1}]})
+
+
+class Node:
+    """The server beside the pods of this thread's namespace; each round has one of its own, which has not put anything
+    back before: it would wait with the next. For use in a `with server:`."""
+
+    def __init__(self, folder, backend, flush):
+        self.folder, self.flush, self.done = folder, flush.split(), DONE[backend]
+        self.sock, self.log, self.server = f"{folder}/sock", f"{folder}/log", ExitStack()
+        self.before = ruleset()
+
+    def start_and_flush(self):
+        self.server.enter_context(Child(["-m", "fastcni", "serve", "--socket", self.sock, "--cache-dir", self.folder,
+                                         "--log-level", "warning"], self.sock, self.log))
+        time.sleep(SETTLE_SECONDS)
+        sock = wire.open_socket(uapi.NETLINK_NETFILTER, groups=(uapi.NFNLGRP_NFTABLES,))
+        self.server.callback(sock.close)        # after the round: the kernel takes some ms for it
+        self.server.enter_context(subprocess.Popen(self.flush))
+        assert select.select([sock], [], [], LIMIT)[0], f"{self.flush} has flushed nothing"
+
+    def wait_until_it_is_back(self):
+        deadline = time.monotonic() + LIMIT
+        while self.done not in self.said() and time.monotonic() < deadline:
+            time.sleep(0.001)
+
+    def check_and_stop(self):
+        assert ruleset() == self.before, self.said()
+        self.server.close()
+
+    def said(self):
+        with open(self.log, encoding="utf-8") as log:
+            return log.read()
+
+
+def ruleset():
+    """Its words, in no order."""
+    said = subprocess.run(["nft", "-s", "list", "ruleset"], check=True, capture_output=True, text=True).stdout
+    return sorted(said.replace(",", " ").split())
+
+
+@contextmanager
+def inside_a_namespace():
+    with ExitStack() as stack:
+        subprocess.run(["ip", "netns", "add", NAME], check=True)
+        stack.callback(subprocess.run, ["ip", "netns", "del", NAME], check=True)
+        fd = netns.open_path(f"/run/netns/{NAME}")
+        stack.callback(os.close, fd)
+        with netns.inside(fd):
+            yield
+
+
+@pytest.mark.parametrize(("backend", "flush", "pods"), CASES)
+def test_restore(benchmark, tmp_path, backend, flush, pods):
+    benchmark.group = f"restore, {backend}, after `{flush}`"
+    remember(tmp_path, backend, pods)
+    with inside_a_namespace():
+        assert restore(Cache(tmp_path)).failed == ()
+        node = Node(str(tmp_path), backend, flush)
+        with node.server:
+            benchmark.pedantic(node.wait_until_it_is_back, setup=node.start_and_flush, teardown=node.check_and_stop,
+                               rounds=ROUNDS)
