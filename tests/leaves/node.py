@@ -1,0 +1,53 @@
+"""A host-local directory and its network, for the tests of host-local."""
+
+import os
+
+import pytest
+
+from fastcni.kit.request import Request
+from fastcni.kit.undo import Undo
+from fastcni.plugins import host_local
+from fastcni.spec.errors import CniError
+
+SMALL = {"subnet": "10.1.0.0/29"}           # gateway .1, gives .2 to .6
+
+
+class Node:
+    """A data directory and the network "net" on it, called as the door calls plugins."""
+
+    def __init__(self, root):
+        self.root, self.path, self.warnings = root, root / "net", []
+
+    def conf(self, ipam, **top):
+        return {"cniVersion": "1.0.0", "name": "net", "type": "bridge",
+                "ipam": {"type": "host-local", "dataDir": str(self.root)} | ipam} | top
+
+    def call(self, command, ipam, who="pod", ifname="eth0", args="", **top):
+        document = self.conf(ipam, **top)
+        req = Request(plugin="host-local", command=command, container_id=who, ifname=ifname, args=args,
+                      conf=document, name="net", version=document["cniVersion"])
+        try:
+            conf = host_local.read(req)
+            if command == "ADD":
+                with Undo() as undo:
+                    return host_local.add(req, conf, undo)
+            function = {"DEL": "delete", "CHECK": "check", "GC": "gc", "STATUS": "status"}[command]
+            return getattr(host_local, function)(req, conf)
+        finally:
+            self.warnings += req.warnings
+
+    def add(self, ipam, who="pod", **more):
+        """The addresses given, without prefix length."""
+        result = self.call("ADD", ipam, who, **more)
+        return [ip["address"].split("/")[0] for ip in result["ips"]]
+
+    def refused(self, command, ipam, *args, **more):
+        with pytest.raises(CniError) as e:
+            self.call(command, ipam, *args, **more)
+        return e.value
+
+    def files(self):
+        if not self.path.exists():
+            return {}
+        return {name: (self.path / name).read_bytes() for name in os.listdir(self.path)
+                if name[0] in "0123456789abcdef:"}

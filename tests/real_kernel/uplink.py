@@ -1,0 +1,30 @@
+"""A device of the host's that host-device lends to pods, for its tests: a veth with a cable to a station."""
+
+from real_kernel.node import addresses, links, run
+
+DUAL = ("10.22.0.0/24", "fd00:22::/64")
+MAC, OTHER_MAC = "0a:00:00:00:00:01", "0a:00:00:00:00:02"
+
+
+def add_uplink(node, pod_netns):
+    """The device up0; the station at its other end."""
+    name = pod_netns()
+    node.uplink(name)
+    run("ip", "addr", "add", "192.0.2.9/24", "dev", "up0")
+    return name
+
+
+def conf_of(node, folder):
+    """The configuration that lends it; `folder` keeps what DEL needs to know."""
+    return node.conf(*DUAL, type="host-device", bridge=None, device="up0", dataDir=str(folder))
+
+
+def naming(conf, **keys):
+    """The configuration with these keys in place of `device`."""
+    return {**{key: value for key, value in conf.items() if key != "device"}, **keys}
+
+
+def device():
+    """What the host has as up0, with its addresses, but without what the kernel gets to know later."""
+    found = {key: value for key, value in links()["up0"].items() if key not in ("operstate", "qdisc", "flags")}
+    return found, "UP" in links()["up0"]["flags"], addresses("up0")
