@@ -48,7 +48,8 @@ def read_strictly(req):
         if conf.backend:
             req.warn(f"unknown backend {shown(conf.backend)} is taken for none; there are {', '.join(BACKENDS)}")
         conf.backend = ""
-    conf.zone, conf.admin_chain = keys.text("firewalldZone") or "trusted", read_chain(keys)
+    conf.zone = keys.text("firewalldZone") or "trusted"
+    conf.admin_chain = names.read_chain(keys, "iptablesAdminChainName", names.ADMIN_CHAIN)
     conf.policy = keys.text("ingressPolicy") or "open"
     if conf.policy not in POLICIES:
         raise CniError(errors.INVALID_CONFIG, f'unknown ingress policy: "{conf.policy}"',
@@ -58,10 +59,6 @@ def read_strictly(req):
     conf.policy = "" if conf.policy == "open" else conf.policy
     conf.bridge = read_bridge(conf) if conf.policy and conf.previous else ""
     return conf
-
-
-def read_chain(keys):
-    return names.read_chain(keys, "iptablesAdminChainName", names.ADMIN_CHAIN)
 
 
 def read_bridge(conf):
