@@ -38,7 +38,7 @@ check: setup
 		tests/server/test_desk.py tests/server/test_protocol.py tests/project/test_layers*.py
 
 bench: setup
-	@sh tests/setup-peer.sh bridge iptables ip
+	@sh tests/setup-peer.sh bridge iptables nft ip
 	@$(BIN)/python -c 'import matplotlib' 2> /dev/null || \
 		$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test,bench]'
 	$(BIN)/fastcni bench --report benchmarks/report $(BENCH)
