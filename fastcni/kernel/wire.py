@@ -2,7 +2,7 @@
 
 import posix
 import sys
-from _socket import MSG_DONTWAIT, SOCK_CLOEXEC, SOCK_RAW, socket
+from _socket import MSG_DONTWAIT, SOCK_CLOEXEC, SOCK_RAW, if_nametoindex, socket
 from time import perf_counter
 
 from fastcni._netlink import Batch, messages, read_ack
@@ -71,6 +71,15 @@ def send(sock, data):
     if show:
         show(">", data)
     sock.send(data)
+
+
+def index_of(name):
+    """The index of the link called `name` in the calling thread's namespace, 0 without one. By ioctl (netdevice(7)):
+    unlike RTM_GETLINK it waits for nobody who holds the kernel's RTNL."""
+    try:
+        return if_nametoindex(name)
+    except OSError:
+        return 0
 
 
 def rows(way, data):

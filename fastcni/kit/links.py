@@ -222,18 +222,50 @@ def addresses_of(sock, index, families=(uapi.AF_INET, uapi.AF_INET6)):
     return found
 
 
+class Pair:
+    """A veth pair that an ADD made: index and name of its host end, and the packed addresses that the pod was given."""
+
+    __slots__ = ("index", "name", "ips")
+
+    def __init__(self, index, name, ips):
+        self.index, self.name, self.ips = index, name, ips
+
+
+def remember(req, host, result):
+    """A server keeps in mind the pair that an ADD made: its DEL need not look for it, and wait for RTNL twice."""
+    if req.host.memory:
+        ips = [addresses.read_cidr(ip["address"])[0] for ip in result.get("ips", ())]
+        req.host.memory.keep_pair(pair_key(req), Pair(host.index, host.name, ips))
+
+
+def pair_key(req):
+    return netns.identity(req.open_netns()), req.ifname
+
+
+def recall_pair(req):
+    """The Pair that ADD made, None where it is not known, or is no more. Its name is random: who has that, and the
+    index, is no other."""
+    pair = req.host.memory.take_pair(pair_key(req)) if req.host.memory else None
+    return pair if pair and wire.index_of(pair.name) == pair.index else None
+
+
 def delete_inside(req, *, list_addresses=False):
-    """DEL's link: delete CNI_IFNAME in the pod; gone is fine. Returns the packed addresses it had, if asked to.
+    """DEL's link: delete CNI_IFNAME in the pod; gone is fine. Returns packed addresses: those that it had, if asked to
+    list them, and those that it was given, as far as they are known.
 
     The host end is what is deleted, where we can be sure that it is the other end of the pair: then nothing of
     ours holds the pod's namespace while the kernel frees the links.
     """
     if req.netns_gone():
-        return []
+        return [], []
+    if pair := recall_pair(req):
+        req.close()
+        announced.delete(req, pair.index, pair.name)
+        return pair.ips, pair.ips
     pod = Pod(req)
     link = find(pod.inside, req.ifname)
     if link is None:
-        return []
+        return [], []
     found = [item.packed for item in addresses_of(pod.inside, link.index)] if list_addresses else []
     other = find(pod.host, index=link.peer) if link.kind == "veth" and link.peer_elsewhere and link.peer else None
     if other and other.kind == "veth" and other.peer == link.index and other.peer_elsewhere:
@@ -244,7 +276,7 @@ def delete_inside(req, *, list_addresses=False):
             watcher = announced.open_watcher()
         req.close()
         announced.delete(req, link.index, link.name, watcher)
-    return found
+    return found, []
 
 
 def ports(sock, bridge):

@@ -97,6 +97,7 @@ def add(req, conf, undo):
         result["interfaces"].append(links.interface(leg))
     if conf.dns is not None:
         result["dns"] = conf.dns
+    links.remember(req, host, result)
     return result
 
 
@@ -135,8 +136,8 @@ def add_gateways(host, bridge, leg, conf, result, undo):
 
 def delete(req, conf):
     # The link first: an address is free to be given again only when nobody has it any more.
-    found = links.delete_inside(req, list_addresses=conf.masquerade.wanted)
-    steps = [(ipam.delete, req), (conf.masquerade.delete, req, found)] if conf.layer3 else []
+    found, given = links.delete_inside(req, list_addresses=conf.masquerade.wanted)
+    steps = [(ipam.delete, req), (conf.masquerade.delete, req, found, given)] if conf.layer3 else []
     every(*steps, *((guard.delete, req) for guard in guards(conf)))
 
 

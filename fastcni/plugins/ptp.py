@@ -48,6 +48,7 @@ def add(req, conf, undo):
     conf.masquerade.add(req, result, undo)
     if conf.dns is not None:
         result["dns"] = conf.dns
+    links.remember(req, host, result)
     return result
 
 
@@ -91,8 +92,8 @@ def configure_host(pod, host, result, dad):
 
 def delete(req, conf):
     # The link first: an address is free to be given again only when nobody has it any more.
-    found = links.delete_inside(req, list_addresses=conf.masquerade.wanted)
-    every((ipam.delete, req), (conf.masquerade.delete, req, found))
+    found, given = links.delete_inside(req, list_addresses=conf.masquerade.wanted)
+    every((ipam.delete, req), (conf.masquerade.delete, req, found, given))
 
 
 def restore(req, conf):

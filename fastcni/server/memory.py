@@ -13,6 +13,7 @@ from fastcni.kernel import filters, nft, rtnl, uapi, wire
 ROUTE_GROUPS = (uapi.RTNLGRP_LINK, uapi.RTNLGRP_IPV4_IFADDR, uapi.RTNLGRP_IPV6_IFADDR, uapi.RTNLGRP_IPV4_NETCONF,
                 uapi.RTNLGRP_IPV6_NETCONF)
 NETCONF = (uapi.RTM_NEWNETCONF, uapi.RTM_DELNETCONF)
+MOST_PAIRS = 10_000
 ELEMENTS = (nft.NFT_MSG_NEWSETELEM, nft.NFT_MSG_DELSETELEM, nft.NFT_MSG_NEWGEN)    # they change no table
 
 
@@ -22,6 +23,7 @@ class Memory:
     def __init__(self):
         self.lock = Lock()
         self.facts = {}
+        self.pairs = {}                 # what ADDs made: {key: value}, the oldest first
         self.heard = 0                  # notifications so far: none may come between a question and its answer
         self.watched = set()            # indexes of links that facts are about
         self.route = wire.open_socket(groups=ROUTE_GROUPS)
@@ -31,6 +33,16 @@ class Memory:
     def close(self):
         for sock in filter(None, (self.route, self.nftables)):
             sock.close()
+
+    def keep_pair(self, key, pair):
+        """Keep what an ADD made until take_pair() in its DEL; of very many the oldest are forgotten."""
+        self.pairs.pop(key, None)
+        self.pairs[key] = pair
+        if len(self.pairs) > MOST_PAIRS:
+            self.pairs.pop(next(iter(self.pairs)), None)
+
+    def take_pair(self, key):
+        return self.pairs.pop(key, None)
 
     def recall(self, key, ask):
         """What ask() says; asked once, and again after it may have changed. See kit.host.Host.recall."""

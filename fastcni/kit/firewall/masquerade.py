@@ -42,14 +42,14 @@ class Masquerade:
             from fastcni.kit.firewall import masquerade_nft as backend
         return backend
 
-    def delete(self, req, found):
-        """Take back what ADD did, in whichever backend and by whichever implementation; `found` are packed
-        addresses."""
+    def delete(self, req, found, given):
+        """Take back what ADD did, in whichever backend and by whichever implementation; packed addresses, as
+        links.delete_inside() returns them."""
         if not self.wanted:
             return
         from fastcni.kit.firewall import masquerade_iptables, masquerade_nft
 
-        given = prev_addresses(req)
+        given = prev_addresses(req).union(given)
         # What the link has may be less than it was given: the pod can take an address off.
         masquerade_nft.delete(req, given)
         masquerade_nft.delete_reference_rules(req)

@@ -1,0 +1,76 @@
+"""A server keeps in mind which veth pair an ADD made: its DEL need not look for it, and is right all the same."""
+
+import pytest
+from real_kernel.node import elements, links, run
+
+from fastcni.kernel import uapi, wire
+from fastcni.kit.host import Host
+from fastcni.server import memory
+
+
+@pytest.fixture
+def host(node):
+    host = Host(memory=memory.Memory())
+    yield host
+    host.memory.close()
+    host.close(lambda fn: fn())
+
+
+def veths():
+    return [name for name in links() if name.startswith("veth")]
+
+
+def conf_of(node, plugin="bridge", **keys):
+    return node.conf("10.22.0.0/24", type=plugin, **keys)
+
+
+@pytest.mark.parametrize("plugin", ["bridge", "ptp"])
+def test_del_looks_for_nothing_that_add_has_made(node, pod, host, monkeypatch, plugin):
+    conf, asked = conf_of(node, plugin, ipMasq=True), []
+    node.add(conf, pod, host=host)
+    monkeypatch.setattr(wire, "show", lambda way, data: asked.append(int.from_bytes(data[4:6], "little")))
+    node.delete(conf, pod, host=host)
+    assert uapi.RTM_GETLINK not in asked and uapi.RTM_GETADDR not in asked
+    assert set(links(pod)) == {"lo"} and not veths() and not elements("pods4") and not node.held()
+
+
+def test_a_link_that_has_taken_the_place_of_ours_is_deleted(server, node, pod):
+    conf = conf_of(node)
+    server.ok("ADD", conf, pod)
+    run("ip", "-n", pod, "link", "del", "eth0")
+    run("ip", "-n", pod, "link", "add", "eth0", "type", "veth", "peer", "name", "other")
+    server.ok("DEL", conf, pod)
+    assert set(links(pod)) == {"lo"}
+
+
+def test_a_pair_whose_host_end_was_renamed_is_found(server, node, pod):
+    conf = conf_of(node)
+    name = server.ok("ADD", conf, pod)["interfaces"][1]["name"]
+    run("ip", "link", "set", name, "down", "name", "renamed")
+    server.ok("DEL", conf, pod)
+    assert set(links(pod)) == {"lo"} and "renamed" not in links()
+
+
+def test_del_in_another_namespace_leaves_the_pair_of_the_first(server, node, pod, pod_netns):
+    conf, other = conf_of(node), pod_netns()
+    server.ok("ADD", conf, pod, cid="same")
+    server.ok("ADD", conf, other)
+    server.ok("DEL", conf, other, cid="same")
+    assert "eth0" in links(pod) and set(links(other)) == {"lo"}
+
+
+def test_an_add_that_was_made_again_elsewhere_is_what_del_is_about(server, node, pod, pod_netns):
+    """A one-shot plugin deletes and adds behind the server's back."""
+    conf = conf_of(node)
+    server.ok("ADD", conf, pod)
+    node.delete(conf, pod)
+    node.add(conf, pod)
+    server.ok("DEL", conf, pod)
+    assert set(links(pod)) == {"lo"} and not veths()
+
+
+def test_of_very_many_the_oldest_are_forgotten(host, monkeypatch):
+    monkeypatch.setattr(memory, "MOST_PAIRS", 2)
+    for key in "abac":
+        host.memory.keep_pair(key, key.upper())
+    assert [host.memory.take_pair(key) for key in "abc"] == ["A", None, "C"]
