@@ -1,5 +1,6 @@
 # make demo    does the main job once, from a conflist to a ping and back (root)
-# make test    sets everything up and runs all tests (without root, what needs root skips and says so)
+# make test    sets everything up and runs all tests (without root, what needs root skips and says so), by two
+#              processes at once; WORKERS=0: by one
 # make test-vm the tests that need a kernel with everything, on Debian's, in a VM (ONLY="tests/real_kernel/test_x.py")
 # make check   the fast tests   make lint   ruff and cython-lint   make clean
 # make bench   figures and benchmarks/report (root; twenty minutes, BENCH=--quick: a few)
@@ -9,6 +10,7 @@
 PYTHON = python3
 VENV = .venv
 BIN = $(VENV)/bin
+WORKERS = 2
 BUILT = $(VENV)/.built-by-make
 BUILT_FROM = pyproject.toml setup.py fastcni/*.p[xy][dx] fastcni/launcher/launcher.c
 
@@ -26,7 +28,7 @@ demo: setup
 
 test: setup
 	@sh tests/setup-peer.sh
-	LANE=host $(BIN)/python -m pytest
+	LANE=host $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --benchmark-disable
 
 test-vm: setup
 	@sh tests/setup-peer.sh

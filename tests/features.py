@@ -30,6 +30,8 @@ FEATURES = {
     "vxlan": ("CONFIG_VXLAN", "link add probe type vxlan id 5 dstport 4789"),
 }
 
+MARKED = "needs a kernel feature"       # a keyword of tests that do: reports have it, also those from another process
+
 # What a lane runs, too, that leaves the rest to the other one: an ADD of each common kind, to its end and back.
 BASE = {f"real_kernel/test_{name}.py" for name in (
     "bridge_lifecycle", "loopback", "macvlan", "masquerade", "ptp", "tap")}
@@ -63,10 +65,12 @@ class Lane:
     """
 
     def __init__(self, record=None, other_lacks=None):
-        self.record, self.other_lacks, self.ran, self.not_run = record, other_lacks, [], {}
+        self.record, self.other_lacks, self.ran, self.not_run = record, other_lacks, set(), {}
 
     def pytest_collection_modifyitems(self, config, items):
         marked = {item: set(features) for item in items if (features := needed(item))}
+        for item in marked:
+            item.keywords[MARKED] = True
         self.not_run = dict.fromkeys((item.nodeid for item in marked), "the run did not come to it")
         if self.other_lacks is None:
             return
@@ -84,19 +88,29 @@ class Lane:
                 item.add_marker(pytest.mark.skip(reason=reason))
 
     def pytest_runtest_logreport(self, report):
-        if report.nodeid not in self.not_run:
+        """Also of those that workers of pytest-xdist ran: their reports come to the process that started them."""
+        if MARKED not in report.keywords or report.nodeid in self.ran:
             return
         if report.skipped:
             self.not_run[report.nodeid] = report.longrepr[2].removeprefix("Skipped: ")
         elif report.when == "call" or report.failed:
-            del self.not_run[report.nodeid]
-            self.ran.append(report.nodeid)
+            self.not_run.pop(report.nodeid, None)
+            self.ran.add(report.nodeid)
 
-    def pytest_sessionfinish(self):
-        if self.record:
+    def pytest_sessionfinish(self, session):
+        if hasattr(session.config, "workeroutput"):
+            session.config.workeroutput["not run"] = self.not_run
+        elif self.record:
             self.record.parent.mkdir(exist_ok=True)
-            record = {"kernel": platform.release(), "ran": self.ran, "not run": self.not_run}
+            record = {"kernel": platform.release(), "ran": sorted(self.ran), "not run": self.not_run}
             self.record.write_text(json.dumps(record, indent=1), encoding="utf-8")
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node):
+        """A worker has ended: only workers collect, and each knows of all tests, of which it ran some."""
+        for test, why in getattr(node, "workeroutput", {}).get("not run", {}).items():
+            if test not in self.ran:
+                self.not_run.setdefault(test, why)
 
 
 if __name__ == "__main__":

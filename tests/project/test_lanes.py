@@ -18,7 +18,8 @@ import pytest
 @pytest.mark.needs("dummy")
 def test_dummy(): pass
 
-@pytest.mark.parametrize("kind", [pytest.param("vlan", marks=pytest.mark.needs("8021q", "dummy")), "veth"])
+@pytest.mark.parametrize("kind", [pytest.param("vlan", marks=pytest.mark.needs("8021q", "dummy")),
+                                  pytest.param("veth", marks=pytest.mark.needs())])
 def test_link(kind): pass
 
 @pytest.mark.needs("tun")
@@ -94,6 +95,36 @@ def test_what_both_kernels_lack_is_run_by_no_lane(lane, pytester):
 def test_no_lane_is_counted_as_if_it_had_run(lane, pytester, record, status):
     lane(record.removesuffix(".json"), set())
     assert count(pytester.path)[0] == status
+
+
+CONFTEST = """
+import os, sys
+sys.path.insert(0, {here!r})
+import features
+features.has = lambda feature: feature != "8021q"
+os.geteuid = lambda: 0
+
+def pytest_configure(config):
+    config.pluginmanager.register(features.Lane(config.rootpath / "lane.json", {other_lacks!r}))
+"""
+
+
+@pytest.mark.parametrize("other_lacks, dummy", [(None, None), ({"8021q", "tun"}, "left to the other lane")])
+def test_what_workers_of_xdist_ran_is_one_record(pytester, monkeypatch, other_lacks, dummy):
+    pytest.importorskip("xdist")
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")       # the others take longer to import than this to run
+    pytester.makepyfile(test_it=TESTS)
+    pytester.makeini("[pytest]\nmarkers = needs\n")
+    pytester.makeconftest(CONFTEST.format(here=str(Path(features.__file__).parent), other_lacks=other_lacks))
+    done = pytester.runpytest_subprocess("-p", "xdist", "-n", "2", "--dist", "worksteal")
+    assert done.parseoutcomes()["failed"] == 1
+    record = json.loads((pytester.path / "lane.json").read_text())
+    assert record["ran"] == [*([] if dummy else ["test_it.py::test_dummy"]), "test_it.py::test_that_fails"]
+    assert record["not run"] == {
+        **({"test_it.py::test_dummy": dummy} if dummy else {}),
+        "test_it.py::test_link[vlan]": "needs CONFIG_VLAN_8021Q, which this kernel lacks",
+        "test_it.py::test_that_skips_for_a_reason_of_its_own": "no time",
+    }
 
 
 def test_feature_that_is_in_no_table_is_an_error(pytester):
