@@ -1,14 +1,16 @@
 """The server as a process: what it answers, in which order, and what it leaves."""
 
+import errno
 import json
 import os
 import subprocess
+import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from real_kernel.node import Inside, addresses, elements, links, run, sysctl
-from server.client import eventually, packed
+from server.client import Server, eventually, packed
 
 
 def in_names(document):
@@ -288,27 +290,30 @@ except OSError as e:
 """
 
 
-def test_who_is_not_allowed_is_not_served(node, tmp_path, start):
-    server = start("--allow-uid", "12345")
-    for folder in (tmp_path, *list(tmp_path.parents)[:2]):
+@pytest.fixture
+def reachable(node):
+    """A folder that other users reach: tmp_path is in one that every pytest that starts closes to them."""
+    with tempfile.TemporaryDirectory(prefix="fcni-") as folder:
         os.chmod(folder, 0o711)
-
-    def as_user(uid):
-        return subprocess.run(["python3", "-c", AS_USER, server.path, str(uid), packed(
-            "bridge", {"CNI_COMMAND": "VERSION"}).hex()], capture_output=True, text=True).stdout
-
-    assert as_user(54321).strip() in ("b''", "BrokenPipeError", "ConnectionResetError")
-    assert server.lines("not an allowed user", "uid=54321") and not server.lines("command=VERSION")
-    assert "supportedVersions" in as_user(12345)
-    assert len(server.lines("not an allowed user")) == len(server.lines("uid=54321"))
+        yield folder
 
 
-def test_nobody_but_root_reaches_a_server_that_names_nobody(node, tmp_path, start):
-    server = start()
-    for folder in (tmp_path, *list(tmp_path.parents)[:2]):
-        os.chmod(folder, 0o711)
-    done = subprocess.run(["python3", "-c", AS_USER, server.path, "12345", "00"], capture_output=True, text=True)
-    assert "PermissionError" in done.stderr and server.ok("VERSION", node.conf())
+def test_who_is_not_allowed_is_not_served(reachable):
+    with Server(reachable, "--allow-uid", "12345") as server:
+        def as_user(uid):
+            return subprocess.run(["python3", "-c", AS_USER, server.path, str(uid), packed(
+                "bridge", {"CNI_COMMAND": "VERSION"}).hex()], capture_output=True, text=True).stdout
+
+        assert as_user(54321).strip() in ("b''", "BrokenPipeError", "ConnectionResetError")
+        assert server.lines("not an allowed user", "uid=54321") and not server.lines("command=VERSION")
+        assert "supportedVersions" in as_user(12345)
+        assert len(server.lines("not an allowed user")) == len(server.lines("uid=54321"))
+
+
+def test_nobody_but_root_reaches_a_server_that_names_nobody(node, reachable):
+    with Server(reachable) as server:
+        done = subprocess.run(["python3", "-c", AS_USER, server.path, "12345", "00"], capture_output=True, text=True)
+        assert f"PermissionError: [Errno {errno.EACCES}]" in done.stderr and server.ok("VERSION", node.conf())
 
 
 def test_what_a_server_cannot_know_goes_one_shot(node, pod, server):
