@@ -6,13 +6,18 @@
 
 import os
 import shutil
+import socket
 import subprocess
 
 import pytest
+from jeepney import DBusAddress, DBusErrorResponse, Properties, new_method_call
+from jeepney.io.blocking import open_dbus_connection
+from jeepney.wrappers import unwrap_msg
 from real_kernel.node import eventually
 
 needs_firewalld = pytest.mark.skipif(not (shutil.which("firewalld") and shutil.which("dbus-daemon")),
                                      reason="needs firewalld and dbus-daemon (Debian: firewalld, dbus)")
+NAME, PATH = "org.fedoraproject.FirewallD1", "/org/fedoraproject/FirewallD1"
 BUS = """<!DOCTYPE busconfig PUBLIC "-//freedesktop//DTD D-Bus Bus Configuration 1.0//EN"
  "http://www.freedesktop.org/standards/dbus/1.0/busconfig.dtd">
 <busconfig>
@@ -46,7 +51,7 @@ class Bus:
         self.process = subprocess.Popen(["dbus-daemon", f"--config-file={self.conf}", "--nofork", "--nopidfile"],
                                         stderr=subprocess.DEVNULL)
         try:
-            assert eventually(self.path.exists), "dbus-daemon does not start"
+            assert eventually(self.listens), "dbus-daemon does not start"
         except BaseException:
             self.__exit__()
             raise
@@ -54,6 +59,10 @@ class Bus:
 
     def __exit__(self, *_):
         end(self.process)
+
+    def listens(self):
+        with socket.socket(socket.AF_UNIX) as conn:
+            return conn.connect_ex(str(self.path)) == 0
 
 
 def end(process):
@@ -91,7 +100,7 @@ class Firewalld:
                 ["unshare", "--mount", "--propagation", "slave", "sh", "-c", ALONE, "firewalld", "--nofork", "--nopid",
                  "--log-target", "console", "--system-config", self.folder],
                 env={**os.environ, **self.env}, stdout=log, stderr=log)
-        assert eventually(lambda: self.client("--state", check=False) == "running", 20), self.log.read_text()
+        assert eventually(self.runs, 40), self.log.read_text()
 
     def stop(self):
         """As systemctl stop: it takes its rules with it."""
@@ -105,5 +114,18 @@ class Firewalld:
         assert not check or done.returncode == 0, f"{words}: {done.stdout}{done.stderr}"
         return done.stdout.strip()
 
+    def runs(self):
+        """As firewall-cmd --state tells it."""
+        try:
+            return self.ask(Properties(DBusAddress(PATH, NAME, NAME)).get("state")) == ("s", "RUNNING")
+        except DBusErrorResponse:           # nobody has its name
+            return False
+
     def sources(self, zone="trusted"):
-        return set(self.client(f"--zone={zone}", "--list-sources").split())
+        """As firewall-cmd --list-sources does, which takes a fifth of a second to start."""
+        return set(self.ask(new_method_call(DBusAddress(PATH, NAME, f"{NAME}.zone"), "getSources", "s", (zone,))))
+
+    def ask(self, message):
+        """What the answer to a message on the bus says."""
+        with open_dbus_connection(f"unix:path={self.bus.path}") as connection:
+            return unwrap_msg(connection.send_and_get_reply(message, timeout=20))[0]

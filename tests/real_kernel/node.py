@@ -311,9 +311,11 @@ def _inside(netns):
     """The routing rules, the routes of all tables and a sysctl of a pod."""
     found = [sysctl("net/ipv4/ip_forward", netns), sysctl("net/ipv4/conf/all/rp_filter", netns)]
     for family in ("-4", "-6"):
+        both = run("ip", "-n", netns, "-j", family, "-batch", "-", stdin="rule\nroute show table all\n")
+        rules, routes = map(json.loads, both.splitlines())
         # The rule for all VRFs comes with the first, by itself, and stays.
-        found += [str(rule) for rule in ip_json(family, "rule", netns=netns) if "l3mdev" not in rule]
-        found += sorted(str(route) for route in ip_json(family, "route", "show", "table", "all", netns=netns)
+        found += [str(rule) for rule in rules if "l3mdev" not in rule]
+        found += sorted(str(route) for route in routes
                         if route.get("table") != "local" and not route["dst"].startswith(("fe80:", "ff00:")))
     return found
 

@@ -17,6 +17,7 @@ from side_by_side.test_masquerade import NODE, add_outside, saved
 pytestmark = pytest.mark.skipif(not (shutil.which("iptables-save") and shutil.which("ip6tables-save")),
                                 reason="needs iptables: the Go plugin of this version has no other backend")
 WAIT = 2                        # seconds for an answer: time for one more SYN
+LONG_ENOUGH = 0.5               # seconds, for what must not happen
 FIRST = {"bridge": bridge(V4, V6, isDefaultGateway=True, hairpinMode=True),
          "ptp": ptp(V4, V6, routes=[DEFAULT4, DEFAULT6])}
 PORTS = [{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"},
@@ -55,21 +56,21 @@ def test_the_same_packets_get_through(first, backend, keys, sides):
         (pod, conf), (other, _) = add(side, FIRST[first], portmap(*PORTS, **keys, backend=backend), portmap())
         clients = {"outside": far, "the host": side.host, "the pod": name_of(pod), "another pod": name_of(other)}
 
-        def seen():
+        def seen(wait):
             asked = [(who, NODE[family], *port) for who in clients for family in (4, 6) for port in (
                 (8080, "tcp"), (5353, "udp"), (8081, "tcp"), (8082, "tcp"), (8083, "tcp"))]
             asked += [("the host", "127.0.0.1", 8080, "tcp"), ("outside", NODE[4], 80, "tcp")]
             with ThreadPoolExecutor(len(asked)) as pool:        # who gets no answer waits
-                answers = pool.map(lambda it: ask(clients[it[0]], *it[1:], wait=WAIT), asked)
+                answers = pool.map(lambda it: ask(clients[it[0]], *it[1:], wait=wait), asked)
             return dict(zip(asked, answers, strict=True))
 
         ask(far, NODE[6], 8080, wait=2)             # neighbours are found
         with listen(name_of(pod), 80), listen(name_of(pod), 53, "udp"):
-            before = seen()
+            before = seen(WAIT)
             if side is sides[0]:
                 side.check(conf, pod, conf["prevResult"], cid="pod-0")
             side.delete(conf, pod, cid="pod-0")
-            return before, seen()
+            return before, seen(LONG_ENOUGH)
 
     ours, theirs = both(story, sides)
     assert ours == theirs
