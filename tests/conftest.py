@@ -1,5 +1,6 @@
 """What all kinds of test share: fresh namespaces, requests by hand, and reasons to skip."""
 
+import contextlib
 import ctypes
 import os
 import subprocess
@@ -13,6 +14,14 @@ CLONE_NEWNET = 0x40000000
 libc = ctypes.CDLL(None, use_errno=True)
 
 os.environ.setdefault("FASTCNI_SOCKET", "")     # a server of this node is none of our business, unless one is named
+
+with contextlib.suppress(ImportError):           # nor needed where a wheel is tried
+    import hypothesis
+
+    # How long an example takes says what else the machine does.
+    hypothesis.settings.register_profile("any machine", deadline=None,
+                                         suppress_health_check=[hypothesis.HealthCheck.too_slow])
+    hypothesis.settings.load_profile("any machine")
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: makes network namespaces")
 needs_peer = pytest.mark.skipif(not os.path.exists(f"{PEER}/bridge"),

@@ -100,17 +100,17 @@ class Firewalld:
                 ["unshare", "--mount", "--propagation", "slave", "sh", "-c", ALONE, "firewalld", "--nofork", "--nopid",
                  "--log-target", "console", "--system-config", self.folder],
                 env={**os.environ, **self.env}, stdout=log, stderr=log)
-        assert eventually(self.runs, 40), self.log.read_text()
+        assert eventually(self.runs, 60), self.log.read_text()
 
     def stop(self):
         """As systemctl stop: it takes its rules with it."""
         self.process.terminate()
-        assert self.process.wait(20) == 0
+        assert self.process.wait(60) == 0
 
     def client(self, *words, check=True):
         """What firewall-cmd says."""
         done = subprocess.run(["firewall-cmd", *words], env={**os.environ, **self.env}, capture_output=True, text=True,
-                              timeout=20)
+                              timeout=60)
         assert not check or done.returncode == 0, f"{words}: {done.stdout}{done.stderr}"
         return done.stdout.strip()
 
@@ -128,4 +128,4 @@ class Firewalld:
     def ask(self, message):
         """What the answer to a message on the bus says."""
         with open_dbus_connection(f"unix:path={self.bus.path}") as connection:
-            return unwrap_msg(connection.send_and_get_reply(message, timeout=20))[0]
+            return unwrap_msg(connection.send_and_get_reply(message, timeout=60))[0]

@@ -94,7 +94,7 @@ def set_sysctl(name, value):
         file.write(value)
 
 
-def eventually(claim, seconds=20.0):
+def eventually(claim, seconds=30.0):
     """Wait until claim() holds: the kernel takes a dead namespace down in its own time."""
     deadline = time.monotonic() + seconds
     while not claim() and time.monotonic() < deadline:

@@ -77,7 +77,7 @@ def test_del_answers_before_its_helper_is_done_and_leaves_no_process(node, pod, 
         status, out, session = call("DEL", conf, pod)
         early += alive(session)
         assert (status, out) == (0, b"") and set(links(pod)) == {"lo"}
-        assert eventually(lambda session=session: not alive(session), 1)
+        assert eventually(lambda session=session: not alive(session), 10)
         if early:
             break                   # once is enough: on a busy machine the helper may be done before we look
     assert early, "no DEL of ten answered before the kernel's RCU barrier was over"
@@ -89,7 +89,7 @@ def test_pods_namespace_dies_as_soon_as_the_runtime_lets_go_of_it(node, pod, cal
     run("ip", "link", "add", "probe0", "type", "veth", "peer", "name", "probe1", "netns", pod)
     assert call("DEL", conf, pod)[0] == 0
     run("ip", "netns", "del", pod)
-    assert eventually(lambda: "probe0" not in links(), 2), "the namespace outlives its name"
+    assert eventually(lambda: "probe0" not in links(), 10), "the namespace outlives its name"
 
 
 def test_failed_add_answers_once_and_leaves_nothing(node, pod, call):

@@ -12,11 +12,11 @@ from pathlib import Path
 
 from fastcni.server.protocol import HEAD, MAGIC, NETNS, OWN, STDIN, VERSION
 
-START = 20              # seconds that a server may take to listen
+START = 60              # seconds that a server may take to listen
 LIMIT = 40              # for one answer
 
 
-def eventually(claim, seconds=10):
+def eventually(claim, seconds=30):
     deadline = time.monotonic() + seconds
     while not (found := claim()) and time.monotonic() < deadline:
         time.sleep(0.01)

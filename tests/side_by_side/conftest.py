@@ -41,7 +41,7 @@ def server(tmp_path_factory):
         process = subprocess.Popen([sys.executable, "-m", "fastcni", "serve", "--socket", path], stderr=log,
                                    env={**os.environ, "LISTEN_FDS": ""})
     try:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while not path.exists():
             assert process.poll() is None and time.monotonic() < deadline, (folder / "log").read_text()
             time.sleep(0.01)

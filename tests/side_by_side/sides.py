@@ -8,7 +8,7 @@ import uuid
 from concurrent.futures import ThreadPoolExecutor
 
 CLONE_NEWNET = 0x40000000
-LIMIT = 30                                      # seconds for one plugin; the slowest waits 5 s for DAD
+LIMIT = 60                                      # seconds for one plugin; the slowest waits 5 s for DAD
 libc = ctypes.CDLL(None, use_errno=True)
 
 

@@ -36,7 +36,7 @@ class Try:
     def state(self):
         return {**state_of(self.side, self.pod), **self.side.held("net-a")}
 
-    def changed_since(self, before, seconds=2.0):
+    def changed_since(self, before, seconds=20.0):
         """What is not as it was, once the kernel has taken things down."""
         deadline = time.monotonic() + seconds
         while True:
