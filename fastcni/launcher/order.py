@@ -3,12 +3,16 @@
 import ast
 
 
-def load_order(sources, ends):
-    """The modules that `ends` need and they themselves, each behind those it imports.
+def needs_of(sources):
+    """{module name: the known modules that it imports when it is run} of {module name: source text}.
 
-    sources: {module name: source text}. Imports inside functions do not count: they are there to be put off.
+    Imports inside functions do not count: they are there to be put off.
     """
-    needs = {name: imports(text, sources) for name, text in sources.items()}
+    return {name: imports(text, sources) for name, text in sources.items()}
+
+
+def load_order(needs, ends):
+    """The modules that `ends` need and they themselves, each behind those it imports."""
     return list(walk(ends, needs, {}))
 
 

@@ -27,7 +27,7 @@ import sys
 import zipfile
 
 import fastcni
-from fastcni.launcher.order import load_order
+from fastcni.launcher.order import load_order, needs_of
 from fastcni.plugins import TABLE
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -108,12 +108,12 @@ def bundles():
     """
     paths = {module_name(path): path for path in module_files()}
     code = {name: (name, path.endswith("__init__.py"), code_of(path)) for name, path in paths.items()}
-    sources = {name: read(os.path.join(PACKAGE, path)) for name, path in paths.items()}
+    needs = needs_of({name: read(os.path.join(PACKAGE, path)) for name, path in paths.items()})
     found = {}
     for kind, module in TABLE.items():
-        order = load_order(sources, ["fastcni.handle", module])
+        order = load_order(needs, ["fastcni.handle", module])
         if "fastcni.kit.ipam" in order:
-            order = load_order(sources, [*order, TABLE["host-local"]])
+            order = load_order(needs, [*order, TABLE["host-local"]])
         found[kind] = marshal.dumps([code[name] for name in order])
     return found
 
