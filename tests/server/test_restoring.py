@@ -98,6 +98,7 @@ def test_traffic_gets_through_again_and_del_leaves_nothing(server, net, pod, pod
 
 
 def test_what_one_shot_plugins_added_and_deleted_is_known_too(server, net, pod_netns, node):
+    assert eventually(lambda: server.lines("event=ready"), 60)      # who listens need not be looking yet
     one, two = pod_netns(), pod_netns()
     net.add(one, mapping())
     conf = net.add(two, mapping(8081))
