@@ -1,15 +1,15 @@
 """IP forwarding on the host: turned on for each family of a result, never turned off again."""
 
 from fastcni.kernel import sysctl
-from fastcni.spec import address as addresses
 from fastcni.spec import errors
+from fastcni.spec import result as results
 from fastcni.spec.errors import CniError
 
 SYSCTLS = {4: "net/ipv4/ip_forward", 16: "net/ipv6/conf/all/forwarding"}
 
 
 def enable(host, result):
-    for length in {len(addresses.read_cidr(ip["address"])[0]) for ip in result.get("ips", ())}:
+    for length in {len(packed) for packed, _ in results.ips_of(result)}:
         try:
             name = SYSCTLS[length]
             if host.recall(("sysctl", name), lambda: sysctl.read(name)) != "1":     # noqa: B023 - asked here and now

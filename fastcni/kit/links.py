@@ -11,6 +11,7 @@ from fastcni.kernel import netns, rtnl, sysctl, uapi, wire
 from fastcni.kit import announced
 from fastcni.spec import address as addresses
 from fastcni.spec import errors
+from fastcni.spec import result as results
 from fastcni.spec.errors import CniError
 
 SCOPES = {uapi.RT_SCOPE_UNIVERSE: "universe", uapi.RT_SCOPE_LINK: "link", uapi.RT_SCOPE_HOST: "host"}
@@ -118,7 +119,7 @@ def configure(pod, link, result, *, ipv6=True, dad=None, arp_notify=False, ndisc
     `ipv6`: whether there is IPv6 on the link; `dad`: duplicate address detection, None leaves it alone. All goes out
     in one batch, except with detection and an IPv6 gateway: then routes wait until addresses settled.
     """
-    ips = [addresses.read_cidr(ip["address"]) for ip in result.get("ips", ())]
+    ips = results.ips_of(result)
     gateways = first_gateways(result)
     has_v6 = any(len(packed) == 16 for packed, _ in ips)
     sysctls = list(ipv6_sysctls(dad, ndisc_notify)) if ipv6 else [("disable_ipv6", "1")]
@@ -234,7 +235,7 @@ class Pair:
 def remember(req, host, result):
     """A server keeps in mind the pair that an ADD made: its DEL need not look for it, and wait for RTNL twice."""
     if req.host.memory:
-        ips = [addresses.read_cidr(ip["address"])[0] for ip in result.get("ips", ())]
+        ips = [packed for packed, _ in results.ips_of(result)]
         req.host.memory.keep_pair(pair_key(req), Pair(host.index, host.name, ips))
 
 

@@ -5,7 +5,6 @@ Backends are imported when they are used: a one-shot ADD needs one of them.
 
 from fastcni.kit import chained, names
 from fastcni.kit.undo import every
-from fastcni.spec import address as addresses
 from fastcni.spec import errors, version
 from fastcni.spec import result as results
 from fastcni.spec.config import check_ifname, shown
@@ -55,7 +54,7 @@ def read_strictly(req):
         raise CniError(errors.INVALID_CONFIG, f'unknown ingress policy: "{conf.policy}"',
                        f"ingressPolicy is one of {', '.join(POLICIES)}")
     conf.previous = results.read_prev_result(keys, req.version)
-    conf.ips = list(dict.fromkeys(addresses.read_cidr(ip["address"])[0] for ip in (conf.previous or {}).get("ips", ())))
+    conf.ips = list(dict.fromkeys(packed for packed, _ in results.ips_of(conf.previous or {})))
     conf.policy = "" if conf.policy == "open" else conf.policy
     conf.bridge = read_bridge(conf) if conf.policy and conf.previous else ""
     return conf
@@ -120,12 +119,6 @@ def delete(req, conf):
           (forward_nft.delete, req, conf))
 
 
-def every_backend():
-    from fastcni.kit.firewall import forward_firewalld, forward_iptables, forward_nft
-
-    return forward_iptables, forward_firewalld, forward_nft
-
-
 def check(req, conf):
     from fastcni.kit import checks  # CHECK alone needs it
 
@@ -147,9 +140,10 @@ def restore(req, conf):
 
 
 def gc(req, conf):
-    from fastcni.kit.firewall import ingress_iptables, ingress_nft
+    from fastcni.kit.firewall import forward_firewalld, forward_iptables, forward_nft, ingress_iptables, ingress_nft
 
-    every(*((each.gc, req, conf) for each in every_backend()), (ingress_nft.gc, req), (ingress_iptables.gc, req))
+    every((forward_iptables.gc, req, conf), (forward_firewalld.gc, req, conf), (forward_nft.gc, req, conf),
+          (ingress_nft.gc, req), (ingress_iptables.gc, req))
 
 
 def status(req, conf):

@@ -7,12 +7,13 @@ all pods share, it was somebody else.
 
 from fastcni._netlink import attributes
 from fastcni.kernel import nft, wire
+from fastcni.kit import names
 from fastcni.server.log import few
 
 TABLES = {(family, table) for family in (nft.NFPROTO_IPV4, nft.NFPROTO_IPV6) for table in ("nat", "filter")}
 CHAINS = ("PREROUTING", "OUTPUT", "POSTROUTING", "FORWARD")
 CHAIN_NAMES = {chain.encode() + b"\0" for chain in CHAINS}
-PREFIX, DIGITS, OF_A_POD = "CNI-", frozenset("0123456789abcdef"), 28      # CNI-e8f6f419596f7f47b3468487
+PREFIX, DIGITS = "CNI-", frozenset("0123456789abcdef")         # CNI-e8f6f419596f7f47b3468487
 FIREWALLD = "firewalld"         # a table's name, in whatever family
 
 
@@ -95,4 +96,4 @@ class Jumps:
 
 
 def is_of_a_pod(chain):
-    return len(chain) == OF_A_POD and DIGITS.issuperset(chain.removeprefix(PREFIX))
+    return len(chain) == names.CHAIN_MAX and DIGITS.issuperset(chain.removeprefix(PREFIX))

@@ -2,6 +2,8 @@
 
 Before a fact is used, the notifications that wait are read, and they wait from the moment of the change. A filter in
 the kernel (BPF) lets only those pass that are about links which a fact is about.
+
+Of pairs that ADDs made the kernel is not heard: their DELs look whether they are still there (kit/links.py).
 """
 
 from errno import ENOBUFS
@@ -13,7 +15,7 @@ from fastcni.kernel import filters, nft, rtnl, uapi, wire
 ROUTE_GROUPS = (uapi.RTNLGRP_LINK, uapi.RTNLGRP_IPV4_IFADDR, uapi.RTNLGRP_IPV6_IFADDR, uapi.RTNLGRP_IPV4_NETCONF,
                 uapi.RTNLGRP_IPV6_NETCONF)
 NETCONF = (uapi.RTM_NEWNETCONF, uapi.RTM_DELNETCONF)
-MOST_PAIRS = 10_000
+MOST_PAIRS = 10_000             # a DEL that finds none looks for itself
 ELEMENTS = (nft.NFT_MSG_NEWSETELEM, nft.NFT_MSG_DELSETELEM, nft.NFT_MSG_NEWGEN)    # they change no table
 
 

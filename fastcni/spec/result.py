@@ -17,6 +17,11 @@ from fastcni.spec.version import CURRENT, OLDEST
 UNSET_CIDR = "<nil>"            # what Go prints for an address that was not given
 
 
+def ips_of(result):
+    """[(packed, prefix)] of the addresses of a result in the newest shape."""
+    return [address.read_cidr(ip["address"]) for ip in result.get("ips", ())]
+
+
 # What values can be. A reader returns the canonical form; TypeError: no such kind, ValueError: no such value.
 
 def text(value):

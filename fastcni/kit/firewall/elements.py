@@ -50,28 +50,28 @@ class Store:
 
     def keep(self, req, items):
         """Have elements that belong to nobody and stay: they have no mark, and may be there already."""
-        batch = Batch()
-
-        def attempt():
-            nft.start(batch)
+        def fill(batch, items):
             for name, some in by_set(items).items():
                 nft.add_elements(batch, self.family, self.table, name, some, exclusive=False)
-            return wire.attempt(req.host.firewall, nft.stop(batch))[1]
 
-        refused = self._where_set_up(req, items, attempt)
+        refused = self._where_set_up(req, items, lambda: in_one(req.host.firewall, items, fill))
         if refused:
             raise refused[0]
 
+    def ensure(self, req, items=()):
+        """Have the chains with their rules; after a flush, perhaps, when elements still lead to bare chains."""
+        if not self.whole(req):
+            sock = req.host.firewall
+            self._set_up(sock, [*items, *(chain_item(chain) for chain, _ in self.chains_led_to(sock))])
+
     def _where_set_up(self, req, items, attempt):
         """What attempt() is refused, the table being set up if the kernel misses something."""
-        sock = req.host.firewall
-        if not self.whole(req):             # somebody has flushed it, perhaps: elements still lead to bare chains
-            self._set_up(sock, [*items, *(chain_item(chain) for chain, _ in self.chains_led_to(sock))])
+        self.ensure(req, items)
         refused = attempt()
         for _ in range(TRIES):              # and again, meanwhile
             if not refused or refused[0].errno != ENOENT:
                 break
-            self._set_up(sock, items)
+            self._set_up(req.host.firewall, items)
             refused = attempt()
         return refused
 

@@ -24,7 +24,7 @@ else. A fixed number of rules beside those of kit/firewall/spoofcheck.py; `nft l
 from fastcni.kernel import nft
 from fastcni.kit.firewall import elements, spoofcheck
 from fastcni.kit.firewall.spoofcheck import ALLOWED, FAMILY, IFNAMSIZ, TABLE, ifname_key, port_and
-from fastcni.spec import address as addresses
+from fastcni.spec import result as results
 
 CHAIN, PRIORITY, RULES = "addresses", nft.NF_BR_PRI_NAT_DST_BRIDGED + 1, 12
 BOUND, BOUND4, BOUND6 = "bound", "bound4", "bound6"
@@ -47,7 +47,7 @@ def restore(req):
 
 
 def packed_ips(result):
-    return [addresses.read_cidr(ip["address"])[0] for ip in result.get("ips", ())]
+    return [packed for packed, _ in results.ips_of(result)]
 
 
 def items(port, mac, ips):

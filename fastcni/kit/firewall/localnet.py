@@ -35,8 +35,7 @@ def enable(req, packed):
 
 def guard(req):
     """The chain is there with its rules."""
-    if not store().whole(req):
-        wire.exchange(req.host.firewall, nft.stop(set_up(nft.start(Batch()), ())))
+    store().ensure(req)
 
 
 def store():

@@ -6,6 +6,7 @@ Backends are imported when they are used: most pods of a one-shot plugin need on
 from fastcni.kit.undo import every
 from fastcni.spec import address as addresses
 from fastcni.spec import errors
+from fastcni.spec import result as results
 from fastcni.spec.errors import CniError
 
 
@@ -26,14 +27,14 @@ class Masquerade:
         """Masquerade every address of `result`, if the network asks for it."""
         if not self.wanted:
             return
-        backend, ips = self._backend(), ips_of(result)
+        backend, ips = self._backend(), results.ips_of(result)
         undo(backend.delete, req, {packed for packed, _ in ips})
         backend.add(req, ips)
 
     def restore(self, req, previous):
         """Put back what is missing of what ADD did."""
         if self.wanted:
-            self._backend().restore(req, ips_of(previous))
+            self._backend().restore(req, results.ips_of(previous))
 
     def _backend(self):
         if self.iptables:
@@ -63,11 +64,6 @@ class Masquerade:
         from fastcni.kit.firewall import masquerade_iptables, masquerade_nft
 
         every((masquerade_nft.gc, req), (masquerade_iptables.gc, req))
-
-
-def ips_of(result):
-    """[(packed, prefix)]"""
-    return [addresses.read_cidr(ip["address"]) for ip in result.get("ips", ())]
 
 
 def prev_addresses(req):
