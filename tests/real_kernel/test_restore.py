@@ -18,8 +18,7 @@ from fastcni.spec.errors import CniError
 
 needs_iptables = pytest.mark.skipif(not shutil.which("iptables-restore"), reason="needs iptables")
 real_run = process.run
-BACKENDS = pytest.mark.parametrize("backend", ["nftables", pytest.param("iptables", marks=pytest.mark.skipif(
-    not shutil.which("iptables-restore"), reason="needs iptables"))])
+BACKENDS = pytest.mark.parametrize("backend", ["nftables", pytest.param("iptables", marks=needs_iptables)])
 FLUSHES = ("nft flush ruleset", "iptables -t nat -F", "ip6tables -t nat -F", "nft flush table inet fastcni",
            "nft delete table bridge fastcni")
 
@@ -124,7 +123,7 @@ def test_what_is_there_stays_as_it_is(runtime, pod, backend):
     assert firewall() == before
 
 
-@pytest.mark.skipif(not shutil.which("iptables-restore"), reason="needs iptables")
+@needs_iptables
 def test_two_interfaces_that_share_a_chain_of_iptables_are_both_back(runtime, pod):
     it = runtime("iptables")
     it.add(pod)

@@ -6,7 +6,9 @@ import pytest
 from real_kernel.node import Node
 from server.client import Server, eventually
 
+from fastcni.kit.host import Host
 from fastcni.launcher.install import install
+from fastcni.server.memory import Memory
 
 
 @pytest.fixture
@@ -31,6 +33,15 @@ def node(root, tmp_path, host_netns):
 @pytest.fixture
 def pod(node, pod_netns):
     return pod_netns()
+
+
+@pytest.fixture
+def host(node):
+    """A Host as a server keeps it."""
+    host = Host(memory=Memory())
+    yield host
+    host.memory.close()
+    host.close(lambda fn: fn())
 
 
 @pytest.fixture

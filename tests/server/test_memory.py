@@ -9,16 +9,6 @@ from real_kernel.node import run, set_sysctl
 
 from fastcni.kernel import filters, sysctl, uapi, wire
 from fastcni.kit import links
-from fastcni.kit.host import Host
-from fastcni.server.memory import Memory
-
-
-@pytest.fixture
-def host(node):
-    host = Host(memory=Memory())
-    yield host
-    host.memory.close()
-    host.close(lambda fn: fn())
 
 
 class Asked:

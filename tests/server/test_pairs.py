@@ -4,16 +4,7 @@ import pytest
 from real_kernel.node import elements, links, run
 
 from fastcni.kernel import uapi, wire
-from fastcni.kit.host import Host
 from fastcni.server import memory
-
-
-@pytest.fixture
-def host(node):
-    host = Host(memory=memory.Memory())
-    yield host
-    host.memory.close()
-    host.close(lambda fn: fn())
 
 
 def veths():
