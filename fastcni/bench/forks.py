@@ -66,7 +66,7 @@ class Forks:
     def _read(self):
         while True:
             try:
-                data = self.sock.recv(wire.RECV_SIZE)
+                data = self.sock.recv(65536)
             except TimeoutError:
                 if self.stopping:
                     return

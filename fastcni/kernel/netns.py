@@ -3,7 +3,7 @@
 import posix
 from errno import EINVAL
 
-from fastcni._netlink import setns
+from fastcni._netlink import identity, setns
 
 OWN = "/proc/thread-self/ns/net"
 
@@ -17,12 +17,6 @@ class Lost(BaseException):
 
     Not an Exception, so that no error handler on the way goes on in the wrong namespace.
     """
-
-
-def identity(fd):
-    """(device, inode): which namespace this is, as long as somebody holds it."""
-    stat = posix.fstat(fd)
-    return stat.st_dev, stat.st_ino
 
 
 def open_own():
@@ -44,8 +38,10 @@ def open_path(path):
 
 def is_own(fd, home=None):
     """Is `fd` the namespace of the calling thread, of which `home` is a descriptor if there is one?"""
-    ours, theirs = posix.stat(OWN if home is None else home), posix.fstat(fd)
-    return (ours.st_dev, ours.st_ino) == (theirs.st_dev, theirs.st_ino)
+    if home is not None:
+        return identity(fd) == identity(home)
+    ours = posix.stat(OWN)
+    return identity(fd) == (ours.st_dev, ours.st_ino)
 
 
 class locked:

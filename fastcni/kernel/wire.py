@@ -2,15 +2,16 @@
 
 import posix
 import sys
-from _socket import MSG_DONTWAIT, SOCK_CLOEXEC, SOCK_RAW, if_nametoindex, socket
+from _socket import SOCK_CLOEXEC, SOCK_RAW, if_nametoindex, socket
 from time import perf_counter
 
-from fastcni._netlink import Batch, messages, read_ack
+from fastcni import _netlink
+from fastcni._netlink import Batch, read_ack
 from fastcni.kernel import uapi
 from fastcni.kernel.waiting import waiting
 
 AF_NETLINK = 16
-RECV_SIZE = 65536               # the kernel fills dumps up to 32 KiB; twice that is never cut short
+FOR_EVER = -1                   # milliseconds
 DUMP_TRIES = 5                  # as the reference plugins: an interrupted dump is asked for five times in all
 ENOENT, EINTR, ENOBUFS = 2, 4, 105
 EINTR_DUMP = "the kernel's table kept changing while it was read"
@@ -73,6 +74,12 @@ def send(sock, data):
     sock.send(data)
 
 
+def receive(sock, milliseconds=FOR_EVER):
+    """The one place that receives: a datagram's messages, [(type, flags, sequence, port, payload)]; None where none
+    comes in time. Raises OSError, with ENOBUFS where the kernel had to drop notifications."""
+    return _netlink.receive(sock.fileno(), milliseconds, show)
+
+
 def index_of(name):
     """The index of the link called `name` in the calling thread's namespace, 0 without one. By ioctl (netdevice(7)):
     unlike RTM_GETLINK it waits for nobody who holds the kernel's RTNL."""
@@ -131,21 +138,15 @@ def _attempt(sock, batch):
     data, waiting, first = batch.finish(), batch.asked, batch.first
     batch.clear()
     send(sock, data)
-    replies, refused, mode = [], [], 0
-    while waiting:
-        try:
-            data = sock.recv(RECV_SIZE, mode)
-        except BlockingIOError:
-            break
-        if show:
-            show("<", data)
-        for kind, flags, sequence, _, payload in messages(data):
+    replies, refused, patience = [], [], FOR_EVER
+    while waiting and (found := receive(sock, patience)) is not None:
+        for kind, flags, sequence, _, payload in found:
             if sequence not in waiting:
                 if kind == uapi.NLMSG_ERROR and first < sequence <= batch.first:
                     # nfnetlink refuses a transaction as a whole (no permission, no nf_tables, commit failed) in
                     # the name of its opening message; the other replies are there already or never come.
                     refused.append(NetlinkError(read_ack(kind, flags, payload)[0], "commit transaction"))
-                    mode = MSG_DONTWAIT
+                    patience = 0
                     continue
                 raise ProtocolError(f"netlink reply of type {kind} to request {sequence}, which is not ours")
             if flags & uapi.NLM_F_DUMP_INTR:
@@ -181,13 +182,7 @@ def dump(sock, kind, header, what, fill=None):
 
 def glance(sock):
     """The notifications of one datagram that has come, as watch() has them; None when none waits. Raises ENOBUFS."""
-    try:
-        data = sock.recv(RECV_SIZE, MSG_DONTWAIT)
-    except BlockingIOError:
-        return None
-    if show:
-        show("<", data)
-    return messages(data)
+    return receive(sock, 0)
 
 
 def forget(sock):
@@ -207,16 +202,9 @@ def watch(sock, seconds):
     Raises OSError with ENOBUFS when the kernel dropped some: look again at what was waited for.
     """
     started = perf_counter()
-    sock.settimeout(seconds)
     try:
         with waiting():
-            data = sock.recv(RECV_SIZE)
-    except TimeoutError:
-        return []
+            return receive(sock, int(seconds * 1000) + 1) or []
     finally:
-        sock.settimeout(None)       # with a timeout even MSG_DONTWAIT waits
         if observe:
             observe(sock.proto, perf_counter() - started)
-    if show:
-        show("<", data)
-    return messages(data)
