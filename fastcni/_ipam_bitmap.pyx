@@ -26,7 +26,7 @@ Sources: open(2), flock(2), mmap(2), posix_fallocate(3), utimensat(2), random(4)
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.exc cimport PyErr_CheckSignals, PyErr_SetFromErrno
-from libc.errno cimport EINTR, EOPNOTSUPP, errno
+from libc.errno cimport EAGAIN, EINTR, EOPNOTSUPP, errno
 from libc.stdint cimport uint8_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcmp, memcpy, memset
@@ -49,7 +49,7 @@ cdef extern from "endian.h" nogil:
     uint64_t htobe64(uint64_t)
 
 cdef extern from "sys/file.h" nogil:
-    enum: LOCK_EX, LOCK_UN, O_NOFOLLOW
+    enum: LOCK_EX, LOCK_NB, LOCK_UN, O_NOFOLLOW
     int flock(int, int)
 
 cdef extern from "sys/stat.h" nogil:
@@ -109,7 +109,9 @@ cdef int allocate(int fd, size_t size) noexcept nogil:
 
 def lock(int fd):
     """Wait for the exclusive flock(2) of an open file. Raises OSError; gives way to signal handlers."""
-    cdef int refused = 1
+    cdef int refused = flock(fd, LOCK_EX | LOCK_NB)     # mostly free: then Python's lock is kept
+    if refused and errno != EAGAIN and errno != EINTR:
+        PyErr_SetFromErrno(OSError)
     while refused:
         with nogil:
             refused = flock(fd, LOCK_EX)

@@ -2,6 +2,8 @@
 
 import posix
 
+from fastcni._netlink import read_file, write_file
+
 ROOT = "/proc/sys/"
 
 
@@ -25,20 +27,12 @@ def exists(name):
 
 def read(name):
     """The value as text, white space trimmed. Raises OSError."""
-    fd = posix.open(path(name), posix.O_RDONLY | posix.O_CLOEXEC)
-    try:
-        return posix.read(fd, 4096).decode("utf-8", "replace").strip()
-    finally:
-        posix.close(fd)
+    return read_file(path(name), posix.O_RDONLY, 4096).decode("utf-8", "replace").strip()
 
 
 def write(name, value):
     """Write the value. Raises OSError."""
-    fd = posix.open(path(name), posix.O_WRONLY | posix.O_CLOEXEC)
-    try:
-        posix.write(fd, value.encode())
-    finally:
-        posix.close(fd)
+    write_file(path(name), value.encode(), 0)
 
 
 def open_folder(name):
@@ -49,11 +43,7 @@ def open_folder(name):
 
 def write_at(folder, name, value):
     """Write the sysctl `name`, slashes between its parts, below an open folder. Raises OSError."""
-    fd = posix.open(name, posix.O_WRONLY | posix.O_CLOEXEC, dir_fd=folder)
-    try:
-        posix.write(fd, value.encode())
-    finally:
-        posix.close(fd)
+    write_file(name, value.encode(), 0, folder)
 
 
 def ensure(name, value):

@@ -6,6 +6,7 @@ The rules and the error texts are those of the Go library, since runtimes and pe
 import posix
 import time
 
+from fastcni._netlink import read_file
 from fastcni.kernel import process
 from fastcni.spec import errors, json, result
 from fastcni.spec.errors import CniError
@@ -59,15 +60,9 @@ def is_file(path):
 def is_ours(path):
     """Whether the file is one of fastcni's launchers; False too where it cannot be read."""
     try:
-        fd = posix.open(path, posix.O_RDONLY | posix.O_CLOEXEC | posix.O_NONBLOCK)
+        return read_file(path, posix.O_RDONLY | posix.O_NONBLOCK, 16)[9:] == MARK
     except OSError:
         return False
-    try:
-        return posix.read(fd, 16)[9:] == MARK
-    except OSError:
-        return False
-    finally:
-        posix.close(fd)
 
 
 def child_env(base_env, command, **cni):

@@ -25,18 +25,20 @@ import errno
 import posix
 
 from fastcni import _ipam_bitmap
+from fastcni._netlink import read_file, write_file
 from fastcni.kernel import sysctl
 from fastcni.spec import address
 from fastcni.spec.errors import INVALID_CONFIG, IO_FAILURE, CniError
 
 # Troubles of the moment, which say nothing about a file: it must not be taken for somebody else's.
 PASSING = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR)
+USUAL, MOST = 512, 1 << 20          # bytes of a file: an owner is at most a name's length and 17; what is looked at
 UNREADABLE = b"/"                   # held, and nobody's: neither an id nor an interface name has a slash
 CONTROL = bytes(b for b in range(32) if b not in b"\t\n\r") + b"\x7f"
-WRITE = posix.O_WRONLY | posix.O_CREAT | posix.O_CLOEXEC | posix.O_NOFOLLOW
+WRITE = posix.O_CREAT | posix.O_NOFOLLOW
 CREATE = WRITE | posix.O_EXCL
 known_boot_id = b""                 # of a process that has asked; it lasts as long as the boot
-READ = posix.O_RDONLY | posix.O_CLOEXEC | posix.O_NOFOLLOW | posix.O_NONBLOCK
+READ = posix.O_RDONLY | posix.O_NOFOLLOW | posix.O_NONBLOCK
 
 
 def owner_of(container_id, ifname=""):
@@ -174,24 +176,12 @@ class Store:
         """Make the address owner's. False when it is held by somebody, which the index then knows."""
         name = address.ip_text(packed)
         self.index.make_room()
+        self.changed = True             # also by what fails: a file may have been there for a moment
         try:
-            fd = self._create(name, packed)
+            if not self._create(name, packed, owner):
+                return False
         except OSError as e:
             raise self._trouble("create", name, e) from None
-        if fd < 0:
-            return False
-        self.changed = True
-        try:
-            try:
-                if posix.write(fd, owner) != len(owner):
-                    raise OSError(errno.ENOSPC, posix.strerror(errno.ENOSPC))     # room for a part of it
-                if self.sync:
-                    posix.fsync(fd)
-            finally:
-                posix.close(fd)
-        except OSError as e:
-            self._unlink(name)
-            raise self._trouble("write", name, e) from None
         if not self.index.hold(packed, owner):
             self.read_all()         # the index had it held, without a file: somebody worked without the lock
         return True
@@ -225,29 +215,25 @@ class Store:
         """Note the address given out last. Not truncated to nothing first: ext4 would write it out on closing."""
         name, text = f"last_reserved_ip.{number}", address.ip_text(packed).encode()
         try:
-            fd = posix.open(name, WRITE, 0o600, dir_fd=self.dir)
-            try:
-                posix.pwrite(fd, text, 0)
-                posix.ftruncate(fd, len(text))
-            finally:
-                posix.close(fd)
+            write_file(name, text, WRITE, self.dir, cut=True)
         except OSError as e:
             self.warn(str(self._trouble("write", name, e)))
 
     # -- files ----------------------------------------------------------------------------------------
 
-    def _create(self, name, packed):
-        """A descriptor of the new file, or -1 when somebody has the address. Raises OSError."""
+    def _create(self, name, packed, owner):
+        """Make the file of an address. False when somebody has the address. Raises OSError, and leaves no file."""
         for _ in range(3):
             try:
-                return posix.open(name, CREATE, 0o600, dir_fd=self.dir)
+                write_file(name, owner, CREATE, self.dir, sync=self.sync)
+                return True
             except FileExistsError:
                 content = self._read(name)
             if content is None:
                 continue                        # gone in between: somebody works without the lock
             if not is_torn(content):
                 self.index.hold(packed, content)
-                return -1
+                return False
             self.warn(f"{self.path}/{name}: empty or torn address file reclaimed")
             self._unlink(name)
         raise OSError(errno.EEXIST, posix.strerror(errno.EEXIST))
@@ -265,22 +251,16 @@ class Store:
     def _read(self, name):
         """The trimmed content of a file; None when there is none, UNREADABLE when it is no readable file."""
         try:
-            fd = posix.open(name, READ, dir_fd=self.dir)
+            content = read_file(name, READ, USUAL, self.dir)
+            if len(content) == USUAL:
+                content = read_file(name, READ, MOST, self.dir)
         except FileNotFoundError:
             return None
         except OSError as e:
             if e.errno in PASSING:
                 raise self._trouble("read", name, e) from None
             return UNREADABLE
-        try:
-            content = posix.read(fd, 4096)
-            if len(content) == 4096:
-                content += posix.read(fd, 1 << 20)
-            return content.strip()
-        except OSError:
-            return UNREADABLE
-        finally:
-            posix.close(fd)
+        return content.strip()
 
     def _names(self):
         """The names that look like addresses."""

@@ -19,6 +19,7 @@ Other than the reference:
 
 import posix
 
+from fastcni._netlink import read_file
 from fastcni.kit import ipam_conf
 from fastcni.kit.ranges import in_turn, range_of, read_range_sets, text_of
 from fastcni.kit.store import Store, owner_of
@@ -252,11 +253,7 @@ def _read_address(text):
 def _read_resolv_conf(path):
     """resolv.conf(5) as result dns. Raises CniError 5."""
     try:
-        fd = posix.open(path, posix.O_RDONLY | posix.O_CLOEXEC | posix.O_NONBLOCK)
-        try:
-            data = posix.read(fd, RESOLV_CONF_LIMIT)
-        finally:
-            posix.close(fd)
+        data = read_file(path, posix.O_RDONLY | posix.O_NONBLOCK, RESOLV_CONF_LIMIT)
     except (OSError, ValueError) as e:
         why = posix.strerror(e.errno).lower() if isinstance(e, OSError) else str(e)
         raise CniError(IO_FAILURE, f"open {path}: {why}", "ipam.resolvConf names it") from None

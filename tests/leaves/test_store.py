@@ -4,6 +4,7 @@ import fcntl
 import os
 import posix
 import random
+import resource
 import signal
 import stat
 import subprocess
@@ -296,14 +297,17 @@ def test_a_data_directory_that_is_a_file_is_named(tmp_path):
     assert f'ipam.dataDir is "{tmp_path}/file"' in e.value.details
 
 
-def test_a_write_that_fails_leaves_no_file(place, monkeypatch):
+def test_a_write_that_fails_leaves_no_file(place):
     """A full disk: the file could be made, its content not written."""
     with place() as store:
-        monkeypatch.setattr(posix, "write", lambda fd, data: 3)
-        with pytest.raises(CniError) as e:
-            store.take(ip("10.1.0.2"), POD)
-        monkeypatch.undo()
-        assert e.value.msg == f"write {place.path}/10.1.0.2: No space left on device (errno 28)"
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (3, before[1]))
+        try:
+            with pytest.raises(CniError) as e:
+                store.take(ip("10.1.0.2"), POD)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        assert e.value.msg == f"create {place.path}/10.1.0.2: No space left on device (errno 28)"
         assert not store.index.is_held(ip("10.1.0.2"))
     assert place.addresses() == []
 
@@ -343,7 +347,13 @@ def test_no_descriptor_and_no_lock_is_left_open(place):
 
 
 def test_fsync_is_done_for_the_file_and_the_directory(place, monkeypatch):
-    synced = []
+    synced, write_file = [], store_module.write_file
+
+    def write(name, *args, sync=False, **kwargs):
+        synced.extend([str(place.path / name)] if sync else [])
+        write_file(name, *args, sync=sync, **kwargs)
+
+    monkeypatch.setattr(store_module, "write_file", write)
     monkeypatch.setattr(posix, "fsync", lambda fd: synced.append(os.readlink(f"/proc/self/fd/{fd}")))
     with place() as store:
         store.take(ip("10.1.0.2"), POD)
