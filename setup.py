@@ -1,4 +1,4 @@
-"""What pyproject.toml cannot say: two compiled leaves, and the launcher that is linked beside them."""
+"""What pyproject.toml cannot say: the compiled leaves, and the launcher that is linked beside them."""
 
 from glob import glob
 
@@ -35,4 +35,4 @@ def leaf(name):
     )
 
 
-setup(ext_modules=[leaf("_netlink"), leaf("_ipam_bitmap")], cmdclass={"build_ext": build_all})
+setup(ext_modules=[leaf("_netlink"), leaf("_ipam_bitmap"), leaf("_door")], cmdclass={"build_ext": build_all})

@@ -24,17 +24,16 @@ import stat
 import struct
 from fcntl import fcntl
 
+from fastcni import _door
 from fastcni.handle import MAX_STDIN
 
 HEAD = struct.Struct("=4sIII")
 MAGIC, VERSION = b"fcni", 1
 OWN, NETNS, STDIN = 1, 2, 4
 DECLINED = 2
-MAX_MESSAGE = 256 << 10         # of a request; a launcher's are at most half of it
+MAX_MESSAGE = _door.MAX_MESSAGE     # bytes of a request; a launcher's are at most half of it
 MAX_ANSWER = 128 << 10          # beyond it a memfd: an answer has to fit the send buffer, net.core.wmem_default
 MAX_VARIABLES = 64
-MAX_DESCRIPTORS = 8             # room for more than there may be: those that do not fit would be lost unseen
-CREDENTIALS = struct.Struct("=iII")
 F_GET_SEALS = 1034              # linux/fcntl.h: only a memory file has seals, and reading one cannot block
 
 
@@ -59,28 +58,41 @@ class Message:
         self.own = self.netns = None
 
 
-def peer_uid(conn):
-    """The user id of whoever connected (unix(7), SO_PEERCRED)."""
-    return CREDENTIALS.unpack(conn.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size))[1]
+class Connection:
+    """A caller's connection, to be closed."""
+
+    __slots__ = ("fd",)
+
+    def __init__(self, fd):
+        self.fd = fd
+
+    def fileno(self):
+        return self.fd
+
+    def close(self):
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            os.close(fd)
 
 
-def receive(conn, buffer):
-    """The Message that waits on a connection; `buffer` is a bytearray of MAX_MESSAGE.
+def accept(listener):
+    """The next Connection of a listening socket and its caller's user id; None when none waits. Raises OSError."""
+    taken = _door.accept(listener.fileno())
+    return taken and (Connection(taken[0]), taken[1])
 
-    Raises Declined, Lost where the caller is gone, BlockingIOError where nothing waits.
-    """
-    size, ancillary, flags, _ = conn.recvmsg_into(
-        [buffer], socket.CMSG_SPACE(MAX_DESCRIPTORS * 4), socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC)
-    fds = array.array("i")
-    for level, kind, data in ancillary:
-        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-            fds.frombytes(data[:len(data) - len(data) % fds.itemsize])
+
+def receive(conn):
+    """The Message that waits on a connection, None where none does. Raises Declined, Lost where the caller is gone."""
+    received = _door.receive(conn.fileno())
+    if received is None:
+        return None
+    data, fds, cut = received
     try:
-        if not size:
+        if not data:
             raise Lost
-        if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+        if cut:
             raise Declined("a message or its descriptors cut short")
-        return read(bytes(memoryview(buffer)[:size]), fds)
+        return read(data, fds)
     finally:
         for fd in fds:          # those that the message took have left the list
             os.close(fd)
@@ -111,18 +123,18 @@ def read(data, fds):
 
 def read_environment(block):
     """(plugin, {name: value}) of NUL-terminated strings, as os.environ decodes them. Raises Declined."""
-    strings = block.split(b"\0")
+    strings = block.decode("utf-8", "surrogateescape").split("\0")
     if strings.pop() or not strings:
         raise Declined("an environment without its end")
     if len(strings) > MAX_VARIABLES:
         raise Declined(f"{len(strings)} variables")
-    plugin, env = os.fsdecode(strings[0]), {}
+    env = {}
     for string in strings[1:]:
-        name, equals, value = string.partition(b"=")
+        name, equals, value = string.partition("=")
         if not equals:
             raise Declined("a variable without a value")
-        env.setdefault(os.fsdecode(name), os.fsdecode(value))       # of two the first counts, as for the launcher
-    return plugin, env
+        env.setdefault(name, value)     # of two the first counts, as for the launcher
+    return strings[0], env
 
 
 def read_memory(fd):
@@ -144,14 +156,15 @@ def answer(conn, status, stdout=b"", stderr=b""):
     """Send the one answer. Raises OSError: EPIPE where the caller is gone, EAGAIN where it does not read."""
     head = HEAD.pack(MAGIC, VERSION, status, len(stderr))
     if len(stdout) + len(stderr) <= MAX_ANSWER:
-        conn.send(head + stderr + stdout, socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
+        _door.tell(conn.fileno(), head + stderr + stdout)
         return
     memory = os.memfd_create("answer")
     try:
         with open(memory, "wb", closefd=False) as file:
             file.write(stderr)
             file.write(stdout)
-        conn.sendmsg([head], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [memory]))],
-                     socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
+        with socket.socket(fileno=os.dup(conn.fileno())) as sock:
+            sock.sendmsg([head], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [memory]))],
+                         socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
     finally:
         os.close(memory)

@@ -53,19 +53,19 @@ class Reception:
         """Have one thread come back from look_out(); from any thread."""
         os.eventfd_write(self.bell, 1)
 
-    def look_out(self, seconds, buffer):
-        """Take what comes first within so many seconds (None: for ever). `buffer` is the thread's, for a message."""
+    def look_out(self, seconds):
+        """Take what comes first within so many seconds (None: for ever)."""
         limits = [limit for limit in (seconds, self._next_silence()) if limit is not None]
         for fd, _ in self.events.poll(min(limits) if limits else None, 1):
             if fd in self.silent:
                 conn, _ = self.silent.pop(fd)
                 with self.order:
-                    self._read(conn, buffer)
+                    self._read(conn)
             elif fd == self.bell:
                 os.eventfd_read(self.bell)
                 self.events.modify(self.bell, ONCE)
             elif self.open:
-                self._accept(buffer)
+                self._accept()
         if self.silent:
             self._close_silent()
 
@@ -82,30 +82,36 @@ class Reception:
         self.events.close()
         os.close(self.bell)
 
-    def _accept(self, buffer):
+    def _accept(self):
         """Take the next connection, and its request if that comes at once."""
-        wait = select.poll()
         with self.order:
             conn = self._take() if self.open else None
-            if conn:
-                self.prompt[conn] = None
-                wait.register(conn, select.POLLIN)      # now: the thread of a later one may read and close it
             if self.open:
                 self.events.modify(self.listener, ONCE)     # the next one wakes another thread
-        if not conn:
-            return
+            if not conn:
+                return
+            self.prompt[conn] = None
+            self._read_up_to(conn)
+            if conn not in self.prompt:
+                return                  # most have sent their request by now
+            wait = select.poll()
+            wait.register(conn, select.POLLIN)      # now: the thread of a later one may read and close it
         wait.poll(PROMPT_MS)
         with self.order:
             if conn not in self.prompt:
                 return                  # the thread of a later connection has read it
-            for each in list(self.prompt):
-                if self._read(each, buffer):
-                    del self.prompt[each]
-                if each is conn:
-                    break
+            self._read_up_to(conn)
             if conn in self.prompt:
                 del self.prompt[conn]
                 self._watch(conn)
+
+    def _read_up_to(self, conn):
+        """Read the requests that have come of the connections up to this one, in their order."""
+        for each in list(self.prompt):
+            if self._read(each):
+                del self.prompt[each]
+            if each is conn:
+                return
 
     def _watch(self, conn):
         self.silent[conn.fileno()] = conn, monotonic()
@@ -115,30 +121,31 @@ class Reception:
         """The next connection; None when there is none."""
         while True:
             try:
-                conn, _ = self.listener.accept()
-            except BlockingIOError:
-                return None
+                taken = protocol.accept(self.listener)
             except OSError as e:        # no descriptor left: those in line go on waiting
                 self.log.error("cannot take a connection", error=e.strerror)
                 sleep(PAUSE)
                 return None
-            if (uid := protocol.peer_uid(conn)) in self.uids:
+            if not taken:
+                return None
+            conn, uid = taken
+            if uid in self.uids:
                 return conn
             self.log.warning("refused: not an allowed user", uid=uid)
             conn.close()                # unread: it goes one-shot
 
-    def _read(self, conn, buffer):
+    def _read(self, conn):
         """Read a connection's request. False when it has not come."""
         try:
-            message = protocol.receive(conn, buffer)
-        except BlockingIOError:
-            return False
+            message = protocol.receive(conn)
         except protocol.Lost:
             conn.close()
         except (protocol.Declined, OSError) as e:
             self.log.warning("declined", why=str(e))
             decline(conn)
         else:
+            if message is None:
+                return False
             self._put(conn, message)
         return True
 

@@ -4,7 +4,6 @@ A worker that is free stands at the door and serves what comes there itself: no 
 another. One more worker than may work at once makes sure that somebody is always at the door.
 """
 
-import mmap
 import os
 import select
 import threading
@@ -66,11 +65,10 @@ class Workers:
         return not any(thread.is_alive() for thread in self.threads)
 
     def _work(self):
-        buffer = mmap.mmap(-1, protocol.MAX_MESSAGE)        # pages that no message fills take no memory
         lost = None
         while not lost:
             try:
-                call = self._next(buffer)
+                call = self._next()
             except Exception:                   # a fault of ours; the door stays open
                 self.log.exception("a fault of the server")
                 sleep(PAUSE)
@@ -92,7 +90,7 @@ class Workers:
         self.threads.remove(threading.current_thread())
         self._start_one()
 
-    def _next(self, buffer):
+    def _next(self):
         """The next call, None when there will be no more."""
         while not (call := self._take()):
             if self.stopping and not self.door.expects and not self.desk.waiting:
@@ -100,7 +98,7 @@ class Workers:
                 return None
             with self.lock:
                 deadline = self.desk.next_deadline()
-            self.door.look_out(deadline, buffer)
+            self.door.look_out(deadline)
         return call
 
     def pause(self):

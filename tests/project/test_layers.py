@@ -10,7 +10,7 @@ import fastcni
 ROOT = Path(fastcni.__file__).parent
 # A module imports from rows above its own here, or from its own package.
 ROWS = [
-    {"_netlink", "_ipam_bitmap", "spec"},
+    {"_netlink", "_ipam_bitmap", "_door", "spec"},
     {"kernel"},
     {"kit"},
     {"plugins"},

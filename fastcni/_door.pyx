@@ -1,0 +1,105 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False, cdivision=True
+# cython: binding=False, auto_pickle=False
+"""The server's door: take a connection, receive its message, send one. Descriptors and bytes, on unix(7) SEQPACKET
+sockets that are never waited for.
+
+None of these calls lets go of Python's lock, see _netlink.pyx. A socket.socket would ask the kernel for its name first,
+and each of its methods would let go.
+"""
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.exc cimport PyErr_SetFromErrno
+from libc.errno cimport EAGAIN, ECONNABORTED, EINTR, errno
+from libc.string cimport memcpy, memset
+
+cdef extern from *:
+    """
+    #include <sys/socket.h>
+    #include <unistd.h>
+    """
+    enum: MSG_DONTWAIT, MSG_NOSIGNAL, MSG_CMSG_CLOEXEC, MSG_TRUNC, MSG_CTRUNC, SCM_RIGHTS
+    enum: SOCK_CLOEXEC, SOL_SOCKET, SO_PEERCRED
+    ctypedef unsigned int socklen_t
+    struct ucred:
+        int pid
+        unsigned int uid
+        unsigned int gid
+    struct iovec:
+        void* iov_base
+        size_t iov_len
+    struct msghdr:
+        iovec* msg_iov
+        size_t msg_iovlen
+        void* msg_control
+        size_t msg_controllen
+        int msg_flags
+    struct cmsghdr:
+        size_t cmsg_len
+        int cmsg_level
+        int cmsg_type
+    int accept4(int, void*, socklen_t*, int)
+    int getsockopt(int, int, int, void*, socklen_t*)
+    ssize_t recvmsg(int, msghdr*, int)
+    ssize_t send(int, const void*, size_t, int)
+    int close(int)
+    cmsghdr* CMSG_FIRSTHDR(msghdr*)
+    cmsghdr* CMSG_NXTHDR(msghdr*, cmsghdr*)
+    unsigned char* CMSG_DATA(cmsghdr*)
+    size_t CMSG_LEN(size_t)
+
+cdef enum:
+    MOST = 262144               # bytes of a message
+    ANCILLARY = 128             # room for more descriptors than there may be: those that do not fit would be lost unseen
+
+MAX_MESSAGE = MOST
+cdef char message[MOST]         # of whoever has Python's lock; pages that no message fills take no memory
+
+
+def accept(int listener):
+    """The next connection and its peer's user id, (descriptor, uid); None when there is none. Raises OSError."""
+    cdef ucred peer
+    cdef socklen_t size = sizeof(peer)
+    cdef int conn = accept4(listener, NULL, NULL, SOCK_CLOEXEC)
+    if conn < 0:
+        if errno in (EAGAIN, ECONNABORTED, EINTR):
+            return None
+        PyErr_SetFromErrno(OSError)
+    if getsockopt(conn, SOL_SOCKET, SO_PEERCRED, &peer, &size):
+        close(conn)
+        PyErr_SetFromErrno(OSError)
+    return conn, peer.uid
+
+
+def receive(int conn):
+    """The message that waits: (bytes, [descriptor], cut short or not). None when none has come. Raises OSError."""
+    cdef iovec piece
+    cdef msghdr head
+    cdef cmsghdr* part
+    cdef size_t ancillary[ANCILLARY / 8]
+    cdef int fd
+    cdef size_t i
+    cdef list fds = []
+    cdef ssize_t size
+    piece.iov_base, piece.iov_len = message, MOST
+    memset(&head, 0, sizeof(head))
+    head.msg_iov, head.msg_iovlen = &piece, 1
+    head.msg_control, head.msg_controllen = ancillary, sizeof(ancillary)
+    size = recvmsg(conn, &head, MSG_DONTWAIT | MSG_CMSG_CLOEXEC)
+    if size < 0:
+        if errno in (EAGAIN, EINTR):
+            return None
+        PyErr_SetFromErrno(OSError)
+    part = CMSG_FIRSTHDR(&head)
+    while part != NULL:
+        if part.cmsg_level == SOL_SOCKET and part.cmsg_type == SCM_RIGHTS:
+            for i in range((part.cmsg_len - CMSG_LEN(0)) // sizeof(int)):
+                memcpy(&fd, CMSG_DATA(part) + i * sizeof(int), sizeof(int))
+                fds.append(fd)
+        part = CMSG_NXTHDR(&head, part)
+    return PyBytes_FromStringAndSize(message, size), fds, head.msg_flags & (MSG_TRUNC | MSG_CTRUNC) != 0
+
+
+def tell(int conn, bytes data not None):
+    """Send a message. Raises OSError: EPIPE where the peer is gone, EAGAIN where it does not read."""
+    if send(conn, PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data), MSG_NOSIGNAL | MSG_DONTWAIT) < 0:
+        PyErr_SetFromErrno(OSError)
