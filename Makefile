@@ -12,7 +12,7 @@ VENV = .venv
 BIN = $(VENV)/bin
 WORKERS = 2
 BUILT = $(VENV)/.built-by-make
-BUILT_FROM = pyproject.toml setup.py fastcni/*.p[xy][dx] fastcni/launcher/launcher.c
+BUILT_FROM = pyproject.toml setup.py fastcni/*.p[xy][dxi] fastcni/launcher/launcher.c
 
 setup: $(BUILT)
 

@@ -29,7 +29,7 @@ def leaf(name):
     return Extension(
         f"fastcni.{name}",
         [f"fastcni/{name}.pyx"],
-        depends=[*glob("fastcni/*.p[xy][dx]"), LAUNCHER],
+        depends=[*glob("fastcni/*.p[xy][dxi]"), LAUNCHER],
         extra_compile_args=["-O2", "-g0", "-fvisibility=hidden"],
         extra_link_args=["-s"],
     )

@@ -3,7 +3,7 @@
 """The server's door: take a connection, receive its message, send one. Descriptors and bytes, on unix(7) SEQPACKET
 sockets that are never waited for.
 
-None of these calls lets go of Python's lock, see _netlink.pyx. A socket.socket would ask the kernel for its name first,
+None of these calls lets go of Python's lock, see _calls.pxi. A socket.socket would ask the kernel for its name first,
 and each of its methods would let go.
 """
 
@@ -49,7 +49,7 @@ cdef extern from *:
 
 cdef enum:
     MOST = 262144               # bytes of a message
-    ANCILLARY = 128             # room for more descriptors than there may be: those that do not fit would be lost unseen
+    ANCILLARY = 128             # bytes, for more descriptors than there may be: those that do not fit are lost unseen
 
 MAX_MESSAGE = MOST
 cdef char message[MOST]         # of whoever has Python's lock; pages that no message fills take no memory

@@ -8,47 +8,17 @@ Layout of what is built and read here (include/uapi/linux/netlink.h), everything
     family header (ifinfomsg, nfgenmsg, ...), given by the caller as bytes
     nlattr     len:u16  type:u16  payload
     nlattr     ...
-
-At the end are system calls that each request makes. Those that wait for nobody keep Python's lock: a thread that lets
-go of it for a microsecond wakes another, which finds it taken again. With eight requests at once that costs a server
-more than the calls do.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
-from cpython.exc cimport PyErr_CheckSignals, PyErr_SetFromErrno
 from cpython.unicode cimport PyUnicode_AsUTF8AndSize
-from libc.errno cimport EAGAIN, EINTR, ENOSPC, errno
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
-from libc.string cimport memchr, memcpy, memset, strerror
-from posix.fcntl cimport O_CLOEXEC, O_EXCL, O_WRONLY, openat
-from posix.stat cimport fstat, struct_stat
-from posix.unistd cimport close, fsync, ftruncate, read, write
+from libc.string cimport memchr, memcpy, memset
 
 cimport cython
 
 cdef extern from "<sched.h>" nogil:
     int c_setns "setns"(int fd, int nstype)
-
-cdef extern from "Python.h":
-    bytes PyUnicode_EncodeFSDefault(str)
-
-cdef extern from "<fcntl.h>" nogil:
-    enum: AT_FDCWD
-
-cdef extern from "<unistd.h>" nogil:
-    int unlinkat(int folder, const char* path, int flags)
-
-cdef extern from "<sys/socket.h>" nogil:
-    enum: MSG_DONTWAIT
-    ssize_t recv(int fd, void* buffer, size_t size, int flags)
-
-cdef extern from "<poll.h>" nogil:
-    enum: POLLIN
-    struct pollfd:
-        int fd
-        short events
-        short revents
-    int poll(pollfd* fds, unsigned long count, int milliseconds)
 
 cdef enum:
     CAPACITY = 32768            # bytes in one Batch; a list that does not fit goes out as two
@@ -362,110 +332,4 @@ def read_ack(uint16_t kind, uint16_t flags, bytes payload not None):
     return -<int64_t>code, text, offset
 
 
-# -- system calls that wait for nobody --------------------------------------------------------------------
-
-cdef uint8_t datagram[DATAGRAM]             # of whoever has Python's lock
-
-
-def receive(int fd, int milliseconds=-1, show=None):
-    """The messages() of the next datagram, None where none has come within so many milliseconds (-1: for ever).
-
-    show("<", bytes) is told of it. Raises OSError, with ENOBUFS where the kernel had to drop some.
-    """
-    cdef pollfd coming
-    cdef int come
-    cdef ssize_t size = recv(fd, datagram, DATAGRAM, MSG_DONTWAIT)
-    coming.fd, coming.events = fd, POLLIN
-    while size < 0:
-        if errno != EAGAIN and errno != EINTR:
-            PyErr_SetFromErrno(OSError)
-        if errno == EAGAIN:
-            if milliseconds == 0:
-                return None
-            with nogil:
-                come = poll(&coming, 1, milliseconds)
-            PyErr_CheckSignals()
-            if come == 0:
-                return None
-        size = recv(fd, datagram, DATAGRAM, MSG_DONTWAIT)
-    if show is not None:
-        show("<", PyBytes_FromStringAndSize(<char*>datagram, size))
-    return take_apart(datagram, size)
-
-
-def identity(int fd):
-    """(device, inode) of an open file; raises OSError."""
-    cdef struct_stat st
-    if fstat(fd, &st):
-        PyErr_SetFromErrno(OSError)
-    return st.st_dev, st.st_ino
-
-
-def setns(int fd):
-    """Move the calling thread into the network namespace behind `fd` (setns(2)); raises OSError."""
-    if c_setns(fd, CLONE_NEWNET):
-        PyErr_SetFromErrno(OSError)
-
-
-# -- small files, each in one go: the lock is let go of once, for a disk may take its time ----------------------
-
-def read_file(str path not None, int flags, Py_ssize_t most, int folder=AT_FDCWD):
-    """Up to `most` bytes from the beginning of a file below the open `folder`; flags as for open(2). Raises OSError."""
-    cdef bytes name = encoded(path), found = PyBytes_FromStringAndSize(NULL, most)
-    cdef const char* at = PyBytes_AS_STRING(name)
-    cdef char* buffer = PyBytes_AS_STRING(found)
-    cdef int fd, failed = 0
-    cdef ssize_t size = 0
-    with nogil:
-        fd = openat(folder, at, flags | O_CLOEXEC)
-        if fd < 0:
-            failed = errno
-        else:
-            size = read(fd, buffer, most)
-            if size < 0:
-                failed = errno
-            close(fd)
-    refuse(failed, path)
-    return found[:size]
-
-
-def write_file(str path not None, bytes data not None, int flags, int folder=AT_FDCWD, *, int mode=0o600,
-               bint cut=False, bint sync=False):
-    """Write `data` over the beginning of a file below the open `folder`, cut it off behind, have it on disk.
-
-    What O_EXCL has made and could not be filled is gone again. Raises OSError.
-    """
-    cdef bytes name = encoded(path)
-    cdef const char* at = PyBytes_AS_STRING(name)
-    cdef const char* buffer = PyBytes_AS_STRING(data)
-    cdef Py_ssize_t size = PyBytes_GET_SIZE(data)
-    cdef ssize_t written
-    cdef int fd, failed = 0
-    with nogil:
-        fd = openat(folder, at, flags | O_WRONLY | O_CLOEXEC, mode)
-        if fd < 0:
-            failed = errno
-        else:
-            written = write(fd, buffer, size)
-            if written != size:
-                failed = errno if written < 0 else ENOSPC       # room for a part of it
-            elif (cut and ftruncate(fd, size)) or (sync and fsync(fd)):
-                failed = errno
-            close(fd)
-            if failed and flags & O_EXCL:
-                unlinkat(folder, at, 0)
-    refuse(failed, path)
-
-
-cdef bytes encoded(str path):
-    """As os.fsencode(); raises ValueError for a NUL in it."""
-    cdef bytes name = PyUnicode_EncodeFSDefault(path)
-    if memchr(PyBytes_AS_STRING(name), 0, PyBytes_GET_SIZE(name)) != NULL:
-        raise ValueError("embedded null byte")
-    return name
-
-
-cdef int refuse(int failed, str path) except -1:
-    if failed:
-        raise OSError(failed, strerror(failed).decode(), path)
-    return 0
+include "_calls.pxi"

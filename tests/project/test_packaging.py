@@ -83,7 +83,7 @@ def test_wheel_has_the_binaries_and_no_source_of_them(wheel):
         "fastcni/_door", "fastcni/_ipam_bitmap", "fastcni/_netlink",
     ]
     assert "fastcni/launcher/launcher.elf" in names
-    assert not [name for name in names if name.endswith((".pyx", ".pxd", ".c", ".o", ".h"))]
+    assert not [name for name in names if name.endswith((".pyx", ".pxd", ".pxi", ".c", ".o", ".h"))]
     assert not [name for name in names if not name.startswith(("fastcni/", "fastcni-"))]
 
 
