@@ -32,7 +32,7 @@ def serve(listener, buffer):
     """Read one request, close its descriptors, answer."""
     conn, _ = listener.accept()
     with conn:
-        size, ancillary, _, _ = conn.recvmsg_into([buffer], socket.CMSG_SPACE(protocol.MAX_DESCRIPTORS * 4))
+        size, ancillary, _, _ = conn.recvmsg_into([buffer], socket.CMSG_SPACE(3 * 4))
         for _, _, data in ancillary:
             for fd in array.array("i", data):
                 os.close(fd)
