@@ -48,19 +48,20 @@ def needs_stdin(env):
     return env.get("CNI_COMMAND", "") not in ("", "VERSION")
 
 
-def handle(plugin, env, stdin, fds=None, *, host=None, aside=None, deliver=None, in_process=False):
+def handle(plugin, env, stdin, fds=None, *, host=None, aside=None, deliver=None, in_process=False, known=None):
     """Serve one request for the plugin type `plugin`; never raises an Exception.
 
     `env` is the caller's whole environment, `stdin` its bytes, `fds` descriptors that the door has open already
     ({"netns": fd}, closed here). `host` is a kit.host.Host that the door keeps, for the namespace that this thread is
     in. `aside(fn, *args)` runs what the answer need not wait for, by default in a thread. `deliver(reply)` brings the
     result of an ADD to its caller, or raises an OSError: an ADD that nobody hears of is taken back.
-    `in_process`: there are no launchers in CNI_PATH, fastcni's own delegates are called all the same.
+    `in_process`: there are no launchers in CNI_PATH, fastcni's own delegates are called all the same. `known`: where
+    the door keeps configurations that were decoded, {stdin: Section}.
     """
     warnings, fds = [], {} if fds is None else fds
     try:
         stdout = _serve(plugin, env, stdin, warnings, deliver,
-                        {"fds": fds, "host": host, "aside": aside, "in_process": in_process})
+                        {"fds": fds, "host": host, "aside": aside, "in_process": in_process}, known)
         status = 0
     except Exception as e:
         stdout, status = error_document(_as_cni_error(e)), 1
@@ -132,7 +133,7 @@ def _as_cni_error(e):
     return wrapped
 
 
-def _serve(plugin, env, stdin, warnings, deliver, door):
+def _serve(plugin, env, stdin, warnings, deliver, door, known):
     module = load(plugin)
     supported = getattr(module, "VERSIONS", version.ALL)
     command = env.get("CNI_COMMAND", "")
@@ -142,7 +143,7 @@ def _serve(plugin, env, stdin, warnings, deliver, door):
     check_variables(env, command)
     if command == "VERSION":
         return version.version_reply(supported)
-    req = read_request(plugin, command, env, stdin, door)
+    req = read_request(plugin, command, env, stdin, door, known)
     req.warnings = warnings
     try:
         if command not in NEEDS:
@@ -176,8 +177,21 @@ def check_variables(env, command):
         raise CniError(errors.INVALID_ENVIRONMENT, f"required env variables [{','.join(missing)}] missing")
 
 
-def read_request(plugin, command, env, stdin, door):
+def read_request(plugin, command, env, stdin, door, known=None):
     """stdin and variables as a Request. Raises CniError 6 and 7 for a configuration without a usable name."""
+    conf = known.get(stdin) if known is not None else None
+    if conf is None:
+        conf = read_conf(stdin)
+        if known is not None:
+            known[stdin] = conf
+    return Request(plugin=plugin, command=command, container_id=env.get("CNI_CONTAINERID", ""),
+                   netns=env.get("CNI_NETNS", ""), ifname=env.get("CNI_IFNAME", ""), args=env.get("CNI_ARGS", ""),
+                   path=env.get("CNI_PATH", ""), env=env, conf=conf, stdin=stdin, name=conf.text("name"),
+                   version=conf.text("cniVersion") or version.ALL[0], **door)
+
+
+def read_conf(stdin):
+    """stdin as a Section that has a usable name and a version in text. Raises CniError 6 and 7."""
     if len(stdin) > MAX_STDIN:
         raise CniError(errors.DECODING_FAILURE, f"error unmarshall network config: more than {MAX_STDIN} bytes")
     try:
@@ -190,16 +204,13 @@ def read_request(plugin, command, env, stdin, door):
         raise CniError(errors.DECODING_FAILURE, "error unmarshall network config: the configuration is not an object")
     conf = Section(document)
     try:
-        name, conf_version = conf.text("name"), conf.text("cniVersion") or version.ALL[0]
+        name, _ = conf.text("name"), conf.text("cniVersion")
     except CniError as e:
         raise CniError(errors.DECODING_FAILURE, f"error unmarshall network config: {e.msg}", e.details) from None
     if not name:
         raise CniError(errors.INVALID_CONFIG, "missing network name")
     config.check_network_name(name)
-    return Request(plugin=plugin, command=command, container_id=env.get("CNI_CONTAINERID", ""),
-                   netns=env.get("CNI_NETNS", ""), ifname=env.get("CNI_IFNAME", ""), args=env.get("CNI_ARGS", ""),
-                   path=env.get("CNI_PATH", ""), env=env, conf=conf, stdin=stdin, name=name, version=conf_version,
-                   **door)
+    return conf
 
 
 def check_version(req, supported):

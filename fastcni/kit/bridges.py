@@ -5,6 +5,7 @@ from errno import EADDRNOTAVAIL, EEXIST, ENODEV, EOPNOTSUPP, EXFULL
 from fastcni._netlink import Batch
 from fastcni.kernel import rtnl, uapi, wire
 from fastcni.kit import links
+from fastcni.kit.conf import read_requested_mac
 from fastcni.spec import address as addresses
 from fastcni.spec import errors
 from fastcni.spec.config import check_ifname
@@ -84,7 +85,8 @@ def delete_unused(sock, name):
 def add_port(req, pod, bridge, conf, undo):
     """The pod's veth pair, its host end on the bridge: (host Link, inside Link). CniError 11 says that it is full."""
     try:
-        host, inside = links.add_veth(req, pod, undo, mtu=conf.mtu, master=bridge.index, mac=conf.mac, ipv6=conf.ipv6)
+        host, inside = links.add_veth(req, pod, undo, mtu=conf.mtu, master=bridge.index, mac=read_requested_mac(req),
+                                     ipv6=conf.ipv6)
     except wire.NetlinkError as e:
         if e.errno != EXFULL:
             raise

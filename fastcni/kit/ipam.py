@@ -7,9 +7,9 @@ from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 
 
-def wanted(req):
+def wanted(conf):
     """The configuration names an IPAM plugin."""
-    return bool(req.conf.section("ipam").text("type"))
+    return bool(conf.section("ipam").text("type"))
 
 
 def add(req, undo):

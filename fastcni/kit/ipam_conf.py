@@ -8,11 +8,11 @@ ROUTE_NUMBERS = (("mtu", False), ("advmss", False), ("priority", False), ("table
 DNS_LISTS = ("nameservers", "search", "options")
 
 
-def ipam_section(req):
+def ipam_section(conf):
     """The Section under `ipam`. Raises CniError 7 when the key is missing."""
-    if not req.conf.has("ipam"):
+    if not conf.has("ipam"):
         raise CniError(INVALID_CONFIG, "IPAM config missing 'ipam' key")
-    return req.conf.section("ipam")
+    return conf.section("ipam")
 
 
 def read_routes(section):
@@ -43,7 +43,8 @@ def read_dns(section):
 
 
 def make_result(ips, routes, dns):
-    """A result in the 1.1.0 shape. ips: (packed, prefix, packed gateway or None)."""
+    """A result in the 1.1.0 shape, which is the caller's: routes and dns may be those of many pods. ips: (packed,
+    prefix, packed gateway or None)."""
     document = {"ips": []}
     for packed, prefix, gateway in ips:
         entry = {"address": address.cidr_text(packed, prefix)}
@@ -51,7 +52,7 @@ def make_result(ips, routes, dns):
             entry["gateway"] = address.ip_text(gateway)
         document["ips"].append(entry)
     if routes:
-        document["routes"] = routes
+        document["routes"] = [dict(route) for route in routes]
     if dns:
-        document["dns"] = dns
+        document["dns"] = dict(dns)
     return document

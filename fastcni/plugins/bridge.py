@@ -16,16 +16,20 @@ DEFAULT_ROUTES = {4: "0.0.0.0/0", 16: "::/0"}
 
 
 class Conf:
-    """The keys under their own names; name is `bridge`, mac the requested MAC as bytes or None, layer3 says that
-    there is IPAM."""
+    """The keys under their own names; name is `bridge`, layer3 says that there is IPAM."""
 
     __slots__ = ("name", "is_gateway", "is_default_gateway", "force_address", "mtu", "hairpin", "promisc", "isolated",
-                 "vlans", "enable_dad", "leave_down", "mac", "masquerade", "mac_check", "ip_check", "dns", "layer3",
-                 "ipv6")
+                 "vlans", "enable_dad", "leave_down", "masquerade", "mac_check", "ip_check", "dns", "layer3", "ipv6")
 
 
 def read(req):
-    keys, conf = req.conf, Conf()
+    conf = req.conf.once(read_keys)
+    read_requested_mac(req)         # in any case, for what is bad in it
+    return conf
+
+
+def read_keys(keys):
+    conf = Conf()
     conf.name = keys.text("bridge") or "cni0"
     conf.is_default_gateway = keys.flag("isDefaultGateway")
     conf.is_gateway = keys.flag("isGateway") or conf.is_default_gateway
@@ -36,12 +40,11 @@ def read(req):
     conf.vlans = vlans.read(keys)
     conf.enable_dad = keys.flag("enabledad")
     conf.leave_down = keys.flag("disableContainerInterface")
-    conf.mac = read_requested_mac(req)
     conf.masquerade = Masquerade(keys)
     conf.ip_check = keys.flag("ipspoofchk")
     conf.mac_check = keys.flag("macspoofchk") or conf.ip_check
     conf.dns = read_own_dns(keys)
-    conf.layer3 = ipam.wanted(req)
+    conf.layer3 = ipam.wanted(keys)
     conf.ipv6 = read_ipv6(keys)
     bridges.check_name(conf.name)
     if conf.vlans.vlan and conf.is_gateway:

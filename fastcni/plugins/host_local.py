@@ -42,47 +42,58 @@ RESOLV_CONF_LIMIT = 1 << 20
 
 
 class Conf:
-    """What a configuration asks of us. sets: tuples of Range; requested: packed addresses, each once."""
+    """What a configuration asks of us: Keys, and for this container `owner`, the content of its files, and `requested`,
+    packed addresses, each once."""
 
-    __slots__ = ("data_dir", "fsync", "network", "owner", "requested", "resolv_conf", "routes", "sets")
+    __slots__ = ("keys", "owner", "requested")
+
+
+class Keys:
+    """sets: tuples of Range; the others under their own names."""
+
+    __slots__ = ("data_dir", "fsync", "resolv_conf", "routes", "sets")
 
 
 def read(req):
-    ipam = ipam_conf.ipam_section(req)
-    runtime_config = req.conf.section("runtimeConfig")
     conf = Conf()
-    conf.network = req.name
+    conf.keys = req.conf.once(read_keys)
+    conf.requested = _read_requested(req)
+    if not conf.keys.sets and req.command not in ("GC", "STATUS"):
+        raise CniError(INVALID_CONFIG, "no IP ranges specified")
+    conf.owner = owner_of(req.container_id, req.ifname)
+    return conf
+
+
+def read_keys(section):
+    ipam = ipam_conf.ipam_section(section)
+    conf = Keys()
     conf.data_dir = ipam.text("dataDir") or DATA_DIR
     if not conf.data_dir.startswith("/") or "\0" in conf.data_dir:
         raise ipam.wrong("dataDir", f"expected an absolute path, got {shown(conf.data_dir)}")
     conf.fsync = ipam.flag("fsync")
-    conf.requested = _read_requested(req, runtime_config)
-    conf.sets = read_range_sets(ipam, runtime_config, req.version)
-    if not conf.sets and req.command not in ("GC", "STATUS"):
-        raise CniError(INVALID_CONFIG, "no IP ranges specified")
+    conf.sets = read_range_sets(ipam, section.section("runtimeConfig"), section.text("cniVersion"))
     conf.routes = ipam_conf.read_routes(ipam)
     conf.resolv_conf = ipam.text("resolvConf")
-    conf.owner = owner_of(req.container_id, req.ifname)
     return conf
 
 
 def add(req, conf, undo):
     """One address of each range set."""
-    dns = _read_resolv_conf(conf.resolv_conf) if conf.resolv_conf else {}
+    dns = _read_resolv_conf(conf.keys.resolv_conf) if conf.keys.resolv_conf else {}
     wanted = _plan(conf)
     taken = []
     undo(_give_back, req, conf, taken)
     with _store(req, conf, create=True) as store:
-        for i, range_set in enumerate(conf.sets):
+        for i, range_set in enumerate(conf.keys.sets):
             try:
                 taken.append(_take(store, conf, i, range_set, wanted[i], req.container_id))
             except CniError as e:
                 raise CniError(e.code, f"failed to allocate for range {i}: {e.msg}", e.details) from None
     ips = []
-    for range_set, packed in zip(conf.sets, taken, strict=True):
+    for range_set, packed in zip(conf.keys.sets, taken, strict=True):
         one = range_of(range_set, packed)
         ips.append((packed, one.prefix, one.gateway))
-    return ipam_conf.make_result(ips, conf.routes, dns)
+    return ipam_conf.make_result(ips, conf.keys.routes, dns)
 
 
 def delete(req, conf):
@@ -121,7 +132,7 @@ def status(req, conf):
     """Each range set has an address to give. Creates nothing."""
     try:
         with _store(req, conf) as store:
-            for i, range_set in enumerate(conf.sets if store else ()):
+            for i, range_set in enumerate(conf.keys.sets if store else ()):
                 if not _has_free(store, range_set) and not (store.recheck() and _has_free(store, range_set)):
                     usage = _usage(store, conf, range_set)
                     raise CniError(PLUGIN_NOT_AVAILABLE, f"range set {i} is full: {usage}")
@@ -132,14 +143,14 @@ def status(req, conf):
 # -- giving out -------------------------------------------------------------------------------------------
 
 def _store(req, conf, create=False):
-    return Store(conf.data_dir, conf.network, req.warn, create=create, sync=conf.fsync)
+    return Store(conf.keys.data_dir, req.name, req.warn, create=create, sync=conf.keys.fsync)
 
 
 def _plan(conf):
     """The requested address, or None, for each set. Raises CniError before anything is touched."""
     left = list(conf.requested)
     wanted = []
-    for i, range_set in enumerate(conf.sets):
+    for i, range_set in enumerate(conf.keys.sets):
         packed = next((p for p in left if range_of(range_set, p)), None)
         wanted.append(packed)
         if packed is None:
@@ -150,7 +161,7 @@ def _plan(conf):
                            f"requested ip {address.ip_text(packed)} is subnet's gateway")
     if left:
         texts = " ".join(address.ip_text(packed) for packed in left)
-        ranges = "; ".join(text_of(range_set) for range_set in conf.sets)
+        ranges = "; ".join(text_of(range_set) for range_set in conf.keys.sets)
         raise CniError(INVALID_CONFIG, f"failed to allocate all requested IPs: {texts}",
                        f"one address is given from each of the sets {ranges}")
     return wanted
@@ -216,7 +227,7 @@ def _usage(store, conf, range_set):
                for r in range_set)
     size = sum(r.size() for r in range_set)
     subnets = ",".join(dict.fromkeys(r.network() for r in range_set))
-    return f'{subnets} of network "{conf.network}", {used} of {size} addresses in use'
+    return f'{subnets} of network "{store.network}", {used} of {size} addresses in use'
 
 
 def _is_attachment(owner):
@@ -226,7 +237,7 @@ def _is_attachment(owner):
 
 # -- reading ----------------------------------------------------------------------------------------------
 
-def _read_requested(req, runtime_config):
+def _read_requested(req):
     """Requested addresses, prefix lengths ignored: the union of three sources, each address once."""
     found = []
     text = read_args(req.args, ("IP",)).get("IP", "")
@@ -236,7 +247,7 @@ def _read_requested(req, runtime_config):
         except ValueError as e:
             raise CniError(INVALID_ENVIRONMENT,
                            f"ARGS: error parsing value of pair {quote('IP=' + text)}: {e}") from None
-    for section, key in ((req.conf.section("args").section("cni"), "ips"), (runtime_config, "ips")):
+    for section, key in ((req.conf.section("args").section("cni"), "ips"), (req.conf.section("runtimeConfig"), "ips")):
         for text in section.texts(key):
             try:
                 found.append(_read_address(text))

@@ -14,21 +14,29 @@ CAPABILITIES, ARGS = ("mac",), ("MAC",)
 
 
 class Conf:
-    """mtu (0: the kernel's), mac (the requested one as bytes, or None), masquerade, dns (None: what IPAM says), ipv6
-    (is it on the link), enable_dad."""
+    """mtu (0: the kernel's), masquerade, dns (None: what IPAM says), ipv6 (is it on the link), enable_dad."""
 
-    __slots__ = ("mtu", "mac", "masquerade", "dns", "ipv6", "enable_dad")
+    __slots__ = ("mtu", "masquerade", "dns", "ipv6", "enable_dad")
 
 
 def read(req):
-    conf = Conf()
-    conf.mtu = read_mtu(req.conf)
-    conf.mac = read_requested_mac(req, strict=False)
-    conf.masquerade = Masquerade(req.conf)
-    conf.dns = read_own_dns(req.conf)
-    conf.ipv6 = read_ipv6(req.conf)
-    conf.enable_dad = req.conf.flag("enabledad")
+    conf = req.conf.once(read_keys)
+    requested_mac(req)              # in any case, for what is bad in it
     return conf
+
+
+def read_keys(keys):
+    conf = Conf()
+    conf.mtu = read_mtu(keys)
+    conf.masquerade = Masquerade(keys)
+    conf.dns = read_own_dns(keys)
+    conf.ipv6 = read_ipv6(keys)
+    conf.enable_dad = keys.flag("enabledad")
+    return conf
+
+
+def requested_mac(req):
+    return read_requested_mac(req, strict=False)
 
 
 def add(req, conf, undo):
@@ -40,7 +48,7 @@ def add(req, conf, undo):
     check_families(conf.ipv6, result)
     forwarding.enable(req.host, result)
     pod = links.Pod(req)
-    host, inside = links.add_veth(req, pod, undo, mtu=conf.mtu, mac=conf.mac, ipv6=conf.ipv6)
+    host, inside = links.add_veth(req, pod, undo, mtu=conf.mtu, mac=requested_mac(req), ipv6=conf.ipv6)
     configure_host(pod, host, result, conf.enable_dad)
     links.configure(pod, inside, result, ipv6=conf.ipv6, dad=conf.enable_dad)
     route_through_gateway(pod, inside, result)

@@ -25,7 +25,7 @@ def read(req):
     """The Conf; None for DEL, which never fails, so that its configuration is not even looked at."""
     if req.command == "DEL":
         return None
-    ipam = ipam_conf.ipam_section(req)
+    ipam = ipam_conf.ipam_section(req.conf)
     conf = Conf()
     conf.addresses = _read_addresses(ipam) + _read_cni_args(req.args)
     for section in (req.conf.section("args").section("cni"), req.conf.section("runtimeConfig")):

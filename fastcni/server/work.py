@@ -15,6 +15,7 @@ from fastcni import plugins
 from fastcni.handle import error_document, handle
 from fastcni.kernel import netns, uapi, wire
 from fastcni.server import protocol, reception
+from fastcni.server.memory import Configurations
 from fastcni.spec import errors, json
 from fastcni.spec.errors import CniError
 
@@ -39,6 +40,7 @@ class Workers:
         self.size, self.busy, self.desk, self.lock, self.door = size, busy, desk, lock, door
         self.working = 0
         self.hosts, self.crew, self.env, self.log = hosts, crew, env, log
+        self.configurations = Configurations()
         self.stopping = False
         self.threads = []
 
@@ -162,7 +164,7 @@ class Workers:
             spent.seconds = said.spent
             try:
                 reply = handle(message.plugin, {**self.env, **message.env}, message.stdin, fds, host=host,
-                               aside=self.crew, deliver=said.deliver)
+                               aside=self.crew, deliver=said.deliver, known=self.configurations)
             finally:
                 spent.seconds = None
             said.in_ipam = host.in_ipam

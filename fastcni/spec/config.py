@@ -24,10 +24,18 @@ class Section:
     where   its path for errors, "ipam.ranges[0]"; "" for the top
     """
 
-    __slots__ = ("_folded", "values", "where")
+    __slots__ = ("_folded", "_read", "values", "where")
 
     def __init__(self, values, where=""):
-        self.values, self.where, self._folded = values, where, None
+        self.values, self.where, self._folded, self._read = values, where, None, None
+
+    def once(self, read):
+        """read(self), and for this Section never again: many requests may share what it says, so none changes it."""
+        if self._read is None:
+            self._read = {}
+        if read not in self._read:
+            self._read[read] = read(self)
+        return self._read[read]
 
     def raw(self, key, default=None):
         """The value as decoded."""

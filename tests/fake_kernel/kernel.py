@@ -1,13 +1,13 @@
-"""A kernel made of a list: it stands where a netlink socket stands, at send() and recv(), nothing else."""
+"""A kernel made of a list: it stands where a netlink socket stands, at send() and wire.receive(), nothing else."""
 
 import struct
-from _socket import MSG_DONTWAIT
 
 from fastcni._netlink import messages
-from fastcni.kernel import uapi
+from fastcni.kernel import uapi, wire
 
 NLM_F_REQUEST, NLM_F_ACK, NLM_F_ECHO, NLM_F_DUMP = 0x1, 0x4, 0x8, 0x300
 CAPPED = 0x100
+DATAGRAM = 65536
 
 
 def message(kind, flags, sequence, payload=b""):
@@ -27,26 +27,24 @@ class Socket:
     """The queue of a socket: datagrams to be received, or exceptions to be raised, in order."""
 
     def __init__(self, queue=()):
-        self.queue, self.timeouts, self.closed = list(queue), [], False
+        self.queue, self.waits, self.closed = list(queue), [], False
 
     def send(self, data):
         return len(data)
 
-    def recv(self, size, flags=0):
+    def receive(self, milliseconds=wire.FOR_EVER):
+        """For wire.receive()."""
+        self.waits.append(milliseconds)
         if not self.queue:
-            if self.timeouts and self.timeouts[-1] is not None:
-                raise TimeoutError                  # Python waits first, MSG_DONTWAIT or not
-            if flags & MSG_DONTWAIT:
-                raise BlockingIOError
-            raise AssertionError("this would wait for ever: everything was answered")
+            assert milliseconds != wire.FOR_EVER, "this would wait for ever: everything was answered"
+            return None
         item = self.queue.pop(0)
         if isinstance(item, Exception):
             raise item
-        assert len(item) <= size, "the datagram would be cut short"
-        return item
-
-    def settimeout(self, seconds):
-        self.timeouts.append(seconds)
+        assert len(item) <= DATAGRAM, "the datagram would be cut short"
+        if wire.show:
+            wire.show("<", item)
+        return messages(item)
 
     def close(self):
         self.closed = True

@@ -1,0 +1,73 @@
+"""The system calls of a request: what they give, and what they say when they are refused."""
+
+import errno
+import os
+import socket
+import struct
+import time
+
+import pytest
+
+from fastcni import _netlink
+
+
+@pytest.fixture
+def pair():
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        yield ours, theirs
+
+
+MESSAGE = struct.pack("=IHHII", 20, 16, 2, 7, 0) + b"data"
+
+
+def test_a_datagram_is_received_as_messages(pair):
+    shown = []
+    pair[1].send(MESSAGE + MESSAGE)
+    assert _netlink.receive(pair[0].fileno(), -1, lambda *said: shown.append(said)) == [(16, 2, 7, 0, b"data")] * 2
+    assert shown == [("<", MESSAGE + MESSAGE)]
+
+
+def test_what_does_not_come_is_waited_for_as_long_as_asked(pair):
+    assert _netlink.receive(pair[0].fileno(), 0) is None
+    started = time.monotonic()
+    assert _netlink.receive(pair[0].fileno(), 30) is None
+    assert time.monotonic() - started >= 0.03
+
+
+def test_a_refused_receive_says_why():
+    with pytest.raises(OSError) as caught:
+        _netlink.receive(1 << 20)
+    assert caught.value.errno == errno.EBADF
+
+
+def test_a_small_file_is_written_cut_and_read(tmp_path):
+    folder = os.open(tmp_path, os.O_RDONLY)
+    _netlink.write_file("file", b"long content", os.O_CREAT, folder)
+    _netlink.write_file("file", b"short", 0, folder)
+    assert _netlink.read_file("file", os.O_RDONLY, 100, folder) == b"shortcontent"
+    _netlink.write_file("file", b"short", 0, folder, cut=True)
+    assert _netlink.read_file("file", os.O_RDONLY, 3, folder) == b"sho"
+    assert (tmp_path / "file").read_bytes() == b"short"
+    os.close(folder)
+
+
+@pytest.mark.parametrize("name, kind", [("none", FileNotFoundError), ("a\0b", ValueError)])
+def test_a_refused_file_is_named(tmp_path, name, kind):
+    path = f"{tmp_path}/{name}"
+    with pytest.raises(kind) as caught:
+        _netlink.read_file(path, os.O_RDONLY, 100)
+    assert kind is ValueError or (caught.value.filename, caught.value.strerror) == (path, "No such file or directory")
+    with pytest.raises(kind):
+        _netlink.write_file(path, b"", 0)
+
+
+def test_no_descriptor_stays_open(tmp_path, pair):
+    before = os.listdir("/proc/self/fd")
+    _netlink.write_file(f"{tmp_path}/file", b"text", os.O_CREAT | os.O_EXCL)
+    for refused in (lambda: _netlink.write_file(f"{tmp_path}/file", b"text", os.O_CREAT | os.O_EXCL),
+                    lambda: _netlink.read_file(str(tmp_path), os.O_RDONLY, 10),         # a folder can be opened
+                    lambda: _netlink.write_file("/dev/full", b"text", 0)):
+        with pytest.raises(OSError):
+            refused()
+    assert os.listdir("/proc/self/fd") == before
