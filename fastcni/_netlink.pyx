@@ -38,6 +38,8 @@ cdef enum:
     NLMSGERR_ATTR_OFFS = 2
     CLONE_NEWNET = 0x40000000
 
+cdef uint64_t ALL = 0xFFFFFFFFFFFFFFFF
+
 
 cdef struct nlmsghdr:
     uint32_t length
@@ -276,19 +278,21 @@ cdef list take_apart(const uint8_t* base, Py_ssize_t size):
     return found
 
 
-def attributes(bytes data not None, Py_ssize_t offset=0):
+def attributes(bytes data not None, Py_ssize_t offset=0, uint64_t wanted=ALL):
     """Attributes from `offset` on as {type: payload}, flags stripped from the type; of twins the last one counts.
+    `wanted` has a bit for each type below 64 that is to be had: of a link's fifty attributes we need a dozen.
 
     Raises ValueError for a length that does not fit, and for an offset behind the end: a header cut short.
     """
-    return dict(attribute_list(data, offset))
+    return dict(attribute_list(data, offset, wanted))
 
 
-def attribute_list(bytes data not None, Py_ssize_t offset=0):
+def attribute_list(bytes data not None, Py_ssize_t offset=0, uint64_t wanted=ALL):
     """Attributes from `offset` on as [(type, payload)] in order, for lists that repeat one type."""
     cdef const uint8_t* base = <const uint8_t*>PyBytes_AS_STRING(data)
     cdef Py_ssize_t size = PyBytes_GET_SIZE(data), at = offset
     cdef nlattr head
+    cdef uint16_t kind
     cdef list found = []
     if not 0 <= offset <= size:
         raise ValueError(f"netlink attributes at {offset} in {size} bytes")
@@ -296,8 +300,10 @@ def attribute_list(bytes data not None, Py_ssize_t offset=0):
         memcpy(&head, base + at, NLA_HEADER)
         if head.length < NLA_HEADER or head.length > size - at:
             raise ValueError(f"netlink attribute of {head.length} bytes at {at} in {size}")
-        payload = PyBytes_FromStringAndSize(<const char*>base + at + NLA_HEADER, head.length - NLA_HEADER)
-        found.append((head.kind & NLA_TYPE_MASK, payload))
+        kind = head.kind & NLA_TYPE_MASK
+        if wanted == ALL or (kind < 64 and wanted >> kind & 1):
+            payload = PyBytes_FromStringAndSize(<const char*>base + at + NLA_HEADER, head.length - NLA_HEADER)
+            found.append((kind, payload))
         at += align4(head.length)
     if at < size:
         raise ValueError(f"{size - at} stray bytes behind the last netlink attribute")

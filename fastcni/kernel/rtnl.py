@@ -45,11 +45,17 @@ class Link:
         return mac_text(self.address)
 
 
+WANTED = sum(1 << kind for kind in (         # of a link's attributes
+    uapi.IFLA_ADDRESS, uapi.IFLA_IFALIAS, uapi.IFLA_IFNAME, uapi.IFLA_LINK, uapi.IFLA_LINKINFO,
+    uapi.IFLA_LINK_NETNSID, uapi.IFLA_MASTER, uapi.IFLA_MTU, uapi.IFLA_OPERSTATE, uapi.IFLA_PROMISCUITY,
+    uapi.IFLA_TXQLEN))
+
+
 def read_link(payload):
     """An RTM_NEWLINK or RTM_DELLINK payload as a Link. Raises ValueError for a message cut short."""
     if len(payload) < 16:
         raise ValueError(f"ifinfomsg of {len(payload)} bytes")
-    found = attributes(payload, 16)
+    found = attributes(payload, 16, WANTED)
     info = attributes(found.get(uapi.IFLA_LINKINFO, b""))
     link = Link()
     link.index = u32(payload[4:8])
