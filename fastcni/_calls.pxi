@@ -71,6 +71,22 @@ def setns(int fd):
         PyErr_SetFromErrno(OSError)
 
 
+def open_file(str path not None, int flags, int mode=0, *, int folder=AT_FDCWD):
+    """A descriptor, closed on exec, of what the kernel has at hand: a namespace, a file in a folder that is open. By a
+    path that a configuration names use posix.open(): a file system that hangs must hold up nobody else. Raises
+    OSError."""
+    cdef int fd = openat(folder, PyBytes_AS_STRING(encoded(path)), flags | O_CLOEXEC, mode)
+    if fd < 0:
+        refuse(errno, path)
+    return fd
+
+
+def close_file(int fd):
+    """Close a descriptor of which the kernel has no data to write. Raises OSError."""
+    if unistd.close(fd):
+        PyErr_SetFromErrno(OSError)
+
+
 # -- small files, each in one go: the lock is let go of once, for a disk may take its time ----------------------
 
 def read_file(str path not None, int flags, Py_ssize_t most, int folder=AT_FDCWD):

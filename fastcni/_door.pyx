@@ -14,11 +14,17 @@ from libc.string cimport memcpy, memset
 
 cdef extern from *:
     """
+    #include <poll.h>
     #include <sys/socket.h>
     #include <unistd.h>
     """
     enum: MSG_DONTWAIT, MSG_NOSIGNAL, MSG_CMSG_CLOEXEC, MSG_TRUNC, MSG_CTRUNC, SCM_RIGHTS
-    enum: SOCK_CLOEXEC, SOL_SOCKET, SO_PEERCRED
+    enum: SOCK_CLOEXEC, SOL_SOCKET, SO_PEERCRED, POLLHUP, POLLRDHUP
+    struct pollfd:
+        int fd
+        short events
+        short revents
+    int poll(pollfd*, unsigned long, int)
     ctypedef unsigned int socklen_t
     struct ucred:
         int pid
@@ -97,6 +103,13 @@ def receive(int conn):
                 fds.append(fd)
         part = CMSG_NXTHDR(&head, part)
     return PyBytes_FromStringAndSize(message, size), fds, head.msg_flags & (MSG_TRUNC | MSG_CTRUNC) != 0
+
+
+def is_closed(int conn):
+    """Has the peer closed its end?"""
+    cdef pollfd state
+    state.fd, state.events, state.revents = conn, POLLRDHUP, 0
+    return poll(&state, 1, 0) > 0 and state.revents & (POLLHUP | POLLRDHUP) != 0
 
 
 def tell(int conn, bytes data not None):

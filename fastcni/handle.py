@@ -5,9 +5,8 @@ environment or signals. Two things are done better than there. A result is kept 
 that stdout never carries two documents; and CNI_NETNS is compared with our own namespace before anything is changed.
 """
 
-import posix
-
 from fastcni import plugins
+from fastcni._netlink import close_file
 from fastcni.kernel import netns
 from fastcni.kernel.wire import NetlinkError
 from fastcni.kit.request import Request
@@ -67,7 +66,7 @@ def handle(plugin, env, stdin, fds=None, *, host=None, aside=None, deliver=None,
         stdout, status = error_document(_as_cni_error(e)), 1
     finally:
         while fds:              # a request closes its own; this one may not have come so far
-            posix.close(fds.popitem()[1])
+            close_file(fds.popitem()[1])
     return reply(status, stdout, warnings)
 
 

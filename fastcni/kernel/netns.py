@@ -3,7 +3,7 @@
 import posix
 from errno import EINVAL
 
-from fastcni._netlink import identity, setns
+from fastcni._netlink import close_file, identity, open_file, setns
 
 OWN = "/proc/thread-self/ns/net"
 
@@ -21,7 +21,7 @@ class Lost(BaseException):
 
 def open_own():
     """A descriptor of the calling thread's namespace."""
-    return posix.open(OWN, posix.O_RDONLY | posix.O_CLOEXEC)
+    return open_file(OWN, posix.O_RDONLY)
 
 
 def open_path(path):
@@ -31,7 +31,7 @@ def open_path(path):
     """
     fd = posix.open(path, posix.O_RDONLY | posix.O_CLOEXEC | posix.O_NONBLOCK)
     if posix.fstat(fd).st_dev != posix.stat(OWN).st_dev:
-        posix.close(fd)
+        close_file(fd)
         raise NotNamespace(22, "not a network namespace", path)
     return fd
 
@@ -97,4 +97,4 @@ class inside:
 
     def _close(self):
         if self.opened >= 0:
-            posix.close(self.opened)
+            close_file(self.opened)

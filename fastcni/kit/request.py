@@ -3,6 +3,7 @@
 import posix
 from _thread import start_new_thread
 
+from fastcni._netlink import close_file
 from fastcni.kernel import netns
 from fastcni.kit.host import Host
 from fastcni.spec import errors, json
@@ -105,7 +106,7 @@ class Request:
         while self.opened:
             self.opened.pop().close()
         while self.fds:
-            posix.close(self.fds.popitem()[1])
+            close_file(self.fds.popitem()[1])
         if self.own_host:
             self.host.close(self.aside)
 

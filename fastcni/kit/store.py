@@ -25,7 +25,7 @@ import errno
 import posix
 
 from fastcni import _ipam_bitmap
-from fastcni._netlink import read_file, write_file
+from fastcni._netlink import close_file, open_file, read_file, write_file
 from fastcni.kernel import sysctl
 from fastcni.spec import address
 from fastcni.spec.errors import INVALID_CONFIG, IO_FAILURE, CniError
@@ -75,7 +75,7 @@ class Store:
             if not self._open_directory():
                 return None
             try:
-                self.lock = posix.open("lock", posix.O_RDONLY | posix.O_CREAT | posix.O_CLOEXEC, 0o750, dir_fd=self.dir)
+                self.lock = open_file("lock", posix.O_RDONLY | posix.O_CREAT, 0o750, folder=self.dir)
                 _ipam_bitmap.lock(self.lock)
             except OSError as e:
                 raise self._trouble("lock", "lock", e) from None
@@ -127,9 +127,9 @@ class Store:
             self.index.close()
         if self.lock >= 0:
             _ipam_bitmap.unlock(self.lock)
-            posix.close(self.lock)
+            close_file(self.lock)
         if self.dir >= 0:
-            posix.close(self.dir)
+            close_file(self.dir)
         self.dir = self.lock = -1
         self.index = None
 

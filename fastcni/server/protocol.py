@@ -25,6 +25,7 @@ import struct
 from fcntl import fcntl
 
 from fastcni import _door
+from fastcni._netlink import close_file
 from fastcni.handle import MAX_STDIN
 
 HEAD = struct.Struct("=4sIII")
@@ -54,7 +55,7 @@ class Message:
     def close(self):
         for fd in (self.own, self.netns):
             if fd is not None:
-                os.close(fd)
+                close_file(fd)
         self.own = self.netns = None
 
 
@@ -72,7 +73,7 @@ class Connection:
     def close(self):
         fd, self.fd = self.fd, -1
         if fd >= 0:
-            os.close(fd)
+            close_file(fd)
 
 
 def accept(listener):
@@ -95,7 +96,7 @@ def receive(conn):
         return read(data, fds)
     finally:
         for fd in fds:          # those that the message took have left the list
-            os.close(fd)
+            close_file(fd)
 
 
 def read(data, fds):

@@ -5,13 +5,12 @@ another. One more worker than may work at once makes sure that somebody is alway
 """
 
 import os
-import select
 import threading
 from time import monotonic, sleep
 
 import orjson
 
-from fastcni import plugins
+from fastcni import _door, plugins
 from fastcni.handle import error_document, handle
 from fastcni.kernel import netns, uapi, wire
 from fastcni.server import protocol, reception
@@ -136,7 +135,7 @@ class Workers:
         queued, started = call.waited, monotonic()
         said = Answer(conn)
         try:
-            if queued > PROMPT and is_closed(conn):
+            if queued > PROMPT and _door.is_closed(conn.fileno()):
                 self.log.warning("its caller is gone: not run", **words(call))
                 return
             try:
@@ -212,13 +211,6 @@ class Answer:
 
     def decline(self):
         self.say(protocol.DECLINED)
-
-
-def is_closed(conn):
-    """Has the caller closed its end?"""
-    watch = select.poll()
-    watch.register(conn, select.POLLIN | select.POLLHUP | select.POLLRDHUP)
-    return any(event & (select.POLLHUP | select.POLLRDHUP) for _, event in watch.poll(0))
 
 
 def words(call):
