@@ -13,6 +13,7 @@ Layout of what is built and read here (include/uapi/linux/netlink.h), everything
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.unicode cimport PyUnicode_AsUTF8AndSize
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdlib cimport free, realloc
 from libc.string cimport memchr, memcpy, memset
 
 cimport cython
@@ -22,6 +23,7 @@ cdef extern from "<sched.h>" nogil:
 
 cdef enum:
     CAPACITY = 32768            # bytes in one Batch; a list that does not fit goes out as two
+    USUAL = 512                 # bytes of one; CAPACITY is a power of two times that
     DATAGRAM = 65536            # the kernel fills dumps up to 32 KiB; twice that is never cut short
     DEPTH = 16                  # nested attributes that may be open at once
     HEADER = 16                 # sizeof(struct nlmsghdr)
@@ -80,7 +82,8 @@ cdef class Batch:
     Sequence numbers go on counting through clear(), so that a late reply to an old request is noticed.
     """
 
-    cdef uint8_t buffer[CAPACITY]
+    cdef uint8_t* buffer                    # it grows: clearing 32 KiB for each would empty a processor's cache
+    cdef Py_ssize_t size
     cdef Py_ssize_t used
     cdef Py_ssize_t message                 # where the open message begins, -1: none yet
     cdef Py_ssize_t nests[DEPTH]
@@ -95,6 +98,11 @@ cdef class Batch:
         self.message = -1
         self.depth = 0
         self.asked = {}
+        self.buffer = NULL
+        self.size = 0
+
+    def __dealloc__(self):
+        free(self.buffer)
 
     cdef int drop(self, str why) except -1:
         """Forget the open message, and say that it was too long."""
@@ -106,10 +114,16 @@ cdef class Batch:
         raise BatchFull(why)
 
     cdef uint8_t* room(self, Py_ssize_t size) except NULL:
-        cdef uint8_t* at = &self.buffer[self.used]
         cdef Py_ssize_t padded = align4(size)
+        cdef uint8_t* at
         if padded > CAPACITY - self.used:
             self.drop(f"{size} bytes more do not fit in a batch of {CAPACITY}")
+        while padded > self.size - self.used:
+            at = <uint8_t*>realloc(self.buffer, self.size * 2 or USUAL)
+            if at == NULL:
+                raise MemoryError()
+            self.buffer, self.size = at, self.size * 2 or USUAL
+        at = &self.buffer[self.used]
         self.used += padded
         if padded != size:
             memset(at + size, 0, padded - size)
