@@ -324,6 +324,15 @@ def attribute_list(bytes data not None, Py_ssize_t offset=0, uint64_t wanted=ALL
     return found
 
 
+def u32(bytes data not None):
+    """A number of four bytes, or of one; 0 of none."""
+    cdef uint32_t number = 0
+    if PyBytes_GET_SIZE(data) == 1:
+        return <uint8_t>PyBytes_AS_STRING(data)[0]
+    memcpy(&number, PyBytes_AS_STRING(data), min(PyBytes_GET_SIZE(data), 4))
+    return number
+
+
 def read_ack(uint16_t kind, uint16_t flags, bytes payload not None):
     """An NLMSG_ERROR or NLMSG_DONE message as (errno, kernel's text, offset of the offending attribute).
 

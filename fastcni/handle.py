@@ -47,20 +47,21 @@ def needs_stdin(env):
     return env.get("CNI_COMMAND", "") not in ("", "VERSION")
 
 
-def handle(plugin, env, stdin, fds=None, *, host=None, aside=None, deliver=None, in_process=False, known=None):
+def handle(plugin, env, stdin, fds=None, *, host=None, aside=None, deliver=None, in_process=False,
+           decode=None):
     """Serve one request for the plugin type `plugin`; never raises an Exception.
 
     `env` is the caller's whole environment, `stdin` its bytes, `fds` descriptors that the door has open already
     ({"netns": fd}, closed here). `host` is a kit.host.Host that the door keeps, for the namespace that this thread is
     in. `aside(fn, *args)` runs what the answer need not wait for, by default in a thread. `deliver(reply)` brings the
     result of an ADD to its caller, or raises an OSError: an ADD that nobody hears of is taken back.
-    `in_process`: there are no launchers in CNI_PATH, fastcni's own delegates are called all the same. `known`: where
-    the door keeps configurations that were decoded, {stdin: Section}.
+    `in_process`: there are no launchers in CNI_PATH, fastcni's own delegates are called all the same. `decode(stdin)`
+    does what read_conf() does, for a door that has seen most before.
     """
     warnings, fds = [], {} if fds is None else fds
     try:
         stdout = _serve(plugin, env, stdin, warnings, deliver,
-                        {"fds": fds, "host": host, "aside": aside, "in_process": in_process}, known)
+                        {"fds": fds, "host": host, "aside": aside, "in_process": in_process}, decode)
         status = 0
     except Exception as e:
         stdout, status = error_document(_as_cni_error(e)), 1
@@ -132,7 +133,7 @@ def _as_cni_error(e):
     return wrapped
 
 
-def _serve(plugin, env, stdin, warnings, deliver, door, known):
+def _serve(plugin, env, stdin, warnings, deliver, door, decode):
     module = load(plugin)
     supported = getattr(module, "VERSIONS", version.ALL)
     command = env.get("CNI_COMMAND", "")
@@ -142,7 +143,7 @@ def _serve(plugin, env, stdin, warnings, deliver, door, known):
     check_variables(env, command)
     if command == "VERSION":
         return version.version_reply(supported)
-    req = read_request(plugin, command, env, stdin, door, known)
+    req = read_request(plugin, command, env, stdin, door, decode)
     req.warnings = warnings
     try:
         if command not in NEEDS:
@@ -176,13 +177,9 @@ def check_variables(env, command):
         raise CniError(errors.INVALID_ENVIRONMENT, f"required env variables [{','.join(missing)}] missing")
 
 
-def read_request(plugin, command, env, stdin, door, known=None):
+def read_request(plugin, command, env, stdin, door, decode=None):
     """stdin and variables as a Request. Raises CniError 6 and 7 for a configuration without a usable name."""
-    conf = known.get(stdin) if known is not None else None
-    if conf is None:
-        conf = read_conf(stdin)
-        if known is not None:
-            known[stdin] = conf
+    conf = (decode or read_conf)(stdin)
     return Request(plugin=plugin, command=command, container_id=env.get("CNI_CONTAINERID", ""),
                    netns=env.get("CNI_NETNS", ""), ifname=env.get("CNI_IFNAME", ""), args=env.get("CNI_ARGS", ""),
                    path=env.get("CNI_PATH", ""), env=env, conf=conf, stdin=stdin, name=conf.text("name"),

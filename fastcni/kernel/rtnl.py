@@ -5,16 +5,12 @@ Nothing here sends: what goes out together is decided, and seen, where a step is
 
 import sys
 
-from fastcni._netlink import attributes
+from fastcni._netlink import attributes, u32
 from fastcni.kernel import uapi
 from fastcni.kernel.uapi import NLM_F_ACK, NLM_F_CREATE, NLM_F_ECHO, NLM_F_EXCL
 
 ORDER = sys.byteorder
 CREATE = NLM_F_ACK | NLM_F_CREATE | NLM_F_EXCL
-
-
-def u32(data):
-    return int.from_bytes(data, ORDER)
 
 
 # struct ifinfomsg   family:u8  pad:u8  type:u16 | index:s32 | flags:u32 | change:u32

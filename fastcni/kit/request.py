@@ -29,9 +29,6 @@ class Request:
     in_process    there are no launchers: delegates in fastcni's own table are called without looking in CNI_PATH
     """
 
-    __slots__ = ("plugin", "command", "container_id", "netns", "ifname", "args", "path", "env", "conf", "stdin",
-                 "name", "version", "fds", "host", "own_host", "opened", "warnings", "aside", "in_process")
-
     def __init__(self, *, plugin="", command="", container_id="", netns="", ifname="", args="", path="", env=None,
                  conf=None, stdin=b"{}", name="", version="0.1.0", fds=None, host=None, aside=None, in_process=False):
         self.plugin, self.command = plugin, command
@@ -51,8 +48,7 @@ class Request:
         """The same request for another plugin type, as a delegate is called (spec section 4); with a configuration of
         its own, a dict, where it is not to see this one's."""
         other = Request.__new__(Request)
-        for field in Request.__slots__:
-            setattr(other, field, getattr(self, field))
+        other.__dict__ = self.__dict__.copy()
         other.plugin = plugin
         if conf is not None:
             other.conf, other.stdin, other.version = Section(conf), json.write(conf), conf.get("cniVersion", "0.1.0")

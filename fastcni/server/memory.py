@@ -16,8 +16,6 @@ ROUTE_GROUPS = (uapi.RTNLGRP_LINK, uapi.RTNLGRP_IPV4_IFADDR, uapi.RTNLGRP_IPV6_I
                 uapi.RTNLGRP_IPV6_NETCONF)
 NETCONF = (uapi.RTM_NEWNETCONF, uapi.RTM_DELNETCONF)
 MOST_PAIRS = 10_000             # a DEL that finds none looks for itself
-MOST_CONFIGURATIONS = 256
-LONGEST = 16 << 10              # bytes of one
 ELEMENTS = (nft.NFT_MSG_NEWSETELEM, nft.NFT_MSG_DELSETELEM, nft.NFT_MSG_NEWGEN)    # they change no table
 
 
@@ -134,24 +132,6 @@ class Memory:
         self.heard += 1
         for key in [key for key, fact in self.facts.items() if about(key, fact)]:
             del self.facts[key]
-
-
-class Configurations:
-    """Configurations that were decoded, by the bytes of stdin; as handle() wants them. One with a prevResult is a
-    single pod's."""
-
-    def __init__(self):
-        self.decoded = {}               # the oldest first
-
-    def get(self, stdin):
-        return self.decoded.get(stdin)
-
-    def __setitem__(self, stdin, section):
-        if len(stdin) > LONGEST or b'"prevResult"' in stdin:
-            return
-        self.decoded[stdin] = section
-        if len(self.decoded) > MOST_CONFIGURATIONS:
-            self.decoded.pop(next(iter(self.decoded)), None)
 
 
 def link_of(key, fact):

@@ -14,7 +14,7 @@ from fastcni import _door, plugins
 from fastcni.handle import error_document, handle
 from fastcni.kernel import netns, uapi, wire
 from fastcni.server import protocol, reception
-from fastcni.server.memory import Configurations
+from fastcni.server.configurations import Configurations
 from fastcni.spec import errors, json
 from fastcni.spec.errors import CniError
 
@@ -163,7 +163,7 @@ class Workers:
             spent.seconds = said.spent
             try:
                 reply = handle(message.plugin, {**self.env, **message.env}, message.stdin, fds, host=host,
-                               aside=self.crew, deliver=said.deliver, known=self.configurations)
+                               aside=self.crew, deliver=said.deliver, decode=self.configurations)
             finally:
                 spent.seconds = None
             said.in_ipam = host.in_ipam

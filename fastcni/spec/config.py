@@ -22,20 +22,22 @@ class Section:
 
     values  the object as decoded
     where   its path for errors, "ipam.ranges[0]"; "" for the top
+    common  the Section that this one shares with others but for prevResult; itself where nobody has said so
     """
 
-    __slots__ = ("_folded", "_read", "values", "where")
+    __slots__ = ("_folded", "_read", "common", "values", "where")
 
     def __init__(self, values, where=""):
-        self.values, self.where, self._folded, self._read = values, where, None, None
+        self.values, self.where, self.common, self._folded, self._read = values, where, self, None, None
 
     def once(self, read):
-        """read(self), and for this Section never again: many requests may share what it says, so none changes it."""
-        if self._read is None:
-            self._read = {}
-        if read not in self._read:
-            self._read[read] = read(self)
-        return self._read[read]
+        """What read() says of the common Section, asked once: many requests may share it, so none changes it."""
+        known = self.common._read
+        if known is None:
+            known = self.common._read = {}
+        if read not in known:
+            known[read] = read(self.common)
+        return known[read]
 
     def raw(self, key, default=None):
         """The value as decoded."""
@@ -50,10 +52,12 @@ class Section:
         return self.raw(key) is not None
 
     def text(self, key, default=""):
-        return self._typed(key, str, "a string", default)
+        value = self.values.get(key)
+        return value if type(value) is str else self._typed(key, str, "a string", default)
 
     def flag(self, key, default=False):
-        return self._typed(key, bool, "true or false", default)
+        value = self.values.get(key)
+        return value if type(value) is bool else self._typed(key, bool, "true or false", default)
 
     def items(self, key):
         """The list under `key`, [] where absent."""
@@ -116,9 +120,13 @@ class Section:
         return CniError(errors.INVALID_CONFIG, f"failed to load netconf: {self.path(key)}: {why}")
 
     def _typed(self, key, kind, words, default):
-        value = self.raw(key)
-        if value is None:
-            return default
+        value = self.values.get(key)
+        if value is None:           # as in raw(), which is one call more
+            if self._folded is None:
+                self._folded = fold(self.values)
+            value = self._folded.get(key.lower())
+            if value is None:
+                return default
         if type(value) is not kind:
             raise self.wrong(key, f"expected {words}, got {shown(value)}")
         return value

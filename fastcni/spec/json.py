@@ -277,7 +277,7 @@ def normalize(value):
     Integers that a float64 holds stay what they are, they print the same. Raises JsonError for one too large.
     """
     if type(value) is dict:
-        return {key: normalize(item) for key, item in value.items()}
+        return {key: item if type(item) is str else normalize(item) for key, item in value.items()}
     if type(value) in (list, tuple):
         return [normalize(item) for item in value]
     if type(value) is int and not -EXACT <= value <= EXACT:

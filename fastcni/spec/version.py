@@ -30,6 +30,8 @@ def parse(text):
 
 def at_least(version, since):
     """Whether `version` is `since` or later. Raises ValueError where one of them is no version."""
+    if version in ALL and since in ALL:
+        return ALL.index(version) >= ALL.index(since)
     return parse(version) >= parse(since)
 
 

@@ -18,7 +18,7 @@ class Calls:
     """Requests to plugins on `node`, a fresh Node at first and after fresh()."""
 
     def __init__(self, folder):
-        self.folder, self.count, self.known = folder, 0, None
+        self.folder, self.count, self.decode = folder, 0, None
         self.fresh()
 
     def fresh(self, refuse=-1):
@@ -43,7 +43,7 @@ class Calls:
         env = {"CNI_COMMAND": command, "CNI_CONTAINERID": "c1", "CNI_NETNS": POD_PATH, "CNI_IFNAME": "eth0",
                "CNI_PATH": "/nowhere"} | env
         reply = handle(conf["type"], env, json.dumps(conf).encode(), aside=lambda fn, *args: fn(*args), in_process=True,
-                       known=self.known)
+                       decode=self.decode)
         assert all(sock.closed for sock in self.node.sockets), f"{command} left a socket open"
         assert self.node.here == HOST
         return reply.status, json.loads(reply.stdout or "null")

@@ -6,6 +6,7 @@ from fake_kernel.node import HOST, POD
 
 from fastcni.kernel import nft, uapi
 from fastcni.plugins import host_local
+from fastcni.server.configurations import Configurations
 
 NETWORKS = {
     "loopback": ("loopback", {}),
@@ -80,17 +81,21 @@ def test_loopback_sets_lo_up_and_down(calls):
 @pytest.mark.parametrize("kind, keys", [("bridge", {"isDefaultGateway": True, "ipMasq": True}), ("ptp", {})])
 def test_what_pods_share_of_a_configuration_is_changed_by_none(calls, kind, keys):
     """A server decodes a configuration once. isDefaultGateway, for one, adds a route to each result."""
-    calls.known = {}
+    calls.decode = Configurations()
     conf = calls.conf(kind, **keys, dns={"nameservers": ["10.22.0.1"]})
     conf["ipam"]["routes"] = [{"dst": "10.0.0.0/8"}]
     said = []
     for number in range(3):
-        status, result = calls("ADD", conf, CNI_CONTAINERID=f"c{number}", CNI_IFNAME=f"eth{number}")
-        assert status == 0 and result["ips"][0].pop("address") == f"10.22.0.{number + 2}/16"
+        pod = {"CNI_CONTAINERID": f"c{number}", "CNI_IFNAME": f"eth{number}"}
+        status, result = calls("ADD", conf, **pod)
+        assert calls("DEL", conf | {"prevResult": result}, **pod) == (0, None)
+        address = result["ips"][0].pop("address")
+        assert status == 0 and address == f"10.22.0.{number + 2}/16"
         said.append({key: result[key] for key in ("ips", "routes", "dns")})
-    (section,) = calls.known.values()
-    assert said[0] == said[1] == said[2] and section.values == conf
-    assert section.once(host_local.read_keys).routes == conf["ipam"]["routes"]
+    sections = calls.decode.known.values()
+    assert said[0] == said[1] == said[2] and [section.values for section in sections] == [conf, conf]
+    for section in sections:
+        assert section.once(host_local.read_keys).routes == conf["ipam"]["routes"]
     assert len(said[0]["routes"]) == (2 if keys else 1)
 
 

@@ -1,0 +1,38 @@
+"""What pods of a network have in common: their configuration, decoded and read by their plugins once."""
+
+import orjson
+
+from fastcni.handle import read_conf
+from fastcni.spec.config import Section
+
+MOST = 256                      # configurations; the oldest is forgotten
+LONGEST = 16 << 10              # bytes of one
+
+
+class Configurations:
+    """For handle(): stdin as a Section. Of one with a prevResult, which is the pod's own, the rest is shared."""
+
+    def __init__(self):
+        self.known = {}                 # stdin, or a configuration without its prevResult -> Section; the oldest first
+
+    def __call__(self, stdin):
+        if found := self.known.get(stdin):
+            return found
+        section = read_conf(stdin)
+        if len(stdin) > LONGEST:
+            return section
+        if "prevResult" not in section.values:
+            return self._keep(stdin, section)
+        rest = {key: value for key, value in section.values.items() if key != "prevResult"}
+        try:
+            key = orjson.dumps(rest)
+        except TypeError:               # a number or a text that orjson does not print
+            return section
+        section.common = self.known.get(key) or self._keep(key, Section(rest))
+        return section
+
+    def _keep(self, key, section):
+        self.known[key] = section
+        if len(self.known) > MOST:
+            self.known.pop(next(iter(self.known)), None)
+        return section

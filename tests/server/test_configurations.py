@@ -1,0 +1,43 @@
+"""A configuration is decoded once for all pods of its network."""
+
+import json
+
+import pytest
+
+from fastcni.server import configurations as module
+from fastcni.server.configurations import Configurations
+
+
+def decoded(configurations, **keys):
+    return configurations(json.dumps({"name": "net", "type": "bridge", **keys}).encode())
+
+
+def test_what_is_the_same_for_all_pods_is_read_once():
+    """A DEL has the pod's own prevResult, and what plugins read of the rest is shared all the same."""
+    configurations, asked = Configurations(), []
+
+    def read(section):
+        asked.append(section)
+        return section.whole("mtu")
+
+    sections = [decoded(configurations, mtu=1400, prevResult={"ips": [number]}) for number in range(3)]
+    assert [section.once(read) for section in sections] == [1400] * 3
+    assert [section.raw("prevResult") for section in sections] == [{"ips": [number]} for number in range(3)]
+    assert len(asked) == 1 and not asked[0].has("prevResult")
+    assert decoded(configurations, mtu=1500, prevResult={}).common is not sections[0].common
+
+
+def test_the_same_bytes_are_decoded_once_and_the_oldest_are_forgotten():
+    configurations = Configurations()
+    first = decoded(configurations)
+    assert decoded(configurations) is first
+    for number in range(module.MOST):
+        decoded(configurations, mtu=number)
+    assert len(configurations.known) == module.MOST and decoded(configurations) is not first
+
+
+@pytest.mark.parametrize("keys", [{"mtu": 1 << 70}, {"x": "a" * module.LONGEST}], ids=["number", "long"])
+def test_what_cannot_be_compared_is_decoded_each_time(keys):
+    configurations = Configurations()
+    section = decoded(configurations, prevResult={}, **keys)
+    assert section.common is section and not configurations.known
