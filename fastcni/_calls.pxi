@@ -105,7 +105,7 @@ def read_file(str path not None, int flags, Py_ssize_t most, int folder=AT_FDCWD
             if size < 0:
                 failed = errno
             unistd.close(fd)
-    refuse(failed, path)
+    refuse(failed, path if fd < 0 else None)
     return found[:size]
 
 
@@ -134,7 +134,7 @@ def write_file(str path not None, bytes data not None, int flags, int folder=AT_
             unistd.close(fd)
             if failed and flags & O_EXCL:
                 unlinkat(folder, at, 0)
-    refuse(failed, path)
+    refuse(failed, path if fd < 0 else None)
 
 
 cdef bytes encoded(str path):
@@ -146,6 +146,7 @@ cdef bytes encoded(str path):
 
 
 cdef int refuse(int failed, str path) except -1:
+    """Raise an OSError for an errno; one of open(2) has the path as its filename."""
     if failed:
         raise OSError(failed, strerror(failed).decode(), path)
     return 0

@@ -60,7 +60,7 @@ class Message:
 
 
 class Connection:
-    """A caller's connection, to be closed."""
+    """A caller's connection: closed once, and with the last who has it."""
 
     __slots__ = ("fd",)
 
@@ -74,6 +74,8 @@ class Connection:
         fd, self.fd = self.fd, -1
         if fd >= 0:
             close_file(fd)
+
+    __del__ = close
 
 
 def accept(listener):
