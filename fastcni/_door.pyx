@@ -14,12 +14,14 @@ from libc.string cimport memcpy, memset
 
 cdef extern from *:
     """
+    #include <linux/sockios.h>
     #include <poll.h>
+    #include <sys/ioctl.h>
     #include <sys/socket.h>
     #include <unistd.h>
     """
     enum: MSG_DONTWAIT, MSG_NOSIGNAL, MSG_CMSG_CLOEXEC, MSG_TRUNC, MSG_CTRUNC, SCM_RIGHTS
-    enum: SOCK_CLOEXEC, SOL_SOCKET, SO_PEERCRED, POLLHUP, POLLRDHUP
+    enum: SOCK_CLOEXEC, SOL_SOCKET, SO_PEERCRED, POLLHUP, POLLRDHUP, SIOCGSKNS
     struct pollfd:
         int fd
         short events
@@ -43,6 +45,7 @@ cdef extern from *:
         size_t cmsg_len
         int cmsg_level
         int cmsg_type
+    int ioctl(int, unsigned long)
     int accept4(int, void*, socklen_t*, int)
     int getsockopt(int, int, int, void*, socklen_t*)
     ssize_t recvmsg(int, msghdr*, int)
@@ -103,6 +106,14 @@ def receive(int conn):
                 fds.append(fd)
         part = CMSG_NXTHDR(&head, part)
     return PyBytes_FromStringAndSize(message, size), fds, head.msg_flags & (MSG_TRUNC | MSG_CTRUNC) != 0
+
+
+def namespace_of(int conn):
+    """A descriptor of the network namespace that the peer's end of a connection was made in. Raises OSError."""
+    cdef int fd = ioctl(conn, SIOCGSKNS)
+    if fd < 0:
+        PyErr_SetFromErrno(OSError)
+    return fd
 
 
 def is_closed(int conn):

@@ -230,7 +230,7 @@ static void fail(int code, const char *tried, const char *what, long error, cons
 /* ---- the warm door: fastcni/server/protocol.py is the other end, and has the messages in words ---- */
 
 #define SERVER "/run/fastcni/fastcni.sock"
-enum { MAGIC = 0x696e6366 /* "fcni" */, PROTOCOL = 1, DECLINED = 2 };
+enum { MAGIC = 0x696e6366 /* "fcni" */, PROTOCOL = 2, DECLINED = 2 };
 enum { HEAD = 16, ROOM = 128 << 10 };                       /* fits the usual send buffer, net.core.wmem_default */
 enum { LEAST_FOR_STDIN = 4 << 10, MOST_STDIN = 32 << 20 };  /* what it is read by; what is longer gets refused */
 enum { MSG_CTRUNC = 8, MSG_TRUNC = 0x20, MSG_NOSIGNAL = 0x4000, MSG_CMSG_CLOEXEC = 0x40000000 };
@@ -239,7 +239,7 @@ enum { MSG_CTRUNC = 8, MSG_TRUNC = 0x20, MSG_NOSIGNAL = 0x4000, MSG_CMSG_CLOEXEC
 static struct { unsigned magic, version, descriptors, environment; char body[ROOM]; } request;
 static struct { unsigned magic, version, status, stderr; char body[ROOM]; } reply;
 
-static struct rights { unsigned long size; int level, type, fds[3]; }      /* cmsg(3): SOL_SOCKET, SCM_RIGHTS */
+static struct rights { unsigned long size; int level, type, fds[2]; }      /* cmsg(3): SOL_SOCKET, SCM_RIGHTS */
     sent = { .size = 16, .level = 1, .type = 1 }, received;
 static struct piece { void *data; unsigned long size; } asked = { &request, 0 }, answered = { &reply, sizeof reply };
 static struct { void *name; unsigned long name_size; struct piece *pieces; unsigned long count;     /* recvmsg(2) */
@@ -357,20 +357,19 @@ static void warm(const char *name, char **environment)
 {
     const char *command = value_of("CNI_COMMAND=", environment, ""), *netns = value_of("CNI_NETNS=", environment, "");
     const char *path = value_of("FASTCNI_SOCKET=", environment, SERVER);
-    long server, size, fds[3], i, n = 0;
+    long server, size, fds[2], i, n = 0;
 
     if (!*command || !*path || *value_of("FASTCNI_WIRE=", environment, ""))    /* the wire shows on our own stderr */
         return;
     server = connect_to(path);          /* first: without a server this is all that we cost */
-    if (server < 0 || !add_environment(name, environment)
-            || (fds[0] = open_file("/proc/self/ns/net", O_RDONLY | O_CLOEXEC)) < 0)
+    if (server < 0 || !add_environment(name, environment))
         return;
-    fds[1] = *netns ? open_file(netns, O_RDONLY | O_CLOEXEC | O_NONBLOCK) : 0;      /* the server says what is wrong */
+    fds[0] = *netns ? open_file(netns, O_RDONLY | O_CLOEXEC | O_NONBLOCK) : 0;      /* the server says what is wrong */
     if (!is(command, "VERSION") && !read_stdin())       /* VERSION's may be a terminal */
         return;
-    fds[2] = memory;
+    fds[1] = memory;
 
-    for (i = 0; i < 3; i++)
+    for (i = 0; i < 2; i++)
         if (fds[i] > 0) {
             request.descriptors |= 1 << i;
             sent.fds[n++] = fds[i];

@@ -4,17 +4,19 @@
               `environment` bytes of NUL-terminated strings: the plugin's name, then NAME=VALUE
               stdin, up to the end of the message
               with it (SCM_RIGHTS), for each bit of `descriptors`, in this order:
-                  OWN 1     the caller's network namespace
-                  NETNS 2   what CNI_NETNS names, if it could be opened
-                  STDIN 4   a memfd with stdin, where that is too long for a message
+                  NETNS 1   what CNI_NETNS names, if it could be opened
+                  STDIN 2   a memfd with stdin, where that is too long for a message
     answer    magic:4 "fcni"  version:u32  status:u32  stderr:u32
               `stderr` bytes for stderr, the rest for stdout; or, where they are too long for a message, a memfd
               with both instead
               status: 0 and 1 are exit statuses; DECLINED 2: nothing was done, go one-shot
 
-One request a connection. Closing it unread gives the caller ECONNRESET: it goes one-shot; closing it later without
-an answer says that the server was lost. magic and version stay where they are in every version; a version that is
-not ours is declined.
+One request a connection. The caller's own network namespace is the one that its end was made in, which the kernel
+knows (SIOCGSKNS): it need not be opened and sent.
+
+Closing a connection unread gives the caller ECONNRESET: it goes one-shot; closing it later without an answer says
+that the server was lost. magic and version stay where they are in every version; a version that is not ours is
+declined.
 """
 
 import array
@@ -29,8 +31,8 @@ from fastcni._netlink import close_file
 from fastcni.handle import MAX_STDIN
 
 HEAD = struct.Struct("=4sIII")
-MAGIC, VERSION = b"fcni", 1
-OWN, NETNS, STDIN = 1, 2, 4
+MAGIC, VERSION = b"fcni", 2
+NETNS, STDIN = 1, 2
 DECLINED = 2
 MAX_MESSAGE = _door.MAX_MESSAGE     # bytes of a request; a launcher's are at most half of it
 MAX_ANSWER = 128 << 10          # beyond it a memfd: an answer has to fit the send buffer, net.core.wmem_default
@@ -95,20 +97,26 @@ def receive(conn):
             raise Lost
         if cut:
             raise Declined("a message or its descriptors cut short")
-        return read(data, fds)
+        message = read(data, fds)
     finally:
         for fd in fds:          # those that the message took have left the list
             close_file(fd)
+    try:
+        message.own = _door.namespace_of(conn.fileno())
+    except OSError as e:
+        message.close()
+        raise Declined(f"the caller's network namespace: {e.strerror}") from None
+    return message
 
 
 def read(data, fds):
-    """A request's bytes and descriptors as a Message, which takes its descriptors out of `fds`. Raises Declined."""
+    """A request's bytes and descriptors as a Message, which takes its own out of `fds`. Raises Declined."""
     if len(data) < HEAD.size:
         raise Declined(f"a message of {len(data)} bytes")
     magic, version, mask, size = HEAD.unpack_from(data)
     if magic != MAGIC or version != VERSION:
         raise Declined(f"magic {magic!r}, version {version}")
-    if mask & ~(OWN | NETNS | STDIN) or not mask & OWN or mask.bit_count() != len(fds):
+    if mask & ~(NETNS | STDIN) or mask.bit_count() != len(fds):
         raise Declined(f"descriptors {mask:#x}, and {len(fds)} of them")
     if size > len(data) - HEAD.size:
         raise Declined(f"an environment of {size} bytes in a message of {len(data)}")
@@ -119,8 +127,7 @@ def read(data, fds):
         if message.stdin:
             raise Declined("stdin twice")
         message.stdin = read_memory(fds[-1])
-    message.own, message.netns = fds[0], fds[1] if mask & NETNS else None
-    del fds[:1 if message.netns is None else 2]
+    message.own, message.netns = None, fds.pop(0) if mask & NETNS else None
     return message
 
 

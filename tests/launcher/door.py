@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 HEAD = struct.Struct("=4sIII")
-OWN, NETNS, STDIN = 1, 2, 4
+NETNS, STDIN = 1, 2
 DECLINED = 2
 ROOM = 128 << 10                # of the launcher, for environment and stdin, and for both streams of an answer
 PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
@@ -65,7 +65,7 @@ def receive(conn):
             os.close(fd)
 
 
-def reply(status, stdout=b"", stderr=b"", magic=b"fcni", version=1):
+def reply(status, stdout=b"", stderr=b"", magic=b"fcni", version=2):
     return HEAD.pack(magic, version, status, len(stderr)) + stderr + stdout
 
 
@@ -74,7 +74,7 @@ def send_in_memory(conn, status, stdout, stderr, more=b"", files=1):
     with open(memory, "wb") as file:            # which leaves its position at the end
         file.write(stderr + stdout)
         file.flush()
-        head = HEAD.pack(b"fcni", 1, status, len(stderr)) + more
+        head = HEAD.pack(b"fcni", 2, status, len(stderr)) + more
         conn.sendmsg([head], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [memory] * files))])
 
 

@@ -38,7 +38,7 @@ NOTHING_DONE = {
     "answered unread": answered_unread,
     "declined": reply(DECLINED),
     "declined with words": reply(DECLINED, LONG[:ROOM], b""),
-    "another version": reply(0, b"out", version=2),
+    "another version": reply(0, b"out", version=1),
     "another magic": reply(0, b"out", magic=b"FCNI"),
     "garbage": LONG[:100_000],
     "too short": reply(0)[:15],
@@ -46,7 +46,7 @@ NOTHING_DONE = {
 LOST = {
     "closed": went_away,
     "a status that is none": reply(3),
-    "stderr that is longer than the message": HEAD.pack(b"fcni", 1, 0, 5) + b"four",
+    "stderr that is longer than the message": HEAD.pack(b"fcni", 2, 0, 5) + b"four",
     "streams that do not fit": reply(0, LONG[:ROOM + 1]),
     "memory and more": lambda conn, _: send_in_memory(conn, 0, b"out", b"", more=b"x"),
     "two memory files": lambda conn, _: send_in_memory(conn, 0, b"out", b"", files=2),
@@ -190,7 +190,7 @@ def test_server_that_has_moved_the_position_in_stdin_does_no_harm(bridge, folder
     def answer(conn):
         _, [(_, _, sent)], _, _ = conn.recvmsg(1 << 20, 64)
         fds = array.array("i", sent)
-        assert os.lseek(fds[1], 7, os.SEEK_SET) == 7
+        assert os.lseek(fds[0], 7, os.SEEK_SET) == 7
         for fd in fds:
             os.close(fd)
 
@@ -222,13 +222,13 @@ def test_stdin_that_cannot_be_read_is_left_to_python(bridge, folder):
 
 def test_answer_for_which_there_is_no_descriptor_is_lost(bridge, folder):
     with serving(folder, lambda conn, _: send_in_memory(conn, 0, b"out", b"")) as server:
-        status, stdout, _ = run("sh", "-c", f"ulimit -n 5; exec {bridge}", env=variables(server))
+        status, stdout, _ = run("sh", "-c", f"ulimit -n 4; exec {bridge}", env=variables(server))
     assert (status, json.loads(stdout)["code"]) == (1, 11)
 
 
 def test_stdin_that_nothing_can_hold_is_said_in_words(bridge, folder):
     with serving(folder, reply(0)) as server:
-        status, stdout, _ = run("sh", "-c", f"ulimit -n 5; exec {bridge}", env=variables(server), stdin=LONG)
+        status, stdout, _ = run("sh", "-c", f"ulimit -n 4; exec {bridge}", env=variables(server), stdin=LONG)
     error = json.loads(stdout)
     assert (status, error["code"]) == (1, 5)
     assert error["msg"] == "keep stdin in a memory file: Too many open files (errno 24)"

@@ -8,7 +8,7 @@ import time
 import pytest
 from launcher.door import HEAD, LONG, ROOM, asked, reply, run, send_in_memory, serving, started, variables
 
-OWN, NETNS, STDIN = 1, 2, 4
+NETNS, STDIN = 1, 2
 MAX_STDIN = 32 << 20
 
 
@@ -16,8 +16,8 @@ def test_request_is_these_bytes(bridge, folder):
     request = asked(bridge, folder, command="DEL", CNI_IFNAME="eth0", HOME="/", TRACEPARENT="00-1", stdin=b'{"a":1}')
     assert [request.data[at:at + 4].hex(" ") for at in range(0, len(request.data), 4)] == [
         "66 63 6e 69",  # fcni
-        "01 00 00 00",  # version 1
-        "01 00 00 00",  # OWN
+        "02 00 00 00",  # version 2
+        "00 00 00 00",  # no descriptors
         "38 00 00 00",  # 56 bytes of environment
         "62 72 69 64",  # brid
         "67 65 00 43",  # ge\0C
@@ -44,7 +44,7 @@ def test_variables_for_plugins_travel_and_no_others(bridge, folder):
     others = {"HOME": "/", "XCNI_ARGS": "no", "CNI": "no", "cni_args": "no", "BAGGAGES": "no", "TRACE": "no",
               "FASTCNI_WIRE": ""}
     request = asked(bridge, folder, command="CHECK", **others, **env)
-    assert (request.magic, request.version) == (b"fcni", 1)
+    assert (request.magic, request.version) == (b"fcni", 2)
     assert request.strings == ["bridge", "CNI_COMMAND=CHECK", *(f"{name}={value}" for name, value in env.items())]
 
 
@@ -55,31 +55,23 @@ def test_name_is_the_one_it_was_called_by(bridge, folder):
     assert [request.strings[0] for request in server.requests] == ["loopback", "host-local"]
 
 
-def test_namespaces_are_open_and_in_order(bridge, folder):
+def test_the_pods_namespace_is_open(bridge, folder):
     """A namespace of another kind stands for the pod's, which would need root."""
     request = asked(bridge, folder, CNI_NETNS="/proc/self/ns/uts")
-    assert request.descriptors == OWN | NETNS
-    assert request.files == [os.readlink("/proc/self/ns/net"), os.readlink("/proc/self/ns/uts")]
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: makes a network namespace")
-def test_own_namespace_is_the_callers_and_not_the_servers(bridge, folder):
-    request = asked(bridge, folder, words=["unshare", "-n", bridge])
-    (own,) = request.files
-    assert own.startswith("net:[")
-    assert own != os.readlink("/proc/self/ns/net")
+    assert request.descriptors == NETNS
+    assert request.files == [os.readlink("/proc/self/ns/uts")]
 
 
 @pytest.mark.parametrize("netns", [None, "", "/nowhere/netns", "/proc/self/ns/net/", "x" * 5000])
 def test_namespace_that_cannot_be_opened_is_left_out(bridge, folder, netns):
     request = asked(bridge, folder, **({} if netns is None else {"CNI_NETNS": netns}))
-    assert (request.descriptors, len(request.files)) == (OWN, 1)
+    assert (request.descriptors, request.files) == (0, [])
     assert netns is None or f"CNI_NETNS={netns}" in request.strings
 
 
 def test_pipe_in_the_place_of_a_namespace_is_not_waited_for(bridge, folder):
     os.mkfifo(folder / "pipe")
-    assert asked(bridge, folder, CNI_NETNS=str(folder / "pipe")).files[1] == str(folder / "pipe")
+    assert asked(bridge, folder, CNI_NETNS=str(folder / "pipe")).files == [str(folder / "pipe")]
 
 
 def test_version_leaves_stdin_alone(bridge, folder):
@@ -89,7 +81,7 @@ def test_version_leaves_stdin_alone(bridge, folder):
     finally:
         os.close(here)
         os.close(there)
-    assert (request.stdin, request.descriptors) == (b"", OWN)
+    assert (request.stdin, request.descriptors) == (b"", 0)
 
 
 def test_stdin_fills_the_message_and_then_a_memory_file(bridge, folder):
@@ -98,15 +90,15 @@ def test_stdin_fills_the_message_and_then_a_memory_file(bridge, folder):
     for size in (0, 1, room - 1, room, room + 1):
         request = asked(bridge, folder, stdin=LONG[:size])
         assert request.stdin == LONG[:size], size
-        assert request.descriptors == (OWN if size < room else OWN | STDIN), size
+        assert request.descriptors == (0 if size < room else STDIN), size
         assert len(request.data) <= HEAD.size + ROOM
 
 
 def test_large_stdin_is_handed_over_in_memory(bridge, folder):
     stdin = LONG * 100
     request = asked(bridge, folder, stdin=stdin, CNI_NETNS="/proc/self/ns/uts")
-    assert request.descriptors == OWN | NETNS | STDIN
-    assert request.files[2] == "/memfd:stdin (deleted)"
+    assert request.descriptors == NETNS | STDIN
+    assert request.files[1] == "/memfd:stdin (deleted)"
     assert request.stdin == stdin
 
 

@@ -10,7 +10,7 @@ import sys
 import time
 from pathlib import Path
 
-from fastcni.server.protocol import HEAD, MAGIC, NETNS, OWN, STDIN, VERSION
+from fastcni.server.protocol import HEAD, MAGIC, NETNS, STDIN, VERSION
 
 START = 60              # seconds that a server may take to listen
 LIMIT = 40              # for one answer
@@ -27,7 +27,7 @@ def block(plugin, env):
     return b"".join(os.fsencode(text) + b"\0" for text in (plugin, *(f"{key}={value}" for key, value in env.items())))
 
 
-def packed(plugin, env, stdin=b"", descriptors=OWN, magic=MAGIC, version=VERSION):
+def packed(plugin, env, stdin=b"", descriptors=0, magic=MAGIC, version=VERSION):
     """The bytes of a request."""
     environment = block(plugin, env)
     return HEAD.pack(magic, version, descriptors, len(environment)) + environment + stdin
@@ -126,7 +126,7 @@ class Server:
         variables = {"CNI_COMMAND": command, "CNI_CONTAINERID": cid or f"c-{os.path.basename(pod)}", "CNI_NETNS": path,
                      "CNI_IFNAME": ifname, "CNI_PATH": self.cni_path, **(env or {})}
         stdin = conf if isinstance(conf, bytes) else json.dumps(conf).encode()
-        fds, mask = [os.open("/proc/thread-self/ns/net", os.O_RDONLY)], OWN
+        fds, mask = [], 0
         if path and os.path.exists(path):
             fds.append(os.open(path, os.O_RDONLY))
             mask |= NETNS

@@ -12,7 +12,7 @@ from server.client import HEAD, Answer, block, packed
 
 from fastcni.handle import MAX_STDIN
 from fastcni.server import protocol
-from fastcni.server.protocol import NETNS, OWN, STDIN, Declined, Lost
+from fastcni.server.protocol import NETNS, STDIN, Declined, Lost
 
 
 def open_files():
@@ -49,10 +49,10 @@ def memory(data):
 
 
 def test_a_request_is_these_bytes(pair):
-    data = (b"fcni" + (1).to_bytes(4, "little") + (3).to_bytes(4, "little") + (27).to_bytes(4, "little")
+    data = (b"fcni" + (2).to_bytes(4, "little") + (1).to_bytes(4, "little") + (27).to_bytes(4, "little")
             + b"bridge\0CNI_COMMAND=ADD\0A=b\0"[:27] + b'{"a": 1}')
-    assert data == packed("bridge", {"CNI_COMMAND": "ADD", "A": "b"}, b'{"a": 1}', OWN | NETNS)
-    message = sent(pair, data, "/proc/self/ns/net", "/dev/null")
+    assert data == packed("bridge", {"CNI_COMMAND": "ADD", "A": "b"}, b'{"a": 1}', NETNS)
+    message = sent(pair, data, "/dev/null")
     assert (message.plugin, message.env, message.stdin) == ("bridge", {"CNI_COMMAND": "ADD", "A": "b"}, b'{"a": 1}')
     assert os.readlink(f"/proc/self/fd/{message.own}").startswith("net:")
     assert os.readlink(f"/proc/self/fd/{message.netns}") == "/dev/null"
@@ -61,7 +61,7 @@ def test_a_request_is_these_bytes(pair):
 
 def test_an_answer_is_these_bytes(pair):
     protocol.answer(pair[0], 1, b"out", b"err")
-    assert pair[1].recv(100) == b"fcni" + bytes((1, 0, 0, 0, 1, 0, 0, 0, 3, 0, 0, 0)) + b"errout"
+    assert pair[1].recv(100) == b"fcni" + bytes((2, 0, 0, 0, 1, 0, 0, 0, 3, 0, 0, 0)) + b"errout"
 
 
 def test_an_answer_too_long_for_a_message_goes_as_memory(pair):
@@ -75,7 +75,7 @@ def test_an_answer_too_long_for_a_message_goes_as_memory(pair):
 
 def test_stdin_may_come_as_memory(pair):
     data = b"x" * 300_000
-    message = sent(pair, packed("bridge", {}, descriptors=OWN | STDIN), "/proc/self/ns/net", fds=[memory(data)])
+    message = sent(pair, packed("bridge", {}, descriptors=STDIN), fds=[memory(data)])
     assert message.stdin == data and message.netns is None
     message.close()
 
@@ -83,14 +83,14 @@ def test_stdin_may_come_as_memory(pair):
 def test_stdin_in_memory_is_read_to_one_byte_more_than_allowed(pair):
     fd = memory(b"")
     os.truncate(fd, MAX_STDIN + 5000)
-    message = sent(pair, packed("bridge", {}, descriptors=OWN | STDIN), "/proc/self/ns/net", fds=[fd])
+    message = sent(pair, packed("bridge", {}, descriptors=STDIN), fds=[fd])
     assert len(message.stdin) == MAX_STDIN + 1
     message.close()
 
 
 def test_of_two_variables_of_a_name_the_first_counts_as_for_the_launcher(pair):
     environment = b"bridge\0A=1\0A=2\0"
-    message = sent(pair, HEAD.pack(b"fcni", 1, OWN, len(environment)) + environment, "/proc/self/ns/net")
+    message = sent(pair, HEAD.pack(b"fcni", 2, 0, len(environment)) + environment)
     assert message.env == {"A": "1"}
     message.close()
 
@@ -100,26 +100,25 @@ ENVIRONMENT = block("bridge", {"A": "1"})
 
 
 @pytest.mark.parametrize(("data", "paths"), [
-    (b"fcni", [NET]),
-    (packed("bridge", {}, magic=b"nope"), [NET]),
-    (packed("bridge", {}, version=2), [NET]),
-    (packed("bridge", {}), []),
-    (packed("bridge", {}), [NET, NET]),
-    (packed("bridge", {}, descriptors=0), []),
-    (packed("bridge", {}, descriptors=NETNS), [NET]),
-    (packed("bridge", {}, descriptors=OWN | 8), [NET, NET]),
-    (packed("bridge", {}), [NET] * 12),
-    (HEAD.pack(b"fcni", 1, OWN, 1000) + ENVIRONMENT, [NET]),
-    (HEAD.pack(b"fcni", 1, OWN, 0), [NET]),
-    (HEAD.pack(b"fcni", 1, OWN, len(ENVIRONMENT) - 1) + ENVIRONMENT, [NET]),
-    (packed("bridge", {f"A{n}": "" for n in range(65)}), [NET]),
-    (HEAD.pack(b"fcni", 1, OWN, 9) + b"bridge\0A\0", [NET]),
-    (packed("bridge", {}, b"{}", OWN | STDIN), [NET, "/dev/null"]),
-    (packed("bridge", {}, b"", OWN | STDIN), [NET, "/dev/zero"]),
-    (packed("bridge", {}, b"", OWN | STDIN), [NET, "/"]),
-    (packed("bridge", {}, b"", OWN | STDIN), [NET, "/proc/self/status"]),
-    (packed("bridge", {}) + bytes(protocol.MAX_MESSAGE), [NET]),
-], ids=["short", "magic", "version", "none", "too many", "no own", "only pod's", "unknown bit", "far too many",
+    (b"fcni", []),
+    (packed("bridge", {}, magic=b"nope"), []),
+    (packed("bridge", {}, version=1), []),
+    (packed("bridge", {}, descriptors=NETNS), []),
+    (packed("bridge", {}), [NET]),
+    (packed("bridge", {}, descriptors=NETNS), [NET, NET]),
+    (packed("bridge", {}, descriptors=NETNS | 8), [NET, NET]),
+    (packed("bridge", {}, descriptors=NETNS), [NET] * 40),
+    (HEAD.pack(b"fcni", 2, 0, 1000) + ENVIRONMENT, []),
+    (HEAD.pack(b"fcni", 2, 0, 0), []),
+    (HEAD.pack(b"fcni", 2, 0, len(ENVIRONMENT) - 1) + ENVIRONMENT, []),
+    (packed("bridge", {f"A{n}": "" for n in range(65)}), []),
+    (HEAD.pack(b"fcni", 2, 0, 9) + b"bridge\0A\0", []),
+    (packed("bridge", {}, b"{}", STDIN), ["/dev/null"]),
+    (packed("bridge", {}, b"", STDIN), ["/dev/zero"]),
+    (packed("bridge", {}, b"", STDIN), ["/"]),
+    (packed("bridge", {}, b"", STDIN), ["/proc/self/status"]),
+    (packed("bridge", {}) + bytes(protocol.MAX_MESSAGE), []),
+], ids=["short", "magic", "version", "none", "one unasked", "too many", "unknown bit", "far too many",
         "environment beyond the end", "no environment", "no NUL", "65 variables", "no value", "stdin twice",
         "device as stdin", "folder as stdin", "proc file as stdin", "too long"])
 def test_what_is_no_request_is_declined_and_its_descriptors_closed(pair, data, paths):
@@ -131,17 +130,17 @@ def test_what_is_no_request_is_declined_and_its_descriptors_closed(pair, data, p
 def test_a_pipe_as_stdin_is_not_waited_for(pair):
     reading, writing = os.pipe()
     with pytest.raises(Declined):
-        sent(pair, packed("bridge", {}, b"", OWN | STDIN), NET, fds=[reading])
+        sent(pair, packed("bridge", {}, b"", STDIN), fds=[reading])
     os.close(writing)
 
 
 def test_a_fifo_or_a_socket_as_stdin_is_not_waited_for(pair, tmp_path):
     os.mkfifo(tmp_path / "fifo")
     with pytest.raises(Declined):
-        sent(pair, packed("bridge", {}, b"", OWN | STDIN), NET, tmp_path / "fifo")
+        sent(pair, packed("bridge", {}, b"", STDIN), tmp_path / "fifo")
     ours, theirs = socket.socketpair()
     with theirs, pytest.raises(Declined):
-        sent(pair, packed("bridge", {}, b"", OWN | STDIN), NET, fds=[ours.detach()])
+        sent(pair, packed("bridge", {}, b"", STDIN), fds=[ours.detach()])
 
 
 @pytest.mark.parametrize("seals", [0, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL])
@@ -149,7 +148,7 @@ def test_memory_may_be_sealed_and_read_to_its_end_before(pair, seals):
     fd = os.memfd_create("stdin", os.MFD_ALLOW_SEALING)
     os.write(fd, b"{}")                 # and leaves the position at the end
     fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
-    message = sent(pair, packed("bridge", {}, descriptors=OWN | STDIN), NET, fds=[fd])
+    message = sent(pair, packed("bridge", {}, descriptors=STDIN), fds=[fd])
     assert message.stdin == b"{}"
     message.close()
 
@@ -159,7 +158,7 @@ def test_memory_that_cannot_be_read_is_declined(pair):
     writing = os.open(f"/proc/self/fd/{fd}", os.O_WRONLY)
     os.close(fd)
     with pytest.raises(Declined):
-        sent(pair, packed("bridge", {}, descriptors=OWN | STDIN), NET, fds=[writing])
+        sent(pair, packed("bridge", {}, descriptors=STDIN), fds=[writing])
 
 
 def test_a_caller_that_hangs_up_is_lost_and_one_that_is_silent_is_not(pair):
@@ -183,4 +182,4 @@ def test_no_bytes_do_more_than_be_declined(data, count):
 
 @given(st.binary(max_size=300), st.integers(0, 7), st.integers(0, 400), st.integers(0, 3))
 def test_no_bytes_behind_a_good_head_do_more_than_be_declined(data, mask, size, count):
-    test_no_bytes_do_more_than_be_declined.hypothesis.inner_test(HEAD.pack(b"fcni", 1, mask, size) + data, count)
+    test_no_bytes_do_more_than_be_declined.hypothesis.inner_test(HEAD.pack(b"fcni", 2, mask, size) + data, count)
