@@ -42,6 +42,13 @@ def test_add_check_and_del_at_every_version(node, pod, conf, version):
     assert set(links(pod)) == {"lo"} and node.held() == {} and elements("pods4") == elements("pods6") == []
 
 
+def test_a_pair_has_one_queue_each_way(node, pod, conf):
+    """The kernel waits for RCU where it makes more and puts them out of use again."""
+    host = node.add(conf, pod)["interfaces"][1]["name"]
+    for link in (links()[host], links(pod)["eth0"]):
+        assert (link["num_tx_queues"], link["num_rx_queues"]) == (1, 1)
+
+
 def test_layer_2_only_has_no_form_below_0_3_0_and_leaves_nothing(node, pod):
     before = node.left(pod)
     error = node.refused("ADD", node.conf(ipam=None, cniVersion="0.2.0"), pod)
