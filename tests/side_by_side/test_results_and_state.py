@@ -35,6 +35,8 @@ DELIBERATE = (
      "the table of an IPv4 address gets no route of IPv6, which nobody would look for there"),
     ("pod./routes/6 (101|main) .*", "sbr, .*IPv4 a.*|sbr, without.*|sbr behind.*",
      "the same; where the pod has no IPv6 address, the routes of IPv6 stay"),
+    (".*/links/.*/num_[rt]x_queues", "", "a veth end has one queue each way: none is made to be put out of use again"),
+    (".*/queues/.* root/refcnt", "", "the same: a qdisc has a reference from each queue"),
     ("host/queues/.* action 2", "", "behind one that takes the packet, the reference adds another"),
     ("host/links/bwp[^/]*/ifalias", "", "our mark, so that GC knows it"),
     (r"pod./ips/\[.\]/version", r"loopback in 0\.[34]\..", "the same: no version member there"),
