@@ -47,8 +47,7 @@ def needs_stdin(env):
     return env.get("CNI_COMMAND", "") not in ("", "VERSION")
 
 
-def handle(plugin, env, stdin, fds=None, *, host=None, aside=None, deliver=None, in_process=False,
-           decode=None):
+def handle(plugin, env, stdin, fds=None, *, host=None, aside=None, deliver=None, in_process=False, decode=None):
     """Serve one request for the plugin type `plugin`; never raises an Exception.
 
     `env` is the caller's whole environment, `stdin` its bytes, `fds` descriptors that the door has open already

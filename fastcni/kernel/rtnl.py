@@ -105,8 +105,7 @@ def new_veth(batch, host, peer, netns_fd, *, host_mac, peer_mac, mtu=0, master=0
     The host end comes up at once; the peer cannot (veth_open: ENOTCONN while its peer is down).
 
     Each end has one queue each way. Unasked the kernel makes one for each possible processor, and takes all but one out
-    of use again: that waits for an RCU grace period at both ends, under RTNL. With two processors this is a tenth of
-    the request's time when they are idle, and half when they are busy.
+    of use again: that waits for an RCU grace period at both ends, under RTNL, the longer the busier they are.
 
     ifinfomsg
     IFLA_IFNAME host, IFLA_ADDRESS, IFLA_MTU, IFLA_NUM_TX_QUEUES 1, IFLA_NUM_RX_QUEUES 1, IFLA_MASTER

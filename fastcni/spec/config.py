@@ -25,19 +25,27 @@ class Section:
     common  the Section that this one shares with others but for prevResult; itself where nobody has said so
     """
 
-    __slots__ = ("_folded", "_read", "common", "values", "where")
+    __slots__ = ("_common", "_folded", "_read", "values", "where")
 
     def __init__(self, values, where=""):
-        self.values, self.where, self.common, self._folded, self._read = values, where, self, None, None
+        self.values, self.where, self._common, self._folded, self._read = values, where, None, None, None
+
+    @property
+    def common(self):
+        return self._common or self
+
+    @common.setter
+    def common(self, section):
+        self._common = section
 
     def once(self, read):
         """What read() says of the common Section, asked once: many requests may share it, so none changes it."""
-        known = self.common._read
-        if known is None:
-            known = self.common._read = {}
-        if read not in known:
-            known[read] = read(self.common)
-        return known[read]
+        common = self.common
+        if common._read is None:
+            common._read = {}
+        if read not in common._read:
+            common._read[read] = read(common)
+        return common._read[read]
 
     def raw(self, key, default=None):
         """The value as decoded."""
@@ -52,12 +60,10 @@ class Section:
         return self.raw(key) is not None
 
     def text(self, key, default=""):
-        value = self.values.get(key)
-        return value if type(value) is str else self._typed(key, str, "a string", default)
+        return self._typed(key, str, "a string", default)
 
     def flag(self, key, default=False):
-        value = self.values.get(key)
-        return value if type(value) is bool else self._typed(key, bool, "true or false", default)
+        return self._typed(key, bool, "true or false", default)
 
     def items(self, key):
         """The list under `key`, [] where absent."""
@@ -120,13 +126,9 @@ class Section:
         return CniError(errors.INVALID_CONFIG, f"failed to load netconf: {self.path(key)}: {why}")
 
     def _typed(self, key, kind, words, default):
-        value = self.values.get(key)
-        if value is None:           # as in raw(), which is one call more
-            if self._folded is None:
-                self._folded = fold(self.values)
-            value = self._folded.get(key.lower())
-            if value is None:
-                return default
+        value = self.raw(key)
+        if value is None:
+            return default
         if type(value) is not kind:
             raise self.wrong(key, f"expected {words}, got {shown(value)}")
         return value
