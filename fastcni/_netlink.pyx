@@ -14,7 +14,7 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes
 from cpython.unicode cimport PyUnicode_AsUTF8AndSize
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport free, realloc
-from libc.string cimport memchr, memcpy, memset
+from libc.string cimport memchr, memcmp, memcpy, memset
 
 cimport cython
 
@@ -39,8 +39,6 @@ cdef enum:
     NLMSGERR_ATTR_MSG = 1
     NLMSGERR_ATTR_OFFS = 2
     CLONE_NEWNET = 0x40000000
-
-cdef uint64_t ALL = 0xFFFFFFFFFFFFFFFF
 
 
 cdef struct nlmsghdr:
@@ -292,45 +290,78 @@ cdef list take_apart(const uint8_t* base, Py_ssize_t size):
     return found
 
 
-def attributes(bytes data not None, Py_ssize_t offset=0, uint64_t wanted=ALL):
+cdef struct Attributes:
+    # One after another in `size` bytes at `base`; of the last that step() went to: kind, flags stripped, and payload.
+    const uint8_t* base
+    Py_ssize_t size, at
+    uint16_t kind
+    const char* text
+    Py_ssize_t length
+
+
+cdef int start(Attributes* it, const uint8_t* base, Py_ssize_t size, Py_ssize_t offset) except -1:
+    if not 0 <= offset <= size:
+        raise ValueError(f"netlink attributes at {offset} in {size} bytes")
+    it.base, it.size, it.at = base, size, offset
+    return 0
+
+
+cdef int inside(Attributes* it, Attributes* around) except -1:
+    """Those in the payload of another one's; NULL: none."""
+    if around == NULL:
+        return start(it, NULL, 0, 0)
+    return start(it, <const uint8_t*>around.text, around.length, 0)
+
+
+cdef bint step(Attributes* it) except -1:
+    """Go to the next one. False where there is none."""
+    cdef nlattr head
+    cdef Py_ssize_t left = it.size - it.at
+    if left < NLA_HEADER:
+        if left > 0:
+            raise ValueError(f"{left} stray bytes behind the last netlink attribute")
+        return False
+    memcpy(&head, it.base + it.at, NLA_HEADER)
+    if head.length < NLA_HEADER or head.length > left:
+        raise ValueError(f"netlink attribute of {head.length} bytes at {it.at} in {it.size}")
+    it.kind, it.length = head.kind & NLA_TYPE_MASK, head.length - NLA_HEADER
+    it.text = <const char*>it.base + it.at + NLA_HEADER
+    it.at += align4(head.length)
+    return True
+
+
+cdef uint32_t number(const Attributes* it) noexcept:
+    """The payload as a number of four bytes, or of one; 0 of none."""
+    cdef uint32_t found = 0
+    if it.length == 1:
+        return <uint8_t>it.text[0]
+    memcpy(&found, it.text, min(it.length, 4))
+    return found
+
+
+def attributes(bytes data not None, Py_ssize_t offset=0):
     """Attributes from `offset` on as {type: payload}, flags stripped from the type; of twins the last one counts.
-    `wanted` has a bit for each type below 64 that is to be had: of a link's fifty attributes we need a dozen.
 
     Raises ValueError for a length that does not fit, and for an offset behind the end: a header cut short.
     """
-    return dict(attribute_list(data, offset, wanted))
+    return dict(attribute_list(data, offset))
 
 
-def attribute_list(bytes data not None, Py_ssize_t offset=0, uint64_t wanted=ALL):
+def attribute_list(bytes data not None, Py_ssize_t offset=0):
     """Attributes from `offset` on as [(type, payload)] in order, for lists that repeat one type."""
-    cdef const uint8_t* base = <const uint8_t*>PyBytes_AS_STRING(data)
-    cdef Py_ssize_t size = PyBytes_GET_SIZE(data), at = offset
-    cdef nlattr head
-    cdef uint16_t kind
+    cdef Attributes it
     cdef list found = []
-    if not 0 <= offset <= size:
-        raise ValueError(f"netlink attributes at {offset} in {size} bytes")
-    while size - at >= NLA_HEADER:
-        memcpy(&head, base + at, NLA_HEADER)
-        if head.length < NLA_HEADER or head.length > size - at:
-            raise ValueError(f"netlink attribute of {head.length} bytes at {at} in {size}")
-        kind = head.kind & NLA_TYPE_MASK
-        if wanted == ALL or (kind < 64 and wanted >> kind & 1):
-            payload = PyBytes_FromStringAndSize(<const char*>base + at + NLA_HEADER, head.length - NLA_HEADER)
-            found.append((kind, payload))
-        at += align4(head.length)
-    if at < size:
-        raise ValueError(f"{size - at} stray bytes behind the last netlink attribute")
+    start(&it, <const uint8_t*>PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data), offset)
+    while step(&it):
+        found.append((it.kind, PyBytes_FromStringAndSize(it.text, it.length)))
     return found
 
 
 def u32(bytes data not None):
     """A number of four bytes, or of one; 0 of none."""
-    cdef uint32_t number = 0
-    if PyBytes_GET_SIZE(data) == 1:
-        return <uint8_t>PyBytes_AS_STRING(data)[0]
-    memcpy(&number, PyBytes_AS_STRING(data), min(PyBytes_GET_SIZE(data), 4))
-    return number
+    cdef Attributes it
+    it.text, it.length = PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data)
+    return number(&it)
 
 
 def read_ack(uint16_t kind, uint16_t flags, bytes payload not None):
@@ -361,4 +392,5 @@ def read_ack(uint16_t kind, uint16_t flags, bytes payload not None):
     return -<int64_t>code, text, offset
 
 
+include "_links.pxi"
 include "_calls.pxi"

@@ -5,7 +5,7 @@ Nothing here sends: what goes out together is decided, and seen, where a step is
 
 import sys
 
-from fastcni._netlink import attributes, u32
+from fastcni._netlink import Link, attributes, read_link, u32  # noqa: F401 - a Link is rtnl's to its readers
 from fastcni.kernel import uapi
 from fastcni.kernel.uapi import NLM_F_ACK, NLM_F_CREATE, NLM_F_ECHO, NLM_F_EXCL
 
@@ -21,64 +21,6 @@ def ifinfomsg(index=0, flags=0, change=0, family=uapi.AF_UNSPEC):
 
 
 ANY_LINK = bytes(16)            # an ifinfomsg that says nothing
-
-
-class Link:
-    """What we need of an RTM_NEWLINK: name, index, kind ("" for physical), mtu, txqlen (packets that may wait),
-    address (bytes), master and peer (indexes, 0 for none), peer_elsewhere (the peer lives in another namespace), flags,
-    operstate, promiscuity, hairpin and isolated (of a bridge port, else None), vlan_filtering and default_pvid (of a
-    bridge), alias (text, "" without one), data (attributes of its kind, as bytes)."""
-
-    __slots__ = ("name", "index", "alias", "kind", "mtu", "txqlen", "address", "master", "peer", "peer_elsewhere",
-                 "flags", "operstate", "promiscuity", "hairpin", "isolated", "vlan_filtering", "default_pvid", "data")
-
-    @property
-    def up(self):
-        return bool(self.flags & uapi.IFF_UP)
-
-    @property
-    def mac(self):
-        return mac_text(self.address)
-
-
-WANTED = sum(1 << kind for kind in (         # of a link's attributes
-    uapi.IFLA_ADDRESS, uapi.IFLA_IFALIAS, uapi.IFLA_IFNAME, uapi.IFLA_LINK, uapi.IFLA_LINKINFO,
-    uapi.IFLA_LINK_NETNSID, uapi.IFLA_MASTER, uapi.IFLA_MTU, uapi.IFLA_OPERSTATE, uapi.IFLA_PROMISCUITY,
-    uapi.IFLA_TXQLEN))
-
-
-def read_link(payload):
-    """An RTM_NEWLINK or RTM_DELLINK payload as a Link. Raises ValueError for a message cut short."""
-    if len(payload) < 16:
-        raise ValueError(f"ifinfomsg of {len(payload)} bytes")
-    found = attributes(payload, 16, WANTED)
-    info = attributes(found.get(uapi.IFLA_LINKINFO, b""))
-    link = Link()
-    link.index = u32(payload[4:8])
-    link.flags = u32(payload[8:12])
-    link.name = found.get(uapi.IFLA_IFNAME, b"").rstrip(b"\0").decode("utf-8", "surrogateescape")
-    link.alias = found.get(uapi.IFLA_IFALIAS, b"").rstrip(b"\0").decode("utf-8", "surrogateescape")
-    link.kind = info.get(uapi.IFLA_INFO_KIND, b"").rstrip(b"\0").decode("ascii", "replace")
-    link.mtu = u32(found.get(uapi.IFLA_MTU, b""))
-    link.txqlen = u32(found.get(uapi.IFLA_TXQLEN, b""))
-    link.address = found.get(uapi.IFLA_ADDRESS, b"")
-    link.master = u32(found.get(uapi.IFLA_MASTER, b""))
-    link.peer = u32(found.get(uapi.IFLA_LINK, b""))
-    link.peer_elsewhere = uapi.IFLA_LINK_NETNSID in found
-    link.operstate = u32(found.get(uapi.IFLA_OPERSTATE, b""))
-    link.promiscuity = u32(found.get(uapi.IFLA_PROMISCUITY, b""))
-    link.hairpin = link.isolated = link.vlan_filtering = None
-    link.default_pvid = 0
-    link.data = info.get(uapi.IFLA_INFO_DATA, b"")
-    if info.get(uapi.IFLA_INFO_SLAVE_KIND, b"").startswith(b"bridge"):
-        port = attributes(info.get(uapi.IFLA_INFO_SLAVE_DATA, b""))
-        link.hairpin = port.get(uapi.IFLA_BRPORT_MODE, b"\0") != b"\0"
-        link.isolated = port.get(uapi.IFLA_BRPORT_ISOLATED, b"\0") != b"\0"
-    if link.kind == "bridge":
-        data = attributes(link.data)
-        link.vlan_filtering = data.get(uapi.IFLA_BR_VLAN_FILTERING, b"\0") != b"\0"
-        link.default_pvid = u32(data.get(uapi.IFLA_BR_VLAN_DEFAULT_PVID, b""))
-    return link
 
 
 def first_link(replies):
@@ -408,7 +350,3 @@ def read_route(payload):
     route.index = u32(found.get(uapi.RTA_OIF, b""))
     route.table = u32(found[uapi.RTA_TABLE]) if uapi.RTA_TABLE in found else payload[4]
     return route
-
-
-def mac_text(address):
-    return address.hex(":")

@@ -53,8 +53,6 @@ class Memory:
                 self.nftables = wire.open_socket(uapi.NETLINK_NETFILTER, groups=(uapi.NFNLGRP_NFTABLES,))
             self._catch_up(key)
             if key in self.facts:
-                if type(self.facts[key]) is bytes:
-                    self.facts[key] = rtnl.read_link(self.facts[key])
                 return self.facts[key]
             heard = self.heard
         fact = ask()
@@ -112,16 +110,15 @@ class Memory:
             self._hear_link(kind, payload)
 
     def _hear_link(self, kind, payload):
-        """A link has changed or is gone. What it has become is all in here, and read when somebody asks."""
-        index = rtnl.u32(payload[4:8])
+        """A link has changed, and what it has become is told; or it is gone."""
+        link = rtnl.read_link(payload)
         if kind == uapi.RTM_NEWLINK:
-            name = attributes(payload, 16).get(uapi.IFLA_IFNAME, b"").rstrip(b"\0").decode("utf-8", "surrogateescape")
-            fact = self.facts.get(("link", name))
-            if fact is not None and link_of(("link", name), fact) == index:
+            key = "link", link.name
+            if key in self.facts and self.facts[key].index == link.index:
                 self.heard += 1
-                self.facts["link", name] = payload
+                self.facts[key] = link
                 return
-        self._forget(lambda key, fact: link_of(key, fact) == index)
+        self._forget(lambda key, fact: link_of(key, fact) == link.index)
 
     def _hear_nftables(self, kind, payload):
         if kind not in ELEMENTS:
@@ -137,5 +134,5 @@ class Memory:
 def link_of(key, fact):
     """The index of the link that a fact is about, None for another kind of fact."""
     if key[0] == "link":
-        return rtnl.u32(fact[4:8]) if type(fact) is bytes else fact.index
+        return fact.index
     return key[1] if isinstance(key[1], int) else None

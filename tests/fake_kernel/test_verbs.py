@@ -104,6 +104,19 @@ def test_flags_of_a_bridge_port_are_read():
     assert (found.hairpin, found.isolated) == (True, False)
 
 
+def test_what_a_bridge_says_of_its_vlans_is_read():
+    data = attr(uapi.IFLA_BR_VLAN_FILTERING, b"\1") + attr(uapi.IFLA_BR_VLAN_DEFAULT_PVID, b"\7\0")
+    info = attr(uapi.IFLA_INFO_KIND, b"bridge\0") + attr(uapi.IFLA_INFO_DATA, data)
+    found = rtnl.read_link(rtnl.ifinfomsg(7) + attr(uapi.IFLA_LINKINFO, info))
+    assert (found.kind, found.vlan_filtering, found.default_pvid, found.data) == ("bridge", True, 7, data)
+    assert found.hairpin is found.isolated is None
+
+
+def test_a_name_in_bytes_that_are_no_utf8_comes_back_as_it_was():
+    found = rtnl.read_link(rtnl.ifinfomsg(7) + attr(uapi.IFLA_IFNAME, b"eth\xff\0"))
+    assert found.name.encode("utf-8", "surrogateescape") == b"eth\xff"
+
+
 def test_the_first_link_of_the_replies_is_taken():
     replies = [(uapi.RTM_NEWADDR, b""), (uapi.RTM_NEWLINK, rtnl.ifinfomsg(7)), (uapi.RTM_NEWLINK, rtnl.ifinfomsg(8))]
     assert rtnl.first_link(replies).index == 7
