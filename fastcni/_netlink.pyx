@@ -35,7 +35,10 @@ cdef enum:
     NLM_F_DUMP = 0x300
     NLM_F_CAPPED = 0x100        # in an ACK: the request is not repeated behind its header
     NLM_F_ACK_TLVS = 0x200      # in an ACK: extended acknowledgement attributes follow
+    NLM_F_DUMP_INTR = 0x10      # in an answer to a dump
+    NLMSG_NOOP = 1
     NLMSG_ERROR = 2
+    NLMSG_DONE = 3
     NLMSGERR_ATTR_MSG = 1
     NLMSGERR_ATTR_OFFS = 2
     CLONE_NEWNET = 0x40000000
@@ -390,6 +393,28 @@ def read_ack(uint16_t kind, uint16_t flags, bytes payload not None):
     text = found.get(NLMSGERR_ATTR_MSG, b"").rstrip(b"\0").decode("utf-8", "replace")
     offset = int.from_bytes(found.get(NLMSGERR_ATTR_OFFS, b""), "little")
     return -<int64_t>code, text, offset
+
+
+def settle(list found not None, dict asked not None, list replies not None):
+    """Sort the messages() of a datagram: ACKs of what went well leave `asked`, other answers go to `replies` as (type,
+    payload). The rest is returned: refusals, answers of an interrupted dump, and what nobody asked for."""
+    cdef list rest = []
+    cdef int32_t code
+    for each in found:
+        kind, flags, sequence, _, payload = each
+        if sequence not in asked or <uint16_t>flags & NLM_F_DUMP_INTR:
+            rest.append(each)
+        elif <uint16_t>kind != NLMSG_ERROR and <uint16_t>kind != NLMSG_DONE:
+            if <uint16_t>kind != NLMSG_NOOP:
+                replies.append((kind, payload))
+        else:
+            code = 0
+            memcpy(&code, PyBytes_AS_STRING(payload), min(PyBytes_GET_SIZE(payload), 4))
+            if code == 0 and PyBytes_GET_SIZE(payload) >= (4 + HEADER if <uint16_t>kind == NLMSG_ERROR else 0):
+                del asked[sequence]
+            else:
+                rest.append(each)
+    return rest
 
 
 include "_links.pxi"

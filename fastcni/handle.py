@@ -18,9 +18,7 @@ from fastcni.spec.errors import CniError
 
 MAX_STDIN = 32 << 20            # bytes; a GC that names 200,000 valid attachments fits
 
-VARIABLES = ("CNI_COMMAND", "CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME", "CNI_ARGS", "CNI_PATH")
-
-NEEDS = {                       # command -> variables that have to be there (spec section 2)
+NEEDS = {                       # command -> variables that have to be there (spec section 2), in the reference's order
     "ADD": ("CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME", "CNI_PATH"),
     "CHECK": ("CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME", "CNI_PATH"),
     "DEL": ("CNI_CONTAINERID", "CNI_IFNAME", "CNI_PATH"),
@@ -164,14 +162,13 @@ def about(plugin, supported):
 
 def check_variables(env, command):
     """Required variables are there and well-formed. A bad one is reported before those that are missing."""
-    needed, missing = NEEDS.get(command, ()), []
-    for name in VARIABLES:
-        if name in needed:
-            value = env.get(name, "")
-            if not value:
-                missing.append(name)
-            elif name in VALID:
-                VALID[name](value)
+    missing = []
+    for name in NEEDS.get(command, ()):
+        value = env.get(name)
+        if not value:
+            missing.append(name)
+        elif name in VALID:
+            VALID[name](value)
     if missing:
         raise CniError(errors.INVALID_ENVIRONMENT, f"required env variables [{','.join(missing)}] missing")
 
@@ -179,10 +176,14 @@ def check_variables(env, command):
 def read_request(plugin, command, env, stdin, door, decode=None):
     """stdin and variables as a Request. Raises CniError 6 and 7 for a configuration without a usable name."""
     conf = (decode or read_conf)(stdin)
+    name, spoken = conf.once(read_name_and_version)
     return Request(plugin=plugin, command=command, container_id=env.get("CNI_CONTAINERID", ""),
                    netns=env.get("CNI_NETNS", ""), ifname=env.get("CNI_IFNAME", ""), args=env.get("CNI_ARGS", ""),
-                   path=env.get("CNI_PATH", ""), env=env, conf=conf, stdin=stdin, name=conf.text("name"),
-                   version=conf.text("cniVersion") or version.ALL[0], **door)
+                   path=env.get("CNI_PATH", ""), env=env, conf=conf, stdin=stdin, name=name, version=spoken, **door)
+
+
+def read_name_and_version(conf):
+    return conf.text("name"), conf.text("cniVersion") or version.ALL[0]
 
 
 def read_conf(stdin):

@@ -6,7 +6,7 @@ from _socket import SOCK_CLOEXEC, SOCK_RAW, if_nametoindex, socket
 from time import perf_counter
 
 from fastcni import _netlink
-from fastcni._netlink import Batch, read_ack
+from fastcni._netlink import Batch, read_ack, settle
 from fastcni.kernel import uapi
 from fastcni.kernel.waiting import waiting
 
@@ -140,15 +140,15 @@ def _attempt(sock, batch):
     send(sock, data)
     replies, refused, patience = [], [], FOR_EVER
     while waiting and (found := receive(sock, patience)) is not None:
-        for kind, flags, sequence, _, payload in found:
+        for kind, flags, sequence, _, payload in settle(found, waiting, replies):
             if sequence not in waiting:
-                if kind == uapi.NLMSG_ERROR and first < sequence <= batch.first:
-                    # nfnetlink refuses a transaction as a whole (no permission, no nf_tables, commit failed) in
-                    # the name of its opening message; the other replies are there already or never come.
-                    refused.append(NetlinkError(read_ack(kind, flags, payload)[0], "commit transaction"))
-                    patience = 0
-                    continue
-                raise ProtocolError(f"netlink reply of type {kind} to request {sequence}, which is not ours")
+                if kind != uapi.NLMSG_ERROR or not first < sequence <= batch.first:
+                    raise ProtocolError(f"netlink reply of type {kind} to request {sequence}, which is not ours")
+                # nfnetlink refuses a transaction as a whole (no permission, no nf_tables, commit failed) in
+                # the name of its opening message; the other replies are there already or never come.
+                refused.append(NetlinkError(read_ack(kind, flags, payload)[0], "commit transaction"))
+                patience = 0
+                continue
             if flags & uapi.NLM_F_DUMP_INTR:
                 refused.append(NetlinkError(EINTR, waiting[sequence], EINTR_DUMP))
             if kind in (uapi.NLMSG_ERROR, uapi.NLMSG_DONE):
@@ -156,8 +156,6 @@ def _attempt(sock, batch):
                 code, text, offset = read_ack(kind, flags, payload)
                 if code:
                     refused.append(NetlinkError(code, what, text, offset))
-            elif kind != uapi.NLMSG_NOOP:
-                replies.append((kind, payload))
     return replies, refused
 
 

@@ -38,11 +38,15 @@ def read_requested_mac(req, own="", *, strict=True):
     """The MAC asked for, as 6 bytes, or None: runtimeConfig.mac before args.cni.mac before MAC of CNI_ARGS before
     `own`, the plugin's key. Bad CNI_ARGS are refused, but not with strict=False: for plugins of which the reference
     reads none."""
-    text = req.conf.section("runtimeConfig").text("mac") or req.conf.section("args").section("cni").text("mac")
+    text = req.conf.once(read_runtime_mac)
     # Read in any case, for what is bad in it.
     args = read_args(req.args, ("MAC",)) if strict else dict(pair.partition("=")[::2] for pair in req.args.split(";"))
     text = text or args.get("MAC", "") or own
     return read_ethernet(text) if text else None
+
+
+def read_runtime_mac(conf):
+    return conf.section("runtimeConfig").text("mac") or conf.section("args").section("cni").text("mac")
 
 
 def read_ethernet(text):

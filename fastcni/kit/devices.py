@@ -20,7 +20,7 @@ class Conf:
     __slots__ = ("layer3", "ipv6", "enable_dad", "dns")
 
     def __init__(self, req):
-        self.layer3 = ipam.wanted(req.conf)
+        self.layer3 = bool(ipam.read_type(req.conf))
         self.ipv6, self.enable_dad = read_ipv6(req.conf), req.conf.flag("enabledad")
         self.dns = read_own_dns(req.conf) or {}
 

@@ -7,9 +7,9 @@ from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 
 
-def wanted(conf):
-    """The configuration names an IPAM plugin."""
-    return bool(conf.section("ipam").text("type"))
+def read_type(conf):
+    """The IPAM plugin that the configuration names, "" where it names none."""
+    return conf.section("ipam").text("type")
 
 
 def add(req, undo):
@@ -46,6 +46,6 @@ def status(req):
 def _timed(req, function, *args):
     started = perf_counter()
     try:
-        return function(req.delegate(req.conf.section("ipam").text("type")), *args)
+        return function(req.delegate(req.conf.once(read_type)), *args)
     finally:
         req.host.in_ipam += perf_counter() - started

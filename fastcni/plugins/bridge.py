@@ -44,7 +44,7 @@ def read_keys(keys):
     conf.ip_check = keys.flag("ipspoofchk")
     conf.mac_check = keys.flag("macspoofchk") or conf.ip_check
     conf.dns = read_own_dns(keys)
-    conf.layer3 = ipam.wanted(keys)
+    conf.layer3 = bool(ipam.read_type(keys))
     conf.ipv6 = read_ipv6(keys)
     bridges.check_name(conf.name)
     if conf.vlans.vlan and conf.is_gateway:
@@ -57,7 +57,7 @@ def read_keys(keys):
                        "ipspoofchk is true, and there is no ipam.type: nobody says which addresses are the pod's")
     if conf.leave_down and conf.layer3:
         raise CniError(errors.INVALID_CONFIG, "cannot use IPAM when DisableContainerInterface flag is set",
-                       f'disableContainerInterface is true and ipam.type is "{keys.section("ipam").text("type")}"')
+                       f'disableContainerInterface is true and ipam.type is "{ipam.read_type(keys)}"')
     return conf
 
 

@@ -239,21 +239,26 @@ def _is_attachment(owner):
 
 def _read_requested(req):
     """Requested addresses, prefix lengths ignored: the union of three sources, each address once."""
-    found = []
     text = read_args(req.args, ("IP",)).get("IP", "")
-    if text:
-        try:
-            found.append(_read_address(text))
-        except ValueError as e:
-            raise CniError(INVALID_ENVIRONMENT,
-                           f"ARGS: error parsing value of pair {quote('IP=' + text)}: {e}") from None
-    for section, key in ((req.conf.section("args").section("cni"), "ips"), (req.conf.section("runtimeConfig"), "ips")):
-        for text in section.texts(key):
+    if not text:
+        return req.conf.once(_read_configured)
+    try:
+        own = _read_address(text)
+    except ValueError as e:
+        raise CniError(INVALID_ENVIRONMENT,
+                       f"ARGS: error parsing value of pair {quote('IP=' + text)}: {e}") from None
+    return list(dict.fromkeys([own, *req.conf.once(_read_configured)]))
+
+
+def _read_configured(conf):
+    """Those that the configuration asks for, in args.cni.ips and runtimeConfig.ips."""
+    found = []
+    for section in (conf.section("args").section("cni"), conf.section("runtimeConfig")):
+        for text in section.texts("ips"):
             try:
                 found.append(_read_address(text))
             except ValueError as e:
-                raise CniError(INVALID_CONFIG, f"cannot understand ip: {e}",
-                               f"{section.where}.{key}") from None
+                raise CniError(INVALID_CONFIG, f"cannot understand ip: {e}", f"{section.where}.ips") from None
     return list(dict.fromkeys(found))
 
 

@@ -49,8 +49,6 @@ class Memory:
     def recall(self, key, ask):
         """What ask() says; asked once, and again after it may have changed. See kit.host.Host.recall."""
         with self.lock:
-            if key[0] == "nftables" and not self.nftables:
-                self.nftables = wire.open_socket(uapi.NETLINK_NETFILTER, groups=(uapi.NFNLGRP_NFTABLES,))
             self._catch_up(key)
             if key in self.facts:
                 return self.facts[key]
@@ -84,21 +82,25 @@ class Memory:
         self.watched.clear()
 
     def _catch_up(self, key):
-        """Read what waits where facts like this are announced; what the kernel had to drop may have been anything."""
-        sock, hear = (self.nftables, self._hear_nftables) if key[0] == "nftables" else (self.route, self._hear_route)
-        while True:
-            try:
-                heard = wire.glance(sock)
-            except OSError as e:
-                if e.errno != ENOBUFS:
-                    raise
-                self.heard += 1
-                self.facts.clear()
-                continue
-            if heard is None:
-                return
-            for kind, _, _, _, payload in heard:
-                hear(kind, payload)
+        """Read what waits where facts like this are announced."""
+        if key[0] != "nftables":
+            self._read(self.route, self._hear_route)
+            return
+        if not self.nftables:
+            self.nftables = wire.open_socket(uapi.NETLINK_NETFILTER, groups=(uapi.NFNLGRP_NFTABLES,))
+        self._read(self.nftables, self._hear_nftables)
+
+    def _read(self, sock, hear):
+        try:
+            while (heard := wire.glance(sock)) is not None:
+                for kind, _, _, _, payload in heard:
+                    hear(kind, payload)
+        except OSError as e:
+            if e.errno != ENOBUFS:
+                raise
+            self.heard += 1
+            self.facts.clear()          # what the kernel had to drop may have been anything
+            self._read(sock, hear)
 
     def _hear_route(self, kind, payload):
         if kind in NETCONF:

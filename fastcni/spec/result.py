@@ -41,6 +41,15 @@ def index(value):
     return whole(value)
 
 
+def real(value):
+    """A whole number that the reference prints by way of a generic map, as a float64."""
+    return whole(value)
+
+
+def real_index(value):
+    return whole(value)
+
+
 def cidr(value):
     if value is None:           # not the same as absent, here alone
         raise ValueError("invalid CIDR address: ")
@@ -54,12 +63,12 @@ def ip(value):
 # The shapes: rows of (key, what it is, what is printed where it is unset; None: nothing) in the order of
 # printing. A tuple of rows is an object, [kind] a list. The same table reads, orders and prints.
 
+ZERO_COUNTS, REALS = (index, real_index), (real, real_index)
 DNS = (("nameservers", [text], None), ("domain", text, None), ("search", [text], None),
        ("options", [text], None))
 DNS_SORTED = tuple(sorted(DNS, key=lambda row: row[0]))
 ROUTE = (("dst", cidr, UNSET_CIDR), ("gw", ip, None), ("mtu", whole, None), ("advmss", whole, None),
          ("priority", whole, None), ("table", index, None), ("scope", index, None))
-ROUTE_SORTED = tuple(sorted(ROUTE, key=lambda row: row[0]))
 
 IP_OF_A = (("ip", cidr, UNSET_CIDR), ("gateway", ip, None), ("routes", [ROUTE], None))
 SHAPE_A = (("cniVersion", text, None), ("ip4", IP_OF_A, None), ("ip6", IP_OF_A, None), ("dns", DNS, {}))
@@ -70,16 +79,17 @@ IP_OF_B = (("version", text, ""), ("interface", index, None), ("address", cidr, 
 SHAPE_B = (("cniVersion", text, None), ("interfaces", [INTERFACE_B], None), ("ips", [IP_OF_B], None),
            ("routes", [ROUTE], None), ("dns", DNS, {}))
 
-INTERFACE_C = (("mac", text, None), ("mtu", whole, None), ("name", text, ""), ("pciID", text, None),
+INTERFACE_C = (("mac", text, None), ("mtu", real, None), ("name", text, ""), ("pciID", text, None),
                ("sandbox", text, None), ("socketPath", text, None))
-IP_OF_C = (("address", cidr, UNSET_CIDR), ("gateway", ip, None), ("interface", index, None))
+IP_OF_C = (("address", cidr, UNSET_CIDR), ("gateway", ip, None), ("interface", real_index, None))
+ROUTE_C = (("advmss", real, None), ("dst", cidr, UNSET_CIDR), ("gw", ip, None), ("mtu", real, None),
+           ("priority", real, None), ("scope", real_index, None), ("table", real_index, None))
 SHAPE_C = (("cniVersion", text, None), ("dns", DNS_SORTED, None), ("interfaces", [INTERFACE_C], None),
-           ("ips", [IP_OF_C], None), ("routes", [ROUTE_SORTED], None))
+           ("ips", [IP_OF_C], None), ("routes", [ROUTE_C], None))
 
 SHAPES = (SHAPE_A, SHAPE_B, SHAPE_C)
 VERSIONS = (("", "0.1.0", "0.2.0"), ("0.3.0", "0.3.1", "0.4.0"), ("1.0.0", "1.1.0"))
 FAMILY = {version: number for number, versions in enumerate(VERSIONS) for version in versions}
-C = 2
 
 
 def create(version, document):
@@ -146,25 +156,27 @@ def arrange(values, rows):
     for key, kind, unset in rows:
         value = values.get(key)
         if value:
-            if type(kind) is tuple:
-                value = arrange(value, kind)
-            elif type(kind) is list and type(kind[0]) is tuple:
-                value = [arrange(item, kind[0]) for item in value]
-        if not value and (value is None or kind is not index):
-            if unset is None:
-                continue
+            if type(value) is not str:
+                value = arrange_value(value, kind) or unset
+        elif value is None or kind not in ZERO_COUNTS:
             value = unset
-        found[key] = value
+        if value is not None:
+            found[key] = value
     return found
+
+
+def arrange_value(value, kind):
+    if type(kind) is tuple:
+        return arrange(value, kind)
+    if type(kind) is list and type(kind[0]) is tuple:
+        return [arrange(item, kind[0]) for item in value]
+    return json.normalize(value) if kind in REALS else value
 
 
 def encode(result, indent=4):
     """The result as bytes, as a plugin prints it: keys in the order of its family, no newline at the end."""
     family = FAMILY[result.get("cniVersion") or CURRENT]
-    arranged = arrange(result, SHAPES[family])
-    if family == C:             # the reference prints these by way of a generic map
-        arranged = json.normalize(arranged)
-    return json.write(arranged, indent)
+    return json.write(arrange(result, SHAPES[family]), indent)
 
 
 def to_version(result, version):

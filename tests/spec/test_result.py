@@ -326,7 +326,8 @@ def of_shape(kind):
     if isinstance(kind, list):
         return st.lists(of_shape(kind[0]), max_size=2)
     return {result.text: st.text(max_size=5) | st.sampled_from(["4", "6"]), result.index: st.integers(-1, 9),
-            result.whole: st.integers(-9, 1 << 60), result.cidr: cidrs(), result.ip: IP}[kind]
+            result.real_index: st.integers(-1, 9), result.whole: st.integers(-9, 1 << 60),
+            result.real: st.integers(-9, 1 << 60), result.cidr: cidrs(), result.ip: IP}[kind]
 
 
 @given(st.data(), st.sampled_from(version.ALL), st.sampled_from(version.ALL))
