@@ -9,8 +9,9 @@ and each of its methods would let go.
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.exc cimport PyErr_SetFromErrno
+from cpython.unicode cimport PyUnicode_DecodeUTF8
 from libc.errno cimport EAGAIN, ECONNABORTED, EINTR, errno
-from libc.string cimport memcpy, memset
+from libc.string cimport memchr, memcpy, memset
 
 cdef extern from *:
     """
@@ -21,12 +22,12 @@ cdef extern from *:
     #include <unistd.h>
     """
     enum: MSG_DONTWAIT, MSG_NOSIGNAL, MSG_CMSG_CLOEXEC, MSG_TRUNC, MSG_CTRUNC, SCM_RIGHTS
-    enum: SOCK_CLOEXEC, SOL_SOCKET, SO_PEERCRED, POLLHUP, POLLRDHUP, SIOCGSKNS
+    enum: SOCK_CLOEXEC, SOL_SOCKET, SO_PEERCRED, POLLIN, POLLHUP, POLLRDHUP, SIOCGSKNS
     struct pollfd:
         int fd
         short events
         short revents
-    int poll(pollfd*, unsigned long, int)
+    int poll(pollfd*, unsigned long, int) nogil
     ctypedef unsigned int socklen_t
     struct ucred:
         int pid
@@ -108,12 +109,48 @@ def receive(int conn):
     return PyBytes_FromStringAndSize(message, size), fds, head.msg_flags & (MSG_TRUNC | MSG_CTRUNC) != 0
 
 
+def strings(bytes block not None):
+    """NUL-terminated strings, the first of them and a NAME=VALUE each, as (first, {name: value}), decoded as os.environ
+    is; of two with one name the first counts. Raises ValueError for others, in words."""
+    cdef const char* at = PyBytes_AS_STRING(block)
+    cdef const char* end = at + PyBytes_GET_SIZE(block)
+    cdef const char* stop
+    cdef const char* equals
+    cdef str first = None
+    cdef dict found = {}
+    while at < end:
+        stop = <const char*>memchr(at, 0, end - at)
+        if stop == NULL:
+            raise ValueError("an environment without its end")
+        if first is None:
+            first = PyUnicode_DecodeUTF8(at, stop - at, "surrogateescape")
+        else:
+            equals = <const char*>memchr(at, b"=", stop - at)
+            if equals == NULL:
+                raise ValueError("a variable without a value")
+            name = PyUnicode_DecodeUTF8(at, equals - at, "surrogateescape")
+            if name not in found:
+                found[name] = PyUnicode_DecodeUTF8(equals + 1, stop - equals - 1, "surrogateescape")
+        at = stop + 1
+    if first is None:
+        raise ValueError("an environment without its end")
+    return first, found
+
+
 def namespace_of(int conn):
     """A descriptor of the network namespace that the peer's end of a connection was made in. Raises OSError."""
     cdef int fd = ioctl(conn, SIOCGSKNS)
     if fd < 0:
         PyErr_SetFromErrno(OSError)
     return fd
+
+
+def await_message(int conn, int milliseconds):
+    """Wait so long for something to read, without Python's lock; the one call here that waits."""
+    cdef pollfd state
+    state.fd, state.events, state.revents = conn, POLLIN, 0
+    with nogil:
+        poll(&state, 1, milliseconds)
 
 
 def is_closed(int conn):

@@ -6,7 +6,6 @@ cdef extern from "<string.h>" nogil:
     size_t strnlen(const char* text, size_t most)
 
 cdef enum:
-    IFINFOMSG = 16              # family:u8  pad:u8  type:u16 | index:s32 | flags:u32 | change:u32
     IFF_UP = 1
     IFLA_ADDRESS = 1
     IFLA_IFNAME = 3
@@ -27,6 +26,20 @@ cdef enum:
     IFLA_BR_VLAN_DEFAULT_PVID = 39
     IFLA_BRPORT_MODE = 4
     IFLA_BRPORT_ISOLATED = 33
+
+
+cdef struct link_header:             # struct ifinfomsg
+    uint8_t family, pad
+    uint16_t kind
+    int32_t index
+    uint32_t flags, change
+
+
+def ifinfomsg(int32_t index=0, uint32_t flags=0, uint32_t change=0, uint8_t family=0):
+    """A struct ifinfomsg as bytes; the type of hardware is the kernel's to say."""
+    cdef link_header head
+    head.family, head.pad, head.kind, head.index, head.flags, head.change = family, 0, 0, index, flags, change
+    return PyBytes_FromStringAndSize(<const char*>&head, sizeof(head))
 
 
 @cython.final
@@ -59,11 +72,12 @@ def read_link(bytes payload not None):
     """An RTM_NEWLINK or RTM_DELLINK payload as a Link. Raises ValueError for a message cut short."""
     cdef Attributes found
     cdef Link link = Link()
-    if PyBytes_GET_SIZE(payload) < IFINFOMSG:
+    cdef link_header head
+    if PyBytes_GET_SIZE(payload) < <Py_ssize_t>sizeof(head):
         raise ValueError(f"ifinfomsg of {PyBytes_GET_SIZE(payload)} bytes")
-    start(&found, <const uint8_t*>PyBytes_AS_STRING(payload), PyBytes_GET_SIZE(payload), IFINFOMSG)
-    memcpy(&link.index, found.base + 4, 4)
-    memcpy(&link.flags, found.base + 8, 4)
+    start(&found, <const uint8_t*>PyBytes_AS_STRING(payload), PyBytes_GET_SIZE(payload), sizeof(head))
+    memcpy(&head, found.base, sizeof(head))
+    link.index, link.flags = head.index, head.flags
     while step(&found):
         if found.kind == IFLA_IFNAME:
             link.name = PyUnicode_DecodeUTF8(found.text, strnlen(found.text, found.length), "surrogateescape")

@@ -5,22 +5,13 @@ Nothing here sends: what goes out together is decided, and seen, where a step is
 
 import sys
 
-from fastcni._netlink import Link, attributes, read_link, u32  # noqa: F401 - a Link is rtnl's to its readers
+from fastcni._netlink import Link, attributes, ifinfomsg, read_link, u32  # noqa: F401 - a Link is rtnl's to others
 from fastcni.kernel import uapi
 from fastcni.kernel.uapi import NLM_F_ACK, NLM_F_CREATE, NLM_F_ECHO, NLM_F_EXCL
 
 ORDER = sys.byteorder
 CREATE = NLM_F_ACK | NLM_F_CREATE | NLM_F_EXCL
-
-
-# struct ifinfomsg   family:u8  pad:u8  type:u16 | index:s32 | flags:u32 | change:u32
-
-def ifinfomsg(index=0, flags=0, change=0, family=uapi.AF_UNSPEC):
-    return b"%c\0\0\0%b%b%b" % (
-        family, index.to_bytes(4, ORDER), flags.to_bytes(4, ORDER), change.to_bytes(4, ORDER))
-
-
-ANY_LINK = bytes(16)            # an ifinfomsg that says nothing
+ANY_LINK = ifinfomsg()
 
 
 def first_link(replies):

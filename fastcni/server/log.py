@@ -8,7 +8,6 @@ import structlog
 LEVELS = ("debug", "info", "warning", "error")
 SHOWN = 3
 SPECIAL = frozenset(' "=\\')
-ORDER = ["timestamp", "level", "event", "command", "plugin", "network", "container", "ifname"]
 
 
 def make(level, fmt):
@@ -48,15 +47,15 @@ def as_json(event, **_):
 
 
 def logfmt(_, __, event):
-    """A structlog processor: key=value, the known keys first. Its own LogfmtRenderer takes twice as long."""
-    first = [f"{key}={text(event.pop(key))}" for key in ORDER if key in event]
-    return " ".join(first + [f"{key}={text(value)}" for key, value in event.items()])
+    """A structlog processor: key=value in the order of the call. Its own LogfmtRenderer takes three times as long."""
+    first = f"timestamp={event.pop('timestamp')} level={event.pop('level')} event={text(event.pop('event'))}"
+    return " ".join([first, *[f"{key}={text(value)}" for key, value in event.items()]])
 
 
 def text(value):
     """A value as logfmt has it: in quotes where it has a space, a quote, an equals sign, or nothing."""
     if type(value) is not str:
         return str(value)
-    if value and value.isprintable() and not SPECIAL.intersection(value):
+    if value and value.isprintable() and SPECIAL.isdisjoint(value):
         return value
     return orjson.dumps(value.encode("utf-8", "replace").decode()).decode()

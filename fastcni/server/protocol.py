@@ -132,19 +132,13 @@ def read(data, fds):
 
 
 def read_environment(block):
-    """(plugin, {name: value}) of NUL-terminated strings, as os.environ decodes them. Raises Declined."""
-    strings = block.decode("utf-8", "surrogateescape").split("\0")
-    if strings.pop() or not strings:
-        raise Declined("an environment without its end")
-    if len(strings) > MAX_VARIABLES:
-        raise Declined(f"{len(strings)} variables")
-    env = {}
-    for string in strings[1:]:
-        name, equals, value = string.partition("=")
-        if not equals:
-            raise Declined("a variable without a value")
-        env.setdefault(name, value)     # of two the first counts, as for the launcher
-    return strings[0], env
+    """(plugin, {name: value}). Raises Declined."""
+    if block.count(0) > MAX_VARIABLES:
+        raise Declined(f"{block.count(0)} variables")
+    try:
+        return _door.strings(block)     # of two the first counts, as for the launcher
+    except ValueError as e:
+        raise Declined(str(e)) from None
 
 
 def read_memory(fd):

@@ -15,7 +15,7 @@ from time import monotonic, sleep
 
 import orjson
 
-from fastcni import plugins
+from fastcni import _door, plugins
 from fastcni.handle import error_document
 from fastcni.server import protocol
 from fastcni.server.desk import Call
@@ -94,9 +94,8 @@ class Reception:
             self._read_up_to(conn)
             if conn not in self.prompt:
                 return                  # most have sent their request by now
-            wait = select.poll()
-            wait.register(conn, select.POLLIN)      # now: the thread of a later one may read and close it
-        wait.poll(PROMPT_MS)
+            fd = conn.fileno()          # now: the thread of a later one may read and close it
+        _door.await_message(fd, PROMPT_MS)
         with self.order:
             if conn not in self.prompt:
                 return                  # the thread of a later connection has read it

@@ -141,7 +141,7 @@ class Workers:
             try:
                 self._run(call, said)
             except OSError as e:                # a namespace that is none, or that we may not enter
-                self.log.warning("declined", why=str(e), **words(call))
+                self.log.warning("declined", **words(call), why=str(e))
                 said.decline()
                 return
             except netns.Lost as e:
