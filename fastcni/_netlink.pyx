@@ -417,5 +417,5 @@ def settle(list found not None, dict asked not None, list replies not None):
     return rest
 
 
-include "_links.pxi"
+include "_rtnetlink.pxi"
 include "_calls.pxi"

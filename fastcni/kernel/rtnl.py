@@ -5,7 +5,15 @@ Nothing here sends: what goes out together is decided, and seen, where a step is
 
 import sys
 
-from fastcni._netlink import Link, attributes, ifinfomsg, read_link, u32  # noqa: F401 - a Link is rtnl's to others
+from fastcni._netlink import (  # noqa: F401 - a Link is rtnl's to others
+    Link,
+    attributes,
+    ifaddrmsg,
+    ifinfomsg,
+    read_link,
+    rtmsg,
+    u32,
+)
 from fastcni.kernel import uapi
 from fastcni.kernel.uapi import NLM_F_ACK, NLM_F_CREATE, NLM_F_ECHO, NLM_F_EXCL
 
@@ -227,12 +235,6 @@ def del_group(batch, group, *, what=None):
     return batch.u32(uapi.IFLA_GROUP, group)
 
 
-# struct ifaddrmsg   family:u8  prefixlen:u8  flags:u8  scope:u8 | index:u32
-
-def ifaddrmsg(family, prefix, index, scope=0, flags=0):
-    return b"%c%c%c%c%b" % (family, prefix, flags, scope, index.to_bytes(4, ORDER))
-
-
 def family_of(packed):
     return uapi.AF_INET if len(packed) == 4 else uapi.AF_INET6
 
@@ -268,13 +270,6 @@ def read_address(payload):
     address.packed = found.get(uapi.IFA_LOCAL) or found.get(uapi.IFA_ADDRESS, b"")
     address.flags = u32(found[uapi.IFA_FLAGS]) if uapi.IFA_FLAGS in found else payload[2]
     return address
-
-
-# struct rtmsg   family dst_len src_len tos | table protocol scope type | flags:u32
-
-def rtmsg(family, prefix=0, *, table=0, protocol=0, scope=0, kind=0):
-    return bytes((family, prefix, 0, 0, table if table < 256 else uapi.RT_TABLE_UNSPEC, protocol, scope, kind,
-                  0, 0, 0, 0))
 
 
 def route(batch, dst, prefix, *, index, gateway=None, source=None, metric=0, table=uapi.RT_TABLE_MAIN,

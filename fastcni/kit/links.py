@@ -112,12 +112,13 @@ def delete_by_name(sock, name):
             raise
 
 
-def configure(pod, link, result, *, ipv6=True, dad=None, arp_notify=False, ndisc_notify=False):
+def configure(pod, link, result, *, ipv6=True, dad=None, arp_notify=False, ndisc_notify=False, then=None):
     """Give the inside link its addresses and routes and set it up; the kernel announces them with arp_notify
     (gratuitous ARP) and ndisc_notify (unsolicited neighbour advertisements).
 
     `ipv6`: whether there is IPv6 on the link; `dad`: duplicate address detection, None leaves it alone. All goes out
-    in one batch, except with detection and an IPv6 gateway: then routes wait until addresses settled.
+    in one batch, except with detection and an IPv6 gateway: then routes wait until addresses settled. `then` adds to
+    the batch what comes after them.
     """
     ips = results.ips_of(result)
     gateways = first_gateways(result)
@@ -142,6 +143,8 @@ def configure(pod, link, result, *, ipv6=True, dad=None, arp_notify=False, ndisc
         with_watch(pod, link, batch)
     for item in result.get("routes", ()):
         add_route(batch, link, item, gateways)
+    if then:
+        then(batch)
     if batch:
         wire.exchange(pod.inside, batch)
 

@@ -37,5 +37,6 @@ def load(kind):
     puts back what is missing in the host's firewall, and touches nothing else.
     """
     name = TABLE[kind]
-    __import__(name)
+    if name not in sys.modules:
+        __import__(name)
     return sys.modules[name]

@@ -92,8 +92,6 @@ def add(req, conf, undo):
             leg = vlans.ensure_leg(req.host, bridge, conf.vlans, undo) if conf.vlans.vlan else None
             add_gateways(req.host, bridge, leg, conf, result, undo)
         conf.masquerade.add(req, result, undo)
-    if not conf.leave_down:
-        announced.port_up(pod.host, host.index, bridge.index)
     bridge = links.on_host(req.host, conf.name) or bridge       # the MAC of an adopted one may follow its ports'
     result["interfaces"] = [links.interface(bridge), links.interface(host), links.interface(inside, req.netns)]
     if leg:
@@ -101,6 +99,8 @@ def add(req, conf, undo):
     if conf.dns is not None:
         result["dns"] = conf.dns
     links.remember(req, host, result)
+    if not conf.leave_down:         # last: meanwhile the kernel sees to it on another processor
+        announced.port_up(pod.host, host.index, bridge.index)
     return result
 
 

@@ -50,8 +50,8 @@ def add(req, conf, undo):
     pod = links.Pod(req)
     host, inside = links.add_veth(req, pod, undo, mtu=conf.mtu, mac=requested_mac(req), ipv6=conf.ipv6)
     configure_host(pod, host, result, conf.enable_dad)
-    links.configure(pod, inside, result, ipv6=conf.ipv6, dad=conf.enable_dad)
-    route_through_gateway(pod, inside, result)
+    links.configure(pod, inside, result, ipv6=conf.ipv6, dad=conf.enable_dad,
+                    then=lambda batch: route_through_gateway(batch, inside, result))
     result["interfaces"] = [links.interface(host), links.interface(inside, req.netns)]
     conf.masquerade.add(req, result, undo)
     if conf.dns is not None:
@@ -60,13 +60,13 @@ def add(req, conf, undo):
     return result
 
 
-def route_through_gateway(pod, inside, result):
+def route_through_gateway(batch, inside, result):
     """Everything goes to the gateway, the own subnet too, so the kernel's on-link route makes room:
 
         10.9.0.1 scope link src 10.9.0.2
         10.9.0.0/24 via 10.9.0.1 src 10.9.0.2
     """
-    batch, done = Batch(), set()        # several addresses may share a subnet, or the gateway
+    done = set()                        # several addresses may share a subnet, or the gateway
     for ip in result["ips"]:
         packed, prefix = addresses.read_cidr(ip["address"])
         gateway = addresses.read_ip(ip["gateway"])
@@ -82,7 +82,6 @@ def route_through_gateway(pod, inside, result):
             rtnl.route(batch, network, prefix, index=inside.index, gateway=gateway, source=packed,
                        what=f"failed to add route {ip['address']} via {ip['gateway']}")
         done |= {gateway, (network, prefix)}
-    wire.exchange(pod.inside, batch)
 
 
 def configure_host(pod, host, result, dad):

@@ -2,7 +2,7 @@
 
 import orjson
 
-from fastcni.handle import read_conf
+from fastcni.handle import read_conf, read_name_and_version
 from fastcni.spec.config import Section
 
 MOST = 256                      # configurations; the oldest is forgotten
@@ -30,6 +30,15 @@ class Configurations:
             return section
         section.common = self.known.get(key) or self._keep(key, Section(rest))
         return section
+
+    def network_of(self, stdin):
+        """The network's name in a configuration that need not be one; "" where there is none: it will be refused."""
+        if found := self.known.get(stdin):
+            return found.once(read_name_and_version)[0]
+        try:
+            return str(orjson.loads(stdin)["name"])
+        except (ValueError, KeyError, TypeError):
+            return ""
 
     def _keep(self, key, section):
         self.known[key] = section

@@ -13,8 +13,6 @@ import select
 from threading import Lock
 from time import monotonic, sleep
 
-import orjson
-
 from fastcni import _door, plugins
 from fastcni.handle import error_document
 from fastcni.server import protocol
@@ -31,10 +29,12 @@ ONCE = select.EPOLLIN | select.EPOLLONESHOT
 
 
 class Reception:
-    """listener: a listening SEQPACKET socket, non-blocking. uids: the user ids that are served."""
+    """listener: a listening SEQPACKET socket, non-blocking. uids: the user ids that are served.
+    configurations: those that requests have brought."""
 
-    def __init__(self, listener, desk, lock, uids, log):
+    def __init__(self, listener, desk, lock, uids, configurations, log):
         self.listener, self.desk, self.lock, self.uids, self.log = listener, desk, lock, uids, log
+        self.configurations = configurations
         self.order = Lock()
         self.prompt = {}                # connections that threads wait for, the oldest first; the values say nothing
         self.silent = {}                # descriptor -> (connection, since when) of those that epoll waits for
@@ -155,12 +155,19 @@ class Reception:
             message.close()
             decline(conn)
             return
-        call = Call(key_of(message), message.env["CNI_COMMAND"], (conn, message))
+        call = Call(self._key_of(message), message.env["CNI_COMMAND"], (conn, message))
         with self.lock:
             if self.desk.put(call):
                 return
         refuse(call, f"{self.desk.room} requests wait for the fastcni server already")
         self.log.warning("refused: no room", waiting=self.desk.room)
+
+    def _key_of(self, message):
+        """What a request must not be run beside: (network, container id, ifname); None where it is about none."""
+        if message.env["CNI_COMMAND"] not in KEYED:
+            return None
+        network = self.configurations.network_of(message.stdin)
+        return network, message.env.get("CNI_CONTAINERID", ""), message.env.get("CNI_IFNAME", "")
 
     def _next_silence(self):
         """Seconds until a silent connection is closed, None without one."""
@@ -185,17 +192,6 @@ def unfit(message):
     if any(not folder.startswith("/") for folder in message.env.get("CNI_PATH", "/").split(":")):
         return "a CNI_PATH relative to its caller"
     return ""
-
-
-def key_of(message):
-    """What a request must not be run beside: (network, container id, ifname); None where it is about no attachment."""
-    if message.env["CNI_COMMAND"] not in KEYED:
-        return None
-    try:
-        network = orjson.loads(message.stdin)["name"]
-    except (ValueError, KeyError, TypeError):       # it will be refused
-        network = ""
-    return str(network), message.env.get("CNI_CONTAINERID", ""), message.env.get("CNI_IFNAME", "")
 
 
 def decline(conn):

@@ -11,6 +11,7 @@ import sdnotify
 
 from fastcni.kernel import waiting
 from fastcni.server import listening, log
+from fastcni.server.configurations import Configurations
 from fastcni.server.crew import Crew
 from fastcni.server.desk import Desk
 from fastcni.server.hosts import Hosts
@@ -45,7 +46,7 @@ def serve(path=listening.PATH, *, workers=32, room=1024, patience=60.0, uids=(0,
     lock, desk, crew = Lock(), Desk(room=room, patience=patience), Crew(CREW)
     restoring = Restoring(logger, replay)
     hosts = Hosts(crew, restoring)
-    door = Reception(listen.sock, desk, lock, frozenset(uids), logger)
+    door = Reception(listen.sock, desk, lock, frozenset(uids), Configurations(), logger)
     team = Workers(workers, busy, desk, lock, door, hosts, crew, environment(), logger)
     waiting.pause, waiting.resume = team.pause, team.resume
     notify = sdnotify.SystemdNotifier()

@@ -14,7 +14,6 @@ from fastcni import _door, plugins
 from fastcni.handle import error_document, handle
 from fastcni.kernel import netns, uapi, wire
 from fastcni.server import protocol, reception
-from fastcni.server.configurations import Configurations
 from fastcni.spec import errors, json
 from fastcni.spec.errors import CniError
 
@@ -33,13 +32,12 @@ def observe(protocol_number, seconds):
 class Workers:
     """size: requests that may run at once; of these `busy` may work while the others wait, for an announcement or a
     program. More would only wait for each other: for Python's lock, and for the kernel's (RTNL).
-    desk and its lock, reception, hosts, crew: see there. env: the environment of programs that requests start."""
+    desk and its lock, door, hosts, crew: see there. env: the environment of programs that requests start."""
 
     def __init__(self, size, busy, desk, lock, door, hosts, crew, env, log):
         self.size, self.busy, self.desk, self.lock, self.door = size, busy, desk, lock, door
         self.working = 0
         self.hosts, self.crew, self.env, self.log = hosts, crew, env, log
-        self.configurations = Configurations()
         self.stopping = False
         self.threads = []
 
@@ -163,7 +161,7 @@ class Workers:
             spent.seconds = said.spent
             try:
                 reply = handle(message.plugin, {**self.env, **message.env}, message.stdin, fds, host=host,
-                               aside=self.crew, deliver=said.deliver, decode=self.configurations)
+                               aside=self.crew, deliver=said.deliver, decode=self.door.configurations)
             finally:
                 spent.seconds = None
             said.in_ipam = host.in_ipam

@@ -1,4 +1,5 @@
-# Part of _netlink.pyx: a link as the kernel tells it (RTM_NEWLINK, linux/if_link.h). An ADD hears of four.
+# Part of _netlink.pyx: the headers of rtnetlink(7), and a link as the kernel tells it (linux/if_link.h). An ADD packs
+# ten of the one, and hears of four of the other.
 
 from cpython.unicode cimport PyUnicode_DecodeASCII, PyUnicode_DecodeUTF8
 
@@ -39,6 +40,32 @@ def ifinfomsg(int32_t index=0, uint32_t flags=0, uint32_t change=0, uint8_t fami
     """A struct ifinfomsg as bytes; the type of hardware is the kernel's to say."""
     cdef link_header head
     head.family, head.pad, head.kind, head.index, head.flags, head.change = family, 0, 0, index, flags, change
+    return PyBytes_FromStringAndSize(<const char*>&head, sizeof(head))
+
+
+cdef struct address_header:          # struct ifaddrmsg
+    uint8_t family, prefix, flags, scope
+    uint32_t index
+
+
+def ifaddrmsg(uint8_t family, uint8_t prefix, uint32_t index, uint8_t scope=0, uint8_t flags=0):
+    """A struct ifaddrmsg as bytes."""
+    cdef address_header head
+    head.family, head.prefix, head.flags, head.scope, head.index = family, prefix, flags, scope, index
+    return PyBytes_FromStringAndSize(<const char*>&head, sizeof(head))
+
+
+cdef struct route_header:            # struct rtmsg
+    uint8_t family, dst_len, src_len, tos, table, protocol, scope, kind
+    uint32_t flags
+
+
+def rtmsg(uint8_t family, uint8_t prefix=0, *, uint32_t table=0, uint8_t protocol=0, uint8_t scope=0, uint8_t kind=0):
+    """A struct rtmsg as bytes; a table that it has no room for is RT_TABLE_UNSPEC there, and RTA_TABLE says it."""
+    cdef route_header head
+    memset(&head, 0, sizeof(head))
+    head.family, head.dst_len, head.table = family, prefix, table if table < 256 else 0
+    head.protocol, head.scope, head.kind = protocol, scope, kind
     return PyBytes_FromStringAndSize(<const char*>&head, sizeof(head))
 
 
