@@ -188,6 +188,11 @@ def read_name_and_version(conf):
 
 def read_conf(stdin):
     """stdin as a Section that has a usable name and a version in text. Raises CniError 6 and 7."""
+    return check_conf(Section(decode_conf(stdin)))
+
+
+def decode_conf(stdin):
+    """stdin as a dict. Raises CniError 6."""
     if len(stdin) > MAX_STDIN:
         raise CniError(errors.DECODING_FAILURE, f"error unmarshall network config: more than {MAX_STDIN} bytes")
     try:
@@ -198,7 +203,11 @@ def read_conf(stdin):
         document = {}
     if not isinstance(document, dict):
         raise CniError(errors.DECODING_FAILURE, "error unmarshall network config: the configuration is not an object")
-    conf = Section(document)
+    return document
+
+
+def check_conf(conf):
+    """A configuration's Section, itself. Raises CniError 6 and 7."""
     try:
         name, _ = conf.text("name"), conf.text("cniVersion")
     except CniError as e:

@@ -2,7 +2,7 @@
 
 import orjson
 
-from fastcni.handle import read_conf, read_name_and_version
+from fastcni.handle import check_conf, decode_conf, read_name_and_version
 from fastcni.spec.config import Section
 
 MOST = 256                      # configurations; the oldest is forgotten
@@ -18,17 +18,18 @@ class Configurations:
     def __call__(self, stdin):
         if found := self.known.get(stdin):
             return found
-        section = read_conf(stdin)
+        section = Section(decode_conf(stdin))
         if len(stdin) > LONGEST:
-            return section
+            return check_conf(section)
         if "prevResult" not in section.values:
-            return self._keep(stdin, section)
-        rest = {key: value for key, value in section.values.items() if key != "prevResult"}
+            return self._keep(stdin, check_conf(section))
+        rest = section.values.copy()
+        del rest["prevResult"]
         try:
             key = orjson.dumps(rest)
         except TypeError:               # a number or a text that orjson does not print
-            return section
-        section.common = self.known.get(key) or self._keep(key, Section(rest))
+            return check_conf(section)
+        section.common = self.known.get(key) or self._keep(key, check_conf(Section(rest)))
         return section
 
     def network_of(self, stdin):

@@ -17,7 +17,7 @@ def make(level, fmt):
         Lines(sys.stderr),
         processors=[structlog.processors.add_log_level, structlog.processors.TimeStamper(fmt="iso"),
                     structlog.processors.format_exc_info, render],
-        wrapper_class=structlog.make_filtering_bound_logger(level), cache_logger_on_first_use=True)
+        wrapper_class=structlog.make_filtering_bound_logger(level)).bind()
 
 
 class Lines(structlog.WriteLogger):
