@@ -120,6 +120,7 @@ def write_file(str path not None, bytes data not None, int flags, int folder=AT_
     cdef const char* buffer = PyBytes_AS_STRING(data)
     cdef Py_ssize_t size = PyBytes_GET_SIZE(data)
     cdef ssize_t written
+    cdef struct_stat st
     cdef int fd, failed = 0
     with nogil:
         fd = openat(folder, at, flags | O_WRONLY | O_CLOEXEC, mode)
@@ -129,7 +130,9 @@ def write_file(str path not None, bytes data not None, int flags, int folder=AT_
             written = unistd.write(fd, buffer, size)
             if written != size:
                 failed = errno if written < 0 else ENOSPC       # room for a part of it
-            elif (cut and unistd.ftruncate(fd, size)) or (sync and unistd.fsync(fd)):
+            elif cut and (fstat(fd, &st) or (st.st_size > size and unistd.ftruncate(fd, size))):
+                failed = errno          # cutting off nothing takes ext4 longer than the write
+            elif sync and unistd.fsync(fd):
                 failed = errno
             unistd.close(fd)
             if failed and flags & O_EXCL:
