@@ -22,8 +22,8 @@ from array import array
 from fastcni.kernel import uapi
 
 SO_ATTACH_FILTER = 26                           # asm-generic/socket.h
-LDH, LD, JEQ, RET = 0x28, 0x20, 0x15, 0x06      # linux/bpf_common.h: BPF_LD|BPF_H|BPF_ABS and so on
-TYPE, INDEX, NETCONF_INDEX = 4, 20, 24          # offsets in a notification
+LDB, LDH, LD, JEQ, RET = 0x30, 0x28, 0x20, 0x15, 0x06      # linux/bpf_common.h: BPF_LD|BPF_B|BPF_ABS and so on
+TYPE, FAMILY, INDEX, NETCONF_INDEX = 4, 16, 20, 24      # offsets in a notification
 ALL = 0xFFFFFFFF
 MOST_LINKS = 64                                 # jumps are 8 bits wide
 
@@ -47,9 +47,17 @@ def links(indexes):
 
 
 def deletions():
-    """What passes is an RTM_DELLINK, or the answer to a request."""
-    return [(LDH, 0, 0, TYPE), (JEQ, 1, 0, swap16(uapi.RTM_DELLINK)), (JEQ, 0, 1, swap16(uapi.NLMSG_ERROR)),
-            (RET, 0, 0, ALL), (RET, 0, 0, 0)]
+    """What passes is the RTM_DELLINK of a link itself (a bridge says before that its port goes), or the answer to a
+    request."""
+    return [
+        (LDH, 0, 0, TYPE),
+        (JEQ, 1, 0, swap16(uapi.RTM_DELLINK)),
+        (JEQ, 2, 3, swap16(uapi.NLMSG_ERROR)),
+        (LDB, 0, 0, FAMILY),
+        (JEQ, 0, 1, uapi.AF_UNSPEC),
+        (RET, 0, 0, ALL),
+        (RET, 0, 0, 0),
+    ]
 
 
 def attach(sock, program):

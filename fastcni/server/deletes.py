@@ -124,7 +124,7 @@ class Deletes:
                 del left[index]
             return
         for kind, flags, sequence, _, payload in messages:
-            if kind == uapi.RTM_DELLINK and payload[0] == uapi.AF_UNSPEC:   # a bridge says it first, of its port
+            if kind == uapi.RTM_DELLINK:
                 left.pop(rtnl.u32(payload[4:8]), None)
             elif kind == uapi.NLMSG_ERROR and sequence in asked:
                 code, text, offset = read_ack(kind, flags, payload)

@@ -103,3 +103,19 @@ def test_of_deletions_nothing_else_is_heard(node):
         assert heard(sock) == []
         run("ip", "link", "del", "br-a")
         assert set(heard(sock)) == {(uapi.RTM_DELLINK, index)}
+
+
+def test_a_port_that_leaves_its_bridge_is_not_deleted(node):
+    """The bridge says so with an RTM_DELLINK of its own family, which woke a deleter for nothing."""
+    run("ip", "link", "add", "br-a", "type", "bridge")
+    run("ip", "link", "add", "veth-a", "master", "br-a", "type", "veth", "peer", "name", "peer-a")
+    index = index_of("veth-a")
+    with closing(wire.open_socket(groups=(uapi.RTNLGRP_LINK,))) as sock:
+        run("ip", "link", "set", "veth-a", "nomaster")
+        assert (uapi.RTM_DELLINK, index) in heard(sock)
+        filters.attach(sock, filters.deletions())
+        run("ip", "link", "set", "veth-a", "master", "br-a")
+        run("ip", "link", "set", "veth-a", "nomaster")
+        assert heard(sock) == []
+        run("ip", "link", "del", "veth-a")
+        assert (uapi.RTM_DELLINK, index) in heard(sock)
