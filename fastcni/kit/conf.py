@@ -40,8 +40,11 @@ def read_requested_mac(req, own="", *, strict=True):
     reads none."""
     text = req.conf.once(read_runtime_mac)
     # Read in any case, for what is bad in it.
-    args = read_args(req.args, ("MAC",)) if strict else dict(pair.partition("=")[::2] for pair in req.args.split(";"))
-    text = text or args.get("MAC", "") or own
+    if req.args:
+        args = read_args(req.args, ("MAC",)) if strict else dict(pair.partition("=")[::2]
+                                                                 for pair in req.args.split(";"))
+        text = text or args.get("MAC", "")
+    text = text or own
     return read_ethernet(text) if text else None
 
 

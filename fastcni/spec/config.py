@@ -40,12 +40,13 @@ class Section:
 
     def once(self, read):
         """What read() says of the common Section, asked once: many requests may share it, so none changes it."""
-        common = self.common
+        common = self._common or self
         if common._read is None:
             common._read = {}
-        if read not in common._read:
-            common._read[read] = read(common)
-        return common._read[read]
+        elif read in common._read:
+            return common._read[read]
+        common._read[read] = found = read(common)
+        return found
 
     def raw(self, key, default=None):
         """The value as decoded."""
@@ -166,6 +167,8 @@ def check_network_name(text):
 
 def check_ifname(text):
     """Raises CniError 4 for what Linux would not have as the name of an interface."""
+    if text.isalnum() and text.isascii() and len(text) <= IFNAME_BYTES:
+        return                          # most are
     why, details = "", ""
     if not text:
         why = "interface name is empty"
@@ -183,8 +186,8 @@ def check_ifname(text):
 
 def is_name(text):
     """[a-zA-Z0-9][a-zA-Z0-9_.-]*, the whole of it: such a name can be a file's."""
-    bare = text.replace("_", "").replace(".", "").replace("-", "")
-    return text.isascii() and text[:1].isalnum() and bare.isalnum()
+    return text.isascii() and (text.isalnum() or (text[:1].isalnum() and
+                               text.replace("_", "").replace(".", "").replace("-", "").isalnum()))
 
 
 # CNI_ARGS
