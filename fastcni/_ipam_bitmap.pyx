@@ -125,6 +125,9 @@ def unlock(int fd):
     flock(fd, LOCK_UN)
 
 
+include "_ipam_maps.pxi"
+
+
 @cython.final
 cdef class Index:
     """The index of the directory open as `dirfd`, to be used under the directory's lock, then closed.
@@ -136,6 +139,7 @@ cdef class Index:
     cdef int dirfd
     cdef int fd                   # -1: in memory
     cdef size_t size
+    cdef uint64_t dev, ino        # of the file
     cdef Tables t
     cdef bytes boot
     cdef readonly bint fresh
@@ -321,8 +325,9 @@ cdef class Index:
             self.trouble = EOPNOTSUPP
             close(fd)
         else:
-            self.fd = fd
-            if st.st_size >= <off_t> size_of(MIN_BLOCKS, MIN_OWNERS):
+            self.fd, self.dev, self.ino = fd, st.st_dev, st.st_ino
+            self.t.head, self.size = take_kept(self.dev, self.ino, st.st_size), st.st_size
+            if self.t.head == NULL and st.st_size >= <off_t> size_of(MIN_BLOCKS, MIN_OWNERS):
                 self.map(st.st_size)
 
     cdef bint is_fresh(self) noexcept:
@@ -355,6 +360,9 @@ cdef class Index:
             self.t.head = NULL
 
     cdef void close_file(self) noexcept:
+        if self.fd >= 0 and self.t.head != NULL:
+            keep(Map(self.t.head, self.size, self.dev, self.ino))
+            self.t.head = NULL
         self.unmap()
         if self.fd >= 0:
             close(self.fd)

@@ -9,6 +9,7 @@ from time import monotonic
 
 import sdnotify
 
+from fastcni import _ipam_bitmap
 from fastcni.kernel import waiting
 from fastcni.server import listening, log
 from fastcni.server.configurations import Configurations
@@ -58,6 +59,7 @@ def serve(path=listening.PATH, *, workers=32, room=1024, patience=60.0, uids=(0,
 
     while not signal.sigtimedwait(ENDS, TIDY_SECONDS):
         hosts.tidy()
+        _ipam_bitmap.forget()
 
     notify.notify("STOPPING=1")
     logger.info("stopping", waiting=desk.waiting, running=desk.running)

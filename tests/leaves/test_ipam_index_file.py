@@ -194,3 +194,68 @@ def test_a_full_disk_is_neither_an_error_nor_a_signal(tmp_path):
     if "unshare:" in done.stderr or "mount:" in done.stderr:
         pytest.skip(f"no mount namespace here: {done.stderr.strip()}")
     assert done.returncode == 0, done.stderr
+
+
+# -- maps that are kept --------------------------------------------------------------------------------------
+
+def maps_of(directory):
+    with open("/proc/self/maps") as file:
+        return sum(directory.file() in line for line in file)
+
+
+def test_the_map_of_a_closed_index_is_kept_until_it_is_let_go(directory):
+    _ipam_bitmap.forget()
+    for _ in range(3):
+        directory.filled(0)
+        assert maps_of(directory) == 1
+    _ipam_bitmap.forget()
+    assert maps_of(directory) == 0 and directory.open().fresh
+
+
+@pytest.mark.parametrize("size", [0, 1, 5000, 1 << 20])
+def test_a_file_of_another_size_is_mapped_anew(directory, size):
+    """Touching what was cut off would end the process."""
+    directory.filled(3)
+    whole = os.stat(directory.file()).st_size
+    os.truncate(directory.file(), size)
+    index = directory.open()
+    assert index.fresh == (size >= whole) and index.hold(v4(9), b"x")
+    index.close()
+
+
+def test_what_another_process_writes_is_seen_through_a_kept_map(directory):
+    directory.filled(3)
+    code = f"""
+import os
+from fastcni._ipam_bitmap import Index
+index = Index(os.open({os.fspath(directory.path)!r}, os.O_RDONLY), {BOOT!r})
+assert index.fresh and index.hold({v4(9)!r}, b"other")
+assert index.sign()
+index.close()
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+    index = directory.open()
+    assert index.fresh and index.addresses_of(b"other") == [v4(9)]
+    index.close()
+
+
+def test_a_file_in_the_place_of_another_is_not_taken_for_it(directory):
+    directory.filled(3)
+    os.rename(directory.file(), f"{directory.file()}.old")
+    index = directory.open()
+    assert not index.fresh and len(index) == 0
+    index.close()
+
+
+def test_of_many_indexes_the_oldest_maps_go(tmp_path):
+    made = []
+    for n in range(20):
+        (tmp_path / str(n)).mkdir()
+        made.append(Directory(tmp_path / str(n)))
+        made[-1].filled(n)
+    for n, each in enumerate(made):
+        index = each.open()
+        assert index.fresh and len(index) == n
+        index.close()
+        os.close(each.fd)
+    assert 1 <= sum(map(maps_of, made)) <= 8
