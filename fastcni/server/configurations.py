@@ -2,7 +2,7 @@
 
 import orjson
 
-from fastcni.handle import check_conf, decode_conf, read_name_and_version
+from fastcni.handle import check_conf, decode_conf
 from fastcni.spec.config import Section
 
 MOST = 256                      # configurations; the oldest is forgotten
@@ -33,11 +33,10 @@ class Configurations:
         return section
 
     def network_of(self, stdin):
-        """The network's name in a configuration that need not be one; "" where there is none: it will be refused."""
-        if found := self.known.get(stdin):
-            return found.once(read_name_and_version)[0]
+        """What stands under "name", as text, in a configuration that need not be one; "" where nothing does."""
+        found = self.known.get(stdin)
         try:
-            return str(orjson.loads(stdin)["name"])
+            return str((found.values if found else orjson.loads(stdin))["name"])
         except (ValueError, KeyError, TypeError):
             return ""
 

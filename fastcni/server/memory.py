@@ -91,16 +91,19 @@ class Memory:
         self._read(self.nftables, self._hear_nftables)
 
     def _read(self, sock, hear):
-        try:
-            while (heard := wire.glance(sock)) is not None:
-                for kind, _, _, _, payload in heard:
-                    hear(kind, payload)
-        except OSError as e:
-            if e.errno != ENOBUFS:
-                raise
-            self.heard += 1
-            self.facts.clear()          # what the kernel had to drop may have been anything
-            self._read(sock, hear)
+        while True:
+            try:
+                heard = wire.glance(sock)
+            except OSError as e:
+                if e.errno != ENOBUFS:
+                    raise
+                self.heard += 1
+                self.facts.clear()      # what the kernel had to drop may have been anything
+                continue
+            if heard is None:
+                return
+            for kind, _, _, _, payload in heard:
+                hear(kind, payload)
 
     def _hear_route(self, kind, payload):
         if kind in NETCONF:

@@ -2,12 +2,14 @@
 
 import gc
 import json
+from contextlib import suppress
 
 import pytest
 
 from fastcni.server import configurations as module
 from fastcni.server.configurations import Configurations
 from fastcni.spec.config import Section
+from fastcni.spec.errors import CniError
 
 
 def decoded(configurations, **keys):
@@ -50,3 +52,13 @@ def test_a_section_goes_with_the_last_who_has_it():
     configurations = Configurations()
     for section in (Section({"name": "net"}), decoded(configurations, prevResult={})):
         assert section not in gc.get_referents(section)
+
+
+@pytest.mark.parametrize("document, name", [({"name": "net"}, "net"), ({"Name": "net"}, ""), ({"name": 5}, "5")])
+def test_the_network_of_a_request_is_the_same_before_and_after_its_configuration_was_read(document, name):
+    """ADD and DEL of one attachment run one after another by it, whoever has been here before."""
+    configurations, stdin = Configurations(), json.dumps({"type": "bridge", **document}).encode()
+    assert configurations.network_of(stdin) == name
+    with suppress(CniError):
+        configurations(stdin)
+    assert configurations.network_of(stdin) == name
