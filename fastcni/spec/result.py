@@ -150,14 +150,15 @@ def read_list(value, kind, where):
             for i, item in enumerate(value)]
 
 
-def arrange(values, rows):
-    """A result, or part of one, with its keys in order and what is unset left out or spelt out."""
+def arrange(values, rows, *, printed=False):
+    """A result, or part of one, with its keys in order and what is unset left out or spelt out; printed: and with the
+    numbers that are printed as floats."""
     found = {}
     for key, kind, unset in rows:
         value = values.get(key)
         if value:
             if type(value) is not str:
-                value = arrange_value(value, kind) or unset
+                value = arrange_value(value, kind, printed) or unset
         elif value is None or kind not in ZERO_COUNTS:
             value = unset
         if value is not None:
@@ -165,18 +166,18 @@ def arrange(values, rows):
     return found
 
 
-def arrange_value(value, kind):
+def arrange_value(value, kind, printed):
     if type(kind) is tuple:
-        return arrange(value, kind)
+        return arrange(value, kind, printed=printed)
     if type(kind) is list and type(kind[0]) is tuple:
-        return [arrange(item, kind[0]) for item in value]
-    return json.normalize(value) if kind in REALS else value
+        return [arrange(item, kind[0], printed=printed) for item in value]
+    return json.normalize(value) if printed and kind in REALS else value
 
 
 def encode(result, indent=4):
     """The result as bytes, as a plugin prints it: keys in the order of its family, no newline at the end."""
     family = FAMILY[result.get("cniVersion") or CURRENT]
-    return json.write(arrange(result, SHAPES[family]), indent)
+    return json.write(arrange(result, SHAPES[family], printed=True), indent)
 
 
 def to_version(result, version):

@@ -120,6 +120,14 @@ def test_only_an_integral_literal_is_an_interface_index(literal):
     assert shown.startswith("error: result.ips[0].interface: expected a whole number, got ")
 
 
+def test_a_number_that_is_printed_as_a_float_was_read_as_it_stands():
+    """It is a whole number to whoever works with the result, and prints again."""
+    document = {"cniVersion": "1.0.0", "interfaces": [{"name": "a", "mtu": 9007199254740993}]}
+    once = result.create("1.0.0", document)
+    assert once == document and result.create("1.0.0", once) == once
+    assert b"9007199254740992" in result.encode(once)
+
+
 def test_an_integer_that_a_float_holds_is_exact_in_the_older_families():
     assert '"mtu":9007199254740993' in text_of(v4('"routes":[{"dst":"0.0.0.0/0","mtu":9007199254740993}]'))
 
