@@ -137,9 +137,10 @@ def set_link(batch, index, *, up=None, promisc=None, allmulti=None, address=None
              name=None, what=None):
     """Change flags (None: leave alone), MAC, MTU, txqlen, master (an index, 0 for none) and name of a link; a name only
     while it is down."""
-    flags = (uapi.IFF_UP if up else 0) | (uapi.IFF_PROMISC if promisc else 0) | (uapi.IFF_ALLMULTI if allmulti else 0)
-    change = ((uapi.IFF_UP if up is not None else 0) | (uapi.IFF_PROMISC if promisc is not None else 0)
-              | (uapi.IFF_ALLMULTI if allmulti is not None else 0))
+    flags = change = 0
+    for bit, wanted in ((uapi.IFF_UP, up), (uapi.IFF_PROMISC, promisc), (uapi.IFF_ALLMULTI, allmulti)):
+        flags |= bit if wanted else 0
+        change |= bit if wanted is not None else 0
     batch.begin(uapi.RTM_NEWLINK, NLM_F_ACK, ifinfomsg(index, flags, change), what or f"change link {index}")
     if address:
         batch.raw(uapi.IFLA_ADDRESS, address)

@@ -189,8 +189,7 @@ def unfit(message):
         return f"no plugin {message.plugin!r}"
     if not message.env.get("CNI_COMMAND"):
         return "no command"
-    path = message.env.get("CNI_PATH", "/")
-    if not path.startswith("/") or path.count(":") != path.count(":/"):
+    if any(not folder.startswith("/") for folder in message.env.get("CNI_PATH", "/").split(":")):
         return "a CNI_PATH relative to its caller"
     return ""
 

@@ -167,8 +167,6 @@ def check_network_name(text):
 
 def check_ifname(text):
     """Raises CniError 4 for what Linux would not have as the name of an interface."""
-    if text.isalnum() and text.isascii() and len(text) <= IFNAME_BYTES:
-        return                          # most are
     why, details = "", ""
     if not text:
         why = "interface name is empty"
@@ -186,8 +184,8 @@ def check_ifname(text):
 
 def is_name(text):
     """[a-zA-Z0-9][a-zA-Z0-9_.-]*, the whole of it: such a name can be a file's."""
-    return text.isascii() and (text.isalnum() or (text[:1].isalnum() and
-                               text.replace("_", "").replace(".", "").replace("-", "").isalnum()))
+    bare = text.replace("_", "").replace(".", "").replace("-", "")
+    return text.isascii() and text[:1].isalnum() and bare.isalnum()
 
 
 # CNI_ARGS
