@@ -183,15 +183,26 @@ def glance(sock):
     return receive(sock, 0)
 
 
-def forget(sock):
-    """Read what waits on a watching socket, and what the kernel had to drop, and let it be. Raises OSError."""
+def drain(sock, hear, lost):
+    """Read what waits on a watching socket: hear(type, payload) of each, and lost() where the kernel had to drop some
+    before that. Raises OSError."""
     while True:
         try:
-            if glance(sock) is None:
-                return
+            heard = glance(sock)
         except OSError as e:
             if e.errno != ENOBUFS:
                 raise
+            lost()
+            continue
+        if heard is None:
+            return
+        for kind, _, _, _, payload in heard:
+            hear(kind, payload)
+
+
+def forget(sock):
+    """Read what waits on a watching socket, and what the kernel had to drop, and let it be. Raises OSError."""
+    drain(sock, lambda kind, payload: None, lambda: None)
 
 
 def watch(sock, seconds):

@@ -6,7 +6,6 @@ the kernel (BPF) lets only those pass that are about links which a fact is about
 Of pairs that ADDs made the kernel is not heard: their DELs look whether they are still there (kit/links.py).
 """
 
-from errno import ENOBUFS
 from threading import Lock
 
 from fastcni._netlink import attributes
@@ -77,33 +76,22 @@ class Memory:
             return True
 
     def _forget_all(self):
-        self.heard += 1
-        self.facts.clear()
+        self._lost()
         self.watched.clear()
 
     def _catch_up(self, key):
         """Read what waits where facts like this are announced."""
         if key[0] != "nftables":
-            self._read(self.route, self._hear_route)
+            wire.drain(self.route, self._hear_route, self._lost)
             return
         if not self.nftables:
             self.nftables = wire.open_socket(uapi.NETLINK_NETFILTER, groups=(uapi.NFNLGRP_NFTABLES,))
-        self._read(self.nftables, self._hear_nftables)
+        wire.drain(self.nftables, self._hear_nftables, self._lost)
 
-    def _read(self, sock, hear):
-        while True:
-            try:
-                heard = wire.glance(sock)
-            except OSError as e:
-                if e.errno != ENOBUFS:
-                    raise
-                self.heard += 1
-                self.facts.clear()      # what the kernel had to drop may have been anything
-                continue
-            if heard is None:
-                return
-            for kind, _, _, _, payload in heard:
-                hear(kind, payload)
+    def _lost(self):
+        """What the kernel had to drop may have been anything."""
+        self.heard += 1
+        self.facts.clear()
 
     def _hear_route(self, kind, payload):
         if kind in NETCONF:

@@ -7,7 +7,7 @@ knows; `replay` works it out anew, from what runtimes remember.
 
 import os
 import select
-from errno import EACCES, EINTR, EINVAL, ENOBUFS, EOPNOTSUPP, EPERM, EPROTONOSUPPORT
+from errno import EACCES, EINTR, EINVAL, EOPNOTSUPP, EPERM, EPROTONOSUPPORT
 from threading import Lock, Thread
 from time import monotonic, sleep
 
@@ -79,7 +79,7 @@ class Watch:
                 return
             self.due = None
             try:
-                self._read()
+                wire.drain(self.sock, self._hear, self._lost)
                 if self.unseen:
                     self._look()
                 self._put_back(started)
@@ -96,19 +96,8 @@ class Watch:
     def _wake_at(self, when):
         self.due = when if self.due is None else min(self.due, when)
 
-    def _read(self):
-        while True:
-            try:
-                heard = wire.glance(self.sock)
-            except OSError as e:
-                if e.errno != ENOBUFS:
-                    raise
-                self.unseen = True      # and what comes now is newer
-                continue
-            if heard is None:
-                return
-            for kind, _, _, _, payload in heard:
-                self._hear(kind, payload)
+    def _lost(self):
+        self.unseen = True              # and what comes now is newer
 
     def _hear(self, kind, payload):
         if kind == nft.NFT_MSG_NEWGEN:
