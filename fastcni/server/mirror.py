@@ -40,12 +40,14 @@ class Mirror:
         self.taken, self.by = 0, ""     # how much of that others have taken so far; the program that did so last
         self.leaving, self.lock = {}, Lock()
         self.fresh = set()              # marks of what this transaction has added
+        self.amid = False               # a transaction has been told in part: the rest is on its way
 
     # What the kernel tells ----------------------------------------------------------------------
 
     def hear(self, kind, where, fields, payload):
         """A message about the table `where`, one of `stores`."""
         if react := self.REACTIONS.get(kind):
+            self.amid = True
             react(self, where, fields, payload)
 
     def _came(self, where, fields, payload):
@@ -103,6 +105,7 @@ class Mirror:
         self.gone[where].add(what)
 
     def transaction_ends(self, generation, by):
+        self.amid = False
         for mark in self.fresh if by != OWN_NAME else ():
             since, _ = self.leaving.get(mark, (generation, 0))
             if since < generation:      # it is added again
@@ -122,6 +125,7 @@ class Mirror:
 
     def look(self, sock):
         """See what is there: at the start, and where notifications were dropped. Raises NetlinkError, EINTR: again."""
+        self.amid = False               # its end may have been dropped
         for where, stores in self.stores.items():
             for store in stores:
                 for name in store.sets:

@@ -123,7 +123,9 @@ class Watch:
             self._wake_at(monotonic() + AGAIN)
 
     def _put_back(self, started):
-        """Unless it is too soon."""
+        """Unless it is too soon, or the end of a transaction is still to be heard."""
+        if self.mirror.amid:
+            return
         if self.mirror.suspects and started < self.pause.until:
             self._wake_at(self.pause.until)
             return

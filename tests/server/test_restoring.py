@@ -165,8 +165,7 @@ def test_a_thousand_pods_are_put_back(server, net, pod):
         for n, ip, comment in numbers))
     before = ruleset()
     nft("flush ruleset")
-    # So long a flush may be heard in parts; then rules are put back before the tables turn out to be gone.
-    assert eventually(lambda: ruleset() == before) and len(server.lines("event=restored", "gone=table")) == 2
+    assert eventually(lambda: ruleset() == before) and len(restored(server)) == 2
     assert server.lines("event=restored", "elements=20")        # 2,000 and the pod's own
 
 
