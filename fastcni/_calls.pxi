@@ -24,11 +24,26 @@ cdef extern from *:
     bytes PyUnicode_EncodeFSDefault(str)
     int c_setns "setns"(int fd, int nstype)
     int poll(pollfd* fds, unsigned long count, int milliseconds) nogil
+    ssize_t c_send "send"(int fd, const void* data, size_t size, int flags) nogil
     ssize_t recv(int fd, void* buffer, size_t size, int flags)
     int unlinkat(int folder, const char* path, int flags) nogil
 
 
 cdef uint8_t datagram[DATAGRAM]             # of whoever has Python's lock
+
+
+def send(int fd, bytes data not None):
+    """Send a datagram; back when the kernel has done what it asks for. Raises OSError."""
+    cdef const char* at = PyBytes_AS_STRING(data)
+    cdef Py_ssize_t size = PyBytes_GET_SIZE(data)
+    cdef int failed = EINTR
+    while failed == EINTR:
+        with nogil:
+            give()
+            failed = 0 if c_send(fd, at, size, 0) >= 0 else errno
+            take()
+        PyErr_CheckSignals()
+    refuse(failed, None)
 
 
 def receive(int fd, int milliseconds=-1, show=None):
@@ -47,7 +62,9 @@ def receive(int fd, int milliseconds=-1, show=None):
             if milliseconds == 0:
                 return None
             with nogil:
+                give()
                 come = poll(&coming, 1, milliseconds)
+                take()
             PyErr_CheckSignals()
             if come == 0:
                 return None

@@ -418,4 +418,5 @@ def settle(list found not None, dict asked not None, list replies not None):
 
 
 include "_rtnetlink.pxi"
+include "_turns.pxi"
 include "_calls.pxi"

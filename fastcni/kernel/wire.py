@@ -71,7 +71,7 @@ def send(sock, data):
     """The one place that sends."""
     if show:
         show(">", data)
-    sock.send(data)
+    _netlink.send(sock.fileno(), data)
 
 
 def receive(sock, milliseconds=FOR_EVER):

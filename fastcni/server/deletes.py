@@ -15,7 +15,7 @@ from _thread import allocate_lock
 from errno import ENOBUFS, ENODEV
 from time import monotonic
 
-from fastcni._netlink import Batch, read_ack
+from fastcni._netlink import Batch, Gate, read_ack
 from fastcni.kernel import filters, rtnl, uapi, wire
 from fastcni.kernel.waiting import waiting
 from fastcni.kit import announced, links
@@ -26,14 +26,13 @@ MOST = 128                      # links in one request: their announcements fit 
 
 
 class Deletion:
-    """One link on its way out. `turn` is released once: when it is gone, with `error` or without, or when its
+    """One link on its way out. `turn` opens once: when it is gone, with `error` or without, or when its
     deleter is to lead the next request."""
 
     __slots__ = ("index", "name", "turn", "leads", "error")
 
     def __init__(self, index, name):
-        self.index, self.name, self.turn, self.leads, self.error = index, name, allocate_lock(), False, None
-        self.turn.acquire()
+        self.index, self.name, self.turn, self.leads, self.error = index, name, Gate(), False, None
 
     @property
     def what(self):
@@ -72,7 +71,7 @@ class Deletes:
                 self.busy = mine.leads = True
         if not mine.leads:
             with waiting():
-                mine.turn.acquire()
+                mine.turn.wait()
         if mine.leads:
             with self.lock:
                 group = [mine, *(each for each in self.waiting[:MOST] if each is not mine)]
@@ -92,7 +91,7 @@ class Deletes:
             else:
                 self.busy = False
         for each in group[1:]:          # the first is the leader itself
-            each.turn.release()
+            each.turn.open()
 
     def _delete(self, group):
         """Send the request and listen until every link of the group is gone, or refused."""

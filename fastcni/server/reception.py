@@ -14,6 +14,7 @@ from threading import Lock
 from time import monotonic, sleep
 
 from fastcni import _door, plugins
+from fastcni._netlink import await_event
 from fastcni.handle import error_document
 from fastcni.server import protocol
 from fastcni.server.desk import Call
@@ -56,16 +57,16 @@ class Reception:
     def look_out(self, seconds):
         """Take what comes first within so many seconds (None: for ever)."""
         limits = [limit for limit in (seconds, self._next_silence()) if limit is not None]
-        for fd, _ in self.events.poll(min(limits) if limits else None, 1):
-            if fd in self.silent:
-                conn, _ = self.silent.pop(fd)
-                with self.order:
-                    self._read(conn)
-            elif fd == self.bell:
-                os.eventfd_read(self.bell)
-                self.events.modify(self.bell, ONCE)
-            elif self.open:
-                self._accept()
+        fd = await_event(self.events.fileno(), int(min(limits) * 1000) + 1 if limits else -1)
+        if fd in self.silent:
+            conn, _ = self.silent.pop(fd)
+            with self.order:
+                self._read(conn)
+        elif fd == self.bell:
+            os.eventfd_read(self.bell)
+            self.events.modify(self.bell, ONCE)
+        elif fd >= 0 and self.open:
+            self._accept()
         if self.silent:
             self._close_silent()
 

@@ -1,7 +1,8 @@
 """Workers: threads that take a request each, and answer it.
 
 A worker that is free stands at the door and serves what comes there itself: no request is handed from one thread to
-another. One more worker than may work at once makes sure that somebody is always at the door.
+another. One more worker than may work at once makes sure that somebody is always at the door. Workers take turns
+(_turns.pxi): while one waits for the kernel another goes on, and not at each of its system calls.
 """
 
 import os
@@ -11,6 +12,7 @@ from time import monotonic, sleep
 import orjson
 
 from fastcni import _door, plugins
+from fastcni._netlink import give_turn, take_turn
 from fastcni.handle import error_document, handle
 from fastcni.kernel import netns, uapi, wire
 from fastcni.server import protocol, reception
@@ -65,6 +67,7 @@ class Workers:
 
     def _work(self):
         lost = None
+        take_turn()
         while not lost:
             try:
                 call = self._next()
@@ -73,6 +76,7 @@ class Workers:
                 sleep(PAUSE)
                 continue
             if not call:
+                give_turn()
                 return
             try:
                 self._serve(call)
@@ -86,6 +90,7 @@ class Workers:
                     self.desk.done(call)
         # Not before done(): the other one looks for what that lets run.
         self.log.error("a worker cannot return to its namespace; another takes its place", error=str(lost))
+        give_turn()
         self.threads.remove(threading.current_thread())
         self._start_one()
 
@@ -109,10 +114,12 @@ class Workers:
             others = self.desk.waiting > 0
         if others:
             self.door.ring()
+        give_turn()
 
     def resume(self):
         """It goes on, if need be as one more than may work."""
         if getattr(spent, "seconds", None) is not None:
+            take_turn()
             with self.lock:
                 self.working += 1
 

@@ -50,8 +50,14 @@ class Calls:
 
 
 @pytest.fixture(autouse=True)
-def received(monkeypatch):
-    """What is received comes from the queue of a kernel.Socket."""
+def exchanged(monkeypatch):
+    """What is sent goes to a kernel.Socket, and what is received comes from its queue."""
+    def send(sock, data):
+        if wire.show:
+            wire.show(">", data)
+        sock.send(data)
+
+    monkeypatch.setattr(wire, "send", send)
     monkeypatch.setattr(wire, "receive", lambda sock, *milliseconds: sock.receive(*milliseconds))
 
 

@@ -1,4 +1,4 @@
-"""A kernel made of a list: it stands where a netlink socket stands, at send() and wire.receive(), nothing else."""
+"""A kernel made of a list: it stands where a netlink socket stands, at wire.send() and wire.receive(), nothing else."""
 
 import struct
 

@@ -104,6 +104,27 @@ def test_nobody_who_reads_the_log_costs_no_request(node, pod, local, tmp_path):
     assert server.workers == threads
 
 
+def test_what_hangs_holds_up_its_own_request_alone(node, local, monkeypatch):
+    """As a file system that does not answer would."""
+    server = local(workers=2)
+    real, hangs, go_on = hosts.Visit._namespace, threading.Lock(), threading.Event()
+
+    def namespace(self, key):
+        if hangs.acquire(blocking=False):
+            go_on.wait(10)
+        return real(self, key)
+
+    monkeypatch.setattr(hosts.Visit, "_namespace", namespace)
+    stuck = server.send("VERSION", node.conf())
+    assert eventually(hangs.locked)
+    started = time.monotonic()
+    for _ in range(20):
+        server.ok("VERSION", node.conf())
+    took = time.monotonic() - started
+    go_on.set()
+    assert stuck.answer().status == 0 and took < 2
+
+
 def test_successes_are_no_warnings(node, pod, local):
     server = local(level="warning")
     server.ok("ADD", node.conf(), pod)

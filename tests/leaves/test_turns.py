@@ -1,0 +1,103 @@
+"""Turns: one thread of those that take them goes on, until it waits for something long."""
+
+import socket
+import time
+from threading import Event, Thread
+
+import pytest
+
+from fastcni import _netlink
+from fastcni._netlink import Gate, give_turn, take_turn
+
+HANGS = 0.5                         # seconds: many times what anybody waits for a turn
+
+
+@pytest.fixture
+def begin():
+    """begin(fn): runs it in a thread that takes turns, and lets go of its turn at the end; the Event that it has
+    ended."""
+    threads = []
+
+    def make(fn):
+        ended = Event()
+
+        def work():
+            take_turn()
+            fn()
+            give_turn()
+            ended.set()
+
+        threads.append(Thread(target=work))
+        threads[-1].start()
+        return ended
+
+    yield make
+    for thread in threads:
+        thread.join(10)
+        assert not thread.is_alive()
+
+
+def having(begin, fn):
+    """A thread that has the turn, and now begins with fn()."""
+    has = Event()
+    ended = begin(lambda: (has.set(), fn()))
+    assert has.wait(5)
+    return ended
+
+
+def elapsed(of, *args):
+    started = time.monotonic()
+    of(*args)
+    return time.monotonic() - started
+
+
+def test_a_turn_is_waited_for(begin):
+    go_on = Event()
+    first = having(begin, lambda: go_on.wait(0.02))
+    second = begin(lambda: None)
+    assert not second.wait(0.005)
+    go_on.set()
+    assert first.wait(5) and second.wait(5)
+
+
+@pytest.mark.parametrize("wait", ["receive", "Gate"])
+def test_who_waits_for_something_long_lets_others_go_on(begin, wait):
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    gate = Gate()
+    with ours, theirs:
+        first = having(begin, gate.wait if wait == "Gate" else lambda: _netlink.receive(ours.fileno(), -1))
+        for _ in range(20):             # each has the turn at once, not after a thread that hangs has lost it
+            assert elapsed(begin(lambda: None).wait, 5) < HANGS / 20
+        gate.open()
+        theirs.send(b"")
+        assert first.wait(5)
+
+
+def test_a_thread_that_hangs_holds_up_nobody_for_long(begin):
+    """In a file system that does not answer, for instance: it does not know that it should let others go on."""
+    first = having(begin, lambda: time.sleep(HANGS))
+    assert elapsed(begin(lambda: None).wait, 5) < HANGS / 2 and not first.is_set()
+    assert first.wait(5)
+    assert begin(lambda: None).wait(5)
+
+
+def test_who_takes_no_turns_waits_for_none_and_gives_none(begin):
+    """A program that uses the library has threads of its own."""
+    first = having(begin, lambda: time.sleep(HANGS))
+    give_turn()                         # not ours
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    with ours, theirs:
+        assert _netlink.receive(ours.fileno(), 1) is None
+    second = begin(lambda: None)
+    assert not second.wait(0.01)
+    assert first.wait(5) and second.wait(5)
+
+
+def test_what_is_sent_arrives_and_a_refusal_is_an_error():
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    with ours, theirs:
+        _netlink.send(ours.fileno(), b"a datagram")
+        assert theirs.recv(100) == b"a datagram"
+    with pytest.raises(OSError, match="Bad file descriptor") as refused:
+        _netlink.send(10_000, b"")
+    assert refused.value.errno == 9 and refused.value.filename is None
