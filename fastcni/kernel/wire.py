@@ -178,17 +178,12 @@ def dump(sock, kind, header, what, fill=None):
     raise refused[0]
 
 
-def glance(sock):
-    """The notifications of one datagram that has come, as watch() has them; None when none waits. Raises ENOBUFS."""
-    return receive(sock, 0)
-
-
 def drain(sock, hear, lost):
     """Read what waits on a watching socket: hear(type, payload) of each, and lost() where the kernel had to drop some
     before that. Raises OSError."""
     while True:
         try:
-            heard = glance(sock)
+            heard = receive(sock, 0)
         except OSError as e:
             if e.errno != ENOBUFS:
                 raise

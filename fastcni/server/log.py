@@ -49,13 +49,18 @@ def as_json(event, **_):
 def logfmt(_, __, event):
     """A structlog processor: key=value in the order of the call. Its own LogfmtRenderer takes longer."""
     first = f"timestamp={event.pop('timestamp')} level={event.pop('level')} event={text(event.pop('event'))}"
-    return " ".join([first, *[f"{key}={text(value)}" for key, value in event.items()]])
+    texts = [*map(str, event.values())]
+    if "" in texts or not plain("".join(texts)):        # most lines are looked at once, not each value
+        texts = map(text, texts)
+    return " ".join([first, *map("{}={}".format, event, texts)])
 
 
 def text(value):
     """A value as logfmt has it: in quotes where it has a space, a quote, an equals sign, or nothing."""
-    if type(value) is not str:
-        return str(value)
-    if value and value.isprintable() and SPECIAL.isdisjoint(value):
+    if value and plain(value):
         return value
     return orjson.dumps(value.encode("utf-8", "replace").decode()).decode()
+
+
+def plain(value):
+    return value.isprintable() and SPECIAL.isdisjoint(value)

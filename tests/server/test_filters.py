@@ -26,7 +26,7 @@ def index_of(name):
 def heard(sock):
     """[(kind, index or None)] of what waits."""
     found = []
-    while (messages := wire.glance(sock)) is not None:
+    while (messages := wire.receive(sock, 0)) is not None:
         found += [(kind, None if kind in NETCONF else rtnl.u32(payload[4:8])) for kind, _, _, _, payload in messages]
     return found
 

@@ -141,14 +141,14 @@ def test_a_change_between_question_and_answer_is_not_missed(bridge, host):
 
 
 def test_what_the_kernel_had_to_drop_may_have_been_anything(bridge, host, monkeypatch):
-    real, dropped = wire.glance, [OSError(ENOBUFS, "")]
+    real, dropped = wire.receive, [OSError(ENOBUFS, "")]
 
-    def glance(sock):
+    def receive(sock, *milliseconds):
         if dropped:
             raise dropped.pop()
-        return real(sock)
+        return real(sock, *milliseconds)
 
-    monkeypatch.setattr(wire, "glance", glance)
+    monkeypatch.setattr(wire, "receive", receive)
     assert bridge() and bridge.ask.again()
 
 
