@@ -4,6 +4,7 @@ import posix
 from errno import EINVAL
 
 from fastcni._netlink import close_file, identity, open_file, setns
+from fastcni.kernel.waiting import waiting
 
 OWN = "/proc/thread-self/ns/net"
 
@@ -58,7 +59,8 @@ class locked:
     def __enter__(self):
         import fcntl  # a file of its own in some Pythons
 
-        fcntl.flock(self.fd, fcntl.LOCK_EX)
+        with waiting():
+            fcntl.flock(self.fd, fcntl.LOCK_EX)
 
     def __exit__(self, kind, error, trace):
         import fcntl

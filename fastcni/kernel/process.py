@@ -106,9 +106,9 @@ def read_back(fd, path, stream):
 def wait(pid, timeout):
     """Return the wait status of our child `pid`; whatever happens here, the child is gone afterwards."""
     try:
-        if timeout is not None and not ends_within(pid, timeout):
-            posix.kill(pid, SIGKILL)
         with waiting():
+            if timeout is not None and not ends_within(pid, timeout):
+                posix.kill(pid, SIGKILL)
             return posix.waitpid(pid, 0)[1]
     except ChildProcessError as e:
         e.add_note("the exit status was taken by someone else: is SIGCHLD ignored in this program?")
