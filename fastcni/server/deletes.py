@@ -26,13 +26,13 @@ MOST = 128                      # links in one request: their announcements fit 
 
 
 class Deletion:
-    """One link on its way out. `turn` opens once: when it is gone, with `error` or without, or when its
+    """One link on its way out. `gate` opens once: when it is gone, with `error` or without, or when its
     deleter is to lead the next request."""
 
-    __slots__ = ("index", "name", "turn", "leads", "error")
+    __slots__ = ("index", "name", "gate", "leads", "error")
 
     def __init__(self, index, name):
-        self.index, self.name, self.turn, self.leads, self.error = index, name, Gate(), False, None
+        self.index, self.name, self.gate, self.leads, self.error = index, name, Gate(), False, None
 
     @property
     def what(self):
@@ -71,7 +71,7 @@ class Deletes:
                 self.busy = mine.leads = True
         if not mine.leads:
             with waiting():
-                mine.turn.wait()
+                mine.gate.wait()
         if mine.leads:
             with self.lock:
                 group = [mine, *(each for each in self.waiting[:MOST] if each is not mine)]
@@ -91,7 +91,7 @@ class Deletes:
             else:
                 self.busy = False
         for each in group[1:]:          # the first is the leader itself
-            each.turn.open()
+            each.gate.open()
 
     def _delete(self, group):
         """Send the request and listen until every link of the group is gone, or refused."""
