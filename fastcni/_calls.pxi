@@ -13,17 +13,12 @@ from posix.stat cimport fstat, struct_stat
 
 cdef extern from *:
     """
-    #include <poll.h>
     #include <sched.h>
     #include <sys/socket.h>
     """
-    enum: AT_FDCWD, MSG_DONTWAIT, POLLIN
-    struct pollfd:
-        int fd
-        short events
+    enum: AT_FDCWD, MSG_DONTWAIT
     bytes PyUnicode_EncodeFSDefault(str)
     int c_setns "setns"(int fd, int nstype)
-    int poll(pollfd* fds, unsigned long count, int milliseconds) nogil
     ssize_t c_send "send"(int fd, const void* data, size_t size, int flags) nogil
     ssize_t recv(int fd, void* buffer, size_t size, int flags)
     int unlinkat(int folder, const char* path, int flags) nogil
@@ -51,10 +46,8 @@ def receive(int fd, int milliseconds=-1, show=None):
 
     show("<", bytes) is told of it. Raises OSError, with ENOBUFS where the kernel had to drop some.
     """
-    cdef pollfd coming
     cdef int come
     cdef ssize_t size = recv(fd, datagram, DATAGRAM, MSG_DONTWAIT)
-    coming.fd, coming.events = fd, POLLIN
     while size < 0:
         if errno != EAGAIN and errno != EINTR:
             PyErr_SetFromErrno(OSError)
@@ -62,9 +55,7 @@ def receive(int fd, int milliseconds=-1, show=None):
             if milliseconds == 0:
                 return None
             with nogil:
-                give()
-                come = poll(&coming, 1, milliseconds)
-                take()
+                come = await_input(fd, milliseconds)
             PyErr_CheckSignals()
             if come == 0:
                 return None

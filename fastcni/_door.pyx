@@ -22,12 +22,12 @@ cdef extern from *:
     #include <unistd.h>
     """
     enum: MSG_DONTWAIT, MSG_NOSIGNAL, MSG_CMSG_CLOEXEC, MSG_TRUNC, MSG_CTRUNC, SCM_RIGHTS
-    enum: SOCK_CLOEXEC, SOL_SOCKET, SO_PEERCRED, POLLIN, POLLHUP, POLLRDHUP, SIOCGSKNS
+    enum: SOCK_CLOEXEC, SOL_SOCKET, SO_PEERCRED, POLLHUP, POLLRDHUP, SIOCGSKNS
     struct pollfd:
         int fd
         short events
         short revents
-    int poll(pollfd*, unsigned long, int) nogil
+    int poll(pollfd*, unsigned long, int)
     ctypedef unsigned int socklen_t
     struct ucred:
         int pid
@@ -143,14 +143,6 @@ def namespace_of(int conn):
     if fd < 0:
         PyErr_SetFromErrno(OSError)
     return fd
-
-
-def await_message(int conn, int milliseconds):
-    """Wait so long for something to read, without Python's lock; the one call here that waits."""
-    cdef pollfd state
-    state.fd, state.events, state.revents = conn, POLLIN, 0
-    with nogil:
-        poll(&state, 1, milliseconds)
 
 
 def is_closed(int conn):

@@ -43,6 +43,13 @@ cdef extern from "<sys/epoll.h>" nogil:
         epoll_data_t data
     int epoll_wait(int events, epoll_event* found, int most, int milliseconds)
 
+cdef extern from "<poll.h>" nogil:
+    enum: POLLIN
+    struct pollfd:
+        int fd
+        short events
+    int poll(pollfd* fds, unsigned long count, int milliseconds)
+
 cdef extern from *:
     """
     static __thread int takes_turns;
@@ -116,6 +123,23 @@ def await_event(int events, int milliseconds):
         found = epoll_wait(events, &event, 1, milliseconds)
         take()
     return event.data.fd if found > 0 else -1
+
+
+cdef int await_input(int fd, int milliseconds) noexcept nogil:
+    """poll(2) for something to read; what it returns."""
+    cdef int come
+    cdef pollfd coming
+    coming.fd, coming.events = fd, POLLIN
+    give()
+    come = poll(&coming, 1, milliseconds)
+    take()
+    return come
+
+
+def await_message(int conn, int milliseconds):
+    """Wait so long for something to read."""
+    with nogil:
+        await_input(conn, milliseconds)
 
 
 @cython.final

@@ -13,8 +13,8 @@ import select
 from threading import Lock
 from time import monotonic, sleep
 
-from fastcni import _door, plugins
-from fastcni._netlink import await_event
+from fastcni import plugins
+from fastcni._netlink import await_event, await_message
 from fastcni.handle import error_document
 from fastcni.server import protocol
 from fastcni.server.desk import Call
@@ -96,7 +96,7 @@ class Reception:
             if conn not in self.prompt:
                 return                  # most have sent their request by now
             fd = conn.fileno()          # now: the thread of a later one may read and close it
-        _door.await_message(fd, PROMPT_MS)
+        await_message(fd, PROMPT_MS)
         with self.order:
             if conn not in self.prompt:
                 return                  # the thread of a later connection has read it

@@ -60,12 +60,14 @@ def test_a_turn_is_waited_for(begin):
     assert first.wait(5) and second.wait(5)
 
 
-@pytest.mark.parametrize("wait", ["receive", "Gate"])
+@pytest.mark.parametrize("wait", ["receive", "await_message", "Gate"])
 def test_who_waits_for_something_long_lets_others_go_on(begin, wait):
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
     gate = Gate()
     with ours, theirs:
-        first = having(begin, gate.wait if wait == "Gate" else lambda: _netlink.receive(ours.fileno(), -1))
+        waits = {"receive": lambda: _netlink.receive(ours.fileno(), -1), "Gate": gate.wait,
+                 "await_message": lambda: _netlink.await_message(ours.fileno(), -1)}
+        first = having(begin, waits[wait])
         for _ in range(20):             # each has the turn at once, not after a thread that hangs has lost it
             assert elapsed(begin(lambda: None).wait, 5) < HANGS / 20
         gate.open()
