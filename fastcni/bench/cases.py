@@ -119,7 +119,7 @@ class Plan:
     at_once: tuple[int, ...] = (8, 32, 64)
     slow_at_once: tuple[int, ...] = (8, 32, 64)
     pods: int = 64
-    repeats: int = 3
+    repeats: int = 7
     levels: tuple[int, ...] = (0, 100, 250, 500, 750, 1000)
     density_rounds: int = 5
     crowd: int = 1000
@@ -133,11 +133,13 @@ QUICK = Plan(rounds=4, slow_rounds=1, settle=0.2, at_once=(8, 32), slow_at_once=
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the user asked for. peer: the folder of the Go plugins. report: where to write, None for nowhere.
-    only, parts, sides: names, all of them by default. command: the words that were typed."""
+    """What the user asked for. peer: the folder of the Go plugins. data_dir: where the networks' files go, None: in
+    memory. report: where to write, None for nowhere. only, parts, sides: names, all of them by default. command: the
+    words that were typed."""
 
     plan: Plan = Plan()
     peer: str = "/usr/lib/cni"
+    data_dir: str | None = None
     report: str | None = None
     only: tuple[str, ...] = ()
     parts: tuple[str, ...] = ()

@@ -69,10 +69,6 @@ class Floor:
         wire.exchange(self.host, rtnl.new_address(batch, bridge.index, network.gateway, 16))
         return bridge.index
 
-    def start(self, command, network, pod):
-        """The launcher alone."""
-        return self.launcher.start(command, network, pod)
-
     def flow(self, command, network, pods, at_once):
         """Launchers alone, so many at once: what the harness itself is able to."""
         return self.launcher.flow(command, network, pods, at_once)

@@ -36,16 +36,19 @@ class Pod:
 
 
 class Node:
-    """`with Node() as node:` has this thread in a fresh network namespace; it and the pods are removed at the end."""
+    """`with Node(data_dir) as node:` has this thread in a fresh network namespace; it and the pods are removed at the
+    end, and two folders: `folder`, and `data` for the networks' files, which is made in data_dir."""
 
-    def __init__(self):
+    def __init__(self, data_dir=None):
         self.prefix = f"{PREFIX}{os.getpid()}-"
-        self.made = []
+        self.data_dir, self.made = data_dir, []
 
     def __enter__(self):
         with ExitStack() as stack:
             self.folder = tempfile.mkdtemp(prefix=self.prefix)
             stack.callback(shutil.rmtree, self.folder)
+            self.data = tempfile.mkdtemp(prefix=self.prefix, dir=self.data_dir)
+            stack.callback(shutil.rmtree, self.data)
             stack.callback(self._remove)
             name = f"{self.prefix}node"
             ip_batch([f"netns add {name}"])
@@ -97,7 +100,7 @@ class Network:
     def __init__(self, node, name, case, *, subnet, bridge):
         """subnet: the second byte of 10.x.0.0/16."""
         self.case, self.bridge, self.subnet = case, bridge, subnet
-        data_dir = f"{node.folder}/{name}"
+        data_dir = f"{node.data}/{name}"
         self.folder = f"{data_dir}/{name}"
         os.makedirs(self.folder)
         conf = {"cniVersion": "1.0.0", "name": name, "type": case.type, "bridge": bridge,

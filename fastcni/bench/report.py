@@ -4,6 +4,7 @@ import os
 import platform
 import shutil
 import subprocess
+import sys
 from datetime import UTC, datetime
 
 import orjson
@@ -35,7 +36,7 @@ def machine(options):
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "kernel": f"{platform.system()} {platform.release()} {platform.machine()}",
         "processors": f"{os.cpu_count()} x {processor()}",
-        "Python": platform.python_version(),
+        "Python": f"{platform.python_version()}, {os.path.realpath(sys.executable)}",
         "fastcni": fastcni.__version__,
         "Go plugins": go_plugins(options.peer),
         "calls": f"{plan.rounds} x {plan.burst} of each, one at a time; {plan.repeats} x {plan.pods} pods at once; "

@@ -6,7 +6,6 @@ import socket
 import subprocess
 import sys
 import time
-from functools import partial
 
 from fastcni.bench.calls import Flow, Running, one
 from fastcni.spec import errors
@@ -30,20 +29,26 @@ class Plugins:
     def prepare(self, network):
         """A plugin makes what it needs."""
 
-    def start(self, command, network, pod, more=()):
-        """A call as a Running process; `more` are keys of its configuration."""
-        self.sent += 1
+    def ready(self, command, network, pod, more=()):
+        """A call: a function that starts it and returns the Running process. `more` are keys of its configuration.
+        All that a clock need not see is done here."""
         env = {**self.env, "CNI_COMMAND": command, "CNI_CONTAINERID": pod.name, "CNI_NETNS": pod.path}
         kind = dict(more).get("type", network.case.type)
         own = network.case.ours.get(kind, {}) if self.name != "Go" else {}
-        return Running(f"{self.folder}/{kind}", env, network.stdin(pod, {**dict(more), **own}),
-                       f"{kind} {command} of {self.name}")
+        words = (f"{self.folder}/{kind}", env, network.stdin(pod, {**dict(more), **own}),
+                 f"{kind} {command} of {self.name}")
+
+        def start():
+            self.sent += 1
+            return Running(*words)
+
+        return start
 
     def call(self, command, network, pod):
         """One call to its end: {this side: ms}. Raises CallFailed."""
         if network.case.chain:
             return {self.name: self._call_chain(command, network, pod)}
-        took, _ = one(partial(self.start, command, network, pod))
+        took, _ = one(self.ready(command, network, pod))
         return {self.name: took}
 
     def _call_chain(self, command, network, pod):
@@ -51,7 +56,7 @@ class Plugins:
         took, chain = 0.0, network.case.chain
         for keys in chain if command == "ADD" else reversed(chain):
             known = {"prevResult": network.results[pod]} if pod in network.results else {}
-            ms, said = one(partial(self.start, command, network, pod, {**keys, **known}))
+            ms, said = one(self.ready(command, network, pod, {**keys, **known}))
             took += ms
             if command == "ADD":
                 network.results[pod] = json.loads(said)
@@ -62,7 +67,7 @@ class Plugins:
     def flow(self, command, network, pods, at_once):
         """A call for each pod, so many at once. Raises CallFailed, CniError for a server that died."""
         try:
-            return Flow((partial(self.start, command, network, pod) for pod in pods), at_once)
+            return Flow([self.ready(command, network, pod) for pod in pods], at_once)
         finally:
             self.check()
 

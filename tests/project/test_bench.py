@@ -3,8 +3,11 @@
 import os
 import re
 import sys
+import tempfile
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import orjson
 import pytest
@@ -149,6 +152,20 @@ def test_without_root_it_says_what_to_do(monkeypatch, capsys):
     assert "run it as root" in capsys.readouterr().err
 
 
+def bench_of(**options):
+    return SimpleNamespace(options=Options(**options), cases=Options(**options).cases, note=Mock())
+
+
+def test_the_networks_files_are_in_memory_if_it_has_room(monkeypatch):
+    """180,000 files do not fit a container's usual 64 MB."""
+    crowded, small = bench_of(only=("host-local-60000",)), bench_of(only=("bridge",))
+    monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_bavail=16384, f_frsize=4096, f_favail=10**6))
+    assert run.data_dir(small) == "/dev/shm" and not small.note.called
+    assert run.data_dir(crowded) == tempfile.gettempdir()
+    assert "room for 16,384 files" in crowded.note.call_args.args[0]
+    assert run.data_dir(bench_of(data_dir="/mnt")) == "/mnt"
+
+
 # ---- a small run ----
 
 TINY = Options(replace(QUICK, rounds=1, burst=2, rest=0.01), only=("ptp",), parts=("latency",),
@@ -161,7 +178,7 @@ def nothing_is_left():
     home = os.stat("/proc/thread-self/ns/net").st_ino
     yield
     mine = f"{PREFIX}{os.getpid()}-"
-    folders = [path for path in ("/run/netns", "/tmp", os.environ.get("TMPDIR", "/tmp")) if os.path.isdir(path)]
+    folders = filter(os.path.isdir, {"/run/netns", "/dev/shm", "/tmp", tempfile.gettempdir()})
     assert [name for path in folders for name in os.listdir(path) if name.startswith(mine)] == []
     assert Path(f"/proc/self/task/{os.getpid()}/children").read_text() == ""
     assert os.stat("/proc/thread-self/ns/net").st_ino == home
