@@ -3,7 +3,7 @@
 #              processes at once; WORKERS=0: by one
 # make test-vm the tests that need a kernel with everything, on Debian's, in a VM (ONLY="tests/real_kernel/test_x.py")
 # make check   the fast tests   make lint   ruff and cython-lint   make clean
-# make bench   figures and benchmarks/report (root; twenty minutes, BENCH=--quick: a few)
+# make bench   figures and benchmarks/report (root; half an hour, BENCH=--quick: a few)
 .POSIX:
 .PHONY: setup demo test test-vm check bench lint clean
 

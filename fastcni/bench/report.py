@@ -25,7 +25,8 @@ PLOTS = {"latency": "Latency, one at a time", "rate": "Rate against calls at onc
 INTRODUCTION = """\
 **Go** is the reference plugins, **one-shot** fastcni's plugins without a server, **warm** the same files with
 `fastcni serve` running, **floor** what the kernel itself takes: the launcher answered at once, and the netlink
-requests that nobody can do without, from a process that is warm. All in one run, in turn and shuffled.
+requests that nobody can do without, from a process that is warm, each time with processors that may be asleep. All in
+one run, in turn and shuffled.
 """
 
 

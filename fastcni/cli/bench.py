@@ -12,7 +12,7 @@ from fastcni.bench.cases import CASES, PARTS, QUICK, SIDES, Options, Plan
 
 
 @click.command()
-@click.option("--quick", is_flag=True, help="A few minutes instead of twenty: fewer of everything.")
+@click.option("--quick", is_flag=True, help="A few minutes instead of thirty: fewer of everything.")
 @click.option("--only", multiple=True, type=click.Choice([case.name for case in CASES]), metavar="CASE",
               help=f"Only this case; may be repeated: {', '.join(case.name for case in CASES)}.")
 @click.option("--part", "parts", multiple=True, type=click.Choice(PARTS), metavar="PART",

@@ -20,13 +20,16 @@ from fastcni.spec.errors import CniError
               metavar="SECONDS", help="How long each may wait.")
 @click.option("--allow-uid", "uids", multiple=True, type=click.IntRange(0), metavar="UID",
               help="Serve this user too; may be repeated. Root always is.")
+@click.option("--awake", default=0.01, show_default=True, type=click.FloatRange(0, 60), envvar="FASTCNI_AWAKE",
+              show_envvar=True, metavar="SECONDS",
+              help="After a request keep processors from sleeping for so long; 0: never.")
 @click.option("--cache-dir", default="", metavar="DIR",
               help="Where runtimes remember results; what pods have in iptables is put back from these [/var/lib/cni].")
 @click.option("--log-level", default="info", show_default=True,
               type=click.Choice(["debug", "info", "warning", "error"]), help="info has a line for each request.")
 @click.option("--log-format", default="logfmt", show_default=True, type=click.Choice(["logfmt", "json"]))
-def serve(path: str, workers: int, room: int, patience: float, uids: Sequence[int], cache_dir: str,
-          log_level: str, log_format: str) -> None:
+def serve(path: str, workers: int, room: int, patience: float, uids: Sequence[int], awake: float,
+          cache_dir: str, log_level: str, log_format: str) -> None:
     """Answer the installed plugins from one warm process.
 
     A plugin that finds no server does its work by itself. Ends with SIGTERM, after the last answer.
@@ -38,7 +41,7 @@ def serve(path: str, workers: int, room: int, patience: float, uids: Sequence[in
 
     try:
         status = run(path, workers=workers, room=room, patience=patience, uids={0, os.geteuid(), *uids},
-                     level=log_level, fmt=log_format, replay=lambda: restore(Cache(cache_dir)))
+                     awake=awake, level=log_level, fmt=log_format, replay=lambda: restore(Cache(cache_dir)))
     except ListenError as e:
         raise CniError(errors.IO_FAILURE, str(e)) from e
     raise SystemExit(status)

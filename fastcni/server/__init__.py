@@ -9,6 +9,7 @@
     mirror      what is in our own nftables tables, and what of it is to be put back
     jumps       what shows that what pods have in iptables or firewalld has gone
     work        a worker thread: one request after another
+    awake       processors that do not sleep while requests come
     listening   the socket, its folder, its handing over
     service     all of it together, from start to drain
     log         one line a request

@@ -31,11 +31,11 @@ ONCE = select.EPOLLIN | select.EPOLLONESHOT
 
 class Reception:
     """listener: a listening SEQPACKET socket, non-blocking. uids: the user ids that are served.
-    configurations: those that requests have brought."""
+    configurations: those that requests have brought. awake: what keeps processors awake."""
 
-    def __init__(self, listener, desk, lock, uids, configurations, log):
+    def __init__(self, listener, desk, lock, uids, configurations, awake, log):
         self.listener, self.desk, self.lock, self.uids, self.log = listener, desk, lock, uids, log
-        self.configurations = configurations
+        self.configurations, self.awake = configurations, awake
         self.order = Lock()
         self.prompt = {}                # connections that threads wait for, the oldest first; the values say nothing
         self.silent = {}                # descriptor -> (connection, since when) of those that epoll waits for
@@ -156,6 +156,7 @@ class Reception:
             message.close()
             decline(conn)
             return
+        self.awake.hold()
         call = Call(self._key_of(message), message.env["CNI_COMMAND"], (conn, message))
         with self.lock:
             if self.desk.put(call):

@@ -12,6 +12,7 @@ import sdnotify
 from fastcni import _ipam_bitmap
 from fastcni.kernel import waiting
 from fastcni.server import listening, log
+from fastcni.server.awake import Awake
 from fastcni.server.configurations import Configurations
 from fastcni.server.crew import Crew
 from fastcni.server.desk import Desk
@@ -27,12 +28,13 @@ ENDS = {signal.SIGTERM, signal.SIGINT}
 SWITCH_SECONDS = 0.0005         # a thread back from the kernel waits so long for one that computes
 
 
-def serve(path=listening.PATH, *, workers=32, room=1024, patience=60.0, uids=(0,), level="info", fmt="logfmt",
-          replay=None):
+def serve(path=listening.PATH, *, workers=32, room=1024, patience=60.0, uids=(0,), awake=0.01, level="info",
+          fmt="logfmt", replay=None):
     """Serve until SIGTERM or SIGINT, then finish what was begun. Returns the exit status.
 
     workers: requests that run at once. room: requests that may wait. patience: seconds that each may.
-    uids: user ids whose requests are served. replay: see Restoring. Raises ListenError. Has to run in the main thread.
+    uids: user ids whose requests are served. awake: seconds, see Awake. replay: see Restoring. Raises ListenError. Has
+    to run in the main thread.
     """
     started = monotonic()
     signal.pthread_sigmask(signal.SIG_BLOCK, ENDS)      # threads inherit it; this one waits for them below
@@ -47,7 +49,7 @@ def serve(path=listening.PATH, *, workers=32, room=1024, patience=60.0, uids=(0,
     lock, desk, crew = Lock(), Desk(room=room, patience=patience), Crew(CREW)
     restoring = Restoring(logger, replay)
     hosts = Hosts(crew, restoring)
-    door = Reception(listen.sock, desk, lock, frozenset(uids), Configurations(), logger)
+    door = Reception(listen.sock, desk, lock, frozenset(uids), Configurations(), Awake(awake, logger), logger)
     team = Workers(workers, busy, desk, lock, door, hosts, crew, environment(), logger)
     waiting.pause, waiting.resume = team.pause, team.resume
     notify = sdnotify.SystemdNotifier()

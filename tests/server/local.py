@@ -10,6 +10,7 @@ from server.client import Server
 
 from fastcni.kernel import waiting, wire
 from fastcni.server import listening, log
+from fastcni.server.awake import Awake
 from fastcni.server.configurations import Configurations
 from fastcni.server.crew import Crew
 from fastcni.server.desk import Desk
@@ -43,7 +44,8 @@ class Local(Server):
         preload()
         self.restoring = Restoring(logger)
         self.hosts, self.desk = Hosts(crew, self.restoring), Desk(patience=patience)
-        self.door = Reception(self.listening.sock, self.desk, lock, frozenset({os.geteuid()}), Configurations(), logger)
+        self.door = Reception(self.listening.sock, self.desk, lock, frozenset({os.geteuid()}), Configurations(),
+                              Awake(0, logger), logger)
         self.team = Workers(self.size, busy, self.desk, lock, self.door, self.hosts, crew, environment(), logger)
         waiting.pause, waiting.resume = self.team.pause, self.team.resume
         self.team.start()

@@ -111,10 +111,11 @@ def test_what_a_server_may_take_to_stop_fits_into_what_systemd_waits():
     assert int(values("TimeoutStopSec")[0]) > DRAIN_SECONDS
 
 
-def test_the_one_device_that_a_plugin_opens_is_let_through():
+def test_the_devices_that_a_plugin_and_the_server_open_are_let_through():
     from fastcni.kernel import tun
+    from fastcni.server import awake
 
-    assert values("DeviceAllow") == [tun.PATH, "rw"] and values("PrivateDevices") in ([], ["no"])
+    assert values("DeviceAllow") == [tun.PATH, "rw", awake.DEVICE, "w"] and values("PrivateDevices") in ([], ["no"])
 
 
 def test_socket_and_server_mean_the_same_path():
