@@ -24,7 +24,7 @@ class Awake:
     where the device cannot be opened, which the log says."""
 
     def __init__(self, seconds, log):
-        self.seconds, self.until, self.held = seconds, 0.0, False
+        self.seconds, self.until, self.held, self.log = seconds, 0.0, False, log
         self.device, self.begun = None, Event()
         if not seconds:
             return
@@ -55,7 +55,14 @@ class Awake:
             self.held = False       # last: who holds in between is left out, and the next one is not
 
     def _ask(self, microseconds):
-        os.write(self.device, microseconds.to_bytes(4, sys.byteorder, signed=True))
+        if (device := self.device) is None:
+            return
+        try:
+            os.write(device, microseconds.to_bytes(4, sys.byteorder, signed=True))
+        except OSError as e:        # no request is to suffer for it
+            self.device = None
+            os.close(device)
+            self.log.warning("processors may sleep", why=str(e))
 
 
 def least():

@@ -23,13 +23,13 @@ def test_they_stay_awake_from_the_first_request_until_the_last_is_over(tmp_path,
     def asked():
         return [number for number, in struct.iter_unpack("=i", path.read_bytes())]
 
-    least, it, started = awake.least(), make(0.2), time.monotonic()
-    while time.monotonic() < started + 0.5:
-        it.hold()
-        assert asked() == [least]           # once for all of them
-        time.sleep(0.02)
-    assert eventually(lambda: asked() == [least, ANY_US])
-    assert time.monotonic() >= started + 0.7
+    least, it = awake.least(), make(1)
+    it.hold()
+    time.sleep(0.3)
+    last = time.monotonic()
+    it.hold()
+    assert asked() == [least]               # once for both
+    assert eventually(lambda: asked() == [least, ANY_US]) and time.monotonic() >= last + 1
     it.hold()
     assert eventually(lambda: asked() == [least, ANY_US, least, ANY_US])
 
@@ -38,6 +38,14 @@ def test_without_the_device_it_says_so_and_goes_on(monkeypatch, capsys):
     monkeypatch.setattr(awake, "DEVICE", "/nowhere/latency")
     make(0.01).hold()
     assert "processors may sleep" in capsys.readouterr().err
+
+
+def test_a_device_that_refuses_costs_no_request(monkeypatch, capsys):
+    monkeypatch.setattr(awake, "DEVICE", "/dev/full")
+    it = make(0.01)
+    for _ in range(3):
+        it.hold()
+    assert capsys.readouterr().err.count("No space left") == 1
 
 
 def test_with_no_time_it_does_nothing(monkeypatch, capsys):
