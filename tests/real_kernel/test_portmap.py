@@ -1,5 +1,7 @@
 """portmap by nftables: who reaches a host port and as whom, what it must not touch, and each key."""
 
+import shutil
+
 import pytest
 from real_kernel.node import Inside, cid_of, elements, run, set_sysctl, sysctl
 from real_kernel.portmap_chain import BRIDGE, DUAL, FAR, NODE, POD, Chain, mapping
@@ -9,6 +11,7 @@ from fastcni.kit.firewall import flows
 
 FAMILIES = pytest.mark.parametrize("family", [4, 6])
 PROTOCOLS = pytest.mark.parametrize("protocol", ["tcp", "udp", "sctp"])
+needs_conntrack = pytest.mark.skipif(not shutil.which("conntrack"), reason="needs conntrack (Debian: conntrack)")
 
 
 @pytest.fixture
@@ -330,6 +333,7 @@ def flows_to(port, protocol="udp"):
     return [line for line in run("conntrack", "-L", "-p", protocol).splitlines() if f"dport={port} " in line]
 
 
+@needs_conntrack
 def test_flows_through_the_node_to_the_same_port_of_others_are_kept(chain, pod, pod_netns, far):
     """DNS, say: a name server in a pod, and queries of others to one elsewhere."""
     with listen(far, 53, "udp"):
@@ -346,6 +350,7 @@ def test_flows_through_the_node_to_the_same_port_of_others_are_kept(chain, pod, 
         assert [f"dst={FAR[4]}" in line for line in flows_to(53)] == [True]
 
 
+@needs_conntrack
 def test_del_of_a_pod_that_never_had_the_port_keeps_its_owners_flows(chain, node, pod, pod_netns, far):
     other = pod_netns()
     chain.add(pod, mapping(protocol="udp"))
