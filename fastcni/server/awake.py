@@ -1,8 +1,8 @@
 """Processors that do not sleep while requests come.
 
 A pod's ADD goes from the runtime to the launcher, to the server, to the kernel's workers and back, and at each step a
-processor that has nothing to do for the moment would go to sleep and have to be woken: 50 us and more in a virtual
-machine. So while requests come, and for some milliseconds after the last, the kernel is asked for less.
+processor that has nothing to do for the moment would go to sleep and have to be woken (docs/server.md has figures). So
+while requests come, and for some milliseconds after the last, the kernel is asked not to let them.
 
 Linux, Documentation/power/pm_qos_interface.rst: who holds /dev/cpu_dma_latency open and has written a number of
 microseconds there (s32) keeps every processor out of states that take longer to wake from.
