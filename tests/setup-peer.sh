@@ -1,11 +1,11 @@
 #!/bin/sh
 # What the tests compare with and look through: the Go plugins, iptables, nft, ip, conntrack, iperf3, strace,
-# systemd's tools, firewalld; for the demo also ping.
+# ping, systemd's tools, firewalld.
 # As root on Debian or Ubuntu what is missing is installed; elsewhere it is named, and the tests that need it skip.
 # So is firewalld where systemd runs, which would start it, with the machine's own network behind it.
-#   setup-peer.sh [COMMAND...]     by default all but ping
+#   setup-peer.sh [COMMAND...]     by default all
 set -eu
-[ $# -gt 0 ] || set -- bridge iptables nft ip conntrack iperf3 strace systemd-analyze firewalld
+[ $# -gt 0 ] || set -- bridge iptables nft ip conntrack ping iperf3 strace systemd-analyze firewalld
 
 package_of() {
     case $1 in
