@@ -39,7 +39,7 @@ class Node:
     """`with Node(data_dir) as node:` has this thread in a fresh network namespace; it and the pods are removed at the
     end, and two folders: `folder`, and `data` for the networks' files, which is made in data_dir."""
 
-    def __init__(self, data_dir=None):
+    def __init__(self, data_dir):
         self.prefix = f"{PREFIX}{os.getpid()}-"
         self.data_dir, self.made = data_dir, []
 

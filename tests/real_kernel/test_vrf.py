@@ -1,5 +1,6 @@
 """vrf: traffic in and out of a VRF, what moves into its table, each key, CHECK, and DEL of what is gone."""
 
+import shutil
 import threading
 
 import features
@@ -9,6 +10,7 @@ from real_kernel.node import Inside, addresses, arrives_by, ip_json, links, run
 from fastcni.kernel import netns as kernel_netns
 
 needs_vrf = pytest.mark.needs("vrf")
+needs_ping = pytest.mark.skipif(not shutil.which("ping"), reason="needs ping (Debian: iputils-ping)")
 VERSIONS = ("0.3.1", "0.4.0", "1.0.0", "1.1.0")
 VRF = {"cniVersion": "1.1.0", "name": "net-b", "type": "vrf", "vrfname": "blue"}
 
@@ -53,6 +55,7 @@ def test_who_is_in_the_vrf_goes_by_its_link_and_others_do_not(node, pod):
 
 
 @needs_vrf
+@needs_ping
 def test_packets_to_the_pods_addresses_are_taken_at_once(node, pod):
     node.add(VRF, pod, ifname="net1")
     assert run("ping", "-c", "1", "-W", "1", "10.23.0.2") and run("ping", "-c", "1", "-W", "1", "fd00:23::2")
