@@ -5,7 +5,7 @@ from glob import glob
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
-LAUNCHER = "fastcni/launcher/launcher.c"
+LAUNCHER, MACHINES = "fastcni/launcher/launcher.c", "fastcni/launcher/machines.h"
 # They stand after the flags of the environment and of Python's own build, so these win: there is no libc
 # under the launcher, hence nothing that a canary, a fortified call or an unwinder could use.
 FREESTANDING = """-Os -g0 -std=c11 -ffreestanding -fno-pic -fno-pie -fno-stack-protector -fno-lto
@@ -29,7 +29,7 @@ def leaf(name):
     return Extension(
         f"fastcni.{name}",
         [f"fastcni/{name}.pyx"],
-        depends=[*glob("fastcni/*.p[xy][dxi]"), LAUNCHER],
+        depends=[*glob("fastcni/*.p[xy][dxi]"), LAUNCHER, MACHINES],
         extra_compile_args=["-O2", "-g0", "-fvisibility=hidden"],
         extra_link_args=["-s"],
     )

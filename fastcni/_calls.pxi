@@ -1,38 +1,47 @@
 # Part of _netlink.pyx: the system calls that each request makes. One extension module is less to load than two, and
 # a plugin that starts Python feels each.
 #
-# Those that wait for nobody keep Python's lock: a thread that lets go of it for a microsecond wakes another, which
-# finds it taken again. With eight requests at once that costs a server more than the calls do.
+# Calls that do not block keep Python's lock. A thread that releases it for a microsecond wakes another thread, which
+# finds the lock taken again. With eight requests at once that costs a server more than the calls do.
 
-from libc.errno cimport EAGAIN, EINTR, ENOSPC, errno
+from libc.errno cimport EAGAIN, EINTR, EISDIR, ENOSPC, EOPNOTSUPP, errno
 from libc.string cimport strerror
 from cpython.exc cimport PyErr_CheckSignals, PyErr_SetFromErrno
 from posix cimport unistd
-from posix.fcntl cimport O_CLOEXEC, O_EXCL, O_WRONLY, openat
-from posix.stat cimport fstat, struct_stat
+from posix.fcntl cimport O_CLOEXEC, O_EXCL, O_NONBLOCK, O_WRONLY, openat
+from posix.stat cimport S_ISDIR, S_ISREG, fstat, struct_stat
 
 cdef extern from *:
     """
+    #include <linux/sockios.h>
     #include <sched.h>
+    #include <sys/file.h>
+    #include <sys/ioctl.h>
     #include <sys/socket.h>
+    #include <unistd.h>
     """
-    enum: AT_FDCWD, MSG_DONTWAIT
+    enum: AT_FDCWD, MSG_DONTWAIT, LOCK_EX, LOCK_NB, LOCK_UN, SIOCGSKNS
+    int dup3(int, int, int)
+    int ioctl(int, unsigned long)
     bytes PyUnicode_EncodeFSDefault(str)
     int c_setns "setns"(int fd, int nstype)
     ssize_t c_send "send"(int fd, const void* data, size_t size, int flags) nogil
     ssize_t recv(int fd, void* buffer, size_t size, int flags)
+    int flock(int fd, int operation) nogil
     int unlinkat(int folder, const char* path, int flags) nogil
+    int c_getsockopt "getsockopt"(int fd, int level, int name, void* value, unsigned int* size)
 
 
 cdef uint8_t datagram[DATAGRAM]             # of whoever has Python's lock
 
 
 def send(int fd, bytes data not None):
-    """Send a datagram; back when the kernel has done what it asks for. Raises OSError."""
+    """Send a datagram; back when the kernel has done what it asks for. Raises OSError, Abandoned."""
     cdef const char* at = PyBytes_AS_STRING(data)
     cdef Py_ssize_t size = PyBytes_GET_SIZE(data)
     cdef int failed = EINTR
     while failed == EINTR:
+        check()
         with nogil:
             give()
             failed = 0 if c_send(fd, at, size, 0) >= 0 else errno
@@ -41,8 +50,9 @@ def send(int fd, bytes data not None):
     refuse(failed, None)
 
 
-def receive(int fd, int milliseconds=-1, show=None):
-    """The messages() of the next datagram, None where none has come within so many milliseconds (-1: for ever).
+def receive(int fd, int milliseconds=-1, show=None, int caller=-1):
+    """The messages() of the next datagram, None where none has come within so many milliseconds (-1: for ever), or
+    before the other end of the connection `caller` was closed.
 
     show("<", bytes) is told of it. Raises OSError, with ENOBUFS where the kernel had to drop some.
     """
@@ -55,14 +65,24 @@ def receive(int fd, int milliseconds=-1, show=None):
             if milliseconds == 0:
                 return None
             with nogil:
-                come = await_input(fd, milliseconds)
+                come = await_either(fd, caller, milliseconds)
             PyErr_CheckSignals()
-            if come == 0:
+            if come == 0 or come == GONE:
                 return None
         size = recv(fd, datagram, DATAGRAM, MSG_DONTWAIT)
     if show is not None:
         show("<", PyBytes_FromStringAndSize(<char*>datagram, size))
     return take_apart(datagram, size)
+
+
+def getsockopt(int fd, int level, int name, bytes value not None):
+    """A socket option whose buffer has the question first and then the answer; Python's getsockopt() cannot pass the
+    question. Raises OSError."""
+    cdef bytearray answer = bytearray(value)
+    cdef unsigned int size = len(answer)
+    if c_getsockopt(fd, level, name, <char*>answer, &size):
+        refuse(errno, None)
+    return bytes(answer)
 
 
 def identity(int fd):
@@ -79,10 +99,22 @@ def setns(int fd):
         PyErr_SetFromErrno(OSError)
 
 
+def reopen_namespace(int fd, int sock):
+    """Have `fd` refer to the network namespace of a socket, and not to a mount: umount(2) of a mount is refused (EBUSY)
+    while a descriptor that was opened by it is open. Raises OSError."""
+    cdef int own = ioctl(sock, SIOCGSKNS)
+    cdef int failed = 0
+    if own < 0:
+        PyErr_SetFromErrno(OSError)
+    if dup3(own, fd, O_CLOEXEC) < 0:
+        failed = errno
+    unistd.close(own)
+    refuse(failed, None)
+
+
 def open_file(str path not None, int flags, int mode=0, *, int folder=AT_FDCWD):
-    """A descriptor, closed on exec, of what the kernel has at hand: a namespace, a file in a folder that is open. By a
-    path that a configuration names use posix.open(): a file system that hangs must hold up nobody else. Raises
-    OSError."""
+    """A descriptor, closed on exec, of a path that needs no disk, for instance a namespace. For a file on a disk use
+    open_regular(): a file system that hangs delays its own request only. Raises OSError."""
     cdef int fd = openat(folder, PyBytes_AS_STRING(encoded(path)), flags | O_CLOEXEC, mode)
     if fd < 0:
         refuse(errno, path)
@@ -95,20 +127,71 @@ def close_file(int fd):
         PyErr_SetFromErrno(OSError)
 
 
+def try_lock(int fd):
+    """Take the exclusive flock(2) of an open file; False where another one has it. Raises OSError.
+
+    Without Python's lock: LOCK_NB waits for no other holder, but for the server of a network file system.
+    """
+    cdef int failed = 0
+    with nogil:
+        if flock(fd, LOCK_EX | LOCK_NB):
+            failed = errno
+    if failed != EAGAIN:
+        refuse(failed, None)
+    return not failed
+
+
+def unlock(int fd):
+    """Release the lock of a namespace, which no disk keeps. Closing is not enough while a child that was just forked
+    has the descriptor, too."""
+    flock(fd, LOCK_UN)
+
+
 # -- small files, each in one go: the lock is let go of once, for a disk may take its time ----------------------
 
-def read_file(str path not None, int flags, Py_ssize_t most, int folder=AT_FDCWD):
-    """Up to `most` bytes from the beginning of a file below the open `folder`; flags as for open(2). Raises OSError."""
+cdef int open_checked(int folder, const char* name, int flags, int mode, struct_stat* st, int* failed) noexcept nogil:
+    """A descriptor, or -1 and the errno. With `st`, which is filled in: EISDIR for a folder, EOPNOTSUPP for a pipe, a
+    socket and a device."""
+    cdef int fd = openat(folder, name, flags | O_CLOEXEC | (O_NONBLOCK if st != NULL else 0), mode)
+    if fd < 0:
+        failed[0] = errno
+    elif st != NULL:
+        if fstat(fd, st):
+            failed[0] = errno
+        elif not S_ISREG(st.st_mode):
+            failed[0] = EISDIR if S_ISDIR(st.st_mode) else EOPNOTSUPP
+        if failed[0]:
+            unistd.close(fd)
+            fd = -1
+    return fd
+
+
+def open_regular(str path not None, int flags, int mode=0, *, int folder=AT_FDCWD):
+    """A descriptor of a regular file below the open `folder`, closed on exec. Raises OSError."""
+    cdef bytes name = encoded(path)
+    cdef const char* at = PyBytes_AS_STRING(name)
+    cdef struct_stat st
+    cdef int fd, failed = 0
+    with nogil:
+        fd = open_checked(folder, at, flags, mode, &st, &failed)
+    refuse(failed, path)
+    return fd
+
+
+def read_file(str path not None, int flags, Py_ssize_t most, int folder=AT_FDCWD, *, bint regular=False):
+    """Up to `most` bytes from the beginning of a file below the open `folder`; flags as for open(2). Raises OSError.
+
+    regular: refuse everything but a regular file (EOPNOTSUPP), and wait for no writer of a pipe.
+    """
     cdef bytes name = encoded(path), found = PyBytes_FromStringAndSize(NULL, most)
     cdef const char* at = PyBytes_AS_STRING(name)
     cdef char* buffer = PyBytes_AS_STRING(found)
+    cdef struct_stat st
     cdef int fd, failed = 0
     cdef ssize_t size = 0
     with nogil:
-        fd = openat(folder, at, flags | O_CLOEXEC)
-        if fd < 0:
-            failed = errno
-        else:
+        fd = open_checked(folder, at, flags, 0, &st if regular else NULL, &failed)
+        if fd >= 0:
             size = unistd.read(fd, buffer, most)
             if size < 0:
                 failed = errno
@@ -118,10 +201,11 @@ def read_file(str path not None, int flags, Py_ssize_t most, int folder=AT_FDCWD
 
 
 def write_file(str path not None, bytes data not None, int flags, int folder=AT_FDCWD, *, int mode=0o600,
-               bint cut=False, bint sync=False):
+               bint cut=False, bint sync=False, bint regular=False):
     """Write `data` over the beginning of a file below the open `folder`, cut it off behind, have it on disk.
 
-    What O_EXCL has made and could not be filled is gone again. Raises OSError.
+    A file that O_EXCL has made and that could not be filled is removed. regular: as for read_file(). Raises OSError,
+    Abandoned.
     """
     cdef bytes name = encoded(path)
     cdef const char* at = PyBytes_AS_STRING(name)
@@ -130,15 +214,14 @@ def write_file(str path not None, bytes data not None, int flags, int folder=AT_
     cdef ssize_t written
     cdef struct_stat st
     cdef int fd, failed = 0
+    check()
     with nogil:
-        fd = openat(folder, at, flags | O_WRONLY | O_CLOEXEC, mode)
-        if fd < 0:
-            failed = errno
-        else:
+        fd = open_checked(folder, at, flags | O_WRONLY, mode, &st if regular else NULL, &failed)
+        if fd >= 0:
             written = unistd.write(fd, buffer, size)
             if written != size:
                 failed = errno if written < 0 else ENOSPC       # room for a part of it
-            elif cut and (fstat(fd, &st) or (st.st_size > size and unistd.ftruncate(fd, size))):
+            elif cut and ((not regular and fstat(fd, &st)) or (st.st_size > size and unistd.ftruncate(fd, size))):
                 failed = errno          # cutting off nothing takes ext4 longer than the write
             elif sync and unistd.fsync(fd):
                 failed = errno
@@ -158,6 +241,8 @@ cdef bytes encoded(str path):
 
 cdef int refuse(int failed, str path) except -1:
     """Raise an OSError for an errno; one of open(2) has the path as its filename."""
+    if failed == EOPNOTSUPP and path is not None:
+        raise OSError(failed, "not a regular file", path)
     if failed:
         raise OSError(failed, strerror(failed).decode(), path)
     return 0

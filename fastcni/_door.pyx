@@ -66,7 +66,7 @@ cdef char message[MOST]         # of whoever has Python's lock; pages that no me
 
 
 def accept(int listener):
-    """The next connection and its peer's user id, (descriptor, uid); None when there is none. Raises OSError."""
+    """The next connection and its peer, (descriptor, user id, process id); None when there is none. Raises OSError."""
     cdef ucred peer
     cdef socklen_t size = sizeof(peer)
     cdef int conn = accept4(listener, NULL, NULL, SOCK_CLOEXEC)
@@ -77,7 +77,7 @@ def accept(int listener):
     if getsockopt(conn, SOL_SOCKET, SO_PEERCRED, &peer, &size):
         close(conn)
         PyErr_SetFromErrno(OSError)
-    return conn, peer.uid
+    return conn, peer.uid, peer.pid
 
 
 def receive(int conn):

@@ -1,55 +1,61 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 # cython: binding=False, embedsignature=False, auto_pickle=False
-"""Which addresses of one network are held and by whom, in a mapped file. Bytes only: no names, no ranges.
+"""Which addresses of one network are held and by whom, in a file and in memory. Bytes only: no names, no ranges.
 
 The index never is the truth: the files of the directory are. It answers two questions without reading
 them: "what is the next free address?" and "what does this owner hold?". It lies in `.fastcni.index`
 beside the files, where no other implementation minds it. The tables are in _ipam_tables.pxd.
 
-What makes it fresh. Nobody tells us about a change, but creating or removing a file moves the directory's
-mtime. So `sign()` sets the mtime to a moment two seconds ago and notes it, with the ctime that this gives: no
-later change can bring that mtime about (the clock is past it, whatever the granularity of the file system up
-to a second; 128-byte ext4 inodes have one), and who sets it back by hand (tar, rsync, touch) moves the
-ctime. Opening compares both, the inode of the directory, and:
-- the dirty flag: set by the first change, cleared by sign(); a process that died in between leaves it;
-- the boot id: pages of a shared mapping survive a killed process, but not a power cut, after which
-  any of them may be old. A file written during another boot is not believed;
+The file is read into memory and its changed pages are written back. It is never mapped: a page of a mapped file
+that the disk has no space for, or that another program cuts off, ends the process (SIGBUS), and one that cannot
+be read at once stops every thread that waits for Python's lock. A kept copy costs 4 to 8 us a request more than
+a kept mapping did; reading 60,000 addresses anew costs a one-shot plugin 0.5 ms.
+
+When it is fresh. A change by another program is not announced, but creating or removing a file moves the
+directory's mtime. So `sign()` sets the mtime to a moment two seconds ago and notes it, with the ctime that this
+gives: no later change can bring that mtime about (the clock is past it, whatever the granularity of the file
+system up to a second; 128-byte ext4 inodes have one), and a program that sets it back (tar, rsync, touch) moves
+the ctime. Opening compares both, the inode of the directory, and:
+- the checksums of the header and of all pages. A process that is killed while it writes leaves pages that do not
+  fit the header; one that is killed before leaves the old file, which does not fit the directory. So sign() writes
+  pages, then sets the mtime, then writes the header;
+- the boot id: what was written survives a killed process, but after a power cut the directory and the file can be
+  of different moments. A file written during another boot is not believed;
 - magic, layout version, capacities and the size of the file.
 
-When the file cannot be made or cannot grow (full disk), the index goes on in memory for as long as it is
-open, the file stays dirty, and the answers are the same. Space is allocated before it is mapped
-(posix_fallocate): a full disk never becomes a SIGBUS.
+When the file cannot be made or cannot be written (full disk), the index goes on in memory for as long as it is
+open, and the answers are the same.
 
-Sources: open(2), flock(2), mmap(2), posix_fallocate(3), utimensat(2), random(4) for the boot id.
+Sources: open(2), flock(2), pwrite(2), utimensat(2), random(4) for the boot id.
 """
 
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
-from cpython.exc cimport PyErr_CheckSignals, PyErr_SetFromErrno
-from libc.errno cimport EAGAIN, EINTR, EOPNOTSUPP, errno
+from libc.errno cimport ENOSPC, EOPNOTSUPP, errno
 from libc.stdint cimport uint8_t, uint64_t
-from libc.stdlib cimport free, malloc
+from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcmp, memcpy, memset
-from posix.fcntl cimport O_CLOEXEC, O_CREAT, O_NONBLOCK, O_RDWR, openat, posix_fallocate
-from posix.mman cimport MAP_ANONYMOUS, MAP_FAILED, MAP_PRIVATE, MAP_SHARED, mmap, munmap
-from posix.mman cimport PROT_READ, PROT_WRITE
+from posix.fcntl cimport O_CLOEXEC, O_CREAT, O_NONBLOCK, O_RDWR, openat
 from posix.stat cimport fstat, struct_stat
 from posix.time cimport CLOCK_REALTIME, clock_gettime, timespec
 from posix.types cimport mode_t, off_t
-from posix.unistd cimport close, ftruncate, pwrite
+from posix.unistd cimport close, ftruncate, pread, pwrite
 
 from fastcni._ipam_tables cimport (
-    BOOT_ID_SIZE, LAYOUT, MAX_CAPACITY, MIN_BLOCKS, MIN_OWNERS, Address, Block, Header, Owner, Tables,
-    bit_of, count_held, crowded, find_block, find_owner, good_cap, mixed, point, put_all, put_block,
-    put_owner, remove_block, remove_owner, seek_free, size_of,
+    BOOT_ID_SIZE, LAYOUT, MAX_CAPACITY, MIN_BLOCKS, MIN_OWNERS, PAGE, Address, Block, Header, Owner, Tables,
+    bit_of, count_held, crowded, find_block, find_owner, good_cap, memory_for, mixed, own_sum, point, put_all,
+    put_block, put_owner, remove_block, remove_owner, seek_free, size_of, sum_of_page, touch,
 )
 
 cdef extern from "endian.h" nogil:
     uint64_t be64toh(uint64_t)
     uint64_t htobe64(uint64_t)
 
-cdef extern from "sys/file.h" nogil:
-    enum: LOCK_EX, LOCK_NB, LOCK_UN, O_NOFOLLOW
+cdef extern from "<fcntl.h>" nogil:
+    enum: O_NOFOLLOW
+
+cdef extern from "<sys/file.h>" nogil:
+    enum: LOCK_UN
     int flock(int, int)
 
 cdef extern from "sys/stat.h" nogil:
@@ -92,40 +98,17 @@ cdef bytes packed_of(uint64_t hi, uint64_t lo):
     return PyBytes_FromStringAndSize(<const char*> halves, 16)
 
 
-cdef int allocate(int fd, size_t size) noexcept nogil:
-    """0, or the errno. musl does not emulate posix_fallocate where the file system lacks it: write then."""
-    cdef char zeros[4096]
-    cdef size_t at = 0
-    cdef int refused = posix_fallocate(fd, 0, size)
-    if refused != EOPNOTSUPP:
-        return refused
-    memset(zeros, 0, sizeof(zeros))
-    while at < size:              # the caller has saved what was there
-        if pwrite(fd, zeros, sizeof(zeros), at) != <Py_ssize_t> sizeof(zeros):
-            return errno
-        at += sizeof(zeros)
-    return 0
+def unlock(int fd, int folder=-1):
+    """Release the lock, then close its file and the folder. Closing alone is not enough while a child that was just
+    forked has the descriptor, too."""
+    with nogil:
+        flock(fd, LOCK_UN)
+        close(fd)
+        if folder >= 0:
+            close(folder)
 
 
-def lock(int fd):
-    """Wait for the exclusive flock(2) of an open file. Raises OSError; gives way to signal handlers."""
-    cdef int refused = flock(fd, LOCK_EX | LOCK_NB)     # mostly free: then Python's lock is kept
-    if refused and errno != EAGAIN and errno != EINTR:
-        PyErr_SetFromErrno(OSError)
-    while refused:
-        with nogil:
-            refused = flock(fd, LOCK_EX)
-        if refused and errno != EINTR:
-            PyErr_SetFromErrno(OSError)
-        PyErr_CheckSignals()
-
-
-def unlock(int fd):
-    """Let the lock go at once; closing is not enough while a child just forked has the descriptor too."""
-    flock(fd, LOCK_UN)
-
-
-include "_ipam_maps.pxi"
+include "_ipam_file.pxi"
 
 
 @cython.final
@@ -138,37 +121,43 @@ cdef class Index:
     """
     cdef int dirfd
     cdef int fd                   # -1: in memory
-    cdef size_t size
+    cdef off_t length             # of the file
     cdef uint64_t dev, ino        # of the file
     cdef Tables t
     cdef bytes boot
+    cdef readonly bint dirty      # something changed since sign()
     cdef readonly bint fresh
     cdef readonly int trouble
 
     def __cinit__(self, int dirfd, bytes boot not None):
+        cdef Found found
         self.dirfd = dirfd
-        self.fd = -1
         self.t.head = NULL
         self.boot = boot if PyBytes_GET_SIZE(boot) == BOOT_ID_SIZE else b""
-        self.open_file()
-        self.fresh = self.is_fresh()
-        if self.fresh:
-            point(&self.t, self.t.head)
-        else:
+        with nogil:
+            open_index(dirfd, &found)
+        self.fd, self.trouble = found.fd, found.trouble
+        self.dev, self.ino, self.length = found.file.st_dev, found.file.st_ino, found.file.st_size
+        self.fresh = self.believes(&found) and self.load(&found.head)
+        if not self.fresh:
             self.clear()
 
     def __dealloc__(self):
-        self.close_file()
+        self.close()
 
     def close(self):
-        """Give the file back. What was not signed will not be believed."""
-        self.close_file()
-
-    @property
-    def dirty(self):
-        """Whether something changed since sign()."""
-        self.check_open()
-        return self.t.head.dirty != 0
+        """Close the file; what was not signed is lost, and a copy of what was is kept."""
+        cdef int fd = self.fd
+        if self.t.head != NULL:
+            if fd >= 0 and not self.dirty:
+                keep(Copy(self.t.head, self.t.size, self.dev, self.ino))
+            else:
+                free(self.t.head)
+            self.t.head = NULL
+        self.fd = -1
+        if fd >= 0:
+            with nogil:
+                close(fd)
 
     # -- questions ------------------------------------------------------------------------------------
 
@@ -239,12 +228,13 @@ cdef class Index:
         if block != NULL and bit_of(block, a.lo):
             return False
         self.make_room()          # may move the tables
-        self.t.head.dirty = 1
+        self.dirty = True
         block = find_block(&self.t, a.hi, a.lo)
         if block == NULL:
             block = put_block(&self.t, a.hi, a.lo)
         block.words[(a.lo >> 6) & 63] |= <uint64_t> 1 << (a.lo & 63)
         block.count += 1
+        touch(&self.t, block, sizeof(Block))
         put_owner(&self.t, owner_hash(owner), a.hi, a.lo)
         self.t.head.held += 1
         return True
@@ -260,11 +250,12 @@ cdef class Index:
         entry = find_owner(&self.t, owner_hash(owner), a.hi, a.lo)
         if block == NULL or entry == NULL or not bit_of(block, a.lo):
             return False
-        self.t.head.dirty = 1
+        self.dirty = True
         remove_owner(&self.t, entry)
         self.t.head.held -= 1
         block.words[(a.lo >> 6) & 63] &= ~(<uint64_t> 1 << (a.lo & 63))
         block.count -= 1
+        touch(&self.t, block, sizeof(Block))
         if block.count == 0:
             remove_block(&self.t, block)
         return True
@@ -279,132 +270,95 @@ cdef class Index:
 
     def clear(self):
         """Empty the index and give the space back; it is not fresh until it was filled and signed."""
+        cdef Header* old = self.t.head
         self.fresh = False
         self.lay_out(MIN_BLOCKS, MIN_OWNERS)
+        free(old)
 
     def sign(self):
-        """Date the directory and note that the index is what it holds. False where that cannot be told."""
+        """Write the changes, date the directory, and note that the index is what it holds. False where it cannot be."""
         cdef Header* head = self.t.head
-        cdef struct_stat st
-        cdef timespec times[2]
+        cdef int refused
         self.check_open()
         if self.fd < 0 or self.boot == b"":
             return False
-        head.dirty = 1
-        clock_gettime(CLOCK_REALTIME, &times[1])
-        times[1].tv_sec -= 2
-        times[0].tv_sec = 0
-        times[0].tv_nsec = UTIME_OMIT
-        if futimens(self.dirfd, times) or fstat(self.dirfd, &st):
-            return False          # not our directory: every opening will read all files
-        if st.st_mtim.tv_sec > times[1].tv_sec or st.st_mtim.tv_sec < times[1].tv_sec - 1:
-            return False          # somebody without the lock was here between the two calls
-        head.dir_dev, head.dir_ino = st.st_dev, st.st_ino
-        head.mtime_sec, head.mtime_nsec = st.st_mtim.tv_sec, st.st_mtim.tv_nsec
-        head.ctime_sec, head.ctime_nsec = st.st_ctim.tv_sec, st.st_ctim.tv_nsec
         memcpy(head.boot, PyBytes_AS_STRING(self.boot), BOOT_ID_SIZE)
-        head.dirty = 0
+        with nogil:
+            refused = write_pages(self.fd, &self.t)
+            if refused == 0 and self.length != <off_t> self.t.size and ftruncate(self.fd, self.t.size):
+                refused = errno
+            if refused == 0:
+                refused = date(self.dirfd, head)
+            if refused == 0:
+                head.own = own_sum(head)
+                refused = write_at(self.fd, <char*> head, sizeof(Header), 0)
+        if refused:
+            self.trouble = refused if refused > 0 else self.trouble
+            return False
+        memset(self.t.touched, 0, self.t.size // PAGE)
+        self.length = self.t.size
+        self.dirty = False
         self.fresh = True
         return True
 
-    # -- the file -------------------------------------------------------------------------------------
+    # -- memory ---------------------------------------------------------------------------------------
 
     cdef int check_open(self) except -1:
         if self.t.head == NULL:
             raise ValueError("the index is closed")
         return 0
 
-    cdef void open_file(self) noexcept:
-        """Leaves fd -1 and trouble set when there can be no file; head NULL when there is none to believe."""
-        cdef struct_stat st
-        cdef int fd = openat(self.dirfd, b".fastcni.index",
-                             O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0o600)
-        if fd < 0:
-            self.trouble = errno
-        elif fstat(fd, &st) or not S_ISREG(st.st_mode):
-            self.trouble = EOPNOTSUPP
-            close(fd)
-        else:
-            self.fd, self.dev, self.ino = fd, st.st_dev, st.st_ino
-            self.t.head, self.size = take_kept(self.dev, self.ino, st.st_size), st.st_size
-            if self.t.head == NULL and st.st_size >= <off_t> size_of(MIN_BLOCKS, MIN_OWNERS):
-                self.map(st.st_size)
-
-    cdef bint is_fresh(self) noexcept:
-        cdef Header* h = self.t.head
-        cdef struct_stat st
-        if h == NULL or fstat(self.dirfd, &st):
-            return False
-        return (memcmp(h.magic, b"fastcni\n", 8) == 0 and h.layout == LAYOUT and h.dirty == 0
+    cdef bint believes(self, Found* found) noexcept:
+        """Is this header whole, and written for the directory as it is now?"""
+        cdef Header* h = &found.head
+        return (memcmp(h.magic, b"fastcni\n", 8) == 0 and h.layout == LAYOUT and h.own == own_sum(h)
                 and good_cap(h.block_cap, h.blocks, MIN_BLOCKS) and good_cap(h.owner_cap, h.held, MIN_OWNERS)
-                and size_of(h.block_cap, h.owner_cap) <= self.size
+                and size_of(h.block_cap, h.owner_cap) <= <size_t> self.length
                 and PyBytes_GET_SIZE(self.boot) == BOOT_ID_SIZE
                 and memcmp(h.boot, PyBytes_AS_STRING(self.boot), BOOT_ID_SIZE) == 0
-                and h.dir_dev == st.st_dev and h.dir_ino == st.st_ino
-                and h.mtime_sec == st.st_mtim.tv_sec and h.mtime_nsec == st.st_mtim.tv_nsec
-                and h.ctime_sec == st.st_ctim.tv_sec and h.ctime_nsec == st.st_ctim.tv_nsec)
+                and h.dir_dev == found.folder.st_dev and h.dir_ino == found.folder.st_ino
+                and h.mtime_sec == found.folder.st_mtim.tv_sec and h.mtime_nsec == found.folder.st_mtim.tv_nsec
+                and h.ctime_sec == found.folder.st_ctim.tv_sec and h.ctime_nsec == found.folder.st_ctim.tv_nsec)
 
-    cdef bint map(self, size_t size) noexcept:
-        """Map `size` bytes of the file, or of memory when there is none."""
-        cdef int flags = MAP_SHARED if self.fd >= 0 else MAP_PRIVATE | MAP_ANONYMOUS
-        cdef void* at = mmap(NULL, size, PROT_READ | PROT_WRITE, flags, self.fd, 0)
-        if at == MAP_FAILED:
-            return False
-        self.t.head = <Header*> at
-        self.size = size
-        return True
-
-    cdef void unmap(self) noexcept:
-        if self.t.head != NULL:
-            munmap(self.t.head, self.size)
-            self.t.head = NULL
-
-    cdef void close_file(self) noexcept:
-        if self.fd >= 0 and self.t.head != NULL:
-            keep(Map(self.t.head, self.size, self.dev, self.ino))
-            self.t.head = NULL
-        self.unmap()
-        if self.fd >= 0:
-            close(self.fd)
-            self.fd = -1
+    cdef bint load(self, Header* head) except -1:
+        """Take the tables behind this header from a kept copy or from the file. False when they do not fit it."""
+        cdef bint good = True
+        cdef size_t size = size_of(head.block_cap, head.owner_cap)
+        cdef Header* memory = take_kept(self.dev, self.ino, head)
+        if memory != NULL:
+            point(&self.t, memory, size)
+            return True
+        memory = <Header*> malloc(memory_for(size))
+        if memory == NULL:
+            raise MemoryError()
+        memcpy(memory, head, sizeof(Header))
+        point(&self.t, memory, size)
+        with nogil:
+            good = read_pages(self.fd, &self.t)
+            memset(self.t.touched, 0, size // PAGE)
+        return good
 
     cdef int lay_out(self, uint64_t block_cap, uint64_t owner_cap) except -1:
-        """An empty index of these capacities, in the file if it can be, else in memory."""
+        """Empty tables of these capacities; the memory of those before is the caller's."""
         cdef size_t size = size_of(block_cap, owner_cap)
-        cdef int refused = 0
-        if self.t.head != NULL:
-            self.t.head.dirty = 1         # outlives us in the file, whatever happens now
-        self.unmap()
-        if self.fd >= 0:
-            refused = allocate(self.fd, size)
-            if refused == 0 and (ftruncate(self.fd, size) or not self.map(size)):
-                refused = errno
-            if refused:
-                self.trouble = refused
-                self.close_file()
-        if self.t.head == NULL and not self.map(size):
+        cdef Header* head = <Header*> calloc(1, memory_for(size))
+        if head == NULL:
             raise MemoryError()
-        memset(self.t.head, 0, size)
-        self.t.head.dirty = 1
-        memcpy(self.t.head.magic, b"fastcni\n", 8)
-        self.t.head.layout = LAYOUT
-        self.t.head.block_cap = block_cap
-        self.t.head.owner_cap = owner_cap
-        point(&self.t, self.t.head)
+        memcpy(head.magic, b"fastcni\n", 8)
+        head.layout = LAYOUT
+        head.block_cap = block_cap
+        head.owner_cap = owner_cap
+        point(&self.t, head, size)
+        memset(self.t.touched, 1, size // PAGE)
+        self.dirty = True
         return 0
 
     cdef int grow(self, uint64_t block_cap, uint64_t owner_cap) except -1:
         """Lay out anew and put every entry where it belongs now."""
-        cdef Tables old
-        cdef Header* copy = <Header*> malloc(self.size)
-        if copy == NULL or block_cap > <uint64_t> MAX_CAPACITY or owner_cap > <uint64_t> MAX_CAPACITY:
-            free(copy)
+        cdef Tables old = self.t
+        if block_cap > <uint64_t> MAX_CAPACITY or owner_cap > <uint64_t> MAX_CAPACITY:
             raise MemoryError()
-        memcpy(copy, self.t.head, self.size)
-        point(&old, copy)
-        try:
-            self.lay_out(block_cap, owner_cap)
-            put_all(&self.t, &old)
-        finally:
-            free(copy)
+        self.lay_out(block_cap, owner_cap)
+        put_all(&self.t, &old)
+        free(old.head)
         return 0

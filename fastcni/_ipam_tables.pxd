@@ -1,6 +1,6 @@
 # The two tables of the address index, over plain memory: no file, no Python, nothing that can fail.
 #
-# Layout (integers in the machine's order, the file never leaves the machine):
+# Layout (integers in the machine's order, the file never leaves the machine), the same in memory and in the file:
 #
 #     0     Header, 256 bytes
 #     256   Block[block_cap]   open addressing by the upper 116 bits of the address; count 0 = empty entry
@@ -11,17 +11,21 @@
 # addresses strewn over a /64 take one block (536 bytes) each, while a full /16 is still only 16 steps. IPv4
 # addresses are kept as ::ffff:a.b.c.d.
 #
-# Every loop is bounded by a capacity, and the capacities are checked against the size of the mapping: damage
-# inside gives wrong answers, no crash and no endless search.
+# The header has two checksums: `pages`, the sum of the checksums of all pages behind it, and `own`, of its other bytes.
+# A change marks its pages with touch(), so that only those are summed and written again. The checksum finds damage
+# and half-written files; it is no protection against a forger, who could as well change the address files.
+#
+# Every loop is bounded by a capacity, and the capacities are checked against the size of the memory.
 
-from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset
 
 cdef extern from *:
     int __builtin_ctzll(unsigned long long) nogil
 
 cdef enum:
-    LAYOUT = 1
+    LAYOUT = 2
+    PAGE = 4096                   # bytes that are summed and written together
     BLOCK_SIZE = 4096             # addresses in a block
     WORDS = 64                    # of 64 bits
     MIN_BLOCKS = 4
@@ -32,7 +36,7 @@ cdef enum:
 cdef struct Header:
     char magic[8]
     uint32_t layout
-    uint32_t dirty
+    uint32_t unused
     uint64_t block_cap            # powers of two
     uint64_t owner_cap
     uint64_t blocks               # entries in use
@@ -44,7 +48,9 @@ cdef struct Header:
     int64_t ctime_sec
     int64_t ctime_nsec
     char boot[BOOT_ID_SIZE]
-    char spare[256 - 96 - BOOT_ID_SIZE]
+    char spare[240 - 96 - BOOT_ID_SIZE]
+    uint64_t pages                # checksum of what is behind the header
+    uint64_t own                  # checksum of the header up to here
 
 cdef struct Address:              # the 128 bits, upper and lower half
     uint64_t hi
@@ -62,9 +68,12 @@ cdef struct Owner:
     uint64_t lo
 
 cdef struct Tables:
-    Header* head                  # NULL: not mapped
+    Header* head                  # NULL: closed
+    size_t size                   # bytes of header and tables, whole pages
     Block* blocks
     Owner* owners
+    uint64_t* sums                # of each page
+    uint8_t* touched              # of each page: it differs from the file
 
 
 cdef inline uint64_t mixed(uint64_t x) noexcept nogil:
@@ -83,7 +92,12 @@ cdef inline bint beyond(Address a, Address b) noexcept nogil:
 
 cdef inline size_t size_of(uint64_t block_cap, uint64_t owner_cap) noexcept nogil:
     cdef size_t size = sizeof(Header) + block_cap * sizeof(Block) + owner_cap * sizeof(Owner)
-    return (size + 4095) & ~<size_t> 4095
+    return (size + PAGE - 1) & ~<size_t> (PAGE - 1)
+
+
+cdef inline size_t memory_for(size_t size) noexcept nogil:
+    """Bytes of memory for tables of `size` bytes, with a checksum and a mark for each page behind them."""
+    return size + size // PAGE * (sizeof(uint64_t) + 1)
 
 
 cdef inline bint crowded(uint64_t used, uint64_t cap) noexcept nogil:
@@ -94,12 +108,59 @@ cdef inline bint good_cap(uint64_t cap, uint64_t used, uint64_t least) noexcept 
     return least <= cap <= <uint64_t> MAX_CAPACITY and cap & (cap - 1) == 0 and not crowded(used, cap)
 
 
-cdef inline void point(Tables* t, Header* head) noexcept nogil:
+cdef inline void point(Tables* t, Header* head, size_t size) noexcept nogil:
     """Find the tables behind a header whose capacities are good."""
     t.head = head
+    t.size = size
     t.blocks = <Block*> (<char*> head + sizeof(Header))
     t.owners = <Owner*> (<char*> t.blocks + head.block_cap * sizeof(Block))
+    t.sums = <uint64_t*> (<char*> head + size)
+    t.touched = <uint8_t*> (t.sums + size // PAGE)
 
+
+cdef inline void touch(Tables* t, const void* at, size_t size) noexcept nogil:
+    """Mark the pages of `size` bytes that have changed."""
+    cdef size_t first = <size_t> (<const char*> at - <const char*> t.head)
+    cdef size_t page
+    for page in range(first // PAGE, (first + size - 1) // PAGE + 1):
+        t.touched[page] = 1
+
+
+# -- checksums --------------------------------------------------------------------------------------------
+
+cdef inline uint64_t step(uint64_t sum, uint64_t word) noexcept nogil:
+    sum = (sum ^ word) * <uint64_t> 0x9e3779b97f4a7c15
+    return sum << 29 | sum >> 35
+
+
+cdef inline uint64_t sum_of(const void* at, size_t size, uint64_t seed) noexcept nogil:
+    """The checksum of `size` bytes, in words of 8; four words at a time, 0.3 us for a page."""
+    cdef const uint64_t* words = <const uint64_t*> at
+    cdef size_t count = size // 8, i = 0
+    cdef uint64_t a = seed, b = 2, c = 3, d = 4
+    while i + 4 <= count:
+        a = step(a, words[i])
+        b = step(b, words[i + 1])
+        c = step(c, words[i + 2])
+        d = step(d, words[i + 3])
+        i += 4
+    while i < count:
+        a = step(a, words[i])
+        i += 1
+    return mixed(step(step(step(a, b), c), d))
+
+
+cdef inline uint64_t sum_of_page(Tables* t, size_t page) noexcept nogil:
+    """The header in the first page is left out: it has a checksum of its own."""
+    cdef size_t skip = 0 if page else sizeof(Header)
+    return sum_of(<char*> t.head + page * PAGE + skip, PAGE - skip, page + 1)
+
+
+cdef inline uint64_t own_sum(const Header* head) noexcept nogil:
+    return sum_of(head, sizeof(Header) - sizeof(uint64_t), 1)
+
+
+# -- bits -------------------------------------------------------------------------------------------------
 
 cdef inline bint bit_of(const Block* block, uint64_t lo) noexcept nogil:
     return (block.words[(lo >> 6) & 63] >> (lo & 63)) & 1
@@ -134,6 +195,7 @@ cdef inline Block* put_block(Tables* t, uint64_t hi, uint64_t lo) noexcept nogil
     memset(&t.blocks[i], 0, sizeof(Block))
     t.blocks[i].hi = hi
     t.blocks[i].lo = lo & ~<uint64_t> (BLOCK_SIZE - 1)
+    touch(t, &t.blocks[i], sizeof(Block))
     t.head.blocks += 1
     return &t.blocks[i]
 
@@ -150,8 +212,10 @@ cdef inline void remove_block(Tables* t, Block* block) noexcept nogil:
             break
         if (i - block_hash(t.blocks[i].hi, t.blocks[i].lo)) & mask >= (i - gap) & mask:
             memcpy(&t.blocks[gap], &t.blocks[i], sizeof(Block))
+            touch(t, &t.blocks[gap], sizeof(Block))
             gap = i
     t.blocks[gap].count = 0
+    touch(t, &t.blocks[gap], sizeof(Block))
     t.head.blocks -= 1
 
 
@@ -228,6 +292,7 @@ cdef inline void put_owner(Tables* t, uint64_t h, uint64_t hi, uint64_t lo) noex
     t.owners[i].hash = h
     t.owners[i].hi = hi
     t.owners[i].lo = lo
+    touch(t, &t.owners[i], sizeof(Owner))
 
 
 cdef inline void remove_owner(Tables* t, Owner* entry) noexcept nogil:
@@ -241,8 +306,10 @@ cdef inline void remove_owner(Tables* t, Owner* entry) noexcept nogil:
             break
         if (i - t.owners[i].hash) & mask >= (i - gap) & mask:
             t.owners[gap] = t.owners[i]
+            touch(t, &t.owners[gap], sizeof(Owner))
             gap = i
     t.owners[gap].hash = 0
+    touch(t, &t.owners[gap], sizeof(Owner))
 
 
 cdef inline void put_all(Tables* t, Tables* old) noexcept nogil:

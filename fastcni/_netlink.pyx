@@ -13,7 +13,7 @@ Layout of what is built and read here (include/uapi/linux/netlink.h), everything
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.unicode cimport PyUnicode_AsUTF8AndSize
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
-from libc.stdlib cimport free, realloc
+from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memchr, memcmp, memcpy, memset
 
 cimport cython
@@ -419,4 +419,6 @@ def settle(list found not None, dict asked not None, list replies not None):
 
 include "_rtnetlink.pxi"
 include "_turns.pxi"
+include "_abandon.pxi"
 include "_calls.pxi"
+include "_spawn.pxi"

@@ -1,13 +1,13 @@
-# Part of _netlink.pyx: whose turn it is to run Python, among the threads of a server that take turns.
+# Part of _netlink.pyx: the run token, which decides which worker of a server runs Python.
 #
-# Python's own lock is let go of at each system call that might wait, however short it is, and wakes a thread that then
-# mostly finds it taken again. Who takes turns waits here instead, and is woken when another has something long to wait
-# for: the kernel's work on a request, an announcement, the next request.
+# Each system call that might block releases Python's own lock, and wakes a thread that then mostly finds the lock
+# taken again. Workers wait here for the token instead. A worker passes it on before a long wait: for the kernel's work
+# on a request, an announcement, the next request.
 #
-# Nothing is wrong without a turn, only slower. So nobody waits for ever for one: after PATIENCE_MS it is taken from a
-# thread that hangs, in a file system for instance.
+# A thread without the token is only slower, not wrong. So no worker waits for ever: after PATIENCE_MS it takes the
+# token from a thread that hangs, in a file system for instance.
 
-from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
+from posix.time cimport CLOCK_MONOTONIC, CLOCK_REALTIME, clock_gettime, timespec
 
 cdef extern from "<pthread.h>" nogil:
     ctypedef unsigned long pthread_t
@@ -34,7 +34,7 @@ cdef extern from "<semaphore.h>" nogil:
     int sem_init(sem_t*, int, unsigned int)
     int sem_destroy(sem_t*)
     int sem_post(sem_t*)
-    int sem_wait(sem_t*)
+    int sem_timedwait(sem_t*, timespec*)
 
 cdef extern from "<sys/epoll.h>" nogil:
     ctypedef union epoll_data_t:
@@ -44,10 +44,11 @@ cdef extern from "<sys/epoll.h>" nogil:
     int epoll_wait(int events, epoll_event* found, int most, int milliseconds)
 
 cdef extern from "<poll.h>" nogil:
-    enum: POLLIN
+    enum: POLLIN, POLLRDHUP
     struct pollfd:
         int fd
         short events
+        short revents
     int poll(pollfd* fds, unsigned long count, int milliseconds)
 
 cdef extern from *:
@@ -58,6 +59,7 @@ cdef extern from *:
 
 cdef enum:
     PATIENCE_MS = 50
+    GONE = 2                                # of await_either()
 
 cdef pthread_mutex_t guard                  # of the two below
 cdef pthread_t holder
@@ -125,21 +127,34 @@ def await_event(int events, int milliseconds):
     return event.data.fd if found > 0 else -1
 
 
-cdef int await_input(int fd, int milliseconds) noexcept nogil:
-    """poll(2) for something to read; what it returns."""
-    cdef int come
-    cdef pollfd coming
-    coming.fd, coming.events = fd, POLLIN
+cdef int await_either(int fd, int caller, int milliseconds) noexcept nogil:
+    """poll(2) for something to read from `fd`, and for the other end of the connection `caller` to close; a descriptor
+    of -1 is left out. 1: there is something to read, or an error; 0: not in time; GONE: the caller has left; -1: a
+    signal came."""
+    cdef pollfd both[2]
+    cdef int found
+    both[0].fd, both[0].events, both[0].revents = fd, POLLIN, 0
+    both[1].fd, both[1].events, both[1].revents = caller, POLLRDHUP, 0
     give()
-    come = poll(&coming, 1, milliseconds)
+    found = poll(both, 2, milliseconds)
     take()
+    return found if found <= 0 else 1 if both[0].revents else GONE
+
+
+def await_input(int fd, int caller, int milliseconds):
+    """Wait so long (-1: for ever) for something to read from `fd`, or for `caller` to leave: 1, 0, 2 or -1, as
+    await_either(). Raises what a signal's handler raises."""
+    cdef int come
+    with nogil:
+        come = await_either(fd, caller, milliseconds)
+    PyErr_CheckSignals()
     return come
 
 
 def await_message(int conn, int milliseconds):
     """Wait so long for something to read."""
     with nogil:
-        await_input(conn, milliseconds)
+        await_either(conn, -1, milliseconds)
 
 
 @cython.final
@@ -157,9 +172,18 @@ cdef class Gate:
     def open(self):
         sem_post(&self.opened)
 
-    def wait(self):
+    def wait(self, int milliseconds):
+        """Is it open within so many milliseconds? If the node's clock is set meanwhile, a wait that fails may take
+        longer."""
+        cdef timespec until
+        cdef int failed = EINTR
+        clock_gettime(CLOCK_REALTIME, &until)           # the only one that semaphores know before glibc 2.30
+        until.tv_nsec += milliseconds * 1_000_000
+        until.tv_sec += until.tv_nsec // 1_000_000_000
+        until.tv_nsec %= 1_000_000_000
         with nogil:
             give()
-            while sem_wait(&self.opened):   # interrupted
-                continue
+            while failed == EINTR:
+                failed = errno if sem_timedwait(&self.opened, &until) else 0
             take()
+        return not failed

@@ -5,6 +5,9 @@ environment or signals. Two things are done better than there. A result is kept 
 that stdout never carries two documents; and CNI_NETNS is compared with our own namespace before anything is changed.
 """
 
+import posix
+from errno import EACCES, EIO, ENOMEM, EPERM, ESTALE
+
 from fastcni import plugins
 from fastcni._netlink import close_file
 from fastcni.kernel import netns
@@ -17,6 +20,7 @@ from fastcni.spec.config import Section
 from fastcni.spec.errors import CniError
 
 MAX_STDIN = 32 << 20            # bytes; a GC that names 200,000 valid attachments fits
+MAX_VALUES = 1 << 20            # and so do its values: objects and lists take 60 bytes of memory or more for two here
 
 NEEDS = {                       # command -> variables that have to be there (spec section 2), in the reference's order
     "ADD": ("CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME", "CNI_PATH"),
@@ -27,7 +31,9 @@ NEEDS = {                       # command -> variables that have to be there (sp
     "VERSION": (),
 }
 VALID = {"CNI_CONTAINERID": config.check_container_id, "CNI_IFNAME": config.check_ifname}
+UNREADABLE = (EIO, ESTALE, EACCES, EPERM, *errors.EXHAUSTED)     # why the kernel lets nobody load a module
 ATTACHMENTS = "cni.dev/valid-attachments"      # without it nobody says who may stay (spec section 2, GC)
+REPORT = "fastcni/report"       # fastcni's runtime sets it: GC works in every version and prints what was released
 SINCE = {"CHECK": "0.4.0", "GC": "1.1.0", "STATUS": "1.1.0"}
 
 
@@ -116,18 +122,30 @@ def _as_cni_error(e):
     """Any other exception as code 999; the kernel knows best how to word its own."""
     if isinstance(e, CniError):
         return e
-    details = ""
-    if isinstance(e, NetlinkError) and e.kernel_text:
+    code, details = errors.INTERNAL, ""
+    if number := errno_of_import(e):
+        code, details = errors.of_errno(number), "a part of fastcni or of Python could not be loaded"
+    elif isinstance(e, NetlinkError) and e.kernel_text:
         details = f"the kernel says: {e.kernel_text}"
     elif not isinstance(e, OSError):
         details = f"{type(e).__name__}: this is a fault of fastcni"
     words = str(e) or type(e).__name__
     if isinstance(e, OSError) and e.strerror and not isinstance(e, NetlinkError):
         words = f"{f'{e.filename}: ' if e.filename else ''}{e.strerror} (errno {e.errno})"
-    wrapped = CniError(errors.INTERNAL, words, details)
+    wrapped = CniError(code, words, details)
     for note in getattr(e, "__notes__", ()):
         wrapped.add_note(note)
     return wrapped
+
+
+def errno_of_import(e):
+    """The errno for which the kernel lets a compiled module not be loaded, 0 for other exceptions. The dynamic linker
+    gives it only as text: "/usr/lib/.../_socket.so: cannot open shared object file: Too many open files". Where mmap(2)
+    fails it has none."""
+    text = str(e) if isinstance(e, ImportError) else ""
+    if text.endswith("failed to map segment from shared object"):
+        return ENOMEM
+    return next((number for number in UNREADABLE if text.endswith(posix.strerror(number))), 0)
 
 
 def _serve(plugin, env, stdin, warnings, deliver, door, decode):
@@ -177,8 +195,9 @@ def read_request(plugin, command, env, stdin, door, decode=None):
     """stdin and variables as a Request. Raises CniError 6 and 7 for a configuration without a usable name."""
     conf = (decode or read_conf)(stdin)
     name, spoken = conf.once(read_name_and_version)
-    return Request(plugin=plugin, command=command, container_id=env.get("CNI_CONTAINERID", ""),
-                   netns=env.get("CNI_NETNS", ""), ifname=env.get("CNI_IFNAME", ""), args=env.get("CNI_ARGS", ""),
+    pod = {} if command in ("GC", "STATUS") else env            # these are about no pod, whatever is in the environment
+    return Request(plugin=plugin, command=command, container_id=pod.get("CNI_CONTAINERID", ""),
+                   netns=pod.get("CNI_NETNS", ""), ifname=pod.get("CNI_IFNAME", ""), args=pod.get("CNI_ARGS", ""),
                    path=env.get("CNI_PATH", ""), env=env, conf=conf, stdin=stdin, name=name, version=spoken, **door)
 
 
@@ -195,6 +214,8 @@ def decode_conf(stdin):
     """stdin as a dict. Raises CniError 6."""
     if len(stdin) > MAX_STDIN:
         raise CniError(errors.DECODING_FAILURE, f"error unmarshall network config: more than {MAX_STDIN} bytes")
+    if stdin.count(b",") + stdin.count(b"[") + stdin.count(b"{") > MAX_VALUES:      # those in strings count, too
+        raise CniError(errors.DECODING_FAILURE, f"error unmarshall network config: more than {MAX_VALUES} values")
     try:
         document = json.read(stdin)
     except json.JsonError as e:
@@ -221,7 +242,7 @@ def check_conf(conf):
 def check_version(req, supported):
     """The command exists in the configuration's version, and the plugin speaks that version (code 1)."""
     since = SINCE.get(req.command)
-    if since:
+    if since and not reports(req):
         try:
             allowed = version.at_least(req.version, since)
             spoken = any(version.at_least(item, req.version) for item in supported)
@@ -232,6 +253,11 @@ def check_version(req, supported):
         if not spoken:
             raise CniError(errors.INCOMPATIBLE_VERSION, f"plugin version does not allow {req.command}")
     version.check_supported(req.version, supported)
+
+
+def reports(req):
+    """Is this a GC of fastcni's own runtime? It tells its own plugins what is valid, also below 1.1.0."""
+    return req.command == "GC" and req.conf.flag(REPORT)
 
 
 def check_other_netns(req):
@@ -251,15 +277,18 @@ def _run(module, req, deliver):
     if req.command == "GC" and not req.conf.has(ATTACHMENTS):
         req.warn(f'GC of network "{req.name}": no "{ATTACHMENTS}", nothing is released')
         return b""
+    if req.command == "DEL" and req.own_host:
+        req.host.deleting = req.name, req.container_id, req.ifname
     conf = module.read(req)
     if req.command == "ADD":
         with Undo() as undo:
             result = module.add(req, conf, undo)
             stdout = results.encode(results.to_version({"cniVersion": version.CURRENT, **result}, req.version))
             if deliver:
+                req.leave_mount()
                 deliver(reply(0, stdout, req.warnings))
             return stdout
     function = getattr(module, {"DEL": "delete"}.get(req.command, req.command.lower()), None)
     if function:                    # gc and status are optional
         function(req, conf)
-    return b""
+    return json.write({"released": req.released}) if reports(req) else b""
