@@ -7,7 +7,8 @@ import posix
 from _socket import AF_UNIX, SOCK_CLOEXEC, SOCK_STREAM, socket
 from time import monotonic
 
-from fastcni.kernel.waiting import waiting
+from fastcni._netlink import check_request
+from fastcni.kernel import waiting
 
 ADDRESS, SYSTEM_BUS = "DBUS_SYSTEM_BUS_ADDRESS", "unix:path=/run/dbus/system_bus_socket"
 RECV_SIZE = 4096
@@ -80,7 +81,8 @@ class Connection:
     """
 
     def __init__(self, where, seconds, more=b""):
-        self.where, self.deadline, self.heard = where, monotonic() + seconds, b""
+        waiting.admit(waiting.BUS)
+        self.where, self.deadline, self.heard = where, monotonic() + waiting.limit(seconds), b""
         self.sock = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC)
         try:
             self._in_time(self.sock.connect, where)
@@ -104,13 +106,18 @@ class Connection:
     def close(self):
         self.sock.close()
 
-    def _in_time(self, function, *args):
+    def _left(self):
+        """Seconds. Raises TimeoutError when none are left, Abandoned."""
+        check_request()
         left = self.deadline - monotonic()
         if left <= 0:
             raise TimeoutError
-        self.sock.settimeout(left)
+        return left
+
+    def _in_time(self, function, *args):
+        self.sock.settimeout(self._left())
         try:
-            with waiting():
+            with waiting.waiting(waiting.BUS):
                 return function(*args)
         except BlockingIOError:         # a queue of callers whom the bus does not let in
             raise TimeoutError from None
@@ -123,7 +130,9 @@ class Connection:
         self._in_time(self.sock.sendall, data)
 
     def hear(self):
-        """Read what comes next behind what was heard."""
+        """Read what comes next behind what was heard. Raises waiting.CallerGone."""
+        if not waiting.readable(self.sock.fileno(), self._left(), waiting.BUS):
+            raise TimeoutError
         data = self._in_time(self.sock.recv, RECV_SIZE)
         if not data:
             raise Gone(f"{self.where}: the bus has hung up")

@@ -2,11 +2,13 @@
 
 import posix
 from errno import EINVAL
+from time import sleep
 
-from fastcni._netlink import close_file, identity, open_file, setns
-from fastcni.kernel.waiting import waiting
+from fastcni._netlink import close_file, identity, open_file, setns, unlock
+from fastcni.kernel import waiting
 
 OWN = "/proc/thread-self/ns/net"
+RETURN_TRIES, RETURN_PAUSE_S = 5, 0.01      # setns(2) needs memory, which may be there a moment later
 
 
 class NotNamespace(OSError):
@@ -45,27 +47,52 @@ def is_own(fd, home=None):
     return identity(fd) == (ours.st_dev, ours.st_ino)
 
 
-class locked:
-    """`with locked(fd):` nobody else who locks this namespace is in its body: threads, processes, the Go plugins.
+def return_to(home):
+    """Move the calling thread into its home namespace. Raises Lost."""
+    for left in range(RETURN_TRIES - 1, -1, -1):
+        try:
+            setns(home)
+            return
+        except OSError as e:
+            if not left:
+                raise Lost(f"cannot return to the home network namespace: {e}") from e
+        sleep(RETURN_PAUSE_S)
 
-    An flock(2) of the namespace itself, which needs no file. Raises OSError.
+
+def ensure(home):
+    """Have the calling thread in its home namespace, wherever it was before: a thread begins where the thread was that
+    started it. Raises Lost."""
+    try:
+        there = is_own(home)
+    except OSError:
+        there = False                   # /proc cannot be read
+    if not there:
+        return_to(home)
+
+
+class locked:
+    """`with locked(fd, warn):` excludes other threads, processes and the Go plugins that lock this namespace.
+
+    An flock(2) of the namespace itself, which needs no file. A process in the pod can hold it, too. So after
+    NAMESPACE_LOCK_TIMEOUT_S the body runs without the lock, and warn(text) is called: a conflict in that namespace can
+    only harm that pod. Raises OSError.
     """
 
-    __slots__ = ("fd",)
+    __slots__ = ("fd", "held", "warn")
 
-    def __init__(self, fd):
-        self.fd = fd
+    def __init__(self, fd, warn):
+        self.fd, self.warn = fd, warn
 
     def __enter__(self):
-        import fcntl  # a file of its own in some Pythons
-
-        with waiting():
-            fcntl.flock(self.fd, fcntl.LOCK_EX)
+        seconds = waiting.NAMESPACE_LOCK_TIMEOUT_S
+        self.held = waiting.lock(self.fd, seconds, waiting.NAMESPACE_LOCK)
+        if not self.held:
+            self.warn(f"the pod's network namespace is locked for more than {seconds:g} s, which a process in the pod "
+                      "can do; going on without the lock")
 
     def __exit__(self, kind, error, trace):
-        import fcntl
-
-        fcntl.flock(self.fd, fcntl.LOCK_UN)
+        if self.held:
+            unlock(self.fd)
 
 
 class inside:
@@ -91,11 +118,18 @@ class inside:
 
     def __exit__(self, kind, error, trace):
         try:
-            setns(self.home)
-        except OSError as e:
-            raise Lost(f"cannot return to the home network namespace: {e}") from error
-        finally:
+            return_to(self.home)
+        except Lost as e:
+            self._forget(e)
+            raise
+        self._close()
+
+    def _forget(self, lost):
+        """Close, too, but nothing may take the place of Lost."""
+        try:
             self._close()
+        except OSError as e:
+            lost.add_note(str(e))
 
     def _close(self):
         if self.opened >= 0:

@@ -31,6 +31,7 @@ NFTA_CHAIN_POLICY, NFTA_CHAIN_USE, NFTA_CHAIN_TYPE = 5, 6, 7
 NFTA_HOOK_HOOKNUM, NFTA_HOOK_PRIORITY = 1, 2
 NFTA_RULE_TABLE, NFTA_RULE_CHAIN, NFTA_RULE_HANDLE, NFTA_RULE_EXPRESSIONS, NFTA_RULE_USERDATA = 1, 2, 3, 4, 7
 NFTA_EXPR_NAME, NFTA_EXPR_DATA = 1, 2
+NFTA_MATCH_NAME, NFTA_MATCH_INFO = 1, 3         # linux/netfilter/nf_tables_compat.h
 NFTA_SET_TABLE, NFTA_SET_NAME, NFTA_SET_FLAGS, NFTA_SET_KEY_TYPE, NFTA_SET_KEY_LEN = 1, 2, 3, 4, 5
 NFTA_SET_DATA_TYPE, NFTA_SET_DATA_LEN, NFTA_SET_ID, NFTA_SET_USERDATA = 6, 7, 10, 13
 NFTA_SET_ELEM_LIST_TABLE, NFTA_SET_ELEM_LIST_SET, NFTA_SET_ELEM_LIST_ELEMENTS = 1, 2, 3
@@ -264,9 +265,13 @@ def elements_of(table, name):
     return lambda batch: batch.text(NFTA_SET_ELEM_LIST_TABLE, table).text(NFTA_SET_ELEM_LIST_SET, name)
 
 
-def rules_of(table, chain):
-    """What wire.dump() needs to list the rules of a chain."""
-    return lambda batch: batch.text(NFTA_RULE_TABLE, table).text(NFTA_RULE_CHAIN, chain)
+def rules_of(table, chain=""):
+    """What wire.dump() needs to list the rules of a chain, or of all chains of a table."""
+    def fill(batch):
+        batch.text(NFTA_RULE_TABLE, table)
+        return batch.text(NFTA_RULE_CHAIN, chain) if chain else batch
+
+    return fill
 
 
 def read_rule(payload):
@@ -280,11 +285,22 @@ def read_rule(payload):
 def read_jump(payload):
     """An NFT_MSG_NEWRULE or NFT_MSG_DELRULE payload as (handle, chain, chain that it leads to or "")."""
     found = attributes(payload, 4)
-    expressions = [attributes(each) for _, each in attribute_list(found.get(NFTA_RULE_EXPRESSIONS, b""))]
-    verdicts = [attributes(each.get(NFTA_EXPR_DATA, b"")).get(NFTA_IMMEDIATE_DATA, b"") for each in expressions
-                if each.get(NFTA_EXPR_NAME) == b"immediate\0"]
+    verdicts = [fields.get(NFTA_IMMEDIATE_DATA, b"") for fields in expressions(payload, b"immediate\0")]
     target = chain_of_verdict(verdicts[-1]) if verdicts else ""
     return found.get(NFTA_RULE_HANDLE, b""), as_text(found.get(NFTA_RULE_CHAIN, b"")), target
+
+
+def read_match(payload, name):
+    """What an NFT_MSG_NEWRULE payload has for the match of iptables of this name, as that lays it out; b"" without."""
+    wanted = name.encode() + b"\0"
+    return next((fields.get(NFTA_MATCH_INFO, b"") for fields in expressions(payload, b"match\0")
+                 if fields.get(NFTA_MATCH_NAME) == wanted), b"")
+
+
+def expressions(payload, name):
+    """The attributes of each expression of that name in a message about a rule."""
+    each = [attributes(it) for _, it in attribute_list(attributes(payload, 4).get(NFTA_RULE_EXPRESSIONS, b""))]
+    return [attributes(it.get(NFTA_EXPR_DATA, b"")) for it in each if it.get(NFTA_EXPR_NAME) == name]
 
 
 def get_generation(batch):

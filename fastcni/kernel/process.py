@@ -6,15 +6,17 @@ run is over when the program itself is. One limit follows: a program that opens 
 anew, instead of writing to the one it was given, starts at the beginning of the file again.
 """
 
+import errno
 import posix
-import time
 
-from fastcni.kernel.waiting import waiting
+from fastcni._netlink import check_request, spawn
+from fastcni.kernel import waiting
 
 MAX_OUTPUT = 16 << 20      # bytes of each stream that are read back; a CNI result is about 1 kB
 
-SIGKILL, SIGPIPE, SIGXFSZ = 9, 13, 25       # signal(7)
+SIGKILL = 9                                 # signal(7)
 EFBIG = 27                                  # errno(3)
+KILL_TIMEOUT_S = 5.0                        # for a killed program to be gone: the kernel may be in the midst of a call
 
 # What a shell user calls the signals that end programs; the others are shown by number.
 SIGNALS = {
@@ -25,6 +27,9 @@ SIGNALS = {
 }
 
 
+strays = []             # pids of killed programs that had not ended in time
+
+
 class Finished:
     """How a program ended.
 
@@ -32,26 +37,30 @@ class Finished:
     stdout, stderr: bytes, everything that was written.
     cause: "" for exit status 0, else "exit status 3" or "signal: killed"
         (with " (core dumped)" where one was written).
+    late: it was killed, since it took longer than it may.
     """
 
-    __slots__ = ("cause", "status", "stderr", "stdout")
+    __slots__ = ("cause", "late", "status", "stderr", "stdout")
 
-    def __init__(self, status, stdout, stderr, cause):
+    def __init__(self, status, stdout, stderr, cause, late=False):
         self.status = status
         self.stdout = stdout
         self.stderr = stderr
         self.cause = cause
+        self.late = late
 
 
-def run(path, env, stdin, argv=(), timeout=None):
+def run(path, env, stdin, argv=(), *, timeout):
     """Run the program at `path` with the environment `env` and the bytes `stdin`; return Finished.
 
-    argv is the whole argument list, [path] when empty. timeout is in seconds; at its end the program
-    itself gets SIGKILL (its children do not) and cause is "signal: killed". OSError says that it could
-    not be started or that it wrote more than MAX_OUTPUT; ValueError that a NUL or an unusable
-    variable name stands in `env`. The child is in the namespaces and the working directory of the
-    calling thread. See posix_spawn(3), memfd_create(2), pidfd_open(2).
+    argv is the whole argument list, [path] when empty. timeout is in seconds, None: no limit. At its end the program
+    and its process group get SIGKILL, and Finished.late is set. They get it, too, when the caller of the request
+    leaves. The program alone gets it when this process dies. OSError says that it could not be started or that it wrote
+    more than MAX_OUTPUT; ValueError that a NUL or an unusable variable name stands in `env`; waiting.CallerGone that
+    the caller has left. The child is in the namespaces and the working directory of the calling thread. See
+    memfd_create(2), pidfd_open(2).
     """
+    check_request()
     files = []
     try:
         for name in ("stdin", "stdout", "stderr"):
@@ -59,15 +68,11 @@ def run(path, env, stdin, argv=(), timeout=None):
         if stdin:
             write_all(files[0], stdin)
             posix.lseek(files[0], 0, 0)
-        # Python ignores these two signals, and an ignored signal stays ignored across exec.
-        pid = posix.posix_spawn(
-            path, list(argv) or [path], env,
-            file_actions=[(posix.POSIX_SPAWN_DUP2, fd, stream) for stream, fd in enumerate(files)],
-            setsigdef=(SIGPIPE, SIGXFSZ),
-        )
-        status, cause = read_wait_status(wait(pid, timeout))
+        reap_strays()
+        wait_status, late = wait(spawn(path, argv or (path,), env, *files), timeout)
+        status, cause = read_wait_status(wait_status)
         stdout, stderr = read_back(files[1], path, "stdout"), read_back(files[2], path, "stderr")
-        return Finished(status, stdout, stderr, cause)
+        return Finished(status, stdout, stderr, cause, late)
     finally:
         for fd in files:
             posix.close(fd)
@@ -104,40 +109,60 @@ def read_back(fd, path, stream):
 
 
 def wait(pid, timeout):
-    """Return the wait status of our child `pid`; whatever happens here, the child is gone afterwards."""
+    """Return (wait status of our child `pid`, was it killed at the end of its time); it is gone afterwards."""
     try:
-        with waiting():
-            if timeout is not None and not ends_within(pid, timeout):
-                posix.kill(pid, SIGKILL)
-            return posix.waitpid(pid, 0)[1]
+        late = not ends_within(pid, timeout and waiting.limit(timeout))
+    except BaseException:       # the caller has left, KeyboardInterrupt, no descriptor left: leave no stray program
+        end(pid)
+        raise
+    if late:
+        return end(pid), True
+    try:
+        return posix.waitpid(pid, 0)[1], False
     except ChildProcessError as e:
         e.add_note("the exit status was taken by someone else: is SIGCHLD ignored in this program?")
-        raise
-    except BaseException:          # KeyboardInterrupt, or no descriptor left: leave no stray program behind
-        try:
-            posix.kill(pid, SIGKILL)
-            posix.waitpid(pid, 0)
-        except OSError:
-            pass                   # it was reaped already
         raise
 
 
 def ends_within(pid, seconds):
-    """Whether the child ends within so many seconds; it is not reaped."""
-    import select
-
-    fd = posix.pidfd_open(pid)
+    """Whether the child ends within so many seconds, None: without a limit; it is not reaped."""
     try:
-        poll = select.poll()
-        poll.register(fd, select.POLLIN)
-        deadline = time.monotonic() + seconds
-        # rounded up, or the last millisecond would be spent turning round and round
-        while (left := deadline - time.monotonic()) > 0:
-            if poll.poll(min(int(left * 1000) + 1, 1 << 30)):
-                return True
-        return bool(poll.poll(0))
+        fd = posix.pidfd_open(pid)
+    except OSError as e:
+        if e.errno not in (errno.ENOSYS, errno.EPERM):      # Linux before 5.3, or a filter of system calls
+            raise
+        return waiting.until(lambda: has_ended(pid), float("inf") if seconds is None else seconds, waiting.PROGRAM)
+    try:
+        return waiting.readable(fd, seconds, waiting.PROGRAM)
     finally:
         posix.close(fd)
+
+
+def has_ended(pid):
+    return posix.waitid(posix.P_PID, pid, posix.WEXITED | posix.WNOHANG | posix.WNOWAIT) is not None
+
+
+def end(pid):
+    """Kill a child and its process group; its wait status. One that stays in the kernel is reaped later."""
+    try:
+        posix.killpg(pid, SIGKILL)
+        with waiting.rolling_back():            # even if the caller leaves meanwhile
+            if not ends_within(pid, KILL_TIMEOUT_S):
+                strays.append(pid)
+                return SIGKILL
+        return posix.waitpid(pid, 0)[1]
+    except OSError:             # it was reaped already
+        return SIGKILL
+
+
+def reap_strays():
+    """Take the wait status of killed programs that had not ended in time."""
+    for pid in (*strays,):
+        try:
+            if posix.waitpid(pid, posix.WNOHANG)[0]:
+                strays.remove(pid)
+        except (ChildProcessError, ValueError):         # another thread was quicker
+            continue
 
 
 def read_wait_status(wait_status):

@@ -39,6 +39,16 @@ def get_link(batch, *, name=None, index=0, what=None):
     return batch.u32(uapi.IFLA_EXT_MASK, uapi.RTEXT_FILTER_SKIP_STATS)
 
 
+def get_nsid(batch, fd):
+    """Ask for the number by which the socket's network namespace knows that of the descriptor `fd`."""
+    return batch.begin(uapi.RTM_GETNSID, NLM_F_ACK, bytes(4), "look up a namespace's number").u32(uapi.NETNSA_FD, fd)
+
+
+def read_nsid(payload):
+    """The number; -1 where the namespace does not know the other."""
+    return int.from_bytes(attributes(payload, 4)[uapi.NETNSA_NSID], ORDER, signed=True)
+
+
 def new_veth(batch, host, peer, netns_fd, *, host_mac, peer_mac, mtu=0, master=0, what=None):
     """A veth pair in one request, answered by an echo of the host end whose IFLA_LINK is the peer's index.
     Without netns_fd both ends are in one namespace.

@@ -1,7 +1,10 @@
 """TAP devices that outlive whoever made them: ioctls on /dev/net/tun (linux/if_tun.h; networking/tuntap.rst)."""
 
+import errno
 import posix
 import sys
+
+from fastcni._netlink import check_request
 
 PATH = "/dev/net/tun"
 NEXT_CONTEXT = "/proc/thread-self/attr/exec"    # the SELinux context of what the thread executes next, proc_pid_attr(5)
@@ -48,6 +51,7 @@ def create_tap(name, *, multi_queue=False, owner=None, group=None, context=""):
     if context:
         call_in_context(calls, context)
         return
+    check_request()
     fd = open_device()
     try:
         for number, argument in calls:
@@ -76,14 +80,17 @@ def ioctl(fd, number, argument):
 def call_in_context(calls, context):
     """The same in a process of that SELinux context: Python, as SELinux policies let container runtimes change
     context by execve(2) alone."""
-    from fastcni.kernel import process
+    from fastcni.kernel import process, waiting
 
     set_next_context(context.encode())
     try:
         done = process.run(sys.executable, {}, b"",
-                           [sys.executable, "-I", "-S", "-c", CHILD.format(path=PATH, calls=calls)])
+                           [sys.executable, "-I", "-S", "-c", CHILD.format(path=PATH, calls=calls)],
+                           timeout=waiting.PROGRAM_TIMEOUT_S)
     finally:
         set_next_context(b"\n")             # none
+    if done.late:
+        raise OSError(errno.ETIMEDOUT, posix.strerror(errno.ETIMEDOUT))
     if done.status:
         raise OSError(done.status, done.stderr.decode("utf-8", "replace").strip() or posix.strerror(done.status))
 

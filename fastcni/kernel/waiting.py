@@ -1,20 +1,152 @@
-"""Where a thread waits for others: for an announcement of the kernel, for a program, for its turn.
+"""Waits: for an announcement, a program, a lock, a bus. Each has a limit, and ends when the request's caller leaves.
 
-A door that bounds how many of its threads work hears of it, and has another one work meanwhile.
+A server gives each worker thread a Request. It knows the caller's connection, and lets the server run another request
+during a wait. Without a Request there is no caller that can leave, and a wait lasts until its limit.
 """
 
-pause = resume = None           # functions of the door, without arguments; both or neither
+from _thread import _local
+from time import monotonic
+
+from fastcni._netlink import await_input, try_lock
+
+# Seconds; docs/server.md has the table of them.
+DELEGATE_TIMEOUT_S = 240.0      # an IPAM plugin of others; the slowest known one, dhcp, tries for 208 s
+PROGRAM_TIMEOUT_S = 60.0        # iptables and other tools
+LOCK_TIMEOUT_S = 30.0           # a lock that only root can hold
+NAMESPACE_LOCK_TIMEOUT_S = 2.0  # one that a pod can hold, too
+ROLLBACK_TIMEOUT_S = 10.0       # any of these while an ADD is rolled back
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.001, 0.02       # between two tries
+GONE = 2                        # of await_input()
+
+# Kinds of waits. A pod can hold the lock of its namespace, so waits for that refuse no other request.
+ANNOUNCEMENT, PROGRAM, LOCK, NAMESPACE_LOCK, BUS = "announcement", "program", "lock", "namespace lock", "bus"
+
+
+class CallerGone(Exception):
+    """The caller of the request has left: the request need not be answered."""
+
+    def __str__(self):
+        return "the caller has left"
+
+
+class Crowded(BaseException):
+    """Too many requests are in the same kind of wait: this one goes one-shot, from its beginning.
+
+    Not an Exception, so that no error handler catches it.
+    """
+
+
+class Request:
+    """The request that a thread works on, for the waits. This base class is for a thread without a caller."""
+
+    caller = -1                 # the connection's descriptor
+
+    def admit(self, kind):
+        """May this request wait for `kind` now? Raises Crowded, or CniError 11 if one-shot would wait, too."""
+
+    def pause(self, kind):
+        """Note that it begins to wait."""
+
+    def resume(self):
+        """Note that it works again."""
+
+
+class Here(_local):
+    """State of the calling thread. rolling_back: its work must be completed even if the caller has left."""
+
+    request, rolling_back = Request(), False
+
+
+here = Here()
 
 
 class waiting:
-    """`with waiting():` around what may take long and needs no processor."""
+    """`with waiting():` around a blocking call."""
 
-    __slots__ = ()
+    __slots__ = ("kind",)
+
+    def __init__(self, kind=ANNOUNCEMENT):
+        self.kind = kind
 
     def __enter__(self):
-        if pause:
-            pause()
+        here.request.pause(self.kind)
 
     def __exit__(self, kind, error, trace):
-        if resume:
-            resume()
+        here.request.resume()
+
+
+class rolling_back:
+    """`with rolling_back():` no wait ends because the caller has left, and none is longer than ROLLBACK_TIMEOUT_S."""
+
+    __slots__ = ("before",)
+
+    def __enter__(self):
+        self.before, here.rolling_back = here.rolling_back, True
+
+    def __exit__(self, kind, error, trace):
+        here.rolling_back = self.before
+
+
+def caller():
+    """The descriptor of the caller's connection, to watch during a wait; -1: none."""
+    return -1 if here.rolling_back else here.request.caller
+
+
+def check_caller():
+    """Raises CallerGone if the caller has left."""
+    if (fd := caller()) >= 0 and await_input(-1, fd, 0) == GONE:
+        raise CallerGone
+
+
+def admit(kind):
+    """Call it before the first step that would need a rollback. Raises Crowded, or CniError 11."""
+    if not here.rolling_back:
+        here.request.admit(kind)
+
+
+def limit(seconds):
+    """The limit of a wait now: `seconds`, or less during a rollback."""
+    return min(seconds, ROLLBACK_TIMEOUT_S) if here.rolling_back else seconds
+
+
+def readable(fd, seconds, kind):
+    """Wait until `fd` is readable, for so many seconds at most (None: no limit). Return whether it is.
+
+    A descriptor of -1 only waits. Raises CallerGone.
+    """
+    deadline = None if seconds is None else monotonic() + seconds
+    with waiting(kind):
+        while True:
+            # Rounded up: else the last millisecond would be spent in many waits of none.
+            left = 1 << 30 if deadline is None else max(0, int((deadline - monotonic()) * 1000) + 1)
+            came = await_input(fd, caller(), left)
+            if came == GONE:
+                raise CallerGone
+            if came == 1 or (deadline is not None and monotonic() >= deadline):
+                return came == 1
+
+
+def until(attempt, seconds, kind):
+    """Call attempt() until it returns something true, for so many seconds at most. Return its last value.
+
+    Raises CallerGone, and what attempt() raises.
+    """
+    deadline, pause = monotonic() + seconds, FIRST_PAUSE_S
+    with waiting(kind):
+        while not (found := attempt()) and (left := deadline - monotonic()) > 0:
+            if await_input(-1, caller(), int(min(pause, left) * 1000) + 1) == GONE:
+                raise CallerGone
+            pause = min(2 * pause, LONGEST_PAUSE_S)
+    return found
+
+
+def lock(fd, seconds, kind=LOCK):
+    """Take the exclusive flock(2) of an open file. False if another process still has it after so many seconds.
+
+    flock(2) can wait by itself, but neither so long nor until the caller leaves. Raises OSError, CallerGone, and as
+    admit().
+    """
+    if try_lock(fd):                    # as mostly
+        return True
+    admit(kind)
+    return until(lambda: try_lock(fd), limit(seconds), kind)

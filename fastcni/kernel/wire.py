@@ -8,12 +8,13 @@ from time import perf_counter
 from fastcni import _netlink
 from fastcni._netlink import Batch, read_ack, settle
 from fastcni.kernel import uapi
-from fastcni.kernel.waiting import waiting
+from fastcni.kernel.waiting import caller, check_caller, waiting
 
 AF_NETLINK = 16
-FOR_EVER = -1                   # milliseconds
+ANSWER_MS = 30_000              # the kernel answers within send(); only a lost answer would be waited for
+RECEIVE_TRIES = 5               # for the replies of one batch; what fails more often is broken
 DUMP_TRIES = 5                  # as the reference plugins: an interrupted dump is asked for five times in all
-ENOENT, EINTR, ENOBUFS = 2, 4, 105
+ENOENT, EINTR, ENOBUFS, ETIMEDOUT = 2, 4, 105, 110
 EINTR_DUMP = "the kernel's table kept changing while it was read"
 
 _STRICT = (uapi.NETLINK_EXT_ACK, uapi.NETLINK_CAP_ACK, uapi.NETLINK_GET_STRICT_CHK)
@@ -31,6 +32,10 @@ class NetlinkError(OSError):
 
     def __str__(self):
         return f"{self.what}: {self.kernel_text or self.strerror} (errno {self.errno})"
+
+
+class AnswerLost(NetlinkError):
+    """The kernel's answer to a request could not be read: it may have done what was asked."""
 
 
 class ProtocolError(RuntimeError):
@@ -74,15 +79,16 @@ def send(sock, data):
     _netlink.send(sock.fileno(), data)
 
 
-def receive(sock, milliseconds=FOR_EVER):
+def receive(sock, milliseconds=ANSWER_MS, caller=-1):
     """The one place that receives: a datagram's messages, [(type, flags, sequence, port, payload)]; None where none
-    comes in time. Raises OSError, with ENOBUFS where the kernel had to drop notifications."""
-    return _netlink.receive(sock.fileno(), milliseconds, show)
+    comes in time, or before the other end of the connection `caller` is closed. Raises OSError, with ENOBUFS where the
+    kernel had to drop notifications."""
+    return _netlink.receive(sock.fileno(), milliseconds, show, caller)
 
 
 def index_of(name):
     """The index of the link called `name` in the calling thread's namespace, 0 without one. By ioctl (netdevice(7)):
-    unlike RTM_GETLINK it waits for nobody who holds the kernel's RTNL."""
+    unlike RTM_GETLINK it does not wait for the kernel's RTNL lock."""
     try:
         return if_nametoindex(name)
     except OSError:
@@ -105,7 +111,8 @@ def exchange(sock, batch):
     """Send a batch and read every reply before the first refusal is raised.
 
     Returns [(type, payload)] of what the kernel sent besides ACKs: echoes and answers to RTM_GET*.
-    Raises NetlinkError for the first refused request, ProtocolError for a stray reply.
+    Raises NetlinkError for the first refused request, AnswerLost if a reply cannot be read, ProtocolError for one to
+    another request.
     """
     replies, refused = attempt(sock, batch)
     if refused:
@@ -136,13 +143,30 @@ def look_up(sock, batch):
 
 def _attempt(sock, batch):
     data, waiting, first = batch.finish(), batch.asked, batch.first
+    what = next(iter(waiting.values()), "")
     batch.clear()
-    send(sock, data)
-    replies, refused, patience = [], [], FOR_EVER
-    while waiting and (found := receive(sock, patience)) is not None:
+    try:
+        send(sock, data)
+    except OSError as e:        # the kernel works on a request within send(): this one has not reached it
+        raise NetlinkError(e.errno, f"{what}: send the request") from None
+    replies, refused, failures, patience = [], [], [], ANSWER_MS
+    while waiting:
+        try:
+            found = receive(sock, patience)
+        except OSError as e:
+            # The kernel has answered before send() returned: the other replies wait in the socket, or never come. They
+            # are read, so that they say what was done, and so that the next batch does not find them.
+            failures.append(e.errno)
+            if len(failures) == RECEIVE_TRIES:
+                break
+            patience = 0
+            continue
+        if found is None:
+            break
         for kind, flags, sequence, _, payload in settle(found, waiting, replies):
             if sequence not in waiting:
                 if kind != uapi.NLMSG_ERROR or not first < sequence <= batch.first:
+                    forget(sock)
                     raise ProtocolError(f"netlink reply of type {kind} to request {sequence}, which is not ours")
                 # nfnetlink refuses a transaction as a whole (no permission, no nf_tables, commit failed) in
                 # the name of its opening message; the other replies are there already or never come.
@@ -152,10 +176,14 @@ def _attempt(sock, batch):
             if flags & uapi.NLM_F_DUMP_INTR:
                 refused.append(NetlinkError(EINTR, waiting[sequence], EINTR_DUMP))
             if kind in (uapi.NLMSG_ERROR, uapi.NLMSG_DONE):
-                what = waiting.pop(sequence)
                 code, text, offset = read_ack(kind, flags, payload)
+                asked = waiting.pop(sequence)
                 if code:
-                    refused.append(NetlinkError(code, what, text, offset))
+                    refused.append(NetlinkError(code, asked, text, offset))
+    if failures and (waiting or ENOBUFS in failures):           # ENOBUFS: the kernel has dropped a reply
+        raise AnswerLost(failures[0], f"{what}: read the kernel's answer")
+    if waiting and patience:
+        refused.append(AnswerLost(ETIMEDOUT, next(iter(waiting.values()))))
     return replies, refused
 
 
@@ -203,12 +231,15 @@ def forget(sock):
 def watch(sock, seconds):
     """The next notifications within `seconds`: [(type, flags, sequence, port, payload)], [] when none came.
 
-    Raises OSError with ENOBUFS when the kernel dropped some: look again at what was waited for.
+    Raises OSError with ENOBUFS when the kernel dropped some: look again at what was waited for; waiting.CallerGone.
     """
     started = perf_counter()
     try:
         with waiting():
-            return receive(sock, int(seconds * 1000) + 1) or []
+            found = receive(sock, int(seconds * 1000) + 1, caller())
+        if found is None:
+            check_caller()
+        return found or []
     finally:
         if observe:
             observe(sock.proto, perf_counter() - started)

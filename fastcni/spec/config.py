@@ -72,7 +72,7 @@ class Section:
 
     def section(self, key):
         """The Section under `key`, an empty one where absent."""
-        return Section(self._typed(key, dict, "an object", {}), self.path(key))
+        return self._below(self._typed(key, dict, "an object", {}), self.path(key))
 
     def whole(self, key, default=0, low=None, high=None):
         """An integer from low to high; those of 64 bits where the bounds are not given. 1500.0 is none."""
@@ -82,7 +82,7 @@ class Section:
         least, most = -INT64 if low is None else low, INT64 - 1 if high is None else high
         if type(value) is not int or not least <= value <= most:
             bounds = ("" if low is None else f" from {low}") + ("" if high is None else f" up to {high}")
-            raise self.wrong(key, f"expected a whole number{bounds}, got {shown(value)}")
+            return self.bad(key, f"expected a whole number{bounds}, got {shown(value)}", default)
         return value
 
     def texts(self, key):
@@ -90,7 +90,7 @@ class Section:
         values = ["" if value is None else value for value in self.items(key)]
         for i, value in enumerate(values):
             if type(value) is not str:
-                raise self.wrong(f"{key}[{i}]", f"expected a string, got {shown(value)}")
+                values[i] = self.bad(f"{key}[{i}]", f"expected a string, got {shown(value)}", "")
         return values
 
     def sections(self, key):
@@ -98,8 +98,8 @@ class Section:
         found = []
         for i, value in enumerate(self.items(key)):
             if value is not None and type(value) is not dict:
-                raise self.wrong(f"{key}[{i}]", f"expected an object, got {shown(value)}")
-            found.append(Section(value or {}, self.path(f"{key}[{i}]")))
+                value = self.bad(f"{key}[{i}]", f"expected an object, got {shown(value)}", {})
+            found.append(self._below(value or {}, self.path(f"{key}[{i}]")))
         return found
 
     def ip(self, key):
@@ -108,7 +108,7 @@ class Section:
         try:
             return address.read_ip(text) if text else None
         except ValueError:
-            raise self.wrong(key, f"invalid IP address: {text[:SHOWN]}") from None
+            return self.bad(key, f"invalid IP address: {text[:SHOWN]}", None)
 
     def cidr(self, key):
         """`address/prefix` as (packed, prefix), host bits kept; None where absent (empty is an error)."""
@@ -116,7 +116,7 @@ class Section:
         try:
             return None if text is None else address.read_cidr(text)
         except ValueError:
-            raise self.wrong(key, f"invalid CIDR address: {text[:SHOWN]}") from None
+            return self.bad(key, f"invalid CIDR address: {text[:SHOWN]}", None)
 
     def path(self, key):
         """The path of a key from the top of the configuration, "ipam.subnet"."""
@@ -126,13 +126,53 @@ class Section:
         """The CniError for a value that cannot be used."""
         return CniError(errors.INVALID_CONFIG, f"failed to load netconf: {self.path(key)}: {why}")
 
+    def bad(self, key, why, _):
+        """A value that cannot be used: raises the CniError. A Lenient returns the third argument instead."""
+        raise self.wrong(key, why) from None
+
+    @property
+    def strict(self):
+        """The same without leniency."""
+        return self
+
+    def _below(self, values, where):
+        return Section(values, where)
+
     def _typed(self, key, kind, words, default):
         value = self.raw(key)
         if value is None:
             return default
         if type(value) is not kind:
-            raise self.wrong(key, f"expected {words}, got {shown(value)}")
+            return self.bad(key, f"expected {words}, got {shown(value)}", default)
         return value
+
+
+class Lenient(Section):
+    """A Section for DEL: a bad value counts as absent, and warn(text) is called.
+
+    A bad flag counts as set: a flag says what ADD may have made, and DEL is to look for it.
+    """
+
+    __slots__ = ("warn",)
+
+    def __init__(self, values, warn, where=""):
+        super().__init__(values, where)
+        self.warn = warn
+
+    def flag(self, key, default=False):
+        value = self.raw(key, default)
+        return value if type(value) is bool else self.bad(key, f"expected true or false, got {shown(value)}", True)
+
+    def bad(self, key, why, instead):
+        self.warn(f"{self.path(key)} is ignored: {why}")
+        return instead
+
+    @property
+    def strict(self):
+        return Section(self.values, self.where)
+
+    def _below(self, values, where):
+        return Lenient(values, self.warn, where)
 
 
 def fold(values):
@@ -176,6 +216,8 @@ def check_ifname(text):
         why = "interface name is . or .."
     elif not NOT_IN_IFNAME.isdisjoint(text):
         why = "interface name contains / or : or whitespace characters"
+    elif any("\ud800" <= c <= "\udfff" for c in text):
+        why, details = "interface name is not UTF-8", "a result, which is JSON, cannot name it"
     elif "%d" in text:
         why, details = "interface name contains %d", "the kernel would put a number there"
     if why:

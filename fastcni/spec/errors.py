@@ -13,6 +13,13 @@ PLUGIN_NOT_AVAILABLE = 50
 LIMITED_CONNECTIVITY = 51
 INTERNAL = 999                  # the reference library's, for what has no code of its own
 
+EXHAUSTED = (12, 23, 24)        # ENOMEM, ENFILE, EMFILE: it may work later
+
+
+def of_errno(number):
+    """The code for a file that the kernel does not let us read."""
+    return TRY_AGAIN_LATER if number in EXHAUSTED else IO_FAILURE
+
 
 class CniError(Exception):
     """What a runtime is told: `code`, `msg` in one sentence, `details` that say why and what to look at."""

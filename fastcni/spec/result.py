@@ -230,8 +230,7 @@ def fold_into_ip4_and_ip6(result):
         if key and key not in found:
             found[key] = {"ip": one["address"], "gateway": one.get("gateway", ""), "routes": []}
     if not found:
-        raise CniError(INTERNAL, "cannot convert: no valid IP addresses",
-                       "results of 0.2.0 and older have no place for interfaces without addresses")
+        raise CniError(INTERNAL, "cannot convert: no valid IP addresses")
     for route in result.get("routes", ()):
         key = "ip4" if is_ip4(route["dst"]) else "ip6"
         if key in found:
@@ -249,6 +248,15 @@ UP = (split_ip4_and_ip6, drop_ip_version)
 DOWN = (fold_into_ip4_and_ip6, add_ip_version)
 
 
+def check_set(result):
+    """The result itself, in the newest shape. Raises CniError 6 where an address or a route says nothing."""
+    for key, member in (("ips", "address"), ("routes", "dst")):
+        for i, entry in enumerate(result.get(key, ())):
+            if entry.get(member, UNSET_CIDR) == UNSET_CIDR:
+                raise CniError(DECODING_FAILURE, f"result.{key}[{i}] has no {member}")
+    return result
+
+
 def read_prev_result(section, config_version):
     """prevResult of a configuration in the 1.1.0 shape, None where there is none.
 
@@ -260,6 +268,6 @@ def read_prev_result(section, config_version):
     values = {"CNIVersion": config_version, **section.section("prevResult").values}
     try:
         # Sorted as the reference's map is, so that cniVersion comes after CNIVersion, and counts.
-        return to_version(create(config_version, dict(sorted(values.items()))), CURRENT)
+        return check_set(to_version(create(config_version, dict(sorted(values.items()))), CURRENT))
     except CniError as e:
         raise CniError(e.code, f"could not parse prevResult: {e.msg}", e.details) from None

@@ -1,0 +1,74 @@
+"""A one-shot DEL announces itself to the servers of its network namespace before it looks into nftables.
+
+A server may be about to restore elements that another program flushed, and a DEL that finds nothing to delete leaves no
+trace in nftables. So DEL sends a message: a multicast of NETLINK_USERSOCK, which stays in the network namespace and
+needs neither a file nor a listener. After a restore the server reads the messages, and deletes the elements of their
+attachments again. A DEL that sends its message later than that also reads nftables later, and finds the elements.
+"""
+
+import posix
+from _socket import MSG_DONTWAIT, SOCK_CLOEXEC, SOCK_RAW, socket
+from errno import ECONNREFUSED, ENOBUFS
+
+from fastcni._netlink import Batch
+from fastcni.kernel import nft, uapi, wire
+
+GROUP = 1 << 26                 # of 32 that any program may use; MAGIC tells our messages from others'
+MAGIC = b"fastcni-del\0"
+SIZE, CREDENTIALS = 256, 12     # bytes: of a message at most, and of struct ucred: pid, uid, gid
+SOL_SOCKET, SO_PASSCRED, SCM_CREDENTIALS = 1, 16, 2
+
+
+def generation(sock):
+    """How many transactions nftables has had in this namespace. Raises NetlinkError."""
+    (_, payload), *_ = wire.exchange(sock, nft.get_generation(Batch()))
+    return nft.read_generation(payload)[0]
+
+
+def announce(sock, mark):
+    """Say that a DEL of the attachment with this mark begins. `sock` is one of netfilter."""
+    try:
+        message = MAGIC + generation(sock).to_bytes(8, "big") + mark.encode()
+    except wire.NetlinkError:
+        return                  # no nf_tables in this kernel, or no right to ask: nothing is restored either
+    out = socket(wire.AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, uapi.NETLINK_USERSOCK)
+    try:
+        out.sendto(message, (0, GROUP))
+    except OSError as e:
+        if e.errno not in (ECONNREFUSED, ENOBUFS):      # refused: the multicast has been sent, and there is no unicast
+            raise
+    finally:
+        out.close()
+
+
+def open_receiver():
+    """A socket that gets the announcements of the calling thread's namespace. Raises OSError."""
+    sock = socket(wire.AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, uapi.NETLINK_USERSOCK)
+    sock.setsockopt(SOL_SOCKET, SO_PASSCRED, 1)
+    sock.bind((0, GROUP))
+    return sock
+
+
+def read(sock):
+    """[(generation at the DEL's begin, mark)] of the announcements that wait. Raises OSError."""
+    found = []
+    while True:
+        try:
+            data, ancillary, _, _ = sock.recvmsg(SIZE, 64, MSG_DONTWAIT)
+        except BlockingIOError:
+            return found
+        except OSError as e:
+            if e.errno != ENOBUFS:
+                raise
+            continue            # some were dropped: thousands came within a moment
+        if data.startswith(MAGIC) and is_trusted(ancillary):
+            at = len(MAGIC)
+            found.append((int.from_bytes(data[at:at + 8], "big"), data[at + 8:].decode("ascii", "replace")))
+
+
+def is_trusted(ancillary):
+    """Was the sender root, or our own user? Anybody may send."""
+    for level, kind, data in ancillary:
+        if (level, kind) == (SOL_SOCKET, SCM_CREDENTIALS) and len(data) == CREDENTIALS:
+            return int.from_bytes(data[4:8], nft.ORDER) in (0, posix.geteuid())
+    return False
