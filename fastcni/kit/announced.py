@@ -4,7 +4,7 @@ import posix
 from errno import ENOBUFS, ENODEV
 from time import monotonic
 
-from fastcni._netlink import Batch, read_ack
+from fastcni._netlink import Batch, check_request, read_ack
 from fastcni.kernel import rtnl, uapi, wire
 from fastcni.spec import errors
 from fastcni.spec.address import ip_text
@@ -25,6 +25,7 @@ def delete(req, index, name, watcher=None):
     The request's own ACK comes 20 ms later, after an RCU barrier that frees memory: req.aside sits that out.
     Request and announcement share a socket, so a refusal is seen here too. A link that is gone is fine.
     """
+    check_request()                 # the request goes out in another thread
     if watcher is None and req.host.deletes:
         req.host.deletes.delete(index, name)
         return

@@ -42,8 +42,7 @@ def ensure(host, conf, undo):
 
 def check_kind(bridge, code, words=""):
     if bridge.kind != "bridge":
-        raise CniError(code, f'{words}"{bridge.name}" already exists but is not a bridge',
-                       f"it is {'a ' + bridge.kind if bridge.kind else 'a physical'} link")
+        raise CniError(code, f'{words}"{bridge.name}" already exists but is not a bridge')
 
 
 def promiscuous(bridge):
@@ -57,14 +56,14 @@ def create(sock, conf, undo):
                             vlan_filtering=conf.vlans.wanted,
                             what=f'failed to create bridge "{conf.name}": could not add "{conf.name}"')
     try:
-        echo = rtnl.first_link(wire.exchange(sock, batch))
+        with undo.request(delete_unused, sock, conf.name):
+            echo = rtnl.first_link(wire.exchange(sock, batch))
     except wire.NetlinkError as e:
         if e.errno == EOPNOTSUPP and conf.vlans.wanted:
             raise conf.vlans.refused(e) from e
         if e.errno != EEXIST:
             raise
         return links.find(sock, conf.name)
-    undo(delete_unused, sock, conf.name)
     return echo if echo and echo.kind else links.find(sock, conf.name)
 
 
@@ -76,7 +75,7 @@ def set_back_unused(sock, bridge):
 
 
 def delete_unused(sock, name):
-    """The way back of create(): delete the bridge unless another pod is on it by now."""
+    """The rollback of create(): delete the bridge unless another pod is on it by now."""
     bridge = links.find(sock, name)
     if bridge and not links.ports(sock, bridge):
         links.delete_by_name(sock, name)
@@ -103,14 +102,15 @@ def full(name, code):
                     "each pod takes one, and the kernel has no more: delete pods, or give the network another bridge")
 
 
-def status(host, name):
-    """STATUS: one more pod finds a port. A bridge that is missing is fine, ADD makes it. Raises CniError 50."""
-    bridge = links.on_host(host, name)
+def status(req, name):
+    """STATUS: a link of that name is a bridge. One that is missing is fine, ADD makes it. A full one is a warning: its
+    pods have their network. Raises CniError 50."""
+    bridge = links.on_host(req.host, name)
     if bridge is None:
         return
     check_kind(bridge, errors.PLUGIN_NOT_AVAILABLE)
-    if links.ports(host.route, bridge) >= MOST_PORTS:
-        raise full(name, errors.PLUGIN_NOT_AVAILABLE)
+    if links.ports(req.host.route, bridge) >= MOST_PORTS:
+        req.warn(str(full(name, errors.TRY_AGAIN_LATER)))
 
 
 def ensure_addresses(host, bridge, leg, gateways, conf, undo):
@@ -123,9 +123,8 @@ def ensure_addresses(host, bridge, leg, gateways, conf, undo):
     missing, conflicts = compare(host, link, gateways)
     if conflicts and not conf.force_address:
         wanted = next(iter(conflicts.values()))
-        has = ", ".join(addresses.cidr_text(*other) for other in conflicts)
         raise CniError(errors.INTERNAL, f'failed to set bridge addr: "{link.name}" already has an IP address '
-                       f"different from {addresses.cidr_text(*wanted)}", f"it has {has}; forceAddress replaces it")
+                       f"different from {addresses.cidr_text(*wanted)}")
     if not missing:
         return
     batch = Batch()

@@ -9,8 +9,7 @@ def previous(req, words="must be called as chained plugin"):
     """prevResult in the shape of 1.1.0. Raises CniError 7 with `words` where there is none."""
     found = results.read_prev_result(req.conf, req.version)
     if found is None:
-        raise CniError(errors.INVALID_CONFIG, words, f'"{req.plugin}" adds to what another plugin has made: it stands '
-                       "behind one in a conflist")
+        raise CniError(errors.INVALID_CONFIG, words)
     return found
 
 

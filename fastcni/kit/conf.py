@@ -1,11 +1,32 @@
-"""Configuration that several plugins share: the MAC that a pod asks for, and dns."""
+"""Configuration that several plugins share: what DEL reads of it, the MAC that a pod asks for, and dns.
+
+DEL reads only the keys that it needs, and warns of a bad value: the configuration may have changed since ADD, and a
+typo must not keep a pod from ending. Only `dataDir` and `ipam.type`, which say where ADD's records are, must be valid.
+If DEL ignored these, it would succeed and the address would stay held.
+"""
 
 from fastcni.kit.ipam_conf import DNS_LISTS, read_dns
 from fastcni.spec import errors
-from fastcni.spec.config import read_args
+from fastcni.spec.config import Lenient, read_args
 from fastcni.spec.errors import CniError
 
+ENDINGS = ("DEL", "GC")         # these are lenient
 MTU_MIN, MTU_MAX = 68, 65535     # linux/if_ether.h: ETH_MIN_MTU, ETH_MAX_MTU
+
+
+def keys_of(req):
+    """The configuration as a Section, for DEL and GC as a Lenient one."""
+    return Lenient(req.conf.values, req.warn) if req.command in ENDINGS else req.conf
+
+
+def read_once(req, read):
+    """What read(Section) says of the configuration, for all pods of the network; for DEL and GC it is lenient."""
+    try:
+        return req.conf.once(read)
+    except CniError:
+        if req.command not in ENDINGS:
+            raise
+        return read(keys_of(req))
 
 
 def read_own_dns(conf):

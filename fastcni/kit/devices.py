@@ -6,12 +6,10 @@ from errno import EOPNOTSUPP
 from fastcni._netlink import Batch
 from fastcni.kernel import rtnl, wire
 from fastcni.kit import ipam, links
-from fastcni.kit.conf import check_families, read_ipv6, read_own_dns
+from fastcni.kit.conf import ENDINGS, check_families, keys_of, read_ipv6, read_own_dns
 from fastcni.kit.undo import every
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
-
-ENDINGS = ("DEL", "GC")         # these look at nothing else in a configuration: what ADD refused is in no pod's way
 
 
 class Conf:
@@ -20,7 +18,9 @@ class Conf:
     __slots__ = ("layer3", "ipv6", "enable_dad", "dns")
 
     def __init__(self, req):
-        self.layer3 = bool(ipam.read_type(req.conf))
+        self.layer3 = bool(ipam.read_type(keys_of(req)))
+        if req.command in ENDINGS:          # these read nothing else
+            return
         self.ipv6, self.enable_dad = read_ipv6(req.conf), req.conf.flag("enabledad")
         self.dns = read_own_dns(req.conf) or {}
 
@@ -35,22 +35,22 @@ def create(req, pod, undo, kind, *, sock=None, master=None, why=None, mtu=0, mac
     name = links.random_name()
     batch = rtnl.new_link(Batch(), name, kind, pod.netns_fd, parent=master.index if master else 0, mtu=mtu,
                           address=mac, data=data, what=f"failed to create {kind}")
-    undo(links.delete_by_name, pod.inside, name)
     try:
-        wire.exchange(sock or pod.inside, batch)
+        with undo.request(links.delete_by_name, pod.inside, name):
+            wire.exchange(sock or pod.inside, batch)
     except wire.NetlinkError as e:
         if master is None:
             raise
         words = [f'the master is "{master.name}"', *([why[e.errno]] if e.errno in why else [])]
         raise CniError(errors.INTERNAL, str(e), "; ".join(words)) from e
-    return rename(req, pod, undo, links.find(pod.inside, name), kind)
+    return rename(req, pod, undo, links.made(pod.inside, name), kind)
 
 
 def rename(req, pod, undo, link, words):
-    """Name a new link in the pod CNI_IFNAME; the way back deletes it under that name."""
+    """Name a new link in the pod CNI_IFNAME. The rollback deletes it, whatever its name is."""
+    undo(links.delete_by_index, pod.inside, link.index)
     wire.exchange(pod.inside, rtnl.set_link(Batch(), link.index, name=req.ifname,
                                             what=f'failed to rename {words} to "{req.ifname}"'))
-    undo(links.delete_by_name, pod.inside, req.ifname)
     link.name = req.ifname
     return link
 
@@ -96,7 +96,12 @@ def of_interface_0(given):
 
 def delete(req, conf):
     # The link first: an address is free to be given again only when nobody has it any more.
-    every((links.delete_inside, req), *ipam_step(ipam.delete, req, conf))
+    steps = prepare_ipam_delete(req, conf)
+    every((links.delete_inside, req), *steps)
+
+
+def prepare_ipam_delete(req, conf):
+    return ipam.prepare_delete(req) if conf.layer3 else []
 
 
 def check(req, conf, kind=None):
@@ -121,7 +126,7 @@ def same(words, found, wanted):
     from fastcni.kit import checks
 
     if found != wanted:
-        raise checks.wrong(f"{words} {found} does not match expected value: {wanted}")
+        raise checks.wrong(f"{words} {'(none)' if found is None else found} does not match expected value: {wanted}")
 
 
 def gc(req, conf):

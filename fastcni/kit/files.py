@@ -1,23 +1,22 @@
-"""Small files that plugins read and keep. What the kernel refuses is a CniError 5 with the path and its words."""
+"""Small files that plugins read and keep. An error of the kernel is a CniError 5 with the path and its message.
+
+A pipe, a device or a folder in the place of a file is an error, and open(2) does not wait for it.
+"""
 
 import posix
 
+from fastcni._netlink import check_request, read_file, write_file
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 
 LIMIT = 1 << 20                 # bytes of a file that is read
-READ = posix.O_RDONLY | posix.O_CLOEXEC | posix.O_NONBLOCK
-WRITE = posix.O_WRONLY | posix.O_CREAT | posix.O_TRUNC | posix.O_CLOEXEC | posix.O_NOFOLLOW
+WRITE = posix.O_CREAT | posix.O_TRUNC | posix.O_NOFOLLOW
 
 
-def read(path):
-    """The content as bytes; None where there is no such file."""
+def read(path, limit=LIMIT, flags=0):
+    """The content as bytes; None if there is no such file. flags: more flags of open(2)."""
     try:
-        fd = posix.open(path, READ)
-        try:
-            return posix.read(fd, LIMIT)
-        finally:
-            posix.close(fd)
+        return read_file(path, posix.O_RDONLY | flags, limit, regular=True)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as e:
@@ -27,27 +26,33 @@ def read(path):
 def write(path, content):
     """A file that only root reads, in a folder that only root opens."""
     try:
-        fd = create(path)
         try:
-            posix.write(fd, content)
-        finally:
-            posix.close(fd)
+            write_file(path, content, WRITE, regular=True)
+        except FileNotFoundError:
+            make_folders(path.rpartition("/")[0], 0o700)
+            write_file(path, content, WRITE, regular=True)
     except OSError as e:
         raise trouble("write", path, e) from None
 
 
-def create(path):
+def make_folders(path, mode, above=0o755):
+    """Make a folder if it is missing, and its parents with the mode `above`, whatever the umask. Raises OSError."""
     try:
-        return posix.open(path, WRITE, 0o600)
-    except FileNotFoundError:
-        from os import makedirs  # once in the life of a node; os itself costs 0.9 ms
-
-        makedirs(path.rpartition("/")[0], 0o700, exist_ok=True)
-        return posix.open(path, WRITE, 0o600)
+        try:
+            posix.mkdir(path, mode)
+        except FileNotFoundError:
+            parent = path.rstrip("/").rpartition("/")[0]
+            if not parent:
+                raise
+            make_folders(parent, above, above)
+            posix.mkdir(path, mode)
+    except FileExistsError:
+        return
 
 
 def remove(path):
     """Gone is fine."""
+    check_request()
     try:
         posix.unlink(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -67,4 +72,4 @@ def names(folder):
 
 
 def trouble(verb, path, error):
-    return CniError(errors.IO_FAILURE, f"{verb} {path}: {posix.strerror(error.errno)} (errno {error.errno})")
+    return CniError(errors.IO_FAILURE, f"{verb} {path}: {error.strerror} (errno {error.errno})")

@@ -86,12 +86,14 @@ class Saved:
 
     def keep(self, document, undo):
         """Write it. The way back is the file of before."""
-        before = files.read(self.path)
+        before, after = files.read(self.path), json.write(document)
+        if after == before:             # a file that is not written again cannot be lost by it
+            return
         if before is None:
             undo(files.remove, self.path)
         else:
             undo(files.write, self.path, before)
-        files.write(self.path, json.write(document))
+        files.write(self.path, after)
 
     def remove(self):
         """It is gone, unless another network has it by now."""
@@ -106,3 +108,4 @@ def gc(req, folder):
         saved = Saved(folder, name, req.name)
         if is_name(name) and name not in valid and saved.read():
             saved.remove()
+            req.release(f"file {folder}/{name}", name)

@@ -3,6 +3,7 @@
 import posix
 
 from fastcni.kernel import sysctl, uapi, wire
+from fastcni.kit import names
 
 IPV6 = "net/ipv6/conf"
 
@@ -14,14 +15,16 @@ class Host:
     memory    whoever remembers answers and hears when they change, see recall(); None: the kernel is asked each time
     deletes   whoever deletes links for many requests at once, see announced.delete(); None: each for itself
     together  an iptables_together.Together: what is to be changed by iptables is noted there; None: it is changed
+    deleting  (network, container id, ifname) of a one-shot DEL, which announces itself before it looks into nftables;
+              None: another command, or a server that knows of the DEL
     in_ipam   seconds that the request has spent in its IPAM plugin
     """
 
-    __slots__ = ("home", "memory", "deletes", "sockets", "ipv6", "together", "in_ipam")
+    __slots__ = ("home", "memory", "deletes", "sockets", "ipv6", "together", "deleting", "in_ipam")
 
     def __init__(self, home=None, memory=None, deletes=None):
         self.home, self.memory, self.deletes = home, memory, deletes
-        self.sockets, self.ipv6, self.together = {}, None, None
+        self.sockets, self.ipv6, self.together, self.deleting = {}, None, None, None
         self.in_ipam = 0.0
 
     @property
@@ -35,6 +38,10 @@ class Host:
     def _socket(self, protocol):
         if protocol not in self.sockets:
             self.sockets[protocol] = wire.open_socket(protocol)
+            if self.deleting and protocol == uapi.NETLINK_NETFILTER:
+                from fastcni.kernel import deletions
+
+                deletions.announce(self.sockets[protocol], names.hashes(*self.deleting))
         return self.sockets[protocol]
 
     def offer_ipv6(self, ifname, name, value):
@@ -61,14 +68,19 @@ class Host:
         return self.memory.recall(key, ask) if self.memory else ask()
 
     def close(self, aside):
-        """The kernel lets close() of a netfilter socket wait for an RCU grace period whenever anybody has just
-        deleted something in nftables (7 to 15 ms): no answer waits for that."""
+        """After any program has deleted something in nftables, close() of a netfilter socket waits for an RCU grace
+        period (7 to 15 ms). No answer waits for that. `aside.close(sock)`, if it has one, is for
+        processes that share the socket."""
         if self.ipv6 is not None:
             posix.close(self.ipv6)
             self.ipv6 = None
         while self.sockets:
             protocol, sock = self.sockets.popitem()
             if protocol == uapi.NETLINK_NETFILTER:
-                aside(sock.close)
+                close = getattr(aside, "close", None)
+                if close:
+                    close(sock)
+                else:
+                    aside(sock.close)
             else:
                 sock.close()

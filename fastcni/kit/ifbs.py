@@ -41,13 +41,13 @@ def create(req, name, mtu, undo):
     sock = req.host.route
     batch = rtnl.new_ifb(Batch(), name, address=links.random_mac(), mtu=mtu, what="adding link")
     try:
-        link = rtnl.first_link(wire.exchange(sock, batch))
+        with undo.request(links.delete_by_name, sock, name):
+            link = rtnl.first_link(wire.exchange(sock, batch))
     except wire.NetlinkError as e:
         if e.errno != EEXIST:
             raise
         return None
-    undo(links.delete_by_name, sock, name)
-    link = link or links.find(sock, name)       # Linux before 6.2 does not echo
+    link = link or links.made(sock, name)       # Linux before 6.2 does not echo
     alias = f"{MARK}{names.mark(req)}".encode()[:ALIAS_BYTES].decode("utf-8", "ignore")
     wire.exchange(sock, rtnl.set_alias(Batch(), link.index, alias, what=f"set the alias of {name}"))
     return link
@@ -72,8 +72,13 @@ def gc(req):
     network = f"{MARK}{names.network_mark(req.name)}-"
     valid = {MARK + names.hashes(req.name, *each) for each in req.valid_attachments}
     replies = wire.dump(req.host.route, uapi.RTM_GETLINK, rtnl.ifinfomsg(), "list ifbs", only_ifbs)
-    every(*((announced.delete, req, link.index, link.name) for link in (rtnl.read_link(each) for _, each in replies)
+    every(*((release, req, link) for link in (rtnl.read_link(each) for _, each in replies)
             if link.kind == "ifb" and link.alias.startswith(network) and link.alias.partition(",")[0] not in valid))
+
+
+def release(req, link):
+    announced.delete(req, link.index, link.name)
+    req.release(f"link {link.name}")
 
 
 def only_ifbs(batch):

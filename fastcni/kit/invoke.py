@@ -7,7 +7,7 @@ import posix
 import time
 
 from fastcni._netlink import read_file
-from fastcni.kernel import process
+from fastcni.kernel import process, waiting
 from fastcni.spec import errors, json, result
 from fastcni.spec.errors import CniError
 
@@ -59,14 +59,18 @@ def is_file(path):
 
 
 def is_ours(path):
-    """Whether the file is one of fastcni's launchers; False too where it cannot be read. Looked at once."""
+    """Whether the file is one of fastcni's launchers; it is read once. False for a missing file, a folder, or a file
+    that this process may not read. Raises CniError if it cannot be known: fastcni's launcher is no foreign plugin."""
     try:
         stat = posix.stat(path)
         which = stat.st_dev, stat.st_ino, stat.st_ctime_ns
         if looked_at.get(path, (None,))[0] != which:
             looked_at[path] = which, read_file(path, posix.O_RDONLY | posix.O_NONBLOCK, 16)[9:] == MARK
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError):
         return False
+    except OSError as e:
+        raise CniError(errors.of_errno(e.errno),
+                       f"read plugin {path}: {posix.strerror(e.errno)} (errno {e.errno})") from None
     return looked_at[path][1]
 
 
@@ -79,25 +83,32 @@ def child_env(base_env, command, **cni):
     return {**base_env, "CNI_COMMAND": command, **cni}
 
 
+class Late(CniError):
+    """The plugin was killed, because it took longer than its timeout."""
+
+
 def execute(path, env, stdin, timeout=None):
     """Run the plugin at `path`; return (stdout, stderr) as bytes when it exits with status 0.
 
     A failure is a CniError: the plugin's own error document, or, where it gave none, code 0 with
-    a text that says how it ended. timeout is in seconds, for all attempts together.
+    a text that says how it ended. timeout is in seconds, for all attempts together, None: no limit; at its end
+    Late is raised.
     """
     deadline = None if timeout is None else time.monotonic() + timeout
     pauses = list(BUSY_SLEEPS)
     while True:
         left = None if deadline is None else deadline - time.monotonic()
         if left is not None and left <= 0:
-            raise read_failure(b"", b"", "context deadline exceeded")
+            raise Late(0, read_failure(b"", b"", "context deadline exceeded").msg)
         try:
             ended = process.run(path, env, stdin, timeout=left)
         except (OSError, ValueError) as e:
             if not pauses or not (isinstance(e, OSError) and e.errno == ETXTBSY):
                 raise read_failure(b"", b"", start_cause(path, e)) from e
-            time.sleep(pauses.pop(0) if left is None else min(pauses.pop(0), left))
+            waiting.readable(-1, pauses.pop(0) if left is None else min(pauses.pop(0), left), waiting.PROGRAM)
             continue
+        if ended.late:
+            raise Late(0, read_failure(b"", b"", ended.cause).msg)
         if ended.status:
             raise read_failure(ended.stdout, ended.stderr, ended.cause)
         return ended.stdout, ended.stderr

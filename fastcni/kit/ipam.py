@@ -8,8 +8,14 @@ from fastcni.spec.errors import CniError
 
 
 def read_type(conf):
-    """The IPAM plugin that the configuration names, "" where it names none."""
-    return conf.section("ipam").text("type")
+    """The IPAM plugin that the configuration names, "" where it names none. Raises CniError 7; for DEL, what cannot be
+    an IPAM plugin counts as none, because ADD refuses it."""
+    kind = named_type(conf)
+    return kind if delegate.gives_addresses(kind) else conf.bad("ipam.type", f'"{kind}" is not an IPAM plugin', "")
+
+
+def named_type(conf):
+    return conf.strict.section("ipam").text("type")
 
 
 def add(req, undo):
@@ -27,8 +33,15 @@ def add_addresses(req, undo, interface):
     return result
 
 
-def delete(req):
-    _timed(req, delegate.run, "DEL")
+def prepare_delete(req):
+    """[(function, argument, ...)]: the step that runs the delegate's DEL, none where ADD ran no delegate.
+
+    To be called before anything is deleted: where the delegate is not found, or does not know where its records are,
+    the DEL fails with the pod as it was. Raises CniError.
+    """
+    if not delegate.gives_addresses(req.conf.once(named_type)):
+        return []
+    return [(_clocked, req, *step) for step in _timed(req, delegate.prepare, "DEL")]
 
 
 def check(req):
@@ -36,16 +49,21 @@ def check(req):
 
 
 def gc(req):
-    _timed(req, delegate.run, "GC")
+    if delegate.gives_addresses(req.conf.once(named_type)):
+        _timed(req, delegate.run, "GC")
 
 
 def status(req):
-    _timed(req, delegate.run, "STATUS")
+    _timed(req, delegate.status)
 
 
 def _timed(req, function, *args):
+    return _clocked(req, function, req.delegate(req.conf.once(named_type)), *args)
+
+
+def _clocked(req, function, *args):
     started = perf_counter()
     try:
-        return function(req.delegate(req.conf.once(read_type)), *args)
+        return function(*args)
     finally:
         req.host.in_ipam += perf_counter() - started

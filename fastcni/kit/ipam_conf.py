@@ -9,9 +9,10 @@ DNS_LISTS = ("nameservers", "search", "options")
 
 
 def ipam_section(conf):
-    """The Section under `ipam`. Raises CniError 7 when the key is missing."""
+    """The Section under `ipam`. Raises CniError 7 when the key is missing or no object."""
     if not conf.has("ipam"):
         raise CniError(INVALID_CONFIG, "IPAM config missing 'ipam' key")
+    conf.strict.section("ipam")
     return conf.section("ipam")
 
 

@@ -41,7 +41,7 @@ def lend(req, pod, undo, link, name):
     check_free(inside, link, req.ifname)
     undo(put_back, req.ifname, host, inside, link, name)
     move(link, host, inside, req.ifname, name)
-    return links.find(pod.inside, req.ifname)
+    return links.made(pod.inside, req.ifname)
 
 
 def put_back(ifname, host, inside, link, name):

@@ -52,7 +52,9 @@ def random_name():
 
 
 def find(sock, name=None, *, index=0):
-    """The Link called `name`, or the one with that index; None if there is none."""
+    """The Link called `name`, or the one with that index; None if there is none, or no link can have that name."""
+    if name and ("\0" in name or len(name.encode("utf-8", "replace")) >= uapi.ALTIFNAMSIZ):
+        return None
     try:
         return rtnl.first_link(wire.exchange(sock, rtnl.get_link(Batch(), name=name, index=index)))
     except wire.NetlinkError as e:
@@ -61,11 +63,19 @@ def find(sock, name=None, *, index=0):
         return None
 
 
+def made(sock, name):
+    """The Link that was just made. Raises CniError 11 if another program has deleted it."""
+    link = find(sock, name)
+    if link is None:
+        raise CniError(errors.TRY_AGAIN_LATER, f'link "{name}" has vanished', "does another program delete links?")
+    return link
+
+
 def find_inside(pod, name, words):
     """The Link of that name in the pod. Raises CniError with `words` where there is none."""
     link = find(pod.inside, name)
     if link is None:
-        raise CniError(errors.INTERNAL, words, "it is not in the pod's network namespace")
+        raise CniError(errors.INTERNAL, words)
     return link
 
 
@@ -86,16 +96,16 @@ def add_veth(req, pod, undo, *, mtu=0, master=0, mac=None, ipv6=True):
         batch = rtnl.new_veth(Batch(), name, req.ifname, pod.netns_fd, host_mac=host_mac, peer_mac=inside_mac,
                               mtu=mtu, master=master, what="failed to make veth pair")
         try:
-            host = rtnl.first_link(wire.exchange(pod.host, batch))
+            with undo.request(delete_by_name, pod.host, name):
+                host = rtnl.first_link(wire.exchange(pod.host, batch))
         except wire.NetlinkError as e:
             if e.errno != EEXIST:
                 raise
             if find(pod.host, name):
                 continue                # the random name is taken: another one
             raise CniError(errors.INTERNAL, f'container veth name ("{req.ifname}") peer provided ("{name}") '
-                           'already exists', "the pod has an interface of that name; was it added before?") from e
-        undo(delete_by_name, pod.host, name)
-        host = host or find(pod.host, name)     # Linux before 6.2 does not echo
+                           'already exists') from e
+        host = host or made(pod.host, name)     # Linux before 6.2 does not echo
         req.host.offer_ipv6(name, *(("accept_ra", "0") if ipv6 else ("disable_ipv6", "1")))
         inside = rtnl.Link()
         inside.name, inside.index, inside.address = req.ifname, host.peer, inside_mac
@@ -104,9 +114,18 @@ def add_veth(req, pod, undo, *, mtu=0, master=0, mac=None, ipv6=True):
 
 
 def delete_by_name(sock, name):
-    """Delete a link and wait for it; one that is gone is fine. For the way back of ADD."""
+    """Delete a link and wait for it, for the rollback of ADD. A link that is gone is fine."""
+    delete_now(sock, rtnl.del_link(Batch(), name=name))
+
+
+def delete_by_index(sock, index):
+    """The same for a link whose name changes."""
+    delete_now(sock, rtnl.del_link(Batch(), index=index))
+
+
+def delete_now(sock, batch):
     try:
-        wire.exchange(sock, rtnl.del_link(Batch(), name=name))
+        wire.exchange(sock, batch)
     except wire.NetlinkError as e:
         if e.errno != ENODEV:
             raise
@@ -251,6 +270,21 @@ def recall_pair(req):
     index, is no other."""
     pair = req.host.memory.take_pair(pair_key(req)) if req.host.memory else None
     return pair if pair and wire.index_of(pair.name) == pair.index else None
+
+
+def host_end(req, named):
+    """The index of the host's end of the pod's veth pair, which has one of these names. 0 if none or several of them
+    are an end of a pair."""
+    if req.host.memory:
+        try:
+            pair = req.host.memory.pairs.get(pair_key(req))
+        except CniError:                # the pod's namespace cannot be opened, which is not needed for this
+            pair = None
+        if pair and pair.name in named:
+            return pair.index
+    found = [find(req.host.route, name) for name in named if len(name.encode()) < uapi.IFNAMSIZ]
+    veths = [link.index for link in found if link and link.kind == "veth"]
+    return veths[0] if len(veths) == 1 else 0
 
 
 def delete_inside(req, *, list_addresses=False):

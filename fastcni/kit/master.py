@@ -29,12 +29,14 @@ class Master:
             return default_link(self.sock(pod))
         link = links.find(pod.inside, self.name) if self.in_container else links.on_host(req.host, self.name)
         if link is None:
-            raise missing(f'failed to lookup master "{self.name}": Link not found',
-                          f"it is looked for {'in the pod' if self.in_container else 'on the host'}")
+            raise missing(f'failed to lookup master "{self.name}": Link not found')
         return link
 
     def status(self, req):
-        """STATUS: it is there; of one in the pod nothing is known before ADD. Raises CniError 50."""
+        """STATUS: the named master exists; a master in the pod is not known before ADD. Raises CniError 50.
+
+        A default route comes and goes, and the pods on its link stay connected: a missing one is a warning.
+        """
         if self.in_container:
             return
         if self.name and not links.on_host(req.host, self.name):
@@ -43,11 +45,11 @@ class Master:
             try:
                 default_link(req.host.route)
             except CniError as e:
-                raise CniError(errors.PLUGIN_NOT_AVAILABLE, e.msg, e.details) from None
+                req.warn(str(e))
 
 
-def missing(text, details=""):
-    return CniError(errors.INVALID_CONFIG, text, details)
+def missing(text):
+    return CniError(errors.INVALID_CONFIG, text)
 
 
 def default_link(sock):
@@ -59,11 +61,10 @@ def default_link(sock):
             if (route and not route.prefix and route.kind == uapi.RTN_UNICAST and route.table == uapi.RT_TABLE_MAIN
                     and route.index):
                 return links.find(sock, index=route.index)
-    raise missing("no default route interface found", 'name a link with the key "master"')
+    raise missing("no default route interface found")
 
 
 def check_mtu(mtu, master):
     """Raises CniError 7 for an MTU that the master's frames have no room for."""
     if not 0 <= mtu <= master.mtu:
-        raise CniError(errors.INVALID_CONFIG, f"invalid MTU {mtu}, must be [0, master MTU({master.mtu})]",
-                       f'the master is "{master.name}"')
+        raise CniError(errors.INVALID_CONFIG, f"invalid MTU {mtu}, must be [0, master MTU({master.mtu})]")

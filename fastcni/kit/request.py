@@ -3,7 +3,7 @@
 import posix
 from _thread import start_new_thread
 
-from fastcni._netlink import close_file
+from fastcni._netlink import close_file, reopen_namespace
 from fastcni.kernel import netns
 from fastcni.kit.host import Host
 from fastcni.spec import errors, json
@@ -25,6 +25,7 @@ class Request:
     host          the caller's side: sockets, and what is known there
     opened        what is closed with the request besides: sockets in the pod's namespace
     warnings      lines for stderr, see warn()
+    released      for GC: what was released, see release()
     aside         aside(fn, *args) runs what the answer need not wait for
     in_process    there are no launchers: delegates in fastcni's own table are called without looking in CNI_PATH
     """
@@ -41,6 +42,7 @@ class Request:
         self.host, self.own_host = host or Host(), host is None
         self.opened = []
         self.warnings = []
+        self.released = []
         self.aside = aside or start_new_thread_call
         self.in_process = in_process
 
@@ -57,6 +59,10 @@ class Request:
     def warn(self, text):
         """A line for stderr; the answer is not changed by it."""
         self.warnings.append(text)
+
+    def release(self, what, of=""):
+        """For GC: note that `what` was released, and which attachment had it, where that is known."""
+        self.released.append({"plugin": self.plugin, "what": what, "of": of})
 
     @property
     def valid_attachments(self):
@@ -88,7 +94,7 @@ class Request:
             return True
         try:
             self.fds["netns"] = netns.open_path(self.netns)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return True
         except netns.NotNamespace:
             self.warn(f'"{self.netns}" is not a network namespace any more; taken as gone')
@@ -96,6 +102,18 @@ class Request:
         except (OSError, ValueError):
             self.open_netns()       # raises, in the words that clients know
         return False
+
+    def leave_mount(self):
+        """Release the mount of CNI_NETNS before an ADD is answered. The caller may unmount it at once, and the kernel
+        refuses that (EBUSY) while a descriptor opened by this mount is open. A rollback can still use the namespace."""
+        if "netns" in self.fds:
+            if not self.opened:                     # no step went into the pod
+                close_file(self.fds.pop("netns"))
+                return
+            try:
+                reopen_namespace(self.fds["netns"], self.opened[0].fileno())
+            except OSError:
+                return                              # this one has to do for the rollback
 
     def close(self):
         """Close what was opened; a descriptor keeps a dead pod's namespace alive. May be called again."""
@@ -108,5 +126,8 @@ class Request:
 
 
 def start_new_thread_call(fn, *args):
-    """The way aside of a long-lived process: a thread."""
-    start_new_thread(fn, args)
+    """Defer fn to a thread, in a long-lived process. If no thread can be started, call it here."""
+    try:
+        start_new_thread(fn, args)
+    except RuntimeError:
+        fn(*args)

@@ -71,8 +71,7 @@ def add(sock, link, limit, undo):
         tc.new_htb(batch, link.index, limit.default, DIRECT_PACKETS, what)
     else:
         tc.new_tbf(batch, link.index, shape, what)
-    send(sock, batch, link)
-    undo(delete, sock, link, uapi.TC_H_ROOT)
+    send(sock, batch, link, undo, uapi.TC_H_ROOT)
     if limit.subnets:
         tc.new_htb_class(batch, link.index, HELD, shape, f'create class of "{link.name}"')
         tc.new_bfifo(batch, link.index, HELD, shape.limit, f'create queue of "{link.name}"')
@@ -83,8 +82,8 @@ def add(sock, link, limit, undo):
 
 def add_ingress(sock, link, undo):
     """Have a link ready for redirect(). Raises CniError where it is, by somebody else or for another purpose."""
-    send(sock, tc.new_ingress(Batch(), link.index, f'create ingress qdisc of "{link.name}"'), link)
-    undo(delete, sock, link, uapi.TC_H_INGRESS)
+    batch = tc.new_ingress(Batch(), link.index, f'create ingress qdisc of "{link.name}"')
+    send(sock, batch, link, undo, uapi.TC_H_INGRESS)
 
 
 def redirect(sock, link, ifb):
@@ -96,9 +95,11 @@ def to(ifb):
     return tc.Filter(uapi.ETH_P_ALL, 1, tc.handle(1, 1), tc.selector(), ifb.index)
 
 
-def send(sock, batch, link):
+def send(sock, batch, link, undo, parent):
+    """Add a qdisc at `parent` of the link."""
     try:
-        wire.exchange(sock, batch)
+        with undo.request(delete, sock, link, parent):
+            wire.exchange(sock, batch)
     except wire.NetlinkError as e:
         if e.errno != EEXIST:
             raise
@@ -107,7 +108,7 @@ def send(sock, batch, link):
 
 
 def delete(sock, link, parent):
-    """The way back of add() and add_ingress()."""
+    """The rollback of add() and add_ingress()."""
     _, refused = wire.attempt(sock, tc.del_qdisc(Batch(), link.index, parent, f'delete qdisc of "{link.name}"'))
     if refused and refused[0].errno not in (ENOENT, ENODEV):
         raise refused[0]

@@ -12,6 +12,10 @@ a file says something else the index is corrected. What the index cannot know is
 file (nobody makes one) and a change by somebody without the lock during our own few microseconds with it; the
 first full range, GC or foreign change after it puts that right. Directories below are not looked into.
 
+A file that cannot be read (EIO, ESTALE, EACCES) has an unknown owner. The index notes that, and each request reads the
+file again. A request that may be about it fails with code 5 and the file's name; ADD gives other addresses.
+A pipe, a folder or a symbolic link named like an address holds it for nobody.
+
 A crash or a power cut can leave a file empty or full of NUL bytes. No DEL will ever match it, so such an
 address is free here, and reclaimed with a warning. Anything printable is respected, be it a note of an
 operator.
@@ -25,20 +29,23 @@ import errno
 import posix
 
 from fastcni import _ipam_bitmap
-from fastcni._netlink import close_file, open_file, read_file, write_file
-from fastcni.kernel import sysctl
+from fastcni._netlink import check_request, open_regular, read_file, write_file
+from fastcni.kernel import sysctl, waiting
 from fastcni.spec import address
-from fastcni.spec.errors import INVALID_CONFIG, IO_FAILURE, CniError
+from fastcni.spec.errors import INVALID_CONFIG, IO_FAILURE, TRY_AGAIN_LATER, CniError
 
-# Troubles of the moment, which say nothing about a file: it must not be taken for somebody else's.
+# Errors of the moment, which are not about a file: the whole request fails.
 PASSING = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR)
+NOT_A_FILE = (errno.EISDIR, errno.EOPNOTSUPP, errno.ELOOP, errno.ENXIO, errno.ENODEV)     # a folder, a pipe, a link ...
 USUAL, MOST = 512, 1 << 20          # bytes of a file: an owner is at most a name's length and 17; what is looked at
-UNREADABLE = b"/"                   # held, and nobody's: neither an id nor an interface name has a slash
+NOBODY = b"/"                       # the owner of what is no file: neither an id nor an interface name has a slash
+UNKNOWN = b"//"                     # the owner whose file could not be read
 CONTROL = bytes(b for b in range(32) if b not in b"\t\n\r") + b"\x7f"
 WRITE = posix.O_CREAT | posix.O_NOFOLLOW
 CREATE = WRITE | posix.O_EXCL
+LOCK = posix.O_RDONLY | WRITE
 known_boot_id = b""                 # of a process that has asked; it lasts as long as the boot
-READ = posix.O_RDONLY | posix.O_NOFOLLOW | posix.O_NONBLOCK
+READ = posix.O_RDONLY | posix.O_NOFOLLOW
 
 
 def owner_of(container_id, ifname=""):
@@ -51,6 +58,10 @@ def is_torn(content):
     return not content or len(content.translate(None, CONTROL)) != len(content)
 
 
+class Unreadable(CniError):
+    """An address file that is there and cannot be read, with its path and errno; its owner is not known."""
+
+
 class Store:
     """A network's directory, open and locked inside `with`. Not for use by two threads at once.
 
@@ -58,7 +69,8 @@ class Store:
     Raises CniError: 7 for a name that is no directory name, 5 with the path and the kernel's words otherwise.
     """
 
-    __slots__ = ("changed", "create", "data_dir", "dir", "index", "lock", "network", "path", "sync", "warn")
+    __slots__ = ("changed", "create", "data_dir", "dir", "index", "lock", "network", "path", "sync",
+                 "unreadable", "warn")
 
     def __init__(self, data_dir, network, warn, create=False, sync=False):
         if not network or network in (".", "..") or "/" in network or "\0" in network:
@@ -67,6 +79,7 @@ class Store:
         self.path = f"{data_dir.rstrip('/')}/{network}"
         self.dir = self.lock = -1
         self.index, self.changed = None, False
+        self.unreadable = []            # an Unreadable for each file that could not be read
 
     # -- open and close -------------------------------------------------------------------------------
 
@@ -75,12 +88,14 @@ class Store:
             if not self._open_directory():
                 return None
             try:
-                self.lock = open_file("lock", posix.O_RDONLY | posix.O_CREAT, 0o750, folder=self.dir)
-                _ipam_bitmap.lock(self.lock)
+                self.lock = open_regular("lock", LOCK, 0o750, folder=self.dir)
+                self._take_lock()
             except OSError as e:
                 raise self._trouble("lock", "lock", e) from None
             self.index = _ipam_bitmap.Index(self.dir, boot_id())
-            if not self.index.fresh:
+            if self.index.fresh:
+                self._read_unknown()
+            else:
                 self.read_all()
             return self
         except BaseException:
@@ -93,7 +108,8 @@ class Store:
                 return
             if self.sync and self.changed:
                 posix.fsync(self.dir)
-            # An error of our own left files and index in agreement; after any other, all files are read again.
+            # After a CniError files and index agree. After any other error the index is not written, so that the files
+            # of a changed folder are read again.
             if self.index.dirty and (kind is None or issubclass(kind, CniError)):
                 self.index.sign()
             if self.index.trouble:
@@ -104,6 +120,12 @@ class Store:
         finally:
             self._close()
 
+    def _take_lock(self):
+        if not waiting.lock(self.lock, waiting.LOCK_TIMEOUT_S):
+            seconds = waiting.limit(waiting.LOCK_TIMEOUT_S)
+            raise CniError(TRY_AGAIN_LATER, f"lock {self.path}/lock: not free within {seconds:g} s",
+                           f"`fuser -v {self.path}/lock` shows which process holds it; a plugin needs milliseconds")
+
     def _open_directory(self):
         flags = posix.O_RDONLY | posix.O_DIRECTORY | posix.O_CLOEXEC
         try:
@@ -112,9 +134,9 @@ class Store:
             if not self.create:
                 return False
             try:
-                from os import makedirs  # once in the life of a network; os itself costs 0.9 ms
+                from fastcni.kit.files import make_folders  # once in the life of a network
 
-                makedirs(self.path, 0o755, exist_ok=True)
+                make_folders(self.path, 0o755)
                 self.dir = posix.open(self.path, flags)
             except OSError as e:
                 raise self._trouble("create", "", e) from None
@@ -126,10 +148,9 @@ class Store:
         if self.index is not None:
             self.index.close()
         if self.lock >= 0:
-            _ipam_bitmap.unlock(self.lock)
-            close_file(self.lock)
-        if self.dir >= 0:
-            close_file(self.dir)
+            _ipam_bitmap.unlock(self.lock, self.dir)
+        elif self.dir >= 0:
+            posix.close(self.dir)
         self.dir = self.lock = -1
         self.index = None
 
@@ -142,22 +163,36 @@ class Store:
     def read_all(self):
         """Read every file, make the index anew; returns ([(packed, owner)], [packed of a torn file])."""
         self.index.clear()
+        self.unreadable.clear()
         held, torn = [], []
         for name in self._names():
             packed = address_of(name)
-            content = self._read(name) if packed is not None else None
+            content = self._read_owner(name) if packed is not None else None
             if content is None:
                 continue
             if is_torn(content):
                 torn.append(packed)
                 continue
             self.index.hold(packed, content)
-            held.append((packed, content))
+            if content not in (NOBODY, UNKNOWN):
+                held.append((packed, content))
         if torn:
             some = " ".join(address.ip_text(packed) for packed in torn[:10])
             more = f" and {len(torn) - 10} more" if len(torn) > 10 else ""
             self.warn(f"{self.path}: empty or torn address files, taken as free: {some}{more}")
         return held, torn
+
+    def _read_unknown(self):
+        """Read the files again that could not be read; the index learns the owners of those that can be now."""
+        for packed in self.index.addresses_of(UNKNOWN):
+            content = self._read_owner(address.ip_text(packed))
+            if content != UNKNOWN:
+                self._correct(packed, UNKNOWN, content)
+
+    def check_all_read(self):
+        """Raise the CniError 5 of the files that could not be read: any of them may be the caller's."""
+        if self.unreadable:
+            raise self.unreadable[0]
 
     def recheck(self):
         """Before saying "full": are there as many files as the index says? If not read them; True if it helped.
@@ -205,17 +240,20 @@ class Store:
 
     def read_cursor(self, number):
         """The address given out last for range set `number`, or None. Losing it costs fairness only."""
-        content = self._read(f"last_reserved_ip.{number}")
         try:
+            content = self._read(f"last_reserved_ip.{number}")
             return address.read_ip(content.decode("ascii")) if content else None
         except ValueError:
+            return None
+        except Unreadable as e:
+            self.warn(e.msg)
             return None
 
     def write_cursor(self, number, packed):
         """Note the address given out last. Not truncated to nothing first: ext4 would write it out on closing."""
         name, text = f"last_reserved_ip.{number}", address.ip_text(packed).encode()
         try:
-            write_file(name, text, WRITE, self.dir, cut=True)
+            write_file(name, text, WRITE, self.dir, cut=True, regular=True)
         except OSError as e:
             self.warn(str(self._trouble("write", name, e)))
 
@@ -228,7 +266,7 @@ class Store:
                 write_file(name, owner, CREATE, self.dir, sync=self.sync)
                 return True
             except FileExistsError:
-                content = self._read(name)
+                content = self._read_owner(name)
             if content is None:
                 continue                        # gone in between: somebody works without the lock
             if not is_torn(content):
@@ -239,27 +277,43 @@ class Store:
         raise OSError(errno.EEXIST, posix.strerror(errno.EEXIST))
 
     def _agrees(self, packed, owner):
-        """The file of this address says `owner`. If it does not, the index learns what it says."""
+        """The file of this address says `owner`. If not, the index learns what it says. Raises Unreadable."""
         content = self._read(address.ip_text(packed))
         if content == owner:
             return True
+        self._correct(packed, owner, content)
+        return False
+
+    def _correct(self, packed, owner, content):
+        """The index had `owner` for this address, its file has `content`."""
         self.index.drop(packed, owner)
         if content is not None and not is_torn(content):
             self.index.hold(packed, content)
-        return False
+
+    def _read_owner(self, name):
+        """As _read(), but UNKNOWN, which is noted in self.unreadable, where the file cannot be read."""
+        try:
+            return self._read(name)
+        except Unreadable as e:
+            self.unreadable.append(e)
+            self.warn(e.msg)
+            return UNKNOWN
 
     def _read(self, name):
-        """The trimmed content of a file; None when there is none, UNREADABLE when it is no readable file."""
+        """The trimmed content of a file; None when there is none, NOBODY when it is no file. Raises Unreadable."""
         try:
-            content = read_file(name, READ, USUAL, self.dir)
+            content = read_file(name, READ, USUAL, self.dir, regular=True)
             if len(content) == USUAL:
-                content = read_file(name, READ, MOST, self.dir)
+                content = read_file(name, READ, MOST, self.dir, regular=True)
         except FileNotFoundError:
             return None
         except OSError as e:
+            if e.errno in NOT_A_FILE:
+                return NOBODY
             if e.errno in PASSING:
                 raise self._trouble("read", name, e) from None
-            return UNREADABLE
+            raise Unreadable(IO_FAILURE, f"read {self.path}/{name}: {e.strerror} (errno {e.errno})",
+                             "it says which pod has the address; is the disk sound, may root read it?") from None
         return content.strip()
 
     def _names(self):
@@ -270,6 +324,7 @@ class Store:
             raise self._trouble("list", "", e) from None
 
     def _unlink(self, name):
+        check_request()
         self.changed = True
         try:
             posix.unlink(name, dir_fd=self.dir)
@@ -280,7 +335,7 @@ class Store:
 
     def _trouble(self, verb, name, error):
         path = f"{self.path}/{name}" if name else self.path
-        return CniError(IO_FAILURE, f"{verb} {path}: {posix.strerror(error.errno)} (errno {error.errno})",
+        return CniError(IO_FAILURE, f"{verb} {path}: {error.strerror} (errno {error.errno})",
                         f'ipam.dataDir is "{self.data_dir}"; is that a directory that can be written, '
                         "with free space and inodes?")
 

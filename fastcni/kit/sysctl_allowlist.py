@@ -2,6 +2,7 @@
 
 import posix
 
+from fastcni._netlink import read_file
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 
@@ -36,20 +37,10 @@ def check(keys):
 def read():
     """The trimmed lines that are not empty; None without the file."""
     try:
-        fd = posix.open(PATH, posix.O_RDONLY | posix.O_CLOEXEC)
+        content = read_file(PATH, posix.O_RDONLY, LIMIT, regular=True)
     except FileNotFoundError:
         return None
     except OSError as e:
-        raise unreadable(e) from None
-    try:
-        lines = posix.read(fd, LIMIT).decode("utf-8", "replace").splitlines()
-    except OSError as e:
-        raise unreadable(e) from None
-    finally:
-        posix.close(fd)
-    return [line.strip() for line in lines if line.strip()]
-
-
-def unreadable(error):
-    return CniError(errors.IO_FAILURE, f"read {PATH}: {posix.strerror(error.errno)} (errno {error.errno})",
-                    "a list that cannot be read allows nothing")
+        raise CniError(errors.IO_FAILURE, f"read {PATH}: {e.strerror} (errno {e.errno})",
+                       "a list that cannot be read allows nothing") from None
+    return [line.strip() for line in content.decode("utf-8", "replace").splitlines() if line.strip()]

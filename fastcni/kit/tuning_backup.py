@@ -9,6 +9,8 @@ The file does not say which network it belongs to; the link does, so that GC of 
 
 import posix
 
+from fastcni._netlink import check_request
+from fastcni.kit import files
 from fastcni.kit.conf import read_ethernet
 from fastcni.spec import errors, json
 from fastcni.spec.config import Section
@@ -18,8 +20,6 @@ FOLDER = "/run/cni/tuning"
 ATTRIBUTES = ("mac", "promisc", "mtu", "allmulti", "txQLen")    # in the order of the file
 FLAGS = ("promisc", "allmulti")
 LIMIT = 1 << 16                 # bytes of a file that is read
-READ = posix.O_RDONLY | posix.O_CLOEXEC | posix.O_NOFOLLOW | posix.O_NONBLOCK
-WRITE = posix.O_WRONLY | posix.O_CREAT | posix.O_TRUNC | posix.O_CLOEXEC | posix.O_NOFOLLOW
 
 
 def read_folder(keys, default=FOLDER):
@@ -56,18 +56,9 @@ class Backup:
 
     def read(self):
         """{attribute: value}; {} without a file, and of one that a crash has cut short."""
+        content = files.read(self.path, LIMIT, posix.O_NOFOLLOW)
         try:
-            fd = posix.open(self.path, READ)
-        except FileNotFoundError:
-            return {}
-        except OSError as e:
-            raise trouble("read", self.path, e) from None
-        try:
-            content = posix.read(fd, LIMIT)
-        finally:
-            posix.close(fd)
-        try:
-            section = Section(json.read(content) or {})
+            section = Section(json.read(content or b"{}") or {})
             return read_attributes(lambda key: section)
         except (json.JsonError, AttributeError, CniError):
             return {}
@@ -75,8 +66,12 @@ class Backup:
     def keep(self, values, undo):
         """Write {attribute: value}. What an ADD before this one has kept stays: that is what the link came with."""
         before = self.read()
+        after = {**values, **before}
+        if after == before:             # a file that is not written again cannot be lost by it
+            self.set_mark()
+            return
         undo(self.write, before)
-        self.write({**values, **before})
+        self.write(after)
 
     def write(self, values):
         """Write the file; without values remove it."""
@@ -84,27 +79,22 @@ class Backup:
             self.remove()
             return
         values = {key: values[key] for key in ATTRIBUTES if key in values}
-        try:
-            self.set_mark()
-            fd = posix.open(self.path, WRITE, 0o600)
-            try:
-                posix.write(fd, json.write_text(values, 1, sort=False))
-            finally:
-                posix.close(fd)
-        except OSError as e:
-            raise trouble("write", self.path, e) from None
+        check_request()
+        self.set_mark()
+        files.write(self.path, json.write_text(values, 1, sort=False))
 
     def set_mark(self):
         target = f"../../{self.name}"
         try:
-            posix.symlink(target, self.mark)
+            try:
+                posix.symlink(target, self.mark)
+            except FileNotFoundError:
+                files.make_folders(self.mark.rpartition("/")[0], 0o755)
+                posix.symlink(target, self.mark)
         except FileExistsError:
             return
-        except FileNotFoundError:
-            from os import makedirs  # once in the life of a network; os itself costs 0.9 ms
-
-            makedirs(self.mark.rpartition("/")[0], 0o755, exist_ok=True)
-            posix.symlink(target, self.mark)
+        except OSError as e:
+            raise trouble("write", self.path, e) from None
 
     def remove(self):
         """Remove file and mark; gone is fine."""
@@ -126,6 +116,7 @@ def gc(req, folder):
         if name not in valid:
             remove(f"{folder}/{name}")
             remove(f"{mine}/{name}")
+            req.release(f"file {folder}/{name}")
 
 
 def marks(folder, network):
@@ -133,6 +124,7 @@ def marks(folder, network):
 
 
 def remove(path):
+    check_request()
     try:
         posix.unlink(path)
     except (FileNotFoundError, NotADirectoryError):

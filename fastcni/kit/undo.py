@@ -1,10 +1,14 @@
-"""The way back of ADD and the going-on of DEL."""
+"""The rollback of ADD, and the steps of DEL, each of which runs even if another fails."""
+
+from fastcni._netlink import Abandoned
+from fastcni.kernel.waiting import rolling_back
+from fastcni.kernel.wire import AnswerLost, NetlinkError
 
 
 class Undo:
-    """`undo(fn, *args)` stands beside the step that it takes back; on an exception the steps run in reverse.
+    """`undo(fn, *args)` stands beside the step that it rolls back; on an exception the steps run in reverse.
 
-    The first error stays the error; what goes wrong on the way back is added to it as notes.
+    The first error stays the error; errors of the rollback are added to it as notes.
     """
 
     __slots__ = ("steps",)
@@ -15,17 +19,43 @@ class Undo:
     def __call__(self, fn, *args):
         self.steps.append((fn, args))
 
+    def request(self, fn, *args):
+        """`with undo.request(fn, *args): wire.exchange(...)`: roll back the request, unless the kernel has refused it.
+
+        A refused request has made nothing: a link of that name belongs to another program. If the answer is lost, the
+        kernel may have made the link.
+        """
+        self.steps.append((fn, args))
+        return Requested(self.steps)
+
     def __enter__(self):
         return self
 
     def __exit__(self, kind, error, trace):
-        if kind is None:
+        if kind is None or kind is Abandoned:
             return
-        for fn, args in reversed(self.steps):
-            try:
-                fn(*args)
-            except Exception as e:
-                error.add_note(f"while undoing: {e}")
+        with rolling_back():
+            for fn, args in reversed(self.steps):
+                try:
+                    fn(*args)
+                except Exception as e:
+                    error.add_note(f"while undoing: {e}")
+
+
+class Requested:
+    """A context manager that removes the last rollback from `steps` if its request is refused."""
+
+    __slots__ = ("steps",)
+
+    def __init__(self, steps):
+        self.steps = steps
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, error, trace):
+        if isinstance(error, NetlinkError) and not isinstance(error, AnswerLost):
+            self.steps.pop()
 
 
 def every(*steps):

@@ -129,7 +129,8 @@ def ensure_leg(host, bridge, keys, undo):
     batch = rtnl.new_veth(Batch(), port, name, None, host_mac=port_mac, peer_mac=leg_mac, mtu=bridge.mtu,
                           master=bridge.index, what=f'failed to create vlan interface: could not add "{name}"')
     try:
-        wire.exchange(sock, batch)
+        with undo.request(delete_unused_leg, sock, bridge, name):
+            wire.exchange(sock, batch)
     except wire.NetlinkError as e:
         if e.errno == EXFULL:
             raise bridges.full(bridge.name, errors.TRY_AGAIN_LATER) from e
@@ -137,8 +138,7 @@ def ensure_leg(host, bridge, keys, undo):
         if leg is None:
             raise
         return leg                      # another ADD was first
-    undo(delete_unused_leg, sock, bridge, name)
-    end, leg = links.find(sock, port), links.find(sock, name)
+    end, leg = links.made(sock, port), links.made(sock, name)
     for each in (port, name):           # as on the bridge: no pod tells the host about routers
         host.offer_ipv6(each, "accept_ra", "0")
     batch = Batch()
@@ -150,6 +150,6 @@ def ensure_leg(host, bridge, keys, undo):
 
 
 def delete_unused_leg(sock, bridge, name):
-    """The way back of ensure_leg(), while only our pod and the leg are on the bridge."""
+    """The rollback of ensure_leg(), while only our pod and the leg are on the bridge."""
     if links.ports(sock, bridge) <= 2:
         links.delete_by_name(sock, name)

@@ -42,11 +42,11 @@ def read_limit(section, way, far_end, subnets, exempt):
     both = f"{section.path(f'{way}Rate')} is {rate}, {section.path(f'{way}Burst')} is {burst}"
     if bool(rate) != bool(burst):
         given, missing = ("rate", "burst") if rate else ("burst", "rate")
-        raise invalid(f"if {given} is set, {missing} must also be set", both)
+        raise invalid(f"if {given} is set, {missing} must also be set")
     if not rate:
         return None
     if burst // 8 >= 0xFFFFFFFF:
-        raise invalid("burst cannot be more than 4GB", both)
+        raise invalid("burst cannot be more than 4GB")
     if rate < 8 or burst < 8:
         raise invalid("rate and burst have to be 8 bits at least: the kernel counts bytes", both)
     limit = shaping.Limit(rate // 8, burst // 8, far_end, subnets, exempt)
@@ -79,7 +79,7 @@ def read_list(section, key, texts):
     return found
 
 
-def invalid(msg, details):
+def invalid(msg, details=""):
     return CniError(errors.INVALID_CONFIG, msg, details)
 
 
@@ -104,22 +104,18 @@ def add(req, conf, undo):
 def host_end(req, pod, result):
     """The Link at the other end of CNI_IFNAME; the result has to know it. Raises CniError."""
     if not result.get("interfaces"):
-        raise no_host_end("no interfaces provided", "prevResult has none")
+        raise CniError(errors.INTERNAL, "no interfaces provided")
     inside = links.find(pod.inside, req.ifname)
     if inside is None or inside.kind != "veth" or not inside.peer:
-        raise no_host_end(f"container interface {req.ifname} has no veth peer",
-                          f"it is of kind {inside.kind or 'physical'}" if inside else "it is not in the pod")
+        why = f"it is of kind {inside.kind or 'physical'}" if inside else "it is not in the pod"
+        raise CniError(errors.INTERNAL, f"container interface {req.ifname} has no veth peer",
+                       f"{why}; bandwidth can shape a veth pair, as bridge and ptp make it")
     host = links.find(pod.host, index=inside.peer)
     if host is None or host.peer != inside.index:
-        raise no_host_end(f"veth peer with index {inside.peer} is not in host ns", f"of {req.ifname}")
+        raise CniError(errors.INTERNAL, f"veth peer with index {inside.peer} is not in host ns")
     if not any(item["name"] == host.name and not item.get("sandbox") for item in result["interfaces"]):
-        raise no_host_end("no veth peer of container interface found in host ns",
-                          f"prevResult.interfaces has no {host.name} without sandbox")
+        raise CniError(errors.INTERNAL, "no veth peer of container interface found in host ns")
     return host
-
-
-def no_host_end(msg, details):
-    return CniError(errors.INTERNAL, msg, f"{details}; bandwidth can shape a veth pair, as bridge and ptp make it")
 
 
 def warn_of_small_bursts(req, conf, host):
@@ -158,7 +154,13 @@ def gc(req, _):
 
 
 def status(req, conf):
+    """A missing kernel feature is an error if every pod has limits, and a warning if only pods that ask have limits."""
     from fastcni.kit import devices
 
-    devices.need_kind(req, "ifb")
-    shaping.status(req.host.route, ("ingress", "htb" if conf.subnets else "tbf"))
+    try:
+        devices.need_kind(req, "ifb")
+        shaping.status(req.host.route, ("ingress", "htb" if conf.subnets else "tbf"))
+    except CniError as e:
+        if conf.ingress or conf.egress:
+            raise
+        req.warn(f"bandwidth: {e}")

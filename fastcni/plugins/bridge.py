@@ -4,7 +4,15 @@ What only some pods or commands need is imported where it is used: an import cos
 """
 
 from fastcni.kit import announced, bridges, forwarding, ipam, links, vlans
-from fastcni.kit.conf import check_families, read_ipv6, read_mtu, read_own_dns, read_requested_mac
+from fastcni.kit.conf import (
+    ENDINGS,
+    check_families,
+    read_ipv6,
+    read_mtu,
+    read_once,
+    read_own_dns,
+    read_requested_mac,
+)
 from fastcni.kit.firewall.masquerade import Masquerade
 from fastcni.kit.undo import every
 from fastcni.spec import address as addresses
@@ -23,8 +31,20 @@ class Conf:
 
 
 def read(req):
+    if req.command in ENDINGS:
+        return read_once(req, read_ending)
     conf = req.conf.once(read_keys)
     read_requested_mac(req)         # in any case, for what is bad in it
+    return conf
+
+
+def read_ending(keys):
+    """The Conf of DEL and GC: what says where to look."""
+    conf = Conf()
+    conf.masquerade = Masquerade(keys, ending=True)
+    conf.ip_check = keys.flag("ipspoofchk")
+    conf.mac_check = keys.flag("macspoofchk") or conf.ip_check
+    conf.layer3 = bool(ipam.read_type(keys))
     return conf
 
 
@@ -50,14 +70,12 @@ def read_keys(keys):
     if conf.vlans.vlan and conf.is_gateway:
         bridges.check_name(vlans.leg_name(conf.name, conf.vlans.vlan))
     if conf.hairpin and conf.promisc:
-        raise CniError(errors.INVALID_CONFIG, "cannot set hairpin mode and promiscuous mode at the same time",
-                       "hairpinMode and promiscMode are both true")
+        raise CniError(errors.INVALID_CONFIG, "cannot set hairpin mode and promiscuous mode at the same time")
     if conf.ip_check and not conf.layer3:
         raise CniError(errors.INVALID_CONFIG, "cannot use ipspoofchk without IPAM",
                        "ipspoofchk is true, and there is no ipam.type: nobody says which addresses are the pod's")
     if conf.leave_down and conf.layer3:
-        raise CniError(errors.INVALID_CONFIG, "cannot use IPAM when DisableContainerInterface flag is set",
-                       f'disableContainerInterface is true and ipam.type is "{ipam.read_type(keys)}"')
+        raise CniError(errors.INVALID_CONFIG, "cannot use IPAM when DisableContainerInterface flag is set")
     return conf
 
 
@@ -139,8 +157,10 @@ def add_gateways(host, bridge, leg, conf, result, undo):
 
 def delete(req, conf):
     # The link first: an address is free to be given again only when nobody has it any more.
+    steps = ipam.prepare_delete(req) if conf.layer3 else []
     found, given = links.delete_inside(req, list_addresses=conf.masquerade.wanted)
-    steps = [(ipam.delete, req), (conf.masquerade.delete, req, found, given)] if conf.layer3 else []
+    if conf.layer3:
+        steps.append((conf.masquerade.delete, req, found, given))
     every(*steps, *((guard.delete, req) for guard in guards(conf)))
 
 
@@ -201,4 +221,4 @@ def gc(req, conf):
 
 def status(req, conf):
     steps = [(ipam.status, req)] if conf.layer3 else []
-    every(*steps, (bridges.status, req.host, conf.name))
+    every(*steps, (bridges.status, req, conf.name))

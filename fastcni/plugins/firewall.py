@@ -4,6 +4,7 @@ Backends are imported when they are used: a one-shot ADD needs one of them.
 """
 
 from fastcni.kit import chained, names
+from fastcni.kit.conf import ENDINGS, keys_of
 from fastcni.kit.undo import every
 from fastcni.spec import errors, version
 from fastcni.spec import result as results
@@ -16,7 +17,7 @@ POLICIES = ("open", "same-bridge", "isolated")
 
 
 class Conf:
-    """The keys: backend ("": whatever filters on this host), admin_chain, zone, policy ("" for open).
+    """The keys: backend ("": whatever filters here, None: unknown to DEL), admin_chain, zone, policy ("": open).
 
     Of prevResult: previous; ips, the packed addresses of all it has; bridge, the name of its first interface.
     """
@@ -31,13 +32,22 @@ class Conf:
 def read(req):
     try:
         return read_strictly(req)
-    except CniError:
-        if req.command not in ("DEL", "GC"):
+    except CniError as e:
+        if req.command not in ENDINGS:
             raise
-        conf = Conf()                       # what ADD refused is in nobody's way, and what is there is found without
-        conf.backend, conf.zone, conf.policy, conf.ips, conf.previous = "", "trusted", "", [], None
-        conf.admin_chain = names.ADMIN_CHAIN
-        return conf
+        req.warn(f"{e.msg}; what ADD has made is looked for in each backend")
+        return read_leniently(req)
+
+
+def read_leniently(req):
+    """For DEL and GC: what is there is found without the keys."""
+    from fastcni.kit.firewall.masquerade import prev_addresses
+
+    conf = Conf()
+    conf.zone = keys_of(req).text("firewalldZone") or "trusted"
+    conf.backend, conf.policy, conf.previous, conf.admin_chain = None, "", None, names.ADMIN_CHAIN
+    conf.ips = list(prev_addresses(req))
+    return conf
 
 
 def read_strictly(req):
@@ -109,13 +119,13 @@ def add(req, conf, undo):
 
 
 def delete(req, conf):
-    """Take back what ADD did, in whichever backend and by whichever implementation."""
+    """Remove what ADD did, in every backend that may have it and by every implementation."""
     from fastcni.kit.firewall import forward_firewalld, forward_iptables, forward_nft, ingress_nft
 
     by_nftables = forward_nft.knows(req, conf)
     every((ingress_nft.delete, req, conf),
-          (forward_iptables.delete, req, conf, by_nftables),
-          (forward_firewalld.delete, req, conf, by_nftables or conf.backend not in ("", "firewalld")),
+          (forward_iptables.delete, req, conf),
+          (forward_firewalld.delete, req, conf, by_nftables),
           (forward_nft.delete, req, conf))
 
 

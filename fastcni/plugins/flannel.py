@@ -4,6 +4,7 @@ What the other plugin is told is kept in a file, so that DEL tells it the same, 
 """
 
 from fastcni.kit import delegate, flannel_files
+from fastcni.kit.conf import keys_of
 from fastcni.kit.undo import every
 from fastcni.spec import errors
 from fastcni.spec.config import Section, fold
@@ -22,24 +23,24 @@ class Conf:
 
 def read(req):
     conf = Conf()
-    conf.subnet_file, conf.data_dir, conf.delegate = SUBNET_FILE, DATA_DIR, None
+    conf.data_dir = read_path(req.conf, "dataDir", DATA_DIR)
     try:
-        read_keys(req.conf, conf)
-    except CniError:
+        read_keys(keys_of(req), conf)
+    except CniError as e:
         if req.command != "DEL":
             raise
+        req.warn(f"delegate is ignored: {e.msg}")
         conf.delegate = None
     return conf
 
 
 def read_keys(keys, conf):
-    conf.data_dir = read_path(keys, "dataDir", DATA_DIR)
     conf.subnet_file = read_path(keys, "subnetFile", SUBNET_FILE)
     conf.delegate, conf.ipam = keys.section("delegate"), keys.section("ipam")
     conf.ipam.items("routes")
     for key in AT_ADD:
         keys.section(key)
-    if conf.delegate.text("type") == "flannel":
+    if conf.delegate.strict.text("type") == "flannel":
         raise refused("must not have the type 'flannel'")
     for key in ("name", "ipam"):
         if conf.delegate.has(key):
@@ -49,7 +50,7 @@ def read_keys(keys, conf):
 def read_path(keys, key, default):
     path = keys.text(key) or default
     if not path.startswith("/") or "\0" in path:
-        raise keys.wrong(key, f"expected an absolute path, got {path!r}")
+        return keys.bad(key, f"expected an absolute path, got {path!r}", default)
     return path
 
 
@@ -132,4 +133,4 @@ def status(req, conf):
         document = compose(req, conf)
     except CniError as e:
         raise CniError(errors.PLUGIN_NOT_AVAILABLE, e.msg, e.details) from None
-    delegate.run(sub_request(req, document), "STATUS")
+    delegate.status(sub_request(req, document))

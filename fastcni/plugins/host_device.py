@@ -59,10 +59,11 @@ def add(req, conf, undo):
 
 def delete(req, conf):
     """In this order: what the pod has is not free, and the MAC is known until the device is back with it."""
+    steps = devices.prepare_ipam_delete(req, conf)
     backup = Backup(req, conf.data_dir)
     mac = backup.read().get("mac")
     lending.give_back(req, mac and read_mac(mac))
-    every((backup.remove,), *devices.ipam_step(ipam.delete, req, conf))
+    every((backup.remove,), *steps)
 
 
 def check(req, conf):

@@ -12,8 +12,8 @@ Other than the reference:
 - a failed ADD releases what it took itself, never what an earlier one left;
 - a full range is code 11 (try again later), and so is a requested address that somebody has; impossible
   requests are code 7. The texts are the reference's, the numbers behind them are in the details;
-- GC releases what is not in cni.dev/valid-attachments, STATUS answers 50 when a range set is full. Both do
-  without ranges, which a runtime may hand over for ADD only;
+- GC releases what is not in cni.dev/valid-attachments. STATUS warns when a range set is full, and fails when the files
+  cannot be read. Both do without ranges, which a runtime may hand over for ADD only;
 - a relative dataDir is refused: relative to what, in a server?
 """
 
@@ -21,6 +21,7 @@ import posix
 
 from fastcni._netlink import read_file
 from fastcni.kit import ipam_conf
+from fastcni.kit.conf import read_once
 from fastcni.kit.ranges import in_turn, range_of, read_range_sets, text_of
 from fastcni.kit.store import Store, owner_of
 from fastcni.spec import address
@@ -56,21 +57,30 @@ class Keys:
 
 def read(req):
     conf = Conf()
+    conf.owner = owner_of(req.container_id, req.ifname)
+    if req.command in ("DEL", "GC"):
+        conf.keys = read_once(req, read_place)
+        return conf
     conf.keys = req.conf.once(read_keys)
     conf.requested = _read_requested(req)
-    if not conf.keys.sets and req.command not in ("GC", "STATUS"):
+    if not conf.keys.sets and req.command != "STATUS":
         raise CniError(INVALID_CONFIG, "no IP ranges specified")
-    conf.owner = owner_of(req.container_id, req.ifname)
+    return conf
+
+
+def read_place(section):
+    """The Keys of DEL and GC: where the addresses are."""
+    ipam = ipam_conf.ipam_section(section)
+    conf = Keys()
+    conf.data_dir = ipam.strict.text("dataDir") or DATA_DIR
+    if not conf.data_dir.startswith("/") or "\0" in conf.data_dir:
+        raise ipam.wrong("dataDir", f"expected an absolute path, got {shown(conf.data_dir)}")
+    conf.fsync = ipam.flag("fsync")
     return conf
 
 
 def read_keys(section):
-    ipam = ipam_conf.ipam_section(section)
-    conf = Keys()
-    conf.data_dir = ipam.text("dataDir") or DATA_DIR
-    if not conf.data_dir.startswith("/") or "\0" in conf.data_dir:
-        raise ipam.wrong("dataDir", f"expected an absolute path, got {shown(conf.data_dir)}")
-    conf.fsync = ipam.flag("fsync")
+    ipam, conf = ipam_conf.ipam_section(section), read_place(section)
     conf.sets = read_range_sets(ipam, section.section("runtimeConfig"), section.text("cniVersion"))
     conf.routes = ipam_conf.read_routes(ipam)
     conf.resolv_conf = ipam.text("resolvConf")
@@ -102,8 +112,11 @@ def delete(req, conf):
         if store is None:
             return
         for owner in (conf.owner, owner_of(req.container_id)):      # the id alone: files from before CNI 0.7
-            if _release_each(store, [(packed, owner) for packed in store.index.addresses_of(owner)]):
-                return
+            released = _release_each(store, [(packed, owner) for packed in store.index.addresses_of(owner)])
+            if released:
+                break
+        if store.unreadable and len(released) < _most_held(req):
+            store.check_all_read()
 
 
 def check(req, conf):
@@ -111,6 +124,8 @@ def check(req, conf):
     with _store(req, conf) as store:
         if store and (store.addresses_of(conf.owner) or store.addresses_of(owner_of(req.container_id))):
             return
+        if store:
+            store.check_all_read()
     raise CniError(INTERNAL, f"host-local: Failed to find address added by container {req.container_id}")
 
 
@@ -124,20 +139,24 @@ def gc(req, conf):
         held, torn = store.read_all()
         for packed in torn:
             store.release_torn(packed)
-        _release_each(store, [(packed, owner) for packed, owner in held
-                              if owner not in valid and _is_attachment(owner)])
+        lost = [(packed, owner) for packed, owner in held if owner not in valid and _is_attachment(owner)]
+        for packed, owner in _release_each(store, lost):
+            req.release(f"address {address.ip_text(packed)}", " ".join(owner.decode("utf-8", "replace").split()))
+        store.check_all_read()
 
 
 def status(req, conf):
-    """Each range set has an address to give. Creates nothing."""
+    """Addresses can be given. Creates nothing. A full range is a warning: a runtime takes a failure for a node without
+    network, and the node's pods are evicted."""
     try:
         with _store(req, conf) as store:
             for i, range_set in enumerate(conf.keys.sets if store else ()):
                 if not _has_free(store, range_set) and not (store.recheck() and _has_free(store, range_set)):
-                    usage = _usage(store, conf, range_set)
-                    raise CniError(PLUGIN_NOT_AVAILABLE, f"range set {i} is full: {usage}")
+                    req.warn(f"host-local: range set {i} is full: {_usage(store, conf, range_set)}")
     except CniError as e:
-        raise CniError(PLUGIN_NOT_AVAILABLE, e.msg, e.details) from None
+        if e.code != TRY_AGAIN_LATER:
+            raise CniError(PLUGIN_NOT_AVAILABLE, e.msg, e.details) from None
+        req.warn(f"host-local: {e.msg}")
 
 
 # -- giving out -------------------------------------------------------------------------------------------
@@ -205,12 +224,22 @@ def _give_back(req, conf, taken):
             store.release(packed, conf.owner)
 
 
+def _most_held(req):
+    """The number of addresses that the container's interface can have: one of each range set."""
+    try:
+        return len(req.conf.once(read_keys).sets)
+    except CniError:                    # a typo since the ADD: then an unread file may be the container's, too
+        return float("inf")
+
+
 def _release_each(store, held):
-    """Release (packed, owner) pairs, going on after a failure; how many. Raises one CniError for all failures."""
-    released, failures = 0, []
+    """Release (packed, owner) pairs, going on after a failure; returns those that were held. Raises one CniError for
+    all failures."""
+    released, failures = [], []
     for packed, owner in held:
         try:
-            released += store.release(packed, owner)
+            if store.release(packed, owner):
+                released.append((packed, owner))
         except CniError as e:
             failures.append(e)
     if failures:

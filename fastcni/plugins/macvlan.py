@@ -26,8 +26,7 @@ def read(req):
     conf.master, conf.mtu = Master(keys), keys.whole("mtu")
     conf.mode = keys.text("mode") or "bridge"
     if conf.mode not in kinds.MACVLAN_MODES:
-        raise CniError(errors.INVALID_CONFIG, f'unknown macvlan mode: "{conf.mode}"',
-                       f"there are {', '.join(kinds.MACVLAN_MODES)}")
+        raise CniError(errors.INVALID_CONFIG, f'unknown macvlan mode: "{conf.mode}"')
     conf.mac = read_requested_mac(req, own=keys.text("mac"))
     conf.queue = keys.whole("bcqueuelen", low=0, high=0xFFFFFFFF)
     return conf

@@ -45,7 +45,8 @@ def read_leniently(req):
     """For DEL: what ADD would have refused is mapped to nobody, and what is there is found without."""
     try:
         return read_strictly(req)
-    except CniError:
+    except CniError as e:
+        req.warn(f"{e.msg}; what ADD has made is looked for in each backend")
         conf = Conf()
         conf.mappings, conf.pod, conf.iptables = [], {}, True
         return conf
@@ -180,4 +181,8 @@ def gc(req, conf):
 
 
 def status(req, conf):
-    backend_of(conf).status(req)
+    """A backend that does not work is a warning: pods without mappings have their network."""
+    try:
+        backend_of(conf).status(req)
+    except CniError as e:
+        req.warn(f"portmap: {e}")

@@ -3,7 +3,15 @@
 from fastcni._netlink import Batch
 from fastcni.kernel import rtnl, uapi, wire
 from fastcni.kit import forwarding, ipam, links
-from fastcni.kit.conf import check_families, read_ipv6, read_mtu, read_own_dns, read_requested_mac
+from fastcni.kit.conf import (
+    ENDINGS,
+    check_families,
+    read_ipv6,
+    read_mtu,
+    read_once,
+    read_own_dns,
+    read_requested_mac,
+)
 from fastcni.kit.firewall.masquerade import Masquerade
 from fastcni.kit.undo import every
 from fastcni.spec import address as addresses
@@ -20,13 +28,23 @@ class Conf:
 
 
 def read(req):
+    if req.command in ENDINGS:
+        return read_once(req, read_ending)
     conf = req.conf.once(read_keys)
     requested_mac(req)              # in any case, for what is bad in it
     return conf
 
 
+def read_ending(keys):
+    """The Conf of DEL and GC."""
+    conf = Conf()
+    conf.masquerade = Masquerade(keys, ending=True)
+    return conf
+
+
 def read_keys(keys):
     conf = Conf()
+    ipam.read_type(keys)
     conf.mtu = read_mtu(keys)
     conf.masquerade = Masquerade(keys)
     conf.dns = read_own_dns(keys)
@@ -99,8 +117,9 @@ def configure_host(pod, host, result, dad):
 
 def delete(req, conf):
     # The link first: an address is free to be given again only when nobody has it any more.
+    steps = ipam.prepare_delete(req)
     found, given = links.delete_inside(req, list_addresses=conf.masquerade.wanted)
-    every((ipam.delete, req), (conf.masquerade.delete, req, found, given))
+    every(*steps, (conf.masquerade.delete, req, found, given))
 
 
 def restore(req, conf):

@@ -9,6 +9,7 @@ from fastcni._netlink import Batch
 from fastcni.kernel import netns, rtnl, uapi, wire
 from fastcni.kernel.routing import delete_rule, rule
 from fastcni.kit import chained, links, routing
+from fastcni.kit.conf import ENDINGS, keys_of
 from fastcni.spec import address as addresses
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
@@ -23,12 +24,10 @@ class Conf:
 
 
 def read(req):
-    keys, conf = req.conf, Conf()
-    if req.command in ("DEL", "GC"):
-        table = keys.raw("table")
-        conf.table = table if type(table) is int else 0
-        return conf
+    keys, conf = keys_of(req), Conf()
     conf.table = keys.whole("table", low=1, high=0xFFFFFFFF)
+    if req.command in ENDINGS:
+        return conf
     conf.gateways = read_gateways(keys.texts("gateways"))
     conf.hints = keys.flag("addSourceHints")
     return conf
@@ -52,13 +51,13 @@ def read_gateways(texts):
 
 
 def wrong_gateways(words):
-    return CniError(errors.INVALID_CONFIG, words, "gateways has at most one address of each family")
+    return CniError(errors.INVALID_CONFIG, words)
 
 
 def add(req, conf, undo):
     previous, ips = pod_addresses(req)
     pod = links.Pod(req)
-    with netns.locked(pod.netns_fd):            # from the look for free tables on
+    with netns.locked(pod.netns_fd, req.warn):  # from the look for free tables on
         if conf.table:
             for packed, _, _ in ips:
                 add_rule(pod, undo, packed, conf.table)
@@ -68,26 +67,26 @@ def add(req, conf, undo):
 
 
 def pod_addresses(req):
-    """(prevResult, [(packed, prefix, gateway or None)]) of the entries of ips that are of CNI_IFNAME, or of no link."""
+    """(prevResult, [(packed, prefix, gateway or None)]) of the entries of ips that are of CNI_IFNAME, of no link, or of
+    one that prevResult lacks."""
     previous = chained.previous(req, "This plugin must be called as chained plugin")
     names = [entry["name"] for entry in previous.get("interfaces", ())]
     found = [(*addresses.read_cidr(ip["address"]), addresses.read_ip(ip["gateway"]) if ip.get("gateway") else None)
              for ip in previous.get("ips", ()) if of_link(ip.get("interface"), names, req.ifname)]
     if not found:
-        raise CniError(errors.INVALID_CONFIG, f"No IP addresses supplied on interface: {req.ifname}",
-                       "prevResult.ips has none")
+        raise CniError(errors.INVALID_CONFIG, f"No IP addresses supplied on interface: {req.ifname}")
     return previous, found
 
 
 def of_link(index, names, ifname):
-    return index is None or (0 <= index < len(names) and names[index] == ifname)
+    return index is None or not 0 <= index < len(names) or names[index] == ifname
 
 
 def add_rule(pod, undo, packed, table):
     """As ip(8) shows it: `32765: from 10.22.0.2 lookup 100`."""
     words = f"from {addresses.ip_text(packed)} lookup {table}"
-    wire.exchange(pod.inside, rule(Batch(), packed, table, what=f"failed to add rule: {words}"))
-    undo(remove_rule, pod, packed, table, f"failed to delete rule: {words}")
+    with undo.request(remove_rule, pod, packed, table, f"failed to delete rule: {words}"):
+        wire.exchange(pod.inside, rule(Batch(), packed, table, what=f"failed to add rule: {words}"))
 
 
 def remove_rule(pod, packed, table, what):
@@ -163,7 +162,7 @@ def delete(req, conf):
     if req.netns_gone():
         return
     pod = links.Pod(req)
-    with netns.locked(pod.netns_fd):
+    with netns.locked(pod.netns_fd, req.warn):
         link = links.find(pod.inside, req.ifname)
         mine = earlier_addresses(req)
         if link:

@@ -40,7 +40,7 @@ def add(req, conf, undo):
     bridge = find_bridge(pod, conf)
     create(req, conf, pod)
     undo(links.delete_by_name, pod.inside, req.ifname)
-    link = links.find(pod.inside, req.ifname)
+    link = links.made(pod.inside, req.ifname)
     link.address = conf.mac or link.address
     batch = Batch()
     if conf.mtu or conf.mac:
@@ -85,7 +85,8 @@ def check(req, conf):
     pod, link = devices.check(req, conf, "tun")
     wanted = {"type": "tap", "multiQueue": conf.multi_queue, "owner": conf.owner, "group": conf.group}
     for key, found in kinds.tun(link).items():
-        devices.same(f"container tap {key}", found, wanted[key])
+        if wanted[key] is not None:             # without the key, a program in the pod may have set it
+            devices.same(f"container tap {key}", found, wanted[key])
     if conf.bridge:
         master = link.master and links.find(pod.inside, index=link.master)
         devices.same("container tap bridge", master.name if master else None, conf.bridge)

@@ -6,6 +6,7 @@ The link goes down and up for it, so what addresses and routes it had is had aga
 from fastcni._netlink import Batch
 from fastcni.kernel import kinds, netns, rtnl, uapi, wire
 from fastcni.kit import announced, chained, links, pod_sysctls, routing
+from fastcni.kit.conf import ENDINGS, keys_of
 from fastcni.spec import address as addresses
 from fastcni.spec import config, errors
 from fastcni.spec.errors import CniError
@@ -21,11 +22,10 @@ class Conf:
 
 
 def read(req):
-    keys, conf = req.conf, Conf()
-    if req.command in ("DEL", "GC"):
-        conf.name = name if type(name := keys.raw("vrfname")) is str else ""
-        return conf
+    keys, conf = keys_of(req), Conf()
     conf.name = keys.text("vrfname")
+    if req.command in ENDINGS:
+        return conf
     try:
         config.check_ifname(conf.name)
     except CniError as e:
@@ -38,7 +38,7 @@ def read(req):
 def add(req, conf, undo):
     result = chained.previous(req, MISSING)
     pod = links.Pod(req)
-    with netns.locked(pod.netns_fd):            # two links of a pod may want the same VRF
+    with netns.locked(pod.netns_fd, req.warn):  # two links of a pod may want the same VRF
         link = links.find_inside(pod, req.ifname, f"cmdAdd failed: could not get link by name {req.ifname}")
         if link.master:
             master = links.find(pod.inside, index=link.master)
@@ -71,9 +71,10 @@ def create(pod, undo, conf, families):
     """A VRF, up. Its table is the one of the configuration, or the first that nobody uses."""
     table = conf.table or routing.free_tables(used_tables(pod.inside, families), first=1)[0]
     words = f"cmdAdd failed: could not add VRF {conf.name}"
-    wire.exchange(pod.inside, rtnl.new_link(Batch(), conf.name, "vrf", pod.netns_fd, data=kinds.vrf(table), what=words))
-    undo(links.delete_by_name, pod.inside, conf.name)
-    vrf = links.find(pod.inside, conf.name)
+    batch = rtnl.new_link(Batch(), conf.name, "vrf", pod.netns_fd, data=kinds.vrf(table), what=words)
+    with undo.request(links.delete_by_name, pod.inside, conf.name):
+        wire.exchange(pod.inside, batch)
+    vrf = links.made(pod.inside, conf.name)
     wire.exchange(pod.inside, rtnl.set_link(Batch(), vrf.index, up=True, what=f"{words}: set it up"))
     return vrf
 
@@ -117,11 +118,15 @@ def set_master(pod, link, index, table, lasting):
 
 def delete(req, conf):
     """Let the link go, and the VRF when it was the last. Gone is fine, and a link in another VRF stays there."""
-    if not conf.name or req.netns_gone():
+    if req.netns_gone():
         return
     pod = links.Pod(req)
-    with netns.locked(pod.netns_fd):
-        vrf, link = links.find(pod.inside, conf.name), links.find(pod.inside, req.ifname)
+    with netns.locked(pod.netns_fd, req.warn):
+        link = links.find(pod.inside, req.ifname)
+        if conf.name:
+            vrf = links.find(pod.inside, conf.name)
+        else:                           # a typo since the ADD: the VRF is the one that the link is in
+            vrf = links.find(pod.inside, index=link.master) if link and link.master else None
         if vrf is None or vrf.kind != "vrf":
             return
         if link and link.master == vrf.index:

@@ -29,22 +29,22 @@ class Store:
         self.family, self.table, self.sets, self.chains, self.set_up = family, table, sets, chains, set_up
         self.leads_to = leads_to
 
-    def add(self, req, items, taken=None):
-        """Add elements with the request's mark. Only when the kernel misses something is the table set up.
+    def add(self, req, items, taken=None, mark=None):
+        """Add elements with the request's mark, or with `mark`. Set the table up only if the kernel lacks something.
 
         Those that are there already are taken over: left from a pod whose DEL never came, and what they name is ours
         now, the kernel or IPAM gave it to us. Where that is not so, `taken([(set, key, comment)])` raises.
         """
-        sock = req.host.firewall
-        refused = self._where_set_up(req, items, lambda: self._try(sock, req, items))
+        sock, mark = req.host.firewall, mark or names.mark(req)
+        refused = self._where_set_up(req, items, lambda: self._try(sock, mark, items))
         for _ in range(TRIES):
             if not refused or refused[0].errno != EEXIST:
                 break
             present = self.present(req, items)
             if taken:
                 taken(present)
-            self._delete(sock, [(name, key) for name, key, _ in present])
-            refused = self._try(sock, req, items)
+            self.remove_from(sock, [(name, key) for name, key, _ in present])
+            refused = self._try(sock, mark, items)
         if refused:
             raise refused[0]
 
@@ -91,9 +91,11 @@ class Store:
 
     def restore(self, req, items):
         """Add what is missing, of the items and of the chains' rules. CniError 11 where another attachment has one of
-        them by now."""
+        them by now. Those that another thread restores meanwhile are the attachment's own."""
+        own = names.hashes(req.name, req.container_id, req.ifname)
+
         def taken(present):
-            for name, _, comment in present:
+            for name, comment in [(name, comment) for name, _, comment in present if not comment.startswith(own)]:
                 raise CniError(errors.TRY_AGAIN_LATER, f"{self.table} {name} has an element of another attachment",
                                f"it is of {comment}")
 
@@ -103,17 +105,14 @@ class Store:
         """After a flush: the chains get their rules, those too that elements go to, and the sets what they have `lost`;
         returns how many elements. `there` and `lost` are {set: {key: element}}, as nft.told_elements() has these.
 
-        Nothing is put back for the marks in `left`, to which attachments may be added meanwhile: their DEL found
-        nothing to delete.
+        Nothing is restored for the marks in `left`: their DEL found nothing to delete.
         """
         chains = nft.told_chains([element for found in (there, lost) for some in found.values()
                                   for element in some.values()])
         self._set_up(sock, [*map(chain_item, chains)])
         items = [(name, key, element) for name, some in lost.items() for key, element in some.items()
                  if not (left and mark_of(element) in left)]
-        back = in_halves(sock, items, self._put, EEXIST, EBUSY)
-        self._delete(sock, [(name, key) for name, key, element in items if left and mark_of(element) in left])
-        return back
+        return in_halves(sock, items, self._put, EEXIST, EBUSY)
 
     def _put(self, batch, items):
         for name, some in by_set(items).items():
@@ -141,10 +140,8 @@ class Store:
                                                  f"look up nftables chain {self.table} {chain}"))
         return bool(found) and nft.read_chain(found[0][1])[2] >= rules
 
-    def _try(self, sock, req, items):
+    def _try(self, sock, mark, items):
         """The refusals of adding the items."""
-        mark = names.mark(req)
-
         def fill(batch, items):
             for name, some in by_set(items).items():
                 nft.add_elements(batch, self.family, self.table, name, some, mark)
@@ -160,25 +157,28 @@ class Store:
     def delete(self, req, known, number=None):
         """Delete the elements with the request's mark: the `known` items, or, where not all of these are there, or not
         the `number` that there has to be, those found by looking through the sets. Gone is fine."""
-        self.remove(req, self.ours(req, known, number))
+        self.remove(req, self.ours(req, known, self.present(req, known), number))
 
-    def ours(self, req, known, number=None):
-        """[(set, key)] of what delete() deletes."""
+    def ours(self, req, known, present, number=None):
+        """[(set, key)] of what delete() deletes; `present` are those of the known items that are there."""
         mark = names.hashes(req.name, req.container_id, req.ifname)
         sock = req.host.firewall
-        ours = [(name, key) for name, key, comment in self.present(req, known) if comment.startswith(mark)]
+        ours = [(name, key) for name, key, comment in present if comment.startswith(mark)]
         if not ours or len(ours) < (len(known) if number is None else number):
             ours = [(name, key) for name, key, comment in self.every(sock) if comment.startswith(mark)]
         return ours
 
     def gc(self, req):
         """Delete the elements of the request's network whose attachment is no longer valid."""
-        self.remove(req, self.lost(req))
+        found = self.lost(req)
+        self.remove(req, found)
+        for name, _, comment in found:
+            req.release(f"element of nftables {self.table} {name}", comment.partition(", ")[2])
 
     def lost(self, req):
-        """[(set, key)] of what gc() deletes."""
+        """[(set, key, comment)] of what gc() deletes."""
         lost = no_longer_valid(req)
-        return [(name, key) for name, key, comment in self.every(req.host.firewall) if lost(comment)]
+        return [element for element in self.every(req.host.firewall) if lost(element[2])]
 
     def delete_unused_chains(self, req, rules):
         """For GC: delete the chains that no element leads to: nothing but their own `rules` refers to them."""
@@ -191,9 +191,14 @@ class Store:
                 if refused and refused[0].errno not in (EBUSY, ENOENT):     # a pod came, or a flush
                     raise refused[0]
 
+    def remove_all_of(self, req, hashes):
+        """Delete the elements of an attachment, whose names.hashes() are given."""
+        self.remove(req, [(name, key) for name, key, comment in self.every(req.host.firewall)
+                          if comment.startswith(hashes)])
+
     def remove(self, req, found):
         """Delete elements, [(set, key)], whosever they are. Gone is fine."""
-        self._delete(req.host.firewall, found)
+        self.remove_from(req.host.firewall, found)
 
     def present(self, req, items):
         """[(set, key, comment)] of those of the items that are there."""
@@ -226,7 +231,8 @@ class Store:
             return None
         return [payload for _, payload in replies]
 
-    def _delete(self, sock, found):
+    def remove_from(self, sock, found):
+        """remove(), without a request."""
         if found:
             in_halves(sock, found, self._del, ENOENT)
 
@@ -268,7 +274,11 @@ def chain_item(chain):
 
 def mark_of(element):
     """The part of an element's mark that is compared."""
-    return nft.told_comment(element).partition(",")[0]
+    return mark_of_comment(nft.told_comment(element))
+
+
+def mark_of_comment(comment):
+    return comment.partition(",")[0]
 
 
 def by_set(items):
@@ -305,18 +315,20 @@ def has(host, key, look_up):
 
 def delete_rules(host, family, table, chain, ours, then=None):
     """Delete the rules of a chain whose comment ours(comment) is true of: what the reference plugins add for a pod.
+    Returns their comments.
 
     `then(batch)` adds what has to go with them, in the same transaction. Nothing there is fine.
     """
-    sock, batch, found = host.firewall, nft.start(Batch()), False
+    sock, batch, found = host.firewall, nft.start(Batch()), []
     rules = host.recall(("nftables", table, family, chain), lambda: wire.dump(
         sock, nft.NFT_MSG_GETRULE, nft.nfgenmsg(family), f"list rules of {table} {chain}", nft.rules_of(table, chain)))
     for _, payload in rules:
         handle, comment = nft.read_rule(payload)
         if ours(comment):
             nft.del_rule(batch, family, table, chain, handle)
-            found = True
+            found.append(comment)
     if found:
         if then:
             then(batch)
         wire.exchange(sock, nft.stop(batch))
+    return found

@@ -4,12 +4,14 @@ Whose an address is these sources do not say: kit/firewall/notes.py does. They l
 restarted.
 """
 
-from fastcni.kernel import dbus
-from fastcni.kit.firewall.notes import Notes
+from fastcni.kernel import dbus, nft, wire
+from fastcni.kit.firewall import elements
+from fastcni.kit.firewall.notes import Notes, release
 from fastcni.spec import address as addresses
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 
+TABLE = "firewalld"             # of nftables: firewalld's own
 NAME, OBJECT = "org.fedoraproject.FirewallD1", "/org/fedoraproject/FirewallD1"
 LIMIT = 10.0                    # seconds for what one request has to say to firewalld
 # Words that its refusals to remove begin with. A conflict: somebody has moved it to another zone.
@@ -98,20 +100,38 @@ def add_sources(req, conf):
 
 
 def delete(req, conf, elsewhere):
-    """Take back what ADD did, also by the reference plugin; `elsewhere`: another backend lets the pod through, so
-    nothing is here but what is noted, and firewalld is not asked. Gone is fine."""
-    take_back(req, conf.zone, *notes().to_take_back(req, [] if elsewhere else conf.ips))
+    """Remove what ADD did, also by the reference plugin. `elsewhere`: another backend knows the pod, too. Gone is fine.
+
+    firewalld is asked about addresses that are noted as the pod's. Of the others its own rules say whether it has
+    them: a DEL neither waits for a bus nor fails by it for what is not there.
+    """
+    possible = conf.ips if conf.backend in (None, "", "firewalld") else []
+    ips, noted = notes().to_take_back(req, possible)
+    own = {packed for _, packed in noted}
+    others = [packed for packed in ips if packed not in own]
+    take_back(req, conf.zone, [*own, *(may_have(req, others, elsewhere) if others else ())], noted)
+
+
+def may_have(req, ips, elsewhere):
+    """Those of the addresses that may be sources. The kernel shows the rules about them, where nftables is firewalld's
+    backend; with its other one, iptables, they may all be, but for those of a pod that is let through elsewhere."""
+    if not elements.has_table(req.host, nft.NFPROTO_INET, TABLE):
+        return () if elsewhere else ips
+    rules = [payload for _, payload in wire.dump(req.host.firewall, nft.NFT_MSG_GETRULE, nft.nfgenmsg(nft.NFPROTO_INET),
+                                                 f"list rules of {TABLE}", nft.rules_of(TABLE))]
+    return [packed for packed in ips if any(packed in payload for payload in rules)]
 
 
 def gc(req, conf):
     lost = notes().lost(req)
-    take_back(req, conf.zone, [packed for _, packed in lost], lost)
+    release(req, "firewalld", take_back(req, conf.zone, [packed for _, packed, _ in lost], lost))
 
 
 def take_back(req, zone, ips, noted):
-    """Remove the sources of addresses, then their notes. What firewalld refuses to remove stays noted, for GC."""
+    """Remove the sources of addresses, then their notes, which are returned. What firewalld refuses to remove stays
+    noted, for GC."""
     if not noted and not (ips and owns_name(req)):
-        return
+        return ()
     kept = set()
     try:
         with Firewalld(req) as firewalld:
@@ -122,7 +142,9 @@ def take_back(req, zone, ips, noted):
                     req.warn(f"failed to remove the address {source(packed)} from {zone} zone: {refused}")
     except Absent:
         kept.clear()                    # it has gone with all its sources
-    notes().remove(req, [note for note in noted if note[1] not in kept])
+    gone = [note for note in noted if note[1] not in kept]
+    notes().remove(req, gone)
+    return gone
 
 
 def missing(req, conf):

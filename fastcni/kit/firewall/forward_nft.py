@@ -45,7 +45,7 @@ class Forwarded(Notes):
 def places(req, conf):
     """Where it says that the pod's traffic is forwarded."""
     yield Forwarded(conf.admin_chain)
-    if conf.backend == "nftables":
+    if conf.backend in (None, "nftables"):
         from fastcni.kit.firewall import forward_policies
 
         yield from forward_policies.chains(req)

@@ -77,6 +77,8 @@ def gc(req):
         lines = iptables.read_if_there(req, program, TABLE)
         lost = [line for line in lines if (name := bridge_of(line)) and not links.on_host(req.host, name)]
         iptables.remove(req, program, lines, lost, table=TABLE)
+        for rule in lost:
+            req.release(f"{program} rule {rule}")
 
 
 def bridge_of(line):

@@ -86,8 +86,11 @@ def missing(req, conf):
 
 def gc(req):
     """Delete the policies of bridges that are no more, and what pods have that are not valid any more."""
-    store().remove(req, [(name, key) for name, key, _ in store().every(req.host.firewall)
-                         if not links.on_host(req.host, bridge_of(key))])
+    lost = [(name, key) for name, key, _ in store().every(req.host.firewall)
+            if not links.on_host(req.host, bridge_of(key))]
+    store().remove(req, lost)
+    for name, key in lost:
+        req.release(f"element of nftables {TABLE} {name}", f"bridge: {bridge_of(key)}")
     ports_store().gc(req)
 
 

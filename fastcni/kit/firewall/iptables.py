@@ -2,8 +2,7 @@
 
 import posix
 
-from fastcni._netlink import Batch
-from fastcni.kernel import nft, process, wire
+from fastcni.kernel import nft, process, waiting
 from fastcni.kit import names
 from fastcni.kit.firewall import elements
 from fastcni.spec import errors
@@ -11,8 +10,11 @@ from fastcni.spec.errors import CniError
 from fastcni.spec.json import quote
 
 PROGRAMS = {4: "iptables", 16: "ip6tables"}            # by length of an address
+LOCK_TIMEOUT_S = int(waiting.LOCK_TIMEOUT_S)            # for the xtables lock, which the legacy programs take
+RESOURCE_PROBLEM = 4                    # their exit status then
 TRIES = 5                               # when others change the table between a look and a change
 USUAL_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+TABLES = ("nat", "filter")
 LEGACY_TABLES = {4: "/proc/self/net/ip_tables_names", 16: "/proc/self/net/ip6_tables_names"}
 
 
@@ -22,11 +24,13 @@ def has_chain(req, chain, table="nat", *, hidden=True):
     iptables over nf_tables keeps its chains where netlink shows them. The legacy kind does not: where its table is
     loaded at all, the answer is `hidden`.
     """
-    sock = req.host.firewall
     for family in families(req, table):
-        if wire.look_up(sock, nft.get_chain(Batch(), family, table, chain, "look up chain")) is not None:
+        def look_up(batch, family=family):
+            return nft.get_chain(batch, family, table, chain, "look up chain")
+
+        if elements.has(req.host, ("nftables", table, family, "chain", chain), look_up):
             return True
-    return hidden and legacy(table)
+    return hidden and legacy(req, table)
 
 
 def families(req, table="nat"):
@@ -34,15 +38,21 @@ def families(req, table="nat"):
     return [family for family in (nft.NFPROTO_IPV4, nft.NFPROTO_IPV6) if elements.has_table(req.host, family, table)]
 
 
-def legacy(table="nat"):
-    return any(table in _words(path) for path in LEGACY_TABLES.values())
+def legacy(req, table="nat", *lengths):
+    """Has the legacy iptables such a table, for addresses of these lengths, or of any?"""
+    return any(table in _tables(req, LEGACY_TABLES[length]) for length in lengths or LEGACY_TABLES)
 
 
-def _words(path):
+def _tables(req, path):
     try:
         fd = posix.open(path, posix.O_RDONLY | posix.O_CLOEXEC)
     except FileNotFoundError:
         return []                       # the legacy modules are not loaded
+    except PermissionError:
+        # Of a network namespace that was made together with its user namespace, the kernel's root owns this file. There
+        # may be rules if the node's iptables is the legacy one.
+        program = PROGRAMS[4]
+        return TABLES if find(req, program) and b"legacy" in _run(req, program, ("--version",), b"").stdout else []
     try:
         return posix.read(fd, 4096).decode().split()
     finally:
@@ -82,7 +92,11 @@ def attempt(req, program, commands, table="nat"):
         req.host.together.note((program, table), commands)
         return process.Finished(0, b"", b"", "")
     text = "\n".join([f"*{table}", *commands, "COMMIT", ""])
-    return _run(req, program + "-restore", ("--noflush", "--wait"), text.encode())
+    done = _run(req, program + "-restore", ("--noflush", f"--wait={LOCK_TIMEOUT_S}"), text.encode())
+    if done.status == RESOURCE_PROBLEM and b"xtables lock" in done.stderr:
+        raise CniError(errors.TRY_AGAIN_LATER, f"{program}-restore: the xtables lock was not free within "
+                       f"{LOCK_TIMEOUT_S} s", "`fuser -v /run/xtables.lock` shows which process holds it")
+    return done
 
 
 def settle(req, program, table, wanted):
@@ -117,14 +131,17 @@ def remove_chains(req, program, lines, shared, chains):
 def gc(req, shared, prefix, words):
     """Delete the chains in table nat, by their prefix, of containers of this network none of whose attachments is valid
     any more. The rules of `shared` that lead there have the comment <words>name: "<network>" id: "<container>"."""
-    if not families(req) and not legacy():
+    if not families(req) and not legacy(req):
         return
     valid = {names.container_chain(prefix, req.name, container_id) for container_id, _ in req.valid_attachments}
     network = quote(f"{words}name: {quote(req.name)} id: ")[:-1]
     for program in PROGRAMS.values():
         lines = read_if_there(req, program)
         found = {target(line) for line in lines if line.startswith(f"-A {shared} ") and network in line}
-        remove_chains(req, program, lines, shared, {chain for chain in found - valid if chain.startswith(prefix)})
+        gone = {chain for chain in found - valid if chain.startswith(prefix)}
+        remove_chains(req, program, lines, shared, gone)
+        for chain in gone:
+            req.release(f"{program} chain {chain}")
 
 
 def need_one(req, table="nat"):
@@ -171,7 +188,13 @@ def _run(req, program, arguments, stdin):
                        f'failed to locate iptables: exec: "{program}": executable file not found in $PATH',
                        "install iptables, or leave ipMasqBackend (of portmap: backend) out to use nftables, without a "
                        "program")
-    return process.run(path, req.env, stdin, (program, *arguments))
+    waiting.admit(waiting.PROGRAM)
+    done = process.run(path, req.env, stdin, (program, *arguments), timeout=waiting.PROGRAM_TIMEOUT_S)
+    if done.late:
+        seconds = waiting.limit(waiting.PROGRAM_TIMEOUT_S)
+        raise CniError(errors.TRY_AGAIN_LATER, f"{path} did not end within {seconds:g} s, and was killed",
+                       "does it hang by hand, too? `fuser -v /run/xtables.lock` shows which process holds its lock")
+    return done
 
 
 def failed(program, done):

@@ -15,9 +15,10 @@ class Masquerade:
 
     __slots__ = ("wanted", "iptables")
 
-    def __init__(self, conf):
+    def __init__(self, conf, *, ending=False):
+        """`ending`: for DEL and GC, which look into every backend."""
         self.wanted = conf.flag("ipMasq")
-        backend = conf.text("ipMasqBackend")
+        backend = "" if ending else conf.text("ipMasqBackend")
         if backend not in ("", "nftables", "iptables"):
             raise CniError(errors.INVALID_CONFIG, f'unknown ipmasq backend "{backend}"',
                            "ipMasqBackend is nftables (the default) or iptables")
@@ -70,7 +71,8 @@ def prev_addresses(req):
     """The packed addresses that prevResult names; none where it cannot be read, for DEL goes on."""
     found = set()
     previous = req.conf.raw("prevResult")
-    for ip in (previous.get("ips") if isinstance(previous, dict) else None) or ():
+    ips = previous.get("ips") if isinstance(previous, dict) else None
+    for ip in ips if isinstance(ips, list) else ():
         try:
             found.add(addresses.read_cidr(ip["address"])[0])
         except (ValueError, KeyError, TypeError, AttributeError):

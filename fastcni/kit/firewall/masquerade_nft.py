@@ -88,7 +88,9 @@ def gc(req):
     """Delete what attachments of this network have that are no longer valid, and chains nobody goes to."""
     store().gc(req)
     store().delete_unused_chains(req, SUBNET_RULES)
-    elements.delete_rules(req.host, FAMILY, REFERENCE_TABLE, REFERENCE_CHAIN, elements.no_longer_valid(req))
+    for comment in elements.delete_rules(req.host, FAMILY, REFERENCE_TABLE, REFERENCE_CHAIN,
+                                         elements.no_longer_valid(req)):
+        req.release(f"rule of nftables {REFERENCE_TABLE} {REFERENCE_CHAIN}", comment.partition(", ")[2])
 
 
 def subnet_chain(packed, prefix):

@@ -14,6 +14,7 @@ from fastcni.kernel import nft
 from fastcni.kit import names
 from fastcni.kit.firewall import elements
 from fastcni.kit.firewall.masquerade_nft import COMMENT, FAMILIES, FAMILY, TABLE
+from fastcni.spec import address as addresses
 
 
 class Addresses(elements.Store):
@@ -54,6 +55,13 @@ class Notes(Addresses):
         if not self.used(req):
             return list(ips), []
         mark, items = names.hashes(req.name, req.container_id, req.ifname), self.items(ips)
-        others = {key for _, key, comment in self.present(req, items) if not comment.startswith(mark)}
-        ours = self.ours(req, items)
+        present = self.present(req, items)
+        others = {key for _, key, comment in present if not comment.startswith(mark)}
+        ours = self.ours(req, items, present)
         return [*dict.fromkeys((*(key for _, key in ours), *(packed for packed in ips if packed not in others)))], ours
+
+
+def release(req, backend, found):
+    """For GC: report the addresses, [(set, key, comment)], that a backend no longer lets through."""
+    for _, packed, comment in found:
+        req.release(f"address {addresses.ip_text(packed)} in {backend}", comment.partition(", ")[2])

@@ -44,8 +44,10 @@ def add(req, conf):
 
 
 def restore(req, conf):
-    """As add(), which replaces what is there in one run."""
-    add(req, conf)
+    """As add(), which replaces what is there in one run; only where something is missing."""
+    if missing(req, conf) or any([*shared_commands(conf, iptables.read(req, iptables.PROGRAMS[length]))]
+                                 for length in conf.pod):
+        add(req, conf)
 
 
 def shared_commands(conf, lines):

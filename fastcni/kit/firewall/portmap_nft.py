@@ -42,6 +42,9 @@
         chain hostport-from-all { masquerade }
     }
 
+The comments name the host's end of the pod's veth pair ("link: 12"): another pod may have the port of one whose link
+is gone, deleted by a plugin that does not know this table.
+
 Only what is sent to an address of the node is looked up (CVE-2025-67499), and behind the rules of others, which go
 first (CVE-2019-9946). hostips has the addresses that mappings have named, so that a mapping of every address need not
 look through all others. hostport-pods says of each attachment how many elements it has in all, so that DEL of one with
@@ -51,7 +54,7 @@ all ports of a pod: the kernel looks through all that lead to chains whenever it
 
 from fastcni._netlink import Batch
 from fastcni.kernel import nft, uapi, wire
-from fastcni.kit import names
+from fastcni.kit import links, names
 from fastcni.kit.firewall import elements
 from fastcni.kit.firewall.masquerade_nft import COMMENT, FAMILIES, FAMILY, TABLE
 from fastcni.kit.firewall.port_mappings import PROTOCOLS
@@ -62,6 +65,7 @@ from fastcni.spec.errors import CniError
 HOSTPORTS, HOSTIP_HOSTPORTS, HOSTIPS, HAIRPINS, HAIRPIN_PODS = (
     {4: f"{name}4", 16: f"{name}6"}
     for name in ("hostports", "hostip-hostports", "hostips", "hairpins", "hairpin-pods"))
+LINK = "link: "
 PODS, POD_KEY = "hostport-pods", 16             # keys of IFNAMSIZ bytes, which nft prints as text
 MOST_COUNTED = 0xFFFF                           # and values of nft's inet_service, which it prints as a number
 LOOKUPS, POSTROUTING = "hostports", "hostport-postrouting"
@@ -86,15 +90,43 @@ def add(req, conf):
     def taken(present):
         for name, key, comment in present:
             if (name, key) in asked and not comment.startswith(own):
-                raise taken_by(asked[name, key], comment.partition(", ")[2])
+                if not is_dead(req, comment):
+                    raise taken_by(asked[name, key], name, key, comment)
+                req.warn(f"host port {asked[name, key]} is taken over from a pod whose link is gone ({owner(comment)})")
+                store().remove_all_of(req, elements.mark_of_comment(comment))
         if any(name == PODS for name, _, _ in present):
             store().delete(req, [])                     # an ADD before, perhaps of other ports
 
-    store().add(req, items(req, conf), taken)
+    store().add(req, items(req, conf), taken, mark_with_link(req, conf))
     # Now that ours are there: of two that come at once at least one sees the other's.
     add_host_ips(req, conf)
     asked = shadows(req, conf)
     taken(store().present(req, [(*key, None) for key in asked]))
+
+
+def mark_with_link(req, conf):
+    """The request's mark, with the index of the host's end of the pod's veth pair: "HASHES, link: 12, net: ..."
+
+    The end is gone when the pod or its namespace is, and the kernel gives its index to no other link. Where the result
+    names no such end, or more than one, the mark has none.
+    """
+    mark, interfaces = names.mark(req), conf.previous.get("interfaces", ())
+    index = links.host_end(req, [it["name"] for it in interfaces if it["name"] and not it.get("sandbox")])
+    hashes, _, words = mark.partition(", ")
+    return f"{hashes}, {LINK}{index}, {words}" if index else mark
+
+
+def is_dead(req, comment):
+    """Is the link gone that the comment of an element names? If it names none, the pod counts as alive."""
+    _, _, words = comment.partition(", ")
+    index = words.removeprefix(LINK).partition(",")[0] if words.startswith(LINK) else ""
+    return index.isdecimal() and links.find(req.host.route, index=int(index)) is None
+
+
+def owner(comment):
+    """The readable part of the comment."""
+    _, _, words = comment.partition(", ")
+    return words.partition(", ")[2] if words.startswith(LINK) else words
 
 
 def restore(req, conf):
@@ -103,9 +135,12 @@ def restore(req, conf):
         add(req, conf)
 
 
-def taken_by(mapping, owner):
-    return CniError(errors.TRY_AGAIN_LATER, f"host port {mapping} is already mapped ({owner})",
-                    "DEL of that pod frees it, or GC where the pod is no more")
+def taken_by(mapping, name, key, comment):
+    host_ip = f"{addresses.ip_text(key[:-PORT_SIZE])} . " if len(key) > PORT_SIZE else ""
+    element = f"{{ {host_ip}{mapping.protocol} . {mapping.host_port} }}"
+    return CniError(errors.TRY_AGAIN_LATER, f"host port {mapping} is already mapped ({owner(comment)})",
+                    "DEL of that pod frees it, or GC where the pod is no more, or "
+                    f"nft delete element inet {TABLE} {name} '{element}'")
 
 
 def items(req, conf):
