@@ -17,6 +17,7 @@ DEVICE = "/dev/cpu_dma_latency"
 IDLE_DRIVER = "/sys/devices/system/cpu/cpuidle/current_driver"
 LIGHTEST_US = 2                 # what the lightest sleep takes, C1 of processors of today
 ANY_US = -1                     # PM_QOS_DEFAULT_VALUE
+DEFAULT_SECONDS = 0.01          # after a request, unless FASTCNI_AWAKE says otherwise
 
 
 class Awake:
@@ -31,10 +32,15 @@ class Awake:
         try:
             self.device = os.open(DEVICE, os.O_WRONLY)
         except OSError as e:
-            log.info("processors may sleep", why=str(e))
+            log.info("latency_request_unavailable", why=str(e))
             return
         self.least = least()
-        Thread(target=self._release, name="awake", daemon=True).start()
+        try:
+            Thread(target=self._release, name="awake", daemon=True).start()
+        except RuntimeError as e:       # pids.max
+            os.close(self.device)
+            self.device = None
+            log.warning("latency_request_unavailable", why=str(e))
 
     def hold(self):
         if self.device is None:
@@ -62,7 +68,7 @@ class Awake:
         except OSError as e:        # no request is to suffer for it
             self.device = None
             os.close(device)
-            self.log.warning("processors may sleep", why=str(e))
+            self.log.warning("latency_request_unavailable", why=str(e))
 
 
 def least():

@@ -2,7 +2,7 @@
 
 import orjson
 
-from fastcni.handle import check_conf, decode_conf
+from fastcni.handle import check_conf, decode_conf, read_name_and_version
 from fastcni.spec.config import Section
 
 MOST = 256                      # configurations; the oldest is forgotten
@@ -32,16 +32,24 @@ class Configurations:
         section.common = self.known.get(key) or self._keep(key, check_conf(Section(rest)))
         return section
 
-    def network_of(self, stdin):
-        """What stands under "name", as text, in a configuration that need not be one; "" where nothing does."""
-        found = self.known.get(stdin)
+    def read(self, stdin):
+        """(the network's name, decode). decode(stdin) is for handle(): it returns what is decoded here, or raises what
+        is wrong with it; then the name is ""."""
         try:
-            return str((found.values if found else orjson.loads(stdin))["name"])
-        except (ValueError, KeyError, TypeError):
-            return ""
+            section = self(stdin)
+        except Exception as e:          # handle() makes the answer of it, in its order of checks
+            return "", raising(e)
+        return section.once(read_name_and_version)[0], lambda stdin: section
 
     def _keep(self, key, section):
         self.known[key] = section
         if len(self.known) > MOST:
             self.known.pop(next(iter(self.known)), None)
         return section
+
+
+def raising(error):
+    """A function that raises `error`, whatever it is given."""
+    def decode(stdin):
+        raise error
+    return decode

@@ -1,30 +1,42 @@
 """Where requests wait for a worker: in which order, how many, how long. Bytes and sockets are not its business.
 
-Requests for one attachment run one after another, in the order in which they came. Of those that could run, ADD and
-what else somebody waits for goes before DEL and GC: a pod that starts is waited for, one that is gone is not.
+Requests for one attachment run one after another, in the order in which they came; so do those of two networks for
+the same interface of a pod, since the network's name is not known here yet. Of those that could run, ADD and
+what else somebody waits for goes before DEL and GC: a pod that starts is waited for, one that is gone is not. Once a
+DEL has waited for OVERTAKEN_S, it is every other one's turn. VERSION, STATUS and loopback need nearly nothing: they go
+first, and can be taken when no other request can.
 """
 
 from collections import deque
 from time import monotonic
 
 LATER = ("DEL", "GC")
+LIGHT = ("VERSION", "STATUS")
+OVERTAKEN_S = 1.0
 
 
 class Call:
     """A request that waits or runs.
 
-    key      what it must not be run beside: (network, container id, ifname); None: nothing
+    key      what it must not be run beside: (container id, ifname); None: nothing
     command  CNI_COMMAND
     arrived  monotonic seconds
+    network  the network's name, once a worker has read the configuration; "" before, and where key is None
     what     the door's own: the message and its connection
+    light    it needs nearly nothing
     """
 
-    __slots__ = ("key", "command", "arrived", "what", "ready", "gone")
+    __slots__ = ("key", "command", "arrived", "what", "light", "network", "ready", "gone")
 
-    def __init__(self, key, command, what):
-        self.key, self.command, self.what = key, command, what
-        self.arrived = monotonic()
+    def __init__(self, key, command, what, light=False):
+        self.key, self.command, self.what, self.light = key, command, what, light
+        self.arrived, self.network = monotonic(), ""
         self.ready = self.gone = False      # it could run; it runs, or has left
+
+    @property
+    def attachment(self):
+        """(network, container id, ifname), None where no network is known."""
+        return (self.network, *self.key) if self.key and self.network else None
 
     @property
     def waited(self):
@@ -38,13 +50,14 @@ class Desk:
     def __init__(self, *, room=1024, patience=60.0):
         self.room, self.patience = room, patience
         self.waiting = self.running = 0
-        self._now, self._later = deque(), deque()       # what could run
+        self._now, self._later, self._light = deque(), deque(), deque()         # what could run
+        self._turns = False             # the last one that was taken is a DEL that had waited long
         self._behind = {}               # key of what runs or could run -> deque of calls that came after it
         self._arrivals = deque()        # what waits, oldest first; also calls that have left since
 
-    def put(self, call):
-        """Take a call in. False: there is no room."""
-        if self.waiting >= self.room:
+    def put(self, call, *, always=False):
+        """Take a call in. False: there is no room, unless it is to be taken in `always`."""
+        if self.waiting >= self.room and not always:
             return False
         self.waiting += 1
         self._arrivals.append(call)
@@ -57,11 +70,12 @@ class Desk:
             self._line_up(call)
         return True
 
-    def take(self):
-        """The next call to run, None when none can. done(call) has to follow."""
-        while queue := self._now or self._later:
+    def take(self, *, light=False):
+        """The next call to run, or the next light one; None when none can. done(call) has to follow."""
+        while queue := self._light if light else self._next_queue():
             call = queue.popleft()
             if not call.gone:
+                self._turns = queue is self._later
                 self.waiting -= 1
                 self.running += 1
                 call.gone = True
@@ -69,6 +83,12 @@ class Desk:
                     self._arrivals.popleft()
                 return call
         return None
+
+    def _next_queue(self):
+        if self._light:
+            return self._light
+        overtaken = self._later and not self._turns and self._later[0].waited > OVERTAKEN_S
+        return self._later if overtaken else self._now or self._later
 
     def done(self, call):
         """A call that was taken has ended: the next of its attachment can run."""
@@ -97,7 +117,7 @@ class Desk:
 
     def _line_up(self, call):
         call.ready = True
-        (self._later if call.command in LATER else self._now).append(call)
+        (self._light if call.light else self._later if call.command in LATER else self._now).append(call)
 
     def _free(self, key):
         if key is None:

@@ -25,7 +25,7 @@ class Namespace:
     def __init__(self, fd, home, aside, restoring):
         """In a thread that is in it."""
         self.fd, self.home = fd, home
-        self.memory, self.deletes, self.watch = Memory(), Deletes(aside), restoring.watch(fd)
+        self.memory, self.deletes, self.watch = Memory(), Deletes(aside), restoring.watch(fd, at_start=home)
         self.idle, self.users, self.left = [], 0, 0.0
 
     def close(self):
@@ -38,11 +38,12 @@ class Namespace:
 
 
 class Hosts:
-    """`with hosts.visit(fd) as host:` has the thread in the namespace `fd`, which is closed here, with its Host."""
+    """`with hosts.visit(fd) as host:` has the thread in the namespace `fd`, which is closed here, with its Host.
 
-    def __init__(self, aside, restoring):
-        self.aside, self.restoring, self.lock = aside, restoring, Lock()
-        self.home = netns.open_own()
+    home: a descriptor of the server's own namespace, in which the calling thread is; close() closes it."""
+
+    def __init__(self, home, aside, restoring):
+        self.home, self.aside, self.restoring, self.lock = home, aside, restoring, Lock()
         own = Namespace(self.home, True, aside, restoring)
         self.known = {netns.identity(self.home): own}
         self.device = netns.identity(self.home)[0]      # nsfs: that of every namespace
@@ -95,21 +96,32 @@ class Visit:
             if not found:
                 if len(self.hosts.known) > MOST:
                     raise OSError(24, f"callers from {MOST} network namespaces at once")
-                hosts = self.hosts
-                found = hosts.known[key] = Namespace(os.dup(self.fd), False, hosts.aside, hosts.restoring)
+                found = self.hosts.known[key] = self._new_namespace()
             found.users += 1
             return found
 
+    def _new_namespace(self):
+        fd = os.dup(self.fd)
+        try:
+            return Namespace(fd, False, self.hosts.aside, self.hosts.restoring)
+        except BaseException:           # no descriptor left, for instance
+            os.close(fd)
+            raise
+
     def __exit__(self, kind, error, trace):
-        if self.clean:
-            self.namespace.idle.append(self.host)
-        else:
-            self.host.close(self.hosts.aside)
-        with self.hosts.lock:
-            self.namespace.users -= 1
-            self.namespace.left = monotonic()
-        self._leave()
+        try:
+            if self.clean:
+                self.namespace.idle.append(self.host)
+            else:
+                self.host.close(self.hosts.aside)
+        finally:                        # whatever goes wrong, the thread may not stay here, nor in a pod
+            with self.hosts.lock:
+                self.namespace.users -= 1
+                self.namespace.left = monotonic()
+            self._leave()
 
     def _leave(self):
         if self.away:
             self.away.__exit__(None, None, None)
+        elif not self.clean:
+            netns.ensure(self.hosts.home)

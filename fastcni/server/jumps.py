@@ -1,5 +1,5 @@
 """What iptables (over nf_tables) and firewalld have of pods in one namespace, as far as it shows that somebody has
-taken it: the jumps from iptables' own chains to chains of pods, CNI-*.
+taken it: the jumps from iptables' own chains, and from CNI-FORWARD, to chains of pods, CNI-*.
 
 A DEL takes a pod's jump and the chain that it led to. Where the jump went alone, or the table with it, or a jump that
 all pods share, it was somebody else.
@@ -11,7 +11,8 @@ from fastcni.kit import names
 from fastcni.server.log import few
 
 TABLES = {(family, table) for family in (nft.NFPROTO_IPV4, nft.NFPROTO_IPV6) for table in ("nat", "filter")}
-CHAINS = ("PREROUTING", "OUTPUT", "POSTROUTING", "FORWARD")
+# CNI-FORWARD has the jump to CNI-ADMIN beside the rules of pods: a flush of the chain takes all of them.
+CHAINS = ("PREROUTING", "OUTPUT", "POSTROUTING", "FORWARD", "CNI-FORWARD")
 CHAIN_NAMES = {chain.encode() + b"\0" for chain in CHAINS}
 PREFIX, DIGITS = "CNI-", frozenset("0123456789abcdef")         # CNI-e8f6f419596f7f47b3468487
 FIREWALLD = "firewalld"         # a table's name, in whatever family

@@ -2,10 +2,12 @@
 
 import fcntl
 import os
+import secrets
 import socket
 import stat
 
 PATH = "/run/fastcni/fastcni.sock"
+LOCK_ATTEMPTS = 100
 BACKLOG = 4096                  # the kernel makes it net.core.somaxconn at most
 FIRST_HANDED = 3                # SD_LISTEN_FDS_START
 
@@ -79,24 +81,86 @@ def make(path, open_to_all):
             os.chmod(folder, 0o711)     # whatever the umask
     except FileExistsError:
         check_folder(folder)
-    lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    lock = take_lock(path)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if os.path.lexists(path):
-            os.unlink(path)             # whoever has the lock has the path
+            remove(path)                # the server that has the lock has the path
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         os.fchmod(sock.fileno(), 0o600)         # bind() gives that to the file, less what the umask takes
         sock.bind(path)
         if open_to_all:
             os.chmod(path, 0o666)
         sock.listen(BACKLOG)
-    except BlockingIOError:
-        os.close(lock)
-        raise ListenError(f"another fastcni server listens on {path}") from None
     except BaseException:
         os.close(lock)
         raise
     return Listening(sock, path, lock)
+
+
+def take_lock(path):
+    """The lock of the servers at `path`: an open file beside it, of mode 0600, so that only we and root can lock it.
+
+    In a sticky folder like /tmp any user can make that file first, and lock it. Such a file is removed. Raises
+    ListenError, OSError.
+    """
+    name = f"{path}.lock"
+    for _ in range(LOCK_ATTEMPTS):
+        try:
+            # With O_CREAT alone the kernel refuses another user's file (fs.protected_regular).
+            lock = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        except FileExistsError:
+            lock = open_lock(name)
+        if lock is None:
+            continue
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if is_still_at(name, lock):
+                return lock
+        except BlockingIOError:
+            os.close(lock)
+            raise ListenError(f"another fastcni server listens on {path}") from None
+        except BaseException:
+            os.close(lock)
+            raise
+        os.close(lock)
+    raise ListenError(f"{name} is made again and again by another user; use a folder that only root can change")
+
+
+def open_lock(name):
+    """The lock file that is there, or None: it is gone by now, or was another user's and is removed. Raises OSError."""
+    try:
+        if not is_ours(os.lstat(name)):
+            remove(name)
+            return None
+        lock = os.open(name, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError:
+        return None
+    if is_ours(os.fstat(lock)):
+        return lock
+    os.close(lock)
+    return None
+
+
+def is_ours(found):
+    """A regular file that we or root have made. Any user can give another of root's files a second name."""
+    return stat.S_ISREG(found.st_mode) and found.st_uid in (0, os.geteuid()) and found.st_nlink == 1
+
+
+def remove(path):
+    """Remove what is there; another user's folder, which may be full, is renamed. Raises OSError."""
+    found = os.lstat(path)
+    if stat.S_ISDIR(found.st_mode) and found.st_uid not in (0, os.geteuid()):
+        os.rename(path, f"{path}.{secrets.token_hex(8)}")
+    else:
+        os.unlink(path)
+
+
+def is_still_at(name, lock):
+    """The open file is the one of this name, and was not replaced before it was locked."""
+    try:
+        return os.path.samestat(os.lstat(name), os.fstat(lock))
+    except FileNotFoundError:
+        return False
 
 
 def check_folder(folder):

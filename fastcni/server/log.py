@@ -1,6 +1,7 @@
 """Log lines on stderr, one a request: logfmt, or JSON."""
 
 import sys
+from time import monotonic
 
 import orjson
 import structlog
@@ -30,6 +31,24 @@ class Lines(structlog.WriteLogger):
             return
 
     log = debug = info = warn = warning = error = critical = exception = fatal = msg
+
+
+class Seldom:
+    """Log an event that a caller can cause at will: one line in `seconds`, which counts the lines left out before it.
+
+    log: a logger's method. Not safe for threads: a count may be off by a few.
+    """
+
+    def __init__(self, log, seconds=10.0):
+        self.log, self.seconds, self.next, self.left_out = log, seconds, 0.0, 0
+
+    def __call__(self, event, **fields):
+        now = monotonic()
+        if now < self.next:
+            self.left_out += 1
+            return
+        self.next, left_out, self.left_out = now + self.seconds, self.left_out, 0
+        self.log(event, **fields, left_out=left_out)
 
 
 def few(words):

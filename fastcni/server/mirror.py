@@ -8,7 +8,7 @@ from threading import Lock
 from time import monotonic
 
 from fastcni._netlink import Batch
-from fastcni.kernel import nft, wire
+from fastcni.kernel import deletions, nft, wire
 from fastcni.kit.firewall.elements import mark_of
 from fastcni.kit.firewall.stores import every_store
 from fastcni.server.log import few
@@ -22,8 +22,9 @@ LOOKS = 4
 class Mirror:
     """there, lost: {(family, table): {set: {key: element}}}, elements as nft.told_elements() has them.
 
-    `leaving` are the marks of attachments that a DEL of this server is about: {mark: (generation of nftables at its
-    begin, monotonic seconds)}, under `lock`. All else belongs to one thread, which has OWN_NAME.
+    `leaving` are the marks of attachments that a DEL is about, of this server or one-shot: {mark: (generation of
+    nftables at its begin, monotonic seconds)}, under `lock`. All else belongs to one thread. Threads that restore have
+    OWN_NAME: what they add for a mark that is leaving is deleted again.
     """
 
     def __init__(self):
@@ -39,7 +40,9 @@ class Mirror:
         self.unsure = set()            # where the kernel is to be asked whether the rules are there
         self.taken, self.by = 0, ""     # how much of that others have taken so far; the program that did so last
         self.leaving, self.lock = {}, Lock()
-        self.fresh = set()              # marks of what this transaction has added
+        self.replaying = False          # a replay runs: what is leaving is kept in mind until its end
+        self.fresh = []                 # what this transaction has added: (where, set, {key: element})
+        self.ours = []                  # the same, of transactions by OWN_NAME since delete_returned()
         self.amid = False               # a transaction has been told in part: the rest is on its way
 
     # What the kernel tells ----------------------------------------------------------------------
@@ -56,8 +59,7 @@ class Mirror:
             return
         told = nft.told_elements(payload)
         self.there[where].setdefault(name, {}).update(told)
-        if self.leaving:
-            self.fresh |= {mark_of(element) for element in told.values()}
+        self.fresh.append((where, name, told))
 
     def _went(self, where, fields, payload):
         there = self.there[where].get(nft.as_text(fields[nft.NFTA_SET_ELEM_LIST_SET]), {})
@@ -106,17 +108,24 @@ class Mirror:
 
     def transaction_ends(self, generation, by):
         self.amid = False
-        for mark in self.fresh if by != OWN_NAME else ():
-            since, _ = self.leaving.get(mark, (generation, 0))
-            if since < generation:      # it is added again
-                with self.lock:
-                    self.leaving.pop(mark, None)
-                self._forget_lost(mark)
-        self.fresh.clear()
+        if by == OWN_NAME:
+            self.ours += self.fresh
+        elif self.leaving:
+            self._added_again({mark_of(element) for _, _, told in self.fresh for element in told.values()}, generation)
+        self.fresh = []
         taken = sum(len(each) for of in (self.gone, self.bare) for each in of.values())
         if taken > self.taken:
             self.by = by
         self.taken = taken
+
+    def _added_again(self, marks, generation):
+        """An ADD after their DEL: what was lost before is not theirs any more."""
+        for mark in marks:
+            since, _ = self.leaving.get(mark, (generation, 0))
+            if since < generation:
+                with self.lock:
+                    self.leaving.pop(mark, None)
+                self._forget_lost(mark)
 
     def _forget_lost(self, mark):
         for sets in self.lost.values():
@@ -147,7 +156,7 @@ class Mirror:
 
     def put_back(self, sock, where):
         """Put back what is missing in one table, if anything is: (what, how many elements), or None. Raises
-        NetlinkError; then it is still to be done."""
+        NetlinkError; then it is still to be done. What a DEL leaves is not put back, see delete_returned()."""
         stores = [store for store in self.stores[where] if self._used(store)]
         lost = {name: {key: element for key, element in some.items() if key not in self.there[where].get(name, ())}
                 for name, some in self.lost[where].items()}
@@ -164,6 +173,19 @@ class Mirror:
         what = self._words(where)
         self._settle(where)
         return what, back
+
+    def delete_returned(self, sock):
+        """Delete what threads of OWN_NAME have added for attachments that are leaving: their DEL may have looked
+        before. Raises NetlinkError."""
+        added, self.ours = self.ours, []
+        with self.lock:
+            leaving = {*self.leaving} if added else set()
+        for where, name, told in added:
+            keys = [key for key, element in told.items()
+                    if mark_of(element) in leaving and key in self.there[where].get(name, ())]
+            if keys:
+                store = next(store for store in self.stores[where] if name in store.sets)
+                store.remove_from(sock, [(name, key) for key in keys])
 
     def _used(self, store):
         """It has been set up."""
@@ -183,12 +205,16 @@ class Mirror:
 
     def heed(self, sock, mark):
         """A DEL of the attachment begins; in any thread. Raises NetlinkError."""
-        (_, payload), *_ = wire.exchange(sock, nft.get_generation(Batch()))
+        self.note_deletion(mark, deletions.generation(sock))
+
+    def note_deletion(self, mark, generation):
+        """A DEL has begun at that generation; in any thread."""
         now = monotonic()
         with self.lock:
             self.leaving.pop(mark, None)            # it goes to the end: the oldest are in front
-            self.leaving[mark] = nft.read_generation(payload)[0], now
-            while not self.suspects and now - self.leaving[oldest := next(iter(self.leaving))][1] > LEAVING:
+            self.leaving[mark] = generation, now
+            while not (self.suspects or self.replaying) and (
+                    now - self.leaving[oldest := next(iter(self.leaving))][1] > LEAVING):
                 del self.leaving[oldest]
 
 

@@ -2,10 +2,8 @@
 
     request   magic:4 "fcni"  version:u32  descriptors:u32  environment:u32    native byte order
               `environment` bytes of NUL-terminated strings: the plugin's name, then NAME=VALUE
-              stdin, up to the end of the message
-              with it (SCM_RIGHTS), for each bit of `descriptors`, in this order:
-                  NETNS 1   what CNI_NETNS names, if it could be opened
-                  STDIN 2   a memfd with stdin, where that is too long for a message
+              stdin, up to the end of the message; a request with more than fits goes one-shot
+              with it (SCM_RIGHTS), if bit NETNS 1 of `descriptors` is set: what CNI_NETNS names
     answer    magic:4 "fcni"  version:u32  status:u32  stderr:u32
               `stderr` bytes for stderr, the rest for stdout; or, where they are too long for a message, a memfd
               with both instead
@@ -17,27 +15,27 @@ knows (SIOCGSKNS): it need not be opened and sent.
 Closing a connection unread gives the caller ECONNRESET: it goes one-shot; closing it later without an answer says
 that the server was lost. magic and version stay where they are in every version; a version that is not ours is
 declined.
+
+A server that does not read a request in time is passed by: its caller shuts the connection down, and goes one-shot if
+the kernel then says that the request still is unread (SIOCOUTQ). So a server has to look whether the caller has left
+after it has read a request, and before it does anything for it.
 """
 
 import array
 import os
 import socket
-import stat
 import struct
-from fcntl import fcntl
 
 from fastcni import _door
 from fastcni._netlink import close_file
-from fastcni.handle import MAX_STDIN
 
 HEAD = struct.Struct("=4sIII")
 MAGIC, VERSION = b"fcni", 2
-NETNS, STDIN = 1, 2
+NETNS = 1
 DECLINED = 2
 MAX_MESSAGE = _door.MAX_MESSAGE     # bytes of a request; a launcher's are at most half of it
 MAX_ANSWER = 128 << 10          # beyond it a memfd: an answer has to fit the send buffer, net.core.wmem_default
 MAX_VARIABLES = 64
-F_GET_SEALS = 1034              # linux/fcntl.h: only a memory file has seals, and reading one cannot block
 
 
 class Declined(Exception):
@@ -50,9 +48,9 @@ class Lost(Exception):
 
 class Message:
     """A request as it was sent: plugin, env {name: value}, stdin (bytes), own and netns (descriptors, netns None
-    where CNI_NETNS was not sent). Who has it closes the descriptors."""
+    where CNI_NETNS was not sent). Who has it closes the descriptors. id and pid (the caller's) are for the log."""
 
-    __slots__ = ("plugin", "env", "stdin", "own", "netns")
+    __slots__ = ("plugin", "env", "stdin", "own", "netns", "id", "pid")
 
     def close(self):
         for fd in (self.own, self.netns):
@@ -62,12 +60,13 @@ class Message:
 
 
 class Connection:
-    """A caller's connection: closed once, and with the last who has it."""
+    """A caller's connection, and the caller's user and process id (0 in a pid namespace that the server cannot see).
+    It is closed once, at the latest with the last reference to it."""
 
-    __slots__ = ("fd",)
+    __slots__ = ("fd", "uid", "pid")
 
-    def __init__(self, fd):
-        self.fd = fd
+    def __init__(self, fd, uid=0, pid=0):
+        self.fd, self.uid, self.pid = fd, uid, pid
 
     def fileno(self):
         return self.fd
@@ -81,9 +80,9 @@ class Connection:
 
 
 def accept(listener):
-    """The next Connection of a listening socket and its caller's user id; None when none waits. Raises OSError."""
+    """The next Connection of a listening socket, None when none waits. Raises OSError."""
     taken = _door.accept(listener.fileno())
-    return taken and (Connection(taken[0]), taken[1])
+    return taken and Connection(*taken)
 
 
 def receive(conn):
@@ -109,6 +108,12 @@ def receive(conn):
     return message
 
 
+def request(plugin, env):
+    """The bytes of a request without stdin and descriptors."""
+    block = b"".join(os.fsencode(text) + b"\0" for text in (plugin, *(f"{key}={value}" for key, value in env.items())))
+    return HEAD.pack(MAGIC, VERSION, 0, len(block)) + block
+
+
 def read(data, fds):
     """A request's bytes and descriptors as a Message, which takes its own out of `fds`. Raises Declined."""
     if len(data) < HEAD.size:
@@ -116,17 +121,13 @@ def read(data, fds):
     magic, version, mask, size = HEAD.unpack_from(data)
     if magic != MAGIC or version != VERSION:
         raise Declined(f"magic {magic!r}, version {version}")
-    if mask & ~(NETNS | STDIN) or mask.bit_count() != len(fds):
+    if mask & ~NETNS or mask.bit_count() != len(fds):
         raise Declined(f"descriptors {mask:#x}, and {len(fds)} of them")
     if size > len(data) - HEAD.size:
         raise Declined(f"an environment of {size} bytes in a message of {len(data)}")
     message = Message()
     message.plugin, message.env = read_environment(data[HEAD.size:HEAD.size + size])
     message.stdin = data[HEAD.size + size:]
-    if mask & STDIN:
-        if message.stdin:
-            raise Declined("stdin twice")
-        message.stdin = read_memory(fds[-1])
     message.own, message.netns = None, fds.pop(0) if mask & NETNS else None
     return message
 
@@ -139,21 +140,6 @@ def read_environment(block):
         return _door.strings(block)     # of two the first counts, as for the launcher
     except ValueError as e:
         raise Declined(str(e)) from None
-
-
-def read_memory(fd):
-    """The content of a memory file, MAX_STDIN + 1 bytes at most: the request says that more is too much."""
-    try:
-        fcntl(fd, F_GET_SEALS)
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise OSError
-        parts, offset = [], 0
-        while offset <= MAX_STDIN and (part := os.pread(fd, MAX_STDIN + 1 - offset, offset)):
-            parts.append(part)
-            offset += len(part)
-    except OSError:
-        raise Declined("a stdin that is no memory file") from None
-    return b"".join(parts)
 
 
 def answer(conn, status, stdout=b"", stderr=b""):

@@ -10,6 +10,8 @@ connections have come, too, for which other threads are about to wake up.
 
 import os
 import select
+from itertools import count
+from socket import AF_UNIX, SOCK_NONBLOCK, SOCK_SEQPACKET, socketpair
 from threading import Lock
 from time import monotonic, sleep
 
@@ -17,7 +19,9 @@ from fastcni import plugins
 from fastcni._netlink import await_event, await_message
 from fastcni.handle import error_document
 from fastcni.server import protocol
-from fastcni.server.desk import Call
+from fastcni.server.desk import LIGHT, Call
+from fastcni.server.log import Seldom
+from fastcni.server.protocol import Connection
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 
@@ -30,12 +34,15 @@ ONCE = select.EPOLLIN | select.EPOLLONESHOT
 
 
 class Reception:
-    """listener: a listening SEQPACKET socket, non-blocking. uids: the user ids that are served.
-    configurations: those that requests have brought. awake: what keeps processors awake."""
+    """listener: a listening SEQPACKET socket, non-blocking. uids: the user ids that are served. awake: what keeps
+    processors awake."""
 
-    def __init__(self, listener, desk, lock, uids, configurations, awake, log):
+    def __init__(self, listener, desk, lock, uids, awake, log):
         self.listener, self.desk, self.lock, self.uids, self.log = listener, desk, lock, uids, log
-        self.configurations, self.awake = configurations, awake
+        self.awake = awake
+        self.run, self.numbers = os.urandom(2).hex(), count(1)      # a request id is unique, also after a restart
+        self.user_refused, self.queue_full = Seldom(log.warning), Seldom(log.warning)
+        self.accept_failed = Seldom(log.error)
         self.order = Lock()
         self.prompt = {}                # connections that threads wait for, the oldest first; the values say nothing
         self.silent = {}                # descriptor -> (connection, since when) of those that epoll waits for
@@ -44,6 +51,7 @@ class Reception:
         self.events.register(self.bell, ONCE)
         self.events.register(listener, ONCE)
         self.open = True
+        self.own = None                 # the connection of our last request to ourselves
 
     @property
     def expects(self):
@@ -69,6 +77,15 @@ class Reception:
             self._accept()
         if self.silent:
             self._close_silent()
+
+    def ask(self):
+        """Send ourselves a VERSION request: our end of its connection, a socket that is never waited for. The answer
+        comes when a worker has taken the request from the queue."""
+        ours, theirs = socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK)
+        ours.send(protocol.request("loopback", {"CNI_COMMAND": "VERSION"}))
+        self.own = Connection(theirs.detach())
+        self._watch(self.own)
+        return ours
 
     def stop(self, *, to_the_last):
         """No more connections are taken; with to_the_last those that wait for it still are."""
@@ -121,18 +138,17 @@ class Reception:
         """The next connection; None when there is none."""
         while True:
             try:
-                taken = protocol.accept(self.listener)
+                conn = protocol.accept(self.listener)
             except OSError as e:        # no descriptor left: those in line go on waiting
-                self.log.error("cannot take a connection", error=e.strerror)
+                self.accept_failed("accept_failed", error=e.strerror)
                 sleep(PAUSE)
                 return None
-            if not taken:
+            if not conn:
                 return None
-            conn, uid = taken
-            if uid in self.uids:
+            if conn.uid in self.uids:
                 return conn
-            self.log.warning("refused: not an allowed user", uid=uid)
-            conn.close()                # unread: it goes one-shot
+            self.user_refused("user_refused", uid=conn.uid, pid=conn.pid)
+            conn.close()                # unread: the launcher goes one-shot
 
     def _read(self, conn):
         """Read a connection's request. False when it has not come."""
@@ -141,7 +157,7 @@ class Reception:
         except protocol.Lost:
             conn.close()
         except (protocol.Declined, OSError) as e:
-            self.log.warning("declined", why=str(e))
+            self.log.warning("request_declined", pid=conn.pid, why=str(e))
             decline(conn)
         else:
             if message is None:
@@ -152,24 +168,21 @@ class Reception:
     def _put(self, conn, message):
         why = unfit(message)
         if why:
-            self.log.info("declined", why=why)
+            self.log.info("request_declined", pid=conn.pid, why=why)
             message.close()
             decline(conn)
             return
         self.awake.hold()
-        call = Call(self._key_of(message), message.env["CNI_COMMAND"], (conn, message))
+        message.id, message.pid = f"{self.run}-{next(self.numbers)}", conn.pid
+        command = message.env["CNI_COMMAND"]
+        light = command in LIGHT or message.plugin == "loopback"
+        call = Call(key_of(message), command, (conn, message), light)
         with self.lock:
-            if self.desk.put(call):
+            if self.desk.put(call, always=conn is self.own):    # else a busy server would look like one that hangs
                 return
-        refuse(call, f"{self.desk.room} requests wait for the fastcni server already")
-        self.log.warning("refused: no room", waiting=self.desk.room)
-
-    def _key_of(self, message):
-        """What a request must not be run beside: (network, container id, ifname); None where it is about none."""
-        if message.env["CNI_COMMAND"] not in KEYED:
-            return None
-        network = self.configurations.network_of(message.stdin)
-        return network, message.env.get("CNI_CONTAINERID", ""), message.env.get("CNI_IFNAME", "")
+        why = f"{self.desk.room} requests wait for the fastcni server already"
+        refuse(call, why)
+        self.queue_full("request_refused", id=message.id, pid=message.pid, why=why)
 
     def _next_silence(self):
         """Seconds until a silent connection is closed, None without one."""
@@ -183,6 +196,14 @@ class Reception:
                 return
             if self.silent.pop(fd, None):       # no other thread was quicker
                 conn.close()
+
+
+def key_of(message):
+    """What a request must not be run beside: (container id, ifname); None where it is about none. Its configuration,
+    which can be large, is decoded by the worker that serves it, under no lock."""
+    if message.env["CNI_COMMAND"] not in KEYED:
+        return None
+    return message.env.get("CNI_CONTAINERID", ""), message.env.get("CNI_IFNAME", "")
 
 
 def unfit(message):

@@ -1,8 +1,8 @@
 """Workers: threads that take a request each, and answer it.
 
 A worker that is free stands at the door and serves what comes there itself: no request is handed from one thread to
-another. One more worker than may work at once makes sure that somebody is always at the door. Workers take turns
-(_turns.pxi): while one waits for the kernel another goes on, and not at each of its system calls.
+another. There is always one worker more than requests run, to take the next one. Workers take turns (_turns.pxi):
+while one waits for the kernel another goes on, and not at each of its system calls.
 """
 
 import os
@@ -12,15 +12,17 @@ from time import monotonic, sleep
 import orjson
 
 from fastcni import _door, plugins
-from fastcni._netlink import give_turn, take_turn
+from fastcni._netlink import Abandoned, begin_request, end_request, give_turn, take_turn
 from fastcni.handle import error_document, handle
-from fastcni.kernel import netns, uapi, wire
+from fastcni.kernel import netns, uapi, waiting, wire
+from fastcni.kit.deadlines import REQUEST_SECONDS
 from fastcni.server import protocol, reception
+from fastcni.server.log import Seldom
+from fastcni.server.slots import Slots
 from fastcni.spec import errors, json
 from fastcni.spec.errors import CniError
 
 PAUSE = 0.05                    # seconds after a fault at the door
-PROMPT = 0.001                  # seconds; who has not waited longer is taken to be there still
 spent = threading.local()       # .seconds: {netlink protocol: of the request that this thread works on}, else None
 
 
@@ -32,25 +34,40 @@ def observe(protocol_number, seconds):
 
 
 class Workers:
-    """size: requests that may run at once; of these `busy` may work while the others wait, for an announcement or a
-    program. More would only wait for each other: for Python's lock, and for the kernel's (RTNL).
-    desk and its lock, door, hosts, crew: see there. env: the environment of programs that requests start."""
+    """size, busy: see Slots. desk and its lock, door, hosts, crew: see there. configurations: those that requests have
+    brought. env: the environment of programs that requests start."""
 
-    def __init__(self, size, busy, desk, lock, door, hosts, crew, env, log):
-        self.size, self.busy, self.desk, self.lock, self.door = size, busy, desk, lock, door
-        self.working = 0
-        self.hosts, self.crew, self.env, self.log = hosts, crew, env, log
+    def __init__(self, size, busy, desk, lock, door, hosts, crew, configurations, env, log):
+        self.size, self.desk, self.lock, self.door = size, desk, lock, door
+        self.slots = Slots(size, busy, desk, lock, door.ring)
+        self.hosts, self.crew, self.configurations, self.env, self.log = hosts, crew, configurations, env, log
         self.stopping = False
         self.threads = []
+        self.no_thread = Seldom(log.warning)
 
     def start(self):
-        for _ in range(self.size + 1):
-            self._start_one()
+        """Raises RuntimeError where not even one thread can be started."""
+        while len(self.threads) < self.slots.wanted() and self._start_one():
+            continue
+        if not self.threads:
+            raise RuntimeError("cannot start a thread")
 
     def _start_one(self):
+        """Whether a thread could be started."""
         thread = threading.Thread(target=self._work, name="worker", daemon=True)
         self.threads.append(thread)
-        thread.start()
+        try:
+            thread.start()
+        except RuntimeError as e:
+            self.threads.remove(thread)
+            self.no_thread("no_thread", workers=len(self.threads), why=str(e))
+            return False
+        return True
+
+    def keep(self):
+        """Start threads for those that could not be started or were lost; from time to time."""
+        while not self.stopping and len(self.threads) < self.slots.wanted() and self._start_one():
+            continue
 
     def stop(self, *, to_the_last):
         """Have every worker end when nothing is left to do; see Reception.stop."""
@@ -66,13 +83,19 @@ class Workers:
         return not any(thread.is_alive() for thread in self.threads)
 
     def _work(self):
+        try:
+            netns.ensure(self.hosts.home)       # the thread that started this one may have lost its way back
+        except netns.Lost as e:
+            self.threads.remove(threading.current_thread())
+            self.no_thread("no_thread", workers=len(self.threads), why=str(e))
+            return                              # keep() starts another one
         lost = None
         take_turn()
         while not lost:
             try:
                 call = self._next()
             except Exception:                   # a fault of ours; the door stays open
-                self.log.exception("a fault of the server")
+                self.log.exception("server_fault")
                 sleep(PAUSE)
                 continue
             if not call:
@@ -83,92 +106,95 @@ class Workers:
             except netns.Lost as e:
                 lost = e
             except Exception:                   # a fault of ours: this caller finds its connection closed
-                self.log.exception("a fault of the server", **words(call))
+                self.log.exception("server_fault", **fields(call.call))
             finally:
-                with self.lock:
-                    self.working -= 1
-                    self.desk.done(call)
+                self.slots.done(call)
         # Not before done(): the other one looks for what that lets run.
-        self.log.error("a worker cannot return to its namespace; another takes its place", error=str(lost))
+        self.log.error("worker_replaced", error=str(lost))
         give_turn()
         self.threads.remove(threading.current_thread())
         self._start_one()
 
     def _next(self):
-        """The next call, None when there will be no more."""
-        while not (call := self._take()):
+        """The next Running, None for this thread to end."""
+        while not (running := self._take()):
             if self.stopping and not self.door.expects and not self.desk.waiting:
                 self.door.ring()        # for the next one to end
                 return None
-            with self.lock:
-                deadline = self.desk.next_deadline()
-            self.door.look_out(deadline)
-        return call
-
-    def pause(self):
-        """For kernel.waiting: this thread's request waits, so another one may be worked on."""
-        if getattr(spent, "seconds", None) is None:
-            return                      # a thread of the crew
-        with self.lock:
-            self.working -= 1
-            others = self.desk.waiting > 0
-        if others:
-            self.door.ring()
-        give_turn()
-
-    def resume(self):
-        """It goes on, if need be as one more than may work."""
-        if getattr(spent, "seconds", None) is not None:
-            take_turn()
-            with self.lock:
-                self.working += 1
+            if len(self.threads) > self.slots.least and len(self.threads) > self.slots.wanted():
+                self.threads.remove(threading.current_thread())     # those that hung do not any more
+                return None
+            self.door.look_out(self.slots.next_deadline())
+        if len(self.threads) <= len(self.slots.running):
+            self._start_one()
+        return running
 
     def _take(self):
         with self.lock:
             late = self.desk.impatient()
-            call = self.desk.take() if self.desk.running < self.size and self.working < self.busy else None
-            self.working += call is not None
         for each in late:
-            waited = f"waited {each.waited:.1f} s for one of {self.size} workers of the fastcni server"
-            self.log.warning("refused: waited too long", **words(each))
+            waited = f"waited {each.waited:.1f} s for {self._what_for(each)}"
+            self._decode(each)                  # the log names the network
+            self.log.warning("request_refused", **fields(each), why=waited)
             reception.refuse(each, waited)
-        return call
+        return self.slots.take()
 
-    def _serve(self, call):
+    def _what_for(self, call):
+        if call.ready:
+            return f"one of {self.size} workers of the fastcni server"
+        return "an earlier request of the same attachment, which has not ended"
+
+    def _decode(self, call):
+        """Read the configuration of a request that is about an attachment: the decode of handle(). It tells the call's
+        network, too."""
+        if call.key is None:
+            return self.configurations
+        call.network, decode = self.configurations.read(call.what[1].stdin)
+        return decode
+
+    def _serve(self, running):
         """Run one call, answer it, log it."""
+        call = running.call
         conn, message = call.what
         queued, started = call.waited, monotonic()
         said = Answer(conn)
+        waiting.here.request = running
+        begin_request(conn.fileno(), REQUEST_SECONDS - queued)
         try:
-            if queued > PROMPT and _door.is_closed(conn.fileno()):
-                self.log.warning("its caller is gone: not run", **words(call))
+            if _door.is_closed(conn.fileno()):      # it may have left before the request was read: see protocol.py
+                self._decode(call)              # the log names the network
+                self.log.warning("caller_gone", **fields(call), run=False)
                 return
             try:
-                self._run(call, said)
-            except OSError as e:                # a namespace that is none, or that we may not enter
-                self.log.warning("declined", **words(call), why=str(e))
+                self._run(call, said, self._decode(call))
+            except (OSError, waiting.Crowded) as e:     # a namespace that is none, or that we may not enter
+                self.log.warning("request_declined", **fields(call), why=str(e))
                 said.decline()
+                return
+            except Abandoned as e:
+                self.log.warning("request_abandoned", **fields(call), why=str(e))
                 return
             except netns.Lost as e:
                 said.say(1, error_document(CniError(errors.INTERNAL, f"the fastcni server: {e}")))
                 raise
         finally:
+            end_request()
+            del waiting.here.request
             message.close()
             conn.close()
         self._report(call, said, queued, monotonic() - started)
 
-    def _run(self, call, said):
+    def _run(self, call, said, decode):
         _, message = call.what
-        fds, own = {}, message.own
-        if message.netns is not None and netns.identity(message.netns)[0] == self.hosts.device:
-            fds["netns"], message.netns = message.netns, None
-        visit = self.hosts.visit(own)
+        fds, visit = {}, self.hosts.visit(message.own)
         with visit as host:
             visit.namespace.watch.heed(call, host)
+            if message.netns is not None and netns.identity(message.netns)[0] == self.hosts.device:
+                fds["netns"], message.netns = message.netns, None       # handle() closes it; until then the message
             spent.seconds = said.spent
             try:
                 reply = handle(message.plugin, {**self.env, **message.env}, message.stdin, fds, host=host,
-                               aside=self.crew, deliver=said.deliver, decode=self.door.configurations)
+                               aside=self.crew, deliver=said.deliver, decode=decode)
             finally:
                 spent.seconds = None
             said.in_ipam = host.in_ipam
@@ -176,16 +202,17 @@ class Workers:
             said.say(reply.status, reply.stdout, reply.stderr)
 
     def _report(self, call, said, queued, took):
-        values = words(call) | {"ms": ms(took), "queue_ms": ms(queued), "ipam_ms": ms(said.in_ipam),
+        if call.what[0] is self.door.own:
+            return                      # the watchdog's: it comes all the time
+        values = fields(call) | {"ms": ms(took), "queue_ms": ms(queued), "ipam_ms": ms(said.in_ipam),
                                 "netlink_ms": ms(said.spent.get(uapi.NETLINK_ROUTE, 0)),
                                 "nftables_ms": ms(said.spent.get(uapi.NETLINK_NETFILTER, 0))}
         if said.unheard:
-            taken_back = "; the ADD is taken back" if call.command == "ADD" else ""
-            self.log.warning(f"its caller is gone{taken_back}", **values)
+            self.log.warning("caller_gone", **values, run=True)
         elif said.status:
-            self.log.warning("failed", **values, error=said.error)
+            self.log.warning("request_failed", **values, error=said.error)
         else:
-            self.log.info("done", **values)
+            self.log.info("request_done", **values)
 
 
 class Answer:
@@ -218,12 +245,12 @@ class Answer:
         self.say(protocol.DECLINED)
 
 
-def words(call):
-    """What a log line says of a call."""
+def fields(call):
+    """The log fields that name a request."""
     _, message = call.what
-    network = call.key[0] if call.key else ""
-    return {"command": call.command, "plugin": message.plugin, "network": network,
-            "container": message.env.get("CNI_CONTAINERID", ""), "ifname": message.env.get("CNI_IFNAME", "")}
+    return {"id": message.id, "pid": message.pid, "command": call.command, "plugin": message.plugin,
+            "network": call.network, "container": message.env.get("CNI_CONTAINERID", ""),
+            "ifname": message.env.get("CNI_IFNAME", "")}
 
 
 def ms(seconds):
