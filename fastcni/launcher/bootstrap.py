@@ -110,7 +110,10 @@ def main(name, fd, contents):
 
 
 def answer(name):
-    """Run one request through handle(); write what it says, stderr first. Returns the exit status."""
+    """Run one request through handle() and write its answer. Returns the exit status.
+
+    The result of an ADD is written before handle() returns: if it cannot be written, the ADD is rolled back.
+    """
     from fastcni.handle import MAX_STDIN, handle, needs_stdin
 
     env = {
@@ -127,29 +130,83 @@ def answer(name):
         what = f"error reading from stdin: {error.strerror}"
         write(1, error_document(IO_FAILURE, what, "stdin has to be the network configuration"))
         return 1
-    reply = handle(name, env, stdin, aside=aside)
+    log = env.get("FASTCNI_LOG") and log_entry(name, env, stdin)
+    delivered = []
+
+    def deliver(reply):
+        try:
+            write(1, reply.stdout)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, "stdout") from None
+        delivered.append(reply)
+
+    reply = handle(name, env, stdin, aside=Aside(), deliver=deliver)
     write(2, reply.stderr)
+    try:
+        status = delivered[0].status if delivered else print_answer(reply)
+    except OSError as error:
+        what = f"{name}: cannot write this answer to stdout: {error.strerror} (errno {error.errno})\n"
+        write(2, what.encode() + reply.stdout + b"\n")
+        status = 1
+    if log:
+        log.write(env["FASTCNI_LOG"], reply)
+    return status
+
+
+def print_answer(reply):
     write(1, reply.stdout)
     return reply.status
 
 
-def aside(function, *args):
-    """Run what the answer need not wait for in a child that holds none of the caller's streams.
+def log_entry(name, env, stdin):
+    """What is to be logged of this request. Its module costs nothing where nobody wants a log."""
+    from fastcni.kit.request_log import Entry
+
+    return Entry(name, env, stdin)
+
+
+class Aside:
+    """What the answer need not wait for is left to a child that holds none of the caller's streams.
 
     A thread would not do: a process ends only when its last thread is out of the kernel.
     """
-    try:
-        child = posix.fork()
-    except OSError:  # no room for a process: then the answer waits
-        function(*args)
-        return
-    if child:
-        return
-    try:
-        posix.closerange(0, 3)
-        function(*args)
-    finally:
-        posix._exit(0)
+
+    __slots__ = ()
+
+    def __call__(self, function, *args):
+        """Run a function at once, beside this process."""
+        try:
+            child = posix.fork()
+        except OSError:  # no room for a process: then the answer waits
+            function(*args)
+            return
+        if child:
+            return
+        try:
+            posix.closerange(0, 3)
+            function(*args)
+        finally:
+            posix._exit(0)
+
+    def close(self, sock):
+        """Leave the last close() of a socket to a child.
+
+        Both processes have the socket, and the kernel makes the last one wait. So the child ends after this process: it
+        reads a pipe that nobody writes to, until this process has closed its end.
+        """
+        here, there = posix.pipe()
+        try:
+            child = posix.fork()
+        except OSError:
+            return
+        if child:
+            return
+        try:
+            posix.closerange(0, 3)
+            posix.close(there)
+            posix.read(here, 1)
+        finally:
+            posix._exit(0)
 
 
 def read_stdin(limit):
@@ -196,7 +253,8 @@ def last_words(name, error):
         sys.__excepthook__(type(error), error, error.__traceback__)
     except BaseException:
         pass
-    code = IO_FAILURE if isinstance(error, OSError) else INTERNAL
+    # Of a module that is there, an ImportError is the dynamic linker's: it could not read it.
+    code = IO_FAILURE if isinstance(error, OSError) or type(error) is ImportError else INTERNAL
     try:
         write(1, error_document(code, f"{name}: {type(error).__name__}: {error}", f"in {place(error)}"))
     except BaseException:

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 
+from fastcni.kit.files import make_folders
 from fastcni.launcher import files, pack
 from fastcni.plugins import TABLE
 
@@ -41,7 +42,7 @@ def install(bin_dir, interpreter=None, names=None):
         raise InstallError(str(error)) from error
     bin_dir = os.path.abspath(bin_dir)
     try:
-        os.makedirs(bin_dir, exist_ok=True)
+        make_folders(bin_dir, 0o755)
         return files.replace(bin_dir, names, plugin_files(image))
     except OSError as error:
         raise InstallError(f"install into {bin_dir}: {error}") from error

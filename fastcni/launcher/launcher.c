@@ -13,8 +13,11 @@
  * getauxval(3), unix(7), cmsg(3), CNI spec "Error".
  */
 
+#include "machines.h"
+
 enum { O_RDONLY = 0, O_RDWR = 2, O_NONBLOCK = 04000, O_CLOEXEC = 02000000, AT_FDCWD = -100, AT_EXECFN = 31 };
-enum { EINTR = 4, EAGAIN = 11, EINVAL = 22, ECONNRESET = 104, POLLIN = 1, POLLOUT = 4 };
+enum { EAGAIN = 11, EISDIR = 21, EINVAL = 22, ECONNRESET = 104, POLLIN = 1, POLLOUT = 4 };
+enum { FOR_EVER = 0 };                  /* milliseconds */
 enum { IO_FAILURE = 5, TRY_AGAIN_LATER = 11, INTERNAL = 999 };          /* CNI error codes */
 
 /* What the installer writes into the finished file; pack.py has the same layout and finds it by the magic. */
@@ -23,65 +26,12 @@ struct config {
     char interpreter[1024];
     char version[32];                   /* "3.11", for the words of an error */
     char bootstrap[1008];
+    unsigned unread, unanswered, unanswered_quick, unused;      /* milliseconds; kit/deadlines.py says what for */
 };
-_Static_assert(sizeof(struct config) == 2080, "pack.py writes 2080 bytes");
+_Static_assert(sizeof(struct config) == 2096, "pack.py writes 2096 bytes");
 
 __attribute__((section(".data"), used, aligned(16)))
 volatile struct config config = { .magic = "fastcni-config\n" };
-
-
-/* ---- the two machines; EINTR: nothing is caught, but SIGSTOP and SIGCONT can end a call so, see signal(7) ---- */
-
-#if defined(__x86_64__)
-enum { SYS_read = 0, SYS_write = 1, SYS_close = 3, SYS_lseek = 8, SYS_rt_sigaction = 13, SYS_pread64 = 17,
-       SYS_socket = 41, SYS_connect = 42, SYS_sendmsg = 46, SYS_recvmsg = 47, SYS_execve = 59, SYS_fcntl = 72,
-       SYS_exit_group = 231, SYS_openat = 257, SYS_ppoll = 271, SYS_dup3 = 292, SYS_memfd_create = 319 };
-
-__asm__(".globl _start\n_start:\n"
-        "    xor %ebp, %ebp\n"
-        "    mov %rsp, %rdi\n"
-        "    and $-16, %rsp\n"
-        "    call begin\n");
-
-static long system_call(long number, long a, long b, long c, long d)
-{
-    long result;
-    register long r10 __asm__("r10") = d;
-    do
-        __asm__ volatile("syscall" : "=a"(result) : "a"(number), "D"(a), "S"(b), "d"(c), "r"(r10)
-                         : "rcx", "r11", "memory");
-    while (result == -EINTR);
-    return result;
-}
-
-#elif defined(__aarch64__)
-enum { SYS_dup3 = 24, SYS_fcntl = 25, SYS_openat = 56, SYS_close = 57, SYS_lseek = 62, SYS_read = 63, SYS_write = 64,
-       SYS_pread64 = 67, SYS_ppoll = 73, SYS_exit_group = 94, SYS_rt_sigaction = 134, SYS_socket = 198,
-       SYS_connect = 203, SYS_sendmsg = 211, SYS_recvmsg = 212, SYS_execve = 221, SYS_memfd_create = 279 };
-
-__asm__(".globl _start\n_start:\n"
-        "    mov x29, #0\n"
-        "    mov x30, #0\n"
-        "    mov x0, sp\n"
-        "    bl begin\n");
-
-static long system_call(long number, long a, long b, long c, long d)
-{
-    register long x8 __asm__("x8") = number;
-    register long x0 __asm__("x0");
-    register long x1 __asm__("x1") = b;
-    register long x2 __asm__("x2") = c;
-    register long x3 __asm__("x3") = d;
-    do {
-        x0 = a;
-        __asm__ volatile("svc 0" : "+r"(x0) : "r"(x8), "r"(x1), "r"(x2), "r"(x3) : "memory");
-    } while (x0 == -EINTR);
-    return x0;
-}
-
-#else
-#error "fastcni's launcher knows x86_64 and aarch64: a new machine is a _start, a system_call and its numbers"
-#endif
 
 
 /* ---- text ---- */
@@ -123,7 +73,7 @@ static void put_quoted(const char *text)    /* inside a JSON string; UTF-8 passe
 static const char *const words[] = {    /* for some errno */
     [1] = "Operation not permitted", [2] = "No such file or directory", [7] = "Argument list too long",
     [8] = "Exec format error", [12] = "Cannot allocate memory", [13] = "Permission denied", [20] = "Not a directory",
-    [24] = "Too many open files", [26] = "Text file busy", [28] = "No space left on device",
+    [21] = "Is a directory", [24] = "Too many open files", [26] = "Text file busy", [28] = "No space left on device",
     [40] = "Too many levels of symbolic links",
 };
 
@@ -166,11 +116,13 @@ static long open_file(const char *path, long flags)
     return system_call(SYS_openat, AT_FDCWD, (long)path, flags, 0);
 }
 
-static void wait_for(long fd, short events)     /* somebody has made this stream non-blocking */
+static int wait_for(long fd, short events, unsigned milliseconds)      /* 0: not in time; FOR_EVER: no limit */
 {
     struct { int fd; short events, happened; } waiting = { fd, events, 0 };
+    struct { long seconds, nanoseconds; } left = { milliseconds / 1000, milliseconds % 1000 * 1000000L };
 
-    system_call(SYS_ppoll, (long)&waiting, 1, 0, 0);
+    /* The kernel writes into `left` what is left, so that an interrupted call can be made again. */
+    return system_call(SYS_ppoll, (long)&waiting, 1, milliseconds == FOR_EVER ? 0 : (long)&left, 0) != 0;
 }
 
 static long write_all(long fd, const char *data, unsigned long size)    /* 0, or -errno */
@@ -179,8 +131,8 @@ static long write_all(long fd, const char *data, unsigned long size)    /* 0, or
 
     while (size) {
         written = system_call(SYS_write, fd, (long)data, size, 0);
-        if (written == -EAGAIN)
-            wait_for(fd, POLLOUT);
+        if (written == -EAGAIN)         /* another program has made this stream non-blocking */
+            wait_for(fd, POLLOUT, FOR_EVER);
         else if (written < 0)
             return written;
         else
@@ -239,7 +191,7 @@ enum { MSG_CTRUNC = 8, MSG_TRUNC = 0x20, MSG_NOSIGNAL = 0x4000, MSG_CMSG_CLOEXEC
 static struct { unsigned magic, version, descriptors, environment; char body[ROOM]; } request;
 static struct { unsigned magic, version, status, stderr; char body[ROOM]; } reply;
 
-static struct rights { unsigned long size; int level, type, fds[2]; }      /* cmsg(3): SOL_SOCKET, SCM_RIGHTS */
+static struct rights { unsigned long size; int level, type, fd, unused; }  /* cmsg(3): SOL_SOCKET, SCM_RIGHTS */
     sent = { .size = 16, .level = 1, .type = 1 }, received;
 static struct piece { void *data; unsigned long size; } asked = { &request, 0 }, answered = { &reply, sizeof reply };
 static struct { void *name; unsigned long name_size; struct piece *pieces; unsigned long count;     /* recvmsg(2) */
@@ -248,7 +200,7 @@ static struct { void *name; unsigned long name_size; struct piece *pieces; unsig
     receiving = { .pieces = &answered, .count = 1, .rights = &received, .rights_size = 16 + sizeof(int) };
 
 static int have_stdin;                  /* it was read to its end, so that nobody else can */
-static long memory;                     /* a memory file with what did not fit the request; 0: none yet */
+static long memory;                     /* a memory file with what does not fit the request; 0: none yet */
 static unsigned long moved, here;       /* bytes of stdin in there; bytes of it behind the environment */
 
 static long connect_to(const char *path)        /* the server's socket; negative: nobody is there for us */
@@ -259,12 +211,10 @@ static long connect_to(const char *path)        /* the server's socket; negative
     for (at = 0; (address.path[at] = path[at]); at++)
         if (at == sizeof address.path - 1)
             return -1;
-    /* Non-blocking for connect() alone: a server with too many waiting is EAGAIN, not one more who waits. After it
-     * we do wait, and one fcntl() is cheaper than a ppoll() before recvmsg(). Where the caller has closed a stream
-     * the socket lands there: nothing of ours may, and Python knows what to do. */
+    /* Non-blocking, also for connect(): if too many wait for the server, connect() fails with EAGAIN.
+     * Where the caller has closed a stream the socket lands there: nothing of ours may, and Python knows what to do. */
     server = system_call(SYS_socket, address.family, 5 /* SOCK_SEQPACKET */ | O_CLOEXEC | O_NONBLOCK, 0, 0);
-    if (server > 2 && system_call(SYS_connect, server, (long)&address, sizeof address, 0) == 0
-            && system_call(SYS_fcntl, server, 4 /* F_SETFL */, 0, 0) == 0)
+    if (server > 2 && system_call(SYS_connect, server, (long)&address, sizeof address, 0) == 0)
         return server;
     system_call(SYS_close, server, 0, 0, 0);
     return -1;
@@ -311,7 +261,7 @@ static int read_stdin(void)             /* 0: it cannot be read, and Python word
     while (got && moved <= MOST_STDIN) {
         got = system_call(SYS_read, 0, (long)(start + here), room - here, 0);
         if (got == -EAGAIN)
-            wait_for(0, POLLIN);
+            wait_for(0, POLLIN, FOR_EVER);
         else if (got < 0)
             return 0;
         else if ((here += got) == room || (memory && !got))
@@ -340,7 +290,7 @@ static void print(long size)            /* the reply, then leave; comes back if 
     if (reply.stderr)                   /* a stderr that nobody reads must not cost the answer on stdout */
         system_call(SYS_rt_sigaction, 13 /* SIGPIPE */, (long)ignored, 0, 8);
     do {                                /* reply.body has what comes after the first `at` bytes of both */
-        if (in_memory && (size = system_call(SYS_pread64, received.fds[0], (long)reply.body, ROOM, at)) <= 0)
+        if (in_memory && (size = system_call(SYS_pread64, received.fd, (long)reply.body, ROOM, at)) <= 0)
             break;
         first = reply.stderr > at ? reply.stderr - at : 0;
         if (first > size)
@@ -352,43 +302,75 @@ static void print(long size)            /* the reply, then leave; comes back if 
     leave(error || size < 0 ? 1 : reply.status);
 }
 
+/* Has the server not read our request yet? If the kernel cannot say, it has. */
+static int is_unread(long server)
+{
+    int bytes = 0;
+
+    system_call(SYS_ioctl, server, 0x5411 /* SIOCOUTQ: what the peer has not received, unix(7) */, (long)&bytes, 0);
+    return bytes > 0;
+}
+
+/* Wait for the answer. A server reads requests at once and queues them itself, so one that reads nothing for
+ * config.unread is stopped or stuck, and `limit` is longer than it works on any request. */
+static enum { ANSWERED, UNTOUCHED, LATE } await_answer(long server, unsigned limit)
+{
+    if (wait_for(server, POLLIN, config.unread))
+        return ANSWERED;
+    if (!is_unread(server))
+        return wait_for(server, POLLIN, limit - config.unread) ? ANSWERED : LATE;
+    /* Shut the connection down, and only then ask again. If the request is still unread, the server sees the shutdown
+     * when it reads the request, and does not begin it. */
+    system_call(SYS_shutdown, server, 2 /* SHUT_RDWR */, 0, 0);
+    return is_unread(server) ? UNTOUCHED : LATE;
+}
+
 /* Ask the server. Leaves with its answer; comes back if nothing was done, or if it can be done again. */
 static void warm(const char *name, char **environment)
 {
     const char *command = value_of("CNI_COMMAND=", environment, ""), *netns = value_of("CNI_NETNS=", environment, "");
-    const char *path = value_of("FASTCNI_SOCKET=", environment, SERVER);
-    long server, size, fds[2], i, n = 0;
+    const char *path = value_of("FASTCNI_SOCKET=", environment, SERVER), *what = "was lost while it worked on this ADD";
+    long server, size, fd;
 
     if (!*command || !*path || *value_of("FASTCNI_WIRE=", environment, ""))    /* the wire shows on our own stderr */
         return;
     server = connect_to(path);          /* first: without a server this is all that we cost */
     if (server < 0 || !add_environment(name, environment))
         return;
-    fds[0] = *netns ? open_file(netns, O_RDONLY | O_CLOEXEC | O_NONBLOCK) : 0;      /* the server says what is wrong */
+    fd = *netns ? open_file(netns, O_RDONLY | O_CLOEXEC | O_NONBLOCK) : 0;      /* the server says what is wrong */
     if (!is(command, "VERSION") && !read_stdin())       /* VERSION's may be a terminal */
         return;
-    fds[1] = memory;
+    if (memory)                         /* more than a message: it must not take the server's time and memory */
+        return;
 
-    for (i = 0; i < 2; i++)
-        if (fds[i] > 0) {
-            request.descriptors |= 1 << i;
-            sent.fds[n++] = fds[i];
-        }
-    sending.rights_size = sent.size += n * sizeof(int);
+    if (fd > 0) {
+        request.descriptors = 1;
+        sent.fd = fd;
+        sending.rights_size = sent.size += sizeof(int);
+    }
     request.magic = MAGIC, request.version = PROTOCOL;
     asked.size = HEAD + request.environment + here;
     if (system_call(SYS_sendmsg, server, (long)&sending, MSG_NOSIGNAL, 0) < 0)
         return;
-    size = system_call(SYS_recvmsg, server, (long)&receiving, MSG_CMSG_CLOEXEC, 0);
-    if (size == -ECONNRESET)            /* closed with our request unread: unix_release_sock() in net/unix/af_unix.c */
+    switch (await_answer(server, is(command, "VERSION") || is(command, "STATUS") ? config.unanswered_quick
+                                                                                 : config.unanswered)) {
+    case UNTOUCHED:
         return;
-    if (size > 0 && (size < HEAD || reply.magic != MAGIC || reply.version != PROTOCOL || reply.status == DECLINED))
-        return;                         /* who does not speak our version has not worked on what we said in it */
-    if (size > 0)
-        print(size - HEAD);
-    if (is(command, "ADD"))             /* read, and then lost; all the others can be repeated */
-        fail(TRY_AGAIN_LATER, "the fastcni server was lost while it worked on this ADD", "", 0,
-             "the runtime's DEL takes back what was done; the log of `fastcni serve` may say why it went");
+    case LATE:
+        what = "has not answered this ADD in time";
+        break;
+    case ANSWERED:
+        size = system_call(SYS_recvmsg, server, (long)&receiving, MSG_CMSG_CLOEXEC, 0);
+        if (size == -ECONNRESET)        /* closed with our request unread: unix_release_sock() in net/unix/af_unix.c */
+            return;
+        if (size > 0 && (size < HEAD || reply.magic != MAGIC || reply.version != PROTOCOL || reply.status == DECLINED))
+            return;                     /* a server of another version has not worked on the request */
+        if (size > 0)
+            print(size - HEAD);
+    }
+    if (is(command, "ADD"))             /* read, and not answered; all the others can be repeated */
+        fail(TRY_AGAIN_LATER, "the fastcni server ", what, 0,
+             "the runtime's DEL removes what was done; the log of `fastcni serve` may say why");
 }
 
 
@@ -400,7 +382,7 @@ static long open_self(const char *path)
     long fd, spare;
 
     do
-        spare = open_file("/dev/null", O_RDWR);
+        spare = open_file("/dev/null", O_RDONLY);       /* an answer written to it fails, as it would to none */
     while (spare >= 0 && spare < 3);
     fd = open_file("/proc/self/exe", O_RDONLY);
     if (fd < 0)                         /* no /proc, or a file we may run but not read: say so below */
@@ -444,5 +426,7 @@ void begin(long *stack)
 
     warm(basename_of(path), environment);
     hand_stdin_on();
+    if (system_call(SYS_read, 0, (long)page, 0, 0) == -EISDIR)      /* Python would end with nothing on stdout */
+        fail(IO_FAILURE, "error reading from stdin", "", EISDIR, "stdin has to be the network configuration");
     one_shot(path, basename_of(path), environment);
 }

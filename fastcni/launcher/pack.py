@@ -27,8 +27,10 @@ import sys
 import zipfile
 
 import fastcni
+from fastcni.kit.deadlines import ANSWER_SECONDS, QUICK_ANSWER_SECONDS, UNREAD_SECONDS
 from fastcni.launcher.order import load_order, needs_of
 from fastcni.plugins import TABLE
+from fastcni.spec.errors import EXHAUSTED
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 PACKAGE = os.path.dirname(os.path.abspath(fastcni.__file__))
@@ -40,15 +42,24 @@ ROWS = ("spec", "kernel", "kit", "plugins")  # the packages below handle.py, all
 LIBRARY = "jeepney"  # D-Bus, for pods behind firewalld; imported when one comes
 
 CONFIG_MAGIC = b"fastcni-config\n\0"  # struct config of launcher.c
-CONFIG = struct.Struct("16s1024s32s1008s")
+CONFIG = struct.Struct("16s1024s32s1008s4I")
+DEADLINES = (UNREAD_SECONDS, ANSWER_SECONDS, QUICK_ANSWER_SECONDS)
 
 # {file} opens or names the plugin file. The test stands first: code of another Python cannot even be read.
+# A file that cannot be read gets its error document here, code 11 where descriptors or memory have run out.
 BOOTSTRAP = """\
 import sys,posix,marshal,_frozen_importlib_external as e
-f={file}
-if e.MAGIC_NUMBER=={magic!r}and sys.abiflags=={abiflags!r}:
- c,i=marshal.loads(posix.pread(f,{boot[1]},{boot[0]}));exec(c);main({name},f,i)
-exec(posix.pread(f,{refuse[1]},{refuse[0]}))
+try:
+ f={file}
+ if e.MAGIC_NUMBER=={magic!r}and sys.abiflags=={abiflags!r}:
+  c,i=marshal.loads(posix.pread(f,{boot[1]},{boot[0]}));exec(c)
+ else:exec(posix.pread(f,{refuse[1]},{refuse[0]}))
+except Exception as x:
+ n=getattr(x,'errno',0);c=11 if n in{exhausted}or isinstance(x,MemoryError)else 5
+ t=x.strerror+' (errno %d)'%n if n else type(x).__name__
+ posix.write(1,('{{"code":%d,"msg":"read the plugin file: %s",'
+'"details":"if this does not pass, run `fastcni install` again"}}'%(c,t)).encode());posix._exit(1)
+main({name},f,i)
 """
 BY_LAUNCHER = {"file": "int(sys.argv[2])", "name": "sys.argv[1]"}
 BY_PYTHON = {"file": "posix.open(sys.argv[0],524288)", "name": "sys.argv[0].rsplit('/',1)[-1]"}  # O_CLOEXEC
@@ -70,8 +81,10 @@ class PackError(Exception):
     """The file cannot be made from this installation; the text says what is missing."""
 
 
-def pack(interpreter):
+def pack(interpreter, deadlines=DEADLINES):
     """The bytes of a plugin file that starts `interpreter`, an absolute path to the same Python as this one.
+
+    deadlines: seconds that it waits for a server; other ones are for tests.
 
     Raises PackError when a part is not compiled or the path is too long for the launcher.
     """
@@ -93,7 +106,7 @@ def pack(interpreter):
             "boot": add(out, image, "boot", marshal.dumps((code_of("launcher/bootstrap.py"), (index, whole)))),
         }
         add(out, image, "__main__.py", bootstrap_text(places, BY_PYTHON))
-    return configured(image.getvalue(), interpreter, bootstrap_text(places, BY_LAUNCHER))
+    return configured(image.getvalue(), interpreter, bootstrap_text(places, BY_LAUNCHER), deadlines)
 
 
 def version():
@@ -200,7 +213,7 @@ def add(out, image, name, data):
 def bootstrap_text(places, way):
     """The few lines of Python that find the boot member, or the refusal."""
     magic = _frozen_importlib_external.MAGIC_NUMBER
-    return BOOTSTRAP.format(magic=magic, abiflags=sys.abiflags, **places, **way).encode()
+    return BOOTSTRAP.format(magic=magic, abiflags=sys.abiflags, exhausted=EXHAUSTED, **places, **way).encode()
 
 
 def marked(elf):
@@ -208,11 +221,12 @@ def marked(elf):
     return elf[:MARK_AT] + MARK + elf[MARK_AT + len(MARK) :]
 
 
-def configured(image, interpreter, bootstrap):
+def configured(image, interpreter, bootstrap, deadlines):
     """The file with the launcher's config filled in."""
     at = image.find(CONFIG_MAGIC)
     fields = (os.fsencode(interpreter), version().encode(), bootstrap)
     for field, room in zip(fields, (1024, 32, 1008), strict=True):
         if len(field) >= room:
             raise PackError(f"{os.fsdecode(field)!r} is longer than the launcher's {room - 1} bytes for it")
-    return image[:at] + CONFIG.pack(CONFIG_MAGIC, *fields) + image[at + CONFIG.size :]
+    milliseconds = [int(seconds * 1000) for seconds in deadlines]
+    return image[:at] + CONFIG.pack(CONFIG_MAGIC, *fields, *milliseconds, 0) + image[at + CONFIG.size :]

@@ -5,6 +5,7 @@ import string
 import subprocess
 import sys
 
+from fastcni.kit.files import make_folders
 from fastcni.launcher import files
 from fastcni.launcher.install import InstallError
 
@@ -51,6 +52,10 @@ NotifyAccess=main
 ExecStart={command}
 Restart=on-failure
 RestartSec=100ms
+# The server tells systemd that a worker has answered a request. One that is stuck or stopped is ended by SIGABRT, which
+# logs where its threads are, or SIGKILL. Its requests are lost, and their callers are told so instead of waiting.
+WatchdogSec=60
+TimeoutAbortSec=5
 # It answers what it has begun, for 80 s at most.
 TimeoutStopSec=90
 # SIGTERM to the server alone: the IPAM plugins that it runs are to finish.
@@ -116,7 +121,7 @@ def install_units(unit_dir=UNIT_DIR, command=None):
     texts = {"fastcni.socket": SOCKET, "fastcni.service": service(command)}
     unit_dir = os.path.abspath(unit_dir)
     try:
-        os.makedirs(unit_dir, exist_ok=True)
+        make_folders(unit_dir, 0o755)
         return files.replace(unit_dir, texts, lambda name, path: files.write(path, texts[name].encode(), 0o644))
     except OSError as error:
         raise InstallError(f"write systemd units into {unit_dir}: {error}") from error
