@@ -27,12 +27,14 @@ from fastcni.bench.cases import CASES, PARTS, QUICK, SIDES, Options, Plan
               help=f"Of the order in which the sides have their turns [{Plan().seed}].")
 @click.option("--peer", default="/usr/lib/cni", show_default=True, envvar="PEER", show_envvar=True, metavar="DIR",
               help="The Go plugins.")
+@click.option("--before", metavar="PYTHON", help="A Python with another fastcni: its warm server is measured, too, as "
+              "the side `before`.")
 @click.option("--data-dir", type=click.Path(exists=True, file_okay=False), metavar="DIR", help="Where host-local's "
               "files go: what a disk takes is measured, too [in memory: /dev/shm, if it has room].")
 @click.option("--report", metavar="DIR", help="Write samples (report.json), tables (report.md) and plots there.")
 @click.option("--replot", is_flag=True, help="Measure nothing: write tables and plots of the samples in --report.")
 def bench(quick: bool, only: Sequence[str], parts: Sequence[str], sides: Sequence[str], rounds: int | None,
-          rest: float | None, seed: int | None, peer: str, data_dir: str | None, report: str | None,
+          rest: float | None, seed: int | None, peer: str, before: str | None, data_dir: str | None, report: str | None,
           replot: bool) -> None:
     """Measure fastcni on this node: against the Go plugins, and against what the kernel itself takes.
 
@@ -52,7 +54,8 @@ def bench(quick: bool, only: Sequence[str], parts: Sequence[str], sides: Sequenc
 
     given = {"rounds": rounds, "rest": rest, "seed": seed}
     plan = replace(QUICK if quick else Plan(), **{name: value for name, value in given.items() if value is not None})
-    status = run(Options(plan, peer, data_dir, report, tuple(only), tuple(parts), tuple(sides) or SIDES, words()))
+    status = run(Options(plan, peer, before, data_dir, report, tuple(only), tuple(parts), tuple(sides) or SIDES,
+                         words()))
     raise SystemExit(status)
 
 

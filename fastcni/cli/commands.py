@@ -1,22 +1,22 @@
 """The commands: cnitool's six jobs, what would be sent, and the installation."""
 
 import os
-import sys
 from collections.abc import Sequence
 
 import click
 
 import fastcni
 from fastcni.cli import netconf as plans
-from fastcni.cli import show
+from fastcni.cli import show, tell
 from fastcni.cli.bench import bench
+from fastcni.cli.gc import gc
 from fastcni.cli.output import for_people, put, put_document
 from fastcni.cli.plugins import list_plugins
 from fastcni.cli.restore import restore
 from fastcni.cli.serve import serve
 from fastcni.cli.settings import Settings, network_command, plugin_dirs
-from fastcni.runtime import CNI
-from fastcni.spec import errors, json, version
+from fastcni.runtime import CNI, Report
+from fastcni.spec import errors, version
 from fastcni.spec import result as results
 from fastcni.spec.errors import CniError
 
@@ -50,39 +50,21 @@ def add(settings: Settings, rollback: bool) -> None:
 @network_command()
 def check(settings: Settings) -> None:
     """Verify that the attachment of NETNS to NET is as ADD made it."""
-    settings.cni.check(settings.net, settings.rt)
-    done(settings, f"{about(settings)} is as it should be")
+    put_report("CHECK", settings, settings.cni.check(settings.net, settings.rt))
 
 
 @cli.command(name="del")
 @network_command()
 def delete(settings: Settings) -> None:
     """Detach the namespace NETNS from the network NET."""
-    settings.cni.delete(settings.net, settings.rt)
-    done(settings, f"{about(settings)} is deleted")
-
-
-@cli.command()
-@network_command(netns_required=False)
-@click.option("--valid", multiple=True, metavar="CONTAINERID/IFNAME",
-              help="An attachment to keep; may be repeated. Without any, none is kept.")
-@click.option("--yes", "-y", is_flag=True, help="Do not ask.")
-def gc(settings: Settings, valid: Sequence[str], yes: bool) -> None:
-    """Release what belongs to no valid attachment of NET. NETNS is not needed."""
-    pairs = [read_valid(text) for text in valid]
-    if not pairs and not yes and sys.stdin.isatty() and for_people(settings.as_json):
-        held = [it for it in settings.cni.attachments() if it.network == settings.net.name]
-        click.confirm(f"Delete every remembered attachment of {settings.net.name} ({len(held)})?", abort=True)
-    settings.cni.gc(settings.net, pairs or None)
-    done(settings, f"network {settings.net.name} is cleaned up; attachments kept: {len(pairs)}")
+    put_report("DEL", settings, settings.cni.delete(settings.net, settings.rt))
 
 
 @cli.command()
 @network_command(netns_required=False)
 def status(settings: Settings) -> None:
     """Ask the plugins of NET whether they can serve an ADD. NETNS is not needed."""
-    settings.cni.status(settings.net)
-    done(settings, f"network {settings.net.name} is ready")
+    put_report("STATUS", settings, settings.cni.status(settings.net))
 
 
 @cli.command()
@@ -155,26 +137,18 @@ def install(bin_dir: str, interpreter: str | None, types: Sequence[str], systemd
         click.echo(f"wrote {' and '.join(written)}; next: {units.NEXT}")
 
 
+cli.add_command(gc)
 cli.add_command(list_plugins)
 cli.add_command(restore)
 cli.add_command(serve)
 cli.add_command(bench)
 
 
-def read_valid(text: str) -> tuple[str, str]:
-    container_id, slash, ifname = text.partition("/")
-    if not (container_id and slash and ifname):
-        raise CniError(errors.INVALID_ENVIRONMENT,
-                       f"--valid: expected CONTAINERID/IFNAME, got {json.quote(text)}")
-    return container_id, ifname
-
-
-def about(settings: Settings) -> str:
-    rt = settings.rt
-    return f"{rt.ifname} of container {rt.container_id} in network {settings.net.name}"
-
-
-def done(settings: Settings, text: str) -> None:
-    """One line for people; nothing in a pipe, as cnitool."""
+def put_report(command: str, settings: Settings, report: Report) -> None:
+    """One line for people, a document for programs."""
+    net = settings.net
     if for_people(settings.as_json):
-        click.echo(show.printable(text))
+        it = f"network {net.name}" if command == "STATUS" else tell.attachment(net, settings.rt)
+        click.echo(show.printable(tell.sentence(command, it, report)))
+    else:
+        put_document(tell.document(command, net, report))

@@ -8,6 +8,7 @@ import click
 
 from fastcni.cli.commands import cli
 from fastcni.cli.show import printable
+from fastcni.runtime import PluginError
 from fastcni.spec import errors, json
 from fastcni.spec.errors import CniError
 
@@ -15,6 +16,7 @@ from fastcni.spec.errors import CniError
 HINTS = (
     ("no net configurations found", "put a .conflist file there, or name another directory with --conf-dir "
                                     "or NETCONFPATH"),
+    ("broken files were skipped", "the network may be in one of them; the warnings say what is wrong there"),
     ("no net configuration with name", 'the name is the "name" in the file, not the name of the file'),
     ("no paths provided", "say where the plugins are with --bin-dir or CNI_PATH"),
     ("failed to find plugin", "fastcni install --bin-dir DIR writes fastcni's own plugins to a directory"),
@@ -50,6 +52,8 @@ def report(error: CniError, as_json: bool) -> int:
         click.echo(json.write(error.as_document(), indent=4), nl=sys.stdout.isatty())
         return 1
     lines = [f"Error: {error}", *getattr(error, "__notes__", ())]
+    if isinstance(error, PluginError) and error.done:
+        lines.append(f"Called before it, with success: {', '.join(plugin.type for plugin in error.done)}")
     lines += [f"Hint: {hint}" for part, hint in HINTS if part in str(error).lower()][:1]
     for line in lines:
         click.echo(printable(line), err=True)

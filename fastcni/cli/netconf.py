@@ -3,31 +3,37 @@
 from dataclasses import dataclass
 from typing import Any
 
-from fastcni.runtime import CNI, CniError, NetworkList, RuntimeConf, inject
-from fastcni.runtime.call import NOBODY, Call
+from fastcni.runtime import CNI, CniError, NetworkList, PluginConf, RuntimeConf, collect, inject
+from fastcni.runtime.call import NOBODY, Call, to_pair
 from fastcni.spec import json
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One call: the plugin's type, where it was found ("" if nowhere), its CNI variables and its stdin."""
+    """One call: the plugin's type, where it was found ("" if nowhere), its CNI variables and its stdin.
+
+    skipped: why the plugin would not be called, "" where it would.
+    """
 
     type: str
     path: str
     env: dict[str, str]
     stdin: bytes
+    skipped: str = ""
 
     def as_document(self) -> dict[str, Any]:
-        return {"type": self.type, "path": self.path or None, "env": self.env, "stdin": json.read(self.stdin)}
+        return {"type": self.type, "path": self.path or None, "env": self.env, "stdin": json.read(self.stdin),
+                "skipped": self.skipped}
 
 
 def make_plan(cni: CNI, net: NetworkList, rt: RuntimeConf, command: str) -> list[Step]:
     """The calls of a command, in order.
 
     The prevResult of CHECK and DEL is the remembered one. In an ADD that of the second and later
-    plugins is what the one before will answer, so it cannot be shown.
+    plugins is what the one before will answer, so it cannot be shown. GC has the list of `fastcni gc`.
     """
     attached = command in ("ADD", "CHECK", "DEL")
+    kept = [to_pair(it.attachment) for it in collect.make_plan(cni.attachments(), net.name).kept]
     result = cni.cached_result(net, rt) if command in ("CHECK", "DEL") and rt.netns else None
     if command == "DEL" and net.version in ("", "0.1.0", "0.2.0", "0.3.0", "0.3.1"):
         result = None
@@ -37,12 +43,23 @@ def make_plan(cni: CNI, net: NetworkList, rt: RuntimeConf, command: str) -> list
         if attached:
             stdin = inject.for_attachment(net.name, net.version, plugin, rt, result)
         elif command == "GC":
-            stdin = inject.for_gc(net.name, net.version, plugin, None)
+            stdin = inject.for_gc(net.name, net.version, plugin, kept, collect.report_key(cni, plugin))
         else:
             stdin = inject.for_status(net.name, net.version, plugin)
         try:
             path = cni.runner.find(plugin.type, cni.plugin_dirs)
         except CniError:
             path = ""
-        steps.append(Step(plugin.type, path, env, stdin))
+        steps.append(Step(plugin.type, path, env, stdin, why_skipped(cni, net, plugin, command)))
     return steps
+
+
+def why_skipped(cni: CNI, net: NetworkList, plugin: PluginConf, command: str) -> str:
+    """Why a plugin would not be called, "" where it would."""
+    if command == "CHECK" and net.disable_check:
+        return "disableCheck is true"
+    if command == "GC":
+        return "disableGC is true" if net.disable_gc else collect.why_skipped(cni, net, plugin)
+    if command == "STATUS" and not collect.at_least(net.version, "1.1.0"):
+        return collect.below(net, command, "1.1.0")
+    return ""

@@ -1,4 +1,4 @@
-"""The command that puts back what somebody has flushed from the host's firewall."""
+"""The command that restores what another program has flushed from the host's firewall."""
 
 from typing import Any
 
@@ -15,17 +15,18 @@ from fastcni.runtime.restore import restore as run
 @click.option("--cache-dir", default="", metavar="DIR", help="Remembered results [/var/lib/cni].")
 @click.option("--json", "as_json", is_flag=True, help="JSON, also on a terminal and for errors.")
 def restore(cache_dir: str, as_json: bool) -> int:
-    """Put back what the remembered attachments have in the host's firewall.
+    """Restore what the remembered attachments have in the host's firewall.
 
     After `nft flush ruleset`, a reload of firewalld, a restart of iptables. Pods, links and addresses are not touched.
-    The exit status is 1 where something could not be put back.
+    The command restores only pods that are linked to the network namespace in which it runs. The exit status is 1 if
+    anything could not be restored.
     """
     done = run(Cache(cache_dir))
     if not for_people(as_json):
         put_document(document(done))
     else:
         click.echo(f"restored: {done.attachments} attachments, {done.plugins} plugins; failed: {len(done.failed)}; "
-                   f"without a network namespace: {done.gone}")
+                   f"without a network namespace: {done.gone}; of another host namespace: {done.elsewhere}")
         for failure in done.failed:
             click.echo(printable(str(failure)), err=True)
     return 1 if done.failed else 0
@@ -33,7 +34,7 @@ def restore(cache_dir: str, as_json: bool) -> int:
 
 def document(done: Restored) -> dict[str, Any]:
     return {"attachments": done.attachments, "plugins": done.plugins, "gone": done.gone,
-            "failed": [failure_document(failure) for failure in done.failed]}
+            "elsewhere": done.elsewhere, "failed": [failure_document(failure) for failure in done.failed]}
 
 
 def failure_document(failure: Failure) -> dict[str, Any]:

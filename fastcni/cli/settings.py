@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from fastcni.cli.show import printable
 from fastcni.runtime import CNI, NetworkList, RuntimeConf
 from fastcni.runtime.cni import DEFAULT_CONF_DIR
 from fastcni.spec import errors, json
@@ -62,7 +63,7 @@ def read_settings(name: str, netns: str, *, conf_dir: str, bin_dir: Sequence[str
     """Work out the settings, the first failure first: configuration, capability args, args (as cnitool)."""
     env = os.environ.get
     cni = CNI(plugin_dirs(bin_dir), conf_dir or env("NETCONFPATH") or DEFAULT_CONF_DIR, cache_dir)
-    net = cni.load(name)
+    net = cni.load(name, warn)
     capabilities = read_capability_args(env("CAP_ARGS", "") if capability_args is None else capability_args)
     args = read_pairs(env("CNI_ARGS", "") if args_text is None else args_text)
     # abspath works on the text alone: ".." goes, symbolic links stay.
@@ -70,6 +71,10 @@ def read_settings(name: str, netns: str, *, conf_dir: str, bin_dir: Sequence[str
     rt = RuntimeConf(container_id or default_container_id(netns), netns,
                      ifname or env("CNI_IFNAME") or "eth0", args, capabilities)
     return Settings(cni, net, rt, as_json)
+
+
+def warn(text: str) -> None:
+    click.echo(printable(f"Warning: {text}"), err=True)
 
 
 def plugin_dirs(given: Sequence[str]) -> list[str]:

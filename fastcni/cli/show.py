@@ -62,6 +62,9 @@ def plan(steps: Sequence[Step], console: Console | None = None) -> None:
     console = console or Console()
     for number, step in enumerate(steps, 1):
         console.print(Text(printable(f"{number}. {step.type}  {step.path or 'not found'}"), style="bold"))
+        if step.skipped:
+            console.print(Text(printable(f"   not called: {step.skipped}")), soft_wrap=True)
+            continue
         for name, value in step.env.items():
             console.print(Text(printable(f"   {name}={value}")), soft_wrap=True)
         stdin = json.write(json.read(step.stdin), indent=4).decode()

@@ -15,11 +15,12 @@ from fastcni.runtime.errors import ConfError, ManyErrors, NoConfigsFound, NotFou
 from fastcni.runtime.exec import Exec, InProcess, Runner
 from fastcni.runtime.parse import list_of_plugin, parse_list, parse_plugin
 from fastcni.runtime.records import Attachment, NetworkList, PluginConf, RuntimeConf
+from fastcni.runtime.report import Collected, Deleted, GcReport, Judged, Released, Report
 from fastcni.runtime.trace import Trace
 from fastcni.spec.errors import CniError
 
 __all__ = [
-    "CNI", "Attachment", "CniError", "ConfError", "Exec", "InProcess", "ManyErrors", "NetworkList",
-    "NoConfigsFound", "NotFound", "PluginConf", "PluginError", "Runner", "RuntimeConf", "Trace",
-    "list_of_plugin", "load_list_file", "load_network", "parse_list", "parse_plugin",
+    "CNI", "Attachment", "CniError", "Collected", "ConfError", "Deleted", "Exec", "GcReport", "InProcess", "Judged",
+    "ManyErrors", "NetworkList", "NoConfigsFound", "NotFound", "PluginConf", "PluginError", "Released", "Report",
+    "Runner", "RuntimeConf", "Trace", "list_of_plugin", "load_list_file", "load_network", "parse_list", "parse_plugin",
 ]

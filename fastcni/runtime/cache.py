@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from fastcni._netlink import open_regular
+from fastcni.kit.files import make_folders
 from fastcni.runtime.records import Attachment, RuntimeConf
 from fastcni.spec import errors, json, result
 from fastcni.spec.config import Section
@@ -116,9 +118,10 @@ class Cache:
         except (CniError, OSError):
             pass
 
-    def attachments(self, container_id: str = "") -> list[Attachment]:
+    def attachments(self, container_id: str = "", *, without_config: bool = False) -> list[Attachment]:
         """What is remembered, of one container or of all, sorted by file name; files of others are skipped.
 
+        without_config: also files of libcni before 0.8, which have the result alone, if it names a network namespace.
         OSError: the directory is there and cannot be listed.
         """
         where = self.results()
@@ -131,11 +134,12 @@ class Cache:
             if container_id and f"-{container_id}-" not in name[1:-1]:
                 continue
             try:
-                document = read_document(read_file(os.path.join(where, name)))
+                document = read_document(read_file(os.path.join(where, name)), name)
             except (OSError, ValueError):
                 continue
             it = document.attachment
-            if document.kind == KIND and it.ifname and it.network and container_id in ("", it.container_id):
+            known = document.kind == KIND or (without_config and not document.kind and it.netns)
+            if known and it.ifname and it.network and container_id in ("", it.container_id):
                 found.append(it)
         return found
 
@@ -149,8 +153,12 @@ class Document:
         self.kind, self.attachment = kind, attachment
 
 
-def read_document(raw: bytes) -> Document:
-    """Decode a cache file; ValueError when it is not a JSON object of the right types."""
+def read_document(raw: bytes, name: str = "") -> Document:
+    """Decode a cache file called `name`; ValueError when it is not a JSON object of the right types.
+
+    libcni 0.7 wrote the result alone. Later versions write an object of KIND, without containerId at first, and
+    without netns before 1.2: then the namespace is the one that the result names.
+    """
     values = json.read(raw)
     if values is not None and not isinstance(values, dict):
         raise ValueError("expected an object")
@@ -166,11 +174,38 @@ def read_document(raw: bytes) -> Document:
     capability_args = section.raw("capabilityArgs", {})
     if not isinstance(capability_args, dict):
         raise ValueError("capabilityArgs: expected an object")
+    interfaces = read_interfaces(section.raw("result") if texts["kind"] else values)
+    network, container_id, ifname = read_names(name, texts)
     return Document(texts["kind"], Attachment(
-        texts["containerId"], texts["networkName"], texts["ifName"],
-        config=b64decode(texts["config"], validate=True), netns=texts["netns"],
+        container_id, network, ifname, config=b64decode(texts["config"], validate=True),
+        netns=texts["netns"] or sandbox_of(interfaces, ifname),
         args=tuple((pair[0], pair[1]) for pair in pairs), capability_args=capability_args,
+        host_links=tuple(it["name"] for it in interfaces if not it["sandbox"] and it["name"] not in ("", ifname)),
     ))
+
+
+def read_names(file_name: str, texts: Mapping[str, str]) -> tuple[str, str, str]:
+    """(network, container id, ifname): as the file says, else of its name, NETWORK-CONTAINERID-IFNAME."""
+    network, container_id, ifname = (texts[key] for key in ("networkName", "containerId", "ifName"))
+    if not texts["kind"]:
+        rest, _, ifname = file_name.rpartition("-")
+        network, _, container_id = rest.rpartition("-")
+    elif not container_id:
+        container_id = file_name.removeprefix(f"{network}-").removesuffix(f"-{ifname}")
+    return network, container_id, ifname
+
+
+def read_interfaces(outcome: Any) -> list[dict[str, str]]:
+    """The name and sandbox ("": on the host) of each interface of a result; results before 0.3.0 have none."""
+    found = outcome.get("interfaces") if isinstance(outcome, dict) else None
+    return [{key: it[key] if isinstance(it.get(key), str) else "" for key in ("name", "sandbox")}
+            for it in (found if isinstance(found, list) else ()) if isinstance(it, dict)]
+
+
+def sandbox_of(interfaces: list[dict[str, str]], ifname: str) -> str:
+    """The sandbox of the interface of that name, else of any, "" where no interface has one."""
+    inside = sorted((it for it in interfaces if it["sandbox"]), key=lambda it: it["name"] != ifname)
+    return inside[0]["sandbox"] if inside else ""
 
 
 def is_pair(value: Any) -> bool:
@@ -187,7 +222,8 @@ def sort_keys(value: Any) -> Any:
 
 
 def read_file(path: str) -> bytes:
-    with open(path, "rb") as file:
+    """The bytes of a regular file; OSError. A pipe or a device is refused and never waited for."""
+    with open(path, "rb", opener=open_regular) as file:
         raw = file.read(MAX_FILE + 1)
     if len(raw) > MAX_FILE:
         raise OSError(f"{path}: more than {MAX_FILE} bytes")
@@ -201,7 +237,7 @@ def write_file(path: str, data: bytes) -> None:
     takes every file there for an attachment.
     """
     folder = os.path.dirname(path)
-    make_private(folder)
+    make_folders(folder, 0o700, above=0o700)
     fd, fresh = tempfile.mkstemp(prefix=".fastcni-", dir=os.path.dirname(folder))
     try:
         with open(fd, "wb") as file:
@@ -210,15 +246,3 @@ def write_file(path: str, data: bytes) -> None:
     except BaseException:
         os.unlink(fresh)
         raise
-
-
-def make_private(folder: str) -> None:
-    """Make a directory and those above it, each with mode 0700 if it is new."""
-    try:
-        os.mkdir(folder, 0o700)
-    except FileExistsError:
-        if not os.path.isdir(folder):
-            raise
-    except FileNotFoundError:
-        make_private(os.path.dirname(folder))
-        make_private(folder)

@@ -5,13 +5,14 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from fastcni.kit import invoke
-from fastcni.runtime import discover, inject
+from fastcni.runtime import collect, discover, inject
 from fastcni.runtime.cache import Cache
 from fastcni.runtime.call import NOBODY, Call, Interface, to_pair
 from fastcni.runtime.errors import ManyErrors, PluginError
 from fastcni.runtime.exec import Exec, Runner
 from fastcni.runtime.parse import read_version
 from fastcni.runtime.records import Attachment, NetworkList, PluginConf, RuntimeConf
+from fastcni.runtime.report import GcReport, Report
 from fastcni.runtime.trace import Trace
 from fastcni.spec import errors, json, version
 from fastcni.spec.config import check_container_id, check_ifname, check_network_name
@@ -46,9 +47,9 @@ class CNI:
         self.runner: Runner = runner or Exec()
         self.timeout = timeout
 
-    def load(self, name: str) -> NetworkList:
+    def load(self, name: str, warn: discover.Warn = discover.log_warning) -> NetworkList:
         """Load a network by name. ConfError, also as NoConfigsFound or NotFound: see load_network()."""
-        return discover.load_network(self.conf_dir, name)
+        return discover.load_network(self.conf_dir, name, warn)
 
     # Networks -----------------------------------------------------------------------------------
 
@@ -75,72 +76,81 @@ class CNI:
             raise
         return result
 
-    def check(self, net: NetworkList, rt: RuntimeConf, *, trace: Trace | None = None) -> None:
+    def check(self, net: NetworkList, rt: RuntimeConf, *, trace: Trace | None = None) -> Report:
         """Verify: CHECK of each plugin in order with the remembered result; the first error is raised."""
         self._require_check(net.version)
         if net.disable_check:
-            return
+            return Report(skipped="disableCheck is true")
         result = self._cached_for_check(net, rt)
-        for plugin in net.plugins:
-            self._call(Call("CHECK", rt, trace, self._path), plugin,
-                       inject.for_attachment(net.name, net.version, plugin, rt, result))
+        for index, plugin in enumerate(net.plugins):
+            try:
+                self.call(Call("CHECK", rt, trace, self.path), plugin,
+                          inject.for_attachment(net.name, net.version, plugin, rt, result))
+            except CniError as e:
+                error = PluginError(plugin, "check", e, net.plugins[:index])
+                if not result:
+                    error.add_note(self._nothing_remembered(net, rt))
+                raise error from e
+        return Report(net.plugins, unknown="" if result else self._nothing_remembered(net, rt))
 
-    def delete(self, net: NetworkList, rt: RuntimeConf, *, trace: Trace | None = None) -> None:
+    def delete(self, net: NetworkList, rt: RuntimeConf, *, trace: Trace | None = None) -> Report:
         """Detach: DEL of each plugin in reverse with the remembered result, which is forgotten in the end.
 
         The first failure stops it and the result is kept, so that it can be tried again. A remembered
         result that cannot be used is forgotten at once and does not stop it.
         """
-        result = self._cached_for_delete(net, rt)
-        for plugin in reversed(net.plugins):
+        result, unknown = self._cached_for_delete(net, rt)
+        called = tuple(reversed(net.plugins))
+        for index, plugin in enumerate(called):
             try:
                 self._delete_one(net, plugin, rt, result, trace)
             except CniError as e:
-                raise PluginError(plugin, "delete", e) from e
+                raise PluginError(plugin, "delete", e, called[:index]) from e
         self.cache.remove(net.name, rt)
+        return Report(called, unknown=unknown)
 
     def gc(self, net: NetworkList, valid_attachments: Iterable[tuple[str, str] | Interface] | None, *,
-           trace: Trace | None = None) -> None:
+           trace: Trace | None = None) -> GcReport:
         """Release whatever belongs to no valid attachment.
 
         valid_attachments: (container id, interface name) pairs, or records that have both. Remembered
         attachments of this network that are not among them are deleted, with the args they were added
-        with; then, from 1.1.0 on, each plugin gets GC. None, or an empty list, means that **every**
-        remembered attachment goes; with None the plugins are not told a list either.
+        with; then each plugin gets GC: below 1.1.0 only those of fastcni's own. None, or an empty list, means that
+        **every** remembered attachment goes; with None the plugins are not told a list either. collect.make_plan()
+        keeps those whose network namespace exists.
         ManyErrors: all that went wrong; nothing stops at a failure.
         """
         if net.disable_gc:
-            return
+            return GcReport(skipped="disableGC is true")
         valid = None if valid_attachments is None else [to_pair(it) for it in valid_attachments]
         try:
             remembered = self.cache.attachments()
         except OSError as e:
             # The Go library says nothing and does nothing. Nothing is done here either, but it is said.
-            import logging
+            why = f"list the result cache: {e}"
+            discover.log_warning(f"GC of network {net.name} was not run: {why}")
+            return GcReport(skipped=why)
+        plan = collect.make_plan(remembered, net.name, valid or (), everything=True)
+        report = GcReport(plan.kept, collect.delete_stale(self, net, plan, trace),
+                          collect.gc_plugins(self, net, valid, trace))
+        if report.errors:
+            raise ManyErrors("\n".join(str(e) for e in report.errors), report.errors)
+        return report
 
-            logging.getLogger("fastcni").warning("GC of network %s was not run: list the result cache: %s",
-                                                 net.name, e)
-            return
-        found = list(self._delete_stale(net, remembered, set(valid or ()), trace))
-        if at_least(net.version, "1.1.0"):
-            found += self._gc_plugins(net, valid, trace)
-        if found:
-            raise ManyErrors("\n".join(str(e) for e in found), found)
-
-    def status(self, net: NetworkList, *, trace: Trace | None = None) -> None:
-        """Ask each plugin whether ADD can be served; the first error is raised as it is (codes 50, 51).
+    def status(self, net: NetworkList, *, trace: Trace | None = None) -> Report:
+        """Ask each plugin whether ADD can be served; the first error is raised with its code (50, 51).
 
         Nothing is asked below 1.1.0.
         """
-        if not at_least(net.version, "1.1.0"):
-            return
-        for plugin in net.plugins:
+        if not collect.at_least(net.version, "1.1.0"):
+            return Report(skipped=collect.below(net, "STATUS", "1.1.0"))
+        for index, plugin in enumerate(net.plugins):
             try:
-                stdin = inject.for_status(net.name, net.version, plugin)
+                self.call(Call("STATUS", NOBODY, trace, self.path), plugin,
+                          inject.for_status(net.name, net.version, plugin))
             except CniError as e:
-                what = f"failed to generate configuration to get plugin STATUS {plugin.type}"
-                raise reworded(what, e) from e
-            self._call(Call("STATUS", NOBODY, trace, self._path), plugin, stdin)
+                raise PluginError(plugin, "status", e, net.plugins[:index]) from e
+        return Report(net.plugins)
 
     def validate(self, net: NetworkList, *, trace: Trace | None = None) -> set[str]:
         """Return the capabilities that any plugin declares. ManyErrors: plugins missing or too old."""
@@ -166,12 +176,12 @@ class CNI:
         """CHECK of one plugin that stands alone, with the remembered result."""
         self._require_check(plugin.version)
         result = self._cached_for_check(plugin, rt)
-        self._call(Call("CHECK", rt, trace, self._path), plugin,
+        self.call(Call("CHECK", rt, trace, self.path), plugin,
                    inject.for_attachment(plugin.name, plugin.version, plugin, rt, result))
 
     def delete_plugin(self, plugin: PluginConf, rt: RuntimeConf, *, trace: Trace | None = None) -> None:
         """DEL of one plugin that stands alone; what is remembered is used, then forgotten."""
-        self._delete_one(plugin, plugin, rt, self._cached_for_delete(plugin, rt), trace)
+        self._delete_one(plugin, plugin, rt, self._cached_for_delete(plugin, rt)[0], trace)
         self.cache.remove(plugin.name, rt)
 
     def validate_plugin(self, plugin: PluginConf, wanted: str | None = None, *,
@@ -218,12 +228,22 @@ class CNI:
     # Steps ----------------------------------------------------------------------------------------
 
     @property
-    def _path(self) -> str:
+    def path(self) -> str:
+        """CNI_PATH."""
         return os.pathsep.join(self.plugin_dirs)
 
-    def _call(self, call: Call, plugin: PluginConf, stdin: bytes) -> bytes:
+    def call(self, call: Call, plugin: PluginConf, stdin: bytes) -> bytes:
+        """Call a plugin and return its stdout. CniError: it is missing, or has failed."""
         where = self.runner.find(plugin.type, self.plugin_dirs)
         return self.runner.run(where, call.env(), stdin, self.timeout)
+
+    def is_own(self, plugin: PluginConf) -> bool:
+        """Is the plugin that would be called one of fastcni's? A runner that does not say has none of them."""
+        is_own = getattr(self.runner, "is_own", None)
+        try:
+            return bool(is_own and is_own(self.runner.find(plugin.type, self.plugin_dirs)))
+        except CniError:
+            return False
 
     def _add_one(self, net: NetworkList | PluginConf, plugin: PluginConf, rt: RuntimeConf,
                  prev_result: Result | None, trace: Trace | None, started: list[PluginConf]) -> Result:
@@ -233,13 +253,13 @@ class CNI:
         check_ifname(rt.ifname)
         stdin = inject.for_attachment(net.name, net.version, plugin, rt, prev_result)
         started.append(plugin)
-        stdout = self.runner.run(where, Call("ADD", rt, trace, self._path).env(), stdin, self.timeout)
+        stdout = self.runner.run(where, Call("ADD", rt, trace, self.path).env(), stdin, self.timeout)
         return invoke.read_add_output(stdout, net.version)
 
     def _delete_one(self, net: NetworkList | PluginConf, plugin: PluginConf, rt: RuntimeConf,
                     result: Result | None, trace: Trace | None) -> None:
         stdin = inject.for_attachment(net.name, net.version, plugin, rt, result)
-        self._call(Call("DEL", rt, trace, self._path), plugin, stdin)
+        self.call(Call("DEL", rt, trace, self.path), plugin, stdin)
 
     def _roll_back(self, net: NetworkList, rt: RuntimeConf, trace: Trace | None,
                    started: Sequence[PluginConf], error: BaseException) -> None:
@@ -269,46 +289,19 @@ class CNI:
         except CniError as e:
             raise reworded(f"failed to get network {json.quote(net.name)} cached result", e) from e
 
-    def _cached_for_delete(self, net: NetworkList | PluginConf, rt: RuntimeConf) -> Result | None:
+    def _cached_for_delete(self, net: NetworkList | PluginConf, rt: RuntimeConf) -> tuple[Result | None, str]:
+        """(the remembered result, what is not known and why)"""
         if read_version(net.version) < (0, 4, 0):
-            return None
+            return None, ""
         try:
-            return self.cached_result(net, rt)
-        except CniError:
+            result = self.cached_result(net, rt)
+        except CniError as e:
             self.cache.remove(net.name, rt)
-            return None
+            return None, f"what was remembered of its ADD could not be used: {e}"
+        return result, "" if result else self._nothing_remembered(net, rt)
 
-    def _delete_stale(self, net: NetworkList, remembered: Sequence[Attachment], valid: set[tuple[str, str]],
-                      trace: Trace | None) -> Iterable[CniError]:
-        for it in remembered:
-            if it.network != net.name or to_pair(it) in valid:
-                continue
-            rt = RuntimeConf(it.container_id, it.netns, it.ifname, it.args, it.capability_args)
-            try:
-                self.delete(net, rt, trace=trace)
-            except CniError as e:
-                yield reworded(f"failed to delete stale attachment {it.container_id} {it.ifname}", e)
-
-    def _gc_plugins(self, net: NetworkList, valid: Sequence[tuple[str, str]] | None,
-                    trace: Trace | None) -> Iterable[CniError]:
-        for plugin in net.plugins:
-            try:
-                stdin = inject.for_gc(net.name, net.version, plugin, valid)
-            except CniError as e:
-                yield reworded(f"failed to generate configuration to GC plugin {plugin.type}", e)
-                continue
-            try:
-                self._call(Call("GC", NOBODY, trace, self._path), plugin, stdin)
-            except CniError as e:
-                yield reworded(f"failed to GC plugin {plugin.type}", e)
-
-
-def at_least(config_version: str, since: str) -> bool:
-    """Whether a version is new enough; one that cannot be read is not."""
-    try:
-        return version.at_least(config_version, since)
-    except ValueError:
-        return False
+    def _nothing_remembered(self, net: NetworkList, rt: RuntimeConf) -> str:
+        return f"no ADD of it is remembered in {self.cache.results(rt)}"
 
 
 def reworded(what: str, error: CniError) -> CniError:

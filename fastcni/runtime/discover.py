@@ -1,55 +1,115 @@
 """Find a network by name in a configuration directory, in the order that the Go library looks."""
 
 import os
+import re
+import stat
+from collections.abc import Callable
 from dataclasses import replace
 
 from fastcni.runtime.errors import ConfError, NoConfigsFound, NotFound
 from fastcni.runtime.parse import list_of_plugin, parse_list, parse_plugin
-from fastcni.runtime.records import NetworkList
-from fastcni.spec import errors
+from fastcni.runtime.records import NetworkList, PluginConf
+from fastcni.spec import errors, json
 from fastcni.spec.config import check_network_name
-from fastcni.spec.errors import CniError
 
 MAX_CONF = 4 << 20         # bytes of one file; a network list is a few kB
 
+Warn = Callable[[str], None]
 
-def load_network(conf_dir: str | os.PathLike[str], name: str) -> NetworkList:
+
+def log_warning(text: str) -> None:
+    import logging
+
+    logging.getLogger("fastcni").warning("%s", text)
+
+
+def load_network(conf_dir: str | os.PathLike[str], name: str, warn: Warn = log_warning) -> NetworkList:
     """Load the network called `name` from the files of `conf_dir`.
 
-    `.conflist` files come first, then `.conf` and `.json` together, each sorted by name; the first
-    match wins. ConfError: a file before the match that cannot be read or parsed. NoConfigsFound: no
-    files. NotFound: none of that name.
+    `.conflist` files come first, then `.conf` and `.json` together, each sorted by name; the first match wins. A broken
+    file before the match is skipped, as kubelet and CRI-O do, and warn() is told; Go's libcni and cnitool refuse every
+    network. One that seems to be of the network itself is an error, so that no other file silently takes its place.
+
+    ConfError: the network's own file is broken. NoConfigsFound: no files. NotFound: none of that name.
     """
     conf_dir = os.fspath(conf_dir)
     lists = list_files(conf_dir, (".conflist",))
-    for path in lists:
-        net = parse_list(read_conf(path))
-        # A name that could not be a file's name is no reason to refuse the other networks.
-        if net.name == name or is_network_name(net.name):
-            net = add_folder(path, net)
-        if net.name == name:
-            return net
     singles = list_files(conf_dir, (".conf", ".json"))
-    for path in singles:
-        plugin = parse_plugin(read_conf(path))
-        if plugin.name == name:
-            return list_of_plugin(plugin)
+    broken = []
+    for path, load in [*((path, load_list_if) for path in lists), *((path, load_single_if) for path in singles)]:
+        try:
+            net = load(path, name)
+        except OtherNetwork as e:
+            broken.append(path)
+            warn(f"skipped a broken network configuration: {e.msg}")
+            continue
+        if net:
+            return net
     if not lists and not singles:
         raise NoConfigsFound(conf_dir)
-    raise NotFound(conf_dir, name)
+    raise NotFound(conf_dir, name, broken)
+
+
+class OtherNetwork(ConfError):
+    """A broken file that does not seem to be of the wanted network."""
+
+
+def load_list_if(path: str, name: str) -> NetworkList | None:
+    """The network of a `.conflist` file, if it has that name. ConfError: broken; OtherNetwork: broken, another."""
+    raw = read_if(path)
+    try:
+        net = parse_list(raw)
+    except ConfError as e:
+        raise blamed(path, raw, name, e) from None
+    return add_folder(path, net) if net.name == name else None
+
+
+def load_single_if(path: str, name: str) -> NetworkList | None:
+    """The network of a `.conf` or `.json` file, as above."""
+    raw = read_if(path)
+    try:
+        plugin = parse_plugin(raw)
+    except ConfError as e:
+        raise blamed(path, raw, name, e) from None
+    if plugin.name != name:
+        return None
+    net = list_of_plugin(plugin)
+    return replace(net, plugins=tuple(replace(one, file=path) for one in net.plugins))
+
+
+def read_if(path: str) -> bytes:
+    try:
+        return read_conf(path)
+    except ConfError as e:
+        raise OtherNetwork(e.msg, e.code) from None
+
+
+def blamed(path: str, raw: bytes, name: str, error: ConfError) -> ConfError:
+    """The error of a broken file, with the file's name: OtherNetwork, unless it says somewhere that this is its name.
+
+    What is no JSON has no keys, so its text is searched.
+    """
+    found = re.search(rb'"name"\s*:\s*' + re.escape(json.write(name)), raw)
+    return (ConfError if found else OtherNetwork)(f"{path}: {error.msg}", error.code)
 
 
 def load_list_file(path: str | os.PathLike[str]) -> NetworkList:
     """Load one `.conflist` file, with the plugins of its folder."""
     path = os.fspath(path)
-    return add_folder(path, parse_list(read_conf(path)))
+    raw = read_conf(path)
+    try:
+        net = parse_list(raw)
+    except ConfError as e:
+        raise ConfError(f"{path}: {e.msg}", e.code) from None
+    return add_folder(path, net)
 
 
 def add_folder(path: str, net: NetworkList) -> NetworkList:
-    """Append the plugins of `<directory of the list file>/<network name>/*.conf`.
+    """Append the plugins of `<directory of the list file>/<network name>/*.conf`; each plugin knows its file.
 
     The name becomes a path here, so it has to be a good one: the Go library follows "..".
     """
+    plugins = [replace(plugin, file=path) for plugin in net.plugins]
     if not net.only_inlined_plugins:
         check_network_name(net.name)
         folder = os.path.join(os.path.dirname(path), net.name)
@@ -57,18 +117,18 @@ def add_folder(path: str, net: NetworkList) -> NetworkList:
             files = list_files(folder, (".conf",))
         except ConfError as e:
             raise ConfError(f"failed to read plugin config files in {folder}: {e.msg}", e.code) from None
-        net = replace(net, plugins=net.plugins + tuple(parse_plugin(read_conf(file)) for file in files))
-    if not net.plugins:
-        raise ConfError("no plugin configs found")
-    return net
+        plugins += [load_folder_plugin(file, index) for index, file in enumerate(files, len(plugins))]
+    if not plugins:
+        raise ConfError(f"{path}: no plugin configs found")
+    return replace(net, plugins=tuple(plugins))
 
 
-def is_network_name(name: str) -> bool:
+def load_folder_plugin(file: str, index: int) -> PluginConf:
+    raw = read_conf(file)
     try:
-        check_network_name(name)
-    except CniError:
-        return False
-    return True
+        return replace(parse_plugin(raw), index=index, file=file)
+    except ConfError as e:
+        raise ConfError(f"{file}: {e.msg}", e.code) from None
 
 
 def list_files(where: str, extensions: tuple[str, ...]) -> list[str]:
@@ -93,11 +153,18 @@ def has_extension(name: str, extensions: tuple[str, ...]) -> bool:
 
 
 def read_conf(path: str) -> bytes:
+    """The bytes of a regular file; ConfError. A FIFO or a device is refused and never waited for."""
     try:
-        with open(path, "rb") as file:
+        with open(path, "rb", opener=open_without_waiting) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise ConfError(f"error reading {path}: not a regular file", errors.IO_FAILURE)
             raw = file.read(MAX_CONF + 1)
     except OSError as e:
         raise ConfError(f"error reading {path}: {str(e.strerror).lower()}", errors.IO_FAILURE) from None
     if len(raw) > MAX_CONF:
         raise ConfError(f"error reading {path}: more than {MAX_CONF} bytes", errors.IO_FAILURE)
     return raw
+
+
+def open_without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)

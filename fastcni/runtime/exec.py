@@ -37,6 +37,10 @@ class Exec:
     def find(self, plugin: str, dirs: Sequence[str]) -> str:
         return invoke.find(plugin, dirs)
 
+    def is_own(self, where: str) -> bool:
+        """Is it one of fastcni's own plugins, whatever its version of fastcni?"""
+        return invoke.is_ours(where)
+
     def run(self, where: str, env: Mapping[str, str], stdin: bytes, timeout: float | None) -> bytes:
         base = os.environ if self.environ is None else self.environ
         stdout, stderr = invoke.execute(where, {**base, **env}, stdin, timeout=timeout)
@@ -62,6 +66,9 @@ class InProcess:
         from fastcni.plugins import TABLE
 
         return plugin if plugin in TABLE else self.otherwise.find(plugin, dirs)
+
+    def is_own(self, where: str) -> bool:
+        return "/" not in where or invoke.is_ours(where)
 
     def run(self, where: str, env: Mapping[str, str], stdin: bytes, timeout: float | None) -> bytes:
         if "/" in where:           # a path: not one of ours

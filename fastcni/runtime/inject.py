@@ -1,6 +1,7 @@
 """Make what a plugin reads on stdin out of its configuration and what the runtime knows."""
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from fastcni.runtime.errors import ConfError
@@ -39,9 +40,10 @@ def for_attachment(name: str, version: str, plugin: PluginConf, rt: RuntimeConf,
     return inject(plugin, values, prev_result)
 
 
-def for_gc(name: str, version: str, plugin: PluginConf, valid: Sequence[tuple[str, str]] | None) -> bytes:
-    """stdin of GC. valid: (container id, interface name) pairs; None leaves the key out."""
-    values: dict[str, Any] = {"name": name, "cniVersion": version}
+def for_gc(name: str, version: str, plugin: PluginConf, valid: Sequence[tuple[str, str]] | None,
+           more: Mapping[str, Any] = MappingProxyType({})) -> bytes:
+    """stdin of GC. valid: (container id, interface name) pairs; None leaves the key out. more: further keys."""
+    values: dict[str, Any] = {"name": name, "cniVersion": version, **more}
     if valid is not None:
         entries = [{"containerID": container_id, "ifname": ifname} for container_id, ifname in valid]
         values.update(dict.fromkeys(VALID_ATTACHMENTS, entries))

@@ -5,6 +5,7 @@ Go library: the same file has to mean the same to both.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from fastcni.runtime.errors import ConfError
@@ -177,7 +178,7 @@ def read_plugins(values: dict[str, Json], only_inlined: bool) -> tuple[PluginCon
     plugins = []
     for index, entry in enumerate(entries):
         try:
-            plugins.append(parse_plugin(json.write(json.normalize(entry), sort=True)))
+            plugins.append(replace(parse_plugin(json.write(json.normalize(entry), sort=True)), index=index))
         except ConfError as e:
             raise ConfError(f"failed to parse plugin config {index}: {e.msg}", e.code) from None
     return tuple(plugins)

@@ -12,6 +12,7 @@ class PluginConf:
     raw: the JSON bytes it was read from. values: the same, decoded; not to be changed.
     type, name, version: its `type`, `name` and `cniVersion`, the last two "" where absent.
     capabilities: what its `capabilities` object says, {"portMappings": True}.
+    index: its place in the list, from 0; None for one that stands alone. file: where it was read, "" where from bytes.
     """
 
     raw: bytes
@@ -20,6 +21,8 @@ class PluginConf:
     name: str = ""
     version: str = ""
     capabilities: Mapping[str, bool] = field(default_factory=dict)
+    index: int | None = None
+    file: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +63,8 @@ class RuntimeConf:
 class Attachment:
     """An attachment that the cache remembers: what ADD was called with.
 
-    config: the bytes of the list at that time.
+    config: the bytes of the list at that time, b"" where the file has none. netns: its path, as the file or else the
+    result says, "" where neither does. host_links: names of the links that the result has on the host.
     """
 
     container_id: str
@@ -70,3 +74,4 @@ class Attachment:
     netns: str = ""
     args: tuple[tuple[str, str], ...] = ()
     capability_args: Mapping[str, Any] = field(default_factory=dict)
+    host_links: tuple[str, ...] = ()

@@ -1,26 +1,34 @@
-"""Put back what the remembered attachments have in the host's firewall, after somebody has flushed it.
+"""Restore what the remembered attachments have in the host's firewall, after another program has flushed it.
 
-No pod, no link and no address is touched. What is there already stays.
+No pod, no link and no address is touched. What is there already stays. An attachment is restored only in the host's
+network namespace that its pod is linked to: another host namespace may share the cache.
 """
 
 import os
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from fastcni import plugins
+from fastcni._netlink import Batch
 from fastcni.handle import restore as restore_one
-from fastcni.kernel import netns
+from fastcni.kernel import netns, rtnl, wire
+from fastcni.kit import links
 from fastcni.kit.firewall.iptables_together import Together, carry_out
 from fastcni.kit.host import Host
 from fastcni.kit.request import Request
 from fastcni.runtime import inject
 from fastcni.runtime.cache import Cache
 from fastcni.runtime.call import Call
+from fastcni.runtime.collect import ALIVE, GONE, UNKNOWN, state_of
 from fastcni.runtime.exec import NOWHERE
 from fastcni.runtime.parse import list_of_plugin, parse_list, parse_plugin
 from fastcni.runtime.records import Attachment, NetworkList, PluginConf, RuntimeConf
+from fastcni.spec import errors
 from fastcni.spec.errors import CniError
+
+ELSEWHERE, HERE = "elsewhere", "here"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,67 +48,132 @@ class Failure:
 @dataclass(frozen=True, slots=True)
 class Restored:
     """attachments: those that have something there. plugins: calls of their plugins, also those that failed. gone:
-    attachments that have no network namespace any more, and were left out."""
+    attachments without a network namespace any more. elsewhere: those of pods that have no link to the caller's
+    namespace. Both were left out."""
 
     attachments: int
     plugins: int
     gone: int
     failed: tuple[Failure, ...]
+    elsewhere: int = 0
 
 
-def restore(cache: Cache, environ: Mapping[str, str] | None = None) -> Restored:
+def restore(cache: Cache, environ: Mapping[str, str] | None = None, *,
+            deleted_at: Callable[[Attachment], float] = lambda _: 0.0) -> Restored:
     """Work through the cache, in the calling thread's network namespace; a failure does not stop it.
 
-    environ: for programs (iptables), this process's own when None. OSError: the cache cannot be listed.
+    environ: for programs (iptables), this process's own when None. deleted_at: when the last DEL of an attachment
+    began, in seconds since the epoch, 0.0 if none is known; one that was not added again since is left out. OSError:
+    the cache cannot be listed.
     """
     environ = os.environ if environ is None else environ
     host = Host()
     try:
         host.together = Together()
-        done = walk(cache, environ, host)
+        done = walk(cache, environ, host, deleted_at)
         try:
             carry_out(Request(env=environ, host=host))
         except CniError:                # of one or another: by themselves it shows of which
-            done = walk(cache, environ, host)
+            done = walk(cache, environ, host, deleted_at)
     finally:
         host.close(lambda close: close())
     return done
 
 
-def walk(cache: Cache, environ: Mapping[str, str], host: Host) -> Restored:
+def walk(cache: Cache, environ: Mapping[str, str], host: Host, deleted_at: Callable[[Attachment], float]) -> Restored:
     """Each plugin of each attachment in turn."""
-    attachments = calls = gone = 0
+    attachments = calls = 0
+    left_out = {GONE: 0, ELSEWHERE: 0}
     failed: list[Failure] = []
-    for it in cache.attachments():
-        if not has_netns(it):
-            gone += 1
-            continue
+    for it in cache.attachments(without_config=True):
         try:
+            place, why = whereabouts(cache, it, host)
+            if place in left_out:
+                left_out[place] += 1
+                continue
             todo = list(inputs(cache, it))
+            if todo and place == UNKNOWN:
+                raise CniError(errors.INVALID_CONFIG, why)
         except CniError as e:
             failed.append(Failure(it, "", e))
             continue
+        except OSError as e:            # of its namespace, or of a name in its result
+            failed.append(Failure(it, "", CniError(errors.INTERNAL, f"look at its network namespace: {e}")))
+            continue
         attachments, calls = attachments + bool(todo), calls + len(todo)
         for kind, stdin in todo:
+            if is_older(cache, it, deleted_at(it)):
+                break
             try:
                 restore_one(kind, {**environ, **variables(it)}, stdin, host=host)
             except CniError as e:
                 failed.append(Failure(it, kind, e))
-    return Restored(attachments, calls, gone, tuple(failed))
+    return Restored(attachments, calls, left_out[GONE], tuple(failed), left_out[ELSEWHERE])
 
 
-def has_netns(it: Attachment) -> bool:
+def is_older(cache: Cache, it: Attachment, moment: float) -> bool:
+    """Was the attachment's file written before that moment, or is it gone?"""
     try:
-        os.close(netns.open_path(it.netns))
-    except PermissionError:             # somebody else's, but there
+        return bool(moment) and os.stat(cache.path(it.network, runtime_conf(it))).st_mtime <= moment
+    except FileNotFoundError:
         return True
-    except (OSError, ValueError):
-        return False
-    return True
+
+
+def whereabouts(cache: Cache, it: Attachment, host: Host) -> tuple[str, str]:
+    """(where, why): GONE or UNKNOWN as its namespace is; ELSEWHERE if its pod has no link to the calling thread's
+    namespace; else HERE."""
+    state, why = state_of(it.netns)
+    if state == UNKNOWN and is_older(cache, it, time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)):
+        return GONE, "it is from before the last boot"
+    if state != ALIVE:
+        return state, why
+    try:
+        pod = netns.open_path(it.netns)
+    except OSError:                     # another user's, but it exists
+        return HERE, why
+    try:
+        return HERE if is_linked(pod, host) and has_host_link(it, host) else ELSEWHERE, why
+    finally:
+        os.close(pod)
+
+
+def is_linked(pod: int, host: Host) -> bool:
+    """Has a link been moved between the two namespaces, or does one lead from the pod's to a link of ours?
+
+    The kernel gives a namespace a number in another one when it has to name it there: ours names the pod's for the peer
+    of a veth pair and for a link that was moved, the pod's names ours for the parent of a macvlan.
+    """
+    if netns.is_own(pod) or knows(host.route, pod):
+        return True
+    home = netns.open_own()
+    try:
+        with netns.inside(pod, home):
+            inside = wire.open_socket()
+        try:
+            return knows(inside, home)
+        finally:
+            inside.close()
+    finally:
+        os.close(home)
+
+
+def knows(sock: Any, fd: int) -> bool:
+    (_, payload), *_ = wire.exchange(sock, rtnl.get_nsid(Batch(), fd))
+    return rtnl.read_nsid(payload) >= 0
+
+
+def has_host_link(it: Attachment, host: Host) -> bool:
+    """Is the host's end of the pod's link here? True also where the result does not name it. A bridge alone does not
+    tell: each namespace may have one of that name."""
+    found = [links.find(host.route, name) for name in it.host_links]
+    return None not in found or any(link.kind == "veth" for link in found if link)
 
 
 def inputs(cache: Cache, it: Attachment) -> Iterable[tuple[str, bytes]]:
     """(type, stdin of CHECK) for each plugin of the attachment that has something there. CniError: see Cache."""
+    if not it.config:
+        raise CniError(errors.INVALID_CONFIG, "its result cache has no network configuration",
+                       "libcni before 0.8 wrote the result alone: add the pod anew")
     net = network_of(it)
     found = [plugin for plugin in net.plugins if restores(plugin)]
     if found:

@@ -1,0 +1,85 @@
+"""The command that releases what no living attachment of a network holds."""
+
+import sys
+from collections.abc import Sequence
+
+import click
+
+from fastcni.cli import tell
+from fastcni.cli.output import for_people, put_document
+from fastcni.cli.settings import Settings, network_command
+from fastcni.cli.show import printable
+from fastcni.runtime import GcReport, collect
+from fastcni.spec import errors, json
+from fastcni.spec.errors import CniError
+
+
+@click.command()
+@network_command(netns_required=False)
+@click.option("--dry-run", is_flag=True, help="Show what would be kept and deleted; call no plugin.")
+@click.option("--valid", multiple=True, metavar="CONTAINERID/IFNAME",
+              help="Keep this attachment, remembered or not; may be repeated.")
+@click.option("--all", "everything", is_flag=True, help="Delete also those whose network namespace exists; with --yes.")
+@click.option("--yes", "-y", is_flag=True, help="Do not ask about --all.")
+def gc(settings: Settings, dry_run: bool, valid: Sequence[str], everything: bool, yes: bool) -> int:
+    """Release what no living attachment of NET holds. NETNS is not needed.
+
+    Remembered attachments whose network namespace is gone get DEL. Then each plugin is told which attachments are kept
+    and releases the rest: addresses, firewall rules, files. Below CNI 1.1.0 only fastcni's own plugins can be told.
+
+    Start no container of NET meanwhile: what a running ADD has is in no list yet. The exit status is 1 where something
+    failed.
+    """
+    pairs = [read_valid(text) for text in valid]
+    report = collected(settings, pairs, dry_run, everything, yes)
+    if for_people(settings.as_json):
+        for line in tell.gc_lines(settings.net, report):
+            click.echo(printable(line))
+    else:
+        put_document(tell.gc_document(settings.net, report))
+    return 1 if report.errors else 0
+
+
+def collected(settings: Settings, pairs: Sequence[tuple[str, str]], dry_run: bool, everything: bool,
+              yes: bool) -> GcReport:
+    cni, net = settings.cni, settings.net
+    if net.disable_gc:
+        return GcReport(skipped="disableGC is true", dry_run=dry_run)
+    remembered, folder = cni.attachments(), cni.cache.results()
+    plan = collect.make_plan(remembered, net.name, pairs, everything)
+    if not everything:
+        refuse_blind(net.name, plan, folder, collect.unread_files(folder, net.name, remembered))
+    if dry_run:
+        return collect.rehearse(cni, net, plan)
+    if everything and not yes:
+        ask(net.name, plan, settings.as_json)
+    return collect.run(cni, net, plan)
+
+
+def refuse_blind(network: str, plan: collect.Plan, folder: str, unread: Sequence[str]) -> None:
+    """Raises CniError if it is not known which attachments live: nothing is released then."""
+    if unread:
+        raise CniError(errors.IO_FAILURE, f"nothing was released: {unread[0]} cannot be read",
+                       f"there are {len(unread)} such files of network {network}: delete those of dead containers, "
+                       "or release everything with --all --yes")
+    if not (plan.kept or plan.stale or plan.valid):
+        raise CniError(errors.INVALID_ENVIRONMENT, f"nothing was released: no attachment of network {network} is "
+                       f"remembered in {folder}", "a runtime may remember them elsewhere (--cache-dir), or not at all; "
+                       "name living attachments with --valid, or release everything with --all --yes")
+
+
+def ask(network: str, plan: collect.Plan, as_json: bool) -> None:
+    """Raises click.Abort if the answer is no, and CniError if there is no terminal to ask on."""
+    if not (sys.stdin.isatty() and for_people(as_json)):
+        raise CniError(errors.INVALID_ENVIRONMENT, "--all deletes attachments of running containers",
+                       "say --yes, too; --dry-run shows them")
+    click.confirm(f"Delete every attachment of {network}, {len(plan.stale)} of them remembered, also of running "
+                  "containers?", abort=True)
+
+
+def read_valid(text: str) -> tuple[str, str]:
+    container_id, slash, ifname = text.partition("/")
+    if not (container_id and slash and ifname):
+        raise CniError(errors.INVALID_ENVIRONMENT,
+                       f"--valid: expected CONTAINERID/IFNAME, got {json.quote(text)}")
+    return container_id, ifname

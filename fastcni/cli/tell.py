@@ -1,0 +1,128 @@
+"""What a command has done with a network, as text for a terminal and as a document for programs."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from fastcni.runtime import Collected, Deleted, GcReport, Judged, NetworkList, PluginConf, Report, RuntimeConf
+
+Document = dict[str, Any]
+
+SUCCESS = {                 # what may be said when the plugins have succeeded
+    "CHECK": "{it} is as ADD made it; checked by {plugins}",
+    "DEL": "{it} is deleted by {plugins}",
+    "STATUS": "{it} is ready, say {plugins}",
+}
+UNCERTAIN = {               # when they succeeded and something was missing
+    "CHECK": "{it}: no plugin found anything wrong ({plugins}), but {unknown}",
+    "DEL": "{it}: {unknown}; DEL of {plugins} was run and has succeeded",
+}
+SKIPPED = {
+    "CHECK": "{it} was not checked: {why}",
+    "STATUS": "{it}: no plugin was asked, and whether it is ready is not known: {why}",
+}
+
+
+def attachment(net: NetworkList, rt: RuntimeConf) -> str:
+    return f"{rt.ifname} of container {rt.container_id} in network {net.name}"
+
+
+def sentence(command: str, it: str, report: Report) -> str:
+    """One line about `it`, a network or an attachment."""
+    if report.skipped:
+        return SKIPPED[command].format(it=it, why=report.skipped)
+    form = (UNCERTAIN if report.unknown else SUCCESS)[command]
+    return form.format(it=it, unknown=report.unknown, plugins=types(report.called))
+
+
+def document(command: str, net: NetworkList, report: Report) -> Document:
+    return {"command": command, "network": net.name, "cniVersion": net.version,
+            "called": [plugin_document(plugin) for plugin in report.called],
+            "skipped": report.skipped, "unknown": report.unknown}
+
+
+def plugin_document(plugin: PluginConf) -> Document:
+    return {"index": plugin.index, "type": plugin.type, "file": plugin.file}
+
+
+def types(plugins: Iterable[PluginConf]) -> str:
+    return ", ".join(plugin.type for plugin in plugins)
+
+
+# GC ----------------------------------------------------------------------------------------------
+
+def gc_lines(net: NetworkList, report: GcReport) -> list[str]:
+    """A line for each attachment, for each plugin and for each thing that one has released; the sums come last."""
+    if report.skipped:
+        return [f"network {net.name}: nothing was done: {report.skipped}"]
+    lines = [f"kept          {name(it)}  ({it.why})" for it in report.kept]
+    lines += [deleted_line(it, report.dry_run) for it in report.deleted]
+    if report.dry_run:
+        lines.append(f"would call    {types(it.plugin for it in report.plugins if not it.skipped) or 'no plugin'}"
+                     "  (each releases what belongs to no attachment that is kept)")
+    for it in report.plugins:
+        lines += plugin_lines(it, report.dry_run)
+    if report.error:
+        lines.append(f"FAILED        {report.error}")
+    return [*lines, summary(net, report)]
+
+
+def name(it: Judged | Deleted) -> str:
+    return f"{it.attachment.container_id} {it.attachment.ifname}"
+
+
+def deleted_line(it: Deleted, dry_run: bool) -> str:
+    if it.error:
+        return f"FAILED        {it.error}"
+    return f"{'would delete' if dry_run else 'deleted'}{' ' * (2 if dry_run else 7)}{name(it)}  ({it.why})"
+
+
+def plugin_lines(it: Collected, dry_run: bool) -> list[str]:
+    kind = it.plugin.type
+    if it.error:
+        return [f"FAILED        {it.error}"]
+    if it.skipped:
+        return [f"{'would skip  ' if dry_run else 'not called  '}  {kind}: {it.skipped}"]
+    if dry_run:
+        return []
+    if it.released is None:
+        return [f"called        {kind}: it does not say what it has released"]
+    lines = [f"called        {kind}: released {len(it.released) or 'nothing'}"]
+    for one in it.released:
+        by = f"{one.plugin}: " if one.plugin != kind else ""
+        lines.append(f"  released    {by}{one.what}{f'  ({one.of})' if one.of else ''}")
+    return lines
+
+
+def summary(net: NetworkList, report: GcReport) -> str:
+    failed = len(report.errors)
+    deleted = sum(not it.error for it in report.deleted)
+    attachments = f"network {net.name}: attachments kept {len(report.kept)}, deleted {deleted}"
+    if report.dry_run:
+        return f"{attachments}; this was a dry run, nothing was called"
+    released = sum(len(it.released or ()) for it in report.plugins)
+    return f"{attachments}; other things released {released}; failed {failed}"
+
+
+def gc_document(net: NetworkList, report: GcReport) -> Document:
+    return {"command": "GC", "network": net.name, "cniVersion": net.version, "dryRun": report.dry_run,
+            "skipped": report.skipped,
+            "kept": [attachment_document(it) for it in report.kept],
+            "deleted": [attachment_document(it) | error_document(it) for it in report.deleted],
+            "plugins": [collected_document(it, report.dry_run) for it in report.plugins],
+            **error_document(report)}
+
+
+def attachment_document(it: Judged | Deleted) -> Document:
+    return {"containerID": it.attachment.container_id, "ifname": it.attachment.ifname, "netns": it.attachment.netns,
+            "why": it.why}
+
+
+def collected_document(it: Collected, dry_run: bool) -> Document:
+    released = None if it.released is None else [
+        {"plugin": one.plugin, "what": one.what, "of": one.of} for one in it.released]
+    return {**plugin_document(it.plugin), "called": not (it.skipped or dry_run), "skipped": it.skipped,
+            "released": released, **error_document(it)}
+
+
+def error_document(it: Deleted | Collected | GcReport) -> Document:
+    return {"error": it.error.as_document()} if it.error else {}

@@ -1,0 +1,191 @@
+"""GC of one network: which remembered attachments stay, which get DEL, and what the plugins release besides."""
+
+import errno
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from fastcni.handle import REPORT
+from fastcni.kernel import netns
+from fastcni.runtime import inject
+from fastcni.runtime.call import NOBODY, Call, to_pair
+from fastcni.runtime.errors import PluginError
+from fastcni.runtime.records import Attachment, NetworkList, PluginConf, RuntimeConf
+from fastcni.runtime.report import Collected, Deleted, GcReport, Judged, Released
+from fastcni.runtime.trace import Trace
+from fastcni.spec import errors, json, version
+from fastcni.spec.errors import CniError
+
+if TYPE_CHECKING:
+    from fastcni.runtime.cni import CNI
+
+ALIVE, GONE, UNKNOWN = "alive", "gone", "unknown"
+INIT_PID_NAMESPACE = 0xEFFFFFFC         # PROC_PID_INIT_INO, linux/proc_ns.h
+Pair = tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """kept and stale: remembered attachments of one network. valid: pairs that are kept, remembered or not."""
+
+    kept: tuple[Judged, ...]
+    stale: tuple[Judged, ...]
+    valid: frozenset[Pair]
+
+
+def make_plan(remembered: Iterable[Attachment], network: str, valid: Iterable[Pair] = (),
+              everything: bool = False) -> Plan:
+    """Keep what is valid and, unless `everything` may go, each attachment whose network namespace is not known gone."""
+    pairs, kept, stale = frozenset(valid), [], []
+    for it in remembered:
+        if it.network != network:
+            continue
+        state, why = state_of(it.netns)
+        if to_pair(it) in pairs:
+            kept.append(Judged(it, "said to be valid"))
+        elif state == GONE or everything:
+            stale.append(Judged(it, why))
+        else:
+            kept.append(Judged(it, why))
+    return Plan(tuple(kept), tuple(stale), pairs)
+
+
+def unread_files(folder: str, network: str, remembered: Iterable[Attachment]) -> list[str]:
+    """Files of the cache that have the network's name and could not be read: damaged, or of an old libcni.
+
+    Their attachments are not known, nor whether these live. OSError: the folder cannot be listed.
+    """
+    known = {f"{it.network}-{it.container_id}-{it.ifname}" for it in remembered}
+    try:
+        names = os.listdir(folder)
+    except FileNotFoundError:
+        return []
+    return [os.path.join(folder, name) for name in sorted(names)
+            if name.startswith(f"{network}-") and name not in known]
+
+
+def state_of(path: str) -> tuple[str, str]:
+    """(ALIVE, GONE or UNKNOWN, why) of a network namespace.
+
+    A path counts as gone only if its folder exists or, for a path of a process, if all processes can be seen. A
+    container without the node's /run/netns sees no pod's namespace, and all pods may live.
+    """
+    if not path:
+        return UNKNOWN, "its network namespace is not remembered"
+    try:
+        os.close(netns.open_path(path))
+    except netns.NotNamespace:
+        return GONE, f"{path} is no network namespace any more"
+    except ValueError as e:
+        return UNKNOWN, f"its network namespace cannot be named: {e}"
+    except OSError as e:
+        if e.errno not in (errno.ENOENT, errno.ENOTDIR):
+            return ALIVE, f"{path} cannot be opened: {os.strerror(e.errno or 0).lower()}"
+        folder = os.path.dirname(path)
+        if sees_processes() if path.startswith("/proc/") else os.path.isdir(folder):
+            return GONE, f"{path} does not exist any more"
+        return UNKNOWN, f"there is no {folder} here; are these the mounts and the processes of the node?"
+    return ALIVE, f"{path} exists"
+
+
+def sees_processes() -> bool:
+    """Is this the pid namespace of the node, in which every process can be seen?"""
+    return os.stat("/proc/self/ns/pid").st_ino == INIT_PID_NAMESPACE
+
+
+def rehearse(cni: "CNI", net: NetworkList, plan: Plan) -> GcReport:
+    """What run() would do, without calling a plugin. So what the plugins would release is not known."""
+    stale = tuple(Deleted(it.attachment, it.why) for it in plan.stale)
+    plugins = tuple(Collected(plugin, skipped=why_skipped(cni, net, plugin)) for plugin in net.plugins)
+    return GcReport(plan.kept, stale, plugins, dry_run=True)
+
+
+def run(cni: "CNI", net: NetworkList, plan: Plan, *, trace: Trace | None = None) -> GcReport:
+    """DEL of what the plan calls stale, then GC of each plugin; nothing stops at a failure."""
+    deleted = delete_stale(cni, net, plan, trace)
+    try:
+        told = still_valid(cni, net, plan)
+    except OSError as e:
+        error = CniError(errors.IO_FAILURE, f"no plugin was called: list the result cache: {e}")
+        return GcReport(plan.kept, deleted, error=error)
+    return GcReport(plan.kept, deleted, gc_plugins(cni, net, told, trace))
+
+
+def delete_stale(cni: "CNI", net: NetworkList, plan: Plan, trace: Trace | None) -> tuple[Deleted, ...]:
+    return tuple(delete_one(cni, net, it, trace) for it in plan.stale)
+
+
+def still_valid(cni: "CNI", net: NetworkList, plan: Plan) -> list[Pair]:
+    """What the plugins are to keep. An ADD that ended after the plan was made is in the cache by now."""
+    stale = {to_pair(it.attachment) for it in plan.stale}
+    now = {to_pair(it) for it in cni.attachments() if it.network == net.name}
+    return sorted(plan.valid | {to_pair(it.attachment) for it in plan.kept} | (now - stale))
+
+
+def delete_one(cni: "CNI", net: NetworkList, stale: Judged, trace: Trace | None) -> Deleted:
+    """DEL with the args of the ADD."""
+    it = stale.attachment
+    rt = RuntimeConf(it.container_id, it.netns, it.ifname, it.args, it.capability_args)
+    try:
+        cni.delete(net, rt, trace=trace)
+    except CniError as e:
+        what = f"failed to delete stale attachment {it.container_id} {it.ifname}"
+        return Deleted(it, stale.why, CniError(e.code, f"{what}: {e.msg}", e.details))
+    return Deleted(it, stale.why)
+
+
+def gc_plugins(cni: "CNI", net: NetworkList, told: Sequence[Pair] | None,
+               trace: Trace | None) -> tuple[Collected, ...]:
+    return tuple(gc_plugin(cni, net, plugin, told, trace) for plugin in net.plugins)
+
+
+def gc_plugin(cni: "CNI", net: NetworkList, plugin: PluginConf, told: Sequence[Pair] | None,
+              trace: Trace | None) -> Collected:
+    """GC of one plugin. fastcni's own accept it in every version, and report what they released."""
+    if why := why_skipped(cni, net, plugin):
+        return Collected(plugin, skipped=why)
+    more = {} if told is None else report_key(cni, plugin)
+    try:
+        stdin = inject.for_gc(net.name, net.version, plugin, told, more)
+        stdout = cni.call(Call("GC", NOBODY, trace, cni.path), plugin, stdin)
+        return Collected(plugin, released=read_released(stdout) if more else None)
+    except CniError as e:
+        return Collected(plugin, error=PluginError(plugin, "gc", e))
+
+
+def report_key(cni: "CNI", plugin: PluginConf) -> dict[str, bool]:
+    """What fastcni's own plugins get with GC besides the list."""
+    return {REPORT: True} if cni.is_own(plugin) else {}
+
+
+def why_skipped(cni: "CNI", net: NetworkList, plugin: PluginConf) -> str:
+    """Why a plugin gets no GC, "" where it gets one."""
+    if at_least(net.version, "1.1.0") or cni.is_own(plugin):
+        return ""
+    return f"{below(net, 'GC', '1.1.0')}, and it is none of fastcni's own plugins"
+
+
+def below(net: NetworkList, command: str, since: str) -> str:
+    """Why a command was not run, as text."""
+    return f'cniVersion "{net.version}" has no {command} (since {since})'
+
+
+def at_least(config_version: str, since: str) -> bool:
+    """Whether a version is new enough. A version that cannot be read is not."""
+    try:
+        return version.at_least(config_version, since)
+    except ValueError:
+        return False
+
+
+def read_released(stdout: bytes) -> tuple[Released, ...] | None:
+    """The report of one of fastcni's own plugins; None: an older plugin, which printed nothing."""
+    if not stdout:
+        return None
+    try:
+        found = json.read(stdout)["released"]
+        return tuple(Released(it["plugin"], it["what"], it["of"]) for it in found)
+    except (json.JsonError, KeyError, TypeError):
+        raise CniError(errors.DECODING_FAILURE, "its report of GC cannot be read", f"{stdout[:200]!r}") from None
+

@@ -1,0 +1,76 @@
+"""What a command has done with a network: which plugins were called, which were not, and why not."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fastcni.runtime.records import Attachment, PluginConf
+from fastcni.spec.errors import CniError
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A CHECK, DEL or STATUS that has not failed.
+
+    called: the plugins in the order of the calls. skipped: why none was called, "" where they were.
+    unknown: what the plugins did not get, and why; "" if nothing was missing.
+    """
+
+    called: tuple[PluginConf, ...] = ()
+    skipped: str = ""
+    unknown: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """plugin: its type, or its IPAM delegate's. what: "address 10.1.0.5". of: the attachment, in words, or ""."""
+
+    plugin: str
+    what: str
+    of: str
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """An attachment, and why it is kept or deleted."""
+
+    attachment: Attachment
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Deleted:
+    """An attachment whose DEL was run. why: what made it stale. error: None where the DEL has succeeded."""
+
+    attachment: Attachment
+    why: str
+    error: CniError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """GC of one plugin. skipped: why it was not called. released: as it reports; None if it reports nothing."""
+
+    plugin: PluginConf
+    skipped: str = ""
+    error: CniError | None = None
+    released: tuple[Released, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GcReport:
+    """kept, deleted: the remembered attachments of the network. plugins: in order. skipped: why nothing was done.
+    dry_run: `deleted` is what would be deleted, and no plugin was called. error: what kept the plugins from being
+    called."""
+
+    kept: tuple[Judged, ...] = ()
+    deleted: tuple[Deleted, ...] = ()
+    plugins: tuple[Collected, ...] = ()
+    skipped: str = ""
+    dry_run: bool = False
+    error: CniError | None = None
+
+    @property
+    def errors(self) -> Sequence[CniError]:
+        """All that went wrong, in order."""
+        found = [*(it.error for it in self.deleted), self.error, *(it.error for it in self.plugins)]
+        return [error for error in found if error]
