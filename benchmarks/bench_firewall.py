@@ -24,7 +24,7 @@ A_RANGE = {"hostPort": 20000, "containerPort": 80, "protocol": "tcp", "range": 2
 
 
 @pytest.fixture(scope="module", params=(0, 1000), ids="{}_pods".format)
-def host(request):
+def host(request, scaled):
     """A Host as a server keeps it, in a namespace with that many pods."""
     subprocess.run(["ip", "netns", "add", NAME], check=True)
     fd = netns.open_path(f"/run/netns/{NAME}")
@@ -34,7 +34,7 @@ def host(request):
                             "&& ip link set br0 up"], check=True)
             with closing(Memory()) as memory:
                 found = Host(fd, memory)
-                for number in range(request.param):
+                for number in range(scaled(request.param)):
                     call("ADD", found, "portmap", number)
                     call("ADD", found, "firewall", number)
                 yield found

@@ -22,11 +22,11 @@ def owner(n):
 
 
 @pytest.fixture(scope="module", params=HELD, ids="{}_held".format)
-def network(request, tmp_path_factory):
+def network(request, scaled, tmp_path_factory):
     """A data directory whose network "net" has that many of a /16 held, the first of them in a row."""
     root = tmp_path_factory.mktemp("ipam")
     (root / "net").mkdir()
-    for n in range(request.param):
+    for n in range(scaled(request.param)):
         (root / "net" / f"10.22.{(n + 2) >> 8}.{(n + 2) & 255}").write_bytes(owner(n))
     return root
 
@@ -46,10 +46,10 @@ def call(command, root, **ipam):
 
 
 @pytest.mark.parametrize("held", HELD, ids="{}_held".format)
-def test_leaf_take_and_free(benchmark, tmp_path, held):
+def test_leaf_take_and_free(benchmark, scaled, tmp_path, held):
     fd = os.open(tmp_path, os.O_RDONLY)
     index = Index(fd, b"b" * 36)
-    for n in range(held):
+    for n in range(scaled(held)):
         index.hold((0x0A160002 + n).to_bytes(4, "big"), owner(n))
 
     def take_and_free():

@@ -31,9 +31,9 @@ def veth(batch):
 
 def by_leaf(batch):
     batch.begin(uapi.RTM_NEWLINK, rtnl.CREATE | uapi.NLM_F_ECHO, UP, "failed to make veth pair")
-    batch.text(3, "veth01234567").raw(1, HOST_MAC).u32(4, 1500).u32(10, 4)
+    batch.text(3, "veth01234567").raw(1, HOST_MAC).u32(4, 1500).u32(31, 1).u32(32, 1).u32(10, 4)
     batch.nest(18).text(1, "veth").nest(2).nest(1).header(rtnl.ANY_LINK)
-    batch.text(3, "eth0").raw(1, POD_MAC).u32(28, 9).u32(4, 1500).end().end().end()
+    batch.text(3, "eth0").raw(1, POD_MAC).u32(4, 1500).u32(31, 1).u32(32, 1).u32(28, 9).end().end().end()
     data = batch.finish()
     batch.clear()
     return data
@@ -50,11 +50,12 @@ def by_verb_in_a_new_batch(_):
 
 
 def by_pyroute2(_):
-    peer = {"attrs": [("IFLA_IFNAME", "eth0"), ("IFLA_ADDRESS", POD_MAC.hex(":")), ("IFLA_NET_NS_FD", 9),
-                      ("IFLA_MTU", 1500)]}
+    queues = [("IFLA_NUM_TX_QUEUES", 1), ("IFLA_NUM_RX_QUEUES", 1)]
+    peer = {"attrs": [("IFLA_IFNAME", "eth0"), ("IFLA_ADDRESS", POD_MAC.hex(":")), ("IFLA_MTU", 1500), *queues,
+                      ("IFLA_NET_NS_FD", 9)]}
     link = ifinfmsg()
     link["flags"] = link["change"] = 1
-    link["attrs"] = [("IFLA_IFNAME", "veth01234567"), ("IFLA_ADDRESS", HOST_MAC.hex(":")), ("IFLA_MTU", 1500),
+    link["attrs"] = [("IFLA_IFNAME", "veth01234567"), ("IFLA_ADDRESS", HOST_MAC.hex(":")), ("IFLA_MTU", 1500), *queues,
                      ("IFLA_MASTER", 4), ("IFLA_LINKINFO", {"attrs": [
                          ("IFLA_INFO_KIND", "veth"),
                          ("IFLA_INFO_DATA", {"attrs": [("VETH_INFO_PEER", peer)]})]})]
@@ -76,8 +77,8 @@ def link_reply():
     from fastcni.kernel import wire
 
     sock = wire.open_socket()
-    sock.send(rtnl.get_link(Batch(), index=1).finish())
-    data = sock.recv(wire.RECV_SIZE)
+    wire.send(sock, rtnl.get_link(Batch(), index=1).finish())
+    data = sock.recv(65536)
     sock.close()
     return data
 

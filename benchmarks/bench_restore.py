@@ -24,12 +24,13 @@ from fastcni.spec import json
 pytestmark = pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("iptables-save") or not shutil.which("nft"),
                                 reason="needs root, nft and iptables: makes a network namespace, and flushes in it")
 NAME = f"fcni-bench-restore-{os.getpid()}"
-PODS_NETNS = "/proc/1/ns/net"   # it is there, which is all that a restore looks for
+PODS = f"{NAME}-pods"           # one namespace that stands for all pods': a restore asks whether it is linked to ours
+PODS_NETNS = f"/run/netns/{PODS}"
 ROUNDS = 9
 SETTLE_SECONDS = 0.5            # a server that has started has looked at all that there is
 LIMIT = 10                      # seconds
 # nftables: the server's mirror of its own tables. iptables: a replay of what runtimes remember.
-DONE = {"nftables": "event=restored", "iptables": "event=replayed"}
+DONE = {"nftables": "event=rules_restored", "iptables": "event=rules_replayed"}
 CASES = [pytest.param(backend, flush, pods, id=f"{backend}, {flush}, {pods} pods") for backend, flushes, sizes in (
     ("nftables", ("nft flush ruleset", "nft delete table inet fastcni"), (1, 30, 182)),
     ("iptables", ("nft flush ruleset", "iptables -t nat -F"), (1, 30)))
@@ -93,8 +94,11 @@ def ruleset():
 @contextmanager
 def inside_a_namespace():
     with ExitStack() as stack:
-        subprocess.run(["ip", "netns", "add", NAME], check=True)
-        stack.callback(subprocess.run, ["ip", "netns", "del", NAME], check=True)
+        for name in (NAME, PODS):
+            subprocess.run(["ip", "netns", "add", name], check=True)
+            stack.callback(subprocess.run, ["ip", "netns", "del", name], check=True)
+        for words in ("br0 type bridge", f"veth0 type veth peer eth0 netns {PODS}"):
+            subprocess.run(["ip", "-n", NAME, "link", "add", *words.split()], check=True)
         fd = netns.open_path(f"/run/netns/{NAME}")
         stack.callback(os.close, fd)
         with netns.inside(fd):

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-SIDES = ("Go", "one-shot", "warm", "floor")
+SIDES = ("Go", "one-shot", "warm", "before", "floor")        # before: see Options
 PARTS = ("latency", "rate", "cost", "density", "memory")
 
 
@@ -133,12 +133,14 @@ QUICK = Plan(rounds=4, slow_rounds=1, settle=0.2, at_once=(8, 32), slow_at_once=
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the user asked for. peer: the folder of the Go plugins. data_dir: where the networks' files go, None: in
-    memory. report: where to write, None for nowhere. only, parts, sides: names, all of them by default. command: the
-    words that were typed."""
+    """What the user asked for. peer: the folder of the Go plugins. before: a Python with another fastcni, None without:
+    its warm server is one more side, for a comparison of two versions in one run. data_dir: where the networks' files
+    go, None: in memory. report: where to write, None for nowhere. only, parts, sides: names, all of them by default.
+    command: the words that were typed."""
 
     plan: Plan = Plan()
     peer: str = "/usr/lib/cni"
+    before: str | None = None
     data_dir: str | None = None
     report: str | None = None
     only: tuple[str, ...] = ()

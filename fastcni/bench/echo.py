@@ -2,7 +2,8 @@
 
     python -m fastcni.bench.echo SOCKET
 
-Ends when its standard input does, so that it never outlives the run.
+For each request it makes the latency request that the warm server makes (server/awake.py). It ends when its standard
+input does, so that it never outlives the run.
 """
 
 import array
@@ -11,7 +12,8 @@ import select
 import socket
 import sys
 
-from fastcni.server import protocol
+from fastcni.server import log, protocol
+from fastcni.server.awake import DEFAULT_SECONDS, Awake
 
 ANSWER = b'{"bench": "echo"}'
 
@@ -24,11 +26,12 @@ def main(path):
         waiting.register(listener, select.POLLIN)
         waiting.register(sys.stdin, select.POLLIN)
         buffer = bytearray(protocol.MAX_MESSAGE)
+        awake = Awake(float(os.environ.get("FASTCNI_AWAKE") or DEFAULT_SECONDS), log.make("info", "logfmt"))
         while all(fd == listener.fileno() for fd, _ in waiting.poll()):
-            serve(listener, buffer)
+            serve(listener, buffer, awake)
 
 
-def serve(listener, buffer):
+def serve(listener, buffer, awake):
     """Read one request, close its descriptors, answer."""
     conn, _ = listener.accept()
     with conn:
@@ -37,6 +40,7 @@ def serve(listener, buffer):
             for fd in array.array("i", data):
                 os.close(fd)
         if size:                # nothing: somebody looked whether we are there
+            awake.hold()
             protocol.answer(conn, 0, ANSWER)
 
 

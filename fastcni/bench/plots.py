@@ -17,7 +17,8 @@ STYLE = {
     "grid.linewidth": 0.6, "axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": "#888888",
     "axes.axisbelow": True, "path.simplify": False,
 }
-COLORS = {"Go": "#0072b2", "one-shot": "#e69f00", "warm": "#d55e00", "floor": "#777777"}    # told apart by all eyes
+COLORS = {"Go": "#0072b2", "one-shot": "#e69f00", "warm": "#d55e00", "before": "#009e73",
+          "floor": "#777777"}           # also for colour-blind readers
 FAMILIAR = ("loopback", "host-local-1000", "bridge", "bridge-ipmasq", "ptp")
 CALLS = ("ADD", "DEL")
 SHARES = (*range(0, 96, 5), 97, 98, 99, 100)            # percent, of a distribution's line

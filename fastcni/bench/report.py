@@ -15,6 +15,7 @@ from rich.text import Text
 
 import fastcni
 from fastcni.bench import tables
+from fastcni.server import awake
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 
@@ -25,8 +26,8 @@ PLOTS = {"latency": "Latency, one at a time", "rate": "Rate against calls at onc
 INTRODUCTION = """\
 **Go** is the reference plugins, **one-shot** fastcni's plugins without a server, **warm** the same files with
 `fastcni serve` running, **floor** what the kernel itself takes: the launcher answered at once, and the netlink
-requests that nobody can do without, from a process that is warm, each time with processors that may be asleep. All in
-one run, in turn and shuffled.
+requests that nobody can do without, from a process that is warm. Warm and floor keep processors awake in the same way:
+from each request on, for as long as the table says. All in one run, in turn and shuffled.
 """
 
 
@@ -40,9 +41,22 @@ def machine(options):
         "Python": f"{platform.python_version()}, {os.path.realpath(sys.executable)}",
         "fastcni": fastcni.__version__,
         "Go plugins": go_plugins(options.peer),
+        "latency request of warm and floor": latency_request(),
         "calls": f"{plan.rounds} x {plan.burst} of each, one at a time; {plan.repeats} x {plan.pods} pods at once; "
                  f"{plan.density_rounds} x {plan.burst} at each density; seed {plan.seed}",
     }
+
+
+def latency_request():
+    """What warm and floor ask of processors that would go to sleep."""
+    seconds = float(os.environ.get("FASTCNI_AWAKE") or awake.DEFAULT_SECONDS)
+    if not seconds:
+        return "none: FASTCNI_AWAKE is 0"
+    try:
+        os.close(os.open(awake.DEVICE, os.O_WRONLY))
+    except OSError as e:
+        return f"none: {e}"
+    return f"{awake.least()} us ({awake.DEVICE}), until {seconds * 1e3:g} ms after a request"
 
 
 def processor():

@@ -166,6 +166,9 @@ def set_up(bench, stack):
     if "warm" in wanted:
         server = stack.enter_context(doors.serve(node.folder))
         bench.sides.append(doors.Plugins("warm", bench.folder, server.sock, server))
+    if bench.options.before and "before" in wanted:
+        server = stack.enter_context(doors.another(bench.options.before, f"{node.folder}/before"))
+        bench.sides.append(doors.Plugins("before", f"{node.folder}/before/bin", server.sock, server))
     if "floor" in wanted or bench.options.wants("density"):        # it puts the pods there
         child = stack.enter_context(doors.echo(node.folder))
         launcher = doors.Plugins("floor", bench.folder, child.sock, child)

@@ -13,7 +13,7 @@ from fastcni.spec.errors import CniError
 
 START_SECONDS = 20              # until a server listens
 END_SECONDS = 90                # it finishes what it has begun
-SUBNETS = {"Go": 21, "one-shot": 22, "warm": 23, "floor": 24}
+SUBNETS = {"Go": 21, "one-shot": 22, "warm": 23, "floor": 24, "before": 25}
 
 
 class Plugins:
@@ -77,15 +77,16 @@ class Plugins:
 
 
 class Child:
-    """`with Child(words, sock, log):` runs a server of ours in this namespace, from its first connection to SIGTERM."""
+    """`with Child(words, sock, log):` runs a server of ours in this namespace, from its first connection to SIGTERM.
+    python: the interpreter that runs it, by default this one."""
 
-    def __init__(self, words, sock, log):
-        self.words, self.sock, self.log = words, sock, log
+    def __init__(self, words, sock, log, python=sys.executable):
+        self.words, self.sock, self.log, self.python = words, sock, log, python
 
     def __enter__(self):
         with open(self.log, "wb") as log:
             # In a process group of its own: Ctrl-C is for the run, which then ends it in its turn.
-            self.process = subprocess.Popen([sys.executable, *self.words], stdin=subprocess.PIPE, stdout=log,
+            self.process = subprocess.Popen([self.python, *self.words], stdin=subprocess.PIPE, stdout=log,
                                             stderr=log, process_group=0)
         try:
             self._wait_until_it_listens()
@@ -138,13 +139,25 @@ class Child:
     def answered(self):
         """How many requests its log says that it has done."""
         with open(self.log, encoding="utf-8", errors="replace") as file:
-            return sum(" event=done " in line for line in file)
+            return sum(" event=request_done " in line for line in file)
 
 
-def serve(folder):
+def serve(folder, python=sys.executable):
     """The warm server as a Child, listening below `folder`, as a user would start it."""
     sock = f"{folder}/fastcni.sock"
-    return Child(["-m", "fastcni", "serve", "--socket", sock], sock, f"{folder}/server.log")
+    return Child(["-Im", "fastcni", "serve", "--socket", sock], sock, f"{folder}/server.log", python)
+
+
+def another(python, folder):
+    """The warm server of another Python's fastcni, as a Child, and its plugins in `folder`/bin. Raises CniError."""
+    words = [python, "-Im", "fastcni", "install", "--bin-dir", f"{folder}/bin"]
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
+    except OSError as e:
+        raise CniError(errors.INVALID_CONFIG, f"{python}: {e.strerror}") from e
+    if done.returncode:
+        raise CniError(errors.INVALID_CONFIG, f"{' '.join(words)}: {done.stderr.strip()[-500:]}")
+    return serve(folder, python)
 
 
 def echo(folder):

@@ -62,7 +62,8 @@ def present(data):
 def ratio_columns(data):
     """(ours, theirs) for each ratio that there is."""
     sides = present(data)
-    return [(ours, theirs) for ours in OURS for theirs in ("Go", "floor") if {ours, theirs} <= set(sides)]
+    ratios = [(ours, theirs) for ours in OURS for theirs in ("Go", "floor") if {ours, theirs} <= set(sides)]
+    return ratios + [("warm", "before")] * ({"warm", "before"} <= set(sides))
 
 
 def latency(data):
@@ -87,7 +88,7 @@ def first(series):
 
 def rate(data):
     sides = [side for side in present(data) if side != "floor"]
-    ratios = [(ours, "Go") for ours in OURS if {ours, "Go"} <= set(sides)]
+    ratios = [(ours, theirs) for ours, theirs in ratio_columns(data) if theirs != "floor"]
     alone, rows = data["rate"].get(ALONE.name, {}), []
     for case, levels in data["rate"].items():
         for call in first(first(levels)):

@@ -1,0 +1,104 @@
+"""A packet through the rules of firewall by iptables, there and back: with one pod and with 1,000, in an ipset and with
+two rules a pod as the Go plugin adds them. Prints, never asserts. Root, for network namespaces of its own.
+
+    .venv/bin/python -m pytest --benchmark-only benchmarks/bench_forward.py
+
+The pod's address is the last of them. One process owns both ends: a round is 100 datagrams from the pod to an address
+outside, each answered, without a thread to wake.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+from contextlib import ExitStack, contextmanager
+from socket import AF_INET, SOCK_DGRAM, socket
+
+import pytest
+
+from fastcni.handle import handle
+from fastcni.kernel import netns
+from fastcni.kit.firewall import forward_chain, forward_iptables
+from fastcni.kit.host import Host
+
+pytestmark = [pytest.mark.skipif(os.geteuid() != 0, reason="needs root: makes network namespaces"),
+              pytest.mark.skipif(not shutil.which("iptables-restore"), reason="needs iptables")]
+NODE, POD, FAR = (f"fcni-bench-{role}-{os.getpid()}" for role in ("node", "pod", "far"))
+ADDRESSES = {POD: "10.22.255.254", FAR: "192.0.2.9"}
+GATEWAYS = {POD: "10.22.0.1/16", FAR: "192.0.2.1/24"}
+DATAGRAMS = 100
+
+
+def run(*words, stdin=""):
+    subprocess.run(words, check=True, input=stdin.encode(), capture_output=True)
+
+
+@pytest.fixture
+def ends():
+    """Within a node that forwards and drops by policy: sockets of a pod and of a host outside."""
+    with ExitStack() as stack:
+        for name in (NODE, POD, FAR):
+            run("ip", "netns", "add", name)
+            stack.callback(run, "ip", "netns", "del", name)
+        sockets = []
+        for name, address in ADDRESSES.items():
+            gateway, _, prefix = GATEWAYS[name].partition("/")
+            run("ip", "-n", NODE, "-batch", "-", stdin=f"link add {name[5:20]} type veth peer name eth0 netns {name}\n"
+                f"addr add {gateway}/{prefix} dev {name[5:20]}\nlink set {name[5:20]} up\n")
+            run("ip", "-n", name, "-batch", "-", stdin=f"addr add {address}/{prefix} dev eth0\nlink set eth0 up\n"
+                f"route add default via {gateway}\n")
+            with opened(name) as fd, netns.inside(fd):
+                sockets.append(stack.enter_context(socket(AF_INET, SOCK_DGRAM)))
+                sockets[-1].bind((address, 4000))
+                sockets[-1].settimeout(10)
+        fd = stack.enter_context(opened(NODE))
+        stack.enter_context(netns.inside(fd))
+        with open("/proc/sys/net/ipv4/ip_forward", "w") as file:
+            file.write("1")
+        run("iptables", "-P", "FORWARD", "DROP")
+        yield sockets
+
+
+@contextmanager
+def opened(name):
+    fd = netns.open_path(f"/run/netns/{name}")
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def there_and_back(near, far):
+    for _ in range(DATAGRAMS):
+        near.sendto(b"question", (ADDRESSES[FAR], 4000))
+        far.sendto(b"answer", far.recvfrom(64)[1])
+        near.recv(64)
+
+
+def add(addresses):
+    """A pod of each address."""
+    host = Host()
+    for number, text in enumerate(addresses):
+        conf = {"cniVersion": "1.0.0", "name": "net", "type": "firewall", "backend": "iptables",
+                "prevResult": {"cniVersion": "1.0.0", "ips": [{"address": f"{text}/16"}]}}
+        env = {"CNI_COMMAND": "ADD", "CNI_CONTAINERID": f"pod{number}", "CNI_NETNS": "/proc/1/ns/net",
+               "CNI_IFNAME": "eth0", "CNI_PATH": "/nowhere", "PATH": os.environ["PATH"]}
+        reply = handle("firewall", env, json.dumps(conf).encode(), host=host, in_process=True)
+        assert not reply.status, reply.stdout
+    host.close(lambda close: close())
+
+
+@pytest.mark.parametrize("rules", ["no rules of pods", "in an ipset", "two rules a pod"])
+@pytest.mark.parametrize("pods", [1, 1000])
+def test_packets(benchmark, ends, scaled, monkeypatch, pods, rules):
+    addresses = [*(f"10.22.{number >> 8}.{number & 255}" for number in range(2, scaled(pods) + 1)), ADDRESSES[POD]]
+    if rules == "no rules of pods":
+        run("iptables", "-P", "FORWARD", "ACCEPT")
+    elif rules == "in an ipset":
+        add(addresses)
+    else:
+        monkeypatch.setattr(forward_iptables, "has_set", lambda *_: False)
+        add(addresses[:1])
+        lines = [rule for text in addresses[1:] for rule in forward_chain.rules(bytes(map(int, text.split("."))))]
+        run("iptables-restore", "--noflush", stdin="\n".join(["*filter", *lines, "COMMIT", ""]))
+    benchmark.pedantic(there_and_back, ends, warmup_rounds=2, rounds=100)
