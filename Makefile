@@ -1,18 +1,20 @@
 # make demo    does the main job once, from a conflist to a ping and back (root)
 # make test    sets everything up and runs all tests (without root, what needs root skips and says so), by two
 #              processes at once; WORKERS=0: by one
+# make test-toolchains  the launcher for aarch64 and by clang, plots, and the fast tests on other Pythons
 # make test-vm the tests that need a kernel with everything, on Debian's, in a VM (ONLY="tests/real_kernel/test_x.py")
+# make test-faults  faults at each step, kills, full disks, frozen servers, a soak; hours (FAULTS="--seconds 60" or "kills")
 # make check   the fast tests   make lint   ruff and cython-lint   make clean
 # make bench   figures and benchmarks/report (root; half an hour, BENCH=--quick: a few)
 .POSIX:
-.PHONY: setup demo test test-vm check bench lint clean
+.PHONY: setup demo test test-toolchains test-vm test-faults check bench lint clean
 
 PYTHON = python3
 VENV = .venv
 BIN = $(VENV)/bin
 WORKERS = 2
 BUILT = $(VENV)/.built-by-make
-BUILT_FROM = pyproject.toml setup.py fastcni/*.p[xy][dxi] fastcni/launcher/launcher.c
+BUILT_FROM = pyproject.toml setup.py fastcni/*.p[xy][dxi] fastcni/launcher/*.[ch]
 
 setup: $(BUILT)
 
@@ -30,10 +32,18 @@ test: setup
 	@sh tests/setup-peer.sh
 	LANE=host $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --benchmark-disable
 
+test-toolchains: setup
+	@sh tests/setup-peer.sh aarch64-linux-gnu-gcc qemu-aarch64-static clang
+	@sh tests/toolchains.sh $(BIN)/python
+
 test-vm: setup
 	@sh tests/setup-peer.sh
 	@sh tests/vm/fetch.sh $(BIN)/python
 	@sh tests/vm/boot.sh $(ONLY)
+
+test-faults: setup
+	@sh tests/setup-peer.sh
+	PYTHONPATH=tests $(BIN)/python -m faults $(FAULTS)
 
 check: setup
 	$(BIN)/python -m pytest -q tests/leaves tests/spec tests/fake_kernel tests/launcher \
@@ -51,6 +61,6 @@ lint: setup
 	PATH="$$PWD/$(BIN):$$PATH" cython-lint fastcni
 
 clean:
-	rm -rf build dist wheelhouse fastcni.egg-info .pytest_cache .ruff_cache .hypothesis .benchmarks .lanes
+	rm -rf build dist wheelhouse fastcni.egg-info .pytest_cache .ruff_cache .hypothesis .benchmarks .lanes .toolchains
 	rm -f fastcni/*.so fastcni/*.c fastcni/launcher/launcher.elf $(BUILT)
 	find fastcni tests benchmarks -name __pycache__ -prune -exec rm -rf {} +

@@ -1,16 +1,17 @@
 #!/bin/sh
-# What the tests compare with and look through: the Go plugins, iptables, nft, ip, conntrack, iperf3, strace,
+# What the tests compare with and look through: the Go plugins, iptables, ipset, nft, ip, conntrack, iperf3, strace,
 # ping, systemd's tools, firewalld.
 # As root on Debian or Ubuntu what is missing is installed; elsewhere it is named, and the tests that need it skip.
 # So is firewalld where systemd runs, which would start it, with the machine's own network behind it.
 #   setup-peer.sh [COMMAND...]     by default all
 set -eu
-[ $# -gt 0 ] || set -- bridge iptables nft ip conntrack ping iperf3 strace systemd-analyze firewalld
+[ $# -gt 0 ] || set -- bridge iptables ipset nft ip conntrack ping iperf3 strace systemd-analyze firewalld
 
 package_of() {
     case $1 in
         bridge) echo containernetworking-plugins ;;
         iptables) echo iptables ;;
+        ipset) echo ipset ;;
         nft) echo nftables ;;
         ip) echo iproute2 ;;
         conntrack) echo conntrack ;;
@@ -19,6 +20,9 @@ package_of() {
         strace) echo strace ;;
         firewalld) echo firewalld ;;
         systemd-analyze) echo systemd ;;
+        aarch64-linux-gnu-gcc) echo gcc-aarch64-linux-gnu ;;
+        qemu-aarch64-static) echo qemu-user-static ;;
+        clang) echo clang ;;
     esac
 }
 

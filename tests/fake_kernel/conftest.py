@@ -58,7 +58,7 @@ def exchanged(monkeypatch):
         sock.send(data)
 
     monkeypatch.setattr(wire, "send", send)
-    monkeypatch.setattr(wire, "receive", lambda sock, *milliseconds: sock.receive(*milliseconds))
+    monkeypatch.setattr(wire, "receive", lambda sock, *limits: sock.receive(*limits))
 
 
 @pytest.fixture

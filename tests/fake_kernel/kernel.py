@@ -32,11 +32,11 @@ class Socket:
     def send(self, data):
         return len(data)
 
-    def receive(self, milliseconds=wire.FOR_EVER):
+    def receive(self, milliseconds=wire.ANSWER_MS, caller=-1):
         """For wire.receive()."""
         self.waits.append(milliseconds)
         if not self.queue:
-            assert milliseconds != wire.FOR_EVER, "this would wait for ever: everything was answered"
+            assert milliseconds != wire.ANSWER_MS, "this would wait for ever: everything was answered"
             return None
         item = self.queue.pop(0)
         if isinstance(item, Exception):

@@ -297,6 +297,18 @@ def test_any_other_exception_is_code_999(plugin, fail, expected):
     assert error(call("ADD")) == expected
 
 
+@pytest.mark.parametrize("why, code", [
+    ("cannot open shared object file: Too many open files", 11), ("cannot read file data: Input/output error", 5),
+    ("failed to map segment from shared object: Cannot allocate memory", 11),
+    ("failed to map segment from shared object", 11), ("undefined symbol: PyNothing", 999)])
+def test_a_module_that_the_kernel_does_not_give_is_no_fault_of_fastcni(plugin, why, code):
+    """As when descriptors run out while a plugin imports a compiled module: that was called a fault of fastcni."""
+    plugin.fail = ImportError(f"/usr/lib/_sha512.so: {why}", name="_sha512")
+    found = error(call("ADD"))
+    assert found[:2] == (code, f"/usr/lib/_sha512.so: {why}")
+    assert ("fault of fastcni" in found[2]) == (code == 999)
+
+
 def test_what_failed_on_the_way_back_stands_in_the_details(plugin):
     def add(req, conf, undo):
         undo([].pop)
@@ -355,12 +367,14 @@ def test_warnings_go_to_stderr_also_beside_an_error(plugin):
 
 
 def test_a_request_carries_what_the_door_was_given(plugin):
+    call("DEL", STDIN, CNI_ARGS="A=B", X="y")
     call("GC", STDIN | {"cni.dev/valid-attachments": [{"containerID": "c9", "ifname": "eth1"}]}, CNI_ARGS="A=B", X="y")
-    req, = plugin.ran
+    req, gc = plugin.ran
     assert (req.plugin, req.command, req.container_id, req.netns, req.ifname) == (
-        "stand-in", "GC", "c1", "/none", "eth0")
+        "stand-in", "DEL", "c1", "/none", "eth0")
+    assert (gc.container_id, gc.netns, gc.ifname, gc.args) == ("", "", "", "")     # it is about no pod
     assert (req.args, req.path, req.env["X"], json.loads(req.stdin)["name"]) == ("A=B", "/bin", "y", "n")
-    assert req.valid_attachments == {("c9", "eth1")}
+    assert gc.valid_attachments == {("c9", "eth1")}
 
 
 # -- garbage -----------------------------------------------------------------------------------------------

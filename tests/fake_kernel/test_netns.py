@@ -10,12 +10,12 @@ from fastcni.kit.undo import Undo
 
 @pytest.fixture
 def refuse(monkeypatch):
-    """refuse(n): the n-th setns() from now on is refused."""
-    def from_now_on(n):
+    """refuse(n): the n-th setns() from now on is refused; with `last`, all up to that one."""
+    def from_now_on(n, last=None):
         calls = iter(range(1, 100))
 
         def setns(fd):
-            if next(calls) == n:
+            if n <= next(calls) <= (last or n):
                 raise OSError(1, os.strerror(1))
 
         monkeypatch.setattr(netns, "setns", setns)
@@ -34,7 +34,7 @@ def descriptors():
 
 
 def test_no_way_home_is_no_exception_that_anybody_goes_on_after(refuse, fd):
-    refuse(2)
+    refuse(2, 99)
     before = descriptors()
     with pytest.raises(netns.Lost, match="home"):
         try:
@@ -43,6 +43,26 @@ def test_no_way_home_is_no_exception_that_anybody_goes_on_after(refuse, fd):
         except Exception:
             pytest.fail("handled, in the wrong namespace")
     assert descriptors() == before
+
+
+def test_a_return_that_fails_once_is_tried_again(refuse, fd):
+    """Memory that is short for a moment (ENOMEM) cost the request, and the thread."""
+    refuse(2, netns.RETURN_TRIES)
+    with netns.inside(fd):
+        inside = True
+    assert inside
+
+
+def test_a_descriptor_that_cannot_be_closed_takes_no_place_of_a_lost_thread(refuse, monkeypatch, fd):
+    """An OSError in the place of Lost was handled, in the wrong namespace."""
+    def close(fd):
+        os.close(fd)
+        raise OSError(5, os.strerror(5))
+
+    refuse(2, 99)
+    monkeypatch.setattr(netns, "close_file", close)
+    with pytest.raises(netns.Lost), netns.inside(fd):
+        assert True
 
 
 def test_no_way_in_is_an_ordinary_error_and_leaves_no_descriptor(refuse, fd):

@@ -7,6 +7,7 @@ that it was started and prints its stdin, so that every road to one-shot can be 
 import array
 import os
 import select
+import shutil
 import socket
 import struct
 import subprocess
@@ -15,12 +16,15 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 HEAD = struct.Struct("=4sIII")
-NETNS, STDIN = 1, 2
+NETNS = 1
 DECLINED = 2
 ROOM = 128 << 10                # of the launcher, for environment and stdin, and for both streams of an answer
 PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 LONG = bytes(range(256)) * 800  # more than a message has room for
+FULL = LONG[:120_000]           # less, but most of it
 INSTEAD_OF_PYTHON = """\
 #!/bin/sh
 name=$6
@@ -38,7 +42,7 @@ def write_executable(path, data):
 
 
 class Request:
-    """What arrived: the message, its head, and of each descriptor what /proc calls it; stdin, wherever it was."""
+    """What arrived: the message, its head, its stdin, and of each descriptor what /proc calls it."""
 
     def __init__(self, data, fds):
         self.data = data
@@ -48,9 +52,6 @@ class Request:
         self.strings = block[:-1].decode().split("\0")
         self.stdin = data[HEAD.size + size:]
         self.files = [os.readlink(f"/proc/self/fd/{fd}") for fd in fds]
-        if self.descriptors & STDIN:
-            assert not self.stdin
-            self.stdin = os.pread(fds[-1], os.fstat(fds[-1]).st_size, 0)
 
 
 def receive(conn):
@@ -172,6 +173,17 @@ def answered_unread(conn):
     """A server that declines whoever comes: the reset overtakes its word."""
     select.select([conn], [], [])
     conn.send(reply(DECLINED))
+
+
+def strace_words(folder, *more):
+    """The arguments that trace a plugin into folder/trace; `more`: what strace -e takes. Skips without strace."""
+    words = ["strace", "-o", str(folder / "trace")]
+    if not shutil.which("strace"):
+        pytest.skip("no strace")
+    probe = subprocess.run([*words, "-e", "inject=read:error=EINTR:when=999", "true"], capture_output=True, check=False)
+    if probe.returncode:
+        pytest.skip(f"no strace here: {probe.stderr.decode().strip()}")
+    return [*words, *(word for each in more for word in ("-e", each))]
 
 
 def until(what):

@@ -7,7 +7,7 @@ from fastcni._ipam_bitmap import Index
 
 BOOT = b"0f8b1c2d-1111-4222-8333-444455556666"
 FILE = ".fastcni.index"
-# magic, layout, dirty flag, capacities, counts, device and inode, mtime, ctime, boot id
+# magic, layout, unused, capacities, counts, device and inode, mtime, ctime, boot id
 HEADER = struct.Struct("=8sIIQQQQQQqqqq36s")
 
 

@@ -3,6 +3,7 @@
 import errno
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -11,14 +12,14 @@ import time
 
 import pytest
 
-from fastcni.kernel import process
+from fastcni.kernel import process, waiting
 
 SH = "/bin/sh"
 
 
 def sh(script, stdin=b"", env=None, **how):
     env = {"PATH": "/usr/bin:/bin"} if env is None else env
-    return process.run(SH, env, stdin, (SH, "-c", script), **how)
+    return process.run(SH, env, stdin, (SH, "-c", script), **{"timeout": None, **how})
 
 
 def test_both_streams_come_back_whole_and_apart():
@@ -32,12 +33,12 @@ def test_megabytes_in_and_out_do_not_block():
 
 
 def test_the_child_has_exactly_the_given_environment():
-    ended = process.run("/usr/bin/env", {"ONE": "1", "TWO": "z\u00e9"}, b"")
+    ended = process.run("/usr/bin/env", {"ONE": "1", "TWO": "z\u00e9"}, b"", timeout=60)
     assert sorted(ended.stdout.decode().split()) == ["ONE=1", "TWO=z\u00e9"]
 
 
 def test_the_argument_list_is_just_the_path():
-    ended = process.run("/bin/cat", {}, b"x")
+    ended = process.run("/bin/cat", {}, b"x", timeout=60)
     assert ended.stdout == b"x"
 
 
@@ -87,13 +88,13 @@ def test_what_cannot_be_started_is_an_oserror(tmp_path, make, number):
     file = tmp_path / "program"
     make(file)
     with pytest.raises(OSError) as caught:
-        process.run(str(file), {}, b"")
+        process.run(str(file), {}, b"", timeout=60)
     assert caught.value.errno == number
 
 
 def test_a_nul_in_the_environment_is_refused():
     with pytest.raises(ValueError):
-        process.run("/bin/true", {"A": "b\0c"}, b"")
+        process.run("/bin/true", {"A": "b\0c"}, b"", timeout=60)
 
 
 def test_more_output_than_the_bound_is_refused(monkeypatch):
@@ -104,7 +105,7 @@ def test_more_output_than_the_bound_is_refused(monkeypatch):
 
 
 def test_signals_that_python_ignores_work_in_the_child():
-    ended = process.run("/bin/cat", {}, b"", ("/bin/cat", "/proc/self/status"))
+    ended = process.run("/bin/cat", {}, b"", ("/bin/cat", "/proc/self/status"), timeout=60)
     ignored = next(line for line in ended.stdout.splitlines() if line.startswith(b"SigIgn:"))
     assert not int(ignored.split()[1], 16) & (1 << signal.SIGPIPE - 1 | 1 << signal.SIGXFSZ - 1)
 
@@ -115,7 +116,7 @@ def test_it_works_with_the_own_standard_streams_closed(tmp_path):
         import os
         os.closerange(0, 3)
         from fastcni.kernel import process
-        ended = process.run("/bin/sh", {{}}, b"in", ("/bin/sh", "-c", "/bin/cat; echo err >&2"))
+        ended = process.run("/bin/sh", {{}}, b"in", ("/bin/sh", "-c", "/bin/cat; echo err >&2"), timeout=60)
         with open({str(tmp_path / "out")!r}, "wb") as file:
             file.write(ended.stdout + ended.stderr)
     """)
@@ -127,7 +128,7 @@ def test_no_descriptor_is_left_open():
     before = len(os.listdir("/proc/self/fd"))
     sh("true", timeout=5)
     with pytest.raises(OSError):
-        process.run("/nonexistent", {}, b"")
+        process.run("/nonexistent", {}, b"", timeout=60)
     assert len(os.listdir("/proc/self/fd")) == before
 
 
@@ -143,3 +144,94 @@ def test_many_threads_may_run_programs_at_once():
     for thread in threads:
         thread.join()
     assert seen == {number: b"%d" % number for number in range(16)}
+
+
+# -- nothing is left running --------------------------------------------------------------------------------------
+
+STARTS_ANOTHER = "echo $$ > {0}/pids; sleep 1000 & echo $! >> {0}/pids; wait"
+
+
+def pids(folder, count=2):
+    """Those that STARTS_ANOTHER has written, when they are there."""
+    file = folder / "pids"
+    assert eventually(lambda: file.exists() and len(file.read_text().split()) == count)
+    return [int(word) for word in file.read_text().split()]
+
+
+def eventually(claim, seconds=30):
+    deadline = time.monotonic() + seconds
+    while not (found := claim()) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return found
+
+
+def runs(pid):
+    """Is it there, and no zombie that its new parent has still to take?"""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_at_the_end_of_its_time_a_program_takes_its_group_along(tmp_path):
+    ended = sh(STARTS_ANOTHER.format(tmp_path), timeout=1)
+    assert ended.late and ended.cause == "signal: killed"
+    assert eventually(lambda: not any(map(runs, pids(tmp_path))))
+
+
+def test_a_caller_that_leaves_takes_the_program_along(tmp_path):
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    request = waiting.Request()
+    request.caller = ours.fileno()
+    left = threading.Thread(target=lambda: (pids(tmp_path), theirs.close()))
+    left.start()
+    waiting.here.request = request
+    try:
+        with pytest.raises(waiting.CallerGone), ours:
+            sh(STARTS_ANOTHER.format(tmp_path))
+    finally:
+        del waiting.here.request
+        left.join()
+    assert eventually(lambda: not any(map(runs, pids(tmp_path))))
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_program_does_not_outlive_the_process_that_runs_it(tmp_path, number):
+    code = f"""
+from fastcni.kernel import process
+process.run("/bin/sh", {{}}, b"", ("/bin/sh", "-c", "echo $$ > {tmp_path}/pids; while :; do /bin/sleep 1; done"),
+            timeout=None)
+"""
+    with subprocess.Popen([sys.executable, "-c", code]) as parent:
+        (program,) = pids(tmp_path, 1)
+        parent.send_signal(number)
+    assert eventually(lambda: not runs(program))
+
+
+def test_a_program_has_no_signal_blocked():
+    """A server blocks those that end it, and its programs could not be ended by them."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
+    try:
+        status = process.run("/bin/cat", {}, b"", ("/bin/cat", "/proc/self/status"), timeout=60).stdout
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    assert b"SigBlk:\t0000000000000000" in status
+
+
+@pytest.mark.parametrize("timeout, cause", [(60, ""), (None, ""), (0.2, "signal: killed")])
+def test_it_works_where_the_kernel_has_no_pidfd(monkeypatch, timeout, cause):
+    def pidfd_open(pid):
+        raise OSError(errno.ENOSYS, "")
+
+    monkeypatch.setattr(process.posix, "pidfd_open", pidfd_open)
+    assert sh("exec sleep 1000" if cause else "exit 0", timeout=timeout).cause == cause
+
+
+def test_a_killed_program_that_had_not_ended_in_time_is_reaped_later():
+    with open("/dev/null", "r+") as null:
+        pid = process.spawn("/bin/true", ("/bin/true",), {}, *[null.fileno()] * 3)
+    process.strays.append(pid)
+    assert eventually(lambda: not runs(pid)) and os.path.exists(f"/proc/{pid}")
+    sh("exit 0")
+    assert process.strays == [] and not os.path.exists(f"/proc/{pid}")

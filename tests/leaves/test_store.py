@@ -13,6 +13,7 @@ import time
 
 import pytest
 
+from fastcni.kernel import waiting
 from fastcni.kit import store as store_module
 from fastcni.kit.store import Store, address_of, is_torn, owner_of
 from fastcni.spec import address
@@ -159,10 +160,10 @@ def test_an_index_that_cannot_be_a_file_is_done_without_and_said_so(place):
 
 
 def test_an_index_of_an_earlier_boot_is_read_anew(place, monkeypatch):
-    """After a power cut any page of the mapped file may be an old one."""
+    """After a power cut the index can be of another moment than the files."""
     with place() as store:
         store.take(ip("10.1.0.2"), POD)
-        store.index.drop(ip("10.1.0.2"), POD)       # a page that never reached the disk
+        store.index.drop(ip("10.1.0.2"), POD)       # what an older index says
     with place() as store:
         assert store.addresses_of(POD) == []        # the same boot: believed
     monkeypatch.setattr(store_module, "boot_id", lambda: b"1" * 36)
@@ -328,7 +329,7 @@ def test_a_failing_lock_is_an_error(place, monkeypatch):
     def refuse(fd):
         raise OSError(37, os.strerror(37))
 
-    monkeypatch.setattr(store_module._ipam_bitmap, "lock", refuse)
+    monkeypatch.setattr(waiting, "try_lock", refuse)
     with pytest.raises(CniError) as e, place():
         pass
     assert e.value.msg == f"lock {place.path}/lock: No locks available (errno 37)"
@@ -396,7 +397,6 @@ def test_two_processes_never_take_the_same_address(place):
 SMALL_DISK = """
 import os, subprocess, sys
 sys.path.insert(0, {root!r})
-from fastcni import _ipam_bitmap
 from fastcni.kit.store import Store
 from fastcni.spec.errors import CniError
 subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m,nr_inodes=40", "tmpfs", {where!r}], check=True)
@@ -411,7 +411,6 @@ except CniError as e:
     assert "No space left on device (errno 28)" in e.msg and "10.0.0." in e.msg, e
 assert taken > 20
 os.unlink({where!r} + "/net/.fastcni.index")
-_ipam_bitmap.forget()           # as a server does every five seconds: the file's space is free then
 open({where!r} + "/net/last_reserved_ip.9", "w").close()     # the last inode: no index can be made
 for n in range(taken):
     with Store({where!r}, "net", warnings.append) as store:

@@ -65,7 +65,7 @@ def test_who_waits_for_something_long_lets_others_go_on(begin, wait):
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
     gate = Gate()
     with ours, theirs:
-        waits = {"receive": lambda: _netlink.receive(ours.fileno(), -1), "Gate": gate.wait,
+        waits = {"receive": lambda: _netlink.receive(ours.fileno(), -1), "Gate": lambda: gate.wait(5000),
                  "await_message": lambda: _netlink.await_message(ours.fileno(), -1)}
         first = having(begin, waits[wait])
         for _ in range(20):             # each has the turn at once, not after a thread that hangs has lost it

@@ -2,6 +2,7 @@
 
 import os
 import re
+import socket
 import sys
 import tempfile
 from dataclasses import replace
@@ -13,12 +14,15 @@ import orjson
 import pytest
 from conftest import needs_root
 
-from fastcni.bench import report, run, tables
+from fastcni.bench import echo, report, run, tables
 from fastcni.bench.calls import CallFailed, Flow, Running
 from fastcni.bench.cases import QUICK, Options
 from fastcni.bench.floor import Floor
 from fastcni.bench.node import PREFIX
+from fastcni.bench.sides import another
 from fastcni.cli import door
+from fastcni.server import awake
+from fastcni.spec.errors import CniError
 
 ONE_TO_100 = [float(n) for n in range(1, 101)]
 
@@ -191,6 +195,41 @@ def test_a_small_run_measures_and_leaves_nothing(nothing_is_left, tmp_path, caps
     assert {side: len(calls["DEL"]) for side, calls in samples.items()} == {
         "one-shot": 2, "floor": 2, "launcher": 2, "requests": 2}
     assert "One at a time" in capsys.readouterr().out
+
+
+def test_the_floors_launcher_is_answered_with_the_latency_request_of_the_server(tmp_path):
+    """The floor was measured with processors asleep, and warm without: it was slower than what it is the floor of."""
+    held, pair = Mock(), socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with pair[0], pair[1]:
+        pair[0].send(b"a request")
+        echo.serve(Mock(accept=lambda: (pair[1], "")), bytearray(64), held)
+        assert held.hold.call_count == 1 and pair[0].recv(100)
+
+
+def test_the_report_says_which_latency_request_warm_and_floor_had(monkeypatch, tmp_path):
+    (tmp_path / "latency").touch()
+    monkeypatch.delenv("FASTCNI_AWAKE", raising=False)
+    monkeypatch.setattr(awake, "DEVICE", str(tmp_path / "latency"))
+    assert report.machine(Options())["latency request of warm and floor"].endswith("until 10 ms after a request")
+    monkeypatch.setenv("FASTCNI_AWAKE", "0")
+    assert report.latency_request() == "none: FASTCNI_AWAKE is 0"
+    monkeypatch.delenv("FASTCNI_AWAKE")
+    monkeypatch.setattr(awake, "DEVICE", "/nowhere/latency")
+    assert report.latency_request().startswith("none: [Errno 2]")
+
+
+@needs_root
+def test_another_fastcni_is_measured_in_the_same_run(nothing_is_left, capsys):
+    compared = replace(TINY, sides=("warm", "before"), before=sys.executable)
+    assert run.run(compared) == 0
+    assert ": before" in capsys.readouterr().out
+
+
+def test_another_python_without_fastcni_is_told(tmp_path):
+    with pytest.raises(CniError, match="/bin/false -Im fastcni install"):
+        another("/bin/false", str(tmp_path))
+    with pytest.raises(CniError, match="/nowhere/python: No such file"):
+        another("/nowhere/python", str(tmp_path))
 
 
 @needs_root

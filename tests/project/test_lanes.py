@@ -27,6 +27,9 @@ def test_that_skips_for_a_reason_of_its_own(): pytest.skip("no time")
 
 @pytest.mark.needs("tun")
 def test_that_fails(): assert False
+
+@pytest.mark.skipif(True, reason="no compiler")
+def test_of_another_tool(): pass
 """
 
 
@@ -37,10 +40,10 @@ def lane(pytester, monkeypatch):
     pytester.makeini("[pytest]\nmarkers = needs\n")
     monkeypatch.setattr(os, "geteuid", lambda: 0)
 
-    def run(name, lacks, other_lacks=None):
+    def run(name, lacks, other_lacks=None, select=""):
         monkeypatch.setattr(features, "has", lambda feature: feature not in lacks)
         record = pytester.path / f"{name}.json"
-        done = pytester.runpytest_inprocess("-rs", plugins=[features.Lane(record, other_lacks)])
+        done = pytester.runpytest_inprocess("-rs", "-k", select, plugins=[features.Lane(record, other_lacks)])
         return json.loads(record.read_text()), done.outlines
 
     return run
@@ -53,8 +56,9 @@ def count(folder):
 
 def test_a_test_is_skipped_for_the_options_that_the_kernel_lacks(lane):
     record, lines = lane("host", {"8021q", "dummy"})
-    assert record["ran"] == ["test_it.py::test_that_fails"]
+    assert record["ran"] == ["test_it.py::test_link[veth]", "test_it.py::test_that_fails"]
     assert record["not run"] == {
+        "test_it.py::test_of_another_tool": "no compiler",
         "test_it.py::test_dummy": "needs CONFIG_DUMMY, which this kernel lacks",
         "test_it.py::test_link[vlan]": "needs CONFIG_VLAN_8021Q, CONFIG_DUMMY, which this kernel lacks",
         "test_it.py::test_that_skips_for_a_reason_of_its_own": "no time",
@@ -65,30 +69,60 @@ def test_a_test_is_skipped_for_the_options_that_the_kernel_lacks(lane):
 def test_second_lane_runs_what_the_first_could_not_and_all_is_counted(lane, pytester):
     lane("host", {"8021q"})
     record, lines = lane("vm", set(), other_lacks={"8021q"})
-    assert record["ran"] == ["test_it.py::test_link[vlan]"] and "1 passed, 4 deselected" in lines[-1]
+    assert record["ran"] == ["test_it.py::test_link[vlan]"] and "1 passed, 5 deselected" in lines[-1]
     assert count(pytester.path) == (1, [
-        f"host, Linux {os.uname().release}: ran 2 of the tests that need a kernel feature",
-        f"vm, Linux {os.uname().release}: ran 1 of the tests that need a kernel feature",
+        f"host, Linux {os.uname().release}: ran 3 tests",
+        f"vm, Linux {os.uname().release}: ran 1 tests",
+        "test_it.py::test_of_another_tool",
+        "    host: no compiler",
+        "    vm: left to the other lane",
         "test_it.py::test_that_skips_for_a_reason_of_its_own",
         "    host: no time",
         "    vm: left to the other lane",
-        "1 tests were run by no lane"])
+        "2 tests were run by no lane, 2 of them unexpectedly"])
+
+
+def test_skips_that_are_allowed_are_listed_and_no_failure(lane, pytester, monkeypatch):
+    """No lane counted tests that need a compiler: any reason hid a test for ever."""
+    lane("host", {"8021q"})
+    lane("vm", set(), other_lacks={"8021q"})
+    edit("host", pytester, {"no compiler": "no package index: refused", "no time": "needs firewalld and dbus"})
+    status, lines = count(pytester.path)
+    assert status == 0 and lines[-1] == "2 tests were run by no lane, 0 of them unexpectedly"
+    assert f"    allowed: {features.ALLOWED['no package index']}" in lines
+    edit("host", pytester, {"no package index: refused": "no index"})
+    assert count(pytester.path) == (1, [*lines[:3], "    host: no index", *lines[4:5], *lines[6:-1],
+                                        "2 tests were run by no lane, 1 of them unexpectedly"])
+
+
+def edit(name, pytester, words):
+    """Let a lane have skipped tests for other reasons, {reason: other}."""
+    record = json.loads((path := pytester.path / f"{name}.json").read_text())
+    record["not run"] = {test: words.get(why, why) for test, why in record["not run"].items()}
+    path.write_text(json.dumps(record))
+
+
+def test_a_lane_of_some_tests_answers_for_no_other(lane, pytester):
+    """`make test-toolchains` selects by name: what it left out is not what it could not run."""
+    record, _ = lane("toolchains", set(), select="fails")
+    assert record == {"kernel": os.uname().release, "ran": ["test_it.py::test_that_fails"], "not run": {}}
 
 
 def test_all_run_by_one_lane_or_the_other_is_a_success(lane, pytester):
     for name, lacks in (("host", {"8021q"}), ("vm", set())):
         record, _ = lane(name, lacks)
-        record["not run"].pop("test_it.py::test_that_skips_for_a_reason_of_its_own")
+        for test in ("test_of_another_tool", "test_that_skips_for_a_reason_of_its_own"):
+            record["not run"].pop(f"test_it.py::{test}")
         (pytester.path / f"{name}.json").write_text(json.dumps(record))
     status, lines = count(pytester.path)
-    assert status == 0 and lines[-1] == "0 tests were run by no lane"
+    assert status == 0 and lines[-1] == "0 tests were run by no lane, 0 of them unexpectedly"
 
 
 def test_what_both_kernels_lack_is_run_by_no_lane(lane, pytester):
     lane("host", {"dummy"})
     lane("vm", {"dummy"}, other_lacks={"dummy"})
     status, lines = count(pytester.path)
-    assert status == 1 and lines[-1] == "3 tests were run by no lane"
+    assert status == 1 and lines[-1] == "4 tests were run by no lane, 4 of them unexpectedly"
 
 
 @pytest.mark.parametrize(("record", "status"), [("host.json", 1), ("vm.json", 0)])
@@ -119,9 +153,11 @@ def test_what_workers_of_xdist_ran_is_one_record(pytester, monkeypatch, other_la
     done = pytester.runpytest_subprocess("-p", "xdist", "-n", "2", "--dist", "worksteal")
     assert done.parseoutcomes()["failed"] == 1
     record = json.loads((pytester.path / "lane.json").read_text())
-    assert record["ran"] == [*([] if dummy else ["test_it.py::test_dummy"]), "test_it.py::test_that_fails"]
+    base = [] if dummy else ["test_it.py::test_dummy", "test_it.py::test_link[veth]"]
+    assert record["ran"] == [*base, "test_it.py::test_that_fails"]
     assert record["not run"] == {
-        **({"test_it.py::test_dummy": dummy} if dummy else {}),
+        **({f"test_it.py::{test}": dummy for test in ("test_dummy", "test_link[veth]")} if dummy else {}),
+        "test_it.py::test_of_another_tool": dummy or "no compiler",
         "test_it.py::test_link[vlan]": "needs CONFIG_VLAN_8021Q, which this kernel lacks",
         "test_it.py::test_that_skips_for_a_reason_of_its_own": "no time",
     }

@@ -159,7 +159,7 @@ def test_extensions_and_code_come_from_the_file_alone(bin_dir):
     """The text that the launcher passes, run by hand, with Python's own list of imports on stderr."""
     with open(bin_dir / "bridge", "rb") as plugin:
         data = plugin.read()
-        _, interpreter, version, text = pack.CONFIG.unpack_from(data, data.find(pack.CONFIG_MAGIC))
+        _, interpreter, version, text, *_ = pack.CONFIG.unpack_from(data, data.find(pack.CONFIG_MAGIC))
         words = [INTERPRETER, "-ISB", "-X", "utf8", "-X", "importtime", "-c", text.strip(b"\0").decode(), "bridge"]
         status, _, stderr = run(*words, plugin.fileno(), pass_fds=[plugin.fileno()])
     assert (status, interpreter.strip(b"\0").decode()) == (0, INTERPRETER)
@@ -237,10 +237,40 @@ def test_answer_that_cannot_be_written_is_a_failure(bin_dir):
     assert b"No space left" in done.stderr
 
 
+STDOUT_THAT_FAILS = {"full": ">/dev/full", "closed": ">&-", "read-only": "1</dev/null", "nobody reads": "| true"}
+
+
+@pytest.mark.parametrize("how", STDOUT_THAT_FAILS)
+def test_an_add_whose_result_cannot_be_written_is_rolled_back(bin_dir, tmp_path, how):
+    """Its caller has no result, and thinks that it has failed; the address was held for ever."""
+    ipam = {"type": "host-local", "subnet": "10.1.2.0/24", "dataDir": str(tmp_path)}
+    conf = json.dumps({"cniVersion": "1.0.0", "name": "n", "type": "bridge", "ipam": ipam})
+    script = f"{{ sleep 0.3; echo '{conf}'; }} | {{ {bin_dir}/host-local; echo $? >&2; }} {STDOUT_THAT_FAILS[how]}"
+    _, _, stderr = run("sh", "-c", script, env=ADD)
+    first, *_, last = stderr.splitlines()
+    assert last == "1", stderr
+    assert first.startswith("host-local: cannot write this answer to stdout: "), stderr
+    assert '"code": 999' in stderr and "stdout: " in stderr
+    assert not [path.name for path in (tmp_path / "n").iterdir() if path.name.startswith("10.")]
+
+
+def test_a_directory_as_stdin_is_an_error_in_json(bin_dir):
+    """Python ended before it ran a line of ours, with nothing on stdout."""
+    folder = os.open("/tmp", os.O_RDONLY)
+    try:
+        done = subprocess.run([bin_dir / "bridge"], env=ADD, stdin=folder, capture_output=True, check=False)
+    finally:
+        os.close(folder)
+    error = json.loads(done.stdout)
+    assert (done.returncode, error["code"]) == (1, 5)
+    assert error["msg"] == "error reading from stdin: Is a directory (errno 21)"
+
+
 def test_what_runs_aside_holds_none_of_the_callers_streams():
     """communicate() comes back although the child still waits; then the child is let go."""
     here, there = os.pipe()
-    code = f"import posix; from fastcni.launcher import bootstrap as b; b.aside(posix.read, {here}, 1); posix._exit(0)"
+    code = ("import posix; from fastcni.launcher.bootstrap import Aside; "
+            f"Aside()(posix.read, {here}, 1); posix._exit(0)")
     try:
         assert run(sys.executable, "-c", code, pass_fds=[here]) == (0, None, "")
     finally:
@@ -284,6 +314,30 @@ def test_interpreter_of_another_version_is_refused_in_words(tmp_path, way):
     assert "fastcni install --bin-dir" in answer["details"]
 
 
+@pytest.mark.parametrize("number, code", [(errno.EIO, 5), (errno.ESTALE, 5), (errno.EMFILE, 11), (errno.ENOMEM, 11)])
+@pytest.mark.parametrize("way", [pack.BY_LAUNCHER, pack.BY_PYTHON], ids=["launcher", "python"])
+def test_plugin_file_that_cannot_be_read_is_one_json_document(number, code, way):
+    """A read of its index that failed ended in a traceback, with nothing on stdout."""
+    fails = ("import posix\ndef pread(*_):\n"
+             f"    raise OSError({number}, posix.strerror({number}), '/\"quoted\"')\nposix.pread = pread\n")
+    text = pack.bootstrap_text({"boot": (1, 1), "refuse": (1, 1)}, way).decode()
+    file = os.devnull if way is pack.BY_PYTHON else "0"
+    words = ["bridge", "0"] if way is pack.BY_LAUNCHER else []
+    status, answer, stderr = run(INTERPRETER, "-ISB", "-c", fails + text.replace("sys.argv[0]", repr(file)), *words)
+    assert (status, answer["code"], stderr) == (1, code, "")
+    assert answer["msg"] == f"read the plugin file: {os.strerror(number)} (errno {number})"
+    assert "fastcni install" in answer["details"]
+
+
+def test_plugin_file_that_was_cut_is_one_json_document(tmp_path):
+    whole = pack.pack(INTERPRETER)
+    with zipfile.ZipFile(write_executable(tmp_path / "whole", whole)) as archive:
+        boot = archive.getinfo("boot").header_offset
+    status, answer, stderr = run(write_executable(tmp_path / "bridge", whole[:boot]))
+    assert (status, answer["code"], stderr) == (1, 5, "")
+    assert answer["msg"] == "read the plugin file: EOFError"
+
+
 def test_fault_of_fastcni_is_one_json_document():
     try:
         raise ValueError('a "quoted"\n\x01 ü \udc80 text')
@@ -315,6 +369,16 @@ def test_mode_does_not_depend_on_the_umask(tmp_path):
     finally:
         os.umask(before)
     assert stat.S_IMODE(os.stat(path).st_mode) == 0o755
+
+
+def test_whatever_the_umask_nobody_else_may_write_to_the_folders(tmp_path):
+    """With umask 0 the CNI bin dir was made 0777: any user could put a program there that root runs."""
+    before = os.umask(0)
+    try:
+        install(tmp_path / "opt" / "cni" / "bin", names=["loopback"])
+    finally:
+        os.umask(before)
+    assert {stat.S_IMODE(path.stat().st_mode) for path in tmp_path.rglob("*")} == {0o755}
 
 
 def test_running_plugin_is_replaced_and_still_answers(tmp_path):

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SOURCES = {"fastcni/_netlink.pyx", "fastcni/_ipam_bitmap.pyx", "fastcni/_door.pyx", "fastcni/launcher/launcher.c"}
+SOURCES = {"fastcni/_netlink.pyx", "fastcni/_ipam_bitmap.pyx", "fastcni/_door.pyx", "fastcni/launcher/launcher.c",
+           "fastcni/launcher/machines.h"}
 # What a distribution's build adds for programs that have a libc; the launcher has none, and must not mind.
 HARDENED = {
     "CFLAGS": "-O2 -g -fstack-protector-all -D_FORTIFY_SOURCE=2 -fPIE -fasynchronous-unwind-tables",

@@ -15,6 +15,8 @@ import time
 import uuid
 from pathlib import Path
 
+from pyroute2 import IPSet
+
 from fastcni.handle import handle
 
 CLONE_NEWNET = 0x40000000
@@ -71,6 +73,15 @@ def elements(name, family="inet"):
             if (thing.get("family"), thing.get("table"), thing.get("name")) == (family, "fastcni", name):
                 return [_element(each) for each in thing.get("elem", [])]
     return []
+
+
+def members(name):
+    """The addresses in an ipset, sorted; [] without the set."""
+    with IPSet() as ipset:
+        found = {it.get_attr("IPSET_ATTR_SETNAME"): it.get_attr("IPSET_ATTR_ADT") for it in ipset.list()}
+    items = found[name].get_attrs("IPSET_ATTR_DATA") if found.get(name) else []
+    each = [it.get_attr("IPSET_ATTR_IP_FROM") for it in items]
+    return sorted(it.get_attr("IPSET_ATTR_IPADDR_IPV4") or it.get_attr("IPSET_ATTR_IPADDR_IPV6") for it in each)
 
 
 def _element(each):
@@ -276,9 +287,10 @@ class Node:
                 if not path.name.startswith(COMMON_FILES)}
 
     def left(self, *pods):
-        """What a pod could leave: links and addresses everywhere, elements, iptables rules, address files; what chained
-        plugins change in the pod and of its link's queues."""
+        """What a pod could leave: links and addresses everywhere, elements, iptables rules, ipset members, address
+        files; what chained plugins change in the pod and of its link's queues."""
         return {"links": [_links_of(name) for name in (None, *pods)], "rules": _lasting(rules()),
+                "members": [members("fastcni-forward4"), members("fastcni-forward6")],
                 "files": self._files(), "inside": [_inside(name) for name in pods if name in self.results],
                 "qdiscs": _qdiscs() if self.results else []}
 

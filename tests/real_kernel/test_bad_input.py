@@ -6,6 +6,8 @@ import pytest
 from real_kernel.node import cid_of, ip_json, links, run
 
 from fastcni.handle import MAX_STDIN
+from fastcni.plugins import IPAM as IPAM_PLUGINS
+from fastcni.plugins import TABLE
 
 BRIDGE, PTP, LOOPBACK, HOST_LOCAL, STATIC = "bridge", "ptp", "loopback", "host-local", "static"
 PLUGINS = (BRIDGE, PTP, LOOPBACK, HOST_LOCAL, STATIC)
@@ -206,6 +208,16 @@ def test_ipam_plugin_that_does_not_exist(refuse, node):
     assert 'failed to find plugin "nosuch" in path [/nowhere]' in words
 
 
+@pytest.mark.parametrize("kind", sorted({*TABLE} - {*IPAM_PLUGINS}))
+@pytest.mark.parametrize("plugin", [BRIDGE, PTP, "macvlan", "tap"])
+def test_an_interface_plugin_as_ipam_type_is_refused_and_ignored_by_del(refuse, node, pod, plugin, kind):
+    """bridge called itself until the stack was full, and DEL never succeeded."""
+    conf = node.conf(type=plugin, isGateway=True, master="lo", ipam={**node.host_local(), "type": kind})
+    code, words = refuse(conf)
+    assert code == INVALID_CONFIG and f'ipam.type: "{kind}" is not an IPAM plugin' in words
+    node.delete(conf, pod)
+
+
 # -- what is there already --------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("plugin", [BRIDGE, PTP])
@@ -242,7 +254,8 @@ def test_del_with_a_configuration_that_cannot_be_read_touches_nothing(node, pod)
     conf = node.conf(isGateway=True)
     node.add(conf, pod)
     before = node.left(pod)
-    assert node.refused("DEL", {**conf, "mtu": "x"}, pod)["code"] == INVALID_CONFIG
+    for ipam in ("host-local", {**conf["ipam"], "type": 7}):
+        assert node.refused("DEL", {**conf, "ipam": ipam}, pod)["code"] == INVALID_CONFIG
     assert node.refused("DEL", b"{", pod)["code"] == DECODING_FAILURE
     assert node.left(pod) == before
     node.delete(conf, pod)

@@ -210,10 +210,9 @@ def test_subnets_of_the_capability_go_before(node, pod, conf):
 
 RATES = "ingressRate is {}, ingressBurst is {}"
 BAD = [
-    ({"ingressRate": 1000}, "if rate is set, burst must also be set", RATES.format(1000, 0)),
-    ({"ingressBurst": 1000}, "if burst is set, rate must also be set", RATES.format(0, 1000)),
-    ({"ingressRate": 1000, "ingressBurst": 8 * 0xFFFFFFFF}, "burst cannot be more than 4GB",
-     RATES.format(1000, 8 * 0xFFFFFFFF)),
+    ({"ingressRate": 1000}, "if rate is set, burst must also be set", None),
+    ({"ingressBurst": 1000}, "if burst is set, rate must also be set", None),
+    ({"ingressRate": 1000, "ingressBurst": 8 * 0xFFFFFFFF}, "burst cannot be more than 4GB", None),
     ({"ingressRate": 7, "ingressBurst": 80}, "8 bits at least", RATES.format(7, 80)),
     ({"ingressRate": 80, "ingressBurst": 7}, "8 bits at least", RATES.format(80, 7)),
     ({"ingressRate": 1 << 40, "ingressBurst": 8000}, "too small for its rate", RATES.format(1 << 40, 8000)),
@@ -222,8 +221,7 @@ BAD = [
     ({"ingressRate": -1, "ingressBurst": 8}, "ingressRate: expected a whole number from 0", ""),
     ({"ingressRate": "1M", "ingressBurst": 8}, 'ingressRate: expected a whole number from 0 up to', ""),
     ({"ingressRate": 1.5e6, "ingressBurst": 8}, "got number 1500000", ""),
-    ({"runtimeConfig": {"bandwidth": {"egressRate": 9}}}, "if rate is set, burst must also be set",
-     "runtimeConfig.bandwidth.egressRate is 9, runtimeConfig.bandwidth.egressBurst is 0"),
+    ({"runtimeConfig": {"bandwidth": {"egressRate": 9}}}, "if rate is set, burst must also be set", None),
     ({"runtimeConfig": {"bandwidth": []}}, "runtimeConfig.bandwidth: expected an object", ""),
     ({**INGRESS, "shapedSubnets": ["10.0.0.0/8"], "unshapedSubnets": ["::/0"]}, "exclude each other", ""),
     ({**INGRESS, "shapedSubnets": ["10.0.0.0/8", "hello"]}, "shapedSubnets[1]: invalid CIDR address: hello", ""),
@@ -238,7 +236,11 @@ def test_what_cannot_be_is_refused_and_no_reason_for_del_to_fail(node, pod, conf
     before = node.left(pod)
     for command in ("ADD", "CHECK"):
         error = node.refused(command, {**conf, **keys}, pod)
-        assert error["code"] == 7 and words in error["msg"] and details in error.get("details", "")
+        assert error["code"] == 7 and words in error["msg"]
+        if details is None:                     # the reference's words: programs compare the whole error
+            assert error == {"code": 7, "msg": words}
+        else:
+            assert details in error.get("details", "")
     assert node.left(pod) == before
     node.delete({**conf, **keys}, pod)
 

@@ -79,7 +79,7 @@ def test_another_gateway_on_the_bridge_is_refused_unless_forced(node, pod_netns)
     before = node.left(one, two)
     error = node.refused("ADD", other, two)
     assert '"br0" already has an IP address different from 10.33.0.1/24' in error["msg"]
-    assert "10.22.0.1/24" in error["details"] and node.left(one, two) == before
+    assert "details" not in error and node.left(one, two) == before
     node.add({**other, "forceAddress": True}, two)
     assert addresses("br0") == ["10.33.0.1/24"]
 

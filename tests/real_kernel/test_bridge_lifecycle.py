@@ -180,12 +180,39 @@ def test_del_deletes_what_is_called_eth0_even_when_it_is_no_veth(node, pod, conf
 
 # -- STATUS and GC ----------------------------------------------------------------------------------------
 
-def test_status_answers_50_when_the_range_is_full(node, pod_netns):
-    conf = node.conf("10.22.0.0/30")
-    node.ok("STATUS", conf)
-    node.add(conf, pod_netns())
-    error = node.refused("STATUS", conf)
-    assert error["code"] == 50 and "net-a" in str(error) and "10.22.0" in str(error)
+@pytest.mark.parametrize("plugin", ["bridge", "ptp", "tap"])
+def test_status_of_a_node_whose_range_is_full_is_a_warning(node, pod_netns, plugin):
+    """It was an error: the runtime called the node not ready, and its pods were evicted."""
+    conf = node.conf("10.22.0.0/30", type=plugin)
+    assert node.call("STATUS", conf).stderr == b""
+    node.add({**conf, "bridge": None}, pod_netns())
+    reply = node.call("STATUS", conf)
+    assert reply.status == 0 and b'range set 0 is full: 10.22.0.0/30 of network "net-a"' in reply.stderr
+    assert node.refused("ADD", {**conf, "bridge": None}, pod_netns())["code"] == 11
+
+
+@pytest.mark.parametrize("plugin", ["bridge", "ptp", "tap"])
+def test_status_answers_50_without_the_ipam_plugin(node, plugin):
+    error = node.refused("STATUS", node.conf(type=plugin, ipam={"type": "nosuch"}))
+    assert error["code"] == 50 and 'failed to find plugin "nosuch"' in error["msg"]
+
+
+@pytest.mark.parametrize("code, msg", [(4, "unknown CNI_COMMAND: STATUS"), (1, "incompatible CNI versions")])
+def test_an_ipam_plugin_that_does_not_know_status_is_none_that_fails(node, tmp_path, code, msg):
+    """Plugins from before 1.1.0 answer so; a node that uses one was never ready."""
+    plugin = tmp_path / "older"
+    plugin.write_text(f"""#!/bin/sh\necho '{{"code": {code}, "msg": "{msg}"}}'; exit 1\n""")
+    plugin.chmod(0o755)
+    reply = node.call("STATUS", node.conf(ipam={"type": "older"}), env={"CNI_PATH": str(tmp_path)})
+    assert reply.status == 0 and f"older does not answer STATUS: {msg}".encode() in reply.stderr
+
+
+def test_status_of_an_ipam_plugin_that_fails_is_the_nodes(node, tmp_path):
+    plugin = tmp_path / "broken"
+    plugin.write_text("""#!/bin/sh\necho '{"code": 50, "msg": "no database"}'; exit 1\n""")
+    plugin.chmod(0o755)
+    error = node.refused("STATUS", node.conf(ipam={"type": "broken"}), env={"CNI_PATH": str(tmp_path)})
+    assert (error["code"], error["msg"]) == (50, "no database")
 
 
 def test_gc_keeps_valid_attachments_and_other_networks(node, pod_netns, conf):

@@ -12,7 +12,7 @@ import time
 import pytest
 from conftest import PEER, needs_peer
 from real_kernel.firewalld import Firewalld, end, needs_firewalld
-from real_kernel.node import cid_of, elements, eventually, set_sysctl
+from real_kernel.node import cid_of, elements, eventually, run, set_sysctl
 from real_kernel.portmap_chain import DUAL, FAR, POD
 from real_kernel.traffic import ask, listen, outside
 from server.client import Server
@@ -202,7 +202,10 @@ def test_gc_removes_those_of_the_network_that_are_no_longer_valid(chain, firewal
         chain.ok("ADD", chain.at(f"10.22.0.{number}/24", f"fd00:22::{number}/64"), pod)
     chain.ok("ADD", chain.at("10.22.0.4/24", name="net-b"), "elsewhere")
     valid = [{"containerID": cid_of("stays"), "ifname": "eth0"}]
-    chain.ok("GC", chain.conf(**{"cni.dev/valid-attachments": valid}))
+    report = chain.ok("GC", chain.conf(**{"cni.dev/valid-attachments": valid, "fastcni/report": True}))
+    assert [each["what"] for each in report["released"]] == [f"address {ip} in firewalld"
+                                                             for ip in ("10.22.0.3", "fd00:22::3")]
+    assert all(cid_of("goes") in each["of"] for each in report["released"])
     assert firewalld.sources() == {"10.22.0.2/32", "fd00:22::2/128", "10.22.0.4/32", "10.22.0.9/32"}
     assert noted() == {"10.22.0.2", "fd00:22::2", "10.22.0.4"}
 
@@ -214,6 +217,9 @@ def test_what_firewalld_refuses_to_remove_is_left_to_the_next_gc(chain, firewall
     reply = chain.node.call("DEL", conf, "pod", env=chain.env)
     assert reply.status == 0 and b"failed to remove the address 10.22.0.2/32 from trusted zone" in reply.stderr
     assert noted() == {"10.22.0.2"}
+    gc = chain.conf(**{"cni.dev/valid-attachments": [], "fastcni/report": True})
+    reply = chain.node.call("GC", gc, env=chain.env)
+    assert (reply.status, json.loads(reply.stdout)) == (0, {"released": []})
     firewalld.client("--panic-off")
     chain.ok("GC", chain.conf(**{"cni.dev/valid-attachments": []}))
     assert firewalld.sources() == noted() == set()
@@ -221,12 +227,37 @@ def test_what_firewalld_refuses_to_remove_is_left_to_the_next_gc(chain, firewall
 
 @pytest.mark.parametrize("backend", ["nftables", None])
 def test_del_of_a_pod_that_nftables_lets_through_asks_nobody(chain, firewalld, monkeypatch, backend):
+    """It asked firewalld wherever this had its table, and failed where no bus answered."""
     conf = chain.at("10.22.0.2/24", backend="nftables")
     chain.ok("ADD", conf, "pod")
     in_time(monkeypatch, 0.2)
     firewalld.bus.process.send_signal(signal.SIGSTOP)
     chain.ok("DEL", {**conf, "backend": backend}, "pod")
-    assert chain.refused("DEL", chain.at("10.22.0.3/24"), "another")["code"] == 11      # nobody knows that one
+
+
+def test_del_asks_only_about_addresses_that_firewalld_has(chain, firewalld, monkeypatch):
+    """As the reference adds them, without a note. Its rules show that 10.22.0.3 is no source, so nobody is asked."""
+    firewalld.client("--zone=trusted", "--add-source=10.22.0.2/32")
+    there, not_there = chain.at("10.22.0.2/24"), chain.at("10.22.0.3/24", "fd00:22::3/64")
+    in_time(monkeypatch, 0.2)
+    firewalld.bus.process.send_signal(signal.SIGSTOP)
+    chain.ok("DEL", not_there, "another")
+    assert chain.refused("DEL", there, "pod")["code"] == 11
+    firewalld.bus.process.send_signal(signal.SIGCONT)
+    monkeypatch.undo()
+    chain.ok("DEL", there, "pod")
+    assert firewalld.sources() == set()
+
+
+def test_del_after_firewalld_was_killed_has_nothing_to_do(chain, firewalld):
+    """Its table stays in the kernel until it starts again; then it has forgotten these sources."""
+    firewalld.client("--zone=trusted", "--add-source=10.22.0.2/32")
+    conf = chain.at("10.22.0.2/24", backend=None)
+    end(firewalld.process)
+    assert "10.22.0.2" in run("nft", "list", "table", "inet", "firewalld")
+    chain.ok("DEL", conf, "pod")
+    firewalld.start()
+    assert firewalld.sources() == set()
 
 
 # -- CHECK -------------------------------------------------------------------------------------------------

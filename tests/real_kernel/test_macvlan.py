@@ -59,7 +59,7 @@ def test_mode_is_bridge_by_default(node, pod, conf):
 
 def test_unknown_mode_is_refused(node, pod, conf):
     assert node.refused("ADD", {**conf, "mode": "tunnel"}, pod) == {
-        "code": 7, "msg": 'unknown macvlan mode: "tunnel"', "details": "there are bridge, private, vepa, passthru"}
+        "code": 7, "msg": 'unknown macvlan mode: "tunnel"'}
 
 
 def test_bcqueuelen_is_the_length_of_the_broadcast_queue(node, pod, conf):
@@ -137,7 +137,7 @@ def test_master_can_be_in_the_pod(node, pod, far, conf):
     node.delete(conf, pod)
     assert set(links(pod)) == {"lo", "inner"}
     error = node.refused("ADD", {**conf, "master": "up0"}, pod)
-    assert error["details"] == "it is looked for in the pod"
+    assert error["msg"] == 'failed to lookup master "up0": Link not found'
 
 
 def test_addresses_are_announced_and_not_waited_for(node, pod, conf):
@@ -236,7 +236,8 @@ def test_status_says_that_the_master_is_missing(node, conf):
     node.ok("STATUS", conf)
     error = node.refused("STATUS", {**conf, "master": "up9"})
     assert (error["code"], error["msg"]) == (50, 'master "up9" is not there: Link not found')
-    assert node.refused("STATUS", {**conf, "master": ""})["code"] == 50
+    reply = node.call("STATUS", {**conf, "master": ""})         # a default route comes and goes
+    assert reply.status == 0 and b"no default route interface found" in reply.stderr
     node.ok("STATUS", {**conf, "master": "up9", "linkInContainer": True})
 
 

@@ -6,6 +6,8 @@ import shutil
 import pytest
 from real_kernel.node import cid_of, elements, rules, run, set_sysctl, source_seen
 
+from fastcni.kernel import waiting
+
 DUAL = ("10.22.0.0/24", "fd00:22::/64")
 
 pytestmark = pytest.mark.skipif(not shutil.which("iptables-restore"), reason="needs iptables")
@@ -70,7 +72,10 @@ def test_gc_takes_chains_of_lost_containers_of_its_network(node, pod_netns, conf
         node.add(conf, pod_netns(), cid=cid)
     node.add(other, pod_netns(), cid="lost-1")
     run("iptables", "-t", "nat", "-A", "POSTROUTING", "-s", "10.22.0.9", "-j", "ACCEPT")
-    node.ok("GC", {**conf, "cni.dev/valid-attachments": [{"containerID": "kept", "ifname": "eth0"}]})
+    valid = [{"containerID": "kept", "ifname": "eth0"}]
+    report = node.ok("GC", {**conf, "cni.dev/valid-attachments": valid, "fastcni/report": True})
+    chains = [each["what"] for each in report["released"] if "chain CNI-" in each["what"]]
+    assert len(chains) >= 2 and {what.split()[0] for what in chains} <= {"iptables", "ip6tables"}
     jumps = [line for line in nat() if line.startswith("-A POSTROUTING")]
     assert [line.split()[3] for line in jumps] == ["10.22.0.2/32", "10.33.0.2/32", "10.22.0.9/32"]
     assert len([line for line in nat() if line.startswith("-N")]) == 2
@@ -127,3 +132,19 @@ def test_what_iptables_says_is_in_the_error(node, pod, conf, tmp_path):
     before = node.left(pod)
     error = node.refused("ADD", conf, pod, env={"PATH": f"{tmp_path}:{os.environ['PATH']}"})
     assert error["msg"] == "running iptables-restore: exit status 4: no such luck" and node.left(pod) == before
+
+
+@pytest.mark.parametrize("script, limit, msg", [
+    ("echo Another app is currently holding the xtables lock. >&2; exit 4", 60,
+     "iptables-restore: the xtables lock was not free within 30 s"),
+    ("exec sleep 1000", 0.3, "iptables-restore did not end within 0.3 s, and was killed")])
+def test_a_lock_or_a_program_that_hangs_is_told_in_time(node, pod, conf, tmp_path, monkeypatch, script, limit, msg):
+    """Both were waited for without a limit."""
+    monkeypatch.setattr(waiting, "PROGRAM_TIMEOUT_S", limit)
+    hangs = tmp_path / "iptables-restore"
+    hangs.write_text(f"#!/bin/sh\n{script}\n")
+    hangs.chmod(0o755)
+    before = node.left(pod)
+    error = node.refused("ADD", conf, pod, env={"PATH": f"{tmp_path}:{os.environ['PATH']}"})
+    assert error["code"] == 11 and error["msg"].endswith(msg) and "xtables.lock" in error["details"]
+    assert node.left(pod) == before

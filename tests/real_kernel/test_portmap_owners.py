@@ -81,6 +81,44 @@ def test_of_many_that_ask_at_once_one_gets_the_port(chain, node):
         assert mapped() == []
 
 
+def test_the_port_of_a_pod_that_another_plugin_deleted_is_free(node, pod_netns):
+    """The Go plugins' DEL takes the link and leaves our elements: the port was taken for ever, by a dead pod."""
+    one, two, three = (pod_netns() for _ in range(3))
+    chain = Chain(node, node.conf())
+    chain.add(one, mapping(), mapping(81), mapping(82, hostIP="10.0.0.1"))
+    conf = chain.of(two, mapping(), mapping(82))
+    assert cid_of(one) in node.refused("ADD", conf, two)["msg"]         # it lives
+    run("ip", "-n", one, "link", "del", "eth0")
+    reply = node.call("ADD", conf, two)
+    assert reply.status == 0 and f"taken over from a pod whose link is gone (net: net-a, if: eth0, id: {cid_of(one)})" \
+        in reply.stderr.decode()
+    assert {key for key, _ in elements("hostports4")} == {("tcp", 8080), ("tcp", 82)}
+    assert not elements("hostip-hostports4") and len(elements("hostport-pods")) == 1
+    error = node.refused("ADD", chain.of(three, mapping(82, hostIP="10.0.0.2")), three)
+    assert cid_of(two) in error["msg"]                                  # who has it now, lives
+    node.delete(conf, two)
+    assert mapped() == []
+
+
+@pytest.mark.parametrize("why", ["no link in the result", "a bridge alone", "two links"])
+def test_a_pod_that_may_be_alive_keeps_its_port(chain, node, why):
+    """Its mark names no link: it is a conflict, with the command that ends it."""
+    run("ip", "link", "add", "br7", "type", "bridge")
+    run("ip", "link", "add", "v0", "type", "veth", "peer", "v1")
+    named = {"a bridge alone": ["br7"], "two links": ["v0", "v1"]}.get(why, [])
+    conf = chain.alone(2, mapping(hostIP="10.0.0.1"))
+    conf["prevResult"]["interfaces"] = [{"name": name} for name in named]
+    node.add(conf, "one")
+    run("ip", "link", "del", "br7")
+    run("ip", "link", "del", "v0")
+    two = chain.alone(3, mapping())
+    error = node.refused("ADD", two, "two")
+    command = "nft delete element inet fastcni hostip-hostports4 '{ 10.0.0.1 . tcp . 8080 }'"
+    assert error["code"] == 11 and error["details"].endswith(command)
+    run("sh", "-c", command)
+    node.add(two, "two")
+
+
 def test_port_is_free_again_after_del(chain, node):
     one = chain.alone(2, mapping(), mapping(hostIP="10.0.0.1", host_port=90))
     two = chain.alone(3, mapping(), mapping(90))

@@ -6,12 +6,13 @@ from base64 import b64decode, b64encode
 from pathlib import Path
 
 import pytest
-from real_kernel.node import cid_of, elements, rules, run, set_sysctl
+from real_kernel.node import Inside, cid_of, elements, rules, run, set_sysctl
 from real_kernel.portmap_chain import DUAL, FAR, NODE, mapping
 from real_kernel.traffic import ask, listen, outside
 
 from fastcni.handle import restore as restore_one
 from fastcni.kernel import process
+from fastcni.kit.firewall.elements import Store
 from fastcni.runtime import CNI, InProcess, RuntimeConf, parse_list
 from fastcni.runtime.restore import restore
 from fastcni.spec.errors import CniError
@@ -86,7 +87,8 @@ def test_any_number_of_pods_takes_one_run_of_each_program(runtime, pod_netns, mo
         it.add(pod_netns(), mapping(8080 + number))
     before = firewall()
     run("nft", "flush", "ruleset")
-    monkeypatch.setattr(process, "run", lambda path, *args: (ran.append(Path(path).name), real_run(path, *args))[1])
+    monkeypatch.setattr(process, "run", lambda path, *args, **more: (
+        ran.append(Path(path).name), real_run(path, *args, **more))[1])
     it.restore()
     assert sorted(ran) == ["ip6tables-restore", "ip6tables-save", "iptables-restore", "iptables-save"]
     assert firewall() == before
@@ -145,6 +147,16 @@ def test_an_address_that_is_another_pods_by_now_is_left_to_it(runtime, pod_netns
     assert cid_of(two) in run("nft", "list", "map", "inet", "fastcni", "pods4")
 
 
+def test_an_element_that_is_restored_at_the_same_time_is_no_other_attachments(runtime, pod, monkeypatch):
+    """A server's repair comes between the look for what is missing and the change: it refused its own element."""
+    it = runtime("nftables")
+    it.add(pod, mapping())
+    before = firewall()
+    monkeypatch.setattr(Store, "missing", lambda self, req, items: items)
+    it.restore()
+    assert firewall() == before
+
+
 def test_flannels_delegate_is_asked(runtime, node, pod):
     flannel = {"type": "flannel", "subnetFile": node.subnet_file("10.22.0.0/24"), "dataDir": f"{node.data_dir}/flannel",
                "ipam": {"dataDir": node.data_dir}, "delegate": {"ipMasq": True, "isDefaultGateway": True}}
@@ -179,3 +191,36 @@ def test_what_cannot_be_put_back_is_said(host_netns, conf, words):
 
 def test_restore_is_no_command_that_a_runtime_can_send(node, pod):
     assert "unknown CNI_COMMAND" in node.refused("RESTORE", node.conf(), pod)["msg"]
+
+
+def test_a_pod_is_restored_only_in_the_namespace_that_it_is_linked_to(runtime, node, pod, host_netns, pod_netns):
+    """A restore in namespace B installed the rules of A's pods there, if both share a cache."""
+    it, other = runtime("nftables"), pod_netns()
+    it.add(pod, mapping())
+    with Inside(other):
+        done = restore(it.cni.cache)
+        assert (done.attachments, done.elsewhere, done.failed) == (0, 1, ())
+        assert run("nft", "list", "ruleset") == ""
+        run("ip", "link", "add", "br0", "type", "bridge")      # a name in the result; the veth decides
+        assert restore(it.cni.cache).elsewhere == 1
+    run("nft", "flush", "ruleset")
+    assert it.restore().attachments == 1 and elements("pods4")
+
+
+def test_a_pod_that_has_lost_its_link_is_not_restored(runtime, pod):
+    it = runtime("nftables")
+    it.add(pod, mapping())
+    run("ip", "-n", pod, "link", "del", "eth0")
+    run("nft", "flush", "ruleset")
+    assert it.restore().elsewhere == 1 and run("nft", "list", "ruleset") == ""
+
+
+def test_a_pod_of_a_macvlan_is_restored_where_its_master_is(node, pod, pod_netns, tmp_path):
+    """Its result names no link of the host, and only the pod's namespace knows the host's by a number."""
+    run("ip", "link", "add", "up0", "type", "veth", "peer", "far0")
+    it = Runtime(node, tmp_path, "nftables", first={"type": "macvlan", "master": "up0", "ipam": node.host_local()})
+    it.add(pod, mapping())
+    run("nft", "flush", "ruleset")
+    with Inside(pod_netns()):
+        assert restore(it.cni.cache).elsewhere == 1
+    assert it.restore().attachments == 1 and elements("hostports4")

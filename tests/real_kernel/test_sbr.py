@@ -1,13 +1,14 @@
 """sbr: which link packets take, the rules and tables behind that, each key, CHECK, and DEL of what is gone."""
 
 import errno
+import fcntl
 import threading
 
 import pytest
 from real_kernel.node import Inside, arrives_by, ip_json, run
 
 from fastcni.kernel import netns as kernel_netns
-from fastcni.kernel import wire
+from fastcni.kernel import waiting, wire
 from fastcni.spec.version import ALL
 
 SBR = {"cniVersion": "1.1.0", "name": "net-b", "type": "sbr"}
@@ -52,6 +53,13 @@ def test_each_address_has_a_table_with_the_routes_of_its_link(node, pod):
     assert moved["metric"] == 7 and moved["metrics"] == [{"mtu": 1300}]
     assert table(pod, "main") == table(pod, "main", 6) == []
     assert {route["dst"] for route in ip_json("route", netns=pod)} == {"default", "10.22.0.0/24"}
+
+
+def test_an_address_whose_interface_is_not_in_the_result_is_the_pods(node, pod):
+    """As in the reference; it was left out."""
+    ips = [{**ip, "interface": 99} for ip in node.results[pod]["ips"]]
+    node.add({**SBR, "prevResult": {**node.results[pod], "ips": ips}}, pod, ifname="net1")
+    assert sorted(rules(pod)) == ["10.23.0.2", "fd00:23::2"]
 
 
 def test_tables_that_a_rule_or_a_route_names_are_not_taken(node, pod):
@@ -265,7 +273,7 @@ def test_del_needs_no_prevresult(node, pod, previous):
 def test_it_waits_for_others_that_lock_the_namespace(node, pod):
     done = threading.Event()
     with Inside(None), open(f"/run/netns/{pod}") as other:
-        with kernel_netns.locked(other.fileno()):
+        with kernel_netns.locked(other.fileno(), print):
             def add():
                 with Inside(node.name):
                     node.add(SBR, pod, ifname="net1")
@@ -275,6 +283,17 @@ def test_it_waits_for_others_that_lock_the_namespace(node, pod):
             assert not done.wait(0.3) and rules(pod) == {}
         waiting.join(10)
     assert done.is_set() and len(rules(pod)) == 2
+
+
+def test_a_lock_that_the_pod_holds_is_no_reason_to_wait(node, pod, monkeypatch):
+    """An unprivileged process in a pod can flock() its namespace, and then no ADD and no DEL of it ended."""
+    monkeypatch.setattr(waiting, "NAMESPACE_LOCK_TIMEOUT_S", 0.05)
+    with open(f"/run/netns/{pod}") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        reply = node.call("ADD", SBR, pod, ifname="net1")
+        assert reply.status == 0 and b"going on without the lock" in reply.stderr and len(rules(pod)) == 2
+        node.delete(SBR, pod, ifname="net1")
+    assert rules(pod) == {}
 
 
 def test_status_says_when_the_kernel_has_no_rules(node, monkeypatch):

@@ -260,7 +260,7 @@ def test_del_leaves_a_link_in_another_vrf(node, pod):
 @needs_vrf
 def test_it_waits_for_others_that_lock_the_namespace(node, pod):
     with Inside(None), open(f"/run/netns/{pod}") as other:
-        with kernel_netns.locked(other.fileno()):
+        with kernel_netns.locked(other.fileno(), print):
             def add():
                 with Inside(node.name):
                     node.add(VRF, pod, ifname="net1")

@@ -4,6 +4,7 @@ import os
 from base64 import b64encode
 
 import pytest
+from leaves import not_files
 
 from fastcni.runtime import CNI, CniError, RuntimeConf, parse_list
 from fastcni.runtime.cache import Cache
@@ -127,6 +128,45 @@ def test_attachments_skip_what_is_none(cache, tmp_path):
     assert len(cache.attachments()) == 2
 
 
+# What libcni has written, version by version. 0.7: the result alone; 0.8 on: an object of a kind, at first without
+# containerId, before 1.2 without netns.
+INSIDE = (b'{"cniVersion":"1.0.0","interfaces":[{"name":"cni0","mac":"02:00:00:00:00:01"},{"name":"veth1"},'
+          b'{"name":"net1","sandbox":"/run/netns/other"},{"name":"eth0","sandbox":"/run/netns/c"}],'
+          b'"ips":[{"address":"10.1.2.3/24","interface":3}]}')
+KINDS = {
+    "0.8, without containerId": b'{"kind":"cniCacheV1","config":"e30=","ifName":"eth0","networkName":"net",'
+                                b'"result":' + INSIDE + b"}",
+    "1.1.2": b'{"kind":"cniCacheV1","containerId":"ctr","config":"e30=","ifName":"eth0","networkName":"net",'
+             b'"cniArgs":[["K","V"]],"capabilityArgs":{"mac":"x"},"result":' + INSIDE + b"}",
+    "1.2": b'{"kind":"cniCacheV1","containerId":"ctr","config":"e30=","ifName":"eth0","networkName":"net",'
+           b'"netns":"/run/netns/c","result":' + INSIDE + b"}",
+}
+
+
+@pytest.mark.parametrize("version", KINDS)
+def test_every_version_of_libcni_says_the_namespace_and_the_links(cache, version):
+    put(cache, KINDS[version])
+    it, = cache.attachments()
+    assert (it.network, it.container_id, it.ifname) == ("net", "ctr", "eth0")
+    assert (it.netns, it.host_links, it.config) == ("/run/netns/c", ("cni0", "veth1"), b"{}")
+
+
+def test_a_bare_result_is_an_attachment_only_for_who_can_do_without_a_configuration(cache):
+    put(cache, INSIDE, "my-net-ctr-eth0")
+    put(cache, b'{"cniVersion":"0.2.0","ip4":{"ip":"10.0.0.2/24"}}', "net-old-eth0")
+    assert cache.attachments() == []
+    it, = cache.attachments(without_config=True)
+    assert (it.network, it.container_id, it.ifname, it.netns) == ("my-net", "ctr", "eth0", "/run/netns/c")
+
+
+@pytest.mark.parametrize("interfaces", [b"5", b"[5]", b'[{"name":5,"sandbox":["x"]}]', b"null", b'[{"sandbox":""}]'])
+def test_interfaces_that_are_none_leave_the_namespace_unknown(cache, interfaces):
+    put(cache, b'{"kind":"cniCacheV1","containerId":"ctr","config":"e30=","ifName":"eth0","networkName":"net",'
+               b'"result":{"cniVersion":"1.0.0","interfaces":' + interfaces + b"}}")
+    it, = cache.attachments()
+    assert (it.netns, it.host_links) == ("", ())
+
+
 def test_attachments_without_a_directory_are_none(tmp_path):
     assert Cache(tmp_path / "absent").attachments() == []
 
@@ -158,3 +198,29 @@ def test_cached_values_through_the_public_object(cache):
     assert cni.cached_result(NET, RT)["cniVersion"] == "1.0.0"
     assert cni.cached_config(NET, RT)[0] == b'{"the":"list"}'
     assert [it.container_id for it in cni.attachments()] == ["ctr"]
+
+
+@pytest.mark.parametrize("kind", [kind for kind in not_files.KINDS if kind != "link"])
+def test_what_is_no_file_among_the_results_is_passed_over(cache, kind):
+    """A pipe was opened and waited for: restore, replay and gc stood still."""
+    put(cache, GO)
+    not_files.KINDS[kind](os.path.join(cache.directory, "results", "net-other-eth0"))
+    assert [it.container_id for it in cache.attachments()] == ["ctr"]
+    assert cache.read("net", RuntimeConf("other", "", "eth0")) is None
+
+
+def test_a_folder_that_cannot_be_made_is_an_error():
+    """Where the kernel says that the folder above is missing, although it is there, as below /proc, it was made for
+    ever."""
+    with pytest.raises(FileNotFoundError):
+        Cache("/proc/fastcni").write("net", b"{}", RT, None)
+
+
+def test_folders_of_the_cache_are_private(tmp_path):
+    before = os.umask(0)
+    try:
+        Cache(tmp_path / "above" / "cni").write("net", b"{}", RT, None)
+    finally:
+        os.umask(before)
+    for folder in ("above", "above/cni", "above/cni/results"):
+        assert (tmp_path / folder).stat().st_mode & 0o777 == 0o700

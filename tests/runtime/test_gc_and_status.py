@@ -8,9 +8,13 @@ import pytest
 
 from fastcni.runtime import (
     CNI,
+    Attachment,
     CniError,
+    Exec,
     ManyErrors,
+    Released,
     RuntimeConf,
+    collect,
     list_of_plugin,
     parse_plugin,
 )
@@ -68,7 +72,9 @@ def test_gc_deletes_what_is_stale_with_the_args_of_its_add(stage, cni, net_of): 
 
 
 def test_gc_below_1_1_0_only_deletes(stage, cni, net_of):                                 # L17
-    cni.gc(stale_stage(stage, cni, net_of, "0.3.1"), None)
+    report = cni.gc(stale_stage(stage, cni, net_of, "0.3.1"), None)
+    assert [it.skipped for it in report.plugins] == [
+        'cniVersion "0.3.1" has no GC (since 1.1.0), and it is none of fastcni\'s own plugins'] * 2
     assert stage.called() == ["b DEL", "a DEL"] * 2
     assert os.listdir(stage.cache / "results") == ["other-ctr-eth0"]
 
@@ -78,7 +84,8 @@ def test_gc_goes_on_and_reports_everything(stage, cni, net_of):  # L18
     stage.answer("b", "GC", out=LATER, status=1)
     with pytest.raises(ManyErrors) as caught:
         cni.gc(net_of("a", "b"), [])
-    assert str(caught.value) == "failed to GC plugin a: one\nfailed to GC plugin b: later; why"
+    assert str(caught.value) == ('plugin type="a" (index 0) failed (gc): one\n'
+                                 'plugin type="b" (index 1) failed (gc): later; why')
     assert [error.code for error in caught.value.errors] == [5, 11]
 
 
@@ -88,7 +95,7 @@ def test_gc_reports_a_stale_attachment_that_stays(stage, cni, net_of):
     with pytest.raises(ManyErrors) as caught:
         cni.gc(net, [("ctr", "eth0")])
     assert str(caught.value) == (
-        'failed to delete stale attachment old eth1: plugin type="b" failed (delete): stuck')
+        'failed to delete stale attachment old eth1: plugin type="b" (index 1) failed (delete): stuck')
     assert stage.called() == ["b DEL", "a GC", "b GC"]
 
 
@@ -96,29 +103,101 @@ def test_gc_without_a_readable_cache_does_nothing_and_says_so(stage, cni, caplog
     # Deviation: the Go library says nothing.
     stage.cache.mkdir(parents=True)
     (stage.cache / "results").write_text("a file")
-    cni.gc(net_of("a"), [])
-    assert not stage.calls()
+    report = cni.gc(net_of("a"), [])
+    assert not stage.calls() and report.skipped.startswith("list the result cache: ")
     assert "GC of network net was not run" in caplog.text
 
 
 def test_disable_gc(stage, cni, net_of):  # L20
-    cni.gc(net_of("a", disableGC=True), [])
+    assert cni.gc(net_of("a", disableGC=True), []).skipped == "disableGC is true"
     assert not stage.calls()
+
+
+class Own(Exec):
+    """Takes the plugins "a" and "b" of the stage for fastcni's own."""
+
+    def is_own(self, where):
+        return where.endswith(("/a", "/b"))
+
+
+@pytest.mark.parametrize("version", ["0.3.1", "1.0.0", "1.1.0"])
+def test_fastcnis_own_plugins_collect_in_every_version_and_say_what(stage, cni, net_of, version):
+    # libcni asks no plugin below 1.1.0, and a plugin that is asked says nothing.
+    cni.runner = Own()
+    stage.answer("a", "GC", out='{"released":[{"plugin":"host-local","what":"address 10.1.0.5","of":"x eth0"}]}')
+    report = cni.gc(net_of("a", "b", "c", version=version), [("ctr", "eth0")])
+    assert stage.called() == ["a GC", "b GC"] + ["c GC"] * (version == "1.1.0")
+    assert [call.stdin.get("fastcni/report") for call in stage.calls()] == [True, True, None][:len(stage.calls())]
+    assert stage.calls()[0].stdin["cni.dev/valid-attachments"] == [{"containerID": "ctr", "ifname": "eth0"}]
+    assert report.plugins[0].released == (Released("host-local", "address 10.1.0.5", "x eth0"),)
+    assert report.plugins[1].released is None
+    assert bool(report.plugins[2].skipped) is (version != "1.1.0")
+
+
+def test_a_report_of_gc_that_cannot_be_read_is_an_error(stage, cni, net_of):
+    cni.runner = Own()
+    stage.answer("a", "GC", out='{"released":5}')
+    with pytest.raises(ManyErrors, match=r"its report of GC cannot be read"):
+        cni.gc(net_of("a"), [])
+
+
+# Which attachments live -------------------------------------------------------------------------
+
+@pytest.mark.parametrize("on_the_node", [True, False])
+def test_only_an_attachment_whose_namespace_is_known_gone_is_stale(tmp_path, monkeypatch, on_the_node):
+    # In a container with processes of its own, "no such process" says nothing about the node's.
+    monkeypatch.setattr(collect, "sees_processes", lambda: on_the_node)
+    file = tmp_path / "no-namespace"
+    file.write_text("")
+    paths = {"own": "/proc/self/ns/net", "unmounted": str(file), "gone": str(tmp_path / "gone"),
+             "process": "/proc/4194305/ns/net", "unseen": "/nonexistent/netns/x", "not-remembered": ""}
+    plan = collect.make_plan([Attachment(key, "net", "eth0", netns=path) for key, path in paths.items()], "net")
+    stale, kept = (["process"], []) if on_the_node else ([], ["process"])
+    assert [it.attachment.container_id for it in plan.stale] == ["unmounted", "gone", *stale]
+    assert [it.attachment.container_id for it in plan.kept] == ["own", *kept, "unseen", "not-remembered"]
+    assert "are these the mounts and the processes of the node?" in plan.kept[-2].why
+
+
+def test_all_processes_are_seen_in_the_first_pid_namespace_alone():
+    own = os.stat("/proc/self/ns/pid").st_ino
+    assert collect.sees_processes() is (own == 0xEFFFFFFC)
+
+
+def test_what_is_valid_stays_and_everything_else_goes_when_asked_for(tmp_path):
+    remembered = [Attachment(name, network, "eth0", netns=netns) for name, network, netns in (
+        ("alive", "net", "/proc/self/ns/net"), ("dead", "net", str(tmp_path / "x")), ("alive", "other", ""))]
+    plan = collect.make_plan(remembered, "net", [("dead", "eth0")])
+    assert [it.attachment.container_id for it in plan.kept] == ["alive", "dead"] and not plan.stale
+    plan = collect.make_plan(remembered, "net", [("dead", "eth0")], everything=True)
+    assert [it.attachment.container_id for it in plan.stale] == ["alive"]
+
+
+def test_an_add_that_ends_while_gc_runs_is_kept(stage, cni, net_of):
+    # The plan was made from an older look at the cache: its list alone would take the new pod's address.
+    net = net_of("a")
+    plan = collect.make_plan(cni.attachments(), "net")
+    cni.add(net, RT)
+    stage.forget_calls()
+    collect.run(cni, net, plan)
+    [call] = stage.calls()
+    assert call.stdin["cni.dev/valid-attachments"] == [{"containerID": "ctr", "ifname": "eth0"}]
 
 
 # STATUS, validation, what is known --------------------------------------------------------------
 
 @pytest.mark.parametrize("version", ["1.0.0", None, "abc"])
 def test_status_below_1_1_0_asks_nobody(stage, cni, version, net_of):  # L21
-    cni.status(net_of("a", version=version))
-    assert not stage.calls()
+    report = cni.status(net_of("a", version=version))
+    assert not stage.calls() and not report.called
+    assert report.skipped == f'cniVersion "{version or ""}" has no STATUS (since 1.1.0)'
 
 
 def test_status_is_the_first_plugins_that_is_not_ready(stage, cni, net_of):  # L22
     stage.answer("b", "STATUS", out='{"code":50,"msg":"full"}', status=1)
     with pytest.raises(CniError) as caught:
         cni.status(net_of("a", "b", "c"))
-    assert (caught.value.code, str(caught.value)) == (50, "full")
+    assert (caught.value.code, str(caught.value)) == (50, 'plugin type="b" (index 1) failed (status): full')
+    assert [plugin.type for plugin in caught.value.done] == ["a"]
     assert stage.called() == ["a STATUS", "b STATUS"]
     assert stage.calls()[0].stdin == {"type": "a", "name": "net", "cniVersion": "1.1.0"}
 

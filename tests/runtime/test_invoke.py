@@ -1,5 +1,6 @@
 """How a plugin's end is understood: rows L24 to L40, through kit.invoke and the version probe."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -259,6 +260,22 @@ def test_our_launchers_are_known_by_their_mark(stage):
     assert not invoke.is_ours(str(stage.bin / "absent"))
     file.write_bytes(b"short")
     assert not invoke.is_ours(str(file))
+
+
+@pytest.mark.parametrize("error, code", [(errno.EMFILE, 11), (errno.ENOMEM, 11), (errno.EIO, 5)])
+def test_a_launcher_that_cannot_be_read_now_is_not_taken_for_a_foreign_plugin(stage, monkeypatch, error, code):
+    """With no descriptor left it was executed, which failed in turn: an error of code 0."""
+    file = stage.bin / "host-local"
+    file.write_bytes(b"\x7fELF\x02\x01\x01\x00\x00fastcni\x02\x00")
+
+    def refuse(*_):
+        raise OSError(error, "")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(invoke, "read_file", refuse)
+        with pytest.raises(CniError, match=f"read plugin {file}: {os.strerror(error)}") as caught:
+            invoke.is_ours(str(file))
+    assert caught.value.code == code and invoke.is_ours(str(file))
 
 
 def test_the_invoker_costs_a_one_shot_plugin_no_imports():

@@ -48,7 +48,7 @@ def test_the_go_plugin_is_called_as_it_expects(tmp_path):
 @needs_go
 def test_the_go_plugins_own_error_arrives(tmp_path):
     cni = CNI([GO], cache_dir=tmp_path / "cache")
-    with pytest.raises(PluginError, match=r'^plugin type="host-local" failed \(add\): ') as caught:
+    with pytest.raises(PluginError, match=r'^plugin type="host-local" \(index 0\) failed \(add\): ') as caught:
         cni.add(network(tmp_path, subnet="10.9.0.0/31"), RT)
     assert caught.value.code != 0
 

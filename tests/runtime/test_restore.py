@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import os
 
 import pytest
 
@@ -14,7 +15,7 @@ from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 
 NETNS = "/proc/self/ns/net"
-RESULT = {"cniVersion": "1.0.0", "interfaces": [{"name": "br0"}, {"name": "eth0", "sandbox": NETNS}],
+RESULT = {"cniVersion": "1.0.0", "interfaces": [{"name": "lo"}, {"name": "eth0", "sandbox": NETNS}],
           "ips": [{"address": "10.0.0.2/24", "interface": 1}]}
 BRIDGE = {"type": "bridge", "ipMasq": True}
 PORTMAP = {"type": "portmap", "capabilities": {"portMappings": True}}
@@ -41,10 +42,10 @@ def told(monkeypatch):
     return calls
 
 
-def remember(cache, cid, *plugins, netns=NETNS, network="net", version="1.0.0", config=None):
+def remember(cache, cid, *plugins, netns=NETNS, network="net", version="1.0.0", config=None, result=RESULT):
     config = config or json.dumps({"cniVersion": version, "name": network, "plugins": plugins}).encode()
     rt = RuntimeConf(cid, netns, "eth0", [("K", "V")], PORTS)
-    cache.write(network, config, rt, {**RESULT, "cniVersion": version})
+    cache.write(network, config, rt, {**result, "cniVersion": version})
 
 
 def test_each_plugin_with_something_in_the_firewall_is_told_what_check_would_be(cache, told):
@@ -67,12 +68,63 @@ def test_versions_without_check_are_told_the_result_too(cache, told, version):
     assert told[0][2]["prevResult"]["cniVersion"] == told[0][2]["cniVersion"] == version
 
 
-@pytest.mark.parametrize("netns", ["", "/run/netns/that-is-no-more", "/etc/passwd"])
-def test_an_attachment_whose_namespace_is_gone_is_left_out(cache, told, netns):
-    remember(cache, "c1", BRIDGE, netns=netns)
+@pytest.mark.parametrize("netns", ["{folder}/that-is-no-more", "/etc/passwd"])
+def test_an_attachment_whose_namespace_is_gone_is_left_out(cache, told, netns, tmp_path):
+    remember(cache, "c1", BRIDGE, netns=netns.format(folder=tmp_path))
     remember(cache, "c2", BRIDGE)
     done = restoring.restore(cache)
     assert (done.attachments, done.gone) == (1, 1) and [env["CNI_CONTAINERID"] for _, env, _ in told] == ["c2"]
+
+
+def test_a_cache_without_netns_is_restored_in_the_sandbox_of_its_result(cache, told):
+    """libcni before 1.2 (containerd 1.6, podman 4) writes no netns: the pods counted as gone."""
+    remember(cache, "c1", BRIDGE, netns="")
+    done = restoring.restore(cache)
+    assert (done.attachments, done.gone, done.failed) == (1, 0, ())
+    assert told[0][1]["CNI_NETNS"] == NETNS
+
+
+def test_an_attachment_of_which_no_file_says_the_namespace_is_a_failure(cache, told):
+    remember(cache, "c1", BRIDGE, netns="", result={"cniVersion": "0.2.0", "ip4": {"ip": "10.0.0.2/24"}},
+             version="0.2.0")
+    remember(cache, "c2", {"type": "tuning"}, netns="", result={"cniVersion": "0.2.0"}, version="0.2.0")
+    done = restoring.restore(cache)
+    assert [str(it) for it in done.failed] == [
+        "eth0 of container c1 in network net: its network namespace is not remembered"]
+    assert not told and done.gone == 0
+
+
+def test_a_restore_that_does_not_see_the_nodes_namespaces_fails(cache, told, tmp_path):
+    """In a container without the node's /run/netns every pod counted as gone, with exit status 0."""
+    remember(cache, "c1", BRIDGE, netns=f"{tmp_path}/no-such-folder/pod")
+    done = restoring.restore(cache)
+    assert done.gone == 0 and "are these the mounts and the processes of the node?" in str(done.failed[0])
+
+
+def test_a_bare_result_of_a_living_pod_is_a_failure(cache, told, tmp_path):
+    """libcni before 0.8 wrote no configuration: nothing can be restored from it, and that is said."""
+    (tmp_path / "cni/results").mkdir(parents=True)
+    (tmp_path / "cni/results/net-c1-eth0").write_text(json.dumps(RESULT))
+    (tmp_path / "cni/results/net-c2-eth0").write_text(json.dumps(RESULT).replace(NETNS, f"{tmp_path}/no-more"))
+    (tmp_path / "cni/results/net-c3-eth0").write_text('{"cniVersion":"0.2.0","ip4":{"ip":"10.0.0.2/24"}}')
+    done = restoring.restore(cache)
+    assert [(it.attachment.network, it.attachment.container_id) for it in done.failed] == [("net", "c1")]
+    assert "no network configuration" in str(done.failed[0]) and done.gone == 1
+
+
+def test_an_attachment_whose_del_has_begun_is_left_out_unless_it_was_added_again(cache, told, tmp_path):
+    for cid in ("deleted", "added-again", "no-del", "gone"):
+        remember(cache, cid, BRIDGE)
+    for cid, seconds in (("deleted", 100), ("added-again", 300), ("no-del", 100)):
+        os.utime(tmp_path / f"cni/results/net-{cid}-eth0", (seconds, seconds))
+    began = {"deleted": 200.0, "added-again": 200.0, "gone": 200.0}
+
+    def deleted_at(it):
+        (tmp_path / "cni/results/net-gone-eth0").unlink(missing_ok=True)        # by the runtime, when its DEL is done
+        return began.get(it.container_id, 0.0)
+
+    restoring.restore(cache, deleted_at=deleted_at)
+    assert [env["CNI_CONTAINERID"] for _, env, _ in told] == ["added-again", "no-del"]
 
 
 def test_a_plugin_that_stood_alone_is_found_too(cache, told):
@@ -95,12 +147,20 @@ def test_it_goes_on_after_failures_and_tells_of_all(cache, told):
 def test_the_command_says_how_many_and_exits_1_after_a_failure(cache, told, capfd):
     remember(cache, "c1", BRIDGE)
     assert door.run(["restore", "--cache-dir", cache.directory]) == 0
-    assert json.loads(capfd.readouterr().out) == {"attachments": 1, "plugins": 1, "gone": 0, "failed": []}
+    assert json.loads(capfd.readouterr().out) == {"attachments": 1, "plugins": 1, "gone": 0, "elsewhere": 0,
+                                                   "failed": []}
     remember(cache, "c2", {**PORTMAP, "refuse": True})
     assert door.run(["restore", "--json", "--cache-dir", cache.directory]) == 1
     assert json.loads(capfd.readouterr().out)["failed"] == [
         {"network": "net", "containerID": "c2", "ifname": "eth0", "plugin": "portmap", "code": 999,
          "msg": "no, thanks"}]
+
+
+def test_an_attachment_from_before_the_last_boot_is_gone(cache, told, tmp_path):
+    """/run is empty then: restore does not ask whether this is the node's mount namespace."""
+    remember(cache, "c1", BRIDGE, netns=f"{tmp_path}/no-such-folder/pod")
+    os.utime(tmp_path / "cni/results/net-c1-eth0", (1, 1))
+    assert restoring.restore(cache) == restoring.Restored(0, 0, 1, ())
 
 
 @pytest.mark.parametrize("kind", plugins.TABLE)
@@ -111,4 +171,5 @@ def test_who_has_a_restore_means_this_one(kind):
 
 def test_nothing_remembered_is_nothing_to_do(cache, told, capfd):
     assert door.run(["restore", "--cache-dir", cache.directory]) == 0
-    assert json.loads(capfd.readouterr().out) == {"attachments": 0, "plugins": 0, "gone": 0, "failed": []}
+    assert json.loads(capfd.readouterr().out) == {"attachments": 0, "plugins": 0, "gone": 0, "elsewhere": 0,
+                                                   "failed": []}

@@ -10,7 +10,7 @@ import sys
 import time
 from pathlib import Path
 
-from fastcni.server.protocol import HEAD, MAGIC, NETNS, STDIN, VERSION
+from fastcni.server.protocol import HEAD, MAGIC, NETNS, VERSION
 
 START = 60              # seconds that a server may take to listen
 LIMIT = 40              # for one answer
@@ -75,15 +75,16 @@ class Pending:
 class Server:
     """`with Server(folder, "--workers", "1") as server:` a child that serves in this thread's network namespace."""
 
-    def __init__(self, folder, *options, env=None, before=()):
-        """before: the words of a program that becomes the server."""
+    def __init__(self, folder, *options, env=None, before=(), program=("-m", "fastcni", "serve", "--socket")):
+        """before: the words of a program that becomes the server. program: Python's words before the socket's path."""
+        self.program = program
         self.path, self.log = Path(folder) / "run" / "fastcni.sock", Path(folder) / "log"
         self.options, self.env, self.before, self.cni_path = options, env or {}, before, "/nowhere"
 
     def __enter__(self):
         with open(self.log, "ab") as log:
-            self.process = subprocess.Popen([*self.before, sys.executable, "-m", "fastcni", "serve", "--socket",
-                                             self.path, *self.options], stderr=log, env={**os.environ, **self.env})
+            self.process = subprocess.Popen([*self.before, sys.executable, *self.program, self.path,
+                                             *self.options], stderr=log, env={**os.environ, **self.env})
         try:
             assert eventually(lambda: self.process.poll() is not None or self.listens(), START)
             assert self.process.poll() is None, self.said()
@@ -117,6 +118,11 @@ class Server:
         return len(os.listdir(f"/proc/{self.process.pid}/fd"))
 
     @property
+    def resident(self):
+        """Bytes of memory."""
+        return int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    @property
     def threads(self):
         return len(os.listdir(f"/proc/{self.process.pid}/task"))
 
@@ -130,10 +136,6 @@ class Server:
         if path and os.path.exists(path):
             fds.append(os.open(path, os.O_RDONLY))
             mask |= NETNS
-        if len(stdin) > 100_000:
-            fds.append(os.memfd_create("stdin"))
-            os.write(fds[-1], stdin)
-            stdin, mask = b"", mask | STDIN
         try:
             return Pending(str(self.path), packed(plugin or conf["type"], variables, stdin, mask), fds)
         finally:

@@ -3,7 +3,8 @@
 import os
 
 import pytest
-from real_kernel.node import Node
+from real_kernel.node import Node, set_sysctl
+from real_kernel.portmap_chain import DUAL, Chain
 from server.client import Server, eventually
 
 from fastcni.kit.host import Host
@@ -65,6 +66,13 @@ def server(start):
     return start()
 
 
+@pytest.fixture
+def net(node):
+    """A bridge that masquerades and guards, with portmap behind it."""
+    set_sysctl("net/ipv6/conf/default/accept_dad", "0")
+    return Chain(node, node.conf(*DUAL, isDefaultGateway=True, hairpinMode=True, ipMasq=True, ipspoofchk=True))
+
+
 SLOW = """#!/bin/sh
 cat > /dev/null
 [ "$CNI_COMMAND" = ADD ] || exit 0
@@ -86,10 +94,10 @@ class Slow:
         path.chmod(0o755)
         return {"ipam": {"type": "slow-ipam"}}, {"CNI_PATH": str(self.folder)}
 
-    def started(self, count=1):
+    def started(self, count=1, seconds=30):
         """It has been started so often."""
         log = self.folder / "slow.log"
-        return eventually(lambda: log.exists() and len(log.read_text().split()) >= count)
+        return eventually(lambda: log.exists() and len(log.read_text().split()) >= count, seconds)
 
 
 @pytest.fixture

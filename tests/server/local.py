@@ -8,7 +8,7 @@ from threading import Lock
 
 from server.client import Server
 
-from fastcni.kernel import waiting, wire
+from fastcni.kernel import netns, wire
 from fastcni.server import listening, log
 from fastcni.server.awake import Awake
 from fastcni.server.configurations import Configurations
@@ -28,7 +28,7 @@ class Local(Server):
     def __init__(self, folder, monkeypatch, *, workers=4, busy=3, patience=60.0, level="info", fmt="logfmt", log=None):
         super().__init__(folder)
         self.log = log or self.log
-        for module, names in ((waiting, ("pause", "resume")), (wire, ("observe",)), (json, ("printer",))):
+        for module, names in ((wire, ("observe",)), (json, ("printer",))):
             for name in names:          # the server's for good; ours until the test ends
                 monkeypatch.setattr(module, name, getattr(module, name))
         self.monkeypatch, self.crashed = monkeypatch, []
@@ -39,15 +39,16 @@ class Local(Server):
         busy, patience, level, fmt = self.options
         self.file = open(self.log, "w", buffering=1)
         self.monkeypatch.setattr(sys, "stderr", self.file)
-        logger, lock, crew = log.make(level, fmt), Lock(), Crew(8)
+        home = netns.open_own()
+        logger, lock, crew = log.make(level, fmt), Lock(), Crew(8, home)
         self.listening = listening.make(str(self.path), False)
         preload()
         self.restoring = Restoring(logger)
-        self.hosts, self.desk = Hosts(crew, self.restoring), Desk(patience=patience)
-        self.door = Reception(self.listening.sock, self.desk, lock, frozenset({os.geteuid()}), Configurations(),
+        self.hosts, self.desk = Hosts(home, crew, self.restoring), Desk(patience=patience)
+        self.door = Reception(self.listening.sock, self.desk, lock, frozenset({os.geteuid()}),
                               Awake(0, logger), logger)
-        self.team = Workers(self.size, busy, self.desk, lock, self.door, self.hosts, crew, environment(), logger)
-        waiting.pause, waiting.resume = self.team.pause, self.team.resume
+        self.team = Workers(self.size, busy, self.desk, lock, self.door, self.hosts, crew, Configurations(),
+                            environment(), logger)
         self.team.start()
         self.restoring.start()
         return self

@@ -37,7 +37,7 @@ def test_they_stay_awake_from_the_first_request_until_the_last_is_over(tmp_path,
 def test_without_the_device_it_says_so_and_goes_on(monkeypatch, capsys):
     monkeypatch.setattr(awake, "DEVICE", "/nowhere/latency")
     make(0.01).hold()
-    assert "processors may sleep" in capsys.readouterr().err
+    assert "latency_request_unavailable" in capsys.readouterr().err
 
 
 def test_a_device_that_refuses_costs_no_request(monkeypatch, capsys):

@@ -2,7 +2,6 @@
 
 import gc
 import json
-from contextlib import suppress
 
 import pytest
 
@@ -54,11 +53,14 @@ def test_a_section_goes_with_the_last_who_has_it():
         assert section not in gc.get_referents(section)
 
 
-@pytest.mark.parametrize("document, name", [({"name": "net"}, "net"), ({"Name": "net"}, ""), ({"name": 5}, "5")])
-def test_the_network_of_a_request_is_the_same_before_and_after_its_configuration_was_read(document, name):
-    """ADD and DEL of one attachment run one after another by it, whoever has been here before."""
-    configurations, stdin = Configurations(), json.dumps({"type": "bridge", **document}).encode()
-    assert configurations.network_of(stdin) == name
-    with suppress(CniError):
-        configurations(stdin)
-    assert configurations.network_of(stdin) == name
+@pytest.mark.parametrize("document, name", [({"name": "net"}, "net"), ({"Name": "net"}, "net"), ({"name": 5}, ""),
+                                            ({}, "")])
+def test_a_request_is_told_its_network_and_what_is_wrong_with_its_configuration(document, name):
+    stdin = json.dumps({"type": "bridge", **document}).encode()
+    network, decode = Configurations().read(stdin)
+    assert network == name
+    if name:
+        assert decode(stdin).text("type") == "bridge"
+    else:
+        with pytest.raises(CniError):
+            decode(stdin)

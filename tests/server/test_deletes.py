@@ -1,24 +1,30 @@
 """Links deleted together: each is gone before its deleter goes on, and what goes wrong with one is its own."""
 
+import os
+import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from errno import ENOBUFS, EOPNOTSUPP
+from errno import ENOBUFS, ENOMEM, EOPNOTSUPP
 
 import pytest
 from real_kernel.node import links, run
+from server.client import eventually
 
-from fastcni.kernel import wire
+from fastcni._netlink import Abandoned
+from fastcni.kernel import netns, waiting, wire
 from fastcni.kit import announced
 from fastcni.server import deletes as module
 from fastcni.server.crew import Crew
-from fastcni.server.deletes import Deletes, Deletion
+from fastcni.server.deletes import Deletes, Deletion, Group
 
 
 @pytest.fixture
 def deletes(node):
-    made = Deletes(Crew(8))
+    home = netns.open_own()
+    made = Deletes(Crew(8, home))
     yield made
     made.close()
+    os.close(home)
 
 
 def make(count):
@@ -101,7 +107,7 @@ def test_links_of_somebody_elses_group_stay(deletes):
 def together(deletes, pairs):
     """One request for all of these: {name: its error or None}."""
     group = [Deletion(index, name) for index, name in pairs]
-    deletes._delete(group)
+    deletes._delete(Group(group))
     return {each.name: each.error for each in group}
 
 
@@ -148,6 +154,121 @@ def test_a_leader_that_fails_hands_on(deletes, monkeypatch):
     deletes.delete(*make_named("veth-last"))
 
 
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_request_that_cannot_be_sent_fails_all_its_deletions_at_once(deletes, monkeypatch, count):
+    """The thread that sent it dropped the error (ENOMEM, EPERM): each DEL waited until its limit, and later ones."""
+    def refuse(sock, data):
+        raise OSError(ENOMEM, "Cannot allocate memory")
+
+    pairs = make(count)
+    with monkeypatch.context() as patch:
+        patch.setattr(wire, "send", refuse)
+        patch.setattr(announced, "DELETE_SECONDS", 1000)
+        assert [e.errno for e in together(deletes, pairs).values()] == [ENOMEM] * count
+        assert [e.errno for e in everywhere(deletes, pairs).values()] == [ENOMEM] * count
+    assert not any(everywhere(deletes, pairs).values()) and set(links()) == {"lo"}
+
+
+def test_an_abandoned_leader_says_to_no_other_deletion_that_its_link_is_gone(deletes, monkeypatch):
+    """The others of its group were woken without an error, as if their links had been deleted."""
+    def abandon(*_):
+        raise Abandoned
+
+    monkeypatch.setattr(Deletes, "_hear", abandon)
+    monkeypatch.setattr(wire, "send", lambda *_: None)
+    group = [Deletion(index, name) for index, name in make(2)]
+    group[0].leads, group[0].request = True, Group(group)
+    with pytest.raises(Abandoned):
+        deletes._lead(group[0])
+    assert group[1].gate.wait(0) and group[1].error.code == 11
+
+
 def make_named(name):
     run("ip", "link", "add", name, "type", "veth", "peer", "name", f"p-{name}")
     return links()[name]["ifindex"], name
+
+
+# -- callers that leave -------------------------------------------------------------------------------------------
+
+class Leaving:
+    """Deletes whose requests go out when go_on() is called; deleters in threads, each of which has a caller."""
+
+    def __init__(self):
+        self.held, self.threads, self.callers, self.ended = [], {}, {}, {}
+        self.deletes = Deletes(lambda *job: self.held.append(job))
+
+    def begin(self, index, name):
+        ours, self.callers[name] = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+        def delete():
+            request = waiting.here.request = waiting.Request()
+            request.caller = ours.fileno()
+            try:
+                self.deletes.delete(index, name)
+                self.ended[name] = None
+            except Exception as e:
+                self.ended[name] = e
+            finally:
+                ours.close()
+
+        self.threads[name] = threading.Thread(target=delete)
+        self.threads[name].start()
+
+    def leave(self, name):
+        self.callers[name].close()
+        self.threads[name].join(20)
+        assert isinstance(self.ended[name], waiting.CallerGone)
+
+    def go_on(self):
+        while self.held:
+            fn, *args = self.held.pop(0)
+            fn(*args)
+
+    def all_end(self):
+        """Whatever is asked for is sent until every deleter has come to its end."""
+        assert eventually(lambda: self.go_on() or not any(each.is_alive() for each in self.threads.values()))
+
+
+@pytest.fixture
+def leaving(node):
+    made = Leaving()
+    yield made
+    made.all_end()
+    for conn in made.callers.values():
+        conn.close()
+    made.deletes.close()
+
+
+def test_a_leader_whose_caller_leaves_loses_nobody_elses_link(leaving):
+    """The first one sends alone; the others make the next group, whose leader leaves, too."""
+    first, *others = make(5)
+    leaving.begin(*first)
+    assert eventually(lambda: leaving.held)
+    for pair in others:
+        leaving.begin(*pair)
+    assert eventually(lambda: len(leaving.deletes.waiting) == 4)
+    leaders = [each.name for each in leaving.deletes.waiting]
+    leaving.leave(first[1])
+    assert eventually(lambda: len(leaving.held) == 2)   # the request for the others
+    leaving.leave(leaders[0])
+    leaving.leave(leaders[1])                           # its heir, or a follower
+    leaving.all_end()
+    assert [leaving.ended[name] for name in leaders[2:]] == [None, None] and set(links()) == {"lo"}
+    leaving.begin(*make_named("veth-last"))
+    leaving.all_end()
+    assert leaving.ended["veth-last"] is None
+
+
+def test_one_that_leaves_before_its_request_is_sent_is_not_waited_for(leaving):
+    pairs = make(3)
+    leaving.begin(*pairs[0])
+    assert eventually(lambda: leaving.held)
+    leaving.begin(*pairs[1])
+    assert eventually(lambda: leaving.deletes.waiting)
+    leaving.leave(pairs[1][1])
+    assert leaving.deletes.waiting == []
+    leaving.all_end()
+    leaving.begin(*pairs[2])
+    leaving.all_end()
+    assert leaving.ended[pairs[0][1]] is None and leaving.ended[pairs[2][1]] is None
+    assert {name for name in links() if name.startswith("veth")} == {pairs[1][1]}

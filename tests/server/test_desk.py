@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastcni.server.desk import LATER, Call, Desk
+from fastcni.server.desk import LATER, OVERTAKEN_S, Call, Desk
 
 POD, OTHER = ("net", "c1", "eth0"), ("net", "c2", "eth0")
 
@@ -48,6 +48,26 @@ def test_add_goes_before_del_and_gc():
     desk = Desk()
     put(desk, ("DEL", POD), ("GC", None), ("ADD", OTHER), ("CHECK", ("net", "c3", "eth0")))
     assert commands(desk) == ["ADD", "CHECK", "DEL", "GC"]
+
+
+def test_a_del_that_has_waited_long_is_passed_by_one_add_at_most():
+    """Under steady ADDs no DEL was ever run."""
+    desk = Desk()
+    dels = put(desk, *[("DEL", ("net", f"d{n}", "eth0")) for n in range(3)])
+    put(desk, *[("ADD", ("net", f"a{n}", "eth0")) for n in range(6)])
+    assert desk.take().command == "ADD"
+    for call in dels:
+        call.arrived -= 2 * OVERTAKEN_S
+    assert commands(desk) == ["DEL", "ADD", "DEL", "ADD", "DEL", "ADD", "ADD", "ADD"]
+
+
+def test_what_needs_nearly_nothing_goes_first_and_can_be_taken_alone():
+    desk = Desk()
+    put(desk, ("ADD", POD), ("DEL", OTHER))
+    light = Call(("lo", "c1", "lo"), "ADD", None, light=True)
+    assert desk.take(light=True) is None and desk.put(light)
+    assert desk.take(light=True) is light and desk.take(light=True) is None
+    assert commands(desk) == ["ADD", "DEL"] and desk.running == 3
 
 
 def test_a_del_that_came_before_an_add_of_its_own_stays_before_it():

@@ -1,15 +1,24 @@
 """Who is let in may say anything: the server goes on, and keeps nothing of it."""
 
 import array
+import json
 import os
 import random
 import socket
+import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-from server.client import HEAD, Server, block, eventually, packed
+from server.client import eventually, packed
 
 NET = "/proc/self/ns/net"
+LIMITED = """
+import os, sys
+pid = os.posix_spawn(sys.argv[1], sys.argv[1:], os.environ)
+_, status, used = os.wait4(pid, 0)
+print(used.ru_maxrss, file=sys.stderr)
+sys.exit(os.waitstatus_to_exitcode(status))
+"""
 
 
 def throw(server, data, paths=(), *, twice=False, stay=None):
@@ -112,15 +121,38 @@ def test_many_who_come_and_go_at_once_cost_no_thread(node, pod, server):
     assert works(server, node, pod) and server.threads >= threads and "Traceback" not in server.said()
 
 
-def test_a_large_configuration_is_read_and_a_huge_one_refused(node, pod, server):
-    gc = node.conf(**{"cni.dev/valid-attachments": [{"containerID": f"c{n}", "ifname": "eth0"} for n in range(20_000)]})
-    assert server.ok("GC", gc) is None
-    environment = block("bridge", {"CNI_COMMAND": "ADD", "CNI_CONTAINERID": "c", "CNI_IFNAME": "eth0",
-                                   "CNI_PATH": "/x", "CNI_NETNS": "/x"})
-    fd = os.memfd_create("stdin")
-    os.truncate(fd, 40 << 20)
-    stay = []
-    throw(server, HEAD.pack(b"fcni", 2, 2, len(environment)) + environment, [f"/proc/self/fd/{fd}"], stay=stay)
-    assert b"more than 33554432 bytes" in stay[0].recv(10_000)
-    os.close(fd)
-    assert isinstance(server, Server) and works(server, node, pod)
+def attachments(count):
+    return {"cni.dev/valid-attachments": [{"containerID": f"c{n}", "ifname": "eth0"} for n in range(count)]}
+
+
+def test_a_large_configuration_goes_one_shot_and_is_served_there(node, pod, server, plugins):
+    """30 MB of `[],` made 1.8 GB of Python objects in the server, and all its callers waited for a minute."""
+    assert server.ok("GC", node.conf(**attachments(2000))) is None
+    env = {"CNI_COMMAND": "GC", "CNI_PATH": plugins, "FASTCNI_SOCKET": str(server.path), "PATH": os.environ["PATH"]}
+
+    def run(stdin):
+        """Exit status, document and most memory in bytes of a GC by the plugin file."""
+        limited = f"exec python3 -c '{LIMITED}' {plugins}/bridge"
+        done = subprocess.run(["sh", "-c", limited], input=stdin, env=env, capture_output=True, timeout=120)
+        return done.returncode, json.loads(done.stdout or b"{}"), int(done.stderr.split()[-1]) << 10
+
+    assert eventually(lambda: server.lines("command=GC"))
+    before = server.resident
+    everything = json.dumps(node.conf(**attachments(200_000))).encode()
+    status, _, memory = run(everything)
+    assert status == 0 and memory < 400 << 20
+    for huge in (b'{"x": [' + b"[]," * 10_000_000 + b"1]}", b'{"x": ' + b"[" * 10_000_000):
+        status, error, memory = run(huge)
+        assert (status, error["code"]) == (1, 6) and memory < 400 << 20
+    assert len(server.lines("command=GC")) == 1 and server.resident < before + (8 << 20)
+    assert works(server, node, pod)
+
+
+def test_a_configuration_as_deep_or_as_full_as_a_message_can_be_is_refused_or_read(node, pod, server):
+    head = b'{"cniVersion": "1.0.0", "name": "net-a", "type": "bridge", "x": '
+    before = server.resident
+    for _ in range(20):
+        assert server.refused("STATUS", head + b"[" * 120_000, plugin="bridge")["code"] == 6
+        assert server.refused("STATUS", head + b"[" * 60_000 + b"]" * 60_000 + b"}", plugin="bridge")["code"] == 6
+        server.call("STATUS", head + b"[" + b"[]," * 40_000 + b"1]}", plugin="bridge")
+    assert server.resident < before + (32 << 20) and works(server, node, pod)

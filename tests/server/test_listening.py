@@ -1,10 +1,13 @@
 """The listening socket: who can reach it, who can take its place, and what is said when there is none."""
 
+import fcntl
 import os
 import socket
 import stat
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
 import pytest
 from server.client import LIMIT, Server, eventually
@@ -75,6 +78,76 @@ def test_a_sticky_folder_is_fine(make, tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run").chmod(0o1777)
     make(tmp_path / "run" / "s")
+
+
+def lock_by_another_user(path):
+    """A process of another user that has made and locked this file."""
+    code = ("import fcntl, os, sys, time\nos.setuid(12345)\n"
+            "fcntl.flock(os.open(sys.argv[1], os.O_CREAT | os.O_RDWR, 0o666), fcntl.LOCK_EX)\n"
+            "print('locked', flush=True)\ntime.sleep(600)")
+    process = subprocess.Popen([sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "locked\n"
+    return process
+
+
+@pytest.fixture
+def sticky():
+    """A folder that every user reaches and may write to, as /tmp."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root: files of another user")
+    with tempfile.TemporaryDirectory(prefix="fastcni-") as folder:
+        os.chmod(folder, 0o1777)
+        yield Path(folder)
+
+
+def test_a_lock_that_another_user_holds_in_a_sticky_folder_keeps_no_server_from_starting(make, sticky):
+    """The server that met it said that another one listens."""
+    process = lock_by_another_user(sticky / "s.lock")
+    try:
+        make(sticky / "s")
+        assert connects(sticky / "s") and (mode(sticky / "s.lock"), (sticky / "s.lock").stat().st_uid) == (0o600, 0)
+        with pytest.raises(ListenError, match="another fastcni server listens on"):
+            make(sticky / "s")
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize("name", ["s", "s.lock"])
+@pytest.mark.parametrize("kind", ["file", "pipe", "link", "hard link", "full folder"])
+def test_nothing_of_another_users_in_a_sticky_folder_keeps_a_server_from_starting(make, sticky, kind, name):
+    path = sticky / name
+    if kind == "file":
+        path.touch()
+    elif kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "link":
+        path.symlink_to("/dev/null")
+    elif kind == "hard link":
+        (sticky / "of root").touch(0o644)
+        os.link(sticky / "of root", path)
+    else:
+        (path / "full").mkdir(parents=True)
+    if kind != "hard link":
+        os.chown(path, 12345, 12345, follow_symlinks=False)
+    with open(sticky / "of root" if kind == "hard link" else os.devnull) as of_root:
+        fcntl.flock(of_root, fcntl.LOCK_EX)
+        make(sticky / "s")
+    assert connects(sticky / "s")
+
+
+def test_a_lock_that_is_replaced_while_it_is_taken_is_taken_again(make, tmp_path, monkeypatch):
+    path, flock, replaced = tmp_path / "s", fcntl.flock, []
+
+    def replace_first(fd, how):
+        if not replaced:
+            replaced.append(fd)
+            (tmp_path / "s.lock").unlink()
+        return flock(fd, how)
+
+    monkeypatch.setattr(fcntl, "flock", replace_first)
+    made = make(path)
+    assert replaced and os.fstat(made.lock).st_ino == (tmp_path / "s.lock").stat().st_ino
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: gives a folder to another user")
@@ -196,7 +269,7 @@ def test_the_socket_is_gone_before_the_last_requests_are_answered(start, node, p
     assert eventually(lambda: not server.path.exists()) and server.process.poll() is None
     assert [each.answer().status for each in (under_way, *behind)] == [0] * 21
     assert server.process.wait(LIMIT) == 0
-    assert server.lines("event=stopped") and not server.lines("level=error")
+    assert server.lines("event=server_stopped") and not server.lines("level=error")
 
 
 def test_who_stands_in_line_when_a_server_stops_is_answered(start, node):

@@ -1,4 +1,4 @@
-"""Lines of logfmt."""
+"""Lines of logfmt, and how many of them a caller can cause."""
 
 import pytest
 
@@ -10,6 +10,17 @@ from fastcni.server import log
     ("a\\b", '"a\\\\b"'), ("a\nb", '"a\\nb"'), ("\udcff", '"?"'), ("dé", "dé"),
 ])
 def test_a_value_that_is_not_plain_is_quoted_and_leaves_the_others_alone(value, shown):
-    event = {"timestamp": "now", "level": "info", "event": "done", "command": "ADD", "container": value, "ms": 0.25}
+    event = {"timestamp": "now", "level": "info", "event": "request_done", "command": "ADD", "container": value,
+             "ms": 0.25}
     line = log.logfmt(None, "info", event)
-    assert line == f"timestamp=now level=info event=done command=ADD container={shown} ms=0.25"
+    assert line == f"timestamp=now level=info event=request_done command=ADD container={shown} ms=0.25"
+
+
+def test_a_caller_cannot_flood_the_log(monkeypatch):
+    """Any local user could fill the disk with one line for each refused connection."""
+    lines, clock = [], iter([100.0, 100.1, 109.9, 110.1, 110.2])
+    monkeypatch.setattr(log, "monotonic", lambda: next(clock))
+    refused = log.Seldom(lambda event, **fields: lines.append((event, fields)), seconds=10.0)
+    for _ in range(5):
+        refused("user_refused", uid=1)
+    assert lines == [("user_refused", {"uid": 1, "left_out": 0}), ("user_refused", {"uid": 1, "left_out": 2})]

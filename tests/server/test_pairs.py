@@ -2,6 +2,7 @@
 
 import pytest
 from real_kernel.node import elements, links, run
+from real_kernel.portmap_chain import Chain, mapping
 
 from fastcni.kernel import uapi, wire
 from fastcni.server import memory
@@ -23,6 +24,16 @@ def test_del_looks_for_nothing_that_add_has_made(node, pod, host, monkeypatch, p
     node.delete(conf, pod, host=host)
     assert uapi.RTM_GETLINK not in asked and uapi.RTM_GETADDR not in asked
     assert set(links(pod)) == {"lo"} and not veths() and not elements("pods4") and not node.held()
+
+
+def test_portmap_notes_the_link_that_add_has_made_without_looking_for_it(node, pod, host, monkeypatch):
+    chain, asked = Chain(node, conf_of(node)), []
+    result = node.add(chain.first, pod, host=host)
+    monkeypatch.setattr(wire, "show", lambda way, data: asked.append(int.from_bytes(data[4:6], "little")))
+    node.add(chain.portmap(mapping(), prevResult=result), pod, host=host)
+    assert uapi.RTM_GETLINK not in asked
+    index = links()[result["interfaces"][1]["name"]]["ifindex"]
+    assert f"link: {index}, net: net-a" in run("nft", "list", "map", "inet", "fastcni", "hostports4")
 
 
 def test_a_link_that_has_taken_the_place_of_ours_is_deleted(server, node, pod):

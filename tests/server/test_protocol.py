@@ -1,7 +1,6 @@
 """The messages of the warm door: what they look like, and that nothing else is taken for one."""
 
 import array
-import fcntl
 import os
 import socket
 
@@ -10,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from server.client import HEAD, Answer, block, packed
 
-from fastcni.handle import MAX_STDIN
 from fastcni.server import protocol
-from fastcni.server.protocol import NETNS, STDIN, Declined, Lost
+from fastcni.server.protocol import NETNS, Declined, Lost
 
 
 def open_files():
@@ -42,12 +40,6 @@ def sent(pair, data, *paths, fds=()):
     return message
 
 
-def memory(data):
-    fd = os.memfd_create("stdin")
-    os.write(fd, data)
-    return fd
-
-
 def test_a_request_is_these_bytes(pair):
     data = (b"fcni" + (2).to_bytes(4, "little") + (1).to_bytes(4, "little") + (27).to_bytes(4, "little")
             + b"bridge\0CNI_COMMAND=ADD\0A=b\0"[:27] + b'{"a": 1}')
@@ -71,21 +63,6 @@ def test_an_answer_too_long_for_a_message_goes_as_memory(pair):
     fds = array.array("i", ancillary[0][2])
     answer = Answer(data, fds)
     assert len(data) == HEAD.size and (answer.stderr, answer.stdout) == (b"warning", out)
-
-
-def test_stdin_may_come_as_memory(pair):
-    data = b"x" * 300_000
-    message = sent(pair, packed("bridge", {}, descriptors=STDIN), fds=[memory(data)])
-    assert message.stdin == data and message.netns is None
-    message.close()
-
-
-def test_stdin_in_memory_is_read_to_one_byte_more_than_allowed(pair):
-    fd = memory(b"")
-    os.truncate(fd, MAX_STDIN + 5000)
-    message = sent(pair, packed("bridge", {}, descriptors=STDIN), fds=[fd])
-    assert len(message.stdin) == MAX_STDIN + 1
-    message.close()
 
 
 def test_of_two_variables_of_a_name_the_first_counts_as_for_the_launcher(pair):
@@ -113,52 +90,15 @@ ENVIRONMENT = block("bridge", {"A": "1"})
     (HEAD.pack(b"fcni", 2, 0, len(ENVIRONMENT) - 1) + ENVIRONMENT, []),
     (packed("bridge", {f"A{n}": "" for n in range(65)}), []),
     (HEAD.pack(b"fcni", 2, 0, 9) + b"bridge\0A\0", []),
-    (packed("bridge", {}, b"{}", STDIN), ["/dev/null"]),
-    (packed("bridge", {}, b"", STDIN), ["/dev/zero"]),
-    (packed("bridge", {}, b"", STDIN), ["/"]),
-    (packed("bridge", {}, b"", STDIN), ["/proc/self/status"]),
+    (packed("bridge", {}, b"", 2), ["/dev/zero"]),
     (packed("bridge", {}) + bytes(protocol.MAX_MESSAGE), []),
 ], ids=["short", "magic", "version", "none", "one unasked", "too many", "unknown bit", "far too many",
-        "environment beyond the end", "no environment", "no NUL", "65 variables", "no value", "stdin twice",
-        "device as stdin", "folder as stdin", "proc file as stdin", "too long"])
+        "environment beyond the end", "no environment", "no NUL", "65 variables", "no value", "stdin in memory",
+        "too long"])
 def test_what_is_no_request_is_declined_and_its_descriptors_closed(pair, data, paths):
     pair[1].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
     with pytest.raises(Declined):
         sent(pair, data, *paths)
-
-
-def test_a_pipe_as_stdin_is_not_waited_for(pair):
-    reading, writing = os.pipe()
-    with pytest.raises(Declined):
-        sent(pair, packed("bridge", {}, b"", STDIN), fds=[reading])
-    os.close(writing)
-
-
-def test_a_fifo_or_a_socket_as_stdin_is_not_waited_for(pair, tmp_path):
-    os.mkfifo(tmp_path / "fifo")
-    with pytest.raises(Declined):
-        sent(pair, packed("bridge", {}, b"", STDIN), tmp_path / "fifo")
-    ours, theirs = socket.socketpair()
-    with theirs, pytest.raises(Declined):
-        sent(pair, packed("bridge", {}, b"", STDIN), fds=[ours.detach()])
-
-
-@pytest.mark.parametrize("seals", [0, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL])
-def test_memory_may_be_sealed_and_read_to_its_end_before(pair, seals):
-    fd = os.memfd_create("stdin", os.MFD_ALLOW_SEALING)
-    os.write(fd, b"{}")                 # and leaves the position at the end
-    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
-    message = sent(pair, packed("bridge", {}, descriptors=STDIN), fds=[fd])
-    assert message.stdin == b"{}"
-    message.close()
-
-
-def test_memory_that_cannot_be_read_is_declined(pair):
-    fd = os.memfd_create("stdin")
-    writing = os.open(f"/proc/self/fd/{fd}", os.O_WRONLY)
-    os.close(fd)
-    with pytest.raises(Declined):
-        sent(pair, packed("bridge", {}, descriptors=STDIN), fds=[writing])
 
 
 def test_a_caller_that_hangs_up_is_lost_and_one_that_is_silent_is_not(pair):

@@ -192,7 +192,7 @@ def test_an_add_whose_caller_has_gone_is_taken_back(node, pod, start, slow):
     waiting = server.send("ADD", node.conf(isGateway=True, **keys), pod, env=env)
     assert slow.started()
     waiting.leave()
-    assert eventually(lambda: server.lines("level=warning", "the ADD is taken back"))
+    assert eventually(lambda: server.lines("level=warning", "event=caller_gone", "command=ADD", "run=True"))
     assert node.left(pod) == before
 
 
@@ -202,7 +202,7 @@ def test_a_request_whose_caller_has_gone_is_not_begun(node, pod_netns, start, sl
     assert slow.started()
     server.send("ADD", node.conf(), pod_netns()).leave()
     assert first.answer().status == 0
-    assert eventually(lambda: server.lines("its caller is gone: not run"))
+    assert eventually(lambda: server.lines("event=caller_gone", "run=False"))
     assert not node.held()
 
 
@@ -233,8 +233,8 @@ def test_add_goes_before_del_when_both_wait(node, pod_netns, start, slow):
     time.sleep(0.1)
     sooner = server.send("ADD", node.conf(), pod_netns(), cid="soon")
     assert [each.answer().status for each in (first, later, sooner)] == [0, 0, 0]
-    assert eventually(lambda: len(server.lines("event=done")) == 3)     # a line is written after its answer
-    done = server.lines("event=done")
+    assert eventually(lambda: len(server.lines("event=request_done")) == 3)     # a line is written after its answer
+    done = server.lines("event=request_done")
     assert "container=soon" in done[-2] and "container=late" in done[-1]
 
 
@@ -264,13 +264,14 @@ def test_descriptors_and_threads_do_not_grow(node, pod_netns, server):
 def test_a_request_is_one_line_of_log(node, pod, start, fmt):
     server = start("--log-format", fmt)
     server.ok("ADD", node.conf(isGateway=True, ipMasq=True), pod)
-    assert eventually(lambda: server.lines("done"))
-    line = server.lines("done")[-1]
+    assert eventually(lambda: server.lines("request_done"))
+    line = server.lines("request_done")[-1]
     if fmt == "json":
         found = json.loads(line)
     else:
         found = dict(pair.split("=", 1) for pair in line.split())
     assert (found["command"], found["plugin"], found["network"], found["ifname"]) == ("ADD", "bridge", "net-a", "eth0")
+    assert int(found["pid"]) == os.getpid() and found["id"].count("-") == 1
     times = {name: float(found[f"{name}_ms"]) for name in ("queue", "ipam", "netlink", "nftables")}
     assert all(value > 0 for value in times.values()) and sum(times.values()) < float(found["ms"]) + times["queue"]
 
@@ -304,9 +305,12 @@ def test_who_is_not_allowed_is_not_served(reachable):
                 "bridge", {"CNI_COMMAND": "VERSION"}).hex()], capture_output=True, text=True).stdout
 
         assert as_user(54321).strip() in ("b''", "BrokenPipeError", "ConnectionResetError")
-        assert server.lines("not an allowed user", "uid=54321") and not server.lines("command=VERSION")
+        assert server.lines("user_refused", "uid=54321") and not server.lines("command=VERSION")
+        for _ in range(5):
+            as_user(54321)
+        assert len(server.lines("user_refused")) == 1       # a line a connection would fill the disk
         assert "supportedVersions" in as_user(12345)
-        assert len(server.lines("not an allowed user")) == len(server.lines("uid=54321"))
+        assert len(server.lines("user_refused")) == len(server.lines("uid=54321"))
 
 
 def test_nobody_but_root_reaches_a_server_that_names_nobody(node, reachable):

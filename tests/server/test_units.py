@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from real_kernel.node import elements, links, rules
 
+from fastcni.kit import deadlines
 from fastcni.launcher import files, systemd
 from fastcni.launcher.install import InstallError
 
@@ -52,6 +53,13 @@ def test_the_exposure_is_below_four(units):
     if "Unknown" in said or "unrecognized" in said:
         pytest.skip(f"systemd-analyze is too old: {said.strip()}")
     assert status == 0, said
+
+
+def test_a_stopped_server_is_ended_before_its_callers_give_it_up():
+    """Then they have the answers of a server that died, and nothing of it goes on later."""
+    seconds = int(*values("WatchdogSec")) + int(*values("TimeoutAbortSec"))
+    assert deadlines.UNREAD_SECONDS < seconds < deadlines.ANSWER_SECONDS
+    assert values("Restart") == ["on-failure"]          # systemd counts the watchdog among failures
 
 
 @needs_analyze

@@ -170,7 +170,8 @@ def test_a_restart_by_systemd_costs_no_request(node, plugin, pods, tmp_path):
     assert callers.failed == []
     assert_nothing_is_left(node, pods)
     # In this story nobody goes one-shot: the socket is always there, and who comes in between waits in it.
-    assert log.count("event=done command=ADD") == callers.added and "level=error" not in log
+    added = [line for line in log.splitlines() if "event=request_done" in line and "command=ADD" in line]
+    assert len(added) == callers.added and "level=error" not in log
 
 
 def test_a_plain_restart_costs_no_request(node, plugin, pods, start):
@@ -185,20 +186,20 @@ def test_a_plain_restart_costs_no_request(node, plugin, pods, start):
     assert server.stop() == 0
     assert callers.failed == []
     assert_nothing_is_left(node, pods)
-    warm = len(server.lines("event=done", "command=ADD"))
+    warm = len(server.lines("event=request_done", "command=ADD"))
     assert 0 < warm < callers.added and not server.lines("level=error")
 
 
 def test_the_request_after_a_kill_gets_its_network_one_shot(node, plugin, pod, server):
     call = plugin(server.path)
     assert call("ADD", pod)[0] == call("DEL", pod)[0] == 0
-    assert eventually(lambda: len(server.lines("event=done")) == 2)     # a line is written after the answer
+    assert eventually(lambda: len(server.lines("event=request_done")) == 2)     # a line is written after the answer
     server.process.kill()
     server.process.wait()
     assert os.path.exists(server.path)      # nobody has tidied up
     status, stdout = call("ADD", pod)
     assert status == 0 and addresses("eth0", pod) == [json.loads(stdout)["ips"][0]["address"]]
-    assert call("DEL", pod)[0] == 0 and len(server.lines("event=done")) == 2
+    assert call("DEL", pod)[0] == 0 and len(server.lines("event=request_done")) == 2
     assert_nothing_is_left(node, [pod])
 
 
@@ -262,7 +263,7 @@ def test_systemds_own_tool_hands_its_socket_over(node, plugin, pod, tmp_path):
         assert eventually(path.exists)
         call = plugin(path)
         assert [call(command, pod)[0] for command in ("ADD", "DEL")] == [0, 0]
-        assert eventually(lambda: (tmp_path / "log").read_text().count("event=done") == 2)
+        assert eventually(lambda: (tmp_path / "log").read_text().count("event=request_done") == 2)
         assert 'socket="handed over"' in (tmp_path / "log").read_text()
     finally:
         tool.terminate()

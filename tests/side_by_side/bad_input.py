@@ -51,6 +51,7 @@ FULL = ranges("10.22.0.0/30")
 JSON = "ours names the key and the value, where Go names its own types; what stands before is the same"
 OLDER = "1.1.1 has older words; ours are the reference's"
 KERNEL = "the kernel's own words are in ours, and addresses are not printed as Go's types"
+LENIENT = "DEL reads what it needs, and a bad value there is a warning: a typo must not keep a pod"
 WHERE = "ours says which key it is"
 EARLY = "ours refuses before it touches anything, so the words for the failed step are not there"
 BAD = {
@@ -73,7 +74,8 @@ BAD = {
     "an unknown command": Bad(bridge(), "FROB"),
     "bad CNI_ARGS": Bad(bridge(), args="IP"),
     "CNI_ARGS that end in a semicolon": Bad(bridge(), args="IgnoreUnknown=1;"),
-    "CNI_ARGS with two equal signs": Bad(bridge(), "DEL", args="MAC=a=b"),
+    "CNI_ARGS with two equal signs": Bad(bridge(), args="MAC=a=b"),
+    "DEL, CNI_ARGS with two equal signs": Bad(bridge(), "DEL", args="MAC=a=b", taken_by="fastcni", differs=LENIENT),
     "unknown CNI_ARGS": Bad(bridge(), args="K=V;K2=V2"),
     "IgnoreUnknown that is no boolean": Bad(bridge(), args="IgnoreUnknown=Perhaps"),
     "MAC of CNI_ARGS reaches host-local": Bad(bridge(), args="MAC=02:11:22:33:44:55"),
@@ -97,6 +99,10 @@ BAD = {
     "mtu as text": Bad(bridge(mtu="1500"), differs=JSON),
     "isGateway as text": Bad(bridge(isGateway="yes"), differs=JSON),
     "ipam as a list": Bad(bridge(ipam=[]), differs=JSON),
+    "DEL, ipam as a list": Bad(bridge(ipam=[]), "DEL", differs=JSON),
+    "DEL, mtu as text": Bad(bridge(mtu="1500"), "DEL", taken_by="fastcni", differs=LENIENT),
+    "DEL, a vlan of 4095": Bad(bridge(vlan=4095), "DEL", taken_by="fastcni", differs=LENIENT),
+    "ptp DEL, ipMasq as text": Bad(ptp(ipMasq="yes"), "DEL", taken_by="fastcni", differs=LENIENT),
     "a prevResult of another family": Bad(bridge(prevResult={"cniVersion": "0.4.0"}), "CHECK"),
     "loopback, a prevResult of another family": Bad(loopback(prevResult={"cniVersion": "0.4.0"})),
     "CHECK without prevResult": Bad(bridge(ipam=static(("10.22.0.5/24", None))), "CHECK"),
@@ -192,7 +198,8 @@ BAD = {
     "ranges that overlap": Bad(ipam(ranges=[[{"subnet": "10.22.0.0/24"}, {"subnet": "10.22.0.0/16"}]])),
     "range sets that overlap": Bad(ranges("10.22.0.0/24", "10.22.0.0/16")),
     "two sets of one family in 0.2.0": Bad({**ranges("10.22.0.0/24", "10.23.0.0/24"), "cniVersion": "0.2.0"}),
-    "DEL with a bad subnet": Bad(ranges("10.22.0.7/24"), "DEL"),
+    "DEL with a bad subnet": Bad(ranges("10.22.0.7/24"), "DEL", taken_by="fastcni", differs=LENIENT),
+    "DEL with a dataDir that is a number": Bad(ipam(subnet="10.22.0.0/24", dataDir=7), "DEL", differs=JSON),
     "CHECK of what was never added": Bad(ranges("10.22.0.0/24"), "CHECK"),
     "a full range": Bad(FULL, before=["fill"]),
     "the gateway asked for": Bad({**ranges("10.22.0.0/24"), "runtimeConfig": {"ips": ["10.22.0.1"]}}),

@@ -1,5 +1,5 @@
 """firewall on both sides, on a host that drops what it forwards: the same packets get through; by iptables the rules
-are the same; and each side takes away what the other made by iptables.
+are the same, but that fastcni's are about a set of addresses; and what the other made by iptables is deleted.
 
 The peer, 1.1.1, knows same-bridge and not yet isolated, and says only same-bridge in the comments that both share.
 """
@@ -16,8 +16,8 @@ from side_by_side.test_across import Handover
 from side_by_side.test_masquerade import NODE, OUTSIDE, add_outside
 from side_by_side.test_portmap import name_of
 
-pytestmark = pytest.mark.skipif(not (shutil.which("iptables-save") and shutil.which("ip6tables-save")),
-                                reason="needs iptables: the Go plugin of this version has no other backend here")
+pytestmark = pytest.mark.skipif(not all(map(shutil.which, ("iptables-save", "ip6tables-save", "ipset"))),
+                                reason="needs iptables and ipset: this version of the Go plugin has no other backend")
 WAIT = 2                        # seconds for an answer: time for one more SYN
 FIRST = bridge(V4, V6, isDefaultGateway=True)
 SECOND = {**bridge("10.33.0.0/24", "fd00:33::/64", isDefaultGateway=True), "name": "net-b", "bridge": "br1"}
@@ -49,6 +49,21 @@ def saved(side):
     text = "".join(side.on_host(f"{program}-save", "-t", "filter") for program in ("iptables", "ip6tables"))
     text = re.sub(r" \[\d+:\d+\]", "", text).replace("same-bridge|isolated", "same-bridge")
     return [line for line in text.splitlines() if line[:1] in ("-", ":")]
+
+
+def members(side):
+    """The addresses in fastcni's ipsets, as rules have them."""
+    found = re.findall(r"^add fastcni-\S+ (\S+)$", side.on_host("ipset", "save"), re.M)
+    return [f"{address}/{128 if ':' in address else 32}" for address in found]
+
+
+def spelled_out(side):
+    """saved(), with the rules of each address in a set in the place of the set's; rules of pods stand last."""
+    lines = [line for line in saved(side) if "--match-set" not in line]
+    lines += [f"-A CNI-FORWARD {way} {address} {then}" for address in members(side) for way, then in (
+        ("-d", "-m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT"), ("-s", "-j ACCEPT"))]
+    of_pods = sorted(line for line in lines if re.search(r"CNI-FORWARD -[ds] ", line))
+    return [line for line in lines if line not in of_pods] + of_pods
 
 
 @pytest.mark.parametrize("backend", ["", "iptables", "nftables"])
@@ -83,11 +98,11 @@ def test_the_same_packets_get_through(backend, sides):
 
 
 @pytest.mark.parametrize("keys", [{}, {"iptablesAdminChainName": "MINE"}, {"ingressPolicy": "same-bridge"}], ids=str)
-def test_the_iptables_backend_makes_the_very_rules_of_go_and_takes_them_away(keys, sides):
+def test_the_iptables_backend_makes_the_rules_of_go_for_a_set_of_pods_and_takes_them_away(keys, sides):
     def story(side):
         pods = [add(side, firewall(**keys, backend="iptables"), first, f"pod-{i}")
                 for i, first in enumerate([FIRST, FIRST, SECOND])]
-        return seen_at_each_delete(side, pods, saved)
+        return seen_at_each_delete(side, pods, spelled_out)
 
     ours, theirs = both(story, sides)
     assert ours == theirs
@@ -95,24 +110,41 @@ def test_the_iptables_backend_makes_the_very_rules_of_go_and_takes_them_away(key
 
 
 @pytest.mark.parametrize("keys", [{}, {"ingressPolicy": "same-bridge"}], ids=str)
-@pytest.mark.parametrize("by", ["what Go added, by fastcni", "what fastcni added, by Go"])
-def test_each_takes_away_what_the_other_made_by_iptables(by, keys, sides):
-    first, second = sides if by.startswith("what fastcni") else reversed(sides)
-    pod, conf = add(first, firewall(**keys, backend="iptables"))
-    handover = Handover(first, second)
+def test_what_go_made_by_iptables_is_checked_and_deleted(keys, sides):
+    ours, theirs = sides
+    pod, conf = add(theirs, firewall(**keys, backend="iptables"))
+    handover = Handover(theirs, ours)
     for command in ("CHECK", "DEL", "DEL"):
         answer = handover.by_second(command, conf, pod, cid="pod-0")
         assert (answer.status, answer.stdout) == (0, ""), str(answer)
-    assert not [line for line in saved(first) if "10.22." in line or "fd00:22" in line]
+    assert not [line for line in saved(theirs) if "10.22." in line or "fd00:22" in line]
+
+
+def test_go_deletes_a_pod_of_ours_and_gc_takes_it_from_the_set(sides):
+    """Go knows no sets: its CHECK misses the pod's own rules, its DEL succeeds and leaves the address there, which lets
+    the next pod with that address through, too."""
+    ours, theirs = sides
+    pod, conf = add(ours, firewall(backend="iptables"))
+    handover = Handover(ours, theirs)
+    assert "not found" in handover.by_second("CHECK", conf, pod, cid="pod-0").document["msg"]
+    answer = handover.by_second("DEL", conf, pod, cid="pod-0")
+    assert (answer.status, answer.stdout) == (0, ""), str(answer)
+    assert members(ours) == ["10.22.0.2/32", "fd00:22::2/128"]
+    assert handover.by_second("ADD", conf, pod, cid="pod-1").status == 0
+    ours.ok("GC", {**conf, "cniVersion": "1.1.0", "cni.dev/valid-attachments": []})
+    assert members(ours) == []
+    assert [line for line in saved(ours) if "-s 10.22.0.2/32" in line], "the rules of the pod that Go added"
 
 
 def test_a_pod_of_go_has_no_second_rules_after_an_add_of_ours(sides):
-    """A repeated ADD by the other implementation adds nothing to what is there."""
+    """A repeated ADD by the other implementation adds nothing to what is there of the pod, and its DEL takes both."""
     ours, theirs = sides
     pod, conf = add(theirs, firewall(ingressPolicy="same-bridge"))
-    before = saved(theirs)
-    answer = Handover(theirs, ours).by_second("ADD", conf, pod, cid="pod-0")
-    assert answer.status == 0 and saved(theirs) == before
+    before, handover = saved(theirs), Handover(theirs, ours)
+    assert handover.by_second("ADD", conf, pod, cid="pod-0").status == 0
+    assert [line for line in saved(theirs) if "--match-set" not in line] == before
+    assert handover.by_second("DEL", conf, pod, cid="pod-0").status == 0
+    assert members(theirs) == [] and not [line for line in saved(theirs) if "10.22." in line]
 
 
 BAD = {
@@ -129,3 +161,18 @@ def test_both_refuse_in_the_same_words(what, sides):
     conf = {**firewall(backend="iptables"), "prevResult": {"cniVersion": "1.0.0"}, **BAD[what]}
     ours, theirs = both(lambda side: side.call("ADD", conf, side.pod()), sides)
     assert ours.status == theirs.status == 1 and ours.document["msg"] == theirs.document["msg"]
+
+
+def test_what_go_added_again_goes_with_our_del(sides):
+    """fastcni adds by nftables, Go deletes and adds again: our DEL found its own elements, and looked no further."""
+    ours, theirs = sides
+    handover = Handover(ours, theirs)
+    pod, conf = add(ours, firewall())
+    assert not [line for line in saved(ours) if "10.33" in line or "10.22" in line]         # it was by nftables
+    for command in ("DEL", "ADD"):
+        answer = handover.by_second(command, conf, pod, cid="pod-0")
+        assert answer.status == 0, str(answer)
+    address = conf["prevResult"]["ips"][0]["address"].partition("/")[0]
+    assert [line for line in saved(ours) if f"{address}/32" in line]
+    ours.delete(conf, pod, cid="pod-0")
+    assert not [line for line in saved(ours) if f"{address}/32" in line]

@@ -128,6 +128,22 @@ BAD = {
 }
 
 
+@pytest.mark.parametrize("first", FIRST)
+def test_a_host_port_is_free_after_go_has_deleted_its_pod(first, sides):
+    """Go knows nothing of our elements, and no DEL comes any more: the port was taken for ever."""
+    ours, theirs = sides
+    handover, conf = Handover(ours, theirs), portmap(PORTS[0])
+    (pod, gone), = add(ours, FIRST[first], conf)
+    for each in (gone, {**FIRST[first], "prevResult": gone["prevResult"]}):
+        answer = handover.by_second("DEL", each, pod, cid="pod-0")
+        assert answer.status == 0, str(answer)
+    other = ours.pod(quick_dad=True)
+    conf = {**conf, "prevResult": ours.add(FIRST[first], other, cid="pod-1")}
+    assert ours.add(conf, other, cid="pod-1") == conf["prevResult"]
+    with listen(name_of(other), 80):
+        assert ask(ours.host, "127.0.0.1", 8080)
+
+
 @pytest.mark.parametrize("what", BAD)
 def test_both_refuse_in_the_same_words(what, sides):
     bad = BAD[what]

@@ -8,7 +8,7 @@ limit=${VM_LIMIT:-3600}
 lane=
 if [ $# = 0 ]; then
     lane="vm $(.venv/bin/python tests/features.py)"
-    set -- tests --durations=10
+    set -- tests benchmarks --durations=10
 fi
 
 mkdir -p .lanes
@@ -63,5 +63,5 @@ if [ "$status" != 0 ]; then
     if grep -q 'the tests begin' .lanes/vm.console; then first='/the tests begin/'; else first=1; fi
     sed -n "$first,\$p" .lanes/vm.console
 fi
-[ -z "$lane" ] || .venv/bin/python tests/vm/count.py .lanes/host.json .lanes/vm.json || status=1
+[ -z "$lane" ] || .venv/bin/python tests/vm/count.py .lanes/host.json .lanes/toolchains.json .lanes/vm.json || status=1
 exit "$status"

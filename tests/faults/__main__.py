@@ -1,0 +1,63 @@
+"""`python -m faults [CAMPAIGN...]`: run campaigns on nodes of their own, print a table; status 1 on any failure.
+
+    make test-faults                                     all of it: each step of each plugin, hours
+    make test-faults FAULTS="--seconds 25"               25 seconds a campaign
+    make test-faults FAULTS="soak --seconds 28800"       a soak of eight hours
+    make test-faults FAULTS="steps --seed 7 --only ptp"  one campaign again, as its output named it
+"""
+
+import argparse
+import importlib
+import os
+import signal
+import sys
+import time
+
+from faults.report import Row, table
+
+CAMPAIGNS = {                   # module: (seconds without --seconds, what it does)
+    "steps": (6 * 3600, "fail or kill each system call of each plugin's ADD, DEL and CHECK"),
+    "kills": (300, "kill -9 launchers, one-shot plugins and the server under load"),
+    "mix": (300, "fastcni warm, one-shot and Go on one directory, with files added and removed by hand"),
+    "frozen": (180, "SIGSTOP the server before and while it works"),
+    "storage": (120, "a full disk, no inodes, read-only, sparse and cut index files"),
+    "flushes": (180, "flush nftables while pods come and go"),
+    "soak": (60 * float(os.environ.get("SOAK_MINUTES", "10")), "load and flushes, memory and descriptors flat"),
+    "sanitized": (120, "the compiled leaves under ASan and UBSan, with mutated replies, messages and files"),
+}
+
+
+def main():
+    parser = argparse.ArgumentParser(prog="python -m faults", formatter_class=argparse.RawDescriptionHelpFormatter,
+                                     epilog="\n".join(f"{name:10} {text}" for name, (_, text) in CAMPAIGNS.items()))
+    parser.add_argument("campaigns", nargs="*", metavar="CAMPAIGN", help=", ".join(CAMPAIGNS))
+    parser.add_argument("--seconds", type=float, help="for each campaign, instead of its own")
+    parser.add_argument("--seed", type=int, default=int(time.time()), help="repeats the choices of another run")
+    parser.add_argument("--only", default="", help="of steps: only cases whose name contains this")
+    options = parser.parse_args()
+    if os.geteuid() != 0:
+        sys.exit("needs root: makes network namespaces")
+    if unknown := set(options.campaigns) - set(CAMPAIGNS):
+        sys.exit(f"no campaign {', '.join(sorted(unknown))}; there are {', '.join(CAMPAIGNS)}")
+    for number in (signal.SIGINT, signal.SIGTERM):      # everything is removed first
+        signal.signal(number, signal.default_int_handler)
+    os.environ["FASTCNI_SOCKET"] = ""
+    print(f"seed {options.seed}", flush=True)
+    rows, took = [], {}
+    for name in options.campaigns or CAMPAIGNS:
+        row, started = Row(name, options.seconds or CAMPAIGNS[name][0], options.seed), time.monotonic()
+        print(f"{name}: {CAMPAIGNS[name][1]}", flush=True)
+        rows.append(row)
+        try:
+            importlib.import_module(f"faults.{name}").campaign(row, options)
+        except KeyboardInterrupt:
+            sys.exit(f"interrupted in {name}; what it made is removed")
+        except Exception as e:          # the other campaigns still run
+            row.failed(f"the campaign itself: {type(e).__name__}: {e}")
+        took[name] = time.monotonic() - started
+    print(f"\n{table(rows, took)}")
+    return 1 if any(row.failures or row.residue for row in rows) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

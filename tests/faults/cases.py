@@ -1,0 +1,109 @@
+"""The configurations that campaigns use: each plugin, with the keys that make it do the most."""
+
+from real_kernel.node import run
+
+from fastcni.plugins import CHAINED
+
+DUAL = ("10.22.0.0/24", "fd00:22::/64")
+DEVICE_MAC = "0a:00:00:00:00:05"
+UPLINK = ["link add up0 type veth peer far0", "link set up0 up"]
+ON_HOST = {                     # type: what it needs on the host, by ip(8)
+    **dict.fromkeys(["macvlan", "ipvlan", "vlan"], UPLINK),
+    "host-device": [f"link add dev{i} address {DEVICE_MAC} type veth peer far{i}" for i in range(2)],
+}
+BRIDGE = {"isGateway": True, "ipMasq": True, "macspoofchk": True, "routes": ["0.0.0.0/0", "::/0"]}
+PLUGINS = {                     # name: (subnets, keys, features that it needs of the kernel, ...)
+    "bridge": (DUAL, BRIDGE),
+    "bridge, ipspoofchk": (DUAL, {"ipspoofchk": True, "isDefaultGateway": True}),
+    "bridge, vlan": (DUAL, {"vlan": 100, "vlanTrunk": [{"id": 5}], "isGateway": True}, "bridge-vlan-filtering"),
+    "bridge, vlanTrunk": ((), {"ipam": None, "vlanTrunk": [{"minID": 5, "maxID": 9}]}, "bridge-vlan-filtering"),
+    "bridge with flags, ipMasqBackend iptables": (("10.22.0.0/24",), {
+        "ipMasq": True, "ipMasqBackend": "iptables", "isDefaultGateway": True, "forceAddress": True,
+        "hairpinMode": True, "portIsolation": True, "mtu": 1400}),
+    "bridge, layer 2, promiscMode": ((), {"ipam": None, "promiscMode": True, "macspoofchk": True}),
+    "ptp": (DUAL, {"type": "ptp", "ipMasq": True, "routes": ["0.0.0.0/0"]}),
+    "ptp, ipMasqBackend iptables": (DUAL, {"type": "ptp", "ipMasq": True, "ipMasqBackend": "iptables", "mtu": 1400}),
+    "macvlan": (DUAL, {"type": "macvlan", "bridge": None, "master": "up0", "mode": "private", "mtu": 1400,
+                       "bcqueuelen": 77, "routes": ["0.0.0.0/0", "::/0"]}, "macvlan"),
+    "macvlan, layer 2": ((), {"type": "macvlan", "bridge": None, "master": "up0", "ipam": None}, "macvlan"),
+    "ipvlan": (DUAL, {"type": "ipvlan", "bridge": None, "master": "up0", "mode": "l3", "mtu": 1400,
+                      "routes": ["0.0.0.0/0", "::/0"]}, "ipvlan"),
+    "vlan": (DUAL, {"type": "vlan", "bridge": None, "master": "up0", "vlanId": 5, "mtu": 1400,
+                    "routes": ["0.0.0.0/0", "::/0"]}, "8021q"),
+    "dummy": (DUAL, {"type": "dummy", "routes": ["0.0.0.0/0"]}, "dummy"),
+    "tap": (DUAL, {"type": "tap", "bridge": None, "owner": 70001, "group": 70002, "multiQueue": True, "mtu": 1400,
+                   "routes": ["0.0.0.0/0", "::/0"]}, "tun"),
+    "tap, layer 2": ((), {"type": "tap", "bridge": None, "ipam": None}, "tun"),
+    "host-device": (DUAL, {"type": "host-device", "bridge": None, "hwaddr": DEVICE_MAC, "routes": ["0.0.0.0/0", "::/0"],
+                           "runtimeConfig": {"mac": "0a:00:00:00:00:06"}}),
+    "host-device, layer 2": ((), {"type": "host-device", "bridge": None, "ipam": None, "hwaddr": DEVICE_MAC}),
+    "flannel": (DUAL, {"type": "flannel", "bridge": None, "delegate": {"bridge": "br0", "macspoofchk": True}}),
+    "loopback": ((), {"type": "loopback", "ipam": None}),
+    "host-local": (DUAL, {"type": "host-local"}),
+    "portmap": (DUAL, {"type": "portmap", "runtimeConfig": {"portMappings": [
+        {"hostPort": 8080, "containerPort": 80, "protocol": "tcp"},
+        {"hostPort": 53, "containerPort": 53, "protocol": "udp", "hostIP": "127.0.0.1"}]}}),
+    "portmap, backend iptables": (DUAL, {"type": "portmap", "backend": "iptables", "runtimeConfig": {"portMappings": [
+        {"hostPort": 8080, "containerPort": 80, "protocol": "udp"}]}}),
+    "firewall": (DUAL, {"type": "firewall", "ingressPolicy": "isolated"}),
+    "firewall, backend nftables": (DUAL, {"type": "firewall", "backend": "nftables", "ingressPolicy": "same-bridge"}),
+    "firewall, backend iptables": (DUAL, {"type": "firewall", "backend": "iptables", "ingressPolicy": "isolated"}),
+    "sbr": (DUAL, {"type": "sbr"}),
+    "sbr addSourceHints": (DUAL, {"type": "sbr", "addSourceHints": True, "gateways": ["10.22.0.250", "fd00:22::fa"]}),
+    "sbr table": (DUAL, {"type": "sbr", "table": 7}),
+    "bandwidth": (DUAL, {"type": "bandwidth", "ingressRate": 8_000_000, "ingressBurst": 800_000,
+                         "egressRate": 8_000_000, "egressBurst": 800_000}, "ifb"),
+    "bandwidth, shapedSubnets": (DUAL, {"type": "bandwidth", "shapedSubnets": ["192.0.2.0/24", "2001:db8::/32"],
+                                        "runtimeConfig": {"bandwidth": {"ingressRate": 8, "ingressBurst": 8,
+                                                                        "egressRate": 8, "egressBurst": 8}}}, "ifb"),
+    "vrf": (DUAL, {"type": "vrf", "vrfname": "blue"}, "vrf"),
+    "tuning": (DUAL, {"type": "tuning", "mac": "02:00:00:00:00:01", "promisc": True, "mtu": 1400, "allmulti": True,
+                      "txQLen": 77, "sysctl": {"net.ipv4.ip_forward": "1", "net/ipv4/conf/all/rp_filter": "2"}}),
+}
+
+
+def features_of(name):
+    """What the case needs of the kernel, as tests/features.py names it."""
+    return PLUGINS[name][2:]
+
+
+class Case:
+    """One configuration on one node: what has to be there before an ADD, and what an ADD of it may make for all pods.
+
+    A chained plugin gets its prevResult from a bridge that has connected the pod."""
+
+    def __init__(self, name, node):
+        subnets, keys, *_ = PLUGINS[name]
+        self.name, self.node, kind = name, node, keys.get("type", "bridge")
+        for words in ON_HOST.get(kind, ()):
+            run("ip", *words.split())
+        if keys.get("backend") == "nftables":
+            run("nft", "add table inet admin; add chain inet admin forward "
+                       "{ type filter hook forward priority filter; policy drop; }")
+        if kind == "flannel":
+            keys = {**keys, "subnetFile": node.subnet_file(*subnets), "ipam": {"dataDir": node.data_dir}}
+        self.chained = kind in CHAINED
+        self.makes_bridge = kind in ("bridge", "flannel")
+        self.behind = node.conf(*subnets, isDefaultGateway=True) if self.chained else None
+        if self.chained:
+            self.conf = {"cniVersion": "1.1.0", "name": "net-a", "dataDir": f"{node.data_dir}/chained", **keys}
+        else:
+            self.conf = node.conf(*subnets, **{"dataDir": f"{node.data_dir}/kept", **keys})
+
+    def prepare(self, pod):
+        """The pod as the plugin finds it."""
+        if self.chained:
+            self.node.behind(self.behind, pod)
+
+    def configuration(self, pod, result=None):
+        """What the runtime writes to stdin."""
+        previous = result or (self.node.results.get(pod) if self.chained else None)
+        return {**self.conf, "prevResult": previous} if previous else self.conf
+
+    def finish(self, pod):
+        """Undo prepare(), and delete what a DEL of this plugin leaves by design: the bridge."""
+        if self.chained:
+            self.node.delete(self.behind, pod)
+        elif self.makes_bridge:
+            for name in ("br0", "br0.100"):
+                run("ip", "link", "del", name, check=False)

@@ -1,0 +1,132 @@
+"""Run a command while one of its system calls fails, or kills it: the driver of inject.c, which gcc compiles once.
+
+    calls = Injector(folder).run(["/opt/cni/bin/bridge"], env, stdin).calls      # a counting run
+    Injector(folder).run([...], env, stdin, at=17, variant=0)                    # call 17 fails by its first errno
+
+What may fail, and how, is the table CALLS: only what the kernel may really answer to that call.
+"""
+
+import ctypes
+import errno
+import mmap
+import os
+import subprocess
+from pathlib import Path
+
+CALLS = {                       # system call: the errnos that it may fail with
+    "accept4": "EMFILE ECONNABORTED ENOBUFS", "access": "EIO", "bind": "ENOMEM EADDRINUSE", "clone": "EAGAIN ENOMEM",
+    "clone3": "EAGAIN ENOMEM", "connect": "ECONNREFUSED ENOMEM", "dup": "EMFILE", "epoll_wait": "EINTR",
+    "execve": "ENOMEM EIO", "fallocate": "ENOSPC EOPNOTSUPP EINTR", "fcntl": "EMFILE ENOLCK", "flock": "ENOLCK EINTR",
+    "fork": "EAGAIN ENOMEM", "fstat": "EIO", "fsync": "EIO", "ftruncate": "EIO ENOSPC", "getdents64": "EIO ENOMEM",
+    "ioctl": "EPERM ENOMEM", "link": "EIO EMLINK", "memfd_create": "EMFILE ENOMEM", "mkdir": "ENOSPC EROFS EPERM",
+    "mmap": "ENOMEM", "newfstatat": "EIO ENOMEM", "openat": "EIO EMFILE EPERM ENOMEM", "pidfd_open": "EMFILE ENOSYS",
+    "pipe2": "EMFILE ENFILE", "poll": "EINTR ENOMEM", "ppoll": "EINTR ENOMEM", "pread64": "EIO",
+    "pwrite64": "EIO ENOSPC", "read": "EIO", "readlink": "EIO ENOMEM", "recvfrom": "ENOBUFS EINTR ENOMEM",
+    "recvmsg": "ENOMEM EINTR", "rename": "EIO ENOSPC EROFS", "sendfile": "EIO ENOMEM",
+    "sendmsg": "ENOBUFS ENOMEM EINTR",
+    "sendto": "ENOBUFS ENOMEM EPERM EINTR", "setns": "EPERM ENOMEM", "setsockopt": "ENOPROTOOPT ENOMEM",
+    "socket": "EMFILE ENOBUFS EPERM EAFNOSUPPORT", "symlink": "EIO ENOSPC", "unlink": "EIO EPERM EROFS",
+    "unlinkat": "EIO EPERM EROFS", "unshare": "EPERM ENOMEM", "utimensat": "EPERM EIO", "vfork": "EAGAIN ENOMEM",
+    "wait4": "EINTR", "waitid": "EINTR", "write": "EIO ENOSPC",
+}
+ERRNOS = {name: text.split() for name, text in CALLS.items()} | {"message": ["an unknown type"]}
+NAMES = [*CALLS, "message"]     # by the index that inject.c uses
+LAUNCHER, INTERPRETER, PLUGIN = 1, 2, 3
+KILL, NOTHING = -1, -2
+TIME_LIMIT = 30                 # seconds for one request, on a loaded machine
+MAX_LOG = 4000
+
+
+class Control(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_int) for name in ("armed", "at", "variant", "count", "hit", "error", "status", "pid")]
+    _fields_ += [("log", ctypes.c_ushort * MAX_LOG)]
+
+
+class Run:
+    """What one command did: status (negative: by that signal, None: it hung), stdout, stderr, and the call that failed
+    as text ("" for none)."""
+
+    def __init__(self, status, stdout, stderr, control):
+        self.status, self.stdout, self.stderr = status, stdout, stderr
+        self.calls, self.hit = calls(control), hit(control)
+
+
+def calls(control):
+    """[(phase, name of the call)] in the order in which they were made."""
+    return [(entry >> 8, NAMES[entry & 255]) for entry in control.log[:min(control.count, MAX_LOG)]]
+
+
+def hit(control):
+    """'openat EIO', 'openat killed'; "" where the chosen call was not reached."""
+    if not control.hit:
+        return ""
+    name = NAMES[control.hit - 1]
+    if control.variant == KILL:
+        return f"{name} killed"
+    return f"{name} {errno.errorcode[control.error]}" if control.error else f"{name} of an unknown type"
+
+
+class Injector:
+    """The compiled injector, with its control file in `folder`."""
+
+    def __init__(self, folder):
+        folder = Path(folder)
+        self.program = compiled(folder)
+        self.file = folder / "control"
+        self.file.write_bytes(bytes(ctypes.sizeof(Control)))
+        with open(self.file, "r+b") as file:
+            self.map = mmap.mmap(file.fileno(), 0)
+        self.control = Control.from_buffer(self.map)
+
+    def words(self, *command):
+        return [self.program, str(self.file), *command]
+
+    def arm(self, at=0, variant=NOTHING):
+        """Call number `at` from now on fails; 0: calls are only counted."""
+        control = self.control
+        control.armed = control.count = control.hit = control.error = 0
+        control.at, control.variant, control.armed = at, variant, 1
+
+    def disarm(self):
+        self.control.armed = 0
+
+    def calls(self):
+        return calls(self.control)
+
+    def hit(self):
+        return hit(self.control)
+
+    def run(self, command, env, stdin, at=0, variant=NOTHING):
+        self.control.status = 0
+        self.arm(at, variant)
+        with subprocess.Popen(self.words(*command), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                              stderr=subprocess.PIPE, env=env) as process:
+            try:
+                stdout, stderr = process.communicate(stdin, TIME_LIMIT)
+                status = os.waitstatus_to_exitcode(self.control.status)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                stdout, stderr = process.communicate()
+                status = None
+            except BaseException:
+                process.kill()
+                raise
+        return Run(status, stdout, stderr, self.control)
+
+
+def compiled(folder):
+    """The path of the injector's program in `folder`."""
+    program = folder / "inject"
+    if not program.exists():
+        lines = (f"{{SYS_{name}, {{{', '.join(ERRNOS[name])}}}}}," for name in CALLS)
+        (folder / "calls.h").write_text("\n".join(lines))
+        subprocess.run(["gcc", "-O1", "-Wall", "-Werror", f"-I{folder}", "-o", program,
+                        Path(__file__).with_name("inject.c")], check=True)
+    return str(program)
+
+
+def choices(found, phases=(LAUNCHER, PLUGIN)):
+    """[(number of the call, variant)]: each way in which each of these calls can fail."""
+    return [(at, variant) for at, (phase, name) in enumerate(found, 1) if phase in phases
+            for variant in (KILL, *range(len(ERRNOS[name])))]
+

@@ -1,0 +1,36 @@
+"""Kill -9 at random points: launchers and one-shot plugins from outside, and the server with all that it works on.
+
+After each kill a DEL succeeds; at the end nothing is left, and no process."""
+
+import time
+
+from faults.load import Runtime, clean_up, pod_conf, together
+from faults.world import World, held_locks
+
+PODS = 4
+SERVER_LIVES = (0.1, 1.5)       # seconds after it listens
+
+
+def campaign(row, _options):
+    with World() as world:
+        conf, pods = pod_conf(world.node), [world.pod() for _ in range(PODS)]
+        base, rng, killed = world.node.left(*pods), row.rng(), 0
+        server = world.server()
+
+        def sometimes(rng):
+            return rng.uniform(0, 0.03) if rng.random() < 0.4 else None
+
+        def kill_server():
+            nonlocal server, killed
+            time.sleep(rng.uniform(*SERVER_LIVES))
+            server.__exit__()
+            killed += 1
+            server = world.server()
+
+        runtimes = [Runtime(world, row, conf, pod, number, [server.path, server.path, ""], sometimes)
+                    for number, pod in enumerate(pods)]
+        together([each.loop for each in runtimes], row, kill_server)
+        clean_up(world, row, conf, pods, base, server.path)
+        for path in held_locks(world.node.data_dir):
+            row.left(f"still locked: {path}")
+        row.note(f"server killed {killed} times")

@@ -1,0 +1,125 @@
+"""Threads that are runtimes: each has a pod, and adds, checks and deletes it again and again."""
+
+import contextlib
+import json
+import os
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+from faults.steps import document_of
+from faults.world import ANSWER, Request, left_behind
+from real_kernel.node import Inside
+
+TRY_AGAIN = 11                  # the code of an ADD that a lost server worked on
+
+
+def pod_conf(node, **keys):
+    """A bridge with masquerade and one address of each family."""
+    return node.conf("10.22.0.0/24", "fd00:22::/64", isGateway=True, ipMasq=True, **keys)
+
+
+class Runtime:
+    """One pod's runtime. sockets: where the plugin file asks, "" is one-shot; killed(): seconds after which this
+    request's process is killed, None: not; flushed: others flush the pod's rules, which a CHECK may find missing."""
+
+    def __init__(self, world, row, conf, pod, number, sockets, killed=lambda rng: None, *, flushed=False):
+        self.world, self.row, self.conf, self.pod, self.flushed = world, row, conf, pod, flushed
+        self.rng, self.sockets, self.killed = row.rng(number), sockets, killed
+
+    def loop(self):
+        with Inside(self.world.name):
+            while self.row.running:
+                self.pod_lives()
+
+    def pod_lives(self):
+        """ADD, mostly CHECK, DEL; each may be killed, so that the last DEL is one that is not."""
+        added = self.request("ADD", self.conf)
+        if added and added.status == 0 and self.rng.random() < 0.7:
+            self.request("CHECK", {**self.conf, "prevResult": json.loads(added.stdout)})
+        if self.request("DEL", self.conf) is None:
+            self.request("DEL", self.conf, may_die=False)
+
+    def request(self, command, conf, *, may_die=True):
+        """The Request; None where it was killed."""
+        after = self.killed(self.rng) if may_die else None
+        socket = self.rng.choice(self.sockets)
+        self.row.attempt()
+        with subprocess.Popen([self.world.bin_dir / conf["type"]], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                              stderr=subprocess.PIPE, env=self.world.environment(command, self.pod, socket)) as process:
+            if after is not None:
+                threading.Timer(after, process.kill).start()
+            try:
+                stdout, stderr = process.communicate(json.dumps(conf).encode(), ANSWER)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                self.row.failed(f"{command} of {self.pod} ({socket or 'one-shot'}): no answer in {ANSWER} s")
+                return None
+            except BrokenPipeError:                 # killed before it read
+                stdout, stderr = b"", b""
+        if process.returncode == -9 and after is not None:
+            return None
+        request = Request(process.returncode, stdout, stderr)
+        wrong = document_of(request, command)
+        if not wrong and request.status and not self.allows(command, json.loads(stdout)):
+            wrong = f"status {request.status}: {stdout.decode()}"
+        if wrong:
+            self.row.failed(f"{command} of {self.pod} ({socket or 'one-shot'}): {wrong}")
+        return request
+
+    def allows(self, command, error):
+        """May this request fail so?"""
+        return error["code"] == TRY_AGAIN if command == "ADD" else command == "CHECK" and self.flushed
+
+
+def together(targets, row, meanwhile):
+    """Run each target in a thread and meanwhile() again and again in this one, until the row's time is over."""
+    threads = [threading.Thread(target=guarded, args=(target, row), daemon=True) for target in targets]
+    for thread in threads:
+        thread.start()
+    while row.running:
+        meanwhile()
+    for thread in threads:
+        thread.join(ANSWER * 3)
+        if thread.is_alive():
+            row.failed("a thread of the load did not come to its end")
+
+
+def guarded(target, row):
+    try:
+        target()
+    except Exception as e:
+        row.failed(f"a thread of the load: {type(e).__name__}: {e}")
+
+
+def clean_up(world, row, conf, pods, base, socket=""):
+    """DEL of each pod, which succeeds; then nothing is there that was not in `base`."""
+    for pod in pods:
+        done = world.call("DEL", conf, pod, socket)
+        if done.status or done.stdout:
+            row.failed(f"the last DEL of {pod}: {done.status} {done.stdout!r} {done.stderr[-300:]!r}")
+    for name in ("br0", "br1"):
+        subprocess.run(["ip", "link", "del", name], capture_output=True)
+    row.left(left_behind(world.node, base, *pods, seconds=5))
+    for pid in plugin_processes(world, seconds=5):
+        row.left(f"a process goes on: {pid}")
+
+
+def plugin_processes(world, seconds):
+    """The command lines that name this node's plugin files, once they had some seconds to end."""
+    deadline = time.monotonic() + seconds
+    while (found := _plugin_processes(world)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return found
+
+
+def _plugin_processes(world):
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if os.fsencode(world.bin_dir) in (folder / "environ").read_bytes():
+                words = (folder / "cmdline").read_bytes()
+                if words and b"serve" not in words and int(folder.name) != os.getpid():
+                    found.append(f"{folder.name} {words[:80]!r}")
+    return found

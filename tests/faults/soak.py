@@ -1,0 +1,59 @@
+"""Load for a long time, with a flush now and then: the server's memory, descriptors and threads stay flat."""
+
+import os
+import subprocess
+import time
+
+from faults.load import Runtime, clean_up, pod_conf, together
+from faults.world import World
+from real_kernel.node import eventually
+
+PODS = 4
+WARM_UP = 0.25                  # of the time: caches fill, the allocator finds its size
+PAUSE = 0.5                     # seconds between two samples
+MORE_MEMORY = 3 << 10           # kB after the warm-up
+MORE = 16                       # threads or descriptors that may come after it: background threads start when needed
+FEWER = 20                      # seconds in which what is kept for idle namespaces is closed
+
+
+class Sample:
+    """Resident memory in kB, descriptors and threads of a process."""
+
+    def __init__(self, pid):
+        with open(f"/proc/{pid}/status") as file:
+            values = dict(line.split(":", 1) for line in file)
+        self.memory, self.threads = int(values["VmRSS"].split()[0]), int(values["Threads"])
+        self.descriptors = len(os.listdir(f"/proc/{pid}/fd"))
+
+
+def campaign(row, _options):
+    with World() as world:
+        conf, server, pods = pod_conf(world.node), world.server(), [world.pod() for _ in range(PODS)]
+        base, pid = world.node.left(*pods), server.process.pid
+        warm_at = time.monotonic() + WARM_UP * (row.until - time.monotonic())
+        first, highest, rng = None, 0, row.rng()
+
+        def sample():
+            nonlocal first, highest
+            time.sleep(PAUSE)
+            now = Sample(pid)
+            if first is None and time.monotonic() > warm_at:
+                first = now
+            highest = max(highest, now.memory) if first else 0
+            if rng.random() < PAUSE / 10:
+                subprocess.run(["nft", "flush ruleset"], capture_output=True)
+
+        runtimes = [Runtime(world, row, conf, pod, number, [server.path], flushed=True)
+                    for number, pod in enumerate(pods)]
+        together([each.loop for each in runtimes], row, sample)
+        flat = eventually(lambda: Sample(pid).descriptors <= first.descriptors + MORE, FEWER)
+        last = Sample(pid)
+        if not flat:
+            row.failed(f"descriptors: {first.descriptors} after the warm-up, {last.descriptors} at the end")
+        if last.threads > first.threads + MORE:
+            row.failed(f"threads: {first.threads} after the warm-up, {last.threads} at the end")
+        if last.memory > first.memory + MORE_MEMORY:
+            row.failed(f"memory: {first.memory} kB after the warm-up, {last.memory} at the end, {highest} at most")
+        clean_up(world, row, conf, pods, base, server.path)
+        row.note(f"memory {first.memory / 1024:.1f} to {last.memory / 1024:.1f} MB, "
+                 f"{last.descriptors} descriptors, {last.threads} threads")

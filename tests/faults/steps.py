@@ -1,0 +1,252 @@
+"""Each system call of a request fails or kills in turn, in each way that the kernel may answer it.
+
+    one-shot  the call is one of the plugin file's own process
+    launcher  the call is one of the plugin file's, which asks a server
+    server    the call is one of the server's, while it works on the request
+
+After each there is one document on stdout or a valid result, a DEL without faults succeeds, and nothing is left.
+"""
+
+import json
+import random
+import time
+from collections import Counter
+
+from faults.cases import PLUGINS, Case, features_of
+from faults.injector import KILL, LAUNCHER, PLUGIN, TIME_LIMIT, Injector, choices
+from faults.world import Request, World, descriptors, held_locks, left_behind
+from features import reason_to_skip
+from real_kernel.node import eventually, run
+
+COMMANDS = ("ADD", "DEL", "CHECK")
+MODES = ("one-shot", "launcher", "server")
+KEPT = 12                       # descriptors of one kind that workers may have more, for later requests
+SOME = 4                        # faults of each command at a time, where the time is limited
+QUIET = 0.02                    # seconds without a call: the server has done what it deferred
+BAD_ERRORS = {                  # texts that no error of one failed call may have
+    "this is a fault of fastcni": "an error that nobody expected", "while undoing": "the rollback failed",
+}
+
+
+def document_of(request, command):
+    """What is wrong with the answer of a request that was not killed; "" for nothing."""
+    if request.status is None:
+        return "no answer within the time limit"
+    try:
+        answer = json.loads(request.stdout) if request.stdout else None
+    except ValueError:
+        return f"stdout is not one JSON document: {request.stdout[:200]!r} {request.stderr[-200:]!r}"
+    if request.status == 0:
+        if command == "ADD" and not (isinstance(answer, dict) and answer.get("cniVersion")):
+            return f"status 0 without a result: {request.stdout[:200]!r}"
+        return f"output of a {command}: {request.stdout[:200]!r}" if command != "ADD" and answer is not None else ""
+    if request.status != 1 or not isinstance(answer, dict):
+        return f"status {request.status}, stdout {request.stdout[:200]!r}, stderr {request.stderr[-300:]!r}"
+    text = f"{answer.get('code')} {answer.get('msg')!r} {answer.get('details', '')!r}"
+    if not (isinstance(answer.get("code"), int) and answer["code"] > 0 and answer.get("msg")):
+        return f"an error without code or msg: {text}"
+    return next((f"{what}: {text}" for words, what in BAD_ERRORS.items() if words in text), "")
+
+
+class Steps:
+    """One case in one mode on a fresh node. `failed(what)` is told of each failure."""
+
+    def __init__(self, world, name, mode, failed):
+        self.world, self.mode, self.failed, self.node = world, mode, failed, world.node
+        self.case, self.pod = Case(name, world.node), world.pod()
+        self.injector, self.server, self.open = Injector(world.folder), None, None
+        self.history, self.dirty = [], False            # what failed before on this node
+        self.case.prepare(self.pod)
+        if self.case.chained:
+            self.node.add(self.case.configuration(self.pod), self.pod)      # makes what stays for all pods
+            self.node.delete(self.case.configuration(self.pod), self.pod)
+        self.case.finish(self.pod)
+        self.base = self.node.left(self.pod)
+
+    # -- one request ------------------------------------------------------------------------------------------------
+
+    def clean(self, command, conf):
+        """A request without faults, in the way that the mode is about; the Request."""
+        if self.mode == "one-shot":
+            reply = self.node.call(command, conf, self.pod)
+            return Request(reply.status, reply.stdout)
+        self.start()
+        return self.world.call(command, conf, self.pod, self.server.path, TIME_LIMIT)
+
+    def start(self):
+        """The server, if it does not run."""
+        if self.mode == "one-shot" or (self.server and self.server.process.poll() is None):
+            return
+        self.stop()
+        self.injector.disarm()
+        self.server = self.world.server(before=self.injector.words() if self.mode == "server" else ())
+        self.open = None
+
+    def stop(self):
+        """End the server. The injector is its tracer: with that the kernel ends the server, but not at once."""
+        if self.server:
+            self.server.__exit__()
+            eventually(lambda: not self.server.listens())
+
+    def faulty(self, command, conf, at, variant):
+        """The request with call number `at` failing; (Request, calls, what failed)."""
+        self.start()
+        if self.mode == "server":
+            self.injector.arm(at, variant)
+            request = self.world.call(command, conf, self.pod, self.server.path, TIME_LIMIT)
+            if request.status is None:
+                self.stop()                         # or each that follows would wait, too
+            self._wait_until_idle()
+            self.injector.disarm()
+            return request, self.injector.calls(), self.injector.hit()
+        socket = self.server.path if self.server else ""
+        env = self.world.environment(command, self.pod, socket)
+        run_ = self.injector.run([str(self.world.bin_dir / conf["type"])], env, json.dumps(conf).encode(), at, variant)
+        return run_, run_.calls, run_.hit
+
+    def _wait_until_idle(self):
+        count = -1
+        while count != self.injector.control.count and self.server.process.poll() is None:
+            count = self.injector.control.count
+            time.sleep(QUIET)
+
+    # -- one round: prepare, the request with its fault, DEL, what is left --------------------------------------------
+
+    def round(self, command, at, variant):
+        """One fault; what failed and what was wrong, as (text, [text]), and the calls that were made."""
+        wrong = []
+        if self.mode == "one-shot" and not self.case.conf.get("backend"):
+            run("nft", "flush", "ruleset")          # or only the first ADD of all would make the tables
+        self.case.prepare(self.pod)
+        result = None
+        if command != "ADD":
+            added = self.clean("ADD", self.case.configuration(self.pod))
+            if added.status:
+                wrong.append(f"an ADD without faults fails: {added.status} {added.stdout!r}")
+            else:
+                result = json.loads(added.stdout)
+        conf = self.case.configuration(self.pod, result)
+        before = self.node.left(self.pod)
+        request, calls, hit = self.faulty(command, conf, at, variant)
+        killed = variant == KILL and hit
+        mute = self.mode == "launcher" and hit.startswith("write")      # its only writes are those of the answer
+        if not mute and not (killed and self.mode != "server") and (text := document_of(request, command)):
+            wrong.append(text)
+        if not mute and not killed:
+            wrong += self._effects(command, request, before)
+        self._delete(wrong)
+        self.case.finish(self.pod)
+        if text := left_behind(self.node, self.base, self.pod):
+            wrong.append(f"left after DEL: {text}")
+        wrong += self._of_processes()
+        return hit, wrong, calls
+
+    def _effects(self, command, request, before):
+        """A failed ADD and a CHECK change nothing; a DEL that succeeds leaves nothing for the next."""
+        if command == "CHECK" or (command == "ADD" and request.status):
+            text = left_behind(self.node, before, self.pod)
+            return [f"a failed ADD left: {text} (its error: {request.stdout!r})" if command == "ADD"
+                    else f"CHECK changed: {text}"] if text else []
+        if command == "DEL" and request.status == 0 and not self.case.chained:
+            self.case.finish(self.pod)
+            text = left_behind(self.node, self.base, self.pod)
+            return [f"DEL said success and left: {text}"] if text else []
+        return []
+
+    def _delete(self, wrong):
+        deleted = self.clean("DEL", self.case.configuration(self.pod))
+        if deleted.status or deleted.stdout:
+            wrong.append(f"the DEL without faults: status {deleted.status} {deleted.stdout!r} {deleted.stderr!r}")
+
+    def _of_processes(self):
+        wrong = [f"still locked: {path}" for path in held_locks(self.world.folder / "networks")]
+        if self.mode == "server" and self.server and self.server.process.poll() is None:
+            pid = self.injector.control.pid
+            if self.open is None:                   # after the first round it has what it keeps
+                self.open = kinds(descriptors(pid))
+            elif not eventually(lambda: not grown(self.open, kinds(descriptors(pid))), 2):
+                now = kinds(descriptors(pid))
+                wrong.append(f"the server keeps descriptors: {grown(self.open, now)}")
+                self.open = now
+        return wrong
+
+    # -- all of them ------------------------------------------------------------------------------------------------
+
+    def ways(self, command):
+        """[(number of the call, variant)]: each way in which this request can fail here."""
+        _, wrong, calls = self.round(command, 0, 0)
+        if self.mode == "server":
+            _, again, calls = self.round(command, 0, 0)     # what only the first request does is not what all do
+            wrong += again
+        for text in wrong:
+            self.report(command, "no fault", text)
+        return choices(calls, (LAUNCHER, PLUGIN) if self.mode != "server" else (0, LAUNCHER))
+
+    def try_one(self, command, at, variant):
+        """Whether that fault happened; `dirty` where something was wrong."""
+        hit, wrong, _ = self.round(command, at, variant)
+        for text in wrong:
+            late = "without faults" in text or "left after" in text         # a fault before may have shown only now
+            before = ", ".join(self.history[-3:]) if late else ""
+            self.report(command, f"call {at} {hit or 'not reached'}", text, before)
+        self.history.append(f"{command} call {at} {hit}")
+        self.dirty = bool(wrong)
+        return bool(hit)
+
+    def report(self, command, what, text, before=""):
+        before = f" (before: {before})" if before else ""
+        self.failed(f"{self.case.name}: {command} {self.mode}, {what}{before}: {text}")
+
+
+def kinds(found):
+    """Descriptors by what they are: {"socket": 9, "net": 2, "/run/x": 1}."""
+    return Counter(what.split(":")[0] for what in found.values())
+
+
+def grown(before, now):
+    """What there is more of than before. A server keeps some for later requests."""
+    return {what: count - before[what] for what, count in now.items()
+            if count > before[what] + (KEPT if what in ("socket", "/proc/sys/net/ipv6/conf") else 0)}
+
+
+def run_case(name, mode, commands, most, seed, until, failed):
+    """Try up to `most` (None: all) of the faults of one case in one mode; how many there are and were tried.
+
+    What has left something behind gets another node, so that no later fault is blamed for it."""
+    possible, tried, left = 0, 0, list(commands)
+    chosen, command = [], None
+    while (chosen or left) and time.monotonic() < until:
+        with World() as world:
+            steps = Steps(world, name, mode, failed)
+            while (chosen or left) and not steps.dirty and time.monotonic() < until:
+                if not chosen:
+                    command = left.pop(0)
+                    found = steps.ways(command)
+                    possible += len(found)
+                    rng = random.Random(f"{seed} {name} {mode} {command}")
+                    chosen = rng.sample(found, min(most or len(found), len(found)))
+                else:
+                    tried += steps.try_one(command, *chosen.pop())
+    return possible, tried
+
+
+def names(pattern=""):
+    return [name for name in PLUGINS if pattern in name]
+
+
+def campaign(row, options):
+    """All faults of all cases in each mode; with --seconds SOME of each at a time, until the time is over."""
+    runnable = {name: not reason_to_skip(features_of(name)) for name in names(options.only)}
+    cases, passes, possible = [(name, mode) for name in runnable if runnable[name] for mode in MODES], 0, 0
+    row.rng().shuffle(cases)
+    while row.running and (options.seconds or not passes):
+        for name, mode in cases:
+            if row.running:
+                found, tried = run_case(name, mode, COMMANDS, SOME if options.seconds else None,
+                                        f"{row.seed} {passes}", row.until, row.failed)
+                possible += found
+                row.attempt(tried)
+        passes += 1
+    row.note(f"of {possible:,} counted")
+    if lacking := [name for name in runnable if not runnable[name]]:
+        row.note(f"the kernel lacks what these need: {'; '.join(lacking)}")

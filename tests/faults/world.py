@@ -1,0 +1,136 @@
+"""The node of a campaign: namespaces, installed plugins, servers, and the one place that looks for residue."""
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+import uuid
+from pathlib import Path
+
+from real_kernel.node import Inside, Node, cid_of, eventually, run, set_sysctl
+from server.client import Server
+
+from fastcni.launcher.install import install
+
+SETTLED = 2.0           # seconds that the kernel and deferred work may take to remove what was deleted
+ANSWER = 90             # seconds for one request, on a loaded machine
+
+
+class Request:
+    """One run of a plugin file: status, stdout, stderr."""
+
+    def __init__(self, status, stdout, stderr=b""):
+        self.status, self.stdout, self.stderr = status, stdout, stderr
+
+
+class World:
+    """`with World() as world:` this thread is on a fresh node, which is removed at the end, also after Ctrl-C."""
+
+    def __init__(self):
+        self.closing = contextlib.ExitStack()
+
+    def __enter__(self):
+        with contextlib.ExitStack() as closing:
+            self.folder = Path(tempfile.mkdtemp(prefix="fcni-faults-"))
+            closing.callback(shutil.rmtree, self.folder, ignore_errors=True)
+            self.name = f"faults-host-{uuid.uuid4().hex[:8]}"
+            run("ip", "netns", "add", self.name)
+            closing.callback(run, "ip", "netns", "del", self.name)
+            closing.enter_context(Inside(self.name))
+            run("ip", "link", "set", "lo", "up")
+            set_sysctl("net/ipv6/conf/default/accept_dad", "0")
+            self.bin_dir = self.folder / "bin"
+            install(self.bin_dir)
+            self.node = Node(self.folder, self.name)
+            self.pods = []
+            closing.callback(self._delete_pods)
+            self.closing = closing.pop_all()
+        return self
+
+    def __exit__(self, *_):
+        self.closing.close()
+
+    def _delete_pods(self):
+        for pod in self.pods:
+            run("ip", "netns", "del", pod, check=False)
+
+    def pod(self):
+        """The name of a new pod's namespace, where duplicate address detection takes no time."""
+        name = f"faults-pod-{uuid.uuid4().hex[:8]}"
+        run("ip", "netns", "add", name)
+        self.pods.append(name)
+        with Inside(name):
+            set_sysctl("net/ipv6/conf/default/accept_dad", "0")
+        return name
+
+    def server(self, *options, before=()):
+        """A running server of this node; it is killed at the end."""
+        server = Server(self.folder, "--log-level", "error", *options, before=before)
+        return self.closing.enter_context(server)
+
+    def environment(self, command, pod="", socket="", **more):
+        path = f"/run/netns/{pod}" if pod else ""
+        return {**os.environ, "CNI_COMMAND": command, "CNI_CONTAINERID": cid_of(pod), "CNI_NETNS": path,
+                "CNI_IFNAME": "eth0", "CNI_PATH": str(self.bin_dir), "FASTCNI_SOCKET": str(socket), **more}
+
+    def call(self, command, conf, pod="", socket="", limit=ANSWER, **more):
+        """One request by the installed plugin file: warm where `socket` is a server's, else one-shot."""
+        try:
+            done = subprocess.run([self.bin_dir / conf["type"]], input=json.dumps(conf).encode(), capture_output=True,
+                                  env=self.environment(command, pod, socket, **more), timeout=limit)
+        except subprocess.TimeoutExpired as e:
+            return Request(None, e.stdout or b"")
+        return Request(done.returncode, done.stdout, done.stderr)
+
+
+def left_behind(node, before, *pods, seconds=SETTLED):
+    """What is there now and was not `before` (of node.left()), or the reverse, as text; "" for nothing."""
+    found = {}
+
+    def same():
+        found.clear()
+        found.update(node.left(*pods))
+        return found == before
+    if eventually(same, seconds):
+        return ""
+    was, now = items(before), items(found)
+    return "; ".join([*(f"+ {item}" for item in now if item not in was),
+                      *(f"- {item}" for item in was if item not in now)])
+
+
+def items(left):
+    """What node.left() found, as a flat list of texts: "links of the host: ('br0', ...)"."""
+    return [f"{what}{place}: {item}" for what, value in left.items() for place, found in places(what, value)
+            for item in found]
+
+
+def places(what, value):
+    """links and inside are lists for the host and each pod, files is a dict, the others are lists."""
+    if what in ("links", "inside"):
+        names = [" of the host"] if what == "links" else []
+        return [(names[at] if at < len(names) else f" of pod {at - len(names)}", each) for at, each in enumerate(value)]
+    return [("", value.items() if isinstance(value, dict) else value)]
+
+
+def held_locks(folder):
+    """The lock files below `folder` that a process still holds."""
+    held = []
+    for path in Path(folder).rglob("*lock"):
+        with open(path) as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                held.append(str(path))
+    return held
+
+
+def descriptors(pid):
+    """{number: what it is} of a process."""
+    found = {}
+    for number in os.listdir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(FileNotFoundError):
+            found[number] = os.readlink(f"/proc/{pid}/fd/{number}")
+    return found

@@ -1,0 +1,126 @@
+"""A server that is stopped or stuck: the launcher waits for it no longer than its deadlines say.
+
+The plugin file of these tests has short ones: the stories are the same.
+"""
+
+import json
+import socket
+import time
+
+import pytest
+from launcher.door import (
+    INSTEAD_OF_PYTHON,
+    receive,
+    reply,
+    run,
+    serving,
+    strace_words,
+    unread,
+    variables,
+    write_executable,
+)
+
+from fastcni.kit import deadlines
+from fastcni.launcher import pack
+
+UNREAD, ANSWER, QUICK = 1.0, 4.0, 2.0           # seconds
+COMMANDS = ["ADD", "DEL", "CHECK", "GC", "STATUS", "VERSION"]
+
+
+@pytest.fixture(scope="module")
+def bridge(folder):
+    script = write_executable(folder / "python", INSTEAD_OF_PYTHON.encode())
+    return write_executable(folder / "bridge", pack.pack(str(script), (UNREAD, ANSWER, QUICK)))
+
+
+@pytest.fixture
+def stopped(folder):
+    """The path of a listening socket whose server takes nothing, and the socket."""
+    path = folder / "stopped"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(str(path))
+        listener.listen(8)
+        listener.settimeout(30)
+        yield str(path), listener
+    path.unlink()
+
+
+def has_left(conn):
+    """Would a server that looks now see that the caller is gone? Without a wait."""
+    conn.setblocking(False)
+    try:
+        return conn.recv(1) == b""
+    except BlockingIOError:
+        return False
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_server_that_takes_no_connection_is_passed_by(bridge, stopped, command):
+    """It was waited for for ever. When it wakes it finds the request, and that its caller has left."""
+    path, listener = stopped
+    assert run(bridge, env=variables(path, command)) == run(bridge, env=variables("", command))
+    conn, _ = listener.accept()
+    with conn:
+        assert receive(conn).strings[1] == f"CNI_COMMAND={command}" and has_left(conn)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_server_that_takes_the_connection_and_reads_nothing_is_passed_by(bridge, folder, command):
+    seen = []
+
+    @unread
+    def answer(conn):
+        time.sleep(2 * UNREAD)
+        seen.append((receive(conn).strings[1], has_left(conn)))
+
+    with serving(folder, answer) as server:
+        assert run(bridge, env=variables(server, command)) == run(bridge, env=variables("", command))
+    assert seen == [(f"CNI_COMMAND={command}", True)]
+
+
+def test_add_that_was_read_and_not_answered_in_time_is_for_the_runtime_to_repeat(bridge, folder):
+    with serving(folder, lambda conn, _: conn.recv(1)) as server:
+        status, stdout, _ = run(bridge, env=variables(server))
+    error = json.loads(stdout)
+    assert (status, error["code"]) == (1, 11) and "DEL" in error["details"]
+    assert error["msg"] == "the fastcni server has not answered this ADD in time"
+
+
+@pytest.mark.parametrize("command", COMMANDS[1:])
+def test_other_command_that_was_read_and_not_answered_in_time_is_done_one_shot(bridge, folder, command):
+    with serving(folder, lambda conn, _: conn.recv(1)) as server:
+        assert run(bridge, env=variables(server, command)) == run(bridge, env=variables("", command))
+    assert len(server.requests) == 1
+
+
+def test_answer_that_comes_after_the_first_deadline_is_printed(bridge, folder):
+    def answer(conn, _):
+        time.sleep(3 * UNREAD)
+        conn.send(reply(0, b"warm"))
+
+    with serving(folder, answer) as server:
+        assert run(bridge, env=variables(server)) == (0, b"warm", b"")
+
+
+def test_request_that_is_read_while_its_caller_leaves_is_not_done_twice(bridge, folder):
+    """Between the launcher's look whether it was read and its leaving the server wakes, reads it, and may begin."""
+    words = strace_words(folder, "inject=shutdown:delay_enter=2000000")
+
+    @unread
+    def answer(conn):
+        time.sleep(UNREAD + 0.5)
+        assert receive(conn)
+        conn.recv(1)
+
+    with serving(folder, answer) as server:
+        status, stdout, _ = run(*words, bridge, env=variables(server))
+    assert (status, json.loads(stdout)["code"]) == (1, 11)
+
+
+def test_deadlines_of_an_installed_file_leave_the_server_the_time_that_it_takes():
+    """A request that waits for 60 s and then is worked on must be over before its caller gives it up."""
+    unread_ms, answer_ms, quick_ms, _ = pack.CONFIG.unpack_from(
+        data := pack.pack("/usr/bin/python3"), data.find(pack.CONFIG_MAGIC))[4:]
+    assert (unread_ms, answer_ms, quick_ms) == (10_000, 400_000, 30_000)
+    assert unread_ms / 1000 > deadlines.STALL_SECONDS
+    assert 60 + 240 < deadlines.REQUEST_SECONDS < (answer_ms - unread_ms) / 1000

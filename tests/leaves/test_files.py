@@ -1,0 +1,146 @@
+"""The small files that plugins keep: what is no file is refused, and a write is whole or an error."""
+
+import errno
+import os
+import resource
+import stat
+import threading
+
+import pytest
+from leaves.not_files import KINDS
+
+from fastcni.kit import files
+from fastcni.kit.flannel_files import Saved, read_subnet
+from fastcni.kit.tuning_backup import Backup
+from fastcni.spec.errors import CniError
+
+
+class Request:
+    container_id, ifname, name = "pod", "eth0", "net"
+
+
+@pytest.fixture
+def umask():
+    """Sets it; it is as before at the end."""
+    before = os.umask(0o022)
+    yield os.umask
+    os.umask(before)
+
+
+def refused(function, *args):
+    """The CniError 5 that a call ends with, and it ends: an open of a pipe can wait for ever."""
+    errors = []
+
+    def call():
+        try:
+            function(*args)
+        except CniError as e:
+            errors.append(e)
+
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    thread.join(20)
+    assert not thread.is_alive(), "it waits"
+    assert [e.code for e in errors] == [5]
+    return errors[0].msg
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS.keys() - {"link"}))
+def test_what_is_no_file_is_neither_read_nor_written(tmp_path, kind):
+    path = str(tmp_path / "file")
+    KINDS[kind](path)
+    assert refused(files.read, path).startswith(f"read {path}: ")
+    assert refused(files.write, path, b"content").startswith(f"write {path}: ")
+    assert refused(read_subnet, path).startswith(f"read {path}: ")
+    assert refused(Saved(str(tmp_path), "file", "net").keep, {}, None).startswith(f"read {path}: ")
+
+
+def test_a_link_is_followed_to_be_read_and_never_written(tmp_path):
+    (tmp_path / "file").write_bytes(b"content")
+    (tmp_path / "link").symlink_to("file")
+    assert files.read(str(tmp_path / "link")) == b"content"
+    assert "errno 40" in refused(files.write, str(tmp_path / "link"), b"other")
+    assert (tmp_path / "file").read_bytes() == b"content"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_backup_that_is_no_file_is_refused(tmp_path, kind):
+    """A pipe was read as an empty backup; the write to it then waited for a reader."""
+    backup = Backup(Request, str(tmp_path))
+    KINDS[kind](backup.path)
+    assert refused(backup.read).startswith(f"read {backup.path}: ")
+    assert refused(backup.keep, {"mtu": 1400}, None).startswith(f"read {backup.path}: ")
+    assert refused(backup.write, {"mtu": 1400}).startswith(f"write {backup.path}: ")
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.EACCES, errno.EPERM])
+def test_a_backup_that_cannot_be_read_is_not_an_empty_one(tmp_path, monkeypatch, number):
+    def refuse(path, *args, **more):
+        raise OSError(number, os.strerror(number), path)
+
+    backup = Backup(Request, str(tmp_path))
+    backup.write({"mtu": 1400})
+    monkeypatch.setattr(files, "read_file", refuse)
+    assert refused(backup.read) == f"read {backup.path}: {os.strerror(number)} (errno {number})"
+    assert refused(backup.keep, {"mtu": 1500}, None)
+    monkeypatch.undo()
+    assert backup.read() == {"mtu": 1400}
+
+
+def test_a_write_that_the_disk_has_no_room_for_is_an_error(tmp_path):
+    """The first bytes were written and the rest was not, and that was taken for success."""
+    path = str(tmp_path / "file")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (3, before[1]))
+    try:
+        assert refused(files.write, path, b"content") == f"write {path}: No space left on device (errno 28)"
+        assert "errno 28" in refused(Backup(Request, str(tmp_path)).write, {"mtu": 1400})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_second_add_on_a_full_disk_does_not_lose_what_the_first_has_kept(tmp_path):
+    """The file was emptied and written again with the same content, and there was no room for it."""
+    backup, saved = Backup(Request, str(tmp_path)), Saved(str(tmp_path), "pod", "net")
+    undone = []
+    for _ in range(2):
+        backup.keep({"mtu": 1500}, lambda *step: undone.append(step))
+        saved.keep({"name": "net", "type": "bridge"}, lambda *step: undone.append(step))
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
+        try:
+            backup.keep({"mtu": 1400}, lambda *step: undone.append(step))
+            saved.keep({"name": "net", "type": "bridge"}, lambda *step: undone.append(step))
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert backup.read() == {"mtu": 1500} and saved.read() == {"name": "net", "type": "bridge"}
+    assert len(undone) == 2
+
+
+def test_whatever_the_umask_nobody_else_may_write_to_the_folders(tmp_path, umask):
+    """With umask 0 the folders above were made 0777."""
+    umask(0)
+    files.write(str(tmp_path / "var" / "lib" / "flannel" / "pod"), b"{}")
+    Backup(Request, str(tmp_path / "run" / "cni" / "tuning")).write({"mtu": 1400})
+    modes = {str(path.relative_to(tmp_path)): stat.S_IMODE(path.lstat().st_mode)
+             for path in tmp_path.rglob("*") if not path.is_symlink()}
+    assert modes == {
+        "var": 0o755, "var/lib": 0o755, "var/lib/flannel": 0o700, "var/lib/flannel/pod": 0o600,
+        "run": 0o755, "run/cni": 0o755, "run/cni/tuning": 0o755, "run/cni/tuning/pod_eth0.json": 0o600,
+        "run/cni/tuning/.fastcni": 0o755, "run/cni/tuning/.fastcni/net": 0o755}
+
+
+@pytest.mark.parametrize("path", ["a/b/c", "a/b/c/", "a//b/c", "./a/b/c"])
+def test_folders_are_made_however_their_path_is_written(tmp_path, monkeypatch, path):
+    monkeypatch.chdir(tmp_path)
+    for _ in range(2):
+        files.make_folders(path, 0o700)
+    assert (tmp_path / "a" / "b" / "c").is_dir()
+    (tmp_path / "file").touch()
+    with pytest.raises(NotADirectoryError):
+        files.make_folders("file/below", 0o700)
+
+
+def test_a_file_system_without_folders_is_an_error():
+    with pytest.raises(FileNotFoundError):
+        files.make_folders("/proc/nowhere/at/all", 0o700)

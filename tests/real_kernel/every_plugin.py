@@ -1,0 +1,43 @@
+"""Fixtures for tests of every plugin: the configurations of the fault campaigns, and two pods."""
+
+import pytest
+from faults.cases import PLUGINS, Case, features_of
+from real_kernel.node import Inside, set_sysctl
+
+MAX_REQUESTS = 200              # an ADD has some forty
+CASES = [pytest.param(name, marks=pytest.mark.needs(*features_of(name))) for name in PLUGINS]
+# After an ADD and a DEL of these the pod is not as before: what they change goes with the link.
+ONCE = ("sbr", "sbr addSourceHints", "vrf", "bandwidth", "bandwidth, shapedSubnets")
+
+
+@pytest.fixture
+def pods(pod_netns):
+    """Two pods without duplicate address detection, which takes a second."""
+    names = [pod_netns(), pod_netns()]
+    for name in names:
+        with Inside(name):
+            set_sysctl("net/ipv6/conf/default/accept_dad", "0")
+    return names
+
+
+@pytest.fixture(params=CASES)
+def conf(node, pods, request):
+    """The configuration of one case. A chained plugin stands behind a bridge that has connected both pods."""
+    set_sysctl("net/ipv6/conf/default/accept_dad", "0")
+    case = Case(request.param, node)
+    for pod in pods:
+        case.prepare(pod)
+    if case.conf.get("backend"):
+        node.add(case.conf, pods[1])            # makes what all pods share and what stays
+        node.delete(case.conf, pods[1])
+    return case.conf
+
+
+def of_another(conf):
+    """The same for another pod: not the same host ports, nor the same VLAN of a link."""
+    if conf.get("type") == "vlan":
+        return {**conf, "vlanId": conf["vlanId"] + 1}
+    if conf.get("type") != "portmap":
+        return conf
+    ports = [{**each, "hostPort": each["hostPort"] + 1} for each in conf["runtimeConfig"]["portMappings"]]
+    return {**conf, "runtimeConfig": {"portMappings": ports}}

@@ -1,0 +1,97 @@
+"""Any value for any key and variable: an error that names it, never a fault of fastcni."""
+
+import copy
+import json
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from real_kernel.node import run
+
+from fastcni.plugins import TABLE
+
+PREVIOUS = {
+    "cniVersion": "1.1.0", "dns": {"nameservers": ["192.0.2.1"]}, "routes": [{"dst": "0.0.0.0/0", "gw": "10.22.0.1"}],
+    "interfaces": [{"name": "br0", "mac": "02:00:00:00:00:01"}, {"name": "eth0", "sandbox": "/run/netns/x"}],
+    "ips": [{"address": "10.22.0.5/24", "gateway": "10.22.0.1", "interface": 1}]}
+COMMON = {
+    "prevResult": PREVIOUS, "dns": {"search": ["x"]},
+    "cni.dev/valid-attachments": [{"containerID": "a", "ifname": "b"}],
+    "args": {"cni": {"mac": "02:00:00:00:00:09", "ips": ["10.22.0.9/24"], "sysctl": {"net.ipv4.ip_forward": "1"}}},
+    "runtimeConfig": {"mac": "02:00:00:00:00:09", "ips": ["10.22.0.9/24"], "ipRanges": [[{"subnet": "10.23.0.0/24"}]],
+                      "portMappings": [{"hostPort": 80, "containerPort": 80, "protocol": "tcp", "hostIP": "192.0.2.1"}],
+                      "bandwidth": {"ingressRate": 8000, "ingressBurst": 8000}, "deviceID": ""}}
+KEYS = {
+    "bridge": {"bridge": "br0", "isGateway": True, "ipMasq": True, "ipspoofchk": True, "mtu": 1400,
+               "vlanTrunk": [{"id": 5}]},
+    "ptp": {"ipMasq": True, "mtu": 1400}, "macvlan": {"master": "up0", "mode": "bridge", "mtu": 1400},
+    "ipvlan": {"master": "up0", "mode": "l2"}, "vlan": {"master": "up0", "vlanId": 5}, "dummy": {"bridge": ""},
+    "tap": {"owner": 1, "group": 2, "bridge": "", "mac": ""}, "host-device": {"device": "up0", "hwaddr": ""},
+    "flannel": {"delegate": {"bridge": "br0"}}, "loopback": {}, "host-local": {},
+    "static": {"ipam": {"type": "static", "addresses": [{"address": "10.22.0.9/24", "gateway": "10.22.0.1"}],
+                        "routes": [{"dst": "10.0.0.0/8"}], "dns": {}}},
+    "bandwidth": {"ingressRate": 8000, "ingressBurst": 80000, "shapedSubnets": ["10.0.0.0/8"]},
+    "firewall": {"backend": "nftables", "ingressPolicy": "isolated", "iptablesAdminChainName": "X"},
+    "portmap": {"backend": "nftables", "snat": True, "conditionsV4": []}, "vrf": {"vrfname": "blue", "table": 10},
+    "sbr": {"table": 100, "gateways": ["10.22.0.1"], "addSourceHints": True},
+    "tuning": {"sysctl": {"net.ipv4.ip_forward": "1"}, "mtu": 1400, "promisc": True, "txQLen": 5}}
+ODD = [None, 0, -1, 7, 1 << 31, 1 << 63, 1.5, True, False, "", "x", "\0", "a\0b", "\ud800", "\xe9" * 20, "/", "../..",
+       "10.22.0.300", "::1", "fd00::/64", "::ffff:192.0.2.1/96", [], [[]], [{}], [None], {}, {"a": 1}, [7], ["\0"],
+       "-" * 300, "lo", "eth0", "%d", "0.0.0.0/0", [{"address": "10.1.1.1/24"}], " ", "ff:ff:ff:ff:ff:ff", "iptables"]
+VARIABLES = ["\udcff", "\xe9", "a\udcff", "lo", "x" * 300, "MAC=\udcff", "IP=\udcff", "IgnoreUnknown=1;K=\udcff", "%",
+             "/\udcff", ":\udcff:", "\x01", ""]
+
+
+def paths(value, at=()):
+    """The path of each value in a document but for the document itself."""
+    for key, item in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+        yield (*at, key)
+        yield from paths(item, (*at, key))
+
+
+@pytest.fixture
+def documents(node):
+    """A valid configuration of each plugin."""
+    run("ip", "link", "add", "up0", "type", "veth", "peer", "far0")
+    run("ip", "link", "set", "up0", "up")
+    subnet_file = node.subnet_file("10.22.0.0/24")
+    made = {}
+    for kind, keys in KEYS.items():
+        places = {"dataDir": f"{node.data_dir}/{kind}", "subnetFile": subnet_file}
+        made[kind] = {**node.conf(type=kind, routes=["0.0.0.0/0"]), **COMMON, **places, **keys}
+    return made
+
+
+def test_each_plugin_is_tried():
+    assert set(KEYS) == set(TABLE)
+
+
+@pytest.mark.parametrize("kind", KEYS)
+@settings(max_examples=40, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_no_value_is_a_fault_of_fastcni(node, pod, documents, kind, data):
+    """prevResult.ips [{}], NUL, and names that are not UTF-8 were."""
+    document = copy.deepcopy(documents[kind])
+    for _ in range(data.draw(st.integers(1, 2))):
+        *above, key = data.draw(st.sampled_from(sorted(paths(document), key=str)))
+        place = document
+        for step in above:
+            place = place[step]
+        place[key] = copy.deepcopy(data.draw(st.sampled_from(ODD)))
+    env = {}
+    if data.draw(st.booleans()):
+        name = data.draw(st.sampled_from(["CNI_CONTAINERID", "CNI_IFNAME", "CNI_NETNS", "CNI_PATH", "CNI_ARGS"]))
+        env[name] = data.draw(st.sampled_from(VARIABLES))
+    for command in (*data.draw(st.permutations(["ADD", "CHECK", "GC", "STATUS"]))[:2], "DEL"):
+        reply = node.call(command, document, pod, plugin=kind, env=env)
+        if reply.status:
+            error = json.loads(reply.stdout)
+            assert error["msg"] and "fault of fastcni" not in error.get("details", ""), (command, document, env)
+
+
+@pytest.mark.parametrize("kind", ["sbr", "firewall", "portmap", "bridge", "tuning", "vrf", "bandwidth"])
+def test_an_address_without_text_in_prev_result_is_refused_and_del_succeeds(node, pod, documents, kind):
+    document = {**documents[kind], "prevResult": {**PREVIOUS, "ips": [{}]}}
+    error = node.refused("CHECK", document, pod, plugin=kind)
+    assert kind == "bridge" or "result.ips[0] has no address" in error["msg"]     # a bridge asks IPAM first
+    node.delete(document, pod, plugin=kind)

@@ -1,0 +1,37 @@
+"""What tests of restore and replay share: a pod with rules in the host's firewall, and what is there."""
+
+from real_kernel.node import elements, rules, run
+
+LONG_ENOUGH = 0.3               # seconds, for what must not happen
+
+
+def ruleset():
+    """All of it, in no order."""
+    return sorted(map(str, rules()))
+
+
+def nft(words):
+    run("nft", *words.split())
+
+
+def restored(server):
+    return server.lines("event=rules_restored")
+
+
+def add(server, net, pod, *mappings):
+    """ADD of both plugins; portmap's configuration, for DEL."""
+    conf = net.portmap(*mappings, prevResult=server.ok("ADD", net.first, pod))
+    server.ok("ADD", conf, pod)
+    return conf
+
+
+def delete(server, net, pod, conf):
+    server.ok("DEL", conf, pod)
+    server.ok("DEL", {**net.first, "prevResult": conf["prevResult"]}, pod)
+
+
+def all_elements():
+    return [each for family, names in (("inet", ("pods4", "pods6", "hostports4", "hostports6", "hairpins4",
+                                                 "hairpins6", "hostport-pods")),
+                                       ("bridge", ("guarded", "allowed", "bound", "bound4", "bound6")))
+            for name in names for each in elements(name, family)]

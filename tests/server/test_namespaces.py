@@ -1,0 +1,105 @@
+"""What a server keeps of a pod's network namespace: nothing, once the request is answered."""
+
+import ctypes
+import os
+import subprocess
+
+import pytest
+from real_kernel.node import Inside, links
+from server.client import eventually
+from server.local import Local
+
+from fastcni.server import hosts
+
+libc = ctypes.CDLL(None, use_errno=True)
+MS_BIND = 4096
+
+
+def mount(source, target):
+    assert libc.mount(source.encode(), target.encode(), None, MS_BIND, None) == 0, os.strerror(ctypes.get_errno())
+
+
+def unmount(target):
+    """"", or the kernel's words."""
+    return "" if libc.umount2(target.encode(), 0) == 0 else os.strerror(ctypes.get_errno())
+
+
+@pytest.fixture
+def bound(pod, tmp_path):
+    """A mount of the pod's namespace, as runtimes make one."""
+    path = str(tmp_path / "netns")
+    open(path, "w").close()
+    mount(f"/run/netns/{pod}", path)
+    yield path
+    while not unmount(path):
+        continue
+
+
+@pytest.mark.parametrize("kind", ["bridge", "ptp", "host-local", "loopback"])
+def test_a_namespace_can_be_unmounted_as_soon_as_its_add_is_answered(node, pod, server, bound, kind):
+    """The server closed its descriptor of that mount after the answer: umount(8) failed with "busy" every few pods."""
+    conf = node.conf(isGateway=True, type=kind)
+    for _ in range(60):
+        answer = server.call("ADD", conf, bound, cid="c-1")
+        assert (answer.status, unmount(bound)) == (0, "")
+        mount(f"/run/netns/{pod}", bound)
+        server.ok("DEL", conf, bound, cid="c-1")
+
+
+def test_a_namespace_can_be_unmounted_when_the_plugin_file_has_ended(node, pod, server, plugins, bound):
+    """It holds a descriptor, too, until its end."""
+    env = {"CNI_COMMAND": "ADD", "CNI_CONTAINERID": "c-1", "CNI_IFNAME": "lo", "CNI_NETNS": bound, "CNI_PATH": plugins,
+           "FASTCNI_SOCKET": str(server.path), "PATH": os.environ["PATH"]}
+    for _ in range(30):
+        done = subprocess.run([f"{plugins}/loopback"], env=env, capture_output=True,
+                              input=b'{"cniVersion": "1.0.0", "name": "lo", "type": "loopback"}')
+        assert (done.returncode, unmount(bound)) == (0, "")
+        mount(f"/run/netns/{pod}", bound)
+    assert eventually(lambda: len(server.lines("plugin=loopback", "command=ADD")) == 30)
+
+
+def test_an_add_that_nobody_hears_of_is_rolled_back_in_a_namespace_whose_mount_was_left(node, pod, start, slow):
+    """The rollback sets sysctls and deletes links in the pod after the descriptor has been exchanged."""
+    server, (keys, env) = start(), slow(0.5)
+    before = node.left(pod)
+    waiting = server.send("ADD", node.conf(type="ptp", **keys), pod, env=env)
+    assert slow.started()
+    waiting.leave()
+    assert eventually(lambda: server.lines("event=caller_gone", "run=True"))
+    assert node.left(pod) == before and "eth0" not in links(pod)
+
+
+def namespaces_held():
+    """The namespaces that this process has descriptors of, as /proc names them."""
+    found = []
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            found.append(os.readlink(f"/proc/self/fd/{fd}"))
+        except FileNotFoundError:
+            continue                    # of listdir() itself
+    return [name for name in found if name.startswith(("net:", "/run/netns/"))]
+
+
+@pytest.mark.parametrize("refused", ["too many", "cannot be entered", "no descriptor for its sockets"])
+def test_a_declined_request_leaves_no_descriptor_of_the_pods_namespace(node, pod, pod_netns, tmp_path, monkeypatch,
+                                                                       refused):
+    """Of a request from one namespace more than the server serves at once it kept the pod's: that could not be
+    unmounted until the server ended."""
+    there = pod_netns()
+    module, name, instead = {"too many": (hosts, "MOST", 0), "cannot be entered": (hosts.netns, "inside", cannot_enter),
+                             "no descriptor for its sockets": (hosts, "Deletes", no_descriptor)}[refused]
+    with Local(tmp_path, monkeypatch) as server, monkeypatch.context() as patch:
+        patch.setattr(module, name, instead)
+        before = sorted(namespaces_held())
+        for _ in range(5):
+            with Inside(there):
+                assert server.call("ADD", node.conf(), pod).status == 2
+        assert eventually(lambda: sorted(namespaces_held()) == before), namespaces_held()
+
+
+def cannot_enter(fd, home=None):
+    raise PermissionError(1, "Operation not permitted")
+
+
+def no_descriptor(aside):
+    raise OSError(24, "Too many open files")

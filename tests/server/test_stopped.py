@@ -1,0 +1,274 @@
+"""A server that is stopped for a while, by SIGSTOP, a frozen cgroup or a debugger: what its callers do meanwhile, and
+what it may still do when it continues."""
+
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from real_kernel.node import elements
+from server.client import Server, eventually
+from server.local import Local
+
+from fastcni._netlink import sign_of_life
+from fastcni.kernel import wire
+from fastcni.kit.deadlines import STALL_SECONDS
+from fastcni.launcher import pack
+from fastcni.launcher.install import base_interpreter, checked_interpreter
+from fastcni.server.upkeep import Watchdog, watchdog_seconds
+
+UNREAD, ANSWER, QUICK = 1.5, 5.0, 3.0           # seconds, of the plugin files here
+SLOW_LOCAL = """#!/bin/sh
+if [ "$CNI_COMMAND" = {command} ] && rm {folder}/slow 2> /dev/null; then
+    echo started > {folder}/slow.log
+    sleep 1.5
+fi
+FASTCNI_SOCKET= exec {folder}/host-local
+"""
+SERVE = "import sys; from fastcni.server.service import serve; sys.exit(serve(sys.argv[1], tidy_seconds=0.1))"
+
+
+@pytest.fixture(scope="module")
+def hasty(tmp_path_factory):
+    """The folder of plugin files with short deadlines."""
+    folder = tmp_path_factory.mktemp("hasty")
+    image = pack.pack(checked_interpreter(base_interpreter()), (UNREAD, ANSWER, QUICK))
+    for name in ("bridge", "host-local", "portmap"):
+        (folder / name).write_bytes(image)
+        (folder / name).chmod(0o755)
+    return folder
+
+
+def plugin(folder, server, command, conf, pod, **more):
+    """A plugin file that is started: asks the server and goes one-shot by itself."""
+    env = {"CNI_COMMAND": command, "CNI_CONTAINERID": "c-1", "CNI_IFNAME": "eth0", "CNI_NETNS": f"/run/netns/{pod}",
+           "CNI_PATH": str(folder), "FASTCNI_SOCKET": str(server.path), "PATH": os.environ["PATH"], **more}
+    running = subprocess.Popen([folder / conf["type"]], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    running.stdin.write(json.dumps(conf).encode())
+    running.stdin.close()
+    return running
+
+
+def ended(running):
+    """(exit status, document) of a plugin."""
+    said = running.stdout.read()
+    return running.wait(60), json.loads(said) if said else None
+
+
+def stop(server):
+    os.kill(server.process.pid, signal.SIGSTOP)
+    stat = Path(f"/proc/{server.process.pid}/stat")
+    assert eventually(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T")
+
+
+def go_on(server):
+    os.kill(server.process.pid, signal.SIGCONT)
+
+
+def state(node, pod):
+    """All that a pod has, on the host and inside."""
+    return node.left(pod), node.held(), elements("pods4"), elements("hostports4")
+
+
+@pytest.mark.parametrize("command", ["ADD", "DEL"])
+def test_a_request_that_a_stopped_server_was_at_is_over_when_it_goes_on(node, pod, start, hasty, command):
+    """It continued the request, found its caller gone, and rolled back the address and the firewall state of the pod's
+    successor, which had been added one-shot meanwhile."""
+    server = start()
+    (hasty / "slow-local").write_text(SLOW_LOCAL.format(command=command, folder=hasty))
+    (hasty / "slow-local").chmod(0o755)
+    conf = node.conf(isGateway=True, ipMasq=True)
+    conf["ipam"]["type"] = "slow-local"
+    if command == "DEL":
+        assert ended(plugin(hasty, server, "ADD", conf, pod))[0] == 0
+    (hasty / "slow").touch()
+    (hasty / "slow.log").unlink(missing_ok=True)
+    first = plugin(hasty, server, command, conf, pod)
+    assert eventually((hasty / "slow.log").exists)
+    stop(server)
+    stopped = time.monotonic()
+    status, error = ended(first)
+    assert (status, error and error["code"]) == ((1, 11) if command == "ADD" else (0, None))    # DEL: again, one-shot
+    assert ended(plugin(hasty, server, "DEL", conf, pod)) == (0, None)
+    assert not node.held() and not elements("pods4")
+    status, result = ended(plugin(hasty, server, "ADD", conf, pod))
+    assert status == 0
+    ports = {**conf, "type": "portmap", "prevResult": result,
+             "runtimeConfig": {"portMappings": [{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}]}}
+    assert ended(plugin(hasty, server, "ADD", ports, pod))[0] == 0
+    before = state(node, pod)
+    time.sleep(max(0.0, stopped + STALL_SECONDS + 1 - time.monotonic()))
+    go_on(server)
+    assert eventually(lambda: server.lines("event=request_abandoned", f"command={command}")), server.said()
+    assert server.ok("VERSION", conf)
+    assert state(node, pod) == before
+    assert not server.lines("event=request_done", "container=c-1", "plugin=portmap")    # sent, read late, not begun
+    assert server.ok("DEL", {**ports}, pod, cid="c-1") is None
+    assert server.ok("DEL", {**conf, "prevResult": result}, pod, cid="c-1", env={"CNI_PATH": str(hasty)}) is None
+    assert not node.held() and not elements("pods4") and not elements("hostports4")
+
+
+def test_a_caller_that_has_waited_for_a_stopped_server_has_its_answer(node, pod, start, slow):
+    server, (keys, env) = start(), slow(1)
+    waiting = server.send("ADD", node.conf(**keys), pod, env=env)
+    assert slow.started()
+    stop(server)
+    time.sleep(STALL_SECONDS + 1)
+    go_on(server)
+    assert waiting.answer().status == 0
+
+
+def test_a_server_lives_on_that_was_stopped_for_longer_than_it_sleeps(tmp_path, node):
+    """sigtimedwait(2) that SIGCONT interrupted after its time returned what stood in memory, and the server ended with
+    status 0: nothing started it again."""
+    with Server(tmp_path, program=["-c", SERVE]) as server:
+        for _ in range(3):
+            stop(server)
+            time.sleep(0.5)
+            go_on(server)
+            assert server.ok("VERSION", node.conf())
+        assert server.process.poll() is None
+        assert server.stop() == 0
+
+
+# -- systemd's watchdog ----------------------------------------------------------------------------------------
+
+@pytest.fixture
+def systemd(tmp_path):
+    """systemd's end of NOTIFY_SOCKET."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+        sock.bind(str(tmp_path / "notify"))
+        sock.settimeout(30)
+        yield sock
+
+
+def test_systemd_is_told_that_the_server_works_until_it_is_stopped(tmp_path, start, systemd):
+    server = start(env={"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "400000"})
+    assert [systemd.recv(100) for _ in range(3)] == [b"READY=1", b"WATCHDOG=1", b"WATCHDOG=1"]
+    assert not server.lines("command=VERSION")          # no line of log for these
+    stop(server)
+    systemd.setblocking(False)
+    with pytest.raises(BlockingIOError):
+        while True:
+            systemd.recv(100)                           # what was sent before
+    systemd.settimeout(3)
+    with pytest.raises(TimeoutError):
+        systemd.recv(100)
+    go_on(server)
+    assert systemd.recv(100) == b"WATCHDOG=1"
+
+
+def test_systemd_is_not_told_that_a_server_works_whose_workers_do_not(node, tmp_path, monkeypatch):
+    """The main thread alone says nothing about the queue and the workers."""
+    told = []
+    server = Local(tmp_path, monkeypatch)
+    with server:
+        watchdog = Watchdog(told.append, server.door.ask, 0.04)
+        assert eventually(lambda: watchdog.look() or told)
+        with server.door.lock:                          # a deadlock
+            assert eventually(lambda: watchdog.look() or watchdog.asked)
+            told.clear()
+            time.sleep(0.3)
+            watchdog.look()
+            assert not told
+        assert eventually(lambda: watchdog.look() or told)
+
+
+def test_systemd_is_told_that_a_server_works_whose_queue_is_full(node, tmp_path, monkeypatch):
+    """A server that was merely busy refused its own request, and systemd ended it after a minute."""
+    told = []
+    with Local(tmp_path, monkeypatch) as server:
+        server.desk.room = 0
+        assert server.refused("VERSION", node.conf())["code"] == 11
+        watchdog = Watchdog(told.append, server.door.ask, 0.04)
+        assert eventually(lambda: watchdog.look() or told, 5)
+
+
+@pytest.mark.parametrize(("env", "seconds"), [
+    ({}, 0), ({"WATCHDOG_USEC": "60000000"}, 60), ({"WATCHDOG_USEC": "60000000", "WATCHDOG_PID": str(os.getpid())}, 60),
+    ({"WATCHDOG_USEC": "60000000", "WATCHDOG_PID": "1"}, 0), ({"WATCHDOG_USEC": "soon"}, 0)])
+def test_what_systemd_expects_is_in_the_environment(env, seconds):
+    assert watchdog_seconds(env) == seconds
+
+
+# -- stopped at each step --------------------------------------------------------------------------------------
+
+PORTS = {"runtimeConfig": {"portMappings": [{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}]}}
+RATES = {"ingressRate": 1 << 20, "ingressBurst": 1 << 20, "egressRate": 1 << 20, "egressBurst": 1 << 20}
+CHAINED = {"portmap": {**PORTS}, "firewall": {"backend": "nftables"}, "bandwidth": {**RATES}, "tuning": {"mtu": 1400}}
+
+
+class Stop:
+    """The worker waits before its n-th netlink request until go_on() is called, as a stopped process does."""
+
+    def __init__(self, monkeypatch):
+        self.real, self.at = wire.send, 0
+        self.reached, self.released = threading.Event(), threading.Event()
+        monkeypatch.setattr(wire, "send", self._send)
+
+    def _send(self, sock, data):
+        if self.at and threading.current_thread().name == "worker":
+            self.at -= 1
+            if not self.at:
+                self.reached.set()
+                assert self.released.wait(30)
+        self.real(sock, data)
+
+    def arm(self, n):
+        self.at = n
+        self.reached.clear()
+        self.released.clear()
+
+    def go_on(self):
+        self.released.set()
+
+
+@pytest.fixture
+def stall():
+    """A stop of 50 ms is one that callers have noticed."""
+    sign_of_life(0.05)
+    yield 0.05
+    sign_of_life(1e9)
+
+
+@pytest.mark.parametrize("command", ["ADD", "DEL"])
+@pytest.mark.parametrize("kind", ["bridge", "ptp", *CHAINED])
+def test_the_successor_is_whole_wherever_the_server_was_stopped(node, pod, tmp_path, monkeypatch, plugins, stall, kind,
+                                                                command):
+    """A late ADD of portmap removed the mapping of its successor, a late DEL whatever had the pod's mark."""
+    first = node.conf(isGateway=True, ipMasq=True, type=kind if kind == "ptp" else "bridge")
+    with Local(tmp_path, monkeypatch) as server:
+        stop, n, server.cni_path = Stop(monkeypatch), 0, plugins
+        while True:
+            n += 1
+            conf = first
+            if kind in CHAINED:
+                conf = {**first, "type": kind, **CHAINED[kind], "prevResult": node.add(first, pod, cid="c-1")}
+            if command == "DEL":
+                node.ok("ADD", conf, pod, cid="c-1")
+            stop.arm(n)
+            sent = server.send(command, conf, pod, cid="c-1")
+            assert eventually(lambda: stop.reached.is_set() or select.select([sent.conn], [], [], 0)[0])   # noqa: B023
+            if not stop.reached.is_set():               # there is no n-th request
+                answer = sent.answer()
+                assert answer.status == 0 and n > 1, answer.stdout
+                break
+            sent.leave()
+            for each in (conf, first) if kind in CHAINED else (conf,):      # as a runtime does after code 11
+                node.ok("DEL", each, pod, cid="c-1")
+            result = node.ok("ADD", first, pod, cid="c-1")
+            if kind in CHAINED:
+                node.ok("ADD", {**conf, "prevResult": result}, pod, cid="c-1")
+            before = state(node, pod)
+            time.sleep(2 * stall)
+            stop.go_on()
+            assert eventually(lambda: len(server.lines("event=request_abandoned")) == n), server.said()     # noqa: B023
+            assert state(node, pod) == before, f"stopped before netlink request {n}"
+            for each in (conf, first) if kind in CHAINED else (conf,):
+                node.ok("DEL", each, pod, cid="c-1")

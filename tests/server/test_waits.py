@@ -1,0 +1,189 @@
+"""A server whose requests hang, in programs or locks: others go on, and a caller that leaves frees its worker."""
+
+import fcntl
+import json
+import os
+import signal
+import subprocess
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+from real_kernel.node import links
+from server.client import eventually
+
+HUNG = """#!/bin/sh
+cat > /dev/null
+[ -e {folder}/works ] && exec echo '{{"cniVersion": "1.0.0", "ips": [{{"address": "10.22.0.9/24"}}]}}'
+echo "$CNI_COMMAND $$" >> {folder}/hung.log
+exec sleep 1000
+"""
+
+
+class Hung:
+    """keys and env of a network whose IPAM plugin is not fastcni's and does not end; its processes."""
+
+    def __init__(self, folder):
+        self.folder, self.log = folder, folder / "hung.log"
+        self.keys, self.env = {"ipam": {"type": "hung-ipam"}}, {"CNI_PATH": str(folder)}
+        path = folder / "hung-ipam"
+        path.write_text(HUNG.format(folder=folder))
+        path.chmod(0o755)
+
+    def works(self):
+        (self.folder / "works").touch()
+
+    @property
+    def pids(self):
+        """{pid of the program: CNI_COMMAND}"""
+        lines = self.log.read_text().splitlines() if self.log.exists() else []
+        return {int(line.split()[1]): line.split()[0] for line in lines}
+
+    def started(self, count=1):
+        assert eventually(lambda: len(self.pids) >= count)
+
+    @property
+    def alive(self):
+        """Those that run."""
+        return [pid for pid in processes() if group_of(pid) in self.pids]
+
+
+def processes():
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+def group_of(pid):
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0
+    return int(fields[2]) if fields[0] != "Z" else 0
+
+
+@pytest.fixture
+def hung(tmp_path):
+    made = Hung(tmp_path)
+    yield made
+    for pid in made.alive:
+        with suppress(ProcessLookupError):      # the server that has been killed takes them along, too
+            os.kill(pid, signal.SIGKILL)
+
+
+@contextmanager
+def held(path):
+    """This process has the lock that the file is."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def lock_of(node):
+    """Hold the lock of network net-a's addresses."""
+    return held(Path(node.conf()["ipam"]["dataDir"]) / "net-a" / "lock")
+
+
+# -- others go on ------------------------------------------------------------------------------------------------
+
+def test_programs_that_hang_hold_up_no_other_network(node, pod_netns, start, hung):
+    """32 hung IPAM plugins of one network took all workers: no other request was answered, VERSION neither."""
+    server = start("--workers", "4")
+    conf, pods = node.conf(**hung.keys), [pod_netns() for _ in range(2)]
+    sent = [server.send("ADD", conf, pods[0], ifname=f"net{n}", env=hung.env) for n in range(6)]
+    hung.started(4)
+    server.ok("VERSION", conf)
+    server.ok("ADD", node.conf(name="net-b", bridge="br1"), pods[1])
+    server.ok("STATUS", node.conf(name="net-b", cniVersion="1.1.0"))
+    server.ok("DEL", node.conf(name="net-b", bridge="br1"), pods[1])
+    for each in sent:
+        each.leave()
+
+
+def test_a_held_lock_of_one_network_holds_up_no_other(node, pod_netns, start):
+    """41 requests that waited for one network's lock took all workers."""
+    server, pods = start("--workers", "4"), [pod_netns() for _ in range(2)]
+    with lock_of(node):
+        sent = [server.send("ADD", node.conf(), pods[0], ifname=f"net{n}") for n in range(9)]
+        server.ok("VERSION", node.conf())
+        server.ok("ADD", node.conf(name="net-b", bridge="br1"), pods[1])
+        for each in sent:
+            each.leave()
+        assert eventually(lambda: len(server.lines("event=caller_gone")) == 9)
+    server.ok("ADD", node.conf(), pods[0])
+    assert list(node.held()) == ["10.22.0.2"]
+
+
+def test_a_loopback_is_added_while_all_workers_hang(node, pod, start, hung):
+    """Before the first second is over, too: one more than the workers is kept for what needs nearly nothing."""
+    server = start("--workers", "1")
+    waiting = server.send("ADD", node.conf(**hung.keys), pod, env=hung.env)
+    hung.started()
+    server.ok("ADD", {"cniVersion": "1.0.0", "name": "lo", "type": "loopback"}, pod, ifname="lo")
+    waiting.leave()
+
+
+# -- callers that leave ------------------------------------------------------------------------------------------
+
+def test_who_leaves_ends_its_program_and_frees_its_attachment(node, pod, start, hung):
+    """The program lived on, and every DEL of that pod failed for its lifetime: "waited for one of 32 workers"."""
+    server = start("--workers", "1", "--patience", "30")
+    before = node.left(pod)
+    add = server.send("ADD", node.conf(**hung.keys), pod, env=hung.env)
+    hung.started()
+    add.leave()
+    hung.started(2)                     # the rollback releases what the ADD may have taken; that hangs, too
+    assert set(hung.pids.values()) == {"ADD", "DEL"}
+    hung.works()
+    server.ok("DEL", node.conf(**hung.keys), pod, env=hung.env)
+    assert hung.alive == [] and node.left(pod) == before
+    assert server.lines("event=caller_gone", "command=ADD", "run=True")
+
+
+def test_who_leaves_while_it_waits_for_a_lock_is_not_waited_for(node, pod, start):
+    server = start("--workers", "1")
+    with lock_of(node):
+        before = node.left(pod)
+        add = server.send("ADD", node.conf(isGateway=True), pod)
+        assert eventually(lambda: "eth0" in links(pod))         # the next is its address
+        add.leave()
+        assert eventually(lambda: server.lines("event=caller_gone", "run=True"))
+    assert set(links(pod)) == {"lo"} and node.left(pod) == before
+
+
+def test_a_server_that_is_killed_takes_its_programs_along(node, pod, start, hung):
+    server = start()
+    waiting = server.send("ADD", node.conf(**hung.keys), pod, env=hung.env)     # a caller that left would not be served
+    hung.started()
+    (program,) = hung.pids
+    server.process.kill()
+    assert eventually(lambda: not group_of(program))
+    waiting.leave()
+
+
+@pytest.mark.parametrize("warm", [False, True], ids=["one-shot", "warm"])
+def test_a_plugin_that_is_killed_takes_its_program_along(node, pod, plugins, server, hung, warm):
+    env = {"CNI_COMMAND": "ADD", "CNI_CONTAINERID": "c1", "CNI_IFNAME": "eth0", "CNI_NETNS": f"/run/netns/{pod}",
+           "CNI_PATH": hung.env["CNI_PATH"], "FASTCNI_SOCKET": str(server.path) if warm else ""}
+    with subprocess.Popen([f"{plugins}/bridge"], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as plugin:
+        plugin.stdin.write(json.dumps(node.conf(**hung.keys)).encode())
+        plugin.stdin.close()
+        hung.started()
+        (program,) = hung.pids
+        plugin.kill()
+    assert eventually(lambda: not group_of(program))
+    hung.works()
+    if warm:
+        assert eventually(lambda: server.lines("event=caller_gone", f"pid={plugin.pid}", "run=True"))
+
+
+# -- DELs --------------------------------------------------------------------------------------------------------
+
+def test_a_del_is_answered_while_adds_keep_coming(node, pod_netns, start, slow):
+    server, (keys, env) = start("--workers", "1"), slow(0.4)
+    pods = [pod_netns() for _ in range(2)]
+    sent = [server.send("ADD", node.conf(**keys), pods[0], ifname=f"net{n}", env=env) for n in range(12)]
+    server.ok("DEL", node.conf(), pods[1])
+    assert eventually(lambda: server.lines("command=DEL"))
+    assert len(server.lines("command=ADD")) < 12
+    for each in sent:
+        each.leave()
