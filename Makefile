@@ -47,7 +47,7 @@ test-faults: setup
 
 check: setup
 	$(BIN)/python -m pytest -q tests/leaves tests/spec tests/fake_kernel tests/launcher \
-		tests/server/test_desk.py tests/server/test_protocol.py tests/project/test_layers*.py
+		tests/server/test_request_queue.py tests/server/test_protocol.py tests/project/test_layers*.py
 
 bench: setup
 	@sh tests/setup-peer.sh bridge iptables nft ip

@@ -35,4 +35,4 @@ def leaf(name):
     )
 
 
-setup(ext_modules=[leaf("_netlink"), leaf("_ipam_bitmap"), leaf("_door")], cmdclass={"build_ext": build_all})
+setup(ext_modules=[leaf("_netlink"), leaf("_ipam_bitmap"), leaf("_acceptor")], cmdclass={"build_ext": build_all})

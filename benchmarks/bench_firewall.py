@@ -14,8 +14,8 @@ import pytest
 
 from fastcni.handle import handle
 from fastcni.kernel import netns
-from fastcni.kit.host import Host
-from fastcni.server.memory import Memory
+from fastcni.kit.call.host import Host
+from fastcni.server.facts import Facts
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: makes a network namespace")
 NAME = f"fcni-bench-firewall-{os.getpid()}"
@@ -32,7 +32,7 @@ def host(request, scaled):
         with netns.inside(fd):
             subprocess.run(["sh", "-c", "ip link add br0 type bridge && ip addr add 10.22.0.1/16 dev br0 "
                             "&& ip link set br0 up"], check=True)
-            with closing(Memory()) as memory:
+            with closing(Facts()) as memory:
                 found = Host(fd, memory)
                 for number in range(scaled(request.param)):
                     call("ADD", found, "portmap", number)

@@ -18,8 +18,8 @@ import pytest
 
 from fastcni.handle import handle
 from fastcni.kernel import netns
+from fastcni.kit.call.host import Host
 from fastcni.kit.firewall import forward_chain, forward_iptables
-from fastcni.kit.host import Host
 
 pytestmark = [pytest.mark.skipif(os.geteuid() != 0, reason="needs root: makes network namespaces"),
               pytest.mark.skipif(not shutil.which("iptables-restore"), reason="needs iptables")]

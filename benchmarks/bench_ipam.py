@@ -8,8 +8,8 @@ import os
 import pytest
 
 from fastcni._ipam_bitmap import Index
-from fastcni.kit.request import Request
-from fastcni.kit.undo import Undo
+from fastcni.kit.call.request import Request
+from fastcni.kit.call.undo import Undo
 from fastcni.plugins import host_local
 
 HELD = (0, 1000, 60000)

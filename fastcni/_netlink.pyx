@@ -418,7 +418,7 @@ def settle(list found not None, dict asked not None, list replies not None):
 
 
 include "_rtnetlink.pxi"
-include "_turns.pxi"
+include "_run_token.pxi"
 include "_abandon.pxi"
 include "_calls.pxi"
 include "_spawn.pxi"

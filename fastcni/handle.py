@@ -12,8 +12,8 @@ from fastcni import plugins
 from fastcni._netlink import close_file
 from fastcni.kernel import netns
 from fastcni.kernel.wire import NetlinkError
-from fastcni.kit.request import Request
-from fastcni.kit.undo import Undo
+from fastcni.kit.call.request import Request
+from fastcni.kit.call.undo import Undo
 from fastcni.spec import config, errors, json, version
 from fastcni.spec import result as results
 from fastcni.spec.config import Section
@@ -51,12 +51,12 @@ def needs_stdin(env):
     return env.get("CNI_COMMAND", "") not in ("", "VERSION")
 
 
-def handle(plugin, env, stdin, fds=None, *, host=None, aside=None, deliver=None, in_process=False, decode=None):
+def handle(plugin, env, stdin, fds=None, *, host=None, defer=None, deliver=None, in_process=False, decode=None):
     """Serve one request for the plugin type `plugin`; never raises an Exception.
 
     `env` is the caller's whole environment, `stdin` its bytes, `fds` descriptors that the door has open already
     ({"netns": fd}, closed here). `host` is a kit.host.Host that the door keeps, for the namespace that this thread is
-    in. `aside(fn, *args)` runs what the answer need not wait for, by default in a thread. `deliver(reply)` brings the
+    in. `defer(fn, *args)` runs what the answer need not wait for, by default in a thread. `deliver(reply)` brings the
     result of an ADD to its caller, or raises an OSError: an ADD that nobody hears of is taken back.
     `in_process`: there are no launchers in CNI_PATH, fastcni's own delegates are called all the same. `decode(stdin)`
     does what read_conf() does, for a door that has seen most before.
@@ -64,7 +64,7 @@ def handle(plugin, env, stdin, fds=None, *, host=None, aside=None, deliver=None,
     warnings, fds = [], {} if fds is None else fds
     try:
         stdout = _serve(plugin, env, stdin, warnings, deliver,
-                        {"fds": fds, "host": host, "aside": aside, "in_process": in_process}, decode)
+                        {"fds": fds, "host": host, "defer": defer, "in_process": in_process}, decode)
         status = 0
     except Exception as e:
         stdout, status = error_document(_as_cni_error(e)), 1

@@ -2,8 +2,8 @@
 
     python -m fastcni.bench.echo SOCKET
 
-For each request it makes the latency request that the warm server makes (server/awake.py). It ends when its standard
-input does, so that it never outlives the run.
+For each request it makes the latency request that the warm server makes (server/cpu_latency.py). It ends when its
+standard input does, so that it never outlives the run.
 """
 
 import array
@@ -13,7 +13,7 @@ import socket
 import sys
 
 from fastcni.server import log, protocol
-from fastcni.server.awake import DEFAULT_SECONDS, Awake
+from fastcni.server.cpu_latency import DEFAULT_SECONDS, LatencyRequest
 
 ANSWER = b'{"bench": "echo"}'
 
@@ -26,7 +26,7 @@ def main(path):
         waiting.register(listener, select.POLLIN)
         waiting.register(sys.stdin, select.POLLIN)
         buffer = bytearray(protocol.MAX_MESSAGE)
-        awake = Awake(float(os.environ.get("FASTCNI_AWAKE") or DEFAULT_SECONDS), log.make("info", "logfmt"))
+        awake = LatencyRequest(float(os.environ.get("FASTCNI_AWAKE") or DEFAULT_SECONDS), log.make("info", "logfmt"))
         while all(fd == listener.fileno() for fd, _ in waiting.poll()):
             serve(listener, buffer, awake)
 

@@ -12,7 +12,7 @@ from queue import SimpleQueue
 from fastcni._netlink import Batch
 from fastcni.bench.node import LOOPBACK
 from fastcni.kernel import filters, netns, nft, rtnl, sysctl, uapi, wire
-from fastcni.kit import links
+from fastcni.kit.links import links
 
 GONE_SECONDS = 30
 SENDERS = 32                    # threads that sit out deletions: more than there are in 20 ms

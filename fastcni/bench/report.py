@@ -15,7 +15,7 @@ from rich.text import Text
 
 import fastcni
 from fastcni.bench import tables
-from fastcni.server import awake
+from fastcni.server import cpu_latency
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 
@@ -49,14 +49,14 @@ def machine(options):
 
 def latency_request():
     """What warm and floor ask of processors that would go to sleep."""
-    seconds = float(os.environ.get("FASTCNI_AWAKE") or awake.DEFAULT_SECONDS)
+    seconds = float(os.environ.get("FASTCNI_AWAKE") or cpu_latency.DEFAULT_SECONDS)
     if not seconds:
         return "none: FASTCNI_AWAKE is 0"
     try:
-        os.close(os.open(awake.DEVICE, os.O_WRONLY))
+        os.close(os.open(cpu_latency.DEVICE, os.O_WRONLY))
     except OSError as e:
         return f"none: {e}"
-    return f"{awake.least()} us ({awake.DEVICE}), until {seconds * 1e3:g} ms after a request"
+    return f"{cpu_latency.least()} us ({cpu_latency.DEVICE}), until {seconds * 1e3:g} ms after a request"
 
 
 def processor():

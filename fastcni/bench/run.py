@@ -21,7 +21,7 @@ from fastcni.bench.echo import ANSWER
 from fastcni.bench.floor import Floor
 from fastcni.bench.node import Network, Node
 from fastcni.kernel import netns, wire
-from fastcni.kit.devices import has_kind
+from fastcni.kit.links.devices import has_kind
 from fastcni.launcher.install import InstallError, install
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError

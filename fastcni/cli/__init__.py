@@ -5,6 +5,6 @@ def main() -> None:
     """Run the command line; ends the process with exit status 0 or 1."""
     import sys
 
-    from fastcni.cli.door import run
+    from fastcni.cli.entry_point import run
 
     sys.exit(run(sys.argv[1:]))

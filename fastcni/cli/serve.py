@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import click
 
-from fastcni.server.awake import DEFAULT_SECONDS
+from fastcni.server.cpu_latency import DEFAULT_SECONDS
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 

@@ -1,1 +1,1 @@
-"""What plugins share: the request, the way back, links, IPAM, masquerade, checks. Plugins are functions over this."""
+"""What plugins share, one folder a subject. Plugins are functions over this."""

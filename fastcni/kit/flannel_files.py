@@ -7,7 +7,7 @@
         FLANNEL_IPMASQ=true
 """
 
-from fastcni.kit import files
+from fastcni.kit.call import files
 from fastcni.spec import address as addresses
 from fastcni.spec import errors, json
 from fastcni.spec.config import Section, is_name, shown

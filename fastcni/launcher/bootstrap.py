@@ -140,7 +140,7 @@ def answer(name):
             raise OSError(error.errno, error.strerror, "stdout") from None
         delivered.append(reply)
 
-    reply = handle(name, env, stdin, aside=Aside(), deliver=deliver)
+    reply = handle(name, env, stdin, defer=Deferred(), deliver=deliver)
     write(2, reply.stderr)
     try:
         status = delivered[0].status if delivered else print_answer(reply)
@@ -160,12 +160,12 @@ def print_answer(reply):
 
 def log_entry(name, env, stdin):
     """What is to be logged of this request. Its module costs nothing where nobody wants a log."""
-    from fastcni.kit.request_log import Entry
+    from fastcni.kit.call.request_log import Entry
 
     return Entry(name, env, stdin)
 
 
-class Aside:
+class Deferred:
     """What the answer need not wait for is left to a child that holds none of the caller's streams.
 
     A thread would not do: a process ends only when its last thread is out of the kernel.

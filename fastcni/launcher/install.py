@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 
-from fastcni.kit.files import make_folders
+from fastcni.kit.call.files import make_folders
 from fastcni.launcher import files, pack
 from fastcni.plugins import TABLE
 

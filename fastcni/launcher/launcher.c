@@ -26,7 +26,7 @@ struct config {
     char interpreter[1024];
     char version[32];                   /* "3.11", for the words of an error */
     char bootstrap[1008];
-    unsigned unread, unanswered, unanswered_quick, unused;      /* milliseconds; kit/deadlines.py says what for */
+    unsigned unread, unanswered, unanswered_quick, unused;      /* milliseconds; kit/call/deadlines.py says what for */
 };
 _Static_assert(sizeof(struct config) == 2096, "pack.py writes 2096 bytes");
 

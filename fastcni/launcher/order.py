@@ -2,11 +2,13 @@
 
 import ast
 
+from fastcni.launcher.strip import stripped
+
 
 def needs_of(sources):
     """{module name: the known modules that it imports when it is run} of {module name: source text}.
 
-    Imports inside functions do not count: they are there to be put off.
+    Imports inside functions do not count: they are there to be put off. Nor do those for type checkers.
     """
     return {name: imports(text, sources) for name, text in sources.items()}
 
@@ -19,7 +21,7 @@ def load_order(needs, ends):
 def imports(source, known):
     """The known modules that a module imports when it is run, packages before what is in them."""
     found = []
-    for node in ast.parse(source).body:
+    for node in stripped(source, "<source>").body:
         if isinstance(node, ast.ImportFrom):
             found += [f"{node.module}.{item.name}" for item in node.names] + [node.module]
         elif isinstance(node, ast.Import):

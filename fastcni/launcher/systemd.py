@@ -5,7 +5,7 @@ import string
 import subprocess
 import sys
 
-from fastcni.kit.files import make_folders
+from fastcni.kit.call.files import make_folders
 from fastcni.launcher import files
 from fastcni.launcher.install import InstallError
 

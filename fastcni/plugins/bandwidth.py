@@ -4,7 +4,9 @@ What the host end of the pod's veth sends is shaped there; what it receives take
 where that sends it.
 """
 
-from fastcni.kit import chained, ifbs, links, shaping
+from fastcni.kit.call import chained
+from fastcni.kit.links import links
+from fastcni.kit.shaping import ifbs, qdiscs
 from fastcni.spec import address as addresses
 from fastcni.spec import errors, version
 from fastcni.spec.errors import CniError
@@ -19,7 +21,7 @@ ETHERNET_HEADER = 14            # bytes, which count
 
 
 class Conf:
-    """ingress, egress: a shaping.Limit, None for no limit; subnets: those that limits are about, or not about."""
+    """ingress, egress: a qdiscs.Limit, None for no limit; subnets: those that limits are about, or not about."""
 
     __slots__ = ("ingress", "egress", "subnets")
 
@@ -31,8 +33,8 @@ def read(req):
     asked = keys.section("runtimeConfig").section("bandwidth")
     rates = keys if any(keys.has(key) for key in RATES) else asked
     conf.subnets, exempt = read_subnets(rates, keys)
-    conf.ingress = read_limit(rates, "ingress", shaping.SOURCE, conf.subnets, exempt)
-    conf.egress = read_limit(rates, "egress", shaping.DESTINATION, conf.subnets, exempt)
+    conf.ingress = read_limit(rates, "ingress", qdiscs.SOURCE, conf.subnets, exempt)
+    conf.egress = read_limit(rates, "egress", qdiscs.DESTINATION, conf.subnets, exempt)
     return conf
 
 
@@ -49,7 +51,7 @@ def read_limit(section, way, far_end, subnets, exempt):
         raise invalid("burst cannot be more than 4GB")
     if rate < 8 or burst < 8:
         raise invalid("rate and burst have to be 8 bits at least: the kernel counts bytes", both)
-    limit = shaping.Limit(rate // 8, burst // 8, far_end, subnets, exempt)
+    limit = qdiscs.Limit(rate // 8, burst // 8, far_end, subnets, exempt)
     if not limit.microseconds:
         raise invalid("burst is too small for its rate: the kernel counts what passes in microseconds", both)
     return limit
@@ -91,12 +93,12 @@ def add(req, conf, undo):
     host = host_end(req, pod, result)
     warn_of_small_bursts(req, conf, host)
     if conf.ingress:
-        shaping.add(pod.host, host, conf.ingress, undo)
+        qdiscs.add(pod.host, host, conf.ingress, undo)
     if conf.egress:
-        shaping.add_ingress(pod.host, host, undo)           # a pod that has been added before keeps its ifb
+        qdiscs.add_ingress(pod.host, host, undo)           # a pod that has been added before keeps its ifb
         ifb = ifbs.add(req, host.mtu, undo)
-        shaping.add(pod.host, ifb, conf.egress, undo)
-        shaping.redirect(pod.host, host, ifb)
+        qdiscs.add(pod.host, ifb, conf.egress, undo)
+        qdiscs.redirect(pod.host, host, ifb)
         result.setdefault("interfaces", []).append(links.interface(ifb))
     return result
 
@@ -131,7 +133,8 @@ def delete(req, _):
 
 
 def check(req, conf):
-    from fastcni.kit import checks, shaping_checks  # CHECK alone needs these
+    from fastcni.kit.call import checks  # CHECK alone needs these
+    from fastcni.kit.shaping import shaping_checks
 
     previous = chained.previous(req, "must be called as a chained plugin")
     if not conf.ingress and not conf.egress:
@@ -155,11 +158,11 @@ def gc(req, _):
 
 def status(req, conf):
     """A missing kernel feature is an error if every pod has limits, and a warning if only pods that ask have limits."""
-    from fastcni.kit import devices
+    from fastcni.kit.links import devices
 
     try:
         devices.need_kind(req, "ifb")
-        shaping.status(req.host.route, ("ingress", "htb" if conf.subnets else "tbf"))
+        qdiscs.status(req.host.route, ("ingress", "htb" if conf.subnets else "tbf"))
     except CniError as e:
         if conf.ingress or conf.egress:
             raise

@@ -3,8 +3,8 @@
 What only some pods or commands need is imported where it is used: an import costs a one-shot ADD up to 0.1 ms.
 """
 
-from fastcni.kit import announced, bridges, forwarding, ipam, links, vlans
-from fastcni.kit.conf import (
+from fastcni.kit.call import ipam
+from fastcni.kit.call.conf import (
     ENDINGS,
     check_families,
     read_ipv6,
@@ -13,8 +13,10 @@ from fastcni.kit.conf import (
     read_own_dns,
     read_requested_mac,
 )
+from fastcni.kit.call.undo import every
 from fastcni.kit.firewall.masquerade import Masquerade
-from fastcni.kit.undo import every
+from fastcni.kit.links import announced, bridges, links, vlans
+from fastcni.kit.sysctls import forwarding
 from fastcni.spec import address as addresses
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
@@ -166,7 +168,7 @@ def delete(req, conf):
 
 def restore(req, conf):
     """Put back what is missing in the host's firewall."""
-    from fastcni.kit import checks
+    from fastcni.kit.call import checks
 
     previous = checks.prev_result(req)
     steps = [(conf.masquerade.restore, req, previous)] if conf.layer3 else []
@@ -174,7 +176,7 @@ def restore(req, conf):
 
 
 def check(req, conf):
-    from fastcni.kit import checks
+    from fastcni.kit.call import checks
 
     if conf.layer3:
         ipam.check(req)
@@ -197,7 +199,7 @@ def check(req, conf):
 
 
 def check_bridge(pod, conf, previous):
-    from fastcni.kit import checks
+    from fastcni.kit.call import checks
 
     entry = next((item for item in previous.get("interfaces", ()) if item["name"] == conf.name), None)
     bridge = links.find(pod.host, conf.name)

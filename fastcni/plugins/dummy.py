@@ -1,7 +1,7 @@
 """dummy: a link that leads nowhere, for addresses that a pod is to have all the same."""
 
-from fastcni.kit import devices, links
-from fastcni.kit.conf import read_requested_mac
+from fastcni.kit.call.conf import read_requested_mac
+from fastcni.kit.links import devices, links
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 

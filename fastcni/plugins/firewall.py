@@ -3,9 +3,9 @@
 Backends are imported when they are used: a one-shot ADD needs one of them.
 """
 
-from fastcni.kit import chained, names
-from fastcni.kit.conf import ENDINGS, keys_of
-from fastcni.kit.undo import every
+from fastcni.kit.call import chained, names
+from fastcni.kit.call.conf import ENDINGS, keys_of
+from fastcni.kit.call.undo import every
 from fastcni.spec import errors, version
 from fastcni.spec import result as results
 from fastcni.spec.config import check_ifname, shown
@@ -130,7 +130,7 @@ def delete(req, conf):
 
 
 def check(req, conf):
-    from fastcni.kit import checks  # CHECK alone needs it
+    from fastcni.kit.call import checks
 
     if conf.previous is None:
         chained.previous(req, "missing prevResult from earlier plugin")

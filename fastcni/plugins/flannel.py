@@ -3,9 +3,10 @@
 What the other plugin is told is kept in a file, so that DEL tells it the same, whatever flanneld says by then.
 """
 
-from fastcni.kit import delegate, flannel_files
-from fastcni.kit.conf import keys_of
-from fastcni.kit.undo import every
+from fastcni.kit import flannel_files
+from fastcni.kit.call import delegate
+from fastcni.kit.call.conf import keys_of
+from fastcni.kit.call.undo import every
 from fastcni.spec import errors
 from fastcni.spec.config import Section, fold
 from fastcni.spec.errors import CniError

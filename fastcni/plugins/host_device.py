@@ -5,11 +5,13 @@ A device with a driver of DPDK is no link, and stays where it is: the pod is giv
 
 from fastcni._netlink import Batch
 from fastcni.kernel import rtnl, wire
-from fastcni.kit import devices, ipam, lending, links, tuning_backup
-from fastcni.kit.conf import read_mac, read_requested_mac
-from fastcni.kit.host_devices import Selector, is_dpdk
-from fastcni.kit.tuning_backup import Backup
-from fastcni.kit.undo import every
+from fastcni.kit.call import ipam
+from fastcni.kit.call.conf import read_mac, read_requested_mac
+from fastcni.kit.call.undo import every
+from fastcni.kit.links import devices, links, moving
+from fastcni.kit.links.host_devices import Selector, is_dpdk
+from fastcni.kit.sysctls import backup
+from fastcni.kit.sysctls.backup import Backup
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 
@@ -25,7 +27,7 @@ class Conf(devices.Conf):
 
 def read(req):
     conf = Conf(req)
-    conf.data_dir = tuning_backup.read_folder(req.conf, FOLDER)
+    conf.data_dir = backup.read_folder(req.conf, FOLDER)
     if req.command in devices.ENDINGS:
         return conf
     conf.selector, conf.mac = Selector(req.conf), read_requested_mac(req, strict=False)
@@ -46,7 +48,7 @@ def add(req, conf, undo):
     link, name = conf.selector.find(pod.host, folder)
     # The addresses first: without them the device is not touched, and keeps its own.
     result = devices.addresses(req, conf, undo)
-    link = lending.lend(req, pod, undo, link, name)
+    link = moving.lend(req, pod, undo, link, name)
     if conf.mac not in (None, link.address):
         backup = Backup(req, conf.data_dir)
         undo(backup.remove)
@@ -62,24 +64,24 @@ def delete(req, conf):
     steps = devices.prepare_ipam_delete(req, conf)
     backup = Backup(req, conf.data_dir)
     mac = backup.read().get("mac")
-    lending.give_back(req, mac and read_mac(mac))
+    moving.give_back(req, mac and read_mac(mac))
     every((backup.remove,), *steps)
 
 
 def check(req, conf):
-    from fastcni.kit import checks  # CHECK alone needs it
+    from fastcni.kit.call import checks
 
     if is_dpdk(conf.selector.on_bus()):
         every(*devices.ipam_step(ipam.check, req, conf))
         checks.prev_result(req)
         return
     _, link = devices.check(req, conf)
-    if not lending.name_on_host(link):
+    if not moving.name_on_host(link):
         raise checks.wrong(f'failed to find original ifname for "{link.name}" (alias is not set)')
 
 
 def gc(req, conf):
-    every((devices.gc, req, conf), (tuning_backup.gc, req, conf.data_dir))
+    every((devices.gc, req, conf), (backup.gc, req, conf.data_dir))
 
 
 def status(req, conf):

@@ -2,7 +2,7 @@
 
 Its keys are below `ipam` and those of the reference: subnet, rangeStart, rangeEnd, gateway, ranges, routes,
 dataDir, resolvConf; requested addresses come from IP= in CNI_ARGS, args.cni.ips and runtimeConfig.ips,
-further ranges from runtimeConfig.ipRanges. One key is ours: `fsync` (false); kit/store.py tells what it gives
+further ranges from runtimeConfig.ipRanges. One key is ours: `fsync` (false); kit/ipam/store.py tells what it gives
 and costs.
 
 Other than the reference:
@@ -20,10 +20,10 @@ Other than the reference:
 import posix
 
 from fastcni._netlink import read_file
-from fastcni.kit import ipam_conf
-from fastcni.kit.conf import read_once
-from fastcni.kit.ranges import in_turn, range_of, read_range_sets, text_of
-from fastcni.kit.store import Store, owner_of
+from fastcni.kit.call.conf import read_once
+from fastcni.kit.ipam import ipam_conf
+from fastcni.kit.ipam.ranges import in_turn, range_of, read_range_sets, text_of
+from fastcni.kit.ipam.store import Store, owner_of
 from fastcni.spec import address
 from fastcni.spec.config import read_args, shown
 from fastcni.spec.errors import (

@@ -1,8 +1,8 @@
 """ipvlan: a link on a link of the host that shares its MAC: the pod's addresses tell its packets apart."""
 
 from fastcni.kernel import kinds
-from fastcni.kit import devices, links
-from fastcni.kit.master import WHY, Master
+from fastcni.kit.links import devices, links
+from fastcni.kit.links.master import WHY, Master
 from fastcni.spec import errors
 from fastcni.spec import result as results
 from fastcni.spec.errors import CniError

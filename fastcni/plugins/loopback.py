@@ -2,7 +2,7 @@
 
 from fastcni._netlink import Batch
 from fastcni.kernel import rtnl, wire
-from fastcni.kit import links
+from fastcni.kit.links import links
 from fastcni.spec import address as addresses
 from fastcni.spec import errors
 from fastcni.spec import result as results

@@ -3,9 +3,9 @@
 from errno import EINVAL
 
 from fastcni.kernel import kinds
-from fastcni.kit import devices, links
-from fastcni.kit.conf import read_requested_mac
-from fastcni.kit.master import WHY, Master, check_mtu
+from fastcni.kit.call.conf import read_requested_mac
+from fastcni.kit.links import devices, links
+from fastcni.kit.links.master import WHY, Master, check_mtu
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 

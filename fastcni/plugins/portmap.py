@@ -3,9 +3,9 @@
 Backends are imported when they are used: a one-shot ADD needs one of them, and most pods' none.
 """
 
-from fastcni.kit import chained, names
+from fastcni.kit.call import chained, names
+from fastcni.kit.call.undo import every
 from fastcni.kit.firewall import port_mappings
-from fastcni.kit.undo import every
 from fastcni.spec import address as addresses
 from fastcni.spec import errors
 from fastcni.spec import result as results
@@ -160,7 +160,7 @@ def take_back(backend, req, conf):
 
 
 def check(req, conf):
-    from fastcni.kit import checks
+    from fastcni.kit.call import checks
     from fastcni.kit.firewall import portmap_iptables  # CHECK alone needs these
 
     if conf.previous is None:

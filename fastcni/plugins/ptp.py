@@ -2,8 +2,8 @@
 
 from fastcni._netlink import Batch
 from fastcni.kernel import rtnl, uapi, wire
-from fastcni.kit import forwarding, ipam, links
-from fastcni.kit.conf import (
+from fastcni.kit.call import ipam
+from fastcni.kit.call.conf import (
     ENDINGS,
     check_families,
     read_ipv6,
@@ -12,8 +12,10 @@ from fastcni.kit.conf import (
     read_own_dns,
     read_requested_mac,
 )
+from fastcni.kit.call.undo import every
 from fastcni.kit.firewall.masquerade import Masquerade
-from fastcni.kit.undo import every
+from fastcni.kit.links import links
+from fastcni.kit.sysctls import forwarding
 from fastcni.spec import address as addresses
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
@@ -124,13 +126,13 @@ def delete(req, conf):
 
 def restore(req, conf):
     """Put back what is missing in the host's firewall."""
-    from fastcni.kit import checks
+    from fastcni.kit.call import checks
 
     conf.masquerade.restore(req, checks.prev_result(req))
 
 
 def check(req, conf):
-    from fastcni.kit import checks  # CHECK alone needs it
+    from fastcni.kit.call import checks
 
     ipam.check(req)
     previous = checks.prev_result(req, "ptp: Required prevResult missing")

@@ -8,8 +8,9 @@ from errno import EAFNOSUPPORT, EINVAL, EOPNOTSUPP
 from fastcni._netlink import Batch
 from fastcni.kernel import netns, rtnl, uapi, wire
 from fastcni.kernel.routing import delete_rule, rule
-from fastcni.kit import chained, links, routing
-from fastcni.kit.conf import ENDINGS, keys_of
+from fastcni.kit.call import chained
+from fastcni.kit.call.conf import ENDINGS, keys_of
+from fastcni.kit.links import links, routing
 from fastcni.spec import address as addresses
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
@@ -183,7 +184,7 @@ def earlier_addresses(req):
 
 def check(req, conf):
     """A rule for each address, and in its table the default route."""
-    from fastcni.kit.checks import wrong  # CHECK alone needs it
+    from fastcni.kit.call.checks import wrong
 
     _, ips = pod_addresses(req)
     pod = links.Pod(req)

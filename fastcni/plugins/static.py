@@ -5,8 +5,8 @@ gateways; runtimeConfig.ips in place of those. GATEWAY= of CNI_ARGS is for the a
 subnet has it. An empty list is a result without addresses, which main plugins refuse.
 """
 
-from fastcni.kit import ipam_conf
-from fastcni.kit.ranges import at_most_one_per_family
+from fastcni.kit.ipam import ipam_conf
+from fastcni.kit.ipam.ranges import at_most_one_per_family
 from fastcni.spec import address
 from fastcni.spec.config import read_args
 from fastcni.spec.errors import INTERNAL, INVALID_CONFIG, INVALID_ENVIRONMENT, CniError

@@ -5,8 +5,9 @@ from posix import close
 
 from fastcni._netlink import Batch
 from fastcni.kernel import kinds, rtnl, tun, wire
-from fastcni.kit import devices, ipam, links
-from fastcni.kit.conf import read_requested_mac
+from fastcni.kit.call import ipam
+from fastcni.kit.call.conf import read_requested_mac
+from fastcni.kit.links import devices, links
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 

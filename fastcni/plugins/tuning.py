@@ -5,9 +5,11 @@ DEL puts the link back as it was, which matters for one that outlives the pod. S
 
 from fastcni._netlink import Batch
 from fastcni.kernel import rtnl, uapi, wire
-from fastcni.kit import chained, links, pod_sysctls, sysctl_allowlist, tuning_backup
-from fastcni.kit.conf import read_mac
-from fastcni.kit.tuning_backup import FLAGS, Backup, read_attributes
+from fastcni.kit.call import chained
+from fastcni.kit.call.conf import read_mac
+from fastcni.kit.links import links
+from fastcni.kit.sysctls import allowlist, backup, pod_sysctls
+from fastcni.kit.sysctls.backup import FLAGS, Backup, read_attributes
 from fastcni.spec import errors, json
 from fastcni.spec.config import Section, read_args
 from fastcni.spec.errors import CniError
@@ -28,7 +30,7 @@ class Conf:
 
 def read(req):
     keys, conf = req.conf, Conf()
-    conf.data_dir = tuning_backup.read_folder(keys)
+    conf.data_dir = backup.read_folder(keys)
     if req.command in ("DEL", "GC"):
         return conf
     asked = keys.section("args").section("cni")
@@ -56,7 +58,7 @@ def read_sysctls(req, keys, asked):
 
 def add(req, conf, undo):
     result = chained.previous(req, MISSING)
-    sysctl_allowlist.check(conf.sysctls)
+    allowlist.check(conf.sysctls)
     pod = links.Pod(req)
     pod_sysctls.write(pod, undo, conf.sysctls)
     if conf.wanted:
@@ -106,7 +108,7 @@ def change_back(pod, ifname, values):
 
 
 def check(req, conf):
-    from fastcni.kit.checks import wrong  # CHECK alone needs it
+    from fastcni.kit.call.checks import wrong
 
     chained.previous(req, MISSING)
     pod = links.Pod(req)
@@ -122,11 +124,11 @@ def check(req, conf):
 
 
 def gc(req, conf):
-    tuning_backup.gc(req, conf.data_dir)
+    backup.gc(req, conf.data_dir)
 
 
 def status(req, conf):
     try:
-        sysctl_allowlist.check(conf.sysctls)
+        allowlist.check(conf.sysctls)
     except CniError as e:
         raise CniError(errors.PLUGIN_NOT_AVAILABLE, e.msg, e.details) from None

@@ -5,8 +5,10 @@ The link goes down and up for it, so what addresses and routes it had is had aga
 
 from fastcni._netlink import Batch
 from fastcni.kernel import kinds, netns, rtnl, uapi, wire
-from fastcni.kit import announced, chained, links, pod_sysctls, routing
-from fastcni.kit.conf import ENDINGS, keys_of
+from fastcni.kit.call import chained
+from fastcni.kit.call.conf import ENDINGS, keys_of
+from fastcni.kit.links import announced, links, routing
+from fastcni.kit.sysctls import pod_sysctls
 from fastcni.spec import address as addresses
 from fastcni.spec import config, errors
 from fastcni.spec.errors import CniError
@@ -137,7 +139,7 @@ def delete(req, conf):
 
 
 def check(req, conf):
-    from fastcni.kit.checks import wrong  # CHECK alone needs it
+    from fastcni.kit.call.checks import wrong
 
     chained.previous(req, MISSING)
     pod = links.Pod(req)
@@ -149,6 +151,6 @@ def check(req, conf):
 
 
 def status(req, _):
-    from fastcni.kit.devices import need_kind  # STATUS alone needs it
+    from fastcni.kit.links.devices import need_kind
 
     need_kind(req, "vrf")

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from fastcni._netlink import open_regular
-from fastcni.kit.files import make_folders
+from fastcni.kit.call.files import make_folders
 from fastcni.runtime.records import Attachment, RuntimeConf
 from fastcni.spec import errors, json, result
 from fastcni.spec.config import Section

@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from fastcni.kit import invoke
+from fastcni.kit.call import invoke
 from fastcni.runtime import collect, discover, inject
 from fastcni.runtime.cache import Cache
 from fastcni.runtime.call import NOBODY, Call, Interface, to_pair

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, BinaryIO, Protocol
 
-from fastcni.kit import invoke
+from fastcni.kit.call import invoke
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 

@@ -14,10 +14,10 @@ from fastcni import plugins
 from fastcni._netlink import Batch
 from fastcni.handle import restore as restore_one
 from fastcni.kernel import netns, rtnl, wire
-from fastcni.kit import links
-from fastcni.kit.firewall.iptables_together import Together, carry_out
-from fastcni.kit.host import Host
-from fastcni.kit.request import Request
+from fastcni.kit.call.host import Host
+from fastcni.kit.call.request import Request
+from fastcni.kit.firewall.iptables_batch import Together, carry_out
+from fastcni.kit.links import links
 from fastcni.runtime import inject
 from fastcni.runtime.cache import Cache
 from fastcni.runtime.call import Call

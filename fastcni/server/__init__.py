@@ -1,7 +1,7 @@
 """The warm server: answers the requests of installed plugins, so that no Python starts for one.
 
     protocol    one request and its answer as messages on a unix socket
-    desk        where requests wait: their order, their number, their patience
+    queue        where requests wait: their order, their number, their patience
     hosts       the network namespaces of callers, and what is kept open and known of each
     memory      what is known, until the kernel says that it has changed
     deletes     links deleted together

@@ -9,9 +9,9 @@ from threading import Lock
 from time import monotonic
 
 from fastcni.kernel import netns
-from fastcni.kit.host import Host
-from fastcni.server.deletes import Deletes
-from fastcni.server.memory import Memory
+from fastcni.kit.call.host import Host
+from fastcni.server.facts import Facts
+from fastcni.server.grouped_deletes import GroupedDeletes
 
 LINGER = 10.0                   # seconds
 MOST = 64                       # namespaces beside our own; beyond them nothing is kept
@@ -22,10 +22,10 @@ class Namespace:
 
     __slots__ = ("fd", "home", "memory", "deletes", "watch", "idle", "users", "left")
 
-    def __init__(self, fd, home, aside, restoring):
+    def __init__(self, fd, home, defer, restoring):
         """In a thread that is in it."""
         self.fd, self.home = fd, home
-        self.memory, self.deletes, self.watch = Memory(), Deletes(aside), restoring.watch(fd, at_start=home)
+        self.memory, self.deletes, self.watch = Facts(), GroupedDeletes(defer), restoring.watch(fd, at_start=home)
         self.idle, self.users, self.left = [], 0, 0.0
 
     def close(self):
@@ -42,9 +42,9 @@ class Hosts:
 
     home: a descriptor of the server's own namespace, in which the calling thread is; close() closes it."""
 
-    def __init__(self, home, aside, restoring):
-        self.home, self.aside, self.restoring, self.lock = home, aside, restoring, Lock()
-        own = Namespace(self.home, True, aside, restoring)
+    def __init__(self, home, defer, restoring):
+        self.home, self.defer, self.restoring, self.lock = home, defer, restoring, Lock()
+        own = Namespace(self.home, True, defer, restoring)
         self.known = {netns.identity(self.home): own}
         self.device = netns.identity(self.home)[0]      # nsfs: that of every namespace
 
@@ -103,7 +103,7 @@ class Visit:
     def _new_namespace(self):
         fd = os.dup(self.fd)
         try:
-            return Namespace(fd, False, self.hosts.aside, self.hosts.restoring)
+            return Namespace(fd, False, self.hosts.defer, self.hosts.restoring)
         except BaseException:           # no descriptor left, for instance
             os.close(fd)
             raise
@@ -113,7 +113,7 @@ class Visit:
             if self.clean:
                 self.namespace.idle.append(self.host)
             else:
-                self.host.close(self.hosts.aside)
+                self.host.close(self.hosts.defer)
         finally:                        # whatever goes wrong, the thread may not stay here, nor in a pod
             with self.hosts.lock:
                 self.namespace.users -= 1

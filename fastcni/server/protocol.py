@@ -26,14 +26,14 @@ import os
 import socket
 import struct
 
-from fastcni import _door
+from fastcni import _acceptor
 from fastcni._netlink import close_file
 
 HEAD = struct.Struct("=4sIII")
 MAGIC, VERSION = b"fcni", 2
 NETNS = 1
 DECLINED = 2
-MAX_MESSAGE = _door.MAX_MESSAGE     # bytes of a request; a launcher's are at most half of it
+MAX_MESSAGE = _acceptor.MAX_MESSAGE     # bytes of a request; a launcher's are at most half of it
 MAX_ANSWER = 128 << 10          # beyond it a memfd: an answer has to fit the send buffer, net.core.wmem_default
 MAX_VARIABLES = 64
 
@@ -81,13 +81,13 @@ class Connection:
 
 def accept(listener):
     """The next Connection of a listening socket, None when none waits. Raises OSError."""
-    taken = _door.accept(listener.fileno())
+    taken = _acceptor.accept(listener.fileno())
     return taken and Connection(*taken)
 
 
 def receive(conn):
     """The Message that waits on a connection, None where none does. Raises Declined, Lost where the caller is gone."""
-    received = _door.receive(conn.fileno())
+    received = _acceptor.receive(conn.fileno())
     if received is None:
         return None
     data, fds, cut = received
@@ -101,7 +101,7 @@ def receive(conn):
         for fd in fds:          # those that the message took have left the list
             close_file(fd)
     try:
-        message.own = _door.namespace_of(conn.fileno())
+        message.own = _acceptor.namespace_of(conn.fileno())
     except OSError as e:
         message.close()
         raise Declined(f"the caller's network namespace: {e.strerror}") from None
@@ -137,7 +137,7 @@ def read_environment(block):
     if block.count(0) > MAX_VARIABLES:
         raise Declined(f"{block.count(0)} variables")
     try:
-        return _door.strings(block)     # of two the first counts, as for the launcher
+        return _acceptor.strings(block)     # of two the first counts, as for the launcher
     except ValueError as e:
         raise Declined(str(e)) from None
 
@@ -146,7 +146,7 @@ def answer(conn, status, stdout=b"", stderr=b""):
     """Send the one answer. Raises OSError: EPIPE where the caller is gone, EAGAIN where it does not read."""
     head = HEAD.pack(MAGIC, VERSION, status, len(stderr))
     if len(stdout) + len(stderr) <= MAX_ANSWER:
-        _door.tell(conn.fileno(), head + stderr + stdout)
+        _acceptor.tell(conn.fileno(), head + stderr + stdout)
         return
     memory = os.memfd_create("answer")
     try:

@@ -13,9 +13,9 @@ from time import monotonic, sleep, time
 
 from fastcni._netlink import Batch, attributes
 from fastcni.kernel import deletions, netns, nft, uapi, wire
-from fastcni.kit import names
-from fastcni.server.jumps import Jumps
-from fastcni.server.mirror import OWN_NAME, WHOLE_TABLE, Mirror
+from fastcni.kit.call import names
+from fastcni.server.iptables_watch import IptablesWatch
+from fastcni.server.table_mirror import OWN_NAME, WHOLE_TABLE, TableMirror
 
 GATHER = 0.02                   # seconds: what comes meanwhile is read at once, and no ADD shares the processor with us
 SETTLE, SETTLE_DEL = 0.02, 0.5  # seconds before a replay: a reload is many transactions; so is a DEL, which it may be
@@ -55,7 +55,7 @@ class Watch:
         for sock in (self.sock, self.deletions):
             wire.make_room(sock, ROOM)
         self.fds = {self.sock.fileno(), self.deletions.fileno()}
-        self.mirror, self.jumps = Mirror(), Jumps()
+        self.mirror, self.jumps = TableMirror(), IptablesWatch()
         self.lock, self.reading, self.closed = Lock(), Lock(), False
         self.unseen, self.due, self.settled, self.at_start = True, 0.0, None, at_start
         self.pause, self.replays, self.replaying = Pause(), Pause(), False

@@ -13,17 +13,17 @@ import sdnotify
 from fastcni import _ipam_bitmap
 from fastcni.kernel import netns
 from fastcni.server import listening, log
-from fastcni.server.awake import Awake
+from fastcni.server.acceptor import Acceptor
+from fastcni.server.background import Background
 from fastcni.server.configurations import Configurations
-from fastcni.server.crew import Crew
-from fastcni.server.desk import Desk
+from fastcni.server.cpu_latency import LatencyRequest
 from fastcni.server.hosts import Hosts
-from fastcni.server.reception import Reception
+from fastcni.server.request_queue import RequestQueue
 from fastcni.server.restoring import Restoring
 from fastcni.server.upkeep import TIDY_SECONDS, Upkeep, Watchdog, watchdog_seconds
-from fastcni.server.work import Workers, environment, preload
+from fastcni.server.workers import Workers, environment, preload
 
-CREW = 64                       # threads that sit out the kernel's deferred work
+BACKGROUND_THREADS = 64                       # threads that sit out the kernel's deferred work
 DRAIN_SECONDS = 80              # systemd's usual patience is 90
 ENDS = {signal.SIGTERM, signal.SIGINT}
 SWITCH_SECONDS = 0.0005         # a thread back from the kernel waits so long for one that computes
@@ -34,8 +34,8 @@ def serve(path=listening.PATH, *, workers=32, room=1024, patience=60.0, uids=(0,
     """Serve until SIGTERM or SIGINT, then finish what was begun. Returns the exit status.
 
     workers: requests that run at once. room: requests that may wait. patience: seconds that each may.
-    uids: user ids whose requests are served. awake: seconds, see Awake. replay: see Restoring. Raises ListenError. Has
-    to run in the main thread.
+    uids: user ids whose requests are served. awake: seconds, see LatencyRequest. replay: see Restoring. Raises
+    ListenError. Has to run in the main thread.
     """
     started = monotonic()
     faulthandler.enable()           # where each thread is, in the log: systemd ends a stuck server by SIGABRT
@@ -49,11 +49,11 @@ def serve(path=listening.PATH, *, workers=32, room=1024, patience=60.0, uids=(0,
     gc.set_threshold(10_000)        # a request makes hundreds of objects, and hardly a cycle
     busy = len(os.sched_getaffinity(0)) + 1     # one more than processors: one waits for a lock of the kernel
     home = netns.open_own()
-    lock, desk, crew = Lock(), Desk(room=room, patience=patience), Crew(CREW, home)
+    lock, queue, background = Lock(), RequestQueue(room=room, patience=patience), Background(BACKGROUND_THREADS, home)
     restoring = Restoring(logger, replay)
-    hosts = Hosts(home, crew, restoring)
-    door = Reception(listen.sock, desk, lock, frozenset(uids), Awake(awake, logger), logger)
-    team = Workers(workers, busy, desk, lock, door, hosts, crew, Configurations(), environment(), logger)
+    hosts = Hosts(home, background, restoring)
+    door = Acceptor(listen.sock, queue, lock, frozenset(uids), LatencyRequest(awake, logger), logger)
+    team = Workers(workers, busy, queue, lock, door, hosts, background, Configurations(), environment(), logger)
     notify = sdnotify.SystemdNotifier()
 
     def tidy():
@@ -74,13 +74,13 @@ def serve(path=listening.PATH, *, workers=32, room=1024, patience=60.0, uids=(0,
     signal.sigwait(ENDS)            # not sigtimedwait(): interrupted after its time it returns a signal that never came
 
     notify.notify("STOPPING=1")
-    logger.info("server_stopping", waiting=desk.waiting, running=desk.running)
+    logger.info("server_stopping", waiting=queue.waiting, running=queue.running)
     listen.vanish()
     team.stop(to_the_last=not listen.handed_over)   # a socket of systemd's: the next server takes who waits there
     listen.release()
     drained = team.join(DRAIN_SECONDS)
     if not drained:
-        logger.error("requests_unanswered", running=desk.running)
+        logger.error("requests_unanswered", running=queue.running)
         return 1
     upkeep.stop()
     door.close()

@@ -53,11 +53,11 @@ class Running(waiting.Request):
 
 class Slots:
     """size: requests that may run at once; of these `busy` may work while the others wait. More would only wait for
-    each other: for Python's lock, and for the kernel's (RTNL). desk and its lock: see there. ring(): have a thread look
-    for a call to take."""
+    each other: for Python's lock, and for the kernel's (RTNL). queue and its lock: see there. ring(): have a thread
+    look for a call to take."""
 
-    def __init__(self, size, busy, desk, lock, ring):
-        self.size, self.busy, self.desk, self.lock, self.ring = size, busy, desk, lock, ring
+    def __init__(self, size, busy, queue, lock, ring):
+        self.size, self.busy, self.queue, self.lock, self.ring = size, busy, queue, lock, ring
         self.running = {}               # Running: None; the one that has been longest in its place comes first
         self.working = 0                # those that wait for nothing
 
@@ -66,9 +66,9 @@ class Slots:
         with self.lock:
             total, working = self._room()
             if total > 0 and working > 0:
-                call = self.desk.take()
+                call = self.queue.take()
             elif total > -RESERVED:
-                call = self.desk.take(light=True)
+                call = self.queue.take(light=True)
             else:
                 call = None
             if not call:
@@ -83,7 +83,7 @@ class Slots:
         with self.lock:
             del self.running[running]
             self.working -= not running.kind
-            self.desk.done(running.call)
+            self.queue.done(running.call)
 
     def moves(self, running, kind):
         """It waits for `kind` from now on, or works again. Whether others wait for a worker."""
@@ -92,7 +92,7 @@ class Slots:
             running.kind, running.since = kind, monotonic()
             del self.running[running]
             self.running[running] = None
-            return self.desk.waiting > 0
+            return self.queue.waiting > 0
 
     def stuck_in(self, kind, network):
         """How many calls of that network are stuck in that kind of wait, 0 where one more may begin it."""
@@ -116,7 +116,7 @@ class Slots:
     def next_deadline(self):
         """Seconds until a call may run that cannot now, or has waited too long; None when none waits."""
         with self.lock:
-            patience = self.desk.next_deadline()
+            patience = self.queue.next_deadline()
             if patience is None:
                 return None
             oldest = next((each for each in self.running if each.since + HANGS_S > monotonic()), None)

@@ -5,7 +5,7 @@ import threading
 from time import monotonic
 
 from fastcni._netlink import sign_of_life
-from fastcni.kit.deadlines import STALL_SECONDS
+from fastcni.kit.call.deadlines import STALL_SECONDS
 from fastcni.server import protocol
 
 BEAT_SECONDS = 1.0              # far less than STALL_SECONDS
@@ -43,7 +43,7 @@ class Upkeep:
 
 class Watchdog:
     """Tells systemd that the server works (sd_notify(3), WatchdogSec=): only after a worker has answered a request that
-    went through the queue. notify(text); ask(): see Reception.ask(); seconds: what systemd expects, 0: nothing."""
+    went through the queue. notify(text); ask(): see Acceptor.ask(); seconds: what systemd expects, 0: nothing."""
 
     def __init__(self, notify, ask, seconds):
         self.notify, self.ask, self.every = notify, ask, seconds / 4

@@ -8,8 +8,8 @@ from fake_kernel.node import HOST, POD, Node
 
 from fastcni.handle import handle
 from fastcni.kernel import netns, sysctl, wire
-from fastcni.kit import store
 from fastcni.kit.firewall import iptables
+from fastcni.kit.ipam import store
 
 POD_PATH = "/run/netns/a-pod-that-is-not-there"
 
@@ -42,7 +42,7 @@ class Calls:
         """(exit status, the document on stdout)"""
         env = {"CNI_COMMAND": command, "CNI_CONTAINERID": "c1", "CNI_NETNS": POD_PATH, "CNI_IFNAME": "eth0",
                "CNI_PATH": "/nowhere"} | env
-        reply = handle(conf["type"], env, json.dumps(conf).encode(), aside=lambda fn, *args: fn(*args), in_process=True,
+        reply = handle(conf["type"], env, json.dumps(conf).encode(), defer=lambda fn, *args: fn(*args), in_process=True,
                        decode=self.decode)
         assert all(sock.closed for sock in self.node.sockets), f"{command} left a socket open"
         assert self.node.here == HOST

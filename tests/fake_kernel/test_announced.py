@@ -8,8 +8,8 @@ from fake_kernel.kernel import FakeKernel, Socket, ack, message
 from fake_kernel.node import Link, Node, attr
 
 from fastcni.kernel import rtnl, uapi, wire
-from fastcni.kit import announced
-from fastcni.kit.request import Request
+from fastcni.kit.call.request import Request
+from fastcni.kit.links import announced
 from fastcni.spec.errors import CniError
 
 
@@ -51,7 +51,7 @@ class Looks(FakeKernel):
 ], ids=["announced", "after others", "gone before", "dropped"])
 def test_a_link_is_deleted_when_it_is_announced_gone(queue):
     watcher = Socket(queue)
-    announced.delete(Request(aside=now), 7, "veth0", watcher)
+    announced.delete(Request(defer=now), 7, "veth0", watcher)
     assert watcher.closed
 
 
@@ -59,14 +59,14 @@ def test_a_port_that_leaves_its_bridge_is_not_gone_yet(monkeypatch):
     """The bridge announces it in its own family before the link itself is gone."""
     monkeypatch.setattr(announced, "DELETE_SECONDS", 0.05)
     with pytest.raises(CniError) as caught:
-        announced.delete(Request(aside=now), 7, "veth0", Socket([notice(uapi.RTM_DELLINK, 7, uapi.AF_BRIDGE)]))
+        announced.delete(Request(defer=now), 7, "veth0", Socket([notice(uapi.RTM_DELLINK, 7, uapi.AF_BRIDGE)]))
     assert (caught.value.code, caught.value.msg) == (11, 'failed to delete "veth0": not announced gone after 0.05 s')
 
 
 def test_a_refused_delete_is_raised():
     watcher = Socket([ack(1, EBUSY)])
     with pytest.raises(wire.NetlinkError) as caught:
-        announced.delete(Request(aside=now), 7, "veth0", watcher)
+        announced.delete(Request(defer=now), 7, "veth0", watcher)
     assert caught.value.errno == EBUSY and 'failed to delete "veth0"' in str(caught.value)
     assert watcher.closed
 

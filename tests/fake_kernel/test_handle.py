@@ -424,6 +424,6 @@ def test_any_value_of_any_key_gets_one_answer(calls, kind):
             conf["ipam"] = {**conf["ipam"], **ipam, "dataDir": str(calls.data)}
         env = {"CNI_COMMAND": command, "CNI_CONTAINERID": "c1", "CNI_NETNS": next(iter(calls.pods)),
                "CNI_IFNAME": "eth0", "CNI_PATH": "/nowhere"}
-        answered(handle(kind, env, json.dumps(conf).encode(), aside=lambda fn, *args: fn(*args), in_process=True))
+        answered(handle(kind, env, json.dumps(conf).encode(), defer=lambda fn, *args: fn(*args), in_process=True))
 
     fuzz()

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from fastcni.kernel import netns
-from fastcni.kit.undo import Undo
+from fastcni.kit.call.undo import Undo
 
 
 @pytest.fixture

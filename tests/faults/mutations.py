@@ -11,7 +11,7 @@ import time
 from leaves.index import BOOT, FILE, Directory, v4
 from server.client import packed
 
-from fastcni import _door, _netlink
+from fastcni import _acceptor, _netlink
 from fastcni.kernel import nft, rtnl
 
 NUMBERS = (0, 1, 3, 4, 15, 16, 17, 0x7F, 0x80, 0xFF, 0x7FFF, 0x8000, 0xFFFF, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF)
@@ -64,10 +64,10 @@ def read_request(rng, pair):
     fds = [1] * rng.randrange(8)
     if data:
         pair[1].sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack(f"{len(fds)}i", *fds))])
-        come = attempt(_door.receive, pair[0].fileno())
+        come = attempt(_acceptor.receive, pair[0].fileno())
         for fd in come[1] if come else ():
             os.close(fd)
-    attempt(_door.strings, data)
+    attempt(_acceptor.strings, data)
 
 
 def read_index(rng, directory, good):

@@ -20,7 +20,7 @@ from launcher.door import (
     write_executable,
 )
 
-from fastcni.kit import deadlines
+from fastcni.kit.call import deadlines
 from fastcni.launcher import pack
 
 UNREAD, ANSWER, QUICK = 1.0, 4.0, 2.0           # seconds

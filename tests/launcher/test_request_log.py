@@ -11,7 +11,7 @@ import pytest
 from launcher.door import write_executable
 
 from fastcni.handle import Reply
-from fastcni.kit import request_log
+from fastcni.kit.call import request_log
 from fastcni.launcher import pack
 from fastcni.launcher.install import base_interpreter, checked_interpreter
 

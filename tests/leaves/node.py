@@ -4,8 +4,8 @@ import os
 
 import pytest
 
-from fastcni.kit.request import Request
-from fastcni.kit.undo import Undo
+from fastcni.kit.call.request import Request
+from fastcni.kit.call.undo import Undo
 from fastcni.plugins import host_local
 from fastcni.spec.errors import CniError
 

@@ -9,9 +9,9 @@ import threading
 import pytest
 from leaves.not_files import KINDS
 
-from fastcni.kit import files
+from fastcni.kit.call import files
 from fastcni.kit.flannel_files import Saved, read_subnet
-from fastcni.kit.tuning_backup import Backup
+from fastcni.kit.sysctls.backup import Backup
 from fastcni.spec.errors import CniError
 
 

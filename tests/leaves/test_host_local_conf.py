@@ -3,8 +3,8 @@
 import pytest
 from leaves.node import SMALL, Node
 
-from fastcni.kit.request import Request
-from fastcni.kit.undo import Undo
+from fastcni.kit.call.request import Request
+from fastcni.kit.call.undo import Undo
 from fastcni.plugins import host_local
 from fastcni.spec.errors import CniError
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fastcni.kit.conf import read_mac
+from fastcni.kit.call.conf import read_mac
 
 
 @pytest.mark.parametrize("text", ["0a:58:0a:16:00:05", "0A-58-0A-16-00-05", "0a58.0a16.0005"])

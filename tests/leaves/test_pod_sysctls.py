@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastcni.kit import pod_sysctls
+from fastcni.kit.sysctls import pod_sysctls
 from fastcni.spec.errors import CniError
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from fastcni.kit.request import Request
-from fastcni.kit.undo import Undo
+from fastcni.kit.call.request import Request
+from fastcni.kit.call.undo import Undo
 from fastcni.plugins import static
 from fastcni.spec.errors import CniError
 

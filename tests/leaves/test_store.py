@@ -13,9 +13,10 @@ import time
 
 import pytest
 
+import fastcni
 from fastcni.kernel import waiting
-from fastcni.kit import store as store_module
-from fastcni.kit.store import Store, address_of, is_torn, owner_of
+from fastcni.kit.ipam import store as store_module
+from fastcni.kit.ipam.store import Store, address_of, is_torn, owner_of
 from fastcni.spec import address
 from fastcni.spec.errors import CniError
 
@@ -397,7 +398,7 @@ def test_two_processes_never_take_the_same_address(place):
 SMALL_DISK = """
 import os, subprocess, sys
 sys.path.insert(0, {root!r})
-from fastcni.kit.store import Store
+from fastcni.kit.ipam.store import Store
 from fastcni.spec.errors import CniError
 subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m,nr_inodes=40", "tmpfs", {where!r}], check=True)
 taken, warnings = 0, []
@@ -423,7 +424,7 @@ assert any(".fastcni.index: No space left on device; working without it" in text
 def test_a_full_disk_refuses_add_in_words_and_never_del(tmp_path):
     if os.geteuid() != 0:
         pytest.skip("needs root: mounts a small tmpfs in a mount namespace of its own")
-    root = os.path.dirname(os.path.dirname(os.path.dirname(store_module.__file__)))
+    root = os.path.dirname(os.path.dirname(fastcni.__file__))
     code = SMALL_DISK.format(root=root, where=str(tmp_path))
     done = subprocess.run(["unshare", "-m", sys.executable, "-c", code],
                           check=False, capture_output=True, text=True)

@@ -11,12 +11,13 @@ import pytest
 from leaves.node import SMALL, Node
 from leaves.not_files import KINDS
 
-from fastcni.kit import store as store_module
-from fastcni.kit.store import Store
+import fastcni
+from fastcni.kit.ipam import store as store_module
+from fastcni.kit.ipam.store import Store
 
 ERRORS = [errno.EIO, errno.ESTALE, errno.EACCES, errno.EPERM]
 POD, OTHER, FIRST, SECOND = b"pod\r\neth0", b"other\r\neth0", "10.1.0.2", "10.1.0.3"
-ROOT = os.path.dirname(os.path.dirname(os.path.dirname(store_module.__file__)))
+ROOT = os.path.dirname(os.path.dirname(fastcni.__file__))
 
 
 @pytest.fixture

@@ -20,8 +20,8 @@ from fastcni.bench.cases import QUICK, Options
 from fastcni.bench.floor import Floor
 from fastcni.bench.node import PREFIX
 from fastcni.bench.sides import another
-from fastcni.cli import door
-from fastcni.server import awake
+from fastcni.cli import entry_point
+from fastcni.server import cpu_latency
 from fastcni.spec.errors import CniError
 
 ONE_TO_100 = [float(n) for n in range(1, 101)]
@@ -152,7 +152,7 @@ def test_a_flood_is_timed_and_its_first_failure_is_raised():
 
 def test_without_root_it_says_what_to_do(monkeypatch, capsys):
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    assert door.run(["bench"]) == 1
+    assert entry_point.run(["bench"]) == 1
     assert "run it as root" in capsys.readouterr().err
 
 
@@ -209,12 +209,12 @@ def test_the_floors_launcher_is_answered_with_the_latency_request_of_the_server(
 def test_the_report_says_which_latency_request_warm_and_floor_had(monkeypatch, tmp_path):
     (tmp_path / "latency").touch()
     monkeypatch.delenv("FASTCNI_AWAKE", raising=False)
-    monkeypatch.setattr(awake, "DEVICE", str(tmp_path / "latency"))
+    monkeypatch.setattr(cpu_latency, "DEVICE", str(tmp_path / "latency"))
     assert report.machine(Options())["latency request of warm and floor"].endswith("until 10 ms after a request")
     monkeypatch.setenv("FASTCNI_AWAKE", "0")
     assert report.latency_request() == "none: FASTCNI_AWAKE is 0"
     monkeypatch.delenv("FASTCNI_AWAKE")
-    monkeypatch.setattr(awake, "DEVICE", "/nowhere/latency")
+    monkeypatch.setattr(cpu_latency, "DEVICE", "/nowhere/latency")
     assert report.latency_request().startswith("none: [Errno 2]")
 
 

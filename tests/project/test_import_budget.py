@@ -127,5 +127,5 @@ def test_whole_requests_import_nothing_dear(bin_dir, tmp_path, host_netns, pod_n
 def test_the_log_is_imported_only_where_one_is_wanted(bin_dir, tmp_path, log):
     conf = configuration("host-local", tmp_path)
     status, _, modules = modules_of_a_run(bin_dir, "host-local", conf, CNI_COMMAND="DEL", FASTCNI_LOG=log)
-    assert status == 0 and ("fastcni.kit.request_log" in modules) is bool(log)
+    assert status == 0 and ("fastcni.kit.call.request_log" in modules) is bool(log)
     assert_cheap(modules)

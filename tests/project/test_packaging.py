@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SOURCES = {"fastcni/_netlink.pyx", "fastcni/_ipam_bitmap.pyx", "fastcni/_door.pyx", "fastcni/launcher/launcher.c",
+SOURCES = {"fastcni/_netlink.pyx", "fastcni/_ipam_bitmap.pyx", "fastcni/_acceptor.pyx", "fastcni/launcher/launcher.c",
            "fastcni/launcher/machines.h"}
 # What a distribution's build adds for programs that have a libc; the launcher has none, and must not mind.
 HARDENED = {
@@ -81,7 +81,7 @@ def test_wheel_has_the_binaries_and_no_source_of_them(wheel):
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
     assert sorted(name.split(".")[0] for name in names if name.endswith(".so")) == [
-        "fastcni/_door", "fastcni/_ipam_bitmap", "fastcni/_netlink",
+        "fastcni/_acceptor", "fastcni/_ipam_bitmap", "fastcni/_netlink",
     ]
     assert "fastcni/launcher/launcher.elf" in names
     assert not [name for name in names if name.endswith((".pyx", ".pxd", ".pxi", ".c", ".o", ".h"))]

@@ -8,7 +8,7 @@ from click.testing import CliRunner
 from fastcni import plugins
 from fastcni.cli.commands import cli
 from fastcni.cli.plugins import as_markdown, features
-from fastcni.kit.request import Request
+from fastcni.kit.call.request import Request
 from fastcni.spec.errors import CniError
 
 DOCS = Path(__file__).parents[2] / "docs" / "plugins.md"

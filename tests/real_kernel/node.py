@@ -242,7 +242,7 @@ class Node:
         conf = {"cniVersion": "1.1.0", "name": "net-a", "type": "bridge", "bridge": "br0", "ipam": ipam, **keys}
         return {key: value for key, value in conf.items() if value is not None}
 
-    def call(self, command, conf, pod="", *, cid=None, ifname="eth0", plugin=None, env=None, aside=None,
+    def call(self, command, conf, pod="", *, cid=None, ifname="eth0", plugin=None, env=None, defer=None,
              host=None):
         """One request as the runtime makes it; the Reply. `pod` is a namespace's name or a path."""
         path = pod if not pod or pod.startswith("/") else f"/run/netns/{pod}"
@@ -253,7 +253,7 @@ class Node:
         stdin = conf if isinstance(conf, bytes) else json.dumps(conf).encode()
         kind = plugin or (conf.get("type") if isinstance(conf, dict) else "") or "bridge"
         return handle(kind, {key: value for key, value in variables.items() if value is not None}, stdin,
-                      in_process=True, aside=aside, host=host)
+                      in_process=True, defer=defer, host=host)
 
     def ok(self, command, conf, pod="", **more):
         """A request that has to succeed; the answer's document, None without one."""

@@ -4,7 +4,7 @@ import json
 
 from real_kernel.node import cid_of, links, run
 
-from fastcni.kit import names
+from fastcni.kit.call import names
 
 DUAL = ("10.22.0.0/24", "fd00:22::/64")
 INGRESS = {"ingressRate": 8000, "ingressBurst": 80000}

@@ -6,7 +6,7 @@ from real_kernel.node import cid_of, run
 from real_kernel.shaped import DUAL, EGRESS, INGRESS, bandwidth, behind_bridge, host_end, ifb_of, ifbs
 
 from fastcni.kernel import rtnl, tc
-from fastcni.kit import names
+from fastcni.kit.call import names
 
 pytestmark = pytest.mark.needs("ifb")
 VERSIONS = ("0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0")

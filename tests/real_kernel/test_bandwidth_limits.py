@@ -9,7 +9,8 @@ import pytest
 from real_kernel.node import Inside, cid_of, links, run, source_seen
 from real_kernel.shaped import DUAL, EGRESS, INGRESS, bandwidth, behind_bridge, host_end, ifb_of, ifbs, root
 
-from fastcni.kit import names, shaping
+from fastcni.kit.call import names
+from fastcni.kit.shaping import qdiscs
 
 pytestmark = pytest.mark.needs("ifb")
 MBIT = 1_000_000
@@ -111,7 +112,7 @@ def packets(link):
     (100_000, (1 << 32) - 1, (12_500, 536_871_223, 0xFFFFFFFF)),        # and of this buffer
 ])
 def test_the_numbers_are_the_references(rate, burst, shape):
-    found = shaping.Limit(rate // 8, burst // 8, shaping.SOURCE).shape()
+    found = qdiscs.Limit(rate // 8, burst // 8, qdiscs.SOURCE).shape()
     assert (found.rate, found.limit, found.buffer) == shape
 
 

@@ -9,12 +9,12 @@ from real_kernel.node import elements, members, run
 from real_kernel.test_portmap_iptables import Counted
 
 from fastcni.kernel import ipset, wire
+from fastcni.kit.call.host import Host
 from fastcni.kit.firewall import forward_iptables
-from fastcni.kit.firewall.notes import Notes
-from fastcni.kit.host import Host
+from fastcni.kit.firewall.owners import Notes
 from fastcni.runtime import CNI, InProcess, RuntimeConf, parse_list
 from fastcni.runtime.restore import restore
-from fastcni.server.memory import Memory
+from fastcni.server.facts import Facts
 from fastcni.spec.errors import CniError
 
 pytestmark = pytest.mark.skipif(not (shutil.which("iptables-save") and shutil.which("ipset")),
@@ -51,7 +51,7 @@ def counted(node, tmp_path):
 @pytest.fixture
 def warm(node):
     """A server's Host."""
-    host = Host(memory=Memory())
+    host = Host(memory=Facts())
     yield host
     host.close(lambda close: close())
     host.memory.close()

@@ -20,8 +20,8 @@ from server.local import Local
 
 from fastcni.handle import restore
 from fastcni.kernel import dbus
+from fastcni.kit.call.request import Request
 from fastcni.kit.firewall import forward_firewalld
-from fastcni.kit.request import Request
 from fastcni.launcher.install import install
 from fastcni.runtime.cache import Cache
 from fastcni.runtime.records import RuntimeConf

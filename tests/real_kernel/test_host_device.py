@@ -6,7 +6,7 @@ import pytest
 from real_kernel.node import Inside, addresses, ip_json, links, routes, run, source_seen, sysctl
 from real_kernel.uplink import MAC, OTHER_MAC, add_uplink, conf_of, device, naming
 
-from fastcni.kit import lending
+from fastcni.kit.links import moving
 
 
 @pytest.fixture
@@ -170,7 +170,7 @@ def test_name_taken_on_the_host_keeps_the_device_in_the_pod_until_it_is_free(nod
 
 def test_name_taken_at_the_last_moment_takes_the_device_back(node, pod, conf, monkeypatch):
     """The kernel has moved it by then, and not renamed."""
-    monkeypatch.setattr(lending, "check_free", lambda *_: None)
+    monkeypatch.setattr(moving, "check_free", lambda *_: None)
     run("ip", "-n", pod, "link", "add", "eth0", "type", "veth", "peer", "other")
     run("ip", "addr", "flush", "dev", "up0")
     before = node.left(pod)

@@ -128,10 +128,10 @@ def held_of(pod):
 def test_helper_holds_nothing_of_the_pods_namespace(node, pod, kind):
     conf, held = node.conf(type=kind), []
 
-    def aside(function, *args):
+    def defer(function, *args):
         held.append(held_of(pod))
         function(*args)
 
     node.add(conf, pod)
-    node.delete(conf, pod, aside=aside)
+    node.delete(conf, pod, defer=defer)
     assert held and held[0] == []

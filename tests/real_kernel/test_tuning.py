@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from real_kernel.node import cid_of, links, run, set_sysctl, source_seen, sysctl
 
-from fastcni.kit import sysctl_allowlist
+from fastcni.kit.sysctls import allowlist as sysctl_allowlist
 from fastcni.spec.version import ALL
 
 FORWARD, NOTIFY = "net.ipv4.ip_forward", "net.ipv4.conf.IFNAME.arp_notify"

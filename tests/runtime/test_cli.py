@@ -12,7 +12,7 @@ import sys
 import pytest
 
 import fastcni as package
-from fastcni.cli import door
+from fastcni.cli import entry_point
 from fastcni.cli.show import printable
 
 RESULT = {"cniVersion": "1.1.0", "interfaces": [{"name": "br0"}, {"name": "eth0", "sandbox": "/ns/x"}],
@@ -42,7 +42,7 @@ def fastcni(stage, monkeypatch, capfd):
 
     def run(command, *args):
         cached = [] if command in ("version", "install") else ["--cache-dir", str(stage.cache)]
-        status = door.run([command, *args, *cached])
+        status = entry_point.run([command, *args, *cached])
         out, err = capfd.readouterr()
         return Answer(status, out, err)
     return run
@@ -96,7 +96,7 @@ def test_netns_has_to_be_given(fastcni, command):                               
 
 @pytest.mark.parametrize("argv", [[], ["--help"], ["-h"], ["add", "--help"]])
 def test_help_is_on_stdout(capsys, argv):                                         # T7
-    assert door.run(argv) == 0
+    assert entry_point.run(argv) == 0
     out, err = capsys.readouterr()
     assert "Usage: fastcni" in out and not err
 

@@ -10,7 +10,8 @@ from io import BytesIO
 
 import pytest
 
-from fastcni.kit import invoke
+import fastcni
+from fastcni.kit.call import invoke
 from fastcni.runtime import CNI, CniError, Exec, InProcess, Trace
 
 ENV = {"PATH": "/usr/bin:/bin"}
@@ -281,8 +282,8 @@ def test_a_launcher_that_cannot_be_read_now_is_not_taken_for_a_foreign_plugin(st
 def test_the_invoker_costs_a_one_shot_plugin_no_imports():
     code = f"""if 1:
         import sys
-        sys.path.append({os.path.dirname(os.path.dirname(os.path.dirname(invoke.__file__)))!r})
-        import fastcni.kit.invoke, fastcni.kernel.process
+        sys.path.append({os.path.dirname(os.path.dirname(fastcni.__file__))!r})
+        import fastcni.kit.call.invoke, fastcni.kernel.process
         print(*sys.modules)"""
     out = subprocess.run([sys.executable, "-ISc", code], check=True, capture_output=True, text=True).stdout
     assert not set(out.split()) & {

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from fastcni.kit import invoke
+from fastcni.kit.call import invoke
 from fastcni.runtime import CNI, CniError, InProcess, PluginError, RuntimeConf, parse_list
 from fastcni.spec import json
 

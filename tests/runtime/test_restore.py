@@ -7,7 +7,7 @@ import os
 import pytest
 
 from fastcni import plugins
-from fastcni.cli import door
+from fastcni.cli import entry_point
 from fastcni.runtime import restore as restoring
 from fastcni.runtime.cache import Cache
 from fastcni.runtime.records import RuntimeConf
@@ -146,11 +146,11 @@ def test_it_goes_on_after_failures_and_tells_of_all(cache, told):
 
 def test_the_command_says_how_many_and_exits_1_after_a_failure(cache, told, capfd):
     remember(cache, "c1", BRIDGE)
-    assert door.run(["restore", "--cache-dir", cache.directory]) == 0
+    assert entry_point.run(["restore", "--cache-dir", cache.directory]) == 0
     assert json.loads(capfd.readouterr().out) == {"attachments": 1, "plugins": 1, "gone": 0, "elsewhere": 0,
                                                    "failed": []}
     remember(cache, "c2", {**PORTMAP, "refuse": True})
-    assert door.run(["restore", "--json", "--cache-dir", cache.directory]) == 1
+    assert entry_point.run(["restore", "--json", "--cache-dir", cache.directory]) == 1
     assert json.loads(capfd.readouterr().out)["failed"] == [
         {"network": "net", "containerID": "c2", "ifname": "eth0", "plugin": "portmap", "code": 999,
          "msg": "no, thanks"}]
@@ -170,6 +170,6 @@ def test_who_has_a_restore_means_this_one(kind):
 
 
 def test_nothing_remembered_is_nothing_to_do(cache, told, capfd):
-    assert door.run(["restore", "--cache-dir", cache.directory]) == 0
+    assert entry_point.run(["restore", "--cache-dir", cache.directory]) == 0
     assert json.loads(capfd.readouterr().out) == {"attachments": 0, "plugins": 0, "gone": 0, "elsewhere": 0,
                                                    "failed": []}

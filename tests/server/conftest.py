@@ -7,9 +7,9 @@ from real_kernel.node import Node, set_sysctl
 from real_kernel.portmap_chain import DUAL, Chain
 from server.client import Server, eventually
 
-from fastcni.kit.host import Host
+from fastcni.kit.call.host import Host
 from fastcni.launcher.install import install
-from fastcni.server.memory import Memory
+from fastcni.server.facts import Facts
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def pod(node, pod_netns):
 @pytest.fixture
 def host(node):
     """A Host as a server keeps it."""
-    host = Host(memory=Memory())
+    host = Host(memory=Facts())
     yield host
     host.memory.close()
     host.close(lambda fn: fn())

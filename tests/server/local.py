@@ -10,14 +10,14 @@ from server.client import Server
 
 from fastcni.kernel import netns, wire
 from fastcni.server import listening, log
-from fastcni.server.awake import Awake
+from fastcni.server.acceptor import Acceptor
+from fastcni.server.background import Background
 from fastcni.server.configurations import Configurations
-from fastcni.server.crew import Crew
-from fastcni.server.desk import Desk
+from fastcni.server.cpu_latency import LatencyRequest
 from fastcni.server.hosts import Hosts
-from fastcni.server.reception import Reception
+from fastcni.server.request_queue import RequestQueue
 from fastcni.server.restoring import Restoring
-from fastcni.server.work import Workers, environment, preload
+from fastcni.server.workers import Workers, environment, preload
 from fastcni.spec import json
 
 
@@ -40,14 +40,14 @@ class Local(Server):
         self.file = open(self.log, "w", buffering=1)
         self.monkeypatch.setattr(sys, "stderr", self.file)
         home = netns.open_own()
-        logger, lock, crew = log.make(level, fmt), Lock(), Crew(8, home)
+        logger, lock, background = log.make(level, fmt), Lock(), Background(8, home)
         self.listening = listening.make(str(self.path), False)
         preload()
         self.restoring = Restoring(logger)
-        self.hosts, self.desk = Hosts(home, crew, self.restoring), Desk(patience=patience)
-        self.door = Reception(self.listening.sock, self.desk, lock, frozenset({os.geteuid()}),
-                              Awake(0, logger), logger)
-        self.team = Workers(self.size, busy, self.desk, lock, self.door, self.hosts, crew, Configurations(),
+        self.hosts, self.queue = Hosts(home, background, self.restoring), RequestQueue(patience=patience)
+        self.door = Acceptor(self.listening.sock, self.queue, lock, frozenset({os.geteuid()}),
+                              LatencyRequest(0, logger), logger)
+        self.team = Workers(self.size, busy, self.queue, lock, self.door, self.hosts, background, Configurations(),
                             environment(), logger)
         self.team.start()
         self.restoring.start()

@@ -101,5 +101,5 @@ def cannot_enter(fd, home=None):
     raise PermissionError(1, "Operation not permitted")
 
 
-def no_descriptor(aside):
+def no_descriptor(defer):
     raise OSError(24, "Too many open files")

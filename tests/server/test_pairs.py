@@ -5,7 +5,7 @@ from real_kernel.node import elements, links, run
 from real_kernel.portmap_chain import Chain, mapping
 
 from fastcni.kernel import uapi, wire
-from fastcni.server import memory
+from fastcni.server import facts
 
 
 def veths():
@@ -72,7 +72,7 @@ def test_an_add_that_was_made_again_elsewhere_is_what_del_is_about(server, node,
 
 
 def test_of_very_many_the_oldest_are_forgotten(host, monkeypatch):
-    monkeypatch.setattr(memory, "MOST_PAIRS", 2)
+    monkeypatch.setattr(facts, "MOST_PAIRS", 2)
     for key in "abac":
         host.memory.keep_pair(key, key.upper())
     assert [host.memory.take_pair(key) for key in "abc"] == ["A", None, "C"]

@@ -17,8 +17,8 @@ from server.client import eventually
 from server.flushed import LONG_ENOUGH, add, all_elements, delete, nft, restored, ruleset
 
 from fastcni.kernel import netns, wire
-from fastcni.kit import names
-from fastcni.kit.host import Host
+from fastcni.kit.call import names
+from fastcni.kit.call.host import Host
 from fastcni.server import hosts, restoring
 
 FLUSHES = ("flush ruleset", "delete table inet fastcni", "flush table inet fastcni")
@@ -248,16 +248,16 @@ def delete_as(node, net, conf, pod, host=None):
 def test_a_one_shot_del_amid_a_repair_leaves_nothing(watch, net, node, pod, pod_netns, monkeypatch):
     """It looks after the flush and before the elements are restored: the next look at the announcements mends it."""
     net.add(pod_netns(), mapping())
-    conf, put_back = net.add(pod, mapping(8081)), restoring.Mirror.put_back
+    conf, put_back = net.add(pod, mapping(8081)), restoring.TableMirror.put_back
 
     def with_del_before(*args):
-        monkeypatch.setattr(restoring.Mirror, "put_back", put_back)
+        monkeypatch.setattr(restoring.TableMirror, "put_back", put_back)
         delete_as(node, net, conf, pod)
         return put_back(*args)
 
     watch.attend(time.monotonic())
     nft("flush ruleset")
-    monkeypatch.setattr(restoring.Mirror, "put_back", with_del_before)
+    monkeypatch.setattr(restoring.TableMirror, "put_back", with_del_before)
     watch.attend(time.monotonic())
     watch.attend(time.monotonic())
     assert len(elements("pods4")) == len(elements("hostports4")) == len(elements("bound", "bridge")) == 1

@@ -18,7 +18,7 @@ from server.local import Local
 
 from fastcni._netlink import sign_of_life
 from fastcni.kernel import wire
-from fastcni.kit.deadlines import STALL_SECONDS
+from fastcni.kit.call.deadlines import STALL_SECONDS
 from fastcni.launcher import pack
 from fastcni.launcher.install import base_interpreter, checked_interpreter
 from fastcni.server.upkeep import Watchdog, watchdog_seconds
@@ -184,7 +184,7 @@ def test_systemd_is_told_that_a_server_works_whose_queue_is_full(node, tmp_path,
     """A server that was merely busy refused its own request, and systemd ended it after a minute."""
     told = []
     with Local(tmp_path, monkeypatch) as server:
-        server.desk.room = 0
+        server.queue.room = 0
         assert server.refused("VERSION", node.conf())["code"] == 11
         watchdog = Watchdog(told.append, server.door.ask, 0.04)
         assert eventually(lambda: watchdog.look() or told, 5)

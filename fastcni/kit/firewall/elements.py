@@ -8,7 +8,7 @@ from errno import EBUSY, EEXIST, ENOENT
 
 from fastcni._netlink import Batch, BatchFull
 from fastcni.kernel import nft, wire
-from fastcni.kit import names
+from fastcni.kit.call import names
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 

@@ -1,12 +1,12 @@
 """firewall by firewalld: a pod's addresses are sources of one of firewalld's zones, told to it over D-Bus.
 
-Whose an address is these sources do not say: kit/firewall/notes.py does. They last until firewalld is reloaded or
+Whose an address is these sources do not say: kit/firewall/owners.py does. They last until firewalld is reloaded or
 restarted.
 """
 
 from fastcni.kernel import dbus, nft, wire
 from fastcni.kit.firewall import elements
-from fastcni.kit.firewall.notes import Notes, release
+from fastcni.kit.firewall.owners import Notes, release
 from fastcni.spec import address as addresses
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError

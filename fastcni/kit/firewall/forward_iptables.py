@@ -7,7 +7,7 @@ passes two rules, however many pods there are, and an ADD or DEL runs no program
     -A CNI-FORWARD -m set --match-set fastcni-forward4 src -j ACCEPT
 
 Where the kernel or iptables has no sets, each pod has the last two rules of its own, with its address in the place of
-the set, as in the reference plugin. Whose an address is neither says: kit/firewall/notes.py does.
+the set, as in the reference plugin. Whose an address is neither says: kit/firewall/owners.py does.
 """
 
 from errno import EEXIST, EINVAL, ENOENT
@@ -17,7 +17,7 @@ from fastcni.kernel import ipset, netns, wire
 from fastcni.kit.firewall import iptables
 from fastcni.kit.firewall.elements import AT_ONCE
 from fastcni.kit.firewall.forward_chain import FORWARD, TABLE, jumps, leads, look, ready, rules, set_of, set_rules
-from fastcni.kit.firewall.notes import Notes, release
+from fastcni.kit.firewall.owners import Notes, release
 from fastcni.spec import address as addresses
 from fastcni.spec.errors import CniError
 

@@ -15,9 +15,9 @@ asked about all the same. kit/firewall/forward_policies.py writes to those that 
 """
 
 from fastcni.kernel import nft
-from fastcni.kit import names
+from fastcni.kit.call import names
 from fastcni.kit.firewall.masquerade_nft import FAMILY, TABLE
-from fastcni.kit.firewall.notes import Notes
+from fastcni.kit.firewall.owners import Notes
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 

@@ -12,9 +12,9 @@ br_netfilter is loaded.
 each with a comment. A bridge's policy lasts as long as the bridge.
 """
 
-from fastcni.kit import links
 from fastcni.kit.firewall import iptables
 from fastcni.kit.firewall.forward_iptables import TABLE, leads
+from fastcni.kit.links import links
 
 STAGE_1, STAGE_2 = "CNI-ISOLATION-STAGE-1", "CNI-ISOLATION-STAGE-2"
 WORDS = "CNI firewall plugin rules (ingressPolicy: {})"

@@ -24,10 +24,10 @@ it knows the ports of isolated pods. A bridge's policy lasts as long as the brid
 """
 
 from fastcni.kernel import nft
-from fastcni.kit import links
 from fastcni.kit.firewall import elements, spoofcheck
 from fastcni.kit.firewall.masquerade_nft import COMMENT, FAMILY, TABLE
 from fastcni.kit.firewall.spoofcheck import IFNAMSIZ, ifname_key
+from fastcni.kit.links import links
 
 BRIDGES, SAME, ISOLATED = "ingress-bridges", "ingress-same", "ingress-isolated"
 CHAIN, RULES = "ingress-policy", 2

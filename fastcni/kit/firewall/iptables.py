@@ -3,7 +3,7 @@
 import posix
 
 from fastcni.kernel import nft, process, waiting
-from fastcni.kit import names
+from fastcni.kit.call import names
 from fastcni.kit.firewall import elements
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError

@@ -3,7 +3,7 @@
 Backends are imported when they are used: most pods of a one-shot plugin need one of them or none.
 """
 
-from fastcni.kit.undo import every
+from fastcni.kit.call.undo import every
 from fastcni.spec import address as addresses
 from fastcni.spec import errors
 from fastcni.spec import result as results

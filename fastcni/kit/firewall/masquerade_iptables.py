@@ -7,7 +7,7 @@
 each with the comment  name: "<network>" id: "<container>".
 """
 
-from fastcni.kit import names
+from fastcni.kit.call import names
 from fastcni.kit.firewall import iptables
 from fastcni.spec import address as addresses
 from fastcni.spec.json import quote

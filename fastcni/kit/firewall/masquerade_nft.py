@@ -22,7 +22,7 @@ A pod is one element in a map. As `nft list table inet fastcni` prints it:
 """
 
 from fastcni.kernel import nft
-from fastcni.kit import names
+from fastcni.kit.call import names
 from fastcni.kit.firewall import elements
 from fastcni.spec import address as addresses
 

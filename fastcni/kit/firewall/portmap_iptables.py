@@ -10,7 +10,7 @@ iptables-restore a family. Of a pod there is
 and for all pods together CNI-HOSTPORT-DNAT, CNI-HOSTPORT-SETMARK and CNI-HOSTPORT-MASQ, which stay.
 """
 
-from fastcni.kit import names
+from fastcni.kit.call import names
 from fastcni.kit.firewall import iptables
 from fastcni.spec import address as addresses
 from fastcni.spec import errors

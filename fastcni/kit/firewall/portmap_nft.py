@@ -54,10 +54,11 @@ all ports of a pod: the kernel looks through all that lead to chains whenever it
 
 from fastcni._netlink import Batch
 from fastcni.kernel import nft, uapi, wire
-from fastcni.kit import links, names
+from fastcni.kit.call import names
 from fastcni.kit.firewall import elements
 from fastcni.kit.firewall.masquerade_nft import COMMENT, FAMILIES, FAMILY, TABLE
 from fastcni.kit.firewall.port_mappings import PROTOCOLS
+from fastcni.kit.links import links
 from fastcni.spec import address as addresses
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError

@@ -13,7 +13,7 @@ kit/firewall/ipspoofcheck.py adds to it for ipspoofchk.
 
 from fastcni._netlink import Batch
 from fastcni.kernel import nft, wire
-from fastcni.kit.conf import read_ethernet
+from fastcni.kit.call.conf import read_ethernet
 from fastcni.kit.firewall import elements
 from fastcni.spec import address as addresses
 from fastcni.spec import errors
@@ -100,7 +100,7 @@ def check(req, host, inside, _):
 
 
 def unguarded(host, key):
-    from fastcni.kit import checks  # CHECK alone needs it
+    from fastcni.kit.call import checks
 
     return checks.wrong(f'{key}: port "{host.name}" is not guarded', "was the nftables ruleset flushed?")
 

@@ -1,0 +1,1 @@
+"""A request and its handling: configuration, rollback, delegates, CHECK's comparisons, the log."""

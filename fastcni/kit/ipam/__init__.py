@@ -1,0 +1,1 @@
+"""Addresses: ranges, the files of held addresses and their index."""

@@ -1,0 +1,1 @@
+"""The pod's links: made, found, moved, configured, deleted; bridges, VLANs, routes."""

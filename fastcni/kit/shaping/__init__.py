@@ -1,0 +1,1 @@
+"""Traffic shaping: qdiscs and the ifb device of a pod."""

@@ -1,0 +1,296 @@
+"""Workers: threads that take a request each, and answer it.
+
+A worker that is free stands at the door and serves what comes there itself: no request is handed from one thread to
+another. There is always one worker more than requests run, to take the next one. Workers take turns (_run_token.pxi):
+while one waits for the kernel another goes on, and not at each of its system calls.
+"""
+
+import os
+import threading
+from time import monotonic, sleep
+
+import orjson
+
+from fastcni import _acceptor, plugins
+from fastcni._netlink import Abandoned, begin_request, end_request, give_turn, take_turn
+from fastcni.handle import error_document, handle
+from fastcni.kernel import netns, uapi, waiting, wire
+from fastcni.kit.call.deadlines import REQUEST_SECONDS
+from fastcni.server import acceptor, protocol
+from fastcni.server.log import Seldom
+from fastcni.server.slots import Slots
+from fastcni.spec import errors, json
+from fastcni.spec.errors import CniError
+
+PAUSE = 0.05                    # seconds after a fault at the door
+spent = threading.local()       # .seconds: {netlink protocol: of the request that this thread works on}, else None
+
+
+def observe(protocol_number, seconds):
+    """For wire.observe."""
+    counted = getattr(spent, "seconds", None)
+    if counted is not None:
+        counted[protocol_number] = counted.get(protocol_number, 0.0) + seconds
+
+
+class Workers:
+    """size, busy: see Slots. queue and its lock, door, hosts, background: see there. configurations: those that
+    requests have brought. env: the environment of programs that requests start."""
+
+    def __init__(self, size, busy, queue, lock, door, hosts, background, configurations, env, log):
+        self.size, self.queue, self.lock, self.door = size, queue, lock, door
+        self.slots = Slots(size, busy, queue, lock, door.ring)
+        self.hosts, self.background, self.configurations = hosts, background, configurations
+        self.env, self.log = env, log
+        self.stopping = False
+        self.threads = []
+        self.no_thread = Seldom(log.warning)
+
+    def start(self):
+        """Raises RuntimeError where not even one thread can be started."""
+        while len(self.threads) < self.slots.wanted() and self._start_one():
+            continue
+        if not self.threads:
+            raise RuntimeError("cannot start a thread")
+
+    def _start_one(self):
+        """Whether a thread could be started."""
+        thread = threading.Thread(target=self._work, name="worker", daemon=True)
+        self.threads.append(thread)
+        try:
+            thread.start()
+        except RuntimeError as e:
+            self.threads.remove(thread)
+            self.no_thread("no_thread", workers=len(self.threads), why=str(e))
+            return False
+        return True
+
+    def keep(self):
+        """Start threads for those that could not be started or were lost; from time to time."""
+        while not self.stopping and len(self.threads) < self.slots.wanted() and self._start_one():
+            continue
+
+    def stop(self, *, to_the_last):
+        """Have every worker end when nothing is left to do; see Acceptor.stop."""
+        self.door.stop(to_the_last=to_the_last)
+        self.stopping = True
+        self.door.ring()
+
+    def join(self, seconds):
+        """Wait for the workers' end; False when some have not come to it."""
+        deadline = monotonic() + seconds
+        for thread in self.threads:
+            thread.join(max(0.0, deadline - monotonic()))
+        return not any(thread.is_alive() for thread in self.threads)
+
+    def _work(self):
+        try:
+            netns.ensure(self.hosts.home)       # the thread that started this one may have lost its way back
+        except netns.Lost as e:
+            self.threads.remove(threading.current_thread())
+            self.no_thread("no_thread", workers=len(self.threads), why=str(e))
+            return                              # keep() starts another one
+        lost = None
+        take_turn()
+        while not lost:
+            try:
+                call = self._next()
+            except Exception:                   # a fault of ours; the door stays open
+                self.log.exception("server_fault")
+                sleep(PAUSE)
+                continue
+            if not call:
+                give_turn()
+                return
+            try:
+                self._serve(call)
+            except netns.Lost as e:
+                lost = e
+            except Exception:                   # a fault of ours: this caller finds its connection closed
+                self.log.exception("server_fault", **fields(call.call))
+            finally:
+                self.slots.done(call)
+        # Not before done(): the other one looks for what that lets run.
+        self.log.error("worker_replaced", error=str(lost))
+        give_turn()
+        self.threads.remove(threading.current_thread())
+        self._start_one()
+
+    def _next(self):
+        """The next Running, None for this thread to end."""
+        while not (running := self._take()):
+            if self.stopping and not self.door.expects and not self.queue.waiting:
+                self.door.ring()        # for the next one to end
+                return None
+            if len(self.threads) > self.slots.least and len(self.threads) > self.slots.wanted():
+                self.threads.remove(threading.current_thread())     # those that hung do not any more
+                return None
+            self.door.look_out(self.slots.next_deadline())
+        if len(self.threads) <= len(self.slots.running):
+            self._start_one()
+        return running
+
+    def _take(self):
+        with self.lock:
+            late = self.queue.impatient()
+        for each in late:
+            waited = f"waited {each.waited:.1f} s for {self._what_for(each)}"
+            self._decode(each)                  # the log names the network
+            self.log.warning("request_refused", **fields(each), why=waited)
+            acceptor.refuse(each, waited)
+        return self.slots.take()
+
+    def _what_for(self, call):
+        if call.ready:
+            return f"one of {self.size} workers of the fastcni server"
+        return "an earlier request of the same attachment, which has not ended"
+
+    def _decode(self, call):
+        """Read the configuration of a request that is about an attachment: the decode of handle(). It tells the call's
+        network, too."""
+        if call.key is None:
+            return self.configurations
+        call.network, decode = self.configurations.read(call.what[1].stdin)
+        return decode
+
+    def _serve(self, running):
+        """Run one call, answer it, log it."""
+        call = running.call
+        conn, message = call.what
+        queued, started = call.waited, monotonic()
+        said = Answer(conn)
+        waiting.here.request = running
+        begin_request(conn.fileno(), REQUEST_SECONDS - queued)
+        try:
+            if _acceptor.is_closed(conn.fileno()):      # it may have left before the request was read: see protocol.py
+                self._decode(call)              # the log names the network
+                self.log.warning("caller_gone", **fields(call), run=False)
+                return
+            try:
+                self._run(call, said, self._decode(call))
+            except (OSError, waiting.Crowded) as e:     # a namespace that is none, or that we may not enter
+                self.log.warning("request_declined", **fields(call), why=str(e))
+                said.decline()
+                return
+            except Abandoned as e:
+                self.log.warning("request_abandoned", **fields(call), why=str(e))
+                return
+            except netns.Lost as e:
+                said.say(1, error_document(CniError(errors.INTERNAL, f"the fastcni server: {e}")))
+                raise
+        finally:
+            end_request()
+            del waiting.here.request
+            message.close()
+            conn.close()
+        self._report(call, said, queued, monotonic() - started)
+
+    def _run(self, call, said, decode):
+        _, message = call.what
+        fds, visit = {}, self.hosts.visit(message.own)
+        with visit as host:
+            visit.namespace.watch.heed(call, host)
+            if message.netns is not None and netns.identity(message.netns)[0] == self.hosts.device:
+                fds["netns"], message.netns = message.netns, None       # handle() closes it; until then the message
+            spent.seconds = said.spent
+            try:
+                reply = handle(message.plugin, {**self.env, **message.env}, message.stdin, fds, host=host,
+                               defer=self.background, deliver=said.deliver, decode=decode)
+            finally:
+                spent.seconds = None
+            said.in_ipam = host.in_ipam
+            visit.clean = reply.status == 0     # after an error a socket may have something left to say
+            said.say(reply.status, reply.stdout, reply.stderr)
+
+    def _report(self, call, said, queued, took):
+        if call.what[0] is self.door.own:
+            return                      # the watchdog's: it comes all the time
+        values = fields(call) | {"ms": ms(took), "queue_ms": ms(queued), "ipam_ms": ms(said.in_ipam),
+                                "netlink_ms": ms(said.spent.get(uapi.NETLINK_ROUTE, 0)),
+                                "nftables_ms": ms(said.spent.get(uapi.NETLINK_NETFILTER, 0))}
+        if said.unheard:
+            self.log.warning("caller_gone", **values, run=True)
+        elif said.status:
+            self.log.warning("request_failed", **values, error=said.error)
+        else:
+            self.log.info("request_done", **values)
+
+
+class Answer:
+    """What was said to a caller, and what the request took."""
+
+    def __init__(self, conn):
+        self.conn, self.status, self.error, self.unheard = conn, None, "", False
+        self.spent, self.in_ipam = {}, 0.0
+
+    def deliver(self, reply):
+        """For handle(): the result of an ADD. Raises OSError where nobody listens."""
+        try:
+            protocol.answer(self.conn, reply.status, reply.stdout, reply.stderr)
+        except OSError:
+            self.unheard = True
+            raise
+        self.status = reply.status
+
+    def say(self, status, stdout=b"", stderr=b""):
+        """Answer, unless deliver() has, or has found nobody there."""
+        if self.status is not None or self.unheard:
+            return
+        self.status, self.error = status, stdout.decode("utf-8", "replace") if status else ""
+        try:
+            protocol.answer(self.conn, status, stdout, stderr)
+        except OSError:
+            self.unheard = True
+
+    def decline(self):
+        self.say(protocol.DECLINED)
+
+
+def fields(call):
+    """The log fields that name a request."""
+    _, message = call.what
+    return {"id": message.id, "pid": message.pid, "command": call.command, "plugin": message.plugin,
+            "network": call.network, "container": message.env.get("CNI_CONTAINERID", ""),
+            "ifname": message.env.get("CNI_IFNAME", "")}
+
+
+def ms(seconds):
+    return round(seconds * 1e3, 3)
+
+
+def print_json(value):
+    return orjson.dumps(value, option=orjson.OPT_INDENT_2)
+
+
+def preload():
+    """Import what any request may need; have wire tell where time goes, and results printed by what is warm here."""
+    for kind in plugins.TABLE:
+        plugins.load(kind)
+    from fastcni.kit.call import checks  # noqa: F401
+    from fastcni.kit.firewall import (  # noqa: F401
+        flows,
+        forward_firewalld,
+        forward_iptables,
+        forward_nft,
+        forward_policies,
+        ingress_iptables,
+        ingress_nft,
+        ipspoofcheck,
+        localnet,
+        masquerade_iptables,
+        masquerade_nft,
+        portmap_iptables,
+        portmap_nft,
+        spoofcheck,
+    )
+
+    wire.observe = observe
+    json.printer = print_json
+
+
+def environment():
+    """What is left of our own environment for programs that requests start. They do not come back to us: with every
+    worker waiting for one of them nobody could answer."""
+    mine = {name: value for name, value in os.environ.items()
+            if not name.startswith(("CNI_", "LISTEN_", "FASTCNI_")) and name != "NOTIFY_SOCKET"}
+    return mine | {"FASTCNI_SOCKET": ""}

@@ -1,0 +1,85 @@
+"""What a one-shot plugin leaves to a child, and which of the two closes a socket last."""
+
+import os
+import select
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import fastcni
+from fastcni.kernel import uapi
+from fastcni.kit.call.host import Host
+
+ROOT = str(Path(fastcni.__file__).parent.parent)
+# A process that leaves a "socket" to a child, says which, and ends when it is told to.
+PARENT = """
+import posix, sys
+sys.path.append({root!r})
+from fastcni.launcher import bootstrap
+fork = posix.fork
+
+def told():
+    child = fork()
+    if child:
+        posix.write(1, b"%d\\n" % child)
+    return child
+
+posix.fork = told
+bootstrap.Deferred().close({sock})
+posix.read(0, 1)
+posix._exit(0)
+"""
+
+
+@pytest.fixture
+def parent():
+    process = subprocess.Popen([sys.executable, "-I", "-S", "-c", PARENT.format(root=ROOT, sock="None")],
+                               stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    yield process
+    process.kill()
+    process.wait()
+    process.stdout.close()
+
+
+def ended(pidfd, seconds):
+    return bool(select.select([pidfd], [], [], seconds)[0])
+
+
+@pytest.mark.parametrize("end", ["by itself", "killed"])
+def test_the_child_that_closes_last_ends_after_the_plugin(parent, end):
+    """It closed at once. Where it came first, under load, the plugin was the last: 20 to 40 ms more for each DEL of
+    twenty, since the kernel lets the last close() of a netfilter socket wait for RCU."""
+    pidfd = os.pidfd_open(int(parent.stdout.readline()))
+    try:
+        assert not ended(pidfd, 0.5)
+        parent.kill() if end == "killed" else parent.stdin.close()
+        parent.wait(30)
+        assert ended(pidfd, 30)
+    finally:
+        os.close(pidfd)
+
+
+def test_the_child_holds_none_of_the_callers_streams(parent):
+    child = int(parent.stdout.readline())
+    pidfd = os.pidfd_open(child)
+    try:
+        parent.stdin.close()
+        assert parent.stdout.read() == b""          # a child with our stdout would keep it open
+        assert ended(pidfd, 30)
+    finally:
+        os.close(pidfd)
+
+
+def test_a_host_leaves_the_close_of_a_netfilter_socket_to_what_can_close_last():
+    closed = []
+
+    class Deferred:
+        def close(self, sock):
+            closed.append(sock)
+
+    host, sock = Host(), object()
+    host.sockets[uapi.NETLINK_NETFILTER] = sock
+    host.close(Deferred())
+    assert closed == [sock] and not host.sockets

@@ -1,0 +1,71 @@
+"""Processors are kept awake while requests come, and not a moment after."""
+
+import os
+import struct
+import time
+
+import pytest
+from server.client import eventually
+
+from fastcni.server import cpu_latency, log
+from fastcni.server.cpu_latency import ANY_US, DEVICE, LIGHTEST_US, LatencyRequest
+
+
+def make(seconds):
+    return LatencyRequest(seconds, log.make("info", "logfmt"))
+
+
+def test_they_stay_awake_from_the_first_request_until_the_last_is_over(tmp_path, monkeypatch):
+    path = tmp_path / "latency"
+    path.touch()
+    monkeypatch.setattr(cpu_latency, "DEVICE", str(path))
+
+    def asked():
+        return [number for number, in struct.iter_unpack("=i", path.read_bytes())]
+
+    least, it = cpu_latency.least(), make(1)
+    it.hold()
+    time.sleep(0.3)
+    last = time.monotonic()
+    it.hold()
+    assert asked() == [least]               # once for both
+    assert eventually(lambda: asked() == [least, ANY_US]) and time.monotonic() >= last + 1
+    it.hold()
+    assert eventually(lambda: asked() == [least, ANY_US, least, ANY_US])
+
+
+def test_without_the_device_it_says_so_and_goes_on(monkeypatch, capsys):
+    monkeypatch.setattr(cpu_latency, "DEVICE", "/nowhere/latency")
+    make(0.01).hold()
+    assert "latency_request_unavailable" in capsys.readouterr().err
+
+
+def test_a_device_that_refuses_costs_no_request(monkeypatch, capsys):
+    monkeypatch.setattr(cpu_latency, "DEVICE", "/dev/full")
+    it = make(0.01)
+    for _ in range(3):
+        it.hold()
+    assert capsys.readouterr().err.count("No space left") == 1
+
+
+def test_with_no_time_it_does_nothing(monkeypatch, capsys):
+    monkeypatch.setattr(cpu_latency, "DEVICE", "/nowhere/latency")
+    make(0).hold()
+    assert not capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("driver", "microseconds"), [("haltpoll\n", 0), ("intel_idle\n", LIGHTEST_US)])
+def test_a_virtual_machine_is_not_to_halt(tmp_path, monkeypatch, driver, microseconds):
+    (tmp_path / "driver").write_text(driver)
+    monkeypatch.setattr(cpu_latency, "IDLE_DRIVER", str(tmp_path / "driver"))
+    assert cpu_latency.least() == microseconds
+
+
+def test_the_kernel_hears_of_it(node, start):
+    if not os.path.exists(DEVICE):
+        pytest.skip(f"no {DEVICE}")
+    server = start("--awake", "5")
+    server.ok("VERSION", node.conf())
+    with open(DEVICE, "rb") as file:
+        (microseconds,) = struct.unpack("=i", file.read(4))
+    assert microseconds <= LIGHTEST_US

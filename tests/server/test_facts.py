@@ -1,0 +1,223 @@
+"""What is known of a namespace is known until the kernel says otherwise (on the real kernel)."""
+
+import threading
+from errno import ENOBUFS
+from socket import SO_RCVBUF, SOL_SOCKET
+
+import pytest
+from real_kernel.node import run, set_sysctl
+
+from fastcni.kernel import filters, sysctl, uapi, wire
+from fastcni.kit.links import links
+
+
+class Asked:
+    """ask() that counts how often it was asked."""
+
+    def __init__(self, ask):
+        self.ask, self.count = ask, 0
+
+    def __call__(self):
+        self.count += 1
+        return self.ask()
+
+    def again(self):
+        """It was asked since the last look."""
+        count, self.count = self.count, 0
+        return count > 0
+
+
+@pytest.fixture
+def bridge(host):
+    """recall() of a bridge br0 that is known."""
+    run("ip", "link", "add", "br0", "type", "bridge")
+    ask = Asked(lambda: links.find(host.route, "br0"))
+
+    def recall():
+        return host.recall(("link", "br0"), ask)
+
+    recall.ask = ask
+    assert recall().name == "br0" and ask.again()
+    assert recall() and not ask.again()
+    return recall
+
+
+@pytest.mark.parametrize(("change", "seen"), [
+    ("ip link set br0 up", lambda link: link.up),
+    ("ip link set br0 mtu 1400", lambda link: link.mtu == 1400),
+    ("ip link set br0 address 02:00:00:00:00:09", lambda link: link.mac == "02:00:00:00:00:09"),
+])
+def test_a_change_is_known_without_asking(bridge, change, seen):
+    assert not seen(bridge())
+    run(*change.split())
+    assert seen(bridge()) and not bridge.ask.again()
+
+
+def test_a_link_that_is_gone_is_asked_for_again_and_again(bridge):
+    run("ip", "link", "del", "br0")
+    assert bridge() is None and bridge.ask.again()
+    assert bridge() is None and bridge.ask.again()
+
+
+def test_a_link_made_anew_is_another_one(bridge):
+    before = bridge().index
+    run("ip", "link", "del", "br0")
+    run("ip", "link", "add", "br0", "type", "bridge")
+    assert bridge().index != before
+
+
+def test_a_renamed_link_has_no_longer_its_name(bridge):
+    run("ip", "link", "set", "br0", "name", "br1")
+    assert bridge() is None
+
+
+def test_a_link_that_took_the_name_of_another_is_it(bridge, host):
+    before = bridge().index
+    run("ip", "link", "add", "br1", "type", "bridge")
+    run("ip", "link", "set", "br0", "name", "br-old")
+    run("ip", "link", "set", "br1", "name", "br0")
+    assert bridge().index != before and bridge().name == "br0"
+
+
+def test_what_happens_to_other_links_wakes_nobody(bridge, host):
+    heard = host.memory.heard
+    run("ip", "link", "add", "veth-x", "type", "veth", "peer", "name", "veth-y")
+    run("ip", "link", "set", "veth-x", "up")
+    run("ip", "addr", "add", "10.1.1.1/24", "dev", "veth-x")
+    run("ip", "link", "del", "veth-x")
+    assert bridge() and host.memory.heard == heard
+
+
+def test_addresses_are_asked_for_again_when_one_comes_or_goes(bridge, host):
+    index = bridge().index
+    ask = Asked(lambda: links.addresses_of(host.route, index, [uapi.AF_INET]))
+
+    def recall():
+        return [item.packed[-1] for item in host.recall(("addresses", index, uapi.AF_INET), ask)]
+
+    assert recall() == [] and recall() == [] and ask.again()
+    run("ip", "addr", "add", "10.1.1.7/24", "dev", "br0")
+    assert recall() == [7] and ask.again() and recall() == [7] and not ask.again()
+    run("ip", "addr", "del", "10.1.1.7/24", "dev", "br0")
+    assert recall() == []
+
+
+def test_forwarding_is_asked_for_again_when_somebody_writes_it(host):
+    name = "net/ipv4/ip_forward"
+    ask = Asked(lambda: sysctl.read(name))
+    assert host.recall(("sysctl", name), ask) == host.recall(("sysctl", name), ask) == "0" and ask.again()
+    set_sysctl(name, "1")
+    assert host.recall(("sysctl", name), ask) == "1" and ask.again()
+
+
+@pytest.mark.parametrize("change", ["flush ruleset", "flush table inet t", "delete table inet t",
+                                    "add chain inet t other", "add rule inet t c accept"])
+def test_a_table_is_asked_about_again_when_it_changes(host, change):
+    run("nft", "add", "table", "inet", "t")
+    run("nft", "add", "chain", "inet", "t", "c")
+    run("nft", "add", "rule", "inet", "t", "c", "accept")
+    run("nft", "add", "table", "inet", "other")
+    run("nft", "add", "set", "inet", "t", "s", "{ type ipv4_addr; }")
+    ask = Asked(lambda: True)
+    key = ("nftables", "t", 1, "c")
+    assert host.recall(key, ask) and ask.again() and host.recall(key, ask) and not ask.again()
+    run("nft", "add", "element", "inet", "t", "s", "{ 10.0.0.1 }")
+    run("nft", "add", "chain", "inet", "other", "c")
+    assert host.recall(key, ask) and not ask.again()        # elements come with every pod, and others are others
+    run("nft", *change.split())
+    assert host.recall(key, ask) and ask.again()
+
+
+def test_a_change_between_question_and_answer_is_not_missed(bridge, host):
+    run("ip", "link", "set", "br0", "name", "br1")
+
+    def slow():
+        link = links.find(host.route, "br1")
+        run("ip", "link", "set", "br1", "mtu", str(link.mtu - 10))
+        return link
+
+    first = host.recall(("link", "br1"), slow)
+    assert host.recall(("link", "br1"), lambda: links.find(host.route, "br1")).mtu < first.mtu
+
+
+def test_what_the_kernel_had_to_drop_may_have_been_anything(bridge, host, monkeypatch):
+    real, dropped = wire.receive, [OSError(ENOBUFS, "")]
+
+    def receive(sock, *milliseconds):
+        if dropped:
+            raise dropped.pop()
+        return real(sock, *milliseconds)
+
+    monkeypatch.setattr(wire, "receive", receive)
+    assert bridge() and bridge.ask.again()
+
+
+def test_more_links_than_a_filter_holds_are_asked_for_again(host, bridge):
+    for n in range(filters.MOST_LINKS + 5):
+        run("ip", "link", "add", f"br-{n}", "type", "bridge")
+        assert links.on_host(host, f"br-{n}").name == f"br-{n}"
+    run("ip", "link", "set", "br0", "mtu", "1300")
+    run("ip", "link", "set", "br-66", "mtu", "1300")
+    assert bridge().mtu == 1300 and links.on_host(host, "br-66").mtu == 1300
+
+
+def test_what_did_not_fit_the_buffer_is_not_missed(bridge, host):
+    """The same, by the kernel: more changes than the smallest buffer holds."""
+    host.memory.route.setsockopt(SOL_SOCKET, SO_RCVBUF, 1)
+    for mtu in range(1300, 1330):
+        run("ip", "link", "set", "br0", "mtu", str(mtu))
+    heard = host.memory.heard
+    assert bridge().mtu == 1329 and host.memory.heard > heard and bridge.ask.again()
+    assert bridge().mtu == 1329 and not bridge.ask.again()
+    run("ip", "link", "set", "br0", "mtu", "1400")
+    assert bridge().mtu == 1400
+
+
+def test_an_address_that_comes_while_they_are_read_is_not_missed(bridge, host):
+    index = bridge().index
+
+    def slow():
+        found = links.addresses_of(host.route, index, [uapi.AF_INET])
+        run("ip", "addr", "replace", "10.1.1.7/24", "dev", "br0")
+        return found
+
+    key = ("addresses", index, uapi.AF_INET)
+    host.recall(key, slow)
+    run("ip", "addr", "add", "10.1.1.8/24", "dev", "br0")
+    assert len(host.recall(key, lambda: links.addresses_of(host.route, index, [uapi.AF_INET]))) == 2
+
+
+def test_a_table_changed_while_it_is_read_is_not_remembered(host):
+    run("nft", "add", "table", "inet", "t")
+    run("nft", "add", "chain", "inet", "t", "c")
+    ask = Asked(lambda: run("nft", "add", "rule", "inet", "t", "c", "accept") or True)
+    key = ("nftables", "t", 1, "c")
+    assert host.recall(key, ask) and ask.again() and host.recall(key, ask) and ask.again()
+
+
+def test_many_threads_see_what_is_there(bridge, host):
+    """Threads that ask, while somebody changes the link: none is told what was before the change it waited for."""
+    seen, stop = [], threading.Event()
+
+    def look():
+        sock = wire.open_socket()
+        while not stop.is_set():
+            before = state[0]
+            mtu = host.recall(("link", "br0"), lambda: links.find(sock, "br0")).mtu
+            seen.append(before <= mtu)
+        sock.close()
+
+    state = [1000]
+    run("ip", "link", "set", "br0", "mtu", "1000")
+    threads = [threading.Thread(target=look) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    try:
+        for mtu in range(1001, 1041):
+            run("ip", "link", "set", "br0", "mtu", str(mtu))
+            state[0] = mtu
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+    assert len(seen) > 40 and all(seen)

@@ -1,0 +1,274 @@
+"""Links deleted together: each is gone before its deleter goes on, and what goes wrong with one is its own."""
+
+import os
+import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from errno import ENOBUFS, ENOMEM, EOPNOTSUPP
+
+import pytest
+from real_kernel.node import links, run
+from server.client import eventually
+
+from fastcni._netlink import Abandoned
+from fastcni.kernel import netns, waiting, wire
+from fastcni.kit.links import announced
+from fastcni.server import grouped_deletes as module
+from fastcni.server.background import Background
+from fastcni.server.grouped_deletes import Deletion, Group, GroupedDeletes
+
+
+@pytest.fixture
+def deletes(node):
+    home = netns.open_own()
+    made = GroupedDeletes(Background(8, home))
+    yield made
+    made.close()
+    os.close(home)
+
+
+def make(count):
+    """[(index, name)] of so many veth pairs."""
+    for n in range(count):
+        run("ip", "link", "add", f"veth-{n}", "type", "veth", "peer", "name", f"peer-{n}")
+    found = links()
+    return [(found[f"veth-{n}"]["ifindex"], f"veth-{n}") for n in range(count)]
+
+
+def everywhere(deletes, pairs):
+    """Delete from a thread each, all at once; (name, what was raised or whether it was still there) of each."""
+    start = threading.Barrier(len(pairs))
+
+    def delete(pair):
+        start.wait()
+        try:
+            deletes.delete(*pair)
+        except OSError as e:
+            return pair[1], e
+        with open("/proc/thread-self/net/dev") as file:     # a thread starts in the namespace of its maker
+            return pair[1], f"{pair[1]}:" in file.read()
+
+    with ThreadPoolExecutor(len(pairs)) as pool:
+        return dict(pool.map(delete, pairs))
+
+
+def test_one_link_is_gone_when_its_deleter_goes_on(deletes):
+    (pair,) = make(1)
+    deletes.delete(*pair)
+    assert set(links()) == {"lo"}
+
+
+def test_links_deleted_at_once_go_in_few_requests_and_all_are_gone(deletes, monkeypatch):
+    sent, real = [], wire.send
+    monkeypatch.setattr(wire, "send", lambda sock, data: (sent.append(data), real(sock, data)))
+    said = everywhere(deletes, make(40))
+    assert not any(said.values()) and set(links()) == {"lo"} and len(sent) < 20
+
+
+def test_one_that_is_gone_already_is_fine(deletes):
+    pairs = make(6)
+    run("ip", "link", "del", "veth-2")
+    run("ip", "link", "del", "veth-4")
+    assert not any(everywhere(deletes, pairs).values()) and set(links()) == {"lo"}
+    deletes.delete(*pairs[0])
+
+
+def test_what_the_kernel_refuses_is_raised_and_the_next_goes(deletes):
+    (pair,) = make(1)
+    with pytest.raises(wire.NetlinkError, match='failed to delete "lo"'):
+        deletes.delete(1, "lo")
+    deletes.delete(*pair)
+    assert set(links()) == {"lo"}
+
+
+def test_announcements_that_the_kernel_dropped_are_not_waited_for(deletes, monkeypatch):
+    pairs, real, dropped = make(1), wire.watch, [OSError(ENOBUFS, "")]
+
+    def watch(sock, seconds):
+        if dropped:
+            while "veth-0" in links():
+                real(sock, 0.01)
+            raise dropped.pop()
+        return real(sock, seconds)
+
+    monkeypatch.setattr(wire, "watch", watch)
+    deletes.delete(*pairs[0])
+    assert set(links()) == {"lo"} and not dropped
+
+
+def test_links_of_somebody_elses_group_stay(deletes):
+    make(4)
+    run("ip", "link", "set", "veth-3", "group", "7")
+    pairs = [(item["ifindex"], name) for name, item in links().items() if name in ("veth-0", "veth-1", "veth-2")]
+    everywhere(deletes, pairs)
+    assert {name for name in links() if name.startswith("veth")} == {"veth-3"}
+
+
+def together(deletes, pairs):
+    """One request for all of these: {name: its error or None}."""
+    group = [Deletion(index, name) for index, name in pairs]
+    deletes._delete(Group(group))
+    return {each.name: each.error for each in group}
+
+
+def test_one_that_cannot_be_deleted_is_the_only_one_that_is_refused(deletes):
+    """The kernel refuses a whole group for one link in it, and deletes none."""
+    pairs = make(5)
+    run("ip", "link", "del", "veth-3")
+    errors = together(deletes, [*pairs[:2], (1, "lo"), *pairs[2:]])
+    assert errors.pop("lo").errno == EOPNOTSUPP and not any(errors.values()) and set(links()) == {"lo"}
+    assert not any(together(deletes, make(2)).values()) and set(links()) == {"lo"}
+
+
+def test_a_link_that_nobody_announces_gone_is_told_in_time(deletes, monkeypatch):
+    monkeypatch.setattr(announced, "DELETE_SECONDS", 0.1)
+    monkeypatch.setattr(wire, "send", lambda *_: None)
+    for pairs in (make(1), [(7, "veth-x"), (8, "veth-y")]):
+        errors = together(deletes, pairs)
+        assert {(e.code, e.msg) for e in errors.values()} == {
+            (11, f"not announced gone after 0.1 s: {', '.join(name for _, name in pairs)}")}
+
+
+def test_a_leader_that_fails_hands_on(deletes, monkeypatch):
+    """Whatever goes wrong with one request, those that wait for the next are not left waiting."""
+    faults = [RuntimeError("made up")]
+
+    def request_of(batch, group):
+        if faults:
+            raise faults.pop()
+        return real(batch, group)
+
+    real = module.request_of
+    monkeypatch.setattr(module, "request_of", request_of)
+    pairs, said = make(12), []
+
+    def delete(pair):
+        try:
+            deletes.delete(*pair)
+        except RuntimeError as e:
+            said.append(e)
+
+    with ThreadPoolExecutor(12) as pool:
+        list(pool.map(delete, pairs))
+    assert 1 <= len(said) <= 12 and len(links()) - 1 == 2 * len(said)
+    deletes.delete(*make_named("veth-last"))
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_request_that_cannot_be_sent_fails_all_its_deletions_at_once(deletes, monkeypatch, count):
+    """The thread that sent it dropped the error (ENOMEM, EPERM): each DEL waited until its limit, and later ones."""
+    def refuse(sock, data):
+        raise OSError(ENOMEM, "Cannot allocate memory")
+
+    pairs = make(count)
+    with monkeypatch.context() as patch:
+        patch.setattr(wire, "send", refuse)
+        patch.setattr(announced, "DELETE_SECONDS", 1000)
+        assert [e.errno for e in together(deletes, pairs).values()] == [ENOMEM] * count
+        assert [e.errno for e in everywhere(deletes, pairs).values()] == [ENOMEM] * count
+    assert not any(everywhere(deletes, pairs).values()) and set(links()) == {"lo"}
+
+
+def test_an_abandoned_leader_says_to_no_other_deletion_that_its_link_is_gone(deletes, monkeypatch):
+    """The others of its group were woken without an error, as if their links had been deleted."""
+    def abandon(*_):
+        raise Abandoned
+
+    monkeypatch.setattr(GroupedDeletes, "_hear", abandon)
+    monkeypatch.setattr(wire, "send", lambda *_: None)
+    group = [Deletion(index, name) for index, name in make(2)]
+    group[0].leads, group[0].request = True, Group(group)
+    with pytest.raises(Abandoned):
+        deletes._lead(group[0])
+    assert group[1].gate.wait(0) and group[1].error.code == 11
+
+
+def make_named(name):
+    run("ip", "link", "add", name, "type", "veth", "peer", "name", f"p-{name}")
+    return links()[name]["ifindex"], name
+
+
+# -- callers that leave -------------------------------------------------------------------------------------------
+
+class Leaving:
+    """GroupedDeletes whose requests go out when go_on() is called; deleters in threads, each of which has a caller."""
+
+    def __init__(self):
+        self.held, self.threads, self.callers, self.ended = [], {}, {}, {}
+        self.deletes = GroupedDeletes(lambda *job: self.held.append(job))
+
+    def begin(self, index, name):
+        ours, self.callers[name] = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+        def delete():
+            request = waiting.here.request = waiting.Request()
+            request.caller = ours.fileno()
+            try:
+                self.deletes.delete(index, name)
+                self.ended[name] = None
+            except Exception as e:
+                self.ended[name] = e
+            finally:
+                ours.close()
+
+        self.threads[name] = threading.Thread(target=delete)
+        self.threads[name].start()
+
+    def leave(self, name):
+        self.callers[name].close()
+        self.threads[name].join(20)
+        assert isinstance(self.ended[name], waiting.CallerGone)
+
+    def go_on(self):
+        while self.held:
+            fn, *args = self.held.pop(0)
+            fn(*args)
+
+    def all_end(self):
+        """Whatever is asked for is sent until every deleter has come to its end."""
+        assert eventually(lambda: self.go_on() or not any(each.is_alive() for each in self.threads.values()))
+
+
+@pytest.fixture
+def leaving(node):
+    made = Leaving()
+    yield made
+    made.all_end()
+    for conn in made.callers.values():
+        conn.close()
+    made.deletes.close()
+
+
+def test_a_leader_whose_caller_leaves_loses_nobody_elses_link(leaving):
+    """The first one sends alone; the others make the next group, whose leader leaves, too."""
+    first, *others = make(5)
+    leaving.begin(*first)
+    assert eventually(lambda: leaving.held)
+    for pair in others:
+        leaving.begin(*pair)
+    assert eventually(lambda: len(leaving.deletes.waiting) == 4)
+    leaders = [each.name for each in leaving.deletes.waiting]
+    leaving.leave(first[1])
+    assert eventually(lambda: len(leaving.held) == 2)   # the request for the others
+    leaving.leave(leaders[0])
+    leaving.leave(leaders[1])                           # its heir, or a follower
+    leaving.all_end()
+    assert [leaving.ended[name] for name in leaders[2:]] == [None, None] and set(links()) == {"lo"}
+    leaving.begin(*make_named("veth-last"))
+    leaving.all_end()
+    assert leaving.ended["veth-last"] is None
+
+
+def test_one_that_leaves_before_its_request_is_sent_is_not_waited_for(leaving):
+    pairs = make(3)
+    leaving.begin(*pairs[0])
+    assert eventually(lambda: leaving.held)
+    leaving.begin(*pairs[1])
+    assert eventually(lambda: leaving.deletes.waiting)
+    leaving.leave(pairs[1][1])
+    assert leaving.deletes.waiting == []
+    leaving.all_end()
+    leaving.begin(*pairs[2])
+    leaving.all_end()
+    assert leaving.ended[pairs[0][1]] is None and leaving.ended[pairs[2][1]] is None
+    assert {name for name in links() if name.startswith("veth")} == {pairs[1][1]}
