@@ -1,6 +1,7 @@
 """A sample of `make test-faults`: some system calls of each plugin fail or kill, then nothing is left.
 
-FAULTS_SEED chooses which; it is the day's number, so that each day tries others and a failure of today can be repeated.
+FAULTS_SEED chooses them. It is fixed, so that a change is judged by the same faults as the change before
+it. Other seeds, and all the faults, are for `make test-faults`.
 """
 
 import os
@@ -11,7 +12,7 @@ import pytest
 from faults.cases import PLUGINS, features_of
 from faults.steps import COMMANDS, MODES, run_case
 
-SEED = int(os.environ.get("FAULTS_SEED", time.time() // 86400))
+SEED = int(os.environ.get("FAULTS_SEED", "20779"))
 MOST = int(os.environ.get("FAULTS_MOST", "2"))          # of each command
 LIMIT = 120.0                                           # seconds for one case on a loaded machine
 CASES = [pytest.param(name, marks=pytest.mark.needs(*features_of(name))) for name in PLUGINS]
