@@ -12,7 +12,7 @@ from queue import SimpleQueue
 from fastcni._netlink import Batch
 from fastcni.bench.node import LOOPBACK
 from fastcni.kernel import filters, netns, nft, rtnl, sysctl, uapi, wire
-from fastcni.kit.links import links
+from fastcni.kit.links import find
 
 GONE_SECONDS = 30
 SENDERS = 32                    # threads that sit out deletions: more than there are in 20 ms
@@ -64,7 +64,7 @@ class Floor:
 
     def _make_bridge(self, network):
         wire.exchange(self.host, rtnl.new_bridge(Batch(), network.bridge))
-        bridge = links.find(self.host, network.bridge)
+        bridge = find.link(self.host, network.bridge)
         batch = rtnl.set_link(Batch(), bridge.index, up=True, address=bridge.address)   # or its ports' MACs are its own
         wire.exchange(self.host, rtnl.new_address(batch, bridge.index, network.gateway, 16))
         return bridge.index
@@ -152,7 +152,7 @@ class Floor:
         name, mac = f"fcnb{pod.number}", os.urandom(3)
         batch = rtnl.new_veth(Batch(), name, "eth0", fd, host_mac=b"\x02\xfc\0" + mac, peer_mac=b"\x02\xfc\1" + mac,
                               master=master)
-        link = rtnl.first_link(wire.exchange(self.host, batch)) or links.find(self.host, name)  # Linux before 6.2
+        link = rtnl.first_link(wire.exchange(self.host, batch)) or find.link(self.host, name)  # Linux before 6.2
         self.made[pod.number] = link.index, link.peer
         return link.index
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from fastcni._netlink import Batch
 from fastcni.kernel import netns, rtnl, wire
-from fastcni.kit.links.links import delete_by_name
+from fastcni.kit.links.change import delete_by_name
 from fastcni.spec import errors
 from fastcni.spec.address import ip_text
 from fastcni.spec.errors import CniError

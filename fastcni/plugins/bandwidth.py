@@ -5,7 +5,8 @@ where that sends it.
 """
 
 from fastcni.kit.call import chained
-from fastcni.kit.links import links
+from fastcni.kit.links import find
+from fastcni.kit.links.pod import Pod, interface
 from fastcni.kit.shaping import ifbs, qdiscs
 from fastcni.spec import address as addresses
 from fastcni.spec import errors, version
@@ -89,7 +90,7 @@ def add(req, conf, undo):
     result = chained.previous(req)
     if not conf.ingress and not conf.egress:
         return result
-    pod = links.Pod(req)
+    pod = Pod(req)
     host = host_end(req, pod, result)
     warn_of_small_bursts(req, conf, host)
     if conf.ingress:
@@ -99,7 +100,7 @@ def add(req, conf, undo):
         ifb = ifbs.add(req, host.mtu, undo)
         qdiscs.add(pod.host, ifb, conf.egress, undo)
         qdiscs.redirect(pod.host, host, ifb)
-        result.setdefault("interfaces", []).append(links.interface(ifb))
+        result.setdefault("interfaces", []).append(interface(ifb))
     return result
 
 
@@ -107,12 +108,12 @@ def host_end(req, pod, result):
     """The Link at the other end of CNI_IFNAME; the result has to know it. Raises CniError."""
     if not result.get("interfaces"):
         raise CniError(errors.INTERNAL, "no interfaces provided")
-    inside = links.find(pod.inside, req.ifname)
+    inside = find.link(pod.inside, req.ifname)
     if inside is None or inside.kind != "veth" or not inside.peer:
         why = f"it is of kind {inside.kind or 'physical'}" if inside else "it is not in the pod"
         raise CniError(errors.INTERNAL, f"container interface {req.ifname} has no veth peer",
                        f"{why}; bandwidth can shape a veth pair, as bridge and ptp make it")
-    host = links.find(pod.host, index=inside.peer)
+    host = find.link(pod.host, index=inside.peer)
     if host is None or host.peer != inside.index:
         raise CniError(errors.INTERNAL, f"veth peer with index {inside.peer} is not in host ns")
     if not any(item["name"] == host.name and not item.get("sandbox") for item in result["interfaces"]):
@@ -139,7 +140,7 @@ def check(req, conf):
     previous = chained.previous(req, "must be called as a chained plugin")
     if not conf.ingress and not conf.egress:
         return
-    pod = links.Pod(req)
+    pod = Pod(req)
     host = host_end(req, pod, previous)
     if conf.ingress:
         shaping_checks.check(pod.host, host, conf.ingress)

@@ -15,7 +15,8 @@ from fastcni.kit.call.conf import (
 )
 from fastcni.kit.call.undo import every
 from fastcni.kit.firewall.masquerade import Masquerade
-from fastcni.kit.links import announced, bridges, links, vlans
+from fastcni.kit.links import announced, bridges, configure, find, pairs, remove, vlans
+from fastcni.kit.links.pod import Pod, interface
 from fastcni.kit.sysctls import forwarding
 from fastcni.spec import address as addresses
 from fastcni.spec import errors
@@ -96,7 +97,7 @@ def guards(conf):
 
 
 def add(req, conf, undo):
-    pod = links.Pod(req)
+    pod = Pod(req)
     bridge = bridges.ensure(req.host, conf, undo)
     host, inside = bridges.add_port(req, pod, bridge, conf, undo)
     vlans.set_port(req, bridge, host, conf.vlans)
@@ -104,7 +105,7 @@ def add(req, conf, undo):
     for guard in guards(conf):
         guard.add(req, host, inside, result, undo)      # before the pod can send anything
     if not conf.leave_down:
-        links.configure(pod, inside, result, ipv6=conf.ipv6, dad=conf.enable_dad if conf.layer3 else None,
+        configure.pod_link(pod, inside, result, ipv6=conf.ipv6, dad=conf.enable_dad if conf.layer3 else None,
                         arp_notify=conf.layer3)
     leg = None
     if conf.layer3:
@@ -112,13 +113,13 @@ def add(req, conf, undo):
             leg = vlans.ensure_leg(req.host, bridge, conf.vlans, undo) if conf.vlans.vlan else None
             add_gateways(req.host, bridge, leg, conf, result, undo)
         conf.masquerade.add(req, result, undo)
-    bridge = links.on_host(req.host, conf.name) or bridge       # the MAC of an adopted one may follow its ports'
-    result["interfaces"] = [links.interface(bridge), links.interface(host), links.interface(inside, req.netns)]
+    bridge = find.host_link(req.host, conf.name) or bridge       # the MAC of an adopted one may follow its ports'
+    result["interfaces"] = [interface(bridge), interface(host), interface(inside, req.netns)]
     if leg:
-        result["interfaces"].append(links.interface(leg))
+        result["interfaces"].append(interface(leg))
     if conf.dns is not None:
         result["dns"] = conf.dns
-    links.remember(req, host, result)
+    pairs.remember(req, host, result)
     if not conf.leave_down:         # last: meanwhile the kernel sees to it on another processor
         announced.port_up(pod.host, host.index, bridge.index)
     return result
@@ -160,7 +161,7 @@ def add_gateways(host, bridge, leg, conf, result, undo):
 def delete(req, conf):
     # The link first: an address is free to be given again only when nobody has it any more.
     steps = ipam.prepare_delete(req) if conf.layer3 else []
-    found, given = links.delete_inside(req, list_addresses=conf.masquerade.wanted)
+    found, given = remove.pod_link(req, list_addresses=conf.masquerade.wanted)
     if conf.layer3:
         steps.append((conf.masquerade.delete, req, found, given))
     every(*steps, *((guard.delete, req) for guard in guards(conf)))
@@ -181,12 +182,12 @@ def check(req, conf):
     if conf.layer3:
         ipam.check(req)
     previous = checks.prev_result(req)
-    pod = links.Pod(req)
+    pod = Pod(req)
     bridge = check_bridge(pod, conf, previous)
     inside = checks.inside_link(pod, checks.container_interface(req, previous))
     if inside.kind != "veth":
         raise checks.wrong(f"Error: Container interface {inside.name} not of type veth/p2p")
-    host = links.find(pod.host, index=inside.peer)
+    host = find.link(pod.host, index=inside.peer)
     named = {item["name"] for item in previous.get("interfaces", ())}
     if host is None or host.peer != inside.index or host.master != bridge.index or host.name not in named:
         raise checks.wrong(f"CNI veth created for bridge {conf.name} was not found")
@@ -202,7 +203,7 @@ def check_bridge(pod, conf, previous):
     from fastcni.kit.call import checks
 
     entry = next((item for item in previous.get("interfaces", ()) if item["name"] == conf.name), None)
-    bridge = links.find(pod.host, conf.name)
+    bridge = find.link(pod.host, conf.name)
     if entry is None or bridge is None:
         raise checks.wrong(f"Interface name {conf.name} not found")
     if entry.get("sandbox"):

@@ -1,7 +1,8 @@
 """dummy: a link that leads nowhere, for addresses that a pod is to have all the same."""
 
 from fastcni.kit.call.conf import read_requested_mac
-from fastcni.kit.links import devices, links
+from fastcni.kit.links import devices
+from fastcni.kit.links.pod import Pod
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 
@@ -25,7 +26,7 @@ def read(req):
 
 
 def add(req, conf, undo):
-    pod = links.Pod(req)
+    pod = Pod(req)
     return devices.attach(req, conf, undo, pod, devices.create(req, pod, undo, "dummy", mac=conf.mac))
 
 

@@ -8,8 +8,9 @@ from fastcni.kernel import rtnl, wire
 from fastcni.kit.call import ipam
 from fastcni.kit.call.conf import read_mac, read_requested_mac
 from fastcni.kit.call.undo import every
-from fastcni.kit.links import devices, links, moving
+from fastcni.kit.links import devices, moving
 from fastcni.kit.links.host_devices import Selector, is_dpdk
+from fastcni.kit.links.pod import Pod
 from fastcni.kit.sysctls import backup
 from fastcni.kit.sysctls.backup import Backup
 from fastcni.spec import errors
@@ -39,7 +40,7 @@ def read(req):
 
 
 def add(req, conf, undo):
-    pod = links.Pod(req)
+    pod = Pod(req)
     folder = conf.selector.on_bus()
     if is_dpdk(folder):
         if conf.mac:
@@ -56,7 +57,7 @@ def add(req, conf, undo):
         wire.exchange(pod.inside, rtnl.set_link(Batch(), link.index, address=conf.mac,
                                                 what=f'failed to set the MAC of "{link.name}"'))
         link.address = conf.mac
-    return devices.configure(req, conf, pod, link, result)
+    return devices.bring_up(req, conf, pod, link, result)
 
 
 def delete(req, conf):

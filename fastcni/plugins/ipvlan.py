@@ -1,8 +1,9 @@
 """ipvlan: a link on a link of the host that shares its MAC: the pod's addresses tell its packets apart."""
 
 from fastcni.kernel import kinds
-from fastcni.kit.links import devices, links
+from fastcni.kit.links import devices
 from fastcni.kit.links.master import WHY, Master
+from fastcni.kit.links.pod import Pod
 from fastcni.spec import errors
 from fastcni.spec import result as results
 from fastcni.spec.errors import CniError
@@ -43,7 +44,7 @@ def read_previous(conf):
 
 
 def add(req, conf, undo):
-    pod = links.Pod(req)
+    pod = Pod(req)
     master = conf.master.find(req, pod)
     link = devices.create(req, pod, undo, "ipvlan", sock=conf.master.sock(pod), master=master, why=WHY, mtu=conf.mtu,
                           data=kinds.ipvlan(conf.mode))

@@ -2,7 +2,8 @@
 
 from fastcni._netlink import Batch
 from fastcni.kernel import rtnl, wire
-from fastcni.kit.links import links
+from fastcni.kit.links import find
+from fastcni.kit.links.pod import Pod
 from fastcni.spec import address as addresses
 from fastcni.spec import errors
 from fastcni.spec import result as results
@@ -20,12 +21,12 @@ def read(req):
 
 
 def add(req, previous, undo):
-    pod = links.Pod(req)
-    lo = links.find(pod.inside, "lo")
+    pod = Pod(req)
+    lo = find.link(pod.inside, "lo")
     if not lo.up:
         undo(set_up, pod, lo, False)
         set_up(pod, lo, True)
-    found = links.addresses_of(pod.inside, lo.index)
+    found = find.addresses(pod.inside, lo.index)
     for item in found:
         if item.packed[:1] != b"\x7f" and item.packed != bytes(15) + b"\x01":
             raise CniError(errors.INTERNAL, "loopback interface found with non-loopback address "
@@ -39,12 +40,12 @@ def add(req, previous, undo):
 def delete(req, _):
     if req.netns_gone():
         return
-    pod = links.Pod(req)
-    set_up(pod, links.find(pod.inside, "lo"), False)
+    pod = Pod(req)
+    set_up(pod, find.link(pod.inside, "lo"), False)
 
 
 def check(req, _):
-    if not links.find(links.Pod(req).inside, "lo").up:
+    if not find.link(Pod(req).inside, "lo").up:
         raise CniError(errors.INTERNAL, "loopback interface is down")
 
 

@@ -4,8 +4,9 @@ from errno import EINVAL
 
 from fastcni.kernel import kinds
 from fastcni.kit.call.conf import read_requested_mac
-from fastcni.kit.links import devices, links
+from fastcni.kit.links import devices
 from fastcni.kit.links.master import WHY, Master, check_mtu
+from fastcni.kit.links.pod import Pod
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 
@@ -33,7 +34,7 @@ def read(req):
 
 
 def add(req, conf, undo):
-    pod = links.Pod(req)
+    pod = Pod(req)
     master = conf.master.find(req, pod)
     check_mtu(conf.mtu, master)
     link = devices.create(req, pod, undo, "macvlan", sock=conf.master.sock(pod), master=master, why=REFUSED,

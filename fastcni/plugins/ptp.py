@@ -14,7 +14,8 @@ from fastcni.kit.call.conf import (
 )
 from fastcni.kit.call.undo import every
 from fastcni.kit.firewall.masquerade import Masquerade
-from fastcni.kit.links import links
+from fastcni.kit.links import configure, find, pairs, remove, veth
+from fastcni.kit.links.pod import Pod, interface
 from fastcni.kit.sysctls import forwarding
 from fastcni.spec import address as addresses
 from fastcni.spec import errors
@@ -67,16 +68,16 @@ def add(req, conf, undo):
                            "ptp routes everything through the host end; ipam has to name a gateway")
     check_families(conf.ipv6, result)
     forwarding.enable(req.host, result)
-    pod = links.Pod(req)
-    host, inside = links.add_veth(req, pod, undo, mtu=conf.mtu, mac=requested_mac(req), ipv6=conf.ipv6)
+    pod = Pod(req)
+    host, inside = veth.add(req, pod, undo, mtu=conf.mtu, mac=requested_mac(req), ipv6=conf.ipv6)
     configure_host(pod, host, result, conf.enable_dad)
-    links.configure(pod, inside, result, ipv6=conf.ipv6, dad=conf.enable_dad,
+    configure.pod_link(pod, inside, result, ipv6=conf.ipv6, dad=conf.enable_dad,
                     then=lambda batch: route_through_gateway(batch, inside, result))
-    result["interfaces"] = [links.interface(host), links.interface(inside, req.netns)]
+    result["interfaces"] = [interface(host), interface(inside, req.netns)]
     conf.masquerade.add(req, result, undo)
     if conf.dns is not None:
         result["dns"] = conf.dns
-    links.remember(req, host, result)
+    pairs.remember(req, host, result)
     return result
 
 
@@ -120,7 +121,7 @@ def configure_host(pod, host, result, dad):
 def delete(req, conf):
     # The link first: an address is free to be given again only when nobody has it any more.
     steps = ipam.prepare_delete(req)
-    found, given = links.delete_inside(req, list_addresses=conf.masquerade.wanted)
+    found, given = remove.pod_link(req, list_addresses=conf.masquerade.wanted)
     every(*steps, (conf.masquerade.delete, req, found, given))
 
 
@@ -136,11 +137,11 @@ def check(req, conf):
 
     ipam.check(req)
     previous = checks.prev_result(req, "ptp: Required prevResult missing")
-    pod = links.Pod(req)
+    pod = Pod(req)
     link = checks.inside_link(pod, checks.container_interface(req, previous))
     if link.kind != "veth":
         raise checks.wrong(f"Error: Container interface {link.name} not of type veth/p2p")
-    host = links.find(pod.host, index=link.peer)
+    host = find.link(pod.host, index=link.peer)
     if host is None or host.peer != link.index:
         raise checks.wrong(f"ptp: host end of {link.name} was not found")
     checks.addresses_and_routes(pod, link, previous)

@@ -10,7 +10,8 @@ from fastcni.kernel import netns, rtnl, uapi, wire
 from fastcni.kernel.routing import delete_rule, rule
 from fastcni.kit.call import chained
 from fastcni.kit.call.conf import ENDINGS, keys_of
-from fastcni.kit.links import links, routing
+from fastcni.kit.links import find, routing
+from fastcni.kit.links.pod import Pod
 from fastcni.spec import address as addresses
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
@@ -57,7 +58,7 @@ def wrong_gateways(words):
 
 def add(req, conf, undo):
     previous, ips = pod_addresses(req)
-    pod = links.Pod(req)
+    pod = Pod(req)
     with netns.locked(pod.netns_fd, req.warn):  # from the look for free tables on
         if conf.table:
             for packed, _, _ in ips:
@@ -96,7 +97,7 @@ def remove_rule(pod, packed, table, what):
 
 def move_routes(req, conf, undo, pod, ips):
     """Every address gets a rule and a table; the link's routes of the main table move to those that they belong to."""
-    link = links.find_inside(pod, req.ifname, f"Cannot find network interface {req.ifname}")
+    link = find.pod_link(pod, req.ifname, f"Cannot find network interface {req.ifname}")
     families = routing.families_of(packed for packed, _, _ in ips)
     known = routing.routes(pod.inside, families)
     saved = routing.of_link(known, link.index)
@@ -162,12 +163,12 @@ def delete(req, conf):
     """The rules of the addresses that the link has, and of those in prevResult. The routes end with the link."""
     if req.netns_gone():
         return
-    pod = links.Pod(req)
+    pod = Pod(req)
     with netns.locked(pod.netns_fd, req.warn):
-        link = links.find(pod.inside, req.ifname)
+        link = find.link(pod.inside, req.ifname)
         mine = earlier_addresses(req)
         if link:
-            mine |= {item.packed for item in links.addresses_of(pod.inside, link.index)}
+            mine |= {item.packed for item in find.addresses(pod.inside, link.index)}
         routing.send(pod.inside, [
             lambda batch, payload=payload: delete_rule(batch, payload, what="failed to delete rule")
             for it, payload in routing.rules(pod.inside, routing.families_of(mine))
@@ -187,8 +188,8 @@ def check(req, conf):
     from fastcni.kit.call.checks import wrong
 
     _, ips = pod_addresses(req)
-    pod = links.Pod(req)
-    link = links.find_inside(pod, req.ifname, f"Cannot find network interface {req.ifname}")
+    pod = Pod(req)
+    link = find.pod_link(pod, req.ifname, f"Cannot find network interface {req.ifname}")
     families = routing.families_of(packed for packed, _, _ in ips)
     rules = [it for it, _ in routing.rules(pod.inside, families) if it.host and conf.table in (0, it.table)]
     defaults = {(route.table, route.gateway) for route, _ in routing.routes(pod.inside, families)

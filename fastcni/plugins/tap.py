@@ -7,7 +7,8 @@ from fastcni._netlink import Batch
 from fastcni.kernel import kinds, rtnl, tun, wire
 from fastcni.kit.call import ipam
 from fastcni.kit.call.conf import read_requested_mac
-from fastcni.kit.links import devices, links
+from fastcni.kit.links import change, devices, find
+from fastcni.kit.links.pod import Pod
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 
@@ -37,11 +38,11 @@ def read(req):
 
 
 def add(req, conf, undo):
-    pod = links.Pod(req)
+    pod = Pod(req)
     bridge = find_bridge(pod, conf)
     create(req, conf, pod)
-    undo(links.delete_by_name, pod.inside, req.ifname)
-    link = links.made(pod.inside, req.ifname)
+    undo(change.delete_by_name, pod.inside, req.ifname)
+    link = find.new_link(pod.inside, req.ifname)
     link.address = conf.mac or link.address
     batch = Batch()
     if conf.mtu or conf.mac:
@@ -58,7 +59,7 @@ def find_bridge(pod, conf):
     """The Link of the bridge inside the pod, None where none is configured. Raises CniError 7."""
     if not conf.bridge:
         return None
-    bridge = links.find(pod.inside, conf.bridge)
+    bridge = find.link(pod.inside, conf.bridge)
     if bridge is None:
         raise CniError(errors.INVALID_CONFIG, f"failed to get bridge {conf.bridge}: Link not found",
                        "it is looked for in the pod")
@@ -89,7 +90,7 @@ def check(req, conf):
         if wanted[key] is not None:             # without the key, a program in the pod may have set it
             devices.same(f"container tap {key}", found, wanted[key])
     if conf.bridge:
-        master = link.master and links.find(pod.inside, index=link.master)
+        master = link.master and find.link(pod.inside, index=link.master)
         devices.same("container tap bridge", master.name if master else None, conf.bridge)
 
 

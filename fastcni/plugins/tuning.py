@@ -7,7 +7,8 @@ from fastcni._netlink import Batch
 from fastcni.kernel import rtnl, uapi, wire
 from fastcni.kit.call import chained
 from fastcni.kit.call.conf import read_mac
-from fastcni.kit.links import links
+from fastcni.kit.links import find
+from fastcni.kit.links.pod import Pod
 from fastcni.kit.sysctls import allowlist, backup, pod_sysctls
 from fastcni.kit.sysctls.backup import FLAGS, Backup, read_attributes
 from fastcni.spec import errors, json
@@ -59,10 +60,10 @@ def read_sysctls(req, keys, asked):
 def add(req, conf, undo):
     result = chained.previous(req, MISSING)
     allowlist.check(conf.sysctls)
-    pod = links.Pod(req)
+    pod = Pod(req)
     pod_sysctls.write(pod, undo, conf.sysctls)
     if conf.wanted:
-        link = links.find_inside(pod, req.ifname, f"Cannot find container link {req.ifname}")
+        link = find.pod_link(pod, req.ifname, f"Cannot find container link {req.ifname}")
         before = {key: value for key, value in state(link).items() if key in conf.wanted}
         Backup(req, conf.data_dir).keep(before, undo)
         undo(change, pod.inside, link, before)
@@ -95,14 +96,14 @@ def delete(req, conf):
     try:
         values = backup.read()
         if values and not req.netns_gone():
-            change_back(links.Pod(req), req.ifname, values)
+            change_back(Pod(req), req.ifname, values)
         backup.remove()
     except (CniError, OSError) as e:
         req.warn(f"tuning: {req.ifname} is not put back as it was: {e}")
 
 
 def change_back(pod, ifname, values):
-    link = links.find(pod.inside, ifname)
+    link = find.link(pod.inside, ifname)
     if link:
         change(pod.inside, link, values)
 
@@ -111,9 +112,9 @@ def check(req, conf):
     from fastcni.kit.call.checks import wrong
 
     chained.previous(req, MISSING)
-    pod = links.Pod(req)
+    pod = Pod(req)
     pod_sysctls.check(pod, conf.sysctls)
-    found = state(links.find_inside(pod, req.ifname, f"Cannot find container link {req.ifname}"))
+    found = state(find.pod_link(pod, req.ifname, f"Cannot find container link {req.ifname}"))
     for key, value in {"promisc": False, **conf.wanted}.items():
         if key == "mac":
             value = read_mac(value).hex(":")

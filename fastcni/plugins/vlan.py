@@ -4,8 +4,9 @@ from errno import EEXIST
 
 from fastcni.kernel import kinds
 from fastcni.kit.call.conf import read_requested_mac
-from fastcni.kit.links import devices, links
+from fastcni.kit.links import devices
 from fastcni.kit.links.master import Master, check_mtu
+from fastcni.kit.links.pod import Pod
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 
@@ -36,7 +37,7 @@ def read(req):
 
 
 def add(req, conf, undo):
-    pod = links.Pod(req)
+    pod = Pod(req)
     master = conf.master.find(req, pod)
     check_mtu(conf.mtu, master)
     if not master.up:

@@ -7,7 +7,8 @@ from fastcni._netlink import Batch
 from fastcni.kernel import kinds, netns, rtnl, uapi, wire
 from fastcni.kit.call import chained
 from fastcni.kit.call.conf import ENDINGS, keys_of
-from fastcni.kit.links import announced, links, routing
+from fastcni.kit.links import announced, change, find, routing
+from fastcni.kit.links.pod import Pod
 from fastcni.kit.sysctls import pod_sysctls
 from fastcni.spec import address as addresses
 from fastcni.spec import config, errors
@@ -39,13 +40,13 @@ def read(req):
 
 def add(req, conf, undo):
     result = chained.previous(req, MISSING)
-    pod = links.Pod(req)
+    pod = Pod(req)
     with netns.locked(pod.netns_fd, req.warn):  # two links of a pod may want the same VRF
-        link = links.find_inside(pod, req.ifname, f"cmdAdd failed: could not get link by name {req.ifname}")
+        link = find.pod_link(pod, req.ifname, f"cmdAdd failed: could not get link by name {req.ifname}")
         if link.master:
-            master = links.find(pod.inside, index=link.master)
+            master = find.link(pod.inside, index=link.master)
             raise failed(f"interface {link.name} has already a master set: {master.name if master else link.master}")
-        present = links.addresses_of(pod.inside, link.index)
+        present = find.addresses(pod.inside, link.index)
         families = routing.families_of(item.packed for item in present)
         vrf = existing(pod, conf) or create(pod, undo, conf, families)
         enslave(pod, undo, link, vrf, present, families)
@@ -58,7 +59,7 @@ def failed(words, details=""):
 
 def existing(pod, conf):
     """The VRF of that name, None where there is none. Raises CniError for another kind of link or another table."""
-    vrf = links.find(pod.inside, conf.name)
+    vrf = find.link(pod.inside, conf.name)
     if vrf is None:
         return None
     if vrf.kind != "vrf":
@@ -74,9 +75,9 @@ def create(pod, undo, conf, families):
     table = conf.table or routing.free_tables(used_tables(pod.inside, families), first=1)[0]
     words = f"cmdAdd failed: could not add VRF {conf.name}"
     batch = rtnl.new_link(Batch(), conf.name, "vrf", pod.netns_fd, data=kinds.vrf(table), what=words)
-    with undo.request(links.delete_by_name, pod.inside, conf.name):
+    with undo.request(change.delete_by_name, pod.inside, conf.name):
         wire.exchange(pod.inside, batch)
-    vrf = links.made(pod.inside, conf.name)
+    vrf = find.new_link(pod.inside, conf.name)
     wire.exchange(pod.inside, rtnl.set_link(Batch(), vrf.index, up=True, what=f"{words}: set it up"))
     return vrf
 
@@ -122,28 +123,28 @@ def delete(req, conf):
     """Let the link go, and the VRF when it was the last. Gone is fine, and a link in another VRF stays there."""
     if req.netns_gone():
         return
-    pod = links.Pod(req)
+    pod = Pod(req)
     with netns.locked(pod.netns_fd, req.warn):
-        link = links.find(pod.inside, req.ifname)
+        link = find.link(pod.inside, req.ifname)
         if conf.name:
-            vrf = links.find(pod.inside, conf.name)
+            vrf = find.link(pod.inside, conf.name)
         else:                           # a typo since the ADD: the VRF is the one that the link is in
-            vrf = links.find(pod.inside, index=link.master) if link and link.master else None
+            vrf = find.link(pod.inside, index=link.master) if link and link.master else None
         if vrf is None or vrf.kind != "vrf":
             return
         if link and link.master == vrf.index:
             wire.exchange(pod.inside, rtnl.set_link(Batch(), link.index, master=0,
                                                     what=f"failed to take {link.name} out of VRF {vrf.name}"))
-        if not links.ports(pod.inside, vrf):
-            links.delete_by_name(pod.inside, vrf.name)
+        if not find.port_count(pod.inside, vrf):
+            change.delete_by_name(pod.inside, vrf.name)
 
 
 def check(req, conf):
     from fastcni.kit.call.checks import wrong
 
     chained.previous(req, MISSING)
-    pod = links.Pod(req)
-    vrf, link = links.find(pod.inside, conf.name), links.find(pod.inside, req.ifname)
+    pod = Pod(req)
+    vrf, link = find.link(pod.inside, conf.name), find.link(pod.inside, req.ifname)
     if vrf is None or vrf.kind != "vrf" or link is None or link.master != vrf.index:
         raise wrong(f"failed to find {req.ifname} associated to vrf {conf.name}")
     if conf.table not in (0, kinds.vrf_table(vrf)):

@@ -17,7 +17,7 @@ from fastcni.kernel import netns, rtnl, wire
 from fastcni.kit.call.host import Host
 from fastcni.kit.call.request import Request
 from fastcni.kit.firewall.iptables_batch import Together, carry_out
-from fastcni.kit.links import links
+from fastcni.kit.links import find
 from fastcni.runtime import inject
 from fastcni.runtime.cache import Cache
 from fastcni.runtime.call import Call
@@ -165,7 +165,7 @@ def knows(sock: Any, fd: int) -> bool:
 def has_host_link(it: Attachment, host: Host) -> bool:
     """Is the host's end of the pod's link here? True also where the result does not name it. A bridge alone does not
     tell: each namespace may have one of that name."""
-    found = [links.find(host.route, name) for name in it.host_links]
+    found = [find.link(host.route, name) for name in it.host_links]
     return None not in found or any(link.kind == "veth" for link in found if link)
 
 

@@ -3,7 +3,7 @@
 Before a fact is used, the notifications that wait are read, and they wait from the moment of the change. A filter in
 the kernel (BPF) lets only those pass that are about links which a fact is about.
 
-Of pairs that ADDs made the kernel is not heard: their DELs look whether they are still there (kit/links/links.py).
+Of pairs that ADDs made the kernel is not heard: their DELs look whether they are still there (kit/links/pairs.py).
 """
 
 from threading import Lock

@@ -20,7 +20,7 @@ from time import monotonic
 from fastcni._netlink import Batch, Gate, read_ack
 from fastcni.kernel import filters, rtnl, uapi, wire
 from fastcni.kernel.waiting import CallerGone, check_caller, waiting
-from fastcni.kit.links import announced, links
+from fastcni.kit.links import announced, find
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 
@@ -188,7 +188,7 @@ class GroupedDeletes:
         except OSError as e:
             if e.errno != ENOBUFS:
                 raise
-            for index in [index for index in left if links.find(self.asking, index=index) is None]:
+            for index in [index for index in left if find.link(self.asking, index=index) is None]:
                 del left[index]
             return
         for kind, flags, sequence, _, payload in messages:

@@ -8,7 +8,7 @@ import pytest
 from real_kernel.node import run, set_sysctl
 
 from fastcni.kernel import filters, sysctl, uapi, wire
-from fastcni.kit.links import links
+from fastcni.kit.links import find
 
 
 class Asked:
@@ -31,7 +31,7 @@ class Asked:
 def bridge(host):
     """recall() of a bridge br0 that is known."""
     run("ip", "link", "add", "br0", "type", "bridge")
-    ask = Asked(lambda: links.find(host.route, "br0"))
+    ask = Asked(lambda: find.link(host.route, "br0"))
 
     def recall():
         return host.recall(("link", "br0"), ask)
@@ -90,7 +90,7 @@ def test_what_happens_to_other_links_wakes_nobody(bridge, host):
 
 def test_addresses_are_asked_for_again_when_one_comes_or_goes(bridge, host):
     index = bridge().index
-    ask = Asked(lambda: links.addresses_of(host.route, index, [uapi.AF_INET]))
+    ask = Asked(lambda: find.addresses(host.route, index, [uapi.AF_INET]))
 
     def recall():
         return [item.packed[-1] for item in host.recall(("addresses", index, uapi.AF_INET), ask)]
@@ -132,12 +132,12 @@ def test_a_change_between_question_and_answer_is_not_missed(bridge, host):
     run("ip", "link", "set", "br0", "name", "br1")
 
     def slow():
-        link = links.find(host.route, "br1")
+        link = find.link(host.route, "br1")
         run("ip", "link", "set", "br1", "mtu", str(link.mtu - 10))
         return link
 
     first = host.recall(("link", "br1"), slow)
-    assert host.recall(("link", "br1"), lambda: links.find(host.route, "br1")).mtu < first.mtu
+    assert host.recall(("link", "br1"), lambda: find.link(host.route, "br1")).mtu < first.mtu
 
 
 def test_what_the_kernel_had_to_drop_may_have_been_anything(bridge, host, monkeypatch):
@@ -155,10 +155,10 @@ def test_what_the_kernel_had_to_drop_may_have_been_anything(bridge, host, monkey
 def test_more_links_than_a_filter_holds_are_asked_for_again(host, bridge):
     for n in range(filters.MOST_LINKS + 5):
         run("ip", "link", "add", f"br-{n}", "type", "bridge")
-        assert links.on_host(host, f"br-{n}").name == f"br-{n}"
+        assert find.host_link(host, f"br-{n}").name == f"br-{n}"
     run("ip", "link", "set", "br0", "mtu", "1300")
     run("ip", "link", "set", "br-66", "mtu", "1300")
-    assert bridge().mtu == 1300 and links.on_host(host, "br-66").mtu == 1300
+    assert bridge().mtu == 1300 and find.host_link(host, "br-66").mtu == 1300
 
 
 def test_what_did_not_fit_the_buffer_is_not_missed(bridge, host):
@@ -177,14 +177,14 @@ def test_an_address_that_comes_while_they_are_read_is_not_missed(bridge, host):
     index = bridge().index
 
     def slow():
-        found = links.addresses_of(host.route, index, [uapi.AF_INET])
+        found = find.addresses(host.route, index, [uapi.AF_INET])
         run("ip", "addr", "replace", "10.1.1.7/24", "dev", "br0")
         return found
 
     key = ("addresses", index, uapi.AF_INET)
     host.recall(key, slow)
     run("ip", "addr", "add", "10.1.1.8/24", "dev", "br0")
-    assert len(host.recall(key, lambda: links.addresses_of(host.route, index, [uapi.AF_INET]))) == 2
+    assert len(host.recall(key, lambda: find.addresses(host.route, index, [uapi.AF_INET]))) == 2
 
 
 def test_a_table_changed_while_it_is_read_is_not_remembered(host):
@@ -203,7 +203,7 @@ def test_many_threads_see_what_is_there(bridge, host):
         sock = wire.open_socket()
         while not stop.is_set():
             before = state[0]
-            mtu = host.recall(("link", "br0"), lambda: links.find(sock, "br0")).mtu
+            mtu = host.recall(("link", "br0"), lambda: find.link(sock, "br0")).mtu
             seen.append(before <= mtu)
         sock.close()
 

@@ -2,7 +2,7 @@
 
 from fastcni.kernel import kinds, uapi
 from fastcni.kit.call.conf import read_mac
-from fastcni.kit.links import links, routing
+from fastcni.kit.links import find, routing
 from fastcni.spec import address as addresses
 from fastcni.spec import errors
 from fastcni.spec import result as results
@@ -34,7 +34,7 @@ def container_interface(req, previous):
 
 def inside_link(pod, entry):
     """The Link of an entry inside the pod, its MAC compared."""
-    link = links.find(pod.inside, entry["name"])
+    link = find.link(pod.inside, entry["name"])
     if link is None:
         raise wrong(f"Interface name {entry['name']} not found")
     same_mac(entry, link, "Interface")
@@ -55,7 +55,7 @@ def _mac(text):
 
 def addresses_and_routes(pod, link, previous):
     """Every address of prevResult is on the link with a route to its prefix; every route is in its table."""
-    present = {(item.packed, item.prefix) for item in links.addresses_of(pod.inside, link.index)}
+    present = {(item.packed, item.prefix) for item in find.addresses(pod.inside, link.index)}
     tables = _Tables(pod, link, present)
     for ip in previous.get("ips", ()):
         packed, prefix = addresses.read_cidr(ip["address"])
@@ -96,7 +96,7 @@ class _Tables:
         if self.chosen is None:         # most pods need none, and nobody asks
             rules = routing.rules(self.pod.inside, routing.families_of(self.sources))
             self.chosen = {it.table for it, _ in rules if it.host and it.source in self.sources}
-            master = links.find(self.pod.inside, index=self.master) if self.master else None
+            master = find.link(self.pod.inside, index=self.master) if self.master else None
             if master and master.kind == "vrf":
                 self.chosen.add(kinds.vrf_table(master))
         return self.chosen

@@ -14,7 +14,7 @@ each with a comment. A bridge's policy lasts as long as the bridge.
 
 from fastcni.kit.firewall import iptables
 from fastcni.kit.firewall.forward_iptables import TABLE, leads
-from fastcni.kit.links import links
+from fastcni.kit.links import find
 
 STAGE_1, STAGE_2 = "CNI-ISOLATION-STAGE-1", "CNI-ISOLATION-STAGE-2"
 WORDS = "CNI firewall plugin rules (ingressPolicy: {})"
@@ -75,7 +75,7 @@ def gc(req):
         return
     for program in iptables.PROGRAMS.values():
         lines = iptables.read_if_there(req, program, TABLE)
-        lost = [line for line in lines if (name := bridge_of(line)) and not links.on_host(req.host, name)]
+        lost = [line for line in lines if (name := bridge_of(line)) and not find.host_link(req.host, name)]
         iptables.remove(req, program, lines, lost, table=TABLE)
         for rule in lost:
             req.release(f"{program} rule {rule}")

@@ -27,7 +27,7 @@ from fastcni.kernel import nft
 from fastcni.kit.firewall import elements, spoofcheck
 from fastcni.kit.firewall.masquerade_nft import COMMENT, FAMILY, TABLE
 from fastcni.kit.firewall.spoofcheck import IFNAMSIZ, ifname_key
-from fastcni.kit.links import links
+from fastcni.kit.links import find
 
 BRIDGES, SAME, ISOLATED = "ingress-bridges", "ingress-same", "ingress-isolated"
 CHAIN, RULES = "ingress-policy", 2
@@ -87,7 +87,7 @@ def missing(req, conf):
 def gc(req):
     """Delete the policies of bridges that are no more, and what pods have that are not valid any more."""
     lost = [(name, key) for name, key, _ in store().every(req.host.firewall)
-            if not links.on_host(req.host, bridge_of(key))]
+            if not find.host_link(req.host, bridge_of(key))]
     store().remove(req, lost)
     for name, key in lost:
         req.release(f"element of nftables {TABLE} {name}", f"bridge: {bridge_of(key)}")

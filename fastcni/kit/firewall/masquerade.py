@@ -46,7 +46,7 @@ class Masquerade:
 
     def delete(self, req, found, given):
         """Take back what ADD did, in whichever backend and by whichever implementation; packed addresses, as
-        links.delete_inside() returns them."""
+        remove.pod_link() returns them."""
         if not self.wanted:
             return
         from fastcni.kit.firewall import masquerade_iptables, masquerade_nft

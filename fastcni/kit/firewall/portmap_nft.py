@@ -58,7 +58,7 @@ from fastcni.kit.call import names
 from fastcni.kit.firewall import elements
 from fastcni.kit.firewall.masquerade_nft import COMMENT, FAMILIES, FAMILY, TABLE
 from fastcni.kit.firewall.port_mappings import PROTOCOLS
-from fastcni.kit.links import links
+from fastcni.kit.links import find, pairs
 from fastcni.spec import address as addresses
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
@@ -112,7 +112,7 @@ def mark_with_link(req, conf):
     names no such end, or more than one, the mark has none.
     """
     mark, interfaces = names.mark(req), conf.previous.get("interfaces", ())
-    index = links.host_end(req, [it["name"] for it in interfaces if it["name"] and not it.get("sandbox")])
+    index = pairs.host_end(req, [it["name"] for it in interfaces if it["name"] and not it.get("sandbox")])
     hashes, _, words = mark.partition(", ")
     return f"{hashes}, {LINK}{index}, {words}" if index else mark
 
@@ -121,7 +121,7 @@ def is_dead(req, comment):
     """Is the link gone that the comment of an element names? If it names none, the pod counts as alive."""
     _, _, words = comment.partition(", ")
     index = words.removeprefix(LINK).partition(",")[0] if words.startswith(LINK) else ""
-    return index.isdecimal() and links.find(req.host.route, index=int(index)) is None
+    return index.isdecimal() and find.link(req.host.route, index=int(index)) is None
 
 
 def owner(comment):

@@ -5,7 +5,7 @@ from errno import EADDRNOTAVAIL, EEXIST, ENODEV, EOPNOTSUPP, EXFULL
 from fastcni._netlink import Batch
 from fastcni.kernel import rtnl, uapi, wire
 from fastcni.kit.call.conf import read_requested_mac
-from fastcni.kit.links import links
+from fastcni.kit.links import change, find, veth
 from fastcni.spec import address as addresses
 from fastcni.spec import errors
 from fastcni.spec.config import check_ifname
@@ -27,7 +27,7 @@ def ensure(host, conf, undo):
     Raises CniError where the name is another link's, and with code 11 when the bridge went away under us.
     """
     sock = host.route
-    bridge = links.on_host(host, conf.name) or create(sock, conf, undo)
+    bridge = find.host_link(host, conf.name) or create(sock, conf, undo)
     if bridge is None:
         raise CniError(errors.TRY_AGAIN_LATER, f'bridge "{conf.name}" was deleted while the pod was added')
     check_kind(bridge, errors.INTERNAL, f'failed to create bridge "{conf.name}": ')
@@ -52,7 +52,7 @@ def promiscuous(bridge):
 
 def create(sock, conf, undo):
     """A new bridge with a MAC of its own, which no port's can change; another ADD may have been first."""
-    batch = rtnl.new_bridge(Batch(), conf.name, address=links.random_mac(), mtu=conf.mtu,
+    batch = rtnl.new_bridge(Batch(), conf.name, address=veth.random_mac(), mtu=conf.mtu,
                             vlan_filtering=conf.vlans.wanted,
                             what=f'failed to create bridge "{conf.name}": could not add "{conf.name}"')
     try:
@@ -63,28 +63,28 @@ def create(sock, conf, undo):
             raise conf.vlans.refused(e) from e
         if e.errno != EEXIST:
             raise
-        return links.find(sock, conf.name)
-    return echo if echo and echo.kind else links.find(sock, conf.name)
+        return find.link(sock, conf.name)
+    return echo if echo and echo.kind else find.link(sock, conf.name)
 
 
 def set_back_unused(sock, bridge):
     """The way back of setting the bridge up and promiscuous, unless another pod is on it by now."""
-    if links.find(sock, index=bridge.index) and not links.ports(sock, bridge):
+    if find.link(sock, index=bridge.index) and not find.port_count(sock, bridge):
         wire.exchange(sock, rtnl.set_link(Batch(), bridge.index, up=bridge.up, promisc=promiscuous(bridge),
                                           what=f'set bridge "{bridge.name}" as it was'))
 
 
 def delete_unused(sock, name):
     """The rollback of create(): delete the bridge unless another pod is on it by now."""
-    bridge = links.find(sock, name)
-    if bridge and not links.ports(sock, bridge):
-        links.delete_by_name(sock, name)
+    bridge = find.link(sock, name)
+    if bridge and not find.port_count(sock, bridge):
+        change.delete_by_name(sock, name)
 
 
 def add_port(req, pod, bridge, conf, undo):
     """The pod's veth pair, its host end on the bridge: (host Link, inside Link). CniError 11 says that it is full."""
     try:
-        host, inside = links.add_veth(req, pod, undo, mtu=conf.mtu, master=bridge.index, mac=read_requested_mac(req),
+        host, inside = veth.add(req, pod, undo, mtu=conf.mtu, master=bridge.index, mac=read_requested_mac(req),
                                      ipv6=conf.ipv6)
     except wire.NetlinkError as e:
         if e.errno != EXFULL:
@@ -105,11 +105,11 @@ def full(name, code):
 def status(req, name):
     """STATUS: a link of that name is a bridge. One that is missing is fine, ADD makes it. A full one is a warning: its
     pods have their network. Raises CniError 50."""
-    bridge = links.on_host(req.host, name)
+    bridge = find.host_link(req.host, name)
     if bridge is None:
         return
     check_kind(bridge, errors.PLUGIN_NOT_AVAILABLE)
-    if links.ports(req.host.route, bridge) >= MOST_PORTS:
+    if find.port_count(req.host.route, bridge) >= MOST_PORTS:
         req.warn(str(full(name, errors.TRY_AGAIN_LATER)))
 
 
@@ -149,7 +149,7 @@ def compare(host, link, gateways):
     missing, conflicts = [], {}
     for family in dict.fromkeys(rtnl.family_of(packed) for packed, _ in gateways):
         found = host.recall(("addresses", link.index, family),
-                            lambda: links.addresses_of(host.route, link.index, [family]))   # noqa: B023 - asked here
+                            lambda: find.addresses(host.route, link.index, [family]))   # noqa: B023 - asked here
         present = [(item.packed, item.prefix) for item in found]
         new = [each for each in gateways if rtnl.family_of(each[0]) == family and each not in present]
         missing += new
@@ -162,7 +162,7 @@ def compare(host, link, gateways):
 
 def restore_addresses(sock, bridge, leg, added, deleted):
     """The way back of ensure_addresses(), while our pod is the only one on the bridge: others count on them."""
-    if links.ports(sock, bridge) > (2 if leg else 1):
+    if find.port_count(sock, bridge) > (2 if leg else 1):
         return
     batch, link = Batch(), leg or bridge
     for packed, prefix in added:

@@ -8,7 +8,8 @@ from fastcni.kernel import rtnl, wire
 from fastcni.kit.call import ipam
 from fastcni.kit.call.conf import ENDINGS, check_families, keys_of, read_ipv6, read_own_dns
 from fastcni.kit.call.undo import every
-from fastcni.kit.links import links
+from fastcni.kit.links import change, configure, find, remove, veth
+from fastcni.kit.links.pod import Pod, interface
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 
@@ -33,23 +34,23 @@ def create(req, pod, undo, kind, *, sock=None, master=None, why=None, mtu=0, mac
 
     It is made with a random name first: the kernel refuses one that somebody has on the parent's side.
     """
-    name = links.random_name()
+    name = veth.random_name()
     batch = rtnl.new_link(Batch(), name, kind, pod.netns_fd, parent=master.index if master else 0, mtu=mtu,
                           address=mac, data=data, what=f"failed to create {kind}")
     try:
-        with undo.request(links.delete_by_name, pod.inside, name):
+        with undo.request(change.delete_by_name, pod.inside, name):
             wire.exchange(sock or pod.inside, batch)
     except wire.NetlinkError as e:
         if master is None:
             raise
         words = [f'the master is "{master.name}"', *([why[e.errno]] if e.errno in why else [])]
         raise CniError(errors.INTERNAL, str(e), "; ".join(words)) from e
-    return rename(req, pod, undo, links.made(pod.inside, name), kind)
+    return rename(req, pod, undo, find.new_link(pod.inside, name), kind)
 
 
 def rename(req, pod, undo, link, words):
     """Name a new link in the pod CNI_IFNAME. The rollback deletes it, whatever its name is."""
-    undo(links.delete_by_index, pod.inside, link.index)
+    undo(change.delete_by_index, pod.inside, link.index)
     wire.exchange(pod.inside, rtnl.set_link(Batch(), link.index, name=req.ifname,
                                             what=f'failed to rename {words} to "{req.ifname}"'))
     link.name = req.ifname
@@ -60,7 +61,7 @@ def attach(req, conf, undo, pod, link, *, given=None, arp_notify=False, ndisc_no
     """The second half of ADD: the addresses of IPAM, if there is any, or of the result that is `given`, and the link
     up. The result."""
     result = addresses(req, conf, undo, given)
-    return configure(req, conf, pod, link, result, arp_notify=arp_notify, ndisc_notify=ndisc_notify)
+    return bring_up(req, conf, pod, link, result, arp_notify=arp_notify, ndisc_notify=ndisc_notify)
 
 
 def addresses(req, conf, undo, given=None):
@@ -72,14 +73,14 @@ def addresses(req, conf, undo, given=None):
     return result
 
 
-def configure(req, conf, pod, link, result, *, arp_notify=False, ndisc_notify=False):
+def bring_up(req, conf, pod, link, result, *, arp_notify=False, ndisc_notify=False):
     """The link up, with what addresses() says; the whole result."""
     if result:
-        links.configure(pod, link, result, ipv6=conf.ipv6, dad=conf.enable_dad, arp_notify=arp_notify,
+        configure.pod_link(pod, link, result, ipv6=conf.ipv6, dad=conf.enable_dad, arp_notify=arp_notify,
                         ndisc_notify=ndisc_notify)
     else:
-        links.configure(pod, link, result, ipv6=conf.ipv6)
-    return whole(conf, result, links.interface(link, req.netns))
+        configure.pod_link(pod, link, result, ipv6=conf.ipv6)
+    return whole(conf, result, interface(link, req.netns))
 
 
 def whole(conf, result, interface):
@@ -98,7 +99,7 @@ def of_interface_0(given):
 def delete(req, conf):
     # The link first: an address is free to be given again only when nobody has it any more.
     steps = prepare_ipam_delete(req, conf)
-    every((links.delete_inside, req), *steps)
+    every((remove.pod_link, req), *steps)
 
 
 def prepare_ipam_delete(req, conf):
@@ -112,7 +113,7 @@ def check(req, conf, kind=None):
     if conf.layer3:
         ipam.check(req)
     previous = checks.prev_result(req)
-    pod = links.Pod(req)
+    pod = Pod(req)
     link = checks.inside_link(pod, checks.container_interface(req, previous))
     if kind and link.kind != kind:
         raise checks.wrong(f"Error: Container interface {link.name} not of type {kind}")

@@ -2,7 +2,7 @@
 
 from fastcni.kernel import rtnl, sysfs, uapi, wire
 from fastcni.kit.call.conf import read_mac
-from fastcni.kit.links import links
+from fastcni.kit.links import find
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 
@@ -43,7 +43,7 @@ class Selector:
         Raises CniError 11 where it is not there now."""
         link, name, why = None, "", "failed to find physical interface"
         if self.device:
-            link, why = links.find(host, self.device), "Link not found"
+            link, why = find.link(host, self.device), "Link not found"
             if link is None:            # its pod has ended without DEL: it comes back by itself, under the pod's name
                 link, name = first(host, "alias", self.device), self.device
         elif self.hwaddr:
@@ -106,7 +106,7 @@ def first_of(sock, *folders):
     """
     for folder in folders:
         for name in sysfs.names(folder):
-            link = links.find(sock, name)
+            link = find.link(sock, name)
             if link and link.mac == sysfs.read(f"{folder}/{name}/address"):
                 return link
     return None

@@ -3,7 +3,7 @@
 from errno import EBUSY
 
 from fastcni.kernel import rtnl, uapi, wire
-from fastcni.kit.links import links
+from fastcni.kit.links import find
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 
@@ -27,7 +27,7 @@ class Master:
         """Its Link. Raises CniError 7 where there is none."""
         if not self.name:
             return default_link(self.sock(pod))
-        link = links.find(pod.inside, self.name) if self.in_container else links.on_host(req.host, self.name)
+        link = find.link(pod.inside, self.name) if self.in_container else find.host_link(req.host, self.name)
         if link is None:
             raise missing(f'failed to lookup master "{self.name}": Link not found')
         return link
@@ -39,7 +39,7 @@ class Master:
         """
         if self.in_container:
             return
-        if self.name and not links.on_host(req.host, self.name):
+        if self.name and not find.host_link(req.host, self.name):
             raise CniError(errors.PLUGIN_NOT_AVAILABLE, f'master "{self.name}" is not there: Link not found')
         if not self.name:
             try:
@@ -60,7 +60,7 @@ def default_link(sock):
             route = rtnl.read_route(payload) if kind == uapi.RTM_NEWROUTE else None
             if (route and not route.prefix and route.kind == uapi.RTN_UNICAST and route.table == uapi.RT_TABLE_MAIN
                     and route.index):
-                return links.find(sock, index=route.index)
+                return find.link(sock, index=route.index)
     raise missing("no default route interface found")
 
 

@@ -6,7 +6,8 @@ back what the other has lent.
 
 from fastcni._netlink import Batch
 from fastcni.kernel import netns, rtnl, wire
-from fastcni.kit.links import links
+from fastcni.kit.links import find
+from fastcni.kit.links.pod import Pod
 from fastcni.spec import errors
 from fastcni.spec.config import check_ifname
 from fastcni.spec.errors import CniError
@@ -41,16 +42,16 @@ def lend(req, pod, undo, link, name):
     check_free(inside, link, req.ifname)
     undo(put_back, req.ifname, host, inside, link, name)
     move(link, host, inside, req.ifname, name)
-    return links.made(pod.inside, req.ifname)
+    return find.new_link(pod.inside, req.ifname)
 
 
 def put_back(ifname, host, inside, link, name):
     """The way back of lend(): the link is as `link` says."""
-    lent = links.find(inside.sock, ifname)
+    lent = find.link(inside.sock, ifname)
     if lent and lent.alias == name:
         check_free(host, lent, link.name)
         move(lent, inside, host, link.name, link.alias)
-    found = links.find(host.sock, link.name)
+    found = find.link(host.sock, link.name)
     if found:                           # else nobody has it any more
         mac = link.address if link.address != found.address else None   # some drivers take none, not even the same
         wire.exchange(host.sock, rtnl.set_link(Batch(), found.index, up=link.up, address=mac, master=link.master,
@@ -64,8 +65,8 @@ def give_back(req, mac):
     """
     if req.netns_gone():
         return
-    pod = links.Pod(req)
-    link = links.find(pod.inside, req.ifname)
+    pod = Pod(req)
+    link = find.link(pod.inside, req.ifname)
     if link is None:
         return
     name = name_on_host(link)
@@ -92,7 +93,7 @@ def name_on_host(link):
 
 def check_free(side, link, name):
     """Raises CniError where the side has a link of that name; one that has not moved keeps its addresses."""
-    if links.find(side.sock, name):
+    if find.link(side.sock, name):
         raise CniError(errors.INTERNAL, f'failed to rename host device "{link.name}" to "{name}": File exists',
                        side.taken)
 
@@ -104,7 +105,7 @@ def move(link, here, there, name, alias):
                                                 what=f'failed to move link "{link.name}"'))
     except wire.NetlinkError:
         # Somebody may have taken the name since check_free(): then it has moved, but is still called as before.
-        strayed = links.find(there.sock, link.name) if not links.find(here.sock, link.name) else None
+        strayed = find.link(there.sock, link.name) if not find.link(here.sock, link.name) else None
         if strayed:
             wire.exchange(there.sock, rtnl.move_link(Batch(), strayed.index, here.fd, link.name, link.alias))
         raise

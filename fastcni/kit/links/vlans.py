@@ -4,7 +4,7 @@ from errno import EEXIST, EOPNOTSUPP, EXFULL
 
 from fastcni._netlink import Batch
 from fastcni.kernel import rtnl, uapi, wire
-from fastcni.kit.links import bridges, links
+from fastcni.kit.links import bridges, change, find, veth
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 
@@ -122,10 +122,10 @@ def ensure_leg(host, bridge, keys, undo):
     """The host's own foot in a VLAN, <bridge>.<vlan>: one end of a veth pair, the other a port of the bridge. It gets
     the gateway addresses. Made once, never deleted."""
     sock, name = host.route, leg_name(bridge.name, keys.vlan)
-    leg = links.on_host(host, name)
+    leg = find.host_link(host, name)
     if leg:
         return leg
-    port, port_mac, leg_mac = links.random_name(), links.random_mac(), links.random_mac()
+    port, port_mac, leg_mac = veth.random_name(), veth.random_mac(), veth.random_mac()
     batch = rtnl.new_veth(Batch(), port, name, None, host_mac=port_mac, peer_mac=leg_mac, mtu=bridge.mtu,
                           master=bridge.index, what=f'failed to create vlan interface: could not add "{name}"')
     try:
@@ -134,11 +134,11 @@ def ensure_leg(host, bridge, keys, undo):
     except wire.NetlinkError as e:
         if e.errno == EXFULL:
             raise bridges.full(bridge.name, errors.TRY_AGAIN_LATER) from e
-        leg = links.find(sock, name) if e.errno == EEXIST else None
+        leg = find.link(sock, name) if e.errno == EEXIST else None
         if leg is None:
             raise
         return leg                      # another ADD was first
-    end, leg = links.made(sock, port), links.made(sock, name)
+    end, leg = find.new_link(sock, port), find.new_link(sock, name)
     for each in (port, name):           # as on the bridge: no pod tells the host about routers
         host.offer_ipv6(each, "accept_ra", "0")
     batch = Batch()
@@ -151,5 +151,5 @@ def ensure_leg(host, bridge, keys, undo):
 
 def delete_unused_leg(sock, bridge, name):
     """The rollback of ensure_leg(), while only our pod and the leg are on the bridge."""
-    if links.ports(sock, bridge) <= 2:
-        links.delete_by_name(sock, name)
+    if find.port_count(sock, bridge) <= 2:
+        change.delete_by_name(sock, name)

@@ -6,7 +6,7 @@ from fastcni._netlink import Batch
 from fastcni.kernel import rtnl, uapi, wire
 from fastcni.kit.call import names
 from fastcni.kit.call.undo import every
-from fastcni.kit.links import announced, links
+from fastcni.kit.links import announced, change, find, veth
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 
@@ -28,9 +28,9 @@ def add(req, mtu, undo):
     """A new ifb as a Link, up. One that a pod without DEL has left is replaced. Raises CniError, NetlinkError."""
     for name in names_of(req):
         link = create(req, name, mtu, undo)
-        left = None if link else links.find(req.host.route, name)
+        left = None if link else find.link(req.host.route, name)
         if left and is_ours(req, left):
-            links.delete_by_name(req.host.route, name)
+            change.delete_by_name(req.host.route, name)
             link = create(req, name, mtu, undo)
         if link:
             return link
@@ -40,15 +40,15 @@ def add(req, mtu, undo):
 def create(req, name, mtu, undo):
     """The Link, None where the name is taken."""
     sock = req.host.route
-    batch = rtnl.new_ifb(Batch(), name, address=links.random_mac(), mtu=mtu, what="adding link")
+    batch = rtnl.new_ifb(Batch(), name, address=veth.random_mac(), mtu=mtu, what="adding link")
     try:
-        with undo.request(links.delete_by_name, sock, name):
+        with undo.request(change.delete_by_name, sock, name):
             link = rtnl.first_link(wire.exchange(sock, batch))
     except wire.NetlinkError as e:
         if e.errno != EEXIST:
             raise
         return None
-    link = link or links.made(sock, name)       # Linux before 6.2 does not echo
+    link = link or find.new_link(sock, name)       # Linux before 6.2 does not echo
     alias = f"{MARK}{names.mark(req)}".encode()[:ALIAS_BYTES].decode("utf-8", "ignore")
     wire.exchange(sock, rtnl.set_alias(Batch(), link.index, alias, what=f"set the alias of {name}"))
     return link
@@ -56,7 +56,7 @@ def create(req, name, mtu, undo):
 
 def of(req):
     """[Link] of this attachment's: ours first, then what the Go plugin has made for the container."""
-    shared, own = (links.find(req.host.route, name) for name in names_of(req))
+    shared, own = (find.link(req.host.route, name) for name in names_of(req))
     found = [own] if own else []
     if shared and (is_ours(req, shared) or not shared.alias.startswith(MARK)):
         found.append(shared)
