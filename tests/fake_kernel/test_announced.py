@@ -4,13 +4,13 @@ import struct
 from errno import EBUSY, ENOBUFS, ENODEV
 
 import pytest
-from fake_kernel.kernel import FakeKernel, Socket, ack, message
-from fake_kernel.node import Link, Node, attr
 
 from fastcni.kernel import rtnl, uapi, wire
 from fastcni.kit.call.request import Request
 from fastcni.kit.links import announced
 from fastcni.spec.errors import CniError
+from fastcni.testing.fake_node import Link, Node, attr
+from fastcni.testing.fake_sockets import FakeKernel, Socket, ack, message
 
 
 def now(fn, *args):

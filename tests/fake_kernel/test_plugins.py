@@ -1,12 +1,12 @@
 """Whole plugins on a model of a node: what they send, and what is left when any of it is refused."""
 
 import pytest
-from fake_kernel.conftest import POD_PATH
-from fake_kernel.node import HOST, POD
 
 from fastcni.kernel import nft, uapi
 from fastcni.plugins import host_local
 from fastcni.server.configurations import Configurations
+from fastcni.testing.fake_node import HOST, POD
+from fastcni.testing.fake_runtime import POD_PATH
 
 NETWORKS = {
     "loopback": ("loopback", {}),

@@ -3,13 +3,13 @@
 import struct
 
 import pytest
-from fake_kernel.node import Link, Node, attr
 from pyroute2.netlink.rtnl.ifaddrmsg import ifaddrmsg
 from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
 from pyroute2.netlink.rtnl.rtmsg import rtmsg
 
 from fastcni._netlink import Batch, attributes, messages
 from fastcni.kernel import nft, rtnl, uapi
+from fastcni.testing.fake_node import Link, Node, attr
 
 ACK, CREATE, EXCL, ECHO = 0x4, 0x400, 0x200, 0x8
 ADDRESS, GATEWAY = bytes((10, 22, 0, 5)), bytes((10, 22, 0, 1))

@@ -4,10 +4,10 @@ import struct
 from errno import EEXIST, EINTR, ENOBUFS, ENOENT, ENOTSUP, EPERM
 
 import pytest
-from fake_kernel.kernel import FakeKernel, Socket, ack, done, message
 
 from fastcni._netlink import Batch, messages
 from fastcni.kernel import nft, rtnl, uapi, wire
+from fastcni.testing.fake_sockets import FakeKernel, Socket, ack, done, message
 
 LINK = rtnl.ifinfomsg(7)
 DUMP_INTR = uapi.NLM_F_DUMP_INTR

@@ -12,7 +12,6 @@ from unittest.mock import Mock
 
 import orjson
 import pytest
-from conftest import needs_root
 
 from fastcni.bench import echo, report, run, tables
 from fastcni.bench.calls import CallFailed, Flow, Running
@@ -23,6 +22,7 @@ from fastcni.bench.sides import another
 from fastcni.cli import entry_point
 from fastcni.server import cpu_latency
 from fastcni.spec.errors import CniError
+from fastcni.testing import needs_root
 
 ONE_TO_100 = [float(n) for n in range(1, 101)]
 

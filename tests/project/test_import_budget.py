@@ -7,11 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import needs_root
 
 import fastcni
 from fastcni.launcher.install import base_interpreter, checked_interpreter, install
 from fastcni.plugins import TABLE
+from fastcni.testing import needs_root
 
 FORBIDDEN = {"orjson", "json", "re", "dataclasses", "typing", "ipaddress", "socket", "subprocess", "logging", "pathlib",
              "enum", "contextlib", "functools", "collections", "asyncio", "inspect"}

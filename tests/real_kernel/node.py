@@ -4,56 +4,25 @@ The witnesses are `ip -j`, `nft -j` and pyroute2; what they say comes as plain l
 """
 
 import contextlib
-import ctypes
 import json
-import os
 import select
 import socket
-import subprocess
 import sys
 import time
-import uuid
 from pathlib import Path
 
 from pyroute2 import IPSet
 
-from fastcni.handle import handle
+from fastcni.testing.namespaces import Inside, run
+from fastcni.testing.real_runtime import RealRuntime, cid_of
+from fastcni.testing.witnesses import addresses, eventually, ip_json, links, routes, set_sysctl, sysctl
 
-CLONE_NEWNET = 0x40000000
-libc = ctypes.CDLL(None, use_errno=True)
+__all__ = ["Inside", "Node", "addresses", "arrives_by", "cid_of", "elements", "eventually", "ip_json", "links",
+           "members", "routes", "rules", "run", "set_sysctl", "source_seen", "sysctl"]
 OUTSIDE = {4: "192.0.2.9", 6: "2001:db8::9"}                # what pods have no route to of their own
 PKTINFO = {4: (socket.IPPROTO_IP, 8, 8), 6: (socket.IPPROTO_IPV6, 49, 50)}      # linux/in.h, in6.h: set, received as
 AGAIN = 0.3                                                 # seconds until a datagram is sent once more
 COMMON_FILES = ("last_reserved_ip.", "lock", ".fastcni.index")      # of a host-local directory: nobody's
-
-
-def run(*command, stdin=None, check=True):
-    """Run a program in the test's namespace; its standard output."""
-    done = subprocess.run([str(word) for word in command], capture_output=True, text=True, input=stdin)
-    assert not check or done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
-    return done.stdout
-
-
-def ip_json(*words, netns=None):
-    out = run("ip", *(["-n", netns] if netns else []), "-j", *words)
-    return json.loads(out) if out.strip() else []
-
-
-def links(netns=None):
-    """{name: `ip -j -d link` of it}"""
-    return {item["ifname"]: item for item in ip_json("-d", "link", netns=netns)}
-
-
-def addresses(name, netns=None):
-    """The global addresses of a link, as CIDR texts."""
-    return [f"{item['local']}/{item['prefixlen']}" for link in ip_json("addr", "show", "dev", name, netns=netns)
-            for item in link["addr_info"] if item["scope"] == "global"]
-
-
-def routes(netns=None, family=4):
-    """{(dst, gateway or ""): route} of the main table, without link-local ones."""
-    found = ip_json(f"-{family}", "route", netns=netns)
-    return {(item["dst"], item.get("gateway", "")): item for item in found if not item["dst"].startswith("fe80")}
 
 
 def rules():
@@ -93,48 +62,6 @@ def _element(each):
     if isinstance(value, dict):
         value = value["goto"]["target"]
     return (key, value) if value else key
-
-
-def sysctl(name, netns=None):
-    with Inside(netns), open(f"/proc/sys/{name}") as file:
-        return file.read().strip()
-
-
-def set_sysctl(name, value):
-    with open(f"/proc/sys/{name}", "w") as file:
-        file.write(value)
-
-
-def eventually(claim, seconds=30.0):
-    """Wait until claim() holds: the kernel takes a dead namespace down in its own time."""
-    deadline = time.monotonic() + seconds
-    while not claim() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return claim()
-
-
-class Inside:
-    """`with Inside(name):` has the test's thread in a named namespace; None: where it is."""
-
-    def __init__(self, name):
-        self.name = name
-
-    def __enter__(self):
-        self.home = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
-        if self.name:
-            enter(f"/run/netns/{self.name}")
-
-    def __exit__(self, *_):
-        assert libc.setns(self.home, CLONE_NEWNET) == 0, "cannot come back from a namespace"
-        os.close(self.home)
-
-
-def enter(path):
-    fd = os.open(path, os.O_RDONLY)
-    status = libc.setns(fd, CLONE_NEWNET)
-    os.close(fd)
-    if status:
-        raise OSError(ctypes.get_errno(), f"cannot enter {path}")
 
 
 def source_seen(sender, receiver, address, wait=5.0):
@@ -185,11 +112,12 @@ def arrives_by(pod, source, family=4, device=""):
     return socket.if_indextoname(int.from_bytes(info[:4] if family == 4 else info[16:20], sys.byteorder))
 
 
-class Node:
+class Node(RealRuntime):
     """The runtime's part on one host: calls of plugins, and what is left on the node after them."""
 
     def __init__(self, folder, name):
-        self.data_dir, self.name, self.results = str(folder / "networks"), name, {}
+        super().__init__()
+        self.data_dir, self.name = str(folder / "networks"), name
 
     def behind(self, conf, *pods, **more):
         """ADD of a plugin that others are chained to: they have its result as prevResult from now on."""
@@ -241,45 +169,6 @@ class Node:
         ipam = self.host_local(*subnets, **({"routes": [{"dst": dst} for dst in routes]} if routes else {}))
         conf = {"cniVersion": "1.1.0", "name": "net-a", "type": "bridge", "bridge": "br0", "ipam": ipam, **keys}
         return {key: value for key, value in conf.items() if value is not None}
-
-    def call(self, command, conf, pod="", *, cid=None, ifname="eth0", plugin=None, env=None, defer=None,
-             host=None):
-        """One request as the runtime makes it; the Reply. `pod` is a namespace's name or a path."""
-        path = pod if not pod or pod.startswith("/") else f"/run/netns/{pod}"
-        if pod in self.results and isinstance(conf, dict):
-            conf = {"prevResult": self.results[pod], **conf}
-        variables = {"CNI_COMMAND": command, "CNI_CONTAINERID": cid or cid_of(pod), "CNI_NETNS": path,
-                     "CNI_IFNAME": ifname, "CNI_PATH": "/nowhere", "PATH": os.environ["PATH"], **(env or {})}
-        stdin = conf if isinstance(conf, bytes) else json.dumps(conf).encode()
-        kind = plugin or (conf.get("type") if isinstance(conf, dict) else "") or "bridge"
-        return handle(kind, {key: value for key, value in variables.items() if value is not None}, stdin,
-                      in_process=True, defer=defer, host=host)
-
-    def ok(self, command, conf, pod="", **more):
-        """A request that has to succeed; the answer's document, None without one."""
-        reply = self.call(command, conf, pod, **more)
-        assert reply.status == 0, reply.stdout.decode()
-        return json.loads(reply.stdout) if reply.stdout else None
-
-    def add(self, conf, pod, **more):
-        return self.ok("ADD", conf, pod, **more)
-
-    def check(self, conf, pod, result, **more):
-        self.ok("CHECK", {**conf, "prevResult": result}, pod, **more)
-
-    def delete(self, conf, pod, **more):
-        assert self.ok("DEL", conf, pod, **more) is None
-
-    def refused(self, command, conf, pod="", **more):
-        """A request that has to fail, by the book: status 1 and one error document, which is returned."""
-        reply = self.call(command, conf, pod, **more)
-        assert reply.status == 1, f"{command} should have failed: {reply.stdout.decode()}"
-        error = json.loads(reply.stdout)            # refuses a second document
-        assert set(error) <= {"code", "msg", "details"} and error["code"] > 0 and error["msg"]
-        return error
-
-    def check_refused(self, conf, pod, result, **more):
-        return self.refused("CHECK", {**conf, "prevResult": result}, pod, **more)["msg"]
 
     def held(self, network="net-a"):
         """{address: content} of a network's address files."""
@@ -345,8 +234,3 @@ def _lasting(ruleset):
         elif kind == "chain" and thing["name"].startswith("CNI-") and thing["table"] != "fastcni":
             found.append(thing["name"])
     return found
-
-
-def cid_of(pod):
-    """A container id for a pod's namespace name."""
-    return f"c-{os.path.basename(pod)}" if pod else f"c-{uuid.uuid4().hex[:8]}"

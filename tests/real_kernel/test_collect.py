@@ -5,11 +5,12 @@ import json
 import os
 
 import pytest
-from conftest import PEER, ip, needs_peer
+from conftest import PEER, needs_peer
 from real_kernel.node import cid_of, elements
 
 from fastcni.launcher.install import install
 from fastcni.runtime import CNI, Exec, InProcess, RuntimeConf, collect, parse_list
+from fastcni.testing.namespaces import ip
 
 FOREIGN_IPAM = """#!/bin/sh
 [ "$CNI_COMMAND" = ADD ] && echo '{"cniVersion":"1.0.0","ips":[{"address":"10.22.0.77/16"}]}'

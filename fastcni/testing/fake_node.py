@@ -9,10 +9,9 @@ import struct
 import sys
 from errno import EADDRNOTAVAIL, EEXIST, EIO, ENODEV, ENOENT, ESRCH
 
-from fake_kernel.kernel import NLM_F_ACK, NLM_F_DUMP, NLM_F_ECHO, Socket, ack, done, message
-
 from fastcni._netlink import attribute_list, attributes, messages
 from fastcni.kernel import nft, uapi
+from fastcni.testing.fake_sockets import NLM_F_ACK, NLM_F_DUMP, NLM_F_ECHO, Socket, ack, done, message
 
 HOST, POD = "host", "pod"
 CREATE = 0x400

@@ -1,0 +1,113 @@
+"""Requests to whole plugins without root: wire, namespaces and sysctls lead to a model of a node."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fastcni.handle import handle
+from fastcni.kernel import netns, sysctl, wire
+from fastcni.kit.firewall import iptables
+from fastcni.kit.ipam import store
+from fastcni.testing.fake_node import HOST, POD, Node
+
+POD_PATH = "/run/netns/a-pod-that-is-not-there"
+
+
+class FakeRuntime:
+    """`status, document = fake_runtime("ADD", conf)`: requests as a runtime makes them, to plugins on a fake node.
+
+    node     the Node, a fresh one at first and after fresh()
+    pods     {path of a namespace: its name in the Node}; remove one, and its path does not exist any more
+    decode   for handle(), to decode a configuration as a server does
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.count, self.decode = folder, 0, None
+        self.fresh()
+
+    def fresh(self, refuse: int = -1) -> None:
+        """Replace the node by a new one that answers request number `refuse` with EIO; -1: none."""
+        self.node, self.pods, self.count = Node(refuse), {POD_PATH: POD}, self.count + 1
+
+    @property
+    def data(self) -> Path:
+        """The directory of host-local's files, one for each Node."""
+        return self.folder / str(self.count)
+
+    def held(self) -> list[str]:
+        """The addresses that host-local holds."""
+        return sorted(path.name for path in self.data.glob("*/*") if path.name[0].isdigit())
+
+    def conf(self, kind: str, **keys: Any) -> dict[str, Any]:
+        """A network configuration for the plugin `kind`, with host-local; `keys` over it."""
+        ipam = {"type": "host-local", "subnet": "10.22.0.0/16", "dataDir": str(self.data),
+                "routes": [{"dst": "0.0.0.0/0"}]}
+        return {"cniVersion": "1.1.0", "name": "net", "type": kind, "ipam": ipam} | keys
+
+    def __call__(self, command: str, conf: dict[str, Any], **env: str) -> tuple[int, Any]:
+        """(exit status, the document on stdout or None). `env`: CNI variables over the usual ones."""
+        env = {"CNI_COMMAND": command, "CNI_CONTAINERID": "c1", "CNI_NETNS": POD_PATH, "CNI_IFNAME": "eth0",
+               "CNI_PATH": "/nowhere"} | env
+        reply = handle(conf["type"], env, json.dumps(conf).encode(), defer=lambda fn, *args: fn(*args), in_process=True,
+                       decode=self.decode)
+        assert all(sock.closed for sock in self.node.sockets), f"{command} left a socket open"
+        assert self.node.here == HOST, f"{command} left its thread in another namespace"
+        return reply.status, json.loads(reply.stdout or "null")
+
+
+@pytest.fixture
+def fake_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is sent goes to a fake_sockets.Socket, and what is received comes from its queue."""
+    def send(sock, data):
+        if wire.show:
+            wire.show(">", data)
+        sock.send(data)
+
+    monkeypatch.setattr(wire, "send", send)
+    monkeypatch.setattr(wire, "receive", lambda sock, *limits: sock.receive(*limits))
+
+
+@pytest.fixture
+def fake_runtime(tmp_path: Path, fake_sockets: None, monkeypatch: pytest.MonkeyPatch) -> FakeRuntime:
+    """A FakeRuntime: sockets, namespaces and sysctls are those of a model."""
+    state = FakeRuntime(tmp_path)
+
+    class Inside:
+        def __init__(self, fd, home=None):
+            self.fd = fd
+
+        def __enter__(self):
+            self.home, state.node.here = state.node.here, state.node.namespaces[self.fd]
+
+        def __exit__(self, *_):
+            state.node.here = self.home
+
+    def open_path(path):
+        if path not in state.pods:
+            raise FileNotFoundError(2, "No such file or directory", path)
+        fd = os.open("/dev/null", os.O_RDONLY)
+        state.node.namespaces[fd] = state.pods[path]
+        return fd
+
+    def open_socket(*args, **keys):
+        return state.node.socket(*args, **keys)
+
+    def write(name, value):
+        state.node.sysctls[state.node.here, name] = value
+
+    monkeypatch.setattr(wire, "open_socket", open_socket)
+    monkeypatch.setattr(netns, "inside", Inside)
+    monkeypatch.setattr(netns, "open_path", open_path)
+    monkeypatch.setattr(netns, "is_own", lambda fd, home=None: False)
+    monkeypatch.setattr(sysctl, "read", lambda name: state.node.sysctls.get((state.node.here, name), "0"))
+    monkeypatch.setattr(sysctl, "write", write)
+    monkeypatch.setattr(sysctl, "open_folder", lambda name: os.open("/dev/null", os.O_RDONLY))
+    monkeypatch.setattr(sysctl, "write_at", lambda fd, name, value: write(f"net/ipv6/conf/{name}", value))
+    monkeypatch.setattr(store, "known_boot_id", b"")        # what it reads here is of no use to others
+    monkeypatch.setattr(iptables, "LEGACY_TABLES", {})       # the real node's, and root's to read
+    return state

@@ -1,0 +1,104 @@
+"""Fresh network namespaces for tests: one plays the host, the others are pods. They need root and ip(8).
+
+Nothing outside of these namespaces is changed, and all of them are removed when the test ends.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import uuid
+from collections.abc import Callable, Iterator
+from types import TracebackType
+
+import pytest
+
+CLONE_NEWNET = 0x40000000       # linux/sched.h
+FORWARDING = ("ipv4/ip_forward", "ipv6/conf/all/forwarding")
+
+libc = ctypes.CDLL(None, use_errno=True)
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: makes network namespaces")
+
+
+def run(*command: object, stdin: str | None = None, check: bool = True) -> str:
+    """Run a program in the calling thread's namespace; return its standard output.
+
+    Raises AssertionError with the program's output if it fails, unless `check` is false.
+    """
+    done = subprocess.run([str(word) for word in command], capture_output=True, text=True, input=stdin,
+                          check=False)
+    assert not check or done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
+    return done.stdout
+
+
+def ip(*words: object, netns: str | None = None, check: bool = True) -> str:
+    """Run ip(8), in the namespace of that name if one is given; return its standard output."""
+    return run("ip", *(["-n", netns] if netns else []), *words, check=check)
+
+
+class Inside:
+    """`with Inside(name):` runs its body in the namespace of that name; None: in the present one."""
+
+    def __init__(self, name: str | None) -> None:
+        self.name = name
+
+    def __enter__(self) -> None:
+        self.home = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
+        if self.name:
+            enter(f"/run/netns/{self.name}")
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: TracebackType | None) -> None:
+        _setns(self.home, "the test's own namespace")
+        os.close(self.home)
+
+
+def enter(path: str) -> None:
+    """Move the calling thread into the namespace at `path`. Raises OSError."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        _setns(fd, path)
+    finally:
+        os.close(fd)
+
+
+def _setns(fd: int, name: str) -> None:
+    if libc.setns(fd, CLONE_NEWNET):
+        raise OSError(ctypes.get_errno(), f"cannot enter {name}")
+
+
+@pytest.fixture
+def host_netns() -> Iterator[str]:
+    """A fresh namespace in which the test's thread runs, as if it was the host's; its name, for ip(8)."""
+    home = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
+    name = f"fcni-host-{uuid.uuid4().hex[:8]}"
+    ip("netns", "add", name)
+    try:
+        enter(f"/run/netns/{name}")
+        ip("link", "set", "lo", "up")
+        for forwarding in FORWARDING:           # a new namespace inherits these from the machine
+            if os.path.exists(f"/proc/sys/net/{forwarding}"):
+                with open(f"/proc/sys/net/{forwarding}", "w", encoding="ascii") as file:
+                    file.write("0")
+        yield name
+    finally:
+        _setns(home, "the test's own namespace")
+        os.close(home)
+        ip("netns", "del", name)
+
+
+@pytest.fixture
+def pod_netns() -> Iterator[Callable[[], str]]:
+    """A function that makes a namespace for a pod and returns its name."""
+    made = []
+
+    def make() -> str:
+        name = f"fcni-pod-{uuid.uuid4().hex[:8]}"
+        ip("netns", "add", name)
+        made.append(name)
+        return name
+
+    yield make
+    for name in made:
+        ip("netns", "del", name, check=False)

@@ -1,0 +1,53 @@
+"""What ip(8) and /proc/sys say of a namespace: witnesses that are not fastcni's own code."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+from fastcni.testing.namespaces import Inside, ip
+
+
+def ip_json(*words: object, netns: str | None = None) -> list[dict[str, Any]]:
+    """The objects that `ip -j` prints."""
+    out = ip("-j", *words, netns=netns)
+    return json.loads(out) if out.strip() else []
+
+
+def links(netns: str | None = None) -> dict[str, dict[str, Any]]:
+    """{name: the object that `ip -j -d link` prints}"""
+    return {item["ifname"]: item for item in ip_json("-d", "link", netns=netns)}
+
+
+def addresses(name: str, netns: str | None = None) -> list[str]:
+    """The global addresses of a link, as CIDR texts."""
+    return [f"{item['local']}/{item['prefixlen']}" for link in ip_json("addr", "show", "dev", name, netns=netns)
+            for item in link["addr_info"] if item["scope"] == "global"]
+
+
+def routes(netns: str | None = None, family: int = 4) -> dict[tuple[str, str], dict[str, Any]]:
+    """{(dst, gateway or ""): the object that `ip -j route` prints} of the main table, without link-local routes."""
+    found = ip_json(f"-{family}", "route", netns=netns)
+    return {(item["dst"], item.get("gateway", "")): item for item in found if not item["dst"].startswith("fe80")}
+
+
+def sysctl(name: str, netns: str | None = None) -> str:
+    """The value of /proc/sys/`name`."""
+    with Inside(netns), open(f"/proc/sys/{name}", encoding="ascii") as file:
+        return file.read().strip()
+
+
+def set_sysctl(name: str, value: str) -> None:
+    """Write /proc/sys/`name` of the calling thread's namespace."""
+    with open(f"/proc/sys/{name}", "w", encoding="ascii") as file:
+        file.write(value)
+
+
+def eventually(claim: Callable[[], Any], seconds: float = 30.0) -> Any:
+    """Wait until claim() returns something true; return its last value. The kernel frees a namespace when it likes."""
+    deadline = time.monotonic() + seconds
+    while not claim() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return claim()
