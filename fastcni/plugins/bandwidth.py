@@ -41,7 +41,7 @@ def read(req):
 
 def read_limit(section, way, far_end, subnets, exempt):
     """The Limit of one direction, None where there is none. The configuration counts bits."""
-    rate, burst = (section.whole(f"{way}{word}", low=0, high=MOST_BITS) for word in ("Rate", "Burst"))
+    rate, burst = (section.integer(f"{way}{word}", low=0, high=MOST_BITS) for word in ("Rate", "Burst"))
     both = f"{section.path(f'{way}Rate')} is {rate}, {section.path(f'{way}Burst')} is {burst}"
     if bool(rate) != bool(burst):
         given, missing = ("rate", "burst") if rate else ("burst", "rate")

@@ -19,7 +19,7 @@ def read(req):
     keys, conf = req.conf, Conf(req)
     if req.command in devices.ENDINGS:
         return conf
-    conf.master, conf.mtu = Master(keys), keys.whole("mtu", high=0xFFFFFFFF)
+    conf.master, conf.mtu = Master(keys), keys.integer("mtu", high=0xFFFFFFFF)
     conf.mode = keys.text("mode") or "l2"
     if conf.mode not in kinds.IPVLAN_MODES:
         raise CniError(errors.INVALID_CONFIG, f'unknown ipvlan mode: "{conf.mode}"',

@@ -24,12 +24,12 @@ def read(req):
     keys, conf = req.conf, Conf(req)
     if req.command in devices.ENDINGS:
         return conf
-    conf.master, conf.mtu = Master(keys), keys.whole("mtu")
+    conf.master, conf.mtu = Master(keys), keys.integer("mtu")
     conf.mode = keys.text("mode") or "bridge"
     if conf.mode not in kinds.MACVLAN_MODES:
         raise CniError(errors.INVALID_CONFIG, f'unknown macvlan mode: "{conf.mode}"')
     conf.mac = read_requested_mac(req, own=keys.text("mac"))
-    conf.queue = keys.whole("bcqueuelen", low=0, high=0xFFFFFFFF)
+    conf.queue = keys.integer("bcqueuelen", low=0, high=0xFFFFFFFF)
     return conf
 
 

@@ -67,7 +67,7 @@ def read_strictly(req):
 
 def read_backend(keys, conf):
     """backend, and what only one of the two understands."""
-    conf.mark_bit = keys.whole("markMasqBit", default=13)
+    conf.mark_bit = keys.integer("markMasqBit", default=13)
     if keys.text("externalSetMarkChain") and keys.has("markMasqBit"):
         raise CniError(errors.INVALID_CONFIG, "Cannot specify externalSetMarkChain and markMasqBit")
     if not 0 <= conf.mark_bit <= 31:

@@ -27,7 +27,7 @@ class Conf:
 
 def read(req):
     keys, conf = keys_of(req), Conf()
-    conf.table = keys.whole("table", low=1, high=0xFFFFFFFF)
+    conf.table = keys.integer("table", low=1, high=0xFFFFFFFF)
     if req.command in ENDINGS:
         return conf
     conf.gateways = read_gateways(keys.texts("gateways"))

@@ -30,9 +30,9 @@ def read(req):
     keys, conf = req.conf, Conf(req)
     if req.command in devices.ENDINGS:
         return conf
-    conf.mtu, conf.mac = keys.whole("mtu", low=0, high=0xFFFFFFFF), read_requested_mac(req, own=keys.text("mac"))
+    conf.mtu, conf.mac = keys.integer("mtu", low=0, high=0xFFFFFFFF), read_requested_mac(req, own=keys.text("mac"))
     conf.multi_queue = keys.flag("multiQueue")
-    conf.owner, conf.group = (keys.whole(key, None, low=0, high=NO_ID - 1) for key in ("owner", "group"))
+    conf.owner, conf.group = (keys.integer(key, None, low=0, high=NO_ID - 1) for key in ("owner", "group"))
     conf.context, conf.bridge = keys.text("selinuxContext"), keys.text("bridge")
     return conf
 

@@ -24,7 +24,7 @@ def read(req):
     keys, conf = req.conf, Conf(req)
     if req.command in devices.ENDINGS:
         return conf
-    conf.master, conf.vid, conf.mtu = Master(keys), keys.whole("vlanId"), keys.whole("mtu")
+    conf.master, conf.vid, conf.mtu = Master(keys), keys.integer("vlanId"), keys.integer("mtu")
     if not conf.master.name:
         raise CniError(errors.INVALID_CONFIG, '"master" field is required. It specifies the host interface name to '
                        "create the VLAN for")

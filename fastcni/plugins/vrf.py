@@ -34,7 +34,7 @@ def read(req):
     except CniError as e:
         raise CniError(errors.INVALID_CONFIG, "configuration is expected to have a valid vrf name",
                        f'vrfname "{conf.name}": {e.msg}') from None
-    conf.table = keys.whole("table", low=0, high=0xFFFFFFFF)
+    conf.table = keys.integer("table", low=0, high=0xFFFFFFFF)
     return conf
 
 

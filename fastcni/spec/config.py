@@ -74,7 +74,7 @@ class Section:
         """The Section under `key`, an empty one where absent."""
         return self._below(self._typed(key, dict, "an object", {}), self.path(key))
 
-    def whole(self, key, default=0, low=None, high=None):
+    def integer(self, key, default=0, low=None, high=None):
         """An integer from low to high; those of 64 bits where the bounds are not given. 1500.0 is none."""
         value = self.raw(key)
         if value is None:
@@ -82,7 +82,7 @@ class Section:
         least, most = -INT64 if low is None else low, INT64 - 1 if high is None else high
         if type(value) is not int or not least <= value <= most:
             bounds = ("" if low is None else f" from {low}") + ("" if high is None else f" up to {high}")
-            return self.bad(key, f"expected a whole number{bounds}, got {shown(value)}", default)
+            return self.bad(key, f"expected an integer{bounds}, got {shown(value)}", default)
         return value
 
     def texts(self, key):

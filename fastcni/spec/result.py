@@ -30,24 +30,24 @@ def text(value):
     return value
 
 
-def whole(value):
+def integer(value):
     if type(value) is not int or not -INT64 <= value < INT64:
-        raise TypeError(f"expected a whole number, got {shown(value)}")
+        raise TypeError(f"expected an integer, got {shown(value)}")
     return value
 
 
 def index(value):
-    """A whole number of which 0 says something, too."""
-    return whole(value)
+    """An integer of which 0 says something, too."""
+    return integer(value)
 
 
 def real(value):
-    """A whole number that the reference prints by way of a generic map, as a float64."""
-    return whole(value)
+    """An integer that the reference prints by way of a generic map, as a float64."""
+    return integer(value)
 
 
 def real_index(value):
-    return whole(value)
+    return integer(value)
 
 
 def cidr(value):
@@ -67,8 +67,8 @@ ZERO_COUNTS, REALS = (index, real_index), (real, real_index)
 DNS = (("nameservers", [text], None), ("domain", text, None), ("search", [text], None),
        ("options", [text], None))
 DNS_SORTED = tuple(sorted(DNS, key=lambda row: row[0]))
-ROUTE = (("dst", cidr, UNSET_CIDR), ("gw", ip, None), ("mtu", whole, None), ("advmss", whole, None),
-         ("priority", whole, None), ("table", index, None), ("scope", index, None))
+ROUTE = (("dst", cidr, UNSET_CIDR), ("gw", ip, None), ("mtu", integer, None), ("advmss", integer, None),
+         ("priority", integer, None), ("table", index, None), ("scope", index, None))
 
 IP_OF_A = (("ip", cidr, UNSET_CIDR), ("gateway", ip, None), ("routes", [ROUTE], None))
 SHAPE_A = (("cniVersion", text, None), ("ip4", IP_OF_A, None), ("ip6", IP_OF_A, None), ("dns", DNS, {}))

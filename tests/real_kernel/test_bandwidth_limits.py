@@ -217,10 +217,10 @@ BAD = [
     ({"ingressRate": 7, "ingressBurst": 80}, "8 bits at least", RATES.format(7, 80)),
     ({"ingressRate": 80, "ingressBurst": 7}, "8 bits at least", RATES.format(80, 7)),
     ({"ingressRate": 1 << 40, "ingressBurst": 8000}, "too small for its rate", RATES.format(1 << 40, 8000)),
-    ({"ingressRate": 1 << 64, "ingressBurst": 8}, "ingressRate: expected a whole number from 0 up to "
+    ({"ingressRate": 1 << 64, "ingressBurst": 8}, "ingressRate: expected an integer from 0 up to "
      "18446744073709551615, got number 18446744073709551616", ""),
-    ({"ingressRate": -1, "ingressBurst": 8}, "ingressRate: expected a whole number from 0", ""),
-    ({"ingressRate": "1M", "ingressBurst": 8}, 'ingressRate: expected a whole number from 0 up to', ""),
+    ({"ingressRate": -1, "ingressBurst": 8}, "ingressRate: expected an integer from 0", ""),
+    ({"ingressRate": "1M", "ingressBurst": 8}, 'ingressRate: expected an integer from 0 up to', ""),
     ({"ingressRate": 1.5e6, "ingressBurst": 8}, "got number 1500000", ""),
     ({"runtimeConfig": {"bandwidth": {"egressRate": 9}}}, "if rate is set, burst must also be set", None),
     ({"runtimeConfig": {"bandwidth": []}}, "runtimeConfig.bandwidth: expected an object", ""),

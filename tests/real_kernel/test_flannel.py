@@ -175,7 +175,7 @@ def test_add_check_and_del_at_every_version(node, pod, conf, version):
     ({"runtimeConfig": 7}, "runtimeConfig: expected an object"), ({"args": 7}, "args: expected an object"),
     ({"subnetFile": "subnet.env"}, "subnetFile: expected an absolute path, got 'subnet.env'"),
     ({"dataDir": "/a\0b"}, "dataDir: expected an absolute path, got"),
-    ({"delegate": {"mtu": "1400"}}, "mtu: expected a whole number"),
+    ({"delegate": {"mtu": "1400"}}, "mtu: expected an integer"),
 ])
 def test_what_cannot_be_is_refused_and_leaves_nothing(node, pod, conf, keys, words):
     before = node.left(pod)

@@ -341,12 +341,12 @@ BAD = {
     "port too high": ({"hostPort": 65536}, 7, "Invalid host port number: 65536"),
     "negative port": ({"containerPort": -1}, 7, "Invalid container port number: -1"),
     "port as text": ({"hostPort": "80"}, 7,
-                     'runtimeConfig.portMappings[0].hostPort: expected a whole number, got string "80"'),
+                     'runtimeConfig.portMappings[0].hostPort: expected an integer, got string "80"'),
     "unknown protocol": ({"protocol": "icmp"}, 7, 'protocol: unknown protocol "icmp"; there are tcp, udp, sctp'),
     "no protocol": ({"protocol": None}, 7, 'unknown protocol ""; there are tcp, udp, sctp'),
     "hostIP": ({"hostIP": "localhost"}, 7, "hostIP: invalid IP address: localhost"),
-    "range past the end": ({"hostPort": 65530, "range": 7}, 7, "range: expected a whole number from 1 up to 6"),
-    "range of nothing": ({"range": 0}, 7, "range: expected a whole number from 1"),
+    "range past the end": ({"hostPort": 65530, "range": 7}, 7, "range: expected an integer from 1 up to 6"),
+    "range of nothing": ({"range": 0}, 7, "range: expected an integer from 1"),
 }
 
 

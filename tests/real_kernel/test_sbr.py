@@ -166,8 +166,8 @@ def test_a_hint_that_the_kernel_does_not_take_is_a_warning_and_its_route_stays(n
      "gateways list contains multiple IPv4 addresses: 10.23.0.1 and 10.23.0.2"),
     ({"gateways": ["::1", "::2"]}, "gateways list contains multiple IPv6 addresses: ::1 and ::2"),
     ({"gateways": ["10.23.0"]}, "invalid static gateway IP address: 10.23.0"),
-    ({"table": 0}, "failed to load netconf: table: expected a whole number from 1 up to 4294967295, got number 0"),
-    ({"table": "x"}, 'failed to load netconf: table: expected a whole number from 1 up to 4294967295, got string "x"'),
+    ({"table": 0}, "failed to load netconf: table: expected an integer from 1 up to 4294967295, got number 0"),
+    ({"table": "x"}, 'failed to load netconf: table: expected an integer from 1 up to 4294967295, got string "x"'),
     ({"addSourceHints": 1}, "failed to load netconf: addSourceHints: expected true or false, got number 1"),
 ])
 def test_bad_values_are_refused_but_not_by_del(node, pod, keys, words):

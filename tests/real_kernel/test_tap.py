@@ -152,7 +152,7 @@ def test_owner_and_group_open_the_device_without_a_capability(node, pod, conf, k
 @pytest.mark.parametrize("number", [-1, 0xFFFFFFFF, 1 << 32, "root"])
 def test_owner_that_is_no_id_is_refused(node, pod, conf, key, number):
     error = node.refused("ADD", {**conf, key: number}, pod)
-    assert error["code"] == 7 and f"{key}: expected a whole number from 0 up to 4294967294" in error["msg"]
+    assert error["code"] == 7 and f"{key}: expected an integer from 0 up to 4294967294" in error["msg"]
 
 
 def test_multi_queue_is_for_programs_that_open_the_device_more_than_once(node, pod, conf):
@@ -178,7 +178,7 @@ def test_mtu_is_the_kernels_or_the_one_asked_for(node, pod, conf):
     assert links(pod)["eth1"]["mtu"] == 9000
 
 
-@pytest.mark.parametrize("mtu, code, words", [(-1, 7, "mtu: expected a whole number from 0"),
+@pytest.mark.parametrize("mtu, code, words", [(-1, 7, "mtu: expected an integer from 0"),
                                               (65536, 999, "mtu greater than device maximum")])
 def test_mtu_that_no_tap_can_have_is_refused(node, pod, conf, mtu, code, words):
     before = node.left(pod)

@@ -228,8 +228,8 @@ def test_the_result_has_the_mac_as_it_was_written(node, pod, conf):
 @pytest.mark.parametrize("keys, words", [
     ({"mac": "0a:00"}, "address 0a:00: invalid MAC address"),
     ({"mac": "0a:00:00:00:00:00:00:01"}, "address 0a:00:00:00:00:00:00:01: not the 6 bytes of an Ethernet address"),
-    ({"mtu": -1}, "failed to load netconf: mtu: expected a whole number from 0 up to 4294967295, got number -1"),
-    ({"txQLen": 1 << 32}, "failed to load netconf: txQLen: expected a whole number from 0 up to 4294967295, "
+    ({"mtu": -1}, "failed to load netconf: mtu: expected an integer from 0 up to 4294967295, got number -1"),
+    ({"txQLen": 1 << 32}, "failed to load netconf: txQLen: expected an integer from 0 up to 4294967295, "
                           "got number 4294967296"),
     ({"args": {"cni": {"promisc": "yes"}}}, 'failed to load netconf: args.cni.promisc: expected true or false, '
                                             'got string "yes"'),

@@ -174,8 +174,8 @@ def test_a_link_with_a_master_is_refused(node, pod):
     ({"vrfname": "a/b"}, "configuration is expected to have a valid vrf name"),
     ({"vrfname": "sixteen-letters-"}, "configuration is expected to have a valid vrf name"),
     ({"vrfname": 5}, "failed to load netconf: vrfname: expected a string, got number 5"),
-    ({"table": -1}, "failed to load netconf: table: expected a whole number from 0 up to 4294967295, got number -1"),
-    ({"table": 1 << 32}, "failed to load netconf: table: expected a whole number from 0 up to 4294967295, "
+    ({"table": -1}, "failed to load netconf: table: expected an integer from 0 up to 4294967295, got number -1"),
+    ({"table": 1 << 32}, "failed to load netconf: table: expected an integer from 0 up to 4294967295, "
                          "got number 4294967296"),
 ])
 def test_bad_values_are_refused_but_not_by_del(node, pod, keys, words):

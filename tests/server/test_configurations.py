@@ -21,7 +21,7 @@ def test_what_is_the_same_for_all_pods_is_read_once():
 
     def read(section):
         asked.append(section)
-        return section.whole("mtu")
+        return section.integer("mtu")
 
     sections = [decoded(configurations, mtu=1400, prevResult={"ips": [number]}) for number in range(3)]
     assert [section.once(read) for section in sections] == [1400] * 3

@@ -101,12 +101,12 @@ def test_no_args_raise_anything_but_a_cni_error(text):
 
 def test_keys_match_in_any_case_and_the_exact_spelling_wins():
     section = Section({"MTU": 1, "mtu": 2, "NAME": "n", "Type": None, "TYPE": "t"})
-    assert (section.whole("mtu"), section.text("name"), section.text("type")) == (2, "n", "t")
+    assert (section.integer("mtu"), section.text("name"), section.text("type")) == (2, "n", "t")
 
 
 def test_null_is_absent():
-    section = Section(dict.fromkeys(("text", "flag", "whole", "texts", "section", "ip", "cidr"), None))
-    assert (section.text("text", "d"), section.flag("flag"), section.whole("whole", 7)) == ("d", False, 7)
+    section = Section(dict.fromkeys(("text", "flag", "integer", "texts", "section", "ip", "cidr"), None))
+    assert (section.text("text", "d"), section.flag("flag"), section.integer("integer", 7)) == ("d", False, 7)
     assert (section.texts("texts"), section.sections("texts")) == ([], [])
     assert section.section("section").values == {}
     assert (section.ip("ip"), section.cidr("cidr"), section.has("ip")) == (None, None, False)
@@ -117,10 +117,10 @@ WRONG = [
     (Section.text, 5, ": expected a string, got number 5"),
     (Section.flag, "true", ': expected true or false, got string "true"'),
     (Section.flag, 1, ": expected true or false, got number 1"),
-    (Section.whole, "x", ': expected a whole number, got string "x"'),
-    (Section.whole, 1500.0, ": expected a whole number, got number 1500"),
-    (Section.whole, True, ": expected a whole number, got true"),
-    (Section.whole, 1 << 63, ": expected a whole number, got number 9223372036854775808"),
+    (Section.integer, "x", ': expected an integer, got string "x"'),
+    (Section.integer, 1500.0, ": expected an integer, got number 1500"),
+    (Section.integer, True, ": expected an integer, got true"),
+    (Section.integer, 1 << 63, ": expected an integer, got number 9223372036854775808"),
     (Section.texts, "x", ': expected a list, got string "x"'),
     (Section.texts, ["a", 1], "[1]: expected a string, got number 1"),
     (Section.section, [], ": expected an object, got list []"),
@@ -141,13 +141,13 @@ def test_a_wrong_value_is_named_with_its_key(read, value, message):
 
 
 def test_a_number_outside_of_its_bounds_is_refused_with_them():
-    with pytest.raises(CniError, match="mtu: expected a whole number from 0 up to 65535, got number 70000"):
-        Section({"mtu": 70000}).whole("mtu", low=0, high=65535)
+    with pytest.raises(CniError, match="mtu: expected an integer from 0 up to 65535, got number 70000"):
+        Section({"mtu": 70000}).integer("mtu", low=0, high=65535)
 
 
 def test_a_long_value_is_cut():
     with pytest.raises(CniError) as caught:
-        Section({"mtu": "x" * 1000}).whole("mtu")
+        Section({"mtu": "x" * 1000}).integer("mtu")
     assert caught.value.msg.endswith("xxx...")
     assert len(caught.value.msg) < 2 * config.SHOWN + 20
 

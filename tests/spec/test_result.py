@@ -117,11 +117,11 @@ def test_a_result_is_printed_as_the_reference_prints_it(document, to, printed):
                          ids=lambda text: f"R16-{text}")
 def test_only_an_integral_literal_is_an_interface_index(literal):
     shown = text_of(v1(f'"ips":[{{"address":"10.1.0.2/16","interface":{literal}}}]'))
-    assert shown.startswith("error: result.ips[0].interface: expected a whole number, got ")
+    assert shown.startswith("error: result.ips[0].interface: expected an integer, got ")
 
 
 def test_a_number_that_is_printed_as_a_float_was_read_as_it_stands():
-    """It is a whole number to whoever works with the result, and prints again."""
+    """It is an integer to whoever works with the result, and prints again."""
     document = {"cniVersion": "1.0.0", "interfaces": [{"name": "a", "mtu": 9007199254740993}]}
     once = result.create("1.0.0", document)
     assert once == document and result.create("1.0.0", once) == once
@@ -334,7 +334,7 @@ def of_shape(kind):
     if isinstance(kind, list):
         return st.lists(of_shape(kind[0]), max_size=2)
     return {result.text: st.text(max_size=5) | st.sampled_from(["4", "6"]), result.index: st.integers(-1, 9),
-            result.real_index: st.integers(-1, 9), result.whole: st.integers(-9, 1 << 60),
+            result.real_index: st.integers(-1, 9), result.integer: st.integers(-9, 1 << 60),
             result.real: st.integers(-9, 1 << 60), result.cidr: cidrs(), result.ip: IP}[kind]
 
 

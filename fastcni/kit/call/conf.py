@@ -37,7 +37,7 @@ def read_own_dns(conf):
 
 def read_mtu(conf):
     """The key mtu of a veth pair; 0 and less mean the kernel's."""
-    mtu = conf.whole("mtu", high=MTU_MAX)
+    mtu = conf.integer("mtu", high=MTU_MAX)
     if 0 < mtu < MTU_MIN:
         raise conf.wrong("mtu", f"expected {MTU_MIN} or more, or 0 for the kernel's, got {mtu}")
     return mtu

@@ -30,7 +30,7 @@ def read(conf):
     found = []
     for section in conf.section("runtimeConfig").sections("portMappings"):
         container_port, host_port = (read_port(section, key) for key in ("containerPort", "hostPort"))
-        count = section.whole("range", default=1, low=1, high=65536 - max(container_port, host_port))
+        count = section.integer("range", default=1, low=1, high=65536 - max(container_port, host_port))
         if len(found) + count > MOST:
             raise CniError(errors.INVALID_CONFIG, f"runtimeConfig.portMappings: more than {MOST} ports")
         protocol, (host_ip, lengths) = read_protocol(section), read_host_ip(section)
@@ -40,7 +40,7 @@ def read(conf):
 
 
 def read_port(section, key):
-    port = section.whole(key)
+    port = section.integer(key)
     if not 0 < port < 65536:
         words = {"hostPort": "host port", "containerPort": "container port"}[key]
         raise CniError(errors.INVALID_CONFIG, f"Invalid {words} number: {port}",

@@ -29,7 +29,7 @@ def read_routes(section):
             route["gw"] = address.ip_text(gateway)
         for key, zero_counts in ROUTE_NUMBERS:
             if one.has(key):
-                number = one.whole(key)
+                number = one.integer(key)
                 if number or zero_counts:
                     route[key] = number
         routes.append(route)

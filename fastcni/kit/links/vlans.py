@@ -36,7 +36,7 @@ def bad(text):
 
 def read(conf):
     keys = Vlans()
-    keys.vlan = conf.whole("vlan")
+    keys.vlan = conf.integer("vlan")
     keys.preserve = conf.flag("preserveDefaultVlan")
     if not 0 <= keys.vlan <= LAST:
         raise bad(f"invalid VLAN ID {keys.vlan} (must be between 0 and {LAST})")
@@ -53,14 +53,15 @@ def read_trunk(item):
         missing = "maxID" if item.has("minID") else "minID"
         raise bad(f"minID and maxID should be configured simultaneously, {missing} is missing")
     for key, words in (("minID", "trunk minID"), ("maxID", "trunk maxID"), ("id", "trunk id")):
-        if item.has(key) and not 1 <= item.whole(key) <= LAST:
-            raise bad(f"incorrect {words} parameter: {item.whole(key)}")
+        if item.has(key) and not 1 <= item.integer(key) <= LAST:
+            raise bad(f"incorrect {words} parameter: {item.integer(key)}")
     if item.has("minID"):
-        if item.whole("minID") > item.whole("maxID"):
-            raise bad(f"minID is greater than maxID in trunk parameter: {item.whole('minID')} > {item.whole('maxID')}")
-        found.update(range(item.whole("minID"), item.whole("maxID") + 1))
+        low, high = item.integer("minID"), item.integer("maxID")
+        if low > high:
+            raise bad(f"minID is greater than maxID in trunk parameter: {low} > {high}")
+        found.update(range(low, high + 1))
     if item.has("id"):
-        found.add(item.whole("id"))
+        found.add(item.integer("id"))
     return found
 
 

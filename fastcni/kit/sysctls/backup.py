@@ -41,7 +41,7 @@ def read_attributes(pick):
             if found[key]:
                 read_ethernet(found[key])
         elif section.has(key):
-            found[key] = section.flag(key) if key in FLAGS else section.whole(key, low=0, high=0xFFFFFFFF)
+            found[key] = section.flag(key) if key in FLAGS else section.integer(key, low=0, high=0xFFFFFFFF)
     return {key: value for key, value in found.items() if value or key not in ("mac", "mtu")}
 
 
