@@ -1,8 +1,9 @@
-"""The fastcni command, for people and their scripts."""
+"""The fastcni command line."""
 
 
 def main() -> None:
-    """Run the command line; ends the process with exit status 0 or 1."""
+    """Run the command line and end the process with exit status 0 or 1."""
+
     import sys
 
     from fastcni.cli.entry_point import run

@@ -1,4 +1,4 @@
-"""The command that measures: fastcni against the Go plugins and against the kernel, on this node."""
+"""The command `fastcni bench`: measure fastcni, the Go plugins and the kernel on this node."""
 
 import os
 import shlex
@@ -12,39 +12,41 @@ from fastcni.bench.cases import CASES, PARTS, QUICK, SIDES, Options, Plan
 
 
 @click.command()
-@click.option("--quick", is_flag=True, help="A few minutes instead of thirty: fewer of everything.")
+@click.option("--quick", is_flag=True, help="Measure for a few minutes instead of thirty: fewer rounds and pods.")
 @click.option("--only", multiple=True, type=click.Choice([case.name for case in CASES]), metavar="CASE",
-              help=f"Only this case; may be repeated: {', '.join(case.name for case in CASES)}.")
+              help=f"Measure only this case; may be repeated: {', '.join(case.name for case in CASES)}.")
 @click.option("--part", "parts", multiple=True, type=click.Choice(PARTS), metavar="PART",
-              help=f"Only this part; may be repeated: {', '.join(PARTS)}.")
+              help=f"Measure only this part; may be repeated: {', '.join(PARTS)}.")
 @click.option("--side", "sides", multiple=True, type=click.Choice(SIDES), metavar="SIDE",
-              help=f"Only this side; may be repeated: {', '.join(SIDES)}.")
-@click.option("--rounds", type=click.IntRange(1), metavar="N", help=f"Turns of each side, of {Plan().burst} pods, one "
-              f"at a time [{Plan().rounds}; of cases that take half a second, {Plan().slow_rounds} at most].")
+              help=f"Measure only this side; may be repeated: {', '.join(SIDES)}.")
+@click.option("--rounds", type=click.IntRange(1), metavar="N", help="Rounds of the part latency. In each, every side "
+              f"adds and deletes {Plan().burst} pods, one at a time [{Plan().rounds}; for cases with calls of half a "
+              f"second, {Plan().slow_rounds} at most].")
 @click.option("--rest", type=click.FloatRange(0), metavar="SECONDS",
-              help=f"Between two turns, one at a time [{Plan().rest}].")
+              help=f"Pause after each side's calls, in the part latency [{Plan().rest}].")
 @click.option("--seed", type=int, metavar="N",
-              help=f"Of the order in which the sides have their turns [{Plan().seed}].")
+              help=f"Seed of the order of the sides in each round [{Plan().seed}].")
 @click.option("--peer", default="/usr/lib/cni", show_default=True, envvar="PEER", show_envvar=True, metavar="DIR",
-              help="The Go plugins.")
-@click.option("--before", metavar="PYTHON", help="A Python with another fastcni: its warm server is measured, too, as "
-              "the side `before`.")
-@click.option("--data-dir", type=click.Path(exists=True, file_okay=False), metavar="DIR", help="Where host-local's "
-              "files go: what a disk takes is measured, too [in memory: /dev/shm, if it has room].")
-@click.option("--report", metavar="DIR", help="Write samples (report.json), tables (report.md) and plots there.")
-@click.option("--replot", is_flag=True, help="Measure nothing: write tables and plots of the samples in --report.")
+              help="The directory of the Go plugins.")
+@click.option("--before", metavar="PYTHON", help="Also measure the warm server of another fastcni, installed in this "
+              "Python, as the side `before`.")
+@click.option("--data-dir", type=click.Path(exists=True, file_okay=False), metavar="DIR", help="The directory of "
+              "host-local's files. On a disk, the disk's time is measured, too [/dev/shm, if it has room].")
+@click.option("--report", metavar="DIR", help="Write samples (report.json), tables (report.md) and plots to DIR.")
+@click.option("--replot", is_flag=True, help="Measure nothing. Write tables and plots from the samples in --report.")
 def bench(quick: bool, only: Sequence[str], parts: Sequence[str], sides: Sequence[str], rounds: int | None,
           rest: float | None, seed: int | None, peer: str, before: str | None, data_dir: str | None, report: str | None,
           replot: bool) -> None:
-    """Measure fastcni on this node: against the Go plugins, and against what the kernel itself takes.
+    """Measure fastcni, the Go plugins and the kernel on this node.
 
-    The Go plugins, fastcni one-shot, fastcni with a server, and the floor have their turns, shuffled, in network
-    namespaces made for it: nothing of the node's own is touched. Needs root. An idle node gives better figures.
+    The sides are: the Go plugins, fastcni one-shot, fastcni warm, and the floor (a launcher and the kernel's own
+    part). They run in turn, in random order, in network namespaces that the benchmark makes and removes. It needs
+    root. Figures of an idle node are more precise.
     """
     from rich.console import Console
 
     if replot and not report:
-        raise click.UsageError("--replot needs --report DIR, where the samples are")
+        raise click.UsageError("--replot needs --report DIR, the directory of the samples")
     if replot:
         from fastcni.bench.report import replot as draw_again
 
@@ -55,11 +57,12 @@ def bench(quick: bool, only: Sequence[str], parts: Sequence[str], sides: Sequenc
     given = {"rounds": rounds, "rest": rest, "seed": seed}
     plan = replace(QUICK if quick else Plan(), **{name: value for name, value in given.items() if value is not None})
     status = run(Options(plan, peer, before, data_dir, report, tuple(only), tuple(parts), tuple(sides) or SIDES,
-                         words()))
+                         command_text()))
     raise SystemExit(status)
 
 
-def words() -> str:
-    """The command as it was typed, with PEER where that was set."""
+def command_text() -> str:
+    """Return the command as it was typed, with PEER if that is set."""
+
     peer = os.environ.get("PEER")
     return shlex.join([*([f"PEER={peer}"] if peer else []), "fastcni", *sys.argv[1:]])

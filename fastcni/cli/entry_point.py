@@ -1,4 +1,4 @@
-"""Where the command line begins and ends: arguments in, exit status out, errors in words or as a document."""
+"""The command line's entry point: run one command and report its error, as text or as a JSON document."""
 
 import os
 import sys
@@ -12,16 +12,16 @@ from fastcni.runtime import PluginError
 from fastcni.spec import errors, json
 from fastcni.spec.errors import CniError
 
-# What to look at, by a part of the error's text.
+# (a part of the error's text in lower case, what to check)
 HINTS = (
-    ("no net configurations found", "put a .conflist file there, or name another directory with --conf-dir "
+    ("no net configurations found", "put a .conflist file there, or set another directory with --conf-dir "
                                     "or NETCONFPATH"),
-    ("broken files were skipped", "the network may be in one of them; the warnings say what is wrong there"),
-    ("no net configuration with name", 'the name is the "name" in the file, not the name of the file'),
-    ("no paths provided", "say where the plugins are with --bin-dir or CNI_PATH"),
+    ("broken files were skipped", "one of them may define the network; the warnings name the mistakes"),
+    ("no net configuration with name", 'NET is the "name" inside the file, not the name of the file'),
+    ("no paths provided", "set the plugin directory with --bin-dir or CNI_PATH"),
     ("failed to find plugin", "fastcni install --bin-dir DIR writes fastcni's own plugins to a directory"),
-    ("permission denied", "most of this needs root"),
-    ("operation not permitted", "most of this needs root"),
+    ("permission denied", "run the command as root"),
+    ("operation not permitted", "run the command as root"),
 )
 
 
@@ -37,7 +37,7 @@ def run(argv: Sequence[str]) -> int:
     except CniError as e:
         return report(e, as_json)
     except BrokenPipeError:
-        # Nobody reads any more; keep the interpreter from trying once more when it ends.
+        # The reader of stdout has left. Without this the interpreter would flush stdout once more and fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as e:
@@ -47,13 +47,14 @@ def run(argv: Sequence[str]) -> int:
 
 
 def report(error: CniError, as_json: bool) -> int:
-    """Say what went wrong, once: on stderr, or as the error document on stdout."""
+    """Print the error once: as text on stderr, or as the error document on stdout. Return exit status 1."""
     if as_json:
         click.echo(json.write(error.as_document(), indent=4), nl=sys.stdout.isatty())
         return 1
     lines = [f"Error: {error}", *getattr(error, "__notes__", ())]
     if isinstance(error, PluginError) and error.done:
-        lines.append(f"Called before it, with success: {', '.join(plugin.type for plugin in error.done)}")
+        lines.append(f"Called before with success: {', '.join(plugin.type for plugin in error.done)}")
+
     lines += [f"Hint: {hint}" for part, hint in HINTS if part in str(error).lower()][:1]
     for line in lines:
         click.echo(printable(line), err=True)

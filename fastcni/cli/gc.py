@@ -1,11 +1,11 @@
-"""The command that releases what no living attachment of a network holds."""
+"""The command `fastcni gc`: release what belongs to no living attachment of a network."""
 
 import sys
 from collections.abc import Sequence
 
 import click
 
-from fastcni.cli import tell
+from fastcni.cli import reports
 from fastcni.cli.output import for_people, put_document
 from fastcni.cli.settings import Settings, network_command
 from fastcni.cli.show import printable
@@ -16,27 +16,28 @@ from fastcni.spec.errors import CniError
 
 @click.command()
 @network_command(netns_required=False)
-@click.option("--dry-run", is_flag=True, help="Show what would be kept and deleted; call no plugin.")
+@click.option("--dry-run", is_flag=True, help="Show which attachments would be kept and deleted. Call no plugin.")
 @click.option("--valid", multiple=True, metavar="CONTAINERID/IFNAME",
-              help="Keep this attachment, remembered or not; may be repeated.")
-@click.option("--all", "everything", is_flag=True, help="Delete also those whose network namespace exists; with --yes.")
-@click.option("--yes", "-y", is_flag=True, help="Do not ask about --all.")
+              help="Keep this attachment, even if it is not in the cache; may be repeated.")
+@click.option("--all", "everything", is_flag=True,
+              help="Also delete attachments whose network namespace exists. Needs --yes.")
+@click.option("--yes", "-y", is_flag=True, help="Confirm --all.")
 def gc(settings: Settings, dry_run: bool, valid: Sequence[str], everything: bool, yes: bool) -> int:
-    """Release what no living attachment of NET holds. NETNS is not needed.
+    """Release what belongs to no living attachment of NET. NETNS is not used.
 
-    Remembered attachments whose network namespace is gone get DEL. Then each plugin is told which attachments are kept
-    and releases the rest: addresses, firewall rules, files. Below CNI 1.1.0 only fastcni's own plugins can be told.
+    First, cached attachments whose network namespace is gone get DEL. Then each plugin gets the list of attachments
+    that are kept, and releases everything else: addresses, firewall rules, files. Below CNI 1.1.0 only fastcni's own
+    plugins are called.
 
-    Start no container of NET meanwhile: what a running ADD has is in no list yet. The exit status is 1 where something
-    failed.
+    Start no container of NET meanwhile: a running ADD is in no list yet. The exit status is 1 if anything failed.
     """
     pairs = [read_valid(text) for text in valid]
     report = collected(settings, pairs, dry_run, everything, yes)
     if for_people(settings.as_json):
-        for line in tell.gc_lines(settings.net, report):
+        for line in reports.gc_lines(settings.net, report):
             click.echo(printable(line))
     else:
-        put_document(tell.gc_document(settings.net, report))
+        put_document(reports.gc_document(settings.net, report))
     return 1 if report.errors else 0
 
 
@@ -57,27 +58,28 @@ def collected(settings: Settings, pairs: Sequence[tuple[str, str]], dry_run: boo
 
 
 def refuse_blind(network: str, plan: collect.Plan, folder: str, unread: Sequence[str]) -> None:
-    """Raises CniError if it is not known which attachments live: nothing is released then."""
+    """Raise CniError if the cache does not tell which attachments live."""
     if unread:
         raise CniError(errors.IO_FAILURE, f"nothing was released: {unread[0]} cannot be read",
-                       f"there are {len(unread)} such files of network {network}: delete those of dead containers, "
+                       f"there are {len(unread)} such files of network {network}; remove those of dead containers, "
                        "or release everything with --all --yes")
     if not (plan.kept or plan.stale or plan.valid):
         raise CniError(errors.INVALID_ENVIRONMENT, f"nothing was released: no attachment of network {network} is "
-                       f"remembered in {folder}", "a runtime may remember them elsewhere (--cache-dir), or not at all; "
-                       "name living attachments with --valid, or release everything with --all --yes")
+                       f"cached in {folder}", "the runtime may have another cache (--cache-dir), or none; name living "
+                       "attachments with --valid, or release everything with --all --yes")
 
 
 def ask(network: str, plan: collect.Plan, as_json: bool) -> None:
-    """Raises click.Abort if the answer is no, and CniError if there is no terminal to ask on."""
+    """Ask for a confirmation. Raise click.Abort if the answer is no, CniError without a terminal."""
     if not (sys.stdin.isatty() and for_people(as_json)):
-        raise CniError(errors.INVALID_ENVIRONMENT, "--all deletes attachments of running containers",
-                       "say --yes, too; --dry-run shows them")
-    click.confirm(f"Delete every attachment of {network}, {len(plan.stale)} of them remembered, also of running "
+        raise CniError(errors.INVALID_ENVIRONMENT, "--all also deletes attachments of running containers",
+                       "confirm with --yes; --dry-run shows the attachments")
+    click.confirm(f"Delete every attachment of network {network} ({len(plan.stale)} are cached), also of running "
                   "containers?", abort=True)
 
 
 def read_valid(text: str) -> tuple[str, str]:
+    """Return (container id, ifname) of a --valid option. Raise CniError."""
     container_id, slash, ifname = text.partition("/")
     if not (container_id and slash and ifname):
         raise CniError(errors.INVALID_ENVIRONMENT,

@@ -1,4 +1,4 @@
-"""What would be sent to each plugin of a network, worked out without calling any."""
+"""The plan of a command on a network: what it would send to each plugin. No plugin is called."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -10,9 +10,9 @@ from fastcni.spec import json
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One call: the plugin's type, where it was found ("" if nowhere), its CNI variables and its stdin.
+    """One call: the plugin's type, its file ("" if not found), its CNI variables and its stdin.
 
-    skipped: why the plugin would not be called, "" where it would.
+    skipped: the reason if the plugin would not be called, else "".
     """
 
     type: str
@@ -27,10 +27,10 @@ class Step:
 
 
 def make_plan(cni: CNI, net: NetworkList, rt: RuntimeConf, command: str) -> list[Step]:
-    """The calls of a command, in order.
+    """Return the calls of a command in order.
 
-    The prevResult of CHECK and DEL is the remembered one. In an ADD that of the second and later
-    plugins is what the one before will answer, so it cannot be shown. GC has the list of `fastcni gc`.
+    CHECK and DEL have the cached result as prevResult. ADD has none: the plugin before would answer it. GC has the
+    attachments that `fastcni gc` would keep.
     """
     attached = command in ("ADD", "CHECK", "DEL")
     kept = [to_pair(it.attachment) for it in collect.make_plan(cni.attachments(), net.name).kept]
@@ -55,7 +55,8 @@ def make_plan(cni: CNI, net: NetworkList, rt: RuntimeConf, command: str) -> list
 
 
 def why_skipped(cni: CNI, net: NetworkList, plugin: PluginConf, command: str) -> str:
-    """Why a plugin would not be called, "" where it would."""
+    """Return the reason if a plugin would not be called, else ""."""
+
     if command == "CHECK" and net.disable_check:
         return "disableCheck is true"
     if command == "GC":

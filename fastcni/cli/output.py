@@ -1,4 +1,4 @@
-"""What a command prints: for people on a terminal, else JSON."""
+"""The output of a command: text on a terminal, else JSON."""
 
 import sys
 
@@ -6,16 +6,18 @@ import click
 
 
 def for_people(as_json: bool) -> bool:
+    """Whether to print text: stdout is a terminal, and --json is not given."""
     return not as_json and sys.stdout.isatty()
 
 
 def put_document(document: object) -> None:
-    """Print a document of this command's own; CNI's documents have a dialect, and are written by fastcni.spec.json."""
+    """Print one of the command's own documents. CNI documents are written by fastcni.spec.json instead."""
     import orjson
 
     put(orjson.dumps(document, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
 
 
 def put(data: bytes) -> None:
-    """Write to stdout as it is; a terminal gets the newline that a result lacks."""
+    """Write the bytes to stdout unchanged. On a terminal, add a newline if there is none."""
+
     click.echo(data, nl=sys.stdout.isatty() and not data.endswith(b"\n"))

@@ -1,4 +1,4 @@
-"""The command that restores what another program has flushed from the host's firewall."""
+"""The command `fastcni restore`: restore the pods' firewall state after another program has flushed it."""
 
 from typing import Any
 
@@ -12,15 +12,16 @@ from fastcni.runtime.restore import restore as run
 
 
 @click.command()
-@click.option("--cache-dir", default="", metavar="DIR", help="Remembered results [/var/lib/cni].")
-@click.option("--json", "as_json", is_flag=True, help="JSON, also on a terminal and for errors.")
+@click.option("--cache-dir", default="", metavar="DIR", help="The directory of cached results [/var/lib/cni].")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, also on a terminal and for errors.")
 def restore(cache_dir: str, as_json: bool) -> int:
-    """Restore what the remembered attachments have in the host's firewall.
+    """Restore the firewall state of all cached attachments.
 
-    After `nft flush ruleset`, a reload of firewalld, a restart of iptables. Pods, links and addresses are not touched.
-    The command restores only pods that are linked to the network namespace in which it runs. The exit status is 1 if
-    anything could not be restored.
+    Use it after `nft flush ruleset`, a reload of firewalld or a restart of iptables. It does not touch pods, links or
+    addresses. It restores only pods that are linked to the network namespace in which it runs. The exit status is 1
+    if anything could not be restored.
     """
+
     done = run(Cache(cache_dir))
     if not for_people(as_json):
         put_document(document(done))

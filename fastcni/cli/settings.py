@@ -1,4 +1,4 @@
-"""What a command works on: options first, then cnitool's environment variables, then its defaults."""
+"""The settings of a command: from options, else from cnitool's environment variables, else defaults."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -17,20 +17,20 @@ from fastcni.spec.errors import CniError
 
 OPTIONS = (
     click.option("--conf-dir", default="", metavar="DIR",
-                 help=f"Network configurations [NETCONFPATH, {DEFAULT_CONF_DIR}]."),
-    click.option("--bin-dir", multiple=True, metavar="DIR", help="Plugins; may be repeated [CNI_PATH]."),
-    click.option("--cache-dir", default="", metavar="DIR", help="Remembered results [/var/lib/cni]."),
-    click.option("--container-id", default="", metavar="ID", help="Container [cnitool-<hash of NETNS>]."),
-    click.option("--ifname", "-i", default="", metavar="NAME", help="Interface [CNI_IFNAME, eth0]."),
+                 help=f"The directory of network configurations [NETCONFPATH, {DEFAULT_CONF_DIR}]."),
+    click.option("--bin-dir", multiple=True, metavar="DIR", help="A plugin directory; may be repeated [CNI_PATH]."),
+    click.option("--cache-dir", default="", metavar="DIR", help="The directory of cached results [/var/lib/cni]."),
+    click.option("--container-id", default="", metavar="ID", help="The container id [cnitool-<hash of NETNS>]."),
+    click.option("--ifname", "-i", default="", metavar="NAME", help="The pod's interface [CNI_IFNAME, eth0]."),
     click.option("--args", "args_text", default=None, metavar="K=V;K=V", help="CNI arguments [CNI_ARGS]."),
     click.option("--capability-args", default=None, metavar="JSON", help="Capability arguments [CAP_ARGS]."),
-    click.option("--json", "as_json", is_flag=True, help="JSON, also on a terminal and for errors."),
+    click.option("--json", "as_json", is_flag=True, help="Print JSON, also on a terminal and for errors."),
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The runtime, the network, and the attachment to work on. as_json: JSON is to be printed."""
+    """The runtime library, the network and the attachment of a command. as_json: --json is given."""
 
     cni: CNI
     net: NetworkList
@@ -39,9 +39,9 @@ class Settings:
 
 
 def network_command(netns_required: bool = True) -> Callable[..., Any]:
-    """Give a command NET, NETNS and the options; its function gets one Settings instead of them."""
+    """Add NET, NETNS and OPTIONS to a command. Its function gets one Settings instead of these."""
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(function)            # which carries over the options that the function has itself
+        @wraps(function)            # also copies the options of the function itself
         def command(net: str, netns: str | None, **options: Any) -> Any:
             own = {key: options.pop(key) for key in list(options) if key not in TAKEN}
             return function(read_settings(net, netns or "", **options), **own)
@@ -60,13 +60,13 @@ TAKEN = ("conf_dir", "bin_dir", "cache_dir", "container_id", "ifname", "args_tex
 def read_settings(name: str, netns: str, *, conf_dir: str, bin_dir: Sequence[str], cache_dir: str,
                   container_id: str, ifname: str, args_text: str | None, capability_args: str | None,
                   as_json: bool) -> Settings:
-    """Work out the settings, the first failure first: configuration, capability args, args (as cnitool)."""
+    """Return the Settings. Raise CniError in cnitool's order: configuration, capability args, args."""
     env = os.environ.get
     cni = CNI(plugin_dirs(bin_dir), conf_dir or env("NETCONFPATH") or DEFAULT_CONF_DIR, cache_dir)
     net = cni.load(name, warn)
     capabilities = read_capability_args(env("CAP_ARGS", "") if capability_args is None else capability_args)
     args = read_pairs(env("CNI_ARGS", "") if args_text is None else args_text)
-    # abspath works on the text alone: ".." goes, symbolic links stay.
+    # abspath changes the text only: it removes ".." and keeps symbolic links, as cnitool does.
     netns = os.path.abspath(netns) if netns else ""
     rt = RuntimeConf(container_id or default_container_id(netns), netns,
                      ifname or env("CNI_IFNAME") or "eth0", args, capabilities)
@@ -74,21 +74,23 @@ def read_settings(name: str, netns: str, *, conf_dir: str, bin_dir: Sequence[str
 
 
 def warn(text: str) -> None:
+    """Print a warning on stderr."""
     click.echo(printable(f"Warning: {text}"), err=True)
 
 
 def plugin_dirs(given: Sequence[str]) -> list[str]:
-    """The plugin directories: those of --bin-dir, or CNI_PATH split at each ":"."""
+    """Return the plugin directories: those of --bin-dir, else CNI_PATH split at each ":"."""
     text = os.environ.get("CNI_PATH", "")
     return list(given) or (text.split(os.pathsep) if text else [])
 
 
 def default_container_id(netns: str) -> str:
-    """cnitool's name for whoever lives in a namespace: 20 hex digits of the SHA-512 of its absolute path."""
+    """Return cnitool's container id of a namespace: 20 hex digits of the SHA-512 of its absolute path."""
     return f"cnitool-{sha512(os.fsencode(netns)).hexdigest()[:20]}"
 
 
 def read_pairs(text: str) -> list[tuple[str, str]]:
+    """Return CNI_ARGS "K=V;K=V" as [(K, V)]. Raise CniError for a pair that is not K=V."""
     pairs = []
     for piece in text.split(";") if text else ():
         key, _, value = piece.partition("=")
@@ -99,6 +101,7 @@ def read_pairs(text: str) -> list[tuple[str, str]]:
 
 
 def read_capability_args(text: str) -> dict[str, Any]:
+    """Return the JSON object of CAP_ARGS, {} for an empty text or null. Raise CniError for anything else."""
     if not text:
         return {}
     try:

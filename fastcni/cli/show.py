@@ -1,4 +1,4 @@
-"""Results and plans for people, on a terminal; what comes from outside is text there, never control."""
+"""Results and plans as text on a terminal. Control characters from plugins and files are replaced."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,7 +15,7 @@ from fastcni.spec import result as results
 
 
 def printable(text: str) -> str:
-    """The text with what a terminal would obey replaced; line ends and tabs stay."""
+    """Return the text with control characters replaced. Newlines and tabs stay."""
     return "".join(char if char.isprintable() or char in "\n\t" else "\ufffd" for char in text)
 
 
@@ -26,7 +26,7 @@ def result(document: dict[str, Any], network: str, rt: RuntimeConf, console: Con
     title = Text(printable(f"{rt.container_id} in {network}"))
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
     for column in ("interface", "mac", "where", "addresses", "gateway"):
-        # A path may be long; the others are copied and should stay in one piece.
+        # A path may be long. Users copy the other values, so these are not broken.
         table.add_column(column, overflow="fold", no_wrap=column != "where")
     ips = shape.get("ips", [])
     for index, interface in enumerate(shape.get("interfaces", [])):
@@ -58,7 +58,8 @@ def add_row(table: Table, name: str, mac: str, where: str, ips: Sequence[dict[st
 
 
 def plan(steps: Sequence[Step], console: Console | None = None) -> None:
-    """Print what each plugin would get: where it is, its variables, its stdin."""
+    """Print for each plugin its path, its CNI variables and its stdin."""
+
     console = console or Console()
     for number, step in enumerate(steps, 1):
         console.print(Text(printable(f"{number}. {step.type}  {step.path or 'not found'}"), style="bold"))

@@ -1,6 +1,6 @@
-"""The fastcni command: cnitool's rows T1 to T10, and what is for people.
+"""The fastcni command: cnitool's cases T1 to T10, and fastcni's own output.
 
-Deviation in all rows: an error is said once and without the usage block, where cnitool says it twice.
+Deviation in all cases: an error is printed once, without the usage block. cnitool prints it twice.
 """
 
 import json
@@ -73,14 +73,14 @@ def test_a_relative_path_is_the_absolute_one(stage, fastcni, monkeypatch):      
 
 
 @pytest.mark.parametrize("text, pair", [("A=", "A="), ("A", "A"), ("A=1;", ""), ("A=b=c", "A=b=c")])
-def test_args_that_are_no_pairs(fastcni, monkeypatch, text, pair):                # T4
+def test_args_that_are_not_pairs_are_refused(fastcni, monkeypatch, text, pair):   # T4
     monkeypatch.setenv("CNI_ARGS", text)
     answer = fastcni("add", "net", "/ns/x")
     assert (answer.status, answer.out, answer.err) == (1, "", f'Error: invalid CNI_ARGS pair "{pair}"\n')
 
 
 @pytest.mark.parametrize("text", ["[1]", "{", "x"])
-def test_capability_args_that_are_no_object(fastcni, monkeypatch, text):          # T5
+def test_capability_args_that_are_not_an_object_are_refused(fastcni, monkeypatch, text):      # T5
     monkeypatch.setenv("CAP_ARGS", text)
     answer = fastcni("add", "net", "/ns/x")
     assert (answer.status, answer.out) == (1, "")
@@ -101,13 +101,13 @@ def test_help_is_on_stdout(capsys, argv):                                       
     assert "Usage: fastcni" in out and not err
 
 
-def test_a_network_that_is_not_there(stage, fastcni):                             # T8
+def test_an_unknown_network_is_an_error(stage, fastcni):                          # T8
     answer = fastcni("add", "nope", "/ns/x")
     assert answer.status == 1
     assert answer.err.splitlines()[0] == f'Error: no net configuration with name "nope" in {stage.net_d}'
 
 
-# GC: cnitool's T9 deletes every attachment, also of running containers. Deviation: only what is known to be dead.
+# GC: cnitool's T9 deletes every attachment, also of running containers. Deviation: fastcni deletes only dead ones.
 
 @pytest.fixture
 def alive_and_dead(stage, fastcni, tmp_path):
@@ -135,7 +135,7 @@ def test_gc_deletes_the_dead_and_keeps_the_living(stage, fastcni, alive_and_dead
         ("a", True, None), ("b", True, None)]
 
 
-def test_gc_can_be_rehearsed(stage, fastcni, alive_and_dead):
+def test_gc_with_dry_run_calls_no_plugin(stage, fastcni, alive_and_dead):
     answer = fastcni("gc", "net", "--dry-run")
     document = json.loads(answer.out)
     assert answer.status == 0 and not stage.calls() and document["dryRun"]
@@ -150,7 +150,7 @@ def test_gc_deletes_the_living_only_with_all_and_yes(stage, fastcni, alive_and_d
         assert "net-alive-eth0" in os.listdir(stage.cache / "results")
     stage.forget_calls()
     answer = fastcni("gc", "net", "--all")
-    assert answer.status == 1 and "say --yes, too" in answer.err and not stage.calls()
+    assert answer.status == 1 and "confirm with --yes" in answer.err and not stage.calls()
     assert fastcni("gc", "net", "--all", "--yes").status == 0
     assert os.listdir(stage.cache / "results") == []
     assert stage.calls()[-1].stdin["cni.dev/valid-attachments"] == []
@@ -163,17 +163,17 @@ def test_gc_with_all_keeps_what_is_called_valid(stage, fastcni, alive_and_dead):
     assert "expected CONTAINERID/IFNAME" in fastcni("gc", "net", "--valid", "nonsense").err
 
 
-def test_gc_refuses_where_nothing_tells_who_lives(stage, fastcni):
+def test_gc_refuses_if_nothing_tells_which_attachments_live(stage, fastcni):
     answer = fastcni("gc", "net")
-    assert answer.status == 1 and f"no attachment of network net is remembered in {stage.cache}/results" in answer.err
+    assert answer.status == 1 and f"no attachment of network net is cached in {stage.cache}/results" in answer.err
     assert not stage.calls()
     assert fastcni("gc", "net", "--valid", "x/eth0").status == 0
     assert fastcni("gc", "net", "--all", "--yes").status == 0
     assert stage.called() == ["a GC", "b GC"] * 2
 
 
-def test_gc_refuses_where_a_remembered_result_cannot_be_read(stage, fastcni, alive_and_dead):
-    # Its pod may live, and is in no list: its addresses would be released.
+def test_gc_refuses_if_a_cached_result_cannot_be_read(stage, fastcni, alive_and_dead):
+    # The pod of that result may live. It would be in no list, and its addresses would be released.
     (stage.cache / "results" / "net-alive-eth0").write_text("{")
     answer = fastcni("gc", "net")
     assert answer.status == 1 and f"{stage.cache}/results/net-alive-eth0 " in answer.err and not stage.calls()
@@ -202,12 +202,12 @@ def test_delete_without_plugin_directories(stage, fastcni, monkeypatch):        
     assert answer.status == 1
     assert answer.err.splitlines() == [f'Error: plugin type="b" (index 1 in {stage.net_d}/net.conflist) '
                                        "failed (delete): no paths provided",
-                                       "Hint: say where the plugins are with --bin-dir or CNI_PATH"]
+                                       "Hint: set the plugin directory with --bin-dir or CNI_PATH"]
 
 
 @pytest.mark.parametrize("command", ["check", "del", "status"])
 def test_success_is_a_document_in_a_pipe(stage, fastcni, command):
-    # Deviation: cnitool prints nothing, also where it has asked nobody.
+    # Deviation: cnitool prints nothing, even if it called no plugin.
     fastcni("add", "net", "/ns/x")
     stage.forget_calls()
     answer = fastcni(command, "net", "/ns/x")
@@ -218,23 +218,23 @@ def test_success_is_a_document_in_a_pipe(stage, fastcni, command):
     assert {call.command for call in stage.calls()} == {command.upper()}
 
 
-def test_what_was_not_asked_is_not_called_ready(stage, fastcni):
+def test_a_skipped_command_is_not_reported_as_success(stage, fastcni):
     stage.conf("old.conflist", {"name": "old", "cniVersion": "1.0.0", "disableCheck": True, "plugins": [{"type": "a"}]})
-    for command, words in (("status", "no plugin was asked, and whether it is ready is not known: cniVersion"),
+    for command, text in (("status", "readiness unknown, no plugin was called: cniVersion"),
                            ("check", "was not checked: disableCheck is true"),
                            ("del", "no ADD of it is remembered in")):
         status, shown = on_terminal(stage, command, "old", "/ns/x")
-        assert status == 0 and words in shown.replace("\n", " "), shown
+        assert status == 0 and text in shown.replace("\n", " "), shown
         document = json.loads(fastcni(command, "old", "/ns/x").out)
         assert bool(document["skipped"]) is (command != "del") and bool(document["unknown"]) is (command == "del")
 
 
-def test_the_error_of_a_chain_names_the_plugin_its_place_and_its_file(stage, fastcni):
+def test_the_error_of_a_chain_names_the_plugin_its_index_and_its_file(stage, fastcni):
     stage.answer("b", "STATUS", out='{"code":50,"msg":"full"}', status=1)
     answer = fastcni("status", "net")
     assert answer.err.splitlines() == [
         f'Error: plugin type="b" (index 1 in {stage.net_d}/net.conflist) failed (status): full',
-        "Called before it, with success: a"]
+        "Called before with success: a"]
 
 
 def test_a_broken_file_is_named_and_the_network_is_used(stage, fastcni):
@@ -246,7 +246,8 @@ def test_a_broken_file_is_named_and_the_network_is_used(stage, fastcni):
     assert answer.status == 1 and answer.err.startswith(f"Error: {stage.net_d}/00-other.conflist: ")
 
 
-def test_options_stand_for_the_variables(stage, fastcni, monkeypatch):
+def test_options_replace_the_variables(stage, fastcni, monkeypatch):
+
     for name in ("NETCONFPATH", "CNI_PATH"):
         monkeypatch.setenv(name, "/nonexistent")
     fastcni("add", "net", "/ns/x", "--conf-dir", str(stage.net_d), "--bin-dir", "/d1",
@@ -291,7 +292,7 @@ def test_netconf_shows_what_would_be_sent(stage, fastcni):
     assert not stage.calls()
 
 
-def test_netconf_says_what_would_not_be_called(stage, fastcni, alive_and_dead):
+def test_netconf_names_the_plugins_that_would_not_be_called(stage, fastcni, alive_and_dead):
     [a, b] = json.loads(fastcni("netconf", "net", "--command", "GC").out)
     assert a["stdin"]["cni.dev/valid-attachments"] == KEPT and (a["skipped"], b["skipped"]) == ("", "")
     stage.conf("old.conflist", {"name": "old", "cniVersion": "1.0.0", "disableCheck": True, "plugins": [{"type": "a"}]})
@@ -301,7 +302,7 @@ def test_netconf_says_what_would_not_be_called(stage, fastcni, alive_and_dead):
     assert "not called: disableCheck is true" in on_terminal(stage, "netconf", "old", "/ns/x", "--command", "CHECK")[1]
 
 
-def test_version_lists_what_is_spoken(stage, fastcni):
+def test_version_lists_the_supported_versions(stage, fastcni):
     document = json.loads(fastcni("version").out)
     assert document["cniVersion"] == "1.1.0"
     assert document["supportedVersions"][0] == "0.1.0"
@@ -344,7 +345,7 @@ def test_a_terminal_gets_a_table_and_one_line_of_success(stage, fastcni):
         assert text in shown
     assert "cniVersion" not in shown
     for command, line in (("check", "is as ADD made it; checked by a, b"), ("del", "is deleted by b, a"),
-                          ("status", "network net is ready, say a, b")):
+                          ("status", "network net is ready; checked by a, b")):
         status, shown = on_terminal(stage, command, "net", "/ns/x")
         assert status == 0 and line in shown and shown.count("\n") == 1
     assert json.loads(on_terminal(stage, "add", "net", "/ns/x", "--json")[1]) == RESULT
@@ -353,25 +354,25 @@ def test_a_terminal_gets_a_table_and_one_line_of_success(stage, fastcni):
 
 def test_gc_on_a_terminal_asks_before_it_deletes_the_living(stage, alive_and_dead):
     status, shown = on_terminal(stage, "gc", "net", "--all", keys=b"n\n")
-    assert status == 1 and "Delete every attachment of net, 2 of them remembered" in shown
+    assert status == 1 and "Delete every attachment of network net (2 are cached)" in shown
     assert not stage.calls()
     assert on_terminal(stage, "gc", "net", "--all", keys=b"y\n")[0] == 0
     assert stage.called() == ["b DEL", "a DEL"] * 2 + ["a GC", "b GC"]
 
 
-def test_gc_on_a_terminal_says_what_stays_what_goes_and_why(stage, alive_and_dead):
+def test_gc_on_a_terminal_shows_kept_and_deleted_attachments_with_the_reason(stage, alive_and_dead):
     status, shown = on_terminal(stage, "gc", "net", "--dry-run")
     assert status == 0
     for text in ("kept          alive eth0  (/proc/self/ns/net exists)", "would delete  dead eth1  (",
-                 "would call    a, b", "attachments kept 1, deleted 1; this was a dry run"):
+                 "would call    a, b", "attachments kept 1, deleted 1; dry run"):
         assert text in shown
     status, shown = on_terminal(stage, "gc", "net")
-    for text in ("deleted       dead eth1  (", "called        a: it does not say what it has released",
+    for text in ("deleted       dead eth1  (", "called        a: it does not report what it released",
                  "network net: attachments kept 1, deleted 1; other things released 0; failed 0"):
         assert text in shown
 
 
-def test_what_a_plugin_says_cannot_command_the_terminal(stage, fastcni):
+def test_control_characters_of_a_plugin_do_not_reach_the_terminal(stage, fastcni):
     stage.answer("a", "ADD", out='{"code":5,"msg":"bad \\u001b[2Jname"}', status=1)
     status, shown = on_terminal(stage, "add", "net", "/ns/x")
     assert status == 1 and "\x1b" not in shown and "bad" in shown

@@ -1,4 +1,4 @@
-"""What a command has done with a network, as text for a terminal and as a document for programs."""
+"""The report of a command on a network: text for a terminal, a JSON document for programs."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -7,18 +7,18 @@ from fastcni.runtime import Collected, Deleted, GcReport, Judged, NetworkList, P
 
 Document = dict[str, Any]
 
-SUCCESS = {                 # what may be said when the plugins have succeeded
+SUCCESS = {                 # all plugins succeeded
     "CHECK": "{it} is as ADD made it; checked by {plugins}",
     "DEL": "{it} is deleted by {plugins}",
-    "STATUS": "{it} is ready, say {plugins}",
+    "STATUS": "{it} is ready; checked by {plugins}",
 }
-UNCERTAIN = {               # when they succeeded and something was missing
-    "CHECK": "{it}: no plugin found anything wrong ({plugins}), but {unknown}",
-    "DEL": "{it}: {unknown}; DEL of {plugins} was run and has succeeded",
+UNCERTAIN = {               # all plugins succeeded, without a prevResult
+    "CHECK": "{it}: {plugins} found no fault, but {unknown}",
+    "DEL": "{it}: DEL of {plugins} succeeded, but {unknown}",
 }
 SKIPPED = {
     "CHECK": "{it} was not checked: {why}",
-    "STATUS": "{it}: no plugin was asked, and whether it is ready is not known: {why}",
+    "STATUS": "{it}: readiness unknown, no plugin was called: {why}",
 }
 
 
@@ -27,7 +27,7 @@ def attachment(net: NetworkList, rt: RuntimeConf) -> str:
 
 
 def sentence(command: str, it: str, report: Report) -> str:
-    """One line about `it`, a network or an attachment."""
+    """Return one line on `it`, the text for a network or an attachment."""
     if report.skipped:
         return SKIPPED[command].format(it=it, why=report.skipped)
     form = (UNCERTAIN if report.unknown else SUCCESS)[command]
@@ -51,14 +51,14 @@ def types(plugins: Iterable[PluginConf]) -> str:
 # GC ----------------------------------------------------------------------------------------------
 
 def gc_lines(net: NetworkList, report: GcReport) -> list[str]:
-    """A line for each attachment, for each plugin and for each thing that one has released; the sums come last."""
+    """Return a line for each attachment, each plugin and each released thing. The last line has the totals."""
     if report.skipped:
-        return [f"network {net.name}: nothing was done: {report.skipped}"]
+        return [f"network {net.name}: nothing was released: {report.skipped}"]
     lines = [f"kept          {name(it)}  ({it.why})" for it in report.kept]
     lines += [deleted_line(it, report.dry_run) for it in report.deleted]
     if report.dry_run:
         lines.append(f"would call    {types(it.plugin for it in report.plugins if not it.skipped) or 'no plugin'}"
-                     "  (each releases what belongs to no attachment that is kept)")
+                     "  (each would release all but the kept attachments)")
     for it in report.plugins:
         lines += plugin_lines(it, report.dry_run)
     if report.error:
@@ -85,7 +85,7 @@ def plugin_lines(it: Collected, dry_run: bool) -> list[str]:
     if dry_run:
         return []
     if it.released is None:
-        return [f"called        {kind}: it does not say what it has released"]
+        return [f"called        {kind}: it does not report what it released"]
     lines = [f"called        {kind}: released {len(it.released) or 'nothing'}"]
     for one in it.released:
         by = f"{one.plugin}: " if one.plugin != kind else ""
@@ -98,7 +98,8 @@ def summary(net: NetworkList, report: GcReport) -> str:
     deleted = sum(not it.error for it in report.deleted)
     attachments = f"network {net.name}: attachments kept {len(report.kept)}, deleted {deleted}"
     if report.dry_run:
-        return f"{attachments}; this was a dry run, nothing was called"
+        return f"{attachments}; dry run, no plugin was called"
+
     released = sum(len(it.released or ()) for it in report.plugins)
     return f"{attachments}; other things released {released}; failed {failed}"
 
