@@ -1,15 +1,15 @@
-/* The native half of an installed plugin file: it hands the request to whoever answers it.
+/* The launcher: the native part of an installed plugin file. It passes the request to the server or to Python.
  *
- * Every file in the CNI bin dir is this program with a zip of Python code behind it. The doors are tried in order:
+ * Every file in the CNI bin dir is this program with a zip of Python code behind it. It tries two modes in order:
  *
- *     warm      where a server listens, send it the request and print its answer
- *     one-shot  become `python -I -S -B -X utf8 -c BOOTSTRAP NAME FD`, where NAME is the plugin's name and FD is
- *               this very file, open, so that replacing it under our feet changes nothing
+ *     warm      if a server listens, send the request to it and print its answer
+ *     one-shot  execute `python -I -S -B -X utf8 -c BOOTSTRAP NAME FD`. NAME is the plugin's name. FD is this file,
+ *               open, so that an installation that replaces the file changes nothing for this process
  *
- * If no door opens, one CNI error document goes to stdout and the exit status is 1.
+ * If both fail, it prints one CNI error document to stdout and exits with status 1.
  *
- * Freestanding: no libc, no allocation; raw system calls and static buffers. Arguments, streams, signals and
- * environment reach Python untouched; stdin, where a server has not taken it, in a memory file. See elf(5),
+ * Freestanding: no libc, no allocation, only raw system calls and static buffers. Python gets the arguments, streams,
+ * signals and environment unchanged. If stdin was read for a server, Python gets it as a memory file. See elf(5),
  * getauxval(3), unix(7), cmsg(3), CNI spec "Error".
  */
 
@@ -20,13 +20,13 @@ enum { EAGAIN = 11, EISDIR = 21, EINVAL = 22, ECONNRESET = 104, POLLIN = 1, POLL
 enum { FOR_EVER = 0 };                  /* milliseconds */
 enum { IO_FAILURE = 5, TRY_AGAIN_LATER = 11, INTERNAL = 999 };          /* CNI error codes */
 
-/* What the installer writes into the finished file; pack.py has the same layout and finds it by the magic. */
+/* The installer writes this into the finished file. pack.py has the same layout, and finds it by the magic. */
 struct config {
     char magic[16];
     char interpreter[1024];
-    char version[32];                   /* "3.11", for the words of an error */
+    char version[32];                   /* "3.11", for an error's text */
     char bootstrap[1008];
-    unsigned unread, unanswered, unanswered_quick, unused;      /* milliseconds; kit/call/deadlines.py says what for */
+    unsigned unread, unanswered, unanswered_quick, unused;      /* milliseconds; kit/call/deadlines.py explains them */
 };
 _Static_assert(sizeof(struct config) == 2096, "pack.py writes 2096 bytes");
 
@@ -36,7 +36,7 @@ volatile struct config config = { .magic = "fastcni-config\n" };
 
 /* ---- text ---- */
 
-static char page[4096];                 /* an error: at most 1024 bytes of path, escaped, and a few lines */
+static char page[4096];                 /* an error document: at most 1024 bytes of path, escaped, and a few lines */
 static unsigned long filled;
 
 static void put(const char *text)
@@ -57,12 +57,12 @@ static void put_number(long value)
     put(digits + at);
 }
 
-static void put_quoted(const char *text)    /* inside a JSON string; UTF-8 passes */
+static void put_quoted(const char *text)    /* escaped for a JSON string; UTF-8 stays */
 {
     char one[2] = { 0, 0 };
-    int room;
+    int left;
 
-    for (room = 1024; *text && room; text++, room--) {
+    for (left = 1024; *text && left; text++, left--) {
         one[0] = *text;
         if (*text == '"' || *text == '\\')
             put("\\");
@@ -70,14 +70,14 @@ static void put_quoted(const char *text)    /* inside a JSON string; UTF-8 passe
     }
 }
 
-static const char *const words[] = {    /* for some errno */
+static const char *const errno_texts[] = {      /* as strerror(3), of the likely ones */
     [1] = "Operation not permitted", [2] = "No such file or directory", [7] = "Argument list too long",
     [8] = "Exec format error", [12] = "Cannot allocate memory", [13] = "Permission denied", [20] = "Not a directory",
     [21] = "Is a directory", [24] = "Too many open files", [26] = "Text file busy", [28] = "No space left on device",
     [40] = "Too many levels of symbolic links",
 };
 
-static const char *after(const char *text, const char *prefix)     /* the rest of text, or 0 */
+static const char *after(const char *text, const char *prefix)     /* the text behind the prefix, or 0 */
 {
     while (*prefix)
         if (*text++ != *prefix++)
@@ -109,19 +109,19 @@ static const char *basename_of(const char *path)
 }
 
 
-/* ---- streams, and the way out ---- */
+/* ---- streams, errors and the exit ---- */
 
 static long open_file(const char *path, long flags)
 {
     return system_call(SYS_openat, AT_FDCWD, (long)path, flags, 0);
 }
 
-static int wait_for(long fd, short events, unsigned milliseconds)      /* 0: not in time; FOR_EVER: no limit */
+static int wait_for(long fd, short events, unsigned milliseconds)      /* 0: timed out */
 {
     struct { int fd; short events, happened; } waiting = { fd, events, 0 };
     struct { long seconds, nanoseconds; } left = { milliseconds / 1000, milliseconds % 1000 * 1000000L };
 
-    /* The kernel writes into `left` what is left, so that an interrupted call can be made again. */
+    /* The kernel updates `left` with the remaining time, so that an interrupted call can be repeated. */
     return system_call(SYS_ppoll, (long)&waiting, 1, milliseconds == FOR_EVER ? 0 : (long)&left, 0) != 0;
 }
 
@@ -131,7 +131,7 @@ static long write_all(long fd, const char *data, unsigned long size)    /* 0, or
 
     while (size) {
         written = system_call(SYS_write, fd, (long)data, size, 0);
-        if (written == -EAGAIN)         /* another program has made this stream non-blocking */
+        if (written == -EAGAIN)         /* another program made this stream non-blocking */
             wait_for(fd, POLLOUT, FOR_EVER);
         else if (written < 0)
             return written;
@@ -148,7 +148,7 @@ static void leave(int status)
         system_call(SYS_exit_group, status, 0, 0, 0);
 }
 
-/* One error document, then the end. `what` comes from outside; error 0 is none; details 0: Python is the trouble. */
+/* Print one error document and exit. `what` is untrusted text. error: an errno, or 0. details 0: advice on Python. */
 __attribute__((noreturn))
 static void fail(int code, const char *tried, const char *what, long error, const char *details)
 {
@@ -160,7 +160,8 @@ static void fail(int code, const char *tried, const char *what, long error, cons
     put_quoted(what);
     if (error) {
         put(": ");
-        put(error < (long)(sizeof words / sizeof *words) && words[error] ? words[error] : "the kernel refused");
+        put(error < (long)(sizeof errno_texts / sizeof *errno_texts) && errno_texts[error] ? errno_texts[error]
+                                                                                           : "the kernel refused");
         put(" (errno ");
         put_number(error);
         put(")");
@@ -179,17 +180,17 @@ static void fail(int code, const char *tried, const char *what, long error, cons
 }
 
 
-/* ---- the warm door: fastcni/server/protocol.py is the other end, and has the messages in words ---- */
+/* ---- warm mode; fastcni/server/protocol.py is the other end and describes the messages ---- */
 
 #define SERVER "/run/fastcni/fastcni.sock"
 enum { MAGIC = 0x696e6366 /* "fcni" */, PROTOCOL = 2, DECLINED = 2 };
-enum { HEAD = 16, ROOM = 128 << 10 };                       /* fits the usual send buffer, net.core.wmem_default */
-enum { LEAST_FOR_STDIN = 4 << 10, MOST_STDIN = 32 << 20 };  /* what it is read by; what is longer gets refused */
+enum { HEAD_BYTES = 16, BODY_BYTES = 128 << 10 };           /* fits the usual send buffer, net.core.wmem_default */
+enum { MIN_STDIN_BYTES = 4 << 10, MAX_STDIN_BYTES = 32 << 20 };         /* of the body; in all: Python refuses more */
 enum { MSG_CTRUNC = 8, MSG_TRUNC = 0x20, MSG_NOSIGNAL = 0x4000, MSG_CMSG_CLOEXEC = 0x40000000 };
 
-/* Two buffers: a reply that is none must not have cost us the stdin that Python is then to read. */
-static struct { unsigned magic, version, descriptors, environment; char body[ROOM]; } request;
-static struct { unsigned magic, version, status, stderr; char body[ROOM]; } reply;
+/* Two buffers: after an invalid reply, Python must still get the stdin in the request. */
+static struct { unsigned magic, version, descriptors, environment; char body[BODY_BYTES]; } request;
+static struct { unsigned magic, version, status, stderr; char body[BODY_BYTES]; } reply;
 
 static struct rights { unsigned long size; int level, type, fd, unused; }  /* cmsg(3): SOL_SOCKET, SCM_RIGHTS */
     sent = { .size = 16, .level = 1, .type = 1 }, received;
@@ -199,11 +200,11 @@ static struct { void *name; unsigned long name_size; struct piece *pieces; unsig
     sending = { .pieces = &asked, .count = 1, .rights = &sent },
     receiving = { .pieces = &answered, .count = 1, .rights = &received, .rights_size = 16 + sizeof(int) };
 
-static int have_stdin;                  /* it was read to its end, so that nobody else can */
-static long memory;                     /* a memory file with what does not fit the request; 0: none yet */
-static unsigned long moved, here;       /* bytes of stdin in there; bytes of it behind the environment */
+static int have_stdin;                  /* stdin was read to its end */
+static long memory;                     /* a memory file with stdin that does not fit the request; 0: none yet */
+static unsigned long moved, here;       /* bytes of stdin in the memory file; bytes of it in the request */
 
-static long connect_to(const char *path)        /* the server's socket; negative: nobody is there for us */
+static long connect_to(const char *path)        /* the server's socket; negative: no server */
 {
     static struct { short family; char path[108]; } address = { .family = 1 };      /* AF_UNIX */
     long server, at;
@@ -212,7 +213,7 @@ static long connect_to(const char *path)        /* the server's socket; negative
         if (at == sizeof address.path - 1)
             return -1;
     /* Non-blocking, also for connect(): if too many wait for the server, connect() fails with EAGAIN.
-     * Where the caller has closed a stream the socket lands there: nothing of ours may, and Python knows what to do. */
+     * If the caller closed a standard stream, the socket would take its number. Then Python handles the request. */
     server = system_call(SYS_socket, address.family, 5 /* SOCK_SEQPACKET */ | O_CLOEXEC | O_NONBLOCK, 0, 0);
     if (server > 2 && system_call(SYS_connect, server, (long)&address, sizeof address, 0) == 0)
         return server;
@@ -222,7 +223,7 @@ static long connect_to(const char *path)        /* the server's socket; negative
 
 static int add_environment(const char *text, char **environment)    /* text: the plugin's name; 0: it does not fit */
 {
-    char *to = request.body, *end = request.body + ROOM - LEAST_FOR_STDIN;
+    char *to = request.body, *end = request.body + BODY_BYTES - MIN_STDIN_BYTES;
 
     do {
         do
@@ -238,39 +239,39 @@ static int add_environment(const char *text, char **environment)    /* text: the
     return 1;
 }
 
-static void move_to_memory(void)        /* what the request has of stdin */
+static void move_to_memory(void)        /* move stdin from the request to the memory file */
 {
     long error;
 
     if (!memory)                        /* MFD_CLOEXEC | MFD_NOEXEC_SEAL: sysctl vm.memfd_noexec may ask for the seal */
         memory = system_call(SYS_memfd_create, (long)"stdin", 1 | 8, 0, 0);
-    if (memory == -EINVAL)              /* Linux before 6.3 does not know it */
+    if (memory == -EINVAL)              /* Linux before 6.3 does not know the seal */
         memory = system_call(SYS_memfd_create, (long)"stdin", 1, 0, 0);
     error = memory < 0 ? memory : write_all(memory, request.body + request.environment, here);
-    if (error)                          /* what was read cannot be put back */
+    if (error)                          /* stdin cannot be read again */
         fail(IO_FAILURE, "keep stdin in a memory file", "", -error, "is memory short, or are too many files open?");
     moved += here, here = 0;
 }
 
-static int read_stdin(void)             /* 0: it cannot be read, and Python words that */
+static int read_stdin(void)             /* 0: it cannot be read, and Python reports the error */
 {
     char *start = request.body + request.environment;
-    unsigned long room = ROOM - request.environment;
+    unsigned long size = BODY_BYTES - request.environment;
     long got = 1;
 
-    while (got && moved <= MOST_STDIN) {
-        got = system_call(SYS_read, 0, (long)(start + here), room - here, 0);
+    while (got && moved <= MAX_STDIN_BYTES) {
+        got = system_call(SYS_read, 0, (long)(start + here), size - here, 0);
         if (got == -EAGAIN)
             wait_for(0, POLLIN, FOR_EVER);
         else if (got < 0)
             return 0;
-        else if ((here += got) == room || (memory && !got))
+        else if ((here += got) == size || (memory && !got))
             move_to_memory();
     }
     return have_stdin = 1;
 }
 
-static void hand_stdin_on(void)         /* what was read becomes stdin again; that is open, so `memory` is not 0 */
+static void restore_stdin(void)         /* give Python what was read as its stdin; 0 is open, so `memory` is not 0 */
 {
     if (!have_stdin)
         return;
@@ -279,7 +280,7 @@ static void hand_stdin_on(void)         /* what was read becomes stdin again; th
     system_call(SYS_dup3, memory, 0, 0, 0);
 }
 
-static void print(long size)            /* the reply, then leave; comes back if it is not whole */
+static void print(long size)            /* print the reply and exit; return if the reply is incomplete */
 {
     static const long ignored[4] = { 1 };       /* struct sigaction: SIG_IGN */
     int in_memory = received.size != 0;
@@ -287,10 +288,10 @@ static void print(long size)            /* the reply, then leave; comes back if 
 
     if (reply.status > 1 || receiving.flags & (MSG_TRUNC | MSG_CTRUNC) || (in_memory ? size : reply.stderr > size))
         return;
-    if (reply.stderr)                   /* a stderr that nobody reads must not cost the answer on stdout */
+    if (reply.stderr)                   /* a closed stderr must not prevent the answer on stdout */
         system_call(SYS_rt_sigaction, 13 /* SIGPIPE */, (long)ignored, 0, 8);
-    do {                                /* reply.body has what comes after the first `at` bytes of both */
-        if (in_memory && (size = system_call(SYS_pread64, received.fd, (long)reply.body, ROOM, at)) <= 0)
+    do {                                /* reply.body has the bytes from `at` on: first stderr's, then stdout's */
+        if (in_memory && (size = system_call(SYS_pread64, received.fd, (long)reply.body, BODY_BYTES, at)) <= 0)
             break;
         first = reply.stderr > at ? reply.stderr - at : 0;
         if (first > size)
@@ -302,45 +303,45 @@ static void print(long size)            /* the reply, then leave; comes back if 
     leave(error || size < 0 ? 1 : reply.status);
 }
 
-/* Has the server not read our request yet? If the kernel cannot say, it has. */
+/* Is the request still unread by the server? If the kernel cannot tell, it counts as read. */
 static int is_unread(long server)
 {
     int bytes = 0;
 
-    system_call(SYS_ioctl, server, 0x5411 /* SIOCOUTQ: what the peer has not received, unix(7) */, (long)&bytes, 0);
+    system_call(SYS_ioctl, server, 0x5411 /* SIOCOUTQ: bytes that the peer has not read, unix(7) */, (long)&bytes, 0);
     return bytes > 0;
 }
 
-/* Wait for the answer. A server reads requests at once and queues them itself, so one that reads nothing for
- * config.unread is stopped or stuck, and `limit` is longer than it works on any request. */
+/* Wait for the answer. A server reads requests at once and queues them itself. So a server that reads nothing for
+ * config.unread is stopped or hangs. `limit` is longer than a server works on any request. */
 static enum { ANSWERED, UNTOUCHED, LATE } await_answer(long server, unsigned limit)
 {
     if (wait_for(server, POLLIN, config.unread))
         return ANSWERED;
     if (!is_unread(server))
         return wait_for(server, POLLIN, limit - config.unread) ? ANSWERED : LATE;
-    /* Shut the connection down, and only then ask again. If the request is still unread, the server sees the shutdown
-     * when it reads the request, and does not begin it. */
+    /* Shut the connection down first, and check again then. If the request is still unread, the server sees the
+     * shutdown when it reads the request, and does not begin it. */
     system_call(SYS_shutdown, server, 2 /* SHUT_RDWR */, 0, 0);
     return is_unread(server) ? UNTOUCHED : LATE;
 }
 
-/* Ask the server. Leaves with its answer; comes back if nothing was done, or if it can be done again. */
+/* Ask the server, print its answer and exit. Return if nothing was done, or if the request can be repeated. */
 static void warm(const char *name, char **environment)
 {
     const char *command = value_of("CNI_COMMAND=", environment, ""), *netns = value_of("CNI_NETNS=", environment, "");
     const char *path = value_of("FASTCNI_SOCKET=", environment, SERVER), *what = "was lost while it worked on this ADD";
     long server, size, fd;
 
-    if (!*command || !*path || *value_of("FASTCNI_WIRE=", environment, ""))    /* the wire shows on our own stderr */
+    if (!*command || !*path || *value_of("FASTCNI_WIRE=", environment, ""))    /* FASTCNI_WIRE prints one-shot only */
         return;
-    server = connect_to(path);          /* first: without a server this is all that we cost */
+    server = connect_to(path);          /* first: without a server this is the only cost */
     if (server < 0 || !add_environment(name, environment))
         return;
-    fd = *netns ? open_file(netns, O_RDONLY | O_CLOEXEC | O_NONBLOCK) : 0;      /* the server says what is wrong */
-    if (!is(command, "VERSION") && !read_stdin())       /* VERSION's may be a terminal */
+    fd = *netns ? open_file(netns, O_RDONLY | O_CLOEXEC | O_NONBLOCK) : 0;      /* the server reports an error */
+    if (!is(command, "VERSION") && !read_stdin())       /* VERSION reads no stdin: that may be a terminal */
         return;
-    if (memory)                         /* more than a message: it must not take the server's time and memory */
+    if (memory)                         /* too long for a message: it must not take the server's time and memory */
         return;
 
     if (fd > 0) {
@@ -349,7 +350,7 @@ static void warm(const char *name, char **environment)
         sending.rights_size = sent.size += sizeof(int);
     }
     request.magic = MAGIC, request.version = PROTOCOL;
-    asked.size = HEAD + request.environment + here;
+    asked.size = HEAD_BYTES + request.environment + here;
     if (system_call(SYS_sendmsg, server, (long)&sending, MSG_NOSIGNAL, 0) < 0)
         return;
     switch (await_answer(server, is(command, "VERSION") || is(command, "STATUS") ? config.unanswered_quick
@@ -361,31 +362,32 @@ static void warm(const char *name, char **environment)
         break;
     case ANSWERED:
         size = system_call(SYS_recvmsg, server, (long)&receiving, MSG_CMSG_CLOEXEC, 0);
-        if (size == -ECONNRESET)        /* closed with our request unread: unix_release_sock() in net/unix/af_unix.c */
+        if (size == -ECONNRESET)        /* closed with the request unread: unix_release_sock() in net/unix/af_unix.c */
             return;
-        if (size > 0 && (size < HEAD || reply.magic != MAGIC || reply.version != PROTOCOL || reply.status == DECLINED))
+        if (size > 0 && (size < HEAD_BYTES || reply.magic != MAGIC || reply.version != PROTOCOL
+                         || reply.status == DECLINED))
             return;                     /* a server of another version has not worked on the request */
         if (size > 0)
-            print(size - HEAD);
+            print(size - HEAD_BYTES);
     }
-    if (is(command, "ADD"))             /* read, and not answered; all the others can be repeated */
+    if (is(command, "ADD"))             /* read and not answered; the other commands can be repeated */
         fail(TRY_AGAIN_LATER, "the fastcni server ", what, 0,
-             "the runtime's DEL removes what was done; the log of `fastcni serve` may say why");
+             "the runtime's DEL removes the rest of this ADD; the log of `fastcni serve` may have the reason");
 }
 
 
-/* ---- the one-shot door ---- */
+/* ---- one-shot mode ---- */
 
-/* This file, open, above the standard streams: a caller may have closed those, and nothing of ours may land there. */
+/* Open this file, with a number above the standard streams, even if the caller has closed some of these. */
 static long open_self(const char *path)
 {
     long fd, spare;
 
     do
-        spare = open_file("/dev/null", O_RDONLY);       /* an answer written to it fails, as it would to none */
+        spare = open_file("/dev/null", O_RDONLY);       /* read-only: an answer written to it fails, as to no stream */
     while (spare >= 0 && spare < 3);
     fd = open_file("/proc/self/exe", O_RDONLY);
-    if (fd < 0)                         /* no /proc, or a file we may run but not read: say so below */
+    if (fd < 0)                         /* no /proc, or the file may be executed but not read */
         fd = open_file(path, O_RDONLY);
     if (spare >= 3)
         system_call(SYS_close, spare, 0, 0, 0);
@@ -400,10 +402,10 @@ static void one_shot(const char *path, const char *name, char **environment)
 
     if (fd < 0)
         fail(INTERNAL, "open ", path, -fd, 0);
-    put_number(fd);                     /* the page is free until there is something to answer */
+    put_number(fd);                     /* the page is free until an error */
 
     const char *arguments[] = {
-        interpreter,                    /* the whole path: Python finds its library from it */
+        interpreter,                    /* the full path: Python finds its library by it */
         "-ISB", "-X", "utf8", "-c", (const char *)config.bootstrap, name, page, 0,
     };
     error = system_call(SYS_execve, (long)interpreter, (long)arguments, (long)environment, 0);
@@ -425,8 +427,9 @@ void begin(long *stack)
             path = (const char *)auxiliary[1];
 
     warm(basename_of(path), environment);
-    hand_stdin_on();
-    if (system_call(SYS_read, 0, (long)page, 0, 0) == -EISDIR)      /* Python would end with nothing on stdout */
+    restore_stdin();
+    if (system_call(SYS_read, 0, (long)page, 0, 0) == -EISDIR)      /* Python would end without a document */
         fail(IO_FAILURE, "error reading from stdin", "", EISDIR, "stdin has to be the network configuration");
+
     one_shot(path, basename_of(path), environment);
 }

@@ -1,6 +1,6 @@
-/* The two machines that the launcher runs on: how a program starts there, a system call, and the calls' numbers. */
+/* The launcher's two machines: the start of a program, a system call, and the numbers of the calls. */
 
-enum { EINTR = 4 };                     /* nothing is caught, but SIGSTOP and SIGCONT can end a call so, see signal(7) */
+enum { EINTR = 4 };                     /* without handlers, too, SIGSTOP and SIGCONT interrupt some calls, signal(7) */
 
 #if defined(__x86_64__)
 enum { SYS_read = 0, SYS_write = 1, SYS_close = 3, SYS_lseek = 8, SYS_rt_sigaction = 13, SYS_ioctl = 16,
@@ -52,5 +52,6 @@ static long system_call(long number, long a, long b, long c, long d)
 }
 
 #else
-#error "fastcni's launcher knows x86_64 and aarch64: a new machine is a _start, a system_call and its numbers"
+#error "the launcher supports x86_64 and aarch64; another machine needs a _start, a system_call and its numbers"
+
 #endif

@@ -5,7 +5,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from launcher.door import INSTEAD_OF_PYTHON, write_executable
+from launcher.stub_server import INSTEAD_OF_PYTHON, write_executable
 
 from fastcni.launcher import pack
 

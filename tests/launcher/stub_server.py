@@ -21,7 +21,7 @@ import pytest
 HEAD = struct.Struct("=4sIII")
 NETNS = 1
 DECLINED = 2
-ROOM = 128 << 10                # of the launcher, for environment and stdin, and for both streams of an answer
+BODY_BYTES = 128 << 10                # of the launcher, for environment and stdin, and for both streams of an answer
 PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 LONG = bytes(range(256)) * 800  # more than a message has room for
 FULL = LONG[:120_000]           # less, but most of it

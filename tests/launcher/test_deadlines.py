@@ -8,7 +8,7 @@ import socket
 import time
 
 import pytest
-from launcher.door import (
+from launcher.stub_server import (
     INSTEAD_OF_PYTHON,
     receive,
     reply,

@@ -6,12 +6,12 @@ import socket
 import tempfile
 
 import pytest
-from launcher.door import (
+from launcher.stub_server import (
+    BODY_BYTES,
     DECLINED,
     FULL,
     HEAD,
     LONG,
-    ROOM,
     answered_unread,
     asked,
     closed_at_once,
@@ -36,7 +36,7 @@ NOTHING_DONE = {
     "closed unread": closed_unread,
     "answered unread": answered_unread,
     "declined": reply(DECLINED),
-    "declined with words": reply(DECLINED, LONG[:ROOM], b""),
+    "declined with words": reply(DECLINED, LONG[:BODY_BYTES], b""),
     "another version": reply(0, b"out", version=1),
     "another magic": reply(0, b"out", magic=b"FCNI"),
     "garbage": LONG[:100_000],
@@ -46,7 +46,7 @@ LOST = {
     "closed": went_away,
     "a status that is none": reply(3),
     "stderr that is longer than the message": HEAD.pack(b"fcni", 2, 0, 5) + b"four",
-    "streams that do not fit": reply(0, LONG[:ROOM + 1]),
+    "streams that do not fit": reply(0, LONG[:BODY_BYTES + 1]),
     "memory and more": lambda conn, _: send_in_memory(conn, 0, b"out", b"", more=b"x"),
     "two memory files": lambda conn, _: send_in_memory(conn, 0, b"out", b"", files=2),
 }

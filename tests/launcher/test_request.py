@@ -6,7 +6,19 @@ import tempfile
 import time
 
 import pytest
-from launcher.door import FULL, HEAD, LONG, ROOM, asked, reply, run, send_in_memory, serving, started, variables
+from launcher.stub_server import (
+    BODY_BYTES,
+    FULL,
+    HEAD,
+    LONG,
+    asked,
+    reply,
+    run,
+    send_in_memory,
+    serving,
+    started,
+    variables,
+)
 
 NETNS = 1
 MAX_STDIN = 32 << 20
@@ -86,11 +98,11 @@ def test_version_leaves_stdin_alone(bridge, folder):
 
 def test_stdin_may_fill_the_message(bridge, folder):
     """One byte more, and the launcher cannot know that it is the last: it goes one-shot."""
-    room = ROOM - len(b"bridge\0CNI_COMMAND=ADD\0")
+    room = BODY_BYTES - len(b"bridge\0CNI_COMMAND=ADD\0")
     for size in (0, 1, room - 1):
         request = asked(bridge, folder, stdin=LONG[:size])
         assert request.stdin == LONG[:size], size
-        assert len(request.data) <= HEAD.size + ROOM
+        assert len(request.data) <= HEAD.size + BODY_BYTES
     with serving(folder, reply(0, b"warm")) as server:
         assert run(bridge, env=variables(server), stdin=LONG[:room])[1].endswith(b"stdin:\n" + LONG[:room])
     assert not server.requests
@@ -100,7 +112,7 @@ def test_stdin_is_read_to_a_bound(bridge, folder):
     words = ["sh", "-c", f"ulimit -f {2 * MAX_STDIN // 512}; exec {bridge}"]    # or it takes all memory, if it fails
     with serving(folder, reply(0, b"warm")) as server, open("/dev/zero", "rb") as endless:
         _, stdout, _ = run(*words, env=variables(server), stdin=endless)
-    assert MAX_STDIN < len(stdout) < MAX_STDIN + 3 * ROOM and not server.requests
+    assert MAX_STDIN < len(stdout) < MAX_STDIN + 3 * BODY_BYTES and not server.requests
 
 
 def test_stdin_may_be_a_file(bridge, folder):
@@ -111,7 +123,7 @@ def test_stdin_may_be_a_file(bridge, folder):
 
 
 @pytest.mark.parametrize("blocking", [True, False])
-@pytest.mark.parametrize("size", [300, ROOM - 100])
+@pytest.mark.parametrize("size", [300, BODY_BYTES - 100])
 def test_stdin_that_comes_late_and_in_pieces_is_waited_for(bridge, folder, blocking, size):
     data, piece = LONG[:size], size // 3
     here, there = os.pipe()
@@ -137,7 +149,7 @@ def test_environment_may_fill_most_of_the_message(bridge, folder):
 
 @pytest.mark.parametrize("status", [0, 1])
 @pytest.mark.parametrize("stdout, stderr", [(b"", b""), (b"out\xff", b""), (b"", b"aside\n"), (b"out", b"aside\n"),
-                                            (LONG[:ROOM - 6], b"aside\n"), (b"out", LONG[:ROOM - 3])])
+                                            (LONG[:BODY_BYTES - 6], b"aside\n"), (b"out", LONG[:BODY_BYTES - 3])])
 def test_answer_goes_to_both_streams(bridge, folder, status, stdout, stderr):
     with serving(folder, reply(status, stdout, stderr)) as server:
         assert run(bridge, env=variables(server)) == (status, stdout, stderr)

@@ -8,7 +8,7 @@ import struct
 import subprocess
 
 import pytest
-from launcher.door import write_executable
+from launcher.stub_server import write_executable
 
 from fastcni.handle import Reply
 from fastcni.kit.call import request_log

@@ -8,7 +8,7 @@ import threading
 from contextlib import suppress
 
 import pytest
-from launcher.door import (
+from launcher.stub_server import (
     FULL,
     LONG,
     asked,
