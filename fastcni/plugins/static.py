@@ -6,7 +6,7 @@ subnet has it. An empty list is a result without addresses, which main plugins r
 """
 
 from fastcni.kit.ipam import ipam_conf
-from fastcni.kit.ipam.ranges import at_most_one_per_family
+from fastcni.kit.ipam.ranges import check_one_per_family
 from fastcni.spec import address
 from fastcni.spec.config import read_args
 from fastcni.spec.errors import INTERNAL, INVALID_CONFIG, INVALID_ENVIRONMENT, CniError
@@ -28,13 +28,13 @@ def read(req):
     ipam = ipam_conf.ipam_section(req.conf)
     conf = Conf()
     conf.addresses = _read_addresses(ipam) + _read_cni_args(req.args)
-    for section in (req.conf.section("args").section("cni"), req.conf.section("runtimeConfig")):
-        named = [_cidr(text, INVALID_CONFIG, "an entry in the 'ips' field is NOT in CIDR notation, got: '{}'")
-                 for text in section.texts("ips")]
-        if named:
-            conf.addresses = [(packed, prefix, None) for packed, prefix in named]
+    for _, texts in ipam_conf.requested_ips(req.conf):
+        if texts:
+            cidrs = [_cidr(text, INVALID_CONFIG, "an entry in the 'ips' field is NOT in CIDR notation, got: '{}'")
+                     for text in texts]
+            conf.addresses = [(packed, prefix, None) for packed, prefix in cidrs]
     if req.version in ("0.1.0", "0.2.0"):
-        at_most_one_per_family((packed for packed, _, _ in conf.addresses), req.version)
+        check_one_per_family((packed for packed, _, _ in conf.addresses), req.version)
     conf.routes = ipam_conf.read_routes(ipam)
     conf.dns = ipam_conf.read_dns(ipam.section("dns"))
     return conf

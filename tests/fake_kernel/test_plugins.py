@@ -3,7 +3,7 @@
 import pytest
 
 from fastcni.kernel import nft, uapi
-from fastcni.plugins import host_local
+from fastcni.kit.ipam import host_local_conf
 from fastcni.server.configurations import Configurations
 from fastcni.testing.fake_node import HOST, POD
 from fastcni.testing.fake_runtime import POD_PATH
@@ -95,7 +95,7 @@ def test_what_pods_share_of_a_configuration_is_changed_by_none(calls, kind, keys
     sections = calls.decode.known.values()
     assert said[0] == said[1] == said[2] and [section.values for section in sections] == [conf, conf]
     for section in sections:
-        assert section.once(host_local.read_keys).routes == conf["ipam"]["routes"]
+        assert section.once(host_local_conf.read_keys).routes == conf["ipam"]["routes"]
     assert len(said[0]["routes"]) == (2 if keys else 1)
 
 

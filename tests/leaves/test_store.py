@@ -15,8 +15,10 @@ import pytest
 
 import fastcni
 from fastcni.kernel import waiting
+from fastcni.kit.ipam import address_files
 from fastcni.kit.ipam import store as store_module
-from fastcni.kit.ipam.store import Store, address_of, is_torn, owner_of
+from fastcni.kit.ipam.address_files import address_of, is_torn, owner_of
+from fastcni.kit.ipam.store import Store
 from fastcni.spec import address
 from fastcni.spec.errors import CniError
 
@@ -54,7 +56,7 @@ def test_files_are_those_of_the_go_plugin(place):
     with place() as store:
         assert store.take(ip("10.1.0.2"), owner_of("pod", "eth0"))
         assert store.take(ip("fd00:9::2"), POD)
-        store.write_cursor(0, ip("10.1.0.2"))
+        store.files.write_cursor(0, ip("10.1.0.2"))
     assert (place.path / "10.1.0.2").read_bytes() == b"pod\r\neth0"
     assert (place.path / "last_reserved_ip.0").read_bytes() == b"10.1.0.2"
     modes = {name: stat.S_IMODE(os.stat(place.path / name).st_mode) for name in os.listdir(place.path)}
@@ -83,17 +85,17 @@ def test_nothing_is_created_unless_asked(place):
 
 def test_a_shorter_address_replaces_a_longer_one_in_the_cursor(place):
     with place() as store:
-        assert store.read_cursor(0) is None
-        store.write_cursor(0, ip("10.100.100.100"))
-        store.write_cursor(0, ip("10.1.0.2"))
-        assert store.read_cursor(0) == ip("10.1.0.2")
-        assert store.read_cursor(1) is None
+        assert store.files.read_cursor(0) is None
+        store.files.write_cursor(0, ip("10.100.100.100"))
+        store.files.write_cursor(0, ip("10.1.0.2"))
+        assert store.files.read_cursor(0) == ip("10.1.0.2")
+        assert store.files.read_cursor(1) is None
     place.put("last_reserved_ip.0", b"nonsense")
     with place() as store:
-        assert store.read_cursor(0) is None
+        assert store.files.read_cursor(0) is None
     place.put("last_reserved_ip.0", b"\xff\xfe")
     with place() as store:
-        assert store.read_cursor(0) is None
+        assert store.files.read_cursor(0) is None
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "../x", "/etc", "a\0b"])
@@ -349,13 +351,13 @@ def test_no_descriptor_and_no_lock_is_left_open(place):
 
 
 def test_fsync_is_done_for_the_file_and_the_directory(place, monkeypatch):
-    synced, write_file = [], store_module.write_file
+    synced, write_file = [], address_files.write_file
 
     def write(name, *args, sync=False, **kwargs):
         synced.extend([str(place.path / name)] if sync else [])
         write_file(name, *args, sync=sync, **kwargs)
 
-    monkeypatch.setattr(store_module, "write_file", write)
+    monkeypatch.setattr(address_files, "write_file", write)
     monkeypatch.setattr(posix, "fsync", lambda fd: synced.append(os.readlink(f"/proc/self/fd/{fd}")))
     with place() as store:
         store.take(ip("10.1.0.2"), POD)

@@ -12,7 +12,7 @@ from leaves.node import SMALL, Node
 from leaves.not_files import KINDS
 
 import fastcni
-from fastcni.kit.ipam import store as store_module
+from fastcni.kit.ipam import address_files
 from fastcni.kit.ipam.store import Store
 
 ERRORS = [errno.EIO, errno.ESTALE, errno.EACCES, errno.EPERM]
@@ -28,7 +28,7 @@ def node(tmp_path):
 @pytest.fixture
 def refuse(monkeypatch):
     """refuse(errno, name...): reading a file of these names fails from now on; no names: of none."""
-    read_file, refused = store_module.read_file, {}
+    read_file, refused = address_files.read_file, {}
 
     def read(name, *args, **more):
         if name in refused:
@@ -39,7 +39,7 @@ def refuse(monkeypatch):
         refused.clear()
         refused.update(dict.fromkeys(names, number))
 
-    monkeypatch.setattr(store_module, "read_file", read)
+    monkeypatch.setattr(address_files, "read_file", read)
     return refuse
 
 

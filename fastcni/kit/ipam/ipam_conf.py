@@ -1,22 +1,38 @@
-"""What the configurations of IPAM plugins share: the ipam section, routes, dns. Touches nothing."""
+"""Read what the configurations of all IPAM plugins share: the ipam section, requested addresses, routes, dns. Touches
+nothing."""
+
+from __future__ import annotations
 
 from fastcni.spec import address
 from fastcni.spec.errors import INVALID_CONFIG, CniError
 
-# Route keys of spec 1.1.0 beside dst and gw, and whether an explicit 0 says something (Go has pointers there).
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import Any
+
+    from fastcni.spec.config import Section
+
+# Route keys of spec 1.1.0 beside dst and gw, and whether an explicit 0 is printed (Go has pointers there).
 ROUTE_NUMBERS = (("mtu", False), ("advmss", False), ("priority", False), ("table", True), ("scope", True))
 DNS_LISTS = ("nameservers", "search", "options")
 
 
-def ipam_section(conf):
-    """The Section under `ipam`. Raises CniError 7 when the key is missing or no object."""
+def ipam_section(conf: Section) -> Section:
+    """The Section under `ipam`. Raises CniError 7 when the key is missing or not an object."""
     if not conf.has("ipam"):
         raise CniError(INVALID_CONFIG, "IPAM config missing 'ipam' key")
     conf.strict.section("ipam")
     return conf.section("ipam")
 
 
-def read_routes(section):
+def requested_ips(conf: Section) -> list[tuple[str, list[str]]]:
+    """[(path of the key, its texts)]: the addresses that the caller asks for, in args.cni.ips and runtimeConfig.ips."""
+    sections = (conf.section("args").section("cni"), conf.section("runtimeConfig"))
+    return [(section.path("ips"), section.texts("ips")) for section in sections]
+
+
+def read_routes(section: Section) -> list[dict[str, Any]]:
     """`routes` of a section as a result has them (spec 1.1.0, section 5). Raises CniError 7."""
     routes = []
     for one in section.sections("routes"):
@@ -36,16 +52,17 @@ def read_routes(section):
     return routes
 
 
-def read_dns(section):
-    """A dns Section as a result has it, without what is empty."""
+def read_dns(section: Section) -> dict[str, Any]:
+    """A dns Section as a result has it, without empty members."""
     dns = {key: section.texts(key) for key in DNS_LISTS}
     dns["domain"] = section.text("domain")
     return {key: value for key, value in dns.items() if value}
 
 
-def make_result(ips, routes, dns):
-    """A result in the 1.1.0 shape, which is the caller's: routes and dns may be those of many pods. ips: (packed,
-    prefix, packed gateway or None)."""
+def make_result(ips: Iterable[tuple[bytes, int, bytes | None]], routes: list[dict[str, Any]],
+                dns: dict[str, Any]) -> dict[str, Any]:
+    """A new result in the 1.1.0 shape. ips: (packed, prefix, packed gateway or None). routes and dns are copied: many
+    pods share them."""
     document = {"ips": []}
     for packed, prefix, gateway in ips:
         entry = {"address": address.cidr_text(packed, prefix)}

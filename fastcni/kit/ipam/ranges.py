@@ -1,43 +1,56 @@
-"""Range sets of host-local: what a configuration allows to be given out, checked. Touches nothing.
+"""Range sets of host-local: the addresses that a configuration allows to be allocated, checked. Touches nothing.
 
-A range set is a tuple of Range of one family; each set gives a container one address. Addresses are packed
-bytes, 4 or 16 of them, which within a family compare like the numbers they are.
+A range set is a tuple of Range of one family; each container gets one address of each set. Addresses are packed: 4 or
+16 bytes, which compare like numbers within a family.
 """
+
+from __future__ import annotations
 
 from fastcni.spec import address, version
 from fastcni.spec.config import Section, shown
 from fastcni.spec.errors import INVALID_CONFIG, CniError
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    RangeSet = tuple["Range", ...]
+
 
 class Range:
-    """From start to end, both included, of one subnet; the gateway is never given out."""
+    """Addresses of one subnet from start to end, both included; the gateway is never allocated.
+
+    start, end, gateway, subnet     packed addresses; the gateway may lie outside of the subnet
+    prefix                          length of the subnet's prefix
+    """
 
     __slots__ = ("end", "gateway", "prefix", "start", "subnet")
 
-    def __str__(self):
+    def __str__(self) -> str:
         return f"{address.ip_text(self.start)}-{address.ip_text(self.end)}"
 
-    def network(self):
+    def network(self) -> str:
+        """The subnet as text."""
         return address.cidr_text(self.subnet, self.prefix)
 
-    def contains(self, packed):
+    def contains(self, packed: bytes) -> bool:
         return len(packed) == len(self.start) and self.start <= packed <= self.end
 
-    def overlaps(self, other):
+    def overlaps(self, other: Range) -> bool:
         return len(self.start) == len(other.start) and self.start <= other.end and other.start <= self.end
 
-    def size(self):
-        """How many addresses can be given out; the gateway is not one of them."""
-        whole = int.from_bytes(self.end, "big") - int.from_bytes(self.start, "big") + 1
-        return whole - self.contains(self.gateway)
+    def size(self) -> int:
+        """The number of addresses that can be allocated; the gateway is not one of them."""
+        count = int.from_bytes(self.end, "big") - int.from_bytes(self.start, "big") + 1
+        return count - self.contains(self.gateway)
 
 
-def text_of(range_set):
+def set_text(range_set: RangeSet) -> str:
     """A set as errors print it: "10.1.0.1-10.1.0.254,10.2.0.1-10.2.0.254"."""
     return ",".join(map(str, range_set))
 
 
-def range_of(range_set, packed):
+def find_range(range_set: RangeSet, packed: bytes) -> Range | None:
     """The Range of the set that has this address, or None."""
     for one in range_set:
         if one.contains(packed):
@@ -45,11 +58,11 @@ def range_of(range_set, packed):
     return None
 
 
-def in_turn(range_set, after):
-    """Where to look for a free address, in order: (first, last, gateway) spans, both ends included.
+def search_order(range_set: RangeSet, after: bytes | None) -> Iterator[tuple[bytes, bytes, bytes]]:
+    """The (first, last, gateway) spans in which to search for a free address, in order; both ends included.
 
-    Round-robin as the reference does it: just after the address `after` (None, or one of no range of the
-    set, starts with the first range), on through the ranges of the set in order, and around to it.
+    Round-robin as in the reference: from the address behind `after` through the ranges of the set, and around to
+    `after`. If `after` is None or in no range of the set, the search starts with the first range.
     """
     for i, one in enumerate(range_set):
         if after is not None and one.contains(after):
@@ -63,11 +76,11 @@ def in_turn(range_set, after):
         yield one.start, one.end, one.gateway
 
 
-def read_range_sets(ipam, runtime_config, config_version):
-    """The tuple of range sets, in order: runtimeConfig.ipRanges, the old single range, ranges.
+def read_range_sets(ipam: Section, runtime_config: Section, config_version: str) -> tuple[RangeSet, ...]:
+    """The range sets in order: runtimeConfig.ipRanges, the single range of old configurations, ranges.
 
-    ipam and runtime_config are Sections. The index of a set is part of the state on disk (the cursor
-    of set 0 is last_reserved_ip.0), hence the order. Raises CniError 7. No sets at all is not an error here.
+    The index of a set is part of the state on disk (the cursor of set 0 is last_reserved_ip.0), hence the order.
+    Raises CniError 7. No sets at all is not an error here.
     """
     raw = list(_raw_sets(runtime_config, "ipRanges"))
     if ipam.has("subnet"):
@@ -80,17 +93,17 @@ def read_range_sets(ipam, runtime_config, config_version):
         except ValueError as e:
             raise _invalid(f"invalid range set {i}: {e}", sections) from None
     if not version.at_least(config_version, "0.3.0"):
-        at_most_one_per_family((s[0].start for s in sets), config_version)
+        check_one_per_family((s[0].start for s in sets), config_version)
     for i, one in enumerate(sets):
         for j in range(i + 1, len(sets)):
             if any(a.overlaps(b) for a in one for b in sets[j]):
                 raise CniError(INVALID_CONFIG, f"range set {i} overlaps with {j}",
-                               f"{text_of(one)} and {text_of(sets[j])}")
+                               f"{set_text(one)} and {set_text(sets[j])}")
     return tuple(sets)
 
 
-def at_most_one_per_family(addresses, config_version):
-    """Results before 0.3.0 have room for one address of a family. Raises CniError 7."""
+def check_one_per_family(addresses: Iterable[bytes], config_version: str) -> None:
+    """Raise CniError 7 for two packed addresses of a family: results before 0.3.0 have one member for each family."""
     seen = set()
     for packed in addresses:
         if len(packed) in seen:
@@ -99,8 +112,8 @@ def at_most_one_per_family(addresses, config_version):
         seen.add(len(packed))
 
 
-def _raw_sets(section, key):
-    """Lists of Sections under `key`, [[{"subnet": ...}, ...], ...]."""
+def _raw_sets(section: Section, key: str) -> Iterator[list[Section]]:
+    """The lists of Sections under `key`, [[{"subnet": ...}, ...], ...]."""
     for i, values in enumerate(section.items(key)):
         if values is None:
             values = []
@@ -114,8 +127,8 @@ def _raw_sets(section, key):
         yield sections
 
 
-def _read_set(sections):
-    """One range set. Raises ValueError in the words of the reference."""
+def _read_set(sections: list[Section]) -> RangeSet:
+    """One range set. Raises ValueError with the reference's text."""
     if not sections:
         raise ValueError("empty range set")
     ranges = []
@@ -130,8 +143,8 @@ def _read_set(sections):
     return tuple(ranges)
 
 
-def _read_range(section):
-    """One range. The order of the checks is the reference's: it decides which text an operator sees."""
+def _read_range(section: Section) -> Range:
+    """One range. The checks are in the reference's order, which decides the text of an error."""
     subnet = section.cidr("subnet")
     if subnet is None:
         raise ValueError("IP <nil> not v4 nor v6")
@@ -147,7 +160,7 @@ def _read_range(section):
         raise ValueError(f"Network has host bits set. For a subnet mask of length {r.prefix} "
                          f"the network address is {address.ip_text(base)}")
     start, end = section.ip("rangeStart"), section.ip("rangeEnd")
-    r.gateway = section.ip("gateway") or address.plus(base, 1)      # may lie outside of the subnet
+    r.gateway = section.ip("gateway") or address.plus(base, 1)
     last = address.broadcast(r.subnet, r.prefix)
     for key, packed, limit in (("RangeStart", start, end), ("RangeEnd", end, None)):
         if packed is None:
@@ -163,6 +176,6 @@ def _read_range(section):
     return r
 
 
-def _invalid(text, sections):
+def _invalid(text: str, sections: list[Section]) -> CniError:
     where = ", ".join(s.where for s in sections if s.where)
     return CniError(INVALID_CONFIG, text, where)

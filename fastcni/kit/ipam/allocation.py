@@ -1,0 +1,108 @@
+"""Allocate addresses of range sets in a Store, and release them. Every function needs the Store open, and so locked."""
+
+from __future__ import annotations
+
+from fastcni.kit.ipam.ranges import find_range, search_order, set_text
+from fastcni.spec import address
+from fastcni.spec.errors import INTERNAL, INVALID_CONFIG, TRY_AGAIN_LATER, CniError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from fastcni.kit.ipam.ranges import RangeSet
+    from fastcni.kit.ipam.store import Store
+
+
+def assign_requested(range_sets: Sequence[RangeSet], requested: Iterable[bytes]) -> list[bytes | None]:
+    """The requested address, packed, or None, for each set. Needs no Store. Raises CniError 7 for a gateway, and for
+    an address that is in no set or in a set that has another one already."""
+    left = list(requested)
+    wanted = []
+    for i, range_set in enumerate(range_sets):
+        packed = next((p for p in left if find_range(range_set, p)), None)
+        wanted.append(packed)
+        if packed is None:
+            continue
+        left.remove(packed)
+        if packed == find_range(range_set, packed).gateway:
+            raise CniError(INVALID_CONFIG, f"failed to allocate for range {i}: "
+                           f"requested ip {address.ip_text(packed)} is subnet's gateway")
+    if left:
+        texts = " ".join(address.ip_text(packed) for packed in left)
+        ranges = "; ".join(set_text(range_set) for range_set in range_sets)
+        raise CniError(INVALID_CONFIG, f"failed to allocate all requested IPs: {texts}",
+                       f"one address is given from each of the sets {ranges}")
+    return wanted
+
+
+def allocate(store: Store, number: int, range_set: RangeSet, wanted: bytes | None, owner: bytes) -> bytes:
+    """Allocate an address of set `number` to `owner`, the wanted one or the next. Return it packed. Raises CniError:
+    11 if there is none, 999 if the owner has an address of the set already."""
+    try:
+        return _allocate(store, number, range_set, wanted, owner)
+    except CniError as e:
+        raise CniError(e.code, f"failed to allocate for range {number}: {e.msg}", e.details) from None
+
+
+def _allocate(store: Store, number: int, range_set: RangeSet, wanted: bytes | None, owner: bytes) -> bytes:
+    for packed in store.addresses_of(owner):
+        if find_range(range_set, packed):
+            container_id = owner.partition(b"\r\n")[0].decode()
+            raise CniError(INTERNAL, f"{address.ip_text(packed)} has been allocated to {container_id}, "
+                           "duplicate allocation is not allowed")
+    if wanted is None:
+        packed = _take_next(store, number, range_set, owner)
+        if packed is None and store.recheck():
+            packed = _take_next(store, number, range_set, owner)
+        if packed is None:
+            raise CniError(TRY_AGAIN_LATER, f"no IP addresses available in range set: {set_text(range_set)}",
+                           usage(store, range_set))
+    elif store.take(wanted, owner):
+        packed = wanted
+    else:
+        raise CniError(TRY_AGAIN_LATER, f"requested IP address {address.ip_text(wanted)} is not available in "
+                       f"range set {set_text(range_set)}")
+    store.files.write_cursor(number, packed)
+    return packed
+
+
+def _take_next(store: Store, number: int, range_set: RangeSet, owner: bytes) -> bytes | None:
+    for first, last, gateway in search_order(range_set, store.files.read_cursor(number)):
+        while (packed := store.index.next_free(first, last, gateway)) is not None:
+            if store.take(packed, owner):
+                return packed           # else the index knows its owner now
+    return None
+
+
+def release_each(store: Store, held: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    """Release (packed, owner) pairs; a failure does not stop it. Return those that were held. Raises one CniError for
+    all failures."""
+    released, failures = [], []
+    for packed, owner in held:
+        try:
+            if store.release(packed, owner):
+                released.append((packed, owner))
+        except CniError as e:
+            failures.append(e)
+    if failures:
+        raise CniError(failures[0].code, ";".join(e.msg for e in failures), failures[0].details)
+    return released
+
+
+def is_full(store: Store, range_set: RangeSet) -> bool:
+    """Has the set no free address, also after a recheck?"""
+    return not _has_free(store, range_set) and not (store.recheck() and _has_free(store, range_set))
+
+
+def _has_free(store: Store, range_set: RangeSet) -> bool:
+    return any(store.index.next_free(r.start, r.end, r.gateway) is not None for r in range_set)
+
+
+def usage(store: Store, range_set: RangeSet) -> str:
+    """How full a set is, for people: '10.1.0.0/29 of network "net", 5 of 5 addresses in use'."""
+    used = sum(store.index.count(r.start, r.end) - (r.contains(r.gateway) and store.index.is_held(r.gateway))
+               for r in range_set)
+    size = sum(r.size() for r in range_set)
+    subnets = ",".join(dict.fromkeys(r.network() for r in range_set))
+    return f'{subnets} of network "{store.network}", {used} of {size} addresses in use'
