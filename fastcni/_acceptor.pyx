@@ -1,10 +1,10 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False, cdivision=True
 # cython: binding=False, auto_pickle=False
-"""The server's door: take a connection, receive its message, send one. Descriptors and bytes, on unix(7) SEQPACKET
-sockets that are never waited for.
+"""The system calls of the server's socket: accept a connection, receive its message, send one. Descriptors and bytes
+only, on unix(7) SEQPACKET sockets; no call waits.
 
-None of these calls lets go of Python's lock, see _calls.pxi. A socket.socket would ask the kernel for its name first,
-and each of its methods would let go.
+None of these calls releases Python's lock, see _calls.pxi. A socket.socket would ask the kernel for its name first, and
+each of its methods would release the lock.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
@@ -58,15 +58,16 @@ cdef extern from *:
     size_t CMSG_LEN(size_t)
 
 cdef enum:
-    MOST = 262144               # bytes of a message
-    ANCILLARY = 128             # bytes, for more descriptors than there may be: those that do not fit are lost unseen
+    MESSAGE_BYTES = 262144
+    ANCILLARY_BYTES = 128       # for more descriptors than a request may have; the kernel closes those that do not fit
 
-MAX_MESSAGE = MOST
-cdef char message[MOST]         # of whoever has Python's lock; pages that no message fills take no memory
+MAX_MESSAGE = MESSAGE_BYTES
+# For the thread that has Python's lock. Pages that no message fills take no memory.
+cdef char message[MESSAGE_BYTES]
 
 
 def accept(int listener):
-    """The next connection and its peer, (descriptor, user id, process id); None when there is none. Raises OSError."""
+    """Accept the next connection: (descriptor, user id, process id of the peer); None without one. Raises OSError."""
     cdef ucred peer
     cdef socklen_t size = sizeof(peer)
     cdef int conn = accept4(listener, NULL, NULL, SOCK_CLOEXEC)
@@ -81,16 +82,16 @@ def accept(int listener):
 
 
 def receive(int conn):
-    """The message that waits: (bytes, [descriptor], cut short or not). None when none has come. Raises OSError."""
+    """Receive the message that waits: (bytes, [descriptor], cut short or not); None without one. Raises OSError."""
     cdef iovec piece
     cdef msghdr head
     cdef cmsghdr* part
-    cdef size_t ancillary[ANCILLARY / 8]
+    cdef size_t ancillary[ANCILLARY_BYTES / 8]
     cdef int fd
     cdef size_t i
     cdef list fds = []
     cdef ssize_t size
-    piece.iov_base, piece.iov_len = message, MOST
+    piece.iov_base, piece.iov_len = message, MESSAGE_BYTES
     memset(&head, 0, sizeof(head))
     head.msg_iov, head.msg_iovlen = &piece, 1
     head.msg_control, head.msg_controllen = ancillary, sizeof(ancillary)
@@ -109,9 +110,12 @@ def receive(int conn):
     return PyBytes_FromStringAndSize(message, size), fds, head.msg_flags & (MSG_TRUNC | MSG_CTRUNC) != 0
 
 
-def strings(bytes block not None):
-    """NUL-terminated strings, the first of them and a NAME=VALUE each, as (first, {name: value}), decoded as os.environ
-    is; of two with one name the first counts. Raises ValueError for others, in words."""
+def read_strings(bytes block not None):
+    """Read NUL-terminated strings, the first of them and then NAME=VALUE each: (first, {name: value}).
+
+    They are decoded as os.environ is. Of two with the same name the first counts, as for the launcher. Raises
+    ValueError.
+    """
     cdef const char* at = PyBytes_AS_STRING(block)
     cdef const char* end = at + PyBytes_GET_SIZE(block)
     cdef const char* stop
@@ -138,7 +142,7 @@ def strings(bytes block not None):
 
 
 def namespace_of(int conn):
-    """A descriptor of the network namespace that the peer's end of a connection was made in. Raises OSError."""
+    """Open the network namespace in which the peer made its end of a connection: a descriptor. Raises OSError."""
     cdef int fd = ioctl(conn, SIOCGSKNS)
     if fd < 0:
         PyErr_SetFromErrno(OSError)
@@ -152,7 +156,7 @@ def is_closed(int conn):
     return poll(&state, 1, 0) > 0 and state.revents & (POLLHUP | POLLRDHUP) != 0
 
 
-def tell(int conn, bytes data not None):
-    """Send a message. Raises OSError: EPIPE where the peer is gone, EAGAIN where it does not read."""
+def send_message(int conn, bytes data not None):
+    """Send a message. Raises OSError: EPIPE if the peer has left, EAGAIN if it does not read."""
     if send(conn, PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data), MSG_NOSIGNAL | MSG_DONTWAIT) < 0:
         PyErr_SetFromErrno(OSError)

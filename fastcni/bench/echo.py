@@ -13,7 +13,7 @@ import socket
 import sys
 
 from fastcni.server import log, protocol
-from fastcni.server.cpu_latency import DEFAULT_SECONDS, LatencyRequest
+from fastcni.server.cpu_latency import DEFAULT_S, LatencyRequest
 
 ANSWER = b'{"bench": "echo"}'
 
@@ -26,12 +26,13 @@ def main(path):
         waiting.register(listener, select.POLLIN)
         waiting.register(sys.stdin, select.POLLIN)
         buffer = bytearray(protocol.MAX_MESSAGE)
-        awake = LatencyRequest(float(os.environ.get("FASTCNI_AWAKE") or DEFAULT_SECONDS), log.make("info", "logfmt"))
+        seconds = float(os.environ.get("FASTCNI_LATENCY_REQUEST_S") or DEFAULT_S)
+        latency = LatencyRequest(seconds, log.make("info", "logfmt"))
         while all(fd == listener.fileno() for fd, _ in waiting.poll()):
-            serve(listener, buffer, awake)
+            serve(listener, buffer, latency)
 
 
-def serve(listener, buffer, awake):
+def serve(listener, buffer, latency):
     """Read one request, close its descriptors, answer."""
     conn, _ = listener.accept()
     with conn:
@@ -40,7 +41,7 @@ def serve(listener, buffer, awake):
             for fd in array.array("i", data):
                 os.close(fd)
         if size:                # nothing: somebody looked whether we are there
-            awake.hold()
+            latency.hold()
             protocol.answer(conn, 0, ANSWER)
 
 

@@ -49,14 +49,14 @@ def machine(options):
 
 def latency_request():
     """What warm and floor ask of processors that would go to sleep."""
-    seconds = float(os.environ.get("FASTCNI_AWAKE") or cpu_latency.DEFAULT_SECONDS)
+    seconds = float(os.environ.get("FASTCNI_LATENCY_REQUEST_S") or cpu_latency.DEFAULT_S)
     if not seconds:
-        return "none: FASTCNI_AWAKE is 0"
+        return "none: FASTCNI_LATENCY_REQUEST_S is 0"
     try:
         os.close(os.open(cpu_latency.DEVICE, os.O_WRONLY))
     except OSError as e:
         return f"none: {e}"
-    return f"{cpu_latency.least()} us ({cpu_latency.DEVICE}), until {seconds * 1e3:g} ms after a request"
+    return f"{cpu_latency.limit_us()} us ({cpu_latency.DEVICE}), until {seconds * 1e3:g} ms after a request"
 
 
 def processor():

@@ -1,16 +1,22 @@
-"""The warm server: answers the requests of installed plugins, so that no Python starts for one.
+"""The warm server: it runs the requests of installed plugins, so that no Python starts for one.
 
-    protocol    one request and its answer as messages on a unix socket
-    queue        where requests wait: their order, their number, their patience
-    hosts       the network namespaces of callers, and what is kept open and known of each
-    memory      what is known, until the kernel says that it has changed
-    deletes     links deleted together
-    restoring   what somebody has flushed from the firewall is put back: a thread that hears of it
-    mirror      what is in our own nftables tables, and what of it is to be put back
-    jumps       what shows that what pods have in iptables or firewalld has gone
-    work        a worker thread: one request after another
-    awake       processors that do not sleep while requests come
-    listening   the socket, its folder, its handing over
-    service     all of it together, from start to drain
-    log         one line a request
+    service         all of it together, from start to drain
+    listening       the socket, its folder, its handover
+    acceptor        connections accepted, and their requests read
+    protocol        a request and its answer, as messages on a unix socket
+    request_queue   the requests that wait, and the decision which one runs next
+    slots           the requests that run, and which of them hang
+    workers         the threads that run one request after another
+    background      the threads for work that no answer waits for
+    hosts           the network namespaces of callers, and what is kept open and known of each
+    configurations  network configurations, decoded once for all pods of a network
+    facts           facts about the kernel, valid until the kernel announces a change
+    grouped_deletes  links deleted together
+    restoring       the thread that restores firewall state that another program flushed
+    table_mirror    a copy of our own nftables tables, to restore them from
+    iptables_watch  the signs that the state of pods in iptables or firewalld is gone
+    cpu_latency     the latency request: processors stay out of deep idle states while requests come
+    upkeep          a sign of life, systemd's watchdog, and what is due from time to time
+    wakeup          how one thread wakes another
+    log             one line a request
 """

@@ -1,11 +1,11 @@
-"""The door of the server: takes connections, reads the request of each, and puts it on the queue.
+"""The acceptor: accepts connections, reads the request of each, and puts it on the queue.
 
-Any number of threads may stand at the door; the kernel wakes one for each event (epoll(7), EPOLLONESHOT). Who takes a
-connection reads its request too, which is there within microseconds; one that is not is watched from then on. Nobody
-who only connects, or never reads, can keep the door waiting.
+Any number of threads may wait here; the kernel wakes one of them for each event (epoll(7), EPOLLONESHOT). The thread
+that accepts a connection also reads its request, which follows within microseconds. If it does not, epoll watches the
+connection. So a caller that only connects, or never reads, cannot block the acceptor.
 
-Requests go onto the queue in the order of their connections: a thread that has one looks whether those of earlier
-connections have come, too, for which other threads are about to wake up.
+Requests go onto the queue in the order of their connections. So a thread that reads a request first reads those of
+earlier connections, if they have come: the threads of these are about to wake up.
 """
 
 import os
@@ -19,114 +19,109 @@ from fastcni import plugins
 from fastcni._netlink import await_event, await_message
 from fastcni.handle import error_document
 from fastcni.server import protocol
-from fastcni.server.log import Seldom
+from fastcni.server.log import RateLimited
 from fastcni.server.protocol import Connection
-from fastcni.server.request_queue import LIGHT, Call
+from fastcni.server.request_queue import LIGHT_COMMANDS, Call
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 
-PROMPT_MS = 1                   # for the request to follow the connection
-PAUSE = 0.05                    # seconds, before the next try to take a connection
-SILENT_SECONDS = 10.0           # for a connection to send its request
-MOST_SILENT = 1024              # connections that have not; beyond them the oldest is closed
-KEYED = ("ADD", "DEL", "CHECK")
+REQUEST_DELAY_MS = 1            # the request usually follows the connection within that
+ACCEPT_RETRY_S = 0.05
+SILENT_TIMEOUT_S = 10.0         # for a connection to send its request
+MAX_SILENT = 1024               # connections without a request; beyond them the oldest is closed
+KEYED_COMMANDS = ("ADD", "DEL", "CHECK")
 ONCE = select.EPOLLIN | select.EPOLLONESHOT
 
 
 class Acceptor:
-    """listener: a listening SEQPACKET socket, non-blocking. uids: the user ids that are served. awake: what keeps
-    processors awake."""
+    """listener: a listening SEQPACKET socket, non-blocking. queue: a RequestQueue. wakeup: wakes a thread in wait().
+    uids: the user ids that are served. latency: a LatencyRequest."""
 
-    def __init__(self, listener, queue, lock, uids, awake, log):
-        self.listener, self.queue, self.lock, self.uids, self.log = listener, queue, lock, uids, log
-        self.awake = awake
+    def __init__(self, listener, queue, wakeup, uids, latency, log):
+        self.listener, self.queue, self.wakeup, self.uids, self.log = listener, queue, wakeup, uids, log
+        self.latency = latency
         self.run, self.numbers = os.urandom(2).hex(), count(1)      # a request id is unique, also after a restart
-        self.user_refused, self.queue_full = Seldom(log.warning), Seldom(log.warning)
-        self.accept_failed = Seldom(log.error)
+        self.user_refused, self.queue_full = RateLimited(log.warning), RateLimited(log.warning)
+        self.accept_failed = RateLimited(log.error)
         self.order = Lock()
-        self.prompt = {}                # connections that threads wait for, the oldest first; the values say nothing
-        self.silent = {}                # descriptor -> (connection, since when) of those that epoll waits for
+        self.arriving = {}              # {connection: None} that threads wait for, oldest first
+        self.silent = {}                # {descriptor: (connection, since when)} that epoll watches
         self.events = select.epoll()
-        self.bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self.events.register(self.bell, ONCE)
+        self.events.register(wakeup, ONCE)
         self.events.register(listener, ONCE)
         self.open = True
-        self.own = None                 # the connection of our last request to ourselves
+        self.probe_connection = None    # that of the last probe()
 
     @property
-    def expects(self):
+    def unread(self):
         """Connections whose request has not come."""
-        return len(self.prompt) + len(self.silent)
+        return len(self.arriving) + len(self.silent)
 
-    def ring(self):
-        """Have one thread come back from look_out(); from any thread."""
-        os.eventfd_write(self.bell, 1)
-
-    def look_out(self, seconds):
-        """Take what comes first within so many seconds (None: for ever)."""
+    def wait(self, seconds):
+        """Wait for the next event, for so many seconds at most (None: no limit), and handle it."""
         limits = [limit for limit in (seconds, self._next_silence()) if limit is not None]
         fd = await_event(self.events.fileno(), int(min(limits) * 1000) + 1 if limits else -1)
         if fd in self.silent:
             conn, _ = self.silent.pop(fd)
             with self.order:
                 self._read(conn)
-        elif fd == self.bell:
-            os.eventfd_read(self.bell)
-            self.events.modify(self.bell, ONCE)
+        elif fd == self.wakeup.fd:
+            self.wakeup.clear()
+            self.events.modify(self.wakeup, ONCE)
         elif fd >= 0 and self.open:
             self._accept()
         if self.silent:
             self._close_silent()
 
-    def ask(self):
-        """Send ourselves a VERSION request: our end of its connection, a socket that is never waited for. The answer
-        comes when a worker has taken the request from the queue."""
+    def probe(self):
+        """Send a VERSION request to this server. Return our end of its connection, a non-blocking socket: the answer
+        comes once a worker has taken the request from the queue."""
         ours, theirs = socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK)
         ours.send(protocol.request("loopback", {"CNI_COMMAND": "VERSION"}))
-        self.own = Connection(theirs.detach())
-        self._watch(self.own)
+        self.probe_connection = Connection(theirs.detach())
+        self._watch(self.probe_connection)
         return ours
 
-    def stop(self, *, to_the_last):
-        """No more connections are taken; with to_the_last those that wait for it still are."""
+    def stop(self, *, accept_waiting):
+        """Accept no more connections, but first those that wait already if `accept_waiting`."""
         with self.order:
             self.open = False
             self.events.unregister(self.listener)
-        while to_the_last and (conn := self._take()):
+        while accept_waiting and (conn := self._accept_one()):
             self._watch(conn)
         self.listener.close()
 
     def close(self):
         self.events.close()
-        os.close(self.bell)
+        self.wakeup.close()
 
     def _accept(self):
-        """Take the next connection, and its request if that comes at once."""
+        """Accept the next connection, and read its request if that follows at once."""
         with self.order:
-            conn = self._take() if self.open else None
+            conn = self._accept_one() if self.open else None
             if self.open:
                 self.events.modify(self.listener, ONCE)     # the next one wakes another thread
             if not conn:
                 return
-            self.prompt[conn] = None
+            self.arriving[conn] = None
             self._read_up_to(conn)
-            if conn not in self.prompt:
-                return                  # most have sent their request by now
+            if conn not in self.arriving:
+                return                  # the usual case
             fd = conn.fileno()          # now: the thread of a later one may read and close it
-        await_message(fd, PROMPT_MS)
+        await_message(fd, REQUEST_DELAY_MS)
         with self.order:
-            if conn not in self.prompt:
+            if conn not in self.arriving:
                 return                  # the thread of a later connection has read it
             self._read_up_to(conn)
-            if conn in self.prompt:
-                del self.prompt[conn]
+            if conn in self.arriving:
+                del self.arriving[conn]
                 self._watch(conn)
 
     def _read_up_to(self, conn):
         """Read the requests that have come of the connections up to this one, in their order."""
-        for each in list(self.prompt):
+        for each in list(self.arriving):
             if self._read(each):
-                del self.prompt[each]
+                del self.arriving[each]
             if each is conn:
                 return
 
@@ -134,14 +129,14 @@ class Acceptor:
         self.silent[conn.fileno()] = conn, monotonic()
         self.events.register(conn, ONCE)
 
-    def _take(self):
-        """The next connection; None when there is none."""
+    def _accept_one(self):
+        """The next connection of a user that is served; None without one."""
         while True:
             try:
                 conn = protocol.accept(self.listener)
-            except OSError as e:        # no descriptor left: those in line go on waiting
+            except OSError as e:        # no descriptor left: connections stay in the socket's backlog
                 self.accept_failed("accept_failed", error=e.strerror)
-                sleep(PAUSE)
+                sleep(ACCEPT_RETRY_S)
                 return None
             if not conn:
                 return None
@@ -151,7 +146,7 @@ class Acceptor:
             conn.close()                # unread: the launcher goes one-shot
 
     def _read(self, conn):
-        """Read a connection's request. False when it has not come."""
+        """Read a connection's request. Return False if it has not come."""
         try:
             message = protocol.receive(conn)
         except protocol.Lost:
@@ -166,48 +161,48 @@ class Acceptor:
         return True
 
     def _put(self, conn, message):
-        why = unfit(message)
+        why = reason_to_decline(message)
         if why:
             self.log.info("request_declined", pid=conn.pid, why=why)
             message.close()
             decline(conn)
             return
-        self.awake.hold()
+        self.latency.hold()
         message.id, message.pid = f"{self.run}-{next(self.numbers)}", conn.pid
         command = message.env["CNI_COMMAND"]
-        light = command in LIGHT or message.plugin == "loopback"
-        call = Call(key_of(message), command, (conn, message), light)
-        with self.lock:
-            if self.queue.put(call, always=conn is self.own):    # else a busy server would look like one that hangs
-                return
-        why = f"{self.queue.room} requests wait for the fastcni server already"
+        light = command in LIGHT_COMMANDS or message.plugin == "loopback"
+        call = Call(key_of(message), command, conn, message, light)
+        # A probe always gets in: else a busy server would look like one that hangs.
+        if self.queue.put(call, always=conn is self.probe_connection):
+            return
+        why = f"{self.queue.size} requests wait for the fastcni server already"
         refuse(call, why)
         self.queue_full("request_refused", id=message.id, pid=message.pid, why=why)
 
     def _next_silence(self):
-        """Seconds until a silent connection is closed, None without one."""
+        """Seconds until the oldest silent connection is closed; None without one."""
         for _, since in self.silent.values():
-            return max(0.0, since + SILENT_SECONDS - monotonic())
+            return max(0.0, since + SILENT_TIMEOUT_S - monotonic())
         return None
 
     def _close_silent(self):
         for fd, (conn, since) in list(self.silent.items()):
-            if len(self.silent) <= MOST_SILENT and since + SILENT_SECONDS > monotonic():
+            if len(self.silent) <= MAX_SILENT and since + SILENT_TIMEOUT_S > monotonic():
                 return
             if self.silent.pop(fd, None):       # no other thread was quicker
                 conn.close()
 
 
 def key_of(message):
-    """What a request must not be run beside: (container id, ifname); None where it is about none. Its configuration,
-    which can be large, is decoded by the worker that serves it, under no lock."""
-    if message.env["CNI_COMMAND"] not in KEYED:
+    """(container id, ifname), see Call; None if the request is about no attachment. The worker that runs the request
+    decodes its configuration, which can be large, under no lock."""
+    if message.env["CNI_COMMAND"] not in KEYED_COMMANDS:
         return None
     return message.env.get("CNI_CONTAINERID", ""), message.env.get("CNI_IFNAME", "")
 
 
-def unfit(message):
-    """Why a request has to go one-shot, "" where we can serve it."""
+def reason_to_decline(message):
+    """Why a request has to go one-shot; "" if the server can run it."""
     if message.plugin not in plugins.TABLE:
         return f"no plugin {message.plugin!r}"
     if not message.env.get("CNI_COMMAND"):
@@ -222,19 +217,18 @@ def decline(conn):
     try:
         protocol.answer(conn, protocol.DECLINED)
     except OSError:
-        return                          # it is gone
+        return                          # the caller has left
     finally:
         conn.close()
 
 
 def refuse(call, why):
-    """Answer a call that is not to be run: code 11, try again later."""
-    conn, message = call.what
-    message.close()
+    """Answer a call that is not run: code 11, try again later."""
+    call.message.close()
     error = CniError(errors.TRY_AGAIN_LATER, why, "the node has more to do than it can; it is safe to try again")
     try:
-        protocol.answer(conn, 1, error_document(error))
+        protocol.answer(call.connection, 1, error_document(error))
     except OSError:
-        return                          # it is gone
+        return                          # the caller has left
     finally:
-        conn.close()
+        call.connection.close()

@@ -1,4 +1,4 @@
-"""Threads for what no answer waits for; started as they are needed, at most so many, kept for the next time."""
+"""Background threads, for work that no answer waits for."""
 
 from queue import SimpleQueue
 from threading import Lock, Thread
@@ -7,14 +7,15 @@ from fastcni.kernel import netns
 
 
 class Background:
-    """background(fn, *args) runs it in a thread of the background; with all of them busy it waits for one. Where no
-    thread can be started, as with pids.max, the caller runs it itself.
+    """background(fn, *args) runs fn(*args) in a background thread. Threads are started as they are needed, and kept.
 
-    home: a descriptor of the namespace for its threads. In that of a worker that starts one, which may be a pod's, they
-    would keep it alive."""
+    max_threads: if all of these are busy, the job waits for one. If no thread can be started at all, as with pids.max,
+    the caller runs the job. home: a descriptor of the server's network namespace. The threads enter it: the worker that
+    starts one may be in a pod's, which a thread in it would keep alive.
+    """
 
-    def __init__(self, most, home):
-        self.most, self.home, self.size, self.free = most, home, 0, 0
+    def __init__(self, max_threads, home):
+        self.max_threads, self.home, self.size, self.free = max_threads, home, 0, 0
         self.jobs, self.lock = SimpleQueue(), Lock()
 
     def __call__(self, fn, *args):
@@ -23,31 +24,30 @@ class Background:
                 self.free -= 1
                 here = False
             else:
-                here = self.size < self.most and not self._start_one()
+                here = self.size < self.max_threads and not self._start_one()
         if here:
             run(fn, args)
         else:
             self.jobs.put((fn, args))
 
     def _start_one(self):
-        """Whether a thread could be started."""
+        """Start a thread. Return False if that is impossible."""
         try:
-            Thread(target=self._work, name=f"defer-{self.size + 1}", daemon=True).start()
+            Thread(target=self._work, name=f"background-{self.size + 1}", daemon=True).start()
         except RuntimeError:
             return False
         self.size += 1
         return True
 
     def _work(self):
-        self._go_home()
+        self._enter_home()
         while True:
             run(*self.jobs.get())
             with self.lock:
                 self.free += 1
 
-
-    def _go_home(self):
-        """Where that fails, the thread works all the same: its jobs are about open sockets."""
+    def _enter_home(self):
+        """If that fails, the thread works all the same: its jobs are about open sockets."""
         try:
             netns.ensure(self.home)
         except netns.Lost:
@@ -58,4 +58,4 @@ def run(fn, args):
     try:
         fn(*args)
     except OSError:
-        return                          # a socket closed meanwhile: whoever waited has seen more than we
+        return                          # a socket that was closed meanwhile

@@ -1,11 +1,11 @@
-"""Processors that do not sleep while requests come.
+"""A latency request while requests come: processors stay out of idle states that take long to leave.
 
-A pod's ADD goes from the runtime to the launcher, to the server, to the kernel's workers and back, and at each step a
-processor that has nothing to do for the moment would go to sleep and have to be woken (docs/server.md has figures). So
-while requests come, and for some milliseconds after the last, the kernel is asked not to let them.
+A pod's ADD goes from the runtime to the launcher, to the server, to the kernel's workers and back. At each step an idle
+processor may enter an idle state, and its wakeup takes tens of microseconds (docs/server.md has figures). So the server
+makes a latency request with each CNI request, and withdraws it some milliseconds after the last one.
 
-Linux, Documentation/power/pm_qos_interface.rst: who holds /dev/cpu_dma_latency open and has written a number of
-microseconds there (s32) keeps every processor out of states that take longer to wake from.
+Linux, Documentation/power/pm_qos_interface.rst: while a process holds /dev/cpu_dma_latency open and has written a
+number of microseconds to it (s32), no processor enters an idle state whose wakeup takes longer.
 """
 
 import os
@@ -15,14 +15,16 @@ from time import monotonic, sleep
 
 DEVICE = "/dev/cpu_dma_latency"
 IDLE_DRIVER = "/sys/devices/system/cpu/cpuidle/current_driver"
-LIGHTEST_US = 2                 # what the lightest sleep takes, C1 of processors of today
-ANY_US = -1                     # PM_QOS_DEFAULT_VALUE
-DEFAULT_SECONDS = 0.01          # after a request, unless FASTCNI_AWAKE says otherwise
+C1_US = 2                       # the wakeup from C1, the lightest idle state, on processors of today
+NO_LIMIT_US = -1                # PM_QOS_DEFAULT_VALUE
+DEFAULT_S = 0.01                # after a request, unless FASTCNI_LATENCY_REQUEST_S says otherwise
 
 
 class LatencyRequest:
-    """hold() at each request; `seconds` after the last one processors may sleep again. 0 seconds: does nothing, as
-    where the device cannot be opened, which the log says."""
+    """hold() with each CNI request: the latency request lasts until `seconds` after the last hold().
+
+    With 0 seconds it does nothing, and also if the device cannot be opened, which the log says.
+    """
 
     def __init__(self, seconds, log):
         self.seconds, self.until, self.held, self.log = seconds, 0.0, False, log
@@ -34,9 +36,9 @@ class LatencyRequest:
         except OSError as e:
             log.info("latency_request_unavailable", why=str(e))
             return
-        self.least = least()
+        self.limit_us = limit_us()
         try:
-            Thread(target=self._release, name="awake", daemon=True).start()
+            Thread(target=self._release, name="latency-request", daemon=True).start()
         except RuntimeError as e:       # pids.max
             os.close(self.device)
             self.device = None
@@ -48,7 +50,7 @@ class LatencyRequest:
         self.until = monotonic() + self.seconds
         if not self.held:
             self.held = True
-            self._ask(self.least)
+            self._write(self.limit_us)
             self.begun.set()
 
     def _release(self):
@@ -57,25 +59,27 @@ class LatencyRequest:
             self.begun.clear()
             while (left := self.until - monotonic()) > 0:
                 sleep(left)
-            self._ask(ANY_US)
-            self.held = False       # last: who holds in between is left out, and the next one is not
+            self._write(NO_LIMIT_US)
+            self.held = False       # last: a hold() just before it has no effect, and the next one has
 
-    def _ask(self, microseconds):
+    def _write(self, microseconds):
         if (device := self.device) is None:
             return
         try:
             os.write(device, microseconds.to_bytes(4, sys.byteorder, signed=True))
-        except OSError as e:        # no request is to suffer for it
+        except OSError as e:        # no request fails because of it
             self.device = None
             os.close(device)
             self.log.warning("latency_request_unavailable", why=str(e))
 
 
-def least():
-    """Microseconds that a processor may take to wake. In a virtual machine with haltpoll to halt at all is to leave
-    it, and counts as one microsecond; elsewhere the lightest sleep is no loss."""
+def limit_us():
+    """The microseconds to ask for: 0 in a virtual machine with haltpoll, else C1_US.
+
+    There any halt leaves the virtual machine, though it counts as one microsecond. Elsewhere C1 costs next to nothing.
+    """
     try:
         with open(IDLE_DRIVER, encoding="ascii") as file:
-            return 0 if file.read().strip() == "haltpoll" else LIGHTEST_US
+            return 0 if file.read().strip() == "haltpoll" else C1_US
     except OSError:                 # a kernel without cpuidle
-        return LIGHTEST_US
+        return C1_US

@@ -1,4 +1,4 @@
-"""The listening socket: made in a folder of its own, or handed over by systemd (sd_listen_fds(3))."""
+"""The listening socket: made by the server, in a folder for it, or handed over by systemd (sd_listen_fds(3))."""
 
 import fcntl
 import os
@@ -8,8 +8,8 @@ import stat
 
 PATH = "/run/fastcni/fastcni.sock"
 LOCK_ATTEMPTS = 100
-BACKLOG = 4096                  # the kernel makes it net.core.somaxconn at most
-FIRST_HANDED = 3                # SD_LISTEN_FDS_START
+BACKLOG = 4096                  # the kernel limits it to net.core.somaxconn
+HANDED_OVER_FD = 3              # SD_LISTEN_FDS_START
 
 
 class ListenError(Exception):
@@ -17,7 +17,8 @@ class ListenError(Exception):
 
 
 class Listening:
-    """sock: the socket, non-blocking. path: its file where we made it, None where it was handed over."""
+    """sock: the socket, non-blocking. path: its file if this server made it; None: systemd handed it over. lock: the
+    descriptor of take_lock(), None without a path."""
 
     def __init__(self, sock, path=None, lock=None):
         self.sock, self.path, self.lock = sock, path, lock
@@ -27,24 +28,25 @@ class Listening:
     def handed_over(self):
         return self.path is None
 
-    def vanish(self):
-        """Nobody new comes: callers go one-shot, and another server may take the path."""
+    def unlink(self):
+        """Remove the socket's file: new callers go one-shot, and another server may take the path."""
         if self.path:
             try:
                 os.unlink(self.path)
             except OSError:
-                return                  # somebody was quicker, or took the folder away: nobody finds us either way
+                return                  # it or its folder is gone already: no caller finds it either way
 
-    def release(self):
+    def unlock(self):
+        """Let another server listen at the path."""
         if self.lock is not None:
             os.close(self.lock)
             self.lock = None
 
 
 def listen(path, open_to_all):
-    """A Listening: the socket that systemd hands over, else a new one at `path`. Raises ListenError.
+    """Return a Listening: the socket that systemd hands over, else a new one at `path`. Raises ListenError.
 
-    open_to_all: other users than ours may connect (and are looked at then), so folder and socket let them.
+    open_to_all: folder and socket let all users connect; the acceptor checks the user id of each.
     """
     handed = handed_over(os.environ)
     if handed:
@@ -56,23 +58,26 @@ def listen(path, open_to_all):
 
 
 def handed_over(env):
-    """The socket that systemd opened for us, None where there is none. Raises ListenError for another kind."""
+    """Return the socket that systemd opened for this process, None without one. Raises ListenError for another kind."""
     if env.get("LISTEN_PID") != str(os.getpid()) or not env.get("LISTEN_FDS", "").isdigit():
         return None
     if env["LISTEN_FDS"] != "1":
         raise ListenError(f"systemd hands over {env['LISTEN_FDS']} sockets, expected one")
     try:
-        sock = socket.socket(fileno=FIRST_HANDED)
+        sock = socket.socket(fileno=HANDED_OVER_FD)
     except OSError as e:
-        raise ListenError(f"descriptor {FIRST_HANDED}, which systemd hands over: {e.strerror}") from e
-    os.set_inheritable(FIRST_HANDED, False)
+        raise ListenError(f"descriptor {HANDED_OVER_FD}, which systemd hands over: {e.strerror}") from e
+    os.set_inheritable(HANDED_OVER_FD, False)
     if (sock.family, sock.type) != (socket.AF_UNIX, socket.SOCK_SEQPACKET):
         raise ListenError("the socket that systemd hands over is no unix SEQPACKET socket: ListenSequentialPacket=")
     return sock
 
 
 def make(path, open_to_all):
-    """A new socket at `path`, whose folder is made where it is missing; a dead server's socket file is replaced."""
+    """Make a socket at `path`, and its folder if that is missing; the socket file of a dead server is replaced.
+
+    Raises ListenError, OSError.
+    """
     path = os.path.abspath(path)
     folder = os.path.dirname(path)
     try:
@@ -86,7 +91,7 @@ def make(path, open_to_all):
         if os.path.lexists(path):
             remove(path)                # the server that has the lock has the path
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        os.fchmod(sock.fileno(), 0o600)         # bind() gives that to the file, less what the umask takes
+        os.fchmod(sock.fileno(), 0o600)         # bind() makes the file with this mode, less the umask
         sock.bind(path)
         if open_to_all:
             os.chmod(path, 0o666)
@@ -98,10 +103,10 @@ def make(path, open_to_all):
 
 
 def take_lock(path):
-    """The lock of the servers at `path`: an open file beside it, of mode 0600, so that only we and root can lock it.
+    """Lock the file beside `path` that only one server at a time can lock. Return its descriptor.
 
-    In a sticky folder like /tmp any user can make that file first, and lock it. Such a file is removed. Raises
-    ListenError, OSError.
+    Its mode is 0600, so that only the server's user and root can lock it. In a sticky folder like /tmp any user can
+    make that file first, and lock it. The server removes such a file. Raises ListenError, OSError.
     """
     name = f"{path}.lock"
     for _ in range(LOCK_ATTEMPTS):
@@ -127,7 +132,10 @@ def take_lock(path):
 
 
 def open_lock(name):
-    """The lock file that is there, or None: it is gone by now, or was another user's and is removed. Raises OSError."""
+    """Open the lock file that exists. Return None if it is gone by now, or was another user's and has been removed.
+
+    Raises OSError.
+    """
     try:
         if not is_ours(os.lstat(name)):
             remove(name)
@@ -142,12 +150,13 @@ def open_lock(name):
 
 
 def is_ours(found):
-    """A regular file that we or root have made. Any user can give another of root's files a second name."""
+    """Is it a regular file of root or of the server's user? With one name: any user can give a file of root a second
+    one."""
     return stat.S_ISREG(found.st_mode) and found.st_uid in (0, os.geteuid()) and found.st_nlink == 1
 
 
 def remove(path):
-    """Remove what is there; another user's folder, which may be full, is renamed. Raises OSError."""
+    """Remove a file. A folder of another user, which may have files in it, is renamed. Raises OSError."""
     found = os.lstat(path)
     if stat.S_ISDIR(found.st_mode) and found.st_uid not in (0, os.geteuid()):
         os.rename(path, f"{path}.{secrets.token_hex(8)}")
@@ -156,7 +165,7 @@ def remove(path):
 
 
 def is_still_at(name, lock):
-    """The open file is the one of this name, and was not replaced before it was locked."""
+    """Does the name still belong to the open file? Another process may have replaced it before it was locked."""
     try:
         return os.path.samestat(os.lstat(name), os.fstat(lock))
     except FileNotFoundError:
@@ -164,7 +173,7 @@ def is_still_at(name, lock):
 
 
 def check_folder(folder):
-    """Only root or we can put another socket into its place. Raises ListenError."""
+    """Check that only root and the server's user can replace a socket in this folder. Raises ListenError."""
     found = os.stat(folder)
     others_write = found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not found.st_mode & stat.S_ISVTX
     if others_write or found.st_uid not in (0, os.geteuid()):

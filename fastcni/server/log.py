@@ -7,12 +7,12 @@ import orjson
 import structlog
 
 LEVELS = ("debug", "info", "warning", "error")
-SHOWN = 3
+MAX_NAMES = 3
 SPECIAL = frozenset(' "=\\')
 
 
 def make(level, fmt):
-    """A logger: log.info(event, key=value, ...). level is one of LEVELS, fmt "logfmt" or "json"."""
+    """Return a logger: log.info(event, key=value, ...). level is one of LEVELS, fmt "logfmt" or "json"."""
     render = logfmt if fmt == "logfmt" else structlog.processors.JSONRenderer(serializer=as_json)
     return structlog.wrap_logger(
         Lines(sys.stderr),
@@ -22,7 +22,7 @@ def make(level, fmt):
 
 
 class Lines(structlog.WriteLogger):
-    """Lines that nobody can have any more (journald is gone, the disk is full) are lost: no request depends on them."""
+    """Writes lines, and drops what it cannot write (journald is gone, a full disk): no request fails by that."""
 
     def msg(self, message):
         try:
@@ -33,10 +33,10 @@ class Lines(structlog.WriteLogger):
     log = debug = info = warn = warning = error = critical = exception = fatal = msg
 
 
-class Seldom:
+class RateLimited:
     """Log an event that a caller can cause at will: one line in `seconds`, which counts the lines left out before it.
 
-    log: a logger's method. Not safe for threads: a count may be off by a few.
+    log: a method of a logger. Threads take no lock here: a count may be off by a few.
     """
 
     def __init__(self, log, seconds=10.0):
@@ -51,13 +51,13 @@ class Seldom:
         self.log(event, **fields, left_out=left_out)
 
 
-def few(words):
-    """The first of them, and how many more there are."""
-    return ", ".join(words[:SHOWN]) + (f" and {len(words) - SHOWN} more" if len(words) > SHOWN else "")
+def few(names):
+    """The first names, and how many more there are: "a, b, c and 4 more"."""
+    return ", ".join(names[:MAX_NAMES]) + (f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else "")
 
 
 def as_json(event, **_):
-    """Bytes that are no UTF-8, as in a container id, are shown as question marks."""
+    """A line of JSON. Bytes that are not UTF-8, for instance in a container id, become question marks."""
     try:
         return orjson.dumps(event).decode()
     except TypeError:
@@ -66,16 +66,16 @@ def as_json(event, **_):
 
 
 def logfmt(_, __, event):
-    """A structlog processor: key=value in the order of the call. Its own LogfmtRenderer takes longer."""
+    """A structlog processor: key=value in the order of the call. structlog's LogfmtRenderer takes longer."""
     first = f"timestamp={event.pop('timestamp')} level={event.pop('level')} event={text(event.pop('event'))}"
     texts = [*map(str, event.values())]
-    if "" in texts or not plain("".join(texts)):        # most lines are looked at once, not each value
+    if "" in texts or not plain("".join(texts)):        # one check for most lines, not one a value
         texts = map(text, texts)
     return " ".join([first, *map("{}={}".format, event, texts)])
 
 
 def text(value):
-    """A value as logfmt has it: in quotes where it has a space, a quote, an equals sign, or nothing."""
+    """A value of logfmt: in quotes if it is empty or has a space, a quote or an equals sign."""
     if value and plain(value):
         return value
     return orjson.dumps(value.encode("utf-8", "replace").decode()).decode()

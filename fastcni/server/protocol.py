@@ -2,23 +2,23 @@
 
     request   magic:4 "fcni"  version:u32  descriptors:u32  environment:u32    native byte order
               `environment` bytes of NUL-terminated strings: the plugin's name, then NAME=VALUE
-              stdin, up to the end of the message; a request with more than fits goes one-shot
-              with it (SCM_RIGHTS), if bit NETNS 1 of `descriptors` is set: what CNI_NETNS names
+              stdin, up to the end of the message; if it does not fit, the request goes one-shot
+              with it (SCM_RIGHTS), if bit NETNS 1 of `descriptors` is set: a descriptor of CNI_NETNS
     answer    magic:4 "fcni"  version:u32  status:u32  stderr:u32
-              `stderr` bytes for stderr, the rest for stdout; or, where they are too long for a message, a memfd
-              with both instead
+              `stderr` bytes for stderr, the rest for stdout; if they are too long for a message, a memfd with both
+              instead
               status: 0 and 1 are exit statuses; DECLINED 2: nothing was done, go one-shot
 
-One request a connection. The caller's own network namespace is the one that its end was made in, which the kernel
-knows (SIOCGSKNS): it need not be opened and sent.
+One request a connection. The kernel knows in which network namespace the caller made its end (SIOCGSKNS), so the caller
+need not open and send that.
 
-Closing a connection unread gives the caller ECONNRESET: it goes one-shot; closing it later without an answer says
-that the server was lost. magic and version stay where they are in every version; a version that is not ours is
-declined.
+If the server closes a connection unread, the caller gets ECONNRESET and goes one-shot. If it closes it later without an
+answer, the caller takes the server for lost. Every version has magic and version at these places. The server declines
+another version than its own.
 
-A server that does not read a request in time is passed by: its caller shuts the connection down, and goes one-shot if
-the kernel then says that the request still is unread (SIOCOUTQ). So a server has to look whether the caller has left
-after it has read a request, and before it does anything for it.
+If the server does not read a request in time, the caller shuts the connection down. It goes one-shot if the kernel then
+says that the request is still unread (SIOCOUTQ). So the server reads a request first, then checks whether the caller
+has left, and only then works on it.
 """
 
 import array
@@ -39,7 +39,7 @@ MAX_VARIABLES = 64
 
 
 class Declined(Exception):
-    """This is no request that we serve; the text is for the log."""
+    """The server does not run this request; the text is for the log."""
 
 
 class Lost(Exception):
@@ -47,21 +47,30 @@ class Lost(Exception):
 
 
 class Message:
-    """A request as it was sent: plugin, env {name: value}, stdin (bytes), own and netns (descriptors, netns None
-    where CNI_NETNS was not sent). Who has it closes the descriptors. id and pid (the caller's) are for the log."""
+    """A request as it was sent. close() closes its descriptors.
 
-    __slots__ = ("plugin", "env", "stdin", "own", "netns", "id", "pid")
+    plugin        the plugin's name
+    env           {name: value}
+    stdin         bytes
+    caller_netns  a descriptor of the caller's network namespace
+    netns         a descriptor of CNI_NETNS, None if it was not sent
+    id, pid       for the log; pid is the caller's
+    """
+
+    __slots__ = ("plugin", "env", "stdin", "caller_netns", "netns", "id", "pid")
 
     def close(self):
-        for fd in (self.own, self.netns):
+        for fd in (self.caller_netns, self.netns):
             if fd is not None:
                 close_file(fd)
-        self.own = self.netns = None
+        self.caller_netns = self.netns = None
 
 
 class Connection:
-    """A caller's connection, and the caller's user and process id (0 in a pid namespace that the server cannot see).
-    It is closed once, at the latest with the last reference to it."""
+    """A caller's connection. It is closed once, at the latest with the last reference to it.
+
+    uid, pid: the caller's; pid is 0 in a pid namespace that the server cannot see.
+    """
 
     __slots__ = ("fd", "uid", "pid")
 
@@ -80,13 +89,13 @@ class Connection:
 
 
 def accept(listener):
-    """The next Connection of a listening socket, None when none waits. Raises OSError."""
+    """Accept the next Connection of a listening socket; None without one. Raises OSError."""
     taken = _acceptor.accept(listener.fileno())
     return taken and Connection(*taken)
 
 
 def receive(conn):
-    """The Message that waits on a connection, None where none does. Raises Declined, Lost where the caller is gone."""
+    """Receive the Message of a connection; None if none has come. Raises Declined, Lost if the caller has left."""
     received = _acceptor.receive(conn.fileno())
     if received is None:
         return None
@@ -98,10 +107,10 @@ def receive(conn):
             raise Declined("a message or its descriptors cut short")
         message = read(data, fds)
     finally:
-        for fd in fds:          # those that the message took have left the list
+        for fd in fds:          # those of the message are no longer in the list
             close_file(fd)
     try:
-        message.own = _acceptor.namespace_of(conn.fileno())
+        message.caller_netns = _acceptor.namespace_of(conn.fileno())
     except OSError as e:
         message.close()
         raise Declined(f"the caller's network namespace: {e.strerror}") from None
@@ -115,7 +124,7 @@ def request(plugin, env):
 
 
 def read(data, fds):
-    """A request's bytes and descriptors as a Message, which takes its own out of `fds`. Raises Declined."""
+    """Read a request's bytes and descriptors into a Message. It takes its descriptors out of `fds`. Raises Declined."""
     if len(data) < HEAD.size:
         raise Declined(f"a message of {len(data)} bytes")
     magic, version, mask, size = HEAD.unpack_from(data)
@@ -128,25 +137,25 @@ def read(data, fds):
     message = Message()
     message.plugin, message.env = read_environment(data[HEAD.size:HEAD.size + size])
     message.stdin = data[HEAD.size + size:]
-    message.own, message.netns = None, fds.pop(0) if mask & NETNS else None
+    message.caller_netns, message.netns = None, fds.pop(0) if mask & NETNS else None
     return message
 
 
 def read_environment(block):
-    """(plugin, {name: value}). Raises Declined."""
+    """Read the environment of a request: (plugin, {name: value}). Raises Declined."""
     if block.count(0) > MAX_VARIABLES:
         raise Declined(f"{block.count(0)} variables")
     try:
-        return _acceptor.strings(block)     # of two the first counts, as for the launcher
+        return _acceptor.read_strings(block)
     except ValueError as e:
         raise Declined(str(e)) from None
 
 
 def answer(conn, status, stdout=b"", stderr=b""):
-    """Send the one answer. Raises OSError: EPIPE where the caller is gone, EAGAIN where it does not read."""
+    """Send the answer. Raises OSError: EPIPE if the caller has left, EAGAIN if it does not read."""
     head = HEAD.pack(MAGIC, VERSION, status, len(stderr))
     if len(stdout) + len(stderr) <= MAX_ANSWER:
-        _acceptor.tell(conn.fileno(), head + stderr + stdout)
+        _acceptor.send_message(conn.fileno(), head + stderr + stdout)
         return
     memory = os.memfd_create("answer")
     try:

@@ -1,131 +1,204 @@
-"""Where requests wait for a worker: in which order, how many, how long. Bytes and sockets are not its business.
+"""The requests that wait for a worker, and the decision which one runs next.
 
-Requests for one attachment run one after another, in the order in which they came; so do those of two networks for
-the same interface of a pod, since the network's name is not known here yet. Of those that could run, ADD and
-what else somebody waits for goes before DEL and GC: a pod that starts is waited for, one that is gone is not. Once a
-DEL has waited for OVERTAKEN_S, it is every other one's turn. VERSION, STATUS and loopback need nearly nothing: they go
-first, and can be taken when no other request can.
+While a worker is free, the oldest light request runs next, else the oldest ADD or CHECK, else the oldest DEL or GC, of
+those whose attachment has no earlier unfinished request.
+
+light       VERSION, STATUS and loopback need almost nothing. One worker is reserved for them.
+oldest      Once a DEL or GC has waited for OVERTAKEN_S, every second request is a DEL or GC. ADD and CHECK go first
+            because a pod cannot start before them; the pod of a DEL has ended.
+attachment  The container id and the interface's name. The network's name is not known here yet.
+free        See slots.py: a request that hangs occupies no worker.
 """
 
 from collections import deque
+from threading import Lock
 from time import monotonic
 
-LATER = ("DEL", "GC")
-LIGHT = ("VERSION", "STATUS")
+from fastcni.server.slots import Running, Slots
+
+DEFERRED_COMMANDS = ("DEL", "GC")
+LIGHT_COMMANDS = ("VERSION", "STATUS")
 OVERTAKEN_S = 1.0
 
 
 class Call:
     """A request that waits or runs.
 
-    key      what it must not be run beside: (container id, ifname); None: nothing
-    command  CNI_COMMAND
-    arrived  monotonic seconds
-    network  the network's name, once a worker has read the configuration; "" before, and where key is None
-    what     the door's own: the message and its connection
-    light    it needs nearly nothing
+    key         (container id, ifname): requests with the same key run one after another; None: beside any other
+    command     CNI_COMMAND
+    connection  the caller's, for the worker
+    message     the request as it came, for the worker
+    light       it needs almost nothing
+    arrived     monotonic seconds
+    network     the network's name, once a worker has read the configuration; "" before, and if key is None
     """
 
-    __slots__ = ("key", "command", "arrived", "what", "light", "network", "ready", "gone")
+    __slots__ = ("key", "command", "connection", "message", "light", "arrived", "network", "runnable", "left")
 
-    def __init__(self, key, command, what, light=False):
-        self.key, self.command, self.what, self.light = key, command, what, light
+    def __init__(self, key, command, connection, message, light=False):
+        self.key, self.command, self.light = key, command, light
+        self.connection, self.message = connection, message
         self.arrived, self.network = monotonic(), ""
-        self.ready = self.gone = False      # it could run; it runs, or has left
+        self.runnable = self.left = False       # no earlier request has its key; it has left the queue
 
     @property
     def attachment(self):
-        """(network, container id, ifname), None where no network is known."""
+        """(network, container id, ifname); None as long as no network is known."""
         return (self.network, *self.key) if self.key and self.network else None
 
     @property
     def waited(self):
-        """Seconds since it came."""
+        """Seconds since it arrived."""
         return monotonic() - self.arrived
 
 
 class RequestQueue:
-    """Not safe for threads by itself: its user holds a lock around every call."""
+    """Requests from their arrival to their end. Any thread may call any method: each is atomic.
 
-    def __init__(self, *, room=1024, patience=60.0):
-        self.room, self.patience = room, patience
-        self.waiting = self.running = 0
-        self._now, self._later, self._light = deque(), deque(), deque()         # what could run
-        self._turns = False             # the last one that was taken is a DEL that had waited long
-        self._behind = {}               # key of what runs or could run -> deque of calls that came after it
-        self._arrivals = deque()        # what waits, oldest first; also calls that have left since
+    workers, busy: see Slots. size: requests that may wait. timeout_s: how long each may. wake(): end one worker's wait
+    for events, so that it calls take().
+    """
+
+    def __init__(self, workers, busy, *, size=1024, timeout_s=60.0, wake=lambda: None):
+        self.workers, self.size, self.timeout_s, self.wake = workers, size, timeout_s, wake
+        self.waiting = 0
+        self._lock, self._slots = Lock(), Slots(workers, busy)
+        self._light, self._first, self._deferred = deque(), deque(), deque()    # runnable calls
+        self._deferred_was_last = False         # the last call that was taken
+        self._behind = {}               # key of a runnable or running call -> deque of the calls that came after it
+        self._arrivals = deque()        # waiting calls, oldest first; calls that have left may still be among them
+
+    # Requests -------------------------------------------------------------------------------------
 
     def put(self, call, *, always=False):
-        """Take a call in. False: there is no room, unless it is to be taken in `always`."""
-        if self.waiting >= self.room and not always:
-            return False
-        self.waiting += 1
-        self._arrivals.append(call)
-        if call.key is None:
-            self._line_up(call)
-        elif call.key in self._behind:
-            self._behind[call.key].append(call)
-        else:
-            self._behind[call.key] = deque()
-            self._line_up(call)
-        return True
+        """Add a call. Return False if the queue is full; `always` adds it all the same."""
+        with self._lock:
+            if self.waiting >= self.size and not always:
+                return False
+            self.waiting += 1
+            self._arrivals.append(call)
+            if call.key is None:
+                self._make_runnable(call)
+            elif call.key in self._behind:
+                self._behind[call.key].append(call)
+            else:
+                self._behind[call.key] = deque()
+                self._make_runnable(call)
+            return True
 
-    def take(self, *, light=False):
-        """The next call to run, or the next light one; None when none can. done(call) has to follow."""
-        while queue := self._light if light else self._next_queue():
-            call = queue.popleft()
-            if not call.gone:
-                self._turns = queue is self._later
-                self.waiting -= 1
-                self.running += 1
-                call.gone = True
-                while self._arrivals and self._arrivals[0].gone:
-                    self._arrivals.popleft()
+    def take(self):
+        """Take the call that runs next: a Running, for which done() has to follow. None if no call may run."""
+        with self._lock:
+            call = self._choose() if self.waiting else None
+            if call is None:
+                return None
+            running = Running(self, call)
+            self._slots.begin(running)
+            return running
+
+    def _choose(self):
+        """Decide which call runs next: see the top of this module."""
+        any_may_run, light_may_run = self._slots.free()
+        while True:
+            if self._light and light_may_run:
+                line = self._light
+            elif not any_may_run:
+                return None
+            elif self._deferred and not self._deferred_was_last and self._deferred[0].waited > OVERTAKEN_S:
+                line = self._deferred
+            else:
+                line = self._first or self._deferred
+            if not line:
+                return None
+            call = line.popleft()
+            if not call.left:
+                self._deferred_was_last = line is self._deferred
+                self._leave(call)
                 return call
-        return None
 
-    def _next_queue(self):
-        if self._light:
-            return self._light
-        overtaken = self._later and not self._turns and self._later[0].waited > OVERTAKEN_S
-        return self._later if overtaken else self._now or self._later
+    def done(self, running):
+        """Note the end of a call that was taken; the next call of its attachment may run."""
+        with self._lock:
+            self._slots.end(running)
+            self._release(running.call.key)
 
-    def done(self, call):
-        """A call that was taken has ended: the next of its attachment can run."""
-        self.running -= 1
-        self._free(call.key)
-
-    def impatient(self):
-        """The calls that have waited for longer than their patience; they are out of the queue."""
+    def expired(self):
+        """Remove the calls that have waited for longer than the timeout, and return them."""
         found = []
-        while self._arrivals and (self._arrivals[0].gone or self._arrivals[0].waited > self.patience):
-            call = self._arrivals.popleft()
-            if not call.gone:
-                call.gone = True
-                self.waiting -= 1
-                found.append(call)
-                if call.ready:
-                    self._free(call.key)
+        with self._lock:
+            while self._arrivals and (self._arrivals[0].left or self._arrivals[0].waited > self.timeout_s):
+                call = self._arrivals.popleft()
+                if not call.left:
+                    self._leave(call)
+                    found.append(call)
+                    if call.runnable:
+                        self._release(call.key)
         return found
 
-    def next_deadline(self):
-        """Seconds until somebody's patience ends, None when nobody waits."""
-        for call in self._arrivals:
-            if not call.gone:
-                return max(0.0, self.patience - call.waited)
-        return None
+    def _make_runnable(self, call):
+        call.runnable = True
+        deferred = call.command in DEFERRED_COMMANDS
+        (self._light if call.light else self._deferred if deferred else self._first).append(call)
 
-    def _line_up(self, call):
-        call.ready = True
-        (self._light if call.light else self._later if call.command in LATER else self._now).append(call)
+    def _leave(self, call):
+        call.left = True
+        self.waiting -= 1
+        while self._arrivals and self._arrivals[0].left:
+            self._arrivals.popleft()
 
-    def _free(self, key):
+    def _release(self, key):
+        """Make the next call with this key runnable."""
         if key is None:
             return
         behind = self._behind[key]
         while behind:
             call = behind.popleft()
-            if not call.gone:
-                self._line_up(call)
+            if not call.left:
+                self._make_runnable(call)
                 return
         del self._behind[key]
+
+    # Workers --------------------------------------------------------------------------------------
+
+    @property
+    def running(self):
+        """How many calls run."""
+        return len(self._slots.running)
+
+    def begin_wait(self, running, kind):
+        """Note that a running call begins a wait of this kind: another call may run meanwhile."""
+        with self._lock:
+            self._slots.move(running, kind)
+            needed = self.waiting > 0
+        if needed:
+            self.wake()
+
+    def end_wait(self, running):
+        """Note that a running call works again, even if more calls work then than `busy`."""
+        with self._lock:
+            self._slots.move(running, "")
+
+    def stuck_in(self, kind, network):
+        """How many calls of that network are stuck in that kind of wait; 0 if one more may begin it."""
+        with self._lock:
+            return self._slots.stuck_in(kind, network)
+
+    @property
+    def min_threads(self):
+        """How many threads are needed while no call hangs."""
+        return self._slots.min_threads
+
+    def wanted_threads(self):
+        """How many threads are needed now."""
+        with self._lock:
+            return self._slots.wanted_threads()
+
+    def next_deadline(self):
+        """Seconds until the oldest call has waited too long, or a running one begins to hang; None if no call waits."""
+        with self._lock:
+            oldest = next((call for call in self._arrivals if not call.left), None)
+            if oldest is None:
+                return None
+            hang = self._slots.next_hang()
+        timeout = max(0.0, self.timeout_s - oldest.waited)
+        return timeout if hang is None else min(timeout, hang)

@@ -1,9 +1,9 @@
 """How many requests run at once, and which of them hang.
 
 A request hangs when it has been in one place for longer than HANGS_S: in a program, in a lock, in the kernel. Then it
-does not count against the workers: another request runs in its place, up to HANGING times as many as there are workers.
-When a SHARE of the workers has been in one kind of wait for longer than STUCK_S for one network, a further request of
-that network which would have to wait goes one-shot, or is refused where one-shot would wait for the same.
+does not count against the workers: another request runs in its place, up to MAX_HANGING times as many as there are
+workers. When a quarter of the workers has been in one kind of wait for longer than STUCK_S for one network, the next
+request of that network that would have to wait goes one-shot. If one-shot would wait for the same, it is refused.
 """
 
 from time import monotonic
@@ -15,125 +15,104 @@ from fastcni.spec.errors import CniError
 
 HANGS_S = 1.0
 STUCK_S = 5.0                   # thirty runs of iptables, one after another, take two seconds
-SHARE = 4                       # the fourth part of the workers
-HANGING = 4                     # times the workers
-RESERVED = 1                    # for light requests beside all others
-IN_VAIN = (waiting.LOCK,)       # one-shot would wait for the same
-BOUNDED = (waiting.PROGRAM, waiting.LOCK, waiting.BUS)          # the others are short, or the kernel's own
+STUCK_SHARE = 4                 # a quarter of the workers
+MAX_HANGING = 4                 # times the workers
+RESERVED = 1                    # workers for light requests, beside all others
+SAME_ONE_SHOT = (waiting.LOCK,)         # kinds of waits: one-shot would wait for the same
+BOUNDED = (waiting.PROGRAM, waiting.LOCK, waiting.BUS)          # the others are short, or the kernel's
 
 
 class Running(waiting.Request):
-    """A call that runs. kind: what it waits for, "" where it works. since: when it began to."""
+    """A call that runs, for the waits of its thread.
 
-    def __init__(self, slots, call):
-        self.slots, self.call = slots, call
-        self.caller = call.what[0].fileno()
+    kind: what it waits for, "" while it works. since: when it began that, in monotonic seconds.
+    """
+
+    def __init__(self, queue, call):
+        self.queue, self.call = queue, call
+        self.caller = call.connection.fileno()
         self.kind, self.since = "", monotonic()
 
     def admit(self, kind):
-        stuck = self.slots.stuck_in(kind, self.call.network)
+        stuck = self.queue.stuck_in(kind, self.call.network)
         if not stuck:
             return
         why = f"{stuck} requests hang in the same wait ({kind})"
-        if kind in IN_VAIN:
+        if kind in SAME_ONE_SHOT:
             raise CniError(errors.TRY_AGAIN_LATER, f'network "{self.call.network}": {why}',
                            "the server's log says of each that ends what it waited for")
         raise waiting.Crowded(why)
 
     def pause(self, kind):
-        if self.slots.moves(self, kind):
-            self.slots.ring()
+        self.queue.begin_wait(self, kind)
         give_turn()
 
     def resume(self):
-        """If need be as one more than may work."""
         take_turn()
-        self.slots.moves(self, "")
+        self.queue.end_wait(self)
 
 
 class Slots:
-    """size: requests that may run at once; of these `busy` may work while the others wait. More would only wait for
-    each other: for Python's lock, and for the kernel's (RTNL). queue and its lock: see there. ring(): have a thread
-    look for a call to take."""
+    """The calls that run, counted against two limits. Only the RequestQueue uses it, under its lock.
 
-    def __init__(self, size, busy, queue, lock, ring):
-        self.size, self.busy, self.queue, self.lock, self.ring = size, busy, queue, lock, ring
-        self.running = {}               # Running: None; the one that has been longest in its place comes first
-        self.working = 0                # those that wait for nothing
+    workers: calls that may run at once. busy: how many of them may work while the others wait; more would only wait for
+    each other, for Python's lock and for the kernel's (RTNL).
+    """
 
-    def take(self):
-        """The next call that may run, as a Running; None when none may. done() has to follow."""
-        with self.lock:
-            total, working = self._room()
-            if total > 0 and working > 0:
-                call = self.queue.take()
-            elif total > -RESERVED:
-                call = self.queue.take(light=True)
-            else:
-                call = None
-            if not call:
-                return None
-            running = Running(self, call)
-            self.running[running] = None
-            self.working += 1
-            return running
+    def __init__(self, workers, busy):
+        self.workers, self.busy = workers, busy
+        self.running = {}               # {Running: None}, first the one that has been longest in its place
+        self.working = 0                # those that do not wait
 
-    def done(self, running):
-        """It has ended: the next of its attachment can run."""
-        with self.lock:
-            del self.running[running]
-            self.working -= not running.kind
-            self.queue.done(running.call)
+    def free(self):
+        """(whether any call may run, whether a light one may)."""
+        hanging = self._hanging()
+        left = self.workers + min(len(hanging), MAX_HANGING * self.workers) - len(self.running)
+        unannounced = sum(not each.kind for each in hanging)    # they hang outside of a wait
+        return left > 0 and self.busy + unannounced > self.working, left > -RESERVED
 
-    def moves(self, running, kind):
-        """It waits for `kind` from now on, or works again. Whether others wait for a worker."""
-        with self.lock:
-            self.working += (not kind) - (not running.kind)
-            running.kind, running.since = kind, monotonic()
-            del self.running[running]
-            self.running[running] = None
-            return self.queue.waiting > 0
+    def begin(self, running):
+        self.running[running] = None
+        self.working += 1
+
+    def move(self, running, kind):
+        """It begins a wait of this kind, or to work (kind "")."""
+        self.working += (not kind) - (not running.kind)
+        running.kind, running.since = kind, monotonic()
+        del self.running[running]
+        self.running[running] = None
+
+    def end(self, running):
+        del self.running[running]
+        self.working -= not running.kind
 
     def stuck_in(self, kind, network):
-        """How many calls of that network are stuck in that kind of wait, 0 where one more may begin it."""
-        with self.lock:
-            stuck = self._longer_than(STUCK_S)
+        """How many calls of that network are stuck in that kind of wait; 0 if one more may begin it."""
         if kind not in BOUNDED:
             return 0
-        same = sum(each.kind == kind and each.call.network == network for each in stuck)
-        return same if same >= max(1, self.size // SHARE) else 0
+        stuck = sum(each.kind == kind and each.call.network == network for each in self._longer_than(STUCK_S))
+        return stuck if stuck >= max(1, self.workers // STUCK_SHARE) else 0
 
     @property
-    def least(self):
-        """How many threads there should be when no call hangs: one for each that may run, one that takes the next."""
-        return self.size + RESERVED + 1
+    def min_threads(self):
+        """One for each call that may run, and one that takes the next."""
+        return self.workers + RESERVED + 1
 
-    def wanted(self):
-        """How many there should be now."""
-        with self.lock:
-            return self.least + min(len(self._hanging()), HANGING * self.size)
+    def wanted_threads(self):
+        """min_threads, and one for each call that hangs, as far as these are replaced."""
+        return self.min_threads + min(len(self._hanging()), MAX_HANGING * self.workers)
 
-    def next_deadline(self):
-        """Seconds until a call may run that cannot now, or has waited too long; None when none waits."""
-        with self.lock:
-            patience = self.queue.next_deadline()
-            if patience is None:
-                return None
-            oldest = next((each for each in self.running if each.since + HANGS_S > monotonic()), None)
-        return min(patience, max(0.0, oldest.since + HANGS_S - monotonic())) if oldest else patience
-
-    def _room(self):
-        """(calls that may run beside those that do, that may work)."""
-        hanging = self._hanging()
-        idle = sum(not each.kind for each in hanging)           # they hang without having said that they wait
-        return (self.size + min(len(hanging), HANGING * self.size) - len(self.running),
-                self.busy + idle - self.working)
+    def next_hang(self):
+        """Seconds until the next call begins to hang; None if none runs that does not hang."""
+        now = monotonic()
+        since = next((each.since for each in self.running if each.since + HANGS_S > now), None)
+        return None if since is None else max(0.0, since + HANGS_S - now)
 
     def _hanging(self):
         return self._longer_than(HANGS_S)
 
     def _longer_than(self, seconds):
-        """Those that have been in one place for so long."""
+        """The calls that have been in one place for longer than that."""
         found, now = [], monotonic()
         for each in self.running:
             if now - each.since <= seconds:

@@ -1,4 +1,4 @@
-"""What the server does beside requests: it shows that it is not stopped, tells systemd that it works, and tidies up."""
+"""Work beside requests: the server shows that it is not stopped, reports to systemd's watchdog, and tidies up."""
 
 import os
 import threading
@@ -8,15 +8,15 @@ from fastcni._netlink import sign_of_life
 from fastcni.kit.call.deadlines import STALL_SECONDS
 from fastcni.server import protocol
 
-BEAT_SECONDS = 1.0              # far less than STALL_SECONDS
-TIDY_SECONDS = 5.0
+BEAT_S = 1.0                    # far less than STALL_SECONDS
+TIDY_S = 5.0
 
 
 class Upkeep:
-    """A thread. tidy(): lets go of what is not needed any more. watchdog: a Watchdog."""
+    """The thread that does what is due, once a second. tidy(): frees what is no longer needed. watchdog: a Watchdog."""
 
-    def __init__(self, tidy, watchdog, log, *, tidy_seconds=TIDY_SECONDS):
-        self.tidy, self.watchdog, self.log, self.tidy_seconds = tidy, watchdog, log, tidy_seconds
+    def __init__(self, tidy, watchdog, log, *, tidy_s=TIDY_S):
+        self.tidy, self.watchdog, self.log, self.tidy_s = tidy, watchdog, log, tidy_s
         self.ended = threading.Event()
         self.thread = threading.Thread(target=self._run, name="upkeep", daemon=True)
 
@@ -29,44 +29,46 @@ class Upkeep:
         self.thread.join()
 
     def _run(self):
-        due = monotonic() + self.tidy_seconds
-        while not self.ended.wait(min(BEAT_SECONDS, self.tidy_seconds)):
+        due = monotonic() + self.tidy_s
+        while not self.ended.wait(min(BEAT_S, self.tidy_s)):
             try:
                 sign_of_life()
-                self.watchdog.look()
+                self.watchdog.poll()
                 if monotonic() >= due:
-                    due = monotonic() + self.tidy_seconds
+                    due = monotonic() + self.tidy_s
                     self.tidy()
-            except Exception:           # the next time may go better; else systemd hears nothing more
+            except Exception:           # if the thread ended, systemd would kill the server
                 self.log.exception("server_fault")
 
 
 class Watchdog:
-    """Tells systemd that the server works (sd_notify(3), WatchdogSec=): only after a worker has answered a request that
-    went through the queue. notify(text); ask(): see Acceptor.ask(); seconds: what systemd expects, 0: nothing."""
+    """Tells systemd that the server works (sd_notify(3), WatchdogSec=), each time that a worker has answered a probe.
 
-    def __init__(self, notify, ask, seconds):
-        self.notify, self.ask, self.every = notify, ask, seconds / 4
-        self.asked, self.due = None, monotonic()
+    notify(text): sends to systemd. probe(): see Acceptor.probe(). timeout_s: systemd's; 0: it expects no reports.
+    """
 
-    def look(self):
-        """From time to time; never waits."""
-        if not self.every or (self.asked is None and monotonic() < self.due):
+    def __init__(self, notify, probe, timeout_s):
+        self.notify, self.probe, self.interval_s = notify, probe, timeout_s / 4
+        self.answer, self.due = None, monotonic()       # the socket of a probe under way; when to send the next
+
+    def poll(self):
+        """Send a probe when one is due, or read the answer; never waits."""
+        if not self.interval_s or (self.answer is None and monotonic() < self.due):
             return
-        if self.asked is None:
-            self.asked = self.ask()
+        if self.answer is None:
+            self.answer = self.probe()
         try:
-            answer = self.asked.recv(protocol.HEAD.size)
+            answer = self.answer.recv(protocol.HEAD.size)
         except BlockingIOError:
-            return                      # not yet: systemd hears nothing until it comes
-        self.asked.close()
-        self.asked = None
+            return                      # no report before it comes
+        self.answer.close()
+        self.answer = None
         if len(answer) == protocol.HEAD.size and protocol.HEAD.unpack(answer)[2] == 0:
-            self.due = monotonic() + self.every
+            self.due = monotonic() + self.interval_s
             self.notify("WATCHDOG=1")
 
 
 def watchdog_seconds(env):
-    """What systemd expects of this process."""
+    """The timeout of systemd's watchdog for this process, in seconds; 0.0 without one."""
     usec, pid = env.get("WATCHDOG_USEC", ""), env.get("WATCHDOG_PID", "")
     return int(usec) / 1e6 if usec.isdigit() and pid in ("", str(os.getpid())) else 0.0

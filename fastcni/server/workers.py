@@ -17,8 +17,7 @@ from fastcni.handle import error_document, handle
 from fastcni.kernel import netns, uapi, waiting, wire
 from fastcni.kit.call.deadlines import REQUEST_SECONDS
 from fastcni.server import acceptor, protocol
-from fastcni.server.log import Seldom
-from fastcni.server.slots import Slots
+from fastcni.server.log import RateLimited
 from fastcni.spec import errors, json
 from fastcni.spec.errors import CniError
 
@@ -34,21 +33,20 @@ def observe(protocol_number, seconds):
 
 
 class Workers:
-    """size, busy: see Slots. queue and its lock, door, hosts, background: see there. configurations: those that
-    requests have brought. env: the environment of programs that requests start."""
+    """queue, acceptor, hosts, background: see there. configurations: those that requests have brought. env: the
+    environment of programs that requests start."""
 
-    def __init__(self, size, busy, queue, lock, door, hosts, background, configurations, env, log):
-        self.size, self.queue, self.lock, self.door = size, queue, lock, door
-        self.slots = Slots(size, busy, queue, lock, door.ring)
+    def __init__(self, queue, acceptor, hosts, background, configurations, env, log):
+        self.queue, self.acceptor = queue, acceptor
         self.hosts, self.background, self.configurations = hosts, background, configurations
         self.env, self.log = env, log
         self.stopping = False
         self.threads = []
-        self.no_thread = Seldom(log.warning)
+        self.no_thread = RateLimited(log.warning)
 
     def start(self):
         """Raises RuntimeError where not even one thread can be started."""
-        while len(self.threads) < self.slots.wanted() and self._start_one():
+        while len(self.threads) < self.queue.wanted_threads() and self._start_one():
             continue
         if not self.threads:
             raise RuntimeError("cannot start a thread")
@@ -67,14 +65,14 @@ class Workers:
 
     def keep(self):
         """Start threads for those that could not be started or were lost; from time to time."""
-        while not self.stopping and len(self.threads) < self.slots.wanted() and self._start_one():
+        while not self.stopping and len(self.threads) < self.queue.wanted_threads() and self._start_one():
             continue
 
-    def stop(self, *, to_the_last):
+    def stop(self, *, accept_waiting):
         """Have every worker end when nothing is left to do; see Acceptor.stop."""
-        self.door.stop(to_the_last=to_the_last)
+        self.acceptor.stop(accept_waiting=accept_waiting)
         self.stopping = True
-        self.door.ring()
+        self.queue.wake()
 
     def join(self, seconds):
         """Wait for the workers' end; False when some have not come to it."""
@@ -109,7 +107,7 @@ class Workers:
             except Exception:                   # a fault of ours: this caller finds its connection closed
                 self.log.exception("server_fault", **fields(call.call))
             finally:
-                self.slots.done(call)
+                self.queue.done(call)
         # Not before done(): the other one looks for what that lets run.
         self.log.error("worker_replaced", error=str(lost))
         give_turn()
@@ -119,30 +117,28 @@ class Workers:
     def _next(self):
         """The next Running, None for this thread to end."""
         while not (running := self._take()):
-            if self.stopping and not self.door.expects and not self.queue.waiting:
-                self.door.ring()        # for the next one to end
+            if self.stopping and not self.acceptor.unread and not self.queue.waiting:
+                self.queue.wake()        # for the next one to end
                 return None
-            if len(self.threads) > self.slots.least and len(self.threads) > self.slots.wanted():
+            if len(self.threads) > self.queue.min_threads and len(self.threads) > self.queue.wanted_threads():
                 self.threads.remove(threading.current_thread())     # those that hung do not any more
                 return None
-            self.door.look_out(self.slots.next_deadline())
-        if len(self.threads) <= len(self.slots.running):
+            self.acceptor.wait(self.queue.next_deadline())
+        if len(self.threads) <= self.queue.running:
             self._start_one()
         return running
 
     def _take(self):
-        with self.lock:
-            late = self.queue.impatient()
-        for each in late:
+        for each in self.queue.expired():
             waited = f"waited {each.waited:.1f} s for {self._what_for(each)}"
             self._decode(each)                  # the log names the network
             self.log.warning("request_refused", **fields(each), why=waited)
             acceptor.refuse(each, waited)
-        return self.slots.take()
+        return self.queue.take()
 
     def _what_for(self, call):
-        if call.ready:
-            return f"one of {self.size} workers of the fastcni server"
+        if call.runnable:
+            return f"one of {self.queue.workers} workers of the fastcni server"
         return "an earlier request of the same attachment, which has not ended"
 
     def _decode(self, call):
@@ -150,13 +146,13 @@ class Workers:
         network, too."""
         if call.key is None:
             return self.configurations
-        call.network, decode = self.configurations.read(call.what[1].stdin)
+        call.network, decode = self.configurations.read(call.message.stdin)
         return decode
 
     def _serve(self, running):
         """Run one call, answer it, log it."""
         call = running.call
-        conn, message = call.what
+        conn, message = call.connection, call.message
         queued, started = call.waited, monotonic()
         said = Answer(conn)
         waiting.here.request = running
@@ -186,8 +182,8 @@ class Workers:
         self._report(call, said, queued, monotonic() - started)
 
     def _run(self, call, said, decode):
-        _, message = call.what
-        fds, visit = {}, self.hosts.visit(message.own)
+        message = call.message
+        fds, visit = {}, self.hosts.visit(message.caller_netns)
         with visit as host:
             visit.namespace.watch.heed(call, host)
             if message.netns is not None and netns.identity(message.netns)[0] == self.hosts.device:
@@ -203,7 +199,7 @@ class Workers:
             said.say(reply.status, reply.stdout, reply.stderr)
 
     def _report(self, call, said, queued, took):
-        if call.what[0] is self.door.own:
+        if call.connection is self.acceptor.probe_connection:
             return                      # the watchdog's: it comes all the time
         values = fields(call) | {"ms": ms(took), "queue_ms": ms(queued), "ipam_ms": ms(said.in_ipam),
                                 "netlink_ms": ms(said.spent.get(uapi.NETLINK_ROUTE, 0)),
@@ -248,7 +244,7 @@ class Answer:
 
 def fields(call):
     """The log fields that name a request."""
-    _, message = call.what
+    message = call.message
     return {"id": message.id, "pid": message.pid, "command": call.command, "plugin": message.plugin,
             "network": call.network, "container": message.env.get("CNI_CONTAINERID", ""),
             "ifname": message.env.get("CNI_IFNAME", "")}

@@ -67,7 +67,7 @@ def read_request(rng, pair):
         come = attempt(_acceptor.receive, pair[0].fileno())
         for fd in come[1] if come else ():
             os.close(fd)
-    attempt(_acceptor.strings, data)
+    attempt(_acceptor.read_strings, data)
 
 
 def read_index(rng, directory, good):

@@ -208,12 +208,12 @@ def test_the_floors_launcher_is_answered_with_the_latency_request_of_the_server(
 
 def test_the_report_says_which_latency_request_warm_and_floor_had(monkeypatch, tmp_path):
     (tmp_path / "latency").touch()
-    monkeypatch.delenv("FASTCNI_AWAKE", raising=False)
+    monkeypatch.delenv("FASTCNI_LATENCY_REQUEST_S", raising=False)
     monkeypatch.setattr(cpu_latency, "DEVICE", str(tmp_path / "latency"))
     assert report.machine(Options())["latency request of warm and floor"].endswith("until 10 ms after a request")
-    monkeypatch.setenv("FASTCNI_AWAKE", "0")
-    assert report.latency_request() == "none: FASTCNI_AWAKE is 0"
-    monkeypatch.delenv("FASTCNI_AWAKE")
+    monkeypatch.setenv("FASTCNI_LATENCY_REQUEST_S", "0")
+    assert report.latency_request() == "none: FASTCNI_LATENCY_REQUEST_S is 0"
+    monkeypatch.delenv("FASTCNI_LATENCY_REQUEST_S")
     monkeypatch.setattr(cpu_latency, "DEVICE", "/nowhere/latency")
     assert report.latency_request().startswith("none: [Errno 2]")
 

@@ -4,7 +4,6 @@ import os
 import sys
 import threading
 from contextlib import suppress
-from threading import Lock
 
 from server.client import Server
 
@@ -17,6 +16,7 @@ from fastcni.server.cpu_latency import LatencyRequest
 from fastcni.server.hosts import Hosts
 from fastcni.server.request_queue import RequestQueue
 from fastcni.server.restoring import Restoring
+from fastcni.server.wakeup import Wakeup
 from fastcni.server.workers import Workers, environment, preload
 from fastcni.spec import json
 
@@ -25,7 +25,8 @@ class Local(Server):
     """What service.serve() puts together, without signals and the process's settings; its workers are threads that
     begin in this thread's network namespace."""
 
-    def __init__(self, folder, monkeypatch, *, workers=4, busy=3, patience=60.0, level="info", fmt="logfmt", log=None):
+    def __init__(self, folder, monkeypatch, *, workers=4, busy=3, queue_timeout_s=60.0, level="info", fmt="logfmt",
+                 log=None):
         super().__init__(folder)
         self.log = log or self.log
         for module, names in ((wire, ("observe",)), (json, ("printer",))):
@@ -33,33 +34,33 @@ class Local(Server):
                 monkeypatch.setattr(module, name, getattr(module, name))
         self.monkeypatch, self.crashed = monkeypatch, []
         monkeypatch.setattr(threading, "excepthook", lambda args: self.crashed.append(args.exc_value))
-        self.size, self.options = workers, (busy, patience, level, fmt)
+        self.size, self.options = workers, (busy, queue_timeout_s, level, fmt)
 
     def __enter__(self):
-        busy, patience, level, fmt = self.options
+        busy, queue_timeout_s, level, fmt = self.options
         self.file = open(self.log, "w", buffering=1)
         self.monkeypatch.setattr(sys, "stderr", self.file)
         home = netns.open_own()
-        logger, lock, background = log.make(level, fmt), Lock(), Background(8, home)
+        logger, background, wakeup = log.make(level, fmt), Background(8, home), Wakeup()
         self.listening = listening.make(str(self.path), False)
         preload()
         self.restoring = Restoring(logger)
-        self.hosts, self.queue = Hosts(home, background, self.restoring), RequestQueue(patience=patience)
-        self.door = Acceptor(self.listening.sock, self.queue, lock, frozenset({os.geteuid()}),
-                              LatencyRequest(0, logger), logger)
-        self.team = Workers(self.size, busy, self.queue, lock, self.door, self.hosts, background, Configurations(),
-                            environment(), logger)
-        self.team.start()
+        self.hosts = Hosts(home, background, self.restoring)
+        self.queue = RequestQueue(self.size, busy, timeout_s=queue_timeout_s, wake=wakeup.wake)
+        self.acceptor = Acceptor(self.listening.sock, self.queue, wakeup, frozenset({os.geteuid()}),
+                                 LatencyRequest(0, logger), logger)
+        self.pool = Workers(self.queue, self.acceptor, self.hosts, background, Configurations(), environment(), logger)
+        self.pool.start()
         self.restoring.start()
         return self
 
     def __exit__(self, *_):
-        self.listening.vanish()
-        self.team.stop(to_the_last=True)
-        self.listening.release()
-        ended = self.team.join(10)
+        self.listening.unlink()
+        self.pool.stop(accept_waiting=True)
+        self.listening.unlock()
+        ended = self.pool.join(10)
         if ended:
-            self.door.close()
+            self.acceptor.close()
             self.restoring.stop()
             self.hosts.close()
         with suppress(OSError):
@@ -69,4 +70,4 @@ class Local(Server):
     @property
     def workers(self):
         """Threads that are alive."""
-        return sum(thread.is_alive() for thread in self.team.threads)
+        return sum(thread.is_alive() for thread in self.pool.threads)

@@ -8,7 +8,7 @@ import pytest
 from server.client import eventually
 
 from fastcni.server import cpu_latency, log
-from fastcni.server.cpu_latency import ANY_US, DEVICE, LIGHTEST_US, LatencyRequest
+from fastcni.server.cpu_latency import C1_US, DEVICE, NO_LIMIT_US, LatencyRequest
 
 
 def make(seconds):
@@ -23,15 +23,15 @@ def test_they_stay_awake_from_the_first_request_until_the_last_is_over(tmp_path,
     def asked():
         return [number for number, in struct.iter_unpack("=i", path.read_bytes())]
 
-    least, it = cpu_latency.least(), make(1)
+    limit, it = cpu_latency.limit_us(), make(1)
     it.hold()
     time.sleep(0.3)
     last = time.monotonic()
     it.hold()
-    assert asked() == [least]               # once for both
-    assert eventually(lambda: asked() == [least, ANY_US]) and time.monotonic() >= last + 1
+    assert asked() == [limit]               # once for both
+    assert eventually(lambda: asked() == [limit, NO_LIMIT_US]) and time.monotonic() >= last + 1
     it.hold()
-    assert eventually(lambda: asked() == [least, ANY_US, least, ANY_US])
+    assert eventually(lambda: asked() == [limit, NO_LIMIT_US, limit, NO_LIMIT_US])
 
 
 def test_without_the_device_it_says_so_and_goes_on(monkeypatch, capsys):
@@ -54,18 +54,18 @@ def test_with_no_time_it_does_nothing(monkeypatch, capsys):
     assert not capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("driver", "microseconds"), [("haltpoll\n", 0), ("intel_idle\n", LIGHTEST_US)])
+@pytest.mark.parametrize(("driver", "microseconds"), [("haltpoll\n", 0), ("intel_idle\n", C1_US)])
 def test_a_virtual_machine_is_not_to_halt(tmp_path, monkeypatch, driver, microseconds):
     (tmp_path / "driver").write_text(driver)
     monkeypatch.setattr(cpu_latency, "IDLE_DRIVER", str(tmp_path / "driver"))
-    assert cpu_latency.least() == microseconds
+    assert cpu_latency.limit_us() == microseconds
 
 
 def test_the_kernel_hears_of_it(node, start):
     if not os.path.exists(DEVICE):
         pytest.skip(f"no {DEVICE}")
-    server = start("--awake", "5")
+    server = start("--latency-request", "5")
     server.ok("VERSION", node.conf())
     with open(DEVICE, "rb") as file:
         (microseconds,) = struct.unpack("=i", file.read(4))
-    assert microseconds <= LIGHTEST_US
+    assert microseconds <= C1_US

@@ -38,7 +38,7 @@ def make():
     yield call
     for each in made:
         each.sock.close()
-        each.release()
+        each.unlock()
 
 
 def mode(path):
@@ -170,7 +170,7 @@ def test_the_socket_of_a_dead_server_is_replaced(make, tmp_path):
     path = tmp_path / "run" / "s"
     first = make(path)
     first.sock.close()
-    first.release()
+    first.unlock()
     assert path.exists() and not connects(path)
     make(path)
     assert connects(path)
@@ -179,13 +179,13 @@ def test_the_socket_of_a_dead_server_is_replaced(make, tmp_path):
 def test_a_server_that_stops_makes_room_at_once_and_only_then(make, tmp_path):
     path = tmp_path / "run" / "s"
     first = make(path)
-    first.vanish()
+    first.unlink()
     assert not path.exists()
     with pytest.raises(ListenError):
         make(path)                      # its last requests are under way, and a second server knew nothing of them
-    first.release()
+    first.unlock()
     make(path)
-    first.release()
+    first.unlock()
     assert connects(path)
 
 
@@ -287,6 +287,6 @@ def test_a_listening_that_was_handed_over_leaves_the_file(tmp_path):
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
         sock.bind(str(tmp_path / "s"))
         handed = Listening(sock)
-        handed.vanish()
-        handed.release()
+        handed.unlink()
+        handed.unlock()
         assert handed.handed_over and (tmp_path / "s").exists()

@@ -20,7 +20,7 @@ def test_a_caller_cannot_flood_the_log(monkeypatch):
     """Any local user could fill the disk with one line for each refused connection."""
     lines, clock = [], iter([100.0, 100.1, 109.9, 110.1, 110.2])
     monkeypatch.setattr(log, "monotonic", lambda: next(clock))
-    refused = log.Seldom(lambda event, **fields: lines.append((event, fields)), seconds=10.0)
+    refused = log.RateLimited(lambda event, **fields: lines.append((event, fields)), seconds=10.0)
     for _ in range(5):
         refused("user_refused", uid=1)
     assert lines == [("user_refused", {"uid": 1, "left_out": 0}), ("user_refused", {"uid": 1, "left_out": 2})]

@@ -46,7 +46,7 @@ def test_a_request_is_these_bytes(pair):
     assert data == packed("bridge", {"CNI_COMMAND": "ADD", "A": "b"}, b'{"a": 1}', NETNS)
     message = sent(pair, data, "/dev/null")
     assert (message.plugin, message.env, message.stdin) == ("bridge", {"CNI_COMMAND": "ADD", "A": "b"}, b'{"a": 1}')
-    assert os.readlink(f"/proc/self/fd/{message.own}").startswith("net:")
+    assert os.readlink(f"/proc/self/fd/{message.caller_netns}").startswith("net:")
     assert os.readlink(f"/proc/self/fd/{message.netns}") == "/dev/null"
     message.close()
 

@@ -1,138 +1,231 @@
-"""The queue: who is next, who has to wait, and who may not."""
+"""The queue: which request runs next, which has to wait, and which is refused."""
 
+from types import SimpleNamespace
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastcni.server.request_queue import LATER, OVERTAKEN_S, Call, RequestQueue
+from fastcni.kernel import waiting
+from fastcni.server import slots
+from fastcni.server.request_queue import DEFERRED_COMMANDS, OVERTAKEN_S, Call, RequestQueue
+from fastcni.spec.errors import CniError
 
-POD, OTHER = ("net", "c1", "eth0"), ("net", "c2", "eth0")
+POD, OTHER = ("c1", "eth0"), ("c2", "eth0")
+CONNECTION = SimpleNamespace(fileno=lambda: -1)
+
+
+def queue_of(workers=100, busy=100, **more):
+    return RequestQueue(workers, busy, **more)
+
+
+def call_of(command, key, light=False):
+    return Call(key, command, CONNECTION, None, light)
 
 
 def put(queue, *calls):
-    made = [Call(key, command, None) for command, key in calls]
+    made = [call_of(*each) for each in calls]
     assert all(queue.put(call) for call in made)
     return made
 
 
-def commands(queue):
-    """All that can run, as they are taken."""
-    taken = []
-    while call := queue.take():
-        taken.append(call)
-    return [call.command for call in taken]
+def take(queue):
+    """The next call, which then runs for ever; None if no call may run."""
+    running = queue.take()
+    return running and running.call
 
+
+def commands(queue):
+    """The commands of all calls that may run, as they are taken."""
+    taken = []
+    while call := take(queue):
+        taken.append(call.command)
+    return taken
+
+
+def adds(count):
+    return [("ADD", (f"a{number}", "eth0")) for number in range(count)]
+
+
+# -- the order ---------------------------------------------------------------------------------------------
 
 def test_requests_for_one_attachment_wait_for_each_other():
-    queue = RequestQueue()
+    queue = queue_of()
     add, delete, _ = put(queue, ("ADD", POD), ("DEL", POD), ("ADD", POD))
-    assert queue.take() is add and queue.take() is None
-    queue.done(add)
-    assert queue.take() is delete and queue.take() is None
-    queue.done(delete)
-    assert queue.take().command == "ADD" and queue.take() is None and queue.waiting == 0
+    running = queue.take()
+    assert running.call is add and queue.take() is None
+    queue.done(running)
+    running = queue.take()
+    assert running.call is delete and queue.take() is None
+    queue.done(running)
+    assert commands(queue) == ["ADD"] and queue.waiting == 0
 
 
 def test_different_attachments_do_not_wait():
-    queue = RequestQueue()
-    put(queue, ("ADD", POD), ("ADD", OTHER), ("ADD", ("other net", "c1", "eth0")), ("ADD", ("net", "c1", "eth1")))
-    assert commands(queue) == ["ADD"] * 4 and queue.running == 4
+    queue = queue_of()
+    put(queue, ("ADD", POD), ("ADD", OTHER), ("ADD", ("c1", "eth1")))
+    assert commands(queue) == ["ADD"] * 3 and queue.running == 3
 
 
-def test_what_is_about_no_attachment_waits_for_nobody():
-    queue = RequestQueue()
-    put(queue, ("VERSION", None), ("STATUS", None), ("VERSION", None))
-    assert commands(queue) == ["VERSION", "STATUS", "VERSION"]
+def test_requests_without_an_attachment_do_not_wait():
+    queue = queue_of()
+    put(queue, ("GC", None), ("GC", None), ("GC", None))
+    assert commands(queue) == ["GC", "GC", "GC"]
 
 
 def test_add_goes_before_del_and_gc():
-    queue = RequestQueue()
-    put(queue, ("DEL", POD), ("GC", None), ("ADD", OTHER), ("CHECK", ("net", "c3", "eth0")))
+    queue = queue_of()
+    put(queue, ("DEL", POD), ("GC", None), ("ADD", OTHER), ("CHECK", ("c3", "eth0")))
     assert commands(queue) == ["ADD", "CHECK", "DEL", "GC"]
 
 
-def test_a_del_that_has_waited_long_is_passed_by_one_add_at_most():
+def test_one_add_at_most_goes_before_a_del_that_has_waited_long():
     """Under steady ADDs no DEL was ever run."""
-    queue = RequestQueue()
-    dels = put(queue, *[("DEL", ("net", f"d{n}", "eth0")) for n in range(3)])
-    put(queue, *[("ADD", ("net", f"a{n}", "eth0")) for n in range(6)])
-    assert queue.take().command == "ADD"
+    queue = queue_of()
+    dels = put(queue, *[("DEL", (f"d{number}", "eth0")) for number in range(3)])
+    put(queue, *adds(6))
+    assert take(queue).command == "ADD"
     for call in dels:
         call.arrived -= 2 * OVERTAKEN_S
     assert commands(queue) == ["DEL", "ADD", "DEL", "ADD", "DEL", "ADD", "ADD", "ADD"]
 
 
-def test_what_needs_nearly_nothing_goes_first_and_can_be_taken_alone():
-    queue = RequestQueue()
-    put(queue, ("ADD", POD), ("DEL", OTHER))
-    light = Call(("lo", "c1", "lo"), "ADD", None, light=True)
-    assert queue.take(light=True) is None and queue.put(light)
-    assert queue.take(light=True) is light and queue.take(light=True) is None
-    assert commands(queue) == ["ADD", "DEL"] and queue.running == 3
+def test_light_requests_go_first():
+    queue = queue_of()
+    put(queue, ("ADD", POD), ("DEL", OTHER), ("STATUS", None, True))
+    assert commands(queue) == ["STATUS", "ADD", "DEL"] and queue.running == 3
 
 
-def test_a_del_that_came_before_an_add_of_its_own_stays_before_it():
-    queue = RequestQueue()
+def test_a_del_that_came_before_an_add_of_its_attachment_stays_before_it():
+    queue = queue_of()
     delete, _ = put(queue, ("DEL", POD), ("ADD", POD))
-    assert queue.take() is delete and queue.take() is None
+    assert take(queue) is delete and queue.take() is None
 
 
-def test_a_full_desk_takes_nobody_in():
-    queue = RequestQueue(room=2)
-    first, _ = put(queue, ("ADD", POD), ("ADD", POD))
-    assert not queue.put(Call(OTHER, "ADD", None))
-    assert queue.take() is first and queue.put(Call(OTHER, "ADD", None))      # who runs takes no room
+# -- the limits --------------------------------------------------------------------------------------------
+
+def test_one_light_request_runs_beside_those_that_the_workers_run():
+    queue = queue_of(workers=2)
+    put(queue, *adds(3))
+    assert commands(queue) == ["ADD", "ADD"]
+    put(queue, ("VERSION", None, True), ("STATUS", None, True))
+    assert commands(queue) == ["VERSION"] and queue.waiting == 2
 
 
-def test_who_has_waited_too_long_leaves_and_frees_what_came_after():
-    queue = RequestQueue(patience=10)
-    first, second, third = put(queue, ("ADD", POD), ("DEL", POD), ("ADD", POD))
-    assert queue.take() is first and queue.impatient() == [] and 9 < queue.next_deadline() <= 10
-    second.arrived -= 11
-    assert queue.impatient() == [second] and queue.waiting == 1
+def test_a_request_that_waits_lets_another_one_work_and_wakes_a_worker_for_it():
+    woken = []
+    queue = queue_of(workers=4, busy=1, wake=lambda: woken.append(1))
+    put(queue, *adds(3))
+    first = queue.take()
+    assert queue.take() is None and not woken
+    queue.begin_wait(first, waiting.PROGRAM)
+    second = queue.take()
+    assert second and queue.take() is None and len(woken) == 1
+    queue.end_wait(first)               # two work for the moment, and one more only once both have ended
+    queue.done(second)
+    assert queue.take() is None
     queue.done(first)
-    assert queue.take() is third and queue.next_deadline() is None
+    assert queue.take()
+
+
+def test_a_request_that_hangs_occupies_no_worker(monkeypatch):
+    queue = queue_of(workers=1, busy=1)
+    put(queue, *adds(slots.MAX_HANGING + 3))
+    hanging = [queue.take()]
+    assert queue.take() is None and 0 < queue.next_deadline() <= slots.HANGS_S
+    threads = queue.wanted_threads()
+    for each in hanging:                # each that is taken is added
+        each.since -= 2 * slots.HANGS_S
+        if another := queue.take():
+            hanging.append(another)
+    assert len(hanging) == queue.running == 1 + slots.MAX_HANGING
+    assert queue.wanted_threads() == threads + slots.MAX_HANGING
+
+
+@pytest.mark.parametrize(("kind", "refusal"), [(waiting.PROGRAM, waiting.Crowded), (waiting.BUS, waiting.Crowded),
+                                               (waiting.LOCK, CniError), (waiting.NAMESPACE_LOCK, None)])
+def test_a_network_of_which_a_quarter_of_the_workers_is_stuck_waits_for_no_more_of_that_kind(kind, refusal):
+    queue = queue_of(workers=8)
+    put(queue, *adds(4))
+    stuck, other = [queue.take(), queue.take()], queue.take()
+    for each in (*stuck, other):
+        queue.begin_wait(each, kind)
+        each.since -= 2 * slots.STUCK_S
+    late = queue.take()
+    for each in (*stuck, late):
+        each.call.network = "net-a"
+    other.admit(kind)                   # of another network
+    if refusal:
+        with pytest.raises(refusal):
+            late.admit(kind)
+    else:
+        late.admit(kind)
+    queue.end_wait(stuck[0])
+    late.admit(kind)
+
+
+def test_a_full_queue_refuses_all_but_probes():
+    queue = queue_of(size=2)
+    first, _ = put(queue, ("ADD", POD), ("ADD", POD))
+    assert not queue.put(call_of("ADD", OTHER))
+    assert take(queue) is first and queue.put(call_of("ADD", OTHER))        # a request that runs takes no space
+    assert not queue.put(call_of("ADD", OTHER)) and queue.put(call_of("VERSION", None), always=True)
+
+
+def test_a_request_that_has_waited_too_long_leaves_and_frees_those_behind_it():
+    queue = queue_of(timeout_s=10)
+    first, second, third = put(queue, ("ADD", POD), ("DEL", POD), ("ADD", POD))
+    running = queue.take()
+    running.since -= 2 * slots.HANGS_S
+    assert running.call is first and queue.expired() == [] and 9 < queue.next_deadline() <= 10
+    second.arrived -= 11
+    assert queue.expired() == [second] and queue.waiting == 1
+    queue.done(running)
+    assert take(queue) is third and queue.next_deadline() is None
 
 
 def test_an_add_behind_a_del_that_has_left_is_next():
-    """The DEL was looked for in the line of DELs only, after the line of ADDs: nobody took what it freed."""
-    queue = RequestQueue(patience=10)
-    running, delete, other, add = put(queue, ("ADD", POD), ("DEL", POD), ("DEL", OTHER), ("ADD", POD))
-    assert queue.take() is running
-    queue.done(running)
+    """The DEL was looked for in the line of DELs only, after the line of ADDs: no worker took the ADD behind it."""
+    queue = queue_of(timeout_s=10)
+    _, delete, other, add = put(queue, ("ADD", POD), ("DEL", POD), ("DEL", OTHER), ("ADD", POD))
+    queue.done(queue.take())
     delete.arrived -= 11
-    assert queue.impatient() == [delete]
-    assert queue.take() is add and queue.take() is other and queue.take() is None
+    assert queue.expired() == [delete]
+    assert take(queue) is add and take(queue) is other and queue.take() is None
 
 
 KEYS = st.sampled_from([None, "a", "b", "c"])
 STEPS = st.lists(st.one_of(st.tuples(st.sampled_from(["ADD", "DEL", "GC", "CHECK"]), KEYS), st.just("take"),
-                           st.integers(0, 5), st.just("tired")), max_size=60)
+                           st.integers(0, 5), st.just("expire")), max_size=60)
 
 
 @given(STEPS)
-def test_the_desk_does_what_a_list_would(steps):
-    """Against a model: all that waits in one list, looked through from the start each time."""
-    queue, waiting, running = RequestQueue(room=8), [], []
+def test_the_queue_does_what_a_list_would(steps):
+    """Against a model: all that waits in one list, searched from the start each time."""
+    queue, waiting, running = queue_of(size=8), [], []
     for step in steps:
         if step == "take":
-            free = [c for i, c in enumerate(waiting) if c.key is None
-                    or c.key not in {r.key for r in running} | {w.key for w in waiting[:i]}]
+            keys = {each.call.key for each in running}
+            free = [call for number, call in enumerate(waiting) if call.key is None
+                    or call.key not in keys | {earlier.key for earlier in waiting[:number]}]
             taken = queue.take()
             if not free:
                 assert taken is None
                 continue
-            assert taken in free and (taken.command not in LATER or all(c.command in LATER for c in free))
-            waiting.remove(taken)
+            assert taken.call in free
+            assert taken.call.command not in DEFERRED_COMMANDS or all(
+                call.command in DEFERRED_COMMANDS for call in free)
+            waiting.remove(taken.call)
             running.append(taken)
-        elif step == "tired":
+        elif step == "expire":
             if waiting:
                 waiting[0].arrived -= 100
-                assert queue.impatient() == [waiting.pop(0)]
+                assert queue.expired() == [waiting.pop(0)]
         elif isinstance(step, int):
             if step < len(running):
                 queue.done(running.pop(step))
         else:
-            call = Call(step[1], step[0], None)
+            call = call_of(*step)
             assert queue.put(call) == (len(waiting) < 8)
             waiting += [call] * (len(waiting) < 8)
         assert (queue.waiting, queue.running) == (len(waiting), len(running))

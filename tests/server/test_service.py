@@ -207,7 +207,7 @@ def test_a_request_whose_caller_has_gone_is_not_begun(node, pod_netns, start, sl
 
 
 def test_who_waits_too_long_is_told_what_for(node, pod_netns, start, slow):
-    server, (keys, env) = start("--workers", "1", "--patience", "0.3"), slow(1)
+    server, (keys, env) = start("--workers", "1", "--queue-timeout", "0.3"), slow(1)
     first = server.send("ADD", node.conf(**keys), pod_netns(), env=env)
     assert slow.started()
     error = server.refused("ADD", node.conf(), pod_netns())
@@ -216,7 +216,7 @@ def test_who_waits_too_long_is_told_what_for(node, pod_netns, start, slow):
 
 
 def test_who_finds_no_room_is_told_at_once(node, pod_netns, start, slow):
-    server, (keys, env) = start("--workers", "1", "--room", "1"), slow(1)
+    server, (keys, env) = start("--workers", "1", "--queue-size", "1"), slow(1)
     first = server.send("ADD", node.conf(**keys), pod_netns(), env=env)
     assert slow.started()
     second = server.send("DEL", node.conf(), pod_netns())

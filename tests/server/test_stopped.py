@@ -31,7 +31,7 @@ if [ "$CNI_COMMAND" = {command} ] && rm {folder}/slow 2> /dev/null; then
 fi
 FASTCNI_SOCKET= exec {folder}/host-local
 """
-SERVE = "import sys; from fastcni.server.service import serve; sys.exit(serve(sys.argv[1], tidy_seconds=0.1))"
+SERVE = "import sys; from fastcni.server.service import serve; sys.exit(serve(sys.argv[1], tidy_s=0.1))"
 
 
 @pytest.fixture(scope="module")
@@ -169,25 +169,25 @@ def test_systemd_is_not_told_that_a_server_works_whose_workers_do_not(node, tmp_
     told = []
     server = Local(tmp_path, monkeypatch)
     with server:
-        watchdog = Watchdog(told.append, server.door.ask, 0.04)
-        assert eventually(lambda: watchdog.look() or told)
-        with server.door.lock:                          # a deadlock
-            assert eventually(lambda: watchdog.look() or watchdog.asked)
+        watchdog = Watchdog(told.append, server.acceptor.probe, 0.04)
+        assert eventually(lambda: watchdog.poll() or told)
+        with server.queue._lock:                          # a deadlock
+            assert eventually(lambda: watchdog.poll() or watchdog.answer)
             told.clear()
             time.sleep(0.3)
-            watchdog.look()
+            watchdog.poll()
             assert not told
-        assert eventually(lambda: watchdog.look() or told)
+        assert eventually(lambda: watchdog.poll() or told)
 
 
 def test_systemd_is_told_that_a_server_works_whose_queue_is_full(node, tmp_path, monkeypatch):
     """A server that was merely busy refused its own request, and systemd ended it after a minute."""
     told = []
     with Local(tmp_path, monkeypatch) as server:
-        server.queue.room = 0
+        server.queue.size = 0
         assert server.refused("VERSION", node.conf())["code"] == 11
-        watchdog = Watchdog(told.append, server.door.ask, 0.04)
-        assert eventually(lambda: watchdog.look() or told, 5)
+        watchdog = Watchdog(told.append, server.acceptor.probe, 0.04)
+        assert eventually(lambda: watchdog.poll() or told, 5)
 
 
 @pytest.mark.parametrize(("env", "seconds"), [

@@ -114,9 +114,9 @@ def test_a_python_without_the_package_is_refused(tmp_path, monkeypatch):
 
 
 def test_what_a_server_may_take_to_stop_fits_into_what_systemd_waits():
-    from fastcni.server.service import DRAIN_SECONDS
+    from fastcni.server.service import DRAIN_TIMEOUT_S
 
-    assert int(values("TimeoutStopSec")[0]) > DRAIN_SECONDS
+    assert int(values("TimeoutStopSec")[0]) > DRAIN_TIMEOUT_S
 
 
 def test_the_devices_that_a_plugin_and_the_server_open_are_let_through():

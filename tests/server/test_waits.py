@@ -126,7 +126,7 @@ def test_a_loopback_is_added_while_all_workers_hang(node, pod, start, hung):
 
 def test_who_leaves_ends_its_program_and_frees_its_attachment(node, pod, start, hung):
     """The program lived on, and every DEL of that pod failed for its lifetime: "waited for one of 32 workers"."""
-    server = start("--workers", "1", "--patience", "30")
+    server = start("--workers", "1", "--queue-timeout", "30")
     before = node.left(pod)
     add = server.send("ADD", node.conf(**hung.keys), pod, env=hung.env)
     hung.started()

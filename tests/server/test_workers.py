@@ -97,9 +97,9 @@ def test_a_worker_that_stays_in_a_pod_is_replaced_by_one_in_the_servers_namespac
         fail_to_return(patch, server)
         assert server.refused("ADD", conf, pod)["code"] == 999
         assert eventually(lambda: server.lines("event=worker_replaced")
-                          and server.workers == server.team.slots.least)
+                          and server.workers == server.queue.min_threads)
         home = os.fstat(server.hosts.home).st_ino
-        assert eventually(lambda: {namespace_of(thread) for thread in server.team.threads} == {home}, 5)
+        assert eventually(lambda: {namespace_of(thread) for thread in server.pool.threads} == {home}, 5)
         server.ok("DEL", conf, pod)
     for _ in range(6):                  # more than there are threads
         server.ok("ADD", conf, pod)
@@ -124,7 +124,7 @@ def test_a_worker_whose_trouble_hides_that_it_is_lost_is_at_home_again(node, pod
         patch.setattr(netns.inside, "__exit__", real)
         for _ in range(4):
             server.call("VERSION", node.conf())
-    assert {namespace_of(thread) for thread in server.team.threads} == {os.fstat(server.hosts.home).st_ino}
+    assert {namespace_of(thread) for thread in server.pool.threads} == {os.fstat(server.hosts.home).st_ino}
 
 
 def test_background_threads_are_in_the_servers_namespace(node, pod, local, elsewhere):
@@ -133,7 +133,7 @@ def test_background_threads_are_in_the_servers_namespace(node, pod, local, elsew
     with Inside(elsewhere):
         server.ok("ADD", node.conf(), pod)
         server.ok("DEL", node.conf(), pod)
-    threads = [thread for thread in threading.enumerate() if thread.name.startswith("defer-")]
+    threads = [thread for thread in threading.enumerate() if thread.name.startswith("background-")]
     assert threads
     assert os.stat(f"/run/netns/{elsewhere}").st_ino not in {namespace_of(thread) for thread in threads}
 
@@ -240,7 +240,7 @@ def test_what_would_hang_like_many_before_it_goes_one_shot_with_nothing_done(nod
     monkeypatch.setattr(slots, "STUCK_S", 0.1)
     server, (keys, env) = local(workers=8), slow(1000)
     sent = [server.send("ADD", node.conf(**keys), pod, ifname=f"net{n}", env=env) for n in range(2)]
-    assert slow.started(2) and eventually(lambda: server.team.slots.stuck_in(waiting.PROGRAM, "net-a") == 2)
+    assert slow.started(2) and eventually(lambda: server.queue.stuck_in(waiting.PROGRAM, "net-a") == 2)
     before = node.left(pod)
     for command in ("ADD", "DEL"):
         assert server.call(command, node.conf(**keys), pod, cid="more", env=env).status == 2
@@ -258,7 +258,7 @@ def test_a_lock_that_many_wait_for_is_refused_at_once(node, pod, local, monkeypa
     with open(lock, "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         sent = [server.send("ADD", node.conf(), pod, ifname=f"net{n}") for n in range(2)]
-        assert eventually(lambda: server.team.slots.stuck_in(waiting.LOCK, "net-a") == 2)
+        assert eventually(lambda: server.queue.stuck_in(waiting.LOCK, "net-a") == 2)
         error = server.refused("ADD", node.conf(), pod)
         assert (error["code"], error["msg"]) == (11, 'network "net-a": 2 requests hang in the same wait (lock)')
     assert [each.answer().status for each in sent] == [0, 0]
@@ -279,13 +279,13 @@ def test_fewer_threads_than_wanted_are_a_warning_and_started_later(node, pod, lo
     assert server.workers == 2 and len(server.lines("event=no_thread", "level=warning")) == 1
     assert [server.send("VERSION", node.conf()).answer().status for _ in range(6)] == [0] * 6
     monkeypatch.setattr(threading.Thread, "start", real)
-    server.team.keep()
-    assert server.workers == server.team.slots.least
+    server.pool.keep()
+    assert server.workers == server.queue.min_threads
 
 
 def test_without_background_threads_requests_do_that_work_themselves(node, pod, local, monkeypatch):
     """The pool counted a thread before it had started; after as many failures every DEL waited until code 11."""
-    go_on = no_threads(monkeypatch, "defer")
+    go_on = no_threads(monkeypatch, "background")
     server, conf = local(), node.conf(isGateway=True, ipMasq=True)
     for _ in range(12):                 # more than the pool has room for
         server.ok("ADD", conf, pod)
@@ -307,7 +307,7 @@ def test_a_worker_whose_host_cannot_be_closed_comes_back_all_the_same(node, pod,
         with Inside(elsewhere):
             for _ in range(4):
                 assert server.call("ADD", node.conf(), "/run/netns/none").status in (1, None)
-    for thread in server.team.threads:
+    for thread in server.pool.threads:
         assert os.stat(f"/proc/self/task/{thread.native_id}/ns/net").st_ino == os.fstat(server.hosts.home).st_ino
     assert all(not namespace.users for namespace in server.hosts.known.values())
 
@@ -372,7 +372,7 @@ def connect(server):
 
 
 def test_who_says_nothing_is_closed_in_time_and_a_server_that_stops_waits_no_longer(node, local, monkeypatch):
-    monkeypatch.setattr(acceptor, "SILENT_SECONDS", 0.3)
+    monkeypatch.setattr(acceptor, "SILENT_TIMEOUT_S", 0.3)
     server = local()
     with connect(server) as silent:
         assert silent.recv(1) == b""
@@ -386,8 +386,8 @@ def test_who_says_nothing_is_closed_in_time_and_a_server_that_stops_waits_no_lon
 
 def test_many_who_say_nothing_cost_no_worker(node, local, monkeypatch):
     """Two workers that closed the same silent connection: the second of them ended with a KeyError."""
-    monkeypatch.setattr(acceptor, "MOST_SILENT", 4)
-    monkeypatch.setattr(acceptor, "SILENT_SECONDS", 0.02)
+    monkeypatch.setattr(acceptor, "MAX_SILENT", 4)
+    monkeypatch.setattr(acceptor, "SILENT_TIMEOUT_S", 0.02)
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:

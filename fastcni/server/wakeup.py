@@ -1,0 +1,22 @@
+"""A wakeup: any thread can end another thread's wait in epoll(7)."""
+
+import os
+
+
+class Wakeup:
+    """An eventfd(2), to be registered for EPOLLIN. The thread that it wakes calls clear()."""
+
+    def __init__(self):
+        self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+
+    def fileno(self):
+        return self.fd
+
+    def wake(self):
+        os.eventfd_write(self.fd, 1)
+
+    def clear(self):
+        os.eventfd_read(self.fd)
+
+    def close(self):
+        os.close(self.fd)
