@@ -3,8 +3,8 @@
 """The system calls of the server's socket: accept a connection, receive its message, send one. Descriptors and bytes
 only, on unix(7) SEQPACKET sockets; no call waits.
 
-None of these calls releases Python's lock, see _calls.pxi. A socket.socket would ask the kernel for its name first, and
-each of its methods would release the lock.
+None of these calls releases Python's lock, see _system.pyx. A socket.socket would ask the kernel for its name first,
+and each of its methods would release the lock.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE

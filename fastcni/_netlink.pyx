@@ -1,8 +1,8 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False, cdivision=True
 # cython: binding=False, auto_pickle=False
-"""Netlink messages: a Batch that builds them and readers that take them apart.
+"""Netlink messages: a Batch builds them, send() and receive() exchange them, readers take them apart.
 
-Layout of what is built and read here (include/uapi/linux/netlink.h), everything padded to four bytes:
+A message (include/uapi/linux/netlink.h), everything padded to four bytes:
 
     nlmsghdr   len:u32  type:u16  flags:u16  seq:u32  pid:u32
     family header (ifinfomsg, nfgenmsg, ...), given by the caller as bytes
@@ -10,16 +10,36 @@ Layout of what is built and read here (include/uapi/linux/netlink.h), everything
     nlattr     ...
 """
 
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
-from cpython.unicode cimport PyUnicode_AsUTF8AndSize
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
-from libc.stdlib cimport free, malloc, realloc
-from libc.string cimport memchr, memcmp, memcpy, memset
-
 cimport cython
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.exc cimport PyErr_CheckSignals, PyErr_SetFromErrno
+from cpython.unicode cimport PyUnicode_AsUTF8AndSize
+from libc.errno cimport EAGAIN, EINTR, errno
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdlib cimport free, realloc
+from libc.string cimport memchr, memcpy, memset, strerror
 
-cdef extern from "<sched.h>" nogil:
-    int c_setns "setns"(int fd, int nstype)
+from fastcni._abandoned cimport check
+from fastcni._attributes cimport NLA_HDRLEN, Attributes, align4, nlattr, number, start, step
+from fastcni._run_token cimport GONE, await_either, give, take
+
+cdef extern from "<linux/netlink.h>" nogil:
+    enum: NLA_F_NESTED, NLMSG_ERROR, NLMSG_DONE, NLMSG_NOOP, NLMSGERR_ATTR_MSG, NLMSGERR_ATTR_OFFS
+    enum: NLM_F_REQUEST, NLM_F_ACK, NLM_F_DUMP
+    enum: NLM_F_CAPPED          # in an ACK: the request is not repeated behind its header
+    enum: NLM_F_ACK_TLVS        # in an ACK: extended acknowledgement attributes follow
+    enum: NLM_F_DUMP_INTR       # in an answer to a dump
+    struct nlmsghdr:
+        uint32_t nlmsg_len
+        uint16_t nlmsg_type
+        uint16_t nlmsg_flags
+        uint32_t nlmsg_seq
+        uint32_t nlmsg_pid
+
+cdef extern from "<sys/socket.h>" nogil:
+    enum: MSG_DONTWAIT
+    ssize_t c_send "send"(int fd, const void* data, size_t size, int flags)
+    ssize_t recv(int fd, void* buffer, size_t size, int flags)
 
 cdef enum:
     CAPACITY = 32768            # bytes in one Batch; a list that does not fit goes out as two
@@ -27,43 +47,11 @@ cdef enum:
     DATAGRAM = 65536            # the kernel fills dumps up to 32 KiB; twice that is never cut short
     DEPTH = 16                  # nested attributes that may be open at once
     HEADER = 16                 # sizeof(struct nlmsghdr)
-    NLA_HEADER = 4
-    NLA_F_NESTED = 0x8000
-    NLA_TYPE_MASK = 0x3FFF
-    NLM_F_REQUEST = 0x1
-    NLM_F_ACK = 0x4
-    NLM_F_DUMP = 0x300
-    NLM_F_CAPPED = 0x100        # in an ACK: the request is not repeated behind its header
-    NLM_F_ACK_TLVS = 0x200      # in an ACK: extended acknowledgement attributes follow
-    NLM_F_DUMP_INTR = 0x10      # in an answer to a dump
-    NLMSG_NOOP = 1
-    NLMSG_ERROR = 2
-    NLMSG_DONE = 3
-    NLMSGERR_ATTR_MSG = 1
-    NLMSGERR_ATTR_OFFS = 2
-    CLONE_NEWNET = 0x40000000
-
-
-cdef struct nlmsghdr:
-    uint32_t length
-    uint16_t kind
-    uint16_t flags
-    uint32_t sequence
-    uint32_t port
-
-
-cdef struct nlattr:
-    uint16_t length
-    uint16_t kind
 
 
 class BatchFull(ValueError):
     """The message does not fit in what is left of the Batch, which now holds the whole ones before it and nothing
     of this one: send it, and begin the message again."""
-
-
-cdef inline Py_ssize_t align4(Py_ssize_t n) noexcept nogil:
-    return (n + 3) & ~<Py_ssize_t>3
 
 
 cdef inline uint16_t swap16(uint16_t v) noexcept nogil:
@@ -139,14 +127,14 @@ cdef class Batch:
         cdef uint8_t* at
         cdef nlattr head
         self.check_open()
-        if NLA_HEADER + size > 0xFFFF:
+        if NLA_HDRLEN + size > 0xFFFF:
             self.drop(f"attribute {kind} of {size} bytes")
-        head.length = <uint16_t>(NLA_HEADER + size)
-        head.kind = kind
-        at = self.room(NLA_HEADER + size)
-        memcpy(at, &head, NLA_HEADER)
+        head.nla_len = <uint16_t>(NLA_HDRLEN + size)
+        head.nla_type = kind
+        at = self.room(NLA_HDRLEN + size)
+        memcpy(at, &head, NLA_HDRLEN)
         if size:
-            memcpy(at + NLA_HEADER, data, size)
+            memcpy(at + NLA_HDRLEN, data, size)
         return 0
 
     cdef int close(self) except -1:
@@ -162,17 +150,17 @@ cdef class Batch:
         """Open a message of type `kind`; NLM_F_REQUEST is added. `what` is how its refusal will be worded."""
         cdef uint8_t* at
         cdef nlmsghdr head
-        cdef Py_ssize_t start = self.used
+        cdef Py_ssize_t opened = self.used
         self.close()
         self.message = -1
         at = self.room(HEADER + PyBytes_GET_SIZE(header))
-        self.message = start
+        self.message = opened
         self.sequence += 1
-        head.length = 0                     # close() knows it
-        head.kind = kind
-        head.flags = flags | NLM_F_REQUEST
-        head.sequence = self.sequence
-        head.port = 0
+        head.nlmsg_len = 0                  # close() fills it in
+        head.nlmsg_type = kind
+        head.nlmsg_flags = flags | <uint16_t>NLM_F_REQUEST
+        head.nlmsg_seq = self.sequence
+        head.nlmsg_pid = 0
         memcpy(at, &head, HEADER)
         memcpy(at + HEADER, PyBytes_AS_STRING(header), PyBytes_GET_SIZE(header))
         if flags & (NLM_F_ACK | NLM_F_DUMP):
@@ -283,62 +271,13 @@ cdef list take_apart(const uint8_t* base, Py_ssize_t size):
     cdef list found = []
     while size - at >= HEADER:
         memcpy(&head, base + at, HEADER)
-        if head.length < HEADER or head.length > size - at:
-            raise ValueError(f"netlink message of {head.length} bytes at {at} in a datagram of {size}")
-        payload = PyBytes_FromStringAndSize(<const char*>base + at + HEADER, head.length - HEADER)
-        found.append((head.kind, head.flags, head.sequence, head.port, payload))
-        at += align4(head.length)
+        if head.nlmsg_len < HEADER or head.nlmsg_len > size - at:
+            raise ValueError(f"netlink message of {head.nlmsg_len} bytes at {at} in a datagram of {size}")
+        payload = PyBytes_FromStringAndSize(<const char*>base + at + HEADER, head.nlmsg_len - HEADER)
+        found.append((head.nlmsg_type, head.nlmsg_flags, head.nlmsg_seq, head.nlmsg_pid, payload))
+        at += align4(head.nlmsg_len)
     if at < size:
         raise ValueError(f"{size - at} stray bytes behind the last netlink message")
-    return found
-
-
-cdef struct Attributes:
-    # One after another in `size` bytes at `base`; of the last that step() went to: kind, flags stripped, and payload.
-    const uint8_t* base
-    Py_ssize_t size, at
-    uint16_t kind
-    const char* text
-    Py_ssize_t length
-
-
-cdef int start(Attributes* it, const uint8_t* base, Py_ssize_t size, Py_ssize_t offset) except -1:
-    if not 0 <= offset <= size:
-        raise ValueError(f"netlink attributes at {offset} in {size} bytes")
-    it.base, it.size, it.at = base, size, offset
-    return 0
-
-
-cdef int inside(Attributes* it, Attributes* around) except -1:
-    """Those in the payload of another one's; NULL: none."""
-    if around == NULL:
-        return start(it, NULL, 0, 0)
-    return start(it, <const uint8_t*>around.text, around.length, 0)
-
-
-cdef bint step(Attributes* it) except -1:
-    """Go to the next one. False where there is none."""
-    cdef nlattr head
-    cdef Py_ssize_t left = it.size - it.at
-    if left < NLA_HEADER:
-        if left > 0:
-            raise ValueError(f"{left} stray bytes behind the last netlink attribute")
-        return False
-    memcpy(&head, it.base + it.at, NLA_HEADER)
-    if head.length < NLA_HEADER or head.length > left:
-        raise ValueError(f"netlink attribute of {head.length} bytes at {it.at} in {it.size}")
-    it.kind, it.length = head.kind & NLA_TYPE_MASK, head.length - NLA_HEADER
-    it.text = <const char*>it.base + it.at + NLA_HEADER
-    it.at += align4(head.length)
-    return True
-
-
-cdef uint32_t number(const Attributes* it) noexcept:
-    """The payload as a number of four bytes, or of one; 0 of none."""
-    cdef uint32_t found = 0
-    if it.length == 1:
-        return <uint8_t>it.text[0]
-    memcpy(&found, it.text, min(it.length, 4))
     return found
 
 
@@ -417,8 +356,45 @@ def settle(list found not None, dict asked not None, list replies not None):
     return rest
 
 
-include "_rtnetlink.pxi"
-include "_run_token.pxi"
-include "_abandon.pxi"
-include "_calls.pxi"
-include "_spawn.pxi"
+cdef uint8_t datagram[DATAGRAM]             # used by the thread that has Python's lock
+
+
+def send(int fd, bytes data not None):
+    """Send a datagram. It returns when the kernel has done what the datagram asks for. Raises OSError, Abandoned."""
+    cdef const char* at = PyBytes_AS_STRING(data)
+    cdef Py_ssize_t size = PyBytes_GET_SIZE(data)
+    cdef int failed = EINTR
+    while failed == EINTR:
+        check()
+        with nogil:
+            give()
+            failed = 0 if c_send(fd, at, size, 0) >= 0 else errno
+            take()
+        PyErr_CheckSignals()
+    if failed:
+        raise OSError(failed, strerror(failed).decode())
+
+
+def receive(int fd, int milliseconds=-1, show=None, int caller=-1):
+    """The messages() of the next datagram. None if none comes within so many milliseconds (-1: without a limit), or
+    before the other end of the connection `caller` is closed.
+
+    show("<", bytes) is called with it. Raises OSError, with ENOBUFS if the kernel had to drop some.
+    """
+    cdef int come
+    cdef ssize_t size = recv(fd, datagram, DATAGRAM, MSG_DONTWAIT)
+    while size < 0:
+        if errno != EAGAIN and errno != EINTR:
+            PyErr_SetFromErrno(OSError)
+        if errno == EAGAIN:
+            if milliseconds == 0:
+                return None
+            with nogil:
+                come = await_either(fd, caller, milliseconds)
+            PyErr_CheckSignals()
+            if come == 0 or come == GONE:
+                return None
+        size = recv(fd, datagram, DATAGRAM, MSG_DONTWAIT)
+    if show is not None:
+        show("<", PyBytes_FromStringAndSize(<char*>datagram, size))
+    return take_apart(datagram, size)

@@ -9,7 +9,7 @@ import posix
 from errno import EACCES, EIO, ENOMEM, EPERM, ESTALE
 
 from fastcni import plugins
-from fastcni._netlink import close_file
+from fastcni._system import close_file
 from fastcni.kernel import netns
 from fastcni.kernel.wire import NetlinkError
 from fastcni.kit.call.request import Request

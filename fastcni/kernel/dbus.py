@@ -7,7 +7,7 @@ import posix
 from _socket import AF_UNIX, SOCK_CLOEXEC, SOCK_STREAM, socket
 from time import monotonic
 
-from fastcni._netlink import check_request
+from fastcni._abandoned import check_request
 from fastcni.kernel import waiting
 
 ADDRESS, SYSTEM_BUS = "DBUS_SYSTEM_BUS_ADDRESS", "unix:path=/run/dbus/system_bus_socket"

@@ -4,7 +4,7 @@ import posix
 from errno import EINVAL
 from time import sleep
 
-from fastcni._netlink import close_file, identity, open_file, setns, unlock
+from fastcni._system import close_file, identity, open_file, setns, unlock
 from fastcni.kernel import waiting
 
 OWN = "/proc/thread-self/ns/net"

@@ -9,7 +9,8 @@ anew, instead of writing to the one it was given, starts at the beginning of the
 import errno
 import posix
 
-from fastcni._netlink import check_request, spawn
+from fastcni._abandoned import check_request
+from fastcni._system import spawn
 from fastcni.kernel import waiting
 
 MAX_OUTPUT = 16 << 20      # bytes of each stream that are read back; a CNI result is about 1 kB

@@ -5,15 +5,8 @@ Nothing here sends: what goes out together is decided, and seen, where a step is
 
 import sys
 
-from fastcni._netlink import (  # noqa: F401 - a Link is rtnl's to others
-    Link,
-    attributes,
-    ifaddrmsg,
-    ifinfomsg,
-    read_link,
-    rtmsg,
-    u32,
-)
+from fastcni._netlink import attributes, u32
+from fastcni._rtnetlink import Link, ifaddrmsg, ifinfomsg, read_link, rtmsg  # noqa: F401 - others import Link from here
 from fastcni.kernel import uapi
 from fastcni.kernel.uapi import NLM_F_ACK, NLM_F_CREATE, NLM_F_ECHO, NLM_F_EXCL
 

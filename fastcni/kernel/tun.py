@@ -4,7 +4,7 @@ import errno
 import posix
 import sys
 
-from fastcni._netlink import check_request
+from fastcni._abandoned import check_request
 
 PATH = "/dev/net/tun"
 NEXT_CONTEXT = "/proc/thread-self/attr/exec"    # the SELinux context of what the thread executes next, proc_pid_attr(5)

@@ -7,7 +7,8 @@ during a wait. Without a Request there is no caller that can leave, and a wait l
 from _thread import _local
 from time import monotonic
 
-from fastcni._netlink import await_input, try_lock
+from fastcni._run_token import await_input
+from fastcni._system import try_lock
 
 # Seconds; docs/server.md has the table of them.
 DELEGATE_TIMEOUT_S = 240.0      # an IPAM plugin of others; the slowest known one, dhcp, tries for 208 s

@@ -2,7 +2,7 @@
 
 from _socket import AF_INET, AF_INET6, IPPROTO_IP, IPPROTO_IPV6, SOCK_CLOEXEC, SOCK_DGRAM, socket
 
-from fastcni._netlink import getsockopt
+from fastcni._system import getsockopt
 
 IPT_SO_GET_INFO = 64            # linux/netfilter_ipv4/ip_tables.h; ip6_tables.h has the same number
 INFO_BYTES = 84                 # name[32], then thirteen numbers

@@ -27,10 +27,10 @@ class Finder:
     the interpreter's own, its file name for an offset: found without listing the interpreter's directory.
     """
 
-    __slots__ = ("fd", "index")
+    __slots__ = ("fd", "index", "paths")
 
     def __init__(self, fd, index):
-        self.fd, self.index = fd, index
+        self.fd, self.index, self.paths = fd, index, {}
 
     def find_spec(self, name, path=None, target=None):
         if name not in self.index:
@@ -38,7 +38,7 @@ class Finder:
         kind, offset, length = self.index[name]
         origin = None
         if kind == "extension":
-            origin = self.extension_path(name, offset, length)
+            origin = self.paths.get(offset) or self.extension_path(name, offset, length)
         elif kind == "elsewhere":
             origin = f"{sys.path[-1]}/{offset}"  # with -I -S the last entry is lib-dynload
             if not posix.access(origin, posix.R_OK):
@@ -58,9 +58,10 @@ class Finder:
     def extension_path(self, name, offset, length):
         """A path by which the dynamic linker can open the shared object that lies inside our file.
 
-        The memory file stays open: were its number used again, the linker would take the next extension
-        for this one, by its path.
+        One shared object can have several modules; it is loaded once. The memory file stays open: were its number used
+        again, the linker would take the next shared object for this one, by its path.
         """
+        start = offset
         try:
             memory = posix.memfd_create(name, MFD_CLOEXEC)
         except PermissionError:  # sysctl vm.memfd_noexec = 2; mapping it as code is still allowed
@@ -70,7 +71,8 @@ class Finder:
             if not sent:
                 raise ImportError(f"{name}: the plugin file is cut short")
             offset, length = offset + sent, length - sent
-        return f"/proc/self/fd/{memory}"
+        self.paths[start] = f"/proc/self/fd/{memory}"
+        return self.paths[start]
 
 
 def preload(fd, offset, length):

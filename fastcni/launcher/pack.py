@@ -6,7 +6,7 @@
     | zip, nothing packed: |
     |   code               |  marshalled code of every module a one-shot plugin may need, end to end
     |   bundle/bridge, ... |  once more, all that a plugin does need, marshalled together: see bootstrap.preload
-    |   _netlink.so, ...   |  the compiled leaves
+    |   leaves.so          |  the compiled leaves: one shared object, since each one more takes longer to load
     |   jeepney-LICENSE    |  of a library whose modules are behind ours in code
     |   refuse.py          |  source, for an interpreter that cannot read our code
     |   boot               |  marshalled (code of bootstrap.py, (index, bundles)); read by the bootstrap text
@@ -37,7 +37,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 PACKAGE = os.path.dirname(os.path.abspath(fastcni.__file__))
 MARK = b"fastcni"
 MARK_AT = 9  # EI_PAD, elf(5): bytes that have no meaning
-LEAVES = ("_netlink", "_ipam_bitmap")
+LEAVES = ("_abandoned", "_ipam_bitmap", "_netlink", "_rtnetlink", "_run_token", "_system")     # all in leaves.so
 BORROWED = ("_json", "_sha2", "_sha512", "_socket", "fcntl")  # of the interpreter, where they are not built in
 ROWS = ("spec", "kernel", "kit", "plugins")  # the packages below handle.py, all of them
 LIBRARY = "jeepney"  # D-Bus, for pods behind firewalld; imported when one comes
@@ -96,8 +96,8 @@ def pack(interpreter, deadlines=DEADLINES):
     with zipfile.ZipFile(image, "a") as out:
         start = add(out, image, "code", blob)[0]
         index = {name: (kind, start + at, size) for name, (kind, at, size) in index.items()}
-        for leaf in LEAVES:
-            index[f"fastcni.{leaf}"] = ("extension", *add(out, image, f"{leaf}.so", read(leaf_path(leaf))))
+        place = add(out, image, "leaves.so", read(leaves_path()))
+        index |= {f"fastcni.{leaf}": ("extension", *place) for leaf in LEAVES}
         for data in library_licences():
             add(out, image, f"{LIBRARY}-LICENSE", data)
         index |= {name: ("elsewhere", name + _imp.extension_suffixes()[0], 0) for name in BORROWED}
@@ -186,9 +186,9 @@ def code_of(path, folder=PACKAGE):
     return compile(stripped(read(os.path.join(folder, path)), name), name, "exec", dont_inherit=True, optimize=2)
 
 
-def leaf_path(leaf):
-    """The compiled leaf for this Python."""
-    return os.path.join(PACKAGE, leaf + _imp.extension_suffixes()[0])
+def leaves_path():
+    """The shared object of all leaves, for this Python."""
+    return os.path.join(HERE, "leaves" + _imp.extension_suffixes()[0])
 
 
 def read(path):

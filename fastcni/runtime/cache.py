@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from fastcni._netlink import open_regular
+from fastcni._system import open_regular
 from fastcni.kit.call.files import make_folders
 from fastcni.runtime.records import Attachment, RuntimeConf
 from fastcni.spec import errors, json, result

@@ -16,7 +16,7 @@ from threading import Lock
 from time import monotonic, sleep
 
 from fastcni import plugins
-from fastcni._netlink import await_event, await_message
+from fastcni._run_token import await_event, await_message
 from fastcni.handle import error_document
 from fastcni.server import protocol
 from fastcni.server.log import RateLimited

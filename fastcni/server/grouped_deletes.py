@@ -17,7 +17,8 @@ from _thread import allocate_lock
 from errno import ENOBUFS, ENODEV
 from time import monotonic
 
-from fastcni._netlink import Batch, Gate, read_ack
+from fastcni._netlink import Batch, read_ack
+from fastcni._run_token import Gate
 from fastcni.kernel import filters, rtnl, uapi, wire
 from fastcni.kernel.waiting import CallerGone, check_caller, waiting
 from fastcni.kit.links import announced, find

@@ -27,7 +27,7 @@ import socket
 import struct
 
 from fastcni import _acceptor
-from fastcni._netlink import close_file
+from fastcni._system import close_file
 
 HEAD = struct.Struct("=4sIII")
 MAGIC, VERSION = b"fcni", 2

@@ -8,7 +8,7 @@ request of that network that would have to wait goes one-shot. If one-shot would
 
 from time import monotonic
 
-from fastcni._netlink import give_turn, take_turn
+from fastcni._run_token import give_token, take_token
 from fastcni.kernel import waiting
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
@@ -45,10 +45,10 @@ class Running(waiting.Request):
 
     def pause(self, kind):
         self.queue.begin_wait(self, kind)
-        give_turn()
+        give_token()
 
     def resume(self):
-        take_turn()
+        take_token()
         self.queue.end_wait(self)
 
 

@@ -4,7 +4,7 @@ import os
 import threading
 from time import monotonic
 
-from fastcni._netlink import sign_of_life
+from fastcni._abandoned import note_running
 from fastcni.kit.call.deadlines import STALL_SECONDS
 from fastcni.server import protocol
 
@@ -21,7 +21,7 @@ class Upkeep:
         self.thread = threading.Thread(target=self._run, name="upkeep", daemon=True)
 
     def start(self):
-        sign_of_life(STALL_SECONDS)
+        note_running(STALL_SECONDS)
         self.thread.start()
 
     def stop(self):
@@ -32,7 +32,7 @@ class Upkeep:
         due = monotonic() + self.tidy_s
         while not self.ended.wait(min(BEAT_S, self.tidy_s)):
             try:
-                sign_of_life()
+                note_running()
                 self.watchdog.poll()
                 if monotonic() >= due:
                     due = monotonic() + self.tidy_s

@@ -1,7 +1,7 @@
 """Workers: threads that take a request each, and answer it.
 
 A worker that is free stands at the door and serves what comes there itself: no request is handed from one thread to
-another. There is always one worker more than requests run, to take the next one. Workers take turns (_run_token.pxi):
+another. There is always one worker more than requests run, to take the next one. Workers take turns (_run_token.pyx):
 while one waits for the kernel another goes on, and not at each of its system calls.
 """
 
@@ -12,7 +12,8 @@ from time import monotonic, sleep
 import orjson
 
 from fastcni import _acceptor, plugins
-from fastcni._netlink import Abandoned, begin_request, end_request, give_turn, take_turn
+from fastcni._abandoned import Abandoned, begin_request, end_request
+from fastcni._run_token import give_token, take_token
 from fastcni.handle import error_document, handle
 from fastcni.kernel import netns, uapi, waiting, wire
 from fastcni.kit.call.deadlines import REQUEST_SECONDS
@@ -89,7 +90,7 @@ class Workers:
             self.no_thread("no_thread", workers=len(self.threads), why=str(e))
             return                              # keep() starts another one
         lost = None
-        take_turn()
+        take_token()
         while not lost:
             try:
                 call = self._next()
@@ -98,7 +99,7 @@ class Workers:
                 sleep(PAUSE)
                 continue
             if not call:
-                give_turn()
+                give_token()
                 return
             try:
                 self._serve(call)
@@ -110,7 +111,7 @@ class Workers:
                 self.queue.done(call)
         # Not before done(): the other one looks for what that lets run.
         self.log.error("worker_replaced", error=str(lost))
-        give_turn()
+        give_token()
         self.threads.remove(threading.current_thread())
         self._start_one()
 

@@ -11,7 +11,7 @@ import time
 from leaves.index import BOOT, FILE, Directory, v4
 from server.client import packed
 
-from fastcni import _acceptor, _netlink
+from fastcni import _acceptor, _netlink, _rtnetlink
 from fastcni.kernel import nft, rtnl
 
 NUMBERS = (0, 1, 3, 4, 15, 16, 17, 0x7F, 0x80, 0xFF, 0x7FFF, 0x8000, 0xFFFF, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF)
@@ -38,7 +38,7 @@ def mutated(rng, data):
 
 
 READERS = (rtnl.read_link, rtnl.read_address, rtnl.read_route, nft.read_elements, nft.read_rule, nft.read_chain,
-           _netlink.attributes, _netlink.attribute_list, _netlink.read_link)
+           _netlink.attributes, _netlink.attribute_list, _rtnetlink.read_link)
 
 
 def attempt(reader, *arguments):

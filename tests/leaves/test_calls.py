@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from fastcni import _netlink
+from fastcni import _netlink, _system
 
 
 @pytest.fixture
@@ -43,11 +43,11 @@ def test_a_refused_receive_says_why():
 
 def test_a_small_file_is_written_cut_and_read(tmp_path):
     folder = os.open(tmp_path, os.O_RDONLY)
-    _netlink.write_file("file", b"long content", os.O_CREAT, folder)
-    _netlink.write_file("file", b"short", 0, folder)
-    assert _netlink.read_file("file", os.O_RDONLY, 100, folder) == b"shortcontent"
-    _netlink.write_file("file", b"short", 0, folder, cut=True)
-    assert _netlink.read_file("file", os.O_RDONLY, 3, folder) == b"sho"
+    _system.write_file("file", b"long content", os.O_CREAT, folder)
+    _system.write_file("file", b"short", 0, folder)
+    assert _system.read_file("file", os.O_RDONLY, 100, folder) == b"shortcontent"
+    _system.write_file("file", b"short", 0, folder, cut=True)
+    assert _system.read_file("file", os.O_RDONLY, 3, folder) == b"sho"
     assert (tmp_path / "file").read_bytes() == b"short"
     os.close(folder)
 
@@ -56,18 +56,18 @@ def test_a_small_file_is_written_cut_and_read(tmp_path):
 def test_a_refused_file_is_named(tmp_path, name, kind):
     path = f"{tmp_path}/{name}"
     with pytest.raises(kind) as caught:
-        _netlink.read_file(path, os.O_RDONLY, 100)
+        _system.read_file(path, os.O_RDONLY, 100)
     assert kind is ValueError or (caught.value.filename, caught.value.strerror) == (path, "No such file or directory")
     with pytest.raises(kind):
-        _netlink.write_file(path, b"", 0)
+        _system.write_file(path, b"", 0)
 
 
 def test_no_descriptor_stays_open(tmp_path, pair):
     before = os.listdir("/proc/self/fd")
-    _netlink.write_file(f"{tmp_path}/file", b"text", os.O_CREAT | os.O_EXCL)
-    for refused in (lambda: _netlink.write_file(f"{tmp_path}/file", b"text", os.O_CREAT | os.O_EXCL),
-                    lambda: _netlink.read_file(str(tmp_path), os.O_RDONLY, 10),         # a folder can be opened
-                    lambda: _netlink.write_file("/dev/full", b"text", 0)):
+    _system.write_file(f"{tmp_path}/file", b"text", os.O_CREAT | os.O_EXCL)
+    for refused in (lambda: _system.write_file(f"{tmp_path}/file", b"text", os.O_CREAT | os.O_EXCL),
+                    lambda: _system.read_file(str(tmp_path), os.O_RDONLY, 10),         # a folder can be opened
+                    lambda: _system.write_file("/dev/full", b"text", 0)):
         with pytest.raises(OSError):
             refused()
     assert os.listdir("/proc/self/fd") == before

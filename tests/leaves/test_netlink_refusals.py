@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastcni._netlink import Batch, BatchFull, attribute_list, attributes, messages, read_ack, setns
+from fastcni._netlink import Batch, BatchFull, attribute_list, attributes, messages, read_ack
+from fastcni._system import setns
 from fastcni.kernel import nft, rtnl, uapi
 
 NESTED = 0x8000

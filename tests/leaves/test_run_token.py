@@ -6,8 +6,8 @@ from threading import Event, Thread
 
 import pytest
 
-from fastcni import _netlink
-from fastcni._netlink import Gate, give_turn, take_turn
+from fastcni import _netlink, _run_token
+from fastcni._run_token import Gate, give_token, take_token
 
 HANGS = 0.5                         # seconds: many times what anybody waits for a turn
 
@@ -22,9 +22,9 @@ def begin():
         ended = Event()
 
         def work():
-            take_turn()
+            take_token()
             fn()
-            give_turn()
+            give_token()
             ended.set()
 
         threads.append(Thread(target=work))
@@ -66,7 +66,7 @@ def test_who_waits_for_something_long_lets_others_go_on(begin, wait):
     gate = Gate()
     with ours, theirs:
         waits = {"receive": lambda: _netlink.receive(ours.fileno(), -1), "Gate": lambda: gate.wait(5000),
-                 "await_message": lambda: _netlink.await_message(ours.fileno(), -1)}
+                 "await_message": lambda: _run_token.await_message(ours.fileno(), -1)}
         first = having(begin, waits[wait])
         for _ in range(20):             # each has the turn at once, not after a thread that hangs has lost it
             assert elapsed(begin(lambda: None).wait, 5) < HANGS / 20
@@ -86,7 +86,7 @@ def test_a_thread_that_hangs_holds_up_nobody_for_long(begin):
 def test_who_takes_no_turns_waits_for_none_and_gives_none(begin):
     """A program that uses the library has threads of its own."""
     first = having(begin, lambda: time.sleep(HANGS))
-    give_turn()                         # not ours
+    give_token()                         # not ours
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
     with ours, theirs:
         assert _netlink.receive(ours.fileno(), 1) is None

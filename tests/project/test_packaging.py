@@ -12,9 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from fastcni.launcher import pack
+
 ROOT = Path(__file__).parents[2]
-SOURCES = {"fastcni/_netlink.pyx", "fastcni/_ipam_bitmap.pyx", "fastcni/_acceptor.pyx", "fastcni/launcher/launcher.c",
-           "fastcni/launcher/machines.h"}
+LEAVES = sorted(path.stem for path in (ROOT / "fastcni").glob("*.pyx"))
+SOURCES = {"fastcni/launcher/launcher.c", "fastcni/launcher/machines.h", *(f"fastcni/{leaf}.pyx" for leaf in LEAVES)}
 # What a distribution's build adds for programs that have a libc; the launcher has none, and must not mind.
 HARDENED = {
     "CFLAGS": "-O2 -g -fstack-protector-all -D_FORTIFY_SOURCE=2 -fPIE -fasynchronous-unwind-tables",
@@ -81,11 +83,15 @@ def test_wheel_has_the_binaries_and_no_source_of_them(wheel):
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
     assert sorted(name.split(".")[0] for name in names if name.endswith(".so")) == [
-        "fastcni/_acceptor", "fastcni/_ipam_bitmap", "fastcni/_netlink",
+        *(f"fastcni/{leaf}" for leaf in LEAVES), "fastcni/launcher/leaves",
     ]
     assert "fastcni/launcher/launcher.elf" in names
     assert not [name for name in names if name.endswith((".pyx", ".pxd", ".pxi", ".c", ".o", ".h"))]
     assert not [name for name in names if not name.startswith(("fastcni/", "fastcni-"))]
+
+
+def test_plugin_files_have_every_leaf_but_the_servers():
+    assert sorted([*pack.LEAVES, "_acceptor"]) == LEAVES
 
 
 def test_wheel_has_every_module(wheel):

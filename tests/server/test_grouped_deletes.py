@@ -10,7 +10,7 @@ import pytest
 from real_kernel.node import links, run
 from server.client import eventually
 
-from fastcni._netlink import Abandoned
+from fastcni._abandoned import Abandoned
 from fastcni.kernel import netns, waiting, wire
 from fastcni.kit.links import announced
 from fastcni.server import grouped_deletes as module

@@ -16,7 +16,7 @@ from real_kernel.node import elements
 from server.client import Server, eventually
 from server.local import Local
 
-from fastcni._netlink import sign_of_life
+from fastcni._abandoned import note_running
 from fastcni.kernel import wire
 from fastcni.kit.call.deadlines import STALL_SECONDS
 from fastcni.launcher import pack
@@ -232,9 +232,9 @@ class Stop:
 @pytest.fixture
 def stall():
     """A stop of 50 ms is one that callers have noticed."""
-    sign_of_life(0.05)
+    note_running(0.05)
     yield 0.05
-    sign_of_life(1e9)
+    note_running(1e9)
 
 
 @pytest.mark.parametrize("command", ["ADD", "DEL"])

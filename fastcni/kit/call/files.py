@@ -5,7 +5,8 @@ A pipe, a device or a folder in the place of a file is an error, and open(2) doe
 
 import posix
 
-from fastcni._netlink import check_request, read_file, write_file
+from fastcni._abandoned import check_request
+from fastcni._system import read_file, write_file
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 

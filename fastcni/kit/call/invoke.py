@@ -6,7 +6,7 @@ The rules and the error texts are those of the Go library, since runtimes and pe
 import posix
 import time
 
-from fastcni._netlink import read_file
+from fastcni._system import read_file
 from fastcni.kernel import process, waiting
 from fastcni.spec import errors, json, result
 from fastcni.spec.errors import CniError

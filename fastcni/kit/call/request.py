@@ -3,7 +3,7 @@
 import posix
 from _thread import start_new_thread
 
-from fastcni._netlink import close_file, reopen_namespace
+from fastcni._system import close_file, reopen_namespace
 from fastcni.kernel import netns
 from fastcni.kit.call.host import Host
 from fastcni.spec import errors, json

@@ -1,6 +1,6 @@
 """The rollback of ADD, and the steps of DEL, each of which runs even if another fails."""
 
-from fastcni._netlink import Abandoned
+from fastcni._abandoned import Abandoned
 from fastcni.kernel.waiting import rolling_back
 from fastcni.kernel.wire import AnswerLost, NetlinkError
 

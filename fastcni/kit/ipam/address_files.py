@@ -22,7 +22,8 @@ from __future__ import annotations
 import errno
 import posix
 
-from fastcni._netlink import check_request, read_file, write_file
+from fastcni._abandoned import check_request
+from fastcni._system import read_file, write_file
 from fastcni.spec import address
 from fastcni.spec.errors import INVALID_CONFIG, IO_FAILURE, CniError
 

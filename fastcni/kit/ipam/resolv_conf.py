@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import posix
 
-from fastcni._netlink import read_file
+from fastcni._system import read_file
 from fastcni.spec.errors import IO_FAILURE, CniError
 
 TYPE_CHECKING = False

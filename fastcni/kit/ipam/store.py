@@ -20,7 +20,7 @@ from __future__ import annotations
 import posix
 
 from fastcni import _ipam_bitmap
-from fastcni._netlink import open_regular
+from fastcni._system import open_regular
 from fastcni.kernel import sysctl, waiting
 from fastcni.kit.ipam.address_files import NO_OWNER, UNKNOWN, WRITE, AddressFiles, address_of, is_torn
 from fastcni.spec import address

@@ -4,7 +4,8 @@ import posix
 from errno import ENOBUFS, ENODEV
 from time import monotonic
 
-from fastcni._netlink import Batch, check_request, read_ack
+from fastcni._abandoned import check_request
+from fastcni._netlink import Batch, read_ack
 from fastcni.kernel import rtnl, uapi, wire
 from fastcni.spec import errors
 from fastcni.spec.address import ip_text

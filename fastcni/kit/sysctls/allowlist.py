@@ -2,7 +2,7 @@
 
 import posix
 
-from fastcni._netlink import read_file
+from fastcni._system import read_file
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 

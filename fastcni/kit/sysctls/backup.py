@@ -9,7 +9,7 @@ The file does not say which network it belongs to; the link does, so that GC of 
 
 import posix
 
-from fastcni._netlink import check_request
+from fastcni._abandoned import check_request
 from fastcni.kit.call import files
 from fastcni.kit.call.conf import read_ethernet
 from fastcni.spec import errors, json

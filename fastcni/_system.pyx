@@ -1,15 +1,21 @@
-# Part of _netlink.pyx: the system calls that each request makes. One extension module is less to load than two, and
-# a plugin that starts Python feels each.
-#
-# Calls that do not block keep Python's lock. A thread that releases it for a microsecond wakes another thread, which
-# finds the lock taken again. With eight requests at once that costs a server more than the calls do.
+# cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False, cdivision=True
+# cython: binding=False, auto_pickle=False
+"""System calls of a request: descriptors, network namespaces, small files, and the start of a program.
 
-from libc.errno cimport EAGAIN, EINTR, EISDIR, ENOSPC, EOPNOTSUPP, errno
-from libc.string cimport strerror
-from cpython.exc cimport PyErr_CheckSignals, PyErr_SetFromErrno
+Calls that do not block keep Python's lock. A thread that releases it for a microsecond wakes another thread, which
+finds the lock taken again. With eight requests at once that costs a server more than the calls do.
+"""
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.exc cimport PyErr_SetFromErrno
+from libc.errno cimport EAGAIN, EISDIR, ENOSPC, EOPNOTSUPP, errno
+from libc.stdlib cimport free, malloc
+from libc.string cimport memchr, strerror
 from posix cimport unistd
 from posix.fcntl cimport O_CLOEXEC, O_EXCL, O_NONBLOCK, O_WRONLY, openat
 from posix.stat cimport S_ISDIR, S_ISREG, fstat, struct_stat
+
+from fastcni._abandoned cimport check
 
 cdef extern from *:
     """
@@ -20,64 +26,19 @@ cdef extern from *:
     #include <sys/socket.h>
     #include <unistd.h>
     """
-    enum: AT_FDCWD, MSG_DONTWAIT, LOCK_EX, LOCK_NB, LOCK_UN, SIOCGSKNS
+    enum: AT_FDCWD, CLONE_NEWNET, LOCK_EX, LOCK_NB, LOCK_UN, SIOCGSKNS
     int dup3(int, int, int)
     int ioctl(int, unsigned long)
     bytes PyUnicode_EncodeFSDefault(str)
     int c_setns "setns"(int fd, int nstype)
-    ssize_t c_send "send"(int fd, const void* data, size_t size, int flags) nogil
-    ssize_t recv(int fd, void* buffer, size_t size, int flags)
+    int c_getsockopt "getsockopt"(int fd, int level, int name, void* value, unsigned int* size)
     int flock(int fd, int operation) nogil
     int unlinkat(int folder, const char* path, int flags) nogil
-    int c_getsockopt "getsockopt"(int fd, int level, int name, void* value, unsigned int* size)
-
-
-cdef uint8_t datagram[DATAGRAM]             # of whoever has Python's lock
-
-
-def send(int fd, bytes data not None):
-    """Send a datagram; back when the kernel has done what it asks for. Raises OSError, Abandoned."""
-    cdef const char* at = PyBytes_AS_STRING(data)
-    cdef Py_ssize_t size = PyBytes_GET_SIZE(data)
-    cdef int failed = EINTR
-    while failed == EINTR:
-        check()
-        with nogil:
-            give()
-            failed = 0 if c_send(fd, at, size, 0) >= 0 else errno
-            take()
-        PyErr_CheckSignals()
-    refuse(failed, None)
-
-
-def receive(int fd, int milliseconds=-1, show=None, int caller=-1):
-    """The messages() of the next datagram, None where none has come within so many milliseconds (-1: for ever), or
-    before the other end of the connection `caller` was closed.
-
-    show("<", bytes) is told of it. Raises OSError, with ENOBUFS where the kernel had to drop some.
-    """
-    cdef int come
-    cdef ssize_t size = recv(fd, datagram, DATAGRAM, MSG_DONTWAIT)
-    while size < 0:
-        if errno != EAGAIN and errno != EINTR:
-            PyErr_SetFromErrno(OSError)
-        if errno == EAGAIN:
-            if milliseconds == 0:
-                return None
-            with nogil:
-                come = await_either(fd, caller, milliseconds)
-            PyErr_CheckSignals()
-            if come == 0 or come == GONE:
-                return None
-        size = recv(fd, datagram, DATAGRAM, MSG_DONTWAIT)
-    if show is not None:
-        show("<", PyBytes_FromStringAndSize(<char*>datagram, size))
-    return take_apart(datagram, size)
 
 
 def getsockopt(int fd, int level, int name, bytes value not None):
-    """A socket option whose buffer has the question first and then the answer; Python's getsockopt() cannot pass the
-    question. Raises OSError."""
+    """Read a socket option whose buffer has the question first and then the answer; Python's getsockopt() cannot pass
+    the question. Raises OSError."""
     cdef bytearray answer = bytearray(value)
     cdef unsigned int size = len(answer)
     if c_getsockopt(fd, level, name, <char*>answer, &size):
@@ -147,7 +108,7 @@ def unlock(int fd):
     flock(fd, LOCK_UN)
 
 
-# -- small files, each in one go: the lock is let go of once, for a disk may take its time ----------------------
+# -- small files, each in one go: the lock is released once, since a disk may take its time ----------------------
 
 cdef int open_checked(int folder, const char* name, int flags, int mode, struct_stat* st, int* failed) noexcept nogil:
     """A descriptor, or -1 and the errno. With `st`, which is filled in: EISDIR for a folder, EOPNOTSUPP for a pipe, a
@@ -246,3 +207,97 @@ cdef int refuse(int failed, str path) except -1:
     if failed:
         raise OSError(failed, strerror(failed).decode(), path)
     return 0
+
+
+# -- programs that end with us ------------------------------------------------------------------------------------
+#
+# posix_spawn(3) cannot ask for a signal at the parent's death (prctl(2), PR_SET_PDEATHSIG), so this is vfork(2) and
+# execve(2). Until the exec the child has our memory, and its parent thread stands still.
+
+cdef extern from *:
+    """
+    #include <errno.h>
+    #include <signal.h>
+    #include <sys/prctl.h>
+    #include <sys/wait.h>
+    #include <unistd.h>
+
+    /* The pid of the program, in a process group of its own, or minus an errno. */
+    static __attribute__((noinline)) int spawn_program(const char *path, char *const argv[], char *const env[],
+                                                       const int streams[3])
+    {
+        sigset_t all, before, none;
+        struct sigaction action;
+        volatile int failed = 0;            /* written by the child */
+        const pid_t us = getpid();
+        sigfillset(&all);
+        sigemptyset(&none);
+        pthread_sigmask(SIG_BLOCK, &all, &before);      /* no handler of ours runs in the child */
+        pid_t child = vfork();
+        if (child == 0) {
+            for (int number = 1; number < _NSIG; number++) {
+                if (sigaction(number, NULL, &action))
+                    continue;
+                /* Python ignores these two, and an ignored signal stays ignored across exec. */
+                if (action.sa_handler != SIG_IGN || number == SIGPIPE || number == SIGXFSZ) {
+                    action.sa_handler = SIG_DFL;
+                    action.sa_flags = 0;
+                    sigaction(number, &action, NULL);
+                }
+            }
+            setpgid(0, 0);
+            for (int stream = 0; stream < 3; stream++)
+                if (dup2(streams[stream], stream) < 0)
+                    failed = errno;
+            if (prctl(PR_SET_PDEATHSIG, SIGKILL) || getppid() != us)
+                failed = errno ? errno : ESRCH;         /* we were dead before the kernel knew what we want */
+            sigprocmask(SIG_SETMASK, &none, NULL);      /* a server has blocked the signals that end it */
+            if (!failed) {
+                execve(path, argv, env);
+                failed = errno;
+            }
+            _exit(127);
+        }
+        if (child < 0)
+            failed = errno;
+        pthread_sigmask(SIG_SETMASK, &before, NULL);
+        if (child > 0 && failed)
+            while (waitpid(child, NULL, 0) < 0 && errno == EINTR)
+                ;
+        return failed ? -failed : child;
+    }
+    """
+    int spawn_program(const char* path, char** argv, char** env, const int* streams) nogil
+
+
+def spawn(str path not None, argv, env, int stdin, int stdout, int stderr):
+    """Start a program, in its own process group, with three open files as its standard streams; its pid.
+
+    The kernel kills it when the calling thread ends. argv: texts. env: {name: text}. The files are above 2. Raises
+    OSError, and ValueError for a NUL or an unusable variable name.
+    """
+    cdef bytes name = encoded(path)
+    cdef list arguments = [encoded(text) for text in argv]
+    cdef list variables = []
+    for key, value in env.items():
+        if not key or "=" in key:
+            raise ValueError("illegal environment variable name")
+        variables.append(encoded(f"{key}={value}"))
+    cdef char** pointers = <char**>malloc((len(arguments) + len(variables) + 2) * sizeof(char*))
+    if pointers == NULL:
+        raise MemoryError
+    cdef Py_ssize_t at = 0
+    cdef Py_ssize_t second = len(arguments) + 1
+    for text in (*arguments, None, *variables, None):
+        pointers[at] = NULL if text is None else PyBytes_AS_STRING(<bytes>text)
+        at += 1
+    cdef int[3] streams
+    streams[0], streams[1], streams[2] = stdin, stdout, stderr
+    cdef const char* program = PyBytes_AS_STRING(name)
+    cdef int pid
+    with nogil:
+        pid = spawn_program(program, pointers, pointers + second, streams)
+    free(pointers)
+    if pid < 0:
+        refuse(-pid, path)
+    return pid

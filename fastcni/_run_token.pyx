@@ -1,12 +1,21 @@
-# Part of _netlink.pyx: the run token, which decides which worker of a server runs Python.
-#
-# Each system call that might block releases Python's own lock, and wakes a thread that then mostly finds the lock
-# taken again. Workers wait here for the token instead. A worker passes it on before a long wait: for the kernel's work
-# on a request, an announcement, the next request.
-#
-# A thread without the token is only slower, not wrong. So no worker waits for ever: after PATIENCE_MS it takes the
-# token from a thread that hangs, in a file system for instance.
+# cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False, cdivision=True
+# cython: binding=False, auto_pickle=False
+"""The run token, which decides which worker of a server runs Python, and the waits during which it is passed on.
 
+Each system call that might block releases Python's own lock, and wakes a thread that then mostly finds the lock
+taken again. Workers wait here for the token instead. A worker gives the token back before a long wait: for the
+kernel's work on a request, an announcement, the next request.
+
+A thread without the token is only slower, not wrong. So no worker waits forever: after MAX_WAIT_MS it takes the
+token from a thread that hangs, for instance in a file system. A thread that never called take_token() needs no token:
+every function here only waits.
+
+Sources: pthread_cond_timedwait(3), sem_timedwait(3), poll(2), epoll_wait(2).
+"""
+
+cimport cython
+from cpython.exc cimport PyErr_CheckSignals
+from libc.errno cimport EINTR, errno
 from posix.time cimport CLOCK_MONOTONIC, CLOCK_REALTIME, clock_gettime, timespec
 
 cdef extern from "<pthread.h>" nogil:
@@ -53,15 +62,14 @@ cdef extern from "<poll.h>" nogil:
 
 cdef extern from *:
     """
-    static __thread int takes_turns;
+    static __thread int needs_token;
     """
-    int takes_turns                         # does this thread?
+    int needs_token                         # has this thread ever called take_token()?
 
 cdef enum:
-    PATIENCE_MS = 50
-    GONE = 2                                # of await_either()
+    MAX_WAIT_MS = 50
 
-cdef pthread_mutex_t guard                  # of the two below
+cdef pthread_mutex_t guard                  # protects the next two
 cdef pthread_t holder
 cdef bint held = False
 cdef pthread_cond_t given
@@ -74,16 +82,14 @@ pthread_cond_init(&given, &by_monotonic_clock)
 
 
 cdef void take() noexcept nogil:
-    """Wait for the turn, where this thread takes turns and does not have it."""
+    """Wait for the token if this thread needs it and does not hold it."""
     global holder, held
     cdef timespec until
     cdef int late = 0
-    if not takes_turns:
+    if not needs_token:
         return
     clock_gettime(CLOCK_MONOTONIC, &until)
-    until.tv_nsec += PATIENCE_MS * 1_000_000
-    until.tv_sec += until.tv_nsec // 1_000_000_000
-    until.tv_nsec %= 1_000_000_000
+    add_milliseconds(&until, MAX_WAIT_MS)
     pthread_mutex_lock(&guard)
     while held and not late and not pthread_equal(holder, pthread_self()):
         late = pthread_cond_timedwait(&given, &guard, &until)
@@ -92,9 +98,9 @@ cdef void take() noexcept nogil:
 
 
 cdef void give() noexcept nogil:
-    """Let go of the turn, where this thread has it."""
+    """Give the token back if this thread holds it."""
     global held
-    if not takes_turns:
+    if not needs_token:
         return
     pthread_mutex_lock(&guard)
     if held and pthread_equal(holder, pthread_self()):
@@ -103,21 +109,28 @@ cdef void give() noexcept nogil:
     pthread_mutex_unlock(&guard)
 
 
-def take_turn():
-    """Wait for the turn. From now on this thread takes turns: what waits in here gives it up meanwhile."""
-    global takes_turns
-    takes_turns = 1
+cdef void add_milliseconds(timespec* moment, int milliseconds) noexcept nogil:
+    moment.tv_nsec += milliseconds * 1_000_000L
+    moment.tv_sec += moment.tv_nsec // 1_000_000_000
+    moment.tv_nsec %= 1_000_000_000
+
+
+def take_token():
+    """Wait for the token. From now on this thread needs it: each wait in this module gives it back meanwhile."""
+    global needs_token
+    needs_token = 1
     with nogil:
         take()
 
 
-def give_turn():
-    """Let go of the turn, before a wait that is not in here."""
+def give_token():
+    """Give the token back, before a wait that is not in this module."""
     give()
 
 
 def await_event(int events, int milliseconds):
-    """Wait so long for an event of an epoll(7) instance, -1: for ever. The descriptor that it is about, -1: none."""
+    """Wait so long (-1: without a limit) for an event of an epoll(7) instance. Return the event's descriptor, -1 if
+    none came."""
     cdef epoll_event event
     cdef int found
     with nogil:
@@ -128,9 +141,9 @@ def await_event(int events, int milliseconds):
 
 
 cdef int await_either(int fd, int caller, int milliseconds) noexcept nogil:
-    """poll(2) for something to read from `fd`, and for the other end of the connection `caller` to close; a descriptor
-    of -1 is left out. 1: there is something to read, or an error; 0: not in time; GONE: the caller has left; -1: a
-    signal came."""
+    """poll(2) for something to read from `fd`, and for the other end of the connection `caller` to close. A descriptor
+    of -1 is left out. Return 1 if there is something to read, or an error; 0 if the time is over; GONE if the caller
+    has left; -1 if a signal came."""
     cdef pollfd both[2]
     cdef int found
     both[0].fd, both[0].events, both[0].revents = fd, POLLIN, 0
@@ -142,8 +155,8 @@ cdef int await_either(int fd, int caller, int milliseconds) noexcept nogil:
 
 
 def await_input(int fd, int caller, int milliseconds):
-    """Wait so long (-1: for ever) for something to read from `fd`, or for `caller` to leave: 1, 0, 2 or -1, as
-    await_either(). Raises what a signal's handler raises."""
+    """Wait so long (-1: without a limit) for something to read from `fd`, or for `caller` to leave. Return 1, 0, 2 or
+    -1 as await_either(). Raises what the handler of a signal raises."""
     cdef int come
     with nogil:
         come = await_either(fd, caller, milliseconds)
@@ -173,14 +186,12 @@ cdef class Gate:
         sem_post(&self.opened)
 
     def wait(self, int milliseconds):
-        """Is it open within so many milliseconds? If the node's clock is set meanwhile, a wait that fails may take
-        longer."""
+        """Wait so long at most; return whether the gate is open. If the node's clock is set meanwhile, a wait that
+        fails may take longer."""
         cdef timespec until
         cdef int failed = EINTR
-        clock_gettime(CLOCK_REALTIME, &until)           # the only one that semaphores know before glibc 2.30
-        until.tv_nsec += milliseconds * 1_000_000
-        until.tv_sec += until.tv_nsec // 1_000_000_000
-        until.tv_nsec %= 1_000_000_000
+        clock_gettime(CLOCK_REALTIME, &until)           # semaphores know no other clock before glibc 2.30
+        add_milliseconds(&until, milliseconds)
         with nogil:
             give()
             while failed == EINTR:

@@ -1,0 +1,92 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False, cdivision=True
+# cython: binding=False, auto_pickle=False
+"""May the request that this thread works on still change anything?
+
+While a server is stopped (SIGSTOP, a frozen cgroup, a debugger), launchers give up. The runtime then deletes the
+attachment one-shot, and may add it again, or another pod with the same host port. When the server continues, such a
+request must change nothing more, and must not roll back either: the present state belongs to other requests. It ends
+as if the server had died; the runtime's DEL removes what it did.
+
+So each call that changes something checks the clock first, and note_running() checks it at least once a second. If no
+check happened for longer than a stall, the server was stopped. Then the requests whose callers left meanwhile are
+over. So is every request that takes longer than its caller waits.
+"""
+
+from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
+
+cdef extern from *:
+    """
+    #include <poll.h>
+    static __thread int request_conn = -1;
+    static __thread long request_end, request_stalls;
+
+    static int peer_has_closed(int conn)
+    {
+        struct pollfd state = { conn, POLLRDHUP, 0 };
+        return poll(&state, 1, 0) > 0 && state.revents & (POLLHUP | POLLRDHUP);
+    }
+    """
+    int request_conn                        # the caller's connection, -1: this thread works on no request
+    long request_end, request_stalls        # nanoseconds of CLOCK_MONOTONIC; how many stalls the request has outlived
+    bint peer_has_closed(int conn)
+
+# Nanoseconds, nanoseconds, a count; protected by Python's lock.
+cdef long stall = 0, last_check = 0, stalls = 0
+
+
+class Abandoned(BaseException):
+    """The request is over: neither continue nor roll back. Not an Exception, so that no error handler does either."""
+
+
+def note_running(double stall_seconds=0):
+    """Note that this process is not stopped. An argument sets the length of a stall."""
+    global stall
+    if stall_seconds:
+        stall = <long>(stall_seconds * 1e9)
+    read_clock()
+
+
+def begin_request(int conn, double seconds):
+    """From now on this thread works on the request of a connection, which has so many seconds."""
+    global request_conn, request_end, request_stalls
+    request_end = read_clock() + <long>(seconds * 1e9)
+    request_conn, request_stalls = conn, stalls
+
+
+def end_request():
+    """From now on this thread works on no request."""
+    global request_conn
+    request_conn = -1
+
+
+def check_request():
+    """Call it before a change that is not made by a function of the leaves. Raises Abandoned."""
+    check()
+
+
+cdef int check() except -1:
+    global request_stalls
+    cdef long now
+    if request_conn < 0:
+        return 0
+    now = read_clock()
+    if request_stalls != stalls:
+        if peer_has_closed(request_conn):
+            raise Abandoned("the server was stopped, and the caller has left meanwhile")
+        request_stalls = stalls             # the caller has waited, so no other request touched this attachment
+    if now > request_end:
+        raise Abandoned("it has taken longer than its caller waits")
+    return 0
+
+
+cdef long read_clock() noexcept:
+    """The time now. A stall that ends now is counted."""
+    global last_check, stalls
+    cdef timespec clock
+    cdef long now
+    clock_gettime(CLOCK_MONOTONIC, &clock)
+    now = clock.tv_sec * 1_000_000_000 + clock.tv_nsec
+    if stall and last_check and now - last_check > stall:
+        stalls += 1
+    last_check = now
+    return now
