@@ -1,10 +1,12 @@
-"""The benchmark that proves the product: the Go plugins, fastcni one-shot and warm, and the kernel's own floor.
+"""The benchmark of `fastcni bench`: the Go plugins, fastcni one-shot and warm, and the floor.
 
-All sides run on one machine in one go, in turn and shuffled, in network namespaces made for it and removed after it.
+All sides run on one machine in one run, in turn and in random order. The benchmark makes network namespaces for it and
+removes them afterwards.
 
-    run.py      the whole run, part by part       cases.py    what is called, and how often
-    node.py     the namespaces                    calls.py    one process, or so many at once
-    sides.py    who is called                     floor.py    what the kernel itself takes, echo.py the launcher
-    churn.py    one at a time, and many           density.py  with so many pods there already
-    cost.py     processors, processes, memory     tables.py, plots.py, report.py     what is shown of it
+    run.py      the run, part by part                 cases.py    the calls, and their number
+    node.py     the namespaces and networks           calls.py    processes, one or many at once
+    sides.py    the plugins and servers               floor.py    the kernel's own part; echo.py: the launcher's part
+    churn.py    latency and rate                      density.py  latency by the number of pods
+    cost.py     processor time, processes             memory.py   the server's memory
+    tables.py, plots.py, report.py                    the output
 """

@@ -1,23 +1,26 @@
-"""Calls of plugins as processes, from the spawn to the exit status, as a container runtime sees them.
+"""Calls of plugins as processes, measured from the spawn to the exit status, as by a container runtime.
 
-One thread starts and reaps them all: with two processors, threads that fight for Python's lock would be measured too.
+One thread starts and reaps all processes. With several threads, their waits for Python's lock would be measured, too.
 """
+
+from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 
 
 class CallFailed(Exception):
-    """A plugin refused; the text says which, and what it said."""
+    """A plugin failed. The text has the call, the exit status and the output."""
 
 
 class Running:
-    """A process: pid, started (seconds), out (a memory file with all that it prints), what (words for an error)."""
+    """A process: pid, started (seconds), out (a memory file with its output), what (the call, for an error)."""
 
     __slots__ = ("pid", "started", "out", "what")
 
-    def __init__(self, path, env, stdin, what):
+    def __init__(self, path: str, env: Mapping[str, str], stdin: bytes, what: str) -> None:
         given, self.out, self.what = os.memfd_create("stdin"), os.memfd_create("out"), what
         os.write(given, stdin)
         os.lseek(given, 0, os.SEEK_SET)
@@ -26,18 +29,18 @@ class Running:
         self.pid = os.posix_spawn(path, [path], env, file_actions=streams)
         os.close(given)
 
-    def close(self, status):
-        """What it said, 4 KiB at most. Raises CallFailed unless the wait status is 0."""
-        said = os.pread(self.out, 4096, 0)
+    def close(self, status: int) -> bytes:
+        """Return the output, 4 KiB at most. Raise CallFailed unless the wait status is 0."""
+        output = os.pread(self.out, 4096, 0)
         os.close(self.out)
         if status:
             raise CallFailed(f"{self.what}: exit status {os.waitstatus_to_exitcode(status)}: "
-                             f"{said.decode('utf-8', 'replace').strip()}")
-        return said
+                             f"{output.decode('utf-8', 'replace').strip()}")
+        return output
 
 
-def one(start):
-    """Run the process that start() starts: (milliseconds, what it said). Raises CallFailed."""
+def one(start: Callable[[], Running]) -> tuple[float, bytes]:
+    """Run the process that start() starts. Return (milliseconds, output). Raise CallFailed."""
     running = start()
     _, status = os.waitpid(running.pid, 0)
     took = time.perf_counter() - running.started
@@ -45,25 +48,27 @@ def one(start):
 
 
 class Flow:
-    """Many processes: ms (of each, in the order of their ends), seconds (of all), cpu (seconds, user and system, of
-    them and of what they have waited for)."""
+    """Many processes. ms: of each, in the order of their ends. seconds: from the first start to the last end. cpu:
+    seconds of user and system time, of the processes and of their children that they waited for."""
 
     __slots__ = ("ms", "seconds", "cpu")
 
-    def __init__(self, starts, at_once):
-        """Run the processes that the functions `starts` start, at most so many at once. Raises CallFailed for the
-        first that failed, when all have ended."""
-        self.ms, self.cpu, running, failed = [], 0.0, {}, None
-        starts = iter(starts)
+    def __init__(self, starts: Iterable[Callable[[], Running]], at_once: int) -> None:
+        """Run the processes that the functions `starts` start, at most `at_once` at a time. After all have ended,
+        raise CallFailed for the first that failed."""
+        self.ms: list[float] = []
+        self.cpu, failed = 0.0, None
+        running: dict[int, Running] = {}
+        pending = iter(starts)
         started = time.perf_counter()
         try:
             while True:
-                while len(running) < at_once and not failed and (start := next(starts, None)):
+                while len(running) < at_once and not failed and (start := next(pending, None)):
                     it = start()
                     running[it.pid] = it
                 if not running:
                     break
-                pid, status, used = os.wait4(0, 0)          # of our process group: a server has its own
+                pid, status, used = os.wait4(0, 0)          # of our process group; a server has another one
                 took = time.perf_counter()
                 if pid in running:
                     it = running.pop(pid)
@@ -74,8 +79,8 @@ class Flow:
                     except CallFailed as e:
                         failed = failed or e
         finally:
-            for it in running.values():                     # interrupted: the terminal has told them, too
-                with suppress(ChildProcessError):           # reaped just before
+            for it in running.values():                     # interrupted: the terminal sent them SIGINT, too
+                with suppress(ChildProcessError):           # already reaped
                     os.waitpid(it.pid, 0)
                 os.close(it.out)
         self.seconds = time.perf_counter() - started

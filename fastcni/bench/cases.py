@@ -1,4 +1,4 @@
-"""What is called, and how often."""
+"""The cases of the benchmark: plugins with their configurations, and how often each is called."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -10,16 +10,19 @@ PARTS = ("latency", "rate", "cost", "density", "memory")
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A plugin with its configuration. held: addresses of others that host-local finds. slow: a call of some side
-    takes half a second, so there are fewer of them. grows: measured with so many pods there already, too.
+    """A plugin with its configuration.
 
-    of_pod(link, number): more keys, of one pod; link is a name of the network's own, number the pod's. host, each:
-    lines for ip(8) that make what the network needs on the host, once and for each pod, with "@link", "@pod" and
-    "@gateway". kind: of the pod's link, if this kernel may lack it. behind: a chained plugin; it is given the result
-    of a plugin before. chain: plugins that are called one after the other, as a conflist has them, in place of the one;
-    each has its type among its keys. ours: {type: keys} that fastcni's plugins alone are given: all sides share the
-    node, and on one with iptables rules, which the Go plugins make, fastcni would keep to iptables. single: measured
-    one at a time only, and without a floor."""
+    held: the number of addresses that other containers hold in host-local. slow: a call of some side takes half a
+    second, so there are fewer calls. grows: also measured in the part density. single: measured one at a time only,
+    and without a floor.
+
+    of_pod(link, number): more keys for one pod. link is a name for the network's links, number the pod's number. host,
+    each: lines for ip(8) that make the links on the host, once or for each pod, with "@link", "@pod" and "@gateway".
+    kind: the kind of the pod's link, if the kernel may lack it.
+
+    behind: a chained plugin, which gets the result of a plugin before. chain: plugins that are called in order instead
+    of the one, as in a conflist; each has its type among its keys. ours: {type: keys} for fastcni's plugins only. All
+    sides share the node: without these keys fastcni would use iptables, because the Go plugins add iptables rules."""
 
     name: str
     type: str
@@ -45,12 +48,13 @@ SUBNET = ("link add @link type bridge", "addr add @gateway dev @link", "link set
 UPLINK = ("link add @link type veth peer name @link-far", "link set @link up", "link set @link-far up")
 
 
-def on_uplink(link, number):
+def on_uplink(link: str, number: int) -> dict[str, Any]:
+    """Return the keys of a plugin with a master."""
     return {"master": link}
 
 
-def mapped(count):
-    """So many host ports for each pod."""
+def mapped(count: int) -> Callable[[str, int], dict[str, Any]]:
+    """Return a function for of_pod that maps `count` host ports for each pod."""
     return lambda link, number: {"runtimeConfig": {"portMappings": [
         {"hostPort": 20000 + number * count + n, "containerPort": 8000 + n, "protocol": "tcp"} for n in range(count)]}}
 
@@ -72,7 +76,7 @@ CASES = (
     Case("host-device", "host-device", of_pod=lambda link, number: {"device": f"{link}-{number}"}, single=True,
          each=("link add @link-@pod type veth peer name @link-@podp",)),
     Case("dummy", "dummy", kind="dummy", single=True),
-    Case("tap", "tap", {"bridge": ""}, single=True),        # a bridge inside the pod, it would be
+    Case("tap", "tap", {"bridge": ""}, single=True),        # "bridge" would be a bridge in the pod
     Case("portmap", "portmap", of_pod=mapped(1), host=SUBNET, behind=True, single=True),
     Case("portmap-32", "portmap", of_pod=mapped(32), host=SUBNET, behind=True, single=True),
     Case("kubernetes", "bridge", {**GATEWAY, "ipMasq": True}, of_pod=mapped(1), single=True,
@@ -94,21 +98,24 @@ TITLES = {
 }
 
 
-def title(name):
-    """A case's name for people."""
+def title(name: str) -> str:
+    """Return a case's name in tables and plots."""
     return TITLES.get(name, name)
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How much is measured.
+    """The number of measurements.
 
-    rounds, slow_rounds: turns of each side, one call at a time. burst: pods of a turn, each call for one after the
-    other, as they come to a busy node; the first finds a processor that has slept. rest: seconds after a turn, so that
-    the deferred work of one side (20 ms of RCU after a DEL) is not charged to the next; settle: the same after a flood
-    of them. at_once, slow_at_once: how many calls run at once; pods: of these each of `repeats` adds so many, then
-    deletes them. levels: pods there already, density_rounds turns at each. crowd: pods that the server whose memory is
-    looked at serves; pairs: of ADD and DEL, after that.
+    rounds, slow_rounds: rounds of the part latency. burst: in a round, each side adds this many pods one after the
+    other, then deletes them. rest: seconds after each side's calls, so that the deferred work of one side (20 ms of RCU
+    after a DEL) is not measured with the next. settle: the same after many calls at once.
+
+    at_once, slow_at_once: numbers of calls at once. pods, repeats: each of `repeats` rounds adds `pods` pods, then
+    deletes them. levels: numbers of existing pods in the part density, with density_rounds rounds at each.
+
+    crowd: the pods of the server whose memory is measured. pairs: the pairs of ADD and DEL after that. seed: of the
+    order of the sides.
     """
 
     rounds: int = 25
@@ -133,10 +140,10 @@ QUICK = Plan(rounds=4, slow_rounds=1, settle=0.2, at_once=(8, 32), slow_at_once=
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the user asked for. peer: the folder of the Go plugins. before: a Python with another fastcni, None without:
-    its warm server is one more side, for a comparison of two versions in one run. data_dir: where the networks' files
-    go, None: in memory. report: where to write, None for nowhere. only, parts, sides: names, all of them by default.
-    command: the words that were typed."""
+    """The options of `fastcni bench`. peer: the folder of the Go plugins. before: None, or a Python with another
+    fastcni: its warm server is one more side, to compare two versions in one run. data_dir: the folder of address
+    files, None for memory. report: the folder of the report, None for no report. only, parts, sides: names, by default
+    all. command: the command line as typed."""
 
     plan: Plan = Plan()
     peer: str = "/usr/lib/cni"
@@ -149,11 +156,12 @@ class Options:
     command: str = "fastcni bench"
 
     @property
-    def cases(self):
+    def cases(self) -> list[Case]:
+        """The cases that --only names, by default all."""
         return [case for case in CASES if not self.only or case.name in self.only]
 
-    def wants(self, part):
-        """Memory is the server's, no case's: it is left out when cases are named and it is not."""
+    def wants(self, part: str) -> bool:
+        """Whether a part is measured. Memory belongs to no case, so --only excludes it unless --part names it."""
         if self.parts:
             return part in self.parts
         return part != "memory" or not self.only

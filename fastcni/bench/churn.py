@@ -1,19 +1,29 @@
-"""Pods that come and go: one at a time, each side in its turn, and as many at once as a node sees."""
+"""The parts latency and rate: pods are added and deleted one at a time, and many at once."""
+
+from __future__ import annotations
 
 import time
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
 
 from fastcni.bench.calls import CallFailed
 from fastcni.bench.cases import ALONE, title
 from fastcni.bench.node import Network
 from fastcni.bench.sides import SUBNETS
 
-WARM_UP = 2                     # rounds that find cold caches, and are not counted
+if TYPE_CHECKING:
+    from fastcni.bench.cases import Case, Plan
+    from fastcni.bench.node import Pod
+    from fastcni.bench.run import Bench
+    from fastcni.bench.sides import Side
+
+WARM_UP = 2                     # rounds with cold caches, which are not counted
 
 
 @contextmanager
-def networks(bench, case, sides):
-    """{side: a Network of its own}, with what the case holds."""
+def networks(bench: Bench, case: Case, sides: Iterable[Side]) -> Iterator[dict[Side, Network]]:
+    """Make a Network for each side, {side: Network}, with the addresses that the case holds. Remove them at the end."""
     with ExitStack() as stack:
         made = {}
         for side in sides:
@@ -26,8 +36,8 @@ def networks(bench, case, sides):
         yield made
 
 
-def turn(bench, samples, side, network, pods):
-    """A side's calls for these pods, one at a time; {series: {call: [ms]}} gets them."""
+def turn(bench: Bench, samples: dict[str, Any], side: Side, network: Network, pods: Sequence[Pod]) -> None:
+    """Make a side's calls for these pods, one at a time. Add the times to `samples`: {series: {call: [ms]}}."""
     network.make_links(pods)
     for call in network.case.calls:
         for pod in pods:
@@ -36,15 +46,15 @@ def turn(bench, samples, side, network, pods):
     time.sleep(bench.plan.rest)
 
 
-def pods_of(bench, sides):
-    """{side: the pods of its turns}"""
+def pods_of(bench: Bench, sides: Sequence[Side]) -> dict[Side, list[Pod]]:
+    """Return {side: its pods in each round}."""
     burst, made = bench.plan.burst, bench.node.pods(len(sides) * bench.plan.burst)
     return {side: made[n * burst:(n + 1) * burst] for n, side in enumerate(sides)}
 
 
 @contextmanager
-def going_on(bench, what):
-    """A call that fails ends its case, not the run."""
+def going_on(bench: Bench, what: str) -> Iterator[None]:
+    """Note a failed call. It ends its case, but not the run."""
     try:
         yield
     except CallFailed as e:
@@ -53,9 +63,9 @@ def going_on(bench, what):
         bench.node.renew()
 
 
-def latency(bench):
-    """{case: {series: {call: [ms]}}}: in each round every side has its turn, in another order."""
-    data = {}
+def latency(bench: Bench) -> dict[str, Any]:
+    """Measure {case: {series: {call: [ms]}}}. In each round all sides run, in another order."""
+    data: dict[str, Any] = {}
     pods = pods_of(bench, bench.sides)
     plan, cases = bench.plan, [case for case in bench.cases if bench.has_kind(case)]
     with bench.steps("one at a time", sum(WARM_UP + rounds_of(plan, case) for case in cases)) as step:
@@ -63,7 +73,7 @@ def latency(bench):
             step(0, title(case.name))
             sides = bench.sides_of(case)
             with networks(bench, case, sides) as made, going_on(bench, title(case.name)):
-                counted = {}
+                counted: dict[str, Any] = {}
                 for n in range(-WARM_UP, rounds_of(plan, case)):
                     for side in bench.shuffled(sides):
                         turn(bench, counted if n >= 0 else {}, side, made[side], pods[side])
@@ -73,16 +83,17 @@ def latency(bench):
     return data
 
 
-def rounds_of(plan, case):
+def rounds_of(plan: Plan, case: Case) -> int:
+    """Return the number of rounds of a case."""
     return min(plan.rounds, plan.slow_rounds) if case.slow else plan.rounds
 
 
-def rate(bench):
-    """{case: {at once: {side: {call: {"seconds": [of each repeat], "ms": [of each call]}}}}}
+def rate(bench: Bench) -> dict[str, Any]:
+    """Measure {case: {at once: {side: {call: {"seconds": [of each repeat], "ms": [of each call]}}}}}.
 
-    The harness is a case of its own: launchers that are answered at once.
+    One case is the benchmark alone: launchers that echo.py answers at once.
     """
-    data = {}
+    data: dict[str, Any] = {}
     plan = bench.plan
     programs = [side for side in bench.sides if side.name != "floor"]
     alone = [side for side in bench.sides if side.name == "floor"]
@@ -104,14 +115,15 @@ def rate(bench):
     return data
 
 
-def warm_up(side, network, pod):
-    """Each call once, not counted: it makes the bridge, and fastcni's index of the addresses held."""
+def warm_up(side: Side, network: Network, pod: Pod) -> None:
+    """Make each call once, not counted. This makes the bridge, and fastcni's index of held addresses."""
     for call in network.case.calls:
         side.flow(call, network, [pod], 1)
 
 
-def flood(found, side, network, pods, at_once, settle):
-    """Each call for all pods."""
+def flood(found: dict[str, Any], side: Side, network: Network, pods: Sequence[Pod], at_once: int,
+          settle: float) -> None:
+    """Make each call for all pods, `at_once` at a time. Add the times to `found`."""
     for call in network.case.calls:
         flow = side.flow(call, network, pods, at_once)
         of_call = found.setdefault(call, {"seconds": [], "ms": []})

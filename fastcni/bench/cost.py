@@ -1,27 +1,36 @@
-"""What a pod costs a node: processor time, and processes and threads started.
+"""The part cost: the processor time of a pod, and the processes and threads that it starts.
 
-Processor time of calls is what wait4(2) says of each and of all that it has waited for; the server's is its own
-clock's. Beside it, from /proc/stat, is what the whole machine was busy for, the kernel's deferred work and this
-harness included.
+The processor time of a call is that of wait4(2), with its children. The server's is that of its process clock. The busy
+time of the whole machine, from /proc/stat, also has the kernel's deferred work and this benchmark.
 """
+
+from __future__ import annotations
 
 import os
 import time
+from typing import TYPE_CHECKING, Any
 
 from fastcni.bench.cases import title
 from fastcni.bench.churn import going_on, networks, warm_up
 from fastcni.bench.density import processor_ticks
 from fastcni.bench.forks import Forks
+from fastcni.bench.sides import Plugins
+
+if TYPE_CHECKING:
+    from fastcni.bench.node import Network
+    from fastcni.bench.run import Bench
 
 AT_ONCE = 8
-TICKS = os.sysconf("SC_CLK_TCK")
+TICKS = os.sysconf("SC_CLK_TCK")        # a second
 
 
-def cost(bench):
-    """{case: {side: {"cpu" and "machine": seconds, "processes" and "threads": number, None where they cannot be
-    counted}}}, each for one pod: an ADD and a DEL."""
-    data = {}
-    programs = [side for side in bench.sides if side.name != "floor"]
+def cost(bench: Bench) -> dict[str, Any]:
+    """Measure {case: {side: costs}} of one pod, an ADD and a DEL.
+
+    costs: "cpu" and "machine" in seconds, "processes" and "threads" as numbers, None if they cannot be counted.
+    """
+    data: dict[str, Any] = {}
+    programs = [side for side in bench.sides if isinstance(side, Plugins)]
     cases = [case for case in bench.crowds if not case.slow]
     with bench.steps("cost of a pod", len(cases) * len(programs)) as step:
         for case in cases:
@@ -33,7 +42,8 @@ def cost(bench):
     return data
 
 
-def cost_of(bench, side, network):
+def cost_of(bench: Bench, side: Plugins, network: Network) -> dict[str, Any]:
+    """Return the costs of one pod."""
     pods = bench.node.pods(bench.plan.pods)
     warm_up(side, network, pods[0])
     time.sleep(bench.plan.settle)
@@ -43,6 +53,6 @@ def cost_of(bench, side, network):
         calls = sum(side.flow(call, network, pods, AT_ONCE).cpu for call in network.case.calls)
         time.sleep(bench.plan.settle)
     of_server = side.server.cpu - of_server if side.server else 0.0
-    per_pod = {"cpu": calls + of_server, "machine": (processor_ticks()[0] - ticks) / TICKS}
+    per_pod: dict[str, float | None] = {"cpu": calls + of_server, "machine": (processor_ticks()[0] - ticks) / TICKS}
     per_pod |= {"processes": forks.processes, "threads": forks.threads}
     return {key: value if value is None else round(value / len(pods), 6) for key, value in per_pod.items()}

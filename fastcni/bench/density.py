@@ -1,24 +1,33 @@
-"""The curve of ADD and DEL against pods that are there already: routes of ptp, and the ports of one bridge."""
+"""The part density: ADD and DEL by the number of existing pods, with the routes of ptp and the ports of one bridge."""
+
+from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
 
 from fastcni.bench.cases import CASES, WITHOUT_IPV6, title
 from fastcni.bench.churn import going_on, pods_of, turn
 from fastcni.bench.node import Network
 
+if TYPE_CHECKING:
+    from fastcni.bench.cases import Case
+    from fastcni.bench.node import Pod
+    from fastcni.bench.run import Bench
+
 WARM_UP = 1
 SUBNETS = {"ptp": 30, "bridge": 31, WITHOUT_IPV6.name: 32}
-QUIET_SECONDS, QUIET_SHARE = 20, 0.15
+MAX_IDLE_WAIT_S, IDLE_SHARE = 20, 0.15          # idle: the processors are busy for at most this share of the time
 
 
-def density(bench):
-    """{case: {pods there: {series: {call: [ms]}}}}
+def density(bench: Bench) -> dict[str, Any]:
+    """Measure {case: {existing pods: {series: {call: [ms]}}}}.
 
-    All sides add to the same bridge (or routing table) of pods that the floor's requests have put there; each has
-    host-local files for all of them.
+    The floor's requests make the existing pods. All sides add to the same bridge (or routing table), and each side has
+    host-local files for all of these pods.
     """
-    data = {}
+    data: dict[str, Any] = {}
     kinds = [case for case in CASES if case.grows and case in bench.cases]
     if any(case.type == "bridge" for case in kinds) and any(side.name != "Go" for side in bench.sides):
         kinds.append(WITHOUT_IPV6)
@@ -31,18 +40,19 @@ def density(bench):
     return data
 
 
-def curve(bench, case, data, step):
-    """One case at each level."""
+def curve(bench: Bench, case: Case, data: dict[str, Any], step: Callable[..., None]) -> None:
+    """Measure one case at each number of existing pods."""
     sides = [side for side in bench.sides if case is not WITHOUT_IPV6 or side.name != "Go"]
-    bench.node.keep(len(sides))             # the namespaces of pods are a part of what is there
+    bench.node.keep(len(sides))             # only existing pods shall have namespaces
     with ExitStack() as stack:
-        def network(name):
+        def network(name: str) -> Network:
             made = Network(bench.node, f"density-{case.name}-{name.lower()}", case, subnet=SUBNETS[case.name],
                            bridge=f"dense-{SUBNETS[case.name]}")
             stack.callback(made.remove)
             return made
 
-        shared, own, there = network("there"), {side: network(side.name) for side in sides}, []
+        shared, own = network("there"), {side: network(side.name) for side in sides}
+        there: list[Pod] = []
         shared.first = -len(sides)
         bench.floor.prepare(shared)
         stack.callback(lambda: bench.floor.empty(shared, there))
@@ -55,7 +65,7 @@ def curve(bench, case, data, step):
                 there.append(pod)
             for made in own.values():
                 made.hold(level)
-            wait_until_quiet()
+            wait_until_idle()
             found = data.setdefault(str(level), {})
             for n in range(-WARM_UP, bench.plan.density_rounds):
                 for side in bench.shuffled(sides):
@@ -64,20 +74,20 @@ def curve(bench, case, data, step):
                 step()
 
 
-def wait_until_quiet():
-    """Each new pod on a bridge sends IPv6 multicast for seconds, flooded to all others: wait until that is over."""
-    deadline = time.monotonic() + QUIET_SECONDS
+def wait_until_idle() -> None:
+    """Wait until the new pods' IPv6 multicast is over, which a bridge floods to all pods for seconds."""
+    deadline = time.monotonic() + MAX_IDLE_WAIT_S
     busy, total = processor_ticks()
     while time.monotonic() < deadline:
         time.sleep(0.5)
         before = busy, total
         busy, total = processor_ticks()
-        if busy - before[0] <= QUIET_SHARE * (total - before[1]):
+        if busy - before[0] <= IDLE_SHARE * (total - before[1]):
             return
 
 
-def processor_ticks():
-    """(busy, all) ticks of all processors so far: proc_stat(5), user nice system idle iowait irq softirq."""
+def processor_ticks() -> tuple[int, int]:
+    """Return (busy, all) ticks of all processors since boot: proc_stat(5), user nice system idle iowait irq softirq."""
     with open("/proc/stat", encoding="ascii") as file:
         ticks = [int(word) for word in file.readline().split()[1:8]]
     return sum(ticks) - ticks[3] - ticks[4], sum(ticks)

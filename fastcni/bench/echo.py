@@ -1,9 +1,9 @@
-"""A server that answers every launcher at once: what is left is the cost of the launcher itself.
+"""A server that answers every launcher at once, to measure the cost of the launcher alone.
 
     python -m fastcni.bench.echo SOCKET
 
-For each request it makes the latency request that the warm server makes (server/cpu_latency.py). It ends when its
-standard input does, so that it never outlives the run.
+For each request it makes the same latency request as the warm server (server/cpu_latency.py). It ends when its standard
+input ends, so that it does not outlive the run.
 """
 
 import array
@@ -18,7 +18,8 @@ from fastcni.server.cpu_latency import DEFAULT_S, LatencyRequest
 ANSWER = b'{"bench": "echo"}'
 
 
-def main(path):
+def main(path: str) -> None:
+    """Listen on `path` until stdin ends."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(path)
         listener.listen(1024)
@@ -32,7 +33,7 @@ def main(path):
             serve(listener, buffer, latency)
 
 
-def serve(listener, buffer, latency):
+def serve(listener: socket.socket, buffer: bytearray, latency: LatencyRequest) -> None:
     """Read one request, close its descriptors, answer."""
     conn, _ = listener.accept()
     with conn:
@@ -40,7 +41,7 @@ def serve(listener, buffer, latency):
         for _, _, data in ancillary:
             for fd in array.array("i", data):
                 os.close(fd)
-        if size:                # nothing: somebody looked whether we are there
+        if size:                # 0: a connection without a request, to test whether the server listens
             latency.hold()
             protocol.answer(conn, 0, ANSWER)
 

@@ -1,48 +1,59 @@
-"""The kernel's own floor of each case: what a launcher costs, and the requests that nobody can do without.
+"""The floor of each case: the cost of a launcher, and the kernel's own part of the work.
 
-The launcher is the installed one, answered at once by echo.py. The requests go out from this warm process, whose
-sockets are open already; what the pod's namespace needs is opened there, as everybody has to.
+The launcher is the installed one, answered at once by echo.py. The kernel's part is the requests that any plugin has to
+send. This warm process sends them by open sockets. It opens a socket in the pod's namespace, as any plugin has to.
 """
+
+from __future__ import annotations
 
 import os
 import threading
 import time
+from collections.abc import Iterable, Sequence
 from queue import SimpleQueue
+from typing import TYPE_CHECKING
 
 from fastcni._netlink import Batch
 from fastcni.bench.node import LOOPBACK
 from fastcni.kernel import filters, netns, nft, rtnl, sysctl, uapi, wire
 from fastcni.kit.links import find
 
+if TYPE_CHECKING:
+    from fastcni.bench.calls import Flow
+    from fastcni.bench.node import Network, Pod
+    from fastcni.bench.sides import Plugins
+
 GONE_SECONDS = 30
-SENDERS = 32                    # threads that sit out deletions: more than there are in 20 ms
+SENDERS = 32                    # threads that wait for ACKs of deletions: more than there are deletions in 20 ms
 TABLE, MAP, CHAIN = "fcni-bench", "pods", "masquerade"
 ANYWHERE = bytes(4)
 GROUP = 0x66636E69              # of links that are deleted together
 
 
 class Floor:
-    """A side as sides.Plugins is one. `with Floor(launcher) as floor:`, in the node's namespace; launcher: the
-    Plugins whose socket is the echo's."""
+    """A side with the interface of sides.Plugins. `with Floor(launcher) as floor:`, in the node's namespace.
+
+    launcher: the Plugins that ask echo.py."""
 
     name = "floor"
 
-    def __init__(self, launcher):
+    def __init__(self, launcher: Plugins) -> None:
         self.launcher = launcher
-        self.bridges, self.made = {}, {}        # {name: index}, {pod's number: index of the host end}
+        self.bridges: dict[str, int] = {}                   # {name: index}
+        self.made: dict[int, tuple[int, int]] = {}          # {pod's number: (index of the host end, of the pod's end)}
 
-    def __enter__(self):
+    def __enter__(self) -> Floor:
         self.home = netns.open_own()
         self.host, self.firewall = wire.open_socket(), wire.open_socket(uapi.NETLINK_NETFILTER)
         self.watcher = wire.open_socket(groups=(uapi.RTNLGRP_LINK,))
         filters.attach(self.watcher, filters.deletions())
-        self.deletes = SimpleQueue()
+        self.deletes: SimpleQueue[int | None] = SimpleQueue()
         self.senders = [threading.Thread(target=self._send_deletes, daemon=True) for _ in range(SENDERS)]
         for sender in self.senders:
             sender.start()
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, *exc: object) -> None:
         for _ in self.senders:
             self.deletes.put(None)
         for sender in self.senders:
@@ -51,8 +62,8 @@ class Floor:
             sock.close()
         os.close(self.home)
 
-    def prepare(self, network):
-        """The bridge and the nftables map, which no pod pays for but the first."""
+    def prepare(self, network: Network) -> None:
+        """Make the bridge and the nftables map, which only the first pod of a network needs to make."""
         if network.case.type == "bridge" and network.bridge not in self.bridges:
             self.bridges[network.bridge] = self._make_bridge(network)
         if network.case.keys.get("ipMasq"):
@@ -65,30 +76,31 @@ class Floor:
     def _make_bridge(self, network):
         wire.exchange(self.host, rtnl.new_bridge(Batch(), network.bridge))
         bridge = find.link(self.host, network.bridge)
-        batch = rtnl.set_link(Batch(), bridge.index, up=True, address=bridge.address)   # or its ports' MACs are its own
+        batch = rtnl.set_link(Batch(), bridge.index, up=True, address=bridge.address)   # else its MAC follows its ports
         wire.exchange(self.host, rtnl.new_address(batch, bridge.index, network.gateway, 16))
         return bridge.index
 
-    def flow(self, command, network, pods, at_once):
-        """Launchers alone, so many at once: what the harness itself is able to."""
+    def flow(self, command: str, network: Network, pods: Sequence[Pod], at_once: int) -> Flow:
+        """Start launchers only, `at_once` at a time: the limit of this benchmark itself."""
         return self.launcher.flow(command, network, pods, at_once)
 
-    def check(self):
+    def check(self) -> None:
+        """Raise CniError if echo.py has ended."""
         self.launcher.check()
 
-    def call(self, command, network, pod):
-        """One call: {"floor": ms, and its parts: "launcher": ms, "requests": ms}."""
+    def call(self, command: str, network: Network, pod: Pod) -> dict[str, float]:
+        """Measure one call: {"floor": ms, and its parts "launcher": ms, "requests": ms}."""
         (launcher,) = self.launcher.call(command, network, pod).values()
         requests = self.work(command, network, pod)
         return {"floor": launcher + requests, "launcher": launcher, "requests": requests}
 
-    def work(self, command, network, pod):
-        """The requests of one call; milliseconds."""
+    def work(self, command: str, network: Network, pod: Pod) -> float:
+        """Send the kernel requests of one call. Return milliseconds."""
         if command == "VERSION":
             return 0.0
         step = getattr(self, f"_{command.lower()}_{network.case.type.replace('-', '_')}")
-        wire.forget(self.watcher)                       # what others deleted
-        fd = netns.open_path(pod.path)                  # the launcher hands it over
+        wire.forget(self.watcher)                       # the deletions of other sides
+        fd = netns.open_path(pod.path)                  # not measured: the launcher opens it
         try:
             started = time.perf_counter()
             step(network, pod, fd)
@@ -148,7 +160,7 @@ class Floor:
         sock.close()
 
     def _add_veth(self, pod, fd, master=0):
-        """Returns the host end's index; the inside end's is kept with it."""
+        """Return the host end's index. Keep both ends' indexes."""
         name, mac = f"fcnb{pod.number}", os.urandom(3)
         batch = rtnl.new_veth(Batch(), name, "eth0", fd, host_mac=b"\x02\xfc\0" + mac, peer_mac=b"\x02\xfc\1" + mac,
                               master=master)
@@ -157,7 +169,7 @@ class Floor:
         return link.index
 
     def _configure(self, network, pod):
-        """(Batch, index) that gives the inside end its address and sets it up."""
+        """Return a Batch that sets the pod's end up with its address, and that end's index."""
         _, inside = self.made[pod.number]
         batch = rtnl.new_address(Batch(), inside, network.address_of(pod), 16)
         return rtnl.set_link(batch, inside, up=True), inside
@@ -177,7 +189,7 @@ class Floor:
     _del_ptp = _del_bridge
 
     def _send_deletes(self):
-        """The kernel holds whoever asks for a deletion until memory is freed, 20 ms after the link is gone."""
+        """Wait for the kernel's ACK of a deletion: it comes when memory is freed, 20 ms after the link is gone."""
         while (index := self.deletes.get()) is not None:
             wire.send(self.watcher, rtnl.del_link(Batch(), index=index).finish())
 
@@ -191,14 +203,14 @@ class Floor:
                 sysctl.offer(name, value)
             return wire.open_socket()
 
-    # ---- pods that are there already ----
+    # ---- existing pods, for the part density ----
 
-    def put(self, network, pod):
-        """Put a pod onto a network that is prepared."""
+    def put(self, network: Network, pod: Pod) -> None:
+        """Add a pod to a prepared network."""
         self.work("ADD", network, pod)
 
-    def empty(self, network, pods):
-        """Take pods off, all together."""
+    def empty(self, network: Network, pods: Iterable[Pod]) -> None:
+        """Delete these pods together."""
         for pod in pods:
             index, _ = self.made.pop(pod.number)
             wire.exchange(self.host, rtnl.set_group(Batch(), index, GROUP))
@@ -207,6 +219,6 @@ class Floor:
             wire.exchange(self.host, rtnl.del_group(Batch(), GROUP))
 
 
-def no_ipv6(ifname):
-    """The sysctl, name and value, that takes IPv6 off a link."""
+def no_ipv6(ifname: str) -> tuple[str, str]:
+    """Return the sysctl, (name, value), that disables IPv6 on a link."""
     return f"net/ipv6/conf/{ifname}/disable_ipv6", "1"

@@ -1,11 +1,15 @@
-"""How many processes and threads are started, as the kernel's process connector tells it (linux/cn_proc.h).
+"""The numbers of processes and threads that some processes start, by the process connector (linux/cn_proc.h).
 
-It tells one from the other, and who started it: only what comes from given processes is counted.
+An event has the parent and the child, so that processes and threads of other programs are not counted.
 """
+
+from __future__ import annotations
 
 import struct
 import threading
+from collections.abc import Iterable
 from errno import ENOBUFS
+from socket import socket
 
 from fastcni.kernel import netns, wire
 
@@ -18,10 +22,10 @@ ASK = struct.Struct("=IHHII IIIIHH I")
 EVENT = struct.Struct("=16x 20x I 12x IIII")
 
 
-def open_events(namespace):
-    """A socket for process events; None where there are none: not in this kernel, or not in this container.
+def open_events(namespace: int) -> socket | None:
+    """Return a socket for process events, None if this kernel or this container has none.
 
-    namespace: a descriptor of the first network namespace, the only one that has them.
+    namespace: a descriptor of the initial network namespace, because only that has process events.
     """
     try:
         with netns.inside(namespace):
@@ -33,16 +37,17 @@ def open_events(namespace):
 
 
 class Forks:
-    """`with Forks(namespace, roots) as forks:` counts what the processes `roots` and their descendants start.
+    """`with Forks(namespace, roots) as forks:` counts the starts by the processes `roots` and their descendants.
 
-    processes, threads: None when it could not be counted.
+    processes, threads: the numbers, None if they could not be counted.
     """
 
-    def __init__(self, namespace, roots):
+    def __init__(self, namespace: int, roots: Iterable[int]) -> None:
         self.namespace, self.known = namespace, set(roots)
-        self.processes = self.threads = None
+        self.processes: int | None = None
+        self.threads: int | None = None
 
-    def __enter__(self):
+    def __enter__(self) -> Forks:
         self.sock = open_events(self.namespace)
         if self.sock:
             self.processes = self.threads = 0
@@ -53,7 +58,7 @@ class Forks:
             self.reader.start()
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, *_: object) -> None:
         if self.sock:
             self.stopping = True
             self.reader.join()
@@ -74,7 +79,7 @@ class Forks:
             except OSError as e:
                 if e.errno != ENOBUFS:
                     raise
-                self.processes = self.threads = None    # some were lost
+                self.processes = self.threads = None    # events were lost
                 return
             if len(data) >= EVENT.size:
                 self._count(*EVENT.unpack_from(data))

@@ -1,52 +1,58 @@
-"""The memory of a warm server that serves many pods, and goes on."""
+"""The part memory: the resident memory of a warm server under load."""
+
+from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING, Any
 
-from fastcni.bench import sides as doors
 from fastcni.bench.cases import CASES
 from fastcni.bench.churn import going_on
 from fastcni.bench.node import Network
+from fastcni.bench.sides import Plugins, serve
+
+if TYPE_CHECKING:
+    from fastcni.bench.run import Bench
 
 AT_ONCE = 32
 
 
-def memory(bench):
-    """[{"when": words, "kB": resident, "threads": number, "fds": number}] of a fresh server."""
+def memory(bench: Bench) -> list[dict[str, Any]]:
+    """Measure [{"when": text, "kB": resident, "threads": number, "fds": number}] of a fresh server."""
     plan, node = bench.plan, bench.node
     folder = f"{node.folder}/memory"
     os.mkdir(folder)
-    data = []
+    data: list[dict[str, Any]] = []
     case = next(case for case in CASES if case.name == "bridge")
     rounds = plan.pairs // AT_ONCE
-    with bench.steps("the server's memory", rounds + 2) as step, doors.serve(folder) as server:
-        side = doors.Plugins("warm", bench.folder, server.sock, server)
+    with bench.steps("the server's memory", rounds + 2) as step, serve(folder) as server:
+        side = Plugins("warm", bench.folder, server.sock, server)
         network = Network(node, "memory", case, subnet=40, bridge="br-memory")
 
-        def look(when):
+        def sample(when: str) -> None:
             data.append({"when": when, **state_of(server.pid)})
 
-        look("at its start")
+        sample("at its start")
         with going_on(bench, "memory"):
             pods = node.pods(plan.crowd)
             side.flow("ADD", network, pods, AT_ONCE)
-            look(f"with {plan.crowd:,} pods added")
+            sample(f"with {plan.crowd:,} pods added")
             step()
             side.flow("DEL", network, pods, AT_ONCE)
-            look("with all of them deleted")
+            sample("with all of them deleted")
             step()
             node.keep(AT_ONCE)
             for _ in range(rounds):
                 side.flow("ADD", network, pods[:AT_ONCE], AT_ONCE)
                 side.flow("DEL", network, pods[:AT_ONCE], AT_ONCE)
                 step()
-            look(f"after {rounds * AT_ONCE:,} more pairs of ADD and DEL")
+            sample(f"after {rounds * AT_ONCE:,} more pairs of ADD and DEL")
         bench.compare_with_log(side)
     return data
 
 
-def state_of(pid):
-    """Of a process: resident memory, threads and descriptors."""
+def state_of(pid: int) -> dict[str, int]:
+    """Return a process's resident memory, threads and descriptors."""
     with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as file:
-        words = {name: value for name, _, value in (line.partition(":") for line in file)}
-    return {"kB": int(words["VmRSS"].split()[0]), "threads": int(words["Threads"]),
+        values = {name: value for name, _, value in (line.partition(":") for line in file)}
+    return {"kB": int(values["VmRSS"].split()[0]), "threads": int(values["Threads"]),
             "fds": len(os.listdir(f"/proc/{pid}/fd"))}

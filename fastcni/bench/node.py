@@ -1,15 +1,19 @@
-"""A node to measure on: a network namespace of its own, pods as named namespaces, and the networks they are put in.
+"""A node to measure on: a network namespace, pods as named namespaces, and the networks of these pods.
 
-All names begin with fcni-bench-, so that what a killed run has left can be seen in `ip netns`.
+All names begin with fcni-bench-, so that `ip netns` shows the namespaces that a killed run has left.
 """
+
+from __future__ import annotations
 
 import json
 import os
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from fastcni._netlink import Batch
 from fastcni.kernel import netns, rtnl, wire
@@ -18,6 +22,9 @@ from fastcni.spec import errors
 from fastcni.spec.address import ip_text
 from fastcni.spec.errors import CniError
 
+if TYPE_CHECKING:
+    from fastcni.bench.cases import Case
+
 PREFIX = "fcni-bench-"
 FOLDER = "/run/netns"
 LOOPBACK = 1                    # lo's index in every network namespace
@@ -25,25 +32,29 @@ LOOPBACK = 1                    # lo's index in every network namespace
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """A namespace: its number on the node, its name and its path."""
+    """A pod: its number on the node, and its namespace's name and path."""
 
     number: int
     name: str
 
     @property
-    def path(self):
+    def path(self) -> str:
+        """The path of its namespace."""
         return f"{FOLDER}/{self.name}"
 
 
 class Node:
-    """`with Node(data_dir) as node:` has this thread in a fresh network namespace; it and the pods are removed at the
-    end, and two folders: `folder`, and `data` for the networks' files, which is made in data_dir."""
+    """`with Node(data_dir) as node:` moves this thread into a fresh network namespace.
 
-    def __init__(self, data_dir):
+    It makes two folders: `folder`, and `data` in data_dir for the networks' files. At the end, namespaces and folders
+    are removed."""
+
+    def __init__(self, data_dir: str) -> None:
         self.prefix = f"{PREFIX}{os.getpid()}-"
-        self.data_dir, self.made = data_dir, []
+        self.data_dir = data_dir
+        self.made: list[Pod] = []
 
-    def __enter__(self):
+    def __enter__(self) -> Node:
         with ExitStack() as stack:
             self.folder = tempfile.mkdtemp(prefix=self.prefix)
             stack.callback(shutil.rmtree, self.folder)
@@ -60,23 +71,23 @@ class Node:
             self.stack = stack.pop_all()
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, *_: object) -> None:
         self.stack.close()
 
-    def pods(self, count):
-        """The first so many pods, each made when it is first asked for."""
+    def pods(self, count: int) -> list[Pod]:
+        """Return the first `count` pods. Make the missing ones."""
         more = [Pod(n, f"{self.prefix}{n}") for n in range(len(self.made), count)]
         ip_batch([f"netns add {pod.name}" for pod in more])
         self.made += more
         return self.made[:count]
 
-    def keep(self, count):
-        """Remove all but the first so many pods."""
+    def keep(self, count: int) -> None:
+        """Remove all but the first `count` pods."""
         ip_batch([f"netns del {pod.name}" for pod in self.made[count:]])
         del self.made[count:]
 
-    def renew(self):
-        """Fresh namespaces under the same names: a call has failed, and what it left is in nobody's way."""
+    def renew(self) -> None:
+        """Replace all pods' namespaces by fresh ones, after a failed call."""
         ip_batch([line for pod in self.made for line in (f"netns del {pod.name}", f"netns add {pod.name}")])
 
     def _remove(self):
@@ -84,8 +95,8 @@ class Node:
         ip_batch([f"netns del {name}" for name in names if name.startswith(self.prefix)])
 
 
-def ip_batch(lines):
-    """Have ip(8) do them all. Raises CniError. In a process group of its own, so that Ctrl-C does not cut it short."""
+def ip_batch(lines: Sequence[str]) -> None:
+    """Run these lines by `ip -batch`, in another process group, so that Ctrl-C does not end it. Raise CniError."""
     if not lines:
         return
     done = subprocess.run(["ip", "-force", "-batch", "-"], input="\n".join(lines), capture_output=True, text=True,
@@ -95,9 +106,9 @@ def ip_batch(lines):
 
 
 class Network:
-    """One network of one side: its configuration, and host-local's folder of it."""
+    """One network of one side: its configuration and host-local's folder."""
 
-    def __init__(self, node, name, case, *, subnet, bridge):
+    def __init__(self, node: Node, name: str, case: Case, *, subnet: int, bridge: str) -> None:
         """subnet: the second byte of 10.x.0.0/16."""
         self.case, self.bridge, self.subnet = case, bridge, subnet
         data_dir = f"{node.data}/{name}"
@@ -106,19 +117,21 @@ class Network:
         conf = {"cniVersion": "1.0.0", "name": name, "type": case.type, "bridge": bridge,
                 "ipam": {"type": "host-local", "subnet": f"10.{subnet}.0.0/16", "dataDir": data_dir,
                          "routes": [{"dst": "0.0.0.0/0"}]}}
-        self.conf = {**conf, **case.keys}
-        self.link, self.links, self.served = f"up{subnet}", [], set()
-        self.results = {}           # of a chain: {pod: the last result}
-        self.held = 0               # addresses of others
-        self.first = 0              # of the addresses that pods have, the one of pod 0
+        self.conf: dict[str, Any] = {**conf, **case.keys}
+        self.link = f"up{subnet}"
+        self.links: list[str] = []                  # links to delete at the end
+        self.served: set[int] = set()               # numbers of the pods that make_links() has seen
+        self.results: dict[Pod, Any] = {}           # of a chain: {pod: the last result}
+        self.held = 0                               # addresses that other containers hold
+        self.first = 0                              # the number of pod 0's address
 
-    def stdin(self, pod, more=()):
-        """The configuration as one pod's calls are given it, and more keys."""
+    def stdin(self, pod: Pod, more: Iterable[tuple[str, Any]] = ()) -> bytes:
+        """Return the configuration for one pod's calls, with more keys."""
         behind = {"prevResult": self._result(pod)} if self.case.behind else {}
         return json.dumps({**self.conf, **self.case.of_pod(self.link, pod.number), **behind, **dict(more)}).encode()
 
     def _result(self, pod):
-        """What a plugin before would have answered."""
+        """Return the result that a plugin before would have answered."""
         return {"cniVersion": "1.0.0", "interfaces": [{"name": "eth0", "sandbox": pod.path}],
                 "ips": [{"address": f"{ip_text(self.address(pod.number))}/16", "gateway": ip_text(self.gateway),
                          "interface": 0}]}
@@ -127,8 +140,8 @@ class Network:
         text = text.replace("@link", self.link).replace("@gateway", f"{ip_text(self.gateway)}/16")
         return text.replace("@pod", str(pod.number)) if pod else text
 
-    def make_links(self, pods):
-        """What the case needs on the host: once, and for each of these pods that has nothing yet."""
+    def make_links(self, pods: Iterable[Pod]) -> None:
+        """Make the case's links on the host: those of the network once, and those of each new pod."""
         lines = [] if self.served else [self._line(line) for line in self.case.host]
         new = [pod for pod in pods if pod.number not in self.served]
         lines += [self._line(line, pod) for pod in new for line in self.case.each]
@@ -137,33 +150,37 @@ class Network:
         self.served |= {pod.number for pod in new}
 
     @property
-    def gateway(self):
+    def gateway(self) -> bytes:
+        """The gateway's address."""
         return bytes((10, self.subnet, 0, 1))
 
     @property
-    def subnet_address(self):
+    def subnet_address(self) -> bytes:
+        """The subnet's address."""
         return bytes((10, self.subnet, 0, 0))
 
-    def address(self, number):
-        """An address of the network: number 0 is the first after the gateway's."""
+    def address(self, number: int) -> bytes:
+        """Return an address of the network. Number 0 is the first after the gateway's."""
         return bytes((10, self.subnet, number + 2 >> 8, number + 2 & 255))
 
-    def address_of(self, pod):
+    def address_of(self, pod: Pod) -> bytes:
+        """Return the address for a pod, in calls of the floor."""
         return self.address(self.first + pod.number)
 
-    def file(self, address):
-        """Where host-local writes down who has that address."""
+    def file(self, address: bytes) -> str:
+        """Return the path of host-local's file for an address."""
         return f"{self.folder}/{ip_text(address)}"
 
-    def hold(self, count):
-        """Have the first so many addresses held by other containers, in files as the Go plugin writes them."""
+    def hold(self, count: int) -> None:
+        """Let other containers hold the first `count` addresses, by files as the Go plugin writes them."""
         for number in range(self.held, count):
             with open(self.file(self.address(number)), "w", encoding="ascii") as file:
                 file.write(f"other{number}\r\neth0")
         self.held = self.first = max(self.held, count)
 
-    def remove(self):
-        shutil.rmtree(os.path.dirname(self.folder), ignore_errors=True)     # after an interrupt a server may be at it
+    def remove(self) -> None:
+        """Remove the network's files and links."""
+        shutil.rmtree(os.path.dirname(self.folder), ignore_errors=True)     # after Ctrl-C a server may still write
         with closing(wire.open_socket()) as sock:
             for name in self.links:
                 delete_by_name(sock, name)

@@ -1,9 +1,15 @@
-"""The plots of a report, as SVG: the same samples give the same bytes."""
+"""The plots of a report as SVG. The same samples give the same bytes."""
+
+from __future__ import annotations
 
 import itertools
 import statistics
+from collections.abc import Sequence
+from typing import Any
 
 import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
@@ -12,34 +18,34 @@ from fastcni.bench.cases import ALONE, WITHOUT_IPV6, title
 from fastcni.bench.tables import median, present, speed
 
 STYLE = {
-    "svg.hashsalt": "fastcni", "svg.fonttype": "none",          # text stays text: small, and found by a search
+    "svg.hashsalt": "fastcni", "svg.fonttype": "none",          # text stays text: small, and searchable
     "font.family": "sans-serif", "font.size": 9, "axes.titlesize": 10, "axes.grid": True, "grid.color": "#e4e4e4",
     "grid.linewidth": 0.6, "axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": "#888888",
     "axes.axisbelow": True, "path.simplify": False,
 }
 COLORS = {"Go": "#0072b2", "one-shot": "#e69f00", "warm": "#d55e00", "before": "#009e73",
-          "floor": "#777777"}           # also for colour-blind readers
+          "floor": "#777777"}           # different also for colour-blind readers
 FAMILIAR = ("loopback", "host-local-1000", "bridge", "bridge-ipmasq", "ptp")
 CALLS = ("ADD", "DEL")
-SHARES = (*range(0, 96, 5), 97, 98, 99, 100)            # percent, of a distribution's line
+SHARES = (*range(0, 96, 5), 97, 98, 99, 100)            # percent: the points of a distribution's line
 
 
-def write(folder, data):
-    """Write a plot for each part that has one; the names of the files."""
+def write(folder: str, data: dict[str, Any]) -> list[str]:
+    """Write a plot for each part that has one. Return the names of the files."""
     written = []
     for part, draw in (("latency", latency), ("rate", rate), ("density", density)):
         if data.get(part):
             with matplotlib.rc_context(STYLE):
                 figure = draw(data)
                 if figure:
-                    figure.set_facecolor("white")           # whatever is behind it
+                    figure.set_facecolor("white")           # readable on a dark page, too
                     FigureCanvasSVG(figure).print_svg(f"{folder}/{part}.svg", metadata={"Date": None, "Creator": None})
                     written.append(f"{part}.svg")
     return written
 
 
-def latency(data):
-    """For each case the share of calls that took at most so long."""
+def latency(data: dict[str, Any]) -> Figure | None:
+    """Draw for each case the distribution of the calls' times."""
     cases = [case for case in FAMILIAR if data["latency"].get(case)]
     if not cases:
         return None
@@ -53,19 +59,19 @@ def latency(data):
         axes.set_ylim(0, 100)
         axes.set_yticks([0, 50, 99])
         plain(axes.xaxis)
-    words(figure, panels, "milliseconds", "% of calls\ntook at most")
+    label(figure, panels, "milliseconds", "% of calls\ntook at most")
     return figure
 
 
-def distribution(samples):
-    """(milliseconds, percent) of a cumulative distribution."""
+def distribution(samples: Sequence[float]) -> tuple[list[float], list[float]]:
+    """Return (milliseconds, percent) of the cumulative distribution."""
     samples = sorted(samples)
     at = sorted({round((len(samples) - 1) * share / 100) for share in SHARES})
     return [samples[n] for n in at], [100 * (n + 1) / len(samples) for n in at]
 
 
-def rate(data):
-    """For each case calls a second, one at a time and many at once."""
+def rate(data: dict[str, Any]) -> Figure | None:
+    """Draw for each case the calls a second, one at a time and many at once."""
     cases = [case for case in FAMILIAR if data["rate"].get(case)]
     if not cases:
         return None
@@ -93,12 +99,12 @@ def rate(data):
         axes.xaxis.set_major_locator(FixedLocator(sorted(ticks)))
         axes.xaxis.set_minor_locator(NullLocator())
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0f}"))
-    words(figure, panels, "calls at once", "calls a second", floor="the harness alone")
+    label(figure, panels, "calls at once", "calls a second", floor="the harness alone")
     return figure
 
 
-def density(data):
-    """For ptp and bridge the median against pods there, with the quarter above and below it."""
+def density(data: dict[str, Any]) -> Figure | None:
+    """Draw for ptp and bridge the median by the number of existing pods, with the quarters above and below it."""
     cases = [case for case in ("ptp", "bridge") if data["density"].get(case)]
     if not cases:
         return None
@@ -121,12 +127,15 @@ def density(data):
             axes.set_title(f"{axes.get_title()}\n(dashed: {title(WITHOUT_IPV6.name)})")
         axes.set_yscale("log")
         plain(axes.yaxis)
-    words(figure, panels, "pods there already", "milliseconds")
+    label(figure, panels, "pods there already", "milliseconds")
     return figure
 
 
-def grid(cases, heading, wide=2.3, sharex="col"):
-    """(Figure, [(case, call, axes)]): a column for each case, ADD above DEL, both on one scale."""
+Panels = list[tuple[str, str, Axes]]        # (case, call, axes)
+
+
+def grid(cases: Sequence[str], heading: str, wide: float = 2.3, sharex: str = "col") -> tuple[Figure, Panels]:
+    """Return a figure with a column for each case, ADD above DEL on the same scale, and its panels."""
     figure = Figure(figsize=(1.2 + wide * len(cases), 4.6), layout="constrained")
     figure.suptitle(heading, fontsize=11)
     rows = figure.subplots(2, len(cases), sharex=sharex, sharey="all", squeeze=False)
@@ -138,14 +147,14 @@ def grid(cases, heading, wide=2.3, sharex="col"):
     return figure, panels
 
 
-def words(figure, panels, x, y, floor="floor"):
-    """What the axes show, and which line is whose."""
+def label(figure: Figure, panels: Panels, x: str, y: str, floor: str = "floor") -> None:
+    """Label the axes, and add a legend of the sides."""
     columns = len(panels) // 2
     for at, (_, _, axes) in enumerate(panels):
         axes.set_ylabel(y if at % columns == 0 else "")
         axes.set_xlabel(x if at >= columns else "")
         axes.tick_params(length=0)
-    lines = {}
+    lines: dict[Any, Any] = {}
     for _, _, axes in panels:
         for line in axes.get_lines():
             lines.setdefault(line.get_color(), line)
@@ -153,8 +162,8 @@ def words(figure, panels, x, y, floor="floor"):
     figure.legend(*zip(*shown, strict=True), loc="outside lower center", ncols=len(shown), frameon=False)
 
 
-def plain(axis):
-    """A logarithmic axis that says 1 3 10 30."""
+def plain(axis: Axis) -> None:
+    """Give a logarithmic axis the labels 1 3 10 30."""
     axis.set_major_locator(LogLocator(subs=(1, 3)))
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))

@@ -1,4 +1,6 @@
-"""What is kept of a run: its samples as JSON, its tables as Markdown and on the terminal, its plots."""
+"""The report of a run: samples as JSON, tables as Markdown and on the terminal, plots."""
+
+from __future__ import annotations
 
 import os
 import platform
@@ -6,10 +8,11 @@ import shutil
 import subprocess
 import sys
 from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
 
 import orjson
 from rich.box import SIMPLE_HEAD
-from rich.console import Group
+from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
@@ -19,20 +22,23 @@ from fastcni.server import cpu_latency
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 
+if TYPE_CHECKING:
+    from fastcni.bench.cases import Options
+
 SAMPLES, PAGE = "report.json", "report.md"
 WITH_PLOTS = "plots need matplotlib: pip install 'fastcni[bench]'"
 PLOTS = {"latency": "Latency, one at a time", "rate": "Rate against calls at once",
          "density": "Latency against pods that are there already"}
 INTRODUCTION = """\
 **Go** is the reference plugins, **one-shot** fastcni's plugins without a server, **warm** the same files with
-`fastcni serve` running, **floor** what the kernel itself takes: the launcher answered at once, and the netlink
-requests that nobody can do without, from a process that is warm. Warm and floor keep processors awake in the same way:
-from each request on, for as long as the table says. All in one run, in turn and shuffled.
+`fastcni serve`. **floor** is a launcher that is answered at once, and the netlink requests that any plugin has to send,
+from a warm process. Warm and floor make the same latency request, shown in the table. All sides ran in one run, in turn
+and in random order.
 """
 
 
-def machine(options):
-    """{words: words}: where, with what, and how much is measured."""
+def machine(options: Options) -> dict[str, str]:
+    """Return {name: text} of the machine, the software and the number of measurements."""
     plan = options.plan
     return {
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
@@ -47,8 +53,8 @@ def machine(options):
     }
 
 
-def latency_request():
-    """What warm and floor ask of processors that would go to sleep."""
+def latency_request() -> str:
+    """Return the latency request of warm and floor as text."""
     seconds = float(os.environ.get("FASTCNI_LATENCY_REQUEST_S") or cpu_latency.DEFAULT_S)
     if not seconds:
         return "none: FASTCNI_LATENCY_REQUEST_S is 0"
@@ -59,37 +65,39 @@ def latency_request():
     return f"{cpu_latency.limit_us()} us ({cpu_latency.DEVICE}), until {seconds * 1e3:g} ms after a request"
 
 
-def processor():
+def processor() -> str:
+    """Return the processor's name."""
     with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
         return next((line.partition(":")[2].strip() for line in file if line.startswith("model name")), "unknown")
 
 
-def go_plugins(peer):
-    """What the Go bridge says of itself; a distribution's build may say less than its package manager."""
+def go_plugins(peer: str) -> str:
+    """Return the version that the Go bridge prints. If that is unknown, return the distribution package's."""
     path = f"{peer}/bridge"
     try:
         ran = subprocess.run([path], env={}, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
                              timeout=10)
     except (OSError, subprocess.SubprocessError):
         return f"none in {peer}"
-    said = (ran.stderr + ran.stdout).strip().partition("\n")[0]
-    if "unknown" in said and shutil.which("dpkg-query"):
+    text = (ran.stderr + ran.stdout).strip().partition("\n")[0]
+    if "unknown" in text and shutil.which("dpkg-query"):
         owner = query("-S", os.path.realpath(path)) or query("-S", path)
         version = query("-W", owner.partition(":")[0]) if owner else ""
-        said = version.strip().replace("\t", " ") or said
-    return f"{said} in {peer}"
+        text = version.strip().replace("\t", " ") or text
+    return f"{text} in {peer}"
 
 
-def query(*words):
-    return subprocess.run(["dpkg-query", *words], capture_output=True, text=True, check=False).stdout
+def query(*arguments: str) -> str:
+    """Return the output of dpkg-query."""
+    return subprocess.run(["dpkg-query", *arguments], capture_output=True, text=True, check=False).stdout
 
 
-def to_rich(table):
-    """For the terminal."""
+def to_rich(table: tables.Table) -> Group:
+    """Return the table for the terminal."""
     shown = Table(title=table.title, title_justify="left", box=SIMPLE_HEAD)
     for at, column in enumerate(table.columns):
         name = column.replace(" : ", "\n: ")
-        shown.add_column(name, justify="left" if at < table.words else "right", no_wrap=at < table.words)
+        shown.add_column(name, justify="left" if at < table.labels else "right", no_wrap=at < table.labels)
     before = None
     for row in table.rows:
         again = row[0] == before
@@ -98,16 +106,17 @@ def to_rich(table):
     return Group(shown, Text(f"{table.note}\n", style="dim"))
 
 
-def to_markdown(table):
+def to_markdown(table: tables.Table) -> str:
+    """Return the table as Markdown."""
     lines = [f"## {table.title}", ""]
     lines += [f"| {' | '.join(table.columns)} |",
-              f"|{'|'.join('---' if at < table.words else '---:' for at in range(len(table.columns)))}|"]
+              f"|{'|'.join('---' if at < table.labels else '---:' for at in range(len(table.columns)))}|"]
     lines += [f"| {' | '.join(row)} |" for row in table.rows]
     return "\n".join([*lines, "", *([table.note, ""] if table.note else [])])
 
 
-def page(data):
-    """report.md: the machine, the plots and every table."""
+def page(data: dict[str, Any]) -> str:
+    """Return the text of report.md: the machine, the plots and every table."""
     parts = [part for part in tables.TABLES if part in data]
     facts = [f"| {name} | {value} |" for name, value in data["machine"].items()]
     lines = ["# fastcni against the Go plugins", "", INTRODUCTION, "```", data["command"], "```", "",
@@ -117,8 +126,8 @@ def page(data):
     return "\n".join([*lines, "", *(to_markdown(tables.TABLES[part](data)) for part in parts)])
 
 
-def finish(options, data, out):
-    """Write the report, if one is asked for."""
+def finish(options: Options, data: dict[str, Any], out: Console) -> None:
+    """Write the report if --report is given."""
     if options.report:
         os.makedirs(options.report, exist_ok=True)
         with open(f"{options.report}/{SAMPLES}", "wb") as file:
@@ -128,17 +137,18 @@ def finish(options, data, out):
         out.print("--report DIR writes the samples, these tables and plots.", highlight=False)
 
 
-def replot(folder, out):
-    """Tables and plots again, from the samples of an earlier run. Raises CniError."""
+def replot(folder: str, out: Console) -> None:
+    """Write tables and plots from the samples of an earlier run. Raise CniError."""
     try:
         with open(f"{folder}/{SAMPLES}", "rb") as file:
             data = orjson.loads(file.read())
     except (OSError, ValueError) as e:
-        raise CniError(errors.IO_FAILURE, f"no report to draw again: {folder}/{SAMPLES}: {e}") from e
+        raise CniError(errors.IO_FAILURE, f"read the samples {folder}/{SAMPLES}: {e}") from e
     draw(folder, data, out)
 
 
-def draw(folder, data, out):
+def draw(folder: str, data: dict[str, Any], out: Console) -> None:
+    """Write report.md and, with matplotlib, the plots."""
     with open(f"{folder}/{PAGE}", "w", encoding="utf-8") as file:
         file.write(page(data))
     written = [PAGE]

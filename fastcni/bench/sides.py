@@ -1,4 +1,6 @@
-"""Who is called: directories of plugins, and the two servers that some of them find behind their socket."""
+"""The sides: directories of plugins, and the servers behind their sockets."""
+
+from __future__ import annotations
 
 import json
 import os
@@ -6,87 +8,97 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from fastcni.bench.calls import Flow, Running, one
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 
+if TYPE_CHECKING:
+    from fastcni.bench.floor import Floor
+    from fastcni.bench.node import Network, Pod
+
 START_SECONDS = 20              # until a server listens
-END_SECONDS = 90                # it finishes what it has begun
+END_SECONDS = 90                # a server answers its running requests before it ends
+Side: TypeAlias = "Plugins | Floor"
 SUBNETS = {"Go": 21, "one-shot": 22, "warm": 23, "floor": 24, "before": 25}
 
 
 class Plugins:
-    """A side whose calls are processes: the plugin files of a folder, and the socket that they are to use ("" none).
-    server: the Child that answers there, if any."""
+    """A side whose calls are processes. folder: of the plugin files. sock: the socket that they use, "" for none.
+    server: the Child that listens there, if any."""
 
-    def __init__(self, name, folder, sock="", server=None):
+    def __init__(self, name: str, folder: str, sock: str = "", server: Child | None = None) -> None:
         self.name, self.folder, self.server = name, folder, server
         self.env = {"CNI_IFNAME": "eth0", "CNI_PATH": folder, "PATH": os.environ.get("PATH", os.defpath),
                     "FASTCNI_SOCKET": sock}
         self.sent = 0
 
-    def prepare(self, network):
-        """A plugin makes what it needs."""
+    def prepare(self, network: Network) -> None:
+        """Do nothing: plugins make bridge and tables themselves."""
 
-    def ready(self, command, network, pod, more=()):
-        """A call: a function that starts it and returns the Running process. `more` are keys of its configuration.
-        All that a clock need not see is done here."""
+    def ready(self, command: str, network: Network, pod: Pod,
+              more: Iterable[tuple[str, Any]] = ()) -> Callable[[], Running]:
+        """Prepare a call, outside of the measured time. Return a function that starts the process.
+
+        more: keys for its configuration."""
         env = {**self.env, "CNI_COMMAND": command, "CNI_CONTAINERID": pod.name, "CNI_NETNS": pod.path}
         kind = dict(more).get("type", network.case.type)
         own = network.case.ours.get(kind, {}) if self.name != "Go" else {}
-        words = (f"{self.folder}/{kind}", env, network.stdin(pod, {**dict(more), **own}),
-                 f"{kind} {command} of {self.name}")
+        stdin = network.stdin(pod, {**dict(more), **own}.items())
 
-        def start():
+        def start() -> Running:
             self.sent += 1
-            return Running(*words)
+            return Running(f"{self.folder}/{kind}", env, stdin, f"{kind} {command} of {self.name}")
 
         return start
 
-    def call(self, command, network, pod):
-        """One call to its end: {this side: ms}. Raises CallFailed."""
+    def call(self, command: str, network: Network, pod: Pod) -> dict[str, float]:
+        """Make one call. Return {this side: ms}. Raise CallFailed."""
         if network.case.chain:
             return {self.name: self._call_chain(command, network, pod)}
         took, _ = one(self.ready(command, network, pod))
         return {self.name: took}
 
     def _call_chain(self, command, network, pod):
-        """A conflist's calls, as a runtime makes them: DEL goes backwards. Milliseconds of all processes."""
+        """Make a conflist's calls as a runtime does, DEL in reverse. Return the milliseconds of all processes."""
         took, chain = 0.0, network.case.chain
         for keys in chain if command == "ADD" else reversed(chain):
             known = {"prevResult": network.results[pod]} if pod in network.results else {}
-            ms, said = one(self.ready(command, network, pod, {**keys, **known}))
+            ms, output = one(self.ready(command, network, pod, {**keys, **known}.items()))
             took += ms
             if command == "ADD":
-                network.results[pod] = json.loads(said)
+                network.results[pod] = json.loads(output)
         if command == "DEL":
             del network.results[pod]
         return took
 
-    def flow(self, command, network, pods, at_once):
-        """A call for each pod, so many at once. Raises CallFailed, CniError for a server that died."""
+    def flow(self, command: str, network: Network, pods: Sequence[Pod], at_once: int) -> Flow:
+        """Make a call for each pod, `at_once` at a time. Raise CallFailed, or CniError if the server ended."""
         try:
             return Flow([self.ready(command, network, pod) for pod in pods], at_once)
         finally:
             self.check()
 
-    def check(self):
+    def check(self) -> None:
+        """Raise CniError if the server has ended."""
         if self.server:
             self.server.check()
 
 
 class Child:
-    """`with Child(words, sock, log):` runs a server of ours in this namespace, from its first connection to SIGTERM.
-    python: the interpreter that runs it, by default this one."""
+    """`with Child(arguments, sock, log):` runs a server in this namespace: it listens, and gets SIGTERM at the end.
 
-    def __init__(self, words, sock, log, python=sys.executable):
-        self.words, self.sock, self.log, self.python = words, sock, log, python
+    arguments: of the Python `python`, by default this one. sock, log: paths."""
 
-    def __enter__(self):
+    def __init__(self, arguments: Sequence[str], sock: str, log: str, python: str = sys.executable) -> None:
+        self.arguments, self.sock, self.log, self.python = arguments, sock, log, python
+
+    def __enter__(self) -> Child:
         with open(self.log, "wb") as log:
-            # In a process group of its own: Ctrl-C is for the run, which then ends it in its turn.
-            self.process = subprocess.Popen([self.python, *self.words], stdin=subprocess.PIPE, stdout=log,
+            # In another process group: Ctrl-C ends the run, and the run ends the server.
+            self.process = subprocess.Popen([self.python, *self.arguments], stdin=subprocess.PIPE, stdout=log,
                                             stderr=log, process_group=0)
         try:
             self._wait_until_it_listens()
@@ -95,9 +107,10 @@ class Child:
             raise
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, *_: object) -> None:
         self.process.terminate()
-        self.process.stdin.close()
+        if self.process.stdin:
+            self.process.stdin.close()
         try:
             self.process.wait(END_SECONDS)
         except subprocess.TimeoutExpired:
@@ -112,55 +125,58 @@ class Child:
                 if not sock.connect_ex(self.sock):
                     return
             time.sleep(0.02)
-        raise CniError(errors.INTERNAL, f"{' '.join(self.words)}: does not listen after {START_SECONDS} s{self.said()}")
+        raise CniError(errors.INTERNAL,
+                       f"{' '.join(self.arguments)}: does not listen after {START_SECONDS} s{self.last_log()}")
 
     @property
-    def pid(self):
+    def pid(self) -> int:
+        """The server's process id."""
         return self.process.pid
 
     @property
-    def cpu(self):
-        """Seconds of processor time, user and system, of all its threads that there ever were.
+    def cpu(self) -> float:
+        """Seconds of processor time, user and system, of all its threads since the start.
 
-        clock_getcpuclockid(3) makes the same number: MAKE_PROCESS_CPUCLOCK(pid, CPUCLOCK_SCHED).
+        clock_getcpuclockid(3) makes the same clock id: MAKE_PROCESS_CPUCLOCK(pid, CPUCLOCK_SCHED).
         """
         return time.clock_gettime(~self.pid << 3 | 2)
 
-    def check(self):
-        """Raises CniError with the last lines of its log when it is dead: its callers would go on without it."""
+    def check(self) -> None:
+        """Raise CniError with the last lines of its log if it has ended: its callers would run one-shot."""
         if self.process.poll() is not None:
-            ended = f"{' '.join(self.words)}: ended with status {self.process.returncode}"
-            raise CniError(errors.INTERNAL, f"{ended}{self.said()}")
+            ended = f"{' '.join(self.arguments)}: ended with status {self.process.returncode}"
+            raise CniError(errors.INTERNAL, f"{ended}{self.last_log()}")
 
-    def said(self):
+    def last_log(self) -> str:
+        """Return the last ten lines of its log, indented, each after a newline."""
         with open(self.log, encoding="utf-8", errors="replace") as file:
             return "".join(f"\n    {line.rstrip()}" for line in file.readlines()[-10:])
 
-    def answered(self):
-        """How many requests its log says that it has done."""
+    def answered(self) -> int:
+        """Return the number of answered requests in its log."""
         with open(self.log, encoding="utf-8", errors="replace") as file:
             return sum(" event=request_done " in line for line in file)
 
 
-def serve(folder, python=sys.executable):
-    """The warm server as a Child, listening below `folder`, as a user would start it."""
+def serve(folder: str, python: str = sys.executable) -> Child:
+    """Return the warm server as a Child, with its socket in `folder`."""
     sock = f"{folder}/fastcni.sock"
     return Child(["-Im", "fastcni", "serve", "--socket", sock], sock, f"{folder}/server.log", python)
 
 
-def another(python, folder):
-    """The warm server of another Python's fastcni, as a Child, and its plugins in `folder`/bin. Raises CniError."""
-    words = [python, "-Im", "fastcni", "install", "--bin-dir", f"{folder}/bin"]
+def another(python: str, folder: str) -> Child:
+    """Install the plugins of another Python's fastcni in `folder`/bin. Return its server as a Child. Raise CniError."""
+    command = [python, "-Im", "fastcni", "install", "--bin-dir", f"{folder}/bin"]
     try:
-        done = subprocess.run(words, capture_output=True, text=True, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
     except OSError as e:
         raise CniError(errors.INVALID_CONFIG, f"{python}: {e.strerror}") from e
     if done.returncode:
-        raise CniError(errors.INVALID_CONFIG, f"{' '.join(words)}: {done.stderr.strip()[-500:]}")
+        raise CniError(errors.INVALID_CONFIG, f"{' '.join(command)}: {done.stderr.strip()[-500:]}")
     return serve(folder, python)
 
 
-def echo(folder):
-    """The server that does nothing, as a Child."""
+def echo(folder: str) -> Child:
+    """Return echo.py as a Child."""
     sock = f"{folder}/echo.sock"
     return Child(["-m", "fastcni.bench.echo", sock], sock, f"{folder}/echo.log")

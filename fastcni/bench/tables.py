@@ -1,8 +1,11 @@
-"""What was measured, as tables of text: medians, 99th percentiles, and ratios of medians to the Go plugins and to
-the floor, all of one run."""
+"""The measurements of one run as tables of text: medians, 99th percentiles, and ratios to Go and to the floor."""
+
+from __future__ import annotations
 
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from fastcni.bench.cases import ALONE, SIDES, WITHOUT_IPV6, title
 
@@ -12,32 +15,36 @@ FLOOR = ("launcher", "requests")
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows of words under columns, as many as `words` say what they are about; the rest are figures. note: how to
-    read it."""
+    """A table. labels: the number of columns on the left that are labels; the others are figures. note: how to read
+    the table."""
 
     title: str
     columns: list[str]
     rows: list[list[str]]
-    words: int
+    labels: int
     note: str = ""
 
 
-def median(samples):
+Data = dict[str, Any]
+
+
+def median(samples: Sequence[float]) -> float:
+    """Return the median."""
     return statistics.median(samples)
 
 
-def p99(samples):
-    """The 99th percentile, interpolated between samples."""
+def p99(samples: Sequence[float]) -> float:
+    """Return the 99th percentile, interpolated between samples."""
     return statistics.quantiles(samples, n=100, method="inclusive")[98] if len(samples) > 1 else samples[0]
 
 
-def ms(value):
-    """Milliseconds in as many digits as they are good for."""
+def ms(value: float) -> str:
+    """Return milliseconds with their significant digits."""
     return f"{value:.2f}" if value < 1 else f"{value:.1f}" if value < 100 else f"{value:,.0f}"
 
 
-def ratio(ours, theirs):
-    """How many times as much, "" where one is missing."""
+def ratio(ours: float | None, theirs: float | None) -> str:
+    """Return ours / theirs as "2.3x", "" if one is missing."""
     if not ours or not theirs:
         return ""
     value = ours / theirs
@@ -45,28 +52,30 @@ def ratio(ours, theirs):
     return f"{value:.{digits}f}x"
 
 
-def spread(samples):
-    """p50 / p99, "" without samples."""
+def spread(samples: Sequence[float] | None) -> str:
+    """Return "p50 / p99", "" without samples."""
     return f"{ms(median(samples))} / {ms(p99(samples))}" if samples else ""
 
 
-def middle(samples):
+def middle(samples: Sequence[float] | None) -> float | None:
+    """Return the median, None without samples."""
     return median(samples) if samples else None
 
 
-def present(data):
-    """The sides that took part, in their order."""
+def present(data: Data) -> list[str]:
+    """Return the sides of the run in the usual order."""
     return [side for side in SIDES if side in data["sides"]]
 
 
-def ratio_columns(data):
-    """(ours, theirs) for each ratio that there is."""
+def ratio_columns(data: Data) -> list[tuple[str, str]]:
+    """Return (ours, theirs) for each ratio column."""
     sides = present(data)
     ratios = [(ours, theirs) for ours in OURS for theirs in ("Go", "floor") if {ours, theirs} <= set(sides)]
     return ratios + [("warm", "before")] * ({"warm", "before"} <= set(sides))
 
 
-def latency(data):
+def latency(data: Data) -> Table:
+    """Return the table of the part latency."""
     sides, ratios, rows = present(data), ratio_columns(data), []
     for case, series in data["latency"].items():
         for call in first(series):
@@ -77,16 +86,17 @@ def latency(data):
             rows.append([title(case), call, *cells])
     return Table("One at a time, ms: p50 / p99", ["case", "call", *sides, *[" + ".join(FLOOR)] * ("floor" in sides),
                                                   *(f"{a} : {b}" for a, b in ratios)], rows, 2,
-                 "Ratios are of medians, below 1x is faster. The floor is a launcher that is answered at once, and the "
+                 "Ratios are of medians; below 1x is faster. The floor is a launcher that is answered at once, and the "
                  "requests to the kernel.")
 
 
-def first(series):
-    """Of several the first that is not empty: a case that failed has no samples."""
+def first(series: dict[str, Any]) -> dict[str, Any]:
+    """Return the first that is not empty: a case that failed has no samples."""
     return next(filter(None, series.values()), {})
 
 
-def rate(data):
+def rate(data: Data) -> Table:
+    """Return the table of the part rate."""
     sides = [side for side in present(data) if side != "floor"]
     ratios = [(ours, theirs) for ours, theirs in ratio_columns(data) if theirs != "floor"]
     alone, rows = data["rate"].get(ALONE.name, {}), []
@@ -101,22 +111,24 @@ def rate(data):
                 rows.append([title(case), call, at_once, *cells])
     return Table("Many at once: calls a second, and ms: p50 / p99 of each",
                  ["case", "call", "at once", *sides, "harness alone", *(f"{a} : {b}" for a, b in ratios)], rows, 3,
-                 "Ratios are of rates, above 1x is faster. The harness alone starts launchers that are answered at "
-                 "once: a rate near it is limited by starting processes.")
+                 "Ratios are of rates; above 1x is faster. The harness alone starts launchers that are answered at "
+                 "once. The start of processes limits a rate near it.")
 
 
-def speed(found):
-    """Calls a second, the median of the repeats; None without any."""
+def speed(found: dict[str, Any] | None) -> float | None:
+    """Return the calls a second, the median of the repeats; None without samples."""
     if not found or not found["seconds"]:
         return None
     return len(found["ms"]) / len(found["seconds"]) / median(found["seconds"])
 
 
-def flood(found):
+def flood(found: dict[str, Any] | None) -> str:
+    """Return "rate  p50 / p99", "" without samples."""
     return f"{speed(found):,.0f}/s  {spread(found['ms'])}" if found and found["seconds"] else ""
 
 
-def cost(data):
+def cost(data: Data) -> Table:
+    """Return the table of the part cost."""
     rows = []
     for case, sides in data["cost"].items():
         for side, found in sides.items():
@@ -127,34 +139,37 @@ def cost(data):
             rows.append([title(case), side, *cells, number(found["processes"]), number(found["threads"])])
     return Table("Cost of a pod: an ADD and a DEL", ["case", "side", "processor ms", ": Go", "whole machine ms", ": Go",
                                                      "processes", "threads"], rows, 2,
-                 "Processor: of the calls, of all that they wait for, and of the server. Whole machine: all that it "
-                 "was busy for, sampled at clock ticks: the kernel's deferred work, this harness and whatever else was "
-                 "running included. Processes and threads started, as the kernel's process connector tells.")
+                 "Processor: time of the calls, of their children, and of the server. Whole machine: its busy time, "
+                 "sampled at clock ticks, with the kernel's deferred work, this harness and other programs. Processes "
+                 "and threads: started, counted by the kernel's process connector.")
 
 
-def number(value):
+def number(value: float | None) -> str:
+    """Return a number with one digit, "not counted" for None."""
     return "not counted" if value is None else f"{value:.1f}"
 
 
-def density(data):
+def density(data: Data) -> Table:
+    """Return the table of the part density."""
     sides, ratios, rows = present(data), ratio_columns(data), []
     for case, levels in data["density"].items():
         for call in first(first(levels)):
             for level, series in levels.items():
                 found = {side: series.get(side, {}).get(call) for side in sides}
                 cells = [spread(found[side]) for side in sides]
-                if case == WITHOUT_IPV6.name:       # the Go plugins lack the key: theirs is the plain bridge
+                if case == WITHOUT_IPV6.name:       # the Go plugins lack the key: compare with their plain bridge
                     plain = data["density"].get("bridge", {}).get(level, {})
                     found["Go"] = plain.get("Go", {}).get(call)
                 cells += [ratio(middle(found[ours]), middle(found.get(theirs))) for ours, theirs in ratios]
                 rows.append([title(case), call, f"{int(level):,}", *cells])
     return Table("With pods there already, ms: p50 / p99",
                  ["case", "call", "pods", *sides, *(f"{a} : {b}" for a, b in ratios)], rows, 3,
-                 "One at a time, on one bridge, or one routing table. disableIPv6 is fastcni's own key: its ratios are "
-                 "to the Go plugins on a bridge without it.")
+                 "One at a time, on one bridge or in one routing table. Only fastcni has the key disableIPv6: its "
+                 "ratios are to the Go plugins on a bridge without the key.")
 
 
-def memory(data):
+def memory(data: Data) -> Table:
+    """Return the table of the part memory."""
     rows = [[it["when"], f"{it['kB'] / 1024:.1f}", str(it["threads"]), str(it["fds"])] for it in data["memory"]]
     return Table("The server's memory", ["", "resident MB", "threads", "descriptors"], rows, 1)
 

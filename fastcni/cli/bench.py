@@ -5,6 +5,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import click
 
@@ -45,16 +46,16 @@ def bench(quick: bool, only: Sequence[str], parts: Sequence[str], sides: Sequenc
     """
     from rich.console import Console
 
-    if replot and not report:
-        raise click.UsageError("--replot needs --report DIR, the directory of the samples")
     if replot:
+        if not report:
+            raise click.UsageError("--replot needs --report DIR, the directory of the samples")
         from fastcni.bench.report import replot as draw_again
 
         draw_again(report, Console())
         return
     from fastcni.bench.run import run
 
-    given = {"rounds": rounds, "rest": rest, "seed": seed}
+    given: dict[str, Any] = {"rounds": rounds, "rest": rest, "seed": seed}
     plan = replace(QUICK if quick else Plan(), **{name: value for name, value in given.items() if value is not None})
     status = run(Options(plan, peer, before, data_dir, report, tuple(only), tuple(parts), tuple(sides) or SIDES,
                          command_text()))

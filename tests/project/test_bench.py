@@ -39,7 +39,7 @@ def flood(pods, *seconds):
 
 @pytest.fixture
 def data():
-    """What a whole run would have measured."""
+    """The data of a complete run."""
     one = series(ONE_TO_100, [20.2] * 9, [5.1] * 9, [1.02] * 9)
     alone = {"VERSION": {"seconds": [0.5], "ms": [1.0] * 1000}}
     cost = {"cpu": 0.02, "machine": 0.04, "processes": 2.0, "threads": 9.5}
@@ -58,8 +58,8 @@ def data():
 
 
 def rows(table):
-    """{words of a row: {column: figure}}"""
-    return {tuple(row[:table.words]): dict(zip(table.columns[table.words:], row[table.words:], strict=True))
+    """{labels of a row: {column: figure}}"""
+    return {tuple(row[:table.labels]): dict(zip(table.columns[table.labels:], row[table.labels:], strict=True))
             for row in table.rows}
 
 
@@ -84,7 +84,7 @@ def test_a_rate_is_the_median_of_its_repeats(data):
     assert row["Go"].startswith("50/s ") and row["warm : Go"] == "10x" and row["harness alone"] == "2,000/s"
 
 
-def test_cost_is_compared_with_go_and_says_what_was_not_counted(data):
+def test_cost_is_compared_with_go_and_shows_a_missing_count(data):
     row = rows(tables.cost(data))["ptp", "warm"]
     assert (row["processor ms"], row[": Go"], row["processes"], row["threads"]) == ("2.0", "1.0x", "not counted", "9.5")
 
@@ -102,7 +102,7 @@ def test_without_the_go_plugins_there_are_ratios_to_the_floor_only(data):
     assert rows(tables.latency(data))["bridge", "ADD"]["warm : floor"] == "5.0x"
 
 
-def test_the_page_has_every_table_and_says_where_its_figures_come_from(data):
+def test_the_page_has_every_table_and_the_machine(data):
     page = report.page(data)
     assert "| kernel | Linux 6 |" in page and "\n- one note\n" in page
     assert "![Latency, one at a time](latency.svg)" in page
@@ -140,17 +140,17 @@ def test_without_matplotlib_there_are_tables_and_a_hint(data, tmp_path, monkeypa
 
 
 def spawn(program, *environment):
-    return lambda: Running(program, dict(environment), b"", f"{program} of nobody")
+    return lambda: Running(program, dict(environment), b"", f"{program} of no side")
 
 
 def test_a_flood_is_timed_and_its_first_failure_is_raised():
     flow = Flow([spawn("/bin/true")] * 5, 2)
     assert len(flow.ms) == 5 and flow.seconds * 1e3 >= max(flow.ms) > 0 and flow.cpu > 0
-    with pytest.raises(CallFailed, match="/bin/false of nobody: exit status 1"):
+    with pytest.raises(CallFailed, match="/bin/false of no side: exit status 1"):
         Flow([spawn("/bin/true"), spawn("/bin/false"), spawn("/bin/true")], 2)
 
 
-def test_without_root_it_says_what_to_do(monkeypatch, capsys):
+def test_without_root_the_error_asks_for_root(monkeypatch, capsys):
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     assert entry_point.run(["bench"]) == 1
     assert "run it as root" in capsys.readouterr().err
@@ -160,8 +160,8 @@ def bench_of(**options):
     return SimpleNamespace(options=Options(**options), cases=Options(**options).cases, note=Mock())
 
 
-def test_the_networks_files_are_in_memory_if_it_has_room(monkeypatch):
-    """180,000 files do not fit a container's usual 64 MB."""
+def test_the_networks_files_are_in_memory_if_that_has_room(monkeypatch):
+    """180,000 files do not fit into a container's usual 64 MB."""
     crowded, small = bench_of(only=("host-local-60000",)), bench_of(only=("bridge",))
     monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_bavail=16384, f_frsize=4096, f_favail=10**6))
     assert run.data_dir(small) == "/dev/shm" and not small.note.called
@@ -178,7 +178,7 @@ TINY = Options(replace(QUICK, rounds=1, burst=2, rest=0.01), only=("ptp",), part
 
 @pytest.fixture
 def nothing_is_left():
-    """Afterwards there is no namespace, no process and no file of this process's runs."""
+    """Check afterwards that this process's runs have left no namespace, no process and no file."""
     home = os.stat("/proc/thread-self/ns/net").st_ino
     yield
     mine = f"{PREFIX}{os.getpid()}-"
@@ -197,8 +197,8 @@ def test_a_small_run_measures_and_leaves_nothing(nothing_is_left, tmp_path, caps
     assert "One at a time" in capsys.readouterr().out
 
 
-def test_the_floors_launcher_is_answered_with_the_latency_request_of_the_server(tmp_path):
-    """The floor was measured with processors asleep, and warm without: it was slower than what it is the floor of."""
+def test_the_floor_has_the_same_latency_request_as_the_server(tmp_path):
+    """The floor was measured without a latency request, and warm with one: so the floor was slower than warm."""
     held, pair = Mock(), socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with pair[0], pair[1]:
         pair[0].send(b"a request")
@@ -206,7 +206,7 @@ def test_the_floors_launcher_is_answered_with_the_latency_request_of_the_server(
         assert held.hold.call_count == 1 and pair[0].recv(100)
 
 
-def test_the_report_says_which_latency_request_warm_and_floor_had(monkeypatch, tmp_path):
+def test_the_report_shows_the_latency_request_of_warm_and_floor(monkeypatch, tmp_path):
     (tmp_path / "latency").touch()
     monkeypatch.delenv("FASTCNI_LATENCY_REQUEST_S", raising=False)
     monkeypatch.setattr(cpu_latency, "DEVICE", str(tmp_path / "latency"))
@@ -225,7 +225,7 @@ def test_another_fastcni_is_measured_in_the_same_run(nothing_is_left, capsys):
     assert ": before" in capsys.readouterr().out
 
 
-def test_another_python_without_fastcni_is_told(tmp_path):
+def test_another_python_without_fastcni_is_an_error(tmp_path):
     with pytest.raises(CniError, match="/bin/false -Im fastcni install"):
         another("/bin/false", str(tmp_path))
     with pytest.raises(CniError, match="/nowhere/python: No such file"):
@@ -243,7 +243,7 @@ def test_a_run_that_is_interrupted_leaves_nothing(nothing_is_left, monkeypatch):
 
 
 @needs_root
-def test_a_plugin_that_fails_ends_its_case_and_is_told(nothing_is_left, tmp_path, capsys):
+def test_a_plugin_that_fails_ends_its_case_and_is_reported(nothing_is_left, tmp_path, capsys):
     for name in ("bridge", "ptp"):
         (tmp_path / name).write_text("#!/bin/sh\necho no luck\nexit 3\n")
         (tmp_path / name).chmod(0o755)
