@@ -9,9 +9,12 @@ import struct
 import threading
 from collections.abc import Iterable
 from errno import ENOBUFS
-from socket import socket
+from typing import TYPE_CHECKING
 
 from fastcni.kernel import netns, wire
+
+if TYPE_CHECKING:
+    from socket import socket
 
 CONNECTOR, GROUP = 11, 1        # NETLINK_CONNECTOR, CN_IDX_PROC
 LISTEN, IGNORE = 1, 2           # PROC_CN_MCAST_*
