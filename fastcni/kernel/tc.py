@@ -10,11 +10,15 @@ from fastcni._netlink import attributes
 from fastcni.kernel import uapi
 from fastcni.kernel.rtnl import CREATE, u32
 from fastcni.kernel.uapi import NLM_F_ACK, NLM_F_ECHO
+from fastcni.spec import address
 
 ORDER = sys.byteorder
 INGRESS = 0xFFFF0000            # the handle of an ingress qdisc, ffff:
 MOST = 0xFFFFFFFF               # of a 32 bit field
 QUANTUM = 60000                 # bytes an htb class sends before the next one's turn; there is no next one
+# {bytes of an address: its offset} in struct iphdr and struct ipv6hdr
+SOURCE, DESTINATION = {4: 12, 16: 8}, {4: 16, 16: 24}
+PROTOCOLS = {4: uapi.ETH_P_IP, 16: uapi.ETH_P_IPV6}
 PSCHED = "/proc/net/psched"     # its numbers are the same in every namespace
 
 
@@ -177,6 +181,14 @@ def selector(keys=((b"\0\0\0\0", b"\0\0\0\0", 0),)):
     for value, mask, offset in keys:
         parts += mask, value, offset.to_bytes(4, ORDER), bytes(4)
     return b"".join(parts)
+
+
+def subnet_selector(packed, prefix, offsets):
+    """Packets with an address of the subnet at SOURCE or DESTINATION."""
+    mask = (~address.host_mask(packed, prefix) & (1 << 8 * len(packed)) - 1).to_bytes(len(packed), "big")
+    value, offset = address.network(packed, prefix), offsets[len(packed)]
+    keys = [(value[at:at + 4], mask[at:at + 4], offset + at) for at in range(0, len(packed), 4)]
+    return selector([key for key in keys if any(key[1])] or keys[:1])
 
 
 class Filter:

@@ -8,11 +8,10 @@ from fastcni.kernel import rtnl, wire
 from fastcni.kit.call import ipam
 from fastcni.kit.call.conf import read_mac, read_requested_mac
 from fastcni.kit.call.undo import every
-from fastcni.kit.links import devices, moving
+from fastcni.kit.links import attribute_backup, devices, moving
+from fastcni.kit.links.attribute_backup import Backup
 from fastcni.kit.links.host_devices import Selector, is_dpdk
 from fastcni.kit.links.pod import Pod
-from fastcni.kit.sysctls import backup
-from fastcni.kit.sysctls.backup import Backup
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 
@@ -28,7 +27,7 @@ class Conf(devices.Conf):
 
 def read(req):
     conf = Conf(req)
-    conf.data_dir = backup.read_folder(req.conf, FOLDER)
+    conf.data_dir = attribute_backup.read_folder(req.conf, FOLDER)
     if req.command in devices.ENDINGS:
         return conf
     conf.selector, conf.mac = Selector(req.conf), read_requested_mac(req, strict=False)
@@ -82,7 +81,7 @@ def check(req, conf):
 
 
 def gc(req, conf):
-    every((devices.gc, req, conf), (backup.gc, req, conf.data_dir))
+    every((devices.gc, req, conf), (attribute_backup.gc, req, conf.data_dir))
 
 
 def status(req, conf):

@@ -11,7 +11,7 @@ from leaves.not_files import KINDS
 
 from fastcni.kit.call import files
 from fastcni.kit.flannel_files import Saved, read_subnet
-from fastcni.kit.sysctls.backup import Backup
+from fastcni.kit.links.attribute_backup import Backup
 from fastcni.spec.errors import CniError
 
 

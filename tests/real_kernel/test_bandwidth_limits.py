@@ -9,8 +9,10 @@ import pytest
 from real_kernel.node import Inside, cid_of, links, run, source_seen
 from real_kernel.shaped import DUAL, EGRESS, INGRESS, bandwidth, behind_bridge, host_end, ifb_of, ifbs, root
 
+from fastcni.kernel import tc
 from fastcni.kit.call import names
 from fastcni.kit.shaping import qdiscs
+from fastcni.kit.shaping.limits import Limit
 
 pytestmark = pytest.mark.needs("ifb")
 MBIT = 1_000_000
@@ -112,7 +114,7 @@ def packets(link):
     (100_000, (1 << 32) - 1, (12_500, 536_871_223, 0xFFFFFFFF)),        # and of this buffer
 ])
 def test_the_numbers_are_the_references(rate, burst, shape):
-    found = qdiscs.Limit(rate // 8, burst // 8, qdiscs.SOURCE).shape()
+    found = qdiscs.shape(Limit(rate // 8, burst // 8, tc.SOURCE))
     assert (found.rate, found.limit, found.buffer) == shape
 
 

@@ -1,4 +1,6 @@
-"""The ifb that what a pod sends goes through: its name is the Go plugin's, its alias is our mark."""
+"""The ifb device that limits what a pod sends: the name is the Go plugin's, the alias marks it as fastcni's."""
+
+from __future__ import annotations
 
 from errno import EEXIST
 
@@ -10,26 +12,36 @@ from fastcni.kit.links import announced, change, find, veth
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from fastcni._netlink import Link
+    from fastcni.kit.call.request import Request
+    from fastcni.kit.call.undo import Undo
+
+IFNAME_BYTES = 15               # IFNAMSIZ of linux/if.h, without the closing NUL
 MARK = "fastcni "               # then the mark of an attachment, as in nftables
 ALIAS_BYTES = 255               # IFALIASZ of linux/if.h, without the closing NUL
 
 
-def names_of(req):
-    """The reference's name, which knows of no interface; then that of an interface which found it taken."""
+def names_of(req: Request) -> tuple[str, str]:
+    """The names of the ifb, in the order of use: the reference's, which is one for a container; then one for an
+    interface, for a container's second."""
     each = req.name + req.container_id
-    return names.digest(each, 15, "bwp"), names.digest(f"{each}:{req.ifname}", 15, "bwp")
+    return names.digest(each, IFNAME_BYTES, "bwp"), names.digest(f"{each}:{req.ifname}", IFNAME_BYTES, "bwp")
 
 
-def is_ours(req, link):
+def is_own(req: Request, link: Link) -> bool:
+    """Does the link have the mark of this attachment?"""
     return link.alias.startswith(MARK + names.hashes(req.name, req.container_id, req.ifname))
 
 
-def add(req, mtu, undo):
-    """A new ifb as a Link, up. One that a pod without DEL has left is replaced. Raises CniError, NetlinkError."""
+def add(req: Request, mtu: int, undo: Undo) -> Link:
+    """Create an ifb and return its Link, up. If a pod without DEL has left one, replace it. Raises CniError 999 if the
+    names are taken, NetlinkError."""
     for name in names_of(req):
         link = create(req, name, mtu, undo)
         left = None if link else find.link(req.host.route, name)
-        if left and is_ours(req, left):
+        if left and is_own(req, left):
             change.delete_by_name(req.host.route, name)
             link = create(req, name, mtu, undo)
         if link:
@@ -37,8 +49,8 @@ def add(req, mtu, undo):
     raise CniError(errors.INTERNAL, f"adding link: {name} exists", "neither fastcni nor the Go plugin made it")
 
 
-def create(req, name, mtu, undo):
-    """The Link, None where the name is taken."""
+def create(req: Request, name: str, mtu: int, undo: Undo) -> Link | None:
+    """The new Link, None if the name is taken."""
     sock = req.host.route
     batch = rtnl.new_ifb(Batch(), name, address=veth.random_mac(), mtu=mtu, what="adding link")
     try:
@@ -54,22 +66,22 @@ def create(req, name, mtu, undo):
     return link
 
 
-def of(req):
-    """[Link] of this attachment's: ours first, then what the Go plugin has made for the container."""
+def find_own(req: Request) -> list[Link]:
+    """The ifbs of this attachment: fastcni's first, then the one that the Go plugin made for the container."""
     shared, own = (find.link(req.host.route, name) for name in names_of(req))
     found = [own] if own else []
-    if shared and (is_ours(req, shared) or not shared.alias.startswith(MARK)):
+    if shared and (is_own(req, shared) or not shared.alias.startswith(MARK)):
         found.append(shared)
     return found
 
 
-def delete(req):
-    """Needs no namespace, and no prevResult."""
-    every(*((announced.delete, req, link.index, link.name) for link in of(req)))
+def delete(req: Request) -> None:
+    """Delete the ifbs of this attachment. Needs no namespace and no prevResult."""
+    every(*((announced.delete, req, link.index, link.name) for link in find_own(req)))
 
 
-def gc(req):
-    """Delete those with our mark of attachments of this network that are no longer valid."""
+def gc(req: Request) -> None:
+    """Delete the ifbs with fastcni's mark of attachments of this network that are no longer valid."""
     network = f"{MARK}{names.network_mark(req.name)}-"
     valid = {MARK + names.hashes(req.name, *each) for each in req.valid_attachments}
     replies = wire.dump(req.host.route, uapi.RTM_GETLINK, rtnl.ifinfomsg(), "list ifbs", only_ifbs)
@@ -77,11 +89,13 @@ def gc(req):
             if link.kind == "ifb" and link.alias.startswith(network) and link.alias.partition(",")[0] not in valid))
 
 
-def release(req, link):
+def release(req: Request, link: Link) -> None:
+    """Delete an ifb, and report it."""
     announced.delete(req, link.index, link.name)
     req.release(f"link {link.name}")
 
 
-def only_ifbs(batch):
+def only_ifbs(batch: Batch) -> None:
+    """Restrict a dump of links to ifbs."""
     batch.nest(uapi.IFLA_LINKINFO).text(uapi.IFLA_INFO_KIND, "ifb").end()
     batch.u32(uapi.IFLA_EXT_MASK, uapi.RTEXT_FILTER_SKIP_STATS)

@@ -1,20 +1,41 @@
 """Sysctls that a configuration names: below net/, and in the pod's namespace."""
 
+from __future__ import annotations
+
 import posix
 from errno import EACCES, EIO
 
 from fastcni.kernel import sysctl
-from fastcni.spec import errors
+from fastcni.spec import errors, json
 from fastcni.spec.errors import CniError
 
-SILENT = (EACCES, EIO)          # of a sysctl that is there: it can be written only, or has never been
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from fastcni.kit.call.request import Request
+    from fastcni.kit.call.undo import Undo
+    from fastcni.kit.links.pod import Pod
+
+    Sysctls = dict[str, tuple[list[str], str]]
+
+UNREADABLE = (EACCES, EIO)      # of a sysctl that exists: it can be written only, or was never written
 
 
-def names(key, ifname):
-    """What a key can name below /proc/sys, in turn; the first IFNAME in it stands for the pod's link.
+def read_keys(req: Request) -> Sysctls:
+    """The object `sysctl` of the configuration, and that of args.cni over it: {key: (names, value)}. Raises CniError 7,
+    also for a key that the configuration has twice."""
+    keys = req.conf
+    twice = json.repeated_keys(req.stdin, "sysctl") if keys.has("sysctl") else []
+    if twice:
+        raise CniError(errors.INVALID_CONFIG, "duplicated sysctl keys are not allowed", ", ".join(twice))
+    sections = [section.section("sysctl") for section in (keys, keys.section("args").section("cni"))]
+    return {key: (names(key, req.ifname), section.text(key)) for section in sections for key in section.values}
 
-    The reference takes every dot for a slash. Where there is no such file it is read as in sysctl(8), by which a dot
-    can belong to a link's name: net/ipv4/conf/eth0.5/forwarding. Raises CniError 7 for what is not below net/.
+
+def names(key: str, ifname: str) -> list[str]:
+    """The names below /proc/sys that a key can mean, in order; the first IFNAME in it stands for the pod's link.
+
+    The reference takes every dot for a slash. If there is no such file, the key is read as in sysctl(8), where a dot
+    can belong to a link's name: net/ipv4/conf/eth0.5/forwarding. Raises CniError 7 for a name that is not below net/.
     """
     found = []
     try:
@@ -25,56 +46,56 @@ def names(key, ifname):
             found.append("/".join(parts))
     except ValueError:
         raise CniError(errors.INVALID_CONFIG, f'invalid net sysctl key: "{key.replace("IFNAME", ifname, 1)}"',
-                       "those below net. belong to the pod, others to the whole node") from None
+                       "the sysctls below net. belong to the pod, others to the node") from None
     return found
 
 
-def write(pod, undo, sysctls):
-    """Write {key: (names, value)}; the way back writes what was there. Raises CniError."""
+def write(pod: Pod, undo: Undo, sysctls: Sysctls) -> None:
+    """Write {key: (names, value)}; the rollback writes the values of before. Raises CniError 999."""
     with pod.enter():
-        for found, value in sysctls.values():
-            name = there(found)
+        for candidates, value in sysctls.values():
+            name = first_existing(candidates)
             before = read(name)
             if before is not None:
-                undo(put_back, pod, name, before)
+                undo(write_back, pod, name, before)
             try:
                 sysctl.write(name, value)
             except OSError as e:
-                raise refused(name, "open" if e.filename else "write", e) from None
+                raise sysctl_error(name, "open" if e.filename else "write", e) from None
 
 
-def put_back(pod, name, value):
+def write_back(pod: Pod, name: str, value: str) -> None:
     with pod.enter():
         sysctl.write(name, value)
 
 
-def check(pod, sysctls):
-    """Raises CniError for one that has another value; white space may differ."""
+def check(pod: Pod, sysctls: Sysctls) -> None:
+    """Raise CniError 999 for a sysctl with another value; white space may differ."""
     with pod.enter():
-        for found, value in sysctls.values():
-            name = there(found)
+        for candidates, value in sysctls.values():
+            name = first_existing(candidates)
             current = read(name)
             if current is not None and current.split() != value.split():
                 raise CniError(errors.INTERNAL, f"Error: Tuning configured value of {sysctl.path(name)} is {value}, "
                                f"current value is {current}")
 
 
-def there(found):
-    """The first of several names that exists, else the first."""
-    return next((name for name in found[1:] if not sysctl.exists(found[0])), found[0])
+def first_existing(candidates: list[str]) -> str:
+    """The first of the names that exists, else the first."""
+    return next((name for name in candidates[1:] if not sysctl.exists(candidates[0])), candidates[0])
 
 
-def read(name):
-    """The value, None where the kernel tells none. Raises CniError for a sysctl that there is not."""
+def read(name: str) -> str | None:
+    """The value in the calling thread's namespace, None if it exists and cannot be read. Raises CniError 999."""
     try:
         return sysctl.read(name)
     except OSError as e:
-        if e.errno not in SILENT:
-            raise refused(name, "open", e) from None
+        if e.errno not in UNREADABLE:
+            raise sysctl_error(name, "open", e) from None
         return None
 
 
-def refused(name, verb, error):
+def sysctl_error(name: str, verb: str, error: OSError) -> CniError:
     return CniError(errors.INTERNAL, f"{verb} {sysctl.path(name)}: {posix.strerror(error.errno).lower()}",
                     "in the pod's network namespace; is the value one that this sysctl takes?" if verb == "write" else
                     "in the pod's network namespace; does this kernel have it, and is /proc/sys mounted writable?")

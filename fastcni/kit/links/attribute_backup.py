@@ -1,0 +1,132 @@
+"""The attributes that a pod's link had before, kept in a file until DEL restores them: the Go plugin's file, byte for
+byte. tuning and host-device use it, each with its own directory.
+
+    <dataDir>/<container id>_<ifname>.json                      0600
+    <dataDir>/.fastcni/<network>/<container id>_<ifname>.json   fastcni's only: a symbolic link to it
+
+The file does not name its network. The symbolic link does, so that GC of one network leaves the files of others.
+"""
+
+from __future__ import annotations
+
+import posix
+
+from fastcni._abandoned import check_request
+from fastcni.kit.call import files
+from fastcni.kit.links import attributes
+from fastcni.spec import errors, json
+from fastcni.spec.config import Section
+from fastcni.spec.errors import CniError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from fastcni.kit.call.request import Request
+    from fastcni.kit.call.undo import Undo
+    from fastcni.kit.links.attributes import Values
+
+FOLDER = "/run/cni/tuning"
+MAX_BYTES = 1 << 16             # of a file that is read
+
+
+def read_folder(keys: Section, default: str = FOLDER) -> str:
+    """The key dataDir. Raises CniError 7."""
+    folder = keys.text("dataDir") or default
+    if "\0" in folder:
+        raise keys.wrong("dataDir", "a path has no NUL byte")
+    return folder
+
+
+class Backup:
+    """The file of one attachment. Methods raise CniError 5, with the path and the kernel's message."""
+
+    __slots__ = ("mark", "name", "path")
+
+    def __init__(self, req: Request, folder: str) -> None:
+        self.name = f"{req.container_id}_{req.ifname}.json"
+        self.path, self.mark = f"{folder}/{self.name}", f"{marks(folder, req.name)}/{self.name}"
+
+    def read(self) -> Values:
+        """{attribute: value}; {} without a file, and for a file that a crash has cut."""
+        content = files.read(self.path, MAX_BYTES, posix.O_NOFOLLOW)
+        try:
+            section = Section(json.read(content or b"{}") or {})
+            return attributes.read(lambda key: section)
+        except (json.JsonError, AttributeError, CniError):
+            return {}
+
+    def keep(self, values: Values, undo: Undo) -> None:
+        """Write {attribute: value}. Values of an earlier ADD stay: the link came with them."""
+        before = self.read()
+        after = {**values, **before}
+        if after == before:             # a file that is not written again cannot be lost by it
+            self.set_mark()
+            return
+        undo(self.write, before)
+        self.write(after)
+
+    def write(self, values: Values) -> None:
+        """Write the file; without values remove it."""
+        if not values:
+            self.remove()
+            return
+        values = {key: values[key] for key in attributes.TABLE if key in values}
+        check_request()
+        self.set_mark()
+        files.write(self.path, json.write_text(values, 1, sort=False))
+
+    def set_mark(self) -> None:
+        """Create the symbolic link."""
+        target = f"../../{self.name}"
+        try:
+            try:
+                posix.symlink(target, self.mark)
+            except FileNotFoundError:
+                files.make_folders(self.mark.rpartition("/")[0], 0o755)
+                posix.symlink(target, self.mark)
+        except FileExistsError:
+            return
+        except OSError as e:
+            raise folder_error("write", self.path, e) from None
+
+    def remove(self) -> None:
+        """Remove the file and its symbolic link; success if they do not exist."""
+        remove(self.path)
+        remove(self.mark)
+
+
+def gc(req: Request, folder: str) -> None:
+    """Remove the files of this network's attachments that are not valid. Files of other networks and of the Go plugin
+    stay."""
+    own = marks(folder, req.name)
+    valid = {f"{container_id}_{ifname}.json" for container_id, ifname in req.valid_attachments}
+    try:
+        names = posix.listdir(own)
+    except FileNotFoundError:
+        return
+    except OSError as e:
+        raise folder_error("list", own, e) from None
+    for name in names:
+        if name not in valid:
+            remove(f"{folder}/{name}")
+            remove(f"{own}/{name}")
+            req.release(f"file {folder}/{name}")
+
+
+def marks(folder: str, network: str) -> str:
+    """The directory of a network's symbolic links."""
+    return f"{folder}/.fastcni/{network}"
+
+
+def remove(path: str) -> None:
+    check_request()
+    try:
+        posix.unlink(path)
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except OSError as e:
+        raise folder_error("remove", path, e) from None
+
+
+def folder_error(verb: str, path: str, error: OSError) -> CniError:
+    return CniError(errors.IO_FAILURE, f"{verb} {path}: {posix.strerror(error.errno)} (errno {error.errno})",
+                    "dataDir has to be a folder that can be written")

@@ -1,0 +1,109 @@
+"""The limits of a pod's traffic, as a configuration has them: keys read and checked. Touches nothing."""
+
+from __future__ import annotations
+
+from fastcni.kernel import tc
+from fastcni.spec import address as addresses
+from fastcni.spec import errors
+from fastcni.spec.errors import CniError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from fastcni.spec.config import Section
+
+    Subnet = tuple[bytes, int]
+
+RATES = ("ingressRate", "ingressBurst", "egressRate", "egressBurst")
+MAX_BITS = (1 << 64) - 1
+MAX_BURST_BYTES = 0xFFFFFFFF
+MAX_SUBNETS = 100               # the kernel compares every packet with one after the other
+
+
+class Limit:
+    """A rate for all traffic of one direction, or for that with some subnets.
+
+    rate, burst     bytes/s, bytes
+    subnets         [(packed, prefix)] that the limit is for, [] for all
+    exempt          the limit is for all traffic but that with the subnets
+    offsets         tc.SOURCE or tc.DESTINATION: where a packet has the address that is not the pod's
+    """
+
+    __slots__ = ("rate", "burst", "subnets", "exempt", "offsets")
+
+    def __init__(self, rate: int, burst: int, offsets: dict[int, int], subnets: list[Subnet] | tuple[()] = (),
+                 exempt: bool = False) -> None:
+        self.rate, self.burst, self.offsets = rate, burst, offsets
+        self.subnets, self.exempt = subnets, exempt
+
+    @property
+    def burst_us(self) -> int:
+        """The time that the burst takes at this rate, in microseconds."""
+        return self.burst * 1_000_000 // self.rate
+
+
+class Limits:
+    """ingress, egress: a Limit, None for no limit; subnets: of either."""
+
+    __slots__ = ("ingress", "egress", "subnets")
+
+    def __bool__(self) -> bool:
+        return bool(self.ingress or self.egress)
+
+
+def read(keys: Section) -> Limits:
+    """The limits of the configuration: its own rates, else those of runtimeConfig.bandwidth. Raises CniError 7."""
+    asked = keys.section("runtimeConfig").section("bandwidth")
+    rates = keys if any(keys.has(key) for key in RATES) else asked
+    found = Limits()
+    found.subnets, exempt = read_subnets(rates, keys)
+    found.ingress = read_limit(rates, "ingress", tc.SOURCE, found.subnets, exempt)
+    found.egress = read_limit(rates, "egress", tc.DESTINATION, found.subnets, exempt)
+    return found
+
+
+def read_limit(section: Section, direction: str, offsets: dict[int, int], subnets: list[Subnet],
+               exempt: bool) -> Limit | None:
+    """The Limit of "ingress" or "egress", None if there is none. The configuration counts bits."""
+    rate, burst = (section.integer(f"{direction}{word}", low=0, high=MAX_BITS) for word in ("Rate", "Burst"))
+    both = f"{section.path(f'{direction}Rate')} is {rate}, {section.path(f'{direction}Burst')} is {burst}"
+    if bool(rate) != bool(burst):
+        given, missing = ("rate", "burst") if rate else ("burst", "rate")
+        raise invalid(f"if {given} is set, {missing} must also be set")
+    if not rate:
+        return None
+    if burst // 8 >= MAX_BURST_BYTES:
+        raise invalid("burst cannot be more than 4GB")
+    if rate < 8 or burst < 8:
+        raise invalid("rate and burst have to be 8 bits at least: the kernel counts bytes", both)
+    limit = Limit(rate // 8, burst // 8, offsets, subnets, exempt)
+    if not limit.burst_us:
+        raise invalid("burst is too small for its rate: the kernel counts what passes in microseconds", both)
+    return limit
+
+
+def read_subnets(*sections: Section) -> tuple[list[Subnet], bool]:
+    """([(packed, prefix)], whether they are exempt) of the first section that has any."""
+    for section in sections:
+        exempt, shaped = section.texts("unshapedSubnets"), section.texts("shapedSubnets")
+        if exempt and shaped:
+            raise invalid("unshapedSubnets and shapedSubnets exclude each other",
+                          "each of them alone says of all traffic whether it is limited")
+        if exempt or shaped:
+            return read_cidrs(section, "unshapedSubnets" if exempt else "shapedSubnets", exempt or shaped), bool(exempt)
+    return [], False
+
+
+def read_cidrs(section: Section, key: str, texts: list[str]) -> list[Subnet]:
+    if len(texts) > MAX_SUBNETS:
+        raise section.wrong(key, f"{len(texts)} subnets; there can be {MAX_SUBNETS}")
+    found = []
+    for i, text in enumerate(texts):
+        try:
+            found.append(addresses.read_cidr(text))
+        except ValueError as e:
+            raise section.wrong(f"{key}[{i}]", str(e)) from None
+    return found
+
+
+def invalid(msg: str, details: str = "") -> CniError:
+    return CniError(errors.INVALID_CONFIG, msg, details)
