@@ -19,7 +19,7 @@ import pytest
 from fastcni.handle import handle
 from fastcni.kernel import netns
 from fastcni.kit.call.host import Host
-from fastcni.kit.firewall import forward_chain, forward_iptables
+from fastcni.kit.firewall import forward_iptables, forward_iptables_chain
 
 pytestmark = [pytest.mark.skipif(os.geteuid() != 0, reason="needs root: makes network namespaces"),
               pytest.mark.skipif(not shutil.which("iptables-restore"), reason="needs iptables")]
@@ -99,6 +99,7 @@ def test_packets(benchmark, ends, scaled, monkeypatch, pods, rules):
     else:
         monkeypatch.setattr(forward_iptables, "has_set", lambda *_: False)
         add(addresses[:1])
-        lines = [rule for text in addresses[1:] for rule in forward_chain.rules(bytes(map(int, text.split("."))))]
+        lines = [rule for text in addresses[1:]
+                 for rule in forward_iptables_chain.rules(bytes(map(int, text.split("."))))]
         run("iptables-restore", "--noflush", stdin="\n".join(["*filter", *lines, "COMMIT", ""]))
     benchmark.pedantic(there_and_back, ends, warmup_rounds=2, rounds=100)

@@ -9,8 +9,8 @@ from time import monotonic
 
 from fastcni._netlink import Batch
 from fastcni.kernel import deletions, nft, wire
+from fastcni.kit.firewall import backends
 from fastcni.kit.firewall.elements import mark_of
-from fastcni.kit.firewall.stores import every_store
 from fastcni.server.log import few
 
 OWN_NAME = "fastcni-restore"    # the kernel has 15 characters for it
@@ -29,7 +29,7 @@ class TableMirror:
 
     def __init__(self):
         self.stores = {}                # {(family, table): [Store]}
-        for store in every_store():
+        for store in backends.stores():
             self.stores.setdefault((store.family, store.table), []).append(store)
         self.sets = {(*where, name) for where, stores in self.stores.items() for store in stores for name in store.sets}
         self.there, self.lost = ({where: {} for where in self.stores} for _ in range(2))

@@ -264,23 +264,9 @@ def preload():
     for kind in plugins.TABLE:
         plugins.load(kind)
     from fastcni.kit.call import checks  # noqa: F401
-    from fastcni.kit.firewall import (  # noqa: F401
-        flows,
-        forward_firewalld,
-        forward_iptables,
-        forward_nft,
-        forward_policies,
-        ingress_iptables,
-        ingress_nft,
-        ipspoofcheck,
-        localnet,
-        masquerade_iptables,
-        masquerade_nft,
-        portmap_iptables,
-        portmap_nft,
-        spoofcheck,
-    )
+    from fastcni.kit.firewall import backends
 
+    backends.preload()
     wire.observe = observe
     json.printer = print_json
 

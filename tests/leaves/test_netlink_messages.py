@@ -13,7 +13,7 @@ from pyroute2.netlink.rtnl.rtmsg import rtmsg
 
 from fastcni._netlink import Batch, attribute_list, messages
 from fastcni.kernel import nft, rtnl, uapi
-from fastcni.kit.firewall import masquerade_nft, spoofcheck
+from fastcni.kit.firewall import masquerade_nftables, spoofcheck
 
 NESTED = 0x8000
 HOST_MAC, POD_MAC = b"\2\0\0\0\0\1", b"\2\0\0\0\0\2"
@@ -229,7 +229,7 @@ def transaction(data):
 
 def test_nft_says_the_same_about_masquerade():
     item = ("pods4", bytes((10, 22, 0, 5)), "subnet-10.16.0.0/12")
-    batch = masquerade_nft.set_up(nft.start(Batch()), [item])
+    batch = masquerade_nftables.set_up(nft.start(Batch()), [item])
     name, key, chain = item
     nft.add_element(batch, nft.NFPROTO_INET, "fastcni", name, key, "net: a, if: eth0", chain)
     compare_transactions(nft.stop(batch).finish(), captured.NFT_INET)

@@ -334,11 +334,11 @@ def test_firewalld_that_ends_over_a_call_is_gone(chain, firewalld):
 
 def test_firewalld_is_there_while_it_runs(firewalld):
     req = Request(env=firewalld.env)
-    assert forward_firewalld.owns_name(req) is True
+    assert forward_firewalld.filters(req) is True
     firewalld.stop()
-    assert forward_firewalld.owns_name(req) is False
+    assert forward_firewalld.filters(req) is False
     end(firewalld.bus.process)
-    assert forward_firewalld.owns_name(req) is False
+    assert forward_firewalld.filters(req) is False
 
 
 def test_library_is_not_needed_to_know_that_firewalld_does_not_run(chain, firewalld, monkeypatch):

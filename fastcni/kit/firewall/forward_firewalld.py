@@ -5,7 +5,7 @@ restarted.
 """
 
 from fastcni.kernel import dbus, nft, wire
-from fastcni.kit.firewall import elements
+from fastcni.kit.firewall import elements, forward_nftables
 from fastcni.kit.firewall.owners import Notes, release
 from fastcni.spec import address as addresses
 from fastcni.spec import errors
@@ -16,6 +16,10 @@ NAME, OBJECT = "org.fedoraproject.FirewallD1", "/org/fedoraproject/FirewallD1"
 LIMIT = 10.0                    # seconds for what one request has to say to firewalld
 # Words that its refusals to remove begin with. A conflict: somebody has moved it to another zone.
 NOT_THERE = ("UNKNOWN_SOURCE", "ZONE_CONFLICT", "INVALID_ZONE")
+
+
+def stores():
+    return [notes()]
 
 
 def notes():
@@ -69,7 +73,7 @@ def said(who, ask):
                        "pip install jeepney, and then `fastcni install` again") from None
 
 
-def owns_name(req):
+def filters(req):
     """Is firewalld there? The bus says so within 0.2 ms. Raises CniError 11 where it hangs."""
     try:
         return said("the system bus", lambda: dbus.has_owner(dbus.system_bus(req.env), NAME, LIMIT))
@@ -99,8 +103,8 @@ def add_sources(req, conf):
                                "firewall-cmd --get-zones names the zones, --get-active-zones says what is in them")
 
 
-def delete(req, conf, elsewhere):
-    """Remove what ADD did, also by the reference plugin. `elsewhere`: another backend knows the pod, too. Gone is fine.
+def delete(req, conf):
+    """Remove what ADD did, also by the reference plugin. Gone is fine.
 
     firewalld is asked about addresses that are noted as the pod's. Of the others its own rules say whether it has
     them: a DEL neither waits for a bus nor fails by it for what is not there.
@@ -109,14 +113,14 @@ def delete(req, conf, elsewhere):
     ips, noted = notes().to_take_back(req, possible)
     own = {packed for _, packed in noted}
     others = [packed for packed in ips if packed not in own]
-    take_back(req, conf.zone, [*own, *(may_have(req, others, elsewhere) if others else ())], noted)
+    take_back(req, conf.zone, [*own, *(may_have(req, conf, others) if others else ())], noted)
 
 
-def may_have(req, ips, elsewhere):
+def may_have(req, conf, ips):
     """Those of the addresses that may be sources. The kernel shows the rules about them, where nftables is firewalld's
-    backend; with its other one, iptables, they may all be, but for those of a pod that is let through elsewhere."""
+    backend; with its other one, iptables, they may all be, but for those of a pod that nftables lets through."""
     if not elements.has_table(req.host, nft.NFPROTO_INET, TABLE):
-        return () if elsewhere else ips
+        return () if forward_nftables.knows(req, conf) else ips
     rules = [payload for _, payload in wire.dump(req.host.firewall, nft.NFT_MSG_GETRULE, nft.nfgenmsg(nft.NFPROTO_INET),
                                                  f"list rules of {TABLE}", nft.rules_of(TABLE))]
     return [packed for packed in ips if any(packed in payload for payload in rules)]
@@ -130,7 +134,7 @@ def gc(req, conf):
 def take_back(req, zone, ips, noted):
     """Remove the sources of addresses, then their notes, which are returned. What firewalld refuses to remove stays
     noted, for GC."""
-    if not noted and not (ips and owns_name(req)):
+    if not noted and not (ips and filters(req)):
         return ()
     kept = set()
     try:

@@ -16,7 +16,17 @@ from fastcni._netlink import Batch
 from fastcni.kernel import ipset, netns, wire
 from fastcni.kit.firewall import iptables
 from fastcni.kit.firewall.elements import AT_ONCE
-from fastcni.kit.firewall.forward_chain import FORWARD, TABLE, jumps, leads, look, ready, rules, set_of, set_rules
+from fastcni.kit.firewall.forward_iptables_chain import (
+    FORWARD,
+    TABLE,
+    jumps,
+    leads,
+    look,
+    ready,
+    rules,
+    set_of,
+    set_rules,
+)
 from fastcni.kit.firewall.owners import Notes, release
 from fastcni.spec import address as addresses
 from fastcni.spec.errors import CniError
@@ -24,6 +34,10 @@ from fastcni.spec.errors import CniError
 MOST = 1 << 20                  # members of a set; ipset(8) has 65,536 for it
 # EINVAL: a kernel without ipset; the others: somebody else's set of this name, of another kind
 NO_SET = (ENOENT, EINVAL, EEXIST, ipset.IPSET_ERR_FIND_TYPE, ipset.IPSET_ERR_PROTOCOL)
+
+
+def stores():
+    return [notes()]
 
 
 def notes():
@@ -156,7 +170,7 @@ def delete_rules(req, program, ours):
         iptables.remove(req, program, [], [rule for rule in ours if rule in there], table=TABLE)
 
 
-def filters_forwarded(req):
+def filters(req):
     """Does iptables filter what the node forwards? Then a packet that it drops is dropped, whatever nftables says."""
     return iptables.has_chain(req, "FORWARD", TABLE)
 

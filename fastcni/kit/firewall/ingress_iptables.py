@@ -13,12 +13,16 @@ each with a comment. A bridge's policy lasts as long as the bridge.
 """
 
 from fastcni.kit.firewall import iptables
-from fastcni.kit.firewall.forward_iptables import TABLE, leads
+from fastcni.kit.firewall.forward_iptables_chain import TABLE, leads
 from fastcni.kit.links import find
 
 STAGE_1, STAGE_2 = "CNI-ISOLATION-STAGE-1", "CNI-ISOLATION-STAGE-2"
 WORDS = "CNI firewall plugin rules (ingressPolicy: {})"
 SHARED = WORDS.format("same-bridge|isolated")
+
+
+def stores():
+    return []
 
 
 def add(req, conf):
@@ -28,6 +32,10 @@ def add(req, conf):
 
 
 restore = add                           # it adds what is missing
+
+
+def delete(req, conf):
+    """A policy is the bridge's, and the pod has nothing here."""
 
 
 def commands(lines, conf):

@@ -23,7 +23,9 @@ else. A fixed number of rules beside those of kit/firewall/spoofcheck.py; `nft l
 
 from fastcni.kernel import nft
 from fastcni.kit.firewall import elements, spoofcheck
-from fastcni.kit.firewall.spoofcheck import ALLOWED, FAMILY, IFNAMSIZ, TABLE, ifname_key, port_and
+from fastcni.kit.firewall.spoofcheck import ALLOWED, IFNAMSIZ, ifname_key, port_and
+from fastcni.kit.firewall.table import BRIDGE_FAMILY as FAMILY
+from fastcni.kit.firewall.table import TABLE
 from fastcni.spec import result as results
 
 CHAIN, PRIORITY, RULES = "addresses", nft.NF_BR_PRI_NAT_DST_BRIDGED + 1, 12
@@ -74,6 +76,10 @@ def check(req, host, inside, previous):
 
 def gc(req):
     store().gc(req)
+
+
+def stores():
+    return [store()]
 
 
 def store():

@@ -11,7 +11,7 @@ guard against what else that lets in (CVE-2020-8558):
 from fastcni._netlink import Batch
 from fastcni.kernel import nft, rtnl, uapi, wire
 from fastcni.kit.firewall.elements import Store
-from fastcni.kit.firewall.masquerade_nft import COMMENT, FAMILIES, FAMILY, TABLE
+from fastcni.kit.firewall.table import COMMENT, FAMILIES, FAMILY, TABLE
 
 CHAIN, LOOPBACK, LOOPBACK_IFINDEX = "loopback", (b"\x7f\0\0\0", 8), 1
 
@@ -36,6 +36,10 @@ def enable(req, packed):
 def guard(req):
     """The chain is there with its rules."""
     store().ensure(req)
+
+
+def stores():
+    return [store()]
 
 
 def store():

@@ -4,6 +4,7 @@ Backends are imported when they are used: most pods of a one-shot plugin need on
 """
 
 from fastcni.kit.call.undo import every
+from fastcni.kit.firewall import backends
 from fastcni.spec import address as addresses
 from fastcni.spec import errors
 from fastcni.spec import result as results
@@ -29,7 +30,7 @@ class Masquerade:
         if not self.wanted:
             return
         backend, ips = self._backend(), results.ips_of(result)
-        undo(backend.delete, req, {packed for packed, _ in ips})
+        undo(backend.delete, req, {packed for packed, _ in ips}, ())
         backend.add(req, ips)
 
     def restore(self, req, previous):
@@ -38,33 +39,19 @@ class Masquerade:
             self._backend().restore(req, results.ips_of(previous))
 
     def _backend(self):
-        if self.iptables:
-            from fastcni.kit.firewall import masquerade_iptables as backend
-        else:
-            from fastcni.kit.firewall import masquerade_nft as backend
-        return backend
+        return backends.load("masquerade", "iptables" if self.iptables else "nftables")
 
     def delete(self, req, found, given):
         """Take back what ADD did, in whichever backend and by whichever implementation; packed addresses, as
         remove.pod_link() returns them."""
-        if not self.wanted:
-            return
-        from fastcni.kit.firewall import masquerade_iptables, masquerade_nft
-
-        given = prev_addresses(req).union(given)
-        # What the link has may be less than it was given: the pod can take an address off.
-        masquerade_nft.delete(req, given)
-        masquerade_nft.delete_reference_rules(req)
-        if masquerade_iptables.present(req):
-            masquerade_iptables.delete(req, set(found) | given)
+        if self.wanted:
+            given = prev_addresses(req).union(given)
+            every(*((backend.delete, req, given, found) for backend in backends.load_all("masquerade")))
 
     def gc(self, req):
         """Take back what is there for attachments of this network that are no longer valid."""
-        if not self.wanted:
-            return
-        from fastcni.kit.firewall import masquerade_iptables, masquerade_nft
-
-        every((masquerade_nft.gc, req), (masquerade_iptables.gc, req))
+        if self.wanted:
+            every(*((backend.gc, req) for backend in backends.load_all("masquerade")))
 
 
 def prev_addresses(req):

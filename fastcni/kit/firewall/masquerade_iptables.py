@@ -16,6 +16,10 @@ PREFIX = "CNI-"                 # of a pod's chain
 MULTICAST = {4: "224.0.0.0/4", 16: "ff00::/8"}         # by length of an address
 
 
+def stores():
+    return []
+
+
 def chain_of(req):
     return names.chain(PREFIX, req)
 
@@ -58,14 +62,16 @@ def rules_of(req, ips):
             yield program, rules
 
 
-def delete(req, known):
+def delete(req, given, found):
     """Delete our jumps and, with the last of them, the chain; in both families. Gone is fine.
 
-    `known` are packed addresses; jumps of other addresses, which are those of another interface of the container,
-    stay. With nothing known every jump to the chain goes.
+    Jumps of addresses that are neither given nor found stay: they are those of another interface of the container.
+    Without any address every jump to the chain goes.
     """
     chain = chain_of(req)
-    sources = {addresses.ip_text(packed) for packed in known}
+    if not iptables.has_chain(req, chain):
+        return
+    sources = {addresses.ip_text(packed) for packed in given.union(found)}
     for program in iptables.PROGRAMS.values():
         lines = iptables.read_if_there(req, program)
         jumps = [line for line in lines if line.startswith("-A ") and iptables.target(line) == chain]
@@ -76,11 +82,6 @@ def delete(req, known):
 def gc(req):
     """Delete what containers of this network have, none of whose attachments is valid any more."""
     iptables.gc(req, "POSTROUTING", PREFIX, "")
-
-
-def present(req):
-    """May iptables hold a chain of this attachment?"""
-    return iptables.has_chain(req, chain_of(req))
 
 
 def _source(rule):

@@ -13,7 +13,7 @@ it is, and a DEL that comes late takes nothing from the pod that has the address
 from fastcni.kernel import nft
 from fastcni.kit.call import names
 from fastcni.kit.firewall import elements
-from fastcni.kit.firewall.masquerade_nft import COMMENT, FAMILIES, FAMILY, TABLE
+from fastcni.kit.firewall.table import COMMENT, FAMILIES, FAMILY, TABLE
 from fastcni.spec import address as addresses
 
 

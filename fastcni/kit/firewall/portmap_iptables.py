@@ -24,6 +24,10 @@ PORTS_IN_A_RULE = 15                    # what -m multiport takes
 COMMENT_MAX = 255
 
 
+def stores():
+    return []
+
+
 def chain_of(req):
     return names.chain(PREFIX, req)
 

@@ -15,19 +15,21 @@ from fastcni._netlink import Batch
 from fastcni.kernel import nft, wire
 from fastcni.kit.call.conf import read_ethernet
 from fastcni.kit.firewall import elements
+from fastcni.kit.firewall.table import BRIDGE_COMMENT as COMMENT
+from fastcni.kit.firewall.table import BRIDGE_FAMILY as FAMILY
+from fastcni.kit.firewall.table import TABLE
 from fastcni.spec import address as addresses
 from fastcni.spec import errors
 from fastcni.spec.config import check_ifname
 from fastcni.spec.errors import CniError
 
-FAMILY, TABLE, CHAIN = nft.NFPROTO_BRIDGE, "fastcni", "prerouting"
-COMMENT = "fastcni: MACs of pods"
+CHAIN = "prerouting"
 GUARDED, ALLOWED = "guarded", "allowed"
 REFERENCE_TABLE, REFERENCE_CHAIN = "nat", "PREROUTING"
 IFNAMSIZ = 16
 
 
-def add(req, host, inside, _, undo):
+def add(req, host, inside, result, undo):
     """Guard the host end of a pod. Takes a name and a MAC, both as the kernel has them now."""
     undo(delete, req)
     store().add(req, items(host.name, inside.address))
@@ -90,7 +92,7 @@ def reference_chains(req):
     return name, f"{name}-mac"
 
 
-def check(req, host, inside, _):
+def check(req, host, inside, previous):
     """CHECK: the pod's port is guarded, by us or by the reference's bridge."""
     if store().missing(req, items(host.name, inside.address)):
         chain = nft.get_chain(Batch(), FAMILY, REFERENCE_TABLE, reference_chains(req)[1],
@@ -107,6 +109,10 @@ def unguarded(host, key):
 
 def gc(req):
     store().gc(req)
+
+
+def stores():
+    return [store()]
 
 
 def store():

@@ -24,9 +24,9 @@ it knows the ports of isolated pods. A bridge's policy lasts as long as the brid
 """
 
 from fastcni.kernel import nft
-from fastcni.kit.firewall import elements, spoofcheck
-from fastcni.kit.firewall.masquerade_nft import COMMENT, FAMILY, TABLE
+from fastcni.kit.firewall import elements
 from fastcni.kit.firewall.spoofcheck import IFNAMSIZ, ifname_key
+from fastcni.kit.firewall.table import BRIDGE_COMMENT, BRIDGE_FAMILY, COMMENT, FAMILY, TABLE
 from fastcni.kit.links import find
 
 BRIDGES, SAME, ISOLATED = "ingress-bridges", "ingress-same", "ingress-isolated"
@@ -35,12 +35,16 @@ PORTS, PORTS_RULES = "isolated", 4                      # the set and the chain 
 ETHER_TYPES = b"\x08\x00", b"\x86\xdd"                  # IPv4, IPv6
 
 
+def stores():
+    return [store(), ports_store()]
+
+
 def store():
     return elements.Store(FAMILY, TABLE, [BRIDGES, SAME, ISOLATED], {CHAIN: RULES}, set_up)
 
 
 def ports_store():
-    return elements.Store(spoofcheck.FAMILY, spoofcheck.TABLE, [PORTS], {PORTS: PORTS_RULES}, set_up_ports)
+    return elements.Store(BRIDGE_FAMILY, TABLE, [PORTS], {PORTS: PORTS_RULES}, set_up_ports)
 
 
 def items(conf):
@@ -115,8 +119,8 @@ def set_up(batch, _):
 
 
 def set_up_ports(batch, _):
-    family, table = spoofcheck.FAMILY, spoofcheck.TABLE
-    nft.add_table(batch, family, table, spoofcheck.COMMENT)
+    family, table = BRIDGE_FAMILY, TABLE
+    nft.add_table(batch, family, table, BRIDGE_COMMENT)
     nft.add_set(batch, family, table, PORTS, key_type=nft.TYPE_IFNAME, key_size=IFNAMSIZ, set_id=1, host_order=True)
     nft.add_base_chain(batch, family, table, PORTS, kind="filter", hook=nft.NF_BR_FORWARD,
                        priority=nft.NF_BR_PRI_FILTER_BRIDGED)

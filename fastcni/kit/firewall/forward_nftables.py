@@ -11,13 +11,13 @@ The administrator's rules stay as they are:
     nft add rule inet fastcni CNI-ADMIN ip saddr @forwarded4 ip daddr 192.168.0.0/16 drop
 
 There are no rules that accept, for these would let nothing through: what one table of nftables accepts, the others are
-asked about all the same. kit/firewall/forward_policies.py writes to those that drop.
+asked about all the same. kit/firewall/forward_nftables_policies.py writes to those that drop.
 """
 
 from fastcni.kernel import nft
 from fastcni.kit.call import names
-from fastcni.kit.firewall.masquerade_nft import FAMILY, TABLE
 from fastcni.kit.firewall.owners import Notes
+from fastcni.kit.firewall.table import FAMILY, TABLE
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 
@@ -42,13 +42,22 @@ class Forwarded(Notes):
         return "" if self.whole(req) else f"there is no chain {self.admin_chain}"
 
 
+def stores():
+    return [Forwarded()]
+
+
+def filters(req):
+    """nftables is the backend where no other one filters."""
+    return True
+
+
 def places(req, conf):
     """Where it says that the pod's traffic is forwarded."""
     yield Forwarded(conf.admin_chain)
     if conf.backend in (None, "nftables"):
-        from fastcni.kit.firewall import forward_policies
+        from fastcni.kit.firewall import forward_nftables_policies
 
-        yield from forward_policies.chains(req)
+        yield from forward_nftables_policies.chains(req)
 
 
 def add(req, conf):

@@ -56,8 +56,8 @@ from fastcni._netlink import Batch
 from fastcni.kernel import nft, uapi, wire
 from fastcni.kit.call import names
 from fastcni.kit.firewall import elements
-from fastcni.kit.firewall.masquerade_nft import COMMENT, FAMILIES, FAMILY, TABLE
 from fastcni.kit.firewall.port_mappings import PROTOCOLS
+from fastcni.kit.firewall.table import COMMENT, FAMILIES, FAMILY, TABLE
 from fastcni.kit.links import find, pairs
 from fastcni.spec import address as addresses
 from fastcni.spec import errors
@@ -76,6 +76,10 @@ PORT_TYPES, PORT_SIZE = (nft.TYPE_INET_PROTOCOL, nft.TYPE_INET_SERVICE), 8
 LOCALHOST = {4: (b"\x7f\0\0\0", 8), 16: (bytes(15) + b"\x01", 128)}
 CHAINS = {LOOKUPS: 1 + 2 * len(FAMILIES) + len(HOOKS), POSTROUTING: len(FAMILIES)}
 REFERENCE_TABLE, REFERENCE_CHAINS = "cni_hostport", ("hostports", "hostip_hostports", "masquerading")
+
+
+def stores():
+    return [store()]
 
 
 def store():
@@ -213,12 +217,22 @@ def delete(req, conf):
     """Delete our elements: those of the known mappings, or all that have our mark; says whether there were any. Gone
     is fine."""
     delete_reference_rules(req)
-    found = wire.look_up(req.host.firewall, nft.get_element(Batch(), FAMILY, TABLE, PODS, pod_key(req)))
+    found = look_up_pod(req)
     if found is None:
         return False
     known = items(req, conf) if conf.pod and conf.mappings else []
     store().delete(req, known, int.from_bytes(nft.read_value(found[0][1]), "big"))
     return True
+
+
+def present(req):
+    """Has the attachment any mappings?"""
+    return look_up_pod(req) is not None
+
+
+def look_up_pod(req):
+    """The attachment's element of hostport-pods, replies; None where there is none."""
+    return wire.look_up(req.host.firewall, nft.get_element(Batch(), FAMILY, TABLE, PODS, pod_key(req)))
 
 
 def delete_reference_rules(req):

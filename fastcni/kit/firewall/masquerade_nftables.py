@@ -24,40 +24,16 @@ A pod is one element in a map. As `nft list table inet fastcni` prints it:
 from fastcni.kernel import nft
 from fastcni.kit.call import names
 from fastcni.kit.firewall import elements
+from fastcni.kit.firewall.table import COMMENT, FAMILIES, FAMILY, TABLE
 from fastcni.spec import address as addresses
 
-TABLE, CHAIN, FAMILY = "fastcni", "postrouting", nft.NFPROTO_INET
-COMMENT = "fastcni: masquerade of pods"
+CHAIN = "postrouting"
 SUBNET, SUBNET_RULES = "subnet-", 3        # a subnet's chain; more references to it are elements that go there
-
-
-class Family:
-    """Where an address family's addresses are in its header, and the names of its map and of its key type."""
-
-    __slots__ = ("protocol", "source", "destination", "length", "pods", "key_type", "multicast")
-
-    def __init__(self, protocol, source, destination, length, pods, key_type, multicast):
-        self.protocol, self.source, self.destination, self.length = protocol, source, destination, length
-        self.pods, self.key_type, self.multicast = pods, key_type, multicast
-
-    def load(self, offset):
-        """meta nfproto <protocol>, then the address at `offset` of the header in register 1"""
-        return (nft.meta(nft.NFT_META_NFPROTO), nft.compare(bytes((self.protocol,))),
-                nft.payload(nft.NFT_PAYLOAD_NETWORK_HEADER, offset, self.length))
-
-    def within(self, offset, network, prefix):
-        """The address at `offset` is in network/prefix."""
-        bits = ((1 << prefix) - 1 << 8 * self.length - prefix).to_bytes(self.length, "big")
-        masked = [nft.mask(bits)] if prefix < 8 * self.length else []
-        return *self.load(offset), *masked, nft.compare(network)
-
-
-FAMILIES = {                    # by length of an address
-    4: Family(nft.NFPROTO_IPV4, 12, 16, 4, "pods4", nft.TYPE_IPADDR, (b"\xe0\0\0\0", 4)),
-    16: Family(nft.NFPROTO_IPV6, 8, 24, 16, "pods6", nft.TYPE_IP6ADDR, (b"\xff" + bytes(15), 8)),
-}
-
 REFERENCE_TABLE, REFERENCE_CHAIN = "cni_plugins_masquerade", "masq_checks"
+
+
+def stores():
+    return [store()]
 
 
 def store():
@@ -79,9 +55,13 @@ def items(ips):
     return [(FAMILIES[len(packed)].pods, packed, subnet_chain(packed, prefix)) for packed, prefix in ips]
 
 
-def delete(req, known):
-    """Delete our elements; `known` are packed addresses that are likely theirs. Gone is fine."""
-    store().delete(req, [(FAMILIES[len(packed)].pods, packed, None) for packed in known])
+def delete(req, given, found):
+    """Delete the attachment's elements, likely those of the `given` addresses, and the reference's rules. Gone is fine.
+
+    The addresses `found` on the link do not matter: the pod can have added any number of them.
+    """
+    store().delete(req, [(FAMILIES[len(packed)].pods, packed, None) for packed in given])
+    delete_reference_rules(req)
 
 
 def gc(req):

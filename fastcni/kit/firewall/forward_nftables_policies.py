@@ -17,8 +17,8 @@ Tables of iptables are left alone: it cannot read its own any more if there is a
 """
 
 from fastcni.kernel import nft, wire
-from fastcni.kit.firewall.masquerade_nft import FAMILIES, TABLE
 from fastcni.kit.firewall.owners import Addresses
+from fastcni.kit.firewall.table import FAMILIES, TABLE
 
 SETS = "fastcni-forwarded"
 LENGTHS = {nft.NFPROTO_INET: (4, 16), nft.NFPROTO_IPV4: (4,), nft.NFPROTO_IPV6: (16,)}      # by a table's family

@@ -1,0 +1,56 @@
+"""The table of firewall backends. Late imports, the server's preload and the list of stores are derived from it.
+
+kit/firewall/contract.py says what the modules of a subject have in common.
+"""
+
+from __future__ import annotations
+
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from fastcni.kit.firewall.elements import Store
+
+# subject: {backend: module}. The first backends of "forward" are the first that are asked whether they filter.
+TABLE = {
+    "masquerade": {"nftables": "masquerade_nftables", "iptables": "masquerade_iptables"},
+    "portmap": {"nftables": "portmap_nftables", "iptables": "portmap_iptables"},
+    "localnet": {"nftables": "localnet"},
+    "forward": {"firewalld": "forward_firewalld", "iptables": "forward_iptables", "nftables": "forward_nftables"},
+    "ingress": {"nftables": "ingress_nftables", "iptables": "ingress_iptables"},
+    "spoofcheck": {"mac": "spoofcheck", "ip": "ipspoofcheck"},
+}
+# Modules that backends and plugins import when they need them.
+HELPERS = ("flows", "forward_nftables_policies")
+
+
+def load(subject: str, backend: str) -> Any:
+    """Return the module of a backend; only this one is imported. Raises KeyError for one that is not in the table."""
+    return _module(TABLE[subject][backend])
+
+
+def load_all(subject: str) -> list[Any]:
+    """Return the modules of a subject, in the order of the table."""
+    return [_module(name) for name in TABLE[subject].values()]
+
+
+def preload() -> None:
+    """Import every backend and every helper."""
+    for subject in TABLE:
+        load_all(subject)
+    for name in HELPERS:
+        _module(name)
+
+
+def stores() -> list[Store]:
+    """Return what pods have in fastcni's own tables: all that the server restores after a flush."""
+    return [store for subject in TABLE for backend in load_all(subject) for store in backend.stores()]
+
+
+def _module(name: str) -> Any:
+    name = f"fastcni.kit.firewall.{name}"
+    if name not in sys.modules:
+        __import__(name)
+    return sys.modules[name]

@@ -1,0 +1,156 @@
+"""The contracts of firewall backends: a Protocol for each subject of kit/firewall/backends.py.
+
+Each backend is a module. Only type checkers and tests import this one. Common to all contracts:
+
+- `req` is the Request; its host has the netlink sockets of the caller's namespace.
+- `add` and `restore` raise CniError or NetlinkError; the caller has registered `delete` as the rollback.
+- `restore` adds what is missing of what `add` did. CniError 11 if another attachment has one of the items by now.
+- `delete` is idempotent. It also removes what the reference plugins added for the attachment.
+- `gc` removes what attachments of the request's network have that are no longer valid, and reports it by req.release().
+- `missing` returns the first thing that CHECK misses, as text, or "".
+- `status` raises CniError 50 if the backend cannot be used.
+- `stores` lists the nftables sets that the server restores after a flush; backends of programs have none.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Protocol
+
+    from fastcni.kernel.rtnl import Link
+    from fastcni.kit.call.request import Request
+    from fastcni.kit.call.undo import Undo
+    from fastcni.kit.firewall import forward, portmap
+    from fastcni.kit.firewall.elements import Store
+
+    Addresses = list[tuple[bytes, int]]         # [(packed, prefix)]
+else:
+    Protocol = object
+
+
+class Backend(Protocol):
+    """What every backend has."""
+
+    def stores(self) -> list[Store]: ...
+
+
+class Masquerade(Backend, Protocol):
+    """Traffic of a pod that leaves its subnet takes the node's address."""
+
+    def add(self, req: Request, ips: Addresses) -> None: ...
+
+    def restore(self, req: Request, ips: Addresses) -> None: ...
+
+    def delete(self, req: Request, given: set[bytes], found: list[bytes] | tuple[()]) -> None:
+        """`given`: packed addresses that ADD gave the pod, as far as they are known. `found`: those that its link had
+        at the end."""
+
+    def gc(self, req: Request) -> None: ...
+
+
+class Portmap(Backend, Protocol):
+    """Ports of the host lead to ports of the pod."""
+
+    def add(self, req: Request, conf: portmap.Conf) -> None:
+        """CniError 11 names the attachment that has one of the ports."""
+
+    def restore(self, req: Request, conf: portmap.Conf) -> None: ...
+
+    def delete(self, req: Request, conf: portmap.Conf) -> bool:
+        """Return whether there was anything."""
+
+    def present(self, req: Request) -> bool:
+        """Return whether the backend may have mappings of the attachment. No program is run for the answer."""
+
+    def missing(self, req: Request, conf: portmap.Conf) -> str: ...
+
+    def gc(self, req: Request) -> None: ...
+
+    def status(self, req: Request) -> None: ...
+
+
+class Localnet(Backend, Protocol):
+    """Packets from 127.0.0.1 of the node reach pods."""
+
+    def enable(self, req: Request, packed: bytes) -> None:
+        """Let packets from 127.0.0.1 leave by the link that leads to a pod's address."""
+
+    def guard(self, req: Request) -> None:
+        """Have the rules that drop packets for 127.0.0.0/8 from outside."""
+
+
+class Forward(Backend, Protocol):
+    """Traffic of pods passes the host's firewall."""
+
+    def filters(self, req: Request) -> bool:
+        """Return whether this firewall filters what the node forwards."""
+
+    def add(self, req: Request, conf: forward.Conf) -> None: ...
+
+    def restore(self, req: Request, conf: forward.Conf) -> None: ...
+
+    def delete(self, req: Request, conf: forward.Conf) -> None: ...
+
+    def missing(self, req: Request, conf: forward.Conf) -> str: ...
+
+    def gc(self, req: Request, conf: forward.Conf) -> None: ...
+
+    def status(self, req: Request) -> None: ...
+
+
+class Ingress(Backend, Protocol):
+    """The policy of a bridge: from where its pods are reached. It lasts as long as the bridge."""
+
+    def add(self, req: Request, conf: forward.Conf) -> None: ...
+
+    def restore(self, req: Request, conf: forward.Conf) -> None: ...
+
+    def delete(self, req: Request, conf: forward.Conf) -> None:
+        """Remove what belongs to the pod alone."""
+
+    def missing(self, req: Request, conf: forward.Conf) -> str: ...
+
+    def gc(self, req: Request) -> None: ...
+
+
+class Spoofcheck(Backend, Protocol):
+    """Frames from a pod's port carry the pod's own addresses. `host` and `inside` are the ends of the pod's link."""
+
+    def add(self, req: Request, host: Link, inside: Link, result: dict[str, Any], undo: Undo) -> None: ...
+
+    def restore(self, req: Request) -> None: ...
+
+    def delete(self, req: Request) -> None: ...
+
+    def check(self, req: Request, host: Link, inside: Link, previous: dict[str, Any]) -> None:
+        """Raises CniError for CHECK."""
+
+    def gc(self, req: Request) -> None: ...
+
+
+CONTRACTS = {"masquerade": Masquerade, "portmap": Portmap, "localnet": Localnet, "forward": Forward, "ingress": Ingress,
+             "spoofcheck": Spoofcheck}
+
+if TYPE_CHECKING:
+    from fastcni.kit.firewall import (
+        forward_firewalld,
+        forward_iptables,
+        forward_nftables,
+        ingress_iptables,
+        ingress_nftables,
+        ipspoofcheck,
+        localnet,
+        masquerade_iptables,
+        masquerade_nftables,
+        portmap_iptables,
+        portmap_nftables,
+        spoofcheck,
+    )
+
+    MASQUERADES: list[Masquerade] = [masquerade_nftables, masquerade_iptables]
+    PORTMAPS: list[Portmap] = [portmap_nftables, portmap_iptables]
+    LOCALNETS: list[Localnet] = [localnet]
+    FORWARDS: list[Forward] = [forward_firewalld, forward_iptables, forward_nftables]
+    INGRESSES: list[Ingress] = [ingress_nftables, ingress_iptables]
+    SPOOFCHECKS: list[Spoofcheck] = [spoofcheck, ipspoofcheck]

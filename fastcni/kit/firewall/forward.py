@@ -1,0 +1,161 @@
+"""The keys of the firewall plugin, and which backends let a pod's traffic through and enforce its ingressPolicy."""
+
+from __future__ import annotations
+
+from fastcni.kit.call import names
+from fastcni.kit.call.conf import ENDINGS, keys_of
+from fastcni.kit.call.undo import every
+from fastcni.kit.firewall import backends
+from fastcni.spec import errors
+from fastcni.spec import result as results
+from fastcni.spec.config import check_ifname, shown
+from fastcni.spec.errors import CniError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from fastcni.kit.call.request import Request
+    from fastcni.kit.call.undo import Undo
+    from fastcni.kit.firewall.contract import Forward, Ingress
+
+POLICIES = ("open", "same-bridge", "isolated")
+
+
+class Conf:
+    """The keys of a firewall plugin, and what it needs of prevResult.
+
+    backend: "" for the one that filters on this host, None if DEL could not read it; admin_chain; zone: of firewalld;
+    policy: "" for open; previous: prevResult or None; ips: the packed addresses in prevResult; bridge: the name of
+    prevResult's first interface, "" without a policy.
+    """
+
+    __slots__ = ("backend", "admin_chain", "zone", "policy", "previous", "ips", "bridge")
+
+    backend: str | None
+    admin_chain: str
+    zone: str
+    policy: str
+    previous: dict[str, Any] | None
+    ips: list[bytes]
+    bridge: str
+
+    @property
+    def isolated(self) -> bool:
+        return self.policy == "isolated"
+
+
+# Reading the keys ---------------------------------------------------------------------------------
+
+def read(req: Request) -> Conf:
+    """Read the configuration. Raises CniError 7; for DEL and GC an invalid one is a warning."""
+    try:
+        return _read_strictly(req)
+    except CniError as e:
+        if req.command not in ENDINGS:
+            raise
+        req.warn(f"{e.msg}; what ADD has made is looked for in each backend")
+        return _read_leniently(req)
+
+
+def _read_leniently(req: Request) -> Conf:
+    """Read what DEL needs to find what ADD made."""
+    from fastcni.kit.firewall.masquerade import prev_addresses
+
+    conf = Conf()
+    conf.zone = keys_of(req).text("firewalldZone") or "trusted"
+    conf.backend, conf.policy, conf.previous, conf.admin_chain = None, "", None, names.ADMIN_CHAIN
+    conf.ips = list(prev_addresses(req))
+    return conf
+
+
+def _read_strictly(req: Request) -> Conf:
+    keys, conf = req.conf, Conf()
+    conf.backend = keys.text("backend")
+    known = backends.TABLE["forward"]
+    if conf.backend not in known:
+        if conf.backend:
+            req.warn(f"unknown backend {shown(conf.backend)} is taken for none; there are {', '.join(known)}")
+        conf.backend = ""
+    conf.zone = keys.text("firewalldZone") or "trusted"
+    conf.admin_chain = names.read_chain(keys, "iptablesAdminChainName", names.ADMIN_CHAIN)
+    conf.policy = keys.text("ingressPolicy") or "open"
+    if conf.policy not in POLICIES:
+        raise CniError(errors.INVALID_CONFIG, f'unknown ingress policy: "{conf.policy}"',
+                       f"ingressPolicy is one of {', '.join(POLICIES)}")
+    conf.previous = results.read_prev_result(keys, req.version)
+    conf.ips = list(dict.fromkeys(packed for packed, _ in results.ips_of(conf.previous or {})))
+    conf.policy = "" if conf.policy == "open" else conf.policy
+    conf.bridge = _read_bridge(conf) if conf.policy and conf.previous else ""
+    return conf
+
+
+def _read_bridge(conf: Conf) -> str:
+    interfaces = (conf.previous or {}).get("interfaces", ())
+    if not interfaces:
+        raise CniError(errors.INVALID_CONFIG, f'interface needs to be set for ingress policy "{conf.policy}", make '
+                       'sure to chain "firewall" plugin with "bridge"')
+    if not interfaces[0]["name"]:
+        raise CniError(errors.INVALID_CONFIG, "got empty bridge name")
+    for it in interfaces:
+        try:
+            check_ifname(it["name"])
+        except CniError as e:
+            raise CniError(errors.INVALID_CONFIG, f"prevResult.interfaces: {shown(it['name'])}: {e.msg}") from None
+    return interfaces[0]["name"]
+
+
+# The commands -------------------------------------------------------------------------------------
+
+def backend_of(req: Request, conf: Conf) -> Forward:
+    """Return the backend: the configured one, or the first that filters what this host forwards."""
+    if conf.backend:
+        return backends.load("forward", conf.backend)
+    return next(found for name in backends.TABLE["forward"]
+                if (found := backends.load("forward", name)).filters(req))
+
+
+def policies_of(backend: Forward) -> Ingress:
+    """Return the backend that enforces ingressPolicy beside `backend`."""
+    uses_iptables = backend is backends.load("forward", "iptables")
+    return backends.load("ingress", "iptables" if uses_iptables else "nftables")
+
+
+def add(req: Request, conf: Conf, undo: Undo) -> None:
+    """Let the pod's traffic through, and put its bridge's policy in force."""
+    backend = backend_of(req, conf)
+    undo(delete, req, conf)
+    backend.add(req, conf)
+    if conf.policy:
+        policies_of(backend).add(req, conf)
+
+
+def restore(req: Request, conf: Conf) -> None:
+    """Add what is missing of what add() did."""
+    backend = backend_of(req, conf)
+    backend.restore(req, conf)
+    if conf.policy:
+        policies_of(backend).restore(req, conf)
+
+
+def delete(req: Request, conf: Conf) -> None:
+    """Remove what ADD did, in every backend and by every implementation."""
+    every(*((backend.delete, req, conf) for subject in ("ingress", "forward")
+            for backend in backends.load_all(subject)))
+
+
+def missing(req: Request, conf: Conf) -> str:
+    """Return the first thing that CHECK misses, or ""."""
+    backend = backend_of(req, conf)
+    return backend.missing(req, conf) or (policies_of(backend).missing(req, conf) if conf.policy else "")
+
+
+def gc(req: Request, conf: Conf) -> None:
+    """Remove what attachments of the network have that are no longer valid, and policies of bridges that are gone."""
+    every(*((backend.gc, req, conf) for backend in backends.load_all("forward")),
+          *((backend.gc, req) for backend in backends.load_all("ingress")))
+
+
+def status(req: Request, conf: Conf) -> None:
+    """Raises CniError 50 if the backend cannot be used."""
+    backend_of(req, conf).status(req)

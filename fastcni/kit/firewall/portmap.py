@@ -1,0 +1,191 @@
+"""portMappings: the keys of the portmap plugin, and which backend acts on them."""
+
+from __future__ import annotations
+
+from fastcni.kit.call import chained, names
+from fastcni.kit.call.undo import every
+from fastcni.kit.firewall import backends, port_mappings
+from fastcni.spec import address as addresses
+from fastcni.spec import errors
+from fastcni.spec import result as results
+from fastcni.spec.config import shown
+from fastcni.spec.errors import CniError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from fastcni.kit.call.request import Request
+    from fastcni.kit.call.undo import Undo
+    from fastcni.kit.firewall.contract import Localnet, Portmap
+    from fastcni.kit.firewall.port_mappings import Mapping
+    from fastcni.spec.config import Section
+
+CONDITIONS = {4: "conditionsV4", 16: "conditionsV6"}          # by length of an address
+MARK_BIT = 13                   # the reference plugin's default
+
+
+class Conf:
+    """The keys of a portmap plugin, and what it needs of prevResult.
+
+    mappings; snat, masq_all; iptables: whether that is the backend; mark_bit; set_mark_chain ("": fastcni's own);
+    conditions: {length of an address: [words of iptables(8)]}; previous: prevResult or None; pod: {length: (packed,
+    prefix)}, the pod's first address of each family.
+    """
+
+    __slots__ = ("mappings", "snat", "masq_all", "iptables", "mark_bit", "set_mark_chain", "conditions", "previous",
+                 "pod")
+
+    mappings: list[Mapping]
+    snat: bool
+    masq_all: bool
+    iptables: bool
+    mark_bit: int
+    set_mark_chain: str
+    conditions: dict[int, list[str]]
+    previous: dict[str, Any] | None
+    pod: dict[int, tuple[bytes, int]]
+
+    def mappings_for(self, length: int) -> list[Mapping]:
+        """Return the mappings of one family, in their order."""
+        return [mapping for mapping in self.mappings if length in mapping.lengths]
+
+    @property
+    def maps_ports(self) -> bool:
+        """Whether there is a port to map and an address to map it to."""
+        return bool(self.mappings and self.pod)
+
+    @property
+    def needs_localnet(self) -> bool:
+        """Whether a mapping is for 127.0.0.1, too."""
+        return self.snat and 4 in self.pod and any(
+            not mapping.host_ip or mapping.host_ip[:1] == b"\x7f" for mapping in self.mappings_for(4))
+
+
+# Reading the keys ---------------------------------------------------------------------------------
+
+def read(req: Request) -> Conf:
+    """Read the configuration. Raises CniError 7."""
+    keys, conf = req.conf, Conf()
+    conf.snat, conf.masq_all = keys.flag("snat", default=True), keys.flag("masqAll")
+    _read_backend(keys, conf)
+    conf.mappings = port_mappings.read(keys)
+    conf.previous, conf.pod = results.read_prev_result(keys, req.version), {}
+    for ip in (conf.previous or {}).get("ips", ()):
+        if chained.in_pod(conf.previous, ip, req.ifname):
+            packed, prefix = addresses.read_cidr(ip["address"])
+            conf.pod.setdefault(len(packed), (packed, prefix))
+    return conf
+
+
+def read_leniently(req: Request) -> Conf:
+    """Read the configuration for DEL and GC. If it is invalid, ADD has mapped nothing by it, and `delete` searches."""
+    try:
+        return read(req)
+    except CniError as e:
+        req.warn(f"{e.msg}; what ADD has made is looked for in each backend")
+        conf = Conf()
+        conf.mappings, conf.pod, conf.iptables = [], {}, True
+        return conf
+
+
+def _read_backend(keys: Section, conf: Conf) -> None:
+    """Read `backend` and the keys that only one backend has."""
+    conf.mark_bit = keys.integer("markMasqBit", default=MARK_BIT)
+    if keys.text("externalSetMarkChain") and keys.has("markMasqBit"):
+        raise CniError(errors.INVALID_CONFIG, "Cannot specify externalSetMarkChain and markMasqBit")
+    if not 0 <= conf.mark_bit <= 31:
+        raise CniError(errors.INVALID_CONFIG, "MasqMarkBit must be between 0 and 31", f"markMasqBit is {conf.mark_bit}")
+    conf.set_mark_chain = names.read_chain(keys, "externalSetMarkChain")
+    conf.conditions = {length: _read_words(keys, key) for length, key in CONDITIONS.items()}
+    specific: dict[str, list[str]] = {
+        "iptables": ["externalSetMarkChain"] if conf.set_mark_chain else [], "nftables": []}
+    for length, words in conf.conditions.items():
+        if words:
+            specific["iptables" if words[0][0] in "-!" else "nftables"].append(CONDITIONS[length])
+    backend = keys.text("backend") or ("iptables" if specific["iptables"] else "nftables")
+    if backend not in specific:
+        raise CniError(errors.INVALID_CONFIG, f'unrecognized backend "{backend}"',
+                       "backend is nftables (the default) or iptables")
+    conf.iptables = backend == "iptables"
+    other = "nftables" if conf.iptables else "iptables"
+    if specific[other]:
+        raise CniError(errors.INVALID_CONFIG, f"{backend} backend was requested but configuration contains "
+                       f"{other}-specific options [{' '.join(specific[other])}]")
+    for key in specific["nftables"]:
+        raise CniError(errors.UNSUPPORTED_FIELD,
+                       f"{key} {shown(keys.texts(key))} cannot be used with the nftables backend",
+                       'it takes no words of nft(8); with "backend": "iptables" and words of iptables(8), as '
+                       '["-s", "192.0.2.0/24"], it can')
+
+
+def _read_words(keys: Section, key: str) -> list[str]:
+    words = keys.texts(key)
+    if not all(word and word.isprintable() for word in words):
+        raise keys.wrong(key, f"expected printable words, got {shown(words)}")
+    return words
+
+
+# The commands -------------------------------------------------------------------------------------
+
+def backend_of(conf: Conf) -> Portmap:
+    return backends.load("portmap", "iptables" if conf.iptables else "nftables")
+
+
+def add(req: Request, conf: Conf, undo: Undo) -> None:
+    """Map the ports. Flows of clients that came before the mapping follow it."""
+    from fastcni.kit.firewall import flows
+
+    backend = backend_of(conf)
+    undo(backend.delete, req, conf)
+    backend.add(req, conf)
+    flows.after_add(req, conf)
+
+
+def restore(req: Request, conf: Conf) -> None:
+    """Add what is missing of what add() and allow_localhost() did."""
+    backend_of(conf).restore(req, conf)
+    if conf.needs_localnet:
+        _localnet().guard(req)
+
+
+def allow_localhost(req: Request, conf: Conf) -> None:
+    """Let the node reach the ports by 127.0.0.1."""
+    _localnet().enable(req, conf.pod[4][0])
+
+
+def _localnet() -> Localnet:
+    return backends.load("localnet", "nftables")
+
+
+def delete(req: Request, conf: Conf) -> None:
+    """Remove what ADD did, with either backend and by either implementation."""
+    every(*((_delete, backend, req, conf) for backend in backends.load_all("portmap")))
+
+
+def _delete(backend: Portmap, req: Request, conf: Conf) -> None:
+    if backend.delete(req, conf):       # if nothing was ours, the flows are not ours either
+        from fastcni.kit.firewall import flows
+
+        flows.after_delete(req, conf)
+
+
+def missing(req: Request, conf: Conf) -> str:
+    """Return the first thing that CHECK misses, or ""."""
+    text = backend_of(conf).missing(req, conf)
+    if text and not conf.iptables:
+        # The pod may be older than its configuration: then ADD used iptables.
+        iptables: Portmap = backends.load("portmap", "iptables")
+        if iptables.present(req):
+            return iptables.missing(req, conf)
+    return text
+
+
+def gc(req: Request) -> None:
+    """Remove what attachments of the network have that are no longer valid, in either backend."""
+    every(*((backend.gc, req) for backend in backends.load_all("portmap")))
+
+
+def status(req: Request, conf: Conf) -> None:
+    """Raises CniError 50 if the backend cannot be used."""
+    backend_of(conf).status(req)
