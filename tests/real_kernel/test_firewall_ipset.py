@@ -114,14 +114,14 @@ def test_an_add_after_a_flush_installs_the_rules_anew(node, warm, flush):
 
 
 def test_a_server_that_knows_the_rules_asks_nothing_about_them(node, warm, monkeypatch):
-    """ADD is a message about the note and one about the sets. DEL asks nftables' set and the notes whose the addresses
-    are, then takes them from the sets and the notes."""
+    """ADD sends one message about the owner record and one about the sets. DEL asks for the owner record of the
+    addresses, then deletes them from the sets and deletes the record."""
     for number in (2, 3, 4):
         node.ok("ADD", of_pod(number), "pod", cid=f"c{number}", host=warm)
     node.ok("DEL", of_pod(4), "pod", cid="c4", host=warm)
     sent, send = [], wire.send
     monkeypatch.setattr(wire, "send", lambda sock, data: (sent.append(data), send(sock, data)))
-    for command, messages in (("ADD", 2), ("DEL", 4)):
+    for command, messages in (("ADD", 2), ("DEL", 3)):
         node.ok(command, of_pod(5), "pod", cid="c5", host=warm)
         assert len(sent) == messages
         sent.clear()
