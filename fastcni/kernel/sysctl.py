@@ -41,6 +41,11 @@ def open_folder(name):
     return posix.open(path(name), posix.O_PATH | posix.O_DIRECTORY | posix.O_CLOEXEC)
 
 
+def read_at(folder, name):
+    """The value of the sysctl `name`, slashes between its parts, below an open folder. Raises OSError."""
+    return read_file(name, posix.O_RDONLY, 4096, folder).decode("utf-8", "replace").strip()
+
+
 def write_at(folder, name, value):
     """Write the sysctl `name`, slashes between its parts, below an open folder. Raises OSError."""
     write_file(name, value.encode(), 0, folder)

@@ -1,21 +1,32 @@
 """dummy: a link that leads nowhere, for addresses that a pod is to have all the same."""
 
+from __future__ import annotations
+
 from fastcni.kit.call.conf import read_requested_mac
 from fastcni.kit.links import devices
 from fastcni.kit.links.pod import Pod
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from fastcni.kit.call.request import Request
+    from fastcni.kit.call.undo import Undo
+
 CAPABILITIES, ARGS = ("mac",), ("MAC",)
 
 
 class Conf(devices.Conf):
-    """mac (the requested one as bytes, or None)."""
+    """The key of dummy besides the common ones."""
 
     __slots__ = ("mac",)
 
+    mac: bytes | None           # the requested one
 
-def read(req):
+
+def read(req: Request) -> Conf:
     conf = Conf(req)
     if req.command in devices.ENDINGS:
         return conf
@@ -25,7 +36,7 @@ def read(req):
     return conf
 
 
-def add(req, conf, undo):
+def add(req: Request, conf: Conf, undo: Undo) -> dict[str, Any]:
     pod = Pod(req)
     return devices.attach(req, conf, undo, pod, devices.create(req, pod, undo, "dummy", mac=conf.mac))
 
@@ -33,12 +44,12 @@ def add(req, conf, undo):
 delete = devices.delete
 
 
-def check(req, conf):
+def check(req: Request, conf: Conf) -> None:
     devices.check(req, conf, "dummy")
 
 
 gc = devices.gc
 
 
-def status(req, conf):
+def status(req: Request, conf: Conf) -> None:
     devices.status(req, conf, "dummy")

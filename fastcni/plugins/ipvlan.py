@@ -1,5 +1,7 @@
 """ipvlan: a link on a link of the host that shares its MAC: the pod's addresses tell its packets apart."""
 
+from __future__ import annotations
+
 from fastcni.kernel import kinds
 from fastcni.kit.links import devices
 from fastcni.kit.links.master import WHY, Master
@@ -8,14 +10,26 @@ from fastcni.spec import errors
 from fastcni.spec import result as results
 from fastcni.spec.errors import CniError
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from fastcni.kit.call.request import Request
+    from fastcni.kit.call.undo import Undo
+
 
 class Conf(devices.Conf):
-    """master, mode, mtu (0: the master's), previous (the result of the plugin before, or None)."""
+    """The keys of ipvlan besides the common ones."""
 
     __slots__ = ("master", "mode", "mtu", "previous")
 
+    master: Master
+    mode: str
+    mtu: int                            # 0: the master's
+    previous: dict[str, Any] | None     # prevResult
 
-def read(req):
+
+def read(req: Request) -> Conf:
     keys, conf = req.conf, Conf(req)
     if req.command in devices.ENDINGS:
         return conf
@@ -30,8 +44,11 @@ def read(req):
     return conf
 
 
-def read_previous(conf):
-    """Behind another plugin the master is its one interface, and its addresses are the pod's where there is no IPAM."""
+def read_previous(conf: Conf) -> None:
+    """Take from prevResult what the keys leave out: its only interface is the master, its addresses are the pod's.
+
+    Raises CniError 7 if there is neither a key nor such an entry.
+    """
     if conf.previous and not conf.master.name:
         names = [item["name"] for item in conf.previous.get("interfaces", ())]
         if len(names) != 1 or not names[0]:
@@ -43,7 +60,7 @@ def read_previous(conf):
                        "ipvlan needs ipam.type, or addresses of a plugin before it")
 
 
-def add(req, conf, undo):
+def add(req: Request, conf: Conf, undo: Undo) -> dict[str, Any]:
     pod = Pod(req)
     master = conf.master.find(req, pod)
     link = devices.create(req, pod, undo, "ipvlan", sock=conf.master.sock(pod), master=master, why=WHY, mtu=conf.mtu,
@@ -54,17 +71,19 @@ def add(req, conf, undo):
 delete = devices.delete
 
 
-def check(req, conf):
+def check(req: Request, conf: Conf) -> None:
+    from fastcni.kit.call import checks
+
     pod, link = devices.check(req, conf, "ipvlan")
-    if conf.master.name:                # else whatever it was, the default route may lead elsewhere by now
+    if conf.master.name:                # else it was the link of the default route, which may have changed since
         conf.master.find(req, pod)
-    devices.same("Container IPVlan mode", kinds.ipvlan_mode(link), conf.mode)
+    checks.same("Container IPVlan mode", kinds.ipvlan_mode(link), conf.mode)
 
 
 gc = devices.gc
 
 
-def status(req, conf):
-    if conf.master.name:                # else perhaps one of a plugin before it, of which STATUS is not told
+def status(req: Request, conf: Conf) -> None:
+    if conf.master.name:                # else it may come from prevResult, which STATUS does not have
         conf.master.status(req)
     devices.status(req, conf, "ipvlan")

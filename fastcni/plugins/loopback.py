@@ -1,17 +1,27 @@
 """loopback: sets `lo` up in the pod, and nothing else. CNI_IFNAME is not looked at."""
 
-from fastcni._netlink import Batch
-from fastcni.kernel import rtnl, wire
-from fastcni.kit.links import find
+from __future__ import annotations
+
+from fastcni.kit.links import change, find
 from fastcni.kit.links.pod import Pod
 from fastcni.spec import address as addresses
 from fastcni.spec import errors
 from fastcni.spec import result as results
 from fastcni.spec.errors import CniError
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
-def read(req):
-    """The prevResult, if any: there are no keys. DEL needs none and must not fail for it."""
+    from fastcni._netlink import Link
+    from fastcni.kit.call.request import Request
+    from fastcni.kit.call.undo import Undo
+
+MISSING = "failed to find the loopback interface"
+
+
+def read(req: Request) -> dict[str, Any] | None:
+    """The prevResult, if there is one: the plugin has no keys. DEL reads nothing, so that nothing can make it fail."""
     if req.command == "DEL":
         return None
     try:
@@ -20,15 +30,15 @@ def read(req):
         raise CniError(e.code, f"failed to parse prevResult: {e.msg}", e.details) from None
 
 
-def add(req, previous, undo):
+def add(req: Request, previous: dict[str, Any] | None, undo: Undo) -> dict[str, Any]:
     pod = Pod(req)
-    lo = find.link(pod.inside, "lo")
+    lo = find.pod_link(pod, "lo", MISSING)
     if not lo.up:
-        undo(set_up, pod, lo, False)
-        set_up(pod, lo, True)
+        undo(set_down, pod, lo)
+        change.link(pod.inside, lo.index, up=True, what="set lo up")
     found = find.addresses(pod.inside, lo.index)
     for item in found:
-        if item.packed[:1] != b"\x7f" and item.packed != bytes(15) + b"\x01":
+        if not addresses.is_loopback(item.packed):
             raise CniError(errors.INTERNAL, "loopback interface found with non-loopback address "
                            f'"{addresses.ip_text(item.packed)}"')
     if previous:
@@ -37,17 +47,17 @@ def add(req, previous, undo):
             "ips": [{"address": addresses.cidr_text(item.packed, item.prefix), "interface": 0} for item in found]}
 
 
-def delete(req, _):
+def delete(req: Request, _: None) -> None:
     if req.netns_gone():
         return
     pod = Pod(req)
-    set_up(pod, find.link(pod.inside, "lo"), False)
+    set_down(pod, find.pod_link(pod, "lo", MISSING))
 
 
-def check(req, _):
-    if not find.link(Pod(req).inside, "lo").up:
+def set_down(pod: Pod, lo: Link) -> None:
+    change.link(pod.inside, lo.index, up=False, what="set lo down")
+
+
+def check(req: Request, _: dict[str, Any] | None) -> None:
+    if not find.pod_link(Pod(req), "lo", MISSING).up:
         raise CniError(errors.INTERNAL, "loopback interface is down")
-
-
-def set_up(pod, lo, up):
-    wire.exchange(pod.inside, rtnl.set_link(Batch(), lo.index, up=up, what=f"set lo {'up' if up else 'down'}"))

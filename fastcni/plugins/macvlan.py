@@ -1,5 +1,7 @@
 """macvlan: a link with a MAC of its own on a link of the host: the pod is a station of the master's network."""
 
+from __future__ import annotations
+
 from errno import EINVAL
 
 from fastcni.kernel import kinds
@@ -10,17 +12,30 @@ from fastcni.kit.links.pod import Pod
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from fastcni.kit.call.request import Request
+    from fastcni.kit.call.undo import Undo
+
 CAPABILITIES, ARGS = ("mac",), ("MAC",)
-REFUSED = {**WHY, EINVAL: "it has to be of Ethernet, and a macvlan of mode passthru has it for itself alone"}
+WHY_REFUSED = {**WHY, EINVAL: "it has to be of Ethernet, and a macvlan of mode passthru has it for itself alone"}
 
 
 class Conf(devices.Conf):
-    """master, mode, mtu (0: the master's), mac (bytes or None), queue (bcqueuelen, 0: the kernel's)."""
+    """The keys of macvlan besides the common ones."""
 
     __slots__ = ("master", "mode", "mtu", "mac", "queue")
 
+    master: Master
+    mode: str
+    mtu: int                    # 0: the master's
+    mac: bytes | None
+    queue: int                  # bcqueuelen, 0: the kernel's
 
-def read(req):
+
+def read(req: Request) -> Conf:
     keys, conf = req.conf, Conf(req)
     if req.command in devices.ENDINGS:
         return conf
@@ -33,11 +48,11 @@ def read(req):
     return conf
 
 
-def add(req, conf, undo):
+def add(req: Request, conf: Conf, undo: Undo) -> dict[str, Any]:
     pod = Pod(req)
     master = conf.master.find(req, pod)
     check_mtu(conf.mtu, master)
-    link = devices.create(req, pod, undo, "macvlan", sock=conf.master.sock(pod), master=master, why=REFUSED,
+    link = devices.create(req, pod, undo, "macvlan", sock=conf.master.sock(pod), master=master, why=WHY_REFUSED,
                           mtu=conf.mtu, mac=conf.mac, data=kinds.macvlan(conf.mode, conf.queue))
     return devices.attach(req, conf, undo, pod, link, arp_notify=True, ndisc_notify=True)
 
@@ -45,15 +60,17 @@ def add(req, conf, undo):
 delete = devices.delete
 
 
-def check(req, conf):
+def check(req: Request, conf: Conf) -> None:
+    from fastcni.kit.call import checks
+
     pod, link = devices.check(req, conf, "macvlan")
     conf.master.find(req, pod)
-    devices.same("container macvlan mode", kinds.macvlan_mode(link), conf.mode)
+    checks.same("container macvlan mode", kinds.macvlan_mode(link), conf.mode)
 
 
 gc = devices.gc
 
 
-def status(req, conf):
+def status(req: Request, conf: Conf) -> None:
     conf.master.status(req)
     devices.status(req, conf, "macvlan")

@@ -1,5 +1,7 @@
 """vlan: a link that carries one VLAN of a link of the host, as 802.1Q tags it."""
 
+from __future__ import annotations
+
 from errno import EEXIST
 
 from fastcni.kernel import kinds
@@ -10,17 +12,29 @@ from fastcni.kit.links.pod import Pod
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from fastcni.kit.call.request import Request
+    from fastcni.kit.call.undo import Undo
+
 CAPABILITIES, ARGS = ("mac",), ("MAC",)
-LAST = 4094                     # 4095 is reserved (IEEE 802.1Q)
+MAX_VID = 4094                     # 4095 is reserved (IEEE 802.1Q)
 
 
 class Conf(devices.Conf):
-    """master, vid (vlanId), mtu (0: the master's), mac (the requested one as bytes, or None)."""
+    """The keys of vlan besides the common ones."""
 
     __slots__ = ("master", "vid", "mtu", "mac")
 
+    master: Master
+    vid: int                    # vlanId
+    mtu: int                    # 0: the master's
+    mac: bytes | None           # the requested one
 
-def read(req):
+
+def read(req: Request) -> Conf:
     keys, conf = req.conf, Conf(req)
     if req.command in devices.ENDINGS:
         return conf
@@ -28,15 +42,15 @@ def read(req):
     if not conf.master.name:
         raise CniError(errors.INVALID_CONFIG, '"master" field is required. It specifies the host interface name to '
                        "create the VLAN for")
-    if not 0 <= conf.vid <= LAST:
-        raise CniError(errors.INVALID_CONFIG, f"invalid VLAN ID {conf.vid} (must be between 0 and {LAST} inclusive)")
+    if not 0 <= conf.vid <= MAX_VID:
+        raise CniError(errors.INVALID_CONFIG, f"invalid VLAN ID {conf.vid} (must be between 0 and {MAX_VID} inclusive)")
     if not conf.layer3:
         raise CniError(errors.INVALID_CONFIG, "no plugin name provided", "vlan needs ipam.type")
     conf.mac = read_requested_mac(req, strict=False)
     return conf
 
 
-def add(req, conf, undo):
+def add(req: Request, conf: Conf, undo: Undo) -> dict[str, Any]:
     pod = Pod(req)
     master = conf.master.find(req, pod)
     check_mtu(conf.mtu, master)
@@ -52,17 +66,19 @@ def add(req, conf, undo):
 delete = devices.delete
 
 
-def check(req, conf):
+def check(req: Request, conf: Conf) -> None:
+    from fastcni.kit.call import checks
+
     pod, link = devices.check(req, conf, "vlan")
     conf.master.find(req, pod)
-    devices.same("container VLAN ID", kinds.vlan_id(link), conf.vid)
+    checks.same("container VLAN ID", kinds.vlan_id(link), conf.vid)
     if conf.mtu:
-        devices.same("container MTU", link.mtu, conf.mtu)
+        checks.same("container MTU", link.mtu, conf.mtu)
 
 
 gc = devices.gc
 
 
-def status(req, conf):
+def status(req: Request, conf: Conf) -> None:
     conf.master.status(req)
     devices.status(req, conf, "vlan")

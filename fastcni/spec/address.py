@@ -77,3 +77,8 @@ def broadcast(packed, prefix):
 def plus(packed, n):
     """The address `n` further on. Raises OverflowError past either end of the family."""
     return (int.from_bytes(packed, "big") + n).to_bytes(len(packed), "big")
+
+
+def is_loopback(packed: bytes) -> bool:
+    """Return whether the address is in 127.0.0.0/8, or is ::1."""
+    return packed[:1] == b"\x7f" if len(packed) == 4 else packed == bytes(15) + b"\x01"

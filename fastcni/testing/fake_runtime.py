@@ -107,6 +107,8 @@ def fake_runtime(tmp_path: Path, fake_sockets: None, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(sysctl, "read", lambda name: state.node.sysctls.get((state.node.here, name), "0"))
     monkeypatch.setattr(sysctl, "write", write)
     monkeypatch.setattr(sysctl, "open_folder", lambda name: os.open("/dev/null", os.O_RDONLY))
+    monkeypatch.setattr(sysctl, "read_at", lambda fd, name: state.node.sysctls.get(
+        (state.node.here, f"net/ipv6/conf/{name}"), "1" if name.endswith("/accept_ra") else "0"))
     monkeypatch.setattr(sysctl, "write_at", lambda fd, name, value: write(f"net/ipv6/conf/{name}", value))
     monkeypatch.setattr(store, "known_boot_id", b"")        # what it reads here is of no use to others
     monkeypatch.setattr(iptables, "LEGACY_TABLES", {})       # the real node's, and root's to read

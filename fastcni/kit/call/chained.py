@@ -1,20 +1,31 @@
-"""What chained plugins share: the result of the plugins before them, which ADD hands on."""
+"""The result of the previous plugins, which a chained plugin returns from ADD."""
+
+from __future__ import annotations
 
 from fastcni.spec import errors
 from fastcni.spec import result as results
 from fastcni.spec.errors import CniError
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
-def previous(req, words="must be called as chained plugin"):
-    """prevResult in the shape of 1.1.0. Raises CniError 7 with `words` where there is none."""
+    from fastcni.kit.call.request import Request
+
+
+def previous(req: Request, message: str = "must be called as chained plugin") -> dict[str, Any]:
+    """Return prevResult in the 1.1.0 shape. Raises CniError 7 with `message` if there is none."""
     found = results.read_prev_result(req.conf, req.version)
     if found is None:
-        raise CniError(errors.INVALID_CONFIG, words)
+        raise CniError(errors.INVALID_CONFIG, message)
     return found
 
 
-def in_pod(result, ip, ifname):
-    """Is this entry of ips the pod's: of no interface, of one that is not there, or of `ifname` in a sandbox?"""
+def in_pod(result: dict[str, Any], ip: dict[str, Any], ifname: str) -> bool:
+    """Return whether this entry of ips is an address of the pod.
+
+    It is, if it names no interface, or one that the result lacks, or `ifname` in a sandbox.
+    """
     interfaces, index = result.get("interfaces", ()), ip.get("interface")
     if index is None or not 0 <= index < len(interfaces):
         return True

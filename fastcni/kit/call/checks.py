@@ -1,4 +1,6 @@
-"""CHECK: compare prevResult with what the kernel has (the reference plugins' order and words)."""
+"""CHECK: compare prevResult with what the kernel has, in the order and the words of the reference plugins."""
+
+from __future__ import annotations
 
 from fastcni.kernel import kinds, uapi
 from fastcni.kit.call.conf import read_mac
@@ -8,21 +10,30 @@ from fastcni.spec import errors
 from fastcni.spec import result as results
 from fastcni.spec.errors import CniError
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
-def wrong(text, details=""):
+    from fastcni._netlink import Link
+    from fastcni.kit.call.request import Request
+    from fastcni.kit.links.pod import Pod
+
+
+def wrong(text: str, details: str = "") -> CniError:
+    """Return the CniError for a difference that CHECK has found."""
     return CniError(errors.INTERNAL, text, details)
 
 
-def prev_result(req, words="Required prevResult missing"):
-    """The prevResult in the 1.1.0 shape. Raises CniError with `words` where there is none."""
+def prev_result(req: Request, message: str = "Required prevResult missing") -> dict[str, Any]:
+    """Return prevResult in the 1.1.0 shape. Raises CniError with `message` if there is none."""
     previous = results.read_prev_result(req.conf, req.version)
     if previous is None:
-        raise wrong(words)
+        raise wrong(message)
     return previous
 
 
-def container_interface(req, previous):
-    """The entry of CNI_IFNAME in prevResult: the one in our sandbox."""
+def container_interface(req: Request, previous: dict[str, Any]) -> dict[str, str]:
+    """Return the entry of prevResult's interfaces that is CNI_IFNAME in CNI_NETNS. Raises CniError."""
     for entry in previous.get("interfaces", ()):
         if entry["name"] == req.ifname and entry.get("sandbox", "") == req.netns:
             return entry
@@ -32,8 +43,9 @@ def container_interface(req, previous):
     raise wrong(f"Interface name {req.ifname} not found")
 
 
-def inside_link(pod, entry):
-    """The Link of an entry inside the pod, its MAC compared."""
+def link_in_pod(req: Request, pod: Pod, previous: dict[str, Any]) -> Link:
+    """Return CNI_IFNAME in the pod. Raises CniError if it is missing or has another MAC than in prevResult."""
+    entry = container_interface(req, previous)
     link = find.link(pod.inside, entry["name"])
     if link is None:
         raise wrong(f"Interface name {entry['name']} not found")
@@ -41,20 +53,36 @@ def inside_link(pod, entry):
     return link
 
 
-def same_mac(entry, link, words):
+def veth_in_pod(req: Request, pod: Pod, previous: dict[str, Any]) -> Link:
+    """Return CNI_IFNAME in the pod, as link_in_pod() does. Raises CniError also if it is not one end of a veth pair."""
+    link = link_in_pod(req, pod, previous)
+    if link.kind != "veth":
+        raise wrong(f"Error: Container interface {link.name} not of type veth/p2p")
+    return link
+
+
+def same_mac(entry: dict[str, str], link: Link, subject: str) -> None:
+    """Raise CniError if an entry of interfaces has another MAC than the link."""
     if entry.get("mac") and _mac(entry["mac"]) != link.address:
-        raise wrong(f"{words} {entry['name']} Mac doesn't match: {entry['mac']}")
+        raise wrong(f"{subject} {entry['name']} Mac doesn't match: {entry['mac']}")
 
 
-def _mac(text):
+def _mac(text: str) -> bytes:
     try:
         return read_mac(text)
     except ValueError as e:
         raise wrong(str(e)) from None
 
 
-def addresses_and_routes(pod, link, previous):
-    """Every address of prevResult is on the link with a route to its prefix; every route is in its table."""
+def same(subject: str, found: object, wanted: object) -> None:
+    """Raise CniError if CHECK found another value than the configured one."""
+    if found != wanted:
+        raise wrong(f"{subject} {'(none)' if found is None else found} does not match expected value: {wanted}")
+
+
+def addresses_and_routes(pod: Pod, link: Link, previous: dict[str, Any]) -> None:
+    """Raise CniError unless the link has every address of prevResult with a route to its prefix, and every route of
+    prevResult is in its table."""
     present = {(item.packed, item.prefix) for item in find.addresses(pod.inside, link.index)}
     tables = _Tables(pod, link, present)
     for ip in previous.get("ips", ()):
@@ -70,30 +98,38 @@ def addresses_and_routes(pod, link, previous):
         dst, prefix = addresses.read_cidr(item["dst"])
         gateway = addresses.read_ip(item["gw"]) if item.get("gw") and prefix else None
         if gateway and not any(gateway):
-            gateway = b""               # 0.0.0.0, a route without one
+            gateway = b""               # 0.0.0.0 says: a route without a gateway
         if not tables.have(item.get("table"), addresses.network(dst, prefix), prefix, gateway):
             raise wrong(f"Expected Route {item['dst']} via {item.get('gw', '<nil>')} not found in routing table")
 
 
 class _Tables:
-    """The pod's routes, and what tables its packets take: the main one, those to which rules send what comes from the
-    link's addresses (sbr moves the link's routes there), and that of the VRF that the link is in (vrf does so)."""
+    """The pod's routes, and the routing tables that the packets of a link use.
+
+    These are the main table; each table that a rule names for one of the link's addresses (sbr moves the link's routes
+    there); and the table of the VRF that the link is in (vrf moves them there).
+    """
 
     __slots__ = ("pod", "routes", "sources", "master", "chosen")
 
-    def __init__(self, pod, link, present):
-        self.pod, self.master, self.chosen = pod, link.master, None
+    def __init__(self, pod: Pod, link: Link, present: set[tuple[bytes, int]]) -> None:
+        self.pod, self.master = pod, link.master
+        self.chosen: set[int] | None = None
         self.sources = {packed for packed, _ in present}
-        self.routes = [route for route, _ in routing.routes(pod.inside, (uapi.AF_INET, uapi.AF_INET6))]
+        self.routes = [route for route, _ in routing.routes(pod.inside, find.FAMILIES)]
 
-    def have(self, table, dst, prefix, gateway=None):
-        """Is there such a route in that table, or, without one, where it is looked for?"""
+    def have(self, table: int | None, dst: bytes, prefix: int, gateway: bytes | None = None) -> bool:
+        """Return whether `table` has such a route; without a table: whether any table has it that the packets use.
+
+        gateway None: any gateway, or none.
+        """
         tables = {route.table for route in self.routes
                   if route.dst == dst and route.prefix == prefix and gateway in (None, route.gateway)}
         return (table or uapi.RT_TABLE_MAIN) in tables or (not table and not tables.isdisjoint(self.others()))
 
-    def others(self):
-        if self.chosen is None:         # most pods need none, and nobody asks
+    def others(self) -> set[int]:
+        """Return the tables besides the main one. They are looked up only for a pod whose main table lacks a route."""
+        if self.chosen is None:
             rules = routing.rules(self.pod.inside, routing.families_of(self.sources))
             self.chosen = {it.table for it, _ in rules if it.host and it.source in self.sources}
             master = find.link(self.pod.inside, index=self.master) if self.master else None

@@ -1,22 +1,38 @@
-"""Links changed and deleted, one request each, which waits until the kernel is done."""
+"""One link changed or deleted by one request. The call returns when the kernel has done it."""
+
+from __future__ import annotations
 
 from errno import ENODEV
 
 from fastcni._netlink import Batch
 from fastcni.kernel import rtnl, wire
 
-
-def delete_by_name(sock, name):
-    """Delete a link and wait for it, for the rollback of ADD. A link that is gone is fine."""
-    delete_now(sock, rtnl.del_link(Batch(), name=name))
-
-
-def delete_by_index(sock, index):
-    """The same for a link whose name changes."""
-    delete_now(sock, rtnl.del_link(Batch(), index=index))
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from _socket import socket as Socket
 
 
-def delete_now(sock, batch):
+def link(sock: Socket, index: int, *, what: str, up: bool | None = None, promisc: bool | None = None,
+         address: bytes | None = None, mtu: int = 0, master: int | None = None, name: str | None = None) -> None:
+    """Set what is given of a link: flags, MAC, MTU, master (an index; 0: none), name (only while it is down).
+
+    `what` opens the text of the NetlinkError that is raised when the kernel refuses it.
+    """
+    wire.exchange(sock, rtnl.set_link(Batch(), index, up=up, promisc=promisc, address=address, mtu=mtu, master=master,
+                                      name=name, what=what))
+
+
+def delete_by_name(sock: Socket, name: str) -> None:
+    """Delete a link and wait for it, for the rollback of an ADD. No error if the link is gone."""
+    _delete(sock, rtnl.del_link(Batch(), name=name))
+
+
+def delete_by_index(sock: Socket, index: int) -> None:
+    """Delete a link whose name may change, as delete_by_name() does."""
+    _delete(sock, rtnl.del_link(Batch(), index=index))
+
+
+def _delete(sock: Socket, batch: Batch) -> None:
     try:
         wire.exchange(sock, batch)
     except wire.NetlinkError as e:

@@ -1,4 +1,6 @@
-"""The addresses and routes of a result, given to the link inside the pod, and the link set up."""
+"""The pod's link gets the addresses and routes of a result, and is set up."""
+
+from __future__ import annotations
 
 from fastcni._netlink import Batch
 from fastcni.kernel import rtnl, sysctl, uapi, wire
@@ -7,16 +9,30 @@ from fastcni.spec import errors
 from fastcni.spec import result as results
 from fastcni.spec.errors import CniError
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from typing import Any
+
+    from fastcni._netlink import Link
+    from fastcni.kit.links.pod import Pod
+
 SCOPES = {uapi.RT_SCOPE_UNIVERSE: "universe", uapi.RT_SCOPE_LINK: "link", uapi.RT_SCOPE_HOST: "host"}
 
 
-def pod_link(pod, link, result, *, ipv6=True, dad=None, arp_notify=False, ndisc_notify=False, then=None):
-    """Give the inside link its addresses and routes and set it up; the kernel announces them with arp_notify
-    (gratuitous ARP) and ndisc_notify (unsolicited neighbour advertisements).
+def pod_link(pod: Pod, link: Link, result: dict[str, Any], *, ipv6: bool = True, dad: bool | None = None,
+             arp_notify: bool = False, ndisc_notify: bool = False,
+             then: Callable[[Batch], None] | None = None) -> None:
+    """Give the pod's link the addresses and routes of `result` (1.1.0 shape), and set it up.
 
-    `ipv6`: whether there is IPv6 on the link; `dad`: duplicate address detection, None leaves it alone. All goes out
-    in one batch, except with detection and an IPv6 gateway: then routes wait until addresses settled. `then` adds to
-    the batch what comes after them.
+    ipv6          False: the link has no IPv6
+    dad           duplicate address detection on or off, None: as the kernel has it
+    arp_notify    the kernel announces the IPv4 addresses by gratuitous ARP
+    ndisc_notify  the kernel announces the IPv6 addresses by unsolicited neighbour advertisements
+    then          a function that adds its requests behind the routes
+
+    All is one batch. With detection and an IPv6 gateway it is two, and the routes wait until the addresses are not
+    tentative any more. Raises NetlinkError, and CniError 7 for a route whose numbers do not fit.
     """
     ips = results.ips_of(result)
     gateways = first_gateways(result)
@@ -29,16 +45,15 @@ def pod_link(pod, link, result, *, ipv6=True, dad=None, arp_notify=False, ndisc_
             if has_v6:
                 enable_ipv6(link.name)
     batch = Batch()
-    nodad = dad is False and not ndisc_notify       # the kernel announces no address that it need not settle
+    nodad = dad is False and not ndisc_notify       # the kernel does not announce an address that skips detection
     if arp_notify:
         rtnl.set_arp_notify(batch, link.index, what=f'failed to set arp_notify of "{link.name}"')
     for packed, prefix in ips:
-        broadcast = addresses.broadcast(packed, prefix) if len(packed) == 4 and prefix < 31 else None
-        rtnl.new_address(batch, link.index, packed, prefix, broadcast=broadcast, nodad=nodad,
+        rtnl.new_address(batch, link.index, packed, prefix, broadcast=broadcast(packed, prefix), nodad=nodad,
                          what=f'failed to add IP addr {addresses.cidr_text(packed, prefix)} to "{link.name}"')
     rtnl.set_link(batch, link.index, up=True, what=f'failed to set "{link.name}" UP')
     if dad and 16 in gateways:
-        with_watch(pod, link, batch)
+        send_and_settle(pod, link, batch)
     for item in result.get("routes", ()):
         add_route(batch, link, item, gateways)
     if then:
@@ -47,8 +62,13 @@ def pod_link(pod, link, result, *, ipv6=True, dad=None, arp_notify=False, ndisc_
         wire.exchange(pod.inside, batch)
 
 
-def ipv6_sysctls(dad, ndisc_notify):
-    """The switches of a link in net/ipv6/conf, each ignored where the kernel lacks it."""
+def broadcast(packed: bytes, prefix: int) -> bytes | None:
+    """Return the broadcast address that goes with an IPv4 address, None where there is none."""
+    return addresses.broadcast(packed, prefix) if len(packed) == 4 and prefix < 31 else None
+
+
+def ipv6_sysctls(dad: bool | None, ndisc_notify: bool) -> Iterator[tuple[str, str]]:
+    """Yield (name, value) of the sysctls in net/ipv6/conf/<link>. A kernel may lack any of them."""
     if dad:
         yield "enhanced_dad", "1"
     if dad is not None:
@@ -57,9 +77,9 @@ def ipv6_sysctls(dad, ndisc_notify):
         yield "ndisc_notify", "1"
 
 
-def first_gateways(result):
-    """{4: packed, 16: packed}: the first gateway of each family, by length of its address."""
-    found = {}
+def first_gateways(result: dict[str, Any]) -> dict[int, bytes]:
+    """Return {4: packed, 16: packed}: the first gateway of each family, by the length of its address."""
+    found: dict[int, bytes] = {}
     for ip in result.get("ips", ()):
         if ip.get("gateway"):
             packed = addresses.read_ip(ip["gateway"])
@@ -67,8 +87,8 @@ def first_gateways(result):
     return found
 
 
-def add_route(batch, link, item, gateways):
-    """One route of a result; without gw it goes to the first gateway of its family."""
+def add_route(batch: Batch, link: Link, item: dict[str, Any], gateways: dict[int, bytes]) -> None:
+    """Add the request for one route of a result. A route without gw goes to the first gateway of its family."""
     dst, prefix = addresses.read_cidr(item["dst"])
     gateway = addresses.read_ip(item["gw"]) if item.get("gw") else gateways.get(len(dst))
     via = addresses.ip_text(gateway) if gateway else "<nil>"
@@ -80,8 +100,8 @@ def add_route(batch, link, item, gateways):
                     f"(Scope: {SCOPES.get(scope, scope)}, Table: {table})'")
 
 
-def route_number(item, key):
-    """A number of a route, 0 where it has none. Raises CniError 7 for one that the kernel's field has no room for."""
+def route_number(item: dict[str, Any], key: str) -> int:
+    """Return a number of a route, 0 where it has none. Raises CniError 7 if the kernel's field is too small for it."""
     number = item.get(key) or 0
     most = 0xFF if key == "scope" else 0xFFFFFFFF
     if not 0 <= number <= most:
@@ -89,8 +109,9 @@ def route_number(item, key):
     return number
 
 
-def enable_ipv6(ifname):
-    """An IPv6 address needs IPv6 on; keep_addr_on_down lets it survive a chained plugin that flaps the link."""
+def enable_ipv6(ifname: str) -> None:
+    """Switch IPv6 on for `lo` and the link. keep_addr_on_down keeps its addresses when a chained plugin sets the link
+    down and up. Raises CniError."""
     try:
         for name in ("lo", ifname):
             sysctl.ensure(f"net/ipv6/conf/{name}/disable_ipv6", "0")
@@ -100,8 +121,8 @@ def enable_ipv6(ifname):
                        "is IPv6 enabled in the kernel?") from e
 
 
-def with_watch(pod, link, batch):
-    """Send `batch` and wait until no IPv6 address of `link` is tentative."""
+def send_and_settle(pod: Pod, link: Link, batch: Batch) -> None:
+    """Send `batch` and wait until no IPv6 address of `link` is tentative. Raises CniError for a duplicate."""
     from fastcni.kit.links import announced
 
     with pod.enter():

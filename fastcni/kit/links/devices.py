@@ -1,5 +1,7 @@
-"""What plugins share that give the pod one link and leave nothing on the host: macvlan, ipvlan, vlan, host-device,
-dummy, tap."""
+"""The common part of the plugins that give the pod one link and leave nothing on the host: macvlan, ipvlan, vlan,
+host-device, dummy, tap."""
+
+from __future__ import annotations
 
 from errno import EOPNOTSUPP
 
@@ -13,26 +15,50 @@ from fastcni.kit.links.pod import Pod, interface
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from _socket import socket as Socket
+    from collections.abc import Callable, Iterable
+    from typing import Any
+
+    from fastcni._netlink import Link
+    from fastcni.kit.call.request import Request
+    from fastcni.kit.call.undo import Undo
+
+    Result = dict[str, Any]             # of ADD, in the 1.1.0 shape
+
 
 class Conf:
-    """layer3 (there is IPAM), ipv6 (is it on the link), enable_dad, dns (the result's; None: what IPAM says)."""
+    """The keys that these plugins have in common. For DEL and GC only layer3."""
 
     __slots__ = ("layer3", "ipv6", "enable_dad", "dns")
 
-    def __init__(self, req):
+    layer3: bool                        # there is IPAM
+    ipv6: bool                          # the link has IPv6
+    enable_dad: bool
+    dns: dict[str, Any] | None          # of the result, None: what IPAM says
+
+    def __init__(self, req: Request) -> None:
         self.layer3 = bool(ipam.read_type(keys_of(req)))
-        if req.command in ENDINGS:          # these read nothing else
+        if req.command in ENDINGS:
             return
         self.ipv6, self.enable_dad = read_ipv6(req.conf), req.conf.flag("enabledad")
         self.dns = read_own_dns(req.conf) or {}
 
 
-def create(req, pod, undo, kind, *, sock=None, master=None, why=None, mtu=0, mac=None, data=()):
-    """A link of `kind` in the pod, named CNI_IFNAME, not yet up: its Link. `data` is of kernel.kinds, `master` the Link
-    that it is made on, on the side of `sock`, `why` what makes the kernel refuse that: {errno: words}. Raises
-    NetlinkError, CniError where there is a master.
+# -- ADD ----------------------------------------------------------------------------------------------------
 
-    It is made with a random name first: the kernel refuses one that somebody has on the parent's side.
+def create(req: Request, pod: Pod, undo: Undo, kind: str, *, sock: Socket | None = None, master: Link | None = None,
+           why: dict[int, str] | None = None, mtu: int = 0, mac: bytes | None = None,
+           data: Iterable[tuple[int, bytes]] = ()) -> Link:
+    """Make a link of `kind` in the pod, named CNI_IFNAME, not yet up, and return it.
+
+    master  the link that it is made on, in the namespace of `sock`
+    why     {errno: text}: what the kernel's refusal means, for the error's details
+    data    the attributes of the kind, from kernel.kinds
+
+    Raises CniError if a master is given and the kernel refuses, else NetlinkError. The link is made under a random name
+    and then renamed: the kernel refuses a name that a link in the master's namespace has.
     """
     name = veth.random_name()
     batch = rtnl.new_link(Batch(), name, kind, pod.netns_fd, parent=master.index if master else 0, mtu=mtu,
@@ -43,114 +69,110 @@ def create(req, pod, undo, kind, *, sock=None, master=None, why=None, mtu=0, mac
     except wire.NetlinkError as e:
         if master is None:
             raise
-        words = [f'the master is "{master.name}"', *([why[e.errno]] if e.errno in why else [])]
-        raise CniError(errors.INTERNAL, str(e), "; ".join(words)) from e
+        details = [f'the master is "{master.name}"', *([why[e.errno]] if why and e.errno in why else [])]
+        raise CniError(errors.INTERNAL, str(e), "; ".join(details)) from e
     return rename(req, pod, undo, find.new_link(pod.inside, name), kind)
 
 
-def rename(req, pod, undo, link, words):
+def rename(req: Request, pod: Pod, undo: Undo, link: Link, kind: str) -> Link:
     """Name a new link in the pod CNI_IFNAME. The rollback deletes it, whatever its name is."""
     undo(change.delete_by_index, pod.inside, link.index)
-    wire.exchange(pod.inside, rtnl.set_link(Batch(), link.index, name=req.ifname,
-                                            what=f'failed to rename {words} to "{req.ifname}"'))
+    change.link(pod.inside, link.index, name=req.ifname, what=f'failed to rename {kind} to "{req.ifname}"')
     link.name = req.ifname
     return link
 
 
-def attach(req, conf, undo, pod, link, *, given=None, arp_notify=False, ndisc_notify=False):
-    """The second half of ADD: the addresses of IPAM, if there is any, or of the result that is `given`, and the link
-    up. The result."""
+def attach(req: Request, conf: Conf, undo: Undo, pod: Pod, link: Link, *, given: Result | None = None,
+           arp_notify: bool = False, ndisc_notify: bool = False) -> Result:
+    """Do the second half of ADD, the addresses and the link up, and return the result. See addresses(), set_up()."""
     result = addresses(req, conf, undo, given)
-    return bring_up(req, conf, pod, link, result, arp_notify=arp_notify, ndisc_notify=ndisc_notify)
+    return set_up(req, conf, pod, link, result, arp_notify=arp_notify, ndisc_notify=ndisc_notify)
 
 
-def addresses(req, conf, undo, given=None):
-    """What IPAM says, where there is any, or the result that is `given`; {} without either."""
+def addresses(req: Request, conf: Conf, undo: Undo, given: Result | None = None) -> Result:
+    """Return what IPAM gives. Without IPAM, return addresses and routes of the result `given`; {} without either."""
     if not conf.layer3 and not given:
         return {}
-    result = ipam.add_addresses(req, undo, interface=0) if conf.layer3 else of_interface_0(given)
+    result = ipam.add_addresses(req, undo, interface=0) if conf.layer3 else of_interface_0(given or {})
     check_families(conf.ipv6, result)
     return result
 
 
-def bring_up(req, conf, pod, link, result, *, arp_notify=False, ndisc_notify=False):
-    """The link up, with what addresses() says; the whole result."""
+def set_up(req: Request, conf: Conf, pod: Pod, link: Link, result: Result, *, arp_notify: bool = False,
+           ndisc_notify: bool = False) -> Result:
+    """Set the link up, with what addresses() returned, and return the complete result."""
     if result:
         configure.pod_link(pod, link, result, ipv6=conf.ipv6, dad=conf.enable_dad, arp_notify=arp_notify,
-                        ndisc_notify=ndisc_notify)
+                           ndisc_notify=ndisc_notify)
     else:
         configure.pod_link(pod, link, result, ipv6=conf.ipv6)
-    return whole(conf, result, interface(link, req.netns))
+    return complete(conf, result, interface(link, req.netns))
 
 
-def whole(conf, result, interface):
-    """The result with its one interface and the configuration's dns."""
-    result["interfaces"] = [interface]
+def complete(conf: Conf, result: Result, entry: dict[str, str]) -> Result:
+    """Return the result with its only entry of interfaces, and with the configuration's dns."""
+    result["interfaces"] = [entry]
     if conf.dns is not None:
         result["dns"] = conf.dns
     return result
 
 
-def of_interface_0(given):
-    """Addresses and routes of a result, for its only interface."""
+def of_interface_0(given: Result) -> Result:
+    """Return addresses and routes of a result, as those of the only interface."""
     return {"ips": [{**ip, "interface": 0} for ip in given["ips"]], "routes": given.get("routes", [])}
 
 
-def delete(req, conf):
-    # The link first: an address is free to be given again only when nobody has it any more.
+# -- DEL, CHECK, GC, STATUS ---------------------------------------------------------------------------------
+
+def delete(req: Request, conf: Conf) -> None:
+    # The link first: its address must not be given to another pod while the link still has it.
     steps = prepare_ipam_delete(req, conf)
     every((remove.pod_link, req), *steps)
 
 
-def prepare_ipam_delete(req, conf):
+def prepare_ipam_delete(req: Request, conf: Conf) -> list[tuple[Any, ...]]:
+    """Return the steps of undo.every() that release the addresses."""
     return ipam.prepare_delete(req) if conf.layer3 else []
 
 
-def check(req, conf, kind=None):
-    """IPAM's part; then the pod's link is of `kind`, if one is named, and has what prevResult says: (Pod, Link)."""
+def check(req: Request, conf: Conf, kind: str = "") -> tuple[Pod, Link]:
+    """Check with IPAM, and that the pod's link is of `kind`, is up and has what prevResult says. Raises CniError."""
     from fastcni.kit.call import checks
 
     if conf.layer3:
         ipam.check(req)
     previous = checks.prev_result(req)
     pod = Pod(req)
-    link = checks.inside_link(pod, checks.container_interface(req, previous))
+    link = checks.link_in_pod(req, pod, previous)
     if kind and link.kind != kind:
         raise checks.wrong(f"Error: Container interface {link.name} not of type {kind}")
-    if conf.layer3 and not link.up:         # it has lost its routes, and they are not what is wrong
+    if conf.layer3 and not link.up:         # the link, not its routes, which the kernel has removed for that
         raise checks.wrong(f"Interface {link.name} is down")
     checks.addresses_and_routes(pod, link, previous)
     return pod, link
 
 
-def same(words, found, wanted):
-    """Raises CniError where CHECK found another value than is configured."""
-    from fastcni.kit.call import checks
-
-    if found != wanted:
-        raise checks.wrong(f"{words} {'(none)' if found is None else found} does not match expected value: {wanted}")
-
-
-def gc(req, conf):
+def gc(req: Request, conf: Conf) -> None:
     every(*ipam_step(ipam.gc, req, conf))
 
 
-def status(req, conf, kind):
+def status(req: Request, conf: Conf, kind: str) -> None:
     need_kind(req, kind)
     every(*ipam_step(ipam.status, req, conf))
 
 
-def need_kind(req, kind):
-    """For STATUS. Raises CniError 50 where this kernel makes no links of that kind."""
+def need_kind(req: Request, kind: str) -> None:
+    """Raise CniError 50 for STATUS if this kernel makes no links of that kind."""
     if not has_kind(req.host.route, kind):
         raise CniError(errors.PLUGIN_NOT_AVAILABLE, f"this kernel has no {kind} links", f"modprobe {kind} finds none")
 
 
-def has_kind(sock, kind):
-    """Does this kernel make links of that kind? A module that has it is loaded."""
+def has_kind(sock: Socket, kind: str) -> bool:
+    """Return whether this kernel makes links of that kind. The kernel loads the module that has it."""
     _, (refused,) = wire.attempt(sock, rtnl.ask_for_kind(Batch(), kind))
     return refused.errno != EOPNOTSUPP
 
 
-def ipam_step(function, req, conf):
+def ipam_step(function: Callable[[Request], None], req: Request, conf: Conf) -> list[tuple[Any, ...]]:
+    """Return the step of undo.every() that calls IPAM, if there is IPAM."""
     return [(function, req)] if conf.layer3 else []

@@ -1,4 +1,6 @@
-"""Links and their addresses as the kernel lists them. Nothing here changes any."""
+"""Links and their addresses, read from the kernel. Nothing here changes any."""
+
+from __future__ import annotations
 
 from errno import ENODEV
 
@@ -7,9 +9,21 @@ from fastcni.kernel import rtnl, uapi, wire
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from _socket import socket as Socket
+    from collections.abc import Iterable
 
-def link(sock, name=None, *, index=0):
-    """The Link called `name`, or the one with that index; None if there is none, or no link can have that name."""
+    from fastcni._netlink import Link
+    from fastcni.kernel.rtnl import Address
+    from fastcni.kit.call.host import Host
+    from fastcni.kit.links.pod import Pod
+
+FAMILIES = (uapi.AF_INET, uapi.AF_INET6)
+
+
+def link(sock: Socket, name: str | None = None, *, index: int = 0) -> Link | None:
+    """Return the link with this name, or with this index. None: there is none, or no link can have that name."""
     if name and ("\0" in name or len(name.encode("utf-8", "replace")) >= uapi.ALTIFNAMSIZ):
         return None
     try:
@@ -20,42 +34,49 @@ def link(sock, name=None, *, index=0):
         return None
 
 
-def new_link(sock, name):
-    """The Link that was just made. Raises CniError 11 if another program has deleted it."""
+def new_link(sock: Socket, name: str) -> Link:
+    """Return the link that the caller has just made. Raises CniError 11 if another program has deleted it."""
     found = link(sock, name)
     if found is None:
         raise CniError(errors.TRY_AGAIN_LATER, f'link "{name}" has vanished', "does another program delete links?")
     return found
 
 
-def pod_link(pod, name, words):
-    """The Link of that name in the pod. Raises CniError with `words` where there is none."""
+def pod_link(pod: Pod, name: str, message: str) -> Link:
+    """Return the link with this name in the pod. Raises CniError with `message` if there is none."""
     found = link(pod.inside, name)
     if found is None:
-        raise CniError(errors.INTERNAL, words)
+        raise CniError(errors.INTERNAL, message)
     return found
 
 
-def host_link(host, name):
-    """The Link called `name` on the caller's side, as it is known there; None if there is none."""
+def host_link(host: Host, name: str) -> Link | None:
+    """Return the link with this name on the host, from memory where that is current. None: there is none."""
     return host.recall(("link", name), lambda: link(host.route, name))
 
 
-def addresses(sock, index, families=(uapi.AF_INET, uapi.AF_INET6)):
-    """The Addresses of a link, global and link-local alike, as the kernel lists them."""
+def all_links(sock: Socket) -> list[Link]:
+    """Return every link of the socket's namespace, without counters."""
+    found = wire.dump(sock, uapi.RTM_GETLINK, rtnl.ifinfomsg(), "list links",
+                      lambda batch: batch.u32(uapi.IFLA_EXT_MASK, uapi.RTEXT_FILTER_SKIP_STATS))
+    return [rtnl.read_link(payload) for _, payload in found]
+
+
+def addresses(sock: Socket, index: int, families: Iterable[int] = FAMILIES) -> list[Address]:
+    """Return the addresses of a link, global and link-local, in the kernel's order."""
     found = []
     for family in families:
         for kind, payload in wire.dump(sock, uapi.RTM_GETADDR, rtnl.ifaddrmsg(family, 0, index),
                                        f"list addresses of link {index}"):
             if kind == uapi.RTM_NEWADDR:
                 item = rtnl.read_address(payload)
-                if item.index == index:         # kernels without strict checking list every link's
+                if item.index == index:         # a kernel without strict checking lists those of every link
                     found.append(item)
     return found
 
 
-def port_count(sock, bridge):
-    """The number of links on the bridge."""
+def port_count(sock: Socket, bridge: Link) -> int:
+    """Return the number of links whose master is this bridge or VRF."""
     found = wire.dump(sock, uapi.RTM_GETLINK, rtnl.ifinfomsg(), "list bridge ports",
                       lambda batch: batch.u32(uapi.IFLA_MASTER, bridge.index))
     return sum(rtnl.read_link(payload).master == bridge.index for _, payload in found)

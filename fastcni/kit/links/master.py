@@ -1,4 +1,6 @@
-"""The link that a pod's link is made on: `master` of macvlan, ipvlan and vlan."""
+"""The keys `master` and `linkInContainer` of macvlan, ipvlan and vlan: the link that a pod's link is made on."""
+
+from __future__ import annotations
 
 from errno import EBUSY
 
@@ -7,24 +9,35 @@ from fastcni.kit.links import find
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 
-# Why the kernel makes no macvlan or ipvlan on a link: {errno: words}
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from _socket import socket as Socket
+
+    from fastcni._netlink import Link
+    from fastcni.kit.call.request import Request
+    from fastcni.kit.links.pod import Pod
+    from fastcni.spec.config import Section
+
+# {errno: why the kernel makes no macvlan or ipvlan on a link}
 WHY = {EBUSY: "a link has either macvlans or ipvlans on it, or is a port of a bridge or a bond: never two of these"}
 
 
 class Master:
-    """The keys `master` ("": the link of the default route) and `linkInContainer` (it is the pod's, not the host's)."""
+    """name          the key `master`, "": the link of the default route
+    in_container  linkInContainer: the master is a link of the pod, not of the host
+    """
 
     __slots__ = ("name", "in_container")
 
-    def __init__(self, keys):
+    def __init__(self, keys: Section) -> None:
         self.name, self.in_container = keys.text("master"), keys.flag("linkInContainer")
 
-    def sock(self, pod):
-        """The route socket of its side."""
+    def sock(self, pod: Pod) -> Socket:
+        """Return the route socket of the master's namespace."""
         return pod.inside if self.in_container else pod.host
 
-    def find(self, req, pod):
-        """Its Link. Raises CniError 7 where there is none."""
+    def find(self, req: Request, pod: Pod) -> Link:
+        """Return the master. Raises CniError 7 if there is none."""
         if not self.name:
             return default_link(self.sock(pod))
         link = find.link(pod.inside, self.name) if self.in_container else find.host_link(req.host, self.name)
@@ -32,10 +45,10 @@ class Master:
             raise missing(f'failed to lookup master "{self.name}": Link not found')
         return link
 
-    def status(self, req):
-        """STATUS: the named master exists; a master in the pod is not known before ADD. Raises CniError 50.
+    def status(self, req: Request) -> None:
+        """Raise CniError 50 for STATUS if the named master is missing. A master in the pod is not known before ADD.
 
-        A default route comes and goes, and the pods on its link stay connected: a missing one is a warning.
+        A missing default route is a warning: it comes and goes, and the pods on its link stay connected.
         """
         if self.in_container:
             return
@@ -48,23 +61,25 @@ class Master:
                 req.warn(str(e))
 
 
-def missing(text):
+def missing(text: str) -> CniError:
     return CniError(errors.INVALID_CONFIG, text)
 
 
-def default_link(sock):
-    """The Link of the first default route in the main table, IPv4 before IPv6. Raises CniError 7."""
-    for family in (uapi.AF_INET, uapi.AF_INET6):
+def default_link(sock: Socket) -> Link:
+    """Return the link of the first default route in the main table, IPv4 before IPv6. Raises CniError 7."""
+    for family in find.FAMILIES:
         for kind, payload in wire.dump(sock, uapi.RTM_GETROUTE, rtnl.rtmsg(family, table=uapi.RT_TABLE_MAIN),
                                        "list default routes"):
             route = rtnl.read_route(payload) if kind == uapi.RTM_NEWROUTE else None
             if (route and not route.prefix and route.kind == uapi.RTN_UNICAST and route.table == uapi.RT_TABLE_MAIN
                     and route.index):
-                return find.link(sock, index=route.index)
+                link = find.link(sock, index=route.index)
+                if link:
+                    return link
     raise missing("no default route interface found")
 
 
-def check_mtu(mtu, master):
-    """Raises CniError 7 for an MTU that the master's frames have no room for."""
+def check_mtu(mtu: int, master: Link) -> None:
+    """Raise CniError 7 for an MTU that is larger than the master's."""
     if not 0 <= mtu <= master.mtu:
         raise CniError(errors.INVALID_CONFIG, f"invalid MTU {mtu}, must be [0, master MTU({master.mtu})]")

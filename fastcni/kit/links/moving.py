@@ -1,29 +1,40 @@
-"""A link of the host that is lent to a pod: the way there and the way back.
+"""A link of the host that moves into a pod, and back when the pod ends.
 
-In the pod its alias (ip-link(8)) is the name that it has on the host. The Go plugin does the same, so that each gives
-back what the other has lent.
+In the pod its alias (ip-link(8)) is the name that it had on the host. The Go plugin does the same, so each
+implementation can move back a link that the other has moved.
 """
+
+from __future__ import annotations
 
 from fastcni._netlink import Batch
 from fastcni.kernel import netns, rtnl, wire
-from fastcni.kit.links import find
+from fastcni.kit.links import change, find
 from fastcni.kit.links.pod import Pod
 from fastcni.spec import errors
 from fastcni.spec.config import check_ifname
 from fastcni.spec.errors import CniError
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from _socket import socket as Socket
+
+    from fastcni._netlink import Link
+    from fastcni.kit.call.request import Request
+    from fastcni.kit.call.undo import Undo
+
 
 class Side:
-    """The host or the pod: its route socket, a descriptor of its namespace, and what to say of a name taken there."""
+    """The host or the pod: its route socket, a descriptor of its namespace, and the details of the error for a name
+    that is taken there."""
 
     __slots__ = ("sock", "fd", "taken")
 
-    def __init__(self, sock, fd, taken):
+    def __init__(self, sock: Socket, fd: int, taken: str) -> None:
         self.sock, self.fd, self.taken = sock, fd, taken
 
 
-def sides(req, pod):
-    """(the host's Side, the pod's Side)"""
+def sides(req: Request, pod: Pod) -> tuple[Side, Side]:
+    """Return (the host, the pod)."""
     home = pod.home
     if home is None:
         home = req.fds["home"] = netns.open_own()
@@ -32,36 +43,37 @@ def sides(req, pod):
             Side(pod.inside, pod.netns_fd, "the pod has an interface of that name; was it added before?"))
 
 
-def lend(req, pod, undo, link, name):
-    """Move a Link of the host into the pod as CNI_IFNAME, down: the Link there. `name` is for its way back.
+def move_into_pod(req: Request, pod: Pod, undo: Undo, link: Link, name: str) -> Link:
+    """Move a link of the host into the pod as CNI_IFNAME, and return it as it is there: down, without addresses.
 
-    Its addresses and routes are gone then. Raises CniError where the pod has a link of that name, NetlinkError for what
-    else the kernel refuses.
+    `name` is the name that it gets when it moves back. Raises CniError if the pod has a link named CNI_IFNAME,
+    NetlinkError for any other refusal.
     """
     host, inside = sides(req, pod)
     check_free(inside, link, req.ifname)
-    undo(put_back, req.ifname, host, inside, link, name)
+    undo(roll_back, req.ifname, host, inside, link, name)
     move(link, host, inside, req.ifname, name)
     return find.new_link(pod.inside, req.ifname)
 
 
-def put_back(ifname, host, inside, link, name):
-    """The way back of lend(): the link is as `link` says."""
-    lent = find.link(inside.sock, ifname)
-    if lent and lent.alias == name:
-        check_free(host, lent, link.name)
-        move(lent, inside, host, link.name, link.alias)
+def roll_back(ifname: str, host: Side, inside: Side, link: Link, name: str) -> None:
+    """Undo move_into_pod(): the link is on the host again, with the name, MAC, master and state of `link`."""
+    moved = find.link(inside.sock, ifname)
+    if moved and moved.alias == name:
+        check_free(host, moved, link.name)
+        move(moved, inside, host, link.name, link.alias)
     found = find.link(host.sock, link.name)
-    if found:                           # else nobody has it any more
-        mac = link.address if link.address != found.address else None   # some drivers take none, not even the same
-        wire.exchange(host.sock, rtnl.set_link(Batch(), found.index, up=link.up, address=mac, master=link.master,
-                                               what=f'failed to restore "{link.name}"'))
+    if found:                           # else another program has deleted it
+        mac = link.address if link.address != found.address else None   # some drivers refuse even the same MAC
+        change.link(host.sock, found.index, up=link.up, address=mac, master=link.master,
+                    what=f'failed to restore "{link.name}"')
 
 
-def give_back(req, mac):
-    """DEL: what was lent moves back to the host, down, under its name there, with `mac` (bytes) if there is one.
+def move_back(req: Request, mac: bytes | None) -> None:
+    """Move CNI_IFNAME to the host for DEL: down, under its name there, with `mac` if one is given.
 
-    What is gone is fine, and a link that does not know its name stays. Raises CniError where the host has that name.
+    No error if the link or the namespace is gone. A link whose alias is not a name stays in the pod, with a warning.
+    Raises CniError if the host has a link of that name.
     """
     if req.netns_gone():
         return
@@ -76,14 +88,14 @@ def give_back(req, mac):
     host, inside = sides(req, pod)
     check_free(host, link, name)
     if mac:
-        batch = rtnl.set_link(Batch(), link.index, up=False)    # many drivers take a MAC only then
+        batch = rtnl.set_link(Batch(), link.index, up=False)    # many drivers take a MAC only while the link is down
         wire.exchange(inside.sock, rtnl.set_link(batch, link.index, address=mac,
                                                  what=f'failed to restore the MAC of "{link.name}"'))
     move(link, inside, host, name, "")
 
 
-def name_on_host(link):
-    """The name that a lent Link has on the host; "" where its alias cannot be one: the pod may have changed it."""
+def name_on_host(link: Link) -> str:
+    """Return the name that a link in the pod has on the host; "" if its alias is no name: the pod can set it."""
     try:
         check_ifname(link.alias)
     except CniError:
@@ -91,20 +103,21 @@ def name_on_host(link):
     return link.alias if link.alias.isprintable() else ""
 
 
-def check_free(side, link, name):
-    """Raises CniError where the side has a link of that name; one that has not moved keeps its addresses."""
+def check_free(side: Side, link: Link, name: str) -> None:
+    """Raise CniError if the side has a link of that name. Checked before the move, which costs a link its addresses."""
     if find.link(side.sock, name):
         raise CniError(errors.INTERNAL, f'failed to rename host device "{link.name}" to "{name}": File exists',
                        side.taken)
 
 
-def move(link, here, there, name, alias):
-    """Move a Link to the other Side, down, as `name` and with `alias`. Raises NetlinkError; then it is where it was."""
+def move(link: Link, here: Side, there: Side, name: str, alias: str) -> None:
+    """Move a link to the other side, down, as `name` and with `alias`. If it raises NetlinkError, the link is where it
+    was."""
     try:
         wire.exchange(here.sock, rtnl.move_link(Batch(), link.index, there.fd, name, alias,
                                                 what=f'failed to move link "{link.name}"'))
     except wire.NetlinkError:
-        # Somebody may have taken the name since check_free(): then it has moved, but is still called as before.
+        # Another program may have taken the name since check_free(): then the link has moved but not been renamed.
         strayed = find.link(there.sock, link.name) if not find.link(here.sock, link.name) else None
         if strayed:
             wire.exchange(there.sock, rtnl.move_link(Batch(), strayed.index, here.fd, link.name, link.alias))

@@ -1,34 +1,50 @@
-"""The pod's side of a request: its network namespace, and its links as entries of a result."""
+"""The pod of a request: a route socket inside it, and a way to run code there."""
+
+from __future__ import annotations
 
 from fastcni.kernel import netns, wire
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from _socket import socket as Socket
+
+    from fastcni._netlink import Link
+    from fastcni.kit.call.request import Request
+
 
 class Pod:
-    """Two route sockets of one request, each bound for life to its namespace, and the way in for sysctls.
-    The one inside is closed with the request."""
+    """The two route sockets of one request. Each is bound for life to the namespace in which it was opened.
+
+    host      the socket in the caller's namespace
+    inside    the socket in the pod's namespace; it is closed with the request
+    netns_fd  a descriptor of the pod's namespace
+    home      a descriptor of the caller's namespace, None: the thread's own
+
+    Raises CniError 8 if CNI_NETNS is not a network namespace.
+    """
 
     __slots__ = ("host", "inside", "netns_fd", "home")
 
-    def __init__(self, req):
+    def __init__(self, req: Request) -> None:
         self.netns_fd, self.home = req.open_netns(), req.host.home
-        self.host = req.host.route
+        self.host: Socket = req.host.route
         try:
             with self.enter():
-                self.inside = wire.open_socket()
+                self.inside: Socket = wire.open_socket()
             req.opened.append(self.inside)
         except netns.NotNamespace:
             raise CniError(errors.INVALID_NETNS, f'failed to open netns "{req.netns}": a namespace of another kind, '
                            "not a network namespace") from None
 
-    def enter(self):
-        """`with pod.enter():` runs its body in the pod's namespace."""
+    def enter(self) -> netns.inside:
+        """Run the body of `with pod.enter():` in the pod's namespace."""
         return netns.inside(self.netns_fd, self.home)
 
 
-def interface(link, sandbox=""):
-    """A link as an entry of a result's interfaces."""
+def interface(link: Link, sandbox: str = "") -> dict[str, str]:
+    """Return a link as an entry of a result's interfaces."""
     entry = {"name": link.name, "mac": link.mac}
     if sandbox:
         entry["sandbox"] = sandbox

@@ -1,15 +1,23 @@
-"""DEL's link: CNI_IFNAME in the pod, deleted with the other end of its pair."""
+"""DEL of the pod's link: CNI_IFNAME and, for a veth pair, the host end."""
+
+from __future__ import annotations
 
 from fastcni.kit.links import announced, find, pairs
 from fastcni.kit.links.pod import Pod
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from fastcni.kit.call.request import Request
 
-def pod_link(req, *, list_addresses=False):
-    """DEL's link: delete CNI_IFNAME in the pod; gone is fine. Returns packed addresses: those that it had, if asked to
-    list them, and those that it was given, as far as they are known.
 
-    The host end is what is deleted, where we can be sure that it is the other end of the pair: then nothing of
-    ours holds the pod's namespace while the kernel frees the links.
+def pod_link(req: Request, *, list_addresses: bool = False) -> tuple[list[bytes], list[bytes]]:
+    """Delete CNI_IFNAME in the pod. No error if the link or the namespace is gone.
+
+    Returns two lists of packed addresses: the addresses that the link had, if `list_addresses` asks for them; and the
+    addresses that the ADD gave it, as far as they are known.
+
+    If the peer is certainly on the host, its end is deleted there. So no descriptor of this process holds the pod's
+    namespace while the kernel frees the links.
     """
     if req.netns_gone():
         return [], []

@@ -1,15 +1,30 @@
-"""The pod's routes and routing rules: listed, moved to another table, put back."""
+"""The pod's routes and routing rules: listed, moved to another table, restored."""
+
+from __future__ import annotations
 
 from errno import EEXIST, ENOENT, ESRCH
 
 from fastcni._netlink import Batch, BatchFull
 from fastcni.kernel import routing, rtnl, uapi, wire
 
-GONE = (ESRCH, ENOENT)          # what the kernel says of a route or rule that there is not
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from _socket import socket as Socket
+    from collections.abc import Callable, Collection, Iterable
+    from typing import Any
+
+    from fastcni.kernel.routing import Rule
+    from fastcni.kernel.rtnl import Route
+
+    Routes = list[tuple[Route, bytes]]          # with the kernel's own message of each
+    Rules = list[tuple[Rule, bytes]]
+    Add = Callable[[Batch], Any]                # adds one request to a Batch
+
+GONE = (ESRCH, ENOENT)          # the errnos for a route or rule that does not exist
 
 
-def routes(sock, families):
-    """[(Route, payload)] of all tables."""
+def routes(sock: Socket, families: Iterable[int]) -> Routes:
+    """Return the routes of all tables. The dst of a default route is 0.0.0.0 or ::."""
     found = []
     for family in families:
         for kind, payload in wire.dump(sock, uapi.RTM_GETROUTE, rtnl.rtmsg(family), "list routes"):
@@ -20,21 +35,22 @@ def routes(sock, families):
     return found
 
 
-def rules(sock, families):
-    """[(Rule, payload)]"""
+def rules(sock: Socket, families: Iterable[int]) -> Rules:
+    """Return the routing rules."""
     return [(routing.read_rule(payload), payload) for family in families
             for kind, payload in wire.dump(sock, uapi.RTM_GETRULE, routing.fib_rule_hdr(family), "list routing rules")
             if kind == uapi.RTM_NEWRULE]
 
 
-def used_tables(found_routes, found_rules):
-    """The numbers of all tables that routes and rules name."""
+def used_tables(found_routes: Routes, found_rules: Rules) -> set[int]:
+    """Return the numbers of all tables that routes and rules name."""
     return {it.table for it, _ in found_routes} | {it.table for it, _ in found_rules}
 
 
-def free_tables(taken, first, count=1):
-    """The first so many numbers of tables, from `first` on, that are not in `taken`."""
-    found, number = [], first
+def free_tables(taken: Collection[int], first: int, count: int = 1) -> list[int]:
+    """Return the first `count` table numbers, from `first` on, that are not in `taken`."""
+    found: list[int] = []
+    number = first
     while len(found) < count:
         if number not in taken:
             found.append(number)
@@ -42,14 +58,16 @@ def free_tables(taken, first, count=1):
     return found
 
 
-def families_of(addresses):
-    """AF_INET and AF_INET6, as packed addresses have them: a kernel may know one of them only."""
+def families_of(addresses: Iterable[bytes]) -> list[int]:
+    """Return AF_INET and AF_INET6 as far as packed addresses are of them. A kernel may know only one of the two."""
     return sorted({rtnl.family_of(packed) for packed in addresses})
 
 
-def send(sock, requests, fine=()):
-    """Send requests, functions that add one to a Batch, in as few batches as have room for them. Raises the first
-    NetlinkError whose errno is not among `fine`."""
+def send(sock: Socket, requests: Iterable[Add], fine: Collection[int] = ()) -> None:
+    """Send requests in as few batches as have room for them. Raises the first NetlinkError whose errno is not `fine`.
+
+    Each request is a function that adds it to a Batch.
+    """
     batch = Batch()
     for add in requests:
         try:
@@ -61,19 +79,24 @@ def send(sock, requests, fine=()):
         _send(sock, batch, fine)
 
 
-def _send(sock, batch, fine):
+def _send(sock: Socket, batch: Batch, fine: Collection[int]) -> None:
     for e in wire.attempt(sock, batch)[1]:
         if e.errno not in fine:
             raise e
 
 
-def again(payload, **more):
-    """A request for send(): the route once more."""
-    return lambda batch: routing.route_again(batch, payload, **more)
+def again(payload: bytes, **changes: Any) -> Add:
+    """Return a request for send(): the same route with changes, see kernel.routing.route_again()."""
+    return lambda batch: routing.route_again(batch, payload, **changes)
 
 
-def put_back(sock, index, families, saved):
-    """Have in the main table what the link `index` had there, [(Route, payload)], and no other route of its."""
+def without(payload: bytes) -> Add:
+    """Return a request for send(): the rule deleted."""
+    return lambda batch: routing.delete_rule(batch, payload, what="failed to delete rule")
+
+
+def restore(sock: Socket, index: int, families: Iterable[int], saved: Routes) -> None:
+    """Give the link `index` the routes in the main table that it had there, and no other."""
     now = {routing.route_key(payload): payload for _, payload in of_link(routes(sock, families), index)}
     before = {routing.route_key(payload): payload for _, payload in gateways_last(saved)}
     send(sock, [again(now[key], delete=True, what="delete route") for key in now if key not in before], GONE)
@@ -82,17 +105,17 @@ def put_back(sock, index, families, saved):
          (EEXIST,))
 
 
-def gateways_last(found):
-    """[(Route, payload)] in an order in which they can be added: to a gateway there has to be a route already."""
+def gateways_last(found: Routes) -> Routes:
+    """Return routes in an order in which the kernel accepts them: it must have a route to a gateway already."""
     return sorted(found, key=lambda pair: pair[0].gateway)
 
 
-def of_link(found, index):
-    """Those of [(Route, payload)] that are of a link, in the main table."""
+def of_link(found: Routes, index: int) -> Routes:
+    """Return the routes of a link that are in the main table."""
     return [pair for pair in found if (pair[0].table, pair[0].index) == (uapi.RT_TABLE_MAIN, index)]
 
 
-def flush(sock, families, tables):
-    """Delete all routes of the tables."""
+def flush(sock: Socket, families: Iterable[int], tables: Collection[int]) -> None:
+    """Delete all routes of these tables."""
     send(sock, [again(payload, delete=True, what="delete route") for route, payload in routes(sock, families)
                 if route.table in tables], GONE)

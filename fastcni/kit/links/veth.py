@@ -1,4 +1,6 @@
-"""The pod's veth pair. *host* is the end in the caller's namespace, *inside* the one in the pod's."""
+"""The pod's veth pair. *host* is its end in the caller's namespace, *inside* its end in the pod."""
+
+from __future__ import annotations
 
 import posix
 from errno import EEXIST
@@ -9,25 +11,35 @@ from fastcni.kit.links import change, find
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from fastcni._netlink import Link
+    from fastcni.kit.call.request import Request
+    from fastcni.kit.call.undo import Undo
+    from fastcni.kit.links.pod import Pod
+
 NAME_TRIES = 10                 # as the reference: four random bytes rarely collide
 
 
-def random_mac():
-    """A locally administered unicast MAC. Chosen here, it need not be asked for, and udev leaves it alone."""
+def random_mac() -> bytes:
+    """Return a locally administered unicast MAC. As it is known, nothing asks for it, and udev does not change it."""
     raw = bytearray(posix.urandom(6))
     raw[0] = raw[0] & 0xFE | 0x02
     return bytes(raw)
 
 
-def random_name():
+def random_name() -> str:
+    """Return a name such as veth1a2b3c4d, in the form of the reference plugins."""
     return f"veth{posix.urandom(4).hex()}"
 
 
-def add(req, pod, undo, *, mtu=0, master=0, mac=None, ipv6=True):
-    """A veth pair, the host end up: (host Link, inside Link). One request, its echo tells both indexes.
+def add(req: Request, pod: Pod, undo: Undo, *, mtu: int = 0, master: int = 0, mac: bytes | None = None,
+        ipv6: bool = True) -> tuple[Link, Link]:
+    """Make a veth pair and return (host, inside). The host end is up. `master` is the index of its bridge.
 
-    Without ipv6 the host end has none; before its peer is up it has sent nothing yet. Raises CniError when the pod
-    has an interface of that name, NetlinkError for what else the kernel refuses.
+    The kernel's echo of this one request has both indexes. Without ipv6, IPv6 is off on the host end before anything
+    is sent from it: it sends nothing until its peer is up. Raises CniError if the pod has an interface of that name,
+    NetlinkError for any other refusal.
     """
     host_mac, inside_mac = random_mac(), mac or random_mac()
     for _ in range(NAME_TRIES):
@@ -41,10 +53,10 @@ def add(req, pod, undo, *, mtu=0, master=0, mac=None, ipv6=True):
             if e.errno != EEXIST:
                 raise
             if find.link(pod.host, name):
-                continue                # the random name is taken: another one
+                continue                # the random name is taken: try another one
             raise CniError(errors.INTERNAL, f'container veth name ("{req.ifname}") peer provided ("{name}") '
                            'already exists') from e
-        host = host or find.new_link(pod.host, name)     # Linux before 6.2 does not echo
+        host = host or find.new_link(pod.host, name)    # Linux before 6.2 does not echo
         req.host.offer_ipv6(name, *(("accept_ra", "0") if ipv6 else ("disable_ipv6", "1")))
         inside = rtnl.Link()
         inside.name, inside.index, inside.address = req.ifname, host.peer, inside_mac

@@ -1,4 +1,6 @@
-"""The bridge's VLAN keys: vlan, vlanTrunk, preserveDefaultVlan. What they say, and the ports that have it."""
+"""VLANs of the bridge plugin: the keys vlan, vlanTrunk and preserveDefaultVlan, the pod's port, the VLAN interface."""
+
+from __future__ import annotations
 
 from errno import EEXIST, EOPNOTSUPP, EXFULL
 
@@ -8,66 +10,90 @@ from fastcni.kit.links import bridges, change, find, veth
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 
-LAST = 4094
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from _socket import socket as Socket
+    from collections.abc import Iterable
+    from typing import Any
+
+    from fastcni._netlink import Link
+    from fastcni.kit.call.host import Host
+    from fastcni.kit.call.request import Request
+    from fastcni.kit.call.undo import Undo
+    from fastcni.spec.config import Section
+
+MAX_VID = 4094                  # 4095 is reserved (IEEE 802.1Q)
 
 
 class Vlans:
-    """vlan (0: untagged), trunk (sorted VIDs, or None without vlanTrunk), preserve; wanted says that any is set."""
+    """The keys of one network.
+
+    vlan      the VLAN of the pod's untagged frames, 0: none
+    trunk     the sorted VIDs of vlanTrunk, None without that key
+    preserve  preserveDefaultVlan: the port stays in the bridge's default VLAN too
+    """
 
     __slots__ = ("vlan", "trunk", "preserve")
 
+    vlan: int
+    trunk: list[int] | None
+    preserve: bool
+
     @property
-    def wanted(self):
+    def wanted(self) -> bool:
+        """Whether the bridge is to filter by VLAN."""
         return bool(self.vlan or self.trunk is not None)
 
     @property
-    def on_port(self):
+    def on_port(self) -> bool:
+        """Whether the pod's port is to be in any VLAN."""
         return bool(self.vlan or self.trunk)
 
-    def refused(self, e):
-        """The CniError for a kernel that says EOPNOTSUPP."""
-        words = f"vlan {self.vlan}" if self.vlan else "vlanTrunk"
-        return CniError(errors.UNSUPPORTED_FIELD, f"{words}: {e}", "the kernel lacks CONFIG_BRIDGE_VLAN_FILTERING")
+    def refused(self, e: wire.NetlinkError) -> CniError:
+        """Return the CniError for a kernel that answers EOPNOTSUPP."""
+        key = f"vlan {self.vlan}" if self.vlan else "vlanTrunk"
+        return CniError(errors.UNSUPPORTED_FIELD, f"{key}: {e}", "the kernel lacks CONFIG_BRIDGE_VLAN_FILTERING")
 
 
-def bad(text):
+def invalid(text: str) -> CniError:
     return CniError(errors.INVALID_CONFIG, text)
 
 
-def read(conf):
-    keys = Vlans()
-    keys.vlan = conf.integer("vlan")
-    keys.preserve = conf.flag("preserveDefaultVlan")
-    if not 0 <= keys.vlan <= LAST:
-        raise bad(f"invalid VLAN ID {keys.vlan} (must be between 0 and {LAST})")
-    keys.trunk = None
-    if conf.has("vlanTrunk"):
-        keys.trunk = sorted({vid for item in conf.sections("vlanTrunk") for vid in read_trunk(item)})
-    return keys
+def read(keys: Section) -> Vlans:
+    """Read the three keys. Raises CniError 7."""
+    found = Vlans()
+    found.vlan = keys.integer("vlan")
+    found.preserve = keys.flag("preserveDefaultVlan")
+    if not 0 <= found.vlan <= MAX_VID:
+        raise invalid(f"invalid VLAN ID {found.vlan} (must be between 0 and {MAX_VID})")
+    found.trunk = None
+    if keys.has("vlanTrunk"):
+        found.trunk = sorted({vid for item in keys.sections("vlanTrunk") for vid in read_trunk(item)})
+    return found
 
 
-def read_trunk(item):
-    """The VIDs of one entry of vlanTrunk: minID to maxID, and id."""
-    found = set()
+def read_trunk(item: Section) -> set[int]:
+    """Return the VIDs of one entry of vlanTrunk: minID to maxID, and id. Raises CniError 7."""
+    found: set[int] = set()
     if item.has("minID") != item.has("maxID"):
         missing = "maxID" if item.has("minID") else "minID"
-        raise bad(f"minID and maxID should be configured simultaneously, {missing} is missing")
-    for key, words in (("minID", "trunk minID"), ("maxID", "trunk maxID"), ("id", "trunk id")):
-        if item.has(key) and not 1 <= item.integer(key) <= LAST:
-            raise bad(f"incorrect {words} parameter: {item.integer(key)}")
+        raise invalid(f"minID and maxID should be configured simultaneously, {missing} is missing")
+    for key, name in (("minID", "trunk minID"), ("maxID", "trunk maxID"), ("id", "trunk id")):
+        if item.has(key) and not 1 <= item.integer(key) <= MAX_VID:
+            raise invalid(f"incorrect {name} parameter: {item.integer(key)}")
     if item.has("minID"):
-        low, high = item.integer("minID"), item.integer("maxID")
-        if low > high:
-            raise bad(f"minID is greater than maxID in trunk parameter: {low} > {high}")
-        found.update(range(low, high + 1))
+        first, last = item.integer("minID"), item.integer("maxID")
+        if first > last:
+            raise invalid(f"minID is greater than maxID in trunk parameter: {first} > {last}")
+        found.update(range(first, last + 1))
     if item.has("id"):
         found.add(item.integer("id"))
     return found
 
 
-def ranges(vids):
-    """[1, 2, 3, 7] as [(1, 3), (7, 7)]."""
-    found = []
+def ranges(vids: Iterable[int]) -> list[tuple[int, int]]:
+    """Return sorted numbers as ranges: [1, 2, 3, 7] as [(1, 3), (7, 7)]."""
+    found: list[tuple[int, int]] = []
     for vid in vids:
         if found and found[-1][1] == vid - 1:
             found[-1] = (found[-1][0], vid)
@@ -76,37 +102,43 @@ def ranges(vids):
     return found
 
 
-def set_port(req, bridge, port, keys):
-    """A pod's port: its VLAN untagged, the trunk's tagged, and not the one that every new port gets."""
+def set_port(req: Request, bridge: Link, port: Link, keys: Vlans) -> None:
+    """Put a pod's port into its VLANs: `vlan` untagged, those of the trunk tagged. Take it out of the default VLAN.
+
+    Raises CniError 2 if the kernel has no VLAN filtering. Warns if the bridge does not filter.
+    """
     if not keys.on_port:
         return
     if not bridge.vlan_filtering:
         req.warn(f'bridge "{bridge.name}" was there without vlan_filtering: its VLANs keep nobody apart')
     batch = Batch()
-    drop_default(batch, bridge, port, keys)
+    remove_default(batch, bridge, port, keys)
     if keys.trunk:
         rtnl.set_port_vlans(batch, port.index, ranges(keys.trunk),
                             what=f'failed to setup vlan tag on interface "{port.name}"')
-    # With a trunk alone, what comes untagged is VLAN 1. Last: among the trunk's, it would be a tagged one.
-    untagged(batch, port, keys.vlan or 1)
+    # Without `vlan`, untagged frames are of VLAN 1. This comes last: a trunk that has the same VID would tag it.
+    set_untagged(batch, port, keys.vlan or 1)
     send(req.host.route, batch, keys)
 
 
-def drop_default(batch, bridge, port, keys):
+def remove_default(batch: Batch, bridge: Link, port: Link, keys: Vlans) -> None:
+    """Take the port out of the VLAN that the bridge gives each new port."""
     if not keys.preserve and bridge.default_pvid:
-        only(batch, port, bridge.default_pvid, "remove default vlan", delete=True)
+        set_vid(batch, port, bridge.default_pvid, "remove default vlan", delete=True)
 
 
-def untagged(batch, port, vid):
-    only(batch, port, vid, "setup vlan tag", flags=uapi.BRIDGE_VLAN_INFO_PVID | uapi.BRIDGE_VLAN_INFO_UNTAGGED)
+def set_untagged(batch: Batch, port: Link, vid: int) -> None:
+    """Make `vid` the VLAN of the port's untagged frames, both ways."""
+    set_vid(batch, port, vid, "setup vlan tag", flags=uapi.BRIDGE_VLAN_INFO_PVID | uapi.BRIDGE_VLAN_INFO_UNTAGGED)
 
 
-def only(batch, port, vid, words, **how):
-    what = f'failed to {words} on interface "{port.name}": {vid}'
+def set_vid(batch: Batch, port: Link, vid: int, step: str, **how: Any) -> None:
+    what = f'failed to {step} on interface "{port.name}": {vid}'
     rtnl.set_port_vlans(batch, port.index, [(vid, vid)], what=what, **how)
 
 
-def send(sock, batch, keys):
+def send(sock: Socket, batch: Batch, keys: Vlans) -> None:
+    """Send requests about VLANs of ports. Raises CniError 2 if the kernel has no VLAN filtering."""
     try:
         wire.exchange(sock, batch)
     except wire.NetlinkError as e:
@@ -115,42 +147,46 @@ def send(sock, batch, keys):
         raise keys.refused(e) from e
 
 
-def leg_name(bridge, vlan):
+def interface_name(bridge: str, vlan: int) -> str:
+    """Return the name of the host's interface in a VLAN of a bridge: br0.100."""
     return f"{bridge}.{vlan}"
 
 
-def ensure_leg(host, bridge, keys, undo):
-    """The host's own foot in a VLAN, <bridge>.<vlan>: one end of a veth pair, the other a port of the bridge. It gets
-    the gateway addresses. Made once, never deleted."""
-    sock, name = host.route, leg_name(bridge.name, keys.vlan)
-    leg = find.host_link(host, name)
-    if leg:
-        return leg
-    port, port_mac, leg_mac = veth.random_name(), veth.random_mac(), veth.random_mac()
-    batch = rtnl.new_veth(Batch(), port, name, None, host_mac=port_mac, peer_mac=leg_mac, mtu=bridge.mtu,
+def ensure_interface(host: Host, bridge: Link, keys: Vlans, undo: Undo) -> Link:
+    """Return the host's interface in the pod's VLAN, which gets the gateway addresses. Make it if it is missing.
+
+    It is one end of a veth pair, whose other end is a port of the bridge. It stays when the pods go. Raises CniError 11
+    if the bridge is full, NetlinkError.
+    """
+    sock, name = host.route, interface_name(bridge.name, keys.vlan)
+    found = find.host_link(host, name)
+    if found:
+        return found
+    port_name, port_mac, mac = veth.random_name(), veth.random_mac(), veth.random_mac()
+    batch = rtnl.new_veth(Batch(), port_name, name, None, host_mac=port_mac, peer_mac=mac, mtu=bridge.mtu,
                           master=bridge.index, what=f'failed to create vlan interface: could not add "{name}"')
     try:
-        with undo.request(delete_unused_leg, sock, bridge, name):
+        with undo.request(delete_unused_interface, sock, bridge, name):
             wire.exchange(sock, batch)
     except wire.NetlinkError as e:
         if e.errno == EXFULL:
-            raise bridges.full(bridge.name, errors.TRY_AGAIN_LATER) from e
-        leg = find.link(sock, name) if e.errno == EEXIST else None
-        if leg is None:
+            raise bridges.full(bridge.name) from e
+        found = find.link(sock, name) if e.errno == EEXIST else None
+        if found is None:
             raise
-        return leg                      # another ADD was first
-    end, leg = find.new_link(sock, port), find.new_link(sock, name)
-    for each in (port, name):           # as on the bridge: no pod tells the host about routers
+        return found                    # another ADD was first
+    port, found = find.new_link(sock, port_name), find.new_link(sock, name)
+    for each in (port_name, name):      # as on the bridge: no pod changes the host's routes
         host.offer_ipv6(each, "accept_ra", "0")
     batch = Batch()
-    drop_default(batch, bridge, end, keys)
-    untagged(batch, end, keys.vlan)
-    rtnl.set_link(batch, leg.index, up=True, what=f'set "{name}" up')
+    remove_default(batch, bridge, port, keys)
+    set_untagged(batch, port, keys.vlan)
+    rtnl.set_link(batch, found.index, up=True, what=f'set "{name}" up')
     send(sock, batch, keys)
-    return leg
+    return found
 
 
-def delete_unused_leg(sock, bridge, name):
-    """The rollback of ensure_leg(), while only our pod and the leg are on the bridge."""
+def delete_unused_interface(sock: Socket, bridge: Link, name: str) -> None:
+    """Delete an interface that ensure_interface() made, if only it and the failed pod are on the bridge."""
     if find.port_count(sock, bridge) <= 2:
         change.delete_by_name(sock, name)

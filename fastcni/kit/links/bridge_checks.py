@@ -1,0 +1,45 @@
+"""CHECK of the bridge plugin: the bridge, and the pod's port on it."""
+
+from __future__ import annotations
+
+from fastcni.kit.call import checks
+from fastcni.kit.links import find
+from fastcni.kit.links.bridges import promiscuous
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from fastcni._netlink import Link
+    from fastcni.kit.links.bridge_conf import Conf
+    from fastcni.kit.links.pod import Pod
+
+
+def bridge(pod: Pod, conf: Conf, previous: dict[str, Any]) -> Link:
+    """Return the bridge. Raises CniError if it is not what the configuration and prevResult say."""
+    entry = next((item for item in previous.get("interfaces", ()) if item["name"] == conf.name), None)
+    found = find.link(pod.host, conf.name)
+    if entry is None or found is None:
+        raise checks.wrong(f"Interface name {conf.name} not found")
+    if entry.get("sandbox"):
+        raise checks.wrong(f"Interface {conf.name} has sandbox {entry['sandbox']}, but a bridge is on the host")
+    if found.kind != "bridge":
+        raise checks.wrong(f"Interface {conf.name} does not have link type of bridge")
+    checks.same_mac(entry, found, "Bridge interface")
+    if promiscuous(found) != conf.promisc:
+        raise checks.wrong(f"Bridge interface {conf.name} has promiscuity {found.promiscuity}, "
+                           f"promiscMode is {str(conf.promisc).lower()}")
+    return found
+
+
+def port(pod: Pod, conf: Conf, previous: dict[str, Any], bridge: Link, inside: Link) -> Link:
+    """Return the host end of the pod's link `inside`. Raises CniError if it is not the pod's port on the bridge, or
+    its flags are not the configured ones."""
+    host = find.link(pod.host, index=inside.peer)
+    named = {item["name"] for item in previous.get("interfaces", ())}
+    if host is None or host.peer != inside.index or host.master != bridge.index or host.name not in named:
+        raise checks.wrong(f"CNI veth created for bridge {conf.name} was not found")
+    if (host.hairpin, host.isolated) != (conf.hairpin, conf.isolated):
+        raise checks.wrong(f"Bridge port {host.name} has hairpin {host.hairpin} and isolated {host.isolated}",
+                           f"hairpinMode is {conf.hairpin}, portIsolation {conf.isolated}")
+    return host

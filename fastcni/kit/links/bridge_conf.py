@@ -1,0 +1,101 @@
+"""The keys of the bridge plugin, read and checked against each other."""
+
+from __future__ import annotations
+
+from fastcni.kit.call import ipam
+from fastcni.kit.call.conf import read_ipv6, read_mtu, read_own_dns
+from fastcni.kit.firewall.masquerade import Masquerade
+from fastcni.kit.links import vlans
+from fastcni.spec import errors
+from fastcni.spec.config import check_ifname
+from fastcni.spec.errors import CniError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from fastcni.spec.config import Section
+
+
+class Conf:
+    """The keys of one network. For DEL and GC only those that read_ending() sets."""
+
+    __slots__ = ("name", "is_gateway", "is_default_gateway", "force_address", "mtu", "hairpin", "promisc", "isolated",
+                 "vlans", "enable_dad", "leave_down", "masquerade", "mac_check", "ip_check", "dns", "layer3", "ipv6")
+
+    name: str                   # the key `bridge`
+    is_gateway: bool
+    is_default_gateway: bool
+    force_address: bool
+    mtu: int                    # of the bridge and the veth pair, 0: the kernel's
+    hairpin: bool               # hairpinMode, of the pod's port
+    isolated: bool              # portIsolation, of the pod's port
+    promisc: bool               # promiscMode, of the bridge
+    vlans: vlans.Vlans
+    enable_dad: bool
+    leave_down: bool            # disableContainerInterface: the pod's link is not set up
+    masquerade: Masquerade
+    mac_check: bool             # macspoofchk
+    ip_check: bool              # ipspoofchk
+    dns: dict[str, Any] | None  # of the result, None: what IPAM says
+    layer3: bool                # there is IPAM
+    ipv6: bool                  # the pod's link has IPv6
+
+
+def read(keys: Section) -> Conf:
+    """Read all keys. Raises CniError 7 for a bad value, and for keys that contradict each other."""
+    conf = Conf()
+    conf.name = keys.text("bridge") or "cni0"
+    conf.is_default_gateway = keys.flag("isDefaultGateway")
+    conf.is_gateway = keys.flag("isGateway") or conf.is_default_gateway
+    conf.force_address = keys.flag("forceAddress")
+    conf.mtu = read_mtu(keys)
+    conf.hairpin, conf.promisc = keys.flag("hairpinMode"), keys.flag("promiscMode")
+    conf.isolated = keys.flag("portIsolation")
+    conf.vlans = vlans.read(keys)
+    conf.enable_dad = keys.flag("enabledad")
+    conf.leave_down = keys.flag("disableContainerInterface")
+    conf.masquerade = Masquerade(keys)
+    read_source_checks(keys, conf)
+    conf.dns = read_own_dns(keys)
+    conf.layer3 = bool(ipam.read_type(keys))
+    conf.ipv6 = read_ipv6(keys)
+    check_name(conf.name)
+    if conf.vlans.vlan and conf.is_gateway:
+        check_name(vlans.interface_name(conf.name, conf.vlans.vlan))
+    check_combinations(conf)
+    return conf
+
+
+def read_ending(keys: Section) -> Conf:
+    """Read the keys that DEL and GC need: those that say what ADD may have made."""
+    conf = Conf()
+    conf.masquerade = Masquerade(keys, ending=True)
+    read_source_checks(keys, conf)
+    conf.layer3 = bool(ipam.read_type(keys))
+    return conf
+
+
+def read_source_checks(keys: Section, conf: Conf) -> None:
+    """Read ipspoofchk and macspoofchk; the first implies the second."""
+    conf.ip_check = keys.flag("ipspoofchk")
+    conf.mac_check = keys.flag("macspoofchk") or conf.ip_check
+
+
+def check_name(name: str) -> None:
+    """Raise CniError 7 if no link can have this name."""
+    try:
+        check_ifname(name)
+    except CniError as e:
+        raise CniError(errors.INVALID_CONFIG, f'bridge "{name}": {e.msg}', e.details) from None
+
+
+def check_combinations(conf: Conf) -> None:
+    """Raise CniError 7 for keys that exclude each other."""
+    if conf.hairpin and conf.promisc:
+        raise CniError(errors.INVALID_CONFIG, "cannot set hairpin mode and promiscuous mode at the same time")
+    if conf.ip_check and not conf.layer3:
+        raise CniError(errors.INVALID_CONFIG, "cannot use ipspoofchk without IPAM",
+                       "ipspoofchk is true, and there is no ipam.type: nobody says which addresses are the pod's")
+    if conf.leave_down and conf.layer3:
+        raise CniError(errors.INVALID_CONFIG, "cannot use IPAM when DisableContainerInterface flag is set")

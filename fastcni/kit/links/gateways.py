@@ -1,0 +1,125 @@
+"""The pods' gateways: completed in the result, and made addresses of the bridge or of its VLAN interface."""
+
+from __future__ import annotations
+
+from errno import EADDRNOTAVAIL, EEXIST, ENODEV
+
+from fastcni._netlink import Batch
+from fastcni.kernel import rtnl, uapi, wire
+from fastcni.kit.links import find
+from fastcni.kit.links.configure import broadcast
+from fastcni.kit.sysctls import forwarding
+from fastcni.spec import address as addresses
+from fastcni.spec import errors
+from fastcni.spec.errors import CniError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from _socket import socket as Socket
+    from collections.abc import Collection
+    from typing import Any
+
+    from fastcni._netlink import Link
+    from fastcni.kit.call.host import Host
+    from fastcni.kit.call.undo import Undo
+    from fastcni.kit.links.bridge_conf import Conf
+
+    Network = tuple[bytes, int]         # (packed address, prefix length)
+
+DEFAULT_ROUTES = {4: "0.0.0.0/0", 16: "::/0"}
+
+
+def complete(result: dict[str, Any], conf: Conf) -> None:
+    """Add the gateways of isGateway and the default routes of isDefaultGateway to what IPAM gave."""
+    # A default route of IPAM without gw goes to the same gateway.
+    routed = [len(packed) for packed, prefix in
+              (addresses.read_cidr(route["dst"]) for route in result.get("routes", ())) if not prefix]
+    for ip in result["ips"]:
+        packed, prefix = addresses.read_cidr(ip["address"])
+        if conf.is_gateway and not ip.get("gateway"):
+            ip["gateway"] = addresses.ip_text(addresses.plus(addresses.network(packed, prefix), 1))
+        if conf.is_default_gateway and len(packed) not in routed:
+            routed.append(len(packed))
+            result.setdefault("routes", []).append({"dst": DEFAULT_ROUTES[len(packed)], "gw": ip["gateway"]})
+
+
+def add(host: Host, bridge: Link, vlan_interface: Link | None, result: dict[str, Any], conf: Conf, undo: Undo) -> None:
+    """Make the gateways of `result` addresses of the bridge, or of its interface in the pod's VLAN, and let the host
+    forward. Raises CniError."""
+    gateways = dict.fromkeys((addresses.read_ip(ip["gateway"]), addresses.read_cidr(ip["address"])[1])
+                             for ip in result["ips"])           # several addresses may share one
+    ensure_addresses(host, bridge, vlan_interface, gateways, conf, undo)
+    try:
+        forwarding.enable(host, result)
+    except CniError as e:
+        raise CniError(e.code, f"failed to enable forwarding: {e.msg}", e.details) from e
+
+
+def ensure_addresses(host: Host, bridge: Link, vlan_interface: Link | None, gateways: Collection[Network],
+                     conf: Conf, undo: Undo) -> None:
+    """Give the link all `gateways`, and take conflicting addresses away if forceAddress allows it.
+
+    Every other IPv4 address conflicts, and an IPv6 address that overlaps. When the link gets an address, its MAC is
+    pinned: the MAC of a bridge that another program made may follow its ports.
+    """
+    sock, link = host.route, vlan_interface or bridge
+    missing, conflicts = compare(host, link, gateways)
+    if conflicts and not conf.force_address:
+        wanted = next(iter(conflicts.values()))
+        raise CniError(errors.INTERNAL, f'failed to set bridge addr: "{link.name}" already has an IP address '
+                       f"different from {addresses.cidr_text(*wanted)}")
+    if not missing:
+        return
+    batch = Batch()
+    for packed, prefix in conflicts:
+        rtnl.del_address(batch, link.index, packed, prefix,
+                         what=f'delete {addresses.cidr_text(packed, prefix)} from "{link.name}"')
+    for packed, prefix in missing:
+        rtnl.new_address(batch, link.index, packed, prefix, broadcast=broadcast(packed, prefix),
+                         nodad=not conf.enable_dad,
+                         what=f"failed to set bridge addr: could not add {addresses.cidr_text(packed, prefix)} to "
+                              f'"{link.name}"')
+    rtnl.set_link(batch, link.index, address=link.address, what=f'pin the MAC of "{link.name}"')
+    undo(restore_addresses, sock, bridge, vlan_interface, missing, conflicts)
+    for e in wire.attempt(sock, batch)[1]:
+        # Another ADD was first with the same address; or a secondary address went with its primary one.
+        if e.errno not in (EEXIST, EADDRNOTAVAIL):
+            raise e
+
+
+def compare(host: Host, link: Link, gateways: Collection[Network]) -> tuple[list[Network], dict[Network, Network]]:
+    """Return ([gateways that the link lacks], {conflicting address of the link: the gateway it conflicts with})."""
+    missing: list[Network] = []
+    conflicts: dict[Network, Network] = {}
+    for family in dict.fromkeys(rtnl.family_of(packed) for packed, _ in gateways):
+        found = host.recall(("addresses", link.index, family),
+                            lambda: find.addresses(host.route, link.index, [family]))   # noqa: B023 - called here
+        present = [(item.packed, item.prefix) for item in found]
+        new = [each for each in gateways if rtnl.family_of(each[0]) == family and each not in present]
+        missing += new
+        for other in present:
+            hit = next((each for each in new if family == uapi.AF_INET or overlap(*other, *each)), None)
+            if hit and other not in gateways:
+                conflicts[other] = hit
+    return missing, conflicts
+
+
+def restore_addresses(sock: Socket, bridge: Link, vlan_interface: Link | None, added: Collection[Network],
+                      deleted: Collection[Network]) -> None:
+    """Roll back ensure_addresses(), if the failed pod is alone on the bridge. Other pods need the addresses."""
+    if find.port_count(sock, bridge) > (2 if vlan_interface else 1):
+        return
+    batch, link = Batch(), vlan_interface or bridge
+    for packed, prefix in added:
+        rtnl.del_address(batch, link.index, packed, prefix, what="remove the gateway address again")
+    for packed, prefix in deleted:
+        rtnl.new_address(batch, link.index, packed, prefix, what="restore the old address")
+    for e in wire.attempt(sock, batch)[1]:
+        if e.errno not in (EADDRNOTAVAIL, EEXIST, ENODEV):      # EADDRNOTAVAIL: it was never added
+            raise e
+
+
+def overlap(a: bytes, a_prefix: int, b: bytes, b_prefix: int) -> bool:
+    """Return whether two subnets of one family have addresses in common."""
+    shorter = min(a_prefix, b_prefix)
+    return addresses.network(a, shorter) == addresses.network(b, shorter)

@@ -1,0 +1,58 @@
+"""The routes of ptp at both ends of its veth pair: nothing is on-link, the gateway is the host end."""
+
+from __future__ import annotations
+
+from fastcni._netlink import Batch
+from fastcni.kernel import rtnl, uapi, wire
+from fastcni.kit.links import configure
+from fastcni.spec import address as addresses
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from fastcni._netlink import Link
+    from fastcni.kit.links.pod import Pod
+
+
+def configure_host(pod: Pod, host: Link, result: dict[str, Any], *, dad: bool) -> None:
+    """Give the host end the gateways' addresses, and a route to each address of the pod. Raises NetlinkError."""
+    batch = Batch()
+    for gateway in dict.fromkeys(addresses.read_ip(ip["gateway"]) for ip in result["ips"]):
+        rtnl.new_address(batch, host.index, gateway, 8 * len(gateway), nodad=not dad,
+                         what=f"failed to add IP addr ({addresses.ip_text(gateway)}) to veth")
+    for ip in result["ips"]:
+        packed, _ = addresses.read_cidr(ip["address"])
+        rtnl.route(batch, packed, 8 * len(packed), index=host.index, scope=uapi.RT_SCOPE_HOST,
+                   what=f"failed to add route on host: {ip['address']}")
+    wire.exchange(pod.host, batch)
+
+
+def configure_pod(pod: Pod, inside: Link, result: dict[str, Any], *, ipv6: bool, dad: bool) -> None:
+    """Configure the pod's link, with routes that send everything through the gateways. See configure.pod_link()."""
+    configure.pod_link(pod, inside, result, ipv6=ipv6, dad=dad,
+                       then=lambda batch: route_through_gateways(batch, inside, result))
+
+
+def route_through_gateways(batch: Batch, inside: Link, result: dict[str, Any]) -> None:
+    """Add requests that send everything to the gateway, the pod's subnet too: the kernel's on-link route is replaced.
+
+        10.9.0.1 scope link src 10.9.0.2
+        10.9.0.0/24 via 10.9.0.1 src 10.9.0.2
+    """
+    done: set[bytes | tuple[bytes, int]] = set()        # several addresses may share a subnet, or the gateway
+    for ip in result["ips"]:
+        packed, prefix = addresses.read_cidr(ip["address"])
+        gateway = addresses.read_ip(ip["gateway"])
+        network, bits = addresses.network(packed, prefix), 8 * len(packed)
+        scope, own_subnet = uapi.RT_SCOPE_LINK, prefix < bits and (network, prefix) not in done
+        if own_subnet:                  # the kernel makes no on-link route for a host address
+            rtnl.route(batch, network, prefix, index=inside.index, scope=scope, delete=True,
+                       what=f"failed to delete route {ip['address']}")
+        if gateway not in done:
+            rtnl.route(batch, gateway, bits, index=inside.index, scope=scope, source=packed,
+                       what=f"failed to add route {ip['gateway']}")
+        if own_subnet:
+            rtnl.route(batch, network, prefix, index=inside.index, gateway=gateway, source=packed,
+                       what=f"failed to add route {ip['address']} via {ip['gateway']}")
+        done |= {gateway, (network, prefix)}

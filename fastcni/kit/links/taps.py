@@ -1,0 +1,68 @@
+"""TAP devices in the pod."""
+
+from __future__ import annotations
+
+from errno import EBUSY, ENODEV, ENOENT, ENXIO
+from posix import close
+
+from fastcni._netlink import Batch
+from fastcni.kernel import rtnl, tun, wire
+from fastcni.kit.links import change, find
+from fastcni.spec import errors
+from fastcni.spec.errors import CniError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from fastcni._netlink import Link
+    from fastcni.kit.call.request import Request
+    from fastcni.kit.call.undo import Undo
+    from fastcni.kit.links.pod import Pod
+
+MAX_ID = 0xFFFFFFFE             # of an owner or a group; 0xFFFFFFFF, or -1, is none
+NO_TUN = f"is {tun.PATH} here, and the module tun in the kernel? modprobe tun; a container needs the device given to it"
+WHY = {ENOENT: NO_TUN, ENODEV: NO_TUN, ENXIO: NO_TUN,
+       EBUSY: "the pod has an interface of that name; was it added before?"}
+
+
+def create(req: Request, pod: Pod, undo: Undo, *, mtu: int, mac: bytes | None, bridge: Link | None, multi_queue: bool,
+           owner: int | None, group: int | None, context: str) -> Link:
+    """Make a persistent device in the pod, named CNI_IFNAME, not yet up, and return it.
+
+    mtu     0: the kernel's
+    mac     None: the kernel's
+    bridge  a bridge inside the pod, of which the device becomes a port
+    owner, group, multi_queue, context
+            see kernel.tun.create_tap()
+
+    Raises CniError if the device cannot be made: 2 if the kernel refuses the SELinux context. A link that has the name
+    is not changed.
+    """
+    try:
+        with pod.enter():
+            tun.create_tap(req.ifname, multi_queue=multi_queue, owner=owner, group=group, context=context)
+    except tun.ContextRefused as e:
+        raise CniError(errors.UNSUPPORTED_FIELD, f"failed set socket label: {e.strerror} (errno {e.errno})",
+                       f'selinuxContext is "{context}"; is SELinux on, and may this process go there?') from None
+    except OSError as e:
+        raise CniError(errors.INTERNAL, f"failed to create tap: {e.strerror} (errno {e.errno})",
+                       WHY.get(e.errno or 0, "")) from None
+    undo(change.delete_by_name, pod.inside, req.ifname)
+    link = find.new_link(pod.inside, req.ifname)
+    link.address = mac or link.address
+    batch = Batch()
+    if mtu or mac:
+        rtnl.set_link(batch, link.index, mtu=mtu, address=mac, what=f"failed to set MTU, MAC of {link.name}")
+    if bridge:
+        rtnl.set_link(batch, link.index, master=bridge.index,
+                      what=f"failed to set tap {link.name} as a port of bridge {bridge.name}")
+    if batch:
+        wire.exchange(pod.inside, batch)
+    return link
+
+
+def check_driver() -> None:
+    """Raise CniError 50 if this kernel makes no TAP devices. The kernel loads the module that makes them."""
+    try:
+        close(tun.open_device())
+    except OSError as e:
+        raise CniError(errors.PLUGIN_NOT_AVAILABLE, f"{tun.PATH}: {e.strerror} (errno {e.errno})", NO_TUN) from None

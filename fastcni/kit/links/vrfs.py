@@ -1,0 +1,140 @@
+"""VRFs of the pod: a link that has a routing table for the links whose master it is.
+
+The kernel sets a link down and up when its master changes, so its addresses and routes are restored, in that table.
+"""
+
+from __future__ import annotations
+
+from fastcni._netlink import Batch
+from fastcni.kernel import kinds, rtnl, uapi, wire
+from fastcni.kit.links import announced, change, find, routing
+from fastcni.kit.sysctls import pod_sysctls
+from fastcni.spec import address as addresses
+from fastcni.spec import errors
+from fastcni.spec.errors import CniError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from _socket import socket as Socket
+    from collections.abc import Collection, Iterable
+
+    from fastcni._netlink import Link
+    from fastcni.kernel.rtnl import Address
+    from fastcni.kit.call.undo import Undo
+    from fastcni.kit.links.pod import Pod
+
+
+def failed(text: str, details: str = "") -> CniError:
+    """Return the CniError of an ADD, in the words of the reference."""
+    return CniError(errors.INTERNAL, f"cmdAdd failed: {text}", details)
+
+
+def add_link(pod: Pod, undo: Undo, link: Link, name: str, table: int) -> None:
+    """Put a link into the VRF `name`, which is made if it is missing. `table` 0: the first table that is free.
+
+    The caller holds the pod's lock: two links of a pod may want the same VRF. Raises CniError if the link has a master,
+    or another kind of link has the name, or the VRF has another table.
+    """
+    if link.master:
+        master = find.link(pod.inside, index=link.master)
+        raise failed(f"interface {link.name} has already a master set: {master.name if master else link.master}")
+    present = find.addresses(pod.inside, link.index)
+    families = routing.families_of(item.packed for item in present)
+    vrf = existing(pod, name, table) or create(pod, undo, name, table, families)
+    enslave(pod, undo, link, vrf, present, families)
+
+
+def existing(pod: Pod, name: str, table: int) -> Link | None:
+    """Return the VRF of that name, None if there is none. Raises CniError for another kind of link or another table."""
+    vrf = find.link(pod.inside, name)
+    if vrf is None:
+        return None
+    if vrf.kind != "vrf":
+        raise failed(f"Netlink {name} is not a VRF", f"it is of kind {vrf.kind or 'device'}")
+    found = kinds.vrf_table(vrf)
+    if table not in (0, found):
+        raise failed(f"VRF {name} already exist with different routing table {found}")
+    return vrf
+
+
+def create(pod: Pod, undo: Undo, name: str, table: int, families: Iterable[int]) -> Link:
+    """Make a VRF and set it up. `table` 0: the first table that no VRF, rule or route uses."""
+    table = table or routing.free_tables(used_tables(pod.inside, families), first=1)[0]
+    what = f"cmdAdd failed: could not add VRF {name}"
+    batch = rtnl.new_link(Batch(), name, "vrf", pod.netns_fd, data=kinds.vrf(table), what=what)
+    with undo.request(change.delete_by_name, pod.inside, name):
+        wire.exchange(pod.inside, batch)
+    vrf = find.new_link(pod.inside, name)
+    change.link(pod.inside, vrf.index, up=True, what=f"{what}: set it up")
+    return vrf
+
+
+def used_tables(sock: Socket, families: Iterable[int]) -> set[int]:
+    """Return the tables of VRFs, and those that rules and routes name."""
+    return ({kinds.vrf_table(link) for link in find.all_links(sock) if link.kind == "vrf"}
+            | routing.used_tables(routing.routes(sock, families), routing.rules(sock, families)))
+
+
+def enslave(pod: Pod, undo: Undo, link: Link, vrf: Link, present: Iterable[Address], families: Collection[int]) -> None:
+    """Make the VRF the link's master, and move the link's routes into its table.
+
+    The kernel makes the routes to the link's own subnets there. `present` are the link's addresses.
+    """
+    # A router's addresses are not restored: its next advertisement does that.
+    lasting = [item.packed for item in present if len(item.packed) == 16 and item.scope == uapi.RT_SCOPE_UNIVERSE
+               and item.flags & uapi.IFA_F_PERMANENT]
+    if lasting:                         # without the sysctl, the kernel removes them when the link goes down
+        name = f"net/ipv6/conf/{link.name}/keep_addr_on_down"
+        pod_sysctls.write(pod, undo, {name: ([name], "1")})
+    saved, table = routing.of_link(routing.routes(pod.inside, families), link.index), kinds.vrf_table(vrf)
+    undo(routing.restore, pod.inside, link.index, families, saved)
+    undo(set_master, pod, link, 0, uapi.RT_TABLE_LOCAL, lasting)
+    set_master(pod, link, vrf.index, table, lasting)
+    routing.send(pod.inside, [
+        routing.again(payload, table=table, flags=uapi.NLM_F_REPLACE,
+                      what=f"cmdAdd failed: could not add route to {addresses.cidr_text(route.dst, route.prefix)}")
+        for route, payload in routing.gateways_last(saved) if route.protocol != uapi.RTPROT_KERNEL])
+
+
+def set_master(pod: Pod, link: Link, index: int, table: int, lasting: Collection[bytes]) -> None:
+    """Give the link the master `index`, 0 for none. Wait until `table` has the local routes of its IPv6 addresses
+    `lasting`."""
+    with pod.enter():
+        watcher = wire.open_socket(groups=(uapi.RTNLGRP_IPV6_ROUTE,))
+    try:
+        change.link(pod.inside, link.index, master=index,
+                    what=f"cmdAdd failed: could not set the master of {link.name}")
+        announced.local(pod.inside, watcher, link, table, lasting)
+    finally:
+        watcher.close()
+
+
+def delete_link(pod: Pod, ifname: str, name: str) -> None:
+    """Take a link out of the VRF `name`, and delete the VRF if that was its last link.
+
+    `name` "": the VRF that the link is in. No error if either is gone; a link in another VRF stays there. The caller
+    holds the pod's lock.
+    """
+    link = find.link(pod.inside, ifname)
+    if name:
+        vrf = find.link(pod.inside, name)
+    else:
+        vrf = find.link(pod.inside, index=link.master) if link and link.master else None
+    if vrf is None or vrf.kind != "vrf":
+        return
+    if link and link.master == vrf.index:
+        change.link(pod.inside, link.index, master=0, what=f"failed to take {link.name} out of VRF {vrf.name}")
+    if not find.port_count(pod.inside, vrf):
+        change.delete_by_name(pod.inside, vrf.name)
+
+
+def check_link(pod: Pod, ifname: str, name: str, table: int) -> None:
+    """Raise CniError if the link is not in the VRF `name`, or the VRF has not the table `table` (0: any)."""
+    from fastcni.kit.call.checks import wrong
+
+    vrf, link = find.link(pod.inside, name), find.link(pod.inside, ifname)
+    if vrf is None or vrf.kind != "vrf" or link is None or link.master != vrf.index:
+        raise wrong(f"failed to find {ifname} associated to vrf {name}")
+    found = kinds.vrf_table(vrf)
+    if table not in (0, found):
+        raise wrong(f"VRF {name} has routing table {found}, not {table}")
