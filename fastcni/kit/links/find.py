@@ -14,8 +14,7 @@ if TYPE_CHECKING:
     from _socket import socket as Socket
     from collections.abc import Iterable
 
-    from fastcni._netlink import Link
-    from fastcni.kernel.rtnl import Address
+    from fastcni.kernel.rtnl import Address, Link
     from fastcni.kit.call.host import Host
     from fastcni.kit.links.pod import Pod
 

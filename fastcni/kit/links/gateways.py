@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
     from typing import Any
 
-    from fastcni._netlink import Link
+    from fastcni.kernel.rtnl import Link
     from fastcni.kit.call.host import Host
     from fastcni.kit.call.undo import Undo
     from fastcni.kit.links.bridge_conf import Conf

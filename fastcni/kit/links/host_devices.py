@@ -12,7 +12,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from _socket import socket as Socket
 
-    from fastcni._netlink import Link
+    from fastcni.kernel.rtnl import Link
     from fastcni.spec.config import Section
 
 SYS, DEVICES = "/sys/", "/sys/devices/"

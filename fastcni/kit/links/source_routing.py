@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
     from typing import Any
 
-    from fastcni._netlink import Link
-    from fastcni.kernel.rtnl import Route
+    from fastcni.kernel.rtnl import Link, Route
     from fastcni.kit.call.undo import Undo
     from fastcni.kit.links.pod import Pod
 

@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from _socket import socket as Socket
     from collections.abc import Collection, Iterable
 
-    from fastcni._netlink import Link
-    from fastcni.kernel.rtnl import Address
+    from fastcni.kernel.rtnl import Address, Link
     from fastcni.kit.call.undo import Undo
     from fastcni.kit.links.pod import Pod
 
