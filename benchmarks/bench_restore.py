@@ -27,8 +27,8 @@ NAME = f"fcni-bench-restore-{os.getpid()}"
 PODS = f"{NAME}-pods"           # one namespace that stands for all pods': a restore asks whether it is linked to ours
 PODS_NETNS = f"/run/netns/{PODS}"
 ROUNDS = 9
-SETTLE_SECONDS = 0.5            # a server that has started has looked at all that there is
-LIMIT = 10                      # seconds
+LIMIT_S = 10
+READY = "event=start_replay_done"       # the server has read all that is there
 # nftables: the server's mirror of its own tables. iptables: a replay of what runtimes remember.
 DONE = {"nftables": "event=rules_restored", "iptables": "event=rules_replayed"}
 CASES = [pytest.param(backend, flush, pods, id=f"{backend}, {flush}, {pods} pods") for backend, flushes, sizes in (
@@ -64,16 +64,19 @@ class Node:
 
     def start_and_flush(self):
         self.server.enter_context(Child(["-m", "fastcni", "serve", "--socket", self.sock, "--cache-dir", self.folder,
-                                         "--log-level", "warning"], self.sock, self.log))
-        time.sleep(SETTLE_SECONDS)
+                                         "--log-level", "info"], self.sock, self.log))
+        self.wait_for(READY)
         sock = wire.open_socket(uapi.NETLINK_NETFILTER, groups=(uapi.NFNLGRP_NFTABLES,))
         self.server.callback(sock.close)        # after the round: the kernel takes some ms for it
         self.server.enter_context(subprocess.Popen(self.flush))
-        assert select.select([sock], [], [], LIMIT)[0], f"{self.flush} has flushed nothing"
+        assert select.select([sock], [], [], LIMIT_S)[0], f"{self.flush} has flushed nothing"
 
     def wait_until_it_is_back(self):
-        deadline = time.monotonic() + LIMIT
-        while self.done not in self.said() and time.monotonic() < deadline:
+        self.wait_for(self.done)
+
+    def wait_for(self, event):
+        deadline = time.monotonic() + LIMIT_S
+        while event not in self.said() and time.monotonic() < deadline:
             time.sleep(0.001)
 
     def check_and_stop(self):
