@@ -9,8 +9,10 @@ import posix
 from errno import EACCES, EIO, ENOMEM, EPERM, ESTALE
 
 from fastcni import plugins
+from fastcni._abandoned import Abandoned
 from fastcni._system import close_file
 from fastcni.kernel import netns
+from fastcni.kernel.waiting import Crowded
 from fastcni.kernel.wire import NetlinkError
 from fastcni.kit.call.request import Request
 from fastcni.kit.call.undo import Undo
@@ -32,6 +34,8 @@ NEEDS = {                       # command -> variables that have to be there (sp
 }
 VALID = {"CNI_CONTAINERID": config.check_container_id, "CNI_IFNAME": config.check_ifname}
 UNREADABLE = (EIO, ESTALE, EACCES, EPERM, *errors.EXHAUSTED)     # why the kernel lets nobody load a module
+# What a request raises that is no error of its plugin: the thread is lost, the request goes elsewhere, or is over.
+NOT_ERRORS = (netns.Lost, Crowded, Abandoned)
 ATTACHMENTS = "cni.dev/valid-attachments"      # without it nobody says who may stay (spec section 2, GC)
 REPORT = "fastcni/report"       # fastcni's runtime sets it: GC works in every version and prints what was released
 SINCE = {"CHECK": "0.4.0", "GC": "1.1.0", "STATUS": "1.1.0"}
@@ -52,7 +56,7 @@ def needs_stdin(env):
 
 
 def handle(plugin, env, stdin, fds=None, *, host=None, defer=None, deliver=None, in_process=False, decode=None):
-    """Serve one request for the plugin type `plugin`; never raises an Exception.
+    """Serve one request for the plugin type `plugin`; raises nothing but NOT_ERRORS.
 
     `env` is the caller's whole environment, `stdin` its bytes, `fds` descriptors that the door has open already
     ({"netns": fd}, closed here). `host` is a kit.host.Host that the door keeps, for the namespace that this thread is
@@ -66,8 +70,10 @@ def handle(plugin, env, stdin, fds=None, *, host=None, defer=None, deliver=None,
         stdout = _serve(plugin, env, stdin, warnings, deliver,
                         {"fds": fds, "host": host, "defer": defer, "in_process": in_process}, decode)
         status = 0
-    except Exception as e:
-        stdout, status = error_document(_as_cni_error(e)), 1
+    except NOT_ERRORS:
+        raise
+    except BaseException as e:          # a plugin of another distribution may raise SystemExit, for instance
+        stdout, status = error_document(_as_cni_error(e, plugin)), 1
     finally:
         while fds:              # a request closes its own; this one may not have come so far
             close_file(fds.popitem()[1])
@@ -93,7 +99,7 @@ def restore(plugin, env, stdin, *, host=None):
         finally:
             req.close()
     except Exception as e:
-        raise _as_cni_error(e) from e
+        raise _as_cni_error(e, plugin) from e
     return warnings
 
 
@@ -118,7 +124,7 @@ def error_document(e):
     return json.write(document, indent=4)
 
 
-def _as_cni_error(e):
+def _as_cni_error(e, plugin):
     """Any other exception as code 999; the kernel knows best how to word its own."""
     if isinstance(e, CniError):
         return e
@@ -128,7 +134,8 @@ def _as_cni_error(e):
     elif isinstance(e, NetlinkError) and e.kernel_text:
         details = f"the kernel says: {e.kernel_text}"
     elif not isinstance(e, OSError):
-        details = f"{type(e).__name__}: this is a fault of fastcni"
+        owner = "fastcni" if plugin in plugins.BUILT_IN else f'the plugin "{plugin}"'
+        details = f"{type(e).__name__}: this is a fault of {owner}"
     words = str(e) or type(e).__name__
     if isinstance(e, OSError) and e.strerror and not isinstance(e, NetlinkError):
         words = f"{f'{e.filename}: ' if e.filename else ''}{e.strerror} (errno {e.errno})"

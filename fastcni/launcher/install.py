@@ -1,4 +1,6 @@
-"""Writes the plugin files into a CNI bin dir: one file, one hard link for each name, renamed into place."""
+"""Write the plugin files into a CNI bin dir: one file, one hard link for each name, renamed into place."""
+
+from __future__ import annotations
 
 import _frozen_importlib_external
 import _imp
@@ -7,10 +9,16 @@ import errno
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterable
+from os import PathLike
 
+from fastcni import third_party
 from fastcni.kit.call.files import make_folders
 from fastcni.launcher import files, pack
-from fastcni.plugins import TABLE
+from fastcni.plugins import BUILT_IN
+from fastcni.third_party import ThirdParty
+
+StrPath = str | PathLike[str]
 
 PROBE = """
 import sys, os, _imp, _frozen_importlib_external as e
@@ -19,44 +27,59 @@ print(repr((os.path.realpath(sys._base_executable), e.MAGIC_NUMBER, _imp.extensi
 
 
 class InstallError(Exception):
-    """Nothing was installed, or not all of it; the text is for the operator."""
+    """Nothing was installed, or not everything; the text is for the operator."""
 
 
-def install(bin_dir, interpreter=None, names=None):
+def install(bin_dir: StrPath, interpreter: str | None = None, names: Iterable[str] | None = None) -> list[str]:
     """Write the plugin files and return their paths.
 
     bin_dir: made if it is not there. interpreter: the Python that is to run the plugins, of the same version
-    and build as this one; by default the base interpreter that runs this process (of a virtual environment:
-    the one it was made with, so the environment may go). names: plugin types, by default all. A file of the
-    same name, running or not, is replaced by rename(2): at any moment a whole plugin stands under each name.
-    Raises InstallError.
+    and build as this one. By default it is the base interpreter of this process: if that is of a virtual environment,
+    the one that the environment was made with, so the environment may go. names: CNI types, by default fastcni's
+    plugins and those of other distributions (fastcni/third_party.py). An existing file, running or not, is replaced
+    by rename(2): each name is a complete plugin at any moment.
+
+    Raises InstallError, before anything is written if one of the plugins cannot be packed.
     """
-    names = sorted(set(TABLE if names is None else names))
-    for name in names:
-        if name not in TABLE:
-            raise InstallError(f"no plugin named {name!r}; there are {', '.join(sorted(TABLE))}")
+    others = third_party.find()
+    known = BUILT_IN.keys() | {plugin.kind for plugin in others}
+    wanted = sorted(known if names is None else set(names))
+    for name in wanted:
+        if name not in known:
+            raise InstallError(f"no plugin named {name!r}; there are {', '.join(sorted(known))}")
+    others = [plugin for plugin in others if names is None or (plugin.kind in wanted and plugin.kind not in BUILT_IN)]
+    check(others)
     interpreter = checked_interpreter(interpreter or base_interpreter())
     try:
-        image = pack.pack(interpreter)
+        image = pack.pack(interpreter, third_party=others)
     except pack.PackError as error:
         raise InstallError(str(error)) from error
     bin_dir = os.path.abspath(bin_dir)
     try:
         make_folders(bin_dir, 0o755)
-        return files.replace(bin_dir, names, plugin_files(image))
+        return files.replace(bin_dir, wanted, plugin_files(image))
     except OSError as error:
         raise InstallError(f"install into {bin_dir}: {error}") from error
 
 
-def base_interpreter():
+def check(others: list[ThirdParty]) -> None:
+    """Import the plugins of other distributions. Raises InstallError for one that cannot be used."""
+    third_party.load(others)
+    for plugin in others:
+        if plugin.problem:
+            raise InstallError(f"{plugin}: {plugin.problem}; nothing was written, and `--plugin TYPE` leaves it out")
+
+
+def base_interpreter() -> str:
     """The interpreter behind this process: no virtual environment's link, no shim."""
-    return sys._base_executable or sys.executable
+    return sys._base_executable or sys.executable      # type: ignore[attr-defined]
 
 
-def checked_interpreter(path):
-    """The real path of an interpreter that can run what this one packs; it is asked, not believed.
+def checked_interpreter(path: str) -> str:
+    """The real path of an interpreter that can run what this one packs. The interpreter is run to find out.
 
-    A version manager's shim or a virtual environment's link answers with what is behind it: that is returned.
+    A version manager's shim or a virtual environment's link answers with the path of the interpreter behind it.
+    Raises InstallError.
     """
     try:
         ran = subprocess.run(
@@ -76,12 +99,12 @@ def checked_interpreter(path):
     return real
 
 
-def plugin_files(image):
-    """A function for files.replace(): the first file is written, the others are hard links to it, where the file
+def plugin_files(image: bytes) -> Callable[[str, str], None]:
+    """A function for files.replace(): it writes the first file, and makes the others hard links to it, where the file
     system has them."""
     first = None
 
-    def write(_, path):
+    def write(_: str, path: str) -> None:
         nonlocal first
         if first:
             try:

@@ -1,6 +1,15 @@
 """The table of plugins: CNI type -> module. A new plugin is one module here and one line in this table."""
 
+from __future__ import annotations
+
 import sys
+
+from fastcni.spec import errors
+from fastcni.spec.errors import CniError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
 
 INTERFACE = {
     "bridge": "fastcni.plugins.bridge",
@@ -26,17 +35,42 @@ CHAINED = {
     "tuning": "fastcni.plugins.tuning",
     "vrf": "fastcni.plugins.vrf",
 }
-TABLE = INTERFACE | IPAM | CHAINED
+BUILT_IN = INTERFACE | IPAM | CHAINED
+TABLE = dict(BUILT_IN)          # with those of other distributions: third_party.register(), launcher/modules.py
+REQUIRED = ("read", "add", "delete", "check")       # what a plugin module has to have, see fastcni.plugin.Plugin
 
 
-def load(kind):
-    """The module of a plugin type; only this one is imported. Raises KeyError for an unknown type.
+def load(kind: str) -> ModuleType:
+    """The module of a plugin type; only this one is imported. fastcni.plugin.Plugin says what is in it.
 
-    A module offers read(req) -> conf; add(req, conf, undo) -> result; delete, check(req, conf); and, where it has
-    something to do there, gc, status and restore(req, conf). read() refuses bad input and touches nothing; restore()
-    puts back what is missing in the host's firewall, and touches nothing else.
+    Raises KeyError for an unknown type, CniError 50 for a plugin of another distribution that cannot be used.
     """
     name = TABLE[kind]
+    if kind not in BUILT_IN:
+        return load_third_party(kind, name)
     if name not in sys.modules:
         __import__(name)
     return sys.modules[name]
+
+
+def load_third_party(kind: str, name: str) -> ModuleType:
+    """The module of a plugin of another distribution. Raises CniError 50 if it cannot be imported or is incomplete."""
+    try:
+        __import__(name)
+    except (Exception, SystemExit) as e:
+        raise CniError(errors.PLUGIN_NOT_AVAILABLE, f'plugin "{kind}" cannot be imported: {type(e).__name__}: {e}',
+                       f"{name} is a module of another distribution") from e
+    module = sys.modules[name]
+    missing = [function for function in REQUIRED if not hasattr(module, function)]
+    if missing:
+        raise CniError(errors.PLUGIN_NOT_AVAILABLE, f'plugin "{kind}" has no {", ".join(missing)}',
+                       f"{name} is a module of another distribution")
+    return module
+
+
+def gives_addresses(kind: str) -> bool:
+    """Whether a plugin of that name can be an IPAM plugin. fastcni's interface plugins cannot: they would call
+    themselves. One of another distribution says so by `KIND = "ipam"`."""
+    if kind in BUILT_IN:
+        return kind in IPAM
+    return kind not in TABLE or getattr(load(kind), "KIND", "interface") == "ipam"

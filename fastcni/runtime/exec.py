@@ -49,7 +49,8 @@ class Exec:
 
 
 class InProcess:
-    """Calls fastcni's own plugins without starting anything; any other through `otherwise`, Exec when None.
+    """Calls fastcni's own plugins, and those that other distributions declare to it, without starting a program; any
+    other through `otherwise`, Exec when None.
 
     The call is made in a thread of its own, since a plugin enters network namespaces: the caller's
     thread never leaves its own. A timeout does not apply, a thread cannot be killed; what a plugin
@@ -61,11 +62,15 @@ class InProcess:
         self.otherwise = otherwise or Exec(environ, stderr)
         self.environ = environ
         self.stderr = stderr
+        self.registered = False         # the plugins of other distributions
 
     def find(self, plugin: str, dirs: Sequence[str]) -> str:
-        from fastcni.plugins import TABLE
+        from fastcni import plugins, third_party
 
-        return plugin if plugin in TABLE else self.otherwise.find(plugin, dirs)
+        if plugin not in plugins.TABLE and not self.registered:
+            third_party.register()
+            self.registered = True
+        return plugin if plugin in plugins.TABLE else self.otherwise.find(plugin, dirs)
 
     def is_own(self, where: str) -> bool:
         return "/" not in where or invoke.is_ours(where)

@@ -190,7 +190,7 @@ def network_of(it: Attachment) -> NetworkList:
 
 
 def restores(plugin: PluginConf) -> bool:
-    return plugin.type in plugins.TABLE and hasattr(plugins.load(plugin.type), "restore")
+    return plugin.type in plugins.BUILT_IN and hasattr(plugins.load(plugin.type), "restore")
 
 
 def runtime_conf(it: Attachment) -> RuntimeConf:

@@ -21,7 +21,7 @@ from fastcni.server.request_queue import RequestQueue
 from fastcni.server.restoring import Restoring
 from fastcni.server.upkeep import TIDY_S, Upkeep, Watchdog, watchdog_seconds
 from fastcni.server.wakeup import Wakeup
-from fastcni.server.workers import Workers, environment, preload
+from fastcni.server.workers import Workers, environment, preload, preload_third_party
 
 MAX_BACKGROUND_THREADS = 64     # they wait for the kernel's deferred work
 DRAIN_TIMEOUT_S = 80            # systemd usually waits for 90
@@ -44,6 +44,7 @@ def serve(path=listening.PATH, *, workers=32, queue_size=1024, queue_timeout_s=6
     logger = log.make(level, fmt)
     listen = listening.listen(path, open_to_all=not set(uids) <= {0, os.geteuid()})
     preload()
+    preload_third_party(logger)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     gc.collect()
     gc.freeze()                     # the objects of now stay: no collection needs to look through them

@@ -11,7 +11,7 @@ from time import monotonic, sleep
 
 import orjson
 
-from fastcni import _acceptor, plugins
+from fastcni import _acceptor, plugins, third_party
 from fastcni._abandoned import Abandoned, begin_request, end_request
 from fastcni._run_token import give_token, take_token
 from fastcni.handle import error_document, handle
@@ -261,7 +261,7 @@ def print_json(value):
 
 def preload():
     """Import what any request may need; have wire tell where time goes, and results printed by what is warm here."""
-    for kind in plugins.TABLE:
+    for kind in plugins.BUILT_IN:
         plugins.load(kind)
     from fastcni.kit.call import checks  # noqa: F401
     from fastcni.kit.firewall import backends
@@ -269,6 +269,15 @@ def preload():
     backends.preload()
     wire.observe = observe
     json.printer = print_json
+
+
+def preload_third_party(log):
+    """Import the plugins of other distributions. One that cannot be used is logged; its requests get code 50."""
+    found = third_party.register()
+    third_party.load(found)
+    for plugin in found:
+        if plugin.problem:
+            log.error("plugin_unusable", plugin=plugin.kind, distribution=plugin.distribution, why=plugin.problem)
 
 
 def environment():

@@ -4,7 +4,7 @@ Where fastcni does something else on purpose, the row's test says so:
   - S2: there is always an about text.
   - S29, S31: CNI_NETNS is compared before anything is changed, so stdout carries the error alone.
   - S33: Python has no chain of wrapped errors to search; a CniError is raised as it is.
-  - S34: an exception that is neither a CniError nor an OSError is a fault of fastcni's, and details say so.
+  - S34: an exception that is neither a CniError nor an OSError is a fault of the plugin, and details say so.
 """
 
 import json
@@ -29,6 +29,7 @@ REPLY = b'{"cniVersion":"1.1.0","supportedVersions":["0.1.0","0.4.0","1.0.0","1.
 STDIN = {"name": "n", "cniVersion": "1.1.0", "cni.dev/valid-attachments": []}
 RESULT = {"ips": [{"address": "10.0.0.2/24"}]}
 MISSING = "required env variables [{}] missing".format
+FAULT = 'this is a fault of the plugin "stand-in"'
 INCOMPATIBLE = "incompatible CNI versions"
 PLUGIN_SPEAKS = 'plugin supports ["0.1.0" "0.4.0" "1.0.0" "1.1.0"]'
 
@@ -286,9 +287,9 @@ def test_a_cni_error_keeps_its_code_and_is_escaped_as_go_does(plugin, s):
 
 
 @pytest.mark.parametrize("fail, expected", [
-    (RuntimeError("plain err"), (999, "plain err", "RuntimeError: this is a fault of fastcni")),
-    (KeyError("k"), (999, "'k'", "KeyError: this is a fault of fastcni")),
-    (ValueError(), (999, "ValueError", "ValueError: this is a fault of fastcni")),
+    (RuntimeError("plain err"), (999, "plain err", f"RuntimeError: {FAULT}")),
+    (KeyError("k"), (999, "'k'", f"KeyError: {FAULT}")),
+    (ValueError(), (999, "ValueError", f"ValueError: {FAULT}")),
     (NetlinkError(17, "create veth v0"), (999, "create veth v0: File exists (errno 17)", None)),
     (NetlinkError(22, "add", "no", 4), (999, "add: no (errno 22)", "the kernel says: no")),
 ], ids=lambda value: f"S34-{type(value).__name__}" if isinstance(value, Exception) else "")
@@ -306,7 +307,7 @@ def test_a_module_that_the_kernel_does_not_give_is_no_fault_of_fastcni(plugin, w
     plugin.fail = ImportError(f"/usr/lib/_sha512.so: {why}", name="_sha512")
     found = error(call("ADD"))
     assert found[:2] == (code, f"/usr/lib/_sha512.so: {why}")
-    assert ("fault of fastcni" in found[2]) == (code == 999)
+    assert ("this is a fault" in found[2]) == (code == 999)
 
 
 def test_what_failed_on_the_way_back_stands_in_the_details(plugin):
@@ -331,10 +332,25 @@ def test_what_add_did_is_undone_when_its_result_cannot_be_said(plugin):
     assert undone == [1]
 
 
-def test_an_exit_is_nobodys_error(plugin):
-    plugin.fail = SystemExit(3)
-    with pytest.raises(SystemExit):
-        call("ADD")
+@pytest.mark.parametrize("fail", [SystemExit(3), KeyboardInterrupt(), GeneratorExit()], ids=repr)
+def test_an_exit_is_an_error_of_the_plugin(plugin, fail):
+    """In a server it ended the worker."""
+    plugin.fail = fail
+    code, _, details = error(call("ADD"))
+    assert (code, details) == (999, f'{type(fail).__name__}: this is a fault of the plugin "stand-in"')
+
+
+def test_a_rollback_goes_on_after_a_step_that_exits(plugin):
+    undone = []
+
+    def add(req, conf, undo):
+        undo(undone.append, 1)
+        undo(sys.exit, 3)
+        raise CniError(7, "first")
+
+    plugin.module.add = add
+    assert error(call("ADD"))[:2] == (7, "first")
+    assert undone == [1]
 
 
 # -- what is printed ---------------------------------------------------------------------------------------
@@ -400,7 +416,7 @@ def answered(reply):
     if reply.status:
         code, words, details = error(reply)
         assert words
-        assert "this is a fault of fastcni" not in (details or ""), (code, words, details)
+        assert "this is a fault of" not in (details or ""), (code, words, details)
     elif reply.stdout:
         json.loads(reply.stdout)
 

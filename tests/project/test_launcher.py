@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from fastcni.launcher import bootstrap, pack
+from fastcni.launcher import bootstrap, modules, pack
 from fastcni.launcher.install import InstallError, base_interpreter, checked_interpreter, install
 from fastcni.plugins import TABLE
 
@@ -186,7 +186,7 @@ def test_file_has_the_library_for_d_bus_with_its_licence(bin_dir, tmp_path):
 
 
 def test_file_made_without_that_library_lacks_nothing_else(tmp_path, monkeypatch):
-    monkeypatch.setattr(pack, "LIBRARY", "not_installed")
+    monkeypatch.setattr(modules, "LIBRARY", "not_installed")
     install(tmp_path, names=["firewall"])
     error = firewalld_status(tmp_path / "firewall", tmp_path)
     assert (error["code"], error["msg"]) == (999, "firewalld cannot be asked: no module jeepney")

@@ -69,16 +69,16 @@ def restore(req):
     """What a delegate of ours has in the host's firewall is put back; others have no such command."""
     from fastcni import plugins  # as in _find()
 
-    plugin = plugins.load(req.plugin) if req.plugin in plugins.TABLE else None
+    plugin = plugins.load(req.plugin) if req.plugin in plugins.BUILT_IN else None
     if hasattr(plugin, "restore"):
         plugin.restore(req, plugin.read(req))
 
 
 def gives_addresses(kind):
-    """Can a plugin of that name be an IPAM plugin? fastcni's interface plugins cannot: they would call themselves."""
+    """Can a plugin of that name be an IPAM plugin?"""
     from fastcni import plugins  # as in _find()
 
-    return kind in plugins.IPAM or kind not in plugins.TABLE
+    return plugins.gives_addresses(kind)
 
 
 def _find(req):

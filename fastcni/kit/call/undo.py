@@ -38,7 +38,7 @@ class Undo:
             for fn, args in reversed(self.steps):
                 try:
                     fn(*args)
-                except Exception as e:
+                except (Exception, SystemExit) as e:
                     error.add_note(f"while undoing: {e}")
 
 
@@ -64,7 +64,7 @@ def every(*steps):
     for fn, *args in steps:
         try:
             fn(*args)
-        except Exception as e:
+        except (Exception, SystemExit) as e:
             if first is None:
                 first = e
             else:

@@ -1,0 +1,102 @@
+"""The modules that a plugin file contains: fastcni's own, those of a library, and the compiled leaves."""
+
+from __future__ import annotations
+
+import _imp
+import importlib.util
+import os
+from importlib import metadata
+from types import CodeType
+
+import fastcni
+from fastcni.launcher.strip import stripped
+
+PACKAGE = os.path.dirname(os.path.abspath(fastcni.__file__))
+ROWS = ("spec", "kernel", "kit", "plugins")  # the packages below handle.py, all of them
+SINGLE = ("__init__.py", "handle.py", "plugin.py")
+LEAVES = ("_abandoned", "_ipam_bitmap", "_netlink", "_rtnetlink", "_run_token", "_system")     # all in leaves.so
+LIBRARY = "jeepney"  # D-Bus, for pods behind firewalld; imported when one comes
+
+
+class PackError(Exception):
+    """The file cannot be made; the text says of which part, and why."""
+
+
+class Module:
+    """A module to be packed: its dotted name, whether it is a package, its source as bytes, its code."""
+
+    __slots__ = ("code", "is_package", "name", "source")
+
+    def __init__(self, name: str, is_package: bool, source: bytes, code: CodeType) -> None:
+        self.name, self.is_package, self.source, self.code = name, is_package, source, code
+
+
+def own(more: dict[str, str]) -> dict[str, Module]:
+    """{name: Module} of fastcni's modules. `more`: {CNI type: module} of other distributions, for the packed table."""
+    found = ["fastcni/" + name for name in SINGLE]
+    for row in ROWS:
+        for folder, _, names in os.walk(os.path.join(PACKAGE, row)):
+            folder = os.path.relpath(folder, os.path.dirname(PACKAGE))
+            found += (os.path.join(folder, name) for name in names if name.endswith(".py"))
+    modules = {}
+    for path in sorted(found):
+        source = read(os.path.join(os.path.dirname(PACKAGE), path))
+        if path == "fastcni/plugins/__init__.py" and more:
+            source += f"\nTABLE.update({dict(sorted(more.items()))!r})\n".encode()
+        add_module(modules, path, source)
+    return modules
+
+
+def library() -> dict[str, Module]:
+    """{name: Module} of the library, without its subpackages, which are for other uses. Empty if it is not installed:
+    what needs it says so."""
+    spec = importlib.util.find_spec(LIBRARY)
+    modules: dict[str, Module] = {}
+    if spec and spec.origin:
+        folder = os.path.dirname(spec.origin)
+        for name in sorted(os.listdir(folder)):
+            if name.endswith(".py"):
+                add_module(modules, f"{LIBRARY}/{name}", read(os.path.join(folder, name)))
+    return modules
+
+
+def library_licences() -> list[bytes]:
+    """The library's licence, which has to go with each copy."""
+    try:
+        files = metadata.files(LIBRARY) or ()
+    except metadata.PackageNotFoundError:
+        return []
+    return [file.read_binary() for file in files if file.name == "LICENSE"]
+
+
+def add_module(modules: dict[str, Module], path: str, source: bytes) -> None:
+    """Add the module at `path`, "fastcni/kit/__init__.py" as fastcni.kit."""
+    name = path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+    modules[name] = Module(name, path.endswith("/__init__.py"), source, compiled(source, path))
+
+
+def bootstrap() -> CodeType:
+    """The code of bootstrap.py, which is no module in the file."""
+    path = "launcher/bootstrap.py"
+    return compiled(read(os.path.join(PACKAGE, path)), f"fastcni/{path}")
+
+
+def compiled(source: bytes, name: str) -> CodeType:
+    """Compiled without docstrings, assertions and annotations: a third less to read at each start."""
+    return compile(stripped(source, name), name, "exec", dont_inherit=True, optimize=2)
+
+
+def leaves() -> bytes:
+    """The shared object of all leaves, for this Python."""
+    return read(os.path.join(PACKAGE, "launcher", "leaves" + _imp.extension_suffixes()[0]))
+
+
+def read(path: str) -> bytes:
+    """The content of a file of this installation. Raises PackError."""
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError as error:
+        raise PackError(
+            f"{path}: {error.strerror}; not compiled? pip install . or python setup.py build_ext --inplace"
+        ) from error

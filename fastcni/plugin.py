@@ -1,0 +1,178 @@
+"""The public contract of a CNI plugin on fastcni: what a plugin module offers, and the verbs that it may use.
+
+A plugin is a module with the functions of `Plugin`, declared by its distribution:
+
+    [project.entry-points."fastcni.plugins"]
+    hello = "fastcni_hello"                 # CNI type = "package.module"
+
+docs/write-a-plugin.md builds one step by step; fastcni.testing has a test class for it. A module may also have
+
+    gc(req, conf)       release what belongs to no attachment in req.valid_attachments; req.release(what) reports it
+    status(req, conf)   raise CniError 50 if an ADD cannot succeed now, 51 if pods would have limited connectivity
+    KIND                "interface" (default), "ipam" or "chained"
+    VERSIONS            the CNI versions that it speaks, a tuple; default: all
+    CAPABILITIES, ARGS  names of the runtimeConfig entries and CNI_ARGS that it reads, tuples, for `fastcni plugins`
+
+Rules: importing the module does nothing. State belongs to the request: in the server many threads run plugins at once.
+A plugin writes nothing to stdout, and reads the environment only from req.env. Wrap calls that block, except for the
+verbs here, in `with waiting():`. An exception other than CniError is reported as code 999, and the ADD is rolled back.
+
+Promise: this module follows semantic versioning. What `__all__` names, its parameters, and what the docstrings say is
+only changed incompatibly by a new major version of fastcni; before 1.0 by a new minor version. Other modules of fastcni
+may change at any time.
+"""
+
+from __future__ import annotations
+
+from fastcni.kernel.waiting import waiting
+from fastcni.kernel.wire import NetlinkError
+from fastcni.kit.call import chained, ipam
+from fastcni.kit.call.request import Request
+from fastcni.kit.call.undo import Undo, every
+from fastcni.kit.links import configure, find, remove, veth
+from fastcni.kit.links.pod import Pod, interface
+from fastcni.spec import errors
+from fastcni.spec.address import cidr_text, ip_text, read_cidr, read_ip
+from fastcni.spec.errors import CniError
+from fastcni.spec.result import ips_of
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from _socket import socket as Socket
+    from collections.abc import Callable
+    from typing import Any, Protocol
+
+    from fastcni._rtnetlink import Link
+
+    Result = dict[str, Any]         # a result of ADD in the shape of CNI 1.1.0 (spec section 5, "Add Success")
+    Step = tuple[Callable[..., None], *tuple[Any, ...]]
+
+    class Plugin(Protocol):
+        """The functions of a plugin module. `conf` is what read() returned for this request."""
+
+        def read(self, req: Request) -> Any:
+            """Return the configuration, checked; change nothing. It is called before each command.
+
+            Raises CniError 7 for a bad value. DEL should ignore what it does not need.
+            """
+
+        def add(self, req: Request, conf: Any, undo: Undo) -> Result:
+            """ADD. Each step registers its rollback with undo(fn, *args); an exception runs these in reverse order."""
+
+        def delete(self, req: Request, conf: Any) -> None:
+            """DEL. What is gone already is no error, nor is a pod whose namespace is gone (req.netns_gone())."""
+
+        def check(self, req: Request, conf: Any) -> None:
+            """CHECK. Raises CniError if the attachment is not as prevResult says."""
+
+
+__all__ = [
+    "CniError", "NetlinkError", "Pod", "Request", "Undo",
+    "add_addresses", "add_link", "add_veth", "check_addresses", "check_link", "cidr_text", "configure_link",
+    "delete_link", "errors", "every", "find_link", "free_addresses", "gc_addresses", "interface", "ip_text",
+    "ipam_status", "ips_of", "previous_result", "read_cidr", "read_ip", "waiting",
+]
+
+
+# Links. Sockets are those of a Pod: pod.host is in the caller's namespace, pod.inside in the pod's. A Link has name,
+# index, kind ("veth"), address (6 bytes), mac (text), mtu, up, master (an index), peer (an index).
+
+def find_link(sock: Socket, name: str | None = None, *, index: int = 0) -> Link | None:
+    """Return the Link of that name, or with that index; None if there is none. Raises NetlinkError."""
+    return find.link(sock, name, index=index)
+
+
+def add_veth(req: Request, pod: Pod, undo: Undo, *, mtu: int = 0, mac: bytes | None = None) -> tuple[Link, Link]:
+    """Make a veth pair: return (host Link, pod Link). The pod's end is named CNI_IFNAME and down, the host's end is up.
+
+    mtu: bytes, 0: the kernel's default. mac: 6 bytes for the pod's end, None: a random one. The rollback is registered.
+    Raises CniError 999 if the pod has an interface of that name, NetlinkError for what else the kernel refuses.
+    """
+    return veth.add(req, pod, undo, mtu=mtu, mac=mac)
+
+
+def add_link(req: Request, pod: Pod, undo: Undo, kind: str, *, mtu: int = 0, mac: bytes | None = None) -> Link:
+    """Make a link of that kind ("dummy") in the pod: return its Link, named CNI_IFNAME and down.
+
+    Parameters as in add_veth(). The rollback is registered. Raises NetlinkError.
+    """
+    from fastcni.kit.links import devices
+
+    return devices.create(req, pod, undo, kind, mtu=mtu, mac=mac)
+
+
+def configure_link(pod: Pod, link: Link, result: Result) -> None:
+    """Give a link in the pod the addresses and routes of a result, and set it up.
+
+    A route without "gw" goes to the first gateway of its family. No rollback is needed: addresses and routes go with
+    the link. Raises NetlinkError, CniError 7 for a number that the kernel has no room for.
+    """
+    configure.pod_link(pod, link, result)
+
+
+def delete_link(req: Request) -> None:
+    """Delete CNI_IFNAME in the pod, and with it the other end of a pair. Gone is fine, a pod that is gone, too.
+
+    The request's descriptors of the pod are closed. Raises NetlinkError, CniError 11 if the kernel does not report the
+    link gone within 30 s.
+    """
+    remove.pod_link(req)
+
+
+def check_link(req: Request, kind: str = "") -> tuple[Pod, Link]:
+    """For CHECK: compare the pod's CNI_IFNAME with prevResult: MAC, addresses and routes; and its kind, if given.
+
+    Return (Pod, Link). Raises CniError 999 for a difference.
+    """
+    from fastcni.kit.call import checks
+
+    previous = checks.prev_result(req)
+    pod = Pod(req)
+    link = checks.inside_link(pod, checks.container_interface(req, previous))
+    if kind and link.kind != kind:
+        raise checks.wrong(f"Interface {link.name} is not of type {kind}")
+    checks.addresses_and_routes(pod, link, previous)
+    return pod, link
+
+
+# IPAM: the plugin that the configuration names in ipam.type. fastcni's own is called without starting a program.
+
+def add_addresses(req: Request, undo: Undo, *, interface: int) -> Result:
+    """Run the IPAM plugin's ADD: return its result, which has one address at least.
+
+    interface: the entry of the result's "interfaces" that gets the addresses. The rollback is registered. Raises
+    CniError, also that of the IPAM plugin.
+    """
+    return ipam.add_addresses(req, undo, interface)
+
+
+def free_addresses(req: Request) -> list[Step]:
+    """For DEL: find the IPAM plugin now; return the steps, for every(), that run its DEL.
+
+    Call it first, and run the steps last: addresses may be given to another pod only when the link is gone.
+    [] if the configuration names no IPAM plugin. Raises CniError.
+    """
+    return ipam.prepare_delete(req)
+
+
+def check_addresses(req: Request) -> None:
+    """Run the IPAM plugin's CHECK. Raises CniError."""
+    ipam.check(req)
+
+
+def gc_addresses(req: Request) -> None:
+    """Run the IPAM plugin's GC. Raises CniError."""
+    ipam.gc(req)
+
+
+def ipam_status(req: Request) -> None:
+    """Run the IPAM plugin's STATUS. Raises CniError 50 if it is missing."""
+    ipam.status(req)
+
+
+# Results. interface(link, sandbox="") makes an entry of "interfaces": sandbox is req.netns for a link in the pod.
+# ips_of(result) lists the addresses as (4 or 16 bytes, prefix length).
+
+def previous_result(req: Request) -> Result:
+    """prevResult in the shape of CNI 1.1.0, for a chained plugin. Raises CniError 7 if there is none."""
+    return chained.previous(req)

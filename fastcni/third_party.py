@@ -1,0 +1,91 @@
+"""Plugins of other distributions: those that declare the entry point group `fastcni.plugins`.
+
+    [project.entry-points."fastcni.plugins"]
+    hello = "fastcni_hello"                 # CNI type = "package.module"
+
+Only long-lived processes and the installer look for them: importlib.metadata takes some 30 ms. A packed plugin file has
+them in its own table (launcher/pack.py). docs/write-a-plugin.md is the guide for authors.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from importlib import metadata
+
+from fastcni import plugins
+from fastcni.spec.config import is_name
+from fastcni.spec.errors import CniError
+
+GROUP = "fastcni.plugins"
+
+
+class ThirdParty:
+    """A declared plugin.
+
+    kind          the CNI type
+    module        "package.module"
+    distribution  name and version, as in "fastcni-hello 1.0"
+    packages      the top-level packages and modules of that distribution
+    problem       why it cannot be used, "" if it can
+    """
+
+    __slots__ = ("kind", "module", "distribution", "packages", "problem")
+
+    def __init__(self, kind: str, module: str, distribution: str, packages: frozenset[str]) -> None:
+        self.kind, self.module, self.distribution, self.packages = kind, module, distribution, packages
+        self.problem = ""
+
+    def __str__(self) -> str:
+        return f'{self.distribution}: plugin "{self.kind}"'
+
+
+def find() -> list[ThirdParty]:
+    """The plugins that installed distributions declare, by CNI type. Nothing of theirs is imported."""
+    found = [read_entry_point(entry) for entry in metadata.entry_points(group=GROUP)]
+    found.sort(key=lambda it: (it.kind, it.distribution))
+    declared = Counter(it.kind for it in found)
+    for it in found:
+        if not it.problem and declared[it.kind] > 1:
+            others = [other.distribution for other in found if other.kind == it.kind and other is not it]
+            it.problem = f"{', '.join(others)} has a plugin of that name, too"
+    return found
+
+
+def read_entry_point(entry: metadata.EntryPoint) -> ThirdParty:
+    """The ThirdParty of one entry point, with what is wrong in the declaration itself."""
+    distribution, files = "a distribution without metadata", ()
+    if entry.dist:
+        distribution, files = f"{entry.dist.name} {entry.dist.version}", entry.dist.files or ()
+    top = entry.value.partition(".")[0]
+    packages = frozenset({top} | {path.parts[0].removesuffix(".py") for path in files if path.suffix == ".py"})
+    it = ThirdParty(entry.name, entry.value, distribution, packages)
+    if not is_name(entry.name):
+        it.problem = "not a CNI type: letters, digits, '_', '.' and '-', the first a letter or a digit"
+    elif entry.name in plugins.BUILT_IN:
+        it.problem = "fastcni has a plugin of that name itself"
+    elif not all(part.isidentifier() for part in entry.value.split(".")):
+        it.problem = f'its entry point "{entry.value}" is not "package.module"'
+    elif top == "fastcni":
+        it.problem = f'its entry point "{entry.value}" is a module of fastcni itself'
+    return it
+
+
+def register() -> list[ThirdParty]:
+    """Add the declared plugins to plugins.TABLE, so that requests can name them. Nothing of theirs is imported yet.
+
+    Returns all, also those with a problem, which are not added.
+    """
+    found = find()
+    plugins.TABLE.update((it.kind, it.module) for it in found if not it.problem)
+    return found
+
+
+def load(found: list[ThirdParty]) -> None:
+    """Import the plugins that have no problem yet. An import that fails becomes the plugin's problem."""
+    for it in found:
+        if not it.problem:
+            plugins.TABLE[it.kind] = it.module
+            try:
+                plugins.load(it.kind)
+            except CniError as e:
+                it.problem = str(e)
