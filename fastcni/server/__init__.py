@@ -13,8 +13,12 @@
     facts           facts about the kernel, valid until the kernel announces a change
     grouped_deletes  links deleted together
     restoring       the thread that restores firewall state that another program flushed
+    restore_states  the states of this, and their transitions
+    namespace_watch  one network namespace whose firewall state is restored
     table_mirror    a copy of our own nftables tables, to restore them from
     iptables_watch  the signs that the state of pods in iptables or firewalld is gone
+    replay          restores that state from what runtimes cached
+    backoff         how long a repeated restoration waits
     cpu_latency     the latency request: processors stay out of deep idle states while requests come
     upkeep          a sign of life, systemd's watchdog, and what is due from time to time
     wakeup          how one thread wakes another

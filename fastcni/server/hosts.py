@@ -29,7 +29,7 @@ class Namespace:
         self.idle, self.users, self.left = [], 0, 0.0
 
     def close(self):
-        self.watch.leave()
+        self.watch.close()
         for host in self.idle:
             host.close(lambda fn: fn())
         self.memory.close()

@@ -1,8 +1,8 @@
-"""What iptables (over nf_tables) and firewalld have of pods in one namespace, as far as it shows that somebody has
-taken it: the jumps from iptables' own chains, and from CNI-FORWARD, to chains of pods, CNI-*.
+"""The signs that a program has flushed what pods have in iptables (over nf_tables) or firewalld, in one namespace.
 
-A DEL takes a pod's jump and the chain that it led to. Where the jump went alone, or the table with it, or a jump that
-all pods share, it was somebody else.
+The signs are the jumps from iptables' own chains, and from CNI-FORWARD, to chains of pods, CNI-*. A DEL deletes a pod's
+jump and the chain of that jump. If the jump alone is gone, or the table with it, or a jump that all pods share, another
+program did it.
 """
 
 from fastcni._netlink import attributes
@@ -15,86 +15,94 @@ TABLES = {(family, table) for family in (nft.NFPROTO_IPV4, nft.NFPROTO_IPV6) for
 CHAINS = ("PREROUTING", "OUTPUT", "POSTROUTING", "FORWARD", "CNI-FORWARD")
 CHAIN_NAMES = {chain.encode() + b"\0" for chain in CHAINS}
 PREFIX, DIGITS = "CNI-", frozenset("0123456789abcdef")         # CNI-e8f6f419596f7f47b3468487
-FIREWALLD = "firewalld"         # a table's name, in whatever family
+FIREWALLD = "firewalld"         # the name of its table, in any family
 
 
 class IptablesWatch:
-    """rules: {(family, table): {handle: (chain, target)}}. lost, since settle(): the same, as sets of (chain, target),
-    and `others`, what else has gone, in words."""
+    """jumps: {(family, table): {handle: (chain, target)}}. lost: the same as sets of (chain, target), and `others`, the
+    names of what else is gone; both since take_missing(). by: the program that last took something."""
 
     def __init__(self):
-        self.rules = {where: {} for where in TABLES}
-        self.lost, self.others = {where: set() for where in TABLES}, set()
-        self.taken, self.cut, self.tables = set(), set(), set()         # by this transaction
-        self.by = ""                    # the program that took something last
+        self.jumps = {where: {} for where in TABLES}
+        self.lost, self.others, self.by = {where: set() for where in TABLES}, set(), ""
+        # By the transaction that is announced now: jumps, chains and tables that it has deleted.
+        self.deleted_jumps, self.deleted_chains, self.deleted_tables = set(), set(), set()
 
-    def hear(self, kind, where, fields, payload):
-        """A message about a table that is not our own."""
+    def receive(self, kind, where, fields, payload):
+        """Note a message about a table that is not our own."""
         if where[1] == FIREWALLD:
-            if kind == nft.NFT_MSG_NEWTABLE:        # a start or a reload: what was told it at run time is forgotten
+            if kind == nft.NFT_MSG_NEWTABLE:        # it starts or reloads, and forgets its runtime configuration
                 self.suspect("what firewalld knew", FIREWALLD)
         elif where not in TABLES:
             return
         elif kind == nft.NFT_MSG_DELTABLE:
-            self.tables.add(where)
-            self.taken |= {(where, *jump) for jump in self.rules[where].values()}
-            self.rules[where].clear()
+            self.deleted_tables.add(where)
+            self.deleted_jumps |= {(where, *jump) for jump in self.jumps[where].values()}
+            self.jumps[where].clear()
         elif kind == nft.NFT_MSG_DELCHAIN:
-            self.cut.add((where, nft.as_text(fields[nft.NFTA_CHAIN_NAME])))
+            self.deleted_chains.add((where, nft.as_text(fields[nft.NFTA_CHAIN_NAME])))
         elif kind in (nft.NFT_MSG_NEWRULE, nft.NFT_MSG_DELRULE) and fields.get(nft.NFTA_RULE_CHAIN) in CHAIN_NAMES:
             handle, *jump = nft.read_jump(payload)
             if kind == nft.NFT_MSG_NEWRULE:
                 if jump[1].startswith(PREFIX):
-                    self.rules[where][handle] = tuple(jump)
-            elif jump := self.rules[where].pop(handle, None):
-                self.taken.add((where, *jump))
+                    self.jumps[where][handle] = tuple(jump)
+            elif jump := self.jumps[where].pop(handle, None):
+                self.deleted_jumps.add((where, *jump))
 
     def suspect(self, what, by):
+        """Note that something is gone, for the log, and the program that did it."""
         self.others.add(what)
         self.by = by
 
-    def transaction_ends(self, by=""):
-        for where, chain, target in self.taken:
-            if where in self.tables or (where, target) not in self.cut or not is_of_a_pod(target):
+    def end_transaction(self, by=""):
+        """Note the end of a transaction of the program `by`."""
+        for where, chain, target in self.deleted_jumps:
+            if (where in self.deleted_tables or (where, target) not in self.deleted_chains
+                    or not is_of_one_pod(target)):
                 self.lost[where].add((chain, target))
                 self.by = by
-        for of_this_one in (self.taken, self.cut, self.tables):
-            of_this_one.clear()
+        for deleted in (self.deleted_jumps, self.deleted_chains, self.deleted_tables):
+            deleted.clear()
 
-    def look(self, sock):
-        """See what is there: at the start, and where notifications were dropped. A pod's own jump may have gone with
-        a DEL. Raises NetlinkError."""
+    def read(self, sock):
+        """Read what the kernel has: at the start, and after it dropped announcements. Raises NetlinkError.
+
+        A pod's own jump that is gone then is no sign: it may have been a DEL.
+        """
         for where in TABLES:
-            self.taken |= {(where, *jump) for jump in self.rules[where].values() if not is_of_a_pod(jump[1])}
-            self.rules[where] = {}
+            self.deleted_jumps |= {(where, *jump) for jump in self.jumps[where].values() if not is_of_one_pod(jump[1])}
+            self.jumps[where] = {}
             family, table = where
             for chain in CHAINS:
-                # Where there is no such table, there are none.
+                # The kernel lists no rules for a table that does not exist.
                 for _, payload in wire.dump(sock, nft.NFT_MSG_GETRULE, nft.nfgenmsg(family),
                                             f"list rules of {table} {chain}", nft.rules_of(table, chain)):
-                    self.hear(nft.NFT_MSG_NEWRULE, where, attributes(payload, 4), payload)
-        self.transaction_ends()
+                    self.receive(nft.NFT_MSG_NEWRULE, where, attributes(payload, 4), payload)
+        self.end_transaction()
 
     @property
     def suspicious(self):
-        return self.others or any(self.lost.values())
+        """Is anything gone?"""
+        return bool(self.others) or any(self.lost.values())
 
     @property
     def certain(self):
-        """Somebody else it was: no DEL, by whatever implementation, takes a jump that all pods share."""
-        return self.others or any(not is_of_a_pod(target) for jumps in self.lost.values() for _, target in jumps)
+        """Was it another program? No DEL, of whichever implementation, deletes a jump that all pods share."""
+        return bool(self.others) or any(not is_of_one_pod(target) for jumps in self.lost.values()
+                                        for _, target in jumps)
 
-    def settle(self):
-        """What is still missing by now, in words, "" where nothing is; it is forgotten."""
-        words = sorted(self.others)
+    def take_missing(self):
+        """Return what is still missing, for the log, and forget it; "" if all is there again."""
+        missing = sorted(self.others)
         self.others.clear()
         for (family, table), jumps in self.lost.items():
-            back = set(self.rules[family, table].values())
-            words += [f"{'ip' if family == nft.NFPROTO_IPV4 else 'ip6'} {table} {chain} to {target}"
-                      for chain, target in sorted(jumps - back)]
+            present = set(self.jumps[family, table].values())
+            missing += [f"{'ip' if family == nft.NFPROTO_IPV4 else 'ip6'} {table} {chain} to {target}"
+                        for chain, target in sorted(jumps - present)]
             jumps.clear()
-        return few(words)
+        return few(missing)
 
 
-def is_of_a_pod(chain):
+def is_of_one_pod(chain):
+    """Is it the name of one pod's chain? Chains that all pods share have names of words."""
     return len(chain) == names.CHAIN_MAX and DIGITS.issuperset(chain.removeprefix(PREFIX))

@@ -186,7 +186,7 @@ class Workers:
         message = call.message
         fds, visit = {}, self.hosts.visit(message.caller_netns)
         with visit as host:
-            visit.namespace.watch.heed(call, host)
+            visit.namespace.watch.note(call, host)
             if message.netns is not None and netns.identity(message.netns)[0] == self.hosts.device:
                 fds["netns"], message.netns = message.netns, None       # handle() closes it; until then the message
             spent.seconds = said.spent

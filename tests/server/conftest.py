@@ -1,15 +1,21 @@
 """A server in the test's own network namespace, with fastcni's plugins installed for its delegates."""
 
 import os
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from real_kernel.node import Node, set_sysctl
 from real_kernel.portmap_chain import DUAL, Chain
 from server.client import Server, eventually
+from server.flushed import Log
 
+from fastcni.kernel import netns
 from fastcni.kit.call.host import Host
 from fastcni.launcher.install import install
 from fastcni.server.facts import Facts
+from fastcni.server.replay import name_thread
+from fastcni.server.restoring import Restoring
 
 
 @pytest.fixture
@@ -64,6 +70,38 @@ def start(root, tmp_path, plugins, host_netns):
 @pytest.fixture
 def server(start):
     return start()
+
+
+@pytest.fixture
+def make_watch(node):
+    """make_watch(replay, at_start): a Watch of the test's namespace with a Log; it attends only when it is called."""
+    made = []
+
+    def make(replay=None, at_start=False):
+        home = netns.open_own()
+        it = Restoring(Log(), replay).watch(home, at_start=at_start)
+        made.append((it, home))
+        attend = it.attend
+
+        def in_its_own_thread(started):
+            with ThreadPoolExecutor(1, initializer=name_thread) as pool:
+                pool.submit(attend, started).result()
+
+        it.attend = in_its_own_thread
+        return it
+
+    yield make
+    for it, home in made:
+        it.close()
+        os.close(home)
+
+
+@pytest.fixture
+def watch(make_watch):
+    """A Watch that has read what is there."""
+    it = make_watch()
+    it.attend(time.monotonic())
+    return it
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from server.flushed import LONG_ENOUGH, add, delete, nft, ruleset
 
 from fastcni.runtime.cache import Cache
 from fastcni.runtime.records import RuntimeConf
-from fastcni.server import restoring
+from fastcni.server import replay
 from fastcni.spec import json
 
 needs_iptables = pytest.mark.skipif(not shutil.which("iptables-restore"), reason="needs iptables")
@@ -92,7 +92,7 @@ def test_del_of_the_last_pod_with_iptables_brings_nothing_back(caching, iptables
     conf = iptables_net.add(other, mapping())
     iptables_net.node.delete(conf, other)
     iptables_net.node.delete(iptables_net.first, other)
-    time.sleep(restoring.SETTLE_DEL + LONG_ENOUGH)
+    time.sleep(replay.DELAY_AFTER_DEL_S + LONG_ENOUGH)
     assert not caching.lines("event=rules_replayed")
 
 
@@ -141,7 +141,7 @@ def test_after_many_flushes_within_a_second_all_is_there_and_nothing_failed(reme
         nft("flush ruleset")
         time.sleep(0.01 * number)
     assert eventually(lambda: everything() == before), caching.said()
-    time.sleep(restoring.SETTLE_DEL + LONG_ENOUGH)
+    time.sleep(replay.DELAY_AFTER_DEL_S + LONG_ENOUGH)
     assert everything() == before
     assert not [line for line in caching.lines("event=rules_replayed") if "failed=0" not in line]
 
@@ -160,7 +160,7 @@ def test_firewalld_that_makes_its_table_anew_brings_a_replay(caching):
     nft("add table inet firewalld")
     assert eventually(lambda: caching.lines("event=rules_replayed", "gone=\"what firewalld knew\""))
     nft("add table inet other")
-    time.sleep(restoring.SETTLE_DEL + LONG_ENOUGH)
+    time.sleep(replay.DELAY_AFTER_DEL_S + LONG_ENOUGH)
     assert len(caching.lines("event=rules_replayed")) == 1
 
 

@@ -14,12 +14,13 @@ from real_kernel.node import Inside, cid_of, elements, run
 from real_kernel.portmap_chain import FAR, NODE, mapping
 from real_kernel.traffic import ask, listen, outside
 from server.client import eventually
-from server.flushed import LONG_ENOUGH, add, all_elements, delete, nft, restored, ruleset
+from server.flushed import LONG_ENOUGH, Log, add, all_elements, delete, nft, restored, ruleset
 
 from fastcni.kernel import netns, wire
 from fastcni.kit.call import names
 from fastcni.kit.call.host import Host
-from fastcni.server import hosts, restoring
+from fastcni.server import backoff, hosts, restoring
+from fastcni.server.table_mirror import TableMirror
 
 FLUSHES = ("flush ruleset", "delete table inet fastcni", "flush table inet fastcni")
 CHAINS = ("postrouting", "hostports", "subnet-10.22.0.0/24", "loopback")
@@ -183,36 +184,6 @@ def test_rules_of_an_administrators_own_are_none_of_our_business(server, net, po
 
 # -- a Watch of this process -------------------------------------------------------------------------------
 
-@pytest.fixture
-def watch(node):
-    """A Watch of the test's namespace, which attends when it is told to."""
-    home = netns.open_own()
-    it = restoring.Restoring(logging.getLogger("test")).watch(home)
-    it.log, attend = Log(), it.attend
-
-    def in_its_own_thread(started):
-        with ThreadPoolExecutor(1, initializer=restoring.name_thread) as pool:
-            pool.submit(attend, started).result()
-
-    it.attend = in_its_own_thread
-    it.attend(time.monotonic())
-    yield it
-    it.leave()
-    os.close(home)
-
-
-class Log:
-    """The lines of a logger, as a list of (event, values)."""
-
-    def __init__(self):
-        self.lines = []
-
-    def warning(self, event, **values):
-        self.lines.append((event, values))
-
-    error = exception = warning
-
-
 Call = namedtuple("Call", "command attachment")
 
 
@@ -229,7 +200,7 @@ def test_a_pod_that_is_deleted_between_a_flush_and_its_repair_is_not_put_back(wa
         watch.attend(time.monotonic())
     nft("flush ruleset")
     if not one_shot:
-        watch.heed(Call("DEL", ("net-a", cid_of(pod), "eth0")), host)
+        watch.note(Call("DEL", ("net-a", cid_of(pod), "eth0")), host)
     delete_as(node, net, conf, pod, host=None if one_shot else host)
     if again:
         net.add(pod, mapping(8081))
@@ -248,16 +219,16 @@ def delete_as(node, net, conf, pod, host=None):
 def test_a_one_shot_del_amid_a_repair_leaves_nothing(watch, net, node, pod, pod_netns, monkeypatch):
     """It looks after the flush and before the elements are restored: the next look at the announcements mends it."""
     net.add(pod_netns(), mapping())
-    conf, put_back = net.add(pod, mapping(8081)), restoring.TableMirror.put_back
+    conf, restore = net.add(pod, mapping(8081)), TableMirror.restore_table
 
     def with_del_before(*args):
-        monkeypatch.setattr(restoring.TableMirror, "put_back", put_back)
+        monkeypatch.setattr(TableMirror, "restore_table", restore)
         delete_as(node, net, conf, pod)
-        return put_back(*args)
+        return restore(*args)
 
     watch.attend(time.monotonic())
     nft("flush ruleset")
-    monkeypatch.setattr(restoring.TableMirror, "put_back", with_del_before)
+    monkeypatch.setattr(TableMirror, "restore_table", with_del_before)
     watch.attend(time.monotonic())
     watch.attend(time.monotonic())
     assert len(elements("pods4")) == len(elements("hostports4")) == len(elements("bound", "bridge")) == 1
@@ -274,20 +245,20 @@ def test_a_one_shot_del_at_any_moment_after_a_flush_leaves_nothing(watching, net
         time.sleep(0.06 * number / ROUNDS)
         delete_as(node, net, conf, pod)
         assert eventually(lambda: all_elements() == before), (number, all_elements())
-        time.sleep(2 * restoring.GATHER)
+        time.sleep(2 * restoring.GATHER_S)
         assert all_elements() == before, number
 
 
 @pytest.fixture
 def watching(node, monkeypatch):
     """The test's namespace is watched by a thread of this process, which restores without a pause."""
-    monkeypatch.setattr(restoring, "QUIET", 0.0)
+    monkeypatch.setattr(backoff, "RESET_S", 0.0)
     guard, home = restoring.Restoring(Log()), netns.open_own()
     guard.start()
     it = guard.watch(home)
     yield it
     guard.stop()
-    it.leave()
+    it.close()
     os.close(home)
 
 
@@ -327,7 +298,7 @@ def test_what_the_kernel_refuses_is_logged_and_tried_again(watch, net, pod):
     watch.attend(time.monotonic())
     assert [event for event, _ in watch.log.lines] == ["restore_failed"] and watch.due is not None
     nft("delete table inet fastcni")
-    time.sleep(restoring.PAUSE)
+    time.sleep(backoff.FIRST_DELAY_S)
     watch.attend(time.monotonic())
     assert ruleset() == before
 
@@ -340,15 +311,15 @@ def test_where_there_is_nothing_to_hear_the_server_says_so_once_and_serves(node,
     monkeypatch.setattr(wire, "exchange", refuse)
     log, home = Log(), netns.open_own()
     blind = restoring.Restoring(log).watch(home)
-    blind.heed(Call("DEL", ("net-a", "c", "eth0")), Host())
-    blind.leave()
+    blind.note(Call("DEL", ("net-a", "c", "eth0")), Host())
+    blind.close()
     os.close(home)
     assert [event for event, _ in log.lines] == ["watch_unavailable"]
 
 
 def test_a_namespace_that_was_let_go_is_watched_no_more(node, monkeypatch, pod_netns):
     monkeypatch.setattr(hosts, "LINGER", 0.0)
-    monkeypatch.setattr(restoring, "GATHER", 0.0)
+    monkeypatch.setattr(restoring, "GATHER_S", 0.0)
     guard = restoring.Restoring(logging.getLogger("test"))
     ours = hosts.Hosts(netns.open_own(), lambda fn, *args: fn(*args), guard)
     guard.start()

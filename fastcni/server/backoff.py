@@ -1,0 +1,23 @@
+"""How long a repeated action has to wait, so that two programs that undo each other's work do not take a processor."""
+
+from time import monotonic
+
+FIRST_DELAY_S, MAX_DELAY_S = 0.1, 10.0
+RESET_S = 30.0                  # without the action
+
+
+class Backoff:
+    """No delay for the first time; then FIRST_DELAY_S, and twice as long each time, up to MAX_DELAY_S.
+
+    seconds: the delay before the next time. until: its end, in monotonic seconds.
+    """
+
+    def __init__(self):
+        self.seconds, self.until, self.last = 0.0, 0.0, -RESET_S
+
+    def begin(self):
+        """The action happens now."""
+        now = monotonic()
+        repeated = now - self.last < RESET_S
+        self.seconds = min(max(FIRST_DELAY_S, 2 * self.seconds), MAX_DELAY_S) if repeated else 0.0
+        self.last, self.until = now, now + self.seconds

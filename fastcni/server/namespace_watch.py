@@ -1,0 +1,167 @@
+"""One network namespace whose firewall state the server restores: what nftables announces, and what to do about it."""
+
+from errno import EINTR
+from threading import Lock
+from time import monotonic, time
+
+from fastcni._netlink import Batch, attributes
+from fastcni.kernel import deletions, netns, nft, uapi, wire
+from fastcni.kit.call import names
+from fastcni.server.backoff import Backoff
+from fastcni.server.iptables_watch import IptablesWatch
+from fastcni.server.replay import Replay
+from fastcni.server.restore_states import DROPPED, FAULT, INTERRUPTED, READ, STALE, Machine
+from fastcni.server.table_mirror import WHOLE_TABLE, TableMirror
+
+RETRY_S = 0.1                   # if nftables has changed while the server read it
+BUFFER_BYTES = 4 << 20          # of announcements
+
+
+class Watch:
+    """The watch of one namespace; the states are those of restore_states.py.
+
+    It is made in a thread that is in the namespace. One thread calls attend(); note(), deleted_at() and close() are for
+    any thread. home: a descriptor of the namespace, for the caller to close after close(). at_start: see Replay. Raises
+    OSError.
+
+    due: when to call attend() without an announcement, in monotonic seconds; None: not at all.
+    """
+
+    def __init__(self, home, restoring, at_start):
+        self.home, self.restoring, self.log = home, restoring, restoring.log
+        self.ask = wire.open_socket(uapi.NETLINK_NETFILTER)
+        wire.exchange(self.ask, nft.get_generation(Batch()))        # raises if there is nothing to watch
+        self.sock = wire.open_socket(uapi.NETLINK_NETFILTER, groups=(uapi.NFNLGRP_NFTABLES,))
+        self.deletions = deletions.open_receiver()
+        for sock in (self.sock, self.deletions):
+            wire.make_room(sock, BUFFER_BYTES)
+        self.fds = {self.sock.fileno(), self.deletions.fileno()}
+        self.lock, self.reading, self.closed = Lock(), Lock(), False
+        self.copy, self.mirror, self.iptables = Machine(STALE), TableMirror(), IptablesWatch()
+        self.replay = Replay(home, restoring.replay, self.deleted_at, self.iptables, self.mirror,
+                             lambda: restoring.attend_soon(self), self.log, at_start=at_start)
+        self.backoff, self.due = Backoff(), 0.0
+
+    def note(self, call, host):
+        """Note that a request begins: a DEL may meet a flush that is not restored yet. Raises OSError."""
+        if call.attachment and call.command == "DEL":
+            try:
+                mark = names.hashes(*call.attachment)
+            except UnicodeEncodeError:
+                return                  # bytes that are not UTF-8: the request will be refused
+            self.mirror.note_deletion(mark, deletions.generation(host.firewall))
+
+    def close(self):
+        """End the watch."""
+        self.restoring.forget(self)
+        with self.lock:
+            self.closed = True
+            for sock in (self.sock, self.deletions, self.ask):
+                sock.close()
+
+    def attend(self, started):
+        """Read the announcements, and do what is due. `started`: when these began to come, in monotonic seconds."""
+        with self.lock:
+            if self.closed:
+                return
+            self.due, replaying = None, self.replay.running
+            try:
+                self._note_deletions()
+                wire.drain(self.sock, self._receive, self._dropped)
+                if self.copy.state == STALE:
+                    self._read()
+                self._note_deletions()
+                self.mirror.delete_returned(self.ask)
+                self.mirror.keep_deletions = replaying
+                self._restore(started)
+                self._wake_at(self.replay.proceed(started))
+            except OSError as e:
+                self.backoff.begin()
+                self._wake_at(monotonic() + max(self.backoff.seconds, RETRY_S))
+                self.log.error("restore_failed", netns=self.name, error=str(e))
+
+    def fault(self):
+        """Note an exception of fastcni in attend(): announcements that it had read may be lost."""
+        self.copy.on(FAULT)
+
+    @property
+    def name(self):
+        """The inode of the namespace, for the log."""
+        return netns.identity(self.home)[1]
+
+    def deleted_at(self, attachment):
+        """When the last DEL of an attachment began, in seconds since the epoch; 0.0 if none is known."""
+        self._note_deletions()
+        mark = names.hashes(attachment.network, attachment.container_id, attachment.ifname)
+        _, moment = self.mirror.deletions.get(mark, (0, 0.0))
+        return moment and time() - (monotonic() - moment)
+
+    def _note_deletions(self):
+        """Note the one-shot DELs that have begun."""
+        with self.reading:
+            for generation, mark in deletions.read(self.deletions):
+                self.mirror.note_deletion(mark, generation)
+
+    def _wake_at(self, when):
+        if when is not None:
+            self.due = when if self.due is None else min(self.due, when)
+
+    def _dropped(self):
+        self.copy.on(DROPPED)           # the announcements that follow are newer
+
+    def _receive(self, kind, payload):
+        if kind == nft.NFT_MSG_NEWGEN:
+            generation, by = nft.read_generation(payload)
+            self.mirror.end_transaction(generation, by)
+            self.iptables.end_transaction(by)
+            return
+        fields = attributes(payload, 4)
+        where = payload[0], nft.as_text(fields.get(nft.NFTA_TABLE_NAME, b""))
+        if where in self.mirror.stores:
+            self.mirror.receive(kind, where, fields, payload)
+        else:
+            self.iptables.receive(kind, where, fields, payload)
+
+    def _read(self):
+        try:
+            self.mirror.read(self.ask)
+            self.iptables.read(self.ask)
+        except wire.NetlinkError as e:
+            if e.errno != EINTR:
+                raise
+            self.copy.on(INTERRUPTED)
+            self._wake_at(monotonic() + RETRY_S)
+        else:
+            self.copy.on(READ)
+
+    def _restore(self, started):
+        """Restore our own tables, unless that has to wait."""
+        if not self.mirror.may_miss_something:
+            return
+        if self.mirror.suspects and started < self.backoff.until:
+            self.mirror.delay()
+            self._wake_at(self.backoff.until)
+            return
+        restored = self.mirror.restore(self.ask)
+        if restored:
+            self.backoff.begin()
+        for where, gone, count in restored:
+            self.log.warning("rules_restored", table=nft_name(*where), gone=gone, by=self.mirror.by, elements=count,
+                             netns=self.name, ms=round((monotonic() - started) * 1e3, 1),
+                             next_after=self.backoff.seconds)
+            if gone == WHOLE_TABLE:     # the flush may have taken other tables, too, and what pods had in these
+                self.iptables.suspect(f"table {nft_name(*where)}", self.mirror.by)
+
+
+class NoWatch:
+    """In place of a Watch, if the kernel has nothing to watch for the server."""
+
+    def note(self, call, host):
+        return
+
+    def close(self):
+        return
+
+
+def nft_name(family, table):
+    return f"{'bridge' if family == nft.NFPROTO_BRIDGE else 'inet'} {table}"

@@ -1,0 +1,126 @@
+"""The replay of what pods have in iptables, firewalld and an administrator's chains, from what runtimes cached.
+
+The server has no copy of that. It waits until signs of a loss have lasted for a moment: a reload is many transactions,
+and so is a DEL. docs/server.md#restore; the states are those of restore_states.py.
+"""
+
+import os
+from threading import Thread
+from time import monotonic
+
+from fastcni.kernel import netns
+from fastcni.server.backoff import MAX_DELAY_S, Backoff
+from fastcni.server.restore_states import (
+    BEGUN,
+    ENDED,
+    IDLE,
+    LOST,
+    MAYBE_LOST,
+    MAYBE_NEEDED,
+    NEEDED,
+    NOT_STARTED,
+    PRESENT,
+    RUNNING,
+    Machine,
+)
+from fastcni.server.table_mirror import OWN_NAME
+
+DELAY_S, DELAY_AFTER_DEL_S = 0.02, 0.5
+MAX_ERRORS = 3                  # in the log line of a replay
+AT_START = "start"              # the reason for a replay without an announcement
+
+
+class Replay:
+    """The replays of one network namespace.
+
+    home: a descriptor of the namespace, for the caller to close. run(deleted_at): does the replay in the calling
+    thread's namespace, returns a runtime.restore.Restored; None: this server replays nothing. deleted_at: for run().
+    iptables, mirror: those of the namespace. ended(): called when a replay has ended, in its thread. at_start: replay
+    once without a loss, for what was flushed while no server ran.
+    """
+
+    def __init__(self, home, run, deleted_at, iptables, mirror, ended, log, *, at_start):
+        self.home, self.run, self.deleted_at, self.ended, self.log = home, run, deleted_at, ended, log
+        self.iptables, self.mirror, self.at_start = iptables, mirror, at_start
+        self.machine, self.backoff, self.since = Machine(IDLE), Backoff(), 0.0
+
+    @property
+    def running(self):
+        return self.machine.state == RUNNING
+
+    def proceed(self, now):
+        """Begin a replay if it is due. Return when to call this again without an announcement; None: never."""
+        if not self.run or self.running:
+            return None
+        self._note_losses(now)
+        if self.machine.state == IDLE:
+            return None
+        delay = DELAY_S if self.machine.state == NEEDED else DELAY_AFTER_DEL_S
+        begin = max(self.since + delay, self.backoff.until)
+        if now < begin:
+            return begin
+        gone = self.iptables.take_missing() or (AT_START if self.at_start else "")
+        self.at_start = False
+        if not gone:
+            self.machine.on(PRESENT)
+            return None
+        if gone != AT_START:
+            self.backoff.begin()
+        return self._start(gone)
+
+    def _note_losses(self, now):
+        if self.machine.state == IDLE and (self.at_start or self.iptables.suspicious):
+            self.since = now
+            self.machine.on(LOST if self.at_start or self.iptables.certain else MAYBE_LOST)
+        elif self.machine.state == MAYBE_NEEDED and self.iptables.certain:
+            self.machine.on(LOST)
+
+    def _start(self, gone):
+        """Start the thread. If that fails, the loss is noted again: return when to try."""
+        self.machine.on(BEGUN)
+        self.mirror.keep_deletions = True
+        by, home = self.iptables.by, -1
+        try:
+            home = os.dup(self.home)
+            Thread(target=self._work, args=(home, gone, by), name="replay", daemon=True).start()
+        except (OSError, RuntimeError) as e:    # no more descriptors, no more threads
+            if home >= 0:
+                os.close(home)
+            self.machine.on(NOT_STARTED)
+            self.iptables.suspect(gone, by)
+            self.log.error("replay_failed", gone=gone, by=by, error=str(e))
+            return monotonic() + MAX_DELAY_S
+        return None
+
+    def _work(self, home, gone, by):
+        started = monotonic()
+        name_thread()
+        try:
+            with netns.inside(home):
+                done = self.run(self.deleted_at)
+            self._report(done, gone, by, netns=netns.identity(home)[1], ms=round((monotonic() - started) * 1e3, 1))
+        except (OSError, netns.Lost) as e:      # Lost: this thread ends
+            self.log.error("replay_failed", gone=gone, by=by, error=str(e))
+        finally:
+            os.close(home)
+            self.machine.on(ENDED)
+            self.ended()
+
+    def _report(self, done, gone, by, **where):
+        fields = {"attachments": done.attachments, "plugins": done.plugins, "failed": len(done.failed),
+                  "error": "; ".join(map(str, done.failed[:MAX_ERRORS])), **where}
+        if gone != AT_START:
+            level = self.log.error if done.failed else self.log.warning
+            level("rules_replayed", gone=gone, by=by, **fields)
+        elif done.attachments or done.failed:
+            level = self.log.error if done.failed else self.log.info
+            level("start_replay_done", **fields)
+
+
+def name_thread():
+    """Give the calling thread the name by which nftables' announcements show our own transactions."""
+    try:
+        with open("/proc/thread-self/comm", "w", encoding="ascii") as file:
+            file.write(OWN_NAME)
+    except OSError:
+        return                          # then they count as another program's

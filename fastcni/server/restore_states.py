@@ -1,0 +1,102 @@
+"""The states of what the server restores in one network namespace, and their transitions.
+
+Three machines run side by side. TRANSITIONS has each arrow of the drawings; any other event is a fault of fastcni.
+
+The copy (namespace_watch.Watch): does the server know what the kernel has?
+
+              READ
+    STALE ---------------> VALID        STALE: the server reads everything when it next attends to the namespace.
+      ^                      |          INTERRUPTED: nftables changed during the reading; STALE stays, for 0.1 s at
+      +----------------------+          least.
+         DROPPED or FAULT               DROPPED: the kernel dropped announcements. FAULT: an exception of fastcni.
+
+Our own tables (table_mirror.TableMirror): is something missing from `inet fastcni` or `bridge fastcni`?
+
+              MESSAGE
+    CURRENT ---------------> PARTIAL    PARTIAL: a transaction is announced in part; the rest is on its way.
+      ^  ^                    |   ^     MESSAGE: an announcement about one of the tables, in any state.
+      |  +--------------------+   |     COMPLETE: the transaction has ended, and has taken nothing.
+      |    COMPLETE           |   |     SUSPICIOUS: it has ended, and something may have to be restored.
+      |            SUSPICIOUS |   | MESSAGE
+      |    RESTORED           v   |
+      +-------------------- SUSPECT     SUSPECT: the server compares the tables with its copy, and restores them.
+      |                       |   ^     READING: the copy is read anew, in any state: it may show that something is
+      |    RESTORED  TOO_SOON |   |     missing.
+      |                REFUSED|   | READING
+      |                       v   |     DELAYED: as SUSPECT, but the last time was a moment ago (TOO_SOON), or the
+      +-------------------- DELAYED     kernel has refused something (REFUSED): not before a delay.
+
+iptables, firewalld and an administrator's chains (replay.Replay): is a replay needed?
+
+             MAYBE_LOST
+     IDLE --------------> MAYBE_NEEDED  MAYBE_LOST: a pod's jump is gone without its chain; a DEL may be at work, so the
+      | ^                  |  |         server waits for a longer time.
+      | |   PRESENT        |  | LOST    LOST: what all pods share is gone, or the server starts.
+      | +------------------+  v
+      | +------------------- NEEDED     PRESENT: after the wait all is there again.
+      | |   PRESENT           ^  |
+      +-|---------------------+  | BEGUN (also of MAYBE_NEEDED)
+        |     LOST               v
+        +------------------- RUNNING    RUNNING: a thread replays result caches. NOT_STARTED: it could not be
+          ENDED, NOT_STARTED            started. What is lost meanwhile counts once the replay has ended.
+"""
+
+STALE, VALID = "stale", "valid"
+READ, INTERRUPTED, DROPPED, FAULT = "read", "interrupted", "dropped", "fault"
+
+CURRENT, PARTIAL, SUSPECT, DELAYED = "current", "partial", "suspect", "delayed"
+MESSAGE, COMPLETE, SUSPICIOUS, READING = "message", "complete", "suspicious", "reading"
+RESTORED, TOO_SOON, REFUSED = "restored", "too soon", "refused"
+
+IDLE, MAYBE_NEEDED, NEEDED, RUNNING = "idle", "maybe needed", "needed", "running"
+MAYBE_LOST, LOST, PRESENT = "maybe lost", "lost", "present"
+BEGUN, ENDED, NOT_STARTED = "begun", "ended", "not started"
+
+TRANSITIONS = {                 # {(state, event): state}
+    (STALE, READ): VALID,
+    (STALE, INTERRUPTED): STALE,
+    (STALE, DROPPED): STALE,
+    (STALE, FAULT): STALE,
+    (VALID, DROPPED): STALE,
+    (VALID, FAULT): STALE,
+
+    (CURRENT, MESSAGE): PARTIAL,
+    (PARTIAL, MESSAGE): PARTIAL,
+    (SUSPECT, MESSAGE): PARTIAL,
+    (DELAYED, MESSAGE): PARTIAL,
+    (PARTIAL, COMPLETE): CURRENT,
+    (PARTIAL, SUSPICIOUS): SUSPECT,
+    (CURRENT, READING): SUSPECT,
+    (PARTIAL, READING): SUSPECT,
+    (SUSPECT, READING): SUSPECT,
+    (DELAYED, READING): SUSPECT,
+    (SUSPECT, TOO_SOON): DELAYED,
+    (DELAYED, TOO_SOON): DELAYED,
+    (SUSPECT, REFUSED): DELAYED,
+    (DELAYED, REFUSED): DELAYED,
+    (SUSPECT, RESTORED): CURRENT,
+    (DELAYED, RESTORED): CURRENT,
+
+    (IDLE, MAYBE_LOST): MAYBE_NEEDED,
+    (IDLE, LOST): NEEDED,
+    (MAYBE_NEEDED, LOST): NEEDED,
+    (MAYBE_NEEDED, PRESENT): IDLE,
+    (NEEDED, PRESENT): IDLE,
+    (MAYBE_NEEDED, BEGUN): RUNNING,
+    (NEEDED, BEGUN): RUNNING,
+    (RUNNING, ENDED): IDLE,
+    (RUNNING, NOT_STARTED): IDLE,
+}
+
+
+class Machine:
+    """One state, which only on() changes."""
+
+    __slots__ = ("state",)
+
+    def __init__(self, state):
+        self.state = state
+
+    def on(self, event):
+        """Make the transition of this event. Raises KeyError if TRANSITIONS has none."""
+        self.state = TRANSITIONS[self.state, event]
