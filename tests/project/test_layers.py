@@ -81,6 +81,15 @@ def test_plugins_do_not_know_each_other(name):
     assert [package for package, _, _ in own_imports(name) if package == "plugins"] == []
 
 
+@pytest.mark.parametrize("name", [name for name in MODULES if package_of(name) == "plugins"])
+def test_a_plugin_builds_no_message_and_runs_no_program(name):
+    """It calls verbs of the kit. Of kernel/ it needs the kinds of links, and the lock of a namespace."""
+    for package, rest, node in own_imports(name):
+        where = f"{name}.py:{node.lineno} imports {package}.{rest}"
+        assert not package.startswith("_"), where
+        assert package != "kernel" or rest.partition(".")[0] in ("kinds", "netns"), where
+
+
 @pytest.mark.parametrize("name", [name for name in MODULES if package_of(name) == "spec"])
 def test_spec_knows_nothing_of_linux(name):
     for dotted, node in imports(TREES[name]):
