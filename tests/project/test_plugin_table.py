@@ -1,9 +1,13 @@
 """The table of plugins in the documentation is the code's, and what it says of capabilities and CNI_ARGS is true."""
 
+import os
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from conftest import PEER
+from side_by_side import test_firewall, test_flannel, test_portmap
+from side_by_side.test_results_and_state import ALL_STORIES
 
 from fastcni import plugins
 from fastcni.cli.commands import cli
@@ -17,6 +21,30 @@ NEEDED = {"dummy": {"ipam": {"type": "static"}}, "host-device": {"device": "eth9
           "host-local": {"ipam": {"ranges": [[{"subnet": "10.0.0.0/24"}]]}}, "ipvlan": {"ipam": {"type": "static"}},
           "static": {"ipam": {}}, "vlan": {"master": "eth9", "ipam": {"type": "static"}}, "vrf": {"vrfname": "blue"}}
 CAPABILITIES = {"mac": 7, "ips": 7, "ipRanges": 7, "portMappings": 7, "bandwidth": 7, "deviceID": 7}     # 7 is no value
+
+# {plugin: (keys that it must refuse, the error's code and text)}
+REFUSED = {
+    "bandwidth": ({"ingressRate": -1}, 7, "ingressRate: expected an integer from 0 up"),
+    "bridge": ({"hairpinMode": True, "promiscMode": True}, 7, "cannot set hairpin mode and promiscuous mode"),
+    "dummy": ({"ipam": {}}, 7, "dummy interface requires an IPAM configuration"),
+    "firewall": ({"ingressPolicy": "nobody"}, 7, "nobody"),
+    "flannel": ({"delegate": 7}, 7, "delegate: expected an object, got number 7"),
+    "host-device": ({"device": ""}, 7, 'specify either "device", "hwaddr", "kernelpath" or "pciBusID"'),
+    "host-local": ({"ipam": {}}, 7, "no IP ranges specified"),
+    "ipvlan": ({"mode": "l4"}, 7, 'unknown ipvlan mode: "l4"'),
+    "loopback": ({"prevResult": {"cniVersion": "9.9.9"}}, 6, "failed to parse prevResult"),
+    "macvlan": ({"mode": "tunnel"}, 7, 'unknown macvlan mode: "tunnel"'),
+    "portmap": ({"conditionsV4": 7}, 7, "conditionsV4: expected a list, got number 7"),
+    "ptp": ({"mtu": 3}, 7, "mtu: expected 68 or more"),
+    "sbr": ({"gateways": ["10.0.0.1", "10.0.0.2"]}, 7, "gateways list contains multiple IPv4 addresses"),
+    "static": ({"ipam": {"addresses": [{"address": "10.0.0.300/24"}]}}, 7, "expected to be in CIDR notation"),
+    "tap": ({"owner": -1}, 7, "owner: expected an integer from 0 up to 4294967294"),
+    "tuning": ({"mtu": "x"}, 7, "mtu: expected an integer"),
+    "vlan": ({"vlanId": 4095}, 7, "invalid VLAN ID 4095"),
+    "vrf": ({"vrfname": ""}, 7, "configuration is expected to have a valid vrf name"),
+}
+# Compared with nothing: the Go plugins of Debian, 1.1.1, do not have them.
+NOT_IN_PEER = ("dummy", "tap")
 
 
 def read(kind, args="", **keys):
@@ -50,6 +78,36 @@ def test_a_plugin_reads_the_cni_args_that_it_says(kind, name):
 @pytest.mark.parametrize("kind", [kind for kind in plugins.TABLE if not said(kind)["args"]])
 def test_a_plugin_that_says_nothing_of_cni_args_reads_none(kind):
     read(kind, args="MAC=nonsense;IP=nonsense;GATEWAY=nonsense")
+
+
+def types(conf):
+    """The plugins that a configuration names."""
+    return {conf["type"], (conf.get("ipam") or {}).get("type")}
+
+
+@pytest.mark.parametrize("kind", plugins.TABLE)
+def test_each_plugin_refuses_a_bad_configuration(kind):
+    keys, code, text = REFUSED[kind]
+    with pytest.raises(CniError) as caught:
+        read(kind, **keys)
+    assert caught.value.code == code
+    assert text in caught.value.msg
+
+
+def test_each_plugin_is_compared_with_its_counterpart_in_go():
+    confs = [story.conf for story in (*ALL_STORIES.values(), *test_flannel.STORIES.values())]
+    confs += [test_firewall.firewall(), test_portmap.portmap()]
+    assert set(plugins.TABLE) - set().union(*map(types, confs)) == set(NOT_IN_PEER)
+
+
+@pytest.mark.parametrize("kind", NOT_IN_PEER)
+def test_a_plugin_that_is_not_compared_is_missing_in_the_peer(kind):
+    assert not os.path.exists(f"{PEER}/{kind}")
+
+
+@pytest.mark.parametrize("kind", plugins.TABLE)
+def test_each_plugin_has_its_row_in_the_documentation(kind):
+    assert f"\n| `{kind}` | " in DOCS.read_text()
 
 
 @pytest.mark.parametrize("kind", plugins.TABLE)
