@@ -1,11 +1,13 @@
-# make demo    does the main job once, from a conflist to a ping and back (root)
-# make test    sets everything up and runs all tests (without root, what needs root skips and says so), by two
-#              processes at once; WORKERS=0: by one
+# make setup            virtual environment in .venv, build in place
+# make demo             two pods on a bridge: add, ping, check, delete (root)
+# make check            the fast tests
+# make lint             ruff and cython-lint
+# make test             all tests in two processes (WORKERS=0: in one); without root some are skipped with the reason
+# make test-vm          the tests for other kernel options, in a VM (ONLY="tests/real_kernel/test_x.py")
 # make test-toolchains  the launcher for aarch64 and by clang, plots, and the fast tests on other Pythons
-# make test-vm the tests that need a kernel with everything, on Debian's, in a VM (ONLY="tests/real_kernel/test_x.py")
-# make test-faults  faults at each step, kills, full disks, frozen servers, a soak; hours (FAULTS="--seconds 60" or "kills")
-# make check   the fast tests   make lint   ruff and cython-lint   make clean
-# make bench   figures and benchmarks/report (root; half an hour, BENCH=--quick: a few)
+# make test-faults      faults, kills, full disks, frozen servers, a soak: hours (FAULTS="--seconds 60" or "kills")
+# make bench            figures and benchmarks/report (root; half an hour, with BENCH=--quick a few minutes)
+# make clean            remove all that was built
 .POSIX:
 .PHONY: setup demo test test-toolchains test-vm test-faults check bench lint clean
 

@@ -1,6 +1,6 @@
-"""What a pod has in the host's firewall, in this process: portmap, with four ports and with 2,000, and firewall by
-nftables, alone and with 1,000 pods there that have four ports each. Prints, never asserts. Root, for a network
-namespace of its own.
+"""portmap and firewall by nftables in this process: four ports and 2,000 ports, alone and beside 1,000 pods.
+
+Each of the 1,000 pods has four ports. Prints figures, asserts no time. Needs root, for a network namespace.
 
     .venv/bin/python -m pytest --benchmark-only --benchmark-group-by=func benchmarks/bench_firewall.py
 """
@@ -25,7 +25,7 @@ A_RANGE = {"hostPort": 20000, "containerPort": 80, "protocol": "tcp", "range": 2
 
 @pytest.fixture(scope="module", params=(0, 1000), ids="{}_pods".format)
 def host(request, scaled):
-    """A Host as a server keeps it, in a namespace with that many pods."""
+    """A Host like that of a server, in a namespace with that many pods."""
     subprocess.run(["ip", "netns", "add", NAME], check=True)
     fd = netns.open_path(f"/run/netns/{NAME}")
     try:
@@ -68,7 +68,7 @@ def test_del(benchmark, host, plugin):
 
 
 def test_add_of_a_range(benchmark, host):
-    """An element for each of its 2,000 ports."""
+    """The range has an element for each of its 2,000 ports."""
     benchmark.pedantic(call, ("ADD", host, "portmap", 1001, [A_RANGE]),
                        setup=lambda: call("DEL", host, "portmap", 1001, [A_RANGE]), rounds=9)
     call("DEL", host, "portmap", 1001, [A_RANGE])

@@ -1,10 +1,12 @@
-"""A packet through the rules of firewall by iptables, there and back: with one pod and with 1,000, in an ipset and with
-two rules a pod as the Go plugin adds them. Prints, never asserts. Root, for network namespaces of its own.
+"""The round trip of a packet through the rules of firewall by iptables, with one pod and with 1,000.
+
+The pods are in an ipset, or have two rules each as the Go plugin adds them. Prints figures, asserts no time.
+Needs root, for network namespaces.
 
     .venv/bin/python -m pytest --benchmark-only benchmarks/bench_forward.py
 
-The pod's address is the last of them. One process owns both ends: a round is 100 datagrams from the pod to an address
-outside, each answered, without a thread to wake.
+The measured pod's address is the last. One process has the sockets of both ends, so no thread has to wake: a round is
+100 datagrams from the pod to an address outside, each answered.
 """
 
 import json
@@ -35,7 +37,7 @@ def run(*words, stdin=""):
 
 @pytest.fixture
 def ends():
-    """Within a node that forwards and drops by policy: sockets of a pod and of a host outside."""
+    """Sockets of a pod and of a host outside, in a node that forwards packets and has the policy drop."""
     with ExitStack() as stack:
         for name in (NODE, POD, FAR):
             run("ip", "netns", "add", name)
@@ -76,7 +78,7 @@ def there_and_back(near, far):
 
 
 def add(addresses):
-    """A pod of each address."""
+    """Add a pod for each address."""
     host = Host()
     for number, text in enumerate(addresses):
         conf = {"cniVersion": "1.0.0", "name": "net", "type": "firewall", "backend": "iptables",

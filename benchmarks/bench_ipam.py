@@ -1,4 +1,6 @@
-"""Addresses: the index alone, and host-local in this process, with few and many held. Prints, never asserts.
+"""Address allocation: the index alone, and host-local in this process, with few and many addresses held.
+
+Prints figures, asserts no time.
 
     .venv/bin/python -m pytest --benchmark-only --benchmark-group-by=func benchmarks/bench_ipam.py
 """
@@ -23,7 +25,7 @@ def owner(n):
 
 @pytest.fixture(scope="module", params=HELD, ids="{}_held".format)
 def network(request, scaled, tmp_path_factory):
-    """A data directory whose network "net" has that many of a /16 held, the first of them in a row."""
+    """A data directory in which the network "net" holds the first addresses of a /16, as many as the parameter says."""
     root = tmp_path_factory.mktemp("ipam")
     (root / "net").mkdir()
     for n in range(scaled(request.param)):
@@ -80,7 +82,7 @@ def test_host_local_add_with_fsync(benchmark, network):
 
 
 def test_host_local_add_after_a_change_by_others(benchmark, network):
-    """Another program made or removed a file: every file is read, as the Go plugin does each time."""
+    """After another program made or removed a file, host-local reads every file, as the Go plugin always does."""
     def change():
         call("DEL", network)
         (network / "net" / "note").touch()

@@ -1,6 +1,8 @@
-"""From the announcement that somebody has flushed the host's firewall until a server has put back what pods have there:
-those of bridge with ipMasq, portmap with one port, and firewall, with an address of either family; by nftables that is
-eleven elements a pod. Prints; a round in which something is not back fails. Root, for a network namespace of its own.
+"""The restore of the pods' firewall state: from the kernel's announcement of a flush until the server has restored it.
+
+The pods have bridge with ipMasq, portmap with one port, and firewall, with an address of each family: by nftables that
+is eleven elements a pod. Prints figures. A round fails if something is not restored. Needs root, for a
+network namespace.
 
     .venv/bin/python -m pytest --benchmark-only benchmarks/bench_restore.py
 """
@@ -24,12 +26,12 @@ from fastcni.spec import json
 pytestmark = pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("iptables-save") or not shutil.which("nft"),
                                 reason="needs root, nft and iptables: makes a network namespace, and flushes in it")
 NAME = f"fcni-bench-restore-{os.getpid()}"
-PODS = f"{NAME}-pods"           # one namespace that stands for all pods': a restore asks whether it is linked to ours
+PODS = f"{NAME}-pods"           # one namespace for all pods: a restore checks its link to the node's
 PODS_NETNS = f"/run/netns/{PODS}"
 ROUNDS = 9
 LIMIT_S = 10
-READY = "event=start_replay_done"       # the server has read all that is there
-# nftables: the server's mirror of its own tables. iptables: a replay of what runtimes remember.
+READY = "event=start_replay_done"       # the server has read all tables
+# nftables: the server's copy of its own tables. iptables: a replay from the result cache.
 DONE = {"nftables": "event=rules_restored", "iptables": "event=rules_replayed"}
 CASES = [pytest.param(backend, flush, pods, id=f"{backend}, {flush}, {pods} pods") for backend, flushes, sizes in (
     ("nftables", ("nft flush ruleset", "nft delete table inet fastcni"), (1, 30, 182)),
@@ -37,8 +39,8 @@ CASES = [pytest.param(backend, flush, pods, id=f"{backend}, {flush}, {pods} pods
     for flush in flushes for pods in sizes]
 
 
-def remember(folder, backend, pods):
-    """What a runtime writes down of so many pods."""
+def write_cache(folder, backend, pods):
+    """Write the result cache of a runtime with this many pods."""
     plugins = [{"type": "bridge", "bridge": "br0", "isGateway": True, "ipMasq": True, "ipMasqBackend": backend,
                 "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.22.0.0/16"}], [{"subnet": "fd00:22::/64"}]]}},
                {"type": "portmap", "backend": backend, "capabilities": {"portMappings": True}},
@@ -67,31 +69,31 @@ class Node:
                                          "--log-level", "info"], self.sock, self.log))
         self.wait_for(READY)
         sock = wire.open_socket(uapi.NETLINK_NETFILTER, groups=(uapi.NFNLGRP_NFTABLES,))
-        self.server.callback(sock.close)        # after the round: the kernel takes some ms for it
+        self.server.callback(sock.close)        # after the round: the close takes some ms
         self.server.enter_context(subprocess.Popen(self.flush))
-        assert select.select([sock], [], [], LIMIT_S)[0], f"{self.flush} has flushed nothing"
+        assert select.select([sock], [], [], LIMIT_S)[0], f"{self.flush} flushed nothing"
 
-    def wait_until_it_is_back(self):
+    def wait_until_restored(self):
         self.wait_for(self.done)
 
     def wait_for(self, event):
         deadline = time.monotonic() + LIMIT_S
-        while event not in self.said() and time.monotonic() < deadline:
+        while event not in self.log_text() and time.monotonic() < deadline:
             time.sleep(0.001)
 
     def check_and_stop(self):
-        assert ruleset() == self.before, self.said()
+        assert ruleset() == self.before, self.log_text()
         self.server.close()
 
-    def said(self):
+    def log_text(self):
         with open(self.log, encoding="utf-8") as log:
             return log.read()
 
 
 def ruleset():
-    """Its words, in no order."""
-    said = subprocess.run(["nft", "-s", "list", "ruleset"], check=True, capture_output=True, text=True).stdout
-    return sorted(said.replace(",", " ").split())
+    """Return the sorted words of the ruleset: the order of elements does not matter."""
+    text = subprocess.run(["nft", "-s", "list", "ruleset"], check=True, capture_output=True, text=True).stdout
+    return sorted(text.replace(",", " ").split())
 
 
 @contextmanager
@@ -111,10 +113,10 @@ def inside_a_namespace():
 @pytest.mark.parametrize(("backend", "flush", "pods"), CASES)
 def test_restore(benchmark, tmp_path, backend, flush, pods):
     benchmark.group = f"restore, {backend}, after `{flush}`"
-    remember(tmp_path, backend, pods)
+    write_cache(tmp_path, backend, pods)
     with inside_a_namespace():
         assert restore(Cache(tmp_path)).failed == ()
         node = Node(str(tmp_path), backend, flush)
         with node.server:
-            benchmark.pedantic(node.wait_until_it_is_back, setup=node.start_and_flush, teardown=node.check_and_stop,
+            benchmark.pedantic(node.wait_until_restored, setup=node.start_and_flush, teardown=node.check_and_stop,
                                rounds=ROUNDS)

@@ -1,10 +1,10 @@
-"""`make bench` measures; `make test` runs each benchmark once, with less of everything, so that none of them rots."""
+"""`make bench` measures. `make test` runs each benchmark once, with smaller numbers, so that none of them breaks."""
 
 import pytest
 
 
 @pytest.fixture(scope="session")
 def scaled(request):
-    """A function of a number of pods or rounds: that number, or where nothing is measured at most 20."""
+    """A function of a number of pods or rounds: the number if the benchmark measures, else at most 20."""
     disabled = request.config.getoption("benchmark_disable")
     return lambda number: min(number, 20) if disabled else number

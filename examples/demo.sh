@@ -1,5 +1,5 @@
 #!/bin/sh
-# The main job of fastcni, as a user would do it by hand: two pods on one bridge, from the ADD to the last trace gone.
+# Two pods on one bridge: add, ping, check and delete them, then check that nothing is left.
 set -eu
 
 fastcni=${FASTCNI:-fastcni}
@@ -24,42 +24,42 @@ if [ "$(id -u)" != 0 ]; then
     exit 1
 fi
 
-say "1. Launchers in a directory, a network list in another"
+say "1. Install the plugins and a network configuration"
 $fastcni install --bin-dir "$work/bin"
 mkdir "$work/net.d"
 sed "s|/var/lib/cni/networks|$work/networks|" "$(dirname "$0")/net.d/10-mynet.conflist" | tee "$work/net.d/10-mynet.conflist"
 
-say "2. A namespace that plays the host, and two pods"
+say "2. Make a namespace for the host, and two for pods"
 for name in $host $pod1 $pod2; do ip netns add $name; done
 on_host ip link set lo up
 export NETCONFPATH="$work/net.d" CNI_PATH="$work/bin"
 cni() { on_host $fastcni "$@" --cache-dir "$work/cache"; }
 
-say "3. fastcni add mynet, for both"
+say "3. fastcni add mynet, for both pods"
 cni add mynet /run/netns/$pod1 --json
 echo
 cni add mynet /run/netns/$pod2 --json
 echo
 
-say "4. From pod 1: ping the gateway and the other pod"
+say "4. Ping the gateway and the other pod from pod 1"
 other=$(ip -n $pod2 -4 -o addr show eth0 | awk '{ sub("/.*", "", $4); print $4 }')
 ip netns exec $pod1 ping -c 1 -W 2 10.22.0.1
 ip netns exec $pod1 ping -c 1 -W 2 "$other"
 
-say "5. What is on the host: addresses and one element a pod in nftables"
+say "5. The host has an address file and an nftables element for each pod"
 ls "$work/networks/mynet"
 if command -v nft > /dev/null; then on_host nft list map inet fastcni pods4; fi
 
-say "6. fastcni check and del, for both"
+say "6. fastcni check and del, for both pods"
 for pod in $pod1 $pod2; do
     cni check mynet /run/netns/$pod && echo "check of $pod: ok"
     cni del mynet /run/netns/$pod && echo "del of $pod: ok"
 done
 
-say "7. What is left"
+say "7. Count what is left"
 links=$(on_host ip -o link show type veth | wc -l)
 files=$(find "$work/networks/mynet" -name '10.*' | wc -l)
-elements="not counted, nft is not here"
+elements="not counted, no nft"
 if command -v nft > /dev/null; then elements=$(on_host nft list map inet fastcni pods4 | grep -c 10.22 || true); fi
 echo "veth links: $links, address files: $files, nftables elements: $elements"
 case $links,$files,$elements in

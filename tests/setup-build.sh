@@ -1,6 +1,6 @@
 #!/bin/sh
-# What the build needs from the machine: Python 3.11 with venv and headers, and a C compiler.
-# As root on Debian or Ubuntu what is missing is installed; elsewhere it is named.
+# Check the requirements of the build: Python 3.11 with venv and headers, and a C compiler.
+# As root on Debian or Ubuntu, install what is missing; else print it.
 #   setup-build.sh PYTHON
 set -eu
 python=$1
@@ -8,7 +8,7 @@ python=$1
 say() { printf '%s\n' "$*" >&2; }
 has() { "$python" -c "$1" 2> /dev/null; }
 
-command -v "$python" > /dev/null || { say "no $python here: apt-get install python3, or make PYTHON=/path/to/python3.11"; exit 1; }
+command -v "$python" > /dev/null || { say "no $python: apt-get install python3, or make PYTHON=/path/to/python3.11"; exit 1; }
 version=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 has 'import sys; sys.exit(sys.version_info < (3, 11))' || {
     say "$python is Python $version, fastcni needs 3.11 or newer: make PYTHON=/path/to/a/newer/python3"
@@ -32,5 +32,5 @@ if [ "$(id -u)" = 0 ] && command -v apt-get > /dev/null; then
     DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $missing < /dev/null >&2 || true
 fi
 has_venv && has_headers && has_compiler && exit 0
-say "the build needs what is not here; on Debian or Ubuntu: apt-get install$missing"
+say "the build needs more packages; on Debian or Ubuntu: apt-get install$missing"
 exit 1

@@ -1,8 +1,8 @@
 #!/bin/sh
-# What the tests compare with and look through: the Go plugins, iptables, ipset, nft, ip, conntrack, iperf3, strace,
-# ping, systemd's tools, firewalld.
-# As root on Debian or Ubuntu what is missing is installed; elsewhere it is named, and the tests that need it skip.
-# So is firewalld where systemd runs, which would start it, with the machine's own network behind it.
+# Check the programs that the tests use: the Go plugins, iptables, ipset, nft, ip, conntrack, iperf3, strace, ping,
+# systemd's tools, firewalld.
+# As root on Debian or Ubuntu, install missing ones. Else print them, and tests that need them are skipped.
+# firewalld is not installed if systemd runs: systemd would start it, and it would change the machine's own firewall.
 #   setup-peer.sh [COMMAND...]     by default all
 set -eu
 [ $# -gt 0 ] || set -- bridge iptables ipset nft ip conntrack ping iperf3 strace systemd-analyze firewalld
@@ -32,7 +32,7 @@ for name in "$@"; do
     if [ "$name" = bridge ]; then there=${PEER:-/usr/lib/cni}/bridge; else there=$name; fi  # iproute2 has a bridge too
     command -v "$there" > /dev/null && continue
     if [ "$name" = firewalld ] && [ -d /run/systemd/system ]; then
-        echo "firewalld is not here, what needs it skips; it is not installed, for systemd would start it" >&2
+        echo "no firewalld: tests that need it are skipped; it is not installed because systemd would start it" >&2
         continue
     fi
     missing="$missing $(package_of "$name")"
@@ -41,9 +41,9 @@ done
 
 if [ "$(id -u)" = 0 ] && command -v apt-get > /dev/null; then
     echo "installing$missing" >&2
-    # a mirror that is down costs the tests that need these, not all tests
+    # if the mirror is down, only tests that need these programs are skipped
     apt-get update -qq < /dev/null >&2 || true
     # shellcheck disable=SC2086
     DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $missing < /dev/null >&2 && exit 0
 fi
-echo "not here, what needs it skips; on Debian or Ubuntu: apt-get install$missing" >&2
+echo "tests that need these are skipped; on Debian or Ubuntu: apt-get install$missing" >&2

@@ -1,8 +1,8 @@
 #!/bin/sh
 # `make test-toolchains`: the tests that need another compiler, processor or library, and the fast tests on each other
-# Python that is here, in a copy of the tree below .toolchains.
+# installed Python, in a copy of the tree below .toolchains.
 #   toolchains.sh PYTHON
-# PYTHONS: the interpreters, by default python3.12 to python3.14, as they are in PATH or pyenv has them.
+# PYTHONS: the interpreters, by default python3.12 to python3.14, from PATH or pyenv.
 set -eu
 cd "$(dirname "$0")/.."
 quiet="--quiet --disable-pip-version-check"
@@ -12,7 +12,7 @@ quiet="--quiet --disable-pip-version-check"
 LANE=toolchains "$1" -m pytest -q -rs tests/project/test_launcher.py tests/project/test_bench.py \
     -k "aarch64 or clang or plots"
 
-find_python() {     # one that starts: what pyenv puts into PATH may only say that it is not chosen
+find_python() {     # one that starts: a shim of pyenv in PATH may only print that its version is not selected
     for found in "$(command -v "$1")" "${PYENV_ROOT:-$HOME/.pyenv}/versions/${1#python}".*/bin/python; do
         "$found" -c '' 2> /dev/null && echo "$found" && return
     done
@@ -38,4 +38,4 @@ for name in ${PYTHONS:-python3.12 python3.13 python3.14}; do
         .venv/bin/python -m pytest -q -n 2 tests/leaves tests/spec tests/fake_kernel tests/launcher tests/project/test_launcher.py
     )
 done
-[ -z "$absent" ] || echo "not here, nothing was run on them:$absent"
+[ -z "$absent" ] || echo "not installed, so not tested:$absent"

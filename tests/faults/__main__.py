@@ -1,9 +1,9 @@
-"""`python -m faults [CAMPAIGN...]`: run campaigns on nodes of their own, print a table; status 1 on any failure.
+"""`python -m faults [CAMPAIGN...]`: run campaigns, each on its own node, and print a table; status 1 on any failure.
 
     make test-faults                                     all of it: each step of each plugin, hours
     make test-faults FAULTS="--seconds 25"               25 seconds a campaign
     make test-faults FAULTS="soak --seconds 28800"       a soak of eight hours
-    make test-faults FAULTS="steps --seed 7 --only ptp"  one campaign again, as its output named it
+    make test-faults FAULTS="steps --seed 7 --only ptp"  repeat one campaign, with the seed that its output named
 """
 
 import argparse
@@ -18,11 +18,11 @@ from faults.report import Row, table
 CAMPAIGNS = {                   # module: (seconds without --seconds, what it does)
     "steps": (6 * 3600, "fail or kill each system call of each plugin's ADD, DEL and CHECK"),
     "kills": (300, "kill -9 launchers, one-shot plugins and the server under load"),
-    "mix": (300, "fastcni warm, one-shot and Go on one directory, with files added and removed by hand"),
+    "mix": (300, "fastcni warm, one-shot and Go in one directory, with files added and removed by hand"),
     "frozen": (180, "SIGSTOP the server before and while it works"),
     "storage": (120, "a full disk, no inodes, read-only, sparse and cut index files"),
-    "flushes": (180, "flush nftables while pods come and go"),
-    "soak": (60 * float(os.environ.get("SOAK_MINUTES", "10")), "load and flushes, memory and descriptors flat"),
+    "flushes": (180, "flush nftables while pods are added and deleted"),
+    "soak": (60 * float(os.environ.get("SOAK_MINUTES", "10")), "load and flushes; memory must stay flat"),
     "sanitized": (120, "the compiled leaves under ASan and UBSan, with mutated replies, messages and files"),
 }
 
@@ -31,15 +31,15 @@ def main():
     parser = argparse.ArgumentParser(prog="python -m faults", formatter_class=argparse.RawDescriptionHelpFormatter,
                                      epilog="\n".join(f"{name:10} {text}" for name, (_, text) in CAMPAIGNS.items()))
     parser.add_argument("campaigns", nargs="*", metavar="CAMPAIGN", help=", ".join(CAMPAIGNS))
-    parser.add_argument("--seconds", type=float, help="for each campaign, instead of its own")
-    parser.add_argument("--seed", type=int, default=int(time.time()), help="repeats the choices of another run")
-    parser.add_argument("--only", default="", help="of steps: only cases whose name contains this")
+    parser.add_argument("--seconds", type=float, help="the duration of each campaign")
+    parser.add_argument("--seed", type=int, default=int(time.time()), help="repeat the choices of another run")
+    parser.add_argument("--only", default="", help="in steps, only the cases with this in their name")
     options = parser.parse_args()
     if os.geteuid() != 0:
-        sys.exit("needs root: makes network namespaces")
+        sys.exit("needs root, to make network namespaces")
     if unknown := set(options.campaigns) - set(CAMPAIGNS):
         sys.exit(f"no campaign {', '.join(sorted(unknown))}; there are {', '.join(CAMPAIGNS)}")
-    for number in (signal.SIGINT, signal.SIGTERM):      # everything is removed first
+    for number in (signal.SIGINT, signal.SIGTERM):      # an exception, so that everything is removed
         signal.signal(number, signal.default_int_handler)
     os.environ["FASTCNI_SOCKET"] = ""
     print(f"seed {options.seed}", flush=True)
@@ -51,7 +51,7 @@ def main():
         try:
             importlib.import_module(f"faults.{name}").campaign(row, options)
         except KeyboardInterrupt:
-            sys.exit(f"interrupted in {name}; what it made is removed")
+            sys.exit(f"interrupted in {name}; its namespaces and files are removed")
         except Exception as e:          # the other campaigns still run
             row.failed(f"the campaign itself: {type(e).__name__}: {e}")
         took[name] = time.monotonic() - started

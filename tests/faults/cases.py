@@ -1,4 +1,4 @@
-"""The configurations that campaigns use: each plugin, with the keys that make it do the most."""
+"""The configurations of the campaigns: each plugin, with the keys that give it the most steps."""
 
 from real_kernel.node import run
 
@@ -7,12 +7,12 @@ from fastcni.plugins import CHAINED
 DUAL = ("10.22.0.0/24", "fd00:22::/64")
 DEVICE_MAC = "0a:00:00:00:00:05"
 UPLINK = ["link add up0 type veth peer far0", "link set up0 up"]
-ON_HOST = {                     # type: what it needs on the host, by ip(8)
+ON_HOST = {                     # type: the lines for ip(8) that make its links on the host
     **dict.fromkeys(["macvlan", "ipvlan", "vlan"], UPLINK),
     "host-device": [f"link add dev{i} address {DEVICE_MAC} type veth peer far{i}" for i in range(2)],
 }
 BRIDGE = {"isGateway": True, "ipMasq": True, "macspoofchk": True, "routes": ["0.0.0.0/0", "::/0"]}
-PLUGINS = {                     # name: (subnets, keys, features that it needs of the kernel, ...)
+PLUGINS = {                     # name: (subnets, keys, required kernel features, ...)
     "bridge": (DUAL, BRIDGE),
     "bridge, ipspoofchk": (DUAL, {"ipspoofchk": True, "isDefaultGateway": True}),
     "bridge, vlan": (DUAL, {"vlan": 100, "vlanTrunk": [{"id": 5}], "isGateway": True}, "bridge-vlan-filtering"),
@@ -63,20 +63,20 @@ PLUGINS = {                     # name: (subnets, keys, features that it needs o
 
 
 def features_of(name):
-    """What the case needs of the kernel, as tests/features.py names it."""
+    """Return the kernel features that the case needs, by the names of tests/features.py."""
     return PLUGINS[name][2:]
 
 
 class Case:
-    """One configuration on one node: what has to be there before an ADD, and what an ADD of it may make for all pods.
+    """One configuration on one node, with the preparation before an ADD and the clean-up after a DEL.
 
-    A chained plugin gets its prevResult from a bridge that has connected the pod."""
+    A chained plugin gets the prevResult of a bridge."""
 
     def __init__(self, name, node):
         subnets, keys, *_ = PLUGINS[name]
         self.name, self.node, kind = name, node, keys.get("type", "bridge")
-        for words in ON_HOST.get(kind, ()):
-            run("ip", *words.split())
+        for line in ON_HOST.get(kind, ()):
+            run("ip", *line.split())
         if keys.get("backend") == "nftables":
             run("nft", "add table inet admin; add chain inet admin forward "
                        "{ type filter hook forward priority filter; policy drop; }")
@@ -91,12 +91,12 @@ class Case:
             self.conf = node.conf(*subnets, **{"dataDir": f"{node.data_dir}/kept", **keys})
 
     def prepare(self, pod):
-        """The pod as the plugin finds it."""
+        """Connect the pod by a bridge if the plugin is chained."""
         if self.chained:
             self.node.behind(self.behind, pod)
 
     def configuration(self, pod, result=None):
-        """What the runtime writes to stdin."""
+        """Return the configuration that the runtime writes to stdin."""
         previous = result or (self.node.results.get(pod) if self.chained else None)
         return {**self.conf, "prevResult": previous} if previous else self.conf
 

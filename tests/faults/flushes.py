@@ -1,6 +1,6 @@
-"""nftables is flushed while pods come and go: living pods have their elements again, deleted ones do not.
+"""nftables is flushed while pods are added and deleted. Living pods get their elements back, deleted pods do not.
 
-The server is asked for some requests, the others are one-shot; tables are flushed whole and one by one."""
+Some requests are warm, others one-shot. A flush deletes the ruleset, the table, or its rules."""
 
 import subprocess
 import time
@@ -9,7 +9,7 @@ from faults.load import Runtime, clean_up, pod_conf, together
 from faults.world import World, left_behind
 
 STAYING, COMING = 3, 3          # pods
-RESTORED = 30.0                 # seconds until everything is there again: repeated flushes are answered more slowly
+RESTORED = 30.0                 # seconds until everything is restored: repeated flushes are restored with a delay
 FLUSHES = ("flush ruleset", "delete table inet fastcni", "flush table inet fastcni")
 
 
@@ -23,12 +23,12 @@ def campaign(row, _options):
             if added.status:
                 row.failed(f"ADD of {pod}: {added.stdout!r}")
         lasting, rng, count = world.node.left(*staying, *coming), row.rng(), 0
-        row.until -= min(RESTORED, row.until - time.monotonic()) / 2        # the rest is for the repair
+        row.until -= min(RESTORED, row.until - time.monotonic()) / 2        # leaves time for the restore
 
         def flush():
             nonlocal count
             time.sleep(rng.choice([0.02, 0.2, 1.0]))
-            subprocess.run(["nft", rng.choice(FLUSHES)], capture_output=True)       # the table may be away already
+            subprocess.run(["nft", rng.choice(FLUSHES)], capture_output=True)       # the table may be deleted already
             count += 1
 
         runtimes = [Runtime(world, row, conf, pod, number, [server.path, ""], flushed=True)

@@ -1,7 +1,7 @@
-"""A server that is stopped (SIGSTOP, a debugger): plugins are answered, and it undoes nothing when it continues.
+"""A frozen server (SIGSTOP, a debugger): its callers get answers, and it changes nothing when it continues.
 
-Requests come before and during the stop. After SIGCONT it is the same process, and the state is still the one that the
-answers meanwhile have told."""
+Requests come before and during the freeze. After SIGCONT the same process continues, and the state is that of the
+answers meanwhile."""
 
 import json
 import os
@@ -14,21 +14,21 @@ from faults.steps import document_of
 from faults.world import ANSWER, World, left_behind
 from real_kernel.node import Inside, run
 
-LATE = 2.0                      # seconds in which a server that goes on would do what it had read
-SHORT, LONG = 0.3, 7.0          # seconds of a freeze: a hiccup, and more than a signal wait of five seconds
+LATE_S = 2.0                    # in which a continued server could wrongly finish a request
+SHORT, LONG = 0.3, 7.0          # seconds of a freeze: a short one, and one longer than a signal wait of five seconds
 
 
 class Asked(threading.Thread):
-    """One request in a thread of its own."""
+    """One request in a separate thread."""
 
     def __init__(self, world, server, command, conf, pod):
         super().__init__(daemon=True)
-        self.words, self.answer, self.world = (command, conf, pod, server.path), None, world
+        self.request, self.answer, self.world = (command, conf, pod, server.path), None, world
         self.start()
 
     def run(self):
         with Inside(self.world.name):
-            self.answer = self.world.call(*self.words)
+            self.answer = self.world.call(*self.request)
 
 
 def campaign(row, _options):
@@ -49,11 +49,11 @@ def campaign(row, _options):
 
 
 def one_freeze(world, row, server, conf, pod, rng, seconds):
-    """Freeze the server around an ADD or a DEL; the state is what the answers say."""
+    """Freeze the server before or during an ADD or a DEL. Then check the answer and the state."""
     pid, first = server.process.pid, rng.choice(["ADD", "DEL"])
     if first == "DEL":
         world.call("ADD", conf, pod, server.path)
-    before = rng.random() < 0.5                     # or while it works
+    before = rng.random() < 0.5                     # else while it works
     if before:
         os.kill(pid, signal.SIGSTOP)
     asked = Asked(world, server, first, conf, pod)
@@ -65,7 +65,7 @@ def one_freeze(world, row, server, conf, pod, rng, seconds):
         asked.join(seconds)
         thawed = asked.is_alive() and seconds == SHORT
         if thawed:
-            os.kill(pid, signal.SIGCONT)            # a hiccup: the answer comes from either
+            os.kill(pid, signal.SIGCONT)            # a short freeze: server or plugin file answers
         asked.join(ANSWER)
         if asked.is_alive() or asked.answer.status is None:
             row.failed(f"{first}, frozen {'before' if before else 'while it worked'}: no answer in {ANSWER} s")
@@ -76,18 +76,18 @@ def one_freeze(world, row, server, conf, pod, rng, seconds):
 
 
 def check_answer(world, row, server, conf, pod, first, answer):
-    """What was answered is so, also after the server has gone on."""
+    """Check that the state is that of the answer, also after the server has continued."""
     if wrong := document_of(answer, first):
         row.failed(f"{first} with a frozen server: {wrong}")
     if answer.status and (first != "ADD" or json.loads(answer.stdout)["code"] != TRY_AGAIN):
         row.failed(f"{first} with a frozen server: status {answer.status} {answer.stdout!r}")
     if first == "ADD" and answer.status == 0:
-        time.sleep(LATE)
+        time.sleep(LATE_S)
         checked = world.call("CHECK", {**conf, "prevResult": json.loads(answer.stdout)}, pod, server.path)
         if checked.status:
-            row.failed(f"an ADD that succeeded was undone when the server went on: {checked.stdout!r}")
+            row.failed(f"a successful ADD was rolled back when the server continued: {checked.stdout!r}")
     deleted = world.call("DEL", conf, pod, server.path)
     if deleted.status:
         row.failed(f"the DEL after a freeze: {deleted.stdout!r}")
     if first == "ADD" and answer.status:
-        time.sleep(LATE)                            # a late ADD would bring back what DEL has removed
+        time.sleep(LATE_S)                            # a late ADD would restore what DEL has removed

@@ -1,9 +1,9 @@
-"""Run a command while one of its system calls fails, or kills it: the driver of inject.c, which gcc compiles once.
+"""Run a command while one of its system calls fails, or is killed: the driver of inject.c, which gcc compiles once.
 
     calls = Injector(folder).run(["/opt/cni/bin/bridge"], env, stdin).calls      # a counting run
     Injector(folder).run([...], env, stdin, at=17, variant=0)                    # call 17 fails by its first errno
 
-What may fail, and how, is the table CALLS: only what the kernel may really answer to that call.
+The table CALLS has the calls that may fail, with the errnos that the kernel may really answer to each.
 """
 
 import ctypes
@@ -13,7 +13,7 @@ import os
 import subprocess
 from pathlib import Path
 
-CALLS = {                       # system call: the errnos that it may fail with
+CALLS = {                       # system call: its possible errnos
     "accept4": "EMFILE ECONNABORTED ENOBUFS", "access": "EIO", "bind": "ENOMEM EADDRINUSE", "clone": "EAGAIN ENOMEM",
     "clone3": "EAGAIN ENOMEM", "connect": "ECONNREFUSED ENOMEM", "dup": "EMFILE", "epoll_wait": "EINTR",
     "execve": "ENOMEM EIO", "fallocate": "ENOSPC EOPNOTSUPP EINTR", "fcntl": "EMFILE ENOLCK", "flock": "ENOLCK EINTR",
@@ -33,7 +33,7 @@ ERRNOS = {name: text.split() for name, text in CALLS.items()} | {"message": ["an
 NAMES = [*CALLS, "message"]     # by the index that inject.c uses
 LAUNCHER, INTERPRETER, PLUGIN = 1, 2, 3
 KILL, NOTHING = -1, -2
-TIME_LIMIT = 30                 # seconds for one request, on a loaded machine
+TIME_LIMIT = 30                 # seconds for one request, on a busy machine
 MAX_LOG = 4000
 
 
@@ -43,8 +43,8 @@ class Control(ctypes.Structure):
 
 
 class Run:
-    """What one command did: status (negative: by that signal, None: it hung), stdout, stderr, and the call that failed
-    as text ("" for none)."""
+    """The outcome of one command. status: negative for a signal, None if it hung. hit: the failed call as text, ""
+    for none. calls: see calls()."""
 
     def __init__(self, status, stdout, stderr, control):
         self.status, self.stdout, self.stderr = status, stdout, stderr
@@ -52,12 +52,12 @@ class Run:
 
 
 def calls(control):
-    """[(phase, name of the call)] in the order in which they were made."""
+    """Return the calls in order, [(phase, name of the call)]."""
     return [(entry >> 8, NAMES[entry & 255]) for entry in control.log[:min(control.count, MAX_LOG)]]
 
 
 def hit(control):
-    """'openat EIO', 'openat killed'; "" where the chosen call was not reached."""
+    """Return the fault, 'openat EIO' or 'openat killed', "" if the chosen call was not reached."""
     if not control.hit:
         return ""
     name = NAMES[control.hit - 1]
@@ -82,7 +82,7 @@ class Injector:
         return [self.program, str(self.file), *command]
 
     def arm(self, at=0, variant=NOTHING):
-        """Call number `at` from now on fails; 0: calls are only counted."""
+        """Let call number `at`, counted from now, fail. 0: count the calls only."""
         control = self.control
         control.armed = control.count = control.hit = control.error = 0
         control.at, control.variant, control.armed = at, variant, 1
@@ -115,7 +115,7 @@ class Injector:
 
 
 def compiled(folder):
-    """The path of the injector's program in `folder`."""
+    """Compile the injector in `folder` if needed. Return its path."""
     program = folder / "inject"
     if not program.exists():
         lines = (f"{{SYS_{name}, {{{', '.join(ERRNOS[name])}}}}}," for name in CALLS)
@@ -126,7 +126,7 @@ def compiled(folder):
 
 
 def choices(found, phases=(LAUNCHER, PLUGIN)):
-    """[(number of the call, variant)]: each way in which each of these calls can fail."""
+    """Return each way in which each of these calls can fail, [(number of the call, variant)]."""
     return [(at, variant) for at, (phase, name) in enumerate(found, 1) if phase in phases
             for variant in (KILL, *range(len(ERRNOS[name])))]
 

@@ -1,6 +1,6 @@
-"""Kill -9 at random points: launchers and one-shot plugins from outside, and the server with all that it works on.
+"""Kill -9 at random times: of plugin files in both modes, and of the server with its running requests.
 
-After each kill a DEL succeeds; at the end nothing is left, and no process."""
+After each kill a DEL succeeds. At the end no state and no process is left."""
 
 import time
 
@@ -8,7 +8,7 @@ from faults.load import Runtime, clean_up, pod_conf, together
 from faults.world import World, held_locks
 
 PODS = 4
-SERVER_LIVES = (0.1, 1.5)       # seconds after it listens
+SERVER_LIFE_S = (0.1, 1.5)      # from its start to the kill, at least and at most
 
 
 def campaign(row, _options):
@@ -22,7 +22,7 @@ def campaign(row, _options):
 
         def kill_server():
             nonlocal server, killed
-            time.sleep(rng.uniform(*SERVER_LIVES))
+            time.sleep(rng.uniform(*SERVER_LIFE_S))
             server.__exit__()
             killed += 1
             server = world.server()

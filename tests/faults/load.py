@@ -1,4 +1,4 @@
-"""Threads that are runtimes: each has a pod, and adds, checks and deletes it again and again."""
+"""The load of a campaign: threads that act as runtimes. Each adds, checks and deletes its pod repeatedly."""
 
 import contextlib
 import json
@@ -21,8 +21,10 @@ def pod_conf(node, **keys):
 
 
 class Runtime:
-    """One pod's runtime. sockets: where the plugin file asks, "" is one-shot; killed(): seconds after which this
-    request's process is killed, None: not; flushed: others flush the pod's rules, which a CHECK may find missing."""
+    """One pod's runtime.
+
+    sockets: the server's sockets to choose from, "" for one-shot. killed(): seconds after which a request's process is
+    killed, None for never. flushed: another thread flushes the pod's rules, so a CHECK may fail."""
 
     def __init__(self, world, row, conf, pod, number, sockets, killed=lambda rng: None, *, flushed=False):
         self.world, self.row, self.conf, self.pod, self.flushed = world, row, conf, pod, flushed
@@ -34,7 +36,7 @@ class Runtime:
                 self.pod_lives()
 
     def pod_lives(self):
-        """ADD, mostly CHECK, DEL; each may be killed, so that the last DEL is one that is not."""
+        """Do ADD, usually CHECK, then DEL. Each may be killed. A killed DEL is repeated without a kill."""
         added = self.request("ADD", self.conf)
         if added and added.status == 0 and self.rng.random() < 0.7:
             self.request("CHECK", {**self.conf, "prevResult": json.loads(added.stdout)})
@@ -42,7 +44,7 @@ class Runtime:
             self.request("DEL", self.conf, may_die=False)
 
     def request(self, command, conf, *, may_die=True):
-        """The Request; None where it was killed."""
+        """Make a request. Return None if it was killed."""
         after = self.killed(self.rng) if may_die else None
         socket = self.rng.choice(self.sockets)
         self.row.attempt()
@@ -56,7 +58,7 @@ class Runtime:
                 process.kill()
                 self.row.failed(f"{command} of {self.pod} ({socket or 'one-shot'}): no answer in {ANSWER} s")
                 return None
-            except BrokenPipeError:                 # killed before it read
+            except BrokenPipeError:                 # it was killed before it read stdin
                 stdout, stderr = b"", b""
         if process.returncode == -9 and after is not None:
             return None
@@ -69,12 +71,12 @@ class Runtime:
         return request
 
     def allows(self, command, error):
-        """May this request fail so?"""
+        """Whether this error is allowed for the command."""
         return error["code"] == TRY_AGAIN if command == "ADD" else command == "CHECK" and self.flushed
 
 
 def together(targets, row, meanwhile):
-    """Run each target in a thread and meanwhile() again and again in this one, until the row's time is over."""
+    """Run each target in a thread, and meanwhile() repeatedly in this thread, until the row's time is over."""
     threads = [threading.Thread(target=guarded, args=(target, row), daemon=True) for target in targets]
     for thread in threads:
         thread.start()
@@ -83,7 +85,7 @@ def together(targets, row, meanwhile):
     for thread in threads:
         thread.join(ANSWER * 3)
         if thread.is_alive():
-            row.failed("a thread of the load did not come to its end")
+            row.failed("a thread of the load did not end")
 
 
 def guarded(target, row):
@@ -94,7 +96,7 @@ def guarded(target, row):
 
 
 def clean_up(world, row, conf, pods, base, socket=""):
-    """DEL of each pod, which succeeds; then nothing is there that was not in `base`."""
+    """Delete each pod. Report a failed DEL, and everything that was not in `base`."""
     for pod in pods:
         done = world.call("DEL", conf, pod, socket)
         if done.status or done.stdout:
@@ -103,11 +105,11 @@ def clean_up(world, row, conf, pods, base, socket=""):
         subprocess.run(["ip", "link", "del", name], capture_output=True)
     row.left(left_behind(world.node, base, *pods, seconds=5))
     for pid in plugin_processes(world, seconds=5):
-        row.left(f"a process goes on: {pid}")
+        row.left(f"a process still runs: {pid}")
 
 
 def plugin_processes(world, seconds):
-    """The command lines that name this node's plugin files, once they had some seconds to end."""
+    """Return the command lines of processes of this node's plugin files that do not end within `seconds`."""
     deadline = time.monotonic() + seconds
     while (found := _plugin_processes(world)) and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -119,7 +121,7 @@ def _plugin_processes(world):
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             if os.fsencode(world.bin_dir) in (folder / "environ").read_bytes():
-                words = (folder / "cmdline").read_bytes()
-                if words and b"serve" not in words and int(folder.name) != os.getpid():
-                    found.append(f"{folder.name} {words[:80]!r}")
+                command = (folder / "cmdline").read_bytes()
+                if command and b"serve" not in command and int(folder.name) != os.getpid():
+                    found.append(f"{folder.name} {command[:80]!r}")
     return found

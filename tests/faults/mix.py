@@ -1,6 +1,6 @@
-"""fastcni warm, one-shot and Go on one directory at once, while files are removed and added by hand.
+"""fastcni warm, fastcni one-shot and the Go plugins in one directory at once, with files added and removed by hand.
 
-No address is given twice, each DEL finds what any of the others added, and at the end the directory is empty."""
+No address is given twice. Each implementation deletes what another one added. At the end the directory is empty."""
 
 import fcntl
 import json
@@ -14,13 +14,13 @@ from faults.load import clean_up, pod_conf, together
 from faults.world import ANSWER, World
 from real_kernel.node import Inside
 
-SUBNET = "10.99.0.0/26"         # 61 addresses: full now and then
+SUBNET = "10.99.0.0/26"         # 61 addresses, so that it is full at times
 HAMMERS, PODS = 4, 2
 FULL = "no IP addresses available"
 
 
 class Addresses:
-    """Which attachment has which address. An address removed by hand has no owner."""
+    """The owner of each address. An address removed by hand has no owner."""
 
     def __init__(self, row):
         self.row, self.owners, self.lock = row, {}, threading.Lock()
@@ -37,7 +37,7 @@ class Addresses:
 
 
 class Hammer:
-    """Adds and deletes attachments of host-local, each request by another implementation."""
+    """A loop that adds and deletes attachments of host-local, each request by a random implementation."""
 
     def __init__(self, world, row, server, addresses, number):
         self.world, self.row, self.server, self.addresses = world, row, server, addresses
@@ -73,7 +73,7 @@ class Hammer:
 
 
 class Bridges(Hammer):
-    """The same with a pod and the bridge plugin: added by one, deleted by another."""
+    """The same loop with a pod and the bridge plugin."""
 
     def __init__(self, world, row, server, pod, number):
         super().__init__(world, row, server, None, number)
@@ -94,7 +94,7 @@ def host_local(world):
 
 
 def call(hammer, command, conf, cid, netns="/run/netns/none"):
-    """A request by one of the three, and by which."""
+    """Make a request by a random implementation. Return the process and the implementation."""
     by = hammer.rng.choice(["warm", "one-shot", "Go"])
     hammer.row.attempt()
     folder = PEER if by == "Go" else hammer.world.bin_dir
@@ -117,7 +117,7 @@ def campaign(row, _options):
         bridges = [Bridges(world, row, server, pod, number) for number, pod in enumerate(pods)]
 
         def by_hand():
-            """Another program's file comes or goes, or an address file of ours goes."""
+            """Add or remove a file of another program, or remove an address file of fastcni."""
             nonlocal count
             time.sleep(0.05)
             count += 1
@@ -153,14 +153,14 @@ def create(path):
 
 
 def remove(addresses, folder, address):
-    """Under the network's lock, or the address might be another attachment's between our look and our unlink."""
+    """Remove an address file under the network's lock, so that no other attachment gets the address meanwhile."""
     owner = addresses.take(address)
     path = os.path.join(folder, address)
     try:
         with open(os.path.join(folder, "lock")) as lock, open(path) as file:
             fcntl.flock(lock, fcntl.LOCK_EX)
             holds = file.read()
-        if owner and holds.startswith(owner + "\r"):    # else it is another attachment's by now
+        if owner and holds.startswith(owner + "\r"):    # else another attachment has it now
             os.unlink(path)
     except FileNotFoundError:
-        pass                    # its DEL was faster
+        pass                    # its DEL was first

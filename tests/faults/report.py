@@ -1,14 +1,14 @@
-"""One campaign's row in the table: attempts, failures, what was left behind."""
+"""The table of the campaigns: attempts, failures, residue."""
 
 import random
 import threading
 import time
 
-SHOWN = 8                       # of the failures of one campaign
+MAX_SHOWN = 8                   # failures of one campaign
 
 
 class Row:
-    """What a campaign does is counted here, by any thread. `until`: when it stops, in monotonic seconds."""
+    """A campaign's row. Any thread may count here. until: the end of the campaign, in monotonic seconds."""
 
     def __init__(self, name, seconds, seed):
         self.name, self.seed, self.until = name, seed, time.monotonic() + seconds
@@ -16,7 +16,7 @@ class Row:
         self.lock = threading.Lock()
 
     def rng(self, *more):
-        """Random choices that the seed repeats."""
+        """Return a generator of random choices that the seed repeats."""
         return random.Random(f"{self.seed} {self.name} {more}")
 
     @property
@@ -28,28 +28,28 @@ class Row:
             self.attempts += count
 
     def failed(self, text):
-        """The program did what it must not: a hang, no document, a wrong answer."""
+        """Count a failure: a hang, no document, a wrong answer."""
         self._add(self.failures, text)
 
     def left(self, text):
-        """Something is there that should not be; "" for nothing."""
+        """Count residue. "" is none."""
         if text:
             self._add(self.residue, text)
 
     def note(self, text):
-        """A figure for the table."""
+        """Add a note to the row."""
         with self.lock:
             self.notes.append(text)
 
     def _add(self, found, text):
         with self.lock:
             found.append(text)
-        if len(found) <= SHOWN:
+        if len(found) <= MAX_SHOWN:
             print(f"  {self.name}: {text[:1000]}", flush=True)
 
 
 def table(rows, took):
-    """The table in Markdown; took: {name: seconds}."""
+    """Return the table in Markdown. took: {name: seconds}."""
     lines = ["| campaign | attempts | failures | residue | seconds | |", "|---|--:|--:|--:|--:|---|"]
     lines += [f"| {row.name} | {row.attempts:,} | {len(row.failures)} | {len(row.residue)} | {took[row.name]:.0f} "
               f"| {', '.join(row.notes)} |" for row in rows]

@@ -1,4 +1,4 @@
-"""Load for a long time, with a flush now and then: the server's memory, descriptors and threads stay flat."""
+"""A long load with occasional flushes. The server's memory, descriptors and threads stay flat."""
 
 import os
 import subprocess
@@ -9,11 +9,11 @@ from faults.world import World
 from real_kernel.node import eventually
 
 PODS = 4
-WARM_UP = 0.25                  # of the time: caches fill, the allocator finds its size
-PAUSE = 0.5                     # seconds between two samples
-MORE_MEMORY = 3 << 10           # kB after the warm-up
-MORE = 16                       # threads or descriptors that may come after it: background threads start when needed
-FEWER = 20                      # seconds in which what is kept for idle namespaces is closed
+WARM_UP = 0.25                  # share of the time in which caches and the allocator's heap grow
+SAMPLE_S = 0.5                  # between two samples
+MAX_GROWTH_KB = 3 << 10         # of the memory after the warm-up
+MAX_MORE = 16                   # threads or descriptors after it: background threads start when needed
+CLOSE_S = 20                    # until the server has closed the sockets of idle namespaces
 
 
 class Sample:
@@ -35,24 +35,24 @@ def campaign(row, _options):
 
         def sample():
             nonlocal first, highest
-            time.sleep(PAUSE)
+            time.sleep(SAMPLE_S)
             now = Sample(pid)
             if first is None and time.monotonic() > warm_at:
                 first = now
             highest = max(highest, now.memory) if first else 0
-            if rng.random() < PAUSE / 10:
+            if rng.random() < SAMPLE_S / 10:
                 subprocess.run(["nft", "flush ruleset"], capture_output=True)
 
         runtimes = [Runtime(world, row, conf, pod, number, [server.path], flushed=True)
                     for number, pod in enumerate(pods)]
         together([each.loop for each in runtimes], row, sample)
-        flat = eventually(lambda: Sample(pid).descriptors <= first.descriptors + MORE, FEWER)
+        flat = eventually(lambda: Sample(pid).descriptors <= first.descriptors + MAX_MORE, CLOSE_S)
         last = Sample(pid)
         if not flat:
             row.failed(f"descriptors: {first.descriptors} after the warm-up, {last.descriptors} at the end")
-        if last.threads > first.threads + MORE:
+        if last.threads > first.threads + MAX_MORE:
             row.failed(f"threads: {first.threads} after the warm-up, {last.threads} at the end")
-        if last.memory > first.memory + MORE_MEMORY:
+        if last.memory > first.memory + MAX_GROWTH_KB:
             row.failed(f"memory: {first.memory} kB after the warm-up, {last.memory} at the end, {highest} at most")
         clean_up(world, row, conf, pods, base, server.path)
         row.note(f"memory {first.memory / 1024:.1f} to {last.memory / 1024:.1f} MB, "

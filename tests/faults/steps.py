@@ -1,10 +1,10 @@
-"""Each system call of a request fails or kills in turn, in each way that the kernel may answer it.
+"""A fault at each system call of a request in turn: each errno that the kernel may answer, and a kill.
 
     one-shot  the call is one of the plugin file's own process
-    launcher  the call is one of the plugin file's, which asks a server
+    launcher  the call is one of a plugin file that asks a server
     server    the call is one of the server's, while it works on the request
 
-After each there is one document on stdout or a valid result, a DEL without faults succeeds, and nothing is left.
+After each fault stdout has one document or a valid result, a DEL without faults succeeds, and nothing is left.
 """
 
 import json
@@ -20,16 +20,16 @@ from real_kernel.node import eventually, run
 
 COMMANDS = ("ADD", "DEL", "CHECK")
 MODES = ("one-shot", "launcher", "server")
-KEPT = 12                       # descriptors of one kind that workers may have more, for later requests
-SOME = 4                        # faults of each command at a time, where the time is limited
-QUIET = 0.02                    # seconds without a call: the server has done what it deferred
-BAD_ERRORS = {                  # texts that no error of one failed call may have
-    "this is a fault of fastcni": "an error that nobody expected", "while undoing": "the rollback failed",
+MAX_KEPT = 12                   # more descriptors of one kind, which workers keep for later requests
+SAMPLE = 4                      # faults of each command in one pass, with --seconds
+IDLE_S = 0.02                   # without a call: the server has done its deferred work
+BAD_ERRORS = {                  # texts that must not be in an error after one fault
+    "this is a fault of fastcni": "an unexpected exception", "while undoing": "the rollback failed",
 }
 
 
 def document_of(request, command):
-    """What is wrong with the answer of a request that was not killed; "" for nothing."""
+    """Return the fault in the answer of a request that was not killed, "" for none."""
     if request.status is None:
         return "no answer within the time limit"
     try:
@@ -45,20 +45,20 @@ def document_of(request, command):
     text = f"{answer.get('code')} {answer.get('msg')!r} {answer.get('details', '')!r}"
     if not (isinstance(answer.get("code"), int) and answer["code"] > 0 and answer.get("msg")):
         return f"an error without code or msg: {text}"
-    return next((f"{what}: {text}" for words, what in BAD_ERRORS.items() if words in text), "")
+    return next((f"{what}: {text}" for part, what in BAD_ERRORS.items() if part in text), "")
 
 
 class Steps:
-    """One case in one mode on a fresh node. `failed(what)` is told of each failure."""
+    """One case in one mode on a fresh node. failed(text): called for each failure."""
 
     def __init__(self, world, name, mode, failed):
         self.world, self.mode, self.failed, self.node = world, mode, failed, world.node
         self.case, self.pod = Case(name, world.node), world.pod()
         self.injector, self.server, self.open = Injector(world.folder), None, None
-        self.history, self.dirty = [], False            # what failed before on this node
+        self.history, self.dirty = [], False            # earlier faults on this node
         self.case.prepare(self.pod)
         if self.case.chained:
-            self.node.add(self.case.configuration(self.pod), self.pod)      # makes what stays for all pods
+            self.node.add(self.case.configuration(self.pod), self.pod)      # makes the tables that stay for all pods
             self.node.delete(self.case.configuration(self.pod), self.pod)
         self.case.finish(self.pod)
         self.base = self.node.left(self.pod)
@@ -66,7 +66,7 @@ class Steps:
     # -- one request ------------------------------------------------------------------------------------------------
 
     def clean(self, command, conf):
-        """A request without faults, in the way that the mode is about; the Request."""
+        """Make a request without faults in this mode. Return the Request."""
         if self.mode == "one-shot":
             reply = self.node.call(command, conf, self.pod)
             return Request(reply.status, reply.stdout)
@@ -74,7 +74,7 @@ class Steps:
         return self.world.call(command, conf, self.pod, self.server.path, TIME_LIMIT)
 
     def start(self):
-        """The server, if it does not run."""
+        """Start the server if it does not run."""
         if self.mode == "one-shot" or (self.server and self.server.process.poll() is None):
             return
         self.stop()
@@ -83,19 +83,19 @@ class Steps:
         self.open = None
 
     def stop(self):
-        """End the server. The injector is its tracer: with that the kernel ends the server, but not at once."""
+        """Kill the injector, the server's tracer. Wait until the kernel has ended the server with it."""
         if self.server:
             self.server.__exit__()
             eventually(lambda: not self.server.listens())
 
     def faulty(self, command, conf, at, variant):
-        """The request with call number `at` failing; (Request, calls, what failed)."""
+        """Make a request with a fault at call number `at`. Return (Request, calls, the call that failed)."""
         self.start()
         if self.mode == "server":
             self.injector.arm(at, variant)
             request = self.world.call(command, conf, self.pod, self.server.path, TIME_LIMIT)
             if request.status is None:
-                self.stop()                         # or each that follows would wait, too
+                self.stop()                         # else each later request would wait, too
             self._wait_until_idle()
             self.injector.disarm()
             return request, self.injector.calls(), self.injector.hit()
@@ -108,15 +108,15 @@ class Steps:
         count = -1
         while count != self.injector.control.count and self.server.process.poll() is None:
             count = self.injector.control.count
-            time.sleep(QUIET)
+            time.sleep(IDLE_S)
 
     # -- one round: prepare, the request with its fault, DEL, what is left --------------------------------------------
 
     def round(self, command, at, variant):
-        """One fault; what failed and what was wrong, as (text, [text]), and the calls that were made."""
+        """Inject one fault. Return (the call that failed, [what is wrong], the calls)."""
         wrong = []
         if self.mode == "one-shot" and not self.case.conf.get("backend"):
-            run("nft", "flush", "ruleset")          # or only the first ADD of all would make the tables
+            run("nft", "flush", "ruleset")          # else only the first ADD would make the tables
         self.case.prepare(self.pod)
         result = None
         if command != "ADD":
@@ -142,7 +142,7 @@ class Steps:
         return hit, wrong, calls
 
     def _effects(self, command, request, before):
-        """A failed ADD and a CHECK change nothing; a DEL that succeeds leaves nothing for the next."""
+        """Check that a failed ADD and a CHECK change nothing, and that a successful DEL leaves nothing."""
         if command == "CHECK" or (command == "ADD" and request.status):
             text = left_behind(self.node, before, self.pod)
             return [f"a failed ADD left: {text} (its error: {request.stdout!r})" if command == "ADD"
@@ -162,7 +162,7 @@ class Steps:
         wrong = [f"still locked: {path}" for path in held_locks(self.world.folder / "networks")]
         if self.mode == "server" and self.server and self.server.process.poll() is None:
             pid = self.injector.control.pid
-            if self.open is None:                   # after the first round it has what it keeps
+            if self.open is None:                   # after the first round the server has opened those that it keeps
                 self.open = kinds(descriptors(pid))
             elif not eventually(lambda: not grown(self.open, kinds(descriptors(pid))), 2):
                 now = kinds(descriptors(pid))
@@ -173,20 +173,20 @@ class Steps:
     # -- all of them ------------------------------------------------------------------------------------------------
 
     def ways(self, command):
-        """[(number of the call, variant)]: each way in which this request can fail here."""
+        """Return [(number of the call, variant)]: each way in which this request can fail."""
         _, wrong, calls = self.round(command, 0, 0)
         if self.mode == "server":
-            _, again, calls = self.round(command, 0, 0)     # what only the first request does is not what all do
+            _, again, calls = self.round(command, 0, 0)     # the first request makes more calls than later ones
             wrong += again
         for text in wrong:
             self.report(command, "no fault", text)
         return choices(calls, (LAUNCHER, PLUGIN) if self.mode != "server" else (0, LAUNCHER))
 
     def try_one(self, command, at, variant):
-        """Whether that fault happened; `dirty` where something was wrong."""
+        """Inject one fault. Return whether it happened. Set `dirty` if something is wrong."""
         hit, wrong, _ = self.round(command, at, variant)
         for text in wrong:
-            late = "without faults" in text or "left after" in text         # a fault before may have shown only now
+            late = "without faults" in text or "left after" in text         # an earlier fault may be the cause
             before = ", ".join(self.history[-3:]) if late else ""
             self.report(command, f"call {at} {hit or 'not reached'}", text, before)
         self.history.append(f"{command} call {at} {hit}")
@@ -199,20 +199,20 @@ class Steps:
 
 
 def kinds(found):
-    """Descriptors by what they are: {"socket": 9, "net": 2, "/run/x": 1}."""
+    """Return descriptors by kind: {"socket": 9, "net": 2, "/run/x": 1}."""
     return Counter(what.split(":")[0] for what in found.values())
 
 
 def grown(before, now):
-    """What there is more of than before. A server keeps some for later requests."""
+    """Return {kind: number} of descriptors that are more than before, except those that a server keeps."""
     return {what: count - before[what] for what, count in now.items()
-            if count > before[what] + (KEPT if what in ("socket", "/proc/sys/net/ipv6/conf") else 0)}
+            if count > before[what] + (MAX_KEPT if what in ("socket", "/proc/sys/net/ipv6/conf") else 0)}
 
 
-def run_case(name, mode, commands, most, seed, until, failed):
-    """Try up to `most` (None: all) of the faults of one case in one mode; how many there are and were tried.
+def run_case(name, mode, commands, limit, seed, until, failed):
+    """Try up to `limit` faults (None: all) of one case in one mode. Return the numbers of faults: possible, tried.
 
-    What has left something behind gets another node, so that no later fault is blamed for it."""
+    After residue the case continues on another node, so that no later fault is blamed for it."""
     possible, tried, left = 0, 0, list(commands)
     chosen, command = [], None
     while (chosen or left) and time.monotonic() < until:
@@ -224,7 +224,7 @@ def run_case(name, mode, commands, most, seed, until, failed):
                     found = steps.ways(command)
                     possible += len(found)
                     rng = random.Random(f"{seed} {name} {mode} {command}")
-                    chosen = rng.sample(found, min(most or len(found), len(found)))
+                    chosen = rng.sample(found, min(limit or len(found), len(found)))
                 else:
                     tried += steps.try_one(command, *chosen.pop())
     return possible, tried
@@ -235,14 +235,14 @@ def names(pattern=""):
 
 
 def campaign(row, options):
-    """All faults of all cases in each mode; with --seconds SOME of each at a time, until the time is over."""
+    """Try all faults of all cases in each mode; with --seconds SAMPLE of each command a pass."""
     runnable = {name: not reason_to_skip(features_of(name)) for name in names(options.only)}
     cases, passes, possible = [(name, mode) for name in runnable if runnable[name] for mode in MODES], 0, 0
     row.rng().shuffle(cases)
     while row.running and (options.seconds or not passes):
         for name, mode in cases:
             if row.running:
-                found, tried = run_case(name, mode, COMMANDS, SOME if options.seconds else None,
+                found, tried = run_case(name, mode, COMMANDS, SAMPLE if options.seconds else None,
                                         f"{row.seed} {passes}", row.until, row.failed)
                 possible += found
                 row.attempt(tried)

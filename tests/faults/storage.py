@@ -1,7 +1,7 @@
-"""A file system that fails: full, without inodes, read-only; and index files that are sparse or cut.
+"""A failing file system: full, without inodes or read-only; and index files that are sparse or cut.
 
-The data directory is a small tmpfs. One document is answered, a failed ADD leaves nothing, DEL works on a full disk,
-the server lives on, and when the disk is well again everything goes as before."""
+The data directory is a small tmpfs. The answer is one document, a failed ADD leaves nothing, and DEL works on a full
+disk. The server does not end. After the disk is repaired, all requests succeed."""
 
 import ctypes
 import os
@@ -27,7 +27,7 @@ class Disk:
         run("mount", "-t", "tmpfs", "-o", "size=256k,nr_inodes=64", "faults", path)
 
     def forbid_writes(self):
-        """A read-only mount over it: files that are open for writing keep a real one from becoming read-only."""
+        """Put a read-only bind mount over it: open files would prevent a remount of the tmpfs itself."""
         run("mount", "--bind", self.path, self.path)
         run("mount", "-o", "remount,bind,ro", self.path)
         self.read_only = True
@@ -38,7 +38,7 @@ class Disk:
                 while True:
                     file.write(bytes(4096))
             except OSError:
-                pass            # full, which is what we want
+                pass            # the disk is full
 
     def use_inodes(self):
         for number in range(1 << 20):
@@ -47,7 +47,7 @@ class Disk:
             except OSError:
                 return
 
-    def heal(self):
+    def repair(self):
         if self.read_only:
             run("umount", self.path)
             self.read_only = False
@@ -56,7 +56,7 @@ class Disk:
 
 
 def sparse(disk):
-    """An index as a backup restores it: with holes, on a disk that has no room for them."""
+    """Replace the index by a sparse one, as a backup restores it, on a full disk."""
     for path in Path(disk.path).glob(f"networks/*/{INDEX}"):
         size = path.stat().st_size
         path.unlink()
@@ -70,7 +70,7 @@ def cut(disk):
         os.truncate(path, 0)
 
 
-# condition: (how it comes about, whether DEL has to work in it)
+# condition: (the function that makes it, whether DEL must work)
 CONDITIONS = {"full": (Disk.fill, True), "no inodes": (Disk.use_inodes, True),
               "read-only": (Disk.forbid_writes, False),
               "full, a sparse index": (sparse, True), "a cut index": (cut, True)}
@@ -86,7 +86,7 @@ def campaign(row, _options):
             conditions(row, world)
         finally:
             world.closing.callback(os.close, home)
-            if libc.setns(home, CLONE_NEWNS):       # the tmpfs goes with the namespace
+            if libc.setns(home, CLONE_NEWNS):       # the namespace's end removes the tmpfs
                 raise OSError(ctypes.get_errno(), "return to the mount namespace")
 
 
@@ -106,12 +106,12 @@ def conditions(row, world):
                         row.failed(f"{name}: the server ended with status {server.process.returncode}")
                         return
     finally:
-        server.__exit__()                           # it has files of the tmpfs open
+        server.__exit__()                           # it has open files in the tmpfs
         subprocess.run(["umount", "-l", disk.path], check=False)
 
 
 def one(row, world, conf, pods, disk, socket, name, make, deletes):
-    """One pod is there before, another comes and goes while the disk fails."""
+    """Add one pod before the failure. Add and delete another one during it."""
     where = f"{name}, {'warm' if socket else 'one-shot'}"
     here, new = pods
 
@@ -131,7 +131,7 @@ def one(row, world, conf, pods, disk, socket, name, make, deletes):
         row.left(left_behind(world.node, before, *pods))
     asked("DEL", new, must=deletes)
     asked("DEL", here, must=deletes)
-    disk.heal()
+    disk.repair()
     for pod in pods:
         asked("DEL", pod, must=True)
         asked("ADD", pod, must=True)

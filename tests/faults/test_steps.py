@@ -1,7 +1,6 @@
-"""A sample of `make test-faults`: some system calls of each plugin fail or kill, then nothing is left.
+"""A sample of `make test-faults`: faults at some system calls of each plugin, after which nothing is left.
 
-FAULTS_SEED chooses them. It is fixed, so that a change is judged by the same faults as the change before
-it. Other seeds, and all the faults, are for `make test-faults`.
+FAULTS_SEED chooses the calls. The default is fixed, so that two changes are tested with the same faults.
 """
 
 import os
@@ -13,8 +12,8 @@ from faults.cases import PLUGINS, features_of
 from faults.steps import COMMANDS, MODES, run_case
 
 SEED = int(os.environ.get("FAULTS_SEED", "20779"))
-MOST = int(os.environ.get("FAULTS_MOST", "2"))          # of each command
-LIMIT = 120.0                                           # seconds for one case on a loaded machine
+MAX_FAULTS = int(os.environ.get("FAULTS_MAX", "2"))     # of each command
+LIMIT_S = 120.0                                         # for one case on a busy machine
 CASES = [pytest.param(name, marks=pytest.mark.needs(*features_of(name))) for name in PLUGINS]
 
 
@@ -24,9 +23,9 @@ CASES = [pytest.param(name, marks=pytest.mark.needs(*features_of(name))) for nam
 @pytest.mark.parametrize("name", CASES)
 def test_a_call_that_fails_or_kills_leaves_one_answer_and_nothing_else(name):
     mode = MODES[(SEED + list(PLUGINS).index(name)) % len(MODES)]
-    print(f"FAULTS_SEED={SEED} FAULTS_MOST={MOST} {name}, {mode}")
+    print(f"FAULTS_SEED={SEED} FAULTS_MAX={MAX_FAULTS} {name}, {mode}")
     failures = []
-    possible, tried = run_case(name, mode, COMMANDS, MOST, SEED, time.monotonic() + LIMIT, failures.append)
+    possible, tried = run_case(name, mode, COMMANDS, MAX_FAULTS, SEED, time.monotonic() + LIMIT_S, failures.append)
     print(f"{tried} of {possible} faults")
     assert tried, "no fault was tried"
     assert not failures, "\n".join(failures)

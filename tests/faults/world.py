@@ -1,4 +1,4 @@
-"""The node of a campaign: namespaces, installed plugins, servers, and the one place that looks for residue."""
+"""The node of a campaign: namespaces, installed plugins, servers, and the search for residue."""
 
 import contextlib
 import fcntl
@@ -15,8 +15,8 @@ from server.client import Server
 
 from fastcni.launcher.install import install
 
-SETTLED = 2.0           # seconds that the kernel and deferred work may take to remove what was deleted
-ANSWER = 90             # seconds for one request, on a loaded machine
+REMOVAL_S = 2.0         # until the kernel and deferred work have removed what was deleted
+ANSWER = 90             # seconds for one request, on a busy machine
 
 
 class Request:
@@ -27,7 +27,7 @@ class Request:
 
 
 class World:
-    """`with World() as world:` this thread is on a fresh node, which is removed at the end, also after Ctrl-C."""
+    """`with World() as world:` moves this thread to a fresh node. It is removed at the end, also after Ctrl-C."""
 
     def __init__(self):
         self.closing = contextlib.ExitStack()
@@ -58,7 +58,7 @@ class World:
             run("ip", "netns", "del", pod, check=False)
 
     def pod(self):
-        """The name of a new pod's namespace, where duplicate address detection takes no time."""
+        """Make a pod's namespace without duplicate address detection. Return its name."""
         name = f"faults-pod-{uuid.uuid4().hex[:8]}"
         run("ip", "netns", "add", name)
         self.pods.append(name)
@@ -67,7 +67,7 @@ class World:
         return name
 
     def server(self, *options, before=()):
-        """A running server of this node; it is killed at the end."""
+        """Start a server of this node. It is killed at the end."""
         server = Server(self.folder, "--log-level", "error", *options, before=before)
         return self.closing.enter_context(server)
 
@@ -77,7 +77,7 @@ class World:
                 "CNI_IFNAME": "eth0", "CNI_PATH": str(self.bin_dir), "FASTCNI_SOCKET": str(socket), **more}
 
     def call(self, command, conf, pod="", socket="", limit=ANSWER, **more):
-        """One request by the installed plugin file: warm where `socket` is a server's, else one-shot."""
+        """Make a request by the installed plugin file: warm if `socket` is a server's, else one-shot."""
         try:
             done = subprocess.run([self.bin_dir / conf["type"]], input=json.dumps(conf).encode(), capture_output=True,
                                   env=self.environment(command, pod, socket, **more), timeout=limit)
@@ -86,8 +86,8 @@ class World:
         return Request(done.returncode, done.stdout, done.stderr)
 
 
-def left_behind(node, before, *pods, seconds=SETTLED):
-    """What is there now and was not `before` (of node.left()), or the reverse, as text; "" for nothing."""
+def left_behind(node, before, *pods, seconds=REMOVAL_S):
+    """Return the differences between node.left() now and `before` as text, "" for none."""
     found = {}
 
     def same():
@@ -102,7 +102,7 @@ def left_behind(node, before, *pods, seconds=SETTLED):
 
 
 def items(left):
-    """What node.left() found, as a flat list of texts: "links of the host: ('br0', ...)"."""
+    """Return the findings of node.left() as a flat list of texts: "links of the host: ('br0', ...)"."""
     return [f"{what}{place}: {item}" for what, value in left.items() for place, found in places(what, value)
             for item in found]
 
@@ -116,7 +116,7 @@ def places(what, value):
 
 
 def held_locks(folder):
-    """The lock files below `folder` that a process still holds."""
+    """Return the lock files below `folder` that a process still holds."""
     held = []
     for path in Path(folder).rglob("*lock"):
         with open(path) as file:
@@ -128,7 +128,7 @@ def held_locks(folder):
 
 
 def descriptors(pid):
-    """{number: what it is} of a process."""
+    """Return a process's descriptors, {number: target}."""
     found = {}
     for number in os.listdir(f"/proc/{pid}/fd"):
         with contextlib.suppress(FileNotFoundError):

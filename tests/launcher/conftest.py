@@ -1,4 +1,4 @@
-"""An installed plugin whose Python is a shell script."""
+"""An installed plugin with a shell script in the place of Python."""
 
 import shutil
 import tempfile
@@ -12,7 +12,7 @@ from fastcni.launcher import pack
 
 @pytest.fixture(scope="module")
 def folder():
-    """Not tmp_path, which may be too long for the address of a socket."""
+    """A folder with a short path: tmp_path may be too long for a socket address."""
     path = tempfile.mkdtemp(prefix="fcni-")
     yield Path(path)
     shutil.rmtree(path)
@@ -20,6 +20,6 @@ def folder():
 
 @pytest.fixture(scope="module")
 def bridge(folder):
-    """A plugin file with the script for Python."""
+    """A plugin file with the script in the place of Python."""
     script = write_executable(folder / "python", INSTEAD_OF_PYTHON.encode())
     return write_executable(folder / "bridge", pack.pack(str(script)))

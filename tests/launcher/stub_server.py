@@ -1,7 +1,7 @@
-"""The launcher's warm door: what it asks a server, what it prints, and when it goes one-shot all the same.
+"""A stub of the server for tests of the launcher's warm mode, and a stub of Python for its one-shot mode.
 
-The server here is a thread that says what the test wants. Python behind the launcher is a shell script that says
-that it was started and prints its stdin, so that every road to one-shot can be compared with having no server.
+The server is a thread that gives the answer of the test. A shell script takes Python's place: it prints its name and
+its stdin. So each path to one-shot can be compared with a run without a server.
 """
 
 import array
@@ -21,10 +21,10 @@ import pytest
 HEAD = struct.Struct("=4sIII")
 NETNS = 1
 DECLINED = 2
-BODY_BYTES = 128 << 10                # of the launcher, for environment and stdin, and for both streams of an answer
+BODY_BYTES = 128 << 10                # of a message's body: environment and stdin, or both streams of an answer
 PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
-LONG = bytes(range(256)) * 800  # more than a message has room for
-FULL = LONG[:120_000]           # less, but most of it
+LONG = bytes(range(256)) * 800  # does not fit into a message
+FULL = LONG[:120_000]           # fits, and fills most of it
 INSTEAD_OF_PYTHON = """\
 #!/bin/sh
 name=$6
@@ -42,7 +42,7 @@ def write_executable(path, data):
 
 
 class Request:
-    """What arrived: the message, its head, its stdin, and of each descriptor what /proc calls it."""
+    """A received request: the message, its head, its stdin, and the link in /proc of each descriptor."""
 
     def __init__(self, data, fds):
         self.data = data
@@ -55,7 +55,7 @@ class Request:
 
 
 def receive(conn):
-    """The Request that comes next, None if the caller went without one."""
+    """Return the next Request, None if the caller closed the connection."""
     data, ancillary, flags, _ = conn.recvmsg(1 << 20, socket.CMSG_SPACE(32), socket.MSG_CMSG_CLOEXEC)
     assert not flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC)
     fds = array.array("i", b"".join(sent for _, _, sent in ancillary))
@@ -72,7 +72,7 @@ def reply(status, stdout=b"", stderr=b"", magic=b"fcni", version=2):
 
 def send_in_memory(conn, status, stdout, stderr, more=b"", files=1):
     memory = os.memfd_create("answer")
-    with open(memory, "wb") as file:            # which leaves its position at the end
+    with open(memory, "wb") as file:            # the position stays at the end
         file.write(stderr + stdout)
         file.flush()
         head = HEAD.pack(b"fcni", 2, status, len(stderr)) + more
@@ -86,9 +86,9 @@ class Server:
 
 @contextmanager
 def serving(folder, answer):
-    """A Server; answer is the message that it sends, or a function that is called with (connection, request).
+    """Run a Server. answer: the message that it sends, or a function of (connection, request).
 
-    Where that function is marked `unread` it has the connection alone, and nothing is read for it.
+    A function marked `@unread` gets only the connection, and nothing is read before it.
     """
     server = Server(str(folder / "server"))
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -100,7 +100,7 @@ def serving(folder, answer):
             try:
                 conn, _ = listener.accept()
             except OSError:
-                return                          # the test is over
+                return                          # the test has ended
             with conn:
                 try:
                     if getattr(answer, "unread", False):
@@ -128,7 +128,7 @@ def variables(server, command="ADD", **more):
 
 
 def run(*words, env, stdin=b"{}", **more):
-    """(status, stdout, stderr) of a plugin; stdin: bytes or a file."""
+    """Run a plugin. Return (status, stdout, stderr). stdin: bytes or a file."""
     given = {"input": stdin} if isinstance(stdin, bytes) else {"stdin": stdin}
     done = subprocess.run(words, env=env, capture_output=True, timeout=60, check=False, **given, **more)
     return done.returncode, done.stdout, done.stderr
@@ -136,7 +136,7 @@ def run(*words, env, stdin=b"{}", **more):
 
 @contextmanager
 def started(*words, **more):
-    """A plugin that runs on while the test does; it does not outlive it."""
+    """Start a plugin that runs beside the test. Kill it at the end."""
     with subprocess.Popen(words, **({"stdout": subprocess.PIPE} | more)) as running:
         try:
             yield running
@@ -145,7 +145,7 @@ def started(*words, **more):
 
 
 def asked(bridge, folder, stdin=b"{}", words=None, **env):
-    """The one request of a run with these variables."""
+    """Run a plugin with these variables. Return its one request."""
     with serving(folder, reply(0, b"warm")) as server:
         assert run(*(words or [bridge]), env=variables(server, **env), stdin=stdin) == (0, b"warm", b"")
     (request,) = server.requests
@@ -164,19 +164,19 @@ def closed_at_once(conn):
 
 @unread
 def closed_unread(conn):
-    """ECONNRESET for the caller: the request is there, and goes with the connection."""
+    """Close with the request unread: the caller gets ECONNRESET."""
     select.select([conn], [], [])
 
 
 @unread
 def answered_unread(conn):
-    """A server that declines whoever comes: the reset overtakes its word."""
+    """Decline without reading: the caller gets the reset before the answer."""
     select.select([conn], [], [])
     conn.send(reply(DECLINED))
 
 
 def strace_words(folder, *more):
-    """The arguments that trace a plugin into folder/trace; `more`: what strace -e takes. Skips without strace."""
+    """Return the command that traces a plugin into folder/trace. more: for strace -e. Skip the test without strace."""
     words = ["strace", "-o", str(folder / "trace")]
     if not shutil.which("strace"):
         pytest.skip("no strace")
@@ -186,20 +186,20 @@ def strace_words(folder, *more):
     return [*words, *(word for each in more for word in ("-e", each))]
 
 
-def until(what):
+def until(condition):
     for _ in range(1000):
-        if what():
+        if condition():
             return
         time.sleep(0.01)
-    raise AssertionError("it has not come to that within ten seconds")
+    raise AssertionError("the condition was not met within ten seconds")
 
 
 def waits_in_the_kernel(pid, state="S"):
-    """Asleep as the launcher: not the shell that starts it, nor Python."""
+    """Whether the launcher itself waits: not the shell that starts it, nor Python."""
     if os.path.basename(os.readlink(f"/proc/{pid}/exe")) != "bridge":
         return False
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == state
 
 
 def went_away(conn, _):
-    """The request was read: an end of file for the caller."""
+    """Close after the request was read: the caller gets an end of file."""

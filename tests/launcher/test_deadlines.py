@@ -1,6 +1,6 @@
-"""A server that is stopped or stuck: the launcher waits for it no longer than its deadlines say.
+"""The launcher's deadlines for a server that is stopped or hangs.
 
-The plugin file of these tests has short ones: the stories are the same.
+The plugin file of these tests has shorter deadlines than an installed one.
 """
 
 import json
@@ -35,7 +35,7 @@ def bridge(folder):
 
 @pytest.fixture
 def stopped(folder):
-    """The path of a listening socket whose server takes nothing, and the socket."""
+    """The path of a listening socket whose server accepts nothing, and the socket."""
     path = folder / "stopped"
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(str(path))
@@ -46,7 +46,7 @@ def stopped(folder):
 
 
 def has_left(conn):
-    """Would a server that looks now see that the caller is gone? Without a wait."""
+    """Whether the server can see now that the caller has left."""
     conn.setblocking(False)
     try:
         return conn.recv(1) == b""
@@ -55,8 +55,8 @@ def has_left(conn):
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_server_that_takes_no_connection_is_passed_by(bridge, stopped, command):
-    """It was waited for for ever. When it wakes it finds the request, and that its caller has left."""
+def test_a_server_that_accepts_no_connection_is_skipped(bridge, stopped, command):
+    """The launcher waited for ever. When the server continues, it sees the request and that its caller has left."""
     path, listener = stopped
     assert run(bridge, env=variables(path, command)) == run(bridge, env=variables("", command))
     conn, _ = listener.accept()
@@ -65,7 +65,7 @@ def test_server_that_takes_no_connection_is_passed_by(bridge, stopped, command):
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_server_that_takes_the_connection_and_reads_nothing_is_passed_by(bridge, folder, command):
+def test_a_server_that_accepts_the_connection_and_reads_nothing_is_skipped(bridge, folder, command):
     seen = []
 
     @unread
@@ -78,7 +78,7 @@ def test_server_that_takes_the_connection_and_reads_nothing_is_passed_by(bridge,
     assert seen == [(f"CNI_COMMAND={command}", True)]
 
 
-def test_add_that_was_read_and_not_answered_in_time_is_for_the_runtime_to_repeat(bridge, folder):
+def test_an_add_that_was_read_and_not_answered_in_time_fails_with_code_11(bridge, folder):
     with serving(folder, lambda conn, _: conn.recv(1)) as server:
         status, stdout, _ = run(bridge, env=variables(server))
     error = json.loads(stdout)
@@ -87,13 +87,13 @@ def test_add_that_was_read_and_not_answered_in_time_is_for_the_runtime_to_repeat
 
 
 @pytest.mark.parametrize("command", COMMANDS[1:])
-def test_other_command_that_was_read_and_not_answered_in_time_is_done_one_shot(bridge, folder, command):
+def test_another_command_that_was_read_and_not_answered_in_time_is_repeated_one_shot(bridge, folder, command):
     with serving(folder, lambda conn, _: conn.recv(1)) as server:
         assert run(bridge, env=variables(server, command)) == run(bridge, env=variables("", command))
     assert len(server.requests) == 1
 
 
-def test_answer_that_comes_after_the_first_deadline_is_printed(bridge, folder):
+def test_an_answer_after_the_first_deadline_is_printed(bridge, folder):
     def answer(conn, _):
         time.sleep(3 * UNREAD)
         conn.send(reply(0, b"warm"))
@@ -102,8 +102,8 @@ def test_answer_that_comes_after_the_first_deadline_is_printed(bridge, folder):
         assert run(bridge, env=variables(server)) == (0, b"warm", b"")
 
 
-def test_request_that_is_read_while_its_caller_leaves_is_not_done_twice(bridge, folder):
-    """Between the launcher's look whether it was read and its leaving the server wakes, reads it, and may begin."""
+def test_a_request_that_is_read_while_its_caller_leaves_is_not_done_twice(bridge, folder):
+    """The server continues and reads the request between the launcher's check and its shutdown of the connection."""
     words = strace_words(folder, "inject=shutdown:delay_enter=2000000")
 
     @unread
@@ -117,8 +117,8 @@ def test_request_that_is_read_while_its_caller_leaves_is_not_done_twice(bridge, 
     assert (status, json.loads(stdout)["code"]) == (1, 11)
 
 
-def test_deadlines_of_an_installed_file_leave_the_server_the_time_that_it_takes():
-    """A request that waits for 60 s and then is worked on must be over before its caller gives it up."""
+def test_the_deadlines_of_an_installed_file_are_longer_than_those_of_the_server():
+    """A request that waits for 60 s in the queue, and then runs, must end before its caller gives up."""
     unread_ms, answer_ms, quick_ms, _ = pack.CONFIG.unpack_from(
         data := pack.pack("/usr/bin/python3"), data.find(pack.CONFIG_MAGIC))[4:]
     assert (unread_ms, answer_ms, quick_ms) == (10_000, 400_000, 30_000)

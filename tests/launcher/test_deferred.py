@@ -1,4 +1,4 @@
-"""What a one-shot plugin leaves to a child, and which of the two closes a socket last."""
+"""The child process to which a one-shot plugin leaves work, and the order in which the two close a socket."""
 
 import os
 import select
@@ -13,20 +13,20 @@ from fastcni.kernel import uapi
 from fastcni.kit.call.host import Host
 
 ROOT = str(Path(fastcni.__file__).parent.parent)
-# A process that leaves a "socket" to a child, says which, and ends when it is told to.
+# A process that leaves a "socket" to a child, prints the child's id, and ends when its stdin ends.
 PARENT = """
 import posix, sys
 sys.path.append({root!r})
 from fastcni.launcher import bootstrap
 fork = posix.fork
 
-def told():
+def reported():
     child = fork()
     if child:
         posix.write(1, b"%d\\n" % child)
     return child
 
-posix.fork = told
+posix.fork = reported
 bootstrap.Deferred().close({sock})
 posix.read(0, 1)
 posix._exit(0)
@@ -49,8 +49,8 @@ def ended(pidfd, seconds):
 
 @pytest.mark.parametrize("end", ["by itself", "killed"])
 def test_the_child_that_closes_last_ends_after_the_plugin(parent, end):
-    """It closed at once. Where it came first, under load, the plugin was the last: 20 to 40 ms more for each DEL of
-    twenty, since the kernel lets the last close() of a netfilter socket wait for RCU."""
+    """The child closed the socket at once, under load before the plugin did. So the plugin's close() was the last, and
+    waited for RCU: each of twenty parallel DELs took 20 to 40 ms more."""
     pidfd = os.pidfd_open(int(parent.stdout.readline()))
     try:
         assert not ended(pidfd, 0.5)
@@ -66,13 +66,13 @@ def test_the_child_holds_none_of_the_callers_streams(parent):
     pidfd = os.pidfd_open(child)
     try:
         parent.stdin.close()
-        assert parent.stdout.read() == b""          # a child with our stdout would keep it open
+        assert parent.stdout.read() == b""          # a child with this stdout would keep it open
         assert ended(pidfd, 30)
     finally:
         os.close(pidfd)
 
 
-def test_a_host_leaves_the_close_of_a_netfilter_socket_to_what_can_close_last():
+def test_a_host_defers_the_close_of_a_netfilter_socket():
     closed = []
 
     class Deferred:

@@ -1,4 +1,4 @@
-"""When the launcher goes one-shot all the same, and when it must not."""
+"""The cases in which the launcher goes one-shot although a server listens, and those in which it must not."""
 
 import json
 import os
@@ -36,7 +36,7 @@ NOTHING_DONE = {
     "closed unread": closed_unread,
     "answered unread": answered_unread,
     "declined": reply(DECLINED),
-    "declined with words": reply(DECLINED, LONG[:BODY_BYTES], b""),
+    "declined with text": reply(DECLINED, LONG[:BODY_BYTES], b""),
     "another version": reply(0, b"out", version=1),
     "another magic": reply(0, b"out", magic=b"FCNI"),
     "garbage": LONG[:100_000],
@@ -44,8 +44,8 @@ NOTHING_DONE = {
 }
 LOST = {
     "closed": went_away,
-    "a status that is none": reply(3),
-    "stderr that is longer than the message": HEAD.pack(b"fcni", 2, 0, 5) + b"four",
+    "an invalid status": reply(3),
+    "stderr longer than the message": HEAD.pack(b"fcni", 2, 0, 5) + b"four",
     "streams that do not fit": reply(0, LONG[:BODY_BYTES + 1]),
     "memory and more": lambda conn, _: send_in_memory(conn, 0, b"out", b"", more=b"x"),
     "two memory files": lambda conn, _: send_in_memory(conn, 0, b"out", b"", files=2),
@@ -55,8 +55,8 @@ LOST = {
 @pytest.mark.parametrize("stdin", [b"{}", FULL, b""], ids=["short", "full", "empty"])
 @pytest.mark.parametrize("command", ["ADD", "DEL"])
 @pytest.mark.parametrize("why", NOTHING_DONE)
-def test_request_that_was_not_worked_on_is_done_one_shot(bridge, folder, why, command, stdin):
-    """With its stdin, and with no open file more than otherwise."""
+def test_a_request_that_the_server_has_not_begun_is_done_one_shot(bridge, folder, why, command, stdin):
+    """Python gets the same stdin and the same number of open files as without a server."""
     alone = run(bridge, env=variables("", command), stdin=stdin)
     assert (alone[0], alone[1].splitlines()[0][:20]) == (3, f"one-shot bridge, {command}".encode())
     assert alone[1].endswith(b"stdin:\n" + stdin)
@@ -64,14 +64,14 @@ def test_request_that_was_not_worked_on_is_done_one_shot(bridge, folder, why, co
         assert run(bridge, env=variables(server, command, CNI_NETNS="/proc/self/ns/net"), stdin=stdin) == alone
 
 
-def test_memory_of_an_answer_that_is_none_stays_behind(bridge, folder):
+def test_the_memory_file_of_an_invalid_answer_is_closed(bridge, folder):
     alone = run(bridge, env=variables(""))
     with serving(folder, lambda conn, _: send_in_memory(conn, DECLINED, b"out", b"")) as server:
         assert run(bridge, env=variables(server)) == alone
 
 
 def test_python_gives_the_same_answer_after_a_server_has_declined(folder, tmp_path):
-    """host-local's result shows that stdin came through; its file that it was asked once."""
+    """host-local's result shows that it got stdin; its file shows that it was called once."""
     plugin = write_executable(folder / "host-local", pack.pack(checked_interpreter(base_interpreter())))
     more = {"CNI_CONTAINERID": "x", "CNI_IFNAME": "eth0", "CNI_NETNS": "/nowhere", "CNI_PATH": "/nowhere"}
     answers = []
@@ -89,7 +89,7 @@ def test_python_gives_the_same_answer_after_a_server_has_declined(folder, tmp_pa
 
 @pytest.mark.parametrize("env", [{"FASTCNI_WIRE": "1"}, {"CNI_COMMAND": ""}, {"CNI_ARGS": "x" * 127_000},
                                  {"CNI_A": "x" * 64_000, "CNI_B": "x" * 64_000}])
-def test_request_that_is_not_for_a_server_does_not_go_there(bridge, folder, env):
+def test_a_request_that_is_not_for_a_server_is_not_sent(bridge, folder, env):
     alone = run(bridge, env=variables("") | env, stdin=LONG)
     assert alone[1].endswith(LONG)
     with serving(folder, reply(0, b"warm")) as server:
@@ -98,9 +98,9 @@ def test_request_that_is_not_for_a_server_does_not_go_there(bridge, folder, env)
 
 
 @pytest.mark.parametrize("command", ["ADD", "GC"])
-def test_stdin_that_does_not_fit_a_message_goes_one_shot(bridge, folder, command):
-    """30 MB of `[],` took 1.8 GB of a server and a minute of all its callers. A process can be afforded for a
-    configuration of that size, and its memory goes with it."""
+def test_stdin_that_does_not_fit_into_a_message_goes_one_shot(bridge, folder, command):
+    """30 MB of `[],` took 1.8 GB of a server's memory, and all its callers waited for a minute. One-shot, the memory is
+    free again when the process ends."""
     alone = run(bridge, env=variables("", command), stdin=LONG)
     assert alone[1].endswith(LONG)
     with serving(folder, reply(0, b"warm")) as server:
@@ -108,7 +108,7 @@ def test_stdin_that_does_not_fit_a_message_goes_one_shot(bridge, folder, command
     assert not server.requests
 
 
-def test_plugin_started_by_hand_does_not_ask_a_server(bridge, folder):
+def test_a_plugin_started_by_hand_does_not_ask_a_server(bridge, folder):
     with serving(folder, reply(0, b"warm")) as server:
         env = variables(server)
         del env["CNI_COMMAND"]
@@ -116,7 +116,7 @@ def test_plugin_started_by_hand_does_not_ask_a_server(bridge, folder):
     assert not server.requests
 
 
-def test_address_is_the_one_of_the_unit_if_none_is_given(bridge):
+def test_the_default_address_is_that_of_the_unit(bridge):
     assert b"\0/run/fastcni/fastcni.sock\0" in bridge.read_bytes()
 
 
@@ -127,11 +127,11 @@ def listener_of(kind, path):
     return listener
 
 
-def test_server_that_is_not_there_is_not_missed(bridge, folder):
+def test_without_a_server_the_launcher_goes_one_shot(bridge, folder):
     alone = run(bridge, env=variables(""), stdin=LONG)
     assert alone[1].endswith(LONG)
     left, other = str(folder / "left"), str(folder / "other")
-    listener_of(socket.SOCK_SEQPACKET, left).close()            # nobody listens: ECONNREFUSED
+    listener_of(socket.SOCK_SEQPACKET, left).close()            # no listener: ECONNREFUSED
     with listener_of(socket.SOCK_STREAM, other):                # EPROTOTYPE
         for path in ("/nowhere/socket", left, other, str(folder), str(bridge) + "/x", "/" + "x" * 107, "x" * 5000):
             assert run(bridge, env=variables(path), stdin=LONG) == alone, path
@@ -139,14 +139,14 @@ def test_server_that_is_not_there_is_not_missed(bridge, folder):
     os.unlink(other)
 
 
-def test_longest_address_of_a_socket_is_tried(bridge, folder):
+def test_the_longest_socket_address_is_tried(bridge, folder):
     deep = folder / "d" / ("d" * (107 - len(f"{folder}/d//server")))
     deep.mkdir(parents=True)
     assert len(str(deep / "server")) == 107
     assert asked(bridge, deep).stdin == b"{}"
 
 
-def test_server_with_too_many_waiting_is_not_waited_for(bridge, folder):
+def test_a_server_with_a_full_backlog_is_skipped(bridge, folder):
     alone = run(bridge, env=variables(""))
     path, waiting = str(folder / "full"), []
     with listener_of(socket.SOCK_SEQPACKET, path):
@@ -159,8 +159,8 @@ def test_server_with_too_many_waiting_is_not_waited_for(bridge, folder):
         each.close()
 
 
-def test_server_that_goes_before_it_has_accepted_has_done_nothing(bridge, folder):
-    """The connection waits in the backlog with the request in it; with the listener both go."""
+def test_a_server_that_ends_before_it_accepts_has_done_nothing(bridge, folder):
+    """The connection waits in the backlog with the request. Both end with the listener."""
     alone = run(bridge, env=variables(""), stdin=FULL)
     path = str(folder / "backlog")
     with listener_of(socket.SOCK_SEQPACKET, path) as listener, tempfile.TemporaryFile() as stdin:
@@ -174,8 +174,8 @@ def test_server_that_goes_before_it_has_accepted_has_done_nothing(bridge, folder
 
 
 @pytest.mark.parametrize("why", LOST)
-def test_add_that_was_lost_is_for_the_runtime_to_repeat(bridge, folder, why):
-    """It may have changed something: no second ADD on top of it."""
+def test_a_lost_add_fails_with_code_11(bridge, folder, why):
+    """It may have changed something, so the launcher must not add again."""
     with serving(folder, LOST[why]) as server:
         status, stdout, stderr = run(bridge, env=variables(server), stdin=FULL)
     error = json.loads(stdout)
@@ -186,7 +186,7 @@ def test_add_that_was_lost_is_for_the_runtime_to_repeat(bridge, folder, why):
 
 @pytest.mark.parametrize("stdin", [b"{}", FULL], ids=["short", "full"])
 @pytest.mark.parametrize("command", ["DEL", "CHECK", "GC", "STATUS", "VERSION", "ADDX", "AD"])
-def test_other_command_that_was_lost_is_done_again_one_shot(bridge, folder, command, stdin):
+def test_another_lost_command_is_repeated_one_shot(bridge, folder, command, stdin):
     alone = run(bridge, env=variables("", command), stdin=stdin)
     for answer in LOST.values():
         with serving(folder, answer) as server:
@@ -195,8 +195,8 @@ def test_other_command_that_was_lost_is_done_again_one_shot(bridge, folder, comm
 
 
 @pytest.mark.parametrize("closed", [(0,), (1,), (2,), (0, 1), (0, 2), (1, 2), (0, 1, 2)])
-def test_caller_that_has_closed_a_stream_is_served_one_shot(bridge, folder, closed):
-    """The first descriptor would land there. No runtime does that; Python has the words for it."""
+def test_a_caller_that_has_closed_a_stream_is_served_one_shot(bridge, folder, closed):
+    """The socket would get the number of that stream. No runtime does this; Python reports it."""
     words = ["sh", "-c", f"exec {' '.join(f'{fd}>&-' for fd in closed)}; exec {bridge}"]
     alone = run(*words, env=variables(""))
     with serving(folder, reply(0, b"warm")) as server:
@@ -204,25 +204,25 @@ def test_caller_that_has_closed_a_stream_is_served_one_shot(bridge, folder, clos
     assert not server.requests
 
 
-def test_stdin_that_cannot_be_read_is_left_to_python_unless_it_is_a_folder(bridge, folder):
-    for path, flags, said in ((folder, os.O_RDONLY, (b"", b"error reading from stdin: Is a directory")),
+def test_stdin_that_cannot_be_read_is_reported_by_python_unless_it_is_a_folder(bridge, folder):
+    for path, flags, expected in ((folder, os.O_RDONLY, (b"", b"error reading from stdin: Is a directory")),
                               ("/dev/null", os.O_WRONLY, (b"cat:", b""))):
         stdin = os.open(path, flags)
         alone = run(bridge, env=variables(""), stdin=stdin)
         with serving(folder, reply(0, b"warm")) as server:
             assert run(bridge, env=variables(server), stdin=stdin) == alone
         os.close(stdin)
-        assert alone[2].startswith(said[0]) and said[1] in alone[1]
+        assert alone[2].startswith(expected[0]) and expected[1] in alone[1]
         assert not server.requests
 
 
-def test_answer_for_which_there_is_no_descriptor_is_lost(bridge, folder):
+def test_an_answer_without_a_free_descriptor_is_lost(bridge, folder):
     with serving(folder, lambda conn, _: send_in_memory(conn, 0, b"out", b"")) as server:
         status, stdout, _ = run("sh", "-c", f"ulimit -n 4; exec {bridge}", env=variables(server))
     assert (status, json.loads(stdout)["code"]) == (1, 11)
 
 
-def test_stdin_that_nothing_can_hold_is_said_in_words(bridge, folder):
+def test_stdin_without_a_descriptor_for_its_memory_file_is_an_error(bridge, folder):
     with serving(folder, reply(0)) as server:
         status, stdout, _ = run("sh", "-c", f"ulimit -n 4; exec {bridge}", env=variables(server), stdin=LONG)
     error = json.loads(stdout)

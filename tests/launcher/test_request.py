@@ -1,4 +1,4 @@
-"""What the launcher asks a server, and how it prints the answer."""
+"""The request that the launcher sends to a server, and how it prints the answer."""
 
 import os
 import subprocess
@@ -24,7 +24,7 @@ NETNS = 1
 MAX_STDIN = 32 << 20
 
 
-def test_request_is_these_bytes(bridge, folder):
+def test_a_request_has_these_bytes(bridge, folder):
     request = asked(bridge, folder, command="DEL", CNI_IFNAME="eth0", HOME="/", TRACEPARENT="00-1", stdin=b'{"a":1}')
     assert [request.data[at:at + 4].hex(" ") for at in range(0, len(request.data), 4)] == [
         "66 63 6e 69",  # fcni
@@ -50,7 +50,7 @@ def test_request_is_these_bytes(bridge, folder):
     ]
 
 
-def test_variables_for_plugins_travel_and_no_others(bridge, folder):
+def test_only_the_variables_for_plugins_are_sent(bridge, folder):
     env = {"CNI_NETNS": "", "CNI_ARGS": "A=1;B=ü", "CNI_NETNS_OVERRIDE": "1", "CNI_": "x", "TRACEPARENT": "00-1",
            "TRACESTATE": "a=b", "BAGGAGE": "c=d"}
     others = {"HOME": "/", "XCNI_ARGS": "no", "CNI": "no", "cni_args": "no", "BAGGAGES": "no", "TRACE": "no",
@@ -60,34 +60,34 @@ def test_variables_for_plugins_travel_and_no_others(bridge, folder):
     assert request.strings == ["bridge", "CNI_COMMAND=CHECK", *(f"{name}={value}" for name, value in env.items())]
 
 
-def test_name_is_the_one_it_was_called_by(bridge, folder):
+def test_the_plugins_name_is_that_of_its_call(bridge, folder):
     with serving(folder, reply(0)) as server:
         for name in ("loopback", "/opt/cni/bin/host-local"):
             assert run(name, executable=bridge, env=variables(server)) == (0, b"", b"")
     assert [request.strings[0] for request in server.requests] == ["loopback", "host-local"]
 
 
-def test_the_pods_namespace_is_open(bridge, folder):
-    """A namespace of another kind stands for the pod's, which would need root."""
+def test_a_descriptor_of_the_pods_namespace_is_sent(bridge, folder):
+    """The test uses a namespace of another kind, because a network namespace would need root."""
     request = asked(bridge, folder, CNI_NETNS="/proc/self/ns/uts")
     assert request.descriptors == NETNS
     assert request.files == [os.readlink("/proc/self/ns/uts")]
 
 
 @pytest.mark.parametrize("netns", [None, "", "/nowhere/netns", "/proc/self/ns/net/", "x" * 5000])
-def test_namespace_that_cannot_be_opened_is_left_out(bridge, folder, netns):
+def test_a_namespace_that_cannot_be_opened_is_not_sent(bridge, folder, netns):
     request = asked(bridge, folder, **({} if netns is None else {"CNI_NETNS": netns}))
     assert (request.descriptors, request.files) == (0, [])
     assert netns is None or f"CNI_NETNS={netns}" in request.strings
 
 
-def test_pipe_in_the_place_of_a_namespace_is_not_waited_for(bridge, folder):
+def test_the_launcher_does_not_wait_for_a_pipe_at_the_namespaces_path(bridge, folder):
     os.mkfifo(folder / "pipe")
     assert asked(bridge, folder, CNI_NETNS=str(folder / "pipe")).files == [str(folder / "pipe")]
 
 
-def test_version_leaves_stdin_alone(bridge, folder):
-    here, there = os.pipe()                     # nothing comes out of it, not even an end
+def test_version_does_not_read_stdin(bridge, folder):
+    here, there = os.pipe()                     # never readable, and no end of file
     try:
         request = asked(bridge, folder, command="VERSION", stdin=here)
     finally:
@@ -97,19 +97,19 @@ def test_version_leaves_stdin_alone(bridge, folder):
 
 
 def test_stdin_may_fill_the_message(bridge, folder):
-    """One byte more, and the launcher cannot know that it is the last: it goes one-shot."""
-    room = BODY_BYTES - len(b"bridge\0CNI_COMMAND=ADD\0")
-    for size in (0, 1, room - 1):
+    """With one byte more, the launcher cannot know that stdin ends there. It goes one-shot."""
+    size_left = BODY_BYTES - len(b"bridge\0CNI_COMMAND=ADD\0")
+    for size in (0, 1, size_left - 1):
         request = asked(bridge, folder, stdin=LONG[:size])
         assert request.stdin == LONG[:size], size
         assert len(request.data) <= HEAD.size + BODY_BYTES
     with serving(folder, reply(0, b"warm")) as server:
-        assert run(bridge, env=variables(server), stdin=LONG[:room])[1].endswith(b"stdin:\n" + LONG[:room])
+        assert run(bridge, env=variables(server), stdin=LONG[:size_left])[1].endswith(b"stdin:\n" + LONG[:size_left])
     assert not server.requests
 
 
-def test_stdin_is_read_to_a_bound(bridge, folder):
-    words = ["sh", "-c", f"ulimit -f {2 * MAX_STDIN // 512}; exec {bridge}"]    # or it takes all memory, if it fails
+def test_stdin_is_read_up_to_a_limit(bridge, folder):
+    words = ["sh", "-c", f"ulimit -f {2 * MAX_STDIN // 512}; exec {bridge}"]    # limits memory if it fails
     with serving(folder, reply(0, b"warm")) as server, open("/dev/zero", "rb") as endless:
         _, stdout, _ = run(*words, env=variables(server), stdin=endless)
     assert MAX_STDIN < len(stdout) < MAX_STDIN + 3 * BODY_BYTES and not server.requests
@@ -124,7 +124,7 @@ def test_stdin_may_be_a_file(bridge, folder):
 
 @pytest.mark.parametrize("blocking", [True, False])
 @pytest.mark.parametrize("size", [300, BODY_BYTES - 100])
-def test_stdin_that_comes_late_and_in_pieces_is_waited_for(bridge, folder, blocking, size):
+def test_the_launcher_waits_for_stdin_that_comes_late_and_in_pieces(bridge, folder, blocking, size):
     data, piece = LONG[:size], size // 3
     here, there = os.pipe()
     os.set_blocking(here, blocking)
@@ -140,7 +140,7 @@ def test_stdin_that_comes_late_and_in_pieces_is_waited_for(bridge, folder, block
     assert server.requests[0].stdin == data
 
 
-def test_environment_may_fill_most_of_the_message(bridge, folder):
+def test_the_environment_may_fill_most_of_the_message(bridge, folder):
     arguments = "x" * 120_000
     request = asked(bridge, folder, CNI_ARGS=arguments, stdin=LONG[:4000])
     assert f"CNI_ARGS={arguments}" in request.strings
@@ -150,7 +150,7 @@ def test_environment_may_fill_most_of_the_message(bridge, folder):
 @pytest.mark.parametrize("status", [0, 1])
 @pytest.mark.parametrize("stdout, stderr", [(b"", b""), (b"out\xff", b""), (b"", b"aside\n"), (b"out", b"aside\n"),
                                             (LONG[:BODY_BYTES - 6], b"aside\n"), (b"out", LONG[:BODY_BYTES - 3])])
-def test_answer_goes_to_both_streams(bridge, folder, status, stdout, stderr):
+def test_an_answer_goes_to_both_streams(bridge, folder, status, stdout, stderr):
     with serving(folder, reply(status, stdout, stderr)) as server:
         assert run(bridge, env=variables(server)) == (status, stdout, stderr)
 
@@ -158,7 +158,7 @@ def test_answer_goes_to_both_streams(bridge, folder, status, stdout, stderr):
 @pytest.mark.parametrize("status", [0, 1])
 @pytest.mark.parametrize("stdout, stderr", [(b"", b""), (b"out", b""), (b"out", b"aside\n"), (LONG * 20, b"aside\n"),
                                             (LONG * 20, LONG + b"!"), (b"", LONG)])
-def test_answer_in_memory_goes_to_both_streams(bridge, folder, status, stdout, stderr):
+def test_an_answer_in_a_memory_file_goes_to_both_streams(bridge, folder, status, stdout, stderr):
     def answer(conn, _):
         send_in_memory(conn, status, stdout, stderr)
 
@@ -166,7 +166,7 @@ def test_answer_in_memory_goes_to_both_streams(bridge, folder, status, stdout, s
         assert run(bridge, env=variables(server)) == (status, stdout, stderr)
 
 
-def test_answer_to_a_slow_reader_is_written_whole(bridge, folder):
+def test_an_answer_to_a_slow_reader_is_written_completely(bridge, folder):
     here, there = os.pipe()
     os.set_blocking(there, False)
     with serving(folder, lambda conn, _: send_in_memory(conn, 0, LONG * 5, b"")) as server, started(
@@ -178,7 +178,7 @@ def test_answer_to_a_slow_reader_is_written_whole(bridge, folder):
         assert running.wait(60) == 0
 
 
-def test_answer_that_cannot_be_written_is_a_failure(bridge, folder):
+def test_an_answer_that_cannot_be_written_is_a_failure(bridge, folder):
     def in_memory(conn, _):
         send_in_memory(conn, 0, LONG, b"")
 
@@ -188,7 +188,7 @@ def test_answer_that_cannot_be_written_is_a_failure(bridge, folder):
         assert done.returncode == 1
 
 
-def test_stderr_that_nobody_reads_does_not_cost_the_answer(bridge, folder):
+def test_a_closed_stderr_does_not_prevent_the_answer(bridge, folder):
     here, there = os.pipe()
     os.close(here)
     with serving(folder, reply(0, b"out", b"aside")) as server:

@@ -1,4 +1,4 @@
-"""FASTCNI_LOG: a line for each request that is answered one-shot, and no answer suffers from it."""
+"""FASTCNI_LOG: a line for each one-shot request, without an effect on the answer."""
 
 import json
 import os
@@ -27,7 +27,7 @@ def host_local(folder):
 
 @pytest.fixture
 def call(host_local, tmp_path):
-    """Call host-local one-shot; (exit status, stdout)."""
+    """A function that calls host-local one-shot and returns (exit status, stdout)."""
     conf = {**CONF, "ipam": {**CONF["ipam"], "dataDir": str(tmp_path / "ipam")}}
 
     def call(log, **env):
@@ -49,7 +49,7 @@ def fields_of(line):
     return found
 
 
-def test_a_line_a_request_is_appended_to_a_file(call, tmp_path):
+def test_each_request_appends_a_line_to_the_file(call, tmp_path):
     log = tmp_path / "log"
     before = call(None)
     assert call(log, CNI_COMMAND="DEL") == (0, b"") and before[0] == 0
@@ -81,7 +81,7 @@ def make_read_only_folder(path):
 
 
 @pytest.mark.parametrize("make", [make_fifo, make_link, make_read_only_folder])
-def test_what_is_no_file_is_not_written_to_and_not_waited_for(call, tmp_path, make):
+def test_a_fifo_link_or_folder_is_neither_written_nor_waited_for(call, tmp_path, make):
     make(tmp_path / "log")
     assert call(tmp_path / "log", CNI_COMMAND="DEL") == (0, b"")
     if make is make_link:
@@ -89,7 +89,7 @@ def test_what_is_no_file_is_not_written_to_and_not_waited_for(call, tmp_path, ma
 
 
 @pytest.mark.parametrize("log", ["/nonexistent/log", "relative", "", "/dev/full", "journal", "/proc/self/mem"])
-def test_a_log_that_is_none_changes_no_answer(call, log):
+def test_an_unusable_log_changes_no_answer(call, log):
     assert call(log, CNI_COMMAND="DEL") == (0, b"")
     status, stdout = call(log, CNI_IFNAME="a/b")
     assert status == 1 and json.loads(stdout)["code"] == 4
@@ -97,7 +97,7 @@ def test_a_log_that_is_none_changes_no_answer(call, log):
 
 @pytest.fixture
 def daemon(folder, monkeypatch):
-    """A socket in the place of both log daemons'."""
+    """A socket in the place of those of both log daemons."""
     path = str(folder / "log-daemon")
     monkeypatch.setattr(request_log, "JOURNAL", path)
     monkeypatch.setattr(request_log, "SYSLOG", path)
@@ -135,13 +135,13 @@ def test_syslog_gets_one_line(daemon):
     assert "\n" not in line and 'container="c\\n1"' in line
 
 
-def test_a_log_daemon_that_does_not_read_is_not_waited_for(daemon):
+def test_the_plugin_does_not_wait_for_a_log_daemon_that_does_not_read(daemon):
     daemon.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
-    for _ in range(2000):           # more than any queue of datagrams takes
+    for _ in range(2000):           # more than a queue of datagrams takes
         entry().write("journald", Reply(0, b"{}"))
 
 
 @pytest.mark.parametrize("stdin", [b"", b"[]", b"{", b'{"name":5}', b"\xff"])
-def test_a_configuration_without_a_name_is_logged_without(daemon, stdin):
+def test_a_configuration_without_a_name_is_logged_without_it(daemon, stdin):
     request_log.Entry("bridge", ENV, stdin).write("syslog", Reply(1, b"no document"))
     assert "event=request_failed" in daemon.recv(1 << 16).decode()

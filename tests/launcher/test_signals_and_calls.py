@@ -1,4 +1,4 @@
-"""Callers that are killed or stopped, and the system calls of the warm door."""
+"""Callers that are killed or stopped, and the system calls of warm mode."""
 
 import json
 import os
@@ -23,7 +23,7 @@ from launcher.stub_server import (
 )
 
 
-def test_caller_that_is_killed_is_seen_to_be_gone(bridge, folder):
+def test_the_server_sees_that_a_caller_was_killed(bridge, folder):
     there, seen = threading.Event(), []
 
     def answer(conn, _):
@@ -37,8 +37,8 @@ def test_caller_that_is_killed_is_seen_to_be_gone(bridge, folder):
     assert seen == [b""]
 
 
-def test_caller_that_is_stopped_for_a_while_has_its_answer(bridge, folder):
-    """Once while it waits for stdin, and once for the answer."""
+def test_a_caller_that_was_stopped_for_a_while_gets_its_answer(bridge, folder):
+    """The test stops it while it waits for stdin, and again while it waits for the answer."""
     there, go = threading.Event(), threading.Event()
 
     def answer(conn, _):
@@ -71,13 +71,13 @@ def strace(folder):
     return strace_words(folder)
 
 
-def test_warm_request_is_eleven_system_calls(bridge, folder, strace):
+def test_a_warm_request_is_eleven_system_calls(bridge, folder, strace):
     asked(bridge, folder, words=[*strace, bridge], CNI_NETNS="/proc/self/ns/uts")
     calls = [line.split("(")[0] for line in (folder / "trace").read_text().splitlines() if "(" in line]
     assert " ".join(calls) == "execve socket connect openat read read sendmsg ppoll recvmsg write exit_group"
 
 
-def test_interrupted_call_is_made_again(bridge, folder, strace):
+def test_an_interrupted_call_is_repeated(bridge, folder, strace):
     calls = ("connect", "openat", "read", "sendmsg", "ppoll", "recvmsg", "write")
     for call in calls:
         strace += ["-e", f"inject={call}:error=EINTR:when=1"]
@@ -85,7 +85,7 @@ def test_interrupted_call_is_made_again(bridge, folder, strace):
     assert (folder / "trace").read_text().count("(INJECTED)") == len(calls)
 
 
-def test_kernel_that_does_not_know_the_seal_is_asked_without(bridge, folder, strace):
+def test_a_kernel_without_the_seal_gets_a_request_without_it(bridge, folder, strace):
     """MFD_NOEXEC_SEAL came with Linux 6.3."""
     strace += ["-e", "inject=memfd_create:error=EINVAL:when=1"]
     assert run(*strace, bridge, env=variables(""), stdin=LONG)[1].endswith(LONG)
@@ -93,7 +93,7 @@ def test_kernel_that_does_not_know_the_seal_is_asked_without(bridge, folder, str
 
 @pytest.mark.parametrize("fault", ["socket:error=EAFNOSUPPORT", "connect:error=EACCES", "connect:error=EAGAIN",
                                    "sendmsg:error=EAGAIN", "sendmsg:error=EMSGSIZE", "sendmsg:error=EPIPE"])
-def test_what_fails_before_the_request_is_sent_is_done_one_shot(bridge, folder, strace, fault):
+def test_a_failure_before_the_request_is_sent_goes_one_shot(bridge, folder, strace, fault):
     alone = run(bridge, env=variables(""), stdin=FULL)
     strace += ["-e", f"inject={fault}"]
     with serving(folder, reply(0, b"warm")) as server:
@@ -102,8 +102,8 @@ def test_what_fails_before_the_request_is_sent_is_done_one_shot(bridge, folder, 
     assert "(INJECTED)" in (folder / "trace").read_text()
 
 
-def test_answer_that_cannot_be_received_is_lost(bridge, folder, strace):
-    """The caller may be gone before the server has written it."""
+def test_an_answer_that_cannot_be_received_is_lost(bridge, folder, strace):
+    """The caller may leave before the server has written the answer."""
     def answer(conn, _):
         with suppress(BrokenPipeError):
             conn.send(reply(0, b"warm"))

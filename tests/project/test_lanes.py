@@ -1,4 +1,4 @@
-"""The lanes: a test whose kernel feature is absent is skipped in one, run in the other, or seen."""
+"""The lanes: a test that needs a kernel feature is run in a lane that has it, or is listed as run by no lane."""
 
 import json
 import os
@@ -66,7 +66,7 @@ def test_a_test_is_skipped_for_the_options_that_the_kernel_lacks(lane):
     assert "SKIPPED [1] test_it.py:3: needs CONFIG_DUMMY, which this kernel lacks" in lines
 
 
-def test_second_lane_runs_what_the_first_could_not_and_all_is_counted(lane, pytester):
+def test_the_second_lane_runs_the_skipped_tests_of_the_first_and_the_rest_is_listed(lane, pytester):
     lane("host", {"8021q"})
     record, lines = lane("vm", set(), other_lacks={"8021q"})
     assert record["ran"] == ["test_it.py::test_link[vlan]"] and "1 passed, 5 deselected" in lines[-1]
@@ -82,8 +82,8 @@ def test_second_lane_runs_what_the_first_could_not_and_all_is_counted(lane, pyte
         "2 tests were run by no lane, 2 of them unexpectedly"])
 
 
-def test_skips_that_are_allowed_are_listed_and_no_failure(lane, pytester, monkeypatch):
-    """No lane counted tests that need a compiler: any reason hid a test for ever."""
+def test_allowed_skips_are_listed_and_are_no_failure(lane, pytester, monkeypatch):
+    """Any reason for a skip hid a test for ever, for instance a missing compiler."""
     lane("host", {"8021q"})
     lane("vm", set(), other_lacks={"8021q"})
     edit("host", pytester, {"no compiler": "no package index: refused", "no time": "needs firewalld and dbus"})
@@ -95,15 +95,15 @@ def test_skips_that_are_allowed_are_listed_and_no_failure(lane, pytester, monkey
                                         "2 tests were run by no lane, 1 of them unexpectedly"])
 
 
-def edit(name, pytester, words):
-    """Let a lane have skipped tests for other reasons, {reason: other}."""
+def edit(name, pytester, reasons):
+    """Replace the reasons of skipped tests in a lane's record, {reason: other reason}."""
     record = json.loads((path := pytester.path / f"{name}.json").read_text())
-    record["not run"] = {test: words.get(why, why) for test, why in record["not run"].items()}
+    record["not run"] = {test: reasons.get(why, why) for test, why in record["not run"].items()}
     path.write_text(json.dumps(record))
 
 
-def test_a_lane_of_some_tests_answers_for_no_other(lane, pytester):
-    """`make test-toolchains` selects by name: what it left out is not what it could not run."""
+def test_a_lane_of_selected_tests_records_no_others(lane, pytester):
+    """`make test-toolchains` selects tests by name. The others are not tests that it could not run."""
     record, _ = lane("toolchains", set(), select="fails")
     assert record == {"kernel": os.uname().release, "ran": ["test_it.py::test_that_fails"], "not run": {}}
 
@@ -118,7 +118,7 @@ def test_all_run_by_one_lane_or_the_other_is_a_success(lane, pytester):
     assert status == 0 and lines[-1] == "0 tests were run by no lane, 0 of them unexpectedly"
 
 
-def test_what_both_kernels_lack_is_run_by_no_lane(lane, pytester):
+def test_tests_of_a_feature_that_both_kernels_lack_are_run_by_no_lane(lane, pytester):
     lane("host", {"dummy"})
     lane("vm", {"dummy"}, other_lacks={"dummy"})
     status, lines = count(pytester.path)
@@ -126,7 +126,7 @@ def test_what_both_kernels_lack_is_run_by_no_lane(lane, pytester):
 
 
 @pytest.mark.parametrize(("record", "status"), [("host.json", 1), ("vm.json", 0)])
-def test_no_lane_is_counted_as_if_it_had_run(lane, pytester, record, status):
+def test_a_missing_lane_is_not_counted(lane, pytester, record, status):
     lane(record.removesuffix(".json"), set())
     assert count(pytester.path)[0] == status
 
@@ -144,9 +144,9 @@ def pytest_configure(config):
 
 
 @pytest.mark.parametrize("other_lacks, dummy", [(None, None), ({"8021q", "tun"}, "left to the other lane")])
-def test_what_workers_of_xdist_ran_is_one_record(pytester, monkeypatch, other_lacks, dummy):
+def test_the_workers_of_xdist_write_one_record(pytester, monkeypatch, other_lacks, dummy):
     pytest.importorskip("xdist")
-    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")       # the others take longer to import than this to run
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")       # importing the others takes longer than this test
     pytester.makepyfile(test_it=TESTS)
     pytester.makeini("[pytest]\nmarkers = needs\n")
     pytester.makeconftest(CONFTEST.format(here=str(Path(features.__file__).parent), other_lacks=other_lacks))
@@ -163,7 +163,7 @@ def test_what_workers_of_xdist_ran_is_one_record(pytester, monkeypatch, other_la
     }
 
 
-def test_feature_that_is_in_no_table_is_an_error(pytester):
+def test_a_feature_outside_of_the_table_is_an_error(pytester):
     pytester.makepyfile("import pytest\n@pytest.mark.needs('802.1q')\ndef test_it(): pass\n")
     done = pytester.runpytest_inprocess(plugins=[features.Lane()])
     assert done.ret == pytest.ExitCode.USAGE_ERROR

@@ -1,7 +1,7 @@
 #!/bin/sh
-# pytest in a virtual machine with the kernel of .vm and this machine's files; what it writes there is gone afterwards.
-#   boot.sh [PYTEST ARGUMENT...]    by default the whole VM lane, counted with what the other lane wrote to .lanes
-# VM_LIMIT is for how many seconds it may run. The status is that of pytest, 1 where pytest did not come to its end.
+# Run pytest in a virtual machine with the kernel of .vm and this machine's files. Its changes to files are dropped.
+#   boot.sh [PYTEST ARGUMENT...]    by default the complete VM lane, counted together with the other lanes' .lanes
+# VM_LIMIT: the time limit in seconds. The exit status is pytest's, or 1 if pytest did not end.
 set -eu
 cd "$(dirname "$0")/../.."
 limit=${VM_LIMIT:-3600}
@@ -18,21 +18,21 @@ rm -rf .lanes/vm.*
 mkdir .lanes/vm.tmp
 : > .lanes/vm.output
 printf '%s\n' "$@" > .lanes/vm.args
-tar -cf .lanes/vm.tree [!.]* || [ $? = 1 ]      # a copy: who edits need not wait for the end; 1: edited just now
+tar -cf .lanes/vm.tree [!.]* || [ $? = 1 ]      # a copy: files may change meanwhile; 1: one changed during tar
 
 share() {
     echo "-q=-fsdev -qlocal,id=$1,path=$2,security_model=none,multidevs=remap,readonly=$3" \
         "-q=-device -qvirtio-9p-pci,fsdev=$1,mount_tag=$1"
 }
 accelerate() {
-    # A /dev/kvm without these is that of a machine which is virtual itself, where Debian's kernel may hang.
+    # Without these flags this machine is virtual itself, and Debian's kernel may hang with its /dev/kvm.
     [ -w /dev/kvm ] && grep -qwE 'vmx|svm' /proc/cpuinfo || echo --disable-kvm
 }
 
-# An emulated processor leaks nothing to guard; and each namespace that ends waits for RCU, many times.
+# An emulated processor needs no mitigations. Each namespace that ends waits for RCU many times.
 quicker="--kopt mitigations=off --kopt init_on_alloc=0 --kopt no5lvl --kopt rcupdate.rcu_expedited=1"
 
-mkfifo .lanes/vm.pipe               # QEMU opens its standard output by name once more, and would empty a file
+mkfifo .lanes/vm.pipe               # QEMU opens its stdout again by name, which would truncate a file
 cat < .lanes/vm.pipe > .lanes/vm.console 9>&- &
 # shellcheck disable=SC2046,SC2086
 TMPDIR=$PWD/.lanes/vm.tmp timeout -k 10 "$limit" .vm/venv/bin/virtme-run \
@@ -54,12 +54,12 @@ if [ -f .lanes/vm.status ]; then
     status=$(cat .lanes/vm.status)
 else
     case $ended in
-        124 | 137) echo && echo "the VM had not come to the end of its tests after $limit s" ;;
+        124 | 137) echo && echo "the tests in the VM did not end within $limit s" ;;
         *) echo && echo "the VM ended before its tests did (status $ended)" ;;
     esac
 fi
 if [ "$status" != 0 ]; then
-    echo "its console, .lanes/vm.console:"
+    echo "console of the VM, .lanes/vm.console:"
     if grep -q 'the tests begin' .lanes/vm.console; then first='/the tests begin/'; else first=1; fi
     sed -n "$first,\$p" .lanes/vm.console
 fi

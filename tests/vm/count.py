@@ -1,7 +1,6 @@
-"""Lists the tests that no lane ran, each with its reasons; status 1 if one of them is skipped for a reason that
-tests/features.py does not allow.
+"""List the tests that no lane ran, each with its reasons. Exit status 1 if tests/features.py does not allow a reason.
 
-    count.py OTHER... LAST  what the lanes wrote (tests/features.py); the last to run knows which tests there are
+    count.py OTHER... LAST  the records of the lanes (tests/features.py); the last one names all tests
 """
 
 import json
@@ -17,7 +16,7 @@ ABSENT = "not among its tests"
 def main(*paths):
     missing = [path for path in paths if not Path(path).exists()]
     if missing:
-        print(f"not known which tests were run by no lane: no {' and no '.join(missing)}")
+        print(f"the lanes cannot be counted: no {' and no '.join(missing)}")
         return 1 if paths[-1] in missing else 0
     lanes = {Path(path).stem: json.loads(Path(path).read_text(encoding="utf-8")) for path in paths}
     for name, lane in lanes.items():
@@ -39,7 +38,7 @@ def main(*paths):
 
 
 def prefix_of(why):
-    """The key of ALLOWED that the reason begins with, if any does."""
+    """Return the key of ALLOWED with which the reason begins, "" if none."""
     return next((prefix for prefix in ALLOWED if why.startswith(prefix)), "")
 
 

@@ -1,6 +1,6 @@
 #!/bin/sh
-# What `make test-vm` boots, into .vm: Debian's kernel package, unpacked and not installed, and virtme-ng in a venv of
-# its own. Nothing is fetched twice; for a newer kernel remove .vm.
+# Fetch the parts of `make test-vm` into .vm: Debian's kernel package, unpacked and not installed, and virtme-ng in a
+# venv. Nothing is fetched twice. For a newer kernel remove .vm.
 #   fetch.sh PYTHON
 set -eu
 cd "$(dirname "$0")/../.."
@@ -11,14 +11,14 @@ sorry() {
     exit 1
 }
 
-[ "$(uname -m)" = x86_64 ] || sorry "knows only x86_64, this is $(uname -m)"
+[ "$(uname -m)" = x86_64 ] || sorry "supports only x86_64, this is $(uname -m)"
 
 missing=
 for pair in qemu-system-x86_64:qemu-system-x86 busybox:busybox-static depmod:kmod; do
     command -v "${pair%:*}" > /dev/null || missing="$missing ${pair#*:}"
 done
 if [ "$missing" ]; then
-    [ "$(id -u)" = 0 ] && command -v apt-get > /dev/null || sorry "needs (by Debian's names)$missing"
+    [ "$(id -u)" = 0 ] && command -v apt-get > /dev/null || sorry "needs these Debian packages:$missing"
     echo "installing$missing"
     apt-get update -qq
     # shellcheck disable=SC2086
@@ -43,7 +43,7 @@ kernel_packages() {
 }
 
 if [ ! -d .vm/kernel ]; then
-    command -v apt-get > /dev/null || sorry "fetches a kernel package with apt-get (Debian, Ubuntu), which is not here"
+    command -v apt-get > /dev/null || sorry "needs apt-get (Debian, Ubuntu) to fetch a kernel package"
     packages=$(kernel_packages)
     [ "$packages" ] || { apt-get update -qq && packages=$(kernel_packages); }
     [ "$packages" ] || sorry "apt-cache knows neither linux-image-amd64 nor linux-image-generic"

@@ -1,6 +1,7 @@
 #!/bin/sh
-# The guest's part: a root that can be written to over the host's files, then pytest with the arguments of .lanes/vm.args.
-#   inside.sh [LANE FEATURE...]     a whole lane, of tests that need one of these features, and the base
+# In the guest: mount a writable overlay of the host's files as root, then run pytest with the arguments of
+# .lanes/vm.args.
+#   inside.sh [LANE FEATURE...]     run the complete lane: tests that need one of these features, and the base
 set -eu
 cd "$(dirname "$0")/../.."
 project=$PWD
@@ -15,7 +16,7 @@ fi
 modprobe -d .vm/kernel overlay
 p9=trans=virtio,version=9p2000.L,msize=524288
 mkdir /run/files /run/written /run/root
-# cache=loose: asking the host for each file each time takes longer than all else
+# cache=loose: else the guest asks the host for each file again and again, which takes most of the time
 mount -t 9p -o "ro,cache=loose,$p9" files /run/files
 mount -t tmpfs tmpfs /run/written
 mkdir /run/written/upper /run/written/work
@@ -27,7 +28,7 @@ done
 mount -t tmpfs tmpfs run
 mkdir -p run/host lib/modules
 ln -s "$project"/.vm/kernel/lib/modules/* lib/modules/
-# so that the kernel's own calls of modprobe find the modules, too
+# Now modprobe finds the modules, too, if the kernel calls it.
 pivot_root . run/host
 
 cd "$project"
