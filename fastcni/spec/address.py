@@ -2,8 +2,6 @@
 
 from _socket import AF_INET, AF_INET6, inet_ntop, inet_pton
 
-known = {}              # text -> what read_cidr() made of it: every step of a request reads its few addresses
-MOST_KNOWN = 1000
 MAPPED = bytes(10) + b"\xff\xff"        # ::ffff:0:0/96, which Go takes for IPv4 everywhere
 
 
@@ -31,15 +29,6 @@ def ip_text(packed):
 
 def read_cidr(text):
     """`address/prefix` as (packed, prefix), host bits kept. Raises ValueError."""
-    found = known.get(text)
-    if not found:
-        if len(known) >= MOST_KNOWN:
-            known.clear()
-        found = known[text] = _read_cidr(text)
-    return found
-
-
-def _read_cidr(text):
     try:
         ip, slash, length = text.partition("/")
         if not slash or not length.isascii() or not length.isdigit():

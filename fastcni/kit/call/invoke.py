@@ -18,7 +18,6 @@ MARK = b"fastcni"          # in the padding of our launchers' ELF header, bytes 
 BUSY_SLEEPS = (0.05, 0.45, 1.0, 1.5, 2.0)
 ETXTBSY, EINVAL = 26, 22
 
-looked_at = {}             # path -> (which file it was, was it ours)
 SHOWN = 8192               # bytes of a failed plugin's output that an error message repeats
 
 
@@ -59,19 +58,15 @@ def is_file(path):
 
 
 def is_ours(path):
-    """Whether the file is one of fastcni's launchers; it is read once. False for a missing file, a folder, or a file
+    """Whether the file is one of fastcni's launchers. False for a missing file, a folder, or a file
     that this process may not read. Raises CniError if it cannot be known: fastcni's launcher is no foreign plugin."""
     try:
-        stat = posix.stat(path)
-        which = stat.st_dev, stat.st_ino, stat.st_ctime_ns
-        if looked_at.get(path, (None,))[0] != which:
-            looked_at[path] = which, read_file(path, posix.O_RDONLY | posix.O_NONBLOCK, 16)[9:] == MARK
+        return read_file(path, posix.O_RDONLY | posix.O_NONBLOCK, 16)[9:] == MARK
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError):
         return False
     except OSError as e:
         raise CniError(errors.of_errno(e.errno),
                        f"read plugin {path}: {posix.strerror(e.errno)} (errno {e.errno})") from None
-    return looked_at[path][1]
 
 
 def child_env(base_env, command, **cni):
