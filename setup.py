@@ -38,7 +38,7 @@ def leaf(name):
     return Extension(
         f"fastcni.{name}",
         [f"fastcni/{name}.pyx"],
-        depends=[*glob("fastcni/*.p[xy][dxi]"), LAUNCHER, MACHINES],
+        depends=[*glob("fastcni/*.p[xy][dx]"), LAUNCHER, MACHINES],
         extra_compile_args=[speed, "-g0", "-fvisibility=hidden", "-fno-asynchronous-unwind-tables"],
         extra_link_args=COMPACT,
     )

@@ -31,37 +31,27 @@ Sources: open(2), flock(2), pwrite(2), utimensat(2), random(4) for the boot id.
 
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
-from libc.errno cimport ENOSPC, EOPNOTSUPP, errno
+from libc.errno cimport errno
 from libc.stdint cimport uint8_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcmp, memcpy, memset
-from posix.fcntl cimport O_CLOEXEC, O_CREAT, O_NONBLOCK, O_RDWR, openat
-from posix.stat cimport fstat, struct_stat
-from posix.time cimport CLOCK_REALTIME, clock_gettime, timespec
-from posix.types cimport mode_t, off_t
-from posix.unistd cimport close, ftruncate, pread, pwrite
+from posix.types cimport off_t
+from posix.unistd cimport close, ftruncate
 
+from fastcni._ipam_file cimport Found, date, open_index, read_pages, write_at, write_pages
 from fastcni._ipam_tables cimport (
     BOOT_ID_SIZE, LAYOUT, MAX_CAPACITY, MIN_BLOCKS, MIN_OWNERS, PAGE, Address, Block, Header, Owner, Tables,
     bit_of, count_held, crowded, find_block, find_owner, good_cap, memory_for, mixed, own_sum, point, put_all,
-    put_block, put_owner, remove_block, remove_owner, seek_free, size_of, sum_of_page, touch,
+    put_block, put_owner, remove_block, remove_owner, seek_free, size_of, touch,
 )
 
-cdef extern from "endian.h" nogil:
+cdef extern from "<endian.h>" nogil:
     uint64_t be64toh(uint64_t)
     uint64_t htobe64(uint64_t)
-
-cdef extern from "<fcntl.h>" nogil:
-    enum: O_NOFOLLOW
 
 cdef extern from "<sys/file.h>" nogil:
     enum: LOCK_UN
     int flock(int, int)
-
-cdef extern from "sys/stat.h" nogil:
-    enum: UTIME_OMIT
-    int futimens(int, const timespec*)
-    bint S_ISREG(mode_t)
 
 
 cdef uint64_t owner_hash(bytes owner) noexcept:
@@ -108,7 +98,55 @@ def unlock(int fd, int folder=-1):
             close(folder)
 
 
-include "_ipam_file.pxi"
+# -- copies of files that were closed, for the next request of the same network ------------------------------
+#
+# A kept copy equals its file as long as the file's header equals the copy's: the header has a checksum of all pages,
+# and each write changes it. Reading and checking 60,000 addresses anew takes 0.5 ms.
+
+cdef enum:
+    MAX_KEPT = 8
+    MAX_KEPT_BYTES = 4194304      # of one copy
+
+cdef struct Copy:
+    Header* head                  # NULL: none
+    size_t size
+    uint64_t dev, ino             # of its file
+
+cdef Copy kept[MAX_KEPT]          # protected by Python's lock
+cdef int next_kept = 0
+
+
+cdef void keep(Copy it) noexcept:
+    """Keep a copy in place of the oldest, unless it is too large for that."""
+    global next_kept
+    if it.size > MAX_KEPT_BYTES:
+        free(it.head)
+        return
+    free(kept[next_kept].head)
+    kept[next_kept] = it
+    next_kept = (next_kept + 1) % MAX_KEPT
+
+
+cdef Header* take_kept(uint64_t dev, uint64_t ino, const Header* head) noexcept:
+    """The copy of a file that has this header now; NULL if there is none. An older copy of that file is freed."""
+    cdef int i
+    cdef Header* found = NULL
+    for i in range(MAX_KEPT):
+        if kept[i].head != NULL and kept[i].dev == dev and kept[i].ino == ino:
+            if found == NULL and memcmp(kept[i].head, head, sizeof(Header)) == 0:
+                found = kept[i].head
+            else:
+                free(kept[i].head)
+            kept[i].head = NULL
+    return found
+
+
+def forget():
+    """Free the kept copies."""
+    cdef int i
+    for i in range(MAX_KEPT):
+        free(kept[i].head)
+        kept[i].head = NULL
 
 
 @cython.final

@@ -1,0 +1,106 @@
+# The file of an address index: open, read, write it and date its directory. Inline functions, so there is no module to
+# load. Call them without Python's lock: then a file system that hangs delays only the request that uses it.
+
+from libc.errno cimport ENOSPC, EOPNOTSUPP, errno
+from libc.stdint cimport uint64_t
+from libc.string cimport memset
+from posix.fcntl cimport O_CLOEXEC, O_CREAT, O_NONBLOCK, O_RDWR, openat
+from posix.stat cimport S_ISREG, fstat, struct_stat
+from posix.time cimport CLOCK_REALTIME, clock_gettime, timespec
+from posix.types cimport off_t
+from posix.unistd cimport close, pread, pwrite
+
+from fastcni._ipam_tables cimport PAGE, Header, Tables, sum_of_page
+
+cdef extern from "<fcntl.h>" nogil:
+    enum: O_NOFOLLOW
+
+cdef extern from "<sys/stat.h>" nogil:
+    enum: UTIME_OMIT
+    int futimens(int, const timespec*)
+
+cdef struct Found:                # an index file that was opened
+    int fd                        # -1: it cannot be opened, and `trouble` is the errno
+    int trouble
+    struct_stat file, folder
+    Header head                   # zeros: it cannot be read
+
+
+cdef inline void open_index(int dirfd, Found* found) noexcept nogil:
+    """Open the file, or make it, and read its header."""
+    memset(found, 0, sizeof(Found))
+    found.fd = openat(dirfd, b".fastcni.index", O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0o600)
+    if found.fd < 0:
+        found.trouble = errno
+    elif fstat(found.fd, &found.file) or not S_ISREG(found.file.st_mode):
+        found.trouble = EOPNOTSUPP
+        close(found.fd)
+        found.fd = -1
+    elif (pread(found.fd, &found.head, sizeof(Header), 0) != <Py_ssize_t> sizeof(Header)
+            or fstat(dirfd, &found.folder)):
+        memset(&found.head, 0, sizeof(Header))
+
+
+cdef inline bint read_pages(int fd, Tables* t) noexcept nogil:
+    """Read the pages behind the header, which is in memory. False if their checksums do not fit it."""
+    cdef size_t at = sizeof(Header), page
+    cdef uint64_t pages = 0
+    cdef Py_ssize_t got
+    while at < t.size:
+        got = pread(fd, <char*> t.head + at, t.size - at, at)
+        if got <= 0:
+            return False
+        at += got
+    for page in range(t.size // PAGE):
+        t.sums[page] = sum_of_page(t, page)
+        pages += t.sums[page]
+    return pages == t.head.pages
+
+
+cdef inline int write_at(int fd, const char* data, size_t size, off_t at) noexcept nogil:
+    """Return 0 or the errno."""
+    cdef Py_ssize_t written = pwrite(fd, data, size, at)
+    if written < 0:
+        return errno
+    return 0 if <size_t> written == size else ENOSPC
+
+
+cdef inline int write_pages(int fd, Tables* t) noexcept nogil:
+    """Sum and write the touched pages, neighbours together. Return 0 or the errno; then the file fits no header."""
+    cdef size_t count = t.size // PAGE, page = 0, at, end
+    cdef uint64_t sum
+    cdef int refused
+    while page < count:
+        at = page * PAGE
+        while page < count and t.touched[page]:
+            sum = sum_of_page(t, page)
+            t.head.pages += sum - t.sums[page]
+            t.sums[page] = sum
+            page += 1
+        end = page * PAGE
+        if at == 0:
+            at = sizeof(Header)
+        if at < end:
+            refused = write_at(fd, <char*> t.head + at, end - at, at)
+            if refused:
+                return refused
+        page += 1
+    return 0
+
+
+cdef inline int date(int dirfd, Header* head) noexcept nogil:
+    """Set the directory's mtime to two seconds ago and note it. Return -1 if that is refused or was undone at once."""
+    cdef struct_stat st
+    cdef timespec times[2]
+    clock_gettime(CLOCK_REALTIME, &times[1])
+    times[1].tv_sec -= 2
+    times[0].tv_sec = 0
+    times[0].tv_nsec = UTIME_OMIT
+    if futimens(dirfd, times) or fstat(dirfd, &st):
+        return -1                 # another user's directory: each opening will read all files
+    if st.st_mtim.tv_sec > times[1].tv_sec or st.st_mtim.tv_sec < times[1].tv_sec - 1:
+        return -1                 # another program changed it without the lock between the two calls
+    head.dir_dev, head.dir_ino = st.st_dev, st.st_ino
+    head.mtime_sec, head.mtime_nsec = st.st_mtim.tv_sec, st.st_mtim.tv_nsec
+    head.ctime_sec, head.ctime_nsec = st.st_ctim.tv_sec, st.st_ctim.tv_nsec
+    return 0
