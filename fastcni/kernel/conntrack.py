@@ -9,7 +9,7 @@ A tuple is where a connection's packets come from and go to, in its own directio
 
 from fastcni._netlink import attributes
 from fastcni.kernel import wire
-from fastcni.kernel.nft import nfgenmsg
+from fastcni.kernel.nft import IPS_DST_NAT, nfgenmsg
 from fastcni.kernel.uapi import AF_INET, AF_INET6, NLM_F_ACK
 
 IPCTNL_MSG_CT_GET, IPCTNL_MSG_CT_DELETE = 0x101, 0x102         # subsystem 1, NFNL_SUBSYS_CTNETLINK
@@ -18,7 +18,7 @@ CTA_TUPLE_IP, CTA_TUPLE_PROTO = 1, 2
 CTA_IP_SRC, CTA_IP_DST = {AF_INET: 1, AF_INET6: 3}, {AF_INET: 2, AF_INET6: 4}      # CTA_IP_V4_SRC and so on
 CTA_PROTO_NUM, CTA_PROTO_DST_PORT = 1, 3
 CTA_FILTER_ORIG_FLAGS, CTA_FILTER_REPLY_FLAGS = 1, 2
-IPS_SRC_NAT, IPS_DST_NAT = 1 << 4, 1 << 5
+IPS_SRC_NAT = 1 << 4
 # net/netfilter/nf_internals.h: CTA_FILTER_F_*
 BY_SOURCE, BY_PROTOCOL, BY_DESTINATION_PORT = 1 << 0, 1 << 3, 1 << 5
 

@@ -7,7 +7,7 @@ attachments again. A DEL that sends its message later than that also reads nftab
 """
 
 import posix
-from _socket import MSG_DONTWAIT, SOCK_CLOEXEC, SOCK_RAW, socket
+from _socket import MSG_DONTWAIT, SCM_CREDENTIALS, SO_PASSCRED, SOCK_CLOEXEC, SOCK_RAW, SOL_SOCKET, socket
 from errno import ECONNREFUSED, ENOBUFS
 
 from fastcni._netlink import Batch
@@ -16,7 +16,6 @@ from fastcni.kernel import nft, uapi, wire
 GROUP = 1 << 26                 # of 32 that any program may use; MAGIC tells our messages from others'
 MAGIC = b"fastcni-del\0"
 SIZE, CREDENTIALS = 256, 12     # bytes: of a message at most, and of struct ucred: pid, uid, gid
-SOL_SOCKET, SO_PASSCRED, SCM_CREDENTIALS = 1, 16, 2
 
 
 def generation(sock):

@@ -21,7 +21,6 @@ from array import array
 
 from fastcni.kernel import uapi
 
-SO_ATTACH_FILTER = 26                           # asm-generic/socket.h
 LDB, LDH, LD, JEQ, RET = 0x30, 0x28, 0x20, 0x15, 0x06      # linux/bpf_common.h: BPF_LD|BPF_B|BPF_ABS and so on
 TYPE, FAMILY, INDEX, NETCONF_INDEX = 4, 16, 20, 24      # offsets in a notification
 ALL = 0xFFFFFFFF
@@ -69,7 +68,7 @@ def attach(sock, program):
     code = array("B", b"".join(kind.to_bytes(2, sys.byteorder) + bytes((then, otherwise)) + k.to_bytes(4, sys.byteorder)
                                for kind, then, otherwise, k in program))
     address, _ = code.buffer_info()
-    sock.setsockopt(uapi.SOL_SOCKET, SO_ATTACH_FILTER, len(program).to_bytes(8, sys.byteorder)
+    sock.setsockopt(uapi.SOL_SOCKET, uapi.SO_ATTACH_FILTER, len(program).to_bytes(8, sys.byteorder)
                     + address.to_bytes(8, sys.byteorder))
 
 

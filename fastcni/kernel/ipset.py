@@ -20,6 +20,7 @@ NLA_F_NET_BYTEORDER = 1 << 14
 # Errnos of its own: not what this kind of set takes; no such kind; no such member.
 IPSET_ERR_PROTOCOL, IPSET_ERR_FIND_TYPE, IPSET_ERR_EXIST = 4097, 4098, 4103
 NFTA_COMPAT_NAME, NFTA_COMPAT_REV, NFTA_COMPAT_TYPE = 1, 2, 3
+IPSET_INV_MATCH, IPSET_DIM_ONE_SRC = 1 << 0, 1 << 1
 
 FAMILIES = {4: (NFPROTO_IPV4, IPSET_ATTR_IPADDR_IPV4), 16: (NFPROTO_IPV6, IPSET_ATTR_IPADDR_IPV6)}      # by length
 
@@ -58,6 +59,13 @@ def delete(batch, name, packed):
 def test(batch, name, packed):
     """IPSET_ERR_EXIST where it is not a member, ENOENT without such a set."""
     return _member(batch, IPSET_CMD_TEST, NLM_F_EXCL, name, packed, "look up in")
+
+
+# struct xt_set_info   index:u16  dim:u8  flags:u8
+
+def read_match_flags(info):
+    """The IPSET_INV_MATCH and IPSET_DIM_ONE_SRC of an iptables rule's match "set", given as the kernel lays it out."""
+    return info[3] & (IPSET_INV_MATCH | IPSET_DIM_ONE_SRC) if len(info) > 3 else None
 
 
 def get_match(batch, length):

@@ -10,7 +10,7 @@ ORDER = sys.byteorder
 MACVLAN_MODES = {"bridge": uapi.MACVLAN_MODE_BRIDGE, "private": uapi.MACVLAN_MODE_PRIVATE,
                  "vepa": uapi.MACVLAN_MODE_VEPA, "passthru": uapi.MACVLAN_MODE_PASSTHRU}
 IPVLAN_MODES = {"l2": uapi.IPVLAN_MODE_L2, "l3": uapi.IPVLAN_MODE_L3, "l3s": uapi.IPVLAN_MODE_L3S}
-TUN_TYPES = {"tun": 1, "tap": 2}        # IFF_TUN and IFF_TAP of linux/if_tun.h
+TUN_TYPES = {"tun": uapi.IFF_TUN, "tap": uapi.IFF_TAP}
 
 
 # IFLA_INFO_DATA of a link that is made, for rtnl.new_link(): [(attribute, bytes)]

@@ -1,8 +1,8 @@
 """Send a log entry: as a datagram to a daemon, or appended to a file. These calls never wait."""
 
 import posix
+from _stat import S_ISREG
 
-S_IFMT, S_IFREG = 0o170000, 0o100000        # stat(2)
 FLAGS = posix.O_WRONLY | posix.O_APPEND | posix.O_NOFOLLOW | posix.O_NONBLOCK | posix.O_CLOEXEC
 
 
@@ -24,13 +24,13 @@ def append(path, data):
     A link, a FIFO or a device is left alone, and never opened: to open some devices does something.
     """
     try:
-        if posix.lstat(path).st_mode & S_IFMT != S_IFREG:
+        if not S_ISREG(posix.lstat(path).st_mode):
             return
     except FileNotFoundError:
         pass
     fd = posix.open(path, FLAGS | posix.O_CREAT, 0o600)
     try:
-        if posix.fstat(fd).st_mode & S_IFMT == S_IFREG:
+        if S_ISREG(posix.fstat(fd).st_mode):
             posix.write(fd, data)
     finally:
         posix.close(fd)

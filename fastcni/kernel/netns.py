@@ -35,7 +35,7 @@ def open_path(path):
     fd = posix.open(path, posix.O_RDONLY | posix.O_CLOEXEC | posix.O_NONBLOCK)
     if posix.fstat(fd).st_dev != posix.stat(OWN).st_dev:
         close_file(fd)
-        raise NotNamespace(22, "not a network namespace", path)
+        raise NotNamespace(EINVAL, "not a network namespace", path)
     return fd
 
 

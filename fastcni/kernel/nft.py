@@ -73,6 +73,11 @@ def nfgenmsg(family, resource=0):
     return b"%c\0%b" % (family, resource.to_bytes(2, "big"))
 
 
+def read_family(payload):
+    """The NFPROTO_* of any nfnetlink payload."""
+    return payload[0]
+
+
 def start(batch):
     """Open a transaction: it takes effect as a whole at stop(), or not at all."""
     return batch.begin(NFNL_MSG_BATCH_BEGIN, 0, nfgenmsg(0, NFNL_SUBSYS_NFTABLES))
@@ -137,14 +142,6 @@ def add_set(batch, family, table, name, *, key_type, key_size, set_id, verdicts=
     if host_order:
         batch.raw(NFTA_SET_USERDATA, b"\0\x04" + (1).to_bytes(4, ORDER))    # libnftnl: KEYBYTEORDER host
     return batch.be32(NFTA_SET_ID, set_id)
-
-
-def concat(*types):
-    """nft's type of a concatenation, whose parts are padded to four bytes each."""
-    found = 0
-    for each in types:
-        found = found << 6 | each
-    return found
 
 
 def _elements(batch, kind, flags, family, table, name, elements, verb, comment=None):
@@ -253,6 +250,11 @@ def read_value(payload):
     """What the map of an NFT_MSG_NEWSETELEM payload has for the key, if it is about one; b"" if it has nothing."""
     (_, item), *_ = attribute_list(attributes(payload, 4)[NFTA_SET_ELEM_LIST_ELEMENTS])
     return attributes(attributes(item).get(NFTA_SET_ELEM_DATA, b"")).get(NFTA_DATA_VALUE, b"")
+
+
+def read_number(payload):
+    """The same as a number in network order."""
+    return int.from_bytes(read_value(payload), "big")
 
 
 def set_of_elements(payload):

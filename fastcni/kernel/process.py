@@ -8,6 +8,7 @@ anew, instead of writing to the one it was given, starts at the beginning of the
 
 import errno
 import posix
+from _signal import SIGKILL
 
 from fastcni._abandoned import check_request
 from fastcni._system import spawn
@@ -15,8 +16,6 @@ from fastcni.kernel import waiting
 
 MAX_OUTPUT = 16 << 20      # bytes of each stream that are read back; a CNI result is about 1 kB
 
-SIGKILL = 9                                 # signal(7)
-EFBIG = 27                                  # errno(3)
 KILL_TIMEOUT_S = 5.0                        # for a killed program to be gone: the kernel may be in the midst of a call
 
 # What a shell user calls the signals that end programs; the others are shown by number.
@@ -101,7 +100,7 @@ def write_all(fd, data):
 def read_back(fd, path, stream):
     size = posix.fstat(fd).st_size
     if size > MAX_OUTPUT:
-        raise OSError(EFBIG, f"{path} wrote {size} bytes to {stream}, more than {MAX_OUTPUT}")
+        raise OSError(errno.EFBIG, f"{path} wrote {size} bytes to {stream}, more than {MAX_OUTPUT}")
     parts, offset = [], 0
     while part := posix.pread(fd, MAX_OUTPUT - offset, offset):
         parts.append(part)

@@ -23,6 +23,17 @@ def first_link(replies):
     return None
 
 
+def read_index(payload):
+    """The index of the link that an RTM_*LINK or RTM_*ADDR payload is about."""
+    return u32(payload[4:8])
+
+
+def is_of_link(payload):
+    """Whether an RTM_*LINK payload is about the link itself. A bridge announces its ports as AF_BRIDGE: it announces
+    that a port has left before the kernel announces that the link is gone."""
+    return payload[0] == uapi.AF_UNSPEC
+
+
 def get_link(batch, *, name=None, index=0, what=None):
     """Ask for one link by name or index; counters, the bulk of the answer, are left out."""
     batch.begin(uapi.RTM_GETLINK, NLM_F_ACK, ifinfomsg(index), what or f'look up "{name or index}"')

@@ -5,13 +5,20 @@ import posix
 import sys
 
 from fastcni._abandoned import check_request
+from fastcni.kernel.uapi import (
+    IFF_MULTI_QUEUE,
+    IFF_NO_PI,
+    IFF_TAP,
+    IFF_TUN_EXCL,
+    IFNAMSIZ,
+    TUNSETGROUP,
+    TUNSETIFF,
+    TUNSETOWNER,
+    TUNSETPERSIST,
+)
 
 PATH = "/dev/net/tun"
 NEXT_CONTEXT = "/proc/thread-self/attr/exec"    # the SELinux context of what the thread executes next, proc_pid_attr(5)
-
-# _IOW('T', 202, int) and so on, by asm-generic/ioctl.h
-TUNSETIFF, TUNSETPERSIST, TUNSETOWNER, TUNSETGROUP = 0x400454CA, 0x400454CB, 0x400454CC, 0x400454CE
-IFF_TAP, IFF_MULTI_QUEUE, IFF_NO_PI, IFF_TUN_EXCL = 0x0002, 0x0100, 0x1000, 0x8000
 
 CHILD = """
 import fcntl, posix
@@ -63,7 +70,7 @@ def create_tap(name, *, multi_queue=False, owner=None, group=None, context=""):
 # struct ifreq   name:char[16] | flags:s16 | the rest of a union of 24 bytes
 
 def ifreq(name, flags):
-    return name.encode().ljust(16, b"\0") + flags.to_bytes(2, sys.byteorder) + bytes(22)
+    return name.encode().ljust(IFNAMSIZ, b"\0") + flags.to_bytes(2, sys.byteorder) + bytes(22)
 
 
 def signed(number):

@@ -97,9 +97,9 @@ class Facts:
         if kind in NETCONF:
             self._forget(lambda key, _: key[0] == "sysctl")
         elif kind in (uapi.RTM_NEWADDR, uapi.RTM_DELADDR):
-            index = rtnl.u32(payload[4:8])
+            index = rtnl.read_index(payload)
             self._forget(lambda key, _: key[:2] == ("addresses", index))
-        elif payload[0] == uapi.AF_UNSPEC:      # else a bridge speaks of a port
+        elif rtnl.is_of_link(payload):
             self._hear_link(kind, payload)
 
     def _hear_link(self, kind, payload):

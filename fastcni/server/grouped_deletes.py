@@ -194,7 +194,7 @@ class GroupedDeletes:
             return
         for kind, flags, sequence, _, payload in messages:
             if kind == uapi.RTM_DELLINK:
-                left.pop(rtnl.u32(payload[4:8]), None)
+                left.pop(rtnl.read_index(payload), None)
             elif kind == uapi.NLMSG_ERROR and sequence in asked:
                 code, text, offset = read_ack(kind, flags, payload)
                 if code not in (0, ENODEV) and len(asked[sequence]) > 1:

@@ -5,6 +5,7 @@ it, and a socket in it, would keep a namespace alive that is gone otherwise.
 """
 
 import os
+from errno import EMFILE
 from threading import Lock
 from time import monotonic
 
@@ -95,7 +96,7 @@ class Visit:
             found = self.hosts.known.get(key)
             if not found:
                 if len(self.hosts.known) > MOST:
-                    raise OSError(24, f"callers from {MOST} network namespaces at once")
+                    raise OSError(EMFILE, f"callers from {MOST} network namespaces at once")
                 found = self.hosts.known[key] = self._new_namespace()
             found.users += 1
             return found

@@ -116,7 +116,7 @@ class Watch:
             self.iptables.end_transaction(by)
             return
         fields = attributes(payload, 4)
-        where = payload[0], nft.as_text(fields.get(nft.NFTA_TABLE_NAME, b""))
+        where = nft.read_family(payload), nft.as_text(fields.get(nft.NFTA_TABLE_NAME, b""))
         if where in self.mirror.stores:
             self.mirror.receive(kind, where, fields, payload)
         else:

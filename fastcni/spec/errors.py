@@ -1,5 +1,7 @@
 """CNI errors: the spec's codes as names, and the exception that carries them (CNI spec 1.1.0, section 5)."""
 
+from errno import EMFILE, ENFILE, ENOMEM
+
 INCOMPATIBLE_VERSION = 1
 UNSUPPORTED_FIELD = 2
 UNKNOWN_CONTAINER = 3
@@ -13,7 +15,7 @@ PLUGIN_NOT_AVAILABLE = 50
 LIMITED_CONNECTIVITY = 51
 INTERNAL = 999                  # the reference library's, for what has no code of its own
 
-EXHAUSTED = (12, 23, 24)        # ENOMEM, ENFILE, EMFILE: it may work later
+EXHAUSTED = (ENOMEM, ENFILE, EMFILE)        # it may work later
 
 
 def of_errno(number):

@@ -5,6 +5,7 @@ The rules and the error texts are those of the Go library, since runtimes and pe
 
 import posix
 import time
+from errno import EFBIG, EINVAL, ETXTBSY
 
 from fastcni._system import read_file
 from fastcni.kernel import process, waiting
@@ -16,7 +17,6 @@ MARK = b"fastcni"          # in the padding of our launchers' ELF header, bytes 
 # A program that is being written cannot be started. Six attempts in five seconds; the first come
 # soon, since a file that is renamed into place is busy for a moment only.
 BUSY_SLEEPS = (0.05, 0.45, 1.0, 1.5, 2.0)
-ETXTBSY, EINVAL = 26, 22
 
 SHOWN = 8192               # bytes of a failed plugin's output that an error message repeats
 
@@ -113,7 +113,7 @@ def start_cause(path, error):
     """The words for a program that could not be started."""
     if isinstance(error, ValueError):          # a NUL in the path or the environment
         return f"fork/exec {path}: {posix.strerror(EINVAL).lower()}"
-    if error.errno == process.EFBIG:
+    if error.errno == EFBIG:
         return error.strerror
     return f"fork/exec {path}: {posix.strerror(error.errno).lower()}"
 

@@ -5,14 +5,13 @@ does not: there iptables-save is run, and what it printed holds as long as the k
 table (kernel/xtables.py).
 """
 
-from fastcni.kernel import nft, wire, xtables
+from fastcni.kernel import ipset, nft, wire, xtables
 from fastcni.kit.firewall import iptables
 from fastcni.spec import address as addresses
 
 TABLE, FORWARD = "filter", "CNI-FORWARD"
 FAMILIES = {4: nft.NFPROTO_IPV4, 16: nft.NFPROTO_IPV6}          # by length of an address
-IPSET_INV_MATCH, IPSET_DIM_ONE_SRC = 1 << 0, 1 << 1             # linux/netfilter/xt_set.h
-TO, FROM = 0, IPSET_DIM_ONE_SRC                                 # flags of a match set: its direction
+TO, FROM = 0, ipset.IPSET_DIM_ONE_SRC                           # flags of a match set: its direction
 
 
 def set_of(length):
@@ -83,9 +82,9 @@ class Rules:
         return any(name in payload and nft.read_jump(payload)[2] == target for payload in self.of(chain))
 
     def looks_into_set(self, length):
-        # struct xt_set_info: the set's index:u16, dim:u8, flags:u8. A set that a rule looks into keeps its name.
-        ways = {info[3] & (IPSET_INV_MATCH | IPSET_DIM_ONE_SRC) for payload in self.of(FORWARD)
-                if b"set\0" in payload and len(info := nft.read_match(payload, "set")) > 3}
+        # A set that a rule looks into keeps its name.
+        ways = {ipset.read_match_flags(nft.read_match(payload, "set")) for payload in self.of(FORWARD)
+                if b"set\0" in payload}
         return ways >= {TO, FROM}
 
     def may_have_rules_of(self, packed):

@@ -16,14 +16,14 @@ network says "backend": "nftables". What the chain's own rules refuse stays refu
 Tables of iptables are left alone: it cannot read its own any more if there is a set in them.
 """
 
-from fastcni.kernel import nft, wire
+from fastcni.kernel import nft, nft_keys, wire
 from fastcni.kit.firewall.owners import Addresses
 from fastcni.kit.firewall.table import FAMILIES, TABLE
 
 SETS = "fastcni-forwarded"
 LENGTHS = {nft.NFPROTO_INET: (4, 16), nft.NFPROTO_IPV4: (4,), nft.NFPROTO_IPV6: (16,)}      # by a table's family
 FROM, TO = "fastcni: from pods", "fastcni: to pods"
-ESTABLISHED = (nft.NF_CT_STATE_ESTABLISHED | nft.NF_CT_STATE_RELATED).to_bytes(4, nft.ORDER)
+ESTABLISHED = nft_keys.host32(nft.NF_CT_STATE_ESTABLISHED | nft.NF_CT_STATE_RELATED)
 
 
 class Chain(Addresses):

@@ -23,7 +23,7 @@ The second table is for what goes from port to port of a bridge and, without br_
 it knows the ports of isolated pods. A bridge's policy lasts as long as the bridge.
 """
 
-from fastcni.kernel import nft
+from fastcni.kernel import nft, nft_keys
 from fastcni.kit.firewall import elements
 from fastcni.kit.firewall.spoofcheck import IFNAMSIZ, ifname_key
 from fastcni.kit.firewall.table import BRIDGE_COMMENT, BRIDGE_FAMILY, COMMENT, FAMILY, TABLE
@@ -106,8 +106,9 @@ def set_up(batch, _):
     nft.add_table(batch, FAMILY, TABLE, COMMENT)
     sizes = {BRIDGES: 1, SAME: 2, ISOLATED: 2}
     for number, (name, parts) in enumerate(sizes.items(), 1):
-        nft.add_set(batch, FAMILY, TABLE, name, set_id=number, key_type=nft.concat(*[nft.TYPE_IFNAME] * parts),
-                    key_size=parts * IFNAMSIZ, host_order=parts == 1)
+        names = nft_keys.concat_type(*[nft.TYPE_IFNAME] * parts)
+        nft.add_set(batch, FAMILY, TABLE, name, set_id=number, key_type=names, key_size=parts * IFNAMSIZ,
+                    host_order=parts == 1)
     nft.add_base_chain(batch, FAMILY, TABLE, CHAIN, kind="filter", hook=nft.NF_INET_FORWARD,
                        priority=nft.NF_IP_PRI_FILTER)
     nft.flush_chain(batch, FAMILY, TABLE, CHAIN)

@@ -9,7 +9,7 @@ guard against what else that lets in (CVE-2020-8558):
 """
 
 from fastcni._netlink import Batch
-from fastcni.kernel import nft, rtnl, uapi, wire
+from fastcni.kernel import nft, nft_keys, rtnl, uapi, wire
 from fastcni.kit.firewall.elements import Store
 from fastcni.kit.firewall.table import COMMENT, FAMILIES, FAMILY, TABLE
 
@@ -54,6 +54,6 @@ def set_up(batch, _):
     nft.flush_chain(batch, FAMILY, TABLE, CHAIN)
     for offset in (ipv4.destination, ipv4.source):
         nft.add_rule(batch, FAMILY, TABLE, CHAIN, nft.meta(nft.NFT_META_IIF),
-                     nft.compare(LOOPBACK_IFINDEX.to_bytes(4, nft.ORDER), nft.NFT_CMP_NEQ),
+                     nft.compare(nft_keys.host32(LOOPBACK_IFINDEX), nft.NFT_CMP_NEQ),
                      *ipv4.within(offset, *LOOPBACK), nft.verdict(nft.NF_DROP))
     return batch

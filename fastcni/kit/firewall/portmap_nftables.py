@@ -53,7 +53,7 @@ all ports of a pod: the kernel looks through all that lead to chains whenever it
 """
 
 from fastcni._netlink import Batch
-from fastcni.kernel import nft, uapi, wire
+from fastcni.kernel import nft, nft_keys, uapi, wire
 from fastcni.kit.call import names
 from fastcni.kit.firewall import elements
 from fastcni.kit.firewall.port_mappings import PROTOCOLS
@@ -153,11 +153,11 @@ def items(req, conf):
     found = {(PODS, pod_key(req)): b""}
     for length, (packed, prefix) in conf.pod.items():
         for mapping in conf.mappings_for(length):
-            found[where(mapping, length)] = packed + mapping.container_port.to_bytes(2, "big") + b"\0\0"
+            found[where(mapping, length)] = nft_keys.concat_key(packed, nft_keys.be16(mapping.container_port))
             if conf.snat:
                 found[HAIRPINS[length], packed + port_key(mapping.protocol, mapping.container_port)] = None
                 found[HAIRPIN_PODS[length], packed] = FROM_ALL if conf.masq_all else from_chain(packed, prefix)
-    found[PODS, pod_key(req)] = min(len(found), MOST_COUNTED).to_bytes(2, "big")
+    found[PODS, pod_key(req)] = nft_keys.be16(min(len(found), MOST_COUNTED))
     return [(*key, value) for key, value in found.items()]
 
 
@@ -169,7 +169,7 @@ def where(mapping, length, host_ip=None):
 
 def port_key(protocol, port):
     """meta l4proto . th dport, each padded to a word"""
-    return b"%c\0\0\0%b\0\0" % (PROTOCOLS[protocol], port.to_bytes(2, "big"))
+    return nft_keys.concat_key(bytes((PROTOCOLS[protocol],)), nft_keys.be16(port))
 
 
 def pod_key(req):
@@ -221,7 +221,7 @@ def delete(req, conf):
     if found is None:
         return False
     known = items(req, conf) if conf.pod and conf.mappings else []
-    store().delete(req, known, int.from_bytes(nft.read_value(found[0][1]), "big"))
+    store().delete(req, known, nft.read_number(found[0][1]))
     return True
 
 
@@ -290,9 +290,9 @@ def add_sets(batch):
     """Their numbers in this transaction."""
     sets = {}
     for length, family in FAMILIES.items():
-        value = (nft.concat(family.key_type, nft.TYPE_INET_SERVICE), length + 4)
-        both = {"key_type": nft.concat(family.key_type, *PORT_TYPES), "key_size": length + PORT_SIZE}
-        for name, more in ((HOSTPORTS[length], {"key_type": nft.concat(*PORT_TYPES), "key_size": PORT_SIZE,
+        value = (nft_keys.concat_type(family.key_type, nft.TYPE_INET_SERVICE), length + 4)
+        both = {"key_type": nft_keys.concat_type(family.key_type, *PORT_TYPES), "key_size": length + PORT_SIZE}
+        for name, more in ((HOSTPORTS[length], {"key_type": nft_keys.concat_type(*PORT_TYPES), "key_size": PORT_SIZE,
                                                 "values": value}),
                            (HOSTIP_HOSTPORTS[length], {**both, "values": value}),
                            (HAIRPINS[length], both),
@@ -308,7 +308,7 @@ def add_sets(batch):
 def rules(sets):
     """The rules as printed above: (chain, expression, ...)."""
     for chain in HOOKS:
-        yield (chain, nft.fib_daddr_type(), nft.compare(uapi.RTN_LOCAL.to_bytes(4, nft.ORDER)),
+        yield (chain, nft.fib_daddr_type(), nft.compare(nft_keys.host32(uapi.RTN_LOCAL)),
                nft.verdict(nft.NFT_JUMP, LOOKUPS))
     # The kernel lets nothing out from ::1, and nothing in to it. Refused at once, a client goes on to 127.0.0.1.
     ipv6 = FAMILIES[16]
@@ -318,7 +318,7 @@ def rules(sets):
         hairpins, pods = HAIRPINS[length], HAIRPIN_PODS[length]
         for name, key in ((HOSTIP_HOSTPORTS[length], (*address, *to_port)), (HOSTPORTS[length], load_port(0))):
             yield LOOKUPS, *key, nft.value_of(name, sets[name]), nft.dnat(family.protocol, length)
-        yield (POSTROUTING, nft.ct(nft.NFT_CT_STATUS), nft.mask(nft.IPS_DST_NAT.to_bytes(4, nft.ORDER)),
+        yield (POSTROUTING, nft.ct(nft.NFT_CT_STATUS), nft.mask(nft_keys.host32(nft.IPS_DST_NAT)),
                nft.compare(bytes(4), nft.NFT_CMP_NEQ), *address, *to_port, nft.in_set(hairpins, sets[hairpins]),
                *address[-1:], nft.verdict_of(pods, sets[pods]))
 

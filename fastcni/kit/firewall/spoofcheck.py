@@ -13,6 +13,7 @@ kit/firewall/ipspoofcheck.py adds to it for ipspoofchk.
 
 from fastcni._netlink import Batch
 from fastcni.kernel import nft, wire
+from fastcni.kernel.uapi import IFNAMSIZ
 from fastcni.kit.call.conf import read_ethernet
 from fastcni.kit.firewall import elements
 from fastcni.kit.firewall.table import BRIDGE_COMMENT as COMMENT
@@ -26,7 +27,6 @@ from fastcni.spec.errors import CniError
 CHAIN = "prerouting"
 GUARDED, ALLOWED = "guarded", "allowed"
 REFERENCE_TABLE, REFERENCE_CHAIN = "nat", "PREROUTING"
-IFNAMSIZ = 16
 
 
 def add(req, host, inside, result, undo):

@@ -1,7 +1,7 @@
 """Waiting for what the kernel announces, never for a clock: a link gone, a port up, addresses settled."""
 
 import posix
-from errno import ENOBUFS, ENODEV
+from errno import EBADF, ENOBUFS, ENODEV
 from time import monotonic
 
 from fastcni._abandoned import check_request
@@ -46,7 +46,7 @@ def _send(watcher, request):
         wire.send(watcher, request)
     except OSError as e:
         # The answer was given when the link was announced gone, and the socket may be closed by now.
-        if e.errno != 9:
+        if e.errno != EBADF:
             raise
 
 
@@ -57,8 +57,7 @@ def _is_gone(messages, index, what):
             if code and code != ENODEV:
                 raise wire.NetlinkError(code, what, text, offset)
             return True
-        # A bridge announces its port gone in its own family first; the link itself is AF_UNSPEC.
-        if kind == uapi.RTM_DELLINK and payload[0] == uapi.AF_UNSPEC and rtnl.u32(payload[4:8]) == index:
+        if kind == uapi.RTM_DELLINK and rtnl.is_of_link(payload) and rtnl.read_index(payload) == index:
             return True
     return False
 
@@ -80,7 +79,7 @@ def port_up(sock, index, bridge_index):
         return link.operstate == uapi.IF_OPER_UP
 
     def changed(messages):
-        return any(kind == uapi.RTM_NEWLINK and rtnl.u32(payload[4:8]) == index
+        return any(kind == uapi.RTM_NEWLINK and rtnl.read_index(payload) == index
                    for kind, _, _, _, payload in messages) and look()
 
     if look():                      # most are up by now

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 IFNAME_BYTES = 15               # IFNAMSIZ of linux/if.h, without the closing NUL
 MARK = "fastcni "               # then the mark of an attachment, as in nftables
-ALIAS_BYTES = 255               # IFALIASZ of linux/if.h, without the closing NUL
+ALIAS_BYTES = uapi.IFALIASZ - 1
 
 
 def names_of(req: Request) -> tuple[str, str]:

@@ -1,0 +1,96 @@
+"""The numbers of kernel/ are those of the machine's kernel headers; a C compiler says what they are."""
+
+import re
+import shutil
+import subprocess
+
+import pytest
+
+from fastcni.kernel import conntrack, ipset, kinds, nft, tc, uapi, xtables
+
+INCLUDES = """sys/socket.h sys/ioctl.h linux/types.h linux/netlink.h linux/rtnetlink.h linux/if.h linux/if_addr.h
+    linux/if_bridge.h linux/if_ether.h linux/if_link.h linux/if_tun.h linux/ip.h linux/fib_rules.h linux/filter.h
+    linux/net_namespace.h linux/netconf.h linux/pkt_cls.h linux/pkt_sched.h linux/tc_act/tc_mirred.h linux/veth.h
+    linux/netfilter.h linux/netfilter_bridge.h linux/netfilter_ipv4.h linux/netfilter/nfnetlink.h
+    linux/netfilter/nf_tables.h linux/netfilter/nf_tables_compat.h linux/netfilter/nfnetlink_conntrack.h
+    linux/netfilter/nf_conntrack_common.h linux/netfilter/ipset/ip_set.h linux/netfilter/xt_set.h
+    linux/netfilter_ipv4/ip_tables.h linux/ethtool.h""".split()
+# Names that are in no header of user space: nft's, libnftnl's, those of the kernel's own headers, and ours.
+ELSEWHERE = {
+    "nft": {"TYPE_IPADDR", "TYPE_IP6ADDR", "TYPE_ETHERADDR", "TYPE_INET_PROTOCOL", "TYPE_INET_SERVICE", "TYPE_IFNAME",
+            "COMMENT_MAX", "NF_CT_STATE_ESTABLISHED", "NF_CT_STATE_RELATED"},
+    "conntrack": {"IPCTNL_MSG_CT_GET", "IPCTNL_MSG_CT_DELETE", "BY_SOURCE", "BY_PROTOCOL", "BY_DESTINATION_PORT"},
+    "ipset": {"IPSET_CMD_CREATE", "IPSET_CMD_ADD", "IPSET_CMD_DEL", "IPSET_CMD_TEST", "NFNL_MSG_COMPAT_GET"},
+    "tc": {"INGRESS", "MOST", "QUANTUM"},
+    "xtables": {"INFO_BYTES"},
+}
+
+
+def with_subsystem(name, module):
+    """What C calls a message of nfnetlink: its subsystem and its number."""
+    for prefix, subsystem in (("NFT_MSG_", "NFNL_SUBSYS_NFTABLES"),):
+        if name.startswith(prefix) and module is nft:
+            return f"({subsystem} << 8 | {name})"
+    return name
+
+
+@pytest.fixture(scope="module")
+def headers(tmp_path_factory):
+    """headers({name: expression of C}): its numbers; without the names that these headers do not know."""
+    compiler = shutil.which("gcc") or shutil.which("cc")
+    if not compiler:
+        pytest.skip("no C compiler")
+    folder = tmp_path_factory.mktemp("headers")
+    includes = []
+    for name in INCLUDES:
+        found = subprocess.run([compiler, "-E", "-"], input=f"#include <{name}>\n", capture_output=True, text=True)
+        includes += [f"#include <{name}>\n"] * (not found.returncode)
+    if "#include <linux/netlink.h>\n" not in includes:
+        pytest.skip("no kernel headers (linux-libc-dev)")
+
+    def numbers(wanted):
+        for _ in range(3):              # a compiler that stops after some errors has not named them all
+            rows = "".join(f'printf("%s %lld\\n", "{name}", (long long)({c}));\n' for name, c in wanted.items())
+            source = "".join(["#include <stdio.h>\n", *includes, "int main(void) {\n", rows, "return 0; }\n"])
+            (folder / "numbers.c").write_text(source)
+            done = subprocess.run([compiler, "-w", "-fmax-errors=0", "-o", folder / "numbers", folder / "numbers.c"],
+                                  capture_output=True, text=True, env={"LC_ALL": "C", "PATH": "/usr/bin:/bin"})
+            if not done.returncode:
+                lines = subprocess.run([folder / "numbers"], capture_output=True, text=True, check=True).stdout
+                return {name: int(number) for name, number in map(str.split, lines.splitlines())}
+            unknown = set(re.findall(r"'(\w+)' undeclared", done.stderr))
+            assert unknown, done.stderr[-2000:]
+            wanted = {name: c for name, c in wanted.items() if not unknown & set(re.findall(r"\w+", c))}
+        raise AssertionError(done.stderr[-2000:])
+
+    return numbers
+
+
+MODULES = [uapi, nft, ipset, conntrack, tc, xtables]
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda it: it.__name__.rpartition(".")[2])
+def test_every_number_is_that_of_the_headers(headers, module):
+    ours = {name: value for name, value in vars(module).items()
+            if re.fullmatch("[A-Z][A-Z0-9_]+", name) and isinstance(value, int) and not isinstance(value, bool)}
+    elsewhere = ELSEWHERE.get(module.__name__.split(".")[-1], set())
+    assert elsewhere <= set(ours)
+    known = headers({name: with_subsystem(name, module) for name in ours if name not in elsewhere})
+    missing = set(ours) - elsewhere - set(known)
+    if missing:
+        print("not in these headers:", *sorted(missing))
+    assert len(missing) <= 3, sorted(missing)           # of a newer kernel than the headers
+    assert {name: ours[name] & 0xFFFFFFFF for name in known} == {name: known[name] & 0xFFFFFFFF for name in known}
+
+
+def test_names_of_operational_states_are_in_the_order_of_the_headers(headers):
+    names = {f"IF_OPER_{name.upper().replace('-', '')}": at for at, name in enumerate(uapi.OPERSTATES)}
+    names["IF_OPER_LOWERLAYERDOWN"] = names.pop("IF_OPER_LOWERLAYERDOWN", uapi.OPERSTATES.index("lower-layer-down"))
+    assert headers({name: name for name in names}) == names
+
+
+@pytest.mark.parametrize("modes, prefix", [
+    (kinds.MACVLAN_MODES, "MACVLAN_MODE_"), (kinds.IPVLAN_MODES, "IPVLAN_MODE_"),
+])
+def test_every_mode_has_its_number(headers, modes, prefix):
+    assert headers({mode: f"{prefix}{mode.upper()}" for mode in modes}) == modes
