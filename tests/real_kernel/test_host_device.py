@@ -1,9 +1,9 @@
-"""host-device: the way into the pod and back, MACs, what fails, CHECK, GC, and DEL of what is gone."""
+"""host-device: the way into the pod and back, MACs, what fails, DEL and GC. The rest is in test_devices.py."""
 
 import os
 
 import pytest
-from real_kernel.node import Inside, addresses, ip_json, links, routes, run, source_seen, sysctl
+from real_kernel.node import Inside, addresses, ip_json, links, run, source_seen, sysctl
 from real_kernel.uplink import MAC, OTHER_MAC, add_uplink, conf_of, device, naming
 
 from fastcni.kit.links import moving
@@ -74,33 +74,6 @@ def test_without_ipam_the_link_is_up_and_has_no_address_and_the_result_no_dns(no
     node.check(layer2, pod, result)
     node.delete(layer2, pod)
     assert set(links()) == {"lo", "up0"}
-
-
-def test_dns_is_the_configurations_not_ipams(node, pod, conf, tmp_path):
-    (tmp_path / "resolv.conf").write_text("nameserver 192.0.2.1\n")
-    conf["ipam"]["resolvConf"] = str(tmp_path / "resolv.conf")
-    assert "dns" not in node.add(conf, pod)
-    node.delete(conf, pod)
-    assert node.add({**conf, "dns": {"nameservers": ["192.0.2.2"]}}, pod)["dns"] == {"nameservers": ["192.0.2.2"]}
-
-
-def test_routes_lead_into_the_device(node, pod, conf):
-    conf["ipam"]["routes"] = [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}]
-    result = node.add(conf, pod)
-    assert ("default", "10.22.0.1") in routes(pod) and ("default", "fd00:22::1") in routes(pod, family=6)
-    node.check(conf, pod, result)
-
-
-@pytest.mark.parametrize("wanted", [False, True])
-def test_duplicate_address_is_detected_where_the_network_asks_for_it(node, pod, far, conf, wanted):
-    run("ip", "-n", far, "addr", "add", "fd00:22::2/64", "dev", "far0", "nodad")
-    conf["ipam"]["ranges"] = [[{"subnet": "fd00:22::/64"}]]
-    if not wanted:
-        node.add(conf, pod)
-        assert sysctl("net/ipv6/conf/eth0/accept_dad", pod) == "0"
-        return
-    error = node.refused("ADD", {**conf, "enabledad": True}, pod)
-    assert "fd00:22::2 in DADFAILED state" in error["msg"] and set(links()) == {"lo", "up0"} and node.held() == {}
 
 
 def test_disableipv6_leaves_none_on_the_link_until_it_is_back(node, pod, conf):
@@ -249,26 +222,6 @@ def test_device_that_does_not_know_its_name_stays_in_the_pod(node, pod, conf, al
     reply = node.call("DEL", conf, pod)
     assert reply.status == 0 and says.encode() in reply.stderr and node.held() == {}
     assert set(links()) == {"lo"} and "eth0" in links(pod)
-
-
-@pytest.mark.parametrize("words, says", [
-    ("set eth0 address 0a:00:00:00:00:09", "Interface eth0 Mac doesn't match: "),
-    ("set eth0 down", "Interface eth0 is down"), ("del eth0", "Interface name eth0 not found")])
-def test_check_sees_what_is_wrong(node, pod, conf, words, says):
-    result = node.add(conf, pod)
-    run("ip", "-n", pod, "link", *words.split())
-    assert says in node.check_refused(conf, pod, result)
-
-
-def test_check_looks_at_addresses(node, pod, conf):
-    result = node.add(conf, pod)
-    run("ip", "-n", pod, "addr", "del", "10.22.0.2/24", "dev", "eth0")
-    assert "Failed to match addr 10.22.0.2/24" in node.check_refused(conf, pod, result)
-
-
-def test_status_is_ipams_too(node, conf):
-    conf["ipam"]["ranges"] = [[{"subnet": "10.22.0.0/24", "rangeStart": "10.22.9.1"}]]
-    assert node.refused("STATUS", conf)["code"]
 
 
 def test_gc_frees_addresses_and_files_of_pods_that_are_no_more(node, pod, pod_netns, conf):

@@ -1,7 +1,7 @@
-"""ipvlan: each key, the result, traffic with the master's network, behind another plugin, CHECK, STATUS, DEL."""
+"""ipvlan: each key, traffic with the master's network, behind another plugin. The rest is in test_devices.py."""
 
 import pytest
-from real_kernel.node import addresses, links, routes, run, source_seen, sysctl
+from real_kernel.node import addresses, links, routes, run, source_seen
 
 pytestmark = pytest.mark.needs("ipvlan")
 DUAL = ("10.22.0.0/24", "fd00:22::/64")
@@ -67,32 +67,6 @@ def test_mtu_is_set(node, pod, conf):
     assert links(pod)["eth0"]["mtu"] == 1400
 
 
-def test_addresses_are_announced_and_not_waited_for(node, pod, conf):
-    node.add(conf, pod)
-    assert sysctl("net/ipv6/conf/eth0/ndisc_notify", pod) == "1"
-    assert sysctl("net/ipv4/conf/eth0/arp_notify", pod) == "1"
-    assert sysctl("net/ipv6/conf/eth0/accept_dad", pod) == "0"
-
-
-def test_duplicate_address_is_detected_where_the_network_asks_for_it(node, pod, far, conf):
-    run("ip", "-n", far, "addr", "add", "fd00:22::2/64", "dev", "far0", "nodad")
-    conf["ipam"]["ranges"] = [[{"subnet": "fd00:22::/64"}]]
-    before = node.left(pod)
-    error = node.refused("ADD", {**conf, "enabledad": True}, pod)
-    assert "fd00:22::2 in DADFAILED state" in error["msg"] and node.left(pod) == before
-
-
-def test_disableipv6_leaves_none_on_the_link(node, pod, conf):
-    conf["ipam"]["ranges"] = [[{"subnet": "10.22.0.0/24"}]]
-    node.add({**conf, "disableIPv6": True}, pod)
-    assert "inet6" not in run("ip", "-n", pod, "addr", "show", "eth0")
-
-
-def test_dns_is_the_configurations_not_ipams(node, pod, conf):
-    conf["ipam"] = {"type": "static", "addresses": [{"address": "10.22.0.9/24"}], "dns": {"domain": "a.example"}}
-    assert node.add({**conf, "dns": {"domain": "b.example"}}, pod)["dns"] == {"domain": "b.example"}
-
-
 def test_master_is_the_link_of_the_default_route_by_default(node, pod, conf):
     del conf["master"]
     assert node.refused("ADD", conf, pod)["msg"] == "no default route interface found"
@@ -144,17 +118,6 @@ def test_without_addresses_there_is_no_ipvlan(node, pod, conf):
     assert node.refused("ADD", behind({**conf, "ipam": {}}, "up0"), pod)["msg"] == "no plugin name provided"
 
 
-def test_master_can_be_in_the_pod(node, pod, far, conf):
-    run("ip", "link", "set", "up0", "netns", pod, "name", "inner")
-    run("ip", "-n", pod, "link", "set", "inner", "up")
-    conf.update(master="inner", linkInContainer=True)
-    result = node.add(conf, pod)
-    assert source_seen(pod, far, "10.22.0.254") == "10.22.0.2"
-    node.check(conf, pod, result)
-    node.delete(conf, pod)
-    assert set(links(pod)) == {"lo", "inner"}
-
-
 def test_a_master_with_macvlans_has_no_room_and_the_error_says_so(node, pod, conf):
     run("ip", "link", "add", "mv0", "link", "up0", "type", "macvlan", "mode", "bridge")
     before = node.left(pod)
@@ -164,42 +127,6 @@ def test_a_master_with_macvlans_has_no_room_and_the_error_says_so(node, pod, con
     assert node.left(pod) == before
 
 
-@pytest.mark.parametrize("gone", ["link", "netns", "master", "variable"])
-def test_del_of_what_is_gone_succeeds_and_frees_the_address(node, pod, conf, gone):
-    node.add(conf, pod)
-    if gone == "link":
-        run("ip", "-n", pod, "link", "del", "eth0")
-    elif gone == "netns":
-        run("ip", "netns", "del", pod)
-    elif gone == "master":
-        run("ip", "link", "del", "up0")
-    node.delete(conf, "" if gone == "variable" else pod, cid=f"c-{pod}")
-    assert node.held() == {}
-
-
-def test_del_does_not_look_at_what_only_add_needs(node, pod, conf):
-    node.add(conf, pod)
-    node.delete({**conf, "mode": "l4", "master": "up9", "mtu": -1, "prevResult": {"cniVersion": "9"}}, pod)
-    assert set(links(pod)) == {"lo"}
-
-
-def test_gc_frees_addresses_of_pods_that_are_no_more(node, pod, conf):
-    node.add(conf, pod)
-    node.ok("GC", {**conf, "cni.dev/valid-attachments": []})
-    assert node.held() == {}
-
-
-def test_check_sees_another_kind_of_link(node, pod, conf):
-    result = node.add(conf, pod)
-    assert "up9" in node.check_refused({**conf, "master": "up9"}, pod, result)
-    run("ip", "-n", pod, "link", "del", "eth0")
-    run("ip", "-n", pod, "link", "add", "eth0", "address", result["interfaces"][0]["mac"], "type", "veth")
-    assert node.check_refused(conf, pod, result) == "Error: Container interface eth0 not of type ipvlan"
-
-
-def test_status_says_that_the_master_is_missing(node, conf):
-    node.ok("STATUS", conf)
-    error = node.refused("STATUS", {**conf, "master": "up9"})
-    assert (error["code"], error["msg"]) == (50, 'master "up9" is not there: Link not found')
+def test_status_does_not_need_a_master(node, conf):
     del conf["master"]
     node.ok("STATUS", conf)                 # it may be of the plugin before

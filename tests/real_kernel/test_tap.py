@@ -1,4 +1,4 @@
-"""tap: each key, the result, frames through the device, who may open it, CHECK, STATUS, and DEL of what is gone."""
+"""tap: each key, frames through it, owner and group, CHECK, STATUS. The rest is in test_devices.py."""
 
 import fcntl
 import os
@@ -10,7 +10,7 @@ import sys
 import time
 
 import pytest
-from real_kernel.node import Inside, addresses, eventually, ip_json, links, routes, run, sysctl
+from real_kernel.node import Inside, addresses, eventually, ip_json, links, run, sysctl
 
 from fastcni.kernel import tun
 
@@ -188,11 +188,8 @@ def test_mtu_that_no_tap_can_have_is_refused(node, pod, conf, mtu, code, words):
 
 @pytest.mark.parametrize("asked, mac", [
     ({"mac": "0a:00:00:00:00:01"}, "0a:00:00:00:00:01"),
-    ({"mac": "0a:00:00:00:00:01", "env": "0a:00:00:00:00:02"}, "0a:00:00:00:00:02"),
-    ({"env": "0a:00:00:00:00:02", "args": {"cni": {"mac": "0a:00:00:00:00:03"}}}, "0a:00:00:00:00:03"),
-    ({"args": {"cni": {"mac": "0a:00:00:00:00:03"}}, "runtimeConfig": {"mac": "0a:00:00:00:00:04"}},
-     "0a:00:00:00:00:04")])
-def test_mac_of_the_runtime_goes_before_args_before_the_variable_before_the_key(node, pod, conf, asked, mac):
+    ({"mac": "0a:00:00:00:00:01", "env": "0a:00:00:00:00:02"}, "0a:00:00:00:00:02")])
+def test_mac_of_the_variable_goes_before_the_key(node, pod, conf, asked, mac):
     env = {"CNI_ARGS": f"IgnoreUnknown=1;MAC={asked.pop('env')}"} if "env" in asked else {}
     result = node.add({**conf, **asked}, pod, env=env)
     assert links(pod)["eth0"]["address"] == mac == result["interfaces"][0]["mac"]
@@ -298,32 +295,6 @@ def test_pod_that_has_the_name_keeps_its_link(node, pod, conf, kind):
     assert node.left(pod) == before
 
 
-def test_dns_is_the_configurations_not_ipams(node, pod, conf, tmp_path):
-    (tmp_path / "resolv.conf").write_text("nameserver 192.0.2.1\n")
-    conf["ipam"]["resolvConf"] = str(tmp_path / "resolv.conf")
-    assert "dns" not in node.add(conf, pod)
-    assert node.add({**conf, "dns": {"domain": "a.example"}}, pod, ifname="eth1")["dns"] == {"domain": "a.example"}
-
-
-def test_without_ipam_the_device_is_up_and_has_no_address(node, pod, layer2):
-    result = node.add(layer2, pod)
-    assert "UP" in links(pod)["eth0"]["flags"] and addresses("eth0", pod) == [] and "ips" not in result
-    node.check(layer2, pod, result)
-
-
-def test_routes_lead_into_the_device(node, pod, conf):
-    conf["ipam"]["routes"] = [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}]
-    result = node.add(conf, pod)
-    assert ("default", "10.22.0.1") in routes(pod) and ("default", "fd00:22::1") in routes(pod, family=6)
-    node.check(conf, pod, result)
-
-
-def test_ipv4_addresses_are_announced(node, pod, conf):
-    node.add(conf, pod)
-    assert sysctl("net/ipv4/conf/eth0/arp_notify", pod) == "1"
-    assert sysctl("net/ipv6/conf/eth0/ndisc_notify", pod) == "0"
-
-
 def test_duplicate_address_detection_is_left_for_whoever_opens_the_device(node, pod, conf):
     """It begins with the carrier, and nobody knows when that is: the reference waits five seconds."""
     started = time.monotonic()
@@ -334,27 +305,10 @@ def test_duplicate_address_detection_is_left_for_whoever_opens_the_device(node, 
     assert [item.get("tentative", False) for item in info] == [False, True]
 
 
-def test_disableipv6_leaves_none_on_the_link(node, pod, conf):
-    conf["ipam"]["ranges"] = [[{"subnet": "10.22.0.0/24"}]]
-    node.add({**conf, "disableIPv6": True}, pod)
-    assert "inet6" not in run("ip", "-n", pod, "addr", "show", "eth0")
-
-
-@pytest.mark.parametrize("gone", ["link", "netns", "variable"])
-def test_del_of_what_is_gone_succeeds_and_frees_the_address(node, pod, conf, gone):
-    node.add(conf, pod)
-    if gone == "link":
-        run("ip", "-n", pod, "link", "del", "eth0")
-    elif gone == "netns":
-        run("ip", "netns", "del", pod)
-    node.delete(conf, "" if gone == "variable" else pod, cid=f"c-{pod}")
-    assert node.held() == {}
-
-
-def test_del_does_not_look_at_what_only_add_needs(node, pod, conf, monkeypatch):
+def test_del_does_not_need_the_device_file(node, pod, conf, monkeypatch):
     node.add(conf, pod)
     monkeypatch.setattr(tun, "PATH", "/nowhere/tun")
-    node.delete({**conf, "mac": "x", "mtu": -1, "owner": "x", "bridge": "none", "selinuxContext": "x"}, pod)
+    node.delete(conf, pod)
     assert set(links(pod)) == {"lo"}
 
 
@@ -373,17 +327,6 @@ def test_check_does_not_compare_an_owner_and_a_group_that_are_not_configured(nod
     node.check({key: value for key, value in conf.items() if key not in ("owner", "group")}, pod, result)
 
 
-@pytest.mark.parametrize("words, says", [
-    ("link add eth0 address {mac} type veth peer other", "Error: Container interface eth0 not of type tun"),
-    ("link add eth0 type veth peer other", "Interface eth0 Mac doesn't match: {mac}")])
-def test_check_sees_another_link(node, pod, conf, words, says):
-    result = node.add(conf, pod)
-    mac = result["interfaces"][0]["mac"]
-    run("ip", "-n", pod, "link", "del", "eth0")
-    run("ip", "-n", pod, *words.format(mac=mac).split())
-    assert node.check_refused(conf, pod, result) == says.format(mac=mac)
-
-
 def test_check_tells_tap_from_tun(node, pod, layer2):
     result = node.add(layer2, pod)
     del result["interfaces"][0]["mac"]                  # a TUN device has none
@@ -391,12 +334,6 @@ def test_check_tells_tap_from_tun(node, pod, layer2):
     with Inside(pod):
         run("ip", "tuntap", "add", "mode", "tun", "name", "eth0")
     assert node.check_refused(layer2, pod, result) == "container tap type tun does not match expected value: tap"
-
-
-def test_check_sees_a_link_that_is_down(node, pod, conf):
-    result = node.add(conf, pod)
-    run("ip", "-n", pod, "link", "set", "eth0", "down")
-    assert node.check_refused(conf, pod, result) == "Interface eth0 is down"
 
 
 @pytest.mark.parametrize("file, words", [("/nowhere/tun", "No such file or directory (errno 2)"),
@@ -415,19 +352,6 @@ def test_status_says_that_there_is_no_device_file(node, conf, layer2, monkeypatc
         error = node.refused("STATUS", each)
         assert error["code"] == 50 and error["msg"] == "/nowhere/tun: No such file or directory (errno 2)"
         assert "modprobe tun" in error["details"]
-
-
-def test_status_is_ipams_too(node, conf):
-    conf["ipam"]["ranges"] = [[{"subnet": "10.22.0.0/24", "rangeStart": "10.22.9.1"}]]
-    assert node.refused("STATUS", conf)["code"]
-
-
-def test_gc_frees_addresses_of_pods_that_are_no_more(node, pod, pod_netns, conf):
-    other = pod_netns()
-    node.add(conf, pod)
-    node.add(conf, other)
-    node.ok("GC", {**conf, "cni.dev/valid-attachments": [{"containerID": f"c-{other}", "ifname": "eth0"}]})
-    assert {content.split()[0] for content in node.held().values()} == {f"c-{other}"}
 
 
 def test_name_with_a_number_to_be_is_refused(node, pod, conf):

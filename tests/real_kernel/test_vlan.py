@@ -1,7 +1,7 @@
-"""vlan: each key, the result, tagged traffic, CHECK, STATUS, and DEL of what is gone."""
+"""vlan: each key, tagged traffic, a master that cannot be used. The rest is in test_devices.py."""
 
 import pytest
-from real_kernel.node import addresses, links, run, source_seen, sysctl
+from real_kernel.node import links, run, source_seen, sysctl
 
 pytestmark = pytest.mark.needs("8021q")
 DUAL = ("10.22.0.0/24", "fd00:22::/64")
@@ -85,90 +85,22 @@ def test_mtu_is_the_masters_or_less(node, pod, conf):
             f"invalid MTU {mtu}, must be [0, master MTU(1500)]"
 
 
-@pytest.mark.parametrize("keys, args", [({"runtimeConfig": {"mac": "0a:00:00:00:00:01"}}, ""),
-                                        ({"args": {"cni": {"mac": "0a:00:00:00:00:01"}}}, ""),
-                                        ({}, "MAC=0a:00:00:00:00:01;K8S_POD_NAME=x")])
-def test_mac_can_be_asked_for(node, pod, conf, keys, args):
-    """The reference has no such key, and reads no CNI_ARGS: what else is in them is no error."""
+def test_cni_args_may_have_more_than_a_mac(node, pod, conf):
+    """The reference reads no CNI_ARGS, so nothing else in them is an error."""
     conf["ipam"] = {"type": "static", "addresses": [{"address": "10.22.0.9/24"}]}
-    env = {"CNI_ARGS": f"IgnoreUnknown=1;{args}"} if args else {}
-    assert node.add({**conf, **keys}, pod, env=env)["interfaces"][0]["mac"] == "0a:00:00:00:00:01"
+    env = {"CNI_ARGS": "IgnoreUnknown=1;MAC=0a:00:00:00:00:01;K8S_POD_NAME=x"}
+    assert node.add(conf, pod, env=env)["interfaces"][0]["mac"] == "0a:00:00:00:00:01"
     assert links(pod)["eth0"]["address"] == "0a:00:00:00:00:01"
 
 
-def test_dns_is_the_configurations_not_ipams(node, pod, conf):
-    conf["ipam"] = {"type": "static", "addresses": [{"address": "10.22.0.9/24"}], "dns": {"domain": "a.example"}}
-    assert node.add({**conf, "dns": {"domain": "b.example"}}, pod)["dns"] == {"domain": "b.example"}
-
-
-def test_master_can_be_in_the_pod(node, pod, far, conf):
-    run("ip", "link", "set", "up0", "netns", pod, "name", "inner")
-    run("ip", "-n", pod, "link", "set", "inner", "up")
-    conf.update(master="inner", linkInContainer=True)
-    result = node.add(conf, pod)
-    assert source_seen(pod, far, "10.22.0.254") == "10.22.0.2"
-    node.check(conf, pod, result)
-    node.delete(conf, pod)
-    assert set(links(pod)) == {"lo", "inner"}
-
-
-def test_detection_and_ipv6_are_as_the_network_wants_them(node, pod, conf):
-    node.add(conf, pod)
-    assert sysctl("net/ipv6/conf/eth0/accept_dad", pod) == "0"
-    assert sysctl("net/ipv4/conf/eth0/arp_notify", pod) == "0"         # as the reference
-    node.delete(conf, pod)
+def test_duplicates_are_looked_for_where_the_network_asks_for_it(node, pod, conf):
     node.add({**conf, "enabledad": True}, pod)
     assert sysctl("net/ipv6/conf/eth0/accept_dad", pod) == "1"
-    node.delete(conf, pod)
-    conf["ipam"]["ranges"] = [[{"subnet": "10.22.0.0/24"}]]
-    node.add({**conf, "disableIPv6": True}, pod)
-    assert "inet6" not in run("ip", "-n", pod, "addr", "show", "eth0")
 
 
-@pytest.mark.parametrize("gone", ["link", "netns", "master", "variable"])
-def test_del_of_what_is_gone_succeeds_and_frees_the_address(node, pod, conf, gone):
-    """The reference fails where the master is gone."""
-    node.add(conf, pod)
-    if gone == "link":
-        run("ip", "-n", pod, "link", "del", "eth0")
-    elif gone == "netns":
-        run("ip", "netns", "del", pod)
-    elif gone == "master":
-        run("ip", "link", "del", "up0")
-    node.delete(conf, "" if gone == "variable" else pod, cid=f"c-{pod}")
-    assert node.held() == {}
-
-
-def test_del_does_not_look_at_what_only_add_needs(node, pod, conf):
-    node.add(conf, pod)
-    node.delete({**conf, "vlanId": 9999, "master": "", "mtu": -1}, pod)
-    assert set(links(pod)) == {"lo"}
-
-
-def test_gc_frees_addresses_of_pods_that_are_no_more(node, pod, conf):
-    node.add(conf, pod)
-    node.ok("GC", {**conf, "cni.dev/valid-attachments": []})
-    assert node.held() == {}
-
-
-def test_check_compares_kind_id_mtu_and_master(node, pod, conf):
+def test_check_compares_id_and_mtu(node, pod, conf):
     result = node.add(conf, pod)
     assert node.check_refused({**conf, "vlanId": 6}, pod, result) == \
         "container VLAN ID 5 does not match expected value: 6"
     assert node.check_refused({**conf, "mtu": 1400}, pod, result) == \
         "container MTU 1500 does not match expected value: 1400"
-    assert "up9" in node.check_refused({**conf, "master": "up9"}, pod, result)
-    run("ip", "-n", pod, "link", "del", "eth0")
-    run("ip", "-n", pod, "link", "add", "eth0", "address", result["interfaces"][0]["mac"], "type", "veth")
-    assert node.check_refused(conf, pod, result) == "Error: Container interface eth0 not of type vlan"
-
-
-def test_status_says_that_the_master_is_missing(node, conf):
-    node.ok("STATUS", conf)
-    error = node.refused("STATUS", {**conf, "master": "up9"})
-    assert (error["code"], error["msg"]) == (50, 'master "up9" is not there: Link not found')
-
-
-def test_addresses_are_those_of_ipam(node, pod, conf):
-    node.add(conf, pod)
-    assert addresses("eth0", pod) == ["10.22.0.2/24", "fd00:22::2/64"]
