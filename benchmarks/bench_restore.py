@@ -56,8 +56,8 @@ def write_cache(folder, backend, pods):
 
 
 class Node:
-    """The server beside the pods of this thread's namespace; each round has one of its own, which has not put anything
-    back before: it would wait with the next. For use in a `with server:`."""
+    """The server of this thread's namespace. Each round has a new one, because a server delays its second restore.
+    Use it in `with node.server:`."""
 
     def __init__(self, folder, backend, flush):
         self.folder, self.flush, self.done = folder, flush.split(), DONE[backend]

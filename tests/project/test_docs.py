@@ -1,5 +1,6 @@
-"""What README and docs point to is there."""
+"""README and docs name files, tests and log events that exist."""
 
+import ast
 import re
 from pathlib import Path
 
@@ -10,7 +11,7 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").g
 
 
 def named(page):
-    """Local files that a page links to, or names as a benchmark's."""
+    """Return the local files that a page links to, and the benchmarks that it names."""
     text = page.read_text(encoding="utf-8")
     links = {target.partition("#")[0] for target in re.findall(r"\]\(([^)\s]+)\)", text) if "://" not in target}
     benchmarks = re.findall(r"benchmarks/[\w./-]*\w", text)
@@ -32,6 +33,20 @@ def test_tests_that_the_page_on_reliability_names_exist():
     campaigns = [(file, "campaign") for file in re.findall(r"`(faults/\w+\.py)`", text)]
     assert tests and campaigns
     assert [(file, name) for file, name in tests + campaigns if f"def {name}(" not in read(ROOT / "tests" / file)] == []
+
+
+def logged_events():
+    """Return the events that the server logs: the first arguments of the calls that log."""
+    calls = (node for path in (ROOT / "fastcni/server").glob("*.py") for node in ast.walk(ast.parse(read(path)))
+             if isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant))
+    logs = {"accept_failed", "user_refused", "debug", "info", "warning", "error", "exception", "level"}
+    return {str(call.args[0].value) for call in calls if re.search(r"\w+$", ast.unparse(call.func))[0] in logs}
+
+
+def test_the_page_on_the_server_has_all_log_events():
+    table = read(ROOT / "docs/server.md").partition("| event | level |")[2].partition("\n\n")[0]
+    named = {event for row in table.splitlines()[2:] for event in re.findall(r"`(\w+)`", row.split("|")[1])}
+    assert named == logged_events()
 
 
 def test_the_readme_shows_figures():
