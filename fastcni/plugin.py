@@ -68,9 +68,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CniError", "NetlinkError", "Pod", "Request", "Undo",
-    "add_addresses", "add_link", "add_veth", "check_addresses", "check_link", "cidr_text", "configure_link",
-    "delete_link", "errors", "every", "find_link", "free_addresses", "gc_addresses", "interface", "ip_text",
-    "ipam_status", "ips_of", "previous_result", "read_cidr", "read_ip", "waiting",
+    "add_addresses", "add_link", "add_veth", "check_addresses", "check_link", "cidr_text", "configure_host",
+    "configure_link", "delete_link", "errors", "every", "find_link", "free_addresses", "gc_addresses", "interface",
+    "ip_text", "ipam_status", "ips_of", "previous_result", "read_cidr", "read_ip", "waiting",
 ]
 
 
@@ -110,6 +110,16 @@ def configure_link(pod: Pod, link: Link, result: Result) -> None:
     configure.pod_link(pod, link, result)
 
 
+def configure_host(pod: Pod, host: Link, result: Result) -> None:
+    """Give the host's end of a veth pair the gateways of a result as addresses, and a route to each of the pod's.
+
+    Each of the result's "ips" has to have a "gateway". No rollback is needed. Raises NetlinkError.
+    """
+    from fastcni.kit.links import routed
+
+    routed.configure_host(pod, host, result, dad=False)
+
+
 def delete_link(req: Request) -> None:
     """Delete CNI_IFNAME in the pod, and with it the other end of a pair. Gone is fine, a pod that is gone, too.
 
@@ -128,7 +138,7 @@ def check_link(req: Request, kind: str = "") -> tuple[Pod, Link]:
 
     previous = checks.prev_result(req)
     pod = Pod(req)
-    link = checks.inside_link(pod, checks.container_interface(req, previous))
+    link = checks.link_in_pod(req, pod, previous)
     if kind and link.kind != kind:
         raise checks.wrong(f"Interface {link.name} is not of type {kind}")
     checks.addresses_and_routes(pod, link, previous)

@@ -53,12 +53,12 @@ def find() -> list[ThirdParty]:
 
 def read_entry_point(entry: metadata.EntryPoint) -> ThirdParty:
     """The ThirdParty of one entry point, with what is wrong in the declaration itself."""
-    distribution, files = "a distribution without metadata", ()
+    top, distribution = entry.value.partition(".")[0], "a distribution without metadata"
+    packages = {top}
     if entry.dist:
-        distribution, files = f"{entry.dist.name} {entry.dist.version}", entry.dist.files or ()
-    top = entry.value.partition(".")[0]
-    packages = frozenset({top} | {path.parts[0].removesuffix(".py") for path in files if path.suffix == ".py"})
-    it = ThirdParty(entry.name, entry.value, distribution, packages)
+        distribution = f"{entry.dist.name} {entry.dist.version}"
+        packages |= {path.parts[0].removesuffix(".py") for path in entry.dist.files or () if path.suffix == ".py"}
+    it = ThirdParty(entry.name, entry.value, distribution, frozenset(packages))
     if not is_name(entry.name):
         it.problem = "not a CNI type: letters, digits, '_', '.' and '-', the first a letter or a digit"
     elif entry.name in plugins.BUILT_IN:

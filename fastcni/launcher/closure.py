@@ -98,7 +98,8 @@ def compiled(tree: ast.Module, file: str) -> CodeType:
             flags |= sum(getattr(__future__, item.name).compiler_flag for item in node.names)
         else:
             body.append(node)
-    return compile(ast.Module(body, []), file, "exec", flags=flags, dont_inherit=True, optimize=0)
+    code: CodeType = compile(ast.Module(body, []), file, "exec", flags=flags, dont_inherit=True, optimize=0)
+    return code
 
 
 def imports(tree: ast.AST, guarded: bool = False) -> Iterator[tuple[ast.Import | ast.ImportFrom, bool]]:

@@ -15,6 +15,7 @@ from os import PathLike
 from fastcni import third_party
 from fastcni.kit.call.files import make_folders
 from fastcni.launcher import files, pack
+from fastcni.launcher.modules import PackError
 from fastcni.plugins import BUILT_IN
 from fastcni.third_party import ThirdParty
 
@@ -52,7 +53,7 @@ def install(bin_dir: StrPath, interpreter: str | None = None, names: Iterable[st
     interpreter = checked_interpreter(interpreter or base_interpreter())
     try:
         image = pack.pack(interpreter, third_party=others)
-    except pack.PackError as error:
+    except PackError as error:
         raise InstallError(str(error)) from error
     bin_dir = os.path.abspath(bin_dir)
     try:
@@ -72,7 +73,8 @@ def check(others: list[ThirdParty]) -> None:
 
 def base_interpreter() -> str:
     """The interpreter behind this process: no virtual environment's link, no shim."""
-    return sys._base_executable or sys.executable      # type: ignore[attr-defined]
+    base: str = sys._base_executable      # type: ignore[attr-defined]
+    return base or sys.executable
 
 
 def checked_interpreter(path: str) -> str:
@@ -96,7 +98,7 @@ def checked_interpreter(path: str) -> str:
             f"the interpreter {path} is another Python ({build[1]}) than fastcni is built for ({ours[1]}); "
             f"install fastcni for it, then run its `fastcni install`"
         )
-    return real
+    return str(real)
 
 
 def plugin_files(image: bytes) -> Callable[[str, str], None]:

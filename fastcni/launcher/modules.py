@@ -38,7 +38,7 @@ def own(more: dict[str, str]) -> dict[str, Module]:
         for folder, _, names in os.walk(os.path.join(PACKAGE, row)):
             folder = os.path.relpath(folder, os.path.dirname(PACKAGE))
             found += (os.path.join(folder, name) for name in names if name.endswith(".py"))
-    modules = {}
+    modules: dict[str, Module] = {}
     for path in sorted(found):
         source = read(os.path.join(os.path.dirname(PACKAGE), path))
         if path == "fastcni/plugins/__init__.py" and more:

@@ -26,7 +26,7 @@ def imports(source: bytes, known: Container[str]) -> list[str]:
     found: list[str] = []
     for node in stripped(source, "<source>").body:
         if isinstance(node, ast.ImportFrom):
-            found += [f"{node.module}.{item.name}" for item in node.names] + [node.module]
+            found += [f"{node.module}.{item.name}" for item in node.names] + [node.module or ""]
         elif isinstance(node, ast.Import):
             found += [item.name for item in node.names]
     return [name for name in found if name in known]

@@ -92,12 +92,13 @@ def pack(interpreter: str, deadlines: Sequence[float] = DEADLINES, third_party: 
     every = own | modules.library()
     for found in others.values():
         every |= found
-    blob, index = joined(every)
+    blob, offsets = joined(every)
     image = io.BytesIO(elf)
     image.seek(0, io.SEEK_END)
     with zipfile.ZipFile(image, "a") as out:
         start = add(out, image, "code", blob)[0]
-        index = {name: (kind, start + at, size) for name, (kind, at, size) in index.items()}
+        index: dict[str, tuple[str, int | str, int]] = {
+            name: (kind, start + at, size) for name, (kind, at, size) in offsets.items()}
         place = add(out, image, "leaves.so", modules.leaves())
         index |= {f"fastcni.{leaf}": ("extension", *place) for leaf in LEAVES}
         for data in modules.library_licences():
@@ -112,7 +113,7 @@ def pack(interpreter: str, deadlines: Sequence[float] = DEADLINES, third_party: 
     return configured(image.getvalue(), interpreter, bootstrap_text(places, BY_LAUNCHER), deadlines)
 
 
-def version():
+def version() -> str:
     """The Python this process runs and packs for, as in "3.11" or "3.13t"."""
     return f"{sys.version_info[0]}.{sys.version_info[1]}{sys.abiflags}"
 
@@ -148,8 +149,8 @@ def joined(modules: dict[str, Module]) -> tuple[bytes, dict[str, tuple[str, int,
     return b"".join(pieces), index
 
 
-def add(out, image, name, data):
-    """Store one member; returns (offset, length) of its bytes in the file."""
+def add(out: zipfile.ZipFile, image: io.BytesIO, name: str, data: bytes) -> tuple[int, int]:
+    """Store one member; return (offset, length) of its bytes in the file."""
     info = zipfile.ZipInfo(name)  # of 1980: the same input gives the same file
     info.external_attr = 0o644 << 16
     out.writestr(info, data)
@@ -158,18 +159,18 @@ def add(out, image, name, data):
     return end - len(data), len(data)
 
 
-def bootstrap_text(places, way):
+def bootstrap_text(places: dict[str, tuple[int, int]], way: dict[str, str]) -> bytes:
     """The few lines of Python that find the boot member, or the refusal."""
     magic = _frozen_importlib_external.MAGIC_NUMBER
     return BOOTSTRAP.format(magic=magic, abiflags=sys.abiflags, exhausted=EXHAUSTED, **places, **way).encode()
 
 
-def marked(elf):
-    """The ELF program with our mark: how `is this file one of ours` is answered without running it."""
+def marked(elf: bytes) -> bytes:
+    """The ELF program with the mark by which a launcher of fastcni is known without running it."""
     return elf[:MARK_AT] + MARK + elf[MARK_AT + len(MARK) :]
 
 
-def configured(image, interpreter, bootstrap, deadlines):
+def configured(image: bytes, interpreter: str, bootstrap: bytes, deadlines: Sequence[float]) -> bytes:
     """The file with the launcher's config filled in."""
     at = image.find(CONFIG_MAGIC)
     fields = (os.fsencode(interpreter), version().encode(), bootstrap)

@@ -10,36 +10,41 @@
 A one-shot plugin reads its code at each start, so it pays for each byte of it.
 """
 
+from __future__ import annotations
+
 import ast
+from os import PathLike
 
 
-def stripped(source, filename):
+def stripped(source: bytes | str, filename: str | PathLike[str]) -> ast.Module:
     """The syntax tree of `source` (bytes or text), ready for compile(). Raises SyntaxError."""
-    return ast.fix_missing_locations(Stripper().visit(ast.parse(source, filename)))
+    tree = ast.parse(source, filename)
+    Stripper().visit(tree)
+    return ast.fix_missing_locations(tree)
 
 
 class Stripper(ast.NodeTransformer):
     """The rules that the module's docstring shows."""
 
-    def visit_ImportFrom(self, node):
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> ast.AST | None:
         return None if node.module == "__future__" else node
 
-    def visit_If(self, node):
+    def visit_If(self, node: ast.If) -> ast.AST | list[ast.stmt] | None:
         self.generic_visit(node)
         if isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
             return node.orelse or None
         return node
 
-    def visit_AnnAssign(self, node):
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST | None:
         if node.value is None:
             return None
         return ast.copy_location(ast.Assign([node.target], node.value), node)
 
-    def visit_arg(self, node):
+    def visit_arg(self, node: ast.arg) -> ast.AST:
         node.annotation = None
         return node
 
-    def visit_FunctionDef(self, node):
+    def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> ast.AST:
         self.generic_visit(node)
         node.returns = None
         node.body = node.body or [ast.Pass()]
@@ -47,7 +52,7 @@ class Stripper(ast.NodeTransformer):
 
     visit_AsyncFunctionDef = visit_FunctionDef
 
-    def visit_ClassDef(self, node):
+    def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
         self.generic_visit(node)
         node.body = node.body or [ast.Pass()]
         return node

@@ -2,17 +2,24 @@
 
     pytest_plugins = ["fastcni.testing"]        # in conftest.py: the fixtures
 
+Conformance       the tests that every plugin has to pass: subclass it
+fake_runtime      a fixture: requests to plugins on a fake node (fake_node.Node), no root
+real_runtime      a fixture: requests to plugins in a fresh namespace, which is the host; as host_netns, it needs root
+pod_netns         a fixture: a function that makes a namespace for a pod and returns its name
+witnesses         a module: what ip(8) says of links, addresses and routes
+
 It needs pytest (pip install fastcni[testing]). Nothing else in fastcni imports it.
 """
 
 import pytest
 
 pytest.register_assert_rewrite("fastcni.testing.fake_runtime", "fastcni.testing.namespaces",
-                               "fastcni.testing.real_runtime")
+                               "fastcni.testing.real_runtime", "fastcni.testing.conformance")
 
+from fastcni.testing.conformance import Conformance  # noqa: E402
 from fastcni.testing.fake_runtime import FakeRuntime, fake_runtime, fake_sockets  # noqa: E402
 from fastcni.testing.namespaces import host_netns, needs_root, pod_netns  # noqa: E402
 from fastcni.testing.real_runtime import RealRuntime, real_runtime  # noqa: E402
 
-__all__ = ["FakeRuntime", "RealRuntime", "fake_runtime", "fake_sockets", "host_netns", "needs_root", "pod_netns",
-           "real_runtime"]
+__all__ = ["Conformance", "FakeRuntime", "RealRuntime", "fake_runtime", "fake_sockets", "host_netns", "needs_root",
+           "pod_netns", "real_runtime"]

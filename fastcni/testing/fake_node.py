@@ -7,7 +7,7 @@ an end of a veth pair does not live without the other, a transaction happens as 
 import copy
 import struct
 import sys
-from errno import EADDRNOTAVAIL, EEXIST, EIO, ENODEV, ENOENT, ESRCH
+from errno import EADDRNOTAVAIL, EEXIST, EINVAL, EIO, ENODEV, ENOENT, ESRCH
 
 from fastcni._netlink import attribute_list, attributes, messages
 from fastcni.kernel import nft, uapi
@@ -45,10 +45,18 @@ class Link:
     def __init__(self, index, name, kind, address=b"\2\0\0\0\0\x99"):
         self.index, self.name, self.kind, self.address = index, name, kind, address
         self.mtu, self.flags, self.master, self.promiscuity = 1500, 0, 0, 0
+        self.parent, self.data = 0, b""         # IFLA_LINK and IFLA_INFO_DATA of a link that is made on another
         self.peer = None                # (namespace, Link)
 
     def facts(self):
         return self.name, self.kind, self.address, self.mtu, self.flags, self.master, self.promiscuity
+
+
+def encoded_route(family, index, dst, prefix, gateway):
+    """An rtmsg of the main table; protocol 2 is the kernel's, scope 0 universe, kind 1 unicast (linux/rtnetlink.h)."""
+    data = bytes((family, prefix, 0, 0, uapi.RT_TABLE_MAIN, 2, 0, 1)) + bytes(4) + attr(uapi.RTA_OIF, u32(index))
+    data += attr(uapi.RTA_DST, dst) if prefix else b""
+    return data + (attr(uapi.RTA_GATEWAY, gateway) if gateway else b"")
 
 
 class NodeSocket(Socket):
@@ -143,6 +151,11 @@ class Node:
                     if namespace == where and len(packed) == (4 if payload[0] == 2 else 16)]
         if kind in (uapi.RTM_NEWROUTE, uapi.RTM_DELROUTE):
             return self.change_route(where, kind, payload)
+        if kind == uapi.RTM_GETROUTE:
+            return [(uapi.RTM_NEWROUTE, encoded_route(payload[0], *route)) for namespace, *route in self.routes
+                    if namespace == where and len(route[1]) == (4 if payload[0] == 2 else 16)]
+        if kind == uapi.RTM_GETRULE:
+            return []                           # no plugin of this model makes routing rules
         raise AssertionError(f"the model has no request of type {kind}")
 
     # -- links -------------------------------------------------------------------------------------------
@@ -160,6 +173,10 @@ class Node:
         changed, wanted = number(payload[12:16]), number(payload[8:12])
         if flags & CREATE:
             name, kind = text(found[uapi.IFLA_IFNAME]), text(info[uapi.IFLA_INFO_KIND])
+            if number(found.get(uapi.IFLA_NUM_TX_QUEUES, b"\1")) == 0:
+                raise Refused(EINVAL)
+            if uapi.IFLA_NET_NS_FD in found:
+                where = self.namespaces[number(found[uapi.IFLA_NET_NS_FD])]
             if self.link(name, where):
                 raise Refused(EEXIST)
             peer = attributes(info[uapi.IFLA_INFO_DATA]).get(uapi.VETH_INFO_PEER) if kind == "veth" else None
@@ -167,6 +184,10 @@ class Node:
         else:
             link = self.named(where, payload)
             link.address = found.get(uapi.IFLA_ADDRESS, link.address)
+            if number(payload[4:8]) and uapi.IFLA_IFNAME in found:
+                if self.link(text(found[uapi.IFLA_IFNAME]), where):
+                    raise Refused(EEXIST)
+                link.name = text(found[uapi.IFLA_IFNAME])
             if changed & uapi.IFF_PROMISC:
                 link.promiscuity = int(bool(wanted & uapi.IFF_PROMISC))
         link.flags = link.flags & ~changed | wanted & changed
@@ -189,6 +210,11 @@ class Node:
                 one.address = said.get(uapi.IFLA_ADDRESS, one.address)
                 one.mtu = number(said[uapi.IFLA_MTU]) if uapi.IFLA_MTU in said else 1500
         link.master = number(found.get(uapi.IFLA_MASTER, b""))
+        link.parent = number(found.get(uapi.IFLA_LINK, b""))
+        if kind == "bridge":
+            link.data = attr(uapi.IFLA_BR_VLAN_FILTERING, b"\0")
+        elif not other:
+            link.data = attributes(found[uapi.IFLA_LINKINFO]).get(uapi.IFLA_INFO_DATA, b"")
         if other:
             link.peer, other.peer = (there, other), (where, link)
         return link
@@ -215,12 +241,17 @@ class Node:
         data += attr(uapi.IFLA_PROMISCUITY, u32(link.promiscuity))
         if link.master:
             data += attr(uapi.IFLA_MASTER, u32(link.master))
-        if peer:
-            data += attr(uapi.IFLA_LINK, u32(peer.index))
-        if far != where:
+        if peer or link.parent:
+            data += attr(uapi.IFLA_LINK, u32(peer.index if peer else link.parent))
+        if far != where or link.parent:
             data += attr(uapi.IFLA_LINK_NETNSID, u32(0))
         if link.kind:
-            data += attr(uapi.IFLA_LINKINFO | 0x8000, attr(uapi.IFLA_INFO_KIND, link.kind.encode() + b"\0"))
+            info = attr(uapi.IFLA_INFO_KIND, link.kind.encode() + b"\0")
+            info += attr(uapi.IFLA_INFO_DATA, link.data) if link.data else b""
+            if link.master in self.links[where]:        # a port of a bridge, without hairpin and isolation
+                port = attr(uapi.IFLA_BRPORT_MODE, b"\0") + attr(uapi.IFLA_BRPORT_ISOLATED, b"\0")
+                info += attr(uapi.IFLA_INFO_SLAVE_KIND, b"bridge\0") + attr(uapi.IFLA_INFO_SLAVE_DATA, port)
+            data += attr(uapi.IFLA_LINKINFO | 0x8000, info)
         return data
 
     def announce(self, where, kind, link):

@@ -1,0 +1,242 @@
+"""The conformance class: tests that every CNI plugin on fastcni has to pass, without root, on a fake node.
+
+    from fastcni.testing import Conformance
+
+    class TestHello(Conformance):
+        plugin = "hello"                    # the CNI type
+        conf = {"to": ["10.0.0.0/8"]}       # keys of its network configuration; IPAM is host-local
+        bad_confs = [{"to": "10.0.0.0/8"}]  # keys that ADD has to refuse with code 7
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from fastcni import plugins, third_party
+from fastcni.spec import result as results
+from fastcni.spec import version as versions
+from fastcni.testing.fake_node import HOST, POD, Node
+from fastcni.testing.fake_runtime import POD_PATH, FakeRuntime
+
+MAX_REFUSALS = 500              # requests of one ADD
+
+
+class Conformance:
+    """Subclass it as Test..., and set:
+
+    plugin     the CNI type. Its distribution is installed, or `module` is set
+    module     "package.module" of a plugin whose distribution is not installed
+    conf       keys of a network configuration, over those of FakeRuntime.conf()
+    bad_confs  keys that ADD has to refuse with code 7, each time with another fault
+    asks_kernel  False for a plugin that sends no netlink request, as most IPAM plugins
+    prepare()  make what the plugin expects on the node
+    """
+
+    plugin = ""
+    module = ""
+    conf: Mapping[str, Any] = {}
+    bad_confs: Sequence[Mapping[str, Any]] = ()
+    asks_kernel = True
+
+    def prepare(self, node: Node) -> None:
+        """Make on a fresh node what the plugin expects there: a master link, for instance."""
+
+    @pytest.fixture(autouse=True)
+    def _table(self, fake_runtime: FakeRuntime, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The plugin is in the table of plugins, and the node is prepared."""
+        self.runtime = fake_runtime
+        monkeypatch.setattr(plugins, "TABLE", dict(plugins.TABLE))
+        if self.module:
+            plugins.TABLE[self.plugin] = self.module
+        elif self.plugin not in plugins.TABLE:
+            third_party.register()
+        assert self.plugin in plugins.TABLE, f"no installed distribution declares the plugin {self.plugin!r}"
+        self.fresh()
+
+    def fresh(self, refuse: int = -1) -> Node:
+        """Replace the node by a fresh one, see FakeRuntime.fresh()."""
+        self.runtime.fresh()
+        self.prepare(self.runtime.node)
+        self.runtime.node.refuse = refuse
+        return self.runtime.node
+
+    def network(self, **keys: Any) -> dict[str, Any]:
+        """The network configuration; `keys` over it."""
+        return self.runtime.conf(self.plugin, **{**self.conf, **keys})
+
+    def supported(self) -> Sequence[str]:
+        """The CNI versions that the plugin speaks."""
+        return getattr(plugins.load(self.plugin), "VERSIONS", versions.ALL)
+
+    def add(self, **keys: Any) -> dict[str, Any]:
+        """An ADD that has to succeed; its result."""
+        status, result = self.runtime("ADD", self.network(**keys))
+        assert status == 0, result
+        return result
+
+    def delete(self, previous: Mapping[str, Any] | None = None, **env: str) -> None:
+        """A DEL that has to succeed and to print nothing."""
+        keys = {"prevResult": previous} if previous else {}
+        assert self.runtime("DEL", self.network(**keys), **env) == (0, None)
+
+    def assert_nothing_is_left(self, before: list[Any], when: str) -> None:
+        """The node is as it was, but for a bridge, which stays for the next pod; no address is held."""
+        node = self.runtime.node
+        bridges = {index for index, link in node.links[HOST].items() if link.kind == "bridge"}
+        links, addresses, routes, elements = node.facts()[:4]
+        assert self.runtime.held() == [], f"addresses are held {when}"
+        assert {link for link in links - before[0] if link[2] != "bridge"} == set(), f"links are left or changed {when}"
+        for found, earlier, name in ((addresses, before[1], "addresses"), (routes, before[2], "routes")):
+            left = [item for item in found if item not in earlier and not (item[0] == HOST and item[1] in bridges)]
+            assert left == [], f"{name} are left {when}"
+        assert elements == before[3], f"elements are left in the firewall {when}"
+
+    # -- versions and errors -----------------------------------------------------------------------------
+
+    def test_version_lists_the_versions(self) -> None:
+        status, document = self.runtime("VERSION", self.network())
+        assert status == 0
+        assert document["supportedVersions"] == list(self.supported())
+
+    @pytest.mark.parametrize("version", versions.ALL)
+    def test_a_result_has_the_shape_of_the_configurations_version(self, version: str) -> None:
+        status, document = self.runtime("ADD", self.network(cniVersion=version))
+        if version not in self.supported():
+            assert (status, document["code"]) == (1, 1), "a version that VERSION does not list has to be refused"
+        elif status and results.FAMILY[version] == 0:
+            assert "no valid IP addresses" in document["msg"], document     # 0.2.0 has no result without an address
+        else:
+            assert status == 0, document
+            assert document["cniVersion"] == version
+            results.create(version, document)
+
+    def test_an_unknown_version_is_refused(self) -> None:
+        status, document = self.runtime("ADD", self.network(cniVersion="9.9.9"))
+        assert (status, document["code"]) == (1, 1)
+
+    def test_a_bad_configuration_is_refused_before_anything_is_changed(self) -> None:
+        for keys in self.bad_confs:
+            before = self.fresh().facts()
+            status, document = self.runtime("ADD", self.network(**keys))
+            assert (status, document["code"]) == (1, 7), f"{keys}: {document}"
+            assert self.runtime.node.facts(shared=True)[:4] == before, f"{keys} changed something"
+            assert self.runtime.held() == []
+
+    def test_an_add_without_its_namespace_fails_and_leaves_nothing(self) -> None:
+        before = self.runtime.node.facts()
+        self.runtime.pods.clear()
+        status, document = self.runtime("ADD", self.network())
+        if self.asks_kernel:
+            assert (status, document["code"]) == (1, 8)
+            self.assert_nothing_is_left(before, "after an ADD without a namespace")
+
+    @pytest.mark.parametrize("command", ["ADD", "CHECK", "DEL", "GC", "STATUS"])
+    def test_nothing_but_one_document_is_printed(self, command: str, capfd: pytest.CaptureFixture[str]) -> None:
+        """The caller prints the document: whatever the plugin prints itself comes in addition."""
+        keys = {} if command == "ADD" else {"prevResult": self.add()}
+        status, document = self.runtime(command, self.network(**keys, **{"cni.dev/valid-attachments": []}))
+        assert capfd.readouterr().out == ""
+        if command == "ADD" or status:
+            assert isinstance(document, dict)
+        else:
+            assert document is None
+        if status:
+            assert document["code"] and document["msg"], document
+            assert "this is a fault of" not in document.get("details", ""), document
+
+    # -- the rollback ------------------------------------------------------------------------------------
+
+    def test_an_add_is_rolled_back_at_each_refused_request(self) -> None:
+        """Each request of the ADD in turn gets EIO from the kernel. The ADD fails, the node is as it was before, and
+        DEL succeeds; or the ADD does without that request, and DEL removes everything."""
+        for position in range(MAX_REFUSALS):
+            before = self.fresh(refuse=position).facts()
+            status, document = self.runtime("ADD", self.network())
+            when = f"after the kernel has refused request {position}"
+            if self.runtime.node.asked <= position:
+                assert status == 0, document
+                assert position or not self.asks_kernel, "the ADD sent no request: is asks_kernel = False missing?"
+                return
+            if status:
+                assert document["code"] and document["msg"], document
+                assert "this is a fault of" not in document.get("details", ""), document
+                assert "while undoing" not in document.get("details", ""), document
+                self.assert_nothing_is_left(before, when)
+            self.delete()
+            self.assert_nothing_is_left(before, f"{when}, and after DEL")
+        pytest.fail(f"an ADD of more than {MAX_REFUSALS} requests")
+
+    def test_an_add_after_a_refused_one_succeeds(self) -> None:
+        self.fresh(refuse=0)
+        status, _ = self.runtime("ADD", self.network())
+        if status:
+            self.add()
+
+    # -- DEL ---------------------------------------------------------------------------------------------
+
+    def test_del_undoes_add(self) -> None:
+        before = self.runtime.node.facts()
+        self.delete(self.add())
+        self.assert_nothing_is_left(before, "after DEL")
+
+    def test_del_twice_succeeds(self) -> None:
+        before = self.runtime.node.facts()
+        result = self.add()
+        self.delete(result)
+        self.delete(result)
+        self.assert_nothing_is_left(before, "after the second DEL")
+
+    def test_del_without_an_add_succeeds(self) -> None:
+        self.delete()
+
+    def test_del_without_prev_result_undoes_add(self) -> None:
+        before = self.runtime.node.facts()
+        self.add()
+        self.delete()
+        self.assert_nothing_is_left(before, "after DEL without prevResult")
+
+    @pytest.mark.parametrize("path", [POD_PATH, ""], ids=["netns deleted", "no CNI_NETNS"])
+    def test_del_without_the_namespace_succeeds(self, path: str) -> None:
+        """With the namespace the kernel has deleted the links in it, and the other ends of their pairs."""
+        result, node = self.add(), self.runtime.node
+        for link in list(node.links[POD].values()):
+            node.remove(POD, link)
+        self.runtime.pods.clear()
+        self.delete(result, CNI_NETNS=path)
+        assert self.runtime.held() == []
+        assert not any(node.firewall["sets"].values()), "elements are left in the firewall"
+
+    # -- CHECK, GC, STATUS -------------------------------------------------------------------------------
+
+    def test_check_succeeds_after_add(self) -> None:
+        status, document = self.runtime("CHECK", self.network(prevResult=self.add()))
+        assert (status, document) == (0, None)
+
+    def test_check_fails_when_the_link_is_gone(self) -> None:
+        result, node = self.add(), self.runtime.node
+        link = node.link("eth0", POD)
+        if link:                                # else the plugin makes no CNI_IFNAME
+            node.remove(POD, link)
+            status, document = self.runtime("CHECK", self.network(prevResult=result))
+            assert status == 1, "CHECK does not see that the pod's link is gone"
+            assert document["code"] and document["msg"]
+
+    def test_gc_keeps_what_belongs_to_a_valid_attachment(self) -> None:
+        self.add()
+        facts, held = self.runtime.node.facts(), self.runtime.held()
+        valid = {"cni.dev/valid-attachments": [{"containerID": "c1", "ifname": "eth0"}]}
+        assert self.runtime("GC", self.network(**valid)) == (0, None)
+        assert (self.runtime.node.facts(), self.runtime.held()) == (facts, held)
+
+    def test_gc_frees_the_addresses_of_an_attachment_that_is_gone(self) -> None:
+        self.add()
+        if self.runtime.held() and hasattr(plugins.load(self.plugin), "gc"):
+            assert self.runtime("GC", self.network(**{"cni.dev/valid-attachments": []})) == (0, None)
+            assert self.runtime.held() == []
+
+    def test_status_succeeds_or_says_why_add_would_fail(self) -> None:
+        status, document = self.runtime("STATUS", self.network())
+        assert status == 0 or document["code"] in (50, 51), document
