@@ -8,6 +8,8 @@ Requests go onto the queue in the order of their connections. So a thread that r
 earlier connections, if they have come: the threads of these are about to wake up.
 """
 
+from __future__ import annotations
+
 import os
 import select
 from itertools import count
@@ -25,6 +27,16 @@ from fastcni.server.request_queue import LIGHT_COMMANDS, Call
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from socket import socket
+
+    from fastcni.server.cpu_latency import LatencyRequest
+    from fastcni.server.log import Logger
+    from fastcni.server.protocol import Message
+    from fastcni.server.request_queue import RequestQueue
+    from fastcni.server.wakeup import Wakeup
+
 REQUEST_DELAY_MS = 1            # the request usually follows the connection within that
 ACCEPT_RETRY_S = 0.05
 SILENT_TIMEOUT_S = 10.0         # for a connection to send its request
@@ -37,27 +49,28 @@ class Acceptor:
     """listener: a listening SEQPACKET socket, non-blocking. queue: a RequestQueue. wakeup: wakes a thread in wait().
     uids: the user ids that are served. latency: a LatencyRequest."""
 
-    def __init__(self, listener, queue, wakeup, uids, latency, log):
+    def __init__(self, listener: socket, queue: RequestQueue, wakeup: Wakeup, uids: frozenset[int],
+                 latency: LatencyRequest, log: Logger) -> None:
         self.listener, self.queue, self.wakeup, self.uids, self.log = listener, queue, wakeup, uids, log
         self.latency = latency
         self.run, self.numbers = os.urandom(2).hex(), count(1)      # a request id is unique, also after a restart
         self.user_refused, self.queue_full = RateLimited(log.warning), RateLimited(log.warning)
         self.accept_failed = RateLimited(log.error)
         self.order = Lock()
-        self.arriving = {}              # {connection: None} that threads wait for, oldest first
-        self.silent = {}                # {descriptor: (connection, since when)} that epoll watches
+        self.arriving: dict[Connection, None] = {}      # those that threads wait for, oldest first
+        self.silent: dict[int, tuple[Connection, float]] = {}   # by descriptor, with since when; epoll watches them
         self.events = select.epoll()
         self.events.register(wakeup, ONCE)
         self.events.register(listener, ONCE)
         self.open = True
-        self.probe_connection = None    # that of the last probe()
+        self.probe_connection: Connection | None = None         # that of the last probe()
 
     @property
-    def unread(self):
+    def unread(self) -> int:
         """Connections whose request has not come."""
         return len(self.arriving) + len(self.silent)
 
-    def wait(self, seconds):
+    def wait(self, seconds: float | None) -> None:
         """Wait for the next event, for so many seconds at most (None: no limit), and handle it."""
         limits = [limit for limit in (seconds, self._next_silence()) if limit is not None]
         fd = await_event(self.events.fileno(), int(min(limits) * 1000) + 1 if limits else -1)
@@ -73,7 +86,7 @@ class Acceptor:
         if self.silent:
             self._close_silent()
 
-    def probe(self):
+    def probe(self) -> socket:
         """Send a VERSION request to this server. Return our end of its connection, a non-blocking socket: the answer
         comes once a worker has taken the request from the queue."""
         ours, theirs = socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK)
@@ -82,7 +95,7 @@ class Acceptor:
         self._watch(self.probe_connection)
         return ours
 
-    def stop(self, *, accept_waiting):
+    def stop(self, *, accept_waiting: bool) -> None:
         """Accept no more connections, but first those that wait already if `accept_waiting`."""
         with self.order:
             self.open = False
@@ -91,7 +104,7 @@ class Acceptor:
             self._watch(conn)
         self.listener.close()
 
-    def close(self):
+    def close(self) -> None:
         self.events.close()
         self.wakeup.close()
 
@@ -193,7 +206,7 @@ class Acceptor:
                 conn.close()
 
 
-def key_of(message):
+def key_of(message: Message) -> tuple[str, str] | None:
     """(container id, ifname), see Call; None if the request is about no attachment. The worker that runs the request
     decodes its configuration, which can be large, under no lock."""
     if message.env["CNI_COMMAND"] not in KEYED_COMMANDS:
@@ -201,7 +214,7 @@ def key_of(message):
     return message.env.get("CNI_CONTAINERID", ""), message.env.get("CNI_IFNAME", "")
 
 
-def reason_to_decline(message):
+def reason_to_decline(message: Message) -> str:
     """Why a request has to go one-shot; "" if the server can run it."""
     if message.plugin not in plugins.TABLE:
         return f"no plugin {message.plugin!r}"
@@ -212,7 +225,7 @@ def reason_to_decline(message):
     return ""
 
 
-def decline(conn):
+def decline(conn: Connection) -> None:
     """Send the caller one-shot."""
     try:
         protocol.answer(conn, protocol.DECLINED)
@@ -222,7 +235,7 @@ def decline(conn):
         conn.close()
 
 
-def refuse(call, why):
+def refuse(call: Call, why: str) -> None:
     """Answer a call that is not run: code 11, try again later."""
     call.message.close()
     error = CniError(errors.TRY_AGAIN_LATER, why, "the node has more to do than it can; it is safe to try again")

@@ -1,9 +1,16 @@
 """Background threads, for work that no answer waits for."""
 
+from __future__ import annotations
+
 from queue import SimpleQueue
 from threading import Lock, Thread
 
 from fastcni.kernel import netns
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
 
 
 class Background:
@@ -14,11 +21,12 @@ class Background:
     starts one may be in a pod's, which a thread in it would keep alive.
     """
 
-    def __init__(self, max_threads, home):
+    def __init__(self, max_threads: int, home: int) -> None:
         self.max_threads, self.home, self.size, self.free = max_threads, home, 0, 0
-        self.jobs, self.lock = SimpleQueue(), Lock()
+        self.jobs: SimpleQueue[tuple[Callable[..., object], tuple[Any, ...]]] = SimpleQueue()
+        self.lock = Lock()
 
-    def __call__(self, fn, *args):
+    def __call__(self, fn: Callable[..., object], *args: Any) -> None:
         with self.lock:
             if self.free > 0:
                 self.free -= 1
@@ -54,7 +62,7 @@ class Background:
             return
 
 
-def run(fn, args):
+def run(fn: Callable[..., object], args: tuple[Any, ...]) -> None:
     try:
         fn(*args)
     except OSError:

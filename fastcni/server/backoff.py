@@ -1,5 +1,7 @@
 """How long a repeated action has to wait, so that two programs that undo each other's work do not take a processor."""
 
+from __future__ import annotations
+
 from time import monotonic
 
 FIRST_DELAY_S, MAX_DELAY_S = 0.1, 10.0
@@ -12,10 +14,10 @@ class Backoff:
     seconds: the delay before the next time. until: its end, in monotonic seconds.
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.seconds, self.until, self.last = 0.0, 0.0, -RESET_S
 
-    def begin(self):
+    def begin(self) -> None:
         """The action happens now."""
         now = monotonic()
         repeated = now - self.last < RESET_S

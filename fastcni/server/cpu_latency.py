@@ -8,10 +8,16 @@ Linux, Documentation/power/pm_qos_interface.rst: while a process holds /dev/cpu_
 number of microseconds to it (s32), no processor enters an idle state whose wakeup takes longer.
 """
 
+from __future__ import annotations
+
 import os
 import sys
 from threading import Event, Thread
 from time import monotonic, sleep
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from fastcni.server.log import Logger
 
 DEVICE = "/dev/cpu_dma_latency"
 IDLE_DRIVER = "/sys/devices/system/cpu/cpuidle/current_driver"
@@ -26,9 +32,10 @@ class LatencyRequest:
     With 0 seconds it does nothing, and also if the device cannot be opened, which the log says.
     """
 
-    def __init__(self, seconds, log):
+    def __init__(self, seconds: float, log: Logger) -> None:
         self.seconds, self.until, self.held, self.log = seconds, 0.0, False, log
-        self.device, self.begun = None, Event()
+        self.device: int | None = None
+        self.begun = Event()
         if not seconds:
             return
         try:
@@ -44,7 +51,7 @@ class LatencyRequest:
             self.device = None
             log.warning("latency_request_unavailable", why=str(e))
 
-    def hold(self):
+    def hold(self) -> None:
         if self.device is None:
             return
         self.until = monotonic() + self.seconds
@@ -73,7 +80,7 @@ class LatencyRequest:
             self.log.warning("latency_request_unavailable", why=str(e))
 
 
-def limit_us():
+def limit_us() -> int:
     """The microseconds to ask for: 0 in a virtual machine with haltpoll, else C1_US.
 
     There any halt leaves the virtual machine, though it counts as one microsecond. Elsewhere C1 costs next to nothing.

@@ -5,10 +5,18 @@ jump and the chain of that jump. If the jump alone is gone, or the table with it
 program did it.
 """
 
+from __future__ import annotations
+
 from fastcni._netlink import attributes
 from fastcni.kernel import nft, wire
 from fastcni.kit.call import names
 from fastcni.server.log import few
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from _socket import socket
+
+    Where = tuple[int, str]
 
 TABLES = {(family, table) for family in (nft.NFPROTO_IPV4, nft.NFPROTO_IPV6) for table in ("nat", "filter")}
 # CNI-FORWARD has the jump to CNI-ADMIN beside the rules of pods: a flush of the chain takes all of them.
@@ -22,13 +30,17 @@ class IptablesWatch:
     """jumps: {(family, table): {handle: (chain, target)}}. lost: the same as sets of (chain, target), and `others`, the
     names of what else is gone; both since take_missing(). by: the program that last took something."""
 
-    def __init__(self):
-        self.jumps = {where: {} for where in TABLES}
-        self.lost, self.others, self.by = {where: set() for where in TABLES}, set(), ""
-        # By the transaction that is announced now: jumps, chains and tables that it has deleted.
-        self.deleted_jumps, self.deleted_chains, self.deleted_tables = set(), set(), set()
+    def __init__(self) -> None:
+        self.jumps: dict[Where, dict[int, tuple[str, str]]] = {where: {} for where in TABLES}
+        self.lost: dict[Where, set[tuple[str, str]]] = {where: set() for where in TABLES}
+        self.others: set[str] = set()
+        self.by = ""
+        # Deleted by the transaction that is announced now.
+        self.deleted_jumps: set[tuple[Where, str, str]] = set()
+        self.deleted_chains: set[tuple[Where, str]] = set()
+        self.deleted_tables: set[Where] = set()
 
-    def receive(self, kind, where, fields, payload):
+    def receive(self, kind: int, where: Where, fields: dict[int, bytes], payload: bytes) -> None:
         """Note a message about a table that is not our own."""
         if where[1] == FIREWALLD:
             if kind == nft.NFT_MSG_NEWTABLE:        # it starts or reloads, and forgets its runtime configuration
@@ -49,12 +61,12 @@ class IptablesWatch:
             elif jump := self.jumps[where].pop(handle, None):
                 self.deleted_jumps.add((where, *jump))
 
-    def suspect(self, what, by):
+    def suspect(self, what: str, by: str) -> None:
         """Note that something is gone, for the log, and the program that did it."""
         self.others.add(what)
         self.by = by
 
-    def end_transaction(self, by=""):
+    def end_transaction(self, by: str = "") -> None:
         """Note the end of a transaction of the program `by`."""
         for where, chain, target in self.deleted_jumps:
             if (where in self.deleted_tables or (where, target) not in self.deleted_chains
@@ -64,7 +76,7 @@ class IptablesWatch:
         for deleted in (self.deleted_jumps, self.deleted_chains, self.deleted_tables):
             deleted.clear()
 
-    def read(self, sock):
+    def read(self, sock: socket) -> None:
         """Read what the kernel has: at the start, and after it dropped announcements. Raises NetlinkError.
 
         A pod's own jump that is gone then is no sign: it may have been a DEL.
@@ -81,17 +93,17 @@ class IptablesWatch:
         self.end_transaction()
 
     @property
-    def suspicious(self):
+    def suspicious(self) -> bool:
         """Is anything gone?"""
         return bool(self.others) or any(self.lost.values())
 
     @property
-    def certain(self):
+    def certain(self) -> bool:
         """Was it another program? No DEL, of whichever implementation, deletes a jump that all pods share."""
         return bool(self.others) or any(not is_of_one_pod(target) for jumps in self.lost.values()
                                         for _, target in jumps)
 
-    def take_missing(self):
+    def take_missing(self) -> str:
         """Return what is still missing, for the log, and forget it; "" if all is there again."""
         missing = sorted(self.others)
         self.others.clear()
@@ -103,6 +115,6 @@ class IptablesWatch:
         return few(missing)
 
 
-def is_of_one_pod(chain):
+def is_of_one_pod(chain: str) -> bool:
     """Is it the name of one pod's chain? Chains that all pods share have names of words."""
     return len(chain) == names.CHAIN_MAX and DIGITS.issuperset(chain.removeprefix(PREFIX))

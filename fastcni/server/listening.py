@@ -1,10 +1,16 @@
 """The listening socket: made by the server, in a folder for it, or handed over by systemd (sd_listen_fds(3))."""
 
+from __future__ import annotations
+
 import fcntl
 import os
 import secrets
 import socket
 import stat
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 PATH = "/run/fastcni/fastcni.sock"
 LOCK_ATTEMPTS = 100
@@ -20,15 +26,15 @@ class Listening:
     """sock: the socket, non-blocking. path: its file if this server made it; None: systemd handed it over. lock: the
     descriptor of take_lock(), None without a path."""
 
-    def __init__(self, sock, path=None, lock=None):
+    def __init__(self, sock: socket.socket, path: str | None = None, lock: int | None = None) -> None:
         self.sock, self.path, self.lock = sock, path, lock
         sock.setblocking(False)
 
     @property
-    def handed_over(self):
+    def handed_over(self) -> bool:
         return self.path is None
 
-    def unlink(self):
+    def unlink(self) -> None:
         """Remove the socket's file: new callers go one-shot, and another server may take the path."""
         if self.path:
             try:
@@ -36,14 +42,14 @@ class Listening:
             except OSError:
                 return                  # it or its folder is gone already: no caller finds it either way
 
-    def unlock(self):
+    def unlock(self) -> None:
         """Let another server listen at the path."""
         if self.lock is not None:
             os.close(self.lock)
             self.lock = None
 
 
-def listen(path, open_to_all):
+def listen(path: str, open_to_all: bool) -> Listening:
     """Return a Listening: the socket that systemd hands over, else a new one at `path`. Raises ListenError.
 
     open_to_all: folder and socket let all users connect; the acceptor checks the user id of each.
@@ -57,7 +63,7 @@ def listen(path, open_to_all):
         raise ListenError(f"listen on {path}: {e.strerror or e}") from e
 
 
-def handed_over(env):
+def handed_over(env: Mapping[str, str]) -> socket.socket | None:
     """Return the socket that systemd opened for this process, None without one. Raises ListenError for another kind."""
     if env.get("LISTEN_PID") != str(os.getpid()) or not env.get("LISTEN_FDS", "").isdigit():
         return None
@@ -73,7 +79,7 @@ def handed_over(env):
     return sock
 
 
-def make(path, open_to_all):
+def make(path: str, open_to_all: bool) -> Listening:
     """Make a socket at `path`, and its folder if that is missing; the socket file of a dead server is replaced.
 
     Raises ListenError, OSError.
@@ -102,7 +108,7 @@ def make(path, open_to_all):
     return Listening(sock, path, lock)
 
 
-def take_lock(path):
+def take_lock(path: str) -> int:
     """Lock the file beside `path` that only one server at a time can lock. Return its descriptor.
 
     Its mode is 0600, so that only the server's user and root can lock it. In a sticky folder like /tmp any user can
@@ -112,7 +118,7 @@ def take_lock(path):
     for _ in range(LOCK_ATTEMPTS):
         try:
             # With O_CREAT alone the kernel refuses another user's file (fs.protected_regular).
-            lock = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            lock: int | None = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         except FileExistsError:
             lock = open_lock(name)
         if lock is None:
@@ -131,7 +137,7 @@ def take_lock(path):
     raise ListenError(f"{name} is made again and again by another user; use a folder that only root can change")
 
 
-def open_lock(name):
+def open_lock(name: str) -> int | None:
     """Open the lock file that exists. Return None if it is gone by now, or was another user's and has been removed.
 
     Raises OSError.
@@ -149,13 +155,13 @@ def open_lock(name):
     return None
 
 
-def is_ours(found):
+def is_ours(found: os.stat_result) -> bool:
     """Is it a regular file of root or of the server's user? With one name: any user can give a file of root a second
     one."""
     return stat.S_ISREG(found.st_mode) and found.st_uid in (0, os.geteuid()) and found.st_nlink == 1
 
 
-def remove(path):
+def remove(path: str) -> None:
     """Remove a file. A folder of another user, which may have files in it, is renamed. Raises OSError."""
     found = os.lstat(path)
     if stat.S_ISDIR(found.st_mode) and found.st_uid not in (0, os.geteuid()):
@@ -164,7 +170,7 @@ def remove(path):
         os.unlink(path)
 
 
-def is_still_at(name, lock):
+def is_still_at(name: str, lock: int) -> bool:
     """Does the name still belong to the open file? Another process may have replaced it before it was locked."""
     try:
         return os.path.samestat(os.lstat(name), os.fstat(lock))
@@ -172,7 +178,7 @@ def is_still_at(name, lock):
         return False
 
 
-def check_folder(folder):
+def check_folder(folder: str) -> None:
     """Check that only root and the server's user can replace a socket in this folder. Raises ListenError."""
     found = os.stat(folder)
     others_write = found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not found.st_mode & stat.S_ISVTX

@@ -1,5 +1,7 @@
 """One network namespace whose firewall state the server restores: what nftables announces, and what to do about it."""
 
+from __future__ import annotations
+
 from errno import EINTR
 from threading import Lock
 from time import monotonic, time
@@ -12,6 +14,13 @@ from fastcni.server.iptables_watch import IptablesWatch
 from fastcni.server.replay import Replay
 from fastcni.server.restore_states import DROPPED, FAULT, INTERRUPTED, READ, STALE, Machine
 from fastcni.server.table_mirror import WHOLE_TABLE, TableMirror
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from fastcni.kit.call.host import Host
+    from fastcni.runtime.records import Attachment
+    from fastcni.server.request_queue import Call
+    from fastcni.server.restoring import Restoring
 
 RETRY_S = 0.1                   # if nftables has changed while the server read it
 BUFFER_BYTES = 4 << 20          # of announcements
@@ -27,7 +36,7 @@ class Watch:
     due: when to call attend() without an announcement, in monotonic seconds; None: not at all.
     """
 
-    def __init__(self, home, restoring, at_start):
+    def __init__(self, home: int, restoring: Restoring, at_start: bool) -> None:
         self.home, self.restoring, self.log = home, restoring, restoring.log
         self.ask = wire.open_socket(uapi.NETLINK_NETFILTER)
         wire.exchange(self.ask, nft.get_generation(Batch()))        # raises if there is nothing to watch
@@ -40,9 +49,10 @@ class Watch:
         self.copy, self.mirror, self.iptables = Machine(STALE), TableMirror(), IptablesWatch()
         self.replay = Replay(home, restoring.replay, self.deleted_at, self.iptables, self.mirror,
                              lambda: restoring.attend_soon(self), self.log, at_start=at_start)
-        self.backoff, self.due = Backoff(), 0.0
+        self.backoff = Backoff()
+        self.due: float | None = 0.0
 
-    def note(self, call, host):
+    def note(self, call: Call, host: Host) -> None:
         """Note that a request begins: a DEL may meet a flush that is not restored yet. Raises OSError."""
         if call.attachment and call.command == "DEL":
             try:
@@ -51,7 +61,7 @@ class Watch:
                 return                  # bytes that are not UTF-8: the request will be refused
             self.mirror.note_deletion(mark, deletions.generation(host.firewall))
 
-    def close(self):
+    def close(self) -> None:
         """End the watch."""
         self.restoring.forget(self)
         with self.lock:
@@ -59,7 +69,7 @@ class Watch:
             for sock in (self.sock, self.deletions, self.ask):
                 sock.close()
 
-    def attend(self, started):
+    def attend(self, started: float) -> None:
         """Read the announcements, and do what is due. `started`: when these began to come, in monotonic seconds."""
         with self.lock:
             if self.closed:
@@ -80,16 +90,16 @@ class Watch:
                 self._wake_at(monotonic() + max(self.backoff.seconds, RETRY_S))
                 self.log.error("restore_failed", netns=self.name, error=str(e))
 
-    def fault(self):
+    def fault(self) -> None:
         """Note an exception of fastcni in attend(): announcements that it had read may be lost."""
         self.copy.on(FAULT)
 
     @property
-    def name(self):
+    def name(self) -> int:
         """The inode of the namespace, for the log."""
         return netns.identity(self.home)[1]
 
-    def deleted_at(self, attachment):
+    def deleted_at(self, attachment: Attachment) -> float:
         """When the last DEL of an attachment began, in seconds since the epoch; 0.0 if none is known."""
         self._note_deletions()
         mark = names.hashes(attachment.network, attachment.container_id, attachment.ifname)
@@ -156,12 +166,12 @@ class Watch:
 class NoWatch:
     """In place of a Watch, if the kernel has nothing to watch for the server."""
 
-    def note(self, call, host):
+    def note(self, call: Call, host: Host) -> None:
         return
 
-    def close(self):
+    def close(self) -> None:
         return
 
 
-def nft_name(family, table):
+def nft_name(family: int, table: str) -> str:
     return f"{'bridge' if family == nft.NFPROTO_BRIDGE else 'inet'} {table}"

@@ -21,6 +21,8 @@ says that the request is still unread (SIOCOUTQ). So the server reads a request 
 has left, and only then works on it.
 """
 
+from __future__ import annotations
+
 import array
 import os
 import socket
@@ -28,6 +30,10 @@ import struct
 
 from fastcni import _acceptor
 from fastcni._system import close_file
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 HEAD = struct.Struct("=4sIII")
 MAGIC, VERSION = b"fcni", 2
@@ -58,8 +64,15 @@ class Message:
     """
 
     __slots__ = ("plugin", "env", "stdin", "caller_netns", "netns", "id", "pid")
+    plugin: str
+    env: dict[str, str]
+    stdin: bytes
+    caller_netns: int | None
+    netns: int | None
+    id: str
+    pid: int
 
-    def close(self):
+    def close(self) -> None:
         for fd in (self.caller_netns, self.netns):
             if fd is not None:
                 close_file(fd)
@@ -74,13 +87,13 @@ class Connection:
 
     __slots__ = ("fd", "uid", "pid")
 
-    def __init__(self, fd, uid=0, pid=0):
+    def __init__(self, fd: int, uid: int = 0, pid: int = 0) -> None:
         self.fd, self.uid, self.pid = fd, uid, pid
 
-    def fileno(self):
+    def fileno(self) -> int:
         return self.fd
 
-    def close(self):
+    def close(self) -> None:
         fd, self.fd = self.fd, -1
         if fd >= 0:
             close_file(fd)
@@ -88,13 +101,13 @@ class Connection:
     __del__ = close
 
 
-def accept(listener):
+def accept(listener: socket.socket) -> Connection | None:
     """Accept the next Connection of a listening socket; None without one. Raises OSError."""
     taken = _acceptor.accept(listener.fileno())
     return taken and Connection(*taken)
 
 
-def receive(conn):
+def receive(conn: Connection) -> Message | None:
     """Receive the Message of a connection; None if none has come. Raises Declined, Lost if the caller has left."""
     received = _acceptor.receive(conn.fileno())
     if received is None:
@@ -117,13 +130,13 @@ def receive(conn):
     return message
 
 
-def request(plugin, env):
+def request(plugin: str, env: Mapping[str, str]) -> bytes:
     """The bytes of a request without stdin and descriptors."""
     block = b"".join(os.fsencode(text) + b"\0" for text in (plugin, *(f"{key}={value}" for key, value in env.items())))
     return HEAD.pack(MAGIC, VERSION, 0, len(block)) + block
 
 
-def read(data, fds):
+def read(data: bytes, fds: list[int]) -> Message:
     """Read a request's bytes and descriptors into a Message. It takes its descriptors out of `fds`. Raises Declined."""
     if len(data) < HEAD.size:
         raise Declined(f"a message of {len(data)} bytes")
@@ -141,7 +154,7 @@ def read(data, fds):
     return message
 
 
-def read_environment(block):
+def read_environment(block: bytes) -> tuple[str, dict[str, str]]:
     """Read the environment of a request: (plugin, {name: value}). Raises Declined."""
     if block.count(0) > MAX_VARIABLES:
         raise Declined(f"{block.count(0)} variables")
@@ -151,7 +164,7 @@ def read_environment(block):
         raise Declined(str(e)) from None
 
 
-def answer(conn, status, stdout=b"", stderr=b""):
+def answer(conn: Connection, status: int, stdout: bytes = b"", stderr: bytes = b"") -> None:
     """Send the answer. Raises OSError: EPIPE if the caller has left, EAGAIN if it does not read."""
     head = HEAD.pack(MAGIC, VERSION, status, len(stderr))
     if len(stdout) + len(stderr) <= MAX_ANSWER:

@@ -4,6 +4,8 @@ The server has no copy of that. It waits until signs of a loss have lasted for a
 and so is a DEL. docs/server.md#restore; the states are those of restore_states.py.
 """
 
+from __future__ import annotations
+
 import os
 from threading import Thread
 from time import monotonic
@@ -25,6 +27,19 @@ from fastcni.server.restore_states import (
 )
 from fastcni.server.table_mirror import OWN_NAME
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fastcni.runtime.records import Attachment
+    from fastcni.runtime.restore import Restored
+    from fastcni.server.iptables_watch import IptablesWatch
+    from fastcni.server.log import Logger
+    from fastcni.server.table_mirror import TableMirror
+
+    DeletedAt = Callable[[Attachment], float]
+    Run = Callable[[DeletedAt], Restored]
+
 DELAY_S, DELAY_AFTER_DEL_S = 0.02, 0.5
 MAX_ERRORS = 3                  # in the log line of a replay
 AT_START = "start"              # the reason for a replay without an announcement
@@ -39,16 +54,17 @@ class Replay:
     once without a loss, for what was flushed while no server ran.
     """
 
-    def __init__(self, home, run, deleted_at, iptables, mirror, ended, log, *, at_start):
+    def __init__(self, home: int, run: Run | None, deleted_at: DeletedAt, iptables: IptablesWatch, mirror: TableMirror,
+                 ended: Callable[[], None], log: Logger, *, at_start: bool) -> None:
         self.home, self.run, self.deleted_at, self.ended, self.log = home, run, deleted_at, ended, log
         self.iptables, self.mirror, self.at_start = iptables, mirror, at_start
         self.machine, self.backoff, self.since = Machine(IDLE), Backoff(), 0.0
 
     @property
-    def running(self):
+    def running(self) -> bool:
         return self.machine.state == RUNNING
 
-    def proceed(self, now):
+    def proceed(self, now: float) -> float | None:
         """Begin a replay if it is due. Return when to call this again without an announcement; None: never."""
         if not self.run or self.running:
             return None
@@ -117,7 +133,7 @@ class Replay:
             level("start_replay_done", **fields)
 
 
-def name_thread():
+def name_thread() -> None:
     """Give the calling thread the name by which nftables' announcements show our own transactions."""
     try:
         with open("/proc/thread-self/comm", "w", encoding="ascii") as file:

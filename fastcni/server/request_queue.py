@@ -10,11 +10,21 @@ attachment  The container id and the interface's name. The network's name is not
 free        See slots.py: a request that hangs occupies no worker.
 """
 
+from __future__ import annotations
+
 from collections import deque
 from threading import Lock
 from time import monotonic
 
 from fastcni.server.slots import Running, Slots
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fastcni.server.protocol import Connection, Message
+
+    Key = tuple[str, str]
 
 DEFERRED_COMMANDS = ("DEL", "GC")
 LIGHT_COMMANDS = ("VERSION", "STATUS")
@@ -35,19 +45,20 @@ class Call:
 
     __slots__ = ("key", "command", "connection", "message", "light", "arrived", "network", "runnable", "left")
 
-    def __init__(self, key, command, connection, message, light=False):
+    def __init__(self, key: Key | None, command: str, connection: Connection, message: Message,
+                 light: bool = False) -> None:
         self.key, self.command, self.light = key, command, light
         self.connection, self.message = connection, message
         self.arrived, self.network = monotonic(), ""
         self.runnable = self.left = False       # no earlier request has its key; it has left the queue
 
     @property
-    def attachment(self):
+    def attachment(self) -> tuple[str, str, str] | None:
         """(network, container id, ifname); None as long as no network is known."""
         return (self.network, *self.key) if self.key and self.network else None
 
     @property
-    def waited(self):
+    def waited(self) -> float:
         """Seconds since it arrived."""
         return monotonic() - self.arrived
 
@@ -59,18 +70,24 @@ class RequestQueue:
     for events, so that it calls take().
     """
 
-    def __init__(self, workers, busy, *, size=1024, timeout_s=60.0, wake=lambda: None):
+    def __init__(self, workers: int, busy: int, *, size: int = 1024, timeout_s: float = 60.0,
+                 wake: Callable[[], None] = lambda: None) -> None:
         self.workers, self.size, self.timeout_s, self.wake = workers, size, timeout_s, wake
         self.waiting = 0
         self._lock, self._slots = Lock(), Slots(workers, busy)
-        self._light, self._first, self._deferred = deque(), deque(), deque()    # runnable calls
+        # Runnable calls.
+        self._light: deque[Call] = deque()
+        self._first: deque[Call] = deque()
+        self._deferred: deque[Call] = deque()
         self._deferred_was_last = False         # the last call that was taken
-        self._behind = {}               # key of a runnable or running call -> deque of the calls that came after it
-        self._arrivals = deque()        # waiting calls, oldest first; calls that have left may still be among them
+        # {key of a runnable or running call: calls that came after it}
+        self._behind: dict[Key, deque[Call]] = {}
+        # Waiting calls, oldest first; calls that have left may still be among them.
+        self._arrivals: deque[Call] = deque()
 
     # Requests -------------------------------------------------------------------------------------
 
-    def put(self, call, *, always=False):
+    def put(self, call: Call, *, always: bool = False) -> bool:
         """Add a call. Return False if the queue is full; `always` adds it all the same."""
         with self._lock:
             if self.waiting >= self.size and not always:
@@ -86,7 +103,7 @@ class RequestQueue:
                 self._make_runnable(call)
             return True
 
-    def take(self):
+    def take(self) -> Running | None:
         """Take the call that runs next: a Running, for which done() has to follow. None if no call may run."""
         with self._lock:
             call = self._choose() if self.waiting else None
@@ -116,13 +133,13 @@ class RequestQueue:
                 self._leave(call)
                 return call
 
-    def done(self, running):
+    def done(self, running: Running) -> None:
         """Note the end of a call that was taken; the next call of its attachment may run."""
         with self._lock:
             self._slots.end(running)
             self._release(running.call.key)
 
-    def expired(self):
+    def expired(self) -> list[Call]:
         """Remove the calls that have waited for longer than the timeout, and return them."""
         found = []
         with self._lock:
@@ -161,11 +178,11 @@ class RequestQueue:
     # Workers --------------------------------------------------------------------------------------
 
     @property
-    def running(self):
+    def running(self) -> int:
         """How many calls run."""
         return len(self._slots.running)
 
-    def begin_wait(self, running, kind):
+    def begin_wait(self, running: Running, kind: str) -> None:
         """Note that a running call begins a wait of this kind: another call may run meanwhile."""
         with self._lock:
             self._slots.move(running, kind)
@@ -173,27 +190,27 @@ class RequestQueue:
         if needed:
             self.wake()
 
-    def end_wait(self, running):
+    def end_wait(self, running: Running) -> None:
         """Note that a running call works again, even if more calls work then than `busy`."""
         with self._lock:
             self._slots.move(running, "")
 
-    def stuck_in(self, kind, network):
+    def stuck_in(self, kind: str, network: str) -> int:
         """How many calls of that network are stuck in that kind of wait; 0 if one more may begin it."""
         with self._lock:
             return self._slots.stuck_in(kind, network)
 
     @property
-    def min_threads(self):
+    def min_threads(self) -> int:
         """How many threads are needed while no call hangs."""
         return self._slots.min_threads
 
-    def wanted_threads(self):
+    def wanted_threads(self) -> int:
         """How many threads are needed now."""
         with self._lock:
             return self._slots.wanted_threads()
 
-    def next_deadline(self):
+    def next_deadline(self) -> float | None:
         """Seconds until the oldest call has waited too long, or a running one begins to hang; None if no call waits."""
         with self._lock:
             oldest = next((call for call in self._arrivals if not call.left), None)

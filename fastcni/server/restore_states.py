@@ -41,6 +41,8 @@ iptables, firewalld and an administrator's chains (replay.Replay): is a replay n
           ENDED, NOT_STARTED            started. What is lost meanwhile counts once the replay has ended.
 """
 
+from __future__ import annotations
+
 STALE, VALID = "stale", "valid"
 READ, INTERRUPTED, DROPPED, FAULT = "read", "interrupted", "dropped", "fault"
 
@@ -94,9 +96,9 @@ class Machine:
 
     __slots__ = ("state",)
 
-    def __init__(self, state):
+    def __init__(self, state: str) -> None:
         self.state = state
 
-    def on(self, event):
+    def on(self, event: str) -> None:
         """Make the transition of this event. Raises KeyError if TRANSITIONS has none."""
         self.state = TRANSITIONS[self.state, event]

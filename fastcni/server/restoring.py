@@ -5,6 +5,8 @@ What is in our own tables is restored from a copy (table_mirror.py). What pods h
 replayed from what runtimes cached (replay.py). restore_states.py draws the states of both.
 """
 
+from __future__ import annotations
+
 import select
 from errno import EACCES, EINVAL, EOPNOTSUPP, EPERM, EPROTONOSUPPORT
 from threading import Lock, Thread
@@ -14,6 +16,11 @@ from fastcni.kernel import netns
 from fastcni.server.namespace_watch import NoWatch, Watch
 from fastcni.server.replay import name_thread
 from fastcni.server.wakeup import Wakeup
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from fastcni.server.log import Logger
+    from fastcni.server.replay import Run
 
 GATHER_S = 0.02                 # what comes meanwhile is read at once, and no ADD shares the processor with this thread
 NOTHING_TO_WATCH = (EACCES, EPERM, EINVAL, EOPNOTSUPP, EPROTONOSUPPORT)         # no rights; a kernel without nf_tables
@@ -26,14 +33,15 @@ class Restoring:
     runtime.restore.Restored; None: this server replays nothing. deleted_at: see Watch.deleted_at().
     """
 
-    def __init__(self, log, replay=None):
+    def __init__(self, log: Logger, replay: Run | None = None) -> None:
         self.log, self.replay = log, replay
-        self.watches, self.lock, self.stopping = {}, Lock(), False
+        self.watches: dict[int, Watch] = {}             # by a descriptor
+        self.lock, self.stopping = Lock(), False
         self.poll, self.wakeup = select.epoll(), Wakeup()
         self.poll.register(self.wakeup, select.EPOLLIN)
         self.thread = Thread(target=self._work, name="restoring", daemon=True)
 
-    def start(self):
+    def start(self) -> None:
         """Start the thread. Call it again later: it may be that no thread can be started now."""
         if self.thread.is_alive():
             return
@@ -42,13 +50,13 @@ class Restoring:
         except RuntimeError as e:
             self.log.warning("no_thread", thread=self.thread.name, why=str(e))
 
-    def stop(self):
+    def stop(self) -> None:
         self.stopping = True
         self.wakeup.wake()
         if self.thread.is_alive():
             self.thread.join()
 
-    def watch(self, home, *, at_start=False):
+    def watch(self, home: int, *, at_start: bool = False) -> Watch | NoWatch:
         """Watch the namespace of the calling thread, of which `home` is a descriptor: a Watch. Raises OSError.
 
         at_start: replay once, for what was flushed while no server ran.
@@ -68,11 +76,11 @@ class Restoring:
         self.attend_soon(it)                    # to read what is there already
         return it
 
-    def attend_soon(self, watch):
+    def attend_soon(self, watch: Watch) -> None:
         watch.due = 0.0
         self.wakeup.wake()
 
-    def forget(self, watch):
+    def forget(self, watch: Watch) -> None:
         with self.lock:
             del self.watches[watch.sock.fileno()]
 

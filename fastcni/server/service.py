@@ -1,5 +1,7 @@
 """The server from its start to its last answer."""
 
+from __future__ import annotations
+
 import faulthandler
 import gc
 import os
@@ -23,14 +25,21 @@ from fastcni.server.upkeep import TIDY_S, Upkeep, Watchdog, watchdog_seconds
 from fastcni.server.wakeup import Wakeup
 from fastcni.server.workers import Workers, environment, preload, preload_third_party
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from fastcni.server.replay import Run
+
 MAX_BACKGROUND_THREADS = 64     # they wait for the kernel's deferred work
 DRAIN_TIMEOUT_S = 80            # systemd usually waits for 90
 STOP_SIGNALS = {signal.SIGTERM, signal.SIGINT}
 SWITCH_INTERVAL_S = 0.0005      # a thread back from a system call waits that long for one that computes
 
 
-def serve(path=listening.PATH, *, workers=32, queue_size=1024, queue_timeout_s=60.0, uids=(0,),
-          latency_request_s=DEFAULT_S, level="info", fmt="logfmt", replay=None, tidy_s=TIDY_S):
+def serve(path: str = listening.PATH, *, workers: int = 32, queue_size: int = 1024, queue_timeout_s: float = 60.0,
+          uids: Collection[int] = (0,), latency_request_s: float = DEFAULT_S, level: str = "info", fmt: str = "logfmt",
+          replay: Run | None = None, tidy_s: float = TIDY_S) -> int:
     """Serve until SIGTERM or SIGINT, then finish the requests that have begun. Return the exit status.
 
     workers: requests that run at once. queue_size: requests that may wait. queue_timeout_s: how long each may wait.
@@ -58,7 +67,7 @@ def serve(path=listening.PATH, *, workers=32, queue_size=1024, queue_timeout_s=6
     pool = Workers(queue, acceptor, hosts, background, Configurations(), environment(), logger)
     notify = sdnotify.SystemdNotifier()
 
-    def tidy():
+    def tidy() -> None:
         hosts.tidy()
         pool.keep()
         restoring.start()

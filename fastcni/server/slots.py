@@ -6,12 +6,18 @@ workers. When a quarter of the workers has been in one kind of wait for longer t
 request of that network that would have to wait goes one-shot. If one-shot would wait for the same, it is refused.
 """
 
+from __future__ import annotations
+
 from time import monotonic
 
 from fastcni._run_token import give_token, take_token
 from fastcni.kernel import waiting
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from fastcni.server.request_queue import Call, RequestQueue
 
 HANGS_S = 1.0
 STUCK_S = 5.0                   # thirty runs of iptables, one after another, take two seconds
@@ -28,12 +34,12 @@ class Running(waiting.Request):
     kind: what it waits for, "" while it works. since: when it began that, in monotonic seconds.
     """
 
-    def __init__(self, queue, call):
+    def __init__(self, queue: RequestQueue, call: Call) -> None:
         self.queue, self.call = queue, call
         self.caller = call.connection.fileno()
         self.kind, self.since = "", monotonic()
 
-    def admit(self, kind):
+    def admit(self, kind: str) -> None:
         stuck = self.queue.stuck_in(kind, self.call.network)
         if not stuck:
             return
@@ -43,11 +49,11 @@ class Running(waiting.Request):
                            "the server's log says of each that ends what it waited for")
         raise waiting.Crowded(why)
 
-    def pause(self, kind):
+    def pause(self, kind: str) -> None:
         self.queue.begin_wait(self, kind)
         give_token()
 
-    def resume(self):
+    def resume(self) -> None:
         take_token()
         self.queue.end_wait(self)
 
@@ -59,34 +65,34 @@ class Slots:
     each other, for Python's lock and for the kernel's (RTNL).
     """
 
-    def __init__(self, workers, busy):
+    def __init__(self, workers: int, busy: int) -> None:
         self.workers, self.busy = workers, busy
-        self.running = {}               # {Running: None}, first the one that has been longest in its place
+        self.running: dict[Running, None] = {}  # first the one that has been longest in its place
         self.working = 0                # those that do not wait
 
-    def free(self):
+    def free(self) -> tuple[bool, bool]:
         """(whether any call may run, whether a light one may)."""
         hanging = self._hanging()
         left = self.workers + min(len(hanging), MAX_HANGING * self.workers) - len(self.running)
         unannounced = sum(not each.kind for each in hanging)    # they hang outside of a wait
         return left > 0 and self.busy + unannounced > self.working, left > -RESERVED
 
-    def begin(self, running):
+    def begin(self, running: Running) -> None:
         self.running[running] = None
         self.working += 1
 
-    def move(self, running, kind):
+    def move(self, running: Running, kind: str) -> None:
         """It begins a wait of this kind, or to work (kind "")."""
         self.working += (not kind) - (not running.kind)
         running.kind, running.since = kind, monotonic()
         del self.running[running]
         self.running[running] = None
 
-    def end(self, running):
+    def end(self, running: Running) -> None:
         del self.running[running]
         self.working -= not running.kind
 
-    def stuck_in(self, kind, network):
+    def stuck_in(self, kind: str, network: str) -> int:
         """How many calls of that network are stuck in that kind of wait; 0 if one more may begin it."""
         if kind not in BOUNDED:
             return 0
@@ -94,15 +100,15 @@ class Slots:
         return stuck if stuck >= max(1, self.workers // STUCK_SHARE) else 0
 
     @property
-    def min_threads(self):
+    def min_threads(self) -> int:
         """One for each call that may run, and one that takes the next."""
         return self.workers + RESERVED + 1
 
-    def wanted_threads(self):
+    def wanted_threads(self) -> int:
         """min_threads, and one for each call that hangs, as far as these are replaced."""
         return self.min_threads + min(len(self._hanging()), MAX_HANGING * self.workers)
 
-    def next_hang(self):
+    def next_hang(self) -> float | None:
         """Seconds until the next call begins to hang; None if none runs that does not hang."""
         now = monotonic()
         since = next((each.since for each in self.running if each.since + HANGS_S > now), None)

@@ -5,6 +5,8 @@ in it, or a chain loses rules and gets none, another program did it: fastcni del
 rules.
 """
 
+from __future__ import annotations
+
 from threading import Lock
 from time import monotonic
 
@@ -28,6 +30,15 @@ from fastcni.server.restore_states import (
     Machine,
 )
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from _socket import socket
+
+    from fastcni.kit.firewall.elements import Store
+
+    Where = tuple[int, str]
+    Elements = dict[str, dict[bytes, bytes]]
+
 OWN_NAME = "fastcni-restore"    # of threads that restore; the kernel has space for 15 characters
 WHOLE_TABLE = "table"
 KEEP_DELETIONS_S = 2.0          # a flush before a DEL may be announced so much later
@@ -43,27 +54,31 @@ class TableMirror:
     Only note_deletion() is for any thread, all else for one.
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.machine = Machine(CURRENT)
-        self.stores = {}                # {where: [Store]}
+        self.stores: dict[Where, list[Store]] = {}
         for store in backends.stores():
             self.stores.setdefault((store.family, store.table), []).append(store)
         self.sets = {(*where, name) for where, stores in self.stores.items() for store in stores for name in store.sets}
-        self.present, self.lost = ({where: {} for where in self.stores} for _ in range(2))
-        self.chains = set()             # (family, table, chain) that have existed
-        self.emptied = {where: set() for where in self.stores}  # chains that lost a rule, and got none
-        self.missing = {where: set() for where in self.stores}  # tables, sets and chains, for the log
-        self.suspects = set()           # tables from which something may be missing
-        self.unchecked = set()          # tables of which the kernel is to be asked if the rules are there
+        self.present: dict[Where, Elements] = {where: {} for where in self.stores}
+        self.lost: dict[Where, Elements] = {where: {} for where in self.stores}
+        self.chains: set[tuple[int, str, str]] = set()  # (family, table, chain) that have existed
+        # Chains that lost a rule and got none; and tables, sets and chains that are gone, for the log.
+        self.emptied: dict[Where, set[str]] = {where: set() for where in self.stores}
+        self.missing: dict[Where, set[str]] = {where: set() for where in self.stores}
+        self.suspects: set[Where] = set()       # something may be missing from these tables
+        self.unchecked: set[Where] = set()      # the kernel is to be asked if these have their rules
         self.losses, self.by = 0, ""    # the size of `missing` and `emptied`; the program that last added to them
-        self.deletions, self.lock = {}, Lock()
+        self.deletions: dict[str, tuple[int, float]] = {}
+        self.lock = Lock()
         self.keep_deletions = False     # a replay runs: deletions are kept until its end
-        self.added = []                 # by this transaction: (where, set, {key: element})
-        self.added_by_us = []           # the same, by transactions of OWN_NAME since delete_returned()
+        # By this transaction; and by transactions of OWN_NAME since delete_returned(): (where, set, {key: element}).
+        self.added: list[tuple[Where, str, dict[bytes, bytes]]] = []
+        self.added_by_us: list[tuple[Where, str, dict[bytes, bytes]]] = []
 
     # What the kernel announces --------------------------------------------------------------------
 
-    def receive(self, kind, where, fields, payload):
+    def receive(self, kind: int, where: Where, fields: dict[int, bytes], payload: bytes) -> None:
         """Note a message about one of our tables."""
         if react := self.REACTIONS.get(kind):
             self.machine.on(MESSAGE)
@@ -122,7 +137,7 @@ class TableMirror:
         self.suspects.add(where)
         self.missing[where].add(what)
 
-    def end_transaction(self, generation, by):
+    def end_transaction(self, generation: int, by: str) -> None:
         """Note the end of a transaction of the program `by`, maybe about none of our tables."""
         if self.machine.state == PARTIAL:
             self.machine.on(SUSPICIOUS if self.suspects else COMPLETE)
@@ -150,7 +165,7 @@ class TableMirror:
             for name, elements in sets.items():
                 sets[name] = {key: element for key, element in elements.items() if mark_of(element) != mark}
 
-    def read(self, sock):
+    def read(self, sock: socket) -> None:
         """Read what the kernel has: at the start, and after it dropped announcements.
 
         Raises NetlinkError, with EINTR if nftables changed meanwhile: what was read by then may be restored.
@@ -176,14 +191,14 @@ class TableMirror:
     # What is restored -----------------------------------------------------------------------------
 
     @property
-    def may_miss_something(self):
+    def may_miss_something(self) -> bool:
         return self.machine.state in (SUSPECT, DELAYED)
 
-    def delay(self):
+    def delay(self) -> None:
         """Note that the last restoration was a moment ago, and that this one has to wait."""
         self.machine.on(TOO_SOON)
 
-    def restore(self, sock):
+    def restore(self, sock: socket) -> list[tuple[Where, str, int]]:
         """Restore what is missing: [(where, what was missing, number of elements)] of the tables that missed something.
 
         Raises NetlinkError if the kernel refuses it; then it is still to be done.
@@ -199,7 +214,7 @@ class TableMirror:
         self.machine.on(RESTORED)
         return restored
 
-    def restore_table(self, sock, where):
+    def restore_table(self, sock: socket, where: Where) -> tuple[str, int] | None:
         """Restore one table: (what was missing, number of elements), None if nothing was. Raises NetlinkError.
 
         Elements of attachments in `deletions` are not restored, see also delete_returned().
@@ -222,7 +237,7 @@ class TableMirror:
         self._clear(where)
         return text, count
 
-    def delete_returned(self, sock):
+    def delete_returned(self, sock: socket) -> None:
         """Delete what threads of OWN_NAME have added for attachments whose DEL has begun: it may have read nftables
         before. Raises NetlinkError."""
         added, self.added_by_us = self.added_by_us, []
@@ -251,7 +266,7 @@ class TableMirror:
         missing = self.missing[where] | {f"rules of {chain}" for chain in self.emptied[where]}
         return WHOLE_TABLE if WHOLE_TABLE in missing else few(sorted(missing))
 
-    def note_deletion(self, mark, generation):
+    def note_deletion(self, mark: str, generation: int) -> None:
         """Note that a DEL has begun at that generation of nftables; in any thread."""
         now = monotonic()
         with self.lock:
@@ -262,7 +277,7 @@ class TableMirror:
                 del self.deletions[oldest]
 
 
-def has_rules(store, sock):
+def has_rules(store: Store, sock: socket) -> bool:
     """Do the chains of a Store have their rules?
 
     While a transaction replaces the rules, the kernel shows their number before it is done. An empty transaction waits
@@ -275,6 +290,6 @@ def has_rules(store, sock):
     return False
 
 
-def has_chain(sock, family, table, chain):
+def has_chain(sock: socket, family: int, table: str, chain: str) -> bool:
     return wire.look_up(sock, nft.get_chain(Batch(), family, table, chain,
                                             f"look up chain {table} {chain}")) is not None

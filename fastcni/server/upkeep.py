@@ -1,5 +1,7 @@
 """Work beside requests: the server shows that it is not stopped, reports to systemd's watchdog, and tidies up."""
 
+from __future__ import annotations
+
 import os
 import threading
 from time import monotonic
@@ -8,6 +10,13 @@ from fastcni._abandoned import note_running
 from fastcni.kit.call.deadlines import STALL_SECONDS
 from fastcni.server import protocol
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from socket import socket
+
+    from fastcni.server.log import Logger
+
 BEAT_S = 1.0                    # far less than STALL_SECONDS
 TIDY_S = 5.0
 
@@ -15,16 +24,16 @@ TIDY_S = 5.0
 class Upkeep:
     """The thread that does what is due, once a second. tidy(): frees what is no longer needed. watchdog: a Watchdog."""
 
-    def __init__(self, tidy, watchdog, log, *, tidy_s=TIDY_S):
+    def __init__(self, tidy: Callable[[], None], watchdog: Watchdog, log: Logger, *, tidy_s: float = TIDY_S) -> None:
         self.tidy, self.watchdog, self.log, self.tidy_s = tidy, watchdog, log, tidy_s
         self.ended = threading.Event()
         self.thread = threading.Thread(target=self._run, name="upkeep", daemon=True)
 
-    def start(self):
+    def start(self) -> None:
         note_running(STALL_SECONDS)
         self.thread.start()
 
-    def stop(self):
+    def stop(self) -> None:
         self.ended.set()
         self.thread.join()
 
@@ -47,11 +56,12 @@ class Watchdog:
     notify(text): sends to systemd. probe(): see Acceptor.probe(). timeout_s: systemd's; 0: it expects no reports.
     """
 
-    def __init__(self, notify, probe, timeout_s):
+    def __init__(self, notify: Callable[[str], object], probe: Callable[[], socket], timeout_s: float) -> None:
         self.notify, self.probe, self.interval_s = notify, probe, timeout_s / 4
-        self.answer, self.due = None, monotonic()       # the socket of a probe under way; when to send the next
+        self.answer: socket | None = None       # of a probe under way
+        self.due = monotonic()                  # when to send the next probe
 
-    def poll(self):
+    def poll(self) -> None:
         """Send a probe when one is due, or read the answer; never waits."""
         if not self.interval_s or (self.answer is None and monotonic() < self.due):
             return
@@ -68,7 +78,7 @@ class Watchdog:
             self.notify("WATCHDOG=1")
 
 
-def watchdog_seconds(env):
+def watchdog_seconds(env: Mapping[str, str]) -> float:
     """The timeout of systemd's watchdog for this process, in seconds; 0.0 without one."""
     usec, pid = env.get("WATCHDOG_USEC", ""), env.get("WATCHDOG_PID", "")
     return int(usec) / 1e6 if usec.isdigit() and pid in ("", str(os.getpid())) else 0.0
