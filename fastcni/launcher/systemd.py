@@ -1,9 +1,12 @@
 """The systemd units of the warm server, fastcni.socket and fastcni.service. Never runs systemctl."""
 
+from __future__ import annotations
+
 import os
 import string
 import subprocess
 import sys
+from collections.abc import Sequence
 
 from fastcni.kit.call.files import make_folders
 from fastcni.launcher import files
@@ -111,7 +114,8 @@ UNSAFE = frozenset("\"'\\")          # systemd refuses a program's path with the
 CAPABILITIES = ("CAP_NET_ADMIN", "CAP_NET_RAW", "CAP_SYS_ADMIN")
 
 
-def install_units(unit_dir=UNIT_DIR, command=None):
+def install_units(unit_dir: str | os.PathLike[str] = UNIT_DIR,
+                  command: Sequence[str | os.PathLike[str]] | None = None) -> list[str]:
     """Write both units, replacing old ones in one step. Return their paths, the socket's first.
 
     unit_dir: created if it is missing. command: the server's command line, its first item an absolute path; by default
@@ -128,12 +132,12 @@ def install_units(unit_dir=UNIT_DIR, command=None):
         raise InstallError(f"write systemd units into {unit_dir}: {error}") from error
 
 
-def service(command):
+def service(command: Sequence[str | os.PathLike[str]]) -> str:
     """Return the text of fastcni.service. Raise InstallError for a command that no unit can contain."""
     return SERVICE.format(command=command_line(command), capabilities=" ".join(CAPABILITIES))
 
 
-def own_command():
+def own_command() -> list[str]:
     """Return the command line of the server in this Python. Raise InstallError if it cannot run there."""
     if not os.path.isabs(sys.executable or ""):
         raise InstallError("this Python does not know its own path (sys.executable), so no unit can start it")
@@ -149,21 +153,22 @@ def own_command():
     return [*python, "-m", "fastcni", "serve"]
 
 
-def command_line(arguments):
+def command_line(arguments: Sequence[str | os.PathLike[str]]) -> str:
     """Return the arguments quoted for ExecStart= (systemd.service(5), "Command lines"; systemd.syntax(7), "Quoting").
 
     A dollar sign in the program's path cannot be doubled. The prefix ":" turns the expansion of variables off.
     """
-    arguments = [os.fspath(argument) for argument in arguments]
-    if not os.path.isabs(arguments[0]):
-        raise InstallError(f"a unit needs the absolute path of its program, not {arguments[0]!r}")
-    if set(arguments[0]) & UNSAFE:
-        raise InstallError(f"systemd runs no program with a quote or a backslash in its path: {arguments[0]!r}")
-    prefix = ":" if any("$" in argument for argument in arguments) else ""
-    return prefix + " ".join(quoted(argument) for argument in arguments)
+    words = [os.fspath(argument) for argument in arguments]
+    if not os.path.isabs(words[0]):
+        raise InstallError(f"a unit needs the absolute path of its program, not {words[0]!r}")
+    if set(words[0]) & UNSAFE:
+        raise InstallError(f"systemd runs no program with a quote or a backslash in its path: {words[0]!r}")
+    prefix = ":" if any("$" in argument for argument in words) else ""
+    return prefix + " ".join(quoted(argument) for argument in words)
 
 
-def quoted(argument):
+def quoted(argument: str) -> str:
+    """Return one argument quoted. Raise InstallError if a unit cannot contain it."""
     if not argument.isprintable():      # also bytes that are not UTF-8: os.fsdecode turns these into surrogates
         raise InstallError(f"a systemd unit cannot contain {argument!r}; use a path of printable characters")
     escaped = argument.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
