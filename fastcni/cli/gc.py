@@ -20,7 +20,7 @@ from fastcni.spec.errors import CniError
 @click.option("--valid", multiple=True, metavar="CONTAINERID/IFNAME",
               help="Keep this attachment, even if it is not in the cache; may be repeated.")
 @click.option("--all", "everything", is_flag=True,
-              help="Also delete attachments whose network namespace exists. Needs --yes.")
+              help="Also delete attachments whose network namespace exists. Asks first, or needs --yes.")
 @click.option("--yes", "-y", is_flag=True, help="Confirm --all.")
 def gc(settings: Settings, dry_run: bool, valid: Sequence[str], everything: bool, yes: bool) -> int:
     """Release what belongs to no living attachment of NET. NETNS is not used.

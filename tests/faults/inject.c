@@ -1,10 +1,10 @@
 /* Fail or kill one system call of a process: `inject CONTROL COMMAND...` runs COMMAND and traces it.
  *
  * A seccomp filter stops only the calls of the table in calls.h (written by injector.py), so all others run at full
- * speed. CONTROL is a file that both sides map: the driver says which call is to fail and reads what happened. Calls
- * of COMMAND's own threads are counted, those of programs that it starts are not. A netlink request is counted once
- * more for each message in it: such a "message" fails by a type that the kernel does not know, so that the other
- * messages of the same request are carried out. See ptrace(2), seccomp(2), netlink(7).
+ * speed. CONTROL is a file that both sides map: the driver chooses the failing call, and reads the outcome. Only calls
+ * of COMMAND's threads are counted, not those of programs that it starts. Each message in a netlink request is counted,
+ * too. Such a "message" fails by a type that the kernel does not know, so that the kernel executes the other messages
+ * of the request. See ptrace(2), seccomp(2), netlink(7).
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -48,7 +48,7 @@ static struct control {                 /* injector.py has the same layout */
 
 static pid_t plugin;                    /* the traced command */
 static int phase;
-static char file[4096];                 /* of the command; when the interpreter reads it the plugin has begun */
+static char file[4096];                 /* of the command; when the interpreter reads it, the plugin begins */
 static enum { UNSEEN, COUNTED, PASSED } seen[MAX_PID];
 static struct { pid_t pid; void *at; unsigned short type; } altered;
 
@@ -85,7 +85,7 @@ static void read_link(pid_t pid, const char *name, char *target)
     target[size < 0 ? 0 : size] = 0;
 }
 
-static int is_counted(pid_t pid)        /* is it a thread of the command? */
+static int is_counted(pid_t pid)        /* whether it is a thread of the command */
 {
     char path[64];
     if (seen[pid] == UNSEEN) {
@@ -103,7 +103,7 @@ static int cannot_fail(long number, unsigned long command)
     return number == SYS_ioctl && (command & ~0x7full) == 0x5400;       /* terminals, FIOCLEX */
 }
 
-static int is_chosen(int call)          /* count this call; is it the one that is to fail? */
+static int is_chosen(int call)          /* count this call; whether it is the one that fails */
 {
     int at = control->count++;
     if (at < MAX_LOG)
@@ -147,7 +147,7 @@ static void restore_message(pid_t pid)
     altered.pid = 0;
 }
 
-static int at_call(pid_t pid)           /* how to go on: PTRACE_CONT or PTRACE_SYSCALL */
+static int at_call(pid_t pid)           /* returns PTRACE_CONT or PTRACE_SYSCALL */
 {
     struct user_regs_struct registers;
     char target[4096], name[32];
@@ -206,7 +206,7 @@ int main(int count, char **arguments)
 
     while ((pid = waitpid(-1, &status, __WALL)) > 0) {
         if (!WIFSTOPPED(status)) {
-            seen[pid] = UNSEEN;         /* the number may come again */
+            seen[pid] = UNSEEN;         /* the kernel may use the number again */
             if (pid == plugin)
                 control->status = status;
             continue;
@@ -223,7 +223,7 @@ int main(int count, char **arguments)
             ptrace(PTRACE_CONT, pid, 0, signal);
             continue;
         }
-        is_counted(pid);                /* the first stop of a new thread is its SIGSTOP, which is ours */
+        is_counted(pid);                /* the first stop of a new thread is the tracer's SIGSTOP */
         ptrace(how, pid, 0, 0);
     }
     return 0;

@@ -249,4 +249,4 @@ def campaign(row, options):
         passes += 1
     row.note(f"of {possible:,} counted")
     if lacking := [name for name in runnable if not runnable[name]]:
-        row.note(f"the kernel lacks what these need: {'; '.join(lacking)}")
+        row.note(f"the kernel lacks features for: {'; '.join(lacking)}")
