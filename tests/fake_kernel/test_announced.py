@@ -67,7 +67,8 @@ def test_a_refused_delete_is_raised():
     watcher = Socket([ack(1, EBUSY)])
     with pytest.raises(wire.NetlinkError) as caught:
         announced.delete(Request(defer=now), 7, "veth0", watcher)
-    assert caught.value.errno == EBUSY and 'failed to delete "veth0"' in str(caught.value)
+    assert caught.value.errno == EBUSY
+    assert 'failed to delete "veth0"' in str(caught.value)
     assert watcher.closed
 
 
@@ -98,7 +99,8 @@ def test_a_port_that_lost_its_bridge_is_not_waited_for(monkeypatch):
     monkeypatch.setattr(announced, "open_watcher", lambda: Socket([notice(uapi.RTM_NEWLINK, 7)]))
     with pytest.raises(CniError) as caught:
         announced.port_up(Looks(state(False), state(False), state(False, master=0)), 7, 4)
-    assert caught.value.code == 11 and "has left its bridge" in caught.value.msg
+    assert caught.value.code == 11
+    assert "has left its bridge" in caught.value.msg
 
 
 # -- settled -----------------------------------------------------------------------------------------------

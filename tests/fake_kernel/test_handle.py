@@ -156,7 +156,8 @@ UNMARSHALL = "error unmarshall network config: "
 ])
 def test_a_configuration_that_cannot_be_used_is_refused(plugin, stdin, code, words):
     found = error(call("ADD", stdin))
-    assert found[0] == code and found[1].startswith(words)
+    assert found[0] == code
+    assert found[1].startswith(words)
     if "a b" in str(stdin):
         assert found[2] == "a b"
     assert plugin.ran == []
@@ -168,7 +169,8 @@ def test_a_configuration_that_cannot_be_used_is_refused(plugin, stdin, code, wor
 ])
 def test_keys_in_any_case_and_no_version_will_do(plugin, stdin):
     assert call("ADD", stdin).status == 0
-    assert plugin.ran[0].name == "n" and plugin.ran[0].version == stdin.get("CNIVERSION", "0.1.0")
+    assert plugin.ran[0].name == "n"
+    assert plugin.ran[0].version == stdin.get("CNIVERSION", "0.1.0")
 
 
 @pytest.mark.parametrize("s", [row("S35")])
@@ -215,14 +217,16 @@ def test_an_unknown_command_needs_a_configuration_all_the_same(plugin, s):
 @pytest.mark.parametrize("s", [row("S26")])
 def test_a_version_that_is_none_is_code_6(plugin, s):
     code, words, _ = error(call("CHECK", {"name": "n", "cniVersion": "x.y"}))
-    assert code == 6 and words.startswith('failed to convert major version part "x": ')
+    assert code == 6
+    assert words.startswith('failed to convert major version part "x": ')
 
 
 @pytest.mark.parametrize("stdin", [pytest.param(b"", id="S19"), pytest.param(b'{"cniVersion":"0.4.0"}', id="S20")])
 def test_version_needs_nothing(plugin, stdin):
     reply = handle("stand-in", {"CNI_COMMAND": "VERSION"}, stdin)
     assert (reply.status, reply.stdout, reply.stderr) == (0, REPLY, b"")
-    assert not door.needs_stdin({"CNI_COMMAND": "VERSION"}) and door.needs_stdin({"CNI_COMMAND": "ADD"})
+    assert not door.needs_stdin({"CNI_COMMAND": "VERSION"})
+    assert door.needs_stdin({"CNI_COMMAND": "ADD"})
 
 
 @pytest.mark.parametrize("s", [row("S28")])

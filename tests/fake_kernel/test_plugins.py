@@ -41,7 +41,8 @@ def test_add_and_del_of_a_bridge_pod(calls):
     bridge, host = node.link("cni0"), inside.peer[1]
     assert links_of(result) == [("cni0", ""), (host.name, ""), ("eth0", POD_PATH)]
     assert result["ips"] == [{"address": "10.22.0.2/16", "gateway": "10.22.0.1", "interface": 2}]
-    assert host.master == bridge.index and host.flags & inside.flags & uapi.IFF_UP
+    assert host.master == bridge.index
+    assert host.flags & inside.flags & uapi.IFF_UP
     assert node.addresses == [(POD, inside.index, b"\x0a\x16\0\2", 16), (HOST, bridge.index, b"\x0a\x16\0\1", 16)]
     assert (POD, inside.index, bytes(4), 0, b"\x0a\x16\0\1") in node.routes
     assert node.sysctls[HOST, "net/ipv4/ip_forward"] == "1"
@@ -49,8 +50,10 @@ def test_add_and_del_of_a_bridge_pod(calls):
     assert calls.held() == ["10.22.0.2"]
 
     assert calls("DEL", conf) == (0, None)
-    assert node.link("eth0", POD) is None and node.link(host.name) is None
-    assert calls.held() == [] and not node.firewall["sets"][1, "fastcni", "pods4"]
+    assert node.link("eth0", POD) is None
+    assert node.link(host.name) is None
+    assert calls.held() == []
+    assert not node.firewall["sets"][1, "fastcni", "pods4"]
     assert node.link("cni0"), "the bridge stays for the next pod"
 
 
@@ -90,10 +93,12 @@ def test_what_pods_share_of_a_configuration_is_changed_by_none(calls, kind, keys
         status, result = calls("ADD", conf, **pod)
         assert calls("DEL", conf | {"prevResult": result}, **pod) == (0, None)
         address = result["ips"][0].pop("address")
-        assert status == 0 and address == f"10.22.0.{number + 2}/16"
+        assert status == 0
+        assert address == f"10.22.0.{number + 2}/16"
         said.append({key: result[key] for key in ("ips", "routes", "dns")})
     sections = calls.decode.known.values()
-    assert said[0] == said[1] == said[2] and [section.values for section in sections] == [conf, conf]
+    assert said[0] == said[1] == said[2]
+    assert [section.values for section in sections] == [conf, conf]
     for section in sections:
         assert section.once(host_local_conf.read_keys).routes == conf["ipam"]["routes"]
     assert len(said[0]["routes"]) == (2 if keys else 1)
@@ -170,8 +175,11 @@ SET_UP = {(1, "fastcni", "postrouting"): 2, (1, "fastcni", "subnet-10.22.0.0/16"
 def test_the_first_pod_sets_the_masquerade_table_up_in_one_transaction(calls):
     assert calls("ADD", calls.conf("bridge", isGateway=True, ipMasq=True))[0] == 0
     made = [kinds for _, kinds in calls.node.batches if nft.NFT_MSG_NEWTABLE in kinds]
-    assert len(made) == 1 and (made[0][0], made[0][-1]) == (BEGIN, END)
-    assert nft.NFT_MSG_NEWSET in made[0] and nft.NFT_MSG_NEWCHAIN in made[0] and nft.NFT_MSG_NEWRULE in made[0]
+    assert len(made) == 1
+    assert (made[0][0], made[0][-1]) == (BEGIN, END)
+    assert nft.NFT_MSG_NEWSET in made[0]
+    assert nft.NFT_MSG_NEWCHAIN in made[0]
+    assert nft.NFT_MSG_NEWRULE in made[0]
     assert calls.node.firewall["chains"] == SET_UP
 
 
@@ -208,7 +216,8 @@ def test_a_refusal_at_any_place_of_add_leaves_nothing(calls, network):
             assert calls("DEL", network())[0] == 0
         else:
             failed += 1
-            assert document["code"] == 999 and "errno 5" in document["msg"], document
+            assert document["code"] == 999, document
+            assert "errno 5" in document["msg"], document
             assert "while undoing" not in document.get("details", "")
             assert calls.node.facts() == before, f"refused: request {place} of {places}"
         assert calls.held() == []
@@ -276,8 +285,11 @@ def test_an_interface_name_in_use_is_refused_and_stays(calls, kind):
     calls.node.add_link("eth0", "dummy", POD)
     before = calls.node.facts()
     status, document = calls("ADD", calls.conf(kind))
-    assert status == 1 and 'container veth name ("eth0")' in document["msg"] and "already exists" in document["msg"]
-    assert calls.node.facts() == before and calls.held() == []
+    assert status == 1
+    assert 'container veth name ("eth0")' in document["msg"]
+    assert "already exists" in document["msg"]
+    assert calls.node.facts() == before
+    assert calls.held() == []
 
 
 def test_a_bridge_name_of_another_kind_of_link_is_refused(calls):
@@ -285,7 +297,8 @@ def test_a_bridge_name_of_another_kind_of_link_is_refused(calls):
     before = calls.node.facts()
     status, document = calls("ADD", calls.conf("bridge"))
     assert (status, '"cni0" already exists but is not a bridge' in document["msg"]) == (1, True)
-    assert calls.node.facts() == before and calls.held() == []
+    assert calls.node.facts() == before
+    assert calls.held() == []
 
 
 def test_a_bridge_with_another_address_is_refused_and_replaced_with_force(calls):
@@ -293,8 +306,10 @@ def test_a_bridge_with_another_address_is_refused_and_replaced_with_force(calls)
     calls.node.addresses.append((HOST, bridge.index, b"\x0a\x63\0\1", 24))
     before = calls.node.facts()
     status, document = calls("ADD", calls.conf("bridge", isGateway=True))
-    assert status == 1 and "already has an IP address different from" in document["msg"]
-    assert calls.node.facts() == before and calls.held() == []
+    assert status == 1
+    assert "already has an IP address different from" in document["msg"]
+    assert calls.node.facts() == before
+    assert calls.held() == []
     assert calls("ADD", calls.conf("bridge", isGateway=True, forceAddress=True))[0] == 0
     assert [item[2:] for item in calls.node.addresses if item[1] == bridge.index] == [(b"\x0a\x16\0\1", 16)]
 
@@ -304,7 +319,8 @@ def test_a_netns_that_is_not_there_is_code_8(calls, kind):
     status, document = calls("ADD", calls.conf(kind), CNI_NETNS="/run/netns/never-made")
     assert (status, document["code"]) == (1, 8)
     assert 'failed to open netns "/run/netns/never-made"' in document["msg"]
-    assert calls.node.batches == [] and calls.held() == []
+    assert calls.node.batches == []
+    assert calls.held() == []
 
 
 def test_what_a_pod_whose_del_never_came_left_in_the_firewall_is_replaced(calls):

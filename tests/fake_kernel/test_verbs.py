@@ -46,7 +46,8 @@ def test_a_bridge_is_made_up_and_echoed():
 
 def test_a_bridge_of_the_kernels_own_mtu_names_none():
     _, _, message = sent(rtnl.new_bridge(Batch(), "cni0"), ifinfmsg)
-    assert "IFLA_MTU" not in message and message["IFLA_LINKINFO"] == {"IFLA_INFO_KIND": "bridge"}
+    assert "IFLA_MTU" not in message
+    assert message["IFLA_LINKINFO"] == {"IFLA_INFO_KIND": "bridge"}
 
 
 @pytest.mark.parametrize("keys, flags, change", [
@@ -62,7 +63,8 @@ def test_flags_of_a_link_change_only_where_said(keys, flags, change):
 
 def test_a_bridge_port_is_set_by_name():
     _, flags, message = sent(rtnl.set_bridge_port(Batch(), "veth0", hairpin=True, isolated=False), ifinfmsg)
-    assert flags == ACK and message["IFLA_IFNAME"] == "veth0"
+    assert flags == ACK
+    assert message["IFLA_IFNAME"] == "veth0"
     assert message["IFLA_LINKINFO"]["IFLA_INFO_SLAVE_KIND"] == "bridge"
     assert message["IFLA_LINKINFO"]["IFLA_INFO_SLAVE_DATA"] == {"IFLA_BRPORT_MODE": 1, "IFLA_BRPORT_ISOLATED": 0}
 
@@ -143,7 +145,8 @@ def test_what_the_kernel_says_of_an_address_is_read(flags, expected):
 def test_a_default_route_has_no_destination():
     kind, flags, message = sent(rtnl.route(Batch(), bytes(4), 0, index=7, gateway=GATEWAY), rtmsg)
     assert (kind, flags) == (uapi.RTM_NEWROUTE, ACK | CREATE)
-    assert "RTA_DST" not in message and message["dst_len"] == 0
+    assert "RTA_DST" not in message
+    assert message["dst_len"] == 0
     assert attrs(message, "RTA_GATEWAY", "RTA_OIF", "table", "proto", "type", "scope") == {
         "RTA_GATEWAY": "10.22.0.1", "RTA_OIF": 7, "table": 254, "proto": 3, "type": 1, "scope": 0}
 
@@ -170,9 +173,12 @@ def test_what_the_kernel_says_of_a_route_is_read():
 @pytest.mark.parametrize("text", ["", "short", "ü" * 100, "x" * 300])
 def test_a_comment_is_cut_to_what_nft_accepts(text):
     data = nft.comment_data(text)
-    assert data[0] == 0 and data[1] == len(data) - 2 <= nft.COMMENT_MAX and data[-1] == 0
+    assert data[0] == 0
+    assert data[1] == len(data) - 2 <= nft.COMMENT_MAX
+    assert data[-1] == 0
     found = nft.read_comment(data)
-    assert text.startswith(found) and len(found.encode()) >= min(len(text.encode()), nft.COMMENT_MAX - 2)
+    assert text.startswith(found)
+    assert len(found.encode()) >= min(len(text.encode()), nft.COMMENT_MAX - 2)
 
 
 @pytest.mark.parametrize("data", [b"", b"\0", b"\1\2xx", b"\1\xffxx"])

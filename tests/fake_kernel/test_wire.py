@@ -42,8 +42,10 @@ def dump(sock):
 def test_a_batch_goes_out_in_one_send_and_comes_back_empty():
     sock, batch = Scripted(ack(1), ack(2), ack(3)), three()
     assert wire.exchange(sock, batch) == []
-    assert len(sock.sent) == 1 and len(messages(sock.sent[0])) == 3
-    assert not batch and batch.asked == {}
+    assert len(sock.sent) == 1
+    assert len(messages(sock.sent[0])) == 3
+    assert not batch
+    assert batch.asked == {}
 
 
 def test_every_reply_is_read_before_the_first_refusal_is_raised():
@@ -161,7 +163,8 @@ def test_a_dump_interrupted_five_times_is_an_error_not_half_a_list():
         dump(sock)
     assert caught.value.errno == EINTR
     assert str(caught.value) == "list links: the kernel's table kept changing while it was read (errno 4)"
-    assert len(sock.sent) == 5 and sock.queue == []
+    assert len(sock.sent) == 5
+    assert sock.queue == []
 
 
 @pytest.mark.parametrize("refusal", [ack(1, EPERM), done(1, 2, EPERM)])
@@ -169,7 +172,8 @@ def test_a_refused_dump_is_not_asked_for_again(refusal):
     sock = Scripted(refusal)
     with pytest.raises(wire.NetlinkError) as caught:
         dump(sock)
-    assert caught.value.errno == EPERM and len(sock.sent) == 1
+    assert caught.value.errno == EPERM
+    assert len(sock.sent) == 1
 
 
 def test_a_dump_may_carry_a_filter():

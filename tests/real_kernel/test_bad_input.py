@@ -44,18 +44,23 @@ MALFORMED = {b"": "unexpected end of JSON input", b"{": "unexpected end of JSON 
 @pytest.mark.parametrize("stdin", MALFORMED, ids=lambda stdin: str(stdin[:12]))
 def test_malformed_json(refuse, conf, stdin):
     code, words = refuse(stdin, plugin=conf["type"])
-    assert code == DECODING_FAILURE and "error unmarshall network config" in words and MALFORMED[stdin] in words
+    assert code == DECODING_FAILURE
+    assert "error unmarshall network config" in words
+    assert MALFORMED[stdin] in words
 
 
 def test_configuration_larger_than_the_limit(refuse, conf):
     code, words = refuse(b" " * (MAX_STDIN + 1), plugin=conf["type"])
-    assert code == DECODING_FAILURE and str(MAX_STDIN) in words
+    assert code == DECODING_FAILURE
+    assert str(MAX_STDIN) in words
 
 
 @pytest.mark.parametrize("version", ["0.5.0", "2.0.0", "1.1", "latest"])
 def test_unknown_version(refuse, conf, version):
     code, words = refuse({**conf, "cniVersion": version})
-    assert code == 1 and "incompatible CNI versions" in words and f'config is "{version}"' in words
+    assert code == 1
+    assert "incompatible CNI versions" in words
+    assert f'config is "{version}"' in words
 
 
 @pytest.mark.parametrize("key, value, code", [
@@ -64,14 +69,16 @@ def test_unknown_version(refuse, conf, version):
     ("name", "", INVALID_CONFIG), ("name", None, INVALID_CONFIG)])
 def test_network_name_and_version(refuse, conf, key, value, code):
     found, words = refuse({**conf, key: value})
-    assert found == code and ("name" in words or key in words)
+    assert found == code
+    assert "name" in words or key in words
     assert value in (None, "", ["1.1.0"], 7) or value in words
 
 
 @pytest.mark.parametrize("name", ["CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME", "CNI_PATH"])
 def test_missing_variable(refuse, conf, name):
     code, words = refuse(conf, env={name: None})
-    assert code == INVALID_ENVIRONMENT and f"required env variables [{name}] missing" in words
+    assert code == INVALID_ENVIRONMENT
+    assert f"required env variables [{name}] missing" in words
 
 
 BAD_VARIABLES = {("CNI_CONTAINERID", "../x"): "invalid characters in containerID; ../x",
@@ -86,12 +93,14 @@ BAD_VARIABLES = {("CNI_CONTAINERID", "../x"): "invalid characters in containerID
 @pytest.mark.parametrize("name, value", BAD_VARIABLES)
 def test_invalid_variable(refuse, conf, name, value):
     code, words = refuse(conf, env={name: value})
-    assert code == INVALID_ENVIRONMENT and BAD_VARIABLES[name, value] in words
+    assert code == INVALID_ENVIRONMENT
+    assert BAD_VARIABLES[name, value] in words
 
 
 def test_own_network_namespace(refuse, node, conf):
     code, words = refuse(conf, to=node.name)
-    assert code == INVALID_NETNS and "should not be the same" in words
+    assert code == INVALID_NETNS
+    assert "should not be the same" in words
     code, _ = refuse(conf, to="/proc/thread-self/ns/net")
     assert code == INVALID_NETNS
 
@@ -104,7 +113,9 @@ def test_netns_that_is_none(refuse, node, plugin, tmp_path):
     for path, why in ((tmp_path / "nowhere", "no such file or directory"), (plain, "not a network namespace"),
                       (tmp_path, "not a network namespace"), ("/proc/self/ns/uts", "network namespace")):
         code, words = refuse(conf, to=str(path))
-        assert code == INVALID_NETNS and str(path) in words and why in words
+        assert code == INVALID_NETNS
+        assert str(path) in words
+        assert why in words
 
 
 # -- keys -------------------------------------------------------------------------------------------------
@@ -125,7 +136,9 @@ def test_wrong_type_names_key_and_value(refuse, node, plugin, key):
     value = WRONG[plugin][key]
     code, words = refuse(node.conf(type=plugin, **{key: value}))
     shown = value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
-    assert code == INVALID_CONFIG and key in words and shown in words, words
+    assert code == INVALID_CONFIG, words
+    assert key in words, words
+    assert shown in words, words
 
 
 BAD_KEYS = {
@@ -141,14 +154,17 @@ BAD_KEYS = {
 def test_bad_value_of_a_bridge_key(refuse, node, key):
     value, expected = BAD_KEYS[key]
     code, words = refuse(node.conf(isGateway=True, **{key: value}))
-    assert code == INVALID_CONFIG and expected in words
+    assert code == INVALID_CONFIG
+    assert expected in words
 
 
 @pytest.mark.parametrize("plugin", [BRIDGE, PTP])
 @pytest.mark.parametrize("mtu", [1, 67, 65536, 1 << 40])
 def test_mtu_that_no_veth_can_have(refuse, node, plugin, mtu):
     code, words = refuse(node.conf(type=plugin, mtu=mtu))
-    assert code == INVALID_CONFIG and "mtu" in words and str(mtu) in words
+    assert code == INVALID_CONFIG
+    assert "mtu" in words
+    assert str(mtu) in words
 
 
 @pytest.mark.parametrize("keys, expected", [
@@ -184,14 +200,17 @@ IPAM = {
 def test_bad_ranges_are_refused_by_every_plugin_that_asks_for_an_address(refuse, node, plugin, what):
     keys, expected = IPAM[what]
     code, words = refuse(node.conf(type=plugin, ipam={**node.host_local(), **keys}, isGateway=True))
-    assert code == INVALID_CONFIG and expected in words, words
+    assert code == INVALID_CONFIG, words
+    assert expected in words, words
 
 
 @pytest.mark.parametrize("plugin", [BRIDGE, PTP, HOST_LOCAL])
 def test_requested_address_out_of_range(refuse, node, plugin):
     conf = node.conf(type=plugin, runtimeConfig={"ips": ["10.99.0.7"]})
     code, words = refuse(conf)
-    assert code == INVALID_CONFIG and "10.99.0.7" in words and "10.22.0" in words
+    assert code == INVALID_CONFIG
+    assert "10.99.0.7" in words
+    assert "10.22.0" in words
 
 
 @pytest.mark.parametrize("plugin", [BRIDGE, PTP, HOST_LOCAL])
@@ -199,8 +218,10 @@ def test_full_range_names_the_network(refuse, node, pod_netns, plugin):
     conf = node.conf("10.22.0.0/30", type=plugin)
     node.add(conf, pod_netns())
     code, words = refuse(conf)
-    assert code == 11 and "no IP addresses available in range set" in words
-    assert "10.22.0.0/30" in words and "net-a" in words
+    assert code == 11
+    assert "no IP addresses available in range set" in words
+    assert "10.22.0.0/30" in words
+    assert "net-a" in words
 
 
 def test_ipam_plugin_that_does_not_exist(refuse, node):
@@ -214,7 +235,8 @@ def test_an_interface_plugin_as_ipam_type_is_refused_and_ignored_by_del(refuse, 
     """bridge called itself until the stack was full, and DEL never succeeded."""
     conf = node.conf(type=plugin, isGateway=True, master="lo", ipam={**node.host_local(), "type": kind})
     code, words = refuse(conf)
-    assert code == INVALID_CONFIG and f'ipam.type: "{kind}" is not an IPAM plugin' in words
+    assert code == INVALID_CONFIG
+    assert f'ipam.type: "{kind}" is not an IPAM plugin' in words
     node.delete(conf, pod)
 
 
@@ -225,7 +247,8 @@ def test_interface_name_in_use(refuse, node, pod, plugin):
     conf = node.conf(type=plugin, ipMasq=True, macspoofchk=True)
     node.add(conf, pod)
     _, words = refuse(conf, cid="another")
-    assert 'container veth name ("eth0") peer provided ("veth' in words and "already exists" in words
+    assert 'container veth name ("eth0") peer provided ("veth' in words
+    assert "already exists" in words
     assert node.held()["10.22.0.2"].startswith(cid_of(pod))
 
 
@@ -245,7 +268,8 @@ def test_bridge_name_of_another_kind_of_link(refuse, node, kind):
     before = ip_json("link", "show", "dev", name)
     _, words = refuse(node.conf(isGateway=True, promiscMode=True, bridge=name))
     assert f'"{name}" already exists but is not a bridge' in words
-    assert ip_json("link", "show", "dev", name) == before and set(links()) >= {name}
+    assert ip_json("link", "show", "dev", name) == before
+    assert set(links()) >= {name}
 
 
 # -- DEL --------------------------------------------------------------------------------------------------

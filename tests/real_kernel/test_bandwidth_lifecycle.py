@@ -39,14 +39,16 @@ NOT_FOUND = "no veth peer of container interface found in host ns"
 def test_the_result_has_to_know_the_host_end(node, pod, conf, change, words):
     change(node.results[pod])
     before = node.left(pod)
-    assert words in node.refused("ADD", {**conf, **INGRESS, **EGRESS}, pod)["msg"] and node.left(pod) == before
+    assert words in node.refused("ADD", {**conf, **INGRESS, **EGRESS}, pod)["msg"]
+    assert node.left(pod) == before
 
 
 def test_a_link_that_is_no_veth_cannot_be_shaped(node, pod, conf):
     run("ip", "-n", pod, "link", "add", "eth1", "type", "ifb")
     for ifname, why in (("eth1", "it is of kind ifb"), ("eth2", "it is not in the pod")):
         error = node.refused("ADD", {**conf, **INGRESS}, pod, ifname=ifname)
-        assert error["msg"] == f"container interface {ifname} has no veth peer" and why in error["details"]
+        assert error["msg"] == f"container interface {ifname} has no veth peer"
+        assert why in error["details"]
 
 
 def test_a_veth_within_the_pod_cannot_be_shaped(node, pod, conf):
@@ -61,7 +63,8 @@ def test_a_veth_within_the_pod_cannot_be_shaped(node, pod, conf):
 def test_a_repeated_add_fails_and_the_pod_keeps_its_limits(node, pod, conf, keys):
     result, before = node.add({**conf, **keys}, pod), node.left(pod)
     error = node.refused("ADD", {**conf, **keys}, pod)
-    assert "qdisc" in error["msg"] and "was the pod added before" in error["details"]
+    assert "qdisc" in error["msg"]
+    assert "was the pod added before" in error["details"]
     assert node.left(pod) == before
     node.check({**conf, **keys}, pod, result)
 
@@ -79,7 +82,8 @@ def test_two_interfaces_of_a_pod_on_one_network_have_an_ifb_each(node, pod):
     for ifname in ("eth0", "eth1"):
         conf[ifname] = {**behind_bridge(node, pod, ifname=ifname), **EGRESS, "prevResult": node.results[pod]}
         results[ifname] = node.add(conf[ifname], pod, ifname=ifname)
-    assert len(ifbs()) == 2 and results["eth0"]["interfaces"][-1]["name"] == ifb_of(pod)
+    assert len(ifbs()) == 2
+    assert results["eth0"]["interfaces"][-1]["name"] == ifb_of(pod)
     for ifname in ("eth0", "eth1"):
         node.check(conf[ifname], pod, results[ifname], ifname=ifname)
         node.delete(conf[ifname], pod, ifname=ifname)
@@ -91,7 +95,8 @@ def test_the_ifb_of_a_pod_without_del_is_replaced(node, pod, conf):
     node.delete(node.conf(*DUAL), pod)                  # the pod's bridge is told, bandwidth is not
     behind_bridge(node, pod)
     second = node.add({**conf, **EGRESS}, pod)
-    assert list(ifbs()) == [first["name"]] and second["interfaces"][-1]["mac"] != first["mac"]
+    assert list(ifbs()) == [first["name"]]
+    assert second["interfaces"][-1]["mac"] != first["mac"]
     node.check({**conf, **EGRESS}, pod, second)
 
 
@@ -171,7 +176,8 @@ def test_status_says_what_the_kernel_lacks(node, monkeypatch):
     error = node.refused("STATUS", conf)
     assert (error["code"], error["msg"]) == (50, "this kernel has no ifb links")
     reply = node.call("STATUS", bandwidth())
-    assert reply.status == 0 and b"this kernel has no ifb links" in reply.stderr     # only some pods ask for limits
+    assert reply.status == 0
+    assert b"this kernel has no ifb links" in reply.stderr     # only some pods ask for limits
     assert run("tc", "qdisc", "show", "dev", "lo").split()[1:2] in ([], ["noqueue"])
 
 
@@ -227,7 +233,8 @@ def test_add_check_and_del_at_every_version(node, pod, version):
     node.behind(node.conf(*DUAL, cniVersion=version), pod)
     conf = {**bandwidth(**INGRESS, **EGRESS), "cniVersion": version}
     result = node.add(conf, pod)
-    assert result["cniVersion"] == version and result["interfaces"][-1]["name"] == ifb_of(pod)
+    assert result["cniVersion"] == version
+    assert result["interfaces"][-1]["name"] == ifb_of(pod)
     if version >= "0.4.0":
         node.check(conf, pod, result)
     node.delete({**conf, "prevResult": result}, pod)

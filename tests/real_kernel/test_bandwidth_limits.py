@@ -77,7 +77,8 @@ def test_only_the_traffic_with_some_subnets_is_held(node, pod, conf, key, addres
     node.add({**conf, **BOTH, key: ["10.99.0.0/16", "fd00:99::/32"]}, pod)
     other = {"10.22.0.1": "10.99.0.1", "fd00:22::1": "fd00:99::1"}[address]
     held, free = (other, address) if key == "shapedSubnets" else (address, other)
-    assert within_a_tenth(pod, way, held) and measured(pod, way, free, seconds=1) > 3 * RATE
+    assert within_a_tenth(pod, way, held)
+    assert measured(pod, way, free, seconds=1) > 3 * RATE
 
 
 HOST, SEVERAL = ["10.22.0.1", "fd00:22::1"], 9
@@ -160,16 +161,22 @@ def test_a_burst_shorter_than_a_packet_is_warned_of(node, pod, conf):
 
 def test_ingress_alone_has_no_ifb_and_the_result_stays(node, pod, conf):
     assert node.add({**conf, **INGRESS}, pod) == node.results[pod]
-    assert root(host_end(node, pod))["kind"] == "tbf" and not ifbs()
+    assert root(host_end(node, pod))["kind"] == "tbf"
+    assert not ifbs()
 
 
 def test_the_ifb_of_egress_is_in_the_result(node, pod, conf):
     result = node.add({**conf, **EGRESS}, pod)
     (name, ifb), = ifbs().items()
-    assert name == ifb_of(pod) and result["interfaces"][-1] == {"name": name, "mac": ifb["address"]}
-    assert result["interfaces"][:-1] == node.results[pod]["interfaces"] and result["ips"] == node.results[pod]["ips"]
-    assert ifb["mtu"] == links()[host_end(node, pod)]["mtu"] and "txqlen" not in ifb and "UP" in ifb["flags"]
-    assert root(name)["kind"] == "tbf" and root(host_end(node, pod))["kind"] == "noqueue"
+    assert name == ifb_of(pod)
+    assert result["interfaces"][-1] == {"name": name, "mac": ifb["address"]}
+    assert result["interfaces"][:-1] == node.results[pod]["interfaces"]
+    assert result["ips"] == node.results[pod]["ips"]
+    assert ifb["mtu"] == links()[host_end(node, pod)]["mtu"]
+    assert "txqlen" not in ifb
+    assert "UP" in ifb["flags"]
+    assert root(name)["kind"] == "tbf"
+    assert root(host_end(node, pod))["kind"] == "noqueue"
     assert ifb["ifalias"].startswith(f"fastcni {names.hashes('net-a', cid_of(pod), 'eth0')}, net: net-a, if: eth0")
 
 
@@ -185,7 +192,8 @@ def test_the_ifb_has_the_mtu_of_the_veth(node, pod):
 def test_zero_and_nothing_are_no_limit(node, pod, conf, keys):
     before = node.left(pod)
     result = node.add({**conf, **keys}, pod)
-    assert result == node.results[pod] and node.left(pod) == before
+    assert result == node.results[pod]
+    assert node.left(pod) == before
     node.check({**conf, **keys}, pod, result)
 
 
@@ -201,7 +209,8 @@ def test_subnets_of_the_configuration_apply_to_rates_of_the_capability(node, pod
     conf["runtimeConfig"] = {"bandwidth": INGRESS}
     node.add({**conf, key: ["10.99.0.0/16"]}, pod)
     found = root(host_end(node, pod))
-    assert found["kind"] == "htb" and found["options"]["default"] == ("0" if key == "shapedSubnets" else "0x30")
+    assert found["kind"] == "htb"
+    assert found["options"]["default"] == ("0" if key == "shapedSubnets" else "0x30")
 
 
 def test_subnets_of_the_capability_go_before(node, pod, conf):
@@ -239,7 +248,8 @@ def test_what_cannot_be_is_refused_and_no_reason_for_del_to_fail(node, pod, conf
     before = node.left(pod)
     for command in ("ADD", "CHECK"):
         error = node.refused(command, {**conf, **keys}, pod)
-        assert error["code"] == 7 and words in error["msg"]
+        assert error["code"] == 7
+        assert words in error["msg"]
         if details is None:                     # the reference's words: programs compare the whole error
             assert error == {"code": 7, "msg": words}
         else:

@@ -19,10 +19,12 @@ def test_full_bridge_is_an_error_of_add_and_a_warning_of_status_and_nothing_is_l
     conf = node.conf(isGateway=True, macspoofchk=True, **keys)
     before = node.left(pod)
     error = node.refused("ADD", conf, pod)
-    assert (error["code"], error["msg"]) == (11, WORDS) and "another bridge" in error["details"]
+    assert (error["code"], error["msg"]) == (11, WORDS)
+    assert "another bridge" in error["details"]
     assert node.left(pod) == before
     reply = node.call("STATUS", conf)
-    assert reply.status == 0 and WORDS in reply.stderr.decode()
+    assert reply.status == 0
+    assert WORDS in reply.stderr.decode()
     node.delete(conf, pod)
 
 
@@ -32,7 +34,8 @@ def test_the_last_port_is_given_and_given_again(node, pod_netns):
     conf = node.conf(isGateway=True)
     node.ok("STATUS", conf)
     node.add(conf, one)
-    assert node.call("STATUS", conf).stderr and node.refused("ADD", conf, two)["code"] == 11
+    assert node.call("STATUS", conf).stderr
+    assert node.refused("ADD", conf, two)["code"] == 11
     node.delete(conf, one)
     assert not node.call("STATUS", conf).stderr
     node.add(conf, two)

@@ -217,7 +217,8 @@ def test_elements_carry_the_mark_of_their_pod(node, pod, conf):
     node.add(conf, pod)
     sets = [item["set"] for item in rules() if "set" in item]
     comments = [each["elem"]["comment"] for each in (elem for one in sets for elem in one["elem"])]
-    assert len(comments) == 6 and all(f"id: {cid_of(pod)}" in comment for comment in comments)
+    assert len(comments) == 6
+    assert all(f"id: {cid_of(pod)}" in comment for comment in comments)
 
 
 @pytest.mark.parametrize("told", ["prevResult", "prevResult of another MAC", "a MAC of 8 bytes", "nothing",
@@ -287,4 +288,5 @@ def test_next_pod_is_bound_again_after_a_flush_and_check_tells_of_the_first(node
 def test_without_ipam_nobody_says_what_is_the_pods_own(node, pod):
     before = node.left(pod)
     error = node.refused("ADD", node.conf(ipam=None, ipspoofchk=True), pod)
-    assert (error["code"], error["msg"]) == (7, "cannot use ipspoofchk without IPAM") and node.left(pod) == before
+    assert (error["code"], error["msg"]) == (7, "cannot use ipspoofchk without IPAM")
+    assert node.left(pod) == before

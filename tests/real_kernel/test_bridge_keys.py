@@ -22,25 +22,32 @@ def test_result_names_what_the_kernel_has(node, pod):
     with IPRoute() as here, IPRoute(netns=pod) as there:
         seen = {link.get("ifname"): link.get("address") for link in here.get_links()}
         inside_seen = {link.get("ifname"): link.get("address") for link in there.get_links()}
-    assert seen["br0"] == bridge["mac"] and seen[host["name"]] == host["mac"]
+    assert seen["br0"] == bridge["mac"]
+    assert seen[host["name"]] == host["mac"]
     assert inside_seen["eth0"] == inside["mac"]
-    assert bridge["name"] == "br0" and inside == {"name": "eth0", "mac": inside["mac"],
+    assert bridge["name"] == "br0"
+    assert inside == {"name": "eth0", "mac": inside["mac"],
                                                   "sandbox": f"/run/netns/{pod}"}
     assert result["ips"] == [{"address": "10.22.0.2/24", "gateway": "10.22.0.1", "interface": 2}]
     assert result["routes"] == [{"dst": "0.0.0.0/0"}]
-    assert addresses("eth0", pod) == ["10.22.0.2/24"] and ("default", "10.22.0.1") in routes(pod)
-    assert host["name"].startswith("veth") and links()[host["name"]]["master"] == "br0"
+    assert addresses("eth0", pod) == ["10.22.0.2/24"]
+    assert ("default", "10.22.0.1") in routes(pod)
+    assert host["name"].startswith("veth")
+    assert links()[host["name"]]["master"] == "br0"
 
 
 def test_default_bridge_is_cni0_and_is_up(node, pod):
     node.add(node.conf(bridge=None), pod)
-    assert "UP" in links()["cni0"]["flags"] and sysctl("net/ipv6/conf/cni0/accept_ra") == "0"
-    assert addresses("cni0") == [] and sysctl("net/ipv4/ip_forward") == "0"
+    assert "UP" in links()["cni0"]["flags"]
+    assert sysctl("net/ipv6/conf/cni0/accept_ra") == "0"
+    assert addresses("cni0") == []
+    assert sysctl("net/ipv4/ip_forward") == "0"
 
 
 def test_is_gateway_makes_the_first_address_the_bridges(node, pod):
     node.add(node.conf(isGateway=True), pod)
-    assert addresses("br0") == ["10.22.0.1/24"] and sysctl("net/ipv4/ip_forward") == "1"
+    assert addresses("br0") == ["10.22.0.1/24"]
+    assert sysctl("net/ipv4/ip_forward") == "1"
     assert source_seen(pod, None, "10.22.0.1") == "10.22.0.2"
     assert ("default", "10.22.0.1") not in routes(pod)
 
@@ -56,7 +63,8 @@ def test_is_default_gateway_implies_is_gateway_and_a_default_route_per_family(no
     set_sysctl("net/ipv6/conf/default/accept_dad", "0")         # the new bridge's own address is usable at once
     result = node.add(node.conf(*DUAL, isDefaultGateway=True), pod)
     assert result["routes"] == [{"dst": "0.0.0.0/0", "gw": "10.22.0.1"}, {"dst": "::/0", "gw": "fd00:22::1"}]
-    assert ("default", "10.22.0.1") in routes(pod) and ("default", "fd00:22::1") in routes(pod, family=6)
+    assert ("default", "10.22.0.1") in routes(pod)
+    assert ("default", "fd00:22::1") in routes(pod, family=6)
     assert sorted(addresses("br0")) == ["10.22.0.1/24", "fd00:22::1/64"]
     assert sysctl("net/ipv6/conf/all/forwarding") == "1"
     assert source_seen(pod, None, "fd00:22::1") == "fd00:22::2"
@@ -79,7 +87,8 @@ def test_another_gateway_on_the_bridge_is_refused_unless_forced(node, pod_netns)
     before = node.left(one, two)
     error = node.refused("ADD", other, two)
     assert '"br0" already has an IP address different from 10.33.0.1/24' in error["msg"]
-    assert "details" not in error and node.left(one, two) == before
+    assert "details" not in error
+    assert node.left(one, two) == before
     node.add({**other, "forceAddress": True}, two)
     assert addresses("br0") == ["10.33.0.1/24"]
 
@@ -99,7 +108,8 @@ def test_all_gateways_of_a_network_are_the_bridges(node, pod):
 def test_several_addresses_share_a_gateway(node, pod):
     ipam = {"type": "static", "addresses": [{"address": "10.22.0.5/24"}, {"address": "10.22.0.6/24"}]}
     node.add(node.conf(ipam=ipam, isGateway=True), pod)
-    assert addresses("br0") == ["10.22.0.1/24"] and addresses("eth0", pod) == ["10.22.0.5/24", "10.22.0.6/24"]
+    assert addresses("br0") == ["10.22.0.1/24"]
+    assert addresses("eth0", pod) == ["10.22.0.5/24", "10.22.0.6/24"]
 
 
 def test_bridge_with_the_gateway_and_another_address_is_left_alone(node, pod):
@@ -146,7 +156,9 @@ def test_default_route_of_ipam_without_gw_is_not_there_twice(node, pod):
 
 def test_without_ipam_there_is_no_gateway_and_nothing_to_masquerade(node, pod):
     node.add(node.conf(ipam=None, isGateway=True, ipMasq=True), pod)
-    assert addresses("br0") == [] and sysctl("net/ipv4/ip_forward") == "0" and rules() == []
+    assert addresses("br0") == []
+    assert sysctl("net/ipv4/ip_forward") == "0"
+    assert rules() == []
 
 
 def test_ipv6_gateways_of_different_subnets_share_a_bridge(node, pod_netns):
@@ -166,7 +178,8 @@ def test_mtu_is_that_of_a_new_bridge_and_of_both_ends(node, pod_netns):
 
 def test_port_flags_are_off_unless_asked_for(node, pod):
     data = port_of(node.add(node.conf(), pod))["linkinfo"]["info_slave_data"]
-    assert (data["hairpin"], data["isolated"]) == (False, False) and links()["br0"]["promiscuity"] == 0
+    assert (data["hairpin"], data["isolated"]) == (False, False)
+    assert links()["br0"]["promiscuity"] == 0
 
 
 def test_hairpin_mode_is_a_flag_of_the_port(node, pod):
@@ -206,7 +219,8 @@ def test_bridge_is_set_back_when_the_pod_fails(node, pod):
                                                                                      "gw": "172.16.0.1"}]}
     node.refused("ADD", node.conf(ipam=ipam, promiscMode=True), pod)
     after = ip_json("-d", "link", "show", "br0")
-    assert (after[0]["flags"], after[0]["promiscuity"]) == (before[0]["flags"], 0) and "UP" not in after[0]["flags"]
+    assert (after[0]["flags"], after[0]["promiscuity"]) == (before[0]["flags"], 0)
+    assert "UP" not in after[0]["flags"]
 
 
 def test_port_isolation_keeps_pods_from_each_other_but_not_from_the_gateway(node, pod_netns):
@@ -233,13 +247,15 @@ def test_gratuitous_arp_is_left_to_the_kernel(node, pod):
 
 def test_disabled_container_interface_stays_down(node, pod):
     result = node.add(node.conf(ipam=None, disableContainerInterface=True), pod)
-    assert "UP" not in links(pod)["eth0"]["flags"] and port_of(result)["operstate"] != "UP"
+    assert "UP" not in links(pod)["eth0"]["flags"]
+    assert port_of(result)["operstate"] != "UP"
 
 
 def test_layer_2_only_brings_the_interface_up_without_addresses(node, pod):
     conf = node.conf(ipam=None)
     result = node.add(conf, pod)
-    assert "UP" in links(pod)["eth0"]["flags"] and addresses("eth0", pod) == []
+    assert "UP" in links(pod)["eth0"]["flags"]
+    assert addresses("eth0", pod) == []
     assert [item["name"] for item in result["interfaces"]] == ["br0", port_of(result)["ifname"], "eth0"]
     assert not set(result) & {"ips", "routes", "dns"}
     node.check(conf, pod, result)
@@ -292,5 +308,6 @@ def test_vlans_are_refused_and_never_left_out_silently(node, pod, keys, bridge):
         run("ip", "link", "set", "br0", "up")
     before = node.left(pod)
     error = node.refused("ADD", node.conf(isGateway=True, **keys), pod)
-    assert error["code"] == 2 and next(iter(keys)) in error["msg"], error
+    assert error["code"] == 2, error
+    assert next(iter(keys)) in error["msg"], error
     assert node.left(pod) == before

@@ -39,7 +39,9 @@ def test_add_check_and_del_at_every_version(node, pod, conf, version):
     else:
         assert "config version does not allow CHECK" in node.check_refused(conf, pod, result)
     node.delete({**conf, "prevResult": result}, pod)
-    assert set(links(pod)) == {"lo"} and node.held() == {} and elements("pods4") == elements("pods6") == []
+    assert set(links(pod)) == {"lo"}
+    assert node.held() == {}
+    assert elements("pods4") == elements("pods6") == []
 
 
 def test_a_pair_has_one_queue_each_way(node, pod, conf):
@@ -52,18 +54,21 @@ def test_a_pair_has_one_queue_each_way(node, pod, conf):
 def test_layer_2_only_has_no_form_below_0_3_0_and_leaves_nothing(node, pod):
     before = node.left(pod)
     error = node.refused("ADD", node.conf(ipam=None, cniVersion="0.2.0"), pod)
-    assert "cannot convert: no valid IP addresses" in error["msg"] and node.left(pod) == before
+    assert "cannot convert: no valid IP addresses" in error["msg"]
+    assert node.left(pod) == before
 
 
 def test_second_interface_of_a_container_goes_alone(node, pod, conf):
     node.add(conf, pod)
     second = node.add(conf, pod, ifname="eth1")
     node.delete(conf, pod)
-    assert set(links(pod)) == {"lo", "eth1"} and set(node.held()) == {"10.22.0.3", "fd00:22::3"}
+    assert set(links(pod)) == {"lo", "eth1"}
+    assert set(node.held()) == {"10.22.0.3", "fd00:22::3"}
     assert [key for key, _ in elements("pods4")] == ["10.22.0.3"]
     node.check(conf, pod, second, ifname="eth1")
     node.delete(conf, pod, ifname="eth1")
-    assert node.held() == {} and elements("pods4") == []
+    assert node.held() == {}
+    assert elements("pods4") == []
 
 
 # -- CHECK ------------------------------------------------------------------------------------------------
@@ -156,7 +161,8 @@ def test_del_leaves_nothing_and_may_be_repeated(node, pod, conf, gone):
     given = bury(node, pod, result, gone)
     for _ in range(2):
         node.delete({**conf, "prevResult": result}, given, cid=cid_of(pod))
-    assert eventually(lambda: set(links()) <= {"lo", "br0"}) and node.held() == {}
+    assert eventually(lambda: set(links()) <= {"lo", "br0"})
+    assert node.held() == {}
     assert elements("pods4") == elements("pods6") == []
     assert elements("guarded", "bridge") == elements("allowed", "bridge") == []
     if os.path.isfile(f"/run/netns/{pod}"):
@@ -168,7 +174,8 @@ def test_del_never_deletes_another_containers_address(node, pod_netns, conf):
     node.add(conf, one)
     node.add(conf, two)
     node.delete(conf, one)
-    assert set(node.held()) == {"10.22.0.3", "fd00:22::3"} and [key for key, _ in elements("pods4")] == ["10.22.0.3"]
+    assert set(node.held()) == {"10.22.0.3", "fd00:22::3"}
+    assert [key for key, _ in elements("pods4")] == ["10.22.0.3"]
     assert set(links(two)) == {"lo", "eth0"}
 
 
@@ -187,14 +194,16 @@ def test_status_of_a_node_whose_range_is_full_is_a_warning(node, pod_netns, plug
     assert node.call("STATUS", conf).stderr == b""
     node.add({**conf, "bridge": None}, pod_netns())
     reply = node.call("STATUS", conf)
-    assert reply.status == 0 and b'range set 0 is full: 10.22.0.0/30 of network "net-a"' in reply.stderr
+    assert reply.status == 0
+    assert b'range set 0 is full: 10.22.0.0/30 of network "net-a"' in reply.stderr
     assert node.refused("ADD", {**conf, "bridge": None}, pod_netns())["code"] == 11
 
 
 @pytest.mark.parametrize("plugin", ["bridge", "ptp", "tap"])
 def test_status_answers_50_without_the_ipam_plugin(node, plugin):
     error = node.refused("STATUS", node.conf(type=plugin, ipam={"type": "nosuch"}))
-    assert error["code"] == 50 and 'failed to find plugin "nosuch"' in error["msg"]
+    assert error["code"] == 50
+    assert 'failed to find plugin "nosuch"' in error["msg"]
 
 
 @pytest.mark.parametrize("code, msg", [(4, "unknown CNI_COMMAND: STATUS"), (1, "incompatible CNI versions")])
@@ -204,7 +213,8 @@ def test_an_ipam_plugin_that_does_not_know_status_is_none_that_fails(node, tmp_p
     plugin.write_text(f"""#!/bin/sh\necho '{{"code": {code}, "msg": "{msg}"}}'; exit 1\n""")
     plugin.chmod(0o755)
     reply = node.call("STATUS", node.conf(ipam={"type": "older"}), env={"CNI_PATH": str(tmp_path)})
-    assert reply.status == 0 and f"older does not answer STATUS: {msg}".encode() in reply.stderr
+    assert reply.status == 0
+    assert f"older does not answer STATUS: {msg}".encode() in reply.stderr
 
 
 def test_status_of_an_ipam_plugin_that_fails_is_the_nodes(node, tmp_path):
@@ -223,7 +233,8 @@ def test_gc_keeps_valid_attachments_and_other_networks(node, pod_netns, conf):
     node.add(neighbour, other)
     run("ip", "netns", "del", lost)
     node.ok("GC", {**conf, "cni.dev/valid-attachments": [{"containerID": cid_of(kept), "ifname": "eth0"}]})
-    assert set(node.held()) == {"10.22.0.2", "fd00:22::2"} and set(node.held("net-b")) == {"10.33.0.2"}
+    assert set(node.held()) == {"10.22.0.2", "fd00:22::2"}
+    assert set(node.held("net-b")) == {"10.33.0.2"}
     assert sorted(key for key, _ in elements("pods4")) == ["10.22.0.2", "10.33.0.2"]
     assert [key for key, _ in elements("pods6")] == ["fd00:22::2"]
     assert len(elements("guarded", "bridge")) == len(elements("allowed", "bridge")) == 2
@@ -234,7 +245,8 @@ def test_gc_without_valid_attachments_in_the_list_releases_all_of_the_network(no
     node.add(conf, pod)
     run("ip", "netns", "del", pod)
     node.ok("GC", {**conf, "cni.dev/valid-attachments": []})
-    assert node.held() == {} and elements("pods4") == elements("pods6") == elements("guarded", "bridge") == []
+    assert node.held() == {}
+    assert elements("pods4") == elements("pods6") == elements("guarded", "bridge") == []
 
 
 # -- manners ----------------------------------------------------------------------------------------------

@@ -46,7 +46,8 @@ def test_gateways_mac_survives_pods_that_come_and_go(node, pod_netns):
         assert node.add(conf, pod)["interfaces"][0]["mac"] == mac == bridge_mac()
     node.delete(conf, pods[0])
     add_lowest_port()
-    assert bridge_mac() == mac and source_seen(pods[1], None, "10.22.0.1") == "10.22.0.3"
+    assert bridge_mac() == mac
+    assert source_seen(pods[1], None, "10.22.0.1") == "10.22.0.3"
 
 
 @pytest.mark.parametrize("keys", [{}, {"ipam": None}, {"isGateway": True}], ids=["IPAM", "layer 2", "gateway"])
@@ -54,7 +55,8 @@ def test_bridge_that_is_made_has_a_mac_of_its_own(node, pod_netns, keys):
     conf, one = node.conf(**keys), pod_netns()
     result = node.add(conf, one)
     mac = result["interfaces"][0]["mac"]
-    assert mac == bridge_mac() != result["interfaces"][1]["mac"] and int(mac[:2], 16) & 3 == 2
+    assert mac == bridge_mac() != result["interfaces"][1]["mac"]
+    assert int(mac[:2], 16) & 3 == 2
     add_lowest_port()
     second = node.add(conf, pod_netns())
     node.delete(conf, one)
@@ -82,7 +84,8 @@ def test_bridge_outlives_its_pods_with_its_address(node, pod):
     conf = node.conf(isGateway=True)
     node.add(conf, pod)
     node.delete(conf, pod)
-    assert addresses("br0") == ["10.22.0.1/24"] and set(links()) == {"lo", "br0"}
+    assert addresses("br0") == ["10.22.0.1/24"]
+    assert set(links()) == {"lo", "br0"}
 
 
 def test_macspoofchk_is_one_rule_and_an_element_in_each_of_two_sets(node, pod_netns):
@@ -123,7 +126,9 @@ def test_macspoofchk_leaves_no_element_whatever_went_before_del(node, pod, gone)
     elif gone == "table":
         run("nft", "delete", "table", "bridge", "fastcni")
     node.delete(conf, pod)
-    assert elements("guarded", "bridge") == [] and elements("allowed", "bridge") == [] and node.held() == {}
+    assert elements("guarded", "bridge") == []
+    assert elements("allowed", "bridge") == []
+    assert node.held() == {}
     node.delete(conf, pod)
 
 

@@ -53,8 +53,10 @@ def test_whole_trunk_fits_one_request(node, pod):
 
 def test_gateway_of_a_vlan_is_on_the_bridges_leg_in_it(node, pod, pod_netns):
     result = node.add(node.conf(isGateway=True, vlan=100), pod)
-    assert result["interfaces"][3]["name"] == "br0.100" and "sandbox" not in result["interfaces"][3]
-    assert addresses("br0.100") == ["10.22.0.1/24"] and addresses("br0") == []
+    assert result["interfaces"][3]["name"] == "br0.100"
+    assert "sandbox" not in result["interfaces"][3]
+    assert addresses("br0.100") == ["10.22.0.1/24"]
+    assert addresses("br0") == []
     assert source_seen(pod, None, "10.22.0.1") == "10.22.0.2"
     other = pod_netns()
     node.add(node.conf(isGateway=True, vlan=200, bridge="br0", name="other"), other)
@@ -79,7 +81,8 @@ def test_untagged_vlan_stays_so_when_the_trunk_has_it_too(node, pod, keys, untag
 
 def test_empty_trunk_has_a_new_bridge_filter_and_leaves_the_port_alone(node, pod):
     host = node.add(node.conf(vlanTrunk=[]), pod)["interfaces"][1]["name"]
-    assert vlans(host) == {1: OWN} and links()["br0"]["linkinfo"]["info_data"]["vlan_filtering"] == 1
+    assert vlans(host) == {1: OWN}
+    assert links()["br0"]["linkinfo"]["info_data"]["vlan_filtering"] == 1
 
 
 def test_default_vlan_of_the_bridge_is_the_one_that_goes(node, pod_netns):
@@ -105,7 +108,8 @@ def test_pods_of_one_vlan_reach_each_other_and_those_of_another_do_not(node, pod
 def test_bridge_of_somebody_else_that_does_not_filter_is_told_of(node, pod):
     run("ip", "link", "add", "br0", "type", "bridge")
     reply = node.call("ADD", node.conf(vlan=100), pod)
-    assert reply.status == 0 and b'"br0" was there without vlan_filtering' in reply.stderr
+    assert reply.status == 0
+    assert b'"br0" was there without vlan_filtering' in reply.stderr
     assert links()["br0"]["linkinfo"]["info_data"]["vlan_filtering"] == 0
 
 
@@ -115,7 +119,8 @@ def test_dual_stack_gateway_in_a_vlan(node, pod, keys):
     conf = node.conf("10.22.0.0/24", "fd00:22::/64", isDefaultGateway=True, **keys)
     result = node.add(conf, pod)
     assert sorted(addresses("br0.100")) == ["10.22.0.1/24", "fd00:22::1/64"]
-    assert source_seen(pod, None, "10.22.0.1") == "10.22.0.2" and source_seen(pod, None, "fd00:22::1") == "fd00:22::2"
+    assert source_seen(pod, None, "10.22.0.1") == "10.22.0.2"
+    assert source_seen(pod, None, "fd00:22::1") == "fd00:22::2"
     node.check(conf, pod, result)
     node.delete({**conf, "prevResult": result}, pod)
     assert {name for name in links() if not name.startswith("veth")} == {"lo", "br0", "br0.100"}
@@ -142,4 +147,5 @@ def test_pod_that_fails_leaves_the_leg_to_one_that_came_meanwhile(node, pod_netn
 
     monkeypatch.setattr(bridge.announced, "port_up", fail_late)
     assert node.refused("ADD", conf, lost)["msg"] == "too late"
-    assert addresses("br0.100") == ["10.22.0.1/24"] and source_seen(other, None, "10.22.0.1") == "10.22.0.3"
+    assert addresses("br0.100") == ["10.22.0.1/24"]
+    assert source_seen(other, None, "10.22.0.1") == "10.22.0.3"

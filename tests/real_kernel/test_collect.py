@@ -79,7 +79,8 @@ def test_foreign_plugins_below_1_1_0_are_skipped_and_named(node, bin_dir, tmp_pa
     it.forget(leaked)
     ours, theirs = it.collect().plugins
     assert f"address {lost}" in [one.what for one in ours.released]
-    assert theirs.released is None and theirs.skipped.startswith('cniVersion "1.0.0" has no GC')
+    assert theirs.released is None
+    assert theirs.skipped.startswith('cniVersion "1.0.0" has no GC')
 
 
 def test_a_foreign_ipam_plugin_below_1_1_0_is_skipped_with_a_warning(node, bin_dir, tmp_path, pod_netns):
@@ -96,6 +97,7 @@ def test_a_foreign_ipam_plugin_below_1_1_0_is_skipped_with_a_warning(node, bin_d
     it.add(leaked)
     it.forget(leaked)
     [ours] = it.collect().plugins
-    assert ours.error is None and [one.what for one in ours.released] == ["element of nftables fastcni pods4"]
+    assert ours.error is None
+    assert [one.what for one in ours.released] == ["element of nftables fastcni pods4"]
     assert b'is not asked for GC: cniVersion "1.0.0" has none' in stderr.getvalue()
     assert script.with_suffix(".calls").read_text().split() == ["ADD"]

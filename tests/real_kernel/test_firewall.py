@@ -127,7 +127,8 @@ def test_backend_is_whoever_filters_on_this_host(node, bridge, pod, pod_netns):
 def test_unknown_backend_is_taken_for_none_and_said(node, bridge, pod):
     bridge(pod)
     reply = node.call("ADD", firewall("netfilter"), pod)
-    assert reply.status == 0 and b'unknown backend string "netfilter" is taken for none' in reply.stderr
+    assert reply.status == 0
+    assert b'unknown backend string "netfilter" is taken for none' in reply.stderr
     assert elements("forwarded4") == [POD[4]]
 
 
@@ -146,14 +147,16 @@ def test_what_the_administrator_refuses_pods_stays_refused(node, bridge, pod, po
     node.add(firewall(backend, **keys), other)
     with listen(far, 80), listen(far, 81):
         for name in (pod, other):
-            assert ask(name, FAR[4], 80) and ask(name, FAR[4], 81, wait=0.5) is None
+            assert ask(name, FAR[4], 80)
+            assert ask(name, FAR[4], 81, wait=0.5) is None
 
 
 @pytest.mark.parametrize("name", ["a b", "x" * 29, "-j", 'a"b'])
 def test_bad_name_of_a_chain_is_refused(node, bridge, pod, name):
     bridge(pod)
     error = node.refused("ADD", firewall(iptablesAdminChainName=name), pod)
-    assert error["code"] == 7 and "iptablesAdminChainName" in error["msg"]
+    assert error["code"] == 7
+    assert "iptablesAdminChainName" in error["msg"]
 
 
 # -- ingressPolicy -----------------------------------------------------------------------------------------
@@ -185,7 +188,8 @@ def test_pods_of_other_bridges_do_not_reach_those_of_the_same_bridge(node, four,
         assert reached(node, b, a, family)
         assert not reached(node, c, a, family, wait=0.5)
         assert not reached(node, b, d, family, wait=0.5)
-        assert ask(a, FAR[family], 80) and ask(None, address(node, a, family), 80)
+        assert ask(a, FAR[family], 80)
+        assert ask(None, address(node, a, family), 80)
         assert ask(far, address(node, a, family), 80), "the policy is about bridges"
 
 
@@ -208,8 +212,10 @@ def test_isolated_pods_do_not_reach_each_other(node, four, far, plain, family):
     for name in four:
         node.add(firewall("nftables", ingressPolicy="isolated"), name)
     with listen(a, 80), listen(far, 80):
-        assert not reached(node, b, a, family, wait=0.5) and not reached(node, c, a, family, wait=0.5)
-        assert ask(a, FAR[family], 80) and ask(None, address(node, a, family), 80)
+        assert not reached(node, b, a, family, wait=0.5)
+        assert not reached(node, c, a, family, wait=0.5)
+        assert ask(a, FAR[family], 80)
+        assert ask(None, address(node, a, family), 80)
 
 
 def test_isolated_by_iptables_has_the_rules_of_the_reference(node, four):
@@ -254,7 +260,8 @@ def test_policy_goes_with_its_bridge(node, four, backend):
     ({"interfaces": [{"name": "a b"}]}, 'prevResult.interfaces: string "a b": interface name')])
 def test_policy_without_a_bridge_is_refused(node, pod, result, said):
     error = node.refused("ADD", firewall(ingressPolicy="isolated", prevResult={"cniVersion": "1.1.0", **result}), pod)
-    assert error["msg"].startswith(said) and error["code"] == 7
+    assert error["msg"].startswith(said)
+    assert error["code"] == 7
 
 
 def test_unknown_policy_is_refused(node, bridge, pod):
@@ -322,7 +329,8 @@ def test_del_of_a_pod_that_no_rule_names_runs_no_program(node, bridge, pod, pod_
     before, ran = node.left(other), []
     monkeypatch.setattr(process, "run", lambda path, *_, **__: ran.append(path))
     node.delete(firewall("iptables"), pod)
-    assert not ran and node.left(other) == before
+    assert not ran
+    assert node.left(other) == before
 
 
 @BACKENDS
@@ -356,19 +364,22 @@ def test_status(node, backend, monkeypatch):
     node.ok("STATUS", firewall(backend))
     if backend == "iptables":
         error = node.refused("STATUS", firewall(backend), env={"PATH": "/nowhere"})
-        assert error["code"] == 50 and "install iptables" in error["details"]
+        assert error["code"] == 50
+        assert "install iptables" in error["details"]
     else:
         refusal = wire.NetlinkError(95, "add nftables table fastcni")
         monkeypatch.setattr(wire, "attempt", lambda sock, batch: ([], [refusal]))
         error = node.refused("STATUS", firewall(backend))
-        assert error["code"] == 50 and "nf_tables" in error["details"]
+        assert error["code"] == 50
+        assert "nf_tables" in error["details"]
 
 
 def test_backend_that_is_not_installed_is_named(node, bridge, pod):
     bridge(pod)
     before = node.left(pod)
     error = node.refused("ADD", firewall("iptables"), pod, env={"PATH": "/nowhere"})
-    assert '"iptables-save": executable file not found' in error["msg"] and "install iptables" in error["details"]
+    assert '"iptables-save": executable file not found' in error["msg"]
+    assert "install iptables" in error["details"]
     assert node.left(pod) == before
 
 

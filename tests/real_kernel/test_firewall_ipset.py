@@ -79,14 +79,17 @@ def test_programs_run_for_the_first_pod_alone_and_rules_do_not_grow(node, counte
     node.ok("ADD", of_pod(2), "pod", cid="c2", env=counted.env)
     assert sorted(counted.runs()) == ["ip6tables-restore", "ip6tables-save", "iptables-restore", "iptables-save"]
     rules = forward()
-    assert rules[1:] == set_rules(0) and forward("ip6tables")[1:] == set_rules(1)
+    assert rules[1:] == set_rules(0)
+    assert forward("ip6tables")[1:] == set_rules(1)
     for number in range(3, 9):
         node.ok("ADD", of_pod(number), "pod", cid=f"c{number}", env=counted.env)
     node.ok("CHECK", of_pod(5), "pod", cid="c5", env=counted.env)
-    assert forward() == rules and members(SETS[0]) == [f"10.22.0.{n}" for n in range(2, 9)]
+    assert forward() == rules
+    assert members(SETS[0]) == [f"10.22.0.{n}" for n in range(2, 9)]
     for number in range(2, 9):
         node.ok("DEL", of_pod(number), "pod", cid=f"c{number}", env=counted.env)
-    assert counted.runs() == [] and forward() == rules
+    assert counted.runs() == []
+    assert forward() == rules
     assert members(SETS[0]) == members(SETS[1]) == elements("iptables-forward4") == []
 
 
@@ -96,7 +99,8 @@ def test_first_pods_at_once_install_the_rules_once(node):
     run("ip6tables", "-N", "CNI-FORWARD")
     with ThreadPoolExecutor(6) as pool:
         list(pool.map(lambda n: node.ok("ADD", of_pod(n), "pod", cid=f"c{n}"), range(2, 8)))
-    assert forward()[1:] == set_rules(0) and forward("ip6tables")[1:] == set_rules(1)
+    assert forward()[1:] == set_rules(0)
+    assert forward("ip6tables")[1:] == set_rules(1)
     assert len(members(SETS[0])) == len(members(SETS[1])) == 6
 
 
@@ -109,7 +113,8 @@ def test_an_add_after_a_flush_installs_the_rules_anew(node, warm, flush):
     before = forward()
     run(*flush.split())
     node.ok("ADD", of_pod(4), "pod", cid="c4", host=warm)
-    assert forward() == before and members(SETS[0]) == ["10.22.0.2", "10.22.0.3", "10.22.0.4"]
+    assert forward() == before
+    assert members(SETS[0]) == ["10.22.0.2", "10.22.0.3", "10.22.0.4"]
     assert "-j CNI-FORWARD" in run("iptables", "-S", "FORWARD")
 
 
@@ -130,7 +135,8 @@ def test_a_server_that_knows_the_rules_asks_nothing_about_them(node, warm, monke
 def test_without_ipset_each_pod_has_the_rules_of_the_reference(node, counted, without_ipset):
     for number in (2, 3):
         node.ok("ADD", of_pod(number), "pod", cid=f"c{number}", env=counted.env)
-    assert forward()[1:] == rules_of(2, 3) and members(SETS[0]) == []
+    assert forward()[1:] == rules_of(2, 3)
+    assert members(SETS[0]) == []
     node.ok("CHECK", of_pod(2), "pod", cid="c2")
     run(*f"iptables {rules_of(2)[0].replace('-A', '-D')}".split())
     assert "--ctstate RELATED,ESTABLISHED" in node.refused("CHECK", of_pod(2), "pod", cid="c2")["msg"]
@@ -140,9 +146,11 @@ def test_without_ipset_each_pod_has_the_rules_of_the_reference(node, counted, wi
     node.ok("ADD", of_pod(4), "pod", cid="c4")
     counted.runs()
     node.ok("DEL", of_pod(4), "pod", cid="c4", env=counted.env)
-    assert counted.runs() == [] and forward()[1:] == rules_of(3) + set_rules(0)
+    assert counted.runs() == []
+    assert forward()[1:] == rules_of(3) + set_rules(0)
     node.ok("DEL", of_pod(3), "pod", cid="c3", env=counted.env)
-    assert forward()[1:] == set_rules(0) and counted.runs() == ["iptables-restore", "ip6tables-restore"]
+    assert forward()[1:] == set_rules(0)
+    assert counted.runs() == ["iptables-restore", "ip6tables-restore"]
 
 
 def test_an_iptables_without_the_match_set_adds_rules_of_the_pod(node, counted):
@@ -162,7 +170,8 @@ def test_somebody_elses_set_of_that_name_is_left_alone(node):
     """A pod has rules of its own then, and its DEL asks for no more than was there."""
     run("ipset", "create", SETS[0], "bitmap:port", "range", "1-2")
     node.ok("ADD", of_pod(2), "pod", cid="c2")
-    assert forward()[1:] == rules_of(2) and members(SETS[1]) == ["fd00:22::2"]
+    assert forward()[1:] == rules_of(2)
+    assert members(SETS[1]) == ["fd00:22::2"]
     node.ok("CHECK", of_pod(2), "pod", cid="c2")
     node.ok("DEL", of_pod(2), "pod", cid="c2")
     assert forward()[1:] == elements("iptables-forward4") == members(SETS[1]) == []
@@ -219,7 +228,8 @@ def test_gc_takes_more_members_than_fit_into_one_message(node):
     for number in range(2, 202):
         node.ok("ADD", of_pod(number), "pod", cid=f"c{number}")
     node.ok("GC", {**of_pod(2), "cni.dev/valid-attachments": [{"containerID": "c7", "ifname": "eth0"}]})
-    assert members(SETS[0]) == ["10.22.0.7"] and members(SETS[1]) == ["fd00:22::7"]
+    assert members(SETS[0]) == ["10.22.0.7"]
+    assert members(SETS[1]) == ["fd00:22::7"]
     assert len(elements("iptables-forward4")) == 1
 
 
@@ -262,4 +272,5 @@ def test_del_that_ends_at_any_step_leaves_enough_for_the_next(node, monkeypatch,
     del conf["prevResult"]
     node.ok("DEL", conf, "pod", cid="c2")
     assert elements("iptables-forward4") == elements("iptables-forward6") == []
-    assert rules_of(2)[0] not in forward() and (not sets or members(SETS[0]) == members(SETS[1]) == [])
+    assert rules_of(2)[0] not in forward()
+    assert not sets or members(SETS[0]) == members(SETS[1]) == []

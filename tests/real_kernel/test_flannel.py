@@ -57,12 +57,16 @@ def test_a_bridge_connects_the_pod_and_the_cluster_goes_by_it(node, pod, conf):
     result = node.add(conf, pod)
     assert [item["name"] for item in result["interfaces"]][::2] == ["cni0", "eth0"]
     assert result["ips"] == [{"address": "10.22.0.2/24", "gateway": "10.22.0.1", "interface": 2}]
-    assert addresses("cni0") == ["10.22.0.1/24"] and ("10.22.0.0/16", "10.22.0.1") in routes(pod)
+    assert addresses("cni0") == ["10.22.0.1/24"]
+    assert ("10.22.0.0/16", "10.22.0.1") in routes(pod)
     assert links()["cni0"]["mtu"] == links(pod)["eth0"]["mtu"] == 1450
-    assert source_seen(pod, None, "10.22.0.1") == "10.22.0.2" and [key for key, _ in elements("pods4")] == ["10.22.0.2"]
+    assert source_seen(pod, None, "10.22.0.1") == "10.22.0.2"
+    assert [key for key, _ in elements("pods4")] == ["10.22.0.2"]
     node.check(conf, pod, result)
     node.delete({**conf, "prevResult": result}, pod)
-    assert set(links()) == {"lo", "cni0"} and set(links(pod)) == {"lo"} and node.held() == kept(node) == {}
+    assert set(links()) == {"lo", "cni0"}
+    assert set(links(pod)) == {"lo"}
+    assert node.held() == kept(node) == {}
     assert elements("pods4") == []
 
 
@@ -109,7 +113,8 @@ def test_keys_of_delegate_go_before_flannelds(node, pod, conf):
     asked = {"bridge": "flannel7", "mtu": 1400, "isGateway": False, "hairpinMode": True, "isDefaultGateway": True}
     node.add({**conf, "delegate": asked}, pod)
     found = kept(node)[cid_of(pod)]
-    assert {key: found[key] for key in asked} == asked and links()["flannel7"]["mtu"] == 1400
+    assert {key: found[key] for key in asked} == asked
+    assert links()["flannel7"]["mtu"] == 1400
     assert ("default", "10.22.0.1") in routes(pod)
 
 
@@ -126,7 +131,8 @@ def test_another_plugin_of_ours_can_be_the_delegate(node, pod, conf):
     assert routes()["10.22.0.2", ""]["dev"] == result["interfaces"][0]["name"]
     node.check(conf, pod, result)
     node.delete(conf, pod)
-    assert set(links()) == {"lo"} and node.held() == {}
+    assert set(links()) == {"lo"}
+    assert node.held() == {}
 
 
 def test_ipam_is_the_ground_to_build_on(node, pod, conf):
@@ -146,7 +152,8 @@ def test_another_ipam_plugin(node, pod, conf):
 def test_what_the_runtime_says_is_handed_on(node, pod, conf):
     conf |= {"runtimeConfig": {"mac": "02:00:00:00:00:01"}, "args": {"cni": {"ips": ["10.22.0.50"]}}}
     result = node.add(conf, pod)
-    assert links(pod)["eth0"]["address"] == "02:00:00:00:00:01" and result["ips"][0]["address"] == "10.22.0.50/24"
+    assert links(pod)["eth0"]["address"] == "02:00:00:00:00:01"
+    assert result["ips"][0]["address"] == "10.22.0.50/24"
     found = kept(node)[cid_of(pod)]
     assert (found["runtimeConfig"], found["args"]) == (conf["runtimeConfig"], conf["args"])
 
@@ -180,7 +187,10 @@ def test_add_check_and_del_at_every_version(node, pod, conf, version):
 def test_what_cannot_be_is_refused_and_leaves_nothing(node, pod, conf, keys, words):
     before = node.left(pod)
     error = node.refused("ADD", {**conf, **keys}, pod)
-    assert error["code"] == 7 and words in error["msg"] and node.left(pod) == before and kept(node) == {}
+    assert error["code"] == 7
+    assert words in error["msg"]
+    assert node.left(pod) == before
+    assert kept(node) == {}
 
 
 @pytest.mark.parametrize("keys", [{"delegate": {"name": "x"}}, {"delegate": 7}, {"ipam": 7}, {"args": 7},
@@ -189,7 +199,8 @@ def test_what_add_refuses_is_no_reason_for_del_to_fail(node, pod, conf, keys):
     node.delete({**conf, **keys}, pod)
     node.add(conf, pod)
     node.delete({**conf, **keys}, pod)
-    assert node.held() == kept(node) == {} and set(links(pod)) == {"lo"}
+    assert node.held() == kept(node) == {}
+    assert set(links(pod)) == {"lo"}
 
 
 @pytest.mark.parametrize("lines, words", [
@@ -204,8 +215,11 @@ def test_what_add_refuses_is_no_reason_for_del_to_fail(node, pod, conf, keys):
 def test_a_file_that_says_too_little_is_named_with_what_it_lacks(node, pod, lines, words):
     conf, before = flannel(node, lines=lines), node.left(pod)
     error = node.refused("ADD", conf, pod)
-    assert error["code"] == 6 and error["msg"].startswith(conf["subnetFile"]) and words in error["msg"]
-    assert node.left(pod) == before and kept(node) == {}
+    assert error["code"] == 6
+    assert error["msg"].startswith(conf["subnetFile"])
+    assert words in error["msg"]
+    assert node.left(pod) == before
+    assert kept(node) == {}
     assert node.refused("STATUS", conf)["code"] == 50
 
 
@@ -219,9 +233,11 @@ def test_without_flanneld_add_may_be_tried_later(node, pod, conf):
 
 def test_a_folder_in_the_place_of_a_file_is_named(node, pod, conf, tmp_path):
     error = node.refused("ADD", {**conf, "subnetFile": str(tmp_path)}, pod)
-    assert error["code"] == 5 and f"read {tmp_path}: Is a directory" in error["msg"]
+    assert error["code"] == 5
+    assert f"read {tmp_path}: Is a directory" in error["msg"]
     error = node.refused("ADD", {**conf, "dataDir": conf["subnetFile"]}, pod)
-    assert error["code"] == 5 and f"write {conf['subnetFile']}/{cid_of(pod)}: Not a directory" in error["msg"]
+    assert error["code"] == 5
+    assert f"write {conf['subnetFile']}/{cid_of(pod)}: Not a directory" in error["msg"]
 
 
 # -- DEL --------------------------------------------------------------------------------------------------
@@ -239,14 +255,16 @@ def test_del_leaves_nothing_and_may_be_repeated(node, pod, conf, gone):
         os.unlink(conf["subnetFile"])
     for _ in range(2):
         node.delete(conf, "" if gone == "netns unnamed" else pod, cid=cid_of(pod))
-        assert node.held() == kept(node) == {} and elements("pods4") == []
+        assert node.held() == kept(node) == {}
+        assert elements("pods4") == []
 
 
 def test_del_goes_by_the_file_and_not_by_what_is_configured_now(node, pod, conf):
     result = node.add({**conf, "delegate": {"type": "ptp"}}, pod)
     conf = flannel(node, "10.44.0.0/24", prevResult=result, ipam={"dataDir": "/nowhere"})
     node.delete(conf, pod)
-    assert node.held() == kept(node) == {} and set(links()) == {"lo"}
+    assert node.held() == kept(node) == {}
+    assert set(links()) == {"lo"}
 
 
 @pytest.mark.parametrize("content", [None, "", "{", "[]", '{"name": 7}', '{"name": "net-a"}'])
@@ -256,13 +274,16 @@ def test_without_a_usable_file_del_goes_by_the_configuration(node, pod, conf, co
     path = Path(node.data_dir, "flannel", cid_of(pod))
     path.unlink() if content is None else path.write_text(content)
     node.delete(conf, pod)
-    assert node.held() == {} and set(links(pod)) == {"lo"} and not path.exists()
+    assert node.held() == {}
+    assert set(links(pod)) == {"lo"}
+    assert not path.exists()
 
 
 def test_del_of_what_nobody_knows_any_more_succeeds(node, pod, conf):
     os.unlink(conf["subnetFile"])
     reply = node.call("DEL", conf, pod)
-    assert (reply.status, reply.stdout) == (0, b"") and "does not know the container" in reply.stderr.decode()
+    assert (reply.status, reply.stdout) == (0, b"")
+    assert "does not know the container" in reply.stderr.decode()
 
 
 def test_two_interfaces_of_a_pod_share_the_file(node, pod, conf):
@@ -272,7 +293,8 @@ def test_two_interfaces_of_a_pod_share_the_file(node, pod, conf):
     assert len(kept(node)) == 1
     for ifname in ("eth0", "eth1"):
         node.delete(conf, pod, ifname=ifname)
-    assert node.held() == kept(node) == {} and set(links(pod)) == {"lo"}
+    assert node.held() == kept(node) == {}
+    assert set(links(pod)) == {"lo"}
 
 
 def test_two_networks_of_a_pod_are_not_taken_for_each_other(node, pod, conf):
@@ -281,7 +303,8 @@ def test_two_networks_of_a_pod_are_not_taken_for_each_other(node, pod, conf):
     node.add(other, pod, ifname="eth1")
     assert [found["name"] for found in kept(node).values()] == ["net-b"]
     node.delete(conf, pod)
-    assert node.held() == {} and len(node.held("net-b")) == len(kept(node)) == 1
+    assert node.held() == {}
+    assert len(node.held("net-b")) == len(kept(node)) == 1
     node.delete(other, pod, ifname="eth1")
     assert node.held("net-b") == kept(node) == {}
 
@@ -298,7 +321,8 @@ def test_another_delegate_is_told_the_same_at_each_command(node, pod, conf, told
     later = {**conf, "prevResult": result, "cni.dev/valid-attachments": []}
     for command, target in (("CHECK", pod), ("STATUS", ""), ("GC", ""), ("DEL", pod)):
         node.ok(command, later, target, env=told.path)
-    assert said()[0] == ("ADD", add) and kept(node) == {}
+    assert said()[0] == ("ADD", add)
+    assert kept(node) == {}
     assert said()[1:] == [(command, {**add, "prevResult": result, "cni.dev/valid-attachments": []})
                           for command in ("CHECK", "STATUS", "GC", "DEL")]
 
@@ -314,7 +338,8 @@ def test_an_add_that_fails_is_taken_back_and_the_delegates_words_are_kept(node, 
     said = told(ADD=1)
     conf["delegate"] = {"type": "any-plugin"}
     assert node.refused("ADD", conf, pod, env=told.path) == {"code": 77, "msg": "no ADD"}
-    assert [command for command, _ in said()] == ["ADD", "DEL"] and kept(node) == {}
+    assert [command for command, _ in said()] == ["ADD", "DEL"]
+    assert kept(node) == {}
 
 
 def test_a_del_that_fails_keeps_the_file(node, pod, conf, told):
@@ -322,7 +347,8 @@ def test_a_del_that_fails_keeps_the_file(node, pod, conf, told):
     conf["delegate"] = {"type": "any-plugin"}
     node.add(conf, pod, env=told.path)
     told(DEL=1)
-    assert node.refused("DEL", conf, pod, env=told.path)["code"] == 77 and len(kept(node)) == 1
+    assert node.refused("DEL", conf, pod, env=told.path)["code"] == 77
+    assert len(kept(node)) == 1
     told()
     node.delete(conf, pod, env=told.path)
     assert kept(node) == {}
@@ -331,7 +357,8 @@ def test_a_del_that_fails_keeps_the_file(node, pod, conf, told):
 def test_a_delegate_that_is_not_there_is_named(node, pod, conf):
     conf["delegate"] = {"type": "any-plugin"}
     error = node.refused("ADD", conf, pod)
-    assert 'failed to find plugin "any-plugin" in path [/nowhere]' in error["msg"] and kept(node) == {}
+    assert 'failed to find plugin "any-plugin" in path [/nowhere]' in error["msg"]
+    assert kept(node) == {}
 
 
 # -- CHECK, GC, STATUS ------------------------------------------------------------------------------------
@@ -356,7 +383,8 @@ def test_gc_keeps_valid_attachments(node, pod_netns, conf):
     assert foreign.exists()
     foreign.unlink()
     assert set(kept(node)) == {cid_of(stays), cid_of(elsewhere)}
-    assert set(node.held()) == {"10.22.0.2"} and len(node.held("net-b")) == 1
+    assert set(node.held()) == {"10.22.0.2"}
+    assert len(node.held("net-b")) == 1
     assert [key for key, _ in elements("pods4")] == ["10.22.0.2"]
 
 
@@ -364,7 +392,8 @@ def test_gc_without_flanneld_removes_files_and_says_what_it_could_not_do(node, p
     node.add(conf, pod)
     os.unlink(conf["subnetFile"])
     error = node.refused("GC", {**conf, "cni.dev/valid-attachments": []})
-    assert "no such file" in error["msg"] and kept(node) == {}
+    assert "no such file" in error["msg"]
+    assert kept(node) == {}
 
 
 def test_status_is_that_of_the_delegate_too(node, pod):

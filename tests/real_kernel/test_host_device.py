@@ -31,15 +31,20 @@ def test_device_moves_into_the_pod_and_back(node, pod, far, conf):
     result = node.add(conf, pod)
     assert source_seen(pod, far, "10.22.0.254") == "10.22.0.2"
     assert source_seen(pod, far, "fd00:22::fe") == "fd00:22::2"
-    assert [ip["interface"] for ip in result["ips"]] == [0, 0] and "dns" not in result
+    assert [ip["interface"] for ip in result["ips"]] == [0, 0]
+    assert "dns" not in result
     assert result["interfaces"] == [{"name": "eth0", "mac": before["address"], "sandbox": f"/run/netns/{pod}"}]
     assert addresses("eth0", pod) == ["10.22.0.2/24", "fd00:22::2/64"]
-    assert set(links()) == {"lo"} and links(pod)["eth0"]["ifalias"] == "up0"
+    assert set(links()) == {"lo"}
+    assert links(pod)["eth0"]["ifalias"] == "up0"
     node.check(conf, pod, result)
     node.delete(conf, pod)
     after = links()["up0"]
-    assert set(links(pod)) == {"lo"} and node.held() == {} and addresses("up0") == []
-    assert "ifalias" not in after and "UP" not in after["flags"]
+    assert set(links(pod)) == {"lo"}
+    assert node.held() == {}
+    assert addresses("up0") == []
+    assert "ifalias" not in after
+    assert "UP" not in after["flags"]
     assert all(after[key] == before[key] for key in ("address", "mtu", "txqlen", "linkinfo"))
 
 
@@ -62,14 +67,17 @@ def test_pod_and_host_may_have_the_names_that_the_device_leaves(node, pod, conf)
     run("ip", "-n", pod, "link", "add", "up0", "type", "veth", "peer", "other")
     run("ip", "link", "add", "eth0", "type", "veth", "peer", "other")
     node.add(conf, pod)
-    assert links(pod)["eth0"]["ifalias"] == "up0" and set(links(pod)) == {"lo", "eth0", "up0", "other"}
+    assert links(pod)["eth0"]["ifalias"] == "up0"
+    assert set(links(pod)) == {"lo", "eth0", "up0", "other"}
     node.delete(conf, pod)
-    assert set(links()) == {"lo", "eth0", "other", "up0"} and set(links(pod)) == {"lo", "up0", "other"}
+    assert set(links()) == {"lo", "eth0", "other", "up0"}
+    assert set(links(pod)) == {"lo", "up0", "other"}
 
 
 def test_without_ipam_the_link_is_up_and_has_no_address_and_the_result_no_dns(node, pod, layer2):
     result = node.add({**layer2, "dns": {"domain": "example.org"}}, pod)
-    assert "UP" in links(pod)["eth0"]["flags"] and addresses("eth0", pod) == []
+    assert "UP" in links(pod)["eth0"]["flags"]
+    assert addresses("eth0", pod) == []
     assert set(result) == {"cniVersion", "interfaces"}
     node.check(layer2, pod, result)
     node.delete(layer2, pod)
@@ -98,7 +106,9 @@ def test_device_keeps_even_its_addresses_when_ipam_has_none(node, pod, conf):
     conf["ipam"]["ranges"] = [[{"subnet": "10.22.0.0/24", "rangeStart": "10.22.0.5", "rangeEnd": "10.22.0.5"}]]
     node.add({**conf, "type": "host-local"}, pod, cid="other")
     before = device()
-    assert node.refused("ADD", conf, pod)["code"] == 11 and device() == before and set(links(pod)) == {"lo"}
+    assert node.refused("ADD", conf, pod)["code"] == 11
+    assert device() == before
+    assert set(links(pod)) == {"lo"}
 
 
 @pytest.mark.needs("bridge")
@@ -110,9 +120,11 @@ def test_device_is_as_it_was_when_the_pod_cannot_be_configured(node, pod, conf):
     before = node.left(pod), links()["up0"]["ifalias"]
     conf["ipam"]["routes"] = [{"dst": "198.51.100.0/24", "gw": "172.16.0.1"}]
     error = node.refused("ADD", {**conf, "runtimeConfig": {"mac": MAC}}, pod)
-    assert "failed to add route '198.51.100.0/24" in error["msg"] and "undoing" not in error.get("details", "")
+    assert "failed to add route '198.51.100.0/24" in error["msg"]
+    assert "undoing" not in error.get("details", "")
     assert (node.left(pod), links()["up0"]["ifalias"]) == before
-    assert "UP" in links()["up0"]["flags"] and os.listdir(conf["dataDir"]) == [".fastcni"]
+    assert "UP" in links()["up0"]["flags"]
+    assert os.listdir(conf["dataDir"]) == [".fastcni"]
 
 
 def test_name_taken_in_the_pod_leaves_the_device_alone(node, pod, conf):
@@ -123,7 +135,9 @@ def test_name_taken_in_the_pod_leaves_the_device_alone(node, pod, conf):
         "details": "the pod has an interface of that name; was it added before?"}
     assert (node.left(pod), device()) == before
     reply = node.call("DEL", conf, pod)                 # the runtime's answer to a failed ADD
-    assert reply.status == 0 and b"alias is not set" in reply.stderr and (node.left(pod), device()) == before
+    assert reply.status == 0
+    assert b"alias is not set" in reply.stderr
+    assert (node.left(pod), device()) == before
 
 
 def test_name_taken_on_the_host_keeps_the_device_in_the_pod_until_it_is_free(node, pod, conf):
@@ -138,7 +152,8 @@ def test_name_taken_on_the_host_keeps_the_device_in_the_pod_until_it_is_free(nod
         assert (node.left(pod), links(pod)["eth0"]["ifalias"]) == before        # its address is not free either
     run("ip", "link", "del", "up0")
     node.delete(conf, pod)
-    assert set(links()) == {"lo", "up0"} and node.held() == {}
+    assert set(links()) == {"lo", "up0"}
+    assert node.held() == {}
 
 
 def test_name_taken_at_the_last_moment_takes_the_device_back(node, pod, conf, monkeypatch):
@@ -152,7 +167,8 @@ def test_name_taken_at_the_last_moment_takes_the_device_back(node, pod, conf, mo
     node.add(conf, pod, ifname="eth1")
     run("ip", "link", "add", "up0", "type", "veth", "peer", "other")
     assert node.refused("DEL", conf, pod, ifname="eth1")["msg"] == 'failed to move link "eth1": File exists (errno 17)'
-    assert links(pod)["eth1"]["ifalias"] == "up0" and set(links()) == {"lo", "up0", "other"}
+    assert links(pod)["eth1"]["ifalias"] == "up0"
+    assert set(links()) == {"lo", "up0", "other"}
     run("ip", "link", "del", "up0")
     node.delete(conf, pod, ifname="eth1")
     assert "ifalias" not in links()["up0"]
@@ -161,7 +177,8 @@ def test_name_taken_at_the_last_moment_takes_the_device_back(node, pod, conf, mo
 def test_link_that_cannot_leave_its_namespace_is_an_error(node, pod, conf):
     before = node.left(pod)
     error = node.refused("ADD", {**conf, "device": "lo"}, pod)
-    assert 'failed to move link "lo": ' in error["msg"] and node.left(pod) == before
+    assert 'failed to move link "lo": ' in error["msg"]
+    assert node.left(pod) == before
 
 
 # -- MACs -------------------------------------------------------------------------------------------------
@@ -176,7 +193,8 @@ def test_mac_of_the_runtime_goes_before_args_before_the_variable_and_del_takes_i
     assert links(pod)["eth0"]["address"] == mac == result["interfaces"][0]["mac"]
     node.check(keys, pod, result)
     node.delete(layer2, pod)            # which need not be told
-    assert links()["up0"]["address"] == own and os.listdir(conf["dataDir"]) == [".fastcni"]
+    assert links()["up0"]["address"] == own
+    assert os.listdir(conf["dataDir"]) == [".fastcni"]
 
 
 def test_mac_that_the_device_has_is_nothing_to_keep(node, pod, conf):
@@ -188,14 +206,17 @@ def test_mac_that_the_kernel_refuses_is_an_error_and_the_device_stays(node, pod,
     run("ip", "addr", "flush", "dev", "up0")
     before = node.left(pod)
     error = node.refused("ADD", {**conf, "runtimeConfig": {"mac": "01:00:00:00:00:01"}}, pod)
-    assert 'failed to set the MAC of "eth0"' in error["msg"] and node.left(pod) == before
+    assert 'failed to set the MAC of "eth0"' in error["msg"]
+    assert node.left(pod) == before
 
 
 def test_folder_that_cannot_be_written_is_an_error_and_the_device_stays(node, pod, conf):
     run("ip", "addr", "flush", "dev", "up0")
     before = node.left(pod)
     error = node.refused("ADD", {**conf, "dataDir": "/proc/nowhere", "runtimeConfig": {"mac": MAC}}, pod)
-    assert error["code"] == 5 and "/proc/nowhere" in error["msg"] and node.left(pod) == before
+    assert error["code"] == 5
+    assert "/proc/nowhere" in error["msg"]
+    assert node.left(pod) == before
 
 
 # -- DEL, CHECK, STATUS, GC -------------------------------------------------------------------------------
@@ -209,7 +230,8 @@ def test_del_of_what_is_gone_succeeds_and_frees_the_address(node, pod, conf, gon
         run("ip", "netns", "del", pod)
     for _ in range(2):
         node.delete(conf, "" if gone == "variable" else pod, cid=f"c-{pod}")
-    assert node.held() == {} and os.listdir(conf["dataDir"]) == [".fastcni"]
+    assert node.held() == {}
+    assert os.listdir(conf["dataDir"]) == [".fastcni"]
 
 
 @pytest.mark.parametrize("alias", ["", "a/b", "sixteen-letters-", "a%d", "a\x7f"])
@@ -220,8 +242,11 @@ def test_device_that_does_not_know_its_name_stays_in_the_pod(node, pod, conf, al
     says = 'failed to find original ifname for "eth0" (alias is not set)'
     assert node.check_refused(conf, pod, result) == says
     reply = node.call("DEL", conf, pod)
-    assert reply.status == 0 and says.encode() in reply.stderr and node.held() == {}
-    assert set(links()) == {"lo"} and "eth0" in links(pod)
+    assert reply.status == 0
+    assert says.encode() in reply.stderr
+    assert node.held() == {}
+    assert set(links()) == {"lo"}
+    assert "eth0" in links(pod)
 
 
 def test_gc_frees_addresses_and_files_of_pods_that_are_no_more(node, pod, pod_netns, conf):

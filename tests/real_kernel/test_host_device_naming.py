@@ -190,7 +190,9 @@ def test_device_that_is_not_there_may_come_back(node, pod, conf, machine, keys, 
 def test_bad_names_of_a_device_are_refused(node, pod, conf, machine, keys, says):
     before = device()
     error = node.refused("ADD", naming(conf, **{"dataDir": None, **keys}), pod)
-    assert error["code"] == 7 and says in error["msg"] and device() == before
+    assert error["code"] == 7
+    assert says in error["msg"]
+    assert device() == before
 
 
 # -- DPDK -------------------------------------------------------------------------------------------------
@@ -205,11 +207,13 @@ def test_device_of_a_dpdk_driver_stays_and_the_result_has_its_addresses(node, po
     assert result["interfaces"] == [{"name": "eth0", "sandbox": f"/run/netns/{pod}"}]
     assert [(ip["address"], ip["interface"]) for ip in result["ips"]] == [("10.22.0.2/24", 0), ("fd00:22::2/64", 0)]
     assert result["dns"] == {"domain": "example.org"}
-    assert set(links(pod)) == {"lo"} and device() == before
+    assert set(links(pod)) == {"lo"}
+    assert device() == before
     node.check(conf, pod, result)
     assert "Failed to find address added by container" in node.check_refused(conf, pod, result, cid="other")
     node.delete(conf, pod)
-    assert node.held() == {} and device() == before
+    assert node.held() == {}
+    assert device() == before
 
 
 def test_dpdk_without_ipam_gives_the_name_alone(node, pod, layer2, machine):
@@ -225,7 +229,8 @@ def test_dpdk_without_ipam_gives_the_name_alone(node, pod, layer2, machine):
 def test_mac_of_a_dpdk_device_is_the_programs(node, pod, layer2, machine):
     machine.pci(driver="vfio-pci")
     reply = node.call("ADD", naming(layer2, pciBusID=PCI, runtimeConfig={"mac": MAC}), pod)
-    assert reply.status == 0 and b"driver of DPDK" in reply.stderr
+    assert reply.status == 0
+    assert b"driver of DPDK" in reply.stderr
 
 
 def test_pci_device_without_a_driver_is_an_error_but_not_of_del(node, pod, conf, machine):
@@ -237,7 +242,8 @@ def test_pci_device_without_a_driver_is_an_error_but_not_of_del(node, pod, conf,
     assert node.check_refused(conf, pod, result) == says
     assert node.refused("ADD", conf, pod, ifname="eth1")["msg"] == says
     node.delete(conf, pod)
-    assert set(links()) == {"lo", "up0"} and node.held() == {}
+    assert set(links()) == {"lo", "up0"}
+    assert node.held() == {}
 
 
 # -- DEL, STATUS -----------------------------------------------------------------------------------------

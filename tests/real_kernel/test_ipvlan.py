@@ -35,7 +35,9 @@ def test_pod_has_the_masters_mac_and_addresses_of_its_own(node, pod, far, conf):
     assert [ip["interface"] for ip in result["ips"]] == [0, 0]
     node.check(conf, pod, result)
     node.delete(conf, pod)
-    assert set(links(pod)) == {"lo"} and set(links()) == {"lo", "up0"} and node.held() == {}
+    assert set(links(pod)) == {"lo"}
+    assert set(links()) == {"lo", "up0"}
+    assert node.held() == {}
 
 
 @pytest.mark.parametrize("wanted", ["l2", "l3", "l3s"])
@@ -90,7 +92,8 @@ def test_behind_another_plugin_its_interface_is_the_master_and_its_addresses_the
     conf = {key: conf[key] for key in conf if key not in ("master", "ipam")}
     result = node.add(behind(conf, "up0", ips=["10.22.0.7/24"]), pod)
     assert links(pod)["eth0"]["link_index"] == links()["up0"]["ifindex"]
-    assert addresses("eth0", pod) == ["10.22.0.7/24"] and ("default", "10.22.0.254") in routes(pod)
+    assert addresses("eth0", pod) == ["10.22.0.7/24"]
+    assert ("default", "10.22.0.254") in routes(pod)
     assert source_seen(pod, far, "10.22.0.254") == "10.22.0.7"
     assert [item["name"] for item in result["interfaces"]] == ["eth0"]      # in place of what was there
     node.check(conf, pod, result)

@@ -67,8 +67,10 @@ def test_add_check_and_del(node, pod_netns, call):
         assert call("CHECK", {**conf, "prevResult": results[pod]}, pod)[:2] == (0, b"")
         assert call("DEL", {**conf, "prevResult": results[pod]}, pod)[:2] == (0, b"")
         assert call("DEL", conf, pod)[:2] == (0, b"")
-    assert set(links()) == {"lo", "br0"} and set(links(one)) == set(links(two)) == {"lo"}
-    assert node.held() == {} and elements("pods4") == elements("guarded", "bridge") == []
+    assert set(links()) == {"lo", "br0"}
+    assert set(links(one)) == set(links(two)) == {"lo"}
+    assert node.held() == {}
+    assert elements("pods4") == elements("guarded", "bridge") == []
 
 
 @pytest.mark.parametrize("kind", ["bridge", "ptp"])
@@ -79,7 +81,8 @@ def test_del_answers_before_its_helper_is_done_and_leaves_no_process(node, pod, 
         assert call("ADD", conf, pod)[0] == 0
         status, out, session = call("DEL", conf, pod, before=("nice", "-n", "19"))
         early += alive(session)
-        assert (status, out) == (0, b"") and set(links(pod)) == {"lo"}
+        assert (status, out) == (0, b"")
+        assert set(links(pod)) == {"lo"}
         assert eventually(lambda session=session: not alive(session), 10)
         if early:
             break
@@ -98,15 +101,21 @@ def test_pods_namespace_dies_as_soon_as_the_runtime_lets_go_of_it(node, pod, cal
 def test_failed_add_answers_once_and_leaves_nothing(node, pod, call):
     before = node.left(pod)
     status, out, session = call("ADD", node.conf(isGateway=True, ipMasq=True, ipMasqBackend="pf"), pod)
-    assert status == 1 and json.loads(out)["code"] == 7 and node.left(pod) == before and not alive(session)
+    assert status == 1
+    assert json.loads(out)["code"] == 7
+    assert node.left(pod) == before
+    assert not alive(session)
 
 
 def test_stdin_of_100_megabytes_is_refused(node, pod, call):
     before = node.left(pod)
     stdin = b'{"name": "' + b"a" * 100_000_000 + b'"}'
     status, out, session = call("ADD", node.conf(), pod, stdin=stdin)
-    assert status == 1 and json.loads(out)["code"] == 6 and "bytes" in json.loads(out)["msg"]
-    assert node.left(pod) == before and not alive(session)
+    assert status == 1
+    assert json.loads(out)["code"] == 6
+    assert "bytes" in json.loads(out)["msg"]
+    assert node.left(pod) == before
+    assert not alive(session)
 
 
 def held_of(pod):
@@ -134,4 +143,5 @@ def test_helper_holds_nothing_of_the_pods_namespace(node, pod, kind):
 
     node.add(conf, pod)
     node.delete(conf, pod, defer=defer)
-    assert held and held[0] == []
+    assert held
+    assert held[0] == []

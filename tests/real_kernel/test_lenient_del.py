@@ -115,5 +115,6 @@ def test_del_that_ipam_refuses_deletes_nothing(node, pods, conf, ipam):  # noqa:
     node.add(conf, pods[0])
     before = node.left(pods[0])
     reply = node.call("DEL", {**conf, "ipam": {**conf["ipam"], **ipam}}, pods[0], plugin=conf.get("type"))
-    assert reply.status == 1 and node.left(pods[0]) == before, reply.stdout
+    assert reply.status == 1, reply.stdout
+    assert node.left(pods[0]) == before, reply.stdout
     node.delete(conf, pods[0])

@@ -16,7 +16,8 @@ def up(pod):
 def test_add_check_and_del_at_every_version(node, pod, version):
     conf = {**CONF, "cniVersion": version}
     result = node.add(conf, pod)
-    assert up(pod) and result["cniVersion"] == version
+    assert up(pod)
+    assert result["cniVersion"] == version
     if version in ("0.1.0", "0.2.0"):
         assert (result["ip4"]["ip"], result["ip6"]["ip"]) == ("127.0.0.1/8", "::1/128")
     else:
@@ -29,23 +30,27 @@ def test_add_check_and_del_at_every_version(node, pod, version):
 
 
 def test_add_may_be_repeated_and_the_interface_name_is_not_looked_at(node, pod):
-    assert node.add(CONF, pod, ifname="eth7") == node.add(CONF, pod) and set(links(pod)) == {"lo"}
+    assert node.add(CONF, pod, ifname="eth7") == node.add(CONF, pod)
+    assert set(links(pod)) == {"lo"}
 
 
 def test_prev_result_is_passed_on(node, pod):
     previous = {"cniVersion": "1.1.0", "interfaces": [{"name": "eth0"}], "ips": [{"address": "10.1.0.2/24"}]}
-    assert node.add({**CONF, "prevResult": previous}, pod) == previous and up(pod)
+    assert node.add({**CONF, "prevResult": previous}, pod) == previous
+    assert up(pod)
 
 
 def test_broken_prev_result_is_refused_before_lo_is_touched(node, pod):
     error = node.refused("ADD", {**CONF, "prevResult": {"cniVersion": "1.1.0", "ips": 7}}, pod)
-    assert "prevResult" in error["msg"] and not up(pod)
+    assert "prevResult" in error["msg"]
+    assert not up(pod)
 
 
 def test_other_address_on_lo_is_an_error(node, pod):
     run("ip", "-n", pod, "addr", "add", "192.0.2.1/32", "dev", "lo")
     error = node.refused("ADD", CONF, pod)
-    assert 'loopback interface found with non-loopback address "192.0.2.1"' in error["msg"] and not up(pod)
+    assert 'loopback interface found with non-loopback address "192.0.2.1"' in error["msg"]
+    assert not up(pod)
 
 
 def test_check_finds_lo_down(node, pod):

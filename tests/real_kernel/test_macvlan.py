@@ -34,7 +34,8 @@ def test_pod_is_a_station_of_the_masters_network(node, pod, far, conf):
     assert set(links()) == {"lo", "up0"}                # nothing on the host
     node.check(conf, pod, result)
     node.delete(conf, pod)
-    assert set(links(pod)) == {"lo"} and node.held() == {}
+    assert set(links(pod)) == {"lo"}
+    assert node.held() == {}
 
 
 @pytest.mark.parametrize("mode", ["bridge", "private", "vepa", "passthru"])
@@ -84,7 +85,9 @@ def test_mac_of_the_variable_goes_before_the_key(node, pod, conf, asked, mac):
 
 def test_without_ipam_the_link_is_up_and_has_no_address(node, pod, conf):
     result = node.add({**conf, "ipam": None, "dns": {"domain": "example.org"}}, pod)
-    assert "UP" in links(pod)["eth0"]["flags"] and addresses("eth0", pod) == [] and "ips" not in result
+    assert "UP" in links(pod)["eth0"]["flags"]
+    assert addresses("eth0", pod) == []
+    assert "ips" not in result
     assert result["dns"] == {"domain": "example.org"}
     node.check({**conf, "ipam": None}, pod, result)
 
@@ -132,7 +135,9 @@ def test_number_of_a_route_that_the_kernel_has_no_room_for_is_refused(node, pod,
     conf["ipam"]["routes"] = [{"dst": "198.51.100.0/24", key: number}]
     before = node.left(pod)
     error = node.refused("ADD", conf, pod)
-    assert error["code"] == 7 and f"{key} {number}" in error["msg"] and node.left(pod) == before
+    assert error["code"] == 7
+    assert f"{key} {number}" in error["msg"]
+    assert node.left(pod) == before
 
 
 @pytest.mark.parametrize("commands, mode, why", [
@@ -144,7 +149,8 @@ def test_master_that_has_no_room_is_named_with_the_reason(node, pod, conf, comma
     before = node.left(pod)
     error = node.refused("ADD", {**conf, "mode": mode}, pod)
     assert error["msg"].startswith("failed to create macvlan: ")
-    assert error["details"].startswith('the master is "up0"; ') and why in error["details"]
+    assert error["details"].startswith('the master is "up0"; ')
+    assert why in error["details"]
     assert node.left(pod) == before
 
 

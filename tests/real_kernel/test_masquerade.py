@@ -88,7 +88,8 @@ def test_number_of_rules_does_not_grow_with_pods(node, pod_netns, conf):
     assert masqueraded("pods6") == [f"fd00:22::{n}" for n in range(2, 7)]
     for pod in pods:
         node.delete(conf, pod)
-    assert fixed() == after_one and masqueraded() == masqueraded("pods6") == []
+    assert fixed() == after_one
+    assert masqueraded() == masqueraded("pods6") == []
 
 
 def test_each_subnet_has_a_chain_and_gc_removes_those_not_used(node, pod_netns, conf):
@@ -104,7 +105,8 @@ def test_each_subnet_has_a_chain_and_gc_removes_those_not_used(node, pod_netns, 
     assert elements("pods4") == [("10.22.0.2", "subnet-10.22.0.0/24"), ("10.33.0.2", "subnet-10.33.0.0/16")]
     node.delete(conf, one)
     node.ok("GC", {**other, "cni.dev/valid-attachments": [{"containerID": cid_of(two), "ifname": "eth0"}]})
-    assert chains() == ["postrouting", "subnet-10.33.0.0/16"] and masqueraded() == ["10.33.0.2"]
+    assert chains() == ["postrouting", "subnet-10.33.0.0/16"]
+    assert masqueraded() == ["10.33.0.2"]
 
 
 def test_element_of_a_pod_that_was_never_deleted_is_taken_over(node, pod_netns, conf):
@@ -213,5 +215,6 @@ def test_foreign_tables_are_left_alone(node, pod, conf):
 def test_unknown_backend_is_refused_before_anything_is_made(node, pod, conf):
     before = node.left(pod)
     error = node.refused("ADD", {**conf, "ipMasqBackend": "pf"}, pod)
-    assert 'unknown ipmasq backend "pf"' in error["msg"] and node.left(pod) == before
+    assert 'unknown ipmasq backend "pf"' in error["msg"]
+    assert node.left(pod) == before
     assert eventually(lambda: set(links()) == {"lo"})

@@ -75,7 +75,8 @@ def test_gc_takes_chains_of_lost_containers_of_its_network(node, pod_netns, conf
     valid = [{"containerID": "kept", "ifname": "eth0"}]
     report = node.ok("GC", {**conf, "cni.dev/valid-attachments": valid, "fastcni/report": True})
     chains = [each["what"] for each in report["released"] if "chain CNI-" in each["what"]]
-    assert len(chains) >= 2 and {what.split()[0] for what in chains} <= {"iptables", "ip6tables"}
+    assert len(chains) >= 2
+    assert {what.split()[0] for what in chains} <= {"iptables", "ip6tables"}
     jumps = [line for line in nat() if line.startswith("-A POSTROUTING")]
     assert [line.split()[3] for line in jumps] == ["10.22.0.2/32", "10.33.0.2/32", "10.22.0.9/32"]
     assert len([line for line in nat() if line.startswith("-N")]) == 2
@@ -96,7 +97,8 @@ def test_pods_of_both_backends_are_deleted_whatever_the_configuration_says_now(n
     node.add(later, two)
     node.delete(later, one)
     node.delete(conf, two)
-    assert nat() == nat("ip6tables") == [] and elements("pods4") == []
+    assert nat() == nat("ip6tables") == []
+    assert elements("pods4") == []
 
 
 def test_other_rules_stay(node, pod, conf):
@@ -121,7 +123,8 @@ def test_traffic_is_masqueraded(node, pod_netns, conf):
 def test_missing_program_is_an_error_that_names_the_way_out(node, pod, conf):
     before = node.left(pod)
     error = node.refused("ADD", conf, pod, env={"PATH": "/nowhere"})
-    assert "failed to locate iptables" in error["msg"] and "ipMasqBackend" in error["details"]
+    assert "failed to locate iptables" in error["msg"]
+    assert "ipMasqBackend" in error["details"]
     assert node.left(pod) == before
 
 
@@ -131,7 +134,8 @@ def test_what_iptables_says_is_in_the_error(node, pod, conf, tmp_path):
     broken.chmod(0o755)
     before = node.left(pod)
     error = node.refused("ADD", conf, pod, env={"PATH": f"{tmp_path}:{os.environ['PATH']}"})
-    assert error["msg"] == "running iptables-restore: exit status 4: no such luck" and node.left(pod) == before
+    assert error["msg"] == "running iptables-restore: exit status 4: no such luck"
+    assert node.left(pod) == before
 
 
 @pytest.mark.parametrize("script, limit, msg", [
@@ -146,5 +150,7 @@ def test_a_lock_or_a_program_that_hangs_is_told_in_time(node, pod, conf, tmp_pat
     hangs.chmod(0o755)
     before = node.left(pod)
     error = node.refused("ADD", conf, pod, env={"PATH": f"{tmp_path}:{os.environ['PATH']}"})
-    assert error["code"] == 11 and error["msg"].endswith(msg) and "xtables.lock" in error["details"]
+    assert error["code"] == 11
+    assert error["msg"].endswith(msg)
+    assert "xtables.lock" in error["details"]
     assert node.left(pod) == before

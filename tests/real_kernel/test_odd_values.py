@@ -86,7 +86,8 @@ def test_no_value_is_a_fault_of_fastcni(node, pod, documents, kind, data):
         reply = node.call(command, document, pod, plugin=kind, env=env)
         if reply.status:
             error = json.loads(reply.stdout)
-            assert error["msg"] and "fault of fastcni" not in error.get("details", ""), (command, document, env)
+            assert error["msg"], (command, document, env)
+            assert "fault of fastcni" not in error.get("details", ""), (command, document, env)
 
 
 @pytest.mark.parametrize("kind", ["sbr", "firewall", "portmap", "bridge", "tuning", "vrf", "bandwidth"])

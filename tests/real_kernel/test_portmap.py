@@ -93,7 +93,8 @@ def test_ptp_pods_reach_themselves_and_each_other(node, pod, pod_netns, far):
     chain.add(other)
     with listen(pod, 80):
         for client in (pod, other):
-            assert ask(client, NODE[4], 8080) is not None and ask(client, NODE[6], 8080) is not None
+            assert ask(client, NODE[4], 8080) is not None
+            assert ask(client, NODE[6], 8080) is not None
         assert ask(None, "127.0.0.1", 8080) is not None
         assert ask(far, NODE[4], 8080) == FAR[4]
 
@@ -141,7 +142,8 @@ def test_a_service_rule_of_others_goes_first(chain, pod, pod_netns, far, when):
         assert ask(far, NODE[4], 8090) == FAR[4]
         assert ask(far, NODE[4], 8080) == FAR[4]
     with listen(other, 81):
-        assert ask(far, NODE[4], 8080) == FAR[4] and ask(far, NODE[4], 8090) is None
+        assert ask(far, NODE[4], 8080) == FAR[4]
+        assert ask(far, NODE[4], 8090) is None
 
 
 def test_other_ports_and_protocols_are_the_nodes(chain, pod, far):
@@ -182,7 +184,8 @@ def test_guard_that_somebody_flushed_the_next_pod_makes_again(chain, pod, pod_ne
     before = run("nft", "list", "chain", "inet", "fastcni", "loopback")
     run("nft", "flush", "chain", "inet", "fastcni", "loopback")
     chain.add(pod_netns(), mapping(81))
-    assert run("nft", "list", "chain", "inet", "fastcni", "loopback") == before and "127.0.0.0/8 drop" in before
+    assert run("nft", "list", "chain", "inet", "fastcni", "loopback") == before
+    assert "127.0.0.0/8 drop" in before
 
 
 @pytest.mark.parametrize("keys, host_ip", [({"snat": False}, ""), ({}, NODE[4]), ({}, "::")])
@@ -209,7 +212,8 @@ def test_host_ip_of_localhost_is_for_the_node_alone(chain, pod, far):
     chain.add(pod, mapping(hostIP="127.0.0.1"))
     with listen(pod, 80):
         assert ask(None, "127.0.0.1", 8080) == BRIDGE[4]
-        assert ask(None, NODE[4], 8080, wait=0.3) is None and ask(far, NODE[4], 8080, wait=0.3) is None
+        assert ask(None, NODE[4], 8080, wait=0.3) is None
+        assert ask(far, NODE[4], 8080, wait=0.3) is None
 
 
 @pytest.mark.parametrize("host_ip, reached", [("0.0.0.0", 4), ("::", 6)])
@@ -256,7 +260,8 @@ def test_pod_of_one_family_has_its_ports_in_that_one(chain, node, pod, far):
     chain.first["ipam"] = node.host_local("10.22.0.0/24")
     chain.add(pod, mapping())
     with listen(pod, 80):
-        assert ask(far, NODE[4], 8080) == FAR[4] and ask(far, NODE[6], 8080, wait=0.3) is None
+        assert ask(far, NODE[4], 8080) == FAR[4]
+        assert ask(far, NODE[6], 8080, wait=0.3) is None
     assert elements("hostports6") == []
 
 
@@ -274,11 +279,13 @@ def test_pod_without_mappings_has_nothing(chain, node, pod):
     before = node.left()
     conf = chain.of(pod)
     with_pod = node.left()
-    assert node.add(conf, pod) == conf["prevResult"] and node.left() == with_pod
+    assert node.add(conf, pod) == conf["prevResult"]
+    assert node.left() == with_pod
     node.check(conf, pod, conf["prevResult"])
     node.delete(conf, pod)
     node.delete(chain.first, pod)
-    assert node.left()["rules"] == before["rules"] and run("nft", "list", "tables") == ""
+    assert node.left()["rules"] == before["rules"]
+    assert run("nft", "list", "tables") == ""
 
 
 # -- flows that conntrack remembers ------------------------------------------------------------------------
@@ -343,7 +350,8 @@ def test_flows_through_the_node_to_the_same_port_of_others_are_kept(chain, pod, 
         assert ask(other, FAR[4], 53, "udp") == NODE[4]
         assert ask(None, NODE[4], 53, "udp", wait=0.2) is None
         kept = [line for line in flows_to(53) if f"dst={FAR[4]}" in line]
-        assert len(kept) == 1 and len(flows_to(53)) == 2
+        assert len(kept) == 1
+        assert len(flows_to(53)) == 2
         conf = chain.add(pod, mapping(53, 53, "udp"))
         assert [f"dst={FAR[4]}" in line for line in flows_to(53)] == [True]
         chain.node.delete(conf, pod)

@@ -58,7 +58,8 @@ def test_everybody_reaches_the_pod(chain, pod, pod_netns, far, family):
             assert ask(None, "127.0.0.1", 8080) == BRIDGE[4]
         chain.node.delete(conf, pod)
         assert ask(far, NODE[family], 8080, wait=0.3) is None
-    assert own() == own("ip6tables") == [] and elements("hostports4") == []
+    assert own() == own("ip6tables") == []
+    assert elements("hostports4") == []
 
 
 def test_chains_and_rules_are_those_of_the_reference(chain, node):
@@ -106,7 +107,8 @@ def test_keys(chain, node, keys, there, not_there):
 def test_backend_is_the_one_that_the_keys_are_written_for(chain, node):
     del chain.conf["backend"]
     node.add(chain.alone(2, mapping(), conditionsV4=["-s", "192.0.2.0/24"]), "pod", cid="cid1")
-    assert elements("hostports4") == [] and "-s 192.0.2.0/24" in "\n".join(own())
+    assert elements("hostports4") == []
+    assert "-s 192.0.2.0/24" in "\n".join(own())
 
 
 def test_two_networks_with_marks_of_their_own(chain, node):
@@ -120,19 +122,22 @@ def test_two_networks_with_marks_of_their_own(chain, node):
 
 def test_word_of_a_condition_cannot_become_a_command_of_its_own(chain, node):
     conf = chain.alone(2, mapping(), conditionsV4=["-s", "10.0.0.0/8\n-A PREROUTING -j DROP"])
-    assert node.refused("ADD", conf, "pod")["code"] == 7 and own() == []
+    assert node.refused("ADD", conf, "pod")["code"] == 7
+    assert own() == []
 
 
 @pytest.mark.parametrize("chain_name", ["A\nB", "A B", "-A", 'A"', "x" * 29])
 def test_name_that_is_no_chains_is_refused(chain, node, chain_name):
     error = node.refused("ADD", chain.alone(2, mapping(), externalSetMarkChain=chain_name), "pod")
-    assert error["code"] == 7 and "externalSetMarkChain" in error["msg"]
+    assert error["code"] == 7
+    assert "externalSetMarkChain" in error["msg"]
 
 
 def test_more_ports_than_one_rule_takes(chain, node):
     node.add(chain.alone(2, mapping(9000, 7000, range=40)), "pod", cid="cid1")
     entries = [line for line in nat() if "multiport" in line]
-    assert [line.count(",") + 1 for line in entries] == [15, 15, 10] and "9039" in entries[-1]
+    assert [line.count(",") + 1 for line in entries] == [15, 15, 10]
+    assert "9039" in entries[-1]
 
 
 @pytest.mark.parametrize("theirs, ours, refused", [
@@ -146,7 +151,8 @@ def test_a_port_has_one_owner_for_each_protocol_and_address(chain, node, theirs,
     conf = chain.alone(3, mapping(9999), mapping(**ours))
     if refused:
         error = node.refused("ADD", conf, "two")
-        assert error["code"] == 11 and "8080/tcp is already mapped" in error["msg"]
+        assert error["code"] == 11
+        assert "8080/tcp is already mapped" in error["msg"]
         assert f'(name: "net1" id: "{cid_of("one")}")' in error["msg"]
     else:
         node.add(conf, "two")
@@ -176,7 +182,8 @@ def test_pods_of_both_backends_are_deleted_and_checked_whatever_the_configuratio
     node.check({**one, "backend": "nftables"}, "one", one["prevResult"])
     node.delete({**one, "backend": "nftables"}, "one")
     node.delete({**two, "backend": "iptables"}, "two")
-    assert own() == own("ip6tables") == [] and elements("hostports4") == []
+    assert own() == own("ip6tables") == []
+    assert elements("hostports4") == []
 
 
 def test_check_says_what_is_missing(chain, node):
@@ -285,9 +292,11 @@ def test_what_iptables_says_is_in_the_error_and_nothing_is_left(chain, node, tmp
 
 def test_missing_program_is_an_error_and_status_warns_of_it(chain, node):
     error = node.refused("ADD", chain.alone(2, mapping()), "pod", env={"PATH": "/nowhere"})
-    assert "failed to locate iptables" in error["msg"] and "backend" in error["details"]
+    assert "failed to locate iptables" in error["msg"]
+    assert "backend" in error["details"]
     reply = node.call("STATUS", chain.conf, env={"PATH": "/nowhere"})
-    assert reply.status == 0 and b"neither iptables nor ip6tables is usable" in reply.stderr
+    assert reply.status == 0
+    assert b"neither iptables nor ip6tables is usable" in reply.stderr
     assert node.call("STATUS", chain.conf).stderr == b""
 
 

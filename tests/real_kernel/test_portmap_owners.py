@@ -59,7 +59,8 @@ def test_a_port_has_one_owner_for_each_protocol_and_address(chain, node, theirs,
         assert mapped() == before
         return
     error = node.refused("ADD", conf, "two")
-    assert error["code"] == 11 and "8080/tcp" in error["msg"]
+    assert error["code"] == 11
+    assert "8080/tcp" in error["msg"]
     assert f"is already mapped (net: net-a, if: eth0, id: {cid_of('one')})" in error["msg"]
     assert mapped() == before
     node.delete(conf, "two")
@@ -73,7 +74,8 @@ def test_of_many_that_ask_at_once_one_gets_the_port(chain, node):
         with ThreadPoolExecutor(8) as pool:
             replies = list(pool.map(lambda n: node.call("ADD", confs[n], f"{turn}-{n}"), range(8)))     # noqa: B023
         added = [n for n, reply in enumerate(replies) if reply.status == 0]
-        assert len(added) <= 1 and all(json.loads(replies[n].stdout)["code"] == 11 for n in {*range(8)} - {*added})
+        assert len(added) <= 1
+        assert all(json.loads(replies[n].stdout)["code"] == 11 for n in {*range(8)} - {*added})
         owned = [name for name in ("hostports4", "hostip-hostports4") for key, _ in elements(name) if key[-1] == 8080]
         assert len(owned) == len(added)
         for n in added:
@@ -90,10 +92,12 @@ def test_the_port_of_a_pod_that_another_plugin_deleted_is_free(node, pod_netns):
     assert cid_of(one) in node.refused("ADD", conf, two)["msg"]         # it lives
     run("ip", "-n", one, "link", "del", "eth0")
     reply = node.call("ADD", conf, two)
-    assert reply.status == 0 and f"taken over from a pod whose link is gone (net: net-a, if: eth0, id: {cid_of(one)})" \
+    assert reply.status == 0
+    assert f"taken over from a pod whose link is gone (net: net-a, if: eth0, id: {cid_of(one)})" \
         in reply.stderr.decode()
     assert {key for key, _ in elements("hostports4")} == {("tcp", 8080), ("tcp", 82)}
-    assert not elements("hostip-hostports4") and len(elements("hostport-pods")) == 1
+    assert not elements("hostip-hostports4")
+    assert len(elements("hostport-pods")) == 1
     error = node.refused("ADD", chain.of(three, mapping(82, hostIP="10.0.0.2")), three)
     assert cid_of(two) in error["msg"]                                  # who has it now, lives
     node.delete(conf, two)
@@ -114,7 +118,8 @@ def test_a_pod_that_may_be_alive_keeps_its_port(chain, node, why):
     two = chain.alone(3, mapping())
     error = node.refused("ADD", two, "two")
     command = "nft delete element inet fastcni hostip-hostports4 '{ 10.0.0.1 . tcp . 8080 }'"
-    assert error["code"] == 11 and error["details"].endswith(command)
+    assert error["code"] == 11
+    assert error["details"].endswith(command)
     run("sh", "-c", command)
     node.add(two, "two")
 
@@ -141,7 +146,9 @@ def test_add_of_the_same_pod_once_more_takes_its_ports_over(chain, node):
     [{"hostIP": "10.0.0.1"}, {"hostIP": "10.0.0.1", "container_port": 81}]])
 def test_one_port_twice_in_a_request_is_refused(chain, node, mappings):
     error = node.refused("ADD", chain.alone(2, *(mapping(**keys) for keys in mappings)), "one")
-    assert error["code"] == 7 and "is mapped twice" in error["msg"] and "/tcp" in error["msg"]
+    assert error["code"] == 7
+    assert "is mapped twice" in error["msg"]
+    assert "/tcp" in error["msg"]
     assert run("nft", "list", "tables") == ""
 
 
@@ -195,7 +202,8 @@ def test_gc_takes_what_is_of_no_valid_attachment_of_its_network(chain, node):
     assert [key for key, _ in elements("hostports4")] == [("tcp", 8003), ("tcp", 8004)]
     node.ok("GC", {**chain.conf, "cni.dev/valid-attachments": []})
     node.ok("GC", {**chain.conf, "name": "net-b", "cni.dev/valid-attachments": []})
-    assert mapped() == [] and "hostport-from" not in run("nft", "list", "ruleset")
+    assert mapped() == []
+    assert "hostport-from" not in run("nft", "list", "ruleset")
 
 
 def test_check_says_what_is_missing(chain, node):
@@ -228,7 +236,8 @@ def test_what_somebody_flushed_the_next_pod_makes_again(chain, node, how):
     before = fixed()
     run("nft", *how)
     node.add(chain.alone(3, mapping(82)), "two")
-    assert sorted(fixed()) == sorted(before) and (("tcp", 82), ("10.22.0.3", 80)) in elements("hostports4")
+    assert sorted(fixed()) == sorted(before)
+    assert (("tcp", 82), ("10.22.0.3", 80)) in elements("hostports4")
     for number, name in ((2, "one"), (3, "two")):
         node.delete(chain.alone(number, mapping(79 + number)), name)
     assert mapped() == []
@@ -303,7 +312,8 @@ def test_a_thousand_pods_with_four_ports_each_cost_the_next_one_nothing(chain, n
     for pod in range(1000):
         more = [mapping(10 + 4 * pod + n, 80 + n, hostIP=host_ip) for n in range(4)]
         node.add(chain.alone(100 + pod, *more), f"pod-{pod}", cid=f"cid-{pod + 100:04}")
-    assert cost(5000) == alone and fixed() == before
+    assert cost(5000) == alone
+    assert fixed() == before
     assert len(elements("hostports4" if not host_ip else "hostip-hostports4")) == 4001
     print(f"(sends, bytes, answers, bytes) of ADD, DEL, DEL without mappings: {alone}")
 
@@ -354,7 +364,8 @@ BAD = {
 def test_bad_mapping_is_refused_with_key_and_value(chain, node, what):
     keys, code, words = BAD[what]
     error = node.refused("ADD", chain.alone(2, {**mapping(), **keys}), "pod")
-    assert error["code"] == code and words in error["msg"], error
+    assert error["code"] == code, error
+    assert words in error["msg"], error
     assert node.refused("CHECK", chain.alone(2, {**mapping(), **keys}), "pod")["msg"].startswith("failed") is \
         ("load netconf" in error["msg"])
     assert run("nft", "list", "tables") == ""
@@ -384,7 +395,9 @@ BAD_KEYS = {
 def test_bad_key_is_refused(chain, node, what):
     keys, code, words = BAD_KEYS[what]
     error = node.refused("ADD", {**chain.alone(2, mapping()), **keys}, "pod")
-    assert error["code"] == code and error["msg"].startswith("failed to parse config: ") and words in error["msg"]
+    assert error["code"] == code
+    assert error["msg"].startswith("failed to parse config: ")
+    assert words in error["msg"]
     assert run("nft", "list", "tables") == ""
 
 
@@ -402,7 +415,8 @@ def test_every_version_of_the_spec(chain, node, number):
         {"address": "fd00:22::2/64", **({} if number >= "1" else {"version": "6"})}]})
     conf = {**chain.portmap(mapping()), "cniVersion": number, "prevResult": {"cniVersion": number, **result}}
     answer = node.add(conf, "pod")
-    assert {key: answer[key] for key in result} == result and answer["cniVersion"] == number
+    assert {key: answer[key] for key in result} == result
+    assert answer["cniVersion"] == number
     assert len(elements("hostports4")) == len(elements("hostports6")) == 1
     if number >= "0.4.0":
         node.ok("CHECK", conf, "pod")

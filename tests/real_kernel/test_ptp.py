@@ -36,18 +36,22 @@ def without_dad(pod):
 def test_result_and_kernel_agree(node, pod, conf):
     result = node.add(conf, pod)
     host, inside = result["interfaces"]
-    assert links()[host["name"]]["address"] == host["mac"] and "UP" in links()[host["name"]]["flags"]
+    assert links()[host["name"]]["address"] == host["mac"]
+    assert "UP" in links()[host["name"]]["flags"]
     assert inside == {"name": "eth0", "mac": links(pod)["eth0"]["address"], "sandbox": f"/run/netns/{pod}"}
     assert result["ips"] == [{"address": "10.22.0.2/24", "gateway": "10.22.0.1", "interface": 1}]
-    assert result["routes"] == [{"dst": "0.0.0.0/0"}] and sysctl("net/ipv4/ip_forward") == "1"
+    assert result["routes"] == [{"dst": "0.0.0.0/0"}]
+    assert sysctl("net/ipv4/ip_forward") == "1"
 
 
 def test_all_traffic_goes_through_the_host_end(node, pod, conf):
     host = node.add(conf, pod)["interfaces"][0]["name"]
     inside, outside = routes(pod), routes()
-    assert addresses("eth0", pod) == ["10.22.0.2/24"] and addresses(host) == ["10.22.0.1/32"]
+    assert addresses("eth0", pod) == ["10.22.0.2/24"]
+    assert addresses(host) == ["10.22.0.1/32"]
     assert set(inside) == {("default", "10.22.0.1"), ("10.22.0.0/24", "10.22.0.1"), ("10.22.0.1", "")}
-    assert inside["10.22.0.1", ""]["scope"] == "link" and inside["10.22.0.1", ""]["prefsrc"] == "10.22.0.2"
+    assert inside["10.22.0.1", ""]["scope"] == "link"
+    assert inside["10.22.0.1", ""]["prefsrc"] == "10.22.0.2"
     assert inside["10.22.0.0/24", "10.22.0.1"]["prefsrc"] == "10.22.0.2"
     assert outside["10.22.0.2", ""]["dev"] == host
     assert source_seen(pod, None, "10.22.0.1") == "10.22.0.2"
@@ -65,7 +69,8 @@ def test_dual_stack_is_settled_when_add_returns(node, pod, keys):
     conf = node.conf(*DUAL, type="ptp", routes=["0.0.0.0/0", "::/0"], **keys)
     host = node.add(conf, pod)["interfaces"][0]["name"]
     tentative = run("ip", "-n", pod, "-6", "addr", "show", "tentative")
-    assert tentative == "" and addresses("eth0", pod) == ["10.22.0.2/24", "fd00:22::2/64"]
+    assert tentative == ""
+    assert addresses("eth0", pod) == ["10.22.0.2/24", "fd00:22::2/64"]
     assert ("default", "fd00:22::1") in routes(pod, family=6)
     assert sorted(addresses(host)) == ["10.22.0.1/32", "fd00:22::1/128"]
     assert sysctl("net/ipv6/conf/all/forwarding") == "1"
@@ -77,7 +82,8 @@ def test_duplicate_ipv6_address_is_an_error_and_leaves_nothing(node, pod):
     ipam = {"type": "static", "addresses": [{"address": "fd00:22::7/64", "gateway": "fd00:22::7"}]}
     before = node.left(pod)
     error = node.refused("ADD", node.conf(type="ptp", enabledad=True, ipam=ipam), pod)
-    assert "link eth0 has address fd00:22::7 in DADFAILED state" in error["msg"] and node.left(pod) == before
+    assert "link eth0 has address fd00:22::7 in DADFAILED state" in error["msg"]
+    assert node.left(pod) == before
 
 
 def test_ipv6_pod_is_reached_from_the_host(node, pod):
@@ -111,7 +117,9 @@ def test_bad_mac_is_refused_before_anything_is_made(node, pod, conf):
     before = node.left(pod)
     for mac in ("02:00", "02:00:00:00:00:01:02:03"):
         error = node.refused("ADD", {**conf, "runtimeConfig": {"mac": mac}}, pod)
-        assert error["code"] == 7 and mac in error["msg"] and node.left(pod) == before
+        assert error["code"] == 7
+        assert mac in error["msg"]
+        assert node.left(pod) == before
 
 
 def test_cni_args_that_the_reference_does_not_read_are_no_error(node, pod, tmp_path):
@@ -158,7 +166,8 @@ def test_host_has_a_route_to_each_address_and_del_leaves_none(node, pod):
     assert routes()["10.22.0.2", ""]["scope"] == "host"
     assert routes()["10.22.0.2", ""]["dev"] == routes(family=6)["fd00:22::2", ""]["dev"] == host
     node.delete(conf, pod)
-    assert routes() == {} and not {dst for dst, _ in routes(family=6)} & {"fd00:22::1", "fd00:22::2"}
+    assert routes() == {}
+    assert not {dst for dst, _ in routes(family=6)} & {"fd00:22::1", "fd00:22::2"}
 
 
 @pytest.mark.parametrize("backend", ["nftables", "iptables"])
@@ -174,14 +183,17 @@ def test_both_backends_masquerade_and_leave_nothing(node, pod_netns, backend):
     assert source_seen(pod, outside, "fd00:22::fe") == "fd00:22::1"
     assert bool(elements("pods4")) is (backend == "nftables") is not ("CNI-" in run("nft", "list", "ruleset"))
     node.delete({**conf, "prevResult": result}, pod)
-    assert elements("pods4") == elements("pods6") == [] and "CNI-" not in run("nft", "list", "ruleset")
+    assert elements("pods4") == elements("pods6") == []
+    assert "CNI-" not in run("nft", "list", "ruleset")
 
 
 def test_address_without_a_gateway_is_refused_before_anything_is_made(node, pod):
     before = node.left(pod)
     ipam = {"type": "static", "addresses": [{"address": "10.22.0.9/24"}]}
     error = node.refused("ADD", node.conf(type="ptp", enabledad=True, ipam=ipam), pod)
-    assert "10.22.0.9/24" in error["msg"] and "gateway" in error["msg"] and node.left(pod) == before
+    assert "10.22.0.9/24" in error["msg"]
+    assert "gateway" in error["msg"]
+    assert node.left(pod) == before
     assert sysctl("net/ipv4/ip_forward") == "0"
 
 
@@ -203,7 +215,9 @@ def test_add_check_and_del_at_every_version(node, pod, conf, version):
     if version in ("0.4.0", "1.0.0", "1.1.0"):
         node.check(conf, pod, result)
     node.delete({**conf, "prevResult": result}, pod)
-    assert set(links()) == set(links(pod)) == {"lo"} and node.held() == {} and routes() == {}
+    assert set(links()) == set(links(pod)) == {"lo"}
+    assert node.held() == {}
+    assert routes() == {}
 
 
 SPOILED = {
@@ -256,7 +270,8 @@ def test_del_leaves_nothing_and_may_be_repeated(node, pod, gone):
             os.unlink(f"{node.data_dir}/net-a/{name}")
     for _ in range(2):
         node.delete(conf, "" if gone == "netns unnamed" else pod, cid=cid_of(pod))
-    assert eventually(lambda: set(links()) == {"lo"}) and node.held() == {}
+    assert eventually(lambda: set(links()) == {"lo"})
+    assert node.held() == {}
     assert elements("pods4") == elements("pods6") == []
 
 
@@ -271,4 +286,5 @@ def test_gc_keeps_valid_attachments(node, pod_netns):
     node.add(conf, kept)
     node.add(conf, lost)
     node.ok("GC", {**conf, "cni.dev/valid-attachments": [{"containerID": cid_of(kept), "ifname": "eth0"}]})
-    assert set(node.held()) == {"10.22.0.2"} and [key for key, _ in elements("pods4")] == ["10.22.0.2"]
+    assert set(node.held()) == {"10.22.0.2"}
+    assert [key for key, _ in elements("pods4")] == ["10.22.0.2"]

@@ -50,7 +50,8 @@ def test_each_address_has_a_table_with_the_routes_of_its_link(node, pod):
     assert table(pod, 100) == [("10.23.0.0/24", ""), ("198.51.100.0/24", "10.23.0.9"), ("default", "10.23.0.1")]
     assert table(pod, 101, 6) == [("default", "fd00:23::1"), ("fd00:23::/64", "")]
     moved, = ip_json("-d", "route", "show", "table", "100", "198.51.100.0/24", netns=pod)
-    assert moved["metric"] == 7 and moved["metrics"] == [{"mtu": 1300}]
+    assert moved["metric"] == 7
+    assert moved["metrics"] == [{"mtu": 1300}]
     assert table(pod, "main") == table(pod, "main", 6) == []
     assert {route["dst"] for route in ip_json("route", netns=pod)} == {"default", "10.22.0.0/24"}
 
@@ -102,7 +103,8 @@ def test_with_table_there_are_rules_alone(node, pod):
     conf = {**SBR, "table": 1000, "gateways": ["10.23.0.77"], "addSourceHints": True}
     result = node.add(conf, pod, ifname="net1")
     assert rules(pod) == {"10.23.0.2": "1000", "fd00:23::2": "1000"}
-    assert (table(pod, "main"), table(pod, "main", 6)) == before and table(pod, 1000) == [("default", "10.23.0.1")]
+    assert (table(pod, "main"), table(pod, "main", 6)) == before
+    assert table(pod, 1000) == [("default", "10.23.0.1")]
     assert arrives_by(pod, "10.23.0.2") == "br1"
     node.check(conf, pod, result, ifname="net1")
     assert node.check_refused({**SBR, "table": 7}, pod, result, ifname="net1") == \
@@ -132,7 +134,8 @@ def test_gateways_go_before_those_of_the_addresses(node, pod):
     run("ip", "-n", pod, "route", "append", "default", "via", "10.23.0.1", "dev", "net1")
     conf = {**SBR, "gateways": ["fd00:23::77", "10.23.0.77"]}
     result = node.add(conf, pod, ifname="net1")
-    assert ("default", "10.23.0.77") in table(pod, 100) and ("default", "10.23.0.1") not in table(pod, 100)
+    assert ("default", "10.23.0.77") in table(pod, 100)
+    assert ("default", "10.23.0.1") not in table(pod, 100)
     assert ("default", "fd00:23::77") in table(pod, 101, 6)
     node.check(conf, pod, result, ifname="net1")
     assert node.check_refused(SBR, pod, result, ifname="net1") == \
@@ -155,7 +158,8 @@ def test_a_hint_that_the_kernel_does_not_take_is_a_warning_and_its_route_stays(n
     run("ip", "-n", pod, "addr", "del", "fd00:23::2/64", "dev", "net1")
     run("ip", "-n", pod, "-6", "route", "add", "fd00:23::/64", "dev", "net1")
     reply = node.call("ADD", {**SBR, "addSourceHints": True}, pod, ifname="net1")
-    assert reply.status == 0 and b"failed to add a source hint for fd00:23::2/64" in reply.stderr
+    assert reply.status == 0
+    assert b"failed to add a source hint for fd00:23::2/64" in reply.stderr
     assert table(pod, "main", 6) == [("fd00:23::/64", "")]
 
 
@@ -193,7 +197,8 @@ def test_add_and_del_at_every_version(node, pod, version):
     node.behind(node.second_network(cniVersion=version), pod, ifname="net1")
     conf = {**SBR, "cniVersion": version}
     result = node.add(conf, pod, ifname="net1")
-    assert result == node.results[pod] and sorted(rules(pod).values()) == ["100", "101"]
+    assert result == node.results[pod]
+    assert sorted(rules(pod).values()) == ["100", "101"]
     if version >= "0.4.0":
         node.check(conf, pod, result, ifname="net1")
     node.delete(conf, pod, ifname="net1")
@@ -280,9 +285,11 @@ def test_it_waits_for_others_that_lock_the_namespace(node, pod):
                 done.set()
             waiting = threading.Thread(target=add)
             waiting.start()
-            assert not done.wait(0.3) and rules(pod) == {}
+            assert not done.wait(0.3)
+            assert rules(pod) == {}
         waiting.join(10)
-    assert done.is_set() and len(rules(pod)) == 2
+    assert done.is_set()
+    assert len(rules(pod)) == 2
 
 
 def test_a_lock_that_the_pod_holds_is_no_reason_to_wait(node, pod, monkeypatch):
@@ -291,7 +298,9 @@ def test_a_lock_that_the_pod_holds_is_no_reason_to_wait(node, pod, monkeypatch):
     with open(f"/run/netns/{pod}") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
         reply = node.call("ADD", SBR, pod, ifname="net1")
-        assert reply.status == 0 and b"going on without the lock" in reply.stderr and len(rules(pod)) == 2
+        assert reply.status == 0
+        assert b"going on without the lock" in reply.stderr
+        assert len(rules(pod)) == 2
         node.delete(SBR, pod, ifname="net1")
     assert rules(pod) == {}
 

@@ -94,7 +94,8 @@ def test_program_in_the_pod_sends_and_receives_by_the_device(node, pod, conf):
         assert arp_of(program, "10.22.0.3", tries=1) is None
     node.check(conf, pod, result)
     node.delete(conf, pod)
-    assert set(links(pod)) == {"lo"} and node.held() == {}
+    assert set(links(pod)) == {"lo"}
+    assert node.held() == {}
 
 
 def test_device_stays_when_its_program_ends_and_is_opened_again(node, pod, conf):
@@ -110,14 +111,16 @@ def test_program_that_still_has_the_device_open_does_not_keep_it(node, pod, conf
     node.add(conf, pod)
     with open_tap(pod):
         node.delete(conf, pod)
-        assert set(links(pod)) == {"lo"} and node.held() == {}
+        assert set(links(pod)) == {"lo"}
+        assert node.held() == {}
 
 
 @pytest.mark.parametrize("keys", [{}, {"owner": 70001, "group": 70002}, {"multiQueue": True}], ids=str)
 def test_frames_have_neither_packet_information_nor_a_header_of_virtio(node, pod, conf, keys):
     """The reference has both on with owner and group."""
     node.add({**conf, **keys}, pod)
-    assert tap(pod)["type"] == "tap" and tap(pod)["pi"] is tap(pod)["vnet_hdr"] is False
+    assert tap(pod)["type"] == "tap"
+    assert tap(pod)["pi"] is tap(pod)["vnet_hdr"] is False
 
 
 @pytest.mark.parametrize("keys, words", [
@@ -152,7 +155,8 @@ def test_owner_and_group_open_the_device_without_a_capability(node, pod, conf, k
 @pytest.mark.parametrize("number", [-1, 0xFFFFFFFF, 1 << 32, "root"])
 def test_owner_that_is_no_id_is_refused(node, pod, conf, key, number):
     error = node.refused("ADD", {**conf, key: number}, pod)
-    assert error["code"] == 7 and f"{key}: expected an integer from 0 up to 4294967294" in error["msg"]
+    assert error["code"] == 7
+    assert f"{key}: expected an integer from 0 up to 4294967294" in error["msg"]
 
 
 def test_multi_queue_is_for_programs_that_open_the_device_more_than_once(node, pod, conf):
@@ -183,7 +187,9 @@ def test_mtu_is_the_kernels_or_the_one_asked_for(node, pod, conf):
 def test_mtu_that_no_tap_can_have_is_refused(node, pod, conf, mtu, code, words):
     before = node.left(pod)
     error = node.refused("ADD", {**conf, "mtu": mtu}, pod)
-    assert error["code"] == code and words in error["msg"] and node.left(pod) == before
+    assert error["code"] == code
+    assert words in error["msg"]
+    assert node.left(pod) == before
 
 
 @pytest.mark.parametrize("asked, mac", [
@@ -234,7 +240,8 @@ def test_bridge_is_looked_for_in_the_pod_alone(node, pod, conf):
 def test_link_that_takes_no_ports_is_no_bridge(node, pod, conf):
     before = node.left(pod)
     error = node.refused("ADD", {**conf, "bridge": "lo"}, pod)
-    assert "failed to set tap eth0 as a port of bridge lo" in error["msg"] and node.left(pod) == before
+    assert "failed to set tap eth0 as a port of bridge lo" in error["msg"]
+    assert node.left(pod) == before
 
 
 def test_selinux_context_is_refused_where_selinux_is_off(node, pod, conf):
@@ -242,7 +249,9 @@ def test_selinux_context_is_refused_where_selinux_is_off(node, pod, conf):
         pytest.skip("SELinux is on here")
     before = node.left(pod)
     error = node.refused("ADD", {**conf, "selinuxContext": CONTEXT}, pod)
-    assert error["code"] == 2 and error["msg"].startswith("failed set socket label: ") and CONTEXT in error["details"]
+    assert error["code"] == 2
+    assert error["msg"].startswith("failed set socket label: ")
+    assert CONTEXT in error["details"]
     assert node.left(pod) == before
 
 
@@ -262,7 +271,8 @@ def test_another_process_makes_the_device_where_there_is_a_selinux_context(node,
     assert selinux() == "\n" + CONTEXT[1:]              # the context, then none
     made = tap(pod)
     assert (made["user"], made["group"], made["multi_queue"], made["pi"]) == (70001, 3000000000, True, False)
-    assert made["persist"] is True and links(pod)["eth0"]["mtu"] == 1400
+    assert made["persist"] is True
+    assert links(pod)["eth0"]["mtu"] == 1400
 
 
 def test_errors_of_that_process_are_the_same(node, pod, layer2, selinux):
@@ -270,7 +280,8 @@ def test_errors_of_that_process_are_the_same(node, pod, layer2, selinux):
     before = node.left(pod)
     error = node.refused("ADD", {**layer2, "selinuxContext": CONTEXT}, pod)
     assert error["msg"] == "failed to create tap: Device or resource busy (errno 16)"
-    assert selinux() == "\n" + CONTEXT[1:] and node.left(pod) == before
+    assert selinux() == "\n" + CONTEXT[1:]
+    assert node.left(pod) == before
 
 
 @pytest.mark.parametrize("python", ["/bin/false", "/nowhere/python"])
@@ -278,7 +289,8 @@ def test_python_that_cannot_be_started_there_is_an_error(node, pod, layer2, seli
     monkeypatch.setattr(sys, "executable", python)
     before = node.left(pod)
     assert "failed to create tap: " in node.refused("ADD", {**layer2, "selinuxContext": CONTEXT}, pod)["msg"]
-    assert selinux() == "\n" + CONTEXT[1:] and node.left(pod) == before
+    assert selinux() == "\n" + CONTEXT[1:]
+    assert node.left(pod) == before
 
 
 @pytest.mark.parametrize("kind", ["tap", "veth"])
@@ -341,7 +353,8 @@ def test_check_tells_tap_from_tun(node, pod, layer2):
 def test_device_file_that_cannot_be_used_is_an_error(node, pod, conf, monkeypatch, file, words):
     before = node.left(pod)
     monkeypatch.setattr(tun, "PATH", file)
-    assert node.refused("ADD", conf, pod)["msg"] == f"failed to create tap: {words}" and node.left(pod) == before
+    assert node.refused("ADD", conf, pod)["msg"] == f"failed to create tap: {words}"
+    assert node.left(pod) == before
 
 
 def test_status_says_that_there_is_no_device_file(node, conf, layer2, monkeypatch):
@@ -350,11 +363,13 @@ def test_status_says_that_there_is_no_device_file(node, conf, layer2, monkeypatc
     monkeypatch.setattr(tun, "PATH", "/nowhere/tun")
     for each in (conf, layer2):
         error = node.refused("STATUS", each)
-        assert error["code"] == 50 and error["msg"] == "/nowhere/tun: No such file or directory (errno 2)"
+        assert error["code"] == 50
+        assert error["msg"] == "/nowhere/tun: No such file or directory (errno 2)"
         assert "modprobe tun" in error["details"]
 
 
 def test_name_with_a_number_to_be_is_refused(node, pod, conf):
     """The kernel makes eth0 of it, and nobody would find that again."""
     before = node.left(pod)
-    assert node.refused("ADD", conf, pod, ifname="eth%d")["code"] == 4 and node.left(pod) == before
+    assert node.refused("ADD", conf, pod, ifname="eth%d")["code"] == 4
+    assert node.left(pod) == before

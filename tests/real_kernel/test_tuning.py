@@ -52,7 +52,8 @@ def test_sysctls_are_set_in_the_pod_and_nowhere_else(node, pod, conf):
     assert (sysctl("net/ipv4/ip_forward", pod), sysctl("net/ipv4/ip_forward")) == ("1", "0")
     assert sysctl("net/ipv4/conf/eth0/arp_notify", pod) == "1"
     assert sysctl("net/ipv4/tcp_rmem", pod).split() == ["4096", "87380", "6291456"]
-    assert result == node.results[pod] and backups(node) == {}
+    assert result == node.results[pod]
+    assert backups(node) == {}
 
 
 def test_forwarding_that_is_asked_for_forwards(node, pod, pod_netns, conf):
@@ -115,7 +116,9 @@ def test_an_add_that_fails_puts_sysctls_and_link_back(node, pod, conf):
     before, conf["sysctl"] = link(pod), {FORWARD: "1"}
     for broken in ({"sysctl": {FORWARD: "1", "net.ipv4.nothing": "1"}}, {**ALL_KEYS, "mtu": 1 << 31}):
         node.refused("ADD", {**conf, **broken}, pod)
-        assert sysctl("net/ipv4/ip_forward", pod) == "0" and link(pod) == before and backups(node) == {}
+        assert sysctl("net/ipv4/ip_forward", pod) == "0"
+        assert link(pod) == before
+        assert backups(node) == {}
 
 
 def set_in(pod, name, value):
@@ -164,7 +167,8 @@ def test_a_list_that_is_empty_or_broken_allows_nothing(node, pod, conf, allowlis
 def test_a_list_that_cannot_be_read_allows_nothing(node, pod, conf, tmp_path, allowlist):
     os.mkdir(tmp_path / "allowlist.conf")
     error = node.refused("ADD", {**conf, "sysctl": {FORWARD: "1"}}, pod)
-    assert error["code"] == 5 and "Is a directory" in error["msg"]
+    assert error["code"] == 5
+    assert "Is a directory" in error["msg"]
 
 
 # -- the link ---------------------------------------------------------------------------------------------
@@ -179,7 +183,8 @@ def test_each_key_sets_its_attribute_and_del_puts_it_back(node, pod, conf, key):
     assert json.loads(backups(node)[f"{cid_of(pod)}_eth0.json"]) == {key: before[key]}
     node.check(conf, pod, result)
     node.delete({**conf, "prevResult": result}, pod)
-    assert link(pod) == before and backups(node) == {}
+    assert link(pod) == before
+    assert backups(node) == {}
 
 
 @pytest.mark.parametrize("key", ["promisc", "mtu", "allmulti", "txQLen"])
@@ -192,7 +197,8 @@ def test_args_go_before_the_key(node, pod, conf, key):
 def test_allmulti_false_takes_it_off_and_promisc_false_does_nothing(node, pod, conf):
     run("ip", "-n", pod, "link", "set", "eth0", "allmulticast", "on", "promisc", "on")
     node.add({**conf, "allmulti": False, "promisc": False, "mtu": 0, "mac": ""}, pod)
-    assert not link(pod)["allmulti"] and link(pod)["promisc"]
+    assert not link(pod)["allmulti"]
+    assert link(pod)["promisc"]
     node.delete(conf, pod)
     assert link(pod)["allmulti"]
 
@@ -261,7 +267,8 @@ def test_add_and_del_at_every_version(node, pod, version):
     node.behind(node.conf("10.22.0.0/24", cniVersion=version), pod)
     conf = tuning(node, cniVersion=version, mtu=1400, sysctl={FORWARD: "1"})
     result = node.add(conf, pod)
-    assert result == node.results[pod] and link(pod)["mtu"] == 1400
+    assert result == node.results[pod]
+    assert link(pod)["mtu"] == 1400
     if version >= "0.4.0":
         node.check(conf, pod, result)
     node.delete(conf, pod)
@@ -276,7 +283,8 @@ def test_the_file_is_the_reference_plugins_to_the_byte(node, pod, conf):
     path = Path(node.data_dir, "tuning", f"{cid_of(pod)}_eth0.json")
     assert path.read_text() == (f'{{\n "mac": "{mac}",\n "promisc": false,\n "mtu": 1500,\n "allmulti": false,\n'
                                 ' "txQLen": 1000\n}')
-    assert path.stat().st_mode & 0o777 == 0o600 and path.parent.stat().st_mode & 0o777 == 0o755
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert path.parent.stat().st_mode & 0o777 == 0o755
 
 
 def test_a_repeated_add_keeps_what_the_link_came_with(node, pod, conf):
@@ -287,7 +295,8 @@ def test_a_repeated_add_keeps_what_the_link_came_with(node, pod, conf):
     node.refused("ADD", {**conf, "mtu": 1 << 31, "allmulti": True}, pod)
     assert link(pod) == {**before, "mtu": 1300, "promisc": True}
     node.delete(conf, pod)
-    assert link(pod) == before and backups(node) == {}
+    assert link(pod) == before
+    assert backups(node) == {}
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"mtu": "many"}', '{"mac": "none"}', '{"mtu": -1}'])
@@ -331,8 +340,10 @@ def test_del_that_the_kernel_refuses_warns_and_keeps_the_file(node, pod, conf):
     path = Path(node.data_dir, "tuning", f"{cid_of(pod)}_eth0.json")
     path.write_text('{"promisc": false, "mtu": 2000000000}')
     reply = node.call("DEL", conf, pod)
-    assert reply.status == 0 and b'failed to set mtu of "eth0" to 2000000000' in reply.stderr
-    assert not link(pod)["promisc"] and path.exists()       # the rest was put back
+    assert reply.status == 0
+    assert b'failed to set mtu of "eth0" to 2000000000' in reply.stderr
+    assert not link(pod)["promisc"]
+    assert path.exists()       # the rest was put back
 
 
 def test_gc_removes_what_is_of_no_valid_attachment_of_this_network(node, pod, pod_netns, conf):

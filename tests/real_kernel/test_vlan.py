@@ -38,7 +38,8 @@ def test_pod_is_in_its_vlan_and_in_no_other(node, pod, pod_netns, far, conf):
     node.add({**conf, "vlanId": 6}, other)
     assert source_seen(other, far, "10.22.0.254", wait=0.5) is None
     node.delete(conf, pod)
-    assert set(links(pod)) == {"lo"} and set(links()) == {"lo", "up0"}
+    assert set(links(pod)) == {"lo"}
+    assert set(links()) == {"lo", "up0"}
 
 
 def test_id_0_is_priority_alone(node, pod, conf):
@@ -65,7 +66,8 @@ def test_a_vlan_of_a_master_is_one_pods(node, pod, pod_netns, conf):
     other = pod_netns()
     before = node.left(pod, other)
     error = node.refused("ADD", conf, other)
-    assert error["msg"].startswith("failed to create vlan: ") and error["details"] == \
+    assert error["msg"].startswith("failed to create vlan: ")
+    assert error["details"] == \
         'the master is "up0"; VLAN 5 of it is taken, by another pod or by the host (ip -d link show type vlan)'
     assert node.left(pod, other) == before
 
@@ -74,7 +76,8 @@ def test_master_has_to_be_up(node, pod, conf):
     run("ip", "link", "set", "up0", "down")
     before = node.left(pod)
     error = node.refused("ADD", conf, pod)
-    assert (error["code"], error["msg"]) == (11, 'master "up0" is down') and node.left(pod) == before
+    assert (error["code"], error["msg"]) == (11, 'master "up0" is down')
+    assert node.left(pod) == before
 
 
 def test_mtu_is_the_masters_or_less(node, pod, conf):

@@ -51,14 +51,16 @@ def test_who_is_in_the_vrf_goes_by_its_link_and_others_do_not(node, pod):
     assert (arrives_by(pod, ""), arrives_by(pod, "", 6)) == ("br0", "br0")
     assert (arrives_by(pod, "", device="blue"), arrives_by(pod, "", 6, device="blue")) == ("br1", "br1")
     node.delete(VRF, pod, ifname="net1")
-    assert vrfs(pod) == set() and "master" not in links(pod)["net1"]
+    assert vrfs(pod) == set()
+    assert "master" not in links(pod)["net1"]
 
 
 @needs_vrf
 @needs_ping
 def test_packets_to_the_pods_addresses_are_taken_at_once(node, pod):
     node.add(VRF, pod, ifname="net1")
-    assert run("ping", "-c", "1", "-W", "1", "10.23.0.2") and run("ping", "-c", "1", "-W", "1", "fd00:23::2")
+    assert run("ping", "-c", "1", "-W", "1", "10.23.0.2")
+    assert run("ping", "-c", "1", "-W", "1", "fd00:23::2")
 
 
 @needs_vrf
@@ -69,13 +71,15 @@ def test_addresses_stay_and_routes_move(node, pod):
         run("ip", "-n", pod, *words.split())
     node.add(VRF, pod, ifname="net1")
     assert addresses("net1", pod) == ["10.23.0.2/24", "fd00:23::2/64"]
-    assert links(pod)["net1"]["master"] == "blue" and "UP" in links(pod)["blue"]["flags"]
+    assert links(pod)["net1"]["master"] == "blue"
+    assert "UP" in links(pod)["blue"]["flags"]
     assert vrf_of(pod) == 1
     assert table(pod, 1) == sorted([*MOVED, ("198.51.100.9", ""), ("198.51.100.0/24", "198.51.100.9")])
     assert table(pod, 1, 6) == sorted([*MOVED6, ("2001:db8:5::/48", "fd00:23::9")])
     assert table(pod, "main") == table(pod, "main", 6) == []
     moved, = ip_json("-d", "route", "show", "table", "1", "198.51.100.0/24", netns=pod)
-    assert moved["metric"] == 7 and moved["metrics"] == [{"mtu": 1300}]
+    assert moved["metric"] == 7
+    assert moved["metrics"] == [{"mtu": 1300}]
     assert table(pod, "main", device="eth0") == [("10.22.0.0/24", ""), ("default", "10.22.0.1")]
 
 
@@ -83,7 +87,8 @@ def test_addresses_stay_and_routes_move(node, pod):
 def test_ipv6_addresses_that_the_kernel_would_drop_stay(node, pod):
     run("ip", "netns", "exec", pod, "sysctl", "-q", "-w", "net.ipv6.conf.net1.keep_addr_on_down=0")
     node.add(VRF, pod, ifname="net1")
-    assert addresses("net1", pod) == ["10.23.0.2/24", "fd00:23::2/64"] and table(pod, 1, 6) == MOVED6
+    assert addresses("net1", pod) == ["10.23.0.2/24", "fd00:23::2/64"]
+    assert table(pod, 1, 6) == MOVED6
     assert arrives_by(pod, "fd00:23::2", 6, device="blue") == "br1"
 
 
@@ -101,7 +106,8 @@ def test_addresses_with_duplicate_address_detection_are_waited_for(node, pod):
 def test_a_link_without_ipv6_can_be_in_a_vrf(node, pod):
     run("ip", "netns", "exec", pod, "sysctl", "-q", "-w", "net.ipv6.conf.net1.disable_ipv6=1")
     node.add(VRF, pod, ifname="net1")
-    assert table(pod, 1) == MOVED and arrives_by(pod, "", device="blue") == "br1"
+    assert table(pod, 1) == MOVED
+    assert arrives_by(pod, "", device="blue") == "br1"
 
 
 @needs_vrf
@@ -110,10 +116,12 @@ def test_links_of_a_pod_share_a_vrf_and_the_last_takes_it_along(node, pod):
     other = {**VRF, "name": "net-c"}
     node.add(VRF, pod, ifname="net1")
     node.add(other, pod, ifname="net2")
-    assert vrfs(pod) == {"blue"} and table(pod, 1) == MOVED
+    assert vrfs(pod) == {"blue"}
+    assert table(pod, 1) == MOVED
     assert table(pod, 1, device="net2") == [("10.24.0.0/24", "")]
     node.delete(VRF, pod, ifname="net1")
-    assert vrfs(pod) == {"blue"} and links(pod)["net2"]["master"] == "blue"
+    assert vrfs(pod) == {"blue"}
+    assert links(pod)["net2"]["master"] == "blue"
     node.delete(other, pod, ifname="net2")
     assert vrfs(pod) == set()
 
@@ -124,7 +132,8 @@ def test_links_of_a_pod_share_a_vrf_and_the_last_takes_it_along(node, pod):
 def test_table_is_the_vrfs_table(node, pod):
     conf = {**VRF, "table": 70000}
     result = node.add(conf, pod, ifname="net1")
-    assert vrf_of(pod) == 70000 and table(pod, 70000) == MOVED
+    assert vrf_of(pod) == 70000
+    assert table(pod, 70000) == MOVED
     node.check(conf, pod, result, ifname="net1")
     assert node.check_refused({**VRF, "table": 5}, pod, result, ifname="net1") == \
         "VRF blue has routing table 70000, not 5"
@@ -165,7 +174,8 @@ def test_a_link_with_a_master_is_refused(node, pod):
     node.add(VRF, pod, ifname="net1")
     before = node.left(pod)
     error = node.refused("ADD", {**VRF, "vrfname": "red"}, pod, ifname="net1")
-    assert error["msg"] == "cmdAdd failed: interface net1 has already a master set: blue" and node.left(pod) == before
+    assert error["msg"] == "cmdAdd failed: interface net1 has already a master set: blue"
+    assert node.left(pod) == before
 
 
 @pytest.mark.parametrize("keys, words", [
@@ -201,7 +211,8 @@ def test_add_and_del_at_every_version(node, pod, version):
     node.behind(node.second_network(cniVersion=version), pod, ifname="net1")
     conf = {**VRF, "cniVersion": version}
     result = node.add(conf, pod, ifname="net1")
-    assert result == node.results[pod] and vrfs(pod) == {"blue"}
+    assert result == node.results[pod]
+    assert vrfs(pod) == {"blue"}
     if version >= "0.4.0":
         node.check(conf, pod, result, ifname="net1")
     node.delete(conf, pod, ifname="net1")
@@ -254,7 +265,8 @@ def test_del_leaves_a_link_in_another_vrf(node, pod):
     run("ip", "-n", pod, "link", "add", "red", "type", "vrf", "table", "10")
     run("ip", "-n", pod, "link", "set", "net1", "master", "red")
     node.delete(VRF, pod, ifname="net1")
-    assert links(pod)["net1"]["master"] == "red" and vrfs(pod) == {"red"}
+    assert links(pod)["net1"]["master"] == "red"
+    assert vrfs(pod) == {"red"}
 
 
 @needs_vrf
@@ -267,7 +279,8 @@ def test_it_waits_for_others_that_lock_the_namespace(node, pod):
             waiting = threading.Thread(target=add)
             waiting.start()
             waiting.join(0.3)
-            assert waiting.is_alive() and vrfs(pod) == set()
+            assert waiting.is_alive()
+            assert vrfs(pod) == set()
         waiting.join(10)
     assert vrfs(pod) == {"blue"}
 
@@ -283,4 +296,5 @@ def test_a_kernel_without_vrfs_is_what_status_and_add_say(node, pod):
     assert (error["code"], error["msg"]) == (50, "this kernel has no vrf links")
     before = node.left(pod)
     error = node.refused("ADD", VRF, pod, ifname="net1")
-    assert "could not add VRF blue" in error["msg"] and node.left(pod) == before
+    assert "could not add VRF blue" in error["msg"]
+    assert node.left(pod) == before

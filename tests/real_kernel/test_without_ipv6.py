@@ -13,11 +13,13 @@ def host_end(result):
 @pytest.mark.parametrize("kind", ["bridge", "ptp"])
 def test_neither_end_has_ipv6(node, pod, kind):
     result = node.add(node.conf(type=kind, isGateway=True, disableIPv6=True), pod)
-    assert sysctl("net/ipv6/conf/eth0/disable_ipv6", pod) == "1" and sysctl("net/ipv6/conf/lo/disable_ipv6", pod) == "0"
+    assert sysctl("net/ipv6/conf/eth0/disable_ipv6", pod) == "1"
+    assert sysctl("net/ipv6/conf/lo/disable_ipv6", pod) == "0"
     assert sysctl(f"net/ipv6/conf/{host_end(result)}/disable_ipv6") == "1"
     for netns, name in ((pod, "eth0"), (None, host_end(result))):
         assert [a for link in ip_json("-6", "addr", "show", "dev", name, netns=netns) for a in link["addr_info"]] == []
-    assert addresses("eth0", pod) == ["10.22.0.2/24"] and source_seen(pod, None, "10.22.0.1") == "10.22.0.2"
+    assert addresses("eth0", pod) == ["10.22.0.2/24"]
+    assert source_seen(pod, None, "10.22.0.1") == "10.22.0.2"
     node.check(node.conf(type=kind, isGateway=True, disableIPv6=True), pod, result)
 
 

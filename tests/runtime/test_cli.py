@@ -98,7 +98,8 @@ def test_netns_has_to_be_given(fastcni, command):                               
 def test_help_is_on_stdout(capsys, argv):                                         # T7
     assert entry_point.run(argv) == 0
     out, err = capsys.readouterr()
-    assert "Usage: fastcni" in out and not err
+    assert "Usage: fastcni" in out
+    assert not err
 
 
 def test_an_unknown_network_is_an_error(stage, fastcni):                          # T8
@@ -138,7 +139,9 @@ def test_gc_deletes_the_dead_and_keeps_the_living(stage, fastcni, alive_and_dead
 def test_gc_with_dry_run_calls_no_plugin(stage, fastcni, alive_and_dead):
     answer = fastcni("gc", "net", "--dry-run")
     document = json.loads(answer.out)
-    assert answer.status == 0 and not stage.calls() and document["dryRun"]
+    assert answer.status == 0
+    assert not stage.calls()
+    assert document["dryRun"]
     assert [it["containerID"] for it in document["deleted"]] == ["dead"]
     assert sorted(os.listdir(stage.cache / "results")) == BOTH
     assert json.loads(fastcni("gc", "net", "--dry-run", "--all").out)["kept"] == []
@@ -150,7 +153,9 @@ def test_gc_deletes_the_living_only_with_all_and_yes(stage, fastcni, alive_and_d
         assert "net-alive-eth0" in os.listdir(stage.cache / "results")
     stage.forget_calls()
     answer = fastcni("gc", "net", "--all")
-    assert answer.status == 1 and "confirm with --yes" in answer.err and not stage.calls()
+    assert answer.status == 1
+    assert "confirm with --yes" in answer.err
+    assert not stage.calls()
     assert fastcni("gc", "net", "--all", "--yes").status == 0
     assert os.listdir(stage.cache / "results") == []
     assert stage.calls()[-1].stdin["cni.dev/valid-attachments"] == []
@@ -165,7 +170,8 @@ def test_gc_with_all_keeps_what_is_called_valid(stage, fastcni, alive_and_dead):
 
 def test_gc_refuses_if_nothing_tells_which_attachments_live(stage, fastcni):
     answer = fastcni("gc", "net")
-    assert answer.status == 1 and f"no attachment of network net is cached in {stage.cache}/results" in answer.err
+    assert answer.status == 1
+    assert f"no attachment of network net is cached in {stage.cache}/results" in answer.err
     assert not stage.calls()
     assert fastcni("gc", "net", "--valid", "x/eth0").status == 0
     assert fastcni("gc", "net", "--all", "--yes").status == 0
@@ -176,7 +182,9 @@ def test_gc_refuses_if_a_cached_result_cannot_be_read(stage, fastcni, alive_and_
     # The pod of that result may live. It would be in no list, and its addresses would be released.
     (stage.cache / "results" / "net-alive-eth0").write_text("{")
     answer = fastcni("gc", "net")
-    assert answer.status == 1 and f"{stage.cache}/results/net-alive-eth0 " in answer.err and not stage.calls()
+    assert answer.status == 1
+    assert f"{stage.cache}/results/net-alive-eth0 " in answer.err
+    assert not stage.calls()
 
 
 def test_gc_reports_failures_and_ends_with_1(stage, fastcni, alive_and_dead):
@@ -184,7 +192,8 @@ def test_gc_reports_failures_and_ends_with_1(stage, fastcni, alive_and_dead):
     stage.answer("a", "GC", out='{"code":5,"msg":"broken"}', status=1)
     answer = fastcni("gc", "net")
     document = json.loads(answer.out)
-    assert answer.status == 1 and stage.called() == ["b DEL", "a GC", "b GC"]
+    assert answer.status == 1
+    assert stage.called() == ["b DEL", "a GC", "b GC"]
     assert document["deleted"][0]["error"]["code"] == document["plugins"][0]["error"]["code"] == 5
     assert document["plugins"][0]["error"]["msg"] == (
         f'plugin type="a" (index 0 in {stage.net_d}/net.conflist) failed (gc): broken')
@@ -193,7 +202,9 @@ def test_gc_reports_failures_and_ends_with_1(stage, fastcni, alive_and_dead):
 def test_gc_that_is_disabled_says_so(stage, fastcni):
     stage.conf("off.conflist", {"name": "off", "cniVersion": "1.1.0", "disableGC": True, "plugins": [{"type": "a"}]})
     answer = fastcni("gc", "off", "--all", "--yes")
-    assert answer.status == 0 and json.loads(answer.out)["skipped"] == "disableGC is true" and not stage.calls()
+    assert answer.status == 0
+    assert json.loads(answer.out)["skipped"] == "disableGC is true"
+    assert not stage.calls()
 
 
 def test_delete_without_plugin_directories(stage, fastcni, monkeypatch):                 # T10
@@ -224,9 +235,11 @@ def test_a_skipped_command_is_not_reported_as_success(stage, fastcni):
                            ("check", "was not checked: disableCheck is true"),
                            ("del", "no ADD of it is remembered in")):
         status, shown = on_terminal(stage, command, "old", "/ns/x")
-        assert status == 0 and text in shown.replace("\n", " "), shown
+        assert status == 0, shown
+        assert text in shown.replace("\n", " "), shown
         document = json.loads(fastcni(command, "old", "/ns/x").out)
-        assert bool(document["skipped"]) is (command != "del") and bool(document["unknown"]) is (command == "del")
+        assert bool(document["skipped"]) is (command != "del")
+        assert bool(document["unknown"]) is (command == "del")
 
 
 def test_the_error_of_a_chain_names_the_plugin_its_index_and_its_file(stage, fastcni):
@@ -240,10 +253,12 @@ def test_the_error_of_a_chain_names_the_plugin_its_index_and_its_file(stage, fas
 def test_a_broken_file_is_named_and_the_network_is_used(stage, fastcni):
     stage.conf("00-other.conflist", '{"name": "other", ')
     answer = fastcni("add", "net", "/ns/x")
-    assert answer.status == 0 and json.loads(answer.out) == RESULT
+    assert answer.status == 0
+    assert json.loads(answer.out) == RESULT
     assert answer.err.startswith(f"Warning: skipped a broken network configuration: {stage.net_d}/00-other.conflist: ")
     answer = fastcni("add", "other", "/ns/x")
-    assert answer.status == 1 and answer.err.startswith(f"Error: {stage.net_d}/00-other.conflist: ")
+    assert answer.status == 1
+    assert answer.err.startswith(f"Error: {stage.net_d}/00-other.conflist: ")
 
 
 def test_options_replace_the_variables(stage, fastcni, monkeypatch):
@@ -294,7 +309,8 @@ def test_netconf_shows_what_would_be_sent(stage, fastcni):
 
 def test_netconf_names_the_plugins_that_would_not_be_called(stage, fastcni, alive_and_dead):
     [a, b] = json.loads(fastcni("netconf", "net", "--command", "GC").out)
-    assert a["stdin"]["cni.dev/valid-attachments"] == KEPT and (a["skipped"], b["skipped"]) == ("", "")
+    assert a["stdin"]["cni.dev/valid-attachments"] == KEPT
+    assert (a["skipped"], b["skipped"]) == ("", "")
     stage.conf("old.conflist", {"name": "old", "cniVersion": "1.0.0", "disableCheck": True, "plugins": [{"type": "a"}]})
     for command, why in (("STATUS", "has no STATUS"), ("GC", "has no GC"), ("CHECK", "disableCheck is true")):
         [step] = json.loads(fastcni("netconf", "old", "/ns/x", "--command", command).out)
@@ -347,14 +363,17 @@ def test_a_terminal_gets_a_table_and_one_line_of_success(stage, fastcni):
     for command, line in (("check", "is as ADD made it; checked by a, b"), ("del", "is deleted by b, a"),
                           ("status", "network net is ready; checked by a, b")):
         status, shown = on_terminal(stage, command, "net", "/ns/x")
-        assert status == 0 and line in shown and shown.count("\n") == 1
+        assert status == 0
+        assert line in shown
+        assert shown.count("\n") == 1
     assert json.loads(on_terminal(stage, "add", "net", "/ns/x", "--json")[1]) == RESULT
     assert "1. a" in on_terminal(stage, "netconf", "net")[1]
 
 
 def test_gc_on_a_terminal_asks_before_it_deletes_the_living(stage, alive_and_dead):
     status, shown = on_terminal(stage, "gc", "net", "--all", keys=b"n\n")
-    assert status == 1 and "Delete every attachment of network net (2 are cached)" in shown
+    assert status == 1
+    assert "Delete every attachment of network net (2 are cached)" in shown
     assert not stage.calls()
     assert on_terminal(stage, "gc", "net", "--all", keys=b"y\n")[0] == 0
     assert stage.called() == ["b DEL", "a DEL"] * 2 + ["a GC", "b GC"]
@@ -375,5 +394,7 @@ def test_gc_on_a_terminal_shows_kept_and_deleted_attachments_with_the_reason(sta
 def test_control_characters_of_a_plugin_do_not_reach_the_terminal(stage, fastcni):
     stage.answer("a", "ADD", out='{"code":5,"msg":"bad \\u001b[2Jname"}', status=1)
     status, shown = on_terminal(stage, "add", "net", "/ns/x")
-    assert status == 1 and "\x1b" not in shown and "bad" in shown
+    assert status == 1
+    assert "\x1b" not in shown
+    assert "bad" in shown
     assert printable("a\x1b[1m\u202e\nb") == "a\ufffd[1m\ufffd\nb"

@@ -104,7 +104,8 @@ def test_gc_without_a_readable_cache_does_nothing_and_says_so(stage, cni, caplog
     stage.cache.mkdir(parents=True)
     (stage.cache / "results").write_text("a file")
     report = cni.gc(net_of("a"), [])
-    assert not stage.calls() and report.skipped.startswith("list the result cache: ")
+    assert not stage.calls()
+    assert report.skipped.startswith("list the result cache: ")
     assert "GC of network net was not run" in caplog.text
 
 
@@ -167,7 +168,8 @@ def test_what_is_valid_stays_and_everything_else_goes_when_asked_for(tmp_path):
     remembered = [Attachment(name, network, "eth0", netns=netns) for name, network, netns in (
         ("alive", "net", "/proc/self/ns/net"), ("dead", "net", str(tmp_path / "x")), ("alive", "other", ""))]
     plan = collect.make_plan(remembered, "net", [("dead", "eth0")])
-    assert [it.attachment.container_id for it in plan.kept] == ["alive", "dead"] and not plan.stale
+    assert [it.attachment.container_id for it in plan.kept] == ["alive", "dead"]
+    assert not plan.stale
     plan = collect.make_plan(remembered, "net", [("dead", "eth0")], everything=True)
     assert [it.attachment.container_id for it in plan.stale] == ["alive"]
 
@@ -188,7 +190,8 @@ def test_an_add_that_ends_while_gc_runs_is_kept(stage, cni, net_of):
 @pytest.mark.parametrize("version", ["1.0.0", None, "abc"])
 def test_status_below_1_1_0_asks_nobody(stage, cni, version, net_of):  # L21
     report = cni.status(net_of("a", version=version))
-    assert not stage.calls() and not report.called
+    assert not stage.calls()
+    assert not report.called
     assert report.skipped == f'cniVersion "{version or ""}" has no STATUS (since 1.1.0)'
 
 

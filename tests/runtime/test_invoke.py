@@ -276,7 +276,8 @@ def test_a_launcher_that_cannot_be_read_now_is_not_taken_for_a_foreign_plugin(st
         patch.setattr(invoke, "read_file", refuse)
         with pytest.raises(CniError, match=f"read plugin {file}: {os.strerror(error)}") as caught:
             invoke.is_ours(str(file))
-    assert caught.value.code == code and invoke.is_ours(str(file))
+    assert caught.value.code == code
+    assert invoke.is_ours(str(file))
 
 
 def test_the_invoker_costs_a_one_shot_plugin_no_imports():

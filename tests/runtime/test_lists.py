@@ -150,7 +150,8 @@ def test_identifiers_are_checked_before_an_add(stage, cni, name, rt, code, net_o
     with pytest.raises(PluginError) as caught:
         cni.add(net_of("a", name=name), rt)
     assert caught.value.code == code
-    assert not stage.calls() and not stage.cache.exists()
+    assert not stage.calls()
+    assert not stage.cache.exists()
 
 
 # CHECK ------------------------------------------------------------------------------------------
@@ -198,7 +199,8 @@ def test_check_and_del_say_that_they_knew_of_no_add(stage, cni, net_of):
     net = net_of("a", "b")
     for command in (cni.check, cni.delete):
         report = command(net, RT)
-        assert len(report.called) == 2 and report.unknown == f"no ADD of it is remembered in {stage.cache}/results"
+        assert len(report.called) == 2
+        assert report.unknown == f"no ADD of it is remembered in {stage.cache}/results"
     cni.add(net, RT)
     assert cni.check(net, RT).unknown == cni.delete(net, RT).unknown == ""
 

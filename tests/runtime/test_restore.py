@@ -73,7 +73,8 @@ def test_an_attachment_whose_namespace_is_gone_is_left_out(cache, told, netns, t
     remember(cache, "c1", BRIDGE, netns=netns.format(folder=tmp_path))
     remember(cache, "c2", BRIDGE)
     done = restoring.restore(cache)
-    assert (done.attachments, done.gone) == (1, 1) and [env["CNI_CONTAINERID"] for _, env, _ in told] == ["c2"]
+    assert (done.attachments, done.gone) == (1, 1)
+    assert [env["CNI_CONTAINERID"] for _, env, _ in told] == ["c2"]
 
 
 def test_a_cache_without_netns_is_restored_in_the_sandbox_of_its_result(cache, told):
@@ -91,14 +92,16 @@ def test_an_attachment_of_which_no_file_says_the_namespace_is_a_failure(cache, t
     done = restoring.restore(cache)
     assert [str(it) for it in done.failed] == [
         "eth0 of container c1 in network net: its network namespace is not remembered"]
-    assert not told and done.gone == 0
+    assert not told
+    assert done.gone == 0
 
 
 def test_a_restore_that_does_not_see_the_nodes_namespaces_fails(cache, told, tmp_path):
     """In a container without the node's /run/netns every pod counted as gone, with exit status 0."""
     remember(cache, "c1", BRIDGE, netns=f"{tmp_path}/no-such-folder/pod")
     done = restoring.restore(cache)
-    assert done.gone == 0 and "are these the mounts and the processes of the node?" in str(done.failed[0])
+    assert done.gone == 0
+    assert "are these the mounts and the processes of the node?" in str(done.failed[0])
 
 
 def test_a_bare_result_of_a_living_pod_is_a_failure(cache, told, tmp_path):
@@ -109,7 +112,8 @@ def test_a_bare_result_of_a_living_pod_is_a_failure(cache, told, tmp_path):
     (tmp_path / "cni/results/net-c3-eth0").write_text('{"cniVersion":"0.2.0","ip4":{"ip":"10.0.0.2/24"}}')
     done = restoring.restore(cache)
     assert [(it.attachment.network, it.attachment.container_id) for it in done.failed] == [("net", "c1")]
-    assert "no network configuration" in str(done.failed[0]) and done.gone == 1
+    assert "no network configuration" in str(done.failed[0])
+    assert done.gone == 1
 
 
 def test_an_attachment_whose_del_has_begun_is_left_out_unless_it_was_added_again(cache, told, tmp_path):
@@ -130,7 +134,8 @@ def test_an_attachment_whose_del_has_begun_is_left_out_unless_it_was_added_again
 def test_a_plugin_that_stood_alone_is_found_too(cache, told):
     remember(cache, "c1", config=json.dumps({**BRIDGE, "name": "net", "cniVersion": "1.0.0"}).encode())
     restoring.restore(cache)
-    assert told[0][0] == "bridge" and told[0][2]["prevResult"]
+    assert told[0][0] == "bridge"
+    assert told[0][2]["prevResult"]
 
 
 def test_it_goes_on_after_failures_and_tells_of_all(cache, told):

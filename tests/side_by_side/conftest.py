@@ -44,13 +44,15 @@ def server(tmp_path_factory):
     try:
         deadline = time.monotonic() + 60
         while not path.exists():
-            assert process.poll() is None and time.monotonic() < deadline, (folder / "log").read_text()
+            assert process.poll() is None, (folder / "log").read_text()
+            assert time.monotonic() < deadline, (folder / "log").read_text()
             time.sleep(0.01)
         yield str(path)
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0
         log = (folder / "log").read_text()
-        assert "command=" in log and "level=error" not in log, log       # it was asked, and had no fault
+        assert "command=" in log, log
+        assert "level=error" not in log, log       # it was asked, and had no fault
     finally:
         process.kill()
         process.wait()

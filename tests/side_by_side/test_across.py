@@ -98,7 +98,8 @@ def test_fastcni_takes_gos_rules_away_although_the_namespace_is_gone(title, side
     run("ip", "netns", "del", pod.rpartition("/")[2])
     answer = Handover(theirs, ours).by_second("DEL", {**conf, "prevResult": result}, pod)
     assert (answer.status, answer.stdout) == (0, ""), str(answer)
-    assert not private(theirs) and not addresses(theirs.held("net-a"))
+    assert not private(theirs)
+    assert not addresses(theirs.held("net-a"))
 
 
 def test_fastcni_knows_the_mac_spoof_check_of_go_and_takes_it_away(sides):
@@ -122,7 +123,9 @@ def test_one_restores_the_link_from_the_file_of_the_other(handover, keys):
     first.add(conf, pod)
     assert link_of(pod) != before
     answer = handover.by_second("DEL", conf, pod)
-    assert (answer.status, answer.stdout) == (0, "") and link_of(pod) == before and not os.path.exists(file)
+    assert (answer.status, answer.stdout) == (0, "")
+    assert link_of(pod) == before
+    assert not os.path.exists(file)
 
 
 def test_both_write_the_same_file_and_open_it_to_nobody_else(sides):
@@ -146,7 +149,8 @@ def test_one_removes_the_rules_of_the_other(handover):
             answer = handover.by_second("CHECK", each, pod)
             assert answer.status == 0, str(answer)
     answer = handover.by_second("DEL", conf, pod)
-    assert (answer.status, answer.stdout) == (0, "") and rules_of(pod) == []
+    assert (answer.status, answer.stdout) == (0, "")
+    assert rules_of(pod) == []
 
 
 def rules_of(pod):
@@ -167,7 +171,8 @@ def test_limits_that_one_has_set_the_other_checks_and_takes_away(handover, keys)
     assert "Rate doesn't match" in handover.by_second("CHECK", {**other, "prevResult": result}, pod).stdout
     for _ in range(2):
         answer = handover.by_second("DEL", {**conf, "prevResult": result}, pod)
-        assert (answer.status, answer.stdout) == (0, "") and "bwp" not in first.on_host("ip", "-o", "link")
+        assert (answer.status, answer.stdout) == (0, "")
+        assert "bwp" not in first.on_host("ip", "-o", "link")
 
 
 @pytest.mark.parametrize("kind, keys", [pytest.param("macvlan", {"mtu": 1400}, marks=pytest.mark.needs("macvlan")),

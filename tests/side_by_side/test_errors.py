@@ -93,7 +93,8 @@ def test_an_unknown_plugin_type_of_a_launcher_does_not_matter(sides):
     """Both go by the name they were started as, whatever `type` says."""
     for side in sides:
         answer = side.call("VERSION", b"", plugin="ptp")
-        assert answer.status == 0 and "1.0.0" in answer.document["supportedVersions"]
+        assert answer.status == 0
+        assert "1.0.0" in answer.document["supportedVersions"]
 
 
 def test_no_command_prints_what_this_is_and_is_no_error(sides):
@@ -106,6 +107,7 @@ def test_no_command_prints_what_this_is_and_is_no_error(sides):
 
 def test_a_version_reply_is_one_line_of_json(sides):
     ours, theirs = (side.call("VERSION", b"", plugin="host-local") for side in sides)
-    assert ours.stdout.count("\n") == theirs.stdout.count("\n") == 1 and ours.stdout.endswith("\n")
+    assert ours.stdout.count("\n") == theirs.stdout.count("\n") == 1
+    assert ours.stdout.endswith("\n")
     known = [json.loads(each.stdout)["supportedVersions"] for each in (ours, theirs)]
     assert known[0] == [*known[1], "1.1.0"]

@@ -93,8 +93,10 @@ def test_the_same_packets_get_through(backend, sides):
 
     ours, theirs = both(story, sides)
     assert ours == theirs
-    assert ours[0]["the pod", "outside", 4] and ours[0]["the pod", "outside", 6]
-    assert not ours[0]["outside", "the pod", 4] and not ours[1]["the pod", "outside", 4]
+    assert ours[0]["the pod", "outside", 4]
+    assert ours[0]["the pod", "outside", 6]
+    assert not ours[0]["outside", "the pod", 4]
+    assert not ours[1]["the pod", "outside", 4]
 
 
 @pytest.mark.parametrize("keys", [{}, {"iptablesAdminChainName": "MINE"}, {"ingressPolicy": "same-bridge"}], ids=str)
@@ -144,7 +146,8 @@ def test_a_pod_of_go_has_no_second_rules_after_an_add_of_ours(sides):
     assert handover.by_second("ADD", conf, pod, cid="pod-0").status == 0
     assert [line for line in saved(theirs) if "--match-set" not in line] == before
     assert handover.by_second("DEL", conf, pod, cid="pod-0").status == 0
-    assert members(theirs) == [] and not [line for line in saved(theirs) if "10.22." in line]
+    assert members(theirs) == []
+    assert not [line for line in saved(theirs) if "10.22." in line]
 
 
 BAD = {
@@ -160,7 +163,8 @@ BAD = {
 def test_both_refuse_in_the_same_words(what, sides):
     conf = {**firewall(backend="iptables"), "prevResult": {"cniVersion": "1.0.0"}, **BAD[what]}
     ours, theirs = both(lambda side: side.call("ADD", conf, side.pod()), sides)
-    assert ours.status == theirs.status == 1 and ours.document["msg"] == theirs.document["msg"]
+    assert ours.status == theirs.status == 1
+    assert ours.document["msg"] == theirs.document["msg"]
 
 
 def test_what_go_added_again_goes_with_our_del(sides):

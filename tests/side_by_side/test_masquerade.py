@@ -105,4 +105,5 @@ def test_the_iptables_backend_makes_the_very_rules_of_go_and_takes_them_away(plu
 
     ours, theirs = both(story, sides)
     assert ours == theirs
-    assert len(ours[0]) < len(ours[1]) > len(ours[2]) and ours[-1] == []
+    assert len(ours[0]) < len(ours[1]) > len(ours[2])
+    assert ours[-1] == []

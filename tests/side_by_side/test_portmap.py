@@ -74,7 +74,8 @@ def test_the_same_packets_get_through(first, backend, keys, sides):
 
     ours, theirs = both(story, sides)
     assert ours == theirs
-    assert ours[0]["outside", NODE[4], 8080, "tcp"] and ours[0]["outside", NODE[6], 5353, "udp"]
+    assert ours[0]["outside", NODE[4], 8080, "tcp"]
+    assert ours[0]["outside", NODE[6], 5353, "udp"]
     assert not any(ours[1].values())
 
 
@@ -93,7 +94,8 @@ def test_the_iptables_backend_makes_the_very_rules_of_go_and_takes_them_away(key
 
     ours, theirs = both(story, sides)
     assert ours == theirs
-    assert len(ours[0]) > len(ours[1]) > len(ours[2]) > 8 and not any("CNI-DN" in line for line in ours[2])
+    assert len(ours[0]) > len(ours[1]) > len(ours[2]) > 8
+    assert not any("CNI-DN" in line for line in ours[2])
 
 
 @pytest.mark.parametrize("later", ["iptables", None])
@@ -150,4 +152,5 @@ def test_both_refuse_in_the_same_words(what, sides):
     conf = {**portmap(*(bad if isinstance(bad, list) else PORTS)), "prevResult": {"cniVersion": "1.0.0"},
             **(bad if isinstance(bad, dict) else {})}
     ours, theirs = both(lambda side: side.call("ADD", conf, side.pod()), sides)
-    assert ours.status == theirs.status == 1 and ours.document["msg"] == theirs.document["msg"]
+    assert ours.status == theirs.status == 1
+    assert ours.document["msg"] == theirs.document["msg"]
