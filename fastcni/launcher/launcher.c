@@ -16,7 +16,7 @@
 #include "machines.h"
 
 enum { O_RDONLY = 0, O_RDWR = 2, O_NONBLOCK = 04000, O_CLOEXEC = 02000000, AT_FDCWD = -100, AT_EXECFN = 31 };
-enum { EAGAIN = 11, EISDIR = 21, EINVAL = 22, ECONNRESET = 104, POLLIN = 1, POLLOUT = 4 };
+enum { EAGAIN = 11, ENOMEM = 12, EISDIR = 21, EINVAL = 22, ECONNRESET = 104, ENOBUFS = 105, POLLIN = 1, POLLOUT = 4 };
 enum { FOR_EVER = 0 };                  /* milliseconds */
 enum { IO_FAILURE = 5, TRY_AGAIN_LATER = 11, INTERNAL = 999 };          /* CNI error codes */
 
@@ -326,6 +326,17 @@ static enum { ANSWERED, UNTOUCHED, LATE } await_answer(long server, unsigned lim
     return is_unread(server) ? UNTOUCHED : LATE;
 }
 
+/* Receive the answer: its size, or -errno. If the kernel lacks memory, try again for a second: the ADD has succeeded. */
+static long receive(long server)
+{
+    long size, tries = 100;
+
+    do
+        size = system_call(SYS_recvmsg, server, (long)&receiving, MSG_CMSG_CLOEXEC, 0);
+    while ((size == -ENOMEM || size == -ENOBUFS) && --tries && !wait_for(-1, 0, 10));
+    return size;
+}
+
 /* Ask the server, print its answer and exit. Return if nothing was done, or if the request can be repeated. */
 static void warm(const char *name, char **environment)
 {
@@ -361,7 +372,7 @@ static void warm(const char *name, char **environment)
         what = "has not answered this ADD in time";
         break;
     case ANSWERED:
-        size = system_call(SYS_recvmsg, server, (long)&receiving, MSG_CMSG_CLOEXEC, 0);
+        size = receive(server);
         if (size == -ECONNRESET)        /* closed with the request unread: unix_release_sock() in net/unix/af_unix.c */
             return;
         if (size > 0 && (size < HEAD_BYTES || reply.magic != MAGIC || reply.version != PROTOCOL

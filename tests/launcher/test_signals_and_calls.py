@@ -102,6 +102,14 @@ def test_a_failure_before_the_request_is_sent_goes_one_shot(bridge, folder, stra
     assert "(INJECTED)" in (folder / "trace").read_text()
 
 
+def test_an_answer_is_received_again_after_a_lack_of_memory(bridge, folder, strace):
+    """An ADD that had succeeded was reported as failed, and its links and addresses stayed until the DEL."""
+    strace += ["-e", "inject=recvmsg:error=ENOMEM:when=1", "-e", "inject=ppoll:error=EINTR:when=2"]
+    with serving(folder, reply(0, b"warm")) as server:
+        assert run(*strace, bridge, env=variables(server)) == (0, b"warm", b"")
+    assert (folder / "trace").read_text().count("(INJECTED)") == 2
+
+
 def test_an_answer_that_cannot_be_received_is_lost(bridge, folder, strace):
     """The caller may leave before the server has written the answer."""
     def answer(conn, _):
