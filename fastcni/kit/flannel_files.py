@@ -1,4 +1,5 @@
-"""The two files of flannel: what flanneld says of the node's part of the network, and what a pod's delegate was given.
+"""The two files of flannel: the node's part of the network, which flanneld writes, and the configuration of a pod's
+delegate.
 
     /run/flannel/subnet.env                     <dataDir>/<container id>, 0600
         FLANNEL_NETWORK=10.244.0.0/16               {"cniVersion": "1.0.0", "ipMasq": false, "ipam": {...}, ...}
@@ -7,11 +8,20 @@
         FLANNEL_IPMASQ=true
 """
 
+from __future__ import annotations
+
 from fastcni.kit.call import files
 from fastcni.spec import address as addresses
 from fastcni.spec import errors, json
 from fastcni.spec.config import Section, is_name, shown
 from fastcni.spec.errors import CniError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from fastcni.kit.call.request import Request
+    from fastcni.kit.call.undo import Undo
 
 NETWORKS = ("FLANNEL_NETWORK", "FLANNEL_IPV6_NETWORK")
 SUBNETS = ("FLANNEL_SUBNET", "FLANNEL_IPV6_SUBNET")
@@ -19,14 +29,14 @@ MTU, MASQUERADES = "FLANNEL_MTU", "FLANNEL_IPMASQ"
 
 
 class Subnet:
-    """networks (of the cluster) and subnets (of this node) as CIDR texts, IPv4 first; mtu; masquerades (flanneld does
-    it)."""
+    """networks (of the cluster) and subnets (of this node) as CIDR texts, IPv4 first; mtu; masquerades (flanneld
+    masquerades the pods' traffic)."""
 
     __slots__ = ("networks", "subnets", "mtu", "masquerades")
 
 
-def read_subnet(path):
-    """Raises CniError 11 where there is no such file, 6 for one that says too little or what cannot be."""
+def read_subnet(path: str) -> Subnet:
+    """Read flanneld's file. Raises CniError 11 if there is no such file, 6 if variables are missing or bad."""
     content = files.read(path)
     if content is None:
         raise CniError(errors.TRY_AGAIN_LATER, f"open {path}: no such file or directory",
@@ -49,34 +59,34 @@ def read_subnet(path):
     return subnet
 
 
-def read_cidrs(text):
-    """Networks with commas between them, their host bits zero."""
+def read_cidrs(text: str) -> list[str]:
+    """Networks from a list with commas, with host bits zero. Raises ValueError."""
     pairs = [addresses.read_cidr(word.strip()) for word in text.split(",") if word]
     return [addresses.cidr_text(addresses.network(*pair), pair[1]) for pair in pairs]
 
 
-def read_mtu(text):
+def read_mtu(text: str) -> int:
     if not (text.isascii() and text.isdigit() and int(text) < 1 << 32):
-        raise ValueError(f"{MTU} is {shown(text)}, which is no number of bytes")
+        raise ValueError(f"{MTU} is {shown(text)}, which is not a number of bytes")
     return int(text)
 
 
 class Saved:
-    """What the delegate was given for a container in a network. Of several networks with one folder, and of several
-    interfaces, the last ADD has the file, as in the reference."""
+    """The delegate's configuration for a container in a network. If several networks have one folder, or a container
+    several interfaces, the file is the last ADD's, as in the reference."""
 
     __slots__ = ("path", "network")
 
-    def __init__(self, folder, container_id, network):
+    def __init__(self, folder: str, container_id: str, network: str) -> None:
         self.path, self.network = f"{folder}/{container_id}", network
 
-    def read(self):
-        """The configuration as a dict; None where there is none, or that of another network, or what a crash left."""
+    def read(self) -> dict[str, Any] | None:
+        """The configuration; None without a file, for another network's, and for a file that a crash has cut."""
         found = self.content()
         return found.values if found and found.text("name") == self.network else None
 
-    def content(self):
-        """The file as a Section, None where it has no configuration."""
+    def content(self) -> Section | None:
+        """The file as a Section, None if it has no configuration."""
         content = files.read(self.path)
         try:
             section = Section(json.read(content or b"{}"))
@@ -84,8 +94,8 @@ class Saved:
         except (json.JsonError, AttributeError, CniError):
             return None
 
-    def keep(self, document, undo):
-        """Write it. The way back is the file of before."""
+    def keep(self, document: dict[str, Any], undo: Undo) -> None:
+        """Write the configuration. The rollback restores the file of before."""
         before, after = files.read(self.path), json.write(document)
         if after == before:             # a file that is not written again cannot be lost by it
             return
@@ -95,13 +105,13 @@ class Saved:
             undo(files.write, self.path, before)
         files.write(self.path, after)
 
-    def remove(self):
-        """It is gone, unless another network has it by now."""
+    def remove(self) -> None:
+        """Remove the file, unless it is another network's now."""
         if self.read() or not self.content():
             files.remove(self.path)
 
 
-def gc(req, folder):
+def gc(req: Request, folder: str) -> None:
     """Remove the files of this network's containers that have no valid attachment."""
     valid = {container_id for container_id, _ in req.valid_attachments}
     for name in files.names(folder):

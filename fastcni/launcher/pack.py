@@ -28,7 +28,7 @@ import sys
 import zipfile
 from collections.abc import Sequence
 
-from fastcni.kit.call.deadlines import ANSWER_SECONDS, QUICK_ANSWER_SECONDS, UNREAD_SECONDS
+from fastcni.kit.call.deadlines import ANSWER_S, QUICK_ANSWER_S, UNREAD_S
 from fastcni.launcher import modules
 from fastcni.launcher.closure import modules_of
 from fastcni.launcher.modules import LEAVES, LIBRARY, Module, PackError, read
@@ -44,7 +44,7 @@ BORROWED = ("_json", "_sha2", "_sha512", "_socket", "fcntl")  # of the interpret
 
 CONFIG_MAGIC = b"fastcni-config\n\0"  # struct config of launcher.c
 CONFIG = struct.Struct("16s1024s32s1008s4I")
-DEADLINES = (UNREAD_SECONDS, ANSWER_SECONDS, QUICK_ANSWER_SECONDS)
+DEADLINES = (UNREAD_S, ANSWER_S, QUICK_ANSWER_S)
 
 # {file} opens or names the plugin file. The test comes first: code of another Python cannot even be read.
 # If the file cannot be read, this prints the error document: code 11 if descriptors or memory have run out.

@@ -1,7 +1,9 @@
 """flannel: has another plugin, bridge by default, connect the pod to the node's part of the network that flanneld runs.
 
-What the other plugin is told is kept in a file, so that DEL tells it the same, whatever flanneld says by then.
+The delegate's configuration is kept in a file, so that DEL gives it the same one, even if flanneld's file has changed.
 """
+
+from __future__ import annotations
 
 from fastcni.kit import flannel_files
 from fastcni.kit.call import delegate
@@ -11,18 +13,27 @@ from fastcni.spec import errors
 from fastcni.spec.config import Section, fold
 from fastcni.spec.errors import CniError
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from fastcni.kit.call.request import Request
+    from fastcni.kit.call.undo import Undo
+
+    Document = dict[str, Any]
+
 SUBNET_FILE, DATA_DIR = "/run/flannel/subnet.env", "/var/lib/cni/flannel"
-AT_ADD = ("runtimeConfig", "args")                  # what the delegate is told of the request, and kept with it
-EACH_TIME = ("prevResult", "cni.dev/valid-attachments")
+KEPT_KEYS = ("runtimeConfig", "args")               # of the request, for the delegate; kept with its configuration
+REQUEST_KEYS = ("prevResult", "cni.dev/valid-attachments")      # of each request, for the delegate
 
 
 class Conf:
-    """subnet_file, data_dir; delegate and ipam, Sections as they are written, None where DEL has what ADD refused."""
+    """subnet_file, data_dir; delegate and ipam as written, Sections. delegate is None in a DEL whose keys are bad."""
 
     __slots__ = ("subnet_file", "data_dir", "delegate", "ipam")
 
 
-def read(req):
+def read(req: Request) -> Conf:
     conf = Conf()
     conf.data_dir = read_path(req.conf, "dataDir", DATA_DIR)
     try:
@@ -35,11 +46,11 @@ def read(req):
     return conf
 
 
-def read_keys(keys, conf):
+def read_keys(keys: Section, conf: Conf) -> None:
     conf.subnet_file = read_path(keys, "subnetFile", SUBNET_FILE)
     conf.delegate, conf.ipam = keys.section("delegate"), keys.section("ipam")
     conf.ipam.items("routes")
-    for key in AT_ADD:
+    for key in KEPT_KEYS:
         keys.section(key)
     if conf.delegate.strict.text("type") == "flannel":
         raise refused("must not have the type 'flannel'")
@@ -48,19 +59,19 @@ def read_keys(keys, conf):
             raise refused(f"must not have '{key}' field, it'll be set by flannel")
 
 
-def read_path(keys, key, default):
+def read_path(keys: Section, key: str, default: str) -> str:
     path = keys.text(key) or default
     if not path.startswith("/") or "\0" in path:
         return keys.bad(key, f"expected an absolute path, got {path!r}", default)
     return path
 
 
-def refused(why):
-    return CniError(errors.INVALID_CONFIG, f"'delegate' dictionary {why}", "`ipam` stands beside `delegate`")
+def refused(why: str) -> CniError:
+    return CniError(errors.INVALID_CONFIG, f"'delegate' dictionary {why}", "`ipam` is a key beside `delegate`")
 
 
-def compose(req, conf):
-    """The delegate's configuration. Raises CniError where flanneld does not say enough."""
+def compose(req: Request, conf: Conf) -> Document:
+    """The delegate's configuration. Raises CniError 6 or 11 if flanneld's file is missing or incomplete."""
     subnet = flannel_files.read_subnet(conf.subnet_file)
     document = {**conf.delegate.values, "name": req.name, "cniVersion": req.version}
     defaults = {"type": "bridge", "ipMasq": not subnet.masquerades, "mtu": subnet.mtu}
@@ -70,37 +81,39 @@ def compose(req, conf):
     routes = conf.ipam.items("routes") + [{"dst": network} for network in subnet.networks]
     document["ipam"] = {**conf.ipam.values, "ranges": [[{"subnet": one}] for one in subnet.subnets], "routes": routes}
     fill(document["ipam"], {"type": "host-local"})
-    return document | given(req, AT_ADD)
+    return document | given(req, KEPT_KEYS)
 
 
-def given(req, keys):
+def given(req: Request, keys: tuple[str, ...]) -> Document:
+    """Those of the keys that the request has."""
     return {key: req.conf.raw(key) for key in keys if req.conf.has(key)}
 
 
-def fill(document, defaults):
-    """Add what is not there, in whatever spelling."""
-    there = fold(document)
-    document.update({key: value for key, value in defaults.items() if key.lower() not in there})
+def fill(document: Document, defaults: Document) -> None:
+    """Add the defaults of keys that the document lacks; keys match in any case."""
+    present = fold(document)
+    document.update({key: value for key, value in defaults.items() if key.lower() not in present})
 
 
-def sub_request(req, document):
-    """The delegate's own request, in the version of this one."""
+def sub_request(req: Request, document: Document) -> Request:
+    """The delegate's request, in the version of this one."""
     return req.delegate(Section(document).text("type"),
-                        {**document, "cniVersion": req.version, **given(req, EACH_TIME)})
+                        {**document, "cniVersion": req.version, **given(req, REQUEST_KEYS)})
 
 
-def saved(req, conf):
+def saved(req: Request, conf: Conf) -> flannel_files.Saved:
     return flannel_files.Saved(conf.data_dir, req.container_id, req.name)
 
 
-def add(req, conf, undo):
+def add(req: Request, conf: Conf, undo: Undo) -> Document:
     document = compose(req, conf)
     saved(req, conf).keep(document, undo)
     return delegate.add(sub_request(req, document), undo)
 
 
-def delete(req, conf):
-    """By the file; without, as another interface's DEL has left it, by what would be told today, if anything."""
+def delete(req: Request, conf: Conf) -> None:
+    """Give the delegate the kept configuration. Without a file (another interface's DEL removed it), compose one from
+    flanneld's file; if that fails, there is nothing to delete."""
     document = saved(req, conf).read()
     if document is None and conf.delegate:
         try:
@@ -112,24 +125,24 @@ def delete(req, conf):
     saved(req, conf).remove()
 
 
-def check(req, conf):
+def check(req: Request, conf: Conf) -> None:
     delegate.run(sub_request(req, saved(req, conf).read() or compose(req, conf)), "CHECK")
 
 
-def restore(req, conf):
-    """Put back what is missing of what the delegate has in the host's firewall."""
+def restore(req: Request, conf: Conf) -> None:
+    """Restore what the delegate has in the host's firewall."""
     delegate.restore(sub_request(req, saved(req, conf).read() or compose(req, conf)))
 
 
-def gc(req, conf):
+def gc(req: Request, conf: Conf) -> None:
     every((gc_of_delegate, req, conf), (flannel_files.gc, req, conf.data_dir))
 
 
-def gc_of_delegate(req, conf):
+def gc_of_delegate(req: Request, conf: Conf) -> None:
     delegate.run(sub_request(req, compose(req, conf)), "GC")
 
 
-def status(req, conf):
+def status(req: Request, conf: Conf) -> None:
     try:
         document = compose(req, conf)
     except CniError as e:

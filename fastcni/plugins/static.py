@@ -1,9 +1,11 @@
 """static: the addresses that the configuration or the caller names. Keeps nothing.
 
-Sources: `ipam.addresses`, and IP= of CNI_ARGS appended to them; args.cni.ips in place of these, without
-gateways; runtimeConfig.ips in place of those. GATEWAY= of CNI_ARGS is for the addresses of CNI_ARGS whose
-subnet has it. An empty list is a result without addresses, which main plugins refuse.
+Sources: `ipam.addresses`, and behind them those of IP= in CNI_ARGS. args.cni.ips, without gateways, replaces both;
+runtimeConfig.ips replaces all others. A gateway of GATEWAY= in CNI_ARGS belongs to the addresses of CNI_ARGS whose
+subnet contains it. Without addresses the result has none, which main plugins refuse.
 """
+
+from __future__ import annotations
 
 from fastcni.kit.ipam import ipam_conf
 from fastcni.kit.ipam.ranges import check_one_per_family
@@ -12,17 +14,27 @@ from fastcni.spec.config import read_args
 from fastcni.spec.errors import INTERNAL, INVALID_CONFIG, INVALID_ENVIRONMENT, CniError
 from fastcni.spec.result import read_prev_result
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from fastcni.kit.call.request import Request
+    from fastcni.kit.call.undo import Undo
+    from fastcni.spec.config import Section
+
+    Address = tuple[bytes, int, bytes | None]
+
 CAPABILITIES, ARGS = ("ips",), ("IP", "GATEWAY")
 
 
 class Conf:
-    """addresses: [(packed, prefix, packed gateway or None)]; routes and dns as a result has them."""
+    """addresses: [(packed, prefix length, packed gateway or None)]; routes and dns as a result has them."""
 
     __slots__ = ("addresses", "dns", "routes")
 
 
-def read(req):
-    """The Conf; None for DEL, which never fails, so that its configuration is not even looked at."""
+def read(req: Request) -> Conf | None:
+    """The Conf; None for DEL, which never fails: it does not read its configuration."""
     if req.command == "DEL":
         return None
     ipam = ipam_conf.ipam_section(req.conf)
@@ -40,16 +52,16 @@ def read(req):
     return conf
 
 
-def add(req, conf, undo):
+def add(req: Request, conf: Conf, undo: Undo) -> dict[str, Any]:
     return ipam_conf.make_result(conf.addresses, conf.routes, conf.dns)
 
 
-def delete(req, conf):
+def delete(req: Request, conf: None) -> None:
     """There is nothing to release."""
 
 
-def check(req, conf):
-    """Where prevResult has one of our addresses that was given a gateway, it has that gateway."""
+def check(req: Request, conf: Conf) -> None:
+    """An address of the configuration that has a gateway has the same one in prevResult, if it is there."""
     result = read_prev_result(req.conf, req.version)
     if result is None:
         raise CniError(INVALID_CONFIG, "Required prevResult missing")
@@ -63,7 +75,7 @@ def check(req, conf):
                            f"the configuration {address.ip_text(gateway)}")
 
 
-def _read_addresses(ipam):
+def _read_addresses(ipam: Section) -> list[Address]:
     found = []
     for one in ipam.sections("addresses"):
         packed, prefix = _cidr(one.text("address"), INVALID_CONFIG,
@@ -72,8 +84,8 @@ def _read_addresses(ipam):
     return found
 
 
-def _read_cni_args(text):
-    """The addresses of IP=, each with the last address of GATEWAY= that its subnet has."""
+def _read_cni_args(text: str) -> list[Address]:
+    """The addresses of IP=, each with the last address of GATEWAY= that is in its subnet."""
     args = read_args(text, ("IP", "GATEWAY"))
     found = []
     for one in _listed(args, "IP"):
@@ -90,16 +102,16 @@ def _read_cni_args(text):
     return found
 
 
-def _in_subnet(gateway, packed, prefix):
+def _in_subnet(gateway: bytes, packed: bytes, prefix: int) -> bool:
     return len(gateway) == len(packed) and address.network(gateway, prefix) == address.network(packed, prefix)
 
 
-def _listed(args, key):
+def _listed(args: dict[str, str], key: str) -> list[str]:
     return [one.strip() for one in args[key].split(",")] if args.get(key) else []
 
 
-def _cidr(text, code, complaint):
+def _cidr(text: str, code: int, message: str) -> tuple[bytes, int]:
     try:
         return address.read_cidr(text)
     except ValueError:
-        raise CniError(code, complaint.format(text[:80])) from None
+        raise CniError(code, message.format(text[:80])) from None

@@ -39,7 +39,7 @@ class Exec:
 
     def is_own(self, where: str) -> bool:
         """Is it one of fastcni's own plugins, whatever its version of fastcni?"""
-        return invoke.is_ours(where)
+        return invoke.is_own(where)
 
     def run(self, where: str, env: Mapping[str, str], stdin: bytes, timeout: float | None) -> bytes:
         base = os.environ if self.environ is None else self.environ
@@ -73,7 +73,7 @@ class InProcess:
         return plugin if plugin in plugins.TABLE else self.otherwise.find(plugin, dirs)
 
     def is_own(self, where: str) -> bool:
-        return "/" not in where or invoke.is_ours(where)
+        return "/" not in where or invoke.is_own(where)
 
     def run(self, where: str, env: Mapping[str, str], stdin: bytes, timeout: float | None) -> bytes:
         if "/" in where:           # a path: not one of ours

@@ -117,4 +117,4 @@ class IptablesWatch:
 
 def is_of_one_pod(chain: str) -> bool:
     """Is it the name of one pod's chain? Chains that all pods share have names of words."""
-    return len(chain) == names.CHAIN_MAX and DIGITS.issuperset(chain.removeprefix(PREFIX))
+    return len(chain) == names.MAX_CHAIN_LENGTH and DIGITS.issuperset(chain.removeprefix(PREFIX))

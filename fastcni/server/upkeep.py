@@ -7,7 +7,7 @@ import threading
 from time import monotonic
 
 from fastcni._abandoned import note_running
-from fastcni.kit.call.deadlines import STALL_SECONDS
+from fastcni.kit.call.deadlines import STALL_S
 from fastcni.server import protocol
 
 TYPE_CHECKING = False
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from fastcni.server.log import Logger
 
-BEAT_S = 1.0                    # far less than STALL_SECONDS
+BEAT_S = 1.0                    # far less than STALL_S
 TIDY_S = 5.0
 
 
@@ -30,7 +30,7 @@ class Upkeep:
         self.thread = threading.Thread(target=self._run, name="upkeep", daemon=True)
 
     def start(self) -> None:
-        note_running(STALL_SECONDS)
+        note_running(STALL_S)
         self.thread.start()
 
     def stop(self) -> None:

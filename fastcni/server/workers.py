@@ -16,7 +16,7 @@ from fastcni._abandoned import Abandoned, begin_request, end_request
 from fastcni._run_token import give_token, take_token
 from fastcni.handle import error_document, handle
 from fastcni.kernel import netns, uapi, waiting, wire
-from fastcni.kit.call.deadlines import REQUEST_SECONDS
+from fastcni.kit.call.deadlines import REQUEST_S
 from fastcni.server import acceptor, protocol
 from fastcni.server.log import RateLimited
 from fastcni.spec import errors, json
@@ -157,7 +157,7 @@ class Workers:
         queued, started = call.waited, monotonic()
         said = Answer(conn)
         waiting.here.request = running
-        begin_request(conn.fileno(), REQUEST_SECONDS - queued)
+        begin_request(conn.fileno(), REQUEST_S - queued)
         try:
             if _acceptor.is_closed(conn.fileno()):      # it may have left before the request was read: see protocol.py
                 self._decode(call)              # the log names the network

@@ -1,12 +1,14 @@
 """IP addresses: CNI's text to packed bytes (4 or 16) and back, as Go reads and prints them."""
 
+from __future__ import annotations
+
 from _socket import AF_INET, AF_INET6, inet_ntop, inet_pton
 
 MAPPED = bytes(10) + b"\xff\xff"        # ::ffff:0:0/96, which Go takes for IPv4 everywhere
 
 
-def read_ip(text):
-    """An address without prefix as 4 or 16 bytes. Raises ValueError."""
+def read_ip(text: str) -> bytes:
+    """An address without prefix length as 4 or 16 bytes. Raises ValueError."""
     try:
         if ":" not in text:
             return inet_pton(AF_INET, text)
@@ -16,8 +18,8 @@ def read_ip(text):
     return packed[12:] if packed.startswith(MAPPED) else packed
 
 
-def ip_text(packed):
-    """The text of an address, IPv6 as RFC 5952 says."""
+def ip_text(packed: bytes) -> str:
+    """The text of an address, IPv6 in the form of RFC 5952."""
     if len(packed) == 4:
         return inet_ntop(AF_INET, packed)
     if not any(packed[:12]) and any(packed[12:14]):     # libc would print ::1.2.3.4 here
@@ -27,8 +29,8 @@ def ip_text(packed):
     return inet_ntop(AF_INET6, packed)
 
 
-def read_cidr(text):
-    """`address/prefix` as (packed, prefix), host bits kept. Raises ValueError."""
+def read_cidr(text: str) -> tuple[bytes, int]:
+    """`address/prefix` as (packed, prefix length), host bits kept. Raises ValueError."""
     try:
         ip, slash, length = text.partition("/")
         if not slash or not length.isascii() or not length.isdigit():
@@ -44,27 +46,28 @@ def read_cidr(text):
     return packed, prefix
 
 
-def cidr_text(packed, prefix):
-    """`address/prefix`, the reverse of read_cidr."""
+def cidr_text(packed: bytes, prefix: int) -> str:
+    """`address/prefix`, the reverse of read_cidr()."""
     return f"{ip_text(packed)}/{prefix}"
 
 
-def host_mask(packed, prefix):
+def host_mask(packed: bytes, prefix: int) -> int:
+    """The host bits of the address, as an integer."""
     return (1 << 8 * len(packed) - prefix) - 1
 
 
-def network(packed, prefix):
+def network(packed: bytes, prefix: int) -> bytes:
     """The address with its host bits zero."""
     return (int.from_bytes(packed, "big") & ~host_mask(packed, prefix)).to_bytes(len(packed), "big")
 
 
-def broadcast(packed, prefix):
+def broadcast(packed: bytes, prefix: int) -> bytes:
     """The address with its host bits one."""
     return (int.from_bytes(packed, "big") | host_mask(packed, prefix)).to_bytes(len(packed), "big")
 
 
-def plus(packed, n):
-    """The address `n` further on. Raises OverflowError past either end of the family."""
+def plus(packed: bytes, n: int) -> bytes:
+    """The address `n` places after this one; n may be negative. Raises OverflowError outside of the family."""
     return (int.from_bytes(packed, "big") + n).to_bytes(len(packed), "big")
 
 

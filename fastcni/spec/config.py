@@ -1,9 +1,16 @@
 """Configuration as CNI programs read it: objects with typed keys, names, CNI_ARGS. Touches nothing."""
 
+from __future__ import annotations
+
 from fastcni.spec import address, errors, json
 from fastcni.spec.errors import CniError
 
-SHOWN = 80              # characters of a refused value that its error repeats
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+    from typing import Any
+
+MAX_SHOWN = 80          # characters of a refused value that its error repeats
 IFNAME_BYTES = 15       # IFNAMSIZ of linux/if.h, without the closing NUL
 INT64 = 1 << 63
 
@@ -17,8 +24,8 @@ TRUTH = {"1": True, "true": True, "0": False, "false": False}
 class Section:
     """One JSON object of a configuration.
 
-    Keys match in any case, the exact spelling before others; null is the same as absent. What has the
-    wrong type is a CniError 7 that names the key by its path and shows the value.
+    Keys match in any case, the exact spelling before others; null counts as absent. A value of the wrong type raises a
+    CniError 7, which names the key by its path and shows the value. A Lenient (see there) warns instead.
 
     values  the object as decoded
     where   its path for errors, "ipam.ranges[0]"; "" for the top
@@ -48,8 +55,8 @@ class Section:
         common._read[read] = found = read(common)
         return found
 
-    def raw(self, key, default=None):
-        """The value as decoded."""
+    def raw(self, key: str, default: Any = None) -> Any:
+        """The value as decoded, `default` where absent."""
         value = self.values.get(key)
         if value is None:
             if self._folded is None:
@@ -57,25 +64,31 @@ class Section:
             value = self._folded.get(key.lower())
         return default if value is None else value
 
-    def has(self, key):
+    def has(self, key: str) -> bool:
+        """Is there a value that is not null?"""
         return self.raw(key) is not None
 
-    def text(self, key, default=""):
+    def text(self, key: str, default: str | None = "") -> Any:
+        """A string, `default` where absent."""
         return self._typed(key, str, "a string", default)
 
-    def flag(self, key, default=False):
-        return self._typed(key, bool, "true or false", default)
+    def flag(self, key: str, default: bool = False) -> bool:
+        """true or false, `default` where absent."""
+        found: bool = self._typed(key, bool, "true or false", default)
+        return found
 
-    def items(self, key):
+    def items(self, key: str) -> list[Any]:
         """The list under `key`, [] where absent."""
-        return self._typed(key, list, "a list", [])
+        found: list[Any] = self._typed(key, list, "a list", [])
+        return found
 
-    def section(self, key):
+    def section(self, key: str) -> Section:
         """The Section under `key`, an empty one where absent."""
         return self._below(self._typed(key, dict, "an object", {}), self.path(key))
 
-    def integer(self, key, default=0, low=None, high=None):
-        """An integer from low to high; those of 64 bits where the bounds are not given. 1500.0 is none."""
+    def integer(self, key: str, default: Any = 0, low: int | None = None, high: int | None = None) -> Any:
+        """An integer from low to high, without bounds one of 64 bits; `default` where absent. 1500.0 is not an
+        integer."""
         value = self.raw(key)
         if value is None:
             return default
@@ -85,16 +98,16 @@ class Section:
             return self.bad(key, f"expected an integer{bounds}, got {shown(value)}", default)
         return value
 
-    def texts(self, key):
-        """A list of strings; a null in it is an empty one, as in Go."""
+    def texts(self, key: str) -> list[str]:
+        """A list of strings, [] where absent; a null in it is an empty string, as in Go."""
         values = ["" if value is None else value for value in self.items(key)]
         for i, value in enumerate(values):
             if type(value) is not str:
                 values[i] = self.bad(f"{key}[{i}]", f"expected a string, got {shown(value)}", "")
         return values
 
-    def sections(self, key):
-        """A list of objects as Sections; a null in it is an empty one, as in Go."""
+    def sections(self, key: str) -> list[Section]:
+        """A list of objects as Sections, [] where absent; a null in it is an empty object, as in Go."""
         found = []
         for i, value in enumerate(self.items(key)):
             if value is not None and type(value) is not dict:
@@ -102,111 +115,113 @@ class Section:
             found.append(self._below(value or {}, self.path(f"{key}[{i}]")))
         return found
 
-    def ip(self, key):
+    def ip(self, key: str) -> bytes | None:
         """An address as 4 or 16 bytes; None where absent or empty."""
         text = self.text(key)
         try:
             return address.read_ip(text) if text else None
         except ValueError:
-            return self.bad(key, f"invalid IP address: {text[:SHOWN]}", None)
+            self.bad(key, f"invalid IP address: {text[:MAX_SHOWN]}", None)
+            return None
 
-    def cidr(self, key):
-        """`address/prefix` as (packed, prefix), host bits kept; None where absent (empty is an error)."""
+    def cidr(self, key: str) -> tuple[bytes, int] | None:
+        """`address/prefix` as (packed, prefix length), host bits kept; None where absent (empty is an error)."""
         text = self.text(key, None)
         try:
             return None if text is None else address.read_cidr(text)
         except ValueError:
-            return self.bad(key, f"invalid CIDR address: {text[:SHOWN]}", None)
+            self.bad(key, f"invalid CIDR address: {text[:MAX_SHOWN]}", None)
+            return None
 
-    def path(self, key):
+    def path(self, key: str) -> str:
         """The path of a key from the top of the configuration, "ipam.subnet"."""
         return f"{self.where}.{key}" if self.where else key
 
-    def wrong(self, key, why):
-        """The CniError for a value that cannot be used."""
+    def wrong(self, key: str, why: str) -> CniError:
+        """The CniError 7 for a bad value, to be raised."""
         return CniError(errors.INVALID_CONFIG, f"failed to load netconf: {self.path(key)}: {why}")
 
-    def bad(self, key, why, _):
-        """A value that cannot be used: raises the CniError. A Lenient returns the third argument instead."""
+    def bad(self, key: str, why: str, instead: Any) -> Any:
+        """Raise the CniError 7 for a bad value. A Lenient returns `instead`."""
         raise self.wrong(key, why) from None
 
     @property
-    def strict(self):
-        """The same without leniency."""
+    def strict(self) -> Section:
+        """The same Section, but not Lenient."""
         return self
 
-    def _below(self, values, where):
+    def _below(self, values: dict[str, Any], where: str) -> Section:
         return Section(values, where)
 
-    def _typed(self, key, kind, words, default):
+    def _typed(self, key: str, kind: type, expected: str, default: Any) -> Any:
         value = self.raw(key)
         if value is None:
             return default
         if type(value) is not kind:
-            return self.bad(key, f"expected {words}, got {shown(value)}", default)
+            return self.bad(key, f"expected {expected}, got {shown(value)}", default)
         return value
 
 
 class Lenient(Section):
     """A Section for DEL: a bad value counts as absent, and warn(text) is called.
 
-    A bad flag counts as set: a flag says what ADD may have made, and DEL is to look for it.
+    A bad flag counts as true: ADD may have made what the flag asks for, and DEL has to look for it.
     """
 
     __slots__ = ("warn",)
 
-    def __init__(self, values, warn, where=""):
+    def __init__(self, values: dict[str, Any], warn: Callable[[str], object], where: str = "") -> None:
         super().__init__(values, where)
         self.warn = warn
 
-    def flag(self, key, default=False):
+    def flag(self, key: str, default: bool = False) -> bool:
         value = self.raw(key, default)
         return value if type(value) is bool else self.bad(key, f"expected true or false, got {shown(value)}", True)
 
-    def bad(self, key, why, instead):
+    def bad(self, key: str, why: str, instead: Any) -> Any:
         self.warn(f"{self.path(key)} is ignored: {why}")
         return instead
 
     @property
-    def strict(self):
+    def strict(self) -> Section:
         return Section(self.values, self.where)
 
-    def _below(self, values, where):
+    def _below(self, values: dict[str, Any], where: str) -> Section:
         return Lenient(values, self.warn, where)
 
 
-def fold(values):
-    """The values that are not null under their keys in lower case; of several spellings the last."""
+def fold(values: dict[str, Any]) -> dict[str, Any]:
+    """The values that are not null, by their keys in lower case; of several spellings the last."""
     return {key.lower(): value for key, value in values.items() if value is not None}
 
 
-def shown(value):
-    """A JSON value for an error: its kind and its text, cut."""
+def shown(value: Any) -> str:
+    """A JSON value for an error: its kind and its text, at most MAX_SHOWN characters."""
     kinds = {str: "string ", int: "number ", float: "number ", list: "list ", dict: "object "}
     text = kinds.get(type(value), "") + json.write(value).decode()
-    return text if len(text) <= SHOWN else f"{text[:SHOWN - 3]}..."
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN - 3]}..."
 
 
 # Names (CNI spec 1.1.0, section 2, and what the reference library checks)
 
-def check_container_id(text):
-    """Raises CniError 3 where it is empty, 4 where it has characters that an id cannot have."""
+def check_container_id(text: str) -> None:
+    """Raise CniError 3 for an empty id, 4 for one with characters that an id cannot have."""
     if not text:
         raise CniError(errors.UNKNOWN_CONTAINER, "missing containerID")
     if not is_name(text):
         raise CniError(errors.INVALID_ENVIRONMENT, "invalid characters in containerID", text)
 
 
-def check_network_name(text):
-    """Raises CniError 7."""
+def check_network_name(text: str) -> None:
+    """Raise CniError 7 for a name that is empty or has characters that a name cannot have."""
     if not text:
         raise CniError(errors.INVALID_CONFIG, "missing network name:")
     if not is_name(text):
         raise CniError(errors.INVALID_CONFIG, "invalid characters found in network name", text)
 
 
-def check_ifname(text):
-    """Raises CniError 4 for what Linux would not have as the name of an interface."""
+def check_ifname(text: str) -> None:
+    """Raise CniError 4 for a text that cannot be the name of an interface in Linux."""
     why, details = "", ""
     if not text:
         why = "interface name is empty"
@@ -224,20 +239,22 @@ def check_ifname(text):
         raise CniError(errors.INVALID_ENVIRONMENT, why, details)
 
 
-def is_name(text):
-    """[a-zA-Z0-9][a-zA-Z0-9_.-]*, the whole of it: such a name can be a file's."""
+def is_name(text: str) -> bool:
+    """Does all of the text match [a-zA-Z0-9][a-zA-Z0-9_.-]*? Such a name can be a file's."""
     bare = text.replace("_", "").replace(".", "").replace("-", "")
     return text.isascii() and text[:1].isalnum() and bare.isalnum()
 
 
 # CNI_ARGS
 
-def read_args(text, known):
+def read_args(text: str, known: Collection[str]) -> dict[str, str]:
     """CNI_ARGS, "K=V;K2=V2", as {name: value} of the names in `known`; a later pair replaces an earlier one.
 
-    Others are a CniError 4, unless IgnoreUnknown is true among them. So is what is no pair.
+    Raises CniError 4 for text that is not a pair, and for other names unless IgnoreUnknown is true.
     """
-    found, unknown, ignore = {}, [], False
+    found: dict[str, str] = {}
+    unknown: list[str] = []
+    ignore: bool | None = False
     for pair in text.split(";") if text else ():
         name, equals, value = pair.partition("=")
         if not equals or "=" in value:

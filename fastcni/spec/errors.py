@@ -1,6 +1,12 @@
 """CNI errors: the spec's codes as names, and the exception that carries them (CNI spec 1.1.0, section 5)."""
 
+from __future__ import annotations
+
 from errno import EMFILE, ENFILE, ENOMEM
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 INCOMPATIBLE_VERSION = 1
 UNSUPPORTED_FIELD = 2
@@ -9,33 +15,38 @@ INVALID_ENVIRONMENT = 4
 IO_FAILURE = 5
 DECODING_FAILURE = 6
 INVALID_CONFIG = 7
-INVALID_NETNS = 8               # not in the spec's table; the reference library's
+INVALID_NETNS = 8               # of the reference library, not of the spec
 TRY_AGAIN_LATER = 11
 PLUGIN_NOT_AVAILABLE = 50
 LIMITED_CONNECTIVITY = 51
-INTERNAL = 999                  # the reference library's, for what has no code of its own
+INTERNAL = 999                  # of the reference library, for errors without another code
 
-EXHAUSTED = (ENOMEM, ENFILE, EMFILE)        # it may work later
+EXHAUSTED = (ENOMEM, ENFILE, EMFILE)        # the request may succeed later
 
 
-def of_errno(number):
-    """The code for a file that the kernel does not let us read."""
+def of_errno(number: int) -> int:
+    """The code for a file that cannot be read, by the errno of the attempt."""
     return TRY_AGAIN_LATER if number in EXHAUSTED else IO_FAILURE
 
 
 class CniError(Exception):
-    """What a runtime is told: `code`, `msg` in one sentence, `details` that say why and what to look at."""
+    """An error for the runtime.
 
-    def __init__(self, code, msg, details=""):
+    code        one of the codes above, or a plugin's own from 100 on
+    msg         one sentence: what failed
+    details     why, and what to check; may be ""
+    """
+
+    def __init__(self, code: int, msg: str, details: str = "") -> None:
         super().__init__(code, msg, details)
         self.code, self.msg, self.details = code, msg, details
 
-    def __str__(self):
+    def __str__(self) -> str:
         return f"{self.msg}; {self.details}" if self.details else self.msg
 
-    def as_document(self):
-        """{"code", "msg"} and, where there are any, "details"."""
-        document = {"code": self.code, "msg": self.msg}
+    def as_document(self) -> dict[str, Any]:
+        """{"code", "msg"}, and "details" unless empty."""
+        document: dict[str, Any] = {"code": self.code, "msg": self.msg}
         if self.details:
             document["details"] = self.details
         return document

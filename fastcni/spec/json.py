@@ -1,18 +1,25 @@
-"""JSON in the dialect of CNI's Go programs: what they refuse, what they escape, how they print numbers.
+"""JSON in the dialect of CNI's Go programs: refusals, escapes and the form of numbers are Go's.
 
-Built on the C scanner below the json package, whose own import would cost a plugin six milliseconds. Where it
-refuses a document it imports that package itself, for its exception.
+Built on the C scanner of the json package, because the import of that package costs a plugin six milliseconds. When the
+scanner refuses a document, it imports the package for its exception.
 """
+
+from __future__ import annotations
 
 from _json import encode_basestring, make_scanner
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
 SPACE = " \t\n\r"
-MAX_DEPTH = 500         # Go allows 10,000; this much every Python can go down
-EXACT = 1 << 53         # integers up to here survive a float64
+MAX_DEPTH = 500         # of nested lists and objects. Go allows 10,000; every Python can recurse this deep
+EXACT = 1 << 53         # integers up to here are exact as a float64
 HEX = "0123456789abcdefABCDEF"
 
-# The scanner's complaint by its first words, Go's words for it, and how far on the wrong character is.
-COMPLAINTS = (
+# (how the scanner's message begins, Go's text for it, the wrong character's distance from the scanner's position)
+MESSAGES = (
     ("Expecting property name", "looking for beginning of object key string", 0),
     ("Illegal trailing comma before end of o", "looking for beginning of object key string", 0),
     ("Illegal trailing comma before end of a", "looking for beginning of value", 0),
@@ -22,7 +29,7 @@ COMPLAINTS = (
     ("Invalid \\escape", "in string escape code", 1),
 )
 
-# What may stand only inside of strings, and how it is written there (HTML and JavaScript hosts).
+# Characters that can be in strings only, and their escapes: Go's output is safe in HTML and JavaScript.
 ESCAPES = (("<", "\\u003c"), (">", "\\u003e"), ("&", "\\u0026"), ("\u2028", "\\u2028"), ("\u2029", "\\u2029"))
 
 # strconv.Quote of Go.
@@ -31,20 +38,20 @@ QUOTED = {'"': '\\"', "\\": "\\\\", "\a": "\\a", "\b": "\\b", "\f": "\\f", "\n":
 
 
 class JsonError(ValueError):
-    """Bytes that are no JSON document, in Go's words where they are well known."""
+    """Bytes that are not a JSON document. The text is Go's if programs are known to match it."""
 
 
 # Reading
 
-def read(data):
-    """One JSON document of bytes as dict, list, str, int, float, bool, None. Raises JsonError.
+def read(data: bytes) -> Any:
+    """Decode one JSON document to dict, list, str, int, float, bool, None. Raises JsonError.
 
-    The last of several equal keys counts. Bytes that are no UTF-8, and lone surrogates, become U+FFFD.
+    The last of several equal keys counts. Bytes that are not UTF-8, and lone surrogates, become U+FFFD.
     """
     try:
         text = data.decode()
     except UnicodeDecodeError:
-        text = mend(data.decode("utf-8", "surrogateescape"))        # one U+FFFD for each bad byte, as in Go
+        text = replace_surrogates(data.decode("utf-8", "surrogateescape"))      # one U+FFFD for each bad byte, as in Go
     text = text.strip(SPACE)
     try:
         value, end = scan(text)
@@ -55,34 +62,34 @@ def read(data):
     except RecursionError:
         raise JsonError("exceeded max depth") from None
     except ValueError as e:
-        raise reworded(text, e) from None
+        raise to_go_error(text, e) from None
     if end != len(text):
         end += len(text) - end - len(text[end:].lstrip(SPACE))
         raise unexpected(text, end, "after top-level value")
     if data.count(b"[") + data.count(b"{") > MAX_DEPTH:
         check_depth(value)
-    return mend(value) if b"\\u" in data else value
+    return replace_surrogates(value) if b"\\u" in data else value
 
 
-def repeated_keys(data, name):
-    """The keys that stand more than once in the object `name` of a document that read() has read."""
-    pairs = make_scanner(Pairs)(data.decode("utf-8", "replace").strip(SPACE), 0)[0]
+def repeated_keys(data: bytes, name: str) -> list[str]:
+    """The keys that the object `name` of a document has more than once. read() must have accepted the document."""
+    pairs = make_scanner(Pairs)(data.decode("utf-8", "replace").strip(SPACE), 0)[0]  # type: ignore[arg-type]
     found = [value for key, value in pairs if key.lower() == name.lower() and type(value) is tuple]
     keys = [key for key, _ in found[-1]] if found else []
     return [key for at, key in enumerate(keys) if key in keys[:at]]
 
 
-def scan(text):
-    """(value, where it ends) of the start of a text. Raises StopIteration, RecursionError, ValueError."""
+def scan(text: str) -> tuple[Any, int]:
+    """The value at the start of a text, and the index behind it. Raises StopIteration, RecursionError, ValueError."""
     try:
         return SCAN(text, 0)
-    except SystemError:         # Python 3.11 finds its exception only where the json package is loaded
+    except SystemError:         # Python 3.11 finds its exception only if the json package is loaded
         __import__("json.decoder")
         return SCAN(text, 0)
 
 
-def check_depth(value):
-    """Raises JsonError where lists and objects stand too deep in each other."""
+def check_depth(value: Any) -> None:
+    """Raise JsonError for lists and objects that are nested too deep."""
     level, depth = [value], 0
     while level := [item for item in level if type(item) in (dict, list)]:
         depth += 1
@@ -91,7 +98,7 @@ def check_depth(value):
         level = [child for item in level for child in (item.values() if type(item) is dict else item)]
 
 
-def mend(value):
+def replace_surrogates(value: Any) -> Any:
     """The value with U+FFFD for each lone surrogate in its strings."""
     if type(value) is str:
         try:
@@ -99,28 +106,28 @@ def mend(value):
         except UnicodeEncodeError:
             return "".join("\ufffd" if "\ud800" <= c <= "\udfff" else c for c in value)
     elif type(value) is dict:
-        return {mend(key): mend(item) for key, item in value.items()}
+        return {replace_surrogates(key): replace_surrogates(item) for key, item in value.items()}
     elif type(value) is list:
-        return [mend(item) for item in value]
+        return [replace_surrogates(item) for item in value]
     return value
 
 
-def read_float(text):
+def read_float(text: str) -> float:
     number = float(text)
     if number - number:         # infinite
         raise JsonError(f"json: cannot unmarshal number {text[:80]} into Go value of type float64")
     return number
 
 
-def refuse_constant(name):
-    """NaN, Infinity, -Infinity: the scanner knows them, JSON does not."""
+def refuse_constant(name: str) -> None:
+    """Raise JsonError for NaN, Infinity, -Infinity: the scanner accepts them, JSON does not."""
     if name[0] == "-":
         raise JsonError("invalid character 'I' in numeric literal")
     raise JsonError(f"invalid character '{name[0]}' looking for beginning of value")
 
 
-def unexpected(text, at, where):
-    """The JsonError for the character at a place of the text, or for its end."""
+def unexpected(text: str, at: int, where: str) -> JsonError:
+    """The JsonError for the character at an index of the text, or for its end."""
     if at >= len(text):
         return JsonError("unexpected end of JSON input")
     shown = chr(text[at].encode("utf-8", "replace")[0])         # Go shows a byte
@@ -128,17 +135,17 @@ def unexpected(text, at, where):
     return JsonError(f"invalid character '{shown}' {where}")
 
 
-def reworded(text, error):
-    """A complaint of the scanner as Go would have made it."""
-    words, at = getattr(error, "msg", ""), getattr(error, "pos", None)
+def to_go_error(text: str, error: ValueError) -> JsonError:
+    """The scanner's error with Go's text."""
+    message, at = getattr(error, "msg", ""), getattr(error, "pos", None)
     if at is None:              # an integer of thousands of digits
         return JsonError("json: cannot unmarshal number into Go value of type float64")
-    if words.startswith("Illegal trailing comma"):      # Go complains of what follows it
+    if message.startswith("Illegal trailing comma"):    # Go reports the character behind it
         at = len(text) - len(text[at + 1:].lstrip(SPACE))
-    for start, where, offset in COMPLAINTS:
-        if words.startswith(start):
+    for start, where, offset in MESSAGES:
+        if message.startswith(start):
             return unexpected(text, at + offset, where)
-    if words.startswith("Invalid \\uXXXX"):
+    if message.startswith("Invalid \\uXXXX"):
         at = text.rfind("\\u", 0, at + 2) + 2
         while text[at:at + 1] in HEX and at < len(text):
             at += 1
@@ -147,10 +154,12 @@ def reworded(text, error):
 
 
 class Dialect:
-    """What the scanner asks for."""
+    """The scanner's settings."""
 
     strict = True               # control characters in strings are errors
-    object_hook = object_pairs_hook = array_hook = None
+    object_hook: Any = None
+    object_pairs_hook: Any = None
+    array_hook: Any = None
     parse_float, parse_int, parse_constant = read_float, int, refuse_constant
 
 
@@ -195,11 +204,11 @@ def write_text(value, indent, sort):
     try:
         return text.encode()
     except UnicodeEncodeError:
-        return mend(text).encode()
+        return str(replace_surrogates(text)).encode()
 
 
-def put_value(value, put, colon, line, step, sort):
-    """Pass the pieces of a value's text to `put`; `line` is what starts a line on its level."""
+def put_value(value: Any, put: Callable[[str], object], colon: str, line: str, step: str, sort: bool) -> None:
+    """Pass the pieces of a value's text to `put`; `line` starts a line of the value's level."""
     kind = type(value)
     if kind is str:
         put(encode_basestring(value))
@@ -240,7 +249,7 @@ def put_value(value, put, colon, line, step, sort):
         put_value(plain(value), put, colon, line, step, sort)
 
 
-def float_text(number):
+def float_text(number: float) -> str:
     """A float as Go prints it: shortest, 1 for 1.0, exponents only below 1e-6 and from 1e21 on."""
     if number - number:         # NaN is true as well
         raise ValueError(f"json: unsupported value: {number}")
@@ -251,18 +260,18 @@ def float_text(number):
     if number and not 1e-6 <= abs(number) < 1e21:
         return f"{text}e{power:+d}"
     sign, digits = ("-", text[1:]) if text[0] == "-" else ("", text)
-    whole, _, rest = digits.partition(".")
+    integer, _, rest = digits.partition(".")
     if power < 0:
-        return f"{sign}0.{'0' * (-power - len(whole))}{whole}{rest}"
-    return f"{sign}{whole}{rest.ljust(power, '0')}"
+        return f"{sign}0.{'0' * (-power - len(integer))}{integer}{rest}"
+    return f"{sign}{integer}{rest.ljust(power, '0')}"
 
 
-def quote(text):
-    """The text in double quotes as Go's %q has it; a byte that surrogateescape let through is \\xNN again."""
+def quote(text: str) -> str:
+    """The text in double quotes, as Go's %q prints it; a byte that surrogateescape decoded is \\xNN."""
     return '"' + "".join([QUOTED.get(c) or (c if c.isprintable() else escape(c)) for c in text]) + '"'
 
 
-def escape(c):
+def escape(c: str) -> str:
     number = ord(c)
     if number < 0x20 or number == 0x7F:
         return f"\\x{number:02x}"
@@ -271,10 +280,10 @@ def escape(c):
     return f"\\u{number:04x}" if number < 0x10000 else f"\\U{number:08x}"
 
 
-def normalize(value):
-    """The value as it is after a Go map[string]interface{}: each number a float64.
+def normalize(value: Any) -> Any:
+    """The value as a Go map[string]interface{} holds it: each number is a float64.
 
-    Integers that a float64 holds stay what they are, they print the same. Raises JsonError for one too large.
+    Integers that are exact as a float64 stay integers, which print the same. Raises JsonError for one too large.
     """
     if type(value) is dict:
         return {key: item if type(item) is str else normalize(item) for key, item in value.items()}

@@ -1,67 +1,78 @@
-"""Results of ADD in each version of the spec: read, converted, printed.
+"""Results of ADD in each version of the spec: read, converted, encoded.
 
-A result is a plain dict in the shape of its own cniVersion. There are three shapes, or families:
+A result is a plain dict in the shape of its cniVersion. There are three shapes, or families:
 
-    0.1.0 0.2.0         ip4, ip6, dns; routes inside of ip4 and ip6
+    0.1.0 0.2.0         ip4, ip6, dns; routes are members of ip4 and ip6
     0.3.0 0.3.1 0.4.0   interfaces, ips (with their IP version), routes, dns
     1.0.0 1.1.0         the same, ips without their IP version, interfaces with mtu, socketPath, pciID
 
-Plugins see and make the newest only.
+Plugins read and return the newest only.
 """
+
+from __future__ import annotations
 
 from fastcni.spec import address, json
 from fastcni.spec.config import INT64, shown
 from fastcni.spec.errors import DECODING_FAILURE, INTERNAL, CniError
 from fastcni.spec.version import CURRENT, OLDEST
 
-UNSET_CIDR = "<nil>"            # what Go prints for an address that was not given
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from fastcni.spec.config import Section
+
+    Result = dict[str, Any]
+
+UNSET_CIDR = "<nil>"            # Go's text for an absent address
 
 
-def ips_of(result):
-    """[(packed, prefix)] of the addresses of a result in the newest shape."""
+def ips_of(result: Result) -> list[tuple[bytes, int]]:
+    """[(packed, prefix length)] of the addresses of a result in the newest shape."""
     return [address.read_cidr(ip["address"]) for ip in result.get("ips", ())]
 
 
-# What values can be. A reader returns the canonical form; TypeError: no such kind, ValueError: no such value.
+# The kinds of values. Each function returns the canonical form; TypeError: wrong JSON type, ValueError: bad value.
 
-def text(value):
+def text(value: Any) -> str:
     if type(value) is not str:
         raise TypeError(f"expected a string, got {shown(value)}")
     return value
 
 
-def integer(value):
+def integer(value: Any) -> int:
     if type(value) is not int or not -INT64 <= value < INT64:
         raise TypeError(f"expected an integer, got {shown(value)}")
     return value
 
 
-def index(value):
-    """An integer of which 0 says something, too."""
+def index(value: Any) -> int:
+    """An integer that is printed also if it is 0."""
     return integer(value)
 
 
-def real(value):
-    """An integer that the reference prints by way of a generic map, as a float64."""
+def real(value: Any) -> int:
+    """An integer that the reference prints as a float64, from a generic map."""
     return integer(value)
 
 
-def real_index(value):
+def real_index(value: Any) -> int:
+    """An integer that is both."""
     return integer(value)
 
 
-def cidr(value):
-    if value is None:           # not the same as absent, here alone
+def cidr(value: Any) -> str:
+    if value is None:           # null counts as absent elsewhere, not here
         raise ValueError("invalid CIDR address: ")
     return address.cidr_text(*address.read_cidr(text(value)))
 
 
-def ip(value):
+def ip(value: Any) -> str:
     return address.ip_text(address.read_ip(value)) if text(value) else ""
 
 
-# The shapes: rows of (key, what it is, what is printed where it is unset; None: nothing) in the order of
-# printing. A tuple of rows is an object, [kind] a list. The same table reads, orders and prints.
+# The shapes: rows of (key, kind, what is printed if it is unset; None: nothing) in the order of printing. A tuple of
+# rows is an object, [kind] a list. The same table validates, orders and prints.
 
 ZERO_COUNTS, REALS = (index, real_index), (real, real_index)
 DNS = (("nameservers", [text], None), ("domain", text, None), ("search", [text], None),
@@ -71,12 +82,12 @@ ROUTE = (("dst", cidr, UNSET_CIDR), ("gw", ip, None), ("mtu", integer, None), ("
          ("priority", integer, None), ("table", index, None), ("scope", index, None))
 
 IP_OF_A = (("ip", cidr, UNSET_CIDR), ("gateway", ip, None), ("routes", [ROUTE], None))
-SHAPE_A = (("cniVersion", text, None), ("ip4", IP_OF_A, None), ("ip6", IP_OF_A, None), ("dns", DNS, {}))
+SHAPE_A: Any = (("cniVersion", text, None), ("ip4", IP_OF_A, None), ("ip6", IP_OF_A, None), ("dns", DNS, {}))
 
 INTERFACE_B = (("name", text, ""), ("mac", text, None), ("sandbox", text, None))
 IP_OF_B = (("version", text, ""), ("interface", index, None), ("address", cidr, UNSET_CIDR),
            ("gateway", ip, None))
-SHAPE_B = (("cniVersion", text, None), ("interfaces", [INTERFACE_B], None), ("ips", [IP_OF_B], None),
+SHAPE_B: Any = (("cniVersion", text, None), ("interfaces", [INTERFACE_B], None), ("ips", [IP_OF_B], None),
            ("routes", [ROUTE], None), ("dns", DNS, {}))
 
 INTERFACE_C = (("mac", text, None), ("mtu", real, None), ("name", text, ""), ("pciID", text, None),
@@ -84,7 +95,7 @@ INTERFACE_C = (("mac", text, None), ("mtu", real, None), ("name", text, ""), ("p
 IP_OF_C = (("address", cidr, UNSET_CIDR), ("gateway", ip, None), ("interface", real_index, None))
 ROUTE_C = (("advmss", real, None), ("dst", cidr, UNSET_CIDR), ("gw", ip, None), ("mtu", real, None),
            ("priority", real, None), ("scope", real_index, None), ("table", real_index, None))
-SHAPE_C = (("cniVersion", text, None), ("dns", DNS_SORTED, None), ("interfaces", [INTERFACE_C], None),
+SHAPE_C: Any = (("cniVersion", text, None), ("dns", DNS_SORTED, None), ("interfaces", [INTERFACE_C], None),
            ("ips", [IP_OF_C], None), ("routes", [ROUTE_C], None))
 
 SHAPES = (SHAPE_A, SHAPE_B, SHAPE_C)
@@ -92,10 +103,10 @@ VERSIONS = (("", "0.1.0", "0.2.0"), ("0.3.0", "0.3.1", "0.4.0"), ("1.0.0", "1.1.
 FAMILY = {version: number for number, versions in enumerate(VERSIONS) for version in versions}
 
 
-def create(version, document):
-    """Check a decoded result and return its canonical form; keys match in any case, unknown ones are dropped.
+def create(version: str, document: Any) -> Result:
+    """Check a decoded result and return its canonical form; keys match in any case, unknown keys are dropped.
 
-    version: that of the configuration; the document's own must be of the same family. Raises CniError 6.
+    version: the configuration's; the document's own must be of the same family. Raises CniError 6.
     """
     if version not in FAMILY:
         raise CniError(DECODING_FAILURE, f"unsupported CNI result version {json.quote(version)}")
@@ -109,8 +120,8 @@ def create(version, document):
     return arrange({**result, "cniVersion": own or OLDEST}, SHAPES[family])
 
 
-def create_any(document):
-    """The same for a result that is taken as the version it says it is, 0.1.0 where it does not say."""
+def create_any(document: Any) -> Result:
+    """As create(), by the version of the document itself, 0.1.0 if it has none."""
     try:
         version = read({} if document is None else document, SHAPE_A[:1]).get("cniVersion", "")
     except CniError as e:
@@ -118,8 +129,8 @@ def create_any(document):
     return create(version or OLDEST, document)
 
 
-def read(value, kind, where="result"):
-    """A value checked against its kind; of an object what its rows name. Raises CniError 6."""
+def read(value: Any, kind: Any, where: str = "result") -> Any:
+    """A value checked against its kind; of an object the members that its rows name. Raises CniError 6."""
     try:
         if type(kind) is tuple:
             return read_object(value, kind, where)
@@ -128,11 +139,11 @@ def read(value, kind, where="result"):
         return kind(value)
     except TypeError as e:
         raise CniError(DECODING_FAILURE, f"{where}: {e}") from None
-    except ValueError as e:         # in words that clients know
+    except ValueError as e:         # the text is the reference's
         raise CniError(DECODING_FAILURE, str(e), where) from None
 
 
-def read_object(value, rows, where):
+def read_object(value: Any, rows: Any, where: str) -> Result:
     if type(value) is not dict:
         raise TypeError(f"expected an object, got {shown(value)}")
     known, found = {row[0].lower(): row for row in rows}, {}
@@ -143,16 +154,16 @@ def read_object(value, rows, where):
     return found
 
 
-def read_list(value, kind, where):
+def read_list(value: Any, kind: Any, where: str) -> list[Any]:
     if type(value) is not list:
         raise TypeError(f"expected a list, got {shown(value)}")
     return [read("" if item is None and kind is text else item, kind, f"{where}[{i}]")
             for i, item in enumerate(value)]
 
 
-def arrange(values, rows, *, printed=False):
-    """A result, or part of one, with its keys in order and what is unset left out or spelt out; printed: and with the
-    numbers that are printed as floats."""
+def arrange(values: Result, rows: Any, *, printed: bool = False) -> Result:
+    """A result, or a part of it, with its keys in order. Unset members are left out or have the table's value.
+    printed: numbers that are printed as floats are floats."""
     found = {}
     for key, kind, unset in rows:
         value = values.get(key)
@@ -166,7 +177,7 @@ def arrange(values, rows, *, printed=False):
     return found
 
 
-def arrange_value(value, kind, printed):
+def arrange_value(value: Any, kind: Any, printed: bool) -> Any:
     if type(kind) is tuple:
         return arrange(value, kind, printed=printed)
     if type(kind) is list and type(kind[0]) is tuple:
@@ -180,11 +191,11 @@ def encode(result, indent=4):
     return json.write(arrange(result, SHAPES[family], printed=True), indent)
 
 
-def to_version(result, version):
-    """The result in the shape of another version; itself where it has that version.
+def to_version(result: Result, version: str) -> Result:
+    """The result in the shape of another version; the same object if it has that version.
 
-    Raises CniError 999 where there is no such version, or where a result without addresses is to become 0.2.0
-    or older, which have no place for anything else.
+    Raises CniError 999 for an unknown version, and for a result without addresses that is to become 0.2.0 or older,
+    whose shape has no place for anything else.
     """
     own, version = result.get("cniVersion") or CURRENT, version or OLDEST
     if own == version:
@@ -197,9 +208,10 @@ def to_version(result, version):
     return {**result, "cniVersion": version}
 
 
-def split_ip4_and_ip6(result):
-    """0.2.0 to 0.3.0: addresses and routes get lists of their own."""
-    ips, routes = [], []
+def split_ip4_and_ip6(result: Result) -> Result:
+    """0.2.0 to 0.3.0: addresses and routes become lists."""
+    ips: list[Result] = []
+    routes: list[Result] = []
     for key, number in (("ip4", "4"), ("ip6", "6")):
         if result.get(key):
             one = dict(result[key])
@@ -208,23 +220,23 @@ def split_ip4_and_ip6(result):
     return {"ips": ips, "routes": routes, "dns": result.get("dns", {})}
 
 
-def drop_ip_version(result):
+def drop_ip_version(result: Result) -> Result:
     """0.4.0 to 1.0.0."""
     ips = [{key: value for key, value in one.items() if key != "version"} for one in result.get("ips", ())]
     return {**result, "ips": ips}
 
 
-def add_ip_version(result):
-    """1.0.0 to 0.4.0; what 1.1.0 knows more of interfaces goes, what it knows more of routes stays."""
+def add_ip_version(result: Result) -> Result:
+    """1.0.0 to 0.4.0; members of interfaces that 1.1.0 added are dropped, those of routes stay."""
     ips = [{**one, "version": "4" if is_ip4(one["address"]) else "6"} for one in result.get("ips", ())]
     interfaces = [{key: one[key] for key, _, _ in INTERFACE_B if key in one}
                   for one in result.get("interfaces", ())]
     return {**result, "ips": ips, "interfaces": interfaces}
 
 
-def fold_into_ip4_and_ip6(result):
-    """0.3.0 to 0.2.0: the first address of each family and the routes of families that have an address."""
-    found = {}
+def fold_into_ip4_and_ip6(result: Result) -> Result:
+    """0.3.0 to 0.2.0: the first address of each family, and the routes of families that have an address."""
+    found: Result = {}
     for one in result.get("ips", ()):
         key = {"4": "ip4", "6": "ip6"}.get(one.get("version"))
         if key and key not in found:
@@ -238,18 +250,19 @@ def fold_into_ip4_and_ip6(result):
     return {**found, "dns": result.get("dns", {})}
 
 
-def is_ip4(cidr_text):
-    """Whether a CIDR in canonical form is one of IPv4; an unset one counts as IPv6, as in the reference."""
+def is_ip4(cidr_text: str) -> bool:
+    """Is a CIDR in canonical form of IPv4? An unset one counts as IPv6, as in the reference."""
     return "." in cidr_text and ":" not in cidr_text
 
 
-# From one family to the next, and back.
+# The steps from one family to the next, and back.
 UP = (split_ip4_and_ip6, drop_ip_version)
 DOWN = (fold_into_ip4_and_ip6, add_ip_version)
 
 
-def check_set(result):
-    """The result itself, in the newest shape. Raises CniError 6 where an address or a route says nothing."""
+def check_set(result: Result) -> Result:
+    """Return the result, in the newest shape. Raises CniError 6 for an entry of ips without an address, or of routes
+    without a destination."""
     for key, member in (("ips", "address"), ("routes", "dst")):
         for i, entry in enumerate(result.get(key, ())):
             if entry.get(member, UNSET_CIDR) == UNSET_CIDR:
@@ -257,11 +270,11 @@ def check_set(result):
     return result
 
 
-def read_prev_result(section, config_version):
-    """prevResult of a configuration in the 1.1.0 shape, None where there is none.
+def read_prev_result(section: Section, config_version: str) -> Result | None:
+    """The prevResult of a configuration in the 1.1.0 shape, None if it is absent.
 
-    Without a version of its own it has the configuration's; one of another family is refused. Raises CniError
-    6, or 7 where it is no object.
+    Without a version it counts as the configuration's version. Raises CniError 6, also for a version of another family,
+    and 7 if it is not an object.
     """
     if not section.has("prevResult"):
         return None

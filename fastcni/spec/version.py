@@ -1,60 +1,67 @@
-"""Versions of the CNI spec: which there are, their order, and what a plugin says it supports."""
+"""The versions of the CNI spec, their order, and the VERSION command."""
+
+from __future__ import annotations
 
 from fastcni.spec import json
 from fastcni.spec.errors import INCOMPATIBLE_VERSION, CniError
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 ALL = ("0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0")
 CURRENT = ALL[-1]
-OLDEST = ALL[0]             # what a document without a version means
+OLDEST = ALL[0]             # the version of a document without one
 
 PARTS = ("major", "minor", "micro")
-DIGITS = 18                 # more of them, and Go's int may overflow
+MAX_DIGITS = 18             # with more, Go's int may overflow
 
 
-def parse(text):
-    """The version as (major, minor, micro); parts left out are 0, and "" is 0.1.0. Raises ValueError."""
+def parse(text: str) -> tuple[int, int, int]:
+    """The version as (major, minor, micro); missing parts are 0, and "" is 0.1.0. Raises ValueError."""
     parts = (text or OLDEST).split(".")
     if len(parts) > len(PARTS):
         raise ValueError(f"invalid version {json.quote(text)}: too many parts")
     numbers = [0, 0, 0]
     for i, part in enumerate(parts):
         digits = part[1:] if part[:1] in ("+", "-") else part
-        if not (digits.isascii() and digits.isdigit()) or len(digits) > DIGITS:
+        if not (digits.isascii() and digits.isdigit()) or len(digits) > MAX_DIGITS:
             why = "value out of range" if digits.isascii() and digits.isdigit() else "invalid syntax"
             shown = json.quote(part)
             raise ValueError(f"failed to convert {PARTS[i]} version part {shown}: "
                              f"strconv.Atoi: parsing {shown}: {why}")
         numbers[i] = int(part)
-    return tuple(numbers)
+    major, minor, micro = numbers
+    return major, minor, micro
 
 
-def at_least(version, since):
-    """Whether `version` is `since` or later. Raises ValueError where one of them is no version."""
+def at_least(version: str, since: str) -> bool:
+    """Is `version` equal to `since` or later? Raises ValueError if one of them is not a version."""
     if version in ALL and since in ALL:
         return ALL.index(version) >= ALL.index(since)
     return parse(version) >= parse(since)
 
 
-def starting_from(version):
-    """The known versions from this one on. Raises ValueError for one that is not known."""
+def starting_from(version: str) -> tuple[str, ...]:
+    """The known versions from this one on. Raises ValueError for an unknown version."""
     return ALL[ALL.index(version):]
 
 
-def check_supported(version, supported):
-    """Raises CniError 1 unless the plugin lists exactly this version."""
+def check_supported(version: str, supported: Sequence[str]) -> None:
+    """Raise CniError 1 unless this version is one of the plugin's."""
     if version not in supported:
         listed = " ".join(map(json.quote, supported))
         raise CniError(INCOMPATIBLE_VERSION, "incompatible CNI versions",
                        f"config is {json.quote(version)}, plugin supports [{listed}]")
 
 
-def version_reply(supported):
-    """What VERSION prints, a line of JSON."""
+def version_reply(supported: Sequence[str]) -> bytes:
+    """The answer to VERSION: a line of JSON."""
     return json.write({"cniVersion": CURRENT, "supportedVersions": supported}) + b"\n"
 
 
-def read_version_reply(data):
-    """The versions that a plugin's answer to VERSION lists, unchecked. Raises ValueError."""
+def read_version_reply(data: bytes) -> list[str]:
+    """The versions in a plugin's answer to VERSION, unchecked. Raises ValueError."""
     try:
         document = json.read(data)
     except json.JsonError as e:

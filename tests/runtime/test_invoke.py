@@ -255,12 +255,12 @@ def test_a_delegate_sees_the_command_it_is_given(stage, monkeypatch):           
 def test_our_launchers_are_known_by_their_mark(stage):
     file = stage.bin / "bridge"
     file.write_bytes(b"\x7fELF\x02\x01\x01\x00\x00fastcni\x02\x00")
-    assert invoke.is_ours(str(file))
-    assert not invoke.is_ours(sys.executable)
-    assert not invoke.is_ours(str(stage.bin))
-    assert not invoke.is_ours(str(stage.bin / "absent"))
+    assert invoke.is_own(str(file))
+    assert not invoke.is_own(sys.executable)
+    assert not invoke.is_own(str(stage.bin))
+    assert not invoke.is_own(str(stage.bin / "absent"))
     file.write_bytes(b"short")
-    assert not invoke.is_ours(str(file))
+    assert not invoke.is_own(str(file))
 
 
 @pytest.mark.parametrize("error, code", [(errno.EMFILE, 11), (errno.ENOMEM, 11), (errno.EIO, 5)])
@@ -275,9 +275,9 @@ def test_a_launcher_that_cannot_be_read_now_is_not_taken_for_a_foreign_plugin(st
     with monkeypatch.context() as patch:
         patch.setattr(invoke, "read_file", refuse)
         with pytest.raises(CniError, match=f"read plugin {file}: {os.strerror(error)}") as caught:
-            invoke.is_ours(str(file))
+            invoke.is_own(str(file))
     assert caught.value.code == code
-    assert invoke.is_ours(str(file))
+    assert invoke.is_own(str(file))
 
 
 def test_the_invoker_costs_a_one_shot_plugin_no_imports():

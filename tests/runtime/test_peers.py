@@ -13,7 +13,7 @@ RT = RuntimeConf("ctr", "/nonexistent/ns", "eth0")
 
 
 def is_go(name):
-    return os.path.isfile(f"{GO}/{name}") and not invoke.is_ours(f"{GO}/{name}")
+    return os.path.isfile(f"{GO}/{name}") and not invoke.is_own(f"{GO}/{name}")
 
 
 needs_go = pytest.mark.skipif(not is_go("host-local"), reason=f"the Go host-local is not in {GO}")

@@ -18,7 +18,7 @@ from server.local import Local
 
 from fastcni._abandoned import note_running
 from fastcni.kernel import wire
-from fastcni.kit.call.deadlines import STALL_SECONDS
+from fastcni.kit.call.deadlines import STALL_S
 from fastcni.launcher import pack
 from fastcni.launcher.install import base_interpreter, checked_interpreter
 from fastcni.server.upkeep import Watchdog, watchdog_seconds
@@ -103,7 +103,7 @@ def test_a_request_that_a_stopped_server_was_at_is_over_when_it_goes_on(node, po
              "runtimeConfig": {"portMappings": [{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}]}}
     assert ended(plugin(hasty, server, "ADD", ports, pod))[0] == 0
     before = state(node, pod)
-    time.sleep(max(0.0, stopped + STALL_SECONDS + 1 - time.monotonic()))
+    time.sleep(max(0.0, stopped + STALL_S + 1 - time.monotonic()))
     go_on(server)
     assert eventually(lambda: server.lines("event=request_abandoned", f"command={command}")), server.said()
     assert server.ok("VERSION", conf)
@@ -119,7 +119,7 @@ def test_a_caller_that_has_waited_for_a_stopped_server_has_its_answer(node, pod,
     waiting = server.send("ADD", node.conf(**keys), pod, env=env)
     assert slow.started()
     stop(server)
-    time.sleep(STALL_SECONDS + 1)
+    time.sleep(STALL_S + 1)
     go_on(server)
     assert waiting.answer().status == 0
 

@@ -75,5 +75,3 @@ def test_counting_stops_at_the_ends_of_the_family():
     for packed, n in ((b"\xff" * 4, 1), (bytes(16), -1)):
         with pytest.raises(OverflowError):
             address.plus(packed, n)
-
-

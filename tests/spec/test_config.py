@@ -149,7 +149,7 @@ def test_a_long_value_is_cut():
     with pytest.raises(CniError) as caught:
         Section({"mtu": "x" * 1000}).integer("mtu")
     assert caught.value.msg.endswith("xxx...")
-    assert len(caught.value.msg) < 2 * config.SHOWN + 20
+    assert len(caught.value.msg) < 2 * config.MAX_SHOWN + 20
 
 
 def test_sections_in_lists_know_where_they_are():

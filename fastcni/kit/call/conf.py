@@ -1,26 +1,40 @@
-"""Configuration that several plugins share: what DEL reads of it, the MAC that a pod asks for, and dns.
+"""Keys that several plugins share: MTU, dns, the requested MAC; and how DEL reads its configuration.
 
 DEL reads only the keys that it needs, and warns of a bad value: the configuration may have changed since ADD, and a
 typo must not keep a pod from ending. Only `dataDir` and `ipam.type`, which say where ADD's records are, must be valid.
 If DEL ignored these, it would succeed and the address would stay held.
 """
 
+from __future__ import annotations
+
 from fastcni.kit.ipam.ipam_conf import DNS_LISTS, read_dns
 from fastcni.spec import errors
 from fastcni.spec.config import Lenient, read_args
 from fastcni.spec.errors import CniError
 
-ENDINGS = ("DEL", "GC")         # these are lenient
-MTU_MIN, MTU_MAX = 68, 65535     # linux/if_ether.h: ETH_MIN_MTU, ETH_MAX_MTU
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any, TypeVar
+
+    from fastcni.kit.call.request import Request
+    from fastcni.spec.config import Section
+
+    T = TypeVar("T")
+
+ENDINGS = ("DEL", "GC")         # the commands that read leniently
+ETH_MIN_MTU, ETH_MAX_MTU = 68, 65535        # linux/if_ether.h
+ETH_ALEN = 6
+MAC_LENGTHS = (6, 8, 20)        # bytes: Ethernet, EUI-64, InfiniBand
 
 
-def keys_of(req):
+def keys_of(req: Request) -> Section:
     """The configuration as a Section, for DEL and GC as a Lenient one."""
     return Lenient(req.conf.values, req.warn) if req.command in ENDINGS else req.conf
 
 
-def read_once(req, read):
-    """What read(Section) says of the configuration, for all pods of the network; for DEL and GC it is lenient."""
+def read_once(req: Request, read: Callable[[Section], T]) -> T:
+    """The result of read(Section), kept for all pods of the network. For DEL and GC a bad value is a warning."""
     try:
         return req.conf.once(read)
     except CniError:
@@ -29,38 +43,38 @@ def read_once(req, read):
         return read(keys_of(req))
 
 
-def read_own_dns(conf):
-    """The top-level dns as a result's dns, None where no member is present: then IPAM's stands."""
+def read_own_dns(conf: Section) -> dict[str, Any] | None:
+    """The top-level dns as a result's dns, None if it has no member: then the result keeps the IPAM plugin's."""
     section = conf.section("dns")
     return read_dns(section) if any(section.has(key) for key in (*DNS_LISTS, "domain")) else None
 
 
-def read_mtu(conf):
-    """The key mtu of a veth pair; 0 and less mean the kernel's."""
-    mtu = conf.integer("mtu", high=MTU_MAX)
-    if 0 < mtu < MTU_MIN:
-        raise conf.wrong("mtu", f"expected {MTU_MIN} or more, or 0 for the kernel's, got {mtu}")
+def read_mtu(conf: Section) -> int:
+    """The key mtu of a veth pair; 0 and less mean the kernel's default. Raises CniError 7."""
+    mtu: int = conf.integer("mtu", high=ETH_MAX_MTU)
+    if 0 < mtu < ETH_MIN_MTU:
+        raise conf.wrong("mtu", f"expected {ETH_MIN_MTU} or more, or 0 for the kernel's, got {mtu}")
     return mtu
 
 
-def read_ipv6(conf):
-    """Is there IPv6 on the pod's link? disableIPv6, a key of fastcni's: true takes it off both ends."""
+def read_ipv6(conf: Section) -> bool:
+    """Has the pod's link IPv6? fastcni's key disableIPv6 (true) disables it on both ends."""
     return not conf.flag("disableIPv6")
 
 
-def check_families(ipv6, result):
-    """Raises CniError 7 for an IPv6 address in a network without IPv6."""
+def check_families(ipv6: bool, result: dict[str, Any]) -> None:
+    """Raise CniError 7 for an IPv6 address in a network without IPv6."""
     for ip in result.get("ips", ()):
         if not ipv6 and ":" in ip["address"]:
             raise CniError(errors.INVALID_CONFIG, f"IPAM gave {ip['address']}, but disableIPv6 is true")
 
 
-def read_requested_mac(req, own="", *, strict=True):
-    """The MAC asked for, as 6 bytes, or None: runtimeConfig.mac before args.cni.mac before MAC of CNI_ARGS before
-    `own`, the plugin's key. Bad CNI_ARGS are refused, but not with strict=False: for plugins of which the reference
-    reads none."""
+def read_requested_mac(req: Request, own: str = "", *, strict: bool = True) -> bytes | None:
+    """The requested MAC as 6 bytes, or None: runtimeConfig.mac before args.cni.mac before MAC= of CNI_ARGS before
+    `own`, the plugin's key. Raises CniError 7, and 4 for bad CNI_ARGS. strict=False accepts these, for plugins whose
+    reference does not read CNI_ARGS."""
     text = req.conf.once(read_runtime_mac)
-    # Read in any case, for what is bad in it.
+    # CNI_ARGS are read even if they are not needed, so that bad ones are refused.
     if req.args:
         args = read_args(req.args, ("MAC",)) if strict else dict(pair.partition("=")[::2]
                                                                  for pair in req.args.split(";"))
@@ -69,30 +83,31 @@ def read_requested_mac(req, own="", *, strict=True):
     return read_ethernet(text) if text else None
 
 
-def read_runtime_mac(conf):
+def read_runtime_mac(conf: Section) -> str:
+    """runtimeConfig.mac, else args.cni.mac, else ""."""
     return conf.section("runtimeConfig").text("mac") or conf.section("args").section("cni").text("mac")
 
 
-def read_ethernet(text):
+def read_ethernet(text: str) -> bytes:
     """A MAC of Ethernet as 6 bytes. Raises CniError 7."""
     try:
         mac = read_mac(text)
     except ValueError as e:
         raise CniError(errors.INVALID_CONFIG, str(e)) from None
-    if len(mac) != 6:
+    if len(mac) != ETH_ALEN:
         raise CniError(errors.INVALID_CONFIG, f"address {text}: not the 6 bytes of an Ethernet address")
     return mac
 
 
-def read_mac(text):
+def read_mac(text: str) -> bytes:
     """A MAC in ':', '-' or dotted form as 6, 8 or 20 bytes, as Go reads it. Raises ValueError."""
     parts = text.replace("-", ":").split(":")
     if len(parts) == 1:
         parts = [half for word in text.split(".") if len(word) == 4 for half in (word[:2], word[2:])]
-        whole = text.replace(".", "")
+        digits = text.replace(".", "")
     else:
-        whole = "".join(parts)
-    if len(parts) not in (6, 8, 20) or len(whole) != 2 * len(parts) or any(len(part) != 2 for part in parts):
+        digits = "".join(parts)
+    if len(parts) not in MAC_LENGTHS or len(digits) != 2 * len(parts) or any(len(part) != 2 for part in parts):
         raise ValueError(f"address {text}: invalid MAC address")
     try:
         return bytes.fromhex("".join(parts))

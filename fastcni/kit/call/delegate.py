@@ -88,7 +88,7 @@ def _find(req):
     if req.in_process and req.plugin in plugins.TABLE:
         return plugins.load(req.plugin), ""
     path = invoke.find(req.plugin, req.path.split(":") if req.path else [])
-    if req.plugin in plugins.TABLE and invoke.is_ours(path):
+    if req.plugin in plugins.TABLE and invoke.is_own(path):
         return plugins.load(req.plugin), ""
     return None, path
 

@@ -1,7 +1,9 @@
-"""Small files that plugins read and keep. An error of the kernel is a CniError 5 with the path and its message.
+"""Small files that plugins read and keep. An error of the kernel is a CniError 5 with the path and the message.
 
 A pipe, a device or a folder in the place of a file is an error, and open(2) does not wait for it.
 """
+
+from __future__ import annotations
 
 import posix
 
@@ -10,22 +12,22 @@ from fastcni._system import read_file, write_file
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 
-LIMIT = 1 << 20                 # bytes of a file that is read
+MAX_BYTES = 1 << 20             # of a file that is read
 WRITE = posix.O_CREAT | posix.O_TRUNC | posix.O_NOFOLLOW
 
 
-def read(path, limit=LIMIT, flags=0):
-    """The content as bytes; None if there is no such file. flags: more flags of open(2)."""
+def read(path: str, limit: int = MAX_BYTES, flags: int = 0) -> bytes | None:
+    """At most `limit` bytes of the content; None if there is no such file. flags: more flags of open(2)."""
     try:
         return read_file(path, posix.O_RDONLY | flags, limit, regular=True)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as e:
-        raise trouble("read", path, e) from None
+        raise file_error("read", path, e) from None
 
 
-def write(path, content):
-    """A file that only root reads, in a folder that only root opens."""
+def write(path: str, content: bytes) -> None:
+    """Write a file with mode 0600, and make its folder with mode 0700 if it is missing."""
     try:
         try:
             write_file(path, content, WRITE, regular=True)
@@ -33,11 +35,11 @@ def write(path, content):
             make_folders(path.rpartition("/")[0], 0o700)
             write_file(path, content, WRITE, regular=True)
     except OSError as e:
-        raise trouble("write", path, e) from None
+        raise file_error("write", path, e) from None
 
 
-def make_folders(path, mode, above=0o755):
-    """Make a folder if it is missing, and its parents with the mode `above`, whatever the umask. Raises OSError."""
+def make_folders(path: str, mode: int, above: int = 0o755) -> None:
+    """Make a folder if it is missing, and its missing parents with mode `above`. Raises OSError."""
     try:
         try:
             posix.mkdir(path, mode)
@@ -51,26 +53,26 @@ def make_folders(path, mode, above=0o755):
         return
 
 
-def remove(path):
-    """Gone is fine."""
+def remove(path: str) -> None:
+    """Remove a file; success if it does not exist."""
     check_request()
     try:
         posix.unlink(path)
     except (FileNotFoundError, NotADirectoryError):
         return
     except OSError as e:
-        raise trouble("remove", path, e) from None
+        raise file_error("remove", path, e) from None
 
 
-def names(folder):
-    """What is in a folder; [] where there is none."""
+def names(folder: str) -> list[str]:
+    """The names in a folder; [] if it does not exist."""
     try:
         return posix.listdir(folder)
     except FileNotFoundError:
         return []
     except OSError as e:
-        raise trouble("list", folder, e) from None
+        raise file_error("list", folder, e) from None
 
 
-def trouble(verb, path, error):
+def file_error(verb: str, path: str, error: OSError) -> CniError:
     return CniError(errors.IO_FAILURE, f"{verb} {path}: {error.strerror} (errno {error.errno})")

@@ -1,7 +1,9 @@
-"""Call a plugin that is an executable: find it, give it its environment, understand how it ended.
+"""Call a plugin that is an executable: find it, make its environment, run it, read its result or error.
 
-The rules and the error texts are those of the Go library, since runtimes and people match on them.
+The rules and the error texts are those of the Go library, because runtimes and people match them.
 """
+
+from __future__ import annotations
 
 import posix
 import time
@@ -12,20 +14,25 @@ from fastcni.kernel import process, waiting
 from fastcni.spec import errors, json, result
 from fastcni.spec.errors import CniError
 
-MARK = b"fastcni"          # in the padding of our launchers' ELF header, bytes 9 to 15 (elf(5), EI_PAD)
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import Any
 
-# A program that is being written cannot be started. Six attempts in five seconds; the first come
-# soon, since a file that is renamed into place is busy for a moment only.
-BUSY_SLEEPS = (0.05, 0.45, 1.0, 1.5, 2.0)
+MARK = b"fastcni"               # in the padding of the ELF header of fastcni's launchers
+EI_PAD, EI_NIDENT = 9, 16       # elf(5): where the padding is
+S_IFMT, S_IFREG = 0o170000, 0o100000        # stat(2)
 
-SHOWN = 8192               # bytes of a failed plugin's output that an error message repeats
+# A program that is being written cannot be started (ETXTBSY). Six attempts in five seconds; the first pauses are short,
+# because a file that is renamed into place is busy only for a moment.
+BUSY_PAUSES_S = (0.05, 0.45, 1.0, 1.5, 2.0)
+MAX_SHOWN = 8192                # bytes of a failed plugin's output that an error repeats
 
 
-def find(name, dirs):
+def find(name: str, dirs: Sequence[str]) -> str:
     """Return the path of the plugin `name` in the first of `dirs` that has it as a regular file.
 
-    CniError otherwise. Whether it may be executed is not looked at: the refusal of exec says more
-    than "not found" would.
+    Raises CniError 4, 7 or 999. The mode is not checked: the error of exec says more than "not found" would.
     """
     if not name:
         raise CniError(errors.INVALID_CONFIG, "no plugin name provided")
@@ -41,8 +48,8 @@ def find(name, dirs):
     raise CniError(errors.INTERNAL, f"failed to find plugin {json.quote(name)} in path [{' '.join(dirs)}]")
 
 
-def clean(path):
-    """The path as Go's filepath.Join leaves it. Most are clean already; importing os.path costs 0.9 ms."""
+def clean(path: str) -> str:
+    """The path as Go's filepath.Join returns it. Most are clean already; the import of os.path costs 0.9 ms."""
     if "//" not in path and "/." not in path:
         return path
     from posixpath import normpath
@@ -50,18 +57,19 @@ def clean(path):
     return normpath(path)
 
 
-def is_file(path):
+def is_file(path: str) -> bool:
     try:
-        return posix.stat(path).st_mode & 0o170000 == 0o100000      # stat(2): S_IFMT, S_IFREG
+        return posix.stat(path).st_mode & S_IFMT == S_IFREG
     except (OSError, ValueError):
         return False
 
 
-def is_ours(path):
-    """Whether the file is one of fastcni's launchers. False for a missing file, a folder, or a file
-    that this process may not read. Raises CniError if it cannot be known: fastcni's launcher is no foreign plugin."""
+def is_own(path: str) -> bool:
+    """Is the file one of fastcni's launchers? False for a missing file, a folder, or a file that this process may not
+    read. Raises CniError 5 or 11 if the file cannot be read for another reason: it may be a launcher of fastcni, which
+    must not be run as a plugin of others."""
     try:
-        return read_file(path, posix.O_RDONLY | posix.O_NONBLOCK, 16)[9:] == MARK
+        return read_file(path, posix.O_RDONLY | posix.O_NONBLOCK, EI_NIDENT)[EI_PAD:] == MARK
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError):
         return False
     except OSError as e:
@@ -69,28 +77,27 @@ def is_ours(path):
                        f"read plugin {path}: {posix.strerror(e.errno)} (errno {e.errno})") from None
 
 
-def child_env(base_env, command, **cni):
-    """Return a copy of `base_env` for a plugin: CNI_COMMAND set, and the variables given by name.
+def child_env(base_env: Mapping[str, str], command: str, **cni: str) -> dict[str, str]:
+    """Return a copy of `base_env` for a plugin, with CNI_COMMAND and the variables given by name.
 
-    A delegate inherits all the others: child_env(env, "ADD"). A runtime sets every one, so that
-    nothing leaks in: child_env(env, "ADD", CNI_CONTAINERID=..., CNI_NETNS="", ...).
+    A delegate inherits all others: child_env(env, "ADD"). A runtime sets every CNI variable, so that it inherits none:
+    child_env(env, "ADD", CNI_CONTAINERID=..., CNI_NETNS="", ...).
     """
     return {**base_env, "CNI_COMMAND": command, **cni}
 
 
 class Late(CniError):
-    """The plugin was killed, because it took longer than its timeout."""
+    """The plugin was killed because it took longer than its timeout."""
 
 
-def execute(path, env, stdin, timeout=None):
-    """Run the plugin at `path`; return (stdout, stderr) as bytes when it exits with status 0.
+def execute(path: str, env: Mapping[str, str], stdin: bytes, timeout: float | None = None) -> tuple[bytes, bytes]:
+    """Run the plugin at `path`; return (stdout, stderr) if it exits with status 0.
 
-    A failure is a CniError: the plugin's own error document, or, where it gave none, code 0 with
-    a text that says how it ended. timeout is in seconds, for all attempts together, None: no limit; at its end
-    Late is raised.
+    timeout is in seconds, for all attempts together; None: no limit. Raises CniError: the plugin's own error document,
+    or without one code 0 and a text that says how it ended. Raises Late at the end of the timeout.
     """
     deadline = None if timeout is None else time.monotonic() + timeout
-    pauses = list(BUSY_SLEEPS)
+    pauses = list(BUSY_PAUSES_S)
     while True:
         left = None if deadline is None else deadline - time.monotonic()
         if left is not None and left <= 0:
@@ -109,8 +116,8 @@ def execute(path, env, stdin, timeout=None):
         return ended.stdout, ended.stderr
 
 
-def start_cause(path, error):
-    """The words for a program that could not be started."""
+def start_cause(path: str, error: OSError | ValueError) -> str:
+    """The text for a program that could not be started."""
     if isinstance(error, ValueError):          # a NUL in the path or the environment
         return f"fork/exec {path}: {posix.strerror(EINVAL).lower()}"
     if error.errno == EFBIG:
@@ -118,11 +125,8 @@ def start_cause(path, error):
     return f"fork/exec {path}: {posix.strerror(error.errno).lower()}"
 
 
-def read_failure(stdout, stderr, cause):
-    """Return the CniError that a failed plugin's output means.
-
-    cause: how it ended, as process.Finished has it.
-    """
+def read_failure(stdout: bytes, stderr: bytes, cause: str) -> CniError:
+    """Return the CniError of a failed plugin. cause: how it ended, as process.Finished has it."""
     if stdout:
         return read_error_document(stdout)
     if stderr:
@@ -130,8 +134,8 @@ def read_failure(stdout, stderr, cause):
     return CniError(0, f"netplugin failed with no error message: {cause}")
 
 
-def read_error_document(stdout):
-    """Return the CniError written in `stdout`; what could be read of a damaged one is kept."""
+def read_error_document(stdout: bytes) -> CniError:
+    """Return the CniError in `stdout`; of a damaged document the members that can be read."""
     try:
         document = json.read(stdout)
     except json.JsonError as e:
@@ -141,7 +145,8 @@ def read_error_document(stdout):
     if not isinstance(document, dict):
         return undecodable(
             stdout, f"json: cannot unmarshal {go_kind(document)} into Go value of type types.Error")
-    found, wrong = {"code": 0, "msg": "", "details": ""}, ""
+    found: dict[str, Any] = {"code": 0, "msg": "", "details": ""}
+    wrong = ""
     for key, value in document.items():
         key = key.lower()
         if key not in found or value is None:
@@ -157,23 +162,23 @@ def read_error_document(stdout):
     return CniError(found["code"], found["msg"], found["details"])
 
 
-def undecodable(stdout, why, code=0, details=""):
+def undecodable(stdout: bytes, why: object, code: int = 0, details: str = "") -> CniError:
     return CniError(code, f"netplugin failed but error parsing its diagnostic message "
                           f"{quote_output(stdout)}: {why}", details)
 
 
-def quote_output(data):
-    """The bytes a plugin wrote, in quotes for a message; what does not fit is counted."""
-    text = json.quote(data[:SHOWN].decode("utf-8", "surrogateescape"))
-    return text if len(data) <= SHOWN else f"{text} ({len(data) - SHOWN} bytes more)"
+def quote_output(data: bytes) -> str:
+    """A plugin's output in quotes for an error; bytes beyond MAX_SHOWN are counted."""
+    text = json.quote(data[:MAX_SHOWN].decode("utf-8", "surrogateescape"))
+    return text if len(data) <= MAX_SHOWN else f"{text} ({len(data) - MAX_SHOWN} bytes more)"
 
 
-def is_code(value):
+def is_code(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
-def go_kind(value):
-    """The decoder's word for a JSON value, as peers write it in messages."""
+def go_kind(value: object) -> str:
+    """Go's word for the type of a JSON value, as its decoder prints it."""
     if isinstance(value, bool):
         return "bool"
     for kind, word in ((str, "string"), (int, f"number {value}"), (float, "number"), (list, "array")):
@@ -182,11 +187,11 @@ def go_kind(value):
     return "object"
 
 
-def read_add_output(stdout, config_version):
-    """Return the result (a dict in the shape of its own version) that an ADD printed.
+def read_add_output(stdout: bytes, config_version: str) -> dict[str, Any]:
+    """Return the result that an ADD printed, a dict in the shape of its own version.
 
-    config_version is the cniVersion of the configuration, "" meaning 0.1.0. The result's version may
-    be another one than the configuration's. CniError 6 where it cannot be decoded; see result.create.
+    config_version: the configuration's cniVersion, "" for 0.1.0. The result's may be another. Raises CniError 6, see
+    result.create().
     """
     try:
         document = json.read(stdout)
@@ -199,7 +204,7 @@ def read_add_output(stdout, config_version):
                        f"{go_kind(document)} into Go value of type map[string]interface {{}}")
     version = document.get("cniVersion")
     if not (version and isinstance(version, str)):
-        # Only the exact spelling counts here; a differently cased one must not win later on.
+        # Only the exact spelling counts; create() would read another spelling.
         version = config_version or "0.1.0"
         document = {key: value for key, value in document.items() if key.lower() != "cniversion"}
         document["cniVersion"] = version

@@ -1,16 +1,23 @@
-"""Names and marks that are derived from a network and a container: the same text for the same attachment, always; and
-names of iptables chains, derived or configured."""
+"""Names and marks that are derived from an attachment (network, container, ifname), the same each time; and names of
+iptables chains, derived or configured."""
+
+from __future__ import annotations
 
 import sys
 
 from fastcni.spec.config import is_name, shown
 
-ADMIN_CHAIN = "CNI-ADMIN"       # of the host's administrator, where the network names no other
-CHAIN_MAX = 28                  # characters of a chain's name that iptables takes
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from fastcni.kit.call.request import Request
+    from fastcni.spec.config import Section
+
+ADMIN_CHAIN = "CNI-ADMIN"       # of the host's administrator, if the network names no other
+MAX_CHAIN_LENGTH = 28           # XT_EXTENSION_MAXNAMELEN of linux/netfilter/x_tables.h, without the closing NUL
 
 
-def digest(text, length, prefix=""):
-    """`prefix` and as much of the SHA-512 of `text` in lower-case hex as `length` has room for."""
+def digest(text: str, length: int, prefix: str = "") -> str:
+    """`prefix` and the SHA-512 of `text` in lower-case hex, cut to `length` characters."""
     # hashlib would load OpenSSL for this.
     if sys.hexversion >= 0x030C0000:
         from _sha2 import sha512
@@ -19,37 +26,43 @@ def digest(text, length, prefix=""):
     return prefix + sha512(text.encode()).hexdigest()[:length - len(prefix)]
 
 
-def chain(prefix, req):
+def chain(prefix: str, req: Request) -> str:
     """An iptables chain name of the reference plugins: 28 characters, e.g. CNI-e8f6f419596f7f47b3468487."""
     return container_chain(prefix, req.name, req.container_id)
 
 
-def container_chain(prefix, name, container_id):
-    return digest(name + container_id, CHAIN_MAX, prefix)
+def container_chain(prefix: str, name: str, container_id: str) -> str:
+    """The same for a network's name and a container."""
+    return digest(name + container_id, MAX_CHAIN_LENGTH, prefix)
 
 
-def read_chain(keys, key, default=""):
-    """The name of an iptables chain that a configuration gives, `default` where it gives none. Raises CniError 7."""
+def read_chain(keys: Section, key: str, default: str = "") -> str:
+    """The name of an iptables chain that a configuration has, `default` if absent or empty. Raises CniError 7."""
     name = keys.text(key) or default
-    if name and not (is_name(name) and len(name) <= CHAIN_MAX):
+    if name and not (is_name(name) and len(name) <= MAX_CHAIN_LENGTH):
         raise keys.wrong(key, f"not the name of a chain: {shown(name)}")
     return name
 
 
-def network_mark(name):
+def network_mark(name: str) -> str:
+    """The part of a mark that all attachments of a network share."""
     return digest(name, 16)
 
 
-def mark(req):
-    """What we own in nftables carries this comment: hashes for the machine to compare, then words for people."""
+def mark(req: Request) -> str:
+    """The comment of fastcni's nftables objects: hashes, which are compared, then text for people.
+
+        6c3bf4d2..-a7f0e5b8.., net: mynet, if: eth0, id: container1
+    """
     return attachment_mark(req.name, req.container_id, req.ifname)
 
 
-def attachment_mark(name, container_id, ifname):
-    words = f"net: {name}, if: {ifname}, id: {container_id}".replace('"', "")
-    return f"{hashes(name, container_id, ifname)}, {words}"
+def attachment_mark(name: str, container_id: str, ifname: str) -> str:
+    """The same for an attachment."""
+    text = f"net: {name}, if: {ifname}, id: {container_id}".replace('"', "")
+    return f"{hashes(name, container_id, ifname)}, {text}"
 
 
-def hashes(name, container_id, ifname):
-    """The part of a mark that is compared; the words behind it may have been cut."""
+def hashes(name: str, container_id: str, ifname: str) -> str:
+    """The part of a mark that is compared; the text behind it may be cut."""
     return f"{network_mark(name)}-{digest(f'{ifname}:{container_id}', 16)}"

@@ -1,9 +1,10 @@
-"""The log line of a request that a plugin file answers without a server, where FASTCNI_LOG says: journald, syslog, or
-the path of a file.
+"""The log line of a one-shot request. FASTCNI_LOG says where it goes: journald, syslog, or the path of a file.
 
-The plugin writes it after the answer, and a failure to write it changes nothing. Events and fields are those of
-the server's log (docs/server.md).
+The plugin writes it after the answer, and a failure to write it changes nothing. Events and fields are those of the
+server's log (docs/server.md).
 """
+
+from __future__ import annotations
 
 import posix
 import time
@@ -11,24 +12,30 @@ import time
 from fastcni.kernel import logs
 from fastcni.spec import json
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from fastcni.handle import Reply
+
 JOURNAL, SYSLOG = "/run/systemd/journal/socket", "/dev/log"
-INFO, WARNING = 6, 4                # syslog(3)
-DAEMON = 3 << 3
-LEVELS = {INFO: "info", WARNING: "warning"}
-LONGEST = 8192                      # characters of one value: an error has the words of programs in it
+LOG_INFO, LOG_WARNING = 6, 4        # syslog(3)
+LOG_DAEMON = 3 << 3
+LEVELS = {LOG_INFO: "info", LOG_WARNING: "warning"}
+MAX_VALUE = 8192                    # characters of one value: an error can repeat the output of programs
 
 
 class Entry:
-    """A request from here on, until write()."""
+    """The entry of one request; its time runs from here to write()."""
 
     __slots__ = ("env", "plugin", "started", "stdin")
 
-    def __init__(self, plugin, env, stdin):
+    def __init__(self, plugin: str, env: Mapping[str, str], stdin: bytes) -> None:
         self.plugin, self.env, self.stdin = plugin, env, stdin
         self.started = time.perf_counter()
 
-    def write(self, where, reply):
-        """One entry about the answer. A log that is missing, full or no log loses it."""
+    def write(self, where: str, reply: Reply) -> None:
+        """Write the entry. If the log is missing, full or not a log, the entry is lost."""
         priority, fields = self.fields(reply)
         try:
             if where == "journald":
@@ -40,7 +47,7 @@ class Entry:
         except (OSError, ValueError):       # ValueError: a path with a NUL
             return
 
-    def fields(self, reply):
+    def fields(self, reply: Reply) -> tuple[int, dict[str, str]]:
         """(priority, {name: text}), in the order of the server's log."""
         values = {"event": "request_failed" if reply.status else "request_done", "id": posix.urandom(4).hex(),
                   "pid": posix.getpid(), "caller": posix.getppid(), "command": self.env.get("CNI_COMMAND", ""),
@@ -49,18 +56,18 @@ class Entry:
                   "ms": f"{(time.perf_counter() - self.started) * 1000:.3f}"}
         if reply.status:
             values["error"] = error_of(reply.stdout)
-        return WARNING if reply.status else INFO, {name: readable(value) for name, value in values.items()}
+        return LOG_WARNING if reply.status else LOG_INFO, {name: readable(value) for name, value in values.items()}
 
 
-def network_of(stdin):
-    """The name in a configuration, "" where there is none."""
+def network_of(stdin: bytes) -> object:
+    """The name in a configuration, "" if it has none."""
     try:
         return json.read(stdin).get("name", "")
     except (json.JsonError, AttributeError):
         return ""
 
 
-def error_of(stdout):
+def error_of(stdout: bytes) -> str:
     """The error document on one line."""
     try:
         return json.write(json.read(stdout)).decode()
@@ -68,35 +75,36 @@ def error_of(stdout):
         return stdout.decode("utf-8", "replace")
 
 
-def readable(value):
-    """Text that can be encoded: bytes that are no UTF-8 are question marks."""
-    return str(value)[:LONGEST].encode("utf-8", "replace").decode()
+def readable(value: object) -> str:
+    """The value as text that can be encoded: bytes that are not UTF-8 become question marks."""
+    return str(value)[:MAX_VALUE].encode("utf-8", "replace").decode()
 
 
-# What each place gets ----------------------------------------------------------------------------
+# The formats of the logs --------------------------------------------------------------------------
 
-def logfmt(fields):
+def logfmt(fields: dict[str, str]) -> str:
+    """name=value name="a value" ..."""
     return " ".join(f"{name}={quoted(value)}" for name, value in fields.items())
 
 
-def quoted(value):
-    """A value as the server's log has it: in quotes where it has a space, a quote, an equals sign, or nothing."""
+def quoted(value: str) -> str:
+    """A value as in the server's log: in quotes if it is empty or has a space, a quote or an equals sign."""
     plain = value and value.isprintable() and not {*' "=\\'} & {*value}
     return value if plain else json.quote(value)
 
 
-def file_line(priority, fields):
+def file_line(priority: int, fields: dict[str, str]) -> bytes:
     now = time.time()
     stamp = f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(now))}.{int(now % 1 * 1e6):06d}Z"
     return f"timestamp={stamp} level={LEVELS[priority]} {logfmt(fields)}\n".encode()
 
 
-def syslog_line(priority, fields):
+def syslog_line(priority: int, fields: dict[str, str]) -> bytes:
     stamp = time.strftime("%b %e %H:%M:%S")
-    return f"<{DAEMON | priority}>{stamp} fastcni[{posix.getpid()}]: {logfmt(fields)}".encode()
+    return f"<{LOG_DAEMON | priority}>{stamp} fastcni[{posix.getpid()}]: {logfmt(fields)}".encode()
 
 
-def journal_entry(priority, fields):
+def journal_entry(priority: int, fields: dict[str, str]) -> bytes:
     """A datagram of journald's native protocol: NAME=value lines, or NAME, a length and the value."""
     entry = {"MESSAGE": logfmt(fields), "PRIORITY": str(priority), "SYSLOG_IDENTIFIER": "fastcni"}
     entry |= {f"FASTCNI_{name.upper()}": value for name, value in fields.items()}

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from socket import socket
 
-    from fastcni._netlink import Link
+    from fastcni.kernel.rtnl import Link
     from fastcni.kit.call.request import Request
 
     Values = dict[str, str | int | bool]

@@ -1,4 +1,6 @@
-"""The administrator's list of the sysctls that networks may set, one regular expression a line, unanchored."""
+"""The administrator's list of the sysctls that networks may set: one regular expression a line, unanchored."""
+
+from __future__ import annotations
 
 import posix
 
@@ -6,24 +8,28 @@ from fastcni._system import read_file
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
 PATH = "/etc/cni/tuning/allowlist.conf"
-LIMIT = 1 << 20                 # bytes
+MAX_BYTES = 1 << 20
 
 
-def check(keys):
-    """Raises CniError 7 for a key, as written in the configuration, that no line of the list matches.
+def check(keys: Collection[str]) -> None:
+    """Raise CniError 7 for a key, as written in the configuration, that no line of the list matches.
 
-    Without the file every key is allowed; one that cannot be read allows none (code 5).
+    Without the file every key is allowed. If it cannot be read, none is (code 5).
     """
     lines = read() if keys else None
     if lines is None:
         return
-    import re  # a node without a list does without it
+    import re  # a node without a list does not need it
 
     patterns = []
     for line in lines:
         try:
-            if "[:" in line:            # POSIX classes, which Go knows; Python would take them for characters
+            if "[:" in line:            # a POSIX class, which Go knows; to Python these are characters
                 raise re.error("classes as [:alnum:] are not understood")
             patterns.append(re.compile(line, re.ASCII))
         except (re.error, RecursionError) as e:
@@ -34,10 +40,10 @@ def check(keys):
                            f"allowed: [{' '.join(lines)}]", f"{PATH} says so")
 
 
-def read():
+def read() -> list[str] | None:
     """The trimmed lines that are not empty; None without the file."""
     try:
-        content = read_file(PATH, posix.O_RDONLY, LIMIT, regular=True)
+        content = read_file(PATH, posix.O_RDONLY, MAX_BYTES, regular=True)
     except FileNotFoundError:
         return None
     except OSError as e:

@@ -1,4 +1,4 @@
-"""IP forwarding on the host: turned on for each family of a result, never turned off again."""
+"""IP forwarding on the host: enabled for each family of a result, and never disabled."""
 
 from fastcni.kernel import sysctl
 from fastcni.spec import errors
