@@ -166,7 +166,7 @@ def test_a_busy_program_is_tried_again(stage):                                  
 
 def test_a_program_that_stays_busy_is_an_error(stage, monkeypatch):
     # Deviation: the Go library takes this for success with nothing on stdout.
-    monkeypatch.setattr(invoke, "BUSY_SLEEPS", (0.0,) * 5)
+    monkeypatch.setattr(invoke, "BUSY_PAUSES_S", (0.0,) * 5)
     path = script(stage, "echo ran")
     with open(path, "ab"), pytest.raises(CniError, match=r"fork/exec .*: text file busy$"):
         invoke.execute(path, ENV, b"")
