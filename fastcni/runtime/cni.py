@@ -297,11 +297,11 @@ class CNI:
             result = self.cached_result(net, rt)
         except CniError as e:
             self.cache.remove(net.name, rt)
-            return None, f"what was remembered of its ADD could not be used: {e}"
+            return None, f"the cached result of its ADD could not be used: {e}"
         return result, "" if result else self._nothing_remembered(net, rt)
 
     def _nothing_remembered(self, net: NetworkList, rt: RuntimeConf) -> str:
-        return f"no ADD of it is remembered in {self.cache.results(rt)}"
+        return f"no result of its ADD is cached in {self.cache.results(rt)}"
 
 
 def reworded(what: str, error: CniError) -> CniError:

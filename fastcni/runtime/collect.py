@@ -72,11 +72,11 @@ def state_of(path: str) -> tuple[str, str]:
     container without the node's /run/netns sees no pod's namespace, and all pods may live.
     """
     if not path:
-        return UNKNOWN, "its network namespace is not remembered"
+        return UNKNOWN, "the cache does not name its network namespace"
     try:
         os.close(netns.open_path(path))
     except netns.NotNamespace:
-        return GONE, f"{path} is no network namespace any more"
+        return GONE, f"{path} is not a network namespace any more"
     except ValueError as e:
         return UNKNOWN, f"its network namespace cannot be named: {e}"
     except OSError as e:
@@ -163,7 +163,7 @@ def why_skipped(cni: "CNI", net: NetworkList, plugin: PluginConf) -> str:
     """Why a plugin gets no GC, "" where it gets one."""
     if at_least(net.version, "1.1.0") or cni.is_own(plugin):
         return ""
-    return f"{below(net, 'GC', '1.1.0')}, and it is none of fastcni's own plugins"
+    return f"{below(net, 'GC', '1.1.0')}, and it is not one of fastcni's own plugins"
 
 
 def below(net: NetworkList, command: str, since: str) -> str:

@@ -233,7 +233,7 @@ def test_a_skipped_command_is_not_reported_as_success(stage, fastcni):
     stage.conf("old.conflist", {"name": "old", "cniVersion": "1.0.0", "disableCheck": True, "plugins": [{"type": "a"}]})
     for command, text in (("status", "readiness unknown, no plugin was called: cniVersion"),
                            ("check", "was not checked: disableCheck is true"),
-                           ("del", "no ADD of it is remembered in")):
+                           ("del", "no result of its ADD is cached in")):
         status, shown = on_terminal(stage, command, "old", "/ns/x")
         assert status == 0, shown
         assert text in shown.replace("\n", " "), shown

@@ -74,7 +74,7 @@ def test_gc_deletes_what_is_stale_with_the_args_of_its_add(stage, cni, net_of): 
 def test_gc_below_1_1_0_only_deletes(stage, cni, net_of):                                 # L17
     report = cni.gc(stale_stage(stage, cni, net_of, "0.3.1"), None)
     assert [it.skipped for it in report.plugins] == [
-        'cniVersion "0.3.1" has no GC (since 1.1.0), and it is none of fastcni\'s own plugins'] * 2
+        'cniVersion "0.3.1" has no GC (since 1.1.0), and it is not one of fastcni\'s own plugins'] * 2
     assert stage.called() == ["b DEL", "a DEL"] * 2
     assert os.listdir(stage.cache / "results") == ["other-ctr-eth0"]
 

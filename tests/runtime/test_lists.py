@@ -200,7 +200,7 @@ def test_check_and_del_say_that_they_knew_of_no_add(stage, cni, net_of):
     for command in (cni.check, cni.delete):
         report = command(net, RT)
         assert len(report.called) == 2
-        assert report.unknown == f"no ADD of it is remembered in {stage.cache}/results"
+        assert report.unknown == f"no result of its ADD is cached in {stage.cache}/results"
     cni.add(net, RT)
     assert cni.check(net, RT).unknown == cni.delete(net, RT).unknown == ""
 
@@ -209,7 +209,7 @@ def test_del_says_that_a_remembered_result_could_not_be_used(stage, cni, net_of)
     net = net_of("a")
     cni.add(net, RT)
     cache_file(stage).write_text("{")
-    assert cni.delete(net, RT).unknown.startswith("what was remembered of its ADD could not be used: ")
+    assert cni.delete(net, RT).unknown.startswith("the cached result of its ADD could not be used: ")
 
 
 def test_a_check_that_is_disabled_says_so(stage, cni, net_of):

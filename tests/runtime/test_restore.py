@@ -91,7 +91,7 @@ def test_an_attachment_of_which_no_file_says_the_namespace_is_a_failure(cache, t
     remember(cache, "c2", {"type": "tuning"}, netns="", result={"cniVersion": "0.2.0"}, version="0.2.0")
     done = restoring.restore(cache)
     assert [str(it) for it in done.failed] == [
-        "eth0 of container c1 in network net: its network namespace is not remembered"]
+        "eth0 of container c1 in network net: the cache does not name its network namespace"]
     assert not told
     assert done.gone == 0
 
