@@ -17,9 +17,9 @@ pytest.register_assert_rewrite("fastcni.testing.fake_runtime", "fastcni.testing.
                                "fastcni.testing.real_runtime", "fastcni.testing.conformance")
 
 from fastcni.testing.conformance import Conformance  # noqa: E402
-from fastcni.testing.fake_runtime import FakeRuntime, fake_runtime, fake_sockets  # noqa: E402
+from fastcni.testing.fake_runtime import FakeRuntime, fake_runtime, fake_sockets, third_party_plugins  # noqa: E402
 from fastcni.testing.namespaces import host_netns, needs_root, pod_netns  # noqa: E402
 from fastcni.testing.real_runtime import RealRuntime, real_runtime  # noqa: E402
 
 __all__ = ["Conformance", "FakeRuntime", "RealRuntime", "fake_runtime", "fake_sockets", "host_netns", "needs_root",
-           "pod_netns", "real_runtime"]
+           "pod_netns", "real_runtime", "third_party_plugins"]

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from fastcni import third_party
 from fastcni.handle import handle
 from fastcni.kernel import netns, sysctl, wire
 from fastcni.kit.firewall import iptables
@@ -72,8 +73,15 @@ def fake_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wire, "receive", lambda sock, *limits: sock.receive(*limits))
 
 
+@pytest.fixture(scope="session")
+def third_party_plugins() -> None:
+    """The plugins of installed distributions are in the table of plugins."""
+    third_party.register()
+
+
 @pytest.fixture
-def fake_runtime(tmp_path: Path, fake_sockets: None, monkeypatch: pytest.MonkeyPatch) -> FakeRuntime:
+def fake_runtime(tmp_path: Path, fake_sockets: None, third_party_plugins: None,
+                 monkeypatch: pytest.MonkeyPatch) -> FakeRuntime:
     """A FakeRuntime: sockets, namespaces and sysctls are those of a model."""
     state = FakeRuntime(tmp_path)
 

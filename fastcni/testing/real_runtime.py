@@ -76,6 +76,6 @@ def cid_of(pod: str) -> str:
 
 
 @pytest.fixture
-def real_runtime(host_netns: str) -> RealRuntime:
+def real_runtime(host_netns: str, third_party_plugins: None) -> RealRuntime:
     """A RealRuntime whose host is a fresh namespace."""
     return RealRuntime()

@@ -1,0 +1,244 @@
+"""Plugins of other distributions: the example in a fresh environment, one-shot and warm; faults that do no harm."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from project.third_party import (
+    ENV,
+    EXAMPLE,
+    PLUGIN,
+    ROOT,
+    add_distribution,
+    call,
+    install_example,
+    make_environment,
+    request,
+)
+
+from fastcni import third_party
+from fastcni.testing import needs_root
+
+CONF = {"cniVersion": "1.1.0", "name": "net"}
+BOOM = {"exits": "raise SystemExit(3)", "interrupts": "raise KeyboardInterrupt", "fails": "1 / 0"}
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory):
+    """The Python of an environment with the example, and with plugins whose ADD raises, or that cannot be imported."""
+    folder = tmp_path_factory.mktemp("third-party")
+    python = make_environment(folder / "env")
+    install_example(python, folder / "plugin-hello")
+    (packages,) = (folder / "env").glob("lib/python*/site-packages")
+    modules = {f"acme_{kind}.py": PLUGIN.replace("return {", f"{statement}\n    return {{")
+               for kind, statement in BOOM.items()}
+    kinds = {**{kind: f"acme_{kind}" for kind in BOOM}, "unimportable": "acme_unimportable"}
+    add_distribution(packages, "acme", kinds, {**modules, "acme_unimportable.py": "import a_module_that_is_nowhere"})
+    return python
+
+
+@pytest.fixture(scope="module")
+def bin_dir(python, tmp_path_factory):
+    """The files of hello, host-local, and the plugins whose ADD raises."""
+    folder = tmp_path_factory.mktemp("bin")
+    words = [word for kind in ("hello", "host-local", *BOOM) for word in ("--plugin", kind)]
+    call(python, "-m", "fastcni", "install", "--bin-dir", folder, *words)
+    os.link(folder / "hello", folder / "unimportable")      # a launcher goes by its name
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(python, tmp_path_factory):
+    """(socket, path of the log) of a server in that environment."""
+    folder = tmp_path_factory.mktemp("s")
+    log = folder / "log"
+    with open(log, "wb") as file, subprocess.Popen(
+            [python, "-m", "fastcni", "serve", "--socket", folder / "s", "--workers", "2", "--log-format", "json"],
+            stderr=file, env=ENV | {"FASTCNI_SOCKET": str(folder / "s")}) as running:
+        deadline = time.monotonic() + 60
+        while b"server_ready" not in log.read_bytes() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        yield str(folder / "s"), log
+        running.send_signal(signal.SIGTERM)
+        assert running.wait(60) == 0, log.read_text()
+
+
+def events(log, name):
+    return [event for event in map(json.loads, log.read_text().splitlines()) if event["event"] == name]
+
+
+def hello(tmp_path):
+    ipam = {"type": "host-local", "subnet": "10.22.0.0/24", "dataDir": str(tmp_path)}
+    return {**CONF, "type": "hello", "to": ["192.0.2.0/24"], "ipam": ipam}
+
+
+def test_the_example_is_short():
+    assert len((EXAMPLE / "fastcni_hello.py").read_text().splitlines()) < 60
+
+
+def test_the_tests_of_the_example_pass(python):
+    """They have the conformance class, and, for root, a pod that reaches the host."""
+    words = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", EXAMPLE / "pyproject.toml", EXAMPLE]
+    out = call(python, *words, env={"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"})
+    assert "passed" in out
+
+
+def test_the_command_lists_plugins_with_their_distribution(python):
+    listed = {it["plugin"]: it for it in json.loads(call(python, "-m", "fastcni", "plugins", "--json"))}
+    assert listed["hello"]["distribution"] == "fastcni-hello 1.0" and listed["hello"]["gc"]
+    assert listed["hello"]["about"] == "a veth pair; the pod has routes to the networks `to` through the host"
+    assert "distribution" not in listed["bridge"]
+    assert "No module named 'a_module_that_is_nowhere'" in listed["unimportable"]["problem"]
+
+
+@needs_root
+@pytest.mark.parametrize("warm", [False, True], ids=["one-shot", "warm"])
+def test_the_example_adds_checks_and_deletes_a_pod(bin_dir, server, tmp_path, host_netns, pod_netns, warm):
+    conf, (path, log) = hello(tmp_path), server
+    env = {"CNI_NETNS": f"/run/netns/{pod_netns()}", "CNI_PATH": str(bin_dir),
+           "CNI_CONTAINERID": f"c-{tmp_path.name[-20:]}", "FASTCNI_SOCKET": path if warm else ""}
+    status, result = request(bin_dir / "hello", "ADD", conf, **env)
+    assert status == 0, result
+    assert {route["dst"] for route in result["routes"]} == {"192.0.2.0/24"}
+    for command in ("CHECK", "DEL", "DEL"):
+        assert request(bin_dir / "hello", command, conf | {"prevResult": result}, **env) == (0, None)
+    served = [it["command"] for it in events(log, "request_done") if it["container"] == env["CNI_CONTAINERID"]]
+    assert served == (["ADD", "CHECK", "DEL", "DEL"] if warm else [])
+
+
+def test_in_process_the_example_answers(python):
+    code = ("from fastcni.runtime import CNI\nfrom fastcni.runtime.exec import InProcess\n"
+            "print(CNI([], runner=InProcess()).version_info('hello'))")
+    assert "1.1.0" in call(python, "-c", code)
+
+
+@pytest.mark.parametrize("kind", BOOM)
+def test_one_shot_an_exception_is_one_error_document(bin_dir, kind):
+    status, document = request(bin_dir / kind, "ADD", CONF)
+    assert (status, document["code"]) == (1, 999)
+    assert document["details"].endswith(f'this is a fault of the plugin "{kind}"')
+
+
+@needs_root
+def test_no_exception_takes_the_server_down(bin_dir, server):
+    """Each is raised more often than the server has workers."""
+    path, log = server
+    for kind in [*BOOM] * 3:
+        status, document = request(bin_dir / kind, "ADD", CONF, FASTCNI_SOCKET=path)
+        assert (status, document["code"]) == (1, 999)
+    assert request(bin_dir / "hello", "VERSION", FASTCNI_SOCKET=path)[0] == 0
+    assert len([it for it in events(log, "request_failed") if it["plugin"] in BOOM]) == 3 * len(BOOM)
+
+
+@needs_root
+def test_a_plugin_that_cannot_be_imported_is_logged_and_status_says_so(bin_dir, server):
+    path, log = server
+    (event,) = events(log, "plugin_unusable")
+    assert (event["plugin"], event["distribution"]) == ("unimportable", "acme 1.0")
+    for command in ("STATUS", "ADD"):
+        status, document = request(bin_dir / "unimportable", command, CONF, FASTCNI_SOCKET=path)
+        assert (status, document["code"]) == (1, 50)
+        assert "a_module_that_is_nowhere" in document["msg"]
+
+
+# -- what cannot be packed ---------------------------------------------------------------------------------
+
+REFUSED = {
+    "compiled": ("acme", {"acme/__init__.py": PLUGIN + "def late():\n    from acme import fast",
+                          "acme/fast.abi3.so": ""}, r"acme.fast is compiled"),
+    "another distribution": ("acme", {"acme.py": PLUGIN + "import click"}, r"acme imports click; .* fastcni\.plugin"),
+    "fastcni's server": ("acme", {"acme.py": PLUGIN + "from fastcni import server"}, r"imports fastcni\.server"),
+    "a late import": ("acme", {"acme.py": PLUGIN + "def late():\n    import click.core"}, r"imports click\.core"),
+    "not found": ("acme.none", {"acme.py": PLUGIN}, "No module named 'acme.none'"),
+    "syntax": ("acme", {"acme.py": "def"}, "SyntaxError"),
+    "its file": ("acme", {"acme.py": PLUGIN + "where = __file__"}, "__file__"),
+    "exit": ("acme", {"acme.py": "raise SystemExit"}, "SystemExit"),
+    "incomplete": ("acme", {"acme.py": "def read(req): ..."}, "has no add, delete, check"),
+    "an attribute": ("acme:Plugin", {"acme.py": PLUGIN}, 'entry point "acme:Plugin" is not'),
+    "of fastcni": ("fastcni.plugins.ptp", {}, "a module of fastcni itself"),
+}
+
+
+def install_in(folder, bin_dir, *words):
+    """(exit status, what is said) of `fastcni install` where `folder` has distributions."""
+    code = "import sys\nfrom fastcni.cli.entry_point import run\nsys.exit(run(sys.argv[1:]))"
+    done = subprocess.run([sys.executable, "-c", code, "install", "--bin-dir", bin_dir, *words], capture_output=True,
+                          text=True, env=os.environ | {"PYTHONPATH": f"{folder}{os.pathsep}{ROOT}"}, timeout=120)
+    return done.returncode, done.stderr
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_packed_is_refused_before_anything_is_written(tmp_path, case):
+    module, sources, text = REFUSED[case]
+    add_distribution(tmp_path / "packages", "acme-cni", {"acme": module}, sources)
+    status, said = install_in(tmp_path / "packages", tmp_path / "bin")
+    assert status == 1 and 'acme-cni 1.0: plugin "acme"' in said, said
+    assert re.search(text, said), said
+    assert not (tmp_path / "bin").exists()
+
+
+@pytest.mark.parametrize("kind, text", [("bridge", "has a plugin of that name itself"), ("a/b", "not a CNI type"),
+                                        ("twice", "other-cni 1.0 has a plugin of that name, too")])
+def test_a_name_that_cannot_be_used_is_a_problem(tmp_path, monkeypatch, kind, text):
+    for name in ("acme-cni", *(["other-cni"] if kind == "twice" else [])):
+        add_distribution(tmp_path, name, {kind: "acme"}, {"acme.py": PLUGIN})
+    monkeypatch.syspath_prepend(tmp_path)
+    found = [it for it in third_party.find() if it.kind == kind]
+    assert found[0].distribution == "acme-cni 1.0" and text in found[0].problem
+
+
+def test_without_the_plugin_that_cannot_be_packed_the_others_are_installed(tmp_path):
+    add_distribution(tmp_path / "packages", "acme-cni", {"acme": "acme", "bridge": "acme"}, {"acme.py": "1 / 0"})
+    assert install_in(tmp_path / "packages", tmp_path / "bin", "--plugin", "bridge") == (0, "")
+    assert request(tmp_path / "bin" / "bridge", "VERSION")[0] == 0
+
+
+def test_packed_modules_run_as_they_do_elsewhere(tmp_path):
+    """Relative and circular imports, guarded ones, annotations that a dataclass reads, an assertion, a docstring."""
+    sources = {
+        "acme/cni/__init__.py": '"""The docstring."""\nfrom . import other\nfrom .plugin import *\n',
+        "acme/cni/other.py": "import acme.cni.plugin\n\ndef answer():\n    return acme.cni.plugin.ANSWER\n",
+        "acme/cni/plugin.py": """
+            from __future__ import annotations
+            from dataclasses import dataclass
+            import acme.cni
+            from . import other
+            TYPE_CHECKING = False
+            if TYPE_CHECKING:
+                from click import Command
+            try:
+                import a_module_that_is_nowhere
+            except ImportError:
+                a_module_that_is_nowhere = None
+            ANSWER = "10.0.0.42/24"
+
+            @dataclass
+            class Conf:
+                command: Command | None = None
+
+            def read(req):
+                return Conf()
+
+            def add(req, conf, undo):
+                assert acme.cni.__doc__ == "The docstring."
+                try:
+                    assert conf.command, "assertions are there"
+                except AssertionError:
+                    return {"ips": [{"address": other.answer()}]}
+
+            def delete(req, conf):
+                pass
+
+            check = delete
+            """}
+    add_distribution(tmp_path / "packages", "acme-cni", {"acme": "acme.cni"}, sources)
+    assert install_in(tmp_path / "packages", tmp_path / "bin", "--plugin", "acme") == (0, "")
+    shutil.rmtree(tmp_path / "packages")
+    assert request(tmp_path / "bin" / "acme", "ADD", CONF) == (
+        0, {"cniVersion": "1.1.0", "ips": [{"address": "10.0.0.42/24"}]})

@@ -1,0 +1,71 @@
+"""Distributions with plugins for fastcni: the example, built and installed in an environment, and ones made by hand."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import textwrap
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "examples" / "plugin-hello"
+ENV = {"PATH": os.environ["PATH"], "CNI_CONTAINERID": "c1", "CNI_IFNAME": "eth0", "CNI_PATH": "/nowhere",
+       "CNI_NETNS": "/nowhere", "FASTCNI_SOCKET": ""}
+# A plugin that changes nothing, so that it runs without root.
+PLUGIN = """
+def read(req):
+    return None
+
+def add(req, conf, undo):
+    return {"ips": [{"address": "10.0.0.2/24"}]}
+
+def delete(req, conf):
+    pass
+
+check = delete
+"""
+
+
+def call(*command, cwd=None, env=None):
+    """The stdout of a program that has to succeed."""
+    words = [str(word) for word in command]
+    done = subprocess.run(words, cwd=cwd, env=os.environ | (env or {}), capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, f"{words}\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
+    return done.stdout
+
+
+def add_distribution(folder, name, plugins, modules):
+    """Put an installed distribution into `folder`: {CNI type: entry point}, {path: source}."""
+    info = folder / f"{name}-1.0.dist-info"
+    info.mkdir(parents=True)
+    for path, source in modules.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(textwrap.dedent(source))
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (info / "RECORD").write_text("".join(f"{path},,\n" for path in modules))
+    (info / "entry_points.txt").write_text("[fastcni.plugins]\n" + "".join(
+        f"{kind} = {module}\n" for kind, module in plugins.items()))
+
+
+def make_environment(folder):
+    """A fresh virtual environment that finds fastcni and its dependencies where this Python has them: its Python."""
+    call(sys.executable, "-m", "venv", "--without-pip", folder)
+    (packages,) = folder.glob("lib/python*/site-packages")
+    (packages / "fastcni-of-this-checkout.pth").write_text(f"{ROOT}\n{sysconfig.get_path('purelib')}\n")
+    return folder / "bin" / "python"
+
+
+def install_example(python, folder):
+    """Build the example from a copy, with the setuptools that is here, and install it."""
+    shutil.copytree(EXAMPLE, folder, ignore=shutil.ignore_patterns("__pycache__", "build", "*.egg-info", ".*"))
+    call(sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-index", "--no-build-isolation",
+         "--no-deps", folder)
+
+
+def request(path, command, conf=None, **env):
+    """One request to a plugin file: (exit status, the document on stdout or None)."""
+    done = subprocess.run([path], input=json.dumps(conf or {}).encode(), capture_output=True, timeout=120,
+                          env=ENV | {"CNI_COMMAND": command} | env)
+    return done.returncode, json.loads(done.stdout or b"null")
