@@ -90,6 +90,11 @@ def test_wheel_has_the_binaries_and_no_source_of_them(wheel):
     assert not [name for name in names if not name.startswith(("fastcni/", "fastcni-"))]
 
 
+def test_wheel_has_what_type_checkers_read(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        assert {"fastcni/py.typed", *(f"fastcni/{leaf}.pyi" for leaf in LEAVES)} <= set(archive.namelist())
+
+
 def test_plugin_files_have_every_leaf_but_the_servers():
     assert sorted([*pack.LEAVES, "_acceptor"]) == LEAVES
 

@@ -1,0 +1,52 @@
+"""Each compiled leaf has a stub for type checkers (.pyi), which names what the leaf has, and nothing else."""
+
+import ast
+import importlib
+from pathlib import Path
+
+import pytest
+
+import fastcni
+
+FOLDER = Path(fastcni.__file__).parent
+LEAVES = sorted(path.stem for path in FOLDER.glob("*.pyx"))
+
+
+def public(names):
+    return {name for name in names if not name.startswith("_")}
+
+
+def stub_of(leaf):
+    """({name: its node}, {class: names of its members}) of a stub."""
+    body = ast.parse((FOLDER / f"{leaf}.pyi").read_text()).body
+    names = {node.name: node for node in body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    names |= {node.target.id: node for node in body if isinstance(node, ast.AnnAssign)}
+    members = {name: {getattr(each, "name", None) or each.target.id for each in node.body
+                      if isinstance(each, ast.FunctionDef | ast.AnnAssign)}
+               for name, node in names.items() if isinstance(node, ast.ClassDef)}
+    return names, members
+
+
+@pytest.mark.parametrize("leaf", LEAVES)
+def test_a_stub_names_what_its_leaf_has(leaf):
+    module, (names, members) = importlib.import_module(f"fastcni.{leaf}"), stub_of(leaf)
+    assert public(names) == public(vars(module))
+    for name, found in members.items():
+        assert public(found) == public(vars(getattr(module, name))), name
+
+
+def parameters(text):
+    """The names of the parameters of `def name(...)` in Cython's or Python's syntax, but self."""
+    inside = text.partition("(")[2].rpartition(")")[0].replace("\n", " ")
+    parts = [part.partition("=")[0].partition(":")[0].replace("not None", "").split() for part in inside.split(",")]
+    return [words[-1] for words in parts if words and words[-1] not in ("self", "*")]
+
+
+@pytest.mark.parametrize("leaf", LEAVES)
+def test_functions_of_a_stub_take_what_those_of_the_leaf_take(leaf):
+    source, (names, _) = (FOLDER / f"{leaf}.pyx").read_text(), stub_of(leaf)
+    for name, node in names.items():
+        if isinstance(node, ast.FunctionDef):
+            signature = source.partition(f"\ndef {name}(")[2].partition("):\n")[0]
+            arguments = [it.arg for it in (*node.args.args, *node.args.kwonlyargs)]
+            assert arguments == parameters(f"({signature})"), name
