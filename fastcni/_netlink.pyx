@@ -66,9 +66,9 @@ cdef inline uint32_t swap32(uint32_t v) noexcept nogil:
 cdef class Batch:
     """Requests that go to the kernel in one send.
 
-    `asked` maps each sequence number that the kernel will answer to the words for its own error.
+    `asked` maps each sequence number that the kernel will answer to the text for its error.
     Every writer returns the batch, so that a message reads as one chain; finish() gives the bytes.
-    Sequence numbers go on counting through clear(), so that a late reply to an old request is noticed.
+    Sequence numbers are `first` + 1 to `last`. finish() gives them those of the socket.
     """
 
     cdef uint8_t* buffer                    # it grows: clearing 32 KiB for each would empty a processor's cache
@@ -77,12 +77,11 @@ cdef class Batch:
     cdef Py_ssize_t message                 # where the open message begins, -1: none yet
     cdef Py_ssize_t nests[DEPTH]
     cdef int depth
-    cdef uint32_t sequence
-    cdef readonly uint32_t first            # sequence number before this batch's own ones
+    cdef readonly uint32_t first, last
     cdef readonly dict asked
 
-    def __cinit__(self, uint32_t sequence=0):
-        self.sequence = self.first = sequence
+    def __cinit__(self, uint32_t first=0):
+        self.first = self.last = first
         self.used = 0
         self.message = -1
         self.depth = 0
@@ -99,7 +98,7 @@ cdef class Batch:
             self.used = self.message
             self.message = -1
             self.depth = 0
-            self.asked.pop(self.sequence, None)
+            self.asked.pop(self.last, None)
         raise BatchFull(why)
 
     cdef uint8_t* room(self, Py_ssize_t size) except NULL:
@@ -155,16 +154,16 @@ cdef class Batch:
         self.message = -1
         at = self.room(HEADER + PyBytes_GET_SIZE(header))
         self.message = opened
-        self.sequence += 1
+        self.last += 1
         head.nlmsg_len = 0                  # close() fills it in
         head.nlmsg_type = kind
         head.nlmsg_flags = flags | <uint16_t>NLM_F_REQUEST
-        head.nlmsg_seq = self.sequence
+        head.nlmsg_seq = self.last
         head.nlmsg_pid = 0
         memcpy(at, &head, HEADER)
         memcpy(at + HEADER, PyBytes_AS_STRING(header), PyBytes_GET_SIZE(header))
         if flags & (NLM_F_ACK | NLM_F_DUMP):
-            self.asked[self.sequence] = what
+            self.asked[self.last] = what
         return self
 
     def u8(self, uint16_t kind, uint8_t value):
@@ -239,17 +238,33 @@ cdef class Batch:
         memcpy(&self.buffer[at], &length, 2)
         return self
 
-    def finish(self):
-        """The bytes to send. Raises ValueError while a nested attribute is open."""
+    def finish(self, uint32_t before=0):
+        """The bytes to send. `before` is the last sequence number that the socket has used; it is added to those of the
+        batch. Raises ValueError while a nested attribute is open."""
         self.close()
+        if before:
+            self.renumber(before)
         return PyBytes_FromStringAndSize(<char*>self.buffer, self.used)
 
+    cdef int renumber(self, uint32_t more) except -1:
+        cdef nlmsghdr head
+        cdef Py_ssize_t at = 0
+        while at < self.used:
+            memcpy(&head, &self.buffer[at], HEADER)
+            head.nlmsg_seq += more
+            memcpy(&self.buffer[at], &head, HEADER)
+            at += align4(head.nlmsg_len)
+        self.asked = {<uint32_t>sequence + more: what for sequence, what in self.asked.items()}
+        self.first += more
+        self.last += more
+        return 0
+
     def clear(self):
-        """Empty the batch for its next use; what was asked is forgotten."""
+        """Empty the batch for its next use."""
         self.used = 0
         self.message = -1
         self.depth = 0
-        self.first = self.sequence
+        self.first = self.last = 0
         self.asked = {}
         return self
 
@@ -334,14 +349,15 @@ def read_ack(uint16_t kind, uint16_t flags, bytes payload not None):
     return -<int64_t>code, text, offset
 
 
-def settle(list found not None, dict asked not None, list replies not None):
-    """Sort the messages() of a datagram: ACKs of what went well leave `asked`, other answers go to `replies` as (type,
-    payload). The rest is returned: refusals, answers of an interrupted dump, and what nobody asked for."""
+def sort_replies(list found not None, dict asked not None, list replies not None, uint32_t port=0):
+    """Sort the messages() of a datagram. An ACK of a request that succeeded takes it out of `asked`; an answer goes to
+    `replies` as (type, payload). All others are returned: refusals, answers of an interrupted dump, messages to no
+    request of `asked`, and messages to another port than `port` (0: the port is not known)."""
     cdef list rest = []
     cdef int32_t code
     for each in found:
-        kind, flags, sequence, _, payload = each
-        if sequence not in asked or <uint16_t>flags & NLM_F_DUMP_INTR:
+        kind, flags, sequence, receiver, payload = each
+        if sequence not in asked or (port and <uint32_t>receiver != port) or <uint16_t>flags & NLM_F_DUMP_INTR:
             rest.append(each)
         elif <uint16_t>kind != NLMSG_ERROR and <uint16_t>kind != NLMSG_DONE:
             if <uint16_t>kind != NLMSG_NOOP:

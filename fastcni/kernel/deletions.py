@@ -7,7 +7,7 @@ attachments again. A DEL that sends its message later than that also reads nftab
 """
 
 import posix
-from _socket import MSG_DONTWAIT, SCM_CREDENTIALS, SO_PASSCRED, SOCK_CLOEXEC, SOCK_RAW, SOL_SOCKET, socket
+from _socket import AF_NETLINK, MSG_DONTWAIT, SCM_CREDENTIALS, SO_PASSCRED, SOCK_CLOEXEC, SOCK_RAW, SOL_SOCKET, socket
 from errno import ECONNREFUSED, ENOBUFS
 
 from fastcni._netlink import Batch
@@ -30,7 +30,7 @@ def announce(sock, mark):
         message = MAGIC + generation(sock).to_bytes(8, "big") + mark.encode()
     except wire.NetlinkError:
         return                  # no nf_tables in this kernel, or no right to ask: nothing is restored either
-    out = socket(wire.AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, uapi.NETLINK_USERSOCK)
+    out = socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, uapi.NETLINK_USERSOCK)
     try:
         out.sendto(message, (0, GROUP))
     except OSError as e:
@@ -42,7 +42,7 @@ def announce(sock, mark):
 
 def open_receiver():
     """A socket that gets the announcements of the calling thread's namespace. Raises OSError."""
-    sock = socket(wire.AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, uapi.NETLINK_USERSOCK)
+    sock = socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, uapi.NETLINK_USERSOCK)
     sock.setsockopt(SOL_SOCKET, SO_PASSCRED, 1)
     sock.bind((0, GROUP))
     return sock

@@ -2,19 +2,19 @@
 
 import posix
 import sys
-from _socket import SOCK_CLOEXEC, SOCK_RAW, if_nametoindex, socket
+from _socket import AF_NETLINK, SOCK_CLOEXEC, SOCK_RAW, if_nametoindex, socket
+from errno import EINTR, ENOBUFS, ENOENT, ETIMEDOUT
 from time import perf_counter
 
 from fastcni import _netlink
-from fastcni._netlink import Batch, read_ack, settle
+from fastcni._netlink import Batch, read_ack, sort_replies
 from fastcni.kernel import uapi
 from fastcni.kernel.waiting import caller, check_caller, waiting
 
-AF_NETLINK = 16
 ANSWER_MS = 30_000              # the kernel answers within send(); only a lost answer would be waited for
 RECEIVE_TRIES = 5               # for the replies of one batch; what fails more often is broken
 DUMP_TRIES = 5                  # as the reference plugins: an interrupted dump is asked for five times in all
-ENOENT, EINTR, ENOBUFS, ETIMEDOUT = 2, 4, 105, 110
+MAX_SEQUENCE = 1 << 31          # then a socket counts from the beginning
 EINTR_DUMP = "the kernel's table kept changing while it was read"
 
 _STRICT = (uapi.NETLINK_EXT_ACK, uapi.NETLINK_CAP_ACK, uapi.NETLINK_GET_STRICT_CHK)
@@ -42,13 +42,27 @@ class ProtocolError(RuntimeError):
     """A reply that answers nothing we asked: our bug, and loud."""
 
 
+class Socket(socket):
+    """A netlink socket, which knows what a reply to its requests has to look like.
+
+    sequence  the last sequence number that it has used; no two requests have the same, so a late reply is noticed
+    port      its port, which the kernel writes into each reply; 0 before the first one
+    """
+
+    __slots__ = ("sequence", "port")
+
+    def __init__(self, protocol):
+        super().__init__(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, protocol)
+        self.sequence = self.port = 0
+
+
 def open_socket(protocol=uapi.NETLINK_ROUTE, groups=()):
     """A netlink socket in the calling thread's network namespace, strict and with extended ACKs.
 
     `groups` are the RTNLGRP_* numbers it subscribes to. Raises OSError.
     """
     try:
-        sock = socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, protocol)
+        sock = Socket(protocol)
     except OSError as e:
         raise NetlinkError(e.errno, f"open a netlink socket of protocol {protocol}") from None
     for option in _STRICT:
@@ -142,7 +156,8 @@ def look_up(sock, batch):
 
 
 def _attempt(sock, batch):
-    data, waiting, first = batch.finish(), batch.asked, batch.first
+    data, waiting, first, last = batch.finish(sock.sequence), batch.asked, batch.first, batch.last
+    sock.sequence = last if last < MAX_SEQUENCE else 0
     what = next(iter(waiting.values()), "")
     batch.clear()
     try:
@@ -163,9 +178,11 @@ def _attempt(sock, batch):
             continue
         if found is None:
             break
-        for kind, flags, sequence, _, payload in settle(found, waiting, replies):
-            if sequence not in waiting:
-                if kind != uapi.NLMSG_ERROR or not first < sequence <= batch.first:
+        if found and not sock.port:
+            sock.port = found[0][3]
+        for kind, flags, sequence, port, payload in sort_replies(found, waiting, replies, sock.port):
+            if sequence not in waiting or port != sock.port:
+                if kind != uapi.NLMSG_ERROR or not first < sequence <= last or port != sock.port:
                     forget(sock)
                     raise ProtocolError(f"netlink reply of type {kind} to request {sequence}, which is not ours")
                 # nfnetlink refuses a transaction as a whole (no permission, no nf_tables, commit failed) in

@@ -26,6 +26,8 @@ def done(sequence, flags=0, code=0):
 class Socket:
     """The queue of a socket: datagrams to be received, or exceptions to be raised, in order."""
 
+    sequence = port = 0                         # as wire.Socket has them
+
     def __init__(self, queue=()):
         self.queue, self.waits, self.closed = list(queue), [], False
 

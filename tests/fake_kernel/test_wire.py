@@ -1,5 +1,6 @@
 """Batches, dumps and notifications: every reply is read, nothing is taken for an answer that is none."""
 
+import os
 import struct
 from errno import EEXIST, EINTR, ENOBUFS, ENOENT, ENOTSUP, EPERM
 
@@ -88,11 +89,32 @@ def test_a_stray_reply_is_our_bug_and_loud(stray):
 
 
 def test_a_late_reply_to_the_batch_before_is_noticed():
-    batch = Batch().begin(16, uapi.NLM_F_ACK, LINK, "before")
-    wire.exchange(Scripted(ack(1)), batch)
-    batch.begin(16, uapi.NLM_F_ACK, LINK, "now")
+    sock = Scripted(ack(1), ack(1), ack(2))
+    wire.exchange(sock, Batch().begin(16, uapi.NLM_F_ACK, LINK, "before"))
     with pytest.raises(wire.ProtocolError, match="request 1"):
-        wire.exchange(Scripted(ack(1), ack(2)), batch)
+        wire.exchange(sock, Batch().begin(16, uapi.NLM_F_ACK, LINK, "now"))
+
+
+def test_a_socket_counts_its_requests_whatever_the_batch():
+    sock, batch = Scripted(ack(1), ack(2), ack(3), ack(4)), three()
+    wire.exchange(sock, batch)
+    wire.exchange(sock, batch.begin(16, uapi.NLM_F_ACK, LINK, "four"))
+    assert [sequence for data in sock.sent for _, _, sequence, _, _ in messages(data)] == [1, 2, 3, 4]
+    sock.sequence, sock.queue = wire.MAX_SEQUENCE - 1, [ack(wire.MAX_SEQUENCE)]
+    wire.exchange(sock, Batch().begin(16, uapi.NLM_F_ACK, LINK, "last"))
+    assert sock.sequence == 0
+
+
+def to_port(port, data):
+    """The messages of a datagram, to that port of netlink(7)."""
+    return data[:12] + struct.pack("=I", port) + data[16:]
+
+
+def test_a_reply_to_another_port_is_noticed():
+    sock = Scripted(to_port(7, ack(1)), to_port(7, ack(2)), to_port(8, ack(3)), to_port(7, ack(3)))
+    with pytest.raises(wire.ProtocolError, match="request 3, which is not ours"):
+        wire.exchange(sock, three())
+    assert sock.port == 7 and sock.queue == []
 
 
 def test_a_datagram_that_makes_no_sense_is_refused():
@@ -147,18 +169,18 @@ def test_a_dump_comes_in_many_datagrams():
     assert dump(sock) == [(16, LINK)] * 3
 
 
-def interrupted():
-    return [message(16, 2 | DUMP_INTR, 1, LINK), done(1, 2 | DUMP_INTR)]
+def interrupted(attempt=1):
+    return [message(16, 2 | DUMP_INTR, attempt, LINK), done(attempt, 2 | DUMP_INTR)]
 
 
 def test_an_interrupted_dump_is_asked_for_again():
-    sock = Scripted(*interrupted(), message(16, 2, 1, LINK), done(1))
+    sock = Scripted(*interrupted(), message(16, 2, 2, LINK), done(2))
     assert dump(sock) == [(16, LINK)]
     assert len(sock.sent) == 2
 
 
 def test_a_dump_interrupted_five_times_is_an_error_not_half_a_list():
-    sock = Scripted(*interrupted() * 5)
+    sock = Scripted(*(each for attempt in range(1, 6) for each in interrupted(attempt)))
     with pytest.raises(wire.NetlinkError) as caught:
         dump(sock)
     assert caught.value.errno == EINTR
@@ -204,7 +226,7 @@ def test_watch_says_when_the_kernel_dropped_some():
 # -- the socket --------------------------------------------------------------------------------------------
 
 class Recorder:
-    """Stands where socket() stands, and keeps what was asked of it."""
+    """Takes the place of wire.Socket, and keeps the calls."""
 
     def __init__(self, refuse=()):
         self.calls, self.refuse = [], refuse
@@ -222,23 +244,29 @@ class Recorder:
         self.calls.append(("bind", address))
 
 
-def test_a_socket_is_strict_and_closed_on_exec(monkeypatch):
+def test_a_socket_is_strict(monkeypatch):
     sock = Recorder()
-    monkeypatch.setattr(wire, "socket", sock)
+    monkeypatch.setattr(wire, "Socket", sock)
     wire.open_socket(uapi.NETLINK_NETFILTER)
-    assert sock.calls == [("socket", 16, 3 | 0o2000000, 12), ("option", 11, 1), ("option", 10, 1), ("option", 12, 1)]
+    assert sock.calls == [("socket", 12), ("option", 11, 1), ("option", 10, 1), ("option", 12, 1)]
+
+
+def test_a_socket_is_raw_and_closed_on_exec():
+    sock = wire.Socket(uapi.NETLINK_ROUTE)
+    assert (sock.family, sock.type, os.get_inheritable(sock.fileno())) == (16, 3, False)
+    sock.close()
 
 
 def test_a_kernel_without_strict_checking_will_do(monkeypatch):
     sock = Recorder(refuse=[uapi.NETLINK_GET_STRICT_CHK])
-    monkeypatch.setattr(wire, "socket", sock)
+    monkeypatch.setattr(wire, "Socket", sock)
     assert wire.open_socket() is sock
 
 
 def test_a_socket_that_watches_is_bound_before_it_joins(monkeypatch):
     """Unbound, its port is 0, which the kernel takes for the sender of its own notifications and leaves out."""
     sock = Recorder()
-    monkeypatch.setattr(wire, "socket", sock)
+    monkeypatch.setattr(wire, "Socket", sock)
     wire.open_socket(groups=(1, 9))
     assert sock.calls[-3:] == [("bind", (0, 0)), ("option", 1, 1), ("option", 1, 9)]
 

@@ -260,13 +260,19 @@ def test_only_what_the_kernel_will_answer_is_asked():
     assert batch.asked == {1: "one", 3: "three"}
 
 
-def test_sequences_go_on_through_clear_so_that_a_late_reply_is_noticed():
+def test_a_batch_counts_on_where_its_socket_stopped():
+    batch = Batch().begin(16, uapi.NLM_F_ACK, b"1234", "one").text(3, "eth0").begin(0x10, 0, b"")
+    batch.begin(18, uapi.NLM_F_DUMP, b"", "three")
+    assert [sequence for _, _, sequence, _, _ in messages(batch.finish(40))] == [41, 42, 43]
+    assert batch.asked == {41: "one", 43: "three"} and (batch.first, batch.last) == (40, 43)
+
+
+def test_a_batch_that_was_cleared_counts_from_the_beginning():
     batch = Batch().begin(16, uapi.NLM_F_ACK, b"", "one")
+    batch.finish(7)
     asked = batch.asked
     batch.clear()
-    assert batch.asked == {} and asked == {1: "one"} and batch.first == 1 and not batch
-    batch.begin(16, uapi.NLM_F_ACK, b"", "two")
-    assert batch.asked == {2: "two"} and batch
+    assert batch.asked == {} and asked == {8: "one"} and (batch.first, batch.last) == (0, 0) and not batch
 
 
 def test_clear_forgets_an_open_nest():
