@@ -1,4 +1,4 @@
-"""A device of the host's that host-device lends to pods, for its tests: a veth with a cable to a station."""
+"""A device of the host that host-device moves into pods, for its tests: a veth with a cable to a station."""
 
 from real_kernel.node import addresses, links, run
 
@@ -15,7 +15,7 @@ def add_uplink(node, pod_netns):
 
 
 def conf_of(node, folder):
-    """The configuration that lends it; `folder` keeps what DEL needs to know."""
+    """The configuration that names it; `folder` keeps the file that DEL needs."""
     return node.conf(*DUAL, type="host-device", bridge=None, device="up0", dataDir=str(folder))
 
 

@@ -23,7 +23,7 @@ class Bad:
         self.twice, self.variables = twice, variables
 
 
-def lent(**keys):
+def hostdev(**keys):
     return device("host-device", master=None, **keys)
 
 
@@ -142,19 +142,19 @@ BAD = {
     "an mtu of a million": Bad(bridge(mtu=1000000), differs=EARLY),
     "a bridge without addresses in 0.2.0": Bad(l2(cniVersion="0.2.0")),
     # -- host-device --
-    "host-device, no device named": Bad(lent()),
-    "host-device, a device that is not there": Bad(lent(device="up9")),
-    "host-device, a MAC that nobody has": Bad(lent(hwaddr="02:11:22:33:44:55")),
-    "host-device, a bad MAC": Bad(lent(hwaddr="02:11")),
-    "host-device, a path outside of /sys": Bad(lent(kernelpath="/etc")),
-    "host-device, a path that is not there": Bad(lent(kernelpath="/sys/devices/nowhere")),
-    "host-device, a PCI address that is not there": Bad(lent(pciBusID="ffff:00:00.0"),
+    "host-device, no device named": Bad(hostdev()),
+    "host-device, a device that is not there": Bad(hostdev(device="up9")),
+    "host-device, a MAC that nobody has": Bad(hostdev(hwaddr="02:11:22:33:44:55")),
+    "host-device, a bad MAC": Bad(hostdev(hwaddr="02:11")),
+    "host-device, a path outside of /sys": Bad(hostdev(kernelpath="/etc")),
+    "host-device, a path that is not there": Bad(hostdev(kernelpath="/sys/devices/nowhere")),
+    "host-device, a PCI address that is not there": Bad(hostdev(pciBusID="ffff:00:00.0"),
         differs="ours names the driver's link, which is what it reads"),
-    "host-device, a deviceID that is not there": Bad(lent(runtimeConfig={"deviceID": "ffff:00:00.0"}),
+    "host-device, a deviceID that is not there": Bad(hostdev(runtimeConfig={"deviceID": "ffff:00:00.0"}),
         differs=OLDER),
-    "host-device, an interface that is there": Bad(lent(device="up0"), before=[
+    "host-device, an interface that is there": Bad(hostdev(device="up0"), before=[
         "ip link add up0 type veth peer name other", IN_THE_WAY], differs=OLDER),
-    "host-device, CHECK without prevResult": Bad(lent(device="lo", ipam=static(("10.22.0.5/24", None))), "CHECK"),
+    "host-device, CHECK without prevResult": Bad(hostdev(device="lo", ipam=static(("10.22.0.5/24", None))), "CHECK"),
     # -- links on a master --
     "macvlan, an unknown mode": Bad(device("macvlan", mode="tunnel"), before=CABLE),
     "macvlan, a master that is not there": Bad(device("macvlan"), differs=WHERE),

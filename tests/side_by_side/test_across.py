@@ -194,12 +194,12 @@ def test_one_checks_and_deletes_the_link_that_the_other_has_made(handover, kind,
 
 
 @pytest.mark.parametrize("ifname", ["eth0", "up0"])
-def test_one_gives_back_the_device_that_the_other_has_lent(handover, ifname):
+def test_one_moves_back_the_device_that_the_other_has_moved(handover, ifname):
     conf, first = device("host-device", V4, V6, master=None, device="up0"), handover.first
     for command in UPLINK:
         first.on_host(*command.split())
     pod, before = first.pod(quick_dad=True), first.on_host("ip", "-d", "link", "show", "dev", "up0")
-    for _ in range(2):                  # and lends it once more
+    for _ in range(2):                  # and moves it into the pod once more
         result = first.add(conf, pod, ifname=ifname)
         answer = handover.by_second("CHECK", {**conf, "prevResult": result}, pod, ifname=ifname)
         assert answer.status == 0, str(answer)

@@ -1,4 +1,4 @@
-"""CHECK: compare prevResult with what the kernel has, in the order and the words of the reference plugins."""
+"""CHECK: compare prevResult with what the kernel has, with the order and the texts of the reference plugins."""
 
 from __future__ import annotations
 

@@ -96,6 +96,6 @@ def check_combinations(conf: Conf) -> None:
         raise CniError(errors.INVALID_CONFIG, "cannot set hairpin mode and promiscuous mode at the same time")
     if conf.ip_check and not conf.layer3:
         raise CniError(errors.INVALID_CONFIG, "cannot use ipspoofchk without IPAM",
-                       "ipspoofchk is true, and there is no ipam.type: nobody says which addresses are the pod's")
+                       "ipspoofchk is true, and without ipam.type the pod's addresses are unknown")
     if conf.leave_down and conf.layer3:
         raise CniError(errors.INVALID_CONFIG, "cannot use IPAM when DisableContainerInterface flag is set")

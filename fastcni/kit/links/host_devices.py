@@ -121,8 +121,8 @@ def first(sock: Socket, field: str, value: object) -> Link | None:
 def first_of(sock: Socket, *folders: str) -> Link | None:
     """Return the first link that `net` folders below /sys list, or None.
 
-    /sys may be of another namespace than the socket, see kernel/sysfs.py. Then a link that has such a name by chance is
-    told apart by its MAC.
+    /sys may be of another namespace than the socket, see kernel/sysfs.py. A link that has such a name by chance has
+    another MAC.
     """
     for folder in folders:
         for name in sysfs.names(folder):

@@ -69,9 +69,9 @@ def _is_of(index: int | None, names: list[str], ifname: str) -> bool:
 
 def add_rule(pod: Pod, undo: Undo, packed: bytes, table: int) -> None:
     """Add the rule that packets from this address use this table."""
-    words = f"from {addresses.ip_text(packed)} lookup {table}"
-    with undo.request(remove_rule, pod, packed, table, f"failed to delete rule: {words}"):
-        wire.exchange(pod.inside, rule(Batch(), packed, table, what=f"failed to add rule: {words}"))
+    text = f"from {addresses.ip_text(packed)} lookup {table}"
+    with undo.request(remove_rule, pod, packed, table, f"failed to delete rule: {text}"):
+        wire.exchange(pod.inside, rule(Batch(), packed, table, what=f"failed to add rule: {text}"))
 
 
 def remove_rule(pod: Pod, packed: bytes, table: int, what: str) -> None:

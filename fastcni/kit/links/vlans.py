@@ -110,7 +110,7 @@ def set_port(req: Request, bridge: Link, port: Link, keys: Vlans) -> None:
     if not keys.on_port:
         return
     if not bridge.vlan_filtering:
-        req.warn(f'bridge "{bridge.name}" was there without vlan_filtering: its VLANs keep nobody apart')
+        req.warn(f'bridge "{bridge.name}" was there without vlan_filtering: its VLANs do not separate the pods')
     batch = Batch()
     remove_default(batch, bridge, port, keys)
     if keys.trunk:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def failed(text: str, details: str = "") -> CniError:
-    """Return the CniError of an ADD, in the words of the reference."""
+    """Return the CniError of an ADD, with the reference's text."""
     return CniError(errors.INTERNAL, f"cmdAdd failed: {text}", details)
 
 
