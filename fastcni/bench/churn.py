@@ -36,7 +36,7 @@ def networks(bench: Bench, case: Case, sides: Iterable[Side]) -> Iterator[dict[S
         yield made
 
 
-def turn(bench: Bench, samples: dict[str, Any], side: Side, network: Network, pods: Sequence[Pod]) -> None:
+def measure_side(bench: Bench, samples: dict[str, Any], side: Side, network: Network, pods: Sequence[Pod]) -> None:
     """Make a side's calls for these pods, one at a time. Add the times to `samples`: {series: {call: [ms]}}."""
     network.make_links(pods)
     for call in network.case.calls:
@@ -53,7 +53,7 @@ def pods_of(bench: Bench, sides: Sequence[Side]) -> dict[Side, list[Pod]]:
 
 
 @contextmanager
-def going_on(bench: Bench, what: str) -> Iterator[None]:
+def noting_failures(bench: Bench, what: str) -> Iterator[None]:
     """Note a failed call. It ends its case, but not the run."""
     try:
         yield
@@ -72,11 +72,11 @@ def latency(bench: Bench) -> dict[str, Any]:
         for case in cases:
             step(0, title(case.name))
             sides = bench.sides_of(case)
-            with networks(bench, case, sides) as made, going_on(bench, title(case.name)):
+            with networks(bench, case, sides) as made, noting_failures(bench, title(case.name)):
                 counted: dict[str, Any] = {}
                 for n in range(-WARM_UP, rounds_of(plan, case)):
                     for side in bench.shuffled(sides):
-                        turn(bench, counted if n >= 0 else {}, side, made[side], pods[side])
+                        measure_side(bench, counted if n >= 0 else {}, side, made[side], pods[side])
                         side.check()
                     step()
                 data[case.name] = counted
@@ -97,20 +97,20 @@ def rate(bench: Bench) -> dict[str, Any]:
     plan = bench.plan
     programs = [side for side in bench.sides if side.name != "floor"]
     alone = [side for side in bench.sides if side.name == "floor"]
-    cases = ([(ALONE, alone)] if alone else []) + [(case, programs) for case in bench.crowds]
+    cases = ([(ALONE, alone)] if alone else []) + [(case, programs) for case in bench.parallel_cases]
     work = [(case, sides, at_once) for case, sides in cases
             for at_once in (plan.slow_at_once if case.slow else plan.at_once)]
     with bench.steps("many at once", len(work)) as step:
         for case, sides, at_once in work:
             step(0, f"{title(case.name)}, {at_once} at once")
             pods = bench.node.pods(at_once if case.slow else max(plan.pods, at_once))
-            with networks(bench, case, sides) as made, going_on(bench, f"{title(case.name)}, {at_once} at once"):
+            with networks(bench, case, sides) as made, noting_failures(bench, f"{title(case.name)}, {at_once} at once"):
                 found = data.setdefault(case.name, {}).setdefault(str(at_once), {})
                 for side in sides:
                     warm_up(side, made[side], pods[0])
                 for _ in range(1 if case.slow else plan.repeats):
                     for side in bench.shuffled(sides):
-                        flood(found.setdefault(side.name, {}), side, made[side], pods, at_once, plan.settle)
+                        measure_many(found.setdefault(side.name, {}), side, made[side], pods, at_once, plan.settle)
             step()
     return data
 
@@ -121,7 +121,7 @@ def warm_up(side: Side, network: Network, pod: Pod) -> None:
         side.flow(call, network, [pod], 1)
 
 
-def flood(found: dict[str, Any], side: Side, network: Network, pods: Sequence[Pod], at_once: int,
+def measure_many(found: dict[str, Any], side: Side, network: Network, pods: Sequence[Pod], at_once: int,
           settle: float) -> None:
     """Make each call for all pods, `at_once` at a time. Add the times to `found`."""
     for call in network.case.calls:

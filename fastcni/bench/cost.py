@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from fastcni.bench.cases import title
-from fastcni.bench.churn import going_on, networks, warm_up
+from fastcni.bench.churn import networks, noting_failures, warm_up
 from fastcni.bench.density import processor_ticks
 from fastcni.bench.forks import Forks
 from fastcni.bench.sides import Plugins
@@ -31,10 +31,10 @@ def cost(bench: Bench) -> dict[str, Any]:
     """
     data: dict[str, Any] = {}
     programs = [side for side in bench.sides if isinstance(side, Plugins)]
-    cases = [case for case in bench.crowds if not case.slow]
+    cases = [case for case in bench.parallel_cases if not case.slow]
     with bench.steps("cost of a pod", len(cases) * len(programs)) as step:
         for case in cases:
-            with networks(bench, case, programs) as made, going_on(bench, f"{title(case.name)}, cost"):
+            with networks(bench, case, programs) as made, noting_failures(bench, f"{title(case.name)}, cost"):
                 for side in programs:
                     step(0, f"{title(case.name)}, {side.name}")
                     data.setdefault(case.name, {})[side.name] = cost_of(bench, side, made[side])

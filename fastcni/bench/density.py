@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from fastcni.bench.cases import CASES, WITHOUT_IPV6, title
-from fastcni.bench.churn import going_on, pods_of, turn
+from fastcni.bench.churn import measure_side, noting_failures, pods_of
 from fastcni.bench.node import Network
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def density(bench: Bench) -> dict[str, Any]:
     rounds = WARM_UP + bench.plan.density_rounds
     with bench.steps("density", len(kinds) * len(bench.plan.levels) * rounds) as step:
         for case in kinds:
-            with going_on(bench, f"{title(case.name)}, density"):
+            with noting_failures(bench, f"{title(case.name)}, density"):
                 data[case.name] = {}
                 curve(bench, case, data[case.name], step)
     return data
@@ -69,7 +69,7 @@ def curve(bench: Bench, case: Case, data: dict[str, Any], step: Callable[..., No
             found = data.setdefault(str(level), {})
             for n in range(-WARM_UP, bench.plan.density_rounds):
                 for side in bench.shuffled(sides):
-                    turn(bench, found if n >= 0 else {}, side, own[side], mine[side])
+                    measure_side(bench, found if n >= 0 else {}, side, own[side], mine[side])
                     side.check()
                 step()
 

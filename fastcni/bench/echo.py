@@ -43,7 +43,7 @@ def serve(listener: socket.socket, buffer: bytearray, latency: LatencyRequest) -
                 os.close(fd)
         if size:                # 0: a connection without a request, to test whether the server listens
             latency.hold()
-            protocol.answer(conn, 0, ANSWER)
+            protocol.answer(protocol.Connection(conn.detach()), 0, ANSWER)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from fastcni.bench.cases import CASES
-from fastcni.bench.churn import going_on
+from fastcni.bench.churn import noting_failures
 from fastcni.bench.node import Network
 from fastcni.bench.sides import Plugins, serve
 
@@ -32,10 +32,10 @@ def memory(bench: Bench) -> list[dict[str, Any]]:
             data.append({"when": when, **state_of(server.pid)})
 
         sample("at its start")
-        with going_on(bench, "memory"):
-            pods = node.pods(plan.crowd)
+        with noting_failures(bench, "memory"):
+            pods = node.pods(plan.memory_pods)
             side.flow("ADD", network, pods, AT_ONCE)
-            sample(f"with {plan.crowd:,} pods added")
+            sample(f"with {plan.memory_pods:,} pods added")
             step()
             side.flow("DEL", network, pods, AT_ONCE)
             sample("with all of them deleted")

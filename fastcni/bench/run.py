@@ -59,7 +59,7 @@ class Bench:
         self.sides: list[Side] = []
 
     @property
-    def crowds(self) -> list[Case]:
+    def parallel_cases(self) -> list[Case]:
         """The cases that are measured with many calls at once."""
         return [case for case in self.cases if "ADD" in case.calls and not case.single]
 

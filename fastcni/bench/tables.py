@@ -105,8 +105,8 @@ def rate(data: Data) -> Table:
             for at_once, found in levels.items():
                 of = {side: found.get(side, {}).get(call) for side in (*sides, "floor")}
                 own = speed(of["floor"] or alone.get(at_once, {}).get("floor", {}).get(ALONE.calls[0]))
-                cells = [flood(of[side]) for side in sides]
-                cells += [flood(of["floor"]) if case == ALONE.name else f"{own:,.0f}/s" if own else ""]
+                cells = [rate_cell(of[side]) for side in sides]
+                cells += [rate_cell(of["floor"]) if case == ALONE.name else f"{own:,.0f}/s" if own else ""]
                 cells += [ratio(speed(of[ours]), speed(of[theirs])) for ours, theirs in ratios]
                 rows.append([title(case), call, at_once, *cells])
     return Table("Many at once: calls a second, and ms: p50 / p99 of each",
@@ -122,7 +122,7 @@ def speed(found: dict[str, Any] | None) -> float | None:
     return len(found["ms"]) / len(found["seconds"]) / median(found["seconds"])
 
 
-def flood(found: dict[str, Any] | None) -> str:
+def rate_cell(found: dict[str, Any] | None) -> str:
     """Return "rate  p50 / p99", "" without samples."""
     return f"{speed(found):,.0f}/s  {spread(found['ms'])}" if found and found["seconds"] else ""
 

@@ -33,7 +33,7 @@ def series(go, one_shot, warm, floor):
     return {side: {"ADD": samples, "DEL": samples} for side, samples in of.items()}
 
 
-def flood(pods, *seconds):
+def many(pods, *seconds):
     return {call: {"seconds": list(seconds), "ms": [1.0] * pods * len(seconds)} for call in ("ADD", "DEL")}
 
 
@@ -50,7 +50,7 @@ def data():
         "sides": ["Go", "one-shot", "warm", "floor"], "notes": ["one\nnote"],
         "latency": {"bridge": one, "host-local-60000": one},
         "rate": {"harness-alone": {"8": {"floor": alone}},
-                 "bridge": {"8": {"Go": flood(100, 1.0, 2.0, 4.0), "warm": flood(100, 0.2)}}},
+                 "bridge": {"8": {"Go": many(100, 1.0, 2.0, 4.0), "warm": many(100, 0.2)}}},
         "cost": {"ptp": {"Go": cost, "warm": {**cost, "cpu": 0.002, "processes": None}}},
         "density": {"ptp": dense, "bridge": dense, "bridge-no-ipv6": without_go},
         "memory": [{"when": "at its start", "kB": 30720, "threads": 34, "fds": 40}],
