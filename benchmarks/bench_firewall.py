@@ -8,14 +8,12 @@ Each of the 1,000 pods has four ports. Prints figures, asserts no time. Needs ro
 import json
 import os
 import subprocess
-from contextlib import closing
 
 import pytest
+from modes import WarmInProcess
 
 from fastcni.handle import handle
 from fastcni.kernel import netns
-from fastcni.kit.call.host import Host
-from fastcni.server.facts import Facts
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: makes a network namespace")
 NAME = f"fcni-bench-firewall-{os.getpid()}"
@@ -24,27 +22,26 @@ A_RANGE = {"hostPort": 20000, "containerPort": 80, "protocol": "tcp", "range": 2
 
 
 @pytest.fixture(scope="module", params=(0, 1000), ids="{}_pods".format)
-def host(request, scaled):
-    """A Host like that of a server, in a namespace with that many pods."""
+def mode(request, scaled):
+    """The server's mode, in a namespace with that many pods."""
     subprocess.run(["ip", "netns", "add", NAME], check=True)
     fd = netns.open_path(f"/run/netns/{NAME}")
     try:
         with netns.inside(fd):
             subprocess.run(["sh", "-c", "ip link add br0 type bridge && ip addr add 10.22.0.1/16 dev br0 "
                             "&& ip link set br0 up"], check=True)
-            with closing(Facts()) as memory:
-                found = Host(fd, memory)
-                for number in range(scaled(request.param)):
-                    call("ADD", found, "portmap", number)
-                    call("ADD", found, "firewall", number)
-                yield found
-                found.close(lambda fn: fn())
+            warm = WarmInProcess()
+            for number in range(scaled(request.param)):
+                call("ADD", warm, "portmap", number)
+                call("ADD", warm, "firewall", number)
+            yield warm
+            warm.release()
     finally:
         os.close(fd)
         subprocess.run(["ip", "netns", "del", NAME], check=True)
 
 
-def call(command, host, plugin, number=1000, ports=None):
+def call(command, mode, plugin, number=1000, ports=None):
     ports = ports or [{"hostPort": 10000 + number * PORTS + n, "containerPort": 80 + n, "protocol": "tcp"}
                       for n in range(PORTS)]
     conf = {"cniVersion": "1.0.0", "name": "net", "type": plugin, "runtimeConfig": {"portMappings": ports},
@@ -52,23 +49,23 @@ def call(command, host, plugin, number=1000, ports=None):
                            "ips": [{"address": f"10.22.{number + 2 >> 8}.{number + 2 & 255}/16"}]}}
     env = {"CNI_COMMAND": command, "CNI_CONTAINERID": f"pod{number}", "CNI_NETNS": "/proc/1/ns/net",
            "CNI_IFNAME": "eth0", "CNI_PATH": "/nowhere"}
-    reply = handle(plugin, env, json.dumps(conf).encode(), host=host, in_process=True)
+    reply = handle(plugin, env, json.dumps(conf).encode(), mode)
     assert not reply.status, reply.stdout
 
 
 @pytest.mark.parametrize("plugin", ["portmap", "firewall"])
-def test_add(benchmark, host, plugin):
-    benchmark.pedantic(call, ("ADD", host, plugin), setup=lambda: call("DEL", host, plugin), rounds=300)
-    call("DEL", host, plugin)
+def test_add(benchmark, mode, plugin):
+    benchmark.pedantic(call, ("ADD", mode, plugin), setup=lambda: call("DEL", mode, plugin), rounds=300)
+    call("DEL", mode, plugin)
 
 
 @pytest.mark.parametrize("plugin", ["portmap", "firewall"])
-def test_del(benchmark, host, plugin):
-    benchmark.pedantic(call, ("DEL", host, plugin), setup=lambda: call("ADD", host, plugin), rounds=300)
+def test_del(benchmark, mode, plugin):
+    benchmark.pedantic(call, ("DEL", mode, plugin), setup=lambda: call("ADD", mode, plugin), rounds=300)
 
 
-def test_add_of_a_range(benchmark, host):
+def test_add_of_a_range(benchmark, mode):
     """The range has an element for each of its 2,000 ports."""
-    benchmark.pedantic(call, ("ADD", host, "portmap", 1001, [A_RANGE]),
-                       setup=lambda: call("DEL", host, "portmap", 1001, [A_RANGE]), rounds=9)
-    call("DEL", host, "portmap", 1001, [A_RANGE])
+    benchmark.pedantic(call, ("ADD", mode, "portmap", 1001, [A_RANGE]),
+                       setup=lambda: call("DEL", mode, "portmap", 1001, [A_RANGE]), rounds=9)
+    call("DEL", mode, "portmap", 1001, [A_RANGE])

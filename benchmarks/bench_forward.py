@@ -20,8 +20,8 @@ import pytest
 
 from fastcni.handle import handle
 from fastcni.kernel import netns
-from fastcni.kit.call.host import Host
 from fastcni.kit.firewall import forward_iptables, forward_iptables_chain
+from fastcni.runtime.mode import SharedMode
 
 pytestmark = [pytest.mark.skipif(os.geteuid() != 0, reason="needs root: makes network namespaces"),
               pytest.mark.skipif(not shutil.which("iptables-restore"), reason="needs iptables")]
@@ -79,15 +79,15 @@ def there_and_back(near, far):
 
 def add(addresses):
     """Add a pod for each address."""
-    host = Host()
+    mode = SharedMode()
     for number, text in enumerate(addresses):
         conf = {"cniVersion": "1.0.0", "name": "net", "type": "firewall", "backend": "iptables",
                 "prevResult": {"cniVersion": "1.0.0", "ips": [{"address": f"{text}/16"}]}}
         env = {"CNI_COMMAND": "ADD", "CNI_CONTAINERID": f"pod{number}", "CNI_NETNS": "/proc/1/ns/net",
                "CNI_IFNAME": "eth0", "CNI_PATH": "/nowhere", "PATH": os.environ["PATH"]}
-        reply = handle("firewall", env, json.dumps(conf).encode(), host=host, in_process=True)
+        reply = handle("firewall", env, json.dumps(conf).encode(), mode)
         assert not reply.status, reply.stdout
-    host.close(lambda close: close())
+    mode.close()
 
 
 @pytest.mark.parametrize("rules", ["no rules of pods", "in an ipset", "two rules a pod"])

@@ -10,6 +10,7 @@ import os
 import pytest
 
 from fastcni._ipam_bitmap import Index
+from fastcni.kit.call.mode import Mode
 from fastcni.kit.call.request import Request
 from fastcni.kit.call.undo import Undo
 from fastcni.plugins import host_local
@@ -37,7 +38,7 @@ def call(command, root, **ipam):
     conf = {"cniVersion": "1.0.0", "name": "net", "type": "bridge",
             "ipam": {"type": "host-local", "subnet": "10.22.0.0/16", "dataDir": str(root),
                      "routes": [{"dst": "0.0.0.0/0"}]} | ipam}
-    req = Request(plugin="host-local", command=command, container_id="f" * 64, ifname="eth0", conf=conf,
+    req = Request(Mode(), plugin="host-local", command=command, container_id="f" * 64, ifname="eth0", conf=conf,
                   name="net", version="1.0.0")
     record = host_local.read(req)
     if command == "DEL":

@@ -1,28 +1,32 @@
-"""One CNI request in, one answer out: the only caller of plugins, behind every door.
+"""One CNI request in, one answer out: the only caller of plugins, in every mode.
 
-It follows the order of work of the reference's plugin skeleton. It touches no process globals: no stdout, argv,
-environment or signals. Two things are done better than there. A result is kept until everything has succeeded, so
-that stdout never carries two documents; and CNI_NETNS is compared with our own namespace before anything is changed.
+The order of work is that of the reference's plugin skeleton. handle() touches no process globals: no stdout, argv,
+environment or signals. It does two things better. It keeps a result until everything has succeeded, so that stdout
+never has two documents. And it compares CNI_NETNS with the caller's own namespace before anything is changed.
 """
+
+from __future__ import annotations
 
 import posix
 from errno import EACCES, EIO, ENOMEM, EPERM, ESTALE
 
 from fastcni import plugins
 from fastcni._abandoned import Abandoned
-from fastcni._system import close_file
 from fastcni.kernel import netns
 from fastcni.kernel.waiting import Crowded
 from fastcni.kernel.wire import NetlinkError
-from fastcni.kit.call.request import Request
+from fastcni.kit.call.request import Request, read_request
 from fastcni.kit.call.undo import Undo
 from fastcni.spec import config, errors, json, version
 from fastcni.spec import result as results
-from fastcni.spec.config import Section
 from fastcni.spec.errors import CniError
 
-MAX_STDIN = 32 << 20            # bytes; a GC that names 200,000 valid attachments fits
-MAX_VALUES = 1 << 20            # and so do its values: objects and lists take 60 bytes of memory or more for two here
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from types import ModuleType
+
+    from fastcni.kit.call.mode import Mode
 
 NEEDS = {                       # command -> variables that have to be there (spec section 2), in the reference's order
     "ADD": ("CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME", "CNI_PATH"),
@@ -33,64 +37,54 @@ NEEDS = {                       # command -> variables that have to be there (sp
     "VERSION": (),
 }
 VALID = {"CNI_CONTAINERID": config.check_container_id, "CNI_IFNAME": config.check_ifname}
-UNREADABLE = (EIO, ESTALE, EACCES, EPERM, *errors.EXHAUSTED)     # why the kernel lets nobody load a module
+UNREADABLE = (EIO, ESTALE, EACCES, EPERM, *errors.EXHAUSTED)     # why the kernel refuses to load a module
 # What a request raises that is no error of its plugin: the thread is lost, the request goes elsewhere, or is over.
 NOT_ERRORS = (netns.Lost, Crowded, Abandoned)
-ATTACHMENTS = "cni.dev/valid-attachments"      # without it nobody says who may stay (spec section 2, GC)
+ATTACHMENTS = "cni.dev/valid-attachments"      # GC releases what is of no other attachment (spec section 2)
 REPORT = "fastcni/report"       # fastcni's runtime sets it: GC works in every version and prints what was released
 SINCE = {"CHECK": "0.4.0", "GC": "1.1.0", "STATUS": "1.1.0"}
 
 
 class Reply:
-    """What the door prints: the exit status, the bytes for stdout, the bytes for stderr."""
+    """The exit status, the bytes for stdout, the bytes for stderr."""
 
     __slots__ = ("status", "stdout", "stderr")
 
-    def __init__(self, status, stdout=b"", stderr=b""):
+    def __init__(self, status: int, stdout: bytes = b"", stderr: bytes = b"") -> None:
         self.status, self.stdout, self.stderr = status, stdout, stderr
 
 
-def needs_stdin(env):
+def needs_stdin(env: Mapping[str, str]) -> bool:
     """Does this request have a configuration on stdin? VERSION's may be a terminal, and must not be read."""
     return env.get("CNI_COMMAND", "") not in ("", "VERSION")
 
 
-def handle(plugin, env, stdin, fds=None, *, host=None, defer=None, deliver=None, in_process=False, decode=None):
+def handle(plugin: str, env: Mapping[str, str], stdin: bytes, mode: Mode) -> Reply:
     """Serve one request for the plugin type `plugin`; raises nothing but NOT_ERRORS.
 
-    `env` is the caller's whole environment, `stdin` its bytes, `fds` descriptors that the door has open already
-    ({"netns": fd}, closed here). `host` is a kit.host.Host that the door keeps, for the namespace that this thread is
-    in. `defer(fn, *args)` runs what the answer need not wait for, by default in a thread. `deliver(reply)` brings the
-    result of an ADD to its caller, or raises an OSError: an ADD that nobody hears of is taken back.
-    `in_process`: there are no launchers in CNI_PATH, fastcni's own delegates are called all the same. `decode(stdin)`
-    does what read_conf() does, for a door that has seen most before.
+    `env` is the caller's whole environment, `stdin` its bytes. The calling thread is in the caller's network namespace.
     """
-    warnings, fds = [], {} if fds is None else fds
+    warnings: list[str] = []
     try:
-        stdout = _serve(plugin, env, stdin, warnings, deliver,
-                        {"fds": fds, "host": host, "defer": defer, "in_process": in_process}, decode)
-        status = 0
+        stdout, status = _serve(plugin, env, stdin, mode, warnings), 0
     except NOT_ERRORS:
         raise
     except BaseException as e:          # a plugin of another distribution may raise SystemExit, for instance
         stdout, status = error_document(_as_cni_error(e, plugin)), 1
-    finally:
-        while fds:              # a request closes its own; this one may not have come so far
-            close_file(fds.popitem()[1])
     return reply(status, stdout, warnings)
 
 
-def restore(plugin, env, stdin, *, host=None):
-    """Put back what an attachment has in the host's firewall, and touch nothing else; no command of the CNI spec.
+def restore(plugin: str, env: Mapping[str, str], stdin: bytes, mode: Mode) -> list[str]:
+    """Restore what an attachment has in the host's firewall, and touch nothing else; no command of the CNI spec.
 
     `env` and `stdin` are those of CHECK: stdin has the attachment's result as prevResult. Any configuration version
-    does. A plugin that has nothing there has nothing to do. Returns lines for people; raises CniError.
+    does. Nothing happens if the plugin has no function restore(). Returns lines for people; raises CniError.
     """
-    warnings = []
+    warnings: list[str] = []
     try:
         module = load(plugin)
         check_variables(env, "CHECK")
-        req = read_request(plugin, "RESTORE", env, stdin, {"host": host})
+        req = read_request(plugin, "RESTORE", env, stdin, mode)
         req.warnings = warnings
         try:
             check_version(req, getattr(module, "VERSIONS", version.ALL))
@@ -103,7 +97,7 @@ def restore(plugin, env, stdin, *, host=None):
     return warnings
 
 
-def load(plugin):
+def load(plugin: str) -> ModuleType:
     """The module of a plugin type. Raises CniError 7."""
     if plugin not in plugins.TABLE:
         raise CniError(errors.INVALID_CONFIG, f'unknown plugin type "{plugin}"',
@@ -111,12 +105,12 @@ def load(plugin):
     return plugins.load(plugin)
 
 
-def reply(status, stdout, warnings):
+def reply(status: int, stdout: bytes, warnings: Iterable[str]) -> Reply:
     return Reply(status, stdout, "".join(f"{line}\n" for line in warnings).encode("utf-8", "replace"))
 
 
-def error_document(e):
-    """A CniError as the bytes for stdout: four spaces, code, msg, details; what failed on the way back is details."""
+def error_document(e: CniError) -> bytes:
+    """A CniError as the bytes for stdout: four spaces, code, msg, details. Errors of the rollback are in details."""
     document = e.as_document()
     notes = getattr(e, "__notes__", ())
     if notes:
@@ -124,8 +118,8 @@ def error_document(e):
     return json.write(document, indent=4)
 
 
-def _as_cni_error(e, plugin):
-    """Any other exception as code 999; the kernel knows best how to word its own."""
+def _as_cni_error(e: BaseException, plugin: str) -> CniError:
+    """Any exception as a CniError, mostly of code 999."""
     if isinstance(e, CniError):
         return e
     code, details = errors.INTERNAL, ""
@@ -136,26 +130,28 @@ def _as_cni_error(e, plugin):
     elif not isinstance(e, OSError):
         owner = "fastcni" if plugin in plugins.BUILT_IN else f'the plugin "{plugin}"'
         details = f"{type(e).__name__}: this is a fault of {owner}"
-    words = str(e) or type(e).__name__
+    text = str(e) or type(e).__name__
     if isinstance(e, OSError) and e.strerror and not isinstance(e, NetlinkError):
-        words = f"{f'{e.filename}: ' if e.filename else ''}{e.strerror} (errno {e.errno})"
-    wrapped = CniError(code, words, details)
+        text = f"{f'{e.filename}: ' if e.filename else ''}{e.strerror} (errno {e.errno})"
+    wrapped = CniError(code, text, details)
     for note in getattr(e, "__notes__", ()):
         wrapped.add_note(note)
     return wrapped
 
 
-def errno_of_import(e):
-    """The errno for which the kernel lets a compiled module not be loaded, 0 for other exceptions. The dynamic linker
-    gives it only as text: "/usr/lib/.../_socket.so: cannot open shared object file: Too many open files". Where mmap(2)
-    fails it has none."""
+def errno_of_import(e: Exception) -> int:
+    """The errno for which a compiled module could not be loaded, 0 for other exceptions.
+
+    The dynamic linker gives it only as text: "/usr/lib/.../_socket.so: cannot open shared object file: Too many open
+    files". If mmap(2) fails there is none in it."""
     text = str(e) if isinstance(e, ImportError) else ""
     if text.endswith("failed to map segment from shared object"):
         return ENOMEM
     return next((number for number in UNREADABLE if text.endswith(posix.strerror(number))), 0)
 
 
-def _serve(plugin, env, stdin, warnings, deliver, door, decode):
+def _serve(plugin: str, env: Mapping[str, str], stdin: bytes, mode: Mode, warnings: list[str]) -> bytes:
+    """The bytes for stdout."""
     module = load(plugin)
     supported = getattr(module, "VERSIONS", version.ALL)
     command = env.get("CNI_COMMAND", "")
@@ -165,7 +161,7 @@ def _serve(plugin, env, stdin, warnings, deliver, door, decode):
     check_variables(env, command)
     if command == "VERSION":
         return version.version_reply(supported)
-    req = read_request(plugin, command, env, stdin, door, decode)
+    req = read_request(plugin, command, env, stdin, mode)
     req.warnings = warnings
     try:
         if command not in NEEDS:
@@ -173,20 +169,20 @@ def _serve(plugin, env, stdin, warnings, deliver, door, decode):
         check_version(req, supported)
         if command in ("ADD", "DEL"):
             check_other_netns(req)
-        return _run(module, req, deliver)
+        return _run(module, req)
     finally:
         req.close()
 
 
-def about(plugin, supported):
-    """For people who start a plugin by hand; no command is no error."""
+def about(plugin: str, supported: Sequence[str]) -> tuple[str, str]:
+    """Lines for people who start a plugin by hand; a missing command is no error."""
     from fastcni import __version__
 
     return (f"CNI {plugin} plugin fastcni {__version__}", f"CNI protocol versions supported: {', '.join(supported)}")
 
 
-def check_variables(env, command):
-    """Required variables are there and well-formed. A bad one is reported before those that are missing."""
+def check_variables(env: Mapping[str, str], command: str) -> None:
+    """Raises CniError 3 and 4 for variables that are bad, or else missing."""
     missing = []
     for name in NEEDS.get(command, ()):
         value = env.get(name)
@@ -198,56 +194,8 @@ def check_variables(env, command):
         raise CniError(errors.INVALID_ENVIRONMENT, f"required env variables [{','.join(missing)}] missing")
 
 
-def read_request(plugin, command, env, stdin, door, decode=None):
-    """stdin and variables as a Request. Raises CniError 6 and 7 for a configuration without a usable name."""
-    conf = (decode or read_conf)(stdin)
-    name, spoken = conf.once(read_name_and_version)
-    pod = {} if command in ("GC", "STATUS") else env            # these are about no pod, whatever is in the environment
-    return Request(plugin=plugin, command=command, container_id=pod.get("CNI_CONTAINERID", ""),
-                   netns=pod.get("CNI_NETNS", ""), ifname=pod.get("CNI_IFNAME", ""), args=pod.get("CNI_ARGS", ""),
-                   path=env.get("CNI_PATH", ""), env=env, conf=conf, stdin=stdin, name=name, version=spoken, **door)
-
-
-def read_name_and_version(conf):
-    return conf.text("name"), conf.text("cniVersion") or version.ALL[0]
-
-
-def read_conf(stdin):
-    """stdin as a Section that has a usable name and a version in text. Raises CniError 6 and 7."""
-    return check_conf(Section(decode_conf(stdin)))
-
-
-def decode_conf(stdin):
-    """stdin as a dict. Raises CniError 6."""
-    if len(stdin) > MAX_STDIN:
-        raise CniError(errors.DECODING_FAILURE, f"error unmarshall network config: more than {MAX_STDIN} bytes")
-    if stdin.count(b",") + stdin.count(b"[") + stdin.count(b"{") > MAX_VALUES:      # those in strings count, too
-        raise CniError(errors.DECODING_FAILURE, f"error unmarshall network config: more than {MAX_VALUES} values")
-    try:
-        document = json.read(stdin)
-    except json.JsonError as e:
-        raise CniError(errors.DECODING_FAILURE, f"error unmarshall network config: {e}") from None
-    if document is None:
-        document = {}
-    if not isinstance(document, dict):
-        raise CniError(errors.DECODING_FAILURE, "error unmarshall network config: the configuration is not an object")
-    return document
-
-
-def check_conf(conf):
-    """A configuration's Section, itself. Raises CniError 6 and 7."""
-    try:
-        name, _ = conf.text("name"), conf.text("cniVersion")
-    except CniError as e:
-        raise CniError(errors.DECODING_FAILURE, f"error unmarshall network config: {e.msg}", e.details) from None
-    if not name:
-        raise CniError(errors.INVALID_CONFIG, "missing network name")
-    config.check_network_name(name)
-    return conf
-
-
-def check_version(req, supported):
-    """The command exists in the configuration's version, and the plugin speaks that version (code 1)."""
+def check_version(req: Request, supported: Sequence[str]) -> None:
+    """Raises CniError 1 if the configuration's version lacks the command, or the plugin does not speak the version."""
     since = SINCE.get(req.command)
     if since and not reports(req):
         try:
@@ -262,38 +210,37 @@ def check_version(req, supported):
     version.check_supported(req.version, supported)
 
 
-def reports(req):
-    """Is this a GC of fastcni's own runtime? It tells its own plugins what is valid, also below 1.1.0."""
+def reports(req: Request) -> bool:
+    """Is this a GC of fastcni's own runtime? It tells fastcni's plugins what is valid, also below 1.1.0."""
     return req.command == "GC" and req.conf.flag(REPORT)
 
 
-def check_other_netns(req):
-    """CNI_NETNS is not our own namespace: what a plugin did there it would do to the host."""
+def check_other_netns(req: Request) -> None:
+    """Raises CniError 8 if CNI_NETNS is the caller's own namespace: the plugin would change the host."""
     override = req.env.get("CNI_NETNS_OVERRIDE", "")
     if override == "1" or override.lower() == "true":
         return
     try:
-        same = netns.is_own(req.open_netns(), req.host.home)
+        same = netns.is_own(req.open_netns(), req.mode.home)
     except CniError:
-        return                          # not there, or no namespace: the plugin says so if it matters to it
+        return                          # missing, or no namespace: the plugin refuses it if it matters
     if same:
         raise CniError(errors.INVALID_NETNS, "plugin's netns and netns from CNI_NETNS should not be the same")
 
 
-def _run(module, req, deliver):
+def _run(module: ModuleType, req: Request) -> bytes:
     if req.command == "GC" and not req.conf.has(ATTACHMENTS):
         req.warn(f'GC of network "{req.name}": no "{ATTACHMENTS}", nothing is released')
         return b""
-    if req.command == "DEL" and req.own_host:
-        req.host.deleting = req.name, req.container_id, req.ifname
+    if req.command == "DEL":
+        req.mode.announce_delete(req)
     conf = module.read(req)
     if req.command == "ADD":
         with Undo() as undo:
             result = module.add(req, conf, undo)
-            stdout = results.encode(results.to_version({"cniVersion": version.CURRENT, **result}, req.version))
-            if deliver:
-                req.leave_mount()
-                deliver(reply(0, stdout, req.warnings))
+            stdout = req.mode.encode(results.to_version({"cniVersion": version.CURRENT, **result}, req.version))
+            req.leave_mount()
+            req.mode.deliver(reply(0, stdout, req.warnings))
             return stdout
     function = getattr(module, {"DEL": "delete"}.get(req.command, req.command.lower()), None)
     if function:                    # gc and status are optional

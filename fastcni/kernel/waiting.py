@@ -4,11 +4,20 @@ A server gives each worker thread a Request. It knows the caller's connection, a
 during a wait. Without a Request there is no caller that can leave, and a wait lasts until its limit.
 """
 
+from __future__ import annotations
+
 from _thread import _local
 from time import monotonic
 
 from fastcni._run_token import await_input
 from fastcni._system import try_lock
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import TypeVar
+
+    T = TypeVar("T")
 
 # Seconds; docs/server.md has the table of them.
 DELEGATE_TIMEOUT_S = 240.0      # an IPAM plugin of others; the slowest known one, dhcp, tries for 208 s
@@ -38,18 +47,26 @@ class Crowded(BaseException):
 
 
 class Request:
-    """The request that a thread works on, for the waits. This base class is for a thread without a caller."""
+    """What kernel/ tells and asks the request that a thread works on. This base class is for a thread without a caller.
 
-    caller = -1                 # the connection's descriptor
+    caller  the descriptor of the caller's connection, -1: none
+    show    a function that is given each netlink datagram: (">" sent or "<" received, bytes); None: nothing is shown
+    """
 
-    def admit(self, kind):
+    caller = -1
+    show: Callable[[str, bytes], None] | None = None
+
+    def admit(self, kind: str) -> None:
         """May this request wait for `kind` now? Raises Crowded, or CniError 11 if one-shot would wait, too."""
 
-    def pause(self, kind):
+    def pause(self, kind: str) -> None:
         """Note that it begins to wait."""
 
-    def resume(self):
+    def resume(self) -> None:
         """Note that it works again."""
+
+    def spent(self, what: int | str, seconds: float) -> None:
+        """Note time that it took: the number of a netlink protocol, or "ipam"."""
 
 
 class Here(_local):
@@ -88,29 +105,29 @@ class rolling_back:
         here.rolling_back = self.before
 
 
-def caller():
+def caller() -> int:
     """The descriptor of the caller's connection, to watch during a wait; -1: none."""
     return -1 if here.rolling_back else here.request.caller
 
 
-def check_caller():
+def check_caller() -> None:
     """Raises CallerGone if the caller has left."""
     if (fd := caller()) >= 0 and await_input(-1, fd, 0) == GONE:
         raise CallerGone
 
 
-def admit(kind):
+def admit(kind: str) -> None:
     """Call it before the first step that would need a rollback. Raises Crowded, or CniError 11."""
     if not here.rolling_back:
         here.request.admit(kind)
 
 
-def limit(seconds):
+def limit(seconds: float) -> float:
     """The limit of a wait now: `seconds`, or less during a rollback."""
     return min(seconds, ROLLBACK_TIMEOUT_S) if here.rolling_back else seconds
 
 
-def readable(fd, seconds, kind):
+def readable(fd: int, seconds: float | None, kind: str) -> bool:
     """Wait until `fd` is readable, for so many seconds at most (None: no limit). Return whether it is.
 
     A descriptor of -1 only waits. Raises CallerGone.
@@ -127,7 +144,7 @@ def readable(fd, seconds, kind):
                 return came == 1
 
 
-def until(attempt, seconds, kind):
+def until(attempt: Callable[[], T], seconds: float, kind: str) -> T:
     """Call attempt() until it returns something true, for so many seconds at most. Return its last value.
 
     Raises CallerGone, and what attempt() raises.
@@ -141,7 +158,7 @@ def until(attempt, seconds, kind):
     return found
 
 
-def lock(fd, seconds, kind=LOCK):
+def lock(fd: int, seconds: float, kind: str = LOCK) -> bool:
     """Take the exclusive flock(2) of an open file. False if another process still has it after so many seconds.
 
     flock(2) can wait by itself, but neither so long nor until the caller leaves. Raises OSError, CallerGone, and as

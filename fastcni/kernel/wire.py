@@ -1,7 +1,6 @@
 """Netlink sockets: open one, exchange a batch, dump, watch notifications. The only module that sends or receives."""
 
 import posix
-import sys
 from _socket import AF_NETLINK, SOCK_CLOEXEC, SOCK_RAW, if_nametoindex, socket
 from errno import EINTR, ENOBUFS, ENOENT, ETIMEDOUT
 from time import perf_counter
@@ -9,7 +8,7 @@ from time import perf_counter
 from fastcni import _netlink
 from fastcni._netlink import Batch, read_ack, sort_replies
 from fastcni.kernel import uapi
-from fastcni.kernel.waiting import caller, check_caller, waiting
+from fastcni.kernel.waiting import caller, check_caller, here, waiting
 
 ANSWER_MS = 30_000              # the kernel answers within send(); only a lost answer would be waited for
 RECEIVE_TRIES = 5               # for the replies of one batch; what fails more often is broken
@@ -18,9 +17,6 @@ MAX_SEQUENCE = 1 << 31          # then a socket counts from the beginning
 EINTR_DUMP = "the kernel's table kept changing while it was read"
 
 _STRICT = (uapi.NETLINK_EXT_ACK, uapi.NETLINK_CAP_ACK, uapi.NETLINK_GET_STRICT_CHK)
-
-observe = None                  # a door that reports where time goes sets it to a function of (protocol, seconds)
-show = None                     # FASTCNI_WIRE: a door sets it to a function of (">" or "<", bytes)
 
 
 class NetlinkError(OSError):
@@ -88,7 +84,7 @@ def make_room(sock, size):
 
 def send(sock, data):
     """The one place that sends."""
-    if show:
+    if show := here.request.show:
         show(">", data)
     _netlink.send(sock.fileno(), data)
 
@@ -97,7 +93,7 @@ def receive(sock, milliseconds=ANSWER_MS, caller=-1):
     """The one place that receives: a datagram's messages, [(type, flags, sequence, port, payload)]; None where none
     comes in time, or before the other end of the connection `caller` is closed. Raises OSError, with ENOBUFS where the
     kernel had to drop notifications."""
-    return _netlink.receive(sock.fileno(), milliseconds, show, caller)
+    return _netlink.receive(sock.fileno(), milliseconds, here.request.show, caller)
 
 
 def index_of(name):
@@ -107,18 +103,6 @@ def index_of(name):
         return if_nametoindex(name)
     except OSError:
         return 0
-
-
-def rows(way, data):
-    """A datagram for people: each message in rows of four bytes, `way` in front."""
-    lines = []
-    at = 0
-    while at < len(data):
-        size = max(int.from_bytes(data[at:at + 4], sys.byteorder), 16)
-        lines.append(f"{way} netlink message of {size} bytes")
-        lines += [f"{way}   {data[i:i + 4].hex(' ')}" for i in range(at, min(at + size, len(data)), 4)]
-        at += size + 3 & ~3
-    return "".join(f"{line}\n" for line in lines)
 
 
 def exchange(sock, batch):
@@ -136,13 +120,11 @@ def exchange(sock, batch):
 
 def attempt(sock, batch):
     """Like exchange(), but refusals are returned: ([(type, payload)], [NetlinkError])."""
-    if not observe:
-        return _attempt(sock, batch)
     started = perf_counter()
     try:
         return _attempt(sock, batch)
     finally:
-        observe(sock.proto, perf_counter() - started)
+        here.request.spent(sock.proto, perf_counter() - started)
 
 
 def look_up(sock, batch):
@@ -258,5 +240,4 @@ def watch(sock, seconds):
             check_caller()
         return found or []
     finally:
-        if observe:
-            observe(sock.proto, perf_counter() - started)
+        here.request.spent(sock.proto, perf_counter() - started)

@@ -116,36 +116,28 @@ def answer(name):
 
     The result of an ADD is written before handle() returns: if it cannot be written, the ADD is rolled back.
     """
-    from fastcni.handle import MAX_STDIN, handle, needs_stdin
+    from fastcni.handle import handle, needs_stdin
+    from fastcni.kit.call.request import MAX_STDIN_BYTES
+    from fastcni.launcher.one_shot import OneShotMode
 
     env = {
         key.decode("utf-8", "surrogateescape"): value.decode("utf-8", "surrogateescape")
         for key, value in posix.environ.items()
     }
     if env.get("FASTCNI_WIRE"):
-        from fastcni.kernel import wire
-
-        wire.show = lambda way, data: write(2, wire.rows(way, data).encode())
+        trace_wire()
     try:
-        stdin = read_stdin(MAX_STDIN + 1) if needs_stdin(env) else b""
+        stdin = read_stdin(MAX_STDIN_BYTES + 1) if needs_stdin(env) else b""
     except OSError as error:
         what = f"error reading from stdin: {error.strerror}"
         write(1, error_document(IO_FAILURE, what, "stdin has to be the network configuration"))
         return 1
     log = env.get("FASTCNI_LOG") and log_entry(name, env, stdin)
-    delivered = []
-
-    def deliver(reply):
-        try:
-            write(1, reply.stdout)
-        except OSError as error:
-            raise OSError(error.errno, error.strerror, "stdout") from None
-        delivered.append(reply)
-
-    reply = handle(name, env, stdin, defer=Deferred(), deliver=deliver)
+    mode = OneShotMode(write)
+    reply = handle(name, env, stdin, mode)
     write(2, reply.stderr)
     try:
-        status = delivered[0].status if delivered else print_answer(reply)
+        status = mode.delivered.status if mode.delivered else print_answer(reply)
     except OSError as error:
         what = f"{name}: cannot write this answer to stdout: {error.strerror} (errno {error.errno})\n"
         write(2, what.encode() + reply.stdout + b"\n")
@@ -167,48 +159,11 @@ def log_entry(name, env, stdin):
     return Entry(name, env, stdin)
 
 
-class Deferred:
-    """What the answer need not wait for is left to a child that holds none of the caller's streams.
+def trace_wire():
+    """Write each netlink message of this process to stderr."""
+    from fastcni.kernel import waiting, wire_trace
 
-    A thread would not do: a process ends only when its last thread is out of the kernel.
-    """
-
-    __slots__ = ()
-
-    def __call__(self, function, *args):
-        """Run a function at once, beside this process."""
-        try:
-            child = posix.fork()
-        except OSError:  # no room for a process: then the answer waits
-            function(*args)
-            return
-        if child:
-            return
-        try:
-            posix.closerange(0, 3)
-            function(*args)
-        finally:
-            posix._exit(0)
-
-    def close(self, sock):
-        """Leave the last close() of a socket to a child.
-
-        Both processes have the socket, and the kernel makes the last one wait. So the child ends after this process: it
-        reads a pipe that nobody writes to, until this process has closed its end.
-        """
-        here, there = posix.pipe()
-        try:
-            child = posix.fork()
-        except OSError:
-            return
-        if child:
-            return
-        try:
-            posix.closerange(0, 3)
-            posix.close(there)
-            posix.read(here, 1)
-        finally:
-            posix._exit(0)
+    waiting.here.request = wire_trace.Traced(lambda data: write(2, data))
 
 
 def read_stdin(limit):

@@ -13,7 +13,8 @@ from fastcni.launcher.strip import stripped
 
 PACKAGE = os.path.dirname(os.path.abspath(fastcni.__file__))
 ROWS = ("spec", "kernel", "kit", "plugins")  # the packages below handle.py, all of them
-SINGLE = ("__init__.py", "handle.py", "plugin.py")
+SINGLE = ("__init__.py", "handle.py", "plugin.py", "launcher/__init__.py", "launcher/one_shot.py")
+ENTRY = ("fastcni.handle", "fastcni.launcher.one_shot")  # what bootstrap.py calls
 LEAVES = ("_abandoned", "_ipam_bitmap", "_netlink", "_rtnetlink", "_run_token", "_system")     # all in leaves.so
 LIBRARY = "jeepney"  # D-Bus, for pods behind firewalld; imported when one comes
 

@@ -131,7 +131,7 @@ def bundles(own: dict[str, Module], others: dict[str, dict[str, Module]]) -> dic
         ends[kind] = sorted({name for found in needs_of(known).values() for name in found if name in own})
     found = {}
     for kind, names in ends.items():
-        order = load_order(needs, ["fastcni.handle", *names])
+        order = load_order(needs, [*modules.ENTRY, *names])
         if "fastcni.kit.call.ipam" in order:
             order = load_order(needs, [*order, BUILT_IN["host-local"]])
         found[kind] = marshal.dumps([(name, own[name].is_package, own[name].code) for name in order])

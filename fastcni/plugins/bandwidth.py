@@ -73,7 +73,7 @@ def status(req: Request, conf: Limits) -> None:
 
     try:
         devices.need_kind(req, "ifb")
-        qdiscs.status(req.host.route, conf)
+        qdiscs.status(req.mode.route, conf)
     except CniError as e:
         if conf:
             raise

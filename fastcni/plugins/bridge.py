@@ -8,7 +8,7 @@ from __future__ import annotations
 from fastcni.kit.call import ipam
 from fastcni.kit.call.conf import ENDINGS, check_families, read_once, read_requested_mac
 from fastcni.kit.call.undo import every
-from fastcni.kit.links import announced, bridge_conf, bridges, configure, find, gateways, pairs, remove, vlans
+from fastcni.kit.links import announced, bridge_conf, bridges, configure, find, gateways, remove, vlans
 from fastcni.kit.links.pod import Pod, interface
 
 TYPE_CHECKING = False
@@ -46,7 +46,7 @@ def source_checks(conf: Conf) -> list[Any]:
 
 def add(req: Request, conf: Conf, undo: Undo) -> dict[str, Any]:
     pod = Pod(req)
-    bridge = bridges.ensure(req.host, conf, undo)
+    bridge = bridges.ensure(req.mode, conf, undo)
     host, inside = bridges.add_port(req, pod, bridge, conf, undo)
     vlans.set_port(req, bridge, host, conf.vlans)
     result = add_addresses(req, conf, undo) if conf.layer3 else {}
@@ -59,16 +59,16 @@ def add(req: Request, conf: Conf, undo: Undo) -> dict[str, Any]:
     if conf.layer3:
         if conf.is_gateway:
             if conf.vlans.vlan:
-                vlan_interface = vlans.ensure_interface(req.host, bridge, conf.vlans, undo)
-            gateways.add(req.host, bridge, vlan_interface, result, conf, undo)
+                vlan_interface = vlans.ensure_interface(req.mode, bridge, conf.vlans, undo)
+            gateways.add(req.mode, bridge, vlan_interface, result, conf, undo)
         conf.masquerade.add(req, result, undo)
-    bridge = find.host_link(req.host, conf.name) or bridge      # the MAC of an adopted one may follow its ports
+    bridge = find.host_link(req.mode, conf.name) or bridge      # the MAC of an adopted one may follow its ports
     result["interfaces"] = [interface(bridge), interface(host), interface(inside, req.netns)]
     if vlan_interface:
         result["interfaces"].append(interface(vlan_interface))
     if conf.dns is not None:
         result["dns"] = conf.dns
-    pairs.remember(req, host, result)
+    req.mode.keep_pair(req, host, result)
     if not conf.leave_down:         # last: meanwhile the kernel works at it on another processor
         announced.port_up(pod.host, host.index, bridge.index)
     return result

@@ -14,7 +14,7 @@ from fastcni.kit.call.conf import (
 )
 from fastcni.kit.call.undo import every
 from fastcni.kit.firewall.masquerade import Masquerade
-from fastcni.kit.links import find, pairs, remove, routed, veth
+from fastcni.kit.links import find, remove, routed, veth
 from fastcni.kit.links.pod import Pod, interface
 from fastcni.kit.sysctls import forwarding
 from fastcni.spec import errors
@@ -80,7 +80,7 @@ def add(req: Request, conf: Conf, undo: Undo) -> dict[str, Any]:
             raise CniError(errors.INTERNAL, f"failed to add IP addr to veth: {ip['address']} has no gateway",
                            "ptp routes everything through the host end; ipam has to name a gateway")
     check_families(conf.ipv6, result)
-    forwarding.enable(req.host, result)
+    forwarding.enable(req.mode, result)
     pod = Pod(req)
     host, inside = veth.add(req, pod, undo, mtu=conf.mtu, mac=requested_mac(req), ipv6=conf.ipv6)
     routed.configure_host(pod, host, result, dad=conf.enable_dad)
@@ -89,7 +89,7 @@ def add(req: Request, conf: Conf, undo: Undo) -> dict[str, Any]:
     conf.masquerade.add(req, result, undo)
     if conf.dns is not None:
         result["dns"] = conf.dns
-    pairs.remember(req, host, result)
+    req.mode.keep_pair(req, host, result)
     return result
 
 

@@ -91,4 +91,4 @@ def check(req: Request, conf: Conf) -> None:
 
 
 def status(req: Request, _: Conf) -> None:
-    source_routing.need_rules(req.host.route)
+    source_routing.need_rules(req.mode.route)

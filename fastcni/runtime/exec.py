@@ -91,12 +91,13 @@ class InProcess:
 def in_thread(plugin: str, env: Mapping[str, str], stdin: bytes) -> Any:
     """Return the handle.Reply of one request, made in a fresh thread."""
     from fastcni.handle import handle
+    from fastcni.runtime.mode import InProcessMode
 
     done: list[Any] = []
 
     def work() -> None:
         try:
-            done.append(handle(plugin, env, stdin, in_process=True))
+            done.append(handle(plugin, env, stdin, InProcessMode()))
         except BaseException as e:         # handle() turns its plugins' errors into replies
             done.append(e)
 

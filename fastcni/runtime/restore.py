@@ -14,15 +14,14 @@ from fastcni import plugins
 from fastcni._netlink import Batch
 from fastcni.handle import restore as restore_one
 from fastcni.kernel import netns, rtnl, wire
-from fastcni.kit.call.host import Host
-from fastcni.kit.call.request import Request
-from fastcni.kit.firewall.iptables_batch import Together, carry_out
 from fastcni.kit.links import find
 from fastcni.runtime import inject
 from fastcni.runtime.cache import Cache
 from fastcni.runtime.call import Call
 from fastcni.runtime.collect import ALIVE, GONE, UNKNOWN, state_of
 from fastcni.runtime.exec import NOWHERE
+from fastcni.runtime.iptables_batch import BatchMode
+from fastcni.runtime.mode import SharedMode
 from fastcni.runtime.parse import list_of_plugin, parse_list, parse_plugin
 from fastcni.runtime.records import Attachment, NetworkList, PluginConf, RuntimeConf
 from fastcni.spec import errors
@@ -67,27 +66,28 @@ def restore(cache: Cache, environ: Mapping[str, str] | None = None, *,
     the cache cannot be listed.
     """
     environ = os.environ if environ is None else environ
-    host = Host()
+    batch, mode = BatchMode(), SharedMode()
     try:
-        host.together = Together()
-        done = walk(cache, environ, host, deleted_at)
+        done = walk(cache, environ, batch, deleted_at)
         try:
-            carry_out(Request(env=environ, host=host))
-        except CniError:                # of one or another: by themselves it shows of which
-            done = walk(cache, environ, host, deleted_at)
+            batch.carry_out(environ, mode)
+        except CniError:                # of one attachment or another: one by one it shows of which
+            done = walk(cache, environ, mode, deleted_at)
     finally:
-        host.close(lambda close: close())
+        batch.close()
+        mode.close()
     return done
 
 
-def walk(cache: Cache, environ: Mapping[str, str], host: Host, deleted_at: Callable[[Attachment], float]) -> Restored:
-    """Each plugin of each attachment in turn."""
+def walk(cache: Cache, environ: Mapping[str, str], mode: SharedMode,
+         deleted_at: Callable[[Attachment], float]) -> Restored:
+    """Call each plugin of each attachment in turn."""
     attachments = calls = 0
     left_out = {GONE: 0, ELSEWHERE: 0}
     failed: list[Failure] = []
     for it in cache.attachments(without_config=True):
         try:
-            place, why = whereabouts(cache, it, host)
+            place, why = whereabouts(cache, it, mode)
             if place in left_out:
                 left_out[place] += 1
                 continue
@@ -105,7 +105,7 @@ def walk(cache: Cache, environ: Mapping[str, str], host: Host, deleted_at: Calla
             if is_older(cache, it, deleted_at(it)):
                 break
             try:
-                restore_one(kind, {**environ, **variables(it)}, stdin, host=host)
+                restore_one(kind, {**environ, **variables(it)}, stdin, mode)
             except CniError as e:
                 failed.append(Failure(it, kind, e))
     return Restored(attachments, calls, left_out[GONE], tuple(failed), left_out[ELSEWHERE])
@@ -119,7 +119,7 @@ def is_older(cache: Cache, it: Attachment, moment: float) -> bool:
         return True
 
 
-def whereabouts(cache: Cache, it: Attachment, host: Host) -> tuple[str, str]:
+def whereabouts(cache: Cache, it: Attachment, mode: SharedMode) -> tuple[str, str]:
     """(where, why): GONE or UNKNOWN as its namespace is; ELSEWHERE if its pod has no link to the calling thread's
     namespace; else HERE."""
     state, why = state_of(it.netns)
@@ -132,18 +132,18 @@ def whereabouts(cache: Cache, it: Attachment, host: Host) -> tuple[str, str]:
     except OSError:                     # another user's, but it exists
         return HERE, why
     try:
-        return HERE if is_linked(pod, host) and has_host_link(it, host) else ELSEWHERE, why
+        return HERE if is_linked(pod, mode) and has_host_link(it, mode) else ELSEWHERE, why
     finally:
         os.close(pod)
 
 
-def is_linked(pod: int, host: Host) -> bool:
+def is_linked(pod: int, mode: SharedMode) -> bool:
     """Has a link been moved between the two namespaces, or does one lead from the pod's to a link of ours?
 
     The kernel gives a namespace a number in another one when it has to name it there: ours names the pod's for the peer
     of a veth pair and for a link that was moved, the pod's names ours for the parent of a macvlan.
     """
-    if netns.is_own(pod) or knows(host.route, pod):
+    if netns.is_own(pod) or knows(mode.route, pod):
         return True
     home = netns.open_own()
     try:
@@ -162,10 +162,10 @@ def knows(sock: Any, fd: int) -> bool:
     return rtnl.read_nsid(payload) >= 0
 
 
-def has_host_link(it: Attachment, host: Host) -> bool:
+def has_host_link(it: Attachment, mode: SharedMode) -> bool:
     """Is the host's end of the pod's link here? True also where the result does not name it. A bridge alone does not
     tell: each namespace may have one of that name."""
-    found = [find.link(host.route, name) for name in it.host_links]
+    found = [find.link(mode.route, name) for name in it.host_links]
     return None not in found or any(link.kind == "veth" for link in found if link)
 
 

@@ -1,55 +1,61 @@
-"""What pods of a network have in common: their configuration, decoded and read by their plugins once."""
+"""The configuration that the pods of a network share, decoded once, and read by their plugins once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
 
 import orjson
 
-from fastcni.handle import check_conf, decode_conf, read_name_and_version
+from fastcni.kit.call.request import check_conf, decode_conf, read_name_and_version
 from fastcni.spec.config import Section
 
-MOST = 256                      # configurations; the oldest is forgotten
-LONGEST = 16 << 10              # bytes of one
+MAX_KNOWN = 256                 # configurations; the oldest is forgotten
+MAX_BYTES = 16 << 10            # of one
 
 
 class Configurations:
-    """For handle(): stdin as a Section. Of one with a prevResult, which is the pod's own, the rest is shared."""
+    """decode(stdin) does what kit.call.request.read_conf() does. A prevResult belongs to one pod; pods share the rest.
 
-    def __init__(self):
-        self.known = {}                 # stdin, or a configuration without its prevResult -> Section; the oldest first
+    known  {stdin, or a configuration without its prevResult: Section}, the oldest first
+    """
 
-    def __call__(self, stdin):
+    def __init__(self) -> None:
+        self.known: dict[bytes, Section] = {}
+
+    def decode(self, stdin: bytes) -> Section:
         if found := self.known.get(stdin):
             return found
-        section = Section(decode_conf(stdin))
-        if len(stdin) > LONGEST:
-            return check_conf(section)
-        if "prevResult" not in section.values:
-            return self._keep(stdin, check_conf(section))
-        rest = section.values.copy()
+        values = decode_conf(stdin)
+        if len(stdin) > MAX_BYTES:
+            return check_conf(Section(values))
+        if "prevResult" not in values:
+            return self._keep(stdin, check_conf(Section(values)))
+        rest = values.copy()
         del rest["prevResult"]
         try:
             key = orjson.dumps(rest)
         except TypeError:               # a number or a text that orjson does not print
-            return check_conf(section)
-        section.common = self.known.get(key) or self._keep(key, check_conf(Section(rest)))
-        return section
+            return check_conf(Section(values))
+        return Section(values, common=self.known.get(key) or self._keep(key, check_conf(Section(rest))))
 
-    def read(self, stdin):
-        """(the network's name, decode). decode(stdin) is for handle(): it returns what is decoded here, or raises what
+    def read(self, stdin: bytes) -> tuple[str, Callable[[bytes], Section]]:
+        """(the network's name, decode). decode(stdin) is for the mode: it returns what is decoded here, or raises what
         is wrong with it; then the name is ""."""
         try:
-            section = self(stdin)
-        except Exception as e:          # handle() makes the answer of it, in its order of checks
+            section = self.decode(stdin)
+        except Exception as e:          # handle() answers it, in its order of checks
             return "", raising(e)
         return section.once(read_name_and_version)[0], lambda stdin: section
 
-    def _keep(self, key, section):
+    def _keep(self, key: bytes, section: Section) -> Section:
         self.known[key] = section
-        if len(self.known) > MOST:
+        if len(self.known) > MAX_KNOWN:
             self.known.pop(next(iter(self.known)), None)
         return section
 
 
-def raising(error):
-    """A function that raises `error`, whatever it is given."""
-    def decode(stdin):
+def raising(error: Exception) -> Callable[[bytes], Section]:
+    """A decode() that raises `error`."""
+    def decode(stdin: bytes) -> Section:
         raise error
     return decode

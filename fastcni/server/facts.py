@@ -3,7 +3,7 @@
 Before a fact is used, the notifications that wait are read, and they wait from the moment of the change. A filter in
 the kernel (BPF) lets only those pass that are about links which a fact is about.
 
-Of pairs that ADDs made the kernel is not heard: their DELs look whether they are still there (kit/links/pairs.py).
+Of pairs that ADDs made the kernel is not heard: their DELs look whether they are still there (WarmMode.take_pair).
 """
 
 from threading import Lock
@@ -46,7 +46,7 @@ class Facts:
         return self.pairs.pop(key, None)
 
     def recall(self, key, ask):
-        """What ask() says; asked once, and again after it may have changed. See kit.host.Host.recall."""
+        """What ask() says; asked once, and again after it may have changed. See Mode.recall()."""
         with self.lock:
             self._catch_up(key)
             if key in self.facts:

@@ -1,88 +1,69 @@
 """Links of one namespace, deleted together.
 
-The kernel announces a link gone within a millisecond, and ends the request 20 ms later, after an RCU grace period.
-Whoever deletes waits for the first only; a thread of `background` is in the kernel until the second. While one
-request is under way, those that come wait, and go out together as the next:
+The kernel announces a link gone within a millisecond, and ends the request 20 ms later. While one request is under way,
+the deletions that come wait, and go out together as the next request:
 
     RTM_NEWLINK index=7 IFLA_GROUP=g    for each
     RTM_DELLINK IFLA_GROUP=g
 
-Of one link alone the request is a plain RTM_DELLINK.
-
-Whoever leads and loses its caller hands the request to another one that waits for it.
+For one link alone the request is a plain RTM_DELLINK. The first thread that comes leads: it sends for all that wait,
+and receives the announcements. If its caller leaves, it passes the request to another thread that waits for it.
 """
 
-import os
-from _thread import allocate_lock
-from errno import ENOBUFS, ENODEV
-from time import monotonic
+from __future__ import annotations
 
-from fastcni._netlink import Batch, read_ack
+import os
+from collections.abc import Callable, Sequence
+from errno import ENODEV
+from threading import Lock
+
+from fastcni._abandoned import check_request
+from fastcni._netlink import Batch
 from fastcni._run_token import Gate
-from fastcni.kernel import filters, rtnl, uapi, wire
+from fastcni.kernel import filters, rtnl, wire
 from fastcni.kernel.waiting import CallerGone, check_caller, waiting
 from fastcni.kit.links import announced, find
-from fastcni.spec import errors
-from fastcni.spec.errors import CniError
+from fastcni.kit.links.deletion import Deleter, DeleteRequest, Deletion, write_each
 
-MOST = 128                      # links in one request: their announcements fit the receive buffer
-LOOK_MS = 100                   # between two looks whether the caller is still there, and the request was sent
-
-
-class Deletion:
-    """One link on its way out. `gate` opens once: when it is gone, with `error` or without, or when its deleter is to
-    lead: `request`, or, where that is None, the next one. gone: its deleter's caller has left."""
-
-    __slots__ = ("index", "name", "gate", "leads", "request", "gone", "error")
-
-    def __init__(self, index, name):
-        self.index, self.name, self.gate, self.error = index, name, Gate(), None
-        self.leads, self.request, self.gone = False, None, False
-
-    @property
-    def what(self):
-        return f'failed to delete "{self.name}"'
+MAX_LINKS = 128                 # in one request: their announcements fit the receive buffer
+LOOK_MS = 100                   # between two looks whether the caller is still there
 
 
-class Group:
-    """Deletions that one request asks for. asked: {sequence number: those that its refusal is about}, None until it is
-    sent. remaining: {index: Deletion} of those that are not gone. deadline: monotonic seconds. unsent: the error of a
-    request that could not be sent, None: no such error."""
+class Shared(Deletion):
+    """A deletion whose thread waits at `gate`. It opens once: when the link is gone, with `error` or without, or when
+    the thread is to lead: `request`, or, where that is None, the next one. caller_left: nobody waits any more."""
 
-    __slots__ = ("deletions", "asked", "remaining", "deadline", "unsent")
+    __slots__ = ("gate", "leads", "request", "caller_left")
 
-    def __init__(self, deletions):
-        self.deletions, self.asked, self.unsent = deletions, None, None
-        self.remaining = {each.index: each for each in deletions}
-        self.deadline = monotonic() + announced.DELETE_SECONDS
+    def __init__(self, index: int, name: str) -> None:
+        super().__init__(index, name)
+        self.gate = Gate()
+        self.leads, self.caller_left = False, False
+        self.request: DeleteRequest | None = None
 
 
-class GroupedDeletes:
+class GroupedDeletes(Deleter):
     """delete() of veth pairs, for any number of threads; made in a thread that is in the namespace. Raises OSError.
 
     `defer(fn, *args)` runs a function in another thread.
     """
 
-    def __init__(self, defer):
-        self.defer, self.lock = defer, allocate_lock()
-        self.waiting, self.busy = [], False
-        self.sequence = 0               # answers to earlier requests come late
-        self.asking = wire.open_socket()
-        self.watcher = announced.open_watcher()
+    def __init__(self, defer: Callable[..., None]) -> None:
+        super().__init__(announced.open_watcher(), defer)
+        self.asking, self.lock = wire.open_socket(), Lock()
+        self.waiting: list[Shared] = []
+        self.busy = False
         filters.attach(self.watcher, filters.deletions())
 
-    def close(self):
+    def close(self) -> None:
         self.watcher.close()
         self.asking.close()
 
-    def delete(self, index, name):
-        """Back when the kernel has announced link `index` gone. Raises NetlinkError, CniError 11 when it does not,
-        CallerGone: then it may still come to be deleted.
-
-        The first that comes leads: it sends for all who wait, and listens for them. The others sleep until their
-        link is gone, or until it is their turn to lead.
-        """
-        mine = Deletion(index, name)
+    def delete(self, index: int, name: str) -> None:
+        """Return when the kernel has announced link `index` gone. Raises NetlinkError, CniError 11 when it does not,
+        CallerGone: then the link may still be deleted."""
+        check_request()             # another thread sends
+        mine = Shared(index, name)
         with self.lock:
             if self.busy:
                 self.waiting.append(mine)
@@ -101,24 +82,24 @@ class GroupedDeletes:
         if mine.error:
             raise mine.error
 
-    def _lead(self, mine):
-        """Delete the links of a request: of one that was begun, or of a new one for all who wait."""
+    def _lead(self, mine: Shared) -> None:
+        """Run a request: one that was begun, or a new one for all that wait."""
         if not mine.request:
             with self.lock:
-                group = [mine, *(each for each in self.waiting[:MOST] if each is not mine)]
-                del self.waiting[:MOST]
-            mine.request = Group(group)
+                group = [mine, *(each for each in self.waiting[:MAX_LINKS] if each is not mine)]
+                del self.waiting[:MAX_LINKS]
+            mine.request = DeleteRequest(group)
         try:
-            self._delete(mine.request)
+            self.run(mine.request)
         except CallerGone:
             raise                       # see _leave()
         except BaseException:
-            self._hand_on(mine)
+            self._pass_on(mine)
             raise
-        self._hand_on(mine)
+        self._pass_on(mine)
 
-    def _hand_on(self, mine):
-        """Wake those whose links `mine` has deleted, and who leads next."""
+    def _pass_on(self, mine: Shared) -> None:
+        """Wake the threads whose links `mine` has deleted, and the next leader."""
         group = [*mine.request.deletions] if mine.request else []
         with self.lock:
             if self.waiting:
@@ -130,109 +111,49 @@ class GroupedDeletes:
             if each is not mine:
                 each.gate.open()
 
-    def _leave(self, mine):
-        """The caller of `mine` has left. What it leads goes on: by another one of its group, where there is one."""
+    def _leave(self, mine: Shared) -> None:
+        """The caller of `mine` has left. Another deletion of its request leads, if there is one."""
         with self.lock:
-            mine.gone = True
+            mine.caller_left = True
             if mine in self.waiting:
                 self.waiting.remove(mine)
             heir = None
             if mine.leads and mine.request:
-                heir = next((each for each in mine.request.remaining.values() if not each.gone), None)
+                heir = next((each for each in mine.request.remaining.values() if not each.caller_left), None)
             if heir:
                 heir.leads, heir.request = True, mine.request
         if heir:
             heir.gate.open()
         elif mine.leads:
-            self._hand_on(mine)
+            self._pass_on(mine)
 
-    def _delete(self, group):
-        """Send the request, unless that was done, and listen until every link of the group is gone, or refused."""
-        try:
-            if group.asked is None:
-                wire.forget(self.watcher)       # links that others deleted, late answers
-                batch = Batch(self.sequence)
-                group.asked = request_of(batch, group.deletions)
-                self.sequence += len(group.asked)
-                self.defer(self._send, group, batch.finish())
-            left = group.remaining
-            while left:
-                if group.unsent:
-                    raise group.unsent
-                if (seconds := group.deadline - monotonic()) <= 0:
-                    raise CniError(errors.TRY_AGAIN_LATER, f"not announced gone after {announced.DELETE_SECONDS} s: "
-                                   + ", ".join(each.name for each in left.values()))
-                self._hear(min(seconds, LOOK_MS / 1000), group)
-        except CallerGone:
-            raise
-        except BaseException as e:      # all that are left have it from their leader
-            for each in group.remaining.values():
-                each.error = each.error or (e if isinstance(e, Exception) else unfinished(each))
-            if not isinstance(e, Exception):
-                raise
+    # What a group changes of a request
 
-    def _send(self, group, request):
-        """In another thread: back when the kernel has done what the request asks for. An error is left in the group,
-        where its leader finds it."""
-        try:
-            wire.send(self.watcher, request)
-        except OSError as e:
-            group.unsent = wire.NetlinkError(e.errno, "send the request that deletes links")
-        except Exception as e:
-            group.unsent = e
+    def write(self, batch: Batch, deletions: Sequence[Deletion]) -> dict[int, Sequence[Deletion]]:
+        wire.forget(self.watcher)       # links that others deleted, late acknowledgements
+        return write_group(batch, deletions)
 
-    def _hear(self, seconds, group):
-        """Take out of the group's remaining links what the next notifications say."""
-        asked, left = group.asked, group.remaining
-        try:
-            messages = wire.watch(self.watcher, seconds)
-        except OSError as e:
-            if e.errno != ENOBUFS:
-                raise
-            for index in [index for index in left if find.link(self.asking, index=index) is None]:
-                del left[index]
-            return
-        for kind, flags, sequence, _, payload in messages:
-            if kind == uapi.RTM_DELLINK:
-                left.pop(rtnl.read_index(payload), None)
-            elif kind == uapi.NLMSG_ERROR and sequence in asked:
-                code, text, offset = read_ack(kind, flags, payload)
-                if code not in (0, ENODEV) and len(asked[sequence]) > 1:
-                    asked |= self._ask_one_by_one(group)            # the kernel has deleted none of the group
-                    continue
-                for each in asked[sequence] if code else ():
-                    if code != ENODEV and each.index in left:
-                        each.error = wire.NetlinkError(code, each.what, text, offset)
-                    if code != ENODEV or len(asked[sequence]) == 1:
-                        left.pop(each.index, None)
+    def answered(self, request: DeleteRequest, deletions: Sequence[Deletion], code: int, text: str,
+                 offset: int) -> None:
+        """An acknowledgement may be that of IFLA_GROUP: the link is not gone by it."""
+        if len(deletions) == 1:
+            if code:
+                super().answered(request, deletions, code, text, offset)
+        elif code not in (0, ENODEV):
+            self.send(request, write_each)      # the kernel has deleted none of the group: find out whose fault it was
 
-    def _ask_one_by_one(self, group):
-        """Send a request for each that remains, to see whose fault it was; as request_of()."""
-        batch = Batch(self.sequence)
-        asked = one_by_one(batch, group.remaining.values())
-        self.sequence += len(asked)
-        self.defer(self._send, group, batch.finish())
-        return asked
+    def missed(self, request: DeleteRequest) -> None:
+        for index in [index for index in request.remaining if find.link(self.asking, index=index) is None]:
+            del request.remaining[index]
 
 
-def unfinished(deletion):
-    """The error of a deletion whose leader was abandoned or lost."""
-    return CniError(errors.TRY_AGAIN_LATER, f"{deletion.what}: the request that it shared was abandoned")
-
-
-def request_of(batch, group):
-    """Write the request that deletes a group: {sequence number: the deletions that its refusal is about}."""
-    if len(group) == 1:
-        return one_by_one(batch, group)
-    number = int.from_bytes(os.urandom(4), "big") or 1     # a group of nobody's; 0 is every link's
-    for each in group:
+def write_group(batch: Batch, deletions: Sequence[Deletion]) -> dict[int, Sequence[Deletion]]:
+    """Write the messages that delete a group; as write_each(). A refusal of the last one is about all of them."""
+    if len(deletions) == 1:
+        return write_each(batch, deletions)
+    number = int.from_bytes(os.urandom(4), "big") or 1     # a group that nobody uses; 0 is every link's
+    for each in deletions:
         rtnl.set_group(batch, each.index, number, what=each.what)
     rtnl.del_group(batch, number, what="failed to delete a group of links")
-    return {batch.first + n: [each] for n, each in enumerate(group, 1)} | {batch.first + len(group) + 1: group}
-
-
-def one_by_one(batch, deletions):
-    """The same with a request for each."""
-    for each in deletions:
-        rtnl.del_link(batch, index=each.index, what=each.what)
-    return {batch.first + n: [each] for n, each in enumerate(deletions, 1)}
+    asked: dict[int, Sequence[Deletion]] = {batch.first + n: [each] for n, each in enumerate(deletions, 1)}
+    return asked | {batch.first + len(deletions) + 1: deletions}

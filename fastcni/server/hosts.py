@@ -1,8 +1,10 @@
 """The network namespaces that requests come from, and what is kept open and known of each.
 
-The server's own is kept for good. Another one is let go when nobody has called from it for a while: a descriptor of
-it, and a socket in it, would keep a namespace alive that is gone otherwise.
+The server's own is kept for good. Another one is closed when no request has come from it for a while: a descriptor of a
+namespace, and a socket in it, would keep it alive.
 """
+
+from __future__ import annotations
 
 import os
 from errno import EMFILE
@@ -10,36 +12,37 @@ from threading import Lock
 from time import monotonic
 
 from fastcni.kernel import netns
-from fastcni.kit.call.host import Host
 from fastcni.server.facts import Facts
 from fastcni.server.grouped_deletes import GroupedDeletes
+from fastcni.server.mode import WarmMode
 
-LINGER = 10.0                   # seconds
-MOST = 64                       # namespaces beside our own; beyond them nothing is kept
+KEEP_S = 10.0                   # since the last request
+MAX_NAMESPACES = 64             # beside our own; a request from a further one goes one-shot
 
 
 class Namespace:
-    """fd: a descriptor of it. idle: Hosts that no worker uses. users: how many do. left: when the last one did."""
+    """fd: a descriptor of it. idle: WarmModes that no request uses. users: how many requests use one. left: when the
+    last one ended."""
 
-    __slots__ = ("fd", "home", "memory", "deletes", "watch", "idle", "users", "left")
+    __slots__ = ("fd", "home", "facts", "deletes", "watch", "idle", "users", "left")
 
     def __init__(self, fd, home, defer, restoring):
         """In a thread that is in it."""
         self.fd, self.home = fd, home
-        self.memory, self.deletes, self.watch = Facts(), GroupedDeletes(defer), restoring.watch(fd, at_start=home)
+        self.facts, self.deletes, self.watch = Facts(), GroupedDeletes(defer), restoring.watch(fd, at_start=home)
         self.idle, self.users, self.left = [], 0, 0.0
 
     def close(self):
         self.watch.close()
-        for host in self.idle:
-            host.close(lambda fn: fn())
-        self.memory.close()
+        for mode in self.idle:
+            mode.close()
+        self.facts.close()
         self.deletes.close()
         os.close(self.fd)
 
 
 class Hosts:
-    """`with hosts.visit(fd) as host:` has the thread in the namespace `fd`, which is closed here, with its Host.
+    """`with hosts.visit(fd) as mode:` has the thread in the namespace `fd`, with a WarmMode of it.
 
     home: a descriptor of the server's own namespace, in which the calling thread is; close() closes it."""
 
@@ -47,16 +50,15 @@ class Hosts:
         self.home, self.defer, self.restoring, self.lock = home, defer, restoring, Lock()
         own = Namespace(self.home, True, defer, restoring)
         self.known = {netns.identity(self.home): own}
-        self.device = netns.identity(self.home)[0]      # nsfs: that of every namespace
 
     def visit(self, fd):
         return Visit(self, fd)
 
     def tidy(self):
-        """Let go of namespaces that nobody has called from for a while."""
+        """Close namespaces that no request has come from for a while."""
         with self.lock:
             old = [key for key, it in self.known.items()
-                   if not it.home and not it.users and monotonic() - it.left > LINGER]
+                   if not it.home and not it.users and monotonic() - it.left > KEEP_S]
             gone = [self.known.pop(key) for key in old]
         for namespace in gone:
             namespace.close()
@@ -68,12 +70,12 @@ class Hosts:
 
 
 class Visit:
-    """A worker in a caller's namespace. Raises OSError on entering it, netns.Lost where there is no way back."""
+    """A worker in a caller's namespace. Raises OSError on entering it, netns.Lost if it cannot return."""
 
     def __init__(self, hosts, fd):
         self.hosts, self.fd = hosts, fd
-        self.namespace = self.host = self.away = None
-        self.clean = False              # what the host's sockets have to say has been read; the worker knows
+        self.namespace = self.mode = self.away = None
+        self.clean = False              # the worker sets it if the mode's sockets have nothing left to be read
 
     def __enter__(self):
         key = netns.identity(self.fd)
@@ -86,17 +88,16 @@ class Visit:
         except BaseException:
             self._leave()
             raise
-        self.host = self.namespace.idle.pop() if self.namespace.idle else Host(
-            self.namespace.fd, self.namespace.memory, self.namespace.deletes)
-        self.host.in_ipam = 0.0
-        return self.host
+        it = self.namespace
+        self.mode = it.idle.pop() if it.idle else WarmMode(it.fd, it.facts, it.deletes, self.hosts.defer)
+        return self.mode
 
     def _namespace(self, key):
         with self.hosts.lock:
             found = self.hosts.known.get(key)
             if not found:
-                if len(self.hosts.known) > MOST:
-                    raise OSError(EMFILE, f"callers from {MOST} network namespaces at once")
+                if len(self.hosts.known) > MAX_NAMESPACES:
+                    raise OSError(EMFILE, f"callers from {MAX_NAMESPACES} network namespaces at once")
                 found = self.hosts.known[key] = self._new_namespace()
             found.users += 1
             return found
@@ -112,10 +113,10 @@ class Visit:
     def __exit__(self, kind, error, trace):
         try:
             if self.clean:
-                self.namespace.idle.append(self.host)
+                self.namespace.idle.append(self.mode)
             else:
-                self.host.close(self.hosts.defer)
-        finally:                        # whatever goes wrong, the thread may not stay here, nor in a pod
+                self.mode.close()
+        finally:                        # the thread must leave in any case, also a pod
             with self.hosts.lock:
                 self.namespace.users -= 1
                 self.namespace.left = monotonic()

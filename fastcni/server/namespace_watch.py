@@ -17,7 +17,7 @@ from fastcni.server.table_mirror import WHOLE_TABLE, TableMirror
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from fastcni.kit.call.host import Host
+    from fastcni.kit.call.mode import Mode
     from fastcni.runtime.records import Attachment
     from fastcni.server.request_queue import Call
     from fastcni.server.restoring import Restoring
@@ -52,14 +52,14 @@ class Watch:
         self.backoff = Backoff()
         self.due: float | None = 0.0
 
-    def note(self, call: Call, host: Host) -> None:
+    def note(self, call: Call, mode: Mode) -> None:
         """Note that a request begins: a DEL may meet a flush that is not restored yet. Raises OSError."""
         if call.attachment and call.command == "DEL":
             try:
                 mark = names.hashes(*call.attachment)
             except UnicodeEncodeError:
                 return                  # bytes that are not UTF-8: the request will be refused
-            self.mirror.note_deletion(mark, deletions.generation(host.firewall))
+            self.mirror.note_deletion(mark, deletions.generation(mode.firewall))
 
     def close(self) -> None:
         """End the watch."""
@@ -166,7 +166,7 @@ class Watch:
 class NoWatch:
     """In place of a Watch, if the kernel has nothing to watch for the server."""
 
-    def note(self, call: Call, host: Host) -> None:
+    def note(self, call: Call, mode: Mode) -> None:
         return
 
     def close(self) -> None:

@@ -31,13 +31,18 @@ BOUNDED = (waiting.PROGRAM, waiting.LOCK, waiting.BUS)          # the others are
 class Running(waiting.Request):
     """A call that runs, for the waits of its thread.
 
-    kind: what it waits for, "" while it works. since: when it began that, in monotonic seconds.
+    kind: what it waits for, "" while it works. since: when it began that, in monotonic seconds. times: {netlink
+    protocol, or "ipam": seconds that it spent there}.
     """
 
     def __init__(self, queue: RequestQueue, call: Call) -> None:
         self.queue, self.call = queue, call
         self.caller = call.connection.fileno()
         self.kind, self.since = "", monotonic()
+        self.times = {}
+
+    def spent(self, what, seconds):
+        self.times[what] = self.times.get(what, 0.0) + seconds
 
     def admit(self, kind: str) -> None:
         stuck = self.queue.stuck_in(kind, self.call.network)

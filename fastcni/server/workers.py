@@ -9,28 +9,18 @@ import os
 import threading
 from time import monotonic, sleep
 
-import orjson
-
 from fastcni import _acceptor, plugins, third_party
 from fastcni._abandoned import Abandoned, begin_request, end_request
 from fastcni._run_token import give_token, take_token
 from fastcni.handle import error_document, handle
-from fastcni.kernel import netns, uapi, waiting, wire
+from fastcni.kernel import netns, uapi, waiting
 from fastcni.kit.call.deadlines import REQUEST_S
 from fastcni.server import acceptor, protocol
 from fastcni.server.log import RateLimited
-from fastcni.spec import errors, json
+from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 
 PAUSE = 0.05                    # seconds after a fault at the door
-spent = threading.local()       # .seconds: {netlink protocol: of the request that this thread works on}, else None
-
-
-def observe(protocol_number, seconds):
-    """For wire.observe."""
-    counted = getattr(spent, "seconds", None)
-    if counted is not None:
-        counted[protocol_number] = counted.get(protocol_number, 0.0) + seconds
 
 
 class Workers:
@@ -146,7 +136,7 @@ class Workers:
         """Read the configuration of a request that is about an attachment: the decode of handle(). It tells the call's
         network, too."""
         if call.key is None:
-            return self.configurations
+            return self.configurations.decode
         call.network, decode = self.configurations.read(call.message.stdin)
         return decode
 
@@ -180,31 +170,26 @@ class Workers:
             del waiting.here.request
             message.close()
             conn.close()
-        self._report(call, said, queued, monotonic() - started)
+        self._report(running, said, queued, monotonic() - started)
 
     def _run(self, call, said, decode):
         message = call.message
-        fds, visit = {}, self.hosts.visit(message.caller_netns)
-        with visit as host:
-            visit.namespace.watch.note(call, host)
-            if message.netns is not None and netns.identity(message.netns)[0] == self.hosts.device:
-                fds["netns"], message.netns = message.netns, None       # handle() closes it; until then the message
-            spent.seconds = said.spent
-            try:
-                reply = handle(message.plugin, {**self.env, **message.env}, message.stdin, fds, host=host,
-                               defer=self.background, deliver=said.deliver, decode=decode)
-            finally:
-                spent.seconds = None
-            said.in_ipam = host.in_ipam
+        visit = self.hosts.visit(message.caller_netns)
+        with visit as mode:
+            visit.namespace.watch.note(call, mode)
+            mode.begin(decode, message, said)
+            reply = handle(message.plugin, {**self.env, **message.env}, message.stdin, mode)
+            mode.forget_request()
             visit.clean = reply.status == 0     # after an error a socket may have something left to say
             said.say(reply.status, reply.stdout, reply.stderr)
 
-    def _report(self, call, said, queued, took):
+    def _report(self, running, said, queued, took):
+        call, times = running.call, running.times
         if call.connection is self.acceptor.probe_connection:
             return                      # the watchdog's: it comes all the time
-        values = fields(call) | {"ms": ms(took), "queue_ms": ms(queued), "ipam_ms": ms(said.in_ipam),
-                                "netlink_ms": ms(said.spent.get(uapi.NETLINK_ROUTE, 0)),
-                                "nftables_ms": ms(said.spent.get(uapi.NETLINK_NETFILTER, 0))}
+        values = fields(call) | {"ms": ms(took), "queue_ms": ms(queued), "ipam_ms": ms(times.get("ipam", 0)),
+                                "netlink_ms": ms(times.get(uapi.NETLINK_ROUTE, 0)),
+                                "nftables_ms": ms(times.get(uapi.NETLINK_NETFILTER, 0))}
         if said.unheard:
             self.log.warning("caller_gone", **values, run=True)
         elif said.status:
@@ -214,11 +199,10 @@ class Workers:
 
 
 class Answer:
-    """What was said to a caller, and what the request took."""
+    """What was said to a caller."""
 
     def __init__(self, conn):
         self.conn, self.status, self.error, self.unheard = conn, None, "", False
-        self.spent, self.in_ipam = {}, 0.0
 
     def deliver(self, reply):
         """For handle(): the result of an ADD. Raises OSError where nobody listens."""
@@ -255,20 +239,14 @@ def ms(seconds):
     return round(seconds * 1e3, 3)
 
 
-def print_json(value):
-    return orjson.dumps(value, option=orjson.OPT_INDENT_2)
-
-
 def preload():
-    """Import what any request may need; have wire tell where time goes, and results printed by what is warm here."""
+    """Import what any request may need."""
     for kind in plugins.BUILT_IN:
         plugins.load(kind)
     from fastcni.kit.call import checks  # noqa: F401
     from fastcni.kit.firewall import backends
 
     backends.preload()
-    wire.observe = observe
-    json.printer = print_json
 
 
 def preload_third_party(log):

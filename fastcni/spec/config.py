@@ -29,21 +29,17 @@ class Section:
 
     values  the object as decoded
     where   its path for errors, "ipam.ranges[0]"; "" for the top
-    common  the Section that this one shares with others but for prevResult; itself where nobody has said so
+    common  the Section that this one shares with others but for prevResult; None: itself
     """
 
     __slots__ = ("_common", "_folded", "_read", "values", "where")
 
-    def __init__(self, values, where=""):
-        self.values, self.where, self._common, self._folded, self._read = values, where, None, None, None
+    def __init__(self, values, where="", common=None):
+        self.values, self.where, self._common, self._folded, self._read = values, where, common, None, None
 
     @property
     def common(self):
         return self._common or self
-
-    @common.setter
-    def common(self, section):
-        self._common = section
 
     def once(self, read):
         """What read() says of the common Section, asked once: many requests may share it, so none changes it."""

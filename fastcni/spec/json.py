@@ -174,24 +174,12 @@ SCAN = make_scanner(Dialect)
 
 # Writing
 
-printer = None          # a door where orjson is warm sets it to a function of a value that gives its indented bytes
-
-
 def write(value, indent=0, sort=False):
     """A value of dict, list, tuple, str, int, float, bool, None as bytes, without a newline at the end.
 
     indent: spaces of each level, 0 for all on one line. sort: keys in the order of their bytes, else as they
     stand. Raises TypeError for other types (subclasses of these are fine), ValueError for NaN and infinity.
     """
-    if printer and indent and not sort:
-        try:
-            return printer(value)
-        except TypeError:           # it knows no integer of more than 64 bits, and no lone surrogate
-            return write_text(value, indent, sort)
-    return write_text(value, indent, sort)
-
-
-def write_text(value, indent, sort):
     parts = []
     if indent:
         put_value(value, parts.append, ": ", "\n", " " * indent, sort)

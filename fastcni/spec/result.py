@@ -187,8 +187,12 @@ def arrange_value(value: Any, kind: Any, printed: bool) -> Any:
 
 def encode(result, indent=4):
     """The result as bytes, as a plugin prints it: keys in the order of its family, no newline at the end."""
-    family = FAMILY[result.get("cniVersion") or CURRENT]
-    return json.write(arrange(result, SHAPES[family], printed=True), indent)
+    return json.write(printed(result), indent)
+
+
+def printed(result):
+    """The result as it is printed: keys in the order of its family, what is unset left out or spelt out."""
+    return arrange(result, SHAPES[FAMILY[result.get("cniVersion") or CURRENT]], printed=True)
 
 
 def to_version(result: Result, version: str) -> Result:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,22 @@ import pytest
 
 from fastcni import third_party
 from fastcni.handle import handle
-from fastcni.kernel import netns, sysctl, wire
+from fastcni.kernel import netns, sysctl, waiting, wire
 from fastcni.kit.firewall import iptables
 from fastcni.kit.ipam import store
+from fastcni.runtime.mode import InProcessMode
 from fastcni.testing.fake_node import HOST, POD, Node
 
 POD_PATH = "/run/netns/a-pod-that-is-not-there"
+
+
+class AtOnceMode(InProcessMode):
+    """Deferred work is done at once, in the same thread."""
+
+    __slots__ = ()
+
+    def defer(self, fn: Callable[..., object], *args: object) -> None:
+        fn(*args)
 
 
 class FakeRuntime:
@@ -24,11 +35,11 @@ class FakeRuntime:
 
     node     the Node, a fresh one at first and after fresh()
     pods     {path of a namespace: its name in the Node}; remove one, and its path does not exist any more
-    decode   for handle(), to decode a configuration as a server does
+    mode     called for the mode of each request; AtOnceMode
     """
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.count, self.decode = folder, 0, None
+        self.folder, self.count, self.mode = folder, 0, AtOnceMode
         self.fresh()
 
     def fresh(self, refuse: int = -1) -> None:
@@ -54,8 +65,7 @@ class FakeRuntime:
         """(exit status, the document on stdout or None). `env`: CNI variables over the usual ones."""
         env = {"CNI_COMMAND": command, "CNI_CONTAINERID": "c1", "CNI_NETNS": POD_PATH, "CNI_IFNAME": "eth0",
                "CNI_PATH": "/nowhere"} | env
-        reply = handle(conf["type"], env, json.dumps(conf).encode(), defer=lambda fn, *args: fn(*args), in_process=True,
-                       decode=self.decode)
+        reply = handle(conf["type"], env, json.dumps(conf).encode(), self.mode())
         assert all(sock.closed for sock in self.node.sockets), f"{command} left a socket open"
         assert self.node.here == HOST, f"{command} left its thread in another namespace"
         return reply.status, json.loads(reply.stdout or "null")
@@ -65,8 +75,8 @@ class FakeRuntime:
 def fake_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is sent goes to a fake_sockets.Socket, and what is received comes from its queue."""
     def send(sock, data):
-        if wire.show:
-            wire.show(">", data)
+        if waiting.here.request.show:
+            waiting.here.request.show(">", data)
         sock.send(data)
 
     monkeypatch.setattr(wire, "send", send)

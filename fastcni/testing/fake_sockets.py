@@ -3,7 +3,7 @@
 import struct
 
 from fastcni._netlink import messages
-from fastcni.kernel import uapi, wire
+from fastcni.kernel import uapi, waiting, wire
 
 NLM_F_REQUEST, NLM_F_ACK, NLM_F_ECHO, NLM_F_DUMP = 0x1, 0x4, 0x8, 0x300
 CAPPED = 0x100
@@ -27,9 +27,13 @@ class Socket:
     """The queue of a socket: datagrams to be received, or exceptions to be raised, in order."""
 
     sequence = port = 0                         # as wire.Socket has them
+    proto = uapi.NETLINK_ROUTE
 
     def __init__(self, queue=()):
         self.queue, self.waits, self.closed = list(queue), [], False
+
+    def fileno(self):
+        return -1
 
     def send(self, data):
         return len(data)
@@ -44,8 +48,8 @@ class Socket:
         if isinstance(item, Exception):
             raise item
         assert len(item) <= DATAGRAM, "the datagram would be cut short"
-        if wire.show:
-            wire.show("<", item)
+        if waiting.here.request.show:
+            waiting.here.request.show("<", item)
         return messages(item)
 
     def close(self):

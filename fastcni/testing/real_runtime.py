@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import os
 import uuid
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from fastcni.handle import Reply, handle
+from fastcni.kit.call.mode import Mode
+from fastcni.runtime.mode import InProcessMode
 
 Conf = dict[str, Any]
 
@@ -27,8 +28,9 @@ class RealRuntime:
 
     def call(self, command: str, conf: Conf | bytes, pod: str = "", *, cid: str | None = None, ifname: str = "eth0",
              plugin: str | None = None, env: dict[str, str | None] | None = None,
-             defer: Callable[..., None] | None = None, host: Any = None) -> Reply:
-        """One request; its Reply. `env` is over the usual variables, None takes one away."""
+             mode: Mode | None = None) -> Reply:
+        """Return the Reply to one request. `env` is over the usual variables, None takes one away. mode: of the
+        request; None: an InProcessMode."""
         path = pod if not pod or pod.startswith("/") else f"/run/netns/{pod}"
         if pod in self.results and isinstance(conf, dict):
             conf = {"prevResult": self.results[pod], **conf}
@@ -37,7 +39,7 @@ class RealRuntime:
         stdin = conf if isinstance(conf, bytes) else json.dumps(conf).encode()
         kind = plugin or (conf.get("type") if isinstance(conf, dict) else "") or "bridge"
         return handle(kind, {key: value for key, value in variables.items() if value is not None}, stdin,
-                      in_process=True, defer=defer, host=host)
+                      mode or InProcessMode())
 
     def ok(self, command: str, conf: Conf | bytes, pod: str = "", **more: Any) -> Any:
         """A request that has to succeed; the document that it prints, None without one."""

@@ -6,8 +6,7 @@ from errno import EBUSY, ENOBUFS, ENODEV
 import pytest
 
 from fastcni.kernel import rtnl, uapi, wire
-from fastcni.kit.call.request import Request
-from fastcni.kit.links import announced
+from fastcni.kit.links import announced, deletion
 from fastcni.spec.errors import CniError
 from fastcni.testing.fake_node import Link, Node, attr
 from fastcni.testing.fake_sockets import FakeKernel, Socket, ack, message
@@ -51,22 +50,22 @@ class Looks(FakeKernel):
 ], ids=["announced", "after others", "gone before", "dropped"])
 def test_a_link_is_deleted_when_it_is_announced_gone(queue):
     watcher = Socket(queue)
-    announced.delete(Request(defer=now), 7, "veth0", watcher)
+    deletion.delete(watcher, now, 7, "veth0")
     assert watcher.closed
 
 
 def test_a_port_that_leaves_its_bridge_is_not_gone_yet(monkeypatch):
     """The bridge announces it in its own family before the link itself is gone."""
-    monkeypatch.setattr(announced, "DELETE_SECONDS", 0.05)
+    monkeypatch.setattr(deletion, "DELETE_TIMEOUT_S", 0.05)
     with pytest.raises(CniError) as caught:
-        announced.delete(Request(defer=now), 7, "veth0", Socket([notice(uapi.RTM_DELLINK, 7, uapi.AF_BRIDGE)]))
+        deletion.delete(Socket([notice(uapi.RTM_DELLINK, 7, uapi.AF_BRIDGE)]), now, 7, "veth0")
     assert (caught.value.code, caught.value.msg) == (11, 'failed to delete "veth0": not announced gone after 0.05 s')
 
 
 def test_a_refused_delete_is_raised():
     watcher = Socket([ack(1, EBUSY)])
     with pytest.raises(wire.NetlinkError) as caught:
-        announced.delete(Request(defer=now), 7, "veth0", watcher)
+        deletion.delete(watcher, now, 7, "veth0")
     assert caught.value.errno == EBUSY
     assert 'failed to delete "veth0"' in str(caught.value)
     assert watcher.closed

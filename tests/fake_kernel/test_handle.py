@@ -19,9 +19,11 @@ from hypothesis import strategies as st
 
 from fastcni import handle as door
 from fastcni import plugins
-from fastcni.handle import MAX_STDIN, handle
+from fastcni.handle import handle
 from fastcni.kernel.netns import OWN
 from fastcni.kernel.wire import NetlinkError
+from fastcni.kit.call.mode import Mode
+from fastcni.kit.call.request import MAX_STDIN_BYTES
 from fastcni.spec.errors import CniError
 
 VERSIONS = ("0.1.0", "0.4.0", "1.0.0", "1.1.0")
@@ -65,7 +67,7 @@ def call(command, stdin=STDIN, **env):
     env = {"CNI_COMMAND": command, "CNI_CONTAINERID": "c1", "CNI_NETNS": "/none", "CNI_IFNAME": "eth0",
            "CNI_PATH": "/bin"} | env
     env = {name: value for name, value in env.items() if value is not None}
-    return handle("stand-in", env, stdin if isinstance(stdin, bytes) else json.dumps(stdin).encode())
+    return handle("stand-in", env, stdin if isinstance(stdin, bytes) else json.dumps(stdin).encode(), Mode())
 
 
 def error(reply):
@@ -87,7 +89,7 @@ def row(number):
 
 @pytest.mark.parametrize("s", [row("S1"), row("S2")])
 def test_without_a_command_it_says_what_it_is(plugin, s):
-    reply = handle("stand-in", {}, b"")
+    reply = handle("stand-in", {}, b"", Mode())
     about, versions = reply.stderr.decode().splitlines()
     assert (reply.status, reply.stdout) == (0, b"")
     assert about.startswith("CNI stand-in plugin fastcni ")
@@ -151,7 +153,7 @@ UNMARSHALL = "error unmarshall network config: "
     pytest.param(b'"n"', 6, UNMARSHALL, id="a string"),
     pytest.param({"name": "n", "cniVersion": 1.1}, 6, UNMARSHALL, id="version is a number"),
     pytest.param(b"[" * 100000, 6, UNMARSHALL, id="too deep"),
-    pytest.param(b" " * (MAX_STDIN + 1), 6, UNMARSHALL + f"more than {MAX_STDIN} bytes", id="too long"),
+    pytest.param(b" " * (MAX_STDIN_BYTES + 1), 6, UNMARSHALL + f"more than {MAX_STDIN_BYTES} bytes", id="too long"),
     pytest.param(b"\xff\xfe{", 6, UNMARSHALL, id="not UTF-8"),
 ])
 def test_a_configuration_that_cannot_be_used_is_refused(plugin, stdin, code, words):
@@ -223,7 +225,7 @@ def test_a_version_that_is_none_is_code_6(plugin, s):
 
 @pytest.mark.parametrize("stdin", [pytest.param(b"", id="S19"), pytest.param(b'{"cniVersion":"0.4.0"}', id="S20")])
 def test_version_needs_nothing(plugin, stdin):
-    reply = handle("stand-in", {"CNI_COMMAND": "VERSION"}, stdin)
+    reply = handle("stand-in", {"CNI_COMMAND": "VERSION"}, stdin, Mode())
     assert (reply.status, reply.stdout, reply.stderr) == (0, REPLY, b"")
     assert not door.needs_stdin({"CNI_COMMAND": "VERSION"})
     assert door.needs_stdin({"CNI_COMMAND": "ADD"})
@@ -246,7 +248,7 @@ def test_gc_that_does_not_say_who_may_stay_releases_nothing_and_says_so(plugin, 
 
 @pytest.mark.parametrize("name", ["nope", "", "../bridge", "os"])
 def test_a_plugin_type_that_is_not_in_the_table_is_refused(name):
-    code, words, _ = error(handle(name, {"CNI_COMMAND": "ADD"}, b""))
+    code, words, _ = error(handle(name, {"CNI_COMMAND": "ADD"}, b"", Mode()))
     assert (code, words) == (7, f'unknown plugin type "{name}"')
 
 
@@ -264,8 +266,13 @@ def test_the_own_namespace_is_refused_before_anything_is_done(plugin, command, e
 
 def test_the_own_namespace_is_known_by_its_descriptor_too(plugin):
     fd = os.open(OWN, os.O_RDONLY)
+
+    class Opened(Mode):
+        def open_netns(self, path):
+            return fd
+
     reply = handle("stand-in", {"CNI_COMMAND": "ADD", "CNI_CONTAINERID": "c1", "CNI_NETNS": "/none",
-                                "CNI_IFNAME": "eth0", "CNI_PATH": "/bin"}, json.dumps(STDIN).encode(), {"netns": fd})
+                                "CNI_IFNAME": "eth0", "CNI_PATH": "/bin"}, json.dumps(STDIN).encode(), Opened())
     assert error(reply) == SAME
     with pytest.raises(OSError):
         os.fstat(fd)                    # handle() has closed it
@@ -444,6 +451,6 @@ def test_any_value_of_any_key_gets_one_answer(calls, kind):
             conf["ipam"] = {**conf["ipam"], **ipam, "dataDir": str(calls.data)}
         env = {"CNI_COMMAND": command, "CNI_CONTAINERID": "c1", "CNI_NETNS": next(iter(calls.pods)),
                "CNI_IFNAME": "eth0", "CNI_PATH": "/nowhere"}
-        answered(handle(kind, env, json.dumps(conf).encode(), defer=lambda fn, *args: fn(*args), in_process=True))
+        answered(handle(kind, env, json.dumps(conf).encode(), calls.mode()))
 
     fuzz()

@@ -6,7 +6,7 @@ from fastcni.kernel import nft, uapi
 from fastcni.kit.ipam import host_local_conf
 from fastcni.server.configurations import Configurations
 from fastcni.testing.fake_node import HOST, POD
-from fastcni.testing.fake_runtime import POD_PATH
+from fastcni.testing.fake_runtime import POD_PATH, AtOnceMode
 
 NETWORKS = {
     "loopback": ("loopback", {}),
@@ -84,7 +84,13 @@ def test_loopback_sets_lo_up_and_down(calls):
 @pytest.mark.parametrize("kind, keys", [("bridge", {"isDefaultGateway": True, "ipMasq": True}), ("ptp", {})])
 def test_what_pods_share_of_a_configuration_is_changed_by_none(calls, kind, keys):
     """A server decodes a configuration once. isDefaultGateway, for one, adds a route to each result."""
-    calls.decode = Configurations()
+    configurations = Configurations()
+
+    class Shares(AtOnceMode):
+        def decode(self, stdin):
+            return configurations.decode(stdin)
+
+    calls.mode = Shares
     conf = calls.conf(kind, **keys, dns={"nameservers": ["10.22.0.1"]})
     conf["ipam"]["routes"] = [{"dst": "10.0.0.0/8"}]
     said = []
@@ -96,7 +102,7 @@ def test_what_pods_share_of_a_configuration_is_changed_by_none(calls, kind, keys
         assert status == 0
         assert address == f"10.22.0.{number + 2}/16"
         said.append({key: result[key] for key in ("ips", "routes", "dns")})
-    sections = calls.decode.known.values()
+    sections = configurations.known.values()
     assert said[0] == said[1] == said[2]
     assert [section.values for section in sections] == [conf, conf]
     for section in sections:

@@ -5,6 +5,7 @@ import struct
 from errno import EEXIST, EINTR, ENOBUFS, ENOENT, ENOTSUP, EPERM
 
 import pytest
+from modes import show_wire
 
 from fastcni._netlink import Batch, messages
 from fastcni.kernel import nft, rtnl, uapi, wire
@@ -273,7 +274,7 @@ def test_a_socket_that_watches_is_bound_before_it_joins(monkeypatch):
 
 def test_the_wire_can_be_shown(monkeypatch):
     shown, batch = [], Batch().begin(16, uapi.NLM_F_ACK, LINK, "x")
-    monkeypatch.setattr(wire, "show", lambda direction, data: shown.append((direction, data)))
+    show_wire(monkeypatch, lambda direction, data: shown.append((direction, data)))
     request = batch.finish()
     wire.exchange(Scripted(ack(1)), batch)
     wire.watch(Scripted(ack(5)), 1)

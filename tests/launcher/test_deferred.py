@@ -10,14 +10,14 @@ import pytest
 
 import fastcni
 from fastcni.kernel import uapi
-from fastcni.kit.call.host import Host
+from fastcni.kit.call.mode import Mode
 
 ROOT = str(Path(fastcni.__file__).parent.parent)
 # A process that leaves a "socket" to a child, prints the child's id, and ends when its stdin ends.
 PARENT = """
 import posix, sys
 sys.path.append({root!r})
-from fastcni.launcher import bootstrap
+from fastcni.launcher.one_shot import OneShotMode
 fork = posix.fork
 
 def reported():
@@ -27,7 +27,7 @@ def reported():
     return child
 
 posix.fork = reported
-bootstrap.Deferred().close({sock})
+OneShotMode(None).close_later({sock})
 posix.read(0, 1)
 posix._exit(0)
 """
@@ -72,14 +72,14 @@ def test_the_child_holds_none_of_the_callers_streams(parent):
         os.close(pidfd)
 
 
-def test_a_host_defers_the_close_of_a_netfilter_socket():
+def test_a_mode_defers_the_close_of_a_netfilter_socket():
     closed = []
 
-    class Deferred:
-        def close(self, sock):
+    class Later(Mode):
+        def close_later(self, sock):
             closed.append(sock)
 
-    host, sock = Host(), object()
-    host.sockets[uapi.NETLINK_NETFILTER] = sock
-    host.close(Deferred())
-    assert closed == [sock] and not host.sockets
+    mode, sock = Later(), object()
+    mode.sockets[uapi.NETLINK_NETFILTER] = sock
+    mode.close()
+    assert closed == [sock] and not mode.sockets

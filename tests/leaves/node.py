@@ -4,6 +4,7 @@ import os
 
 import pytest
 
+from fastcni.kit.call.mode import Mode
 from fastcni.kit.call.request import Request
 from fastcni.kit.call.undo import Undo
 from fastcni.plugins import host_local
@@ -24,7 +25,7 @@ class Node:
 
     def call(self, command, ipam, who="pod", ifname="eth0", args="", **top):
         document = self.conf(ipam, **top)
-        req = Request(plugin="host-local", command=command, container_id=who, ifname=ifname, args=args,
+        req = Request(Mode(), plugin="host-local", command=command, container_id=who, ifname=ifname, args=args,
                       conf=document, name="net", version=document["cniVersion"])
         try:
             conf = host_local.read(req)

@@ -3,6 +3,7 @@
 import pytest
 from leaves.node import SMALL, Node
 
+from fastcni.kit.call.mode import Mode
 from fastcni.kit.call.request import Request
 from fastcni.kit.call.undo import Undo
 from fastcni.plugins import host_local
@@ -24,7 +25,7 @@ def test_an_address_can_be_asked_for_in_three_ways(node, text):
         assert (node.path / "last_reserved_ip.0").read_bytes() == b"10.1.0.4"
         node.call("DEL", SMALL, f"p{n}")
     document = node.conf(SMALL) | {"args": {"cni": {"ips": [text]}}}
-    req = Request(command="ADD", container_id="p", ifname="eth0", conf=document, name="net", version="1.0.0")
+    req = Request(Mode(), command="ADD", container_id="p", ifname="eth0", conf=document, name="net", version="1.0.0")
     with Undo() as undo:
         assert host_local.add(req, host_local.read(req), undo)["ips"][0]["address"] == "10.1.0.4/29"
 
@@ -143,7 +144,7 @@ def test_wrong_types_and_values_are_named_with_their_key(node, ipam, names):
 
 
 def test_no_ipam_key_is_named(node):
-    req = Request(command="ADD", container_id="p", ifname="e", conf={"name": "net"}, name="net")
+    req = Request(Mode(), command="ADD", container_id="p", ifname="e", conf={"name": "net"}, name="net")
     with pytest.raises(CniError, match="IPAM config missing 'ipam' key"):
         host_local.read(req)
 

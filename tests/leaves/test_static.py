@@ -2,6 +2,7 @@
 
 import pytest
 
+from fastcni.kit.call.mode import Mode
 from fastcni.kit.call.request import Request
 from fastcni.kit.call.undo import Undo
 from fastcni.plugins import static
@@ -10,7 +11,7 @@ from fastcni.spec.errors import CniError
 
 def call(command, ipam, args="", version="1.0.0", **top):
     conf = {"cniVersion": version, "name": "net", "type": "x", "ipam": ipam} | top
-    req = Request(plugin="static", command=command, container_id="pod", ifname="eth0", args=args, conf=conf,
+    req = Request(Mode(), plugin="static", command=command, container_id="pod", ifname="eth0", args=args, conf=conf,
                   name="net", version=version)
     record = static.read(req)
     if command == "ADD":
@@ -51,7 +52,7 @@ def test_args_replace_and_the_capability_replaces_again():
     args = {"cni": {"ips": ["10.3.0.7/24"]}}
     assert call("ADD", TWO, args="IP=10.9.0.1/24")["ips"][2] == {"address": "10.9.0.1/24"}
     conf = {"cniVersion": "1.0.0", "name": "net", "ipam": TWO, "args": args}
-    req = Request(command="ADD", conf=conf, name="net", version="1.0.0", args="IP=10.9.0.1/24")
+    req = Request(Mode(), command="ADD", conf=conf, name="net", version="1.0.0", args="IP=10.9.0.1/24")
     assert static.add(req, static.read(req), None)["ips"] == [{"address": "10.3.0.7/24"}]
     assert call("ADD", TWO, runtimeConfig={"ips": ["10.4.0.7/24", "fd00::9/64"]})["ips"] == \
         [{"address": "10.4.0.7/24"}, {"address": "fd00::9/64"}]

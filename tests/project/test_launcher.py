@@ -269,8 +269,8 @@ def test_a_directory_as_stdin_is_an_error_in_json(bin_dir):
 def test_what_runs_aside_holds_none_of_the_callers_streams():
     """communicate() comes back although the child still waits; then the child is let go."""
     here, there = os.pipe()
-    code = ("import posix; from fastcni.launcher.bootstrap import Deferred; "
-            f"Deferred()(posix.read, {here}, 1); posix._exit(0)")
+    code = ("import posix; from fastcni.launcher.one_shot import OneShotMode; "
+            f"OneShotMode(None).defer(posix.read, {here}, 1); posix._exit(0)")
     try:
         assert run(sys.executable, "-c", code, pass_fds=[here]) == (0, None, "")
     finally:

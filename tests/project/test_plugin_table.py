@@ -12,6 +12,7 @@ from side_by_side.test_results_and_state import ALL_STORIES
 from fastcni import plugins
 from fastcni.cli.commands import cli
 from fastcni.cli.plugins import as_markdown, features
+from fastcni.kit.call.mode import Mode
 from fastcni.kit.call.request import Request
 from fastcni.spec.errors import CniError
 
@@ -50,7 +51,7 @@ NOT_IN_PEER = ("dummy", "tap")
 def read(kind, args="", **keys):
     """What the plugin's read() makes of a configuration for ADD."""
     conf = {"cniVersion": "1.1.0", "name": "net-a", "type": kind, **NEEDED.get(kind, {}), **keys}
-    return plugins.load(kind).read(Request(plugin=kind, command="ADD", conf=conf, version="1.1.0", name="net-a",
+    return plugins.load(kind).read(Request(Mode(), plugin=kind, command="ADD", conf=conf, version="1.1.0", name="net-a",
                                            container_id="c1", ifname="eth0", args=args))
 
 

@@ -5,7 +5,7 @@ import json
 import pytest
 from real_kernel.node import cid_of, ip_json, links, run
 
-from fastcni.handle import MAX_STDIN
+from fastcni.kit.call.request import MAX_STDIN_BYTES
 from fastcni.plugins import IPAM as IPAM_PLUGINS
 from fastcni.plugins import TABLE
 
@@ -50,9 +50,9 @@ def test_malformed_json(refuse, conf, stdin):
 
 
 def test_configuration_larger_than_the_limit(refuse, conf):
-    code, words = refuse(b" " * (MAX_STDIN + 1), plugin=conf["type"])
+    code, words = refuse(b" " * (MAX_STDIN_BYTES + 1), plugin=conf["type"])
     assert code == DECODING_FAILURE
-    assert str(MAX_STDIN) in words
+    assert str(MAX_STDIN_BYTES) in words
 
 
 @pytest.mark.parametrize("version", ["0.5.0", "2.0.0", "1.1", "latest"])

@@ -5,16 +5,15 @@ import shutil
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from modes import WarmInProcess
 from real_kernel.node import elements, members, run
 from real_kernel.test_portmap_iptables import Counted
 
 from fastcni.kernel import ipset, wire
-from fastcni.kit.call.host import Host
 from fastcni.kit.firewall import forward_iptables
 from fastcni.kit.firewall.owners import Notes
 from fastcni.runtime import CNI, InProcess, RuntimeConf, parse_list
 from fastcni.runtime.restore import restore
-from fastcni.server.facts import Facts
 from fastcni.spec.errors import CniError
 
 pytestmark = pytest.mark.skipif(not (shutil.which("iptables-save") and shutil.which("ipset")),
@@ -50,11 +49,10 @@ def counted(node, tmp_path):
 
 @pytest.fixture
 def warm(node):
-    """A server's Host."""
-    host = Host(memory=Facts())
-    yield host
-    host.close(lambda close: close())
-    host.memory.close()
+    """A server's mode."""
+    mode = WarmInProcess()
+    yield mode
+    mode.release()
 
 
 @pytest.fixture
@@ -109,10 +107,10 @@ def test_first_pods_at_once_install_the_rules_once(node):
 def test_an_add_after_a_flush_installs_the_rules_anew(node, warm, flush):
     """A server asks the kernel once, and hears of each change."""
     for number in (2, 3):
-        node.ok("ADD", of_pod(number), "pod", cid=f"c{number}", host=warm)
+        node.ok("ADD", of_pod(number), "pod", cid=f"c{number}", mode=warm)
     before = forward()
     run(*flush.split())
-    node.ok("ADD", of_pod(4), "pod", cid="c4", host=warm)
+    node.ok("ADD", of_pod(4), "pod", cid="c4", mode=warm)
     assert forward() == before
     assert members(SETS[0]) == ["10.22.0.2", "10.22.0.3", "10.22.0.4"]
     assert "-j CNI-FORWARD" in run("iptables", "-S", "FORWARD")
@@ -122,12 +120,12 @@ def test_a_server_that_knows_the_rules_asks_nothing_about_them(node, warm, monke
     """ADD sends one message about the owner record and one about the sets. DEL asks for the owner record of the
     addresses, then deletes them from the sets and deletes the record."""
     for number in (2, 3, 4):
-        node.ok("ADD", of_pod(number), "pod", cid=f"c{number}", host=warm)
-    node.ok("DEL", of_pod(4), "pod", cid="c4", host=warm)
+        node.ok("ADD", of_pod(number), "pod", cid=f"c{number}", mode=warm)
+    node.ok("DEL", of_pod(4), "pod", cid="c4", mode=warm)
     sent, send = [], wire.send
     monkeypatch.setattr(wire, "send", lambda sock, data: (sent.append(data), send(sock, data)))
     for command, messages in (("ADD", 2), ("DEL", 3)):
-        node.ok(command, of_pod(5), "pod", cid="c5", host=warm)
+        node.ok(command, of_pod(5), "pod", cid="c5", mode=warm)
         assert len(sent) == messages
         sent.clear()
 
@@ -180,7 +178,7 @@ def test_somebody_elses_set_of_that_name_is_left_alone(node):
 
 def test_the_legacy_iptables_is_run_once_and_again_when_its_table_has_changed(node, warm, legacy):
     def call(command, number):
-        node.ok(command, of_pod(number), "pod", cid=f"c{number}", env=legacy.env, host=warm)
+        node.ok(command, of_pod(number), "pod", cid=f"c{number}", env=legacy.env, mode=warm)
         return legacy.runs()
 
     assert "iptables-restore" in call("ADD", 2)
@@ -190,7 +188,7 @@ def test_the_legacy_iptables_is_run_once_and_again_when_its_table_has_changed(no
     assert forward("iptables-legacy")[1:] == set_rules(0)
     assert call("DEL", 4) == call("CHECK", 5) == []
     run("iptables-legacy", "-F")
-    refused = node.refused("CHECK", of_pod(5), "pod", cid="c5", env=legacy.env, host=warm)
+    refused = node.refused("CHECK", of_pod(5), "pod", cid="c5", env=legacy.env, mode=warm)
     assert "expected FORWARD rule" in refused["msg"]
     assert "iptables-restore" in call("ADD", 7)
     assert forward("iptables-legacy")[1:] == set_rules(0)

@@ -20,6 +20,7 @@ from server.local import Local
 
 from fastcni.handle import restore
 from fastcni.kernel import dbus
+from fastcni.kit.call.mode import Mode
 from fastcni.kit.call.request import Request
 from fastcni.kit.firewall import forward_firewalld
 from fastcni.launcher.install import install
@@ -269,7 +270,7 @@ def test_check_says_that_a_reload_has_lost_the_sources_and_restore_puts_them_bac
     assert firewalld.sources() == set()
     assert "trusted lacks the source 10.22.0.2/32" in chain.refused("CHECK", conf, "pod")["msg"]
     env = {"CNI_CONTAINERID": cid_of("pod"), "CNI_IFNAME": "eth0", "CNI_NETNS": "/nowhere", "CNI_PATH": "/nowhere"}
-    assert restore("firewall", {**env, **chain.env}, json.dumps(conf).encode()) == []
+    assert restore("firewall", {**env, **chain.env}, json.dumps(conf).encode(), Mode()) == []
     assert firewalld.sources() == SOURCES
     chain.ok("CHECK", conf, "pod")
 
@@ -333,7 +334,7 @@ def test_firewalld_that_ends_over_a_call_is_gone(chain, firewalld):
 
 
 def test_firewalld_is_there_while_it_runs(firewalld):
-    req = Request(env=firewalld.env)
+    req = Request(Mode(), env=firewalld.env)
     assert forward_firewalld.filters(req) is True
     firewalld.stop()
     assert forward_firewalld.filters(req) is False

@@ -13,6 +13,7 @@ import pytest
 from real_kernel.node import Inside, cid_of, elements, eventually, links, run, source_seen
 
 from fastcni.launcher.install import install
+from fastcni.testing.fake_runtime import AtOnceMode
 
 DOORS = {"process": [], "zipapp": [os.path.realpath(sys._base_executable), "-I", "-S"]}
 
@@ -137,11 +138,12 @@ def held_of(pod):
 def test_helper_holds_nothing_of_the_pods_namespace(node, pod, kind):
     conf, held = node.conf(type=kind), []
 
-    def defer(function, *args):
-        held.append(held_of(pod))
-        function(*args)
+    class Looks(AtOnceMode):
+        def defer(self, function, *args):
+            held.append(held_of(pod))
+            super().defer(function, *args)
 
     node.add(conf, pod)
-    node.delete(conf, pod, defer=defer)
+    node.delete(conf, pod, mode=Looks())
     assert held
     assert held[0] == []

@@ -4,10 +4,10 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from modes import show_wire
 from real_kernel.node import cid_of, elements, rules, run
 from real_kernel.portmap_chain import Chain, mapping
 
-from fastcni.kernel import wire
 from fastcni.spec import version
 
 MAPS = [f"{name}{family}" for name in ("hostports", "hostip-hostports", "hairpins") for family in (4, 6)]
@@ -282,12 +282,12 @@ class Wire:
         self.monkeypatch, self.sent, self.received = monkeypatch, [], []
 
     def __enter__(self):
-        self.monkeypatch.setattr(wire, "show", lambda way, data: (self.sent if way == ">" else self.received).append(
+        show_wire(self.monkeypatch, lambda way, data: (self.sent if way == ">" else self.received).append(
             len(data)))
         return self
 
     def __exit__(self, *_):
-        self.monkeypatch.setattr(wire, "show", None)
+        show_wire(self.monkeypatch, None)
 
     @property
     def cost(self):
@@ -322,7 +322,7 @@ def test_all_ports_of_a_pod_come_and_go_in_one_transaction(chain, node, monkeypa
     conf = chain.alone(2, *(mapping(1000 + n) for n in range(32)))
     node.add(chain.alone(3, mapping(81)), "other")
     begins = []
-    monkeypatch.setattr(wire, "show", lambda way, data: begins.append(data[4:6]) if way == ">" else None)
+    show_wire(monkeypatch, lambda way, data: begins.append(data[4:6]) if way == ">" else None)
     node.add(conf, "pod")
     assert begins.count(b"\x10\0") == 1
     begins.clear()

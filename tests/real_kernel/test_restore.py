@@ -12,6 +12,7 @@ from real_kernel.traffic import ask, listen, outside
 
 from fastcni.handle import restore as restore_one
 from fastcni.kernel import process
+from fastcni.kit.call.mode import Mode
 from fastcni.kit.firewall.elements import Store
 from fastcni.runtime import CNI, InProcess, RuntimeConf, parse_list
 from fastcni.runtime.restore import restore
@@ -189,7 +190,7 @@ def test_ptp_has_its_masquerade_back(runtime, node, pod):
 def test_what_cannot_be_put_back_is_said(host_netns, conf, words):
     env = {"CNI_CONTAINERID": "c", "CNI_NETNS": "/run/netns/x", "CNI_IFNAME": "eth0", "CNI_PATH": "/nowhere"}
     with pytest.raises(CniError, match=words):
-        restore_one(conf["type"], env, json.dumps({"cniVersion": "1.0.0", "name": "net-a", **conf}).encode())
+        restore_one(conf["type"], env, json.dumps({"cniVersion": "1.0.0", "name": "net-a", **conf}).encode(), Mode())
 
 
 def test_restore_is_no_command_that_a_runtime_can_send(node, pod):

@@ -18,6 +18,7 @@ SCRIPT = f"""if 1:
         if found.name.startswith(("fastcni.kernel", "fastcni.kit", "fastcni.plugins", "fastcni.handle")):
             __import__(found.name)
     from fastcni.handle import handle
+    from fastcni.runtime.mode import InProcessMode
     if ctypes.CDLL(None).unshare({CLONE_NEWUSER | CLONE_NEWNET}):
         sys.exit("no user namespaces")
     print("ready", flush=True)
@@ -31,7 +32,7 @@ SCRIPT = f"""if 1:
         pass
     env = dict(os.environ, CNI_CONTAINERID="x", CNI_IFNAME="eth0", CNI_NETNS="/nowhere", CNI_PATH="/nowhere")
     for plugin, command, conf in json.loads(sys.stdin.readline()):
-        reply = handle(plugin, dict(env, CNI_COMMAND=command), json.dumps(conf).encode(), in_process=True)
+        reply = handle(plugin, dict(env, CNI_COMMAND=command), json.dumps(conf).encode(), InProcessMode())
         print(json.dumps([plugin, command, reply.status, reply.stdout.decode(), reply.stderr.decode()]), flush=True)
 """
 

@@ -32,7 +32,7 @@ def told(monkeypatch):
     """[(type, variables, stdin)] of the calls. A plugin that is told `"refuse": true` fails."""
     calls = []
 
-    def restore_one(kind, env, stdin, *, host):
+    def restore_one(kind, env, stdin, mode):
         calls.append((kind, env, json.loads(stdin)))
         if calls[-1][2].get("refuse"):
             raise CniError(errors.INTERNAL, "no, thanks")

@@ -5,15 +5,14 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from modes import WarmInProcess
 from real_kernel.node import Node, set_sysctl
 from real_kernel.portmap_chain import DUAL, Chain
 from server.client import Server, eventually
 from server.flushed import Log
 
 from fastcni.kernel import netns
-from fastcni.kit.call.host import Host
 from fastcni.launcher.install import install
-from fastcni.server.facts import Facts
 from fastcni.server.replay import name_thread
 from fastcni.server.restoring import Restoring
 
@@ -43,12 +42,11 @@ def pod(node, pod_netns):
 
 
 @pytest.fixture
-def host(node):
-    """A Host as a server keeps it."""
-    host = Host(memory=Facts())
-    yield host
-    host.memory.close()
-    host.close(lambda fn: fn())
+def warm(node):
+    """A server's mode, for the calling thread's namespace."""
+    mode = WarmInProcess()
+    yield mode
+    mode.release()
 
 
 @pytest.fixture

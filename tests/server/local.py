@@ -7,7 +7,7 @@ from contextlib import suppress
 
 from server.client import Server
 
-from fastcni.kernel import netns, wire
+from fastcni.kernel import netns
 from fastcni.server import listening, log
 from fastcni.server.acceptor import Acceptor
 from fastcni.server.background import Background
@@ -18,7 +18,6 @@ from fastcni.server.request_queue import RequestQueue
 from fastcni.server.restoring import Restoring
 from fastcni.server.wakeup import Wakeup
 from fastcni.server.workers import Workers, environment, preload
-from fastcni.spec import json
 
 
 class Local(Server):
@@ -29,9 +28,6 @@ class Local(Server):
                  log=None):
         super().__init__(folder)
         self.log = log or self.log
-        for module, names in ((wire, ("observe",)), (json, ("printer",))):
-            for name in names:          # the server's for good; ours until the test ends
-                monkeypatch.setattr(module, name, getattr(module, name))
         self.monkeypatch, self.crashed = monkeypatch, []
         monkeypatch.setattr(threading, "excepthook", lambda args: self.crashed.append(args.exc_value))
         self.size, self.options = workers, (busy, queue_timeout_s, level, fmt)

@@ -12,7 +12,7 @@ from fastcni.spec.errors import CniError
 
 
 def decoded(configurations, **keys):
-    return configurations(json.dumps({"name": "net", "type": "bridge", **keys}).encode())
+    return configurations.decode(json.dumps({"name": "net", "type": "bridge", **keys}).encode())
 
 
 def test_what_is_the_same_for_all_pods_is_read_once():
@@ -34,12 +34,12 @@ def test_the_same_bytes_are_decoded_once_and_the_oldest_are_forgotten():
     configurations = Configurations()
     first = decoded(configurations)
     assert decoded(configurations) is first
-    for number in range(module.MOST):
+    for number in range(module.MAX_KNOWN):
         decoded(configurations, mtu=number)
-    assert len(configurations.known) == module.MOST and decoded(configurations) is not first
+    assert len(configurations.known) == module.MAX_KNOWN and decoded(configurations) is not first
 
 
-@pytest.mark.parametrize("keys", [{"mtu": 1 << 70}, {"x": "a" * module.LONGEST}], ids=["number", "long"])
+@pytest.mark.parametrize("keys", [{"mtu": 1 << 70}, {"x": "a" * module.MAX_BYTES}], ids=["number", "long"])
 def test_what_cannot_be_compared_is_decoded_each_time(keys):
     configurations = Configurations()
     section = decoded(configurations, prevResult={}, **keys)

@@ -28,13 +28,13 @@ class Asked:
 
 
 @pytest.fixture
-def bridge(host):
+def bridge(warm):
     """recall() of a bridge br0 that is known."""
     run("ip", "link", "add", "br0", "type", "bridge")
-    ask = Asked(lambda: find.link(host.route, "br0"))
+    ask = Asked(lambda: find.link(warm.route, "br0"))
 
     def recall():
-        return host.recall(("link", "br0"), ask)
+        return warm.recall(("link", "br0"), ask)
 
     recall.ask = ask
     assert recall().name == "br0" and ask.again()
@@ -71,7 +71,7 @@ def test_a_renamed_link_has_no_longer_its_name(bridge):
     assert bridge() is None
 
 
-def test_a_link_that_took_the_name_of_another_is_it(bridge, host):
+def test_a_link_that_took_the_name_of_another_is_it(bridge, warm):
     before = bridge().index
     run("ip", "link", "add", "br1", "type", "bridge")
     run("ip", "link", "set", "br0", "name", "br-old")
@@ -79,21 +79,21 @@ def test_a_link_that_took_the_name_of_another_is_it(bridge, host):
     assert bridge().index != before and bridge().name == "br0"
 
 
-def test_what_happens_to_other_links_wakes_nobody(bridge, host):
-    heard = host.memory.heard
+def test_what_happens_to_other_links_wakes_nobody(bridge, warm):
+    heard = warm.facts.heard
     run("ip", "link", "add", "veth-x", "type", "veth", "peer", "name", "veth-y")
     run("ip", "link", "set", "veth-x", "up")
     run("ip", "addr", "add", "10.1.1.1/24", "dev", "veth-x")
     run("ip", "link", "del", "veth-x")
-    assert bridge() and host.memory.heard == heard
+    assert bridge() and warm.facts.heard == heard
 
 
-def test_addresses_are_asked_for_again_when_one_comes_or_goes(bridge, host):
+def test_addresses_are_asked_for_again_when_one_comes_or_goes(bridge, warm):
     index = bridge().index
-    ask = Asked(lambda: find.addresses(host.route, index, [uapi.AF_INET]))
+    ask = Asked(lambda: find.addresses(warm.route, index, [uapi.AF_INET]))
 
     def recall():
-        return [item.packed[-1] for item in host.recall(("addresses", index, uapi.AF_INET), ask)]
+        return [item.packed[-1] for item in warm.recall(("addresses", index, uapi.AF_INET), ask)]
 
     assert recall() == [] and recall() == [] and ask.again()
     run("ip", "addr", "add", "10.1.1.7/24", "dev", "br0")
@@ -102,17 +102,17 @@ def test_addresses_are_asked_for_again_when_one_comes_or_goes(bridge, host):
     assert recall() == []
 
 
-def test_forwarding_is_asked_for_again_when_somebody_writes_it(host):
+def test_forwarding_is_asked_for_again_when_somebody_writes_it(warm):
     name = "net/ipv4/ip_forward"
     ask = Asked(lambda: sysctl.read(name))
-    assert host.recall(("sysctl", name), ask) == host.recall(("sysctl", name), ask) == "0" and ask.again()
+    assert warm.recall(("sysctl", name), ask) == warm.recall(("sysctl", name), ask) == "0" and ask.again()
     set_sysctl(name, "1")
-    assert host.recall(("sysctl", name), ask) == "1" and ask.again()
+    assert warm.recall(("sysctl", name), ask) == "1" and ask.again()
 
 
 @pytest.mark.parametrize("change", ["flush ruleset", "flush table inet t", "delete table inet t",
                                     "add chain inet t other", "add rule inet t c accept"])
-def test_a_table_is_asked_about_again_when_it_changes(host, change):
+def test_a_table_is_asked_about_again_when_it_changes(warm, change):
     run("nft", "add", "table", "inet", "t")
     run("nft", "add", "chain", "inet", "t", "c")
     run("nft", "add", "rule", "inet", "t", "c", "accept")
@@ -120,27 +120,27 @@ def test_a_table_is_asked_about_again_when_it_changes(host, change):
     run("nft", "add", "set", "inet", "t", "s", "{ type ipv4_addr; }")
     ask = Asked(lambda: True)
     key = ("nftables", "t", 1, "c")
-    assert host.recall(key, ask) and ask.again() and host.recall(key, ask) and not ask.again()
+    assert warm.recall(key, ask) and ask.again() and warm.recall(key, ask) and not ask.again()
     run("nft", "add", "element", "inet", "t", "s", "{ 10.0.0.1 }")
     run("nft", "add", "chain", "inet", "other", "c")
-    assert host.recall(key, ask) and not ask.again()        # elements come with every pod, and others are others
+    assert warm.recall(key, ask) and not ask.again()        # elements come with every pod, and others are others
     run("nft", *change.split())
-    assert host.recall(key, ask) and ask.again()
+    assert warm.recall(key, ask) and ask.again()
 
 
-def test_a_change_between_question_and_answer_is_not_missed(bridge, host):
+def test_a_change_between_question_and_answer_is_not_missed(bridge, warm):
     run("ip", "link", "set", "br0", "name", "br1")
 
     def slow():
-        link = find.link(host.route, "br1")
+        link = find.link(warm.route, "br1")
         run("ip", "link", "set", "br1", "mtu", str(link.mtu - 10))
         return link
 
-    first = host.recall(("link", "br1"), slow)
-    assert host.recall(("link", "br1"), lambda: find.link(host.route, "br1")).mtu < first.mtu
+    first = warm.recall(("link", "br1"), slow)
+    assert warm.recall(("link", "br1"), lambda: find.link(warm.route, "br1")).mtu < first.mtu
 
 
-def test_what_the_kernel_had_to_drop_may_have_been_anything(bridge, host, monkeypatch):
+def test_what_the_kernel_had_to_drop_may_have_been_anything(bridge, warm, monkeypatch):
     real, dropped = wire.receive, [OSError(ENOBUFS, "")]
 
     def receive(sock, *milliseconds):
@@ -152,50 +152,50 @@ def test_what_the_kernel_had_to_drop_may_have_been_anything(bridge, host, monkey
     assert bridge() and bridge.ask.again()
 
 
-def test_more_links_than_a_filter_holds_are_asked_for_again(host, bridge):
+def test_more_links_than_a_filter_holds_are_asked_for_again(warm, bridge):
     for n in range(filters.MOST_LINKS + 5):
         run("ip", "link", "add", f"br-{n}", "type", "bridge")
-        assert find.host_link(host, f"br-{n}").name == f"br-{n}"
+        assert find.host_link(warm, f"br-{n}").name == f"br-{n}"
     run("ip", "link", "set", "br0", "mtu", "1300")
     run("ip", "link", "set", "br-66", "mtu", "1300")
-    assert bridge().mtu == 1300 and find.host_link(host, "br-66").mtu == 1300
+    assert bridge().mtu == 1300 and find.host_link(warm, "br-66").mtu == 1300
 
 
-def test_what_did_not_fit_the_buffer_is_not_missed(bridge, host):
+def test_what_did_not_fit_the_buffer_is_not_missed(bridge, warm):
     """The same, by the kernel: more changes than the smallest buffer holds."""
-    host.memory.route.setsockopt(SOL_SOCKET, SO_RCVBUF, 1)
+    warm.facts.route.setsockopt(SOL_SOCKET, SO_RCVBUF, 1)
     for mtu in range(1300, 1330):
         run("ip", "link", "set", "br0", "mtu", str(mtu))
-    heard = host.memory.heard
-    assert bridge().mtu == 1329 and host.memory.heard > heard and bridge.ask.again()
+    heard = warm.facts.heard
+    assert bridge().mtu == 1329 and warm.facts.heard > heard and bridge.ask.again()
     assert bridge().mtu == 1329 and not bridge.ask.again()
     run("ip", "link", "set", "br0", "mtu", "1400")
     assert bridge().mtu == 1400
 
 
-def test_an_address_that_comes_while_they_are_read_is_not_missed(bridge, host):
+def test_an_address_that_comes_while_they_are_read_is_not_missed(bridge, warm):
     index = bridge().index
 
     def slow():
-        found = find.addresses(host.route, index, [uapi.AF_INET])
+        found = find.addresses(warm.route, index, [uapi.AF_INET])
         run("ip", "addr", "replace", "10.1.1.7/24", "dev", "br0")
         return found
 
     key = ("addresses", index, uapi.AF_INET)
-    host.recall(key, slow)
+    warm.recall(key, slow)
     run("ip", "addr", "add", "10.1.1.8/24", "dev", "br0")
-    assert len(host.recall(key, lambda: find.addresses(host.route, index, [uapi.AF_INET]))) == 2
+    assert len(warm.recall(key, lambda: find.addresses(warm.route, index, [uapi.AF_INET]))) == 2
 
 
-def test_a_table_changed_while_it_is_read_is_not_remembered(host):
+def test_a_table_changed_while_it_is_read_is_not_remembered(warm):
     run("nft", "add", "table", "inet", "t")
     run("nft", "add", "chain", "inet", "t", "c")
     ask = Asked(lambda: run("nft", "add", "rule", "inet", "t", "c", "accept") or True)
     key = ("nftables", "t", 1, "c")
-    assert host.recall(key, ask) and ask.again() and host.recall(key, ask) and ask.again()
+    assert warm.recall(key, ask) and ask.again() and warm.recall(key, ask) and ask.again()
 
 
-def test_many_threads_see_what_is_there(bridge, host):
+def test_many_threads_see_what_is_there(bridge, warm):
     """Threads that ask, while somebody changes the link: none is told what was before the change it waited for."""
     seen, stop = [], threading.Event()
 
@@ -203,7 +203,7 @@ def test_many_threads_see_what_is_there(bridge, host):
         sock = wire.open_socket()
         while not stop.is_set():
             before = state[0]
-            mtu = host.recall(("link", "br0"), lambda: find.link(sock, "br0")).mtu
+            mtu = warm.recall(("link", "br0"), lambda: find.link(sock, "br0")).mtu
             seen.append(before <= mtu)
         sock.close()
 

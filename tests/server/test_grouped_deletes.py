@@ -12,10 +12,11 @@ from server.client import eventually
 
 from fastcni._abandoned import Abandoned
 from fastcni.kernel import netns, waiting, wire
-from fastcni.kit.links import announced
+from fastcni.kit.links import deletion
+from fastcni.kit.links.deletion import DeleteRequest
 from fastcni.server import grouped_deletes as module
 from fastcni.server.background import Background
-from fastcni.server.grouped_deletes import Deletion, Group, GroupedDeletes
+from fastcni.server.grouped_deletes import GroupedDeletes, Shared
 
 
 @pytest.fixture
@@ -106,8 +107,8 @@ def test_links_of_somebody_elses_group_stay(deletes):
 
 def together(deletes, pairs):
     """One request for all of these: {name: its error or None}."""
-    group = [Deletion(index, name) for index, name in pairs]
-    deletes._delete(Group(group))
+    group = [Shared(index, name) for index, name in pairs]
+    deletes.run(DeleteRequest(group))
     return {each.name: each.error for each in group}
 
 
@@ -121,25 +122,25 @@ def test_one_that_cannot_be_deleted_is_the_only_one_that_is_refused(deletes):
 
 
 def test_a_link_that_nobody_announces_gone_is_told_in_time(deletes, monkeypatch):
-    monkeypatch.setattr(announced, "DELETE_SECONDS", 0.1)
+    monkeypatch.setattr(deletion, "DELETE_TIMEOUT_S", 0.1)
     monkeypatch.setattr(wire, "send", lambda *_: None)
     for pairs in (make(1), [(7, "veth-x"), (8, "veth-y")]):
         errors = together(deletes, pairs)
-        assert {(e.code, e.msg) for e in errors.values()} == {
-            (11, f"not announced gone after 0.1 s: {', '.join(name for _, name in pairs)}")}
+        assert {name: (e.code, e.msg) for name, e in errors.items()} == {
+            name: (11, f'failed to delete "{name}": not announced gone after 0.1 s') for _, name in pairs}
 
 
 def test_a_leader_that_fails_hands_on(deletes, monkeypatch):
     """Whatever goes wrong with one request, those that wait for the next are not left waiting."""
     faults = [RuntimeError("made up")]
 
-    def request_of(batch, group):
+    def write_group(batch, group):
         if faults:
             raise faults.pop()
         return real(batch, group)
 
-    real = module.request_of
-    monkeypatch.setattr(module, "request_of", request_of)
+    real = module.write_group
+    monkeypatch.setattr(module, "write_group", write_group)
     pairs, said = make(12), []
 
     def delete(pair):
@@ -163,7 +164,7 @@ def test_a_request_that_cannot_be_sent_fails_all_its_deletions_at_once(deletes, 
     pairs = make(count)
     with monkeypatch.context() as patch:
         patch.setattr(wire, "send", refuse)
-        patch.setattr(announced, "DELETE_SECONDS", 1000)
+        patch.setattr(deletion, "DELETE_TIMEOUT_S", 1000)
         assert [e.errno for e in together(deletes, pairs).values()] == [ENOMEM] * count
         assert [e.errno for e in everywhere(deletes, pairs).values()] == [ENOMEM] * count
     assert not any(everywhere(deletes, pairs).values()) and set(links()) == {"lo"}
@@ -174,10 +175,10 @@ def test_an_abandoned_leader_says_to_no_other_deletion_that_its_link_is_gone(del
     def abandon(*_):
         raise Abandoned
 
-    monkeypatch.setattr(GroupedDeletes, "_hear", abandon)
+    monkeypatch.setattr(GroupedDeletes, "receive", abandon)
     monkeypatch.setattr(wire, "send", lambda *_: None)
-    group = [Deletion(index, name) for index, name in make(2)]
-    group[0].leads, group[0].request = True, Group(group)
+    group = [Shared(index, name) for index, name in make(2)]
+    group[0].leads, group[0].request = True, DeleteRequest(group)
     with pytest.raises(Abandoned):
         deletes._lead(group[0])
     assert group[1].gate.wait(0) and group[1].error.code == 11

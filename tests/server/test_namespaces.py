@@ -86,8 +86,9 @@ def test_a_declined_request_leaves_no_descriptor_of_the_pods_namespace(node, pod
     """Of a request from one namespace more than the server serves at once it kept the pod's: that could not be
     unmounted until the server ended."""
     there = pod_netns()
-    module, name, instead = {"too many": (hosts, "MOST", 0), "cannot be entered": (hosts.netns, "inside", cannot_enter),
-                             "no descriptor for its sockets": (hosts, "Deletes", no_descriptor)}[refused]
+    module, name, instead = {"too many": (hosts, "MAX_NAMESPACES", 0),
+                             "cannot be entered": (hosts.netns, "inside", cannot_enter),
+                             "no descriptor for its sockets": (hosts, "GroupedDeletes", no_descriptor)}[refused]
     with Local(tmp_path, monkeypatch) as server, monkeypatch.context() as patch:
         patch.setattr(module, name, instead)
         before = sorted(namespaces_held())

@@ -1,10 +1,11 @@
 """A server keeps in mind which veth pair an ADD made: its DEL need not look for it, and is right all the same."""
 
 import pytest
+from modes import show_wire
 from real_kernel.node import elements, links, run
 from real_kernel.portmap_chain import Chain, mapping
 
-from fastcni.kernel import uapi, wire
+from fastcni.kernel import uapi
 from fastcni.server import facts
 
 
@@ -17,20 +18,20 @@ def conf_of(node, plugin="bridge", **keys):
 
 
 @pytest.mark.parametrize("plugin", ["bridge", "ptp"])
-def test_del_looks_for_nothing_that_add_has_made(node, pod, host, monkeypatch, plugin):
+def test_del_looks_for_nothing_that_add_has_made(node, pod, warm, monkeypatch, plugin):
     conf, asked = conf_of(node, plugin, ipMasq=True), []
-    node.add(conf, pod, host=host)
-    monkeypatch.setattr(wire, "show", lambda way, data: asked.append(int.from_bytes(data[4:6], "little")))
-    node.delete(conf, pod, host=host)
+    node.add(conf, pod, mode=warm)
+    show_wire(monkeypatch, lambda way, data: asked.append(int.from_bytes(data[4:6], "little")))
+    node.delete(conf, pod, mode=warm)
     assert uapi.RTM_GETLINK not in asked and uapi.RTM_GETADDR not in asked
     assert set(links(pod)) == {"lo"} and not veths() and not elements("pods4") and not node.held()
 
 
-def test_portmap_notes_the_link_that_add_has_made_without_looking_for_it(node, pod, host, monkeypatch):
+def test_portmap_notes_the_link_that_add_has_made_without_looking_for_it(node, pod, warm, monkeypatch):
     chain, asked = Chain(node, conf_of(node)), []
-    result = node.add(chain.first, pod, host=host)
-    monkeypatch.setattr(wire, "show", lambda way, data: asked.append(int.from_bytes(data[4:6], "little")))
-    node.add(chain.portmap(mapping(), prevResult=result), pod, host=host)
+    result = node.add(chain.first, pod, mode=warm)
+    show_wire(monkeypatch, lambda way, data: asked.append(int.from_bytes(data[4:6], "little")))
+    node.add(chain.portmap(mapping(), prevResult=result), pod, mode=warm)
     assert uapi.RTM_GETLINK not in asked
     index = links()[result["interfaces"][1]["name"]]["ifindex"]
     assert f"link: {index}, net: net-a" in run("nft", "list", "map", "inet", "fastcni", "hostports4")
@@ -71,8 +72,8 @@ def test_an_add_that_was_made_again_elsewhere_is_what_del_is_about(server, node,
     assert set(links(pod)) == {"lo"} and not veths()
 
 
-def test_of_very_many_the_oldest_are_forgotten(host, monkeypatch):
+def test_of_very_many_the_oldest_are_forgotten(warm, monkeypatch):
     monkeypatch.setattr(facts, "MOST_PAIRS", 2)
     for key in "abac":
-        host.memory.keep_pair(key, key.upper())
-    assert [host.memory.take_pair(key) for key in "abc"] == ["A", None, "C"]
+        warm.facts.keep_pair(key, key.upper())
+    assert [warm.facts.take_pair(key) for key in "abc"] == ["A", None, "C"]

@@ -10,6 +10,7 @@ from collections import namedtuple
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from modes import WarmInProcess
 from real_kernel.node import Inside, cid_of, elements, run
 from real_kernel.portmap_chain import FAR, NODE, mapping
 from real_kernel.traffic import ask, listen, outside
@@ -18,7 +19,7 @@ from server.flushed import LONG_ENOUGH, Log, add, all_elements, delete, nft, res
 
 from fastcni.kernel import netns, wire
 from fastcni.kit.call import names
-from fastcni.kit.call.host import Host
+from fastcni.kit.call.mode import Mode
 from fastcni.server import backoff, hosts, restoring
 from fastcni.server.table_mirror import TableMirror
 
@@ -193,27 +194,26 @@ Call = namedtuple("Call", "command attachment")
 def test_a_pod_that_is_deleted_between_a_flush_and_its_repair_is_not_put_back(watch, net, node, pod, pod_netns, heard,
                                                                               again, one_shot):
     """A one-shot DEL found nothing to delete, and said nothing to anybody."""
-    stays, host = pod_netns(), Host()
+    stays, warm = pod_netns(), WarmInProcess()
     net.add(stays, mapping())
     conf = net.add(pod, mapping(8081))
     if heard:
         watch.attend(time.monotonic())
     nft("flush ruleset")
     if not one_shot:
-        watch.note(Call("DEL", ("net-a", cid_of(pod), "eth0")), host)
-    delete_as(node, net, conf, pod, host=None if one_shot else host)
+        watch.note(Call("DEL", ("net-a", cid_of(pod), "eth0")), warm)
+    delete_as(node, net, conf, pod, mode=None if one_shot else warm)
     if again:
         net.add(pod, mapping(8081))
     watch.attend(time.monotonic())
     assert len(elements("pods4")) == len(elements("hostports4")) == len(elements("bound", "bridge")) == 1 + again
-    host.close(lambda close: close())
+    warm.release()
 
 
-def delete_as(node, net, conf, pod, host=None):
-    """DEL of both plugins; with a Host as a server calls them."""
-    more = {"host": host} if host else {}
-    node.ok("DEL", conf, pod, **more)
-    node.ok("DEL", {**net.first, "prevResult": conf["prevResult"]}, pod, **more)
+def delete_as(node, net, conf, pod, mode=None):
+    """DEL of both plugins."""
+    node.ok("DEL", conf, pod, mode=mode)
+    node.ok("DEL", {**net.first, "prevResult": conf["prevResult"]}, pod, mode=mode)
 
 
 def test_a_one_shot_del_amid_a_repair_leaves_nothing(watch, net, node, pod, pod_netns, monkeypatch):
@@ -311,14 +311,14 @@ def test_where_there_is_nothing_to_hear_the_server_says_so_once_and_serves(node,
     monkeypatch.setattr(wire, "exchange", refuse)
     log, home = Log(), netns.open_own()
     blind = restoring.Restoring(log).watch(home)
-    blind.note(Call("DEL", ("net-a", "c", "eth0")), Host())
+    blind.note(Call("DEL", ("net-a", "c", "eth0")), Mode())
     blind.close()
     os.close(home)
     assert [event for event, _ in log.lines] == ["watch_unavailable"]
 
 
 def test_a_namespace_that_was_let_go_is_watched_no_more(node, monkeypatch, pod_netns):
-    monkeypatch.setattr(hosts, "LINGER", 0.0)
+    monkeypatch.setattr(hosts, "KEEP_S", 0.0)
     monkeypatch.setattr(restoring, "GATHER_S", 0.0)
     guard = restoring.Restoring(logging.getLogger("test"))
     ours = hosts.Hosts(netns.open_own(), lambda fn, *args: fn(*args), guard)

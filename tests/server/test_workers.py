@@ -15,8 +15,8 @@ from server.client import eventually
 from server.local import Local
 
 from fastcni.kernel import netns, waiting
-from fastcni.kit.call.host import Host
 from fastcni.server import acceptor, configurations, hosts, slots
+from fastcni.server.mode import WarmMode
 
 
 @pytest.fixture
@@ -109,7 +109,7 @@ def test_a_worker_that_stays_in_a_pod_is_replaced_by_one_in_the_servers_namespac
 
 def test_a_worker_whose_trouble_hides_that_it_is_lost_is_at_home_again(node, pod, local, monkeypatch):
     """An error while its host was closed took the place of Lost: it went on in the pod's namespace."""
-    def close(self, defer):
+    def close(self):
         raise OSError(5, "made up")
 
     server, real = local(workers=1), netns.inside.__exit__
@@ -118,7 +118,7 @@ def test_a_worker_whose_trouble_hides_that_it_is_lost_is_at_home_again(node, pod
         raise netns.Lost("made up")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Host, "close", close)
+        patch.setattr(WarmMode, "close", close)
         patch.setattr(netns.inside, "__exit__", stay)
         server.call("ADD", node.conf(), pod)
         patch.setattr(netns.inside, "__exit__", real)
@@ -298,12 +298,12 @@ def test_without_background_threads_requests_do_that_work_themselves(node, pod, 
 
 def test_a_worker_whose_host_cannot_be_closed_comes_back_all_the_same(node, pod, local, elsewhere, monkeypatch):
     """It stayed in the caller's namespace, and did the next request's work there."""
-    def close(self, defer):
+    def close(self):
         raise RuntimeError("made up")
 
     server = local(workers=1)
     with monkeypatch.context() as broken:
-        broken.setattr(Host, "close", close)
+        broken.setattr(WarmMode, "close", close)
         with Inside(elsewhere):
             for _ in range(4):
                 assert server.call("ADD", node.conf(), "/run/netns/none").status in (1, None)
@@ -433,13 +433,13 @@ def test_a_callers_namespace_is_kept_while_it_calls_and_then_let_go(node, pod, l
         assert len(server.hosts.known) == 2         # it was here a moment ago
         server.ok("DEL", conf, pod)
     assert set(links()) == set(nodes)
-    monkeypatch.setattr(hosts, "LINGER", 0.0)
+    monkeypatch.setattr(hosts, "KEEP_S", 0.0)
     assert eventually(lambda: server.hosts.tidy() or len(server.hosts.known) == 1)
     assert eventually(lambda: len(os.listdir("/proc/self/fd")) <= before)
 
 
 def test_a_namespace_in_use_is_not_let_go(node, pod, local, elsewhere, monkeypatch, slow):
-    monkeypatch.setattr(hosts, "LINGER", 0.0)
+    monkeypatch.setattr(hosts, "KEEP_S", 0.0)
     server, (keys, env) = local(), slow(0.4)
     with Inside(elsewhere):
         waiting = server.send("ADD", node.conf(isGateway=True, **keys), pod, env=env)
@@ -449,7 +449,7 @@ def test_a_namespace_in_use_is_not_let_go(node, pod, local, elsewhere, monkeypat
 
 
 def test_callers_from_too_many_namespaces_go_one_shot(node, pod, local, elsewhere, monkeypatch):
-    monkeypatch.setattr(hosts, "MOST", 0)
+    monkeypatch.setattr(hosts, "MAX_NAMESPACES", 0)
     server = local(workers=2)
     with Inside(elsewhere):
         assert [server.call("ADD", node.conf(), pod).status for _ in range(3)] == [2, 2, 2]

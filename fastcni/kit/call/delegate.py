@@ -1,11 +1,13 @@
-"""Another plugin in the place of a request's own (spec section 4): ours by a function call, anybody else's by the rules
-of the Go library.
+"""Delegates (spec section 4): fastcni's own plugins are called as functions, others are executed by the rules of the Go
+library.
 
-A delegate found in CNI_PATH that is one of fastcni's own launchers runs the same code as this process, so it is
-called here, without starting it. What is not found there is an error either way.
+If the delegate found in CNI_PATH is one of fastcni's launchers, it would run the same code as this process. So it is
+called here, without starting it. A delegate that is not found is an error either way.
 
-Everything here is given the delegate's own request, as Request.delegate() makes it.
+The functions here are given the delegate's request, as Request.delegate() makes it.
 """
+
+from __future__ import annotations
 
 from fastcni.kernel import waiting
 from fastcni.kit.call import invoke
@@ -13,9 +15,19 @@ from fastcni.spec import errors, version
 from fastcni.spec import result as results
 from fastcni.spec.errors import CniError
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+    from typing import Any
 
-def add(req, undo):
-    """Run the delegate's ADD; its result in the 1.1.0 shape. Its DEL is the way back, also of an ADD that failed."""
+    from fastcni.kit.call.request import Request
+    from fastcni.kit.call.undo import Undo
+
+    Step = tuple[Any, ...]      # (function, argument, ...)
+
+
+def add(req: Request, undo: Undo) -> dict[str, Any]:
+    """Run the delegate's ADD; its result in the 1.1.0 shape. The rollback runs its DEL, also of an ADD that failed."""
     plugin, path = _find(req)
     if plugin:
         return plugin.add(req, plugin.read(req), undo)
@@ -25,15 +37,14 @@ def add(req, undo):
     return results.check_set(results.to_version(invoke.read_add_output(out, req.version), "1.1.0"))
 
 
-def run(req, command):
+def run(req: Request, command: str) -> None:
     """Run the delegate's DEL, CHECK, GC or STATUS."""
     for function, *args in prepare(req, command):
         function(*args)
 
 
-def prepare(req, command):
-    """The step of run(), [(function, argument, ...)]: the delegate is found, and what it needs is read. Raises
-    CniError."""
+def prepare(req: Request, command: str) -> list[Step]:
+    """Find the delegate and read its configuration: the steps of run(). Raises CniError."""
     plugin, path = _find(req)
     if not plugin:
         return [(_execute_other, req, path, command)]
@@ -50,7 +61,7 @@ def _execute_other(req, path, command):
     _execute(req, path, command)
 
 
-def status(req):
+def status(req: Request) -> None:
     """STATUS of the delegate. Raises CniError 50 if it is missing. A delegate that does not know the command is no
     failure: its state is unknown."""
     try:
@@ -65,8 +76,8 @@ def status(req):
         req.warn(f"{req.plugin} does not answer STATUS: {e}")
 
 
-def restore(req):
-    """What a delegate of ours has in the host's firewall is put back; others have no such command."""
+def restore(req: Request) -> None:
+    """Restore what one of fastcni's delegates has in the host's firewall; others have no such command."""
     from fastcni import plugins  # as in _find()
 
     plugin = plugins.load(req.plugin) if req.plugin in plugins.BUILT_IN else None
@@ -74,21 +85,20 @@ def restore(req):
         plugin.restore(req, plugin.read(req))
 
 
-def gives_addresses(kind):
+def gives_addresses(kind: str) -> bool:
     """Can a plugin of that name be an IPAM plugin?"""
     from fastcni import plugins  # as in _find()
 
     return plugins.gives_addresses(kind)
 
 
-def _find(req):
-    """(plugin module, "") for one of ours, (None, path) for another. Raises CniError where there is none."""
+def _find(req: Request) -> tuple[ModuleType | None, str]:
+    """(plugin module, "") for one of fastcni's, (None, path) for another. Raises CniError if there is none."""
     from fastcni import plugins  # the marked exception: the kit asks the table of plugins
 
-    if req.in_process and req.plugin in plugins.TABLE:
-        return plugins.load(req.plugin), ""
-    path = invoke.find(req.plugin, req.path.split(":") if req.path else [])
-    if req.plugin in plugins.TABLE and invoke.is_own(path):
+    own = req.plugin in plugins.TABLE
+    path = req.mode.find_plugin(req.plugin, req.path.split(":") if req.path else [], own)
+    if own and (not path or invoke.is_own(path)):
         return plugins.load(req.plugin), ""
     return None, path
 

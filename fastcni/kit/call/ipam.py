@@ -1,30 +1,42 @@
 """The IPAM delegate of a plugin, and the time that it takes."""
 
+from __future__ import annotations
+
 from time import perf_counter
 
+from fastcni.kernel.waiting import here
 from fastcni.kit.call import delegate
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
-def read_type(conf):
-    """The IPAM plugin that the configuration names, "" where it names none. Raises CniError 7; for DEL, what cannot be
-    an IPAM plugin counts as none, because ADD refuses it."""
+    from fastcni.kit.call.delegate import Step
+    from fastcni.kit.call.request import Request
+    from fastcni.kit.call.undo import Undo
+    from fastcni.spec.config import Section
+
+
+def read_type(conf: Section) -> str:
+    """The IPAM plugin that the configuration names, "" if it names none. Raises CniError 7. For DEL, a plugin that
+    cannot be an IPAM plugin counts as none, because ADD refuses it."""
     kind = named_type(conf)
     return kind if delegate.gives_addresses(kind) else conf.bad("ipam.type", f'"{kind}" is not an IPAM plugin', "")
 
 
-def named_type(conf):
+def named_type(conf: Section) -> str:
     return conf.strict.section("ipam").text("type")
 
 
-def add(req, undo):
-    """Run the delegate's ADD; its result in the 1.1.0 shape. Its DEL is the way back, also of an ADD that failed."""
+def add(req: Request, undo: Undo) -> dict[str, Any]:
+    """Run the delegate's ADD; its result in the 1.1.0 shape. The rollback runs its DEL, also of an ADD that failed."""
     return _timed(req, delegate.add, undo)
 
 
-def add_addresses(req, undo, interface):
-    """As add(); there has to be an address, and each is of entry `interface` of the result's interfaces."""
+def add_addresses(req: Request, undo: Undo, interface: int) -> dict[str, Any]:
+    """As add(), for entry `interface` of the result's interfaces. Raises CniError 999 if there is no address."""
     result = add(req, undo)
     if not result.get("ips"):
         raise CniError(errors.INTERNAL, "IPAM plugin returned missing IP config")
@@ -33,37 +45,37 @@ def add_addresses(req, undo, interface):
     return result
 
 
-def prepare_delete(req):
-    """[(function, argument, ...)]: the step that runs the delegate's DEL, none where ADD ran no delegate.
+def prepare_delete(req: Request) -> list[Step]:
+    """[(function, argument, ...)]: the step that runs the delegate's DEL, none if ADD ran no delegate.
 
-    To be called before anything is deleted: where the delegate is not found, or does not know where its records are,
-    the DEL fails with the pod as it was. Raises CniError.
+    Call it before anything is deleted: if the delegate is not found, or does not know where its records are, the DEL
+    fails and the pod stays as it was. Raises CniError.
     """
     if not delegate.gives_addresses(req.conf.once(named_type)):
         return []
-    return [(_clocked, req, *step) for step in _timed(req, delegate.prepare, "DEL")]
+    return [(_clocked, *step) for step in _timed(req, delegate.prepare, "DEL")]
 
 
-def check(req):
+def check(req: Request) -> None:
     _timed(req, delegate.run, "CHECK")
 
 
-def gc(req):
+def gc(req: Request) -> None:
     if delegate.gives_addresses(req.conf.once(named_type)):
         _timed(req, delegate.run, "GC")
 
 
-def status(req):
+def status(req: Request) -> None:
     _timed(req, delegate.status)
 
 
 def _timed(req, function, *args):
-    return _clocked(req, function, req.delegate(req.conf.once(named_type)), *args)
+    return _clocked(function, req.delegate(req.conf.once(named_type)), *args)
 
 
-def _clocked(req, function, *args):
+def _clocked(function, *args):
     started = perf_counter()
     try:
         return function(*args)
     finally:
-        req.host.in_ipam += perf_counter() - started
+        here.request.spent("ipam", perf_counter() - started)

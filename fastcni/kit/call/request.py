@@ -1,19 +1,34 @@
 """One CNI request as a value: what the variables and stdin say, and descriptors of what they name."""
 
+from __future__ import annotations
+
 import posix
-from _thread import start_new_thread
 
 from fastcni._system import close_file, reopen_namespace
 from fastcni.kernel import netns
-from fastcni.kit.call.host import Host
-from fastcni.spec import errors, json
+from fastcni.spec import config, errors, json, version
 from fastcni.spec.config import Section
 from fastcni.spec.errors import CniError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any, Protocol
+
+    from fastcni.kit.call.mode import Mode
+
+    class Closable(Protocol):
+        def close(self) -> None: ...
+        def fileno(self) -> int: ...
+
+MAX_STDIN_BYTES = 32 << 20      # a GC that names 200,000 valid attachments fits
+MAX_VALUES = 1 << 20            # and so do its values: objects and lists take 60 bytes of memory or more for two here
 
 
 class Request:
     """What a plugin function is given.
 
+    mode          how the request runs: sockets of the caller's namespace, what is known there; see kit.call.mode
     plugin        the CNI type that was called
     command       "ADD", "DEL", "CHECK", "GC" or "STATUS"
     container_id, ifname, netns, args, path
@@ -21,34 +36,32 @@ class Request:
     env           the whole environment, for delegates that are executed
     conf          a Section over the stdin object; stdin: its bytes as received
     name, version the network's name and its cniVersion ("0.1.0" where absent)
-    fds           descriptors from the door: {"netns": fd} where CNI_NETNS is open already
-    host          the caller's side: sockets, and what is known there
-    opened        what is closed with the request besides: sockets in the pod's namespace
+    fds           descriptors that are closed with the request, as far as they are open: "netns" of CNI_NETNS, "home" of
+                  the caller's namespace
+    opened        sockets in the pod's namespace, closed with the request
     warnings      lines for stderr, see warn()
     released      for GC: what was released, see release()
-    defer         defer(fn, *args) runs what the answer need not wait for
-    in_process    there are no launchers: delegates in fastcni's own table are called without looking in CNI_PATH
     """
 
-    def __init__(self, *, plugin="", command="", container_id="", netns="", ifname="", args="", path="", env=None,
-                 conf=None, stdin=b"{}", name="", version="0.1.0", fds=None, host=None, defer=None, in_process=False):
+    def __init__(self, mode: Mode, *, plugin: str = "", command: str = "", container_id: str = "", netns: str = "",
+                 ifname: str = "", args: str = "", path: str = "", env: Mapping[str, str] | None = None,
+                 conf: Section | dict[str, Any] | None = None, stdin: bytes = b"{}", name: str = "",
+                 version: str = "0.1.0") -> None:
+        self.mode = mode
         self.plugin, self.command = plugin, command
         self.container_id, self.netns, self.ifname, self.args, self.path = container_id, netns, ifname, args, path
-        self.env = env or {}
+        self.env: Mapping[str, str] = env or {}
         self.conf = conf if isinstance(conf, Section) else Section(conf or {})
         self.stdin = stdin
         self.name, self.version = name, version
-        self.fds = {} if fds is None else fds
-        self.host, self.own_host = host or Host(), host is None
-        self.opened = []
-        self.warnings = []
-        self.released = []
-        self.defer = defer or start_new_thread_call
-        self.in_process = in_process
+        self.fds: dict[str, int] = {}
+        self.opened: list[Closable] = []
+        self.warnings: list[str] = []
+        self.released: list[dict[str, str]] = []
 
-    def delegate(self, plugin, conf=None):
-        """The same request for another plugin type, as a delegate is called (spec section 4); with a configuration of
-        its own, a dict, where it is not to see this one's."""
+    def delegate(self, plugin: str, conf: dict[str, Any] | None = None) -> Request:
+        """The same request for another plugin type, as a delegate is called (spec section 4). `conf` takes the place of
+        the configuration."""
         other = Request.__new__(Request)
         other.__dict__ = self.__dict__.copy()
         other.plugin = plugin
@@ -56,27 +69,27 @@ class Request:
             other.conf, other.stdin, other.version = Section(conf), json.write(conf), conf.get("cniVersion", "0.1.0")
         return other
 
-    def warn(self, text):
-        """A line for stderr; the answer is not changed by it."""
+    def warn(self, text: str) -> None:
+        """Add a line for stderr. The answer stays the same."""
         self.warnings.append(text)
 
-    def release(self, what, of=""):
+    def release(self, what: str, of: str = "") -> None:
         """For GC: note that `what` was released, and which attachment had it, where that is known."""
         self.released.append({"plugin": self.plugin, "what": what, "of": of})
 
     @property
-    def valid_attachments(self):
+    def valid_attachments(self) -> set[tuple[str, str]]:
         """{(containerID, ifname)} of cni.dev/valid-attachments (spec 1.1.0, GC)."""
         found = set()
         for item in self.conf.sections("cni.dev/valid-attachments"):
             found.add((item.text("containerID"), item.text("ifname")))
         return found
 
-    def open_netns(self):
-        """The descriptor of CNI_NETNS, opened once and closed by the caller of the plugin. Raises CniError 8."""
+    def open_netns(self) -> int:
+        """The descriptor of CNI_NETNS, opened once and closed with the request. Raises CniError 8."""
         if "netns" not in self.fds:
             try:
-                self.fds["netns"] = netns.open_path(self.netns)
+                self.fds["netns"] = self.mode.open_netns(self.netns)
             except netns.NotNamespace:
                 raise CniError(errors.INVALID_NETNS, f'failed to open netns "{self.netns}": unknown FS magic on '
                                f'"{self.netns}": not a network namespace') from None
@@ -86,14 +99,14 @@ class Request:
                                f'"{self.netns}": {why}') from None
         return self.fds["netns"]
 
-    def netns_gone(self):
+    def netns_gone(self) -> bool:
         """For DEL: CNI_NETNS is empty, its path is missing, or only the empty mount point of it is left."""
         if "netns" in self.fds:
             return False
         if not self.netns:
             return True
         try:
-            self.fds["netns"] = netns.open_path(self.netns)
+            self.fds["netns"] = self.mode.open_netns(self.netns)
         except (FileNotFoundError, NotADirectoryError):
             return True
         except netns.NotNamespace:
@@ -103,7 +116,7 @@ class Request:
             self.open_netns()       # raises, in the words that clients know
         return False
 
-    def leave_mount(self):
+    def leave_mount(self) -> None:
         """Release the mount of CNI_NETNS before an ADD is answered. The caller may unmount it at once, and the kernel
         refuses that (EBUSY) while a descriptor opened by this mount is open. A rollback can still use the namespace."""
         if "netns" in self.fds:
@@ -113,21 +126,64 @@ class Request:
             try:
                 reopen_namespace(self.fds["netns"], self.opened[0].fileno())
             except OSError:
-                return                              # this one has to do for the rollback
+                return                              # the rollback uses the one that is open
 
-    def close(self):
+    def close(self) -> None:
         """Close what was opened; a descriptor keeps a dead pod's namespace alive. May be called again."""
         while self.opened:
             self.opened.pop().close()
         while self.fds:
             close_file(self.fds.popitem()[1])
-        if self.own_host:
-            self.host.close(self.defer)
+        self.mode.end_request()
 
 
-def start_new_thread_call(fn, *args):
-    """Defer fn to a thread, in a long-lived process. If no thread can be started, call it here."""
+def read_request(plugin: str, command: str, env: Mapping[str, str], stdin: bytes, mode: Mode) -> Request:
+    """stdin and variables as a Request. Raises CniError 6 and 7 for a configuration without a usable name."""
+    conf = mode.decode(stdin)
+    name, spoken = conf.once(read_name_and_version)
+    pod = {} if command in ("GC", "STATUS") else env            # these are about no pod, whatever is in the environment
+    return Request(mode, plugin=plugin, command=command, container_id=pod.get("CNI_CONTAINERID", ""),
+                   netns=pod.get("CNI_NETNS", ""), ifname=pod.get("CNI_IFNAME", ""), args=pod.get("CNI_ARGS", ""),
+                   path=env.get("CNI_PATH", ""), env=env, conf=conf, stdin=stdin, name=name, version=spoken)
+
+
+def read_name_and_version(conf: Section) -> tuple[str, str]:
+    return conf.text("name"), conf.text("cniVersion") or version.ALL[0]
+
+
+def read_conf(stdin: bytes) -> Section:
+    """stdin as a Section that has a usable name and a version in text. Raises CniError 6 and 7."""
+    return check_conf(Section(decode_conf(stdin)))
+
+
+def decode_conf(stdin: bytes) -> dict[str, Any]:
+    """stdin as a dict. Raises CniError 6."""
+    if len(stdin) > MAX_STDIN_BYTES:
+        raise undecodable(f"more than {MAX_STDIN_BYTES} bytes")
+    if stdin.count(b",") + stdin.count(b"[") + stdin.count(b"{") > MAX_VALUES:      # those in strings count, too
+        raise undecodable(f"more than {MAX_VALUES} values")
     try:
-        start_new_thread(fn, args)
-    except RuntimeError:
-        fn(*args)
+        document = json.read(stdin)
+    except json.JsonError as e:
+        raise undecodable(str(e)) from None
+    if document is None:
+        document = {}
+    if not isinstance(document, dict):
+        raise undecodable("the configuration is not an object")
+    return document
+
+
+def check_conf(conf: Section) -> Section:
+    """Return the Section of a configuration. Raises CniError 6 and 7."""
+    try:
+        name, _ = conf.text("name"), conf.text("cniVersion")
+    except CniError as e:
+        raise undecodable(e.msg, e.details) from None
+    if not name:
+        raise CniError(errors.INVALID_CONFIG, "missing network name")
+    config.check_network_name(name)
+    return conf
+
+
+def undecodable(why: str, details: str = "") -> CniError:
+    return CniError(errors.DECODING_FAILURE, f"error unmarshall network config: {why}", details)

@@ -35,7 +35,7 @@ class Store:
         Those that are there already are taken over: left from a pod whose DEL never came, and what they name is ours
         now, the kernel or IPAM gave it to us. Where that is not so, `taken([(set, key, comment)])` raises.
         """
-        sock, mark = req.host.firewall, mark or names.mark(req)
+        sock, mark = req.mode.firewall, mark or names.mark(req)
         refused = self._where_set_up(req, items, lambda: self._try(sock, mark, items))
         for _ in range(TRIES):
             if not refused or refused[0].errno != EEXIST:
@@ -54,14 +54,14 @@ class Store:
             for name, some in by_set(items).items():
                 nft.add_elements(batch, self.family, self.table, name, some, exclusive=False)
 
-        refused = self._where_set_up(req, items, lambda: in_one(req.host.firewall, items, fill))
+        refused = self._where_set_up(req, items, lambda: in_one(req.mode.firewall, items, fill))
         if refused:
             raise refused[0]
 
     def ensure(self, req, items=()):
         """Have the chains with their rules; after a flush, perhaps, when elements still lead to bare chains."""
         if not self.whole(req):
-            sock = req.host.firewall
+            sock = req.mode.firewall
             self._set_up(sock, [*items, *(chain_item(chain) for chain, _ in self.chains_led_to(sock))])
 
     def _where_set_up(self, req, items, attempt):
@@ -71,7 +71,7 @@ class Store:
         for _ in range(TRIES):              # and again, meanwhile
             if not refused or refused[0].errno != ENOENT:
                 break
-            self._set_up(req.host.firewall, items)
+            self._set_up(req.mode.firewall, items)
             refused = attempt()
         return refused
 
@@ -82,7 +82,7 @@ class Store:
     def refusal(self, req, items=()):
         """What the kernel would say against setting it up, None where nothing: a transaction that is never closed is
         only tried."""
-        _, refused = wire.attempt(req.host.firewall, self.set_up(nft.start(Batch()), items))
+        _, refused = wire.attempt(req.mode.firewall, self.set_up(nft.start(Batch()), items))
         return refused[0] if refused else None
 
     def chains_led_to(self, sock):
@@ -125,14 +125,14 @@ class Store:
     def whole(self, req):
         """The chains have their rules: `nft flush table` takes these and leaves chains and sets, and nothing else would
         be missed."""
-        sock = req.host.firewall
-        return all(req.host.recall(("nftables", self.table, self.family, chain),
+        sock = req.mode.firewall
+        return all(req.mode.recall(("nftables", self.table, self.family, chain),
                                    lambda: self._has_rules(sock, chain, rules))     # noqa: B023 - asked here and now
                    for chain, rules in self.chains.items())
 
     def used(self, req):
         """Has any pod ever needed the first of the sets in this namespace?"""
-        return has(req.host, ("nftables", self.table, self.family, "set", self.sets[0]),
+        return has(req.mode, ("nftables", self.table, self.family, "set", self.sets[0]),
                    lambda batch: nft.get_set(batch, self.family, self.table, self.sets[0]))
 
     def _has_rules(self, sock, chain, rules):
@@ -162,7 +162,7 @@ class Store:
     def ours(self, req, known, present, number=None):
         """[(set, key)] of what delete() deletes; `present` are those of the known items that are there."""
         mark = names.hashes(req.name, req.container_id, req.ifname)
-        sock = req.host.firewall
+        sock = req.mode.firewall
         ours = [(name, key) for name, key, comment in present if comment.startswith(mark)]
         if not ours or len(ours) < (len(known) if number is None else number):
             ours = [(name, key) for name, key, comment in self.every(sock) if comment.startswith(mark)]
@@ -178,11 +178,11 @@ class Store:
     def lost(self, req):
         """[(set, key, comment)] of what gc() deletes."""
         lost = no_longer_valid(req)
-        return [element for element in self.every(req.host.firewall) if lost(element[2])]
+        return [element for element in self.every(req.mode.firewall) if lost(element[2])]
 
     def delete_unused_chains(self, req, rules):
         """For GC: delete the chains that no element leads to: nothing but their own `rules` refers to them."""
-        sock = req.host.firewall
+        sock = req.mode.firewall
         for chain, references in self.chains_led_to(sock):
             if references <= rules:
                 batch = nft.flush_chain(nft.start(Batch()), self.family, self.table, chain)
@@ -193,12 +193,12 @@ class Store:
 
     def remove_all_of(self, req, hashes):
         """Delete the elements of an attachment, whose names.hashes() are given."""
-        self.remove(req, [(name, key) for name, key, comment in self.every(req.host.firewall)
+        self.remove(req, [(name, key) for name, key, comment in self.every(req.mode.firewall)
                           if comment.startswith(hashes)])
 
     def remove(self, req, found):
         """Delete elements, [(set, key)], whosever they are. Gone is fine."""
-        self.remove_from(req.host.firewall, found)
+        self.remove_from(req.mode.firewall, found)
 
     def present(self, req, items):
         """[(set, key, comment)] of those of the items that are there."""
@@ -207,7 +207,7 @@ class Store:
             batch = Batch()
             for name, key, _ in items[at:at + AT_ONCE]:
                 nft.get_element(batch, self.family, self.table, name, key)
-            replies, refused = wire.attempt(req.host.firewall, batch)
+            replies, refused = wire.attempt(req.mode.firewall, batch)
             for e in refused:
                 if e.errno != ENOENT:
                     raise e
@@ -303,24 +303,24 @@ def chains_of(sock, family, table, prefix):
     return [(chain, references) for where, chain, references in found if where == table and chain.startswith(prefix)]
 
 
-def has_table(host, family, table):
+def has_table(mode, family, table):
     """Is there a table of that name?"""
-    return has(host, ("nftables", table, family), lambda batch: nft.get_table(batch, family, table))
+    return has(mode, ("nftables", table, family), lambda batch: nft.get_table(batch, family, table))
 
 
-def has(host, key, look_up):
-    """Is there what look_up(batch) asks for? `key` is that of host.recall()."""
-    return host.recall(key, lambda: wire.look_up(host.firewall, look_up(Batch())) is not None)
+def has(mode, key, look_up):
+    """Is there what look_up(batch) asks for? `key` is that of mode.recall()."""
+    return mode.recall(key, lambda: wire.look_up(mode.firewall, look_up(Batch())) is not None)
 
 
-def delete_rules(host, family, table, chain, ours, then=None):
+def delete_rules(mode, family, table, chain, ours, then=None):
     """Delete the rules of a chain whose comment ours(comment) is true of: what the reference plugins add for a pod.
     Returns their comments.
 
     `then(batch)` adds what has to go with them, in the same transaction. Nothing there is fine.
     """
-    sock, batch, found = host.firewall, nft.start(Batch()), []
-    rules = host.recall(("nftables", table, family, chain), lambda: wire.dump(
+    sock, batch, found = mode.firewall, nft.start(Batch()), []
+    rules = mode.recall(("nftables", table, family, chain), lambda: wire.dump(
         sock, nft.NFT_MSG_GETRULE, nft.nfgenmsg(family), f"list rules of {table} {chain}", nft.rules_of(table, chain)))
     for _, payload in rules:
         handle, comment = nft.read_rule(payload)

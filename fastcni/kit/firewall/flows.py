@@ -67,7 +67,7 @@ def forget_at_node(req, ports):
 
 def known(req, batch):
     """Send requests that Linux before 6.8 refuses: then False."""
-    _, refused = wire.attempt(req.host.firewall, batch)
+    _, refused = wire.attempt(req.mode.firewall, batch)
     for e in refused:
         if e.errno != EINVAL:
             raise e
@@ -76,14 +76,14 @@ def known(req, batch):
 
 def forget_each(req, what, wanted):
     """Find flows, as conntrack.find() does, and forget those that are wanted(flow)."""
-    for flow in conntrack.find(req.host.firewall, *what):
+    for flow in conntrack.find(req.mode.firewall, *what):
         if wanted(flow):
-            _, refused = wire.attempt(req.host.firewall, conntrack.delete(Batch(), flow))
+            _, refused = wire.attempt(req.mode.firewall, conntrack.delete(Batch(), flow))
             if refused and refused[0].errno != ENOENT:
                 raise refused[0]
 
 
 def is_local(req, packed):
     """Is it an address of the node?"""
-    replies, refused = wire.attempt(req.host.route, rtnl.get_route(Batch(), packed, "look up a flow's destination"))
+    replies, refused = wire.attempt(req.mode.route, rtnl.get_route(Batch(), packed, "look up a flow's destination"))
     return not refused and rtnl.read_way(replies[0][1])[0] == uapi.RTN_LOCAL

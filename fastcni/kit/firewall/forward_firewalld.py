@@ -119,9 +119,9 @@ def delete(req, conf):
 def may_have(req, conf, ips):
     """Those of the addresses that may be sources. The kernel shows the rules about them, where nftables is firewalld's
     backend; with its other one, iptables, they may all be, but for those of a pod that nftables lets through."""
-    if not elements.has_table(req.host, nft.NFPROTO_INET, TABLE):
+    if not elements.has_table(req.mode, nft.NFPROTO_INET, TABLE):
         return () if forward_nftables.knows(req, conf) else ips
-    rules = [payload for _, payload in wire.dump(req.host.firewall, nft.NFT_MSG_GETRULE, nft.nfgenmsg(nft.NFPROTO_INET),
+    rules = [payload for _, payload in wire.dump(req.mode.firewall, nft.NFT_MSG_GETRULE, nft.nfgenmsg(nft.NFPROTO_INET),
                                                  f"list rules of {TABLE}", nft.rules_of(TABLE))]
     return [packed for packed in ips if any(packed in payload for payload in rules)]
 

@@ -76,15 +76,15 @@ def in_sets(req, verb, ips, *fine):
         batch = Batch()
         for packed in ips[at:at + AT_ONCE]:
             verb(batch, set_of(len(packed)), packed)
-        found += [refused for refused in wire.attempt(req.host.firewall, batch)[1] if refused.errno not in fine]
+        found += [refused for refused in wire.attempt(req.mode.firewall, batch)[1] if refused.errno not in fine]
     return found
 
 
 def ready_or_made(req, length, admin_chain):
     """Have the set and the rules that look into it. False where there can be none."""
-    if not req.host.together and ready(req, length, admin_chain):
+    if ready(req, length, admin_chain):
         return True
-    if not has_set(req.host.firewall, length):
+    if not has_set(req.mode.firewall, length):
         return False
     fd = netns.open_own()
     try:

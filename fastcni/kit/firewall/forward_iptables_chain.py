@@ -73,8 +73,8 @@ class Rules:
 
     def of(self, chain):
         """The rules of a chain; none without such a table."""
-        return self.req.host.recall(("nftables", TABLE, self.family, chain, "rules"), lambda: [
-            payload for _, payload in wire.dump(self.req.host.firewall, nft.NFT_MSG_GETRULE, nft.nfgenmsg(self.family),
+        return self.req.mode.recall(("nftables", TABLE, self.family, chain, "rules"), lambda: [
+            payload for _, payload in wire.dump(self.req.mode.firewall, nft.NFT_MSG_GETRULE, nft.nfgenmsg(self.family),
                                                 f"list rules of {TABLE} {chain}", nft.rules_of(TABLE, chain))])
 
     def leads(self, chain, target):
@@ -96,7 +96,7 @@ def look(req, length):
     if not iptables.legacy(req, TABLE, length):
         return Rules(req, FAMILIES[length])
     # Both kinds may have such a table, and only the program knows which one it changes.
-    known = req.host.recall(("nftables", TABLE, FAMILIES[length], FORWARD, "lines"), dict)
+    known = req.mode.recall(("nftables", TABLE, FAMILIES[length], FORWARD, "lines"), dict)
     figures = xtables.get_info(length, TABLE)
     if known.get("figures") != figures:
         lines = iptables.read_if_there(req, iptables.PROGRAMS[length], TABLE)
@@ -113,4 +113,4 @@ def ready(req, length, admin_chain):
 
     if iptables.legacy(req, TABLE, length):
         return ask()
-    return req.host.recall(("nftables", TABLE, FAMILIES[length], FORWARD, "ready", admin_chain), ask)
+    return req.mode.recall(("nftables", TABLE, FAMILIES[length], FORWARD, "ready", admin_chain), ask)

@@ -38,11 +38,11 @@ class Chain(Addresses):
     def whole(self, req):
         """It has our rules."""
         def ask():
-            rules = wire.dump(req.host.firewall, nft.NFT_MSG_GETRULE, nft.nfgenmsg(self.family),
+            rules = wire.dump(req.mode.firewall, nft.NFT_MSG_GETRULE, nft.nfgenmsg(self.family),
                               f"list rules of {self.table} {self.name}", nft.rules_of(self.table, self.name))
             return sum(nft.read_rule(payload)[1] in (FROM, TO) for _, payload in rules) >= 2 * len(self.sets)
 
-        return req.host.recall(("nftables", self.table, self.family, self.name, "ours"), ask)
+        return req.mode.recall(("nftables", self.table, self.family, self.name, "ours"), ask)
 
     def fill(self, batch):
         super().fill(batch)
@@ -67,9 +67,9 @@ def chains(req):
     """[Chain] of this host."""
     def ask():
         found = [nft.read_base_chain(payload) for _, payload in
-                 wire.dump(req.host.firewall, nft.NFT_MSG_GETCHAIN, nft.nfgenmsg(0), "list nftables chains")]
+                 wire.dump(req.mode.firewall, nft.NFT_MSG_GETCHAIN, nft.nfgenmsg(0), "list nftables chains")]
         return [(family, table, name) for family, table, name, kind, hook, policy in filter(None, found)
                 if (kind, hook, policy) == ("filter", nft.NF_INET_FORWARD, nft.NF_DROP) and family in LENGTHS
                 and table != TABLE and (family == nft.NFPROTO_INET or name != "FORWARD")]
 
-    return [Chain(*each) for each in req.host.recall(("nftables", ""), ask)]
+    return [Chain(*each) for each in req.mode.recall(("nftables", ""), ask)]

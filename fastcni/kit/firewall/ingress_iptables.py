@@ -83,7 +83,7 @@ def gc(req):
         return
     for program in iptables.PROGRAMS.values():
         lines = iptables.read_if_there(req, program, TABLE)
-        lost = [line for line in lines if (name := bridge_of(line)) and not find.host_link(req.host, name)]
+        lost = [line for line in lines if (name := bridge_of(line)) and not find.host_link(req.mode, name)]
         iptables.remove(req, program, lines, lost, table=TABLE)
         for rule in lost:
             req.release(f"{program} rule {rule}")

@@ -90,8 +90,8 @@ def missing(req, conf):
 
 def gc(req):
     """Delete the policies of bridges that are no more, and what pods have that are not valid any more."""
-    lost = [(name, key) for name, key, _ in store().every(req.host.firewall)
-            if not find.host_link(req.host, bridge_of(key))]
+    lost = [(name, key) for name, key, _ in store().every(req.mode.firewall)
+            if not find.host_link(req.mode, bridge_of(key))]
     store().remove(req, lost)
     for name, key in lost:
         req.release(f"element of nftables {TABLE} {name}", f"bridge: {bridge_of(key)}")

@@ -28,14 +28,14 @@ def has_chain(req, chain, table="nat", *, hidden=True):
         def look_up(batch, family=family):
             return nft.get_chain(batch, family, table, chain, "look up chain")
 
-        if elements.has(req.host, ("nftables", table, family, "chain", chain), look_up):
+        if elements.has(req.mode, ("nftables", table, family, "chain", chain), look_up):
             return True
     return hidden and legacy(req, table)
 
 
 def families(req, table="nat"):
     """Those that have such a table, which is where iptables over nf_tables would have put something."""
-    return [family for family in (nft.NFPROTO_IPV4, nft.NFPROTO_IPV6) if elements.has_table(req.host, family, table)]
+    return [family for family in (nft.NFPROTO_IPV4, nft.NFPROTO_IPV6) if elements.has_table(req.mode, family, table)]
 
 
 def legacy(req, table="nat", *lengths):
@@ -61,9 +61,7 @@ def _tables(req, path):
 
 def read(req, program, table="nat"):
     """The lines of a table as iptables-save prints them. Raises CniError."""
-    if req.host.together:
-        return req.host.together.read((program, table), lambda: _read(req, program, table))
-    return _read(req, program, table)
+    return req.mode.read_iptables(program, table, lambda: _read(req, program, table))
 
 
 def _read(req, program, table):
@@ -87,10 +85,10 @@ def change(req, program, commands, table="nat"):
 
 def attempt(req, program, commands, table="nat"):
     """The same, for those who try again: a process.Finished."""
-    if req.host.together:
-        read(req, program, table)
-        req.host.together.note((program, table), commands)
-        return process.Finished(0, b"", b"", "")
+    return req.mode.change_iptables(program, table, commands, lambda: _attempt(req, program, commands, table))
+
+
+def _attempt(req, program, commands, table):
     text = "\n".join([f"*{table}", *commands, "COMMIT", ""])
     done = _run(req, program + "-restore", ("--noflush", f"--wait={LOCK_TIMEOUT_S}"), text.encode())
     if done.status == RESOURCE_PROBLEM and b"xtables lock" in done.stderr:

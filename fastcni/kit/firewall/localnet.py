@@ -21,7 +21,7 @@ def enable(req, packed):
 
     Without a route there is nothing to switch on. It stays on, as the link is other pods' way, too.
     """
-    sock = req.host.route
+    sock = req.mode.route
     replies, refused = wire.attempt(sock, rtnl.get_route(Batch(), packed, "look up the way to the pod"))
     index = 0 if refused else rtnl.read_way(replies[0][1])[1]
     if not index:

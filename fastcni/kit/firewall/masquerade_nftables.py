@@ -68,7 +68,7 @@ def gc(req):
     """Delete what attachments of this network have that are no longer valid, and chains nobody goes to."""
     store().gc(req)
     store().delete_unused_chains(req, SUBNET_RULES)
-    for comment in elements.delete_rules(req.host, FAMILY, REFERENCE_TABLE, REFERENCE_CHAIN,
+    for comment in elements.delete_rules(req.mode, FAMILY, REFERENCE_TABLE, REFERENCE_CHAIN,
                                          elements.no_longer_valid(req)):
         req.release(f"rule of nftables {REFERENCE_TABLE} {REFERENCE_CHAIN}", comment.partition(", ")[2])
 
@@ -113,4 +113,4 @@ def leave_alone(batch, chain, network, prefix):
 def delete_reference_rules(req):
     """What the reference plugins' nftables backend left for this attachment: rules whose comment has its hashes."""
     mark = names.hashes(req.name, req.container_id, req.ifname)
-    elements.delete_rules(req.host, FAMILY, REFERENCE_TABLE, REFERENCE_CHAIN, lambda comment: comment.startswith(mark))
+    elements.delete_rules(req.mode, FAMILY, REFERENCE_TABLE, REFERENCE_CHAIN, lambda comment: comment.startswith(mark))

@@ -58,7 +58,7 @@ from fastcni.kit.call import names
 from fastcni.kit.firewall import elements
 from fastcni.kit.firewall.port_mappings import PROTOCOLS
 from fastcni.kit.firewall.table import COMMENT, FAMILIES, FAMILY, TABLE
-from fastcni.kit.links import find, pairs
+from fastcni.kit.links import find
 from fastcni.spec import address as addresses
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
@@ -116,7 +116,7 @@ def mark_with_link(req, conf):
     names no such end, or more than one, the mark has none.
     """
     mark, interfaces = names.mark(req), conf.previous.get("interfaces", ())
-    index = pairs.host_end(req, [it["name"] for it in interfaces if it["name"] and not it.get("sandbox")])
+    index = find.host_end(req, [it["name"] for it in interfaces if it["name"] and not it.get("sandbox")])
     hashes, _, words = mark.partition(", ")
     return f"{hashes}, {LINK}{index}, {words}" if index else mark
 
@@ -125,7 +125,7 @@ def is_dead(req, comment):
     """Is the link gone that the comment of an element names? If it names none, the pod counts as alive."""
     _, _, words = comment.partition(", ")
     index = words.removeprefix(LINK).partition(",")[0] if words.startswith(LINK) else ""
-    return index.isdecimal() and find.link(req.host.route, index=int(index)) is None
+    return index.isdecimal() and find.link(req.mode.route, index=int(index)) is None
 
 
 def owner(comment):
@@ -201,7 +201,7 @@ def shadows(req, conf):
 
 def host_ips(req, length):
     """The packed addresses that mappings have named."""
-    told = store().told(req.host.firewall, HOSTIPS[length]) or ()       # None: somebody flushes it just now
+    told = store().told(req.mode.firewall, HOSTIPS[length]) or ()       # None: somebody flushes it just now
     return [key for payload in told for key, _ in nft.read_elements(payload)]
 
 
@@ -232,15 +232,15 @@ def present(req):
 
 def look_up_pod(req):
     """The attachment's element of hostport-pods, replies; None where there is none."""
-    return wire.look_up(req.host.firewall, nft.get_element(Batch(), FAMILY, TABLE, PODS, pod_key(req)))
+    return wire.look_up(req.mode.firewall, nft.get_element(Batch(), FAMILY, TABLE, PODS, pod_key(req)))
 
 
 def delete_reference_rules(req):
     """What the reference's nftables backend made for this container."""
     for family in (nft.NFPROTO_IPV4, nft.NFPROTO_IPV6):
-        if elements.has_table(req.host, family, REFERENCE_TABLE):
+        if elements.has_table(req.mode, family, REFERENCE_TABLE):
             for chain in REFERENCE_CHAINS:
-                elements.delete_rules(req.host, family, REFERENCE_TABLE, chain,
+                elements.delete_rules(req.mode, family, REFERENCE_TABLE, chain,
                                       lambda comment: comment == req.container_id)
 
 

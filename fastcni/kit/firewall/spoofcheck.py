@@ -83,7 +83,7 @@ def delete_reference_rules(req):
         for chain in chains:
             nft.del_chain(batch, FAMILY, REFERENCE_TABLE, chain)
 
-    elements.delete_rules(req.host, FAMILY, REFERENCE_TABLE, REFERENCE_CHAIN, lambda comment: comment == mark,
+    elements.delete_rules(req.mode, FAMILY, REFERENCE_TABLE, REFERENCE_CHAIN, lambda comment: comment == mark,
                           with_chains)
 
 
@@ -97,7 +97,7 @@ def check(req, host, inside, previous):
     if store().missing(req, items(host.name, inside.address)):
         chain = nft.get_chain(Batch(), FAMILY, REFERENCE_TABLE, reference_chains(req)[1],
                               "look up the reference's chain")
-        if wire.look_up(req.host.firewall, chain) is None:
+        if wire.look_up(req.mode.firewall, chain) is None:
             raise unguarded(host, "macspoofchk")
 
 

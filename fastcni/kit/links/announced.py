@@ -1,65 +1,21 @@
-"""Waiting for what the kernel announces, never for a clock: a link gone, a port up, addresses settled."""
+"""Wait for what the kernel announces, never for a clock: a port up, addresses settled. Links gone: deletion.py."""
 
 import posix
-from errno import EBADF, ENOBUFS, ENODEV
+from errno import ENOBUFS
 from time import monotonic
 
-from fastcni._abandoned import check_request
-from fastcni._netlink import Batch, read_ack
+from fastcni._netlink import Batch
 from fastcni.kernel import rtnl, uapi, wire
 from fastcni.spec import errors
 from fastcni.spec.address import ip_text
 from fastcni.spec.errors import CniError
 
-DELETE_SECONDS = 30             # the kernel announces a veth gone within a millisecond
 PORT_UP_SECONDS = 2.55          # the reference's sleeps of 50, 500, 1000 and 1000 ms together
 SETTLE_SECONDS = 5              # the reference's limit for duplicate address detection
 
 
 def open_watcher():
     return wire.open_socket(groups=(uapi.RTNLGRP_LINK,))
-
-
-def delete(req, index, name, watcher=None):
-    """Delete link `index` of the watcher's namespace; back as soon as the kernel announces it gone.
-
-    The request's own ACK comes 20 ms later, after an RCU barrier that frees memory: req.defer sits that out.
-    Request and announcement share a socket, so a refusal is seen here too. A link that is gone is fine.
-    """
-    check_request()                 # the request goes out in another thread
-    if watcher is None and req.host.deletes:
-        req.host.deletes.delete(index, name)
-        return
-    watcher = watcher or open_watcher()
-    try:
-        what = f'failed to delete "{name}"'
-        request = rtnl.del_link(Batch(), index=index, what=what).finish()
-        req.defer(_send, watcher, request)
-        _until(watcher, DELETE_SECONDS, lambda messages: _is_gone(messages, index, what),
-               f"{what}: not announced gone after {DELETE_SECONDS} s")
-    finally:
-        watcher.close()
-
-
-def _send(watcher, request):
-    try:
-        wire.send(watcher, request)
-    except OSError as e:
-        # The answer was given when the link was announced gone, and the socket may be closed by now.
-        if e.errno != EBADF:
-            raise
-
-
-def _is_gone(messages, index, what):
-    for kind, flags, _, _, payload in messages:
-        if kind == uapi.NLMSG_ERROR:
-            code, text, offset = read_ack(kind, flags, payload)
-            if code and code != ENODEV:
-                raise wire.NetlinkError(code, what, text, offset)
-            return True
-        if kind == uapi.RTM_DELLINK and rtnl.is_of_link(payload) and rtnl.read_index(payload) == index:
-            return True
-    return False
 
 
 def port_up(sock, index, bridge_index):
@@ -157,7 +113,6 @@ def local(sock, watcher, link, table, addresses):
 
 def _until(watcher, seconds, done, words, again=None):
     """Feed notifications to done() until it says so. When the kernel dropped some, again() looks for itself;
-    without again(), the request's own ACK is still to come on the same socket.
 
     Raises TimeoutError, or CniError 11 with `words` where there are any.
     """

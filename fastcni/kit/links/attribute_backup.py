@@ -72,7 +72,7 @@ class Backup:
         values = {key: values[key] for key in attributes.TABLE if key in values}
         check_request()
         self.set_mark()
-        files.write(self.path, json.write_text(values, 1, sort=False))
+        files.write(self.path, json.write(values, 1))
 
     def set_mark(self) -> None:
         """Create the symbolic link."""

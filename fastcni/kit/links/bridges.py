@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from _socket import socket as Socket
 
     from fastcni.kernel.rtnl import Link
-    from fastcni.kit.call.host import Host
+    from fastcni.kit.call.mode import Mode
     from fastcni.kit.call.request import Request
     from fastcni.kit.call.undo import Undo
     from fastcni.kit.links.bridge_conf import Conf
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
 MAX_PORTS = 1023                # net/bridge/br_private.h: BR_PORT_BITS 10, and no port has number 0
 
 
-def ensure(host: Host, conf: Conf, undo: Undo) -> Link:
+def ensure(mode: Mode, conf: Conf, undo: Undo) -> Link:
     """Return the bridge, up. A missing one is made; a present one keeps its MAC, its MTU and its VLAN filtering.
 
     Raises CniError if a link of another kind has the name, and with code 11 if the bridge was deleted meanwhile.
     """
-    sock = host.route
-    bridge = find.host_link(host, conf.name) or create(sock, conf, undo)
+    sock = mode.route
+    bridge = find.host_link(mode, conf.name) or create(sock, conf, undo)
     if bridge is None:
         raise CniError(errors.TRY_AGAIN_LATER, f'bridge "{conf.name}" was deleted while the pod was added')
     check_kind(bridge, errors.INTERNAL, f'failed to create bridge "{conf.name}": ')
-    refuse_router_advertisements(host, bridge)
+    refuse_router_advertisements(mode, bridge)
     promisc = conf.promisc and not promiscuous(bridge)
     if promisc or not bridge.up:
         undo(restore_unused, sock, bridge)
@@ -54,13 +54,13 @@ def promiscuous(bridge: Link) -> bool:
     return bool(bridge.flags & uapi.IFF_PROMISC)
 
 
-def refuse_router_advertisements(host: Host, bridge: Link) -> None:
+def refuse_router_advertisements(mode: Mode, bridge: Link) -> None:
     """Set accept_ra to 0, so that no pod changes the host's routes. Once it was read as 0, it is not read again while
     the bridge exists."""
     name = bridge.name
-    refused = host.recall(("accept_ra", bridge.index), lambda: host.read_ipv6(name, "accept_ra") in ("0", "") or None)
+    refused = mode.recall(("accept_ra", bridge.index), lambda: mode.read_ipv6(name, "accept_ra") in ("0", "") or None)
     if not refused:
-        host.offer_ipv6(name, "accept_ra", "0")
+        mode.offer_ipv6(name, "accept_ra", "0")
 
 
 def create(sock: Socket, conf: Conf, undo: Undo) -> Link | None:
@@ -125,9 +125,9 @@ def full(name: str) -> CniError:
 def status(req: Request, name: str) -> None:
     """Raise CniError 50 if the name is not a bridge's. A missing bridge is no error: ADD makes it. A full one is a
     warning, as the pods on it have their network."""
-    bridge = find.host_link(req.host, name)
+    bridge = find.host_link(req.mode, name)
     if bridge is None:
         return
     check_kind(bridge, errors.PLUGIN_NOT_AVAILABLE)
-    if find.port_count(req.host.route, bridge) >= MAX_PORTS:
+    if find.port_count(req.mode.route, bridge) >= MAX_PORTS:
         req.warn(str(full(name)))

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from fastcni.kernel.rtnl import Address, Link
-    from fastcni.kit.call.host import Host
+    from fastcni.kit.call.mode import Mode
+    from fastcni.kit.call.request import Request
     from fastcni.kit.links.pod import Pod
 
 FAMILIES = (uapi.AF_INET, uapi.AF_INET6)
@@ -49,9 +50,20 @@ def pod_link(pod: Pod, name: str, message: str) -> Link:
     return found
 
 
-def host_link(host: Host, name: str) -> Link | None:
+def host_link(mode: Mode, name: str) -> Link | None:
     """Return the link with this name on the host, from memory where that is current. None: there is none."""
-    return host.recall(("link", name), lambda: link(host.route, name))
+    return mode.recall(("link", name), lambda: link(mode.route, name))
+
+
+def host_end(req: Request, named: list[str]) -> int:
+    """Return the index of the host end of the pod's veth pair, which has one of these names. 0: none or several of the
+    names are those of a veth."""
+    pair = req.mode.find_pair(req)
+    if pair and pair.name in named:
+        return pair.index
+    found = [link(req.mode.route, name) for name in named if len(name.encode()) < uapi.IFNAMSIZ]
+    veths = [each.index for each in found if each and each.kind == "veth"]
+    return veths[0] if len(veths) == 1 else 0
 
 
 def all_links(sock: Socket) -> list[Link]:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from fastcni.kernel.rtnl import Link
-    from fastcni.kit.call.host import Host
+    from fastcni.kit.call.mode import Mode
     from fastcni.kit.call.undo import Undo
     from fastcni.kit.links.bridge_conf import Conf
 
@@ -43,27 +43,27 @@ def complete(result: dict[str, Any], conf: Conf) -> None:
             result.setdefault("routes", []).append({"dst": DEFAULT_ROUTES[len(packed)], "gw": ip["gateway"]})
 
 
-def add(host: Host, bridge: Link, vlan_interface: Link | None, result: dict[str, Any], conf: Conf, undo: Undo) -> None:
+def add(mode: Mode, bridge: Link, vlan_interface: Link | None, result: dict[str, Any], conf: Conf, undo: Undo) -> None:
     """Make the gateways of `result` addresses of the bridge, or of its interface in the pod's VLAN, and let the host
     forward. Raises CniError."""
     gateways = dict.fromkeys((addresses.read_ip(ip["gateway"]), addresses.read_cidr(ip["address"])[1])
                              for ip in result["ips"])           # several addresses may share one
-    ensure_addresses(host, bridge, vlan_interface, gateways, conf, undo)
+    ensure_addresses(mode, bridge, vlan_interface, gateways, conf, undo)
     try:
-        forwarding.enable(host, result)
+        forwarding.enable(mode, result)
     except CniError as e:
         raise CniError(e.code, f"failed to enable forwarding: {e.msg}", e.details) from e
 
 
-def ensure_addresses(host: Host, bridge: Link, vlan_interface: Link | None, gateways: Collection[Network],
+def ensure_addresses(mode: Mode, bridge: Link, vlan_interface: Link | None, gateways: Collection[Network],
                      conf: Conf, undo: Undo) -> None:
     """Give the link all `gateways`, and take conflicting addresses away if forceAddress allows it.
 
     Every other IPv4 address conflicts, and an IPv6 address that overlaps. When the link gets an address, its MAC is
     pinned: the MAC of a bridge that another program made may follow its ports.
     """
-    sock, link = host.route, vlan_interface or bridge
-    missing, conflicts = compare(host, link, gateways)
+    sock, link = mode.route, vlan_interface or bridge
+    missing, conflicts = compare(mode, link, gateways)
     if conflicts and not conf.force_address:
         wanted = next(iter(conflicts.values()))
         raise CniError(errors.INTERNAL, f'failed to set bridge addr: "{link.name}" already has an IP address '
@@ -87,13 +87,13 @@ def ensure_addresses(host: Host, bridge: Link, vlan_interface: Link | None, gate
             raise e
 
 
-def compare(host: Host, link: Link, gateways: Collection[Network]) -> tuple[list[Network], dict[Network, Network]]:
+def compare(mode: Mode, link: Link, gateways: Collection[Network]) -> tuple[list[Network], dict[Network, Network]]:
     """Return ([gateways that the link lacks], {conflicting address of the link: the gateway it conflicts with})."""
     missing: list[Network] = []
     conflicts: dict[Network, Network] = {}
     for family in dict.fromkeys(rtnl.family_of(packed) for packed, _ in gateways):
-        found = host.recall(("addresses", link.index, family),
-                            lambda: find.addresses(host.route, link.index, [family]))   # noqa: B023 - called here
+        found = mode.recall(("addresses", link.index, family),
+                            lambda: find.addresses(mode.route, link.index, [family]))   # noqa: B023 - called here
         present = [(item.packed, item.prefix) for item in found]
         new = [each for each in gateways if rtnl.family_of(each[0]) == family and each not in present]
         missing += new

@@ -40,7 +40,7 @@ class Master:
         """Return the master. Raises CniError 7 if there is none."""
         if not self.name:
             return default_link(self.sock(pod))
-        link = find.link(pod.inside, self.name) if self.in_container else find.host_link(req.host, self.name)
+        link = find.link(pod.inside, self.name) if self.in_container else find.host_link(req.mode, self.name)
         if link is None:
             raise missing(f'failed to lookup master "{self.name}": Link not found')
         return link
@@ -52,11 +52,11 @@ class Master:
         """
         if self.in_container:
             return
-        if self.name and not find.host_link(req.host, self.name):
+        if self.name and not find.host_link(req.mode, self.name):
             raise CniError(errors.PLUGIN_NOT_AVAILABLE, f'master "{self.name}" is not there: Link not found')
         if not self.name:
             try:
-                default_link(req.host.route)
+                default_link(req.mode.route)
             except CniError as e:
                 req.warn(str(e))
 

@@ -28,8 +28,8 @@ class Pod:
     __slots__ = ("host", "inside", "netns_fd", "home")
 
     def __init__(self, req: Request) -> None:
-        self.netns_fd, self.home = req.open_netns(), req.host.home
-        self.host: Socket = req.host.route
+        self.netns_fd, self.home = req.open_netns(), req.mode.home
+        self.host: Socket = req.mode.route
         try:
             with self.enter():
                 self.inside: Socket = wire.open_socket()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fastcni.kit.links import announced, find, pairs
+from fastcni.kit.links import announced, deletion, find
 from fastcni.kit.links.pod import Pod
 
 TYPE_CHECKING = False
@@ -21,9 +21,9 @@ def pod_link(req: Request, *, list_addresses: bool = False) -> tuple[list[bytes]
     """
     if req.netns_gone():
         return [], []
-    if pair := pairs.recall(req):
+    if pair := req.mode.take_pair(req):
         req.close()
-        announced.delete(req, pair.index, pair.name)
+        req.mode.delete_link(pair.index, pair.name)
         return pair.ips, pair.ips
     pod = Pod(req)
     link = find.link(pod.inside, req.ifname)
@@ -33,10 +33,10 @@ def pod_link(req: Request, *, list_addresses: bool = False) -> tuple[list[bytes]
     other = find.link(pod.host, index=link.peer) if link.kind == "veth" and link.peer_elsewhere and link.peer else None
     if other and other.kind == "veth" and other.peer == link.index and other.peer_elsewhere:
         req.close()
-        announced.delete(req, other.index, other.name)
+        req.mode.delete_link(other.index, other.name)
     else:
         with pod.enter():
             watcher = announced.open_watcher()
         req.close()
-        announced.delete(req, link.index, link.name, watcher)
+        deletion.delete(watcher, req.mode.defer, link.index, link.name)
     return found, []

@@ -57,7 +57,7 @@ def add(req: Request, pod: Pod, undo: Undo, *, mtu: int = 0, master: int = 0, ma
             raise CniError(errors.INTERNAL, f'container veth name ("{req.ifname}") peer provided ("{name}") '
                            'already exists') from e
         host = host or find.new_link(pod.host, name)    # Linux before 6.2 does not echo
-        req.host.offer_ipv6(name, *(("accept_ra", "0") if ipv6 else ("disable_ipv6", "1")))
+        req.mode.offer_ipv6(name, *(("accept_ra", "0") if ipv6 else ("disable_ipv6", "1")))
         inside = rtnl.Link()
         inside.name, inside.index, inside.address = req.ifname, host.peer, inside_mac
         return host, inside

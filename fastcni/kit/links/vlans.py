@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from fastcni.kernel.rtnl import Link
-    from fastcni.kit.call.host import Host
+    from fastcni.kit.call.mode import Mode
     from fastcni.kit.call.request import Request
     from fastcni.kit.call.undo import Undo
     from fastcni.spec.config import Section
@@ -118,7 +118,7 @@ def set_port(req: Request, bridge: Link, port: Link, keys: Vlans) -> None:
                             what=f'failed to setup vlan tag on interface "{port.name}"')
     # Without `vlan`, untagged frames are of VLAN 1. This comes last: a trunk that has the same VID would tag it.
     set_untagged(batch, port, keys.vlan or 1)
-    send(req.host.route, batch, keys)
+    send(req.mode.route, batch, keys)
 
 
 def remove_default(batch: Batch, bridge: Link, port: Link, keys: Vlans) -> None:
@@ -152,14 +152,14 @@ def interface_name(bridge: str, vlan: int) -> str:
     return f"{bridge}.{vlan}"
 
 
-def ensure_interface(host: Host, bridge: Link, keys: Vlans, undo: Undo) -> Link:
+def ensure_interface(mode: Mode, bridge: Link, keys: Vlans, undo: Undo) -> Link:
     """Return the host's interface in the pod's VLAN, which gets the gateway addresses. Make it if it is missing.
 
     It is one end of a veth pair, whose other end is a port of the bridge. It stays when the pods go. Raises CniError 11
     if the bridge is full, NetlinkError.
     """
-    sock, name = host.route, interface_name(bridge.name, keys.vlan)
-    found = find.host_link(host, name)
+    sock, name = mode.route, interface_name(bridge.name, keys.vlan)
+    found = find.host_link(mode, name)
     if found:
         return found
     port_name, port_mac, mac = veth.random_name(), veth.random_mac(), veth.random_mac()
@@ -177,7 +177,7 @@ def ensure_interface(host: Host, bridge: Link, keys: Vlans, undo: Undo) -> Link:
         return found                    # another ADD was first
     port, found = find.new_link(sock, port_name), find.new_link(sock, name)
     for each in (port_name, name):      # as on the bridge: no pod changes the host's routes
-        host.offer_ipv6(each, "accept_ra", "0")
+        mode.offer_ipv6(each, "accept_ra", "0")
     batch = Batch()
     remove_default(batch, bridge, port, keys)
     set_untagged(batch, port, keys.vlan)

@@ -8,7 +8,7 @@ from fastcni._netlink import Batch
 from fastcni.kernel import rtnl, uapi, wire
 from fastcni.kit.call import names
 from fastcni.kit.call.undo import every
-from fastcni.kit.links import announced, change, find, veth
+from fastcni.kit.links import change, find, veth
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 
@@ -40,9 +40,9 @@ def add(req: Request, mtu: int, undo: Undo) -> Link:
     names are taken, NetlinkError."""
     for name in names_of(req):
         link = create(req, name, mtu, undo)
-        left = None if link else find.link(req.host.route, name)
+        left = None if link else find.link(req.mode.route, name)
         if left and is_own(req, left):
-            change.delete_by_name(req.host.route, name)
+            change.delete_by_name(req.mode.route, name)
             link = create(req, name, mtu, undo)
         if link:
             return link
@@ -51,7 +51,7 @@ def add(req: Request, mtu: int, undo: Undo) -> Link:
 
 def create(req: Request, name: str, mtu: int, undo: Undo) -> Link | None:
     """The new Link, None if the name is taken."""
-    sock = req.host.route
+    sock = req.mode.route
     batch = rtnl.new_ifb(Batch(), name, address=veth.random_mac(), mtu=mtu, what="adding link")
     try:
         with undo.request(change.delete_by_name, sock, name):
@@ -68,7 +68,7 @@ def create(req: Request, name: str, mtu: int, undo: Undo) -> Link | None:
 
 def find_own(req: Request) -> list[Link]:
     """The ifbs of this attachment: fastcni's first, then the one that the Go plugin made for the container."""
-    shared, own = (find.link(req.host.route, name) for name in names_of(req))
+    shared, own = (find.link(req.mode.route, name) for name in names_of(req))
     found = [own] if own else []
     if shared and (is_own(req, shared) or not shared.alias.startswith(MARK)):
         found.append(shared)
@@ -77,21 +77,21 @@ def find_own(req: Request) -> list[Link]:
 
 def delete(req: Request) -> None:
     """Delete the ifbs of this attachment. Needs no namespace and no prevResult."""
-    every(*((announced.delete, req, link.index, link.name) for link in find_own(req)))
+    every(*((req.mode.delete_link, link.index, link.name) for link in find_own(req)))
 
 
 def gc(req: Request) -> None:
     """Delete the ifbs with fastcni's mark of attachments of this network that are no longer valid."""
     network = f"{MARK}{names.network_mark(req.name)}-"
     valid = {MARK + names.hashes(req.name, *each) for each in req.valid_attachments}
-    replies = wire.dump(req.host.route, uapi.RTM_GETLINK, rtnl.ifinfomsg(), "list ifbs", only_ifbs)
+    replies = wire.dump(req.mode.route, uapi.RTM_GETLINK, rtnl.ifinfomsg(), "list ifbs", only_ifbs)
     every(*((release, req, link) for link in (rtnl.read_link(each) for _, each in replies)
             if link.kind == "ifb" and link.alias.startswith(network) and link.alias.partition(",")[0] not in valid))
 
 
 def release(req: Request, link: Link) -> None:
     """Delete an ifb, and report it."""
-    announced.delete(req, link.index, link.name)
+    req.mode.delete_link(link.index, link.name)
     req.release(f"link {link.name}")
 
 

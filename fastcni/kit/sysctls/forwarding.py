@@ -8,11 +8,11 @@ from fastcni.spec.errors import CniError
 SYSCTLS = {4: "net/ipv4/ip_forward", 16: "net/ipv6/conf/all/forwarding"}
 
 
-def enable(host, result):
+def enable(mode, result):
     for length in {len(packed) for packed, _ in results.ips_of(result)}:
         try:
             name = SYSCTLS[length]
-            if host.recall(("sysctl", name), lambda: sysctl.read(name)) != "1":     # noqa: B023 - asked here and now
+            if mode.recall(("sysctl", name), lambda: sysctl.read(name)) != "1":     # noqa: B023 - asked here and now
                 sysctl.write(name, "1")
         except OSError as e:
             raise CniError(errors.INTERNAL, f"Could not enable IP forwarding: {SYSCTLS[length]}: {e.strerror}") from e

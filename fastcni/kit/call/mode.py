@@ -1,0 +1,202 @@
+"""How a request runs: everything that differs between one-shot, in-process and warm, as one class.
+
+    mode        class                           when
+    one-shot    launcher.one_shot.OneShotMode   no server answers: a process for this request
+    in-process  runtime.mode.InProcessMode      a Python program calls a plugin as a function
+    warm        server.mode.WarmMode            the server, which keeps sockets and facts for the next request
+
+handle() is given a mode. Plugins and kit call its methods, and never ask which mode they run in. Mode itself does each
+thing in the plain way: it keeps nothing between requests, and asks the kernel each time.
+
+A mode is about a request; kernel.waiting.Request is about a thread: waits, the caller's connection, netlink messages
+shown or timed. That class is below the kit, because kernel/ knows no modes, and also works for no request.
+"""
+
+from __future__ import annotations
+
+import posix
+from _thread import start_new_thread
+
+from fastcni.kernel import netns, sysctl, uapi, wire
+from fastcni.kit.call.request import read_conf
+from fastcni.spec import result as results
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from _socket import socket
+    from collections.abc import Callable
+    from typing import Any, TypeVar
+
+    from fastcni.handle import Reply
+    from fastcni.kernel.process import Finished
+    from fastcni.kernel.rtnl import Link
+    from fastcni.kit.call.request import Request
+    from fastcni.spec.config import Section
+
+    T = TypeVar("T")
+
+IPV6 = "net/ipv6/conf"
+
+
+class Pair:
+    """A veth pair that an ADD made: index and name of its host end, and the packed addresses that the pod was given."""
+
+    __slots__ = ("index", "name", "ips")
+
+    def __init__(self, index: int, name: str, ips: list[bytes]) -> None:
+        self.index, self.name, self.ips = index, name, ips
+
+
+class Mode:
+    """The plain mode, and the contract of all modes. It has the network namespace that the request comes from.
+
+    home  a descriptor of that namespace; None: it is opened when it is needed
+    """
+
+    __slots__ = ("home", "sockets", "ipv6", "deleting")
+
+    def __init__(self, home: int | None = None) -> None:
+        self.home = home
+        self.sockets: dict[int, socket] = {}            # by netlink protocol
+        self.ipv6: int | None = None                    # a descriptor of /proc/sys/net/ipv6/conf
+        self.deleting: tuple[str, str, str] | None = None
+
+    # The request and its answer
+
+    def decode(self, stdin: bytes) -> Section:
+        """The configuration. Raises CniError 6 and 7."""
+        return read_conf(stdin)
+
+    def encode(self, result: dict[str, Any]) -> bytes:
+        """An ADD's result as it is printed."""
+        return results.encode(result)
+
+    def deliver(self, reply: Reply) -> None:
+        """Send the result of an ADD to the caller before handle() returns. Raises OSError if the caller cannot get it:
+        then the ADD is rolled back. Here handle() returns the result."""
+
+    def open_netns(self, path: str) -> int:
+        """A descriptor of the pod's namespace, which the request closes. Raises OSError, netns.NotNamespace."""
+        return netns.open_path(path)
+
+    def find_plugin(self, name: str, folders: list[str], own: bool) -> str:
+        """The path of a delegate. "": it is called as a function without a look at `folders`, which only a plugin of
+        fastcni (`own`) can be. Raises CniError."""
+        from fastcni.kit.call import invoke
+
+        return invoke.find(name, folders)
+
+    def defer(self, fn: Callable[..., object], *args: object) -> None:
+        """Run `fn` beside the request: the answer does not wait for it."""
+        try:
+            start_new_thread(fn, args)
+        except RuntimeError:                            # no thread can be started: the answer waits
+            fn(*args)
+
+    def end_request(self) -> None:
+        """Close what is open for this request alone. The request may go on, and open it again."""
+        self.close()
+
+    # The caller's namespace
+
+    @property
+    def route(self) -> socket:
+        """A socket for links, addresses and routes."""
+        return self._socket(uapi.NETLINK_ROUTE)
+
+    @property
+    def firewall(self) -> socket:
+        """A socket for nftables, ipset and conntrack."""
+        return self._socket(uapi.NETLINK_NETFILTER)
+
+    def offer_ipv6(self, ifname: str, name: str, value: str) -> bool:
+        """Write net/ipv6/conf/<ifname>/<name>, if this kernel has it. Return whether it does."""
+        try:
+            sysctl.write_at(self._ipv6_folder(), f"{ifname}/{name}", value)
+        except OSError:
+            return False            # no IPv6 in this kernel, or /proc/sys mounted read-only
+        return True
+
+    def read_ipv6(self, ifname: str, name: str) -> str:
+        """Return net/ipv6/conf/<ifname>/<name> as text, "" if this kernel does not have it."""
+        try:
+            return sysctl.read_at(self._ipv6_folder(), f"{ifname}/{name}")
+        except OSError:
+            return ""
+
+    def close(self) -> None:
+        """Close the sockets and the folder."""
+        if self.ipv6 is not None:
+            posix.close(self.ipv6)
+            self.ipv6 = None
+        while self.sockets:
+            protocol, sock = self.sockets.popitem()
+            if protocol == uapi.NETLINK_NETFILTER:
+                self.close_later(sock)
+            else:
+                sock.close()
+
+    def close_later(self, sock: socket) -> None:
+        """Close a netfilter socket. After any program has deleted something in nftables, that waits for an RCU grace
+        period (7 to 15 ms); no answer waits for it."""
+        self.defer(sock.close)
+
+    # What is known of it
+
+    def recall(self, key: tuple[Any, ...], ask: Callable[[], T]) -> T:
+        """What ask() returns, or returned before if nothing has changed it since. `key` names the fact, its kind first:
+
+        ("link", name): a Link or None; (any, index, ...): of a link, "addresses" with the family
+        ("sysctl", name): the text of a sysctl about forwarding
+        ("nftables", table, ...): of an nftables table of that name; "": of any
+        """
+        return ask()
+
+    def keep_pair(self, req: Request, link: Link, result: dict[str, Any]) -> None:
+        """Note the veth pair that an ADD made, by its host end, for the DEL: it need not look for the pair."""
+
+    def find_pair(self, req: Request) -> Pair | None:
+        """The pair that an ADD noted for this attachment; None: look for it."""
+        return None
+
+    def take_pair(self, req: Request) -> Pair | None:
+        """For DEL: the same if the pair still exists, and forget it."""
+        return None
+
+    # How it is changed
+
+    def delete_link(self, index: int, name: str) -> None:
+        """Delete a link, and return when the kernel has announced it gone. One that is gone already is fine. Raises
+        NetlinkError, CniError 11, CallerGone."""
+        from fastcni.kit.links import announced, deletion
+
+        deletion.delete(announced.open_watcher(), self.defer, index, name)
+
+    def announce_delete(self, req: Request) -> None:
+        """A DEL begins. Servers that restore the namespace's firewall are told before the DEL reads nftables."""
+        self.deleting = req.name, req.container_id, req.ifname
+
+    def read_iptables(self, program: str, table: str, read: Callable[[], list[str]]) -> list[str]:
+        """The lines of a table of iptables or ip6tables, which read() reads."""
+        return read()
+
+    def change_iptables(self, program: str, table: str, commands: list[str], run: Callable[[], Finished]) -> Finished:
+        """Change a table by commands like "-A CHAIN ...", which run() carries out."""
+        return run()
+
+    def _ipv6_folder(self) -> int:
+        """/proc/sys keeps the net/ipv6 of all namespaces in one hash chain, the oldest last. With 900 pods, finding the
+        node's takes 1.2 ms; the folder stays open."""
+        if self.ipv6 is None:
+            self.ipv6 = sysctl.open_folder(IPV6)
+        return self.ipv6
+
+    def _socket(self, protocol: int) -> socket:
+        if protocol not in self.sockets:
+            self.sockets[protocol] = wire.open_socket(protocol)
+            if self.deleting and protocol == uapi.NETLINK_NETFILTER:
+                from fastcni.kernel import deletions
+                from fastcni.kit.call import names
+
+                deletions.announce(self.sockets[protocol], names.hashes(*self.deleting))
+        return self.sockets[protocol]

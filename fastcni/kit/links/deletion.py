@@ -1,0 +1,173 @@
+"""Delete links, and wait until the kernel announces them gone.
+
+The kernel announces a veth gone within a millisecond. It acknowledges the request 20 ms later, after an RCU grace
+period that frees memory. So another thread or process sends the request, and the waiter listens for the announcement.
+Both use one socket: a refusal arrives there, too.
+"""
+
+from __future__ import annotations
+
+from errno import ENOBUFS, ENODEV
+from time import monotonic
+
+from fastcni._abandoned import check_request
+from fastcni._netlink import Batch, read_ack
+from fastcni.kernel import rtnl, uapi, wire
+from fastcni.kernel.waiting import CallerGone
+from fastcni.spec import errors
+from fastcni.spec.errors import CniError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from _socket import socket
+    from collections.abc import Callable, Iterable, Sequence
+
+DELETE_TIMEOUT_S = 30           # the kernel announces a veth gone within a millisecond
+LOOK_S = 0.1                    # between two looks whether the request could be sent
+
+
+def delete(watcher: socket, defer: Callable[..., None], index: int, name: str) -> None:
+    """Delete link `index` of the watcher's namespace, and close the watcher. A link that is gone is fine.
+
+    Returns when the kernel has announced it gone; defer(fn, *args) waits for the acknowledgement. Raises NetlinkError,
+    CniError 11 if there is no announcement in time, CallerGone.
+    """
+    check_request()             # defer() sends in a thread that works on no request
+    link = Deletion(index, name)
+    try:
+        Deleter(watcher, defer).run(DeleteRequest([link]))
+    finally:
+        watcher.close()
+    if link.error:
+        raise link.error
+
+
+class Deletion:
+    """A link to be deleted; `error` says why it could not be."""
+
+    __slots__ = ("index", "name", "error")
+
+    def __init__(self, index: int, name: str) -> None:
+        self.index, self.name = index, name
+        self.error: Exception | None = None
+
+    @property
+    def what(self) -> str:
+        return f'failed to delete "{self.name}"'
+
+
+class DeleteRequest:
+    """A request that deletes links.
+
+    asked      {sequence number: the deletions that its refusal is about}; None until the request is sent
+    remaining  {index: Deletion} of the links that are not gone
+    unsent     why it could not be sent
+    """
+
+    __slots__ = ("deletions", "asked", "remaining", "deadline", "unsent")
+
+    def __init__(self, deletions: Sequence[Deletion]) -> None:
+        self.deletions = deletions
+        self.asked: dict[int, Sequence[Deletion]] | None = None
+        self.remaining = {each.index: each for each in deletions}
+        self.deadline = monotonic() + DELETE_TIMEOUT_S
+        self.unsent: Exception | None = None
+
+
+class Deleter:
+    """Sends DeleteRequests by a watcher, one at a time. `sequence`: the last sequence number that was used."""
+
+    def __init__(self, watcher: socket, defer: Callable[..., None]) -> None:
+        self.watcher, self.defer, self.sequence = watcher, defer, 0
+
+    def run(self, request: DeleteRequest) -> None:
+        """Send the request, unless that was done before, and wait until each link is gone or has its error.
+
+        Raises CallerGone, and what is no Exception; run() can continue with the same request afterwards.
+        """
+        try:
+            if request.asked is None:
+                request.asked = {}
+                self.send(request, self.write)
+            while request.remaining:
+                if request.unsent:
+                    raise request.unsent
+                if (seconds := request.deadline - monotonic()) <= 0:
+                    for each in request.remaining.values():
+                        each.error = late(each)
+                    return
+                self.receive(min(seconds, LOOK_S), request)
+        except CallerGone:
+            raise
+        except BaseException as e:
+            for each in request.remaining.values():
+                each.error = each.error or (e if isinstance(e, Exception) else unfinished(each))
+            if not isinstance(e, Exception):
+                raise
+
+    def send(self, request: DeleteRequest, write: Callable[..., dict[int, Sequence[Deletion]]]) -> None:
+        """Send messages for what remains; write(batch, deletions) makes them, and returns what goes into `asked`."""
+        batch = Batch(self.sequence)
+        asked = write(batch, [*request.remaining.values()])
+        request.asked |= asked
+        self.sequence += len(asked)
+        self.defer(send_out, self.watcher, batch.finish(), request)
+
+    def write(self, batch: Batch, deletions: Iterable[Deletion]) -> dict[int, Sequence[Deletion]]:
+        """A message for each."""
+        return write_each(batch, deletions)
+
+    def receive(self, seconds: float, request: DeleteRequest) -> None:
+        """Take the links out of `remaining` that the next notifications are about."""
+        try:
+            messages = wire.watch(self.watcher, seconds)
+        except OSError as e:
+            if e.errno != ENOBUFS:
+                raise
+            self.missed(request)
+            return
+        for kind, flags, sequence, _, payload in messages:
+            if kind == uapi.RTM_DELLINK and rtnl.is_of_link(payload):
+                request.remaining.pop(rtnl.read_index(payload), None)
+            elif kind == uapi.NLMSG_ERROR and sequence in request.asked:
+                self.answered(request, request.asked[sequence], *read_ack(kind, flags, payload))
+
+    def answered(self, request: DeleteRequest, deletions: Sequence[Deletion], code: int, text: str,
+                 offset: int) -> None:
+        """The kernel acknowledges (code 0) or refuses the message about these."""
+        for each in deletions:
+            if code not in (0, ENODEV) and each.index in request.remaining:
+                each.error = wire.NetlinkError(code, each.what, text, offset)
+            request.remaining.pop(each.index, None)
+
+    def missed(self, request: DeleteRequest) -> None:
+        """The kernel had to drop announcements. The acknowledgement is still to come on the same socket."""
+
+
+def send_out(watcher: socket, data: bytes, request: DeleteRequest) -> None:
+    """For defer(): returns when the kernel has done what the request asks for. The waiter finds an error in the
+    request; if the watcher is closed by then, nobody waits."""
+    try:
+        wire.send(watcher, data)
+    except OSError as e:
+        request.unsent = wire.NetlinkError(e.errno, "send the request that deletes links")
+    except Exception as e:
+        request.unsent = e
+
+
+def write_each(batch: Batch, deletions: Iterable[Deletion]) -> dict[int, Sequence[Deletion]]:
+    """An RTM_DELLINK for each: {sequence number: [Deletion]}."""
+    asked: dict[int, Sequence[Deletion]] = {}
+    for each in deletions:
+        rtnl.del_link(batch, index=each.index, what=each.what)
+        asked[batch.first + len(asked) + 1] = [each]
+    return asked
+
+
+def late(each: Deletion) -> CniError:
+    return CniError(errors.TRY_AGAIN_LATER, f"{each.what}: not announced gone after {DELETE_TIMEOUT_S} s")
+
+
+def unfinished(each: Deletion) -> CniError:
+    """The error of a deletion whose request was abandoned by the one that sent it."""
+    return CniError(errors.TRY_AGAIN_LATER, f"{each.what}: the request that it shared was abandoned")

@@ -1,0 +1,61 @@
+"""Changes of many attachments to iptables, made by one run for each family and table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from fastcni.kernel.process import Finished
+from fastcni.kit.call.request import Request
+from fastcni.kit.firewall import iptables
+from fastcni.runtime.mode import SharedMode
+
+
+class BatchMode(SharedMode):
+    """Reads each table of iptables once, and notes the commands that are to change it, until carry_out(). What it then
+    says of a table is what the noted commands make of it.
+
+    tables: {(program, table): (lines as iptables-save prints them, noted commands)}.
+    """
+
+    __slots__ = ("tables",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tables: dict[tuple[str, str], tuple[list[str], list[str]]] = {}
+
+    def read_iptables(self, program: str, table: str, read: Callable[[], list[str]]) -> list[str]:
+        if (program, table) not in self.tables:
+            self.tables[program, table] = read(), []
+        return [*self.tables[program, table][0]]
+
+    def change_iptables(self, program: str, table: str, commands: list[str], run: Callable[[], Finished]) -> Finished:
+        """The table has been read before: that is where the commands come from."""
+        lines, noted = self.tables[program, table]
+        for command in commands:
+            change(lines, command)
+            noted.append(command)
+        return Finished(0, b"", b"", "")
+
+    def carry_out(self, environ: Mapping[str, str], mode: SharedMode) -> None:
+        """Make the noted changes, in another mode. Raises CniError: then some tables may not have been changed."""
+        req = Request(mode, env=environ)
+        for (program, table), (_, commands) in self.tables.items():
+            if commands:
+                iptables.change(req, program, commands, table)
+
+
+def change(lines: list[str], command: str) -> None:
+    """Change lines of iptables-save as a command of iptables-restore does."""
+    verb, chain, rule = (*command.split(" ", 2), "")[:3]
+    start = f"-A {chain} "
+    if verb == "-N":
+        lines.append(f":{chain} - [0:0]")
+    elif verb == "-A":
+        lines.append(command)
+    elif verb == "-I":
+        at = next((i for i, line in enumerate(lines) if line.startswith(start)), len(lines))
+        lines.insert(at, start + rule.removeprefix("1 "))
+    else:                               # -D a rule, -F a chain's rules, -X the chain
+        gone = {"-D": lambda line: line == start + rule, "-F": lambda line: line.startswith(start),
+                "-X": lambda line: line.startswith(f":{chain} ")}[verb]
+        lines[:] = [line for line in lines if not gone(line)]

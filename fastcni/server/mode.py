@@ -1,0 +1,100 @@
+"""The mode of requests to the server: what is open and known stays for the next request from the same namespace."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import orjson
+
+from fastcni.kernel import netns, wire
+from fastcni.kit.call.mode import Mode, Pair
+from fastcni.spec import result as results
+from fastcni.spec.config import Section
+from fastcni.spec.errors import CniError
+
+if TYPE_CHECKING:
+    from fastcni.handle import Reply
+    from fastcni.kernel.rtnl import Link
+    from fastcni.kit.call.request import Request
+    from fastcni.server.facts import Facts
+    from fastcni.server.grouped_deletes import GroupedDeletes
+    from fastcni.server.protocol import Message
+    from fastcni.server.workers import Answer
+
+T = TypeVar("T")
+
+
+class WarmMode(Mode):
+    """For one request at a time, after begin(); its sockets stay open. `facts` and `deletes` belong to the namespace,
+    for all its WarmModes. `background(fn, *args)` runs a function in another thread."""
+
+    __slots__ = ("facts", "deletes", "background", "device", "decode_conf", "message", "answer")
+
+    def __init__(self, home: int, facts: Facts, deletes: GroupedDeletes,
+                 background: Callable[..., None]) -> None:
+        super().__init__(home)
+        self.facts, self.deletes, self.background = facts, deletes, background
+        self.device, _ = netns.identity(home)           # nsfs: that of every namespace
+
+    def begin(self, decode: Callable[[bytes], Section], message: Message, answer: Answer) -> None:
+        """decode: for the configuration. message: has the pod's namespace. answer: gets an ADD's result."""
+        self.decode_conf, self.message, self.answer = decode, message, answer
+
+    def forget_request(self) -> None:
+        """After the request: idle modes keep neither its configuration nor its caller's connection."""
+        del self.decode_conf, self.message, self.answer
+
+    def decode(self, stdin: bytes) -> Section:
+        return self.decode_conf(stdin)
+
+    def encode(self, result: dict[str, Any]) -> bytes:
+        try:
+            return orjson.dumps(results.printed(result), option=orjson.OPT_INDENT_2)
+        except TypeError:               # it knows no integer of more than 64 bits, and no lone surrogate
+            return results.encode(result)
+
+    def deliver(self, reply: Reply) -> None:
+        self.answer.deliver(reply)
+
+    def open_netns(self, path: str) -> int:
+        """The descriptor that the launcher sent, if it is one of a namespace."""
+        fd = self.message.netns
+        if fd is None or netns.identity(fd)[0] != self.device:
+            return super().open_netns(path)
+        self.message.netns = None       # the request closes it
+        return fd
+
+    def defer(self, fn: Callable[..., object], *args: object) -> None:
+        self.background(fn, *args)
+
+    def end_request(self) -> None:
+        """The sockets stay open, see close()."""
+
+    def recall(self, key: tuple[Any, ...], ask: Callable[[], T]) -> T:
+        return self.facts.recall(key, ask)
+
+    def keep_pair(self, req: Request, link: Link, result: dict[str, Any]) -> None:
+        ips = [packed for packed, _ in results.ips_of(result)]
+        self.facts.keep_pair(pair_key(req), Pair(link.index, link.name, ips))
+
+    def find_pair(self, req: Request) -> Pair | None:
+        try:
+            return self.facts.pairs.get(pair_key(req))
+        except CniError:                # the pod's namespace cannot be opened
+            return None
+
+    def take_pair(self, req: Request) -> Pair | None:
+        """The host end's name is random: a link that has it, and the index, is no other."""
+        pair = self.facts.take_pair(pair_key(req))
+        return pair if pair and wire.index_of(pair.name) == pair.index else None
+
+    def delete_link(self, index: int, name: str) -> None:
+        self.deletes.delete(index, name)
+
+    def announce_delete(self, req: Request) -> None:
+        """The server knows of the DEL."""
+
+
+def pair_key(req: Request) -> tuple[tuple[int, int], str]:
+    return netns.identity(req.open_netns()), req.ifname

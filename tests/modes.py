@@ -1,0 +1,40 @@
+"""Modes of requests that tests make in their own thread, and a look at their netlink messages."""
+
+import os
+from threading import Thread
+
+from fastcni.kernel import netns, waiting
+from fastcni.kit.call.mode import Mode
+from fastcni.server.facts import Facts
+from fastcni.server.grouped_deletes import GroupedDeletes
+from fastcni.server.mode import WarmMode
+
+
+class WarmInProcess(WarmMode):
+    """The server's mode for one namespace, that of the calling thread, without a server: there is no launcher that sent
+    a message, and none that gets an answer. release() closes all that it has."""
+
+    decode, open_netns, deliver = Mode.decode, Mode.open_netns, Mode.deliver
+
+    def __init__(self):
+        super().__init__(netns.open_own(), Facts(), GroupedDeletes(in_thread), in_thread)
+
+    def find_plugin(self, name, folders, own):
+        return "" if own else super().find_plugin(name, folders, own)
+
+    def release(self):
+        self.close()
+        self.facts.close()
+        self.deletes.close()
+        os.close(self.home)
+
+
+def in_thread(fn, *args):
+    Thread(target=fn, args=args, daemon=True).start()
+
+
+def show_wire(monkeypatch, show):
+    """Have show(">" or "<", bytes) called for each netlink datagram of this thread."""
+    request = waiting.Request()
+    request.show = show
+    monkeypatch.setattr(waiting.here, "request", request)
