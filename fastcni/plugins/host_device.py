@@ -75,7 +75,7 @@ def delete(req: Request, conf: Conf) -> None:
     steps = devices.prepare_ipam_delete(req, conf)
     backup = Backup(req, conf.data_dir)
     mac = backup.read().get("mac")
-    moving.move_back(req, read_mac(mac) if mac else None)
+    moving.move_back(req, read_mac(str(mac)) if mac else None)
     every((backup.remove,), *steps)
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fastcni.kernel import nft, uapi
+from fastcni.kernel import nft, sysctl, uapi
 from fastcni.kit.ipam import host_local_conf
 from fastcni.server.configurations import Configurations
 from fastcni.testing.fake_node import HOST, POD
@@ -55,6 +55,19 @@ def test_add_and_del_of_a_bridge_pod(calls):
     assert calls.held() == []
     assert not node.firewall["sets"][1, "fastcni", "pods4"]
     assert node.link("cni0"), "the bridge stays for the next pod"
+
+
+def test_accept_ra_of_a_bridge_is_written_once(calls, monkeypatch):
+    """It was written in each ADD, inside of a look-up whose answer is remembered."""
+    written, write_at = [], sysctl.write_at
+    monkeypatch.setattr(sysctl, "write_at", lambda folder, name, value: written.append((name, value))
+                        or write_at(folder, name, value))
+    conf = calls.conf("bridge")
+    calls.pods["/run/netns/first"] = "first"
+    calls.node.links["first"] = {}
+    assert calls("ADD", conf, CNI_CONTAINERID="c0", CNI_NETNS="/run/netns/first")[0] == 0
+    assert calls("ADD", conf)[0] == 0
+    assert [item for item in written if item[0].startswith("cni0/")] == [("cni0/accept_ra", "0")]
 
 
 def test_add_and_del_of_a_ptp_pod(calls):
