@@ -7,10 +7,17 @@ A tuple is where a connection's packets come from and go to, in its own directio
         CTA_TUPLE_PROTO: CTA_PROTO_NUM, CTA_PROTO_SRC_PORT, CTA_PROTO_DST_PORT
 """
 
+from __future__ import annotations
+
 from fastcni._netlink import attributes
 from fastcni.kernel import wire
 from fastcni.kernel.nft import IPS_DST_NAT, nfgenmsg
 from fastcni.kernel.uapi import AF_INET, AF_INET6, NLM_F_ACK
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from fastcni._netlink import Batch
+    from fastcni.kernel.wire import Socket
 
 IPCTNL_MSG_CT_GET, IPCTNL_MSG_CT_DELETE = 0x101, 0x102         # subsystem 1, NFNL_SUBSYS_CTNETLINK
 CTA_TUPLE_ORIG, CTA_TUPLE_REPLY, CTA_STATUS, CTA_ID, CTA_ZONE, CTA_FILTER, CTA_STATUS_MASK = 1, 2, 3, 12, 18, 25, 26
@@ -23,14 +30,14 @@ IPS_SRC_NAT = 1 << 4
 BY_SOURCE, BY_PROTOCOL, BY_DESTINATION_PORT = 1 << 0, 1 << 3, 1 << 5
 
 
-def forget_untranslated(batch, family, protocol, port):
+def forget_untranslated(batch: Batch, family: int, protocol: int, port: int) -> Batch:
     """Forget the flows to a port that no NAT has changed. Linux before 6.8 refuses this with EINVAL."""
     batch.begin(IPCTNL_MSG_CT_DELETE, NLM_F_ACK, nfgenmsg(family), f"forget flows to port {port}")
     to_port(batch, protocol, port)
     return batch.be32(CTA_STATUS, 0).be32(CTA_STATUS_MASK, IPS_SRC_NAT | IPS_DST_NAT)
 
 
-def forget_translated(batch, protocol, address):
+def forget_translated(batch: Batch, protocol: int, address: bytes) -> Batch:
     """Forget the flows that DNAT leads to an address of IPv4. Linux before 6.8 refuses this, too. One of IPv6 cannot be
     asked for: the kernel takes all others (as of 6.18, ctnetlink_filter_match_tuple compares the wrong way round)."""
     batch.begin(IPCTNL_MSG_CT_DELETE, NLM_F_ACK, nfgenmsg(AF_INET), "forget flows to a pod").nest(CTA_TUPLE_REPLY)
@@ -40,7 +47,7 @@ def forget_translated(batch, protocol, address):
     return batch.be32(CTA_STATUS, IPS_DST_NAT).be32(CTA_STATUS_MASK, IPS_DST_NAT)
 
 
-def to_port(batch, protocol, port):
+def to_port(batch: Batch, protocol: int, port: int | None) -> Batch:
     """What is asked for: flows whose first packet went to this port, None for any."""
     batch.nest(CTA_TUPLE_ORIG).nest(CTA_TUPLE_PROTO).u8(CTA_PROTO_NUM, protocol)
     if port:
@@ -55,9 +62,18 @@ class Flow:
     who answers; nat: has NAT changed it; and what it is deleted by: tuple, id, zone."""
 
     __slots__ = ("family", "protocol", "port", "destination", "replier", "nat", "tuple", "id", "zone")
+    family: int
+    protocol: int
+    port: int
+    destination: bytes
+    replier: bytes
+    nat: bool
+    tuple: bytes
+    id: bytes | None
+    zone: bytes | None
 
 
-def find(sock, family, protocol, port=None):
+def find(sock: Socket, family: int, protocol: int, port: int | None = None) -> list[Flow]:
     """[Flow] of those to a port; without one those that DNAT has changed. It costs some milliseconds: a listing locks
     each place of the kernel's table in turn. Linux before 5.8 sends the whole table."""
     def fill(batch):
@@ -70,7 +86,7 @@ def find(sock, family, protocol, port=None):
     return [flow for flow in found if flow.protocol == protocol and port in (None, flow.port)]
 
 
-def read(payload):
+def read(payload: bytes) -> Flow:
     """An IPCTNL_MSG_CT_NEW payload as a Flow."""
     found, flow = attributes(payload, 4), Flow()
     sent, answered = (attributes(found.get(kind, b"")) for kind in (CTA_TUPLE_ORIG, CTA_TUPLE_REPLY))
@@ -85,7 +101,7 @@ def read(payload):
     return flow
 
 
-def delete(batch, flow):
+def delete(batch: Batch, flow: Flow) -> Batch:
     """ENOENT when it is gone."""
     batch.begin(IPCTNL_MSG_CT_DELETE, NLM_F_ACK, nfgenmsg(flow.family), "forget a flow")
     batch.nest(CTA_TUPLE_ORIG).header(flow.tuple).end()

@@ -3,12 +3,19 @@
 D-Bus Specification: https://dbus.freedesktop.org/doc/dbus-specification.html
 """
 
+from __future__ import annotations
+
 import posix
 from _socket import AF_UNIX, SOCK_CLOEXEC, SOCK_STREAM, socket
 from time import monotonic
 
 from fastcni._abandoned import check_request
 from fastcni.kernel import waiting
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
 
 ADDRESS, SYSTEM_BUS = "DBUS_SYSTEM_BUS_ADDRESS", "unix:path=/run/dbus/system_bus_socket"
 RECV_SIZE = 4096
@@ -42,7 +49,7 @@ class Refused(Exception):
     """The answer to a call is an error; the text is what its sender says."""
 
 
-def system_bus(env):
+def system_bus(env: Mapping[str, str]) -> str:
     """The address of the system bus's socket, for connect(2), as the variables say. Raises Gone where these name
     something else than a unix socket."""
     text = env.get(ADDRESS) or SYSTEM_BUS
@@ -56,7 +63,7 @@ def system_bus(env):
     raise Gone(f"{ADDRESS} names no unix socket: {text[:200]!r}")
 
 
-def has_owner(where, name, seconds):
+def has_owner(where: str, name: str, seconds: float) -> bool:
     """Does anybody on the bus own that name? Not where there is no bus, or none that lets us in.
 
     Raises TimeoutError when the bus does not answer within so many seconds.
@@ -68,7 +75,7 @@ def has_owner(where, name, seconds):
         return False
 
 
-def name_has_owner(name):
+def name_has_owner(name: str) -> bytes:
     """The question as a message, in which the name is a text: its length, itself, and NUL."""
     size = len(name)
     return NAME_HAS_OWNER % ((size + 5).to_bytes(4, "little"), size.to_bytes(4, "little"), name.encode())
@@ -80,7 +87,7 @@ class Connection:
     Raises Gone, and TimeoutError when all that is done with it takes more than so many seconds.
     """
 
-    def __init__(self, where, seconds, more=b""):
+    def __init__(self, where: str, seconds: float, more: bytes = b"") -> None:
         waiting.admit(waiting.BUS)
         self.where, self.deadline, self.heard = where, monotonic() + waiting.limit(seconds), b""
         self.sock = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC)
@@ -103,7 +110,7 @@ class Connection:
     def __exit__(self, *_):
         self.close()
 
-    def close(self):
+    def close(self) -> None:
         self.sock.close()
 
     def _left(self):
@@ -126,10 +133,10 @@ class Connection:
         except OSError as e:
             raise Gone(f"{self.where}: {e.strerror or e}") from None
 
-    def send(self, data):
+    def send(self, data: bytes) -> None:
         self._in_time(self.sock.sendall, data)
 
-    def hear(self):
+    def hear(self) -> None:
         """Read what comes next behind what was heard. Raises waiting.CallerGone."""
         if not waiting.readable(self.sock.fileno(), self._left(), waiting.BUS):
             raise TimeoutError
@@ -140,7 +147,7 @@ class Connection:
         if len(self.heard) > MOST_UNASKED:
             raise Gone(f"{self.where}: the bus says too much")
 
-    def read_yes(self):
+    def read_yes(self) -> bool:
         """The answer to a question of yes or no, behind others: the one return with a body of four bytes."""
         while True:
             while len(self.heard) < 16 or len(self.heard) < (size := size_of(self.heard)):
@@ -152,16 +159,16 @@ class Connection:
                 return False
 
 
-def number(message, at):
+def number(message: bytes, at: int) -> int:
     """A word of a message's header, in the order that its first byte tells."""
     return int.from_bytes(message[at:at + 4], "little" if message[:1] == b"l" else "big")
 
 
-def body_size(message):
+def body_size(message: bytes) -> int:
     return number(message, 4)
 
 
-def size_of(message):
+def size_of(message: bytes) -> int:
     """Of a whole message, by its header's first 16 bytes: these, the fields, padded to eight bytes, and the body."""
     return 16 + (number(message, 12) + 7 & ~7) + body_size(message)
 
@@ -169,13 +176,13 @@ def size_of(message):
 class Bus(Connection):
     """A Connection for calls to others on the bus. Raises ModuleNotFoundError where there is no jeepney."""
 
-    def __init__(self, where, seconds):
+    def __init__(self, where: str, seconds: float) -> None:
         from jeepney import Parser
 
         super().__init__(where, seconds)
         self.parser, self.serial = Parser(), 1          # that of Hello
 
-    def call(self, name, path, interface, method, *texts):
+    def call(self, name: str, path: str, interface: str, method: str, *texts: str) -> tuple[Any, ...]:
         """Call a method that takes texts; the values that it returns. `name` is on the bus and has the object `path`.
 
         Raises Refused where the answer is an error.
@@ -195,7 +202,7 @@ class Bus(Connection):
             text = f"{e.data[0] if e.data else e.name}"
             raise Gone(text) if e.name in GONE else Refused(text) from None
 
-    def next_message(self):
+    def next_message(self) -> Any:
         while not (message := self.parser.get_next_message()):
             if not self.heard:
                 self.hear()

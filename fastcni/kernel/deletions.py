@@ -6,6 +6,8 @@ needs neither a file nor a listener. After a restore the server reads the messag
 attachments again. A DEL that sends its message later than that also reads nftables later, and finds the elements.
 """
 
+from __future__ import annotations
+
 import posix
 from _socket import AF_NETLINK, MSG_DONTWAIT, SCM_CREDENTIALS, SO_PASSCRED, SOCK_CLOEXEC, SOCK_RAW, SOL_SOCKET, socket
 from errno import ECONNREFUSED, ENOBUFS
@@ -13,18 +15,22 @@ from errno import ECONNREFUSED, ENOBUFS
 from fastcni._netlink import Batch
 from fastcni.kernel import nft, uapi, wire
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from fastcni.kernel.wire import Socket
+
 GROUP = 1 << 26                 # of 32 that any program may use; MAGIC tells our messages from others'
 MAGIC = b"fastcni-del\0"
 SIZE, CREDENTIALS = 256, 12     # bytes: of a message at most, and of struct ucred: pid, uid, gid
 
 
-def generation(sock):
+def generation(sock: Socket) -> int:
     """How many transactions nftables has had in this namespace. Raises NetlinkError."""
     (_, payload), *_ = wire.exchange(sock, nft.get_generation(Batch()))
     return nft.read_generation(payload)[0]
 
 
-def announce(sock, mark):
+def announce(sock: Socket, mark: str) -> None:
     """Say that a DEL of the attachment with this mark begins. `sock` is one of netfilter."""
     try:
         message = MAGIC + generation(sock).to_bytes(8, "big") + mark.encode()
@@ -40,7 +46,7 @@ def announce(sock, mark):
         out.close()
 
 
-def open_receiver():
+def open_receiver() -> socket:
     """A socket that gets the announcements of the calling thread's namespace. Raises OSError."""
     sock = socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, uapi.NETLINK_USERSOCK)
     sock.setsockopt(SOL_SOCKET, SO_PASSCRED, 1)
@@ -48,9 +54,9 @@ def open_receiver():
     return sock
 
 
-def read(sock):
+def read(sock: socket) -> list[tuple[int, str]]:
     """[(generation at the DEL's begin, mark)] of the announcements that wait. Raises OSError."""
-    found = []
+    found: list[tuple[int, str]] = []
     while True:
         try:
             data, ancillary, _, _ = sock.recvmsg(SIZE, 64, MSG_DONTWAIT)
@@ -65,7 +71,7 @@ def read(sock):
             found.append((int.from_bytes(data[at:at + 8], "big"), data[at + 8:].decode("ascii", "replace")))
 
 
-def is_trusted(ancillary):
+def is_trusted(ancillary: list[tuple[int, int, bytes]]) -> bool:
     """Was the sender root, or our own user? Anybody may send."""
     for level, kind, data in ancillary:
         if (level, kind) == (SOL_SOCKET, SCM_CREDENTIALS) and len(data) == CREDENTIALS:

@@ -16,10 +16,19 @@ machine. As bpf_dbg would print the one for links 3 and 9:
     .pass: ret -1
 """
 
+from __future__ import annotations
+
 import sys
 from array import array
 
 from fastcni.kernel import uapi
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from _socket import socket
+    from collections.abc import Collection
+
+    Program = list[tuple[int, int, int, int]]       # code, jt, jf, k
 
 LDB, LDH, LD, JEQ, RET = 0x30, 0x28, 0x20, 0x15, 0x06      # linux/bpf_common.h: BPF_LD|BPF_B|BPF_ABS and so on
 TYPE, FAMILY, INDEX, NETCONF_INDEX = 4, 16, 20, 24      # offsets in a notification
@@ -27,7 +36,7 @@ ALL = 0xFFFFFFFF
 MOST_LINKS = 64                                 # jumps are 8 bits wide
 
 
-def links(indexes):
+def links(indexes: Collection[int]) -> Program:
     """What passes is about one of these links, or about all links' configuration."""
     conf = 5 + len(indexes)                     # the lines of .conf and .pass; a jump counts from the line after it
     end = conf + 3
@@ -45,7 +54,7 @@ def links(indexes):
     ]
 
 
-def deletions():
+def deletions() -> Program:
     """What passes is the RTM_DELLINK of a link itself (a bridge says before that its port goes), or the answer to a
     request."""
     return [
@@ -59,7 +68,7 @@ def deletions():
     ]
 
 
-def attach(sock, program):
+def attach(sock: socket, program: Program) -> None:
     """Run the program from now on, in place of an earlier one. Raises OSError.
 
     struct sock_filter   code:u16  jt:u8  jf:u8  k:u32
@@ -72,9 +81,9 @@ def attach(sock, program):
                     + address.to_bytes(8, sys.byteorder))
 
 
-def swap16(value):
+def swap16(value: int) -> int:
     return int.from_bytes(value.to_bytes(2, sys.byteorder), "big")
 
 
-def swap32(value):
+def swap32(value: int) -> int:
     return int.from_bytes(value.to_bytes(4, sys.byteorder), "big")

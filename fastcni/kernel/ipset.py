@@ -4,8 +4,14 @@ Each message takes effect by itself: unlike nftables there are no transactions, 
 and layouts: include/uapi/linux/netfilter/ipset/ip_set.h. A request on a kernel without ipset is EINVAL.
 """
 
+from __future__ import annotations
+
 from fastcni.kernel.nft import NFPROTO_IPV4, NFPROTO_IPV6, nfgenmsg
 from fastcni.kernel.uapi import NLM_F_ACK, NLM_F_EXCL
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from fastcni._netlink import Batch
 
 NFNL_SUBSYS_IPSET, NFNL_SUBSYS_NFT_COMPAT = 6, 11
 IPSET_CMD_CREATE, IPSET_CMD_ADD, IPSET_CMD_DEL, IPSET_CMD_TEST = (NFNL_SUBSYS_IPSET << 8 | it for it in (2, 9, 10, 11))
@@ -30,7 +36,7 @@ def _begin(batch, command, flags, name, what):
     return batch.u8(IPSET_ATTR_PROTOCOL, IPSET_PROTOCOL_MIN).text(IPSET_ATTR_SETNAME, name)
 
 
-def create(batch, name, length, most):
+def create(batch: Batch, name: str, length: int, most: int) -> Batch:
     """A set of up to `most` addresses of so many bytes (hash:ip). One that is there already is fine, EEXIST where it is
     another kind of set."""
     family, _ = FAMILIES[length]
@@ -46,29 +52,29 @@ def _member(batch, command, flags, name, packed, verb):
     return batch.raw(FAMILIES[len(packed)][1] | NLA_F_NET_BYTEORDER, packed).end().end()
 
 
-def add(batch, name, packed):
+def add(batch: Batch, name: str, packed: bytes) -> Batch:
     """A member that is there already is fine. ENOENT without such a set."""
     return _member(batch, IPSET_CMD_ADD, 0, name, packed, "add to")
 
 
-def delete(batch, name, packed):
+def delete(batch: Batch, name: str, packed: bytes) -> Batch:
     """A member that is not there is fine. ENOENT without such a set."""
     return _member(batch, IPSET_CMD_DEL, 0, name, packed, "delete from")
 
 
-def test(batch, name, packed):
+def test(batch: Batch, name: str, packed: bytes) -> Batch:
     """IPSET_ERR_EXIST where it is not a member, ENOENT without such a set."""
     return _member(batch, IPSET_CMD_TEST, NLM_F_EXCL, name, packed, "look up in")
 
 
 # struct xt_set_info   index:u16  dim:u8  flags:u8
 
-def read_match_flags(info):
+def read_match_flags(info: bytes) -> int | None:
     """The IPSET_INV_MATCH and IPSET_DIM_ONE_SRC of an iptables rule's match "set", given as the kernel lays it out."""
     return info[3] & (IPSET_INV_MATCH | IPSET_DIM_ONE_SRC) if len(info) > 3 else None
 
 
-def get_match(batch, length):
+def get_match(batch: Batch, length: int) -> Batch:
     """Ask whether iptables rules can match sets (xt_set): ENOENT if not, EINVAL without nft_compat."""
     batch.begin(NFNL_MSG_COMPAT_GET, NLM_F_ACK, nfgenmsg(FAMILIES[length][0]), "look up the iptables match set")
     return batch.text(NFTA_COMPAT_NAME, "set").be32(NFTA_COMPAT_REV, 1).be32(NFTA_COMPAT_TYPE, 0)

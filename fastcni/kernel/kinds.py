@@ -1,10 +1,20 @@
 """What links of some kinds have of their own (linux/if_link.h): the modes of macvlan and ipvlan, the VLAN of vlan, the
 owner of tap, the table of vrf."""
 
+from __future__ import annotations
+
 import sys
 
 from fastcni._netlink import attributes
 from fastcni.kernel import uapi
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from fastcni._rtnetlink import Link
+
+    Data = list[tuple[int, bytes]]
 
 ORDER = sys.byteorder
 MACVLAN_MODES = {"bridge": uapi.MACVLAN_MODE_BRIDGE, "private": uapi.MACVLAN_MODE_PRIVATE,
@@ -15,41 +25,41 @@ TUN_TYPES = {"tun": uapi.IFF_TUN, "tap": uapi.IFF_TAP}
 
 # IFLA_INFO_DATA of a link that is made, for rtnl.new_link(): [(attribute, bytes)]
 
-def macvlan(mode, queue=0):
+def macvlan(mode: str, queue: int = 0) -> Data:
     """`mode` is one of MACVLAN_MODES, `queue` how many broadcast frames may wait, 0 for the kernel's number."""
     data = [(uapi.IFLA_MACVLAN_MODE, MACVLAN_MODES[mode].to_bytes(4, ORDER))]
     return data + [(uapi.IFLA_MACVLAN_BC_QUEUE_LEN, queue.to_bytes(4, ORDER))] if queue else data
 
 
-def ipvlan(mode):
+def ipvlan(mode: str) -> Data:
     """`mode` is one of IPVLAN_MODES."""
     return [(uapi.IFLA_IPVLAN_MODE, IPVLAN_MODES[mode].to_bytes(2, ORDER))]
 
 
-def vlan(vid):
+def vlan(vid: int) -> Data:
     """802.1Q, the kernel's default protocol."""
     return [(uapi.IFLA_VLAN_ID, vid.to_bytes(2, ORDER))]
 
 
-def vrf(table):
+def vrf(table: int) -> Data:
     return [(uapi.IFLA_VRF_TABLE, table.to_bytes(4, ORDER))]
 
 
 # The same of a Link that the kernel has told of
 
-def macvlan_mode(link):
+def macvlan_mode(link: Link) -> str:
     return name_of(MACVLAN_MODES, number(link, uapi.IFLA_MACVLAN_MODE))
 
 
-def ipvlan_mode(link):
+def ipvlan_mode(link: Link) -> str:
     return name_of(IPVLAN_MODES, number(link, uapi.IFLA_IPVLAN_MODE))
 
 
-def vlan_id(link):
+def vlan_id(link: Link) -> int:
     return number(link, uapi.IFLA_VLAN_ID)
 
 
-def tun(link):
+def tun(link: Link) -> dict[str, Any]:
     """{"type": "tun" or "tap", "multiQueue": is it, "owner": user id or None, "group": group id or None}"""
     found = attributes(link.data)
     owner, group = (int.from_bytes(found[each], ORDER) if each in found else None
@@ -58,13 +68,13 @@ def tun(link):
             "multiQueue": bool(number(link, uapi.IFLA_TUN_MULTI_QUEUE))}
 
 
-def vrf_table(link):
+def vrf_table(link: Link) -> int:
     return number(link, uapi.IFLA_VRF_TABLE)
 
 
-def number(link, attribute):
+def number(link: Link, attribute: int) -> int:
     return int.from_bytes(attributes(link.data).get(attribute, b""), ORDER)
 
 
-def name_of(modes, wanted):
+def name_of(modes: dict[str, int], wanted: int) -> str:
     return next((name for name, number in modes.items() if number == wanted), str(wanted))

@@ -1,12 +1,14 @@
 """Send a log entry: as a datagram to a daemon, or appended to a file. These calls never wait."""
 
+from __future__ import annotations
+
 import posix
 from _stat import S_ISREG
 
 FLAGS = posix.O_WRONLY | posix.O_APPEND | posix.O_NOFOLLOW | posix.O_NONBLOCK | posix.O_CLOEXEC
 
 
-def send(path, data):
+def send(path: str, data: bytes) -> None:
     """Send one datagram. Raises OSError, also where the daemon is busy."""
     import _socket
 
@@ -18,7 +20,7 @@ def send(path, data):
         sock.close()
 
 
-def append(path, data):
+def append(path: str, data: bytes) -> None:
     """Append with one write to a regular file, made if it is not there. Raises OSError.
 
     A link, a FIFO or a device is left alone, and never opened: to open some devices does something.

@@ -1,11 +1,17 @@
 """Network namespaces: open one, step inside, come back. A socket stays in the namespace where it was opened."""
 
+from __future__ import annotations
+
 import posix
 from errno import EINVAL
 from time import sleep
 
 from fastcni._system import close_file, identity, open_file, setns, unlock
 from fastcni.kernel import waiting
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 OWN = "/proc/thread-self/ns/net"
 RETURN_TRIES, RETURN_PAUSE_S = 5, 0.01      # setns(2) needs memory, which may be there a moment later
@@ -22,12 +28,12 @@ class Lost(BaseException):
     """
 
 
-def open_own():
+def open_own() -> int:
     """A descriptor of the calling thread's namespace."""
     return open_file(OWN, posix.O_RDONLY)
 
 
-def open_path(path):
+def open_path(path: str) -> int:
     """A descriptor of the network namespace at `path`. Raises OSError; NotNamespace if it is something else.
 
     Python has no statfs magic; a namespace file is known by the device that all of them share (nsfs).
@@ -39,7 +45,7 @@ def open_path(path):
     return fd
 
 
-def is_own(fd, home=None):
+def is_own(fd: int, home: int | None = None) -> bool:
     """Is `fd` the namespace of the calling thread, of which `home` is a descriptor if there is one?"""
     if home is not None:
         return identity(fd) == identity(home)
@@ -47,7 +53,7 @@ def is_own(fd, home=None):
     return identity(fd) == (ours.st_dev, ours.st_ino)
 
 
-def return_to(home):
+def return_to(home: int) -> None:
     """Move the calling thread into its home namespace. Raises Lost."""
     for left in range(RETURN_TRIES - 1, -1, -1):
         try:
@@ -59,7 +65,7 @@ def return_to(home):
         sleep(RETURN_PAUSE_S)
 
 
-def ensure(home):
+def ensure(home: int) -> None:
     """Have the calling thread in its home namespace, wherever it was before: a thread begins where the thread was that
     started it. Raises Lost."""
     try:
@@ -80,10 +86,10 @@ class locked:
 
     __slots__ = ("fd", "held", "warn")
 
-    def __init__(self, fd, warn):
+    def __init__(self, fd: int, warn: Callable[[str], None]) -> None:
         self.fd, self.warn = fd, warn
 
-    def __enter__(self):
+    def __enter__(self) -> None:
         seconds = waiting.NAMESPACE_LOCK_TIMEOUT_S
         self.held = waiting.lock(self.fd, seconds, waiting.NAMESPACE_LOCK)
         if not self.held:
@@ -103,10 +109,10 @@ class inside:
 
     __slots__ = ("fd", "home", "opened")
 
-    def __init__(self, fd, home=None):
+    def __init__(self, fd: int, home: int | None = None) -> None:
         self.fd, self.home, self.opened = fd, home, -1
 
-    def __enter__(self):
+    def __enter__(self) -> None:
         if self.home is None:
             self.home = self.opened = open_own()
         try:

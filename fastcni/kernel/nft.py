@@ -9,10 +9,25 @@ Names and layouts: include/uapi/linux/netfilter/nf_tables.h. Comments are stored
 `nft list ruleset` shows them.
 """
 
+from __future__ import annotations
+
 import sys
 
 from fastcni._netlink import attribute_list, attributes
+from fastcni.kernel.nft_keys import comment_data, read_comment
 from fastcni.kernel.uapi import NLM_F_ACK, NLM_F_APPEND, NLM_F_CREATE, NLM_F_EXCL
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from typing import Any
+
+    from fastcni._netlink import Batch
+
+    Value = bytes | str | None
+    Elements = list[tuple[bytes, Value]]
+    Expression = tuple[str, Callable[[Batch], Any]]
+    Fill = Callable[[Batch], Any]
 
 ORDER = sys.byteorder
 NFPROTO_INET, NFPROTO_IPV4, NFPROTO_BRIDGE, NFPROTO_IPV6 = 1, 2, 7, 10
@@ -64,60 +79,41 @@ NF_BR_PRI_NAT_DST_BRIDGED, NF_BR_PRI_FILTER_BRIDGED = -300, -200
 
 # nft's own numbers for the types of keys (its datatype.h); a concatenation shifts by six bits a part.
 TYPE_IPADDR, TYPE_IP6ADDR, TYPE_ETHERADDR, TYPE_INET_PROTOCOL, TYPE_INET_SERVICE, TYPE_IFNAME = 7, 8, 9, 12, 13, 41
-COMMENT_MAX = 128               # libnftnl's NFTNL_UDATA_COMMENT_MAXLEN
 
 
 # struct nfgenmsg   family:u8  version:u8  res_id:be16
 
-def nfgenmsg(family, resource=0):
+def nfgenmsg(family: int, resource: int = 0) -> bytes:
     return b"%c\0%b" % (family, resource.to_bytes(2, "big"))
 
 
-def read_family(payload):
+def read_family(payload: bytes) -> int:
     """The NFPROTO_* of any nfnetlink payload."""
     return payload[0]
 
 
-def start(batch):
+def start(batch: Batch) -> Batch:
     """Open a transaction: it takes effect as a whole at stop(), or not at all."""
     return batch.begin(NFNL_MSG_BATCH_BEGIN, 0, nfgenmsg(0, NFNL_SUBSYS_NFTABLES))
 
 
-def stop(batch):
+def stop(batch: Batch) -> Batch:
     return batch.begin(NFNL_MSG_BATCH_END, 0, nfgenmsg(0, NFNL_SUBSYS_NFTABLES))
 
 
-def comment_data(text):
-    """A comment as libnftnl's user data: type:u8 (0) length:u8 text NUL. Cut to what nft accepts, never in
-    the middle of a character."""
-    data = text.encode()[:COMMENT_MAX - 1].decode("utf-8", "ignore").encode() + b"\0"
-    return b"\0%c%b" % (len(data), data)
-
-
-def read_comment(data):
-    """The comment in user data, "" if there is none."""
-    at = 0
-    while at + 2 <= len(data):
-        kind, length = data[at], data[at + 1]
-        if kind == 0:
-            return data[at + 2:at + 2 + length].rstrip(b"\0").decode("utf-8", "replace")
-        at += 2 + length
-    return ""
-
-
-def add_table(batch, family, name, comment):
+def add_table(batch: Batch, family: int, name: str, comment: str) -> Batch:
     batch.begin(NFT_MSG_NEWTABLE, NLM_F_ACK | NLM_F_CREATE, nfgenmsg(family), f"add nftables table {name}")
     return batch.text(NFTA_TABLE_NAME, name).raw(NFTA_TABLE_USERDATA, comment_data(comment))
 
 
-def add_chain(batch, family, table, name, *, exclusive=False):
+def add_chain(batch: Batch, family: int, table: str, name: str, *, exclusive: bool = False) -> Batch:
     """A regular chain; exclusive: refused with EEXIST when it is there already."""
     flags = NLM_F_ACK | NLM_F_CREATE | (NLM_F_EXCL if exclusive else 0)
     batch.begin(NFT_MSG_NEWCHAIN, flags, nfgenmsg(family), f"add nftables chain {table} {name}")
     return batch.text(NFTA_CHAIN_TABLE, table).text(NFTA_CHAIN_NAME, name)
 
 
-def add_base_chain(batch, family, table, name, *, kind, hook, priority):
+def add_base_chain(batch: Batch, family: int, table: str, name: str, *, kind: str, hook: int, priority: int) -> Batch:
     """A chain with a hook. `kind` is "filter", "nat" or "route"; `priority` may be negative."""
     add_chain(batch, family, table, name)
     batch.nest(NFTA_CHAIN_HOOK).be32(NFTA_HOOK_HOOKNUM, hook)
@@ -125,12 +121,13 @@ def add_base_chain(batch, family, table, name, *, kind, hook, priority):
     return batch.text(NFTA_CHAIN_TYPE, kind)
 
 
-def del_chain(batch, family, table, name):
+def del_chain(batch: Batch, family: int, table: str, name: str) -> Batch:
     batch.begin(NFT_MSG_DELCHAIN, NLM_F_ACK, nfgenmsg(family), f"delete nftables chain {table} {name}")
     return batch.text(NFTA_CHAIN_TABLE, table).text(NFTA_CHAIN_NAME, name)
 
 
-def add_set(batch, family, table, name, *, key_type, key_size, set_id, verdicts=False, values=None, host_order=False):
+def add_set(batch: Batch, family: int, table: str, name: str, *, key_type: int, key_size: int, set_id: int,
+            verdicts: bool = False, values: tuple[int, int] | None = None, host_order: bool = False) -> Batch:
     """A set of keys of nft's `key_type`, or a map from them: with `verdicts` to verdicts, with `values`, (nft's type,
     size), to such. `host_order` tells nft how to print a key that is not in network byte order."""
     data = (NFT_DATA_VERDICT, 0) if verdicts else values
@@ -170,33 +167,35 @@ def _elements(batch, kind, flags, family, table, name, elements, verb, comment=N
     return batch.end()
 
 
-def add_elements(batch, family, table, name, elements, comment=None, *, exclusive=True):
+def add_elements(batch: Batch, family: int, table: str, name: str, elements: Elements, comment: str | None = None, *,
+                 exclusive: bool = True) -> Batch:
     """Elements of a set, or of a map: [(key, value)], a value being bytes, or the chain to go to as text, or None in a
     set. Exclusive: EEXIST when a key is there already."""
     flags = NLM_F_ACK | NLM_F_CREATE | (NLM_F_EXCL if exclusive else 0)
     return _elements(batch, NFT_MSG_NEWSETELEM, flags, family, table, name, elements, "add to", comment)
 
 
-def add_element(batch, family, table, name, key, comment, value=None):
+def add_element(batch: Batch, family: int, table: str, name: str, key: bytes, comment: str | None,
+                value: Value = None) -> Batch:
     return add_elements(batch, family, table, name, [(key, value)], comment)
 
 
-def del_elements(batch, family, table, name, keys):
+def del_elements(batch: Batch, family: int, table: str, name: str, keys: Iterable[bytes]) -> Batch:
     """ENOENT when one of the keys is not there."""
     return _elements(batch, NFT_MSG_DELSETELEM, NLM_F_ACK, family, table, name, [(key, None) for key in keys],
                      "delete from")
 
 
-def del_element(batch, family, table, name, key):
+def del_element(batch: Batch, family: int, table: str, name: str, key: bytes) -> Batch:
     return del_elements(batch, family, table, name, [key])
 
 
-def get_element(batch, family, table, name, key):
+def get_element(batch: Batch, family: int, table: str, name: str, key: bytes) -> Batch:
     """Ask for one element; outside a transaction. ENOENT when it (or the table) is not there."""
     return _elements(batch, NFT_MSG_GETSETELEM, NLM_F_ACK, family, table, name, [(key, None)], "look up in")
 
 
-def read_elements(payload):
+def read_elements(payload: bytes) -> list[tuple[bytes, str]]:
     """An NFT_MSG_NEWSETELEM payload as [(key, comment)]."""
     found = attributes(payload, 4)
     elements = []
@@ -206,37 +205,37 @@ def read_elements(payload):
     return elements
 
 
-def told_elements(payload):
+def told_elements(payload: bytes) -> dict[bytes, bytes]:
     """An NFT_MSG_NEWSETELEM or NFT_MSG_DELSETELEM payload as {key: element}, the bytes of all that the kernel tells."""
     return {key_of(attributes(element)): element for _, element in
             attribute_list(attributes(payload, 4).get(NFTA_SET_ELEM_LIST_ELEMENTS, b""))}
 
 
-def key_of(fields):
+def key_of(fields: dict[int, bytes]) -> bytes:
     return attributes(fields.get(NFTA_SET_ELEM_KEY, b"")).get(NFTA_DATA_VALUE, b"")
 
 
-def told_comment(element):
+def told_comment(element: bytes) -> str:
     return read_comment(attributes(element).get(NFTA_SET_ELEM_USERDATA, b""))
 
 
-def told_chains(elements):
+def told_chains(elements: Iterable[bytes]) -> set[str]:
     """The chains that elements of a map go to."""
     values = {attributes(element).get(NFTA_SET_ELEM_DATA, b"") for element in elements}
     return {chain for value in values if (chain := chain_of_verdict(value))}
 
 
-def chain_of_verdict(data):
+def chain_of_verdict(data: bytes) -> str:
     """Where NFTA_DATA_VERDICT leads, "" where there is none."""
     verdict = attributes(data).get(NFTA_DATA_VERDICT, b"")
     return as_text(attributes(verdict).get(NFTA_VERDICT_CHAIN, b""))
 
 
-def as_text(name):
+def as_text(name: bytes) -> str:
     return name.rstrip(b"\0").decode("utf-8", "replace")
 
 
-def put_elements(batch, family, table, name, elements):
+def put_elements(batch: Batch, family: int, table: str, name: str, elements: Iterable[bytes]) -> Batch:
     """Elements as told_elements() has them. One that is there already is fine; EBUSY where it has another value."""
     batch.begin(NFT_MSG_NEWSETELEM, NLM_F_ACK | NLM_F_CREATE, nfgenmsg(family), f"put back into {table} {name}")
     batch.text(NFTA_SET_ELEM_LIST_TABLE, table).text(NFTA_SET_ELEM_LIST_SET, name)
@@ -246,28 +245,28 @@ def put_elements(batch, family, table, name, elements):
     return batch.end()
 
 
-def read_value(payload):
+def read_value(payload: bytes) -> bytes:
     """What the map of an NFT_MSG_NEWSETELEM payload has for the key, if it is about one; b"" if it has nothing."""
     (_, item), *_ = attribute_list(attributes(payload, 4)[NFTA_SET_ELEM_LIST_ELEMENTS])
     return attributes(attributes(item).get(NFTA_SET_ELEM_DATA, b"")).get(NFTA_DATA_VALUE, b"")
 
 
-def read_number(payload):
+def read_number(payload: bytes) -> int:
     """The same as a number in network order."""
     return int.from_bytes(read_value(payload), "big")
 
 
-def set_of_elements(payload):
+def set_of_elements(payload: bytes) -> str:
     """The name of the set that an NFT_MSG_NEWSETELEM payload is about."""
     return attributes(payload, 4).get(NFTA_SET_ELEM_LIST_SET, b"").rstrip(b"\0").decode("utf-8", "replace")
 
 
-def elements_of(table, name):
+def elements_of(table: str, name: str) -> Fill:
     """What wire.dump() needs to list the elements of a set: a function that adds the filter."""
     return lambda batch: batch.text(NFTA_SET_ELEM_LIST_TABLE, table).text(NFTA_SET_ELEM_LIST_SET, name)
 
 
-def rules_of(table, chain=""):
+def rules_of(table: str, chain: str = "") -> Fill:
     """What wire.dump() needs to list the rules of a chain, or of all chains of a table."""
     def fill(batch):
         batch.text(NFTA_RULE_TABLE, table)
@@ -276,7 +275,7 @@ def rules_of(table, chain=""):
     return fill
 
 
-def read_rule(payload):
+def read_rule(payload: bytes) -> tuple[int, str]:
     """An NFT_MSG_NEWRULE payload as (handle, comment). Raises ValueError for a message cut short."""
     found = attributes(payload, 4)
     if NFTA_RULE_HANDLE not in found:
@@ -284,7 +283,7 @@ def read_rule(payload):
     return int.from_bytes(found[NFTA_RULE_HANDLE], "big"), read_comment(found.get(NFTA_RULE_USERDATA, b""))
 
 
-def read_jump(payload):
+def read_jump(payload: bytes) -> tuple[bytes, str, str]:
     """An NFT_MSG_NEWRULE or NFT_MSG_DELRULE payload as (handle, chain, chain that it leads to or "")."""
     found = attributes(payload, 4)
     verdicts = [fields.get(NFTA_IMMEDIATE_DATA, b"") for fields in expressions(payload, b"immediate\0")]
@@ -292,56 +291,56 @@ def read_jump(payload):
     return found.get(NFTA_RULE_HANDLE, b""), as_text(found.get(NFTA_RULE_CHAIN, b"")), target
 
 
-def read_match(payload, name):
+def read_match(payload: bytes, name: str) -> bytes:
     """What an NFT_MSG_NEWRULE payload has for the match of iptables of this name, as that lays it out; b"" without."""
     wanted = name.encode() + b"\0"
     return next((fields.get(NFTA_MATCH_INFO, b"") for fields in expressions(payload, b"match\0")
                  if fields.get(NFTA_MATCH_NAME) == wanted), b"")
 
 
-def expressions(payload, name):
+def expressions(payload: bytes, name: bytes) -> list[dict[int, bytes]]:
     """The attributes of each expression of that name in a message about a rule."""
     each = [attributes(it) for _, it in attribute_list(attributes(payload, 4).get(NFTA_RULE_EXPRESSIONS, b""))]
     return [attributes(it.get(NFTA_EXPR_DATA, b"")) for it in each if it.get(NFTA_EXPR_NAME) == name]
 
 
-def get_generation(batch):
+def get_generation(batch: Batch) -> Batch:
     """Ask how many transactions there have been."""
     return batch.begin(NFT_MSG_GETGEN, NLM_F_ACK, nfgenmsg(0), "ask for nftables' generation")
 
 
-def read_generation(payload):
+def read_generation(payload: bytes) -> tuple[int, str]:
     """An NFT_MSG_NEWGEN payload as (generation, name of the thread whose transaction it was, or that asked)."""
     found = attributes(payload, 4)
     return int.from_bytes(found.get(NFTA_GEN_ID, b""), "big"), as_text(found.get(NFTA_GEN_PROC_NAME, b""))
 
 
-def get_table(batch, family, name):
+def get_table(batch: Batch, family: int, name: str) -> Batch:
     """Ask for one table. ENOENT when it is not there."""
     return batch.begin(NFT_MSG_GETTABLE, NLM_F_ACK, nfgenmsg(family), f"look up nftables table {name}").text(
         NFTA_TABLE_NAME, name)
 
 
-def get_set(batch, family, table, name):
+def get_set(batch: Batch, family: int, table: str, name: str) -> Batch:
     """Ask for one set or map, without its elements. ENOENT when it is not there."""
     batch.begin(NFT_MSG_GETSET, NLM_F_ACK, nfgenmsg(family), f"look up nftables set {table} {name}")
     return batch.text(NFTA_SET_TABLE, table).text(NFTA_SET_NAME, name)
 
 
-def get_chain(batch, family, table, name, what):
+def get_chain(batch: Batch, family: int, table: str, name: str, what: str) -> Batch:
     """Ask for one chain. ENOENT when it is not there."""
     batch.begin(NFT_MSG_GETCHAIN, NLM_F_ACK, nfgenmsg(family), what)
     return batch.text(NFTA_CHAIN_TABLE, table).text(NFTA_CHAIN_NAME, name)
 
 
-def read_chain(payload):
+def read_chain(payload: bytes) -> tuple[str, str, int]:
     """An NFT_MSG_NEWCHAIN payload as (table, name, references): rules in it and jumps to it, together."""
     found = attributes(payload, 4)
     table, name = (as_text(found.get(kind, b"")) for kind in (NFTA_CHAIN_TABLE, NFTA_CHAIN_NAME))
     return table, name, int.from_bytes(found.get(NFTA_CHAIN_USE, b""), "big")
 
 
-def read_base_chain(payload):
+def read_base_chain(payload: bytes) -> tuple[int, str, str, str, int, int] | None:
     """An NFT_MSG_NEWCHAIN payload as (family, table, name, kind, hook, policy); None for a chain without a hook."""
     found = attributes(payload, 4)
     if NFTA_CHAIN_HOOK not in found:
@@ -353,18 +352,18 @@ def read_base_chain(payload):
     return payload[0], table, name, kind, hook, policy
 
 
-def flush_chain(batch, family, table, chain):
+def flush_chain(batch: Batch, family: int, table: str, chain: str) -> Batch:
     """Delete every rule of a chain."""
     batch.begin(NFT_MSG_DELRULE, NLM_F_ACK, nfgenmsg(family), f"flush nftables chain {table} {chain}")
     return batch.text(NFTA_RULE_TABLE, table).text(NFTA_RULE_CHAIN, chain)
 
 
-def del_rule(batch, family, table, chain, handle):
+def del_rule(batch: Batch, family: int, table: str, chain: str, handle: int) -> Batch:
     flush_chain(batch, family, table, chain)
     return batch.be64(NFTA_RULE_HANDLE, handle)
 
 
-def add_rule(batch, family, table, chain, *expressions, comment=""):
+def add_rule(batch: Batch, family: int, table: str, chain: str, *expressions: Any, comment: str = "") -> Batch:
     """Append a rule. An expression is (name, function that writes its NFTA_EXPR_DATA)."""
     batch.begin(NFT_MSG_NEWRULE, NLM_F_ACK | NLM_F_CREATE | NLM_F_APPEND, nfgenmsg(family),
                 f"add nftables rule to {table} {chain}")
@@ -379,45 +378,45 @@ def add_rule(batch, family, table, chain, *expressions, comment=""):
 
 # Expressions, each with its attribute numbers in the order of nf_tables.h.
 
-def meta(key, register=NFT_REG_1):
+def meta(key: int, register: int = NFT_REG_1) -> Expression:
     """NFTA_META_DREG 1, NFTA_META_KEY 2"""
     return "meta", lambda b: b.be32(1, register).be32(2, key)
 
 
-def compare(value, op=NFT_CMP_EQ):
+def compare(value: bytes, op: int = NFT_CMP_EQ) -> Expression:
     """NFTA_CMP_SREG 1, NFTA_CMP_OP 2, NFTA_CMP_DATA 3"""
     return "cmp", lambda b: b.be32(1, NFT_REG_1).be32(2, op).nest(3).raw(NFTA_DATA_VALUE, value).end()
 
 
-def payload(base, offset, length, register=NFT_REG_1):
+def payload(base: int, offset: int, length: int, register: int = NFT_REG_1) -> Expression:
     """NFTA_PAYLOAD_DREG 1, _BASE 2, _OFFSET 3, _LEN 4"""
     return "payload", lambda b: b.be32(1, register).be32(2, base).be32(3, offset).be32(4, length)
 
 
-def mask(bits):
+def mask(bits: bytes) -> Expression:
     """NFTA_BITWISE_SREG 1, _DREG 2, _LEN 3, _MASK 4, _XOR 5"""
     return "bitwise", lambda b: (b.be32(1, NFT_REG_1).be32(2, NFT_REG_1).be32(3, len(bits))
                                  .nest(4).raw(NFTA_DATA_VALUE, bits).end()
                                  .nest(5).raw(NFTA_DATA_VALUE, bytes(len(bits))).end())
 
 
-def verdict_of(map_name, set_id):
+def verdict_of(map_name: str, set_id: int) -> Expression:
     """Look register 1 up in a verdict map. NFTA_LOOKUP_SET 1, _SREG 2, _DREG 3, _SET_ID 4"""
     return "lookup", lambda b: b.text(1, map_name).be32(2, NFT_REG_1).be32(3, NFT_REG_VERDICT).be32(4, set_id)
 
 
-def in_set(set_name, set_id, inverted=False):
+def in_set(set_name: str, set_id: int, inverted: bool = False) -> Expression:
     """Go on if register 1 is, or with `inverted` is not, in a set. NFTA_LOOKUP_SET 1, _SREG 2, _SET_ID 4, _FLAGS 5"""
     return "lookup", lambda b: (b.text(1, set_name).be32(2, NFT_REG_1).be32(4, set_id)
                                 .be32(5, NFT_LOOKUP_F_INV if inverted else 0))
 
 
-def value_of(map_name, set_id):
+def value_of(map_name: str, set_id: int) -> Expression:
     """Look register 1 up in a map of values, which come into register 1 and those behind it."""
     return "lookup", lambda b: b.text(1, map_name).be32(2, NFT_REG_1).be32(3, NFT_REG_1).be32(4, set_id)
 
 
-def verdict(code, chain=None):
+def verdict(code: int, chain: str | None = None) -> Expression:
     """NFTA_IMMEDIATE_DREG 1, _DATA 2; `chain` is where a jump goes"""
     def write(b):
         b.be32(1, NFT_REG_VERDICT).nest(2).nest(NFTA_DATA_VERDICT).be32(NFTA_VERDICT_CODE, code)
@@ -425,17 +424,17 @@ def verdict(code, chain=None):
     return "immediate", write
 
 
-def ct(key):
+def ct(key: int) -> Expression:
     """Of the packet's connection, as conntrack knows it. NFTA_CT_DREG 1, _KEY 2"""
     return "ct", lambda b: b.be32(1, NFT_REG_1).be32(2, key)
 
 
-def fib_daddr_type():
+def fib_daddr_type() -> Expression:
     """The kind of route (RTN_*) that the destination address has. NFTA_FIB_DREG 1, _RESULT 2, _FLAGS 3"""
     return "fib", lambda b: b.be32(1, NFT_REG_1).be32(2, NFT_FIB_RESULT_ADDRTYPE).be32(3, NFTA_FIB_F_DADDR)
 
 
-def dnat(family, length):
+def dnat(family: int, length: int) -> Expression:
     """To the address in register 1, `length` bytes, and the port in the word behind it.
     NFTA_NAT_TYPE 1, _FAMILY 2, _REG_ADDR_MIN 3, _ADDR_MAX 4, _PROTO_MIN 5, _PROTO_MAX 6"""
     port = NFT_REG32_00 + length // 4
@@ -443,5 +442,5 @@ def dnat(family, length):
                              .be32(5, port).be32(6, port))
 
 
-def masquerade():
+def masquerade() -> Expression:
     return "masq", lambda b: b

@@ -6,6 +6,8 @@ run is over when the program itself is. One limit follows: a program that opens 
 anew, instead of writing to the one it was given, starts at the beginning of the file again.
 """
 
+from __future__ import annotations
+
 import errno
 import posix
 from _signal import SIGKILL
@@ -13,6 +15,10 @@ from _signal import SIGKILL
 from fastcni._abandoned import check_request
 from fastcni._system import spawn
 from fastcni.kernel import waiting
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
 
 MAX_OUTPUT = 16 << 20      # bytes of each stream that are read back; a CNI result is about 1 kB
 
@@ -27,7 +33,7 @@ SIGNALS = {
 }
 
 
-strays = []             # pids of killed programs that had not ended in time
+strays: list[int] = []             # pids of killed programs that had not ended in time
 
 
 class Finished:
@@ -42,7 +48,7 @@ class Finished:
 
     __slots__ = ("cause", "late", "status", "stderr", "stdout")
 
-    def __init__(self, status, stdout, stderr, cause, late=False):
+    def __init__(self, status: int, stdout: bytes, stderr: bytes, cause: str, late: bool = False) -> None:
         self.status = status
         self.stdout = stdout
         self.stderr = stderr
@@ -50,7 +56,8 @@ class Finished:
         self.late = late
 
 
-def run(path, env, stdin, argv=(), *, timeout):
+def run(path: str, env: Mapping[str, str], stdin: bytes, argv: Sequence[str] = (), *,
+        timeout: float | None) -> Finished:
     """Run the program at `path` with the environment `env` and the bytes `stdin`; return Finished.
 
     argv is the whole argument list, [path] when empty. timeout is in seconds, None: no limit. At its end the program
@@ -78,7 +85,7 @@ def run(path, env, stdin, argv=(), *, timeout):
             posix.close(fd)
 
 
-def memory_file(name):
+def memory_file(name: str) -> int:
     """Open an empty memory file; the descriptor is above 2, so that no dup2 can write over it."""
     fd = posix.memfd_create(name)
     if fd > 2:
@@ -91,13 +98,13 @@ def memory_file(name):
         posix.close(fd)
 
 
-def write_all(fd, data):
+def write_all(fd: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
         view = view[posix.write(fd, view):]
 
 
-def read_back(fd, path, stream):
+def read_back(fd: int, path: str, stream: str) -> bytes:
     size = posix.fstat(fd).st_size
     if size > MAX_OUTPUT:
         raise OSError(errno.EFBIG, f"{path} wrote {size} bytes to {stream}, more than {MAX_OUTPUT}")
@@ -108,7 +115,7 @@ def read_back(fd, path, stream):
     return b"".join(parts)
 
 
-def wait(pid, timeout):
+def wait(pid: int, timeout: float | None) -> tuple[int, bool]:
     """Return (wait status of our child `pid`, was it killed at the end of its time); it is gone afterwards."""
     try:
         late = not ends_within(pid, timeout and waiting.limit(timeout))
@@ -124,7 +131,7 @@ def wait(pid, timeout):
         raise
 
 
-def ends_within(pid, seconds):
+def ends_within(pid: int, seconds: float | None) -> bool:
     """Whether the child ends within so many seconds, None: without a limit; it is not reaped."""
     try:
         fd = posix.pidfd_open(pid)
@@ -138,11 +145,11 @@ def ends_within(pid, seconds):
         posix.close(fd)
 
 
-def has_ended(pid):
+def has_ended(pid: int) -> bool:
     return posix.waitid(posix.P_PID, pid, posix.WEXITED | posix.WNOHANG | posix.WNOWAIT) is not None
 
 
-def end(pid):
+def end(pid: int) -> int:
     """Kill a child and its process group; its wait status. One that stays in the kernel is reaped later."""
     try:
         posix.killpg(pid, SIGKILL)
@@ -155,7 +162,7 @@ def end(pid):
         return SIGKILL
 
 
-def reap_strays():
+def reap_strays() -> None:
     """Take the wait status of killed programs that had not ended in time."""
     for pid in (*strays,):
         try:
@@ -165,7 +172,7 @@ def reap_strays():
             continue
 
 
-def read_wait_status(wait_status):
+def read_wait_status(wait_status: int) -> tuple[int, str]:
     """Return (status, cause) of a wait(2) status, as Finished has them."""
     if posix.WIFSIGNALED(wait_status):
         number = posix.WTERMSIG(wait_status)

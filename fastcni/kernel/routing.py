@@ -3,11 +3,19 @@
 As in rtnl, nothing here sends.
 """
 
+from __future__ import annotations
+
 import sys
 
 from fastcni._netlink import attributes
 from fastcni.kernel import rtnl, uapi
 from fastcni.kernel.uapi import NLM_F_ACK
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from fastcni._netlink import Batch
 
 ORDER = sys.byteorder
 OF_THE_MOMENT = (uapi.RTA_TABLE, uapi.RTA_CACHEINFO)    # what of a route is not the route's own
@@ -15,12 +23,12 @@ OF_THE_MOMENT = (uapi.RTA_TABLE, uapi.RTA_CACHEINFO)    # what of a route is not
 
 # struct fib_rule_hdr   family dst_len src_len tos | table res1 res2 action | flags:u32
 
-def fib_rule_hdr(family, source_prefix=0, table=0, action=0):
+def fib_rule_hdr(family: int, source_prefix: int = 0, table: int = 0, action: int = 0) -> bytes:
     return bytes((family, 0, source_prefix, 0, table if table < 256 else uapi.RT_TABLE_UNSPEC, 0, 0, action,
                   0, 0, 0, 0))
 
 
-def rule(batch, source, table, *, delete=False, what=None):
+def rule(batch: Batch, source: bytes, table: int, *, delete: bool = False, what: str | None = None) -> Batch:
     """Add `from <source> lookup <table>`, in front of all but the local table's, or delete the first such rule."""
     kind, flags = (uapi.RTM_DELRULE, NLM_F_ACK) if delete else (uapi.RTM_NEWRULE, rtnl.CREATE)
     batch.begin(kind, flags, fib_rule_hdr(rtnl.family_of(source), 8 * len(source), table, uapi.FR_ACT_TO_TBL), what)
@@ -28,7 +36,7 @@ def rule(batch, source, table, *, delete=False, what=None):
     return batch.u32(uapi.FRA_TABLE, table) if table > 255 else batch
 
 
-def delete_rule(batch, payload, *, what=None):
+def delete_rule(batch: Batch, payload: bytes, *, what: str | None = None) -> Batch:
     """Delete exactly the rule that an RTM_NEWRULE told of."""
     batch.begin(uapi.RTM_DELRULE, NLM_F_ACK, payload[:12], what)
     return with_attributes(batch, payload)
@@ -38,14 +46,17 @@ class Rule:
     """What we need of an RTM_NEWRULE: source (b"" for any), prefix (of the source), table (0: it names none)."""
 
     __slots__ = ("source", "prefix", "table")
+    source: bytes
+    prefix: int
+    table: int
 
     @property
-    def host(self):
+    def host(self) -> bool:
         """Is it about one source address?"""
         return bool(self.source) and self.prefix == 8 * len(self.source)
 
 
-def read_rule(payload):
+def read_rule(payload: bytes) -> Rule:
     """An RTM_NEWRULE payload as a Rule. Raises ValueError for a message cut short."""
     if len(payload) < 12:
         raise ValueError(f"fib_rule_hdr of {len(payload)} bytes")
@@ -56,7 +67,8 @@ def read_rule(payload):
     return it
 
 
-def route_again(batch, payload, *, table=None, flags=0, delete=False, what=None):
+def route_again(batch: Batch, payload: bytes, *, table: int | None = None, flags: int = 0, delete: bool = False,
+                what: str | None = None) -> Batch:
     """Add the route of an RTM_NEWROUTE, in another table if given, with NLM_F_CREATE and `flags`; or delete it."""
     if table is None:
         found = attributes(payload, 12).get(uapi.RTA_TABLE)
@@ -72,14 +84,14 @@ def route_again(batch, payload, *, table=None, flags=0, delete=False, what=None)
     return batch.u32(uapi.RTA_TABLE, table) if table > 255 else batch
 
 
-def with_attributes(batch, payload, leave_out=()):
+def with_attributes(batch: Batch, payload: bytes, leave_out: Iterable[int] = ()) -> Batch:
     for number, value in attributes(payload, 12).items():
         if number not in leave_out:
             batch.raw(number, value)
     return batch
 
 
-def route_key(payload):
+def route_key(payload: bytes) -> tuple[bytes, frozenset[tuple[int, bytes]]]:
     """Two messages of one route have the same."""
     found = attributes(payload, 12)
     return payload[:8], frozenset((number, value) for number, value in found.items() if number != uapi.RTA_CACHEINFO)

@@ -3,19 +3,29 @@
 Nothing here sends: what goes out together is decided, and seen, where a step is written.
 """
 
+from __future__ import annotations
+
 import sys
 
 from fastcni._netlink import attributes, u32
-from fastcni._rtnetlink import Link, ifaddrmsg, ifinfomsg, read_link, rtmsg  # noqa: F401 - others import Link from here
+from fastcni._rtnetlink import Link, ifaddrmsg, ifinfomsg, read_link, rtmsg
 from fastcni.kernel import uapi
 from fastcni.kernel.uapi import NLM_F_ACK, NLM_F_CREATE, NLM_F_ECHO, NLM_F_EXCL
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from fastcni._netlink import Batch
+
+    Replies = list[tuple[int, bytes]]
 
 ORDER = sys.byteorder
 CREATE = NLM_F_ACK | NLM_F_CREATE | NLM_F_EXCL
 ANY_LINK = ifinfomsg()
 
 
-def first_link(replies):
+def first_link(replies: Replies) -> Link | None:
     """The Link of the first RTM_NEWLINK among replies, or None."""
     for kind, payload in replies:
         if kind == uapi.RTM_NEWLINK:
@@ -23,18 +33,18 @@ def first_link(replies):
     return None
 
 
-def read_index(payload):
+def read_index(payload: bytes) -> int:
     """The index of the link that an RTM_*LINK or RTM_*ADDR payload is about."""
     return u32(payload[4:8])
 
 
-def is_of_link(payload):
+def is_of_link(payload: bytes) -> bool:
     """Whether an RTM_*LINK payload is about the link itself. A bridge announces its ports as AF_BRIDGE: it announces
     that a port has left before the kernel announces that the link is gone."""
     return payload[0] == uapi.AF_UNSPEC
 
 
-def get_link(batch, *, name=None, index=0, what=None):
+def get_link(batch: Batch, *, name: str | None = None, index: int = 0, what: str | None = None) -> Batch:
     """Ask for one link by name or index; counters, the bulk of the answer, are left out."""
     batch.begin(uapi.RTM_GETLINK, NLM_F_ACK, ifinfomsg(index), what or f'look up "{name or index}"')
     if name:
@@ -43,17 +53,18 @@ def get_link(batch, *, name=None, index=0, what=None):
     return batch.u32(uapi.IFLA_EXT_MASK, uapi.RTEXT_FILTER_SKIP_STATS)
 
 
-def get_nsid(batch, fd):
+def get_nsid(batch: Batch, fd: int) -> Batch:
     """Ask for the number by which the socket's network namespace knows that of the descriptor `fd`."""
     return batch.begin(uapi.RTM_GETNSID, NLM_F_ACK, bytes(4), "look up a namespace's number").u32(uapi.NETNSA_FD, fd)
 
 
-def read_nsid(payload):
+def read_nsid(payload: bytes) -> int:
     """The number; -1 where the namespace does not know the other."""
     return int.from_bytes(attributes(payload, 4)[uapi.NETNSA_NSID], ORDER, signed=True)
 
 
-def new_veth(batch, host, peer, netns_fd, *, host_mac, peer_mac, mtu=0, master=0, what=None):
+def new_veth(batch: Batch, host: str, peer: str, netns_fd: int | None, *, host_mac: bytes, peer_mac: bytes,
+             mtu: int = 0, master: int = 0, what: str | None = None) -> Batch:
     """A veth pair in one request, answered by an echo of the host end whose IFLA_LINK is the peer's index.
     Without netns_fd both ends are in one namespace.
 
@@ -81,7 +92,7 @@ def new_veth(batch, host, peer, netns_fd, *, host_mac, peer_mac, mtu=0, master=0
     return batch.end().end().end()
 
 
-def put_end(batch, name, mac, mtu):
+def put_end(batch: Batch, name: str, mac: bytes, mtu: int) -> None:
     """What both ends of a veth pair say of themselves."""
     batch.text(uapi.IFLA_IFNAME, name).raw(uapi.IFLA_ADDRESS, mac)
     if mtu > 0:
@@ -89,7 +100,8 @@ def put_end(batch, name, mac, mtu):
     batch.u32(uapi.IFLA_NUM_TX_QUEUES, 1).u32(uapi.IFLA_NUM_RX_QUEUES, 1)
 
 
-def new_bridge(batch, name, *, address=None, mtu=0, vlan_filtering=False, what=None):
+def new_bridge(batch: Batch, name: str, *, address: bytes | None = None, mtu: int = 0, vlan_filtering: bool = False,
+               what: str | None = None) -> Batch:
     """A bridge, not yet up. Without an address of its own it has that of a port, and changes with its ports."""
     batch.begin(uapi.RTM_NEWLINK, CREATE | NLM_F_ECHO, ifinfomsg(), what or f"create bridge {name}")
     batch.text(uapi.IFLA_IFNAME, name)
@@ -103,7 +115,8 @@ def new_bridge(batch, name, *, address=None, mtu=0, vlan_filtering=False, what=N
     return batch.end()
 
 
-def new_link(batch, name, kind, netns_fd, *, parent=0, mtu=0, address=None, data=(), what=None):
+def new_link(batch: Batch, name: str, kind: str, netns_fd: int, *, parent: int = 0, mtu: int = 0,
+             address: bytes | None = None, data: Iterable[tuple[int, bytes]] = (), what: str | None = None) -> Batch:
     """A link of `kind` in the namespace netns_fd, not yet up; `parent` (an index) is in the socket's own namespace,
     where nothing may be called `name` either. `data` are attributes of the kind: (number, bytes).
 
@@ -130,7 +143,7 @@ def new_link(batch, name, kind, netns_fd, *, parent=0, mtu=0, address=None, data
     return batch.end()
 
 
-def new_ifb(batch, name, *, address, mtu, what=None):
+def new_ifb(batch: Batch, name: str, *, address: bytes, mtu: int, what: str | None = None) -> Batch:
     """An ifb, up: what is redirected to it goes through its queue. That is a qdisc's business, so it has no other."""
     batch.begin(uapi.RTM_NEWLINK, CREATE | NLM_F_ECHO, ifinfomsg(0, uapi.IFF_UP, uapi.IFF_UP),
                 what or f"create ifb {name}")
@@ -139,7 +152,7 @@ def new_ifb(batch, name, *, address, mtu, what=None):
     return batch.nest(uapi.IFLA_LINKINFO).text(uapi.IFLA_INFO_KIND, "ifb").end()
 
 
-def ask_for_kind(batch, kind):
+def ask_for_kind(batch: Batch, kind: str) -> Batch:
     """Ask for a link of `kind` that there cannot be, one of no queues: EINVAL where the kernel has the kind,
     EOPNOTSUPP where not even a module has it."""
     batch.begin(uapi.RTM_NEWLINK, CREATE, ifinfomsg(), f"make a link of kind {kind}")
@@ -147,8 +160,9 @@ def ask_for_kind(batch, kind):
     return batch.nest(uapi.IFLA_LINKINFO).text(uapi.IFLA_INFO_KIND, kind).end()
 
 
-def set_link(batch, index, *, up=None, promisc=None, allmulti=None, address=None, mtu=0, txqlen=None, master=None,
-             name=None, what=None):
+def set_link(batch: Batch, index: int, *, up: bool | None = None, promisc: bool | None = None,
+             allmulti: bool | None = None, address: bytes | None = None, mtu: int = 0, txqlen: int | None = None,
+             master: int | None = None, name: str | None = None, what: str | None = None) -> Batch:
     """Change flags (None: leave alone), MAC, MTU, txqlen, master (an index, 0 for none) and name of a link; a name only
     while it is down."""
     flags = change = 0
@@ -167,7 +181,7 @@ def set_link(batch, index, *, up=None, promisc=None, allmulti=None, address=None
     return batch.text(uapi.IFLA_IFNAME, name) if name else batch
 
 
-def move_link(batch, index, netns_fd, name, alias, *, what=None):
+def move_link(batch: Batch, index: int, netns_fd: int, name: str, alias: str, *, what: str | None = None) -> Batch:
     """Move a link into another namespace, where it is down, called `name`, with `alias` ("": with none).
 
     The kernel (do_setlink) moves it under its old name, if that is free there, and renames it then. So where `name` is
@@ -178,7 +192,7 @@ def move_link(batch, index, netns_fd, name, alias, *, what=None):
     return batch.raw(uapi.IFLA_IFALIAS, alias.encode("utf-8", "surrogateescape"))
 
 
-def set_bridge_port(batch, name, *, hairpin, isolated, what=None):
+def set_bridge_port(batch: Batch, name: str, *, hairpin: bool, isolated: bool, what: str | None = None) -> Batch:
     """Flags of a bridge port, by name, so that it can follow the port's creation in one batch."""
     batch.begin(uapi.RTM_NEWLINK, NLM_F_ACK, ifinfomsg(), what or f"set bridge port {name}")
     batch.text(uapi.IFLA_IFNAME, name)
@@ -187,7 +201,8 @@ def set_bridge_port(batch, name, *, hairpin, isolated, what=None):
     return batch.end().end()
 
 
-def set_port_vlans(batch, index, ranges, *, flags=0, delete=False, what=None):
+def set_port_vlans(batch: Batch, index: int, ranges: Iterable[tuple[int, int]], *, flags: int = 0, delete: bool = False,
+                   what: str | None = None) -> Batch:
     """Add VLANs to a bridge port or delete them; `ranges` are (first, last), `flags` BRIDGE_VLAN_INFO_*.
 
     struct bridge_vlan_info   flags:u16  vid:u16
@@ -202,17 +217,17 @@ def set_port_vlans(batch, index, ranges, *, flags=0, delete=False, what=None):
     return batch.end()
 
 
-def del_link(batch, *, name=None, index=0, what=None):
+def del_link(batch: Batch, *, name: str | None = None, index: int = 0, what: str | None = None) -> Batch:
     batch.begin(uapi.RTM_DELLINK, NLM_F_ACK, ifinfomsg(index), what or f'delete "{name or index}"')
     return batch.text(uapi.IFLA_IFNAME, name) if name else batch
 
 
-def set_arp_notify(batch, index, *, what=None):
+def set_arp_notify(batch: Batch, index: int, *, what: str | None = None) -> Batch:
     """Have the kernel send gratuitous ARP when the link comes up: net.ipv4.conf.<link>.arp_notify, without a file."""
     return set_ipv4_conf(batch, index, uapi.IPV4_DEVCONF_ARP_NOTIFY, what=what or f"set arp_notify of link {index}")
 
 
-def set_ipv4_conf(batch, index, number, *, what):
+def set_ipv4_conf(batch: Batch, index: int, number: int, *, what: str) -> Batch:
     """Switch on one of net.ipv4.conf.<link>, `number` being an IPV4_DEVCONF_*.
 
     IFLA_AF_SPEC
@@ -224,36 +239,37 @@ def set_ipv4_conf(batch, index, number, *, what):
     return batch.u32(number, 1).end().end().end()
 
 
-def read_ipv4_conf(payload, number):
+def read_ipv4_conf(payload: bytes, number: int) -> int:
     """The value of one of net.ipv4.conf.<link> in an RTM_NEWLINK payload, 0 where there is no IPv4 on the link."""
     found = attributes(attributes(payload, 16).get(uapi.IFLA_AF_SPEC, b""))
     found = attributes(found.get(uapi.AF_INET, b""))
     return u32(found.get(uapi.IFLA_INET_CONF, b"")[4 * number - 4:4 * number])
 
 
-def set_alias(batch, index, alias, *, what=None):
+def set_alias(batch: Batch, index: int, alias: str, *, what: str | None = None) -> Batch:
     """Give a link a text for people, of up to 255 bytes; the kernel takes none while it makes the link."""
     batch.begin(uapi.RTM_NEWLINK, NLM_F_ACK, ifinfomsg(index), what or f"set the alias of link {index}")
     return batch.raw(uapi.IFLA_IFALIAS, alias.encode())         # a NUL would count
 
 
-def set_group(batch, index, group, *, what=None):
+def set_group(batch: Batch, index: int, group: int, *, what: str | None = None) -> Batch:
     """Put a link into a group of links (ip-link(8))."""
     batch.begin(uapi.RTM_NEWLINK, NLM_F_ACK, ifinfomsg(index), what or f"put link {index} into group {group}")
     return batch.u32(uapi.IFLA_GROUP, group)
 
 
-def del_group(batch, group, *, what=None):
+def del_group(batch: Batch, group: int, *, what: str | None = None) -> Batch:
     """Delete every link of a group. ENODEV when it has none."""
     batch.begin(uapi.RTM_DELLINK, NLM_F_ACK, ANY_LINK, what or f"delete the links of group {group}")
     return batch.u32(uapi.IFLA_GROUP, group)
 
 
-def family_of(packed):
+def family_of(packed: bytes) -> int:
     return uapi.AF_INET if len(packed) == 4 else uapi.AF_INET6
 
 
-def new_address(batch, index, packed, prefix, *, broadcast=None, nodad=False, what=None):
+def new_address(batch: Batch, index: int, packed: bytes, prefix: int, *, broadcast: bytes | None = None,
+                nodad: bool = False, what: str | None = None) -> Batch:
     """An address with the same local and peer form, as the kernel's own tools send it. With nodad one of IPv6 can be
     used at once; a link without detection settles its addresses in a work queue, some moments later."""
     batch.begin(uapi.RTM_NEWADDR, CREATE, ifaddrmsg(family_of(packed), prefix, index,
@@ -262,7 +278,7 @@ def new_address(batch, index, packed, prefix, *, broadcast=None, nodad=False, wh
     return batch.raw(uapi.IFA_BROADCAST, broadcast) if broadcast else batch
 
 
-def del_address(batch, index, packed, prefix, *, what=None):
+def del_address(batch: Batch, index: int, packed: bytes, prefix: int, *, what: str | None = None) -> Batch:
     batch.begin(uapi.RTM_DELADDR, NLM_F_ACK, ifaddrmsg(family_of(packed), prefix, index), what)
     return batch.raw(uapi.IFA_LOCAL, packed)
 
@@ -271,9 +287,14 @@ class Address:
     """What we need of an RTM_NEWADDR: index, packed, prefix, scope, flags."""
 
     __slots__ = ("index", "packed", "prefix", "scope", "flags")
+    packed: bytes
+    index: int
+    prefix: int
+    scope: int
+    flags: int
 
 
-def read_address(payload):
+def read_address(payload: bytes) -> Address:
     """An RTM_NEWADDR payload as an Address. Raises ValueError for a message cut short."""
     if len(payload) < 8:
         raise ValueError(f"ifaddrmsg of {len(payload)} bytes")
@@ -286,8 +307,10 @@ def read_address(payload):
     return address
 
 
-def route(batch, dst, prefix, *, index, gateway=None, source=None, metric=0, table=uapi.RT_TABLE_MAIN,
-          scope=uapi.RT_SCOPE_UNIVERSE, mtu=0, advmss=0, append=False, delete=False, what=None):
+def route(batch: Batch, dst: bytes, prefix: int, *, index: int, gateway: bytes | None = None,
+          source: bytes | None = None, metric: int = 0, table: int = uapi.RT_TABLE_MAIN,
+          scope: int = uapi.RT_SCOPE_UNIVERSE, mtu: int = 0, advmss: int = 0, append: bool = False,
+          delete: bool = False, what: str | None = None) -> Batch:
     """Add (NLM_F_CREATE alone, as the reference plugins; append: behind others to the same prefix) or delete a unicast
     route of protocol boot. `metric` is its priority; `mtu` and `advmss`, in bytes, are its metrics RTAX_MTU and
     RTAX_ADVMSS (ip-route(8))."""
@@ -317,13 +340,13 @@ def route(batch, dst, prefix, *, index, gateway=None, source=None, metric=0, tab
     return batch.u32(uapi.RTA_OIF, index)
 
 
-def get_route(batch, packed, what):
+def get_route(batch: Batch, packed: bytes, what: str) -> Batch:
     """Ask how the kernel would send to an address; read_way() reads the answer."""
     batch.begin(uapi.RTM_GETROUTE, NLM_F_ACK, rtmsg(family_of(packed), 8 * len(packed)), what)
     return batch.raw(uapi.RTA_DST, packed)
 
 
-def read_way(payload):
+def read_way(payload: bytes) -> tuple[int, int]:
     """The answer to get_route() as (RTN_*, index of the link). Raises ValueError for a message cut short."""
     return payload[7], u32(attributes(payload, 12).get(uapi.RTA_OIF, b""))
 
@@ -333,9 +356,18 @@ class Route:
     protocol, scope, kind (RTN_*)."""
 
     __slots__ = ("dst", "prefix", "gateway", "source", "index", "table", "protocol", "scope", "kind")
+    dst: bytes
+    gateway: bytes
+    source: bytes
+    prefix: int
+    index: int
+    table: int
+    protocol: int
+    scope: int
+    kind: int
 
 
-def read_route(payload):
+def read_route(payload: bytes) -> Route | None:
     """An RTM_NEWROUTE payload as a Route, None for a cached one. Raises ValueError for a message cut short."""
     if len(payload) < 12:
         raise ValueError(f"rtmsg of {len(payload)} bytes")

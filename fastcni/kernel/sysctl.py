@@ -1,5 +1,7 @@
 """Sysctls below /proc/sys, read and written in the calling thread's network namespace."""
 
+from __future__ import annotations
+
 import posix
 
 from fastcni._system import read_file, write_file
@@ -7,7 +9,7 @@ from fastcni._system import read_file, write_file
 ROOT = "/proc/sys/"
 
 
-def path(name):
+def path(name: str) -> str:
     """The file of a sysctl name with '.' or '/' as separator, whichever comes first (sysctl(8)).
 
     With dots first, slashes stand for dots: net.ipv4.conf.eth0/100.forwarding is about link eth0.100.
@@ -21,43 +23,43 @@ def path(name):
     return ROOT + name.lstrip("/")
 
 
-def exists(name):
+def exists(name: str) -> bool:
     return posix.access(path(name), posix.F_OK)
 
 
-def read(name):
+def read(name: str) -> str:
     """The value as text, white space trimmed. Raises OSError."""
     return read_file(path(name), posix.O_RDONLY, 4096).decode("utf-8", "replace").strip()
 
 
-def write(name, value):
+def write(name: str, value: str) -> None:
     """Write the value. Raises OSError."""
     write_file(path(name), value.encode(), 0)
 
 
-def open_folder(name):
+def open_folder(name: str) -> int:
     """A descriptor of a folder of sysctls, for write_at(): those of the calling thread's namespace, whoever uses it.
     Raises OSError."""
     return posix.open(path(name), posix.O_PATH | posix.O_DIRECTORY | posix.O_CLOEXEC)
 
 
-def read_at(folder, name):
+def read_at(folder: int, name: str) -> str:
     """The value of the sysctl `name`, slashes between its parts, below an open folder. Raises OSError."""
     return read_file(name, posix.O_RDONLY, 4096, folder).decode("utf-8", "replace").strip()
 
 
-def write_at(folder, name, value):
+def write_at(folder: int, name: str, value: str) -> None:
     """Write the sysctl `name`, slashes between its parts, below an open folder. Raises OSError."""
     write_file(name, value.encode(), 0, folder)
 
 
-def ensure(name, value):
+def ensure(name: str, value: str) -> None:
     """Write the value unless it is there already; reading takes no lock that writing takes. Raises OSError."""
     if read(name) != value:
         write(name, value)
 
 
-def offer(name, value):
+def offer(name: str, value: str) -> bool:
     """Write a sysctl that this kernel may lack or refuse to change; says whether it did. For a link just made,
     whose value is known to differ: then reading first is an open() for nothing."""
     try:

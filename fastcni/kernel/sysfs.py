@@ -3,16 +3,18 @@
 A folder `net` lists links of one network namespace alone: the one that /sys was mounted in.
 """
 
+from __future__ import annotations
+
 import posix
 
 ROOT = "/sys/"
 
 
-def exists(path):
+def exists(path: str) -> bool:
     return posix.access(ROOT + path, posix.F_OK)
 
 
-def names(path):
+def names(path: str) -> list[str]:
     """What a folder has, in the order of the alphabet; [] where there is no such folder."""
     try:
         return sorted(posix.listdir(ROOT + path))
@@ -20,7 +22,7 @@ def names(path):
         return []
 
 
-def read(path):
+def read(path: str) -> str:
     """The text of a file, white space trimmed; "" where there is none, or the device does not answer."""
     try:
         fd = posix.open(ROOT + path, posix.O_RDONLY | posix.O_CLOEXEC)
@@ -32,6 +34,6 @@ def read(path):
         return ""
 
 
-def target(path):
+def target(path: str) -> str:
     """The name of what a symbolic link leads to: the driver of a device, say. Raises OSError."""
     return posix.readlink(ROOT + path).rpartition("/")[2]

@@ -3,6 +3,8 @@
 As kernel/rtnl.py: requests are added to a Batch, replies are read into small records, nothing here sends.
 """
 
+from __future__ import annotations
+
 import posix
 import sys
 
@@ -11,6 +13,12 @@ from fastcni.kernel import uapi
 from fastcni.kernel.rtnl import CREATE, u32
 from fastcni.kernel.uapi import NLM_F_ACK, NLM_F_ECHO
 from fastcni.spec import address
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from fastcni._netlink import Batch
 
 ORDER = sys.byteorder
 INGRESS = 0xFFFF0000            # the handle of an ingress qdisc, ffff:
@@ -22,12 +30,12 @@ PROTOCOLS = {4: uapi.ETH_P_IP, 16: uapi.ETH_P_IPV6}
 PSCHED = "/proc/net/psched"     # its numbers are the same in every namespace
 
 
-def handle(major, minor=0):
+def handle(major: int, minor: int = 0) -> int:
     """`major:minor` of tc(8), both hexadecimal there."""
     return major << 16 | minor
 
 
-def ticks_per_microsecond():
+def ticks_per_microsecond() -> float:
     """The kernel's unit for bursts, usually 15.625. Raises OSError."""
     fd = posix.open(PSCHED, posix.O_RDONLY | posix.O_CLOEXEC)
     try:
@@ -43,29 +51,30 @@ class Shape:
 
     __slots__ = ("rate", "limit", "buffer")
 
-    def __init__(self, rate, limit, buffer):
+    def __init__(self, rate: int, limit: int, buffer: int) -> None:
         self.rate, self.limit, self.buffer = rate, limit, buffer
 
 
 # struct tcmsg   family:u8  pad:u8  pad:u16 | ifindex:s32 | handle:u32 | parent:u32 | info:u32
 
-def tcmsg(index, handle=0, parent=0, info=0):
+def tcmsg(index: int, handle: int = 0, parent: int = 0, info: int = 0) -> bytes:
     return b"".join(number.to_bytes(4, ORDER) for number in (uapi.AF_UNSPEC, index, handle, parent, info))
 
 
 # struct tc_ratespec   cell_log:u8  linklayer:u8  overhead:u16 | cell_align:s16  mpu:u16 | rate:u32
 
-def ratespec(rate):
+def ratespec(rate: int) -> bytes:
     """Of a rate that does not fit, the attribute of 64 bits has the whole."""
     return bytes(8) + min(rate, MOST).to_bytes(4, ORDER)
 
 
-def new_qdisc(batch, index, kind, what, *, handle=0, parent=uapi.TC_H_ROOT):
+def new_qdisc(batch: Batch, index: int, kind: str, what: str, *, handle: int = 0,
+              parent: int = uapi.TC_H_ROOT) -> Batch:
     batch.begin(uapi.RTM_NEWQDISC, CREATE, tcmsg(index, handle, parent), what)
     return batch.text(uapi.TCA_KIND, kind)
 
 
-def new_tbf(batch, index, shape, what):
+def new_tbf(batch: Batch, index: int, shape: Shape, what: str) -> Batch:
     """A token bucket as root, 1:
 
     TCA_OPTIONS
@@ -78,7 +87,7 @@ def new_tbf(batch, index, shape, what):
     return rate64(batch, shape.rate, uapi.TCA_TBF_RATE64).end()
 
 
-def new_htb(batch, index, default, direct, what):
+def new_htb(batch: Batch, index: int, default: int, direct: int, what: str) -> Batch:
     """Classes as root, 1: ; what no filter sends to one goes to class `default`. What goes to 1:0 is not held to
     anything; `direct` such packets may wait.
 
@@ -91,7 +100,7 @@ def new_htb(batch, index, default, direct, what):
     return batch.u32(uapi.TCA_HTB_DIRECT_QLEN, direct).end()
 
 
-def new_htb_class(batch, index, classid, shape, what):
+def new_htb_class(batch: Batch, index: int, classid: int, shape: Shape, what: str) -> Batch:
     """A class of new_htb(), which borrows from nobody.
 
     TCA_OPTIONS
@@ -105,69 +114,69 @@ def new_htb_class(batch, index, classid, shape, what):
     return rate64(batch, shape.rate, uapi.TCA_HTB_RATE64, uapi.TCA_HTB_CEIL64).end()
 
 
-def rate64(batch, rate, *kinds):
+def rate64(batch: Batch, rate: int, *kinds: int) -> Batch:
     for kind in kinds if rate > MOST else ():
         batch.raw(kind, rate.to_bytes(8, ORDER))
     return batch
 
 
-def new_bfifo(batch, index, parent, limit, what):
+def new_bfifo(batch: Batch, index: int, parent: int, limit: int, what: str) -> Batch:
     """The queue of a class, of `limit` bytes."""
     return new_qdisc(batch, index, "bfifo", what, parent=parent).raw(uapi.TCA_OPTIONS, limit.to_bytes(4, ORDER))
 
 
-def new_ingress(batch, index, what):
+def new_ingress(batch: Batch, index: int, what: str) -> Batch:
     """Where filters see what the link receives."""
     return new_qdisc(batch, index, "ingress", what, handle=INGRESS, parent=uapi.TC_H_INGRESS)
 
 
-def del_qdisc(batch, index, parent, what):
+def del_qdisc(batch: Batch, index: int, parent: int, what: str) -> Batch:
     """Delete the qdisc at TC_H_ROOT or TC_H_INGRESS. ENOENT when there is none."""
     return batch.begin(uapi.RTM_DELQDISC, NLM_F_ACK, tcmsg(index, parent=parent), what)
 
 
-def get_qdisc(batch, index, parent, what):
+def get_qdisc(batch: Batch, index: int, parent: int, what: str) -> Batch:
     """Ask for the qdisc at TC_H_ROOT or of a class."""
     return batch.begin(uapi.RTM_GETQDISC, NLM_F_ACK | NLM_F_ECHO, tcmsg(index, parent=parent), what)
 
 
-def get_class(batch, index, classid, what):
+def get_class(batch: Batch, index: int, classid: int, what: str) -> Batch:
     """ENOENT when there is none."""
     return batch.begin(uapi.RTM_GETTCLASS, NLM_F_ACK | NLM_F_ECHO, tcmsg(index, classid), what)
 
 
-def ask_for_kind(batch, index, kind, parent):
+def ask_for_kind(batch: Batch, index: int, kind: str, parent: int) -> Batch:
     """Ask for a qdisc that there cannot be, one with an empty table of sizes: ENOENT where not even a module has the
     kind, another error where the kernel has it."""
     return new_qdisc(batch, index, kind, f"make a qdisc of kind {kind}", parent=parent).nest(uapi.TCA_STAB).end()
 
 
-def read_kind(payload):
+def read_kind(payload: bytes) -> tuple[str, bytes]:
     """An RTM_NEWQDISC, RTM_NEWTCLASS or RTM_NEWTFILTER payload as (kind, its options). Raises ValueError for a message
     cut short."""
     found = attributes(payload, 20)
     return found.get(uapi.TCA_KIND, b"").rstrip(b"\0").decode("ascii", "replace"), found.get(uapi.TCA_OPTIONS, b"")
 
 
-def read_tbf(options):
+def read_tbf(options: bytes) -> Shape:
     """The options of a tbf qdisc as a Shape. Raises KeyError without any."""
     found = attributes(options)
     params = found[uapi.TCA_TBF_PARMS]
     return Shape(read_rate(params, found.get(uapi.TCA_TBF_RATE64)), u32(params[24:28]), u32(params[28:32]))
 
 
-def read_htb_class(options):
+def read_htb_class(options: bytes) -> Shape:
     """The options of an htb class as a Shape; limit is of its queue, here 0. Raises KeyError without any."""
     found = attributes(options)
     params = found[uapi.TCA_HTB_PARMS]
     return Shape(read_rate(params, found.get(uapi.TCA_HTB_RATE64)), 0, u32(params[24:28]))
 
 
-def read_rate(params, whole):
+def read_rate(params: bytes, whole: bytes | None) -> int:
     return int.from_bytes(whole, ORDER) if whole else u32(params[8:12])
 
 
-def read_htb_default(options):
+def read_htb_default(options: bytes) -> int:
     """The default class in the options of an htb qdisc. Raises KeyError without any."""
     return handle(1, u32(attributes(options)[uapi.TCA_HTB_INIT][8:12]))
 
@@ -175,7 +184,7 @@ def read_htb_default(options):
 # struct tc_u32_sel   flags:u8 offshift:u8 nkeys:u8 pad:u8 | offmask:be16 off:u16 | offoff:s16 hoff:s16 | hmask:be32
 # struct tc_u32_key   mask:be32 | val:be32 | off:s32 | offmask:s32
 
-def selector(keys=((b"\0\0\0\0", b"\0\0\0\0", 0),)):
+def selector(keys: Sequence[tuple[bytes, bytes, int]] = ((b"\0\0\0\0", b"\0\0\0\0", 0),)) -> bytes:
     """Packets with these (value, mask, offset) in their network header, four bytes each; by default all."""
     parts = [b"%c\0%c\0" % (uapi.TC_U32_TERMINAL, len(keys)), bytes(12)]
     for value, mask, offset in keys:
@@ -183,7 +192,7 @@ def selector(keys=((b"\0\0\0\0", b"\0\0\0\0", 0),)):
     return b"".join(parts)
 
 
-def subnet_selector(packed, prefix, offsets):
+def subnet_selector(packed: bytes, prefix: int, offsets: dict[int, int]) -> bytes:
     """Packets with an address of the subnet at SOURCE or DESTINATION."""
     mask = (~address.host_mask(packed, prefix) & (1 << 8 * len(packed)) - 1).to_bytes(len(packed), "big")
     value, offset = address.network(packed, prefix), offsets[len(packed)]
@@ -197,17 +206,17 @@ class Filter:
 
     __slots__ = ("protocol", "priority", "classid", "selector", "redirect")
 
-    def __init__(self, protocol, priority, classid, selector, redirect=0):
+    def __init__(self, protocol: int, priority: int, classid: int, selector: bytes, redirect: int = 0) -> None:
         self.protocol, self.priority, self.classid = protocol, priority, classid
         self.selector, self.redirect = selector, redirect
 
-    def __eq__(self, other):
+    def __eq__(self, other: object) -> bool:
         return all(getattr(self, name) == getattr(other, name) for name in Filter.__slots__)
 
-    __hash__ = None
+    __hash__ = None         # type: ignore[assignment]
 
 
-def new_filter(batch, index, parent, filter, what):
+def new_filter(batch: Batch, index: int, parent: int, filter: Filter, what: str) -> Batch:
     """Add a Filter to a qdisc.
 
     TCA_KIND "u32"
@@ -230,10 +239,10 @@ def new_filter(batch, index, parent, filter, what):
     return batch.raw(uapi.TCA_U32_SEL, filter.selector).end()
 
 
-def read_filter(payload):
+def read_filter(payload: bytes) -> Filter | None:
     """An RTM_NEWTFILTER payload as a Filter, None for what is no u32 filter with a selector."""
-    info, (kind, options) = u32(payload[16:20]), read_kind(payload)
-    options = attributes(options) if kind == "u32" else {}
+    info, (kind, data) = u32(payload[16:20]), read_kind(payload)
+    options = attributes(data) if kind == "u32" else {}
     if uapi.TCA_U32_SEL not in options:
         return None                     # a hash table, say
     protocol = int.from_bytes((info & 0xFFFF).to_bytes(2, ORDER), "big")

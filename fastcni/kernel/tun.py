@@ -1,5 +1,7 @@
 """TAP devices that outlive whoever made them: ioctls on /dev/net/tun (linux/if_tun.h; networking/tuntap.rst)."""
 
+from __future__ import annotations
+
 import errno
 import posix
 import sys
@@ -35,12 +37,13 @@ class ContextRefused(OSError):
     """The kernel does not take the SELinux context: SELinux is off, or its policy says no."""
 
 
-def open_device():
+def open_device() -> int:
     """A descriptor that can become a device's, in the namespace in which it was opened. Raises OSError."""
     return posix.open(PATH, posix.O_RDWR | posix.O_CLOEXEC)
 
 
-def create_tap(name, *, multi_queue=False, owner=None, group=None, context=""):
+def create_tap(name: str, *, multi_queue: bool = False, owner: int | None = None, group: int | None = None,
+               context: str = "") -> None:
     """A persistent TAP device in the calling thread's network namespace, down. Raises OSError, of errno EBUSY where
     there is a link of that name; ContextRefused.
 
@@ -51,7 +54,8 @@ def create_tap(name, *, multi_queue=False, owner=None, group=None, context=""):
     (selinux_tun_dev_alloc_security), and asks neither attr/sockcreate nor attr/fscreate. A thread cannot go there
     itself: attr/current is for processes of one thread, and there is no way back. So another process makes it.
     """
-    calls = [(TUNSETIFF, ifreq(name, IFF_TAP | IFF_NO_PI | IFF_TUN_EXCL | (IFF_MULTI_QUEUE if multi_queue else 0)))]
+    flags = IFF_TAP | IFF_NO_PI | IFF_TUN_EXCL | (IFF_MULTI_QUEUE if multi_queue else 0)
+    calls: list[tuple[int, int | bytes]] = [(TUNSETIFF, ifreq(name, flags))]
     calls += [(number, signed(wanted)) for number, wanted in ((TUNSETOWNER, owner), (TUNSETGROUP, group))
               if wanted is not None]
     calls.append((TUNSETPERSIST, 1))        # last: before it, a device goes with its descriptor
@@ -69,22 +73,22 @@ def create_tap(name, *, multi_queue=False, owner=None, group=None, context=""):
 
 # struct ifreq   name:char[16] | flags:s16 | the rest of a union of 24 bytes
 
-def ifreq(name, flags):
+def ifreq(name: str, flags: int) -> bytes:
     return name.encode().ljust(IFNAMSIZ, b"\0") + flags.to_bytes(2, sys.byteorder) + bytes(22)
 
 
-def signed(number):
+def signed(number: int) -> int:
     """An id of 32 bits as the int that ioctl() takes."""
     return number - (number >> 31 << 32)
 
 
-def ioctl(fd, number, argument):
+def ioctl(fd: int, number: int, argument: int | bytes) -> None:
     import fcntl  # a file of its own in some Pythons, and only ADD needs it
 
     fcntl.ioctl(fd, number, argument)
 
 
-def call_in_context(calls, context):
+def call_in_context(calls: list[tuple[int, int | bytes]], context: str) -> None:
     """The same in a process of that SELinux context: Python, as SELinux policies let container runtimes change
     context by execve(2) alone."""
     from fastcni.kernel import process, waiting
@@ -102,7 +106,7 @@ def call_in_context(calls, context):
         raise OSError(done.status, done.stderr.decode("utf-8", "replace").strip() or posix.strerror(done.status))
 
 
-def set_next_context(context):
+def set_next_context(context: bytes) -> None:
     try:
         fd = posix.open(NEXT_CONTEXT, posix.O_WRONLY | posix.O_CLOEXEC)
         try:

@@ -34,7 +34,8 @@ def campaign(row, _options):
             number += 1
             seconds = min(SLICE, row.until - time.monotonic())
             done = subprocess.run([sys.executable, "-m", "faults.mutations", str(seconds), f"{row.seed}-{number}",
-                                   str(world.folder)], env=environment(package), capture_output=True, text=True)
+                                   str(world.folder)], cwd=package, env=environment(package), capture_output=True,
+                                  text=True)          # in the package's folder, which -m puts in front of all others
             row.attempt(int(done.stdout or 0))
             if done.returncode:
                 row.failed(f"seed {row.seed}-{number}: status {done.returncode}: {done.stderr[-3000:]}")

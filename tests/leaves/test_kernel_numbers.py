@@ -18,7 +18,7 @@ INCLUDES = """sys/socket.h sys/ioctl.h linux/types.h linux/netlink.h linux/rtnet
 # Names that are in no header of user space: nft's, libnftnl's, those of the kernel's own headers, and ours.
 ELSEWHERE = {
     "nft": {"TYPE_IPADDR", "TYPE_IP6ADDR", "TYPE_ETHERADDR", "TYPE_INET_PROTOCOL", "TYPE_INET_SERVICE", "TYPE_IFNAME",
-            "COMMENT_MAX", "NF_CT_STATE_ESTABLISHED", "NF_CT_STATE_RELATED"},
+            "NF_CT_STATE_ESTABLISHED", "NF_CT_STATE_RELATED"},
     "conntrack": {"IPCTNL_MSG_CT_GET", "IPCTNL_MSG_CT_DELETE", "BY_SOURCE", "BY_PROTOCOL", "BY_DESTINATION_PORT"},
     "ipset": {"IPSET_CMD_CREATE", "IPSET_CMD_ADD", "IPSET_CMD_DEL", "IPSET_CMD_TEST", "NFNL_MSG_COMPAT_GET"},
     "tc": {"INGRESS", "MOST", "QUANTUM"},
