@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fastcni.runtime import CNI, CniError, NetworkList, PluginConf, RuntimeConf, collect, inject
-from fastcni.runtime.call import NOBODY, Call, to_pair
+from fastcni.runtime.call import NO_CONTAINER, Call, to_pair
 from fastcni.spec import json
 
 
@@ -37,7 +37,7 @@ def make_plan(cni: CNI, net: NetworkList, rt: RuntimeConf, command: str) -> list
     result = cni.cached_result(net, rt) if command in ("CHECK", "DEL") and rt.netns else None
     if command == "DEL" and net.version in ("", "0.1.0", "0.2.0", "0.3.0", "0.3.1"):
         result = None
-    env = Call(command, rt if attached else NOBODY, None, ":".join(cni.plugin_dirs)).env()
+    env = Call(command, rt if attached else NO_CONTAINER, None, ":".join(cni.plugin_dirs)).env()
     steps = []
     for plugin in reversed(net.plugins) if command == "DEL" else net.plugins:
         if attached:

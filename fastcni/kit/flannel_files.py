@@ -33,6 +33,10 @@ class Subnet:
     masquerades the pods' traffic)."""
 
     __slots__ = ("networks", "subnets", "mtu", "masquerades")
+    networks: list[str]
+    subnets: list[str]
+    mtu: int
+    masquerades: bool
 
 
 def read_subnet(path: str) -> Subnet:

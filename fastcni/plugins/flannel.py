@@ -31,6 +31,10 @@ class Conf:
     """subnet_file, data_dir; delegate and ipam as written, Sections. delegate is None in a DEL whose keys are bad."""
 
     __slots__ = ("subnet_file", "data_dir", "delegate", "ipam")
+    subnet_file: str
+    data_dir: str
+    delegate: Any                       # Section | None
+    ipam: Section
 
 
 def read(req: Request) -> Conf:

@@ -41,6 +41,9 @@ class Conf:
     addresses, each once."""
 
     __slots__ = ("keys", "owner", "requested")
+    keys: host_local_conf.Keys
+    owner: bytes
+    requested: list[bytes]
 
 
 def read(req: Request) -> Conf:
@@ -60,7 +63,7 @@ def add(req: Request, conf: Conf, undo: Undo) -> dict[str, Any]:
     """Allocate one address of each range set."""
     dns = read_dns(conf.keys.resolv_conf) if conf.keys.resolv_conf else {}
     wanted = allocation.assign_requested(conf.keys.sets, conf.requested)
-    taken = []
+    taken: list[bytes] = []
     undo(release_taken, req, conf, taken)
     with open_store(req, conf, create=True) as store:
         for i, range_set in enumerate(conf.keys.sets):

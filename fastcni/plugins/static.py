@@ -31,6 +31,9 @@ class Conf:
     """addresses: [(packed, prefix length, packed gateway or None)]; routes and dns as a result has them."""
 
     __slots__ = ("addresses", "dns", "routes")
+    addresses: list[Address]
+    dns: dict[str, Any]
+    routes: list[dict[str, Any]]
 
 
 def read(req: Request) -> Conf | None:

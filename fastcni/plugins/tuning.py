@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from fastcni.kernel.rtnl import Link
     from fastcni.kit.call.request import Request
     from fastcni.kit.call.undo import Undo
+    from fastcni.kit.links.attributes import Values
+    from fastcni.kit.sysctls.pod_sysctls import Sysctls
 
 CAPABILITIES, ARGS = ("mac",), attributes.ARGS
 MISSING = "Required prevResult missing"
@@ -31,6 +33,9 @@ class Conf:
     """data_dir; sysctls, as pod_sysctls.read_keys() returns them; wanted ({attribute of the link: value})."""
 
     __slots__ = ("data_dir", "sysctls", "wanted")
+    data_dir: str
+    sysctls: Sysctls
+    wanted: Values
 
 
 def read(req: Request) -> Conf:

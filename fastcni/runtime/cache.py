@@ -1,7 +1,7 @@
 """The result cache: one file for each attachment, the same files that the Go library keeps.
 
-Written under another name and renamed into place, so a crash leaves the old file or the new one.
-What cannot be read is reported by the readers here; DEL goes on without it (see cni).
+A file is written with another name and renamed, so a crash leaves the old file or the new one. The readers report a
+file that cannot be read; DEL works without it (see cni).
 """
 
 import os
@@ -20,11 +20,11 @@ from fastcni.spec.errors import CniError
 
 KIND = "cniCacheV1"
 DEFAULT_DIR = "/var/lib/cni"
-MAX_FILE = 16 << 20
+MAX_FILE_BYTES = 16 << 20
 
 
 class Cache:
-    """The cache below one directory; the files are in its `results`. Makes nothing until written to."""
+    """The cache below one directory; the files are in its `results`, which the first write creates."""
 
     def __init__(self, directory: str | os.PathLike[str] = ""):
         self.directory = os.fspath(directory)
@@ -34,7 +34,7 @@ class Cache:
         return os.path.join(self.directory or (rt.cache_dir if rt else "") or DEFAULT_DIR, "results")
 
     def path(self, network: str, rt: RuntimeConf) -> str:
-        """The file of an attachment. CniError when a part of its name is missing or could lead elsewhere."""
+        """The file of an attachment. Raises CniError 7 if a part of its name is missing or has a slash."""
         parts = (network, rt.container_id, rt.ifname)
         if not all(parts):
             name, container_id, ifname = map(json.quote, parts)
@@ -46,7 +46,7 @@ class Cache:
         return os.path.join(self.results(rt), "-".join(parts))
 
     def write(self, network: str, config: bytes, rt: RuntimeConf, outcome: dict[str, Any] | None) -> None:
-        """Remember an attachment. OSError: it could not be written; CniError: see path()."""
+        """Write the file of an attachment. Raises OSError, and CniError as path()."""
         path = self.path(network, rt)
         document: dict[str, Any] = {
             "kind": KIND,
@@ -66,7 +66,7 @@ class Cache:
         write_file(path, json.write(document))
 
     def read(self, network: str, rt: RuntimeConf) -> bytes | None:
-        """The file's bytes; None when there is none that can be read."""
+        """The file's bytes; None if it does not exist or cannot be read."""
         path = self.path(network, rt)
         try:
             return read_file(path)
@@ -74,9 +74,9 @@ class Cache:
             return None
 
     def read_result(self, network: str, version: str, rt: RuntimeConf) -> dict[str, Any] | None:
-        """The remembered result in the given version ("" is 0.1.0); None when nothing is remembered.
+        """The cached result in the given version ("" is 0.1.0); None without a file.
 
-        CniError: the file's content is no result, or one that has no form in that version.
+        Raises CniError if the file has no result, or one that cannot be converted to that version.
         """
         raw = self.read(network, rt)
         if raw is None:
@@ -96,7 +96,8 @@ class Cache:
                                    f"{json.quote(version)}: {e.msg}", e.details) from None
 
     def read_config(self, network: str, rt: RuntimeConf) -> tuple[bytes, RuntimeConf] | None:
-        """The configuration's bytes at the time of ADD, and `rt` with that time's args; None as above."""
+        """The configuration's bytes at the time of ADD, and `rt` with the args of that time; None without a file.
+        Raises CniError 6 or 7."""
         raw = self.read(network, rt)
         if raw is None:
             return None
@@ -112,17 +113,17 @@ class Cache:
         return it.config, replace(rt, args=it.args or rt.args, capability_args=it.capability_args)
 
     def remove(self, network: str, rt: RuntimeConf) -> None:
-        """Forget an attachment; one that is not there, or has no name, is forgotten already."""
+        """Remove the file of an attachment; success if it does not exist."""
         try:
             os.unlink(self.path(network, rt))
         except (CniError, OSError):
             pass
 
     def attachments(self, container_id: str = "", *, without_config: bool = False) -> list[Attachment]:
-        """What is remembered, of one container or of all, sorted by file name; files of others are skipped.
+        """The attachments of one container or of all, sorted by file name; files of other formats are skipped.
 
-        without_config: also files of libcni before 0.8, which have the result alone, if it names a network namespace.
-        OSError: the directory is there and cannot be listed.
+        without_config: also files of libcni before 0.8, which have the result only, if it names a network namespace.
+        Raises OSError if the directory exists and cannot be listed.
         """
         where = self.results()
         try:
@@ -154,9 +155,9 @@ class Document:
 
 
 def read_document(raw: bytes, name: str = "") -> Document:
-    """Decode a cache file called `name`; ValueError when it is not a JSON object of the right types.
+    """Decode a cache file called `name`. Raises ValueError if it is not a JSON object of the right types.
 
-    libcni 0.7 wrote the result alone. Later versions write an object of KIND, without containerId at first, and
+    libcni 0.7 wrote the result only. Later versions write an object of KIND, without containerId at first, and
     without netns before 1.2: then the namespace is the one that the result names.
     """
     values = json.read(raw)
@@ -185,7 +186,7 @@ def read_document(raw: bytes, name: str = "") -> Document:
 
 
 def read_names(file_name: str, texts: Mapping[str, str]) -> tuple[str, str, str]:
-    """(network, container id, ifname): as the file says, else of its name, NETWORK-CONTAINERID-IFNAME."""
+    """(network, container id, ifname) from the file, else from its name, NETWORK-CONTAINERID-IFNAME."""
     network, container_id, ifname = (texts[key] for key in ("networkName", "containerId", "ifName"))
     if not texts["kind"]:
         rest, _, ifname = file_name.rpartition("-")
@@ -203,7 +204,7 @@ def read_interfaces(outcome: Any) -> list[dict[str, str]]:
 
 
 def sandbox_of(interfaces: list[dict[str, str]], ifname: str) -> str:
-    """The sandbox of the interface of that name, else of any, "" where no interface has one."""
+    """The sandbox of the interface of that name, else of any, "" if no interface has one."""
     inside = sorted((it for it in interfaces if it["sandbox"]), key=lambda it: it["name"] != ifname)
     return inside[0]["sandbox"] if inside else ""
 
@@ -222,19 +223,19 @@ def sort_keys(value: Any) -> Any:
 
 
 def read_file(path: str) -> bytes:
-    """The bytes of a regular file; OSError. A pipe or a device is refused and never waited for."""
+    """The bytes of a regular file. Raises OSError, also for a pipe or a device, and does not wait for these."""
     with open(path, "rb", opener=open_regular) as file:
-        raw = file.read(MAX_FILE + 1)
-    if len(raw) > MAX_FILE:
-        raise OSError(f"{path}: more than {MAX_FILE} bytes")
+        raw = file.read(MAX_FILE_BYTES + 1)
+    if len(raw) > MAX_FILE_BYTES:
+        raise OSError(f"{path}: more than {MAX_FILE_BYTES} bytes")
     return raw
 
 
 def write_file(path: str, data: bytes) -> None:
-    """Put a file of mode 0600 in place at once.
+    """Replace a file atomically, with mode 0600. Raises OSError.
 
-    The new file is made beside the directory, not in it: whoever lists the directory, in Go too,
-    takes every file there for an attachment.
+    The new file is made beside the directory, not in it: to other programs, also in Go, every file in the directory is
+    an attachment.
     """
     folder = os.path.dirname(path)
     make_folders(folder, 0o700, above=0o700)

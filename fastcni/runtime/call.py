@@ -1,4 +1,4 @@
-"""One command to a plugin, as its environment says it."""
+"""One call of a plugin: its command and environment."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -6,11 +6,11 @@ from typing import Protocol
 from fastcni.runtime.records import RuntimeConf
 from fastcni.runtime.trace import Trace
 
-NOBODY = RuntimeConf("", "", "")        # GC and STATUS are about no container
+NO_CONTAINER = RuntimeConf("", "", "")      # for GC and STATUS
 
 
 class Interface(Protocol):
-    """Anything that names an attachment: a RuntimeConf, an Attachment."""
+    """An object that names an attachment: a RuntimeConf, an Attachment."""
 
     @property
     def container_id(self) -> str: ...
@@ -20,7 +20,7 @@ class Interface(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """command: "ADD" and so on. rt: for whom. path: the plugin directories joined with ":"."""
+    """command: "ADD" and so on. rt: the attachment. path: the plugin directories joined with ":"."""
 
     command: str
     rt: RuntimeConf
@@ -28,7 +28,7 @@ class Call:
     path: str
 
     def env(self) -> dict[str, str]:
-        """All the CNI variables, also the empty ones, so that none of the caller's own leaks in."""
+        """All CNI variables, also empty ones, so that the plugin inherits none from the caller."""
         cni = {
             "CNI_COMMAND": self.command,
             "CNI_CONTAINERID": self.rt.container_id,
@@ -41,7 +41,7 @@ class Call:
 
 
 def to_pair(it: tuple[str, str] | Interface) -> tuple[str, str]:
-    """(container id, interface name) of whatever names an attachment."""
+    """(container id, interface name) of an object that names an attachment."""
     if isinstance(it, tuple):
         container_id, ifname = it
         return container_id, ifname

@@ -1,4 +1,4 @@
-"""The public object: networks are loaded and containers attached to them, with the Go library's semantics."""
+"""The runtime: load networks and attach containers to them, with the Go library's semantics."""
 
 import os
 from collections.abc import Iterable, Sequence
@@ -7,7 +7,7 @@ from typing import Any
 from fastcni.kit.call import invoke
 from fastcni.runtime import collect, discover, inject
 from fastcni.runtime.cache import Cache
-from fastcni.runtime.call import NOBODY, Call, Interface, to_pair
+from fastcni.runtime.call import NO_CONTAINER, Call, Interface, to_pair
 from fastcni.runtime.errors import ManyErrors, PluginError
 from fastcni.runtime.exec import Exec, Runner
 from fastcni.runtime.parse import read_version
@@ -26,15 +26,15 @@ Result = dict[str, Any]
 class CNI:
     """A runtime.
 
-    plugin_dirs: where plugins are looked for, in order. conf_dir: where load() looks. cache_dir: where
-    results are remembered, /var/lib/cni when empty. runner: how plugins are called, Exec() when None.
-    timeout: seconds for one call of one plugin, None for no limit.
+    plugin_dirs: the directories of plugins, in order. conf_dir: the directory of load(). cache_dir: the directory of
+    the result cache, /var/lib/cni if empty. runner: calls the plugins, None: Exec(). timeout: seconds for one call of
+    one plugin, None for no limit.
 
-    Nothing is kept here between calls, and any number of threads may use one object. Two calls for
-    one container, or GC beside anything else on its network, are the caller's to keep apart.
+    The object keeps nothing between calls, and any number of threads may use it. The caller has to serialize calls for
+    one container, and GC with all other calls on its network.
 
-    What goes wrong is a CniError: code, msg and details; a PluginError when a plugin of a list said
-    so, with the plugin's code and details. `trace` of each call is handed on to the plugins.
+    Methods raise CniError (code, msg, details); PluginError if a plugin of a list failed, with the plugin's code and
+    details. The plugins get the `trace` of a call in their environment.
     """
 
     def __init__(self, plugin_dirs: Sequence[str | os.PathLike[str]],
@@ -48,18 +48,18 @@ class CNI:
         self.timeout = timeout
 
     def load(self, name: str, warn: discover.Warn = discover.log_warning) -> NetworkList:
-        """Load a network by name. ConfError, also as NoConfigsFound or NotFound: see load_network()."""
+        """Load a network by name. Raises ConfError, NoConfigsFound or NotFound, see load_network()."""
         return discover.load_network(self.conf_dir, name, warn)
 
     # Networks -----------------------------------------------------------------------------------
 
     def add(self, net: NetworkList, rt: RuntimeConf, *, rollback: bool = False,
             trace: Trace | None = None) -> Result | None:
-        """Attach: ADD of each plugin in order; return the last one's result, in that result's own version.
+        """Attach: ADD of each plugin in order. Return the last result, in that result's own version; None: no plugins.
 
-        The result is remembered in the cache. After a failure the network may be half there: the caller
-        has to delete(), or asks with `rollback` that the plugins that were started are DELeted in reverse
-        before the error is raised; what goes wrong with that is added to it as notes. None: no plugins.
+        The result is written to the cache. After a failure some plugins may have made their part: the caller has to
+        call delete(). With `rollback`, the plugins that were started get DEL in reverse order before the error is
+        raised; errors of these are notes of the error.
         """
         started: list[PluginConf] = []
         result = None
@@ -77,7 +77,7 @@ class CNI:
         return result
 
     def check(self, net: NetworkList, rt: RuntimeConf, *, trace: Trace | None = None) -> Report:
-        """Verify: CHECK of each plugin in order with the remembered result; the first error is raised."""
+        """Verify: CHECK of each plugin in order with the cached result. Raises the first error."""
         self._require_check(net.version)
         if net.disable_check:
             return Report(skipped="disableCheck is true")
@@ -89,15 +89,15 @@ class CNI:
             except CniError as e:
                 error = PluginError(plugin, "check", e, net.plugins[:index])
                 if not result:
-                    error.add_note(self._nothing_remembered(net, rt))
+                    error.add_note(self._nothing_cached(net, rt))
                 raise error from e
-        return Report(net.plugins, unknown="" if result else self._nothing_remembered(net, rt))
+        return Report(net.plugins, unknown="" if result else self._nothing_cached(net, rt))
 
     def delete(self, net: NetworkList, rt: RuntimeConf, *, trace: Trace | None = None) -> Report:
-        """Detach: DEL of each plugin in reverse with the remembered result, which is forgotten in the end.
+        """Detach: DEL of each plugin in reverse order with the cached result, which is removed at the end.
 
-        The first failure stops it and the result is kept, so that it can be tried again. A remembered
-        result that cannot be used is forgotten at once and does not stop it.
+        The first failure stops it, and the cached result stays, so that the caller can try again. A cached result that
+        cannot be read is removed and does not stop it.
         """
         result, unknown = self._cached_for_delete(net, rt)
         called = tuple(reversed(net.plugins))
@@ -111,14 +111,13 @@ class CNI:
 
     def gc(self, net: NetworkList, valid_attachments: Iterable[tuple[str, str] | Interface] | None, *,
            trace: Trace | None = None) -> GcReport:
-        """Release whatever belongs to no valid attachment.
+        """Release what belongs to no valid attachment.
 
-        valid_attachments: (container id, interface name) pairs, or records that have both. Remembered
-        attachments of this network that are not among them are deleted, with the args they were added
-        with; then each plugin gets GC: below 1.1.0 only those of fastcni's own. None, or an empty list, means that
-        **every** remembered attachment goes; with None the plugins are not told a list either. collect.make_plan()
-        keeps those whose network namespace exists.
-        ManyErrors: all that went wrong; nothing stops at a failure.
+        valid_attachments: (container id, interface name) pairs, or records that have both. Cached attachments of this
+        network that are not among them are deleted, with the args of their ADD; then each plugin gets GC, below 1.1.0
+        only fastcni's own. With None or an empty list **every** cached attachment is deleted; with None the plugins get
+        no list. collect.make_plan() keeps the attachments whose network namespace exists.
+        A failure stops nothing. Raises ManyErrors with all errors.
         """
         if net.disable_gc:
             return GcReport(skipped="disableGC is true")
@@ -126,7 +125,7 @@ class CNI:
         try:
             remembered = self.cache.attachments()
         except OSError as e:
-            # The Go library says nothing and does nothing. Nothing is done here either, but it is said.
+            # As in the Go library nothing is done, but here with a warning.
             why = f"list the result cache: {e}"
             discover.log_warning(f"GC of network {net.name} was not run: {why}")
             return GcReport(skipped=why)
@@ -138,22 +137,22 @@ class CNI:
         return report
 
     def status(self, net: NetworkList, *, trace: Trace | None = None) -> Report:
-        """Ask each plugin whether ADD can be served; the first error is raised with its code (50, 51).
+        """Ask each plugin whether it can serve ADD. Raises the first error with its code (50, 51).
 
-        Nothing is asked below 1.1.0.
+        Below 1.1.0 no plugin is called.
         """
         if not collect.at_least(net.version, "1.1.0"):
             return Report(skipped=collect.below(net, "STATUS", "1.1.0"))
         for index, plugin in enumerate(net.plugins):
             try:
-                self.call(Call("STATUS", NOBODY, trace, self.path), plugin,
+                self.call(Call("STATUS", NO_CONTAINER, trace, self.path), plugin,
                           inject.for_status(net.name, net.version, plugin))
             except CniError as e:
                 raise PluginError(plugin, "status", e, net.plugins[:index]) from e
         return Report(net.plugins)
 
     def validate(self, net: NetworkList, *, trace: Trace | None = None) -> set[str]:
-        """Return the capabilities that any plugin declares. ManyErrors: plugins missing or too old."""
+        """Return the capabilities that the plugins declare. Raises ManyErrors: plugins are missing or too old."""
         found, capabilities = [], set()
         for plugin in net.plugins:
             try:
@@ -167,28 +166,28 @@ class CNI:
     # Single plugins, by the name and version of their own configuration ---------------------------
 
     def add_plugin(self, plugin: PluginConf, rt: RuntimeConf, *, trace: Trace | None = None) -> Result | None:
-        """ADD of one plugin that stands alone; the result is remembered. Its error is raised as it is."""
+        """ADD of a single plugin; the result is written to the cache. Raises the plugin's error unchanged."""
         result = self._add_one(plugin, plugin, rt, None, trace, [])
         self._remember(plugin, rt, result)
         return result
 
     def check_plugin(self, plugin: PluginConf, rt: RuntimeConf, *, trace: Trace | None = None) -> None:
-        """CHECK of one plugin that stands alone, with the remembered result."""
+        """CHECK of a single plugin, with the cached result."""
         self._require_check(plugin.version)
         result = self._cached_for_check(plugin, rt)
         self.call(Call("CHECK", rt, trace, self.path), plugin,
                    inject.for_attachment(plugin.name, plugin.version, plugin, rt, result))
 
     def delete_plugin(self, plugin: PluginConf, rt: RuntimeConf, *, trace: Trace | None = None) -> None:
-        """DEL of one plugin that stands alone; what is remembered is used, then forgotten."""
+        """DEL of a single plugin, with the cached result, which is removed then."""
         self._delete_one(plugin, plugin, rt, self._cached_for_delete(plugin, rt)[0], trace)
         self.cache.remove(plugin.name, rt)
 
     def validate_plugin(self, plugin: PluginConf, wanted: str | None = None, *,
                         trace: Trace | None = None) -> set[str]:
-        """Return the capabilities that a plugin declares. CniError: it is missing or lacks the version.
+        """Return the capabilities that a plugin declares. Raises CniError if it is missing or lacks the version.
 
-        wanted: the version to look for, the configuration's own when None.
+        wanted: the version that it has to support, None: the configuration's.
         """
         wanted = (plugin.version if wanted is None else wanted) or "0.1.0"
         if wanted not in self.version_info(plugin.type, trace=trace):
@@ -196,10 +195,10 @@ class CNI:
                            f'plugin {plugin.type} does not support config version "{wanted}"')
         return {name for name, on in plugin.capabilities.items() if on}
 
-    # What is known --------------------------------------------------------------------------------
+    # Information -------------------------------------------------------------------------------------
 
     def version_info(self, plugin: str, *, trace: Trace | None = None) -> list[str]:
-        """The spec versions that a plugin type supports, as it says itself."""
+        """The spec versions that a plugin type supports, by its own answer."""
         where = self.runner.find(plugin, self.plugin_dirs)
         env = Call("VERSION", RuntimeConf("", "dummy", "dummy"), trace, "dummy").env()
         stdin = json.write({"cniVersion": version.CURRENT})
@@ -213,16 +212,16 @@ class CNI:
             raise
 
     def cached_result(self, net: NetworkList | PluginConf, rt: RuntimeConf) -> Result | None:
-        """The result of ADD in the network's version; None: nothing remembered. CniError: it is damaged."""
+        """The cached result of ADD in the network's version, None without one. Raises CniError if it is damaged."""
         return self.cache.read_result(net.name, net.version, rt)
 
     def cached_config(self, net: NetworkList | PluginConf,
                       rt: RuntimeConf) -> tuple[bytes, RuntimeConf] | None:
-        """The bytes of the configuration that ADD used, and `rt` with the args it used; None as above."""
+        """The bytes of the configuration that ADD used, and `rt` with its args; None without a cached result."""
         return self.cache.read_config(net.name, rt)
 
     def attachments(self, container_id: str = "") -> list[Attachment]:
-        """What the cache remembers, of one container or of all. OSError: it cannot be listed."""
+        """The cached attachments of one container or of all. Raises OSError if the cache cannot be listed."""
         return self.cache.attachments(container_id)
 
     # Steps ----------------------------------------------------------------------------------------
@@ -233,12 +232,12 @@ class CNI:
         return os.pathsep.join(self.plugin_dirs)
 
     def call(self, call: Call, plugin: PluginConf, stdin: bytes) -> bytes:
-        """Call a plugin and return its stdout. CniError: it is missing, or has failed."""
+        """Call a plugin and return its stdout. Raises CniError if it is missing or fails."""
         where = self.runner.find(plugin.type, self.plugin_dirs)
         return self.runner.run(where, call.env(), stdin, self.timeout)
 
     def is_own(self, plugin: PluginConf) -> bool:
-        """Is the plugin that would be called one of fastcni's? A runner that does not say has none of them."""
+        """Is the plugin one of fastcni's? With a runner that has no is_own(), none is."""
         is_own = getattr(self.runner, "is_own", None)
         try:
             return bool(is_own and is_own(self.runner.find(plugin.type, self.plugin_dirs)))
@@ -263,7 +262,7 @@ class CNI:
 
     def _roll_back(self, net: NetworkList, rt: RuntimeConf, trace: Trace | None,
                    started: Sequence[PluginConf], error: BaseException) -> None:
-        """DEL as a later delete() would do it, but going on after a failure."""
+        """DEL as of a later delete(), but a failure does not stop it."""
         for plugin in reversed(started):
             try:
                 self._delete_one(net, plugin, rt, None, trace)
@@ -290,7 +289,7 @@ class CNI:
             raise reworded(f"failed to get network {json.quote(net.name)} cached result", e) from e
 
     def _cached_for_delete(self, net: NetworkList | PluginConf, rt: RuntimeConf) -> tuple[Result | None, str]:
-        """(the remembered result, what is not known and why)"""
+        """(the cached result, why there is none)"""
         if read_version(net.version) < (0, 4, 0):
             return None, ""
         try:
@@ -298,12 +297,12 @@ class CNI:
         except CniError as e:
             self.cache.remove(net.name, rt)
             return None, f"the cached result of its ADD could not be used: {e}"
-        return result, "" if result else self._nothing_remembered(net, rt)
+        return result, "" if result else self._nothing_cached(net, rt)
 
-    def _nothing_remembered(self, net: NetworkList, rt: RuntimeConf) -> str:
+    def _nothing_cached(self, net: NetworkList | PluginConf, rt: RuntimeConf) -> str:
         return f"no result of its ADD is cached in {self.cache.results(rt)}"
 
 
 def reworded(what: str, error: CniError) -> CniError:
-    """The same error with what was being done in front of its text."""
+    """The same error with a prefix to its text, which says what was tried."""
     return CniError(error.code, f"{what}: {error.msg}", error.details)

@@ -1,4 +1,4 @@
-"""GC of one network: which remembered attachments stay, which get DEL, and what the plugins release besides."""
+"""GC of one network: which cached attachments stay, which get DEL, and what the plugins release."""
 
 import errno
 import os
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from fastcni.handle import REPORT
 from fastcni.kernel import netns
 from fastcni.runtime import inject
-from fastcni.runtime.call import NOBODY, Call, to_pair
+from fastcni.runtime.call import NO_CONTAINER, Call, to_pair
 from fastcni.runtime.errors import PluginError
 from fastcni.runtime.records import Attachment, NetworkList, PluginConf, RuntimeConf
 from fastcni.runtime.report import Collected, Deleted, GcReport, Judged, Released
@@ -27,7 +27,7 @@ Pair = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """kept and stale: remembered attachments of one network. valid: pairs that are kept, remembered or not."""
+    """kept and stale: cached attachments of one network. valid: pairs that are kept, cached or not."""
 
     kept: tuple[Judged, ...]
     stale: tuple[Judged, ...]
@@ -36,7 +36,7 @@ class Plan:
 
 def make_plan(remembered: Iterable[Attachment], network: str, valid: Iterable[Pair] = (),
               everything: bool = False) -> Plan:
-    """Keep what is valid and, unless `everything` may go, each attachment whose network namespace is not known gone."""
+    """Keep valid attachments and, unless `everything` is set, those whose network namespace may exist."""
     pairs, kept, stale = frozenset(valid), [], []
     for it in remembered:
         if it.network != network:
@@ -54,7 +54,7 @@ def make_plan(remembered: Iterable[Attachment], network: str, valid: Iterable[Pa
 def unread_files(folder: str, network: str, remembered: Iterable[Attachment]) -> list[str]:
     """Files of the cache that have the network's name and could not be read: damaged, or of an old libcni.
 
-    Their attachments are not known, nor whether these live. OSError: the folder cannot be listed.
+    Their attachments are unknown, and may exist. Raises OSError if the folder cannot be listed.
     """
     known = {f"{it.network}-{it.container_id}-{it.ifname}" for it in remembered}
     try:
@@ -95,21 +95,21 @@ def sees_processes() -> bool:
 
 
 def rehearse(cni: "CNI", net: NetworkList, plan: Plan) -> GcReport:
-    """What run() would do, without calling a plugin. So what the plugins would release is not known."""
+    """The report of run(), without a call of a plugin. It does not say what the plugins would release."""
     stale = tuple(Deleted(it.attachment, it.why) for it in plan.stale)
     plugins = tuple(Collected(plugin, skipped=why_skipped(cni, net, plugin)) for plugin in net.plugins)
     return GcReport(plan.kept, stale, plugins, dry_run=True)
 
 
 def run(cni: "CNI", net: NetworkList, plan: Plan, *, trace: Trace | None = None) -> GcReport:
-    """DEL of what the plan calls stale, then GC of each plugin; nothing stops at a failure."""
+    """DEL of the plan's stale attachments, then GC of each plugin; a failure stops nothing."""
     deleted = delete_stale(cni, net, plan, trace)
     try:
-        told = still_valid(cni, net, plan)
+        valid = still_valid(cni, net, plan)
     except OSError as e:
         error = CniError(errors.IO_FAILURE, f"no plugin was called: list the result cache: {e}")
         return GcReport(plan.kept, deleted, error=error)
-    return GcReport(plan.kept, deleted, gc_plugins(cni, net, told, trace))
+    return GcReport(plan.kept, deleted, gc_plugins(cni, net, valid, trace))
 
 
 def delete_stale(cni: "CNI", net: NetworkList, plan: Plan, trace: Trace | None) -> tuple[Deleted, ...]:
@@ -117,7 +117,7 @@ def delete_stale(cni: "CNI", net: NetworkList, plan: Plan, trace: Trace | None) 
 
 
 def still_valid(cni: "CNI", net: NetworkList, plan: Plan) -> list[Pair]:
-    """What the plugins are to keep. An ADD that ended after the plan was made is in the cache by now."""
+    """The attachments that the plugins have to keep. An ADD that ended after the plan was made is in the cache now."""
     stale = {to_pair(it.attachment) for it in plan.stale}
     now = {to_pair(it) for it in cni.attachments() if it.network == net.name}
     return sorted(plan.valid | {to_pair(it.attachment) for it in plan.kept} | (now - stale))
@@ -135,32 +135,32 @@ def delete_one(cni: "CNI", net: NetworkList, stale: Judged, trace: Trace | None)
     return Deleted(it, stale.why)
 
 
-def gc_plugins(cni: "CNI", net: NetworkList, told: Sequence[Pair] | None,
+def gc_plugins(cni: "CNI", net: NetworkList, valid: Sequence[Pair] | None,
                trace: Trace | None) -> tuple[Collected, ...]:
-    return tuple(gc_plugin(cni, net, plugin, told, trace) for plugin in net.plugins)
+    return tuple(gc_plugin(cni, net, plugin, valid, trace) for plugin in net.plugins)
 
 
-def gc_plugin(cni: "CNI", net: NetworkList, plugin: PluginConf, told: Sequence[Pair] | None,
+def gc_plugin(cni: "CNI", net: NetworkList, plugin: PluginConf, valid: Sequence[Pair] | None,
               trace: Trace | None) -> Collected:
     """GC of one plugin. fastcni's own accept it in every version, and report what they released."""
     if why := why_skipped(cni, net, plugin):
         return Collected(plugin, skipped=why)
-    more = {} if told is None else report_key(cni, plugin)
+    more = {} if valid is None else report_key(cni, plugin)
     try:
-        stdin = inject.for_gc(net.name, net.version, plugin, told, more)
-        stdout = cni.call(Call("GC", NOBODY, trace, cni.path), plugin, stdin)
+        stdin = inject.for_gc(net.name, net.version, plugin, valid, more)
+        stdout = cni.call(Call("GC", NO_CONTAINER, trace, cni.path), plugin, stdin)
         return Collected(plugin, released=read_released(stdout) if more else None)
     except CniError as e:
         return Collected(plugin, error=PluginError(plugin, "gc", e))
 
 
 def report_key(cni: "CNI", plugin: PluginConf) -> dict[str, bool]:
-    """What fastcni's own plugins get with GC besides the list."""
+    """The keys that fastcni's own plugins get with GC besides the list."""
     return {REPORT: True} if cni.is_own(plugin) else {}
 
 
 def why_skipped(cni: "CNI", net: NetworkList, plugin: PluginConf) -> str:
-    """Why a plugin gets no GC, "" where it gets one."""
+    """Why a plugin gets no GC, "" if it gets one."""
     if at_least(net.version, "1.1.0") or cni.is_own(plugin):
         return ""
     return f"{below(net, 'GC', '1.1.0')}, and it is not one of fastcni's own plugins"
@@ -172,7 +172,7 @@ def below(net: NetworkList, command: str, since: str) -> str:
 
 
 def at_least(config_version: str, since: str) -> bool:
-    """Whether a version is new enough. A version that cannot be read is not."""
+    """Is a version new enough? A bad one is not."""
     try:
         return version.at_least(config_version, since)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Find a network by name in a configuration directory, in the order that the Go library looks."""
+"""Find a network by name in a configuration directory, in the order of the Go library."""
 
 import os
 import re
@@ -12,7 +12,7 @@ from fastcni.runtime.records import NetworkList, PluginConf
 from fastcni.spec import errors, json
 from fastcni.spec.config import check_network_name
 
-MAX_CONF = 4 << 20         # bytes of one file; a network list is a few kB
+MAX_CONF_BYTES = 4 << 20   # of one file; a network list has a few kB
 
 Warn = Callable[[str], None]
 
@@ -27,10 +27,10 @@ def load_network(conf_dir: str | os.PathLike[str], name: str, warn: Warn = log_w
     """Load the network called `name` from the files of `conf_dir`.
 
     `.conflist` files come first, then `.conf` and `.json` together, each sorted by name; the first match wins. A broken
-    file before the match is skipped, as kubelet and CRI-O do, and warn() is told; Go's libcni and cnitool refuse every
-    network. One that seems to be of the network itself is an error, so that no other file silently takes its place.
+    file before the match is skipped with a call of warn(text), as in kubelet and CRI-O; Go's libcni and cnitool refuse
+    every network. A broken file that seems to have the network's name is an error, so that no other file replaces it.
 
-    ConfError: the network's own file is broken. NoConfigsFound: no files. NotFound: none of that name.
+    Raises ConfError: the network's own file is broken; NoConfigsFound: no files; NotFound: none has the name.
     """
     conf_dir = os.fspath(conf_dir)
     lists = list_files(conf_dir, (".conflist",))
@@ -51,11 +51,12 @@ def load_network(conf_dir: str | os.PathLike[str], name: str, warn: Warn = log_w
 
 
 class OtherNetwork(ConfError):
-    """A broken file that does not seem to be of the wanted network."""
+    """A broken file that does not seem to be the wanted network's."""
 
 
 def load_list_if(path: str, name: str) -> NetworkList | None:
-    """The network of a `.conflist` file, if it has that name. ConfError: broken; OtherNetwork: broken, another."""
+    """The network of a `.conflist` file, None if it has another name. Raises ConfError for a broken file, OtherNetwork
+    if it does not seem to have the name."""
     raw = read_if(path)
     try:
         net = parse_list(raw)
@@ -85,9 +86,9 @@ def read_if(path: str) -> bytes:
 
 
 def blamed(path: str, raw: bytes, name: str, error: ConfError) -> ConfError:
-    """The error of a broken file, with the file's name: OtherNetwork, unless it says somewhere that this is its name.
+    """The error of a broken file, with the file's path: OtherNetwork, unless its text has the network's name.
 
-    What is no JSON has no keys, so its text is searched.
+    The text is searched, because a broken file may have no keys.
     """
     found = re.search(rb'"name"\s*:\s*' + re.escape(json.write(name)), raw)
     return (ConfError if found else OtherNetwork)(f"{path}: {error.msg}", error.code)
@@ -105,9 +106,9 @@ def load_list_file(path: str | os.PathLike[str]) -> NetworkList:
 
 
 def add_folder(path: str, net: NetworkList) -> NetworkList:
-    """Append the plugins of `<directory of the list file>/<network name>/*.conf`; each plugin knows its file.
+    """Append the plugins of `<directory of the list file>/<network name>/*.conf`; set each plugin's file.
 
-    The name becomes a path here, so it has to be a good one: the Go library follows "..".
+    The name becomes a part of a path, so it is checked: the Go library follows "..".
     """
     plugins = [replace(plugin, file=path) for plugin in net.plugins]
     if not net.only_inlined_plugins:
@@ -134,8 +135,8 @@ def load_folder_plugin(file: str, index: int) -> PluginConf:
 def list_files(where: str, extensions: tuple[str, ...]) -> list[str]:
     """Paths of the files in a directory with one of the extensions, sorted by the bytes of their names.
 
-    A missing directory has none. A file called ".conf" has the extension ".conf". Symbolic links
-    count, even to nothing: reading them then says what is wrong.
+    A missing directory has none. A file called ".conf" has the extension ".conf". Symbolic links count, also broken
+    ones: the attempt to read them says what is wrong.
     """
     try:
         with os.scandir(where) as entries:
@@ -153,16 +154,16 @@ def has_extension(name: str, extensions: tuple[str, ...]) -> bool:
 
 
 def read_conf(path: str) -> bytes:
-    """The bytes of a regular file; ConfError. A FIFO or a device is refused and never waited for."""
+    """The bytes of a regular file. Raises ConfError, also for a FIFO or a device, and does not wait for these."""
     try:
         with open(path, "rb", opener=open_without_waiting) as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise ConfError(f"error reading {path}: not a regular file", errors.IO_FAILURE)
-            raw = file.read(MAX_CONF + 1)
+            raw = file.read(MAX_CONF_BYTES + 1)
     except OSError as e:
         raise ConfError(f"error reading {path}: {str(e.strerror).lower()}", errors.IO_FAILURE) from None
-    if len(raw) > MAX_CONF:
-        raise ConfError(f"error reading {path}: more than {MAX_CONF} bytes", errors.IO_FAILURE)
+    if len(raw) > MAX_CONF_BYTES:
+        raise ConfError(f"error reading {path}: more than {MAX_CONF_BYTES} bytes", errors.IO_FAILURE)
     return raw
 
 

@@ -1,33 +1,37 @@
-"""The two ways to call a plugin: its executable, or, for fastcni's own, a function in this process."""
+"""The runners, which call plugins: by executable, or, for fastcni's own, in this process."""
 
 import os
 import sys
 import threading
 from collections.abc import Mapping, Sequence
-from typing import Any, BinaryIO, Protocol
+from typing import TYPE_CHECKING, BinaryIO, Protocol
 
 from fastcni.kit.call import invoke
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 
+if TYPE_CHECKING:
+    from fastcni.handle import Reply
+
 NOWHERE = "/nonexistent"
 
 
 class Runner(Protocol):
-    """What CNI needs of a way to call plugins."""
+    """The contract of a runner. A runner may also have is_own(where) -> bool: is the plugin one of fastcni's?"""
 
     def find(self, plugin: str, dirs: Sequence[str]) -> str:
-        """Say where the plugin is; what comes back is given to run(). CniError: nowhere."""
+        """Return the plugin's place, for run(). Raises CniError if there is none."""
 
     def run(self, where: str, env: Mapping[str, str], stdin: bytes, timeout: float | None) -> bytes:
-        """Call it and return its stdout. env: CNI and trace variables. timeout: seconds. CniError: failed."""
+        """Call the plugin and return its stdout. env: CNI and trace variables. timeout: seconds, None for no limit.
+        Raises CniError if it fails."""
 
 
 class Exec:
-    """Calls executables.
+    """The runner of executables.
 
-    environ: what they inherit besides the CNI variables, this process's own when None. stderr: where
-    to write what a plugin that succeeded said there, sys.stderr's bytes when None.
+    environ: their environment besides the CNI variables, None: this process's. stderr: a binary stream for the stderr
+    of plugins that succeed, None: sys.stderr's.
     """
 
     def __init__(self, environ: Mapping[str, str] | None = None, stderr: BinaryIO | None = None):
@@ -38,7 +42,7 @@ class Exec:
         return invoke.find(plugin, dirs)
 
     def is_own(self, where: str) -> bool:
-        """Is it one of fastcni's own plugins, whatever its version of fastcni?"""
+        """Is it one of fastcni's own plugins, of any version?"""
         return invoke.is_own(where)
 
     def run(self, where: str, env: Mapping[str, str], stdin: bytes, timeout: float | None) -> bytes:
@@ -49,12 +53,11 @@ class Exec:
 
 
 class InProcess:
-    """Calls fastcni's own plugins, and those that other distributions declare to it, without starting a program; any
-    other through `otherwise`, Exec when None.
+    """The runner, in this process, of fastcni's own plugins and of those that other distributions declare to it;
+    `otherwise` runs all others, None: Exec.
 
-    The call is made in a thread of its own, since a plugin enters network namespaces: the caller's
-    thread never leaves its own. A timeout does not apply, a thread cannot be killed; what a plugin
-    waits for is bounded by itself.
+    Each call is made in a new thread, because a plugin enters network namespaces: the caller's thread stays in its
+    namespace. The timeout does not apply, because a thread cannot be killed; the plugin's own limits end its waits.
     """
 
     def __init__(self, otherwise: Runner | None = None, environ: Mapping[str, str] | None = None,
@@ -78,8 +81,8 @@ class InProcess:
     def run(self, where: str, env: Mapping[str, str], stdin: bytes, timeout: float | None) -> bytes:
         if "/" in where:           # a path: not one of ours
             return self.otherwise.run(where, env, stdin, timeout)
-        # The rest of the environment is for delegates that have to be executed. A plugin insists on a
-        # CNI_PATH, and finds fastcni's own delegates without one.
+        # The rest of the environment is for delegates that are executed. A plugin refuses an empty CNI_PATH, but finds
+        # fastcni's own delegates without it.
         base = os.environ if self.environ is None else self.environ
         reply = in_thread(where, {**base, **env, "CNI_PATH": env.get("CNI_PATH") or NOWHERE}, stdin)
         if reply.status:
@@ -88,12 +91,12 @@ class InProcess:
         return reply.stdout
 
 
-def in_thread(plugin: str, env: Mapping[str, str], stdin: bytes) -> Any:
+def in_thread(plugin: str, env: Mapping[str, str], stdin: bytes) -> "Reply":
     """Return the handle.Reply of one request, made in a fresh thread."""
     from fastcni.handle import handle
     from fastcni.runtime.mode import InProcessMode
 
-    done: list[Any] = []
+    done: "list[Reply | BaseException]" = []
 
     def work() -> None:
         try:
@@ -110,12 +113,12 @@ def in_thread(plugin: str, env: Mapping[str, str], stdin: bytes) -> Any:
 
 
 def forward(text: bytes, stream: BinaryIO | None) -> None:
-    """Hand on what a plugin wrote to stderr; a stream that is closed or full is not the plugin's failure."""
+    """Write a plugin's stderr to the stream; a stream that is closed or full is not the plugin's failure."""
     if not text:
         return
     try:
         if stream is None:
-            # sys.stderr is None in a program without one; one that stands in for it may take text only.
+            # sys.stderr is None in a program without one, and a replacement may take text only.
             stream = getattr(sys.stderr, "buffer", None)
         if stream is not None:
             stream.write(text)

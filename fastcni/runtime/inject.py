@@ -1,4 +1,4 @@
-"""Make what a plugin reads on stdin out of its configuration and what the runtime knows."""
+"""Make a plugin's stdin from its configuration and the runtime's values."""
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -14,7 +14,7 @@ VALID_ATTACHMENTS = ("cni.dev/valid-attachments", "cni.dev/attachments")    # th
 def inject(plugin: PluginConf, values: Mapping[str, Any], prev_result: dict[str, Any] | None = None) -> bytes:
     """The plugin's configuration as compact JSON with `values` set, keys sorted, numbers as Go has them.
 
-    A prevResult is written in the key order of its own version. ConfError: an empty key, a null value.
+    A prevResult has the key order of its own version. Raises ConfError for an empty key or a null value.
     """
     for key, value in values.items():
         if not key:
@@ -35,7 +35,7 @@ def for_attachment(name: str, version: str, plugin: PluginConf, rt: RuntimeConf,
     values: dict[str, Any] = {"name": name, "cniVersion": version}
     matched = {key: rt.capability_args[key] for key, on in plugin.capabilities.items()
                if on and key in rt.capability_args}
-    if matched:                 # otherwise one that stands in the file stays
+    if matched:                 # else a runtimeConfig of the file stays
         values["runtimeConfig"] = matched
     return inject(plugin, values, prev_result)
 

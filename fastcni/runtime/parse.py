@@ -1,7 +1,7 @@
-"""Network configurations as bytes become records; nothing is read from disk here.
+"""Parse network configurations from bytes to records. Reads no files.
 
-Which keys are matched in any case and which exactly, and the order of the checks, are those of the
-Go library: the same file has to mean the same to both.
+The Go library decides which keys match in any case and which exactly, and the order of the checks: a file has to mean
+the same to both.
 """
 
 from collections.abc import Callable
@@ -31,7 +31,7 @@ def go_type(value: Json) -> str:
 # One plugin ------------------------------------------------------------------------------------
 
 def parse_plugin(raw: bytes) -> PluginConf:
-    """Read a single plugin's configuration. ConfError when it is not one or has no `type`."""
+    """Read a single plugin's configuration. Raises ConfError if it is not one or has no `type`."""
     prefix = "error parsing configuration: "
     values = read_object(raw, prefix)
     section = Section(values)
@@ -86,7 +86,7 @@ TYPED: tuple[tuple[str, Callable[[Json], bool], str], ...] = (
 
 
 def read_object(raw: bytes, prefix: str) -> dict[str, Json]:
-    """Decode a JSON object; null counts as an empty one."""
+    """Decode a JSON object; null counts as an empty one. Raises ConfError."""
     try:
         values = json.read(raw)
     except json.JsonError as e:
@@ -104,7 +104,7 @@ LIST = "error parsing configuration list: "
 
 
 def parse_list(raw: bytes) -> NetworkList:
-    """Read a network list. ConfError when it is not one; it may come without plugins (see discover)."""
+    """Read a network list; it may have no plugins (see discover). Raises ConfError."""
     values = read_object(raw, LIST)
     if "name" not in values:
         raise ConfError(f"{LIST}no name")
@@ -121,9 +121,9 @@ def parse_list(raw: bytes) -> NetworkList:
 
 
 def select_version(values: dict[str, Json]) -> str:
-    """The version to use: the greatest of `cniVersions` and `cniVersion` that is known here.
+    """The version to use: the greatest known one of `cniVersions` and `cniVersion`.
 
-    Without `cniVersions` the other is taken as it stands, even if nobody knows it.
+    Without `cniVersions` it is `cniVersion`, even if it is unknown.
     """
     given = values.get("cniVersion", "")
     if not isinstance(given, str):
@@ -147,7 +147,7 @@ def select_version(values: dict[str, Json]) -> str:
 
 
 def read_version(text: str, prefix: str = "") -> tuple[int, int, int]:
-    """The numbers of a version; ConfError with the prefix when it is not one."""
+    """The numbers of a version. Raises ConfError, its text with the prefix."""
     try:
         return version.parse(text)
     except ValueError as e:
@@ -185,7 +185,7 @@ def read_plugins(values: dict[str, Json], only_inlined: bool) -> tuple[PluginCon
 
 
 def list_of_plugin(plugin: PluginConf) -> NetworkList:
-    """A network list of one plugin, from a configuration that stands alone (the form before 1.0.0)."""
+    """A network list of one plugin, from a single configuration (the form before 1.0.0)."""
     return parse_list(json.write(
         {"cniVersion": plugin.version, "name": plugin.name, "plugins": [json.normalize(plugin.values)]},
         sort=True))

@@ -1,4 +1,4 @@
-"""The records of the runtime library: what is configured, who is attached, how."""
+"""The records of the runtime library: configurations and attachments."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,10 +9,10 @@ from typing import Any
 class PluginConf:
     """One plugin's configuration.
 
-    raw: the JSON bytes it was read from. values: the same, decoded; not to be changed.
-    type, name, version: its `type`, `name` and `cniVersion`, the last two "" where absent.
-    capabilities: what its `capabilities` object says, {"portMappings": True}.
-    index: its place in the list, from 0; None for one that stands alone. file: where it was read, "" where from bytes.
+    raw: the JSON bytes that it was read from. values: the same, decoded; do not change them.
+    type, name, version: its `type`, `name` and `cniVersion`, the last two "" if absent.
+    capabilities: its `capabilities` object, {"portMappings": True}.
+    index: its place in the list, from 0; None for a single plugin. file: the path of its file, "" if read from bytes.
     """
 
     raw: bytes
@@ -27,9 +27,9 @@ class PluginConf:
 
 @dataclass(frozen=True, slots=True)
 class NetworkList:
-    """A network: plugins to be called one after the other.
+    """A network: plugins that are called in order.
 
-    version: the one that was selected from `cniVersion` and `cniVersions`, "" where neither is there.
+    version: selected from `cniVersion` and `cniVersions`, "" if both are absent.
     raw: the bytes of the list file, without the plugins of its folder.
     """
 
@@ -44,11 +44,11 @@ class NetworkList:
 
 @dataclass(frozen=True, slots=True)
 class RuntimeConf:
-    """Who is attached: one interface of one container.
+    """One interface of one container, for a call.
 
-    netns: path of the network namespace, "" where it is gone (DEL only).
+    netns: path of the network namespace, "" if it does not exist any more (DEL only).
     args: pairs for CNI_ARGS. capability_args: {"portMappings": [...]}, any JSON; a plugin gets those
-    that it declares. cache_dir: used where the CNI object has none.
+    that it declares. cache_dir: used if the CNI object has none.
     """
 
     container_id: str
@@ -61,10 +61,10 @@ class RuntimeConf:
 
 @dataclass(frozen=True, slots=True)
 class Attachment:
-    """An attachment that the cache remembers: what ADD was called with.
+    """An attachment in the cache: the arguments of its ADD.
 
-    config: the bytes of the list at that time, b"" where the file has none. netns: its path, as the file or else the
-    result says, "" where neither does. host_links: names of the links that the result has on the host.
+    config: the bytes of the list at that time, b"" if the file has none. netns: its path in the file or else in the
+    result, "" if neither has one. host_links: names of the result's links on the host.
     """
 
     container_id: str

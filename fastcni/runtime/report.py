@@ -1,4 +1,4 @@
-"""What a command has done with a network: which plugins were called, which were not, and why not."""
+"""The reports of commands: which plugins were called, which were not, and why not."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,10 +9,10 @@ from fastcni.spec.errors import CniError
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A CHECK, DEL or STATUS that has not failed.
+    """A CHECK, DEL or STATUS that succeeded.
 
-    called: the plugins in the order of the calls. skipped: why none was called, "" where they were.
-    unknown: what the plugins did not get, and why; "" if nothing was missing.
+    called: the plugins in the order of the calls. skipped: why none was called, else "".
+    unknown: what the plugins did not get (the result of ADD), and why; "" if nothing was missing.
     """
 
     called: tuple[PluginConf, ...] = ()
@@ -22,7 +22,7 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """plugin: its type, or its IPAM delegate's. what: "address 10.1.0.5". of: the attachment, in words, or ""."""
+    """plugin: its type, or its IPAM delegate's. what: "address 10.1.0.5". of: the attachment as text, or ""."""
 
     plugin: str
     what: str
@@ -39,7 +39,7 @@ class Judged:
 
 @dataclass(frozen=True, slots=True)
 class Deleted:
-    """An attachment whose DEL was run. why: what made it stale. error: None where the DEL has succeeded."""
+    """An attachment whose DEL was run. why: the reason that it is stale. error: None if the DEL succeeded."""
 
     attachment: Attachment
     why: str
@@ -48,7 +48,7 @@ class Deleted:
 
 @dataclass(frozen=True, slots=True)
 class Collected:
-    """GC of one plugin. skipped: why it was not called. released: as it reports; None if it reports nothing."""
+    """GC of one plugin. skipped: why it was not called, else "". released: its report, None without one."""
 
     plugin: PluginConf
     skipped: str = ""
@@ -58,9 +58,11 @@ class Collected:
 
 @dataclass(frozen=True, slots=True)
 class GcReport:
-    """kept, deleted: the remembered attachments of the network. plugins: in order. skipped: why nothing was done.
-    dry_run: `deleted` is what would be deleted, and no plugin was called. error: what kept the plugins from being
-    called."""
+    """The outcome of GC.
+
+    kept, deleted: the network's attachments in the cache. plugins: in order. skipped: why nothing was done, else "".
+    dry_run: `deleted` would be deleted, and no plugin was called. error: why the plugins could not be called, or None.
+    """
 
     kept: tuple[Judged, ...] = ()
     deleted: tuple[Deleted, ...] = ()
@@ -71,6 +73,6 @@ class GcReport:
 
     @property
     def errors(self) -> Sequence[CniError]:
-        """All that went wrong, in order."""
+        """All errors, in order."""
         found = [*(it.error for it in self.deleted), self.error, *(it.error for it in self.plugins)]
         return [error for error in found if error]

@@ -1,6 +1,6 @@
-"""Restore what the remembered attachments have in the host's firewall, after another program has flushed it.
+"""Restore the rules of the cached attachments in the host's firewall, after another program has flushed it.
 
-No pod, no link and no address is touched. What is there already stays. An attachment is restored only in the host's
+No pod, link or address is changed, and rules that are present stay. An attachment is restored only in the host's
 network namespace that its pod is linked to: another host namespace may share the cache.
 """
 
@@ -32,7 +32,7 @@ ELSEWHERE, HERE = "elsewhere", "here"
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """plugin: the type, "" where it did not come to one."""
+    """plugin: the type, "" if the failure was before the first plugin."""
 
     attachment: Attachment
     plugin: str
@@ -46,9 +46,12 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """attachments: those that have something there. plugins: calls of their plugins, also those that failed. gone:
-    attachments without a network namespace any more. elsewhere: those of pods that have no link to the caller's
-    namespace. Both were left out."""
+    """Counts of attachments and calls.
+
+    attachments: those that have rules in the firewall. plugins: calls of their plugins, also failed ones. gone: left
+    out, because their network namespace does not exist any more. elsewhere: left out, because their pod has no link to
+    the caller's namespace.
+    """
 
     attachments: int
     plugins: int
@@ -61,9 +64,9 @@ def restore(cache: Cache, environ: Mapping[str, str] | None = None, *,
             deleted_at: Callable[[Attachment], float] = lambda _: 0.0) -> Restored:
     """Work through the cache, in the calling thread's network namespace; a failure does not stop it.
 
-    environ: for programs (iptables), this process's own when None. deleted_at: when the last DEL of an attachment
-    began, in seconds since the epoch, 0.0 if none is known; one that was not added again since is left out. OSError:
-    the cache cannot be listed.
+    environ: the environment of programs (iptables), None: this process's. deleted_at: when the last DEL of an
+    attachment began, in seconds since the epoch, 0.0 if unknown; an attachment without a later ADD is left out. Raises
+    OSError if the cache cannot be listed.
     """
     environ = os.environ if environ is None else environ
     batch, mode = BatchMode(), SharedMode()
@@ -71,7 +74,7 @@ def restore(cache: Cache, environ: Mapping[str, str] | None = None, *,
         done = walk(cache, environ, batch, deleted_at)
         try:
             batch.carry_out(environ, mode)
-        except CniError:                # of one attachment or another: one by one it shows of which
+        except CniError:                # of one of them: separate calls show of which
             done = walk(cache, environ, mode, deleted_at)
     finally:
         batch.close()
@@ -170,7 +173,7 @@ def has_host_link(it: Attachment, mode: SharedMode) -> bool:
 
 
 def inputs(cache: Cache, it: Attachment) -> Iterable[tuple[str, bytes]]:
-    """(type, stdin of CHECK) for each plugin of the attachment that has something there. CniError: see Cache."""
+    """(type, stdin of CHECK) for each plugin of the attachment that has rules in the firewall. Raises CniError."""
     if not it.config:
         raise CniError(errors.INVALID_CONFIG, "its result cache has no network configuration",
                        "libcni before 0.8 wrote the result alone: add the pod anew")
@@ -184,7 +187,7 @@ def inputs(cache: Cache, it: Attachment) -> Iterable[tuple[str, bytes]]:
 
 
 def network_of(it: Attachment) -> NetworkList:
-    """The network as it was at ADD; of add_plugin() it is a plugin that stands alone."""
+    """The network as it was at ADD; of add_plugin() it is a single plugin."""
     net = parse_list(it.config)
     return net if net.plugins else list_of_plugin(parse_plugin(it.config))
 

@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 
 TRACEPARENT = r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})"
-MAX_HEADER = 8192          # bytes; Baggage 3.3.2 asks for as much, tracestate is far shorter
+MAX_HEADER_BYTES = 8192    # the minimum of Baggage 3.3.2; tracestate is far shorter
 SAMPLED = 1
 
 
@@ -12,8 +12,8 @@ SAMPLED = 1
 class Trace:
     """A span of the caller.
 
-    traceparent: "00-<32 hex>-<16 hex>-<2 hex>". tracestate, baggage: the headers' text, "" for none.
-    ValueError: one of them is malformed. A span whose ids are zero is legal and hands nothing on.
+    traceparent: "00-<32 hex>-<16 hex>-<2 hex>". tracestate, baggage: the headers' text, "" for none. A span with ids
+    of zero is valid, and plugins do not get it. Raises ValueError for malformed text.
     """
 
     traceparent: str
@@ -26,12 +26,12 @@ class Trace:
             raise ValueError(f"traceparent: expected 00-<32 hex>-<16 hex>-<2 hex>, "
                              f"got {self.traceparent!r:.80}")
         for name, text in (("tracestate", self.tracestate), ("baggage", self.baggage)):
-            if len(text) > MAX_HEADER or not re.fullmatch(r"[\t -~]*", text):
-                raise ValueError(f"{name}: expected at most {MAX_HEADER} printable ASCII characters, "
+            if len(text) > MAX_HEADER_BYTES or not re.fullmatch(r"[\t -~]*", text):
+                raise ValueError(f"{name}: expected at most {MAX_HEADER_BYTES} printable ASCII characters, "
                                  f"got {text!r:.80}")
 
     def variables(self) -> dict[str, str]:
-        """The environment variables to add; of the flags only "sampled" is handed on."""
+        """The environment variables for a plugin; of the flags it gets only "sampled"."""
         _, trace_id, span_id, flags = self.traceparent.split("-")
         if not trace_id.strip("0") or not span_id.strip("0"):
             return {}

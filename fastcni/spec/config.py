@@ -8,7 +8,9 @@ from fastcni.spec.errors import CniError
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
-    from typing import Any
+    from typing import Any, TypeVar
+
+    T = TypeVar("T")
 
 MAX_SHOWN = 80          # characters of a refused value that its error repeats
 IFNAME_BYTES = 15       # IFNAMSIZ of linux/if.h, without the closing NUL
@@ -34,21 +36,24 @@ class Section:
 
     __slots__ = ("_common", "_folded", "_read", "values", "where")
 
-    def __init__(self, values, where="", common=None):
-        self.values, self.where, self._common, self._folded, self._read = values, where, common, None, None
+    def __init__(self, values: dict[str, Any], where: str = "", common: Section | None = None) -> None:
+        self.values, self.where, self._common = values, where, common
+        self._folded: dict[str, Any] | None = None
+        self._read: dict[Callable[[Section], Any], Any] | None = None
 
     @property
-    def common(self):
+    def common(self) -> Section:
         return self._common or self
 
-    def once(self, read):
-        """What read() says of the common Section, asked once: many requests may share it, so none changes it."""
+    def once(self, read: Callable[[Section], T]) -> T:
+        """The result of read(common Section), kept. Many requests may share it, so do not change it."""
         common = self._common or self
         if common._read is None:
             common._read = {}
         elif read in common._read:
-            return common._read[read]
-        common._read[read] = found = read(common)
+            known: T = common._read[read]
+            return known
+        found = common._read[read] = read(common)
         return found
 
     def raw(self, key: str, default: Any = None) -> Any:

@@ -169,18 +169,18 @@ class Pairs(Dialect):
     object_pairs_hook = tuple
 
 
-SCAN = make_scanner(Dialect)
+SCAN = make_scanner(Dialect)  # type: ignore[arg-type]
 
 
 # Writing
 
-def write(value, indent=0, sort=False):
-    """A value of dict, list, tuple, str, int, float, bool, None as bytes, without a newline at the end.
+def write(value: Any, indent: int = 0, sort: bool = False) -> bytes:
+    """Encode a value of dict, list, tuple, str, int, float, bool, None, without a newline at the end.
 
-    indent: spaces of each level, 0 for all on one line. sort: keys in the order of their bytes, else as they
-    stand. Raises TypeError for other types (subclasses of these are fine), ValueError for NaN and infinity.
+    indent: spaces of each level, 0 for one line. sort: keys in the order of their bytes instead of the dict's.
+    Raises TypeError for other types (subclasses of these are fine), ValueError for NaN and infinity.
     """
-    parts = []
+    parts: list[str] = []
     if indent:
         put_value(value, parts.append, ": ", "\n", " " * indent, sort)
     else:

@@ -185,13 +185,13 @@ def arrange_value(value: Any, kind: Any, printed: bool) -> Any:
     return json.normalize(value) if printed and kind in REALS else value
 
 
-def encode(result, indent=4):
-    """The result as bytes, as a plugin prints it: keys in the order of its family, no newline at the end."""
+def encode(result: Result, indent: int = 4) -> bytes:
+    """The result as a plugin prints it: keys in the order of its family, no newline at the end."""
     return json.write(printed(result), indent)
 
 
-def printed(result):
-    """The result as it is printed: keys in the order of its family, what is unset left out or spelt out."""
+def printed(result: Result) -> Result:
+    """The result as it is printed: keys in the order of its family; see arrange()."""
     return arrange(result, SHAPES[FAMILY[result.get("cniVersion") or CURRENT]], printed=True)
 
 

@@ -291,7 +291,7 @@ def test_a_bad_name_does_not_hide_the_other_networks(stage):
 
 
 def test_a_huge_file_is_not_read(stage, monkeypatch):
-    monkeypatch.setattr("fastcni.runtime.discover.MAX_CONF", 100)
+    monkeypatch.setattr("fastcni.runtime.discover.MAX_CONF_BYTES", 100)
     path = stage.conf("1.conflist", b" " * 101)
     with pytest.raises(ConfError, match=r"more than 100 bytes"):
         load_list_file(path)

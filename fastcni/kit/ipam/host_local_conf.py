@@ -11,7 +11,10 @@ from fastcni.spec.json import quote
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from fastcni.kit.call.request import Request
+    from fastcni.kit.ipam.ranges import RangeSet
     from fastcni.spec.config import Section
 
 ARGS = ("IP",)                      # the pairs of CNI_ARGS that are read
@@ -27,6 +30,11 @@ class Keys:
     """
 
     __slots__ = ("data_dir", "fsync", "resolv_conf", "routes", "sets")
+    data_dir: str
+    fsync: bool
+    resolv_conf: str
+    routes: list[dict[str, Any]]
+    sets: tuple[RangeSet, ...]
 
 
 def read_place(section: Section) -> Keys:

@@ -63,7 +63,7 @@ def make_result(ips: Iterable[tuple[bytes, int, bytes | None]], routes: list[dic
                 dns: dict[str, Any]) -> dict[str, Any]:
     """A new result in the 1.1.0 shape. ips: (packed, prefix, packed gateway or None). routes and dns are copied: many
     pods share them."""
-    document = {"ips": []}
+    document: dict[str, Any] = {"ips": []}
     for packed, prefix, gateway in ips:
         entry = {"address": address.cidr_text(packed, prefix)}
         if gateway is not None:

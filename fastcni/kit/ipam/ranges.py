@@ -25,6 +25,11 @@ class Range:
     """
 
     __slots__ = ("end", "gateway", "prefix", "start", "subnet")
+    end: bytes
+    gateway: bytes
+    prefix: int
+    start: bytes
+    subnet: bytes
 
     def __str__(self) -> str:
         return f"{address.ip_text(self.start)}-{address.ip_text(self.end)}"

@@ -22,7 +22,7 @@ def read(path: str) -> dict[str, Any]:
     except (OSError, ValueError) as e:
         why = posix.strerror(e.errno).lower() if isinstance(e, OSError) else str(e)
         raise CniError(IO_FAILURE, f"open {path}: {why}", "ipam.resolvConf names it") from None
-    dns = {"nameservers": [], "domain": "", "search": [], "options": []}
+    dns: dict[str, Any] = {"nameservers": [], "domain": "", "search": [], "options": []}
     for line in data.decode("utf-8", "replace").split("\n"):
         words = line.split()
         if len(words) < 2 or words[0][0] in "#;":

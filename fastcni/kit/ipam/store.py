@@ -30,6 +30,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
+    from typing import Any
 
 LOCK = posix.O_RDONLY | WRITE
 MAX_LISTED = 10                     # addresses that a warning names
@@ -50,7 +51,8 @@ class Store:
                  sync: bool = False) -> None:
         self.files = AddressFiles(data_dir, network, warn, sync)
         self.network, self.create = network, create
-        self.lock, self.index = -1, None
+        self.lock = -1
+        self.index: Any = None          # an _ipam_bitmap.Index while it is open
 
     # -- open and close -------------------------------------------------------------------------------
 

@@ -11,8 +11,8 @@ from fastcni.spec.errors import CniError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from _socket import socket
     from collections.abc import Callable
-    from socket import socket
 
     from fastcni.kernel.rtnl import Link
     from fastcni.kit.call.request import Request

@@ -45,6 +45,9 @@ class Limits:
     """ingress, egress: a Limit, None for no limit; subnets: of either."""
 
     __slots__ = ("ingress", "egress", "subnets")
+    ingress: Limit | None
+    egress: Limit | None
+    subnets: list[Subnet]
 
     def __bool__(self) -> bool:
         return bool(self.ingress or self.egress)

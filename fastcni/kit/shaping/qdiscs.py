@@ -22,7 +22,7 @@ from fastcni.spec.errors import CniError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from socket import socket
+    from _socket import socket
 
     from fastcni.kernel.rtnl import Link
     from fastcni.kit.call.undo import Undo

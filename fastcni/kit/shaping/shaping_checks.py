@@ -10,7 +10,7 @@ from fastcni.spec import address as addresses
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from socket import socket
+    from _socket import socket
 
     from fastcni.kernel.rtnl import Link
     from fastcni.kit.call.request import Request
@@ -23,7 +23,7 @@ def check(req: Request, pod: Pod, host: Link, limits: Limits) -> None:
     if limits.ingress:
         check_limit(pod.host, host, limits.ingress)
     if limits.egress:
-        ifb, *_ = ifbs.find_own(req) or [None]
+        ifb = next(iter(ifbs.find_own(req)), None)
         if ifb is None or not ifb.up:
             raise wrong("get ifb device: it is down" if ifb else "get ifb device: Link not found",
                         " or ".join(ifbs.names_of(req)))

@@ -1,14 +1,23 @@
 """IP forwarding on the host: enabled for each family of a result, and never disabled."""
 
+from __future__ import annotations
+
 from fastcni.kernel import sysctl
 from fastcni.spec import errors
 from fastcni.spec import result as results
 from fastcni.spec.errors import CniError
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from fastcni.kit.call.mode import Mode
+
 SYSCTLS = {4: "net/ipv4/ip_forward", 16: "net/ipv6/conf/all/forwarding"}
 
 
-def enable(mode, result):
+def enable(mode: Mode, result: dict[str, Any]) -> None:
+    """Enable forwarding for the families of a result's addresses. Raises CniError 999."""
     for length in {len(packed) for packed, _ in results.ips_of(result)}:
         try:
             name = SYSCTLS[length]
