@@ -1,4 +1,4 @@
-"""Connections that the kernel tracks: forgotten by what they have in common (nfnetlink_conntrack.h).
+"""Connections that the kernel tracks: find and forget them by port, address and NAT (nfnetlink_conntrack.h).
 
 A tuple is where a connection's packets come from and go to, in its own direction and in that of the replies:
 
@@ -48,7 +48,7 @@ def forget_translated(batch: Batch, protocol: int, address: bytes) -> Batch:
 
 
 def to_port(batch: Batch, protocol: int, port: int | None) -> Batch:
-    """What is asked for: flows whose first packet went to this port, None for any."""
+    """Ask for flows whose first packet went to this port; None: to any port."""
     batch.nest(CTA_TUPLE_ORIG).nest(CTA_TUPLE_PROTO).u8(CTA_PROTO_NUM, protocol)
     if port:
         batch.be16(CTA_PROTO_DST_PORT, port)

@@ -42,7 +42,7 @@ NAME_HAS_OWNER = (b"l\1\0\1" b"%b" b"\2\0\0\0" b"\x7f\0\0\0"
 
 
 class Gone(Exception):
-    """There is no bus, or nobody on it with that name; the text says which."""
+    """There is no bus, or no program with that name on it; the text says which."""
 
 
 class Refused(Exception):

@@ -1,4 +1,4 @@
-"""Filters that the kernel runs on a netlink socket, so that what nobody wants wakes nobody (bpf, socket(7)).
+"""Filters that the kernel runs on a netlink socket, so that unused notifications wake no thread (bpf, socket(7)).
 
 The classic BPF of packet filters; a message is seen as it lies in memory, and a load swaps bytes on a little-endian
 machine. As bpf_dbg would print the one for links 3 and 9:
@@ -11,7 +11,7 @@ machine. As bpf_dbg would print the one for links 3 and 9:
     jeq 9, .pass
     ret 0
     .conf: ld [24]          NETCONFA_IFINDEX, which comes first
-    jeq -1, .pass           that of all links; of one alone nobody asks
+    jeq -1, .pass           that of all links; the server reads no other
     ret 0
     .pass: ret -1
 """
@@ -37,7 +37,7 @@ MOST_LINKS = 64                                 # jumps are 8 bits wide
 
 
 def links(indexes: Collection[int]) -> Program:
-    """What passes is about one of these links, or about all links' configuration."""
+    """Pass messages about these links, and about the configuration of all links."""
     conf = 5 + len(indexes)                     # the lines of .conf and .pass; a jump counts from the line after it
     end = conf + 3
     return [

@@ -1,5 +1,5 @@
-"""What links of some kinds have of their own (linux/if_link.h): the modes of macvlan and ipvlan, the VLAN of vlan, the
-owner of tap, the table of vrf."""
+"""Attributes of single kinds of links (linux/if_link.h): the modes of macvlan and ipvlan, the VLAN of vlan, the owner
+of tap, the table of vrf."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def vrf(table: int) -> Data:
     return [(uapi.IFLA_VRF_TABLE, table.to_bytes(4, ORDER))]
 
 
-# The same of a Link that the kernel has told of
+# The same attributes, read from a Link
 
 def macvlan_mode(link: Link) -> str:
     return name_of(MACVLAN_MODES, number(link, uapi.IFLA_MACVLAN_MODE))

@@ -262,12 +262,12 @@ def set_of_elements(payload: bytes) -> str:
 
 
 def elements_of(table: str, name: str) -> Fill:
-    """What wire.dump() needs to list the elements of a set: a function that adds the filter."""
+    """A function that adds the filter for wire.dump(): only the elements of this set."""
     return lambda batch: batch.text(NFTA_SET_ELEM_LIST_TABLE, table).text(NFTA_SET_ELEM_LIST_SET, name)
 
 
 def rules_of(table: str, chain: str = "") -> Fill:
-    """What wire.dump() needs to list the rules of a chain, or of all chains of a table."""
+    """The same: only the rules of a chain, or of all chains of a table."""
     def fill(batch):
         batch.text(NFTA_RULE_TABLE, table)
         return batch.text(NFTA_RULE_CHAIN, chain) if chain else batch
@@ -305,7 +305,7 @@ def expressions(payload: bytes, name: bytes) -> list[dict[int, bytes]]:
 
 
 def get_generation(batch: Batch) -> Batch:
-    """Ask how many transactions there have been."""
+    """Ask for the number of transactions until now."""
     return batch.begin(NFT_MSG_GETGEN, NLM_F_ACK, nfgenmsg(0), "ask for nftables' generation")
 
 

@@ -1,6 +1,6 @@
-"""Rules that choose a routing table, and routes that are made once more as the kernel has told of them (ip-rule(8)).
+"""Rules that choose a routing table (ip-rule(8)), and routes that are copied from messages of the kernel.
 
-As in rtnl, nothing here sends.
+Like rtnl, this module only adds requests to a Batch and reads replies; it does not send.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from fastcni._netlink import Batch
 
 ORDER = sys.byteorder
-OF_THE_MOMENT = (uapi.RTA_TABLE, uapi.RTA_CACHEINFO)    # what of a route is not the route's own
+OF_THE_MOMENT = (uapi.RTA_TABLE, uapi.RTA_CACHEINFO)    # attributes that a copy of a route does not have
 
 
 # struct fib_rule_hdr   family dst_len src_len tos | table res1 res2 action | flags:u32
@@ -37,13 +37,13 @@ def rule(batch: Batch, source: bytes, table: int, *, delete: bool = False, what:
 
 
 def delete_rule(batch: Batch, payload: bytes, *, what: str | None = None) -> Batch:
-    """Delete exactly the rule that an RTM_NEWRULE told of."""
+    """Delete exactly the rule of an RTM_NEWRULE payload."""
     batch.begin(uapi.RTM_DELRULE, NLM_F_ACK, payload[:12], what)
     return with_attributes(batch, payload)
 
 
 class Rule:
-    """What we need of an RTM_NEWRULE: source (b"" for any), prefix (of the source), table (0: it names none)."""
+    """The fields in use of an RTM_NEWRULE: source (b"" for any), prefix (of the source), table (0: it names none)."""
 
     __slots__ = ("source", "prefix", "table")
     source: bytes
@@ -52,7 +52,7 @@ class Rule:
 
     @property
     def host(self) -> bool:
-        """Is it about one source address?"""
+        """Whether the rule is about one source address."""
         return bool(self.source) and self.prefix == 8 * len(self.source)
 
 
@@ -92,6 +92,6 @@ def with_attributes(batch: Batch, payload: bytes, leave_out: Iterable[int] = ())
 
 
 def route_key(payload: bytes) -> tuple[bytes, frozenset[tuple[int, bytes]]]:
-    """Two messages of one route have the same."""
+    """A key that two messages about the same route share."""
     found = attributes(payload, 12)
     return payload[:8], frozenset((number, value) for number, value in found.items() if number != uapi.RTA_CACHEINFO)

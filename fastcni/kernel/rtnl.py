@@ -1,6 +1,6 @@
 """Links, addresses and routes: requests are added to a Batch, replies are read into small records (rtnetlink(7)).
 
-Nothing here sends: what goes out together is decided, and seen, where a step is written.
+This module does not send: the code of a step decides which requests go out together.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def new_veth(batch: Batch, host: str, peer: str, netns_fd: int | None, *, host_m
 
 
 def put_end(batch: Batch, name: str, mac: bytes, mtu: int) -> None:
-    """What both ends of a veth pair say of themselves."""
+    """Add the attributes that both ends of a veth pair have."""
     batch.text(uapi.IFLA_IFNAME, name).raw(uapi.IFLA_ADDRESS, mac)
     if mtu > 0:
         batch.u32(uapi.IFLA_MTU, mtu)
@@ -144,7 +144,7 @@ def new_link(batch: Batch, name: str, kind: str, netns_fd: int, *, parent: int =
 
 
 def new_ifb(batch: Batch, name: str, *, address: bytes, mtu: int, what: str | None = None) -> Batch:
-    """An ifb, up: what is redirected to it goes through its queue. That is a qdisc's business, so it has no other."""
+    """An ifb, up: what is redirected to it goes through its queue. A qdisc is that queue, so txqlen is 0."""
     batch.begin(uapi.RTM_NEWLINK, CREATE | NLM_F_ECHO, ifinfomsg(0, uapi.IFF_UP, uapi.IFF_UP),
                 what or f"create ifb {name}")
     batch.text(uapi.IFLA_IFNAME, name).raw(uapi.IFLA_ADDRESS, address).u32(uapi.IFLA_MTU, mtu)
@@ -153,8 +153,8 @@ def new_ifb(batch: Batch, name: str, *, address: bytes, mtu: int, what: str | No
 
 
 def ask_for_kind(batch: Batch, kind: str) -> Batch:
-    """Ask for a link of `kind` that there cannot be, one of no queues: EINVAL where the kernel has the kind,
-    EOPNOTSUPP where not even a module has it."""
+    """Ask for an impossible link of `kind`, one without queues: the kernel answers EINVAL if it has the kind, and
+    EOPNOTSUPP if neither the kernel nor a module has it."""
     batch.begin(uapi.RTM_NEWLINK, CREATE, ifinfomsg(), f"make a link of kind {kind}")
     batch.text(uapi.IFLA_IFNAME, f"no-{kind[:12]}").u32(uapi.IFLA_NUM_TX_QUEUES, 0)
     return batch.nest(uapi.IFLA_LINKINFO).text(uapi.IFLA_INFO_KIND, kind).end()
@@ -284,7 +284,7 @@ def del_address(batch: Batch, index: int, packed: bytes, prefix: int, *, what: s
 
 
 class Address:
-    """What we need of an RTM_NEWADDR: index, packed, prefix, scope, flags."""
+    """The fields in use of an RTM_NEWADDR: index, packed, prefix, scope, flags."""
 
     __slots__ = ("index", "packed", "prefix", "scope", "flags")
     packed: bytes
@@ -352,7 +352,7 @@ def read_way(payload: bytes) -> tuple[int, int]:
 
 
 class Route:
-    """What we need of an RTM_NEWROUTE: dst (b"" for default), prefix, gateway and source (or b""), index, table,
+    """The fields in use of an RTM_NEWROUTE: dst (b"" for default), prefix, gateway and source (or b""), index, table,
     protocol, scope, kind (RTN_*)."""
 
     __slots__ = ("dst", "prefix", "gateway", "source", "index", "table", "protocol", "scope", "kind")

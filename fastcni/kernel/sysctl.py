@@ -38,8 +38,8 @@ def write(name: str, value: str) -> None:
 
 
 def open_folder(name: str) -> int:
-    """A descriptor of a folder of sysctls, for write_at(): those of the calling thread's namespace, whoever uses it.
-    Raises OSError."""
+    """A descriptor of a folder of sysctls, for write_at(): those of the calling thread's namespace, also if another
+    thread uses it. Raises OSError."""
     return posix.open(path(name), posix.O_PATH | posix.O_DIRECTORY | posix.O_CLOEXEC)
 
 

@@ -1,4 +1,4 @@
-"""The devices of the machine as /sys has them, only read (sysfs(5)).
+"""The devices of the machine, read from /sys (sysfs(5)).
 
 A folder `net` lists links of one network namespace alone: the one that /sys was mounted in.
 """
@@ -15,7 +15,7 @@ def exists(path: str) -> bool:
 
 
 def names(path: str) -> list[str]:
-    """What a folder has, in the order of the alphabet; [] where there is no such folder."""
+    """The names in a folder, sorted; [] if there is no such folder."""
     try:
         return sorted(posix.listdir(ROOT + path))
     except OSError:
@@ -23,7 +23,7 @@ def names(path: str) -> list[str]:
 
 
 def read(path: str) -> str:
-    """The text of a file, white space trimmed; "" where there is none, or the device does not answer."""
+    """The text of a file, white space trimmed; "" if there is no such file, or the device does not answer."""
     try:
         fd = posix.open(ROOT + path, posix.O_RDONLY | posix.O_CLOEXEC)
         try:
@@ -35,5 +35,5 @@ def read(path: str) -> str:
 
 
 def target(path: str) -> str:
-    """The name of what a symbolic link leads to: the driver of a device, say. Raises OSError."""
+    """The name that a symbolic link leads to, for instance of a device's driver. Raises OSError."""
     return posix.readlink(ROOT + path).rpartition("/")[2]

@@ -46,7 +46,7 @@ def ticks_per_microsecond() -> float:
 
 
 class Shape:
-    """What a tbf qdisc or an htb class holds packets to: rate in bytes/s, limit (bytes that may wait), buffer (the
+    """The limits of a tbf qdisc or an htb class: rate in bytes/s, limit (bytes that may wait), buffer (the
     burst, as ticks that it takes at this rate)."""
 
     __slots__ = ("rate", "limit", "buffer")
@@ -64,7 +64,7 @@ def tcmsg(index: int, handle: int = 0, parent: int = 0, info: int = 0) -> bytes:
 # struct tc_ratespec   cell_log:u8  linklayer:u8  overhead:u16 | cell_align:s16  mpu:u16 | rate:u32
 
 def ratespec(rate: int) -> bytes:
-    """Of a rate that does not fit, the attribute of 64 bits has the whole."""
+    """A rate of more than 32 bits is cut; an attribute of 64 bits has it in full."""
     return bytes(8) + min(rate, MOST).to_bytes(4, ORDER)
 
 
@@ -101,7 +101,7 @@ def new_htb(batch: Batch, index: int, default: int, direct: int, what: str) -> B
 
 
 def new_htb_class(batch: Batch, index: int, classid: int, shape: Shape, what: str) -> Batch:
-    """A class of new_htb(), which borrows from nobody.
+    """A class of new_htb(), which borrows from no other class.
 
     TCA_OPTIONS
         TCA_HTB_PARMS: struct tc_htb_opt   rate, ceil:tc_ratespec | buffer, cbuffer, quantum, level, prio:u32
@@ -126,7 +126,7 @@ def new_bfifo(batch: Batch, index: int, parent: int, limit: int, what: str) -> B
 
 
 def new_ingress(batch: Batch, index: int, what: str) -> Batch:
-    """Where filters see what the link receives."""
+    """The ingress qdisc, whose filters see the packets that the link receives."""
     return new_qdisc(batch, index, "ingress", what, handle=INGRESS, parent=uapi.TC_H_INGRESS)
 
 
@@ -146,8 +146,8 @@ def get_class(batch: Batch, index: int, classid: int, what: str) -> Batch:
 
 
 def ask_for_kind(batch: Batch, index: int, kind: str, parent: int) -> Batch:
-    """Ask for a qdisc that there cannot be, one with an empty table of sizes: ENOENT where not even a module has the
-    kind, another error where the kernel has it."""
+    """Ask for an impossible qdisc of `kind`, one with an empty table of sizes: the kernel answers ENOENT if neither it
+    nor a module has the kind, and another error if it has."""
     return new_qdisc(batch, index, kind, f"make a qdisc of kind {kind}", parent=parent).nest(uapi.TCA_STAB).end()
 
 

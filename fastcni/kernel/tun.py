@@ -1,4 +1,4 @@
-"""TAP devices that outlive whoever made them: ioctls on /dev/net/tun (linux/if_tun.h; networking/tuntap.rst)."""
+"""TAP devices that outlive their maker: ioctls on /dev/net/tun (linux/if_tun.h; networking/tuntap.rst)."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def create_tap(name: str, *, multi_queue: bool = False, owner: int | None = None
     """A persistent TAP device in the calling thread's network namespace, down. Raises OSError, of errno EBUSY where
     there is a link of that name; ContextRefused.
 
-    owner, group: ids of who may open it without CAP_NET_ADMIN; with neither, everybody. Packet information and vnet_hdr
-    are off; whoever opens it chooses them anew. multi_queue is for good.
+    owner, group: ids of who may open it without CAP_NET_ADMIN; with neither, any user. Packet information and vnet_hdr
+    are off; a program that opens it chooses them anew. multi_queue is for good.
 
     context: the SELinux context that it belongs to. The kernel gives a device the context of the task that makes it
     (selinux_tun_dev_alloc_security), and asks neither attr/sockcreate nor attr/fscreate. A thread cannot go there

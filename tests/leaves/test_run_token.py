@@ -1,4 +1,4 @@
-"""Turns: one thread of those that take them goes on, until it waits for something long."""
+"""The run token: of the threads that need it one runs, until it waits for something long."""
 
 import socket
 import time
@@ -9,12 +9,12 @@ import pytest
 from fastcni import _netlink, _run_token
 from fastcni._run_token import Gate, give_token, take_token
 
-HANGS = 0.5                         # seconds: many times what anybody waits for a turn
+HANGS_S = 0.5                       # many times what a thread waits for the token
 
 
 @pytest.fixture
 def begin():
-    """begin(fn): runs it in a thread that takes turns, and lets go of its turn at the end; the Event that it has
+    """begin(fn): runs it in a thread that needs the token, and gives it back at the end; returns the Event that it has
     ended."""
     threads = []
 
@@ -38,7 +38,7 @@ def begin():
 
 
 def having(begin, fn):
-    """A thread that has the turn, and now begins with fn()."""
+    """A thread that has the token, and now begins with fn()."""
     has = Event()
     ended = begin(lambda: (has.set(), fn()))
     assert has.wait(5)
@@ -51,7 +51,7 @@ def elapsed(of, *args):
     return time.monotonic() - started
 
 
-def test_a_turn_is_waited_for(begin):
+def test_a_thread_waits_for_the_token(begin):
     go_on = Event()
     first = having(begin, lambda: go_on.wait(0.02))
     second = begin(lambda: None)
@@ -61,31 +61,31 @@ def test_a_turn_is_waited_for(begin):
 
 
 @pytest.mark.parametrize("wait", ["receive", "await_message", "Gate"])
-def test_who_waits_for_something_long_lets_others_go_on(begin, wait):
+def test_a_thread_that_waits_for_something_long_gives_the_token_back(begin, wait):
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
     gate = Gate()
     with ours, theirs:
         waits = {"receive": lambda: _netlink.receive(ours.fileno(), -1), "Gate": lambda: gate.wait(5000),
                  "await_message": lambda: _run_token.await_message(ours.fileno(), -1)}
         first = having(begin, waits[wait])
-        for _ in range(20):             # each has the turn at once, not after a thread that hangs has lost it
-            assert elapsed(begin(lambda: None).wait, 5) < HANGS / 20
+        for _ in range(20):             # each has the token at once, not after a thread that hangs has lost it
+            assert elapsed(begin(lambda: None).wait, 5) < HANGS_S / 20
         gate.open()
         theirs.send(b"")
         assert first.wait(5)
 
 
-def test_a_thread_that_hangs_holds_up_nobody_for_long(begin):
-    """In a file system that does not answer, for instance: it does not know that it should let others go on."""
-    first = having(begin, lambda: time.sleep(HANGS))
-    assert elapsed(begin(lambda: None).wait, 5) < HANGS / 2 and not first.is_set()
+def test_a_thread_that_hangs_loses_the_token(begin):
+    """In a file system that does not answer, for instance: it cannot give the token back."""
+    first = having(begin, lambda: time.sleep(HANGS_S))
+    assert elapsed(begin(lambda: None).wait, 5) < HANGS_S / 2 and not first.is_set()
     assert first.wait(5)
     assert begin(lambda: None).wait(5)
 
 
-def test_who_takes_no_turns_waits_for_none_and_gives_none(begin):
-    """A program that uses the library has threads of its own."""
-    first = having(begin, lambda: time.sleep(HANGS))
+def test_a_thread_that_needs_no_token_neither_waits_nor_gives(begin):
+    """A program that uses the library has other threads."""
+    first = having(begin, lambda: time.sleep(HANGS_S))
     give_token()                         # not ours
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
     with ours, theirs:
@@ -95,7 +95,7 @@ def test_who_takes_no_turns_waits_for_none_and_gives_none(begin):
     assert first.wait(5) and second.wait(5)
 
 
-def test_what_is_sent_arrives_and_a_refusal_is_an_error():
+def test_a_datagram_arrives_and_a_refusal_is_an_error():
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
     with ours, theirs:
         _netlink.send(ours.fileno(), b"a datagram")
