@@ -4,15 +4,20 @@ As much of the kernel as the plugins can tell from the real one: what exists is 
 an end of a veth pair does not live without the other, a transaction happens as a whole or not at all.
 """
 
+from __future__ import annotations
+
 import copy
 import struct
 import sys
+from collections.abc import Sequence
 from errno import EADDRNOTAVAIL, EEXIST, EINVAL, EIO, ENODEV, ENOENT, ESRCH
+from typing import Any
 
 from fastcni._netlink import attribute_list, attributes, messages
 from fastcni.kernel import nft, uapi
 from fastcni.testing.fake_sockets import NLM_F_ACK, NLM_F_DUMP, NLM_F_ECHO, Socket, ack, done, message
 
+Replies = list[tuple[int, bytes]]       # (message type, payload)
 HOST, POD = "host", "pod"
 CREATE = 0x400
 # NLM_F_DUMP is NLM_F_REPLACE | NLM_F_EXCL where something is made.
@@ -21,38 +26,38 @@ GETS = (uapi.RTM_GETLINK, uapi.RTM_GETADDR, uapi.RTM_GETROUTE, nft.NFT_MSG_GETCH
 
 
 class Refused(Exception):
-    def __init__(self, errno):
+    def __init__(self, errno: int) -> None:
         self.errno = errno
 
 
-def attr(kind, value):
+def attr(kind: int, value: bytes) -> bytes:
     return struct.pack("=HH", 4 + len(value), kind) + value + bytes(-len(value) % 4)
 
 
-def u32(value):
+def u32(value: int) -> bytes:
     return value.to_bytes(4, sys.byteorder)
 
 
-def number(data):
+def number(data: bytes) -> int:
     return int.from_bytes(data, sys.byteorder)
 
 
-def text(data):
+def text(data: bytes) -> str:
     return data.rstrip(b"\0").decode()
 
 
 class Link:
-    def __init__(self, index, name, kind, address=b"\2\0\0\0\0\x99"):
+    def __init__(self, index: int, name: str, kind: str, address: bytes = b"\2\0\0\0\0\x99") -> None:
         self.index, self.name, self.kind, self.address = index, name, kind, address
         self.mtu, self.flags, self.master, self.promiscuity = 1500, 0, 0, 0
         self.parent, self.data = 0, b""         # IFLA_LINK and IFLA_INFO_DATA of a link that is made on another
-        self.peer = None                # (namespace, Link)
+        self.peer: tuple[str, Link] | None = None       # with the name of its namespace
 
-    def facts(self):
+    def facts(self) -> tuple[Any, ...]:
         return self.name, self.kind, self.address, self.mtu, self.flags, self.master, self.promiscuity
 
 
-def encoded_route(family, index, dst, prefix, gateway):
+def encoded_route(family: int, index: int, dst: bytes, prefix: int, gateway: bytes) -> bytes:
     """An rtmsg of the main table; protocol 2 is the kernel's, scope 0 universe, kind 1 unicast (linux/rtnetlink.h)."""
     data = bytes((family, prefix, 0, 0, uapi.RT_TABLE_MAIN, 2, 0, 1)) + bytes(4) + attr(uapi.RTA_OIF, u32(index))
     data += attr(uapi.RTA_DST, dst) if prefix else b""
@@ -60,11 +65,11 @@ def encoded_route(family, index, dst, prefix, gateway):
 
 
 class NodeSocket(Socket):
-    def __init__(self, node, namespace, protocol, groups):
+    def __init__(self, node: Node, namespace: str, protocol: int, groups: Sequence[int]) -> None:
         super().__init__()
         self.node, self.namespace, self.protocol, self.groups = node, namespace, protocol, groups
 
-    def send(self, data):
+    def send(self, data: bytes) -> int:
         self.node.receive(self, data)
         return len(data)
 
@@ -76,39 +81,44 @@ class Node:
     how many there were.
     """
 
-    def __init__(self, refuse=-1):
-        self.refuse, self.asked, self.batches, self.sockets = refuse, 0, [], []
-        self.here, self.namespaces, self.next_index = HOST, {}, 10
+    def __init__(self, refuse: int = -1) -> None:
+        self.refuse, self.asked = refuse, 0
+        self.batches: list[tuple[str, list[int]]] = []
+        self.sockets: list[NodeSocket] = []
+        self.here, self.next_index = HOST, 10
+        self.namespaces: dict[int, str] = {}
         lo = Link(1, "lo", "", bytes(6))
         lo.flags = uapi.IFF_LOOPBACK
         self.links = {HOST: {1: copy.copy(lo)}, POD: {1: lo}}
-        self.addresses, self.routes, self.sysctls = [], [], {}
-        self.firewall = {"tables": set(), "chains": {}, "sets": {}}
+        self.addresses: list[Any] = []
+        self.routes: list[Any] = []
+        self.sysctls: dict[tuple[str, str], str] = {}
+        self.firewall: dict[str, Any] = {"tables": set(), "chains": {}, "sets": {}}
 
-    def facts(self, *, shared=False):
+    def facts(self, *, shared: bool = False) -> list[Any]:
         """All state, to compare; without what ADD leaves for the next pod on purpose, unless `shared`."""
         links = {(namespace, *link.facts()) for namespace in self.links for link in self.links[namespace].values()}
         elements = {(*where, key) for where, found in self.firewall["sets"].items() for key in found}
         found = [links, sorted(self.addresses), sorted(self.routes), elements]
         return [*found, self.sysctls, self.firewall] if shared else found
 
-    def link(self, name, namespace=HOST):
+    def link(self, name: str, namespace: str = HOST) -> Link | None:
         return next((link for link in self.links[namespace].values() if link.name == name), None)
 
-    def add_link(self, name, kind, namespace=HOST, **facts):
+    def add_link(self, name: str, kind: str, namespace: str = HOST, **facts: Any) -> Link:
         link = Link(self.next_index, name, kind)
         self.next_index += 1
         vars(link).update(facts)
         self.links[namespace][link.index] = link
         return link
 
-    def socket(self, protocol=uapi.NETLINK_ROUTE, groups=()):
+    def socket(self, protocol: int = uapi.NETLINK_ROUTE, groups: Sequence[int] = ()) -> NodeSocket:
         self.sockets.append(NodeSocket(self, self.here, protocol, groups))
         return self.sockets[-1]
 
     # -- receiving ---------------------------------------------------------------------------------------
 
-    def receive(self, sock, data):
+    def receive(self, sock: NodeSocket, data: bytes) -> None:
         found = messages(data)
         self.batches.append((sock.namespace, [kind for kind, *_ in found]))
         before, failed = copy.deepcopy(self.firewall), False
@@ -132,7 +142,7 @@ class Node:
         if failed and sock.protocol == uapi.NETLINK_NETFILTER:
             self.firewall = before
 
-    def serve(self, sock, kind, flags, payload):
+    def serve(self, sock: NodeSocket, kind: int, flags: int, payload: bytes) -> Replies:
         where = sock.namespace
         if sock.protocol == uapi.NETLINK_NETFILTER:
             return self.serve_nft(kind, flags, payload)
@@ -143,14 +153,16 @@ class Node:
         if kind == uapi.RTM_GETLINK:
             return self.get_link(where, flags, payload)
         if kind in (uapi.RTM_NEWADDR, uapi.RTM_DELADDR):
-            return self.change_address(where, kind, payload)
+            self.change_address(where, kind, payload)
+            return []
         if kind == uapi.RTM_GETADDR:
             return [(uapi.RTM_NEWADDR, struct.pack("=BBBBI", 2 if len(packed) == 4 else 10, prefix, 0, 0, index)
                      + attr(uapi.IFA_ADDRESS, packed) + attr(uapi.IFA_LOCAL, packed))
                     for namespace, index, packed, prefix in self.addresses
                     if namespace == where and len(packed) == (4 if payload[0] == 2 else 16)]
         if kind in (uapi.RTM_NEWROUTE, uapi.RTM_DELROUTE):
-            return self.change_route(where, kind, payload)
+            self.change_route(where, kind, payload)
+            return []
         if kind == uapi.RTM_GETROUTE:
             return [(uapi.RTM_NEWROUTE, encoded_route(payload[0], *route)) for namespace, *route in self.routes
                     if namespace == where and len(route[1]) == (4 if payload[0] == 2 else 16)]
@@ -160,14 +172,14 @@ class Node:
 
     # -- links -------------------------------------------------------------------------------------------
 
-    def named(self, where, payload):
+    def named(self, where: str, payload: bytes) -> Link:
         index, name = number(payload[4:8]), text(attributes(payload, 16).get(uapi.IFLA_IFNAME, b""))
         link = self.links[where].get(index) if index else self.link(name, where)
         if link is None:
             raise Refused(ENODEV)
         return link
 
-    def new_link(self, where, flags, payload):
+    def new_link(self, where: str, flags: int, payload: bytes) -> Replies:
         found = attributes(payload, 16)
         info = attributes(found.get(uapi.IFLA_LINKINFO, b""))
         changed, wanted = number(payload[12:16]), number(payload[8:12])
@@ -196,7 +208,7 @@ class Node:
             self.announce(link.peer[0], uapi.RTM_NEWLINK, link.peer[1])
         return [(uapi.RTM_NEWLINK, self.encoded(where, link))] if flags & NLM_F_ECHO else []
 
-    def make(self, where, found, kind, peer):
+    def make(self, where: str, found: dict[int, bytes], kind: str, peer: bytes | None) -> Link:
         other = None
         if peer is not None:
             inside = attributes(peer, 16)
@@ -219,7 +231,7 @@ class Node:
             link.peer, other.peer = (there, other), (where, link)
         return link
 
-    def remove(self, where, link):
+    def remove(self, where: str, link: Link) -> Replies:
         for namespace, one in [(where, link), *([link.peer] if link.peer else [])]:
             del self.links[namespace][one.index]
             self.addresses = [item for item in self.addresses if item[:2] != (namespace, one.index)]
@@ -227,12 +239,12 @@ class Node:
             self.announce(namespace, uapi.RTM_DELLINK, one)
         return []
 
-    def get_link(self, where, flags, payload):
+    def get_link(self, where: str, flags: int, payload: bytes) -> Replies:
         if flags & NLM_F_DUMP == NLM_F_DUMP:
             return [(uapi.RTM_NEWLINK, self.encoded(where, link)) for link in self.links[where].values()]
         return [(uapi.RTM_NEWLINK, self.encoded(where, self.named(where, payload)))]
 
-    def encoded(self, where, link):
+    def encoded(self, where: str, link: Link) -> bytes:
         far, peer = link.peer or (where, None)
         up = link.flags & uapi.IFF_UP and (peer is None or peer.flags & uapi.IFF_UP)
         data = struct.pack("=BxHiII", 0, 1, link.index, link.flags, 0)
@@ -254,14 +266,14 @@ class Node:
             data += attr(uapi.IFLA_LINKINFO | 0x8000, info)
         return data
 
-    def announce(self, where, kind, link):
+    def announce(self, where: str, kind: int, link: Link) -> None:
         for sock in self.sockets:
             if sock.namespace == where and uapi.RTNLGRP_LINK in sock.groups and not sock.closed:
                 sock.queue.append(message(kind, 0, 0, self.encoded(where, link)))
 
     # -- addresses and routes ----------------------------------------------------------------------------
 
-    def change_address(self, where, kind, payload):
+    def change_address(self, where: str, kind: int, payload: bytes) -> None:
         index, packed, prefix = number(payload[4:8]), attributes(payload, 8)[uapi.IFA_LOCAL], payload[1]
         item, network = (where, index, packed, prefix), int.from_bytes(packed, "big") >> 8 * len(packed) - prefix
         route = (where, index, (network << 8 * len(packed) - prefix).to_bytes(len(packed), "big"), prefix, b"")
@@ -279,7 +291,7 @@ class Node:
         self.addresses.remove(item)
         self.routes = [one for one in self.routes if one != route]
 
-    def change_route(self, where, kind, payload):
+    def change_route(self, where: str, kind: int, payload: bytes) -> None:
         found = attributes(payload, 12)
         index, size = number(found[uapi.RTA_OIF]), 4 if payload[0] == 2 else 16
         item = (where, index, found.get(uapi.RTA_DST, bytes(size)), payload[1], found.get(uapi.RTA_GATEWAY, b""))
@@ -296,7 +308,7 @@ class Node:
 
     # -- nftables ----------------------------------------------------------------------------------------
 
-    def serve_nft(self, kind, flags, payload):
+    def serve_nft(self, kind: int, flags: int, payload: bytes) -> Replies:
         family, found = payload[0], attributes(payload, 4)
         table = (family, text(found.get(1, b"")))
         new = kind in (nft.NFT_MSG_NEWTABLE, nft.NFT_MSG_NEWCHAIN, nft.NFT_MSG_NEWSET)
@@ -332,14 +344,14 @@ class Node:
             raise AssertionError(f"the model has no nftables request of type {kind}")
         return []
 
-    def encoded_chain(self, family, table, name):
+    def encoded_chain(self, family: int, table: str, name: str) -> bytes:
         uses = self.firewall["chains"][family, table, name] + sum(
             chain == name for where, found in self.firewall["sets"].items() if where[:2] == (family, table)
             for _, chain in found.values())
         return (bytes((family, 0, 0, 0)) + attr(nft.NFTA_CHAIN_TABLE, table.encode() + b"\0")
                 + attr(nft.NFTA_CHAIN_NAME, name.encode() + b"\0") + attr(nft.NFTA_CHAIN_USE, uses.to_bytes(4, "big")))
 
-    def serve_set(self, kind, flags, where, found):
+    def serve_set(self, kind: int, flags: int, where: tuple[int, str, str], found: dict[int, bytes]) -> Replies:
         if kind == nft.NFT_MSG_NEWSET:
             self.firewall["sets"].setdefault(where, {})
             return []
@@ -367,7 +379,7 @@ class Node:
                 replies.append((nft.NFT_MSG_NEWSETELEM, self.encoded_element(where, key)))
         return replies
 
-    def encoded_element(self, where, key):
+    def encoded_element(self, where: tuple[int, str, str], key: bytes) -> bytes:
         comment, _ = self.firewall["sets"][where][key]
         item = attr(nft.NFTA_SET_ELEM_KEY, attr(nft.NFTA_DATA_VALUE, key)) + attr(nft.NFTA_SET_ELEM_USERDATA, comment)
         names = (attr(nft.NFTA_SET_ELEM_LIST_TABLE, where[1].encode() + b"\0")

@@ -1,6 +1,10 @@
 """A kernel made of a list: it stands where a netlink socket stands, at wire.send() and wire.receive(), nothing else."""
 
+from __future__ import annotations
+
 import struct
+from collections.abc import Iterable
+from typing import Any
 
 from fastcni._netlink import messages
 from fastcni.kernel import uapi, waiting, wire
@@ -10,16 +14,16 @@ CAPPED = 0x100
 DATAGRAM = 65536
 
 
-def message(kind, flags, sequence, payload=b""):
+def message(kind: int, flags: int, sequence: int, payload: bytes = b"") -> bytes:
     data = struct.pack("=IHHII", 16 + len(payload), kind, flags, sequence, 0) + payload
     return data + bytes(-len(data) % 4)
 
 
-def ack(sequence, code=0):
+def ack(sequence: int, code: int = 0) -> bytes:
     return message(uapi.NLMSG_ERROR, CAPPED, sequence, struct.pack("=i", -code) + struct.pack("=IHHII", 16, 0, 0, 0, 0))
 
 
-def done(sequence, flags=0, code=0):
+def done(sequence: int, flags: int = 0, code: int = 0) -> bytes:
     return message(uapi.NLMSG_DONE, flags, sequence, struct.pack("=i", -code))
 
 
@@ -29,16 +33,17 @@ class Socket:
     sequence = port = 0                         # as wire.Socket has them
     proto = uapi.NETLINK_ROUTE
 
-    def __init__(self, queue=()):
-        self.queue, self.waits, self.closed = list(queue), [], False
+    def __init__(self, queue: Iterable[bytes | Exception] = ()) -> None:
+        self.queue, self.closed = list(queue), False
+        self.waits: list[int] = []
 
-    def fileno(self):
+    def fileno(self) -> int:
         return -1
 
-    def send(self, data):
+    def send(self, data: bytes) -> int:
         return len(data)
 
-    def receive(self, milliseconds=wire.ANSWER_MS, caller=-1):
+    def receive(self, milliseconds: int = wire.ANSWER_MS, caller: int = -1) -> Any:
         """For wire.receive()."""
         self.waits.append(milliseconds)
         if not self.queue:
@@ -52,7 +57,7 @@ class Socket:
             waiting.here.request.show("<", item)
         return messages(item)
 
-    def close(self):
+    def close(self) -> None:
         self.closed = True
 
 
@@ -63,11 +68,13 @@ class FakeKernel(Socket):
     (type, flags, payload).
     """
 
-    def __init__(self, refuse=None, answers=None):
+    def __init__(self, refuse: dict[int, int] | None = None,
+                 answers: dict[int, list[tuple[int, bytes]]] | None = None) -> None:
         super().__init__()
-        self.sent, self.refuse, self.answers = [], dict(refuse or {}), dict(answers or {})
+        self.refuse, self.answers = dict(refuse or {}), dict(answers or {})
+        self.sent: list[tuple[int, int, bytes]] = []
 
-    def send(self, data):
+    def send(self, data: bytes) -> int:
         for kind, flags, sequence, _, payload in messages(data):
             self.sent.append((kind, flags, payload))
             code = self.refuse.get(kind, 0)

@@ -64,6 +64,13 @@ def test_loading_a_plugin_loads_no_other_plugin(plugin):
     assert loaded == {TABLE[plugin]}
 
 
+def test_the_public_contract_imports_nothing_dear_and_has_what_it_names():
+    code = (f"import sys\nsys.path.append({ROOT!r})\nfrom fastcni.plugin import *\n"
+            "print(*sys.modules)")
+    done = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=True)
+    assert_cheap(done.stdout.split())
+
+
 @pytest.fixture(scope="module")
 def bin_dir(tmp_path_factory):
     folder = tmp_path_factory.mktemp("bin")
