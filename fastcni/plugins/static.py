@@ -68,7 +68,7 @@ def check(req: Request, conf: Conf) -> None:
     result = read_prev_result(req.conf, req.version)
     if result is None:
         raise CniError(INVALID_CONFIG, "Required prevResult missing")
-    listed = {}
+    listed: dict[bytes, str] = {}
     for entry in result.get("ips", ()):
         listed.setdefault(address.read_cidr(entry["address"])[0], entry.get("gateway", ""))
     for packed, _, gateway in conf.addresses:
@@ -90,7 +90,7 @@ def _read_addresses(ipam: Section) -> list[Address]:
 def _read_cni_args(text: str) -> list[Address]:
     """The addresses of IP=, each with the last address of GATEWAY= that is in its subnet."""
     args = read_args(text, ("IP", "GATEWAY"))
-    found = []
+    found: list[Address] = []
     for one in _listed(args, "IP"):
         packed, prefix = _cidr(one, INVALID_ENVIRONMENT,
                                "the 'ip' field is expected to be in CIDR notation, got: '{}'")

@@ -25,7 +25,7 @@ def assign_requested(range_sets: Sequence[RangeSet], requested: Iterable[bytes])
         if packed is None:
             continue
         left.remove(packed)
-        if packed == find_range(range_set, packed).gateway:
+        if any(packed == one.gateway for one in range_set if one.contains(packed)):
             raise CniError(INVALID_CONFIG, f"failed to allocate for range {i}: "
                            f"requested ip {address.ip_text(packed)} is subnet's gateway")
     if left:
@@ -46,10 +46,10 @@ def allocate(store: Store, number: int, range_set: RangeSet, wanted: bytes | Non
 
 
 def _allocate(store: Store, number: int, range_set: RangeSet, wanted: bytes | None, owner: bytes) -> bytes:
-    for packed in store.addresses_of(owner):
-        if find_range(range_set, packed):
+    for held in store.addresses_of(owner):
+        if find_range(range_set, held):
             container_id = owner.partition(b"\r\n")[0].decode()
-            raise CniError(INTERNAL, f"{address.ip_text(packed)} has been allocated to {container_id}, "
+            raise CniError(INTERNAL, f"{address.ip_text(held)} has been allocated to {container_id}, "
                            "duplicate allocation is not allowed")
     if wanted is None:
         packed = _take_next(store, number, range_set, owner)
@@ -58,13 +58,12 @@ def _allocate(store: Store, number: int, range_set: RangeSet, wanted: bytes | No
         if packed is None:
             raise CniError(TRY_AGAIN_LATER, f"no IP addresses available in range set: {set_text(range_set)}",
                            usage(store, range_set))
-    elif store.take(wanted, owner):
-        packed = wanted
-    else:
+        wanted = packed
+    elif not store.take(wanted, owner):
         raise CniError(TRY_AGAIN_LATER, f"requested IP address {address.ip_text(wanted)} is not available in "
                        f"range set {set_text(range_set)}")
-    store.files.write_cursor(number, packed)
-    return packed
+    store.files.write_cursor(number, wanted)
+    return wanted
 
 
 def _take_next(store: Store, number: int, range_set: RangeSet, owner: bytes) -> bytes | None:

@@ -120,8 +120,7 @@ class Store:
         held, torn = [], []
         for name in self.files.names():
             packed = address_of(name)
-            content = self.files.read_owner(name) if packed is not None else None
-            if content is None:
+            if packed is None or (content := self.files.read_owner(name)) is None:
                 continue
             if is_torn(content):
                 torn.append(packed)
