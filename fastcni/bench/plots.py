@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import matplotlib
-from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
@@ -17,7 +16,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocat
 from fastcni.bench.cases import ALONE, WITHOUT_IPV6, title
 from fastcni.bench.tables import median, present, speed
 
-STYLE = {
+STYLE: dict[Any, Any] = {
     "svg.hashsalt": "fastcni", "svg.fonttype": "none",          # text stays text: small, and searchable
     "font.family": "sans-serif", "font.size": 9, "axes.titlesize": 10, "axes.grid": True, "grid.color": "#e4e4e4",
     "grid.linewidth": 0.6, "axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": "#888888",
@@ -131,10 +130,10 @@ def density(data: dict[str, Any]) -> Figure | None:
     return figure
 
 
-Panels = list[tuple[str, str, Axes]]        # (case, call, axes)
+Panels = list[tuple[str, str, Any]]         # (case, call, matplotlib's Axes)
 
 
-def grid(cases: Sequence[str], heading: str, wide: float = 2.3, sharex: str = "col") -> tuple[Figure, Panels]:
+def grid(cases: Sequence[str], heading: str, wide: float = 2.3, sharex: Any = "col") -> tuple[Figure, Panels]:
     """Return a figure with a column for each case, ADD above DEL on the same scale, and its panels."""
     figure = Figure(figsize=(1.2 + wide * len(cases), 4.6), layout="constrained")
     figure.suptitle(heading, fontsize=11)
