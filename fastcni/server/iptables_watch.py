@@ -44,7 +44,7 @@ class IptablesWatch:
         """Note a message about a table that is not our own."""
         if where[1] == FIREWALLD:
             if kind == nft.NFT_MSG_NEWTABLE:        # it starts or reloads, and forgets its runtime configuration
-                self.suspect("what firewalld knew", FIREWALLD)
+                self.suspect("runtime configuration of firewalld", FIREWALLD)
         elif where not in TABLES:
             return
         elif kind == nft.NFT_MSG_DELTABLE:

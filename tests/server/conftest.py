@@ -119,7 +119,7 @@ echo '{{"cniVersion": "1.0.0", "ips": [{{"address": "10.22.0.9/24", "gateway": "
 
 
 class Slow:
-    """slow(seconds): keys of a network whose IPAM plugin, somebody else's, takes that long; where that is."""
+    """slow(seconds): keys of a network whose IPAM plugin, not fastcni's, takes that long; and CNI_PATH for it."""
 
     def __init__(self, folder):
         self.folder = folder

@@ -1,4 +1,4 @@
-"""Processors are kept awake while requests come, and not a moment after."""
+"""The latency request lasts while requests come, and not longer."""
 
 import os
 import struct
@@ -15,7 +15,7 @@ def make(seconds):
     return LatencyRequest(seconds, log.make("info", "logfmt"))
 
 
-def test_they_stay_awake_from_the_first_request_until_the_last_is_over(tmp_path, monkeypatch):
+def test_the_latency_request_lasts_from_the_first_request_until_after_the_last(tmp_path, monkeypatch):
     path = tmp_path / "latency"
     path.touch()
     monkeypatch.setattr(cpu_latency, "DEVICE", str(path))

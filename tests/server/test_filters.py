@@ -43,13 +43,13 @@ def change_everything(name):
     run("ip", "addr", "flush", "dev", name)
 
 
-def test_without_a_filter_everything_is_heard(listener):
+def test_without_a_filter_everything_is_received(listener):
     change_everything("br-a")
     change_everything("br-b")
     assert {index_of("br-a"), index_of("br-b")} <= indexes(listener)
 
 
-def test_only_a_watched_link_is_heard_of(listener):
+def test_only_messages_about_a_watched_link_are_received(listener):
     watched = index_of("br-a")
     filters.attach(listener, filters.links((watched,)))
     change_everything("br-b")
@@ -63,14 +63,14 @@ def test_only_a_watched_link_is_heard_of(listener):
     assert (uapi.RTM_DELLINK, watched) in said and {index for _, index in said} == {watched}
 
 
-def test_without_watched_links_no_link_is_heard_of(listener):
+def test_without_watched_links_no_message_about_a_link_is_received(listener):
     filters.attach(listener, filters.links(()))
     change_everything("br-a")
     assert heard(listener) == []
 
 
 @pytest.mark.parametrize("count", [2, 63, filters.MOST_LINKS])
-def test_each_of_many_is_heard_of(listener, count):
+def test_messages_about_each_of_many_links_are_received(listener, count):
     """The jumps of the program are counted by hand: the first, the last, and what is in none of its lines."""
     run("ip", "link", "add", "br-c", "index", "5000", "type", "bridge")
     heard(listener)
@@ -83,7 +83,7 @@ def test_each_of_many_is_heard_of(listener, count):
 @pytest.mark.parametrize("name", ["net/ipv4/ip_forward", "net/ipv4/conf/all/forwarding",
                                   "net/ipv6/conf/all/forwarding"])
 @pytest.mark.parametrize("count", [0, 1, filters.MOST_LINKS])
-def test_forwarding_of_all_links_is_heard_of_and_that_of_one_is_not(listener, name, count):
+def test_forwarding_of_all_links_is_received_and_that_of_one_is_not(listener, name, count):
     index = index_of("br-a")
     filters.attach(listener, filters.links(range(index + 1, index + 1 + count)))
     set_sysctl("net/ipv4/conf/br-a/forwarding", "1")
@@ -93,7 +93,7 @@ def test_forwarding_of_all_links_is_heard_of_and_that_of_one_is_not(listener, na
     assert {kind for kind, _ in heard(listener)} == {uapi.RTM_NEWNETCONF}
 
 
-def test_of_deletions_nothing_else_is_heard(node):
+def test_only_deletions_are_received(node):
     run("ip", "link", "add", "br-a", "type", "bridge")
     index = index_of("br-a")
     with closing(wire.open_socket(groups=(uapi.RTNLGRP_LINK,))) as sock:

@@ -86,7 +86,7 @@ def test_no_message_harms_it(node, pod, server):
     assert "level=error" not in server.said() and "fault" not in server.said()
 
 
-def test_who_never_sends_never_reads_or_sends_late_keeps_nobody_waiting(node, pod, server):
+def test_a_caller_that_never_sends_never_reads_or_sends_late_delays_no_other(node, pod, server):
     works(server, node, pod)
     before, silent = server.descriptors, []
     for _ in range(1100):               # more than it keeps
@@ -95,19 +95,19 @@ def test_who_never_sends_never_reads_or_sends_late_keeps_nobody_waiting(node, po
         silent.append(conn)
     data = packed("bridge", {"CNI_COMMAND": "VERSION", "CNI_PATH": "/x"})
     for _ in range(50):
-        throw(server, data, [], stay=silent)         # an answer that nobody reads
+        throw(server, data, [], stay=silent)         # an answer that is not read
     started = time.monotonic()
     assert works(server, node, pod) and time.monotonic() - started < 5
     late = silent[1099]
     late.send(data)
     late.settimeout(5)
-    assert late.recv(1000)[8:12] == bytes(4)            # who sends late is served
+    assert late.recv(1000)[8:12] == bytes(4)            # a late request is served
     for conn in silent:
         conn.close()
     assert works(server, node, pod) and eventually(lambda: server.descriptors <= before + 2, 15)
 
 
-def test_many_who_come_and_go_at_once_cost_no_thread(node, pod, server):
+def test_many_callers_that_come_and_go_at_once_cost_no_thread(node, pod, server):
     """A worker that found the connection closed by another, which had read it, ended with a ValueError."""
     works(server, node, pod)
     threads, good = server.threads, packed("bridge", {"CNI_COMMAND": "VERSION"})

@@ -1,4 +1,4 @@
-"""The listening socket: who can reach it, who can take its place, and what is said when there is none."""
+"""The listening socket: which users reach it, which can replace it, and the errors if there is none."""
 
 import fcntl
 import os
@@ -51,7 +51,7 @@ def connects(path):
 
 
 @pytest.mark.parametrize("mask", [0, 0o022, 0o077])
-def test_nobody_else_reaches_the_socket_whatever_the_umask(make, umask, tmp_path, mask):
+def test_other_users_cannot_reach_the_socket_whatever_the_umask(make, umask, tmp_path, mask):
     umask(mask)
     make(tmp_path / "run" / "s")
     assert (mode(tmp_path / "run"), mode(tmp_path / "run" / "s")) == (0o700, 0o600)
@@ -191,7 +191,7 @@ def test_a_server_that_stops_makes_room_at_once_and_only_then(make, tmp_path):
 
 @pytest.mark.parametrize(("path", "words"), [("missing/folder/s", "No such file or directory"),
                                              ("x" * 120, "too long"), ("folder", "directory")])
-def test_a_path_that_cannot_be_is_told(tmp_path, monkeypatch, path, words):
+def test_a_path_that_is_not_possible_is_an_error(tmp_path, monkeypatch, path, words):
     monkeypatch.delenv("LISTEN_PID", raising=False)
     (tmp_path / "run" / "folder").mkdir(parents=True)
     with pytest.raises(ListenError, match=f"listen on .*: .*{words}"):
@@ -202,7 +202,7 @@ def test_a_path_that_cannot_be_is_told(tmp_path, monkeypatch, path, words):
 
 @pytest.mark.parametrize("env", [{}, {"LISTEN_PID": "1", "LISTEN_FDS": "1"}, {"LISTEN_PID": str(os.getpid())},
                                  {"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": "x"}])
-def test_what_is_for_somebody_else_is_not_taken(env):
+def test_a_socket_for_another_process_is_not_used(env):
     assert listening.handed_over(env) is None
 
 
@@ -217,10 +217,10 @@ def serve_handed(listener):
                             stderr=subprocess.PIPE, text=True)
 
 
-def test_whoever_comes_between_two_servers_on_one_socket_is_answered_by_the_second(node, tmp_path):
+def test_a_request_between_two_servers_on_one_socket_is_answered_by_the_second(node, tmp_path):
     path, conf = tmp_path / "run" / "fastcni.sock", node.conf()
     path.parent.mkdir()
-    caller = Server(tmp_path)           # never started: its requests go to whoever listens on the path
+    caller = Server(tmp_path)           # never started: its requests go to the process that listens on the path
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(str(path))
         listener.listen()
@@ -260,7 +260,7 @@ def test_after_a_kill_callers_are_refused_and_a_new_server_takes_the_path(start,
 
 
 def test_the_socket_is_gone_before_the_last_requests_are_answered(start, node, pod_netns, slow, tmp_path):
-    """Nobody new comes to a server that stops, and nobody who has come goes without an answer."""
+    """A server that stops accepts no new connection, and answers every request that it has accepted."""
     (keys, env), server = slow(0.7), start("--workers", "1")
     under_way = server.send("ADD", node.conf(**keys), pod_netns(), env=env)
     assert slow.started()
@@ -272,8 +272,8 @@ def test_the_socket_is_gone_before_the_last_requests_are_answered(start, node, p
     assert server.lines("event=server_stopped") and not server.lines("level=error")
 
 
-def test_who_stands_in_line_when_a_server_stops_is_answered(start, node):
-    """Stopped (SIGSTOP) it takes nobody from the line; SIGTERM is there when it goes on."""
+def test_a_request_in_the_queue_of_a_server_that_stops_is_answered(start, node):
+    """Stopped (SIGSTOP) it accepts no connection; SIGTERM is there when it continues."""
     server = start()
     os.kill(server.process.pid, 19)
     waiting = [server.send("VERSION", node.conf()) for _ in range(100)]

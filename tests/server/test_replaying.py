@@ -158,7 +158,7 @@ def test_a_replay_in_another_namespace_installs_nothing_there(remembered, start,
 
 def test_firewalld_that_makes_its_table_anew_brings_a_replay(caching):
     nft("add table inet firewalld")
-    assert eventually(lambda: caching.lines("event=rules_replayed", "gone=\"what firewalld knew\""))
+    assert eventually(lambda: caching.lines("event=rules_replayed", "gone=\"runtime configuration of firewalld\""))
     nft("add table inet other")
     time.sleep(replay.DELAY_AFTER_DEL_S + LONG_ENOUGH)
     assert len(caching.lines("event=rules_replayed")) == 1

@@ -191,7 +191,7 @@ def test_a_transaction_that_takes_nothing_needs_no_restoring(watch, net, pod):
 
 
 @shows((PARTIAL, SUSPICIOUS), (SUSPECT, RESTORED))
-def test_a_flush_is_restored(watch, before):
+def test_a_flush_of_our_tables_is_restored(watch, before):
     nft("flush ruleset")
     attend(watch)
     assert watch.mirror.machine.state == CURRENT and ruleset() == before

@@ -1,4 +1,4 @@
-"""What somebody flushes from the host's firewall is there again, and works, without anybody asking (real kernel)."""
+"""If another program flushes the host's firewall, the server restores the pods' state, and it works (real kernel)."""
 
 import errno
 import logging
@@ -34,14 +34,14 @@ needs_iptables = pytest.mark.skipif(not shutil.which("iptables-restore"), reason
 
 @pytest.mark.parametrize("how", [*FLUSHES, *(f"flush chain inet fastcni {chain}" for chain in CHAINS),
                                  "flush table bridge fastcni", "delete table bridge fastcni"])
-def test_what_somebody_flushed_is_there_again(server, net, pod_netns, how):
+def test_a_flush_is_restored(server, net, pod_netns, how):
     for number in range(3):
         add(server, net, pod_netns(), mapping(8080 + number), mapping(9080, hostIP=f"127.0.0.{number + 1}"))
     before = ruleset()
     nft(how)
     assert eventually(lambda: ruleset() == before)
     time.sleep(LONG_ENOUGH)
-    # Our own doing is nobody's flush: there is one line for each table. "": it came before the server's first look.
+    # The server takes its own work for no flush: one line a table. "": the flush came before its first reading.
     assert 1 <= len(restored(server)) <= 2
     assert all(" by=nft " in line or ' by="" ' in line for line in restored(server))
 
@@ -61,7 +61,7 @@ def test_traffic_gets_through_again_and_del_leaves_nothing(server, net, pod, pod
 
 
 def test_what_one_shot_plugins_added_and_deleted_is_known_too(server, net, pod_netns, node):
-    assert eventually(lambda: server.lines("event=server_ready"), 60)      # who listens need not be looking yet
+    assert eventually(lambda: server.lines("event=server_ready"), 60)      # it listens before it has read nftables
     one, two = pod_netns(), pod_netns()
     net.add(one, mapping())
     conf = net.add(two, mapping(8081))
@@ -132,7 +132,7 @@ def test_a_thousand_pods_are_put_back(server, net, pod):
     assert server.lines("event=rules_restored", "elements=20")        # 2,000 and the pod's own
 
 
-def test_who_flushes_all_the_time_is_not_followed_every_time(server, net, pod):
+def test_flushes_all_the_time_are_restored_with_growing_delay(server, net, pod):
     add(server, net, pod, mapping())
     before, flushed = ruleset(), 0
     deadline = time.monotonic() + 2

@@ -206,7 +206,7 @@ def test_a_request_whose_caller_has_gone_is_not_begun(node, pod_netns, start, sl
     assert not node.held()
 
 
-def test_who_waits_too_long_is_told_what_for(node, pod_netns, start, slow):
+def test_a_request_that_waits_too_long_is_refused_with_the_reason(node, pod_netns, start, slow):
     server, (keys, env) = start("--workers", "1", "--queue-timeout", "0.3"), slow(1)
     first = server.send("ADD", node.conf(**keys), pod_netns(), env=env)
     assert slow.started()
@@ -215,7 +215,7 @@ def test_who_waits_too_long_is_told_what_for(node, pod_netns, start, slow):
     assert first.answer().status == 0
 
 
-def test_who_finds_no_room_is_told_at_once(node, pod_netns, start, slow):
+def test_a_full_queue_refuses_at_once(node, pod_netns, start, slow):
     server, (keys, env) = start("--workers", "1", "--queue-size", "1"), slow(1)
     first = server.send("ADD", node.conf(**keys), pod_netns(), env=env)
     assert slow.started()
@@ -298,7 +298,7 @@ def reachable(node):
         yield folder
 
 
-def test_who_is_not_allowed_is_not_served(reachable):
+def test_a_user_without_permission_is_not_served(reachable):
     with Server(reachable, "--allow-uid", "12345") as server:
         def as_user(uid):
             return subprocess.run(["python3", "-c", AS_USER, server.path, str(uid), packed(
@@ -313,7 +313,7 @@ def test_who_is_not_allowed_is_not_served(reachable):
         assert len(server.lines("user_refused")) == len(server.lines("uid=54321"))
 
 
-def test_nobody_but_root_reaches_a_server_that_names_nobody(node, reachable):
+def test_only_root_reaches_a_server_that_allows_no_other_user(node, reachable):
     with Server(reachable) as server:
         done = subprocess.run(["python3", "-c", AS_USER, server.path, "12345", "00"], capture_output=True, text=True)
         assert f"PermissionError: [Errno {errno.EACCES}]" in done.stderr and server.ok("VERSION", node.conf())

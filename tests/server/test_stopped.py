@@ -148,7 +148,7 @@ def systemd(tmp_path):
         yield sock
 
 
-def test_systemd_is_told_that_the_server_works_until_it_is_stopped(tmp_path, start, systemd):
+def test_systemd_gets_reports_until_the_server_is_stopped(tmp_path, start, systemd):
     server = start(env={"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "400000"})
     assert [systemd.recv(100) for _ in range(3)] == [b"READY=1", b"WATCHDOG=1", b"WATCHDOG=1"]
     assert not server.lines("command=VERSION")          # no line of log for these
@@ -164,7 +164,7 @@ def test_systemd_is_told_that_the_server_works_until_it_is_stopped(tmp_path, sta
     assert systemd.recv(100) == b"WATCHDOG=1"
 
 
-def test_systemd_is_not_told_that_a_server_works_whose_workers_do_not(node, tmp_path, monkeypatch):
+def test_systemd_gets_no_report_from_a_server_whose_workers_hang(node, tmp_path, monkeypatch):
     """The main thread alone says nothing about the queue and the workers."""
     told = []
     server = Local(tmp_path, monkeypatch)
@@ -180,7 +180,7 @@ def test_systemd_is_not_told_that_a_server_works_whose_workers_do_not(node, tmp_
         assert eventually(lambda: watchdog.poll() or told)
 
 
-def test_systemd_is_told_that_a_server_works_whose_queue_is_full(node, tmp_path, monkeypatch):
+def test_systemd_gets_reports_from_a_server_whose_queue_is_full(node, tmp_path, monkeypatch):
     """A server that was merely busy refused its own request, and systemd ended it after a minute."""
     told = []
     with Local(tmp_path, monkeypatch) as server:

@@ -169,7 +169,7 @@ def test_a_restart_by_systemd_costs_no_request(node, plugin, pods, tmp_path):
         log = unit.log()
     assert callers.failed == []
     assert_nothing_is_left(node, pods)
-    # In this story nobody goes one-shot: the socket is always there, and who comes in between waits in it.
+    # No request goes one-shot here: the socket always exists, and requests in between wait in it.
     added = [line for line in log.splitlines() if "event=request_done" in line and "command=ADD" in line]
     assert len(added) == callers.added and "level=error" not in log
 
@@ -196,7 +196,7 @@ def test_the_request_after_a_kill_gets_its_network_one_shot(node, plugin, pod, s
     assert eventually(lambda: len(server.lines("event=request_done")) == 2)     # a line is written after the answer
     server.process.kill()
     server.process.wait()
-    assert os.path.exists(server.path)      # nobody has tidied up
+    assert os.path.exists(server.path)      # no process has removed it
     status, stdout = call("ADD", pod)
     assert status == 0 and addresses("eth0", pod) == [json.loads(stdout)["ips"][0]["address"]]
     assert call("DEL", pod)[0] == 0 and len(server.lines("event=request_done")) == 2

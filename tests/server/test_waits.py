@@ -124,7 +124,7 @@ def test_a_loopback_is_added_while_all_workers_hang(node, pod, start, hung):
 
 # -- callers that leave ------------------------------------------------------------------------------------------
 
-def test_who_leaves_ends_its_program_and_frees_its_attachment(node, pod, start, hung):
+def test_a_caller_that_leaves_ends_its_program_and_frees_its_attachment(node, pod, start, hung):
     """The program lived on, and every DEL of that pod failed for its lifetime: "waited for one of 32 workers"."""
     server = start("--workers", "1", "--queue-timeout", "30")
     before = node.left(pod)
@@ -139,7 +139,7 @@ def test_who_leaves_ends_its_program_and_frees_its_attachment(node, pod, start, 
     assert server.lines("event=caller_gone", "command=ADD", "run=True")
 
 
-def test_who_leaves_while_it_waits_for_a_lock_is_not_waited_for(node, pod, start):
+def test_a_caller_that_leaves_ends_the_wait_for_a_lock(node, pod, start):
     server = start("--workers", "1")
     with lock_of(node):
         before = node.left(pod)

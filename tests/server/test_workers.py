@@ -58,7 +58,7 @@ def test_a_worker_that_cannot_come_back_fails_its_request_and_another_takes_its_
     assert error.status == 1 and error.document["code"] == 999
     assert "the fastcni server: cannot return to the home network namespace" in error.document["msg"]
     started = time.monotonic()
-    assert [each.answer().status for each in sent[1:3]] == [0, 0]       # nobody has to wake those that came after it
+    assert [each.answer().status for each in sent[1:3]] == [0, 0]       # no event has to wake those behind it
     assert time.monotonic() - started < 5 and sent[3].answer().status == 1
     assert eventually(lambda: server.lines("level=error", "event=worker_replaced") and server.workers == threads)
     server.ok("DEL", node.conf(isGateway=True), pod)
@@ -167,7 +167,7 @@ def test_names_that_are_no_text_are_logged_all_the_same(node, pod, local, fmt):
     assert eventually(lambda: len(server.lines("request_failed", "bridge", "net-a", "c?")) == 4)
 
 
-def test_nobody_who_reads_the_log_costs_no_request(node, pod, local, tmp_path):
+def test_a_log_without_a_reader_costs_no_request(node, pod, local, tmp_path):
     """journald that is killed leaves a pipe without a reader: each worker ended with its first line."""
     os.mkfifo(tmp_path / "pipe")
     reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
@@ -371,7 +371,7 @@ def connect(server):
     return conn
 
 
-def test_who_says_nothing_is_closed_in_time_and_a_server_that_stops_waits_no_longer(node, local, monkeypatch):
+def test_a_silent_connection_is_closed_in_time_and_a_server_that_stops_waits_no_longer(node, local, monkeypatch):
     monkeypatch.setattr(acceptor, "SILENT_TIMEOUT_S", 0.3)
     server = local()
     with connect(server) as silent:
@@ -384,7 +384,7 @@ def test_who_says_nothing_is_closed_in_time_and_a_server_that_stops_waits_no_lon
     assert server.ok("VERSION", node.conf())
 
 
-def test_many_who_say_nothing_cost_no_worker(node, local, monkeypatch):
+def test_many_silent_connections_cost_no_worker(node, local, monkeypatch):
     """Two workers that closed the same silent connection: the second of them ended with a KeyError."""
     monkeypatch.setattr(acceptor, "MAX_SILENT", 4)
     monkeypatch.setattr(acceptor, "SILENT_TIMEOUT_S", 0.02)
