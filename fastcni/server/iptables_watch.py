@@ -31,7 +31,7 @@ class IptablesWatch:
     names of what else is gone; both since take_missing(). by: the program that last took something."""
 
     def __init__(self) -> None:
-        self.jumps: dict[Where, dict[int, tuple[str, str]]] = {where: {} for where in TABLES}
+        self.jumps: dict[Where, dict[bytes, tuple[str, str]]] = {where: {} for where in TABLES}
         self.lost: dict[Where, set[tuple[str, str]]] = {where: set() for where in TABLES}
         self.others: set[str] = set()
         self.by = ""
@@ -54,10 +54,10 @@ class IptablesWatch:
         elif kind == nft.NFT_MSG_DELCHAIN:
             self.deleted_chains.add((where, nft.as_text(fields[nft.NFTA_CHAIN_NAME])))
         elif kind in (nft.NFT_MSG_NEWRULE, nft.NFT_MSG_DELRULE) and fields.get(nft.NFTA_RULE_CHAIN) in CHAIN_NAMES:
-            handle, *jump = nft.read_jump(payload)
+            handle, chain, target = nft.read_jump(payload)
             if kind == nft.NFT_MSG_NEWRULE:
-                if jump[1].startswith(PREFIX):
-                    self.jumps[where][handle] = tuple(jump)
+                if target.startswith(PREFIX):
+                    self.jumps[where][handle] = chain, target
             elif jump := self.jumps[where].pop(handle, None):
                 self.deleted_jumps.add((where, *jump))
 
