@@ -210,7 +210,7 @@ def test_what_add_refuses_is_no_reason_for_del_to_fail(node, pod, conf, keys):
     ({"MTU": None, "IPMASQ": None}, "is missing FLANNEL_MTU, FLANNEL_IPMASQ"),
     ({"NETWORK": "10.22.0.0/16,ten"}, "invalid CIDR address: ten"), ({"SUBNET": "10.22.0.1"}, "address: 10.22.0.1"),
     ({"MTU": "many"}, 'FLANNEL_MTU is string "many", which is not a number of bytes'),
-    ({"MTU": 1 << 32}, "which is not a number of bytes"), ({"MTU": -1}, "which is no number of bytes"),
+    ({"MTU": 1 << 32}, "which is not a number of bytes"), ({"MTU": -1}, "which is not a number of bytes"),
 ])
 def test_a_file_that_says_too_little_is_named_with_what_it_lacks(node, pod, lines, words):
     conf, before = flannel(node, lines=lines), node.left(pod)
