@@ -253,6 +253,15 @@ def test_del_of_what_is_gone_succeeds_and_frees_the_address(node, pod, conf, gon
     assert node.held() == {}
 
 
+@those(lambda device: device.taken.startswith("failed to rename") and device.kind)
+def test_del_takes_away_what_a_killed_add_has_not_renamed_yet(node, pod, conf):
+    """A server that was killed between making a link and naming it left it in the pod."""
+    run("ip", "-n", pod, "link", "add", "fcni.eth0", "type", "veth", "peer", "far")
+    node.delete(conf, pod)
+    assert set(links(pod)) == {"lo"}
+    node.add(conf, pod)
+
+
 @those(lambda device: device.on_master)
 def test_del_succeeds_where_the_master_is_gone(node, pod, conf):
     """The reference's vlan fails."""

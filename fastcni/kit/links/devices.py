@@ -10,7 +10,7 @@ from fastcni.kernel import rtnl, wire
 from fastcni.kit.call import ipam
 from fastcni.kit.call.conf import ENDINGS, check_families, keys_of, read_ipv6, read_own_dns
 from fastcni.kit.call.undo import every
-from fastcni.kit.links import change, configure, find, remove, veth
+from fastcni.kit.links import change, configure, find, remove
 from fastcni.kit.links.pod import Pod, interface
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
@@ -57,10 +57,10 @@ def create(req: Request, pod: Pod, undo: Undo, kind: str, *, sock: Socket | None
     why     {errno: text}: what the kernel's refusal means, for the error's details
     data    the attributes of the kind, from kernel.kinds
 
-    Raises CniError if a master is given and the kernel refuses, else NetlinkError. The link is made under a random name
+    Raises CniError if a master is given and the kernel refuses, else NetlinkError. The link is made under another name
     and then renamed: the kernel refuses a name that a link in the master's namespace has.
     """
-    name = veth.random_name()
+    name = remove.unfinished(req.ifname)
     batch = rtnl.new_link(Batch(), name, kind, pod.netns_fd, parent=master.index if master else 0, mtu=mtu,
                           address=mac, data=data, what=f"failed to create {kind}")
     try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fastcni.kit.links import announced, deletion, find
+from fastcni.kit.links import announced, change, deletion, find
 from fastcni.kit.links.pod import Pod
 
 TYPE_CHECKING = False
@@ -28,6 +28,7 @@ def pod_link(req: Request, *, list_addresses: bool = False) -> tuple[list[bytes]
     pod = Pod(req)
     link = find.link(pod.inside, req.ifname)
     if link is None:
+        change.delete_by_name(pod.inside, unfinished(req.ifname))
         return [], []
     found = [item.packed for item in find.addresses(pod.inside, link.index)] if list_addresses else []
     other = find.link(pod.host, index=link.peer) if link.kind == "veth" and link.peer_elsewhere and link.peer else None
@@ -40,3 +41,8 @@ def pod_link(req: Request, *, list_addresses: bool = False) -> tuple[list[bytes]
         req.close()
         deletion.delete(watcher, req.mode.defer, link.index, link.name)
     return found, []
+
+
+def unfinished(ifname: str) -> str:
+    """The name in the pod of a link whose ADD has not renamed it yet. A killed ADD leaves it there."""
+    return f"fcni.{ifname[-10:]}"
