@@ -139,7 +139,7 @@ def _as_cni_error(e: BaseException, plugin: str) -> CniError:
     return wrapped
 
 
-def errno_of_import(e: Exception) -> int:
+def errno_of_import(e: BaseException) -> int:
     """The errno for which a compiled module could not be loaded, 0 for other exceptions.
 
     The dynamic linker gives it only as text: "/usr/lib/.../_socket.so: cannot open shared object file: Too many open

@@ -8,10 +8,10 @@ from fastcni.kit.call.mode import Mode
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from _socket import socket
     from collections.abc import Callable
 
     from fastcni.handle import Reply
+    from fastcni.kernel.wire import Socket
 
 
 class OneShotMode(Mode):
@@ -51,7 +51,7 @@ class OneShotMode(Mode):
         finally:
             posix._exit(0)
 
-    def close_later(self, sock: socket) -> None:
+    def close_later(self, sock: Socket) -> None:
         """Leave the last close() of a socket to a child.
 
         Both processes have the socket, and the kernel makes the last one wait. So the child ends after this process: it

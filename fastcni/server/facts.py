@@ -1,71 +1,79 @@
-"""What is known of a caller's namespace, until the kernel says that it has changed; never for a time.
+"""Facts about a caller's namespace, kept until the kernel announces a change; never for a time.
 
-Before a fact is used, the notifications that wait are read, and they wait from the moment of the change. A filter in
-the kernel (BPF) lets only those pass that are about links which a fact is about.
+The kernel queues a notification at the moment of a change. Before a fact is used, the queued notifications are read. A
+filter in the kernel (BPF) only lets those about links pass that a fact is about.
 
-Of pairs that ADDs made the kernel is not heard: their DELs look whether they are still there (WarmMode.take_pair).
+No notification is read about the pairs that ADDs made: a DEL checks that its pair still exists (WarmMode.take_pair).
 """
 
+from __future__ import annotations
+
+from collections.abc import Callable
 from threading import Lock
+from typing import Any
 
 from fastcni._netlink import attributes
 from fastcni.kernel import filters, nft, rtnl, uapi, wire
+from fastcni.kit.call.mode import Pair
 
 ROUTE_GROUPS = (uapi.RTNLGRP_LINK, uapi.RTNLGRP_IPV4_IFADDR, uapi.RTNLGRP_IPV6_IFADDR, uapi.RTNLGRP_IPV4_NETCONF,
                 uapi.RTNLGRP_IPV6_NETCONF)
 NETCONF = (uapi.RTM_NEWNETCONF, uapi.RTM_DELNETCONF)
-MOST_PAIRS = 10_000             # a DEL that finds none looks for itself
+MAX_PAIRS = 10_000              # a DEL whose pair was forgotten asks the kernel
 ELEMENTS = (nft.NFT_MSG_NEWSETELEM, nft.NFT_MSG_DELSETELEM, nft.NFT_MSG_NEWGEN)    # they change no table
+
+
+Key = tuple[Any, ...]           # see Mode.recall()
 
 
 class Facts:
     """recall() for one namespace and any number of threads; made in a thread that is in it. Raises OSError."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.lock = Lock()
-        self.facts = {}
-        self.pairs = {}                 # what ADDs made: {key: value}, the oldest first
-        self.heard = 0                  # notifications so far: none may come between a question and its answer
-        self.watched = set()            # indexes of links that facts are about
+        self.facts: dict[Key, Any] = {}
+        self.pairs: dict[Any, Pair] = {}        # that ADDs made, the oldest first
+        self.received = 0               # notifications so far: none may come between a question and its answer
+        self.watched: set[int] = set()          # indexes of links that facts are about
         self.route = wire.open_socket(groups=ROUTE_GROUPS)
-        self.nftables = None            # opened by the first who asks about a table
+        self.nftables: wire.Socket | None = None        # opened for the first fact about a table
         filters.attach(self.route, filters.links(()))
 
-    def close(self):
+    def close(self) -> None:
         for sock in filter(None, (self.route, self.nftables)):
             sock.close()
 
-    def keep_pair(self, key, pair):
-        """Keep what an ADD made until take_pair() in its DEL; of very many the oldest are forgotten."""
+    def keep_pair(self, key: Any, pair: Pair) -> None:
+        """Keep a pair until take_pair(). Of more than MAX_PAIRS the oldest are forgotten."""
         self.pairs.pop(key, None)
         self.pairs[key] = pair
-        if len(self.pairs) > MOST_PAIRS:
+        if len(self.pairs) > MAX_PAIRS:
             self.pairs.pop(next(iter(self.pairs)), None)
 
-    def take_pair(self, key):
+    def take_pair(self, key: Any) -> Pair | None:
         return self.pairs.pop(key, None)
 
-    def recall(self, key, ask):
-        """What ask() says; asked once, and again after it may have changed. See Mode.recall()."""
+    def recall(self, key: Key, ask: Callable[[], Any]) -> Any:
+        """Return what ask() returns. It is called once, and again after it may have changed. See Mode.recall()."""
         with self.lock:
             self._catch_up(key)
             if key in self.facts:
                 return self.facts[key]
-            heard = self.heard
+            received = self.received
         fact = ask()
         if fact is None:
-            return None                 # nothing is announced of a link that is not there
+            return None                 # the kernel announces nothing of a link that is missing
         index = link_of(key, fact)
         if index is not None and self._watch(index):
-            return self.recall(key, ask)    # it may have changed before the filter let that pass: ask once more
+            return self.recall(key, ask)    # a change before the filter let it pass was not announced: ask again
         with self.lock:
             self._catch_up(key)
-            if self.heard == heard:
+            if self.received == received:
                 self.facts[key] = fact
         return fact
 
     def _watch(self, index):
-        """Let notifications about a link pass. False where they did already."""
+        """Let notifications about a link pass. Return False if they did already."""
         with self.lock:
             if index in self.watched:
                 return False
@@ -80,52 +88,53 @@ class Facts:
         self.watched.clear()
 
     def _catch_up(self, key):
-        """Read what waits where facts like this are announced."""
+        """Read the notifications about facts like this."""
         if key[0] != "nftables":
-            wire.drain(self.route, self._hear_route, self._lost)
+            wire.drain(self.route, self._receive_route, self._lost)
             return
         if not self.nftables:
             self.nftables = wire.open_socket(uapi.NETLINK_NETFILTER, groups=(uapi.NFNLGRP_NFTABLES,))
-        wire.drain(self.nftables, self._hear_nftables, self._lost)
+        wire.drain(self.nftables, self._receive_nftables, self._lost)
 
     def _lost(self):
-        """What the kernel had to drop may have been anything."""
-        self.heard += 1
+        """The kernel had to drop notifications: they may have been about any fact."""
+        self.received += 1
         self.facts.clear()
 
-    def _hear_route(self, kind, payload):
+    def _receive_route(self, kind, payload):
         if kind in NETCONF:
             self._forget(lambda key, _: key[0] == "sysctl")
         elif kind in (uapi.RTM_NEWADDR, uapi.RTM_DELADDR):
             index = rtnl.read_index(payload)
             self._forget(lambda key, _: key[:2] == ("addresses", index))
         elif rtnl.is_of_link(payload):
-            self._hear_link(kind, payload)
+            self._receive_link(kind, payload)
 
-    def _hear_link(self, kind, payload):
-        """A link has changed, and what it has become is told; or it is gone."""
+    def _receive_link(self, kind, payload):
+        """A link has changed, and the notification has its new state; or it is gone."""
         link = rtnl.read_link(payload)
         if kind == uapi.RTM_NEWLINK:
             key = "link", link.name
             if key in self.facts and self.facts[key].index == link.index:
-                self.heard += 1
+                self.received += 1
                 self.facts[key] = link
                 return
         self._forget(lambda key, fact: link_of(key, fact) == link.index)
 
-    def _hear_nftables(self, kind, payload):
+    def _receive_nftables(self, kind, payload):
         if kind not in ELEMENTS:
             name = attributes(payload, 4).get(nft.NFTA_TABLE_NAME, b"").rstrip(b"\0").decode("utf-8", "replace")
             self._forget(lambda key, _: key[0] == "nftables" and key[1] in (name, ""))
 
     def _forget(self, about):
-        self.heard += 1
+        self.received += 1
         for key in [key for key, fact in self.facts.items() if about(key, fact)]:
             del self.facts[key]
 
 
-def link_of(key, fact):
+def link_of(key: Key, fact: Any) -> int | None:
     """The index of the link that a fact is about, None for another kind of fact."""
     if key[0] == "link":
-        return fact.index
+        index: int = fact.index
+        return index
     return key[1] if isinstance(key[1], int) else None

@@ -29,6 +29,16 @@ MAX_LINKS = 128                 # in one request: their announcements fit the re
 LOOK_MS = 100                   # between two looks whether the caller is still there
 
 
+class SharedRequest(DeleteRequest):
+    """A request of several threads."""
+
+    __slots__ = ("shared",)
+
+    def __init__(self, deletions: Sequence[Shared]) -> None:
+        super().__init__(deletions)
+        self.shared = deletions
+
+
 class Shared(Deletion):
     """A deletion whose thread waits at `gate`. It opens once: when the link is gone, with `error` or without, or when
     the thread is to lead: `request`, or, where that is None, the next one. caller_left: nobody waits any more."""
@@ -39,7 +49,7 @@ class Shared(Deletion):
         super().__init__(index, name)
         self.gate = Gate()
         self.leads, self.caller_left = False, False
-        self.request: DeleteRequest | None = None
+        self.request: SharedRequest | None = None
 
 
 class GroupedDeletes(Deleter):
@@ -88,7 +98,7 @@ class GroupedDeletes(Deleter):
             with self.lock:
                 group = [mine, *(each for each in self.waiting[:MAX_LINKS] if each is not mine)]
                 del self.waiting[:MAX_LINKS]
-            mine.request = DeleteRequest(group)
+            mine.request = SharedRequest(group)
         try:
             self.run(mine.request)
         except CallerGone:
@@ -100,7 +110,7 @@ class GroupedDeletes(Deleter):
 
     def _pass_on(self, mine: Shared) -> None:
         """Wake the threads whose links `mine` has deleted, and the next leader."""
-        group = [*mine.request.deletions] if mine.request else []
+        group = [*mine.request.shared] if mine.request else []
         with self.lock:
             if self.waiting:
                 self.waiting[0].leads = True
@@ -119,7 +129,8 @@ class GroupedDeletes(Deleter):
                 self.waiting.remove(mine)
             heir = None
             if mine.leads and mine.request:
-                heir = next((each for each in mine.request.remaining.values() if not each.caller_left), None)
+                left = mine.request.remaining
+                heir = next((each for each in mine.request.shared if each.index in left and not each.caller_left), None)
             if heir:
                 heir.leads, heir.request = True, mine.request
         if heir:

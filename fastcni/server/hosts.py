@@ -7,32 +7,41 @@ namespace, and a socket in it, would keep it alive.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from errno import EMFILE
 from threading import Lock
 from time import monotonic
+from typing import TYPE_CHECKING, Any
 
 from fastcni.kernel import netns
 from fastcni.server.facts import Facts
 from fastcni.server.grouped_deletes import GroupedDeletes
 from fastcni.server.mode import WarmMode
 
+if TYPE_CHECKING:
+    from fastcni.server.restoring import Restoring
+
 KEEP_S = 10.0                   # since the last request
 MAX_NAMESPACES = 64             # beside our own; a request from a further one goes one-shot
 
 
 class Namespace:
-    """fd: a descriptor of it. idle: WarmModes that no request uses. users: how many requests use one. left: when the
-    last one ended."""
+    """A network namespace, and what is kept of it.
+
+    fd: a descriptor of it. home: is it the server's own? idle: WarmModes that no request uses. users: how many requests
+    use one. left: when the last one ended.
+    """
 
     __slots__ = ("fd", "home", "facts", "deletes", "watch", "idle", "users", "left")
 
-    def __init__(self, fd, home, defer, restoring):
-        """In a thread that is in it."""
+    def __init__(self, fd: int, home: bool, defer: Callable[..., None], restoring: Restoring) -> None:
+        """Call it in a thread that is in the namespace. Raises OSError."""
         self.fd, self.home = fd, home
         self.facts, self.deletes, self.watch = Facts(), GroupedDeletes(defer), restoring.watch(fd, at_start=home)
-        self.idle, self.users, self.left = [], 0, 0.0
+        self.idle: list[WarmMode] = []
+        self.users, self.left = 0, 0.0
 
-    def close(self):
+    def close(self) -> None:
         self.watch.close()
         for mode in self.idle:
             mode.close()
@@ -46,15 +55,15 @@ class Hosts:
 
     home: a descriptor of the server's own namespace, in which the calling thread is; close() closes it."""
 
-    def __init__(self, home, defer, restoring):
+    def __init__(self, home: int, defer: Callable[..., None], restoring: Restoring) -> None:
         self.home, self.defer, self.restoring, self.lock = home, defer, restoring, Lock()
         own = Namespace(self.home, True, defer, restoring)
         self.known = {netns.identity(self.home): own}
 
-    def visit(self, fd):
+    def visit(self, fd: int) -> Visit:
         return Visit(self, fd)
 
-    def tidy(self):
+    def tidy(self) -> None:
         """Close namespaces that no request has come from for a while."""
         with self.lock:
             old = [key for key, it in self.known.items()
@@ -63,7 +72,7 @@ class Hosts:
         for namespace in gone:
             namespace.close()
 
-    def close(self):
+    def close(self) -> None:
         for namespace in self.known.values():
             namespace.close()
         self.known.clear()
@@ -72,12 +81,14 @@ class Hosts:
 class Visit:
     """A worker in a caller's namespace. Raises OSError on entering it, netns.Lost if it cannot return."""
 
-    def __init__(self, hosts, fd):
+    def __init__(self, hosts: Hosts, fd: int) -> None:
         self.hosts, self.fd = hosts, fd
-        self.namespace = self.mode = self.away = None
+        self.namespace: Namespace
+        self.mode: WarmMode
+        self.away: netns.inside | None = None
         self.clean = False              # the worker sets it if the mode's sockets have nothing left to be read
 
-    def __enter__(self):
+    def __enter__(self) -> WarmMode:
         key = netns.identity(self.fd)
         home = self.hosts.known.get(key)
         if not (home and home.home):
@@ -110,7 +121,7 @@ class Visit:
             os.close(fd)
             raise
 
-    def __exit__(self, kind, error, trace):
+    def __exit__(self, *error: Any) -> None:
         try:
             if self.clean:
                 self.namespace.idle.append(self.mode)

@@ -39,7 +39,7 @@ class Running(waiting.Request):
         self.queue, self.call = queue, call
         self.caller = call.connection.fileno()
         self.kind, self.since = "", monotonic()
-        self.times = {}
+        self.times: dict[int | str, float] = {}
 
     def spent(self, what, seconds):
         self.times[what] = self.times.get(what, 0.0) + seconds

@@ -12,7 +12,7 @@ from time import monotonic, sleep
 from fastcni import _acceptor, plugins, third_party
 from fastcni._abandoned import Abandoned, begin_request, end_request
 from fastcni._run_token import give_token, take_token
-from fastcni.handle import error_document, handle
+from fastcni.handle import Reply, error_document, handle
 from fastcni.kernel import netns, uapi, waiting
 from fastcni.kit.call.deadlines import REQUEST_S
 from fastcni.server import acceptor, protocol
@@ -35,7 +35,7 @@ class Workers:
         self.threads = []
         self.no_thread = RateLimited(log.warning)
 
-    def start(self):
+    def start(self) -> None:
         """Raises RuntimeError where not even one thread can be started."""
         while len(self.threads) < self.queue.wanted_threads() and self._start_one():
             continue
@@ -54,18 +54,18 @@ class Workers:
             return False
         return True
 
-    def keep(self):
+    def keep(self) -> None:
         """Start threads for those that could not be started or were lost; from time to time."""
         while not self.stopping and len(self.threads) < self.queue.wanted_threads() and self._start_one():
             continue
 
-    def stop(self, *, accept_waiting):
+    def stop(self, *, accept_waiting: bool) -> None:
         """Have every worker end when nothing is left to do; see Acceptor.stop."""
         self.acceptor.stop(accept_waiting=accept_waiting)
         self.stopping = True
         self.queue.wake()
 
-    def join(self, seconds):
+    def join(self, seconds: float) -> bool:
         """Wait for the workers' end; False when some have not come to it."""
         deadline = monotonic() + seconds
         for thread in self.threads:
@@ -201,11 +201,12 @@ class Workers:
 class Answer:
     """What was said to a caller."""
 
-    def __init__(self, conn):
-        self.conn, self.status, self.error, self.unheard = conn, None, "", False
+    def __init__(self, conn: protocol.Connection) -> None:
+        self.conn, self.error, self.unheard = conn, "", False
+        self.status: int | None = None
 
-    def deliver(self, reply):
-        """For handle(): the result of an ADD. Raises OSError where nobody listens."""
+    def deliver(self, reply: Reply) -> None:
+        """Send the result of an ADD. Raises OSError if the caller has left."""
         try:
             protocol.answer(self.conn, reply.status, reply.stdout, reply.stderr)
         except OSError:
@@ -213,8 +214,8 @@ class Answer:
             raise
         self.status = reply.status
 
-    def say(self, status, stdout=b"", stderr=b""):
-        """Answer, unless deliver() has, or has found nobody there."""
+    def say(self, status: int, stdout: bytes = b"", stderr: bytes = b"") -> None:
+        """Answer, unless deliver() has answered, or the caller has left."""
         if self.status is not None or self.unheard:
             return
         self.status, self.error = status, stdout.decode("utf-8", "replace") if status else ""
@@ -223,7 +224,7 @@ class Answer:
         except OSError:
             self.unheard = True
 
-    def decline(self):
+    def decline(self) -> None:
         self.say(protocol.DECLINED)
 
 
@@ -235,11 +236,11 @@ def fields(call):
             "ifname": message.env.get("CNI_IFNAME", "")}
 
 
-def ms(seconds):
+def ms(seconds: float) -> float:
     return round(seconds * 1e3, 3)
 
 
-def preload():
+def preload() -> None:
     """Import what any request may need."""
     for kind in plugins.BUILT_IN:
         plugins.load(kind)
@@ -258,7 +259,7 @@ def preload_third_party(log):
             log.error("plugin_unusable", plugin=plugin.kind, distribution=plugin.distribution, why=plugin.problem)
 
 
-def environment():
+def environment() -> dict[str, str]:
     """What is left of our own environment for programs that requests start. They do not come back to us: with every
     worker waiting for one of them nobody could answer."""
     mine = {name: value for name, value in os.environ.items()

@@ -87,7 +87,7 @@ def test_a_port_is_waited_for_until_it_is_up(queue, monkeypatch):
 
 
 def test_a_port_that_never_comes_up_is_named_with_its_state(monkeypatch):
-    monkeypatch.setattr(announced, "PORT_UP_SECONDS", 0.05)
+    monkeypatch.setattr(announced, "PORT_UP_TIMEOUT_S", 0.05)
     monkeypatch.setattr(announced, "open_watcher", Socket)
     with pytest.raises(CniError) as caught:
         announced.port_up(Looks(state(False)), 7, 4)
@@ -136,7 +136,7 @@ def test_a_duplicate_address_is_named():
 
 
 def test_an_address_that_never_settles_is_an_error_if_the_link_is_up(monkeypatch):
-    monkeypatch.setattr(announced, "SETTLE_SECONDS", 0.05)
+    monkeypatch.setattr(announced, "SETTLE_TIMEOUT_S", 0.05)
     with pytest.raises(CniError, match="still has tentative addresses"):
         announced.settled(Addresses(0x40), Socket(), link())
     announced.settled(Addresses(0x40, up=False), Socket(), link())

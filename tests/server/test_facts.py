@@ -80,12 +80,12 @@ def test_a_link_that_took_the_name_of_another_is_it(bridge, warm):
 
 
 def test_what_happens_to_other_links_wakes_nobody(bridge, warm):
-    heard = warm.facts.heard
+    heard = warm.facts.received
     run("ip", "link", "add", "veth-x", "type", "veth", "peer", "name", "veth-y")
     run("ip", "link", "set", "veth-x", "up")
     run("ip", "addr", "add", "10.1.1.1/24", "dev", "veth-x")
     run("ip", "link", "del", "veth-x")
-    assert bridge() and warm.facts.heard == heard
+    assert bridge() and warm.facts.received == heard
 
 
 def test_addresses_are_asked_for_again_when_one_comes_or_goes(bridge, warm):
@@ -166,8 +166,8 @@ def test_what_did_not_fit_the_buffer_is_not_missed(bridge, warm):
     warm.facts.route.setsockopt(SOL_SOCKET, SO_RCVBUF, 1)
     for mtu in range(1300, 1330):
         run("ip", "link", "set", "br0", "mtu", str(mtu))
-    heard = warm.facts.heard
-    assert bridge().mtu == 1329 and warm.facts.heard > heard and bridge.ask.again()
+    heard = warm.facts.received
+    assert bridge().mtu == 1329 and warm.facts.received > heard and bridge.ask.again()
     assert bridge().mtu == 1329 and not bridge.ask.again()
     run("ip", "link", "set", "br0", "mtu", "1400")
     assert bridge().mtu == 1400

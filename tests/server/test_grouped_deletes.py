@@ -13,10 +13,9 @@ from server.client import eventually
 from fastcni._abandoned import Abandoned
 from fastcni.kernel import netns, waiting, wire
 from fastcni.kit.links import deletion
-from fastcni.kit.links.deletion import DeleteRequest
 from fastcni.server import grouped_deletes as module
 from fastcni.server.background import Background
-from fastcni.server.grouped_deletes import GroupedDeletes, Shared
+from fastcni.server.grouped_deletes import GroupedDeletes, Shared, SharedRequest
 
 
 @pytest.fixture
@@ -108,7 +107,7 @@ def test_links_of_somebody_elses_group_stay(deletes):
 def together(deletes, pairs):
     """One request for all of these: {name: its error or None}."""
     group = [Shared(index, name) for index, name in pairs]
-    deletes.run(DeleteRequest(group))
+    deletes.run(SharedRequest(group))
     return {each.name: each.error for each in group}
 
 
@@ -178,7 +177,7 @@ def test_an_abandoned_leader_says_to_no_other_deletion_that_its_link_is_gone(del
     monkeypatch.setattr(GroupedDeletes, "receive", abandon)
     monkeypatch.setattr(wire, "send", lambda *_: None)
     group = [Shared(index, name) for index, name in make(2)]
-    group[0].leads, group[0].request = True, DeleteRequest(group)
+    group[0].leads, group[0].request = True, SharedRequest(group)
     with pytest.raises(Abandoned):
         deletes._lead(group[0])
     assert group[1].gate.wait(0) and group[1].error.code == 11

@@ -73,7 +73,7 @@ def test_an_add_that_was_made_again_elsewhere_is_what_del_is_about(server, node,
 
 
 def test_of_very_many_the_oldest_are_forgotten(warm, monkeypatch):
-    monkeypatch.setattr(facts, "MOST_PAIRS", 2)
+    monkeypatch.setattr(facts, "MAX_PAIRS", 2)
     for key in "abac":
         warm.facts.keep_pair(key, key.upper())
     assert [warm.facts.take_pair(key) for key in "abc"] == ["A", None, "C"]

@@ -81,7 +81,7 @@ def restore(req: Request) -> None:
     from fastcni import plugins  # as in _find()
 
     plugin = plugins.load(req.plugin) if req.plugin in plugins.BUILT_IN else None
-    if hasattr(plugin, "restore"):
+    if plugin and hasattr(plugin, "restore"):
         plugin.restore(req, plugin.read(req))
 
 

@@ -23,13 +23,13 @@ from fastcni.spec import result as results
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from _socket import socket
     from collections.abc import Callable
     from typing import Any, TypeVar
 
     from fastcni.handle import Reply
     from fastcni.kernel.process import Finished
     from fastcni.kernel.rtnl import Link
+    from fastcni.kernel.wire import Socket
     from fastcni.kit.call.request import Request
     from fastcni.spec.config import Section
 
@@ -57,7 +57,7 @@ class Mode:
 
     def __init__(self, home: int | None = None) -> None:
         self.home = home
-        self.sockets: dict[int, socket] = {}            # by netlink protocol
+        self.sockets: dict[int, Socket] = {}            # by netlink protocol
         self.ipv6: int | None = None                    # a descriptor of /proc/sys/net/ipv6/conf
         self.deleting: tuple[str, str, str] | None = None
 
@@ -100,12 +100,12 @@ class Mode:
     # The caller's namespace
 
     @property
-    def route(self) -> socket:
+    def route(self) -> Socket:
         """A socket for links, addresses and routes."""
         return self._socket(uapi.NETLINK_ROUTE)
 
     @property
-    def firewall(self) -> socket:
+    def firewall(self) -> Socket:
         """A socket for nftables, ipset and conntrack."""
         return self._socket(uapi.NETLINK_NETFILTER)
 
@@ -136,7 +136,7 @@ class Mode:
             else:
                 sock.close()
 
-    def close_later(self, sock: socket) -> None:
+    def close_later(self, sock: Socket) -> None:
         """Close a netfilter socket. After any program has deleted something in nftables, that waits for an RCU grace
         period (7 to 15 ms); no answer waits for it."""
         self.defer(sock.close)
@@ -191,7 +191,7 @@ class Mode:
             self.ipv6 = sysctl.open_folder(IPV6)
         return self.ipv6
 
-    def _socket(self, protocol: int) -> socket:
+    def _socket(self, protocol: int) -> Socket:
         if protocol not in self.sockets:
             self.sockets[protocol] = wire.open_socket(protocol)
             if self.deleting and protocol == uapi.NETLINK_NETFILTER:

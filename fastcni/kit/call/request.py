@@ -94,7 +94,7 @@ class Request:
                 raise CniError(errors.INVALID_NETNS, f'failed to open netns "{self.netns}": unknown FS magic on '
                                f'"{self.netns}": not a network namespace') from None
             except (OSError, ValueError) as e:
-                why = posix.strerror(e.errno).lower() if isinstance(e, OSError) else str(e)
+                why = posix.strerror(e.errno or 0).lower() if isinstance(e, OSError) else str(e)
                 raise CniError(errors.INVALID_NETNS, f'failed to open netns "{self.netns}": failed to Statfs '
                                f'"{self.netns}": {why}') from None
         return self.fds["netns"]

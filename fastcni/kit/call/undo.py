@@ -1,8 +1,17 @@
 """The rollback of ADD, and the steps of DEL, each of which runs even if another fails."""
 
+from __future__ import annotations
+
 from fastcni._abandoned import Abandoned
 from fastcni.kernel.waiting import rolling_back
 from fastcni.kernel.wire import AnswerLost, NetlinkError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    Step = tuple[Callable[..., object], tuple[Any, ...]]
 
 
 class Undo:
@@ -13,13 +22,13 @@ class Undo:
 
     __slots__ = ("steps",)
 
-    def __init__(self):
-        self.steps = []
+    def __init__(self) -> None:
+        self.steps: list[Step] = []
 
-    def __call__(self, fn, *args):
+    def __call__(self, fn: Callable[..., object], *args: Any) -> None:
         self.steps.append((fn, args))
 
-    def request(self, fn, *args):
+    def request(self, fn: Callable[..., object], *args: Any) -> Requested:
         """`with undo.request(fn, *args): wire.exchange(...)`: roll back the request, unless the kernel has refused it.
 
         A refused request has made nothing: a link of that name belongs to another program. If the answer is lost, the
@@ -28,10 +37,10 @@ class Undo:
         self.steps.append((fn, args))
         return Requested(self.steps)
 
-    def __enter__(self):
+    def __enter__(self) -> Undo:
         return self
 
-    def __exit__(self, kind, error, trace):
+    def __exit__(self, kind: type[BaseException] | None, error: Any, trace: Any) -> None:
         if kind is None or kind is Abandoned:
             return
         with rolling_back():
@@ -47,20 +56,20 @@ class Requested:
 
     __slots__ = ("steps",)
 
-    def __init__(self, steps):
+    def __init__(self, steps: list[Step]) -> None:
         self.steps = steps
 
-    def __enter__(self):
+    def __enter__(self) -> Requested:
         return self
 
-    def __exit__(self, kind, error, trace):
+    def __exit__(self, kind: type[BaseException] | None, error: Any, trace: Any) -> None:
         if isinstance(error, NetlinkError) and not isinstance(error, AnswerLost):
             self.steps.pop()
 
 
-def every(*steps):
+def every(*steps: tuple[Any, ...]) -> None:
     """Run each (fn, *args), also after one has failed, then raise the first error with the others as notes."""
-    first = None
+    first: BaseException | None = None
     for fn, *args in steps:
         try:
             fn(*args)

@@ -1,7 +1,10 @@
-"""Wait for what the kernel announces, never for a clock: a port up, addresses settled. Links gone: deletion.py."""
+"""Wait for an announcement of the kernel, never for a time: a port is up, addresses are settled. Links gone:
+deletion.py."""
+
+from __future__ import annotations
 
 import posix
-from errno import ENOBUFS
+from errno import ENOBUFS, ETIMEDOUT
 from time import monotonic
 
 from fastcni._netlink import Batch
@@ -10,21 +13,30 @@ from fastcni.spec import errors
 from fastcni.spec.address import ip_text
 from fastcni.spec.errors import CniError
 
-PORT_UP_SECONDS = 2.55          # the reference's sleeps of 50, 500, 1000 and 1000 ms together
-SETTLE_SECONDS = 5              # the reference's limit for duplicate address detection
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import Any
+
+    from fastcni.kernel.rtnl import Link
+    from fastcni.kernel.wire import Socket
+
+PORT_UP_TIMEOUT_S = 2.55        # the reference's sleeps of 50, 500, 1000 and 1000 ms together
+SETTLE_TIMEOUT_S = 5            # the reference's limit for duplicate address detection
 
 
-def open_watcher():
+def open_watcher() -> Socket:
+    """Open a socket that receives announcements of links, in the calling thread's namespace."""
     return wire.open_socket(groups=(uapi.RTNLGRP_LINK,))
 
 
-def port_up(sock, index, bridge_index):
-    """Wait until the host end of a veth is operationally up; the Link as it was then.
+def port_up(sock: Socket, index: int, bridge_index: int) -> Link:
+    """Wait until the host end of a veth is operationally up. Return its Link of that moment.
 
-    Raises CniError after 2.55 s, or at once with code 11 when the port has left its bridge: somebody deleted the
-    bridge under us.
+    Raises CniError after 2.55 s, or at once with code 11 if the port has left its bridge: another program has deleted
+    the bridge.
     """
-    seen = []
+    seen: list[Link] = []
 
     def look(_=None):
         link = rtnl.first_link(wire.exchange(sock, rtnl.get_link(Batch(), index=index)))
@@ -43,7 +55,7 @@ def port_up(sock, index, bridge_index):
     watcher = open_watcher()
     try:
         if not look():
-            _until(watcher, PORT_UP_SECONDS, changed, "", look)
+            _until(watcher, PORT_UP_TIMEOUT_S, changed, look)
     except TimeoutError:
         if not look():
             state = uapi.OPERSTATES[seen[0].operstate]
@@ -53,11 +65,11 @@ def port_up(sock, index, bridge_index):
     return seen[0]
 
 
-def settled(sock, watcher, link):
+def settled(sock: Socket, watcher: Socket, link: Link) -> None:
     """Wait until no IPv6 address of `link` is tentative. Raises CniError for a duplicate, or after 5 s.
 
-    A link that is not operationally up finishes no detection; the reference lets that pass at the deadline. One without
-    carrier, as a tap that nobody has opened, does not even begin it: its turn comes with the carrier.
+    A link that is not operationally up finishes no detection; at the deadline that is no error, as in the reference. A
+    link without carrier, such as a tap that no process has opened, begins it later, with the carrier: no wait.
     """
     def look(_=None):
         tentative = False
@@ -78,18 +90,18 @@ def settled(sock, watcher, link):
     if look() or not now().flags & uapi.IFF_LOWER_UP:
         return
     try:
-        _until(watcher, SETTLE_SECONDS, look, "", look)
+        _until(watcher, SETTLE_TIMEOUT_S, look, look)
     except TimeoutError:
         if now().operstate == uapi.IF_OPER_UP:
             raise CniError(errors.INTERNAL, f'failed to settle addresses for "{link.name}": link {link.name} still has '
-                           f"tentative addresses after {SETTLE_SECONDS} seconds") from None
+                           f"tentative addresses after {SETTLE_TIMEOUT_S} seconds") from None
 
 
-def local(sock, watcher, link, table, addresses):
-    """Wait until `table` says of each of these IPv6 addresses (packed) that it is the namespace's own: packets to it
-    are taken from then on. The watcher hears RTNLGRP_IPV6_ROUTE. Raises CniError after 5 s.
+def local(sock: Socket, watcher: Socket, link: Link, table: int, addresses: Sequence[bytes]) -> None:
+    """Wait until `table` has a local route for each of these IPv6 addresses (packed): from then on the namespace takes
+    packets to them. The watcher receives RTNLGRP_IPV6_ROUTE. Raises CniError after 5 s.
 
-    A link that is not operationally up may have addresses that settle never; that passes at the deadline.
+    Addresses of a link that is not operationally up may never settle; at the deadline that is no error.
     """
     from fastcni.kit.links import routing
 
@@ -104,18 +116,17 @@ def local(sock, watcher, link, table, addresses):
     if look():
         return
     try:
-        _until(watcher, SETTLE_SECONDS, look, "", look)
+        _until(watcher, SETTLE_TIMEOUT_S, look, look)
     except TimeoutError:
-        if rtnl.first_link(wire.exchange(sock, rtnl.get_link(Batch(), index=link.index))).operstate == uapi.IF_OPER_UP:
+        now = rtnl.first_link(wire.exchange(sock, rtnl.get_link(Batch(), index=link.index)))
+        if now and now.operstate == uapi.IF_OPER_UP:
             raise CniError(errors.INTERNAL, f"failed getting local/host addresses for {link.name} in table {table} "
                            f"with dst {', '.join(map(ip_text, missing()))}") from None
 
 
-def _until(watcher, seconds, done, words, again=None):
-    """Feed notifications to done() until it says so. When the kernel dropped some, again() looks for itself;
-
-    Raises TimeoutError, or CniError 11 with `words` where there are any.
-    """
+def _until(watcher: Socket, seconds: float, done: Callable[[list[Any]], bool], look: Callable[[], bool]) -> None:
+    """Pass notifications to done() until it returns true. If the kernel dropped some, look() decides. Raises
+    TimeoutError."""
     deadline = monotonic() + seconds
     while True:
         left = deadline - monotonic()
@@ -124,12 +135,10 @@ def _until(watcher, seconds, done, words, again=None):
         except OSError as e:
             if e.errno != ENOBUFS:
                 raise
-            if again and again():
+            if look():
                 return
             continue
         if messages and done(messages):
             return
         if not messages and deadline <= monotonic():
-            if words:
-                raise CniError(errors.TRY_AGAIN_LATER, words)
-            raise TimeoutError(posix.strerror(110))
+            raise TimeoutError(posix.strerror(ETIMEDOUT))

@@ -19,14 +19,15 @@ from fastcni.spec.errors import CniError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from _socket import socket
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
+
+    from fastcni.kernel.wire import Socket
 
 DELETE_TIMEOUT_S = 30           # the kernel announces a veth gone within a millisecond
 LOOK_S = 0.1                    # between two looks whether the request could be sent
 
 
-def delete(watcher: socket, defer: Callable[..., None], index: int, name: str) -> None:
+def delete(watcher: Socket, defer: Callable[..., None], index: int, name: str) -> None:
     """Delete link `index` of the watcher's namespace, and close the watcher. A link that is gone is fine.
 
     Returns when the kernel has announced it gone; defer(fn, *args) waits for the acknowledgement. Raises NetlinkError,
@@ -59,16 +60,18 @@ class Deletion:
 class DeleteRequest:
     """A request that deletes links.
 
-    asked      {sequence number: the deletions that its refusal is about}; None until the request is sent
+    sent       whether it was sent
+    asked      {sequence number: the deletions that its refusal is about}
     remaining  {index: Deletion} of the links that are not gone
     unsent     why it could not be sent
     """
 
-    __slots__ = ("deletions", "asked", "remaining", "deadline", "unsent")
+    __slots__ = ("deletions", "sent", "asked", "remaining", "deadline", "unsent")
 
     def __init__(self, deletions: Sequence[Deletion]) -> None:
         self.deletions = deletions
-        self.asked: dict[int, Sequence[Deletion]] | None = None
+        self.sent = False
+        self.asked: dict[int, Sequence[Deletion]] = {}
         self.remaining = {each.index: each for each in deletions}
         self.deadline = monotonic() + DELETE_TIMEOUT_S
         self.unsent: Exception | None = None
@@ -77,7 +80,7 @@ class DeleteRequest:
 class Deleter:
     """Sends DeleteRequests by a watcher, one at a time. `sequence`: the last sequence number that was used."""
 
-    def __init__(self, watcher: socket, defer: Callable[..., None]) -> None:
+    def __init__(self, watcher: Socket, defer: Callable[..., None]) -> None:
         self.watcher, self.defer, self.sequence = watcher, defer, 0
 
     def run(self, request: DeleteRequest) -> None:
@@ -86,8 +89,8 @@ class Deleter:
         Raises CallerGone, and what is no Exception; run() can continue with the same request afterwards.
         """
         try:
-            if request.asked is None:
-                request.asked = {}
+            if not request.sent:
+                request.sent = True
                 self.send(request, self.write)
             while request.remaining:
                 if request.unsent:
@@ -113,7 +116,7 @@ class Deleter:
         self.sequence += len(asked)
         self.defer(send_out, self.watcher, batch.finish(), request)
 
-    def write(self, batch: Batch, deletions: Iterable[Deletion]) -> dict[int, Sequence[Deletion]]:
+    def write(self, batch: Batch, deletions: Sequence[Deletion]) -> dict[int, Sequence[Deletion]]:
         """A message for each."""
         return write_each(batch, deletions)
 
@@ -144,7 +147,7 @@ class Deleter:
         """The kernel had to drop announcements. The acknowledgement is still to come on the same socket."""
 
 
-def send_out(watcher: socket, data: bytes, request: DeleteRequest) -> None:
+def send_out(watcher: Socket, data: bytes, request: DeleteRequest) -> None:
     """For defer(): returns when the kernel has done what the request asks for. The waiter finds an error in the
     request; if the watcher is closed by then, nobody waits."""
     try:
@@ -155,7 +158,7 @@ def send_out(watcher: socket, data: bytes, request: DeleteRequest) -> None:
         request.unsent = e
 
 
-def write_each(batch: Batch, deletions: Iterable[Deletion]) -> dict[int, Sequence[Deletion]]:
+def write_each(batch: Batch, deletions: Sequence[Deletion]) -> dict[int, Sequence[Deletion]]:
     """An RTM_DELLINK for each: {sequence number: [Deletion]}."""
     asked: dict[int, Sequence[Deletion]] = {}
     for each in deletions:
