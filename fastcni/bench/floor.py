@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from fastcni._netlink import Batch
 from fastcni.bench.node import LOOPBACK
-from fastcni.kernel import filters, netns, nft, rtnl, sysctl, uapi, wire
+from fastcni.kernel import filters, netns, nft, nft_elements, rtnl, sysctl, uapi, wire
 from fastcni.kit.links import find
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class Floor:
         if network.case.keys.get("ipMasq"):
             batch = nft.add_table(nft.start(Batch()), nft.NFPROTO_INET, TABLE, "fastcni bench")
             nft.add_chain(batch, nft.NFPROTO_INET, TABLE, CHAIN)
-            nft.add_set(batch, nft.NFPROTO_INET, TABLE, MAP, key_type=nft.TYPE_IPADDR, key_size=4, set_id=1,
+            nft_elements.add_set(batch, nft.NFPROTO_INET, TABLE, MAP, (nft_elements.TYPE_IPADDR,), set_id=1,
                         verdicts=True)
             wire.exchange(self.firewall, nft.stop(batch))
 
@@ -141,7 +141,7 @@ class Floor:
         wire.exchange(sock, batch)
         sock.close()
         if network.case.keys.get("ipMasq"):
-            self._element(nft.add_element, network, pod, pod.name, CHAIN)
+            self._element(nft_elements.add_element, network, pod, pod.name, CHAIN)
 
     def _add_ptp(self, network, pod, fd):
         gateway, subnet = network.gateway, network.subnet_address
@@ -184,7 +184,7 @@ class Floor:
                 raise TimeoutError(f"link {index} is not announced gone after {GONE_SECONDS} s")
         self._del_host_local(network, pod, fd)
         if network.case.keys.get("ipMasq"):
-            self._element(nft.del_element, network, pod)
+            self._element(nft_elements.del_element, network, pod)
 
     _del_ptp = _del_bridge
 

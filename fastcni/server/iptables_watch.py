@@ -8,7 +8,7 @@ program did it.
 from __future__ import annotations
 
 from fastcni._netlink import attributes
-from fastcni.kernel import nft, wire
+from fastcni.kernel import nft, nft_rules, wire
 from fastcni.kit.call import names
 from fastcni.server.log import few
 
@@ -53,8 +53,9 @@ class IptablesWatch:
             self.jumps[where].clear()
         elif kind == nft.NFT_MSG_DELCHAIN:
             self.deleted_chains.add((where, nft.as_text(fields[nft.NFTA_CHAIN_NAME])))
-        elif kind in (nft.NFT_MSG_NEWRULE, nft.NFT_MSG_DELRULE) and fields.get(nft.NFTA_RULE_CHAIN) in CHAIN_NAMES:
-            handle, chain, target = nft.read_jump(payload)
+        elif (kind in (nft.NFT_MSG_NEWRULE, nft.NFT_MSG_DELRULE)
+              and fields.get(nft_rules.NFTA_RULE_CHAIN) in CHAIN_NAMES):
+            handle, chain, target = nft_rules.read_jump(payload)
             if kind == nft.NFT_MSG_NEWRULE:
                 if target.startswith(PREFIX):
                     self.jumps[where][handle] = chain, target
@@ -88,7 +89,7 @@ class IptablesWatch:
             for chain in CHAINS:
                 # The kernel lists no rules for a table that does not exist.
                 for _, payload in wire.dump(sock, nft.NFT_MSG_GETRULE, nft.nfgenmsg(family),
-                                            f"list rules of {table} {chain}", nft.rules_of(table, chain)):
+                                            f"list rules of {table} {chain}", nft_rules.rules_of(table, chain)):
                     self.receive(nft.NFT_MSG_NEWRULE, where, attributes(payload, 4), payload)
         self.end_transaction()
 

@@ -11,7 +11,7 @@ from threading import Lock
 from time import monotonic
 
 from fastcni._netlink import Batch
-from fastcni.kernel import nft, wire
+from fastcni.kernel import nft, nft_elements, nft_rules, wire
 from fastcni.kit.firewall import backends
 from fastcni.kit.firewall.elements import mark_of
 from fastcni.server.log import few
@@ -48,7 +48,7 @@ RULE_CHECKS = 4
 class TableMirror:
     """The tables are keyed by (family, name): `where`. Its state is one of restore_states.py.
 
-    present, lost: {where: {set: {key: element}}}, elements as nft.told_elements() returns them.
+    present, lost: {where: {set: {key: element}}}, elements as nft_elements.read_raw_elements() returns them.
     deletions: {mark: (generation of nftables, monotonic seconds)}, both at the begin of the attachment's last DEL, by
     this server or one-shot; under `lock`, oldest first. What threads of OWN_NAME add for these marks is deleted again.
     Only note_deletion() is for any thread, all else for one.
@@ -85,20 +85,20 @@ class TableMirror:
             react(self, where, fields, payload)
 
     def _elements_added(self, where, fields, payload):
-        name = nft.as_text(fields[nft.NFTA_SET_ELEM_LIST_SET])
+        name = nft.as_text(fields[nft_elements.NFTA_SET_ELEM_LIST_SET])
         if (*where, name) not in self.sets:
             return
-        elements = nft.told_elements(payload)
+        elements = nft_elements.read_raw_elements(payload)
         self.present[where].setdefault(name, {}).update(elements)
         self.added.append((where, name, elements))
 
     def _elements_deleted(self, where, fields, payload):
-        present = self.present[where].get(nft.as_text(fields[nft.NFTA_SET_ELEM_LIST_SET]), {})
-        for key in nft.told_elements(payload):
+        present = self.present[where].get(nft.as_text(fields[nft_elements.NFTA_SET_ELEM_LIST_SET]), {})
+        for key in nft_elements.read_raw_elements(payload):
             present.pop(key, None)
 
     def _set_deleted(self, where, fields, _):
-        self._lose(where, nft.as_text(fields[nft.NFTA_SET_NAME]))
+        self._lose(where, nft.as_text(fields[nft_elements.NFTA_SET_NAME]))
 
     def _lose(self, where, name):
         if elements := self.present[where].pop(name, None):
@@ -120,10 +120,10 @@ class TableMirror:
             self._suspect(where, f"chain {name}")
 
     def _rule_added(self, where, fields, _):
-        self.emptied[where].discard(nft.as_text(fields[nft.NFTA_RULE_CHAIN]))
+        self.emptied[where].discard(nft.as_text(fields[nft_rules.NFTA_RULE_CHAIN]))
 
     def _rule_deleted(self, where, fields, _):
-        name = nft.as_text(fields[nft.NFTA_RULE_CHAIN])
+        name = nft.as_text(fields[nft_rules.NFTA_RULE_CHAIN])
         if not any(store.chains.get(name) == 0 for store in self.stores[where]):        # that is an administrator's
             self.emptied[where].add(name)
             self.suspects.add(where)
@@ -180,13 +180,13 @@ class TableMirror:
             self.unchecked.add(where)
 
     def _read_set(self, sock, where, store, name):
-        payloads = store.told(sock, name)
+        payloads = store.dump(sock, name)
         if payloads is None:
             self._lose(where, name)
             return
         present = self.present[where][name] = {}
         for payload in payloads:
-            present.update(nft.told_elements(payload))
+            present.update(nft_elements.read_raw_elements(payload))
 
     # What is restored -----------------------------------------------------------------------------
 
@@ -232,7 +232,7 @@ class TableMirror:
         for store in stores:
             present, gone = ({name: of[name] for name in store.sets if name in of}
                              for of in (self.present[where], lost))
-            count += store.put_back(sock, present, gone, self.deletions)
+            count += store.restore_lost(sock, present, gone, self.deletions)
         text = self._missing_text(where)
         self._clear(where)
         return text, count
@@ -284,7 +284,7 @@ def has_rules(store: Store, sock: socket) -> bool:
     for it.
     """
     for _ in range(RULE_CHECKS):
-        if store.stands(sock):
+        if store.complete_on(sock):
             return True
         wire.attempt(sock, nft.stop(nft.start(Batch())))
     return False

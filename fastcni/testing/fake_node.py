@@ -14,7 +14,7 @@ from errno import EADDRNOTAVAIL, EEXIST, EINVAL, EIO, ENODEV, ENOENT, ESRCH
 from typing import Any
 
 from fastcni._netlink import attribute_list, attributes, messages
-from fastcni.kernel import nft, uapi
+from fastcni.kernel import nft, nft_elements, nft_rules, uapi
 from fastcni.testing.fake_sockets import NLM_F_ACK, NLM_F_DUMP, NLM_F_ECHO, Socket, ack, done, message
 
 Replies = list[tuple[int, bytes]]       # (message type, payload)
@@ -327,7 +327,7 @@ class Node:
         if kind in (nft.NFT_MSG_NEWSET, nft.NFT_MSG_NEWSETELEM, nft.NFT_MSG_GETSETELEM, nft.NFT_MSG_DELSETELEM):
             return self.serve_set(kind, flags, (*table, text(found[2])), found)
         chain = (*table, text(found[nft.NFTA_CHAIN_NAME if kind in (
-            nft.NFT_MSG_NEWCHAIN, nft.NFT_MSG_GETCHAIN, nft.NFT_MSG_DELCHAIN) else nft.NFTA_RULE_CHAIN]))
+            nft.NFT_MSG_NEWCHAIN, nft.NFT_MSG_GETCHAIN, nft.NFT_MSG_DELCHAIN) else nft_rules.NFTA_RULE_CHAIN]))
         if not new and chain not in self.firewall["chains"]:
             raise Refused(ENOENT)
         if kind == nft.NFT_MSG_NEWCHAIN:
@@ -360,17 +360,18 @@ class Node:
         elements, replies = self.firewall["sets"][where], []
         if kind == nft.NFT_MSG_GETSETELEM and flags & NLM_F_DUMP == NLM_F_DUMP:
             return [(nft.NFT_MSG_NEWSETELEM, self.encoded_element(where, key)) for key in elements]
-        for _, item in attribute_list(found[nft.NFTA_SET_ELEM_LIST_ELEMENTS]):
+        for _, item in attribute_list(found[nft_elements.NFTA_SET_ELEM_LIST_ELEMENTS]):
             fields = attributes(item)
-            key = attributes(fields[nft.NFTA_SET_ELEM_KEY])[nft.NFTA_DATA_VALUE]
-            verdict = attributes(attributes(fields.get(nft.NFTA_SET_ELEM_DATA, b"")).get(nft.NFTA_DATA_VERDICT, b""))
+            key = attributes(fields[nft_elements.NFTA_SET_ELEM_KEY])[nft.NFTA_DATA_VALUE]
+            data = attributes(fields.get(nft_elements.NFTA_SET_ELEM_DATA, b""))
+            verdict = attributes(data.get(nft.NFTA_DATA_VERDICT, b""))
             chain = text(verdict.get(nft.NFTA_VERDICT_CHAIN, b""))
             if kind == nft.NFT_MSG_NEWSETELEM:
                 if chain and (*where[:2], chain) not in self.firewall["chains"]:
                     raise Refused(ENOENT)
                 if key in elements:
                     raise Refused(EEXIST)
-                elements[key] = (fields.get(nft.NFTA_SET_ELEM_USERDATA, b""), chain)
+                elements[key] = (fields.get(nft_elements.NFTA_SET_ELEM_USERDATA, b""), chain)
             elif key not in elements:
                 raise Refused(ENOENT)
             elif kind == nft.NFT_MSG_DELSETELEM:
@@ -381,8 +382,9 @@ class Node:
 
     def encoded_element(self, where: tuple[int, str, str], key: bytes) -> bytes:
         comment, _ = self.firewall["sets"][where][key]
-        item = attr(nft.NFTA_SET_ELEM_KEY, attr(nft.NFTA_DATA_VALUE, key)) + attr(nft.NFTA_SET_ELEM_USERDATA, comment)
-        names = (attr(nft.NFTA_SET_ELEM_LIST_TABLE, where[1].encode() + b"\0")
-                 + attr(nft.NFTA_SET_ELEM_LIST_SET, where[2].encode() + b"\0"))
+        item = (attr(nft_elements.NFTA_SET_ELEM_KEY, attr(nft.NFTA_DATA_VALUE, key))
+                + attr(nft_elements.NFTA_SET_ELEM_USERDATA, comment))
+        names = (attr(nft_elements.NFTA_SET_ELEM_LIST_TABLE, where[1].encode() + b"\0")
+                 + attr(nft_elements.NFTA_SET_ELEM_LIST_SET, where[2].encode() + b"\0"))
         return (bytes((where[0], 0, 0, 0)) + names
-                + attr(nft.NFTA_SET_ELEM_LIST_ELEMENTS, attr(nft.NFTA_LIST_ELEM, item)))
+                + attr(nft_elements.NFTA_SET_ELEM_LIST_ELEMENTS, attr(nft.NFTA_LIST_ELEM, item)))

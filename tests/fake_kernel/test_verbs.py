@@ -8,7 +8,7 @@ from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
 from pyroute2.netlink.rtnl.rtmsg import rtmsg
 
 from fastcni._netlink import Batch, attributes, messages
-from fastcni.kernel import nft, nft_keys, rtnl, uapi
+from fastcni.kernel import nft, nft_elements, nft_rules, rtnl, uapi
 from fastcni.testing.fake_node import Link, Node, attr
 
 ACK, CREATE, EXCL, ECHO = 0x4, 0x400, 0x200, 0x8
@@ -172,22 +172,22 @@ def test_what_the_kernel_says_of_a_route_is_read():
 
 @pytest.mark.parametrize("text", ["", "short", "ü" * 100, "x" * 300])
 def test_a_comment_is_cut_to_what_nft_accepts(text):
-    data = nft_keys.comment_data(text)
+    data = nft.comment_data(text)
     assert data[0] == 0
-    assert data[1] == len(data) - 2 <= nft_keys.COMMENT_MAX
+    assert data[1] == len(data) - 2 <= nft.COMMENT_MAX
     assert data[-1] == 0
-    found = nft_keys.read_comment(data)
+    found = nft.read_comment(data)
     assert text.startswith(found)
-    assert len(found.encode()) >= min(len(text.encode()), nft_keys.COMMENT_MAX - 2)
+    assert len(found.encode()) >= min(len(text.encode()), nft.COMMENT_MAX - 2)
 
 
 @pytest.mark.parametrize("data", [b"", b"\0", b"\1\2xx", b"\1\xffxx"])
 def test_user_data_without_a_comment_has_none(data):
-    assert nft_keys.read_comment(data) == ""
+    assert nft.read_comment(data) == ""
 
 
 def test_a_comment_behind_other_user_data_is_found():
-    assert nft_keys.read_comment(b"\1\2xx" + nft_keys.comment_data("here")) == "here"
+    assert nft.read_comment(b"\1\2xx" + nft.comment_data("here")) == "here"
 
 
 def test_a_transaction_is_framed_and_its_frame_is_not_answered():
@@ -199,21 +199,21 @@ def test_a_transaction_is_framed_and_its_frame_is_not_answered():
 
 
 def test_a_rule_is_deleted_by_its_handle():
-    (kind, _, _, _, payload), = messages(nft.del_rule(Batch(), nft.NFPROTO_INET, "t", "c", 0x1122334455).finish())
+    (kind, _, _, _, payload), = messages(nft_rules.del_rule(Batch(), nft.NFPROTO_INET, "t", "c", 0x1122334455).finish())
     assert kind == nft.NFT_MSG_DELRULE
-    assert attributes(payload, 4)[nft.NFTA_RULE_HANDLE] == bytes.fromhex("0000001122334455")
+    assert attributes(payload, 4)[nft_rules.NFTA_RULE_HANDLE] == bytes.fromhex("0000001122334455")
 
 
 def test_elements_rules_and_chains_are_read():
     node = Node()
     where = (nft.NFPROTO_INET, "t", "s")
-    node.firewall["sets"][where] = {b"abcd": (nft_keys.comment_data("mine"), "c"), b"efgh": (b"", "")}
+    node.firewall["sets"][where] = {b"abcd": (nft.comment_data("mine"), "c"), b"efgh": (b"", "")}
     node.firewall["chains"][nft.NFPROTO_INET, "t", "c"] = 2
-    assert nft.read_elements(node.encoded_element(where, b"abcd")) == [(b"abcd", "mine")]
-    assert nft.read_elements(node.encoded_element(where, b"efgh")) == [(b"efgh", "")]
+    assert nft_elements.read_elements(node.encoded_element(where, b"abcd")) == [(b"abcd", "mine")]
+    assert nft_elements.read_elements(node.encoded_element(where, b"efgh")) == [(b"efgh", "")]
     assert nft.read_chain(node.encoded_chain(nft.NFPROTO_INET, "t", "c")) == ("t", "c", 3)
-    comment = attr(nft.NFTA_RULE_USERDATA, nft_keys.comment_data("mine"))
-    rule = attr(nft.NFTA_RULE_HANDLE, (7).to_bytes(8, "big")) + comment
-    assert nft.read_rule(bytes(4) + rule) == (7, "mine")
+    rule = (attr(nft_rules.NFTA_RULE_HANDLE, (7).to_bytes(8, "big"))
+            + attr(nft_rules.NFTA_RULE_USERDATA, nft.comment_data("mine")))
+    assert nft_rules.read_rule(bytes(4) + rule) == (7, "mine")
     with pytest.raises(ValueError, match="without a handle"):
-        nft.read_rule(bytes(4))
+        nft_rules.read_rule(bytes(4))

@@ -12,7 +12,7 @@ from leaves.index import BOOT, FILE, Directory, v4
 from server.client import packed
 
 from fastcni import _acceptor, _netlink, _rtnetlink
-from fastcni.kernel import nft, rtnl
+from fastcni.kernel import nft, nft_elements, nft_rules, rtnl
 
 NUMBERS = (0, 1, 3, 4, 15, 16, 17, 0x7F, 0x80, 0xFF, 0x7FFF, 0x8000, 0xFFFF, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF)
 REFUSED = (ValueError, OSError, UnicodeError, OverflowError)    # how a reader says that this is none of it
@@ -37,8 +37,8 @@ def mutated(rng, data):
     return bytes(data)
 
 
-READERS = (rtnl.read_link, rtnl.read_address, rtnl.read_route, nft.read_elements, nft.read_rule, nft.read_chain,
-           _netlink.attributes, _netlink.attribute_list, _rtnetlink.read_link)
+READERS = (rtnl.read_link, rtnl.read_address, rtnl.read_route, nft_elements.read_elements, nft_rules.read_rule,
+           nft.read_chain, _netlink.attributes, _netlink.attribute_list, _rtnetlink.read_link)
 
 
 def attempt(reader, *arguments):

@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from fastcni.kernel import conntrack, ipset, kinds, nft, tc, uapi, xtables
+from fastcni.kernel import conntrack, ipset, kinds, nft, nft_elements, nft_rules, tc, uapi, xtables
 
 INCLUDES = """sys/socket.h sys/ioctl.h linux/types.h linux/netlink.h linux/rtnetlink.h linux/if.h linux/if_addr.h
     linux/if_bridge.h linux/if_ether.h linux/if_link.h linux/if_tun.h linux/ip.h linux/fib_rules.h linux/filter.h
@@ -17,8 +17,10 @@ INCLUDES = """sys/socket.h sys/ioctl.h linux/types.h linux/netlink.h linux/rtnet
     linux/netfilter_ipv4/ip_tables.h linux/ethtool.h""".split()
 # Names that are in no header of user space: nft's, libnftnl's, those of the kernel's own headers, and ours.
 ELSEWHERE = {
-    "nft": {"TYPE_IPADDR", "TYPE_IP6ADDR", "TYPE_ETHERADDR", "TYPE_INET_PROTOCOL", "TYPE_INET_SERVICE", "TYPE_IFNAME",
-            "NF_CT_STATE_ESTABLISHED", "NF_CT_STATE_RELATED"},
+    "nft": {"COMMENT_MAX"},
+    "nft_elements": {"TYPE_IPADDR", "TYPE_IP6ADDR", "TYPE_ETHERADDR", "TYPE_INET_PROTOCOL", "TYPE_INET_SERVICE",
+                     "TYPE_IFNAME", "BITS_OF_A_TYPE"},
+    "nft_rules": {"NF_CT_STATE_ESTABLISHED", "NF_CT_STATE_RELATED"},
     "conntrack": {"IPCTNL_MSG_CT_GET", "IPCTNL_MSG_CT_DELETE", "BY_SOURCE", "BY_PROTOCOL", "BY_DESTINATION_PORT"},
     "ipset": {"IPSET_CMD_CREATE", "IPSET_CMD_ADD", "IPSET_CMD_DEL", "IPSET_CMD_TEST", "NFNL_MSG_COMPAT_GET"},
     "tc": {"INGRESS", "MOST", "QUANTUM"},
@@ -29,7 +31,7 @@ ELSEWHERE = {
 def with_subsystem(name, module):
     """What C calls a message of nfnetlink: its subsystem and its number."""
     for prefix, subsystem in (("NFT_MSG_", "NFNL_SUBSYS_NFTABLES"),):
-        if name.startswith(prefix) and module is nft:
+        if name.startswith(prefix) and module in (nft, nft_elements, nft_rules):
             return f"({subsystem} << 8 | {name})"
     return name
 
@@ -66,7 +68,7 @@ def headers(tmp_path_factory):
     return numbers
 
 
-MODULES = [uapi, nft, ipset, conntrack, tc, xtables]
+MODULES = [uapi, nft, nft_elements, nft_rules, ipset, conntrack, tc, xtables]
 
 
 @pytest.mark.parametrize("module", MODULES, ids=lambda it: it.__name__.rpartition(".")[2])

@@ -12,7 +12,7 @@ from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
 from pyroute2.netlink.rtnl.rtmsg import rtmsg
 
 from fastcni._netlink import Batch, attribute_list, messages
-from fastcni.kernel import nft, rtnl, uapi
+from fastcni.kernel import nft, nft_elements, rtnl, uapi
 from fastcni.kit.firewall import masquerade_nftables, spoofcheck
 
 NESTED = 0x8000
@@ -147,7 +147,7 @@ def test_a_route_request_is_what_pyroute2_encodes(table):
 
 
 def test_pyroute2_reads_our_map_and_its_elements():
-    batch = nft.add_set(Batch(), nft.NFPROTO_INET, "t", "pods4", key_type=nft.TYPE_IPADDR, key_size=4, set_id=1,
+    batch = nft_elements.add_set(Batch(), nft.NFPROTO_INET, "t", "pods4", (nft_elements.TYPE_IPADDR,), set_id=1,
                         verdicts=True)
     found = nft_set_msg(batch.finish())
     found.decode()
@@ -156,7 +156,7 @@ def test_pyroute2_reads_our_map_and_its_elements():
     assert found.get_attr("NFTA_SET_KEY_TYPE") == 7
     assert found.get_attr("NFTA_SET_KEY_LEN") == 4
 
-    batch = nft.add_element(Batch(), nft.NFPROTO_INET, "t", "pods4", bytes((10, 22, 0, 5)), "c", "subnet")
+    batch = nft_elements.add_element(Batch(), nft.NFPROTO_INET, "t", "pods4", bytes((10, 22, 0, 5)), "c", "subnet")
     found = nft_set_elem_list_msg(batch.finish())
     found.decode()
     element, = found.get_attr("NFTA_SET_ELEM_LIST_ELEMENTS")
@@ -231,15 +231,15 @@ def test_nft_says_the_same_about_masquerade():
     item = ("pods4", bytes((10, 22, 0, 5)), "subnet-10.16.0.0/12")
     batch = masquerade_nftables.set_up(nft.start(Batch()), [item])
     name, key, chain = item
-    nft.add_element(batch, nft.NFPROTO_INET, "fastcni", name, key, "net: a, if: eth0", chain)
+    nft_elements.add_element(batch, nft.NFPROTO_INET, "fastcni", name, key, "net: a, if: eth0", chain)
     compare_transactions(nft.stop(batch).finish(), captured.NFT_INET)
 
 
 def test_nft_says_the_same_about_macspoofchk():
     batch, port = spoofcheck.set_up(nft.start(Batch()), ()), b"veth0a1b2c3d\0\0\0\0"
     mac = bytes.fromhex("0a580a160005")
-    nft.add_element(batch, nft.NFPROTO_BRIDGE, "fastcni", "guarded", port, "c")
-    nft.add_element(batch, nft.NFPROTO_BRIDGE, "fastcni", "allowed", port + mac + b"\0\0", "c")
+    nft_elements.add_element(batch, nft.NFPROTO_BRIDGE, "fastcni", "guarded", port, "c")
+    nft_elements.add_element(batch, nft.NFPROTO_BRIDGE, "fastcni", "allowed", port + mac + b"\0\0", "c")
     compare_transactions(nft.stop(batch).finish(), captured.NFT_BRIDGE)
 
 

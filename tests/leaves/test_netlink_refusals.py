@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fastcni._netlink import Batch, BatchFull, attribute_list, attributes, messages, read_ack
 from fastcni._system import setns
-from fastcni.kernel import nft, rtnl, uapi
+from fastcni.kernel import nft, nft_elements, nft_rules, rtnl, uapi
 
 NESTED = 0x8000
 CAPACITY = 32768
@@ -250,7 +250,7 @@ def test_acks_of_garbage_are_a_value_error_or_three_plain_values(kind, flags, pa
 
 @pytest.mark.parametrize("read, header", [
     (rtnl.read_link, 16), (rtnl.read_address, 8), (rtnl.read_route, 12),
-    (nft.read_elements, 4), (nft.read_rule, 4), (nft.read_chain, 4),
+    (nft_elements.read_elements, 4), (nft_rules.read_rule, 4), (nft.read_chain, 4),
 ], ids=lambda value: getattr(value, "__name__", None))
 def test_readers_of_verbs_refuse_garbage_with_a_value_error_or_read_it(read, header):
     @settings(max_examples=100, deadline=None)

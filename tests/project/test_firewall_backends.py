@@ -12,8 +12,7 @@ from fastcni.kit.firewall.elements import Store
 
 FOLDER = Path(backends.__file__).parent
 BACKENDS = [(subject, backend) for subject, modules in backends.TABLE.items() for backend in modules]
-# Modules that no request imports: for type checkers, and for `fastcni restore`.
-ELSEWHERE = {"contract", "iptables_batch"}
+ELSEWHERE = {"contract"}         # for type checkers
 
 
 def methods_of(subject):

@@ -11,7 +11,7 @@ from real_kernel.test_portmap_iptables import Counted
 
 from fastcni.kernel import ipset, wire
 from fastcni.kit.firewall import forward_iptables
-from fastcni.kit.firewall.owners import Notes
+from fastcni.kit.firewall.owners import OwnerRecords
 from fastcni.runtime import CNI, InProcess, RuntimeConf, parse_list
 from fastcni.runtime.restore import restore
 from fastcni.spec.errors import CniError
@@ -246,7 +246,8 @@ def test_gc_reports_the_addresses_that_it_released(node, request, sets):
 
 @pytest.mark.parametrize("sets", [True, False], ids=["ipset", "rules"])
 @pytest.mark.parametrize("where, step", [
-    (forward_iptables, "look"), (forward_iptables, "delete_rules"), (forward_iptables, "in_sets"), (Notes, "remove")])
+    (forward_iptables, "look"), (forward_iptables, "delete_rules"), (forward_iptables, "in_sets"),
+    (OwnerRecords, "remove")])
 @pytest.mark.parametrize("after", [False, True])
 def test_del_that_ends_at_any_step_leaves_enough_for_the_next(node, monkeypatch, request, sets, where, step, after):
     """One that was killed between its steps left the note behind: the next found no rule, and looked no further. The

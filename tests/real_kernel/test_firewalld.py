@@ -84,7 +84,7 @@ def noted():
 
 def in_time(monkeypatch, seconds=0.5):
     """A shorter limit, for tests to wait for."""
-    monkeypatch.setattr(forward_firewalld, "LIMIT", seconds)
+    monkeypatch.setattr(forward_firewalld, "TIMEOUT_S", seconds)
 
 
 # -- what it is for ----------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
     from typing import Any, Protocol
 
     from fastcni.kernel.rtnl import Link
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from fastcni.kit.firewall import forward, portmap
     from fastcni.kit.firewall.elements import Store
 
-    Addresses = list[tuple[bytes, int]]         # [(packed, prefix)]
+    Addresses = Sequence[tuple[bytes, int]]     # [(packed, prefix)]
 else:
     Protocol = object
 
@@ -42,7 +43,7 @@ class Masquerade(Backend, Protocol):
 
     def restore(self, req: Request, ips: Addresses) -> None: ...
 
-    def delete(self, req: Request, given: set[bytes], found: list[bytes] | tuple[()]) -> None:
+    def delete(self, req: Request, given: Collection[bytes], found: Collection[bytes]) -> None:
         """`given`: packed addresses that ADD gave the pod, as far as they are known. `found`: those that its link had
         at the end."""
 

@@ -1,334 +1,301 @@
 """nftables elements that carry the mark of their attachment: what a pod has in the host's firewall.
 
-A pod adds and deletes elements, the rules stay. An element is (set or map, key, value): what a map has for the key,
-bytes, or as text the chain that it goes to; None for a set.
+A pod adds and deletes elements; the rules stay. An element is (set or map, key, value). The value is bytes, the chain
+that the element goes to as text, or None in a set.
 """
+
+from __future__ import annotations
 
 from errno import EBUSY, EEXIST, ENOENT
 
-from fastcni._netlink import Batch, BatchFull
-from fastcni.kernel import nft, wire
+from fastcni._netlink import Batch
+from fastcni.kernel import nft, nft_elements, nft_rules, wire
 from fastcni.kit.call import names
+from fastcni.kit.firewall import rulesets
+from fastcni.kit.firewall.transactions import by_set, in_halves, in_one
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 
-TRIES = 5                       # while others come and go with the same keys
-AT_ONCE = 64                    # elements asked for in one send: the answers have to find room on the socket
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from _socket import socket
+    from collections.abc import Callable, Container, Sequence
+    from typing import Any
+
+    from fastcni.kernel.wire import NetlinkError
+    from fastcni.kit.call.request import Request
+
+    Item = tuple[Any, Any, bytes | str | None]          # (set, key, value); see chain_item()
+    Found = tuple[str, bytes, str]                      # (set, key, comment)
+
+MAX_TRIES = 5                   # while other programs add and delete elements with the same keys
+MAX_ASKED = 64                  # elements asked for in one send: the socket's buffer has room for the answers
 
 
 class Store:
-    """The sets of one table, and the `chains` with the rules that look into them: {chain: how many rules it has, and
-    jumps to it}. Chains that elements lead to have names that begin with `leads_to`.
+    """The sets of one table, and the chains with the rules that look into them.
 
-    `set_up(batch, items)` adds whatever the items need, fit to be run over what is there.
+    chains: {chain: number of its rules and of the jumps to it}. Names of chains that elements go to begin with
+    `leads_to`. `set_up(batch, items)` adds everything that the items need; it may run when all of that is there.
     """
 
     __slots__ = ("family", "table", "sets", "chains", "set_up", "leads_to")
 
-    def __init__(self, family, table, sets, chains, set_up, leads_to=""):
+    def __init__(self, family: int, table: str, sets: Sequence[str], chains: dict[str, int],
+                 set_up: Callable[[Batch, Sequence[Item]], Batch], leads_to: str = "") -> None:
         self.family, self.table, self.sets, self.chains, self.set_up = family, table, sets, chains, set_up
         self.leads_to = leads_to
 
-    def add(self, req, items, taken=None, mark=None):
-        """Add elements with the request's mark, or with `mark`. Set the table up only if the kernel lacks something.
+    # Adding ---------------------------------------------------------------------------------------
 
-        Those that are there already are taken over: left from a pod whose DEL never came, and what they name is ours
-        now, the kernel or IPAM gave it to us. Where that is not so, `taken([(set, key, comment)])` raises.
+    def add(self, req: Request, items: Sequence[Item], taken: Callable[[list[Found]], object] | None = None,
+            mark: str | None = None) -> None:
+        """Add elements with the request's mark, or with `mark`. Set up the table only if the kernel lacks something.
+
+        Elements that are there already are replaced: they are left from a pod that had no DEL, and the kernel or IPAM
+        gave what they name to this one. If that is not certain, `taken(found)` raises. Raises NetlinkError.
         """
         sock, mark = req.mode.firewall, mark or names.mark(req)
-        refused = self._where_set_up(req, items, lambda: self._try(sock, mark, items))
-        for _ in range(TRIES):
+        refused = self._where_set_up(req, items, lambda: self._add(sock, mark, items))
+        for _ in range(MAX_TRIES):
             if not refused or refused[0].errno != EEXIST:
                 break
             present = self.present(req, items)
             if taken:
                 taken(present)
             self.remove_from(sock, [(name, key) for name, key, _ in present])
-            refused = self._try(sock, mark, items)
+            refused = self._add(sock, mark, items)
         if refused:
             raise refused[0]
 
-    def keep(self, req, items):
-        """Have elements that belong to nobody and stay: they have no mark, and may be there already."""
-        def fill(batch, items):
+    def add_shared(self, req: Request, items: Sequence[Item]) -> None:
+        """Add elements without a mark, which belong to no attachment and stay. They may be there already."""
+        def fill(batch: Batch, items: Sequence[Item]) -> None:
             for name, some in by_set(items).items():
-                nft.add_elements(batch, self.family, self.table, name, some, exclusive=False)
+                nft_elements.add_elements(batch, self.family, self.table, name, some, exclusive=False)
 
         refused = self._where_set_up(req, items, lambda: in_one(req.mode.firewall, items, fill))
         if refused:
             raise refused[0]
 
-    def ensure(self, req, items=()):
-        """Have the chains with their rules; after a flush, perhaps, when elements still lead to bare chains."""
-        if not self.whole(req):
+    def ensure(self, req: Request, items: Sequence[Item] = ()) -> None:
+        """Add the chains and their rules if they are incomplete, also the chains that elements go to."""
+        if not self.complete(req):
             sock = req.mode.firewall
-            self._set_up(sock, [*items, *(chain_item(chain) for chain, _ in self.chains_led_to(sock))])
+            self._set_up(sock, [*items, *(chain_item(chain) for chain, _ in self._chains_led_to(sock))])
 
-    def _where_set_up(self, req, items, attempt):
-        """What attempt() is refused, the table being set up if the kernel misses something."""
+    def _where_set_up(self, req: Request, items: Sequence[Item],
+                      attempt: Callable[[], list[NetlinkError]]) -> list[NetlinkError]:
+        """Return the refusals of attempt(); set up the table first if the kernel lacks something."""
         self.ensure(req, items)
         refused = attempt()
-        for _ in range(TRIES):              # and again, meanwhile
+        for _ in range(MAX_TRIES):          # another program may flush the table meanwhile
             if not refused or refused[0].errno != ENOENT:
                 break
             self._set_up(req.mode.firewall, items)
             refused = attempt()
         return refused
 
-    def _set_up(self, sock, items):
+    def _set_up(self, sock: socket, items: Sequence[Item]) -> None:
         if refused := in_one(sock, items, self.set_up):
             raise refused[0]
 
-    def refusal(self, req, items=()):
-        """What the kernel would say against setting it up, None where nothing: a transaction that is never closed is
-        only tried."""
+    def _add(self, sock: socket, mark: str, items: Sequence[Item]) -> list[NetlinkError]:
+        def fill(batch: Batch, items: Sequence[Item]) -> None:
+            for name, some in by_set(items).items():
+                nft_elements.add_elements(batch, self.family, self.table, name, some, mark)
+
+        return in_one(sock, items, fill)
+
+    def refusal(self, req: Request, items: Sequence[Item] = ()) -> NetlinkError | None:
+        """Return why the kernel would refuse to set up the table, None if it would not.
+
+        The transaction is never closed, so the kernel only tries it.
+        """
         _, refused = wire.attempt(req.mode.firewall, self.set_up(nft.start(Batch()), items))
         return refused[0] if refused else None
 
-    def chains_led_to(self, sock):
-        """[(name, references)] of the chains that elements lead to, and of those that they did once."""
-        return chains_of(sock, self.family, self.table, self.leads_to) if self.leads_to else []
+    # Restoring ------------------------------------------------------------------------------------
 
-    def restore(self, req, items):
-        """Add what is missing, of the items and of the chains' rules. CniError 11 where another attachment has one of
-        them by now. Those that another thread restores meanwhile are the attachment's own."""
+    def restore(self, req: Request, items: Sequence[Item]) -> None:
+        """Add what is missing, of the items and of the chains' rules.
+
+        Elements that another thread restores meanwhile are the attachment's. CniError 11 if another attachment has one
+        of the elements by now.
+        """
         own = names.hashes(req.name, req.container_id, req.ifname)
 
-        def taken(present):
+        def taken(present: list[Found]) -> None:
             for name, comment in [(name, comment) for name, _, comment in present if not comment.startswith(own)]:
                 raise CniError(errors.TRY_AGAIN_LATER, f"{self.table} {name} has an element of another attachment",
                                f"it is of {comment}")
 
         self.add(req, self.missing(req, items), taken)
 
-    def put_back(self, sock, there, lost, left):
-        """After a flush: the chains get their rules, those too that elements go to, and the sets what they have `lost`;
-        returns how many elements. `there` and `lost` are {set: {key: element}}, as nft.told_elements() has these.
+    def restore_lost(self, sock: socket, present: dict[str, dict[bytes, bytes]], lost: dict[str, dict[bytes, bytes]],
+                     leaving: Container[str]) -> int:
+        """Add the rules and the `lost` elements after a flush. Return the number of elements added.
 
-        Nothing is restored for the marks in `left`: their DEL found nothing to delete.
+        present, lost: {set: {key: raw element}}, see nft_elements.read_raw_elements(). Elements with a mark in
+        `leaving` are not restored: a DEL of their attachment has found nothing to delete.
         """
-        chains = nft.told_chains([element for found in (there, lost) for some in found.values()
-                                  for element in some.values()])
-        self._set_up(sock, [*map(chain_item, chains)])
+        chains = nft_elements.raw_chains([element for found in (present, lost) for some in found.values()
+                                          for element in some.values()])
+        self._set_up(sock, [chain_item(chain) for chain in chains])
         items = [(name, key, element) for name, some in lost.items() for key, element in some.items()
-                 if not (left and mark_of(element) in left)]
-        return in_halves(sock, items, self._put, EEXIST, EBUSY)
+                 if not (leaving and mark_of(element) in leaving)]
+        return in_halves(sock, items, self._add_raw, EEXIST, EBUSY)
 
-    def _put(self, batch, items):
+    def _add_raw(self, batch: Batch, items: Sequence[Item]) -> None:
         for name, some in by_set(items).items():
-            nft.put_elements(batch, self.family, self.table, name, [element for _, element in some])
+            nft_elements.add_raw_elements(batch, self.family, self.table, name, [element for _, element in some])
 
-    def stands(self, sock):
-        """whole(), without a request."""
-        return all(self._has_rules(sock, chain, rules) for chain, rules in self.chains.items())
+    # Looking --------------------------------------------------------------------------------------
 
-    def whole(self, req):
-        """The chains have their rules: `nft flush table` takes these and leaves chains and sets, and nothing else would
-        be missed."""
+    def complete(self, req: Request) -> bool:
+        """Return whether the chains have their rules.
+
+        `nft flush table` removes rules and leaves chains and sets, and nothing else would notice.
+        """
         sock = req.mode.firewall
         return all(req.mode.recall(("nftables", self.table, self.family, chain),
-                                   lambda: self._has_rules(sock, chain, rules))     # noqa: B023 - asked here and now
+                                   lambda: self._has_rules(sock, chain, rules))     # noqa: B023 - called at once
                    for chain, rules in self.chains.items())
 
-    def used(self, req):
-        """Has any pod ever needed the first of the sets in this namespace?"""
-        return has(req.mode, ("nftables", self.table, self.family, "set", self.sets[0]),
-                   lambda batch: nft.get_set(batch, self.family, self.table, self.sets[0]))
+    def complete_on(self, sock: socket) -> bool:
+        """The same as complete(), without a request."""
+        return all(self._has_rules(sock, chain, rules) for chain, rules in self.chains.items())
 
-    def _has_rules(self, sock, chain, rules):
+    def _has_rules(self, sock: socket, chain: str, rules: int) -> bool:
         found = wire.look_up(sock, nft.get_chain(Batch(), self.family, self.table, chain,
                                                  f"look up nftables chain {self.table} {chain}"))
         return bool(found) and nft.read_chain(found[0][1])[2] >= rules
 
-    def _try(self, sock, mark, items):
-        """The refusals of adding the items."""
-        def fill(batch, items):
-            for name, some in by_set(items).items():
-                nft.add_elements(batch, self.family, self.table, name, some, mark)
+    def used(self, req: Request) -> bool:
+        """Return whether the first of the sets exists: whether any pod in this namespace has needed it."""
+        return rulesets.has(req.mode, ("nftables", self.table, self.family, "set", self.sets[0]),
+                            lambda batch: nft_elements.get_set(batch, self.family, self.table, self.sets[0]))
 
-        return in_one(sock, items, fill)
-
-    def missing(self, req, items):
-        """Those of the items that are not there with the request's mark."""
+    def missing(self, req: Request, items: Sequence[Item]) -> list[Item]:
+        """Return those of the items that are not there with the request's mark."""
         mark = names.hashes(req.name, req.container_id, req.ifname)
         there = {(name, key) for name, key, comment in self.present(req, items) if comment.startswith(mark)}
         return [item for item in items if item[:2] not in there]
 
-    def delete(self, req, known, number=None):
-        """Delete the elements with the request's mark: the `known` items, or, where not all of these are there, or not
-        the `number` that there has to be, those found by looking through the sets. Gone is fine."""
-        self.remove(req, self.ours(req, known, self.present(req, known), number))
-
-    def ours(self, req, known, present, number=None):
-        """[(set, key)] of what delete() deletes; `present` are those of the known items that are there."""
-        mark = names.hashes(req.name, req.container_id, req.ifname)
-        sock = req.mode.firewall
-        ours = [(name, key) for name, key, comment in present if comment.startswith(mark)]
-        if not ours or len(ours) < (len(known) if number is None else number):
-            ours = [(name, key) for name, key, comment in self.every(sock) if comment.startswith(mark)]
-        return ours
-
-    def gc(self, req):
-        """Delete the elements of the request's network whose attachment is no longer valid."""
-        found = self.lost(req)
-        self.remove(req, found)
-        for name, _, comment in found:
-            req.release(f"element of nftables {self.table} {name}", comment.partition(", ")[2])
-
-    def lost(self, req):
-        """[(set, key, comment)] of what gc() deletes."""
-        lost = no_longer_valid(req)
-        return [element for element in self.every(req.mode.firewall) if lost(element[2])]
-
-    def delete_unused_chains(self, req, rules):
-        """For GC: delete the chains that no element leads to: nothing but their own `rules` refers to them."""
-        sock = req.mode.firewall
-        for chain, references in self.chains_led_to(sock):
-            if references <= rules:
-                batch = nft.flush_chain(nft.start(Batch()), self.family, self.table, chain)
-                nft.del_chain(batch, self.family, self.table, chain)
-                _, refused = wire.attempt(sock, nft.stop(batch))
-                if refused and refused[0].errno not in (EBUSY, ENOENT):     # a pod came, or a flush
-                    raise refused[0]
-
-    def remove_all_of(self, req, hashes):
-        """Delete the elements of an attachment, whose names.hashes() are given."""
-        self.remove(req, [(name, key) for name, key, comment in self.every(req.mode.firewall)
-                          if comment.startswith(hashes)])
-
-    def remove(self, req, found):
-        """Delete elements, [(set, key)], whosever they are. Gone is fine."""
-        self.remove_from(req.mode.firewall, found)
-
-    def present(self, req, items):
-        """[(set, key, comment)] of those of the items that are there."""
-        found = []
-        for at in range(0, len(items), AT_ONCE):
+    def present(self, req: Request, items: Sequence[Item]) -> list[Found]:
+        """Return (set, key, comment) of those of the items that are there, with any mark."""
+        found: list[Found] = []
+        for at in range(0, len(items), MAX_ASKED):
             batch = Batch()
-            for name, key, _ in items[at:at + AT_ONCE]:
-                nft.get_element(batch, self.family, self.table, name, key)
+            for name, key, _ in items[at:at + MAX_ASKED]:
+                nft_elements.get_element(batch, self.family, self.table, name, key)
             replies, refused = wire.attempt(req.mode.firewall, batch)
             for e in refused:
                 if e.errno != ENOENT:
                     raise e
-            found += [(nft.set_of_elements(payload), *element) for _, payload in replies
-                      for element in nft.read_elements(payload)]
+            found += [(nft_elements.read_set_name(payload), *element) for _, payload in replies
+                      for element in nft_elements.read_elements(payload)]
         return found
 
-    def every(self, sock):
-        """[(set, key, comment)] of every set."""
-        return [(name, *element) for name in self.sets for payload in self.told(sock, name) or ()
-                for element in nft.read_elements(payload)]
+    def read_all(self, sock: socket) -> list[Found]:
+        """Return (set, key, comment) of every element of every set."""
+        return [(name, *element) for name in self.sets for payload in self.dump(sock, name) or ()
+                for element in nft_elements.read_elements(payload)]
 
-    def told(self, sock, name):
-        """What the kernel tells of a set, payloads; None where no pod ever needed it in this namespace."""
+    def dump(self, sock: socket, name: str) -> list[bytes] | None:
+        """Return the kernel's messages about the elements of a set; None if the set does not exist."""
         try:
             replies = wire.dump(sock, nft.NFT_MSG_GETSETELEM, nft.nfgenmsg(self.family), f"list {self.table} {name}",
-                                nft.elements_of(self.table, name))
+                                nft_elements.elements_of(self.table, name))
         except wire.NetlinkError as e:
             if e.errno != ENOENT:
                 raise
             return None
         return [payload for _, payload in replies]
 
-    def remove_from(self, sock, found):
-        """remove(), without a request."""
+    # Deleting -------------------------------------------------------------------------------------
+
+    def delete(self, req: Request, known: Sequence[Item], number: int | None = None) -> None:
+        """Delete the elements with the request's mark. Gone is fine; see owned()."""
+        self.remove(req, self.owned(req, known, self.present(req, known), number))
+
+    def owned(self, req: Request, known: Sequence[Item], present: list[Found],
+              number: int | None = None) -> list[tuple[str, bytes]]:
+        """Return [(set, key)] with the request's mark.
+
+        These are the `known` items; `present` are those of them that are there. If fewer are there than known, or than
+        `number`, all sets are read.
+        """
+        mark = names.hashes(req.name, req.container_id, req.ifname)
+        owned = [(name, key) for name, key, comment in present if comment.startswith(mark)]
+        if not owned or len(owned) < (len(known) if number is None else number):
+            owned = self._marked(req, mark)
+        return owned
+
+    def delete_attachment(self, req: Request, hashes: str) -> None:
+        """Delete the elements of another attachment, given its names.hashes()."""
+        self.remove(req, self._marked(req, hashes))
+
+    def _marked(self, req: Request, hashes: str) -> list[tuple[str, bytes]]:
+        return [(name, key) for name, key, comment in self.read_all(req.mode.firewall) if comment.startswith(hashes)]
+
+    def gc(self, req: Request) -> None:
+        """Delete and report the elements of the request's network whose attachment is no longer valid."""
+        found = self.stale(req)
+        self.remove(req, found)
+        for name, _, comment in found:
+            req.release(f"element of nftables {self.table} {name}", comment.partition(", ")[2])
+
+    def stale(self, req: Request) -> list[Found]:
+        """Return what gc() deletes."""
+        is_stale = stale_marks(req)
+        return [element for element in self.read_all(req.mode.firewall) if is_stale(element[2])]
+
+    def delete_unused_chains(self, req: Request, rules: int) -> None:
+        """For GC: delete the chains that no element goes to. Their own `rules` are the only references to them."""
+        sock = req.mode.firewall
+        for chain, references in self._chains_led_to(sock):
+            if references <= rules:
+                batch = nft_rules.flush_chain(nft.start(Batch()), self.family, self.table, chain)
+                nft.del_chain(batch, self.family, self.table, chain)
+                _, refused = wire.attempt(sock, nft.stop(batch))
+                if refused and refused[0].errno not in (EBUSY, ENOENT):     # a pod came, or a flush
+                    raise refused[0]
+
+    def _chains_led_to(self, sock: socket) -> list[tuple[str, int]]:
+        """Return [(name, references)] of the chains that elements go to, or did once."""
+        return rulesets.chains_of(sock, self.family, self.table, self.leads_to) if self.leads_to else []
+
+    def remove(self, req: Request, found: Sequence[tuple[Any, ...]]) -> None:
+        """Delete elements, [(set, key, ...)], with any mark. Gone is fine."""
+        self.remove_from(req.mode.firewall, found)
+
+    def remove_from(self, sock: socket, found: Sequence[tuple[Any, ...]]) -> None:
+        """The same as remove(), without a request."""
         if found:
             in_halves(sock, found, self._del, ENOENT)
 
-    def _del(self, batch, found):
+    def _del(self, batch: Batch, found: Sequence[tuple[Any, ...]]) -> None:
         for name, some in by_set(found).items():
-            nft.del_elements(batch, self.family, self.table, name, [key for key, *_ in some])
+            nft_elements.del_elements(batch, self.family, self.table, name, [key for key, *_ in some])
 
 
-def in_one(sock, items, fill):
-    """The refusals of a transaction of fill(batch, items); of some, one after another, where a Batch has no room."""
-    batch = nft.start(Batch())
-    try:
-        fill(batch, items)
-        nft.stop(batch)
-    except BatchFull:
-        if len(items) < 2:
-            raise
-        half = len(items) // 2
-        return in_one(sock, items[:half], fill) or in_one(sock, items[half:], fill)
-    return wire.attempt(sock, batch)[1]
-
-
-def in_halves(sock, items, fill, *fine):
-    """in_one(), and what is refused again in halves: one that is refused must not keep the others. Returns how many
-    went in. Raises NetlinkError where one alone is refused, but not for the errnos in `fine`."""
-    refused = in_one(sock, items, fill)
-    if refused and len(items) > 1:
-        half = len(items) // 2
-        return in_halves(sock, items[:half], fill, *fine) + in_halves(sock, items[half:], fill, *fine)
-    if refused and refused[0].errno not in fine:
-        raise refused[0]
-    return 0 if refused else len(items)
-
-
-def chain_item(chain):
-    """An item for set_up() alone: a chain that elements lead to."""
+def chain_item(chain: str) -> Item:
+    """Return an item for set_up() alone: a chain that elements go to."""
     return None, None, chain
 
 
-def mark_of(element):
-    """The part of an element's mark that is compared."""
-    return mark_of_comment(nft.told_comment(element))
+def mark_of(element: bytes) -> str:
+    """Return the part of a raw element's mark that is compared, names.hashes()."""
+    return mark_of_comment(nft_elements.raw_comment(element))
 
 
-def mark_of_comment(comment):
+def mark_of_comment(comment: str) -> str:
     return comment.partition(",")[0]
 
 
-def by_set(items):
-    """{set: [the rest of its items]}"""
-    found = {}
-    for name, *rest in items:
-        found.setdefault(name, []).append(rest)
-    return found
-
-
-def no_longer_valid(req):
-    """For GC: a function that says whether a mark is of the request's network, and of no valid attachment."""
+def stale_marks(req: Request) -> Callable[[str], bool]:
+    """For GC: return a function that says whether a mark is of the request's network and of no valid attachment."""
     network = names.network_mark(req.name) + "-"
     valid = {names.hashes(req.name, *attachment) for attachment in req.valid_attachments}
-    return lambda mark: mark.startswith(network) and mark.split(",")[0] not in valid
-
-
-def chains_of(sock, family, table, prefix):
-    """[(name, references)] of the chains of a table whose name begins so."""
-    found = [nft.read_chain(payload) for _, payload in
-             wire.dump(sock, nft.NFT_MSG_GETCHAIN, nft.nfgenmsg(family), "list nftables chains")]
-    return [(chain, references) for where, chain, references in found if where == table and chain.startswith(prefix)]
-
-
-def has_table(mode, family, table):
-    """Is there a table of that name?"""
-    return has(mode, ("nftables", table, family), lambda batch: nft.get_table(batch, family, table))
-
-
-def has(mode, key, look_up):
-    """Is there what look_up(batch) asks for? `key` is that of mode.recall()."""
-    return mode.recall(key, lambda: wire.look_up(mode.firewall, look_up(Batch())) is not None)
-
-
-def delete_rules(mode, family, table, chain, ours, then=None):
-    """Delete the rules of a chain whose comment ours(comment) is true of: what the reference plugins add for a pod.
-    Returns their comments.
-
-    `then(batch)` adds what has to go with them, in the same transaction. Nothing there is fine.
-    """
-    sock, batch, found = mode.firewall, nft.start(Batch()), []
-    rules = mode.recall(("nftables", table, family, chain), lambda: wire.dump(
-        sock, nft.NFT_MSG_GETRULE, nft.nfgenmsg(family), f"list rules of {table} {chain}", nft.rules_of(table, chain)))
-    for _, payload in rules:
-        handle, comment = nft.read_rule(payload)
-        if ours(comment):
-            nft.del_rule(batch, family, table, chain, handle)
-            found.append(comment)
-    if found:
-        if then:
-            then(batch)
-        wire.exchange(sock, nft.stop(batch))
-    return found
+    return lambda mark: mark.startswith(network) and mark_of_comment(mark) not in valid

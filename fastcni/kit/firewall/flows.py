@@ -1,7 +1,9 @@
-"""UDP and SCTP flows that conntrack knows by an old way: after a change of the host's ports they are forgotten.
+"""Delete UDP and SCTP flows from conntrack after the host's ports have changed.
 
-Without this a client that keeps its port goes on to where the pod was. A TCP connection ends by itself.
+Otherwise packets of a client that keeps its port still go to where the pod was. A TCP connection ends by itself.
 """
+
+from __future__ import annotations
 
 from errno import EINVAL, ENOENT
 
@@ -9,19 +11,29 @@ from fastcni._netlink import Batch
 from fastcni.kernel import conntrack, rtnl, uapi, wire
 from fastcni.kit.firewall.port_mappings import PROTOCOLS
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from typing import Any
+
+    from fastcni.kit.call.request import Request
+    from fastcni.kit.firewall.portmap import Conf
+
+    Port = tuple[int, int, int]         # (family, protocol, port) as the kernel has them
+
 WITHOUT_END = ("udp", "sctp")
 FAMILIES = {4: uapi.AF_INET, 16: uapi.AF_INET6}        # by length of an address
-AT_ONCE = 64                    # requests in one send
+MAX_ASKED = 64                  # requests in one send
 
 
-def after_add(req, conf):
-    """Forget the flows that went to the node itself while the ports were not mapped. What NAT has changed is kept: DNS
-    queries of other pods, say."""
+def after_add(req: Request, conf: Conf) -> None:
+    """Delete the flows that went to the node itself while the ports were not mapped. Flows that NAT has changed stay,
+    such as DNS queries of other pods."""
     with_warning(req, forget_untranslated, ports_of(conf, conf.pod))
 
 
-def after_delete(req, conf):
-    """Forget the flows that led to the pod; where nobody tells its address, those to its ports of the node."""
+def after_delete(req: Request, conf: Conf) -> None:
+    """Delete the flows that led to the pod; if its address is not known, those to its ports of the node."""
     if conf.pod:
         protocols = {mapping.protocol for mapping in conf.mappings} & {*WITHOUT_END} if conf.mappings else WITHOUT_END
         with_warning(req, forget_translated, conf.pod, [PROTOCOLS[protocol] for protocol in protocols])
@@ -29,23 +41,23 @@ def after_delete(req, conf):
         with_warning(req, forget_at_node, ports_of(conf, FAMILIES))
 
 
-def ports_of(conf, lengths):
-    """[(family, protocol, port)] as the kernel has them."""
+def ports_of(conf: Conf, lengths: Iterable[int]) -> list[Port]:
+    """Return the host's ports of the mappings for addresses of these lengths."""
     return [(FAMILIES[length], PROTOCOLS[mapping.protocol], mapping.host_port) for length in lengths
             for mapping in conf.mappings_for(length) if mapping.protocol in WITHOUT_END]
 
 
-def with_warning(req, function, *args):
-    """What the kernel refuses is a warning: new flows find their way."""
+def with_warning(req: Request, function: Callable[..., None], *args: Any) -> None:
+    """Call function(req, *args). A refusal of the kernel is a warning: new flows are not concerned."""
     try:
         function(req, *args)
     except wire.NetlinkError as e:
         req.warn(f"flows to mapped ports may go where they went before: {e}")
 
 
-def forget_untranslated(req, ports):
-    for at in range(0, len(ports), AT_ONCE):
-        some, batch = ports[at:at + AT_ONCE], Batch()
+def forget_untranslated(req: Request, ports: Sequence[Port]) -> None:
+    for at in range(0, len(ports), MAX_ASKED):
+        some, batch = ports[at:at + MAX_ASKED], Batch()
         for port in some:
             conntrack.forget_untranslated(batch, *port)
         if not known(req, batch):
@@ -53,20 +65,20 @@ def forget_untranslated(req, ports):
                 forget_each(req, port, lambda flow: not flow.nat)
 
 
-def forget_translated(req, pod, protocols):
+def forget_translated(req: Request, pod: dict[int, tuple[bytes, int]], protocols: Iterable[int]) -> None:
     for length, (packed, _) in pod.items():
         for protocol in protocols:
             if length == 16 or not known(req, conntrack.forget_translated(Batch(), protocol, packed)):
                 forget_each(req, (FAMILIES[length], protocol), lambda flow: flow.replier == packed)    # noqa: B023
 
 
-def forget_at_node(req, ports):
+def forget_at_node(req: Request, ports: Iterable[Port]) -> None:
     for port in ports:
         forget_each(req, port, lambda flow: is_local(req, flow.destination))
 
 
-def known(req, batch):
-    """Send requests that Linux before 6.8 refuses: then False."""
+def known(req: Request, batch: Batch) -> bool:
+    """Send requests. Return False if the kernel does not know them: Linux before 6.8."""
     _, refused = wire.attempt(req.mode.firewall, batch)
     for e in refused:
         if e.errno != EINVAL:
@@ -74,8 +86,8 @@ def known(req, batch):
     return not refused
 
 
-def forget_each(req, what, wanted):
-    """Find flows, as conntrack.find() does, and forget those that are wanted(flow)."""
+def forget_each(req: Request, what: tuple[int, ...], wanted: Callable[[Any], bool]) -> None:
+    """Find flows by `what`, see conntrack.find(). Delete those for which wanted(flow) is true."""
     for flow in conntrack.find(req.mode.firewall, *what):
         if wanted(flow):
             _, refused = wire.attempt(req.mode.firewall, conntrack.delete(Batch(), flow))
@@ -83,7 +95,7 @@ def forget_each(req, what, wanted):
                 raise refused[0]
 
 
-def is_local(req, packed):
-    """Is it an address of the node?"""
+def is_local(req: Request, packed: bytes) -> bool:
+    """Return whether it is an address of the node."""
     replies, refused = wire.attempt(req.mode.route, rtnl.get_route(Batch(), packed, "look up a flow's destination"))
     return not refused and rtnl.read_way(replies[0][1])[0] == uapi.RTN_LOCAL

@@ -1,69 +1,82 @@
-"""firewall by firewalld: a pod's addresses are sources of one of firewalld's zones, told to it over D-Bus.
+"""firewall by firewalld: a pod's addresses are sources of one of firewalld's zones, added over D-Bus.
 
-Whose an address is these sources do not say: kit/firewall/owners.py does. They last until firewalld is reloaded or
-restarted.
+firewalld's sources do not say which attachment they belong to: kit/firewall/owners.py does. They last until firewalld
+is reloaded or restarted.
 """
 
-from fastcni.kernel import dbus, nft, wire
-from fastcni.kit.firewall import elements, forward_nftables
-from fastcni.kit.firewall.owners import Notes, release
+from __future__ import annotations
+
+from fastcni.kernel import dbus, nft, nft_rules
+from fastcni.kit.firewall import forward_nftables, rulesets
+from fastcni.kit.firewall.owners import OwnerRecords, release
 from fastcni.spec import address as addresses
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import Any
+
+    from fastcni.kit.call.request import Request
+    from fastcni.kit.firewall.elements import Store
+    from fastcni.kit.firewall.forward import Conf
+
 TABLE = "firewalld"             # of nftables: firewalld's own
 NAME, OBJECT = "org.fedoraproject.FirewallD1", "/org/fedoraproject/FirewallD1"
-LIMIT = 10.0                    # seconds for what one request has to say to firewalld
-# Words that its refusals to remove begin with. A conflict: somebody has moved it to another zone.
+TIMEOUT_S = 10.0                # for all calls of one request
+# firewalld's refusals to remove a source that is not there begin with these. ZONE_CONFLICT: it is in another zone now.
 NOT_THERE = ("UNKNOWN_SOURCE", "ZONE_CONFLICT", "INVALID_ZONE")
 
 
-def stores():
-    return [notes()]
+def stores() -> list[Store]:
+    return [records()]
 
 
-def notes():
-    return Notes("firewalld-sources")
+def records() -> OwnerRecords:
+    return OwnerRecords("firewalld-sources")
 
 
-def source(packed):
-    """An address as the reference plugins name it to firewalld."""
+def source(packed: bytes) -> str:
+    """Return an address as the reference plugins write it for firewalld."""
     return addresses.cidr_text(packed, 8 * len(packed))
 
 
 class Absent(CniError):
-    """firewalld is not there, so nothing of ours is in it."""
+    """firewalld is not running, so nothing of ours is in it."""
 
 
 class Firewalld:
-    """`with` it firewalld can be asked. Raises Absent, and CniError 11 where somebody hangs."""
+    """A connection to firewalld, for `with`. Raises Absent, and CniError 11 if the bus or firewalld does not answer."""
 
-    def __init__(self, req):
-        self.bus = said("the system bus", lambda: dbus.Bus(dbus.system_bus(req.env), LIMIT))
+    def __init__(self, req: Request) -> None:
+        self.bus = answered("the system bus", lambda: dbus.Bus(dbus.system_bus(req.env), TIMEOUT_S))
 
-    def __enter__(self):
+    def __enter__(self) -> Firewalld:
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, *_: object) -> None:
         self.bus.close()
 
-    def call(self, interface, method, *texts):
-        """What a method returns. Raises dbus.Refused."""
-        return said("firewalld", lambda: self.bus.call(NAME, OBJECT, interface, method, *texts))
+    def call(self, interface: str, method: str, *texts: str) -> Any:
+        """Return the result of a method. Raises dbus.Refused."""
+        return answered("firewalld", lambda: self.bus.call(NAME, OBJECT, interface, method, *texts))
 
-    def ask(self, method, zone, packed):
-        """Call a method about an address as a source of a zone: what it returns, and "", or why firewalld refuses."""
+    def ask(self, method: str, zone: str, packed: bytes) -> tuple[Any, str]:
+        """Call a method about an address as a source of a zone. Return (its result, "") or (None, why it is refused).
+        """
         try:
             return self.call(f"{NAME}.zone", method, zone, source(packed))[0], ""
         except dbus.Refused as e:
             return None, str(e)
 
 
-def said(who, ask):
+def answered(peer: str, ask: Callable[[], Any]) -> Any:
+    """Return ask(); turn the faults of D-Bus into CniErrors."""
     try:
         return ask()
     except TimeoutError:
-        raise CniError(errors.TRY_AGAIN_LATER, f"{who} did not answer within {LIMIT:g} s",
+        raise CniError(errors.TRY_AGAIN_LATER, f"{peer} did not answer within {TIMEOUT_S:g} s",
                        "look at systemctl status dbus firewalld, and at firewall-cmd --state") from None
     except dbus.Gone as e:
         raise Absent(errors.PLUGIN_NOT_AVAILABLE, f"firewalld is not there: {e}",
@@ -73,27 +86,27 @@ def said(who, ask):
                        "pip install jeepney, and then `fastcni install` again") from None
 
 
-def filters(req):
-    """Is firewalld there? The bus says so within 0.2 ms. Raises CniError 11 where it hangs."""
+def filters(req: Request) -> bool:
+    """Return whether firewalld is running. The bus answers within 0.2 ms. Raises CniError 11 if it does not."""
     try:
-        return said("the system bus", lambda: dbus.has_owner(dbus.system_bus(req.env), NAME, LIMIT))
+        return answered("the system bus", lambda: dbus.has_owner(dbus.system_bus(req.env), NAME, TIMEOUT_S))
     except Absent:
         return False
 
 
-def add(req, conf):
-    """Make the addresses sources of the zone. What was made before one is refused, delete() takes back."""
-    notes().add(req, notes().items(conf.ips))
+def add(req: Request, conf: Conf) -> None:
+    """Make the addresses sources of the zone. If one is refused, delete() removes those before it."""
+    records().add(req, records().items(conf.ips))
     add_sources(req, conf)
 
 
-def restore(req, conf):
-    """The same, but for addresses that are another attachment's by now: CniError 11."""
-    notes().restore(req, notes().items(conf.ips))
+def restore(req: Request, conf: Conf) -> None:
+    """Add what is missing of what add() did. CniError 11 if another attachment has one of the addresses by now."""
+    records().restore(req, records().items(conf.ips))
     add_sources(req, conf)
 
 
-def add_sources(req, conf):
+def add_sources(req: Request, conf: Conf) -> None:
     with Firewalld(req) as firewalld:
         for packed in conf.ips:
             _, refused = firewalld.ask("addSource", conf.zone, packed)
@@ -103,38 +116,42 @@ def add_sources(req, conf):
                                "firewall-cmd --get-zones names the zones, --get-active-zones says what is in them")
 
 
-def delete(req, conf):
+def delete(req: Request, conf: Conf) -> None:
     """Remove what ADD did, also by the reference plugin. Gone is fine.
 
-    firewalld is asked about addresses that are noted as the pod's. Of the others its own rules say whether it has
-    them: a DEL neither waits for a bus nor fails by it for what is not there.
+    The addresses that are recorded as the attachment's are removed. For the others the kernel's rules show whether
+    firewalld has them: a DEL neither waits for a bus nor fails by it if there is nothing to remove.
     """
     possible = conf.ips if conf.backend in (None, "", "firewalld") else []
-    ips, noted = notes().to_take_back(req, possible)
-    own = {packed for _, packed in noted}
+    ips, recorded = records().to_delete(req, possible)
+    own = {packed for _, packed in recorded}
     others = [packed for packed in ips if packed not in own]
-    take_back(req, conf.zone, [*own, *(may_have(req, conf, others) if others else ())], noted)
+    remove(req, conf.zone, [*own, *(may_have(req, conf, others) if others else ())], recorded)
 
 
-def may_have(req, conf, ips):
-    """Those of the addresses that may be sources. The kernel shows the rules about them, where nftables is firewalld's
-    backend; with its other one, iptables, they may all be, but for those of a pod that nftables lets through."""
-    if not elements.has_table(req.mode, nft.NFPROTO_INET, TABLE):
+def may_have(req: Request, conf: Conf, ips: list[bytes]) -> Sequence[bytes]:
+    """Return those of the addresses that may be sources.
+
+    The kernel shows the rules about them if firewalld uses nftables. If it uses iptables all may be, except those of a
+    pod that nftables lets through.
+    """
+    if not rulesets.has_table(req.mode, nft.NFPROTO_INET, TABLE):
         return () if forward_nftables.knows(req, conf) else ips
-    rules = [payload for _, payload in wire.dump(req.mode.firewall, nft.NFT_MSG_GETRULE, nft.nfgenmsg(nft.NFPROTO_INET),
-                                                 f"list rules of {TABLE}", nft.rules_of(TABLE))]
-    return [packed for packed in ips if any(packed in payload for payload in rules)]
+    rules = rulesets.rules_of(req.mode.firewall, nft.NFPROTO_INET, TABLE)
+    return [packed for packed in ips if any(nft_rules.mentions(payload, packed) for payload in rules)]
 
 
-def gc(req, conf):
-    lost = notes().lost(req)
-    release(req, "firewalld", take_back(req, conf.zone, [packed for _, packed, _ in lost], lost))
+def gc(req: Request, conf: Conf) -> None:
+    stale = records().stale(req)
+    release(req, "firewalld", remove(req, conf.zone, [packed for _, packed, _ in stale], stale))
 
 
-def take_back(req, zone, ips, noted):
-    """Remove the sources of addresses, then their notes, which are returned. What firewalld refuses to remove stays
-    noted, for GC."""
-    if not noted and not (ips and filters(req)):
+def remove(req: Request, zone: str, ips: Sequence[bytes], recorded: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+    """Remove the sources of addresses, then their records. Return these records.
+
+    A source that firewalld refuses to remove keeps its record, for GC.
+    """
+    if not recorded and not (ips and filters(req)):
         return ()
     kept = set()
     try:
@@ -145,24 +162,24 @@ def take_back(req, zone, ips, noted):
                     kept.add(packed)
                     req.warn(f"failed to remove the address {source(packed)} from {zone} zone: {refused}")
     except Absent:
-        kept.clear()                    # it has gone with all its sources
-    gone = [note for note in noted if note[1] not in kept]
-    notes().remove(req, gone)
+        kept.clear()                    # all its sources are gone with it
+    gone = [record for record in recorded if record[1] not in kept]
+    records().remove(req, gone)
     return gone
 
 
-def missing(req, conf):
-    """For CHECK: what is not there, in words, or "" where all is."""
+def missing(req: Request, conf: Conf) -> str:
+    """Return the first thing that CHECK misses, or ""."""
     with Firewalld(req) as firewalld:
         for packed in conf.ips:
-            there, refused = firewalld.ask("querySource", conf.zone, packed)
-            if not there:
+            present, refused = firewalld.ask("querySource", conf.zone, packed)
+            if not present:
                 return f"firewalld's zone {conf.zone} lacks the source {source(packed)}{refused and f' ({refused})'}"
     return ""
 
 
-def status(req):
-    """Raises CniError 50 where firewalld is not there or has failed, 11 where it hangs."""
+def status(req: Request) -> None:
+    """Raises CniError 50 if firewalld is not running or has failed, 11 if it does not answer."""
     with Firewalld(req) as firewalld:
         (_, state), = firewalld.call("org.freedesktop.DBus.Properties", "Get", NAME, "state")
     if state != "RUNNING":

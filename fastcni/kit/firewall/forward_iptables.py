@@ -1,21 +1,24 @@
-"""firewall by iptables, with the reference plugin's chains in table filter. Pods are in an ipset a family, so a packet
-passes two rules, however many pods there are, and an ADD or DEL runs no program:
+"""firewall by iptables, with the reference plugin's chains in table filter, and an ipset of pods for each family.
+
+A packet passes two rules, however many pods there are, and an ADD or DEL runs no program:
 
     -A FORWARD -m comment --comment "CNI firewall plugin rules" -j CNI-FORWARD
     -A CNI-FORWARD -m comment --comment "CNI firewall plugin admin overrides" -j CNI-ADMIN
     -A CNI-FORWARD -m set --match-set fastcni-forward4 dst -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT
     -A CNI-FORWARD -m set --match-set fastcni-forward4 src -j ACCEPT
 
-Where the kernel or iptables has no sets, each pod has the last two rules of its own, with its address in the place of
-the set, as in the reference plugin. Whose an address is neither says: kit/firewall/owners.py does.
+If the kernel or iptables has no sets, each pod has two rules like the last two, with its address in the place of the
+set, as in the reference plugin. Neither says which attachment an address belongs to: kit/firewall/owners.py does.
 """
+
+from __future__ import annotations
 
 from errno import EEXIST, EINVAL, ENOENT
 
 from fastcni._netlink import Batch
 from fastcni.kernel import ipset, netns, wire
 from fastcni.kit.firewall import iptables
-from fastcni.kit.firewall.elements import AT_ONCE
+from fastcni.kit.firewall.elements import MAX_ASKED
 from fastcni.kit.firewall.forward_iptables_chain import (
     FORWARD,
     TABLE,
@@ -27,142 +30,158 @@ from fastcni.kit.firewall.forward_iptables_chain import (
     set_of,
     set_rules,
 )
-from fastcni.kit.firewall.owners import Notes, release
+from fastcni.kit.firewall.owners import OwnerRecords, release
 from fastcni.spec import address as addresses
 from fastcni.spec.errors import CniError
 
-MOST = 1 << 20                  # members of a set; ipset(8) has 65,536 for it
-# EINVAL: a kernel without ipset; the others: somebody else's set of this name, of another kind
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from _socket import socket
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+    from typing import Any
+
+    from fastcni.kernel.wire import NetlinkError
+    from fastcni.kit.call.request import Request
+    from fastcni.kit.firewall.elements import Store
+    from fastcni.kit.firewall.forward import Conf
+    from fastcni.kit.firewall.forward_iptables_chain import Lines, Rules
+
+MAX_MEMBERS = 1 << 20           # of a set; ipset(8) has 65,536 for it
+# EINVAL: a kernel without ipset; the others: another program's set of this name, of another kind
 NO_SET = (ENOENT, EINVAL, EEXIST, ipset.IPSET_ERR_FIND_TYPE, ipset.IPSET_ERR_PROTOCOL)
 
 
-def stores():
-    return [notes()]
+def stores() -> list[Store]:
+    return [records()]
 
 
-def notes():
-    return Notes("iptables-forward")
+def records() -> OwnerRecords:
+    return OwnerRecords("iptables-forward")
 
 
-def add(req, conf):
-    notes().add(req, notes().items(conf.ips))
-    put(req, conf)
+def add(req: Request, conf: Conf) -> None:
+    """Let the addresses through. Raises CniError with the message of iptables, NetlinkError."""
+    records().add(req, records().items(conf.ips))
+    add_members(req, conf)
 
 
-def put(req, conf):
-    """Let the addresses through: members of the sets, or rules of their own. Raises CniError with what iptables said,
-    NetlinkError."""
+def add_members(req: Request, conf: Conf) -> None:
+    """Add the addresses to the sets, or rules for each of them."""
     members = []
     for length, ips in by_length(conf.ips):
         if ready_or_made(req, length, conf.admin_chain):
             members += ips
         else:
-            settle(req, length, conf.admin_chain, [rule for packed in ips for rule in rules(packed)])
+            add_rules(req, length, conf.admin_chain, [rule for packed in ips for rule in rules(packed)])
     for refused in in_sets(req, ipset.add, members):
         raise refused
 
 
-def by_length(ips):
-    """[(length, packed addresses of this length)], without those of which there are none."""
+def by_length(ips: Iterable[bytes]) -> list[tuple[int, list[bytes]]]:
+    """Return [(length, packed addresses of this length)] for each length that there is."""
     found = [(length, [packed for packed in ips if len(packed) == length]) for length in iptables.PROGRAMS]
     return [each for each in found if each[1]]
 
 
-def in_sets(req, verb, ips, *fine):
-    """Add addresses to their sets, delete them or test them: the kernel's refusals, but for the errnos that are fine.
-    Each address is a message of its own, many are one send."""
-    found = []
-    for at in range(0, len(ips), AT_ONCE):
+def in_sets(req: Request, verb: Callable[..., Any], ips: Sequence[bytes], *fine: int) -> list[NetlinkError]:
+    """Add addresses to their sets, delete or test them: `verb` is one of kernel/ipset.py. Return the refusals, but not
+    for the errnos that are fine. Each address is one message, many are one send."""
+    found: list[NetlinkError] = []
+    for at in range(0, len(ips), MAX_ASKED):
         batch = Batch()
-        for packed in ips[at:at + AT_ONCE]:
+        for packed in ips[at:at + MAX_ASKED]:
             verb(batch, set_of(len(packed)), packed)
         found += [refused for refused in wire.attempt(req.mode.firewall, batch)[1] if refused.errno not in fine]
     return found
 
 
-def ready_or_made(req, length, admin_chain):
-    """Have the set and the rules that look into it. False where there can be none."""
+def ready_or_made(req: Request, length: int, admin_chain: str) -> bool:
+    """Add the set and the rules that use it, if they are missing. Return False if the host cannot have them."""
     if ready(req, length, admin_chain):
         return True
     if not has_set(req.mode.firewall, length):
         return False
     fd = netns.open_own()
     try:
-        # iptables has no way to add a rule unless it is there: of ADDs at once each would add its own two.
-        with netns.locked(fd, lambda _: req.warn("somebody else has locked the node's network namespace; without the "
+        # iptables cannot add a rule on condition that it is missing: concurrent ADDs would each add two.
+        with netns.locked(fd, lambda _: req.warn("another program has locked the node's network namespace; without the "
                                                  f"lock the rules about {set_of(length)} may be added twice")):
-            settle(req, length, admin_chain, set_rules(length))
+            add_rules(req, length, admin_chain, set_rules(length))
     except CniError:
-        return False            # an iptables without libxt_set; what else is wrong the other way fails with, too
+        return False            # an iptables without libxt_set; any other fault also fails the way without sets
     finally:
         netns.close_file(fd)
     return True
 
 
-def has_set(sock, length):
-    """Make the set, if it is not there. False where the kernel has no sets that rules can look into."""
+def has_set(sock: socket, length: int) -> bool:
+    """Add the set if it is missing. Return False if the kernel has no sets that rules can use."""
     _, refused = wire.attempt(sock, ipset.get_match(Batch(), length))
     if refused:
         return False
-    _, refused = wire.attempt(sock, ipset.create(Batch(), set_of(length), length, MOST))
+    _, refused = wire.attempt(sock, ipset.create(Batch(), set_of(length), length, MAX_MEMBERS))
     if refused and refused[0].errno not in NO_SET:
         raise refused[0]
     return not refused
 
 
-def settle(req, length, admin_chain, wanted):
-    """Run iptables for the chains, their jumps and the `wanted` rules that are not there."""
-    iptables.settle(req, iptables.PROGRAMS[length], TABLE, lambda lines: commands(lines, admin_chain, wanted))
+def add_rules(req: Request, length: int, admin_chain: str, wanted: Sequence[str]) -> None:
+    """Run iptables for the chains, their jumps and the `wanted` rules that are missing."""
+    iptables.retry(req, iptables.PROGRAMS[length], TABLE, lambda lines: commands(lines, admin_chain, wanted))
 
 
-def commands(lines, admin_chain, wanted):
+def commands(lines: list[str], admin_chain: str, wanted: Sequence[str]) -> Iterator[str]:
     for chain in dict.fromkeys((FORWARD, admin_chain)):
         if not iptables.has_line(lines, chain):
             yield f"-N {chain}"
-    for chain, words, target in jumps(admin_chain):
+    for chain, text, target in jumps(admin_chain):
         if not leads(lines, chain, target):
-            yield f'-I {chain} 1 -m comment --comment "CNI firewall plugin {words}" -j {target}'
+            yield f'-I {chain} 1 -m comment --comment "CNI firewall plugin {text}" -j {target}'
     yield from (rule for rule in wanted if rule not in lines)
 
 
-def delete(req, conf):
-    """Remove what ADD did, also by the reference plugin, and also where another backend knows the pod, too: the
-    reference may have added it again. No program is run where no rule names the pod. Gone is fine."""
-    # The reference has no backend nftables, so there it made no rules that only a program could show.
+def delete(req: Request, conf: Conf) -> None:
+    """Remove what ADD did, also by the reference plugin. Gone is fine.
+
+    The reference may have added a pod again that another backend has. No program is run if no rule names the pod.
+    """
+    # The reference has no backend nftables, so with this key it made no rules that only a program could show.
     possible = [packed for packed in conf.ips
                 if conf.backend != "nftables" or not iptables.legacy(req, TABLE, len(packed))]
-    ips, noted = notes().to_take_back(req, possible)
-    take_back(req, ips, noted, ips)
+    ips, recorded = records().to_delete(req, possible)
+    remove(req, ips, recorded, ips)
 
 
-def gc(req, conf):
-    lost = notes().lost(req)
-    ips = [packed for _, packed, _ in lost]
-    # The rules of an address in the set are of a pod that the reference plugin added since, after a DEL of its own.
-    take_back(req, ips, lost, [packed for packed in ips if in_sets(req, ipset.test, [packed])])
-    release(req, "iptables", lost)
+def gc(req: Request, conf: Conf) -> None:
+    stale = records().stale(req)
+    ips = [packed for _, packed, _ in stale]
+    # If an address is in the set, rules with it belong to a pod that the reference plugin has added since.
+    remove(req, ips, stale, [packed for packed in ips if in_sets(req, ipset.test, [packed])])
+    release(req, "iptables", stale)
 
 
-def restore(req, conf):
-    notes().restore(req, notes().items(conf.ips))
-    put(req, conf)
+def restore(req: Request, conf: Conf) -> None:
+    """Add what is missing of what add() did. CniError 11 if another attachment has one of the addresses by now."""
+    records().restore(req, records().items(conf.ips))
+    add_members(req, conf)
 
 
-def take_back(req, ips, noted, with_rules):
-    """Take addresses from the sets, delete the rules that some of them have of their own, then the notes."""
+def remove(req: Request, ips: Sequence[bytes], recorded: Sequence[tuple[Any, ...]],
+           with_rules: Collection[bytes]) -> None:
+    """Delete addresses from the sets, then the rules that name those of `with_rules`, then the owner records."""
     members = []
     for length, some in by_length(ips):
-        there = look(req, length)
-        if noted or there.looks_into_set(length):
+        found = look(req, length)
+        if recorded or found.looks_into_set(length):
             members += some
-        if some := [packed for packed in some if packed in with_rules and there.may_have_rules_of(packed)]:
+        if some := [packed for packed in some if packed in with_rules and found.may_have_rules_of(packed)]:
             delete_rules(req, iptables.PROGRAMS[length], [rule for packed in some for rule in rules(packed)])
     for refused in in_sets(req, ipset.delete, members, *NO_SET):
         raise refused
-    notes().remove(req, noted)
+    records().remove(req, recorded)
 
 
-def delete_rules(req, program, ours):
+def delete_rules(req: Request, program: str, ours: Sequence[str]) -> None:
     if not iptables.find(req, program + "-restore"):
         return                  # a host without this family's program has no rules of ours in it
     if iptables.attempt(req, program, ["-D" + rule[2:] for rule in ours], TABLE).status:
@@ -170,35 +189,36 @@ def delete_rules(req, program, ours):
         iptables.remove(req, program, [], [rule for rule in ours if rule in there], table=TABLE)
 
 
-def filters(req):
-    """Does iptables filter what the node forwards? Then a packet that it drops is dropped, whatever nftables says."""
+def filters(req: Request) -> bool:
+    """Return whether iptables filters what the node forwards. What it drops is lost, whatever nftables accepts.
+    """
     return iptables.has_chain(req, "FORWARD", TABLE)
 
 
-def missing(req, conf):
-    """For CHECK: what is not there, in the reference's words, or "" where all is."""
+def missing(req: Request, conf: Conf) -> str:
+    """Return the first thing that CHECK misses, in the reference's words, or ""."""
     for length, ips in by_length(conf.ips):
-        there = look(req, length)
+        found = look(req, length)
         for chain, _, target in reversed(jumps(conf.admin_chain)):
-            if not there.leads(chain, target):
+            if not found.leads(chain, target):
                 return f"expected {chain} rule [-j {target}] not found"
         for packed in ips:
-            in_set = there.looks_into_set(length) and not in_sets(req, ipset.test, [packed])
-            if not in_set and (wrong := missing_rule(req, there, packed)):
+            in_set = found.looks_into_set(length) and not in_sets(req, ipset.test, [packed])
+            if not in_set and (wrong := missing_rule(req, found, packed)):
                 return wrong
     return ""
 
 
-def missing_rule(req, there, packed):
-    """What a pod lacks that is not in the set."""
+def missing_rule(req: Request, found: Lines | Rules, packed: bytes) -> str:
+    """Return what an address lacks that is not in the set, or ""."""
     length = len(packed)
-    if not there.may_have_rules_of(packed):
+    if not found.may_have_rules_of(packed):
         return f"neither ipset {set_of(length)} nor {FORWARD} has {addresses.ip_text(packed)}"
     lines = iptables.read(req, iptables.PROGRAMS[length], TABLE)
     return next((f"expected rule [{rule.partition(f'-A {FORWARD} ')[2]}] not found" for rule in rules(packed)
                  if rule not in lines), "")
 
 
-def status(req):
-    """Raises CniError 50 where neither family's iptables works."""
+def status(req: Request) -> None:
+    """Raises CniError 50 if neither family's iptables works."""
     iptables.need_one(req, TABLE)

@@ -1,5 +1,6 @@
-"""What other tables of nftables drop by policy: at the end of such a chain pods' traffic is let through, where the
-network says "backend": "nftables". What the chain's own rules refuse stays refused.
+"""Chains of other programs' nftables tables that drop by policy: rules at their end let pods' traffic through.
+
+They are added if the network says "backend": "nftables". Packets that the chain's own rules drop stay dropped.
 
     table inet filter {                                         (an administrator's)
         set fastcni-forwarded4 { type ipv4_addr; elements = { 10.22.0.5 comment "8e48...-0b65..., net: a, if: eth0" } }
@@ -13,59 +14,63 @@ network says "backend": "nftables". What the chain's own rules refuse stays refu
         }
     }
 
-Tables of iptables are left alone: it cannot read its own any more if there is a set in them.
+Tables of iptables are left alone: iptables cannot read a table with a set in it.
 """
 
-from fastcni.kernel import nft, nft_keys, wire
+from __future__ import annotations
+
+from fastcni.kernel import nft, nft_rules, wire
+from fastcni.kit.firewall import rulesets
 from fastcni.kit.firewall.owners import Addresses
-from fastcni.kit.firewall.table import FAMILIES, TABLE
+from fastcni.kit.firewall.table import TABLE
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from fastcni._netlink import Batch
+    from fastcni.kit.call.request import Request
 
 SETS = "fastcni-forwarded"
 LENGTHS = {nft.NFPROTO_INET: (4, 16), nft.NFPROTO_IPV4: (4,), nft.NFPROTO_IPV6: (16,)}      # by a table's family
 FROM, TO = "fastcni: from pods", "fastcni: to pods"
-ESTABLISHED = nft_keys.host32(nft.NF_CT_STATE_ESTABLISHED | nft.NF_CT_STATE_RELATED)
 
 
 class Chain(Addresses):
-    """A chain that drops by policy, and the sets that our rules in it look into."""
+    """A chain that drops by policy, and the sets that our rules in it use."""
 
     __slots__ = ("name",)
 
-    def __init__(self, family, table, name):
+    def __init__(self, family: int, table: str, name: str) -> None:
         self.name = name
         super().__init__(family, table, SETS, LENGTHS[family])
 
-    def whole(self, req):
-        """It has our rules."""
-        def ask():
-            rules = wire.dump(req.mode.firewall, nft.NFT_MSG_GETRULE, nft.nfgenmsg(self.family),
-                              f"list rules of {self.table} {self.name}", nft.rules_of(self.table, self.name))
-            return sum(nft.read_rule(payload)[1] in (FROM, TO) for _, payload in rules) >= 2 * len(self.sets)
+    def complete(self, req: Request) -> bool:
+        """Return whether it has our rules."""
+        def ask() -> bool:
+            rules = rulesets.rules_of(req.mode.firewall, self.family, self.table, self.name)
+            return sum(nft_rules.read_rule(payload)[1] in (FROM, TO) for payload in rules) >= 2 * len(self.sets)
 
         return req.mode.recall(("nftables", self.table, self.family, self.name, "ours"), ask)
 
-    def fill(self, batch):
+    def fill(self, batch: Batch) -> Batch:
         super().fill(batch)
         for length, name in self.of_length.items():
-            family, accept = FAMILIES[length], nft.verdict(nft.NF_ACCEPT)
-            among = nft.in_set(name, length)
-            nft.add_rule(batch, self.family, self.table, self.name, *family.load(family.source), among, accept,
-                         comment=FROM)
-            nft.add_rule(batch, self.family, self.table, self.name, *family.load(family.destination), among,
-                         nft.ct(nft.NFT_CT_STATE), nft.mask(ESTABLISHED), nft.compare(bytes(4), nft.NFT_CMP_NEQ),
-                         accept, comment=TO)
+            pods, accept = nft_rules.in_set(name, length), nft_rules.accept()
+            nft_rules.add_rule(batch, self.family, self.table, self.name, *nft_rules.saddr(length), pods, accept,
+                               comment=FROM)
+            nft_rules.add_rule(batch, self.family, self.table, self.name, *nft_rules.daddr(length), pods,
+                               *nft_rules.established_or_related(), accept, comment=TO)
         return batch
 
-    def wrong(self, req, ips):
-        """For CHECK: what is not there, in words, or "" where all is."""
-        if self.whole(req) and not self.missing(req, self.items(ips)):
+    def wrong(self, req: Request, ips: list[bytes]) -> str:
+        """Return the first thing that CHECK misses, or ""."""
+        if self.complete(req) and not self.missing(req, self.items(ips)):
             return ""
         return f"nftables chain {self.table} {self.name} drops by policy, and does not let the pod through"
 
 
-def chains(req):
-    """[Chain] of this host."""
-    def ask():
+def chains(req: Request) -> list[Chain]:
+    """Return the chains of this host."""
+    def ask() -> list[tuple[int, str, str]]:
         found = [nft.read_base_chain(payload) for _, payload in
                  wire.dump(req.mode.firewall, nft.NFT_MSG_GETCHAIN, nft.nfgenmsg(0), "list nftables chains")]
         return [(family, table, name) for family, table, name, kind, hook, policy in filter(None, found)

@@ -1,6 +1,7 @@
-"""ingressPolicy by iptables, with the reference plugin's chains in table filter. What goes from a bridge of which there
-is a policy to another one is dropped; of one that is isolated also what stays in it, which iptables sees only where
-br_netfilter is loaded.
+"""ingressPolicy by iptables, with the reference plugin's chains in table filter.
+
+Packets from one bridge with a policy to another one are dropped. Packets within an isolated bridge are dropped, too;
+iptables sees them only if br_netfilter is loaded.
 
     -A FORWARD -j CNI-ISOLATION-STAGE-1                                 (at its head)
     -A CNI-ISOLATION-STAGE-1 -i cni1 -o cni1 -j DROP                    (isolated)
@@ -12,33 +13,43 @@ br_netfilter is loaded.
 each with a comment. A bridge's policy lasts as long as the bridge.
 """
 
+from __future__ import annotations
+
 from fastcni.kit.firewall import iptables
 from fastcni.kit.firewall.forward_iptables_chain import TABLE, leads
 from fastcni.kit.links import find
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from fastcni.kit.call.request import Request
+    from fastcni.kit.firewall.elements import Store
+    from fastcni.kit.firewall.forward import Conf
+
 STAGE_1, STAGE_2 = "CNI-ISOLATION-STAGE-1", "CNI-ISOLATION-STAGE-2"
-WORDS = "CNI firewall plugin rules (ingressPolicy: {})"
-SHARED = WORDS.format("same-bridge|isolated")
+COMMENT = "CNI firewall plugin rules (ingressPolicy: {})"
+SHARED = COMMENT.format("same-bridge|isolated")
 
 
-def stores():
+def stores() -> list[Store]:
     return []
 
 
-def add(req, conf):
-    """Put the policy of the conf's bridge in force, in the families of its addresses."""
+def add(req: Request, conf: Conf) -> None:
+    """Put the policy of the conf's bridge in force, in the families of its addresses. Raises CniError."""
     for length in sorted({len(packed) for packed in conf.ips}):
-        iptables.settle(req, iptables.PROGRAMS[length], TABLE, lambda lines: commands(lines, conf))
+        iptables.retry(req, iptables.PROGRAMS[length], TABLE, lambda lines: commands(lines, conf))
 
 
-restore = add                           # it adds what is missing
+restore = add                           # add() adds what is missing
 
 
-def delete(req, conf):
-    """A policy is the bridge's, and the pod has nothing here."""
+def delete(req: Request, conf: Conf) -> None:
+    """Do nothing: the policy belongs to the bridge, and no rule to the pod alone."""
 
 
-def commands(lines, conf):
+def commands(lines: list[str], conf: Conf) -> Iterator[str]:
     for chain in (STAGE_1, STAGE_2):
         if not iptables.has_line(lines, chain):
             yield f"-N {chain}"
@@ -46,15 +57,16 @@ def commands(lines, conf):
         yield f'-I FORWARD 1 -m comment --comment "{SHARED}" -j {STAGE_1}'
     for chain, match, target in wanted(conf):
         if not has(lines, chain, match, target):
-            words = WORDS.format(conf.policy) if chain == STAGE_1 else SHARED
-            yield f'-I {chain} 1{match} -m comment --comment "{words}" -j {target}'
+            comment = COMMENT.format(conf.policy) if chain == STAGE_1 else SHARED
+            yield f'-I {chain} 1{match} -m comment --comment "{comment}" -j {target}'
     for chain in (STAGE_1, STAGE_2):
         if not leads(lines, chain, "RETURN"):
             yield f'-A {chain} -m comment --comment "{SHARED}" -j RETURN'
 
 
-def wanted(conf):
-    """(chain, match, target) of the bridge's own rules; each goes to the head, the last one ends up first."""
+def wanted(conf: Conf) -> Iterator[tuple[str, str, str]]:
+    """Yield (chain, match, target) of the rules of the bridge. Each is inserted at the head, so the last ends up first.
+    """
     name = conf.bridge
     yield STAGE_1, f" -i {name} ! -o {name}", STAGE_2
     if conf.isolated:
@@ -62,12 +74,12 @@ def wanted(conf):
     yield STAGE_2, f" -o {name}", "DROP"
 
 
-def has(lines, chain, match, target):
+def has(lines: list[str], chain: str, match: str, target: str) -> bool:
     return any(line.startswith(f"-A {chain}{match} -") and iptables.target(line) == target for line in lines)
 
 
-def missing(req, conf):
-    """For CHECK: what is not there, in words, or "" where all is."""
+def missing(req: Request, conf: Conf) -> str:
+    """Return the first thing that CHECK misses, or ""."""
     for length in sorted({len(packed) for packed in conf.ips}):
         lines = iptables.read(req, iptables.PROGRAMS[length], TABLE)
         rules = [("FORWARD", "", STAGE_1), *wanted(conf)]
@@ -77,20 +89,20 @@ def missing(req, conf):
     return ""
 
 
-def gc(req):
-    """Delete the rules of bridges that are no more."""
+def gc(req: Request) -> None:
+    """Delete the rules of bridges that are gone."""
     if not iptables.has_chain(req, STAGE_1, TABLE):
         return
     for program in iptables.PROGRAMS.values():
         lines = iptables.read_if_there(req, program, TABLE)
-        lost = [line for line in lines if (name := bridge_of(line)) and not find.host_link(req.mode, name)]
-        iptables.remove(req, program, lines, lost, table=TABLE)
-        for rule in lost:
+        stale = [line for line in lines if (name := bridge_of(line)) and not find.host_link(req.mode, name)]
+        iptables.remove(req, program, lines, stale, table=TABLE)
+        for rule in stale:
             req.release(f"{program} rule {rule}")
 
 
-def bridge_of(line):
-    """The bridge that a rule of ours is about, "" for others."""
+def bridge_of(line: str) -> str:
+    """Return the bridge that a rule of ours is about, "" for other rules."""
     if not line.startswith((f"-A {STAGE_1} ", f"-A {STAGE_2} ")):
         return ""
     return iptables.behind("-i", line) or iptables.behind("-o", line)

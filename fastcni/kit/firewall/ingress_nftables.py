@@ -19,115 +19,124 @@
         }
     }
 
-The second table is for what goes from port to port of a bridge and, without br_netfilter, is never seen by the first:
-it knows the ports of isolated pods. A bridge's policy lasts as long as the bridge.
+The second table filters what goes from port to port of a bridge: the first does not see that without br_netfilter. Its
+set has the ports of isolated pods. A bridge's policy lasts as long as the bridge.
 """
 
-from fastcni.kernel import nft, nft_keys
+from __future__ import annotations
+
+from fastcni.kernel import nft, nft_elements, nft_rules
+from fastcni.kernel.nft_elements import TYPE_IFNAME, concat, ifname, read_ifname
+from fastcni.kernel.uapi import ETH_P_IP, ETH_P_IPV6
 from fastcni.kit.firewall import elements
-from fastcni.kit.firewall.spoofcheck import IFNAMSIZ, ifname_key
 from fastcni.kit.firewall.table import BRIDGE_COMMENT, BRIDGE_FAMILY, COMMENT, FAMILY, TABLE
 from fastcni.kit.links import find
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from fastcni._netlink import Batch
+    from fastcni.kit.call.request import Request
+    from fastcni.kit.firewall.elements import Item, Store
+    from fastcni.kit.firewall.forward import Conf
+
 BRIDGES, SAME, ISOLATED = "ingress-bridges", "ingress-same", "ingress-isolated"
+SET_IDS = {BRIDGES: 1, SAME: 2, ISOLATED: 3}
 CHAIN, RULES = "ingress-policy", 2
-PORTS, PORTS_RULES = "isolated", 4                      # the set and the chain of the bridge family
-ETHER_TYPES = b"\x08\x00", b"\x86\xdd"                  # IPv4, IPv6
+PORTS, PORTS_RULES, PORTS_ID = "isolated", 4, 1         # the set and the chain of the bridge family
 
 
-def stores():
+def stores() -> list[Store]:
     return [store(), ports_store()]
 
 
-def store():
+def store() -> Store:
     return elements.Store(FAMILY, TABLE, [BRIDGES, SAME, ISOLATED], {CHAIN: RULES}, set_up)
 
 
-def ports_store():
+def ports_store() -> Store:
     return elements.Store(BRIDGE_FAMILY, TABLE, [PORTS], {PORTS: PORTS_RULES}, set_up_ports)
 
 
-def items(conf):
-    """The elements of the conf's bridge."""
-    key = ifname_key(conf.bridge)
-    return [(BRIDGES, key, None), (ISOLATED if conf.isolated else SAME, key + key, None)]
+def items(conf: Conf) -> list[Item]:
+    """Return the elements of the conf's bridge."""
+    key = ifname(conf.bridge)
+    return [(BRIDGES, key, None), (ISOLATED if conf.isolated else SAME, concat(key, key), None)]
 
 
-def ports(conf):
-    """Those of the pod's ports: what prevResult has on the host beside the bridge."""
+def ports(conf: Conf) -> list[Item]:
+    """Return the elements of the pod's ports: of the interfaces on the host in prevResult, without the bridge."""
     if not conf.isolated or not conf.previous:
         return []
     names = [it["name"] for it in conf.previous["interfaces"][1:] if not it.get("sandbox")]
-    return [(PORTS, ifname_key(name), None) for name in dict.fromkeys(names)]
+    return [(PORTS, ifname(name), None) for name in dict.fromkeys(names)]
 
 
-def add(req, conf):
-    store().keep(req, items(conf))
+def add(req: Request, conf: Conf) -> None:
+    """Put the policy of the conf's bridge in force. Raises NetlinkError."""
+    store().add_shared(req, items(conf))
     if conf.isolated:
         ports_store().add(req, ports(conf))
 
 
-def restore(req, conf):
-    store().keep(req, items(conf))
+def restore(req: Request, conf: Conf) -> None:
+    """Add what is missing of what add() did."""
+    store().add_shared(req, items(conf))
     if conf.isolated:
         ports_store().restore(req, ports(conf))
 
 
-def delete(req, conf):
-    """Delete what is the pod's own. Gone is fine."""
+def delete(req: Request, conf: Conf) -> None:
+    """Delete what belongs to the pod alone. Gone is fine."""
     if ports_store().used(req):
         ports_store().delete(req, ports(conf))
 
 
-def missing(req, conf):
-    """For CHECK: what is not there, in words, or "" where all is."""
+def missing(req: Request, conf: Conf) -> str:
+    """Return the first thing that CHECK misses, or ""."""
     wanted = items(conf)
-    there = store().whole(req) and len(store().present(req, wanted)) == len(wanted)
-    if there and conf.isolated:
-        there = ports_store().whole(req) and not ports_store().missing(req, ports(conf))
-    return "" if there else f'ingressPolicy of bridge "{conf.bridge}" is not in force'
+    present = store().complete(req) and len(store().present(req, wanted)) == len(wanted)
+    if present and conf.isolated:
+        present = ports_store().complete(req) and not ports_store().missing(req, ports(conf))
+    return "" if present else f'ingressPolicy of bridge "{conf.bridge}" is not in force'
 
 
-def gc(req):
-    """Delete the policies of bridges that are no more, and what pods have that are not valid any more."""
-    lost = [(name, key) for name, key, _ in store().every(req.mode.firewall)
-            if not find.host_link(req.mode, bridge_of(key))]
-    store().remove(req, lost)
-    for name, key in lost:
-        req.release(f"element of nftables {TABLE} {name}", f"bridge: {bridge_of(key)}")
+def gc(req: Request) -> None:
+    """Delete the policies of bridges that are gone, and the ports of attachments that are no longer valid."""
+    stale = [(name, key) for name, key, _ in store().read_all(req.mode.firewall)
+             if not find.host_link(req.mode, read_ifname(key))]
+    store().remove(req, stale)
+    for name, key in stale:
+        req.release(f"element of nftables {TABLE} {name}", f"bridge: {read_ifname(key)}")
     ports_store().gc(req)
 
 
-def bridge_of(key):
-    return key[:IFNAMSIZ].rstrip(b"\0").decode()
-
-
-def set_up(batch, _):
+def set_up(batch: Batch, items: Sequence[Item]) -> Batch:
     nft.add_table(batch, FAMILY, TABLE, COMMENT)
-    sizes = {BRIDGES: 1, SAME: 2, ISOLATED: 2}
-    for number, (name, parts) in enumerate(sizes.items(), 1):
-        names = nft_keys.concat_type(*[nft.TYPE_IFNAME] * parts)
-        nft.add_set(batch, FAMILY, TABLE, name, set_id=number, key_type=names, key_size=parts * IFNAMSIZ,
-                    host_order=parts == 1)
+    for name, set_id in SET_IDS.items():
+        key = (TYPE_IFNAME,) if name == BRIDGES else (TYPE_IFNAME, TYPE_IFNAME)
+        nft_elements.add_set(batch, FAMILY, TABLE, name, key, set_id=set_id)
     nft.add_base_chain(batch, FAMILY, TABLE, CHAIN, kind="filter", hook=nft.NF_INET_FORWARD,
                        priority=nft.NF_IP_PRI_FILTER)
-    nft.flush_chain(batch, FAMILY, TABLE, CHAIN)
-    into, out = nft.meta(nft.NFT_META_IIFNAME), nft.meta(nft.NFT_META_OIFNAME)
-    pair, drop = (into, nft.meta(nft.NFT_META_OIFNAME, nft.NFT_REG_2)), nft.verdict(nft.NF_DROP)
-    nft.add_rule(batch, FAMILY, TABLE, CHAIN, *pair, nft.in_set(ISOLATED, 3), drop)
-    return nft.add_rule(batch, FAMILY, TABLE, CHAIN, into, nft.in_set(BRIDGES, 1), out, nft.in_set(BRIDGES, 1),
-                        *pair, nft.in_set(SAME, 2, inverted=True), drop)
+    nft_rules.flush_chain(batch, FAMILY, TABLE, CHAIN)
+    pair, drop = nft_rules.iifname_and_oifname(), nft_rules.drop()
+    nft_rules.add_rule(batch, FAMILY, TABLE, CHAIN, *pair, nft_rules.in_set(ISOLATED, SET_IDS[ISOLATED]), drop)
+    among = nft_rules.in_set(BRIDGES, SET_IDS[BRIDGES])
+    return nft_rules.add_rule(batch, FAMILY, TABLE, CHAIN, nft_rules.meta(nft_rules.NFT_META_IIFNAME), among,
+                              nft_rules.meta(nft_rules.NFT_META_OIFNAME), among,
+                              *pair, nft_rules.in_set(SAME, SET_IDS[SAME], inverted=True), drop)
 
 
-def set_up_ports(batch, _):
+def set_up_ports(batch: Batch, items: Sequence[Item]) -> Batch:
     family, table = BRIDGE_FAMILY, TABLE
     nft.add_table(batch, family, table, BRIDGE_COMMENT)
-    nft.add_set(batch, family, table, PORTS, key_type=nft.TYPE_IFNAME, key_size=IFNAMSIZ, set_id=1, host_order=True)
+    nft_elements.add_set(batch, family, table, PORTS, (TYPE_IFNAME,), set_id=PORTS_ID)
     nft.add_base_chain(batch, family, table, PORTS, kind="filter", hook=nft.NF_BR_FORWARD,
                        priority=nft.NF_BR_PRI_FILTER_BRIDGED)
-    nft.flush_chain(batch, family, table, PORTS)
-    for end in (nft.NFT_META_IIFNAME, nft.NFT_META_OIFNAME):
-        for ether_type in ETHER_TYPES:
-            nft.add_rule(batch, family, table, PORTS, nft.meta(end), nft.in_set(PORTS, 1),
-                         nft.meta(nft.NFT_META_PROTOCOL), nft.compare(ether_type), nft.verdict(nft.NF_DROP))
+    nft_rules.flush_chain(batch, family, table, PORTS)
+    for end in (nft_rules.NFT_META_IIFNAME, nft_rules.NFT_META_OIFNAME):
+        for number in (ETH_P_IP, ETH_P_IPV6):
+            nft_rules.add_rule(batch, family, table, PORTS, nft_rules.meta(end), nft_rules.in_set(PORTS, PORTS_ID),
+                               *nft_rules.ether_type(number), nft_rules.drop())
     return batch

@@ -1,5 +1,6 @@
-"""ipspoofchk: what a pod's port sends is IPv4, ARP and IPv6 from the addresses that IPAM gave the pod, and nothing
-else. A fixed number of rules beside those of kit/firewall/spoofcheck.py; `nft list table bridge fastcni` prints them as
+"""ipspoofchk: a pod's port sends IPv4, ARP and IPv6 from the addresses that IPAM gave the pod, and nothing else.
+
+A fixed number of rules beside those of kit/firewall/spoofcheck.py. `nft list table bridge fastcni` prints them as
 
     set bound { type ifname; elements = { "veth0a1b2c3d" comment "..." } }
     set bound4 { type ifname . ipv4_addr; elements = { "veth0a1b2c3d" . 10.22.0.5 comment "..." } }
@@ -21,111 +22,120 @@ else. A fixed number of rules beside those of kit/firewall/spoofcheck.py; `nft l
     }
 """
 
-from fastcni.kernel import nft
+from __future__ import annotations
+
+from fastcni.kernel import nft, nft_elements, nft_rules
+from fastcni.kernel.nft_elements import ADDRESS_TYPES, TYPE_IFNAME, concat, ifname
+from fastcni.kernel.nft_rules import ether_type, icmpv6_type, iifname_and
+from fastcni.kernel.uapi import ETH_P_IP, ETH_P_IPV6
 from fastcni.kit.firewall import elements, spoofcheck
-from fastcni.kit.firewall.spoofcheck import ALLOWED, IFNAMSIZ, ifname_key, port_and
+from fastcni.kit.firewall.spoofcheck import ALLOWED, ALLOWED_ID
 from fastcni.kit.firewall.table import BRIDGE_FAMILY as FAMILY
 from fastcni.kit.firewall.table import TABLE
 from fastcni.spec import result as results
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+    from typing import Any
+
+    from fastcni._netlink import Batch
+    from fastcni.kernel.rtnl import Link
+    from fastcni.kit.call.request import Request
+    from fastcni.kit.call.undo import Undo
+    from fastcni.kit.firewall.elements import Item, Store
+
 CHAIN, PRIORITY, RULES = "addresses", nft.NF_BR_PRI_NAT_DST_BRIDGED + 1, 12
-BOUND, BOUND4, BOUND6 = "bound", "bound4", "bound6"
-BOUND_ID, BOUND4_ID, BOUND6_ID = 3, 4, 5
-ETH_P_IP, ETH_P_ARP, ETH_P_IPV6 = b"\x08\x00", b"\x08\x06", b"\x86\xdd"
-IPPROTO_ICMPV6 = b"\x3a"
+BOUND, BOUND_OF = "bound", {4: "bound4", 16: "bound6"}          # by length of an address
+BOUND_ID, BOUND_IDS = 3, {4: 4, 16: 5}
+ETH_P_ARP = 0x0806
 ROUTER_ADVERT, NEIGHBOR_SOLICIT, NEIGHBOR_ADVERT, MLD_REPORT, MLD2_REPORT = 134, 135, 136, 131, 143
-NETWORK, TRANSPORT = nft.NFT_PAYLOAD_NETWORK_HEADER, nft.NFT_PAYLOAD_TRANSPORT_HEADER
-UNSPECIFIED = bytes(16)
+UNSPECIFIED4, UNSPECIFIED6 = bytes(4), bytes(16)
 
 
-def add(req, host, inside, result, undo):
-    """Bind the host end of a pod to the addresses of `result`."""
+def add(req: Request, host: Link, inside: Link, result: dict[str, Any], undo: Undo) -> None:
+    """Bind the pod's port, `host`, to the addresses of `result`."""
     undo(delete, req)
     store().add(req, items(host.name, inside.address, packed_ips(result)))
 
 
-def restore(req):
+def restore(req: Request) -> None:
+    """Add what is missing of what add() did. prevResult names the port. Raises CniError 7 if it does not."""
     spoofcheck.restore_items(req, store(), spoofcheck.known(req, items))
 
 
-def packed_ips(result):
+def packed_ips(result: dict[str, Any]) -> list[bytes]:
     return [packed for packed, _ in results.ips_of(result)]
 
 
-def items(port, mac, ips):
-    """The elements of a pod's port: the packed `ips` and the link-local address that its kernel makes of the MAC."""
-    key = ifname_key(port)
-    return [(BOUND, key, None)] + [(BOUND4 if len(packed) == 4 else BOUND6, key + packed, None)
+def items(port: str, mac: bytes, ips: Iterable[bytes]) -> list[Item]:
+    """Return the elements of a pod's port: the packed `ips`, and the link-local address that its kernel makes of the
+    MAC."""
+    key = ifname(port)
+    return [(BOUND, key, None)] + [(BOUND_OF[len(packed)], concat(key, packed), None)
                                    for packed in dict.fromkeys((*ips, link_local(mac)))]
 
 
-def link_local(mac):
-    """fe80::/64 and the modified EUI-64 of a MAC (RFC 4291, appendix A)."""
+def link_local(mac: bytes) -> bytes:
+    """Return fe80::/64 and the modified EUI-64 of a MAC (RFC 4291, appendix A)."""
     return b"\xfe\x80" + bytes(6) + bytes((mac[0] ^ 2,)) + mac[1:3] + b"\xff\xfe" + mac[3:]
 
 
-def delete(req):
+def delete(req: Request) -> None:
     store().delete(req, spoofcheck.known(req, items))
 
 
-def check(req, host, inside, previous):
-    """CHECK: the pod's port is bound to its addresses."""
+def check(req: Request, host: Link, inside: Link, previous: dict[str, Any]) -> None:
+    """CHECK: the pod's port is bound to its addresses. Raises CniError."""
     if store().missing(req, items(host.name, inside.address, packed_ips(previous))):
         raise spoofcheck.unguarded(host, "ipspoofchk")
 
 
-def gc(req):
+def gc(req: Request) -> None:
     store().gc(req)
 
 
-def stores():
+def stores() -> list[Store]:
     return [store()]
 
 
-def store():
-    return elements.Store(FAMILY, TABLE, (BOUND, BOUND4, BOUND6), {CHAIN: RULES}, set_up)
+def store() -> Store:
+    return elements.Store(FAMILY, TABLE, (BOUND, *BOUND_OF.values()), {CHAIN: RULES}, set_up)
 
 
-def set_up(batch, _):
-    spoofcheck.set_up(batch, _)
+def set_up(batch: Batch, items: Sequence[Item]) -> Batch:
+    spoofcheck.set_up(batch, items)
     nft.add_base_chain(batch, FAMILY, TABLE, CHAIN, kind="filter", hook=nft.NF_BR_PRE_ROUTING, priority=PRIORITY)
-    nft.flush_chain(batch, FAMILY, TABLE, CHAIN)
-    nft.add_set(batch, FAMILY, TABLE, BOUND, key_type=nft.TYPE_IFNAME, key_size=IFNAMSIZ, set_id=BOUND_ID,
-                host_order=True)
-    for name, set_id, key_type, size in ((BOUND4, BOUND4_ID, nft.TYPE_IPADDR, 4),
-                                         (BOUND6, BOUND6_ID, nft.TYPE_IP6ADDR, 16)):
-        nft.add_set(batch, FAMILY, TABLE, name, key_type=nft.TYPE_IFNAME << 6 | key_type, key_size=IFNAMSIZ + size,
-                    set_id=set_id)
-    for *conditions, code in rules():
-        nft.add_rule(batch, FAMILY, TABLE, CHAIN, *conditions, nft.verdict(code))
+    nft_rules.flush_chain(batch, FAMILY, TABLE, CHAIN)
+    nft_elements.add_set(batch, FAMILY, TABLE, BOUND, (TYPE_IFNAME,), set_id=BOUND_ID)
+    for length, name in BOUND_OF.items():
+        nft_elements.add_set(batch, FAMILY, TABLE, name, (TYPE_IFNAME, ADDRESS_TYPES[length]),
+                             set_id=BOUND_IDS[length])
+    for rule in rules():
+        nft_rules.add_rule(batch, FAMILY, TABLE, CHAIN, *rule)
     return batch
 
 
-def rules():
-    """The rules as printed above, each (expression, ..., verdict)."""
-    own4, not_own6 = nft.in_set(BOUND4, BOUND4_ID), nft.in_set(BOUND6, BOUND6_ID, inverted=True)
-    own6, not_own_mac = nft.in_set(BOUND6, BOUND6_ID), nft.in_set(ALLOWED, 2, inverted=True)
-    nd_target, saddr6 = port_and(TRANSPORT, 8, 16), port_and(NETWORK, 8, 16)
-    from_nobody = (*protocol(ETH_P_IPV6), nft.payload(NETWORK, 8, 16), nft.compare(UNSPECIFIED))
-    yield nft.meta(nft.NFT_META_IIFNAME), nft.in_set(BOUND, BOUND_ID, inverted=True), nft.NF_ACCEPT
-    yield *protocol(ETH_P_IP), *port_and(NETWORK, 12, 4), own4, nft.NF_ACCEPT
-    yield *protocol(ETH_P_ARP), *port_and(NETWORK, 8, 6), not_own_mac, nft.NF_DROP
-    yield *protocol(ETH_P_ARP), nft.payload(NETWORK, 14, 4), nft.compare(bytes(4)), nft.NF_ACCEPT
-    yield *protocol(ETH_P_ARP), *port_and(NETWORK, 14, 4), own4, nft.NF_ACCEPT
-    yield *icmpv6(ROUTER_ADVERT), nft.NF_DROP
-    yield *icmpv6(NEIGHBOR_ADVERT), *nd_target, not_own6, nft.NF_DROP
-    yield *protocol(ETH_P_IPV6), *saddr6, own6, nft.NF_ACCEPT
-    yield *from_nobody, *icmpv6(NEIGHBOR_SOLICIT), *nd_target, own6, nft.NF_ACCEPT
+def rules() -> Iterator[tuple[Any, ...]]:
+    """Yield the rules as printed above, as expressions."""
+    accept, drop = nft_rules.accept(), nft_rules.drop()
+    own4, own6 = (nft_rules.in_set(BOUND_OF[length], BOUND_IDS[length]) for length in (4, 16))
+    not_own6 = nft_rules.in_set(BOUND_OF[16], BOUND_IDS[16], inverted=True)
+    not_own_mac = nft_rules.in_set(ALLOWED, ALLOWED_ID, inverted=True)
+    not_bound = nft_rules.in_set(BOUND, BOUND_ID, inverted=True)
+    nd_target = iifname_and(nft_rules.ND_TARGET)
+    ip, arp, ip6 = ether_type(ETH_P_IP), ether_type(ETH_P_ARP), ether_type(ETH_P_IPV6)
+    unspecified = *ip6, nft_rules.payload(nft_rules.IP6_SADDR), nft_rules.compare(UNSPECIFIED6)
+    probe = nft_rules.payload(nft_rules.ARP_SADDR_IP), nft_rules.compare(UNSPECIFIED4)
+    yield nft_rules.meta(nft_rules.NFT_META_IIFNAME), not_bound, accept
+    yield *ip, *iifname_and(nft_rules.IP_SADDR), own4, accept
+    yield *arp, *iifname_and(nft_rules.ARP_SADDR_ETHER), not_own_mac, drop
+    yield *arp, *probe, accept
+    yield *arp, *iifname_and(nft_rules.ARP_SADDR_IP), own4, accept
+    yield *ip6, *icmpv6_type(ROUTER_ADVERT), drop
+    yield *ip6, *icmpv6_type(NEIGHBOR_ADVERT), *nd_target, not_own6, drop
+    yield *ip6, *iifname_and(nft_rules.IP6_SADDR), own6, accept
+    yield *unspecified, *ip6, *icmpv6_type(NEIGHBOR_SOLICIT), *nd_target, own6, accept
     for report in (MLD_REPORT, MLD2_REPORT):
-        yield *from_nobody, *icmpv6(report), nft.NF_ACCEPT
-    yield (nft.NF_DROP,)
-
-
-def protocol(ethertype):
-    """meta protocol: behind a VLAN tag, where there is one"""
-    return nft.meta(nft.NFT_META_PROTOCOL), nft.compare(ethertype)
-
-
-def icmpv6(kind):
-    return (*protocol(ETH_P_IPV6), nft.meta(nft.NFT_META_L4PROTO), nft.compare(IPPROTO_ICMPV6),
-            nft.payload(TRANSPORT, 0, 1), nft.compare(bytes((kind,))))
+        yield *unspecified, *ip6, *icmpv6_type(report), accept
+    yield (drop,)

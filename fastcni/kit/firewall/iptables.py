@@ -1,56 +1,65 @@
-"""iptables by its own programs: a table read in one run of iptables-save, changed in one of iptables-restore."""
+"""iptables by its programs: one run of iptables-save reads a table, one of iptables-restore changes it."""
+
+from __future__ import annotations
 
 import posix
 
 from fastcni.kernel import nft, process, waiting
 from fastcni.kit.call import names
-from fastcni.kit.firewall import elements
+from fastcni.kit.firewall import rulesets
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 from fastcni.spec.json import quote
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Sequence
+
+    from fastcni.kernel.process import Finished
+    from fastcni.kit.call.request import Request
+
 PROGRAMS = {4: "iptables", 16: "ip6tables"}            # by length of an address
 LOCK_TIMEOUT_S = int(waiting.LOCK_TIMEOUT_S)            # for the xtables lock, which the legacy programs take
 RESOURCE_PROBLEM = 4                    # their exit status then
-TRIES = 5                               # when others change the table between a look and a change
+MAX_TRIES = 5                           # while other programs change the table between reading and changing
 USUAL_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 TABLES = ("nat", "filter")
 LEGACY_TABLES = {4: "/proc/self/net/ip_tables_names", 16: "/proc/self/net/ip6_tables_names"}
 
 
-def has_chain(req, chain, table="nat", *, hidden=True):
-    """May iptables hold a chain of this name? Asked of the kernel, without starting a program.
+def has_chain(req: Request, chain: str, table: str = "nat", *, hidden: bool = True) -> bool:
+    """Return whether iptables may have a chain of this name. The kernel is asked; no program is run.
 
-    iptables over nf_tables keeps its chains where netlink shows them. The legacy kind does not: where its table is
-    loaded at all, the answer is `hidden`.
+    netlink shows the chains of iptables over nf_tables, but not those of the legacy kind: if its table is loaded at
+    all, the answer is `hidden`.
     """
     for family in families(req, table):
         def look_up(batch, family=family):
             return nft.get_chain(batch, family, table, chain, "look up chain")
 
-        if elements.has(req.mode, ("nftables", table, family, "chain", chain), look_up):
+        if rulesets.has(req.mode, ("nftables", table, family, "chain", chain), look_up):
             return True
     return hidden and legacy(req, table)
 
 
-def families(req, table="nat"):
-    """Those that have such a table, which is where iptables over nf_tables would have put something."""
-    return [family for family in (nft.NFPROTO_IPV4, nft.NFPROTO_IPV6) if elements.has_table(req.mode, family, table)]
+def families(req: Request, table: str = "nat") -> list[int]:
+    """Return the nftables families that have such a table: where iptables over nf_tables can have something."""
+    return [family for family in (nft.NFPROTO_IPV4, nft.NFPROTO_IPV6) if rulesets.has_table(req.mode, family, table)]
 
 
-def legacy(req, table="nat", *lengths):
-    """Has the legacy iptables such a table, for addresses of these lengths, or of any?"""
+def legacy(req: Request, table: str = "nat", *lengths: int) -> bool:
+    """Return whether the legacy iptables has such a table, for addresses of these lengths, or of any."""
     return any(table in _tables(req, LEGACY_TABLES[length]) for length in lengths or LEGACY_TABLES)
 
 
-def _tables(req, path):
+def _tables(req: Request, path: str) -> Collection[str]:
     try:
         fd = posix.open(path, posix.O_RDONLY | posix.O_CLOEXEC)
     except FileNotFoundError:
         return []                       # the legacy modules are not loaded
     except PermissionError:
-        # Of a network namespace that was made together with its user namespace, the kernel's root owns this file. There
-        # may be rules if the node's iptables is the legacy one.
+        # The kernel's root owns this file if the network namespace was made together with its user namespace. There may
+        # be rules if the node's iptables is the legacy one.
         program = PROGRAMS[4]
         return TABLES if find(req, program) and b"legacy" in _run(req, program, ("--version",), b"").stdout else []
     try:
@@ -59,36 +68,36 @@ def _tables(req, path):
         posix.close(fd)
 
 
-def read(req, program, table="nat"):
-    """The lines of a table as iptables-save prints them. Raises CniError."""
+def read(req: Request, program: str, table: str = "nat") -> list[str]:
+    """Return the lines of a table as iptables-save prints them. Raises CniError."""
     return req.mode.read_iptables(program, table, lambda: _read(req, program, table))
 
 
-def _read(req, program, table):
+def _read(req: Request, program: str, table: str) -> list[str]:
     saved = _run(req, program + "-save", ("-t", table), b"")
     if saved.status:
         raise failed(program + "-save", saved)
     return saved.stdout.decode("utf-8", "replace").splitlines()
 
 
-def read_if_there(req, program, table="nat"):
-    """The same, but no lines on a host without this family's program: it has no rules of ours in it."""
+def read_if_there(req: Request, program: str, table: str = "nat") -> list[str]:
+    """The same as read(), but no lines if the host lacks this family's program: then it has no rules of ours."""
     return read(req, program, table) if find(req, program + "-save") else []
 
 
-def change(req, program, commands, table="nat"):
-    """Commands like "-A CHAIN ...", all of them or none. Raises CniError."""
+def change(req: Request, program: str, commands: Sequence[str], table: str = "nat") -> None:
+    """Run commands like "-A CHAIN ...", all of them or none. Raises CniError."""
     done = attempt(req, program, commands, table)
     if done.status:
         raise failed(program + "-restore", done)
 
 
-def attempt(req, program, commands, table="nat"):
-    """The same, for those who try again: a process.Finished."""
+def attempt(req: Request, program: str, commands: Sequence[str], table: str = "nat") -> Finished:
+    """The same as change(), but return the ended program. Raises CniError 11 if the xtables lock was not free."""
     return req.mode.change_iptables(program, table, commands, lambda: _attempt(req, program, commands, table))
 
 
-def _attempt(req, program, commands, table):
+def _attempt(req: Request, program: str, commands: Sequence[str], table: str) -> Finished:
     text = "\n".join([f"*{table}", *commands, "COMMIT", ""])
     done = _run(req, program + "-restore", ("--noflush", f"--wait={LOCK_TIMEOUT_S}"), text.encode())
     if done.status == RESOURCE_PROBLEM and b"xtables lock" in done.stderr:
@@ -97,21 +106,22 @@ def _attempt(req, program, commands, table):
     return done
 
 
-def settle(req, program, table, wanted):
-    """Run the commands wanted(lines), where `lines` is what read() reads; again where somebody else changes the table
-    in between. Raises CniError."""
-    for left in reversed(range(TRIES)):
+def retry(req: Request, program: str, table: str, wanted: Callable[[list[str]], Iterable[str]]) -> None:
+    """Run the commands wanted(lines), `lines` being those of read(). Retry if another program changes the table in
+    between. Raises CniError."""
+    for left in reversed(range(MAX_TRIES)):
         lines = read(req, program, table)
         commands = [*wanted(lines)]
         done = attempt(req, program, commands, table) if commands else None
         if not done or not done.status:
             return
-        if not left or read(req, program, table) == lines:      # not because of a change by somebody else
+        if not left or read(req, program, table) == lines:      # no other program has changed it
             raise failed(program + "-restore", done)
 
 
-def remove(req, program, lines, rules, chains=(), table="nat"):
-    """Delete rules as read() has them, and chains that are among the lines. Raises CniError."""
+def remove(req: Request, program: str, lines: list[str], rules: Iterable[str], chains: Iterable[str] = (),
+           table: str = "nat") -> None:
+    """Delete rules as read() returns them, and chains that are in `lines`. Raises CniError."""
     commands = ["-D" + rule[2:] for rule in rules]
     for chain in chains:
         if has_line(lines, chain):
@@ -120,19 +130,21 @@ def remove(req, program, lines, rules, chains=(), table="nat"):
         change(req, program, commands, table)
 
 
-def remove_chains(req, program, lines, shared, chains):
-    """Delete chains of table nat, and the rules of a chain that pods share that lead there. Raises CniError."""
+def remove_chains(req: Request, program: str, lines: list[str], shared: str, chains: Collection[str]) -> None:
+    """Delete chains of table nat, and the rules that lead there in the chain `shared` of all pods. Raises CniError."""
     remove(req, program, lines, [line for line in lines if line.startswith(f"-A {shared} ") and target(line) in chains],
            chains)
 
 
-def gc(req, shared, prefix, words):
-    """Delete the chains in table nat, by their prefix, of containers of this network none of whose attachments is valid
-    any more. The rules of `shared` that lead there have the comment <words>name: "<network>" id: "<container>"."""
+def gc(req: Request, shared: str, prefix: str, text: str) -> None:
+    """Delete the chains in table nat, by their prefix, of containers of this network that have no valid attachment.
+
+    The rules of `shared` that lead there have the comment <text>name: "<network>" id: "<container>". Raises CniError.
+    """
     if not families(req) and not legacy(req):
         return
     valid = {names.container_chain(prefix, req.name, container_id) for container_id, _ in req.valid_attachments}
-    network = quote(f"{words}name: {quote(req.name)} id: ")[:-1]
+    network = quote(f"{text}name: {quote(req.name)} id: ")[:-1]
     for program in PROGRAMS.values():
         lines = read_if_there(req, program)
         found = {target(line) for line in lines if line.startswith(f"-A {shared} ") and network in line}
@@ -142,8 +154,8 @@ def gc(req, shared, prefix, words):
             req.release(f"{program} chain {chain}")
 
 
-def need_one(req, table="nat"):
-    """For STATUS: raises CniError 50 where neither family's programs work."""
+def need_one(req: Request, table: str = "nat") -> None:
+    """For STATUS: raises CniError 50 if neither family's programs work."""
     why = []
     for program in PROGRAMS.values():
         try:
@@ -155,23 +167,23 @@ def need_one(req, table="nat"):
                    "install iptables, or leave backend out to use nftables, which needs no program")
 
 
-def has_line(lines, chain):
-    """Is the chain among what read() has read?"""
+def has_line(lines: list[str], chain: str) -> bool:
+    """Return whether the chain is among the lines of read()."""
     return any(line.startswith(f":{chain} ") for line in lines)
 
 
-def target(rule):
+def target(rule: str) -> str:
     return behind("-j", rule)
 
 
-def behind(option, rule):
-    """The word behind an option of a rule, "" where it has none."""
+def behind(option: str, rule: str) -> str:
+    """Return the word behind an option of a rule, "" if the rule does not have the option."""
     words = rule.split()
     return words[words.index(option) + 1] if option in words else ""
 
 
-def find(req, program):
-    """The path of a program, "" where it is not installed."""
+def find(req: Request, program: str) -> str:
+    """Return the path of a program, "" if it is not installed."""
     for folder in (req.env.get("PATH") or USUAL_PATH).split(":"):
         path = f"{folder}/{program}"
         if posix.access(path, posix.X_OK):
@@ -179,7 +191,7 @@ def find(req, program):
     return ""
 
 
-def _run(req, program, arguments, stdin):
+def _run(req: Request, program: str, arguments: tuple[str, ...], stdin: bytes) -> Finished:
     path = find(req, program)
     if not path:
         raise CniError(errors.INTERNAL,
@@ -195,6 +207,6 @@ def _run(req, program, arguments, stdin):
     return done
 
 
-def failed(program, done):
-    said = done.stderr.decode("utf-8", "replace").strip()
-    return CniError(errors.INTERNAL, f"running {program}: {done.cause}: {said}")
+def failed(program: str, done: Finished) -> CniError:
+    message = done.stderr.decode("utf-8", "replace").strip()
+    return CniError(errors.INTERNAL, f"running {program}: {done.cause}: {message}")

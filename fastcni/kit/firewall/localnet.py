@@ -1,5 +1,6 @@
-"""The node's own 127.0.0.1 reaches pods: route_localnet on the one link that leads to the pod, and never without a
-guard against what else that lets in (CVE-2020-8558):
+"""127.0.0.1 of the node reaches pods: route_localnet on the one link that leads to the pod.
+
+route_localnet also lets packets for 127.0.0.0/8 in from outside (CVE-2020-8558). Rules drop these:
 
     chain loopback {
         type filter hook prerouting priority raw; policy accept;
@@ -8,18 +9,28 @@ guard against what else that lets in (CVE-2020-8558):
     }
 """
 
+from __future__ import annotations
+
 from fastcni._netlink import Batch
-from fastcni.kernel import nft, nft_keys, rtnl, uapi, wire
+from fastcni.kernel import nft, nft_rules, rtnl, uapi, wire
 from fastcni.kit.firewall.elements import Store
-from fastcni.kit.firewall.table import COMMENT, FAMILIES, FAMILY, TABLE
+from fastcni.kit.firewall.table import COMMENT, FAMILY, TABLE
 
-CHAIN, LOOPBACK, LOOPBACK_IFINDEX = "loopback", (b"\x7f\0\0\0", 8), 1
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from fastcni.kit.call.request import Request
+    from fastcni.kit.firewall.elements import Item
+
+CHAIN, RULES = "loopback", 2
+LOOPBACK, LOOPBACK_IFINDEX = (b"\x7f\0\0\0", 8), 1
 
 
-def enable(req, packed):
-    """Packets from 127.0.0.1 may leave by the link that leads to a pod's address. Raises NetlinkError.
+def enable(req: Request, packed: bytes) -> None:
+    """Let packets from 127.0.0.1 leave by the link that leads to a pod's address. Raises NetlinkError.
 
-    Without a route there is nothing to switch on. It stays on, as the link is other pods' way, too.
+    Without a route there is no such link. The sysctl stays on: the link leads to other pods, too.
     """
     sock = req.mode.route
     replies, refused = wire.attempt(sock, rtnl.get_route(Batch(), packed, "look up the way to the pod"))
@@ -33,27 +44,25 @@ def enable(req, packed):
                                                what="unable to enable route_localnet"))
 
 
-def guard(req):
-    """The chain is there with its rules."""
+def guard(req: Request) -> None:
+    """Add the chain and its rules if they are incomplete."""
     store().ensure(req)
 
 
-def stores():
+def stores() -> list[Store]:
     return [store()]
 
 
-def store():
-    return Store(FAMILY, TABLE, (), {CHAIN: 2}, set_up)
+def store() -> Store:
+    return Store(FAMILY, TABLE, (), {CHAIN: RULES}, set_up)
 
 
-def set_up(batch, _):
-    ipv4 = FAMILIES[4]
+def set_up(batch: Batch, items: Sequence[Item]) -> Batch:
     nft.add_table(batch, FAMILY, TABLE, COMMENT)
     nft.add_base_chain(batch, FAMILY, TABLE, CHAIN, kind="filter", hook=nft.NF_INET_PRE_ROUTING,
                        priority=nft.NF_IP_PRI_RAW)
-    nft.flush_chain(batch, FAMILY, TABLE, CHAIN)
-    for offset in (ipv4.destination, ipv4.source):
-        nft.add_rule(batch, FAMILY, TABLE, CHAIN, nft.meta(nft.NFT_META_IIF),
-                     nft.compare(nft_keys.host32(LOOPBACK_IFINDEX), nft.NFT_CMP_NEQ),
-                     *ipv4.within(offset, *LOOPBACK), nft.verdict(nft.NF_DROP))
+    nft_rules.flush_chain(batch, FAMILY, TABLE, CHAIN)
+    for condition in (nft_rules.daddr_in(*LOOPBACK), nft_rules.saddr_in(*LOOPBACK)):
+        nft_rules.add_rule(batch, FAMILY, TABLE, CHAIN, *nft_rules.iif_is_not(LOOPBACK_IFINDEX), *condition,
+                           nft_rules.drop())
     return batch

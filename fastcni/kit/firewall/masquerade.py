@@ -1,7 +1,6 @@
-"""ipMasq: traffic of a pod that leaves its subnet takes the node's address. The keys, and which backend does it.
+"""ipMasq: traffic of a pod that leaves its subnet takes the node's address. The keys, and their backend."""
 
-Backends are imported when they are used: most pods of a one-shot plugin need one of them or none.
-"""
+from __future__ import annotations
 
 from fastcni.kit.call.undo import every
 from fastcni.kit.firewall import backends
@@ -10,52 +9,65 @@ from fastcni.spec import errors
 from fastcni.spec import result as results
 from fastcni.spec.errors import CniError
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Collection
+    from typing import Any
+
+    from fastcni.kit.call.request import Request
+    from fastcni.kit.call.undo import Undo
+    from fastcni.kit.firewall import contract
+    from fastcni.spec.config import Section
+
 
 class Masquerade:
-    """The keys ipMasq and ipMasqBackend of bridge and ptp."""
+    """The keys ipMasq and ipMasqBackend of bridge and ptp. wanted: ipMasq; iptables: whether that is the backend."""
 
     __slots__ = ("wanted", "iptables")
 
-    def __init__(self, conf, *, ending=False):
-        """`ending`: for DEL and GC, which look into every backend."""
+    def __init__(self, conf: Section, *, ending: bool = False) -> None:
+        """`ending`: for DEL and GC, which look into every backend. Raises CniError 7."""
         self.wanted = conf.flag("ipMasq")
         backend = "" if ending else conf.text("ipMasqBackend")
-        if backend not in ("", "nftables", "iptables"):
+        if backend and backend not in backends.TABLE["masquerade"]:
             raise CniError(errors.INVALID_CONFIG, f'unknown ipmasq backend "{backend}"',
                            "ipMasqBackend is nftables (the default) or iptables")
         self.iptables = backend == "iptables"
 
-    def add(self, req, result, undo):
-        """Masquerade every address of `result`, if the network asks for it."""
+    def add(self, req: Request, result: dict[str, Any], undo: Undo) -> None:
+        """Masquerade every address of `result`, if the network asks for it. Raises CniError, NetlinkError."""
         if not self.wanted:
             return
         backend, ips = self._backend(), results.ips_of(result)
         undo(backend.delete, req, {packed for packed, _ in ips}, ())
         backend.add(req, ips)
 
-    def restore(self, req, previous):
-        """Put back what is missing of what ADD did."""
+    def restore(self, req: Request, previous: dict[str, Any]) -> None:
+        """Add what is missing of what add() did."""
         if self.wanted:
             self._backend().restore(req, results.ips_of(previous))
 
-    def _backend(self):
+    def _backend(self) -> contract.Masquerade:
         return backends.load("masquerade", "iptables" if self.iptables else "nftables")
 
-    def delete(self, req, found, given):
-        """Take back what ADD did, in whichever backend and by whichever implementation; packed addresses, as
-        remove.pod_link() returns them."""
+    def delete(self, req: Request, found: Collection[bytes], given: Collection[bytes]) -> None:
+        """Remove what ADD did, with either backend and by either implementation.
+
+        found, given: packed addresses as remove.pod_link() returns them. A pod can delete addresses from its link, so
+        prevResult counts, too.
+        """
         if self.wanted:
             given = prev_addresses(req).union(given)
             every(*((backend.delete, req, given, found) for backend in backends.load_all("masquerade")))
 
-    def gc(self, req):
-        """Take back what is there for attachments of this network that are no longer valid."""
+    def gc(self, req: Request) -> None:
+        """Remove what attachments of this network have that are no longer valid."""
         if self.wanted:
             every(*((backend.gc, req) for backend in backends.load_all("masquerade")))
 
 
-def prev_addresses(req):
-    """The packed addresses that prevResult names; none where it cannot be read, for DEL goes on."""
+def prev_addresses(req: Request) -> set[bytes]:
+    """Return the packed addresses in prevResult, for DEL: what cannot be read is a warning."""
     found = set()
     previous = req.conf.raw("prevResult")
     ips = previous.get("ips") if isinstance(previous, dict) else None

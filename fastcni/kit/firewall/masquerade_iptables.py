@@ -1,4 +1,4 @@
-"""The iptables backend of ipMasq, with the reference plugins' chains: one run of iptables-restore a change.
+"""ipMasq by iptables, with the reference plugins' chains: one run of iptables-restore for each change.
 
     -A POSTROUTING -s 10.22.0.5 -j CNI-e8f6f419596f7f47b3468487
     -A CNI-e8f6f419596f7f47b3468487 -d 10.22.0.0/16 -j ACCEPT
@@ -7,29 +7,38 @@
 each with the comment  name: "<network>" id: "<container>".
 """
 
+from __future__ import annotations
+
 from fastcni.kit.call import names
 from fastcni.kit.firewall import iptables
 from fastcni.spec import address as addresses
 from fastcni.spec.json import quote
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Sequence
+
+    from fastcni.kit.call.request import Request
+    from fastcni.kit.firewall.elements import Store
+
 PREFIX = "CNI-"                 # of a pod's chain
 MULTICAST = {4: "224.0.0.0/4", 16: "ff00::/8"}         # by length of an address
 
 
-def stores():
+def stores() -> list[Store]:
     return []
 
 
-def chain_of(req):
+def chain_of(req: Request) -> str:
     return names.chain(PREFIX, req)
 
 
-def comment_of(req):
+def comment_of(req: Request) -> str:
     return f"name: {quote(req.name)} id: {quote(req.container_id)}"
 
 
-def add(req, ips):
-    """Masquerade [(packed, prefix)]. Raises CniError with what iptables said."""
+def add(req: Request, ips: Sequence[tuple[bytes, int]]) -> None:
+    """Masquerade [(packed, prefix)]. Raises CniError with the message of iptables."""
     for program, rules in rules_of(req, ips):
         # Another interface of this container on this network has the same chain: then -N is refused, and with it
         # the whole run; the chain is only added to.
@@ -37,8 +46,8 @@ def add(req, ips):
             iptables.change(req, program, rules)
 
 
-def restore(req, ips):
-    """Add the rules that are missing; ACCEPT goes before what else is in the chain."""
+def restore(req: Request, ips: Sequence[tuple[bytes, int]]) -> None:
+    """Add the rules that are missing. ACCEPT goes in front of the chain's other rules."""
     chain = chain_of(req)
     for program, rules in rules_of(req, ips):
         lines = iptables.read(req, program)
@@ -48,8 +57,8 @@ def restore(req, ips):
             iptables.change(req, program, [*([] if iptables.has_line(lines, chain) else [f"-N {chain}"]), *missing])
 
 
-def rules_of(req, ips):
-    """(program, rules as iptables-save prints them) of each family that has addresses."""
+def rules_of(req: Request, ips: Sequence[tuple[bytes, int]]) -> Iterator[tuple[str, list[str]]]:
+    """Yield (program, rules as iptables-save prints them) for each family that has addresses."""
     chain, comment = chain_of(req), f"-m comment --comment {quote(comment_of(req))}"
     for length, program in iptables.PROGRAMS.items():
         rules = []
@@ -62,16 +71,16 @@ def rules_of(req, ips):
             yield program, rules
 
 
-def delete(req, given, found):
-    """Delete our jumps and, with the last of them, the chain; in both families. Gone is fine.
+def delete(req: Request, given: Collection[bytes], found: Collection[bytes]) -> None:
+    """Delete the jumps to our chain and, with the last of them, the chain; in both families. Gone is fine.
 
-    Jumps of addresses that are neither given nor found stay: they are those of another interface of the container.
-    Without any address every jump to the chain goes.
+    Jumps of addresses that are neither given nor found stay: another interface of the container has them. Without any
+    address all jumps to the chain are deleted.
     """
     chain = chain_of(req)
     if not iptables.has_chain(req, chain):
         return
-    sources = {addresses.ip_text(packed) for packed in given.union(found)}
+    sources = {addresses.ip_text(packed) for packed in (*given, *found)}
     for program in iptables.PROGRAMS.values():
         lines = iptables.read_if_there(req, program)
         jumps = [line for line in lines if line.startswith("-A ") and iptables.target(line) == chain]
@@ -79,10 +88,10 @@ def delete(req, given, found):
         iptables.remove(req, program, lines, ours, {chain} if len(ours) == len(jumps) else ())
 
 
-def gc(req):
-    """Delete what containers of this network have, none of whose attachments is valid any more."""
+def gc(req: Request) -> None:
+    """Delete the chains of containers of this network that have no valid attachment."""
     iptables.gc(req, "POSTROUTING", PREFIX, "")
 
 
-def _source(rule):
+def _source(rule: str) -> str:
     return iptables.behind("-s", rule).split("/")[0]

@@ -1,6 +1,6 @@
-"""ipMasq by nftables: one table of our own, with a fixed number of rules however many pods there are.
+"""ipMasq by nftables: a fixed number of rules in fastcni's own table, and one element of a map for each pod's address.
 
-A pod is one element in a map. As `nft list table inet fastcni` prints it:
+As `nft list table inet fastcni` prints it:
 
     table inet fastcni {
         map pods4 {
@@ -21,96 +21,97 @@ A pod is one element in a map. As `nft list table inet fastcni` prints it:
     }
 """
 
-from fastcni.kernel import nft
+from __future__ import annotations
+
+from fastcni.kernel import nft, nft_elements, nft_rules
 from fastcni.kit.call import names
-from fastcni.kit.firewall import elements
-from fastcni.kit.firewall.table import COMMENT, FAMILIES, FAMILY, TABLE
+from fastcni.kit.firewall import elements, rulesets
+from fastcni.kit.firewall.table import COMMENT, FAMILY, LENGTHS, TABLE, suffix
 from fastcni.spec import address as addresses
 
-CHAIN = "postrouting"
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from fastcni._netlink import Batch
+    from fastcni.kit.call.request import Request
+    from fastcni.kit.firewall.elements import Item, Store
+
+CHAIN, PODS = "postrouting", "pods"
 SUBNET, SUBNET_RULES = "subnet-", 3        # a subnet's chain; more references to it are elements that go there
+MULTICAST = {4: (b"\xe0\0\0\0", 4), 16: (b"\xff" + bytes(15), 8)}       # by length of an address
 REFERENCE_TABLE, REFERENCE_CHAIN = "cni_plugins_masquerade", "masq_checks"
 
 
-def stores():
+def stores() -> list[Store]:
     return [store()]
 
 
-def store():
-    return elements.Store(FAMILY, TABLE, [family.pods for family in FAMILIES.values()], {CHAIN: len(FAMILIES)},
-                          set_up, SUBNET)
+def store() -> Store:
+    return elements.Store(FAMILY, TABLE, [PODS + suffix(length) for length in LENGTHS], {CHAIN: len(LENGTHS)}, set_up,
+                          SUBNET)
 
 
-def add(req, ips):
-    """Masquerade [(packed, prefix)]."""
+def add(req: Request, ips: Sequence[tuple[bytes, int]]) -> None:
+    """Masquerade [(packed, prefix)]. Raises NetlinkError."""
     store().add(req, items(ips))
 
 
-def restore(req, ips):
-    """The same, of what is missing alone."""
+def restore(req: Request, ips: Sequence[tuple[bytes, int]]) -> None:
+    """Add what is missing of what add() did."""
     store().restore(req, items(ips))
 
 
-def items(ips):
-    return [(FAMILIES[len(packed)].pods, packed, subnet_chain(packed, prefix)) for packed, prefix in ips]
+def items(ips: Sequence[tuple[bytes, int]]) -> list[Item]:
+    return [(PODS + suffix(len(packed)), packed, subnet_chain(packed, prefix)) for packed, prefix in ips]
 
 
-def delete(req, given, found):
+def delete(req: Request, given: Collection[bytes], found: Collection[bytes]) -> None:
     """Delete the attachment's elements, likely those of the `given` addresses, and the reference's rules. Gone is fine.
 
-    The addresses `found` on the link do not matter: the pod can have added any number of them.
+    The addresses `found` on the link do not matter: a pod can add any number to it.
     """
-    store().delete(req, [(FAMILIES[len(packed)].pods, packed, None) for packed in given])
-    delete_reference_rules(req)
+    store().delete(req, [(PODS + suffix(len(packed)), packed, None) for packed in given])
+    mark = names.hashes(req.name, req.container_id, req.ifname)
+    rulesets.delete_rules(req.mode, FAMILY, REFERENCE_TABLE, REFERENCE_CHAIN, lambda comment: comment.startswith(mark))
 
 
-def gc(req):
-    """Delete what attachments of this network have that are no longer valid, and chains nobody goes to."""
+def gc(req: Request) -> None:
+    """Delete what invalid attachments of this network have, the reference's rules too, and chains that are unused."""
     store().gc(req)
     store().delete_unused_chains(req, SUBNET_RULES)
-    for comment in elements.delete_rules(req.mode, FAMILY, REFERENCE_TABLE, REFERENCE_CHAIN,
-                                         elements.no_longer_valid(req)):
+    for comment in rulesets.delete_rules(req.mode, FAMILY, REFERENCE_TABLE, REFERENCE_CHAIN,
+                                         elements.stale_marks(req)):
         req.release(f"rule of nftables {REFERENCE_TABLE} {REFERENCE_CHAIN}", comment.partition(", ")[2])
 
 
-def subnet_chain(packed, prefix):
-    # nft reads names of letters, digits and / \ _ . - only; a colon would be seen as its own word.
+def subnet_chain(packed: bytes, prefix: int) -> str:
+    # nft reads names of letters, digits and / \ _ . - only; it would read a colon as a word by itself.
     return SUBNET + addresses.cidr_text(addresses.network(packed, prefix), prefix).replace(":", "_")
 
 
-def set_up(batch, items):
-    """Everything but the elements. What is there already is written anew in the same transaction, unnoticed."""
+def set_up(batch: Batch, items: Sequence[Item]) -> Batch:
+    """Add everything but the elements. Rules that exist are replaced in the same transaction, so no packet misses them.
+    """
     nft.add_table(batch, FAMILY, TABLE, COMMENT)
     nft.add_base_chain(batch, FAMILY, TABLE, CHAIN, kind="nat", hook=nft.NF_INET_POST_ROUTING,
                        priority=nft.NF_IP_PRI_NAT_SRC)
-    nft.flush_chain(batch, FAMILY, TABLE, CHAIN)
-    for set_id, (length, family) in enumerate(FAMILIES.items(), 1):
-        nft.add_set(batch, FAMILY, TABLE, family.pods, key_type=family.key_type, key_size=length, set_id=set_id,
-                    verdicts=True)
-        nft.add_rule(batch, FAMILY, TABLE, CHAIN, *family.load(family.source), nft.verdict_of(family.pods, set_id))
+    nft_rules.flush_chain(batch, FAMILY, TABLE, CHAIN)
+    for set_id, length in enumerate(LENGTHS, 1):
+        pods = PODS + suffix(length)
+        nft_elements.add_set(batch, FAMILY, TABLE, pods, (nft_elements.ADDRESS_TYPES[length],), set_id=set_id,
+                             verdicts=True)
+        nft_rules.add_rule(batch, FAMILY, TABLE, CHAIN, *nft_rules.saddr(length), nft_rules.verdict_of(pods, set_id))
     for _, _, chain in items:
         fill(batch, chain)
     return batch
 
 
-def fill(batch, chain):
-    """A subnet's chain with its rules; its name says which subnet."""
+def fill(batch: Batch, chain: str) -> Batch:
+    """Add a subnet's chain with its rules. The name of the chain has the subnet."""
     network, prefix = addresses.read_cidr(chain.removeprefix(SUBNET).replace("_", ":"))
     nft.add_chain(batch, FAMILY, TABLE, chain)
-    nft.flush_chain(batch, FAMILY, TABLE, chain)
-    leave_alone(batch, chain, network, prefix)
-    leave_alone(batch, chain, *FAMILIES[len(network)].multicast)
-    return nft.add_rule(batch, FAMILY, TABLE, chain, nft.masquerade())
-
-
-def leave_alone(batch, chain, network, prefix):
-    """ip daddr <network>/<prefix> return"""
-    family = FAMILIES[len(network)]
-    nft.add_rule(batch, FAMILY, TABLE, chain, *family.within(family.destination, network, prefix),
-                 nft.verdict(nft.NFT_RETURN))
-
-
-def delete_reference_rules(req):
-    """What the reference plugins' nftables backend left for this attachment: rules whose comment has its hashes."""
-    mark = names.hashes(req.name, req.container_id, req.ifname)
-    elements.delete_rules(req.mode, FAMILY, REFERENCE_TABLE, REFERENCE_CHAIN, lambda comment: comment.startswith(mark))
+    nft_rules.flush_chain(batch, FAMILY, TABLE, chain)
+    for destination in ((network, prefix), MULTICAST[len(network)]):
+        nft_rules.add_rule(batch, FAMILY, TABLE, chain, *nft_rules.daddr_in(*destination), nft_rules.leave())
+    return nft_rules.add_rule(batch, FAMILY, TABLE, chain, nft_rules.masquerade())

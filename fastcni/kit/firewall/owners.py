@@ -1,67 +1,83 @@
-"""Whose an address is: two sets in a table, one a family. Backends whose own rules carry no mark have notes, sets that
-no rule looks at.
+"""Owner records: which attachment an address belongs to. They are two sets of a table, one for each family.
+
+Backends whose own rules carry no mark keep such records in sets that no rule uses:
 
     table inet fastcni {
         set iptables-forward4 { type ipv4_addr; elements = { 10.22.0.5 comment "8e48...-0b65..., net: a, if: eth0" } }
         set iptables-forward6 { type ipv6_addr }
     }
 
-The note comes before what it is about and goes behind it. So DEL finds what is ours without being told, GC knows whose
-it is, and a DEL that comes late takes nothing from the pod that has the address now.
+ADD writes the record before the rule, DEL deletes it after the rule. So DEL finds what to delete without any
+configuration, GC knows the attachment, and a late DEL takes nothing from the pod that has the address now.
 """
 
-from fastcni.kernel import nft
+from __future__ import annotations
+
+from fastcni.kernel import nft, nft_elements
 from fastcni.kit.call import names
 from fastcni.kit.firewall import elements
-from fastcni.kit.firewall.table import COMMENT, FAMILIES, FAMILY, TABLE
+from fastcni.kit.firewall.table import COMMENT, FAMILY, LENGTHS, TABLE, suffix
 from fastcni.spec import address as addresses
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from fastcni._netlink import Batch
+    from fastcni.kit.call.request import Request
+    from fastcni.kit.firewall.elements import Found, Item
 
 
 class Addresses(elements.Store):
-    """Packed addresses, in the sets <name>4 and <name>6, or that of the family that the table can be of."""
+    """Packed addresses, in the sets <name>4 and <name>6; in one of them if the table is of one family."""
 
     __slots__ = ("of_length",)
 
-    def __init__(self, family, table, name, lengths=(4, 16), chains=()):
-        self.of_length = {length: f"{name}{'4' if length == 4 else '6'}" for length in lengths}
-        super().__init__(family, table, [*self.of_length.values()], dict(chains), lambda batch, _: self.fill(batch))
+    def __init__(self, family: int, table: str, name: str, lengths: Sequence[int] = LENGTHS,
+                 chains: dict[str, int] | None = None) -> None:
+        self.of_length = {length: name + suffix(length) for length in lengths}
+        super().__init__(family, table, [*self.of_length.values()], chains or {}, lambda batch, _: self.fill(batch))
 
-    def fill(self, batch):
-        """Adds the sets. Their numbers in this transaction are the lengths."""
+    def fill(self, batch: Batch) -> Batch:
+        """Add the sets. Their numbers in this transaction are the lengths."""
         for length, name in self.of_length.items():
-            nft.add_set(batch, self.family, self.table, name, key_type=FAMILIES[length].key_type, key_size=length,
-                        set_id=length)
+            nft_elements.add_set(batch, self.family, self.table, name, (nft_elements.ADDRESS_TYPES[length],),
+                                 set_id=length)
         return batch
 
-    def items(self, ips):
-        """The elements of those addresses that the table can be of."""
+    def items(self, ips: Iterable[bytes]) -> list[Item]:
+        """Return the elements of those addresses that have a set."""
         return [(self.of_length[len(packed)], packed, None) for packed in ips if len(packed) in self.of_length]
 
 
-class Notes(Addresses):
-    """The notes of one backend."""
+class OwnerRecords(Addresses):
+    """The owner records of one backend, in fastcni's own table."""
 
     __slots__ = ()
 
-    def __init__(self, name, chains=()):
+    def __init__(self, name: str, chains: dict[str, int] | None = None) -> None:
         super().__init__(FAMILY, TABLE, name, chains=chains)
 
-    def fill(self, batch):
+    def fill(self, batch: Batch) -> Batch:
         return super().fill(nft.add_table(batch, FAMILY, TABLE, COMMENT))
 
-    def to_take_back(self, req, ips):
-        """(addresses, [(set, address)] that are noted): what DEL takes back, of the attachment, and those of the `ips`
-        that are noted as nobody's, for the reference plugins make no notes."""
+    def to_delete(self, req: Request, ips: Sequence[bytes]) -> tuple[list[bytes], list[tuple[str, bytes]]]:
+        """Return what DEL removes: (addresses, [(set, address)] of their records).
+
+        The addresses are those recorded for the attachment, and those of `ips` that nobody has a record of: the
+        reference plugins write none.
+        """
         if not self.used(req):
             return list(ips), []
         mark, items = names.hashes(req.name, req.container_id, req.ifname), self.items(ips)
         present = self.present(req, items)
         others = {key for _, key, comment in present if not comment.startswith(mark)}
-        ours = self.ours(req, items, present)
-        return [*dict.fromkeys((*(key for _, key in ours), *(packed for packed in ips if packed not in others)))], ours
+        owned = self.owned(req, items, present)
+        found = dict.fromkeys((*(key for _, key in owned), *(packed for packed in ips if packed not in others)))
+        return [*found], owned
 
 
-def release(req, backend, found):
+def release(req: Request, backend: str, found: Iterable[Found]) -> None:
     """For GC: report the addresses, [(set, key, comment)], that a backend no longer lets through."""
     for _, packed, comment in found:
         req.release(f"address {addresses.ip_text(packed)} in {backend}", comment.partition(", ")[2])

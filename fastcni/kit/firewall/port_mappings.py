@@ -1,71 +1,84 @@
 """The capability portMappings: which ports of the host go to which ports of the pod."""
 
+from __future__ import annotations
+
 from fastcni.spec import address as addresses
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from fastcni.spec.config import Section
+
 PROTOCOLS = {"tcp": 6, "udp": 17, "sctp": 132}         # IPPROTO_*
-MOST = 65536                    # mappings of one pod
+MAX_MAPPINGS = 65536            # of one pod
 
 
 class Mapping:
-    """protocol (a key of PROTOCOLS), host_port, container_port, host_ip (packed; b"" for every address of the host),
-    lengths (of the addresses that it is for: 4, 16 or both)."""
+    """A port of the host and the port of the pod that it leads to.
+
+    protocol: a key of PROTOCOLS. host_ip: packed, b"" for every address of the host. lengths: of the addresses that
+    the mapping is for: 4, 16 or both.
+    """
 
     __slots__ = ("protocol", "host_port", "container_port", "host_ip", "lengths")
 
-    def __init__(self, protocol, host_port, container_port, host_ip, lengths):
+    def __init__(self, protocol: str, host_port: int, container_port: int, host_ip: bytes,
+                 lengths: Sequence[int]) -> None:
         self.protocol, self.host_port, self.container_port = protocol, host_port, container_port
         self.host_ip, self.lengths = host_ip, lengths
 
-    def __str__(self):
+    def __str__(self) -> str:
         if not self.host_ip:
             return f"{self.host_port}/{self.protocol}"
         text = addresses.ip_text(self.host_ip)
         return f"{f'[{text}]' if ':' in text else text}:{self.host_port}/{self.protocol}"
 
 
-def read(conf):
-    """[Mapping] of runtimeConfig.portMappings; a range is as many of them as it has ports. Raises CniError 7."""
-    found = []
+def read(conf: Section) -> list[Mapping]:
+    """Read runtimeConfig.portMappings. A range becomes one Mapping for each of its ports. Raises CniError 7."""
+    found: list[Mapping] = []
     for section in conf.section("runtimeConfig").sections("portMappings"):
         container_port, host_port = (read_port(section, key) for key in ("containerPort", "hostPort"))
         count = section.integer("range", default=1, low=1, high=65536 - max(container_port, host_port))
-        if len(found) + count > MOST:
-            raise CniError(errors.INVALID_CONFIG, f"runtimeConfig.portMappings: more than {MOST} ports")
+        if len(found) + count > MAX_MAPPINGS:
+            raise CniError(errors.INVALID_CONFIG, f"runtimeConfig.portMappings: more than {MAX_MAPPINGS} ports")
         protocol, (host_ip, lengths) = read_protocol(section), read_host_ip(section)
         found += [Mapping(protocol, host_port + n, container_port + n, host_ip, lengths) for n in range(count)]
     check_distinct(found)
     return found
 
 
-def read_port(section, key):
+def read_port(section: Section, key: str) -> int:
     port = section.integer(key)
     if not 0 < port < 65536:
-        words = {"hostPort": "host port", "containerPort": "container port"}[key]
-        raise CniError(errors.INVALID_CONFIG, f"Invalid {words} number: {port}",
+        name = {"hostPort": "host port", "containerPort": "container port"}[key]
+        raise CniError(errors.INVALID_CONFIG, f"Invalid {name} number: {port}",
                        f"{section.path(key)} is from 1 to 65535")
     return port
 
 
-def read_protocol(section):
+def read_protocol(section: Section) -> str:
     text = section.text("protocol")
     if text.lower() not in PROTOCOLS:
         raise section.wrong("protocol", f'unknown protocol "{text[:80]}"; there are {", ".join(PROTOCOLS)}')
     return text.lower()
 
 
-def read_host_ip(section):
-    """(packed, lengths): 0.0.0.0 and :: say which family, and stand for each of its addresses."""
+def read_host_ip(section: Section) -> tuple[bytes, Sequence[int]]:
+    """Return (packed, lengths). 0.0.0.0 and :: mean every address of their family."""
     packed = section.ip("hostIP")
     if packed is None:
         return b"", (4, 16)
     return packed if any(packed) else b"", (len(packed),)
 
 
-def check_distinct(mappings):
-    """As bind(2): a port of one address is also one of every address. Raises CniError 7."""
-    taken = {}
+def check_distinct(mappings: Sequence[Mapping]) -> None:
+    """Raises CniError 7 for a port that is mapped twice. As for bind(2), a port of every address excludes the same port
+    of one address."""
+    taken: dict[tuple[str, int, int], dict[bytes, Mapping]] = {}
     for mapping in mappings:
         for length in mapping.lengths:
             others = taken.setdefault((mapping.protocol, mapping.host_port, length), {})
@@ -76,5 +89,5 @@ def check_distinct(mappings):
             others[mapping.host_ip] = mapping
 
 
-def first(found):
+def first(found: dict[bytes, Mapping]) -> Mapping | None:
     return next(iter(found.values()), None)

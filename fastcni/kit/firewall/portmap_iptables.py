@@ -1,5 +1,5 @@
-"""Host ports by iptables, with the reference plugin's chains in table nat: one run of iptables-save and one of
-iptables-restore a family. Of a pod there is
+"""Port mappings by iptables, with the reference plugin's chains in table nat: one run of iptables-save and one
+of iptables-restore for each family. A pod has
 
     -A CNI-HOSTPORT-DNAT -m comment --comment "dnat name: \\"net1\\" id: \\"cid1\\"" -m multiport -p tcp
         --destination-ports 8080 -j CNI-DN-e8f6f419596f7f47b3468
@@ -7,8 +7,10 @@ iptables-restore a family. Of a pod there is
     -A CNI-DN-e8f6f419596f7f47b3468 -s 127.0.0.1/32 -p tcp -m tcp --dport 8080 -j CNI-HOSTPORT-SETMARK
     -A CNI-DN-e8f6f419596f7f47b3468 -p tcp -m tcp --dport 8080 -j DNAT --to-destination 10.22.0.2:80
 
-and for all pods together CNI-HOSTPORT-DNAT, CNI-HOSTPORT-SETMARK and CNI-HOSTPORT-MASQ, which stay.
+and all pods share CNI-HOSTPORT-DNAT, CNI-HOSTPORT-SETMARK and CNI-HOSTPORT-MASQ, which stay.
 """
+
+from __future__ import annotations
 
 from fastcni.kit.call import names
 from fastcni.kit.firewall import iptables
@@ -17,45 +19,53 @@ from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 from fastcni.spec.json import quote
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from fastcni.kit.call.request import Request
+    from fastcni.kit.firewall.elements import Store
+    from fastcni.kit.firewall.portmap import Conf
+
 DNAT, SETMARK, MASQ = "CNI-HOSTPORT-DNAT", "CNI-HOSTPORT-SETMARK", "CNI-HOSTPORT-MASQ"
 PREFIX = "CNI-DN-"                      # of a pod's chain
 OLD_SNAT = "CNI-HOSTPORT-SNAT"          # of reference plugins before 0.8
-PORTS_IN_A_RULE = 15                    # what -m multiport takes
-COMMENT_MAX = 255
+MAX_PORTS = 15                          # in one rule with -m multiport
+MAX_COMMENT = 255                       # characters
 
 
-def stores():
+def stores() -> list[Store]:
     return []
 
 
-def chain_of(req):
+def chain_of(req: Request) -> str:
     return names.chain(PREFIX, req)
 
 
-def comment_of(req):
+def comment_of(req: Request) -> str:
     text = f"dnat name: {quote(req.name)} id: {quote(req.container_id)}"
-    return text if len(text) <= COMMENT_MAX else text[:COMMENT_MAX - 3] + "..."
+    return text if len(text) <= MAX_COMMENT else text[:MAX_COMMENT - 3] + "..."
 
 
-def add(req, conf):
-    """Map the ports. Raises CniError; with code 11 where another container has one of them, whom it names."""
+def add(req: Request, conf: Conf) -> None:
+    """Map the ports. Raises CniError; code 11 names the container that has one of them."""
     for length in sorted(conf.pod):
-        def wanted(lines, length=length):
+        def wanted(lines: list[str], length: int = length) -> tuple[str, ...]:
             refuse_taken(req, conf, length, lines)
             return *shared_commands(conf, lines), *pod_commands(req, conf, length, lines)
 
-        iptables.settle(req, iptables.PROGRAMS[length], "nat", wanted)
+        iptables.retry(req, iptables.PROGRAMS[length], "nat", wanted)
 
 
-def restore(req, conf):
-    """As add(), which replaces what is there in one run; only where something is missing."""
+def restore(req: Request, conf: Conf) -> None:
+    """Call add() if something is missing. It replaces what is present in one run."""
     if missing(req, conf) or any([*shared_commands(conf, iptables.read(req, iptables.PROGRAMS[length]))]
                                  for length in conf.pod):
         add(req, conf)
 
 
-def shared_commands(conf, lines):
-    """What all pods share, as far as it is missing, in the reference's order."""
+def shared_commands(conf: Conf, lines: list[str]) -> Iterator[str]:
+    """Yield commands for the missing parts of what all pods share, in the reference's order."""
     mark = f"{1 << conf.mark_bit:#x}"
     own_mark = conf.snat and not conf.set_mark_chain
     for chain, wanted, rules in (
@@ -73,11 +83,11 @@ def shared_commands(conf, lines):
             yield f"-N {chain}"
         for rule in rules:
             if rule not in lines:
-                yield rule.replace("-A POSTROUTING", "-I POSTROUTING 1")        # before what masquerades pods
+                yield rule.replace("-A POSTROUTING", "-I POSTROUTING 1")        # in front of ipMasq's rules
 
 
-def pod_commands(req, conf, length, lines):
-    """The pod's own chain and the rules that lead there; those of an ADD before go first."""
+def pod_commands(req: Request, conf: Conf, length: int, lines: list[str]) -> Iterator[str]:
+    """Yield commands for the pod's chain and the rules that lead there. Those of an earlier ADD are deleted first."""
     chain = chain_of(req)
     if iptables.has_line(lines, chain):
         yield from ("-D" + rule[2:] for rule in entries(lines, chain))
@@ -88,13 +98,13 @@ def pod_commands(req, conf, length, lines):
     conditions = "".join(f"{quoted(word)} " for word in conf.conditions[length])
     for protocol in sorted({mapping.protocol for mapping in conf.mappings}):
         ports = [str(mapping.host_port) for mapping in conf.mappings if mapping.protocol == protocol]
-        for at in range(0, len(ports), PORTS_IN_A_RULE):
+        for at in range(0, len(ports), MAX_PORTS):
             yield (f"-A {DNAT} -m comment --comment {quote(comment_of(req))} -m multiport -p {protocol} "
-                   f"--destination-ports {','.join(ports[at:at + PORTS_IN_A_RULE])} {conditions}-j {chain}")
+                   f"--destination-ports {','.join(ports[at:at + MAX_PORTS])} {conditions}-j {chain}")
 
 
-def rules(conf, length, chain):
-    """The rules of the pod's chain, as iptables-save prints them."""
+def rules(conf: Conf, length: int, chain: str) -> Iterator[str]:
+    """Yield the rules of the pod's chain, as iptables-save prints them."""
     packed, prefix = conf.pod[length]
     subnet = f" -s {addresses.cidr_text(addresses.network(packed, prefix), prefix)}"
     sources = ["" if conf.masq_all else subnet] + ([" -s 127.0.0.1/32"] if length == 4 and not conf.masq_all else [])
@@ -108,20 +118,20 @@ def rules(conf, length, chain):
         yield f"-A {chain}{port} -j DNAT --to-destination {f'[{to}]' if length == 16 else to}:{mapping.container_port}"
 
 
-def quoted(word):
-    """A word of the configuration as iptables-restore reads it; it cannot begin a line of its own."""
+def quoted(word: str) -> str:
+    """Return a word of the configuration as iptables-restore reads it. It cannot begin another line."""
     return word if word and word.isascii() and word.isprintable() and not set(word) & set(" \"'\\") else quote(word)
 
 
-def entries(lines, chain):
+def entries(lines: list[str], chain: str) -> list[str]:
     return [line for line in lines if line.startswith(f"-A {DNAT} ") and iptables.target(line) == chain]
 
 
-def refuse_taken(req, conf, length, lines):
+def refuse_taken(req: Request, conf: Conf, length: int, lines: list[str]) -> None:
     """Raises CniError 11 for a port that leads to another container's pod."""
     owners = {iptables.target(line): line for line in lines if line.startswith(f"-A {DNAT} ")}
     owners.pop(chain_of(req), None)
-    taken = {}                          # {(protocol, port): {address or "": chain}}
+    taken: dict[tuple[str, str], dict[str, str]] = {}           # {(protocol, port): {address or "": chain}}
     for line in lines:
         chain = iptables.behind("-A", line)
         if chain in owners and iptables.target(line) == "DNAT":
@@ -137,9 +147,9 @@ def refuse_taken(req, conf, length, lines):
                            f"chain {chain} of table nat has it; DEL of that pod frees it")
 
 
-def delete(req, conf):
-    """Delete the pod's chain and what leads there, in both families; says whether there was any. Gone is fine."""
-    # No program is started for each pod without mappings, of a node where something else has legacy rules.
+def delete(req: Request, conf: Conf) -> bool:
+    """Delete the pod's chain and what leads there, in both families. Return whether there was any. Gone is fine."""
+    # If another program has legacy rules, no program is run for a pod without mappings.
     if not iptables.has_chain(req, chain_of(req), hidden=bool(conf.mappings) or conf.iptables):
         return False
     found = False
@@ -151,32 +161,32 @@ def delete(req, conf):
     return found
 
 
-def present(req):
-    """May iptables hold a chain of this container?"""
+def present(req: Request) -> bool:
+    """Return whether iptables may have a chain of this container."""
     return iptables.has_chain(req, chain_of(req))
 
 
-def missing(req, conf):
-    """For CHECK: what is not there, in the reference's words, or "" where all is."""
+def missing(req: Request, conf: Conf) -> str:
+    """Return the first thing that CHECK misses, in the reference's words, or ""."""
     chain = chain_of(req)
     for length in conf.pod:
-        words = f"could not check ipv{4 if length == 4 else 6} dnat: "
+        prefix = f"could not check ipv{4 if length == 4 else 6} dnat: "
         lines = iptables.read(req, iptables.PROGRAMS[length])
         if not iptables.has_line(lines, chain):
-            return f"{words}chain {chain} not found in iptables table nat"
+            return f"{prefix}chain {chain} not found in iptables table nat"
         for rule in rules(conf, length, chain):
             if rule not in lines:
-                return f"{words}rule {rule} in chain {chain} not found in table nat"
+                return f"{prefix}rule {rule} in chain {chain} not found in table nat"
         if not entries(lines, chain):
-            return f"{words}nothing in {DNAT} leads to chain {chain}"
+            return f"{prefix}nothing in {DNAT} leads to chain {chain}"
     return ""
 
 
-def gc(req):
-    """Delete what containers of this network have, none of whose attachments is valid any more."""
+def gc(req: Request) -> None:
+    """Delete the chains of containers of this network that have no valid attachment."""
     iptables.gc(req, DNAT, PREFIX, "dnat ")
 
 
-def status(req):
-    """Raises CniError 50 where neither family's iptables works."""
+def status(req: Request) -> None:
+    """Raises CniError 50 if neither family's iptables works."""
     iptables.need_one(req)

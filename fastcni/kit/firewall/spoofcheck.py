@@ -1,5 +1,6 @@
-"""macspoofchk: frames from a pod's port must carry the pod's MAC. One rule for all pods, an element in each of two
-sets for one. As `nft list table bridge fastcni` prints it:
+"""macspoofchk: frames from a pod's port must carry the pod's MAC.
+
+One rule for all pods, and one element for each pod in each of two sets. As `nft list table bridge fastcni` prints it:
 
     set guarded { type ifname; elements = { "veth0a1b2c3d" comment "..." } }
     set allowed { type ifname . ether_addr; elements = { "veth0a1b2c3d" . 0a:58:0a:16:00:05 comment "..." } }
@@ -8,14 +9,16 @@ sets for one. As `nft list table bridge fastcni` prints it:
         iifname @guarded iifname . ether saddr != @allowed drop
     }
 
-kit/firewall/ipspoofcheck.py adds to it for ipspoofchk.
+kit/firewall/ipspoofcheck.py adds to this for ipspoofchk.
 """
 
+from __future__ import annotations
+
 from fastcni._netlink import Batch
-from fastcni.kernel import nft, wire
-from fastcni.kernel.uapi import IFNAMSIZ
+from fastcni.kernel import nft, nft_elements, nft_rules, wire
+from fastcni.kernel.nft_elements import TYPE_ETHERADDR, TYPE_IFNAME, concat, ifname
 from fastcni.kit.call.conf import read_ethernet
-from fastcni.kit.firewall import elements
+from fastcni.kit.firewall import elements, rulesets
 from fastcni.kit.firewall.table import BRIDGE_COMMENT as COMMENT
 from fastcni.kit.firewall.table import BRIDGE_FAMILY as FAMILY
 from fastcni.kit.firewall.table import TABLE
@@ -24,47 +27,57 @@ from fastcni.spec import errors
 from fastcni.spec.config import check_ifname
 from fastcni.spec.errors import CniError
 
-CHAIN = "prerouting"
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import Any
+
+    from fastcni.kernel.rtnl import Link
+    from fastcni.kit.call.request import Request
+    from fastcni.kit.call.undo import Undo
+    from fastcni.kit.firewall.elements import Item, Store
+
+CHAIN, RULES = "prerouting", 1
 GUARDED, ALLOWED = "guarded", "allowed"
+GUARDED_ID, ALLOWED_ID = 1, 2
 REFERENCE_TABLE, REFERENCE_CHAIN = "nat", "PREROUTING"
 
 
-def add(req, host, inside, result, undo):
-    """Guard the host end of a pod. Takes a name and a MAC, both as the kernel has them now."""
+def add(req: Request, host: Link, inside: Link, result: dict[str, Any], undo: Undo) -> None:
+    """Guard the pod's port, `host`, with the MAC of `inside`. Both are as the kernel has them now."""
     undo(delete, req)
     store().add(req, items(host.name, inside.address))
 
 
-def restore(req):
-    """Add what is missing of what ADD did, as prevResult tells of it."""
+def restore(req: Request) -> None:
+    """Add what is missing of what add() did. prevResult names the port. Raises CniError 7 if it does not."""
     restore_items(req, store(), known(req, items))
 
 
-def restore_items(req, store, items):
+def restore_items(req: Request, store: Store, items: Sequence[Item]) -> None:
     if not items:
         raise CniError(errors.INVALID_CONFIG, "prevResult does not tell of the pod's port",
                        "interfaces are to be the bridge, the port and the pod's")
     store.restore(req, items)
 
 
-def items(port, mac, _=()):
-    """The elements of a pod's port."""
-    key = ifname_key(port)
-    return [(GUARDED, key, None), (ALLOWED, key + mac + b"\0\0", None)]
+def items(port: str, mac: bytes, ips: Sequence[bytes] = ()) -> list[Item]:
+    """Return the elements of a pod's port. Its addresses do not matter here."""
+    key = ifname(port)
+    return [(GUARDED, key, None), (ALLOWED, concat(key, mac), None)]
 
 
-def ifname_key(name):
-    return name.encode().ljust(IFNAMSIZ, b"\0")
-
-
-def delete(req):
+def delete(req: Request) -> None:
     store().delete(req, known(req, items))
     delete_reference_rules(req)
 
 
-def known(req, items):
-    """The items of the pod as prevResult tells of it: with these DEL takes no longer for many pods than for one.
-    () where it does not tell; then, and where a chained plugin has changed it, the mark finds them."""
+def known(req: Request, items: Callable[[str, bytes, list[bytes]], list[Item]]) -> Sequence[Item]:
+    """Return the elements of the pod by prevResult: with them DEL reads no whole set.
+
+    () if prevResult does not name the port. Then, and if a chained plugin has changed prevResult, DEL finds the
+    elements by their mark.
+    """
     previous = req.conf.raw("prevResult")
     try:
         _, host, inside = previous["interfaces"][:3]
@@ -75,25 +88,25 @@ def known(req, items):
         return ()
 
 
-def delete_reference_rules(req):
-    """What the reference's bridge made for this pod: a rule that jumps to a chain, which jumps to another."""
+def delete_reference_rules(req: Request) -> None:
+    """Delete what the reference's bridge made for this pod: a rule that jumps to a chain, which jumps to another."""
     mark, chains = f"macspoofchk-{req.container_id}-{req.ifname}", reference_chains(req)
 
-    def with_chains(batch):
+    def with_chains(batch: Batch) -> None:
         for chain in chains:
             nft.del_chain(batch, FAMILY, REFERENCE_TABLE, chain)
 
-    elements.delete_rules(req.mode, FAMILY, REFERENCE_TABLE, REFERENCE_CHAIN, lambda comment: comment == mark,
+    rulesets.delete_rules(req.mode, FAMILY, REFERENCE_TABLE, REFERENCE_CHAIN, lambda comment: comment == mark,
                           with_chains)
 
 
-def reference_chains(req):
+def reference_chains(req: Request) -> tuple[str, str]:
     name = f"cni-br-iface-{req.container_id}-{req.ifname}"
     return name, f"{name}-mac"
 
 
-def check(req, host, inside, previous):
-    """CHECK: the pod's port is guarded, by us or by the reference's bridge."""
+def check(req: Request, host: Link, inside: Link, previous: dict[str, Any]) -> None:
+    """CHECK: the pod's port is guarded, by fastcni or by the reference's bridge. Raises CniError."""
     if store().missing(req, items(host.name, inside.address)):
         chain = nft.get_chain(Batch(), FAMILY, REFERENCE_TABLE, reference_chains(req)[1],
                               "look up the reference's chain")
@@ -101,39 +114,32 @@ def check(req, host, inside, previous):
             raise unguarded(host, "macspoofchk")
 
 
-def unguarded(host, key):
+def unguarded(host: Link, key: str) -> CniError:
     from fastcni.kit.call import checks
 
     return checks.wrong(f'{key}: port "{host.name}" is not guarded', "was the nftables ruleset flushed?")
 
 
-def gc(req):
+def gc(req: Request) -> None:
     store().gc(req)
 
 
-def stores():
+def stores() -> list[Store]:
     return [store()]
 
 
-def store():
-    return elements.Store(FAMILY, TABLE, (GUARDED, ALLOWED), {CHAIN: 1}, set_up)
+def store() -> Store:
+    return elements.Store(FAMILY, TABLE, (GUARDED, ALLOWED), {CHAIN: RULES}, set_up)
 
 
-def set_up(batch, _):
+def set_up(batch: Batch, items: Sequence[Item]) -> Batch:
     nft.add_table(batch, FAMILY, TABLE, COMMENT)
     nft.add_base_chain(batch, FAMILY, TABLE, CHAIN, kind="filter", hook=nft.NF_BR_PRE_ROUTING,
                        priority=nft.NF_BR_PRI_NAT_DST_BRIDGED)
-    nft.flush_chain(batch, FAMILY, TABLE, CHAIN)
-    nft.add_set(batch, FAMILY, TABLE, GUARDED, key_type=nft.TYPE_IFNAME, key_size=IFNAMSIZ, set_id=1, host_order=True)
-    nft.add_set(batch, FAMILY, TABLE, ALLOWED, key_type=nft.TYPE_IFNAME << 6 | nft.TYPE_ETHERADDR,
-                key_size=IFNAMSIZ + 8, set_id=2)
-    nft.add_rule(batch, FAMILY, TABLE, CHAIN,
-                 nft.meta(nft.NFT_META_IIFNAME), nft.in_set(GUARDED, 1),
-                 *port_and(nft.NFT_PAYLOAD_LL_HEADER, 6, 6), nft.in_set(ALLOWED, 2, inverted=True),
-                 nft.verdict(nft.NF_DROP))
-    return batch
-
-
-def port_and(base, offset, length):
-    """iifname . <bytes of the packet>, in registers 1 and 2"""
-    return nft.meta(nft.NFT_META_IIFNAME), nft.payload(base, offset, length, nft.NFT_REG_2)
+    nft_rules.flush_chain(batch, FAMILY, TABLE, CHAIN)
+    nft_elements.add_set(batch, FAMILY, TABLE, GUARDED, (TYPE_IFNAME,), set_id=GUARDED_ID)
+    nft_elements.add_set(batch, FAMILY, TABLE, ALLOWED, (TYPE_IFNAME, TYPE_ETHERADDR), set_id=ALLOWED_ID)
+    return nft_rules.add_rule(batch, FAMILY, TABLE, CHAIN,
+                              nft_rules.meta(nft_rules.NFT_META_IIFNAME), nft_rules.in_set(GUARDED, GUARDED_ID),
+                              *nft_rules.iifname_and(nft_rules.ETHER_SADDR),
+                              nft_rules.in_set(ALLOWED, ALLOWED_ID, inverted=True), nft_rules.drop())

@@ -1,0 +1,241 @@
+"""nftables sets, maps and their elements: the messages and the bytes of keys and values.
+
+    nft_elements.add_set(b, NFPROTO_INET, "fastcni", "hostports4", (TYPE_INET_PROTOCOL, TYPE_INET_SERVICE), set_id=1)
+    nft_elements.add_elements(b, NFPROTO_INET, "fastcni", "hostports4", [(concat(protocol(6), service(80)), None)])
+
+Names and layouts: include/uapi/linux/netfilter/nf_tables.h; the numbers of types are nft's (its datatype.h).
+"""
+
+from __future__ import annotations
+
+from fastcni._netlink import attribute_list, attributes
+from fastcni.kernel.nft import (
+    NFT_GOTO,
+    NFT_MSG_DELSETELEM,
+    NFT_MSG_GETSET,
+    NFT_MSG_GETSETELEM,
+    NFT_MSG_NEWSET,
+    NFT_MSG_NEWSETELEM,
+    NFTA_DATA_VALUE,
+    NFTA_DATA_VERDICT,
+    NFTA_LIST_ELEM,
+    NFTA_VERDICT_CHAIN,
+    NFTA_VERDICT_CODE,
+    ORDER,
+    as_text,
+    chain_of_verdict,
+    comment_data,
+    nfgenmsg,
+    read_comment,
+)
+from fastcni.kernel.uapi import IFNAMSIZ, NLM_F_ACK, NLM_F_CREATE, NLM_F_EXCL
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from fastcni._netlink import Batch
+
+NFTA_SET_TABLE, NFTA_SET_NAME, NFTA_SET_FLAGS, NFTA_SET_KEY_TYPE, NFTA_SET_KEY_LEN = 1, 2, 3, 4, 5
+NFTA_SET_DATA_TYPE, NFTA_SET_DATA_LEN, NFTA_SET_ID, NFTA_SET_USERDATA = 6, 7, 10, 13
+NFTA_SET_ELEM_LIST_TABLE, NFTA_SET_ELEM_LIST_SET, NFTA_SET_ELEM_LIST_ELEMENTS = 1, 2, 3
+NFTA_SET_ELEM_KEY, NFTA_SET_ELEM_DATA, NFTA_SET_ELEM_USERDATA = 1, 2, 6
+NFT_SET_MAP = 0x8
+NFT_DATA_VERDICT = 0xFFFFFF00
+TYPE_IPADDR, TYPE_IP6ADDR, TYPE_ETHERADDR, TYPE_INET_PROTOCOL, TYPE_INET_SERVICE, TYPE_IFNAME = 7, 8, 9, 12, 13, 41
+SIZES = {TYPE_IPADDR: 4, TYPE_IP6ADDR: 16, TYPE_ETHERADDR: 6, TYPE_INET_PROTOCOL: 1, TYPE_INET_SERVICE: 2,
+         TYPE_IFNAME: IFNAMSIZ}
+ADDRESS_TYPES = {4: TYPE_IPADDR, 16: TYPE_IP6ADDR}     # by length of an address
+BITS_OF_A_TYPE = 6              # in the number of a concatenation
+
+
+# Keys and values ----------------------------------------------------------------------------------
+
+def ifname(name: str) -> bytes:
+    """Return the name of a link as a key of TYPE_IFNAME; also a part of a concatenation."""
+    return name.encode().ljust(IFNAMSIZ, b"\0")
+
+
+def read_ifname(key: bytes) -> str:
+    """Return the name of a link that a key begins with."""
+    return key[:IFNAMSIZ].rstrip(b"\0").decode()
+
+
+def protocol(number: int) -> bytes:
+    """Return IPPROTO_* as TYPE_INET_PROTOCOL."""
+    return number.to_bytes(1, "big")
+
+
+def service(port: int) -> bytes:
+    """Return a port, or another number of two bytes, as TYPE_INET_SERVICE."""
+    return port.to_bytes(2, "big")
+
+
+def read_service(value: bytes) -> int:
+    """Return the number that service() encodes."""
+    return int.from_bytes(value, "big")
+
+
+def concat(*parts: bytes) -> bytes:
+    """Return the key or value of a concatenation: each part is padded to words of four bytes."""
+    return b"".join([part.ljust(padded(len(part)), b"\0") for part in parts])
+
+
+def padded(size: int) -> int:
+    return size + 3 & ~3
+
+
+def concat_type(types: Sequence[int]) -> tuple[int, int]:
+    """Return (number, size in bytes) of a type, or of a concatenation of several."""
+    if len(types) == 1:
+        return types[0], SIZES[types[0]]
+    number = 0
+    for each in types:
+        number = number << BITS_OF_A_TYPE | each
+    return number, sum([padded(SIZES[each]) for each in types])
+
+
+# Sets ---------------------------------------------------------------------------------------------
+
+def add_set(batch: Batch, family: int, table: str, name: str, key: Sequence[int], *, set_id: int,
+            values: Sequence[int] = (), verdicts: bool = False) -> Batch:
+    """Add a set of keys of the types `key`; with `values` (types) or with `verdicts` a map from them.
+
+    set_id: the number by which rules in the same transaction name it.
+    """
+    key_type, key_size = concat_type(key)
+    batch.begin(NFT_MSG_NEWSET, NLM_F_ACK | NLM_F_CREATE, nfgenmsg(family), f"add nftables set {table} {name}")
+    batch.text(NFTA_SET_TABLE, table).text(NFTA_SET_NAME, name)
+    batch.be32(NFTA_SET_FLAGS, NFT_SET_MAP if values or verdicts else 0)
+    batch.be32(NFTA_SET_KEY_TYPE, key_type).be32(NFTA_SET_KEY_LEN, key_size)
+    if values or verdicts:
+        data_type, data_size = concat_type(values) if values else (NFT_DATA_VERDICT, 0)
+        batch.be32(NFTA_SET_DATA_TYPE, data_type).be32(NFTA_SET_DATA_LEN, data_size)
+    if key_type == TYPE_IFNAME:         # libnftnl: KEYBYTEORDER host, so that nft prints the name
+        batch.raw(NFTA_SET_USERDATA, b"\0\x04" + (1).to_bytes(4, ORDER))
+    return batch.be32(NFTA_SET_ID, set_id)
+
+
+def get_set(batch: Batch, family: int, table: str, name: str) -> Batch:
+    """Ask for one set or map, without its elements. The kernel answers ENOENT if it does not exist."""
+    batch.begin(NFT_MSG_GETSET, NLM_F_ACK, nfgenmsg(family), f"look up nftables set {table} {name}")
+    return batch.text(NFTA_SET_TABLE, table).text(NFTA_SET_NAME, name)
+
+
+# Elements -----------------------------------------------------------------------------------------
+
+def _elements(batch: Batch, kind: int, flags: int, family: int, table: str, name: str,
+              elements: Sequence[tuple[bytes, bytes | str | None]], verb: str, comment: str | None = None) -> Batch:
+    """NFTA_SET_ELEM_LIST_ELEMENTS
+        NFTA_LIST_ELEM                  for each (key, value)
+            NFTA_SET_ELEM_KEY: NFTA_DATA_VALUE key
+            NFTA_SET_ELEM_DATA: NFTA_DATA_VALUE value
+                or for a value that is text: NFTA_DATA_VERDICT: NFTA_VERDICT_CODE goto, NFTA_VERDICT_CHAIN value
+            NFTA_SET_ELEM_USERDATA comment
+    """
+    data = comment_data(comment) if comment else b""
+    batch.begin(kind, flags, nfgenmsg(family), f"{verb} nftables set {table} {name}: "
+                + " ".join([key.hex() for key, _ in elements[:8]]))
+    batch.text(NFTA_SET_ELEM_LIST_TABLE, table).text(NFTA_SET_ELEM_LIST_SET, name)
+    batch.nest(NFTA_SET_ELEM_LIST_ELEMENTS)
+    for key, value in elements:
+        batch.nest(NFTA_LIST_ELEM).nest(NFTA_SET_ELEM_KEY).raw(NFTA_DATA_VALUE, key).end()
+        if isinstance(value, bytes):
+            batch.nest(NFTA_SET_ELEM_DATA).raw(NFTA_DATA_VALUE, value).end()
+        elif value:
+            batch.nest(NFTA_SET_ELEM_DATA).nest(NFTA_DATA_VERDICT).be32(NFTA_VERDICT_CODE, NFT_GOTO)
+            batch.text(NFTA_VERDICT_CHAIN, value).end().end()
+        if data:
+            batch.raw(NFTA_SET_ELEM_USERDATA, data)
+        batch.end()
+    return batch.end()
+
+
+def add_elements(batch: Batch, family: int, table: str, name: str,
+                 elements: Sequence[tuple[bytes, bytes | str | None]], comment: str | None = None, *,
+                 exclusive: bool = True) -> Batch:
+    """Add elements to a set or map: [(key, value)]. A value is bytes, the chain to go to as text, or None in a set.
+
+    With `exclusive` the kernel answers EEXIST if one of the keys is there already.
+    """
+    flags = NLM_F_ACK | NLM_F_CREATE | (NLM_F_EXCL if exclusive else 0)
+    return _elements(batch, NFT_MSG_NEWSETELEM, flags, family, table, name, elements, "add to", comment)
+
+
+def add_element(batch: Batch, family: int, table: str, name: str, key: bytes, comment: str,
+                value: bytes | str | None = None) -> Batch:
+    return add_elements(batch, family, table, name, [(key, value)], comment)
+
+
+def del_elements(batch: Batch, family: int, table: str, name: str, keys: Iterable[bytes]) -> Batch:
+    """Delete elements. The kernel answers ENOENT if one of the keys is not there."""
+    return _elements(batch, NFT_MSG_DELSETELEM, NLM_F_ACK, family, table, name, [(key, None) for key in keys],
+                     "delete from")
+
+
+def del_element(batch: Batch, family: int, table: str, name: str, key: bytes) -> Batch:
+    return del_elements(batch, family, table, name, [key])
+
+
+def get_element(batch: Batch, family: int, table: str, name: str, key: bytes) -> Batch:
+    """Ask for one element, outside a transaction. The kernel answers ENOENT if it, or the table, does not exist."""
+    return _elements(batch, NFT_MSG_GETSETELEM, NLM_F_ACK, family, table, name, [(key, None)], "look up in")
+
+
+def elements_of(table: str, name: str) -> Callable[[Batch], Batch]:
+    """Return the `fill` of wire.dump() that lists the elements of one set."""
+    return lambda batch: batch.text(NFTA_SET_ELEM_LIST_TABLE, table).text(NFTA_SET_ELEM_LIST_SET, name)
+
+
+def read_elements(payload: bytes) -> list[tuple[bytes, str]]:
+    """Read an NFT_MSG_NEWSETELEM payload: [(key, comment)]."""
+    found = attributes(payload, 4)
+    elements = []
+    for _, item in attribute_list(found.get(NFTA_SET_ELEM_LIST_ELEMENTS, b"")):
+        fields = attributes(item)
+        elements.append((_key_of(fields), read_comment(fields.get(NFTA_SET_ELEM_USERDATA, b""))))
+    return elements
+
+
+def read_value(payload: bytes) -> bytes:
+    """Read the value of the one element that an NFT_MSG_NEWSETELEM payload is about; b"" if it has none."""
+    (_, item), *_ = attribute_list(attributes(payload, 4)[NFTA_SET_ELEM_LIST_ELEMENTS])
+    return attributes(attributes(item).get(NFTA_SET_ELEM_DATA, b"")).get(NFTA_DATA_VALUE, b"")
+
+
+def read_set_name(payload: bytes) -> str:
+    """Read the name of the set that an NFT_MSG_NEWSETELEM payload is about."""
+    return as_text(attributes(payload, 4).get(NFTA_SET_ELEM_LIST_SET, b""))
+
+
+# Elements as the kernel sends them, to be sent back unchanged -------------------------------------
+
+def read_raw_elements(payload: bytes) -> dict[bytes, bytes]:
+    """Read an NFT_MSG_NEWSETELEM or NFT_MSG_DELSETELEM payload: {key: all attributes of the element}."""
+    return {_key_of(attributes(element)): element for _, element in
+            attribute_list(attributes(payload, 4).get(NFTA_SET_ELEM_LIST_ELEMENTS, b""))}
+
+
+def raw_comment(element: bytes) -> str:
+    """Return the comment of a raw element."""
+    return read_comment(attributes(element).get(NFTA_SET_ELEM_USERDATA, b""))
+
+
+def raw_chains(elements: Iterable[bytes]) -> set[str]:
+    """Return the chains that raw elements of a map lead to."""
+    values = {attributes(element).get(NFTA_SET_ELEM_DATA, b"") for element in elements}
+    return {chain for value in values if (chain := chain_of_verdict(value))}
+
+
+def add_raw_elements(batch: Batch, family: int, table: str, name: str, elements: Iterable[bytes]) -> Batch:
+    """Add raw elements. One that is there already is fine; EBUSY if it has another value."""
+    batch.begin(NFT_MSG_NEWSETELEM, NLM_F_ACK | NLM_F_CREATE, nfgenmsg(family), f"put back into {table} {name}")
+    batch.text(NFTA_SET_ELEM_LIST_TABLE, table).text(NFTA_SET_ELEM_LIST_SET, name)
+    batch.nest(NFTA_SET_ELEM_LIST_ELEMENTS)
+    for element in elements:
+        batch.nest(NFTA_LIST_ELEM).header(element).end()
+    return batch.end()
+
+
+def _key_of(fields: dict[int, bytes]) -> bytes:
+    return attributes(fields.get(NFTA_SET_ELEM_KEY, b"")).get(NFTA_DATA_VALUE, b"")

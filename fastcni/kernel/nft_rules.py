@@ -1,0 +1,302 @@
+"""nftables rules: the messages, and the expressions that a rule is made of.
+
+    nft_rules.add_rule(b, NFPROTO_INET, "fastcni", "chain", *nft_rules.daddr_in(b"\\x7f\\0\\0\\0", 8), nft_rules.drop())
+
+An expression is (name, function that writes its NFTA_EXPR_DATA). Names and layouts:
+include/uapi/linux/netfilter/nf_tables.h.
+"""
+
+from __future__ import annotations
+
+from fastcni._netlink import attribute_list, attributes
+from fastcni.kernel import nft
+from fastcni.kernel.uapi import NLM_F_ACK, NLM_F_APPEND, NLM_F_CREATE, RTN_LOCAL
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fastcni._netlink import Batch
+
+    Expression = tuple[str, Callable[[Batch], Batch]]
+    Field = tuple[int, int, int]
+
+NFTA_RULE_TABLE, NFTA_RULE_CHAIN, NFTA_RULE_HANDLE, NFTA_RULE_EXPRESSIONS, NFTA_RULE_USERDATA = 1, 2, 3, 4, 7
+NFTA_EXPR_NAME, NFTA_EXPR_DATA = 1, 2
+NFTA_IMMEDIATE_DATA = 2
+NFTA_MATCH_NAME, NFTA_MATCH_INFO = 1, 3         # linux/netfilter/nf_tables_compat.h
+
+NFT_REG_VERDICT, NFT_REG_1, NFT_REG_2 = 0, 1, 2
+NFT_REG32_00 = 8                # the first of the sixteen words that NFT_REG_1 to NFT_REG_4 are made of
+NFT_META_PROTOCOL, NFT_META_IIF, NFT_META_IIFNAME, NFT_META_OIFNAME, NFT_META_NFPROTO = 1, 4, 6, 7, 15
+NFT_META_L4PROTO = 16
+NFT_PAYLOAD_LL_HEADER, NFT_PAYLOAD_NETWORK_HEADER, NFT_PAYLOAD_TRANSPORT_HEADER = 0, 1, 2
+NFT_LOOKUP_F_INV = 1
+NFT_CMP_EQ, NFT_CMP_NEQ = 0, 1
+NFT_CT_STATE, NFT_CT_STATUS = 0, 2
+NF_CT_STATE_ESTABLISHED, NF_CT_STATE_RELATED = 1 << 1, 1 << 2      # linux/netfilter/nf_conntrack_common.h
+NFT_FIB_RESULT_ADDRTYPE, NFTA_FIB_F_DADDR = 3, 1 << 1
+NFT_NAT_DNAT = 1
+IPPROTO_ICMPV6 = 58
+
+# Fields of a packet, by nft's name: header, offset and size in bytes.
+ETHER_SADDR = NFT_PAYLOAD_LL_HEADER, 6, 6
+IP_SADDR, IP_DADDR = (NFT_PAYLOAD_NETWORK_HEADER, 12, 4), (NFT_PAYLOAD_NETWORK_HEADER, 16, 4)
+IP6_SADDR, IP6_DADDR = (NFT_PAYLOAD_NETWORK_HEADER, 8, 16), (NFT_PAYLOAD_NETWORK_HEADER, 24, 16)
+ARP_SADDR_ETHER, ARP_SADDR_IP = (NFT_PAYLOAD_NETWORK_HEADER, 8, 6), (NFT_PAYLOAD_NETWORK_HEADER, 14, 4)
+TH_DPORT = NFT_PAYLOAD_TRANSPORT_HEADER, 2, 2
+ICMPV6_TYPE, ND_TARGET = (NFT_PAYLOAD_TRANSPORT_HEADER, 0, 1), (NFT_PAYLOAD_TRANSPORT_HEADER, 8, 16)
+
+NFPROTOS = {4: nft.NFPROTO_IPV4, 16: nft.NFPROTO_IPV6}         # by length of an address
+SADDRS, DADDRS = {4: IP_SADDR, 16: IP6_SADDR}, {4: IP_DADDR, 16: IP6_DADDR}
+
+
+# Messages -----------------------------------------------------------------------------------------
+
+def add_rule(batch: Batch, family: int, table: str, chain: str, *expressions: Expression, comment: str = "") -> Batch:
+    """Append a rule to a chain."""
+    batch.begin(nft.NFT_MSG_NEWRULE, NLM_F_ACK | NLM_F_CREATE | NLM_F_APPEND, nft.nfgenmsg(family),
+                f"add nftables rule to {table} {chain}")
+    batch.text(NFTA_RULE_TABLE, table).text(NFTA_RULE_CHAIN, chain).nest(NFTA_RULE_EXPRESSIONS)
+    for name, write in expressions:
+        batch.nest(nft.NFTA_LIST_ELEM).text(NFTA_EXPR_NAME, name).nest(NFTA_EXPR_DATA)
+        write(batch)
+        batch.end().end()
+    batch.end()
+    return batch.raw(NFTA_RULE_USERDATA, nft.comment_data(comment)) if comment else batch
+
+
+def flush_chain(batch: Batch, family: int, table: str, chain: str) -> Batch:
+    """Delete every rule of a chain."""
+    batch.begin(nft.NFT_MSG_DELRULE, NLM_F_ACK, nft.nfgenmsg(family), f"flush nftables chain {table} {chain}")
+    return batch.text(NFTA_RULE_TABLE, table).text(NFTA_RULE_CHAIN, chain)
+
+
+def del_rule(batch: Batch, family: int, table: str, chain: str, handle: int) -> Batch:
+    """Delete one rule."""
+    flush_chain(batch, family, table, chain)
+    return batch.be64(NFTA_RULE_HANDLE, handle)
+
+
+def rules_of(table: str, chain: str = "") -> Callable[[Batch], Batch]:
+    """Return the `fill` of wire.dump() that lists the rules of a chain, or of all chains of a table."""
+    def fill(batch: Batch) -> Batch:
+        batch.text(NFTA_RULE_TABLE, table)
+        return batch.text(NFTA_RULE_CHAIN, chain) if chain else batch
+
+    return fill
+
+
+def read_rule(payload: bytes) -> tuple[int, str]:
+    """Read an NFT_MSG_NEWRULE payload: (handle, comment). Raises ValueError for a message cut short."""
+    found = attributes(payload, 4)
+    if NFTA_RULE_HANDLE not in found:
+        raise ValueError("nftables rule without a handle")
+    return int.from_bytes(found[NFTA_RULE_HANDLE], "big"), nft.read_comment(found.get(NFTA_RULE_USERDATA, b""))
+
+
+def read_jump(payload: bytes) -> tuple[bytes, str, str]:
+    """Read an NFT_MSG_NEWRULE or NFT_MSG_DELRULE payload: (handle, chain, chain that it leads to or "")."""
+    found = attributes(payload, 4)
+    verdicts = [fields.get(NFTA_IMMEDIATE_DATA, b"") for fields in _expressions(payload, b"immediate\0")]
+    target = nft.chain_of_verdict(verdicts[-1]) if verdicts else ""
+    return found.get(NFTA_RULE_HANDLE, b""), nft.as_text(found.get(NFTA_RULE_CHAIN, b"")), target
+
+
+# Searching for bytes first is fast: there may be thousands of rules, and a few are decoded.
+
+def leads_to(payload: bytes, chain: str) -> bool:
+    """Say whether a rule (an NFT_MSG_NEWRULE payload) leads to that chain."""
+    return chain.encode() + b"\0" in payload and read_jump(payload)[2] == chain
+
+
+def mentions(payload: bytes, packed: bytes) -> bool:
+    """Say whether a rule may compare with that address. It has its bytes."""
+    return packed in payload
+
+
+def read_match(payload: bytes, name: str) -> bytes:
+    """Return the data of a rule's match of iptables, as that match lays it out; b"" if the rule has no such match."""
+    wanted = name.encode() + b"\0"
+    if wanted not in payload:
+        return b""
+    return next((fields.get(NFTA_MATCH_INFO, b"") for fields in _expressions(payload, b"match\0")
+                 if fields.get(NFTA_MATCH_NAME) == wanted), b"")
+
+
+def _expressions(payload: bytes, name: bytes) -> list[dict[int, bytes]]:
+    """Return the attributes of each expression of that name in a message about a rule."""
+    each = [attributes(it) for _, it in attribute_list(attributes(payload, 4).get(NFTA_RULE_EXPRESSIONS, b""))]
+    return [attributes(it.get(NFTA_EXPR_DATA, b"")) for it in each if it.get(NFTA_EXPR_NAME) == name]
+
+
+# Expressions, each with its attribute numbers in the order of nf_tables.h -------------------------
+
+def meta(key: int, register: int = NFT_REG_1) -> Expression:
+    """NFTA_META_DREG 1, NFTA_META_KEY 2"""
+    return "meta", lambda b: b.be32(1, register).be32(2, key)
+
+
+def compare(value: bytes, op: int = NFT_CMP_EQ) -> Expression:
+    """NFTA_CMP_SREG 1, NFTA_CMP_OP 2, NFTA_CMP_DATA 3"""
+    return "cmp", lambda b: b.be32(1, NFT_REG_1).be32(2, op).nest(3).raw(nft.NFTA_DATA_VALUE, value).end()
+
+
+def payload(field: Field, register: int = NFT_REG_1) -> Expression:
+    """NFTA_PAYLOAD_DREG 1, _BASE 2, _OFFSET 3, _LEN 4"""
+    base, offset, size = field
+    return "payload", lambda b: b.be32(1, register).be32(2, base).be32(3, offset).be32(4, size)
+
+
+def mask(bits: bytes) -> Expression:
+    """NFTA_BITWISE_SREG 1, _DREG 2, _LEN 3, _MASK 4, _XOR 5"""
+    return "bitwise", lambda b: (b.be32(1, NFT_REG_1).be32(2, NFT_REG_1).be32(3, len(bits))
+                                 .nest(4).raw(nft.NFTA_DATA_VALUE, bits).end()
+                                 .nest(5).raw(nft.NFTA_DATA_VALUE, bytes(len(bits))).end())
+
+
+def verdict_of(map_name: str, set_id: int) -> Expression:
+    """Look register 1 up in a verdict map. NFTA_LOOKUP_SET 1, _SREG 2, _DREG 3, _SET_ID 4"""
+    return "lookup", lambda b: b.text(1, map_name).be32(2, NFT_REG_1).be32(3, NFT_REG_VERDICT).be32(4, set_id)
+
+
+def in_set(set_name: str, set_id: int, inverted: bool = False) -> Expression:
+    """Go on if register 1 is, or with `inverted` is not, in a set. NFTA_LOOKUP_SET 1, _SREG 2, _SET_ID 4, _FLAGS 5"""
+    return "lookup", lambda b: (b.text(1, set_name).be32(2, NFT_REG_1).be32(4, set_id)
+                                .be32(5, NFT_LOOKUP_F_INV if inverted else 0))
+
+
+def value_of(map_name: str, set_id: int) -> Expression:
+    """Look register 1 up in a map of values. They go into register 1 and those behind it."""
+    return "lookup", lambda b: b.text(1, map_name).be32(2, NFT_REG_1).be32(3, NFT_REG_1).be32(4, set_id)
+
+
+def verdict(code: int, chain: str | None = None) -> Expression:
+    """NFTA_IMMEDIATE_DREG 1, _DATA 2; `chain` is where a jump goes"""
+    def write(b: Batch) -> Batch:
+        b.be32(1, NFT_REG_VERDICT).nest(2).nest(nft.NFTA_DATA_VERDICT).be32(nft.NFTA_VERDICT_CODE, code)
+        return (b.text(nft.NFTA_VERDICT_CHAIN, chain) if chain else b).end().end()
+    return "immediate", write
+
+
+def accept() -> Expression:
+    return verdict(nft.NF_ACCEPT)
+
+
+def drop() -> Expression:
+    return verdict(nft.NF_DROP)
+
+
+def leave() -> Expression:
+    """return"""
+    return verdict(nft.NFT_RETURN)
+
+
+def jump(chain: str) -> Expression:
+    return verdict(nft.NFT_JUMP, chain)
+
+
+def ct(key: int) -> Expression:
+    """Load a property of the packet's connection, as conntrack knows it. NFTA_CT_DREG 1, _KEY 2"""
+    return "ct", lambda b: b.be32(1, NFT_REG_1).be32(2, key)
+
+
+def fib_daddr_type() -> Expression:
+    """Load the kind of route (RTN_*) of the destination address. NFTA_FIB_DREG 1, _RESULT 2, _FLAGS 3"""
+    return "fib", lambda b: b.be32(1, NFT_REG_1).be32(2, NFT_FIB_RESULT_ADDRTYPE).be32(3, NFTA_FIB_F_DADDR)
+
+
+def dnat(length: int) -> Expression:
+    """Translate to the address of so many bytes in register 1, and the port in the word behind it.
+
+    NFTA_NAT_TYPE 1, _FAMILY 2, _REG_ADDR_MIN 3, _ADDR_MAX 4, _PROTO_MIN 5, _PROTO_MAX 6
+    """
+    port = NFT_REG32_00 + length // 4
+    return "nat", lambda b: (b.be32(1, NFT_NAT_DNAT).be32(2, NFPROTOS[length]).be32(3, NFT_REG_1).be32(4, NFT_REG_1)
+                             .be32(5, port).be32(6, port))
+
+
+def masquerade() -> Expression:
+    return "masq", lambda b: b
+
+
+# Conditions of several expressions, each with the words that nft prints for it --------------------
+
+def saddr(length: int) -> tuple[Expression, ...]:
+    """ip saddr (or ip6), in register 1; the rule ends for packets of another family"""
+    return _of_family(length, SADDRS[length])
+
+
+def daddr(length: int) -> tuple[Expression, ...]:
+    """ip daddr (or ip6), in register 1; the rule ends for packets of another family"""
+    return _of_family(length, DADDRS[length])
+
+
+def saddr_in(network: bytes, prefix: int) -> tuple[Expression, ...]:
+    """ip saddr <network>/<prefix>"""
+    return *saddr(len(network)), *_within(network, prefix)
+
+
+def daddr_in(network: bytes, prefix: int) -> tuple[Expression, ...]:
+    """ip daddr <network>/<prefix>"""
+    return *daddr(len(network)), *_within(network, prefix)
+
+
+def _of_family(length: int, field: Field) -> tuple[Expression, ...]:
+    return meta(NFT_META_NFPROTO), compare(bytes((NFPROTOS[length],))), payload(field)
+
+
+def _within(network: bytes, prefix: int) -> tuple[Expression, ...]:
+    length = len(network)
+    bits = ((1 << prefix) - 1 << 8 * length - prefix).to_bytes(length, "big")
+    return *([mask(bits)] if prefix < 8 * length else []), compare(network)
+
+
+def protocol_and_port(behind: int = 0) -> tuple[Expression, ...]:
+    """meta l4proto . th dport, in the registers behind a part of so many bytes"""
+    word = NFT_REG32_00 + behind // 4
+    return meta(NFT_META_L4PROTO, word), payload(TH_DPORT, word + 1)
+
+
+def iifname_and(field: Field) -> tuple[Expression, ...]:
+    """iifname . <field>, in registers 1 and 2"""
+    return meta(NFT_META_IIFNAME), payload(field, NFT_REG_2)
+
+
+def iifname_and_oifname() -> tuple[Expression, ...]:
+    """iifname . oifname, in registers 1 and 2"""
+    return meta(NFT_META_IIFNAME), meta(NFT_META_OIFNAME, NFT_REG_2)
+
+
+def iif_is_not(ifindex: int) -> tuple[Expression, ...]:
+    """iif != <ifindex>"""
+    return meta(NFT_META_IIF), compare(ifindex.to_bytes(4, nft.ORDER), NFT_CMP_NEQ)
+
+
+def ether_type(number: int) -> tuple[Expression, ...]:
+    """meta protocol <number>: behind a VLAN tag, if the frame has one"""
+    return meta(NFT_META_PROTOCOL), compare(number.to_bytes(2, "big"))
+
+
+def icmpv6_type(number: int) -> tuple[Expression, ...]:
+    """icmpv6 type <number>, of a packet that is known to be IPv6"""
+    return (meta(NFT_META_L4PROTO), compare(bytes((IPPROTO_ICMPV6,))), payload(ICMPV6_TYPE), compare(bytes((number,))))
+
+
+def to_local_address() -> tuple[Expression, ...]:
+    """fib daddr type local"""
+    return fib_daddr_type(), compare(RTN_LOCAL.to_bytes(4, nft.ORDER))
+
+
+def destination_translated() -> tuple[Expression, ...]:
+    """ct status dnat"""
+    return ct(NFT_CT_STATUS), *_any_bit(nft.IPS_DST_NAT)
+
+
+def established_or_related() -> tuple[Expression, ...]:
+    """ct state established,related"""
+    return ct(NFT_CT_STATE), *_any_bit(NF_CT_STATE_ESTABLISHED | NF_CT_STATE_RELATED)
+
+
+def _any_bit(bits: int) -> tuple[Expression, ...]:
+    return mask(bits.to_bytes(4, nft.ORDER)), compare(bytes(4), NFT_CMP_NEQ)

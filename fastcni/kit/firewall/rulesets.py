@@ -1,0 +1,58 @@
+"""Look up what nftables has of any program, and delete the rules that the reference plugins added for a pod."""
+
+from __future__ import annotations
+
+from fastcni._netlink import Batch
+from fastcni.kernel import nft, nft_rules, wire
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from _socket import socket
+    from collections.abc import Callable
+    from typing import Any
+
+    from fastcni.kit.call.mode import Mode
+
+
+def has_table(mode: Mode, family: int, table: str) -> bool:
+    """Return whether there is a table of that name."""
+    return has(mode, ("nftables", table, family), lambda batch: nft.get_table(batch, family, table))
+
+
+def has(mode: Mode, key: tuple[Any, ...], look_up: Callable[[Batch], Batch]) -> bool:
+    """Return whether the thing exists that look_up(batch) asks for. `key` is that of mode.recall()."""
+    return mode.recall(key, lambda: wire.look_up(mode.firewall, look_up(Batch())) is not None)
+
+
+def chains_of(sock: socket, family: int, table: str, prefix: str) -> list[tuple[str, int]]:
+    """Return [(name, references)] of the chains of a table whose names begin with `prefix`."""
+    found = [nft.read_chain(payload) for _, payload in
+             wire.dump(sock, nft.NFT_MSG_GETCHAIN, nft.nfgenmsg(family), "list nftables chains")]
+    return [(chain, references) for where, chain, references in found if where == table and chain.startswith(prefix)]
+
+
+def rules_of(sock: socket, family: int, table: str, chain: str = "") -> list[bytes]:
+    """Return the rules of a chain, or of all chains of a table, as payloads of NFT_MSG_NEWRULE."""
+    what = f"list rules of {table} {chain}".rstrip()
+    return [payload for _, payload in wire.dump(sock, nft.NFT_MSG_GETRULE, nft.nfgenmsg(family), what,
+                                                nft_rules.rules_of(table, chain))]
+
+
+def delete_rules(mode: Mode, family: int, table: str, chain: str, is_ours: Callable[[str], bool],
+                 then: Callable[[Batch], object] | None = None) -> list[str]:
+    """Delete the rules of a chain for whose comment is_ours(comment) is true. Return their comments.
+
+    `then(batch)` adds what has to go with them, in the same transaction. Rules that are gone are fine.
+    """
+    batch, found = nft.start(Batch()), []
+    for payload in mode.recall(("nftables", table, family, chain),
+                               lambda: rules_of(mode.firewall, family, table, chain)):
+        handle, comment = nft_rules.read_rule(payload)
+        if is_ours(comment):
+            nft_rules.del_rule(batch, family, table, chain, handle)
+            found.append(comment)
+    if found:
+        if then:
+            then(batch)
+        wire.exchange(mode.firewall, nft.stop(batch))
+    return found

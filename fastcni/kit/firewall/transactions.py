@@ -1,0 +1,52 @@
+"""Changes of many elements in few transactions: split if a Batch is full or the kernel refuses one."""
+
+from __future__ import annotations
+
+from fastcni._netlink import Batch, BatchFull
+from fastcni.kernel import nft, wire
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from _socket import socket
+    from collections.abc import Callable, Iterable, Sequence
+    from typing import Any
+
+    from fastcni.kernel.wire import NetlinkError
+
+    Fill = Callable[[Batch, Sequence[Any]], object]
+
+
+def in_one(sock: socket, items: Sequence[Any], fill: Fill) -> list[NetlinkError]:
+    """Send fill(batch, items) as one transaction, or as several if a Batch has no room. Return the refusals."""
+    batch = nft.start(Batch())
+    try:
+        fill(batch, items)
+        nft.stop(batch)
+    except BatchFull:
+        if len(items) < 2:
+            raise
+        half = len(items) // 2
+        return in_one(sock, items[:half], fill) or in_one(sock, items[half:], fill)
+    return wire.attempt(sock, batch)[1]
+
+
+def in_halves(sock: socket, items: Sequence[Any], fill: Fill, *fine: int) -> int:
+    """The same as in_one(), but repeat a refused transaction in halves: one refused item does not keep the others out.
+
+    Return how many items went in. Raises NetlinkError if an item alone is refused, but not for the errnos in `fine`.
+    """
+    refused = in_one(sock, items, fill)
+    if refused and len(items) > 1:
+        half = len(items) // 2
+        return in_halves(sock, items[:half], fill, *fine) + in_halves(sock, items[half:], fill, *fine)
+    if refused and refused[0].errno not in fine:
+        raise refused[0]
+    return 0 if refused else len(items)
+
+
+def by_set(items: Iterable[tuple[Any, ...]]) -> dict[str, list[Any]]:
+    """Return {set: [the rest of each of its items]}."""
+    found: dict[str, list[Any]] = {}
+    for name, *rest in items:
+        found.setdefault(name, []).append(rest)
+    return found
