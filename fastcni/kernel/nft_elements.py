@@ -229,7 +229,8 @@ def raw_chains(elements: Iterable[bytes]) -> set[str]:
 
 def add_raw_elements(batch: Batch, family: int, table: str, name: str, elements: Iterable[bytes]) -> Batch:
     """Add raw elements. One that is there already is fine; EBUSY if it has another value."""
-    batch.begin(NFT_MSG_NEWSETELEM, NLM_F_ACK | NLM_F_CREATE, nfgenmsg(family), f"put back into {table} {name}")
+    batch.begin(NFT_MSG_NEWSETELEM, NLM_F_ACK | NLM_F_CREATE, nfgenmsg(family),
+                f"restore elements of nftables set {table} {name}")
     batch.text(NFTA_SET_ELEM_LIST_TABLE, table).text(NFTA_SET_ELEM_LIST_SET, name)
     batch.nest(NFTA_SET_ELEM_LIST_ELEMENTS)
     for element in elements:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from fastcni.kit.call import ipam
 from fastcni.kit.call.conf import ENDINGS, check_families, read_once, read_requested_mac
 from fastcni.kit.call.undo import every
+from fastcni.kit.firewall import backends
 from fastcni.kit.links import announced, bridge_conf, bridges, configure, find, gateways, remove, vlans
 from fastcni.kit.links.pod import Pod, interface
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
     from fastcni.kit.call.request import Request
     from fastcni.kit.call.undo import Undo
+    from fastcni.kit.firewall.contract import Spoofcheck
     from fastcni.kit.links.bridge_conf import Conf
 
 CAPABILITIES, ARGS = ("mac",), ("MAC",)
@@ -30,18 +32,10 @@ def read(req: Request) -> Conf:
     return conf
 
 
-def source_checks(conf: Conf) -> list[Any]:
+def source_checks(conf: Conf) -> list[Spoofcheck]:
     """Return the modules that check the source of the frames and packets from the pod's port."""
-    found = []
-    if conf.mac_check:
-        from fastcni.kit.firewall import spoofcheck
-
-        found.append(spoofcheck)
-    if conf.ip_check:
-        from fastcni.kit.firewall import ipspoofcheck
-
-        found.append(ipspoofcheck)
-    return found
+    asked = {"mac": conf.mac_check, "ip": conf.ip_check}
+    return [backends.load("spoofcheck", name) for name, wanted in asked.items() if wanted]
 
 
 def add(req: Request, conf: Conf, undo: Undo) -> dict[str, Any]:

@@ -72,8 +72,8 @@ def items(port: str, mac: bytes, ips: Iterable[bytes]) -> list[Item]:
     """Return the elements of a pod's port: the packed `ips`, and the link-local address that its kernel makes of the
     MAC."""
     key = ifname(port)
-    return [(BOUND, key, None)] + [(BOUND_OF[len(packed)], concat(key, packed), None)
-                                   for packed in dict.fromkeys((*ips, link_local(mac)))]
+    return [(BOUND, key, None), *((BOUND_OF[len(packed)], concat(key, packed), None)
+                                  for packed in dict.fromkeys((*ips, link_local(mac))))]
 
 
 def link_local(mac: bytes) -> bytes:

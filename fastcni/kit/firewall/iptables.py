@@ -15,6 +15,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
 
+    from fastcni._netlink import Batch
     from fastcni.kernel.process import Finished
     from fastcni.kit.call.request import Request
 
@@ -34,7 +35,7 @@ def has_chain(req: Request, chain: str, table: str = "nat", *, hidden: bool = Tr
     all, the answer is `hidden`.
     """
     for family in families(req, table):
-        def look_up(batch, family=family):
+        def look_up(batch: Batch, family: int = family) -> Batch:
             return nft.get_chain(batch, family, table, chain, "look up chain")
 
         if rulesets.has(req.mode, ("nftables", table, family, "chain", chain), look_up):

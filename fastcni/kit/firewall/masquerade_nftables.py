@@ -103,7 +103,8 @@ def set_up(batch: Batch, items: Sequence[Item]) -> Batch:
                              verdicts=True)
         nft_rules.add_rule(batch, FAMILY, TABLE, CHAIN, *nft_rules.saddr(length), nft_rules.verdict_of(pods, set_id))
     for _, _, chain in items:
-        fill(batch, chain)
+        if isinstance(chain, str):
+            fill(batch, chain)
     return batch
 
 

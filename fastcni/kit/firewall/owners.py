@@ -64,7 +64,7 @@ class OwnerRecords(Addresses):
     def to_delete(self, req: Request, ips: Sequence[bytes]) -> tuple[list[bytes], list[tuple[str, bytes]]]:
         """Return what DEL removes: (addresses, [(set, address)] of their records).
 
-        The addresses are those recorded for the attachment, and those of `ips` that nobody has a record of: the
+        The addresses are those recorded for the attachment, and those of `ips` without any record: the
         reference plugins write none.
         """
         if not self.used(req):
