@@ -15,6 +15,7 @@ from fastcni.spec import address as addresses
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from typing import Any
 
     from fastcni.kit.call.request import Request
 
@@ -101,7 +102,7 @@ def look(req: Request, length: int) -> Lines | Rules:
     if not iptables.legacy(req, TABLE, length):
         return Rules(req, FAMILIES[length])
     # Both kinds may have such a table, and only the program knows which one it changes.
-    known = req.mode.recall(("nftables", TABLE, FAMILIES[length], FORWARD, "lines"), dict)
+    known: dict[str, Any] = req.mode.recall(("nftables", TABLE, FAMILIES[length], FORWARD, "lines"), dict)
     figures = xtables.get_info(length, TABLE)
     if known.get("figures") != figures:
         lines = iptables.read_if_there(req, iptables.PROGRAMS[length], TABLE)

@@ -95,7 +95,7 @@ def change(req: Request, program: str, commands: Sequence[str], table: str = "na
 
 def attempt(req: Request, program: str, commands: Sequence[str], table: str = "nat") -> Finished:
     """The same as change(), but return the ended program. Raises CniError 11 if the xtables lock was not free."""
-    return req.mode.change_iptables(program, table, commands, lambda: _attempt(req, program, commands, table))
+    return req.mode.change_iptables(program, table, [*commands], lambda: _attempt(req, program, commands, table))
 
 
 def _attempt(req: Request, program: str, commands: Sequence[str], table: str) -> Finished:

@@ -71,7 +71,7 @@ def read(req: Request) -> Conf:
     _read_backend(keys, conf)
     conf.mappings = port_mappings.read(keys)
     conf.previous, conf.pod = results.read_prev_result(keys, req.version), {}
-    for ip in (conf.previous or {}).get("ips", ()):
+    for ip in conf.previous.get("ips", ()) if conf.previous else ():
         if chained.in_pod(conf.previous, ip, req.ifname):
             packed, prefix = addresses.read_cidr(ip["address"])
             conf.pod.setdefault(len(packed), (packed, prefix))
