@@ -1,13 +1,16 @@
 """Workers: threads that take a request each, and answer it.
 
-A worker that is free stands at the door and serves what comes there itself: no request is handed from one thread to
-another. There is always one worker more than requests run, to take the next one. Workers take turns (_run_token.pyx):
-while one waits for the kernel another goes on, and not at each of its system calls.
+A free worker waits at the listener, and serves the request that it accepts: no request is handed from one thread to
+another. There is always one worker more than requests that run, to take the next one. A worker runs while it has the
+run token (_run_token.pyx). It gives the token to another worker when it waits, and not at each system call.
 """
+
+from __future__ import annotations
 
 import os
 import threading
 from time import monotonic, sleep
+from typing import TYPE_CHECKING, Any
 
 from fastcni import _acceptor, plugins, third_party
 from fastcni._abandoned import Abandoned, begin_request, end_request
@@ -20,30 +23,41 @@ from fastcni.server.log import RateLimited
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 
-PAUSE = 0.05                    # seconds after a fault at the door
+if TYPE_CHECKING:
+    from fastcni.server.acceptor import Acceptor
+    from fastcni.server.background import Background
+    from fastcni.server.configurations import Configurations
+    from fastcni.server.hosts import Hosts
+    from fastcni.server.request_queue import Call, RequestQueue
+
+FAULT_PAUSE_S = 0.05            # after an exception in _next()
 
 
 class Workers:
-    """queue, acceptor, hosts, background: see there. configurations: those that requests have brought. env: the
-    environment of programs that requests start."""
+    """The worker threads.
 
-    def __init__(self, queue, acceptor, hosts, background, configurations, env, log):
+    configurations  decoded configurations of earlier requests
+    env             the environment of programs that requests start
+    """
+
+    def __init__(self, queue: RequestQueue, acceptor: Acceptor, hosts: Hosts, background: Background,
+                 configurations: Configurations, env: dict[str, str], log: Any) -> None:
         self.queue, self.acceptor = queue, acceptor
         self.hosts, self.background, self.configurations = hosts, background, configurations
         self.env, self.log = env, log
         self.stopping = False
-        self.threads = []
+        self.threads: list[threading.Thread] = []
         self.no_thread = RateLimited(log.warning)
 
     def start(self) -> None:
-        """Raises RuntimeError where not even one thread can be started."""
+        """Start the threads. Raises RuntimeError if not even one can be started."""
         while len(self.threads) < self.queue.wanted_threads() and self._start_one():
             continue
         if not self.threads:
             raise RuntimeError("cannot start a thread")
 
     def _start_one(self):
-        """Whether a thread could be started."""
+        """Start a thread, and return whether that was possible."""
         thread = threading.Thread(target=self._work, name="worker", daemon=True)
         self.threads.append(thread)
         try:
@@ -55,18 +69,18 @@ class Workers:
         return True
 
     def keep(self) -> None:
-        """Start threads for those that could not be started or were lost; from time to time."""
+        """Start the threads that are missing. The server calls it from time to time."""
         while not self.stopping and len(self.threads) < self.queue.wanted_threads() and self._start_one():
             continue
 
     def stop(self, *, accept_waiting: bool) -> None:
-        """Have every worker end when nothing is left to do; see Acceptor.stop."""
+        """Let every worker end when no request is left; see Acceptor.stop()."""
         self.acceptor.stop(accept_waiting=accept_waiting)
         self.stopping = True
         self.queue.wake()
 
     def join(self, seconds: float) -> bool:
-        """Wait for the workers' end; False when some have not come to it."""
+        """Wait for the end of the workers. Return False if some still run after so many seconds."""
         deadline = monotonic() + seconds
         for thread in self.threads:
             thread.join(max(0.0, deadline - monotonic()))
@@ -74,7 +88,7 @@ class Workers:
 
     def _work(self):
         try:
-            netns.ensure(self.hosts.home)       # the thread that started this one may have lost its way back
+            netns.ensure(self.hosts.home)       # the thread that started this one may be in another namespace
         except netns.Lost as e:
             self.threads.remove(threading.current_thread())
             self.no_thread("no_thread", workers=len(self.threads), why=str(e))
@@ -84,9 +98,9 @@ class Workers:
         while not lost:
             try:
                 call = self._next()
-            except Exception:                   # a fault of ours; the door stays open
+            except Exception:                   # a fault of ours; the next request is served
                 self.log.exception("server_fault")
-                sleep(PAUSE)
+                sleep(FAULT_PAUSE_S)
                 continue
             if not call:
                 give_token()
@@ -95,24 +109,24 @@ class Workers:
                 self._serve(call)
             except netns.Lost as e:
                 lost = e
-            except Exception:                   # a fault of ours: this caller finds its connection closed
+            except Exception:                   # a fault of ours: the caller's connection is closed
                 self.log.exception("server_fault", **fields(call.call))
             finally:
                 self.queue.done(call)
-        # Not before done(): the other one looks for what that lets run.
+        # After done(): the new thread takes a request that done() has made runnable.
         self.log.error("worker_replaced", error=str(lost))
         give_token()
         self.threads.remove(threading.current_thread())
         self._start_one()
 
     def _next(self):
-        """The next Running, None for this thread to end."""
+        """Return the next Running; None: this thread is to end."""
         while not (running := self._take()):
             if self.stopping and not self.acceptor.unread and not self.queue.waiting:
-                self.queue.wake()        # for the next one to end
+                self.queue.wake()       # the next worker ends, too
                 return None
             if len(self.threads) > self.queue.min_threads and len(self.threads) > self.queue.wanted_threads():
-                self.threads.remove(threading.current_thread())     # those that hung do not any more
+                self.threads.remove(threading.current_thread())     # requests that hung have ended
                 return None
             self.acceptor.wait(self.queue.next_deadline())
         if len(self.threads) <= self.queue.running:
@@ -133,76 +147,76 @@ class Workers:
         return "an earlier request of the same attachment, which has not ended"
 
     def _decode(self, call):
-        """Read the configuration of a request that is about an attachment: the decode of handle(). It tells the call's
-        network, too."""
+        """Return the decode function of the request's mode. If the request is about an attachment, decode the
+        configuration now, and note the network."""
         if call.key is None:
             return self.configurations.decode
         call.network, decode = self.configurations.read(call.message.stdin)
         return decode
 
     def _serve(self, running):
-        """Run one call, answer it, log it."""
+        """Run a request, answer it, and log it."""
         call = running.call
         conn, message = call.connection, call.message
         queued, started = call.waited, monotonic()
-        said = Answer(conn)
+        answer = Answer(conn)
         waiting.here.request = running
         begin_request(conn.fileno(), REQUEST_S - queued)
         try:
-            if _acceptor.is_closed(conn.fileno()):      # it may have left before the request was read: see protocol.py
+            if _acceptor.is_closed(conn.fileno()):      # before the request was read: see protocol.py
                 self._decode(call)              # the log names the network
                 self.log.warning("caller_gone", **fields(call), run=False)
                 return
             try:
-                self._run(call, said, self._decode(call))
-            except (OSError, waiting.Crowded) as e:     # a namespace that is none, or that we may not enter
+                self._run(call, answer, self._decode(call))
+            except (OSError, waiting.Crowded) as e:     # a namespace that cannot be entered, for instance
                 self.log.warning("request_declined", **fields(call), why=str(e))
-                said.decline()
+                answer.decline()
                 return
             except Abandoned as e:
                 self.log.warning("request_abandoned", **fields(call), why=str(e))
                 return
             except netns.Lost as e:
-                said.say(1, error_document(CniError(errors.INTERNAL, f"the fastcni server: {e}")))
+                answer.send(1, error_document(CniError(errors.INTERNAL, f"the fastcni server: {e}")))
                 raise
         finally:
             end_request()
             del waiting.here.request
             message.close()
             conn.close()
-        self._report(running, said, queued, monotonic() - started)
+        self._report(running, answer, queued, monotonic() - started)
 
-    def _run(self, call, said, decode):
+    def _run(self, call, answer, decode):
         message = call.message
         visit = self.hosts.visit(message.caller_netns)
         with visit as mode:
             visit.namespace.watch.note(call, mode)
-            mode.begin(decode, message, said)
+            mode.begin(decode, message, answer)
             reply = handle(message.plugin, {**self.env, **message.env}, message.stdin, mode)
             mode.forget_request()
-            visit.clean = reply.status == 0     # after an error a socket may have something left to say
-            said.say(reply.status, reply.stdout, reply.stderr)
+            visit.clean = reply.status == 0     # after an error a socket may have unread replies
+            answer.send(reply.status, reply.stdout, reply.stderr)
 
-    def _report(self, running, said, queued, took):
+    def _report(self, running, answer, queued, took):
         call, times = running.call, running.times
         if call.connection is self.acceptor.probe_connection:
-            return                      # the watchdog's: it comes all the time
+            return                      # the watchdog's, every few seconds
         values = fields(call) | {"ms": ms(took), "queue_ms": ms(queued), "ipam_ms": ms(times.get("ipam", 0)),
                                 "netlink_ms": ms(times.get(uapi.NETLINK_ROUTE, 0)),
                                 "nftables_ms": ms(times.get(uapi.NETLINK_NETFILTER, 0))}
-        if said.unheard:
+        if answer.unsent:
             self.log.warning("caller_gone", **values, run=True)
-        elif said.status:
-            self.log.warning("request_failed", **values, error=said.error)
+        elif answer.status:
+            self.log.warning("request_failed", **values, error=answer.error)
         else:
             self.log.info("request_done", **values)
 
 
 class Answer:
-    """What was said to a caller."""
+    """The answer to a caller: `status` once it is sent; `unsent`: the caller has left."""
 
     def __init__(self, conn: protocol.Connection) -> None:
-        self.conn, self.error, self.unheard = conn, "", False
+        self.conn, self.error, self.unsent = conn, "", False
         self.status: int | None = None
 
     def deliver(self, reply: Reply) -> None:
@@ -210,26 +224,26 @@ class Answer:
         try:
             protocol.answer(self.conn, reply.status, reply.stdout, reply.stderr)
         except OSError:
-            self.unheard = True
+            self.unsent = True
             raise
         self.status = reply.status
 
-    def say(self, status: int, stdout: bytes = b"", stderr: bytes = b"") -> None:
-        """Answer, unless deliver() has answered, or the caller has left."""
-        if self.status is not None or self.unheard:
+    def send(self, status: int, stdout: bytes = b"", stderr: bytes = b"") -> None:
+        """Send the answer, unless deliver() has sent it, or the caller has left."""
+        if self.status is not None or self.unsent:
             return
         self.status, self.error = status, stdout.decode("utf-8", "replace") if status else ""
         try:
             protocol.answer(self.conn, status, stdout, stderr)
         except OSError:
-            self.unheard = True
+            self.unsent = True
 
     def decline(self) -> None:
-        self.say(protocol.DECLINED)
+        self.send(protocol.DECLINED)
 
 
-def fields(call):
-    """The log fields that name a request."""
+def fields(call: Call) -> dict[str, Any]:
+    """Return the log fields that name a request."""
     message = call.message
     return {"id": message.id, "pid": message.pid, "command": call.command, "plugin": message.plugin,
             "network": call.network, "container": message.env.get("CNI_CONTAINERID", ""),
@@ -250,7 +264,7 @@ def preload() -> None:
     backends.preload()
 
 
-def preload_third_party(log):
+def preload_third_party(log: Any) -> None:
     """Import the plugins of other distributions. One that cannot be used is logged; its requests get code 50."""
     found = third_party.register()
     third_party.load(found)
@@ -260,8 +274,11 @@ def preload_third_party(log):
 
 
 def environment() -> dict[str, str]:
-    """What is left of our own environment for programs that requests start. They do not come back to us: with every
-    worker waiting for one of them nobody could answer."""
+    """Return the environment of programs that requests start: the server's, without its own variables.
+
+    FASTCNI_SOCKET is empty, so that such a program does not ask the server: if every worker waited for a program, no
+    worker could answer it.
+    """
     mine = {name: value for name, value in os.environ.items()
             if not name.startswith(("CNI_", "LISTEN_", "FASTCNI_")) and name != "NOTIFY_SOCKET"}
     return mine | {"FASTCNI_SOCKET": ""}
