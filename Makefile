@@ -1,7 +1,7 @@
 # make setup            virtual environment in .venv, build in place
 # make demo             two pods on a bridge: add, ping, check, delete (root)
 # make check            the fast tests
-# make lint             ruff and cython-lint
+# make lint             ruff, cython-lint and mypy
 # make test             all tests in two processes (WORKERS=0: in one); without root some are skipped with the reason
 # make test-vm          the tests for other kernel options, in a VM (ONLY="tests/real_kernel/test_x.py")
 # make test-toolchains  the launcher for aarch64 and by clang, plots, and the fast tests on other Pythons
@@ -61,6 +61,7 @@ bench: setup
 lint: setup
 	$(BIN)/ruff check .
 	PATH="$$PWD/$(BIN):$$PATH" cython-lint fastcni
+	$(BIN)/mypy
 
 clean:
 	rm -rf build dist wheelhouse fastcni.egg-info .pytest_cache .ruff_cache .hypothesis .benchmarks .lanes .toolchains

@@ -38,11 +38,11 @@ from fastcni.spec.result import ips_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from _socket import socket as Socket
     from collections.abc import Callable
     from typing import Any, Protocol
 
     from fastcni._rtnetlink import Link
+    from fastcni.kernel.wire import Socket
 
     Result = dict[str, Any]         # a result of ADD in the shape of CNI 1.1.0 (spec section 5, "Add Success")
     Step = tuple[Callable[..., None], *tuple[Any, ...]]

@@ -65,13 +65,14 @@ def add(req: Request, conf: Conf, undo: Undo) -> dict[str, Any]:
     wanted = allocation.assign_requested(conf.keys.sets, conf.requested)
     taken: list[bytes] = []
     undo(release_taken, req, conf, taken)
-    with open_store(req, conf, create=True) as store:
+    store = open_store(req, conf, create=True)
+    with store:
         for i, range_set in enumerate(conf.keys.sets):
             taken.append(allocation.allocate(store, i, range_set, wanted[i], conf.owner))
     ips = []
     for range_set, packed in zip(conf.keys.sets, taken, strict=True):
         one = find_range(range_set, packed)
-        ips.append((packed, one.prefix, one.gateway))
+        ips.append((packed, one.prefix, one.gateway))   # type: ignore[union-attr]  # it was taken from this set
     return ipam_conf.make_result(ips, conf.keys.routes, dns)
 
 
@@ -80,7 +81,9 @@ def release_taken(req: Request, conf: Conf, taken: list[bytes]) -> None:
     if not taken:
         return
     with open_store(req, conf) as store:
-        for packed in taken if store else ():
+        if store is None:
+            return
+        for packed in taken:
             store.release(packed, conf.owner)
 
 
@@ -128,7 +131,9 @@ def status(req: Request, conf: Conf) -> None:
     network, and it evicts the node's pods."""
     try:
         with open_store(req, conf) as store:
-            for i, range_set in enumerate(conf.keys.sets if store else ()):
+            if store is None:
+                return
+            for i, range_set in enumerate(conf.keys.sets):
                 if allocation.is_full(store, range_set):
                     req.warn(f"host-local: range set {i} is full: {allocation.usage(store, range_set)}")
     except CniError as e:

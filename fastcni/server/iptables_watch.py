@@ -14,7 +14,7 @@ from fastcni.server.log import few
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from _socket import socket
+    from fastcni.kernel.wire import Socket
 
     Where = tuple[int, str]
 
@@ -77,7 +77,7 @@ class IptablesWatch:
         for deleted in (self.deleted_jumps, self.deleted_chains, self.deleted_tables):
             deleted.clear()
 
-    def read(self, sock: socket) -> None:
+    def read(self, sock: Socket) -> None:
         """Read what the kernel has: at the start, and after it dropped announcements. Raises NetlinkError.
 
         A pod's own jump that is gone then is no sign: it may have been a DEL.

@@ -32,8 +32,7 @@ from fastcni.server.restore_states import (
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from _socket import socket
-
+    from fastcni.kernel.wire import Socket
     from fastcni.kit.firewall.elements import Store
 
     Where = tuple[int, str]
@@ -165,7 +164,7 @@ class TableMirror:
             for name, elements in sets.items():
                 sets[name] = {key: element for key, element in elements.items() if mark_of(element) != mark}
 
-    def read(self, sock: socket) -> None:
+    def read(self, sock: Socket) -> None:
         """Read what the kernel has: at the start, and after it dropped announcements.
 
         Raises NetlinkError, with EINTR if nftables changed meanwhile: what was read by then may be restored.
@@ -198,7 +197,7 @@ class TableMirror:
         """Note that the last restoration was a moment ago, and that this one has to wait."""
         self.machine.on(TOO_SOON)
 
-    def restore(self, sock: socket) -> list[tuple[Where, str, int]]:
+    def restore(self, sock: Socket) -> list[tuple[Where, str, int]]:
         """Restore what is missing: [(where, what was missing, number of elements)] of the tables that missed something.
 
         Raises NetlinkError if the kernel refuses it; then it is still to be done.
@@ -214,7 +213,7 @@ class TableMirror:
         self.machine.on(RESTORED)
         return restored
 
-    def restore_table(self, sock: socket, where: Where) -> tuple[str, int] | None:
+    def restore_table(self, sock: Socket, where: Where) -> tuple[str, int] | None:
         """Restore one table: (what was missing, number of elements), None if nothing was. Raises NetlinkError.
 
         Elements of attachments in `deletions` are not restored, see also delete_returned().
@@ -237,7 +236,7 @@ class TableMirror:
         self._clear(where)
         return text, count
 
-    def delete_returned(self, sock: socket) -> None:
+    def delete_returned(self, sock: Socket) -> None:
         """Delete what threads of OWN_NAME have added for attachments whose DEL has begun: it may have read nftables
         before. Raises NetlinkError."""
         added, self.added_by_us = self.added_by_us, []
@@ -277,7 +276,7 @@ class TableMirror:
                 del self.deletions[oldest]
 
 
-def has_rules(store: Store, sock: socket) -> bool:
+def has_rules(store: Store, sock: Socket) -> bool:
     """Do the chains of a Store have their rules?
 
     While a transaction replaces the rules, the kernel shows their number before it is done. An empty transaction waits
@@ -290,6 +289,6 @@ def has_rules(store: Store, sock: socket) -> bool:
     return False
 
 
-def has_chain(sock: socket, family: int, table: str, chain: str) -> bool:
+def has_chain(sock: Socket, family: int, table: str, chain: str) -> bool:
     return wire.look_up(sock, nft.get_chain(Batch(), family, table, chain,
                                             f"look up chain {table} {chain}")) is not None

@@ -73,8 +73,8 @@ def is_own(path: str) -> bool:
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError):
         return False
     except OSError as e:
-        raise CniError(errors.of_errno(e.errno),
-                       f"read plugin {path}: {posix.strerror(e.errno)} (errno {e.errno})") from None
+        raise CniError(errors.of_errno(e.errno or 0),
+                       f"read plugin {path}: {posix.strerror(e.errno or 0)} (errno {e.errno})") from None
 
 
 def child_env(base_env: Mapping[str, str], command: str, **cni: str) -> dict[str, str]:
@@ -121,8 +121,8 @@ def start_cause(path: str, error: OSError | ValueError) -> str:
     if isinstance(error, ValueError):          # a NUL in the path or the environment
         return f"fork/exec {path}: {posix.strerror(EINVAL).lower()}"
     if error.errno == EFBIG:
-        return error.strerror
-    return f"fork/exec {path}: {posix.strerror(error.errno).lower()}"
+        return error.strerror or ""
+    return f"fork/exec {path}: {posix.strerror(error.errno or 0).lower()}"
 
 
 def read_failure(stdout: bytes, stderr: bytes, cause: str) -> CniError:

@@ -18,11 +18,10 @@ from fastcni.spec.errors import CniError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from _socket import socket
     from collections.abc import Callable, Container, Sequence
     from typing import Any
 
-    from fastcni.kernel.wire import NetlinkError
+    from fastcni.kernel.wire import NetlinkError, Socket
     from fastcni.kit.call.request import Request
 
     Item = tuple[Any, Any, bytes | str | None]          # (set, key, value); see chain_item()
@@ -96,11 +95,11 @@ class Store:
             refused = attempt()
         return refused
 
-    def _set_up(self, sock: socket, items: Sequence[Item]) -> None:
+    def _set_up(self, sock: Socket, items: Sequence[Item]) -> None:
         if refused := in_one(sock, items, self.set_up):
             raise refused[0]
 
-    def _add(self, sock: socket, mark: str, items: Sequence[Item]) -> list[NetlinkError]:
+    def _add(self, sock: Socket, mark: str, items: Sequence[Item]) -> list[NetlinkError]:
         def fill(batch: Batch, items: Sequence[Item]) -> None:
             for name, some in by_set(items).items():
                 nft_elements.add_elements(batch, self.family, self.table, name, some, mark)
@@ -132,7 +131,7 @@ class Store:
 
         self.add(req, self.missing(req, items), taken)
 
-    def restore_lost(self, sock: socket, present: dict[str, dict[bytes, bytes]], lost: dict[str, dict[bytes, bytes]],
+    def restore_lost(self, sock: Socket, present: dict[str, dict[bytes, bytes]], lost: dict[str, dict[bytes, bytes]],
                      leaving: Container[str]) -> int:
         """Add the rules and the `lost` elements after a flush. Return the number of elements added.
 
@@ -162,11 +161,11 @@ class Store:
                                    lambda: self._has_rules(sock, chain, rules))     # noqa: B023 - called at once
                    for chain, rules in self.chains.items())
 
-    def complete_on(self, sock: socket) -> bool:
+    def complete_on(self, sock: Socket) -> bool:
         """The same as complete(), without a request."""
         return all(self._has_rules(sock, chain, rules) for chain, rules in self.chains.items())
 
-    def _has_rules(self, sock: socket, chain: str, rules: int) -> bool:
+    def _has_rules(self, sock: Socket, chain: str, rules: int) -> bool:
         found = wire.look_up(sock, nft.get_chain(Batch(), self.family, self.table, chain,
                                                  f"look up nftables chain {self.table} {chain}"))
         return bool(found) and nft.read_chain(found[0][1])[2] >= rules
@@ -197,12 +196,12 @@ class Store:
                       for element in nft_elements.read_elements(payload)]
         return found
 
-    def read_all(self, sock: socket) -> list[Found]:
+    def read_all(self, sock: Socket) -> list[Found]:
         """Return (set, key, comment) of every element of every set."""
         return [(name, *element) for name in self.sets for payload in self.dump(sock, name) or ()
                 for element in nft_elements.read_elements(payload)]
 
-    def dump(self, sock: socket, name: str) -> list[bytes] | None:
+    def dump(self, sock: Socket, name: str) -> list[bytes] | None:
         """Return the kernel's messages about the elements of a set; None if the set does not exist."""
         try:
             replies = wire.dump(sock, nft.NFT_MSG_GETSETELEM, nft.nfgenmsg(self.family), f"list {self.table} {name}",
@@ -262,7 +261,7 @@ class Store:
                 if refused and refused[0].errno not in (EBUSY, ENOENT):     # a pod came, or a flush
                     raise refused[0]
 
-    def _chains_led_to(self, sock: socket) -> list[tuple[str, int]]:
+    def _chains_led_to(self, sock: Socket) -> list[tuple[str, int]]:
         """Return [(name, references)] of the chains that elements go to, or did once."""
         return rulesets.chains_of(sock, self.family, self.table, self.leads_to) if self.leads_to else []
 
@@ -270,7 +269,7 @@ class Store:
         """Delete elements, [(set, key, ...)], with any mark. Gone is fine."""
         self.remove_from(req.mode.firewall, found)
 
-    def remove_from(self, sock: socket, found: Sequence[tuple[Any, ...]]) -> None:
+    def remove_from(self, sock: Socket, found: Sequence[tuple[Any, ...]]) -> None:
         """The same as remove(), without a request."""
         if found:
             in_halves(sock, found, self._del, ENOENT)

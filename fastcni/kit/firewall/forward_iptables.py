@@ -36,11 +36,10 @@ from fastcni.spec.errors import CniError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from _socket import socket
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
     from typing import Any
 
-    from fastcni.kernel.wire import NetlinkError
+    from fastcni.kernel.wire import NetlinkError, Socket
     from fastcni.kit.call.request import Request
     from fastcni.kit.firewall.elements import Store
     from fastcni.kit.firewall.forward import Conf
@@ -114,7 +113,7 @@ def ready_or_made(req: Request, length: int, admin_chain: str) -> bool:
     return True
 
 
-def has_set(sock: socket, length: int) -> bool:
+def has_set(sock: Socket, length: int) -> bool:
     """Add the set if it is missing. Return False if the kernel has no sets that rules can use."""
     _, refused = wire.attempt(sock, ipset.get_match(Batch(), length))
     if refused:

@@ -71,8 +71,9 @@ def read(req: Request) -> Conf:
     _read_backend(keys, conf)
     conf.mappings = port_mappings.read(keys)
     conf.previous, conf.pod = results.read_prev_result(keys, req.version), {}
-    for ip in conf.previous.get("ips", ()) if conf.previous else ():
-        if chained.in_pod(conf.previous, ip, req.ifname):
+    previous = conf.previous or {}
+    for ip in previous.get("ips", ()):
+        if chained.in_pod(previous, ip, req.ifname):
             packed, prefix = addresses.read_cidr(ip["address"])
             conf.pod.setdefault(len(packed), (packed, prefix))
     return conf

@@ -7,10 +7,10 @@ from fastcni.kernel import nft, nft_rules, wire
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from _socket import socket
     from collections.abc import Callable
     from typing import Any
 
+    from fastcni.kernel.wire import Socket
     from fastcni.kit.call.mode import Mode
 
 
@@ -24,14 +24,14 @@ def has(mode: Mode, key: tuple[Any, ...], look_up: Callable[[Batch], Batch]) -> 
     return mode.recall(key, lambda: wire.look_up(mode.firewall, look_up(Batch())) is not None)
 
 
-def chains_of(sock: socket, family: int, table: str, prefix: str) -> list[tuple[str, int]]:
+def chains_of(sock: Socket, family: int, table: str, prefix: str) -> list[tuple[str, int]]:
     """Return [(name, references)] of the chains of a table whose names begin with `prefix`."""
     found = [nft.read_chain(payload) for _, payload in
              wire.dump(sock, nft.NFT_MSG_GETCHAIN, nft.nfgenmsg(family), "list nftables chains")]
     return [(chain, references) for where, chain, references in found if where == table and chain.startswith(prefix)]
 
 
-def rules_of(sock: socket, family: int, table: str, chain: str = "") -> list[bytes]:
+def rules_of(sock: Socket, family: int, table: str, chain: str = "") -> list[bytes]:
     """Return the rules of a chain, or of all chains of a table, as payloads of NFT_MSG_NEWRULE."""
     what = f"list rules of {table} {chain}".rstrip()
     return [payload for _, payload in wire.dump(sock, nft.NFT_MSG_GETRULE, nft.nfgenmsg(family), what,

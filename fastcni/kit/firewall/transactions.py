@@ -7,16 +7,15 @@ from fastcni.kernel import nft, wire
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from _socket import socket
     from collections.abc import Callable, Iterable, Sequence
     from typing import Any
 
-    from fastcni.kernel.wire import NetlinkError
+    from fastcni.kernel.wire import NetlinkError, Socket
 
     Fill = Callable[[Batch, Sequence[Any]], object]
 
 
-def in_one(sock: socket, items: Sequence[Any], fill: Fill) -> list[NetlinkError]:
+def in_one(sock: Socket, items: Sequence[Any], fill: Fill) -> list[NetlinkError]:
     """Send fill(batch, items) as one transaction, or as several if a Batch has no room. Return the refusals."""
     batch = nft.start(Batch())
     try:
@@ -30,7 +29,7 @@ def in_one(sock: socket, items: Sequence[Any], fill: Fill) -> list[NetlinkError]
     return wire.attempt(sock, batch)[1]
 
 
-def in_halves(sock: socket, items: Sequence[Any], fill: Fill, *fine: int) -> int:
+def in_halves(sock: Socket, items: Sequence[Any], fill: Fill, *fine: int) -> int:
     """The same as in_one(), but repeat a refused transaction in halves: one refused item does not keep the others out.
 
     Return how many items went in. Raises NetlinkError if an item alone is refused, but not for the errnos in `fine`.

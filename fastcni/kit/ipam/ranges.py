@@ -176,7 +176,7 @@ def _read_range(section: Section) -> Range:
     r.start = start or address.plus(base, 1)
     r.end = end or (address.plus(last, -1) if bits == 32 else last)
     if r.start > r.end:             # one of the two alone, on the far side of the other's default
-        raise ValueError(f"{'RangeEnd' if end else 'RangeStart'} {address.ip_text(end or start)} "
+        raise ValueError(f"{'RangeEnd' if end else 'RangeStart'} {address.ip_text(end or r.start)} "
                          f"not in network {r.network()}")
     return r
 

@@ -128,5 +128,5 @@ def remove(path: str) -> None:
 
 
 def folder_error(verb: str, path: str, error: OSError) -> CniError:
-    return CniError(errors.IO_FAILURE, f"{verb} {path}: {posix.strerror(error.errno)} (errno {error.errno})",
+    return CniError(errors.IO_FAILURE, f"{verb} {path}: {posix.strerror(error.errno or 0)} (errno {error.errno})",
                     "dataDir has to be a folder that can be written")

@@ -11,13 +11,14 @@ from fastcni.spec.errors import CniError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from _socket import socket
     from collections.abc import Callable
+    from typing import Any
 
     from fastcni.kernel.rtnl import Link
+    from fastcni.kernel.wire import Socket
     from fastcni.kit.call.request import Request
 
-    Values = dict[str, str | int | bool]
+    Values = dict[str, Any]         # str for mac, bool for FLAGS, int for the others
 
 # {attribute: (keyword of rtnl.set_link, CHECK's text)}, in the order of the backup file
 TABLE = {
@@ -72,13 +73,13 @@ def of(link: Link) -> Values:
             "allmulti": bool(link.flags & uapi.IFF_ALLMULTI), "txQLen": link.txqlen}
 
 
-def write(sock: socket, link: Link, values: Values) -> None:
+def write(sock: Socket, link: Link, values: Values) -> None:
     """Set attributes. If the kernel refuses one, the others are set. Raises NetlinkError."""
     batch = Batch()
     for key, value in values.items():
         keyword, _ = TABLE[key]
-        rtnl.set_link(batch, link.index, **{keyword: read_mac(value) if key == "mac" else value},
-                      what=f'failed to set {key} of "{link.name}" to {value}')
+        changed: dict[str, Any] = {keyword: read_mac(value) if key == "mac" else value}
+        rtnl.set_link(batch, link.index, **changed, what=f'failed to set {key} of "{link.name}" to {value}')
     wire.exchange(sock, batch)
 
 

@@ -9,7 +9,7 @@ from fastcni.kernel import rtnl, wire
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from _socket import socket as Socket
+    from fastcni.kernel.wire import Socket
 
 
 def link(sock: Socket, index: int, *, what: str, up: bool | None = None, promisc: bool | None = None,

@@ -11,10 +11,10 @@ from fastcni.spec.errors import CniError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from _socket import socket as Socket
     from collections.abc import Iterable
 
     from fastcni.kernel.rtnl import Address, Link
+    from fastcni.kernel.wire import Socket
     from fastcni.kit.call.mode import Mode
     from fastcni.kit.call.request import Request
     from fastcni.kit.links.pod import Pod

@@ -15,11 +15,11 @@ from fastcni.spec.errors import CniError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from _socket import socket as Socket
     from collections.abc import Collection
     from typing import Any
 
     from fastcni.kernel.rtnl import Link
+    from fastcni.kernel.wire import Socket
     from fastcni.kit.call.mode import Mode
     from fastcni.kit.call.undo import Undo
     from fastcni.kit.links.bridge_conf import Conf

@@ -11,9 +11,8 @@ from fastcni.spec.errors import CniError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from _socket import socket as Socket
-
     from fastcni.kernel.rtnl import Link
+    from fastcni.kernel.wire import Socket
     from fastcni.kit.call.request import Request
     from fastcni.kit.links.pod import Pod
     from fastcni.spec.config import Section

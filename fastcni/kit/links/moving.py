@@ -16,9 +16,8 @@ from fastcni.spec.errors import CniError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from _socket import socket as Socket
-
     from fastcni.kernel.rtnl import Link
+    from fastcni.kernel.wire import Socket
     from fastcni.kit.call.request import Request
     from fastcni.kit.call.undo import Undo
 

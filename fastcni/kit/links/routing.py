@@ -9,12 +9,12 @@ from fastcni.kernel import routing, rtnl, uapi, wire
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from _socket import socket as Socket
     from collections.abc import Callable, Collection, Iterable
     from typing import Any
 
     from fastcni.kernel.routing import Rule
     from fastcni.kernel.rtnl import Route
+    from fastcni.kernel.wire import Socket
 
     Routes = list[tuple[Route, bytes]]          # with the kernel's own message of each
     Rules = list[tuple[Rule, bytes]]

@@ -21,11 +21,11 @@ from fastcni.spec.errors import CniError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from _socket import socket as Socket
     from collections.abc import Callable, Collection, Iterator
     from typing import Any
 
     from fastcni.kernel.rtnl import Link, Route
+    from fastcni.kernel.wire import Socket
     from fastcni.kit.call.undo import Undo
     from fastcni.kit.links.pod import Pod
 

@@ -15,10 +15,10 @@ from fastcni.spec.errors import CniError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from _socket import socket as Socket
-    from collections.abc import Collection, Iterable
+    from collections.abc import Collection, Iterable, Sequence
 
     from fastcni.kernel.rtnl import Address, Link
+    from fastcni.kernel.wire import Socket
     from fastcni.kit.call.undo import Undo
     from fastcni.kit.links.pod import Pod
 
@@ -95,7 +95,7 @@ def enslave(pod: Pod, undo: Undo, link: Link, vrf: Link, present: Iterable[Addre
         for route, payload in routing.gateways_last(saved) if route.protocol != uapi.RTPROT_KERNEL])
 
 
-def set_master(pod: Pod, link: Link, index: int, table: int, lasting: Collection[bytes]) -> None:
+def set_master(pod: Pod, link: Link, index: int, table: int, lasting: Sequence[bytes]) -> None:
     """Give the link the master `index`, 0 for none. Wait until `table` has the local routes of its IPv6 addresses
     `lasting`."""
     with pod.enter():

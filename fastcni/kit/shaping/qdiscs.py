@@ -22,9 +22,8 @@ from fastcni.spec.errors import CniError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from _socket import socket
-
     from fastcni.kernel.rtnl import Link
+    from fastcni.kernel.wire import Socket
     from fastcni.kit.call.undo import Undo
     from fastcni.kit.shaping.limits import Limit, Limits
 
@@ -57,7 +56,7 @@ def redirect_filter(ifb: Link) -> tc.Filter:
     return tc.Filter(uapi.ETH_P_ALL, 1, tc.handle(1, 1), tc.selector(), ifb.index)
 
 
-def add(sock: socket, link: Link, limit: Limit, undo: Undo) -> None:
+def add(sock: Socket, link: Link, limit: Limit, undo: Undo) -> None:
     """Limit what a link sends. Raises CniError if it has a root qdisc already, NetlinkError."""
     numbers, batch, what = shape(limit), Batch(), f'create qdisc of "{link.name}"'
     if limit.subnets:
@@ -73,19 +72,19 @@ def add(sock: socket, link: Link, limit: Limit, undo: Undo) -> None:
         wire.exchange(sock, batch)
 
 
-def add_ingress(sock: socket, link: Link, undo: Undo) -> None:
+def add_ingress(sock: Socket, link: Link, undo: Undo) -> None:
     """Prepare a link for redirect(). Raises CniError if it has an ingress qdisc already, NetlinkError."""
     batch = tc.new_ingress(Batch(), link.index, f'create ingress qdisc of "{link.name}"')
     send(sock, batch, link, undo, uapi.TC_H_INGRESS)
 
 
-def redirect(sock: socket, link: Link, ifb: Link) -> None:
+def redirect(sock: Socket, link: Link, ifb: Link) -> None:
     """Redirect all that a link receives to an ifb. Raises NetlinkError."""
     wire.exchange(sock, tc.new_filter(Batch(), link.index, tc.INGRESS, redirect_filter(ifb),
                                       f'add filter to "{link.name}"'))
 
 
-def send(sock: socket, batch: Batch, link: Link, undo: Undo, parent: int) -> None:
+def send(sock: Socket, batch: Batch, link: Link, undo: Undo, parent: int) -> None:
     """Add a qdisc at `parent` of the link."""
     try:
         with undo.request(delete, sock, link, parent):
@@ -97,14 +96,14 @@ def send(sock: socket, batch: Batch, link: Link, undo: Undo, parent: int) -> Non
                        "another program shape its traffic?") from e
 
 
-def delete(sock: socket, link: Link, parent: int) -> None:
+def delete(sock: Socket, link: Link, parent: int) -> None:
     """The rollback of add() and add_ingress()."""
     _, refused = wire.attempt(sock, tc.del_qdisc(Batch(), link.index, parent, f'delete qdisc of "{link.name}"'))
     if refused and refused[0].errno not in (ENOENT, ENODEV):
         raise refused[0]
 
 
-def status(sock: socket, limits: Limits) -> None:
+def status(sock: Socket, limits: Limits) -> None:
     """Raise CniError 50 if the kernel lacks a qdisc that the limits need."""
     for kind, parent in (("ingress", uapi.TC_H_INGRESS), ("htb" if limits.subnets else "tbf", uapi.TC_H_ROOT)):
         _, refused = wire.attempt(sock, tc.ask_for_kind(Batch(), LOOPBACK_IFINDEX, kind, parent))

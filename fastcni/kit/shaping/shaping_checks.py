@@ -10,9 +10,8 @@ from fastcni.spec import address as addresses
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from _socket import socket
-
     from fastcni.kernel.rtnl import Link
+    from fastcni.kernel.wire import Socket
     from fastcni.kit.call.request import Request
     from fastcni.kit.links.pod import Pod
     from fastcni.kit.shaping.limits import Limit, Limits
@@ -31,7 +30,7 @@ def check(req: Request, pod: Pod, host: Link, limits: Limits) -> None:
         check_limit(pod.host, ifb, limits.egress)
 
 
-def check_limit(sock: socket, link: Link, limit: Limit) -> None:
+def check_limit(sock: Socket, link: Link, limit: Limit) -> None:
     """Raise CniError 999 unless a link has the limit."""
     wanted, found = qdiscs.shape(limit), read(sock, link, limit)
     for name in ("rate", "limit", "buffer"):
@@ -40,14 +39,14 @@ def check_limit(sock: socket, link: Link, limit: Limit) -> None:
             raise wrong(f"{name.capitalize()} doesn't match", f"{link.name} has {actual}, configured are {asked}")
 
 
-def check_redirect(sock: socket, link: Link, ifb: Link) -> None:
+def check_redirect(sock: Socket, link: Link, ifb: Link) -> None:
     """Raise CniError 999 unless what a link receives is redirected to the ifb."""
     if qdiscs.redirect_filter(ifb) not in filters_of(sock, link, tc.INGRESS):
         raise wrong("Failed to find the filter that redirects to the ifb",
                     f"what {link.name} receives does not go to {ifb.name}")
 
 
-def read(sock: socket, link: Link, limit: Limit) -> tc.Shape:
+def read(sock: Socket, link: Link, limit: Limit) -> tc.Shape:
     """The Shape of a link with that kind of limit. Raises CniError 999 for other qdiscs, classes or filters."""
     kind, options = ask(sock, tc.get_qdisc(Batch(), link.index, uapi.TC_H_ROOT, "look up the root qdisc"))
     if kind != ("htb" if limit.subnets else "tbf"):
@@ -71,13 +70,13 @@ def read(sock: socket, link: Link, limit: Limit) -> tc.Shape:
     return shape
 
 
-def ask(sock: socket, batch: Batch) -> tuple[str, bytes]:
+def ask(sock: Socket, batch: Batch) -> tuple[str, bytes]:
     """(kind, options) of the answer, ("", b"") if there is none."""
     found = wire.look_up(sock, batch)
     return tc.read_kind(found[0][1]) if found else ("", b"")
 
 
-def filters_of(sock: socket, link: Link, parent: int) -> list[tc.Filter]:
+def filters_of(sock: Socket, link: Link, parent: int) -> list[tc.Filter]:
     """The filters of a qdisc, [] without one."""
     replies = wire.dump(sock, uapi.RTM_GETTFILTER, tc.tcmsg(link.index, parent=parent), f"list filters of {link.name}")
     return [each for each in (tc.read_filter(payload) for _, payload in replies) if each]
