@@ -5,7 +5,6 @@ import json
 import os
 import re
 import shutil
-import stat
 import struct
 import subprocess
 import sys
@@ -13,16 +12,12 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from project.plugin_file import ADD, INTERPRETER, run, write_executable
 
 from fastcni.launcher import bootstrap, modules, pack
-from fastcni.launcher.install import InstallError, base_interpreter, checked_interpreter, install
+from fastcni.launcher.install import install
 from fastcni.plugins import TABLE
 
-INTERPRETER = checked_interpreter(base_interpreter())
-PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
-ADD = {
-    "CNI_COMMAND": "ADD", "CNI_CONTAINERID": "x", "CNI_IFNAME": "eth0", "CNI_NETNS": "/nowhere", "CNI_PATH": "/nowhere"
-}
 PT_DYNAMIC, PT_INTERP, PT_GNU_STACK = 2, 3, 0x6474E551  # elf.h
 
 
@@ -31,21 +26,6 @@ def bin_dir(tmp_path_factory):
     folder = tmp_path_factory.mktemp("bin")
     install(folder)
     return folder
-
-
-def run(*command, stdin=b"", env=None, **more):
-    """One run of a plugin; (status, stdout as JSON, stderr). stdin: bytes or a file."""
-    given = {"input": stdin} if isinstance(stdin, bytes) else {"stdin": stdin}
-    env = {"PATH": PATH, "CNI_COMMAND": "VERSION"} | (env or {})
-    words = [str(word) for word in command]
-    done = subprocess.run(words, env=env, capture_output=True, timeout=60, check=False, **given, **more)
-    return done.returncode, json.loads(done.stdout) if done.stdout else None, done.stderr.decode()
-
-
-def write_executable(path, data):
-    path.write_bytes(data)
-    path.chmod(0o755)
-    return path
 
 
 # ---- the program ----
@@ -349,109 +329,3 @@ def test_fault_of_fastcni_is_one_json_document():
 
 
 # ---- the installer ----
-
-
-def test_all_names_are_links_of_one_file(tmp_path):
-    paths = install(tmp_path / "new" / "bin")
-    assert sorted(os.path.basename(path) for path in paths) == sorted(TABLE)
-    assert len({os.stat(path).st_ino for path in paths}) == 1
-    assert sorted(os.listdir(tmp_path / "new" / "bin")) == sorted(TABLE)
-
-
-def test_same_input_makes_the_same_file():
-    assert pack.pack(INTERPRETER) == pack.pack(INTERPRETER)
-
-
-def test_mode_does_not_depend_on_the_umask(tmp_path):
-    before = os.umask(0o077)
-    try:
-        (path,) = install(tmp_path, names=["host-local"])
-    finally:
-        os.umask(before)
-    assert stat.S_IMODE(os.stat(path).st_mode) == 0o755
-
-
-def test_whatever_the_umask_nobody_else_may_write_to_the_folders(tmp_path):
-    """With umask 0 the CNI bin dir was made 0777: any user could put a program there that root runs."""
-    before = os.umask(0)
-    try:
-        install(tmp_path / "opt" / "cni" / "bin", names=["loopback"])
-    finally:
-        os.umask(before)
-    assert {stat.S_IMODE(path.stat().st_mode) for path in tmp_path.rglob("*")} == {0o755}
-
-
-def test_running_plugin_is_replaced_and_still_answers(tmp_path):
-    """Its code is read when it is needed, from the file it was started from."""
-    (path,) = install(tmp_path, names=["bridge"])
-    with subprocess.Popen([path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=ADD) as running:
-        before = os.stat(path).st_ino
-        assert install(tmp_path, names=["bridge"]) == [path]
-        assert os.stat(path).st_ino != before
-        answer = json.loads(running.communicate(b"{}", timeout=60)[0])
-    assert (running.returncode, answer["code"]) == (1, 7)
-    assert run(path)[0] == 0
-
-
-def test_other_plugins_file_is_replaced_and_its_links_are_not(tmp_path):
-    shutil.copy("/bin/true", tmp_path / "bridge")
-    os.link(tmp_path / "bridge", tmp_path / "theirs")
-    install(tmp_path, names=["bridge"])
-    assert run(tmp_path / "bridge")[1]["cniVersion"]
-    assert run(tmp_path / "theirs") == (0, None, "")
-
-
-def test_failed_install_leaves_no_temporary_file(tmp_path):
-    (tmp_path / "ptp" / "x").mkdir(parents=True)
-    with pytest.raises(InstallError, match="ptp"):
-        install(tmp_path)
-    assert not [name for name in os.listdir(tmp_path) if name.startswith(".")]
-
-
-def test_bin_dir_that_is_a_file_is_an_error_with_its_name(tmp_path):
-    (tmp_path / "bin").write_text("")
-    with pytest.raises(InstallError, match=r"install into .*/bin"):
-        install(tmp_path / "bin")
-
-
-def test_file_system_without_hard_links_gets_copies(tmp_path, monkeypatch):
-    def refuse(*_):
-        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
-
-    monkeypatch.setattr(os, "link", refuse)
-    paths = install(tmp_path)
-    assert len({os.stat(path).st_ino for path in paths}) == len(TABLE)
-    assert run(tmp_path / "static")[0] == 0
-
-
-def test_unknown_type_is_refused_before_anything_is_written(tmp_path):
-    with pytest.raises(InstallError, match=r"no plugin named 'brigde'; there are .*bridge"):
-        install(tmp_path / "bin", names=["brigde"])
-    assert not (tmp_path / "bin").exists()
-
-
-def test_recorded_interpreter_is_the_real_one(tmp_path):
-    """Neither a virtual environment's link nor a version manager's script."""
-    shim = write_executable(tmp_path / "python3", f'#!/bin/sh\nexec {sys.executable} "$@"\n'.encode())
-    assert checked_interpreter(str(shim)) == INTERPRETER
-    assert not os.path.islink(INTERPRETER)
-    assert "venv" not in INTERPRETER
-
-
-@pytest.mark.parametrize("text", ["exit 3", "echo hello", "echo bad option >&2; exit 2"])
-def test_interpreter_that_is_no_python_is_refused(tmp_path, text):
-    shim = write_executable(tmp_path / "python3", f"#!/bin/sh\n{text}\n".encode())
-    with pytest.raises(InstallError, match="python3 does not run with -I -S"):
-        checked_interpreter(str(shim))
-
-
-def test_interpreter_of_another_build_is_refused(tmp_path):
-    answer = "('/usr/bin/python9', b'x', '.cpython-99.so')"
-    shim = write_executable(tmp_path / "python3", f'#!/bin/sh\necho "{answer}"\n'.encode())
-    with pytest.raises(InstallError, match=r"another Python \(.cpython-99.so\)"):
-        checked_interpreter(str(shim))
-
-
-def test_path_too_long_for_the_launcher_is_refused():
-    with pytest.raises(pack.PackError, match="longer than the launcher's 1023 bytes"):
-        pack.pack("/x" * 512)

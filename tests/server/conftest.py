@@ -10,6 +10,7 @@ from real_kernel.node import Node, set_sysctl
 from real_kernel.portmap_chain import DUAL, Chain
 from server.client import Server, eventually
 from server.flushed import Log
+from server.local import Local
 
 from fastcni.kernel import netns
 from fastcni.launcher.install import install
@@ -47,6 +48,22 @@ def warm(node):
     mode = WarmInProcess()
     yield mode
     mode.release()
+
+
+@pytest.fixture
+def local(node, tmp_path, monkeypatch, plugins):
+    """local(**options): a server of this process; stopped at the end, all of its workers with it."""
+    running = []
+
+    def make(**options):
+        running.append(Local(tmp_path, monkeypatch, **options).__enter__())
+        running[-1].cni_path = plugins
+        return running[-1]
+
+    yield make
+    for server in running:
+        server.__exit__()
+        assert not server.crashed
 
 
 @pytest.fixture

@@ -2,8 +2,6 @@
 
 import fcntl
 import os
-import socket
-import sys
 import threading
 import time
 from pathlib import Path
@@ -12,27 +10,10 @@ import orjson
 import pytest
 from real_kernel.node import Inside, links, run
 from server.client import eventually
-from server.local import Local
 
 from fastcni.kernel import netns, waiting
-from fastcni.server import acceptor, configurations, hosts, slots
+from fastcni.server import configurations, hosts, slots
 from fastcni.server.mode import WarmMode
-
-
-@pytest.fixture
-def local(node, tmp_path, monkeypatch, plugins):
-    """local(**options): a server of this process; stopped at the end, all of its workers with it."""
-    running = []
-
-    def make(**options):
-        running.append(Local(tmp_path, monkeypatch, **options).__enter__())
-        running[-1].cni_path = plugins
-        return running[-1]
-
-    yield make
-    for server in running:
-        server.__exit__()
-        assert not server.crashed
 
 
 def lose_one(monkeypatch, node, command="VERSION"):
@@ -364,52 +345,6 @@ def test_a_configuration_is_decoded_once_and_under_no_lock(node, pod, local, mon
 
 # -- connections that say nothing --------------------------------------------------------------------------------
 
-def connect(server):
-    conn = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    conn.connect(str(server.path))
-    conn.settimeout(10)
-    return conn
-
-
-def test_a_silent_connection_is_closed_in_time_and_a_server_that_stops_waits_no_longer(node, local, monkeypatch):
-    monkeypatch.setattr(acceptor, "SILENT_TIMEOUT_S", 0.3)
-    server = local()
-    with connect(server) as silent:
-        assert silent.recv(1) == b""
-    with connect(server) as silent:
-        server.ok("VERSION", node.conf())
-        server.__exit__()               # refuses to end with a worker that has not
-        server.__enter__()
-        assert silent.recv(1) == b""
-    assert server.ok("VERSION", node.conf())
-
-
-def test_many_silent_connections_cost_no_worker(node, local, monkeypatch):
-    """Two workers that closed the same silent connection: the second of them ended with a KeyError."""
-    monkeypatch.setattr(acceptor, "MAX_SILENT", 4)
-    monkeypatch.setattr(acceptor, "SILENT_TIMEOUT_S", 0.02)
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    try:
-        server = local(workers=8, busy=8)
-        threads = server.workers
-
-        def knock():
-            for _ in range(150):
-                for conn in [connect(server) for _ in range(8)]:
-                    conn.close()
-
-        knocking = [threading.Thread(target=knock) for _ in range(3)]
-        for thread in knocking:
-            thread.start()
-        for thread in knocking:
-            thread.join()
-        assert not server.crashed and server.workers == threads and server.ok("VERSION", node.conf())
-    finally:
-        sys.setswitchinterval(before)
-
-
-# -- other namespaces --------------------------------------------------------------------------------------------
 
 @pytest.fixture
 def elsewhere():

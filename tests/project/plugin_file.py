@@ -1,0 +1,27 @@
+"""A plugin file, run by hand."""
+
+import json
+import subprocess
+
+from fastcni.launcher.install import base_interpreter, checked_interpreter
+
+INTERPRETER = checked_interpreter(base_interpreter())
+PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
+ADD = {
+    "CNI_COMMAND": "ADD", "CNI_CONTAINERID": "x", "CNI_IFNAME": "eth0", "CNI_NETNS": "/nowhere", "CNI_PATH": "/nowhere"
+}
+
+
+def run(*command, stdin=b"", env=None, **more):
+    """One run of a plugin; (status, stdout as JSON, stderr). stdin: bytes or a file."""
+    given = {"input": stdin} if isinstance(stdin, bytes) else {"stdin": stdin}
+    env = {"PATH": PATH, "CNI_COMMAND": "VERSION"} | (env or {})
+    words = [str(word) for word in command]
+    done = subprocess.run(words, env=env, capture_output=True, timeout=60, check=False, **given, **more)
+    return done.returncode, json.loads(done.stdout) if done.stdout else None, done.stderr.decode()
+
+
+def write_executable(path, data):
+    path.write_bytes(data)
+    path.chmod(0o755)
+    return path

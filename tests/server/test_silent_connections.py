@@ -1,0 +1,55 @@
+"""Connections that send nothing are closed, and cost no worker."""
+
+import socket
+import sys
+import threading
+
+from fastcni.server import acceptor
+
+
+def connect(server):
+    conn = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    conn.connect(str(server.path))
+    conn.settimeout(10)
+    return conn
+
+
+def test_a_silent_connection_is_closed_in_time_and_a_server_that_stops_waits_no_longer(node, local, monkeypatch):
+    monkeypatch.setattr(acceptor, "SILENT_TIMEOUT_S", 0.3)
+    server = local()
+    with connect(server) as silent:
+        assert silent.recv(1) == b""
+    with connect(server) as silent:
+        server.ok("VERSION", node.conf())
+        server.__exit__()               # refuses to end with a worker that has not
+        server.__enter__()
+        assert silent.recv(1) == b""
+    assert server.ok("VERSION", node.conf())
+
+
+def test_many_silent_connections_cost_no_worker(node, local, monkeypatch):
+    """Two workers that closed the same silent connection: the second of them ended with a KeyError."""
+    monkeypatch.setattr(acceptor, "MAX_SILENT", 4)
+    monkeypatch.setattr(acceptor, "SILENT_TIMEOUT_S", 0.02)
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        server = local(workers=8, busy=8)
+        threads = server.workers
+
+        def knock():
+            for _ in range(150):
+                for conn in [connect(server) for _ in range(8)]:
+                    conn.close()
+
+        knocking = [threading.Thread(target=knock) for _ in range(3)]
+        for thread in knocking:
+            thread.start()
+        for thread in knocking:
+            thread.join()
+        assert not server.crashed and server.workers == threads and server.ok("VERSION", node.conf())
+    finally:
+        sys.setswitchinterval(before)
+
+
+# -- other namespaces --------------------------------------------------------------------------------------------
