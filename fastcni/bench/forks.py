@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from fastcni.kernel import netns, wire
 
 if TYPE_CHECKING:
-    from socket import socket
+    from fastcni.kernel.wire import Socket
 
 CONNECTOR, GROUP = 11, 1        # NETLINK_CONNECTOR, CN_IDX_PROC
 LISTEN, IGNORE = 1, 2           # PROC_CN_MCAST_*
@@ -25,7 +25,7 @@ ASK = struct.Struct("=IHHII IIIIHH I")
 EVENT = struct.Struct("=16x 20x I 12x IIII")
 
 
-def open_events(namespace: int) -> socket | None:
+def open_events(namespace: int) -> Socket | None:
     """Return a socket for process events, None if this kernel or this container has none.
 
     namespace: a descriptor of the initial network namespace, because only that has process events.

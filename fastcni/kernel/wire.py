@@ -1,5 +1,7 @@
 """Netlink sockets: open one, exchange a batch, dump, watch notifications. The only module that sends or receives."""
 
+from __future__ import annotations
+
 import posix
 from _socket import AF_NETLINK, SOCK_CLOEXEC, SOCK_RAW, if_nametoindex, socket
 from errno import EINTR, ENOBUFS, ENOENT, ETIMEDOUT
@@ -9,6 +11,14 @@ from fastcni import _netlink
 from fastcni._netlink import Batch, read_ack, sort_replies
 from fastcni.kernel import uapi
 from fastcni.kernel.waiting import caller, check_caller, here, waiting
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from fastcni._netlink import Message
+
+    Replies = list[tuple[int, bytes]]           # (type, payload) of what the kernel sends besides ACKs
 
 ANSWER_MS = 30_000              # the kernel answers within send(); only a lost answer would be waited for
 RECEIVE_TRIES = 5               # for the replies of one batch; what fails more often is broken
@@ -22,11 +32,13 @@ _STRICT = (uapi.NETLINK_EXT_ACK, uapi.NETLINK_CAP_ACK, uapi.NETLINK_GET_STRICT_C
 class NetlinkError(OSError):
     """The kernel refused a request; `what` says which one, `kernel_text` what its extended ACK said."""
 
-    def __init__(self, errno, what, kernel_text="", offset=0):
-        super().__init__(errno, posix.strerror(errno))
+    errno: int
+
+    def __init__(self, errno: int | None, what: str, kernel_text: str = "", offset: int = 0) -> None:
+        super().__init__(errno, posix.strerror(errno or 0))
         self.what, self.kernel_text, self.offset = what, kernel_text, offset
 
-    def __str__(self):
+    def __str__(self) -> str:
         return f"{self.what}: {self.kernel_text or self.strerror} (errno {self.errno})"
 
 
@@ -46,14 +58,16 @@ class Socket(socket):
     """
 
     __slots__ = ("sequence", "port")
+    sequence: int
+    port: int
 
-    def __init__(self, protocol):
+    def __init__(self, protocol: int) -> None:
         super().__init__(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, protocol)
         self.sequence = self.port = 0
 
 
-def open_socket(protocol=uapi.NETLINK_ROUTE, groups=()):
-    """A netlink socket in the calling thread's network namespace, strict and with extended ACKs.
+def open_socket(protocol: int = uapi.NETLINK_ROUTE, groups: Iterable[int] = ()) -> Socket:
+    """Open a netlink socket in the calling thread's network namespace, strict and with extended ACKs.
 
     `groups` are the RTNLGRP_* numbers it subscribes to. Raises OSError.
     """
@@ -74,29 +88,29 @@ def open_socket(protocol=uapi.NETLINK_ROUTE, groups=()):
     return sock
 
 
-def make_room(sock, size):
-    """Let so many bytes of notifications wait, as the kernel counts them, before it drops any."""
+def make_room(sock: socket, size: int) -> None:
+    """Set how many bytes of notifications can wait, as the kernel counts them, before it drops any."""
     try:
         sock.setsockopt(uapi.SOL_SOCKET, uapi.SO_RCVBUFFORCE, size)
     except OSError:
         return                  # not root of the machine: what was dropped is asked for
 
 
-def send(sock, data):
+def send(sock: Socket, data: bytes) -> None:
     """The one place that sends."""
     if show := here.request.show:
         show(">", data)
     _netlink.send(sock.fileno(), data)
 
 
-def receive(sock, milliseconds=ANSWER_MS, caller=-1):
-    """The one place that receives: a datagram's messages, [(type, flags, sequence, port, payload)]; None where none
-    comes in time, or before the other end of the connection `caller` is closed. Raises OSError, with ENOBUFS where the
+def receive(sock: Socket, milliseconds: int = ANSWER_MS, caller: int = -1) -> list[Message] | None:
+    """The one place that receives. Return a datagram's messages, [(type, flags, sequence, port, payload)]; None if none
+    comes in time, or before the other end of the connection `caller` is closed. Raises OSError, with ENOBUFS if the
     kernel had to drop notifications."""
     return _netlink.receive(sock.fileno(), milliseconds, here.request.show, caller)
 
 
-def index_of(name):
+def index_of(name: str) -> int:
     """The index of the link called `name` in the calling thread's namespace, 0 without one. By ioctl (netdevice(7)):
     unlike RTM_GETLINK it does not wait for the kernel's RTNL lock."""
     try:
@@ -105,7 +119,7 @@ def index_of(name):
         return 0
 
 
-def exchange(sock, batch):
+def exchange(sock: Socket, batch: Batch) -> Replies:
     """Send a batch and read every reply before the first refusal is raised.
 
     Returns [(type, payload)] of what the kernel sent besides ACKs: echoes and answers to RTM_GET*.
@@ -118,7 +132,7 @@ def exchange(sock, batch):
     return replies
 
 
-def attempt(sock, batch):
+def attempt(sock: Socket, batch: Batch) -> tuple[Replies, list[NetlinkError]]:
     """Like exchange(), but refusals are returned: ([(type, payload)], [NetlinkError])."""
     started = perf_counter()
     try:
@@ -127,8 +141,8 @@ def attempt(sock, batch):
         here.request.spent(sock.proto, perf_counter() - started)
 
 
-def look_up(sock, batch):
-    """Like exchange(), for a question about one thing: None where there is no such thing (ENOENT)."""
+def look_up(sock: Socket, batch: Batch) -> Replies | None:
+    """Like exchange(), for a question about one thing: None if there is no such thing (ENOENT)."""
     replies, refused = attempt(sock, batch)
     if not refused:
         return replies
@@ -137,7 +151,7 @@ def look_up(sock, batch):
     raise refused[0]
 
 
-def _attempt(sock, batch):
+def _attempt(sock: Socket, batch: Batch) -> tuple[Replies, list[NetlinkError]]:
     data, waiting, first, last = batch.finish(sock.sequence), batch.asked, batch.first, batch.last
     sock.sequence = last if last < MAX_SEQUENCE else 0
     what = next(iter(waiting.values()), "")
@@ -146,17 +160,20 @@ def _attempt(sock, batch):
         send(sock, data)
     except OSError as e:        # the kernel works on a request within send(): this one has not reached it
         raise NetlinkError(e.errno, f"{what}: send the request") from None
-    replies, refused, failures, patience = [], [], [], ANSWER_MS
+    replies: Replies = []
+    refused: list[NetlinkError] = []
+    failures: list[int | None] = []
+    timeout_ms = ANSWER_MS
     while waiting:
         try:
-            found = receive(sock, patience)
+            found = receive(sock, timeout_ms)
         except OSError as e:
             # The kernel has answered before send() returned: the other replies wait in the socket, or never come. They
             # are read, so that they say what was done, and so that the next batch does not find them.
             failures.append(e.errno)
             if len(failures) == RECEIVE_TRIES:
                 break
-            patience = 0
+            timeout_ms = 0
             continue
         if found is None:
             break
@@ -170,7 +187,7 @@ def _attempt(sock, batch):
                 # nfnetlink refuses a transaction as a whole (no permission, no nf_tables, commit failed) in
                 # the name of its opening message; the other replies are there already or never come.
                 refused.append(NetlinkError(read_ack(kind, flags, payload)[0], "commit transaction"))
-                patience = 0
+                timeout_ms = 0
                 continue
             if flags & uapi.NLM_F_DUMP_INTR:
                 refused.append(NetlinkError(EINTR, waiting[sequence], EINTR_DUMP))
@@ -181,17 +198,18 @@ def _attempt(sock, batch):
                     refused.append(NetlinkError(code, asked, text, offset))
     if failures and (waiting or ENOBUFS in failures):           # ENOBUFS: the kernel has dropped a reply
         raise AnswerLost(failures[0], f"{what}: read the kernel's answer")
-    if waiting and patience:
+    if waiting and timeout_ms:
         refused.append(AnswerLost(ETIMEDOUT, next(iter(waiting.values()))))
     return replies, refused
 
 
-def dump(sock, kind, header, what, fill=None):
-    """All objects of one RTM_GET*/NFT_MSG_GET* dump: [(type, payload)].
+def dump(sock: Socket, kind: int, header: bytes, what: str,
+         fill: Callable[[Batch], object] | None = None) -> Replies:
+    """Return all objects of one RTM_GET*/NFT_MSG_GET* dump: [(type, payload)].
 
-    `fill(batch)` adds attributes that filter. A table that changes while it is read marks the dump as
-    interrupted; it is asked for five times in all, then NetlinkError with errno EINTR says so: a list that
-    may lack an entry is never taken for whole.
+    `fill(batch)` adds attributes that filter. The kernel marks a dump as interrupted if the table changed meanwhile.
+    Such a dump is asked for five times in all, then NetlinkError has errno EINTR: no caller gets a list that may lack
+    an entry.
     """
     for _ in range(DUMP_TRIES):
         batch = Batch().begin(kind, uapi.NLM_F_DUMP, header, what)
@@ -205,30 +223,30 @@ def dump(sock, kind, header, what, fill=None):
     raise refused[0]
 
 
-def drain(sock, hear, lost):
-    """Read what waits on a watching socket: hear(type, payload) of each, and lost() where the kernel had to drop some
-    before that. Raises OSError."""
+def drain(sock: Socket, note: Callable[[int, bytes], object], lost: Callable[[], object]) -> None:
+    """Read the notifications that wait on a socket. Call note(type, payload) for each, and lost() if the kernel had to
+    drop some before it. Raises OSError."""
     while True:
         try:
-            heard = receive(sock, 0)
+            messages = receive(sock, 0)
         except OSError as e:
             if e.errno != ENOBUFS:
                 raise
             lost()
             continue
-        if heard is None:
+        if messages is None:
             return
-        for kind, _, _, _, payload in heard:
-            hear(kind, payload)
+        for kind, _, _, _, payload in messages:
+            note(kind, payload)
 
 
-def forget(sock):
-    """Read what waits on a watching socket, and what the kernel had to drop, and let it be. Raises OSError."""
+def forget(sock: Socket) -> None:
+    """Discard the notifications that wait on a socket, and the note that the kernel dropped some. Raises OSError."""
     drain(sock, lambda kind, payload: None, lambda: None)
 
 
-def watch(sock, seconds):
-    """The next notifications within `seconds`: [(type, flags, sequence, port, payload)], [] when none came.
+def watch(sock: Socket, seconds: float) -> list[Message]:
+    """Return the next notifications within `seconds`: [(type, flags, sequence, port, payload)], [] if none came.
 
     Raises OSError with ENOBUFS when the kernel dropped some: look again at what was waited for; waiting.CallerGone.
     """

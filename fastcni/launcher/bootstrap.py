@@ -3,8 +3,10 @@
 It runs from the blob in that file, under `python -I -S`, and leaves nothing on disk. pack.py lays the file
 out and makes the index; launcher.c, or the file's own __main__.py when Python runs it as a zipapp, comes in
 by main().
-Only built-in modules here: each of the others costs more than this whole module.
+It imports only built-in modules: each of the others costs more than this whole module.
 """
+
+from __future__ import annotations
 
 import gc
 import marshal
@@ -18,21 +20,38 @@ MFD_NOEXEC_SEAL = 8
 POLLIN, POLLOUT = 1, 4  # asm-generic/poll.h
 INTERNAL, IO_FAILURE = 999, 5  # CNI error codes
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import ModuleType
+    from typing import Any
+
+    from fastcni.handle import Reply
+    from fastcni.kit.call.request_log import Entry
+
+    Index = dict[str, tuple[str, Any, int]]  # the offset is an int, or a str of the kind "elsewhere"
+    Bundles = dict[str, tuple[int, int]]
+
 
 class Finder:
     """A meta path finder and loader over the open plugin file.
 
     index: {module name: (kind, offset, length)}, kind one of "package", "module", "extension"; offsets in
     bytes from the start of the file. Code is read when it is imported. The kind "elsewhere" is an extension of
-    the interpreter's own, its file name for an offset: found without listing the interpreter's directory.
+    the interpreter, with its file name as the offset: it is found without listing the interpreter's directory.
+
+    paths: {offset: path of the shared object, as the dynamic linker can open it}.
     """
 
     __slots__ = ("fd", "index", "paths")
 
-    def __init__(self, fd, index):
-        self.fd, self.index, self.paths = fd, index, {}
+    def __init__(self, fd: int, index: Index) -> None:
+        self.fd, self.index = fd, index
+        self.paths: dict[int | str, str] = {}
 
-    def find_spec(self, name, path=None, target=None):
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
         if name not in self.index:
             return None
         kind, offset, length = self.index[name]
@@ -43,20 +62,20 @@ class Finder:
             origin = f"{sys.path[-1]}/{offset}"  # with -I -S the last entry is lib-dynload
             if not posix.access(origin, posix.R_OK):
                 return None  # built in, or moved: Python knows
-        return ModuleSpec(name, self, origin=origin, is_package=kind == "package")
+        return ModuleSpec(name, self, origin=origin, is_package=kind == "package")  # type: ignore[arg-type]  # by protocol
 
-    def create_module(self, spec):
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         return create_dynamic(spec) if spec.origin else None
 
-    def exec_module(self, module):
-        if module.__spec__.origin:
+    def exec_module(self, module: ModuleType) -> None:
+        if module.__spec__.origin:  # type: ignore[union-attr]  # the import system has set it
             exec_dynamic(module)
         else:
             _, offset, length = self.index[module.__name__]
             exec(marshal.loads(posix.pread(self.fd, length, offset)), module.__dict__)
 
-    def extension_path(self, name, offset, length):
-        """A path by which the dynamic linker can open the shared object that lies inside our file.
+    def extension_path(self, name: str, offset: int, length: int) -> str:
+        """Return a path by which the dynamic linker can open the shared object that lies inside our file.
 
         One shared object can have several modules; it is loaded once. The memory file stays open: were its number used
         again, the linker would take the next shared object for this one, by its path.
@@ -75,10 +94,10 @@ class Finder:
         return self.paths[start]
 
 
-def preload(fd, offset, length):
+def preload(fd: int, offset: int, length: int) -> None:
     """Run a plugin's bundle: its modules' code, in an order in which each finds what it imports.
 
-    The import system would come to the same, one module at a time. This is 0.9 ms less for the forty modules of
+    The import system would do the same, one module at a time. This takes 0.9 ms less for the forty modules of
     a bridge ADD: 0.5 of the system's own work, the rest because code that is marshalled together shares its names.
     """
     for name, is_package, code in marshal.loads(posix.pread(fd, length, offset)):
@@ -91,7 +110,7 @@ def preload(fd, offset, length):
         exec(code, module.__dict__)
 
 
-def main(name, fd, contents):
+def main(name: str, fd: int, contents: tuple[Index, Bundles]) -> None:
     """Answer the request in environment and stdin as plugin `name`; never returns.
 
     contents: (index for the Finder, {plugin name: (offset, length) of its bundle}).
@@ -111,7 +130,7 @@ def main(name, fd, contents):
         posix._exit(status)  # Python's own way out takes a millisecond to free what the kernel frees anyway
 
 
-def answer(name):
+def answer(name: str) -> int:
     """Run one request through handle() and write its answer. Returns the exit status.
 
     The result of an ADD is written before handle() returns: if it cannot be written, the ADD is rolled back.
@@ -147,27 +166,27 @@ def answer(name):
     return status
 
 
-def print_answer(reply):
+def print_answer(reply: Reply) -> int:
     write(1, reply.stdout)
     return reply.status
 
 
-def log_entry(name, env, stdin):
-    """What is to be logged of this request. Its module costs nothing where nobody wants a log."""
+def log_entry(name: str, env: dict[str, str], stdin: bytes) -> Entry:
+    """Return the log entry of this request. Without FASTCNI_LOG its module is not imported."""
     from fastcni.kit.call.request_log import Entry
 
     return Entry(name, env, stdin)
 
 
-def trace_wire():
+def trace_wire() -> None:
     """Write each netlink message of this process to stderr."""
     from fastcni.kernel import waiting, wire_trace
 
     waiting.here.request = wire_trace.Traced(lambda data: write(2, data))
 
 
-def read_stdin(limit):
-    """All of standard input, cut at `limit` bytes. Raises OSError."""
+def read_stdin(limit: int) -> bytes:
+    """Return all of standard input, cut at `limit` bytes. Raises OSError."""
     pieces = []
     while limit > 0:
         try:
@@ -182,8 +201,8 @@ def read_stdin(limit):
     return b"".join(pieces)
 
 
-def write(fd, data):
-    """All of `data`, whatever the stream takes at a time. A stderr that nobody reads is no reason to fail."""
+def write(fd: int, data: bytes) -> None:
+    """Write all of `data`, however little the stream takes at a time. A failure of stderr (2) is ignored."""
     while data:
         try:
             data = data[posix.write(fd, data) :]
@@ -195,8 +214,8 @@ def write(fd, data):
             raise
 
 
-def wait(fd, events):
-    """Until a stream that somebody has made non-blocking is ready."""
+def wait(fd: int, events: int) -> None:
+    """Wait until a non-blocking stream is ready for `events`."""
     from select import poll
 
     waiting = poll()
@@ -204,13 +223,13 @@ def wait(fd, events):
     waiting.poll()
 
 
-def last_words(name, error):
-    """What handle() did not turn into an answer: the traceback to stderr, one CNI error to stdout."""
+def last_words(name: str, error: BaseException) -> int:
+    """Write an exception that handle() let through: its traceback to stderr, a CNI error to stdout. Returns 1."""
     try:
         sys.__excepthook__(type(error), error, error.__traceback__)
     except BaseException:
         pass
-    # Of a module that is there, an ImportError is the dynamic linker's: it could not read it.
+    # ImportError itself comes from the dynamic linker, which could not read a module; a missing one is a subclass.
     code = IO_FAILURE if isinstance(error, OSError) or type(error) is ImportError else INTERNAL
     try:
         write(1, error_document(code, f"{name}: {type(error).__name__}: {error}", f"in {place(error)}"))
@@ -219,21 +238,21 @@ def last_words(name, error):
     return 1
 
 
-def place(error):
-    """The innermost line of a traceback, as file:line."""
+def place(error: BaseException) -> str:
+    """Return the innermost line of a traceback, as file:line."""
     step = error.__traceback__
     while step and step.tb_next:
         step = step.tb_next
     return f"{step.tb_frame.f_code.co_filename}:{step.tb_lineno}" if step else "?"
 
 
-def error_document(code, msg, details):
-    """The bytes of a CNI error; by hand, since what is broken may be fastcni's own modules."""
+def error_document(code: int, msg: str, details: str) -> bytes:
+    """Return the bytes of a CNI error. It uses no other module: fastcni's own may be what is broken."""
     return (
         f'{{\n    "code": {code},\n    "msg": "{escape(msg)}",\n    "details": "{escape(details)}"\n}}'
     ).encode("utf-8", "replace")
 
 
-def escape(text):
-    """The inside of a JSON string."""
+def escape(text: str) -> str:
+    """Return the inside of a JSON string."""
     return "".join(c if c >= " " and c not in '"\\' else f"\\u{ord(c):04x}" for c in text)

@@ -41,7 +41,7 @@ class Running(waiting.Request):
         self.kind, self.since = "", monotonic()
         self.times: dict[int | str, float] = {}
 
-    def spent(self, what, seconds):
+    def spent(self, what: int | str, seconds: float) -> None:
         self.times[what] = self.times.get(what, 0.0) + seconds
 
     def admit(self, kind: str) -> None:
@@ -119,10 +119,10 @@ class Slots:
         since = next((each.since for each in self.running if each.since + HANGS_S > now), None)
         return None if since is None else max(0.0, since + HANGS_S - now)
 
-    def _hanging(self):
+    def _hanging(self) -> list[Running]:
         return self._longer_than(HANGS_S)
 
-    def _longer_than(self, seconds):
+    def _longer_than(self, seconds: float) -> list[Running]:
         """The calls that have been in one place for longer than that."""
         found, now = [], monotonic()
         for each in self.running:

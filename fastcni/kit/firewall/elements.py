@@ -168,7 +168,7 @@ class Store:
     def _has_rules(self, sock: Socket, chain: str, rules: int) -> bool:
         found = wire.look_up(sock, nft.get_chain(Batch(), self.family, self.table, chain,
                                                  f"look up nftables chain {self.table} {chain}"))
-        return bool(found) and nft.read_chain(found[0][1])[2] >= rules
+        return bool(found and nft.read_chain(found[0][1])[2] >= rules)
 
     def used(self, req: Request) -> bool:
         """Return whether the first of the sets exists: whether any pod in this namespace has needed it."""
