@@ -253,7 +253,7 @@ def test_interface_name_in_use(refuse, node, pod, plugin):
 
 
 @pytest.mark.parametrize("plugin", [BRIDGE, PTP, HOST_LOCAL])
-def test_add_twice_keeps_what_the_first_made(refuse, node, pod, plugin):
+def test_second_add_fails_and_keeps_the_result_of_the_first(refuse, node, pod, plugin):
     conf = node.conf(type=plugin, ipMasq=True)
     node.add(conf, pod)
     refuse(conf)

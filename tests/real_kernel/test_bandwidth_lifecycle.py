@@ -20,7 +20,7 @@ def conf(node, pod):
 
 # -- the pod's veth ---------------------------------------------------------------------------------------
 
-def test_it_stands_behind_another_plugin(node, pod):
+def test_bandwidth_is_chained_after_another_plugin(node, pod):
     for keys in ({}, INGRESS):          # with nothing to do the reference crashes
         error = node.refused("ADD", bandwidth(**keys), pod)
         assert (error["code"], error["msg"]) == (7, "must be called as chained plugin")
@@ -36,14 +36,14 @@ NOT_FOUND = "no veth peer of container interface found in host ns"
     (lambda result: result["interfaces"][1].update(sandbox="/run/netns/x"), NOT_FOUND),
     (lambda result: result["interfaces"][1].update(name="veth0"), NOT_FOUND),
 ])
-def test_the_result_has_to_know_the_host_end(node, pod, conf, change, words):
+def test_prev_result_must_name_the_host_end(node, pod, conf, change, words):
     change(node.results[pod])
     before = node.left(pod)
     assert words in node.refused("ADD", {**conf, **INGRESS, **EGRESS}, pod)["msg"]
     assert node.left(pod) == before
 
 
-def test_a_link_that_is_no_veth_cannot_be_shaped(node, pod, conf):
+def test_a_link_that_is_not_a_veth_is_refused(node, pod, conf):
     run("ip", "-n", pod, "link", "add", "eth1", "type", "ifb")
     for ifname, why in (("eth1", "it is of kind ifb"), ("eth2", "it is not in the pod")):
         error = node.refused("ADD", {**conf, **INGRESS}, pod, ifname=ifname)
@@ -51,7 +51,7 @@ def test_a_link_that_is_no_veth_cannot_be_shaped(node, pod, conf):
         assert why in error["details"]
 
 
-def test_a_veth_within_the_pod_cannot_be_shaped(node, pod, conf):
+def test_a_veth_with_both_ends_in_the_pod_is_refused(node, pod, conf):
     run("ip", "-n", pod, "link", "add", "eth1", "index", "77", "type", "veth", "peer", "eth2", "index", "78")
     assert node.refused("ADD", {**conf, **INGRESS}, pod, ifname="eth1")["msg"] == \
         "veth peer with index 78 is not in host ns"
@@ -100,7 +100,7 @@ def test_the_ifb_of_a_pod_without_del_is_replaced(node, pod, conf):
     node.check({**conf, **EGRESS}, pod, second)
 
 
-def test_names_that_others_have_taken_are_named(node, pod, conf):
+def test_the_error_names_the_link_that_has_the_name_already(node, pod, conf):
     both = [ifb_of(pod), names.digest(f"net-a{cid_of(pod)}:eth0", 15, "bwp")]
     for name in both:
         run("ip", "link", "add", name, "type", "ifb")
@@ -135,7 +135,7 @@ def test_del_takes_an_ifb_that_the_go_plugin_has_made(node, pod, conf):
     assert list(ifbs()) == ["bwp0123456789ab"]
 
 
-def test_gc_deletes_what_is_ours_and_not_valid(node, pod_netns):
+def test_gc_deletes_only_ifbs_of_fastcni_without_a_valid_attachment(node, pod_netns):
     kept, lost, elsewhere = pod_netns(), pod_netns(), pod_netns()
     conf = {**behind_bridge(node, kept, lost, elsewhere), **EGRESS}
     for pod, name in ((kept, "net-a"), (lost, "net-a"), (elsewhere, "net-b")):
@@ -148,7 +148,7 @@ def test_gc_deletes_what_is_ours_and_not_valid(node, pod_netns):
     assert set(ifbs()) == {ifb_of(elsewhere, "net-b"), "bwp0123456789ab"}
 
 
-def test_a_mark_that_is_too_long_is_cut_and_still_known(node, pod):
+def test_a_mark_that_is_too_long_is_cut_and_still_matches(node, pod):
     name, cid = "n" * 120, "c" * 200
     node.behind(node.conf(*DUAL, name=name), pod, cid=cid)
     conf = {**bandwidth(**EGRESS), "name": name}
@@ -161,7 +161,7 @@ def test_a_mark_that_is_too_long_is_cut_and_still_known(node, pod):
     assert not ifbs()
 
 
-def test_status_says_what_the_kernel_lacks(node, monkeypatch):
+def test_status_names_the_missing_kernel_feature(node, monkeypatch):
     conf = bandwidth(**INGRESS)
     node.ok("STATUS", conf)
     qdisc, link = tc.ask_for_kind, rtnl.ask_for_kind

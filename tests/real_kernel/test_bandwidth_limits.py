@@ -71,7 +71,7 @@ def test_the_achieved_rate_is_within_a_tenth_of_the_limit(node, pod, conf, way):
 @needs_iperf3
 @pytest.mark.parametrize("address, way", [("10.22.0.1", "egress"), ("fd00:22::1", "ingress")])
 @pytest.mark.parametrize("key", ["shapedSubnets", "unshapedSubnets"])
-def test_only_the_traffic_with_some_subnets_is_held(node, pod, conf, key, address, way):
+def test_only_the_traffic_with_the_listed_subnets_is_limited(node, pod, conf, key, address, way):
     run("ip", "addr", "add", "10.99.0.1/32", "dev", "br0")
     run("ip", "addr", "add", "fd00:99::1/128", "dev", "br0", "nodad")
     node.add({**conf, **BOTH, key: ["10.99.0.0/16", "fd00:99::/32"]}, pod)
@@ -88,7 +88,7 @@ HOST, SEVERAL = ["10.22.0.1", "fd00:22::1"], 9
     (["0.0.0.0/0"], ["10.22.0.1"]), (["::/0"], ["fd00:22::1"]), (["10.22.0.1/32", "fd00:22::1/128"], HOST),
     (["10.22.0.0/31", "fd00:22::/127"], HOST), (["10.22.0.2/31", "fd00:22::2/127", "fd00:22:1::/48"], []),
     (["10.22.0.2/32", "fd00:22::2/128"], [])], ids=str)
-def test_it_is_the_far_ends_address_that_counts(node, pod, conf, subnets, held):
+def test_the_remote_address_decides_whether_traffic_is_limited(node, pod, conf, subnets, held):
     """By the counters of the class, in both directions; among others' packets (multicast) several tell."""
     node.add({**conf, **BOTH, "shapedSubnets": subnets}, pod)
     for address, inside in (("10.22.0.1", "10.22.0.2"), ("fd00:22::1", "fd00:22::2")):
@@ -114,7 +114,7 @@ def packets(link):
     (1 << 45, 1 << 30, (1 << 42, 0xFFFFFFFF, 468)),     # of this limit the Go plugin keeps the lower 32 bits
     (100_000, (1 << 32) - 1, (12_500, 536_871_223, 0xFFFFFFFF)),        # and of this buffer
 ])
-def test_the_numbers_are_the_references(rate, burst, shape):
+def test_the_numbers_equal_those_of_the_reference(rate, burst, shape):
     found = qdiscs.shape(Limit(rate // 8, burst // 8, tc.SOURCE))
     assert (found.rate, found.limit, found.buffer) == shape
 
@@ -150,7 +150,7 @@ def test_the_longest_burst_of_runtimes_is_no_error(node, pod, conf, megabit):
     assert source_seen(pod, None, "10.22.0.1") == "10.22.0.2"
 
 
-def test_a_burst_shorter_than_a_packet_is_warned_of(node, pod, conf):
+def test_a_burst_shorter_than_a_packet_gives_a_warning(node, pod, conf):
     reply = node.call("ADD", {**conf, "egressRate": 8000, "egressBurst": 12_000}, pod)
     assert reply.status == 0
     assert f"egressBurst is 12000 bit: of {host_end(node, pod)}'s packets" in reply.stderr.decode()
@@ -189,7 +189,7 @@ def test_the_ifb_has_the_mtu_of_the_veth(node, pod):
 @pytest.mark.parametrize("keys", [{}, {"ingressRate": 0, "ingressBurst": 0, "egressRate": 0, "egressBurst": 0},
                                   {"ingressRate": None}, {"runtimeConfig": {"bandwidth": {"egressRate": 0}}},
                                   {"unshapedSubnets": ["10.0.0.0/8"]}], ids=str)
-def test_zero_and_nothing_are_no_limit(node, pod, conf, keys):
+def test_zero_and_an_absent_rate_set_no_limit(node, pod, conf, keys):
     before = node.left(pod)
     result = node.add({**conf, **keys}, pod)
     assert result == node.results[pod]
@@ -198,7 +198,7 @@ def test_zero_and_nothing_are_no_limit(node, pod, conf, keys):
 
 
 @pytest.mark.parametrize("top", [{}, {"ingressRate": 0}, {"egressRate": 8000, "egressBurst": 80000}], ids=str)
-def test_one_key_in_the_configuration_and_the_capability_does_not_count(node, pod, conf, top):
+def test_one_key_in_the_configuration_overrides_the_capability(node, pod, conf, top):
     node.add({**conf, **top, "runtimeConfig": {"bandwidth": {**INGRESS, **EGRESS}}}, pod)
     held = [link for link in (host_end(node, pod), ifb_of(pod)) if link in links() and root(link)["kind"] == "tbf"]
     assert held == ([ifb_of(pod)] if "egressRate" in top else [] if top else [host_end(node, pod), ifb_of(pod)])
@@ -213,7 +213,7 @@ def test_subnets_of_the_configuration_apply_to_rates_of_the_capability(node, pod
     assert found["options"]["default"] == ("0" if key == "shapedSubnets" else "0x30")
 
 
-def test_subnets_of_the_capability_go_before(node, pod, conf):
+def test_subnets_of_the_capability_override_those_of_the_configuration(node, pod, conf):
     asked = {**INGRESS, "unshapedSubnets": ["10.99.0.0/16"]}
     node.add({**conf, "shapedSubnets": ["10.98.0.0/16"], "runtimeConfig": {"bandwidth": asked}}, pod)
     assert root(host_end(node, pod))["options"]["default"] == "0x30"
@@ -244,7 +244,7 @@ BAD = [
 
 
 @pytest.mark.parametrize("keys, words, details", BAD, ids=[str(keys)[:60] for keys, *_ in BAD])
-def test_what_cannot_be_is_refused_and_no_reason_for_del_to_fail(node, pod, conf, keys, words, details):
+def test_add_refuses_bad_values_and_del_succeeds_with_them(node, pod, conf, keys, words, details):
     before = node.left(pod)
     for command in ("ADD", "CHECK"):
         error = node.refused(command, {**conf, **keys}, pod)
@@ -258,7 +258,7 @@ def test_what_cannot_be_is_refused_and_no_reason_for_del_to_fail(node, pod, conf
     node.delete({**conf, **keys}, pod)
 
 
-def test_as_many_subnets_as_there_can_be(node, pod, conf):
+def test_the_largest_number_of_subnets_is_accepted(node, pod, conf):
     conf.update(INGRESS, **EGRESS, unshapedSubnets=[f"2001:db8:{i}::1/128" for i in range(100)])
     result = node.add(conf, pod)
     node.check(conf, pod, result)

@@ -28,7 +28,7 @@ def test_full_bridge_is_an_error_of_add_and_a_warning_of_status_and_nothing_is_l
     node.delete(conf, pod)
 
 
-def test_the_last_port_is_given_and_given_again(node, pod_netns):
+def test_the_last_port_can_be_used_again_after_del(node, pod_netns):
     fill(1022)
     one, two = pod_netns(), pod_netns()
     conf = node.conf(isGateway=True)
@@ -42,12 +42,12 @@ def test_the_last_port_is_given_and_given_again(node, pod_netns):
     assert len(ip_json("link", "show", "master", "br0")) == 1023
 
 
-def test_status_is_fine_with_a_bridge_that_add_would_make(node):
+def test_status_succeeds_before_add_creates_the_bridge(node):
     node.ok("STATUS", node.conf())
     assert "br0" not in links()
 
 
-def test_status_tells_of_another_link_of_that_name(node):
+def test_status_reports_a_link_of_another_kind_with_the_bridges_name(node):
     run("ip", "link", "add", "br0", "type", "ifb")
     error = node.refused("STATUS", node.conf())
     assert (error["code"], error["msg"]) == (50, '"br0" already exists but is not a bridge')

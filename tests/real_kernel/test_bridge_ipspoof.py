@@ -152,7 +152,7 @@ def forged_frames(mac):
 
 # -- what passes ------------------------------------------------------------------------------------------
 
-def test_pod_sends_what_is_its_own_and_nothing_else(node, pod_netns, conf):
+def test_pod_can_send_only_from_its_own_addresses(node, pod_netns, conf):
     pod, neighbour = pod_netns(), pod_netns()
     mac = node.add(conf, pod)["interfaces"][2]["mac"]
     node.add(node.conf(*DUAL, isGateway=True), neighbour)
@@ -188,7 +188,7 @@ def test_all_addresses_of_a_pod_are_its_own(node, pod_netns):
     assert passed(pod, neighbour, frames) == {"10.22.0.5", "10.22.0.2"}
 
 
-def test_a_requested_mac_is_the_one_that_counts(node, pod_netns, conf):
+def test_source_checks_use_the_requested_mac(node, pod_netns, conf):
     pod, neighbour = pod_netns(), pod_netns()
     node.add({**conf, "runtimeConfig": {"mac": OTHER_MAC}}, pod)
     node.add(node.conf(*DUAL, isGateway=True), neighbour)
@@ -224,7 +224,7 @@ def test_elements_carry_the_mark_of_their_pod(node, pod, conf):
 @pytest.mark.parametrize("told", ["prevResult", "prevResult of another MAC", "a MAC of 8 bytes", "nothing",
                                   "nonsense"])
 @pytest.mark.parametrize("gone", ["nothing", "netns", "ruleset"])
-def test_del_takes_a_pods_elements_and_no_others(node, pod_netns, conf, told, gone):
+def test_del_deletes_only_the_pods_elements(node, pod_netns, conf, told, gone):
     pod, other = pod_netns(), pod_netns()
     result = node.add(conf, pod)
     node.add(conf, other)
@@ -244,7 +244,7 @@ def test_del_takes_a_pods_elements_and_no_others(node, pod_netns, conf, told, go
     assert counted() == {"guarded": left, "allowed": left, "bound": left, "bound4": left, "bound6": 2 * left}
 
 
-def test_del_with_prev_result_looks_through_no_set(node, pod, conf, monkeypatch):
+def test_del_with_prev_result_dumps_no_set(node, pod, conf, monkeypatch):
     result = node.add(conf, pod)
     dump = wire.dump
 
@@ -258,7 +258,7 @@ def test_del_with_prev_result_looks_through_no_set(node, pod, conf, monkeypatch)
     assert sum(counted().values()) == 0
 
 
-def test_gc_takes_the_elements_of_lost_attachments(node, pod_netns, conf):
+def test_gc_deletes_the_elements_of_lost_attachments(node, pod_netns, conf):
     kept, lost = pod_netns(), pod_netns()
     port = node.add(conf, kept)["interfaces"][1]["name"]
     node.add(conf, lost)
@@ -269,7 +269,7 @@ def test_gc_takes_the_elements_of_lost_attachments(node, pod_netns, conf):
 
 
 @pytest.mark.parametrize("what", ["ruleset", "chain bridge fastcni addresses", "set bridge fastcni bound4"])
-def test_next_pod_is_bound_again_after_a_flush_and_check_tells_of_the_first(node, pod_netns, conf, what):
+def test_next_pod_is_bound_again_after_a_flush_and_check_of_the_first_fails(node, pod_netns, conf, what):
     one, two, neighbour = pod_netns(), pod_netns(), pod_netns()
     result = node.add(conf, one)
     node.check(conf, one, result)
@@ -285,7 +285,7 @@ def test_next_pod_is_bound_again_after_a_flush_and_check_tells_of_the_first(node
         assert f'port "{result["interfaces"][1]["name"]}" is not guarded' in words
 
 
-def test_without_ipam_nobody_says_what_is_the_pods_own(node, pod):
+def test_ipspoofchk_without_ipam_is_refused(node, pod):
     before = node.left(pod)
     error = node.refused("ADD", node.conf(ipam=None, ipspoofchk=True), pod)
     assert (error["code"], error["msg"]) == (7, "cannot use ipspoofchk without IPAM")

@@ -44,7 +44,7 @@ def test_default_bridge_is_cni0_and_is_up(node, pod):
     assert sysctl("net/ipv4/ip_forward") == "0"
 
 
-def test_is_gateway_makes_the_first_address_the_bridges(node, pod):
+def test_is_gateway_gives_the_bridge_the_first_address(node, pod):
     node.add(node.conf(isGateway=True), pod)
     assert addresses("br0") == ["10.22.0.1/24"]
     assert sysctl("net/ipv4/ip_forward") == "1"
@@ -130,12 +130,12 @@ def old_bridge(node):
         run("ip", "addr", "add", address, "dev", "br0", *(["nodad"] if ":" in address else []))
 
 
-def test_force_address_replaces_what_is_in_the_way_and_nothing_else(node, pod, old_bridge):
+def test_force_address_replaces_only_conflicting_addresses(node, pod, old_bridge):
     node.add(node.conf(*DUAL, isGateway=True, forceAddress=True), pod)
     assert sorted(addresses("br0")) == ["10.22.0.1/24", "fd00:22::1/64", "fd00:99::1/64"]
 
 
-def test_replaced_addresses_come_back_when_the_pod_fails_after_that(node, pod, old_bridge):
+def test_replaced_addresses_are_restored_when_a_later_step_fails(node, pod, old_bridge):
     before = node.left(pod)
     conf = node.conf(*DUAL, isGateway=True, forceAddress=True, ipMasq=True, ipMasqBackend="iptables")
     node.refused("ADD", conf, pod, env={"PATH": "/nowhere"})
@@ -148,7 +148,7 @@ def test_gateway_on_the_bridge_is_usable_at_once(node, pod):
     assert source_seen(pod, None, "fd00:22::1") == "fd00:22::2"
 
 
-def test_default_route_of_ipam_without_gw_is_not_there_twice(node, pod):
+def test_default_route_of_ipam_without_gw_is_added_once(node, pod):
     result = node.add(node.conf(*DUAL, isDefaultGateway=True, routes=["0.0.0.0/0"]), pod)
     assert result["routes"] == [{"dst": "0.0.0.0/0"}, {"dst": "::/0", "gw": "fd00:22::1"}]
     assert ("default", "10.22.0.1") in routes(pod)
@@ -201,7 +201,7 @@ def capture_on(name):
     return sock
 
 
-def test_somebody_who_captures_on_the_bridge_is_no_promisc_mode(node, pod_netns):
+def test_a_packet_capture_on_the_bridge_does_not_count_as_promisc_mode(node, pod_netns):
     run("ip", "link", "add", "br0", "type", "bridge")
     plain, wanted = pod_netns(), pod_netns()
     with capture_on("br0"):
@@ -212,7 +212,7 @@ def test_somebody_who_captures_on_the_bridge_is_no_promisc_mode(node, pod_netns)
     assert links()["br0"]["promiscuity"] == 1
 
 
-def test_bridge_is_set_back_when_the_pod_fails(node, pod):
+def test_bridge_settings_are_rolled_back_when_add_fails(node, pod):
     run("ip", "link", "add", "br0", "type", "bridge")
     before = ip_json("-d", "link", "show", "br0")
     ipam = {"type": "static", "addresses": [{"address": "10.22.0.5/24"}], "routes": [{"dst": "192.0.2.0/24",
@@ -269,7 +269,7 @@ MACS = {"runtimeConfig": "02:00:00:00:00:01", "args": "02:00:00:00:00:02", "CNI_
 
 @pytest.mark.parametrize("ways", [("runtimeConfig",), ("args",), ("CNI_ARGS",), ("args", "CNI_ARGS"),
                                   ("runtimeConfig", "args", "CNI_ARGS")], ids="+".join)
-def test_mac_is_taken_from_the_strongest_place(node, pod, ways):
+def test_mac_is_taken_from_the_source_of_highest_precedence(node, pod, ways):
     keys = {}
     if "runtimeConfig" in ways:
         keys["runtimeConfig"] = {"mac": MACS["runtimeConfig"]}
@@ -288,7 +288,7 @@ def test_mac_that_no_link_can_have_is_refused(node, pod, mac):
     assert node.left(pod) == before
 
 
-def test_dns_of_the_network_goes_before_that_of_ipam(node, pod_netns, tmp_path):
+def test_dns_of_the_network_overrides_that_of_ipam(node, pod_netns, tmp_path):
     resolv_conf = tmp_path / "resolv.conf"
     resolv_conf.write_text("nameserver 192.0.2.1\nsearch example.org\n")
     ipam = node.host_local(resolvConf=str(resolv_conf))
@@ -300,7 +300,7 @@ def test_dns_of_the_network_goes_before_that_of_ipam(node, pod_netns, tmp_path):
 
 @pytest.mark.parametrize("keys", [{"vlan": 100}, {"vlanTrunk": [{"id": 5}]}], ids=["vlan", "vlanTrunk"])
 @pytest.mark.parametrize("bridge", ["new", "there already"])
-def test_vlans_are_refused_and_never_left_out_silently(node, pod, keys, bridge):
+def test_vlans_without_kernel_support_are_refused(node, pod, keys, bridge):
     if features.has("bridge-vlan-filtering"):
         pytest.skip("this kernel filters VLANs")
     if bridge == "there already":

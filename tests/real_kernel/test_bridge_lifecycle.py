@@ -58,7 +58,7 @@ def test_layer_2_only_has_no_form_below_0_3_0_and_leaves_nothing(node, pod):
     assert node.left(pod) == before
 
 
-def test_second_interface_of_a_container_goes_alone(node, pod, conf):
+def test_second_interface_of_a_container_is_deleted_alone(node, pod, conf):
     node.add(conf, pod)
     second = node.add(conf, pod, ifname="eth1")
     node.delete(conf, pod)
@@ -179,7 +179,7 @@ def test_del_never_deletes_another_containers_address(node, pod_netns, conf):
     assert set(links(two)) == {"lo", "eth0"}
 
 
-def test_del_deletes_what_is_called_eth0_even_when_it_is_no_veth(node, pod, conf):
+def test_del_deletes_eth0_even_if_it_is_not_a_veth(node, pod, conf):
     in_pod(pod, "link", "add", "name", "eth0", "type", "ifb")
     node.delete(conf, pod)
     assert set(links(pod)) == {"lo"}
@@ -207,7 +207,7 @@ def test_status_answers_50_without_the_ipam_plugin(node, plugin):
 
 
 @pytest.mark.parametrize("code, msg", [(4, "unknown CNI_COMMAND: STATUS"), (1, "incompatible CNI versions")])
-def test_an_ipam_plugin_that_does_not_know_status_is_none_that_fails(node, tmp_path, code, msg):
+def test_an_ipam_plugin_without_status_does_not_make_status_fail(node, tmp_path, code, msg):
     """Plugins from before 1.1.0 answer so; a node that uses one was never ready."""
     plugin = tmp_path / "older"
     plugin.write_text(f"""#!/bin/sh\necho '{{"code": {code}, "msg": "{msg}"}}'; exit 1\n""")
@@ -217,7 +217,7 @@ def test_an_ipam_plugin_that_does_not_know_status_is_none_that_fails(node, tmp_p
     assert f"older does not answer STATUS: {msg}".encode() in reply.stderr
 
 
-def test_status_of_an_ipam_plugin_that_fails_is_the_nodes(node, tmp_path):
+def test_status_returns_the_error_of_the_ipam_plugin(node, tmp_path):
     plugin = tmp_path / "broken"
     plugin.write_text("""#!/bin/sh\necho '{"code": 50, "msg": "no database"}'; exit 1\n""")
     plugin.chmod(0o755)
@@ -241,7 +241,7 @@ def test_gc_keeps_valid_attachments_and_other_networks(node, pod_netns, conf):
     assert addresses("eth0", kept) == ["10.22.0.2/24", "fd00:22::2/64"]
 
 
-def test_gc_without_valid_attachments_in_the_list_releases_all_of_the_network(node, pod, conf):
+def test_gc_with_an_empty_list_releases_all_addresses_of_the_network(node, pod, conf):
     node.add(conf, pod)
     run("ip", "netns", "del", pod)
     node.ok("GC", {**conf, "cni.dev/valid-attachments": []})

@@ -51,7 +51,7 @@ def test_gateways_mac_survives_pods_that_come_and_go(node, pod_netns):
 
 
 @pytest.mark.parametrize("keys", [{}, {"ipam": None}, {"isGateway": True}], ids=["IPAM", "layer 2", "gateway"])
-def test_bridge_that_is_made_has_a_mac_of_its_own(node, pod_netns, keys):
+def test_a_new_bridge_has_a_mac_that_no_port_has(node, pod_netns, keys):
     conf, one = node.conf(**keys), pod_netns()
     result = node.add(conf, one)
     mac = result["interfaces"][0]["mac"]
@@ -63,7 +63,7 @@ def test_bridge_that_is_made_has_a_mac_of_its_own(node, pod_netns, keys):
     assert bridge_mac() == mac == second["interfaces"][0]["mac"]
 
 
-def test_bridge_of_somebody_else_keeps_its_ways_until_it_becomes_the_gateway(node, pod_netns):
+def test_a_foreign_bridge_keeps_its_settings_until_it_becomes_the_gateway(node, pod_netns):
     run("ip", "link", "add", "br0", "type", "bridge")
     bridge, host, _ = node.add(node.conf(), pod_netns())["interfaces"]
     assert bridge["mac"] == bridge_mac() == host["mac"]             # the lowest of its ports, there is but one
@@ -75,7 +75,7 @@ def test_bridge_of_somebody_else_keeps_its_ways_until_it_becomes_the_gateway(nod
     assert bridge_mac() == mac != LOWEST
 
 
-def test_bridge_with_a_mac_of_its_own_keeps_it(node, pod):
+def test_bridge_with_a_fixed_mac_keeps_it(node, pod):
     run("ip", "link", "add", "br0", "address", "02:00:00:00:00:77", "type", "bridge")
     assert node.add(node.conf(isGateway=True), pod)["interfaces"][0]["mac"] == bridge_mac() == "02:00:00:00:00:77"
 
@@ -114,7 +114,7 @@ def test_macspoofchk_drops_other_macs_and_lets_the_pods_own_pass(node, pod_netns
 
 
 @pytest.mark.parametrize("gone", ["nothing", "netns", "link", "bridge", "table"])
-def test_macspoofchk_leaves_no_element_whatever_went_before_del(node, pod, gone):
+def test_del_removes_macspoofchk_elements_in_every_state(node, pod, gone):
     conf = node.conf(macspoofchk=True)
     result = node.add(conf, pod)
     if gone == "netns":

@@ -35,23 +35,23 @@ def test_vlan_is_the_ports_only_one_and_the_bridge_filters(node, pod):
     assert links()["br0"]["linkinfo"]["info_data"]["vlan_filtering"] == 1
 
 
-def test_preserve_default_vlan_keeps_what_the_port_was_given(node, pod):
+def test_preserve_default_vlan_keeps_the_ports_default_vlan(node, pod):
     host = node.add(node.conf(vlan=100, preserveDefaultVlan=True), pod)["interfaces"][1]["name"]
     assert vlans(host) == {1: ["Egress Untagged"], 100: OWN}
 
 
-def test_trunk_alone_takes_what_is_untagged_as_vlan_1(node, pod):
+def test_trunk_alone_puts_untagged_frames_into_vlan_1(node, pod):
     trunk = [{"minID": 10, "maxID": 13}, {"id": 30}, {"id": 12}]
     host = node.add(node.conf(vlanTrunk=trunk), pod)["interfaces"][1]["name"]
     assert vlans(host) == {1: OWN, 10: [], 11: [], 12: [], 13: [], 30: []}
 
 
-def test_whole_trunk_fits_one_request(node, pod):
+def test_a_trunk_of_all_vlans_fits_one_request(node, pod):
     host = node.add(node.conf(vlan=7, vlanTrunk=[{"minID": 1, "maxID": 4094}]), pod)["interfaces"][1]["name"]
     assert len(vlans(host)) == 4094
 
 
-def test_gateway_of_a_vlan_is_on_the_bridges_leg_in_it(node, pod, pod_netns):
+def test_gateway_of_a_vlan_is_on_the_vlan_interface(node, pod, pod_netns):
     result = node.add(node.conf(isGateway=True, vlan=100), pod)
     assert result["interfaces"][3]["name"] == "br0.100"
     assert "sandbox" not in result["interfaces"][3]
@@ -63,7 +63,7 @@ def test_gateway_of_a_vlan_is_on_the_bridges_leg_in_it(node, pod, pod_netns):
     assert source_seen(other, pod, "10.22.0.2", wait=0.5) is None
 
 
-def test_second_pod_uses_the_leg_that_is_there(node, pod, pod_netns):
+def test_second_pod_uses_the_existing_vlan_interface(node, pod, pod_netns):
     conf = node.conf(isGateway=True, vlan=100)
     node.add(conf, pod)
     before = {item["ifname"] for item in ip_json("link") if item["ifname"].startswith("br0")}
@@ -85,7 +85,7 @@ def test_empty_trunk_has_a_new_bridge_filter_and_leaves_the_port_alone(node, pod
     assert links()["br0"]["linkinfo"]["info_data"]["vlan_filtering"] == 1
 
 
-def test_default_vlan_of_the_bridge_is_the_one_that_goes(node, pod_netns):
+def test_vlan_replaces_the_bridges_default_vlan(node, pod_netns):
     run("ip", "link", "add", "br0", "type", "bridge", "vlan_filtering", "1", "vlan_default_pvid", "9")
     one, two = pod_netns(), pod_netns()
     assert vlans(node.add(node.conf(vlan=100), one)["interfaces"][1]["name"]) == {100: OWN}
@@ -105,7 +105,7 @@ def test_pods_of_one_vlan_reach_each_other_and_those_of_another_do_not(node, pod
     assert source_seen(one, other, "10.22.0.4", wait=0.3) is None
 
 
-def test_bridge_of_somebody_else_that_does_not_filter_is_told_of(node, pod):
+def test_a_foreign_bridge_without_vlan_filtering_is_reported(node, pod):
     run("ip", "link", "add", "br0", "type", "bridge")
     reply = node.call("ADD", node.conf(vlan=100), pod)
     assert reply.status == 0
@@ -126,7 +126,7 @@ def test_dual_stack_gateway_in_a_vlan(node, pod, keys):
     assert {name for name in links() if not name.startswith("veth")} == {"lo", "br0", "br0.100"}
 
 
-def test_leg_for_which_the_bridge_has_no_port_left(node, pod):
+def test_a_vlan_interface_on_a_full_bridge_is_refused(node, pod):
     run("ip", "link", "add", "br0", "address", "02:00:00:00:00:05", "type", "bridge", "vlan_filtering", "1")
     run("ip", "link", "set", "br0", "up")
     run("ip", "-batch", "-", stdin="".join(f"link add p{i} master br0 type ifb\n" for i in range(1022)))
@@ -136,7 +136,7 @@ def test_leg_for_which_the_bridge_has_no_port_left(node, pod):
     assert node.left(pod) == before
 
 
-def test_pod_that_fails_leaves_the_leg_to_one_that_came_meanwhile(node, pod_netns, monkeypatch):
+def test_failed_add_keeps_a_vlan_interface_that_another_pod_uses(node, pod_netns, monkeypatch):
     # Its addresses were taken back although another pod of the VLAN had them as its gateway.
     conf, lost, other = node.conf(isGateway=True, vlan=100), pod_netns(), pod_netns()
 

@@ -47,7 +47,7 @@ class Runtime:
 
 @pytest.mark.parametrize("version", ["0.4.0", "1.0.0", "1.1.0"])
 @pytest.mark.parametrize("in_process", [True, False])
-def test_a_leak_is_released_and_told_in_every_version(node, bin_dir, tmp_path, pod_netns, version, in_process):
+def test_gc_releases_and_reports_a_leak_in_every_version(node, bin_dir, tmp_path, pod_netns, version, in_process):
     """Below 1.1.0 the runtime asked no plugin and reported the network as cleaned up: addresses leaked for ever."""
     runner = InProcess() if in_process else Exec()
     it = Runtime(node, CNI([bin_dir], cache_dir=tmp_path / "cni", runner=runner), version, "firewall")

@@ -131,7 +131,7 @@ def test_dns_is_the_configurations_not_ipams_and_dummys_is_ipams(node, pod, devi
     ({"env": MACS[1], "args": {"cni": {"mac": MACS[2]}}}, MACS[2]),
     ({"args": {"cni": {"mac": MACS[2]}}, "runtimeConfig": {"mac": MACS[3]}}, MACS[3])],
     ids=["CNI_ARGS", "args", "runtimeConfig"])
-def test_mac_of_the_runtime_goes_before_args_before_the_variable(node, pod, conf, asked, mac):
+def test_mac_of_the_runtime_overrides_args_and_args_override_the_variable(node, pod, conf, asked, mac):
     keys = {key: value for key, value in asked.items() if key != "env"}
     env = {"CNI_ARGS": f"IgnoreUnknown=1;MAC={asked['env']}"} if "env" in asked else {}
     result = node.add({**conf, **keys}, pod, env=env)
@@ -233,7 +233,7 @@ def test_check_sees_another_kind_of_link(node, pod, device, conf):
 
 
 @those(lambda device: device.on_master)
-def test_check_misses_the_master(node, pod, conf):
+def test_check_reports_a_missing_master(node, pod, conf):
     result = node.add(conf, pod)
     assert "up9" in node.check_refused({**conf, "master": "up9"}, pod, result)
 
@@ -242,7 +242,7 @@ def test_check_misses_the_master(node, pod, conf):
 
 @those()
 @pytest.mark.parametrize("gone", ["link", "netns", "variable"])
-def test_del_of_what_is_gone_succeeds_and_frees_the_address(node, pod, conf, gone):
+def test_del_of_a_missing_link_succeeds_and_frees_the_address(node, pod, conf, gone):
     node.add(conf, pod)
     if gone == "link":
         run("ip", "-n", pod, "link", "del", "eth0")
@@ -272,14 +272,14 @@ def test_del_succeeds_where_the_master_is_gone(node, pod, conf):
 
 
 @those()
-def test_del_does_not_look_at_what_only_add_needs(node, pod, device, conf):
+def test_del_ignores_keys_that_only_add_needs(node, pod, device, conf):
     node.add(conf, pod)
     node.delete({**conf, **device.bad}, pod)
     assert set(links(pod)) == {"lo"}
 
 
 @those()
-def test_what_del_does_not_look_at_is_refused_by_add(node, pod, device, conf):
+def test_add_refuses_the_keys_that_del_ignores(node, pod, device, conf):
     assert node.refused("ADD", {**conf, **device.bad}, pod)["code"] in (6, 7)
 
 
@@ -295,13 +295,13 @@ def test_gc_frees_addresses_of_pods_that_are_no_more(node, pod, kind, pod_netns,
 
 
 @those()
-def test_status_is_ipams_too(node, conf):
+def test_status_includes_that_of_ipam(node, conf):
     node.ok("STATUS", conf)
     assert node.refused("STATUS", without_addresses(conf))["code"]
 
 
 @those(lambda device: device.on_master)
-def test_status_says_that_the_master_is_missing(node, conf):
+def test_status_reports_a_missing_master(node, conf):
     error = node.refused("STATUS", {**conf, "master": "up9"})
     assert (error["code"], error["msg"]) == (50, 'master "up9" is not there: Link not found')
     node.ok("STATUS", {**conf, "master": "up9", "linkInContainer": True})

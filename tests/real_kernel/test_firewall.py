@@ -74,7 +74,7 @@ def test_a_pod_asks_outside_and_outside_does_not_ask_the_pod(node, bridge, pod, 
         assert ask(pod, FAR[family], 80, wait=0.5) is None
 
 
-def test_what_a_chain_itself_refuses_stays_refused(node, bridge, pod, far):
+def test_a_rule_that_drops_a_packet_still_drops_it(node, bridge, pod, far):
     """Ours is behind the administrator's rules: only what nobody decided about would have met the policy."""
     drop_by("nftables")
     bridge(pod)
@@ -92,7 +92,7 @@ def test_tables_of_nftables_are_written_to_only_where_the_network_says_nftables(
     assert run("nft", "list", "table", "inet", "admin") == before
 
 
-def test_a_chain_that_was_written_anew_lets_the_next_pod_through(node, bridge, pod, pod_netns, far):
+def test_the_next_pod_passes_after_a_chain_was_rewritten(node, bridge, pod, pod_netns, far):
     other = pod_netns()
     drop_by("nftables")
     bridge(pod, other)
@@ -107,7 +107,7 @@ def test_a_chain_that_was_written_anew_lets_the_next_pod_through(node, bridge, p
     assert "elements" not in run("nft", "list", "table", "inet", "admin")
 
 
-def test_backend_is_whoever_filters_on_this_host(node, bridge, pod, pod_netns):
+def test_default_backend_is_the_one_that_filters_on_this_host(node, bridge, pod, pod_netns):
     """Nobody does: nftables. Then somebody starts to with iptables: a pod that nftables lets through would be lost."""
     other = pod_netns()
     bridge(pod, other)
@@ -124,7 +124,7 @@ def test_backend_is_whoever_filters_on_this_host(node, bridge, pod, pod_netns):
     assert not [line for line in filter_rules() if "10.22" in line]
 
 
-def test_unknown_backend_is_taken_for_none_and_said(node, bridge, pod):
+def test_unknown_backend_is_ignored_with_a_warning(node, bridge, pod):
     bridge(pod)
     reply = node.call("ADD", firewall("netfilter"), pod)
     assert reply.status == 0
@@ -136,7 +136,7 @@ def test_unknown_backend_is_taken_for_none_and_said(node, bridge, pod):
 
 @pytest.mark.parametrize("chain", ["CNI-ADMIN", "MINE"])
 @BACKENDS
-def test_what_the_administrator_refuses_pods_stays_refused(node, bridge, pod, pod_netns, far, backend, chain):
+def test_rules_of_the_administrator_still_drop_pod_traffic(node, bridge, pod, pod_netns, far, backend, chain):
     other, keys = pod_netns(), {} if chain == "CNI-ADMIN" else {"iptablesAdminChainName": chain}
     bridge(pod, other)
     node.add(firewall(backend, **keys), pod)
@@ -237,7 +237,7 @@ def test_isolated_by_iptables_has_the_rules_of_the_reference(node, four):
 
 
 @BACKENDS
-def test_policy_goes_with_its_bridge(node, four, backend):
+def test_policy_is_removed_with_its_bridge(node, four, backend):
     a, _, c, _ = four
     for name, policy in ((a, "isolated"), (c, "same-bridge")):
         node.add(firewall(backend, ingressPolicy=policy), name)
@@ -288,7 +288,7 @@ BREAK = {
 
 @pytest.mark.parametrize(("backend", "broken"), [(backend, words) for backend, some in BREAK.items() for words in some],
                          ids=lambda it: it if isinstance(it, str) else " ".join(it))
-def test_check_says_what_is_missing_and_the_next_add_mends_it(node, bridge, pod, backend, broken):
+def test_check_names_missing_rules_and_the_next_add_restores_them(node, bridge, pod, backend, broken):
     conf = firewall(backend, ingressPolicy="isolated")
     bridge(pod)
     node.add(conf, pod)
@@ -302,7 +302,7 @@ def test_check_says_what_is_missing_and_the_next_add_mends_it(node, bridge, pod,
 
 
 @pytest.mark.parametrize("command", ["ADD", "CHECK"])
-def test_without_prev_result_there_is_nobody_to_let_through(node, pod, command):
+def test_firewall_requires_prev_result(node, pod, command):
     assert node.refused(command, firewall(), pod)["msg"] == "missing prevResult from earlier plugin"
 
 
@@ -334,7 +334,7 @@ def test_del_of_a_pod_that_no_rule_names_runs_no_program(node, bridge, pod, pod_
 
 
 @BACKENDS
-def test_del_that_comes_late_takes_nothing_from_who_has_the_address_now(node, bridge, pod, pod_netns, backend):
+def test_late_del_keeps_the_rules_of_the_addresses_new_owner(node, bridge, pod, pod_netns, backend):
     other = pod_netns()
     bridge(pod)
     node.add(firewall(backend), pod)
@@ -347,7 +347,7 @@ def test_del_that_comes_late_takes_nothing_from_who_has_the_address_now(node, br
 
 
 @BACKENDS
-def test_gc_takes_what_is_no_longer_valid_of_this_network(node, bridge, pod, pod_netns, backend):
+def test_gc_deletes_rules_of_this_network_without_a_valid_attachment(node, bridge, pod, pod_netns, backend):
     gone, foreign = pod_netns(), pod_netns()
     bridge(pod, gone, foreign)
     node.add(firewall(backend), pod)
@@ -386,7 +386,7 @@ def test_backend_that_is_not_installed_is_named(node, bridge, pod):
 # -- cost --------------------------------------------------------------------------------------------------
 
 @BACKENDS
-def test_a_pods_cost_does_not_depend_on_how_many_there_are(node, monkeypatch, backend):
+def test_cost_of_a_pod_does_not_depend_on_the_number_of_pods(node, monkeypatch, backend):
     """The same messages, to the byte count, with 500 pods as with one; and no program is run."""
     drop_by(backend)
 

@@ -164,7 +164,7 @@ def test_an_iptables_without_the_match_set_adds_rules_of_the_pod(node, counted):
     assert forward()[1:] == []
 
 
-def test_somebody_elses_set_of_that_name_is_left_alone(node):
+def test_a_foreign_set_of_that_name_is_left_alone(node):
     """A pod has rules of its own then, and its DEL asks for no more than was there."""
     run("ipset", "create", SETS[0], "bitmap:port", "range", "1-2")
     node.ok("ADD", of_pod(2), "pod", cid="c2")
@@ -200,7 +200,7 @@ def test_the_legacy_iptables_is_run_once_and_again_when_its_table_has_changed(no
 
 @pytest.mark.parametrize("how", ["ipset flush", "iptables -F; ipset destroy fastcni-forward4", "nft flush ruleset",
                                  "nft flush ruleset; ipset destroy"])
-def test_restore_puts_members_and_rules_back(node, pod, tmp_path, how):
+def test_restore_restores_members_and_rules(node, pod, tmp_path, how):
     """ipset announces nothing: after `ipset flush` it is `fastcni restore` that has to be run."""
     cni = CNI([], cache_dir=tmp_path / "cni", runner=InProcess())
     bridge = node.conf("10.22.0.0/24", isDefaultGateway=True)
@@ -222,7 +222,7 @@ def test_restore_puts_members_and_rules_back(node, pod, tmp_path, how):
     assert members(SETS[0]) == elements("iptables-forward4") == []
 
 
-def test_gc_takes_more_members_than_fit_into_one_message(node):
+def test_gc_deletes_more_members_than_fit_into_one_message(node):
     for number in range(2, 202):
         node.ok("ADD", of_pod(number), "pod", cid=f"c{number}")
     node.ok("GC", {**of_pod(2), "cni.dev/valid-attachments": [{"containerID": "c7", "ifname": "eth0"}]})
@@ -249,7 +249,7 @@ def test_gc_reports_the_addresses_that_it_released(node, request, sets):
     (forward_iptables, "look"), (forward_iptables, "delete_rules"), (forward_iptables, "in_sets"),
     (OwnerRecords, "remove")])
 @pytest.mark.parametrize("after", [False, True])
-def test_del_that_ends_at_any_step_leaves_enough_for_the_next(node, monkeypatch, request, sets, where, step, after):
+def test_next_del_completes_a_del_that_ended_at_any_step(node, monkeypatch, request, sets, where, step, after):
     """One that was killed between its steps left the note behind: the next found no rule, and looked no further. The
     next one may know nothing of the addresses."""
     if not sets:

@@ -121,7 +121,7 @@ def test_zone_may_be_named(chain, firewalld, pod):
     assert firewalld.sources("work") == set()
 
 
-def test_without_backend_firewalld_is_it_where_it_runs(chain, firewalld, pod):
+def test_default_backend_is_firewalld_if_it_runs(chain, firewalld, pod):
     conf = chain.add(pod, backend=None)
     assert firewalld.sources() == SOURCES
     chain.ok("CHECK", conf, pod)
@@ -129,7 +129,7 @@ def test_without_backend_firewalld_is_it_where_it_runs(chain, firewalld, pod):
     assert firewalld.sources() == set()
 
 
-def test_every_address_counts_whatever_its_link_and_prefix(chain, firewalld):
+def test_every_address_becomes_a_source_whatever_its_link_and_prefix(chain, firewalld):
     conf = chain.at("10.9.0.1/8", "10.9.0.2/32", "fd00:0:0::9/48")
     chain.ok("ADD", conf, "pod")
     assert firewalld.sources() == {"10.9.0.1/32", "10.9.0.2/32", "fd00::9/128"}
@@ -145,7 +145,7 @@ def test_pod_without_addresses_has_no_sources(chain, firewalld):
 
 # -- ADD ---------------------------------------------------------------------------------------------------
 
-def test_source_that_is_there_already_is_fine(chain, firewalld):
+def test_add_succeeds_if_the_source_exists(chain, firewalld):
     """Left from a pod whose DEL never came, or made by the reference plugin."""
     firewalld.client("--zone=trusted", "--add-source=10.22.0.2/32")
     conf = chain.at("10.22.0.2/24")
@@ -162,7 +162,7 @@ def test_zone_that_does_not_exist_is_named_and_nothing_is_left(chain, firewalld)
     assert "firewall-cmd --get-zones" in error["details"] and noted() == set()
 
 
-def test_address_that_somebody_has_in_another_zone_stays_there(chain, firewalld):
+def test_an_address_in_another_zone_stays_there(chain, firewalld):
     """An administrator who blocks one, say. The first address is taken back."""
     firewalld.client("--zone=block", "--add-source=10.22.0.3/32")
     error = chain.refused("ADD", chain.at("10.22.0.2/24", "10.22.0.3/24"), "pod")
@@ -189,7 +189,7 @@ def test_late_del_leaves_the_address_to_the_pod_that_has_it_now(chain, firewalld
     assert firewalld.sources() == noted() == set()
 
 
-def test_source_that_somebody_has_removed_is_fine(chain, firewalld):
+def test_del_succeeds_if_the_source_was_removed(chain, firewalld):
     conf = chain.at("10.22.0.2/24", "10.22.0.3/24")
     chain.ok("ADD", conf, "pod")
     firewalld.client("--zone=trusted", "--remove-source=10.22.0.2/32")
@@ -197,7 +197,7 @@ def test_source_that_somebody_has_removed_is_fine(chain, firewalld):
     assert firewalld.sources() == noted() == set()
 
 
-def test_gc_removes_those_of_the_network_that_are_no_longer_valid(chain, firewalld):
+def test_gc_removes_sources_of_the_network_without_a_valid_attachment(chain, firewalld):
     firewalld.client("--zone=trusted", "--add-source=10.22.0.9/32")
     for number, pod in enumerate(("stays", "goes"), 2):
         chain.ok("ADD", chain.at(f"10.22.0.{number}/24", f"fd00:22::{number}/64"), pod)
@@ -211,7 +211,7 @@ def test_gc_removes_those_of_the_network_that_are_no_longer_valid(chain, firewal
     assert noted() == {"10.22.0.2", "fd00:22::2", "10.22.0.4"}
 
 
-def test_what_firewalld_refuses_to_remove_is_left_to_the_next_gc(chain, firewalld):
+def test_next_gc_removes_a_source_that_firewalld_refused_to_remove(chain, firewalld):
     conf = chain.at("10.22.0.2/24")
     chain.ok("ADD", conf, "pod")
     firewalld.client("--panic-on")
@@ -227,7 +227,7 @@ def test_what_firewalld_refuses_to_remove_is_left_to_the_next_gc(chain, firewall
 
 
 @pytest.mark.parametrize("backend", ["nftables", None])
-def test_del_of_a_pod_that_nftables_lets_through_asks_nobody(chain, firewalld, monkeypatch, backend):
+def test_del_of_a_pod_with_nftables_does_not_call_firewalld(chain, firewalld, monkeypatch, backend):
     """It asked firewalld wherever this had its table, and failed where no bus answered."""
     conf = chain.at("10.22.0.2/24", backend="nftables")
     chain.ok("ADD", conf, "pod")
@@ -263,7 +263,7 @@ def test_del_after_firewalld_was_killed_has_nothing_to_do(chain, firewalld):
 
 # -- CHECK -------------------------------------------------------------------------------------------------
 
-def test_check_says_that_a_reload_has_lost_the_sources_and_restore_puts_them_back(chain, firewalld):
+def test_check_reports_sources_lost_by_a_reload_and_restore_restores_them(chain, firewalld):
     conf = chain.at("10.22.0.2/24", "fd00:22::2/64")
     chain.ok("ADD", conf, "pod")
     firewalld.client("--reload")
@@ -275,14 +275,14 @@ def test_check_says_that_a_reload_has_lost_the_sources_and_restore_puts_them_bac
     chain.ok("CHECK", conf, "pod")
 
 
-def test_check_names_a_zone_that_is_no_more(chain, firewalld):
+def test_check_names_a_missing_zone(chain, firewalld):
     error = chain.refused("CHECK", chain.at("10.22.0.2/24", firewalldZone="nowhere"), "pod")
     assert "INVALID_ZONE" in error["msg"] and noted() == set()
 
 
 # -- firewalld is not there, or does not answer ------------------------------------------------------------
 
-def test_firewalld_that_was_stopped(chain, firewalld):
+def test_only_del_succeeds_while_firewalld_is_stopped(chain, firewalld):
     conf = chain.at("10.22.0.2/24")
     chain.ok("ADD", conf, "pod")
     chain.ok("STATUS", chain.conf())
@@ -297,7 +297,7 @@ def test_firewalld_that_was_stopped(chain, firewalld):
     assert firewalld.sources() == {"10.22.0.2/32"}
 
 
-def test_without_a_bus_add_says_where_it_was_looked_for(node, tmp_path):
+def test_without_a_bus_the_error_of_add_names_its_path(node, tmp_path):
     chain = Chain(node, {"DBUS_SYSTEM_BUS_ADDRESS": f"unix:path={tmp_path}/nothing"})
     conf = chain.at("10.22.0.2/24")
     error = chain.refused("ADD", conf, "pod")
@@ -307,7 +307,7 @@ def test_without_a_bus_add_says_where_it_was_looked_for(node, tmp_path):
 
 
 @pytest.mark.parametrize("who", ["firewalld", "the system bus"])
-def test_who_hangs_is_named_in_time_and_later_all_is_well(chain, firewalld, monkeypatch, who):
+def test_a_process_that_hangs_is_named_in_time_and_later_calls_succeed(chain, firewalld, monkeypatch, who):
     conf, process = chain.at("10.22.0.2/24"), firewalld.process if who == "firewalld" else firewalld.bus.process
     chain.ok("ADD", conf, "pod")
     in_time(monkeypatch)
@@ -324,7 +324,7 @@ def test_who_hangs_is_named_in_time_and_later_all_is_well(chain, firewalld, monk
     assert firewalld.sources() == noted() == set()
 
 
-def test_firewalld_that_ends_over_a_call_is_gone(chain, firewalld):
+def test_firewalld_that_ends_during_a_call_counts_as_not_running(chain, firewalld):
     conf = chain.at("10.22.0.2/24")
     chain.ok("ADD", conf, "pod")
     firewalld.process.send_signal(signal.SIGSTOP)
@@ -333,7 +333,7 @@ def test_firewalld_that_ends_over_a_call_is_gone(chain, firewalld):
     assert noted() == set()
 
 
-def test_firewalld_is_there_while_it_runs(firewalld):
+def test_firewalld_counts_as_running_only_while_it_runs(firewalld):
     req = Request(Mode(), env=firewalld.env)
     assert forward_firewalld.filters(req) is True
     firewalld.stop()
@@ -367,7 +367,7 @@ def theirs(chain):
 
 
 @needs_peer
-def test_go_plugin_makes_the_same_sources_and_says_the_same(chain, firewalld, theirs):
+def test_go_plugin_adds_the_same_sources_and_returns_the_same_documents(chain, firewalld, theirs):
     conf = chain.at("10.22.0.2/24", "fd00:0:0:22::2/64", cniVersion="1.0.0")
     status, result = theirs("ADD", conf)
     made = firewalld.sources()
@@ -388,7 +388,7 @@ def test_pod_of_the_go_plugin_is_checked_and_deleted(chain, firewalld, theirs, b
 
 
 @needs_peer
-def test_go_plugin_checks_and_deletes_our_pod_whose_notes_the_next_owner_takes(chain, firewalld, theirs):
+def test_go_plugin_checks_and_deletes_our_pod_and_the_next_owner_replaces_its_records(chain, firewalld, theirs):
     conf = chain.at("10.22.0.2/24", "fd00:22::2/64", cniVersion="1.0.0")
     chain.ok("ADD", conf, "pod")
     assert theirs("CHECK", conf)[0] == theirs("DEL", conf)[0] == 0 and firewalld.sources() == set()
@@ -407,7 +407,7 @@ def process(plugin, command, conf, pod, env):
     return done.returncode, json.loads(done.stdout) if done.stdout else None
 
 
-def test_installed_plugin_brings_the_library_along(chain, firewalld, tmp_path, pod):
+def test_installed_plugin_contains_the_library(chain, firewalld, tmp_path, pod):
     """Its Python knows no site-packages."""
     install(tmp_path / "bin", names=["firewall"])
     conf = chain.of(pod)
@@ -417,7 +417,7 @@ def test_installed_plugin_brings_the_library_along(chain, firewalld, tmp_path, p
         assert firewalld.sources() == there
 
 
-def test_server_asks_the_bus_of_its_own_environment(chain, firewalld, tmp_path, pod):
+def test_server_uses_the_bus_of_its_environment(chain, firewalld, tmp_path, pod):
     conf = chain.of(pod)
     with Server(tmp_path, env=chain.env) as server:
         for command, there in (("STATUS", set()), ("ADD", SOURCES), ("CHECK", SOURCES), ("DEL", set())):
@@ -426,7 +426,7 @@ def test_server_asks_the_bus_of_its_own_environment(chain, firewalld, tmp_path, 
 
 
 @pytest.mark.parametrize("how", ["reload", "restart"])
-def test_server_puts_back_what_firewalld_has_lost(chain, firewalld, tmp_path, pod, how):
+def test_server_restores_the_sources_that_firewalld_lost(chain, firewalld, tmp_path, pod, how):
     """From what the runtime remembers, as it does here."""
     conf, cache = chain.of(pod), Cache(tmp_path / "cache")
     network = {"cniVersion": "1.1.0", "name": conf["name"], "plugins": [chain.first, chain.conf()]}
@@ -443,7 +443,7 @@ def test_server_puts_back_what_firewalld_has_lost(chain, firewalld, tmp_path, po
         server.ok("CHECK", conf, pod)
 
 
-def test_request_that_waits_for_firewalld_keeps_no_other_from_work(chain, firewalld, tmp_path, monkeypatch):
+def test_a_request_that_waits_for_firewalld_does_not_block_others(chain, firewalld, tmp_path, monkeypatch):
     """In a server that lets one request work at a time."""
     monkeypatch.setenv(dbus.ADDRESS, chain.env[dbus.ADDRESS])
     in_time(monkeypatch, 2)

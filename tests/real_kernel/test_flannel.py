@@ -53,7 +53,7 @@ def told(node, tmp_path):
 
 # -- what the delegate is told ----------------------------------------------------------------------------
 
-def test_a_bridge_connects_the_pod_and_the_cluster_goes_by_it(node, pod, conf):
+def test_a_bridge_connects_the_pod_and_routes_the_cluster(node, pod, conf):
     result = node.add(conf, pod)
     assert [item["name"] for item in result["interfaces"]][::2] == ["cni0", "eth0"]
     assert result["ips"] == [{"address": "10.22.0.2/24", "gateway": "10.22.0.1", "interface": 2}]
@@ -104,12 +104,12 @@ def test_several_networks(node, pod):
 @pytest.mark.parametrize("flanneld, asked, masquerades", [
     ("true", {}, False), ("false", {}, True), ("no", {}, True), ("true", {"ipMasq": True}, True),
     ("false", {"ipMasq": False}, False), ("false", {"ipmasq": False}, False)])
-def test_either_flanneld_masquerades_or_the_delegate(node, pod, flanneld, asked, masquerades):
+def test_the_delegate_masquerades_only_if_flanneld_does_not(node, pod, flanneld, asked, masquerades):
     node.add(flannel(node, lines={"IPMASQ": flanneld}, delegate=asked), pod)
     assert bool(elements("pods4")) is masquerades
 
 
-def test_keys_of_delegate_go_before_flannelds(node, pod, conf):
+def test_keys_of_delegate_override_those_of_flanneld(node, pod, conf):
     asked = {"bridge": "flannel7", "mtu": 1400, "isGateway": False, "hairpinMode": True, "isDefaultGateway": True}
     node.add({**conf, "delegate": asked}, pod)
     found = kept(node)[cid_of(pod)]
@@ -119,7 +119,7 @@ def test_keys_of_delegate_go_before_flannelds(node, pod, conf):
 
 
 @pytest.mark.parametrize("type_, gateway", [(None, True), ("bridge", True), ("any-plugin", False)])
-def test_is_gateway_is_for_bridge_alone(node, pod, conf, told, type_, gateway):
+def test_is_gateway_is_set_only_for_bridge(node, pod, conf, told, type_, gateway):
     told()
     node.add({**conf, "delegate": {"type": type_} if type_ else {}}, pod, env=told.path)
     assert kept(node)[cid_of(pod)].get("isGateway", False) is gateway
@@ -135,7 +135,7 @@ def test_another_plugin_of_ours_can_be_the_delegate(node, pod, conf):
     assert node.held() == {}
 
 
-def test_ipam_is_the_ground_to_build_on(node, pod, conf):
+def test_ipam_of_the_configuration_is_extended(node, pod, conf):
     conf["ipam"] |= {"fsync": True, "routes": [{"dst": "192.0.2.0/24", "gw": "10.22.0.9"}], "ranges": ["replaced"]}
     node.add(conf, pod)
     assert kept(node)[cid_of(pod)]["ipam"] == {
@@ -149,7 +149,7 @@ def test_another_ipam_plugin(node, pod, conf):
     assert node.add(conf, pod)["ips"][0]["address"] == "10.22.0.77/24"
 
 
-def test_what_the_runtime_says_is_handed_on(node, pod, conf):
+def test_runtime_config_and_args_are_passed_to_the_delegate(node, pod, conf):
     conf |= {"runtimeConfig": {"mac": "02:00:00:00:00:01"}, "args": {"cni": {"ips": ["10.22.0.50"]}}}
     result = node.add(conf, pod)
     assert links(pod)["eth0"]["address"] == "02:00:00:00:00:01"
@@ -184,7 +184,7 @@ def test_add_check_and_del_at_every_version(node, pod, conf, version):
     ({"dataDir": "/a\0b"}, "dataDir: expected an absolute path, got"),
     ({"delegate": {"mtu": "1400"}}, "mtu: expected an integer"),
 ])
-def test_what_cannot_be_is_refused_and_leaves_nothing(node, pod, conf, keys, words):
+def test_bad_values_are_refused_and_leave_nothing(node, pod, conf, keys, words):
     before = node.left(pod)
     error = node.refused("ADD", {**conf, **keys}, pod)
     assert error["code"] == 7
@@ -195,7 +195,7 @@ def test_what_cannot_be_is_refused_and_leaves_nothing(node, pod, conf, keys, wor
 
 @pytest.mark.parametrize("keys", [{"delegate": {"name": "x"}}, {"delegate": 7}, {"ipam": 7}, {"args": 7},
                                   {"subnetFile": 7}], ids=str)
-def test_what_add_refuses_is_no_reason_for_del_to_fail(node, pod, conf, keys):
+def test_del_succeeds_with_values_that_add_refuses(node, pod, conf, keys):
     node.delete({**conf, **keys}, pod)
     node.add(conf, pod)
     node.delete({**conf, **keys}, pod)
@@ -212,7 +212,7 @@ def test_what_add_refuses_is_no_reason_for_del_to_fail(node, pod, conf, keys):
     ({"MTU": "many"}, 'FLANNEL_MTU is string "many", which is not a number of bytes'),
     ({"MTU": 1 << 32}, "which is not a number of bytes"), ({"MTU": -1}, "which is not a number of bytes"),
 ])
-def test_a_file_that_says_too_little_is_named_with_what_it_lacks(node, pod, lines, words):
+def test_an_incomplete_subnet_file_is_named_with_its_missing_line(node, pod, lines, words):
     conf, before = flannel(node, lines=lines), node.left(pod)
     error = node.refused("ADD", conf, pod)
     assert error["code"] == 6
@@ -231,7 +231,7 @@ def test_without_flanneld_add_may_be_tried_later(node, pod, conf):
     assert node.refused("STATUS", conf) == {**error, "code": 50}
 
 
-def test_a_folder_in_the_place_of_a_file_is_named(node, pod, conf, tmp_path):
+def test_a_directory_in_place_of_a_file_is_named(node, pod, conf, tmp_path):
     error = node.refused("ADD", {**conf, "subnetFile": str(tmp_path)}, pod)
     assert error["code"] == 5
     assert f"read {tmp_path}: Is a directory" in error["msg"]
@@ -259,7 +259,7 @@ def test_del_leaves_nothing_and_may_be_repeated(node, pod, conf, gone):
         assert elements("pods4") == []
 
 
-def test_del_goes_by_the_file_and_not_by_what_is_configured_now(node, pod, conf):
+def test_del_uses_the_file_and_not_the_present_configuration(node, pod, conf):
     result = node.add({**conf, "delegate": {"type": "ptp"}}, pod)
     conf = flannel(node, "10.44.0.0/24", prevResult=result, ipam={"dataDir": "/nowhere"})
     node.delete(conf, pod)
@@ -268,7 +268,7 @@ def test_del_goes_by_the_file_and_not_by_what_is_configured_now(node, pod, conf)
 
 
 @pytest.mark.parametrize("content", [None, "", "{", "[]", '{"name": 7}', '{"name": "net-a"}'])
-def test_without_a_usable_file_del_goes_by_the_configuration(node, pod, conf, content):
+def test_without_a_usable_file_del_uses_the_configuration(node, pod, conf, content):
     """The reference leaves address and link."""
     node.add(conf, pod)
     path = Path(node.data_dir, "flannel", cid_of(pod))
@@ -279,7 +279,7 @@ def test_without_a_usable_file_del_goes_by_the_configuration(node, pod, conf, co
     assert not path.exists()
 
 
-def test_del_of_what_nobody_knows_any_more_succeeds(node, pod, conf):
+def test_del_without_file_and_subnets_succeeds(node, pod, conf):
     os.unlink(conf["subnetFile"])
     reply = node.call("DEL", conf, pod)
     assert (reply.status, reply.stdout) == (0, b"")
@@ -297,7 +297,7 @@ def test_two_interfaces_of_a_pod_share_the_file(node, pod, conf):
     assert set(links(pod)) == {"lo"}
 
 
-def test_two_networks_of_a_pod_are_not_taken_for_each_other(node, pod, conf):
+def test_two_networks_of_a_pod_are_kept_apart(node, pod, conf):
     other = {**conf, "name": "net-b"}
     node.add(conf, pod)
     node.add(other, pod, ifname="eth1")
@@ -311,7 +311,7 @@ def test_two_networks_of_a_pod_are_not_taken_for_each_other(node, pod, conf):
 
 # -- a delegate that is not ours --------------------------------------------------------------------------
 
-def test_another_delegate_is_told_the_same_at_each_command(node, pod, conf, told):
+def test_a_foreign_delegate_receives_the_same_configuration_at_each_command(node, pod, conf, told):
     said = told()
     conf |= {"delegate": {"type": "any-plugin", "colour": "red"}, "runtimeConfig": {"mac": "02:00:00:00:00:01"}}
     result = node.add(conf, pod, env=told.path)
@@ -327,14 +327,14 @@ def test_another_delegate_is_told_the_same_at_each_command(node, pod, conf, told
                           for command in ("CHECK", "STATUS", "GC", "DEL")]
 
 
-def test_the_result_of_the_delegate_is_that_of_flannel(node, pod, conf, told):
+def test_flannel_returns_the_result_of_the_delegate(node, pod, conf, told):
     told(words='echo \'{"cniVersion": "1.0.0", "interfaces": [{"name": "x9"}], "dns": {"domain": "a.example"}}\'')
     conf["delegate"] = {"type": "any-plugin"}
     assert node.add(conf, pod, env=told.path) == {"cniVersion": "1.1.0", "interfaces": [{"name": "x9"}],
                                                   "dns": {"domain": "a.example"}}
 
 
-def test_an_add_that_fails_is_taken_back_and_the_delegates_words_are_kept(node, pod, conf, told):
+def test_a_failed_add_is_rolled_back_and_returns_the_delegates_error(node, pod, conf, told):
     said = told(ADD=1)
     conf["delegate"] = {"type": "any-plugin"}
     assert node.refused("ADD", conf, pod, env=told.path) == {"code": 77, "msg": "no ADD"}
@@ -354,7 +354,7 @@ def test_a_del_that_fails_keeps_the_file(node, pod, conf, told):
     assert kept(node) == {}
 
 
-def test_a_delegate_that_is_not_there_is_named(node, pod, conf):
+def test_a_missing_delegate_is_named(node, pod, conf):
     conf["delegate"] = {"type": "any-plugin"}
     error = node.refused("ADD", conf, pod)
     assert 'failed to find plugin "any-plugin" in path [/nowhere]' in error["msg"]
@@ -363,7 +363,7 @@ def test_a_delegate_that_is_not_there_is_named(node, pod, conf):
 
 # -- CHECK, GC, STATUS ------------------------------------------------------------------------------------
 
-def test_check_is_that_of_the_delegate(node, pod, conf):
+def test_check_calls_that_of_the_delegate(node, pod, conf):
     result = node.add(conf, pod)
     os.unlink(conf["subnetFile"])           # the pod is as it was
     node.check(conf, pod, result)
@@ -388,7 +388,7 @@ def test_gc_keeps_valid_attachments(node, pod_netns, conf):
     assert [key for key, _ in elements("pods4")] == ["10.22.0.2"]
 
 
-def test_gc_without_flanneld_removes_files_and_says_what_it_could_not_do(node, pod, conf):
+def test_gc_without_flanneld_removes_files_and_reports_the_rest(node, pod, conf):
     node.add(conf, pod)
     os.unlink(conf["subnetFile"])
     error = node.refused("GC", {**conf, "cni.dev/valid-attachments": []})
@@ -396,7 +396,7 @@ def test_gc_without_flanneld_removes_files_and_says_what_it_could_not_do(node, p
     assert kept(node) == {}
 
 
-def test_status_is_that_of_the_delegate_too(node, pod):
+def test_status_includes_that_of_the_delegate(node, pod):
     conf = flannel(node, "10.22.0.0/30")
     assert not node.call("STATUS", conf).stderr
     node.add(conf, pod)

@@ -102,7 +102,7 @@ def test_no_descriptor_is_left_open(node, pod, conf):
 
 # -- what fails -------------------------------------------------------------------------------------------
 
-def test_device_keeps_even_its_addresses_when_ipam_has_none(node, pod, conf):
+def test_device_keeps_its_addresses_when_ipam_has_none(node, pod, conf):
     conf["ipam"]["ranges"] = [[{"subnet": "10.22.0.0/24", "rangeStart": "10.22.0.5", "rangeEnd": "10.22.0.5"}]]
     node.add({**conf, "type": "host-local"}, pod, cid="other")
     before = device()
@@ -156,7 +156,7 @@ def test_name_taken_on_the_host_keeps_the_device_in_the_pod_until_it_is_free(nod
     assert node.held() == {}
 
 
-def test_name_taken_at_the_last_moment_takes_the_device_back(node, pod, conf, monkeypatch):
+def test_a_name_taken_at_the_last_moment_moves_the_device_back(node, pod, conf, monkeypatch):
     """The kernel has moved it by then, and not renamed."""
     monkeypatch.setattr(moving, "check_free", lambda *_: None)
     run("ip", "-n", pod, "link", "add", "eth0", "type", "veth", "peer", "other")
@@ -185,7 +185,7 @@ def test_link_that_cannot_leave_its_namespace_is_an_error(node, pod, conf):
 
 @pytest.mark.parametrize("env, args, runtime, mac", [
     (MAC, None, None, MAC), (MAC, OTHER_MAC, None, OTHER_MAC), (MAC, MAC, OTHER_MAC, OTHER_MAC)])
-def test_mac_of_the_runtime_goes_before_args_before_the_variable_and_del_takes_it_back(
+def test_mac_of_the_runtime_overrides_args_and_the_variable_and_del_restores_it(
         node, pod, conf, layer2, env, args, runtime, mac):
     own = links()["up0"]["address"]
     keys = {**layer2, "args": {"cni": {"mac": args}}, "runtimeConfig": {"mac": runtime}}
@@ -197,7 +197,7 @@ def test_mac_of_the_runtime_goes_before_args_before_the_variable_and_del_takes_i
     assert os.listdir(conf["dataDir"]) == [".fastcni"]
 
 
-def test_mac_that_the_device_has_is_nothing_to_keep(node, pod, conf):
+def test_a_mac_that_the_device_has_already_is_not_saved(node, pod, conf):
     node.add({**conf, "runtimeConfig": {"mac": links()["up0"]["address"]}}, pod)
     assert not os.path.exists(conf["dataDir"])
 
@@ -222,7 +222,7 @@ def test_folder_that_cannot_be_written_is_an_error_and_the_device_stays(node, po
 # -- DEL, CHECK, STATUS, GC -------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("gone", ["link", "netns", "variable", "nothing, twice"])
-def test_del_of_what_is_gone_succeeds_and_frees_the_address(node, pod, conf, gone):
+def test_del_of_a_missing_link_succeeds_and_frees_the_address(node, pod, conf, gone):
     node.add({**conf, "runtimeConfig": {"mac": MAC}}, pod)
     if gone == "link":
         run("ip", "-n", pod, "link", "del", "eth0")
@@ -235,7 +235,7 @@ def test_del_of_what_is_gone_succeeds_and_frees_the_address(node, pod, conf, gon
 
 
 @pytest.mark.parametrize("alias", ["", "a/b", "sixteen-letters-", "a%d", "a\x7f"])
-def test_device_that_does_not_know_its_name_stays_in_the_pod(node, pod, conf, alias):
+def test_a_device_without_a_recorded_name_stays_in_the_pod(node, pod, conf, alias):
     """The reference fails for ever, and with it the pod's end. Whoever is root in the pod can change an alias."""
     result = node.add(conf, pod)
     run("ip", "-n", pod, "link", "set", "eth0", "alias", alias)
@@ -259,7 +259,7 @@ def test_gc_frees_addresses_and_files_of_pods_that_are_no_more(node, pod, pod_ne
     assert sorted(os.listdir(conf["dataDir"])) == [".fastcni", f"c-{other}_eth0.json"]
 
 
-def test_thread_is_back_in_its_namespace(node, pod, conf):
+def test_thread_returns_to_its_namespace(node, pod, conf):
     with Inside(None):
         node.add(conf, pod)
         node.delete(conf, pod)

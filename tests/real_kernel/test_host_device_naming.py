@@ -84,7 +84,7 @@ def test_device_whose_pod_ended_without_del_is_found_under_the_pods_name(node, p
     (f"bus/pci/devices/{PCI}", {"pciBusID": PCI}), (f"bus/pci/devices/{PCI}/virtio2", {"pciBusID": PCI}),
     (f"bus/pci/devices/{PCI}", {"runtimeConfig": {"deviceID": PCI}}),
     (f"bus/auxiliary/devices/{SF}", {"runtimeConfig": {"deviceID": SF}})])
-def test_device_by_its_place_in_the_machine(node, pod, conf, machine, folder, keys):
+def test_device_by_its_address_on_a_bus(node, pod, conf, machine, folder, keys):
     machine.pci()
     machine.add(folder, "up0")
     conf = naming(conf, **keys)
@@ -109,7 +109,7 @@ def test_of_several_links_the_first_by_name_is_taken(node, pod, conf, machine):
     ({"device": "up1", "runtimeConfig": {"deviceID": PCI}}, "up1"), ({"hwaddr": MAC, "pciBusID": PCI}, "up1"),
     ({"device": "up0", "hwaddr": MAC}, "up0"), ({"kernelpath": "/sys/devices/a", "pciBusID": PCI}, "up1"),
     ({"kernelpath": "/sys/devices/a", "hwaddr": MAC}, "up2")])
-def test_device_goes_before_mac_before_path_before_bus_and_the_runtimes_id_before_the_configurations(
+def test_device_overrides_mac_path_and_bus_and_the_runtimes_id_overrides_the_configurations(
         node, pod, conf, machine, keys, name):
     run("ip", "link", "add", "up1", "type", "veth", "peer", "other")
     run("ip", "link", "add", "up2", "type", "veth", "peer", "another")
@@ -121,7 +121,7 @@ def test_device_goes_before_mac_before_path_before_bus_and_the_runtimes_id_befor
     assert links(pod)["eth0"]["ifalias"] == name
 
 
-def test_sys_of_another_namespace_is_not_believed(node, pod, conf, machine):
+def test_sys_of_another_namespace_is_refused(node, pod, conf, machine):
     """A server whose /sys is of another namespace than the caller's sees names that mean other links here."""
     machine.pci("up0", mac=MAC)
     before = device()
@@ -163,7 +163,7 @@ def test_device_by_its_path_in_the_kernels_own_sys(node, pod, conf, kernels_sys)
     ({"kernelpath": "/sys/devices/nowhere"}, 'failed to find network devices at "/sys/devices/nowhere/net"'),
     ({"pciBusID": PCI}, f"no net directory under pci device {PCI}"),
     ({"runtimeConfig": {"deviceID": SF}}, f"no net directory under auxiliary device {SF}")])
-def test_device_that_is_not_there_may_come_back(node, pod, conf, machine, keys, says):
+def test_a_missing_device_is_an_error_to_try_again(node, pod, conf, machine, keys, says):
     machine.pci()
     machine.add(f"bus/auxiliary/devices/{SF}")
     assert node.refused("ADD", naming(conf, **keys), pod) == {
@@ -248,14 +248,14 @@ def test_pci_device_without_a_driver_is_an_error_but_not_of_del(node, pod, conf,
 
 # -- DEL, STATUS -----------------------------------------------------------------------------------------
 
-def test_del_does_not_look_at_what_only_add_needs(node, pod, conf, machine):
+def test_del_ignores_keys_that_only_add_needs(node, pod, conf, machine):
     node.add(conf, pod)
     bad = {"device": "a/b", "hwaddr": "x", "kernelpath": "x", "pciBusID": PCI, "runtimeConfig": {"deviceID": "x"}}
     node.delete(naming(conf, **bad), pod)
     assert set(links()) == {"lo", "up0"}
 
 
-def test_status_is_well_while_a_pod_has_the_device(node, pod, conf, machine):
+def test_status_succeeds_while_a_pod_has_the_device(node, pod, conf, machine):
     """A network of one device would take its whole node down otherwise."""
     machine.pci("up0")
     for each in (conf, naming(conf, pciBusID=PCI)):
@@ -265,7 +265,7 @@ def test_status_is_well_while_a_pod_has_the_device(node, pod, conf, machine):
         node.delete(each, pod)
 
 
-def test_status_says_that_the_machine_has_no_such_device(node, conf, machine):
+def test_status_reports_a_missing_device(node, conf, machine):
     for keys, folder in (({"pciBusID": PCI}, f"bus/pci/devices/{PCI}"),
                          ({"kernelpath": "/sys/devices/a"}, "devices/a")):
         assert node.refused("STATUS", naming(conf, **keys)) == {

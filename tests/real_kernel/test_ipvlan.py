@@ -24,7 +24,7 @@ def mode(pod):
     return links(pod)["eth0"]["linkinfo"]["info_data"]["mode"]
 
 
-def test_pod_has_the_masters_mac_and_addresses_of_its_own(node, pod, far, conf):
+def test_pod_has_the_masters_mac_and_other_addresses(node, pod, far, conf):
     result = node.add(conf, pod)
     assert source_seen(pod, far, "10.22.0.254") == "10.22.0.2"
     assert source_seen(pod, far, "fd00:22::fe") == "fd00:22::2"
@@ -50,7 +50,7 @@ def test_mode_is_set_and_checked(node, pod, conf, wanted):
         f"Container IPVlan mode {wanted} does not match expected value: {other}"
 
 
-def test_mode_is_the_masters_and_the_latest_pods(node, pod, pod_netns, conf):
+def test_mode_of_the_latest_pod_applies_to_all_pods_of_a_master(node, pod, pod_netns, conf):
     """So it is in the kernel. CHECK of the pods before tells it."""
     other = pod_netns()
     result = node.add(conf, pod)
@@ -121,7 +121,7 @@ def test_without_addresses_there_is_no_ipvlan(node, pod, conf):
     assert node.refused("ADD", behind({**conf, "ipam": {}}, "up0"), pod)["msg"] == "no plugin name provided"
 
 
-def test_a_master_with_macvlans_has_no_room_and_the_error_says_so(node, pod, conf):
+def test_a_master_with_macvlans_is_refused_with_the_reason(node, pod, conf):
     run("ip", "link", "add", "mv0", "link", "up0", "type", "macvlan", "mode", "bridge")
     before = node.left(pod)
     error = node.refused("ADD", conf, pod)

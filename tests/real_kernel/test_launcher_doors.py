@@ -90,7 +90,7 @@ def test_del_answers_before_its_helper_is_done_and_leaves_no_process(node, pod, 
     assert early, "no DEL of thirty answered before the kernel's RCU barrier was over"
 
 
-def test_pods_namespace_dies_as_soon_as_the_runtime_lets_go_of_it(node, pod, call):
+def test_pods_namespace_ends_when_the_runtime_unmounts_it(node, pod, call):
     conf = node.conf()
     assert call("ADD", conf, pod)[0] == 0
     run("ip", "link", "add", "probe0", "type", "veth", "peer", "name", "probe1", "netns", pod)

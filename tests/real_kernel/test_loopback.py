@@ -29,7 +29,7 @@ def test_add_check_and_del_at_every_version(node, pod, version):
     assert not up(pod)
 
 
-def test_add_may_be_repeated_and_the_interface_name_is_not_looked_at(node, pod):
+def test_add_may_be_repeated_and_ignores_the_interface_name(node, pod):
     assert node.add(CONF, pod, ifname="eth7") == node.add(CONF, pod)
     assert set(links(pod)) == {"lo"}
 
@@ -67,7 +67,7 @@ def test_del_without_the_netns_succeeds(node, pod, netns):
         node.delete(CONF, pod if netns == "gone" else "", cid="c")
 
 
-def test_del_does_not_look_at_prev_result(node, pod):
+def test_del_ignores_prev_result(node, pod):
     node.add(CONF, pod)
     node.delete({**CONF, "prevResult": {"ips": 7}}, pod)
     assert not up(pod)

@@ -77,7 +77,7 @@ def test_mtu_is_the_masters_or_less(node, pod, conf):
 @pytest.mark.parametrize("asked, mac", [
     ({"mac": "0a:00:00:00:00:01"}, "0a:00:00:00:00:01"),
     ({"mac": "0a:00:00:00:00:01", "env": "0a:00:00:00:00:02"}, "0a:00:00:00:00:02")])
-def test_mac_of_the_variable_goes_before_the_key(node, pod, conf, asked, mac):
+def test_mac_of_the_variable_overrides_the_key(node, pod, conf, asked, mac):
     env = {"CNI_ARGS": f"IgnoreUnknown=1;MAC={asked.pop('env')}"} if "env" in asked else {}
     result = node.add({**conf, **asked}, pod, env=env)
     assert links(pod)["eth0"]["address"] == mac == result["interfaces"][0]["mac"]
@@ -101,7 +101,7 @@ def test_master_is_the_link_of_the_default_route_by_default(node, pod, conf):
     assert links(pod)["eth0"]["link_index"] == links()["up0"]["ifindex"]
 
 
-def test_default_route_of_ipv6_will_do(node, pod, conf):
+def test_default_route_of_ipv6_also_chooses_the_master(node, pod, conf):
     run("ip", "-6", "route", "add", "default", "dev", "up0")
     node.add({key: conf[key] for key in conf if key != "master"}, pod)
     assert links(pod)["eth0"]["link_index"] == links()["up0"]["ifindex"]
@@ -113,7 +113,7 @@ def test_master_that_is_missing_is_named(node, pod, conf):
     assert node.held() == {}
 
 
-def test_routes_have_what_the_result_says(node, pod, conf):
+def test_routes_have_the_attributes_of_the_result(node, pod, conf):
     """mtu and advmss too, which the reference leaves out."""
     conf["ipam"]["routes"] = [
         {"dst": "198.51.100.0/24", "mtu": 1300, "advmss": 1200, "priority": 7},
@@ -131,7 +131,7 @@ def test_routes_have_what_the_result_says(node, pod, conf):
 
 
 @pytest.mark.parametrize("key, number", [("priority", -1), ("mtu", 1 << 32), ("scope", 256), ("table", -5)])
-def test_number_of_a_route_that_the_kernel_has_no_room_for_is_refused(node, pod, conf, key, number):
+def test_number_of_a_route_outside_the_kernels_range_is_refused(node, pod, conf, key, number):
     conf["ipam"]["routes"] = [{"dst": "198.51.100.0/24", key: number}]
     before = node.left(pod)
     error = node.refused("ADD", conf, pod)
@@ -143,7 +143,7 @@ def test_number_of_a_route_that_the_kernel_has_no_room_for_is_refused(node, pod,
 @pytest.mark.parametrize("commands, mode, why", [
     (["link add br0 type bridge", "link set up0 master br0"], "bridge", "is a port of a bridge"),
     (["link add mv0 link up0 type macvlan mode bridge"], "passthru", "has it for itself alone")])
-def test_master_that_has_no_room_is_named_with_the_reason(node, pod, conf, commands, mode, why):
+def test_a_master_that_takes_no_macvlan_is_named_with_the_reason(node, pod, conf, commands, mode, why):
     for words in commands:
         run("ip", *words.split())
     before = node.left(pod)
@@ -160,7 +160,7 @@ def test_status_warns_of_a_missing_default_route(node, conf):
     assert b"no default route interface found" in reply.stderr
 
 
-def test_two_pods_of_one_master_talk_in_bridge_mode_and_not_in_private(node, pod, pod_netns, conf):
+def test_two_pods_of_one_master_reach_each_other_in_bridge_mode_but_not_in_private(node, pod, pod_netns, conf):
     other = pod_netns()
     for mode, heard in (("bridge", "10.22.0.2"), ("private", None)):
         conf["mode"] = mode
@@ -172,7 +172,7 @@ def test_two_pods_of_one_master_talk_in_bridge_mode_and_not_in_private(node, pod
             node.delete(conf, name)
 
 
-def test_thread_is_back_in_its_namespace(node, pod, conf):
+def test_thread_returns_to_its_namespace(node, pod, conf):
     with Inside(None):
         node.add(conf, pod)
         assert "up0" in links()

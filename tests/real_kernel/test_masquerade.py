@@ -127,7 +127,7 @@ def test_element_of_a_pod_that_was_never_deleted_is_taken_over(node, pod_netns, 
                                  ("flush", "table", "inet", "fastcni"),
                                  ("flush", "chain", "inet", "fastcni", "postrouting"),
                                  ("flush", "map", "inet", "fastcni", "pods4")], ids=" ".join)
-def test_what_somebody_flushed_the_next_pod_makes_again(node, pod_netns, conf, how):
+def test_the_next_pod_adds_flushed_rules_again(node, pod_netns, conf, how):
     one, two = pod_netns(), pod_netns()
     node.add(conf, one)
     before = fixed()
@@ -187,13 +187,13 @@ comment "8e48f37d5de60467-ffffffffffffffff, net: net1, if: eth0, id: cid2"
 """
 
 
-def test_rules_of_the_reference_plugins_go_with_their_pod(node, pod, conf):
+def test_del_removes_rules_of_the_reference_plugins(node, pod, conf):
     run("nft", "-f", "-", stdin=REFERENCE)
     node.delete({**conf, "name": "net1"}, pod, cid="cid1")
     assert [item["rule"]["comment"].split()[-1] for item in rules() if "rule" in item] == ["cid2"]
 
 
-def test_gc_takes_rules_of_the_reference_plugins_for_lost_attachments(node, conf):
+def test_gc_deletes_rules_of_the_reference_plugins_for_lost_attachments(node, conf):
     run("nft", "-f", "-", stdin=REFERENCE.replace("-ffffffffffffffff, net: net1, if: eth0, id: cid2",
                                                   "-ffffffffffffffff, net: net1, if: eth0, id: lost"))
     node.ok("GC", {**conf, "cni.dev/valid-attachments": []})            # of another network

@@ -66,7 +66,7 @@ def test_del_without_netns_leaves_no_rule(node, pod_netns, conf, known):
     assert len([line for line in nat() if line.startswith("-N")]) == 1
 
 
-def test_gc_takes_chains_of_lost_containers_of_its_network(node, pod_netns, conf):
+def test_gc_deletes_chains_of_lost_containers_of_its_network(node, pod_netns, conf):
     other = node.conf("10.33.0.0/24", ipMasq=True, ipMasqBackend="iptables", name="net1-b", bridge="br1")
     for cid in ("kept", "lost-1", "lost-2"):
         node.add(conf, pod_netns(), cid=cid)
@@ -90,7 +90,7 @@ def test_gc_starts_no_program_where_iptables_was_never_used(node, conf):
     assert rules() == []
 
 
-def test_pods_of_both_backends_are_deleted_whatever_the_configuration_says_now(node, pod_netns, conf):
+def test_del_finds_pods_of_both_backends_whatever_the_configuration(node, pod_netns, conf):
     one, two = pod_netns(), pod_netns()
     later = {**conf, "ipMasqBackend": "nftables"}
     node.add(conf, one)
@@ -120,7 +120,7 @@ def test_traffic_is_masqueraded(node, pod_netns, conf):
     assert source_seen(pod, outside, "198.51.100.9") == "198.51.100.1"
 
 
-def test_missing_program_is_an_error_that_names_the_way_out(node, pod, conf):
+def test_missing_program_is_an_error_that_names_the_alternative(node, pod, conf):
     before = node.left(pod)
     error = node.refused("ADD", conf, pod, env={"PATH": "/nowhere"})
     assert "failed to locate iptables" in error["msg"]
@@ -128,7 +128,7 @@ def test_missing_program_is_an_error_that_names_the_way_out(node, pod, conf):
     assert node.left(pod) == before
 
 
-def test_what_iptables_says_is_in_the_error(node, pod, conf, tmp_path):
+def test_the_error_contains_the_output_of_iptables(node, pod, conf, tmp_path):
     broken = tmp_path / "iptables-restore"
     broken.write_text("#!/bin/sh\necho no such luck >&2\nexit 4\n")
     broken.chmod(0o755)
@@ -142,7 +142,7 @@ def test_what_iptables_says_is_in_the_error(node, pod, conf, tmp_path):
     ("echo Another app is currently holding the xtables lock. >&2; exit 4", 60,
      "iptables-restore: the xtables lock was not free within 30 s"),
     ("exec sleep 1000", 0.3, "iptables-restore did not end within 0.3 s, and was killed")])
-def test_a_lock_or_a_program_that_hangs_is_told_in_time(node, pod, conf, tmp_path, monkeypatch, script, limit, msg):
+def test_a_lock_or_a_program_that_hangs_is_reported_in_time(node, pod, conf, tmp_path, monkeypatch, script, limit, msg):
     """Both were waited for without a limit."""
     monkeypatch.setattr(waiting, "PROGRAM_TIMEOUT_S", limit)
     hangs = tmp_path / "iptables-restore"

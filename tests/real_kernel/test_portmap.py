@@ -29,7 +29,7 @@ def far(host_netns, pod_netns):
 
 @FAMILIES
 @PROTOCOLS
-def test_outside_reaches_the_pod_which_sees_who_it_is(chain, pod, far, family, protocol):
+def test_outside_client_reaches_the_pod_with_its_own_address(chain, pod, far, family, protocol):
     conf = chain.add(pod, mapping(protocol=protocol))
     with listen(pod, 80, protocol):
         assert ask(far, NODE[family], 8080, protocol) == FAR[family]
@@ -52,7 +52,7 @@ def test_localhost_reaches_the_pod(chain, pod, address):
         assert ask(None, address, 8080) == BRIDGE[4]
 
 
-def test_localhost_of_ipv6_is_left_to_the_node(chain, pod):
+def test_localhost_of_ipv6_stays_with_the_node(chain, pod):
     """The kernel lets nothing out from ::1: a client is refused at once, or served by the node's own server."""
     chain.add(pod, mapping())
     with listen(pod, 80), Inside(None):
@@ -111,7 +111,7 @@ def test_port_works_together_with_ip_masq(chain, node, pod, far):
 # -- what is none of its business --------------------------------------------------------------------------
 
 @FAMILIES
-def test_what_goes_through_the_node_to_the_same_port_of_others_is_not_caught(chain, pod, pod_netns, far, family):
+def test_forwarded_traffic_to_the_same_port_of_others_is_not_redirected(chain, pod, pod_netns, far, family):
     """CVE-2025-67499. From outside, from the pod, and from the node."""
     beyond = outside(pod_netns, "up1", "10.23.0", "fd00:23:", knows_the_way=True)
     run("ip", "-n", far, "route", "add", "10.23.0.0/24", "via", NODE[4])
@@ -125,7 +125,7 @@ def test_what_goes_through_the_node_to_the_same_port_of_others_is_not_caught(cha
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_a_service_rule_of_others_goes_first(chain, pod, pod_netns, far, when):
+def test_a_service_rule_of_another_program_takes_precedence(chain, pod, pod_netns, far, when):
     """CVE-2019-9946: an address of the node that is also a service's, say. Whichever was there first."""
     rules = """table ip services { chain pre { type nat hook prerouting priority dstnat;
                ip daddr 198.51.100.1 tcp dport 8080 dnat to 10.22.0.3:81
@@ -146,7 +146,7 @@ def test_a_service_rule_of_others_goes_first(chain, pod, pod_netns, far, when):
         assert ask(far, NODE[4], 8090) is None
 
 
-def test_other_ports_and_protocols_are_the_nodes(chain, pod, far):
+def test_other_ports_and_protocols_stay_with_the_node(chain, pod, far):
     chain.add(pod, mapping())
     with listen(pod, 80), listen(pod, 80, "udp"), listen(None, 80), listen(None, 8080, "udp"):
         assert ask(far, NODE[4], 80) == FAR[4]              # the node's own
@@ -179,7 +179,7 @@ def test_route_localnet_is_on_for_the_pods_link_alone(chain, pod, far):
     assert switched == {"all": "0", "default": "0", "br0": "1", "up0": "0", "lo": "0"}
 
 
-def test_guard_that_somebody_flushed_the_next_pod_makes_again(chain, pod, pod_netns):
+def test_the_next_pod_adds_a_flushed_guard_again(chain, pod, pod_netns):
     chain.add(pod, mapping())
     before = run("nft", "list", "chain", "inet", "fastcni", "loopback")
     run("nft", "flush", "chain", "inet", "fastcni", "loopback")
@@ -196,7 +196,7 @@ def test_route_localnet_is_off_where_localhost_has_no_port(chain, pod, far, keys
 
 # -- keys --------------------------------------------------------------------------------------------------
 
-def test_host_ip_is_the_only_address_that_leads_there(chain, pod, far):
+def test_only_host_ip_is_mapped(chain, pod, far):
     run("ip", "addr", "add", "198.51.100.2/24", "dev", "up0")
     chain.add(pod, mapping(hostIP="198.51.100.2"), mapping(8081, 80, hostIP="2001:db8::1"))
     with listen(pod, 80):
@@ -208,7 +208,7 @@ def test_host_ip_is_the_only_address_that_leads_there(chain, pod, far):
             assert ask(far if address != BRIDGE[4] else None, address, port, wait=0.3) is None
 
 
-def test_host_ip_of_localhost_is_for_the_node_alone(chain, pod, far):
+def test_host_ip_of_localhost_is_reached_only_from_the_node(chain, pod, far):
     chain.add(pod, mapping(hostIP="127.0.0.1"))
     with listen(pod, 80):
         assert ask(None, "127.0.0.1", 8080) == BRIDGE[4]
@@ -224,7 +224,7 @@ def test_unspecified_host_ip_is_every_address_of_its_family(chain, pod, far, hos
             [FAR[family] if family == reached else None for family in (4, 6)]
 
 
-def test_without_snat_the_pod_is_reached_from_elsewhere_alone(chain, pod, far):
+def test_without_snat_only_other_hosts_reach_the_pod(chain, pod, far):
     no_bridge_netfilter()
     chain.add(pod, mapping(), snat=False)
     with listen(pod, 80):
@@ -235,7 +235,7 @@ def test_without_snat_the_pod_is_reached_from_elsewhere_alone(chain, pod, far):
 
 
 @FAMILIES
-def test_with_masq_all_everybody_comes_from_the_node(chain, pod, far, family):
+def test_with_masq_all_every_client_has_the_nodes_address(chain, pod, far, family):
     chain.add(pod, mapping(), masqAll=True)
     with listen(pod, 80):
         assert ask(far, NODE[family], 8080) == BRIDGE[family]
@@ -243,7 +243,7 @@ def test_with_masq_all_everybody_comes_from_the_node(chain, pod, far, family):
         assert ask(None, "127.0.0.1", 8080) == BRIDGE[4]
 
 
-def test_range_is_so_many_ports(chain, pod, far):
+def test_a_range_maps_each_of_its_ports(chain, pod, far):
     conf = chain.add(pod, mapping(9000, 7000, range=100))
     for n in (0, 50, 99):
         with listen(pod, 7000 + n):
@@ -265,7 +265,7 @@ def test_pod_of_one_family_has_its_ports_in_that_one(chain, node, pod, far):
     assert elements("hostports6") == []
 
 
-def test_address_is_the_first_of_each_family_that_is_the_interfaces(chain, node):
+def test_mapping_uses_the_interfaces_first_address_of_each_family(chain, node):
     conf = chain.portmap(mapping(), prevResult={
         "cniVersion": "1.1.0",
         "interfaces": [{"name": "br0"}, {"name": "eth1", "sandbox": "/x"}, {"name": "eth0", "sandbox": "/x"}],
@@ -275,7 +275,7 @@ def test_address_is_the_first_of_each_family_that_is_the_interfaces(chain, node)
     assert elements("hostports4") == [(("tcp", 8080), ("10.9.0.3", 80))]
 
 
-def test_pod_without_mappings_has_nothing(chain, node, pod):
+def test_pod_without_mappings_adds_nothing(chain, node, pod):
     before = node.left()
     conf = chain.of(pod)
     with_pod = node.left()

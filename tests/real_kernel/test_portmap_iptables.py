@@ -45,7 +45,7 @@ def own(program="iptables"):
 
 
 @FAMILIES
-def test_everybody_reaches_the_pod(chain, pod, pod_netns, far, family):
+def test_all_clients_reach_the_pod(chain, pod, pod_netns, far, family):
     other = pod_netns()
     conf = chain.add(pod, mapping(), mapping(8080, 80, "udp"))
     chain.add(other)
@@ -111,7 +111,7 @@ def test_backend_is_the_one_that_the_keys_are_written_for(chain, node):
     assert "-s 192.0.2.0/24" in "\n".join(own())
 
 
-def test_two_networks_with_marks_of_their_own(chain, node):
+def test_two_networks_can_have_different_marks(chain, node):
     node.add(chain.alone(2, mapping()), "pod", cid="cid1")
     node.add(chain.alone(3, mapping(81), markMasqBit=5), "two")
     assert sum("-j MASQUERADE" in line for line in nat()) == 2
@@ -120,14 +120,14 @@ def test_two_networks_with_marks_of_their_own(chain, node):
     assert [line for line in nat() if "HOSTPORT-MASQ" in line] == [line for line in before if "HOSTPORT-MASQ" in line]
 
 
-def test_word_of_a_condition_cannot_become_a_command_of_its_own(chain, node):
+def test_a_condition_cannot_add_a_command(chain, node):
     conf = chain.alone(2, mapping(), conditionsV4=["-s", "10.0.0.0/8\n-A PREROUTING -j DROP"])
     assert node.refused("ADD", conf, "pod")["code"] == 7
     assert own() == []
 
 
 @pytest.mark.parametrize("chain_name", ["A\nB", "A B", "-A", 'A"', "x" * 29])
-def test_name_that_is_no_chains_is_refused(chain, node, chain_name):
+def test_an_invalid_chain_name_is_refused(chain, node, chain_name):
     error = node.refused("ADD", chain.alone(2, mapping(), externalSetMarkChain=chain_name), "pod")
     assert error["code"] == 7
     assert "externalSetMarkChain" in error["msg"]
@@ -168,14 +168,14 @@ def test_add_once_more_replaces_what_was_there(chain, node):
 
 
 @pytest.mark.parametrize("lacks", ["runtimeConfig", "prevResult", "backend"])
-def test_del_needs_to_be_told_nothing(chain, node, lacks):
+def test_del_succeeds_without_any_one_key(chain, node, lacks):
     conf = chain.alone(2, mapping())
     node.add(conf, "pod")
     node.delete({key: conf[key] for key in conf if key != lacks}, "pod")
     assert own() == own("ip6tables") == []
 
 
-def test_pods_of_both_backends_are_deleted_and_checked_whatever_the_configuration_says_now(chain, node):
+def test_check_and_del_find_pods_of_both_backends_whatever_the_configuration(chain, node):
     one, two = chain.alone(2, mapping(81)), chain.alone(3, mapping(82), backend="nftables")
     node.add(one, "one")
     node.add(two, "two")
@@ -186,7 +186,7 @@ def test_pods_of_both_backends_are_deleted_and_checked_whatever_the_configuratio
     assert elements("hostports4") == []
 
 
-def test_check_says_what_is_missing(chain, node):
+def test_check_names_the_missing_rule(chain, node):
     conf = chain.alone(2, mapping())
     node.add(conf, "pod", cid="cid1")
     run("iptables", "-t", "nat", "-D", OWN, "3")
@@ -202,7 +202,7 @@ def test_check_says_what_is_missing(chain, node):
         f"could not check ipv6 dnat: chain {OWN} not found in iptables table nat"
 
 
-def test_gc_takes_chains_of_containers_that_are_no_more(chain, node):
+def test_gc_deletes_chains_of_containers_that_are_gone(chain, node):
     for number in (2, 3):
         node.add(chain.alone(number, mapping(8000 + number)), f"pod-{number}")
     node.add({**chain.alone(4, mapping(8004)), "name": "net-b"}, "pod-4")
@@ -213,7 +213,7 @@ def test_gc_takes_chains_of_containers_that_are_no_more(chain, node):
     assert sorted(line.split()[-1] for line in nat() if "-j DNAT" in line) == ["10.22.0.3:80", "10.22.0.4:80"]
 
 
-def test_old_snat_chain_goes_with_the_pod(chain, node):
+def test_del_removes_the_old_snat_chain(chain, node):
     conf = chain.alone(2, mapping())
     node.add(conf, "pod", cid="cid1")
     old = OWN.replace("DN", "SN")
@@ -223,7 +223,7 @@ def test_old_snat_chain_goes_with_the_pod(chain, node):
     assert own() == ["-N CNI-HOSTPORT-SNAT"]
 
 
-def test_long_comment_is_cut_to_what_iptables_takes(chain, node):
+def test_long_comment_is_cut_to_the_limit_of_iptables(chain, node):
     conf, cid = chain.alone(2, mapping()), "c" * 300
     node.add(conf, "pod", cid=cid)
     assert 'ccc..."' in "\n".join(nat())
@@ -249,7 +249,7 @@ class Counted:
         return found
 
 
-def test_each_family_takes_one_look_and_one_change(chain, node, tmp_path):
+def test_each_family_takes_one_read_and_one_change(chain, node, tmp_path):
     counted, conf = Counted(tmp_path), chain.alone(2, *(mapping(1 + n) for n in range(40)))
     each = ["iptables-save", "iptables-restore", "ip6tables-save", "ip6tables-restore"]
     for command in ("ADD", "DEL"):
@@ -270,7 +270,7 @@ def test_del_of_a_pod_without_mappings_starts_no_program_although_there_are_lega
     assert counted.runs() == ["iptables-save", "ip6tables-save"]
 
 
-def test_a_change_by_somebody_else_in_between_is_tried_again(chain, node, tmp_path):
+def test_a_change_is_tried_again_after_a_concurrent_change(chain, node, tmp_path):
     """Of two first pods at once both make the shared chains; the second finds them there."""
     counted = Counted(tmp_path)
     restore = tmp_path / "iptables-restore"
@@ -281,7 +281,7 @@ def test_a_change_by_somebody_else_in_between_is_tried_again(chain, node, tmp_pa
     assert sum("-j DNAT" in line for line in nat()) == 1
 
 
-def test_what_iptables_says_is_in_the_error_and_nothing_is_left(chain, node, tmp_path):
+def test_the_error_contains_the_output_of_iptables_and_nothing_is_left(chain, node, tmp_path):
     broken = tmp_path / "ip6tables-restore"
     broken.write_text("#!/bin/sh\necho no such luck >&2\nexit 4\n")
     broken.chmod(0o755)

@@ -67,7 +67,7 @@ def test_a_port_has_one_owner_for_each_protocol_and_address(chain, node, theirs,
     assert mapped() == before
 
 
-def test_of_many_that_ask_at_once_one_gets_the_port(chain, node):
+def test_one_of_many_concurrent_adds_gets_the_port(chain, node):
     """Some for every address, some for one: whoever comes second sees the first."""
     for turn in range(10):
         confs = [chain.alone(2 + n, mapping(9000 + n), mapping(hostIP="10.0.0.1" if n % 2 else "")) for n in range(8)]
@@ -160,7 +160,7 @@ FOUR = [mapping(8080 + n, 80 + n, hostIP=host_ip, protocol=protocol)
 
 @pytest.mark.parametrize("known", ["all", "no mappings", "no prevResult", "neither", "another snat", "fewer",
                                    "what is refused"])
-def test_del_takes_what_is_the_pods_and_nothing_else(chain, node, known):
+def test_del_deletes_only_the_pods_elements(chain, node, known):
     conf, other = chain.alone(2, *FOUR), chain.alone(3, mapping(90), mapping(91, hostIP="10.0.0.1"))
     node.add(other, "other")
     before = mapped()
@@ -181,7 +181,7 @@ def test_del_takes_what_is_the_pods_and_nothing_else(chain, node, known):
     assert mapped() == before
 
 
-def test_each_attachment_has_its_own(chain, node):
+def test_each_attachment_has_separate_elements(chain, node):
     """One container on two networks, and twice on one."""
     confs = [(chain.alone(2, mapping(81)), "eth0"), (chain.alone(3, mapping(82)), "eth1"),
              ({**chain.alone(4, mapping(83)), "name": "net-b"}, "eth0")]
@@ -193,7 +193,7 @@ def test_each_attachment_has_its_own(chain, node):
     assert mapped() == []
 
 
-def test_gc_takes_what_is_of_no_valid_attachment_of_its_network(chain, node):
+def test_gc_deletes_elements_of_its_network_without_a_valid_attachment(chain, node):
     for number in (2, 3):
         node.add(chain.alone(number, mapping(8000 + number)), f"pod-{number}")
     node.add({**chain.alone(0x104, mapping(8004)), "name": "net-b"}, "pod-4")
@@ -206,7 +206,7 @@ def test_gc_takes_what_is_of_no_valid_attachment_of_its_network(chain, node):
     assert "hostport-from" not in run("nft", "list", "ruleset")
 
 
-def test_check_says_what_is_missing(chain, node):
+def test_check_names_the_missing_rule(chain, node):
     conf = chain.alone(2, *FOUR)
     node.add(conf, "pod")
     result = conf["prevResult"]
@@ -231,7 +231,7 @@ def test_check_says_what_is_missing(chain, node):
                                  ("flush", "chain", "inet", "fastcni", "hostport-postrouting"),
                                  ("flush", "chain", "inet", "fastcni", "hostport-output"),
                                  ("flush", "map", "inet", "fastcni", "hostports4")], ids=" ".join)
-def test_what_somebody_flushed_the_next_pod_makes_again(chain, node, how):
+def test_the_next_pod_adds_flushed_rules_again(chain, node, how):
     node.add(chain.alone(2, mapping(81)), "one")
     before = fixed()
     run("nft", *how)
@@ -266,7 +266,7 @@ table ip6 cni_hostport { chain hostports { tcp dport 8080 dnat to [fd00::2]:80 c
 """
 
 
-def test_del_takes_what_the_references_nftables_backend_made(chain, node):
+def test_del_removes_rules_of_the_references_nftables_backend(chain, node):
     cid = cid_of("pod")
     run("nft", "-f", "-", stdin=REFERENCE % (cid, cid, cid, cid))
     node.delete(chain.portmap(), "pod")
@@ -318,7 +318,7 @@ def test_a_thousand_pods_with_four_ports_each_cost_the_next_one_nothing(chain, n
     print(f"(sends, bytes, answers, bytes) of ADD, DEL, DEL without mappings: {alone}")
 
 
-def test_all_ports_of_a_pod_come_and_go_in_one_transaction(chain, node, monkeypatch):
+def test_one_transaction_adds_or_deletes_all_ports_of_a_pod(chain, node, monkeypatch):
     conf = chain.alone(2, *(mapping(1000 + n) for n in range(32)))
     node.add(chain.alone(3, mapping(81)), "other")
     begins = []
@@ -401,14 +401,14 @@ def test_bad_key_is_refused(chain, node, what):
     assert run("nft", "list", "tables") == ""
 
 
-def test_it_has_to_stand_behind_another_plugin(chain, node):
+def test_portmap_must_be_chained(chain, node):
     for mappings in ([], [mapping()]):
         error = node.refused("ADD", chain.portmap(*mappings), "pod")
         assert (error["code"], error["msg"]) == (7, "must be called as chained plugin")
 
 
 @pytest.mark.parametrize("number", version.ALL)
-def test_every_version_of_the_spec(chain, node, number):
+def test_add_check_and_del_at_every_version(chain, node, number):
     old = number in ("0.1.0", "0.2.0")
     result = ({"ip4": {"ip": "10.22.0.2/24"}, "ip6": {"ip": "fd00:22::2/64"}, "dns": {}} if old else {"ips": [
         {"address": "10.22.0.2/24", **({} if number >= "1" else {"version": "4"})},
@@ -424,6 +424,6 @@ def test_every_version_of_the_spec(chain, node, number):
     assert mapped() == []
 
 
-def test_status_makes_nothing(chain, node):
+def test_status_changes_nothing(chain, node):
     node.ok("STATUS", chain.conf)
     assert run("nft", "list", "tables") == ""

@@ -65,7 +65,7 @@ def test_pods_of_one_subnet_reach_each_other_through_the_host(node, pod_netns, c
 
 
 @pytest.mark.parametrize("keys", [{}, {"enabledad": True}], ids=["without detection", "enabledad"])
-def test_dual_stack_is_settled_when_add_returns(node, pod, keys):
+def test_dual_stack_addresses_are_usable_when_add_returns(node, pod, keys):
     conf = node.conf(*DUAL, type="ptp", routes=["0.0.0.0/0", "::/0"], **keys)
     host = node.add(conf, pod)["interfaces"][0]["name"]
     tentative = run("ip", "-n", pod, "-6", "addr", "show", "tentative")
@@ -92,7 +92,7 @@ def test_ipv6_pod_is_reached_from_the_host(node, pod):
     assert source_seen(None, pod, "fd00:22::2") == "fd00:22::1"
 
 
-def test_mtu_is_that_of_both_ends(node, pod, conf):
+def test_both_ends_have_the_mtu(node, pod, conf):
     host = node.add({**conf, "mtu": 1400}, pod)["interfaces"][0]["name"]
     assert (links()[host]["mtu"], links(pod)["eth0"]["mtu"]) == (1400, 1400)
 
@@ -102,7 +102,7 @@ MACS = {"runtimeConfig": "02:00:00:00:00:01", "args": "02:00:00:00:00:02", "CNI_
 
 @pytest.mark.parametrize("ways", [("runtimeConfig",), ("args",), ("CNI_ARGS",), ("args", "CNI_ARGS"),
                                   ("runtimeConfig", "args", "CNI_ARGS")], ids="+".join)
-def test_mac_is_taken_from_the_strongest_place(node, pod, conf, ways):
+def test_mac_is_taken_from_the_source_of_highest_precedence(node, pod, conf, ways):
     if "runtimeConfig" in ways:
         conf["runtimeConfig"] = {"mac": MACS["runtimeConfig"]}
     if "args" in ways:
@@ -134,11 +134,11 @@ def test_cni_args_that_the_reference_does_not_read_are_no_error(node, pod, tmp_p
     node.delete(node.conf(type="ptp", ipam={"type": "any-ipam"}), pod, env=env)
 
 
-def test_dns_of_the_network_goes_before_that_of_ipam(node, pod, conf):
+def test_dns_of_the_network_overrides_that_of_ipam(node, pod, conf):
     assert node.add({**conf, "dns": {"search": ["example.org"]}}, pod)["dns"] == {"search": ["example.org"]}
 
 
-def test_dns_of_ipam_stands_where_the_network_says_nothing(node, pod):
+def test_dns_of_ipam_is_used_if_the_network_has_none(node, pod):
     ipam = {"type": "static", "addresses": [{"address": "10.22.0.9/24", "gateway": "10.22.0.1"}],
             "dns": {"domain": "a.example"}}
     assert node.add(node.conf(type="ptp", ipam=ipam, dns={}), pod)["dns"] == {"domain": "a.example"}

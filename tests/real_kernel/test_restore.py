@@ -62,7 +62,7 @@ def firewall():
 
 @BACKENDS
 @pytest.mark.parametrize("how", FLUSHES)
-def test_what_was_flushed_is_put_back_and_traffic_gets_through(runtime, node, pod_netns, backend, how):
+def test_restore_restores_flushed_rules_and_traffic_passes(runtime, node, pod_netns, backend, how):
     pods, far = [pod_netns() for _ in range(2)], outside(pod_netns)
     it = runtime(backend)
     for number, pod in enumerate(pods):
@@ -97,7 +97,7 @@ def test_any_number_of_pods_takes_one_run_of_each_program(runtime, pod_netns, mo
 
 
 @needs_iptables
-def test_a_pod_that_iptables_refuses_keeps_no_other_from_being_restored(runtime, pod_netns):
+def test_a_pod_that_iptables_refuses_does_not_stop_the_restore_of_others(runtime, pod_netns):
     """Together they are refused as one: then each has its own run, and the error is the one pod's."""
     it, pods = runtime("iptables"), [pod_netns() for _ in range(3)]
     for number, pod in enumerate(pods):
@@ -117,7 +117,7 @@ def test_a_pod_that_iptables_refuses_keeps_no_other_from_being_restored(runtime,
 
 
 @BACKENDS
-def test_what_is_there_stays_as_it_is(runtime, pod, backend):
+def test_restore_leaves_existing_rules_unchanged(runtime, pod, backend):
     it = runtime(backend)
     it.add(pod, mapping())
     it.add(pod, mapping(8081), ifname="eth1")
@@ -128,7 +128,7 @@ def test_what_is_there_stays_as_it_is(runtime, pod, backend):
 
 
 @needs_iptables
-def test_two_interfaces_that_share_a_chain_of_iptables_are_both_back(runtime, pod):
+def test_restore_restores_both_interfaces_that_share_an_iptables_chain(runtime, pod):
     it = runtime("iptables")
     it.add(pod)
     it.add(pod, ifname="eth1")
@@ -138,7 +138,7 @@ def test_two_interfaces_that_share_a_chain_of_iptables_are_both_back(runtime, po
     assert set(firewall()) == before
 
 
-def test_an_address_that_is_another_pods_by_now_is_left_to_it(runtime, pod_netns, node):
+def test_restore_leaves_an_address_to_its_new_pod(runtime, pod_netns, node):
     it, one, two = runtime("nftables"), pod_netns(), pod_netns()
     it.add(one)
     run("rm", "-r", node.data_dir)              # the node lost its address files: the same address is given again
@@ -149,7 +149,7 @@ def test_an_address_that_is_another_pods_by_now_is_left_to_it(runtime, pod_netns
     assert cid_of(two) in run("nft", "list", "map", "inet", "fastcni", "pods4")
 
 
-def test_an_element_that_is_restored_at_the_same_time_is_no_other_attachments(runtime, pod, monkeypatch):
+def test_an_element_restored_at_the_same_time_is_not_a_conflict(runtime, pod, monkeypatch):
     """A server's repair comes between the look for what is missing and the change: it refused its own element."""
     it = runtime("nftables")
     it.add(pod, mapping())
@@ -159,7 +159,7 @@ def test_an_element_that_is_restored_at_the_same_time_is_no_other_attachments(ru
     assert firewall() == before
 
 
-def test_flannels_delegate_is_asked(runtime, node, pod):
+def test_restore_calls_flannels_delegate(runtime, node, pod):
     flannel = {"type": "flannel", "subnetFile": node.subnet_file("10.22.0.0/24"), "dataDir": f"{node.data_dir}/flannel",
                "ipam": {"dataDir": node.data_dir}, "delegate": {"ipMasq": True, "isDefaultGateway": True}}
     it = runtime("nftables", first=flannel)
@@ -171,7 +171,7 @@ def test_flannels_delegate_is_asked(runtime, node, pod):
     assert elements("pods4")
 
 
-def test_ptp_has_its_masquerade_back(runtime, node, pod):
+def test_restore_restores_the_masquerade_of_ptp(runtime, node, pod):
     it = runtime("nftables", first=node.conf("10.22.0.0/24", type="ptp", ipMasq=True))
     it.add(pod)
     before = firewall()
@@ -187,13 +187,13 @@ def test_ptp_has_its_masquerade_back(runtime, node, pod):
     ({"type": "nobody"}, "unknown plugin type"),
     ({"type": "bridge", "macspoofchk": True, "prevResult": {"cniVersion": "1.0.0"}}, "does not tell of the pod's port"),
 ], ids=["no prevResult", "bad key", "unknown plugin", "no interfaces"])
-def test_what_cannot_be_put_back_is_said(host_netns, conf, words):
+def test_restore_reports_attachments_that_it_cannot_restore(host_netns, conf, words):
     env = {"CNI_CONTAINERID": "c", "CNI_NETNS": "/run/netns/x", "CNI_IFNAME": "eth0", "CNI_PATH": "/nowhere"}
     with pytest.raises(CniError, match=words):
         restore_one(conf["type"], env, json.dumps({"cniVersion": "1.0.0", "name": "net-a", **conf}).encode(), Mode())
 
 
-def test_restore_is_no_command_that_a_runtime_can_send(node, pod):
+def test_a_runtime_cannot_send_restore_as_a_command(node, pod):
     assert "unknown CNI_COMMAND" in node.refused("RESTORE", node.conf(), pod)["msg"]
 
 

@@ -32,7 +32,7 @@ def table(pod, number, family=4):
     return sorted((route["dst"], route.get("gateway", "")) for route in found if not route["dst"].startswith("fe80"))
 
 
-def test_what_comes_from_the_second_address_goes_by_the_second_link(node, pod):
+def test_packets_from_the_second_address_leave_by_the_second_link(node, pod):
     assert (arrives_by(pod, "10.23.0.2"), arrives_by(pod, "fd00:23::2", 6)) == ("br0", "br0")
     result = node.add(SBR, pod, ifname="net1")
     assert result == node.results[pod]
@@ -56,7 +56,7 @@ def test_each_address_has_a_table_with_the_routes_of_its_link(node, pod):
     assert {route["dst"] for route in ip_json("route", netns=pod)} == {"default", "10.22.0.0/24"}
 
 
-def test_an_address_whose_interface_is_not_in_the_result_is_the_pods(node, pod):
+def test_an_address_without_an_interface_belongs_to_the_pod(node, pod):
     """As in the reference; it was left out."""
     ips = [{**ip, "interface": 99} for ip in node.results[pod]["ips"]]
     node.add({**SBR, "prevResult": {**node.results[pod], "ips": ips}}, pod, ifname="net1")
@@ -97,7 +97,7 @@ def test_a_route_of_another_link_to_the_same_subnet_stays(node, pod, keys, devic
 
 # -- keys -------------------------------------------------------------------------------------------------
 
-def test_with_table_there_are_rules_alone(node, pod):
+def test_table_adds_only_rules(node, pod):
     before = table(pod, "main"), table(pod, "main", 6)
     run("ip", "-n", pod, "route", "add", "default", "via", "10.23.0.1", "table", "1000")
     conf = {**SBR, "table": 1000, "gateways": ["10.23.0.77"], "addSourceHints": True}
@@ -129,7 +129,7 @@ def test_del_removes_the_rules_of_an_add_that_was_repeated(node, pod):
     assert rules(pod) == {}
 
 
-def test_gateways_go_before_those_of_the_addresses(node, pod):
+def test_gateways_override_those_of_the_addresses(node, pod):
     """And before a default route that the link has already, which the reference puts in their place."""
     run("ip", "-n", pod, "route", "append", "default", "via", "10.23.0.1", "dev", "net1")
     conf = {**SBR, "gateways": ["fd00:23::77", "10.23.0.77"]}
@@ -142,7 +142,7 @@ def test_gateways_go_before_those_of_the_addresses(node, pod):
         "sbr: no default route via 10.23.0.1 in the table of 10.23.0.2"
 
 
-def test_addsourcehints_says_which_address_to_send_from(node, pod):
+def test_addsourcehints_sets_the_source_address_of_routes(node, pod):
     run("ip", "-n", pod, "route", "add", "198.51.100.0/24", "via", "10.23.0.9", "dev", "net1")
     run("ip", "-n", pod, "route", "add", "203.0.113.0/24", "dev", "net1")
     result = node.add({**SBR, "addSourceHints": True}, pod, ifname="net1")
@@ -154,7 +154,7 @@ def test_addsourcehints_says_which_address_to_send_from(node, pod):
     node.check(SBR, pod, result, ifname="net1")
 
 
-def test_a_hint_that_the_kernel_does_not_take_is_a_warning_and_its_route_stays(node, pod):
+def test_a_hint_that_the_kernel_refuses_is_a_warning_and_its_route_stays(node, pod):
     run("ip", "-n", pod, "addr", "del", "fd00:23::2/64", "dev", "net1")
     run("ip", "-n", pod, "-6", "route", "add", "fd00:23::/64", "dev", "net1")
     reply = node.call("ADD", {**SBR, "addSourceHints": True}, pod, ifname="net1")
@@ -182,7 +182,7 @@ def test_bad_values_are_refused_but_not_by_del(node, pod, keys, words):
     assert rules(pod) == {}
 
 
-def test_it_has_to_be_chained_and_needs_addresses(node, pod):
+def test_sbr_must_be_chained_and_needs_addresses(node, pod):
     error = node.refused("ADD", {**SBR, "prevResult": None}, pod, ifname="net1")
     assert (error["code"], error["msg"]) == (7, "This plugin must be called as chained plugin")
     assert node.refused("ADD", SBR, pod, ifname="net9")["msg"] == "No IP addresses supplied on interface: net9"
@@ -221,7 +221,7 @@ def test_check_of_the_plugin_before_it_finds_its_routes_where_they_are_now(node,
     assert "Failed to find Gateway 10.23.0.1" in node.check_refused(conf, pod, result, ifname="net1")
 
 
-def test_a_route_in_a_table_that_no_rule_chooses_is_no_route(node, pod):
+def test_check_ignores_a_route_in_a_table_without_a_rule(node, pod):
     result = node.add(SBR, pod, ifname="net1")
     node.delete(SBR, pod, ifname="net1")
     assert "Failed to find Gateway 10.23.0.1" in node.check_refused(node.second_network(), pod, result, ifname="net1")
@@ -242,7 +242,7 @@ def test_check_sees_what_is_missing(node, pod, words, change):
 
 
 @pytest.mark.parametrize("gone", ["link", "addresses", "rules", "netns", "variable", "namespace under the path"])
-def test_del_of_what_is_gone_succeeds(node, pod, tmp_path, gone):
+def test_del_of_missing_state_succeeds(node, pod, tmp_path, gone):
     node.add(SBR, pod, ifname="net1")
     netns = pod
     if gone == "link":
@@ -275,7 +275,7 @@ def test_del_needs_no_prevresult(node, pod, previous):
     assert rules(pod) == {}
 
 
-def test_it_waits_for_others_that_lock_the_namespace(node, pod):
+def test_the_plugin_waits_for_the_lock_of_the_namespace(node, pod):
     done = threading.Event()
     with Inside(None), open(f"/run/netns/{pod}") as other:
         with kernel_netns.locked(other.fileno(), print):
@@ -292,7 +292,7 @@ def test_it_waits_for_others_that_lock_the_namespace(node, pod):
     assert len(rules(pod)) == 2
 
 
-def test_a_lock_that_the_pod_holds_is_no_reason_to_wait(node, pod, monkeypatch):
+def test_the_plugin_does_not_wait_for_a_lock_that_the_pod_holds(node, pod, monkeypatch):
     """An unprivileged process in a pod can flock() its namespace, and then no ADD and no DEL of it ended."""
     monkeypatch.setattr(waiting, "NAMESPACE_LOCK_TIMEOUT_S", 0.05)
     with open(f"/run/netns/{pod}") as other:
@@ -305,7 +305,7 @@ def test_a_lock_that_the_pod_holds_is_no_reason_to_wait(node, pod, monkeypatch):
     assert rules(pod) == {}
 
 
-def test_status_says_when_the_kernel_has_no_rules(node, monkeypatch):
+def test_status_reports_a_kernel_without_routing_rules(node, monkeypatch):
     node.ok("STATUS", SBR)
 
     def refuse(*_):

@@ -126,7 +126,7 @@ def test_frames_have_neither_packet_information_nor_a_header_of_virtio(node, pod
 @pytest.mark.parametrize("keys, words", [
     ({}, ""), ({"multiQueue": True}, "multi_queue"), ({"owner": 70001}, "user 70001"), ({"group": 0}, "group 0"),
     ({"multiQueue": True, "owner": 0, "group": 4294967294}, "multi_queue user 0 group 4294967294")])
-def test_device_is_the_one_that_ip_makes(node, pod, layer2, keys, words):
+def test_device_equals_the_one_that_ip_tuntap_creates(node, pod, layer2, keys, words):
     """The reference calls `ip tuntap`."""
     node.add({**layer2, **keys}, pod)
     with Inside(pod):
@@ -195,13 +195,13 @@ def test_mtu_that_no_tap_can_have_is_refused(node, pod, conf, mtu, code, words):
 @pytest.mark.parametrize("asked, mac", [
     ({"mac": "0a:00:00:00:00:01"}, "0a:00:00:00:00:01"),
     ({"mac": "0a:00:00:00:00:01", "env": "0a:00:00:00:00:02"}, "0a:00:00:00:00:02")])
-def test_mac_of_the_variable_goes_before_the_key(node, pod, conf, asked, mac):
+def test_mac_of_the_variable_overrides_the_key(node, pod, conf, asked, mac):
     env = {"CNI_ARGS": f"IgnoreUnknown=1;MAC={asked.pop('env')}"} if "env" in asked else {}
     result = node.add({**conf, **asked}, pod, env=env)
     assert links(pod)["eth0"]["address"] == mac == result["interfaces"][0]["mac"]
 
 
-def test_all_keys_hold_together(node, pod, layer2):
+def test_all_keys_can_be_used_together(node, pod, layer2):
     """The reference drops mtu and mac where there are both owner and group."""
     keys = {"mtu": 1400, "mac": "0a:00:00:00:00:01", "owner": 70001, "group": 70002, "multiQueue": True}
     node.add({**layer2, **keys}, pod)
@@ -237,7 +237,7 @@ def test_bridge_is_looked_for_in_the_pod_alone(node, pod, conf):
     assert node.left(pod) == before
 
 
-def test_link_that_takes_no_ports_is_no_bridge(node, pod, conf):
+def test_a_link_that_is_not_a_bridge_is_refused(node, pod, conf):
     before = node.left(pod)
     error = node.refused("ADD", {**conf, "bridge": "lo"}, pod)
     assert "failed to set tap eth0 as a port of bridge lo" in error["msg"]
@@ -265,7 +265,7 @@ def selinux(tmp_path, monkeypatch):
     return file.read_text
 
 
-def test_another_process_makes_the_device_where_there_is_a_selinux_context(node, pod, layer2, selinux):
+def test_another_process_creates_the_device_with_a_selinux_context(node, pod, layer2, selinux):
     keys = {"selinuxContext": CONTEXT, "multiQueue": True, "owner": 70001, "group": 3000000000, "mtu": 1400}
     node.add({**layer2, **keys}, pod)
     assert selinux() == "\n" + CONTEXT[1:]              # the context, then none
@@ -307,7 +307,7 @@ def test_pod_that_has_the_name_keeps_its_link(node, pod, conf, kind):
     assert node.left(pod) == before
 
 
-def test_duplicate_address_detection_is_left_for_whoever_opens_the_device(node, pod, conf):
+def test_add_does_not_wait_for_duplicate_address_detection(node, pod, conf):
     """It begins with the carrier, and nobody knows when that is: the reference waits five seconds."""
     started = time.monotonic()
     node.add({**conf, "enabledad": True}, pod)
@@ -339,7 +339,7 @@ def test_check_does_not_compare_an_owner_and_a_group_that_are_not_configured(nod
     node.check({key: value for key, value in conf.items() if key not in ("owner", "group")}, pod, result)
 
 
-def test_check_tells_tap_from_tun(node, pod, layer2):
+def test_check_distinguishes_tap_from_tun(node, pod, layer2):
     result = node.add(layer2, pod)
     del result["interfaces"][0]["mac"]                  # a TUN device has none
     run("ip", "-n", pod, "link", "del", "eth0")
@@ -357,7 +357,7 @@ def test_device_file_that_cannot_be_used_is_an_error(node, pod, conf, monkeypatc
     assert node.left(pod) == before
 
 
-def test_status_says_that_there_is_no_device_file(node, conf, layer2, monkeypatch):
+def test_status_reports_a_missing_device_file(node, conf, layer2, monkeypatch):
     node.ok("STATUS", conf)
     node.ok("STATUS", layer2)
     monkeypatch.setattr(tun, "PATH", "/nowhere/tun")
@@ -368,7 +368,7 @@ def test_status_says_that_there_is_no_device_file(node, conf, layer2, monkeypatc
         assert "modprobe tun" in error["details"]
 
 
-def test_name_with_a_number_to_be_is_refused(node, pod, conf):
+def test_a_name_with_a_number_pattern_is_refused(node, pod, conf):
     """The kernel makes eth0 of it, and nobody would find that again."""
     before = node.left(pod)
     assert node.refused("ADD", conf, pod, ifname="eth%d")["code"] == 4

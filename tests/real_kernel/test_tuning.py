@@ -56,7 +56,7 @@ def test_sysctls_are_set_in_the_pod_and_nowhere_else(node, pod, conf):
     assert backups(node) == {}
 
 
-def test_forwarding_that_is_asked_for_forwards(node, pod, pod_netns, conf):
+def test_the_forwarding_sysctl_makes_the_pod_forward(node, pod, pod_netns, conf):
     """The pod as a router between the bridge and a namespace behind it."""
     behind = pod_netns()
     run("ip", "-n", pod, "link", "add", "eth9", "type", "veth", "peer", "far0", "netns", behind)
@@ -85,7 +85,7 @@ def test_args_add_to_the_sysctls_and_replace_them(node, pod, conf):
     assert sysctl("net/ipv4/ip_forward", pod) == sysctl("net/ipv4/conf/eth0/arp_notify", pod) == "1"
 
 
-def test_args_alone_can_have_sysctls(node, pod, conf):
+def test_sysctls_can_be_in_args_alone(node, pod, conf):
     """The reference crashes."""
     node.add({**conf, "args": {"cni": {"sysctl": {FORWARD: "1"}}}}, pod)
     assert sysctl("net/ipv4/ip_forward", pod) == "1"
@@ -99,19 +99,19 @@ def test_args_alone_can_have_sysctls(node, pod, conf):
     ({"net.ipv4.conf.IFNAME.none": "1"}, 999, "open /proc/sys/net/ipv4/conf/eth0/none: no such file or directory"),
     ({FORWARD: 1}, 7, f"failed to load netconf: sysctl.{FORWARD}: expected a string, got number 1"),
 ])
-def test_sysctls_that_cannot_be_are_refused(node, pod, conf, sysctls, code, words):
+def test_bad_sysctls_are_refused(node, pod, conf, sysctls, code, words):
     error = node.refused("ADD", {**conf, "sysctl": sysctls}, pod)
     assert (error["code"], error["msg"]) == (code, words)
 
 
-def test_a_key_that_is_there_twice_is_refused(node, pod, conf):
+def test_a_repeated_key_is_refused(node, pod, conf):
     once, twice = f'"{FORWARD}": "1"', f'"{FORWARD}": "1", "{FORWARD}": "0"'
     stdin = json.dumps({**conf, "sysctl": {FORWARD: "1"}}).replace(once, twice)
     error = node.refused("ADD", stdin.encode(), pod, plugin="tuning")
     assert (error["msg"], error["details"]) == ("duplicated sysctl keys are not allowed", FORWARD)
 
 
-def test_an_add_that_fails_puts_sysctls_and_link_back(node, pod, conf):
+def test_a_failed_add_restores_sysctls_and_link(node, pod, conf):
     set_in(pod, "net/ipv4/ip_forward", "0")
     before, conf["sysctl"] = link(pod), {FORWARD: "1"}
     for broken in ({"sysctl": {FORWARD: "1", "net.ipv4.nothing": "1"}}, {**ALL_KEYS, "mtu": 1 << 31}):
@@ -174,7 +174,7 @@ def test_a_list_that_cannot_be_read_allows_nothing(node, pod, conf, tmp_path, al
 # -- the link ---------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("key", ALL_KEYS)
-def test_each_key_sets_its_attribute_and_del_puts_it_back(node, pod, conf, key):
+def test_each_key_sets_its_attribute_and_del_restores_it(node, pod, conf, key):
     before = link(pod)
     conf[key] = ALL_KEYS[key]
     result = node.add(conf, pod)
@@ -188,13 +188,13 @@ def test_each_key_sets_its_attribute_and_del_puts_it_back(node, pod, conf, key):
 
 
 @pytest.mark.parametrize("key", ["promisc", "mtu", "allmulti", "txQLen"])
-def test_args_go_before_the_key(node, pod, conf, key):
+def test_args_override_the_key(node, pod, conf, key):
     conf[key] = False if key in ("promisc", "allmulti") else 1300
     node.add({**conf, "args": {"cni": {key: ALL_KEYS[key]}}}, pod)
     assert link(pod)[key] == ALL_KEYS[key]
 
 
-def test_allmulti_false_takes_it_off_and_promisc_false_does_nothing(node, pod, conf):
+def test_allmulti_false_turns_it_off_and_promisc_false_does_nothing(node, pod, conf):
     run("ip", "-n", pod, "link", "set", "eth0", "allmulticast", "on", "promisc", "on")
     node.add({**conf, "allmulti": False, "promisc": False, "mtu": 0, "mac": ""}, pod)
     assert not link(pod)["allmulti"]
@@ -212,7 +212,7 @@ def test_the_routes_stay_when_the_mac_changes(node, pod, conf):
 
 @pytest.mark.parametrize("asked, number", [
     ({}, 1), ({"variable": 2}, 2), ({"variable": 2, "runtime": 3}, 3), ({"variable": 2, "runtime": 3, "args": 4}, 4)])
-def test_mac_of_args_goes_before_the_runtimes_before_the_variable_before_the_key(node, pod, conf, asked, number):
+def test_mac_of_args_overrides_the_runtimes_the_variable_and_the_key(node, pod, conf, asked, number):
     mac = "0a:00:00:00:00:0{}".format
     conf["mac"] = mac(1)
     if "runtime" in asked:
@@ -252,7 +252,7 @@ def test_bad_cni_args_are_refused_but_not_by_del(node, pod, conf):
     node.delete(conf, pod, env=env)
 
 
-def test_it_has_to_be_chained(node, pod):
+def test_tuning_must_be_chained(node, pod):
     error = node.refused("ADD", tuning(node, mtu=1400), pod)
     assert (error["code"], error["msg"]) == (7, "Required prevResult missing")
 
@@ -277,7 +277,7 @@ def test_add_and_del_at_every_version(node, pod, version):
 
 # -- the file ---------------------------------------------------------------------------------------------
 
-def test_the_file_is_the_reference_plugins_to_the_byte(node, pod, conf):
+def test_the_file_has_the_same_bytes_as_that_of_the_reference(node, pod, conf):
     mac = link(pod)["mac"]
     node.add({**conf, **ALL_KEYS}, pod)
     path = Path(node.data_dir, "tuning", f"{cid_of(pod)}_eth0.json")
@@ -287,7 +287,7 @@ def test_the_file_is_the_reference_plugins_to_the_byte(node, pod, conf):
     assert path.parent.stat().st_mode & 0o777 == 0o755
 
 
-def test_a_repeated_add_keeps_what_the_link_came_with(node, pod, conf):
+def test_a_repeated_add_keeps_the_original_attributes(node, pod, conf):
     before = link(pod)
     node.add({**conf, "mtu": 1400}, pod)
     node.add({**conf, "mtu": 1300, "promisc": True}, pod)
@@ -300,7 +300,7 @@ def test_a_repeated_add_keeps_what_the_link_came_with(node, pod, conf):
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"mtu": "many"}', '{"mac": "none"}', '{"mtu": -1}'])
-def test_a_torn_file_says_nothing(node, pod, conf, content):
+def test_an_incomplete_file_is_ignored(node, pod, conf, content):
     path = Path(node.data_dir, "tuning", f"{cid_of(pod)}_eth0.json")
     before = link(pod)
     for command in ("ADD", "DEL"):
@@ -312,7 +312,7 @@ def test_a_torn_file_says_nothing(node, pod, conf, content):
 
 
 @pytest.mark.parametrize("gone", ["link", "netns", "variable", "file", "namespace under the path"])
-def test_del_of_what_is_gone_leaves_no_file(node, pod, conf, tmp_path, gone):
+def test_del_of_a_missing_link_leaves_no_file(node, pod, conf, tmp_path, gone):
     node.add({**conf, **ALL_KEYS}, pod)
     netns = pod
     if gone == "link":
@@ -329,7 +329,7 @@ def test_del_of_what_is_gone_leaves_no_file(node, pod, conf, tmp_path, gone):
         assert backups(node) == {}
 
 
-def test_del_looks_at_nothing_that_only_add_needs(node, pod, conf):
+def test_del_ignores_keys_that_only_add_needs(node, pod, conf):
     node.add({**conf, "mtu": 1400}, pod)
     node.delete({**conf, "mtu": -1, "mac": "x", "sysctl": {"kernel.x": 1}, "prevResult": 7}, pod)
     assert link(pod)["mtu"] == 1500
@@ -346,7 +346,7 @@ def test_del_that_the_kernel_refuses_warns_and_keeps_the_file(node, pod, conf):
     assert path.exists()       # the rest was put back
 
 
-def test_gc_removes_what_is_of_no_valid_attachment_of_this_network(node, pod, pod_netns, conf):
+def test_gc_removes_files_of_this_network_without_a_valid_attachment(node, pod, pod_netns, conf):
     others = [pod_netns(), pod_netns()]
     node.behind(node.conf("10.22.0.0/24", isGateway=True), *others)
     conf["mtu"] = 1400
@@ -381,7 +381,7 @@ def test_check_sees_each_difference(node, pod, conf, words, asked, change):
     assert node.check_refused({**conf, **asked}, pod, result) == f"Error: Tuning {words}"
 
 
-def test_check_knows_white_space_and_missing_things(node, pod, conf):
+def test_check_accepts_other_white_space_and_reports_missing_sysctls(node, pod, conf):
     conf["sysctl"] = {"net.ipv4.tcp_rmem": "4096 87380 6291456"}
     result = node.add(conf, pod)
     node.check(conf, pod, result)           # the kernel says it with tabs; the reference fails
@@ -391,5 +391,5 @@ def test_check_knows_white_space_and_missing_things(node, pod, conf):
     assert node.check_refused(conf, pod, result) == "Cannot find container link eth0"
 
 
-def test_status_is_fine_without_a_list(node, conf):
+def test_status_succeeds_without_an_allow_list(node, conf):
     node.ok("STATUS", {**conf, "sysctl": {FORWARD: "1"}})

@@ -42,14 +42,14 @@ def test_pod_is_in_its_vlan_and_in_no_other(node, pod, pod_netns, far, conf):
     assert set(links()) == {"lo", "up0"}
 
 
-def test_id_0_is_priority_alone(node, pod, conf):
+def test_id_0_is_a_priority_tag(node, pod, conf):
     del conf["vlanId"]
     node.add(conf, pod)
     assert links(pod)["eth0"]["linkinfo"]["info_data"]["id"] == 0
 
 
 @pytest.mark.parametrize("vid", [-1, 4095, 1 << 40])
-def test_id_that_no_tag_has_room_for_is_refused(node, pod, conf, vid):
+def test_an_id_that_does_not_fit_a_tag_is_refused(node, pod, conf, vid):
     error = node.refused("ADD", {**conf, "vlanId": vid}, pod)
     assert (error["code"], error["msg"]) == (7, f"invalid VLAN ID {vid} (must be between 0 and 4094 inclusive)")
 
@@ -61,7 +61,7 @@ def test_master_and_ipam_are_needed(node, pod, conf):
     assert node.refused("ADD", {**conf, "master": "up9"}, pod)["msg"] == 'failed to lookup master "up9": Link not found'
 
 
-def test_a_vlan_of_a_master_is_one_pods(node, pod, pod_netns, conf):
+def test_a_vlan_of_a_master_serves_one_pod(node, pod, pod_netns, conf):
     node.add(conf, pod)
     other = pod_netns()
     before = node.left(pod, other)

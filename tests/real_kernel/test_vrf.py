@@ -44,7 +44,7 @@ MOVED6 = [("2001:db8::/32", "fd00:23::1"), ("fd00:23::/64", "")]
 
 
 @needs_vrf
-def test_who_is_in_the_vrf_goes_by_its_link_and_others_do_not(node, pod):
+def test_only_sockets_in_the_vrf_use_its_link(node, pod):
     assert (arrives_by(pod, ""), arrives_by(pod, "", 6)) == ("br1", "br1")
     result = node.add(VRF, pod, ifname="net1")
     assert result == node.results[pod]
@@ -57,7 +57,7 @@ def test_who_is_in_the_vrf_goes_by_its_link_and_others_do_not(node, pod):
 
 @needs_vrf
 @needs_ping
-def test_packets_to_the_pods_addresses_are_taken_at_once(node, pod):
+def test_packets_to_the_pods_addresses_arrive_at_once(node, pod):
     node.add(VRF, pod, ifname="net1")
     assert run("ping", "-c", "1", "-W", "1", "10.23.0.2")
     assert run("ping", "-c", "1", "-W", "1", "fd00:23::2")
@@ -93,7 +93,7 @@ def test_ipv6_addresses_that_the_kernel_would_drop_stay(node, pod):
 
 
 @needs_vrf
-def test_addresses_with_duplicate_address_detection_are_waited_for(node, pod):
+def test_add_waits_for_duplicate_address_detection(node, pod):
     run("ip", "netns", "exec", pod, "sysctl", "-q", "-w", "net.ipv6.conf.net1.accept_dad=1")
     run("ip", "-n", pod, "addr", "add", "fd00:23::77/64", "dev", "net1")
     node.add(VRF, pod, ifname="net1")
@@ -111,7 +111,7 @@ def test_a_link_without_ipv6_can_be_in_a_vrf(node, pod):
 
 
 @needs_vrf
-def test_links_of_a_pod_share_a_vrf_and_the_last_takes_it_along(node, pod):
+def test_links_of_a_pod_share_a_vrf_and_del_of_the_last_removes_it(node, pod):
     node.behind(node.conf("10.24.0.0/24", name="net-c", bridge="br2", isGateway=True), pod, ifname="net2")
     other = {**VRF, "name": "net-c"}
     node.add(VRF, pod, ifname="net1")
@@ -129,7 +129,7 @@ def test_links_of_a_pod_share_a_vrf_and_the_last_takes_it_along(node, pod):
 # -- keys -------------------------------------------------------------------------------------------------
 
 @needs_vrf
-def test_table_is_the_vrfs_table(node, pod):
+def test_table_sets_the_vrfs_table(node, pod):
     conf = {**VRF, "table": 70000}
     result = node.add(conf, pod, ifname="net1")
     assert vrf_of(pod) == 70000
@@ -140,7 +140,7 @@ def test_table_is_the_vrfs_table(node, pod):
 
 
 @needs_vrf
-def test_table_has_to_be_that_of_the_vrf_that_is_there(node, pod):
+def test_table_must_be_that_of_the_existing_vrf(node, pod):
     run("ip", "-n", pod, "link", "add", "blue", "type", "vrf", "table", "10")
     before = node.left(pod)
     assert node.refused("ADD", {**VRF, "table": 11}, pod, ifname="net1")["msg"] == \
@@ -153,7 +153,7 @@ def test_table_has_to_be_that_of_the_vrf_that_is_there(node, pod):
 
 
 @needs_vrf
-def test_a_free_table_is_one_of_no_vrf_and_no_rule_and_with_no_routes(node, pod):
+def test_a_free_table_has_no_vrf_no_rule_and_no_routes(node, pod):
     run("ip", "-n", pod, "link", "add", "red", "type", "vrf", "table", "1")
     run("ip", "-n", pod, "rule", "add", "fwmark", "1", "lookup", "2")
     run("ip", "-n", pod, "route", "add", "203.0.113.0/24", "dev", "eth0", "table", "3")
@@ -194,13 +194,13 @@ def test_bad_values_are_refused_but_not_by_del(node, pod, keys, words):
     node.delete({**VRF, **keys}, pod, ifname="net1")
 
 
-def test_it_has_to_be_chained_to_a_link(node, pod):
+def test_vrf_must_be_chained_to_a_link(node, pod):
     error = node.refused("ADD", {**VRF, "prevResult": None}, pod, ifname="net1")
     assert (error["code"], error["msg"]) == (7, "missing prevResult from earlier plugin")
     assert node.refused("ADD", VRF, pod, ifname="net9")["msg"] == "cmdAdd failed: could not get link by name net9"
 
 
-def test_it_begins_with_0_3_1(node, pod):
+def test_vrf_supports_versions_from_0_3_1(node, pod):
     assert node.refused("ADD", {**VRF, "cniVersion": "0.3.0"}, pod, ifname="net1")["code"] == 1
 
 
@@ -241,7 +241,7 @@ def test_check_sees_that_the_link_is_not_in_the_vrf(node, pod, change):
 
 @needs_vrf
 @pytest.mark.parametrize("gone", ["link", "vrf", "netns", "variable", "namespace under the path", "prevResult"])
-def test_del_of_what_is_gone_succeeds(node, pod, tmp_path, gone):
+def test_del_of_missing_state_succeeds(node, pod, tmp_path, gone):
     node.add(VRF, pod, ifname="net1")
     netns = pod
     if gone == "link":
@@ -270,7 +270,7 @@ def test_del_leaves_a_link_in_another_vrf(node, pod):
 
 
 @needs_vrf
-def test_it_waits_for_others_that_lock_the_namespace(node, pod):
+def test_the_plugin_waits_for_the_lock_of_the_namespace(node, pod):
     with Inside(None), open(f"/run/netns/{pod}") as other:
         with kernel_netns.locked(other.fileno(), print):
             def add():
@@ -286,12 +286,12 @@ def test_it_waits_for_others_that_lock_the_namespace(node, pod):
 
 
 @needs_vrf
-def test_status_is_fine_where_the_kernel_has_vrfs(node):
+def test_status_succeeds_on_a_kernel_with_vrfs(node):
     node.ok("STATUS", VRF)
 
 
 @pytest.mark.skipif(features.has("vrf"), reason="this kernel has VRFs")
-def test_a_kernel_without_vrfs_is_what_status_and_add_say(node, pod):
+def test_status_and_add_report_a_kernel_without_vrfs(node, pod):
     error = node.refused("STATUS", VRF)
     assert (error["code"], error["msg"]) == (50, "this kernel has no vrf links")
     before = node.left(pod)

@@ -38,6 +38,6 @@ def test_an_ipv6_address_in_such_a_network_is_refused_and_nothing_left(node, pod
     assert node.left(pod) == before
 
 
-def test_a_link_of_layer_two_has_none_either(node, pod):
+def test_a_link_of_layer_two_has_no_ipv6_either(node, pod):
     node.add(node.conf(ipam=None, disableIPv6=True), pod)
     assert sysctl("net/ipv6/conf/eth0/disable_ipv6", pod) == "1"
