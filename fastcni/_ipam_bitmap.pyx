@@ -1,30 +1,31 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 # cython: binding=False, embedsignature=False, auto_pickle=False
-"""Which addresses of one network are held and by whom, in a file and in memory. Bytes only: no names, no ranges.
+"""An index of the held addresses of one network and their owners, in a file and in memory. Bytes only: no names, no
+ranges.
 
-The index never is the truth: the files of the directory are. It answers two questions without reading
-them: "what is the next free address?" and "what does this owner hold?". It lies in `.fastcni.index`
-beside the files, where no other implementation minds it. The tables are in _ipam_tables.pxd.
+The address files of the directory are authoritative, never the index. The index answers two questions without
+reading them: "which address is free next?" and "which addresses does this owner hold?". Its file is `.fastcni.index`
+in the same directory; the Go plugin ignores that file. The tables are in _ipam_tables.pxd.
 
-The file is read into memory and its changed pages are written back. It is never mapped: a page of a mapped file
-that the disk has no space for, or that another program cuts off, ends the process (SIGBUS), and one that cannot
-be read at once stops every thread that waits for Python's lock. A kept copy costs 4 to 8 us a request more than
-a kept mapping did; reading 60,000 addresses anew costs a one-shot plugin 0.5 ms.
+The file is read into memory and its changed pages are written back. It is never mapped. If the disk has no space for
+a page of a mapped file, or another program truncates the file, SIGBUS ends the process. And a slow read of a mapped
+page stops all threads that wait for Python's lock. A cached copy costs 4 to 8 us a request more than a mapping did;
+a one-shot plugin reads 60,000 addresses in 0.5 ms.
 
-When it is fresh. A change by another program is not announced, but creating or removing a file moves the
-directory's mtime. So `sign()` sets the mtime to a moment two seconds ago and notes it, with the ctime that this
-gives: no later change can bring that mtime about (the clock is past it, whatever the granularity of the file
-system up to a second; 128-byte ext4 inodes have one), and a program that sets it back (tar, rsync, touch) moves
-the ctime. Opening compares both, the inode of the directory, and:
-- the checksums of the header and of all pages. A process that is killed while it writes leaves pages that do not
-  fit the header; one that is killed before leaves the old file, which does not fit the directory. So sign() writes
-  pages, then sets the mtime, then writes the header;
-- the boot id: what was written survives a killed process, but after a power cut the directory and the file can be
-  of different moments. A file written during another boot is not believed;
+How a change by another program is noticed: creating or removing a file updates the directory's mtime. `sign()` sets
+that mtime to two seconds ago and records it together with the resulting ctime. No later change can produce the same
+mtime, because the clock is past it; this holds for file systems with a granularity of up to a second (ext4 with
+128-byte inodes). A program that sets the mtime back (tar, rsync, touch) changes the ctime. Opening compares both, the
+inode of the directory, and:
+- the checksums of the header and of all pages. sign() writes the pages, then sets the mtime, then writes the header.
+  A process that is killed while it writes pages leaves pages that do not match the header. One that is killed earlier
+  leaves the old file, which does not match the directory;
+- the boot id. Written data survives a killed process, but after a power failure the directory and the file can be from
+  different moments. So a file from another boot is not used;
 - magic, layout version, capacities and the size of the file.
 
-When the file cannot be made or cannot be written (full disk), the index goes on in memory for as long as it is
-open, and the answers are the same.
+If the file cannot be created or written (full disk), the index works in memory until it is closed, with the same
+answers.
 
 Sources: open(2), flock(2), pwrite(2), utimensat(2), random(4) for the boot id.
 """
@@ -38,10 +39,10 @@ from libc.string cimport memcmp, memcpy, memset
 from posix.types cimport off_t
 from posix.unistd cimport close, ftruncate
 
-from fastcni._ipam_file cimport Found, date, open_index, read_pages, write_at, write_pages
+from fastcni._ipam_file cimport Found, open_index, read_pages, set_mtime, write_at, write_pages
 from fastcni._ipam_tables cimport (
     BOOT_ID_SIZE, LAYOUT, MAX_CAPACITY, MIN_BLOCKS, MIN_OWNERS, PAGE, Address, Block, Header, Owner, Tables,
-    bit_of, count_held, crowded, find_block, find_owner, good_cap, memory_for, mixed, own_sum, point, put_all,
+    bit_of, count_held, crowded, find_block, find_owner, good_cap, header_sum, memory_for, mixed, point, put_all,
     put_block, put_owner, remove_block, remove_owner, seek_free, size_of, touch,
 )
 
@@ -55,7 +56,7 @@ cdef extern from "<sys/file.h>" nogil:
 
 
 cdef uint64_t owner_hash(bytes owner) noexcept:
-    """FNV-1a, mixed. Whoever provokes a collision gains a file that is read in vain."""
+    """FNV-1a, mixed. A collision, even a forced one, only costs the reading of one more file."""
     cdef const uint8_t* p = <const uint8_t*> PyBytes_AS_STRING(owner)
     cdef uint64_t h = <uint64_t> 0xcbf29ce484222325
     cdef Py_ssize_t i
@@ -65,7 +66,7 @@ cdef uint64_t owner_hash(bytes owner) noexcept:
 
 
 cdef int load(bytes packed, Address* a) except -1:
-    """4 or 16 bytes to the two halves."""
+    """Convert 4 or 16 bytes to the two halves."""
     cdef uint64_t halves[2]
     if PyBytes_GET_SIZE(packed) == 4:
         memset(halves, 0, 10)
@@ -81,7 +82,7 @@ cdef int load(bytes packed, Address* a) except -1:
 
 
 cdef bytes packed_of(uint64_t hi, uint64_t lo):
-    """The two halves to 4 or 16 bytes."""
+    """Convert the two halves to 4 or 16 bytes."""
     cdef uint64_t[2] halves = [htobe64(hi), htobe64(lo)]
     if hi == 0 and lo >> 32 == 0xffff:
         return PyBytes_FromStringAndSize(<const char*> halves + 12, 4)
@@ -89,8 +90,10 @@ cdef bytes packed_of(uint64_t hi, uint64_t lo):
 
 
 def unlock(int fd, int folder=-1):
-    """Release the lock, then close its file and the folder. Closing alone is not enough while a child that was just
-    forked has the descriptor, too."""
+    """Release the lock, then close its file and the folder.
+
+    Closing alone does not release the lock while a child that was just forked still has the descriptor.
+    """
     with nogil:
         flock(fd, LOCK_UN)
         close(fd)
@@ -98,10 +101,10 @@ def unlock(int fd, int folder=-1):
             close(folder)
 
 
-# -- copies of files that were closed, for the next request of the same network ------------------------------
+# -- copies of closed files, for the next request of the same network ----------------------------------------
 #
-# A kept copy equals its file as long as the file's header equals the copy's: the header has a checksum of all pages,
-# and each write changes it. Reading and checking 60,000 addresses anew takes 0.5 ms.
+# A kept copy equals its file as long as both have the same header: the header has a checksum of all pages, and each
+# write changes it. Without a copy, reading and checking 60,000 addresses takes 0.5 ms.
 
 cdef enum:
     MAX_KEPT = 8
@@ -117,7 +120,7 @@ cdef int next_kept = 0
 
 
 cdef void keep(Copy it) noexcept:
-    """Keep a copy in place of the oldest, unless it is too large for that."""
+    """Keep a copy in place of the oldest one. A copy of more than MAX_KEPT_BYTES is freed instead."""
     global next_kept
     if it.size > MAX_KEPT_BYTES:
         free(it.head)
@@ -128,7 +131,7 @@ cdef void keep(Copy it) noexcept:
 
 
 cdef Header* take_kept(uint64_t dev, uint64_t ino, const Header* head) noexcept:
-    """The copy of a file that has this header now; NULL if there is none. An older copy of that file is freed."""
+    """Return the copy of a file that has this header now, NULL if there is none. An older copy of the file is freed."""
     cdef int i
     cdef Header* found = NULL
     for i in range(MAX_KEPT):
@@ -151,11 +154,12 @@ def forget():
 
 @cython.final
 cdef class Index:
-    """The index of the directory open as `dirfd`, to be used under the directory's lock, then closed.
+    """The index of the directory open as `dirfd`. The caller has the directory's lock, and closes the index.
 
-    boot is the 36 bytes of the kernel's boot id; with anything else the index is never believed later.
-    `fresh` says whether the index tells what the directory holds. If not it is empty, and the caller
-    holds() what it reads in the files. `trouble` is the errno that keeps it from being a file, or 0.
+    boot     the 36 bytes of the kernel's boot id; an index with any other value is not used when it is opened again
+    fresh    whether the index matches the directory. If not, it is empty, and the caller reads the files and calls
+             hold() for each address
+    trouble  the errno because of which the index has no file, or 0
     """
     cdef int dirfd
     cdef int fd                   # -1: in memory
@@ -176,7 +180,7 @@ cdef class Index:
             open_index(dirfd, &found)
         self.fd, self.trouble = found.fd, found.trouble
         self.dev, self.ino, self.length = found.file.st_dev, found.file.st_ino, found.file.st_size
-        self.fresh = self.believes(&found) and self.load(&found.head)
+        self.fresh = self.is_valid(&found) and self.load(&found.head)
         if not self.fresh:
             self.clear()
 
@@ -184,7 +188,7 @@ cdef class Index:
         self.close()
 
     def close(self):
-        """Close the file; what was not signed is lost, and a copy of what was is kept."""
+        """Close the file. Changes that were not signed are lost; a copy of a signed index is kept."""
         cdef int fd = self.fd
         if self.t.head != NULL:
             if fd >= 0 and not self.dirty:
@@ -212,7 +216,7 @@ cdef class Index:
         return block != NULL and bit_of(block, a.lo)
 
     def next_free(self, bytes first not None, bytes last not None, bytes skip=None):
-        """The first free address from first to last, both included, other than skip; None if all are held."""
+        """Return the first free address from first to last, both included, other than skip; None if all are held."""
         cdef Address a, end, gateway
         self.check_open()
         load(first, &a)
@@ -229,7 +233,7 @@ cdef class Index:
         return packed_of(a.hi, a.lo)
 
     def count(self, bytes first not None, bytes last not None):
-        """How many addresses from first to last are held."""
+        """Return how many addresses from first to last are held."""
         cdef Address a, end
         self.check_open()
         load(first, &a)
@@ -237,7 +241,7 @@ cdef class Index:
         return count_held(&self.t, a, end)
 
     def addresses_of(self, bytes owner not None):
-        """The addresses held for exactly these owner bytes (by hash: read the file before acting on one)."""
+        """Return the addresses of this owner. They are found by hash: read an address's file before acting on it."""
         cdef uint64_t h = owner_hash(owner)
         cdef uint64_t i, _n, mask
         cdef Owner* entry
@@ -257,7 +261,7 @@ cdef class Index:
     # -- changes --------------------------------------------------------------------------------------
 
     def hold(self, bytes address not None, bytes owner not None):
-        """Note that owner holds address. False, and nothing is changed, when it is held already."""
+        """Record that owner holds address. Return False, without a change, if the address is held already."""
         cdef Address a
         cdef Block* block
         self.check_open()
@@ -265,7 +269,7 @@ cdef class Index:
         block = find_block(&self.t, a.hi, a.lo)
         if block != NULL and bit_of(block, a.lo):
             return False
-        self.make_room()          # may move the tables
+        self.reserve()            # may move the tables
         self.dirty = True
         block = find_block(&self.t, a.hi, a.lo)
         if block == NULL:
@@ -278,7 +282,7 @@ cdef class Index:
         return True
 
     def drop(self, bytes address not None, bytes owner not None):
-        """Forget that owner holds address. False, and nothing is changed, when that was not known."""
+        """Remove the record that owner holds address. Return False, without a change, if there is no such record."""
         cdef Address a
         cdef Block* block
         cdef Owner* entry
@@ -298,8 +302,8 @@ cdef class Index:
             remove_block(&self.t, block)
         return True
 
-    def make_room(self):
-        """See that the next hold() cannot fail. Raises MemoryError."""
+    def reserve(self):
+        """Allocate memory for one more address, so that the next hold() cannot fail. Raises MemoryError."""
         self.check_open()
         if crowded(self.t.head.held + 1, self.t.head.owner_cap):
             self.grow(self.t.head.block_cap, self.t.head.owner_cap * 2)
@@ -307,14 +311,14 @@ cdef class Index:
             self.grow(self.t.head.block_cap * 2, self.t.head.owner_cap)
 
     def clear(self):
-        """Empty the index and give the space back; it is not fresh until it was filled and signed."""
+        """Empty the index and shrink its tables. It is not fresh until it is filled and signed."""
         cdef Header* old = self.t.head
         self.fresh = False
         self.lay_out(MIN_BLOCKS, MIN_OWNERS)
         free(old)
 
     def sign(self):
-        """Write the changes, date the directory, and note that the index is what it holds. False where it cannot be."""
+        """Write the changes, set the directory's mtime and record it: the index is fresh. False if that fails."""
         cdef Header* head = self.t.head
         cdef int refused
         self.check_open()
@@ -326,9 +330,9 @@ cdef class Index:
             if refused == 0 and self.length != <off_t> self.t.size and ftruncate(self.fd, self.t.size):
                 refused = errno
             if refused == 0:
-                refused = date(self.dirfd, head)
+                refused = set_mtime(self.dirfd, head)
             if refused == 0:
-                head.own = own_sum(head)
+                head.header_sum = header_sum(head)
                 refused = write_at(self.fd, <char*> head, sizeof(Header), 0)
         if refused:
             self.trouble = refused if refused > 0 else self.trouble
@@ -346,10 +350,10 @@ cdef class Index:
             raise ValueError("the index is closed")
         return 0
 
-    cdef bint believes(self, Found* found) noexcept:
-        """Is this header whole, and written for the directory as it is now?"""
+    cdef bint is_valid(self, Found* found) noexcept:
+        """Return whether this header is undamaged and was written for the directory as it is now."""
         cdef Header* h = &found.head
-        return (memcmp(h.magic, b"fastcni\n", 8) == 0 and h.layout == LAYOUT and h.own == own_sum(h)
+        return (memcmp(h.magic, b"fastcni\n", 8) == 0 and h.layout == LAYOUT and h.header_sum == header_sum(h)
                 and good_cap(h.block_cap, h.blocks, MIN_BLOCKS) and good_cap(h.owner_cap, h.held, MIN_OWNERS)
                 and size_of(h.block_cap, h.owner_cap) <= <size_t> self.length
                 and PyBytes_GET_SIZE(self.boot) == BOOT_ID_SIZE
@@ -359,7 +363,7 @@ cdef class Index:
                 and h.ctime_sec == found.folder.st_ctim.tv_sec and h.ctime_nsec == found.folder.st_ctim.tv_nsec)
 
     cdef bint load(self, Header* head) except -1:
-        """Take the tables behind this header from a kept copy or from the file. False when they do not fit it."""
+        """Take the tables behind this header from a kept copy or from the file. False if they do not match it."""
         cdef bint good = True
         cdef size_t size = size_of(head.block_cap, head.owner_cap)
         cdef Header* memory = take_kept(self.dev, self.ino, head)
@@ -377,7 +381,7 @@ cdef class Index:
         return good
 
     cdef int lay_out(self, uint64_t block_cap, uint64_t owner_cap) except -1:
-        """Empty tables of these capacities; the memory of those before is the caller's."""
+        """Allocate empty tables of these capacities. The caller frees the previous ones."""
         cdef size_t size = size_of(block_cap, owner_cap)
         cdef Header* head = <Header*> calloc(1, memory_for(size))
         if head == NULL:
@@ -392,7 +396,7 @@ cdef class Index:
         return 0
 
     cdef int grow(self, uint64_t block_cap, uint64_t owner_cap) except -1:
-        """Lay out anew and put every entry where it belongs now."""
+        """Allocate larger tables and move all entries there."""
         cdef Tables old = self.t
         if block_cap > <uint64_t> MAX_CAPACITY or owner_cap > <uint64_t> MAX_CAPACITY:
             raise MemoryError()

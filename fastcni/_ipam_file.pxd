@@ -1,5 +1,6 @@
-# The file of an address index: open, read, write it and date its directory. Inline functions, so there is no module to
-# load. Call them without Python's lock: then a file system that hangs delays only the request that uses it.
+# The file of an address index: open, read and write it, and set its directory's mtime. The functions are inline, so
+# there is no module to load. Call them without Python's lock: then a file system that hangs delays only the request
+# that uses it.
 
 from libc.errno cimport ENOSPC, EOPNOTSUPP, errno
 from libc.stdint cimport uint64_t
@@ -20,14 +21,14 @@ cdef extern from "<sys/stat.h>" nogil:
     int futimens(int, const timespec*)
 
 cdef struct Found:                # an index file that was opened
-    int fd                        # -1: it cannot be opened, and `trouble` is the errno
+    int fd                        # -1: it cannot be opened; `trouble` is the errno
     int trouble
     struct_stat file, folder
     Header head                   # zeros: it cannot be read
 
 
 cdef inline void open_index(int dirfd, Found* found) noexcept nogil:
-    """Open the file, or make it, and read its header."""
+    """Open the file, or create it, and read its header."""
     memset(found, 0, sizeof(Found))
     found.fd = openat(dirfd, b".fastcni.index", O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0o600)
     if found.fd < 0:
@@ -42,7 +43,7 @@ cdef inline void open_index(int dirfd, Found* found) noexcept nogil:
 
 
 cdef inline bint read_pages(int fd, Tables* t) noexcept nogil:
-    """Read the pages behind the header, which is in memory. False if their checksums do not fit it."""
+    """Read the pages behind the header, which is in memory. Return False if their checksums do not match it."""
     cdef size_t at = sizeof(Header), page
     cdef uint64_t pages = 0
     cdef Py_ssize_t got
@@ -66,7 +67,7 @@ cdef inline int write_at(int fd, const char* data, size_t size, off_t at) noexce
 
 
 cdef inline int write_pages(int fd, Tables* t) noexcept nogil:
-    """Sum and write the touched pages, neighbours together. Return 0 or the errno; then the file fits no header."""
+    """Sum and write the touched pages, neighbours together. Return 0 or the errno. After an error no header matches."""
     cdef size_t count = t.size // PAGE, page = 0, at, end
     cdef uint64_t sum
     cdef int refused
@@ -88,8 +89,8 @@ cdef inline int write_pages(int fd, Tables* t) noexcept nogil:
     return 0
 
 
-cdef inline int date(int dirfd, Header* head) noexcept nogil:
-    """Set the directory's mtime to two seconds ago and note it. Return -1 if that is refused or was undone at once."""
+cdef inline int set_mtime(int dirfd, Header* head) noexcept nogil:
+    """Set the directory's mtime to two seconds ago and record it. Return -1 if that is refused or undone at once."""
     cdef struct_stat st
     cdef timespec times[2]
     clock_gettime(CLOCK_REALTIME, &times[1])

@@ -1,19 +1,20 @@
-# The two tables of the address index, over plain memory: no file, no Python, nothing that can fail.
+# The two tables of the address index in plain memory: no file, no Python, no function that can fail.
 #
-# Layout (integers in the machine's order, the file never leaves the machine), the same in memory and in the file:
+# The layout is the same in memory and in the file. Integers are in the machine's byte order: the file never leaves it.
 #
 #     0     Header, 256 bytes
 #     256   Block[block_cap]   open addressing by the upper 116 bits of the address; count 0 = empty entry
 #     ...   Owner[owner_cap]   open addressing by the owner's hash; hash 0 = empty entry
 #
-# A block is the bitmap of 4,096 neighbouring addresses. Blocks are about addresses, not about ranges, so that
-# edited configurations, several sets and an IPv6 /64 need nothing special; 4,096 and not more, because
-# addresses strewn over a /64 take one block (536 bytes) each, while a full /16 is still only 16 steps. IPv4
-# addresses are kept as ::ffff:a.b.c.d.
+# A block is the bitmap of 4,096 neighbouring addresses. Blocks do not depend on ranges, so an edited configuration,
+# several range sets and an IPv6 /64 need no special case. Blocks are not larger because addresses scattered over a /64
+# take one block (536 bytes) each; a search through a full /16 still takes only 16 steps. IPv4 addresses are stored as
+# ::ffff:a.b.c.d.
 #
-# The header has two checksums: `pages`, the sum of the checksums of all pages behind it, and `own`, of its other bytes.
-# A change marks its pages with touch(), so that only those are summed and written again. The checksum finds damage
-# and half-written files; it is no protection against a forger, who could as well change the address files.
+# The header has two checksums: `pages` is the sum of the checksums of all pages behind the header, `header_sum` is the
+# checksum of the header's other bytes. A change marks its pages with touch(); only marked pages are summed and written
+# again. The checksums detect damage and half-written files. They do not protect against forgery: a program that can
+# write this file can also change the address files.
 #
 # Every loop is bounded by a capacity, and the capacities are checked against the size of the memory.
 
@@ -30,7 +31,7 @@ cdef enum:
     WORDS = 64                    # of 64 bits
     MIN_BLOCKS = 4
     MIN_OWNERS = 64
-    MAX_CAPACITY = 1 << 30        # entries; what a damaged header may not exceed
+    MAX_CAPACITY = 1 << 30        # entries; a damaged header may name more
     BOOT_ID_SIZE = 36
 
 cdef struct Header:
@@ -50,7 +51,7 @@ cdef struct Header:
     char boot[BOOT_ID_SIZE]
     char spare[240 - 96 - BOOT_ID_SIZE]
     uint64_t pages                # checksum of what is behind the header
-    uint64_t own                  # checksum of the header up to here
+    uint64_t header_sum           # checksum of the header up to here
 
 cdef struct Address:              # the 128 bits, upper and lower half
     uint64_t hi
@@ -96,7 +97,7 @@ cdef inline size_t size_of(uint64_t block_cap, uint64_t owner_cap) noexcept nogi
 
 
 cdef inline size_t memory_for(size_t size) noexcept nogil:
-    """Bytes of memory for tables of `size` bytes, with a checksum and a mark for each page behind them."""
+    """Return the bytes of memory for tables of `size` bytes, followed by a checksum and a mark for each page."""
     return size + size // PAGE * (sizeof(uint64_t) + 1)
 
 
@@ -109,7 +110,7 @@ cdef inline bint good_cap(uint64_t cap, uint64_t used, uint64_t least) noexcept 
 
 
 cdef inline void point(Tables* t, Header* head, size_t size) noexcept nogil:
-    """Find the tables behind a header whose capacities are good."""
+    """Set the pointers to the tables behind a header whose capacities are valid."""
     t.head = head
     t.size = size
     t.blocks = <Block*> (<char*> head + sizeof(Header))
@@ -134,7 +135,7 @@ cdef inline uint64_t step(uint64_t sum, uint64_t word) noexcept nogil:
 
 
 cdef inline uint64_t sum_of(const void* at, size_t size, uint64_t seed) noexcept nogil:
-    """The checksum of `size` bytes, in words of 8; four words at a time, 0.3 us for a page."""
+    """Return the checksum of `size` bytes, in words of 8. Four words at a time: 0.3 us for a page."""
     cdef const uint64_t* words = <const uint64_t*> at
     cdef size_t count = size // 8, i = 0
     cdef uint64_t a = seed, b = 2, c = 3, d = 4
@@ -151,12 +152,12 @@ cdef inline uint64_t sum_of(const void* at, size_t size, uint64_t seed) noexcept
 
 
 cdef inline uint64_t sum_of_page(Tables* t, size_t page) noexcept nogil:
-    """The header in the first page is left out: it has a checksum of its own."""
+    """Return a page's checksum, in the first page without the header, which has `header_sum`."""
     cdef size_t skip = 0 if page else sizeof(Header)
     return sum_of(<char*> t.head + page * PAGE + skip, PAGE - skip, page + 1)
 
 
-cdef inline uint64_t own_sum(const Header* head) noexcept nogil:
+cdef inline uint64_t header_sum(const Header* head) noexcept nogil:
     return sum_of(head, sizeof(Header) - sizeof(uint64_t), 1)
 
 
@@ -169,7 +170,7 @@ cdef inline bint bit_of(const Block* block, uint64_t lo) noexcept nogil:
 # -- blocks -----------------------------------------------------------------------------------------------
 
 cdef inline Block* find_block(Tables* t, uint64_t hi, uint64_t lo) noexcept nogil:
-    """The block that has this address, or NULL."""
+    """Return the block that has this address, or NULL."""
     cdef uint64_t mask = t.head.block_cap - 1
     cdef uint64_t i = block_hash(hi, lo) & mask
     cdef uint64_t _n
@@ -184,7 +185,7 @@ cdef inline Block* find_block(Tables* t, uint64_t hi, uint64_t lo) noexcept nogi
 
 
 cdef inline Block* put_block(Tables* t, uint64_t hi, uint64_t lo) noexcept nogil:
-    """A new block for this address. There is an empty entry, which it stays until its first bit is set."""
+    """Return a new block for this address. Its entry counts as empty until the first bit is set."""
     cdef uint64_t mask = t.head.block_cap - 1
     cdef uint64_t i = block_hash(hi, lo) & mask
     cdef uint64_t _n
@@ -201,7 +202,7 @@ cdef inline Block* put_block(Tables* t, uint64_t hi, uint64_t lo) noexcept nogil
 
 
 cdef inline void remove_block(Tables* t, Block* block) noexcept nogil:
-    """Empty an entry and move those behind it up, so that no search ends before its entry."""
+    """Empty an entry and move later entries up, so that no search stops before its entry."""
     cdef uint64_t mask = t.head.block_cap - 1
     cdef uint64_t gap = block - t.blocks
     cdef uint64_t i = gap
@@ -220,7 +221,7 @@ cdef inline void remove_block(Tables* t, Block* block) noexcept nogil:
 
 
 cdef inline bint seek_free(Tables* t, Address* a, Address last) noexcept nogil:
-    """Move a to the first free address up to last; False if there is none. A step is a block or a word."""
+    """Move `a` to the first free address up to last. Return False if there is none. A step is a block or a word."""
     cdef Block* block
     cdef uint64_t word, bits
     while not beyond(a[0], last):
@@ -245,7 +246,7 @@ cdef inline bint seek_free(Tables* t, Address* a, Address last) noexcept nogil:
 
 
 cdef inline uint64_t count_held(Tables* t, Address first, Address last) noexcept nogil:
-    """How many addresses from first to last are held. Looks at every block, at addresses only at the ends."""
+    """Return how many addresses from first to last are held. It reads each block's count, and bits only at the ends."""
     cdef uint64_t i, j, total = 0
     cdef Address low, high
     for i in range(t.head.block_cap):
@@ -268,7 +269,7 @@ cdef inline uint64_t count_held(Tables* t, Address first, Address last) noexcept
 # -- owners -----------------------------------------------------------------------------------------------
 
 cdef inline Owner* find_owner(Tables* t, uint64_t h, uint64_t hi, uint64_t lo) noexcept nogil:
-    """The entry that says that this owner has this address, or NULL."""
+    """Return the entry of this owner and this address, or NULL."""
     cdef uint64_t mask = t.head.owner_cap - 1
     cdef uint64_t i = h & mask
     cdef uint64_t _n
@@ -313,7 +314,7 @@ cdef inline void remove_owner(Tables* t, Owner* entry) noexcept nogil:
 
 
 cdef inline void put_all(Tables* t, Tables* old) noexcept nogil:
-    """Put what another index has into this empty, larger one."""
+    """Copy all entries of `old` into these empty, larger tables."""
     cdef uint64_t i
     for i in range(old.head.block_cap):
         if old.blocks[i].count:

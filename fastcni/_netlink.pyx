@@ -101,7 +101,7 @@ cdef class Batch:
             self.asked.pop(self.last, None)
         raise BatchFull(why)
 
-    cdef uint8_t* room(self, Py_ssize_t size) except NULL:
+    cdef uint8_t* reserve(self, Py_ssize_t size) except NULL:
         cdef Py_ssize_t padded = align4(size)
         cdef uint8_t* at
         if padded > CAPACITY - self.used:
@@ -130,7 +130,7 @@ cdef class Batch:
             self.drop(f"attribute {kind} of {size} bytes")
         head.nla_len = <uint16_t>(NLA_HDRLEN + size)
         head.nla_type = kind
-        at = self.room(NLA_HDRLEN + size)
+        at = self.reserve(NLA_HDRLEN + size)
         memcpy(at, &head, NLA_HDRLEN)
         if size:
             memcpy(at + NLA_HDRLEN, data, size)
@@ -152,7 +152,7 @@ cdef class Batch:
         cdef Py_ssize_t opened = self.used
         self.close()
         self.message = -1
-        at = self.room(HEADER + PyBytes_GET_SIZE(header))
+        at = self.reserve(HEADER + PyBytes_GET_SIZE(header))
         self.message = opened
         self.last += 1
         head.nlmsg_len = 0                  # close() fills it in
@@ -214,7 +214,7 @@ cdef class Batch:
     def header(self, bytes value not None):
         """A family header inside a nest, as VETH_INFO_PEER has one: bytes without an attribute around them."""
         self.check_open()
-        memcpy(self.room(PyBytes_GET_SIZE(value)), PyBytes_AS_STRING(value), PyBytes_GET_SIZE(value))
+        memcpy(self.reserve(PyBytes_GET_SIZE(value)), PyBytes_AS_STRING(value), PyBytes_GET_SIZE(value))
         return self
 
     def nest(self, uint16_t kind):

@@ -1,6 +1,6 @@
-"""Connections that the kernel tracks: find and forget them by port, address and NAT (nfnetlink_conntrack.h).
+"""Connection tracking: find flows and delete them by port, address and NAT (nfnetlink_conntrack.h).
 
-A tuple is where a connection's packets come from and go to, in its own direction and in that of the replies:
+A tuple is the source and destination of a connection's packets, for each of the two directions:
 
     CTA_TUPLE_ORIG, CTA_TUPLE_REPLY
         CTA_TUPLE_IP:    CTA_IP_V4_SRC, CTA_IP_V4_DST (or of V6)
@@ -31,15 +31,18 @@ BY_SOURCE, BY_PROTOCOL, BY_DESTINATION_PORT = 1 << 0, 1 << 3, 1 << 5
 
 
 def forget_untranslated(batch: Batch, family: int, protocol: int, port: int) -> Batch:
-    """Forget the flows to a port that no NAT has changed. Linux before 6.8 refuses this with EINVAL."""
+    """Delete the flows to a port that have no NAT. Linux before 6.8 refuses this with EINVAL."""
     batch.begin(IPCTNL_MSG_CT_DELETE, NLM_F_ACK, nfgenmsg(family), f"forget flows to port {port}")
     to_port(batch, protocol, port)
     return batch.be32(CTA_STATUS, 0).be32(CTA_STATUS_MASK, IPS_SRC_NAT | IPS_DST_NAT)
 
 
 def forget_translated(batch: Batch, protocol: int, address: bytes) -> Batch:
-    """Forget the flows that DNAT leads to an address of IPv4. Linux before 6.8 refuses this, too. One of IPv6 cannot be
-    asked for: the kernel takes all others (as of 6.18, ctnetlink_filter_match_tuple compares the wrong way round)."""
+    """Delete the flows that DNAT sends to an IPv4 address. Linux before 6.8 refuses this with EINVAL.
+
+    For IPv6 the kernel has no such request: it deletes the flows to all other addresses (as of 6.18,
+    ctnetlink_filter_match_tuple has the comparison inverted).
+    """
     batch.begin(IPCTNL_MSG_CT_DELETE, NLM_F_ACK, nfgenmsg(AF_INET), "forget flows to a pod").nest(CTA_TUPLE_REPLY)
     batch.nest(CTA_TUPLE_IP).raw(CTA_IP_SRC[AF_INET], address).end()
     batch.nest(CTA_TUPLE_PROTO).u8(CTA_PROTO_NUM, protocol).end().end()
@@ -48,7 +51,7 @@ def forget_translated(batch: Batch, protocol: int, address: bytes) -> Batch:
 
 
 def to_port(batch: Batch, protocol: int, port: int | None) -> Batch:
-    """Ask for flows whose first packet went to this port; None: to any port."""
+    """Select flows whose first packet went to this port; None: to any port."""
     batch.nest(CTA_TUPLE_ORIG).nest(CTA_TUPLE_PROTO).u8(CTA_PROTO_NUM, protocol)
     if port:
         batch.be16(CTA_PROTO_DST_PORT, port)
@@ -58,8 +61,13 @@ def to_port(batch: Batch, protocol: int, port: int | None) -> Batch:
 
 
 class Flow:
-    """family, protocol, port and destination (packed): where its first packet went to, before NAT; replier (packed):
-    who answers; nat: has NAT changed it; and what it is deleted by: tuple, id, zone."""
+    """A tracked connection.
+
+    family, protocol, port, destination (packed)  of its first packet, before NAT
+    replier (packed)                              the address that answers
+    nat                                           whether it has NAT
+    tuple, id, zone                               attributes by which delete() names it
+    """
 
     __slots__ = ("family", "protocol", "port", "destination", "replier", "nat", "tuple", "id", "zone")
     family: int
@@ -74,8 +82,11 @@ class Flow:
 
 
 def find(sock: Socket, family: int, protocol: int, port: int | None = None) -> list[Flow]:
-    """[Flow] of those to a port; without one those that DNAT has changed. It costs some milliseconds: a listing locks
-    each place of the kernel's table in turn. Linux before 5.8 sends the whole table."""
+    """Return the flows to a port, or without a port those with DNAT.
+
+    It takes some milliseconds, because the kernel locks each bucket of its table in turn. Linux before 5.8 sends the
+    complete table.
+    """
     def fill(batch):
         to_port(batch, protocol, port)
         if not port:
@@ -87,7 +98,7 @@ def find(sock: Socket, family: int, protocol: int, port: int | None = None) -> l
 
 
 def read(payload: bytes) -> Flow:
-    """An IPCTNL_MSG_CT_NEW payload as a Flow."""
+    """Read an IPCTNL_MSG_CT_NEW payload: a Flow."""
     found, flow = attributes(payload, 4), Flow()
     sent, answered = (attributes(found.get(kind, b"")) for kind in (CTA_TUPLE_ORIG, CTA_TUPLE_REPLY))
     ports = attributes(sent.get(CTA_TUPLE_PROTO, b""))
@@ -102,7 +113,7 @@ def read(payload: bytes) -> Flow:
 
 
 def delete(batch: Batch, flow: Flow) -> Batch:
-    """ENOENT when it is gone."""
+    """Delete a flow. The kernel answers ENOENT if it is gone."""
     batch.begin(IPCTNL_MSG_CT_DELETE, NLM_F_ACK, nfgenmsg(flow.family), "forget a flow")
     batch.nest(CTA_TUPLE_ORIG).header(flow.tuple).end()
     for kind, value in ((CTA_ID, flow.id), (CTA_ZONE, flow.zone)):

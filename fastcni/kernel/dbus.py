@@ -1,4 +1,4 @@
-"""A D-Bus message bus: who is on it, and calls to them. Messages are jeepney's business, but for one question.
+"""A D-Bus message bus: which names are on it, and calls to them. jeepney encodes all messages but two.
 
 D-Bus Specification: https://dbus.freedesktop.org/doc/dbus-specification.html
 """
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 
 ADDRESS, SYSTEM_BUS = "DBUS_SYSTEM_BUS_ADDRESS", "unix:path=/run/dbus/system_bus_socket"
 RECV_SIZE = 4096
-MOST_UNASKED = 1 << 16          # bytes that the bus may say before it answers a question
-METHOD_RETURN, ERROR = 2, 3     # types of messages
+MAX_UNASKED_BYTES = 1 << 16          # of unread messages, before the bus answers a request
+METHOD_RETURN, ERROR = 2, 3     # message types
 
-# Nobody is there to answer: such a call was not served, or its server has ended over it.
+# Errors that mean: no program has the name, or it has ended before it answered.
 GONE = tuple(f"org.freedesktop.DBus.Error.{name}" for name in ("ServiceUnknown", "NameHasNoOwner", "NoReply"))
 
-# Two messages to the bus itself, as jeepney writes them: a request may only want to know who is there, and jeepney's
-# import takes 14 ms. Header: order, type, flags, version; lengths of body and fields, the serial between them. Then
-# fields of {code, signature, value}: path, interface, member, destination, signature; each is padded to eight bytes.
+# Two messages to the bus itself, as jeepney writes them. Most requests only ask whether a name has an owner, and to
+# import jeepney takes 14 ms. Header: byte order, type, flags, version; length of the body, serial, length of the fields.
+# Then fields of {code, signature, value}: path, interface, member, destination, signature; each padded to eight bytes.
 HELLO = (b"l\1\0\1" b"\0\0\0\0" b"\1\0\0\0" b"\x6d\0\0\0"
          b"\1\1o\0\x15\0\0\0/org/freedesktop/DBus\0\0\0"
          b"\2\1s\0\x14\0\0\0org.freedesktop.DBus\0\0\0\0"
@@ -42,16 +42,18 @@ NAME_HAS_OWNER = (b"l\1\0\1" b"%b" b"\2\0\0\0" b"\x7f\0\0\0"
 
 
 class Gone(Exception):
-    """There is no bus, or no program with that name on it; the text says which."""
+    """There is no bus, or no program on it has the name; the text names which."""
 
 
 class Refused(Exception):
-    """The answer to a call is an error; the text is what its sender says."""
+    """The answer to a call is an error; the text is the sender's."""
 
 
 def system_bus(env: Mapping[str, str]) -> str:
-    """The address of the system bus's socket, for connect(2), as the variables say. Raises Gone where these name
-    something else than a unix socket."""
+    """Return the address of the system bus's socket, for connect(2).
+
+    It is the one in DBUS_SYSTEM_BUS_ADDRESS, or the default. Raises Gone if that variable names no unix socket.
+    """
     text = env.get(ADDRESS) or SYSTEM_BUS
     for address in text.split(";"):
         transport, _, rest = address.partition(":")
@@ -64,42 +66,42 @@ def system_bus(env: Mapping[str, str]) -> str:
 
 
 def has_owner(where: str, name: str, seconds: float) -> bool:
-    """Does anybody on the bus own that name? Not where there is no bus, or none that lets us in.
+    """Return whether a program on the bus has the name. False also if there is no bus, or it refuses the connection.
 
-    Raises TimeoutError when the bus does not answer within so many seconds.
+    Raises TimeoutError if the bus does not answer within `seconds`.
     """
     try:
         with Connection(where, seconds, name_has_owner(name)) as bus:
-            return bus.read_yes()
+            return bus.read_boolean()
     except Gone:
         return False
 
 
 def name_has_owner(name: str) -> bytes:
-    """The question as a message, in which the name is a text: its length, itself, and NUL."""
+    """Encode the request NameHasOwner. Its body is a string: length, text, NUL."""
     size = len(name)
     return NAME_HAS_OWNER % ((size + 5).to_bytes(4, "little"), size.to_bytes(4, "little"), name.encode())
 
 
 class Connection:
-    """A way to a bus that has let us in, and was sent Hello and `more`. To be closed, by `with` or close().
+    """An authenticated connection to a bus, on which Hello and `more` were sent. Close it by `with` or close().
 
-    Raises Gone, and TimeoutError when all that is done with it takes more than so many seconds.
+    All methods together may take `seconds`. They raise Gone and TimeoutError.
     """
 
     def __init__(self, where: str, seconds: float, more: bytes = b"") -> None:
         waiting.admit(waiting.BUS)
-        self.where, self.deadline, self.heard = where, monotonic() + waiting.limit(seconds), b""
+        self.where, self.deadline, self.received = where, monotonic() + waiting.limit(seconds), b""
         self.sock = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC)
         try:
             self._in_time(self.sock.connect, where)
             uid = str(posix.geteuid()).encode()
             self.send(b"\0AUTH EXTERNAL %b\r\nBEGIN\r\n%b%b" % (uid.hex().encode(), HELLO, more))
-            while b"\r\n" not in self.heard:
-                self.hear()
-            answer, _, self.heard = self.heard.partition(b"\r\n")
+            while b"\r\n" not in self.received:
+                self.receive()
+            answer, _, self.received = self.received.partition(b"\r\n")
             if not answer.startswith(b"OK "):
-                raise Gone(f"{where}: the bus does not let us in: {answer[:100]!r}")
+                raise Gone(f"{where}: the bus refuses the connection: {answer[:100]!r}")
         except BaseException:
             self.sock.close()
             raise
@@ -114,7 +116,7 @@ class Connection:
         self.sock.close()
 
     def _left(self):
-        """Seconds. Raises TimeoutError when none are left, Abandoned."""
+        """Return the seconds left. Raises TimeoutError if none are left, Abandoned."""
         check_request()
         left = self.deadline - monotonic()
         if left <= 0:
@@ -126,7 +128,7 @@ class Connection:
         try:
             with waiting.waiting(waiting.BUS):
                 return function(*args)
-        except BlockingIOError:         # a queue of callers whom the bus does not let in
+        except BlockingIOError:         # the bus accepts no connections: its queue is full
             raise TimeoutError from None
         except TimeoutError:
             raise
@@ -136,23 +138,23 @@ class Connection:
     def send(self, data: bytes) -> None:
         self._in_time(self.sock.sendall, data)
 
-    def hear(self) -> None:
-        """Read what comes next behind what was heard. Raises waiting.CallerGone."""
+    def receive(self) -> None:
+        """Append the next bytes from the bus to `received`. Raises waiting.CallerGone."""
         if not waiting.readable(self.sock.fileno(), self._left(), waiting.BUS):
             raise TimeoutError
         data = self._in_time(self.sock.recv, RECV_SIZE)
         if not data:
-            raise Gone(f"{self.where}: the bus has hung up")
-        self.heard += data
-        if len(self.heard) > MOST_UNASKED:
-            raise Gone(f"{self.where}: the bus says too much")
+            raise Gone(f"{self.where}: the bus has closed the connection")
+        self.received += data
+        if len(self.received) > MAX_UNASKED_BYTES:
+            raise Gone(f"{self.where}: the bus sends too much")
 
-    def read_yes(self) -> bool:
-        """The answer to a question of yes or no, behind others: the one return with a body of four bytes."""
+    def read_boolean(self) -> bool:
+        """Return the boolean answer to a request: the first return message with a body of four bytes."""
         while True:
-            while len(self.heard) < 16 or len(self.heard) < (size := size_of(self.heard)):
-                self.hear()
-            message, self.heard = self.heard[:size], self.heard[size:]
+            while len(self.received) < 16 or len(self.received) < (size := size_of(self.received)):
+                self.receive()
+            message, self.received = self.received[:size], self.received[size:]
             if message[1] == METHOD_RETURN and body_size(message) == 4:
                 return any(message[-4:])
             if message[1] == ERROR:
@@ -160,7 +162,7 @@ class Connection:
 
 
 def number(message: bytes, at: int) -> int:
-    """A word of a message's header, in the order that its first byte tells."""
+    """Return a 32 bit integer of a message's header, in the byte order of its first byte."""
     return int.from_bytes(message[at:at + 4], "little" if message[:1] == b"l" else "big")
 
 
@@ -169,23 +171,23 @@ def body_size(message: bytes) -> int:
 
 
 def size_of(message: bytes) -> int:
-    """Of a whole message, by its header's first 16 bytes: these, the fields, padded to eight bytes, and the body."""
+    """Return the size of a message from the first 16 bytes: these, the fields padded to eight bytes, and the body."""
     return 16 + (number(message, 12) + 7 & ~7) + body_size(message)
 
 
 class Bus(Connection):
-    """A Connection for calls to others on the bus. Raises ModuleNotFoundError where there is no jeepney."""
+    """A Connection for calls to programs on the bus. Raises ModuleNotFoundError without jeepney."""
 
     def __init__(self, where: str, seconds: float) -> None:
         from jeepney import Parser
 
         super().__init__(where, seconds)
-        self.parser, self.serial = Parser(), 1          # that of Hello
+        self.parser, self.serial = Parser(), 1          # Hello has serial 1
 
     def call(self, name: str, path: str, interface: str, method: str, *texts: str) -> tuple[Any, ...]:
-        """Call a method that takes texts; the values that it returns. `name` is on the bus and has the object `path`.
+        """Call a method with strings and return its values. The program `name` has the object `path`.
 
-        Raises Refused where the answer is an error.
+        Raises Refused if the answer is an error.
         """
         from jeepney import DBusAddress, DBusErrorResponse, HeaderFields, new_method_call
         from jeepney.wrappers import unwrap_msg
@@ -204,8 +206,8 @@ class Bus(Connection):
 
     def next_message(self) -> Any:
         while not (message := self.parser.get_next_message()):
-            if not self.heard:
-                self.hear()
-            self.parser.add_data(self.heard)
-            self.heard = b""
+            if not self.received:
+                self.receive()
+            self.parser.add_data(self.received)
+            self.received = b""
         return message

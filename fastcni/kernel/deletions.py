@@ -1,4 +1,4 @@
-"""A one-shot DEL announces itself to the servers of its network namespace before it looks into nftables.
+"""A one-shot DEL announces itself to the servers of its network namespace before it reads nftables.
 
 A server may be about to restore elements that another program flushed, and a DEL that finds nothing to delete leaves no
 trace in nftables. So DEL sends a message: a multicast of NETLINK_USERSOCK, which stays in the network namespace and
@@ -19,35 +19,35 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from fastcni.kernel.wire import Socket
 
-GROUP = 1 << 26                 # of 32 that any program may use; MAGIC tells our messages from others'
+GROUP = 1 << 26                 # one of 32 that any program may use; MAGIC identifies our messages
 MAGIC = b"fastcni-del\0"
-SIZE, CREDENTIALS = 256, 12     # bytes: of a message at most, and of struct ucred: pid, uid, gid
+SIZE, CREDENTIALS = 256, 12     # bytes: the longest message; struct ucred: pid, uid, gid
 
 
 def generation(sock: Socket) -> int:
-    """How many transactions nftables has had in this namespace. Raises NetlinkError."""
+    """Return how many transactions nftables has had in this namespace. Raises NetlinkError."""
     (_, payload), *_ = wire.exchange(sock, nft.get_generation(Batch()))
     return nft.read_generation(payload)[0]
 
 
 def announce(sock: Socket, mark: str) -> None:
-    """Say that a DEL of the attachment with this mark begins. `sock` is one of netfilter."""
+    """Announce that a DEL of the attachment with this mark begins. `sock` is a NETLINK_NETFILTER socket."""
     try:
         message = MAGIC + generation(sock).to_bytes(8, "big") + mark.encode()
     except wire.NetlinkError:
-        return                  # no nf_tables in this kernel, or no right to ask: nothing is restored either
+        return                  # no nf_tables in this kernel, or no permission: no server restores anything
     out = socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, uapi.NETLINK_USERSOCK)
     try:
         out.sendto(message, (0, GROUP))
     except OSError as e:
-        if e.errno not in (ECONNREFUSED, ENOBUFS):      # refused: the multicast has been sent, and there is no unicast
+        if e.errno not in (ECONNREFUSED, ENOBUFS):      # refused: sent to the group; port 0 has no receiver
             raise
     finally:
         out.close()
 
 
 def open_receiver() -> socket:
-    """A socket that gets the announcements of the calling thread's namespace. Raises OSError."""
+    """Open a socket that receives the announcements of the calling thread's namespace. Raises OSError."""
     sock = socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, uapi.NETLINK_USERSOCK)
     sock.setsockopt(SOL_SOCKET, SO_PASSCRED, 1)
     sock.bind((0, GROUP))
@@ -55,7 +55,7 @@ def open_receiver() -> socket:
 
 
 def read(sock: socket) -> list[tuple[int, str]]:
-    """[(generation at the DEL's begin, mark)] of the announcements that wait. Raises OSError."""
+    """Return [(generation when the DEL began, mark)] of the waiting announcements. Raises OSError."""
     found: list[tuple[int, str]] = []
     while True:
         try:
@@ -65,14 +65,14 @@ def read(sock: socket) -> list[tuple[int, str]]:
         except OSError as e:
             if e.errno != ENOBUFS:
                 raise
-            continue            # some were dropped: thousands came within a moment
+            continue            # some were dropped: thousands arrived at once
         if data.startswith(MAGIC) and is_trusted(ancillary):
             at = len(MAGIC)
             found.append((int.from_bytes(data[at:at + 8], "big"), data[at + 8:].decode("ascii", "replace")))
 
 
 def is_trusted(ancillary: list[tuple[int, int, bytes]]) -> bool:
-    """Was the sender root, or our own user? Anybody may send."""
+    """Return whether the sender was root or our own user. Any user may send."""
     for level, kind, data in ancillary:
         if (level, kind) == (SOL_SOCKET, SCM_CREDENTIALS) and len(data) == CREDENTIALS:
             return int.from_bytes(data[4:8], nft.ORDER) in (0, posix.geteuid())

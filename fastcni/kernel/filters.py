@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 LDB, LDH, LD, JEQ, RET = 0x30, 0x28, 0x20, 0x15, 0x06      # linux/bpf_common.h: BPF_LD|BPF_B|BPF_ABS and so on
 TYPE, FAMILY, INDEX, NETCONF_INDEX = 4, 16, 20, 24      # offsets in a notification
 ALL = 0xFFFFFFFF
-MOST_LINKS = 64                                 # jumps are 8 bits wide
+MAX_LINKS = 64                                 # jumps are 8 bits wide
 
 
 def links(indexes: Collection[int]) -> Program:

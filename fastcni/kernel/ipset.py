@@ -1,7 +1,7 @@
 """ipset over nfnetlink: sets of addresses that iptables rules match (-m set --match-set NAME src).
 
-Each message takes effect by itself: unlike nftables there are no transactions, and the kernel announces nothing. Names
-and layouts: include/uapi/linux/netfilter/ipset/ip_set.h. A request on a kernel without ipset is EINVAL.
+Each message takes effect separately: unlike nftables, ipset has no transactions and no notifications. A kernel without
+ipset answers EINVAL. Names and layouts: include/uapi/linux/netfilter/ipset/ip_set.h.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ NFNL_SUBSYS_IPSET, NFNL_SUBSYS_NFT_COMPAT = 6, 11
 IPSET_CMD_CREATE, IPSET_CMD_ADD, IPSET_CMD_DEL, IPSET_CMD_TEST = (NFNL_SUBSYS_IPSET << 8 | it for it in (2, 9, 10, 11))
 NFNL_MSG_COMPAT_GET = NFNL_SUBSYS_NFT_COMPAT << 8
 
-IPSET_PROTOCOL_MIN = 6          # all that is asked here is in it; 7 is Linux 4.20's
+IPSET_PROTOCOL_MIN = 6          # it has all that is used here; Linux 4.20 has 7
 (IPSET_ATTR_PROTOCOL, IPSET_ATTR_SETNAME, IPSET_ATTR_TYPENAME, IPSET_ATTR_REVISION, IPSET_ATTR_FAMILY,
  IPSET_ATTR_FLAGS, IPSET_ATTR_DATA) = range(1, 8)
 IPSET_ATTR_IP, IPSET_ATTR_MAXELEM = 1, 19               # within IPSET_ATTR_DATA
 IPSET_ATTR_IPADDR_IPV4, IPSET_ATTR_IPADDR_IPV6 = 1, 2
 NLA_F_NET_BYTEORDER = 1 << 14
-# Errnos of its own: not what this kind of set takes; no such kind; no such member.
+# ipset's error numbers: an address that the set type does not take; no such set type; no such member.
 IPSET_ERR_PROTOCOL, IPSET_ERR_FIND_TYPE, IPSET_ERR_EXIST = 4097, 4098, 4103
 NFTA_COMPAT_NAME, NFTA_COMPAT_REV, NFTA_COMPAT_TYPE = 1, 2, 3
 IPSET_INV_MATCH, IPSET_DIM_ONE_SRC = 1 << 0, 1 << 1
@@ -36,13 +36,15 @@ def _begin(batch, command, flags, name, what):
     return batch.u8(IPSET_ATTR_PROTOCOL, IPSET_PROTOCOL_MIN).text(IPSET_ATTR_SETNAME, name)
 
 
-def create(batch: Batch, name: str, length: int, most: int) -> Batch:
-    """A set of up to `most` addresses of so many bytes (hash:ip). One that is there already is fine, EEXIST where it is
-    another kind of set."""
+def create(batch: Batch, name: str, length: int, max_members: int) -> Batch:
+    """Create a set (hash:ip) of up to `max_members` addresses of `length` bytes.
+
+    If the set exists, nothing changes; the kernel answers EEXIST if it is of another type.
+    """
     family, _ = FAMILIES[length]
     _begin(batch, IPSET_CMD_CREATE, 0, name, f"create ipset {name}").text(IPSET_ATTR_TYPENAME, "hash:ip")
     batch.u8(IPSET_ATTR_REVISION, 0).u8(IPSET_ATTR_FAMILY, family)
-    return batch.nest(IPSET_ATTR_DATA).be32(IPSET_ATTR_MAXELEM | NLA_F_NET_BYTEORDER, most).end()
+    return batch.nest(IPSET_ATTR_DATA).be32(IPSET_ATTR_MAXELEM | NLA_F_NET_BYTEORDER, max_members).end()
 
 
 def _member(batch, command, flags, name, packed, verb):
@@ -53,28 +55,28 @@ def _member(batch, command, flags, name, packed, verb):
 
 
 def add(batch: Batch, name: str, packed: bytes) -> Batch:
-    """A member that is there already is fine. ENOENT without such a set."""
+    """Add a member, which may exist. The kernel answers ENOENT if there is no such set."""
     return _member(batch, IPSET_CMD_ADD, 0, name, packed, "add to")
 
 
 def delete(batch: Batch, name: str, packed: bytes) -> Batch:
-    """A member that is not there is fine. ENOENT without such a set."""
+    """Delete a member, which may be missing. The kernel answers ENOENT if there is no such set."""
     return _member(batch, IPSET_CMD_DEL, 0, name, packed, "delete from")
 
 
 def test(batch: Batch, name: str, packed: bytes) -> Batch:
-    """IPSET_ERR_EXIST where it is not a member, ENOENT without such a set."""
+    """Look for a member. The kernel answers IPSET_ERR_EXIST if it is none, ENOENT if there is no such set."""
     return _member(batch, IPSET_CMD_TEST, NLM_F_EXCL, name, packed, "look up in")
 
 
 # struct xt_set_info   index:u16  dim:u8  flags:u8
 
 def read_match_flags(info: bytes) -> int | None:
-    """The IPSET_INV_MATCH and IPSET_DIM_ONE_SRC of an iptables rule's match "set", given as the kernel lays it out."""
+    """Return the flags IPSET_INV_MATCH and IPSET_DIM_ONE_SRC of an iptables rule's match "set", struct xt_set_info."""
     return info[3] & (IPSET_INV_MATCH | IPSET_DIM_ONE_SRC) if len(info) > 3 else None
 
 
 def get_match(batch: Batch, length: int) -> Batch:
-    """Ask whether iptables rules can match sets (xt_set): ENOENT if not, EINVAL without nft_compat."""
+    """Ask if iptables rules can match sets. The kernel answers ENOENT without xt_set, EINVAL without nft_compat."""
     batch.begin(NFNL_MSG_COMPAT_GET, NLM_F_ACK, nfgenmsg(FAMILIES[length][0]), "look up the iptables match set")
     return batch.text(NFTA_COMPAT_NAME, "set").be32(NFTA_COMPAT_REV, 1).be32(NFTA_COMPAT_TYPE, 0)

@@ -1,4 +1,4 @@
-"""Network namespaces: open one, step inside, come back. A socket stays in the namespace where it was opened."""
+"""Network namespaces: open one, enter it, return. A socket stays in the namespace where it was opened."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 OWN = "/proc/thread-self/ns/net"
-RETURN_TRIES, RETURN_PAUSE_S = 5, 0.01      # setns(2) needs memory, which may be there a moment later
+RETURN_TRIES, RETURN_PAUSE_S = 5, 0.01      # setns(2) allocates memory, which can fail for a moment
 
 
 class NotNamespace(OSError):
@@ -22,21 +22,22 @@ class NotNamespace(OSError):
 
 
 class Lost(BaseException):
-    """The thread could not come back: it must not serve another request, its process or thread has to end.
+    """The thread could not return to its namespace. It must not serve another request; its thread or process has to
+    end.
 
-    Not an Exception, so that no error handler on the way goes on in the wrong namespace.
+    It is not an Exception, so that no error handler continues in the wrong namespace.
     """
 
 
 def open_own() -> int:
-    """A descriptor of the calling thread's namespace."""
+    """Open a descriptor of the calling thread's namespace."""
     return open_file(OWN, posix.O_RDONLY)
 
 
 def open_path(path: str) -> int:
-    """A descriptor of the network namespace at `path`. Raises OSError; NotNamespace if it is something else.
+    """Open a descriptor of the network namespace at `path`. Raises OSError; NotNamespace if it is another file.
 
-    Python has no statfs magic; a namespace file is known by the device that all of them share (nsfs).
+    Python has no statfs(2). All namespace files are on one device (nsfs), so the device number identifies them.
     """
     fd = posix.open(path, posix.O_RDONLY | posix.O_CLOEXEC | posix.O_NONBLOCK)
     if posix.fstat(fd).st_dev != posix.stat(OWN).st_dev:
@@ -46,7 +47,7 @@ def open_path(path: str) -> int:
 
 
 def is_own(fd: int, home: int | None = None) -> bool:
-    """Is `fd` the namespace of the calling thread, of which `home` is a descriptor if there is one?"""
+    """Return whether `fd` is the namespace of the calling thread. `home`: a descriptor of that namespace, if known."""
     if home is not None:
         return identity(fd) == identity(home)
     ours = posix.stat(OWN)
@@ -66,8 +67,10 @@ def return_to(home: int) -> None:
 
 
 def ensure(home: int) -> None:
-    """Have the calling thread in its home namespace, wherever it was before: a thread begins where the thread was that
-    started it. Raises Lost."""
+    """Make sure that the calling thread is in its home namespace. A new thread starts in the namespace of its creator.
+
+    Raises Lost.
+    """
     try:
         there = is_own(home)
     except OSError:
@@ -79,9 +82,9 @@ def ensure(home: int) -> None:
 class locked:
     """`with locked(fd, warn):` excludes other threads, processes and the Go plugins that lock this namespace.
 
-    An flock(2) of the namespace itself, which needs no file. A process in the pod can hold it, too. So after
-    NAMESPACE_LOCK_TIMEOUT_S the body runs without the lock, and warn(text) is called: a conflict in that namespace can
-    only harm that pod. Raises OSError.
+    It is an flock(2) of the namespace itself, which needs no lock file. A process in the pod can hold it, too. So after
+    NAMESPACE_LOCK_TIMEOUT_S the body runs without the lock, and warn(text) is called. A conflict in that namespace
+    harms only that pod. Raises OSError.
     """
 
     __slots__ = ("fd", "held", "warn")
@@ -102,9 +105,9 @@ class locked:
 
 
 class inside:
-    """`with inside(fd):` runs its body in that namespace. Raises OSError on entering, Lost if there is no way back.
+    """`with inside(fd):` runs its body in that namespace. Raises OSError on entering, Lost if it cannot return.
 
-    `home` is a descriptor of the namespace to come back to, where the caller has one.
+    `home` is a descriptor of the namespace to return to, if the caller has one.
     """
 
     __slots__ = ("fd", "home", "opened")
@@ -119,7 +122,7 @@ class inside:
             setns(self.fd)
         except OSError as e:
             self._close()
-            kind = NotNamespace if e.errno == EINVAL else OSError       # EINVAL: a namespace, but not of networks
+            kind = NotNamespace if e.errno == EINVAL else OSError       # EINVAL: a namespace of another kind
             raise kind(e.errno, f"enter the pod's network namespace: {e.strerror}") from None
 
     def __exit__(self, kind, error, trace):
@@ -131,7 +134,7 @@ class inside:
         self._close()
 
     def _forget(self, lost):
-        """Close, too, but nothing may take the place of Lost."""
+        """Close, without an error that would replace Lost."""
         try:
             self._close()
         except OSError as e:

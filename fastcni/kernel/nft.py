@@ -64,7 +64,7 @@ def read_family(payload: bytes) -> int:
 
 
 def start(batch: Batch) -> Batch:
-    """Open a transaction. It takes effect as a whole at stop(), or not at all."""
+    """Open a transaction. At stop() either all of it takes effect or nothing."""
     return batch.begin(NFNL_MSG_BATCH_BEGIN, 0, nfgenmsg(0, NFNL_SUBSYS_NFTABLES))
 
 

@@ -1,9 +1,8 @@
-"""Run one program to its end, with bytes in and bytes out; knows nothing of what the bytes mean.
+"""Run one program until it ends, with bytes as input and output. The bytes are not interpreted.
 
-The three standard streams are memory files, not pipes. Nothing has to be pumped while the program
-runs, a full pipe can never block it, and a grandchild that keeps a stream open cannot hold us: the
-run is over when the program itself is. One limit follows: a program that opens its /dev/stdout
-anew, instead of writing to the one it was given, starts at the beginning of the file again.
+The three standard streams are memory files, not pipes. So nobody has to read while the program runs, a full pipe never
+blocks it, and a grandchild that keeps a stream open does not delay run(), which returns when the program itself ends.
+This has one limit: a program that opens /dev/stdout again writes from the beginning of the file.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-MAX_OUTPUT = 16 << 20      # bytes of each stream that are read back; a CNI result is about 1 kB
+MAX_OUTPUT = 16 << 20      # bytes that each stream may have; a CNI result is about 1 kB
 
-KILL_TIMEOUT_S = 5.0                        # for a killed program to be gone: the kernel may be in the midst of a call
+KILL_TIMEOUT_S = 5.0        # for a killed program to end: it may be in a long system call
 
-# What a shell user calls the signals that end programs; the others are shown by number.
+# The names of signals that end programs, as a shell shows them. Others are shown by number.
 SIGNALS = {
     1: "hangup", 2: "interrupt", 3: "quit", 4: "illegal instruction", 5: "trace/breakpoint trap",
     6: "aborted", 7: "bus error", 8: "floating point exception", 9: "killed",
@@ -43,7 +42,7 @@ class Finished:
     stdout, stderr: bytes, everything that was written.
     cause: "" for exit status 0, else "exit status 3" or "signal: killed"
         (with " (core dumped)" where one was written).
-    late: it was killed, since it took longer than it may.
+    late: it was killed because its timeout had passed.
     """
 
     __slots__ = ("cause", "late", "status", "stderr", "stdout")
@@ -60,12 +59,13 @@ def run(path: str, env: Mapping[str, str], stdin: bytes, argv: Sequence[str] = (
         timeout: float | None) -> Finished:
     """Run the program at `path` with the environment `env` and the bytes `stdin`; return Finished.
 
-    argv is the whole argument list, [path] when empty. timeout is in seconds, None: no limit. At its end the program
-    and its process group get SIGKILL, and Finished.late is set. They get it, too, when the caller of the request
-    leaves. The program alone gets it when this process dies. OSError says that it could not be started or that it wrote
-    more than MAX_OUTPUT; ValueError that a NUL or an unusable variable name stands in `env`; waiting.CallerGone that
-    the caller has left. The child is in the namespaces and the working directory of the calling thread. See
-    memfd_create(2), pidfd_open(2).
+    argv is the complete argument list, [path] if empty. timeout is in seconds, None: no limit. After the timeout the
+    program and its process group get SIGKILL, and Finished.late is set. They also get it when the caller of the request
+    leaves. The program alone gets it when this process ends. The child has the namespaces and the working directory of
+    the calling thread.
+
+    Raises OSError if the program cannot be started or wrote more than MAX_OUTPUT, ValueError if `env` has a NUL or an
+    invalid variable name, waiting.CallerGone if the caller has left. See memfd_create(2), pidfd_open(2).
     """
     check_request()
     files = []
@@ -86,11 +86,11 @@ def run(path: str, env: Mapping[str, str], stdin: bytes, argv: Sequence[str] = (
 
 
 def memory_file(name: str) -> int:
-    """Open an empty memory file; the descriptor is above 2, so that no dup2 can write over it."""
+    """Open an empty memory file. The descriptor is above 2, so that no dup2 replaces it."""
     fd = posix.memfd_create(name)
     if fd > 2:
         return fd
-    # Only when the caller itself was started with a standard stream closed.
+    # Only if this process was started with a standard stream closed.
     import fcntl
     try:
         return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)
@@ -116,10 +116,10 @@ def read_back(fd: int, path: str, stream: str) -> bytes:
 
 
 def wait(pid: int, timeout: float | None) -> tuple[int, bool]:
-    """Return (wait status of our child `pid`, was it killed at the end of its time); it is gone afterwards."""
+    """Wait for the child `pid` and reap it. Return (its wait status, whether it was killed after the timeout)."""
     try:
         late = not ends_within(pid, timeout and waiting.limit(timeout))
-    except BaseException:       # the caller has left, KeyboardInterrupt, no descriptor left: leave no stray program
+    except BaseException:       # the caller has left, KeyboardInterrupt, no descriptor free: leave no program running
         end(pid)
         raise
     if late:
@@ -127,16 +127,16 @@ def wait(pid: int, timeout: float | None) -> tuple[int, bool]:
     try:
         return posix.waitpid(pid, 0)[1], False
     except ChildProcessError as e:
-        e.add_note("the exit status was taken by someone else: is SIGCHLD ignored in this program?")
+        e.add_note("other code has reaped the child: is SIGCHLD ignored in this process?")
         raise
 
 
 def ends_within(pid: int, seconds: float | None) -> bool:
-    """Whether the child ends within so many seconds, None: without a limit; it is not reaped."""
+    """Return whether the child ends within `seconds` (None: no limit). The child is not reaped."""
     try:
         fd = posix.pidfd_open(pid)
     except OSError as e:
-        if e.errno not in (errno.ENOSYS, errno.EPERM):      # Linux before 5.3, or a filter of system calls
+        if e.errno not in (errno.ENOSYS, errno.EPERM):      # Linux before 5.3, or a seccomp filter
             raise
         return waiting.until(lambda: has_ended(pid), float("inf") if seconds is None else seconds, waiting.PROGRAM)
     try:
@@ -150,30 +150,30 @@ def has_ended(pid: int) -> bool:
 
 
 def end(pid: int) -> int:
-    """Kill a child and its process group; its wait status. One that stays in the kernel is reaped later."""
+    """Kill a child and its process group; return its wait status. If it does not end in time, it is reaped later."""
     try:
         posix.killpg(pid, SIGKILL)
-        with waiting.rolling_back():            # even if the caller leaves meanwhile
+        with waiting.rolling_back():            # continue even if the caller leaves
             if not ends_within(pid, KILL_TIMEOUT_S):
                 strays.append(pid)
                 return SIGKILL
         return posix.waitpid(pid, 0)[1]
-    except OSError:             # it was reaped already
+    except OSError:             # already reaped
         return SIGKILL
 
 
 def reap_strays() -> None:
-    """Take the wait status of killed programs that had not ended in time."""
+    """Reap killed programs that had not ended in time."""
     for pid in (*strays,):
         try:
             if posix.waitpid(pid, posix.WNOHANG)[0]:
                 strays.remove(pid)
-        except (ChildProcessError, ValueError):         # another thread was quicker
+        except (ChildProcessError, ValueError):         # another thread has reaped it
             continue
 
 
 def read_wait_status(wait_status: int) -> tuple[int, str]:
-    """Return (status, cause) of a wait(2) status, as Finished has them."""
+    """Return (status, cause) of a wait(2) status, as in Finished."""
     if posix.WIFSIGNALED(wait_status):
         number = posix.WTERMSIG(wait_status)
         core = " (core dumped)" if posix.WCOREDUMP(wait_status) else ""

@@ -1,6 +1,6 @@
 """Traffic control: qdiscs, classes and filters of a link (tc(8), linux/pkt_sched.h, linux/pkt_cls.h).
 
-As kernel/rtnl.py: requests are added to a Batch, replies are read into small records, nothing here sends.
+As in kernel/rtnl.py, requests are added to a Batch and replies are read into small records. Nothing here sends.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 ORDER = sys.byteorder
 INGRESS = 0xFFFF0000            # the handle of an ingress qdisc, ffff:
-MOST = 0xFFFFFFFF               # of a 32 bit field
-QUANTUM = 60000                 # bytes an htb class sends before the next one's turn; there is no next one
+MAX_U32 = 0xFFFFFFFF
+QUANTUM = 60000                 # bytes that an htb class sends before the next class may; there is no next one
 # {bytes of an address: its offset} in struct iphdr and struct ipv6hdr
 SOURCE, DESTINATION = {4: 12, 16: 8}, {4: 16, 16: 24}
 PROTOCOLS = {4: uapi.ETH_P_IP, 16: uapi.ETH_P_IPV6}
@@ -31,12 +31,12 @@ PSCHED = "/proc/net/psched"     # its numbers are the same in every namespace
 
 
 def handle(major: int, minor: int = 0) -> int:
-    """`major:minor` of tc(8), both hexadecimal there."""
+    """Return the number of tc(8)'s `major:minor`, both hexadecimal there."""
     return major << 16 | minor
 
 
 def ticks_per_microsecond() -> float:
-    """The kernel's unit for bursts, usually 15.625. Raises OSError."""
+    """Return the kernel's unit for bursts, usually 15.625. Raises OSError."""
     fd = posix.open(PSCHED, posix.O_RDONLY | posix.O_CLOEXEC)
     try:
         ticks, microseconds, resolution, *_ = (int(word, 16) for word in posix.read(fd, 100).split())
@@ -46,8 +46,12 @@ def ticks_per_microsecond() -> float:
 
 
 class Shape:
-    """The limits of a tbf qdisc or an htb class: rate in bytes/s, limit (bytes that may wait), buffer (the
-    burst, as ticks that it takes at this rate)."""
+    """The limits of a tbf qdisc or an htb class.
+
+    rate    bytes per second
+    limit   bytes that may be queued
+    buffer  the burst, as the number of ticks that it takes at this rate
+    """
 
     __slots__ = ("rate", "limit", "buffer")
 
@@ -64,8 +68,8 @@ def tcmsg(index: int, handle: int = 0, parent: int = 0, info: int = 0) -> bytes:
 # struct tc_ratespec   cell_log:u8  linklayer:u8  overhead:u16 | cell_align:s16  mpu:u16 | rate:u32
 
 def ratespec(rate: int) -> bytes:
-    """A rate of more than 32 bits is cut; an attribute of 64 bits has it in full."""
-    return bytes(8) + min(rate, MOST).to_bytes(4, ORDER)
+    """Encode a rate. One of more than 32 bits is cut; rate64() adds it in full."""
+    return bytes(8) + min(rate, MAX_U32).to_bytes(4, ORDER)
 
 
 def new_qdisc(batch: Batch, index: int, kind: str, what: str, *, handle: int = 0,
@@ -75,7 +79,7 @@ def new_qdisc(batch: Batch, index: int, kind: str, what: str, *, handle: int = 0
 
 
 def new_tbf(batch: Batch, index: int, shape: Shape, what: str) -> Batch:
-    """A token bucket as root, 1:
+    """Add a token bucket as root qdisc, 1:
 
     TCA_OPTIONS
         TCA_TBF_PARMS: struct tc_tbf_qopt   rate, peakrate:tc_ratespec | limit:u32 | buffer:u32 | mtu:u32
@@ -88,8 +92,10 @@ def new_tbf(batch: Batch, index: int, shape: Shape, what: str) -> Batch:
 
 
 def new_htb(batch: Batch, index: int, default: int, direct: int, what: str) -> Batch:
-    """Classes as root, 1: ; what no filter sends to one goes to class `default`. What goes to 1:0 is not held to
-    anything; `direct` such packets may wait.
+    """Add htb as root qdisc, 1:
+
+    Packets that no filter assigns to a class go to class `default`. Packets for 1:0 are not limited; up to `direct` of
+    them may be queued.
 
     TCA_OPTIONS
         TCA_HTB_INIT: struct tc_htb_glob   version:u32 (3)  rate2quantum:u32  defcls:u32  debug:u32  direct_pkts:u32
@@ -101,7 +107,7 @@ def new_htb(batch: Batch, index: int, default: int, direct: int, what: str) -> B
 
 
 def new_htb_class(batch: Batch, index: int, classid: int, shape: Shape, what: str) -> Batch:
-    """A class of new_htb(), which borrows from no other class.
+    """Add a class below new_htb(). It borrows from no other class.
 
     TCA_OPTIONS
         TCA_HTB_PARMS: struct tc_htb_opt   rate, ceil:tc_ratespec | buffer, cbuffer, quantum, level, prio:u32
@@ -115,23 +121,23 @@ def new_htb_class(batch: Batch, index: int, classid: int, shape: Shape, what: st
 
 
 def rate64(batch: Batch, rate: int, *kinds: int) -> Batch:
-    for kind in kinds if rate > MOST else ():
+    for kind in kinds if rate > MAX_U32 else ():
         batch.raw(kind, rate.to_bytes(8, ORDER))
     return batch
 
 
 def new_bfifo(batch: Batch, index: int, parent: int, limit: int, what: str) -> Batch:
-    """The queue of a class, of `limit` bytes."""
+    """Add the queue of a class, of `limit` bytes."""
     return new_qdisc(batch, index, "bfifo", what, parent=parent).raw(uapi.TCA_OPTIONS, limit.to_bytes(4, ORDER))
 
 
 def new_ingress(batch: Batch, index: int, what: str) -> Batch:
-    """The ingress qdisc, whose filters see the packets that the link receives."""
+    """Add the ingress qdisc. Its filters see the packets that the link receives."""
     return new_qdisc(batch, index, "ingress", what, handle=INGRESS, parent=uapi.TC_H_INGRESS)
 
 
 def del_qdisc(batch: Batch, index: int, parent: int, what: str) -> Batch:
-    """Delete the qdisc at TC_H_ROOT or TC_H_INGRESS. ENOENT when there is none."""
+    """Delete the qdisc at TC_H_ROOT or TC_H_INGRESS. The kernel answers ENOENT if there is none."""
     return batch.begin(uapi.RTM_DELQDISC, NLM_F_ACK, tcmsg(index, parent=parent), what)
 
 
@@ -141,43 +147,48 @@ def get_qdisc(batch: Batch, index: int, parent: int, what: str) -> Batch:
 
 
 def get_class(batch: Batch, index: int, classid: int, what: str) -> Batch:
-    """ENOENT when there is none."""
+    """Ask for a class. The kernel answers ENOENT if it does not exist."""
     return batch.begin(uapi.RTM_GETTCLASS, NLM_F_ACK | NLM_F_ECHO, tcmsg(index, classid), what)
 
 
 def ask_for_kind(batch: Batch, index: int, kind: str, parent: int) -> Batch:
-    """Ask for an impossible qdisc of `kind`, one with an empty table of sizes: the kernel answers ENOENT if neither it
-    nor a module has the kind, and another error if it has."""
+    """Ask for an invalid qdisc of `kind`, with an empty size table.
+
+    The kernel answers ENOENT if neither it nor a module has the kind, another error if one has.
+    """
     return new_qdisc(batch, index, kind, f"make a qdisc of kind {kind}", parent=parent).nest(uapi.TCA_STAB).end()
 
 
 def read_kind(payload: bytes) -> tuple[str, bytes]:
-    """An RTM_NEWQDISC, RTM_NEWTCLASS or RTM_NEWTFILTER payload as (kind, its options). Raises ValueError for a message
-    cut short."""
+    """Read an RTM_NEWQDISC, RTM_NEWTCLASS or RTM_NEWTFILTER payload: (kind, its options).
+
+    Raises ValueError for a truncated message.
+    """
     found = attributes(payload, 20)
     return found.get(uapi.TCA_KIND, b"").rstrip(b"\0").decode("ascii", "replace"), found.get(uapi.TCA_OPTIONS, b"")
 
 
 def read_tbf(options: bytes) -> Shape:
-    """The options of a tbf qdisc as a Shape. Raises KeyError without any."""
+    """Return the options of a tbf qdisc as a Shape. Raises KeyError if there are none."""
     found = attributes(options)
     params = found[uapi.TCA_TBF_PARMS]
     return Shape(read_rate(params, found.get(uapi.TCA_TBF_RATE64)), u32(params[24:28]), u32(params[28:32]))
 
 
 def read_htb_class(options: bytes) -> Shape:
-    """The options of an htb class as a Shape; limit is of its queue, here 0. Raises KeyError without any."""
+    """Return the options of an htb class as a Shape. Its queue has the limit; here it is 0. Raises KeyError if there
+    are none."""
     found = attributes(options)
     params = found[uapi.TCA_HTB_PARMS]
     return Shape(read_rate(params, found.get(uapi.TCA_HTB_RATE64)), 0, u32(params[24:28]))
 
 
-def read_rate(params: bytes, whole: bytes | None) -> int:
-    return int.from_bytes(whole, ORDER) if whole else u32(params[8:12])
+def read_rate(params: bytes, rate64: bytes | None) -> int:
+    return int.from_bytes(rate64, ORDER) if rate64 else u32(params[8:12])
 
 
 def read_htb_default(options: bytes) -> int:
-    """The default class in the options of an htb qdisc. Raises KeyError without any."""
+    """Return the default class in the options of an htb qdisc. Raises KeyError if there are none."""
     return handle(1, u32(attributes(options)[uapi.TCA_HTB_INIT][8:12]))
 
 
@@ -185,7 +196,7 @@ def read_htb_default(options: bytes) -> int:
 # struct tc_u32_key   mask:be32 | val:be32 | off:s32 | offmask:s32
 
 def selector(keys: Sequence[tuple[bytes, bytes, int]] = ((b"\0\0\0\0", b"\0\0\0\0", 0),)) -> bytes:
-    """Packets with these (value, mask, offset) in their network header, four bytes each; by default all."""
+    """Select packets with these (value, mask, offset) in their network header, four bytes each; by default all."""
     parts = [b"%c\0%c\0" % (uapi.TC_U32_TERMINAL, len(keys)), bytes(12)]
     for value, mask, offset in keys:
         parts += mask, value, offset.to_bytes(4, ORDER), bytes(4)
@@ -193,7 +204,7 @@ def selector(keys: Sequence[tuple[bytes, bytes, int]] = ((b"\0\0\0\0", b"\0\0\0\
 
 
 def subnet_selector(packed: bytes, prefix: int, offsets: dict[int, int]) -> bytes:
-    """Packets with an address of the subnet at SOURCE or DESTINATION."""
+    """Select packets with an address of the subnet at `offsets`, which is SOURCE or DESTINATION."""
     mask = (~address.host_mask(packed, prefix) & (1 << 8 * len(packed)) - 1).to_bytes(len(packed), "big")
     value, offset = address.network(packed, prefix), offsets[len(packed)]
     keys = [(value[at:at + 4], mask[at:at + 4], offset + at) for at in range(0, len(packed), 4)]
@@ -201,8 +212,14 @@ def subnet_selector(packed: bytes, prefix: int, offsets: dict[int, int]) -> byte
 
 
 class Filter:
-    """A u32 filter: protocol (ETH_P_*), priority (of one protocol all have the same), classid, selector (bytes, of
-    selector()), redirect (index of the link that takes the packets over, 0: none does)."""
+    """A u32 filter.
+
+    protocol  ETH_P_*
+    priority  filters of one protocol have the same
+    classid   as of handle()
+    selector  bytes of selector()
+    redirect  index of the link to which packets are redirected, 0 for none
+    """
 
     __slots__ = ("protocol", "priority", "classid", "selector", "redirect")
 
@@ -240,17 +257,17 @@ def new_filter(batch: Batch, index: int, parent: int, filter: Filter, what: str)
 
 
 def read_filter(payload: bytes) -> Filter | None:
-    """An RTM_NEWTFILTER payload as a Filter, None for what is no u32 filter with a selector."""
+    """Read an RTM_NEWTFILTER payload: a Filter, or None if it is not a u32 filter with a selector."""
     info, (kind, data) = u32(payload[16:20]), read_kind(payload)
     options = attributes(data) if kind == "u32" else {}
     if uapi.TCA_U32_SEL not in options:
-        return None                     # a hash table, say
+        return None                     # for example a hash table
     protocol = int.from_bytes((info & 0xFFFF).to_bytes(2, ORDER), "big")
     redirect = 0
     for action in attributes(options.get(uapi.TCA_U32_ACT, b"")).values():
         parts = attributes(action)
         if parts.get(uapi.TCA_ACT_KIND) == b"mirred\0":
             redirect = u32(attributes(parts[uapi.TCA_ACT_OPTIONS])[uapi.TCA_MIRRED_PARMS][24:28])
-            break                       # the Go plugin adds another that is never reached
+            break                       # the Go plugin adds another action, which is never reached
     classid = u32(options.get(uapi.TCA_U32_CLASSID, b""))
     return Filter(protocol, info >> 16, classid, options[uapi.TCA_U32_SEL], redirect)

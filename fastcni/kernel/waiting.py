@@ -25,7 +25,7 @@ PROGRAM_TIMEOUT_S = 60.0        # iptables and other tools
 LOCK_TIMEOUT_S = 30.0           # a lock that only root can hold
 NAMESPACE_LOCK_TIMEOUT_S = 2.0  # one that a pod can hold, too
 ROLLBACK_TIMEOUT_S = 10.0       # any of these while an ADD is rolled back
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.001, 0.02       # between two tries
+FIRST_PAUSE_S, MAX_PAUSE_S = 0.001, 0.02       # between two tries
 GONE = 2                        # of await_input()
 
 # Kinds of waits. A pod can hold the lock of its namespace, so waits for that refuse no other request.
@@ -154,7 +154,7 @@ def until(attempt: Callable[[], T], seconds: float, kind: str) -> T:
         while not (found := attempt()) and (left := deadline - monotonic()) > 0:
             if await_input(-1, caller(), int(min(pause, left) * 1000) + 1) == GONE:
                 raise CallerGone
-            pause = min(2 * pause, LONGEST_PAUSE_S)
+            pause = min(2 * pause, MAX_PAUSE_S)
     return found
 
 

@@ -1,4 +1,4 @@
-"""Netlink sockets: open one, exchange a batch, dump, watch notifications. The only module that sends or receives."""
+"""Netlink sockets: open one, exchange a batch, dump, watch notifications. No other module sends or receives netlink."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
     Replies = list[tuple[int, bytes]]           # (type, payload) of what the kernel sends besides ACKs
 
-ANSWER_MS = 30_000              # the kernel answers within send(); only a lost answer would be waited for
-RECEIVE_TRIES = 5               # for the replies of one batch; what fails more often is broken
-DUMP_TRIES = 5                  # as the reference plugins: an interrupted dump is asked for five times in all
+ANSWER_MS = 30_000              # the kernel answers within send(); only a lost answer takes this long
+RECEIVE_TRIES = 5               # for the replies of one batch
+DUMP_TRIES = 5                  # as the reference plugins: an interrupted dump is requested five times in all
 MAX_SEQUENCE = 1 << 31          # then a socket counts from the beginning
 EINTR_DUMP = "the kernel's table kept changing while it was read"
 
@@ -30,7 +30,7 @@ _STRICT = (uapi.NETLINK_EXT_ACK, uapi.NETLINK_CAP_ACK, uapi.NETLINK_GET_STRICT_C
 
 
 class NetlinkError(OSError):
-    """The kernel refused a request; `what` says which one, `kernel_text` what its extended ACK said."""
+    """The kernel refused a request. `what` names the request; `kernel_text` is the text of the extended ACK, or ""."""
 
     errno: int
 
@@ -43,17 +43,17 @@ class NetlinkError(OSError):
 
 
 class AnswerLost(NetlinkError):
-    """The kernel's answer to a request could not be read: it may have done what was asked."""
+    """The kernel's answer to a request could not be read. The kernel may have carried out the request."""
 
 
 class ProtocolError(RuntimeError):
-    """A reply that answers nothing we asked: our bug, and loud."""
+    """A reply that belongs to none of our requests: a bug of fastcni."""
 
 
 class Socket(socket):
-    """A netlink socket, which knows what a reply to its requests has to look like.
+    """A netlink socket that recognises the replies to its requests.
 
-    sequence  the last sequence number that it has used; no two requests have the same, so a late reply is noticed
+    sequence  the last sequence number used; each request has another one, so a late reply is recognised
     port      its port, which the kernel writes into each reply; 0 before the first one
     """
 
@@ -81,38 +81,40 @@ def open_socket(protocol: int = uapi.NETLINK_ROUTE, groups: Iterable[int] = ()) 
         except OSError:
             continue            # Linux before 4.20 lacks strict checking; the requests are the same
     if groups:
-        # Unbound, its port is 0, which is the sender that the kernel's own notifications leave out.
+        # An unbound socket has port 0, and the kernel does not send its own notifications to port 0.
         sock.bind((0, 0))
     for group in groups:
         sock.setsockopt(uapi.SOL_NETLINK, uapi.NETLINK_ADD_MEMBERSHIP, group)
     return sock
 
 
-def make_room(sock: socket, size: int) -> None:
+def set_buffer_size(sock: socket, size: int) -> None:
     """Set how many bytes of notifications can wait, as the kernel counts them, before it drops any."""
     try:
         sock.setsockopt(uapi.SOL_SOCKET, uapi.SO_RCVBUFFORCE, size)
     except OSError:
-        return                  # not root of the machine: what was dropped is asked for
+        return                  # not root in the initial user namespace; dropped notifications are detected
 
 
 def send(sock: Socket, data: bytes) -> None:
-    """The one place that sends."""
+    """Send netlink messages. All of fastcni sends them here."""
     if show := here.request.show:
         show(">", data)
     _netlink.send(sock.fileno(), data)
 
 
 def receive(sock: Socket, milliseconds: int = ANSWER_MS, caller: int = -1) -> list[Message] | None:
-    """The one place that receives. Return a datagram's messages, [(type, flags, sequence, port, payload)]; None if none
+    """Receive a datagram; no other function does. Return a datagram's messages, [(type, flags, sequence, port, payload)]; None if none
     comes in time, or before the other end of the connection `caller` is closed. Raises OSError, with ENOBUFS if the
     kernel had to drop notifications."""
     return _netlink.receive(sock.fileno(), milliseconds, here.request.show, caller)
 
 
 def index_of(name: str) -> int:
-    """The index of the link called `name` in the calling thread's namespace, 0 without one. By ioctl (netdevice(7)):
-    unlike RTM_GETLINK it does not wait for the kernel's RTNL lock."""
+    """Return the index of the link `name` in the calling thread's namespace, 0 if there is none.
+
+    It uses the ioctl of netdevice(7), which does not wait for the kernel's RTNL lock as RTM_GETLINK does.
+    """
     try:
         return if_nametoindex(name)
     except OSError:
@@ -123,8 +125,8 @@ def exchange(sock: Socket, batch: Batch) -> Replies:
     """Send a batch and read every reply before the first refusal is raised.
 
     Returns [(type, payload)] of what the kernel sent besides ACKs: echoes and answers to RTM_GET*.
-    Raises NetlinkError for the first refused request, AnswerLost if a reply cannot be read, ProtocolError for one to
-    another request.
+    Raises NetlinkError for the first refused request, AnswerLost if a reply cannot be read, ProtocolError for a reply
+    to another request.
     """
     replies, refused = attempt(sock, batch)
     if refused:
@@ -133,7 +135,7 @@ def exchange(sock: Socket, batch: Batch) -> Replies:
 
 
 def attempt(sock: Socket, batch: Batch) -> tuple[Replies, list[NetlinkError]]:
-    """Like exchange(), but refusals are returned: ([(type, payload)], [NetlinkError])."""
+    """Like exchange(), but return refusals: ([(type, payload)], [NetlinkError])."""
     started = perf_counter()
     try:
         return _attempt(sock, batch)
@@ -158,7 +160,7 @@ def _attempt(sock: Socket, batch: Batch) -> tuple[Replies, list[NetlinkError]]:
     batch.clear()
     try:
         send(sock, data)
-    except OSError as e:        # the kernel works on a request within send(): this one has not reached it
+    except OSError as e:        # the kernel handles a request within send(), so it has not seen this one
         raise NetlinkError(e.errno, f"{what}: send the request") from None
     replies: Replies = []
     refused: list[NetlinkError] = []
@@ -168,8 +170,8 @@ def _attempt(sock: Socket, batch: Batch) -> tuple[Replies, list[NetlinkError]]:
         try:
             found = receive(sock, timeout_ms)
         except OSError as e:
-            # The kernel has answered before send() returned: the other replies wait in the socket, or never come. They
-            # are read, so that they say what was done, and so that the next batch does not find them.
+            # The kernel answered before send() returned, so the other replies are in the socket or lost. They are read
+            # because they show which requests were carried out, and because the next batch must not receive them.
             failures.append(e.errno)
             if len(failures) == RECEIVE_TRIES:
                 break
@@ -184,8 +186,8 @@ def _attempt(sock: Socket, batch: Batch) -> tuple[Replies, list[NetlinkError]]:
                 if kind != uapi.NLMSG_ERROR or not first < sequence <= last or port != sock.port:
                     forget(sock)
                     raise ProtocolError(f"netlink reply of type {kind} to request {sequence}, which is not ours")
-                # nfnetlink refuses a transaction as a whole (no permission, no nf_tables, commit failed) in
-                # the name of its opening message; the other replies are there already or never come.
+                # If nfnetlink refuses a whole transaction (no permission, no nf_tables, commit failed), the error has
+                # the sequence of the opening message. The other replies are in the socket already or never come.
                 refused.append(NetlinkError(read_ack(kind, flags, payload)[0], "commit transaction"))
                 timeout_ms = 0
                 continue

@@ -77,7 +77,7 @@ class Facts:
         with self.lock:
             if index in self.watched:
                 return False
-            if len(self.watched) >= filters.MOST_LINKS:     # links come and go; those that stay are asked for again
+            if len(self.watched) >= filters.MAX_LINKS:     # links come and go; those that stay are asked for again
                 self._forget_all()
             self.watched.add(index)
             filters.attach(self.route, filters.links(self.watched))

@@ -43,7 +43,7 @@ class Watch:
         self.sock = wire.open_socket(uapi.NETLINK_NETFILTER, groups=(uapi.NFNLGRP_NFTABLES,))
         self.deletions = deletions.open_receiver()
         for sock in (self.sock, self.deletions):
-            wire.make_room(sock, BUFFER_BYTES)
+            wire.set_buffer_size(sock, BUFFER_BYTES)
         self.fds = {self.sock.fileno(), self.deletions.fileno()}
         self.lock, self.reading, self.closed = Lock(), Lock(), False
         self.copy, self.mirror, self.iptables = Machine(STALE), TableMirror(), IptablesWatch()

@@ -153,7 +153,7 @@ def test_a_one_shot_plugin_imports_nothing_dear_not_even_late(name):
             f"{name}.py:{node.lineno} imports {dotted}")
 
 
-QUIET = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef, ast.Assign, ast.AnnAssign, ast.Expr)
+DEFINITIONS = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef, ast.Assign, ast.AnnAssign, ast.Expr)
 
 
 @pytest.mark.parametrize("name", [name for name in MODULES if package_of(name) in ONE_SHOT])
@@ -163,7 +163,7 @@ def test_importing_does_nothing(name):
         if isinstance(node, ast.Try):
             assert all(isinstance(step, ast.Import | ast.ImportFrom) for step in node.body), f"{name}.py:{node.lineno}"
             continue
-        assert isinstance(node, QUIET), f"{name}.py:{node.lineno}"
+        assert isinstance(node, DEFINITIONS), f"{name}.py:{node.lineno}"
         if isinstance(node, ast.Expr):
             assert isinstance(node.value, ast.Constant), f"{name}.py:{node.lineno}"
 

@@ -153,7 +153,7 @@ def test_what_the_kernel_had_to_drop_may_have_been_anything(bridge, warm, monkey
 
 
 def test_more_links_than_a_filter_holds_are_asked_for_again(warm, bridge):
-    for n in range(filters.MOST_LINKS + 5):
+    for n in range(filters.MAX_LINKS + 5):
         run("ip", "link", "add", f"br-{n}", "type", "bridge")
         assert find.host_link(warm, f"br-{n}").name == f"br-{n}"
     run("ip", "link", "set", "br0", "mtu", "1300")

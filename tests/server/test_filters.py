@@ -69,7 +69,7 @@ def test_without_watched_links_no_message_about_a_link_is_received(listener):
     assert heard(listener) == []
 
 
-@pytest.mark.parametrize("count", [2, 63, filters.MOST_LINKS])
+@pytest.mark.parametrize("count", [2, 63, filters.MAX_LINKS])
 def test_messages_about_each_of_many_links_are_received(listener, count):
     """The jumps of the program are counted by hand: the first, the last, and what is in none of its lines."""
     run("ip", "link", "add", "br-c", "index", "5000", "type", "bridge")
@@ -82,7 +82,7 @@ def test_messages_about_each_of_many_links_are_received(listener, count):
 
 @pytest.mark.parametrize("name", ["net/ipv4/ip_forward", "net/ipv4/conf/all/forwarding",
                                   "net/ipv6/conf/all/forwarding"])
-@pytest.mark.parametrize("count", [0, 1, filters.MOST_LINKS])
+@pytest.mark.parametrize("count", [0, 1, filters.MAX_LINKS])
 def test_forwarding_of_all_links_is_received_and_that_of_one_is_not(listener, name, count):
     index = index_of("br-a")
     filters.attach(listener, filters.links(range(index + 1, index + 1 + count)))

@@ -167,7 +167,7 @@ class Store:
 
     def take(self, packed: bytes, owner: bytes) -> bool:
         """Allocate the address to `owner`. False if another owner holds it; the index knows that then."""
-        self.index.make_room()
+        self.index.reserve()
         holder = self.files.create(address.ip_text(packed), owner)
         if holder is not None:
             self.index.hold(packed, holder)

@@ -37,7 +37,7 @@ def shape(limit: Limit) -> tc.Shape:
     """The kernel's numbers. A value too large for its field becomes the field's greatest; the Go plugin lets it wrap
     around."""
     buffer = int(limit.burst_us * tc.ticks_per_microsecond())
-    return tc.Shape(limit.rate, min(limit.rate // LATENCY + limit.burst, tc.MOST), min(buffer, tc.MOST))
+    return tc.Shape(limit.rate, min(limit.rate // LATENCY + limit.burst, tc.MAX_U32), min(buffer, tc.MAX_U32))
 
 
 def default_class(limit: Limit) -> int:

@@ -35,7 +35,7 @@ def check_limit(sock: Socket, link: Link, limit: Limit) -> None:
     wanted, found = qdiscs.shape(limit), read(sock, link, limit)
     for name in ("rate", "limit", "buffer"):
         actual, asked = getattr(found, name), getattr(wanted, name)
-        if asked not in (actual, tc.MOST):      # at the field's greatest value the Go plugin has wrapped around
+        if asked not in (actual, tc.MAX_U32):      # at the field's greatest value the Go plugin has wrapped around
             raise wrong(f"{name.capitalize()} doesn't match", f"{link.name} has {actual}, configured are {asked}")
 
 
