@@ -22,11 +22,11 @@ RECV_SIZE = 4096
 MAX_UNASKED_BYTES = 1 << 16          # of unread messages, before the bus answers a request
 METHOD_RETURN, ERROR = 2, 3     # message types
 
-# Errors that mean: no program has the name, or it has ended before it answered.
+# Errors if no program has the name, or if it ended before it answered.
 GONE = tuple(f"org.freedesktop.DBus.Error.{name}" for name in ("ServiceUnknown", "NameHasNoOwner", "NoReply"))
 
 # Two messages to the bus itself, as jeepney writes them. Most requests only ask whether a name has an owner, and to
-# import jeepney takes 14 ms. Header: byte order, type, flags, version; length of the body, serial, length of the fields.
+# import jeepney takes 14 ms. Header: byte order, type, flags, version; lengths of body and fields, serial between.
 # Then fields of {code, signature, value}: path, interface, member, destination, signature; each padded to eight bytes.
 HELLO = (b"l\1\0\1" b"\0\0\0\0" b"\1\0\0\0" b"\x6d\0\0\0"
          b"\1\1o\0\x15\0\0\0/org/freedesktop/DBus\0\0\0"
