@@ -104,9 +104,11 @@ def send(sock: Socket, data: bytes) -> None:
 
 
 def receive(sock: Socket, milliseconds: int = ANSWER_MS, caller: int = -1) -> list[Message] | None:
-    """Receive a datagram; no other function does. Return a datagram's messages, [(type, flags, sequence, port, payload)]; None if none
-    comes in time, or before the other end of the connection `caller` is closed. Raises OSError, with ENOBUFS if the
-    kernel had to drop notifications."""
+    """Receive one datagram: its messages, [(type, flags, sequence, port, payload)]. All of fastcni receives here.
+
+    Returns None if none comes in time, or if the other end of the connection `caller` is closed before. Raises OSError,
+    with ENOBUFS if the kernel dropped notifications.
+    """
     return _netlink.receive(sock.fileno(), milliseconds, here.request.show, caller)
 
 
