@@ -1,4 +1,4 @@
-"""Everything here makes network namespaces: skipped, with a reason, without root."""
+"""Fixtures of these tests. They make network namespaces: without root they are skipped, with a reason."""
 
 import os
 

@@ -6,7 +6,7 @@ from real_kernel.node import Inside, set_sysctl
 
 MAX_REQUESTS = 200              # an ADD has some forty
 CASES = [pytest.param(name, marks=pytest.mark.needs(*features_of(name))) for name in PLUGINS]
-# After an ADD and a DEL of these the pod is not as before: what they change goes with the link.
+# ADD and DEL of these leave the pod changed: their changes end with the link.
 ONCE = ("sbr", "sbr addSourceHints", "vrf", "bandwidth", "bandwidth, shapedSubnets")
 
 
@@ -22,19 +22,19 @@ def pods(pod_netns):
 
 @pytest.fixture(params=CASES)
 def conf(node, pods, request):
-    """The configuration of one case. A chained plugin stands behind a bridge that has connected both pods."""
+    """The configuration of one case. A chained plugin runs after a bridge that has connected both pods."""
     set_sysctl("net/ipv6/conf/default/accept_dad", "0")
     case = Case(request.param, node)
     for pod in pods:
         case.prepare(pod)
     if case.conf.get("backend"):
-        node.add(case.conf, pods[1])            # makes what all pods share and what stays
+        node.add(case.conf, pods[1])            # creates the state that pods share and that stays
         node.delete(case.conf, pods[1])
     return case.conf
 
 
 def of_another(conf):
-    """The same for another pod: not the same host ports, nor the same VLAN of a link."""
+    """The configuration for another pod: with other host ports and another VLAN."""
     if conf.get("type") == "vlan":
         return {**conf, "vlanId": conf["vlanId"] + 1}
     if conf.get("type") != "portmap":

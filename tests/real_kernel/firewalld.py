@@ -1,7 +1,7 @@
-"""A firewalld of the test's own: in the test's network namespace, on a message bus of its own, with its own files.
+"""A firewalld for tests: in the test's network namespace, with a private message bus and private files.
 
     with Firewalld(folder) as firewalld:
-        firewalld.env           # what tells a program of that bus
+        firewalld.env           # the environment that names that bus
 """
 
 import os
@@ -34,7 +34,7 @@ BUS = """<!DOCTYPE busconfig PUBLIC "-//freedesktop//DTD D-Bus Bus Configuration
   </policy>
 </busconfig>
 """
-# Files of the machine's own are out of its reach, and mounts of pods' namespaces end there when they end here.
+# It cannot reach the files of the machine, and mounts of pods' namespaces end there when they end here.
 ALONE = "mount -t tmpfs none /run && mount -t tmpfs none /var/log && exec firewalld \"$@\""
 
 
@@ -71,7 +71,7 @@ def end(process):
 
 
 class Firewalld:
-    """firewalld with the zones that it comes with; what arrives by no zone of its own is for the default zone, which
+    """firewalld with its default zones. Packets that match no other zone belong to the default zone, which
     is `drop`."""
 
     def __init__(self, folder):
@@ -103,29 +103,29 @@ class Firewalld:
         assert eventually(self.runs, 60), self.log.read_text()
 
     def stop(self):
-        """As systemctl stop: it takes its rules with it."""
+        """Stop it as systemctl stop does: it removes its rules."""
         self.process.terminate()
         assert self.process.wait(60) == 0
 
     def client(self, *words, check=True):
-        """What firewall-cmd says."""
+        """Return the output of firewall-cmd."""
         done = subprocess.run(["firewall-cmd", *words], env={**os.environ, **self.env}, capture_output=True, text=True,
                               timeout=60)
         assert not check or done.returncode == 0, f"{words}: {done.stdout}{done.stderr}"
         return done.stdout.strip()
 
     def runs(self):
-        """As firewall-cmd --state tells it."""
+        """Return the state that firewall-cmd --state reports: is it running?"""
         try:
             return self.ask(Properties(DBusAddress(PATH, NAME, NAME)).get("state")) == ("s", "RUNNING")
-        except DBusErrorResponse:           # nobody has its name
+        except DBusErrorResponse:           # no process has its name
             return False
 
     def sources(self, zone="trusted"):
-        """As firewall-cmd --list-sources does, which takes a fifth of a second to start."""
+        """Return the output of firewall-cmd --list-sources, which itself takes 0.2 s to start."""
         return set(self.ask(new_method_call(DBusAddress(PATH, NAME, f"{NAME}.zone"), "getSources", "s", (zone,))))
 
     def ask(self, message):
-        """What the answer to a message on the bus says."""
+        """Return the body of the reply to a message on the bus."""
         with open_dbus_connection(f"unix:path={self.bus.path}") as connection:
             return unwrap_msg(connection.send_and_get_reply(message, timeout=60))[0]

@@ -1,6 +1,6 @@
-"""A node to add pods to: requests to handle() in the test's thread, and witnesses that are not fastcni's own.
+"""A node to add pods to: requests to handle() in the test's thread, and independent readers of the kernel's state.
 
-The witnesses are `ip -j`, `nft -j` and pyroute2; what they say comes as plain lists and dicts.
+The readers are `ip -j`, `nft -j` and pyroute2; their output is returned as plain lists and dicts.
 """
 
 import contextlib
@@ -19,10 +19,10 @@ from fastcni.testing.witnesses import addresses, eventually, ip_json, links, rou
 
 __all__ = ["Inside", "Node", "addresses", "arrives_by", "cid_of", "elements", "eventually", "ip_json", "links",
            "members", "routes", "rules", "run", "set_sysctl", "source_seen", "sysctl"]
-OUTSIDE = {4: "192.0.2.9", 6: "2001:db8::9"}                # what pods have no route to of their own
+OUTSIDE = {4: "192.0.2.9", 6: "2001:db8::9"}                # pods have only the default route to it
 PKTINFO = {4: (socket.IPPROTO_IP, 8, 8), 6: (socket.IPPROTO_IPV6, 49, 50)}      # linux/in.h, in6.h: set, received as
 AGAIN = 0.3                                                 # seconds until a datagram is sent once more
-COMMON_FILES = ("last_reserved_ip.", "lock", ".fastcni.index")      # of a host-local directory: nobody's
+COMMON_FILES = ("last_reserved_ip.", "lock", ".fastcni.index")      # of a host-local directory: they belong to no pod
 
 
 def rules():
@@ -67,7 +67,7 @@ def _element(each):
 def source_seen(sender, receiver, address, wait=5.0):
     """Send datagrams from namespace `sender` to `address` in namespace `receiver` (None: the node) until one arrives.
 
-    The source address that the receiver sees, or None when nothing arrives within `wait` seconds. The first may be
+    Return the source address that the receiver sees, None if nothing arrives within `wait` seconds. The first may be
     lost: a link that has just come up drops what is sent before the kernel has seen its carrier.
     """
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
@@ -79,7 +79,7 @@ def source_seen(sender, receiver, address, wait=5.0):
     with server, client:
         deadline = time.monotonic() + wait
         while True:
-            with contextlib.suppress(OSError):              # no way there, or none yet
+            with contextlib.suppress(OSError):              # no route there, or none yet
                 client.sendto(b"are you there?", (address, server.getsockname()[1]))
             if select.select([server], [], [], AGAIN)[0]:
                 return server.recvfrom(100)[1][0]
@@ -88,8 +88,8 @@ def source_seen(sender, receiver, address, wait=5.0):
 
 
 def arrives_by(pod, source, family=4, device=""):
-    """The node's link by which a datagram to OUTSIDE comes from an address of the pod ("": which the kernel chooses);
-    None when none comes. With `device` it is sent as from a program that is bound to that link."""
+    """Return the node's link where a datagram to OUTSIDE arrives from the pod's address ("": the kernel chooses it),
+    None if none arrives. With `device` the sending socket is bound to that link."""
     kind, (level, asked, told) = {4: socket.AF_INET, 6: socket.AF_INET6}[family], PKTINFO[family]
     server = socket.socket(kind, socket.SOCK_DGRAM)
     server.setsockopt(level, asked, 1)
@@ -113,14 +113,14 @@ def arrives_by(pod, source, family=4, device=""):
 
 
 class Node(RealRuntime):
-    """The runtime's part on one host: calls of plugins, and what is left on the node after them."""
+    """The runtime's part on one host: it calls plugins and lists what they leave on the node."""
 
     def __init__(self, folder, name):
         super().__init__()
         self.data_dir, self.name = str(folder / "networks"), name
 
     def behind(self, conf, *pods, **more):
-        """ADD of a plugin that others are chained to: they have its result as prevResult from now on."""
+        """ADD of the first plugin of a chain: later calls pass its result as prevResult."""
         for pod in pods:
             self.results[pod] = self.add(conf, pod, **more)
 
@@ -135,7 +135,7 @@ class Node(RealRuntime):
         run("ip", "link", "set", name, "up")
 
     def second_network(self, **keys):
-        """A network of a bridge of its own, br1."""
+        """A network of another bridge, br1."""
         return self.conf("10.23.0.0/24", "fd00:23::/64", name="net-b", bridge="br1", isGateway=True, **keys)
 
     def two_links(self, pod, second):
@@ -152,8 +152,8 @@ class Node(RealRuntime):
         return {"type": "host-local", "dataDir": self.data_dir, "ranges": ranges, **more}
 
     def subnet_file(self, *subnets, **lines):
-        """The path of a file as flanneld writes it for a node with these subnets; `lines` over it, None takes one
-        away."""
+        """Write a subnet.env as flanneld does for a node with these subnets; return its path. `lines` replace lines,
+        None removes one."""
         path = Path(self.data_dir).with_name("subnet.env")
         found = {}
         for subnet in subnets:
@@ -165,7 +165,7 @@ class Node(RealRuntime):
         return str(path)
 
     def conf(self, *subnets, routes=(), **keys):
-        """A network configuration with host-local; `keys` over it, None takes one away."""
+        """A network configuration with host-local; `keys` replace keys, None removes one."""
         ipam = self.host_local(*subnets, **({"routes": [{"dst": dst} for dst in routes]} if routes else {}))
         conf = {"cniVersion": "1.1.0", "name": "net-a", "type": "bridge", "bridge": "br0", "ipam": ipam, **keys}
         return {key: value for key, value in conf.items() if value is not None}
@@ -176,8 +176,8 @@ class Node(RealRuntime):
                 if not path.name.startswith(COMMON_FILES)}
 
     def left(self, *pods):
-        """What a pod could leave: links and addresses everywhere, elements, iptables rules, ipset members, address
-        files; what chained plugins change in the pod and of its link's queues."""
+        """All that a pod could leave: links and addresses everywhere, elements, iptables rules, ipset members, address
+        files, and the changes of chained plugins to the pod and to its link's queues."""
         return {"links": [_links_of(name) for name in (None, *pods)], "rules": _lasting(rules()),
                 "members": [members("fastcni-forward4"), members("fastcni-forward6")],
                 "files": self._files(), "inside": [_inside(name) for name in pods if name in self.results],
@@ -192,7 +192,7 @@ def _links_of(netns):
     """[(name, kind, flags, mtu, queue, MAC, master, global addresses)] of a namespace, by one `ip -j -d addr`."""
     found = []
     for item in ip_json("-d", "addr", netns=netns):
-        # 127.0.0.1 stays when lo goes down, whoever sets it down.
+        # 127.0.0.1 stays when lo goes down.
         mine = sorted(f"{a['local']}/{a['prefixlen']}" for a in item["addr_info"] if a["scope"] == "global")
         flags = {"UP", "PROMISC", "ALLMULTI"} & {*item["flags"]}
         found.append((item["ifname"], item.get("linkinfo", {}).get("info_kind"), sorted(flags), item["mtu"],
@@ -214,7 +214,7 @@ def _inside(netns):
     for family in ("-4", "-6"):
         both = run("ip", "-n", netns, "-j", family, "-batch", "-", stdin="rule\nroute show table all\n")
         rules, routes = map(json.loads, both.splitlines())
-        # The rule for all VRFs comes with the first, by itself, and stays.
+        # The kernel adds the rule for all VRFs with the first, and it stays.
         found += [str(rule) for rule in rules if "l3mdev" not in rule]
         found += sorted(str(route) for route in routes
                         if route.get("table") != "local" and not route["dst"].startswith(("fe80:", "ff00:")))
@@ -222,7 +222,7 @@ def _inside(netns):
 
 
 def _lasting(ruleset):
-    """The ruleset without what may stay: tables, chains, sets and the fixed rules of fastcni, but with elements, except
+    """The ruleset without the parts that may stay: tables, chains, sets, fixed rules. Elements of sets count, except
     for the addresses of the host that port mappings have named, and bridges' policies; and without counters."""
     found = []
     for item in ruleset:

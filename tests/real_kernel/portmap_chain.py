@@ -1,4 +1,4 @@
-"""A bridge and portmap behind it, as a conflist has them, for the tests of portmap's backends."""
+"""A conflist of bridge and portmap, for the tests of portmap's backends."""
 
 DUAL = ("10.22.0.0/24", "fd00:22::/64")
 NODE, FAR = {4: "198.51.100.1", 6: "2001:db8::1"}, {4: "198.51.100.9", 6: "2001:db8::9"}
@@ -10,7 +10,7 @@ def mapping(host_port=8080, container_port=80, protocol="tcp", **more):
 
 
 class Chain:
-    """`keys` are portmap's own."""
+    """`keys` are keys of portmap."""
 
     def __init__(self, node, first, **keys):
         self.node, self.first = node, first
@@ -30,6 +30,6 @@ class Chain:
         return conf
 
     def alone(self, number, *mappings, **keys):
-        """portmap's configuration for a pod that nobody has made: 10.22.x.y and fd00:22::x:y, by its number."""
+        """portmap's configuration for a pod that does not exist: 10.22.x.y and fd00:22::x:y, by its number."""
         ips = [{"address": f"10.22.{number >> 8}.{number & 255}/16"}, {"address": f"fd00:22::{number:x}/64"}]
         return self.portmap(*mappings, **keys, prevResult={"cniVersion": self.conf["cniVersion"], "ips": ips})

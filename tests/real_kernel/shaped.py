@@ -1,4 +1,4 @@
-"""bandwidth behind a bridge, for its tests: configurations, the links that it shapes, and what tc(8) shows of them."""
+"""bandwidth chained after a bridge: configurations, the links that it shapes, and their queues as tc(8) shows them."""
 
 import json
 
@@ -25,7 +25,7 @@ def host_end(node, pod):
 
 
 def ifb_of(pod, network="net-a"):
-    """The Go plugin's name for it."""
+    """The name that the Go plugin gives it."""
     return names.digest(network + cid_of(pod), 15, "bwp")
 
 

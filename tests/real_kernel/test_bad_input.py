@@ -1,4 +1,4 @@
-"""Bad input: one error document with the spec's code, words that name key and value, and a node left as it was."""
+"""Bad input: one error document with the spec's code and a text that names key and value; the node is unchanged."""
 
 import json
 
@@ -16,7 +16,7 @@ INVALID_ENVIRONMENT, DECODING_FAILURE, INVALID_CONFIG, INVALID_NETNS = 4, 6, 7, 
 
 @pytest.fixture(params=PLUGINS)
 def conf(node, request):
-    """A configuration of each plugin that works."""
+    """A valid configuration of each plugin."""
     if request.param == STATIC:
         return node.conf(type=STATIC, ipam={"type": STATIC, "addresses": [{"address": "10.22.0.9/24"}]})
     return node.conf(type=request.param, ipMasq=True, isGateway=True)
@@ -24,7 +24,7 @@ def conf(node, request):
 
 @pytest.fixture
 def refuse(node, pod):
-    """A function like node.refused() for ADD, which sees to it that nothing has changed; (code, whole text)."""
+    """A function like node.refused() for ADD that also asserts that nothing has changed. It returns (code, text)."""
     def refuse(conf, to=pod, **more):
         before = node.left(pod)
         error = node.refused("ADD", conf, to, **more)
@@ -33,7 +33,7 @@ def refuse(node, pod):
     return refuse
 
 
-# -- what every plugin refuses ----------------------------------------------------------------------------
+# -- refused by every plugin ------------------------------------------------------------------------------
 
 MALFORMED = {b"": "unexpected end of JSON input", b"{": "unexpected end of JSON input",
              b"{'name': 1}": "invalid character", b'{"name": "a"} x': "after top-level value",
@@ -232,7 +232,7 @@ def test_ipam_plugin_that_does_not_exist(refuse, node):
 @pytest.mark.parametrize("kind", sorted({*TABLE} - {*IPAM_PLUGINS}))
 @pytest.mark.parametrize("plugin", [BRIDGE, PTP, "macvlan", "tap"])
 def test_an_interface_plugin_as_ipam_type_is_refused_and_ignored_by_del(refuse, node, pod, plugin, kind):
-    """bridge called itself until the stack was full, and DEL never succeeded."""
+    """bridge used to call itself until the stack was full, and DEL never succeeded."""
     conf = node.conf(type=plugin, isGateway=True, master="lo", ipam={**node.host_local(), "type": kind})
     code, words = refuse(conf)
     assert code == INVALID_CONFIG
@@ -240,7 +240,7 @@ def test_an_interface_plugin_as_ipam_type_is_refused_and_ignored_by_del(refuse, 
     node.delete(conf, pod)
 
 
-# -- what is there already --------------------------------------------------------------------------------
+# -- names in use -----------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("plugin", [BRIDGE, PTP])
 def test_interface_name_in_use(refuse, node, pod, plugin):

@@ -1,4 +1,4 @@
-"""bandwidth: the veth that it needs, an ADD that is repeated, DEL, GC, STATUS, what CHECK finds, and versions."""
+"""bandwidth: the veth that it needs, repeated ADD, DEL, GC, STATUS, CHECK, and versions."""
 
 
 import pytest
@@ -14,7 +14,7 @@ VERSIONS = ("0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0")
 
 @pytest.fixture
 def conf(node, pod):
-    """Of a pod that a bridge has connected."""
+    """The configuration for a pod that a bridge has connected."""
     return behind_bridge(node, pod)
 
 
@@ -57,7 +57,7 @@ def test_a_veth_with_both_ends_in_the_pod_is_refused(node, pod, conf):
         "veth peer with index 78 is not in host ns"
 
 
-# -- again, and twice -------------------------------------------------------------------------------------
+# -- repeated ADD and a second interface ------------------------------------------------------------------
 
 @pytest.mark.parametrize("keys", [INGRESS, EGRESS, {**EGRESS, "shapedSubnets": ["10.0.0.0/8"]}], ids=str)
 def test_a_repeated_add_fails_and_the_pod_keeps_its_limits(node, pod, conf, keys):
@@ -92,7 +92,7 @@ def test_two_interfaces_of_a_pod_on_one_network_have_an_ifb_each(node, pod):
 
 def test_the_ifb_of_a_pod_without_del_is_replaced(node, pod, conf):
     first = node.add({**conf, **EGRESS}, pod)["interfaces"][-1]
-    node.delete(node.conf(*DUAL), pod)                  # the pod's bridge is told, bandwidth is not
+    node.delete(node.conf(*DUAL), pod)                  # DEL of bridge, but not of bandwidth
     behind_bridge(node, pod)
     second = node.add({**conf, **EGRESS}, pod)
     assert list(ifbs()) == [first["name"]]
@@ -140,7 +140,7 @@ def test_gc_deletes_only_ifbs_of_fastcni_without_a_valid_attachment(node, pod_ne
     conf = {**behind_bridge(node, kept, lost, elsewhere), **EGRESS}
     for pod, name in ((kept, "net-a"), (lost, "net-a"), (elsewhere, "net-b")):
         node.add({**conf, "name": name}, pod)
-    run("ip", "link", "add", "bwp0123456789ab", "type", "ifb")          # the Go plugin's, say
+    run("ip", "link", "add", "bwp0123456789ab", "type", "ifb")          # as the Go plugin names it
     valid = [{"containerID": cid_of(kept), "ifname": "eth0"}, {"containerID": cid_of(lost), "ifname": "eth1"}]
     node.ok("GC", {**conf, "cni.dev/valid-attachments": valid})
     assert set(ifbs()) == {ifb_of(kept), ifb_of(elsewhere, "net-b"), "bwp0123456789ab"}
@@ -167,7 +167,7 @@ def test_status_names_the_missing_kernel_feature(node, monkeypatch):
     qdisc, link = tc.ask_for_kind, rtnl.ask_for_kind
     for lacking in ("tbf", "ingress", "htb"):
         monkeypatch.setattr(tc, "ask_for_kind", lambda batch, index, kind, parent: qdisc(
-            batch, index, "nonsense" if kind == lacking else kind, parent))     # noqa: B023 - asked here and now
+            batch, index, "nonsense" if kind == lacking else kind, parent))     # noqa: B023 - called in this iteration
         asked = {**conf, "shapedSubnets": ["10.0.0.0/8"]} if lacking == "htb" else conf
         error = node.refused("STATUS", asked)
         assert (error["code"], error["msg"]) == (50, f"this kernel has no {lacking} qdiscs")
@@ -186,7 +186,7 @@ def test_status_names_the_missing_kernel_feature(node, monkeypatch):
 HELD = {**INGRESS, **EGRESS}
 SUBNETS = {**HELD, "shapedSubnets": ["10.99.0.0/16", "fd00:99::/32"]}
 TBF = "tc qdisc replace dev {} root handle 1: tbf rate {} burst {} limit {}"
-SPOILED = {         # (keys, command, words); <veth> and <ifb> stand for the links
+SPOILED = {         # (keys, command, words); <veth> and <ifb> are replaced by the links
     "no ifb": (HELD, "ip link del <ifb>", "get ifb device: Link not found"),
     "ifb is down": (HELD, "ip link set <ifb> down", "get ifb device: it is down"),
     "no tbf": (HELD, "tc qdisc del dev <veth> root", "Failed to find qdisc"),
@@ -214,7 +214,7 @@ def test_check_finds(node, pod, conf, what):
     result = node.add(conf, pod)
     node.check(conf, pod, result)
     command = command.replace("<veth>", host_end(node, pod)).replace("<ifb>", ifb_of(pod))
-    if "class del" in command:              # a filter holds on to it
+    if "class del" in command:              # a filter refers to it
         run("tc", "filter", "del", "dev", ifb_of(pod))
     run(*command.split())
     assert words in node.check_refused(conf, pod, result)

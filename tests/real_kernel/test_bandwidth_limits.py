@@ -1,4 +1,4 @@
-"""bandwidth: which traffic is held to which rate, as iperf3 measures it and the kernel counts it; keys, subnets, and
+"""bandwidth: the rate limits of traffic, as iperf3 measures them and the kernel counts them; keys, subnets, and
 the ifb in the result."""
 
 import json
@@ -20,11 +20,11 @@ MBIT = 1_000_000
 
 @pytest.fixture
 def conf(node, pod):
-    """Of a pod that a bridge has connected."""
+    """The configuration for a pod that a bridge has connected."""
     return behind_bridge(node, pod)
 
 
-# -- what iperf3 measures ---------------------------------------------------------------------------------
+# -- rates measured by iperf3 -----------------------------------------------------------------------------
 
 needs_iperf3 = pytest.mark.skipif(not shutil.which("iperf3"), reason="needs iperf3 (Debian: iperf3)")
 RATE, BURST, SECONDS, TRIES = 20 * MBIT, 400_000, 2, 3
@@ -32,7 +32,7 @@ BOTH = {"ingressRate": RATE, "ingressBurst": BURST, "egressRate": RATE, "egressB
 
 
 def measured(pod, way, address, *, seconds=SECONDS):
-    """What TCP achieves between the host's `address` and the pod, in bit/s."""
+    """Return the TCP throughput between the host's `address` and the pod, in bit/s."""
     with Inside(pod):
         server = subprocess.Popen(["iperf3", "-s", "-1", "--forceflush"], stdout=subprocess.PIPE, text=True)
     try:
@@ -48,7 +48,7 @@ def measured(pod, way, address, *, seconds=SECONDS):
 
 
 def within_a_tenth(pod, way, address):
-    """The machine is noisy, so it may try again."""
+    """Is the measured rate within a tenth of RATE? Other load disturbs it, so it has TRIES tries."""
     found = []
     for _ in range(TRIES):
         found.append(measured(pod, way, address) / RATE)
@@ -65,7 +65,7 @@ def test_the_achieved_rate_is_within_a_tenth_of_the_limit(node, pod, conf, way):
     node.add({**conf, f"{way}Rate": RATE, f"{way}Burst": BURST}, pod)
     assert within_a_tenth(pod, way, "10.22.0.1")
     other = "egress" if way == "ingress" else "ingress"
-    assert free > 3 * RATE < measured(pod, other, "10.22.0.1", seconds=1)      # that one has no limit
+    assert free > 3 * RATE < measured(pod, other, "10.22.0.1", seconds=1)      # the other direction has no limit
 
 
 @needs_iperf3
@@ -89,7 +89,7 @@ HOST, SEVERAL = ["10.22.0.1", "fd00:22::1"], 9
     (["10.22.0.0/31", "fd00:22::/127"], HOST), (["10.22.0.2/31", "fd00:22::2/127", "fd00:22:1::/48"], []),
     (["10.22.0.2/32", "fd00:22::2/128"], [])], ids=str)
 def test_the_remote_address_decides_whether_traffic_is_limited(node, pod, conf, subnets, held):
-    """By the counters of the class, in both directions; among others' packets (multicast) several tell."""
+    """The counters of the class show it, in both directions. SEVERAL packets, because multicast counts too."""
     node.add({**conf, **BOTH, "shapedSubnets": subnets}, pod)
     for address, inside in (("10.22.0.1", "10.22.0.2"), ("fd00:22::1", "fd00:22::2")):
         for link, way in ((ifb_of(pod), (pod, None, address)), (host_end(node, pod), (None, pod, inside))):
@@ -99,7 +99,7 @@ def test_the_remote_address_decides_whether_traffic_is_limited(node, pod, conf, 
 
 
 def packets(link):
-    """How many the class with a limit has sent."""
+    """Return the number of packets that the limited class has sent."""
     words = run("tc", "-s", "class", "show", "dev", link).split()
     return int(words[words.index("pkt") - 1])
 
@@ -154,7 +154,7 @@ def test_a_burst_shorter_than_a_packet_gives_a_warning(node, pod, conf):
     reply = node.call("ADD", {**conf, "egressRate": 8000, "egressBurst": 12_000}, pod)
     assert reply.status == 0
     assert f"egressBurst is 12000 bit: of {host_end(node, pod)}'s packets" in reply.stderr.decode()
-    assert source_seen(pod, None, "10.22.0.1") == "10.22.0.2"       # a short one passes
+    assert source_seen(pod, None, "10.22.0.1") == "10.22.0.2"       # a short packet passes
 
 
 # -- keys -------------------------------------------------------------------------------------------------
@@ -250,7 +250,7 @@ def test_add_refuses_bad_values_and_del_succeeds_with_them(node, pod, conf, keys
         error = node.refused(command, {**conf, **keys}, pod)
         assert error["code"] == 7
         assert words in error["msg"]
-        if details is None:                     # the reference's words: programs compare the whole error
+        if details is None:                     # the reference's text: programs compare the complete error
             assert error == {"code": 7, "msg": words}
         else:
             assert details in error.get("details", "")

@@ -1,4 +1,4 @@
-"""bridge with ipspoofchk: what a pod can send is from its own addresses, whatever it puts on the wire."""
+"""bridge with ipspoofchk: frames of a pod pass only if they are from the pod's addresses."""
 
 import socket
 import struct
@@ -41,7 +41,7 @@ def ethernet(source, kind, payload, tags=()):
 def ipv4(mac, source, **more):
     header = struct.pack("!BBHHHBBH4s4s", 0x45, 0, 60, 0, 0, 64, UDP, 0, ip_bytes(source), b"\xff" * 4)
     total = sum(struct.unpack("!10H", header))
-    header = header[:10] + struct.pack("!H", 0xFFFF - total % 0xFFFF) + header[12:]     # br_netfilter looks at it
+    header = header[:10] + struct.pack("!H", 0xFFFF - total % 0xFFFF) + header[12:]     # br_netfilter verifies it
     return ethernet(mac, 0x0800, header + bytes(40), **more)
 
 
@@ -51,7 +51,7 @@ def ipv6(mac, source, protocol=UDP, payload=bytes(32), **more):
 
 
 def icmpv6(mac, source, kind, target="::", hop_by_hop=False):
-    """With the router alert option in front, as MLD has it, where hop_by_hop."""
+    """hop_by_hop: with the router alert option in front, as in MLD."""
     message = struct.pack("!BBHI16s", kind, 0, 0, 0, ip_bytes(target)) + bytes(16)
     alert = struct.pack("!BBBBHH", ICMPV6, 0, 5, 2, 0, 0x0100) if hop_by_hop else b""
     return ipv6(mac, source, HOP_BY_HOP if hop_by_hop else ICMPV6, alert + message)
@@ -70,9 +70,9 @@ def link_local(mac):
 
 
 def passed(sender, receiver, frames):
-    """Those of {title: frame} that come out of the receiver's eth0 when the sender's puts them all on the wire.
+    """Send all of {title: frame} from the sender's eth0; return those that the receiver's eth0 receives.
 
-    A frame that passes comes last, so that nobody waits for those that do not. Each ends in 16 bytes of its own.
+    The last frame always passes, so the test need not wait for dropped ones. Each ends in 16 unique bytes.
     """
     marks = {title: f"frame {i:10}".encode() for i, title in enumerate(frames)}
     with Inside(receiver):
@@ -123,7 +123,7 @@ def own_frames(mac):
 
 
 def forged_frames(mac):
-    """Of the pod's MAC all but the first, so that macspoofchk alone lets them pass."""
+    """All but the first have the pod's MAC, so macspoofchk alone lets them pass."""
     return {
         "another MAC": ipv4(OTHER_MAC, "10.22.0.2"),
         "a neighbour's IPv4": ipv4(mac, "10.22.0.3"),
@@ -150,7 +150,7 @@ def forged_frames(mac):
     }
 
 
-# -- what passes ------------------------------------------------------------------------------------------
+# -- frames that pass -------------------------------------------------------------------------------------
 
 def test_pod_can_send_only_from_its_own_addresses(node, pod_netns, conf):
     pod, neighbour = pod_netns(), pod_netns()
@@ -161,7 +161,7 @@ def test_pod_can_send_only_from_its_own_addresses(node, pod_netns, conf):
 
 
 def test_macspoofchk_alone_binds_the_mac_and_no_address(node, pod_netns, conf):
-    # So every forged frame above is one that would have arrived.
+    # Without ipspoofchk every forged frame above would have arrived.
     pod, neighbour = pod_netns(), pod_netns()
     mac = node.add({**conf, "ipspoofchk": False, "macspoofchk": True}, pod)["interfaces"][2]["mac"]
     node.add(node.conf(*DUAL, isGateway=True), neighbour)
@@ -232,7 +232,7 @@ def test_del_deletes_only_the_pods_elements(node, pod_netns, conf, told, gone):
         run("ip", "netns", "del", pod)
     elif gone == "ruleset":
         run("nft", "flush", "ruleset")
-    if told == "prevResult of another MAC":         # as a chained tuning leaves it
+    if told == "prevResult of another MAC":         # as after a chained tuning
         result["interfaces"][2]["mac"] = OTHER_MAC
     elif told == "nonsense":
         result = {"cniVersion": "1.1.0", "interfaces": [{}, {"name": "x" * 40}, {"name": "eth0", "mac": "00"}]}

@@ -1,4 +1,4 @@
-"""bridge: each key of its configuration does what it says, and what the kernel lacks is refused in words."""
+"""bridge: the effect of each key of its configuration, and the errors where the kernel lacks a feature."""
 
 import socket
 import struct
@@ -60,7 +60,7 @@ def test_static_addresses_without_a_gateway_get_network_plus_one(node, pod):
 
 
 def test_is_default_gateway_implies_is_gateway_and_a_default_route_per_family(node, pod):
-    set_sysctl("net/ipv6/conf/default/accept_dad", "0")         # the new bridge's own address is usable at once
+    set_sysctl("net/ipv6/conf/default/accept_dad", "0")         # the new bridge's address is usable at once
     result = node.add(node.conf(*DUAL, isDefaultGateway=True), pod)
     assert result["routes"] == [{"dst": "0.0.0.0/0", "gw": "10.22.0.1"}, {"dst": "::/0", "gw": "fd00:22::1"}]
     assert ("default", "10.22.0.1") in routes(pod)

@@ -1,4 +1,4 @@
-"""bridge: results at every version, CHECK, DEL of what is there or gone, STATUS and GC."""
+"""bridge: results at every version, CHECK, DEL with and without the pod's state, STATUS and GC."""
 
 import os
 import socket
@@ -45,7 +45,7 @@ def test_add_check_and_del_at_every_version(node, pod, conf, version):
 
 
 def test_a_pair_has_one_queue_each_way(node, pod, conf):
-    """The kernel waits for RCU where it makes more and puts them out of use again."""
+    """With more queues the kernel waits for RCU when it disables the surplus."""
     host = node.add(conf, pod)["interfaces"][1]["name"]
     for link in (links()[host], links(pod)["eth0"]):
         assert (link["num_tx_queues"], link["num_rx_queues"]) == (1, 1)
@@ -129,7 +129,7 @@ def test_check_needs_a_prev_result_of_this_sandbox(node, pod_netns, conf):
 # -- DEL --------------------------------------------------------------------------------------------------
 
 def bury(node, pod, result, gone):
-    """Take away what DEL would look for; the CNI_NETNS that DEL is given then."""
+    """Remove state that DEL would look for; return the CNI_NETNS for that DEL."""
     if gone == "netns":
         run("ip", "netns", "del", pod)
     elif gone == "link":
@@ -145,7 +145,7 @@ def bury(node, pod, result, gone):
         run("nft", "flush", "ruleset")
     elif gone == "netns turned file":
         run("ip", "netns", "del", pod)
-        open(f"/run/netns/{pod}", "w").close()      # what a reboot leaves below /run that is no tmpfs
+        open(f"/run/netns/{pod}", "w").close()      # a reboot leaves it if /run is not a tmpfs
     elif gone == "netns unnamed":
         run("ip", "netns", "del", pod)
         return ""
@@ -189,7 +189,7 @@ def test_del_deletes_eth0_even_if_it_is_not_a_veth(node, pod, conf):
 
 @pytest.mark.parametrize("plugin", ["bridge", "ptp", "tap"])
 def test_status_of_a_node_whose_range_is_full_is_a_warning(node, pod_netns, plugin):
-    """It was an error: the runtime called the node not ready, and its pods were evicted."""
+    """It used to be an error: the runtime marked the node not ready, and its pods were evicted."""
     conf = node.conf("10.22.0.0/30", type=plugin)
     assert node.call("STATUS", conf).stderr == b""
     node.add({**conf, "bridge": None}, pod_netns())
@@ -208,7 +208,7 @@ def test_status_answers_50_without_the_ipam_plugin(node, plugin):
 
 @pytest.mark.parametrize("code, msg", [(4, "unknown CNI_COMMAND: STATUS"), (1, "incompatible CNI versions")])
 def test_an_ipam_plugin_without_status_does_not_make_status_fail(node, tmp_path, code, msg):
-    """Plugins from before 1.1.0 answer so; a node that uses one was never ready."""
+    """Plugins from before 1.1.0 answer so; a node that used one was never ready."""
     plugin = tmp_path / "older"
     plugin.write_text(f"""#!/bin/sh\necho '{{"code": {code}, "msg": "{msg}"}}'; exit 1\n""")
     plugin.chmod(0o755)
@@ -249,7 +249,7 @@ def test_gc_with_an_empty_list_releases_all_addresses_of_the_network(node, pod, 
     assert elements("pods4") == elements("pods6") == elements("guarded", "bridge") == []
 
 
-# -- manners ----------------------------------------------------------------------------------------------
+# -- side effects -----------------------------------------------------------------------------------------
 
 def test_no_descriptor_is_left_open(node, pod, conf):
     node.delete(conf, pod)

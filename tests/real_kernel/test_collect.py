@@ -1,4 +1,4 @@
-"""GC by the runtime with real plugins: the dead lose everything, the living nothing, and it says what was lost."""
+"""GC by the runtime with real plugins: it releases everything of pods that are gone, and reports it."""
 
 import io
 import json
@@ -37,7 +37,7 @@ class Runtime:
         return next(ip["address"].partition("/")[0] for ip in result["ips"])
 
     def forget(self, pod):
-        """The result cache is lost, and the pod goes: a leak that no DEL will ever clean up."""
+        """Remove the result cache and the pod: a leak that no DEL will ever clean up."""
         self.cni.cache.remove("net-a", RuntimeConf(cid_of(pod), "", "eth0"))
         ip("netns", "del", pod)
 
@@ -48,7 +48,7 @@ class Runtime:
 @pytest.mark.parametrize("version", ["0.4.0", "1.0.0", "1.1.0"])
 @pytest.mark.parametrize("in_process", [True, False])
 def test_gc_releases_and_reports_a_leak_in_every_version(node, bin_dir, tmp_path, pod_netns, version, in_process):
-    """Below 1.1.0 the runtime asked no plugin and reported the network as cleaned up: addresses leaked for ever."""
+    """Below 1.1.0 the runtime called no plugin and reported the network as cleaned up: addresses leaked for ever."""
     runner = InProcess() if in_process else Exec()
     it = Runtime(node, CNI([bin_dir], cache_dir=tmp_path / "cni", runner=runner), version, "firewall")
     alive, dead, leaked = pod_netns(), pod_netns(), pod_netns()
@@ -84,7 +84,7 @@ def test_foreign_plugins_below_1_1_0_are_skipped_and_named(node, bin_dir, tmp_pa
 
 
 def test_a_foreign_ipam_plugin_below_1_1_0_is_skipped_with_a_warning(node, bin_dir, tmp_path, pod_netns):
-    """It would refuse GC in that version, and bridge with it: its own part is done all the same."""
+    """It would refuse GC in that version, and so would bridge. bridge still does its part."""
     (tmp_path / "bin").mkdir()
     os.link(bin_dir / "bridge", tmp_path / "bin" / "bridge")
     script = tmp_path / "bin" / "theirs"
