@@ -1,4 +1,4 @@
-"""The plugins that give the pod one link: what all of them promise, each promise a test over one table."""
+"""The plugins that give the pod one link: their common behaviour, each test over one table."""
 
 import pytest
 from real_kernel.node import addresses, links, routes, run, sysctl
@@ -8,7 +8,7 @@ MACS = [f"0a:00:00:00:00:0{digit}" for digit in "1234"]
 
 
 class Device:
-    """What differs between these plugins.
+    """The differences between these plugins.
 
     keys      of a configuration, besides the common ones; host-device's `dataDir` is added by conf()
     kind      of the link in the pod, as ip(8) names it; "": the kind that the device has
@@ -157,7 +157,7 @@ def test_addresses_are_announced_and_duplicates_are_not_looked_for(node, pod, de
     assert announced == list(device.announced)
 
 
-@those(lambda device: device.kind in ("ipvlan", "macvlan", ""))     # what far0 hears
+@those(lambda device: device.kind in ("ipvlan", "macvlan", ""))     # far0 must receive the probe
 def test_duplicate_address_is_detected_where_the_network_asks_for_it(node, pod, far, conf):
     run("ip", "-n", far, "addr", "add", "fd00:22::2/64", "dev", "far0", "nodad")
     conf["ipam"]["ranges"] = [[{"subnet": "fd00:22::/64"}]]
@@ -198,7 +198,7 @@ def test_master_can_be_in_the_pod(node, pod, conf):
     node.check(conf, pod, result)
     node.delete(conf, pod)
     assert set(links(pod)) == {"lo", "inner"}
-    error = node.refused("ADD", {**conf, "master": "up0"}, pod)     # the host's links are not looked at
+    error = node.refused("ADD", {**conf, "master": "up0"}, pod)     # links of the host are ignored
     assert (error["code"], error["msg"]) == (7, 'failed to lookup master "up0": Link not found')
     assert node.held() == {}
 
@@ -255,7 +255,7 @@ def test_del_of_a_missing_link_succeeds_and_frees_the_address(node, pod, conf, g
 
 @those(lambda device: device.taken.startswith("failed to rename") and device.kind)
 def test_del_takes_away_what_a_killed_add_has_not_renamed_yet(node, pod, conf):
-    """A server that was killed between making a link and naming it left it in the pod."""
+    """A server that was killed between creating and renaming a link left it in the pod."""
     run("ip", "-n", pod, "link", "add", "fcni.eth0", "type", "veth", "peer", "far")
     node.delete(conf, pod)
     assert set(links(pod)) == {"lo"}

@@ -1,4 +1,4 @@
-"""dummy: addresses on a link that leads nowhere, and IPAM, which it requires. The rest is in test_devices.py."""
+"""dummy: addresses on a link without a peer, and IPAM, which it requires. The rest is in test_devices.py."""
 
 import pytest
 from real_kernel.node import links, run, source_seen

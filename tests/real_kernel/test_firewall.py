@@ -1,5 +1,5 @@
-"""firewall: whose packets pass where the host drops what it forwards, what a policy refuses, and each key. The backend
-of firewalld has tests/real_kernel/test_firewalld.py."""
+"""firewall: the packets that pass on a host that drops forwarded traffic, policies, and each key. The backend
+firewalld is in tests/real_kernel/test_firewalld.py."""
 
 import shutil
 
@@ -24,7 +24,7 @@ PROGRAMS = {4: "iptables", 6: "ip6tables"}
 
 
 def drop_by(backend):
-    """The administrator's host drops what it forwards, by nftables or iptables."""
+    """The administrator's rules drop forwarded packets, by nftables or iptables."""
     if backend == "nftables":
         run("nft", "-f", "-", stdin=DROPPED)
     else:
@@ -43,7 +43,7 @@ def filter_rules(family=4):
 
 @pytest.fixture
 def bridge(node):
-    """A function that makes pods of a bridge: firewall stands behind it."""
+    """A function that connects pods to a bridge, after which firewall is chained."""
     set_sysctl("net/ipv6/conf/default/accept_dad", "0")
 
     def make(*pods, number=22, **keys):
@@ -57,7 +57,7 @@ def far(host_netns, pod_netns):
     return outside(pod_netns, knows_the_way=True)
 
 
-# -- what passes -------------------------------------------------------------------------------------------
+# -- packets that pass -------------------------------------------------------------------------------------
 
 @FAMILIES
 @BACKENDS
@@ -75,7 +75,7 @@ def test_a_pod_asks_outside_and_outside_does_not_ask_the_pod(node, bridge, pod, 
 
 
 def test_a_rule_that_drops_a_packet_still_drops_it(node, bridge, pod, far):
-    """Ours is behind the administrator's rules: only what nobody decided about would have met the policy."""
+    """Our rules come after the administrator's: they accept only packets that would have met the chain's policy."""
     drop_by("nftables")
     bridge(pod)
     node.add(firewall("nftables"), pod)
@@ -108,7 +108,7 @@ def test_the_next_pod_passes_after_a_chain_was_rewritten(node, bridge, pod, pod_
 
 
 def test_default_backend_is_the_one_that_filters_on_this_host(node, bridge, pod, pod_netns):
-    """Nobody does: nftables. Then somebody starts to with iptables: a pod that nftables lets through would be lost."""
+    """Without filters it is nftables. Once iptables filters, a pod accepted only in nftables would lose its traffic."""
     other = pod_netns()
     bridge(pod, other)
     node.add(firewall(), pod)
@@ -320,7 +320,7 @@ def test_del_needs_no_prev_result_and_may_be_repeated(node, bridge, pod, pod_net
 
 
 def test_del_of_a_pod_that_no_rule_names_runs_no_program(node, bridge, pod, pod_netns, monkeypatch):
-    """containerd 1.6 calls DEL twice a pod, and other pods' rules are still there."""
+    """containerd 1.6 calls DEL twice for each pod, and other pods' rules are still present."""
     other = pod_netns()
     bridge(pod, other)
     for each in (pod, other):
@@ -387,7 +387,7 @@ def test_backend_that_is_not_installed_is_named(node, bridge, pod):
 
 @BACKENDS
 def test_cost_of_a_pod_does_not_depend_on_the_number_of_pods(node, monkeypatch, backend):
-    """The same messages, to the byte count, with 500 pods as with one; and no program is run."""
+    """With 500 pods it sends the same number of messages and bytes as with one, and runs no program."""
     drop_by(backend)
 
     def of(number):

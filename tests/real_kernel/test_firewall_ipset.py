@@ -1,4 +1,4 @@
-"""firewall by iptables: pods in an ipset, and what happens where there is none, by iptables-nft and the legacy kind."""
+"""firewall by iptables: pods in an ipset, and kernels without ipset, by iptables-nft and iptables-legacy."""
 
 import json
 import shutil
@@ -57,7 +57,7 @@ def warm(node):
 
 @pytest.fixture
 def legacy(counted):
-    """In PATH iptables is the legacy kind, and filters: what it ran is counted."""
+    """iptables in PATH is iptables-legacy, and filters. Its runs are counted."""
     for program in ("iptables", "ip6tables"):
         run(f"{program}-legacy", "-P", "FORWARD", "DROP")
         for kind in ("save", "restore"):
@@ -68,7 +68,7 @@ def legacy(counted):
 
 @pytest.fixture
 def without_ipset(monkeypatch):
-    """A kernel that knows of no such match: a function that brings it back."""
+    """A kernel without the match `set`: the value is a function that restores it."""
     monkeypatch.setattr(ipset, "NFNL_MSG_COMPAT_GET", 99 << 8)
     return monkeypatch.undo
 
@@ -92,7 +92,7 @@ def test_programs_run_for_the_first_pod_alone_and_rules_do_not_grow(node, counte
 
 
 def test_first_pods_at_once_install_the_rules_once(node):
-    """After an upgrade from the Go plugins the chain is there and its new rules are not: each ADD added its own."""
+    """After an upgrade from the Go plugins the chain exists without the new rules: each ADD used to add them again."""
     run("iptables", "-N", "CNI-FORWARD")
     run("ip6tables", "-N", "CNI-FORWARD")
     with ThreadPoolExecutor(6) as pool:
@@ -105,7 +105,7 @@ def test_first_pods_at_once_install_the_rules_once(node):
 @pytest.mark.parametrize("flush", ["iptables -F", "iptables -F CNI-FORWARD", "iptables -F FORWARD",
                                    "nft delete table ip filter", "nft flush ruleset"])
 def test_an_add_after_a_flush_installs_the_rules_anew(node, warm, flush):
-    """A server asks the kernel once, and hears of each change."""
+    """A server reads the rules from the kernel once, and is notified of each change."""
     for number in (2, 3):
         node.ok("ADD", of_pod(number), "pod", cid=f"c{number}", mode=warm)
     before = forward()
@@ -152,7 +152,7 @@ def test_without_ipset_each_pod_has_the_rules_of_the_reference(node, counted, wi
 
 
 def test_an_iptables_without_the_match_set_adds_rules_of_the_pod(node, counted):
-    """Alpine's and others' come without libxt_set.so."""
+    """The packages of Alpine and others lack libxt_set.so."""
     for family in ("iptables", "ip6tables"):
         program = counted.log.parent / f"{family}-restore"
         text, stdin = program.read_text(), f"{counted.log.parent}/in"
@@ -165,7 +165,7 @@ def test_an_iptables_without_the_match_set_adds_rules_of_the_pod(node, counted):
 
 
 def test_a_foreign_set_of_that_name_is_left_alone(node):
-    """A pod has rules of its own then, and its DEL asks for no more than was there."""
+    """Then ADD adds rules for each pod, and DEL reads no more than exists."""
     run("ipset", "create", SETS[0], "bitmap:port", "range", "1-2")
     node.ok("ADD", of_pod(2), "pod", cid="c2")
     assert forward()[1:] == rules_of(2)
@@ -201,7 +201,7 @@ def test_the_legacy_iptables_is_run_once_and_again_when_its_table_has_changed(no
 @pytest.mark.parametrize("how", ["ipset flush", "iptables -F; ipset destroy fastcni-forward4", "nft flush ruleset",
                                  "nft flush ruleset; ipset destroy"])
 def test_restore_restores_members_and_rules(node, pod, tmp_path, how):
-    """ipset announces nothing: after `ipset flush` it is `fastcni restore` that has to be run."""
+    """The kernel sends no notification of `ipset flush`: the operator has to run `fastcni restore`."""
     cni = CNI([], cache_dir=tmp_path / "cni", runner=InProcess())
     bridge = node.conf("10.22.0.0/24", isDefaultGateway=True)
     plugins = [bridge, {"type": "firewall", "backend": "iptables"}]
@@ -233,7 +233,7 @@ def test_gc_deletes_more_members_than_fit_into_one_message(node):
 
 @pytest.mark.parametrize("sets", [True, False], ids=["ipset", "rules"])
 def test_gc_reports_the_addresses_that_it_released(node, request, sets):
-    """`fastcni gc` said nothing of what it removed from iptables."""
+    """`fastcni gc` used to report nothing that it removed from iptables."""
     if not sets:
         request.getfixturevalue("without_ipset")
     for number in (2, 3):
@@ -250,8 +250,8 @@ def test_gc_reports_the_addresses_that_it_released(node, request, sets):
     (OwnerRecords, "remove")])
 @pytest.mark.parametrize("after", [False, True])
 def test_next_del_completes_a_del_that_ended_at_any_step(node, monkeypatch, request, sets, where, step, after):
-    """One that was killed between its steps left the note behind: the next found no rule, and looked no further. The
-    next one may know nothing of the addresses."""
+    """A DEL that was killed between its steps left the record: the next found no rule and stopped there. The
+    next DEL may have no addresses in its input."""
     if not sets:
         request.getfixturevalue("without_ipset")
     node.ok("ADD", of_pod(2), "pod", cid="c2")
@@ -265,7 +265,7 @@ def test_next_del_completes_a_del_that_ended_at_any_step(node, monkeypatch, requ
     with monkeypatch.context() as patch:
         patch.setattr(where, step, end)
         reply = node.call("DEL", of_pod(2), "pod", cid="c2")
-    if step != "delete_rules" or not sets:          # which pods in the sets do not need
+    if step != "delete_rules" or not sets:          # pods in the sets do not need this step
         assert b"the process ends here" in reply.stdout
     conf = of_pod(2)
     del conf["prevResult"]

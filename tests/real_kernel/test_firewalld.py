@@ -33,7 +33,7 @@ pytestmark = needs_firewalld
 
 
 class Chain:
-    """bridge, and firewall behind it as its users call it; the environment leads to the test's bus."""
+    """bridge and firewall as a chain; the environment names the test's bus."""
 
     def __init__(self, node, env):
         self.node, self.env = node, env
@@ -48,7 +48,7 @@ class Chain:
         return self.conf(prevResult=self.node.add(self.first, pod), **keys)
 
     def at(self, *ips, **keys):
-        """firewall's configuration for a pod that nobody has made."""
+        """firewall's configuration for a pod that does not exist."""
         conf = self.conf(**keys)
         return {**conf, "prevResult": {"cniVersion": conf["cniVersion"], "ips": [{"address": ip} for ip in ips]}}
 
@@ -78,7 +78,7 @@ def chain(node, firewalld):
 
 
 def noted():
-    """The addresses that we have noted as ours."""
+    """The addresses that have an owner record of ours."""
     return set(elements("firewalld-sources4") + elements("firewalld-sources6"))
 
 
@@ -87,7 +87,7 @@ def in_time(monkeypatch, seconds=0.5):
     monkeypatch.setattr(forward_firewalld, "TIMEOUT_S", seconds)
 
 
-# -- what it is for ----------------------------------------------------------------------------------------
+# -- traffic and zones -------------------------------------------------------------------------------------
 
 @FAMILIES
 def test_pod_reaches_outside_although_the_default_zone_drops(chain, pod, pod_netns, family):
@@ -101,7 +101,7 @@ def test_pod_reaches_outside_although_the_default_zone_drops(chain, pod, pod_net
         assert ask(pod, FAR[family], 80, wait=0.5) is None
     with listen(pod, 80):
         chain.ok("ADD", conf, pod)
-        assert ask(far, POD[family], 80, wait=0.5) is None         # the zone is about where packets come from
+        assert ask(far, POD[family], 80, wait=0.5) is None         # a zone matches the source of packets
 
 
 def test_addresses_are_sources_of_the_zone_until_del(chain, firewalld, pod):
@@ -146,7 +146,7 @@ def test_pod_without_addresses_has_no_sources(chain, firewalld):
 # -- ADD ---------------------------------------------------------------------------------------------------
 
 def test_add_succeeds_if_the_source_exists(chain, firewalld):
-    """Left from a pod whose DEL never came, or made by the reference plugin."""
+    """A pod without DEL left it, or the reference plugin added it."""
     firewalld.client("--zone=trusted", "--add-source=10.22.0.2/32")
     conf = chain.at("10.22.0.2/24")
     for _ in range(2):
@@ -163,14 +163,14 @@ def test_zone_that_does_not_exist_is_named_and_nothing_is_left(chain, firewalld)
 
 
 def test_an_address_in_another_zone_stays_there(chain, firewalld):
-    """An administrator who blocks one, say. The first address is taken back."""
+    """An administrator may have blocked it. ADD removes the first address again."""
     firewalld.client("--zone=block", "--add-source=10.22.0.3/32")
     error = chain.refused("ADD", chain.at("10.22.0.2/24", "10.22.0.3/24"), "pod")
     assert error["msg"].startswith("failed to add the address 10.22.0.3/32 to trusted zone: ZONE_CONFLICT")
     assert firewalld.sources("block") == {"10.22.0.3/32"} and firewalld.sources() == noted() == set()
 
 
-# -- DEL and GC: what is ours, and only that ---------------------------------------------------------------
+# -- DEL and GC remove only our sources --------------------------------------------------------------------
 
 def test_del_needs_no_prev_result(chain, firewalld, pod):
     conf = chain.add(pod)
@@ -228,7 +228,7 @@ def test_next_gc_removes_a_source_that_firewalld_refused_to_remove(chain, firewa
 
 @pytest.mark.parametrize("backend", ["nftables", None])
 def test_del_of_a_pod_with_nftables_does_not_call_firewalld(chain, firewalld, monkeypatch, backend):
-    """It asked firewalld wherever this had its table, and failed where no bus answered."""
+    """It used to call firewalld on every host with firewalld's table, and failed without a bus."""
     conf = chain.at("10.22.0.2/24", backend="nftables")
     chain.ok("ADD", conf, "pod")
     in_time(monkeypatch, 0.2)
@@ -237,7 +237,7 @@ def test_del_of_a_pod_with_nftables_does_not_call_firewalld(chain, firewalld, mo
 
 
 def test_del_asks_only_about_addresses_that_firewalld_has(chain, firewalld, monkeypatch):
-    """As the reference adds them, without a note. Its rules show that 10.22.0.3 is no source, so nobody is asked."""
+    """The reference adds sources without a record. firewalld's rules show that 10.22.0.3 is no source."""
     firewalld.client("--zone=trusted", "--add-source=10.22.0.2/32")
     there, not_there = chain.at("10.22.0.2/24"), chain.at("10.22.0.3/24", "fd00:22::3/64")
     in_time(monkeypatch, 0.2)
@@ -251,7 +251,7 @@ def test_del_asks_only_about_addresses_that_firewalld_has(chain, firewalld, monk
 
 
 def test_del_after_firewalld_was_killed_has_nothing_to_do(chain, firewalld):
-    """Its table stays in the kernel until it starts again; then it has forgotten these sources."""
+    """Its table stays in the kernel until it starts again; then it no longer has these sources."""
     firewalld.client("--zone=trusted", "--add-source=10.22.0.2/32")
     conf = chain.at("10.22.0.2/24", backend=None)
     end(firewalld.process)
@@ -280,7 +280,7 @@ def test_check_names_a_missing_zone(chain, firewalld):
     assert "INVALID_ZONE" in error["msg"] and noted() == set()
 
 
-# -- firewalld is not there, or does not answer ------------------------------------------------------------
+# -- firewalld does not run, or does not answer ------------------------------------------------------------
 
 def test_only_del_succeeds_while_firewalld_is_stopped(chain, firewalld):
     conf = chain.at("10.22.0.2/24")
@@ -360,7 +360,7 @@ def test_request_without_the_library_says_what_to_install(chain, monkeypatch):
 
 @pytest.fixture
 def theirs(chain):
-    """A function that has the Go plugin serve a request: (exit status, document)."""
+    """A function that calls the Go plugin: (exit status, document)."""
     def call(command, conf, pod="pod"):
         return process(f"{PEER}/firewall", command, conf, pod, chain.env)
     return call
@@ -397,7 +397,7 @@ def test_go_plugin_checks_and_deletes_our_pod_and_the_next_owner_replaces_its_re
     assert firewalld.sources() == noted() == set()
 
 
-# -- the other doors ---------------------------------------------------------------------------------------
+# -- one-shot and warm -------------------------------------------------------------------------------------
 
 def process(plugin, command, conf, pod, env):
     """(exit status, document) of a plugin's process."""
@@ -408,7 +408,7 @@ def process(plugin, command, conf, pod, env):
 
 
 def test_installed_plugin_contains_the_library(chain, firewalld, tmp_path, pod):
-    """Its Python knows no site-packages."""
+    """The plugin's Python has no site-packages in its path."""
     install(tmp_path / "bin", names=["firewall"])
     conf = chain.of(pod)
     for command, there in (("STATUS", set()), ("ADD", SOURCES), ("CHECK", SOURCES), ("DEL", set())):
@@ -427,7 +427,7 @@ def test_server_uses_the_bus_of_its_environment(chain, firewalld, tmp_path, pod)
 
 @pytest.mark.parametrize("how", ["reload", "restart"])
 def test_server_restores_the_sources_that_firewalld_lost(chain, firewalld, tmp_path, pod, how):
-    """From what the runtime remembers, as it does here."""
+    """It reads the runtime's result cache, as `fastcni restore` does."""
     conf, cache = chain.of(pod), Cache(tmp_path / "cache")
     network = {"cniVersion": "1.1.0", "name": conf["name"], "plugins": [chain.first, chain.conf()]}
     cache.write(conf["name"], json.dumps(network).encode(), RuntimeConf(cid_of(pod), f"/run/netns/{pod}", "eth0"),
@@ -444,13 +444,13 @@ def test_server_restores_the_sources_that_firewalld_lost(chain, firewalld, tmp_p
 
 
 def test_a_request_that_waits_for_firewalld_does_not_block_others(chain, firewalld, tmp_path, monkeypatch):
-    """In a server that lets one request work at a time."""
+    """The server has one run token: one request runs at a time."""
     monkeypatch.setenv(dbus.ADDRESS, chain.env[dbus.ADDRESS])
     in_time(monkeypatch, 2)
     firewalld.process.send_signal(signal.SIGSTOP)
     with Local(tmp_path, monkeypatch, busy=1) as server:
         waits = server.send("ADD", chain.at("10.22.0.2/24"), "pod")
-        assert eventually(noted)                # it is about to ask
+        assert eventually(noted)                # it is about to call firewalld
         server.ok("STATUS", chain.conf(type="loopback"))
-        assert not select.select([waits.conn], [], [], 0)[0]            # no answer there yet
+        assert not select.select([waits.conn], [], [], 0)[0]            # no answer yet
         assert waits.answer().document["code"] == 11

@@ -1,4 +1,4 @@
-"""flannel: what its delegate is told, by each key and line of subnet.env; the file that DEL goes by; GC, STATUS."""
+"""flannel: its delegate's configuration, by each key and line of subnet.env; the file that DEL uses; GC, STATUS."""
 
 import json
 import os
@@ -33,7 +33,7 @@ def kept(node):
 
 @pytest.fixture
 def told(node, tmp_path):
-    """A function that gives a delegate which is a script; it returns what the script was told: [(command, stdin)].
+    """A function that installs a script as delegate; it returns the script's calls: [(command, stdin)].
     words: a line of shell for ADD; codes: {command: exit status}."""
     log = tmp_path / "told"
     log.mkdir()
@@ -51,7 +51,7 @@ def told(node, tmp_path):
     return install
 
 
-# -- what the delegate is told ----------------------------------------------------------------------------
+# -- the delegate's configuration -------------------------------------------------------------------------
 
 def test_a_bridge_connects_the_pod_and_routes_the_cluster(node, pod, conf):
     result = node.add(conf, pod)
@@ -71,7 +71,7 @@ def test_a_bridge_connects_the_pod_and_routes_the_cluster(node, pod, conf):
 
 
 def test_the_file_has_the_documented_configuration(node, pod, conf):
-    """Of flannel's own documentation, with the address ranges as newer versions write them."""
+    """As in flannel's documentation, with the address ranges as newer versions write them."""
     node.add(conf, pod)
     assert kept(node) == {cid_of(pod): {
         "cniVersion": "1.1.0", "name": "net-a", "type": "bridge", "mtu": 1450, "ipMasq": True, "isGateway": True,
@@ -269,7 +269,7 @@ def test_del_uses_the_file_and_not_the_present_configuration(node, pod, conf):
 
 @pytest.mark.parametrize("content", [None, "", "{", "[]", '{"name": 7}', '{"name": "net-a"}'])
 def test_without_a_usable_file_del_uses_the_configuration(node, pod, conf, content):
-    """The reference leaves address and link."""
+    """The reference leaves the address and the link."""
     node.add(conf, pod)
     path = Path(node.data_dir, "flannel", cid_of(pod))
     path.unlink() if content is None else path.write_text(content)
@@ -289,7 +289,7 @@ def test_del_without_file_and_subnets_succeeds(node, pod, conf):
 def test_two_interfaces_of_a_pod_share_the_file(node, pod, conf):
     for ifname in ("eth0", "eth1"):
         node.add(conf, pod, ifname=ifname)
-    node.refused("ADD", conf, pod, ifname="eth1")       # it is there; and takes no file away
+    node.refused("ADD", conf, pod, ifname="eth1")       # the name is in use; the failed ADD keeps the file
     assert len(kept(node)) == 1
     for ifname in ("eth0", "eth1"):
         node.delete(conf, pod, ifname=ifname)
@@ -309,7 +309,7 @@ def test_two_networks_of_a_pod_are_kept_apart(node, pod, conf):
     assert node.held("net-b") == kept(node) == {}
 
 
-# -- a delegate that is not ours --------------------------------------------------------------------------
+# -- foreign delegates ------------------------------------------------------------------------------------
 
 def test_a_foreign_delegate_receives_the_same_configuration_at_each_command(node, pod, conf, told):
     said = told()

@@ -1,4 +1,4 @@
-"""host-device: the way into the pod and back, MACs, what fails, DEL and GC. The rest is in test_devices.py."""
+"""host-device: moves into the pod and back, MACs, errors, DEL and GC. The rest is in test_devices.py."""
 
 import os
 
@@ -24,7 +24,7 @@ def layer2(conf):
     return {**conf, "ipam": None}
 
 
-# -- there and back ---------------------------------------------------------------------------------------
+# -- moves into the pod and back --------------------------------------------------------------------------
 
 def test_device_moves_into_the_pod_and_back(node, pod, far, conf):
     before = links()["up0"]
@@ -100,7 +100,7 @@ def test_no_descriptor_is_left_open(node, pod, conf):
     assert set(os.listdir("/proc/self/fd")) == before
 
 
-# -- what fails -------------------------------------------------------------------------------------------
+# -- errors -----------------------------------------------------------------------------------------------
 
 def test_device_keeps_its_addresses_when_ipam_has_none(node, pod, conf):
     conf["ipam"]["ranges"] = [[{"subnet": "10.22.0.0/24", "rangeStart": "10.22.0.5", "rangeEnd": "10.22.0.5"}]]
@@ -113,7 +113,7 @@ def test_device_keeps_its_addresses_when_ipam_has_none(node, pod, conf):
 
 @pytest.mark.needs("bridge")
 def test_device_is_as_it_was_when_the_pod_cannot_be_configured(node, pod, conf):
-    """But for its addresses and routes, which go when a link changes its namespace."""
+    """Its addresses and routes are lost: the kernel removes them when a link changes its namespace."""
     run("ip", "link", "add", "br0", "type", "bridge")
     run("ip", "addr", "flush", "dev", "up0")
     run("ip", "link", "set", "up0", "master", "br0", "mtu", "1400", "alias", "to the left switch")
@@ -149,7 +149,7 @@ def test_name_taken_on_the_host_keeps_the_device_in_the_pod_until_it_is_free(nod
             "code": 999, "msg": 'failed to rename host device "eth0" to "up0": File exists',
             "details": "the host has an interface of that name; the device stays in the pod, and DEL can be repeated "
                        "when the name is free"}
-        assert (node.left(pod), links(pod)["eth0"]["ifalias"]) == before        # its address is not free either
+        assert (node.left(pod), links(pod)["eth0"]["ifalias"]) == before        # its address is still in use, too
     run("ip", "link", "del", "up0")
     node.delete(conf, pod)
     assert set(links()) == {"lo", "up0"}
@@ -157,7 +157,7 @@ def test_name_taken_on_the_host_keeps_the_device_in_the_pod_until_it_is_free(nod
 
 
 def test_a_name_taken_at_the_last_moment_moves_the_device_back(node, pod, conf, monkeypatch):
-    """The kernel has moved it by then, and not renamed."""
+    """By then the kernel has moved the device but not renamed it."""
     monkeypatch.setattr(moving, "check_free", lambda *_: None)
     run("ip", "-n", pod, "link", "add", "eth0", "type", "veth", "peer", "other")
     run("ip", "addr", "flush", "dev", "up0")
@@ -192,7 +192,7 @@ def test_mac_of_the_runtime_overrides_args_and_the_variable_and_del_restores_it(
     result = node.add(keys, pod, env={"CNI_ARGS": f"K8S_POD_NAME=a;MAC={env}"})
     assert links(pod)["eth0"]["address"] == mac == result["interfaces"][0]["mac"]
     node.check(keys, pod, result)
-    node.delete(layer2, pod)            # which need not be told
+    node.delete(layer2, pod)            # DEL does not need runtimeConfig
     assert links()["up0"]["address"] == own
     assert os.listdir(conf["dataDir"]) == [".fastcni"]
 
@@ -236,7 +236,7 @@ def test_del_of_a_missing_link_succeeds_and_frees_the_address(node, pod, conf, g
 
 @pytest.mark.parametrize("alias", ["", "a/b", "sixteen-letters-", "a%d", "a\x7f"])
 def test_a_device_without_a_recorded_name_stays_in_the_pod(node, pod, conf, alias):
-    """The reference fails for ever, and with it the pod's end. Whoever is root in the pod can change an alias."""
+    """The reference's DEL fails for ever, so the pod cannot end. Root in the pod can change an alias."""
     result = node.add(conf, pod)
     run("ip", "-n", pod, "link", "set", "eth0", "alias", alias)
     says = 'failed to find original ifname for "eth0" (alias is not set)'

@@ -1,6 +1,6 @@
-"""host-device: each way to name a device, DPDK's, which stay where they are, and what DEL and STATUS make of a name.
+"""host-device: each way to name a device, DPDK devices, which are not moved, and names in DEL and STATUS.
 
-/sys is what a test writes, and once the kernel's own.
+The tests write a private /sys; one test uses the kernel's.
 """
 
 import subprocess
@@ -27,13 +27,13 @@ def layer2(conf):
 
 
 class Machine:
-    """A /sys of a test's own."""
+    """A private /sys for a test."""
 
     def __init__(self, root):
         self.root = root
 
     def add(self, folder, *names, driver="", mac=None):
-        """A device with links of those names; their MACs are the kernel's, if no other is said."""
+        """A device with links of those names; their MACs are the kernel's unless `mac` is given."""
         (self.root / folder).mkdir(parents=True, exist_ok=True)
         for name in names:
             net = self.root / folder / "net" / name
@@ -70,7 +70,7 @@ def test_device_by_an_alternative_name_comes_back_under_its_own(node, pod, conf,
 
 
 def test_device_whose_pod_ended_without_del_is_found_under_the_pods_name(node, pod, conf):
-    """The kernel gives a network card back, when the namespace ends, as it is called there."""
+    """When a namespace ends, the kernel moves a network card back under the name that it had there."""
     run("ip", "link", "set", "up0", "down")
     run("ip", "link", "set", "up0", "name", "net1", "alias", "up0")
     result = node.add(conf, pod)
@@ -122,7 +122,7 @@ def test_device_overrides_mac_path_and_bus_and_the_runtimes_id_overrides_the_con
 
 
 def test_sys_of_another_namespace_is_refused(node, pod, conf, machine):
-    """A server whose /sys is of another namespace than the caller's sees names that mean other links here."""
+    """If a server's /sys is of another namespace than the caller's, its names are of other links."""
     machine.pci("up0", mac=MAC)
     before = device()
     error = node.refused("ADD", naming(conf, pciBusID=PCI), pod)
@@ -132,7 +132,7 @@ def test_sys_of_another_namespace_is_refused(node, pod, conf, machine):
 
 @pytest.fixture
 def kernels_sys(node, monkeypatch):
-    """The /sys of the test's network namespace, mounted by a process in a mount namespace of its own."""
+    """The /sys of the test's network namespace, mounted by a process in a new mount namespace."""
     script = "mount -t sysfs sysfs /sys && echo mounted && exec sleep 60"
     process = subprocess.Popen(["unshare", "--mount", "sh", "-c", script], stdout=subprocess.PIPE)
     try:
@@ -146,7 +146,7 @@ def kernels_sys(node, monkeypatch):
 
 
 def test_device_by_its_path_in_the_kernels_own_sys(node, pod, conf, kernels_sys):
-    """lo is in that folder, too: it comes first where nothing is called `a`."""
+    """lo is in that directory, too: it comes first unless a link is called `a`."""
     run("ip", "link", "set", "up0", "down")
     run("ip", "link", "set", "up0", "name", "a")
     conf = naming(conf, kernelpath="/sys/devices/virtual")
@@ -256,7 +256,7 @@ def test_del_ignores_keys_that_only_add_needs(node, pod, conf, machine):
 
 
 def test_status_succeeds_while_a_pod_has_the_device(node, pod, conf, machine):
-    """A network of one device would take its whole node down otherwise."""
+    """Otherwise a network of one device would make its node not ready."""
     machine.pci("up0")
     for each in (conf, naming(conf, pciBusID=PCI)):
         node.ok("STATUS", each)

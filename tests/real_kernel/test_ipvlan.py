@@ -51,7 +51,7 @@ def test_mode_is_set_and_checked(node, pod, conf, wanted):
 
 
 def test_mode_of_the_latest_pod_applies_to_all_pods_of_a_master(node, pod, pod_netns, conf):
-    """So it is in the kernel. CHECK of the pods before tells it."""
+    """The kernel has one mode for each master. CHECK of earlier pods reports the change."""
     other = pod_netns()
     result = node.add(conf, pod)
     node.add({**conf, "mode": "l3"}, other)
@@ -77,7 +77,7 @@ def test_master_is_the_link_of_the_default_route_by_default(node, pod, conf):
     node.add(conf, pod)
     assert links(pod)["eth0"]["link_index"] == links()["up0"]["ifindex"]
     run("ip", "route", "del", "default")
-    node.delete(conf, pod)                  # where the reference fails
+    node.delete(conf, pod)                  # the reference fails here
     assert node.held() == {}
 
 
@@ -95,7 +95,7 @@ def test_behind_another_plugin_its_interface_is_the_master_and_its_addresses_the
     assert addresses("eth0", pod) == ["10.22.0.7/24"]
     assert ("default", "10.22.0.254") in routes(pod)
     assert source_seen(pod, far, "10.22.0.254") == "10.22.0.7"
-    assert [item["name"] for item in result["interfaces"]] == ["eth0"]      # in place of what was there
+    assert [item["name"] for item in result["interfaces"]] == ["eth0"]      # it replaces the earlier interfaces
     node.check(conf, pod, result)
     node.delete(conf, pod)
     assert set(links(pod)) == {"lo"}
@@ -132,4 +132,4 @@ def test_a_master_with_macvlans_is_refused_with_the_reason(node, pod, conf):
 
 def test_status_does_not_need_a_master(node, conf):
     del conf["master"]
-    node.ok("STATUS", conf)                 # it may be of the plugin before
+    node.ok("STATUS", conf)                 # an earlier plugin may create it

@@ -1,6 +1,6 @@
 """DEL with each key of each plugin given a bad value: it succeeds, and removes what ADD has made.
 
-bridge and ptp refused a bad key that others ignore: after a typo in the configuration no pod could end.
+bridge and ptp used to refuse bad keys that others ignore: after a typo in the configuration no pod could end.
 """
 
 import copy
@@ -14,7 +14,7 @@ from fastcni.spec.config import Section
 
 BAD = (7, "\0 / .. no such thing", True, [7, None, {}], {"x": 1}, 1.5)
 ENVELOPE = {"name", "cniVersion"}                               # without these there is no request
-RECORDS = {"ipam", "ipam.type", "ipam.dataDir", "dataDir", "delegate.type"}     # who has the pod's address, and where
+RECORDS = {"ipam", "ipam.type", "ipam.dataDir", "dataDir", "delegate.type"}     # they lead to the pod's address
 
 
 def keys_read(node, conf, pod, monkeypatch):  # noqa: F811
@@ -57,7 +57,7 @@ def variants(conf, paths):  # noqa: F811
 
 @pytest.mark.parametrize("conf", CASES, indirect=True)
 def test_del_fails_for_no_bad_value(node, pods, conf, monkeypatch):  # noqa: F811
-    """The pod's namespace is gone: what is tried is reading, and each backend."""
+    """The pod's namespace is gone: the test covers the reading of keys, and each backend."""
     pod = pods[0]
     for path, value, changed in variants(conf, keys_read(node, conf, pod, monkeypatch)):
         if path in ENVELOPE or path in RECORDS:
@@ -98,7 +98,7 @@ def test_del_with_a_bad_value_removes_what_add_has_made(node, pods, conf, monkey
         connect()
         node.add(conf, pod)
         reply = node.call("DEL", changed, pod, plugin=conf.get("type"))
-        if path in RECORDS:                     # refused, or another plugin or folder that exists
+        if path in RECORDS:                     # refused, or it names another existing plugin or directory
             node.delete(conf, pod)
         else:
             assert reply.status == 0, (path, value, reply.stdout)
@@ -111,7 +111,7 @@ def test_del_with_a_bad_value_removes_what_add_has_made(node, pods, conf, monkey
 @pytest.mark.parametrize("ipam", [{"dataDir": 7}, {"type": "nobody-has-this"}], ids=["dataDir", "type"])
 @pytest.mark.parametrize("conf", [case for case in CASES if asks_ipam(*case.values)], indirect=True)
 def test_del_that_ipam_refuses_deletes_nothing(node, pods, conf, ipam):  # noqa: F811
-    """The link was deleted first: the pod had no network any more, and its address was held for ever."""
+    """DEL used to delete the link first: the pod lost its network, and its address was held for ever."""
     node.add(conf, pods[0])
     before = node.left(pods[0])
     reply = node.call("DEL", {**conf, "ipam": {**conf["ipam"], **ipam}}, pods[0], plugin=conf.get("type"))

@@ -1,4 +1,4 @@
-"""loopback on the real kernel: `lo` comes up with ADD, goes down with DEL, and nothing else is touched."""
+"""loopback on the real kernel: ADD sets `lo` up, DEL sets it down, and nothing else changes."""
 
 import pytest
 from real_kernel.node import links, run

@@ -1,6 +1,6 @@
 """A receive from netlink fails, for each receive of an ADD in turn: ADD succeeds, or leaves nothing.
 
-The kernel had done the request, its answer stayed in the socket, and the rollback took it for its own: a veth was left.
+The answer to the request used to stay in the socket, the rollback read it as the answer to its own: a veth was left.
 """
 
 import json
@@ -19,7 +19,7 @@ CREATORS = ("bridge", "bridge, vlan", "ptp", "macvlan", "vlan", "dummy", "tap", 
 
 
 class Fault:
-    """Receive number `at` fails with `errno`; `lost`: and its datagram is gone, as with ENOBUFS."""
+    """Receive number `at` fails with `errno`; with `lost` its datagram is lost too, as with ENOBUFS."""
 
     def __init__(self, monkeypatch, at, errno, lost):
         self.at, self.errno, self.lost, self.count = at, errno, lost, 0
@@ -43,7 +43,7 @@ class Fault:
 @pytest.mark.parametrize("conf", [one for one in CASES if one.values[0] in CREATORS], indirect=True)
 def test_an_add_whose_answer_cannot_be_read_leaves_nothing(node, pods, conf, monkeypatch, lost, request):  # noqa: F811
     (pod, other), title = pods, request.node.callspec.params["conf"]
-    node.add(of_another(conf), other)           # makes what all pods share
+    node.add(of_another(conf), other)           # creates the state that all pods share
     before, failed = node.left(pod, other), 0
     for at in range(1, MAX_REQUESTS):
         with monkeypatch.context() as patch:
@@ -58,7 +58,7 @@ def test_an_add_whose_answer_cannot_be_read_leaves_nothing(node, pods, conf, mon
             assert "fault of fastcni" not in error.get("details", ""), (at, error)
             assert "while undoing" not in error.get("details", ""), (at, error)
             assert node.left(pod, other) == before, (at, error)
-        elif title in ONCE:                     # what it made ends with the link: it is not added twice
+        elif title in ONCE:                     # its changes end with the link: it is not added twice
             break
         else:
             node.delete(conf, pod)
@@ -70,9 +70,9 @@ def test_an_add_whose_answer_cannot_be_read_leaves_nothing(node, pods, conf, mon
 
 @pytest.mark.parametrize("conf", [one for one in CASES if one.values[0] in CREATORS], indirect=True)
 def test_an_add_whose_request_cannot_be_sent_leaves_nothing(node, pods, conf, monkeypatch):  # noqa: F811
-    """The rollback deleted what the request had never made, and its error was in the answer's details."""
+    """The rollback used to delete links that the request had never made; the answer's details had its error."""
     pod, other = pods
-    node.add(of_another(conf), other)           # makes what all pods share
+    node.add(of_another(conf), other)           # creates the state that all pods share
     before, send, failed = node.left(pod, other), wire.send, 0
     for at in range(1, MAX_REQUESTS):
         sent = []
@@ -98,7 +98,7 @@ def test_an_add_whose_request_cannot_be_sent_leaves_nothing(node, pods, conf, mo
 
 @pytest.mark.parametrize("lost", [False, True], ids=["answer stays in the socket", "answer is lost"])
 def test_a_link_of_that_name_that_was_there_before_is_not_deleted(node, pod, monkeypatch, lost):
-    """EEXIST of a veth whose random name another link has: the rollback deleted by that name."""
+    """EEXIST for a veth whose random name another link has: the rollback used to delete the other link."""
     run("ip", "link", "add", "veth00000000", "type", "ifb")
     monkeypatch.setattr("fastcni.kit.links.veth.random_name", lambda: "veth00000000")
     with monkeypatch.context() as patch:

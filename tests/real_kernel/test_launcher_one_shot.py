@@ -1,7 +1,7 @@
 """The installed plugin files as a runtime starts them, on the real kernel: ADD, CHECK, DEL, and what DEL leaves behind.
 
-DEL answers when the kernel has announced the link gone, and a helper process sits out the rest. Nobody must notice
-the helper: not the caller's pipes, not the pod's namespace, not the process table.
+DEL answers when the kernel has announced that the link is gone. A helper process waits for the rest. It must not hold
+the caller's pipes or the pod's namespace, and must not stay in the process table.
 """
 
 import json
@@ -27,7 +27,7 @@ def bin_dir(tmp_path_factory):
 
 @pytest.fixture(params=DOORS)
 def call(bin_dir, request):
-    """A function that runs one request through the door: (exit status, stdout, process id). before: the words of a
+    """A function that runs one request as a process: (exit status, stdout, process id). before: the command line of a
     program that becomes the plugin."""
     def call(command, conf, pod, stdin=None, before=()):
         env = {"CNI_COMMAND": command, "CNI_CONTAINERID": cid_of(pod), "CNI_NETNS": f"/run/netns/{pod}",
@@ -42,13 +42,13 @@ def call(bin_dir, request):
 
 
 def alive(session):
-    """Is there a process of that session? One that has ended and waits for init to see it does not count."""
+    """Is there a process of that session? Zombies do not count."""
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
             with open(f"/proc/{pid}/stat") as file:
                 state, _, _, its_session = file.read().rpartition(")")[2].split()[:4]
         except OSError:
-            continue                # it ended while we looked
+            continue                # it ended meanwhile
         if its_session == str(session) and state not in "ZX":
             return True
     return False
@@ -76,7 +76,7 @@ def test_add_check_and_del(node, pod_netns, call):
 
 @pytest.mark.parametrize("kind", ["bridge", "ptp"])
 def test_del_answers_before_its_helper_is_done_and_leaves_no_process(node, pod, call, kind):
-    """On a busy machine the helper may be done before we look: it gives way to us, and once is enough."""
+    """On a busy machine the helper may end before the test looks. One early answer of thirty is enough."""
     conf, early = node.conf(type=kind, ipMasq=True), 0
     for _ in range(30):
         assert call("ADD", conf, pod)[0] == 0
@@ -120,7 +120,7 @@ def test_stdin_of_100_megabytes_is_refused(node, pod, call):
 
 
 def held_of(pod):
-    """What this process holds of a pod's namespace: descriptors of it, and netlink sockets bound in it."""
+    """Return this process's references to a pod's namespace: descriptors of it, and netlink sockets bound in it."""
     with Inside(pod):
         inode = os.stat("/proc/thread-self/ns/net").st_ino
         with open("/proc/thread-self/net/netlink") as file:
