@@ -7,12 +7,14 @@ run token (_run_token.pyx). It gives the token to another worker when it waits, 
 
 from __future__ import annotations
 
+import importlib
 import os
+import pkgutil
 import threading
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any
 
-from fastcni import _acceptor, plugins, third_party
+from fastcni import _acceptor, kernel, kit, plugins, third_party
 from fastcni._abandoned import Abandoned, begin_request, end_request
 from fastcni._run_token import give_token, take_token
 from fastcni.handle import Reply, error_document, handle
@@ -255,13 +257,13 @@ def ms(seconds: float) -> float:
 
 
 def preload() -> None:
-    """Import what any request may need."""
-    for kind in plugins.BUILT_IN:
-        plugins.load(kind)
-    from fastcni.kit.call import checks  # noqa: F401
-    from fastcni.kit.firewall import backends
+    """Import all that any request may need: every module of the layers that requests run in.
 
-    backends.preload()
+    A request imports nothing then. An import can fail at any time, for instance for want of a descriptor.
+    """
+    for package in (kernel, kit, plugins):
+        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            importlib.import_module(module.name)
 
 
 def preload_third_party(log: Any) -> None:

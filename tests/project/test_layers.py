@@ -1,6 +1,8 @@
 """The shape of the project: who may import whom, who may touch what, and how long a file may be."""
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -179,3 +181,13 @@ def test_a_module_opens_with_what_it_is_for(name):
 def test_no_file_is_too_long(path):
     lines = len(path.read_text().splitlines())
     assert lines <= LONGEST, f"{lines} lines: look for the second subject"
+
+
+def test_the_server_imports_at_its_start_what_requests_import_late():
+    """CHECK of a bridge failed with an import error when stat(2) failed for bridge_checks."""
+    code = f"import sys; sys.path.append({str(ROOT.parent)!r})\n" \
+           "from fastcni.server import workers\nworkers.preload()\nprint(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    below = {f"fastcni.{name.replace('/', '.')}" for name in MODULES if package_of(name) in ONE_SHOT}
+    below -= {"fastcni.plugin"}             # plugins of other distributions import it
+    assert {name.removesuffix(".__init__") for name in below} - set(done.stdout.split()) == set()

@@ -1,4 +1,4 @@
-"""The table of firewall backends. Late imports, the server's preload and the list of stores are derived from it.
+"""The table of firewall backends. Late imports and the list of stores are derived from it.
 
 kit/firewall/contract.py says what the modules of a subject have in common.
 """
@@ -22,8 +22,6 @@ TABLE = {
     "ingress": {"nftables": "ingress_nftables", "iptables": "ingress_iptables"},
     "spoofcheck": {"mac": "spoofcheck", "ip": "ipspoofcheck"},
 }
-# Modules that backends and plugins import when they need them.
-HELPERS = ("flows", "forward_nftables_policies")
 
 
 def load(subject: str, backend: str) -> Any:
@@ -34,14 +32,6 @@ def load(subject: str, backend: str) -> Any:
 def load_all(subject: str) -> list[Any]:
     """Return the modules of a subject, in the order of the table."""
     return [_module(name) for name in TABLE[subject].values()]
-
-
-def preload() -> None:
-    """Import every backend and every helper."""
-    for subject in TABLE:
-        load_all(subject)
-    for name in HELPERS:
-        _module(name)
 
 
 def stores() -> list[Store]:
