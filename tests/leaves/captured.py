@@ -1,4 +1,4 @@
-"""What other programs sent to the kernel, in rows of four bytes, four rows a line. Captured with
+"""Netlink messages that other programs sent to the kernel, in rows of four bytes, four rows a line. Captured with
 
     unshare -n strace -e trace=sendmsg -e write=all ip link add ...     (iproute2 6.1.0)
     unshare -n strace -e trace=sendmsg -e write=all nft -f FILE         (nftables 1.0.6)

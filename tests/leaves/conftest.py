@@ -1,4 +1,4 @@
-"""What several files here use."""
+"""Fixtures that several files here use."""
 
 import os
 

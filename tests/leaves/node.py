@@ -14,7 +14,7 @@ SMALL = {"subnet": "10.1.0.0/29"}           # gateway .1, gives .2 to .6
 
 
 class Node:
-    """A data directory and the network "net" on it, called as the door calls plugins."""
+    """A data directory and the network "net" on it, called as an entry point calls plugins."""
 
     def __init__(self, root):
         self.root, self.path, self.warnings = root, root / "net", []
@@ -38,7 +38,7 @@ class Node:
             self.warnings += req.warnings
 
     def add(self, ipam, who="pod", **more):
-        """The addresses given, without prefix length."""
+        """Run ADD; return the addresses without prefix length."""
         result = self.call("ADD", ipam, who, **more)
         return [ip["address"].split("/")[0] for ip in result["ips"]]
 

@@ -1,4 +1,4 @@
-"""What can lie in the place of a file."""
+"""Things other than a regular file, in the place of one."""
 
 import os
 import socket

@@ -1,4 +1,4 @@
-"""The system calls of a request: what they give, and what they say when they are refused."""
+"""The system calls of a request: their results and their errors."""
 
 import errno
 import os
@@ -24,18 +24,18 @@ MESSAGE = struct.pack("=IHHII", 20, 16, 2, 7, 0) + b"data"
 def test_a_datagram_is_received_as_messages(pair):
     shown = []
     pair[1].send(MESSAGE + MESSAGE)
-    assert _netlink.receive(pair[0].fileno(), -1, lambda *said: shown.append(said)) == [(16, 2, 7, 0, b"data")] * 2
+    assert _netlink.receive(pair[0].fileno(), -1, lambda *args: shown.append(args)) == [(16, 2, 7, 0, b"data")] * 2
     assert shown == [("<", MESSAGE + MESSAGE)]
 
 
-def test_what_does_not_come_is_waited_for_as_long_as_asked(pair):
+def test_a_missing_message_is_waited_for_until_the_timeout(pair):
     assert _netlink.receive(pair[0].fileno(), 0) is None
     started = time.monotonic()
     assert _netlink.receive(pair[0].fileno(), 30) is None
     assert time.monotonic() - started >= 0.03
 
 
-def test_a_refused_receive_says_why():
+def test_a_refused_receive_names_the_reason():
     with pytest.raises(OSError) as caught:
         _netlink.receive(1 << 20)
     assert caught.value.errno == errno.EBADF

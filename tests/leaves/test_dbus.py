@@ -1,4 +1,4 @@
-"""The message bus: where it is, what is asked of it, and what is made of whatever comes back."""
+"""The message bus: its address, requests to it, and how any answer is handled."""
 
 import contextlib
 import socket
@@ -19,7 +19,7 @@ NAME = "org.fedoraproject.FirewallD1"
     ("unix:guid=01,abstract=/a/b", "\0/a/b"),
     ("tcp:host=localhost,port=1;unix:path=/a/b;unix:path=/c", "/a/b"),
 ])
-def test_bus_is_where_the_environment_says(address, where):
+def test_address_of_the_bus_comes_from_the_environment(address, where):
     assert dbus.system_bus({"DBUS_SYSTEM_BUS_ADDRESS": address}) == where
 
 
@@ -29,7 +29,7 @@ def test_address_that_is_no_unix_socket_is_named(address):
         dbus.system_bus({"DBUS_SYSTEM_BUS_ADDRESS": address})
 
 
-def test_where_nobody_listens_there_is_no_bus(tmp_path):
+def test_path_without_a_listener_is_no_bus(tmp_path):
     (tmp_path / "file").write_text("")
     for path in (tmp_path / "nothing", tmp_path / "file", tmp_path, f"/{'long' * 100}", "\0no such"):
         assert dbus.has_owner(str(path), NAME, 5) is False
@@ -38,7 +38,7 @@ def test_where_nobody_listens_there_is_no_bus(tmp_path):
         assert str(path) in str(e.value)
 
 
-def test_what_is_asked_of_the_bus_is_what_the_library_writes():
+def test_messages_to_the_bus_are_those_that_jeepney_writes():
     assert message_bus.Hello().serialise(1) == dbus.HELLO
     for name in ("a.b", NAME):
         assert dbus.name_has_owner(name) == message_bus.NameHasOwner(name).serialise(2)
@@ -50,9 +50,9 @@ def reply(kind, signature, body, serial=2, endianness=Endianness.little):
 
 
 @contextlib.contextmanager
-def somebody(folder, answer, *, slowly=False):
-    """Somebody who answers one caller in these words, whatever is asked, and hangs up; b"": says nothing. The path."""
-    path = str(folder / "somebody")
+def bus_that_sends(folder, answer, *, slowly=False):
+    """Serve one client at the yielded path: send `answer` and shut down; with b"" send nothing."""
+    path = str(folder / "bus")
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(path)
         server.listen()
@@ -86,17 +86,17 @@ ERROR = reply(MessageType.error, "s", "no")
     (b"HTTP/1.1 400 Bad Request\r\n\r\n", False), (b"x" * 100_000, False), (b"OK 0\r\n" + b"\xff" * 100, False),
 ], ids=["yes", "yes in the other order", "no", "error", "hangs up", "cut short", "rejected", "silent", "no bus",
         "endless", "nonsense"])
-def test_only_who_says_yes_says_yes(tmp_path, answer, there, slowly):
-    with somebody(tmp_path, answer, slowly=slowly) as path:
+def test_only_a_true_answer_is_true(tmp_path, answer, there, slowly):
+    with bus_that_sends(tmp_path, answer, slowly=slowly) as path:
         assert dbus.has_owner(path, NAME, 20) is there
 
 
-def test_who_says_nothing_is_waited_for_so_long(tmp_path):
-    with somebody(tmp_path, b"") as path, pytest.raises(TimeoutError):
+def test_silent_bus_is_a_timeout(tmp_path):
+    with bus_that_sends(tmp_path, b"") as path, pytest.raises(TimeoutError):
         dbus.has_owner(path, NAME, 0.2)
 
 
-def test_queue_that_is_full_is_a_bus_that_hangs(tmp_path):
+def test_bus_with_a_full_queue_is_a_timeout(tmp_path):
     with socket.socket(socket.AF_UNIX) as server, contextlib.ExitStack() as callers:
         server.bind(str(tmp_path / "busy"))
         server.listen(0)
@@ -105,17 +105,17 @@ def test_queue_that_is_full_is_a_bus_that_hangs(tmp_path):
             dbus.has_owner(str(tmp_path / "busy"), NAME, 5)
 
 
-@pytest.mark.parametrize("answer, words", [
+@pytest.mark.parametrize("answer, values", [
     (reply(MessageType.method_return, "s", "here"), ("here",)),
     (reply(MessageType.method_return, "s", "not yours", 9) + reply(MessageType.method_return, "s", "here"), ("here",)),
 ])
-def test_call_returns_the_values_of_its_own_answer(tmp_path, answer, words):
-    with somebody(tmp_path, GREETING + answer) as path, dbus.Bus(path, 5) as bus:
-        assert bus.call("a.b", "/c", "d.e", "f", "text") == words
+def test_call_returns_the_values_of_its_own_answer(tmp_path, answer, values):
+    with bus_that_sends(tmp_path, GREETING + answer) as path, dbus.Bus(path, 5) as bus:
+        assert bus.call("a.b", "/c", "d.e", "f", "text") == values
 
 
-def test_call_that_is_answered_by_an_error_raises_its_words(tmp_path):
-    with somebody(tmp_path, GREETING + ERROR) as path, dbus.Bus(path, 5) as bus:
+def test_error_answer_raises_refused_with_its_text(tmp_path):
+    with bus_that_sends(tmp_path, GREETING + ERROR) as path, dbus.Bus(path, 5) as bus:
         with pytest.raises(dbus.Refused) as e:
             bus.call("a.b", "/c", "d.e", "f", "text")
         assert str(e.value) == "no"

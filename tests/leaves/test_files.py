@@ -1,4 +1,4 @@
-"""The small files that plugins keep: what is no file is refused, and a write is whole or an error."""
+"""The small files of plugins: anything but a regular file is refused; a write is complete or an error."""
 
 import errno
 import os
@@ -21,14 +21,14 @@ class Request:
 
 @pytest.fixture
 def umask():
-    """Sets it; it is as before at the end."""
+    """Set the umask; it is restored after the test."""
     before = os.umask(0o022)
     yield os.umask
     os.umask(before)
 
 
 def refused(function, *args):
-    """The CniError 5 that a call ends with, and it ends: an open of a pipe can wait for ever."""
+    """Return the CniError 5 of a call. The call has to return: opening a pipe can block for ever."""
     errors = []
 
     def call():
@@ -46,7 +46,7 @@ def refused(function, *args):
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS.keys() - {"link"}))
-def test_what_is_no_file_is_neither_read_nor_written(tmp_path, kind):
+def test_anything_but_a_regular_file_is_neither_read_nor_written(tmp_path, kind):
     path = str(tmp_path / "file")
     KINDS[kind](path)
     assert refused(files.read, path).startswith(f"read {path}: ")
@@ -87,7 +87,7 @@ def test_a_backup_that_cannot_be_read_is_not_an_empty_one(tmp_path, monkeypatch,
     assert backup.read() == {"mtu": 1400}
 
 
-def test_a_write_that_the_disk_has_no_room_for_is_an_error(tmp_path):
+def test_a_write_to_a_full_disk_is_an_error(tmp_path):
     """The first bytes were written and the rest was not, and that was taken for success."""
     path = str(tmp_path / "file")
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -99,8 +99,8 @@ def test_a_write_that_the_disk_has_no_room_for_is_an_error(tmp_path):
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_a_second_add_on_a_full_disk_does_not_lose_what_the_first_has_kept(tmp_path):
-    """The file was emptied and written again with the same content, and there was no room for it."""
+def test_a_second_add_on_a_full_disk_keeps_the_backup_of_the_first(tmp_path):
+    """The file was emptied and written again with the same content, and the disk was full."""
     backup, saved = Backup(Request, str(tmp_path)), Saved(str(tmp_path), "pod", "net")
     undone = []
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""host-local: addresses given and taken back, their order, files, a full range, and sharing with the Go plugin."""
+"""host-local: addresses allocated and released, their order, files, a full range, and sharing with the Go plugin."""
 
 import json
 import os
@@ -22,7 +22,7 @@ def node(tmp_path):
 
 # -- ADD and DEL ------------------------------------------------------------------------------------------
 
-def test_add_gives_the_first_address_after_the_gateway_and_del_takes_it_back(node):
+def test_add_allocates_the_first_address_after_the_gateway_and_del_releases_it(node):
     numbers = {"mtu": 1400, "priority": 0, "table": 0}
     result = node.call("ADD", SMALL | {"routes": [{"dst": "0.0.0.0/0"},
                                                   {"dst": "10.9.0.0/16", "gw": "10.1.0.5"} | numbers]})
@@ -45,7 +45,7 @@ def test_del_and_check_of_a_network_that_never_was_create_nothing(node):
     assert list(node.root.iterdir()) == []
 
 
-def test_del_takes_only_the_interface_it_names(node):
+def test_del_releases_only_the_interface_it_names(node):
     node.add(SMALL)
     node.add(SMALL, ifname="eth1")
     node.add(SMALL, "pod2")
@@ -69,7 +69,7 @@ def test_files_of_old_plugins_with_the_id_alone_are_checked_and_deleted(node):
 
 
 def test_a_flipped_byte_in_the_index_changes_no_answer(node):
-    """With a damaged index that was believed, DEL said success and left the pod's file."""
+    """A damaged index was used: DEL succeeded and left the pod's file."""
     node.add(SMALL, "other")
     node.add(SMALL)
     for at in range(0, (node.path / ".fastcni.index").stat().st_size, 31):
@@ -93,7 +93,7 @@ def test_a_container_gets_no_second_address_of_a_set(node):
 
 
 def test_a_failed_add_releases_only_what_it_took(node):
-    """The reference releases by owner, and with it what an earlier call left."""
+    """The reference releases by owner, and so also addresses of an earlier call."""
     node.add({"subnet": "10.5.0.0/24"})
     node.add({"subnet": "fd00::/126", "rangeEnd": "fd00::2"}, "other")
     e = node.refused("ADD", {"ranges": [[{"subnet": "10.1.0.0/24"}],
@@ -162,7 +162,7 @@ def test_an_ipv6_range_ends_with_its_last_address_an_ipv4_range_before_the_broad
     assert sorted(node.files()) == ["10.1.0.2", "fd00::2", "fd00::3"]
 
 
-def test_a_sixty_four_works_from_end_to_end(node):
+def test_an_ipv6_64_works_from_end_to_end(node):
     ipam = {"subnet": "fd00:9::/64", "rangeStart": "fd00:9::ffff:ffff:ffff:fffe"}
     assert node.add(ipam, "a") == ["fd00:9::ffff:ffff:ffff:fffe"]
     assert node.add(ipam, "b") == ["fd00:9::ffff:ffff:ffff:ffff"]
@@ -258,7 +258,7 @@ def shared(node):
 
 
 def test_both_work_in_turn_on_one_directory(shared):
-    """Whoever comes next goes on where the other stopped, and either deletes what the other added."""
+    """Each continues where the other stopped, and deletes what the other added."""
     ipam = {"ranges": [[{"subnet": "10.1.0.0/28"}], [{"subnet": "fd00::/124"}]]}
     rng, held = random.Random(1), {}
     for n in range(60):
@@ -278,7 +278,7 @@ def test_both_work_in_turn_on_one_directory(shared):
     assert not [text for text in shared.warnings if "torn" in text]
 
 
-def test_both_give_the_same_addresses_for_the_same_story(shared, tmp_path_factory):
+def test_both_allocate_the_same_addresses_for_the_same_calls(shared, tmp_path_factory):
     ipam = {"ranges": [[{"subnet": "10.1.0.0/29", "gateway": "10.1.0.4"},
                         {"subnet": "10.2.0.0/29", "rangeStart": "10.2.0.3"}], [{"subnet": "fd00::/125"}]]}
     theirs = Node(tmp_path_factory.mktemp("go"))

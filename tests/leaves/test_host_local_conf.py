@@ -1,4 +1,4 @@
-"""host-local: addresses that are asked for, its configuration, and its texts where either cannot be."""
+"""host-local: requested addresses, its configuration, and the error texts for both."""
 
 import pytest
 from leaves.node import SMALL, Node
@@ -46,7 +46,7 @@ def test_requests_are_a_union_one_for_each_set(node):
     (["x"], 7, "cannot understand ip: invalid IP address: x"),
     ([""], 7, "cannot understand ip: "),
 ])
-def test_requests_that_cannot_be_met_are_refused_in_words(node, ips, code, text):
+def test_requests_that_cannot_be_met_are_refused_with_a_text(node, ips, code, text):
     node.add(SMALL, "p", args="IP=10.1.0.3")
     before = node.files()
     e = node.refused("ADD", SMALL, runtimeConfig={"ips": ips})
@@ -118,7 +118,7 @@ def one(**keys):
 ])
 @pytest.mark.parametrize("command", ["ADD", "DEL", "CHECK"])
 def test_bad_configurations_are_refused_but_not_by_del(node, ipam, text, command):
-    """DEL reads where the addresses are, and nothing else."""
+    """DEL reads only the data directory from the configuration."""
     if command == "DEL" and "dataDir" not in ipam:
         node.add(SMALL)
         node.call("DEL", ipam)

@@ -30,7 +30,7 @@ def test_the_next_free_address_skips_what_is_held_and_the_gateway(directory):
     assert index.next_free(v4(9), v4(5)) is None
 
 
-def test_a_full_sixteen_is_full_and_one_hole_is_found_from_everywhere(directory):
+def test_a_full_16_is_full_and_one_free_address_is_found_from_everywhere(directory):
     index = directory.open()
     for n in range(65536):
         index.hold(v4(n), b"%d" % n)
@@ -53,7 +53,7 @@ def test_an_address_is_held_once(directory):
     assert len(index) == 0
 
 
-def test_both_families_live_in_one_index(directory):
+def test_one_index_has_both_families(directory):
     index = directory.open()
     index.hold(v4(1), b"pod")
     index.hold(v6(1), b"pod")
@@ -62,7 +62,7 @@ def test_both_families_live_in_one_index(directory):
     assert index.is_held(mapped) and not index.hold(mapped, b"pod")
 
 
-def test_a_sixty_four_needs_no_bitmap_of_its_size(directory):
+def test_an_ipv6_64_needs_no_bitmap_of_its_size(directory):
     index = directory.open()
     first, last = v6(1), v6(2**64 - 1)
     far = v6(2**63)
@@ -88,7 +88,7 @@ def test_the_end_of_the_address_space_is_an_end(directory):
     assert index.next_free(b"\xff" * 15 + b"\x00", top) is None
 
 
-def test_only_whole_addresses_are_taken(directory):
+def test_only_complete_addresses_are_accepted(directory):
     index = directory.open()
     for wrong in (b"", b"123", b"12345", b"1" * 17):
         with pytest.raises(ValueError):
@@ -185,7 +185,7 @@ def test_it_grows_and_keeps_everything(directory):
     assert index.sign() and os.path.getsize(directory.file()) <= 8192
 
 
-def test_strewn_addresses_cost_a_block_each_and_give_it_back(directory):
+def test_scattered_addresses_take_a_block_each_and_free_it(directory):
     index = directory.open()
     strewn = [(0xFD << 120 | n << 20).to_bytes(16, "big") for n in range(3000)]
     for a in strewn:

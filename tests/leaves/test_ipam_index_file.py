@@ -1,4 +1,4 @@
-"""The file of the index: when it is believed, what is made of damage and of a full disk."""
+"""The file of the index: when it is used, and how damage and a full disk are handled."""
 
 import os
 import struct
@@ -14,9 +14,9 @@ from leaves.index import BOOT, HEADER, Directory, v4
 
 from fastcni import _ipam_bitmap
 
-# -- when it is believed ----------------------------------------------------------------------------------
+# -- when it is used --------------------------------------------------------------------------------------
 
-def test_what_was_signed_is_believed_and_what_was_not_is_lost(directory):
+def test_signed_changes_are_kept_and_others_are_lost(directory):
     directory.filled(10)
     index = directory.open()
     assert index.fresh and not index.dirty
@@ -31,7 +31,7 @@ def test_what_was_signed_is_believed_and_what_was_not_is_lost(directory):
     assert not directory.open().fresh
 
 
-def test_somebody_elses_change_is_noticed_however_soon_it_comes(directory):
+def test_a_change_by_another_program_is_noticed_however_soon_it_comes(directory):
     for n in range(200):
         directory.filled(3)
         (directory.path / str(n)).touch()
@@ -50,7 +50,7 @@ def test_setting_the_time_of_the_directory_back_does_not_help(directory):
     assert not directory.open().fresh
 
 
-def test_an_index_copied_into_another_directory_is_not_believed(directory, tmp_path_factory):
+def test_an_index_copied_into_another_directory_is_not_used(directory, tmp_path_factory):
     directory.filled(3)
     other = Directory(tmp_path_factory.mktemp("copy"))
     with open(directory.file(), "rb") as a, open(other.file(), "wb") as b:
@@ -61,13 +61,13 @@ def test_an_index_copied_into_another_directory_is_not_believed(directory, tmp_p
     os.close(other.fd)
 
 
-def test_an_index_of_another_boot_is_not_believed(directory):
+def test_an_index_of_another_boot_is_not_used(directory):
     directory.filled(3)
     assert not directory.open(b"f" * 36).fresh
     assert directory.open().fresh
 
 
-def test_without_a_boot_id_nothing_is_believed(directory):
+def test_without_a_boot_id_no_index_is_used(directory):
     directory.filled(3)
     index = directory.open(b"")
     assert not index.fresh and len(index) == 0 and not index.sign()
@@ -75,7 +75,7 @@ def test_without_a_boot_id_nothing_is_believed(directory):
     assert not directory.open(b"").fresh
 
 
-def test_a_process_killed_in_between_leaves_an_index_that_is_not_believed(directory):
+def test_a_process_killed_in_between_leaves_an_index_that_is_not_used(directory):
     directory.filled(3)
     pid = os.fork()
     if pid == 0:
@@ -99,7 +99,7 @@ assert index.hold({address!r}, b"x") and index.sign()
 
 
 @pytest.mark.parametrize("call", ["pwrite64", "utimensat"])
-def test_a_process_killed_while_it_signs_leaves_an_index_that_is_not_believed(directory, call):
+def test_a_process_killed_while_it_signs_leaves_an_index_that_is_not_used(directory, call):
     """The n-th call that changes something is not made and the process is killed: a half-written index is no index."""
     if not which("strace"):
         pytest.skip("needs strace: kills a process at a system call")
@@ -163,8 +163,8 @@ def test_a_file_cut_short_is_started_anew(directory):
 
 
 @pytest.mark.parametrize("held", [3, 300])
-def test_a_flipped_byte_anywhere_makes_an_index_that_is_not_believed(directory, held):
-    """One byte of the tables was damaged, the index was believed, and a DEL left its file."""
+def test_a_flipped_byte_anywhere_makes_an_index_that_is_not_used(directory, held):
+    """One byte of the tables was damaged, the index was used, and a DEL left its file."""
     directory.filled(held)
     with open(directory.file(), "r+b", buffering=0) as file:
         whole = file.read()
@@ -212,7 +212,7 @@ def test_damage_on_the_disk_does_not_reach_a_process_that_has_a_copy(directory):
 
 @settings(max_examples=60, deadline=None)
 @given(st.binary(min_size=256, max_size=6000), st.integers(16, 5000))
-def test_any_bytes_in_the_file_are_survived(tmp_path_factory, noise, at):
+def test_any_bytes_in_the_file_are_handled(tmp_path_factory, noise, at):
     d = Directory(tmp_path_factory.mktemp("noise"))
     d.filled(20)
     with open(d.file(), "r+b") as f:
@@ -263,9 +263,9 @@ def test_a_file_that_is_cut_short_while_it_is_open_ends_no_process(directory, si
 
 
 def in_a_mount_namespace(code):
-    """Run Python code as root in a mount namespace of its own; it mounts there what it needs."""
+    """Run Python code as root in a new mount namespace, where it may mount."""
     if os.geteuid() != 0:
-        pytest.skip("needs root: mounts a small tmpfs in a mount namespace of its own")
+        pytest.skip("needs root: mounts a small tmpfs in a new mount namespace")
     root = os.path.dirname(os.path.dirname(_ipam_bitmap.__file__))
     done = subprocess.run(["unshare", "-m", sys.executable, "-c", f"import sys; sys.path.insert(0, {root!r})\n{code}"],
                           check=False, capture_output=True, text=True)
@@ -368,7 +368,7 @@ def pages_read(*directories):
             for each in rounds]
 
 
-def test_a_file_is_read_once_until_its_copy_is_let_go(directory):
+def test_a_file_is_read_once_until_its_copy_is_freed(directory):
     directory.filled(300)
     assert pages_read(directory) == [1, 0, 0, 1]
 
@@ -410,7 +410,7 @@ index.close()
     index.close()
 
 
-def test_a_file_in_the_place_of_another_is_not_taken_for_it(directory):
+def test_a_file_that_replaces_another_is_not_confused_with_it(directory):
     directory.filled(3)
     os.rename(directory.file(), f"{directory.file()}.old")
     index = directory.open()

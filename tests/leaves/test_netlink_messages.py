@@ -20,12 +20,12 @@ HOST_MAC, POD_MAC = b"\2\0\0\0\0\1", b"\2\0\0\0\0\2"
 
 
 def rows(data):
-    """Rows of four, as both sides of a comparison are shown."""
+    """Return bytes as rows of four, as a failed comparison shows them."""
     return [data[i:i + 4].hex(" ") for i in range(0, len(data), 4)]
 
 
 def golden(text):
-    """Rows of four in a test, without the words behind '#'."""
+    """Return the rows of four in a test, without the comments."""
     return [row.partition("#")[0].strip() for row in text.strip().splitlines()]
 
 

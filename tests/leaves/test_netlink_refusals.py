@@ -1,5 +1,4 @@
-"""What the netlink leaf refuses, and how it reads what the kernel refuses: a Batch that is misused, acknowledgements,
-lengths that cannot be, and garbage."""
+"""Errors of the netlink leaf: misuse of a Batch, acknowledgements with errors, invalid lengths, and random bytes."""
 
 import os
 import struct
@@ -70,12 +69,12 @@ def test_a_value_of_another_kind_or_size_is_refused(write, error):
     assert len(batch.finish()) == 16
 
 
-def fill(batch, room):
-    """Messages until `room` bytes are left."""
-    batch.begin(16, uapi.NLM_F_ACK, b"", "fill").raw(1, bytes(CAPACITY - room - 16 - 4))
+def fill(batch, left):
+    """Messages until `left` bytes are left."""
+    batch.begin(16, uapi.NLM_F_ACK, b"", "fill").raw(1, bytes(CAPACITY - left - 16 - 4))
 
 
-def test_a_batch_that_is_full_holds_the_whole_messages_before():
+def test_a_full_batch_holds_the_complete_messages_before():
     """A batch used to be left with half of what did not fit, or to write a length behind its buffer."""
     batch = Batch()
     fill(batch, 40)
@@ -87,10 +86,10 @@ def test_a_batch_that_is_full_holds_the_whole_messages_before():
     assert batch.asked == {1: "again"}
 
 
-@pytest.mark.parametrize("room", [0, 4, 8, 12, 16])
-def test_a_header_that_does_not_fit_leaves_the_batch_as_it_was(room):
+@pytest.mark.parametrize("left", [0, 4, 8, 12, 16])
+def test_a_header_that_does_not_fit_leaves_the_batch_as_it_was(left):
     batch = Batch()
-    fill(batch, room)
+    fill(batch, left)
     before = batch.finish()
     with pytest.raises(BatchFull):
         batch.begin(17, uapi.NLM_F_ACK, b"abcd", "too long")
@@ -164,7 +163,7 @@ def test_the_smallest_number_is_a_refusal_too():
 
 # -- truncated and hostile input ---------------------------------------------------------------------------
 
-@pytest.mark.parametrize("data, words", [
+@pytest.mark.parametrize("data, text", [
     (b"\x0f\0\0\0" + bytes(12), "message of 15 bytes at 0 in a datagram of 16"),        # shorter than a header
     (b"\x11\0\0\0" + bytes(12), "message of 17 bytes at 0 in a datagram of 16"),        # longer than the datagram
     (b"\xff\xff\xff\xff" + bytes(12), "message of 4294967295 bytes"),
@@ -172,22 +171,22 @@ def test_the_smallest_number_is_a_refusal_too():
     (b"\x10\0\0\0" + bytes(12) + b"xyz", "3 stray bytes"),
     (b"abc", "3 stray bytes"),
 ])
-def test_a_datagram_with_a_wrong_length_is_refused(data, words):
-    with pytest.raises(ValueError, match=words):
+def test_a_datagram_with_a_wrong_length_is_refused(data, text):
+    with pytest.raises(ValueError, match=text):
         messages(data)
 
 
-@pytest.mark.parametrize("data, words", [
+@pytest.mark.parametrize("data, text", [
     (b"\x03\0\1\0", "attribute of 3 bytes at 0 in 4"),
     (b"\x05\0\1\0", "attribute of 5 bytes at 0 in 4"),
     (bytes(4), "attribute of 0 bytes"),
     (b"\x04\0\1\0\x09\0\1\0abcd", "attribute of 9 bytes at 4 in 12"),
     (b"\x04\0\1\0ab", "2 stray bytes"),
 ])
-def test_an_attribute_with_a_wrong_length_is_refused(data, words):
-    with pytest.raises(ValueError, match=words):
+def test_an_attribute_with_a_wrong_length_is_refused(data, text):
+    with pytest.raises(ValueError, match=text):
         attribute_list(data)
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(ValueError, match=text):
         attributes(data)
 
 
@@ -202,7 +201,7 @@ def test_the_last_attribute_may_lack_its_padding():
     assert messages(b"\x11\0\0\0" + bytes(12) + b"x") == [(0, 0, 0, 0, b"x")]
 
 
-def test_flags_are_stripped_and_of_twins_the_last_one_counts():
+def test_flags_are_stripped_and_the_last_of_equal_attributes_counts():
     data = b"\x05\0\1\x80x\0\0\0\x05\0\1\x40y\0\0\0"
     assert attribute_list(data) == [(1, b"x"), (1, b"y")]
     assert attributes(data) == {1: b"y"}
@@ -265,7 +264,7 @@ def test_readers_of_verbs_refuse_garbage_with_a_value_error_or_read_it(read, hea
     fuzz()
 
 
-# -- the stranger ------------------------------------------------------------------------------------------
+# -- setns -------------------------------------------------------------------------------------------------
 
 def test_setns_says_why_it_cannot():
     fd = os.open("/dev/null", os.O_RDONLY)

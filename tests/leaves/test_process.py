@@ -1,4 +1,4 @@
-"""Programs are run to their end: what goes in, what comes out, how it ended."""
+"""Programs run until they end: their input, output and exit status."""
 
 import errno
 import os
@@ -22,7 +22,7 @@ def sh(script, stdin=b"", env=None, **how):
     return process.run(SH, env, stdin, (SH, "-c", script), **{"timeout": None, **how})
 
 
-def test_both_streams_come_back_whole_and_apart():
+def test_both_streams_are_complete_and_separate():
     ended = sh("cat; echo oops >&2", b"in\0put\n")
     assert (ended.status, ended.stdout, ended.stderr, ended.cause) == (0, b"in\0put\n", b"oops\n", "")
 
@@ -48,19 +48,19 @@ def test_the_argument_list_is_just_the_path():
     ("kill -15 $$", -15, "signal: terminated"),
     ("kill -13 $$", -13, "signal: broken pipe"),
 ])
-def test_the_cause_says_how_it_ended(script, status, cause):
+def test_the_cause_names_the_exit_status_or_the_signal(script, status, cause):
     ended = sh(script)
     assert (ended.status, ended.cause) == (status, cause)
 
 
-def test_a_core_dump_is_told():
+def test_a_core_dump_is_reported():
     # wait(2): the low seven bits are the signal, the eighth says that a core was written
     dumped = process.read_wait_status(signal.SIGSEGV | 0x80)
     assert dumped == (-11, "signal: segmentation fault (core dumped)")
     assert process.read_wait_status(40) == (-40, "signal: signal 40")
 
 
-def test_at_the_end_of_its_time_the_program_is_killed():
+def test_after_the_timeout_the_program_is_killed():
     start = time.monotonic()
     ended = sh("exec sleep 60", timeout=0.1)
     assert ended.cause == "signal: killed"
@@ -110,7 +110,7 @@ def test_signals_that_python_ignores_work_in_the_child():
     assert not int(ignored.split()[1], 16) & (1 << signal.SIGPIPE - 1 | 1 << signal.SIGXFSZ - 1)
 
 
-def test_it_works_with_the_own_standard_streams_closed(tmp_path):
+def test_it_works_if_this_process_has_no_standard_streams(tmp_path):
     # memfd_create then gives 0, 1 and 2, and a dup2 onto its own number would leave it to be closed at exec
     code = textwrap.dedent(f"""
         import os
@@ -152,7 +152,7 @@ STARTS_ANOTHER = "echo $$ > {0}/pids; sleep 1000 & echo $! >> {0}/pids; wait"
 
 
 def pids(folder, count=2):
-    """Those that STARTS_ANOTHER has written, when they are there."""
+    """Wait for the pids that STARTS_ANOTHER writes, and return them."""
     file = folder / "pids"
     assert eventually(lambda: file.exists() and len(file.read_text().split()) == count)
     return [int(word) for word in file.read_text().split()]
@@ -166,7 +166,7 @@ def eventually(claim, seconds=30):
 
 
 def runs(pid):
-    """Is it there, and no zombie that its new parent has still to take?"""
+    """Return whether the process exists and is no zombie."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             return file.read().rpartition(")")[2].split()[0] != "Z"
@@ -174,13 +174,13 @@ def runs(pid):
         return False
 
 
-def test_at_the_end_of_its_time_a_program_takes_its_group_along(tmp_path):
+def test_after_the_timeout_the_process_group_is_killed(tmp_path):
     ended = sh(STARTS_ANOTHER.format(tmp_path), timeout=1)
     assert ended.late and ended.cause == "signal: killed"
     assert eventually(lambda: not any(map(runs, pids(tmp_path))))
 
 
-def test_a_caller_that_leaves_takes_the_program_along(tmp_path):
+def test_when_the_caller_leaves_the_process_group_is_killed(tmp_path):
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     request = waiting.Request()
     request.caller = ours.fileno()
@@ -210,7 +210,7 @@ process.run("/bin/sh", {{}}, b"", ("/bin/sh", "-c", "echo $$ > {tmp_path}/pids; 
 
 
 def test_a_program_has_no_signal_blocked():
-    """A server blocks those that end it, and its programs could not be ended by them."""
+    """A server blocks SIGTERM and SIGINT; its programs inherited that and could not be ended."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
     try:
         status = process.run("/bin/cat", {}, b"", ("/bin/cat", "/proc/self/status"), timeout=60).stdout

@@ -1,4 +1,4 @@
-"""The run token: of the threads that need it one runs, until it waits for something long."""
+"""The run token: one of the threads that need it runs, until it blocks for long."""
 
 import socket
 import time
@@ -14,8 +14,7 @@ HANGS_S = 0.5                       # many times what a thread waits for the tok
 
 @pytest.fixture
 def begin():
-    """begin(fn): runs it in a thread that needs the token, and gives it back at the end; returns the Event that it has
-    ended."""
+    """begin(fn) runs fn in a thread with the run token. It returns an Event that is set when the thread has ended."""
     threads = []
 
     def make(fn):
@@ -38,7 +37,7 @@ def begin():
 
 
 def having(begin, fn):
-    """A thread that has the token, and now begins with fn()."""
+    """Start a thread, wait until it has the token and begins fn()."""
     has = Event()
     ended = begin(lambda: (has.set(), fn()))
     assert has.wait(5)
@@ -61,7 +60,7 @@ def test_a_thread_waits_for_the_token(begin):
 
 
 @pytest.mark.parametrize("wait", ["receive", "await_message", "Gate"])
-def test_a_thread_that_waits_for_something_long_gives_the_token_back(begin, wait):
+def test_a_thread_that_blocks_for_long_gives_the_token_back(begin, wait):
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
     gate = Gate()
     with ours, theirs:

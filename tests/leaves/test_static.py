@@ -1,4 +1,4 @@
-"""static: addresses as they were named; what replaces what, and its texts."""
+"""static: configured addresses, which source replaces which, and error texts."""
 
 import pytest
 
@@ -29,7 +29,7 @@ def refused(*args, **more):
 TWO = {"addresses": [{"address": "10.1.0.5/24", "gateway": "10.1.0.1"}, {"address": "fd00::5/64"}]}
 
 
-def test_addresses_routes_and_dns_are_handed_on(tmp_path):
+def test_addresses_routes_and_dns_are_in_the_result(tmp_path):
     more = {"routes": [{"dst": "0.0.0.0/0"}, {"dst": "10.0.0.0/8", "gw": "10.1.0.9"}],
             "dns": {"nameservers": ["10.1.0.1"], "domain": "example", "search": [], "options": None}}
     assert call("ADD", TWO | more) == {
@@ -73,7 +73,7 @@ def test_args_replace_and_the_capability_replaces_again():
     ({"addresses": [{"address": "10.1.0.5/24"}, {"address": "10.2.0.5/24"}]}, {"version": "0.2.0"}, 7,
      "CNI version 0.2.0 does not support more than 1 address per family"),
 ])
-def test_bad_input_is_refused_in_the_words_of_the_reference(ipam, more, code, text):
+def test_bad_input_is_refused_with_the_text_of_the_reference(ipam, more, code, text):
     for command in ("ADD", "CHECK"):
         e = refused(command, ipam, **more)
         assert (e.code, e.msg) == (code, text)
@@ -98,5 +98,5 @@ def test_check_compares_the_gateways_of_the_addresses_that_are_there():
         assert e.msg == "static: Failed to match addr 10.1.0.5 on interface eth0"
 
 
-def test_del_does_not_even_look():
+def test_del_does_not_read_the_configuration():
     assert call("DEL", {"addresses": "nonsense"}, args="=;=") is None

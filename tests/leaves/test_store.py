@@ -30,7 +30,7 @@ def ip(text):
 
 
 class Place:
-    """A data directory, and what was said on the way."""
+    """A data directory and the warnings that were given."""
 
     def __init__(self, root):
         self.root, self.path, self.warnings = root, root / "net", []
@@ -124,7 +124,7 @@ def test_the_index_is_used_again_and_not_rebuilt(place, monkeypatch):
         assert store.addresses_of(POD) == [] and not store.index.is_held(ip("10.1.0.2"))
 
 
-def test_files_made_by_another_hand_are_found(place):
+def test_files_of_another_program_are_found(place):
     with place():
         pass
     place.put("10.1.0.7", b"other\r\neth0")
@@ -149,7 +149,7 @@ def test_the_index_may_be_removed_or_damaged_at_any_time(place):
     assert place.warnings == []
 
 
-def test_an_index_that_cannot_be_a_file_is_done_without_and_said_so(place):
+def test_an_index_that_cannot_be_a_file_is_reported_and_not_used(place):
     with place() as store:
         store.take(ip("10.1.0.2"), POD)
     (place.path / ".fastcni.index").unlink()
@@ -163,7 +163,7 @@ def test_an_index_that_cannot_be_a_file_is_done_without_and_said_so(place):
 
 
 def test_an_index_of_an_earlier_boot_is_read_anew(place, monkeypatch):
-    """After a power cut the index can be of another moment than the files."""
+    """After a power failure the index and the files can be of different moments."""
     with place() as store:
         store.take(ip("10.1.0.2"), POD)
         store.index.drop(ip("10.1.0.2"), POD)       # what an older index says
@@ -209,7 +209,7 @@ def test_killed_anywhere_files_and_index_agree_afterwards(place):
         rng.random()
 
 
-def test_a_file_that_says_something_else_is_left_alone_and_believed(place):
+def test_the_file_of_another_owner_is_left_and_authoritative(place):
     with place() as store:
         store.take(ip("10.1.0.2"), POD)
         store.take(ip("10.1.0.3"), POD)
@@ -222,8 +222,8 @@ def test_a_file_that_says_something_else_is_left_alone_and_believed(place):
     assert place.addresses() == ["10.1.0.2", "10.1.0.3"]
 
 
-def test_an_index_that_misses_a_removal_is_put_right_when_the_address_is_taken(place):
-    """Somebody without the lock can remove a file while we work. The next to get the address is then known."""
+def test_an_index_that_missed_a_removal_is_corrected_when_the_address_is_allocated(place):
+    """A program without the lock removed a file meanwhile. Then the next owner of the address is recorded."""
     with place() as store:
         store.take(ip("10.1.0.2"), OTHER)
         os.unlink(place.path / "10.1.0.2")
@@ -423,9 +423,9 @@ assert any(".fastcni.index: No space left on device; working without it" in text
 """
 
 
-def test_a_full_disk_refuses_add_in_words_and_never_del(tmp_path):
+def test_a_full_disk_refuses_add_with_a_text_and_never_del(tmp_path):
     if os.geteuid() != 0:
-        pytest.skip("needs root: mounts a small tmpfs in a mount namespace of its own")
+        pytest.skip("needs root: mounts a small tmpfs in a new mount namespace")
     root = os.path.dirname(os.path.dirname(fastcni.__file__))
     code = SMALL_DISK.format(root=root, where=str(tmp_path))
     done = subprocess.run(["unshare", "-m", sys.executable, "-c", code],

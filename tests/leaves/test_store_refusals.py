@@ -45,7 +45,7 @@ def refuse(monkeypatch):
 
 @pytest.fixture(params=["known", "lost"])
 def index(request, node):
-    """What the index knows before a file cannot be read: its owner, or nothing."""
+    """Whether the index knows the file's owner before the file cannot be read."""
     def lose():
         if request.param == "lost":
             (node.path / ".fastcni.index").unlink()
@@ -56,7 +56,7 @@ def index(request, node):
 
 @pytest.mark.parametrize("number", ERRORS)
 def test_del_of_a_pod_whose_file_cannot_be_read_says_so_and_a_later_one_releases_it(node, refuse, index, number):
-    """DEL said success, the index noted a wrong owner, and the address was held for ever."""
+    """DEL succeeded, the index recorded a wrong owner, and the address was never released."""
     node.add(SMALL)
     node.add(SMALL, "other")
     index()
@@ -166,7 +166,7 @@ print(*node.warnings, sep="\\n")
 
 
 def run(node, command, *wrapper):
-    """What one plugin call in a process of its own says; `wrapper` is a command line that runs it."""
+    """Return what one plugin call in a new process prints; `wrapper` is a command line that runs it."""
     code = CALL.format(root=ROOT, where=str(node.root), command=command)
     done = subprocess.run([*wrapper, sys.executable, "-c", code], check=False, capture_output=True, text=True,
                           timeout=60)
@@ -181,8 +181,8 @@ def test_without_the_right_to_read_a_file_del_says_so(node):
     node.add(SMALL)
     (node.path / FIRST).chmod(0)
     os.chown(node.path / FIRST, 12345, 12345)
-    said = run(node, "DEL", "setpriv", "--bounding-set=-dac_override,-dac_read_search")
-    assert f"read {node.path}/{FIRST}: Permission denied (errno 13)" in said
+    printed = run(node, "DEL", "setpriv", "--bounding-set=-dac_override,-dac_read_search")
+    assert f"read {node.path}/{FIRST}: Permission denied (errno 13)" in printed
     node.call("DEL", SMALL)
     assert node.files() == {}
 
@@ -192,9 +192,9 @@ def test_a_disk_that_fails_to_read_a_file_once_loses_nothing(node, command):
     if not which("strace"):
         pytest.skip("needs strace: makes a read(2) fail")
     node.add(SMALL)
-    said = run(node, command, "strace", "-f", "--seccomp-bpf", "-o", "/dev/null", "-P", str(node.path / FIRST),
+    printed = run(node, command, "strace", "-f", "--seccomp-bpf", "-o", "/dev/null", "-P", str(node.path / FIRST),
                "-e", "trace=read", "-e", "inject=read:error=EIO")
-    assert f"read {node.path}/{FIRST}: Input/output error (errno 5)" in said
+    assert f"read {node.path}/{FIRST}: Input/output error (errno 5)" in printed
     assert node.files() == {FIRST: POD}
     node.call("CHECK", SMALL)
     node.call("DEL", SMALL)
@@ -213,21 +213,21 @@ def put(request, node):
 
 
 def test_a_lock_that_is_no_file_is_refused_and_not_waited_for(node, put):
-    """The open of a pipe waits for a writer; it did so with Python's lock, and the whole server stood still."""
+    """The open of a pipe waits for a writer; it did so with Python's lock, and all requests of the server waited."""
     put("lock")
     for command in ("ADD", "DEL"):
         assert f"CniError lock {node.path}/lock: " in run(node, command)
 
 
-def test_a_cursor_that_is_no_file_is_named_and_done_without(node, put):
+def test_a_cursor_that_is_no_file_is_named_and_not_used(node, put):
     put("last_reserved_ip.0")
-    said = run(node, "ADD")
-    assert f"'{FIRST}/29'" in said and f"write {node.path}/last_reserved_ip.0: " in said
+    printed = run(node, "ADD")
+    assert f"'{FIRST}/29'" in printed and f"write {node.path}/last_reserved_ip.0: " in printed
     node.call("DEL", SMALL)
     assert node.files() == {}
 
 
-def test_an_index_that_is_no_file_is_named_and_done_without(node, put):
+def test_an_index_that_is_no_file_is_named_and_not_used(node, put):
     put(".fastcni.index")
     assert node.add(SMALL) == [FIRST] and f"{node.path}/.fastcni.index: " in node.warnings[-1]
     node.call("CHECK", SMALL)

@@ -1,4 +1,4 @@
-"""Names of sysctls: either separator, and no way out of /proc/sys."""
+"""Names of sysctls: either separator, and no path outside of /proc/sys."""
 
 import pytest
 from hypothesis import given

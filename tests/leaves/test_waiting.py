@@ -1,4 +1,4 @@
-"""Waits end: when what they wait for comes, at their limit, when the caller leaves."""
+"""Waits end at their event, at their limit, or when the caller leaves."""
 
 import errno
 import fcntl
@@ -15,7 +15,7 @@ from fastcni.kernel.waiting import LOCK, PROGRAM, CallerGone
 
 
 class Watched(waiting.Request):
-    """A request whose caller is the other end of a connection; what was waited for."""
+    """A request whose caller is the other end of a connection; `kinds` records its waits."""
 
     def __init__(self):
         self.ours, self.theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -44,7 +44,7 @@ def pipe():
 
 @pytest.fixture
 def held(tmp_path):
-    """A descriptor of a file whose lock another one has, and that one."""
+    """Two descriptors of one file; the second holds its lock."""
     with open(tmp_path / "lock", "w") as ours, open(tmp_path / "lock") as theirs:
         fcntl.flock(theirs, fcntl.LOCK_EX)
         yield ours.fileno(), theirs.fileno()
@@ -83,7 +83,7 @@ def test_a_thread_that_works_for_nobody_has_no_caller_to_lose(pipe):
 
 
 def test_a_held_lock_is_waited_for_until_the_limit_and_no_longer(held):
-    """flock(2) waits for ever: one process that does not let go stopped everything."""
+    """flock(2) waits for ever: one process that kept the lock blocked all requests."""
     assert waiting.lock(held[0], 0.05) is False
     fcntl.flock(held[1], fcntl.LOCK_UN)
     assert waiting.lock(held[0], 0.05) is True
