@@ -48,7 +48,7 @@ class Looks(FakeKernel):
     [ack(1, ENODEV)],
     [OSError(ENOBUFS, ""), ack(1)],                     # the announcement was dropped, the ACK is still to come
 ], ids=["announced", "after others", "gone before", "dropped"])
-def test_a_link_is_deleted_when_it_is_announced_gone(queue):
+def test_a_delete_returns_when_the_kernel_announces_that_the_link_is_gone(queue):
     watcher = Socket(queue)
     deletion.delete(watcher, now, 7, "veth0")
     assert watcher.closed

@@ -88,7 +88,7 @@ def row(number):
 # -- variables ---------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("s", [row("S1"), row("S2")])
-def test_without_a_command_it_says_what_it_is(plugin, s):
+def test_without_a_command_a_plugin_prints_its_about_text(plugin, s):
     reply = handle("stand-in", {}, b"", Mode())
     about, versions = reply.stderr.decode().splitlines()
     assert (reply.status, reply.stdout) == (0, b"")
@@ -114,7 +114,7 @@ def test_missing_variables_are_listed(plugin, command, env, words):
     pytest.param("ADD", {"CNI_IFNAME": "a" * 15}, id="S9"),
     pytest.param("ADD", {"CNI_IFNAME": "..."}, id="S10"),
 ])
-def test_what_is_not_required_is_not_looked_at(plugin, command, env):
+def test_variables_that_are_not_required_are_not_checked(plugin, command, env):
     assert call(command, **env).status == 0
     assert [req.command for req in plugin.ran] == [command]
 
@@ -169,7 +169,7 @@ def test_a_configuration_that_cannot_be_used_is_refused(plugin, stdin, code, wor
     pytest.param({"NAME": "n", "CNIVERSION": "1.0.0"}, id="S16"),
     pytest.param({"name": "n"}, id="S22"),
 ])
-def test_keys_in_any_case_and_no_version_will_do(plugin, stdin):
+def test_keys_in_any_case_and_a_missing_version_are_accepted(plugin, stdin):
     assert call("ADD", stdin).status == 0
     assert plugin.ran[0].name == "n"
     assert plugin.ran[0].version == stdin.get("CNIVERSION", "0.1.0")
@@ -206,7 +206,7 @@ def test_stdin_that_cannot_be_read_is_code_5(s):
     pytest.param("STATUS", {"name": "n", "cniVersion": "1.0.0"}, (1, "config version does not allow STATUS", None),
                  id="S27-STATUS"),
 ])
-def test_a_command_or_version_that_is_not_spoken_is_refused(plugin, command, stdin, expected):
+def test_an_unsupported_command_or_version_is_refused(plugin, command, stdin, expected):
     assert error(call(command, stdin)) == expected
     assert plugin.ran == []
 
@@ -217,7 +217,7 @@ def test_an_unknown_command_needs_a_configuration_all_the_same(plugin, s):
 
 
 @pytest.mark.parametrize("s", [row("S26")])
-def test_a_version_that_is_none_is_code_6(plugin, s):
+def test_an_invalid_version_is_code_6(plugin, s):
     code, words, _ = error(call("CHECK", {"name": "n", "cniVersion": "x.y"}))
     assert code == 6
     assert words.startswith('failed to convert major version part "x": ')
@@ -233,14 +233,14 @@ def test_version_needs_nothing(plugin, stdin):
 
 @pytest.mark.parametrize("s", [row("S28")])
 @pytest.mark.parametrize("command, name", [("STATUS", "status"), ("GC", "gc")])
-def test_a_plugin_without_a_function_has_nothing_to_do(plugin, s, command, name):
+def test_a_plugin_without_the_commands_function_succeeds(plugin, s, command, name):
     delattr(plugin.module, name)
     reply = call(command)
     assert (reply.status, reply.stdout) == (0, b"")
 
 
 @pytest.mark.parametrize("more", [{}, {"cni.dev/valid-attachments": None}])
-def test_gc_that_does_not_say_who_may_stay_releases_nothing_and_says_so(plugin, more):
+def test_gc_without_valid_attachments_releases_nothing_and_warns(plugin, more):
     reply = call("GC", {"name": "n", "cniVersion": "1.1.0", **more})
     assert (reply.status, reply.stdout, plugin.ran) == (0, b"", [])
     assert b'GC of network "n": no "cni.dev/valid-attachments", nothing is released' in reply.stderr
@@ -259,12 +259,12 @@ SAME = (8, "plugin's netns and netns from CNI_NETNS should not be the same", Non
 
 @pytest.mark.parametrize("env", [pytest.param({}, id="S29"), pytest.param({"CNI_NETNS_OVERRIDE": "yes"}, id="S31")])
 @pytest.mark.parametrize("command", ["ADD", "DEL"])
-def test_the_own_namespace_is_refused_before_anything_is_done(plugin, command, env):
+def test_the_callers_namespace_is_refused_before_any_change(plugin, command, env):
     assert error(call(command, CNI_NETNS=OWN, **env)) == SAME
     assert plugin.ran == []
 
 
-def test_the_own_namespace_is_known_by_its_descriptor_too(plugin):
+def test_the_callers_namespace_is_recognized_by_its_descriptor_too(plugin):
     fd = os.open(OWN, os.O_RDONLY)
 
     class Opened(Mode):
@@ -282,7 +282,7 @@ def test_the_own_namespace_is_known_by_its_descriptor_too(plugin):
     *[pytest.param("ADD", {"CNI_NETNS_OVERRIDE": word}, id=f"S30-{word}") for word in ("1", "true", "TRUE")],
     pytest.param("CHECK", {}, id="S32"),
 ])
-def test_the_own_namespace_will_do_where_that_is_wanted(plugin, command, env):
+def test_the_callers_namespace_is_accepted_with_the_override(plugin, command, env):
     assert call(command, CNI_NETNS=OWN, **env).status == 0
     assert len(plugin.ran) == 1
 
@@ -313,7 +313,7 @@ def test_any_other_exception_is_code_999(plugin, fail, expected):
     ("cannot open shared object file: Too many open files", 11), ("cannot read file data: Input/output error", 5),
     ("failed to map segment from shared object: Cannot allocate memory", 11),
     ("failed to map segment from shared object", 11), ("undefined symbol: PyNothing", 999)])
-def test_a_module_that_the_kernel_does_not_give_is_no_fault_of_fastcni(plugin, why, code):
+def test_a_module_that_the_kernel_cannot_read_is_no_fault_of_fastcni(plugin, why, code):
     """As when descriptors run out while a plugin imports a compiled module: that was called a fault of fastcni."""
     plugin.fail = ImportError(f"/usr/lib/_sha512.so: {why}", name="_sha512")
     found = error(call("ADD"))
@@ -321,7 +321,7 @@ def test_a_module_that_the_kernel_does_not_give_is_no_fault_of_fastcni(plugin, w
     assert ("this is a fault" in found[2]) == (code == 999)
 
 
-def test_what_failed_on_the_way_back_stands_in_the_details(plugin):
+def test_errors_of_the_rollback_are_in_the_details(plugin):
     def add(req, conf, undo):
         undo([].pop)
         raise CniError(7, "first", "because")
@@ -330,7 +330,7 @@ def test_what_failed_on_the_way_back_stands_in_the_details(plugin):
     assert error(call("ADD")) == (7, "first", "because; while undoing: pop from empty list")
 
 
-def test_what_add_did_is_undone_when_its_result_cannot_be_said(plugin):
+def test_an_add_whose_result_has_no_form_is_rolled_back(plugin):
     """0.1.0 knows no result without an address: that is found out after the plugin has done its work."""
     undone = []
 
@@ -393,7 +393,7 @@ def test_warnings_go_to_stderr_also_beside_an_error(plugin):
     assert reply.stderr == b"odd: ?\n"
 
 
-def test_a_request_carries_what_the_door_was_given(plugin):
+def test_a_request_carries_the_input_of_its_entry_point(plugin):
     call("DEL", STDIN, CNI_ARGS="A=B", X="y")
     call("GC", STDIN | {"cni.dev/valid-attachments": [{"containerID": "c9", "ifname": "eth1"}]}, CNI_ARGS="A=B", X="y")
     req, gc = plugin.ran

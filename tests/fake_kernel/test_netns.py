@@ -33,7 +33,7 @@ def descriptors():
     return len(os.listdir("/proc/self/fd"))
 
 
-def test_no_way_home_is_no_exception_that_anybody_goes_on_after(refuse, fd):
+def test_a_failed_return_is_an_exception_that_no_handler_catches(refuse, fd):
     refuse(2, 99)
     before = descriptors()
     with pytest.raises(netns.Lost, match="home"):
@@ -53,7 +53,7 @@ def test_a_return_that_fails_once_is_tried_again(refuse, fd):
     assert inside
 
 
-def test_a_descriptor_that_cannot_be_closed_takes_no_place_of_a_lost_thread(refuse, monkeypatch, fd):
+def test_an_error_of_close_does_not_replace_lost(refuse, monkeypatch, fd):
     """An OSError in the place of Lost was handled, in the wrong namespace."""
     def close(fd):
         os.close(fd)
@@ -65,7 +65,7 @@ def test_a_descriptor_that_cannot_be_closed_takes_no_place_of_a_lost_thread(refu
         assert True
 
 
-def test_no_way_in_is_an_ordinary_error_and_leaves_no_descriptor(refuse, fd):
+def test_a_failed_entry_is_an_os_error_and_leaves_no_descriptor(refuse, fd):
     refuse(1)
     before = descriptors()
     with pytest.raises(OSError), netns.inside(fd):
@@ -73,7 +73,7 @@ def test_no_way_in_is_an_ordinary_error_and_leaves_no_descriptor(refuse, fd):
     assert descriptors() == before
 
 
-def test_undo_runs_for_a_lost_thread_too():
+def test_rollback_runs_for_a_lost_thread_too():
     undone = []
     with pytest.raises(netns.Lost), Undo() as undo:
         undo(undone.append, "link")

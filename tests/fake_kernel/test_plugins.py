@@ -95,7 +95,7 @@ def test_loopback_sets_lo_up_and_down(calls):
 
 
 @pytest.mark.parametrize("kind, keys", [("bridge", {"isDefaultGateway": True, "ipMasq": True}), ("ptp", {})])
-def test_what_pods_share_of_a_configuration_is_changed_by_none(calls, kind, keys):
+def test_no_pod_changes_the_shared_configuration(calls, kind, keys):
     """A server decodes a configuration once. isDefaultGateway, for one, adds a route to each result."""
     configurations = Configurations()
 
@@ -160,7 +160,7 @@ def test_a_bridge_add_with_the_bridge_there_is_six_batches(calls):
     ]
 
 
-def test_masquerade_adds_one_look_and_one_transaction_of_one_element(calls):
+def test_masquerade_adds_one_lookup_and_one_transaction_of_one_element(calls):
     without, _ = add_with_the_bridge_there(calls)
     calls.fresh()
     batches, _ = add_with_the_bridge_there(calls, ipMasq=True)
@@ -169,7 +169,7 @@ def test_masquerade_adds_one_look_and_one_transaction_of_one_element(calls):
     assert [batch for batch in batches if batch in more] == more
 
 
-def test_macspoofchk_adds_one_look_and_one_transaction_of_two_elements(calls):
+def test_macspoofchk_adds_one_lookup_and_one_transaction_of_two_elements(calls):
     without, _ = add_with_the_bridge_there(calls)
     calls.fresh()
     batches, _ = add_with_the_bridge_there(calls, macspoofchk=True)
@@ -207,7 +207,7 @@ def test_the_number_of_rules_does_not_grow_with_the_pods(calls):
     assert calls.node.firewall["chains"] == SET_UP
 
 
-def test_rules_that_somebody_flushed_are_back_with_the_next_pod(calls):
+def test_the_next_add_restores_flushed_rules(calls):
     """`nft flush table` leaves chains and elements, so nothing is refused for want of the rules."""
     conf = calls.conf("bridge", isGateway=True, ipMasq=True)
     calls.pods["/run/netns/first"] = "first"
@@ -220,7 +220,7 @@ def test_rules_that_somebody_flushed_are_back_with_the_next_pod(calls):
 
 # -- the way back ------------------------------------------------------------------------------------------
 
-def test_a_refusal_at_any_place_of_add_leaves_nothing(calls, network):
+def test_an_add_with_any_refused_request_leaves_nothing(calls, network):
     """Each request in turn gets EIO; what ADD leaves is what was there before, and its DEL is content."""
     calls.fresh()
     assert calls("ADD", network())[0] == 0
@@ -253,7 +253,7 @@ def test_an_add_after_a_refused_one_succeeds(calls, network):
             assert calls("ADD", network())[0] == 0, place
 
 
-def test_a_refusal_at_any_place_of_del_is_mended_by_the_next_del(calls, network):
+def test_the_next_del_completes_a_del_with_a_refused_request(calls, network):
     calls.fresh()
     calls("ADD", network())
     added = calls.node.asked
@@ -272,7 +272,7 @@ def test_a_refusal_at_any_place_of_del_is_mended_by_the_next_del(calls, network)
 
 # -- DEL of what is gone -----------------------------------------------------------------------------------
 
-def test_del_twice_is_fine(calls, network):
+def test_a_repeated_del_succeeds(calls, network):
     assert calls("ADD", network())[0] == 0
     for _ in range(2):
         assert calls("DEL", network()) == (0, None)
@@ -280,7 +280,7 @@ def test_del_twice_is_fine(calls, network):
 
 
 @pytest.mark.parametrize("gone", ["netns", "netns path", "link", "everything"])
-def test_del_is_fine_when_things_are_gone(calls, network, gone):
+def test_del_succeeds_if_its_objects_are_gone(calls, network, gone):
     assert calls("ADD", network())[0] == 0
     path = POD_PATH
     if gone in ("netns", "netns path"):         # the kernel has deleted the pair with the namespace
@@ -342,7 +342,7 @@ def test_a_netns_that_is_not_there_is_code_8(calls, kind):
     assert calls.held() == []
 
 
-def test_what_a_pod_whose_del_never_came_left_in_the_firewall_is_replaced(calls):
+def test_add_replaces_firewall_elements_of_a_pod_without_del(calls):
     conf = calls.conf("bridge", isGateway=True, ipMasq=True)
     assert calls("ADD", conf, CNI_CONTAINERID="lost")[0] == 0
     calls.node.remove(POD, calls.node.link("eth0", POD))

@@ -54,7 +54,7 @@ def test_a_bridge_of_the_kernels_own_mtu_names_none():
     ({"up": True}, 1, 1), ({"up": False}, 0, 1), ({"promisc": True}, 0x100, 0x100),
     ({"up": True, "promisc": False}, 1, 0x101), ({"address": b"\2\0\0\0\0\1"}, 0, 0),
 ])
-def test_flags_of_a_link_change_only_where_said(keys, flags, change):
+def test_only_the_given_flags_of_a_link_change(keys, flags, change):
     kind, asked, message = sent(rtnl.set_link(Batch(), 7, **keys), ifinfmsg)
     assert (kind, asked) == (uapi.RTM_NEWLINK, ACK)
     assert attrs(message, "index", "flags", "change") == {"index": 7, "flags": flags, "change": change}
@@ -82,14 +82,14 @@ def test_a_lookup_leaves_the_counters_out():
     assert message["IFLA_EXT_MASK"] == 8
 
 
-def test_words_of_a_verb_are_asked_with_it():
+def test_the_error_text_of_a_request_is_stored_with_it():
     batch = rtnl.get_link(Batch(), name="cni0")
     rtnl.del_link(batch, index=7)
     rtnl.set_link(batch, 7, up=True, what="set eth0 up")
     assert list(batch.asked.values()) == ['look up "cni0"', 'delete "7"', "set eth0 up"]
 
 
-def test_what_the_kernel_says_of_a_link_is_read():
+def test_a_link_message_is_read():
     link = Link(7, "veth0", "veth", b"\2\0\0\0\0\1")
     link.peer, link.master, link.flags, link.promiscuity, link.mtu = ("pod", Link(9, "eth0", "veth")), 4, 1, 2, 9000
     found = rtnl.read_link(Node().encoded("host", link))
@@ -106,7 +106,7 @@ def test_flags_of_a_bridge_port_are_read():
     assert (found.hairpin, found.isolated) == (True, False)
 
 
-def test_what_a_bridge_says_of_its_vlans_is_read():
+def test_the_vlans_of_a_bridge_message_are_read():
     data = attr(uapi.IFLA_BR_VLAN_FILTERING, b"\1") + attr(uapi.IFLA_BR_VLAN_DEFAULT_PVID, b"\7\0")
     info = attr(uapi.IFLA_INFO_KIND, b"bridge\0") + attr(uapi.IFLA_INFO_DATA, data)
     found = rtnl.read_link(rtnl.ifinfomsg(7) + attr(uapi.IFLA_LINKINFO, info))
@@ -135,7 +135,7 @@ def test_an_address_is_deleted():
 
 
 @pytest.mark.parametrize("flags, expected", [(b"", 0x80), (attr(uapi.IFA_FLAGS, struct.pack("=I", 0x240)), 0x240)])
-def test_what_the_kernel_says_of_an_address_is_read(flags, expected):
+def test_an_address_message_is_read(flags, expected):
     payload = struct.pack("=BBBBI", 2, 16, 0x80, 253, 7) + attr(uapi.IFA_ADDRESS, GATEWAY) + flags
     found = rtnl.read_address(payload + attr(uapi.IFA_LOCAL, ADDRESS))
     assert (found.index, found.packed, found.prefix, found.scope, found.flags) == (7, ADDRESS, 16, 253, expected)
@@ -158,7 +158,7 @@ def test_the_kernels_own_route_is_deleted():
         "RTA_DST": "10.22.0.0", "dst_len": 16, "proto": 2, "scope": 253}
 
 
-def test_what_the_kernel_says_of_a_route_is_read():
+def test_a_route_message_is_read():
     head = struct.pack("=BBBBBBBBI", 2, 16, 0, 0, 254, 3, 0, 1, 0)
     body = attr(uapi.RTA_DST, bytes((10, 22, 0, 0))) + attr(uapi.RTA_OIF, struct.pack("=I", 7))
     found = rtnl.read_route(head + body)

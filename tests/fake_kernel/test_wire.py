@@ -64,12 +64,12 @@ def test_attempt_returns_what_was_refused_in_the_order_of_the_replies():
     assert [(e.what, e.errno) for e in refused] == [("three", EPERM), ("two", EEXIST)]
 
 
-def test_what_the_kernel_sends_besides_acks_is_returned():
+def test_replies_besides_acks_are_returned():
     echo = message(uapi.RTM_NEWLINK, 0, 2, LINK)
     assert wire.exchange(Scripted(ack(1), echo + ack(2), message(1, 0, 3), ack(3)), three()) == [(16, LINK)]
 
 
-def test_a_refusal_says_what_was_tried_and_what_the_kernel_said():
+def test_a_refusal_has_the_request_and_the_kernels_text():
     text = struct.pack("=HH", 32, 1) + b"ipv4: Invalid prefix length\0"
     body = struct.pack("=i", -22) + struct.pack("=IHHII", 16, 0, 0, 1, 0) + text
     with pytest.raises(wire.NetlinkError) as caught:
@@ -84,7 +84,7 @@ def test_a_refusal_stays_a_netlink_error():
 
 
 @pytest.mark.parametrize("stray", [message(16, 0, 9, LINK), ack(9), ack(4), ack(0), done(9)])
-def test_a_stray_reply_is_our_bug_and_loud(stray):
+def test_a_stray_reply_raises(stray):
     with pytest.raises(wire.ProtocolError, match="which is not ours"):
         wire.exchange(Scripted(stray, ack(1), ack(2), ack(3)), three())
 
@@ -153,7 +153,7 @@ def test_a_transaction_is_refused_in_the_name_of_its_begin(before):
     assert sock.queue == []
 
 
-def test_what_is_there_already_is_read_when_a_transaction_is_refused():
+def test_received_replies_are_read_when_a_transaction_is_refused():
     _, refused = wire.attempt(Scripted(ack(1, EPERM), ack(2, ENOENT)), transaction())
     assert [e.what for e in refused] == ["commit transaction", "add nftables table t"]
 
@@ -208,7 +208,7 @@ def test_a_dump_may_carry_a_filter():
 
 # -- notifications -----------------------------------------------------------------------------------------
 
-def test_watch_returns_what_came():
+def test_watch_returns_received_messages():
     sock = Scripted(message(16, 0, 0, LINK) + message(17, 0, 0, LINK))
     assert [kind for kind, *_ in wire.watch(sock, 0.5)] == [16, 17]
     assert sock.waits == [501]                  # milliseconds
@@ -218,7 +218,7 @@ def test_watch_returns_nothing_when_the_time_is_over():
     assert wire.watch(Scripted(), 0.01) == []
 
 
-def test_watch_says_when_the_kernel_dropped_some():
+def test_watch_reports_dropped_messages():
     with pytest.raises(OSError) as caught:
         wire.watch(Scripted(OSError(ENOBUFS, "")), 1)
     assert caught.value.errno == ENOBUFS
@@ -258,7 +258,7 @@ def test_a_socket_is_raw_and_closed_on_exec():
     sock.close()
 
 
-def test_a_kernel_without_strict_checking_will_do(monkeypatch):
+def test_a_socket_works_on_a_kernel_without_strict_checking(monkeypatch):
     sock = Recorder(refuse=[uapi.NETLINK_GET_STRICT_CHK])
     monkeypatch.setattr(wire, "Socket", sock)
     assert wire.open_socket() is sock

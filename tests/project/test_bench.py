@@ -160,7 +160,7 @@ def bench_of(**options):
     return SimpleNamespace(options=Options(**options), cases=Options(**options).cases, note=Mock())
 
 
-def test_the_networks_files_are_in_memory_if_that_has_room(monkeypatch):
+def test_the_networks_files_are_in_memory_if_they_fit(monkeypatch):
     """180,000 files do not fit into a container's usual 64 MB."""
     crowded, small = bench_of(only=("host-local-60000",)), bench_of(only=("bridge",))
     monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_bavail=16384, f_frsize=4096, f_favail=10**6))

@@ -48,7 +48,7 @@ def assert_cheap(modules):
 
 
 @pytest.mark.parametrize("plugin", TABLE)
-def test_loading_a_plugin_imports_nothing_dear(plugin):
+def test_loading_a_plugin_imports_nothing_expensive(plugin):
     code = LOAD.format(root=ROOT, plugin=plugin)
     done = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=True)
     modules = done.stdout.split()
@@ -64,7 +64,7 @@ def test_loading_a_plugin_loads_no_other_plugin(plugin):
     assert loaded == {TABLE[plugin]}
 
 
-def test_the_public_contract_imports_nothing_dear_and_has_what_it_names():
+def test_the_public_contract_imports_nothing_expensive_and_has_its_names():
     code = (f"import sys\nsys.path.append({ROOT!r})\nfrom fastcni.plugin import *\n"
             "print(*sys.modules)")
     done = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=True)
@@ -95,7 +95,7 @@ def configuration(plugin, tmp_path, **keys):
 
 
 @pytest.mark.parametrize("plugin", TABLE)
-def test_version_and_a_refusal_import_nothing_dear(bin_dir, tmp_path, plugin):
+def test_version_and_a_refusal_import_nothing_expensive(bin_dir, tmp_path, plugin):
     status, _, modules = modules_of_a_run(bin_dir, plugin, {}, CNI_COMMAND="VERSION")
     assert status == 0 and "fastcni.handle" in modules
     assert_cheap(modules)
@@ -116,7 +116,7 @@ def test_version_and_a_refusal_import_nothing_dear(bin_dir, tmp_path, plugin):
       for backend in ("nftables", "iptables", "")),
     pytest.param("tap", {"owner": 70001, "mtu": 1400}, marks=pytest.mark.needs("tun")),
 ])
-def test_whole_requests_import_nothing_dear(bin_dir, tmp_path, host_netns, pod_netns, plugin, keys):
+def test_complete_requests_import_nothing_expensive(bin_dir, tmp_path, host_netns, pod_netns, plugin, keys):
     conf = configuration(plugin, tmp_path, **keys)
     netns = f"/run/netns/{pod_netns()}"
     status, result, modules = modules_of_a_run(bin_dir, plugin, conf, CNI_COMMAND="ADD", CNI_NETNS=netns)
@@ -131,7 +131,7 @@ def test_whole_requests_import_nothing_dear(bin_dir, tmp_path, host_netns, pod_n
 
 
 @pytest.mark.parametrize("log", ["", "journald", "/dev/null"])
-def test_the_log_is_imported_only_where_one_is_wanted(bin_dir, tmp_path, log):
+def test_the_log_is_imported_only_if_it_is_configured(bin_dir, tmp_path, log):
     conf = configuration("host-local", tmp_path)
     status, _, modules = modules_of_a_run(bin_dir, "host-local", conf, CNI_COMMAND="DEL", FASTCNI_LOG=log)
     assert status == 0 and ("fastcni.kit.call.request_log" in modules) is bool(log)

@@ -36,7 +36,7 @@ def test_mode_does_not_depend_on_the_umask(tmp_path):
     assert stat.S_IMODE(os.stat(path).st_mode) == 0o755
 
 
-def test_whatever_the_umask_nobody_else_may_write_to_the_folders(tmp_path):
+def test_no_other_user_may_write_to_the_folders_whatever_the_umask(tmp_path):
     """With umask 0 the CNI bin dir was made 0777: any user could put a program there that root runs."""
     before = os.umask(0)
     try:
@@ -104,7 +104,7 @@ def test_recorded_interpreter_is_the_real_one(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["exit 3", "echo hello", "echo bad option >&2; exit 2"])
-def test_interpreter_that_is_no_python_is_refused(tmp_path, text):
+def test_a_program_that_is_no_python_is_refused(tmp_path, text):
     shim = write_executable(tmp_path / "python3", f"#!/bin/sh\n{text}\n".encode())
     with pytest.raises(InstallError, match="python3 does not run with -I -S"):
         checked_interpreter(str(shim))

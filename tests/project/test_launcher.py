@@ -59,7 +59,7 @@ def test_installed_file_carries_the_mark(bin_dir):
 
 @pytest.mark.skipif(not shutil.which("aarch64-linux-gnu-gcc"), reason="no aarch64-linux-gnu-gcc")
 @pytest.mark.skipif(not shutil.which("qemu-aarch64-static"), reason="no qemu-aarch64-static")
-def test_launcher_for_aarch64_starts_the_interpreter_and_says_when_it_cannot(tmp_path, monkeypatch):
+def test_launcher_for_aarch64_starts_the_interpreter_or_reports_an_error(tmp_path, monkeypatch):
     setup = Path(__file__).parents[2] / "setup.py"
     if not setup.exists():
         pytest.skip("not in the source tree")
@@ -91,7 +91,7 @@ def test_launcher_builds_with_clang(tmp_path):
 
 
 @pytest.mark.parametrize("name", sorted(TABLE))
-def test_every_name_answers_for_itself(bin_dir, name):
+def test_every_name_runs_its_plugin(bin_dir, name):
     status, answer, stderr = run(bin_dir / name)
     assert (status, stderr) == (0, "")
     assert "1.1.0" in answer["supportedVersions"]
@@ -107,7 +107,7 @@ def test_file_is_a_valid_zip_and_runs_as_a_zipapp(bin_dir):
     assert "1.1.0" in answer["supportedVersions"]
 
 
-def test_both_ways_give_the_same_answer_to_a_bad_request(bin_dir):
+def test_launcher_and_zipapp_give_the_same_answer_to_a_bad_request(bin_dir):
     by_launcher = run(bin_dir / "bridge", stdin=b"{", env=ADD)
     by_python = run(INTERPRETER, "-I", "-S", bin_dir / "bridge", stdin=b"{", env=ADD)
     assert by_launcher == by_python
@@ -121,7 +121,7 @@ def test_unknown_name_is_named_in_the_error(bin_dir, tmp_path):
     assert "foo" in answer["msg"]
 
 
-def test_name_is_the_one_it_was_called_by(bin_dir):
+def test_the_plugins_name_is_that_of_the_call(bin_dir):
     _, _, about = run("loopback", executable=bin_dir / "bridge", env={"CNI_COMMAND": ""})
     assert "CNI loopback plugin" in about
 
@@ -173,7 +173,7 @@ def test_file_made_without_that_library_lacks_nothing_else(tmp_path, monkeypatch
     assert "pip install jeepney" in error["details"]
 
 
-def test_nothing_is_written(bin_dir, tmp_path):
+def test_a_plugin_file_writes_no_file(bin_dir, tmp_path):
     before = {path: (path.stat().st_mtime_ns, path.stat().st_size) for path in bin_dir.iterdir()}
     for command in ([bin_dir / "bridge"], [INTERPRETER, "-I", "-S", bin_dir / "bridge"]):
         assert run(*command, cwd=tmp_path, env={"HOME": tmp_path, "TMPDIR": tmp_path})[0] == 0
@@ -182,7 +182,7 @@ def test_nothing_is_written(bin_dir, tmp_path):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: mounts everything read-only in a namespace of its own")
-def test_it_runs_where_nothing_can_be_written(bin_dir):
+def test_a_plugin_file_runs_on_a_read_only_file_system(bin_dir):
     script = f"mount -o remount,bind,ro / && exec {bin_dir}/bridge"
     probe = subprocess.run(["unshare", "-m", "mount", "-o", "remount,bind,ro", "/"], capture_output=True, check=False)
     if probe.returncode:
@@ -193,7 +193,7 @@ def test_it_runs_where_nothing_can_be_written(bin_dir):
 # ---- the streams ----
 
 
-def test_stdin_is_read_to_a_bound(bin_dir):
+def test_stdin_is_read_up_to_a_limit(bin_dir):
     with open("/dev/zero", "rb") as endless:
         status, answer, _ = run(bin_dir / "bridge", env=ADD, stdin=endless)
     assert (status, answer["code"]) == (1, 6)
@@ -246,7 +246,7 @@ def test_a_directory_as_stdin_is_an_error_in_json(bin_dir):
     assert error["msg"] == "error reading from stdin: Is a directory (errno 21)"
 
 
-def test_what_runs_aside_holds_none_of_the_callers_streams():
+def test_deferred_work_holds_none_of_the_callers_streams():
     """communicate() comes back although the child still waits; then the child is let go."""
     here, there = os.pipe()
     code = ("import posix; from fastcni.launcher.one_shot import OneShotMode; "
@@ -285,7 +285,7 @@ def of_another_version(image):
 
 
 @pytest.mark.parametrize("way", [(), (INTERPRETER, "-I", "-S")])
-def test_interpreter_of_another_version_is_refused_in_words(tmp_path, way):
+def test_interpreter_of_another_version_is_refused_with_a_message(tmp_path, way):
     plugin = write_executable(tmp_path / "bridge", of_another_version(pack.pack(INTERPRETER)))
     status, answer, stderr = run(*way, plugin)
     assert (status, answer["code"], stderr) == (1, 999, "")

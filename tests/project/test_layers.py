@@ -126,7 +126,7 @@ def touches(tree):
 
 
 @pytest.mark.parametrize("name", [name for name in MODULES if package_of(name) not in DOORS])
-def test_only_doors_touch_what_belongs_to_the_process(name):
+def test_only_entry_points_use_process_globals(name):
     assert list(touches(TREES[name])) == []
 
 
@@ -146,7 +146,7 @@ def test_only_the_kernel_package_opens_sockets_and_changes_namespaces(name):
 
 
 @pytest.mark.parametrize("name", [name for name in MODULES if package_of(name) in ONE_SHOT])
-def test_a_one_shot_plugin_imports_nothing_dear_not_even_late(name):
+def test_a_one_shot_plugin_imports_nothing_expensive_not_even_late(name):
     for dotted, node in imports(TREES[name]):
         if (name, dotted) == ("kit/sysctls/allowlist", "re"):    # on a node that has such a list
             assert inside_a_function(TREES[name], node)
@@ -171,7 +171,7 @@ def test_importing_does_nothing(name):
 
 
 @pytest.mark.parametrize("name", TREES)
-def test_a_module_opens_with_what_it_is_for(name):
+def test_a_module_opens_with_a_docstring(name):
     words = ast.get_docstring(TREES[name])
     assert words and words.strip()[0].isprintable()
 

@@ -124,7 +124,7 @@ def test_plugin_files_outlive_the_environment_that_wrote_them(wheel, tmp_path):
     assert json.loads(answer)["cniVersion"] == "1.1.0"
 
 
-def test_metadata_say_what_runs_it_and_what_it_needs(wheel):
+def test_metadata_name_the_command_and_the_requirements(wheel):
     with zipfile.ZipFile(wheel) as archive:
         (path,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
         (entry,) = (name for name in archive.namelist() if name.endswith("entry_points.txt"))

@@ -61,7 +61,7 @@ def said(kind):
 
 @pytest.mark.parametrize("capability", CAPABILITIES)
 @pytest.mark.parametrize("kind", plugins.TABLE)
-def test_a_plugin_reads_the_capabilities_that_it_says(kind, capability):
+def test_a_plugin_reads_the_capabilities_that_it_declares(kind, capability):
     asked = {"runtimeConfig": {capability: CAPABILITIES[capability]}}
     if capability in said(kind)["capabilities"]:
         with pytest.raises(CniError, match=capability):
@@ -71,13 +71,13 @@ def test_a_plugin_reads_the_capabilities_that_it_says(kind, capability):
 
 
 @pytest.mark.parametrize("kind, name", [(kind, name) for kind in plugins.TABLE for name in said(kind)["args"]])
-def test_a_plugin_reads_the_cni_args_that_it_says(kind, name):
+def test_a_plugin_reads_the_cni_args_that_it_declares(kind, name):
     with pytest.raises(CniError, match="nonsense"):
         read(kind, args=f"{name}=nonsense")
 
 
 @pytest.mark.parametrize("kind", [kind for kind in plugins.TABLE if not said(kind)["args"]])
-def test_a_plugin_that_says_nothing_of_cni_args_reads_none(kind):
+def test_a_plugin_that_declares_no_cni_args_reads_none(kind):
     read(kind, args="MAC=nonsense;IP=nonsense;GATEWAY=nonsense")
 
 
@@ -112,7 +112,7 @@ def test_each_plugin_has_its_row_in_the_documentation(kind):
 
 
 @pytest.mark.parametrize("kind", plugins.TABLE)
-def test_each_plugin_says_in_a_sentence_what_it_does(kind):
+def test_each_plugin_has_a_sentence_of_description(kind):
     assert 10 < len(said(kind)["about"]) < 130
 
 

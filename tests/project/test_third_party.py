@@ -126,7 +126,7 @@ def test_one_shot_an_exception_is_one_error_document(bin_dir, kind):
 
 
 @needs_root
-def test_no_exception_takes_the_server_down(bin_dir, server):
+def test_no_exception_ends_the_server(bin_dir, server):
     """Each is raised more often than the server has workers."""
     path, log = server
     for kind in [*BOOM] * 3:
@@ -174,7 +174,7 @@ def install_in(folder, bin_dir, *words):
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_cannot_be_packed_is_refused_before_anything_is_written(tmp_path, case):
+def test_a_plugin_that_cannot_be_packed_is_refused_before_anything_is_written(tmp_path, case):
     module, sources, text = REFUSED[case]
     add_distribution(tmp_path / "packages", "acme-cni", {"acme": module}, sources)
     status, said = install_in(tmp_path / "packages", tmp_path / "bin")

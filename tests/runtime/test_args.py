@@ -17,13 +17,13 @@ REFUSED = [
 
 
 @pytest.mark.parametrize("text, message", [row[1:] for row in REFUSED], ids=[row[0] for row in REFUSED])
-def test_args_that_are_refused(text, message):
+def test_malformed_args_are_refused(text, message):
     with pytest.raises(CniError) as caught:
         read_args(text, ("IP",))
     assert str(caught.value) == message
     assert caught.value.code == 4
 
 
-def test_unknown_args_are_ignored_when_told_so():                                 # A2
+def test_ignore_unknown_allows_unknown_args():                                 # A2
     assert "X" not in read_args("IgnoreUnknown=TRUE;X=1", ("IP",))
     assert read_args("X=1;IP=;IgnoreUnknown=1", ("IP",))["IP"] == ""

@@ -66,7 +66,7 @@ def test_a_file_without_a_result_is_an_empty_one(cache):
     assert encode(cache.read_result("net", "1.0.0", RT), indent=0) == b'{"cniVersion":"1.0.0"}'
 
 
-def test_nothing_remembered_is_none(cache):
+def test_a_missing_cache_file_gives_none(cache):
     assert cache.read_result("net", "1.0.0", RT) is None
     assert cache.read_config("net", RT) is None
 
@@ -81,7 +81,7 @@ DAMAGED = [
 
 
 @pytest.mark.parametrize("content, version, message", DAMAGED, ids=[str(row[0]) for row in DAMAGED])
-def test_a_damaged_result_says_what_is_wrong(cache, content, version, message):
+def test_the_error_of_a_damaged_result_gives_the_reason(cache, content, version, message):
     put(cache, content)
     with pytest.raises(CniError) as caught:
         cache.read_result("net", version, RT)
@@ -95,7 +95,7 @@ def test_a_damaged_result_says_what_is_wrong(cache, content, version, message):
     (b'{"kind":"cniCacheV2"}', 'read cached network "net" config has wrong kind: cniCacheV2'),
     (b"{}", 'read cached network "net" config has wrong kind: '),
 ])
-def test_a_damaged_config_says_what_is_wrong(cache, content, message):
+def test_the_error_of_a_damaged_config_gives_the_reason(cache, content, message):
     put(cache, content)
     with pytest.raises(CniError) as caught:
         cache.read_config("net", RT)
@@ -111,12 +111,12 @@ def test_a_file_needs_all_three_names(cache):
 
 @pytest.mark.parametrize("rt", [RuntimeConf("../x", "", "e"), RuntimeConf("c", "", "e/../../x"),
                                 RuntimeConf("c\0", "", "e")])
-def test_no_name_leads_elsewhere(cache, rt):
+def test_no_name_leads_out_of_the_cache(cache, rt):
     with pytest.raises(CniError, match=r"no cache file can be named after"):
         cache.path("net", rt)
 
 
-def test_attachments_skip_what_is_none(cache, tmp_path):
+def test_attachments_skip_files_that_are_not_results(cache, tmp_path):
     put(cache, GO)
     put(cache, b"garbage", "net-ctr-eth1")
     put(cache, b'{"cniVersion":"1.0.0"}', "net-ctr-eth2")
@@ -144,14 +144,14 @@ KINDS = {
 
 
 @pytest.mark.parametrize("version", KINDS)
-def test_every_version_of_libcni_says_the_namespace_and_the_links(cache, version):
+def test_cache_files_of_every_libcni_give_the_namespace_and_the_links(cache, version):
     put(cache, KINDS[version])
     it, = cache.attachments()
     assert (it.network, it.container_id, it.ifname) == ("net", "ctr", "eth0")
     assert (it.netns, it.host_links, it.config) == ("/run/netns/c", ("cni0", "veth1"), b"{}")
 
 
-def test_a_bare_result_is_an_attachment_only_for_who_can_do_without_a_configuration(cache):
+def test_a_bare_result_is_an_attachment_only_for_callers_that_need_no_configuration(cache):
     put(cache, INSIDE, "my-net-ctr-eth0")
     put(cache, b'{"cniVersion":"0.2.0","ip4":{"ip":"10.0.0.2/24"}}', "net-old-eth0")
     assert cache.attachments() == []
@@ -160,14 +160,14 @@ def test_a_bare_result_is_an_attachment_only_for_who_can_do_without_a_configurat
 
 
 @pytest.mark.parametrize("interfaces", [b"5", b"[5]", b'[{"name":5,"sandbox":["x"]}]', b"null", b'[{"sandbox":""}]'])
-def test_interfaces_that_are_none_leave_the_namespace_unknown(cache, interfaces):
+def test_malformed_interfaces_leave_the_namespace_unknown(cache, interfaces):
     put(cache, b'{"kind":"cniCacheV1","containerId":"ctr","config":"e30=","ifName":"eth0","networkName":"net",'
                b'"result":{"cniVersion":"1.0.0","interfaces":' + interfaces + b"}}")
     it, = cache.attachments()
     assert (it.netns, it.host_links) == ("", ())
 
 
-def test_attachments_without_a_directory_are_none(tmp_path):
+def test_without_a_directory_there_are_no_attachments(tmp_path):
     assert Cache(tmp_path / "absent").attachments() == []
 
 
@@ -201,7 +201,7 @@ def test_cached_values_through_the_public_object(cache):
 
 
 @pytest.mark.parametrize("kind", [kind for kind in not_files.KINDS if kind != "link"])
-def test_what_is_no_file_among_the_results_is_passed_over(cache, kind):
+def test_a_pipe_or_folder_among_the_results_is_skipped(cache, kind):
     """A pipe was opened and waited for: restore, replay and gc stood still."""
     put(cache, GO)
     not_files.KINDS[kind](os.path.join(cache.directory, "results", "net-other-eth0"))

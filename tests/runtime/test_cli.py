@@ -161,14 +161,14 @@ def test_gc_deletes_the_living_only_with_all_and_yes(stage, fastcni, alive_and_d
     assert stage.calls()[-1].stdin["cni.dev/valid-attachments"] == []
 
 
-def test_gc_with_all_keeps_what_is_called_valid(stage, fastcni, alive_and_dead):
+def test_gc_with_all_keeps_valid_attachments(stage, fastcni, alive_and_dead):
     assert fastcni("gc", "net", "--all", "--yes", "--valid", "dead/eth1").status == 0
     assert os.listdir(stage.cache / "results") == ["net-dead-eth1"]
     assert stage.calls()[-1].stdin["cni.dev/valid-attachments"] == [{"containerID": "dead", "ifname": "eth1"}]
     assert "expected CONTAINERID/IFNAME" in fastcni("gc", "net", "--valid", "nonsense").err
 
 
-def test_gc_refuses_if_nothing_tells_which_attachments_live(stage, fastcni):
+def test_gc_refuses_if_the_living_attachments_are_unknown(stage, fastcni):
     answer = fastcni("gc", "net")
     assert answer.status == 1
     assert f"no attachment of network net is cached in {stage.cache}/results" in answer.err
@@ -199,7 +199,7 @@ def test_gc_reports_failures_and_ends_with_1(stage, fastcni, alive_and_dead):
         f'plugin type="a" (index 0 in {stage.net_d}/net.conflist) failed (gc): broken')
 
 
-def test_gc_that_is_disabled_says_so(stage, fastcni):
+def test_a_disabled_gc_is_reported(stage, fastcni):
     stage.conf("off.conflist", {"name": "off", "cniVersion": "1.1.0", "disableGC": True, "plugins": [{"type": "a"}]})
     answer = fastcni("gc", "off", "--all", "--yes")
     assert answer.status == 0
@@ -284,7 +284,7 @@ def test_a_failure_in_json_is_the_error_document(stage, fastcni):
     assert json.loads(fastcni("add", "net", "--json").out)["code"] == 4
 
 
-def test_a_failed_add_can_be_undone(stage, fastcni):
+def test_a_failed_add_can_be_rolled_back(stage, fastcni):
     stage.answer("b", "ADD", out='{"code":11,"msg":"later"}', status=1)
     assert fastcni("add", "net", "/ns/x", "--rollback").status == 1
     assert stage.called() == ["a ADD", "b ADD", "b DEL", "a DEL"]

@@ -53,7 +53,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize("content, message", [row[1:] for row in REFUSED], ids=[row[0] for row in REFUSED])
-def test_a_list_that_is_refused_says_why(content, message):
+def test_the_error_of_a_refused_list_gives_the_reason(content, message):
     with pytest.raises(ConfError) as caught:
         parse_list(json.dumps(content).encode())
     if message.endswith("*"):
@@ -90,7 +90,7 @@ def test_the_version_is_the_newest_that_is_known_here(given, versions, selected)
     assert parsed(**{key: value for key, value in content.items() if value is not None}).version == selected
 
 
-def test_flags_may_be_words_in_any_case():                                      # C9
+def test_flags_may_be_strings_in_any_case():                                      # C9
     net = parsed(disableCheck="True", disableGC="FALSE")
     assert (net.disable_check, net.disable_gc, net.only_inlined_plugins) == (True, False, False)
 
@@ -113,7 +113,7 @@ def test_the_typed_keys_of_a_plugin_are_typed(extra):
         parse_plugin(json.dumps({"type": "a", **extra}).encode())
 
 
-def test_null_and_unknown_keys_of_a_plugin_are_nothing():
+def test_null_and_unknown_keys_of_a_plugin_are_ignored():
     plugin = parse_plugin(b'{"type":"a","name":null,"dns":null,"capabilities":null,"mtu":"whatever"}')
     assert (plugin.name, plugin.capabilities) == ("", {})
 
@@ -152,14 +152,14 @@ def test_a_bad_plugin_in_the_folder_fails_the_load(stage):                      
         folder_stage(stage)
 
 
-def test_no_directory_and_no_files_are_the_same(stage):                           # C18
+def test_a_missing_directory_is_the_same_as_an_empty_one(stage):                           # C18
     for where in (stage.net_d, stage.where / "absent"):
         with pytest.raises(NoConfigsFound) as caught:
             load_network(where, "net")
         assert str(caught.value) == f"no net configurations found in {where}"
 
 
-def test_other_names_only(stage):                                                 # C19
+def test_a_network_without_a_file_is_not_found(stage):                                                 # C19
     stage.conf("a.conflist", {"name": "a", "plugins": ONE})
     stage.conf("b.conf", {"name": "b", "type": "b"})
     with pytest.raises(NotFound) as caught:
@@ -201,7 +201,7 @@ def test_a_network_that_is_not_found_beside_a_broken_file_names_the_file(stage):
     assert caught.value.details == f"broken files were skipped: {stage.net_d}/1.conflist"
 
 
-def test_a_broken_file_is_logged_where_nobody_wants_the_warning(stage, caplog):
+def test_a_broken_file_is_logged_if_no_caller_takes_the_warning(stage, caplog):
     stage.conf("1.conflist", "{")
     stage.conf("2.conflist", {"name": "net", "plugins": ONE})
     load_network(stage.net_d, "net")
@@ -225,7 +225,7 @@ def test_a_plugin_knows_its_place_and_its_file(stage):
     assert load_network(stage.net_d, "single").plugins[0].file == str(single)
 
 
-def test_of_two_lists_with_one_name_the_first_is_taken(stage):                    # C21
+def test_the_first_of_two_lists_with_one_name_is_used(stage):                    # C21
     stage.conf("2.conflist", {"name": "net", "plugins": [{"type": "second"}]})
     stage.conf("1.conflist", {"name": "net", "plugins": [{"type": "first"}]})
     assert load_network(stage.net_d, "net").plugins[0].type == "first"
@@ -273,7 +273,7 @@ def test_a_file_in_the_place_of_the_directory_is_an_error(stage):
 
 
 @pytest.mark.parametrize("name", ["", "..", "../net.d", "a/b"])
-def test_a_name_that_is_no_name_never_becomes_a_folder(stage, name):
+def test_an_invalid_name_never_becomes_a_folder(stage, name):
     # Deviation: the Go library follows it.
     stage.conf("a.conf", {"type": "from outside"})
     path = stage.conf("1.conflist", {"name": name, "plugins": ONE})
@@ -304,7 +304,7 @@ def test_injected_numbers_are_those_of_go():                                    
     assert inject(plugin, {"name": "x"}) == b'{"f":1,"n":12345678901234567000,"name":"x","type":"a"}'
 
 
-def test_injection_refuses_nothings():                                            # C27
+def test_injection_refuses_empty_keys_and_values():                                            # C27
     plugin = parse_plugin(b'{"type":"a"}')
     with pytest.raises(ConfError, match=r"^keys cannot be empty$"):
         inject(plugin, {"": 1})

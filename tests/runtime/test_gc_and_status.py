@@ -40,7 +40,7 @@ GC_ARGS = [
 
 @pytest.mark.parametrize("valid, sent", [row[1:] for row in GC_ARGS],
                          ids=[f"L15-{row[0]}" for row in GC_ARGS])
-def test_gc_tells_the_plugins_what_is_valid(stage, cni, valid, sent, net_of):
+def test_gc_sends_the_valid_attachments_to_the_plugins(stage, cni, valid, sent, net_of):
     cni.gc(net_of("a"), valid)
     [call] = stage.calls()
     assert [call.stdin.get(key) for key in KEYS] == [sent, sent]
@@ -61,7 +61,7 @@ def stale_stage(stage, cni, net_of, version="1.1.0"):
     return net
 
 
-def test_gc_deletes_what_is_stale_with_the_args_of_its_add(stage, cni, net_of):           # L16
+def test_gc_deletes_stale_attachments_with_the_args_of_their_add(stage, cni, net_of):           # L16
     cni.gc(stale_stage(stage, cni, net_of), [("ctr", "eth0")])
     assert stage.called() == ["b DEL", "a DEL", "a GC", "b GC"]
     deleted = stage.calls()[1]
@@ -99,7 +99,7 @@ def test_gc_reports_a_stale_attachment_that_stays(stage, cni, net_of):
     assert stage.called() == ["b DEL", "a GC", "b GC"]
 
 
-def test_gc_without_a_readable_cache_does_nothing_and_says_so(stage, cni, caplog, net_of):  # L19
+def test_gc_without_a_readable_cache_deletes_nothing_and_fails(stage, cni, caplog, net_of):  # L19
     # Deviation: the Go library says nothing.
     stage.cache.mkdir(parents=True)
     (stage.cache / "results").write_text("a file")
@@ -109,7 +109,7 @@ def test_gc_without_a_readable_cache_does_nothing_and_says_so(stage, cni, caplog
     assert "GC of network net was not run" in caplog.text
 
 
-def test_disable_gc(stage, cni, net_of):  # L20
+def test_disable_gc_prevents_gc(stage, cni, net_of):  # L20
     assert cni.gc(net_of("a", disableGC=True), []).skipped == "disableGC is true"
     assert not stage.calls()
 
@@ -122,7 +122,7 @@ class Own(Exec):
 
 
 @pytest.mark.parametrize("version", ["0.3.1", "1.0.0", "1.1.0"])
-def test_fastcnis_own_plugins_collect_in_every_version_and_say_what(stage, cni, net_of, version):
+def test_fastcnis_plugins_collect_in_every_version_and_report_it(stage, cni, net_of, version):
     # libcni asks no plugin below 1.1.0, and a plugin that is asked says nothing.
     cni.runner = Own()
     stage.answer("a", "GC", out='{"released":[{"plugin":"host-local","what":"address 10.1.0.5","of":"x eth0"}]}')
@@ -164,7 +164,7 @@ def test_all_processes_are_seen_in_the_first_pid_namespace_alone():
     assert collect.sees_processes() is (own == 0xEFFFFFFC)
 
 
-def test_what_is_valid_stays_and_everything_else_goes_when_asked_for(tmp_path):
+def test_gc_of_all_keeps_valid_attachments_only(tmp_path):
     remembered = [Attachment(name, network, "eth0", netns=netns) for name, network, netns in (
         ("alive", "net", "/proc/self/ns/net"), ("dead", "net", str(tmp_path / "x")), ("alive", "other", ""))]
     plan = collect.make_plan(remembered, "net", [("dead", "eth0")])
@@ -188,14 +188,14 @@ def test_an_add_that_ends_while_gc_runs_is_kept(stage, cni, net_of):
 # STATUS, validation, what is known --------------------------------------------------------------
 
 @pytest.mark.parametrize("version", ["1.0.0", None, "abc"])
-def test_status_below_1_1_0_asks_nobody(stage, cni, version, net_of):  # L21
+def test_status_below_1_1_0_calls_no_plugin(stage, cni, version, net_of):  # L21
     report = cni.status(net_of("a", version=version))
     assert not stage.calls()
     assert not report.called
     assert report.skipped == f'cniVersion "{version or ""}" has no STATUS (since 1.1.0)'
 
 
-def test_status_is_the_first_plugins_that_is_not_ready(stage, cni, net_of):  # L22
+def test_status_is_the_error_of_the_first_plugin_that_is_not_ready(stage, cni, net_of):  # L22
     stage.answer("b", "STATUS", out='{"code":50,"msg":"full"}', status=1)
     with pytest.raises(CniError) as caught:
         cni.status(net_of("a", "b", "c"))

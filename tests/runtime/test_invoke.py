@@ -44,13 +44,13 @@ def test_a_plugin_that_fails_without_a_document(stage, body, message):
     assert (error.code, error.msg, error.details) == (0, message, "")
 
 
-def test_a_document_that_is_none_is_shown():                                      # L25
+def test_output_that_is_no_document_is_in_the_error():                                      # L25
     error = invoke.read_failure(b"not json", b"", "exit status 3")
     assert error.code == 0
     assert error.msg.startswith('netplugin failed but error parsing its diagnostic message "not json": ')
 
 
-def test_what_a_damaged_document_still_says_is_kept():
+def test_the_valid_members_of_a_damaged_document_are_kept():
     error = invoke.read_failure(b'{"code":"x","msg":5,"details":"why"}', b"", "exit status 3")
     assert error.msg.startswith("netplugin failed but error parsing its diagnostic message ")
     assert (error.code, error.details) == (0, "why")
@@ -117,7 +117,7 @@ def test_stderr_of_a_plugin_that_succeeds_is_forwarded(stage):                  
     assert stream.getvalue() == b"hello\n"
 
 
-def test_finding_says_what_is_missing(stage):                                      # L32
+def test_the_error_of_find_gives_the_reason(stage):                                      # L32
     stage.plugin("a")
     (stage.bin / "folder").mkdir()
     for name, dirs, message in (
@@ -141,7 +141,7 @@ def test_an_empty_directory_is_the_current_one(stage, monkeypatch):
     assert invoke.find("a", ["/d1", ""]) == "./a"
 
 
-def test_a_plugin_that_cannot_be_started_says_why(stage):                          # L33
+def test_the_error_of_a_plugin_that_cannot_be_started_gives_the_reason(stage):                          # L33
     path = script(stage, "exit 0")
     os.chmod(path, 0o644)
     with pytest.raises(CniError) as caught:
@@ -228,7 +228,7 @@ def test_a_trace_reaches_the_plugin(stage):                                     
     ]
 
 
-def test_a_trace_without_a_span_hands_nothing_on():
+def test_a_trace_without_a_span_passes_nothing_to_the_plugin():
     assert Trace(f"00-{'0' * 32}-b7ad6b7169203331-01", baggage="a=1").variables() == {}
     assert Trace(f"00-{'1' * 32}-{'0' * 16}-01").variables() == {}
 

@@ -97,13 +97,13 @@ def test_a_failing_plugin_stops_the_add(stage, cni, net_of):  # L6
     assert not cache_file(stage).exists()
 
 
-def test_a_name_of_the_plugins_own_is_in_the_error(stage, cni, net_of):
+def test_the_error_contains_the_name_in_the_plugins_configuration(stage, cni, net_of):
     stage.answer("a", "ADD", out=LATER, status=1)
     with pytest.raises(PluginError, match=r'^plugin type="a" name="mine" \(index 0\) failed \(add\): later'):
         cni.add(net_of({"type": "a", "name": "mine"}), RT)
 
 
-def test_a_failed_add_is_undone_when_asked_for(stage, cni, net_of):
+def test_a_failed_add_is_rolled_back_on_request(stage, cni, net_of):
     stage.answer("b", "ADD", out=LATER, status=1)
     stage.answer("b", "DEL", out='{"code":5,"msg":"stuck"}', status=1)
     with pytest.raises(PluginError, match=r"later") as caught:
@@ -112,7 +112,7 @@ def test_a_failed_add_is_undone_when_asked_for(stage, cni, net_of):
     assert caught.value.__notes__ == ['while undoing: plugin type="b" (index 1) failed (delete): stuck']
 
 
-def test_a_plugin_that_was_never_started_is_not_undone(stage, cni, net_of):
+def test_a_plugin_that_was_never_started_gets_no_del(stage, cni, net_of):
     with pytest.raises(PluginError, match=r'failed to find plugin "missing"'):
         cni.add(net_of("a", "missing"), RT, rollback=True)
     assert stage.called() == ["a ADD", "a DEL"]
@@ -131,7 +131,7 @@ def test_an_empty_list_has_no_result_and_a_cache_file(stage, cni):
     assert b'"result"' not in cache_file(stage).read_bytes()
 
 
-def test_a_missing_binary_is_told_before_a_bad_container_id(cni, net_of):  # L37
+def test_a_missing_binary_is_reported_before_a_bad_container_id(cni, net_of):  # L37
     bad = RuntimeConf("@bad", "", "eth0")
     with pytest.raises(PluginError, match=r"failed to find plugin"):
         cni.add(net_of("missing"), bad)
@@ -156,7 +156,7 @@ def test_identifiers_are_checked_before_an_add(stage, cni, name, rt, code, net_o
 
 # CHECK ------------------------------------------------------------------------------------------
 
-def test_check_sends_the_remembered_result(stage, cni, net_of):  # L7
+def test_check_sends_the_cached_result(stage, cni, net_of):  # L7
     net = net_of("a", "b", version="1.0.0")
     cni.add(net, RT)
     stage.forget_calls()
@@ -179,7 +179,7 @@ def test_check_is_refused_below_0_4_0(stage, cni, disabled, net_of):  # L8
     assert str(caught.value) == 'configuration version "0.3.1" does not support the CHECK command'
 
 
-def test_disable_check(stage, cni, net_of):  # L9
+def test_disable_check_prevents_check(stage, cni, net_of):  # L9
     cni.check(net_of("a", version="0.4.0", disableCheck=True), RT)
     assert not stage.calls()
 
@@ -195,7 +195,7 @@ def test_the_error_of_a_check_names_the_plugin_and_those_before_it(stage, cni, n
     assert stage.called() == ["a CHECK", "b CHECK"]
 
 
-def test_check_and_del_say_that_they_knew_of_no_add(stage, cni, net_of):
+def test_check_and_del_report_that_no_result_is_cached(stage, cni, net_of):
     net = net_of("a", "b")
     for command in (cni.check, cni.delete):
         report = command(net, RT)
@@ -205,19 +205,19 @@ def test_check_and_del_say_that_they_knew_of_no_add(stage, cni, net_of):
     assert cni.check(net, RT).unknown == cni.delete(net, RT).unknown == ""
 
 
-def test_del_says_that_a_remembered_result_could_not_be_used(stage, cni, net_of):
+def test_del_reports_a_cached_result_that_cannot_be_used(stage, cni, net_of):
     net = net_of("a")
     cni.add(net, RT)
     cache_file(stage).write_text("{")
     assert cni.delete(net, RT).unknown.startswith("the cached result of its ADD could not be used: ")
 
 
-def test_a_check_that_is_disabled_says_so(stage, cni, net_of):
+def test_a_disabled_check_is_reported(stage, cni, net_of):
     report = cni.check(net_of("a", disableCheck=True), RT)
     assert (report.called, report.skipped) == ((), "disableCheck is true")
 
 
-def test_a_version_that_is_none_is_told_by_check_and_del(cni, net_of):
+def test_check_and_del_report_an_invalid_version(cni, net_of):
     for command in (cni.check, cni.delete):
         with pytest.raises(CniError, match=r'^failed to convert major version part "abc"'):
             command(net_of("a", version="abc"), RT)
@@ -225,7 +225,7 @@ def test_a_version_that_is_none_is_told_by_check_and_del(cni, net_of):
 
 # DEL --------------------------------------------------------------------------------------------
 
-def test_delete_goes_backwards_and_forgets(stage, cni, net_of):  # L10, L13
+def test_delete_calls_plugins_in_reverse_and_removes_the_cache_file(stage, cni, net_of):  # L10, L13
     net = net_of("a", "b", version="0.4.0")
     stage.answer("a", "ADD", out=ADDED % "0.4.0")
     stage.answer("b", "ADD", out=ADDED % "0.4.0")
@@ -271,7 +271,7 @@ def test_a_failing_delete_stops_and_keeps_the_cache(stage, cni, net_of):  # L14
     assert cache_file(stage).exists()
 
 
-def test_identifiers_of_a_delete_never_lead_out_of_the_cache(stage, cni, net_of):
+def test_identifiers_of_a_delete_cannot_leave_the_cache(stage, cni, net_of):
     victim = stage.where / "var" / "victim"
     (stage.cache / "results").mkdir(parents=True)
     victim.write_text("{")

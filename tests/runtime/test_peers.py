@@ -46,7 +46,7 @@ def test_the_go_plugin_is_called_as_it_expects(tmp_path):
 
 
 @needs_go
-def test_the_go_plugins_own_error_arrives(tmp_path):
+def test_the_error_of_the_go_plugin_is_raised(tmp_path):
     cni = CNI([GO], cache_dir=tmp_path / "cache")
     with pytest.raises(PluginError, match=r'^plugin type="host-local" \(index 0\) failed \(add\): ') as caught:
         cni.add(network(tmp_path, subnet="10.9.0.0/31"), RT)
@@ -54,7 +54,7 @@ def test_the_go_plugins_own_error_arrives(tmp_path):
 
 
 @needs_go
-def test_gc_of_go_attachments(tmp_path):
+def test_gc_deletes_attachments_of_go(tmp_path):
     cni = CNI([GO], cache_dir=tmp_path / "cache")
     net = network(tmp_path)
     for ifname in ("eth0", "eth1", "eth2"):
@@ -65,7 +65,7 @@ def test_gc_of_go_attachments(tmp_path):
 
 
 @needs_go
-def test_what_go_added_is_deleted_in_process_and_the_reverse(tmp_path):
+def test_fastcni_in_process_deletes_pods_of_go_and_the_reverse(tmp_path):
     go = CNI([GO], cache_dir=tmp_path / "cache")
     own = CNI([], cache_dir=tmp_path / "cache", runner=InProcess())
     net = network(tmp_path)

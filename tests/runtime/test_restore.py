@@ -48,7 +48,7 @@ def remember(cache, cid, *plugins, netns=NETNS, network="net", version="1.0.0", 
     cache.write(network, config, rt, {**result, "cniVersion": version})
 
 
-def test_each_plugin_with_something_in_the_firewall_is_told_what_check_would_be(cache, told):
+def test_each_plugin_with_firewall_state_gets_the_input_of_a_check(cache, told):
     remember(cache, "c1", BRIDGE, {"type": "tuning"}, PORTMAP, {"type": "somebody-elses"})
     done = restoring.restore(cache, {"PATH": "/sbin"})
     assert (done.attachments, done.plugins, done.gone, done.failed) == (1, 2, 0, ())
@@ -62,7 +62,7 @@ def test_each_plugin_with_something_in_the_firewall_is_told_what_check_would_be(
 
 
 @pytest.mark.parametrize("version", ["0.3.1", "0.4.0", "1.1.0"])
-def test_versions_without_check_are_told_the_result_too(cache, told, version):
+def test_plugins_of_versions_without_check_get_the_result_too(cache, told, version):
     remember(cache, "c1", BRIDGE, version=version)
     restoring.restore(cache)
     assert told[0][2]["prevResult"]["cniVersion"] == told[0][2]["cniVersion"] == version
@@ -85,7 +85,7 @@ def test_a_cache_without_netns_is_restored_in_the_sandbox_of_its_result(cache, t
     assert told[0][1]["CNI_NETNS"] == NETNS
 
 
-def test_an_attachment_of_which_no_file_says_the_namespace_is_a_failure(cache, told):
+def test_an_attachment_without_a_recorded_namespace_is_a_failure(cache, told):
     remember(cache, "c1", BRIDGE, netns="", result={"cniVersion": "0.2.0", "ip4": {"ip": "10.0.0.2/24"}},
              version="0.2.0")
     remember(cache, "c2", {"type": "tuning"}, netns="", result={"cniVersion": "0.2.0"}, version="0.2.0")
@@ -131,14 +131,14 @@ def test_an_attachment_whose_del_has_begun_is_left_out_unless_it_was_added_again
     assert [env["CNI_CONTAINERID"] for _, env, _ in told] == ["added-again", "no-del"]
 
 
-def test_a_plugin_that_stood_alone_is_found_too(cache, told):
+def test_an_attachment_of_a_single_plugin_is_restored_too(cache, told):
     remember(cache, "c1", config=json.dumps({**BRIDGE, "name": "net", "cniVersion": "1.0.0"}).encode())
     restoring.restore(cache)
     assert told[0][0] == "bridge"
     assert told[0][2]["prevResult"]
 
 
-def test_it_goes_on_after_failures_and_tells_of_all(cache, told):
+def test_restore_continues_after_failures_and_reports_all(cache, told):
     remember(cache, "c1", {**BRIDGE, "refuse": True}, PORTMAP)
     remember(cache, "c2", config=b"[]")
     remember(cache, "c3", BRIDGE)
@@ -149,7 +149,7 @@ def test_it_goes_on_after_failures_and_tells_of_all(cache, told):
     assert str(done.failed[0]) == "bridge of eth0 of container c1 in network net: no, thanks"
 
 
-def test_the_command_says_how_many_and_exits_1_after_a_failure(cache, told, capfd):
+def test_the_command_prints_the_counts_and_exits_1_after_a_failure(cache, told, capfd):
     remember(cache, "c1", BRIDGE)
     assert entry_point.run(["restore", "--cache-dir", cache.directory]) == 0
     assert json.loads(capfd.readouterr().out) == {"attachments": 1, "plugins": 1, "gone": 0, "elsewhere": 0,
@@ -169,12 +169,12 @@ def test_an_attachment_from_before_the_last_boot_is_gone(cache, told, tmp_path):
 
 
 @pytest.mark.parametrize("kind", plugins.TABLE)
-def test_who_has_a_restore_means_this_one(kind):
+def test_a_restore_function_takes_a_request_and_a_configuration(kind):
     function = getattr(plugins.load(kind), "restore", None)
     assert function is None or [*inspect.signature(function).parameters] == ["req", "conf"]
 
 
-def test_nothing_remembered_is_nothing_to_do(cache, told, capfd):
+def test_an_empty_cache_needs_no_restore(cache, told, capfd):
     assert entry_point.run(["restore", "--cache-dir", cache.directory]) == 0
     assert json.loads(capfd.readouterr().out) == {"attachments": 0, "plugins": 0, "gone": 0, "elsewhere": 0,
                                                    "failed": []}

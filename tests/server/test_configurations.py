@@ -15,7 +15,7 @@ def decoded(configurations, **keys):
     return configurations.decode(json.dumps({"name": "net", "type": "bridge", **keys}).encode())
 
 
-def test_what_is_the_same_for_all_pods_is_read_once():
+def test_the_shared_part_of_a_configuration_is_read_once():
     """A DEL has the pod's own prevResult, and what plugins read of the rest is shared all the same."""
     configurations, asked = Configurations(), []
 
@@ -40,13 +40,13 @@ def test_the_same_bytes_are_decoded_once_and_the_oldest_are_forgotten():
 
 
 @pytest.mark.parametrize("keys", [{"mtu": 1 << 70}, {"x": "a" * module.MAX_BYTES}], ids=["number", "long"])
-def test_what_cannot_be_compared_is_decoded_each_time(keys):
+def test_a_configuration_that_cannot_be_compared_is_decoded_each_time(keys):
     configurations = Configurations()
     section = decoded(configurations, prevResult={}, **keys)
     assert section.common is section and not configurations.known
 
 
-def test_a_section_goes_with_the_last_who_has_it():
+def test_a_section_is_freed_with_its_last_reference():
     """It referred to itself: each request left a dozen to the collector."""
     configurations = Configurations()
     for section in (Section({"name": "net"}), decoded(configurations, prevResult={})):
@@ -55,7 +55,7 @@ def test_a_section_goes_with_the_last_who_has_it():
 
 @pytest.mark.parametrize("document, name", [({"name": "net"}, "net"), ({"Name": "net"}, "net"), ({"name": 5}, ""),
                                             ({}, "")])
-def test_a_request_is_told_its_network_and_what_is_wrong_with_its_configuration(document, name):
+def test_a_request_gets_its_network_and_the_error_of_its_configuration(document, name):
     stdin = json.dumps({"type": "bridge", **document}).encode()
     network, decode = Configurations().read(stdin)
     assert network == name

@@ -34,7 +34,7 @@ def test_the_latency_request_lasts_from_the_first_request_until_after_the_last(t
     assert eventually(lambda: asked() == [limit, NO_LIMIT_US, limit, NO_LIMIT_US])
 
 
-def test_without_the_device_it_says_so_and_goes_on(monkeypatch, capsys):
+def test_a_missing_device_is_logged_and_ignored(monkeypatch, capsys):
     monkeypatch.setattr(cpu_latency, "DEVICE", "/nowhere/latency")
     make(0.01).hold()
     assert "latency_request_unavailable" in capsys.readouterr().err
@@ -48,20 +48,20 @@ def test_a_device_that_refuses_costs_no_request(monkeypatch, capsys):
     assert capsys.readouterr().err.count("No space left") == 1
 
 
-def test_with_no_time_it_does_nothing(monkeypatch, capsys):
+def test_a_latency_request_of_0_seconds_does_nothing(monkeypatch, capsys):
     monkeypatch.setattr(cpu_latency, "DEVICE", "/nowhere/latency")
     make(0).hold()
     assert not capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("driver", "microseconds"), [("haltpoll\n", 0), ("intel_idle\n", C1_US)])
-def test_a_virtual_machine_is_not_to_halt(tmp_path, monkeypatch, driver, microseconds):
+def test_a_virtual_machine_does_not_halt(tmp_path, monkeypatch, driver, microseconds):
     (tmp_path / "driver").write_text(driver)
     monkeypatch.setattr(cpu_latency, "IDLE_DRIVER", str(tmp_path / "driver"))
     assert cpu_latency.limit_us() == microseconds
 
 
-def test_the_kernel_hears_of_it(node, start):
+def test_the_kernel_receives_the_latency_request(node, start):
     if not os.path.exists(DEVICE):
         pytest.skip(f"no {DEVICE}")
     server = start("--latency-request", "5")

@@ -79,7 +79,7 @@ def test_a_link_that_took_the_name_of_another_is_it(bridge, warm):
     assert bridge().index != before and bridge().name == "br0"
 
 
-def test_what_happens_to_other_links_wakes_nobody(bridge, warm):
+def test_changes_of_other_links_wake_no_thread(bridge, warm):
     heard = warm.facts.received
     run("ip", "link", "add", "veth-x", "type", "veth", "peer", "name", "veth-y")
     run("ip", "link", "set", "veth-x", "up")
@@ -102,7 +102,7 @@ def test_addresses_are_asked_for_again_when_one_comes_or_goes(bridge, warm):
     assert recall() == []
 
 
-def test_forwarding_is_asked_for_again_when_somebody_writes_it(warm):
+def test_forwarding_is_asked_for_again_after_it_is_written(warm):
     name = "net/ipv4/ip_forward"
     ask = Asked(lambda: sysctl.read(name))
     assert warm.recall(("sysctl", name), ask) == warm.recall(("sysctl", name), ask) == "0" and ask.again()
@@ -140,7 +140,7 @@ def test_a_change_between_question_and_answer_is_not_missed(bridge, warm):
     assert warm.recall(("link", "br1"), lambda: find.link(warm.route, "br1")).mtu < first.mtu
 
 
-def test_what_the_kernel_had_to_drop_may_have_been_anything(bridge, warm, monkeypatch):
+def test_dropped_notifications_invalidate_all_facts(bridge, warm, monkeypatch):
     real, dropped = wire.receive, [OSError(ENOBUFS, "")]
 
     def receive(sock, *milliseconds):
@@ -161,7 +161,7 @@ def test_more_links_than_a_filter_holds_are_asked_for_again(warm, bridge):
     assert bridge().mtu == 1300 and find.host_link(warm, "br-66").mtu == 1300
 
 
-def test_what_did_not_fit_the_buffer_is_not_missed(bridge, warm):
+def test_changes_that_do_not_fit_the_buffer_are_not_missed(bridge, warm):
     """The same, by the kernel: more changes than the smallest buffer holds."""
     warm.facts.route.setsockopt(SOL_SOCKET, SO_RCVBUF, 1)
     for mtu in range(1300, 1330):
@@ -195,7 +195,7 @@ def test_a_table_changed_while_it_is_read_is_not_remembered(warm):
     assert warm.recall(key, ask) and ask.again() and warm.recall(key, ask) and ask.again()
 
 
-def test_many_threads_see_what_is_there(bridge, warm):
+def test_many_threads_see_the_current_state(bridge, warm):
     """Threads that ask, while somebody changes the link: none is told what was before the change it waited for."""
     seen, stop = [], threading.Event()
 

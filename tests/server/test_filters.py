@@ -43,7 +43,7 @@ def change_everything(name):
     run("ip", "addr", "flush", "dev", name)
 
 
-def test_without_a_filter_everything_is_received(listener):
+def test_without_a_filter_all_messages_are_received(listener):
     change_everything("br-a")
     change_everything("br-b")
     assert {index_of("br-a"), index_of("br-b")} <= indexes(listener)

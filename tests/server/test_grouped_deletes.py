@@ -52,7 +52,7 @@ def everywhere(deletes, pairs):
         return dict(pool.map(delete, pairs))
 
 
-def test_one_link_is_gone_when_its_deleter_goes_on(deletes):
+def test_a_link_is_gone_when_its_deletion_returns(deletes):
     (pair,) = make(1)
     deletes.delete(*pair)
     assert set(links()) == {"lo"}
@@ -65,7 +65,7 @@ def test_links_deleted_at_once_go_in_few_requests_and_all_are_gone(deletes, monk
     assert not any(said.values()) and set(links()) == {"lo"} and len(sent) < 20
 
 
-def test_one_that_is_gone_already_is_fine(deletes):
+def test_the_deletion_of_a_missing_link_succeeds(deletes):
     pairs = make(6)
     run("ip", "link", "del", "veth-2")
     run("ip", "link", "del", "veth-4")
@@ -73,7 +73,7 @@ def test_one_that_is_gone_already_is_fine(deletes):
     deletes.delete(*pairs[0])
 
 
-def test_what_the_kernel_refuses_is_raised_and_the_next_goes(deletes):
+def test_a_refused_deletion_raises_and_the_next_one_succeeds(deletes):
     (pair,) = make(1)
     with pytest.raises(wire.NetlinkError, match='failed to delete "lo"'):
         deletes.delete(1, "lo")
@@ -96,7 +96,7 @@ def test_announcements_that_the_kernel_dropped_are_not_waited_for(deletes, monke
     assert set(links()) == {"lo"} and not dropped
 
 
-def test_links_of_somebody_elses_group_stay(deletes):
+def test_links_of_another_programs_group_stay(deletes):
     make(4)
     run("ip", "link", "set", "veth-3", "group", "7")
     pairs = [(item["ifindex"], name) for name, item in links().items() if name in ("veth-0", "veth-1", "veth-2")]
@@ -111,7 +111,7 @@ def together(deletes, pairs):
     return {each.name: each.error for each in group}
 
 
-def test_one_that_cannot_be_deleted_is_the_only_one_that_is_refused(deletes):
+def test_only_the_link_that_cannot_be_deleted_is_refused(deletes):
     """The kernel refuses a whole group for one link in it, and deletes none."""
     pairs = make(5)
     run("ip", "link", "del", "veth-3")
@@ -120,7 +120,7 @@ def test_one_that_cannot_be_deleted_is_the_only_one_that_is_refused(deletes):
     assert not any(together(deletes, make(2)).values()) and set(links()) == {"lo"}
 
 
-def test_a_link_that_nobody_announces_gone_is_told_in_time(deletes, monkeypatch):
+def test_a_deletion_without_an_announcement_fails_in_time(deletes, monkeypatch):
     monkeypatch.setattr(deletion, "DELETE_TIMEOUT_S", 0.1)
     monkeypatch.setattr(wire, "send", lambda *_: None)
     for pairs in (make(1), [(7, "veth-x"), (8, "veth-y")]):
@@ -129,7 +129,7 @@ def test_a_link_that_nobody_announces_gone_is_told_in_time(deletes, monkeypatch)
             name: (11, f'failed to delete "{name}": not announced gone after 0.1 s') for _, name in pairs}
 
 
-def test_a_leader_that_fails_hands_on(deletes, monkeypatch):
+def test_a_failed_leader_passes_its_role_to_a_waiting_deletion(deletes, monkeypatch):
     """Whatever goes wrong with one request, those that wait for the next are not left waiting."""
     faults = [RuntimeError("made up")]
 
@@ -169,7 +169,7 @@ def test_a_request_that_cannot_be_sent_fails_all_its_deletions_at_once(deletes, 
     assert not any(everywhere(deletes, pairs).values()) and set(links()) == {"lo"}
 
 
-def test_an_abandoned_leader_says_to_no_other_deletion_that_its_link_is_gone(deletes, monkeypatch):
+def test_an_abandoned_leader_reports_no_success_to_other_deletions(deletes, monkeypatch):
     """The others of its group were woken without an error, as if their links had been deleted."""
     def abandon(*_):
         raise Abandoned
@@ -239,7 +239,7 @@ def leaving(node):
     made.deletes.close()
 
 
-def test_a_leader_whose_caller_leaves_loses_nobody_elses_link(leaving):
+def test_a_leader_whose_caller_leaves_loses_no_other_deletion(leaving):
     """The first one sends alone; the others make the next group, whose leader leaves, too."""
     first, *others = make(5)
     leaving.begin(*first)
@@ -259,7 +259,7 @@ def test_a_leader_whose_caller_leaves_loses_nobody_elses_link(leaving):
     assert leaving.ended["veth-last"] is None
 
 
-def test_one_that_leaves_before_its_request_is_sent_is_not_waited_for(leaving):
+def test_a_deletion_abandoned_before_its_request_is_not_waited_for(leaving):
     pairs = make(3)
     leaving.begin(*pairs[0])
     assert eventually(lambda: leaving.held)

@@ -65,7 +65,7 @@ def works(server, node, pod):
     return True
 
 
-def test_no_message_harms_it(node, pod, server):
+def test_no_message_harms_the_server(node, pod, server):
     rng, conf = random.Random(3), b'{"cniVersion": "1.0.0", "name": "net", "type": "bridge", "ipam": {}}'
     works(server, node, pod)
     before = server.descriptors
@@ -148,7 +148,7 @@ def test_a_large_configuration_goes_one_shot_and_is_served_there(node, pod, serv
     assert works(server, node, pod)
 
 
-def test_a_configuration_as_deep_or_as_full_as_a_message_can_be_is_refused_or_read(node, pod, server):
+def test_a_configuration_of_the_greatest_depth_or_size_is_read_or_refused(node, pod, server):
     head = b'{"cniVersion": "1.0.0", "name": "net-a", "type": "bridge", "x": '
     before = server.resident
     for _ in range(20):

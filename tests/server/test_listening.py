@@ -58,7 +58,7 @@ def test_other_users_cannot_reach_the_socket_whatever_the_umask(make, umask, tmp
 
 
 @pytest.mark.parametrize("mask", [0, 0o077])
-def test_others_reach_the_socket_where_some_are_served(make, umask, tmp_path, mask):
+def test_other_users_reach_the_socket_if_some_are_allowed(make, umask, tmp_path, mask):
     """The umask of a service is often 077: the folder was closed to those that --allow-uid names."""
     umask(mask)
     make(tmp_path / "run" / "s", open_to_all=True)
@@ -74,7 +74,7 @@ def test_a_folder_that_others_can_change_is_refused(make, tmp_path, open_to):
     assert os.listdir(tmp_path / "run") == []
 
 
-def test_a_sticky_folder_is_fine(make, tmp_path):
+def test_a_sticky_folder_is_accepted(make, tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run").chmod(0o1777)
     make(tmp_path / "run" / "s")
@@ -100,7 +100,7 @@ def sticky():
         yield Path(folder)
 
 
-def test_a_lock_that_another_user_holds_in_a_sticky_folder_keeps_no_server_from_starting(make, sticky):
+def test_another_users_lock_in_a_sticky_folder_prevents_no_start(make, sticky):
     """The server that met it said that another one listens."""
     process = lock_by_another_user(sticky / "s.lock")
     try:
@@ -115,7 +115,7 @@ def test_a_lock_that_another_user_holds_in_a_sticky_folder_keeps_no_server_from_
 
 @pytest.mark.parametrize("name", ["s", "s.lock"])
 @pytest.mark.parametrize("kind", ["file", "pipe", "link", "hard link", "full folder"])
-def test_nothing_of_another_users_in_a_sticky_folder_keeps_a_server_from_starting(make, sticky, kind, name):
+def test_no_file_of_another_user_in_a_sticky_folder_prevents_the_start(make, sticky, kind, name):
     path = sticky / name
     if kind == "file":
         path.touch()
@@ -158,7 +158,7 @@ def test_a_folder_of_another_user_is_refused(make, tmp_path):
         make(tmp_path / "run" / "s")
 
 
-def test_a_second_server_on_a_path_is_refused_and_the_first_goes_on(make, tmp_path):
+def test_a_second_server_on_a_path_is_refused_and_the_first_one_serves(make, tmp_path):
     path = tmp_path / "run" / "s"
     make(path)
     with pytest.raises(ListenError, match=f"another fastcni server listens on {path}"):
@@ -176,7 +176,7 @@ def test_the_socket_of_a_dead_server_is_replaced(make, tmp_path):
     assert connects(path)
 
 
-def test_a_server_that_stops_makes_room_at_once_and_only_then(make, tmp_path):
+def test_a_stopping_server_frees_its_path_at_once_and_no_earlier(make, tmp_path):
     path = tmp_path / "run" / "s"
     first = make(path)
     first.unlink()
@@ -206,7 +206,7 @@ def test_a_socket_for_another_process_is_not_used(env):
     assert listening.handed_over(env) is None
 
 
-def test_more_than_one_socket_is_not_for_us():
+def test_more_than_one_socket_from_systemd_is_refused():
     with pytest.raises(ListenError, match="hands over 2 sockets, expected one"):
         listening.handed_over({"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": "2"})
 
@@ -238,7 +238,7 @@ def test_a_request_between_two_servers_on_one_socket_is_answered_by_the_second(n
 
 # -- a server as a process ---------------------------------------------------------------------------------------
 
-def test_a_second_process_on_a_path_says_so_and_ends(start, node):
+def test_a_second_process_on_a_path_ends_with_an_error(start, node):
     server = start()
     second = subprocess.run([sys.executable, "-m", "fastcni", "serve", "--socket", server.path], capture_output=True,
                             text=True, timeout=LIMIT)
@@ -283,7 +283,7 @@ def test_a_request_in_the_queue_of_a_server_that_stops_is_answered(start, node):
     assert server.process.wait(LIMIT) == 0
 
 
-def test_a_listening_that_was_handed_over_leaves_the_file(tmp_path):
+def test_a_socket_from_systemd_keeps_its_file(tmp_path):
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
         sock.bind(str(tmp_path / "s"))
         handed = Listening(sock)

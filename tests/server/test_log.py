@@ -9,7 +9,7 @@ from fastcni.server import log
     ("c1", "c1"), (1.5, "1.5"), (None, "None"), ("", '""'), ("a b", '"a b"'), ("a=b", '"a=b"'), ('a"b', '"a\\"b"'),
     ("a\\b", '"a\\\\b"'), ("a\nb", '"a\\nb"'), ("\udcff", '"?"'), ("dé", "dé"),
 ])
-def test_a_value_that_is_not_plain_is_quoted_and_leaves_the_others_alone(value, shown):
+def test_only_a_value_with_special_characters_is_quoted(value, shown):
     event = {"timestamp": "now", "level": "info", "event": "request_done", "command": "ADD", "container": value,
              "ms": 0.25}
     line = log.logfmt(None, "info", event)

@@ -58,7 +58,7 @@ def test_a_namespace_can_be_unmounted_when_the_plugin_file_has_ended(node, pod, 
     assert eventually(lambda: len(server.lines("plugin=loopback", "command=ADD")) == 30)
 
 
-def test_an_add_whose_caller_left_is_rolled_back_in_a_namespace_whose_mount_was_left(node, pod, start, slow):
+def test_an_add_whose_caller_left_is_rolled_back_after_its_mount_is_released(node, pod, start, slow):
     """The rollback sets sysctls and deletes links in the pod after the descriptor has been exchanged."""
     server, (keys, env) = start(), slow(0.5)
     before = node.left(pod)

@@ -18,7 +18,7 @@ def conf_of(node, plugin="bridge", **keys):
 
 
 @pytest.mark.parametrize("plugin", ["bridge", "ptp"])
-def test_del_looks_for_nothing_that_add_has_made(node, pod, warm, monkeypatch, plugin):
+def test_del_does_not_search_for_the_pair_of_its_add(node, pod, warm, monkeypatch, plugin):
     conf, asked = conf_of(node, plugin, ipMasq=True), []
     node.add(conf, pod, mode=warm)
     show_wire(monkeypatch, lambda way, data: asked.append(int.from_bytes(data[4:6], "little")))
@@ -27,7 +27,7 @@ def test_del_looks_for_nothing_that_add_has_made(node, pod, warm, monkeypatch, p
     assert set(links(pod)) == {"lo"} and not veths() and not elements("pods4") and not node.held()
 
 
-def test_portmap_notes_the_link_that_add_has_made_without_looking_for_it(node, pod, warm, monkeypatch):
+def test_portmap_notes_the_link_of_its_add_without_a_search(node, pod, warm, monkeypatch):
     chain, asked = Chain(node, conf_of(node)), []
     result = node.add(chain.first, pod, mode=warm)
     show_wire(monkeypatch, lambda way, data: asked.append(int.from_bytes(data[4:6], "little")))
@@ -37,7 +37,7 @@ def test_portmap_notes_the_link_that_add_has_made_without_looking_for_it(node, p
     assert f"link: {index}, net: net-a" in run("nft", "list", "map", "inet", "fastcni", "hostports4")
 
 
-def test_a_link_that_has_taken_the_place_of_ours_is_deleted(server, node, pod):
+def test_a_link_that_replaced_the_pods_link_is_deleted(server, node, pod):
     conf = conf_of(node)
     server.ok("ADD", conf, pod)
     run("ip", "-n", pod, "link", "del", "eth0")
@@ -62,7 +62,7 @@ def test_del_in_another_namespace_leaves_the_pair_of_the_first(server, node, pod
     assert "eth0" in links(pod) and set(links(other)) == {"lo"}
 
 
-def test_an_add_that_was_made_again_elsewhere_is_what_del_is_about(server, node, pod, pod_netns):
+def test_del_deletes_the_pair_of_a_later_one_shot_add(server, node, pod, pod_netns):
     """A one-shot plugin deletes and adds behind the server's back."""
     conf = conf_of(node)
     server.ok("ADD", conf, pod)
@@ -72,7 +72,7 @@ def test_an_add_that_was_made_again_elsewhere_is_what_del_is_about(server, node,
     assert set(links(pod)) == {"lo"} and not veths()
 
 
-def test_of_very_many_the_oldest_are_forgotten(warm, monkeypatch):
+def test_beyond_the_limit_the_oldest_pairs_are_forgotten(warm, monkeypatch):
     monkeypatch.setattr(facts, "MAX_PAIRS", 2)
     for key in "abac":
         warm.facts.keep_pair(key, key.upper())

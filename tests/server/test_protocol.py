@@ -40,7 +40,7 @@ def sent(pair, data, *paths, fds=()):
     return message
 
 
-def test_a_request_is_these_bytes(pair):
+def test_a_request_has_the_documented_bytes(pair):
     data = (b"fcni" + (2).to_bytes(4, "little") + (1).to_bytes(4, "little") + (27).to_bytes(4, "little")
             + b"bridge\0CNI_COMMAND=ADD\0A=b\0"[:27] + b'{"a": 1}')
     assert data == packed("bridge", {"CNI_COMMAND": "ADD", "A": "b"}, b'{"a": 1}', NETNS)
@@ -51,12 +51,12 @@ def test_a_request_is_these_bytes(pair):
     message.close()
 
 
-def test_an_answer_is_these_bytes(pair):
+def test_an_answer_has_the_documented_bytes(pair):
     protocol.answer(pair[0], 1, b"out", b"err")
     assert pair[1].recv(100) == b"fcni" + bytes((2, 0, 0, 0, 1, 0, 0, 0, 3, 0, 0, 0)) + b"errout"
 
 
-def test_an_answer_too_long_for_a_message_goes_as_memory(pair):
+def test_a_long_answer_is_sent_in_a_memory_file(pair):
     out = bytes(range(256)) * 1000
     protocol.answer(pair[0], 0, out, b"warning")
     data, ancillary, _, _ = pair[1].recvmsg(1 << 18, 100)
@@ -65,7 +65,7 @@ def test_an_answer_too_long_for_a_message_goes_as_memory(pair):
     assert len(data) == HEAD.size and (answer.stderr, answer.stdout) == (b"warning", out)
 
 
-def test_of_two_variables_of_a_name_the_first_counts_as_for_the_launcher(pair):
+def test_the_first_of_two_variables_of_a_name_counts_as_in_the_launcher(pair):
     environment = b"bridge\0A=1\0A=2\0"
     message = sent(pair, HEAD.pack(b"fcni", 2, 0, len(environment)) + environment)
     assert message.env == {"A": "1"}
@@ -95,13 +95,13 @@ ENVIRONMENT = block("bridge", {"A": "1"})
 ], ids=["short", "magic", "version", "none", "one unasked", "too many", "unknown bit", "far too many",
         "environment beyond the end", "no environment", "no NUL", "65 variables", "no value", "stdin in memory",
         "too long"])
-def test_what_is_no_request_is_declined_and_its_descriptors_closed(pair, data, paths):
+def test_an_invalid_message_is_declined_and_its_descriptors_are_closed(pair, data, paths):
     pair[1].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
     with pytest.raises(Declined):
         sent(pair, data, *paths)
 
 
-def test_a_caller_that_hangs_up_is_lost_and_one_that_is_silent_is_not(pair):
+def test_only_a_caller_that_hangs_up_is_lost(pair):
     assert protocol.receive(pair[0]) is None
     pair[1].close()
     with pytest.raises(Lost):
@@ -109,7 +109,7 @@ def test_a_caller_that_hangs_up_is_lost_and_one_that_is_silent_is_not(pair):
 
 
 @given(st.binary(max_size=200), st.integers(0, 5))
-def test_no_bytes_do_more_than_be_declined(data, count):
+def test_random_bytes_are_declined(data, count):
     fds = array.array("i", [os.open("/dev/null", os.O_RDONLY) for _ in range(count)])
     try:
         protocol.read(data, fds).close()
@@ -121,5 +121,5 @@ def test_no_bytes_do_more_than_be_declined(data, count):
 
 
 @given(st.binary(max_size=300), st.integers(0, 7), st.integers(0, 400), st.integers(0, 3))
-def test_no_bytes_behind_a_good_head_do_more_than_be_declined(data, mask, size, count):
-    test_no_bytes_do_more_than_be_declined.hypothesis.inner_test(HEAD.pack(b"fcni", 2, mask, size) + data, count)
+def test_random_bytes_after_a_valid_head_are_declined(data, mask, size, count):
+    test_random_bytes_are_declined.hypothesis.inner_test(HEAD.pack(b"fcni", 2, mask, size) + data, count)

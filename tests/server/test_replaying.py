@@ -57,7 +57,7 @@ def iptables_rules():
 @needs_iptables
 @pytest.mark.parametrize("how", ["nft flush ruleset", "iptables -t nat -F", "iptables -t nat -F PREROUTING",
                                  "iptables -t nat -F POSTROUTING", "iptables-restore", "nft delete table ip6 nat"])
-def test_what_pods_have_in_iptables_is_put_back(caching, iptables_net, pod, tmp_path, how):
+def test_the_iptables_rules_of_pods_are_restored(caching, iptables_net, pod, tmp_path, how):
     remember(tmp_path, iptables_net, pod, add(caching, iptables_net, pod, mapping()))
     before = iptables_rules()
     run(*how.split(), stdin="*nat\nCOMMIT\n" if how == "iptables-restore" else None)
@@ -70,7 +70,7 @@ def test_what_pods_have_in_iptables_is_put_back(caching, iptables_net, pod, tmp_
 @needs_iptables
 @pytest.mark.parametrize("how", ["nft flush ruleset", "iptables -F", "iptables -F CNI-FORWARD",
                                  "nft delete table ip filter"])
-def test_what_firewall_has_in_iptables_is_put_back(caching, iptables_net, pod, tmp_path, how):
+def test_the_iptables_rules_of_firewall_are_restored(caching, iptables_net, pod, tmp_path, how):
     """CNI-FORWARD alone was not noticed: the pods' rules went with the jump to CNI-ADMIN."""
     conf = {"cniVersion": "1.1.0", "name": "net-a", "type": "firewall", "backend": "iptables",
             "prevResult": caching.ok("ADD", iptables_net.first, pod)}
@@ -84,7 +84,7 @@ def test_what_firewall_has_in_iptables_is_put_back(caching, iptables_net, pod, t
 
 
 @needs_iptables
-def test_del_of_the_last_pod_with_iptables_brings_nothing_back(caching, iptables_net, pod, pod_netns, tmp_path):
+def test_del_of_the_last_pod_with_iptables_causes_no_replay(caching, iptables_net, pod, pod_netns, tmp_path):
     other = pod_netns()
     conf = add(caching, iptables_net, pod, mapping())
     remember(tmp_path, iptables_net, pod, conf)
@@ -114,7 +114,7 @@ def everything():
     return sorted(found + [line for lines in iptables_rules() for line in lines])
 
 
-def test_a_server_that_starts_after_a_flush_restores_what_runtimes_remember(remembered, start, tmp_path):
+def test_a_server_that_starts_after_a_flush_restores_cached_attachments(remembered, start, tmp_path):
     """Nothing was announced to it."""
     before = everything()
     nft("flush ruleset")
@@ -124,7 +124,7 @@ def test_a_server_that_starts_after_a_flush_restores_what_runtimes_remember(reme
     assert "level=info" in line and "attachments=2 " in line and "failed=0" in line
 
 
-def test_a_server_that_starts_leaves_what_is_there_as_it_is(remembered, start, tmp_path):
+def test_a_starting_server_changes_no_present_state(remembered, start, tmp_path):
     def handles():
         return run("nft", "-s", "-a", "list", "ruleset")         # without counters
 
@@ -134,7 +134,7 @@ def test_a_server_that_starts_leaves_what_is_there_as_it_is(remembered, start, t
     assert handles() == before
 
 
-def test_after_many_flushes_within_a_second_all_is_there_and_nothing_failed(remembered, caching):
+def test_many_flushes_within_a_second_are_restored_without_failure(remembered, caching):
     """A replay met elements that the server had just restored, and took them for another attachment's."""
     before = everything()
     for number in range(12):
@@ -156,7 +156,7 @@ def test_a_replay_in_another_namespace_installs_nothing_there(remembered, start,
         assert "CNI" not in run("nft", "list", "ruleset") and "fastcni" not in run("nft", "list", "ruleset")
 
 
-def test_firewalld_that_makes_its_table_anew_brings_a_replay(caching):
+def test_a_new_table_of_firewalld_causes_a_replay(caching):
     nft("add table inet firewalld")
     assert eventually(lambda: caching.lines("event=rules_replayed", "gone=\"runtime configuration of firewalld\""))
     nft("add table inet other")
@@ -170,7 +170,7 @@ table inet filter {
 }"""
 
 
-def test_pods_are_let_through_an_administrators_chain_again_that_is_loaded_anew(caching, net, pod, tmp_path):
+def test_a_reloaded_chain_of_an_administrator_accepts_pods_again(caching, net, pod, tmp_path):
     """`systemctl reload nftables`: the ruleset is flushed, and the administrator's file is read."""
     run("nft", "-f", "-", stdin=LOAD)
     conf = {"cniVersion": "1.1.0", "name": "net-a", "type": "firewall", "backend": "nftables",

@@ -144,7 +144,7 @@ def test_a_request_that_hangs_occupies_no_worker(monkeypatch):
 
 @pytest.mark.parametrize(("kind", "refusal"), [(waiting.PROGRAM, waiting.Crowded), (waiting.BUS, waiting.Crowded),
                                                (waiting.LOCK, CniError), (waiting.NAMESPACE_LOCK, None)])
-def test_a_network_of_which_a_quarter_of_the_workers_is_stuck_waits_for_no_more_of_that_kind(kind, refusal):
+def test_a_network_with_a_quarter_of_the_workers_stuck_gets_no_more(kind, refusal):
     queue = queue_of(workers=8)
     put(queue, *adds(4))
     stuck, other = [queue.take(), queue.take()], queue.take()
@@ -200,7 +200,7 @@ STEPS = st.lists(st.one_of(st.tuples(st.sampled_from(["ADD", "DEL", "GC", "CHECK
 
 
 @given(STEPS)
-def test_the_queue_does_what_a_list_would(steps):
+def test_the_queue_agrees_with_a_list(steps):
     """Against a model: all that waits in one list, searched from the start each time."""
     queue, waiting, running = queue_of(size=8), [], []
     for step in steps:

@@ -171,7 +171,7 @@ def test_after_a_fault_in_the_first_reading_it_is_repeated(make_watch, monkeypat
 
 
 @shows((VALID, FAULT), (STALE, READ))
-def test_announcements_lost_by_a_fault_are_made_up_for_by_reading(watch, before, monkeypatch):
+def test_announcements_lost_by_a_fault_are_replaced_by_a_reading(watch, before, monkeypatch):
     nft("flush ruleset")
     with monkeypatch.context() as patch:
         patch.setattr(TableMirror, "receive", fail)
@@ -184,7 +184,7 @@ def test_announcements_lost_by_a_fault_are_made_up_for_by_reading(watch, before,
 # -- our own tables ----------------------------------------------------------------------------------------
 
 @shows((CURRENT, MESSAGE), (PARTIAL, MESSAGE), (PARTIAL, COMPLETE))
-def test_a_transaction_that_takes_nothing_needs_no_restoring(watch, net, pod):
+def test_a_transaction_that_removes_nothing_needs_no_restore(watch, net, pod):
     net.add(pod, mapping())
     attend(watch)
     assert watch.mirror.machine.state == CURRENT and watch.log.lines == []
@@ -213,7 +213,7 @@ def announcements(watch):
 
 
 @shows((PARTIAL, READING))
-def test_a_transaction_whose_end_was_dropped_is_made_up_for_by_reading(watch, before):
+def test_a_transaction_whose_end_was_dropped_is_replaced_by_a_reading(watch, before):
     nft("flush ruleset")
     for message in announcements(watch)[:3]:
         watch._receive(*message)
@@ -269,7 +269,7 @@ def test_a_reading_during_the_delay_does_not_end_it(delayed, before):
 
 
 @shows((SUSPECT, REFUSED), (DELAYED, REFUSED))
-def test_what_the_kernel_refuses_is_tried_again_after_a_delay(watch, before):
+def test_a_refused_restore_is_tried_again_after_a_delay(watch, before):
     """Another program has made a table of that name, in which our set has another type."""
     run("nft", "-f", "-", stdin="delete table inet fastcni\nadd table inet fastcni\n"
                                 "add set inet fastcni pods4 { type inet_service; }\n")
@@ -328,7 +328,7 @@ def is_idle(watch):
 
 
 @shows((IDLE, MAYBE_LOST), (MAYBE_NEEDED, BEGUN), (RUNNING, ENDED))
-def test_a_pods_jump_that_is_gone_brings_a_replay_after_a_longer_delay(replaying, runs):
+def test_a_missing_jump_of_a_pod_causes_a_replay_after_a_longer_delay(replaying, runs):
     delete_jump(POD_JUMP)
     started = time.monotonic()
     replaying.attend(started)
@@ -339,7 +339,7 @@ def test_a_pods_jump_that_is_gone_brings_a_replay_after_a_longer_delay(replaying
 
 
 @shows((IDLE, LOST), (NEEDED, BEGUN), (RUNNING, ENDED))
-def test_a_jump_of_all_pods_that_is_gone_brings_a_replay_soon(replaying, runs):
+def test_a_missing_jump_of_all_pods_causes_a_replay_soon(replaying, runs):
     delete_jump(SHARED_JUMP)
     started = time.monotonic()
     replaying.attend(started)
@@ -359,7 +359,7 @@ def test_a_server_that_starts_replays_once(make_watch, runs):
 
 
 @shows((MAYBE_NEEDED, LOST))
-def test_what_all_pods_share_shortens_the_delay(replaying):
+def test_a_need_of_all_pods_shortens_the_delay(replaying):
     delete_jump(POD_JUMP)
     started = time.monotonic()
     replaying.attend(started)
@@ -379,7 +379,7 @@ def test_a_jump_that_is_there_again_needs_no_replay(replaying, runs):
 
 
 @shows((RUNNING, ENDED))
-def test_what_is_lost_during_a_replay_brings_another_one(replaying, runs):
+def test_a_loss_during_a_replay_causes_another_one(replaying, runs):
     runs.go_on.clear()
     delete_jump(SHARED_JUMP)
     attend(replaying)

@@ -47,7 +47,7 @@ def test_a_flush_is_restored(server, net, pod_netns, how):
 
 
 @pytest.mark.parametrize("how", FLUSHES)
-def test_traffic_gets_through_again_and_del_leaves_nothing(server, net, pod, pod_netns, how):
+def test_restored_pods_have_traffic_and_del_leaves_nothing(server, net, pod, pod_netns, how):
     far = outside(pod_netns)
     conf = add(server, net, pod, mapping())
     before = ruleset()
@@ -60,7 +60,7 @@ def test_traffic_gets_through_again_and_del_leaves_nothing(server, net, pod, pod
     assert all_elements() == []
 
 
-def test_what_one_shot_plugins_added_and_deleted_is_known_too(server, net, pod_netns, node):
+def test_the_server_notices_adds_and_dels_of_one_shot_plugins(server, net, pod_netns, node):
     assert eventually(lambda: server.lines("event=server_ready"), 60)      # it listens before it has read nftables
     one, two = pod_netns(), pod_netns()
     net.add(one, mapping())
@@ -72,7 +72,7 @@ def test_what_one_shot_plugins_added_and_deleted_is_known_too(server, net, pod_n
     assert eventually(lambda: ruleset() == before) and all_elements()
 
 
-def test_what_del_gc_and_an_admin_take_element_by_element_stays_gone(server, net, pod_netns):
+def test_elements_deleted_by_del_gc_or_an_administrator_are_not_restored(server, net, pod_netns):
     pods = [pod_netns() for _ in range(3)]
     confs = [add(server, net, pod, mapping(8080 + number)) for number, pod in enumerate(pods)]
     delete(server, net, pods[0], confs[0])
@@ -118,7 +118,7 @@ def test_every_pod_has_its_elements_after_flushes_while_pods_are_added_and_delet
         assert len(elements(name, family)) == len(stay), name
 
 
-def test_a_thousand_pods_are_put_back(server, net, pod):
+def test_a_thousand_pods_are_restored(server, net, pod):
     add(server, net, pod, mapping())
     mark = "8e48c01234567890-0b65c0123456{:04x}, net: net-b, if: eth0, id: c-{}"
     numbers = [(n, f"10.22.{n >> 8}.{n & 255}", mark.format(n, n)) for n in range(3, 1003)]
@@ -132,7 +132,7 @@ def test_a_thousand_pods_are_put_back(server, net, pod):
     assert server.lines("event=rules_restored", "elements=20")        # 2,000 and the pod's own
 
 
-def test_flushes_all_the_time_are_restored_with_growing_delay(server, net, pod):
+def test_repeated_flushes_are_restored_with_growing_delay(server, net, pod):
     add(server, net, pod, mapping())
     before, flushed = ruleset(), 0
     deadline = time.monotonic() + 2
@@ -146,12 +146,12 @@ def test_flushes_all_the_time_are_restored_with_growing_delay(server, net, pod):
     assert eventually(lambda: ruleset() == before)
 
 
-def test_del_of_a_name_that_is_no_text_is_refused_as_before(server, net, pod):
+def test_del_of_a_name_that_is_no_utf8_is_refused_as_before(server, net, pod):
     add(server, net, pod, mapping())
     assert server.refused("DEL", net.first, pod, cid="c\udcff")["code"] == 4
 
 
-def test_a_server_that_starts_gives_chains_without_rules_theirs(start, net, pod):
+def test_a_starting_server_restores_the_rules_of_empty_chains(start, net, pod):
     first = start()
     add(first, net, pod, mapping())
     before = ruleset()
@@ -162,7 +162,7 @@ def test_a_server_that_starts_gives_chains_without_rules_theirs(start, net, pod)
 
 
 @pytest.mark.parametrize("how", FLUSHES)
-def test_what_firewall_has_is_there_again(server, net, pod, how):
+def test_the_elements_of_firewall_are_restored(server, net, pod, how):
     conf = {"cniVersion": "1.1.0", "name": "net-a", "type": "firewall", "backend": "nftables",
             "ingressPolicy": "isolated", "prevResult": server.ok("ADD", net.first, pod)}
     server.ok("ADD", conf, pod)
@@ -173,7 +173,7 @@ def test_what_firewall_has_is_there_again(server, net, pod, how):
     server.ok("CHECK", conf, pod)
 
 
-def test_rules_of_an_administrators_own_are_none_of_our_business(server, net, pod):
+def test_flushed_rules_of_an_administrator_are_not_restored(server, net, pod):
     conf = {"cniVersion": "1.1.0", "name": "net-a", "type": "firewall", "backend": "nftables",
             "prevResult": server.ok("ADD", net.first, pod)}
     server.ok("ADD", conf, pod)
@@ -191,7 +191,7 @@ Call = namedtuple("Call", "command attachment")
 @pytest.mark.parametrize("one_shot", [False, True], ids=["a server's", "one-shot"])
 @pytest.mark.parametrize("again", [False, True], ids=["DEL", "DEL and ADD"])
 @pytest.mark.parametrize("heard", [False, True], ids=["all at once", "the ADD before"])
-def test_a_pod_that_is_deleted_between_a_flush_and_its_repair_is_not_put_back(watch, net, node, pod, pod_netns, heard,
+def test_a_pod_deleted_between_flush_and_restore_is_not_restored(watch, net, node, pod, pod_netns, heard,
                                                                               again, one_shot):
     """A one-shot DEL found nothing to delete, and said nothing to anybody."""
     stays, warm = pod_netns(), WarmInProcess()
@@ -216,7 +216,7 @@ def delete_as(node, net, conf, pod, mode=None):
     node.ok("DEL", {**net.first, "prevResult": conf["prevResult"]}, pod, mode=mode)
 
 
-def test_a_one_shot_del_amid_a_repair_leaves_nothing(watch, net, node, pod, pod_netns, monkeypatch):
+def test_a_one_shot_del_during_a_restore_leaves_nothing(watch, net, node, pod, pod_netns, monkeypatch):
     """It looks after the flush and before the elements are restored: the next look at the announcements mends it."""
     net.add(pod_netns(), mapping())
     conf, restore = net.add(pod, mapping(8081)), TableMirror.restore_table
@@ -275,7 +275,7 @@ def test_an_announcement_of_another_user_is_not_believed(watch, net, node, pod):
     assert ruleset() == before
 
 
-def test_a_flush_among_notifications_that_the_kernel_dropped_is_put_back(watch, net, pod):
+def test_a_flush_among_dropped_notifications_is_restored(watch, net, pod):
     net.add(pod, mapping())
     watch.attend(time.monotonic())
     before = ruleset()
@@ -288,7 +288,7 @@ def test_a_flush_among_notifications_that_the_kernel_dropped_is_put_back(watch, 
     assert ruleset() == before and watch.log.lines
 
 
-def test_what_the_kernel_refuses_is_logged_and_tried_again(watch, net, pod):
+def test_a_refused_restore_is_logged_and_tried_again(watch, net, pod):
     """Somebody has made a table of that name, in which our set is another one."""
     net.add(pod, mapping())
     watch.attend(time.monotonic())
@@ -304,7 +304,7 @@ def test_what_the_kernel_refuses_is_logged_and_tried_again(watch, net, pod):
 
 
 @pytest.mark.parametrize("why", [errno.EPERM, errno.EINVAL], ids=["no rights", "no nf_tables"])
-def test_where_there_is_nothing_to_hear_the_server_says_so_once_and_serves(node, monkeypatch, why):
+def test_without_notifications_the_server_logs_it_once_and_serves(node, monkeypatch, why):
     def refuse(_, batch):
         raise wire.NetlinkError(why, "ask for nftables' generation")
 
@@ -317,7 +317,7 @@ def test_where_there_is_nothing_to_hear_the_server_says_so_once_and_serves(node,
     assert [event for event, _ in log.lines] == ["watch_unavailable"]
 
 
-def test_a_namespace_that_was_let_go_is_watched_no_more(node, monkeypatch, pod_netns):
+def test_a_released_namespace_is_no_longer_watched(node, monkeypatch, pod_netns):
     monkeypatch.setattr(hosts, "KEEP_S", 0.0)
     monkeypatch.setattr(restoring, "GATHER_S", 0.0)
     guard = restoring.Restoring(logging.getLogger("test"))

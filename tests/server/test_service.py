@@ -93,7 +93,7 @@ def test_requests_for_one_attachment_run_in_the_order_in_which_they_came(node, p
     assert node.held() == {} and "eth0" not in links(pod)
 
 
-def test_different_attachments_run_side_by_side(node, pod_netns, start, slow):
+def test_different_attachments_run_concurrently(node, pod_netns, start, slow):
     server, (keys, env) = start(), slow(1)
     one, two = pod_netns(), pod_netns()
     waiting = server.send("ADD", node.conf(**keys), one, env=env)
@@ -102,7 +102,7 @@ def test_different_attachments_run_side_by_side(node, pod_netns, start, slow):
     assert not server.lines("slow-ipam") and waiting.answer().status == 0
 
 
-def test_host_side_work_is_done_where_the_caller_is(node, pod, server, root):
+def test_host_side_work_is_done_in_the_callers_namespace(node, pod, server, root):
     name = f"{node.name}-2"
     run("ip", "netns", "add", name)
     try:
@@ -156,7 +156,7 @@ def flush_table():
 
 @pytest.mark.parametrize("change", [delete_bridge, rename_bridge, take_address, set_bridge_down, stop_forwarding,
                                     flush_ruleset, delete_table, flush_table], ids=lambda change: change.__name__)
-def test_what_changes_behind_its_back_is_handled_in_the_next_add(node, pod_netns, server, change):
+def test_the_next_add_handles_changes_by_other_programs(node, pod_netns, server, change):
     conf, one, two = node.conf(isGateway=True, ipMasq=True), pod_netns(), pod_netns()
     server.ok("ADD", conf, one)
     change()
@@ -168,14 +168,14 @@ def test_what_changes_behind_its_back_is_handled_in_the_next_add(node, pod_netns
     assert "ip saddr vmap @pods4" in run("nft", "list", "table", "inet", "fastcni")
 
 
-def test_a_bridge_with_another_address_by_now_is_refused_as_ever(node, pod_netns, server):
+def test_a_bridge_whose_address_was_changed_is_refused(node, pod_netns, server):
     server.ok("ADD", node.conf(isGateway=True), pod_netns())
     run("ip", "addr", "flush", "dev", "br0")
     run("ip", "addr", "add", "10.99.0.1/24", "dev", "br0")
     assert "already has an IP address different" in server.refused("ADD", node.conf(isGateway=True), pod_netns())["msg"]
 
 
-def test_a_bridge_with_another_address_by_now_is_given_its_own_where_that_is_forced(node, pod_netns, server):
+def test_force_address_restores_a_changed_bridge_address(node, pod_netns, server):
     conf = node.conf(isGateway=True, forceAddress=True)
     server.ok("ADD", conf, pod_netns())
     run("ip", "addr", "flush", "dev", "br0")
@@ -186,7 +186,7 @@ def test_a_bridge_with_another_address_by_now_is_given_its_own_where_that_is_for
 
 # -- callers that go, and waiting ------------------------------------------------------------------------------
 
-def test_an_add_whose_caller_has_gone_is_taken_back(node, pod, start, slow):
+def test_an_add_whose_caller_has_gone_is_rolled_back(node, pod, start, slow):
     server, (keys, env) = start(), slow(0.5)
     before = node.left(pod)
     waiting = server.send("ADD", node.conf(isGateway=True, **keys), pod, env=env)
@@ -319,7 +319,7 @@ def test_only_root_reaches_a_server_that_allows_no_other_user(node, reachable):
         assert f"PermissionError: [Errno {errno.EACCES}]" in done.stderr and server.ok("VERSION", node.conf())
 
 
-def test_what_a_server_cannot_know_goes_one_shot(node, pod, server):
+def test_a_plugin_unknown_to_the_server_goes_one_shot(node, pod, server):
     assert server.call("ADD", node.conf(), pod, plugin="not-ours").status == 2
     assert server.call("ADD", node.conf(), pod, env={"CNI_PATH": "plugins:/nowhere"}).status == 2
     assert server.call("", node.conf(), pod).status == 2

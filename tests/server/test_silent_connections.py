@@ -14,7 +14,7 @@ def connect(server):
     return conn
 
 
-def test_a_silent_connection_is_closed_in_time_and_a_server_that_stops_waits_no_longer(node, local, monkeypatch):
+def test_a_silent_connection_is_closed_in_time_and_delays_no_stop(node, local, monkeypatch):
     monkeypatch.setattr(acceptor, "SILENT_TIMEOUT_S", 0.3)
     server = local()
     with connect(server) as silent:

@@ -77,7 +77,7 @@ def state(node, pod):
 
 
 @pytest.mark.parametrize("command", ["ADD", "DEL"])
-def test_a_request_that_a_stopped_server_was_at_is_over_when_it_goes_on(node, pod, start, hasty, command):
+def test_a_continued_server_abandons_the_request_it_was_working_on(node, pod, start, hasty, command):
     """It continued the request, found its caller gone, and rolled back the address and the firewall state of the pod's
     successor, which had been added one-shot meanwhile."""
     server = start()
@@ -114,7 +114,7 @@ def test_a_request_that_a_stopped_server_was_at_is_over_when_it_goes_on(node, po
     assert not node.held() and not elements("pods4") and not elements("hostports4")
 
 
-def test_a_caller_that_has_waited_for_a_stopped_server_has_its_answer(node, pod, start, slow):
+def test_a_caller_of_a_stopped_server_gets_an_answer(node, pod, start, slow):
     server, (keys, env) = start(), slow(1)
     waiting = server.send("ADD", node.conf(**keys), pod, env=env)
     assert slow.started()
@@ -124,7 +124,7 @@ def test_a_caller_that_has_waited_for_a_stopped_server_has_its_answer(node, pod,
     assert waiting.answer().status == 0
 
 
-def test_a_server_lives_on_that_was_stopped_for_longer_than_it_sleeps(tmp_path, node):
+def test_a_server_stopped_for_longer_than_its_signal_wait_continues(tmp_path, node):
     """sigtimedwait(2) that SIGCONT interrupted after its time returned what stood in memory, and the server ended with
     status 0: nothing started it again."""
     with Server(tmp_path, program=["-c", SERVE]) as server:
@@ -193,7 +193,7 @@ def test_systemd_gets_reports_from_a_server_whose_queue_is_full(node, tmp_path, 
 @pytest.mark.parametrize(("env", "seconds"), [
     ({}, 0), ({"WATCHDOG_USEC": "60000000"}, 60), ({"WATCHDOG_USEC": "60000000", "WATCHDOG_PID": str(os.getpid())}, 60),
     ({"WATCHDOG_USEC": "60000000", "WATCHDOG_PID": "1"}, 0), ({"WATCHDOG_USEC": "soon"}, 0)])
-def test_what_systemd_expects_is_in_the_environment(env, seconds):
+def test_the_watchdog_interval_is_read_from_the_environment(env, seconds):
     assert watchdog_seconds(env) == seconds
 
 
@@ -239,7 +239,7 @@ def stall():
 
 @pytest.mark.parametrize("command", ["ADD", "DEL"])
 @pytest.mark.parametrize("kind", ["bridge", "ptp", *CHAINED])
-def test_the_successor_is_whole_wherever_the_server_was_stopped(node, pod, tmp_path, monkeypatch, plugins, stall, kind,
+def test_a_successor_is_complete_wherever_the_server_stopped(node, pod, tmp_path, monkeypatch, plugins, stall, kind,
                                                                 command):
     """A late ADD of portmap removed the mapping of its successor, a late DEL whatever had the pod's mark."""
     first = node.conf(isGateway=True, ipMasq=True, type=kind if kind == "ptp" else "bridge")

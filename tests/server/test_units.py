@@ -43,7 +43,7 @@ def analyze(*words):
 
 
 @needs_analyze
-def test_systemd_finds_nothing_to_say_about_the_units(units):
+def test_systemd_reports_nothing_about_the_units(units):
     assert analyze("verify", units / "fastcni.socket", units / "fastcni.service") == (0, "")
 
 
@@ -55,7 +55,7 @@ def test_the_exposure_is_below_four(units):
     assert status == 0, said
 
 
-def test_a_stopped_server_is_ended_before_its_callers_give_it_up():
+def test_systemd_ends_a_stopped_server_before_its_callers_give_up():
     """Then they have the answers of a server that died, and nothing of it goes on later."""
     seconds = int(*values("WatchdogSec")) + int(*values("TimeoutAbortSec"))
     assert deadlines.UNREAD_S < seconds < deadlines.ANSWER_S
@@ -113,13 +113,13 @@ def test_a_python_without_the_package_is_refused(tmp_path, monkeypatch):
     assert not (tmp_path / "units").exists()
 
 
-def test_what_a_server_may_take_to_stop_fits_into_what_systemd_waits():
+def test_a_server_stops_within_the_timeout_of_systemd():
     from fastcni.server.service import DRAIN_TIMEOUT_S
 
     assert int(values("TimeoutStopSec")[0]) > DRAIN_TIMEOUT_S
 
 
-def test_the_devices_that_a_plugin_and_the_server_open_are_let_through():
+def test_the_unit_allows_the_devices_that_plugins_and_server_open():
     from fastcni.kernel import tun
     from fastcni.server import cpu_latency
 
@@ -127,7 +127,7 @@ def test_the_devices_that_a_plugin_and_the_server_open_are_let_through():
     assert values("PrivateDevices") in ([], ["no"])
 
 
-def test_socket_and_server_mean_the_same_path():
+def test_socket_and_server_have_the_same_path():
     from fastcni.server import listening
 
     assert values("ListenSequentialPacket", systemd.SOCKET) == [listening.PATH]
@@ -137,7 +137,7 @@ def test_socket_and_server_mean_the_same_path():
 # ---- where they go ----
 
 
-def test_units_are_replaced_whole_and_readable(tmp_path):
+def test_units_are_replaced_at_once_and_are_readable(tmp_path):
     folder = tmp_path / "units"
     paths = systemd.install_units(folder, ["/bin/true"])
     with open(paths[1]) as old:             # whoever reads the old one reads it to its end
@@ -175,7 +175,7 @@ def fastcni(*words, tty=False):
     return status, said
 
 
-def test_the_command_says_what_to_run_next(tmp_path):
+def test_the_command_prints_the_next_command(tmp_path):
     words = ["install", "--bin-dir", tmp_path / "bin", "--plugin", "ptp", "--systemd", "--unit-dir", tmp_path / "units"]
     paths = [str(tmp_path / name) for name in ("units/fastcni.socket", "units/fastcni.service")]
     assert fastcni(*words, tty=True) == (0, (
@@ -191,7 +191,7 @@ def test_a_unit_dir_without_systemd_is_refused(tmp_path):
     assert not (tmp_path / "units").exists()
 
 
-def test_a_folder_that_cannot_be_made_is_said(tmp_path):
+def test_a_unit_folder_that_cannot_be_made_is_an_error(tmp_path):
     (tmp_path / "file").touch()
     status, said = fastcni("install", "--bin-dir", tmp_path / "bin", "--systemd", "--unit-dir", tmp_path / "file" / "x")
     assert status == 1 and "write systemd units into" in said

@@ -203,7 +203,7 @@ def test_the_request_after_a_kill_gets_its_network_one_shot(node, plugin, pod, s
     assert_nothing_is_left(node, [pod])
 
 
-def test_kills_under_load_fail_adds_by_code_11_and_no_del(node, plugin, pods, start):
+def test_kills_under_load_fail_adds_with_code_11_and_no_del(node, plugin, pods, start):
     server = start("--log-level", "warning")
     call = plugin(server.path)
     with Callers(call, pods) as callers:
@@ -219,14 +219,14 @@ def test_kills_under_load_fail_adds_by_code_11_and_no_del(node, plugin, pods, st
     assert_nothing_is_left(node, pods)
 
 
-def test_a_server_whose_socket_folder_is_taken_away_still_ends_well(start, tmp_path):
+def test_a_server_whose_socket_folder_was_removed_ends_with_status_0(start, tmp_path):
     """It ended with a traceback, and without its last answers."""
     server = start()
     shutil.rmtree(tmp_path / "run")
     assert server.stop() == 0 and not server.lines("Traceback")
 
 
-def test_systemd_hears_ready_before_the_first_answer_and_stopping_at_the_end(pod, plugin, tmp_path):
+def test_systemd_gets_ready_before_the_first_answer_and_stopping_at_the_end(pod, plugin, tmp_path):
     with Unit(tmp_path) as unit:
         heard, answers = [], []
         call = plugin(unit.path)
@@ -246,7 +246,7 @@ def test_systemd_hears_ready_before_the_first_answer_and_stopping_at_the_end(pod
 
 
 @pytest.mark.parametrize("kind, words", [(socket.SOCK_STREAM, "ListenSequentialPacket="), (None, "descriptor 3")])
-def test_another_thing_than_a_socket_for_us_is_refused_in_words(tmp_path, kind, words):
+def test_an_unsuitable_descriptor_is_refused_with_a_message(tmp_path, kind, words):
     with socket.socket(socket.AF_UNIX, kind) if kind else open(os.devnull) as thing:
         done = subprocess.run(["sh", "-c", HAND_OVER, sys.executable, "-m", "fastcni", "serve"], stdin=thing,
                               capture_output=True, text=True, env={**os.environ, "LISTEN_FDS": "1"}, timeout=LIMIT)
@@ -254,7 +254,7 @@ def test_another_thing_than_a_socket_for_us_is_refused_in_words(tmp_path, kind, 
 
 
 @needs_activate
-def test_systemds_own_tool_hands_its_socket_over(node, plugin, pod, tmp_path):
+def test_the_tool_of_systemd_passes_its_socket(node, plugin, pod, tmp_path):
     path, env = tmp_path / "activated.sock", {"PATH": os.environ["PATH"]}
     with open(tmp_path / "log", "wb") as log:
         tool = subprocess.Popen(["systemd-socket-activate", "--seqpacket", "-l", path, sys.executable, "-I", "-m",

@@ -85,7 +85,7 @@ def lock_of(node):
 
 # -- others go on ------------------------------------------------------------------------------------------------
 
-def test_programs_that_hang_hold_up_no_other_network(node, pod_netns, start, hung):
+def test_hanging_programs_delay_no_other_network(node, pod_netns, start, hung):
     """32 hung IPAM plugins of one network took all workers: no other request was answered, VERSION neither."""
     server = start("--workers", "4")
     conf, pods = node.conf(**hung.keys), [pod_netns() for _ in range(2)]
@@ -99,7 +99,7 @@ def test_programs_that_hang_hold_up_no_other_network(node, pod_netns, start, hun
         each.leave()
 
 
-def test_a_held_lock_of_one_network_holds_up_no_other(node, pod_netns, start):
+def test_a_held_lock_of_one_network_delays_no_other(node, pod_netns, start):
     """41 requests that waited for one network's lock took all workers."""
     server, pods = start("--workers", "4"), [pod_netns() for _ in range(2)]
     with lock_of(node):
@@ -150,7 +150,7 @@ def test_a_caller_that_leaves_ends_the_wait_for_a_lock(node, pod, start):
     assert set(links(pod)) == {"lo"} and node.left(pod) == before
 
 
-def test_a_server_that_is_killed_takes_its_programs_along(node, pod, start, hung):
+def test_the_programs_of_a_killed_server_end(node, pod, start, hung):
     server = start()
     waiting = server.send("ADD", node.conf(**hung.keys), pod, env=hung.env)     # a caller that left would not be served
     hung.started()
@@ -161,7 +161,7 @@ def test_a_server_that_is_killed_takes_its_programs_along(node, pod, start, hung
 
 
 @pytest.mark.parametrize("warm", [False, True], ids=["one-shot", "warm"])
-def test_a_plugin_that_is_killed_takes_its_program_along(node, pod, plugins, server, hung, warm):
+def test_the_program_of_a_killed_plugin_ends(node, pod, plugins, server, hung, warm):
     env = {"CNI_COMMAND": "ADD", "CNI_CONTAINERID": "c1", "CNI_IFNAME": "eth0", "CNI_NETNS": f"/run/netns/{pod}",
            "CNI_PATH": hung.env["CNI_PATH"], "FASTCNI_SOCKET": str(server.path) if warm else ""}
     with subprocess.Popen([f"{plugins}/bridge"], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as plugin:

@@ -28,7 +28,7 @@ def lose_one(monkeypatch, node, command="VERSION"):
     monkeypatch.setattr(netns.inside, "__exit__", leave)
 
 
-def test_a_worker_that_cannot_come_back_fails_its_request_and_another_takes_its_place(node, pod, local, monkeypatch):
+def test_a_worker_that_cannot_return_fails_its_request_and_is_replaced(node, pod, local, monkeypatch):
     server = local(workers=2)
     before = server.ok("ADD", node.conf(isGateway=True), pod)
     server.ok("DEL", node.conf(isGateway=True), pod)
@@ -67,7 +67,7 @@ def fail_to_return(monkeypatch, server, errno=1):
 
 
 @pytest.mark.parametrize("kind", ["bridge", "ptp"])
-def test_a_worker_that_stays_in_a_pod_is_replaced_by_one_in_the_servers_namespace(node, pod, local, monkeypatch, kind):
+def test_a_worker_left_in_a_pod_is_replaced_by_one_in_the_servers_namespace(node, pod, local, monkeypatch, kind):
     """The lost thread started its successor, which began in the pod's namespace and did the host's work there: ADD
     found no master, DEL said success and left rules and links."""
     server, conf = local(workers=1), node.conf(isGateway=True, ipMasq=True, type=kind)
@@ -88,7 +88,7 @@ def test_a_worker_that_stays_in_a_pod_is_replaced_by_one_in_the_servers_namespac
     assert node.left(pod) == before
 
 
-def test_a_worker_whose_trouble_hides_that_it_is_lost_is_at_home_again(node, pod, local, monkeypatch):
+def test_another_error_does_not_hide_that_a_worker_is_lost(node, pod, local, monkeypatch):
     """An error while its host was closed took the place of Lost: it went on in the pod's namespace."""
     def close(self):
         raise OSError(5, "made up")
@@ -119,7 +119,7 @@ def test_background_threads_are_in_the_servers_namespace(node, pod, local, elsew
     assert os.stat(f"/run/netns/{elsewhere}").st_ino not in {namespace_of(thread) for thread in threads}
 
 
-def test_a_fault_of_ours_hangs_up_and_costs_no_worker(node, local, monkeypatch):
+def test_a_fault_of_fastcni_closes_the_connection_and_ends_no_worker(node, local, monkeypatch):
     server = local(workers=2)
     real, faults = hosts.Visit._namespace, [KeyError("made up"), KeyError("made up")]
 
@@ -137,7 +137,7 @@ def test_a_fault_of_ours_hangs_up_and_costs_no_worker(node, local, monkeypatch):
 
 
 @pytest.mark.parametrize("fmt", ["logfmt", "json"])
-def test_names_that_are_no_text_are_logged_all_the_same(node, pod, local, fmt):
+def test_names_that_are_no_utf8_are_logged(node, pod, local, fmt):
     """A container id of bytes that are no UTF-8 ended the worker that wrote its JSON line."""
     server = local(workers=2, fmt=fmt)
     threads = server.workers
@@ -148,7 +148,7 @@ def test_names_that_are_no_text_are_logged_all_the_same(node, pod, local, fmt):
     assert eventually(lambda: len(server.lines("request_failed", "bridge", "net-a", "c?")) == 4)
 
 
-def test_a_log_without_a_reader_costs_no_request(node, pod, local, tmp_path):
+def test_a_log_without_a_reader_fails_no_request(node, pod, local, tmp_path):
     """journald that is killed leaves a pipe without a reader: each worker ended with its first line."""
     os.mkfifo(tmp_path / "pipe")
     reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
@@ -162,7 +162,7 @@ def test_a_log_without_a_reader_costs_no_request(node, pod, local, tmp_path):
     assert server.workers == threads
 
 
-def test_what_hangs_holds_up_its_own_request_alone(node, local, monkeypatch):
+def test_a_hanging_call_delays_only_its_request(node, local, monkeypatch):
     """As a file system that does not answer would."""
     server = local(workers=2)
     real, hangs, go_on = hosts.Visit._namespace, threading.Lock(), threading.Event()
@@ -183,7 +183,7 @@ def test_what_hangs_holds_up_its_own_request_alone(node, local, monkeypatch):
     assert stuck.answer().status == 0 and took < 2
 
 
-def test_successes_are_no_warnings(node, pod, local):
+def test_successes_are_not_logged_as_warnings(node, pod, local):
     server = local(level="warning")
     server.ok("ADD", node.conf(), pod)
     server.ok("DEL", node.conf(), pod)
@@ -205,7 +205,7 @@ def no_threads(monkeypatch, name=""):
     return lambda: monkeypatch.setattr(threading.Thread, "start", real)
 
 
-def test_threads_are_started_for_those_that_hang_and_end_with_them(node, pod, local, slow, monkeypatch):
+def test_threads_are_added_for_hanging_requests_and_end_with_them(node, pod, local, slow, monkeypatch):
     monkeypatch.setattr(slots, "HANGS_S", 0.05)
     server, (keys, env) = local(workers=2), slow(1000)
     before = server.workers
@@ -217,7 +217,7 @@ def test_threads_are_started_for_those_that_hang_and_end_with_them(node, pod, lo
     assert eventually(lambda: server.ok("VERSION", node.conf()) and server.workers == before)
 
 
-def test_what_would_hang_like_many_before_it_goes_one_shot_with_nothing_done(node, pod, local, slow, monkeypatch):
+def test_a_request_like_many_that_hang_goes_one_shot_unchanged(node, pod, local, slow, monkeypatch):
     monkeypatch.setattr(slots, "STUCK_S", 0.1)
     server, (keys, env) = local(workers=8), slow(1000)
     sent = [server.send("ADD", node.conf(**keys), pod, ifname=f"net{n}", env=env) for n in range(2)]
@@ -232,7 +232,7 @@ def test_what_would_hang_like_many_before_it_goes_one_shot_with_nothing_done(nod
         each.leave()
 
 
-def test_a_lock_that_many_wait_for_is_refused_at_once(node, pod, local, monkeypatch, tmp_path):
+def test_a_request_for_a_lock_with_many_waiters_is_refused_at_once(node, pod, local, monkeypatch, tmp_path):
     monkeypatch.setattr(slots, "STUCK_S", 0.1)
     server, lock = local(workers=8), Path(node.conf()["ipam"]["dataDir"]) / "net-a" / "lock"
     lock.parent.mkdir(parents=True)
@@ -277,7 +277,7 @@ def test_without_background_threads_requests_do_that_work_themselves(node, pod, 
     assert node.held() == {} and [name for name in links() if name.startswith("veth")] == []
 
 
-def test_a_worker_whose_host_cannot_be_closed_comes_back_all_the_same(node, pod, local, elsewhere, monkeypatch):
+def test_a_worker_returns_although_its_host_cannot_be_closed(node, pod, local, elsewhere, monkeypatch):
     """It stayed in the caller's namespace, and did the next request's work there."""
     def close(self):
         raise RuntimeError("made up")
@@ -322,7 +322,7 @@ class Decoder:
         return decode(stdin)
 
 
-def test_a_configuration_is_decoded_once_and_under_no_lock(node, pod, local, monkeypatch):
+def test_a_configuration_is_decoded_once_and_without_a_lock(node, pod, local, monkeypatch):
     """The acceptor decoded it for its network's name, under the lock of all that come, and the worker did it again."""
     server, decoder = local(), Decoder(monkeypatch)
     first = server.send("ADD", node.conf(isGateway=True) | {"name": "slow"}, pod)
@@ -357,7 +357,7 @@ def elsewhere():
         run("ip", "netns", "del", name)
 
 
-def test_a_callers_namespace_is_kept_while_it_calls_and_then_let_go(node, pod, local, elsewhere, monkeypatch):
+def test_a_callers_namespace_is_released_after_its_last_call(node, pod, local, elsewhere, monkeypatch):
     server, conf = local(), node.conf(isGateway=True)
     server.ok("VERSION", conf)
     before, nodes = len(os.listdir("/proc/self/fd")), links()
@@ -373,7 +373,7 @@ def test_a_callers_namespace_is_kept_while_it_calls_and_then_let_go(node, pod, l
     assert eventually(lambda: len(os.listdir("/proc/self/fd")) <= before)
 
 
-def test_a_namespace_in_use_is_not_let_go(node, pod, local, elsewhere, monkeypatch, slow):
+def test_a_namespace_in_use_is_not_released(node, pod, local, elsewhere, monkeypatch, slow):
     monkeypatch.setattr(hosts, "KEEP_S", 0.0)
     server, (keys, env) = local(), slow(0.4)
     with Inside(elsewhere):

@@ -51,7 +51,7 @@ def handover(request, sides):
 
 
 @pytest.mark.parametrize("title", CONFS)
-def test_check_and_del_of_the_others_pods(title, handover):
+def test_each_side_checks_and_deletes_pods_of_the_other(title, handover):
     conf, first = CONFS[title], handover.first
     pods = [first.pod(quick_dad=True) for _ in range(1 if "static" in title else 2)]
     results = [first.add(conf, pod, cid=f"pod-{i}") for i, pod in enumerate(pods)]
@@ -89,7 +89,7 @@ def delete(handover, conf, pod, cid, result, title):
 
 
 @pytest.mark.parametrize("title", ["bridge, ipMasq", "ptp, ipMasq"])
-def test_fastcni_takes_gos_rules_away_although_the_namespace_is_gone(title, sides):
+def test_fastcni_deletes_gos_rules_although_the_namespace_is_gone(title, sides):
     """The peer leaves them: it reads the addresses from the link."""
     ours, theirs = sides
     conf, pod = CONFS[title], theirs.pod(quick_dad=True)
@@ -102,7 +102,7 @@ def test_fastcni_takes_gos_rules_away_although_the_namespace_is_gone(title, side
     assert not addresses(theirs.held("net-a"))
 
 
-def test_fastcni_knows_the_mac_spoof_check_of_go_and_takes_it_away(sides):
+def test_fastcni_recognizes_and_deletes_the_mac_spoof_check_of_go(sides):
     ours, theirs = sides
     conf, pod = bridge(isGateway=True, macspoofchk=True), theirs.pod()
     result = theirs.add(conf, pod)
@@ -115,7 +115,7 @@ def test_fastcni_knows_the_mac_spoof_check_of_go_and_takes_it_away(sides):
 
 @pytest.mark.parametrize("keys", [{"mac": "02:00:00:00:00:07"}, {"mtu": 1400, "promisc": True}, {"allmulti": True},
                                   {"mac": "02:00:00:00:00:07", "promisc": True, "mtu": 1400, "allmulti": True}])
-def test_one_restores_the_link_from_the_file_of_the_other(handover, keys):
+def test_each_side_restores_the_link_from_the_file_of_the_other(handover, keys):
     conf, first = tuning(**keys), handover.first
     pod = first.pod(quick_dad=True)
     conf["prevResult"] = first.add(BEHIND, pod)
@@ -128,7 +128,7 @@ def test_one_restores_the_link_from_the_file_of_the_other(handover, keys):
     assert not os.path.exists(file)
 
 
-def test_both_write_the_same_file_and_open_it_to_nobody_else(sides):
+def test_both_write_the_same_file_that_no_other_user_can_read(sides):
     conf, files = tuning(mac="02:00:00:00:00:07", promisc=True, mtu=1400, allmulti=True), []
     for side in sides:
         pod = side.pod(quick_dad=True)
@@ -139,7 +139,7 @@ def test_both_write_the_same_file_and_open_it_to_nobody_else(sides):
     assert files[0] == files[1]
 
 
-def test_one_removes_the_rules_of_the_other(handover):
+def test_each_side_deletes_the_rules_of_the_other(handover):
     first, pod, behind = handover.first, handover.first.pod(quick_dad=True), bridge(V4, V6, isDefaultGateway=True)
     conf = sbr(prevResult=first.add(behind, pod))
     first.add(conf, pod)
@@ -161,7 +161,7 @@ def rules_of(pod):
 
 @pytest.mark.needs("ifb")
 @pytest.mark.parametrize("keys", [INGRESS, EGRESS, {**INGRESS, **EGRESS}], ids=["ingress", "egress", "both"])
-def test_limits_that_one_has_set_the_other_checks_and_takes_away(handover, keys):
+def test_each_side_checks_and_deletes_the_limits_of_the_other(handover, keys):
     conf, first = bandwidth(**keys), handover.first
     pod = first.pod(quick_dad=True)
     previous = first.add(BEHIND, pod)
@@ -178,7 +178,7 @@ def test_limits_that_one_has_set_the_other_checks_and_takes_away(handover, keys)
 @pytest.mark.parametrize("kind, keys", [pytest.param("macvlan", {"mtu": 1400}, marks=pytest.mark.needs("macvlan")),
                                         pytest.param("ipvlan", {"mode": "l3"}, marks=pytest.mark.needs("ipvlan")),
                                         pytest.param("vlan", {"vlanId": 5}, marks=pytest.mark.needs("8021q"))])
-def test_one_checks_and_deletes_the_link_that_the_other_has_made(handover, kind, keys):
+def test_each_side_checks_and_deletes_the_link_of_the_other(handover, kind, keys):
     conf, first = device(kind, V4, V6, **keys), handover.first
     for command in UPLINK:
         first.on_host(*command.split())
@@ -194,7 +194,7 @@ def test_one_checks_and_deletes_the_link_that_the_other_has_made(handover, kind,
 
 
 @pytest.mark.parametrize("ifname", ["eth0", "up0"])
-def test_one_moves_back_the_device_that_the_other_has_moved(handover, ifname):
+def test_each_side_moves_back_the_device_of_the_other(handover, ifname):
     conf, first = device("host-device", V4, V6, master=None, device="up0"), handover.first
     for command in UPLINK:
         first.on_host(*command.split())

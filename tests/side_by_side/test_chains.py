@@ -106,7 +106,7 @@ def story(side, name, cni_version):
 
 
 @pytest.mark.parametrize(("name", "cni_version"), CASES)
-def test_chain(name, cni_version, sides, monkeypatch):
+def test_both_run_the_chain_with_the_same_results_and_packets(name, cni_version, sides, monkeypatch):
     ours, theirs = sides
     monkeypatch.setenv("FASTCNI_SOCKET", ours.socket)
     told = story(ours, name, cni_version)

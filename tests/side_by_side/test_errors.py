@@ -69,7 +69,7 @@ class Try:
 
 
 @pytest.mark.parametrize("title", BAD)
-def test_both_refuse_in_the_same_words_and_ours_leaves_no_trace(title, sides):
+def test_both_refuse_with_the_same_text_and_fastcni_leaves_nothing(title, sides):
     bad = BAD[title]
     tries = both(lambda side: Try(side, bad), sides)
     before = tries[0].state()
@@ -97,7 +97,7 @@ def test_an_unknown_plugin_type_of_a_launcher_does_not_matter(sides):
         assert "1.0.0" in answer.document["supportedVersions"]
 
 
-def test_no_command_prints_what_this_is_and_is_no_error(sides):
+def test_without_a_command_the_about_text_is_printed_without_an_error(sides):
     ours, theirs = (side.call(None, b"", plugin="bridge") for side in sides)
     assert (ours.status, ours.stdout) == (theirs.status, theirs.stdout) == (0, "")
     assert [len(each.stderr.splitlines()) for each in (ours, theirs)] == [2, 2]

@@ -100,7 +100,7 @@ def test_the_same_packets_get_through(backend, sides):
 
 
 @pytest.mark.parametrize("keys", [{}, {"iptablesAdminChainName": "MINE"}, {"ingressPolicy": "same-bridge"}], ids=str)
-def test_the_iptables_backend_makes_the_rules_of_go_for_a_set_of_pods_and_takes_them_away(keys, sides):
+def test_the_iptables_backend_adds_and_deletes_the_rules_of_go_for_a_set_of_pods(keys, sides):
     def story(side):
         pods = [add(side, firewall(**keys, backend="iptables"), first, f"pod-{i}")
                 for i, first in enumerate([FIRST, FIRST, SECOND])]
@@ -112,7 +112,7 @@ def test_the_iptables_backend_makes_the_rules_of_go_for_a_set_of_pods_and_takes_
 
 
 @pytest.mark.parametrize("keys", [{}, {"ingressPolicy": "same-bridge"}], ids=str)
-def test_what_go_made_by_iptables_is_checked_and_deleted(keys, sides):
+def test_fastcni_checks_and_deletes_the_iptables_rules_of_go(keys, sides):
     ours, theirs = sides
     pod, conf = add(theirs, firewall(**keys, backend="iptables"))
     handover = Handover(theirs, ours)
@@ -122,7 +122,7 @@ def test_what_go_made_by_iptables_is_checked_and_deleted(keys, sides):
     assert not [line for line in saved(theirs) if "10.22." in line or "fd00:22" in line]
 
 
-def test_go_deletes_a_pod_of_ours_and_gc_takes_it_from_the_set(sides):
+def test_gc_removes_a_pod_that_go_has_deleted_from_the_set(sides):
     """Go knows no sets: its CHECK misses the pod's own rules, its DEL succeeds and leaves the address there, which lets
     the next pod with that address through, too."""
     ours, theirs = sides
@@ -138,7 +138,7 @@ def test_go_deletes_a_pod_of_ours_and_gc_takes_it_from_the_set(sides):
     assert [line for line in saved(ours) if "-s 10.22.0.2/32" in line], "the rules of the pod that Go added"
 
 
-def test_a_pod_of_go_has_no_second_rules_after_an_add_of_ours(sides):
+def test_an_add_of_fastcni_repeats_no_rules_of_a_pod_of_go(sides):
     """A repeated ADD by the other implementation adds nothing to what is there of the pod, and its DEL takes both."""
     ours, theirs = sides
     pod, conf = add(theirs, firewall(ingressPolicy="same-bridge"))
@@ -160,14 +160,14 @@ BAD = {
 
 
 @pytest.mark.parametrize("what", BAD)
-def test_both_refuse_in_the_same_words(what, sides):
+def test_both_refuse_with_the_same_text(what, sides):
     conf = {**firewall(backend="iptables"), "prevResult": {"cniVersion": "1.0.0"}, **BAD[what]}
     ours, theirs = both(lambda side: side.call("ADD", conf, side.pod()), sides)
     assert ours.status == theirs.status == 1
     assert ours.document["msg"] == theirs.document["msg"]
 
 
-def test_what_go_added_again_goes_with_our_del(sides):
+def test_fastcni_deletes_rules_that_go_added_again(sides):
     """fastcni adds by nftables, Go deletes and adds again: our DEL found its own elements, and looked no further."""
     ours, theirs = sides
     handover = Handover(ours, theirs)

@@ -40,7 +40,7 @@ def delegates(sides):
 
 
 @pytest.mark.parametrize("title", STORIES)
-def test_both_delegates_do_the_same(title, delegates):
+def test_both_delegates_give_the_same_result_and_state(title, delegates):
     story = STORIES[title]
     runs = both(lambda side: Run(side, story), delegates)
     assert not unexplained(title, difference(*both(Run.add, runs)))

@@ -64,7 +64,7 @@ def private(side):
 
 @pytest.mark.parametrize("backend", [None, "nftables", "iptables"])
 @pytest.mark.parametrize("plugin", CONFS)
-def test_outside_sees_the_same_sources(plugin, backend, sides):
+def test_packets_of_both_have_the_same_source_outside(plugin, backend, sides):
     """The Go side of this version masquerades by iptables whatever the key says."""
     conf = {**CONFS[plugin], **({"ipMasqBackend": backend} if backend else {})}
 
@@ -89,7 +89,7 @@ def test_outside_sees_the_same_sources(plugin, backend, sides):
 
 
 @pytest.mark.parametrize("plugin", CONFS)
-def test_the_iptables_backend_makes_the_very_rules_of_go_and_takes_them_away(plugin, sides):
+def test_the_iptables_backend_adds_and_deletes_the_rules_of_go(plugin, sides):
     conf = {**CONFS[plugin], "ipMasqBackend": "iptables"}
 
     def story(side):

@@ -82,7 +82,7 @@ def test_the_same_packets_get_through(first, backend, keys, sides):
 @pytest.mark.parametrize("keys", [
     {}, {"snat": False}, {"markMasqBit": 7}, {"externalSetMarkChain": "MINE"},
     {"conditionsV4": ["!", "-d", "192.0.2.0/24"], "conditionsV6": ["!", "-d", "2001:db8:9::/64"]}], ids=str)
-def test_the_iptables_backend_makes_the_very_rules_of_go_and_takes_them_away(keys, sides):
+def test_the_iptables_backend_adds_and_deletes_the_rules_of_go(keys, sides):
     many = [{"hostPort": 9000 + n, "containerPort": 80, "protocol": "tcp"} for n in range(20)]
 
     def story(side):
@@ -99,7 +99,7 @@ def test_the_iptables_backend_makes_the_very_rules_of_go_and_takes_them_away(key
 
 
 @pytest.mark.parametrize("later", ["iptables", None])
-def test_fastcni_checks_and_deletes_what_go_made(later, sides):
+def test_fastcni_checks_and_deletes_mappings_of_go(later, sides):
     ours, theirs = sides
     (pod, conf), = add(theirs, FIRST["bridge"], portmap(*PORTS))
     handover = Handover(theirs, ours)
@@ -110,7 +110,7 @@ def test_fastcni_checks_and_deletes_what_go_made(later, sides):
     assert not any("CNI-DN" in line for line in saved(theirs))
 
 
-def test_go_deletes_what_fastcni_made_by_iptables(sides):
+def test_go_deletes_iptables_mappings_of_fastcni(sides):
     ours, theirs = sides
     (pod, conf), = add(ours, FIRST["bridge"], portmap(*PORTS, backend="iptables"))
     handover = Handover(ours, theirs)
@@ -147,7 +147,7 @@ def test_a_host_port_is_free_after_go_has_deleted_its_pod(first, sides):
 
 
 @pytest.mark.parametrize("what", BAD)
-def test_both_refuse_in_the_same_words(what, sides):
+def test_both_refuse_with_the_same_text(what, sides):
     bad = BAD[what]
     conf = {**portmap(*(bad if isinstance(bad, list) else PORTS)), "prevResult": {"cniVersion": "1.0.0"},
             **(bad if isinstance(bad, dict) else {})}

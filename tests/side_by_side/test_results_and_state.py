@@ -113,7 +113,7 @@ def same_state(title, runs, seconds=30.0):
 
 @pytest.mark.parametrize("title", [pytest.param(title, marks=pytest.mark.needs(*story.needs))
                                    for title, story in ALL_STORIES.items()])
-def test_both_give_the_same_result_and_leave_the_same_behind(title, sides):
+def test_both_give_the_same_result_and_leave_the_same_state(title, sides):
     story = ALL_STORIES[title]
     runs = both(lambda side: Run(side, story), sides)
     assert not unexplained(title, difference(*both(Run.add, runs)))

@@ -10,7 +10,7 @@ from fastcni.spec import address
 
 
 @given(st.ip_addresses())
-def test_each_address_survives_the_way_through_its_text(one):
+def test_each_address_is_read_back_from_its_text(one):
     text = address.ip_text(one.packed)
     mapped = one.version == 6 and one.ipv4_mapped
     assert address.read_ip(text) == (mapped or one).packed
@@ -29,7 +29,7 @@ def test_ipv6_is_printed_as_go_prints_it(given_text, text):
 @pytest.mark.parametrize("text", ["", "foo", "1.2.3", "01.2.3.4", "1.2.3.256", "1.2.3.4/24", " 1.2.3.4",
                                   "1.2.3.4\n", "fe80::1%eth0",
                                   "1::2::3", "::1/64", "1.2.3.4\0", "\udcff", "١.2.3.4"])
-def test_what_is_no_address_is_named(text):
+def test_the_error_names_an_invalid_address(text):
     with pytest.raises(ValueError) as caught:
         address.read_ip(text)
     assert str(caught.value) == f"invalid IP address: {text}"
@@ -47,7 +47,7 @@ def test_host_bits_of_a_cidr_are_kept(text, packed, prefix):
 @pytest.mark.parametrize("text", ["", "10.1.2.3", "10.1.2.3/", "10.1.2.3/33", "::1/129", "fe80::1%eth0/64",
                                   "10.1.2.3/255.255.255.0", "010.1.2.3/24", "10.1.2.3/-1", "10.1.2.3/+1",
                                   "10.1.2.3/1/2", "10.1.2.3/²", "10.1.2.3/ 1", "10.1.2.3/" + "9" * 5000])
-def test_what_is_no_cidr_is_named(text):
+def test_the_error_names_an_invalid_cidr(text):
     with pytest.raises(ValueError) as caught:
         address.read_cidr(text)
     assert str(caught.value) == f"invalid CIDR address: {text}"
@@ -63,7 +63,7 @@ def test_no_text_raises_anything_but_a_value_error(text):
 
 
 @given(st.ip_addresses(), st.integers(0, 128))
-def test_the_ends_of_a_network_are_those_that_ipaddress_says(one, cut):
+def test_the_ends_of_a_network_are_those_of_ipaddress(one, cut):
     prefix = cut if one.version == 6 else cut // 4
     net = ip_interface((one, prefix)).network
     assert address.network(one.packed, prefix) == net.network_address.packed

@@ -53,7 +53,7 @@ NAMES = [
 
 
 @pytest.mark.parametrize("check,text,error", [row[1:] for row in NAMES], ids=[row[0] for row in NAMES])
-def test_names_are_checked_in_the_reference_s_words(check, text, error):
+def test_names_are_refused_with_the_reference_s_text(check, text, error):
     if error is None:
         check(text)
         return
@@ -140,7 +140,7 @@ def test_a_wrong_value_is_named_with_its_key(read, value, message):
     assert (caught.value.code, caught.value.msg) == (7, f"failed to load netconf: ipam.key{message}")
 
 
-def test_a_number_outside_of_its_bounds_is_refused_with_them():
+def test_the_error_of_a_number_out_of_bounds_has_the_bounds():
     with pytest.raises(CniError, match="mtu: expected an integer from 0 up to 65535, got number 70000"):
         Section({"mtu": 70000}).integer("mtu", low=0, high=65535)
 
@@ -152,7 +152,7 @@ def test_a_long_value_is_cut():
     assert len(caught.value.msg) < 2 * config.MAX_SHOWN + 20
 
 
-def test_sections_in_lists_know_where_they_are():
+def test_sections_in_lists_know_their_index():
     inner, = Section({"ipam": {"ranges": [{"subnet": 1}]}}).section("ipam").sections("ranges")
     with pytest.raises(CniError, match=r"ipam\.ranges\[0\]\.subnet: expected a string"):
         inner.text("subnet")

@@ -55,7 +55,7 @@ PIECES = (
 
 
 @given(st.lists(st.sampled_from(PIECES), max_size=15).map(b"".join))
-def test_nothing_like_json_raises_anything_else_either(data):
+def test_no_almost_valid_json_raises_anything_but_a_json_error(data):
     try:
         value = json.read(data)
     except json.JsonError:
@@ -90,7 +90,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize("data,message", REFUSED, ids=[str(row[0][:20]) for row in REFUSED])
-def test_a_refusal_is_in_go_s_words(data, message):
+def test_a_refusal_has_go_s_text(data, message):
     with pytest.raises(json.JsonError) as caught:
         json.read(data)
     assert str(caught.value) == message
@@ -149,7 +149,7 @@ def test_a_float_that_is_no_number_is_not_written(value):
         json.write(value)
 
 
-def test_what_json_has_no_type_for_is_a_type_error():
+def test_a_value_without_a_json_type_is_a_type_error():
     with pytest.raises(TypeError, match="bytes"):
         json.write({"a": b""})
 

@@ -339,7 +339,7 @@ def of_shape(kind):
 
 
 @given(st.data(), st.sampled_from(version.ALL), st.sampled_from(version.ALL))
-def test_what_fits_a_shape_is_read_and_converts_or_says_why(data, own, to):
+def test_a_document_of_a_valid_shape_is_converted_or_refused_with_the_reason(data, own, to):
     document = data.draw(of_shape(result.SHAPES[result.FAMILY[own]])) | {"cniVersion": own}
     made = result.create(own, document)
     assert result.create(own, stdlib.loads(stdlib.dumps(made).replace(result.UNSET_CIDR, "::/0")))
@@ -358,7 +358,7 @@ def test_what_fits_a_shape_is_read_and_converts_or_says_why(data, own, to):
         {"address": cidrs()}, optional={"gateway": IP, "interface": st.integers(0, 9)}), max_size=3),
     "routes": st.lists(st.fixed_dictionaries(
         {"dst": cidrs()}, optional={"gw": IP, "table": st.integers(0, 9)}), max_size=3)}))
-def test_what_was_printed_reads_back_the_same_in_the_versions_that_can_hold_it(document):
+def test_a_printed_result_is_read_back_unchanged_in_versions_that_can_hold_it(document):
     made = result.create("1.1.0", document)
     for to in version.ALL[2:]:
         shaped = result.to_version(made, to)

@@ -28,7 +28,7 @@ def test_a_version_is_up_to_three_numbers(text, numbers):
     ("²", 'failed to convert major version part "²": strconv.Atoi: parsing "²": invalid syntax'),
     ("+-1", 'failed to convert major version part "+-1": strconv.Atoi: parsing "+-1": invalid syntax'),
 ])
-def test_what_is_no_version_is_named(text, message):
+def test_the_error_names_an_invalid_version(text, message):
     with pytest.raises(ValueError) as caught:
         version.parse(text)
     assert str(caught.value) == message
@@ -48,7 +48,7 @@ def test_order_is_by_number():
     assert sorted(version.ALL, key=version.parse) == list(version.ALL)
 
 
-def test_starting_from_is_that_version_and_all_later_ones():
+def test_starting_from_returns_that_version_and_all_later_ones():
     assert version.starting_from("0.4.0") == ("0.4.0", "1.0.0", "1.1.0")
     with pytest.raises(ValueError):
         version.starting_from("0.5.0")
@@ -89,7 +89,7 @@ def test_a_reply_to_version_is_read(reply, versions):
     (b"[]", "expected an object"),
     (b'{"cniVersion":"1.0.0","supportedVersions":[1]}', "supportedVersions: expected a list of strings"),
 ])
-def test_a_reply_that_says_too_little_is_refused(reply, why):
+def test_a_reply_with_missing_members_is_refused(reply, why):
     with pytest.raises(ValueError) as caught:
         version.read_version_reply(reply)
     assert str(caught.value) == f"decoding version info: {why}"
