@@ -1,4 +1,4 @@
-"""macvlan: each key, traffic with the master's network, masters it cannot have. The rest is in test_devices.py."""
+"""macvlan: each key, traffic with the master's network, refused masters. The rest is in test_devices.py."""
 
 import pytest
 from real_kernel.node import Inside, addresses, links, routes, run, source_seen
@@ -155,7 +155,7 @@ def test_a_master_that_takes_no_macvlan_is_named_with_the_reason(node, pod, conf
 
 
 def test_status_warns_of_a_missing_default_route(node, conf):
-    reply = node.call("STATUS", {**conf, "master": ""})         # a default route comes and goes
+    reply = node.call("STATUS", {**conf, "master": ""})         # the default route may appear later
     assert reply.status == 0
     assert b"no default route interface found" in reply.stderr
 

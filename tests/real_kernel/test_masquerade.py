@@ -1,4 +1,4 @@
-"""ipMasq by nftables: a fixed number of rules, an element for each pod, and traffic that really is masqueraded."""
+"""ipMasq by nftables: a fixed number of rules, an element for each pod, and masqueraded traffic."""
 
 import json
 
@@ -27,7 +27,7 @@ def conf(node):
 
 @pytest.fixture
 def outside(node, pod_netns):
-    """A namespace beyond the node, which knows no way back to the pods."""
+    """A namespace beyond the node, without routes to the pods."""
     name = pod_netns()
     run("ip", "link", "add", "up0", "type", "veth", "peer", "name", "far0", "netns", name)
     for netns, link, addresses in ((None, "up0", (f"{NODE4}/24", f"{NODE6}/64")),
@@ -40,7 +40,7 @@ def outside(node, pod_netns):
 
 
 def fixed():
-    """The ruleset but for elements: tables, chains, maps, rules."""
+    """The ruleset without elements: tables, chains, maps, rules."""
     found = rules()
     for item in found:
         item.get("map", {}).pop("elem", None)
@@ -110,7 +110,7 @@ def test_each_subnet_has_a_chain_and_gc_removes_those_not_used(node, pod_netns, 
 
 
 def test_element_of_a_pod_that_was_never_deleted_is_taken_over(node, pod_netns, conf):
-    # The node lost its address files but not its ruleset: the same address is given again.
+    # The node lost its address files but not its ruleset: IPAM assigns the same address again.
     lost, found = pod_netns(), pod_netns()
     node.add(conf, lost)
     run("ip", "netns", "del", lost)

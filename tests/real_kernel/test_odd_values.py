@@ -1,4 +1,4 @@
-"""Any value for any key and variable: an error that names it, never a fault of fastcni."""
+"""Any value for any key and variable: the error names it and is never an internal one ("fault of fastcni")."""
 
 import copy
 import json
@@ -43,7 +43,7 @@ VARIABLES = ["\udcff", "\xe9", "a\udcff", "lo", "x" * 300, "MAC=\udcff", "IP=\ud
 
 
 def paths(value, at=()):
-    """The path of each value in a document but for the document itself."""
+    """The path of each value in a document, without the document itself."""
     for key, item in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
         yield (*at, key)
         yield from paths(item, (*at, key))
@@ -70,7 +70,7 @@ def test_each_plugin_is_tried():
 @settings(max_examples=40, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_no_value_is_a_fault_of_fastcni(node, pod, documents, kind, data):
-    """prevResult.ips [{}], NUL, and names that are not UTF-8 were."""
+    """prevResult.ips [{}], NUL, and names that are not UTF-8 used to be."""
     document = copy.deepcopy(documents[kind])
     for _ in range(data.draw(st.integers(1, 2))):
         *above, key = data.draw(st.sampled_from(sorted(paths(document), key=str)))

@@ -1,4 +1,4 @@
-"""portmap by nftables: who reaches a host port and as whom, what it must not touch, and each key."""
+"""portmap by nftables: the clients that reach a host port, their source addresses, other traffic, and each key."""
 
 import shutil
 
@@ -25,7 +25,7 @@ def far(host_netns, pod_netns):
     return outside(pod_netns)
 
 
-# -- who reaches the port, and as whom ---------------------------------------------------------------------
+# -- clients and their source addresses --------------------------------------------------------------------
 
 @FAMILIES
 @PROTOCOLS
@@ -53,7 +53,7 @@ def test_localhost_reaches_the_pod(chain, pod, address):
 
 
 def test_localhost_of_ipv6_stays_with_the_node(chain, pod):
-    """The kernel lets nothing out from ::1: a client is refused at once, or served by the node's own server."""
+    """The kernel routes nothing from ::1: the client is refused at once, or served by a server on the node."""
     chain.add(pod, mapping())
     with listen(pod, 80), Inside(None):
         assert ask(None, "::1", 8080) is None
@@ -108,11 +108,11 @@ def test_port_works_together_with_ip_masq(chain, node, pod, far):
         assert ask(pod, NODE[4], 8080) == BRIDGE[4]
 
 
-# -- what is none of its business --------------------------------------------------------------------------
+# -- other traffic -----------------------------------------------------------------------------------------
 
 @FAMILIES
 def test_forwarded_traffic_to_the_same_port_of_others_is_not_redirected(chain, pod, pod_netns, far, family):
-    """CVE-2025-67499. From outside, from the pod, and from the node."""
+    """CVE-2025-67499, with clients outside, in the pod, and on the node."""
     beyond = outside(pod_netns, "up1", "10.23.0", "fd00:23:", knows_the_way=True)
     run("ip", "-n", far, "route", "add", "10.23.0.0/24", "via", NODE[4])
     run("ip", "-n", far, "route", "add", "fd00:23::/64", "via", NODE[6])
@@ -126,7 +126,7 @@ def test_forwarded_traffic_to_the_same_port_of_others_is_not_redirected(chain, p
 
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_service_rule_of_another_program_takes_precedence(chain, pod, pod_netns, far, when):
-    """CVE-2019-9946: an address of the node that is also a service's, say. Whichever was there first."""
+    """CVE-2019-9946: an address of the node may be a service's too. The order of installation does not matter."""
     rules = """table ip services { chain pre { type nat hook prerouting priority dstnat;
                ip daddr 198.51.100.1 tcp dport 8080 dnat to 10.22.0.3:81
                }
@@ -149,13 +149,13 @@ def test_a_service_rule_of_another_program_takes_precedence(chain, pod, pod_netn
 def test_other_ports_and_protocols_stay_with_the_node(chain, pod, far):
     chain.add(pod, mapping())
     with listen(pod, 80), listen(pod, 80, "udp"), listen(None, 80), listen(None, 8080, "udp"):
-        assert ask(far, NODE[4], 80) == FAR[4]              # the node's own
+        assert ask(far, NODE[4], 80) == FAR[4]              # the node's server
         assert ask(far, NODE[4], 8081, wait=0.3) is None
         assert ask(far, NODE[4], 8080, "udp") == FAR[4]
 
 
 def spoof_localhost(pod):
-    """The pod sends to 127.0.0.1 by the bridge."""
+    """Make the pod send to 127.0.0.1 by the bridge."""
     with Inside(pod):
         set_sysctl("net/ipv4/conf/eth0/route_localnet", "1")
     run("ip", "-n", pod, "route", "del", "local", "127.0.0.0/8", "dev", "lo", "table", "local", check=False)
@@ -163,7 +163,7 @@ def spoof_localhost(pod):
 
 
 def test_a_pod_does_not_reach_the_nodes_localhost(chain, pod):
-    """CVE-2020-8558, which route_localnet brings; without the guard the pod is served."""
+    """CVE-2020-8558, caused by route_localnet. Without the guard rule the pod is served."""
     chain.add(pod, mapping())
     spoof_localhost(pod)
     with listen(None, 9999, address="127.0.0.1"):
@@ -229,7 +229,7 @@ def test_without_snat_only_other_hosts_reach_the_pod(chain, pod, far):
     chain.add(pod, mapping(), snat=False)
     with listen(pod, 80):
         assert ask(far, NODE[4], 8080) == FAR[4]
-        assert ask(pod, NODE[4], 8080, wait=0.5) is None        # its own address: it answers itself
+        assert ask(pod, NODE[4], 8080, wait=0.5) is None        # the pod answers itself
         assert ask(None, "127.0.0.1", 8080, wait=0.5) is None
     assert elements("hairpins4") == []
 
@@ -288,10 +288,10 @@ def test_pod_without_mappings_adds_nothing(chain, node, pod):
     assert run("nft", "list", "tables") == ""
 
 
-# -- flows that conntrack remembers ------------------------------------------------------------------------
+# -- conntrack entries -------------------------------------------------------------------------------------
 
 class Kernel:
-    """Which requests about flows the kernel takes: all, those of Linux before 6.8, or (as a control) none."""
+    """The flow requests that the kernel accepts: all, those of Linux before 6.8, or (as a control) none."""
 
     def __init__(self, monkeypatch, kind):
         self.forgets = kind != "none"
@@ -314,7 +314,7 @@ def kernel(request, monkeypatch):
 def test_udp_client_that_was_there_before_the_pod_finds_it(chain, pod, pod_netns, far, family, host_ip, kernel):
     source, asked, other = ("", 5555), mapping(protocol="udp", hostIP=host_ip and NODE[family]), pod_netns()
     chain.add(other, mapping(9))                # from now on there is conntrack
-    assert ask(far, NODE[family], 8080, "udp", source=source, wait=0.3) is None     # and conntrack notes where to
+    assert ask(far, NODE[family], 8080, "udp", source=source, wait=0.3) is None     # conntrack records its target
     chain.add(pod, asked)
     with listen(pod, 80, "udp"):
         assert kernel.ask_again(far, family, source) == (FAR[family] if kernel.forgets else None)
@@ -323,7 +323,7 @@ def test_udp_client_that_was_there_before_the_pod_finds_it(chain, pod, pod_netns
 @pytest.mark.parametrize("told", ["all", "no prevResult", "no mappings"])
 @FAMILIES
 def test_udp_client_that_never_stops_finds_the_next_pod(chain, pod, pod_netns, far, family, told, kernel):
-    """Nothing comes while no pod has the port: only DEL can forget where the first one was."""
+    """Without a pod on the port there is no ADD: only DEL can delete the flow to the first pod."""
     other, source = pod_netns(), ("", 5555)
     of_other = chain.of(other, mapping(protocol="udp"))
     conf = chain.add(pod, mapping(protocol="udp"))
@@ -342,7 +342,7 @@ def flows_to(port, protocol="udp"):
 
 @needs_conntrack
 def test_flows_through_the_node_to_the_same_port_of_others_are_kept(chain, pod, pod_netns, far):
-    """DNS, say: a name server in a pod, and queries of others to one elsewhere."""
+    """For example DNS: one name server in a pod, and queries of others to another server."""
     with listen(far, 53, "udp"):
         other = pod_netns()
         chain.first["ipMasq"] = True

@@ -1,4 +1,4 @@
-"""portmap by iptables: the reference's chains, one look and one change a family, and traffic that gets through."""
+"""portmap by iptables: the reference's chains, one read and one change for each family, and mapped traffic."""
 
 import os
 import shutil
@@ -35,12 +35,12 @@ def far(host_netns, pod_netns):
 
 
 def nat(program="iptables"):
-    """The nat table's rules and own chains, as `iptables -S` has them."""
+    """The nat table's rules and user-defined chains, as `iptables -S` prints them."""
     return [line for line in run(program, "-t", "nat", "-S").splitlines() if not line.startswith("-P")]
 
 
 def own(program="iptables"):
-    """What is not shared by all pods."""
+    """The rules that pods do not share."""
     return [line for line in nat(program) if line not in SHARED]
 
 
@@ -232,7 +232,7 @@ def test_long_comment_is_cut_to_the_limit_of_iptables(chain, node):
 
 
 class Counted:
-    """iptables with a note of every run, first in PATH."""
+    """An iptables first in PATH that records every run."""
 
     def __init__(self, folder):
         self.log, self.env = folder / "log", {"PATH": f"{folder}:{os.environ['PATH']}"}
@@ -271,7 +271,7 @@ def test_del_of_a_pod_without_mappings_starts_no_program_although_there_are_lega
 
 
 def test_a_change_is_tried_again_after_a_concurrent_change(chain, node, tmp_path):
-    """Of two first pods at once both make the shared chains; the second finds them there."""
+    """Two first pods at the same time both create the shared chains; the second finds them in use."""
     counted = Counted(tmp_path)
     restore = tmp_path / "iptables-restore"
     restore.write_text(restore.read_text().replace("exec", f"test -e {tmp_path}/once || {{ touch {tmp_path}/once; "

@@ -1,4 +1,4 @@
-"""portmap by nftables: whose port it is, how DEL, CHECK and GC find it, what it costs, and what is refused."""
+"""portmap by nftables: the owner of a port, DEL, CHECK and GC, the cost of a pod, and refused configurations."""
 
 import json
 from concurrent.futures import ThreadPoolExecutor
@@ -19,12 +19,12 @@ def chain(node):
 
 
 def mapped():
-    """Everything that belongs to a pod."""
+    """All elements that belong to pods."""
     return [element for name in (*MAPS, "hostport-pods") for element in elements(name)]
 
 
 def fixed():
-    """The ruleset but for elements."""
+    """The ruleset without elements."""
     found = rules()
     for item in found:
         for kind in ("map", "set"):
@@ -32,7 +32,7 @@ def fixed():
     return [json.dumps(item, sort_keys=True) for item in found]
 
 
-# -- whose port it is --------------------------------------------------------------------------------------
+# -- the owner of a port -----------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("theirs, ours, refused", [
     ({}, {}, True),
@@ -68,7 +68,7 @@ def test_a_port_has_one_owner_for_each_protocol_and_address(chain, node, theirs,
 
 
 def test_one_of_many_concurrent_adds_gets_the_port(chain, node):
-    """Some for every address, some for one: whoever comes second sees the first."""
+    """Some ask for every address, some for one: the second always sees the first."""
     for turn in range(10):
         confs = [chain.alone(2 + n, mapping(9000 + n), mapping(hostIP="10.0.0.1" if n % 2 else "")) for n in range(8)]
         with ThreadPoolExecutor(8) as pool:
@@ -84,12 +84,12 @@ def test_one_of_many_concurrent_adds_gets_the_port(chain, node):
 
 
 def test_the_port_of_a_pod_that_another_plugin_deleted_is_free(node, pod_netns):
-    """The Go plugins' DEL takes the link and leaves our elements: the port was taken for ever, by a dead pod."""
+    """The Go plugins' DEL deletes the link and leaves our elements: the port used to stay with the deleted pod."""
     one, two, three = (pod_netns() for _ in range(3))
     chain = Chain(node, node.conf())
     chain.add(one, mapping(), mapping(81), mapping(82, hostIP="10.0.0.1"))
     conf = chain.of(two, mapping(), mapping(82))
-    assert cid_of(one) in node.refused("ADD", conf, two)["msg"]         # it lives
+    assert cid_of(one) in node.refused("ADD", conf, two)["msg"]         # the owner is alive
     run("ip", "-n", one, "link", "del", "eth0")
     reply = node.call("ADD", conf, two)
     assert reply.status == 0
@@ -99,14 +99,14 @@ def test_the_port_of_a_pod_that_another_plugin_deleted_is_free(node, pod_netns):
     assert not elements("hostip-hostports4")
     assert len(elements("hostport-pods")) == 1
     error = node.refused("ADD", chain.of(three, mapping(82, hostIP="10.0.0.2")), three)
-    assert cid_of(two) in error["msg"]                                  # who has it now, lives
+    assert cid_of(two) in error["msg"]                                  # the new owner is alive
     node.delete(conf, two)
     assert mapped() == []
 
 
 @pytest.mark.parametrize("why", ["no link in the result", "a bridge alone", "two links"])
 def test_a_pod_that_may_be_alive_keeps_its_port(chain, node, why):
-    """Its mark names no link: it is a conflict, with the command that ends it."""
+    """Its mark names no link: the error is a conflict and shows the command that ends it."""
     run("ip", "link", "add", "br7", "type", "bridge")
     run("ip", "link", "add", "v0", "type", "veth", "peer", "v1")
     named = {"a bridge alone": ["br7"], "two links": ["v0", "v1"]}.get(why, [])
@@ -273,7 +273,7 @@ def test_del_removes_rules_of_the_references_nftables_backend(chain, node):
     assert [item["rule"]["comment"] for item in rules() if "rule" in item] == ["b"]
 
 
-# -- what it costs -----------------------------------------------------------------------------------------
+# -- cost --------------------------------------------------------------------------------------------------
 
 class Wire:
     """Counts netlink messages and bytes, both ways, while it is open."""
@@ -297,7 +297,7 @@ class Wire:
 @pytest.mark.parametrize("host_ip", ["", "10.0.0.1"], ids=["every address", "one address"])
 def test_a_thousand_pods_with_four_ports_each_cost_the_next_one_nothing(chain, node, monkeypatch, host_ip):
     def cost(number):
-        """Of ADD and DEL of a pod, and DEL of one without mappings."""
+        """Return the cost of ADD and DEL of a pod, and of DEL of one without mappings."""
         found = []
         for command, conf in (("ADD", chain.alone(number, *ports)), ("DEL", chain.alone(number, *ports)),
                               ("DEL", chain.alone(number))):
@@ -307,7 +307,7 @@ def test_a_thousand_pods_with_four_ports_each_cost_the_next_one_nothing(chain, n
         return found
 
     ports = [mapping(1 + n, 80 + n, hostIP=host_ip) for n in range(4)]
-    node.add(chain.alone(2, mapping(60000, hostIP=host_ip)), "first", cid="cid-0002")      # makes the table
+    node.add(chain.alone(2, mapping(60000, hostIP=host_ip)), "first", cid="cid-0002")      # creates the table
     alone, before = cost(5000), fixed()
     for pod in range(1000):
         more = [mapping(10 + 4 * pod + n, 80 + n, hostIP=host_ip) for n in range(4)]

@@ -1,4 +1,4 @@
-"""ptp on the real kernel: a veth pair whose host end routes, with everything in the pod going through it."""
+"""ptp on the real kernel: a veth pair whose host end routes all traffic of the pod."""
 
 import os
 
@@ -77,7 +77,7 @@ def test_dual_stack_addresses_are_usable_when_add_returns(node, pod, keys):
 
 
 def test_duplicate_ipv6_address_is_an_error_and_leaves_nothing(node, pod):
-    # The host end has the same address, and answers the pod's question who else has it.
+    # The host end has the same address, and answers the pod's duplicate address detection.
     set_sysctl("net/ipv6/conf/default/accept_dad", "0")
     ipam = {"type": "static", "addresses": [{"address": "fd00:22::7/64", "gateway": "fd00:22::7"}]}
     before = node.left(pod)
@@ -123,7 +123,7 @@ def test_bad_mac_is_refused_before_anything_is_made(node, pod, conf):
 
 
 def test_cni_args_that_the_reference_does_not_read_are_no_error(node, pod, tmp_path):
-    # Of an IPAM plugin that is not strict about them, as dhcp is: here one of a shell script.
+    # The IPAM plugin is not strict about them, as dhcp is not; here it is a shell script.
     script = tmp_path / "any-ipam"
     script.write_text('#!/bin/sh\n[ $CNI_COMMAND = DEL ] || echo \'{"cniVersion": "1.1.0", "ips": '
                       '[{"address": "10.22.0.2/24", "gateway": "10.22.0.1"}]}\'\n')
@@ -145,7 +145,7 @@ def test_dns_of_ipam_is_used_if_the_network_has_none(node, pod):
 
 
 def test_addresses_that_share_a_subnet_or_only_the_gateway(node, pod):
-    # The reference fails on the second: it asks for the same address on the host end once more.
+    # The reference fails on the second: it adds the same address to the host end again.
     ipam = {"type": "static", "addresses": [
         {"address": address, "gateway": gateway} for address, gateway in (
             ("10.22.0.5/24", "10.22.0.1"), ("10.22.0.6/24", "10.22.0.1"), ("192.0.2.7/32", "10.22.0.1"),

@@ -1,4 +1,4 @@
-"""`fastcni restore` puts back what was flushed, for both backends, and touches nothing else."""
+"""`fastcni restore` restores flushed rules of both backends, and changes nothing else."""
 
 import json
 import shutil
@@ -26,7 +26,7 @@ FLUSHES = ("nft flush ruleset", "iptables -t nat -F", "ip6tables -t nat -F", "nf
 
 
 class Runtime:
-    """A runtime with a network of bridge and portmap."""
+    """A runtime with one network: bridge and portmap."""
 
     def __init__(self, node, tmp_path, backend, first=None):
         self.cni = CNI([], cache_dir=tmp_path / "cni", runner=InProcess())
@@ -53,7 +53,7 @@ def runtime(node, tmp_path):
 
 
 def firewall():
-    """nftables and iptables, in no order: the rules of one pod may come before those of another."""
+    """The rules of nftables and iptables, sorted: the order of pods does not matter."""
     saved = [line for program in ("iptables", "ip6tables") for line in run(f"{program}-save", check=False).splitlines()
              if line.startswith("-A")]
     own = [str(item) for item in rules() if next(iter(item.values())).get("table", "") == "fastcni"]
@@ -98,7 +98,7 @@ def test_any_number_of_pods_takes_one_run_of_each_program(runtime, pod_netns, mo
 
 @needs_iptables
 def test_a_pod_that_iptables_refuses_does_not_stop_the_restore_of_others(runtime, pod_netns):
-    """Together they are refused as one: then each has its own run, and the error is the one pod's."""
+    """iptables refuses them together: then each pod has a separate run, and the error names the one pod."""
     it, pods = runtime("iptables"), [pod_netns() for _ in range(3)]
     for number, pod in enumerate(pods):
         it.add(pod, mapping(8080 + number))
@@ -141,7 +141,7 @@ def test_restore_restores_both_interfaces_that_share_an_iptables_chain(runtime, 
 def test_restore_leaves_an_address_to_its_new_pod(runtime, pod_netns, node):
     it, one, two = runtime("nftables"), pod_netns(), pod_netns()
     it.add(one)
-    run("rm", "-r", node.data_dir)              # the node lost its address files: the same address is given again
+    run("rm", "-r", node.data_dir)              # the node lost its address files: IPAM assigns the same address again
     it.add(two)
     done = restore(it.cni.cache)
     assert [failure.attachment.container_id for failure in done.failed] == [cid_of(one)]
@@ -150,7 +150,7 @@ def test_restore_leaves_an_address_to_its_new_pod(runtime, pod_netns, node):
 
 
 def test_an_element_restored_at_the_same_time_is_not_a_conflict(runtime, pod, monkeypatch):
-    """A server's repair comes between the look for what is missing and the change: it refused its own element."""
+    """A server's repair comes between the read and the change: restore used to refuse its own element."""
     it = runtime("nftables")
     it.add(pod, mapping())
     before = firewall()
@@ -198,7 +198,7 @@ def test_a_runtime_cannot_send_restore_as_a_command(node, pod):
 
 
 def test_a_pod_is_restored_only_in_the_namespace_that_it_is_linked_to(runtime, node, pod, host_netns, pod_netns):
-    """A restore in namespace B installed the rules of A's pods there, if both share a cache."""
+    """A restore in namespace B used to install the rules of A's pods there, if both share a cache."""
     it, other = runtime("nftables"), pod_netns()
     it.add(pod, mapping())
     with Inside(other):

@@ -1,4 +1,4 @@
-"""sbr: which link packets take, the rules and tables behind that, each key, CHECK, and DEL of what is gone."""
+"""sbr: the link that packets take, its rules and tables, each key, CHECK, and DEL of missing state."""
 
 import errno
 import fcntl
@@ -57,7 +57,7 @@ def test_each_address_has_a_table_with_the_routes_of_its_link(node, pod):
 
 
 def test_an_address_without_an_interface_belongs_to_the_pod(node, pod):
-    """As in the reference; it was left out."""
+    """As in the reference. fastcni used to ignore such an address."""
     ips = [{**ip, "interface": 99} for ip in node.results[pod]["ips"]]
     node.add({**SBR, "prevResult": {**node.results[pod], "ips": ips}}, pod, ifname="net1")
     assert sorted(rules(pod)) == ["10.23.0.2", "fd00:23::2"]
@@ -88,7 +88,7 @@ def test_several_addresses_of_a_subnet_have_a_table_each(node, pod):
 
 @pytest.mark.parametrize("keys, devices", [({}, ["eth0"]), ({"addSourceHints": True}, ["eth0", "net1"])])
 def test_a_route_of_another_link_to_the_same_subnet_stays(node, pod, keys, devices):
-    """Two networks with one subnet are what sbr is for."""
+    """Two networks with one subnet are the main use of sbr."""
     run("ip", "-n", pod, "route", "append", "10.23.0.0/24", "dev", "eth0")
     node.add({**SBR, **keys}, pod, ifname="net1")
     assert [route["dev"] for route in ip_json("route", "show", "10.23.0.0/24", netns=pod)] == devices
@@ -130,7 +130,7 @@ def test_del_removes_the_rules_of_an_add_that_was_repeated(node, pod):
 
 
 def test_gateways_override_those_of_the_addresses(node, pod):
-    """And before a default route that the link has already, which the reference puts in their place."""
+    """They also override a default route of the link, which the reference uses in place of them."""
     run("ip", "-n", pod, "route", "append", "default", "via", "10.23.0.1", "dev", "net1")
     conf = {**SBR, "gateways": ["fd00:23::77", "10.23.0.77"]}
     result = node.add(conf, pod, ifname="net1")
@@ -293,7 +293,7 @@ def test_the_plugin_waits_for_the_lock_of_the_namespace(node, pod):
 
 
 def test_the_plugin_does_not_wait_for_a_lock_that_the_pod_holds(node, pod, monkeypatch):
-    """An unprivileged process in a pod can flock() its namespace, and then no ADD and no DEL of it ended."""
+    """An unprivileged process in a pod can flock() its namespace. ADD and DEL used to wait for it for ever."""
     monkeypatch.setattr(waiting, "NAMESPACE_LOCK_TIMEOUT_S", 0.05)
     with open(f"/run/netns/{pod}") as other:
         fcntl.flock(other, fcntl.LOCK_EX)

@@ -46,7 +46,7 @@ def ifreq(name, flags):
 
 
 def open_tap(pod, name="eth0", flags=IFF_TAP | IFF_NO_PI):
-    """What a program in the pod does: the device's file, as a virtual machine or a VPN reads and writes it."""
+    """Open the device as a program in the pod does, for example a virtual machine or a VPN."""
     with Inside(pod):
         file = os.fdopen(os.open(tun.PATH, os.O_RDWR), "r+b", buffering=0)
     fcntl.ioctl(file, TUNSETIFF, ifreq(name, flags))
@@ -54,7 +54,7 @@ def open_tap(pod, name="eth0", flags=IFF_TAP | IFF_NO_PI):
 
 
 def may_open(pod, uid, gid, flags=IFF_TAP | IFF_NO_PI):
-    """Whether a process without capabilities, of these ids, may."""
+    """Return whether a process with these ids and without capabilities may open the device."""
     with Inside(pod):
         words = [sys.executable, "-I", "-c", OPEN_AS, str(uid), str(gid), ifreq("eth0", flags).hex()]
         done = subprocess.run(words, capture_output=True, text=True)
@@ -76,7 +76,7 @@ def arp_of(file, target, tries=10):
 
 
 def tap(pod, name="eth0"):
-    """What the kernel tells of the device."""
+    """Return the kernel's attributes of the device."""
     link = links(pod)[name]
     assert link["linkinfo"]["info_kind"] == "tun"
     return link["linkinfo"]["info_data"]
@@ -117,7 +117,7 @@ def test_program_that_still_has_the_device_open_does_not_keep_it(node, pod, conf
 
 @pytest.mark.parametrize("keys", [{}, {"owner": 70001, "group": 70002}, {"multiQueue": True}], ids=str)
 def test_frames_have_neither_packet_information_nor_a_header_of_virtio(node, pod, conf, keys):
-    """The reference has both on with owner and group."""
+    """The reference enables both with owner and group."""
     node.add({**conf, **keys}, pod)
     assert tap(pod)["type"] == "tap"
     assert tap(pod)["pi"] is tap(pod)["vnet_hdr"] is False
@@ -257,7 +257,7 @@ def test_selinux_context_is_refused_where_selinux_is_off(node, pod, conf):
 
 @pytest.fixture
 def selinux(tmp_path, monkeypatch):
-    """A file in the place of attr/exec, and no device by this process's own hands: its function reads the file."""
+    """A file in place of attr/exec, and no device made by this process: the value is a function that reads the file."""
     file = tmp_path / "exec"
     file.write_text("")
     monkeypatch.setattr(tun, "NEXT_CONTEXT", str(file))
@@ -308,7 +308,7 @@ def test_pod_that_has_the_name_keeps_its_link(node, pod, conf, kind):
 
 
 def test_add_does_not_wait_for_duplicate_address_detection(node, pod, conf):
-    """It begins with the carrier, and nobody knows when that is: the reference waits five seconds."""
+    """It begins with the carrier, at an unknown time: the reference waits five seconds."""
     started = time.monotonic()
     node.add({**conf, "enabledad": True}, pod)
     assert time.monotonic() - started < 4
@@ -369,7 +369,7 @@ def test_status_reports_a_missing_device_file(node, conf, layer2, monkeypatch):
 
 
 def test_a_name_with_a_number_pattern_is_refused(node, pod, conf):
-    """The kernel makes eth0 of it, and nobody would find that again."""
+    """The kernel replaces the pattern by eth0, and DEL would not find that name."""
     before = node.left(pod)
     assert node.refused("ADD", conf, pod, ifname="eth%d")["code"] == 4
     assert node.left(pod) == before

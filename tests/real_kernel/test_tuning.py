@@ -17,7 +17,7 @@ ALL_KEYS = {"mac": "0a:00:00:00:00:01", "promisc": True, "mtu": 1400, "allmulti"
 
 @pytest.fixture
 def conf(node, pod):
-    """Of a pod that a bridge has connected."""
+    """The configuration for a pod that a bridge has connected."""
     node.behind(node.conf("10.22.0.0/24", isGateway=True), pod)
     return tuning(node)
 
@@ -27,7 +27,7 @@ def tuning(node, **keys):
 
 
 def link(pod, name="eth0"):
-    """The attributes of a link in the words of the configuration."""
+    """The attributes of a link under the names of the configuration's keys."""
     found = links(pod)[name]
     return {"mac": found["address"], "promisc": "PROMISC" in found["flags"], "mtu": found["mtu"],
             "allmulti": "ALLMULTI" in found["flags"], "txQLen": found["txqlen"]}
@@ -161,7 +161,7 @@ def test_a_line_matches_anywhere(node, pod, conf, allowlist):
 def test_a_list_that_is_empty_or_broken_allows_nothing(node, pod, conf, allowlist, text):
     allowlist(text)
     assert node.refused("ADD", {**conf, "sysctl": {FORWARD: "1"}}, pod)["code"] == 7
-    node.add(conf, pod)                     # without sysctls nobody asks
+    node.add(conf, pod)                     # without sysctls the list is not read
 
 
 def test_a_list_that_cannot_be_read_allows_nothing(node, pod, conf, tmp_path, allowlist):
@@ -384,7 +384,7 @@ def test_check_sees_each_difference(node, pod, conf, words, asked, change):
 def test_check_accepts_other_white_space_and_reports_missing_sysctls(node, pod, conf):
     conf["sysctl"] = {"net.ipv4.tcp_rmem": "4096 87380 6291456"}
     result = node.add(conf, pod)
-    node.check(conf, pod, result)           # the kernel says it with tabs; the reference fails
+    node.check(conf, pod, result)           # the kernel separates values with tabs; the reference fails
     missing = {**conf, "sysctl": {"net.ipv4.nothing": "1"}}
     assert "no such file" in node.check_refused(missing, pod, result)
     run("ip", "-n", pod, "link", "del", "eth0")

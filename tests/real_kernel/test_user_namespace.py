@@ -54,7 +54,7 @@ def run_inside(requests):
 
 
 def test_plugins_with_nftables_work_where_the_table_names_of_iptables_are_root_s():
-    """/proc/self/net/ip_tables_names is the kernel's root's there: permission denied failed these."""
+    """Only the initial namespace's root may read /proc/self/net/ip_tables_names: these requests used to fail."""
     common = {"cniVersion": "1.1.0", "name": "net-a", "prevResult": PREV}
     firewall = {**common, "type": "firewall"}
     portmap = {**common, "type": "portmap", **PORTS}

@@ -1,4 +1,4 @@
-"""vlan: each key, tagged traffic, a master that cannot be used. The rest is in test_devices.py."""
+"""vlan: each key, tagged traffic, refused masters. The rest is in test_devices.py."""
 
 import pytest
 from real_kernel.node import links, run, source_seen, sysctl

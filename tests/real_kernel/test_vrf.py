@@ -1,4 +1,4 @@
-"""vrf: traffic in and out of a VRF, what moves into its table, each key, CHECK, and DEL of what is gone."""
+"""vrf: traffic in and out of a VRF, routes that move into its table, each key, CHECK, and DEL of missing state."""
 
 import shutil
 import threading

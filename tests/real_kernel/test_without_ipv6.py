@@ -1,4 +1,4 @@
-"""disableIPv6: a network of IPv4 alone has no IPv6 on its pods' links, and sends none."""
+"""disableIPv6: pods of an IPv4-only network have no IPv6 on their links, and send none."""
 
 import pytest
 from real_kernel.node import addresses, ip_json, source_seen, sysctl

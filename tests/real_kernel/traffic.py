@@ -1,4 +1,4 @@
-"""Traffic between namespaces: a server somewhere, a client elsewhere, and what each sees of the other.
+"""Traffic between namespaces: a server, a client, and the source address that the server sees.
 
     with listen(pod, 80, "tcp"):
         assert ask(far, "198.51.100.1", 8080) == "198.51.100.9"
@@ -28,7 +28,7 @@ def families(address):
 
 def outside(pod_netns, link="up0", net4="198.51.100", net6="2001:db8:", *, knows_the_way=False):
     """A namespace beyond the node, at the end of the node's new `link`: its name. The node is net4.1 and net6:1, the
-    client net4.9 and net6:9. It knows a way to the pods, and to everybody else, only if asked to."""
+    client net4.9 and net6:9. It has a default route only with `knows_the_way`."""
     name = pod_netns()
     run("ip", "link", "add", link, "type", "veth", "peer", "name", "far0", "netns", name)
     for netns, end, number in ((None, link, 1), (name, "far0", 9)):
@@ -99,7 +99,7 @@ class _Server(_Thread):
 
 
 def plain(address):
-    """An address of IPv4 as such, also where an IPv6 socket shows it."""
+    """Return an address without the prefix of IPv4-mapped IPv6 addresses."""
     return address.removeprefix("::ffff:")
 
 
@@ -140,7 +140,7 @@ def _ask_once(client, address, port, protocol):
 # SCTP (RFC 9260): a common header, and a chunk that is INIT or INIT ACK, each with an initiate tag.
 
 def _sctp_packet(source, destination, tag, chunk_type, text=""):
-    """With a text behind what RFC 9260 has in the chunk."""
+    """Return a packet whose chunk has a text after the fields of RFC 9260."""
     chunk = struct.pack("!BBHIIHHI", chunk_type, 0, 20 + len(text), 1, 65535, 1, 1, 1) + text.encode()
     packet = struct.pack("!HHII", source, destination, tag, 0) + chunk
     return packet[:8] + struct.pack("<I", _crc32c(packet)) + packet[12:]
@@ -181,7 +181,7 @@ class _SctpServer(_Thread):
 
 
 def no_bridge_netfilter():
-    """Bridged frames go past iptables and nftables, as on a node without br_netfilter."""
+    """Make bridged frames bypass iptables and nftables, as on a node without br_netfilter."""
     for name in ("iptables", "ip6tables"):
         with contextlib.suppress(FileNotFoundError):
             set_sysctl(f"net/bridge/bridge-nf-call-{name}", "0")

@@ -25,6 +25,6 @@ def naming(conf, **keys):
 
 
 def device():
-    """What the host has as up0, with its addresses, but without what the kernel gets to know later."""
+    """Return the host's link up0 and its addresses, without attributes that the kernel learns later."""
     found = {key: value for key, value in links()["up0"].items() if key not in ("operstate", "qdisc", "flags")}
     return found, "UP" in links()["up0"]["flags"], addresses("up0")
