@@ -83,7 +83,7 @@ def signed(number: int) -> int:
 
 
 def ioctl(fd: int, number: int, argument: int | bytes) -> None:
-    import fcntl  # a file of its own in some Pythons, and only ADD needs it
+    import fcntl  # a separate file in some Pythons, and only ADD needs it
 
     fcntl.ioctl(fd, number, argument)
 

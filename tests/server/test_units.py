@@ -140,7 +140,7 @@ def test_socket_and_server_have_the_same_path():
 def test_units_are_replaced_at_once_and_are_readable(tmp_path):
     folder = tmp_path / "units"
     paths = systemd.install_units(folder, ["/bin/true"])
-    with open(paths[1]) as old:             # whoever reads the old one reads it to its end
+    with open(paths[1]) as old:             # a reader of the old one reads it to its end
         assert systemd.install_units(folder, ["/bin/false"]) == paths
         assert "ExecStart=/bin/true" in old.read() and "ExecStart=/bin/false" in Path(paths[1]).read_text()
     assert sorted(os.listdir(folder)) == ["fastcni.service", "fastcni.socket"]

@@ -121,7 +121,7 @@ def test_only_an_integral_literal_is_an_interface_index(literal):
 
 
 def test_a_number_that_is_printed_as_a_float_was_read_as_it_stands():
-    """It is an integer to whoever works with the result, and prints again."""
+    """It is an integer to a program that reads the result, and prints again."""
     document = {"cniVersion": "1.0.0", "interfaces": [{"name": "a", "mtu": 9007199254740993}]}
     once = result.create("1.0.0", document)
     assert once == document and result.create("1.0.0", once) == once
