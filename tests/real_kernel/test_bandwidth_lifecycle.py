@@ -208,7 +208,7 @@ SPOILED = {         # (keys, command, words); <veth> and <ifb> are replaced by t
 
 
 @pytest.mark.parametrize("what", SPOILED)
-def test_check_finds(node, pod, conf, what):
+def test_check_reports_the_change(node, pod, conf, what):
     keys, command, words = SPOILED[what]
     conf.update(keys)
     result = node.add(conf, pod)

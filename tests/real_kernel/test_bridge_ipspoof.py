@@ -249,7 +249,7 @@ def test_del_with_prev_result_dumps_no_set(node, pod, conf, monkeypatch):
     dump = wire.dump
 
     def dump_but_sets(sock, kind, *more):
-        assert kind != nft.NFT_MSG_GETSETELEM, "the time it takes grows with the number of pods"
+        assert kind != nft.NFT_MSG_GETSETELEM, "the time of a dump grows with the number of pods"
         return dump(sock, kind, *more)
 
     with monkeypatch.context() as patch:

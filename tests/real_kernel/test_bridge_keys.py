@@ -119,7 +119,7 @@ def test_bridge_with_the_gateway_and_another_address_is_left_alone(node, pod):
     assert addresses("br0") == ["10.99.0.1/16", "10.22.0.1/24"]
 
 
-OLD = ["10.99.0.1/16", "10.99.0.2/16", "fd00:22::9/60", "fd00:99::1/64"]      # the second goes with the first
+OLD = ["10.99.0.1/16", "10.99.0.2/16", "fd00:22::9/60", "fd00:99::1/64"]      # the kernel deletes the second, too
 
 
 @pytest.fixture

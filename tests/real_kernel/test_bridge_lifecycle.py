@@ -103,7 +103,7 @@ SPOILED = {
 
 
 @pytest.mark.parametrize("what", SPOILED)
-def test_check_finds(node, pod, conf, what):
+def test_check_reports_the_change(node, pod, conf, what):
     result = node.add(conf, pod)
     node.check(conf, pod, result)
     spoil, words = SPOILED[what]
@@ -128,7 +128,7 @@ def test_check_needs_a_prev_result_of_this_sandbox(node, pod_netns, conf):
 
 # -- DEL --------------------------------------------------------------------------------------------------
 
-def bury(node, pod, result, gone):
+def remove_state(node, pod, result, gone):
     """Remove state that DEL would look for; return the CNI_NETNS for that DEL."""
     if gone == "netns":
         run("ip", "netns", "del", pod)
@@ -158,7 +158,7 @@ GONE = ["nothing", "netns", "link", "bridge", "files", "folder", "ruleset", "net
 @pytest.mark.parametrize("gone", GONE)
 def test_del_leaves_nothing_and_may_be_repeated(node, pod, conf, gone):
     result = node.add(conf, pod)
-    given = bury(node, pod, result, gone)
+    given = remove_state(node, pod, result, gone)
     for _ in range(2):
         node.delete({**conf, "prevResult": result}, given, cid=cid_of(pod))
     assert eventually(lambda: set(links()) <= {"lo", "br0"})

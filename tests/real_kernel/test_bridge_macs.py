@@ -37,7 +37,7 @@ def frame_passes(sender, receiver, source):
             return False
 
 
-def test_gateways_mac_survives_pods_that_come_and_go(node, pod_netns):
+def test_the_gateways_mac_stays_when_pods_are_added_and_deleted(node, pod_netns):
     # A bridge without a fixed MAC takes the lowest MAC of its ports: ARP entries of all pods become stale.
     conf, pods = node.conf(isGateway=True), [pod_netns() for _ in range(3)]
     mac = node.add(conf, pods[0])["interfaces"][0]["mac"]

@@ -49,7 +49,7 @@ DEVICES = {
 }
 
 
-def those(wanted=lambda device: True):
+def devices(wanted=lambda device: True):
     """The cases of a test: the plugins of the table for which wanted() is true."""
     return pytest.mark.parametrize("kind", [pytest.param(kind, marks=pytest.mark.needs(*device.needs))
                                             for kind, device in DEVICES.items() if wanted(device)], indirect=True)
@@ -90,8 +90,8 @@ def only_ipv4(conf):
 
 # -- ADD ----------------------------------------------------------------------------------------------------
 
-@those()
-def test_result_names_the_link_and_its_addresses_and_del_takes_both_away(node, pod, device, conf):
+@devices()
+def test_result_names_the_link_and_its_addresses_and_del_removes_both(node, pod, device, conf):
     result = node.add(conf, pod)
     link = links(pod)["eth0"]
     assert result["interfaces"] == [{"name": "eth0", "mac": link["address"], "sandbox": f"/run/netns/{pod}"}]
@@ -107,7 +107,7 @@ def test_result_names_the_link_and_its_addresses_and_del_takes_both_away(node, p
     assert set(links()) == {"lo", "up0"}
 
 
-@those()
+@devices()
 def test_routes_lead_into_the_link_and_are_checked(node, pod, conf):
     conf["ipam"]["routes"] = [{"dst": "0.0.0.0/0"}, {"dst": "2001:db8::/32"}]
     result = node.add(conf, pod)
@@ -118,14 +118,14 @@ def test_routes_lead_into_the_link_and_are_checked(node, pod, conf):
     assert "0.0.0.0/0" in node.check_refused(conf, pod, result)
 
 
-@those()
+@devices()
 def test_dns_is_the_configurations_not_ipams_and_dummys_is_ipams(node, pod, device, conf):
     conf["ipam"] = {"type": "static", "addresses": [{"address": "10.22.0.9/24"}], "dns": {"domain": "a.example"}}
     expected = "b.example" if device.dns else "a.example"
     assert node.add({**conf, "dns": {"domain": "b.example"}}, pod)["dns"] == {"domain": expected}
 
 
-@those(lambda device: device.kind != "ipvlan")          # it has its master's MAC
+@devices(lambda device: device.kind != "ipvlan")          # it has its master's MAC
 @pytest.mark.parametrize("asked, mac", [
     ({"env": MACS[1]}, MACS[1]),
     ({"env": MACS[1], "args": {"cni": {"mac": MACS[2]}}}, MACS[2]),
@@ -139,7 +139,7 @@ def test_mac_of_the_runtime_overrides_args_and_args_override_the_variable(node, 
     assert result["interfaces"][0]["mac"] == mac
 
 
-@those(lambda device: device.kind not in ("dummy", "ipvlan", "vlan"))
+@devices(lambda device: device.kind not in ("dummy", "ipvlan", "vlan"))
 def test_without_ipam_the_link_is_up_and_has_no_address(node, pod, conf):
     conf = {**conf, "ipam": None}
     result = node.add(conf, pod)
@@ -149,7 +149,7 @@ def test_without_ipam_the_link_is_up_and_has_no_address(node, pod, conf):
     node.check(conf, pod, result)
 
 
-@those()
+@devices()
 def test_addresses_are_announced_and_duplicates_are_not_looked_for(node, pod, device, conf):
     node.add(conf, pod)
     assert sysctl("net/ipv6/conf/eth0/accept_dad", pod) == "0"
@@ -157,7 +157,7 @@ def test_addresses_are_announced_and_duplicates_are_not_looked_for(node, pod, de
     assert announced == list(device.announced)
 
 
-@those(lambda device: device.kind in ("ipvlan", "macvlan", ""))     # far0 must receive the probe
+@devices(lambda device: device.kind in ("ipvlan", "macvlan", ""))     # far0 must receive the probe
 def test_duplicate_address_is_detected_where_the_network_asks_for_it(node, pod, far, conf):
     run("ip", "-n", far, "addr", "add", "fd00:22::2/64", "dev", "far0", "nodad")
     conf["ipam"]["ranges"] = [[{"subnet": "fd00:22::/64"}]]
@@ -166,13 +166,13 @@ def test_duplicate_address_is_detected_where_the_network_asks_for_it(node, pod, 
     assert node.left(pod) == before
 
 
-@those()
+@devices()
 def test_disableipv6_leaves_none_on_the_link(node, pod, conf):
     node.add({**only_ipv4(conf), "disableIPv6": True}, pod)
     assert "inet6" not in run("ip", "-n", pod, "addr", "show", "eth0")
 
 
-@those()
+@devices()
 def test_a_name_that_the_host_has_too_is_free_in_the_pod(node, pod, device, conf):
     run("ip", "link", "add", "same0", "type", "veth", "peer", "other")
     node.add(conf, pod, ifname="same0")
@@ -180,7 +180,7 @@ def test_a_name_that_the_host_has_too_is_free_in_the_pod(node, pod, device, conf
     assert "same0" in links()
 
 
-@those()
+@devices()
 def test_pod_that_has_the_name_keeps_its_link(node, pod, device, conf):
     run("ip", "-n", pod, "link", "add", "eth0", "type", "veth", "peer", "other")
     before = node.left(pod)
@@ -188,7 +188,7 @@ def test_pod_that_has_the_name_keeps_its_link(node, pod, device, conf):
     assert node.left(pod) == before
 
 
-@those(lambda device: device.on_master)
+@devices(lambda device: device.on_master)
 def test_master_can_be_in_the_pod(node, pod, conf):
     run("ip", "link", "set", "up0", "netns", pod, "name", "inner")
     run("ip", "-n", pod, "link", "set", "inner", "up")
@@ -205,34 +205,34 @@ def test_master_can_be_in_the_pod(node, pod, conf):
 
 # -- CHECK --------------------------------------------------------------------------------------------------
 
-@those()
+@devices()
 @pytest.mark.parametrize("words, says", [
     ("link set eth0 down", "Interface eth0 is down"),
     ("addr del 10.22.0.2/24 dev eth0", "Failed to match addr 10.22.0.2/24 on interface eth0"),
     ("link del eth0", "Interface name eth0 not found")])
-def test_check_sees_what_is_wrong(node, pod, conf, words, says):
+def test_check_reports_each_difference(node, pod, conf, words, says):
     result = node.add(conf, pod)
     run("ip", "-n", pod, *words.split())
     assert node.check_refused(conf, pod, result) == says
 
 
-@those(lambda device: device.kind != "ipvlan")
-def test_check_sees_another_mac(node, pod, conf):
+@devices(lambda device: device.kind != "ipvlan")
+def test_check_reports_another_mac(node, pod, conf):
     result = node.add(conf, pod)
     run("ip", "-n", pod, "link", "set", "eth0", "address", MACS[0])
     mac = result["interfaces"][0]["mac"]
     assert node.check_refused(conf, pod, result) == f"Interface eth0 Mac doesn't match: {mac}"
 
 
-@those(lambda device: device.kind)
-def test_check_sees_another_kind_of_link(node, pod, device, conf):
+@devices(lambda device: device.kind)
+def test_check_reports_another_kind_of_link(node, pod, device, conf):
     result = node.add(conf, pod)
     run("ip", "-n", pod, "link", "del", "eth0")
     run("ip", "-n", pod, "link", "add", "eth0", "address", result["interfaces"][0]["mac"], "type", "veth")
     assert node.check_refused(conf, pod, result) == f"Error: Container interface eth0 not of type {device.kind}"
 
 
-@those(lambda device: device.on_master)
+@devices(lambda device: device.on_master)
 def test_check_reports_a_missing_master(node, pod, conf):
     result = node.add(conf, pod)
     assert "up9" in node.check_refused({**conf, "master": "up9"}, pod, result)
@@ -240,7 +240,7 @@ def test_check_reports_a_missing_master(node, pod, conf):
 
 # -- DEL, GC, STATUS ----------------------------------------------------------------------------------------
 
-@those()
+@devices()
 @pytest.mark.parametrize("gone", ["link", "netns", "variable"])
 def test_del_of_a_missing_link_succeeds_and_frees_the_address(node, pod, conf, gone):
     node.add(conf, pod)
@@ -253,8 +253,8 @@ def test_del_of_a_missing_link_succeeds_and_frees_the_address(node, pod, conf, g
     assert node.held() == {}
 
 
-@those(lambda device: device.taken.startswith("failed to rename") and device.kind)
-def test_del_takes_away_what_a_killed_add_has_not_renamed_yet(node, pod, conf):
+@devices(lambda device: device.taken.startswith("failed to rename") and device.kind)
+def test_del_removes_a_link_that_a_killed_add_has_not_renamed(node, pod, conf):
     """A server that was killed between creating and renaming a link left it in the pod."""
     run("ip", "-n", pod, "link", "add", "fcni.eth0", "type", "veth", "peer", "far")
     node.delete(conf, pod)
@@ -262,7 +262,7 @@ def test_del_takes_away_what_a_killed_add_has_not_renamed_yet(node, pod, conf):
     node.add(conf, pod)
 
 
-@those(lambda device: device.on_master)
+@devices(lambda device: device.on_master)
 def test_del_succeeds_where_the_master_is_gone(node, pod, conf):
     """The reference's vlan fails."""
     node.add(conf, pod)
@@ -271,20 +271,20 @@ def test_del_succeeds_where_the_master_is_gone(node, pod, conf):
     assert node.held() == {}
 
 
-@those()
+@devices()
 def test_del_ignores_keys_that_only_add_needs(node, pod, device, conf):
     node.add(conf, pod)
     node.delete({**conf, **device.bad}, pod)
     assert set(links(pod)) == {"lo"}
 
 
-@those()
+@devices()
 def test_add_refuses_the_keys_that_del_ignores(node, pod, device, conf):
     assert node.refused("ADD", {**conf, **device.bad}, pod)["code"] in (6, 7)
 
 
-@those()
-def test_gc_frees_addresses_of_pods_that_are_no_more(node, pod, kind, pod_netns, conf):
+@devices()
+def test_gc_frees_addresses_of_pods_that_are_gone(node, pod, kind, pod_netns, conf):
     other = pod_netns()
     node.add(conf, pod)
     run("ip", "link", "add", "up1", "type", "veth", "peer", "other")
@@ -294,13 +294,13 @@ def test_gc_frees_addresses_of_pods_that_are_no_more(node, pod, kind, pod_netns,
     assert {content.split()[0] for content in node.held().values()} == {f"c-{other}"}
 
 
-@those()
+@devices()
 def test_status_includes_that_of_ipam(node, conf):
     node.ok("STATUS", conf)
     assert node.refused("STATUS", without_addresses(conf))["code"]
 
 
-@those(lambda device: device.on_master)
+@devices(lambda device: device.on_master)
 def test_status_reports_a_missing_master(node, conf):
     error = node.refused("STATUS", {**conf, "master": "up9"})
     assert (error["code"], error["msg"]) == (50, 'master "up9" is not there: Link not found')

@@ -61,7 +61,7 @@ def far(host_netns, pod_netns):
 
 @FAMILIES
 @BACKENDS
-def test_a_pod_asks_outside_and_outside_does_not_ask_the_pod(node, bridge, pod, far, backend, family):
+def test_a_pod_reaches_outside_and_outside_does_not_reach_the_pod(node, bridge, pod, far, backend, family):
     drop_by(backend)
     bridge(pod)
     with listen(far, 80), listen(far, 53, "udp"), listen(pod, 80):
@@ -84,7 +84,7 @@ def test_a_rule_that_drops_a_packet_still_drops_it(node, bridge, pod, far):
         assert ask(pod, FAR[6], 25) == POD[6]
 
 
-def test_tables_of_nftables_are_written_to_only_where_the_network_says_nftables(node, bridge, pod, far):
+def test_firewall_writes_to_nftables_only_if_the_network_asks_for_nftables(node, bridge, pod, far):
     drop_by("nftables")
     bridge(pod)
     before = run("nft", "list", "table", "inet", "admin")
@@ -190,7 +190,7 @@ def test_pods_of_other_bridges_do_not_reach_those_of_the_same_bridge(node, four,
         assert not reached(node, b, d, family, wait=0.5)
         assert ask(a, FAR[family], 80)
         assert ask(None, address(node, a, family), 80)
-        assert ask(far, address(node, a, family), 80), "the policy is about bridges"
+        assert ask(far, address(node, a, family), 80), "the policy applies only to traffic between bridges"
 
 
 @FAMILIES

@@ -350,7 +350,7 @@ def test_library_is_not_needed_to_know_that_firewalld_does_not_run(chain, firewa
         chain.ok(command, conf, "pod")
 
 
-def test_request_without_the_library_says_what_to_install(chain, monkeypatch):
+def test_a_request_without_the_library_names_the_package_to_install(chain, monkeypatch):
     monkeypatch.setitem(sys.modules, "jeepney", None)
     error = chain.refused("STATUS", chain.conf())
     assert "jeepney" in error["msg"] and "pip install jeepney" in error["details"]

@@ -249,7 +249,7 @@ def test_a_device_without_a_recorded_name_stays_in_the_pod(node, pod, conf, alia
     assert "eth0" in links(pod)
 
 
-def test_gc_frees_addresses_and_files_of_pods_that_are_no_more(node, pod, pod_netns, conf):
+def test_gc_frees_addresses_and_files_of_pods_that_are_gone(node, pod, pod_netns, conf):
     other = pod_netns()
     run("ip", "link", "add", "up1", "type", "veth", "peer", "other")
     for name, link in ((pod, "up0"), (other, "up1")):

@@ -226,7 +226,7 @@ def test_dpdk_without_ipam_gives_the_name_alone(node, pod, layer2, machine):
     node.delete(conf, pod)
 
 
-def test_mac_of_a_dpdk_device_is_the_programs(node, pod, layer2, machine):
+def test_mac_of_a_dpdk_device_is_left_to_the_program(node, pod, layer2, machine):
     machine.pci(driver="vfio-pci")
     reply = node.call("ADD", naming(layer2, pciBusID=PCI, runtimeConfig={"mac": MAC}), pod)
     assert reply.status == 0

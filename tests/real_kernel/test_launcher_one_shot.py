@@ -138,12 +138,12 @@ def held_of(pod):
 def test_helper_holds_nothing_of_the_pods_namespace(node, pod, kind):
     conf, held = node.conf(type=kind), []
 
-    class Looks(AtOnceMode):
+    class Recording(AtOnceMode):
         def defer(self, function, *args):
             held.append(held_of(pod))
             super().defer(function, *args)
 
     node.add(conf, pod)
-    node.delete(conf, pod, mode=Looks())
+    node.delete(conf, pod, mode=Recording())
     assert held
     assert held[0] == []

@@ -168,7 +168,7 @@ def test_del_finds_elements_of_addresses_that_the_pod_took_off_itself(node, pod,
     assert masqueraded() == masqueraded("pods6") == []
 
 
-def test_a_long_container_id_is_told_from_one_that_starts_alike(node, pod_netns, conf):
+def test_long_container_ids_with_the_same_start_are_distinguished(node, pod_netns, conf):
     # nft keeps 128 bytes of a comment; the hashes come first.
     one, two, long_id = pod_netns(), pod_netns(), "c" * 200
     node.add(conf, one, cid=long_id + "1")

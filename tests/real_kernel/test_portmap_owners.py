@@ -338,7 +338,7 @@ def test_thousands_of_ports_take_several_transactions(chain, node):
     assert mapped() == []
 
 
-def test_nft_can_read_what_it_prints(chain, node):
+def test_nft_reads_its_own_output_of_the_ruleset(chain, node):
     node.add(chain.alone(2, *FOUR), "pod")
     run("nft", "-c", "-f", "-", stdin=run("nft", "list", "ruleset"))
 

@@ -240,7 +240,7 @@ def test_check_finds_that_the_host_end_is_gone(node, pod, conf):
 
 
 @pytest.mark.parametrize("what", SPOILED)
-def test_check_finds(node, pod, conf, what):
+def test_check_reports_the_change(node, pod, conf, what):
     result = node.add(conf, pod)
     node.check(conf, pod, result)
     command, words = SPOILED[what]

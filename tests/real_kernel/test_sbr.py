@@ -234,7 +234,7 @@ def test_check_ignores_a_route_in_a_table_without_a_rule(node, pod):
     ("sbr: no default route via fd00:23::1 in the table of fd00:23::2", "-6 route del default table 101"),
     ("Cannot find network interface net1", "link del net1"),
 ])
-def test_check_sees_what_is_missing(node, pod, words, change):
+def test_check_reports_missing_rules_and_routes(node, pod, words, change):
     result = node.add(SBR, pod, ifname="net1")
     node.check(SBR, pod, result, ifname="net1")
     run("ip", "-n", pod, *change.split())

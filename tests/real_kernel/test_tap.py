@@ -107,7 +107,7 @@ def test_device_stays_when_its_program_ends_and_is_opened_again(node, pod, conf)
     node.check(conf, pod, result)
 
 
-def test_program_that_still_has_the_device_open_does_not_keep_it(node, pod, conf):
+def test_del_removes_a_device_that_a_program_has_open(node, pod, conf):
     node.add(conf, pod)
     with open_tap(pod):
         node.delete(conf, pod)

@@ -343,7 +343,7 @@ def test_del_that_the_kernel_refuses_warns_and_keeps_the_file(node, pod, conf):
     assert reply.status == 0
     assert b'failed to set mtu of "eth0" to 2000000000' in reply.stderr
     assert not link(pod)["promisc"]
-    assert path.exists()       # the rest was put back
+    assert path.exists()       # the rest was restored
 
 
 def test_gc_removes_files_of_this_network_without_a_valid_attachment(node, pod, pod_netns, conf):
@@ -374,7 +374,7 @@ def test_gc_removes_files_of_this_network_without_a_valid_attachment(node, pod, 
      "ip link set eth0 allmulticast off"),
     ("configured txQLen of eth0 is 77, current value is 78", {"txQLen": 77}, "ip link set eth0 txqueuelen 78"),
 ])
-def test_check_sees_each_difference(node, pod, conf, words, asked, change):
+def test_check_reports_each_difference(node, pod, conf, words, asked, change):
     result = node.add({**conf, **asked}, pod)
     node.check({**conf, **asked}, pod, result)
     run("ip", "netns", "exec", pod, *change.split())

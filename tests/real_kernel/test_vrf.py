@@ -232,7 +232,7 @@ def test_check_of_the_plugin_before_it_finds_its_routes_where_they_are_now(node,
 
 @needs_vrf
 @pytest.mark.parametrize("change", ["link set net1 nomaster", "link del net1", "link del blue"])
-def test_check_sees_that_the_link_is_not_in_the_vrf(node, pod, change):
+def test_check_reports_a_link_outside_the_vrf(node, pod, change):
     result = node.add(VRF, pod, ifname="net1")
     node.check(VRF, pod, result, ifname="net1")
     run("ip", "-n", pod, *change.split())
