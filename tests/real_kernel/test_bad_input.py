@@ -42,21 +42,21 @@ MALFORMED = {b"": "unexpected end of JSON input", b"{": "unexpected end of JSON 
 
 
 @pytest.mark.parametrize("stdin", MALFORMED, ids=lambda stdin: str(stdin[:12]))
-def test_malformed_json(refuse, conf, stdin):
+def test_malformed_json_is_refused(refuse, conf, stdin):
     code, words = refuse(stdin, plugin=conf["type"])
     assert code == DECODING_FAILURE
     assert "error unmarshall network config" in words
     assert MALFORMED[stdin] in words
 
 
-def test_configuration_larger_than_the_limit(refuse, conf):
+def test_configuration_larger_than_the_limit_is_refused(refuse, conf):
     code, words = refuse(b" " * (MAX_STDIN_BYTES + 1), plugin=conf["type"])
     assert code == DECODING_FAILURE
     assert str(MAX_STDIN_BYTES) in words
 
 
 @pytest.mark.parametrize("version", ["0.5.0", "2.0.0", "1.1", "latest"])
-def test_unknown_version(refuse, conf, version):
+def test_unknown_version_is_refused(refuse, conf, version):
     code, words = refuse({**conf, "cniVersion": version})
     assert code == 1
     assert "incompatible CNI versions" in words
@@ -67,7 +67,7 @@ def test_unknown_version(refuse, conf, version):
     ("name", 7, DECODING_FAILURE), ("cniVersion", ["1.1.0"], DECODING_FAILURE),
     ("name", "../../etc", INVALID_CONFIG), ("name", "a/b", INVALID_CONFIG), ("name", "..", INVALID_CONFIG),
     ("name", "", INVALID_CONFIG), ("name", None, INVALID_CONFIG)])
-def test_network_name_and_version(refuse, conf, key, value, code):
+def test_bad_network_name_or_version_is_refused(refuse, conf, key, value, code):
     found, words = refuse({**conf, key: value})
     assert found == code
     assert "name" in words or key in words
@@ -75,7 +75,7 @@ def test_network_name_and_version(refuse, conf, key, value, code):
 
 
 @pytest.mark.parametrize("name", ["CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME", "CNI_PATH"])
-def test_missing_variable(refuse, conf, name):
+def test_missing_variable_is_refused(refuse, conf, name):
     code, words = refuse(conf, env={name: None})
     assert code == INVALID_ENVIRONMENT
     assert f"required env variables [{name}] missing" in words
@@ -91,13 +91,13 @@ BAD_VARIABLES = {("CNI_CONTAINERID", "../x"): "invalid characters in containerID
 
 
 @pytest.mark.parametrize("name, value", BAD_VARIABLES)
-def test_invalid_variable(refuse, conf, name, value):
+def test_invalid_variable_is_refused(refuse, conf, name, value):
     code, words = refuse(conf, env={name: value})
     assert code == INVALID_ENVIRONMENT
     assert BAD_VARIABLES[name, value] in words
 
 
-def test_own_network_namespace(refuse, node, conf):
+def test_network_namespace_of_the_caller_is_refused(refuse, node, conf):
     code, words = refuse(conf, to=node.name)
     assert code == INVALID_NETNS
     assert "should not be the same" in words
@@ -106,7 +106,7 @@ def test_own_network_namespace(refuse, node, conf):
 
 
 @pytest.mark.parametrize("plugin", [BRIDGE, PTP, LOOPBACK])
-def test_netns_that_is_none(refuse, node, plugin, tmp_path):
+def test_a_netns_that_is_not_a_namespace_is_refused(refuse, node, plugin, tmp_path):
     conf = node.conf(type=plugin, ipMasq=True)
     plain = tmp_path / "file"
     plain.write_text("")
@@ -151,7 +151,7 @@ BAD_KEYS = {
 
 
 @pytest.mark.parametrize("key", BAD_KEYS)
-def test_bad_value_of_a_bridge_key(refuse, node, key):
+def test_bad_value_of_a_bridge_key_is_refused(refuse, node, key):
     value, expected = BAD_KEYS[key]
     code, words = refuse(node.conf(isGateway=True, **{key: value}))
     assert code == INVALID_CONFIG
@@ -160,7 +160,7 @@ def test_bad_value_of_a_bridge_key(refuse, node, key):
 
 @pytest.mark.parametrize("plugin", [BRIDGE, PTP])
 @pytest.mark.parametrize("mtu", [1, 67, 65536, 1 << 40])
-def test_mtu_that_no_veth_can_have(refuse, node, plugin, mtu):
+def test_mtu_outside_the_range_of_a_veth_is_refused(refuse, node, plugin, mtu):
     code, words = refuse(node.conf(type=plugin, mtu=mtu))
     assert code == INVALID_CONFIG
     assert "mtu" in words
@@ -170,13 +170,13 @@ def test_mtu_that_no_veth_can_have(refuse, node, plugin, mtu):
 @pytest.mark.parametrize("keys, expected", [
     ({"hairpinMode": True, "promiscMode": True}, "cannot set hairpin mode and promiscuous mode at the same time"),
     ({"disableContainerInterface": True}, "cannot use IPAM when DisableContainerInterface flag is set")])
-def test_keys_that_exclude_each_other(refuse, node, keys, expected):
+def test_keys_that_exclude_each_other_are_refused(refuse, node, keys, expected):
     assert expected in refuse(node.conf(**keys))[1]
 
 
 @pytest.mark.parametrize("args, expected", [
     ("MAC", 'ARGS: invalid pair "MAC"'), ("MAC=zz", "zz: invalid MAC address"), ("COLOUR=red", "COLOUR=red")])
-def test_bad_cni_args(refuse, node, args, expected):
+def test_bad_cni_args_are_refused(refuse, node, args, expected):
     assert expected in refuse(node.conf(), env={"CNI_ARGS": args})[1]
 
 
@@ -205,7 +205,7 @@ def test_bad_ranges_are_refused_by_every_plugin_that_asks_for_an_address(refuse,
 
 
 @pytest.mark.parametrize("plugin", [BRIDGE, PTP, HOST_LOCAL])
-def test_requested_address_out_of_range(refuse, node, plugin):
+def test_requested_address_out_of_range_is_refused(refuse, node, plugin):
     conf = node.conf(type=plugin, runtimeConfig={"ips": ["10.99.0.7"]})
     code, words = refuse(conf)
     assert code == INVALID_CONFIG

@@ -92,7 +92,7 @@ def test_vlan_replaces_the_bridges_default_vlan(node, pod_netns):
     assert vlans(node.add(node.conf(vlan=9), two)["interfaces"][1]["name"]) == {9: OWN}
 
 
-def test_preserved_default_vlan_beside_a_trunk(node, pod):
+def test_default_vlan_is_preserved_with_a_trunk(node, pod):
     conf = node.conf(vlan=100, vlanTrunk=[{"minID": 5, "maxID": 6}], preserveDefaultVlan=True)
     assert vlans(node.add(conf, pod)["interfaces"][1]["name"]) == {1: ["Egress Untagged"], 5: [], 6: [], 100: OWN}
 
@@ -115,7 +115,7 @@ def test_a_foreign_bridge_without_vlan_filtering_is_reported(node, pod):
 
 @pytest.mark.parametrize("keys", [{"vlan": 100}, {"vlan": 100, "macspoofchk": True, "ipspoofchk": True}],
                          ids=["alone", "with ipspoofchk"])
-def test_dual_stack_gateway_in_a_vlan(node, pod, keys):
+def test_a_vlan_interface_has_dual_stack_gateways(node, pod, keys):
     conf = node.conf("10.22.0.0/24", "fd00:22::/64", isDefaultGateway=True, **keys)
     result = node.add(conf, pod)
     assert sorted(addresses("br0.100")) == ["10.22.0.1/24", "fd00:22::1/64"]

@@ -116,7 +116,7 @@ def test_an_add_after_a_flush_installs_the_rules_anew(node, warm, flush):
     assert "-j CNI-FORWARD" in run("iptables", "-S", "FORWARD")
 
 
-def test_a_server_that_knows_the_rules_asks_nothing_about_them(node, warm, monkeypatch):
+def test_a_server_that_knows_the_rules_does_not_read_them(node, warm, monkeypatch):
     """ADD sends one message about the owner record and one about the sets. DEL asks for the owner record of the
     addresses, then deletes them from the sets and deletes the record."""
     for number in (2, 3, 4):

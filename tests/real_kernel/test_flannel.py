@@ -81,7 +81,7 @@ def test_the_file_has_the_documented_configuration(node, pod, conf):
     assert [stat.S_IMODE(os.stat(each).st_mode) for each in (path, path / cid_of(pod))] == [0o700, 0o600]
 
 
-def test_both_families(node, pod):
+def test_subnets_of_both_families_are_used(node, pod):
     conf = flannel(node, V4, V6)
     result = node.add(conf, pod)
     assert [ip["address"] for ip in result["ips"]] == ["10.22.0.2/24", "fd00:22::2/64"]
@@ -90,11 +90,11 @@ def test_both_families(node, pod):
     node.check(conf, pod, result)
 
 
-def test_ipv6_alone(node, pod):
+def test_an_ipv6_subnet_alone_is_used(node, pod):
     assert [ip["address"] for ip in node.add(flannel(node, V6), pod)["ips"]] == ["fd00:22::2/64"]
 
 
-def test_several_networks(node, pod):
+def test_pods_have_routes_to_several_networks(node, pod):
     lines = {"NETWORK": "10.22.0.0/16,10.30.7.7/16", "IPV6_NETWORK": "fd00:22::/48,fd00:30::/48"}
     node.add(flannel(node, V4, V6, lines=lines), pod)
     assert {"10.22.0.0/16", "10.30.0.0/16"} <= {dst for dst, _ in routes(pod)}
@@ -144,7 +144,7 @@ def test_ipam_of_the_configuration_is_extended(node, pod, conf):
     assert ("192.0.2.0/24", "10.22.0.9") in routes(pod)
 
 
-def test_another_ipam_plugin(node, pod, conf):
+def test_another_ipam_plugin_can_be_used(node, pod, conf):
     conf["ipam"] = {"type": "static", "addresses": [{"address": "10.22.0.77/24"}]}
     assert node.add(conf, pod)["ips"][0]["address"] == "10.22.0.77/24"
 

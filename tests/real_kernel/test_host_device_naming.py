@@ -54,7 +54,7 @@ def machine(tmp_path, monkeypatch):
 
 # -- which device -----------------------------------------------------------------------------------------
 
-def test_device_by_its_mac(node, pod, conf):
+def test_mac_names_the_device(node, pod, conf):
     run("ip", "link", "set", "up0", "address", MAC)
     node.add(naming(conf, hwaddr="0A-00-00-00-00-01"), pod)
     assert links(pod)["eth0"]["ifalias"] == "up0"
@@ -84,7 +84,7 @@ def test_device_whose_pod_ended_without_del_is_found_under_the_pods_name(node, p
     (f"bus/pci/devices/{PCI}", {"pciBusID": PCI}), (f"bus/pci/devices/{PCI}/virtio2", {"pciBusID": PCI}),
     (f"bus/pci/devices/{PCI}", {"runtimeConfig": {"deviceID": PCI}}),
     (f"bus/auxiliary/devices/{SF}", {"runtimeConfig": {"deviceID": SF}})])
-def test_device_by_its_address_on_a_bus(node, pod, conf, machine, folder, keys):
+def test_address_on_a_bus_names_the_device(node, pod, conf, machine, folder, keys):
     machine.pci()
     machine.add(folder, "up0")
     conf = naming(conf, **keys)
@@ -145,7 +145,7 @@ def kernels_sys(node, monkeypatch):
         process.stdout.close()
 
 
-def test_device_by_its_path_in_the_kernels_own_sys(node, pod, conf, kernels_sys):
+def test_path_in_the_kernels_sys_names_the_device(node, pod, conf, kernels_sys):
     """lo is in that directory, too: it comes first unless a link is called `a`."""
     run("ip", "link", "set", "up0", "down")
     run("ip", "link", "set", "up0", "name", "a")

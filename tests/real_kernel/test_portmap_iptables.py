@@ -160,7 +160,7 @@ def test_a_port_has_one_owner_for_each_protocol_and_address(chain, node, theirs,
     assert (nat(), nat("ip6tables")) == before
 
 
-def test_add_once_more_replaces_what_was_there(chain, node):
+def test_a_repeated_add_replaces_the_rules(chain, node):
     node.add(chain.alone(2, mapping(), mapping(81)), "pod", cid="cid1")
     node.add(chain.alone(9, mapping()), "pod", cid="cid1")
     assert [line.split()[-1] for line in nat() if "-j DNAT" in line] == ["10.22.0.9:80"]

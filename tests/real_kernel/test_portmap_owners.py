@@ -295,7 +295,7 @@ class Wire:
 
 
 @pytest.mark.parametrize("host_ip", ["", "10.0.0.1"], ids=["every address", "one address"])
-def test_a_thousand_pods_with_four_ports_each_cost_the_next_one_nothing(chain, node, monkeypatch, host_ip):
+def test_cost_of_a_pod_does_not_depend_on_a_thousand_others(chain, node, monkeypatch, host_ip):
     def cost(number):
         """Return the cost of ADD and DEL of a pod, and of DEL of one without mappings."""
         found = []
@@ -338,7 +338,7 @@ def test_thousands_of_ports_take_several_transactions(chain, node):
     assert mapped() == []
 
 
-def test_nft_reads_its_own_output_of_the_ruleset(chain, node):
+def test_nft_reads_its_output_of_the_ruleset(chain, node):
     node.add(chain.alone(2, *FOUR), "pod")
     run("nft", "-c", "-f", "-", stdin=run("nft", "list", "ruleset"))
 

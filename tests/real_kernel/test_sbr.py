@@ -262,7 +262,7 @@ def test_del_of_missing_state_succeeds(node, pod, tmp_path, gone):
         assert rules(pod) == {}
 
 
-def test_del_makes_no_file_where_the_namespace_was(node, pod, tmp_path):
+def test_del_creates_no_file_at_the_path_of_the_namespace(node, pod, tmp_path):
     """The reference leaves an empty file."""
     node.delete(SBR, str(tmp_path / "pod"), ifname="net1")
     assert not (tmp_path / "pod").exists()

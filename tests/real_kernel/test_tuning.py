@@ -152,7 +152,7 @@ def test_a_sysctl_that_no_line_allows_is_refused(node, pod, conf, allowlist):
     assert (error["code"], error["msg"]) == (50, words)
 
 
-def test_a_line_matches_anywhere(node, pod, conf, allowlist):
+def test_a_line_matches_any_part_of_a_name(node, pod, conf, allowlist):
     allowlist("ip_forw\n")
     node.add({**conf, "sysctl": {FORWARD: "1"}}, pod)
 
