@@ -1,4 +1,4 @@
-"""What all kinds of test share: the fixtures of fastcni.testing, and reasons to skip."""
+"""Fixtures of fastcni.testing and reasons to skip, for all kinds of test."""
 
 import contextlib
 import os
@@ -9,7 +9,7 @@ import pytest
 pytest_plugins = ["fastcni.testing"]
 PEER = os.environ.get("PEER", "/usr/lib/cni")
 
-os.environ.setdefault("FASTCNI_SOCKET", "")     # a server of this node is none of our business, unless one is named
+os.environ.setdefault("FASTCNI_SOCKET", "")     # tests use no server of this node, unless one is named
 
 with contextlib.suppress(ImportError):           # nor needed where a wheel is tried
     import hypothesis

@@ -1,4 +1,4 @@
-"""What a kernel may lack: the option that brings it, and how a test says that it needs it.
+"""Kernel features that some tests need: the kernel option of each, and the mark that names them.
 
     @pytest.mark.needs("8021q", "dummy")
 
@@ -49,7 +49,7 @@ BASE = {f"real_kernel/test_{name}.py" for name in (
 
 @functools.cache
 def has(feature):
-    """Whether this kernel can do it: tried in a namespace of its own, which ends with the attempt. Needs root."""
+    """Return whether this kernel has the feature: try it in a temporary namespace. Needs root."""
     command = f"ip link add base type veth peer name other && ip {FEATURES[feature][1]}"
     return subprocess.run(["unshare", "--net", "sh", "-c", command], capture_output=True).returncode == 0
 
@@ -59,7 +59,7 @@ def needed(item):
 
 
 def reason_to_skip(features):
-    """The words for a test that needs these features; "" where it can run."""
+    """Return the reason to skip a test that needs these features, "" if it can run."""
     if os.geteuid() != 0:
         return "needs root: makes network namespaces"
     lacks = [FEATURES[feature][0] for feature in features if not has(feature)]

@@ -1,4 +1,4 @@
-"""Modes of requests that tests make in their own thread, and a look at their netlink messages."""
+"""Modes for requests in the test's thread, and a trace of their netlink messages."""
 
 import os
 from threading import Thread

@@ -55,7 +55,7 @@ def links(indexes: Collection[int]) -> Program:
 
 
 def deletions() -> Program:
-    """What passes is the RTM_DELLINK of a link itself (a bridge says before that its port goes), or the answer to a
+    """Pass the RTM_DELLINK of a link itself (a bridge announces before that its port leaves), or the answer to a
     request."""
     return [
         (LDH, 0, 0, TYPE),

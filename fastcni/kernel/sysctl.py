@@ -60,7 +60,7 @@ def ensure(name: str, value: str) -> None:
 
 
 def offer(name: str, value: str) -> bool:
-    """Write a sysctl that this kernel may lack or refuse to change; says whether it did. For a link just made,
+    """Write a sysctl that this kernel may lack or refuse to change. Return whether it did. For a link just made,
     whose value is known to differ: then reading first is an open() for nothing."""
     try:
         write(name, value)

@@ -20,7 +20,7 @@ from fastcni.kernel.uapi import (
 )
 
 PATH = "/dev/net/tun"
-NEXT_CONTEXT = "/proc/thread-self/attr/exec"    # the SELinux context of what the thread executes next, proc_pid_attr(5)
+NEXT_CONTEXT = "/proc/thread-self/attr/exec"    # the SELinux context of its next execve(2), proc_pid_attr(5)
 
 CHILD = """
 import fcntl, posix
@@ -44,7 +44,7 @@ def open_device() -> int:
 
 def create_tap(name: str, *, multi_queue: bool = False, owner: int | None = None, group: int | None = None,
                context: str = "") -> None:
-    """A persistent TAP device in the calling thread's network namespace, down. Raises OSError, of errno EBUSY where
+    """Make a persistent TAP device in the calling thread's network namespace, down. Raises OSError, EBUSY where
     there is a link of that name; ContextRefused.
 
     owner, group: ids of who may open it without CAP_NET_ADMIN; with neither, any user. Packet information and vnet_hdr
@@ -89,7 +89,7 @@ def ioctl(fd: int, number: int, argument: int | bytes) -> None:
 
 
 def call_in_context(calls: list[tuple[int, int | bytes]], context: str) -> None:
-    """The same in a process of that SELinux context: Python, as SELinux policies let container runtimes change
+    """Do the same in a process of that SELinux context: Python, as SELinux policies let container runtimes change
     context by execve(2) alone."""
     from fastcni.kernel import process, waiting
 

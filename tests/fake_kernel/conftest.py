@@ -1,4 +1,4 @@
-"""Whole plugins without root: the fake node of fastcni.testing."""
+"""Complete plugins without root: the fake node of fastcni.testing."""
 
 import pytest
 

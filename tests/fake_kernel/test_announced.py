@@ -1,4 +1,4 @@
-"""Waiting for what the kernel announces: the right thing, within its time, also when notifications are dropped."""
+"""Waits for announcements of the kernel: the right one, in time, also if notifications are dropped."""
 
 import struct
 from errno import EBUSY, ENOBUFS, ENODEV
@@ -21,14 +21,14 @@ def notice(kind, index, family=uapi.AF_UNSPEC):
 
 
 def state(up, master=4):
-    """The kernel's answer to a look at port 7: it is on a bridge, and operationally up or not."""
+    """The kernel's answer to a request for port 7: it is on a bridge, and operationally up or not."""
     link = Link(7, "veth0", "veth")
     link.master, link.flags = master, uapi.IFF_UP | uapi.IFF_LOWER_UP if up else 0
     return Node().encoded("host", link)
 
 
 class Looks(FakeKernel):
-    """Answers the nth look with the nth of `states`, and then with the last."""
+    """Answer the nth request with the nth of `states`, then with the last one."""
 
     def __init__(self, *states):
         super().__init__()
@@ -81,7 +81,7 @@ def test_a_port_that_is_up_is_not_waited_for():
                          ids=["announced", "dropped"])
 def test_a_port_is_waited_for_until_it_is_up(queue, monkeypatch):
     monkeypatch.setattr(announced, "open_watcher", lambda: Socket(queue))
-    sock = Looks(state(False), state(False), state(True))       # it is looked at once more when the watcher listens
+    sock = Looks(state(False), state(False), state(True))       # it is read once more when the watcher listens
     announced.port_up(sock, 7, 4)
     assert len(sock.sent) == 3
 
@@ -102,7 +102,7 @@ def test_a_port_that_lost_its_bridge_is_not_waited_for(monkeypatch):
     assert "has left its bridge" in caught.value.msg
 
 
-# -- settled -----------------------------------------------------------------------------------------------
+# -- addresses ---------------------------------------------------------------------------------------------
 
 class Addresses(Looks):
     """The nth list of addresses has one with the nth of `flags`; the link is up as `up` says."""

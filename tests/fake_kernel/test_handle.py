@@ -1,6 +1,6 @@
 """One request in, one answer out: the order of work of the reference's plugin skeleton, row by row.
 
-Where fastcni does something else on purpose, the row's test says so:
+fastcni deviates on purpose in these rows:
   - S2: there is always an about text.
   - S29, S31: CNI_NETNS is compared before anything is changed, so stdout carries the error alone.
   - S33: Python has no chain of wrapped errors to search; a CniError is raised as it is.
@@ -177,7 +177,7 @@ def test_keys_in_any_case_and_a_missing_version_are_accepted(plugin, stdin):
 
 @pytest.mark.parametrize("s", [row("S35")])
 def test_stdin_that_cannot_be_read_is_code_5(s):
-    """The door that reads it answers: here the one-shot door, with a stdin that is open for writing only."""
+    """The entry point that reads stdin answers: here one-shot, with a stdin that is open for writing only."""
     script = "from fastcni.launcher.bootstrap import main; main('loopback', 0, ({}, {}))"
     env = {"CNI_COMMAND": "ADD", "CNI_CONTAINERID": "c1", "CNI_NETNS": "/none", "CNI_IFNAME": "eth0",
            "CNI_PATH": "/bin", "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -331,7 +331,7 @@ def test_errors_of_the_rollback_are_in_the_details(plugin):
 
 
 def test_an_add_whose_result_has_no_form_is_rolled_back(plugin):
-    """0.1.0 knows no result without an address: that is found out after the plugin has done its work."""
+    """0.1.0 has no result without an address. handle() detects that after the plugin has done its work."""
     undone = []
 
     def add(req, conf, undo):

@@ -1,4 +1,4 @@
-"""The way into a namespace and back, with a kernel that refuses one of them."""
+"""Entering a namespace and returning, with a kernel that refuses one of them."""
 
 import os
 
@@ -54,7 +54,7 @@ def test_a_return_that_fails_once_is_tried_again(refuse, fd):
 
 
 def test_an_error_of_close_does_not_replace_lost(refuse, monkeypatch, fd):
-    """An OSError in the place of Lost was handled, in the wrong namespace."""
+    """An OSError that replaced Lost was handled in the wrong namespace."""
     def close(fd):
         os.close(fd)
         raise OSError(5, os.strerror(5))

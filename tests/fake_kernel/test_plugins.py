@@ -1,4 +1,4 @@
-"""Whole plugins on a model of a node: what they send, and what is left when any of it is refused."""
+"""Complete plugins on a model of a node: their requests, and the state left if one of them is refused."""
 
 import pytest
 
@@ -31,7 +31,7 @@ def links_of(result):
     return [(entry["name"], entry.get("sandbox", "")) for entry in result["interfaces"]]
 
 
-# -- what ADD and DEL do -----------------------------------------------------------------------------------
+# -- ADD and DEL ------------------------------------------------------------------------------------
 
 def test_add_and_del_of_a_bridge_pod(calls):
     conf = calls.conf("bridge", isGateway=True, ipMasq=True)
@@ -58,7 +58,7 @@ def test_add_and_del_of_a_bridge_pod(calls):
 
 
 def test_accept_ra_of_a_bridge_is_written_once(calls, monkeypatch):
-    """It was written in each ADD, inside of a look-up whose answer is remembered."""
+    """Each ADD wrote it, inside of a look-up whose answer is kept."""
     written, write_at = [], sysctl.write_at
     monkeypatch.setattr(sysctl, "write_at", lambda folder, name, value: written.append((name, value))
                         or write_at(folder, name, value))
@@ -218,10 +218,10 @@ def test_the_next_add_restores_flushed_rules(calls):
     assert calls.node.firewall["chains"] == SET_UP
 
 
-# -- the way back ------------------------------------------------------------------------------------------
+# -- rollback ----------------------------------------------------------------------------------------------
 
 def test_an_add_with_any_refused_request_leaves_nothing(calls, network):
-    """Each request in turn gets EIO; what ADD leaves is what was there before, and its DEL is content."""
+    """Each request in turn gets EIO. ADD leaves the state as it was, and its DEL succeeds."""
     calls.fresh()
     assert calls("ADD", network())[0] == 0
     places = calls.node.asked
@@ -297,7 +297,7 @@ def test_del_succeeds_if_its_objects_are_gone(calls, network, gone):
     assert not any(calls.node.firewall["sets"].values())
 
 
-# -- things that are in the way ----------------------------------------------------------------------------
+# -- conflicting objects -----------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("kind", ["bridge", "ptp"])
 def test_an_interface_name_in_use_is_refused_and_stays(calls, kind):

@@ -1,4 +1,4 @@
-"""Verbs of rtnetlink and nftables produce the messages they say, and read what the kernel answers."""
+"""Functions of rtnl and nft write the right messages, and read the kernel's answers."""
 
 import struct
 

@@ -1,4 +1,4 @@
-"""Batches, dumps and notifications: every reply is read, nothing is taken for an answer that is none."""
+"""Batches, dumps and notifications: every reply is read, and a message that is no answer is refused."""
 
 import os
 import struct
@@ -16,7 +16,7 @@ DUMP_INTR = uapi.NLM_F_DUMP_INTR
 
 
 class Scripted(Socket):
-    """What it will receive is known beforehand; `sent` is what was sent."""
+    """A socket with prepared replies; `sent` has the sent datagrams."""
 
     def __init__(self, *queue):
         super().__init__(queue)

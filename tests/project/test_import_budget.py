@@ -25,7 +25,7 @@ from fastcni import plugins
 plugins.load({plugin!r})
 print(*sys.modules)
 """
-# A plugin file as Python runs a zipapp, with a last look at what was imported: at the exit of the process that
+# A plugin file as Python runs a zipapp, with a list of the imported modules: at the exit of the process that
 # answers, which is not that of the child that waits for the kernel.
 RUN = """
 import posix, sys, zipimport

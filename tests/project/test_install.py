@@ -47,7 +47,7 @@ def test_no_other_user_may_write_to_the_folders_whatever_the_umask(tmp_path):
 
 
 def test_running_plugin_is_replaced_and_still_answers(tmp_path):
-    """Its code is read when it is needed, from the file it was started from."""
+    """Python reads its code when it is needed, from the file that was started."""
     (path,) = install(tmp_path, names=["bridge"])
     with subprocess.Popen([path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=ADD) as running:
         before = os.stat(path).st_ino

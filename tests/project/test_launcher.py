@@ -1,4 +1,4 @@
-"""The launcher and an installed plugin file: its shape, the two ways in, and what it says when it cannot start."""
+"""The launcher and an installed plugin file: its format, its two entry points, and its errors if it cannot start."""
 
 import errno
 import json
@@ -87,7 +87,7 @@ def test_launcher_builds_with_clang(tmp_path):
     subprocess.run(["clang", "-Wall", *words, source, "-o", tmp_path / "launcher.elf"], check=True)
 
 
-# ---- the two ways in ----
+# ---- the two entry points ----
 
 
 @pytest.mark.parametrize("name", sorted(TABLE))
@@ -154,7 +154,7 @@ FIREWALLD = {"cniVersion": "1.1.0", "name": "net", "type": "firewall", "backend"
 
 
 def firewalld_status(plugin, tmp_path):
-    """What STATUS of a node without a D-Bus message bus says."""
+    """Return the answer of STATUS on a node without a D-Bus message bus."""
     env = {"CNI_COMMAND": "STATUS", "CNI_PATH": "/nowhere", "DBUS_SYSTEM_BUS_ADDRESS": f"unix:path={tmp_path}/nothing"}
     return run(plugin, stdin=json.dumps(FIREWALLD).encode(), env=env)[1]
 
@@ -222,7 +222,7 @@ STDOUT_THAT_FAILS = {"full": ">/dev/full", "closed": ">&-", "read-only": "1</dev
 
 @pytest.mark.parametrize("how", STDOUT_THAT_FAILS)
 def test_an_add_whose_result_cannot_be_written_is_rolled_back(bin_dir, tmp_path, how):
-    """Its caller has no result, and thinks that it has failed; the address was held for ever."""
+    """Its caller gets no result and takes the ADD for failed; the address was never released."""
     ipam = {"type": "host-local", "subnet": "10.1.2.0/24", "dataDir": str(tmp_path)}
     conf = json.dumps({"cniVersion": "1.0.0", "name": "n", "type": "bridge", "ipam": ipam})
     script = f"{{ sleep 0.3; echo '{conf}'; }} | {{ {bin_dir}/host-local; echo $? >&2; }} {STDOUT_THAT_FAILS[how]}"

@@ -1,4 +1,4 @@
-"""The shape of the project: who may import whom, who may touch what, and how long a file may be."""
+"""The structure of the project: allowed imports, allowed process state, and the length of files."""
 
 import ast
 import subprocess
@@ -19,9 +19,9 @@ ROWS = [
     {"plugin"},                             # the public contract
     {"plugins"},
     {"handle", "third_party"},
-    {"launcher", "server", "runtime"},      # the doors
+    {"launcher", "server", "runtime"},      # the entry points
     {"bench", "testing"},                   # call them
-    {"cli"},                                # a door of its own, in front of others
+    {"cli"},                                # an entry point in front of others
     {"__main__"},
 ]
 ROW_OF = {package: number for number, packages in enumerate(ROWS) for package in packages}
@@ -109,7 +109,7 @@ def test_leaves_know_nothing_of_fastcni_but_other_leaves(path):
 
 
 def touches(tree):
-    """Which of the process's own things a module touches: what only a door may."""
+    """Return the process globals that a module uses; only entry points may."""
     for dotted, _ in imports(tree):
         if dotted.split(".")[0] == "signal":
             yield dotted
@@ -137,7 +137,7 @@ def test_only_the_kernel_package_opens_sockets_and_changes_namespaces(name):
     for dotted, node in imports(TREES[name]):
         where = f"{name}.py:{node.lineno} imports {dotted}"
         # spec/address.py has inet_pton and inet_ntop of _socket: text to bytes, nothing of the kernel's.
-        # The server's door is a unix socket, and so is who stands in for it; netlink is still not their business.
+        # The server listens on a unix socket, and so does its stand-in in bench; none of them opens netlink sockets.
         assert dotted.split(".")[0] != "socket" or name in ("server/protocol", "server/listening", "server/acceptor",
                                                             "bench/sides", "bench/echo"), where
         assert dotted.split(".")[0] != "_socket" or (name == "spec/address" and dotted in (

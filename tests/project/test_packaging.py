@@ -1,4 +1,4 @@
-"""The wheel and the source archive: what is inside, that they build, and that an installed plugin needs neither."""
+"""The wheel and the source archive: their files, their builds, and that an installed plugin needs neither."""
 
 import json
 import os

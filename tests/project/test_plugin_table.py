@@ -1,4 +1,4 @@
-"""The table of plugins in the documentation is the code's, and what it says of capabilities and CNI_ARGS is true."""
+"""The table of plugins in the documentation is the code's, and its capabilities and CNI_ARGS are right."""
 
 import os
 from pathlib import Path
@@ -49,7 +49,7 @@ NOT_IN_PEER = ("dummy", "tap")
 
 
 def read(kind, args="", **keys):
-    """What the plugin's read() makes of a configuration for ADD."""
+    """Return the result of the plugin's read() of a configuration for ADD."""
     conf = {"cniVersion": "1.1.0", "name": "net-a", "type": kind, **NEEDED.get(kind, {}), **keys}
     return plugins.load(kind).read(Request(Mode(), plugin=kind, command="ADD", conf=conf, version="1.1.0", name="net-a",
                                            container_id="c1", ifname="eth0", args=args))

@@ -166,7 +166,7 @@ REFUSED = {
 
 
 def install_in(folder, bin_dir, *words):
-    """(exit status, what is said) of `fastcni install` where `folder` has distributions."""
+    """Return (exit status, output) of `fastcni install` where `folder` has distributions."""
     code = "import sys\nfrom fastcni.cli.entry_point import run\nsys.exit(run(sys.argv[1:]))"
     done = subprocess.run([sys.executable, "-c", code, "install", "--bin-dir", bin_dir, *words], capture_output=True,
                           text=True, env=os.environ | {"PYTHONPATH": f"{folder}{os.pathsep}{ROOT}"}, timeout=120)

@@ -1,4 +1,4 @@
-"""Public functions say their types: `make lint` checks that these hold, this that they are there."""
+"""Public functions have types: this test checks that they exist, `make lint` that they are right."""
 
 import ast
 from pathlib import Path

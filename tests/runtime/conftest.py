@@ -1,4 +1,4 @@
-"""A stage for the runtime library: plugins that write down how they were called and answer as told."""
+"""A folder for tests of the runtime library: plugins that record their calls and give configured answers."""
 
 import json
 from pathlib import Path
@@ -36,7 +36,7 @@ class Call:
 
 
 class Stage:
-    """A directory with bin, net.d, cache and the notes of the calls."""
+    """A directory with bin, net.d, cache and the records of the calls."""
 
     def __init__(self, where: Path):
         self.where = where

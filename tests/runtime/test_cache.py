@@ -1,4 +1,4 @@
-"""The result cache: what the Go library wrote is read, what is damaged is said, what is written is whole."""
+"""The result cache: files of the Go library are read, damaged files are reported, written files are complete."""
 
 import os
 from base64 import b64encode
@@ -202,7 +202,7 @@ def test_cached_values_through_the_public_object(cache):
 
 @pytest.mark.parametrize("kind", [kind for kind in not_files.KINDS if kind != "link"])
 def test_a_pipe_or_folder_among_the_results_is_skipped(cache, kind):
-    """A pipe was opened and waited for: restore, replay and gc stood still."""
+    """open() waited for a pipe: restore, replay and gc hung."""
     put(cache, GO)
     not_files.KINDS[kind](os.path.join(cache.directory, "results", "net-other-eth0"))
     assert [it.container_id for it in cache.attachments()] == ["ctr"]

@@ -88,7 +88,7 @@ def test_capability_args_that_are_not_an_object_are_refused(fastcni, monkeypatch
 
 
 @pytest.mark.parametrize("command", ["add", "check", "del"])
-def test_netns_has_to_be_given(fastcni, command):                                 # T6, in click's words
+def test_netns_has_to_be_given(fastcni, command):                                 # T6, with click's text
     answer = fastcni(command, "net")
     assert (answer.status, answer.out) == (1, "")
     assert "Missing argument 'NETNS'" in answer.err

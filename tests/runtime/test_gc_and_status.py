@@ -1,4 +1,4 @@
-"""GC, STATUS, validation and what is known over a list of plugins: rows L15 to L23 and L38."""
+"""GC, STATUS, validation and cached attachments of a list of plugins: rows L15 to L23 and L38."""
 
 import json
 import os
@@ -100,7 +100,7 @@ def test_gc_reports_a_stale_attachment_that_stays(stage, cni, net_of):
 
 
 def test_gc_without_a_readable_cache_deletes_nothing_and_fails(stage, cni, caplog, net_of):  # L19
-    # Deviation: the Go library says nothing.
+    # Deviation: the Go library reports nothing.
     stage.cache.mkdir(parents=True)
     (stage.cache / "results").write_text("a file")
     report = cni.gc(net_of("a"), [])
@@ -175,7 +175,7 @@ def test_gc_of_all_keeps_valid_attachments_only(tmp_path):
 
 
 def test_an_add_that_ends_while_gc_runs_is_kept(stage, cni, net_of):
-    # The plan was made from an older look at the cache: its list alone would take the new pod's address.
+    # The plan was made from an older read of the cache: its list alone would release the new pod's address.
     net = net_of("a")
     plan = collect.make_plan(cni.attachments(), "net")
     cni.add(net, RT)
@@ -185,7 +185,7 @@ def test_an_add_that_ends_while_gc_runs_is_kept(stage, cni, net_of):
     assert call.stdin["cni.dev/valid-attachments"] == [{"containerID": "ctr", "ifname": "eth0"}]
 
 
-# STATUS, validation, what is known --------------------------------------------------------------
+# STATUS, validation, cached values --------------------------------------------------------------
 
 @pytest.mark.parametrize("version", ["1.0.0", None, "abc"])
 def test_status_below_1_1_0_calls_no_plugin(stage, cni, version, net_of):  # L21

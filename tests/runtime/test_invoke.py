@@ -1,4 +1,4 @@
-"""How a plugin's end is understood: rows L24 to L40, through kit.invoke and the version probe."""
+"""The result or error of a plugin that ended: rows L24 to L40, through kit.invoke and the version probe."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""Working through the result cache: what each plugin is told, and that one failure keeps no other attachment."""
+"""Restore from the result cache: the input of each plugin; a failure prevents no other attachment's restore."""
 
 import inspect
 import json
@@ -105,7 +105,7 @@ def test_a_restore_that_does_not_see_the_nodes_namespaces_fails(cache, told, tmp
 
 
 def test_a_bare_result_of_a_living_pod_is_a_failure(cache, told, tmp_path):
-    """libcni before 0.8 wrote no configuration: nothing can be restored from it, and that is said."""
+    """libcni before 0.8 wrote no configuration: nothing can be restored from it, and restore reports that."""
     (tmp_path / "cni/results").mkdir(parents=True)
     (tmp_path / "cni/results/net-c1-eth0").write_text(json.dumps(RESULT))
     (tmp_path / "cni/results/net-c2-eth0").write_text(json.dumps(RESULT).replace(NETNS, f"{tmp_path}/no-more"))

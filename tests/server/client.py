@@ -1,4 +1,4 @@
-"""A server to talk to, and the other end of its protocol."""
+"""A running server, and a client of its protocol."""
 
 import array
 import json
@@ -76,7 +76,7 @@ class Server:
     """`with Server(folder, "--workers", "1") as server:` a child that serves in this thread's network namespace."""
 
     def __init__(self, folder, *options, env=None, before=(), program=("-m", "fastcni", "serve", "--socket")):
-        """before: the words of a program that becomes the server. program: Python's words before the socket's path."""
+        """before: arguments of a program that executes the server. program: arguments before the path."""
         self.program = program
         self.path, self.log = Path(folder) / "run" / "fastcni.sock", Path(folder) / "log"
         self.options, self.env, self.before, self.cni_path = options, env or {}, before, "/nowhere"
@@ -110,7 +110,7 @@ class Server:
         return self.log.read_text() if self.log.exists() else ""
 
     def lines(self, *words):
-        """The log lines that have all of these words."""
+        """Return the log lines that contain all of these texts."""
         return [line for line in self.said().splitlines() if all(word in line for word in words)]
 
     @property

@@ -52,7 +52,7 @@ def warm(node):
 
 @pytest.fixture
 def local(node, tmp_path, monkeypatch, plugins):
-    """local(**options): a server of this process; stopped at the end, all of its workers with it."""
+    """local(**options): a server in this process; stopped at the end with all of its workers."""
     running = []
 
     def make(**options):
@@ -113,7 +113,7 @@ def make_watch(node):
 
 @pytest.fixture
 def watch(make_watch):
-    """A Watch that has read what is there."""
+    """A Watch that has read the present state."""
     it = make_watch()
     it.attend(time.monotonic())
     return it
@@ -148,7 +148,7 @@ class Slow:
         return {"ipam": {"type": "slow-ipam"}}, {"CNI_PATH": str(self.folder)}
 
     def started(self, count=1, seconds=30):
-        """It has been started so often."""
+        """Return how often it was started."""
         log = self.folder / "slow.log"
         return eventually(lambda: log.exists() and len(log.read_text().split()) >= count, seconds)
 

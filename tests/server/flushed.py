@@ -1,4 +1,4 @@
-"""What tests of restore and replay share: a pod with rules in the host's firewall, and what is there."""
+"""A pod with rules in the host's firewall, and readers of its state, for tests of restore and replay."""
 
 from real_kernel.node import elements, rules, run
 
@@ -18,7 +18,7 @@ class Log:
 
 
 def ruleset():
-    """All of it, in no order."""
+    """Return the whole ruleset, unordered."""
     return sorted(map(str, rules()))
 
 

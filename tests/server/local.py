@@ -1,4 +1,4 @@
-"""A server in the test's own process, for what cannot be done to another one; Server's way to talk to it."""
+"""A server in the test's process, for faults that cannot be caused in another process; same client as Server."""
 
 import os
 import sys

@@ -33,7 +33,7 @@ def with_addresses_in(folder, conf):
 
 
 def test_a_sparse_index_on_a_full_disk_ends_no_server(start, node, pod, small):
-    """The copy of a backup has holes. The server was ended by SIGBUS, and after each restart again."""
+    """A backup copied the index with holes. SIGBUS ended the server, again after each restart."""
     server, conf = start(), with_addresses_in(small, node.conf())
     result = server.ok("ADD", conf, pod)
     index = small / conf["name"] / ".fastcni.index"
@@ -63,7 +63,7 @@ def test_an_index_that_is_cut_short_or_made_longer_ends_no_server(start, node, p
 
 
 def test_a_pipe_in_the_place_of_a_lock_holds_up_no_other_network(start, node, pod, pod_netns, small):
-    """Its open waited for a writer with Python's lock: the server answered no request until it was killed."""
+    """open() waited for a writer and held Python's lock: the server answered no request until it was killed."""
     server, conf = start(), node.conf()
     broken = with_addresses_in(small, {**conf, "name": "broken"})
     (small / "broken").mkdir()

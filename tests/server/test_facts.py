@@ -1,4 +1,4 @@
-"""What is known of a namespace is known until the kernel says otherwise (on the real kernel)."""
+"""Facts of a namespace are kept until the kernel announces a change (real kernel)."""
 
 import threading
 from errno import ENOBUFS
@@ -22,7 +22,7 @@ class Asked:
         return self.ask()
 
     def again(self):
-        """It was asked since the last look."""
+        """Return whether it was asked since the last call."""
         count, self.count = self.count, 0
         return count > 0
 
@@ -196,7 +196,7 @@ def test_a_table_changed_while_it_is_read_is_not_remembered(warm):
 
 
 def test_many_threads_see_the_current_state(bridge, warm):
-    """Threads that ask, while somebody changes the link: none is told what was before the change it waited for."""
+    """Threads ask while another one changes the link. None gets a state older than the change that it waited for."""
     seen, stop = [], threading.Event()
 
     def look():

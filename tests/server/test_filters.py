@@ -1,4 +1,4 @@
-"""What the kernel lets through to a socket with a filter (on the real kernel)."""
+"""The messages that the kernel passes to a socket with a filter (real kernel)."""
 
 from contextlib import closing
 
@@ -11,7 +11,7 @@ from fastcni.server.facts import NETCONF, ROUTE_GROUPS
 
 @pytest.fixture
 def listener(node):
-    """A socket in the groups that memory listens to, and two bridges that nothing is heard of yet."""
+    """A socket in the groups of Facts, and two bridges without pending notifications."""
     for name in ("br-a", "br-b"):
         run("ip", "link", "add", name, "type", "bridge")
     sock = wire.open_socket(groups=ROUTE_GROUPS)
@@ -24,7 +24,7 @@ def index_of(name):
 
 
 def heard(sock):
-    """[(kind, index or None)] of what waits."""
+    """Return [(kind, index or None)] of the pending messages."""
     found = []
     while (messages := wire.receive(sock, 0)) is not None:
         found += [(kind, None if kind in NETCONF else rtnl.u32(payload[4:8])) for kind, _, _, _, payload in messages]
@@ -106,7 +106,7 @@ def test_only_deletions_are_received(node):
 
 
 def test_a_port_that_leaves_its_bridge_is_not_deleted(node):
-    """The bridge says so with an RTM_DELLINK of its own family, which woke a deleter for nothing."""
+    """The bridge announces it with an RTM_DELLINK of AF_BRIDGE, which woke a deletion for nothing."""
     run("ip", "link", "add", "br-a", "type", "bridge")
     run("ip", "link", "add", "veth-a", "master", "br-a", "type", "veth", "peer", "name", "peer-a")
     index = index_of("veth-a")

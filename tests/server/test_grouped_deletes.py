@@ -1,4 +1,4 @@
-"""Links deleted together: each is gone before its deleter goes on, and what goes wrong with one is its own."""
+"""Links deleted together: each deletion returns after its link is gone, and an error of one does not affect others."""
 
 import os
 import socket
@@ -36,7 +36,7 @@ def make(count):
 
 
 def everywhere(deletes, pairs):
-    """Delete from a thread each, all at once; (name, what was raised or whether it was still there) of each."""
+    """Delete each link in a thread, all at once. Return (name, exception or whether the link still existed) of each."""
     start = threading.Barrier(len(pairs))
 
     def delete(pair):
@@ -130,7 +130,7 @@ def test_a_deletion_without_an_announcement_fails_in_time(deletes, monkeypatch):
 
 
 def test_a_failed_leader_passes_its_role_to_a_waiting_deletion(deletes, monkeypatch):
-    """Whatever goes wrong with one request, those that wait for the next are not left waiting."""
+    """An error of one request leaves no deletion waiting for the next request."""
     faults = [RuntimeError("made up")]
 
     def write_group(batch, group):
@@ -225,7 +225,7 @@ class Leaving:
             fn(*args)
 
     def all_end(self):
-        """Whatever is asked for is sent until every deleter has come to its end."""
+        """Send each request until all deletions have ended."""
         assert eventually(lambda: self.go_on() or not any(each.is_alive() for each in self.threads.values()))
 
 

@@ -1,4 +1,4 @@
-"""Who is let in may say anything: the server goes on, and keeps nothing of it."""
+"""An allowed caller may send any bytes: the server continues, and keeps nothing of them."""
 
 import array
 import json
@@ -32,7 +32,7 @@ def throw(server, data, paths=(), *, twice=False, stay=None):
         for _ in range(1 + twice):
             conn.sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else [])
     except (BrokenPipeError, ConnectionResetError):
-        pass                            # it was quicker than we are
+        pass                            # the server closed the connection first
     finally:
         for fd in fds:
             os.close(fd)
@@ -58,7 +58,7 @@ def mutated(rng, data):
 
 
 def works(server, node, pod):
-    """A whole life of a pod, after all that."""
+    """ADD, CHECK and DEL of a pod succeed afterwards."""
     server.ok("VERSION", node.conf())
     server.ok("ADD", node.conf(isGateway=True), pod)
     server.ok("DEL", node.conf(isGateway=True), pod)

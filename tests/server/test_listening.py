@@ -20,7 +20,7 @@ HAND_OVER = 'export LISTEN_PID=$$ LISTEN_FDS=1; exec "$0" "$@" 3<&0 0</dev/null'
 
 @pytest.fixture
 def umask():
-    """Sets it; it is as before at the end."""
+    """Set the umask; it is restored at the end."""
     before = os.umask(0o022)
     yield os.umask
     os.umask(before)
@@ -101,7 +101,7 @@ def sticky():
 
 
 def test_another_users_lock_in_a_sticky_folder_prevents_no_start(make, sticky):
-    """The server that met it said that another one listens."""
+    """The server took that lock for another server."""
     process = lock_by_another_user(sticky / "s.lock")
     try:
         make(sticky / "s")

@@ -1,4 +1,4 @@
-"""What a server keeps of a pod's network namespace: nothing, once the request is answered."""
+"""A server keeps nothing of a pod's network namespace after the answer."""
 
 import ctypes
 import os
@@ -20,7 +20,7 @@ def mount(source, target):
 
 
 def unmount(target):
-    """"", or the kernel's words."""
+    """Return "", or the kernel's message."""
     return "" if libc.umount2(target.encode(), 0) == 0 else os.strerror(ctypes.get_errno())
 
 
@@ -47,7 +47,7 @@ def test_a_namespace_can_be_unmounted_as_soon_as_its_add_is_answered(node, pod, 
 
 
 def test_a_namespace_can_be_unmounted_when_the_plugin_file_has_ended(node, pod, server, plugins, bound):
-    """It holds a descriptor, too, until its end."""
+    """The plugin file holds a descriptor, too, until it ends."""
     env = {"CNI_COMMAND": "ADD", "CNI_CONTAINERID": "c-1", "CNI_IFNAME": "lo", "CNI_NETNS": bound, "CNI_PATH": plugins,
            "FASTCNI_SOCKET": str(server.path), "PATH": os.environ["PATH"]}
     for _ in range(30):

@@ -1,4 +1,4 @@
-"""A server keeps in mind which veth pair an ADD made: its DEL need not look for it, and is right all the same."""
+"""The server records the veth pair of an ADD: the DEL need not search for it, and never deletes another one."""
 
 import pytest
 from modes import show_wire
@@ -63,7 +63,7 @@ def test_del_in_another_namespace_leaves_the_pair_of_the_first(server, node, pod
 
 
 def test_del_deletes_the_pair_of_a_later_one_shot_add(server, node, pod, pod_netns):
-    """A one-shot plugin deletes and adds behind the server's back."""
+    """A one-shot plugin deletes and adds without the server."""
     conf = conf_of(node)
     server.ok("ADD", conf, pod)
     node.delete(conf, pod)

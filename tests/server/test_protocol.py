@@ -1,4 +1,4 @@
-"""The messages of the warm door: what they look like, and that nothing else is taken for one."""
+"""The messages of warm mode: their bytes, and that all others are declined."""
 
 import array
 import os
@@ -25,7 +25,7 @@ def pair():
 
 
 def sent(pair, data, *paths, fds=()):
-    """What receive() makes of a message with descriptors of these files; no descriptor stays open but its own."""
+    """Return the result of receive() for a message with descriptors of these files; only it keeps descriptors open."""
     opened = [os.open(path, os.O_RDONLY | os.O_NONBLOCK) for path in paths] + list(fds)
     pair[1].sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", opened))] if opened else [])
     for fd in opened:

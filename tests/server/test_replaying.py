@@ -1,4 +1,4 @@
-"""What pods have in iptables, in firewalld and in an administrator's chains is replayed from result caches after a
+"""Pods' rules in iptables, in firewalld and in an administrator's chains are replayed from result caches after a
 flush, and once when the server starts (real kernel)."""
 
 import shutil
@@ -40,7 +40,7 @@ def replayed(server):
 
 
 def remember(tmp_path, net, pod, conf):
-    """As a runtime does; `conf` is what the last plugin was told."""
+    """Write the cache file as a runtime does; `conf` is the configuration of the last plugin."""
     last = {key: value for key, value in conf.items() if key not in ("prevResult", "runtimeConfig")}
     network = {"cniVersion": net.first["cniVersion"], "name": net.first["name"], "plugins": [net.first, last]}
     rt = RuntimeConf(cid_of(pod), f"/run/netns/{pod}", "eth0", capability_args=conf.get("runtimeConfig", {}))
@@ -98,7 +98,7 @@ def test_del_of_the_last_pod_with_iptables_causes_no_replay(caching, iptables_ne
 
 @pytest.fixture(params=["nftables", pytest.param("iptables", marks=needs_iptables)])
 def remembered(request, node, pod, pod_netns, tmp_path):
-    """Two pods of a chain that a runtime remembers."""
+    """Two pods of a chain, with cache files of a runtime."""
     set_sysctl("net/ipv6/conf/default/accept_dad", "0")
     first = node.conf(*DUAL, isDefaultGateway=True, ipMasq=True, ipMasqBackend=request.param)
     net = Chain(node, first, backend=request.param, capabilities={"portMappings": True})
@@ -109,13 +109,13 @@ def remembered(request, node, pod, pod_netns, tmp_path):
 
 
 def everything():
-    """Rules and elements, in no order."""
+    """Return rules and elements, unordered."""
     found = [str(it) for it in rules() if next(iter(it.values())).get("table", "") == "fastcni"]
     return sorted(found + [line for lines in iptables_rules() for line in lines])
 
 
 def test_a_server_that_starts_after_a_flush_restores_cached_attachments(remembered, start, tmp_path):
-    """Nothing was announced to it."""
+    """No announcement reached this server."""
     before = everything()
     nft("flush ruleset")
     server = start("--cache-dir", tmp_path / "cache")
@@ -147,11 +147,11 @@ def test_many_flushes_within_a_second_are_restored_without_failure(remembered, c
 
 
 def test_a_replay_in_another_namespace_installs_nothing_there(remembered, start, pod_netns, tmp_path):
-    """A flush in namespace B brought the rules of A's pods there."""
+    """A flush in namespace B installed the rules of A's pods there."""
     server, other = start("--cache-dir", tmp_path / "cache"), pod_netns()
     with Inside(other):
         server.ok("STATUS", remembered.first)           # a caller there: the namespace is watched
-        nft("add table inet firewalld")                 # brings a replay
+        nft("add table inet firewalld")                 # causes a replay
         assert eventually(lambda: server.lines("event=rules_replayed", "attachments=0 ", "failed=0"))
         assert "CNI" not in run("nft", "list", "ruleset") and "fastcni" not in run("nft", "list", "ruleset")
 

@@ -1,4 +1,4 @@
-"""The queue: which request runs next, which has to wait, and which is refused."""
+"""The request queue: the next request to run, requests that wait, and refusals."""
 
 from types import SimpleNamespace
 
@@ -30,7 +30,7 @@ def put(queue, *calls):
 
 
 def take(queue):
-    """The next call, which then runs for ever; None if no call may run."""
+    """Return the next call, which then runs without an end; None if no call may run."""
     running = queue.take()
     return running and running.call
 
@@ -80,7 +80,7 @@ def test_add_goes_before_del_and_gc():
 
 
 def test_one_add_at_most_goes_before_a_del_that_has_waited_long():
-    """Under steady ADDs no DEL was ever run."""
+    """Under steady ADDs no DEL ran."""
     queue = queue_of()
     dels = put(queue, *[("DEL", (f"d{number}", "eth0")) for number in range(3)])
     put(queue, *adds(6))
@@ -185,7 +185,7 @@ def test_a_request_that_has_waited_too_long_leaves_and_frees_those_behind_it():
 
 
 def test_an_add_behind_a_del_that_has_left_is_next():
-    """The DEL was looked for in the line of DELs only, after the line of ADDs: no worker took the ADD behind it."""
+    """The queue searched for the DEL only in the line of DELs, after that of ADDs: no worker took the ADD behind it."""
     queue = queue_of(timeout_s=10)
     _, delete, other, add = put(queue, ("ADD", POD), ("DEL", POD), ("DEL", OTHER), ("ADD", POD))
     queue.done(queue.take())

@@ -1,4 +1,4 @@
-"""Each transition of restore_states.py: what brings it about, and what the server does then (real kernel)."""
+"""Each transition of restore_states.py: its cause and its effect in the server (real kernel)."""
 
 import errno
 import os
@@ -206,7 +206,7 @@ def test_a_transaction_behind_a_flush_is_followed_before_the_flush_is_restored(w
 
 
 def announcements(watch):
-    """Those that wait, taken from the watch."""
+    """Return the pending transactions, taken from the watch."""
     found = []
     wire.drain(watch.sock, lambda *message: found.append(message), fail)
     return found

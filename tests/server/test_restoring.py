@@ -193,7 +193,7 @@ Call = namedtuple("Call", "command attachment")
 @pytest.mark.parametrize("heard", [False, True], ids=["all at once", "the ADD before"])
 def test_a_pod_deleted_between_flush_and_restore_is_not_restored(watch, net, node, pod, pod_netns, heard,
                                                                               again, one_shot):
-    """A one-shot DEL found nothing to delete, and said nothing to anybody."""
+    """A one-shot DEL found nothing to delete, and no announcement followed."""
     stays, warm = pod_netns(), WarmInProcess()
     net.add(stays, mapping())
     conf = net.add(pod, mapping(8081))
@@ -217,7 +217,7 @@ def delete_as(node, net, conf, pod, mode=None):
 
 
 def test_a_one_shot_del_during_a_restore_leaves_nothing(watch, net, node, pod, pod_netns, monkeypatch):
-    """It looks after the flush and before the elements are restored: the next look at the announcements mends it."""
+    """It reads after the flush and before the restore: the next read of announcements corrects the state."""
     net.add(pod_netns(), mapping())
     conf, restore = net.add(pod, mapping(8081)), TableMirror.restore_table
 
@@ -263,7 +263,7 @@ def watching(node, monkeypatch):
 
 
 def test_an_announcement_of_another_user_is_not_believed(watch, net, node, pod):
-    """Anybody in the namespace may send one: it would keep a pod's rules from being restored."""
+    """Any process in the namespace may send one: a pod's rules would not be restored."""
     net.add(pod, mapping())
     watch.attend(time.monotonic())
     before = ruleset()
@@ -279,7 +279,7 @@ def test_a_flush_among_dropped_notifications_is_restored(watch, net, pod):
     net.add(pod, mapping())
     watch.attend(time.monotonic())
     before = ruleset()
-    watch.sock.setsockopt(1, 8, 1)              # SOL_SOCKET, SO_RCVBUF: room for next to nothing
+    watch.sock.setsockopt(1, 8, 1)              # SOL_SOCKET, SO_RCVBUF: space for next to nothing
     nft("flush ruleset")
     run("nft", "-f", "-", stdin="add table inet other\n" + "".join(
         f"add chain inet other chain-{n}-{'x' * 100}\n" for n in range(300)))
@@ -289,7 +289,7 @@ def test_a_flush_among_dropped_notifications_is_restored(watch, net, pod):
 
 
 def test_a_refused_restore_is_logged_and_tried_again(watch, net, pod):
-    """Somebody has made a table of that name, in which our set is another one."""
+    """Another program has made a table of that name, in which our set has another type."""
     net.add(pod, mapping())
     watch.attend(time.monotonic())
     before = ruleset()

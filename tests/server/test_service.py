@@ -1,4 +1,4 @@
-"""The server as a process: what it answers, in which order, and what it leaves."""
+"""The server as a process: its answers, their order, and the state that it leaves."""
 
 import errno
 import json
@@ -14,7 +14,7 @@ from server.client import Server, eventually, packed
 
 
 def in_names(document):
-    """A result without what is made up anew each time."""
+    """Return a result without its random parts."""
     text = json.dumps(document)
     for item in (document or {}).get("interfaces", ()):
         if item["name"].startswith("veth"):
@@ -118,7 +118,7 @@ def test_host_side_work_is_done_in_the_callers_namespace(node, pod, server, root
         run("ip", "netns", "del", name)
 
 
-# -- what changes behind its back ------------------------------------------------------------------------------
+# -- changes by other programs ------------------------------------------------------------------------------
 
 def delete_bridge():
     run("ip", "link", "del", "br0")
@@ -238,7 +238,7 @@ def test_add_goes_before_del_when_both_wait(node, pod_netns, start, slow):
     assert "container=soon" in done[-2] and "container=late" in done[-1]
 
 
-# -- for long ---------------------------------------------------------------------------------------------------
+# -- many requests ---------------------------------------------------------------------------------------------------
 
 def test_descriptors_and_threads_do_not_grow(node, pod_netns, server):
     conf, pods = node.conf(isGateway=True, ipMasq=True), [pod_netns() for _ in range(4)]

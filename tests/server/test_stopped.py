@@ -1,4 +1,4 @@
-"""A server that is stopped for a while, by SIGSTOP, a frozen cgroup or a debugger: what its callers do meanwhile, and
+"""A server that is stopped for a while, by SIGSTOP, a frozen cgroup or a debugger: the answers of its callers, and
 what it may still do when it continues."""
 
 import json
@@ -46,7 +46,7 @@ def hasty(tmp_path_factory):
 
 
 def plugin(folder, server, command, conf, pod, **more):
-    """A plugin file that is started: asks the server and goes one-shot by itself."""
+    """Start a plugin file: it asks the server, and goes one-shot if needed."""
     env = {"CNI_COMMAND": command, "CNI_CONTAINERID": "c-1", "CNI_IFNAME": "eth0", "CNI_NETNS": f"/run/netns/{pod}",
            "CNI_PATH": str(folder), "FASTCNI_SOCKET": str(server.path), "PATH": os.environ["PATH"], **more}
     running = subprocess.Popen([folder / conf["type"]], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -72,7 +72,7 @@ def go_on(server):
 
 
 def state(node, pod):
-    """All that a pod has, on the host and inside."""
+    """Return the state of a pod, on the host and inside."""
     return node.left(pod), node.held(), elements("pods4"), elements("hostports4")
 
 

@@ -1,4 +1,4 @@
-"""The systemd units: their text, where it goes, and that the server works with what they leave it."""
+"""The systemd units: their text, their folder, and that the server works with their restrictions."""
 
 import json
 import os
@@ -29,7 +29,7 @@ def units(tmp_path):
 
 
 def values(key, text=None):
-    """What a unit's text gives a key, in words."""
+    """Return a key's values in a unit's text, split at spaces."""
     return [word for line in re.findall(rf"^{key}=(.*)$", text or systemd.service(["/bin/true"]), re.M)
             for word in line.split()]
 
@@ -56,7 +56,7 @@ def test_the_exposure_is_below_four(units):
 
 
 def test_systemd_ends_a_stopped_server_before_its_callers_give_up():
-    """Then they have the answers of a server that died, and nothing of it goes on later."""
+    """The callers get the answers of a dead server, and no request continues later."""
     seconds = int(*values("WatchdogSec")) + int(*values("TimeoutAbortSec"))
     assert deadlines.UNREAD_S < seconds < deadlines.ANSWER_S
     assert values("Restart") == ["on-failure"]          # systemd counts the watchdog among failures
@@ -134,7 +134,7 @@ def test_socket_and_server_have_the_same_path():
     assert values("Backlog", systemd.SOCKET) == [str(listening.BACKLOG)]
 
 
-# ---- where they go ----
+# ---- their folder ----
 
 
 def test_units_are_replaced_at_once_and_are_readable(tmp_path):
@@ -197,7 +197,7 @@ def test_a_unit_folder_that_cannot_be_made_is_an_error(tmp_path):
     assert status == 1 and "write systemd units into" in said
 
 
-# ---- what they leave the server ----
+# ---- the server with their restrictions ----
 
 needs_setpriv = pytest.mark.skipif(not shutil.which("setpriv"), reason="needs setpriv (Debian: util-linux)")
 FILTER = """
@@ -215,7 +215,7 @@ os.execv(sys.argv[2], sys.argv[2:])
 
 
 def confined(names):
-    """The words before a command that give it a capability set as systemd does: bounded, for good."""
+    """Return a command prefix that limits the command to these capabilities for good, as systemd does."""
     kept = ",".join(["-all", *("+" + name.removeprefix("CAP_").lower() for name in names)])
     return ["setpriv", "--inh-caps", "-all", "--bounding-set", kept, "--no-new-privs"]
 

@@ -1,4 +1,4 @@
-"""A server that is replaced, or dies, under the load of real plugin files: what callers see of it, and what is left.
+"""A server that is replaced or killed under the load of real plugin files: its callers' answers, and the state left.
 
 The test owns the listening socket where systemd would, and starts one server after the other on it.
 """
@@ -25,7 +25,7 @@ needs_activate = pytest.mark.skipif(not shutil.which("systemd-socket-activate"),
 
 
 class Said:
-    """What services say to systemd: a NOTIFY_SOCKET, and the messages in it."""
+    """A NOTIFY_SOCKET, and the messages that services send to systemd."""
 
     def __init__(self, path):
         self.path = str(path)
@@ -103,7 +103,7 @@ class Callers:
             thread.join()
 
     def wait_for(self, more):
-        """Until so many more ADDs have succeeded."""
+        """Wait until so many more ADDs have succeeded."""
         wanted = self.added + more
         assert eventually(lambda: self.added >= wanted, LIMIT), self.failed
 

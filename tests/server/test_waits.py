@@ -44,7 +44,7 @@ class Hung:
 
     @property
     def alive(self):
-        """Those that run."""
+        """Return the ids of those programs that still run."""
         return [pid for pid in processes() if group_of(pid) in self.pids]
 
 
@@ -65,7 +65,7 @@ def hung(tmp_path):
     made = Hung(tmp_path)
     yield made
     for pid in made.alive:
-        with suppress(ProcessLookupError):      # the server that has been killed takes them along, too
+        with suppress(ProcessLookupError):      # they end with the killed server, too
             os.kill(pid, signal.SIGKILL)
 
 

@@ -1,4 +1,4 @@
-"""Workers: what happens when one of them, or what it needs, is lost."""
+"""Workers: the loss of a worker, or of something it needs."""
 
 import fcntl
 import os
@@ -89,7 +89,7 @@ def test_a_worker_left_in_a_pod_is_replaced_by_one_in_the_servers_namespace(node
 
 
 def test_another_error_does_not_hide_that_a_worker_is_lost(node, pod, local, monkeypatch):
-    """An error while its host was closed took the place of Lost: it went on in the pod's namespace."""
+    """An error while its host was closed replaced Lost: the worker continued in the pod's namespace."""
     def close(self):
         raise OSError(5, "made up")
 
@@ -268,7 +268,7 @@ def test_without_background_threads_requests_do_that_work_themselves(node, pod, 
     """The pool counted a thread before it had started; after as many failures every DEL waited until code 11."""
     go_on = no_threads(monkeypatch, "background")
     server, conf = local(), node.conf(isGateway=True, ipMasq=True)
-    for _ in range(12):                 # more than the pool has room for
+    for _ in range(12):                 # more than the pool holds
         server.ok("ADD", conf, pod)
         server.ok("DEL", conf, pod)
     go_on()
@@ -278,7 +278,7 @@ def test_without_background_threads_requests_do_that_work_themselves(node, pod, 
 
 
 def test_a_worker_returns_although_its_host_cannot_be_closed(node, pod, local, elsewhere, monkeypatch):
-    """It stayed in the caller's namespace, and did the next request's work there."""
+    """The worker stayed in the caller's namespace, and did the next request's work there."""
     def close(self):
         raise RuntimeError("made up")
 

@@ -1,4 +1,4 @@
-"""Requests that both sides have to refuse, as data: what is sent, and why the two answers differ where they do."""
+"""Requests that both sides have to refuse, as data: the input, and the reason for a difference of the answers."""
 
 from side_by_side.chained_stories import INGRESS, bandwidth
 from side_by_side.device_stories import UPLINK, device

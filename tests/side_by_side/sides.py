@@ -59,7 +59,7 @@ def set_sysctl(netns, name, value):
 
 
 class Answer:
-    """What one plugin process said: status, stdout, stderr; `document` is the one JSON document of stdout."""
+    """The answer of one plugin process: status, stdout, stderr; `document` is the one JSON document of stdout."""
 
     __slots__ = ("status", "stdout", "stderr")
 
@@ -86,7 +86,7 @@ class Side:
         try:
             self.host = self.netns("host")
             self.on_host("ip", "link", "set", "lo", "up")
-            # Nobody looks at the host's duplicate address detection here, and it would take two seconds a test.
+            # No test reads the host's duplicate address detection, and it would take two seconds a test.
             set_sysctl(self.host, "net/ipv6/conf/default/accept_dad", "0")
         except BaseException:
             self.__exit__()

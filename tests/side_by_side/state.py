@@ -1,4 +1,4 @@
-"""What a plugin leaves in the kernel, told by ip(8) and /proc, in words that do not depend on chance.
+"""The state that a plugin leaves in the kernel, read by ip(8) and from /proc, without random parts.
 
 Random names and MACs become roles ("host end", "MAC of eth0"), paths and link indexes go away; then two hosts can
 be compared key by key.
@@ -29,7 +29,7 @@ def state_of(side, *pods, borrowed=False):
 
 
 def roles_of(side, *pods, borrowed=False):
-    """The Roles of a host and its pods as they are now."""
+    """Return the current Roles of a host and its pods."""
     return Roles(of_each(lambda: {"links": read_links()}, side, pods), [side.host, *pods], borrowed)
 
 
@@ -84,7 +84,7 @@ def queues():
 
 
 def ip_json(*options, commands):
-    """What each of some commands of ip(8) says, by one process."""
+    """Return the output of some commands of ip(8), run by one process."""
     out = run("ip", "-j", *options, "-batch", "-", stdin="\n".join(commands))
     return [json.loads(line) for line in out.splitlines()]
 

@@ -1,4 +1,4 @@
-"""A node that changes plugins under running pods: what one side added the other CHECKs and DELetes, both ways."""
+"""A node changes plugins under running pods: each side CHECKs and DELetes the other one's pods."""
 
 import os
 

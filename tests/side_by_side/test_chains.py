@@ -58,7 +58,7 @@ class Chain:
             return getattr(self.cni, command)(self.net, *args)
 
     def answers(self):
-        """Who the first pod's server is asked by, by way of its host port, and who a server outside is asked by."""
+        """Return the source addresses that the first pod's server (by its host port) and a server outside see."""
         pod = Path(self.attached["pod-0"].netns).name
         if not self.reached:
             return None
@@ -66,7 +66,7 @@ class Chain:
             return ask(self.far, NODE[4], 8080), ask(self.side.host, NODE[4], 8080), ask(pod, OUTSIDE[4], 80)
 
     def left(self):
-        """What is there of pods, when they are gone."""
+        """Return the state of deleted pods."""
         links = self.side.on_host("ip", "-o", "link")
         rules = self.side.on_host("nft", "list", "ruleset")
         words = *PODS, f"{self.subnet}.0.2", f"{self.subnet}.0.3", "CNI-DN", "bwp", "veth"
@@ -75,7 +75,7 @@ class Chain:
 
 
 def without_chance(result):
-    """A result without what is chosen anew each time."""
+    """Return a result without its random parts."""
     text = {**result}
     for interface in text.get("interfaces", ()):
         if interface.get("sandbox"):

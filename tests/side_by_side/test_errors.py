@@ -44,7 +44,7 @@ class Try:
         return {**state_of(self.side, self.pod), **self.side.held("net-a")}
 
     def changed_since(self, before, seconds=20.0):
-        """What is not as it was, once the kernel has taken things down."""
+        """Return the differences to the earlier state, once the kernel has removed deleted links."""
         deadline = time.monotonic() + seconds
         while True:
             changed = {path: pair for path, pair in difference(before, self.state()).items()
@@ -58,7 +58,7 @@ class Try:
         return self.side.call(bad.command, bad.conf, self.pod, plugin=bad.plugin, **bad.variables)
 
     def plain(self, answer):
-        """(code, msg, details) with one word for what is this side's own."""
+        """Return (code, msg, details) with placeholders for this side's names."""
         document = answer.document
         assert set(document) <= {"code", "msg", "details"}, str(answer)
         words = {self.side.folder: "<folder>", self.side.bin_dir: "<plugins>", self.pod: "<pod>",

@@ -81,7 +81,7 @@ def test_the_same_packets_get_through(backend, sides):
 
         def seen():
             asked = [(who, whom, family) for who in names for whom in targets for family in (4, 6) if who != whom]
-            with ThreadPoolExecutor(len(asked)) as pool:        # who gets no answer waits
+            with ThreadPoolExecutor(len(asked)) as pool:        # a client without an answer waits
                 return dict(zip(asked, pool.map(lambda it: ask(names[it[0]], targets[it[1]][it[2]], 80, wait=WAIT),
                                                 asked), strict=True))
 

@@ -52,7 +52,7 @@ def source_seen(sender, receiver, address):
 
 
 def saved(side):
-    """iptables-save of both families without what is of the moment."""
+    """Return iptables-save of both families without counters and times."""
     text = "".join(side.on_host(f"{program}-save", "-t", "nat") for program in ("iptables", "ip6tables"))
     return sorted(re.sub(r" \[\d+:\d+\]", "", line) for line in text.splitlines() if line[:1] in ("-", ":"))
 

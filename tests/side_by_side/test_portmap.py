@@ -1,5 +1,5 @@
 """portmap on both sides: the same packets get through and look the same; by iptables the rules are the same; and each
-side takes away what the other made by iptables.
+side deletes the other one's iptables rules.
 
 The peer, 1.1.1, does not know masqAll yet, and its CHECK looks for the rules of IPv4 in the chain of IPv6.
 """
@@ -60,7 +60,7 @@ def test_the_same_packets_get_through(first, backend, keys, sides):
             asked = [(who, NODE[family], *port) for who in clients for family in (4, 6) for port in (
                 (8080, "tcp"), (5353, "udp"), (8081, "tcp"), (8082, "tcp"), (8083, "tcp"))]
             asked += [("the host", "127.0.0.1", 8080, "tcp"), ("outside", NODE[4], 80, "tcp")]
-            with ThreadPoolExecutor(len(asked)) as pool:        # who gets no answer waits
+            with ThreadPoolExecutor(len(asked)) as pool:        # a client without an answer waits
                 answers = pool.map(lambda it: ask(clients[it[0]], *it[1:], wait=wait), asked)
             return dict(zip(asked, answers, strict=True))
 
@@ -132,7 +132,7 @@ BAD = {
 
 @pytest.mark.parametrize("first", FIRST)
 def test_a_host_port_is_free_after_go_has_deleted_its_pod(first, sides):
-    """Go knows nothing of our elements, and no DEL comes any more: the port was taken for ever."""
+    """Go does not know our elements, and no further DEL follows: the port was never free again."""
     ours, theirs = sides
     handover, conf = Handover(ours, theirs), portmap(PORTS[0])
     (pod, gone), = add(ours, FIRST[first], conf)

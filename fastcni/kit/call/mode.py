@@ -80,7 +80,7 @@ class Mode:
         return netns.open_path(path)
 
     def find_plugin(self, name: str, folders: list[str], own: bool) -> str:
-        """The path of a delegate. "": it is called as a function without a look at `folders`, which only a plugin of
+        """The path of a delegate. "": it is called as a function without a search of `folders`, which only a plugin of
         fastcni (`own`) can be. Raises CniError."""
         from fastcni.kit.call import invoke
 
@@ -144,7 +144,7 @@ class Mode:
     # What is known of it
 
     def recall(self, key: tuple[Any, ...], ask: Callable[[], T]) -> T:
-        """What ask() returns, or returned before if nothing has changed it since. `key` names the fact, its kind first:
+        """Return ask(), or its earlier result if nothing has changed it since. `key` names the fact, its kind first:
 
         ("link", name): a Link or None; (any, index, ...): of a link, "addresses" with the family
         ("sysctl", name): the text of a sysctl about forwarding

@@ -1,4 +1,4 @@
-"""One CNI request as a value: what the variables and stdin say, and descriptors of what they name."""
+"""One CNI request as a value: its variables and stdin, and descriptors of the files that they name."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MAX_VALUES = 1 << 20            # and so do its values: objects and lists take 6
 
 
 class Request:
-    """What a plugin function is given.
+    """The request that a plugin function gets.
 
     mode          how the request runs: sockets of the caller's namespace, what is known there; see kit.call.mode
     plugin        the CNI type that was called
@@ -113,7 +113,7 @@ class Request:
             self.warn(f'"{self.netns}" is not a network namespace any more; taken as gone')
             return True
         except (OSError, ValueError):
-            self.open_netns()       # raises, in the words that clients know
+            self.open_netns()       # raises, with the text that clients know
         return False
 
     def leave_mount(self) -> None:
