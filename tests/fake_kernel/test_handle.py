@@ -314,7 +314,7 @@ def test_any_other_exception_is_code_999(plugin, fail, expected):
     ("failed to map segment from shared object: Cannot allocate memory", 11),
     ("failed to map segment from shared object", 11), ("undefined symbol: PyNothing", 999)])
 def test_a_module_that_the_kernel_cannot_read_is_no_fault_of_fastcni(plugin, why, code):
-    """As when descriptors run out while a plugin imports a compiled module: that was called a fault of fastcni."""
+    """Descriptors can run out while a plugin imports a compiled module. The error blamed fastcni."""
     plugin.fail = ImportError(f"/usr/lib/_sha512.so: {why}", name="_sha512")
     found = error(call("ADD"))
     assert found[:2] == (code, f"/usr/lib/_sha512.so: {why}")

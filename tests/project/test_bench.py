@@ -198,7 +198,7 @@ def test_a_small_run_measures_and_leaves_nothing(nothing_is_left, tmp_path, caps
 
 
 def test_the_floor_has_the_same_latency_request_as_the_server(tmp_path):
-    """The floor was measured without a latency request, and warm with one: so the floor was slower than warm."""
+    """The floor was measured without a latency request, and warm mode with one: so the floor was slower."""
     held, pair = Mock(), socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with pair[0], pair[1]:
         pair[0].send(b"a request")

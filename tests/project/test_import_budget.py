@@ -1,4 +1,4 @@
-"""What a one-shot plugin may import: the start of the process is most of its time."""
+"""The imports that a one-shot plugin may make: the start of the process is most of its time."""
 
 import json
 import os

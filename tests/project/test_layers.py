@@ -85,7 +85,7 @@ def test_plugins_do_not_know_each_other(name):
 
 @pytest.mark.parametrize("name", [name for name in MODULES if package_of(name) == "plugins"])
 def test_a_plugin_builds_no_message_and_runs_no_program(name):
-    """It calls verbs of the kit. Of kernel/ it needs the kinds of links, and the lock of a namespace."""
+    """A plugin calls the kit. Of kernel/ it needs the kinds of links, and the lock of a namespace."""
     for package, rest, node in own_imports(name):
         where = f"{name}.py:{node.lineno} imports {package}.{rest}"
         assert not package.startswith("_"), where

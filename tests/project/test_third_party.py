@@ -83,7 +83,7 @@ def test_the_example_is_short():
 
 
 def test_the_tests_of_the_example_pass(python):
-    """They have the conformance class, and, for root, a pod that reaches the host."""
+    """The tests are the conformance class and, for root, a pod that reaches the host."""
     words = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", EXAMPLE / "pyproject.toml", EXAMPLE]
     out = call(python, *words, env={"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"})
     assert "passed" in out

@@ -21,7 +21,7 @@ from fastcni.server.workers import Workers, environment, preload
 
 
 class Local(Server):
-    """What service.serve() puts together, without signals and the process's settings; its workers are threads that
+    """The parts of service.serve(), without signals and the process's settings; its workers are threads that
     begin in this thread's network namespace."""
 
     def __init__(self, folder, monkeypatch, *, workers=4, busy=3, queue_timeout_s=60.0, level="info", fmt="logfmt",

@@ -47,7 +47,7 @@ def test_a_configuration_that_cannot_be_compared_is_decoded_each_time(keys):
 
 
 def test_a_section_is_freed_with_its_last_reference():
-    """It referred to itself: each request left a dozen to the collector."""
+    """A section referred to itself: each request left a dozen to the garbage collector."""
     configurations = Configurations()
     for section in (Section({"name": "net"}), decoded(configurations, prevResult={})):
         assert section not in gc.get_referents(section)

@@ -162,7 +162,7 @@ def test_more_links_than_a_filter_holds_are_asked_for_again(warm, bridge):
 
 
 def test_changes_that_do_not_fit_the_buffer_are_not_missed(bridge, warm):
-    """The same, by the kernel: more changes than the smallest buffer holds."""
+    """The kernel drops notifications: more changes than the smallest buffer holds."""
     warm.facts.route.setsockopt(SOL_SOCKET, SO_RCVBUF, 1)
     for mtu in range(1300, 1330):
         run("ip", "link", "set", "br0", "mtu", str(mtu))

@@ -156,7 +156,7 @@ def test_a_failed_leader_passes_its_role_to_a_waiting_deletion(deletes, monkeypa
 
 @pytest.mark.parametrize("count", [1, 3])
 def test_a_request_that_cannot_be_sent_fails_all_its_deletions_at_once(deletes, monkeypatch, count):
-    """The thread that sent it dropped the error (ENOMEM, EPERM): each DEL waited until its limit, and later ones."""
+    """The sending thread dropped the error (ENOMEM, EPERM): this DEL and later ones waited until their limit."""
     def refuse(sock, data):
         raise OSError(ENOMEM, "Cannot allocate memory")
 

@@ -285,7 +285,7 @@ def test_a_refused_restore_is_tried_again_after_a_delay(watch, before):
 # -- replays -----------------------------------------------------------------------------------------------
 
 class Runs:
-    """In the place of runtime.restore.restore(): counts, and lasts while `go_on` is not set."""
+    """Replaces runtime.restore.restore(): counts its calls, and runs until `go_on` is set."""
 
     def __init__(self):
         self.count, self.go_on = 0, threading.Event()
@@ -399,7 +399,7 @@ def test_a_loss_during_a_replay_causes_another_one(replaying, runs):
 @pytest.mark.parametrize("lacking", ["threads", "descriptors"])
 @shows((RUNNING, NOT_STARTED))
 def test_a_replay_that_cannot_be_started_is_tried_again(replaying, runs, monkeypatch, lacking):
-    """Without a descriptor the loss was forgotten: the replay never came."""
+    """Without a free descriptor the loss was forgotten: no replay followed."""
     def refuse(*_, **__):
         raise RuntimeError("can't start new thread") if lacking == "threads" else OSError(errno.EMFILE, "made up")
 

@@ -41,7 +41,7 @@ def test_a_flush_is_restored(server, net, pod_netns, how):
     nft(how)
     assert eventually(lambda: ruleset() == before)
     time.sleep(LONG_ENOUGH)
-    # The server takes its own work for no flush: one line a table. "": the flush came before its first reading.
+    # The server's restore is not mistaken for a flush: one line a table. "": the flush came before its first reading.
     assert 1 <= len(restored(server)) <= 2
     assert all(" by=nft " in line or ' by="" ' in line for line in restored(server))
 
@@ -217,7 +217,7 @@ def delete_as(node, net, conf, pod, mode=None):
 
 
 def test_a_one_shot_del_during_a_restore_leaves_nothing(watch, net, node, pod, pod_netns, monkeypatch):
-    """It reads after the flush and before the restore: the next read of announcements corrects the state."""
+    """The DEL reads after the flush and before the restore: the next read of announcements corrects the state."""
     net.add(pod_netns(), mapping())
     conf, restore = net.add(pod, mapping(8081)), TableMirror.restore_table
 

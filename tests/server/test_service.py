@@ -184,7 +184,7 @@ def test_force_address_restores_a_changed_bridge_address(node, pod_netns, server
     assert addresses("br0") == ["10.22.0.1/24"]
 
 
-# -- callers that go, and waiting ------------------------------------------------------------------------------
+# -- callers that leave, and waits ------------------------------------------------------------------------------
 
 def test_an_add_whose_caller_has_gone_is_rolled_back(node, pod, start, slow):
     server, (keys, env) = start(), slow(0.5)

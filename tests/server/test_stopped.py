@@ -78,7 +78,7 @@ def state(node, pod):
 
 @pytest.mark.parametrize("command", ["ADD", "DEL"])
 def test_a_continued_server_abandons_the_request_it_was_working_on(node, pod, start, hasty, command):
-    """It continued the request, found its caller gone, and rolled back the address and the firewall state of the pod's
+    """The server continued the request, found its caller gone, and rolled back address and firewall state of the pod's
     successor, which had been added one-shot meanwhile."""
     server = start()
     (hasty / "slow-local").write_text(SLOW_LOCAL.format(command=command, folder=hasty))
@@ -165,7 +165,7 @@ def test_systemd_gets_reports_until_the_server_is_stopped(tmp_path, start, syste
 
 
 def test_systemd_gets_no_report_from_a_server_whose_workers_hang(node, tmp_path, monkeypatch):
-    """The main thread alone says nothing about the queue and the workers."""
+    """The main thread alone does not show the state of queue and workers."""
     told = []
     server = Local(tmp_path, monkeypatch)
     with server:
@@ -231,7 +231,7 @@ class Stop:
 
 @pytest.fixture
 def stall():
-    """A stop of 50 ms is one that callers have noticed."""
+    """A stop of 50 ms counts as one that callers have noticed."""
     note_running(0.05)
     yield 0.05
     note_running(1e9)

@@ -103,7 +103,7 @@ def test_the_server_is_started_by_this_python_without_what_a_user_set():
 
 
 def test_a_python_without_the_package_is_refused(tmp_path, monkeypatch):
-    """A unit that cannot start would be seen at the first pod only."""
+    """Otherwise the first pod would show that the unit cannot start."""
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\nprintf 'Traceback:\\nModuleNotFoundError: fastcni\\n' >&2\nexit 1\n")
     python.chmod(0o755)
@@ -258,7 +258,7 @@ def capabilities_of(pid):
 
 
 def legacy_iptables(before):
-    """Whether the legacy iptables gets as far as the kernel: it says `you must be root` where it may not ask."""
+    """Whether the legacy iptables reaches the kernel: it prints `you must be root` where it may not."""
     done = subprocess.run([*before, "iptables-legacy", "-t", "nat", "-S"], capture_output=True, text=True, timeout=20)
     return "must be root" not in done.stderr
 

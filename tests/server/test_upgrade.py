@@ -220,7 +220,7 @@ def test_kills_under_load_fail_adds_with_code_11_and_no_del(node, plugin, pods, 
 
 
 def test_a_server_whose_socket_folder_was_removed_ends_with_status_0(start, tmp_path):
-    """It ended with a traceback, and without its last answers."""
+    """The server ended with a traceback, and without its last answers."""
     server = start()
     shutil.rmtree(tmp_path / "run")
     assert server.stop() == 0 and not server.lines("Traceback")

@@ -114,7 +114,7 @@ def test_a_held_lock_of_one_network_delays_no_other(node, pod_netns, start):
 
 
 def test_a_loopback_is_added_while_all_workers_hang(node, pod, start, hung):
-    """Before the first second is over, too: one more than the workers is kept for what needs nearly nothing."""
+    """This holds within the first second, too: one extra thread is reserved for light requests."""
     server = start("--workers", "1")
     waiting = server.send("ADD", node.conf(**hung.keys), pod, env=hung.env)
     hung.started()

@@ -51,7 +51,7 @@ def namespace_of(thread):
 
 
 def fail_to_return(monkeypatch, server, errno=1):
-    """The next worker that is to return from a pod fails, whenever it tries."""
+    """The next worker that returns from a pod fails at each attempt."""
     real, failing = netns.setns, []
 
     def setns(fd):
@@ -109,7 +109,7 @@ def test_another_error_does_not_hide_that_a_worker_is_lost(node, pod, local, mon
 
 
 def test_background_threads_are_in_the_servers_namespace(node, pod, local, elsewhere):
-    """They began in that of the worker that started them, and kept a caller's namespace alive for the server's life."""
+    """Threads began in the namespace of the worker that started them, and kept it alive until the server ended."""
     server = local()
     with Inside(elsewhere):
         server.ok("ADD", node.conf(), pod)
@@ -163,7 +163,7 @@ def test_a_log_without_a_reader_fails_no_request(node, pod, local, tmp_path):
 
 
 def test_a_hanging_call_delays_only_its_request(node, local, monkeypatch):
-    """As a file system that does not answer would."""
+    """The call hangs as on a file system that does not answer."""
     server = local(workers=2)
     real, hangs, go_on = hosts.Visit._namespace, threading.Lock(), threading.Event()
 
@@ -227,7 +227,7 @@ def test_a_request_like_many_that_hang_goes_one_shot_unchanged(node, pod, local,
         assert server.call(command, node.conf(**keys), pod, cid="more", env=env).status == 2
     assert len(server.lines("event=request_declined", "container=more", "2 requests hang in the same wait")) == 2
     assert node.left(pod) == before and not slow.started(3, seconds=0)
-    server.ok("ADD", node.conf(), pod)  # which needs no program
+    server.ok("ADD", node.conf(), pod)  # needs no program
     for each in sent:
         each.leave()
 

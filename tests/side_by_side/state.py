@@ -110,7 +110,7 @@ def sysctls(link):
 
 
 class Roles:
-    """What stands for the words of chance: {"veth1a2b3c4d": "<host end 0>", "0a:..": "<MAC of host br0>"}.
+    """Placeholders for random names: {"veth1a2b3c4d": "<host end 0>", "0a:..": "<MAC of host br0>"}.
 
     borrowed: on one of the sides the bridge has the MAC of a port, on the other one of its own. Then those of the
     host are not told from each other.

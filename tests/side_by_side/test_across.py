@@ -212,5 +212,5 @@ def test_each_side_moves_back_the_device_of_the_other(handover, ifname):
 
 
 def link_of(pod):
-    """All that ip(8) says of eth0 but counters."""
+    """Return the output of ip(8) about eth0, without counters."""
     return run("ip", "-n", os.path.basename(pod), "-d", "link", "show", "eth0")

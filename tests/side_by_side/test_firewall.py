@@ -68,7 +68,7 @@ def spelled_out(side):
 
 @pytest.mark.parametrize("backend", ["", "iptables", "nftables"])
 def test_the_same_packets_get_through(backend, sides):
-    """By nftables from a host that drops by nftables: there the peer has no way at all."""
+    """With nftables on a host that drops with nftables: the peer does not support this."""
     def story(side):
         ours = side is sides[0]
         drop(side, "nftables" if backend == "nftables" and ours else "iptables")

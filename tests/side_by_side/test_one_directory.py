@@ -107,7 +107,7 @@ def test_both_give_the_same_addresses_in_the_same_order(title, version, sides):
 
 
 def plain(answer):
-    """The result without an empty dns, which 1.1.1 prints in 1.x; of an error, the words."""
+    """The result without an empty dns, which 1.1.1 prints in 1.x; of an error, the text."""
     found = answer.document
     if answer.status:
         return found["msg"]

@@ -1,4 +1,4 @@
-"""The same configuration to both: the results are the same, and so are the host and the pod after ADD and after DEL."""
+"""With the same configuration, both give the same result and the same state of host and pod, after ADD and DEL."""
 
 import re
 import time

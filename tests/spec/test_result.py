@@ -19,7 +19,7 @@ IPS = '[{"address":"10.1.0.2/16","gateway":"10.1.0.1"},{"address":"fd00::2/64"},
 
 
 def text_of(document, to=None, indent=0):
-    """What is printed for a document (as JSON text) that says its own version, or the error's text."""
+    """Return the printed form of a document (JSON text) with its own version, or the error's text."""
     try:
         made = result.create_any(json.read(document.encode()))
         return result.encode(result.to_version(made, to or made["cniVersion"]), indent).decode()
