@@ -48,7 +48,7 @@ test-faults: setup
 	PYTHONPATH=tests $(BIN)/python -m faults $(FAULTS)
 
 check: setup
-	$(BIN)/python -m pytest -q tests/leaves tests/spec tests/fake_kernel tests/launcher \
+	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal tests/leaves tests/spec tests/fake_kernel tests/launcher \
 		tests/server/test_request_queue.py tests/server/test_protocol.py tests/project/test_layers*.py
 
 bench: setup

@@ -74,11 +74,17 @@ def all_links(sock: Socket) -> list[Link]:
 
 
 def addresses(sock: Socket, index: int, families: Iterable[int] = FAMILIES) -> list[Address]:
-    """Return the addresses of a link, global and link-local, in the kernel's order."""
+    """Return the addresses of a link, global and link-local, in the kernel's order; [] if the link has vanished."""
     found = []
     for family in families:
-        for kind, payload in wire.dump(sock, uapi.RTM_GETADDR, rtnl.ifaddrmsg(family, 0, index),
-                                       f"list addresses of link {index}"):
+        try:
+            messages = wire.dump(sock, uapi.RTM_GETADDR, rtnl.ifaddrmsg(family, 0, index),
+                                 f"list addresses of link {index}")
+        except wire.NetlinkError as e:
+            if e.errno != ENODEV:
+                raise
+            return []
+        for kind, payload in messages:
             if kind == uapi.RTM_NEWADDR:
                 item = rtnl.read_address(payload)
                 if item.index == index:         # a kernel without strict checking lists those of every link
