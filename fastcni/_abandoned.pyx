@@ -1,6 +1,6 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False, cdivision=True
 # cython: binding=False, auto_pickle=False
-"""May the request that this thread works on still change anything?
+"""The check whether the request of this thread may still change anything.
 
 While a server is stopped (SIGSTOP, a frozen cgroup, a debugger), launchers give up. The runtime then deletes the
 attachment one-shot, and may add it again, or another pod with the same host port. When the server continues, such a

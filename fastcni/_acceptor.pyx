@@ -150,7 +150,7 @@ def namespace_of(int conn):
 
 
 def is_closed(int conn):
-    """Has the peer closed its end?"""
+    """Return whether the peer has closed its end."""
     cdef pollfd state
     state.fd, state.events, state.revents = conn, POLLRDHUP, 0
     return poll(&state, 1, 0) > 0 and state.revents & (POLLHUP | POLLRDHUP) != 0

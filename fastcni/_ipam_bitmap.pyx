@@ -21,7 +21,8 @@ inode of the directory, and:
   A process that is killed while it writes pages leaves pages that do not match the header. One that is killed earlier
   leaves the old file, which does not match the directory;
 - the boot id. Written data survives a killed process, but after a power failure the directory and the file can be from
-  different moments. So a file from another boot is not used;
+  different moments. So a file from another boot answers no question. It tells only what was held in that boot:
+  kit/ipam/former.py;
 - magic, layout version, capacities and the size of the file.
 
 If the file cannot be created or written (full disk), the index works in memory until it is closed, with the same
@@ -39,7 +40,7 @@ from libc.string cimport memcmp, memcpy, memset
 from posix.types cimport off_t
 from posix.unistd cimport close, ftruncate
 
-from fastcni._ipam_file cimport Found, open_index, read_pages, set_mtime, write_at, write_pages
+from fastcni._ipam_file cimport Found, is_local, open_index, read_pages, set_mtime, write_at, write_pages
 from fastcni._ipam_tables cimport (
     BOOT_ID_SIZE, LAYOUT, MAX_CAPACITY, MIN_BLOCKS, MIN_OWNERS, PAGE, Address, Block, Header, Owner, Tables,
     bit_of, count_held, crowded, find_block, find_owner, good_cap, header_sum, memory_for, mixed, point, put_all,
@@ -159,6 +160,7 @@ cdef class Index:
     boot     the 36 bytes of the kernel's boot id; an index with any other value is not used when it is opened again
     fresh    whether the index matches the directory. If not, it is empty, and the caller reads the files and calls
              hold() for each address
+    former_ns  when the file was last written, if that was in another boot, in nanoseconds of the clock then; else 0
     trouble  the errno because of which the index has no file, or 0
     """
     cdef int dirfd
@@ -170,9 +172,12 @@ cdef class Index:
     cdef readonly bint dirty      # something changed since sign()
     cdef readonly bint fresh
     cdef readonly int trouble
+    cdef readonly object former_ns
+    cdef Header former            # if former_ns
 
     def __cinit__(self, int dirfd, bytes boot not None):
         cdef Found found
+        cdef bint local
         self.dirfd = dirfd
         self.t.head = NULL
         self.boot = boot if PyBytes_GET_SIZE(boot) == BOOT_ID_SIZE else b""
@@ -181,8 +186,15 @@ cdef class Index:
         self.fd, self.trouble = found.fd, found.trouble
         self.dev, self.ino, self.length = found.file.st_dev, found.file.st_ino, found.file.st_size
         self.fresh = self.is_valid(&found) and self.load(&found.head)
+        self.former_ns = 0
         if not self.fresh:
             self.clear()
+            if self.is_former(&found):
+                with nogil:
+                    local = is_local(dirfd)
+                if local:
+                    self.former = found.head
+                    self.former_ns = found.head.ctime_sec * 1000000000 + found.head.ctime_nsec
 
     def __dealloc__(self):
         self.close()
@@ -317,6 +329,19 @@ cdef class Index:
         self.lay_out(MIN_BLOCKS, MIN_OWNERS)
         free(old)
 
+    def load_former(self):
+        """Load what was held in the former boot, for addresses_of(). False if the file is damaged: then it is empty.
+        Call clear() afterwards."""
+        cdef Header* old = self.t.head
+        cdef bint good
+        if not self.former_ns or self.fd < 0:
+            return False
+        good = self.load(&self.former)
+        free(old)
+        if not good:
+            self.clear()
+        return good
+
     def sign(self):
         """Write the changes, set the directory's mtime and record it: the index is fresh. False if that fails."""
         cdef Header* head = self.t.head
@@ -350,14 +375,22 @@ cdef class Index:
             raise ValueError("the index is closed")
         return 0
 
-    cdef bint is_valid(self, Found* found) noexcept:
-        """Return whether this header is undamaged and was written for the directory as it is now."""
-        cdef Header* h = &found.head
+    cdef bint is_whole(self, const Header* h) noexcept:
+        """Return whether this header is undamaged, and the boot id known."""
         return (memcmp(h.magic, b"fastcni\n", 8) == 0 and h.layout == LAYOUT and h.header_sum == header_sum(h)
                 and good_cap(h.block_cap, h.blocks, MIN_BLOCKS) and good_cap(h.owner_cap, h.held, MIN_OWNERS)
                 and size_of(h.block_cap, h.owner_cap) <= <size_t> self.length
-                and PyBytes_GET_SIZE(self.boot) == BOOT_ID_SIZE
-                and memcmp(h.boot, PyBytes_AS_STRING(self.boot), BOOT_ID_SIZE) == 0
+                and PyBytes_GET_SIZE(self.boot) == BOOT_ID_SIZE)
+
+    cdef bint is_former(self, Found* found) noexcept:
+        """Return whether this header was written for this directory, in another boot of this machine."""
+        return (self.fd >= 0 and self.is_whole(&found.head) and found.head.dir_ino == found.folder.st_ino
+                and memcmp(found.head.boot, PyBytes_AS_STRING(self.boot), BOOT_ID_SIZE) != 0)
+
+    cdef bint is_valid(self, Found* found) noexcept:
+        """Return whether this header is undamaged and was written for the directory as it is now."""
+        cdef Header* h = &found.head
+        return (self.is_whole(h) and memcmp(h.boot, PyBytes_AS_STRING(self.boot), BOOT_ID_SIZE) == 0
                 and h.dir_dev == found.folder.st_dev and h.dir_ino == found.folder.st_ino
                 and h.mtime_sec == found.folder.st_mtim.tv_sec and h.mtime_nsec == found.folder.st_mtim.tv_nsec
                 and h.ctime_sec == found.folder.st_ctim.tv_sec and h.ctime_nsec == found.folder.st_ctim.tv_nsec)

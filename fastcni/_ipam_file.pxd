@@ -3,7 +3,7 @@
 # that uses it.
 
 from libc.errno cimport ENOSPC, EOPNOTSUPP, errno
-from libc.stdint cimport uint64_t
+from libc.stdint cimport uint32_t, uint64_t
 from libc.string cimport memset
 from posix.fcntl cimport O_CLOEXEC, O_CREAT, O_NONBLOCK, O_RDWR, openat
 from posix.stat cimport S_ISREG, fstat, struct_stat
@@ -16,9 +16,21 @@ from fastcni._ipam_tables cimport PAGE, Header, Tables, sum_of_page
 cdef extern from "<fcntl.h>" nogil:
     enum: O_NOFOLLOW
 
+cdef extern from "<sys/vfs.h>" nogil:
+    cdef struct statfs_t "statfs":
+        long f_type
+    int fstatfs(int, statfs_t*)
+
 cdef extern from "<sys/stat.h>" nogil:
     enum: UTIME_OMIT
     int futimens(int, const timespec*)
+
+cdef extern from *:
+    """
+    enum { EXT = 0xef53, XFS = 0x58465342, F2FS = (int)0xf2f52010, BTRFS = (int)0x9123683e, OVERLAY = 0x794c7630,
+           ZFS = 0x2fc12fc1, BCACHEFS = (int)0xca451a4e, TMPFS = 0x01021994 };
+    """
+    enum: EXT, XFS, BTRFS, F2FS, OVERLAY, ZFS, BCACHEFS, TMPFS
 
 cdef struct Found:                # an index file that was opened
     int fd                        # -1: it cannot be opened; `trouble` is the errno
@@ -40,6 +52,18 @@ cdef inline void open_index(int dirfd, Found* found) noexcept nogil:
     elif (pread(found.fd, &found.head, sizeof(Header), 0) != <Py_ssize_t> sizeof(Header)
             or fstat(dirfd, &found.folder)):
         memset(&found.head, 0, sizeof(Header))
+
+
+cdef inline bint is_local(int dirfd) noexcept nogil:
+    """Return whether no other machine can change this directory. Of an unknown file system it may (statfs(2) has the
+    numbers)."""
+    cdef statfs_t st
+    cdef uint32_t kind
+    if fstatfs(dirfd, &st):
+        return False
+    kind = <uint32_t> st.f_type
+    return (kind == EXT or kind == XFS or kind == BTRFS or kind == F2FS or kind == OVERLAY or kind == ZFS
+            or kind == BCACHEFS or kind == TMPFS)
 
 
 cdef inline bint read_pages(int fd, Tables* t) noexcept nogil:

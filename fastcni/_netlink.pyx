@@ -324,7 +324,7 @@ def u32(bytes data not None):
 def read_ack(uint16_t kind, uint16_t flags, bytes payload not None):
     """An NLMSG_ERROR or NLMSG_DONE message as (errno, kernel's text, offset of the offending attribute).
 
-    errno is 0 for success; the text is "" where the kernel said nothing (netlink(7), NETLINK_EXT_ACK).
+    errno is 0 for success; the text is "" if the kernel gave none (netlink(7), NETLINK_EXT_ACK).
     Raises ValueError for a message cut short.
     """
     cdef int32_t code

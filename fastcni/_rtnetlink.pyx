@@ -66,7 +66,8 @@ def rtmsg(uint8_t family, uint8_t prefix=0, *, uint32_t table=0, uint8_t protoco
 
 @cython.final
 cdef class Link:
-    """What we need of an RTM_NEWLINK: name, index, kind ("" for physical), mtu, txqlen (packets that may wait),
+    """The fields of an RTM_NEWLINK that fastcni needs: name, index, kind ("" for physical), mtu, txqlen (packets that
+    may wait),
     address (bytes), master and peer (indexes, 0 for none), peer_elsewhere (the peer lives in another namespace), flags,
     operstate, promiscuity, hairpin and isolated (of a bridge port, else None), vlan_filtering and default_pvid (of a
     bridge), alias (text, "" without one), data (attributes of its kind, as bytes)."""

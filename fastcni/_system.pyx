@@ -89,7 +89,7 @@ def close_file(int fd):
 
 
 def try_lock(int fd):
-    """Take the exclusive flock(2) of an open file; False where another one has it. Raises OSError.
+    """Take the exclusive flock(2) of an open file. Return False if another process has it. Raises OSError.
 
     Without Python's lock: LOCK_NB waits for no other holder, but for the server of a network file system.
     """
@@ -163,7 +163,7 @@ def read_file(str path not None, int flags, Py_ssize_t most, int folder=AT_FDCWD
 
 def write_file(str path not None, bytes data not None, int flags, int folder=AT_FDCWD, *, int mode=0o600,
                bint cut=False, bint sync=False, bint regular=False):
-    """Write `data` over the beginning of a file below the open `folder`, cut it off behind, have it on disk.
+    """Replace the content of a file below the open `folder` by `data`, and wait until it is on disk.
 
     A file that O_EXCL has made and that could not be filled is removed. regular: as for read_file(). Raises OSError,
     Abandoned.
@@ -181,7 +181,7 @@ def write_file(str path not None, bytes data not None, int flags, int folder=AT_
         if fd >= 0:
             written = unistd.write(fd, buffer, size)
             if written != size:
-                failed = errno if written < 0 else ENOSPC       # room for a part of it
+                failed = errno if written < 0 else ENOSPC       # the disk took a part of it
             elif cut and ((not regular and fstat(fd, &st)) or (st.st_size > size and unistd.ftruncate(fd, size))):
                 failed = errno          # cutting off nothing takes ext4 longer than the write
             elif sync and unistd.fsync(fd):
@@ -212,7 +212,7 @@ cdef int refuse(int failed, str path) except -1:
 # -- programs that end with us ------------------------------------------------------------------------------------
 #
 # posix_spawn(3) cannot ask for a signal at the parent's death (prctl(2), PR_SET_PDEATHSIG), so this is vfork(2) and
-# execve(2). Until the exec the child has our memory, and its parent thread stands still.
+# execve(2). Until the exec the child uses this process's memory, and the kernel suspends the parent thread.
 
 cdef extern from *:
     """
@@ -222,7 +222,7 @@ cdef extern from *:
     #include <sys/wait.h>
     #include <unistd.h>
 
-    /* The pid of the program, in a process group of its own, or minus an errno. */
+    /* The pid of the program, which leads a new process group, or minus an errno. */
     static __attribute__((noinline)) int spawn_program(const char *path, char *const argv[], char *const env[],
                                                        const int streams[3])
     {
@@ -232,7 +232,7 @@ cdef extern from *:
         const pid_t us = getpid();
         sigfillset(&all);
         sigemptyset(&none);
-        pthread_sigmask(SIG_BLOCK, &all, &before);      /* no handler of ours runs in the child */
+        pthread_sigmask(SIG_BLOCK, &all, &before);      /* no signal handler of this process runs in the child */
         pid_t child = vfork();
         if (child == 0) {
             for (int number = 1; number < _NSIG; number++) {

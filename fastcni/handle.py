@@ -37,10 +37,11 @@ NEEDS = {                       # command -> variables that have to be there (sp
     "VERSION": (),
 }
 VALID = {"CNI_CONTAINERID": config.check_container_id, "CNI_IFNAME": config.check_ifname}
-UNREADABLE = (EIO, ESTALE, EACCES, EPERM, *errors.EXHAUSTED)     # why the kernel refuses to load a module
-# What a request raises that is no error of its plugin: the thread is lost, the request goes elsewhere, or is over.
+UNREADABLE = (EIO, ESTALE, EACCES, EPERM, *errors.EXHAUSTED)     # errnos for which the kernel refuses to load a module
+# Exceptions of a request that are no error of its plugin: the thread is lost, the request goes elsewhere, or is over.
 NOT_ERRORS = (netns.Lost, Crowded, Abandoned)
-ATTACHMENTS = "cni.dev/valid-attachments"      # GC releases what is of no other attachment (spec section 2)
+# GC releases everything that belongs to none of these attachments (spec section 2)
+ATTACHMENTS = "cni.dev/valid-attachments"
 REPORT = "fastcni/report"       # fastcni's runtime sets it: GC works in every version and prints what was released
 SINCE = {"CHECK": "0.4.0", "GC": "1.1.0", "STATUS": "1.1.0"}
 
@@ -55,7 +56,8 @@ class Reply:
 
 
 def needs_stdin(env: Mapping[str, str]) -> bool:
-    """Does this request have a configuration on stdin? VERSION's may be a terminal, and must not be read."""
+    """Return whether this request has a configuration on stdin. The stdin of VERSION may be a terminal, and must not be
+    read."""
     return env.get("CNI_COMMAND", "") not in ("", "VERSION")
 
 
@@ -175,7 +177,7 @@ def _serve(plugin: str, env: Mapping[str, str], stdin: bytes, mode: Mode, warnin
 
 
 def about(plugin: str, supported: Sequence[str]) -> tuple[str, str]:
-    """Lines for people who start a plugin by hand; a missing command is no error."""
+    """Return lines for a person that starts a plugin by hand. A missing command is no error."""
     from fastcni import __version__
 
     return (f"CNI {plugin} plugin fastcni {__version__}", f"CNI protocol versions supported: {', '.join(supported)}")
@@ -211,7 +213,8 @@ def check_version(req: Request, supported: Sequence[str]) -> None:
 
 
 def reports(req: Request) -> bool:
-    """Is this a GC of fastcni's own runtime? It tells fastcni's plugins what is valid, also below 1.1.0."""
+    """Return whether this is a GC of fastcni's own runtime, which gives fastcni's plugins the valid attachments also
+    below 1.1.0."""
     return req.command == "GC" and req.conf.flag(REPORT)
 
 

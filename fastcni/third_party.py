@@ -40,7 +40,7 @@ class ThirdParty:
 
 
 def find() -> list[ThirdParty]:
-    """The plugins that installed distributions declare, by CNI type. Nothing of theirs is imported."""
+    """Return the plugins that installed distributions declare, by CNI type. No module of these is imported."""
     found = [read_entry_point(entry) for entry in metadata.entry_points(group=GROUP)]
     found.sort(key=lambda it: (it.kind, it.distribution))
     declared = Counter(it.kind for it in found)
@@ -71,7 +71,7 @@ def read_entry_point(entry: metadata.EntryPoint) -> ThirdParty:
 
 
 def register() -> list[ThirdParty]:
-    """Add the declared plugins to plugins.TABLE, so that requests can name them. Nothing of theirs is imported yet.
+    """Add the declared plugins to plugins.TABLE, so that requests can name them. No module of these is imported yet.
 
     Returns all, also those with a problem, which are not added.
     """
@@ -88,4 +88,4 @@ def load(found: list[ThirdParty]) -> None:
             try:
                 plugins.load(it.kind)
             except CniError as e:
-                it.problem = str(e)
+                it.problem = e.msg.removeprefix(f'plugin "{it.kind}" ')

@@ -14,8 +14,10 @@ from fastcni.kernel import waiting
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from typing import Any
+    from collections.abc import Callable, Mapping
+    from typing import Any, TypeVar
+
+    T = TypeVar("T")
 
 ADDRESS, SYSTEM_BUS = "DBUS_SYSTEM_BUS_ADDRESS", "unix:path=/run/dbus/system_bus_socket"
 RECV_SIZE = 4096
@@ -115,7 +117,7 @@ class Connection:
     def close(self) -> None:
         self.sock.close()
 
-    def _left(self):
+    def _left(self) -> float:
         """Return the seconds left. Raises TimeoutError if none are left, Abandoned."""
         check_request()
         left = self.deadline - monotonic()
@@ -123,7 +125,7 @@ class Connection:
             raise TimeoutError
         return left
 
-    def _in_time(self, function, *args):
+    def _in_time(self, function: Callable[..., T], *args: Any) -> T:
         self.sock.settimeout(self._left())
         try:
             with waiting.waiting(waiting.BUS):

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from fastcni._netlink import Batch
 
 NFNL_SUBSYS_IPSET, NFNL_SUBSYS_NFT_COMPAT = 6, 11
-IPSET_CMD_CREATE, IPSET_CMD_ADD, IPSET_CMD_DEL, IPSET_CMD_TEST = (NFNL_SUBSYS_IPSET << 8 | it for it in (2, 9, 10, 11))
+IPSET_CMD_CREATE, IPSET_CMD_DESTROY, IPSET_CMD_ADD, IPSET_CMD_DEL, IPSET_CMD_TEST = (
+    NFNL_SUBSYS_IPSET << 8 | it for it in (2, 3, 9, 10, 11))
 NFNL_MSG_COMPAT_GET = NFNL_SUBSYS_NFT_COMPAT << 8
 
 IPSET_PROTOCOL_MIN = 6          # it has all that is used here; Linux 4.20 has 7
@@ -23,15 +24,16 @@ IPSET_PROTOCOL_MIN = 6          # it has all that is used here; Linux 4.20 has 7
 IPSET_ATTR_IP, IPSET_ATTR_MAXELEM = 1, 19               # within IPSET_ATTR_DATA
 IPSET_ATTR_IPADDR_IPV4, IPSET_ATTR_IPADDR_IPV6 = 1, 2
 NLA_F_NET_BYTEORDER = 1 << 14
-# ipset's error numbers: an address that the set type does not take; no such set type; no such member.
-IPSET_ERR_PROTOCOL, IPSET_ERR_FIND_TYPE, IPSET_ERR_EXIST = 4097, 4098, 4103
+# ipset's error numbers: an address that the set type does not take; no such set type; a rule uses the set; no such
+# member.
+IPSET_ERR_PROTOCOL, IPSET_ERR_FIND_TYPE, IPSET_ERR_BUSY, IPSET_ERR_EXIST = 4097, 4098, 4100, 4103
 NFTA_COMPAT_NAME, NFTA_COMPAT_REV, NFTA_COMPAT_TYPE = 1, 2, 3
 IPSET_INV_MATCH, IPSET_DIM_ONE_SRC = 1 << 0, 1 << 1
 
 FAMILIES = {4: (NFPROTO_IPV4, IPSET_ATTR_IPADDR_IPV4), 16: (NFPROTO_IPV6, IPSET_ATTR_IPADDR_IPV6)}      # by length
 
 
-def _begin(batch, command, flags, name, what):
+def _begin(batch: Batch, command: int, flags: int, name: str, what: str) -> Batch:
     batch.begin(command, NLM_F_ACK | flags, nfgenmsg(NFPROTO_IPV4), what)
     return batch.u8(IPSET_ATTR_PROTOCOL, IPSET_PROTOCOL_MIN).text(IPSET_ATTR_SETNAME, name)
 
@@ -47,7 +49,12 @@ def create(batch: Batch, name: str, length: int, max_members: int) -> Batch:
     return batch.nest(IPSET_ATTR_DATA).be32(IPSET_ATTR_MAXELEM | NLA_F_NET_BYTEORDER, max_members).end()
 
 
-def _member(batch, command, flags, name, packed, verb):
+def destroy(batch: Batch, name: str) -> Batch:
+    """Delete a set with its members. The kernel answers ENOENT if there is none, IPSET_ERR_BUSY if a rule uses it."""
+    return _begin(batch, IPSET_CMD_DESTROY, 0, name, f"delete ipset {name}")
+
+
+def _member(batch: Batch, command: int, flags: int, name: str, packed: bytes, verb: str) -> Batch:
     """IPSET_ATTR_DATA: IPSET_ATTR_IP: IPSET_ATTR_IPADDR_IPV4 or _IPV6 packed"""
     _begin(batch, command, flags, name, f"{verb} ipset {name}: {packed.hex()}")
     batch.nest(IPSET_ATTR_DATA).nest(IPSET_ATTR_IP)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 OWN = "/proc/thread-self/ns/net"
-RETURN_TRIES, RETURN_PAUSE_S = 5, 0.01      # setns(2) allocates memory, which can fail for a moment
+RETURN_TRIES, RETURN_PAUSE_S = 5, 0.01      # attempts: setns(2) allocates memory, which can fail for a moment
 
 
 class NotNamespace(OSError):
@@ -99,7 +99,7 @@ class locked:
             self.warn(f"the pod's network namespace is locked for more than {seconds:g} s, which a process in the pod "
                       "can do; going on without the lock")
 
-    def __exit__(self, kind, error, trace):
+    def __exit__(self, *_: object) -> None:
         if self.held:
             unlock(self.fd)
 
@@ -113,10 +113,10 @@ class inside:
     __slots__ = ("fd", "home", "opened")
 
     def __init__(self, fd: int, home: int | None = None) -> None:
-        self.fd, self.home, self.opened = fd, home, -1
+        self.fd, self.home, self.opened = fd, -1 if home is None else home, -1
 
     def __enter__(self) -> None:
-        if self.home is None:
+        if self.home < 0:
             self.home = self.opened = open_own()
         try:
             setns(self.fd)
@@ -125,7 +125,7 @@ class inside:
             kind = NotNamespace if e.errno == EINVAL else OSError       # EINVAL: a namespace of another kind
             raise kind(e.errno, f"enter the pod's network namespace: {e.strerror}") from None
 
-    def __exit__(self, kind, error, trace):
+    def __exit__(self, *_: object) -> None:
         try:
             return_to(self.home)
         except Lost as e:
@@ -133,13 +133,13 @@ class inside:
             raise
         self._close()
 
-    def _forget(self, lost):
+    def _forget(self, lost: Lost) -> None:
         """Close, without an error that would replace Lost."""
         try:
             self._close()
         except OSError as e:
             lost.add_note(str(e))
 
-    def _close(self):
+    def _close(self) -> None:
         if self.opened >= 0:
             close_file(self.opened)

@@ -25,7 +25,7 @@ ORDER = sys.byteorder
 NFPROTO_INET, NFPROTO_IPV4, NFPROTO_BRIDGE, NFPROTO_IPV6 = 1, 2, 7, 10
 
 NFNL_MSG_BATCH_BEGIN, NFNL_MSG_BATCH_END = 0x10, 0x11
-NFNL_SUBSYS_NFTABLES = 10
+NFNL_SUBSYS_NFTABLES, NFNL_BATCH_GENID = 10, 1
 (NFT_MSG_NEWTABLE, NFT_MSG_GETTABLE, NFT_MSG_DELTABLE, NFT_MSG_NEWCHAIN, NFT_MSG_GETCHAIN, NFT_MSG_DELCHAIN,
  NFT_MSG_NEWRULE, NFT_MSG_GETRULE, NFT_MSG_DELRULE, NFT_MSG_NEWSET, NFT_MSG_GETSET, NFT_MSG_DELSET,
  NFT_MSG_NEWSETELEM, NFT_MSG_GETSETELEM, NFT_MSG_DELSETELEM, NFT_MSG_NEWGEN, NFT_MSG_GETGEN) = range(
@@ -63,9 +63,13 @@ def read_family(payload: bytes) -> int:
     return payload[0]
 
 
-def start(batch: Batch) -> Batch:
-    """Open a transaction. At stop() either all of it takes effect or nothing."""
-    return batch.begin(NFNL_MSG_BATCH_BEGIN, 0, nfgenmsg(0, NFNL_SUBSYS_NFTABLES))
+def start(batch: Batch, generation: int = 0) -> Batch:
+    """Open a transaction. At stop() either all of it takes effect or nothing.
+
+    generation: of read_generation(). The kernel refuses the transaction (ERESTART) if there was another one since.
+    """
+    batch.begin(NFNL_MSG_BATCH_BEGIN, 0, nfgenmsg(0, NFNL_SUBSYS_NFTABLES))
+    return batch.be32(NFNL_BATCH_GENID, generation) if generation else batch
 
 
 def stop(batch: Batch) -> Batch:
@@ -102,6 +106,12 @@ def add_table(batch: Batch, family: int, name: str, comment: str) -> Batch:
     """Add a table. One that exists stays as it is."""
     batch.begin(NFT_MSG_NEWTABLE, NLM_F_ACK | NLM_F_CREATE, nfgenmsg(family), f"add nftables table {name}")
     return batch.text(NFTA_TABLE_NAME, name).raw(NFTA_TABLE_USERDATA, comment_data(comment))
+
+
+def del_table(batch: Batch, family: int, name: str) -> Batch:
+    """Delete a table with all that is in it. The kernel answers ENOENT if it does not exist."""
+    return batch.begin(NFT_MSG_DELTABLE, NLM_F_ACK, nfgenmsg(family), f"delete nftables table {name}").text(
+        NFTA_TABLE_NAME, name)
 
 
 def get_table(batch: Batch, family: int, name: str) -> Batch:

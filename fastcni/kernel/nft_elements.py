@@ -11,6 +11,7 @@ from __future__ import annotations
 from fastcni._netlink import attribute_list, attributes
 from fastcni.kernel.nft import (
     NFT_GOTO,
+    NFT_MSG_DELSET,
     NFT_MSG_DELSETELEM,
     NFT_MSG_GETSET,
     NFT_MSG_GETSETELEM,
@@ -81,6 +82,15 @@ def concat(*parts: bytes) -> bytes:
     return b"".join([part.ljust(padded(len(part)), b"\0") for part in parts])
 
 
+def split(key: bytes, *sizes: int) -> list[bytes]:
+    """Return the parts of a concatenation, given their sizes in bytes: the reverse of concat()."""
+    found, at = [], 0
+    for size in sizes:
+        found.append(key[at:at + size])
+        at += padded(size)
+    return found
+
+
 def padded(size: int) -> int:
     return size + 3 & ~3
 
@@ -114,6 +124,12 @@ def add_set(batch: Batch, family: int, table: str, name: str, key: Sequence[int]
     if key_type == TYPE_IFNAME:         # libnftnl: KEYBYTEORDER host, so that nft prints the name
         batch.raw(NFTA_SET_USERDATA, b"\0\x04" + (1).to_bytes(4, ORDER))
     return batch.be32(NFTA_SET_ID, set_id)
+
+
+def del_set(batch: Batch, family: int, table: str, name: str) -> Batch:
+    """Delete a set or map with its elements. The kernel answers EBUSY if a rule uses it."""
+    batch.begin(NFT_MSG_DELSET, NLM_F_ACK, nfgenmsg(family), f"delete nftables set {table} {name}")
+    return batch.text(NFTA_SET_TABLE, table).text(NFTA_SET_NAME, name)
 
 
 def get_set(batch: Batch, family: int, table: str, name: str) -> Batch:

@@ -116,7 +116,8 @@ def mentions(payload: bytes, packed: bytes) -> bool:
 
 
 def read_match(payload: bytes, name: str) -> bytes:
-    """Return the data of a rule's match of iptables, as that match lays it out; b"" if the rule has no such match."""
+    """Return the data of an iptables match in a rule, in the layout of that match; b"" if the rule has no such
+    match."""
     wanted = name.encode() + b"\0"
     if wanted not in payload:
         return b""
@@ -220,7 +221,7 @@ def masquerade() -> Expression:
     return "masq", lambda b: b
 
 
-# Conditions of several expressions, each with the words that nft prints for it --------------------
+# Conditions of several expressions, each with the text that nft prints for it --------------------
 
 def saddr(length: int) -> tuple[Expression, ...]:
     """ip saddr (or ip6), in register 1; the rule ends for packets of another family"""

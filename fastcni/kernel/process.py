@@ -1,8 +1,8 @@
 """Run one program until it ends, with bytes as input and output. The bytes are not interpreted.
 
-The three standard streams are memory files, not pipes. So nobody has to read while the program runs, a full pipe never
-blocks it, and a grandchild that keeps a stream open does not delay run(), which returns when the program itself ends.
-This has one limit: a program that opens /dev/stdout again writes from the beginning of the file.
+The three standard streams are memory files, not pipes. So no thread has to read while the program runs, and a full
+pipe never blocks it. run() returns when the program ends, also if a grandchild keeps a stream open. A program that
+opens /dev/stdout again writes from the beginning of the file.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 MAX_OUTPUT = 16 << 20      # bytes that each stream may have; a CNI result is about 1 kB
 
-KILL_TIMEOUT_S = 5.0        # for a killed program to end: it may be in a long system call
+KILL_TIMEOUT_S = 5.0        # seconds for a killed program to end: it may be in a long system call
 
 # The names of signals that end programs, as a shell shows them. Others are shown by number.
 SIGNALS = {

@@ -53,13 +53,19 @@ def get_link(batch: Batch, *, name: str | None = None, index: int = 0, what: str
     return batch.u32(uapi.IFLA_EXT_MASK, uapi.RTEXT_FILTER_SKIP_STATS)
 
 
+def read_counters(payload: bytes, count: int) -> list[int]:
+    """Return the first `count` counters of struct rtnl_link_stats64 in an RTM_NEWLINK payload, [] without it."""
+    data = attributes(payload, len(ANY_LINK)).get(uapi.IFLA_STATS64, b"")[:8 * count]
+    return [int.from_bytes(data[at:at + 8], ORDER) for at in range(0, len(data), 8)]
+
+
 def get_nsid(batch: Batch, fd: int) -> Batch:
     """Ask for the number by which the socket's network namespace knows that of the descriptor `fd`."""
     return batch.begin(uapi.RTM_GETNSID, NLM_F_ACK, bytes(4), "look up a namespace's number").u32(uapi.NETNSA_FD, fd)
 
 
 def read_nsid(payload: bytes) -> int:
-    """The number; -1 where the namespace does not know the other."""
+    """Return the number; -1 if the namespace has none for the other one."""
     return int.from_bytes(attributes(payload, 4)[uapi.NETNSA_NSID], ORDER, signed=True)
 
 
@@ -70,8 +76,9 @@ def new_veth(batch: Batch, host: str, peer: str, netns_fd: int | None, *, host_m
 
     The host end comes up at once; the peer cannot (veth_open: ENOTCONN while its peer is down).
 
-    Each end has one queue each way. Unasked the kernel makes one for each possible processor, and takes all but one out
-    of use again: that waits for an RCU grace period at both ends, under RTNL, the longer the busier they are.
+    Each end has one queue in each direction. By default the kernel makes a queue for each possible processor, and then
+    disables all but one. That waits for an RCU grace period at both ends, with RTNL held; the busier the processors,
+    the longer.
 
     ifinfomsg
     IFLA_IFNAME host, IFLA_ADDRESS, IFLA_MTU, IFLA_NUM_TX_QUEUES 1, IFLA_NUM_RX_QUEUES 1, IFLA_MASTER
@@ -102,7 +109,7 @@ def put_end(batch: Batch, name: str, mac: bytes, mtu: int) -> None:
 
 def new_bridge(batch: Batch, name: str, *, address: bytes | None = None, mtu: int = 0, vlan_filtering: bool = False,
                what: str | None = None) -> Batch:
-    """A bridge, not yet up. Without an address of its own it has that of a port, and changes with its ports."""
+    """A bridge that is down. Without `address` it takes the MAC of a port, and that changes with the ports."""
     batch.begin(uapi.RTM_NEWLINK, CREATE | NLM_F_ECHO, ifinfomsg(), what or f"create bridge {name}")
     batch.text(uapi.IFLA_IFNAME, name)
     if address:
@@ -144,7 +151,8 @@ def new_link(batch: Batch, name: str, kind: str, netns_fd: int, *, parent: int =
 
 
 def new_ifb(batch: Batch, name: str, *, address: bytes, mtu: int, what: str | None = None) -> Batch:
-    """An ifb, up: what is redirected to it goes through its queue. A qdisc is that queue, so txqlen is 0."""
+    """Make an ifb that is up. Packets that are redirected to it go through its queue. That queue is a qdisc, so txqlen
+    is 0."""
     batch.begin(uapi.RTM_NEWLINK, CREATE | NLM_F_ECHO, ifinfomsg(0, uapi.IFF_UP, uapi.IFF_UP),
                 what or f"create ifb {name}")
     batch.text(uapi.IFLA_IFNAME, name).raw(uapi.IFLA_ADDRESS, address).u32(uapi.IFLA_MTU, mtu)
@@ -184,8 +192,8 @@ def set_link(batch: Batch, index: int, *, up: bool | None = None, promisc: bool 
 def move_link(batch: Batch, index: int, netns_fd: int, name: str, alias: str, *, what: str | None = None) -> Batch:
     """Move a link into another namespace, where it is down, called `name`, with `alias` ("": with none).
 
-    The kernel (do_setlink) moves it under its old name, if that is free there, and renames it then. So where `name` is
-    taken, the link either has not moved at all, or it has and is called as before.
+    The kernel (do_setlink) moves it under its old name, if that is free there, and renames it then. So if `name` is
+    taken, either the link has not moved, or it has moved and kept its name.
     """
     batch.begin(uapi.RTM_NEWLINK, NLM_F_ACK, ifinfomsg(index), what or f"move link {index}")
     batch.u32(uapi.IFLA_NET_NS_FD, netns_fd).text(uapi.IFLA_IFNAME, name)
@@ -228,7 +236,7 @@ def set_arp_notify(batch: Batch, index: int, *, what: str | None = None) -> Batc
 
 
 def set_ipv4_conf(batch: Batch, index: int, number: int, *, what: str) -> Batch:
-    """Switch on one of net.ipv4.conf.<link>, `number` being an IPV4_DEVCONF_*.
+    """Switch on one sysctl of net.ipv4.conf.<link>; `number` is its IPV4_DEVCONF_*.
 
     IFLA_AF_SPEC
         AF_INET
@@ -240,7 +248,7 @@ def set_ipv4_conf(batch: Batch, index: int, number: int, *, what: str) -> Batch:
 
 
 def read_ipv4_conf(payload: bytes, number: int) -> int:
-    """The value of one of net.ipv4.conf.<link> in an RTM_NEWLINK payload, 0 where there is no IPv4 on the link."""
+    """Return the value of one of net.ipv4.conf.<link> in an RTM_NEWLINK payload, 0 if there is no IPv4 on the link."""
     found = attributes(attributes(payload, 16).get(uapi.IFLA_AF_SPEC, b""))
     found = attributes(found.get(uapi.AF_INET, b""))
     return u32(found.get(uapi.IFLA_INET_CONF, b"")[4 * number - 4:4 * number])
@@ -249,7 +257,7 @@ def read_ipv4_conf(payload: bytes, number: int) -> int:
 def set_alias(batch: Batch, index: int, alias: str, *, what: str | None = None) -> Batch:
     """Give a link a text for people, of up to 255 bytes; the kernel takes none while it makes the link."""
     batch.begin(uapi.RTM_NEWLINK, NLM_F_ACK, ifinfomsg(index), what or f"set the alias of link {index}")
-    return batch.raw(uapi.IFLA_IFALIAS, alias.encode())         # a NUL would count
+    return batch.raw(uapi.IFLA_IFALIAS, alias.encode())         # the kernel would count a NUL as a character
 
 
 def set_group(batch: Batch, index: int, group: int, *, what: str | None = None) -> Batch:
@@ -259,7 +267,7 @@ def set_group(batch: Batch, index: int, group: int, *, what: str | None = None) 
 
 
 def del_group(batch: Batch, group: int, *, what: str | None = None) -> Batch:
-    """Delete every link of a group. ENODEV when it has none."""
+    """Delete every link of a group. The kernel answers ENODEV if the group has none."""
     batch.begin(uapi.RTM_DELLINK, NLM_F_ACK, ANY_LINK, what or f"delete the links of group {group}")
     return batch.u32(uapi.IFLA_GROUP, group)
 
@@ -270,8 +278,9 @@ def family_of(packed: bytes) -> int:
 
 def new_address(batch: Batch, index: int, packed: bytes, prefix: int, *, broadcast: bytes | None = None,
                 nodad: bool = False, what: str | None = None) -> Batch:
-    """An address with the same local and peer form, as the kernel's own tools send it. With nodad one of IPv6 can be
-    used at once; a link without detection settles its addresses in a work queue, some moments later."""
+    """Add an address with the same local and peer form, as ip(8) sends it. With `nodad` an IPv6 address can be used at
+    once. Without this flag a work queue of the kernel makes the address usable some moments later, even if detection is
+    off."""
     batch.begin(uapi.RTM_NEWADDR, CREATE, ifaddrmsg(family_of(packed), prefix, index,
                                                     flags=uapi.IFA_F_NODAD if nodad else 0), what)
     batch.raw(uapi.IFA_LOCAL, packed).raw(uapi.IFA_ADDRESS, packed)
@@ -341,7 +350,7 @@ def route(batch: Batch, dst: bytes, prefix: int, *, index: int, gateway: bytes |
 
 
 def get_route(batch: Batch, packed: bytes, what: str) -> Batch:
-    """Ask how the kernel would send to an address; read_way() reads the answer."""
+    """Ask for the route that the kernel would use for an address; read_way() reads the answer."""
     batch.begin(uapi.RTM_GETROUTE, NLM_F_ACK, rtmsg(family_of(packed), 8 * len(packed)), what)
     return batch.raw(uapi.RTA_DST, packed)
 

@@ -54,14 +54,14 @@ def write_at(folder: int, name: str, value: str) -> None:
 
 
 def ensure(name: str, value: str) -> None:
-    """Write the value unless it is there already; reading takes no lock that writing takes. Raises OSError."""
+    """Write the value if the sysctl has another one: a write takes a lock that a read does not take. Raises OSError."""
     if read(name) != value:
         write(name, value)
 
 
 def offer(name: str, value: str) -> bool:
-    """Write a sysctl that this kernel may lack or refuse to change. Return whether it did. For a link just made,
-    whose value is known to differ: then reading first is an open() for nothing."""
+    """Write a sysctl that this kernel may lack or refuse to change. Return whether it was written. Use this for a new
+    link, whose value is known to differ: reading it first would be a needless open()."""
     try:
         write(name, value)
     except OSError:

@@ -1,6 +1,6 @@
 """The devices of the machine, read from /sys (sysfs(5)).
 
-A folder `net` lists links of one network namespace alone: the one that /sys was mounted in.
+A folder `net` lists only the links of the network namespace in which /sys was mounted.
 """
 
 from __future__ import annotations

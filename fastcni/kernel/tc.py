@@ -31,7 +31,7 @@ PSCHED = "/proc/net/psched"     # its numbers are the same in every namespace
 
 
 def handle(major: int, minor: int = 0) -> int:
-    """Return the number of tc(8)'s `major:minor`, both hexadecimal there."""
+    """Return the number of a handle that tc(8) writes as `major:minor`, both hexadecimal."""
     return major << 16 | minor
 
 

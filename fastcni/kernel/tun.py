@@ -47,18 +47,21 @@ def create_tap(name: str, *, multi_queue: bool = False, owner: int | None = None
     """Make a persistent TAP device in the calling thread's network namespace, down. Raises OSError, EBUSY where
     there is a link of that name; ContextRefused.
 
-    owner, group: ids of who may open it without CAP_NET_ADMIN; with neither, any user. Packet information and vnet_hdr
-    are off; a program that opens it chooses them anew. multi_queue is for good.
+    owner, group: ids of the user and the group that may open it without CAP_NET_ADMIN; with neither, any user may.
+    Packet information and vnet_hdr are off; a program that opens it chooses them anew. multi_queue cannot be changed
+    later.
 
     context: the SELinux context that it belongs to. The kernel gives a device the context of the task that makes it
-    (selinux_tun_dev_alloc_security), and asks neither attr/sockcreate nor attr/fscreate. A thread cannot go there
-    itself: attr/current is for processes of one thread, and there is no way back. So another process makes it.
+    (selinux_tun_dev_alloc_security), and uses neither attr/sockcreate nor attr/fscreate. A thread cannot enter that
+    context itself: attr/current is for processes of one thread, and cannot be undone. So another process makes the
+    device.
     """
     flags = IFF_TAP | IFF_NO_PI | IFF_TUN_EXCL | (IFF_MULTI_QUEUE if multi_queue else 0)
     calls: list[tuple[int, int | bytes]] = [(TUNSETIFF, ifreq(name, flags))]
     calls += [(number, signed(wanted)) for number, wanted in ((TUNSETOWNER, owner), (TUNSETGROUP, group))
               if wanted is not None]
-    calls.append((TUNSETPERSIST, 1))        # last: before it, a device goes with its descriptor
+    # Last: until then the kernel deletes the device when its descriptor is closed
+    calls.append((TUNSETPERSIST, 1))
     if context:
         call_in_context(calls, context)
         return
@@ -83,14 +86,14 @@ def signed(number: int) -> int:
 
 
 def ioctl(fd: int, number: int, argument: int | bytes) -> None:
-    import fcntl  # a separate file in some Pythons, and only ADD needs it
+    import fcntl  # imported here: it is a separate file in some Pythons, and only ADD needs it
 
     fcntl.ioctl(fd, number, argument)
 
 
 def call_in_context(calls: list[tuple[int, int | bytes]], context: str) -> None:
-    """Do the same in a process of that SELinux context: Python, as SELinux policies let container runtimes change
-    context by execve(2) alone."""
+    """Do the same in a process of that SELinux context. It is a new Python, because SELinux policies let container
+    runtimes change their context by execve(2) only."""
     from fastcni.kernel import process, waiting
 
     set_next_context(context.encode())

@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     T = TypeVar("T")
 
 # Seconds; docs/server.md has the table of them.
-DELEGATE_TIMEOUT_S = 240.0      # an IPAM plugin of others; the slowest known one, dhcp, tries for 208 s
+DELEGATE_TIMEOUT_S = 240.0      # for a foreign IPAM plugin; the slowest known one, dhcp, tries for 208 s
 PROGRAM_TIMEOUT_S = 60.0        # iptables and other tools
-LOCK_TIMEOUT_S = 30.0           # a lock that only root can hold
-NAMESPACE_LOCK_TIMEOUT_S = 2.0  # one that a pod can hold, too
-ROLLBACK_TIMEOUT_S = 10.0       # any of these while an ADD is rolled back
+LOCK_TIMEOUT_S = 30.0           # for a lock that only root can hold
+NAMESPACE_LOCK_TIMEOUT_S = 2.0  # for a lock that a pod can hold, too
+ROLLBACK_TIMEOUT_S = 10.0       # the limit of any of these while an ADD is rolled back
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.001, 0.02       # between two tries
 GONE = 2                        # of await_input()
 
@@ -47,7 +47,8 @@ class Crowded(BaseException):
 
 
 class Request:
-    """What kernel/ tells and asks the request that a thread works on. This base class is for a thread without a caller.
+    """The request that a thread works on, as kernel/ notifies and asks it. This base class is for a thread without a
+    caller.
 
     caller  the descriptor of the caller's connection, -1: none
     show    a function that is given each netlink datagram: (">" sent or "<" received, bytes); None: nothing is shown
@@ -57,7 +58,8 @@ class Request:
     show: Callable[[str, bytes], None] | None = None
 
     def admit(self, kind: str) -> None:
-        """May this request wait for `kind` now? Raises Crowded, or CniError 11 if one-shot would wait, too."""
+        """Check whether this request may wait for `kind` now. Raises Crowded, or CniError 11 if one-shot would wait,
+        too."""
 
     def pause(self, kind: str) -> None:
         """Note that it begins to wait."""
@@ -66,11 +68,11 @@ class Request:
         """Note that it works again."""
 
     def spent(self, what: int | str, seconds: float) -> None:
-        """Note time that it took: the number of a netlink protocol, or "ipam"."""
+        """Note the time of a wait. `kind` is the number of a netlink protocol, or "ipam"."""
 
 
 class Here(_local):
-    """State of the calling thread. rolling_back: its work must be completed even if the caller has left."""
+    """The state of the calling thread. rolling_back: its work must be completed even if the caller has left."""
 
     request, rolling_back = Request(), False
 
@@ -83,13 +85,13 @@ class waiting:
 
     __slots__ = ("kind",)
 
-    def __init__(self, kind=ANNOUNCEMENT):
+    def __init__(self, kind: str = ANNOUNCEMENT) -> None:
         self.kind = kind
 
-    def __enter__(self):
+    def __enter__(self) -> None:
         here.request.pause(self.kind)
 
-    def __exit__(self, kind, error, trace):
+    def __exit__(self, *_: object) -> None:
         here.request.resume()
 
 
@@ -98,10 +100,10 @@ class rolling_back:
 
     __slots__ = ("before",)
 
-    def __enter__(self):
+    def __enter__(self) -> None:
         self.before, here.rolling_back = here.rolling_back, True
 
-    def __exit__(self, kind, error, trace):
+    def __exit__(self, *_: object) -> None:
         here.rolling_back = self.before
 
 
@@ -135,7 +137,7 @@ def readable(fd: int, seconds: float | None, kind: str) -> bool:
     deadline = None if seconds is None else monotonic() + seconds
     with waiting(kind):
         while True:
-            # Rounded up: else the last millisecond would be spent in many waits of none.
+            # Rounded up: otherwise the last millisecond would be many waits of 0 ms.
             left = 1 << 30 if deadline is None else max(0, int((deadline - monotonic()) * 1000) + 1)
             came = await_input(fd, caller(), left)
             if came == GONE:
@@ -164,7 +166,7 @@ def lock(fd: int, seconds: float, kind: str = LOCK) -> bool:
     flock(2) can wait by itself, but neither so long nor until the caller leaves. Raises OSError, CallerGone, and as
     admit().
     """
-    if try_lock(fd):                    # as mostly
+    if try_lock(fd):                    # the usual case: the lock is free
         return True
     admit(kind)
     return until(lambda: try_lock(fd), limit(seconds), kind)

@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
     from fastcni._netlink import Message
 
-    Replies = list[tuple[int, bytes]]           # (type, payload) of what the kernel sends besides ACKs
+    Replies = list[tuple[int, bytes]]           # (type, payload) of each message besides ACKs
 
 ANSWER_MS = 30_000              # the kernel answers within send(); only a lost answer takes this long
 RECEIVE_TRIES = 5               # for the replies of one batch
-DUMP_TRIES = 5                  # as the reference plugins: an interrupted dump is requested five times in all
-MAX_SEQUENCE = 1 << 31          # then a socket counts from the beginning
+DUMP_TRIES = 5                  # an interrupted dump is requested five times in all, as by the reference plugins
+MAX_SEQUENCE = 1 << 31          # beyond it a socket counts from 0 again
 EINTR_DUMP = "the kernel's table kept changing while it was read"
 
 _STRICT = (uapi.NETLINK_EXT_ACK, uapi.NETLINK_CAP_ACK, uapi.NETLINK_GET_STRICT_CHK)
@@ -126,7 +126,7 @@ def index_of(name: str) -> int:
 def exchange(sock: Socket, batch: Batch) -> Replies:
     """Send a batch and read every reply before the first refusal is raised.
 
-    Returns [(type, payload)] of what the kernel sent besides ACKs: echoes and answers to RTM_GET*.
+    Returns [(type, payload)] of all messages but ACKs: echoes and answers to RTM_GET*.
     Raises NetlinkError for the first refused request, AnswerLost if a reply cannot be read, ProtocolError for a reply
     to another request.
     """
@@ -187,7 +187,7 @@ def _attempt(sock: Socket, batch: Batch) -> tuple[Replies, list[NetlinkError]]:
             if sequence not in waiting or port != sock.port:
                 if kind != uapi.NLMSG_ERROR or not first < sequence <= last or port != sock.port:
                     forget(sock)
-                    raise ProtocolError(f"netlink reply of type {kind} to request {sequence}, which is not ours")
+                    raise ProtocolError(f"netlink reply of type {kind} to request {sequence}, which was not sent here")
                 # If nfnetlink refuses a whole transaction (no permission, no nf_tables, commit failed), the error has
                 # the sequence of the opening message. The other replies are in the socket already or never come.
                 refused.append(NetlinkError(read_ack(kind, flags, payload)[0], "commit transaction"))

@@ -13,7 +13,7 @@ SOCKETS = {4: (AF_INET, IPPROTO_IP), 16: (AF_INET6, IPPROTO_IPV6)}          # by
 
 def get_info(length: int, table: str) -> bytes:
     """struct ipt_getinfo: how many rules and bytes a table has, and where its chains begin and end. It differs after
-    almost any change, of which the legacy iptables announces none. Raises OSError, ENOENT without such a table."""
+    almost any change; the legacy iptables announces no changes. Raises OSError, ENOENT without such a table."""
     family, level = SOCKETS[length]
     sock = socket(family, SOCK_DGRAM | SOCK_CLOEXEC)
     try:

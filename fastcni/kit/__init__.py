@@ -1,1 +1,1 @@
-"""What plugins share, one folder a subject. Plugins are functions over this."""
+"""The code that plugins share, with a folder for each subject."""

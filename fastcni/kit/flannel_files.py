@@ -77,7 +77,7 @@ def read_mtu(text: str) -> int:
 
 class Saved:
     """The delegate's configuration for a container in a network. If several networks have one folder, or a container
-    several interfaces, the file is the last ADD's, as in the reference."""
+    has several interfaces, the last ADD's configuration is kept, as in the reference."""
 
     __slots__ = ("path", "network")
 
@@ -99,9 +99,9 @@ class Saved:
             return None
 
     def keep(self, document: dict[str, Any], undo: Undo) -> None:
-        """Write the configuration. The rollback restores the file of before."""
+        """Write the configuration. The rollback restores the earlier file."""
         before, after = files.read(self.path), json.write(document)
-        if after == before:             # a file that is not written again cannot be lost by it
+        if after == before:             # equal content is not written again, so that no crash can lose the file
             return
         if before is None:
             undo(files.remove, self.path)

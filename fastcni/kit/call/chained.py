@@ -24,7 +24,7 @@ def previous(req: Request, message: str = "must be called as chained plugin") ->
 def in_pod(result: dict[str, Any], ip: dict[str, Any], ifname: str) -> bool:
     """Return whether this entry of ips is an address of the pod.
 
-    It is, if it names no interface, or one that the result lacks, or `ifname` in a sandbox.
+    This is so if it names no interface, an interface that the result lacks, or `ifname` in a sandbox.
     """
     interfaces, index = result.get("interfaces", ()), ip.get("interface")
     if index is None or not 0 <= index < len(interfaces):

@@ -26,6 +26,7 @@ ENDINGS = ("DEL", "GC")         # the commands that read leniently
 ETH_MIN_MTU, ETH_MAX_MTU = 68, 65535        # linux/if_ether.h
 ETH_ALEN = 6
 MAC_LENGTHS = (6, 8, 20)        # bytes: Ethernet, EUI-64, InfiniBand
+MAX_VID = 4094                  # 4095 is reserved (IEEE 802.1Q)
 
 
 def keys_of(req: Request) -> Section:
@@ -44,7 +45,8 @@ def read_once(req: Request, read: Callable[[Section], T]) -> T:
 
 
 def read_own_dns(conf: Section) -> dict[str, Any] | None:
-    """The top-level dns as a result's dns, None if it has no member: then the result keeps the IPAM plugin's."""
+    """Return the top-level dns as a result's dns. None: it has no member, so the result keeps the dns of the IPAM
+    plugin."""
     section = conf.section("dns")
     return read_dns(section) if any(section.has(key) for key in (*DNS_LISTS, "domain")) else None
 
@@ -58,7 +60,7 @@ def read_mtu(conf: Section) -> int:
 
 
 def read_ipv6(conf: Section) -> bool:
-    """Has the pod's link IPv6? fastcni's key disableIPv6 (true) disables it on both ends."""
+    """Return whether the pod's link has IPv6. fastcni's key disableIPv6 (true) disables it on both ends."""
     return not conf.flag("disableIPv6")
 
 
@@ -74,7 +76,7 @@ def read_requested_mac(req: Request, own: str = "", *, strict: bool = True) -> b
     `own`, the plugin's key. Raises CniError 7, and 4 for bad CNI_ARGS. strict=False accepts these, for plugins whose
     reference does not read CNI_ARGS."""
     text = req.conf.once(read_runtime_mac)
-    # CNI_ARGS are read even if they are not needed, so that bad ones are refused.
+    # CNI_ARGS are read even if they are not needed, so that malformed ones are refused.
     if req.args:
         args = read_args(req.args, ("MAC",)) if strict else dict(pair.partition("=")[::2]
                                                                  for pair in req.args.split(";"))

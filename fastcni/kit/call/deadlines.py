@@ -10,6 +10,6 @@ QUICK_ANSWER_S = 30             # launcher: the same for VERSION and STATUS, whi
 # Server: from reading a request to its end. At most 60 s of it are in the queue, 240 s in an IPAM plugin that is not
 # fastcni's. Less than the launcher waits after UNREAD_S.
 REQUEST_S = 380
-# Server: if its threads did not run for so long, it was stopped, and launchers may have run without it. Less than
-# UNREAD_S.
+# Server: if its threads have not run for this time, it was stopped. Meanwhile launchers may have gone one-shot. Less
+# than UNREAD_S.
 STALL_S = 8

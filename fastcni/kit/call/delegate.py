@@ -1,8 +1,8 @@
 """Delegates (spec section 4): fastcni's own plugins are called as functions, others are executed by the rules of the Go
 library.
 
-If the delegate found in CNI_PATH is one of fastcni's launchers, it would run the same code as this process. So it is
-called here, without starting it. A delegate that is not found is an error either way.
+If the delegate in CNI_PATH is one of fastcni's launchers, it would run the same code as this process. So this process
+calls the code, and does not start the launcher. A delegate that is not found is an error in both cases.
 
 The functions here are given the delegate's request, as Request.delegate() makes it.
 """
@@ -10,7 +10,7 @@ The functions here are given the delegate's request, as Request.delegate() makes
 from __future__ import annotations
 
 from fastcni.kernel import waiting
-from fastcni.kit.call import invoke
+from fastcni.kit.call import search
 from fastcni.spec import errors, version
 from fastcni.spec import result as results
 from fastcni.spec.errors import CniError
@@ -31,6 +31,8 @@ def add(req: Request, undo: Undo) -> dict[str, Any]:
     plugin, path = _find(req)
     if plugin:
         return plugin.add(req, plugin.read(req), undo)
+    from fastcni.kit.call import invoke
+
     waiting.admit(waiting.PROGRAM)
     undo(run, req, "DEL")
     out = _execute(req, path, "ADD")
@@ -53,7 +55,7 @@ def prepare(req: Request, command: str) -> list[Step]:
     return [(function, req, plugin.read(req))] if function else []      # gc and status are optional
 
 
-def _execute_other(req, path, command):
+def _execute_other(req: Request, path: str, command: str) -> None:
     if command == "GC" and not version.at_least(req.version, "1.1.0"):      # see handle.REPORT
         req.warn(f'{req.plugin} ({path}) is not asked for GC: cniVersion "{req.version}" has none')
         return
@@ -77,7 +79,7 @@ def status(req: Request) -> None:
 
 
 def restore(req: Request) -> None:
-    """Restore what one of fastcni's delegates has in the host's firewall; others have no such command."""
+    """Restore the host's firewall state of a delegate of fastcni. Delegates of others have no such command."""
     from fastcni import plugins  # as in _find()
 
     plugin = plugins.load(req.plugin) if req.plugin in plugins.BUILT_IN else None
@@ -86,7 +88,7 @@ def restore(req: Request) -> None:
 
 
 def gives_addresses(kind: str) -> bool:
-    """Can a plugin of that name be an IPAM plugin?"""
+    """Return whether a plugin of that name can be an IPAM plugin."""
     from fastcni import plugins  # as in _find()
 
     return plugins.gives_addresses(kind)
@@ -94,16 +96,18 @@ def gives_addresses(kind: str) -> bool:
 
 def _find(req: Request) -> tuple[ModuleType | None, str]:
     """(plugin module, "") for one of fastcni's, (None, path) for another. Raises CniError if there is none."""
-    from fastcni import plugins  # the marked exception: the kit asks the table of plugins
+    from fastcni import plugins  # the one marked exception to the layers: the kit reads the table of plugins
 
     own = req.plugin in plugins.TABLE
     path = req.mode.find_plugin(req.plugin, req.path.split(":") if req.path else [], own)
-    if own and (not path or invoke.is_own(path)):
+    if own and (not path or search.is_own(path)):
         return plugins.load(req.plugin), ""
     return None, path
 
 
-def _execute(req, path, command):
+def _execute(req: Request, path: str, command: str) -> bytes:
+    from fastcni.kit.call import invoke
+
     seconds = waiting.limit(waiting.DELEGATE_TIMEOUT_S)
     try:
         out, err = invoke.execute(path, invoke.child_env(req.env, command), req.stdin, seconds)

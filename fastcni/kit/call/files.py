@@ -1,6 +1,7 @@
 """Small files that plugins read and keep. An error of the kernel is a CniError 5 with the path and the message.
 
-A pipe, a device or a folder in the place of a file is an error, and open(2) does not wait for it.
+A pipe, a device or a folder in the place of a file is an error, and open(2) does not wait for it. `details` become the
+details of that error.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from fastcni._system import read_file, write_file
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 
-MAX_BYTES = 1 << 20             # of a file that is read
+MAX_BYTES = 1 << 20             # bytes of a file
 WRITE = posix.O_CREAT | posix.O_TRUNC | posix.O_NOFOLLOW
 
 
@@ -26,7 +27,7 @@ def read(path: str, limit: int = MAX_BYTES, flags: int = 0) -> bytes | None:
         raise file_error("read", path, e) from None
 
 
-def write(path: str, content: bytes) -> None:
+def write(path: str, content: bytes, details: str = "") -> None:
     """Write a file with mode 0600, and make its folder with mode 0700 if it is missing."""
     try:
         try:
@@ -35,7 +36,7 @@ def write(path: str, content: bytes) -> None:
             make_folders(path.rpartition("/")[0], 0o700)
             write_file(path, content, WRITE, regular=True)
     except OSError as e:
-        raise file_error("write", path, e) from None
+        raise file_error("write", path, e, details) from None
 
 
 def make_folders(path: str, mode: int, above: int = 0o755) -> None:
@@ -53,7 +54,7 @@ def make_folders(path: str, mode: int, above: int = 0o755) -> None:
         return
 
 
-def remove(path: str) -> None:
+def remove(path: str, details: str = "") -> None:
     """Remove a file; success if it does not exist."""
     check_request()
     try:
@@ -61,18 +62,18 @@ def remove(path: str) -> None:
     except (FileNotFoundError, NotADirectoryError):
         return
     except OSError as e:
-        raise file_error("remove", path, e) from None
+        raise file_error("remove", path, e, details) from None
 
 
-def names(folder: str) -> list[str]:
+def names(folder: str, details: str = "") -> list[str]:
     """The names in a folder; [] if it does not exist."""
     try:
         return posix.listdir(folder)
     except FileNotFoundError:
         return []
     except OSError as e:
-        raise file_error("list", folder, e) from None
+        raise file_error("list", folder, e, details) from None
 
 
-def file_error(verb: str, path: str, error: OSError) -> CniError:
-    return CniError(errors.IO_FAILURE, f"{verb} {path}: {error.strerror} (errno {error.errno})")
+def file_error(verb: str, path: str, error: OSError, details: str = "") -> CniError:
+    return CniError(errors.IO_FAILURE, f"{verb} {path}: {error.strerror} (errno {error.errno})", details)

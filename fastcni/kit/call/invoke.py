@@ -1,4 +1,4 @@
-"""Call a plugin that is an executable: find it, make its environment, run it, read its result or error.
+"""Call a plugin that is an executable: make its environment, run it, read its result or error.
 
 The rules and the error texts are those of the Go library, because runtimes and people match them.
 """
@@ -9,72 +9,19 @@ import posix
 import time
 from errno import EFBIG, EINVAL, ETXTBSY
 
-from fastcni._system import read_file
 from fastcni.kernel import process, waiting
 from fastcni.spec import errors, json, result
 from fastcni.spec.errors import CniError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
     from typing import Any
-
-MARK = b"fastcni"               # in the padding of the ELF header of fastcni's launchers
-EI_PAD, EI_NIDENT = 9, 16       # elf(5): where the padding is
-S_IFMT, S_IFREG = 0o170000, 0o100000        # stat(2)
 
 # A program that is being written cannot be started (ETXTBSY). Six attempts in five seconds; the first pauses are short,
 # because a file that is renamed into place is busy only for a moment.
 BUSY_PAUSES_S = (0.05, 0.45, 1.0, 1.5, 2.0)
 MAX_SHOWN = 8192                # bytes of a failed plugin's output that an error repeats
-
-
-def find(name: str, dirs: Sequence[str]) -> str:
-    """Return the path of the plugin `name` in the first of `dirs` that has it as a regular file.
-
-    Raises CniError 4, 7 or 999. The mode is not checked: the error of exec says more than "not found" would.
-    """
-    if not name:
-        raise CniError(errors.INVALID_CONFIG, "no plugin name provided")
-    if "/" in name:
-        raise CniError(errors.INVALID_CONFIG, f"invalid plugin name: {name}")
-    if not dirs:
-        raise CniError(errors.INVALID_ENVIRONMENT, "no paths provided")
-    for where in dirs:
-        # An empty directory is the current one; "./" keeps exec from meaning anything else.
-        path = clean(f"{where}/{name}") if where else f"./{name}"
-        if is_file(path):
-            return path
-    raise CniError(errors.INTERNAL, f"failed to find plugin {json.quote(name)} in path [{' '.join(dirs)}]")
-
-
-def clean(path: str) -> str:
-    """The path as Go's filepath.Join returns it. Most are clean already; the import of os.path costs 0.9 ms."""
-    if "//" not in path and "/." not in path:
-        return path
-    from posixpath import normpath
-
-    return normpath(path)
-
-
-def is_file(path: str) -> bool:
-    try:
-        return posix.stat(path).st_mode & S_IFMT == S_IFREG
-    except (OSError, ValueError):
-        return False
-
-
-def is_own(path: str) -> bool:
-    """Is the file one of fastcni's launchers? False for a missing file, a folder, or a file that this process may not
-    read. Raises CniError 5 or 11 if the file cannot be read for another reason: it may be a launcher of fastcni, which
-    must not be run as a plugin of others."""
-    try:
-        return read_file(path, posix.O_RDONLY | posix.O_NONBLOCK, EI_NIDENT)[EI_PAD:] == MARK
-    except (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError):
-        return False
-    except OSError as e:
-        raise CniError(errors.of_errno(e.errno or 0),
-                       f"read plugin {path}: {posix.strerror(e.errno or 0)} (errno {e.errno})") from None
 
 
 def child_env(base_env: Mapping[str, str], command: str, **cni: str) -> dict[str, str]:
@@ -188,7 +135,7 @@ def go_kind(value: object) -> str:
 
 
 def read_add_output(stdout: bytes, config_version: str) -> dict[str, Any]:
-    """Return the result that an ADD printed, a dict in the shape of its own version.
+    """Return the result that an ADD printed, a dict in the shape of the version that it names.
 
     config_version: the configuration's cniVersion, "" for 0.1.0. The result's may be another. Raises CniError 6, see
     result.create().

@@ -11,12 +11,15 @@ from fastcni.spec.errors import CniError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from collections.abc import Callable
+    from typing import Any, TypeVar
 
     from fastcni.kit.call.delegate import Step
     from fastcni.kit.call.request import Request
     from fastcni.kit.call.undo import Undo
     from fastcni.spec.config import Section
+
+    T = TypeVar("T")
 
 
 def read_type(conf: Section) -> str:
@@ -69,11 +72,11 @@ def status(req: Request) -> None:
     _timed(req, delegate.status)
 
 
-def _timed(req, function, *args):
+def _timed(req: Request, function: Callable[..., T], *args: Any) -> T:
     return _clocked(function, req.delegate(req.conf.once(named_type)), *args)
 
 
-def _clocked(function, *args):
+def _clocked(function: Callable[..., T], *args: Any) -> T:
     started = perf_counter()
     try:
         return function(*args)

@@ -82,15 +82,15 @@ class Mode:
     def find_plugin(self, name: str, folders: list[str], own: bool) -> str:
         """The path of a delegate. "": it is called as a function without a search of `folders`, which only a plugin of
         fastcni (`own`) can be. Raises CniError."""
-        from fastcni.kit.call import invoke
+        from fastcni.kit.call import search
 
-        return invoke.find(name, folders)
+        return search.find(name, folders)
 
     def defer(self, fn: Callable[..., object], *args: object) -> None:
-        """Run `fn` beside the request: the answer does not wait for it."""
+        """Run `fn` in parallel to the request: the answer does not wait for it."""
         try:
             start_new_thread(fn, args)
-        except RuntimeError:                            # no thread can be started: the answer waits
+        except RuntimeError:                            # no thread can be started, so the answer waits for fn
             fn(*args)
 
     def end_request(self) -> None:
@@ -153,14 +153,14 @@ class Mode:
         return ask()
 
     def keep_pair(self, req: Request, link: Link, result: dict[str, Any]) -> None:
-        """Note the veth pair that an ADD made, by its host end, for the DEL: it need not look for the pair."""
+        """Note the veth pair that an ADD made, by its host end, so that the DEL need not search for the pair."""
 
     def find_pair(self, req: Request) -> Pair | None:
-        """The pair that an ADD noted for this attachment; None: look for it."""
+        """Return the pair that an ADD noted for this attachment. None: the caller has to search for it."""
         return None
 
     def take_pair(self, req: Request) -> Pair | None:
-        """For DEL: the same if the pair still exists, and forget it."""
+        """For DEL: return the noted pair and forget it; None if the pair does not exist any more."""
         return None
 
     # How it is changed
@@ -173,15 +173,16 @@ class Mode:
         deletion.delete(announced.open_watcher(), self.defer, index, name)
 
     def announce_delete(self, req: Request) -> None:
-        """A DEL begins. Servers that restore the namespace's firewall are told before the DEL reads nftables."""
+        """Notify the servers that restore the namespace's firewall that a DEL begins. Call it before the DEL reads
+        nftables."""
         self.deleting = req.name, req.container_id, req.ifname
 
     def read_iptables(self, program: str, table: str, read: Callable[[], list[str]]) -> list[str]:
-        """The lines of a table of iptables or ip6tables, which read() reads."""
+        """Return the lines of a table of iptables or ip6tables. read() reads them."""
         return read()
 
     def change_iptables(self, program: str, table: str, commands: list[str], run: Callable[[], Finished]) -> Finished:
-        """Change a table by commands like "-A CHAIN ...", which run() carries out."""
+        """Change a table by commands like "-A CHAIN ...". run() carries them out."""
         return run()
 
     def _ipv6_folder(self) -> int:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from fastcni.kit.call.request import Request
     from fastcni.spec.config import Section
 
-ADMIN_CHAIN = "CNI-ADMIN"       # of the host's administrator, if the network names no other
+ADMIN_CHAIN = "CNI-ADMIN"       # the chain of the host's administrator, unless the network names another one
 MAX_CHAIN_LENGTH = 28           # XT_EXTENSION_MAXNAMELEN of linux/netfilter/x_tables.h, without the closing NUL
 
 
@@ -58,7 +58,7 @@ def mark(req: Request) -> str:
 
 
 def attachment_mark(name: str, container_id: str, ifname: str) -> str:
-    """The same for an attachment."""
+    """Return the owner mark of an attachment."""
     text = f"net: {name}, if: {ifname}, id: {container_id}".replace('"', "")
     return f"{hashes(name, container_id, ifname)}, {text}"
 

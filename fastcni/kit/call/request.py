@@ -22,7 +22,8 @@ if TYPE_CHECKING:
         def fileno(self) -> int: ...
 
 MAX_STDIN_BYTES = 32 << 20      # a GC that names 200,000 valid attachments fits
-MAX_VALUES = 1 << 20            # and so do its values: objects and lists take 60 bytes of memory or more for two here
+# Values of a configuration. A list or an object takes 60 bytes of memory or more, but only two bytes of the text
+MAX_VALUES = 1 << 20
 
 
 class Request:
@@ -100,7 +101,7 @@ class Request:
         return self.fds["netns"]
 
     def netns_gone(self) -> bool:
-        """For DEL: CNI_NETNS is empty, its path is missing, or only the empty mount point of it is left."""
+        """For DEL: return whether CNI_NETNS is empty, its path is missing, or only the empty mount point is left."""
         if "netns" in self.fds:
             return False
         if not self.netns:
@@ -141,7 +142,8 @@ def read_request(plugin: str, command: str, env: Mapping[str, str], stdin: bytes
     """stdin and variables as a Request. Raises CniError 6 and 7 for a configuration without a usable name."""
     conf = mode.decode(stdin)
     name, spoken = conf.once(read_name_and_version)
-    pod = {} if command in ("GC", "STATUS") else env            # these are about no pod, whatever is in the environment
+    # These commands are about no pod, whatever the environment has
+    pod = {} if command in ("GC", "STATUS") else env
     return Request(mode, plugin=plugin, command=command, container_id=pod.get("CNI_CONTAINERID", ""),
                    netns=pod.get("CNI_NETNS", ""), ifname=pod.get("CNI_IFNAME", ""), args=pod.get("CNI_ARGS", ""),
                    path=env.get("CNI_PATH", ""), env=env, conf=conf, stdin=stdin, name=name, version=spoken)
@@ -157,10 +159,10 @@ def read_conf(stdin: bytes) -> Section:
 
 
 def decode_conf(stdin: bytes) -> dict[str, Any]:
-    """stdin as a dict. Raises CniError 6."""
+    """Decode stdin to a dict. Raises CniError 6."""
     if len(stdin) > MAX_STDIN_BYTES:
         raise undecodable(f"more than {MAX_STDIN_BYTES} bytes")
-    if stdin.count(b",") + stdin.count(b"[") + stdin.count(b"{") > MAX_VALUES:      # those in strings count, too
+    if stdin.count(b",") + stdin.count(b"[") + stdin.count(b"{") > MAX_VALUES:      # brackets in strings count, too
         raise undecodable(f"more than {MAX_VALUES} values")
     try:
         document = json.read(stdin)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Undo:
-    """`undo(fn, *args)` stands beside the step that it rolls back; on an exception the steps run in reverse.
+    """Call `undo(fn, *args)` beside the step that it rolls back. On an exception the steps run in reverse order.
 
     The first error stays the error; errors of the rollback are added to it as notes.
     """

@@ -1,1 +1,2 @@
-"""What pods have in the host's firewall: tables, marks of ownership, backends. Nothing else in fastcni changes it."""
+"""The state of pods in the host's firewall: tables, marks of ownership, backends. No other code of fastcni changes
+it."""

@@ -31,7 +31,7 @@ else:
 
 
 class Backend(Protocol):
-    """What every backend has."""
+    """The functions that every backend has."""
 
     def stores(self) -> list[Store]: ...
 
@@ -72,13 +72,13 @@ class Portmap(Backend, Protocol):
 
 
 class Localnet(Backend, Protocol):
-    """Packets from 127.0.0.1 of the node reach pods."""
+    """The node's packets from 127.0.0.1 reach pods."""
 
     def enable(self, req: Request, packed: bytes) -> None:
         """Let packets from 127.0.0.1 leave by the link that leads to a pod's address."""
 
     def guard(self, req: Request) -> None:
-        """Have the rules that drop packets for 127.0.0.0/8 from outside."""
+        """Add the rules that drop packets for 127.0.0.0/8 from outside."""
 
 
 class Forward(Backend, Protocol):

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     Found = tuple[str, bytes, str]                      # (set, key, comment)
 
 MAX_TRIES = 5                   # while other programs add and delete elements with the same keys
-MAX_ASKED = 64                  # elements asked for in one send: the socket's buffer has room for the answers
+MAX_ASKED = 64                  # elements asked for in one send: the answers fit into the socket's buffer
 
 
 class Store:
@@ -68,7 +68,7 @@ class Store:
             raise refused[0]
 
     def add_shared(self, req: Request, items: Sequence[Item]) -> None:
-        """Add elements without a mark, which belong to no attachment and stay. They may be there already."""
+        """Add elements without a mark. They belong to no attachment, and stay. Elements that exist already are fine."""
         def fill(batch: Batch, items: Sequence[Item]) -> None:
             for name, some in by_set(items).items():
                 nft_elements.add_elements(batch, self.family, self.table, name, some, exclusive=False)
@@ -171,7 +171,7 @@ class Store:
         return bool(found and nft.read_chain(found[0][1])[2] >= rules)
 
     def used(self, req: Request) -> bool:
-        """Return whether the first of the sets exists: whether any pod in this namespace has needed it."""
+        """Return whether the first of the sets exists. It exists once a pod in this namespace has needed it."""
         return rulesets.has(req.mode, ("nftables", self.table, self.family, "set", self.sets[0]),
                             lambda batch: nft_elements.get_set(batch, self.family, self.table, self.sets[0]))
 
@@ -215,7 +215,7 @@ class Store:
     # Deleting -------------------------------------------------------------------------------------
 
     def delete(self, req: Request, known: Sequence[Item], number: int | None = None) -> None:
-        """Delete the elements with the request's mark. Gone is fine; see owned()."""
+        """Delete the elements with the request's mark, see owned(). Elements that are gone are fine."""
         self.remove(req, self.owned(req, known, self.present(req, known), number))
 
     def owned(self, req: Request, known: Sequence[Item], present: list[Found],
@@ -258,11 +258,12 @@ class Store:
                 batch = nft_rules.flush_chain(nft.start(Batch()), self.family, self.table, chain)
                 nft.del_chain(batch, self.family, self.table, chain)
                 _, refused = wire.attempt(sock, nft.stop(batch))
-                if refused and refused[0].errno not in (EBUSY, ENOENT):     # a pod came, or a flush
+                # a pod has been added meanwhile, or the table flushed
+                if refused and refused[0].errno not in (EBUSY, ENOENT):
                     raise refused[0]
 
     def _chains_led_to(self, sock: Socket) -> list[tuple[str, int]]:
-        """Return [(name, references)] of the chains that elements go to, or did once."""
+        """Return [(name, references)] of the chains that elements go to, or went to earlier."""
         return rulesets.chains_of(sock, self.family, self.table, self.leads_to) if self.leads_to else []
 
     def remove(self, req: Request, found: Sequence[tuple[Any, ...]]) -> None:
@@ -285,7 +286,7 @@ def chain_item(chain: str) -> Item:
 
 
 def mark_of(element: bytes) -> str:
-    """Return the part of a raw element's mark that is compared, names.hashes()."""
+    """Return the hashes of a raw element's mark, see names.hashes()."""
     return mark_of_comment(nft_elements.raw_comment(element))
 
 
@@ -294,7 +295,8 @@ def mark_of_comment(comment: str) -> str:
 
 
 def stale_marks(req: Request) -> Callable[[str], bool]:
-    """For GC: return a function that says whether a mark is of the request's network and of no valid attachment."""
+    """For GC: return a function that tells whether a mark is stale: it is of the request's network, and of no valid
+    attachment."""
     network = names.network_mark(req.name) + "-"
     valid = {names.hashes(req.name, *attachment) for attachment in req.valid_attachments}
     return lambda mark: mark.startswith(network) and mark_of_comment(mark) not in valid

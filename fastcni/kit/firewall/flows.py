@@ -1,6 +1,7 @@
 """Delete UDP and SCTP flows from conntrack after the host's ports have changed.
 
-Otherwise packets of a client that keeps its port still go to where the pod was. A TCP connection ends by itself.
+Otherwise the packets of a client that keeps its source port still go to the former pod. A TCP connection ends by
+itself.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def ports_of(conf: Conf, lengths: Iterable[int]) -> list[Port]:
 
 
 def with_warning(req: Request, function: Callable[..., None], *args: Any) -> None:
-    """Call function(req, *args). A refusal of the kernel is a warning: new flows are not concerned."""
+    """Call function(req, *args). A refusal of the kernel is a warning, because new flows work all the same."""
     try:
         function(req, *args)
     except wire.NetlinkError as e:

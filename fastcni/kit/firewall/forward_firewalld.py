@@ -22,10 +22,11 @@ if TYPE_CHECKING:
     from fastcni.kit.firewall.elements import Store
     from fastcni.kit.firewall.forward import Conf
 
-TABLE = "firewalld"             # of nftables: firewalld's own
+TABLE = "firewalld"             # firewalld's own nftables table
 NAME, OBJECT = "org.fedoraproject.FirewallD1", "/org/fedoraproject/FirewallD1"
-TIMEOUT_S = 10.0                # for all calls of one request
-# firewalld's refusals to remove a source that is not there begin with these. ZONE_CONFLICT: it is in another zone now.
+TIMEOUT_S = 10.0                # seconds, for all calls of one request
+# The error names with which firewalld refuses to remove a source that it does not have. ZONE_CONFLICT: the source is in
+# another zone now.
 NOT_THERE = ("UNKNOWN_SOURCE", "ZONE_CONFLICT", "INVALID_ZONE")
 
 
@@ -43,7 +44,7 @@ def source(packed: bytes) -> str:
 
 
 class Absent(CniError):
-    """firewalld is not running, so nothing of ours is in it."""
+    """firewalld is not running, so it has no sources of fastcni."""
 
 
 class Firewalld:
@@ -130,7 +131,7 @@ def delete(req: Request, conf: Conf) -> None:
 
 
 def may_have(req: Request, conf: Conf, ips: list[bytes]) -> Sequence[bytes]:
-    """Return those of the addresses that may be sources.
+    """Return the addresses that may be sources.
 
     The kernel shows the rules about them if firewalld uses nftables. If it uses iptables all may be, except those of a
     pod that nftables lets through.
@@ -162,7 +163,7 @@ def remove(req: Request, zone: str, ips: Sequence[bytes], recorded: Sequence[tup
                     kept.add(packed)
                     req.warn(f"failed to remove the address {source(packed)} from {zone} zone: {refused}")
     except Absent:
-        kept.clear()                    # all its sources are gone with it
+        kept.clear()                    # firewalld does not run, so it has none of the sources
     gone = [record for record in recorded if record[1] not in kept]
     records().remove(req, gone)
     return gone
@@ -179,7 +180,7 @@ def missing(req: Request, conf: Conf) -> str:
 
 
 def status(req: Request) -> None:
-    """Raises CniError 50 if firewalld is not running or has failed, 11 if it does not answer."""
+    """For STATUS: raise CniError 50 if firewalld is not running or has failed, 11 if it does not answer."""
     with Firewalld(req) as firewalld:
         (_, state), = firewalld.call("org.freedesktop.DBus.Properties", "Get", NAME, "state")
     if state != "RUNNING":

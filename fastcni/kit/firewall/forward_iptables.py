@@ -83,8 +83,8 @@ def by_length(ips: Iterable[bytes]) -> list[tuple[int, list[bytes]]]:
 
 
 def in_sets(req: Request, verb: Callable[..., Any], ips: Sequence[bytes], *fine: int) -> list[NetlinkError]:
-    """Add addresses to their sets, delete or test them: `verb` is one of kernel/ipset.py. Return the refusals, but not
-    for the errnos that are fine. Each address is one message, many are one send."""
+    """Add addresses to their sets, delete or test them: `verb` is one of kernel/ipset.py. Return the refusals, except
+    for the errnos that are fine. Each address is one message; many messages go out in one send."""
     found: list[NetlinkError] = []
     for at in range(0, len(ips), MAX_ASKED):
         batch = Batch()
@@ -107,7 +107,7 @@ def ready_or_made(req: Request, length: int, admin_chain: str) -> bool:
                                                  f"lock the rules about {set_of(length)} may be added twice")):
             add_rules(req, length, admin_chain, set_rules(length))
     except CniError:
-        return False            # an iptables without libxt_set; any other fault also fails the way without sets
+        return False            # an iptables without libxt_set. With any other fault, the rules without sets fail too
     finally:
         netns.close_file(fd)
     return True
@@ -154,7 +154,7 @@ def delete(req: Request, conf: Conf) -> None:
 def gc(req: Request, conf: Conf) -> None:
     stale = records().stale(req)
     ips = [packed for _, packed, _ in stale]
-    # If an address is in the set, rules with it belong to a pod that the reference plugin has added since.
+    # If the set has an address, then rules with this address belong to a pod that the reference plugin has added since.
     remove(req, ips, stale, [packed for packed in ips if in_sets(req, ipset.test, [packed])])
     release(req, "iptables", stale)
 
@@ -182,20 +182,21 @@ def remove(req: Request, ips: Sequence[bytes], recorded: Sequence[tuple[Any, ...
 
 def delete_rules(req: Request, program: str, ours: Sequence[str]) -> None:
     if not iptables.find(req, program + "-restore"):
-        return                  # a host without this family's program has no rules of ours in it
+        return                  # without this family's program, the host has no rules of fastcni in this family
     if iptables.attempt(req, program, ["-D" + rule[2:] for rule in ours], TABLE).status:
-        there = {*iptables.read(req, program, TABLE)}       # some are gone already
+        there = {*iptables.read(req, program, TABLE)}       # some rules are gone already
         iptables.remove(req, program, [], [rule for rule in ours if rule in there], table=TABLE)
 
 
 def filters(req: Request) -> bool:
-    """Return whether iptables filters what the node forwards. What it drops is lost, whatever nftables accepts.
+    """Return whether iptables filters the packets that the node forwards. A packet that it drops is lost, even if
+    nftables accepts it.
     """
     return iptables.has_chain(req, "FORWARD", TABLE)
 
 
 def missing(req: Request, conf: Conf) -> str:
-    """Return the first thing that CHECK misses, in the reference's words, or ""."""
+    """Return the first thing that CHECK misses, in the reference's text, or ""."""
     for length, ips in by_length(conf.ips):
         found = look(req, length)
         for chain, _, target in reversed(jumps(conf.admin_chain)):
@@ -209,7 +210,7 @@ def missing(req: Request, conf: Conf) -> str:
 
 
 def missing_rule(req: Request, found: Lines | Rules, packed: bytes) -> str:
-    """Return what an address lacks that is not in the set, or ""."""
+    """Return the missing rule of an address that is not in the set, or ""."""
     length = len(packed)
     if not found.may_have_rules_of(packed):
         return f"neither ipset {set_of(length)} nor {FORWARD} has {addresses.ip_text(packed)}"

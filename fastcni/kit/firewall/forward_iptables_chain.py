@@ -1,4 +1,4 @@
-"""What iptables has in the chain CNI-FORWARD of table filter, read without a program where possible.
+"""The rules of iptables in the chain CNI-FORWARD of table filter, read without a program where possible.
 
 iptables over nf_tables shows its rules over netlink, and the kernel announces each change of them. For the legacy
 iptables iptables-save is run; its output is valid as long as the kernel gives the same figures of the table
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from fastcni.kernel import ipset, nft, nft_rules, xtables
 from fastcni.kit.firewall import iptables, rulesets
-from fastcni.kit.firewall.table import suffix
+from fastcni.kit.firewall.table import SUFFIXES
 from fastcni.spec import address as addresses
 
 TYPE_CHECKING = False
@@ -26,7 +26,7 @@ TO, FROM = 0, ipset.IPSET_DIM_ONE_SRC                           # flags of an ip
 
 def set_of(length: int) -> str:
     """Return the name of the ipset that has the pods of this family."""
-    return "fastcni-forward" + suffix(length)
+    return "fastcni-forward" + SUFFIXES[length]
 
 
 def rules(packed: bytes) -> tuple[str, str]:
@@ -89,7 +89,8 @@ class Rules:
         return any(nft_rules.leads_to(payload, target) for payload in self.of(chain))
 
     def looks_into_set(self, length: int) -> bool:
-        # The rule has the set's number. A set that a rule uses cannot be renamed, so it is ours.
+        # The rule has the set's number, not its name. A set that a rule uses cannot be renamed, so the set is
+        # fastcni's.
         return {ipset.read_match_flags(nft_rules.read_match(payload, "set")) for payload in self.of(FORWARD)
                 } >= {TO, FROM}
 
@@ -101,7 +102,7 @@ def look(req: Request, length: int) -> Lines | Rules:
     """Read the chain of a family. Raises CniError, NetlinkError."""
     if not iptables.legacy(req, TABLE, length):
         return Rules(req, FAMILIES[length])
-    # Both kinds may have such a table, and only the program knows which one it changes.
+    # Both kinds of iptables may have such a table, and only the program knows which of them it changes.
     known: dict[str, Any] = req.mode.recall(("nftables", TABLE, FAMILIES[length], FORWARD, "lines"), dict)
     figures = xtables.get_info(length, TABLE)
     if known.get("figures") != figures:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class Forwarded(OwnerRecords):
-    """The pods, and the administrator's chain, which has no rules of ours."""
+    """The pods, and the administrator's chain. fastcni adds no rule to that chain."""
 
     __slots__ = ("admin_chain",)
 

@@ -35,7 +35,7 @@ FROM, TO = "fastcni: from pods", "fastcni: to pods"
 
 
 class Chain(Addresses):
-    """A chain that drops by policy, and the sets that our rules in it use."""
+    """A chain that drops by policy, and the sets that fastcni's rules in it use."""
 
     __slots__ = ("name",)
 
@@ -44,7 +44,7 @@ class Chain(Addresses):
         super().__init__(family, table, SETS, LENGTHS[family])
 
     def complete(self, req: Request) -> bool:
-        """Return whether it has our rules."""
+        """Return whether the chain has fastcni's rules."""
         def ask() -> bool:
             rules = rulesets.rules_of(req.mode.firewall, self.family, self.table, self.name)
             return sum(nft_rules.read_rule(payload)[1] in (FROM, TO) for payload in rules) >= 2 * len(self.sets)

@@ -65,7 +65,8 @@ def commands(lines: list[str], conf: Conf) -> Iterator[str]:
 
 
 def wanted(conf: Conf) -> Iterator[tuple[str, str, str]]:
-    """Yield (chain, match, target) of the rules of the bridge. Each is inserted at the head, so the last ends up first.
+    """Yield (chain, match, target) of the rules of the bridge. Each is inserted at the head, so the last rule yielded
+    becomes the first one.
     """
     name = conf.bridge
     yield STAGE_1, f" -i {name} ! -o {name}", STAGE_2
@@ -102,7 +103,7 @@ def gc(req: Request) -> None:
 
 
 def bridge_of(line: str) -> str:
-    """Return the bridge that a rule of ours is about, "" for other rules."""
+    """Return the bridge of a rule that fastcni added, "" for any other rule."""
     if not line.startswith((f"-A {STAGE_1} ", f"-A {STAGE_2} ")):
         return ""
     return iptables.behind("-i", line) or iptables.behind("-o", line)

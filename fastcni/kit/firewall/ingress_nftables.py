@@ -19,8 +19,8 @@
         }
     }
 
-The second table filters what goes from port to port of a bridge: the first does not see that without br_netfilter. Its
-set has the ports of isolated pods. A bridge's policy lasts as long as the bridge.
+The second table filters frames from port to port of a bridge, which the first table sees only with br_netfilter. The
+second table's set has the ports of isolated pods. A bridge's policy lasts as long as the bridge.
 """
 
 from __future__ import annotations

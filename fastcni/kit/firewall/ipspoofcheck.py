@@ -13,7 +13,7 @@ A fixed number of rules beside those of kit/firewall/spoofcheck.py. `nft list ta
         arp saddr ip 0.0.0.0 accept                                             (a probe, RFC 5227)
         iifname . arp saddr ip @bound4 accept
         icmpv6 type nd-router-advert drop
-        icmpv6 type nd-neighbor-advert iifname . @th,64,128 != @bound6 drop     (whose address it is said to be)
+        icmpv6 type nd-neighbor-advert iifname . @th,64,128 != @bound6 drop     (the address it announces)
         iifname . ip6 saddr @bound6 accept
         ip6 saddr :: icmpv6 type nd-neighbor-solicit iifname . @th,64,128 @bound6 accept        (DAD)
         ip6 saddr :: icmpv6 type mld-listener-report accept

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from fastcni.kit.call.request import Request
 
 PROGRAMS = {4: "iptables", 16: "ip6tables"}            # by length of an address
-LOCK_TIMEOUT_S = int(waiting.LOCK_TIMEOUT_S)            # for the xtables lock, which the legacy programs take
-RESOURCE_PROBLEM = 4                    # their exit status then
+LOCK_TIMEOUT_S = int(waiting.LOCK_TIMEOUT_S)            # seconds for the xtables lock, which the legacy programs take
+RESOURCE_PROBLEM = 4                    # their exit status if they do not get the lock
 MAX_TRIES = 5                           # while other programs change the table between reading and changing
 USUAL_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 TABLES = ("nat", "filter")
@@ -44,7 +44,8 @@ def has_chain(req: Request, chain: str, table: str = "nat", *, hidden: bool = Tr
 
 
 def families(req: Request, table: str = "nat") -> list[int]:
-    """Return the nftables families that have such a table: where iptables over nf_tables can have something."""
+    """Return the nftables families that have a table of this name. Only in these families iptables over nf_tables can
+    have rules."""
     return [family for family in (nft.NFPROTO_IPV4, nft.NFPROTO_IPV6) if rulesets.has_table(req.mode, family, table)]
 
 
@@ -82,7 +83,7 @@ def _read(req: Request, program: str, table: str) -> list[str]:
 
 
 def read_if_there(req: Request, program: str, table: str = "nat") -> list[str]:
-    """The same as read(), but no lines if the host lacks this family's program: then it has no rules of ours."""
+    """The same as read(), but [] if the host lacks this family's program: then it has no rules of this family."""
     return read(req, program, table) if find(req, program + "-save") else []
 
 
@@ -156,7 +157,7 @@ def gc(req: Request, shared: str, prefix: str, text: str) -> None:
 
 
 def need_one(req: Request, table: str = "nat") -> None:
-    """For STATUS: raises CniError 50 if neither family's programs work."""
+    """For STATUS: raise CniError 50 if the programs of neither family work."""
     why = []
     for program in PROGRAMS.values():
         try:
@@ -178,7 +179,7 @@ def target(rule: str) -> str:
 
 
 def behind(option: str, rule: str) -> str:
-    """Return the word behind an option of a rule, "" if the rule does not have the option."""
+    """Return the word after an option of a rule, "" if the rule does not have the option."""
     words = rule.split()
     return words[words.index(option) + 1] if option in words else ""
 

@@ -26,7 +26,7 @@ class Masquerade:
     __slots__ = ("wanted", "iptables")
 
     def __init__(self, conf: Section, *, ending: bool = False) -> None:
-        """`ending`: for DEL and GC, which look into every backend. Raises CniError 7."""
+        """`ending`: the command is DEL or GC, which search every backend. Raises CniError 7."""
         self.wanted = conf.flag("ipMasq")
         backend = "" if ending else conf.text("ipMasqBackend")
         if backend and backend not in backends.TABLE["masquerade"]:
@@ -53,8 +53,8 @@ class Masquerade:
     def delete(self, req: Request, found: Collection[bytes], given: Collection[bytes]) -> None:
         """Remove what ADD did, with either backend and by either implementation.
 
-        found, given: packed addresses as remove.pod_link() returns them. A pod can delete addresses from its link, so
-        prevResult counts, too.
+        found, given: packed addresses as remove.pod_link() returns them. The addresses of prevResult count, too: a pod
+        can delete addresses from its link.
         """
         if self.wanted:
             given = prev_addresses(req).union(given)
@@ -67,7 +67,7 @@ class Masquerade:
 
 
 def prev_addresses(req: Request) -> set[bytes]:
-    """Return the packed addresses in prevResult, for DEL: what cannot be read is a warning."""
+    """Return the packed addresses in prevResult, for DEL: an address that cannot be read is a warning."""
     found = set()
     previous = req.conf.raw("prevResult")
     ips = previous.get("ips") if isinstance(previous, dict) else None

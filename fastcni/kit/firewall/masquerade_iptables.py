@@ -40,8 +40,8 @@ def comment_of(req: Request) -> str:
 def add(req: Request, ips: Sequence[tuple[bytes, int]]) -> None:
     """Masquerade [(packed, prefix)]. Raises CniError with the message of iptables."""
     for program, rules in rules_of(req, ips):
-        # Another interface of this container on this network has the same chain: then -N is refused, and with it
-        # the whole run; the chain is only added to.
+        # Another interface of this container on this network has the same chain. Then iptables refuses -N and with it
+        # all other commands, so rules are only added to that chain.
         if iptables.attempt(req, program, [f"-N {chain_of(req)}", *rules]).status:
             iptables.change(req, program, rules)
 

@@ -26,7 +26,7 @@ from __future__ import annotations
 from fastcni.kernel import nft, nft_elements, nft_rules
 from fastcni.kit.call import names
 from fastcni.kit.firewall import elements, rulesets
-from fastcni.kit.firewall.table import COMMENT, FAMILY, LENGTHS, TABLE, suffix
+from fastcni.kit.firewall.table import COMMENT, FAMILY, LENGTHS, SUFFIXES, TABLE
 from fastcni.spec import address as addresses
 
 TYPE_CHECKING = False
@@ -38,7 +38,8 @@ if TYPE_CHECKING:
     from fastcni.kit.firewall.elements import Item, Store
 
 CHAIN, PODS = "postrouting", "pods"
-SUBNET, SUBNET_RULES = "subnet-", 3        # a subnet's chain; more references to it are elements that go there
+# references to a subnet's chain without elements; each element that goes there is one more
+SUBNET, SUBNET_RULES = "subnet-", 3
 MULTICAST = {4: (b"\xe0\0\0\0", 4), 16: (b"\xff" + bytes(15), 8)}       # by length of an address
 REFERENCE_TABLE, REFERENCE_CHAIN = "cni_plugins_masquerade", "masq_checks"
 
@@ -48,7 +49,7 @@ def stores() -> list[Store]:
 
 
 def store() -> Store:
-    return elements.Store(FAMILY, TABLE, [PODS + suffix(length) for length in LENGTHS], {CHAIN: len(LENGTHS)}, set_up,
+    return elements.Store(FAMILY, TABLE, [PODS + SUFFIXES[length] for length in LENGTHS], {CHAIN: len(LENGTHS)}, set_up,
                           SUBNET)
 
 
@@ -63,15 +64,16 @@ def restore(req: Request, ips: Sequence[tuple[bytes, int]]) -> None:
 
 
 def items(ips: Sequence[tuple[bytes, int]]) -> list[Item]:
-    return [(PODS + suffix(len(packed)), packed, subnet_chain(packed, prefix)) for packed, prefix in ips]
+    return [(PODS + SUFFIXES[len(packed)], packed, subnet_chain(packed, prefix)) for packed, prefix in ips]
 
 
 def delete(req: Request, given: Collection[bytes], found: Collection[bytes]) -> None:
-    """Delete the attachment's elements, likely those of the `given` addresses, and the reference's rules. Gone is fine.
+    """Delete the attachment's elements, which are usually those of the `given` addresses, and the reference's rules.
+    Gone is fine.
 
     The addresses `found` on the link do not matter: a pod can add any number to it.
     """
-    store().delete(req, [(PODS + suffix(len(packed)), packed, None) for packed in given])
+    store().delete(req, [(PODS + SUFFIXES[len(packed)], packed, None) for packed in given])
     mark = names.hashes(req.name, req.container_id, req.ifname)
     rulesets.delete_rules(req.mode, FAMILY, REFERENCE_TABLE, REFERENCE_CHAIN, lambda comment: comment.startswith(mark))
 
@@ -98,7 +100,7 @@ def set_up(batch: Batch, items: Sequence[Item]) -> Batch:
                        priority=nft.NF_IP_PRI_NAT_SRC)
     nft_rules.flush_chain(batch, FAMILY, TABLE, CHAIN)
     for set_id, length in enumerate(LENGTHS, 1):
-        pods = PODS + suffix(length)
+        pods = PODS + SUFFIXES[length]
         nft_elements.add_set(batch, FAMILY, TABLE, pods, (nft_elements.ADDRESS_TYPES[length],), set_id=set_id,
                              verdicts=True)
         nft_rules.add_rule(batch, FAMILY, TABLE, CHAIN, *nft_rules.saddr(length), nft_rules.verdict_of(pods, set_id))

@@ -16,7 +16,7 @@ from __future__ import annotations
 from fastcni.kernel import nft, nft_elements
 from fastcni.kit.call import names
 from fastcni.kit.firewall import elements
-from fastcni.kit.firewall.table import COMMENT, FAMILY, LENGTHS, TABLE, suffix
+from fastcni.kit.firewall.table import COMMENT, FAMILY, LENGTHS, SUFFIXES, TABLE
 from fastcni.spec import address as addresses
 
 TYPE_CHECKING = False
@@ -35,11 +35,11 @@ class Addresses(elements.Store):
 
     def __init__(self, family: int, table: str, name: str, lengths: Sequence[int] = LENGTHS,
                  chains: dict[str, int] | None = None) -> None:
-        self.of_length = {length: name + suffix(length) for length in lengths}
+        self.of_length = {length: name + SUFFIXES[length] for length in lengths}
         super().__init__(family, table, [*self.of_length.values()], chains or {}, lambda batch, _: self.fill(batch))
 
     def fill(self, batch: Batch) -> Batch:
-        """Add the sets. Their numbers in this transaction are the lengths."""
+        """Add the sets. The length of an address is its set's number in this transaction."""
         for length, name in self.of_length.items():
             nft_elements.add_set(batch, self.family, self.table, name, (nft_elements.ADDRESS_TYPES[length],),
                                  set_id=length)
@@ -78,6 +78,6 @@ class OwnerRecords(Addresses):
 
 
 def release(req: Request, backend: str, found: Iterable[Found]) -> None:
-    """For GC: report the addresses, [(set, key, comment)], that a backend no longer lets through."""
+    """For GC: report the addresses, as [(set, key, comment)], that a backend no longer lets through."""
     for _, packed, comment in found:
         req.release(f"address {addresses.ip_text(packed)} in {backend}", comment.partition(", ")[2])

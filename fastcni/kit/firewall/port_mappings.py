@@ -19,8 +19,8 @@ MAX_MAPPINGS = 65536            # of one pod
 class Mapping:
     """A port of the host and the port of the pod that it leads to.
 
-    protocol: a key of PROTOCOLS. host_ip: packed, b"" for every address of the host. lengths: of the addresses that
-    the mapping is for: 4, 16 or both.
+    protocol: a key of PROTOCOLS. host_ip: packed, b"" for every address of the host. lengths: of the pod's addresses
+    that the mapping is for: 4, 16 or both.
     """
 
     __slots__ = ("protocol", "host_port", "container_port", "host_ip", "lengths")

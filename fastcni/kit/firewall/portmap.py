@@ -80,7 +80,8 @@ def read(req: Request) -> Conf:
 
 
 def read_leniently(req: Request) -> Conf:
-    """Read the configuration for DEL and GC. If it is invalid, ADD has mapped nothing by it, and `delete` searches."""
+    """Read the configuration for DEL and GC. If it is invalid now, ADD cannot have used it, so `delete` searches for
+    the mappings."""
     try:
         return read(req)
     except CniError as e:
@@ -165,7 +166,7 @@ def delete(req: Request, conf: Conf) -> None:
 
 
 def _delete(backend: Portmap, req: Request, conf: Conf) -> None:
-    if backend.delete(req, conf):       # if nothing was ours, the flows are not ours either
+    if backend.delete(req, conf):       # if this pod had no elements, the flows belong to another pod
         from fastcni.kit.firewall import flows
 
         flows.after_delete(req, conf)

@@ -87,7 +87,8 @@ def shared_commands(conf: Conf, lines: list[str]) -> Iterator[str]:
 
 
 def pod_commands(req: Request, conf: Conf, length: int, lines: list[str]) -> Iterator[str]:
-    """Yield commands for the pod's chain and the rules that lead there. Those of an earlier ADD are deleted first."""
+    """Yield commands for the pod's chain and the rules that lead there. First they delete the rules of an earlier
+    ADD."""
     chain = chain_of(req)
     if iptables.has_line(lines, chain):
         yield from ("-D" + rule[2:] for rule in entries(lines, chain))
@@ -119,7 +120,7 @@ def rules(conf: Conf, length: int, chain: str) -> Iterator[str]:
 
 
 def quoted(word: str) -> str:
-    """Return a word of the configuration as iptables-restore reads it. It cannot begin another line."""
+    """Return a word of the configuration, quoted for iptables-restore, so that the word cannot begin another line."""
     return word if word and word.isascii() and word.isprintable() and not set(word) & set(" \"'\\") else quote(word)
 
 
@@ -149,7 +150,7 @@ def refuse_taken(req: Request, conf: Conf, length: int, lines: list[str]) -> Non
 
 def delete(req: Request, conf: Conf) -> bool:
     """Delete the pod's chain and what leads there, in both families. Return whether there was any. Gone is fine."""
-    # If another program has legacy rules, no program is run for a pod without mappings.
+    # Even if another program has legacy rules, no program is run for a pod without mappings.
     if not iptables.has_chain(req, chain_of(req), hidden=bool(conf.mappings) or conf.iptables):
         return False
     found = False
@@ -167,7 +168,7 @@ def present(req: Request) -> bool:
 
 
 def missing(req: Request, conf: Conf) -> str:
-    """Return the first thing that CHECK misses, in the reference's words, or ""."""
+    """Return the first thing that CHECK misses, in the reference's text, or ""."""
     chain = chain_of(req)
     for length in conf.pod:
         prefix = f"could not check ipv{4 if length == 4 else 6} dnat: "

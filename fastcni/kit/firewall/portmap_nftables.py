@@ -46,8 +46,8 @@ if TYPE_CHECKING:
     Place = tuple[str, bytes]           # (map, key)
 
 LINK = "link: "
-POD_KEY = 15                    # characters of a key of hostport-pods
-MAX_COUNTED = 0xFFFF            # the largest value there
+POD_KEY = 15                    # length of a key of hostport-pods
+MAX_COUNTED = 0xFFFF            # the largest value in hostport-pods
 REFERENCE_TABLE, REFERENCE_CHAINS = "cni_hostport", ("hostports", "hostip_hostports", "masquerading")
 
 
@@ -73,10 +73,10 @@ def add(req: Request, conf: Conf) -> None:
                 req.warn(f"host port {asked[name, key]} is taken over from a pod whose link is gone ({owner(comment)})")
                 store().delete_attachment(req, elements.mark_of_comment(comment))
         if any(name == PODS for name, _, _ in present):
-            store().delete(req, [])                     # an ADD before, perhaps of other ports
+            store().delete(req, [])                     # elements of an earlier ADD, perhaps of other ports
 
     store().add(req, items(req, conf), taken, mark_with_link(req, conf))
-    # Not before ours are there: of two ADDs at once at least one sees the other's.
+    # Only after this pod's elements are present: of two concurrent ADDs at least one sees the other's elements.
     add_host_ips(req, conf)
     asked = conflicts(req, conf)
     taken(store().present(req, [(*key, None) for key in asked]))
@@ -101,7 +101,8 @@ def mark_with_link(req: Request, conf: Conf) -> str:
 
 
 def is_dead(req: Request, comment: str) -> bool:
-    """Return whether the link is gone that the comment of an element names. A pod without one counts as alive."""
+    """Return whether the link that an element's comment names is gone. Without a link in the comment the pod counts as
+    alive."""
     _, _, text = comment.partition(", ")
     index = text.removeprefix(LINK).partition(",")[0] if text.startswith(LINK) else ""
     return index.isdecimal() and find.link(req.mode.route, index=int(index)) is None
@@ -139,7 +140,7 @@ def items(req: Request, conf: Conf) -> list[Item]:
 
 
 def where(mapping: Mapping, length: int, host_ip: bytes | None = None) -> Place:
-    """Return the place of a mapping, in one family; with `host_ip` that of the same port of this address."""
+    """Return the place of a mapping in one family. With `host_ip`: the place of the same port of this address."""
     host_ip = mapping.host_ip if host_ip is None else host_ip
     return (HOSTIP_HOSTPORTS if host_ip else HOSTPORTS)[length], host_ip + port_key(mapping.protocol, mapping.host_port)
 
@@ -159,8 +160,8 @@ def claims(conf: Conf) -> dict[Place, Mapping]:
 
 
 def conflicts(req: Request, conf: Conf) -> dict[Place, Mapping]:
-    """Return the places that others must not have. As for bind(2), a port of every address excludes the same port of
-    one address."""
+    """Return the places that no other attachment may have. As for bind(2), a port of every address excludes the same
+    port of one address."""
     found = {}
     for length in conf.pod:
         mappings = conf.mappings_for(length)
@@ -178,7 +179,8 @@ def host_ips(req: Request, length: int) -> list[bytes]:
 
 
 def add_host_ips(req: Request, conf: Conf) -> None:
-    """Add the addresses that mappings name. They stay: there are no more of them than addresses of the node."""
+    """Add the addresses that mappings name. These elements stay: there are no more of them than addresses of the
+    node."""
     named = dict.fromkeys((HOSTIPS[length], mapping.host_ip, None)
                           for length in conf.pod for mapping in conf.mappings_for(length) if mapping.host_ip)
     if named:
@@ -188,7 +190,8 @@ def add_host_ips(req: Request, conf: Conf) -> None:
 # Looking and deleting -----------------------------------------------------------------------------
 
 def delete(req: Request, conf: Conf) -> bool:
-    """Delete the elements of the mappings, or all that have our mark. Return whether there were any. Gone is fine."""
+    """Delete the elements of the mappings, or all elements with the request's mark. Return whether there were any. Gone
+    is fine."""
     delete_reference_rules(req)
     found = look_up_pod(req)
     if found is None:

@@ -46,8 +46,8 @@ Packets are looked up only if they go to an address of the node (CVE-2025-67499)
 (CVE-2019-9946).
 
 - hostips has the addresses that mappings name. A mapping of every address is compared with these alone.
-- hostport-pods has the number of elements of each attachment. DEL of an attachment without any ends with one look-up,
-  and DEL knows whether the mappings in its configuration are all.
+- hostport-pods has the number of elements of each attachment. So DEL of an attachment without mappings ends after one
+  look-up, and DEL knows whether its configuration has all mappings.
 - hairpin-pods has one element for all ports of a pod: the kernel reads all elements that lead to chains whenever it
   gets one.
 """
@@ -130,7 +130,8 @@ def rules(set_ids: dict[str, int]) -> Iterator[tuple[Any, ...]]:
     """Yield the rules as printed above: (chain, expression, ...)."""
     for chain in HOOKS:
         yield chain, *nft_rules.to_local_address(), nft_rules.jump(LOOKUPS)
-    # The kernel lets nothing out from ::1, and nothing in to it. Refused at once, a client goes on to 127.0.0.1.
+    # The kernel sends no packet from ::1 to another link, and accepts none for it from there. If ::1 refuses at once, a
+    # client goes on to 127.0.0.1.
     yield LOOKUPS, *nft_rules.daddr_in(*LOCALHOST[16]), nft_rules.leave()
     for length in LENGTHS:
         address, port = nft_rules.daddr(length), nft_rules.protocol_and_port(behind=length)

@@ -1,4 +1,5 @@
-"""Look up what nftables has of any program, and delete the rules that the reference plugins added for a pod."""
+"""Look up tables, chains and rules of any program in nftables, and delete the rules that the reference plugins added
+for a pod."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ def has_table(mode: Mode, family: int, table: str) -> bool:
 
 
 def has(mode: Mode, key: tuple[Any, ...], look_up: Callable[[Batch], Batch]) -> bool:
-    """Return whether the thing exists that look_up(batch) asks for. `key` is that of mode.recall()."""
+    """Return whether the object exists that look_up(batch) asks for. `key` is the key for mode.recall()."""
     return mode.recall(key, lambda: wire.look_up(mode.firewall, look_up(Batch())) is not None)
 
 

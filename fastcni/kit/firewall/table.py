@@ -13,8 +13,4 @@ FAMILY, COMMENT = nft.NFPROTO_INET, "fastcni: masquerade of pods"
 BRIDGE_FAMILY, BRIDGE_COMMENT = nft.NFPROTO_BRIDGE, "fastcni: MACs of pods"
 
 LENGTHS = (4, 16)               # of packed addresses: IPv4, IPv6
-
-
-def suffix(length: int) -> str:
-    """Return the end of the name of a set for addresses of this length: pods4, pods6."""
-    return "4" if length == 4 else "6"
+SUFFIXES = {4: "4", 16: "6"}    # of the names of sets, by the length of their addresses: pods4, pods6

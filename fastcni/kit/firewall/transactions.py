@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def in_one(sock: Socket, items: Sequence[Any], fill: Fill) -> list[NetlinkError]:
-    """Send fill(batch, items) as one transaction, or as several if a Batch has no room. Return the refusals."""
+    """Send fill(batch, items) as one transaction, or as several if a Batch is too small. Return the refusals."""
     batch = nft.start(Batch())
     try:
         fill(batch, items)

@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 # Errors of the process or of the moment, not of the file: the request fails.
 TRANSIENT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR)
 NOT_A_FILE = (errno.EISDIR, errno.EOPNOTSUPP, errno.ELOOP, errno.ENXIO, errno.ENODEV)     # a folder, a pipe, a link ...
-OWNER_BYTES = 512                   # more than an owner has: a file name's length (255) and 17
-MAX_BYTES = 1 << 20                 # of a file that is read: an operator's note may be longer than an owner
-NO_OWNER = b"/"                     # of what is not a file: neither an id nor an interface name has a slash
+OWNER_BYTES = 512                   # longer than an owner can be: the length of a file name (255) and 17
+MAX_BYTES = 1 << 20                 # bytes of a file that are read: an operator's note may be longer than an owner
+NO_OWNER = b"/"                     # owner of anything but a regular file: no id and no interface name has a slash
 UNKNOWN = b"//"                     # of a file that could not be read
 CONTROL = bytes(b for b in range(32) if b not in b"\t\n\r") + b"\x7f"
 READ = posix.O_RDONLY | posix.O_NOFOLLOW
@@ -56,12 +56,13 @@ def owner_text(owner: bytes) -> str:
 
 
 def is_attachment(owner: bytes) -> bool:
-    """Did ADD write this content: an id alone, or an id and an interface? An operator's note has other words."""
+    """Return whether ADD wrote this content: an id alone, or an id and an interface. An operator's note has another
+    form."""
     return len(owner.split(None)) == (2 if b"\r\n" in owner else 1)
 
 
 def is_torn(content: bytes) -> bool:
-    """Is it what no complete write leaves: empty, or with bytes that no text has?"""
+    """Return whether the content is torn: empty, or with bytes that no text has. No complete write leaves that."""
     return not content or len(content.translate(None, CONTROL)) != len(content)
 
 
@@ -137,7 +138,8 @@ class AddressFiles:
             raise self.error("list", "", e) from None
 
     def read(self, name: str) -> bytes | None:
-        """The trimmed content of a file; None if it does not exist, NO_OWNER if it is not a file. Raises Unreadable."""
+        """Return the trimmed content of a file; None if it does not exist, NO_OWNER if it is no regular file. Raises
+        Unreadable."""
         try:
             content = read_file(name, READ, OWNER_BYTES, self.fd, regular=True)
             if len(content) == OWNER_BYTES:
@@ -167,7 +169,7 @@ class AddressFiles:
 
         A torn file is replaced. After an error there is no new file.
         """
-        self.changed = True             # also by what fails: a file may have been there for a moment
+        self.changed = True             # also after a failure: the file may have existed for a moment
         for _ in range(3):
             try:
                 write_file(name, owner, CREATE, self.fd, sync=self.sync)
@@ -177,7 +179,7 @@ class AddressFiles:
             except OSError as e:
                 raise self.error("create", name, e) from None
             if content is None:
-                continue                        # removed in between, by a program without the lock
+                continue                        # a program without the lock has removed it meanwhile
             if not is_torn(content):
                 return content
             self.warn(f"{self.path}/{name}: empty or torn address file reclaimed")
@@ -196,7 +198,8 @@ class AddressFiles:
             raise self.error("remove", name, e) from None
 
     def read_cursor(self, number: int) -> bytes | None:
-        """The last allocated address of range set `number`, packed, or None. Its loss costs fairness only."""
+        """The last allocated address of range set `number`, packed, or None. If it is lost, only the order of
+        allocation changes."""
         try:
             content = self.read(f"last_reserved_ip.{number}")
             return address.read_ip(content.decode("ascii")) if content else None
@@ -207,7 +210,7 @@ class AddressFiles:
             return None
 
     def write_cursor(self, number: int, packed: bytes) -> None:
-        """Note the last allocated address; a failure is a warning.
+        """Write the last allocated address; a failure is a warning.
 
         The file is overwritten and then cut. If it were truncated first, ext4 would write it to the disk on close.
         """

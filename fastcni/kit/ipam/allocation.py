@@ -70,7 +70,7 @@ def _take_next(store: Store, number: int, range_set: RangeSet, owner: bytes) -> 
     for first, last, gateway in search_order(range_set, store.files.read_cursor(number)):
         while (packed := store.index.next_free(first, last, gateway)) is not None:
             if store.take(packed, owner):
-                return packed           # else the index knows its owner now
+                return packed           # another owner has it, and the index knows this now
     return None
 
 
@@ -90,7 +90,7 @@ def release_each(store: Store, held: Iterable[tuple[bytes, bytes]]) -> list[tupl
 
 
 def is_full(store: Store, range_set: RangeSet) -> bool:
-    """Has the set no free address, also after a recheck?"""
+    """Return whether the set has no free address, also after a recheck."""
     return not _has_free(store, range_set) and not (store.recheck() and _has_free(store, range_set))
 
 
@@ -99,7 +99,7 @@ def _has_free(store: Store, range_set: RangeSet) -> bool:
 
 
 def usage(store: Store, range_set: RangeSet) -> str:
-    """How full a set is, for people: '10.1.0.0/29 of network "net", 5 of 5 addresses in use'."""
+    """Return how full a set is, as text: '10.1.0.0/29 of network "net", 5 of 5 addresses in use'."""
     used = sum(store.index.count(r.start, r.end) - (r.contains(r.gateway) and store.index.is_held(r.gateway))
                for r in range_set)
     size = sum(r.size() for r in range_set)

@@ -22,9 +22,9 @@ DATA_DIR = "/var/lib/cni/networks"
 
 
 class Keys:
-    """What all pods of a network share, so nothing changes it.
+    """The keys that all pods of a network share, so no code may change them.
 
-    data_dir, fsync     where the address files are, and whether they are synced
+    data_dir, fsync     the folder of the address files, and whether they are synced
     sets                the range sets, a tuple; this and the next two not for DEL and GC
     routes, resolv_conf routes as a result has them; a path or ""
     """
@@ -38,7 +38,7 @@ class Keys:
 
 
 def read_place(section: Section) -> Keys:
-    """The Keys of DEL and GC: where the addresses are. Raises CniError 7."""
+    """Read the Keys of DEL and GC: the folder of the address files. Raises CniError 7."""
     ipam = ipam_conf.ipam_section(section)
     keys = Keys()
     keys.data_dir = ipam.strict.text("dataDir") or DATA_DIR
@@ -61,7 +61,8 @@ def max_held(req: Request) -> float:
     """The number of addresses that the container's interface can have: one of each range set."""
     try:
         return len(req.conf.once(read_keys).sets)
-    except CniError:                    # a typo since the ADD: then an unread file may be the container's, too
+    # the ranges have a typo since the ADD: then a file that could not be read may be the container's, too
+    except CniError:
         return float("inf")
 
 

@@ -128,7 +128,7 @@ def _raw_sets(section: Section, key: str) -> Iterator[list[Section]]:
         for j, value in enumerate(values):
             if value is not None and not isinstance(value, dict):
                 raise section.wrong(f"{key}[{i}][{j}]", f'expected an object with "subnet", got {shown(value)}')
-            sections.append(Section(value or {}, section.path(f"{key}[{i}][{j}]")))
+            sections.append(section.below(value or {}, section.path(f"{key}[{i}][{j}]")))
         yield sections
 
 
@@ -175,7 +175,7 @@ def _read_range(section: Section) -> Range:
             raise ValueError(f"{key} {address.ip_text(packed)} not in network {r.network()}")
     r.start = start or address.plus(base, 1)
     r.end = end or (address.plus(last, -1) if bits == 32 else last)
-    if r.start > r.end:             # one of the two alone, on the far side of the other's default
+    if r.start > r.end:             # only one of the two is configured, and lies beyond the default of the other
         raise ValueError(f"{'RangeEnd' if end else 'RangeStart'} {address.ip_text(end or r.start)} "
                          f"not in network {r.network()}")
     return r

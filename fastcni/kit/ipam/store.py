@@ -9,7 +9,7 @@ The files are the truth, and both implementations can work on one directory. The
 and compared before it is removed, and if it contradicts the index, the index is corrected.
 
 The index misses two changes: inside an existing file (no program does this), and by a program without the lock in the
-microseconds in which this one has it. The next full range, GC or foreign change corrects that.
+microseconds in which this one has the lock. The next full range, GC or foreign change corrects the index.
 
 The index notes a file that cannot be read, and each request reads the file again. A request that may be about it fails
 with code 5 and the file's name; ADD allocates other addresses.
@@ -40,17 +40,20 @@ known_boot_id = b""                 # once read; it lasts as long as the process
 class Store:
     """A network's directory, open and locked inside `with`. Not for use by two threads at once.
 
-    `with Store(...) as store` gives None when the directory does not exist and create is False.
+    `with Store(...) as store` gives None when the directory does not exist and create is False. The first Store in a
+    new boot releases addresses of pods from before, see former.py; `released` has them, as (packed, owner). With
+    release_former=False it leaves that, and the index, to the next one.
     Methods raise CniError: 7 for a network name that cannot be a directory's name, 11 if the lock is not free in time,
     5 with the path and the kernel's message otherwise.
     """
 
-    __slots__ = ("create", "files", "index", "lock", "network")
+    __slots__ = ("create", "files", "index", "lock", "network", "release_former", "released")
 
     def __init__(self, data_dir: str, network: str, warn: Callable[[str], object], create: bool = False,
-                 sync: bool = False) -> None:
+                 sync: bool = False, release_former: bool = True) -> None:
         self.files = AddressFiles(data_dir, network, warn, sync)
-        self.network, self.create = network, create
+        self.network, self.create, self.release_former = network, create, release_former
+        self.released: list[tuple[bytes, bytes]] = []
         self.lock = -1
         self.index: Any = None          # an _ipam_bitmap.Index while it is open
 
@@ -68,6 +71,8 @@ class Store:
             self.index = _ipam_bitmap.Index(self.files.fd, boot_id())
             if self.index.fresh:
                 self._read_unknown()
+            elif self.index.former_ns and self.release_former:
+                self._begin_boot()
             else:
                 self.read_all()
             return self
@@ -83,6 +88,8 @@ class Store:
             self.files.write_out()
             # After a CniError files and index agree. After any other error the index is not written, so that the files
             # of a changed folder are read again.
+            if self.index.former_ns and not self.release_former:
+                return
             if self.index.dirty and (kind is None or issubclass(kind, CniError)):
                 self.index.sign()
             if self.index.trouble:
@@ -134,8 +141,16 @@ class Store:
             self.files.warn(f"{self.files.path}: empty or torn address files, taken as free: {some}{more}")
         return held, torn
 
+    def _begin_boot(self) -> None:
+        """Release the addresses of the former boot, and read the other files."""
+        from fastcni.kit.ipam import former
+
+        found = former.find(self)
+        self.read_all()
+        self.released = former.release(self, found)
+
     def _read_unknown(self) -> None:
-        """Read the files again that could not be read, and tell the index the owners of those that can be read now."""
+        """Read the unreadable files again, and note in the index the owners of the files that can be read now."""
         for packed in self.index.addresses_of(UNKNOWN):
             content = self.files.read_owner(address.ip_text(packed))
             if content != UNKNOWN:
@@ -147,13 +162,13 @@ class Store:
         return len(self.files.unreadable)
 
     def check_all_read(self) -> None:
-        """Raise CniError 5 if a file could not be read: its address may be the caller's."""
+        """Raise CniError 5 if a file could not be read: the address may belong to the caller's container."""
         if self.files.unreadable:
             raise self.files.unreadable[0]
 
     def recheck(self) -> bool:
-        """Before a range counts as full: if there are not as many files as in the index, read them. True if that freed
-        addresses.
+        """Before a range counts as full: if there are not as many files as in the index, read them. Return True if that
+        freed addresses.
 
         Only names are counted: 60,000 of them take 20 ms.
         """
@@ -166,14 +181,14 @@ class Store:
     # -- taking and releasing -------------------------------------------------------------------------
 
     def take(self, packed: bytes, owner: bytes) -> bool:
-        """Allocate the address to `owner`. False if another owner holds it; the index knows that then."""
+        """Allocate the address to `owner`. Return False if another owner holds it; then the index has that owner."""
         self.index.reserve()
         holder = self.files.create(address.ip_text(packed), owner)
         if holder is not None:
             self.index.hold(packed, holder)
             return False
         if not self.index.hold(packed, owner):
-            self.read_all()         # the index had it held, without a file: a program worked without the lock
+            self.read_all()         # the index says held, and there is no file: a program has worked without the lock
         return True
 
     def release(self, packed: bytes, owner: bytes) -> bool:
@@ -192,7 +207,7 @@ class Store:
             self.files.remove(name)
 
     def _has_owner(self, packed: bytes, owner: bytes) -> bool:
-        """Does the address's file have this owner? If not, correct the index. Raises Unreadable."""
+        """Return whether the address's file has this owner. If not, correct the index. Raises Unreadable."""
         content = self.files.read(address.ip_text(packed))
         if content == owner:
             return True
@@ -200,7 +215,7 @@ class Store:
         return False
 
     def _correct(self, packed: bytes, owner: bytes, content: bytes | None) -> None:
-        """The index had `owner` for this address, its file has `content`."""
+        """Correct the index, which has `owner` for this address, while the file has `content`."""
         self.index.drop(packed, owner)
         if content is not None and not is_torn(content):
             self.index.hold(packed, content)

@@ -1,10 +1,10 @@
-"""Wait for an announcement of the kernel, never for a time: a port is up, addresses are settled. Links gone:
+"""Wait for an announcement of the kernel, never for a time: a port is up, addresses are usable. For links that go:
 deletion.py."""
 
 from __future__ import annotations
 
 import posix
-from errno import ENOBUFS, ETIMEDOUT
+from errno import ENOBUFS, ENODEV, ETIMEDOUT
 from time import monotonic
 
 from fastcni._netlink import Batch
@@ -38,8 +38,8 @@ def port_up(sock: Socket, index: int, bridge_index: int) -> Link:
     """
     seen: list[Link] = []
 
-    def look(_=None):
-        link = rtnl.first_link(wire.exchange(sock, rtnl.get_link(Batch(), index=index)))
+    def look(_: object = None) -> bool:
+        link = _present(sock, index)
         if link.master != bridge_index:
             raise CniError(errors.TRY_AGAIN_LATER, f'port "{link.name}" has left its bridge',
                            "the bridge was deleted or changed while the pod was added")
@@ -50,7 +50,7 @@ def port_up(sock: Socket, index: int, bridge_index: int) -> Link:
         return any(kind == uapi.RTM_NEWLINK and rtnl.read_index(payload) == index
                    for kind, _, _, _, payload in messages) and look()
 
-    if look():                      # most are up by now
+    if look():                      # most links are up by now
         return seen[0]
     watcher = open_watcher()
     try:
@@ -65,13 +65,14 @@ def port_up(sock: Socket, index: int, bridge_index: int) -> Link:
     return seen[0]
 
 
-def settled(sock: Socket, watcher: Socket, link: Link) -> None:
+def wait_for_addresses(sock: Socket, watcher: Socket, link: Link) -> None:
     """Wait until no IPv6 address of `link` is tentative. Raises CniError for a duplicate, or after 5 s.
 
-    A link that is not operationally up finishes no detection; at the deadline that is no error, as in the reference. A
-    link without carrier, such as a tap that no process has opened, begins it later, with the carrier: no wait.
+    On a link that is not operationally up, duplicate address detection does not end; at the deadline that is no error,
+    as in the reference. A link without carrier, such as a tap that no process has opened, begins detection when it gets
+    a carrier, so there is no wait for it.
     """
-    def look(_=None):
+    def look(_: object = None) -> bool:
         tentative = False
         for kind, payload in wire.dump(sock, uapi.RTM_GETADDR, rtnl.ifaddrmsg(uapi.AF_INET6, 0, link.index),
                                        f"list IPv6 addresses of {link.name}"):
@@ -84,49 +85,52 @@ def settled(sock: Socket, watcher: Socket, link: Link) -> None:
             tentative |= item.index == link.index and bool(item.flags & uapi.IFA_F_TENTATIVE)
         return not tentative
 
-    def now():
-        return rtnl.first_link(wire.exchange(sock, rtnl.get_link(Batch(), index=link.index)))
-
-    if look() or not now().flags & uapi.IFF_LOWER_UP:
-        return
-    try:
-        _until(watcher, SETTLE_TIMEOUT_S, look, look)
-    except TimeoutError:
-        if now().operstate == uapi.IF_OPER_UP:
-            raise CniError(errors.INTERNAL, f'failed to settle addresses for "{link.name}": link {link.name} still has '
-                           f"tentative addresses after {SETTLE_TIMEOUT_S} seconds") from None
+    if not look() and _present(sock, link.index).flags & uapi.IFF_LOWER_UP:
+        _settle(sock, watcher, link, look, lambda: f'failed to settle addresses for "{link.name}": link {link.name} '
+                f"still has tentative addresses after {SETTLE_TIMEOUT_S} seconds")
 
 
 def local(sock: Socket, watcher: Socket, link: Link, table: int, addresses: Sequence[bytes]) -> None:
-    """Wait until `table` has a local route for each of these IPv6 addresses (packed): from then on the namespace takes
-    packets to them. The watcher receives RTNLGRP_IPV6_ROUTE. Raises CniError after 5 s.
+    """Wait until `table` has a local route for each of these IPv6 addresses (packed). From then on the namespace
+    accepts packets to them. The watcher receives RTNLGRP_IPV6_ROUTE. Raises CniError after 5 s.
 
-    Addresses of a link that is not operationally up may never settle; at the deadline that is no error.
+    Addresses of a link that is not operationally up may stay tentative; at the deadline that is no error.
     """
     from fastcni.kit.links import routing
 
-    def missing():
+    def missing() -> list[bytes]:
         there = {route.dst for route, _ in routing.routes(sock, (uapi.AF_INET6,))
                  if (route.table, route.kind) == (table, uapi.RTN_LOCAL)}
         return [packed for packed in addresses if packed not in there]
 
-    def look(_=None):
+    def look(_: object = None) -> bool:
         return not missing()
 
-    if look():
-        return
+    if not look():
+        _settle(sock, watcher, link, look, lambda: f"failed getting local/host addresses for {link.name} in table "
+                f"{table} with dst {', '.join(map(ip_text, missing()))}")
+
+
+def _settle(sock: Socket, watcher: Socket, link: Link, look: Callable[..., bool], failure: Callable[[], str]) -> None:
+    """Wait until look() is true. After 5 s raise CniError with the text failure(), if the link is operationally up."""
     try:
         _until(watcher, SETTLE_TIMEOUT_S, look, look)
     except TimeoutError:
-        now = rtnl.first_link(wire.exchange(sock, rtnl.get_link(Batch(), index=link.index)))
-        if now and now.operstate == uapi.IF_OPER_UP:
-            raise CniError(errors.INTERNAL, f"failed getting local/host addresses for {link.name} in table {table} "
-                           f"with dst {', '.join(map(ip_text, missing()))}") from None
+        if _present(sock, link.index).operstate == uapi.IF_OPER_UP:
+            raise CniError(errors.INTERNAL, failure()) from None
+
+
+def _present(sock: Socket, index: int) -> Link:
+    """Return the link as it is now. Raises NetlinkError if it is gone."""
+    link = rtnl.first_link(wire.exchange(sock, rtnl.get_link(Batch(), index=index)))
+    if link is None:
+        raise wire.NetlinkError(ENODEV, f"find link {index}")
+    return link
 
 
 def _until(watcher: Socket, seconds: float, done: Callable[[list[Any]], bool], look: Callable[[], bool]) -> None:
-    """Pass notifications to done() until it returns true. If the kernel dropped some, look() decides. Raises
-    TimeoutError."""
+    """Pass notifications to done() until it returns true. If the kernel dropped some, call look() in their place.
+    Raises TimeoutError."""
     deadline = monotonic() + seconds
     while True:
         left = deadline - monotonic()

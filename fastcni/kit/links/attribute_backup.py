@@ -14,7 +14,7 @@ import posix
 from fastcni._abandoned import check_request
 from fastcni.kit.call import files
 from fastcni.kit.links import attributes
-from fastcni.spec import errors, json
+from fastcni.spec import json
 from fastcni.spec.config import Section
 from fastcni.spec.errors import CniError
 
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from fastcni.kit.links.attributes import Values
 
 FOLDER = "/run/cni/tuning"
-MAX_BYTES = 1 << 16             # of a file that is read
+MAX_BYTES = 1 << 16             # bytes of a backup file
+BAD_FOLDER = "dataDir has to be a folder that can be written"
 
 
 def read_folder(keys: Section, default: str = FOLDER) -> str:
@@ -55,10 +56,10 @@ class Backup:
             return {}
 
     def keep(self, values: Values, undo: Undo) -> None:
-        """Write {attribute: value}. Values of an earlier ADD stay: the link came with them."""
+        """Write {attribute: value}. Values of an earlier ADD stay: these are the link's original ones."""
         before = self.read()
         after = {**values, **before}
-        if after == before:             # a file that is not written again cannot be lost by it
+        if after == before:             # equal content is not written again, so that no crash can lose the file
             self.set_mark()
             return
         undo(self.write, before)
@@ -72,7 +73,7 @@ class Backup:
         values = {key: values[key] for key in attributes.TABLE if key in values}
         check_request()
         self.set_mark()
-        files.write(self.path, json.write(values, 1))
+        files.write(self.path, json.write(values, 1), BAD_FOLDER)
 
     def set_mark(self) -> None:
         """Create the symbolic link."""
@@ -86,12 +87,12 @@ class Backup:
         except FileExistsError:
             return
         except OSError as e:
-            raise folder_error("write", self.path, e) from None
+            raise files.file_error("write", self.path, e, BAD_FOLDER) from None
 
     def remove(self) -> None:
         """Remove the file and its symbolic link; success if they do not exist."""
-        remove(self.path)
-        remove(self.mark)
+        for path in (self.path, self.mark):
+            files.remove(path, BAD_FOLDER)
 
 
 def gc(req: Request, folder: str) -> None:
@@ -99,34 +100,13 @@ def gc(req: Request, folder: str) -> None:
     stay."""
     own = marks(folder, req.name)
     valid = {f"{container_id}_{ifname}.json" for container_id, ifname in req.valid_attachments}
-    try:
-        names = posix.listdir(own)
-    except FileNotFoundError:
-        return
-    except OSError as e:
-        raise folder_error("list", own, e) from None
-    for name in names:
+    for name in files.names(own, BAD_FOLDER):
         if name not in valid:
-            remove(f"{folder}/{name}")
-            remove(f"{own}/{name}")
+            for path in (f"{folder}/{name}", f"{own}/{name}"):
+                files.remove(path, BAD_FOLDER)
             req.release(f"file {folder}/{name}")
 
 
 def marks(folder: str, network: str) -> str:
     """The directory of a network's symbolic links."""
     return f"{folder}/.fastcni/{network}"
-
-
-def remove(path: str) -> None:
-    check_request()
-    try:
-        posix.unlink(path)
-    except (FileNotFoundError, NotADirectoryError):
-        pass
-    except OSError as e:
-        raise folder_error("remove", path, e) from None
-
-
-def folder_error(verb: str, path: str, error: OSError) -> CniError:
-    return CniError(errors.IO_FAILURE, f"{verb} {path}: {posix.strerror(error.errno or 0)} (errno {error.errno})",
-                    "dataDir has to be a folder that can be written")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from fastcni.kernel.wire import Socket
     from fastcni.kit.call.request import Request
 
-    Values = dict[str, Any]         # str for mac, bool for FLAGS, int for the others
+    Values = dict[str, Any]         # types of values: str for mac, bool for FLAGS, int for the others
 
 # {attribute: (keyword of rtnl.set_link, CHECK's text)}, in the order of the backup file
 TABLE = {
@@ -51,7 +51,8 @@ def read_wanted(req: Request) -> Values:
 
 
 def read(pick: Callable[[str], Section]) -> Values:
-    """{attribute: value} of those that are set, in the order of TABLE; pick(key) is the Section that has the key.
+    """Return {attribute: value} of the attributes that are set, in the order of TABLE; pick(key) is the Section that
+    has the key.
 
     An empty mac and an mtu of 0 count as not set. Raises CniError 7 for a value that the kernel's field cannot hold.
     """
@@ -74,7 +75,7 @@ def of(link: Link) -> Values:
 
 
 def write(sock: Socket, link: Link, values: Values) -> None:
-    """Set attributes. If the kernel refuses one, the others are set. Raises NetlinkError."""
+    """Set attributes. If the kernel refuses one, the others are set nevertheless. Raises NetlinkError."""
     batch = Batch()
     for key, value in values.items():
         keyword, _ = TABLE[key]

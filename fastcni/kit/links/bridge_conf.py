@@ -37,9 +37,9 @@ class Conf:
     masquerade: Masquerade
     mac_check: bool             # macspoofchk
     ip_check: bool              # ipspoofchk
-    dns: dict[str, Any] | None  # of the result, None: what IPAM says
-    layer3: bool                # there is IPAM
-    ipv6: bool                  # the pod's link has IPv6
+    dns: dict[str, Any] | None  # of the result; None: the dns that IPAM returns
+    layer3: bool                # whether the network has IPAM
+    ipv6: bool                  # whether the pod's link has IPv6
 
 
 def read(keys: Section) -> Conf:
@@ -68,7 +68,7 @@ def read(keys: Section) -> Conf:
 
 
 def read_ending(keys: Section) -> Conf:
-    """Read the keys that DEL and GC need: those that say what ADD may have made."""
+    """Read the keys that DEL and GC need: these tell which state ADD may have made."""
     conf = Conf()
     conf.masquerade = Masquerade(keys, ending=True)
     read_source_checks(keys, conf)

@@ -83,7 +83,7 @@ def create(sock: Socket, conf: Conf, undo: Undo) -> Link | None:
 
 
 def restore_unused(sock: Socket, bridge: Link) -> None:
-    """Set the bridge down and not promiscuous again, as it was, unless another pod is on it by now."""
+    """Restore the bridge as it was, down or not promiscuous, unless another pod is on it by now."""
     if find.link(sock, index=bridge.index) and not find.port_count(sock, bridge):
         change.link(sock, bridge.index, up=bridge.up, promisc=promiscuous(bridge),
                     what=f'set bridge "{bridge.name}" as it was')
@@ -99,7 +99,7 @@ def delete_unused(sock: Socket, name: str) -> None:
 def add_port(req: Request, pod: Pod, bridge: Link, conf: Conf, undo: Undo) -> tuple[Link, Link]:
     """Make the pod's veth pair with its host end on the bridge, and return (host, inside).
 
-    Raises CniError 11 if the bridge has no room for another port, and whatever veth.add() raises.
+    Raises CniError 11 if the bridge is full (1,023 ports), and whatever veth.add() raises.
     """
     try:
         host, inside = veth.add(req, pod, undo, mtu=conf.mtu, master=bridge.index, mac=read_requested_mac(req),
@@ -108,7 +108,7 @@ def add_port(req: Request, pod: Pod, bridge: Link, conf: Conf, undo: Undo) -> tu
         if e.errno != EXFULL:
             raise
         raise full(bridge.name) from e
-    if conf.hairpin or conf.isolated:           # a new port has neither
+    if conf.hairpin or conf.isolated:           # a new port has neither flag
         what = f'failed to set bridge port flags of "{host.name}"'
         wire.exchange(pod.host, rtnl.set_bridge_port(Batch(), host.name, hairpin=conf.hairpin, isolated=conf.isolated,
                                                      what=what))

@@ -63,7 +63,7 @@ def pod_link(pod: Pod, link: Link, result: dict[str, Any], *, ipv6: bool = True,
 
 
 def broadcast(packed: bytes, prefix: int) -> bytes | None:
-    """Return the broadcast address that goes with an IPv4 address, None where there is none."""
+    """Return the broadcast address of an IPv4 address's subnet, None if the subnet has none."""
     return addresses.broadcast(packed, prefix) if len(packed) == 4 and prefix < 31 else None
 
 
@@ -129,6 +129,6 @@ def send_and_settle(pod: Pod, link: Link, batch: Batch) -> None:
         watcher = wire.open_socket(groups=(uapi.RTNLGRP_IPV6_IFADDR, uapi.RTNLGRP_LINK))
     try:
         wire.exchange(pod.inside, batch)
-        announced.settled(pod.inside, watcher, link)
+        announced.wait_for_addresses(pod.inside, watcher, link)
     finally:
         watcher.close()

@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from fastcni.kernel.wire import Socket
 
 DELETE_TIMEOUT_S = 30           # the kernel announces a veth gone within a millisecond
-LOOK_S = 0.1                    # between two looks whether the request could be sent
+LOOK_S = 0.1                    # seconds between two checks whether the request could be sent
 
 
 def delete(watcher: Socket, defer: Callable[..., None], index: int, name: str) -> None:
     """Delete link `index` of the watcher's namespace, and close the watcher. A link that is gone is fine.
 
-    Returns when the kernel has announced it gone; defer(fn, *args) waits for the acknowledgement. Raises NetlinkError,
-    CniError 11 if there is no announcement in time, CallerGone.
+    Returns when the kernel has announced it gone. defer(fn, *args) runs the wait for the acknowledgement. Raises
+    NetlinkError, CniError 11 if there is no announcement in time, CallerGone.
     """
     check_request()             # defer() sends in a thread that works on no request
     link = Deletion(index, name)
@@ -60,10 +60,10 @@ class Deletion:
 class DeleteRequest:
     """A request that deletes links.
 
-    sent       whether it was sent
-    asked      {sequence number: the deletions that its refusal is about}
-    remaining  {index: Deletion} of the links that are not gone
-    unsent     why it could not be sent
+    sent       whether the request was sent
+    asked      {sequence number of a message: the deletions that a refusal of it is about}
+    remaining  {index: Deletion} of the links that still exist
+    unsent     why the request could not be sent
     """
 
     __slots__ = ("deletions", "sent", "asked", "remaining", "deadline", "unsent")
@@ -86,7 +86,8 @@ class Deleter:
     def run(self, request: DeleteRequest) -> None:
         """Send the request, unless that was done before, and wait until each link is gone or has its error.
 
-        Raises CallerGone, and what is no Exception; run() can continue with the same request afterwards.
+        Raises CallerGone, and any BaseException that is not an Exception; run() can continue with the same request
+        afterwards.
         """
         try:
             if not request.sent:
@@ -109,7 +110,8 @@ class Deleter:
                 raise
 
     def send(self, request: DeleteRequest, write: Callable[..., dict[int, Sequence[Deletion]]]) -> None:
-        """Send messages for what remains; write(batch, deletions) makes them, and returns what goes into `asked`."""
+        """Send messages for the remaining links. write(batch, deletions) makes them, and returns the value for
+        `asked`."""
         batch = Batch(self.sequence)
         asked = write(batch, [*request.remaining.values()])
         request.asked |= asked
@@ -117,11 +119,11 @@ class Deleter:
         self.defer(send_out, self.watcher, batch.finish(), request)
 
     def write(self, batch: Batch, deletions: Sequence[Deletion]) -> dict[int, Sequence[Deletion]]:
-        """A message for each."""
+        """Write a message for each deletion."""
         return write_each(batch, deletions)
 
     def receive(self, seconds: float, request: DeleteRequest) -> None:
-        """Take the links out of `remaining` that the next notifications are about."""
+        """Remove from `remaining` the links that the next notifications are about."""
         try:
             messages = wire.watch(self.watcher, seconds)
         except OSError as e:
@@ -137,19 +139,20 @@ class Deleter:
 
     def answered(self, request: DeleteRequest, deletions: Sequence[Deletion], code: int, text: str,
                  offset: int) -> None:
-        """The kernel acknowledges (code 0) or refuses the message about these."""
+        """Handle the kernel's acknowledgement (code 0) or refusal of the message about these deletions."""
         for each in deletions:
             if code not in (0, ENODEV) and each.index in request.remaining:
                 each.error = wire.NetlinkError(code, each.what, text, offset)
             request.remaining.pop(each.index, None)
 
     def missed(self, request: DeleteRequest) -> None:
-        """The kernel had to drop announcements. The acknowledgement is still to come on the same socket."""
+        """Continue after the kernel had to drop announcements. The acknowledgement is still to come on the same
+        socket."""
 
 
 def send_out(watcher: Socket, data: bytes, request: DeleteRequest) -> None:
-    """For defer(): returns when the kernel has done what the request asks for. The waiter finds an error in the
-    request; if the watcher is closed by then, nobody waits."""
+    """For defer(): send the request, and return when the kernel has carried it out. The waiter finds an error in the
+    request. If the watcher is closed by then, no thread waits any more."""
     try:
         wire.send(watcher, data)
     except OSError as e:
@@ -159,7 +162,7 @@ def send_out(watcher: Socket, data: bytes, request: DeleteRequest) -> None:
 
 
 def write_each(batch: Batch, deletions: Sequence[Deletion]) -> dict[int, Sequence[Deletion]]:
-    """An RTM_DELLINK for each: {sequence number: [Deletion]}."""
+    """Write an RTM_DELLINK for each deletion. Return {sequence number: [Deletion]}."""
     asked: dict[int, Sequence[Deletion]] = {}
     for each in deletions:
         rtnl.del_link(batch, index=each.index, what=each.what)
@@ -172,5 +175,5 @@ def late(each: Deletion) -> CniError:
 
 
 def unfinished(each: Deletion) -> CniError:
-    """The error of a deletion whose request was abandoned by the one that sent it."""
+    """Return the error of a deletion whose request was abandoned by the thread that sent it."""
     return CniError(errors.TRY_AGAIN_LATER, f"{each.what}: the request that it shared was abandoned")

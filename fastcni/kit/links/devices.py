@@ -34,9 +34,9 @@ class Conf:
     __slots__ = ("layer3", "ipv6", "enable_dad", "dns")
 
     layer3: bool                        # there is IPAM
-    ipv6: bool                          # the link has IPv6
+    ipv6: bool                          # whether the link has IPv6
     enable_dad: bool
-    dns: dict[str, Any] | None          # of the result, None: what IPAM says
+    dns: dict[str, Any] | None          # of the result; None: the dns that IPAM returns
 
     def __init__(self, req: Request) -> None:
         self.layer3 = bool(ipam.read_type(keys_of(req)))
@@ -118,7 +118,7 @@ def complete(conf: Conf, result: Result, entry: dict[str, str]) -> Result:
 
 
 def of_interface_0(given: Result) -> Result:
-    """Return addresses and routes of a result, as those of the only interface."""
+    """Return the addresses and routes of a result. The addresses become those of its only interface."""
     return {"ips": [{**ip, "interface": 0} for ip in given["ips"]], "routes": given.get("routes", [])}
 
 
@@ -146,7 +146,8 @@ def check(req: Request, conf: Conf, kind: str = "") -> tuple[Pod, Link]:
     link = checks.link_in_pod(req, pod, previous)
     if kind and link.kind != kind:
         raise checks.wrong(f"Error: Container interface {link.name} not of type {kind}")
-    if conf.layer3 and not link.up:         # the link, not its routes, which the kernel has removed for that
+    # CHECK reports the link that is down, not its routes: the kernel has removed these because the link is down
+    if conf.layer3 and not link.up:
         raise checks.wrong(f"Interface {link.name} is down")
     checks.addresses_and_routes(pod, link, previous)
     return pod, link

@@ -1,4 +1,4 @@
-"""Links and their addresses, read from the kernel. Nothing here changes any."""
+"""Links and their addresses, read from the kernel. No function here changes a link."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ def pod_link(pod: Pod, name: str, message: str) -> Link:
 
 
 def host_link(mode: Mode, name: str) -> Link | None:
-    """Return the link with this name on the host, from memory where that is current. None: there is none."""
+    """Return the link with this name on the host, from the mode's memory if that is up to date. None: there is none."""
     return mode.recall(("link", name), lambda: link(mode.route, name))
 
 
 def host_end(req: Request, named: list[str]) -> int:
-    """Return the index of the host end of the pod's veth pair, which has one of these names. 0: none or several of the
-    names are those of a veth."""
+    """Return the index of the host end of the pod's veth pair, which has one of these names. 0: none of the names is
+    that of a veth, or several are."""
     pair = req.mode.find_pair(req)
     if pair and pair.name in named:
         return pair.index

@@ -59,8 +59,8 @@ def ensure_addresses(mode: Mode, bridge: Link, vlan_interface: Link | None, gate
                      conf: Conf, undo: Undo) -> None:
     """Give the link all `gateways`, and take conflicting addresses away if forceAddress allows it.
 
-    Every other IPv4 address conflicts, and an IPv6 address that overlaps. When the link gets an address, its MAC is
-    pinned: the MAC of a bridge that another program made may follow its ports.
+    Every other IPv4 address conflicts, and so does an IPv6 address of an overlapping subnet. When the link gets an
+    address, its MAC is fixed: the MAC of a bridge that another program made may change with its ports.
     """
     sock, link = mode.route, vlan_interface or bridge
     missing, conflicts = compare(mode, link, gateways)
@@ -82,7 +82,7 @@ def ensure_addresses(mode: Mode, bridge: Link, vlan_interface: Link | None, gate
     rtnl.set_link(batch, link.index, address=link.address, what=f'pin the MAC of "{link.name}"')
     undo(restore_addresses, sock, bridge, vlan_interface, missing, conflicts)
     for e in wire.attempt(sock, batch)[1]:
-        # Another ADD was first with the same address; or a secondary address went with its primary one.
+        # Another ADD has added the same address; or the kernel has removed a secondary address with its primary one.
         if e.errno not in (EEXIST, EADDRNOTAVAIL):
             raise e
 

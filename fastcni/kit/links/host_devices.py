@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 SYS, DEVICES = "/sys/", "/sys/devices/"
 BUSES = ("pci", "auxiliary")
 NOT_FOUND = "failed to find host device"
-DPDK_DRIVERS = ("vfio-pci", "uio_pci_generic", "igb_uio")       # a program drives such a device: it is no link
+# A program in user space drives such a device, so it is no link
+DPDK_DRIVERS = ("vfio-pci", "uio_pci_generic", "igb_uio")
 
 
 class Selector:
@@ -61,7 +62,8 @@ class Selector:
         link, name, why = None, "", "failed to find physical interface"
         if self.device:
             link, why = find.link(host, self.device), "Link not found"
-            if link is None:            # its pod ended without DEL: the kernel moved it back under the pod's name
+            # The pod ended without DEL, so the kernel moved the link back under its name in the pod
+            if link is None:
                 link, name = first(host, "alias", self.device), self.device
         elif self.hwaddr:
             link = first(host, "address", self.hwaddr)

@@ -62,7 +62,7 @@ def roll_back(ifname: str, host: Side, inside: Side, link: Link, name: str) -> N
         check_free(host, moved, link.name)
         move(moved, inside, host, link.name, link.alias)
     found = find.link(host.sock, link.name)
-    if found:                           # else another program has deleted it
+    if found:                           # otherwise another program has deleted the link
         mac = link.address if link.address != found.address else None   # some drivers refuse even the same MAC
         change.link(host.sock, found.index, up=link.up, address=mac, master=link.master,
                     what=f'failed to restore "{link.name}"')

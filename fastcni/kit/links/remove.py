@@ -44,5 +44,5 @@ def pod_link(req: Request, *, list_addresses: bool = False) -> tuple[list[bytes]
 
 
 def unfinished(ifname: str) -> str:
-    """The name in the pod of a link whose ADD has not renamed it yet. A killed ADD leaves it there."""
+    """Return the name that a link has in the pod until its ADD renames it. A killed ADD leaves a link of that name."""
     return f"fcni.{ifname[-10:]}"

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from fastcni.kernel.rtnl import Route
     from fastcni.kernel.wire import Socket
 
-    Routes = list[tuple[Route, bytes]]          # with the kernel's own message of each
+    Routes = list[tuple[Route, bytes]]          # each with the kernel's message about it
     Rules = list[tuple[Rule, bytes]]
     Add = Callable[[Batch], Any]                # adds one request to a Batch
 
@@ -59,12 +59,12 @@ def free_tables(taken: Collection[int], first: int, count: int = 1) -> list[int]
 
 
 def families_of(addresses: Iterable[bytes]) -> list[int]:
-    """Return AF_INET and AF_INET6 as far as packed addresses are of them. A kernel may know only one of the two."""
+    """Return the families of packed addresses: AF_INET, AF_INET6 or both. A kernel may know only one of the two."""
     return sorted({rtnl.family_of(packed) for packed in addresses})
 
 
 def send(sock: Socket, requests: Iterable[Add], fine: Collection[int] = ()) -> None:
-    """Send requests in as few batches as have room for them. Raises the first NetlinkError whose errno is not `fine`.
+    """Send requests in as few batches as possible. Raises the first NetlinkError whose errno is not `fine`.
 
     Each request is a function that adds it to a Batch.
     """
@@ -106,7 +106,8 @@ def restore(sock: Socket, index: int, families: Iterable[int], saved: Routes) ->
 
 
 def gateways_last(found: Routes) -> Routes:
-    """Return routes in an order in which the kernel accepts them: it must have a route to a gateway already."""
+    """Return routes in an order that the kernel accepts: it takes a route through a gateway only if it has a route to
+    the gateway."""
     return sorted(found, key=lambda pair: pair[0].gateway)
 
 

@@ -82,7 +82,7 @@ def move_routes(pod: Pod, undo: Undo, link: Link, ips: list[Address], gateways: 
                 warn: Callable[[str], None]) -> None:
     """Give each address a rule and a free table, and move the link's routes of the main table into these tables.
 
-    gateways  {4 or 16: packed}: these count, not the gateways of the addresses
+    gateways  {4 or 16: packed}: used in place of the gateways of the addresses
     hints     leave routes in the main table that choose the source address, see add_hints()
     warn      is called with a text for stderr
     """

@@ -6,6 +6,7 @@ from errno import EEXIST, EOPNOTSUPP, EXFULL
 
 from fastcni._netlink import Batch
 from fastcni.kernel import rtnl, uapi, wire
+from fastcni.kit.call.conf import MAX_VID
 from fastcni.kit.links import bridges, change, find, veth
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
     from fastcni.kit.call.request import Request
     from fastcni.kit.call.undo import Undo
     from fastcni.spec.config import Section
-
-MAX_VID = 4094                  # 4095 is reserved (IEEE 802.1Q)
 
 
 class Vlans:
@@ -174,7 +173,7 @@ def ensure_interface(mode: Mode, bridge: Link, keys: Vlans, undo: Undo) -> Link:
         found = find.link(sock, name) if e.errno == EEXIST else None
         if found is None:
             raise
-        return found                    # another ADD was first
+        return found                    # another ADD has made it
     port, found = find.new_link(sock, port_name), find.new_link(sock, name)
     for each in (port_name, name):      # as on the bridge: no pod changes the host's routes
         mode.offer_ipv6(each, "accept_ra", "0")

@@ -79,7 +79,7 @@ def enslave(pod: Pod, undo: Undo, link: Link, vrf: Link, present: Iterable[Addre
 
     The kernel makes the routes to the link's own subnets there. `present` are the link's addresses.
     """
-    # A router's addresses are not restored: its next advertisement does that.
+    # Addresses from a router's advertisements are not restored: the next advertisement does that.
     lasting = [item.packed for item in present if len(item.packed) == 16 and item.scope == uapi.RT_SCOPE_UNIVERSE
                and item.flags & uapi.IFA_F_PERMANENT]
     if lasting:                         # without the sysctl, the kernel removes them when the link goes down
@@ -96,8 +96,8 @@ def enslave(pod: Pod, undo: Undo, link: Link, vrf: Link, present: Iterable[Addre
 
 
 def set_master(pod: Pod, link: Link, index: int, table: int, lasting: Sequence[bytes]) -> None:
-    """Give the link the master `index`, 0 for none. Wait until `table` has the local routes of its IPv6 addresses
-    `lasting`."""
+    """Set the link's master to the link `index`; 0: the link gets no master. Then wait until `table` has the local
+    routes of the IPv6 addresses `lasting`, which stay on the link."""
     with pod.enter():
         watcher = wire.open_socket(groups=(uapi.RTNLGRP_IPV6_ROUTE,))
     try:
@@ -128,7 +128,7 @@ def delete_link(pod: Pod, ifname: str, name: str) -> None:
 
 
 def check_link(pod: Pod, ifname: str, name: str, table: int) -> None:
-    """Raise CniError if the link is not in the VRF `name`, or the VRF has not the table `table` (0: any)."""
+    """Raise CniError if the link is not in the VRF `name`, or if that VRF has another table than `table` (0: any)."""
     from fastcni.kit.call.checks import wrong
 
     vrf, link = find.link(pod.inside, name), find.link(pod.inside, ifname)

@@ -19,7 +19,7 @@ ETH_HLEN = 14                   # linux/if_ether.h: bytes, which count
 
 
 def find_host_end(req: Request, pod: Pod, result: dict[str, Any]) -> Link:
-    """The other end of CNI_IFNAME. Raises CniError 999 if there is none, or if the result does not list it."""
+    """Return the other end of CNI_IFNAME. Raises CniError 999 if there is none, or if the result does not list it."""
     if not result.get("interfaces"):
         raise CniError(errors.INTERNAL, "no interfaces provided")
     inside = find.link(pod.inside, req.ifname)

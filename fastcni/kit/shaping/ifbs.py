@@ -10,6 +10,7 @@ from fastcni.kit.call import names
 from fastcni.kit.call.undo import every
 from fastcni.kit.links import change, find, veth
 from fastcni.spec import errors
+from fastcni.spec.config import IFNAME_BYTES
 from fastcni.spec.errors import CniError
 
 TYPE_CHECKING = False
@@ -18,20 +19,19 @@ if TYPE_CHECKING:
     from fastcni.kit.call.request import Request
     from fastcni.kit.call.undo import Undo
 
-IFNAME_BYTES = 15               # IFNAMSIZ of linux/if.h, without the closing NUL
-MARK = "fastcni "               # then the mark of an attachment, as in nftables
+MARK = "fastcni "               # the start of the alias; then comes the mark of an attachment, as in nftables
 ALIAS_BYTES = uapi.IFALIASZ - 1
 
 
 def names_of(req: Request) -> tuple[str, str]:
-    """The names of the ifb, in the order of use: the reference's, which is one for a container; then one for an
-    interface, for a container's second."""
+    """Return the names of the ifb, in the order of use: first the reference's, which all interfaces of a container
+    share; then one that belongs to this interface alone."""
     each = req.name + req.container_id
     return names.digest(each, IFNAME_BYTES, "bwp"), names.digest(f"{each}:{req.ifname}", IFNAME_BYTES, "bwp")
 
 
 def is_own(req: Request, link: Link) -> bool:
-    """Does the link have the mark of this attachment?"""
+    """Return whether the link has the mark of this attachment."""
     return link.alias.startswith(MARK + names.hashes(req.name, req.container_id, req.ifname))
 
 

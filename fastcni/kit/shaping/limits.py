@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 RATES = ("ingressRate", "ingressBurst", "egressRate", "egressBurst")
 MAX_BITS = (1 << 64) - 1
 MAX_BURST_BYTES = 0xFFFFFFFF
-MAX_SUBNETS = 100               # the kernel compares every packet with one after the other
+MAX_SUBNETS = 100               # the kernel compares every packet with one subnet after the other
 
 
 class Limit:
-    """A rate for all traffic of one direction, or for that with some subnets.
+    """A rate for all traffic of one direction, or for the traffic with some subnets.
 
     rate, burst     bytes/s, bytes
-    subnets         [(packed, prefix)] that the limit is for, [] for all
-    exempt          the limit is for all traffic but that with the subnets
+    subnets         [(packed, prefix)] that the limit is for; []: all traffic
+    exempt          the limit is for all traffic except that with the subnets
     offsets         tc.SOURCE or tc.DESTINATION: where a packet has the address that is not the pod's
     """
 

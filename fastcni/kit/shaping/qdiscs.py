@@ -1,11 +1,11 @@
-"""The qdiscs that limit a link's rate: for all its packets, as in the reference, or for those with some subnets.
+"""The qdiscs that limit a link's rate: for all its packets, as in the reference, or for packets with some subnets.
 
     qdisc tbf 1: root rate .. burst .. lat 25ms       qdisc htb 1: root default 0x30, or 0 if only subnets are limited
                                                         class htb 1:30 rate .. burst ..
                                                           qdisc bfifo limit ..
                                                         filter u32 match ip src .. flowid 1:0 (not limited), or 1:30
 
-A link limits what it sends. What it receives is redirected to an ifb, which limits it:
+A link limits the packets that it sends. The packets that it receives are redirected to an ifb, which limits them:
 
     qdisc ingress ffff:
       filter u32 match all, action mirred egress redirect dev bwp...
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 
 LATENCY = 40                    # parts of a second that a packet may wait: 25 ms
 UNLIMITED, LIMITED = tc.handle(1), tc.handle(1, 0x30)
-DIRECT_PACKETS = 1000           # that may wait in 1:0, as in a veth's queue by default
-LOOPBACK_IFINDEX = 1            # of lo, in every namespace
+DIRECT_PACKETS = 1000           # packets that may wait in 1:0, as in a veth's queue by default
+LOOPBACK_IFINDEX = 1            # the index of lo, in every namespace
 
 
 def shape(limit: Limit) -> tc.Shape:
-    """The kernel's numbers. A value too large for its field becomes the field's greatest; the Go plugin lets it wrap
-    around."""
+    """Return a limit in the kernel's units. A value that is too large for its field becomes the field's greatest; the
+    Go plugin lets it wrap around."""
     buffer = int(limit.burst_us * tc.ticks_per_microsecond())
     return tc.Shape(limit.rate, min(limit.rate // LATENCY + limit.burst, tc.MAX_U32), min(buffer, tc.MAX_U32))
 

@@ -1,4 +1,4 @@
-"""CHECK of kit/shaping/qdiscs.py: does a link have its limit, and is what it receives redirected to its ifb?"""
+"""CHECK of kit/shaping/qdiscs.py: a link has its limit, and the packets that it receives are redirected to its ifb."""
 
 from __future__ import annotations
 
@@ -35,19 +35,21 @@ def check_limit(sock: Socket, link: Link, limit: Limit) -> None:
     wanted, found = qdiscs.shape(limit), read(sock, link, limit)
     for name in ("rate", "limit", "buffer"):
         actual, asked = getattr(found, name), getattr(wanted, name)
-        if asked not in (actual, tc.MAX_U32):      # at the field's greatest value the Go plugin has wrapped around
+        # The field has its greatest value, where the Go plugin has wrapped around
+        if asked not in (actual, tc.MAX_U32):
             raise wrong(f"{name.capitalize()} doesn't match", f"{link.name} has {actual}, configured are {asked}")
 
 
 def check_redirect(sock: Socket, link: Link, ifb: Link) -> None:
-    """Raise CniError 999 unless what a link receives is redirected to the ifb."""
+    """Raise CniError 999 unless the packets that a link receives are redirected to the ifb."""
     if qdiscs.redirect_filter(ifb) not in filters_of(sock, link, tc.INGRESS):
         raise wrong("Failed to find the filter that redirects to the ifb",
                     f"what {link.name} receives does not go to {ifb.name}")
 
 
 def read(sock: Socket, link: Link, limit: Limit) -> tc.Shape:
-    """The Shape of a link with that kind of limit. Raises CniError 999 for other qdiscs, classes or filters."""
+    """Return the limit of a link as a Shape, if its qdisc is of that kind. Raises CniError 999 for other qdiscs,
+    classes or filters."""
     kind, options = ask(sock, tc.get_qdisc(Batch(), link.index, uapi.TC_H_ROOT, "look up the root qdisc"))
     if kind != ("htb" if limit.subnets else "tbf"):
         raise wrong("Failed to find qdisc", f"the root qdisc of {link.name} is {kind or 'none'}")

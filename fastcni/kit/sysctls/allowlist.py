@@ -1,4 +1,4 @@
-"""The administrator's list of the sysctls that networks may set: one regular expression a line, unanchored."""
+"""The administrator's list of the sysctls that networks may set: one regular expression in each line, unanchored."""
 
 from __future__ import annotations
 

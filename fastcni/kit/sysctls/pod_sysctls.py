@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     Sysctls = dict[str, tuple[list[str], str]]
 
-UNREADABLE = (EACCES, EIO)      # of a sysctl that exists: it can be written only, or was never written
+UNREADABLE = (EACCES, EIO)      # the errnos of reading a sysctl that exists: it is write-only, or was never written
 
 
 def read_keys(req: Request) -> Sysctls:
@@ -51,7 +51,7 @@ def names(key: str, ifname: str) -> list[str]:
 
 
 def write(pod: Pod, undo: Undo, sysctls: Sysctls) -> None:
-    """Write {key: (names, value)}; the rollback writes the values of before. Raises CniError 999."""
+    """Write {key: (names, value)}; the rollback writes the earlier values. Raises CniError 999."""
     with pod.enter():
         for candidates, value in sysctls.values():
             name = first_existing(candidates)

@@ -1,0 +1,68 @@
+"""Find the executable of a plugin in CNI_PATH, by the rules and with the error texts of the Go library.
+
+It is a module beside invoke.py because fastcni's own delegates are found, but not executed.
+"""
+
+from __future__ import annotations
+
+import posix
+
+from fastcni._system import read_file
+from fastcni.spec import errors, json
+from fastcni.spec.errors import CniError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+MARK = b"fastcni"               # in the padding of the ELF header of fastcni's launchers
+EI_PAD, EI_NIDENT = 9, 16       # elf(5): where the padding is
+S_IFMT, S_IFREG = 0o170000, 0o100000        # stat(2)
+
+
+def find(name: str, dirs: Sequence[str]) -> str:
+    """Return the path of the plugin `name` in the first of `dirs` that has it as a regular file.
+
+    Raises CniError 4, 7 or 999. The mode is not checked: the error of exec says more than "not found" would.
+    """
+    if not name:
+        raise CniError(errors.INVALID_CONFIG, "no plugin name provided")
+    if "/" in name:
+        raise CniError(errors.INVALID_CONFIG, f"invalid plugin name: {name}")
+    if not dirs:
+        raise CniError(errors.INVALID_ENVIRONMENT, "no paths provided")
+    for where in dirs:
+        # An empty directory is the current one; "./" keeps exec from meaning anything else.
+        path = clean(f"{where}/{name}") if where else f"./{name}"
+        if is_file(path):
+            return path
+    raise CniError(errors.INTERNAL, f"failed to find plugin {json.quote(name)} in path [{' '.join(dirs)}]")
+
+
+def clean(path: str) -> str:
+    """Return the path as Go's filepath.Join does. Most paths need no change, and the import of os.path costs 0.9 ms."""
+    if "//" not in path and "/." not in path:
+        return path
+    from posixpath import normpath
+
+    return normpath(path)
+
+
+def is_file(path: str) -> bool:
+    try:
+        return posix.stat(path).st_mode & S_IFMT == S_IFREG
+    except (OSError, ValueError):
+        return False
+
+
+def is_own(path: str) -> bool:
+    """Return whether the file is one of fastcni's launchers. False for a missing file, a folder, or a file that this
+    process may not read. Raises CniError 5 or 11 if the file cannot be read for another reason: it may be a launcher of
+    fastcni, which must not run as a foreign plugin."""
+    try:
+        return read_file(path, posix.O_RDONLY | posix.O_NONBLOCK, EI_NIDENT)[EI_PAD:] == MARK
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError):
+        return False
+    except OSError as e:
+        raise CniError(errors.of_errno(e.errno or 0),
+                       f"read plugin {path}: {posix.strerror(e.errno or 0)} (errno {e.errno})") from None
