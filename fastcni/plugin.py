@@ -17,9 +17,9 @@ Rules: importing the module does nothing. State belongs to the request: in the s
 A plugin writes nothing to stdout, and reads the environment only from req.env. Wrap calls that block, except for the
 verbs here, in `with waiting():`. An exception other than CniError is reported as code 999, and the ADD is rolled back.
 
-Promise: this module follows semantic versioning. What `__all__` names, its parameters, and what the docstrings say is
-only changed incompatibly by a new major version of fastcni; before 1.0 by a new minor version. Other modules of fastcni
-may change at any time.
+Promise: this module follows semantic versioning. It covers the names in `__all__`, their parameters, and the statements
+of their docstrings. Only a new major version of fastcni changes these incompatibly; before 1.0 a new minor version may.
+Other modules of fastcni may change at any time.
 """
 
 from __future__ import annotations
@@ -50,19 +50,22 @@ if TYPE_CHECKING:
     class Plugin(Protocol):
         """The functions of a plugin module. `conf` is what read() returned for this request."""
 
-        def read(self, req: Request) -> Any:
+        def read(self, req: Request, /) -> Any:
             """Return the configuration, checked; change nothing. It is called before each command.
+
+            It asks for each key that the plugin has: `fastcni netconf --strict` takes other keys for misspelt.
 
             Raises CniError 7 for a bad value. DEL should ignore what it does not need.
             """
 
-        def add(self, req: Request, conf: Any, undo: Undo) -> Result:
+        def add(self, req: Request, conf: Any, undo: Undo, /) -> Result:
             """ADD. Each step registers its rollback with undo(fn, *args); an exception runs these in reverse order."""
 
-        def delete(self, req: Request, conf: Any) -> None:
-            """DEL. What is gone already is no error, nor is a pod whose namespace is gone (req.netns_gone())."""
+        def delete(self, req: Request, conf: Any, /) -> None:
+            """DEL. A link or a rule that is gone already is no error, nor is a pod whose namespace is gone
+            (req.netns_gone())."""
 
-        def check(self, req: Request, conf: Any) -> None:
+        def check(self, req: Request, conf: Any, /) -> None:
             """CHECK. Raises CniError if the attachment is not as prevResult says."""
 
 
@@ -105,7 +108,7 @@ def configure_link(pod: Pod, link: Link, result: Result) -> None:
     """Give a link in the pod the addresses and routes of a result, and set it up.
 
     A route without "gw" goes to the first gateway of its family. No rollback is needed: addresses and routes go with
-    the link. Raises NetlinkError, CniError 7 for a number that the kernel has no room for.
+    the link. Raises NetlinkError, CniError 7 for a number that is too large for the kernel.
     """
     configure.pod_link(pod, link, result)
 

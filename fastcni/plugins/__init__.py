@@ -35,9 +35,11 @@ CHAINED = {
     "tuning": "fastcni.plugins.tuning",
     "vrf": "fastcni.plugins.vrf",
 }
+KINDS = {"interface": INTERFACE, "ipam": IPAM, "chained": CHAINED}
 BUILT_IN = INTERFACE | IPAM | CHAINED
-TABLE = dict(BUILT_IN)          # with those of other distributions: third_party.register(), launcher/modules.py
-REQUIRED = ("read", "add", "delete", "check")       # what a plugin module has to have, see fastcni.plugin.Plugin
+TABLE = dict(BUILT_IN)          # third_party.register() and launcher/modules.py add the plugins of other distributions
+# The functions that a plugin module has to have, see fastcni.plugin.Plugin
+REQUIRED = ("read", "add", "delete", "check")
 
 
 def load(kind: str) -> ModuleType:
@@ -56,7 +58,7 @@ def load(kind: str) -> ModuleType:
 def load_third_party(kind: str, name: str) -> ModuleType:
     """The module of a plugin of another distribution. Raises CniError 50 if it cannot be imported or is incomplete."""
     try:
-        __import__(name)
+        __import__(name)                # waits if another thread is importing it
     except (Exception, SystemExit) as e:
         raise CniError(errors.PLUGIN_NOT_AVAILABLE, f'plugin "{kind}" cannot be imported: {type(e).__name__}: {e}',
                        f"{name} is a module of another distribution") from e
@@ -68,9 +70,15 @@ def load_third_party(kind: str, name: str) -> ModuleType:
     return module
 
 
+def kind_of(plugin: str) -> str:
+    """Return the key of KINDS for a plugin type. A plugin of another distribution declares it by KIND."""
+    own = [kind for kind, table in KINDS.items() if plugin in table]
+    return own[0] if own else getattr(load(plugin), "KIND", "interface")
+
+
 def gives_addresses(kind: str) -> bool:
     """Whether a plugin of that name can be an IPAM plugin. fastcni's interface plugins cannot: they would call
-    themselves. One of another distribution says so by `KIND = "ipam"`."""
+    themselves. A plugin of another distribution declares it by `KIND = "ipam"`."""
     if kind in BUILT_IN:
         return kind in IPAM
-    return kind not in TABLE or getattr(load(kind), "KIND", "interface") == "ipam"
+    return kind not in TABLE or kind_of(kind) == "ipam"

@@ -1,7 +1,7 @@
-"""bandwidth: limits the rate at which a pod receives and sends. Ingress is what comes into the pod.
+"""bandwidth: limits the rate at which a pod receives and sends. Ingress is the traffic into the pod.
 
-The host end of the pod's veth limits what it sends to the pod. What it receives from the pod is redirected to an ifb,
-which limits it.
+The host end of the pod's veth pair limits the packets that it sends to the pod. The packets that it receives from the
+pod are redirected to an ifb, which limits them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from fastcni.kit.shaping.limits import Limits
 
 CAPABILITIES = ("bandwidth",)
-VERSIONS = version.ALL[version.ALL.index("0.3.0"):]         # before, results have no interfaces
+VERSIONS = version.ALL[version.ALL.index("0.3.0"):]         # results of earlier versions have no interfaces
 
 
 def read(req: Request) -> Limits | None:

@@ -1,4 +1,4 @@
-"""dummy: a link that leads nowhere, for addresses that a pod is to have all the same."""
+"""dummy: a link that drops every packet, for addresses that only the pod itself uses."""
 
 from __future__ import annotations
 

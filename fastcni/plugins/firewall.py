@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from fastcni.kit.call.undo import Undo
     from fastcni.kit.firewall.forward import Conf
 
-VERSIONS = version.ALL[version.ALL.index("0.4.0"):]         # as the reference: before there is no CHECK
+VERSIONS = version.ALL[version.ALL.index("0.4.0"):]         # as the reference: older versions have no CHECK
 
 
 def read(req: Request) -> Conf:

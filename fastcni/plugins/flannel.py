@@ -22,9 +22,11 @@ if TYPE_CHECKING:
 
     Document = dict[str, Any]
 
+DELEGATE, IPAM = "bridge", "host-local"             # if the configuration names none
 SUBNET_FILE, DATA_DIR = "/run/flannel/subnet.env", "/var/lib/cni/flannel"
-KEPT_KEYS = ("runtimeConfig", "args")               # of the request, for the delegate; kept with its configuration
-REQUEST_KEYS = ("prevResult", "cni.dev/valid-attachments")      # of each request, for the delegate
+# Keys of the request for the delegate; kept with the delegate's configuration
+KEPT_KEYS = ("runtimeConfig", "args")
+REQUEST_KEYS = ("prevResult", "cni.dev/valid-attachments")      # keys of each request for the delegate
 
 
 class Conf:
@@ -78,23 +80,23 @@ def compose(req: Request, conf: Conf) -> Document:
     """The delegate's configuration. Raises CniError 6 or 11 if flanneld's file is missing or incomplete."""
     subnet = flannel_files.read_subnet(conf.subnet_file)
     document = {**conf.delegate.values, "name": req.name, "cniVersion": req.version}
-    defaults = {"type": "bridge", "ipMasq": not subnet.masquerades, "mtu": subnet.mtu}
-    if conf.delegate.text("type", "bridge") == "bridge":
+    defaults = {"type": DELEGATE, "ipMasq": not subnet.masquerades, "mtu": subnet.mtu}
+    if conf.delegate.text("type", DELEGATE) == "bridge":
         defaults["isGateway"] = True
     fill(document, defaults)
     routes = conf.ipam.items("routes") + [{"dst": network} for network in subnet.networks]
     document["ipam"] = {**conf.ipam.values, "ranges": [[{"subnet": one}] for one in subnet.subnets], "routes": routes}
-    fill(document["ipam"], {"type": "host-local"})
+    fill(document["ipam"], {"type": IPAM})
     return document | given(req, KEPT_KEYS)
 
 
 def given(req: Request, keys: tuple[str, ...]) -> Document:
-    """Those of the keys that the request has."""
+    """Return the given keys that the request has, with their values."""
     return {key: req.conf.raw(key) for key in keys if req.conf.has(key)}
 
 
 def fill(document: Document, defaults: Document) -> None:
-    """Add the defaults of keys that the document lacks; keys match in any case."""
+    """Add the defaults of the keys that the document lacks. Keys match in any case."""
     present = fold(document)
     document.update({key: value for key, value in defaults.items() if key.lower() not in present})
 

@@ -92,7 +92,7 @@ def delete(req: Request, conf: Conf) -> None:
     with open_store(req, conf) as store:
         if store is None:
             return
-        for owner in (conf.owner, owner_of(req.container_id)):      # the id alone: files from before CNI 0.7
+        for owner in (conf.owner, owner_of(req.container_id)):      # the id alone: in files of plugins before 0.7
             released = allocation.release_each(store, [(packed, owner) for packed in store.index.addresses_of(owner)])
             if released:
                 break
@@ -117,6 +117,8 @@ def gc(req: Request, conf: Conf) -> None:
     with open_store(req, conf) as store:
         if store is None:
             return
+        for packed, owner in store.released:        # of the former boot
+            req.release(f"address {address.ip_text(packed)}", owner_text(owner))
         held, torn = store.read_all()
         for packed in torn:
             store.release_torn(packed)
@@ -127,8 +129,8 @@ def gc(req: Request, conf: Conf) -> None:
 
 
 def status(req: Request, conf: Conf) -> None:
-    """Can ADD allocate addresses? Creates nothing. A full range is a warning: to a runtime a failure is a node without
-    network, and it evicts the node's pods."""
+    """Check whether ADD can allocate addresses. Creates nothing. A full range is a warning: for a runtime a failure
+    means a node without network, and the runtime evicts the node's pods."""
     try:
         with open_store(req, conf) as store:
             if store is None:
@@ -143,10 +145,11 @@ def status(req: Request, conf: Conf) -> None:
 
 
 def open_store(req: Request, conf: Conf, create: bool = False) -> Store:
-    return Store(conf.keys.data_dir, req.name, req.warn, create=create, sync=conf.keys.fsync)
+    return Store(conf.keys.data_dir, req.name, req.warn, create=create, sync=conf.keys.fsync,
+                 release_former=req.command not in ("CHECK", "STATUS"))
 
 
 def read_dns(path: str) -> dict[str, Any]:
-    from fastcni.kit.ipam import resolv_conf  # few networks name a file
+    from fastcni.kit.ipam import resolv_conf  # imported here, because few networks name a file
 
     return resolv_conf.read(path)

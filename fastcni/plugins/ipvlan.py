@@ -75,7 +75,7 @@ def check(req: Request, conf: Conf) -> None:
     from fastcni.kit.call import checks
 
     pod, link = devices.check(req, conf, "ipvlan")
-    if conf.master.name:                # else it was the link of the default route, which may have changed since
+    if conf.master.name:                # otherwise it was the link of the default route, which may have changed since
         conf.master.find(req, pod)
     checks.same("Container IPVlan mode", kinds.ipvlan_mode(link), conf.mode)
 
@@ -84,6 +84,6 @@ gc = devices.gc
 
 
 def status(req: Request, conf: Conf) -> None:
-    if conf.master.name:                # else it may come from prevResult, which STATUS does not have
+    if conf.master.name:                # otherwise it may come from prevResult, which STATUS does not have
         conf.master.status(req)
     devices.status(req, conf, "ipvlan")

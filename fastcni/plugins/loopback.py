@@ -13,15 +13,16 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from fastcni.kernel.rtnl import Link
     from fastcni.kit.call.request import Request
     from fastcni.kit.call.undo import Undo
+    from fastcni.kit.links.find import Link
 
 MISSING = "failed to find the loopback interface"
 
 
 def read(req: Request) -> dict[str, Any] | None:
-    """The prevResult, if there is one: the plugin has no keys. DEL reads nothing, so that nothing can make it fail."""
+    """Return prevResult, if there is one: the plugin has no keys. DEL reads nothing, so that no configuration can make
+    it fail."""
     if req.command == "DEL":
         return None
     try:

@@ -1,4 +1,4 @@
-"""macvlan: a link with a MAC of its own on a link of the host: the pod is a station of the master's network."""
+"""macvlan: a link with a separate MAC on a link of the host: the pod is a station of the master's network."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""sbr: source-based routing: what the pod sends from an address of the link goes by that link.
+"""sbr: source-based routing: packets that the pod sends from an address of its link leave by that link.
 
 A rule for each address chooses a routing table, and the link's routes move there from the main table.
 """
@@ -17,9 +17,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from fastcni.kernel.rtnl import Link
     from fastcni.kit.call.request import Request
     from fastcni.kit.call.undo import Undo
+    from fastcni.kit.links.find import Link
 
 
 class Conf:
@@ -27,8 +27,8 @@ class Conf:
 
     __slots__ = ("table", "gateways", "hints")
 
-    table: int                          # 0: free ones
-    gateways: dict[int, bytes]          # {4 or 16: packed}: in place of those of the addresses
+    table: int                          # 0: tables that are free
+    gateways: dict[int, bytes]          # {4 or 16: packed}: in place of the gateways of the addresses
     hints: bool                         # addSourceHints
 
 
@@ -46,7 +46,7 @@ def add(req: Request, conf: Conf, undo: Undo) -> dict[str, Any]:
     previous, ips = pod_addresses(req)
     pod = Pod(req)
     with netns.locked(pod.netns_fd, req.warn):
-        if conf.table:                  # its routes are another plugin's business
+        if conf.table:                  # another plugin is responsible for the routes in that table
             for packed, _, _ in ips:
                 source_routing.add_rule(pod, undo, packed, conf.table)
         else:

@@ -64,7 +64,8 @@ def delete(req: Request, conf: None) -> None:
 
 
 def check(req: Request, conf: Conf) -> None:
-    """An address of the configuration that has a gateway has the same one in prevResult, if it is there."""
+    """Check that each configured address with a gateway has the same gateway in prevResult, if prevResult has the
+    address."""
     result = read_prev_result(req.conf, req.version)
     if result is None:
         raise CniError(INVALID_CONFIG, "Required prevResult missing")

@@ -1,4 +1,4 @@
-"""tap: a TAP device in the pod, for a program there that is a network of its own: a virtual machine, a VPN, DPDK."""
+"""tap: a TAP device in the pod, for a virtual machine, a VPN or DPDK in it."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from fastcni.kernel.rtnl import Link
     from fastcni.kit.call.request import Request
     from fastcni.kit.call.undo import Undo
+    from fastcni.kit.links.find import Link
 
 CAPABILITIES, ARGS = ("mac",), ("MAC",)
 
@@ -73,7 +73,7 @@ def check(req: Request, conf: Conf) -> None:
     pod, link = devices.check(req, conf, "tun")
     wanted = {"type": "tap", "multiQueue": conf.multi_queue, "owner": conf.owner, "group": conf.group}
     for key, found in kinds.tun(link).items():
-        if wanted[key] is not None:             # without the key, a program in the pod may have set it
+        if wanted[key] is not None:             # not compared without the key: a program in the pod may have set it
             checks.same(f"container tap {key}", found, wanted[key])
     if conf.bridge:
         master = find.link(pod.inside, index=link.master) if link.master else None

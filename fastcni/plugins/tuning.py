@@ -19,10 +19,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from fastcni.kernel.rtnl import Link
     from fastcni.kit.call.request import Request
     from fastcni.kit.call.undo import Undo
     from fastcni.kit.links.attributes import Values
+    from fastcni.kit.links.find import Link
     from fastcni.kit.sysctls.pod_sysctls import Sysctls
 
 CAPABILITIES, ARGS = ("mac",), attributes.ARGS
@@ -94,7 +94,7 @@ def gc(req: Request, conf: Conf) -> None:
 
 
 def status(req: Request, conf: Conf) -> None:
-    """Every sysctl of the configuration is on the administrator's list."""
+    """Check that every sysctl of the configuration is on the administrator's list."""
     try:
         allowlist.check(conf.sysctls)
     except CniError as e:

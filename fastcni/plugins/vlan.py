@@ -5,7 +5,7 @@ from __future__ import annotations
 from errno import EEXIST
 
 from fastcni.kernel import kinds
-from fastcni.kit.call.conf import read_requested_mac
+from fastcni.kit.call.conf import MAX_VID, read_requested_mac
 from fastcni.kit.links import devices
 from fastcni.kit.links.master import Master, check_mtu
 from fastcni.kit.links.pod import Pod
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from fastcni.kit.call.undo import Undo
 
 CAPABILITIES, ARGS = ("mac",), ("MAC",)
-MAX_VID = 4094                     # 4095 is reserved (IEEE 802.1Q)
 
 
 class Conf(devices.Conf):

@@ -1,4 +1,4 @@
-"""vrf: puts the pod's link into a VRF: a link that has a routing table of its own for those that are in it.
+"""vrf: puts the pod's link into a VRF: the links in a VRF share a separate routing table.
 
 DEL takes it out again, and deletes the VRF with its last link.
 """

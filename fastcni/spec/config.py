@@ -31,7 +31,7 @@ class Section:
 
     values  the object as decoded
     where   its path for errors, "ipam.ranges[0]"; "" for the top
-    common  the Section that this one shares with others but for prevResult; None: itself
+    common  the Section without prevResult, which this one shares with others; None: this Section itself
     """
 
     __slots__ = ("_common", "_folded", "_read", "values", "where")
@@ -46,7 +46,8 @@ class Section:
         return self._common or self
 
     def once(self, read: Callable[[Section], T]) -> T:
-        """The result of read(common Section), kept. Many requests may share it, so do not change it."""
+        """Return the result of read(common Section), which is called once. Many requests may share it, so do not change
+        it."""
         common = self._common or self
         if common._read is None:
             common._read = {}
@@ -57,7 +58,7 @@ class Section:
         return found
 
     def raw(self, key: str, default: Any = None) -> Any:
-        """The value as decoded, `default` where absent."""
+        """Return the value as decoded; the parameter `default` if the key is absent."""
         value = self.values.get(key)
         if value is None:
             if self._folded is None:
@@ -66,30 +67,30 @@ class Section:
         return default if value is None else value
 
     def has(self, key: str) -> bool:
-        """Is there a value that is not null?"""
+        """Return whether there is a value that is not null."""
         return self.raw(key) is not None
 
     def text(self, key: str, default: str | None = "") -> Any:
-        """A string, `default` where absent."""
+        """Return a string; the parameter `default` if the key is absent."""
         return self._typed(key, str, "a string", default)
 
     def flag(self, key: str, default: bool = False) -> bool:
-        """true or false, `default` where absent."""
+        """Return true or false; the parameter `default` if the key is absent."""
         found: bool = self._typed(key, bool, "true or false", default)
         return found
 
     def items(self, key: str) -> list[Any]:
-        """The list under `key`, [] where absent."""
+        """Return the list under `key`, [] if the key is absent."""
         found: list[Any] = self._typed(key, list, "a list", [])
         return found
 
     def section(self, key: str) -> Section:
-        """The Section under `key`, an empty one where absent."""
-        return self._below(self._typed(key, dict, "an object", {}), self.path(key))
+        """Return the Section under `key`, an empty one if the key is absent."""
+        return self.below(self._typed(key, dict, "an object", {}), self.path(key))
 
     def integer(self, key: str, default: Any = 0, low: int | None = None, high: int | None = None) -> Any:
-        """An integer from low to high, without bounds one of 64 bits; `default` where absent. 1500.0 is not an
-        integer."""
+        """Return an integer from low to high, or without bounds any integer of 64 bits; the parameter `default` if the
+        key is absent. 1500.0 is not an integer."""
         value = self.raw(key)
         if value is None:
             return default
@@ -100,7 +101,7 @@ class Section:
         return value
 
     def texts(self, key: str) -> list[str]:
-        """A list of strings, [] where absent; a null in it is an empty string, as in Go."""
+        """Return a list of strings, [] if the key is absent; a null in it is an empty string, as in Go."""
         values = ["" if value is None else value for value in self.items(key)]
         for i, value in enumerate(values):
             if type(value) is not str:
@@ -108,16 +109,16 @@ class Section:
         return values
 
     def sections(self, key: str) -> list[Section]:
-        """A list of objects as Sections, [] where absent; a null in it is an empty object, as in Go."""
+        """Return a list of objects as Sections, [] if the key is absent; a null in it is an empty object, as in Go."""
         found = []
         for i, value in enumerate(self.items(key)):
             if value is not None and type(value) is not dict:
                 value = self.bad(f"{key}[{i}]", f"expected an object, got {shown(value)}", {})
-            found.append(self._below(value or {}, self.path(f"{key}[{i}]")))
+            found.append(self.below(value or {}, self.path(f"{key}[{i}]")))
         return found
 
     def ip(self, key: str) -> bytes | None:
-        """An address as 4 or 16 bytes; None where absent or empty."""
+        """Return an address as 4 or 16 bytes; None if the key is absent or empty."""
         text = self.text(key)
         try:
             return address.read_ip(text) if text else None
@@ -126,7 +127,8 @@ class Section:
             return None
 
     def cidr(self, key: str) -> tuple[bytes, int] | None:
-        """`address/prefix` as (packed, prefix length), host bits kept; None where absent (empty is an error)."""
+        """Return `address/prefix` as (packed, prefix length), host bits kept; None if the key is absent. An empty text
+        is an error."""
         text = self.text(key, None)
         try:
             return None if text is None else address.read_cidr(text)
@@ -151,7 +153,8 @@ class Section:
         """The same Section, but not Lenient."""
         return self
 
-    def _below(self, values: dict[str, Any], where: str) -> Section:
+    def below(self, values: dict[str, Any], where: str) -> Section:
+        """A Section of the same kind for an object below this one; `where` is its path."""
         return Section(values, where)
 
     def _typed(self, key: str, kind: type, expected: str, default: Any) -> Any:
@@ -166,7 +169,7 @@ class Section:
 class Lenient(Section):
     """A Section for DEL: a bad value counts as absent, and warn(text) is called.
 
-    A bad flag counts as true: ADD may have made what the flag asks for, and DEL has to look for it.
+    A bad flag counts as true: ADD may have made what the flag asks for, so DEL has to search for it.
     """
 
     __slots__ = ("warn",)
@@ -187,12 +190,13 @@ class Lenient(Section):
     def strict(self) -> Section:
         return Section(self.values, self.where)
 
-    def _below(self, values: dict[str, Any], where: str) -> Section:
+    def below(self, values: dict[str, Any], where: str) -> Section:
         return Lenient(values, self.warn, where)
 
 
 def fold(values: dict[str, Any]) -> dict[str, Any]:
-    """The values that are not null, by their keys in lower case; of several spellings the last."""
+    """Return the values that are not null, by their keys in lower case. Of several spellings of a key the last one
+    counts."""
     return {key.lower(): value for key, value in values.items() if value is not None}
 
 
@@ -241,7 +245,7 @@ def check_ifname(text: str) -> None:
 
 
 def is_name(text: str) -> bool:
-    """Does all of the text match [a-zA-Z0-9][a-zA-Z0-9_.-]*? Such a name can be a file's."""
+    """Return whether all of the text matches [a-zA-Z0-9][a-zA-Z0-9_.-]*. Such a name can be the name of a file."""
     bare = text.replace("_", "").replace(".", "").replace("-", "")
     return text.isascii() and text[:1].isalnum() and bare.isalnum()
 

@@ -15,7 +15,7 @@ INVALID_ENVIRONMENT = 4
 IO_FAILURE = 5
 DECODING_FAILURE = 6
 INVALID_CONFIG = 7
-INVALID_NETNS = 8               # of the reference library, not of the spec
+INVALID_NETNS = 8               # codes of the reference library, not of the spec
 TRY_AGAIN_LATER = 11
 PLUGIN_NOT_AVAILABLE = 50
 LIMITED_CONNECTIVITY = 51
@@ -25,7 +25,7 @@ EXHAUSTED = (ENOMEM, ENFILE, EMFILE)        # the request may succeed later
 
 
 def of_errno(number: int) -> int:
-    """The code for a file that cannot be read, by the errno of the attempt."""
+    """Return the code for a file that cannot be read, by the errno of the attempt."""
     return TRY_AGAIN_LATER if number in EXHAUSTED else IO_FAILURE
 
 

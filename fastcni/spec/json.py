@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 SPACE = " \t\n\r"
-MAX_DEPTH = 500         # of nested lists and objects. Go allows 10,000; every Python can recurse this deep
+MAX_DEPTH = 500         # depth of nested lists and objects. Go allows 10,000; every Python can recurse to this depth
 EXACT = 1 << 53         # integers up to here are exact as a float64
 HEX = "0123456789abcdefABCDEF"
 
@@ -239,7 +239,7 @@ def put_value(value: Any, put: Callable[[str], object], colon: str, line: str, s
 
 def float_text(number: float) -> str:
     """A float as Go prints it: shortest, 1 for 1.0, exponents only below 1e-6 and from 1e21 on."""
-    if number - number:         # NaN is true as well
+    if number - number:         # true for NaN, too
         raise ValueError(f"json: unsupported value: {number}")
     text, _, exponent = repr(number).partition("e")
     if not exponent:
@@ -271,7 +271,8 @@ def escape(c: str) -> str:
 def normalize(value: Any) -> Any:
     """The value as a Go map[string]interface{} holds it: each number is a float64.
 
-    Integers that are exact as a float64 stay integers, which print the same. Raises JsonError for one too large.
+    Integers that are exact as a float64 stay integers, which print the same. Raises JsonError for a number that is too
+    large.
     """
     if type(value) is dict:
         return {key: item if type(item) is str else normalize(item) for key, item in value.items()}

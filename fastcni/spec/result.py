@@ -57,7 +57,7 @@ def real(value: Any) -> int:
 
 
 def real_index(value: Any) -> int:
-    """An integer that is both."""
+    """An integer that is printed also if it is 0, and that the reference prints as a float64."""
     return integer(value)
 
 
@@ -121,7 +121,7 @@ def create(version: str, document: Any) -> Result:
 
 
 def create_any(document: Any) -> Result:
-    """As create(), by the version of the document itself, 0.1.0 if it has none."""
+    """Do the same as create(), by the version that the document names, 0.1.0 if it names none."""
     try:
         version = read({} if document is None else document, SHAPE_A[:1]).get("cniVersion", "")
     except CniError as e:
@@ -231,7 +231,8 @@ def drop_ip_version(result: Result) -> Result:
 
 
 def add_ip_version(result: Result) -> Result:
-    """1.0.0 to 0.4.0; members of interfaces that 1.1.0 added are dropped, those of routes stay."""
+    """1.0.0 to 0.4.0; the members of interfaces that 1.1.0 added are dropped, the members of routes that it added
+    stay."""
     ips = [{**one, "version": "4" if is_ip4(one["address"]) else "6"} for one in result.get("ips", ())]
     interfaces = [{key: one[key] for key, _, _ in INTERFACE_B if key in one}
                   for one in result.get("interfaces", ())]
@@ -255,7 +256,7 @@ def fold_into_ip4_and_ip6(result: Result) -> Result:
 
 
 def is_ip4(cidr_text: str) -> bool:
-    """Is a CIDR in canonical form of IPv4? An unset one counts as IPv6, as in the reference."""
+    """Return whether a CIDR in canonical form is of IPv4. An unset one counts as IPv6, as in the reference."""
     return "." in cidr_text and ":" not in cidr_text
 
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 ALL = ("0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0")
 CURRENT = ALL[-1]
-OLDEST = ALL[0]             # the version of a document without one
+OLDEST = ALL[0]             # the version of a document that names none
 
 PARTS = ("major", "minor", "micro")
 MAX_DIGITS = 18             # with more, Go's int may overflow
@@ -36,7 +36,7 @@ def parse(text: str) -> tuple[int, int, int]:
 
 
 def at_least(version: str, since: str) -> bool:
-    """Is `version` equal to `since` or later? Raises ValueError if one of them is not a version."""
+    """Return whether `version` is equal to `since` or later. Raises ValueError if one of them is not a version."""
     if version in ALL and since in ALL:
         return ALL.index(version) >= ALL.index(since)
     return parse(version) >= parse(since)
