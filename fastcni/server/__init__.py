@@ -1,6 +1,6 @@
 """The warm server: it runs the requests of installed plugins, so that no Python starts for one.
 
-    service         all of it together, from start to drain
+    service         the complete server, from start to drain
     listening       the socket, its folder, its handover
     acceptor        connections accepted, and their requests read
     protocol        a request and its answer, as messages on a unix socket
@@ -8,10 +8,11 @@
     slots           the requests that run, and which of them hang
     workers         the threads that run one request after another
     background      the threads for work that no answer waits for
-    hosts           the network namespaces of callers, and what is kept open and known of each
+    hosts           the network namespaces of callers, each with its open sockets and known facts
     configurations  network configurations, decoded once for all pods of a network
     facts           facts about the kernel, valid until the kernel announces a change
     grouped_deletes  links deleted together
+    former_boot     addresses of pods from before a reboot
     restoring       the thread that restores firewall state that another program flushed
     restore_states  the states of this, and their transitions
     namespace_watch  one network namespace whose firewall state is restored
@@ -20,7 +21,9 @@
     replay          restores that state from what runtimes cached
     backoff         how long a repeated restoration waits
     cpu_latency     the latency request: processors stay out of deep idle states while requests come
-    upkeep          a sign of life, systemd's watchdog, and what is due from time to time
+    idle            the exit after a time without requests
+    detached        what a server leaves behind that a plugin file has started
+    upkeep          signs of life, systemd's watchdog, and periodic work
     wakeup          how one thread wakes another
-    log             one line a request
+    log             one line for each request
 """

@@ -20,7 +20,7 @@ from time import monotonic, sleep
 from fastcni import plugins
 from fastcni._run_token import await_event, await_message
 from fastcni.handle import error_document
-from fastcni.server import protocol
+from fastcni.server import protocol, status
 from fastcni.server.log import RateLimited
 from fastcni.server.protocol import Connection
 from fastcni.server.request_queue import LIGHT_COMMANDS, Call
@@ -29,6 +29,7 @@ from fastcni.spec.errors import CniError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from socket import socket
 
     from fastcni.server.cpu_latency import LatencyRequest
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from fastcni.server.request_queue import RequestQueue
     from fastcni.server.wakeup import Wakeup
 
-REQUEST_DELAY_MS = 1            # the request usually follows the connection within that
+REQUEST_DELAY_MS = 1            # milliseconds: the request usually follows the connection within this time
 ACCEPT_RETRY_S = 0.05
 SILENT_TIMEOUT_S = 10.0         # for a connection to send its request
 MAX_SILENT = 1024               # connections without a request; beyond them the oldest is closed
@@ -47,27 +48,31 @@ ONCE = select.EPOLLIN | select.EPOLLONESHOT
 
 class Acceptor:
     """listener: a listening SEQPACKET socket, non-blocking. queue: a RequestQueue. wakeup: wakes a thread in wait().
-    uids: the user ids that are served. latency: a LatencyRequest."""
+    uids: the user ids that are served. latency: a LatencyRequest. describe(): the answer to `fastcni doctor`; None: its
+    request is declined."""
 
     def __init__(self, listener: socket, queue: RequestQueue, wakeup: Wakeup, uids: frozenset[int],
                  latency: LatencyRequest, log: Logger) -> None:
         self.listener, self.queue, self.wakeup, self.uids, self.log = listener, queue, wakeup, uids, log
         self.latency = latency
+        self.describe: Callable[[], bytes] | None = None
         self.run, self.numbers = os.urandom(2).hex(), count(1)      # a request id is unique, also after a restart
         self.user_refused, self.queue_full = RateLimited(log.warning), RateLimited(log.warning)
         self.accept_failed = RateLimited(log.error)
         self.order = Lock()
-        self.arriving: dict[Connection, None] = {}      # those that threads wait for, oldest first
-        self.silent: dict[int, tuple[Connection, float]] = {}   # by descriptor, with since when; epoll watches them
+        self.arriving: dict[Connection, None] = {}      # connections whose request a thread waits for, oldest first
+        # {descriptor: (connection, since when)} of the connections that epoll watches
+        self.silent: dict[int, tuple[Connection, float]] = {}
         self.events = select.epoll()
         self.events.register(wakeup, ONCE)
         self.events.register(listener, ONCE)
         self.open = True
-        self.probe_connection: Connection | None = None         # that of the last probe()
+        self.accepted = False           # a connection since it was last set to False, see IdleExit
+        self.probe_connection: Connection | None = None         # the connection of the last probe()
 
     @property
     def unread(self) -> int:
-        """Connections whose request has not come."""
+        """The number of connections whose request has not come."""
         return len(self.arriving) + len(self.silent)
 
     def wait(self, seconds: float | None) -> None:
@@ -89,11 +94,11 @@ class Acceptor:
     def probe(self) -> socket:
         """Send a VERSION request to this server. Return our end of its connection, a non-blocking socket: the answer
         comes once a worker has taken the request from the queue."""
-        ours, theirs = socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK)
-        ours.send(protocol.request("loopback", {"CNI_COMMAND": "VERSION"}))
-        self.probe_connection = Connection(theirs.detach())
+        probe, peer = socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK)
+        probe.send(protocol.request("loopback", {"CNI_COMMAND": "VERSION"}))
+        self.probe_connection = Connection(peer.detach())
         self._watch(self.probe_connection)
-        return ours
+        return probe
 
     def stop(self, *, accept_waiting: bool) -> None:
         """Accept no more connections, but first those that wait already if `accept_waiting`."""
@@ -110,6 +115,7 @@ class Acceptor:
 
     def _accept(self):
         """Accept the next connection, and read its request if that follows at once."""
+        self.accepted = True
         with self.order:
             conn = self._accept_one() if self.open else None
             if self.open:
@@ -120,7 +126,7 @@ class Acceptor:
             self._read_up_to(conn)
             if conn not in self.arriving:
                 return                  # the usual case
-            fd = conn.fileno()          # now: the thread of a later one may read and close it
+            fd = conn.fileno()          # from now on the thread of a later connection may read and close it
         await_message(fd, REQUEST_DELAY_MS)
         with self.order:
             if conn not in self.arriving:
@@ -131,7 +137,7 @@ class Acceptor:
                 self._watch(conn)
 
     def _read_up_to(self, conn):
-        """Read the requests that have come of the connections up to this one, in their order."""
+        """Read the requests that have come on the connections up to this one, in the order of the connections."""
         for each in list(self.arriving):
             if self._read(each):
                 del self.arriving[each]
@@ -147,7 +153,7 @@ class Acceptor:
         while True:
             try:
                 conn = protocol.accept(self.listener)
-            except OSError as e:        # no descriptor left: connections stay in the socket's backlog
+            except OSError as e:        # no free descriptor: connections stay in the socket's backlog
                 self.accept_failed("accept_failed", error=e.strerror)
                 sleep(ACCEPT_RETRY_S)
                 return None
@@ -164,9 +170,9 @@ class Acceptor:
             message = protocol.receive(conn)
         except protocol.Lost:
             conn.close()
-        except (protocol.Declined, OSError) as e:
-            self.log.warning("request_declined", pid=conn.pid, why=str(e))
+        except (protocol.Declined, OSError, MemoryError) as e:
             decline(conn)
+            self.log.warning("request_declined", pid=conn.pid, why=str(e) or "no memory")
         else:
             if message is None:
                 return False
@@ -174,6 +180,10 @@ class Acceptor:
         return True
 
     def _put(self, conn, message):
+        if message.plugin == status.NAME:
+            message.close()
+            answer_status(conn, self.describe)
+            return
         why = reason_to_decline(message)
         if why:
             self.log.info("request_declined", pid=conn.pid, why=why)
@@ -185,7 +195,7 @@ class Acceptor:
         command = message.env["CNI_COMMAND"]
         light = command in LIGHT_COMMANDS or message.plugin == "loopback"
         call = Call(key_of(message), command, conn, message, light)
-        # A probe always gets in: else a busy server would look like one that hangs.
+        # A full queue still takes a probe: otherwise a busy server would look like one that hangs.
         if self.queue.put(call, always=conn is self.probe_connection):
             return
         why = f"{self.queue.size} requests wait for the fastcni server already"
@@ -202,7 +212,7 @@ class Acceptor:
         for fd, (conn, since) in list(self.silent.items()):
             if len(self.silent) <= MAX_SILENT and since + SILENT_TIMEOUT_S > monotonic():
                 return
-            if self.silent.pop(fd, None):       # no other thread was quicker
+            if self.silent.pop(fd, None):       # no other thread has handled it meanwhile
                 conn.close()
 
 
@@ -215,20 +225,36 @@ def key_of(message: Message) -> tuple[str, str] | None:
 
 
 def reason_to_decline(message: Message) -> str:
-    """Why a request has to go one-shot; "" if the server can run it."""
+    """Return why a request has to go one-shot; "" if the server can run it."""
     if message.plugin not in plugins.TABLE:
         return f"no plugin {message.plugin!r}"
-    if not message.env.get("CNI_COMMAND"):
+    command = message.env.get("CNI_COMMAND")
+    if not command:
         return "no command"
-    if any(not folder.startswith("/") for folder in message.env.get("CNI_PATH", "/").split(":")):
+    folders = message.env.get("CNI_PATH", "/").split(":")
+    # VERSION runs no other plugin, and libcni sends it with CNI_PATH=dummy.
+    if command != "VERSION" and any(not folder.startswith("/") for folder in folders):
         return "a CNI_PATH relative to its caller"
     return ""
 
 
 def decline(conn: Connection) -> None:
-    """Send the caller one-shot."""
+    """Answer that the caller has to go one-shot."""
     try:
         protocol.answer(conn, protocol.DECLINED)
+    except OSError:
+        return                          # the caller has left
+    finally:
+        conn.close()
+
+
+def answer_status(conn: Connection, describe: Callable[[], bytes] | None) -> None:
+    """Answer `fastcni doctor`. It is not queued: the answer tells whether the queue is full."""
+    if describe is None:
+        decline(conn)
+        return
+    try:
+        protocol.answer(conn, 0, describe())
     except OSError:
         return                          # the caller has left
     finally:

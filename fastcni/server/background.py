@@ -13,12 +13,15 @@ if TYPE_CHECKING:
     from typing import Any
 
 
+CANNOT_START = (RuntimeError, MemoryError)      # of Thread.start(): pids.max; no memory
+
+
 class Background:
     """background(fn, *args) runs fn(*args) in a background thread. Threads are started as they are needed, and kept.
 
     max_threads: if all of these are busy, the job waits for one. If no thread can be started at all, as with pids.max,
-    the caller runs the job. home: a descriptor of the server's network namespace. The threads enter it: the worker that
-    starts one may be in a pod's, which a thread in it would keep alive.
+    the caller runs the job. home: a descriptor of the server's network namespace. The threads enter it: a new thread is
+    in the namespace of the worker that starts it. If this is a pod's, the thread would keep it alive.
     """
 
     def __init__(self, max_threads: int, home: int) -> None:
@@ -42,7 +45,7 @@ class Background:
         """Start a thread. Return False if that is impossible."""
         try:
             Thread(target=self._work, name=f"background-{self.size + 1}", daemon=True).start()
-        except RuntimeError:
+        except CANNOT_START:
             return False
         self.size += 1
         return True
@@ -55,7 +58,8 @@ class Background:
                 self.free += 1
 
     def _enter_home(self):
-        """If that fails, the thread works all the same: its jobs are about open sockets."""
+        """Enter the server's namespace. If that fails, the thread works nevertheless: its jobs are about open
+        sockets."""
         try:
             netns.ensure(self.home)
         except netns.Lost:
@@ -66,4 +70,4 @@ def run(fn: Callable[..., object], args: tuple[Any, ...]) -> None:
     try:
         fn(*args)
     except OSError:
-        return                          # a socket that was closed meanwhile
+        return                          # a job's socket was closed meanwhile

@@ -1,11 +1,11 @@
-"""How long a repeated action has to wait, so that two programs that undo each other's work do not take a processor."""
+"""The delay of a repeated action, so that two programs that undo each other's work do not keep a processor busy."""
 
 from __future__ import annotations
 
 from time import monotonic
 
 FIRST_DELAY_S, MAX_DELAY_S = 0.1, 10.0
-RESET_S = 30.0                  # without the action
+RESET_S = 30.0                  # seconds without the action, after which there is no delay again
 
 
 class Backoff:
@@ -18,7 +18,7 @@ class Backoff:
         self.seconds, self.until, self.last = 0.0, 0.0, -RESET_S
 
     def begin(self) -> None:
-        """The action happens now."""
+        """Note that the action happens now."""
         now = monotonic()
         repeated = now - self.last < RESET_S
         self.seconds = min(max(FIRST_DELAY_S, 2 * self.seconds), MAX_DELAY_S) if repeated else 0.0

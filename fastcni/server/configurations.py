@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import marshal
 from collections.abc import Callable
-
-import orjson
 
 from fastcni.kit.call.request import check_conf, decode_conf, read_name_and_version
 from fastcni.spec.config import Section
 
-MAX_KNOWN = 256                 # configurations; the oldest is forgotten
-MAX_BYTES = 16 << 10            # of one
+MAX_KNOWN = 256                 # the number of configurations; the oldest is forgotten
+MAX_BYTES = 16 << 10            # bytes of one configuration
 
 
 class Configurations:
@@ -32,10 +31,8 @@ class Configurations:
             return self._keep(stdin, check_conf(Section(values)))
         rest = values.copy()
         del rest["prevResult"]
-        try:
-            key = orjson.dumps(rest)
-        except TypeError:               # a number or a text that orjson does not print
-            return check_conf(Section(values))
+        # Version 2 of marshal has no references, so equal configurations have equal bytes
+        key = marshal.dumps(rest, 2)
         return Section(values, common=self.known.get(key) or self._keep(key, check_conf(Section(rest))))
 
     def read(self, stdin: bytes) -> tuple[str, Callable[[bytes], Section]]:
@@ -55,7 +52,7 @@ class Configurations:
 
 
 def raising(error: Exception) -> Callable[[bytes], Section]:
-    """A decode() that raises `error`."""
+    """Return a decode() that raises `error`."""
     def decode(stdin: bytes) -> Section:
         raise error
     return decode

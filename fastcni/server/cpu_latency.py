@@ -15,6 +15,8 @@ import sys
 from threading import Event, Thread
 from time import monotonic, sleep
 
+from fastcni.server.background import CANNOT_START
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from fastcni.server.log import Logger
@@ -46,7 +48,7 @@ class LatencyRequest:
         self.limit_us = limit_us()
         try:
             Thread(target=self._release, name="latency-request", daemon=True).start()
-        except RuntimeError as e:       # pids.max
+        except CANNOT_START as e:       # pids.max
             os.close(self.device)
             self.device = None
             log.warning("latency_request_unavailable", why=str(e))
@@ -67,7 +69,7 @@ class LatencyRequest:
             while (left := self.until - monotonic()) > 0:
                 sleep(left)
             self._write(NO_LIMIT_US)
-            self.held = False       # last: a hold() just before it has no effect, and the next one has
+            self.held = False       # this comes last: a hold() just before it has no effect, and the next one has
 
     def _write(self, microseconds):
         if (device := self.device) is None:

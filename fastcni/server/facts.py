@@ -20,7 +20,7 @@ ROUTE_GROUPS = (uapi.RTNLGRP_LINK, uapi.RTNLGRP_IPV4_IFADDR, uapi.RTNLGRP_IPV6_I
                 uapi.RTNLGRP_IPV6_NETCONF)
 NETCONF = (uapi.RTM_NEWNETCONF, uapi.RTM_DELNETCONF)
 MAX_PAIRS = 10_000              # a DEL whose pair was forgotten asks the kernel
-ELEMENTS = (nft.NFT_MSG_NEWSETELEM, nft.NFT_MSG_DELSETELEM, nft.NFT_MSG_NEWGEN)    # they change no table
+ELEMENTS = (nft.NFT_MSG_NEWSETELEM, nft.NFT_MSG_DELSETELEM, nft.NFT_MSG_NEWGEN)    # messages that change no table
 
 
 Key = tuple[Any, ...]           # see Mode.recall()
@@ -32,7 +32,7 @@ class Facts:
     def __init__(self) -> None:
         self.lock = Lock()
         self.facts: dict[Key, Any] = {}
-        self.pairs: dict[Any, Pair] = {}        # that ADDs made, the oldest first
+        self.pairs: dict[Any, Pair] = {}        # veth pairs that ADDs made, the oldest first
         self.received = 0               # notifications so far: none may come between a question and its answer
         self.watched: set[int] = set()          # indexes of links that facts are about
         self.route = wire.open_socket(groups=ROUTE_GROUPS)
@@ -65,7 +65,8 @@ class Facts:
             return None                 # the kernel announces nothing of a link that is missing
         index = link_of(key, fact)
         if index is not None and self._watch(index):
-            return self.recall(key, ask)    # a change before the filter let it pass was not announced: ask again
+            # A change may have come before the filter let notifications about it pass: ask again
+            return self.recall(key, ask)
         with self.lock:
             self._catch_up(key)
             if self.received == received:
@@ -77,7 +78,8 @@ class Facts:
         with self.lock:
             if index in self.watched:
                 return False
-            if len(self.watched) >= filters.MAX_LINKS:     # links come and go; those that stay are asked for again
+            # Too many links have come and gone: start anew, and ask again about the links that stay
+            if len(self.watched) >= filters.MAX_LINKS:
                 self._forget_all()
             self.watched.add(index)
             filters.attach(self.route, filters.links(self.watched))
@@ -97,7 +99,7 @@ class Facts:
         wire.drain(self.nftables, self._receive_nftables, self._lost)
 
     def _lost(self):
-        """The kernel had to drop notifications: they may have been about any fact."""
+        """Forget all facts: the kernel had to drop notifications, which may have been about any fact."""
         self.received += 1
         self.facts.clear()
 
@@ -111,7 +113,7 @@ class Facts:
             self._receive_link(kind, payload)
 
     def _receive_link(self, kind, payload):
-        """A link has changed, and the notification has its new state; or it is gone."""
+        """Note the new state of a link from its notification, or that the link is gone."""
         link = rtnl.read_link(payload)
         if kind == uapi.RTM_NEWLINK:
             key = "link", link.name

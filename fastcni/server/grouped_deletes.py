@@ -25,8 +25,8 @@ from fastcni.kernel.waiting import CallerGone, check_caller, waiting
 from fastcni.kit.links import announced, find
 from fastcni.kit.links.deletion import Deleter, DeleteRequest, Deletion, write_each
 
-MAX_LINKS = 128                 # in one request: their announcements fit the receive buffer
-LOOK_MS = 100                   # between two looks whether the caller is still there
+MAX_LINKS = 128                 # links in one request: their announcements fit into the receive buffer
+LOOK_MS = 100                   # between two checks whether the caller is still connected
 
 
 class SharedRequest(DeleteRequest):
@@ -41,7 +41,7 @@ class SharedRequest(DeleteRequest):
 
 class Shared(Deletion):
     """A deletion whose thread waits at `gate`. It opens once: when the link is gone, with `error` or without, or when
-    the thread is to lead: `request`, or, where that is None, the next one. caller_left: nobody waits any more."""
+    the thread is to lead: `request`, or, where that is None, the next one. caller_left: no caller waits any more."""
 
     __slots__ = ("gate", "leads", "request", "caller_left")
 
@@ -138,20 +138,21 @@ class GroupedDeletes(Deleter):
         elif mine.leads:
             self._pass_on(mine)
 
-    # What a group changes of a request
+    # The differences of a request for a group
 
     def write(self, batch: Batch, deletions: Sequence[Deletion]) -> dict[int, Sequence[Deletion]]:
-        wire.forget(self.watcher)       # links that others deleted, late acknowledgements
+        wire.forget(self.watcher)       # links that other requests deleted, late acknowledgements
         return write_group(batch, deletions)
 
     def answered(self, request: DeleteRequest, deletions: Sequence[Deletion], code: int, text: str,
                  offset: int) -> None:
-        """An acknowledgement may be that of IFLA_GROUP: the link is not gone by it."""
+        """Handle an answer. An acknowledgement may be that of IFLA_GROUP: it does not mean that the link is gone."""
         if len(deletions) == 1:
             if code:
                 super().answered(request, deletions, code, text, offset)
         elif code not in (0, ENODEV):
-            self.send(request, write_each)      # the kernel has deleted none of the group: find out whose fault it was
+            # The kernel has deleted no link of the group: find out which link it refuses
+            self.send(request, write_each)
 
     def missed(self, request: DeleteRequest) -> None:
         for index in [index for index in request.remaining if find.link(self.asking, index=index) is None]:
@@ -162,7 +163,7 @@ def write_group(batch: Batch, deletions: Sequence[Deletion]) -> dict[int, Sequen
     """Write the messages that delete a group; as write_each(). A refusal of the last one is about all of them."""
     if len(deletions) == 1:
         return write_each(batch, deletions)
-    number = int.from_bytes(os.urandom(4), "big") or 1     # a group that nobody uses; 0 is every link's
+    number = int.from_bytes(os.urandom(4), "big") or 1     # an unused group; 0 is the group of all other links
     for each in deletions:
         rtnl.set_group(batch, each.index, number, what=each.what)
     rtnl.del_group(batch, number, what="failed to delete a group of links")

@@ -1,7 +1,7 @@
-"""The network namespaces that requests come from, and what is kept open and known of each.
+"""The network namespaces of callers, each with its open sockets and known facts.
 
-The server's own is kept for good. Another one is closed when no request has come from it for a while: a descriptor of a
-namespace, and a socket in it, would keep it alive.
+The server's namespace stays open. Any other one is closed when no request has come from it for a while: a descriptor of
+a namespace, and a socket in it, would keep it alive.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from fastcni.server.restoring import Restoring
 
 KEEP_S = 10.0                   # since the last request
-MAX_NAMESPACES = 64             # beside our own; a request from a further one goes one-shot
+MAX_NAMESPACES = 64             # namespaces besides the server's; a request from a further one goes one-shot
 
 
 class Namespace:
@@ -117,7 +117,7 @@ class Visit:
         fd = os.dup(self.fd)
         try:
             return Namespace(fd, False, self.hosts.defer, self.hosts.restoring)
-        except BaseException:           # no descriptor left, for instance
+        except BaseException:           # no free descriptor, for instance
             os.close(fd)
             raise
 
@@ -127,7 +127,7 @@ class Visit:
                 self.namespace.idle.append(self.mode)
             else:
                 self.mode.close()
-        finally:                        # the thread must leave in any case, also a pod
+        finally:                        # the thread must leave this namespace in any case, also that of a pod
             with self.hosts.lock:
                 self.namespace.users -= 1
                 self.namespace.left = monotonic()

@@ -23,7 +23,7 @@ TABLES = {(family, table) for family in (nft.NFPROTO_IPV4, nft.NFPROTO_IPV6) for
 CHAINS = ("PREROUTING", "OUTPUT", "POSTROUTING", "FORWARD", "CNI-FORWARD")
 CHAIN_NAMES = {chain.encode() + b"\0" for chain in CHAINS}
 PREFIX, DIGITS = "CNI-", frozenset("0123456789abcdef")         # CNI-e8f6f419596f7f47b3468487
-FIREWALLD = "firewalld"         # the name of its table, in any family
+FIREWALLD = "firewalld"         # the name of firewalld's table, in any family
 
 
 class IptablesWatch:
@@ -43,7 +43,7 @@ class IptablesWatch:
     def receive(self, kind: int, where: Where, fields: dict[int, bytes], payload: bytes) -> None:
         """Note a message about a table that is not our own."""
         if where[1] == FIREWALLD:
-            if kind == nft.NFT_MSG_NEWTABLE:        # it starts or reloads, and forgets its runtime configuration
+            if kind == nft.NFT_MSG_NEWTABLE:        # firewalld starts or reloads, and forgets its runtime configuration
                 self.suspect("runtime configuration of firewalld", FIREWALLD)
         elif where not in TABLES:
             return
@@ -95,17 +95,18 @@ class IptablesWatch:
 
     @property
     def suspicious(self) -> bool:
-        """Is anything gone?"""
+        """Return whether anything is gone."""
         return bool(self.others) or any(self.lost.values())
 
     @property
     def certain(self) -> bool:
-        """Was it another program? No DEL, of whichever implementation, deletes a jump that all pods share."""
+        """Return whether another program did it for certain. A jump that all pods share is gone then: neither a DEL of
+        fastcni nor one of the Go plugins deletes such a jump."""
         return bool(self.others) or any(not is_of_one_pod(target) for jumps in self.lost.values()
                                         for _, target in jumps)
 
     def take_missing(self) -> str:
-        """Return what is still missing, for the log, and forget it; "" if all is there again."""
+        """Return what is still missing, as text for the log, and forget it; "" if everything is present again."""
         missing = sorted(self.others)
         self.others.clear()
         for (family, table), jumps in self.lost.items():
@@ -117,5 +118,5 @@ class IptablesWatch:
 
 
 def is_of_one_pod(chain: str) -> bool:
-    """Is it the name of one pod's chain? Chains that all pods share have names of words."""
+    """Return whether this is the name of one pod's chain. The names of chains that all pods share consist of words."""
     return len(chain) == names.MAX_CHAIN_LENGTH and DIGITS.issuperset(chain.removeprefix(PREFIX))

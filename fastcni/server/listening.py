@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 PATH = "/run/fastcni/fastcni.sock"
+ATTEMPT = "/run/fastcni/autostart"     # when a plugin file last tried to start a server: launcher/autostart.h
 LOCK_ATTEMPTS = 100
 BACKLOG = 4096                  # the kernel limits it to net.core.somaxconn
 HANDED_OVER_FD = 3              # SD_LISTEN_FDS_START
@@ -40,7 +41,7 @@ class Listening:
             try:
                 os.unlink(self.path)
             except OSError:
-                return                  # it or its folder is gone already: no caller finds it either way
+                return                  # the file or its folder is gone already: in any case no caller finds it
 
     def unlock(self) -> None:
         """Let another server listen at the path."""
@@ -102,6 +103,8 @@ def make(path: str, open_to_all: bool) -> Listening:
         if open_to_all:
             os.chmod(path, 0o666)
         sock.listen(BACKLOG)
+        if path == PATH:
+            forget_attempt()
     except BaseException:
         os.close(lock)
         raise
@@ -137,6 +140,13 @@ def take_lock(path: str) -> int:
     raise ListenError(f"{name} is made again and again by another user; use a folder that only root can change")
 
 
+def forget_attempt() -> None:
+    """Empty the file: when this server has ended, the next request may start another one. Raises OSError."""
+    if os.path.lexists(ATTEMPT) and (attempt := open_lock(ATTEMPT)) is not None:
+        os.ftruncate(attempt, 0)
+        os.close(attempt)
+
+
 def open_lock(name: str) -> int | None:
     """Open the lock file that exists. Return None if it is gone by now, or was another user's and has been removed.
 
@@ -156,8 +166,8 @@ def open_lock(name: str) -> int | None:
 
 
 def is_ours(found: os.stat_result) -> bool:
-    """Is it a regular file of root or of the server's user? With one name: any user can give a file of root a second
-    one."""
+    """Return whether this is a regular file of root or of the server's user, with one name only: any user can give a
+    file of root a second name."""
     return stat.S_ISREG(found.st_mode) and found.st_uid in (0, os.geteuid()) and found.st_nlink == 1
 
 
@@ -171,7 +181,8 @@ def remove(path: str) -> None:
 
 
 def is_still_at(name: str, lock: int) -> bool:
-    """Does the name still belong to the open file? Another process may have replaced it before it was locked."""
+    """Return whether the name still belongs to the open file. Another process may have replaced the file before it was
+    locked."""
     try:
         return os.path.samestat(os.lstat(name), os.fstat(lock))
     except FileNotFoundError:

@@ -1,12 +1,17 @@
-"""Log lines on stderr, one a request: logfmt, or JSON."""
+"""Log lines on stderr or to syslog, one for each request: logfmt, or JSON."""
 
 from __future__ import annotations
 
+import json
+import logging
+import os
 import sys
 from time import monotonic
 
-import orjson
 import structlog
+
+from fastcni.kernel import logs
+from fastcni.kit.call.request_log import LOG_DAEMON, SYSLOG
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -15,23 +20,26 @@ if TYPE_CHECKING:
 
     from structlog.typing import FilteringBoundLogger as Logger
 
+DESTINATIONS = ("stderr", "syslog")
 LEVELS = ("debug", "info", "warning", "error")
 MAX_NAMES = 3
 SPECIAL = frozenset(' "=\\')
 
 
-def make(level: str, fmt: str) -> Logger:
-    """Return a logger: log.info(event, key=value, ...). level is one of LEVELS, fmt "logfmt" or "json"."""
+def make(level: str, fmt: str, to: str = "stderr") -> Logger:
+    """Return a logger: log.info(event, key=value, ...). level is one of LEVELS, fmt "logfmt" or "json", to one of
+    DESTINATIONS."""
     render: Any = logfmt if fmt == "logfmt" else structlog.processors.JSONRenderer(serializer=as_json)
     return structlog.wrap_logger(
-        Lines(sys.stderr),
+        Syslog() if to == "syslog" else Lines(sys.stderr),
         processors=[structlog.processors.add_log_level, structlog.processors.TimeStamper(fmt="iso"),
                     structlog.processors.format_exc_info, render],
-        wrapper_class=structlog.make_filtering_bound_logger(level)).bind()
+        wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper()))).bind()
 
 
 class Lines(structlog.WriteLogger):
-    """Writes lines, and drops what it cannot write (journald is gone, a full disk): no request fails by that."""
+    """Writes lines, and drops a line that it cannot write (journald is gone, the disk is full): no request fails
+    because of that."""
 
     def msg(self, message: str) -> None:
         try:
@@ -40,6 +48,34 @@ class Lines(structlog.WriteLogger):
             return
 
     log = debug = info = warn = warning = error = critical = exception = fatal = msg
+
+
+class Syslog:
+    """Sends lines to /dev/log, facility daemon (RFC 3164 without a time: the log daemon adds it). Where it is missing
+    or busy, lines are lost."""
+
+    def __init__(self, path: str = SYSLOG) -> None:
+        self.path = path
+
+    def _send(self, severity: int, message: str) -> None:
+        try:
+            logs.send(self.path, f"<{LOG_DAEMON | severity}>fastcni[{os.getpid()}]: {message}".encode())
+        except OSError:
+            return
+
+    def debug(self, message: str) -> None:
+        self._send(7, message)
+
+    def info(self, message: str) -> None:
+        self._send(6, message)
+
+    def warning(self, message: str) -> None:
+        self._send(4, message)
+
+    def error(self, message: str) -> None:
+        self._send(3, message)
+
+    exception = critical = error
 
 
 class RateLimited:
@@ -67,18 +103,14 @@ def few(names: Sequence[str]) -> str:
 
 def as_json(event: Mapping[str, Any], **_: object) -> str:
     """A line of JSON. Bytes that are not UTF-8, for instance in a container id, become question marks."""
-    try:
-        return orjson.dumps(event).decode()
-    except TypeError:
-        return orjson.dumps({key: value.encode("utf-8", "replace").decode() if type(value) is str else value
-                             for key, value in event.items()}).decode()
+    return to_utf8(json.dumps(event, ensure_ascii=False, separators=(",", ":")))
 
 
 def logfmt(_: object, __: str, event: MutableMapping[str, Any]) -> str:
     """A structlog processor: key=value in the order of the call. structlog's LogfmtRenderer takes longer."""
     first = f"timestamp={event.pop('timestamp')} level={event.pop('level')} event={text(event.pop('event'))}"
     texts: Iterable[str] = [*map(str, event.values())]
-    if "" in texts or not plain("".join(texts)):        # one check for most lines, not one a value
+    if "" in texts or not plain("".join(texts)):        # one check for most lines, not one for each value
         texts = map(text, texts)
     return " ".join([first, *map("{}={}".format, event, texts)])
 
@@ -87,7 +119,11 @@ def text(value: str) -> str:
     """A value of logfmt: in quotes if it is empty or has a space, a quote or an equals sign."""
     if value and plain(value):
         return value
-    return orjson.dumps(value.encode("utf-8", "replace").decode()).decode()
+    return to_utf8(json.dumps(value, ensure_ascii=False))
+
+
+def to_utf8(text: str) -> str:
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
 def plain(value: str) -> bool:

@@ -91,7 +91,7 @@ class Watch:
                 self.log.error("restore_failed", netns=self.name, error=str(e))
 
     def fault(self) -> None:
-        """Note an exception of fastcni in attend(): announcements that it had read may be lost."""
+        """Note a defect of fastcni, an exception in attend(): announcements that it had read may be lost."""
         self.copy.on(FAULT)
 
     @property
@@ -164,7 +164,7 @@ class Watch:
 
 
 class NoWatch:
-    """In place of a Watch, if the kernel has nothing to watch for the server."""
+    """The replacement of a Watch if the kernel has nothing that the server can watch."""
 
     def note(self, call: Call, mode: Mode) -> None:
         return

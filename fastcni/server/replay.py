@@ -82,7 +82,7 @@ class Replay:
             return None
         if gone != AT_START:
             self.backoff.begin()
-        return self._start(gone)
+        return self._start(self.run, gone)
 
     def _note_losses(self, now):
         if self.machine.state == IDLE and (self.at_start or self.iptables.suspicious):
@@ -91,14 +91,14 @@ class Replay:
         elif self.machine.state == MAYBE_NEEDED and self.iptables.certain:
             self.machine.on(LOST)
 
-    def _start(self, gone):
+    def _start(self, run: Run, gone: str) -> float | None:
         """Start the thread. If that fails, the loss is noted again: return when to try."""
         self.machine.on(BEGUN)
         self.mirror.keep_deletions = True
         by, home = self.iptables.by, -1
         try:
             home = os.dup(self.home)
-            Thread(target=self._work, args=(home, gone, by), name="replay", daemon=True).start()
+            Thread(target=self._work, args=(run, home, gone, by), name="replay", daemon=True).start()
         except (OSError, RuntimeError) as e:    # no more descriptors, no more threads
             if home >= 0:
                 os.close(home)
@@ -108,12 +108,12 @@ class Replay:
             return monotonic() + MAX_DELAY_S
         return None
 
-    def _work(self, home, gone, by):
+    def _work(self, run, home, gone, by):
         started = monotonic()
         name_thread()
         try:
             with netns.inside(home):
-                done = self.run(self.deleted_at)
+                done = run(self.deleted_at)
             self._report(done, gone, by, netns=netns.identity(home)[1], ms=round((monotonic() - started) * 1e3, 1))
         except (OSError, netns.Lost) as e:      # Lost: this thread ends
             self.log.error("replay_failed", gone=gone, by=by, error=str(e))

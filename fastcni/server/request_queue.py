@@ -59,7 +59,7 @@ class Call:
 
     @property
     def waited(self) -> float:
-        """Seconds since it arrived."""
+        """The seconds since the call arrived."""
         return monotonic() - self.arrived
 
 
@@ -191,7 +191,7 @@ class RequestQueue:
             self.wake()
 
     def end_wait(self, running: Running) -> None:
-        """Note that a running call works again, even if more calls work then than `busy`."""
+        """Note that a running call works again, even if more than `busy` calls work then."""
         with self._lock:
             self._slots.move(running, "")
 

@@ -38,7 +38,7 @@ iptables, firewalld and an administrator's chains (replay.Replay): is a replay n
       +-|---------------------+  | BEGUN (also of MAYBE_NEEDED)
         |     LOST               v
         +------------------- RUNNING    RUNNING: a thread replays result caches. NOT_STARTED: it could not be
-          ENDED, NOT_STARTED            started. What is lost meanwhile counts once the replay has ended.
+          ENDED, NOT_STARTED            started. A loss meanwhile counts once the replay has ended.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Firewall state that another program has flushed is restored: one thread for all namespaces, which sleeps until
+"""Restore firewall state that another program has flushed: one thread for all namespaces, which sleeps until
 nftables announces something.
 
-What is in our own tables is restored from a copy (table_mirror.py). What pods have in iptables and firewalld is
-replayed from what runtimes cached (replay.py). restore_states.py draws the states of both.
+The thread restores fastcni's own tables from a copy (table_mirror.py). It restores the pods' state in iptables and
+firewalld by a replay from the runtimes' result caches (replay.py). restore_states.py draws the states of both.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from threading import Lock, Thread
 from time import monotonic, sleep
 
 from fastcni.kernel import netns
+from fastcni.server.background import CANNOT_START
 from fastcni.server.namespace_watch import NoWatch, Watch
 from fastcni.server.replay import name_thread
 from fastcni.server.wakeup import Wakeup
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
     from fastcni.server.log import Logger
     from fastcni.server.replay import Run
 
-GATHER_S = 0.02                 # what comes meanwhile is read at once, and no ADD shares the processor with this thread
+# Seconds: announcements of this time are read together, and no ADD shares the processor with this thread
+GATHER_S = 0.02
 NOTHING_TO_WATCH = (EACCES, EPERM, EINVAL, EOPNOTSUPP, EPROTONOSUPPORT)         # no rights; a kernel without nf_tables
 
 
@@ -42,12 +44,12 @@ class Restoring:
         self.thread = Thread(target=self._work, name="restoring", daemon=True)
 
     def start(self) -> None:
-        """Start the thread. Call it again later: it may be that no thread can be started now."""
+        """Start the thread if it does not run. Call it again later, because a thread cannot always be started."""
         if self.thread.is_alive():
             return
         try:
             self.thread.start()
-        except RuntimeError as e:
+        except CANNOT_START as e:
             self.log.warning("no_thread", thread=self.thread.name, why=str(e))
 
     def stop(self) -> None:

@@ -1,4 +1,4 @@
-"""The server from its start to its last answer."""
+"""The server, from its start to its last answer."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ import signal
 import sys
 from time import monotonic
 
-import sdnotify
-
 from fastcni import _ipam_bitmap
 from fastcni.kernel import netns
-from fastcni.server import listening, log
+from fastcni.server import listening, log, status
 from fastcni.server.acceptor import Acceptor
 from fastcni.server.background import Background
 from fastcni.server.configurations import Configurations
 from fastcni.server.cpu_latency import DEFAULT_S, LatencyRequest
+from fastcni.server.former_boot import release_addresses
 from fastcni.server.hosts import Hosts
+from fastcni.server.idle import IdleExit
 from fastcni.server.request_queue import RequestQueue
 from fastcni.server.restoring import Restoring
+from fastcni.server.systemd_notify import Notifier
 from fastcni.server.upkeep import TIDY_S, Upkeep, Watchdog, watchdog_seconds
 from fastcni.server.wakeup import Wakeup
 from fastcni.server.workers import Workers, environment, preload, preload_third_party
@@ -31,41 +32,45 @@ if TYPE_CHECKING:
 
     from fastcni.server.replay import Run
 
-MAX_BACKGROUND_THREADS = 64     # they wait for the kernel's deferred work
+MAX_BACKGROUND_THREADS = 64     # background threads: they wait for the kernel's deferred work
 DRAIN_TIMEOUT_S = 80            # systemd usually waits for 90
 STOP_SIGNALS = {signal.SIGTERM, signal.SIGINT}
-SWITCH_INTERVAL_S = 0.0005      # a thread back from a system call waits that long for one that computes
+SWITCH_INTERVAL_S = 0.0005      # seconds: after a system call a thread waits so long for a thread that computes
 
 
 def serve(path: str = listening.PATH, *, workers: int = 32, queue_size: int = 1024, queue_timeout_s: float = 60.0,
           uids: Collection[int] = (0,), latency_request_s: float = DEFAULT_S, level: str = "info", fmt: str = "logfmt",
-          replay: Run | None = None, tidy_s: float = TIDY_S) -> int:
+          log_to: str = "stderr", replay: Run | None = None, idle_exit_s: float = 0.0, tidy_s: float = TIDY_S) -> int:
     """Serve until SIGTERM or SIGINT, then finish the requests that have begun. Return the exit status.
 
     workers: requests that run at once. queue_size: requests that may wait. queue_timeout_s: how long each may wait.
-    uids: user ids whose requests are served. latency_request_s: see LatencyRequest. replay: see Restoring.
+    uids: user ids whose requests are served. latency_request_s: see LatencyRequest. log_to: "stderr" or "syslog".
+    replay: see Restoring. idle_exit_s: see IdleExit.
 
     It has to run in the main thread. Raises ListenError.
     """
     started = monotonic()
     faulthandler.enable()           # systemd ends a stuck server by SIGABRT: the log shows where each thread is
-    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)      # threads inherit it; this one waits for them below
-    logger = log.make(level, fmt)
+    # Threads inherit the mask; this thread waits for the signals below
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    logger = log.make(level, fmt, log_to)
     listen = listening.listen(path, open_to_all=not set(uids) <= {0, os.geteuid()})
     preload()
     preload_third_party(logger)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     gc.collect()
-    gc.freeze()                     # the objects of now stay: no collection needs to look through them
-    gc.set_threshold(10_000)        # a request makes hundreds of objects, and hardly a cycle
-    busy = len(os.sched_getaffinity(0)) + 1     # one more than processors: one waits for a lock of the kernel
+    gc.freeze()                     # the present objects stay: no garbage collection needs to search them
+    gc.set_threshold(10_000)        # a request makes hundreds of objects, and almost no cycles
+    # One more than there are processors: one request usually waits for a lock of the kernel
+    busy = len(os.sched_getaffinity(0)) + 1
     home, wakeup = netns.open_own(), Wakeup()
     background, restoring = Background(MAX_BACKGROUND_THREADS, home), Restoring(logger, replay)
     queue = RequestQueue(workers, busy, size=queue_size, timeout_s=queue_timeout_s, wake=wakeup.wake)
     hosts = Hosts(home, background, restoring)
     acceptor = Acceptor(listen.sock, queue, wakeup, frozenset(uids), LatencyRequest(latency_request_s, logger), logger)
     pool = Workers(queue, acceptor, hosts, background, Configurations(), environment(), logger)
-    notify = sdnotify.SystemdNotifier()
+    acceptor.describe = lambda: status.document(started, queue, restoring)
+    notify = Notifier(os.environ, logger).notify
 
     def tidy() -> None:
         hosts.tidy()
@@ -73,17 +78,20 @@ def serve(path: str = listening.PATH, *, workers: int = 32, queue_size: int = 10
         restoring.start()
         _ipam_bitmap.forget()
 
-    upkeep = Upkeep(tidy, Watchdog(notify.notify, acceptor.probe, watchdog_seconds(os.environ)), logger, tidy_s=tidy_s)
-    notify.notify("READY=1")        # before the first answer: requests may wait in the socket already
+    watchdog = Watchdog(notify, acceptor.probe, watchdog_seconds(os.environ))
+    upkeep = Upkeep(tidy, watchdog, IdleExit(acceptor, queue, idle_exit_s, logger), logger, tidy_s=tidy_s)
+    notify("READY=1")               # before the first answer: requests may wait in the socket already
     logger.info("server_ready", socket=listen.path or "handed over", workers=workers,
                 ms=round((monotonic() - started) * 1e3, 1))
-    upkeep.start()                  # first: it notices from the first request on if the server was stopped
+    # This starts first, so that it notices from the first request on if the server was stopped
+    upkeep.start()
     pool.start()
     restoring.start()
+    background(release_addresses, logger)
 
     signal.sigwait(STOP_SIGNALS)    # not sigtimedwait(): interrupted after its time it returns a signal that never came
 
-    notify.notify("STOPPING=1")
+    notify("STOPPING=1")
     logger.info("server_stopping", waiting=queue.waiting, running=queue.running)
     listen.unlink()
     # The next server accepts the connections that wait in systemd's socket.

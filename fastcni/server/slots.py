@@ -24,8 +24,8 @@ STUCK_S = 5.0                   # thirty runs of iptables, one after another, ta
 STUCK_SHARE = 4                 # a quarter of the workers
 MAX_HANGING = 4                 # times the workers
 RESERVED = 1                    # workers for light requests, beside all others
-SAME_ONE_SHOT = (waiting.LOCK,)         # kinds of waits: one-shot would wait for the same
-BOUNDED = (waiting.PROGRAM, waiting.LOCK, waiting.BUS)          # the others are short, or the kernel's
+SAME_ONE_SHOT = (waiting.LOCK,)         # kinds of waits that one-shot would have, too
+BOUNDED = (waiting.PROGRAM, waiting.LOCK, waiting.BUS)          # all other waits are short, or the kernel's
 
 
 class Running(waiting.Request):
@@ -72,14 +72,14 @@ class Slots:
 
     def __init__(self, workers: int, busy: int) -> None:
         self.workers, self.busy = workers, busy
-        self.running: dict[Running, None] = {}  # first the one that has been longest in its place
-        self.working = 0                # those that do not wait
+        self.running: dict[Running, None] = {}  # first the call that has been longest in its place
+        self.working = 0                # calls that do not wait
 
     def free(self) -> tuple[bool, bool]:
         """(whether any call may run, whether a light one may)."""
         hanging = self._hanging()
         left = self.workers + min(len(hanging), MAX_HANGING * self.workers) - len(self.running)
-        unannounced = sum(not each.kind for each in hanging)    # they hang outside of a wait
+        unannounced = sum(not each.kind for each in hanging)    # calls that hang outside of a wait
         return left > 0 and self.busy + unannounced > self.working, left > -RESERVED
 
     def begin(self, running: Running) -> None:
@@ -87,7 +87,7 @@ class Slots:
         self.working += 1
 
     def move(self, running: Running, kind: str) -> None:
-        """It begins a wait of this kind, or to work (kind "")."""
+        """Note that a call begins a wait of this kind, or works again (kind "")."""
         self.working += (not kind) - (not running.kind)
         running.kind, running.since = kind, monotonic()
         del self.running[running]

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 OWN_NAME = "fastcni-restore"    # of threads that restore; the kernel has space for 15 characters
 WHOLE_TABLE = "table"
-KEEP_DELETIONS_S = 2.0          # a flush before a DEL may be announced so much later
+KEEP_DELETIONS_S = 2.0          # seconds: a flush before a DEL may be announced so much later
 RULE_CHECKS = 4
 
 
@@ -49,8 +49,8 @@ class TableMirror:
 
     present, lost: {where: {set: {key: element}}}, elements as nft_elements.read_raw_elements() returns them.
     deletions: {mark: (generation of nftables, monotonic seconds)}, both at the begin of the attachment's last DEL, by
-    this server or one-shot; under `lock`, oldest first. What threads of OWN_NAME add for these marks is deleted again.
-    Only note_deletion() is for any thread, all else for one.
+    this server or one-shot; under `lock`, oldest first. Elements that threads of OWN_NAME add for these marks are
+    deleted again. Any thread may call note_deletion(); one thread calls all other methods.
     """
 
     def __init__(self) -> None:
@@ -75,7 +75,7 @@ class TableMirror:
         self.added: list[tuple[Where, str, dict[bytes, bytes]]] = []
         self.added_by_us: list[tuple[Where, str, dict[bytes, bytes]]] = []
 
-    # What the kernel announces --------------------------------------------------------------------
+    # Announcements of the kernel ------------------------------------------------------------------
 
     def receive(self, kind: int, where: Where, fields: dict[int, bytes], payload: bytes) -> None:
         """Note a message about one of our tables."""
@@ -123,7 +123,7 @@ class TableMirror:
 
     def _rule_deleted(self, where, fields, _):
         name = nft.as_text(fields[nft_rules.NFTA_RULE_CHAIN])
-        if not any(store.chains.get(name) == 0 for store in self.stores[where]):        # that is an administrator's
+        if not any(store.chains.get(name) == 0 for store in self.stores[where]):        # a table of an administrator
             self.emptied[where].add(name)
             self.suspects.add(where)
 
@@ -151,7 +151,8 @@ class TableMirror:
         self.losses = losses
 
     def _note_additions(self, marks, generation):
-        """An ADD after the DEL of its attachment: what was lost before is not of this ADD."""
+        """Note the additions of an ADD after the DEL of its attachment: elements that were lost earlier are not those
+        of this ADD."""
         for mark in marks:
             since, _ = self.deletions.get(mark, (generation, 0))
             if since < generation:
@@ -187,14 +188,14 @@ class TableMirror:
         for payload in payloads:
             present.update(nft_elements.read_raw_elements(payload))
 
-    # What is restored -----------------------------------------------------------------------------
+    # Restoring ------------------------------------------------------------------------------------
 
     @property
     def may_miss_something(self) -> bool:
         return self.machine.state in (SUSPECT, DELAYED)
 
     def delay(self) -> None:
-        """Note that the last restoration was a moment ago, and that this one has to wait."""
+        """Delay this restore: the last one was too recent."""
         self.machine.on(TOO_SOON)
 
     def restore(self, sock: Socket) -> list[tuple[Where, str, int]]:
@@ -250,7 +251,7 @@ class TableMirror:
                 store.remove_from(sock, [(name, key) for key in keys])
 
     def _used(self, store):
-        """Has any pod ever needed it?"""
+        """Return whether any pod has ever needed the table."""
         where = store.family, store.table
         return any((*where, chain) in self.chains for chain in store.chains) or any(
             of[where].get(name) for of in (self.present, self.lost) for name in store.sets)
@@ -269,7 +270,7 @@ class TableMirror:
         """Note that a DEL has begun at that generation of nftables; in any thread."""
         now = monotonic()
         with self.lock:
-            self.deletions.pop(mark, None)          # it moves to the end
+            self.deletions.pop(mark, None)          # so that the mark moves to the end
             self.deletions[mark] = generation, now
             while not (self.suspects or self.keep_deletions) and (
                     now - self.deletions[oldest := next(iter(self.deletions))][1] > KEEP_DELETIONS_S):
@@ -277,7 +278,7 @@ class TableMirror:
 
 
 def has_rules(store: Store, sock: Socket) -> bool:
-    """Do the chains of a Store have their rules?
+    """Return whether the chains of a Store have their rules.
 
     While a transaction replaces the rules, the kernel shows their number before it is done. An empty transaction waits
     for it.

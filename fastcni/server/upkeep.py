@@ -1,4 +1,5 @@
-"""Work beside requests: the server shows that it is not stopped, reports to systemd's watchdog, and tidies up."""
+"""Periodic work: the server shows that it is not stopped, reports to systemd's watchdog, and frees what it no longer
+needs."""
 
 from __future__ import annotations
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from socket import socket
 
+    from fastcni.server.idle import IdleExit
     from fastcni.server.log import Logger
 
 BEAT_S = 1.0                    # far less than STALL_S
@@ -22,10 +24,14 @@ TIDY_S = 5.0
 
 
 class Upkeep:
-    """The thread that does what is due, once a second. tidy(): frees what is no longer needed. watchdog: a Watchdog."""
+    """The thread that does what is due, once a second.
 
-    def __init__(self, tidy: Callable[[], None], watchdog: Watchdog, log: Logger, *, tidy_s: float = TIDY_S) -> None:
-        self.tidy, self.watchdog, self.log, self.tidy_s = tidy, watchdog, log, tidy_s
+    tidy(): frees what is no longer needed, every tidy_s seconds. watchdog: a Watchdog. idle: an IdleExit.
+    """
+
+    def __init__(self, tidy: Callable[[], None], watchdog: Watchdog, idle: IdleExit, log: Logger, *,
+                 tidy_s: float = TIDY_S) -> None:
+        self.tidy, self.watchdog, self.idle, self.log, self.tidy_s = tidy, watchdog, idle, log, tidy_s
         self.ended = threading.Event()
         self.thread = threading.Thread(target=self._run, name="upkeep", daemon=True)
 
@@ -43,6 +49,7 @@ class Upkeep:
             try:
                 note_running()
                 self.watchdog.poll()
+                self.idle.poll()
                 if monotonic() >= due:
                     due = monotonic() + self.tidy_s
                     self.tidy()
@@ -51,14 +58,15 @@ class Upkeep:
 
 
 class Watchdog:
-    """Tells systemd that the server works (sd_notify(3), WatchdogSec=), each time that a worker has answered a probe.
+    """Reports to systemd that the server works (sd_notify(3), WatchdogSec=), each time that a worker has answered a
+    probe.
 
     notify(text): sends to systemd. probe(): see Acceptor.probe(). timeout_s: systemd's; 0: it expects no reports.
     """
 
     def __init__(self, notify: Callable[[str], object], probe: Callable[[], socket], timeout_s: float) -> None:
         self.notify, self.probe, self.interval_s = notify, probe, timeout_s / 4
-        self.answer: socket | None = None       # of a probe under way
+        self.answer: socket | None = None       # the connection of a probe that has no answer yet
         self.due = monotonic()                  # when to send the next probe
 
     def poll(self) -> None:
@@ -70,7 +78,7 @@ class Watchdog:
         try:
             answer = self.answer.recv(protocol.HEAD.size)
         except BlockingIOError:
-            return                      # no report before it comes
+            return                      # without an answer there is no report
         self.answer.close()
         self.answer = None
         if len(answer) == protocol.HEAD.size and protocol.HEAD.unpack(answer)[2] == 0:

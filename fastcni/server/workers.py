@@ -1,4 +1,4 @@
-"""Workers: threads that take a request each, and answer it.
+"""Workers: threads, each of which takes a request and answers it.
 
 A free worker waits at the listener, and serves the request that it accepts: no request is handed from one thread to
 another. There is always one worker more than requests that run, to take the next one. A worker runs while it has the
@@ -21,6 +21,7 @@ from fastcni.handle import Reply, error_document, handle
 from fastcni.kernel import netns, uapi, waiting
 from fastcni.kit.call.deadlines import REQUEST_S
 from fastcni.server import acceptor, protocol
+from fastcni.server.background import CANNOT_START
 from fastcni.server.log import RateLimited
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from fastcni.server.hosts import Hosts
     from fastcni.server.request_queue import Call, RequestQueue
 
-FAULT_PAUSE_S = 0.05            # after an exception in _next()
+FAULT_PAUSE_S = 0.05            # seconds of pause after an exception in _next()
 
 
 class Workers:
@@ -64,9 +65,9 @@ class Workers:
         self.threads.append(thread)
         try:
             thread.start()
-        except RuntimeError as e:
+        except CANNOT_START as e:       # the request that was taken is served all the same
             self.threads.remove(thread)
-            self.no_thread("no_thread", workers=len(self.threads), why=str(e))
+            self.no_thread("no_thread", workers=len(self.threads), why=str(e) or "no memory")
             return False
         return True
 
@@ -100,7 +101,7 @@ class Workers:
         while not lost:
             try:
                 call = self._next()
-            except Exception:                   # a fault of ours; the next request is served
+            except Exception:                   # a defect of fastcni; the next request is served
                 self.log.exception("server_fault")
                 sleep(FAULT_PAUSE_S)
                 continue
@@ -111,7 +112,7 @@ class Workers:
                 self._serve(call)
             except netns.Lost as e:
                 lost = e
-            except Exception:                   # a fault of ours: the caller's connection is closed
+            except Exception:                   # a defect of fastcni: the caller's connection is closed
                 self.log.exception("server_fault", **fields(call.call))
             finally:
                 self.queue.done(call)
@@ -125,7 +126,7 @@ class Workers:
         """Return the next Running; None: this thread is to end."""
         while not (running := self._take()):
             if self.stopping and not self.acceptor.unread and not self.queue.waiting:
-                self.queue.wake()       # the next worker ends, too
+                self.queue.wake()       # wake the next worker, which then ends, too
                 return None
             if len(self.threads) > self.queue.min_threads and len(self.threads) > self.queue.wanted_threads():
                 self.threads.remove(threading.current_thread())     # requests that hung have ended
@@ -165,7 +166,8 @@ class Workers:
         waiting.here.request = running
         begin_request(conn.fileno(), REQUEST_S - queued)
         try:
-            if _acceptor.is_closed(conn.fileno()):      # before the request was read: see protocol.py
+            # The caller left before the server had read the request: see protocol.py
+            if _acceptor.is_closed(conn.fileno()):
                 self._decode(call)              # the log names the network
                 self.log.warning("caller_gone", **fields(call), run=False)
                 return

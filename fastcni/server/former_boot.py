@@ -1,0 +1,39 @@
+"""At the server's start: release host-local addresses of pods from before a reboot, in the usual dataDir.
+
+In another dataDir, the first request of each network does it.
+"""
+
+from __future__ import annotations
+
+import os
+
+from fastcni.kit.ipam.address_files import owner_text
+from fastcni.kit.ipam.host_local_conf import DATA_DIR
+from fastcni.kit.ipam.store import Store
+from fastcni.server.log import few
+from fastcni.spec import address
+from fastcni.spec.errors import CniError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from fastcni.server.log import Logger
+
+
+def release_addresses(log: Logger, data_dir: str = DATA_DIR) -> None:
+    """Open each network that has an index: this releases what is of another boot, see kit/ipam/former.py."""
+    try:
+        networks = sorted(entry.name for entry in os.scandir(data_dir)
+                          if os.path.exists(f"{entry.path}/.fastcni.index"))
+    except OSError:
+        return                          # no network has addresses there
+    for network in networks:
+        try:
+            with Store(data_dir, network, lambda text: log.debug("address_warning", text=text)) as store:
+                released = store.released if store else []
+        except CniError as e:
+            log.warning("addresses_unread", network=network, error=e.msg)
+            continue
+        if released:
+            log.info("addresses_released", network=network, number=len(released),
+                     addresses=few([address.ip_text(packed) for packed, _ in released]),
+                     owners=few([owner_text(owner) for _, owner in released]))

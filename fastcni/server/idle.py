@@ -1,0 +1,36 @@
+"""The idle exit: a server without requests for a while ends itself, as by SIGTERM.
+
+It ends as any server does: requests that have come by then are answered, later ones go one-shot or to the next server.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from time import monotonic
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from fastcni.server.acceptor import Acceptor
+    from fastcni.server.log import Logger
+    from fastcni.server.request_queue import RequestQueue
+
+
+class IdleExit:
+    """limit_s: seconds without a request until the exit; 0: never. The watchdog's probes are no requests."""
+
+    def __init__(self, acceptor: Acceptor, queue: RequestQueue, limit_s: float, log: Logger) -> None:
+        self.acceptor, self.queue, self.limit_s, self.log = acceptor, queue, limit_s, log
+        self.since = monotonic()
+
+    def poll(self) -> None:
+        """Send this process SIGTERM if its time without a request is over; never waits."""
+        if not self.limit_s:
+            return
+        accepted, self.acceptor.accepted = self.acceptor.accepted, False
+        if accepted or self.acceptor.unread or self.queue.waiting or self.queue.running:
+            self.since = monotonic()
+        elif monotonic() - self.since >= self.limit_s:
+            self.log.info("server_idle", seconds=round(monotonic() - self.since, 1))
+            os.kill(os.getpid(), signal.SIGTERM)    # blocked in all threads: serve() waits for it
+            self.limit_s = 0

@@ -1,0 +1,54 @@
+"""The state of a running server, for `fastcni doctor`: a request with another name than any plugin has.
+
+    {"version": "0.1.0", "pid": 812, "uptimeSeconds": 4711.0, "running": 2, "waiting": 0, "queueSize": 1024,
+     "workers": 32, "watching": 1}
+
+watching: the network namespaces whose firewall the server restores. A server without this request declines it.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from time import monotonic
+from typing import Any
+
+import fastcni
+from fastcni.server import protocol
+from fastcni.spec import json
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from fastcni.server.request_queue import RequestQueue
+    from fastcni.server.restoring import Restoring
+
+NAME = "fastcni-status"         # with the characters of a plugin's name, and no plugin has it
+TIMEOUT_S = 3.0
+MAX_BYTES = 64 << 10
+
+
+def document(started: float, queue: RequestQueue, restoring: Restoring) -> bytes:
+    """The answer. started: monotonic() at the server's start."""
+    return json.write({
+        "version": fastcni.__version__, "pid": os.getpid(), "uptimeSeconds": round(monotonic() - started, 1),
+        "running": queue.running, "waiting": queue.waiting, "queueSize": queue.size, "workers": queue.workers,
+        "watching": len(restoring.watches) if restoring.thread.is_alive() else 0})
+
+
+def ask(path: str, timeout_s: float = TIMEOUT_S) -> dict[str, Any] | None:
+    """Ask the server at a socket; None if it does not know the request: it is of an older version.
+
+    Raises OSError: no server listens, this user is not served, or no answer came in time (TimeoutError).
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
+        sock.settimeout(timeout_s)
+        sock.connect(path)
+        sock.send(protocol.request(NAME, {}))
+        answer = sock.recv(MAX_BYTES)
+    if len(answer) < protocol.HEAD.size:
+        raise ConnectionResetError("the server closed the connection without an answer")
+    _, version, status, stderr = protocol.HEAD.unpack_from(answer)
+    if version != protocol.VERSION or status == protocol.DECLINED:
+        return None
+    found = json.read(answer[protocol.HEAD.size + stderr:])
+    return found if isinstance(found, dict) else None
