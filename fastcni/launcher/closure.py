@@ -1,8 +1,8 @@
 """The modules of a plugin of another distribution, as they go into a plugin file: found, read, judged, never imported.
 
-Allowed are the standard library, what a plugin file has of fastcni, and the distribution's own modules in Python. An
-import that `try:` guards against ImportError may be of anything. What an import under `if TYPE_CHECKING:` names stays
-out. Imports that are made by name, as importlib.import_module() makes them, are not seen.
+A module may import the standard library, the modules of fastcni that a plugin file has, and the Python modules of its
+distribution. In a `try:` that catches ImportError it may import any module. Imports under `if TYPE_CHECKING:` are left
+out of the file. Imports by a computed name, as by importlib.import_module(), are not found.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ class Refused(Exception):
 
 
 def modules_of(plugin: ThirdParty, packed: Iterable[str]) -> dict[str, Module]:
-    """{name: Module} of all that the plugin imports of its distribution. `packed`: fastcni's modules in the file.
+    """Return {name: Module} of all modules of its distribution that the plugin imports. `packed`: fastcni's modules in
+    the file.
 
     Raises PackError, which names the distribution.
     """
@@ -77,7 +78,7 @@ def read_module(name: str) -> tuple[Module, ast.Module]:
 
 
 def find_spec(name: str) -> ModuleSpec | None:
-    """As importlib.util.find_spec(), but no package is imported on the way."""
+    """Find a module as importlib.util.find_spec() does, but without an import of its packages."""
     path: list[str] | None = None
     spec, prefix = None, ""
     for part in name.split("."):
@@ -91,7 +92,7 @@ def find_spec(name: str) -> ModuleSpec | None:
 
 
 def compiled(tree: ast.Module, file: str) -> CodeType:
-    """The module as Python compiles it, but without an import of __future__, which takes 0.2 ms one-shot."""
+    """Compile the module as Python does, but remove the import of __future__, which takes 0.2 ms one-shot."""
     flags, body = 0, []
     for node in tree.body:
         if isinstance(node, ast.ImportFrom) and node.module == "__future__":
@@ -135,7 +136,7 @@ def own_modules(node: ast.Import | ast.ImportFrom, importer: Module, plugin: Thi
     for name, is_module in wanted:
         top = name.partition(".")[0]
         if top in plugin.packages:
-            if is_module or find_spec(name):                # else it is a name in the module
+            if is_module or find_spec(name):                # otherwise it is a name in the module
                 found.append(name)
         elif top == "fastcni":
             if name not in known and (is_module or find_spec(name)):

@@ -10,14 +10,14 @@ from collections.abc import Callable, Iterable
 def replace(folder: str, names: Iterable[str], write: Callable[[str, str], None]) -> list[str]:
     """Have write(name, path) make each file at another path, then rename it to `name` in `folder`. Returns the paths.
 
-    A name stands for the old file or for the new one, each complete, at any moment. If a step before the renames fails,
+    At any moment each name belongs to a complete file, the old one or the new one. If a step before the renames fails,
     all stay as they were. Raises OSError.
     """
     staged: dict[str, str] = {}
     token = secrets.token_hex(8)
     try:
         for name in names:
-            temporary = os.path.join(folder, f".fastcni-{token}-{name}")    # the name of no CNI type and of no unit
+            temporary = os.path.join(folder, f".fastcni-{token}-{name}")    # no CNI type and no unit has such a name
             staged[os.path.join(folder, name)] = temporary
             write(name, temporary)
         for path, temporary in staged.items():
@@ -29,7 +29,7 @@ def replace(folder: str, names: Iterable[str], write: Callable[[str, str], None]
             try:
                 os.unlink(temporary)
             except FileNotFoundError:
-                pass                    # it was renamed
+                pass                    # the file was renamed
 
 
 def write(path: str, data: bytes, mode: int) -> None:
@@ -42,9 +42,9 @@ def write(path: str, data: bytes, mode: int) -> None:
         os.fsync(file.fileno())
 
 
-def sync(folder: str) -> None:
-    """Wait until the renames in the folder are on disk."""
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+def sync(path: str) -> None:
+    """Wait until a file, or the renames in a folder, are on disk."""
+    handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:

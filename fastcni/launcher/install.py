@@ -1,4 +1,7 @@
-"""Write the plugin files into a CNI bin dir: one file, one hard link for each name, renamed into place."""
+"""Write the plugin files into a CNI bin dir: one file, one hard link for each name, renamed into place.
+
+Programs of others that they replace are kept (launcher/replaced.py).
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,15 @@ import errno
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import redirect_stdout
+from dataclasses import dataclass
 from os import PathLike
 
 from fastcni import third_party
 from fastcni.kit.call.files import make_folders
-from fastcni.launcher import files, pack
+from fastcni.launcher import files, interpreters, pack, replaced
+from fastcni.launcher.identify import Program, identify
 from fastcni.launcher.modules import PackError
 from fastcni.plugins import BUILT_IN
 from fastcni.third_party import ThirdParty
@@ -31,14 +37,40 @@ class InstallError(Exception):
     """Nothing was installed, or not everything; the text is for the operator."""
 
 
+@dataclass(frozen=True, slots=True)
+class Installed:
+    """The outcome of an install, or of its dry run.
+
+    interpreter: the Python that runs the plugins. plugins: {CNI type: the program that it replaces, None for a new
+    name}. kept: the names whose replaced program is kept for uninstall. server: see install_plugins().
+    """
+
+    bin_dir: str
+    interpreter: str
+    plugins: dict[str, Program | None]
+    kept: list[str]
+    server: Sequence[str] = ()
+
+    @property
+    def paths(self) -> list[str]:
+        return [os.path.join(self.bin_dir, name) for name in self.plugins]
+
+
 def install(bin_dir: StrPath, interpreter: str | None = None, names: Iterable[str] | None = None) -> list[str]:
-    """Write the plugin files and return their paths.
+    """Write the plugin files and return their paths; see install_plugins()."""
+    return install_plugins(bin_dir, interpreter, names).paths
+
+
+def install_plugins(bin_dir: StrPath, interpreter: str | None = None, names: Iterable[str] | None = None, *,
+                    server: Sequence[str] = (), dry_run: bool = False) -> Installed:
+    """Write the plugin files. With dry_run, write nothing.
 
     bin_dir: made if it is not there. interpreter: the Python that is to run the plugins, of the same version
     and build as this one. By default it is the base interpreter of this process: if that is of a virtual environment,
     the one that the environment was made with, so the environment may go. names: CNI types, by default fastcni's
     plugins and those of other distributions (fastcni/third_party.py). An existing file, running or not, is replaced
-    by rename(2): each name is a complete plugin at any moment.
+    by rename(2): each name is a complete plugin at any moment. Files that are not fastcni's are kept. server: the
+    command line with which a plugin that finds no server starts one, see autostart.h; by default none.
 
     Raises InstallError, before anything is written if one of the plugins cannot be packed.
     """
@@ -52,23 +84,57 @@ def install(bin_dir: StrPath, interpreter: str | None = None, names: Iterable[st
     check(others)
     interpreter = checked_interpreter(interpreter or base_interpreter())
     try:
-        image = pack.pack(interpreter, third_party=others)
+        image = pack.pack(interpreter, third_party=others, alternatives=interpreters.alternatives(interpreter),
+                          server=server)
     except PackError as error:
         raise InstallError(str(error)) from error
     bin_dir = os.path.abspath(bin_dir)
     try:
+        if dry_run:
+            return plan(bin_dir, interpreter, wanted, server)
         make_folders(bin_dir, 0o755)
-        return files.replace(bin_dir, wanted, plugin_files(image))
+        with replaced.locked(bin_dir):
+            planned = plan(bin_dir, interpreter, wanted, server)
+            write_files(planned, image)
+            return planned
     except OSError as error:
         raise InstallError(f"install into {bin_dir}: {error}") from error
 
 
+def plan(bin_dir: str, interpreter: str, names: list[str], server: Sequence[str]) -> Installed:
+    """Return what an install would do. Raises InstallError for a folder in the place of a plugin, OSError."""
+    found = {name: identify(os.path.join(bin_dir, name)) for name in names}
+    for name in names:
+        if os.path.isdir(os.path.join(bin_dir, name)) and not os.path.islink(os.path.join(bin_dir, name)):
+            raise InstallError(f"install into {bin_dir}: {name} is a folder; nothing was written")
+    return Installed(bin_dir, interpreter, found,
+                     [name for name, program in found.items() if program and not program.is_own], server)
+
+
+def write_files(planned: Installed, image: bytes) -> None:
+    """Keep the programs of others, then replace all. Raises OSError: then the names are what they were, or fastcni's.
+    """
+    bin_dir = planned.bin_dir
+    try:
+        for name in planned.kept:
+            replaced.keep(bin_dir, name)
+        files.replace(bin_dir, planned.plugins, plugin_files(image))
+    except OSError:
+        for name in planned.kept:
+            if replaced.is_in_place(bin_dir, name):
+                replaced.forget(bin_dir, name)
+        replaced.remove_folder(bin_dir)
+        raise
+
+
 def check(others: list[ThirdParty]) -> None:
     """Import the plugins of other distributions. Raises InstallError for one that cannot be used."""
-    third_party.load(others)
+    with redirect_stdout(sys.stderr):               # for what a module prints during its import
+        third_party.load(others)
     for plugin in others:
         if plugin.problem:
-            raise InstallError(f"{plugin}: {plugin.problem}; nothing was written, and `--plugin TYPE` leaves it out")
+            raise InstallError(f"{plugin}: {plugin.problem}; nothing was written. "
+                               "To install others, name each: --plugin TYPE")
 
 
 def base_interpreter() -> str:
@@ -102,8 +168,8 @@ def checked_interpreter(path: str) -> str:
 
 
 def plugin_files(image: bytes) -> Callable[[str, str], None]:
-    """A function for files.replace(): it writes the first file, and makes the others hard links to it, where the file
-    system has them."""
+    """Return a function for files.replace(). It writes the first file, and makes the others hard links to it if the
+    file system has hard links."""
     first = None
 
     def write(_: str, path: str) -> None:

@@ -4,9 +4,10 @@
  *
  *     warm      if a server listens, send the request to it and print its answer
  *     one-shot  execute `python -I -S -B -X utf8 -c BOOTSTRAP NAME FD`. NAME is the plugin's name. FD is this file,
- *               open, so that an installation that replaces the file changes nothing for this process
+ *               open, so that an installation that replaces the file changes nothing for this process. If that Python
+ *               is gone, the file names others of the same version. BOOTSTRAP checks that it is the same build
  *
- * If both fail, it prints one CNI error document to stdout and exits with status 1.
+ * A request that finds no server may start one, see autostart.h. If both modes fail, it prints one CNI error document to stdout and exits with status 1.
  *
  * Freestanding: no libc, no allocation, only raw system calls and static buffers. Python gets the arguments, streams,
  * signals and environment unchanged. If stdin was read for a server, Python gets it as a memory file. See elf(5),
@@ -14,175 +15,25 @@
  */
 
 #include "machines.h"
-
-enum { O_RDONLY = 0, O_RDWR = 2, O_NONBLOCK = 04000, O_CLOEXEC = 02000000, AT_FDCWD = -100, AT_EXECFN = 31 };
-enum { EAGAIN = 11, ENOMEM = 12, EISDIR = 21, EINVAL = 22, ECONNRESET = 104, ENOBUFS = 105, POLLIN = 1, POLLOUT = 4 };
-enum { FOR_EVER = 0 };                  /* milliseconds */
-enum { IO_FAILURE = 5, TRY_AGAIN_LATER = 11, INTERNAL = 999 };          /* CNI error codes */
+#include "document.h"
 
 /* The installer writes this into the finished file. pack.py has the same layout, and finds it by the magic. */
 struct config {
     char magic[16];
-    char interpreter[1024];
+    char interpreters[1024];            /* paths, in the order to try them; each ends with a NUL, the list with another */
     char version[32];                   /* "3.11", for an error's text */
     char bootstrap[1008];
+    char server[1024];                  /* the command line to start a server with, as a list; empty: start none */
     unsigned unread, unanswered, unanswered_quick, unused;      /* milliseconds; kit/call/deadlines.py explains them */
 };
-_Static_assert(sizeof(struct config) == 2096, "pack.py writes 2096 bytes");
+_Static_assert(sizeof(struct config) == 3120, "pack.py writes 3120 bytes");
 
 __attribute__((section(".data"), used, aligned(16)))
 volatile struct config config = { .magic = "fastcni-config\n" };
 
 
-/* ---- text ---- */
-
-static char page[4096];                 /* an error document: at most 1024 bytes of path, escaped, and a few lines */
-static unsigned long filled;
-
-static void put(const char *text)
-{
-    while (*text && filled < sizeof page)
-        page[filled++] = *text++;
-}
-
-static void put_number(long value)
-{
-    char digits[24];
-    int at = sizeof digits - 1;
-
-    digits[at] = 0;
-    do
-        digits[--at] = '0' + value % 10;
-    while (value /= 10);
-    put(digits + at);
-}
-
-static void put_quoted(const char *text)    /* escaped for a JSON string; UTF-8 stays */
-{
-    char one[2] = { 0, 0 };
-    int left;
-
-    for (left = 1024; *text && left; text++, left--) {
-        one[0] = *text;
-        if (*text == '"' || *text == '\\')
-            put("\\");
-        put((unsigned char)*text < ' ' ? "?" : one);
-    }
-}
-
-static const char *const errno_texts[] = {      /* as strerror(3), of the likely ones */
-    [1] = "Operation not permitted", [2] = "No such file or directory", [7] = "Argument list too long",
-    [8] = "Exec format error", [12] = "Cannot allocate memory", [13] = "Permission denied", [20] = "Not a directory",
-    [21] = "Is a directory", [24] = "Too many open files", [26] = "Text file busy", [28] = "No space left on device",
-    [40] = "Too many levels of symbolic links",
-};
-
-static const char *after(const char *text, const char *prefix)     /* the text behind the prefix, or 0 */
-{
-    while (*prefix)
-        if (*text++ != *prefix++)
-            return 0;
-    return text;
-}
-
-static int is(const char *text, const char *word)
-{
-    return after(text, word) && after(word, text);
-}
-
-static const char *value_of(const char *name, char **environment, const char *unset)       /* name: "NAME=" */
-{
-    for (; *environment; environment++)
-        if (after(*environment, name))
-            return after(*environment, name);
-    return unset;
-}
-
-static const char *basename_of(const char *path)
-{
-    const char *name = path;
-
-    for (; *path; path++)
-        if (*path == '/' && path[1])
-            name = path + 1;
-    return name;
-}
-
-
-/* ---- streams, errors and the exit ---- */
-
-static long open_file(const char *path, long flags)
-{
-    return system_call(SYS_openat, AT_FDCWD, (long)path, flags, 0);
-}
-
-static int wait_for(long fd, short events, unsigned milliseconds)      /* 0: timed out */
-{
-    struct { int fd; short events, happened; } waiting = { fd, events, 0 };
-    struct { long seconds, nanoseconds; } left = { milliseconds / 1000, milliseconds % 1000 * 1000000L };
-
-    /* The kernel updates `left` with the remaining time, so that an interrupted call can be repeated. */
-    return system_call(SYS_ppoll, (long)&waiting, 1, milliseconds == FOR_EVER ? 0 : (long)&left, 0) != 0;
-}
-
-static long write_all(long fd, const char *data, unsigned long size)    /* 0, or -errno */
-{
-    long written;
-
-    while (size) {
-        written = system_call(SYS_write, fd, (long)data, size, 0);
-        if (written == -EAGAIN)         /* another program made this stream non-blocking */
-            wait_for(fd, POLLOUT, FOR_EVER);
-        else if (written < 0)
-            return written;
-        else
-            data += written, size -= written;
-    }
-    return 0;
-}
-
-__attribute__((noreturn))
-static void leave(int status)
-{
-    for (;;)
-        system_call(SYS_exit_group, status, 0, 0, 0);
-}
-
-/* Print one error document and exit. `what` is untrusted text. error: an errno, or 0. details 0: advice on Python. */
-__attribute__((noreturn))
-static void fail(int code, const char *tried, const char *what, long error, const char *details)
-{
-    filled = 0;
-    put("{\n    \"code\": ");
-    put_number(code);
-    put(",\n    \"msg\": \"");
-    put(tried);
-    put_quoted(what);
-    if (error) {
-        put(": ");
-        put(error < (long)(sizeof errno_texts / sizeof *errno_texts) && errno_texts[error] ? errno_texts[error]
-                                                                                           : "the kernel refused");
-        put(" (errno ");
-        put_number(error);
-        put(")");
-    }
-    put("\",\n    \"details\": \"");
-    if (details) {
-        put(details);
-    } else {
-        put("this file was installed for Python ");
-        put_quoted((const char *)config.version);
-        put("; run `fastcni install --bin-dir DIR` again, with the Python that is to run it");
-    }
-    put("\"\n}");
-    write_all(1, page, filled);
-    leave(1);
-}
-
-
 /* ---- warm mode; fastcni/server/protocol.py is the other end and describes the messages ---- */
 
-#define SERVER "/run/fastcni/fastcni.sock"
 enum { MAGIC = 0x696e6366 /* "fcni" */, PROTOCOL = 2, DECLINED = 2 };
 enum { HEAD_BYTES = 16, BODY_BYTES = 128 << 10 };           /* fits the usual send buffer, net.core.wmem_default */
 enum { MIN_STDIN_BYTES = 4 << 10, MAX_STDIN_BYTES = 32 << 20 };         /* of the body; in all: Python refuses more */
@@ -204,22 +55,25 @@ static int have_stdin;                  /* stdin was read to its end */
 static long memory;                     /* a memory file with stdin that does not fit the request; 0: none yet */
 static unsigned long moved, here;       /* bytes of stdin in the memory file; bytes of it in the request */
 
-static long connect_to(const char *path)        /* the server's socket; negative: no server */
+/* Connect to the server's socket: a descriptor, or negative. -ENOENT, -ECONNREFUSED: no server listens there. */
+static long connect_to(const char *path)
 {
     static struct { short family; char path[108]; } address = { .family = 1 };      /* AF_UNIX */
-    long server, at;
+    long server, at, error = -EINVAL;
 
     for (at = 0; (address.path[at] = path[at]); at++)
         if (at == sizeof address.path - 1)
-            return -1;
+            return error;
     /* Non-blocking, also for connect(): if too many wait for the server, connect() fails with EAGAIN.
      * If the caller closed a standard stream, the socket would take its number. Then Python handles the request. */
     server = system_call(SYS_socket, address.family, 5 /* SOCK_SEQPACKET */ | O_CLOEXEC | O_NONBLOCK, 0, 0);
-    if (server > 2 && system_call(SYS_connect, server, (long)&address, sizeof address, 0) == 0)
+    if (server > 2 && !(error = system_call(SYS_connect, server, (long)&address, sizeof address, 0)))
         return server;
     system_call(SYS_close, server, 0, 0, 0);
-    return -1;
+    return error;
 }
+
+#include "autostart.h"
 
 static int add_environment(const char *text, char **environment)    /* text: the plugin's name; 0: it does not fit */
 {
@@ -341,12 +195,14 @@ static long receive(long server)
 static void warm(const char *name, char **environment)
 {
     const char *command = value_of("CNI_COMMAND=", environment, ""), *netns = value_of("CNI_NETNS=", environment, "");
-    const char *path = value_of("FASTCNI_SOCKET=", environment, SERVER), *what = "was lost while it worked on this ADD";
+    const char *usual = SERVER, *path = value_of("FASTCNI_SOCKET=", environment, usual), *what = "was lost while it worked on this ADD";
     long server, size, fd;
 
     if (!*command || !*path || *value_of("FASTCNI_WIRE=", environment, ""))    /* FASTCNI_WIRE prints one-shot only */
         return;
     server = connect_to(path);          /* first: without a server this is the only cost */
+    if ((server == -ENOENT || server == -ECONNREFUSED) && path == usual && !is(command, "VERSION"))
+        autostart();
     if (server < 0 || !add_environment(name, environment))
         return;
     fd = *netns ? open_file(netns, O_RDONLY | O_CLOEXEC | O_NONBLOCK) : 0;      /* the server reports an error */
@@ -405,14 +261,36 @@ static long open_self(const char *path)
     return fd;
 }
 
+/* Report that no interpreter of the list runs. error: the errno of the first. path: of this file. */
+__attribute__((noreturn))
+static void no_interpreter(const char *list, const char *path, long error)
+{
+    const char *name = basename_of(path), *separator;
+
+    begin_error(INTERNAL, "start the Python interpreter ", list, error);
+    put("this file needs Python ");
+    put_quoted((const char *)config.version, FIELD);
+    for (separator = ", also tried as "; *(list = next_of(list)); separator = ", ") {
+        put(separator);
+        put_quoted(list, FIELD);
+    }
+    put("; install that Python again, or install fastcni for another one and run `fastcni install --bin-dir ");
+    if (name == path)
+        put("DIR");                     /* a path without a folder */
+    else
+        put_quoted(path, name - path - (name > path + 1));
+    put("`");
+    end_error();
+}
+
 __attribute__((noreturn))
 static void one_shot(const char *path, const char *name, char **environment)
 {
-    const char *interpreter = (const char *)config.interpreter;
+    const char *const interpreters = (const char *)config.interpreters, *interpreter = interpreters;
     long fd = open_self(path), error;
 
     if (fd < 0)
-        fail(INTERNAL, "open ", path, -fd, 0);
+        fail(INTERNAL, "open ", path, -fd, "run `fastcni install` again, for the directory of this file");
     put_number(fd);                     /* the page is free until an error */
 
     const char *arguments[] = {
@@ -420,7 +298,11 @@ static void one_shot(const char *path, const char *name, char **environment)
         "-ISB", "-X", "utf8", "-c", (const char *)config.bootstrap, name, page, 0,
     };
     error = system_call(SYS_execve, (long)interpreter, (long)arguments, (long)environment, 0);
-    fail(INTERNAL, "start the Python interpreter ", interpreter, -error, 0);
+    while (*(interpreter = next_of(interpreter))) {
+        arguments[0] = interpreter;
+        system_call(SYS_execve, (long)interpreter, (long)arguments, (long)environment, 0);
+    }
+    no_interpreter(interpreters, path, -error);
 }
 
 /* The kernel's first stack: argc, argv..., 0, envp..., 0, (type, value)..., see getauxval(3). */

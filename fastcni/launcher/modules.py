@@ -16,7 +16,7 @@ ROWS = ("spec", "kernel", "kit", "plugins")  # the packages below handle.py, all
 SINGLE = ("__init__.py", "handle.py", "plugin.py", "launcher/__init__.py", "launcher/one_shot.py")
 ENTRY = ("fastcni.handle", "fastcni.launcher.one_shot")  # what bootstrap.py calls
 LEAVES = ("_abandoned", "_ipam_bitmap", "_netlink", "_rtnetlink", "_run_token", "_system")     # all in leaves.so
-LIBRARY = "jeepney"  # D-Bus, for pods behind firewalld; imported when one comes
+LIBRARY = "jeepney"  # D-Bus, for pods behind firewalld; imported for such a pod only
 
 
 class PackError(Exception):
@@ -50,7 +50,7 @@ def own(more: dict[str, str]) -> dict[str, Module]:
 
 def library() -> dict[str, Module]:
     """{name: Module} of the library, without its subpackages, which are for other uses. Empty if it is not installed:
-    what needs it says so."""
+    then the code that needs it raises an error."""
     spec = importlib.util.find_spec(LIBRARY)
     modules: dict[str, Module] = {}
     if spec and spec.origin:
@@ -62,7 +62,7 @@ def library() -> dict[str, Module]:
 
 
 def library_licences() -> list[bytes]:
-    """The library's licence, which has to go with each copy."""
+    """Return the library's licence, which each copy has to contain."""
     try:
         files = metadata.files(LIBRARY) or ()
     except metadata.PackageNotFoundError:
@@ -77,7 +77,7 @@ def add_module(modules: dict[str, Module], path: str, source: bytes) -> None:
 
 
 def bootstrap() -> CodeType:
-    """The code of bootstrap.py, which is no module in the file."""
+    """Return the code of bootstrap.py, which is no module of the plugin file."""
     path = "launcher/bootstrap.py"
     return compiled(read(os.path.join(PACKAGE, path)), f"fastcni/{path}")
 

@@ -40,7 +40,7 @@ class OneShotMode(Mode):
     def defer(self, fn: Callable[..., object], *args: object) -> None:
         try:
             child = posix.fork()
-        except OSError:                 # no process can be started: the answer waits
+        except OSError:                 # no process can be started, so the answer waits
             fn(*args)
             return
         if child:
@@ -55,7 +55,7 @@ class OneShotMode(Mode):
         """Leave the last close() of a socket to a child.
 
         Both processes have the socket, and the kernel makes the last one wait. So the child ends after this process: it
-        reads a pipe that nobody writes to, until this process has closed its end.
+        reads a pipe without a writer, until this process has closed its end.
         """
         here, there = posix.pipe()
         try:

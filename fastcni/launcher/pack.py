@@ -5,11 +5,14 @@
     +----------------------+
     | zip, nothing packed: |
     |   code               |  marshalled code of every module that a one-shot plugin may need, end to end
-    |   bundle/bridge, ... |  the modules that a plugin does need, marshalled together: see bootstrap.preload
+    |   part/ipam          |  the modules that every plugin which asks IPAM needs, marshalled together
+    |   part/of-bridge, ...|  the other modules that a plugin needs, marshalled together
     |   leaves.so          |  the compiled leaves: one shared object, since each one more takes longer to load
+    |   version            |  fastcni's own
     |   jeepney-LICENSE    |  the licence of a library, whose modules follow fastcni's in code
     |   refuse.py          |  source, for an interpreter that cannot read our code
-    |   boot               |  marshalled (code of bootstrap.py, (index, bundles)); read by the bootstrap text
+    |   boot               |  marshalled (code of bootstrap.py, (indexes, the modules that every plugin needs, places
+    |                      |  of the parts)), for bootstrap.main; read by the bootstrap text
     |   __main__.py        |  the same text once more, for `python3 -I -S FILE`
     +----------------------+
 
@@ -26,115 +29,115 @@ import os
 import struct
 import sys
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Container, Iterable, Sequence
+from types import CodeType
 
+import fastcni
 from fastcni.kit.call.deadlines import ANSWER_S, QUICK_ANSWER_S, UNREAD_S
-from fastcni.launcher import modules
+from fastcni.launcher import interpreters, modules
 from fastcni.launcher.closure import modules_of
+from fastcni.launcher.interpreters import version
 from fastcni.launcher.modules import LEAVES, LIBRARY, Module, PackError, read
-from fastcni.launcher.order import load_order, needs_of
-from fastcni.plugins import BUILT_IN
+from fastcni.launcher.needs import ASKS_IPAM, common, needed
 from fastcni.spec.errors import EXHAUSTED
 from fastcni.third_party import ThirdParty
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 MARK = b"fastcni"
 MARK_AT = 9  # EI_PAD, elf(5): bytes that have no meaning
-BORROWED = ("_json", "_sha2", "_sha512", "_socket", "fcntl")  # of the interpreter, where they are not built in
+VERSION_MEMBER = "version"
+# Extension modules of the interpreter, where they are not built in
+BORROWED = ("_json", "_sha2", "_sha512", "_socket", "fcntl")
 
 CONFIG_MAGIC = b"fastcni-config\n\0"  # struct config of launcher.c
-CONFIG = struct.Struct("16s1024s32s1008s4I")
+CONFIG = struct.Struct("16s1024s32s1008s1024s4I")
+FIELDS = (interpreters.LIST_BYTES, 32, 1008, 1024)  # bytes of interpreters, version, bootstrap, server
+SERVER_ARGUMENTS = 15  # of the server's command line: MAX_ARGUMENTS of autostart.h
 DEADLINES = (UNREAD_S, ANSWER_S, QUICK_ANSWER_S)
 
-# {file} opens or names the plugin file. The test comes first: code of another Python cannot even be read.
-# If the file cannot be read, this prints the error document: code 11 if descriptors or memory have run out.
+# {file} opens or names the plugin file. The test comes first: code of another Python cannot even be read. The garbage
+# collector is off: it would look, for 0.3 ms, through modules that live until the end. {failed} is a string, which is
+# compiled only if it is needed: that takes as long as compiling the rest.
 BOOTSTRAP = """\
-import sys,posix,marshal,_frozen_importlib_external as e
+import sys,posix,marshal,gc,_frozen_importlib_external as e
 try:
+ gc.disable()
  f={file}
- if e.MAGIC_NUMBER=={magic!r}and sys.abiflags=={abiflags!r}:
+ if e.MAGIC_NUMBER=={magic!r}and e._imp.extension_suffixes()[0]=={suffix!r}:
   c,i=marshal.loads(posix.pread(f,{boot[1]},{boot[0]}));exec(c)
  else:exec(posix.pread(f,{refuse[1]},{refuse[0]}))
-except Exception as x:
- n=getattr(x,'errno',0);c=11 if n in{exhausted}or isinstance(x,MemoryError)else 5
- t=x.strerror+' (errno %d)'%n if n else type(x).__name__
- posix.write(1,('{{"code":%d,"msg":"read the plugin file: %s",'
-'"details":"if this does not pass, run `fastcni install` again"}}'%(c,t)).encode());posix._exit(1)
+except Exception as x:exec({failed!r})
 main({name},f,i)
+"""
+# If the file cannot be read, this prints the error document: code 11 if descriptors or memory have run out.
+FAILED = """\
+n=getattr(x,'errno',0);c=11 if n in{exhausted}or isinstance(x,MemoryError)else 5
+t=x.strerror+' (errno %d)'%n if n else type(x).__name__
+posix.write(1,('{{"code":%d,"msg":"read the plugin file: %s",'
+'"details":"if this does not pass, run `fastcni install` again"}}'%(c,t)).encode());posix._exit(1)
 """
 BY_LAUNCHER = {"file": "int(sys.argv[2])", "name": "sys.argv[1]"}
 BY_PYTHON = {"file": "posix.open(sys.argv[0],524288)", "name": "sys.argv[0].rsplit('/',1)[-1]"}  # O_CLOEXEC
 
-REFUSE = """\
-import posix, sys
-me = sys.executable.replace("\\\\", "\\\\\\\\").replace('"', '\\\\"')
-is_now = "%d.%d.%d%s" % (sys.version_info[:3] + (sys.abiflags,))
-posix.write(1, ('''{{
-    "code": 999,
-    "msg": "the Python interpreter %s is Python %s, this file was installed for Python {version}",
-    "details": "run `fastcni install --bin-dir DIR` again, with the Python that is to run it"
-}}''' % (me, is_now)).encode("utf-8", "replace"))
-posix._exit(1)
-"""
 
-
-def pack(interpreter: str, deadlines: Sequence[float] = DEADLINES, third_party: Sequence[ThirdParty] = ()) -> bytes:
+def pack(interpreter: str, deadlines: Sequence[float] = DEADLINES, third_party: Sequence[ThirdParty] = (),
+         alternatives: Sequence[str] = (), server: Sequence[str] = ()) -> bytes:
     """The bytes of a plugin file that starts `interpreter`, an absolute path to the same Python as this one.
 
-    deadlines: seconds that it waits for a server; other ones are for tests. third_party: plugins of other
-    distributions, whose modules go into the file, too.
+    alternatives: other paths at which that Python may be, if it is gone there; those that fit are packed.
+    server: the command line with which a request that finds no server starts one; by default none.
+    deadlines: seconds that it waits for a server; only tests give other values than the default. third_party: plugins
+    of other distributions, whose modules go into the file, too.
 
     Raises PackError when a part is not compiled, a plugin cannot be packed, or the path is too long for the launcher.
     """
+    pythons = interpreters.as_list(interpreter, list(alternatives))
     elf = marked(read(os.path.join(HERE, "launcher.elf")))
     own = modules.own({plugin.kind: plugin.module for plugin in third_party})
     others = {plugin.kind: modules_of(plugin, own) for plugin in third_party}
-    every = own | modules.library()
+    needs = needed(own, others)
+    every = common(needs.values())
+    with_ipam = common(names for names in needs.values() if ASKS_IPAM in names)
+    late = {name: module for name, module in own.items() if name not in every} | modules.library()
     for found in others.values():
-        every |= found
-    blob, offsets = joined(every)
+        late |= found
+    blob, offsets = joined(late)
     image = io.BytesIO(elf)
     image.seek(0, io.SEEK_END)
     with zipfile.ZipFile(image, "a") as out:
         start = add(out, image, "code", blob)[0]
-        index: dict[str, tuple[str, int | str, int]] = {
-            name: (kind, start + at, size) for name, (kind, at, size) in offsets.items()}
+        late_index = {name: (kind, start + at, size) for name, (kind, at, size) in offsets.items()}
         place = add(out, image, "leaves.so", modules.leaves())
-        index |= {f"fastcni.{leaf}": ("extension", *place) for leaf in LEAVES}
+        index: dict[str, tuple[str, int | str, int]] = {f"fastcni.{leaf}": ("extension", *place) for leaf in LEAVES}
+        add(out, image, VERSION_MEMBER, fastcni.__version__.encode())
         for data in modules.library_licences():
             add(out, image, f"{LIBRARY}-LICENSE", data)
         index |= {name: ("elsewhere", name + _imp.extension_suffixes()[0], 0) for name in BORROWED}
-        bundled = {kind: add(out, image, f"bundle/{kind}", data) for kind, data in bundles(own, others).items()}
+        ipam = add(out, image, "part/ipam", marshal.dumps(packed(own, with_ipam, every)))
+        parts = {}
+        for kind, names in needs.items():
+            asks = ASKS_IPAM in names
+            rest = packed(own, names, with_ipam if asks else every)
+            parts[kind] = [ipam] * asks + [add(out, image, f"part/of-{kind}", marshal.dumps(rest))]
+        contents = index, marshal.dumps(late_index), packed(own, every), parts
         places = {
-            "refuse": add(out, image, "refuse.py", REFUSE.format(version=version()).encode()),
-            "boot": add(out, image, "boot", marshal.dumps((modules.bootstrap(), (index, bundled)))),
+            "refuse": add(out, image, "refuse.py", interpreters.refusal(pythons)),
+            "boot": add(out, image, "boot", marshal.dumps((modules.bootstrap(), contents))),
         }
         add(out, image, "__main__.py", bootstrap_text(places, BY_PYTHON))
-    return configured(image.getvalue(), interpreter, bootstrap_text(places, BY_LAUNCHER), deadlines)
+    return configured(image.getvalue(), pythons, bootstrap_text(places, BY_LAUNCHER), server, deadlines)
 
 
-def version() -> str:
-    """The Python this process runs and packs for, as in "3.11" or "3.13t"."""
-    return f"{sys.version_info[0]}.{sys.version_info[1]}{sys.abiflags}"
-
-
-def bundles(own: dict[str, Module], others: dict[str, dict[str, Module]]) -> dict[str, bytes]:
-    """{CNI type: marshalled [(module name, is a package, code)]}: what a request for it needs, fit for running.
-
-    With a plugin that asks IPAM goes host-local, the usual delegate. The modules of another distribution are left to
-    the import system: they may import each other in a circle, and use what it sets in a module.
-    """
-    needs = needs_of({name: module.source for name, module in own.items()})
-    ends = {kind: [module] for kind, module in BUILT_IN.items()}
-    for kind, theirs in others.items():
-        known = {name: module.source for name, module in theirs.items()} | dict.fromkeys(own, b"")
-        ends[kind] = sorted({name for found in needs_of(known).values() for name in found if name in own})
-    found = {}
-    for kind, names in ends.items():
-        order = load_order(needs, [*modules.ENTRY, *names])
-        if "fastcni.kit.call.ipam" in order:
-            order = load_order(needs, [*order, BUILT_IN["host-local"]])
-        found[kind] = marshal.dumps([(name, own[name].is_package, own[name].code) for name in order])
+def packed(
+    own: dict[str, Module], names: Iterable[str], without: Container[str] = ()
+) -> list[tuple[str, str, str, bool, CodeType | None]]:
+    """Return the input of bootstrap.preload() for `names`: the modules' code, and None for a leaf."""
+    found = []
+    for name in names:
+        if name not in without:
+            parent, _, child = name.rpartition(".")
+            is_package, code = (own[name].is_package, own[name].code) if name in own else (False, None)
+            found.append((name, sys.intern(parent), sys.intern(child), is_package, code))
     return found
 
 
@@ -151,7 +154,7 @@ def joined(modules: dict[str, Module]) -> tuple[bytes, dict[str, tuple[str, int,
 
 def add(out: zipfile.ZipFile, image: io.BytesIO, name: str, data: bytes) -> tuple[int, int]:
     """Store one member; return (offset, length) of its bytes in the file."""
-    info = zipfile.ZipInfo(name)  # of 1980: the same input gives the same file
+    info = zipfile.ZipInfo(name)  # a date of 1980, so that the same input gives the same file
     info.external_attr = 0o644 << 16
     out.writestr(info, data)
     end = image.tell()
@@ -162,20 +165,39 @@ def add(out: zipfile.ZipFile, image: io.BytesIO, name: str, data: bytes) -> tupl
 def bootstrap_text(places: dict[str, tuple[int, int]], way: dict[str, str]) -> bytes:
     """The few lines of Python that find the boot member, or the refusal."""
     magic = _frozen_importlib_external.MAGIC_NUMBER
-    return BOOTSTRAP.format(magic=magic, abiflags=sys.abiflags, exhausted=EXHAUSTED, **places, **way).encode()
+    failed = FAILED.format(exhausted=EXHAUSTED)
+    return BOOTSTRAP.format(magic=magic, suffix=interpreters.suffix(), failed=failed, **places, **way).encode()
+
+
+def as_field(texts: Sequence[str]) -> bytes:
+    """Return a list for the launcher: a NUL ends each text, and NULs fill the rest of the field."""
+    return b"".join(os.fsencode(text) + b"\0" for text in texts)
 
 
 def marked(elf: bytes) -> bytes:
-    """The ELF program with the mark by which a launcher of fastcni is known without running it."""
+    """Return the ELF program with the mark that identifies a launcher of fastcni without running it."""
     return elf[:MARK_AT] + MARK + elf[MARK_AT + len(MARK) :]
 
 
-def configured(image: bytes, interpreter: str, bootstrap: bytes, deadlines: Sequence[float]) -> bytes:
+def configured(image: bytes, pythons: Sequence[str], bootstrap: bytes, server: Sequence[str],
+               deadlines: Sequence[float]) -> bytes:
     """The file with the launcher's config filled in."""
     at = image.find(CONFIG_MAGIC)
-    fields = (os.fsencode(interpreter), version().encode(), bootstrap)
-    for field, room in zip(fields, (1024, 32, 1008), strict=True):
+    if len(server) > SERVER_ARGUMENTS or "" in server:
+        raise PackError(f"the launcher cannot start this command line: {server!r}")
+    fields = (as_field(pythons), version().encode(), bootstrap, as_field(server))
+    for field, room in zip(fields, FIELDS, strict=True):
         if len(field) >= room:
             raise PackError(f"{os.fsdecode(field)!r} is longer than the launcher's {room - 1} bytes for it")
     milliseconds = [int(seconds * 1000) for seconds in deadlines]
     return image[:at] + CONFIG.pack(CONFIG_MAGIC, *fields, *milliseconds, 0) + image[at + CONFIG.size :]
+
+
+def read_config(head: bytes) -> tuple[str, str]:
+    """(path of its first interpreter, its version) from the first bytes of a plugin file; ("", "") without the config.
+    """
+    at = head.find(CONFIG_MAGIC)
+    if at < 0 or len(head) < at + CONFIG.size:
+        return "", ""
+    _, pythons, python, *_ = CONFIG.unpack_from(head, at)
+    return os.fsdecode(pythons.partition(b"\0")[0]), python.rstrip(b"\0").decode("ascii", "replace")

@@ -1,4 +1,4 @@
-"""Remove from source what only people and type checkers read, before it is packed: annotations and their imports.
+"""Remove annotations and their imports from source before it is packed: only people and type checkers read them.
 
     from __future__ import annotations              (nothing)
     TYPE_CHECKING = False                           TYPE_CHECKING = False

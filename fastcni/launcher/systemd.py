@@ -1,19 +1,29 @@
-"""The systemd units of the warm server, fastcni.socket and fastcni.service. Never runs systemctl."""
+"""The systemd units: the warm server's, and those that repeat the install when the plugins' Python changes.
+
+`fastcni install` writes them and never runs systemctl. `fastcni uninstall` stops, disables and removes them.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import string
 import subprocess
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from fastcni.kit.call.files import make_folders
 from fastcni.launcher import files
 from fastcni.launcher.install import InstallError
 
+if TYPE_CHECKING:
+    from fastcni.launcher.install import Installed
+
 UNIT_DIR = "/etc/systemd/system"
-NEXT = "systemctl daemon-reload && systemctl enable --now fastcni.socket"
+NEXT = "systemctl daemon-reload && systemctl enable --now fastcni.socket fastcni-reinstall.path"
+WRITTEN_BY = "# Written by `fastcni install --systemd`"
+STOP_S = 120                    # systemd's own limit for fastcni.service is 90 s
 PROBE = "import fastcni.cli.serve, fastcni.server.service"
 
 SOCKET = """\
@@ -73,7 +83,6 @@ OOMPolicy=continue
 CapabilityBoundingSet={capabilities}
 NoNewPrivileges=yes
 # The server enters network namespaces. Other kinds are forbidden.
-
 RestrictNamespaces=net
 # iptables and third-party IPAM plugins need packet and raw sockets.
 RestrictAddressFamilies=AF_UNIX AF_NETLINK AF_INET AF_INET6 AF_PACKET
@@ -109,27 +118,145 @@ RestrictSUIDSGID=yes
 WantedBy=multi-user.target
 Also=fastcni.socket
 """
+# A path unit, and no hook of a package manager: it works for every distribution and for interpreters of no package, and
+# it cannot make a package manager fail.
+REINSTALL_PATH = """\
+# Written by `fastcni install --systemd`, which overwrites it. Put changes into fastcni-reinstall.path.d/*.conf.
+[Unit]
+Description=Watch the Python that runs the fastcni plugins
+Documentation=https://www.cni.dev/docs/spec/
+
+[Path]
+# systemd takes a replaced file and a removed one for changes, too.
+PathChanged={interpreter}
+
+[Install]
+WantedBy=multi-user.target
+"""
+REINSTALL_SERVICE = """\
+# Written by `fastcni install --systemd`, which overwrites it. Put changes into fastcni-reinstall.service.d/*.conf.
+[Unit]
+Description=Write the fastcni plugins again, because their Python has changed
+Documentation=https://www.cni.dev/docs/spec/
+# An upgrade may take minutes until Python is complete again. Then systemd gives up, and `systemctl --failed` shows it.
+StartLimitIntervalSec=1h
+StartLimitBurst=10
+
+[Service]
+Type=oneshot
+# The first Python that has the fastcni package: that of the last install, else the distribution's.
+ExecStart={command}
+ExecStartPost=systemctl daemon-reload
+ExecStartPost=systemctl --no-block try-restart fastcni.service fastcni-reinstall.path
+Restart=on-failure
+RestartSec=30s
+TimeoutStartSec=300
+NoNewPrivileges=yes
+PrivateTmp=yes
+ProtectHome=read-only
+"""
+# $1: the interpreter of the last install, $2: the Python that has the package, the rest: arguments of the command.
+REINSTALL = """\
+old=$1 python=$2; shift 2; \
+for p in "$python" /usr/bin/python3 /usr/local/bin/python3; do \
+"$p" -Ic "import fastcni.cli.install" 2>/dev/null || continue; \
+test -x "$old" && "$p" -I -m fastcni install "$@" --interpreter "$old" && exit; \
+"$p" -I -m fastcni install "$@" && exit; \
+done; \
+echo "no Python here can install the fastcni plugins: install the fastcni package, then run: fastcni install $*" >&2; \
+exit 1"""
+UNITS = ("fastcni.socket", "fastcni.service", "fastcni-reinstall.path", "fastcni-reinstall.service")
 PLAIN = frozenset(string.ascii_letters + string.digits + "/._-+=,")      # need no quotes in a command line
 UNSAFE = frozenset("\"'\\")          # systemd refuses a program's path with these, string_is_safe()
 CAPABILITIES = ("CAP_NET_ADMIN", "CAP_NET_RAW", "CAP_SYS_ADMIN")
 
 
 def install_units(unit_dir: str | os.PathLike[str] = UNIT_DIR,
-                  command: Sequence[str | os.PathLike[str]] | None = None) -> list[str]:
-    """Write both units, replacing old ones in one step. Return their paths, the socket's first.
+                  command: Sequence[str | os.PathLike[str]] | None = None, plugins: Installed | None = None,
+                  names: Sequence[str] = (), *, dry_run: bool = False) -> list[str]:
+    """Write the units, replacing old ones in one step. Return their paths, the socket's first.
 
     unit_dir: created if it is missing. command: the server's command line, its first item an absolute path; by default
-    the server in this Python. Raises InstallError.
+    the server in this Python. plugins: what was installed, for the units that repeat it; without it these are not
+    written. names: the CNI types that were asked for, () for all. Raises InstallError.
     """
     if command is None:
         command = own_command()
-    texts = {"fastcni.socket": SOCKET, "fastcni.service": service(command)}
     unit_dir = os.path.abspath(unit_dir)
+    texts = {"fastcni.socket": SOCKET, "fastcni.service": service(command)}
+    if plugins:
+        texts |= reinstall(plugins, unit_dir, names, command)
+    if dry_run:
+        return [os.path.join(unit_dir, name) for name in texts]
     try:
         make_folders(unit_dir, 0o755)
         return files.replace(unit_dir, texts, lambda name, path: files.write(path, texts[name].encode(), 0o644))
     except OSError as error:
         raise InstallError(f"write systemd units into {unit_dir}: {error}") from error
+
+
+def reinstall(plugins: Installed, unit_dir: str, names: Sequence[str],
+              server: Sequence[str | os.PathLike[str]]) -> dict[str, str]:
+    """Return the texts of the units that repeat an install when its interpreter changes. Raises InstallError."""
+    words = ["--bin-dir", plugins.bin_dir, "--systemd", "--unit-dir", unit_dir]
+    if "--idle-exit" in server:
+        words += ["--idle-exit", os.fspath(server[server.index("--idle-exit") + 1])]
+    for name in names:
+        words += ["--plugin", name]
+    command = ["/bin/sh", "-c", REINSTALL, "fastcni-reinstall", plugins.interpreter, sys.executable, *words]
+    return {"fastcni-reinstall.path": REINSTALL_PATH.format(interpreter=quoted_path(plugins.interpreter)),
+            "fastcni-reinstall.service": REINSTALL_SERVICE.format(command=command_line(command))}
+
+
+def installed_units(unit_dir: str | os.PathLike[str] = UNIT_DIR) -> list[str]:
+    """Return the paths of the units in a folder that `fastcni install` has written. Raises OSError."""
+    return [path for path in (os.path.join(os.path.abspath(unit_dir), name) for name in UNITS) if is_written(path)]
+
+
+def is_written(path: str) -> bool:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.readline().startswith(WRITTEN_BY)
+    except FileNotFoundError:
+        return False
+
+
+def remove_units(paths: Sequence[str]) -> list[str]:
+    """Stop, disable and remove units. Return those that ran, by name. Raises InstallError.
+
+    systemctl is called only for units that systemd has loaded from these files.
+    """
+    loaded = [os.path.basename(path) for path in paths if fragment(os.path.basename(path)) == os.path.realpath(path)]
+    if loaded:
+        systemctl("disable", "--now", *loaded)
+    try:
+        for path in paths:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+    except OSError as error:
+        raise InstallError(f"remove systemd units: {error}") from error
+    if loaded:
+        systemctl("daemon-reload")
+    return loaded
+
+
+def fragment(unit: str) -> str:
+    """Return the real path of the file that systemd has loaded a unit from, "" without systemd or such a unit."""
+    try:
+        found = systemctl("show", "--property=FragmentPath", "--value", unit).strip()
+    except InstallError:
+        return ""
+    return os.path.realpath(found) if found else ""
+
+
+def systemctl(*words: str) -> str:
+    """Run systemctl; return its output. Raises InstallError."""
+    try:
+        return subprocess.run(["systemctl", *words], capture_output=True, text=True, timeout=STOP_S, check=True).stdout
+    except subprocess.CalledProcessError as error:
+        raise InstallError(f"systemctl {' '.join(words)}: {error.stderr.strip()}") from error
+    except (OSError, subprocess.SubprocessError) as error:
+        raise InstallError(f"systemctl {' '.join(words)}: {error}") from error
 
 
 def service(command: Sequence[str | os.PathLike[str]]) -> str:
@@ -174,3 +301,9 @@ def quoted(argument: str) -> str:
     escaped = argument.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
     return argument if PLAIN.issuperset(argument) and argument else f'"{escaped}"'
 
+
+def quoted_path(path: str) -> str:
+    """Return a path as a unit's setting has it: specifiers are doubled. Raises InstallError."""
+    if not path.isprintable() or path != path.strip():
+        raise InstallError(f"a systemd unit cannot watch {path!r}; use a path of printable characters")
+    return path.replace("%", "%%")

@@ -1,0 +1,97 @@
+"""Recognise a program of a plugin directory: a plugin file of fastcni, a Go plugin, or another program."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import zipfile
+from dataclasses import dataclass
+
+from fastcni.kit.call import search
+from fastcni.launcher import pack
+
+FASTCNI, GO, OTHER = "fastcni", "go", "other"
+MAX_ELF_BYTES = 1 << 20         # bytes at the start of fastcni's plugin file, before its zip
+GO_MARK = b"\xff Go buildinf:"  # buildInfoMagic of Go's debug/buildinfo
+VERSION_S = 5                   # a plugin prints its version at once
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A program and its version, "" if it is unknown.
+
+    kind: FASTCNI, GO or OTHER. size: in bytes. target: where a symbolic link leads, else "". interpreter, python: the
+    Python that a plugin file of fastcni starts, and its version; else "".
+    """
+
+    kind: str
+    version: str
+    size: int
+    target: str = ""
+    interpreter: str = ""
+    python: str = ""
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it is a plugin file of fastcni itself, and not a link to one."""
+        return self.kind == FASTCNI and not self.target
+
+    def __str__(self) -> str:
+        """As in "Go plugin, version v1.9.1" or "program of 12,345 bytes"."""
+        if self.kind == OTHER:
+            text = f"program of {self.size:,} bytes"
+        else:
+            text = f"{'fastcni' if self.kind == FASTCNI else 'Go plugin'}, version {self.version or 'unknown'}"
+        return f"link to {self.target} ({text})" if self.target else text
+
+
+def identify(path: str) -> Program | None:
+    """Return what is at a path; None if nothing is there. A Go plugin is run to ask for its version. Raises OSError."""
+    try:
+        link = os.lstat(path)
+    except FileNotFoundError:
+        return None
+    target = os.readlink(path) if stat.S_ISLNK(link.st_mode) else ""
+    try:
+        found = os.stat(path)
+    except FileNotFoundError:
+        return Program(OTHER, "", 0, target)
+    if not stat.S_ISREG(found.st_mode):         # a FIFO or a device is not opened
+        return Program(OTHER, "", found.st_size, target)
+    with open(path, "rb") as file:
+        head = file.read(MAX_ELF_BYTES)
+        if search.is_own(path):
+            interpreter, python = pack.read_config(head)
+            return Program(FASTCNI, own_version(path), found.st_size, target, interpreter, python)
+        is_go = head.startswith(b"\x7fELF") and (GO_MARK in head or GO_MARK in file.read())
+    return Program(GO, go_version(path), found.st_size, target) if is_go else Program(OTHER, "", found.st_size, target)
+
+
+def is_own_file(path: str) -> bool:
+    """Return whether a path is a plugin file of fastcni itself, and not a link to one. No program is run."""
+    try:
+        return stat.S_ISREG(os.lstat(path).st_mode) and search.is_own(path)
+    except FileNotFoundError:
+        return False
+
+
+def own_version(path: str) -> str:
+    """Return the version of fastcni that packed a plugin file, "" if the file does not have it."""
+    try:
+        with zipfile.ZipFile(path) as members:
+            return members.read(pack.VERSION_MEMBER).decode()
+    except (zipfile.BadZipFile, KeyError, UnicodeDecodeError):
+        return ""
+
+
+def go_version(path: str) -> str:
+    """Return the version that a Go plugin prints: "CNI bridge plugin v1.9.1". Return "" if it prints another text."""
+    try:
+        done = subprocess.run([path, "--version"], env={}, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+                              timeout=VERSION_S, errors="replace", check=False)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    line = (done.stderr or done.stdout).partition("\n")[0]
+    version = line.partition(" plugin ")[2] if line.startswith("CNI ") else ""
+    return "" if version == "version unknown" or not version.isprintable() else version.removeprefix("version ")

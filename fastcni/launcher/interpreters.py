@@ -1,0 +1,78 @@
+"""The interpreters that a plugin file tries, and the check that one is the Python that the file was packed for.
+
+A file's code runs only in a Python with the same bytecode and the same extension modules. An upgrade of the
+distribution can remove that Python, and another one of the same version may be elsewhere. So the file has a list of
+paths. The launcher executes the first that exists. In a Python of another version or build, only REFUSE runs.
+"""
+
+from __future__ import annotations
+
+import _imp
+import os
+import sys
+
+FOLDERS = ("/usr/bin", "/usr/local/bin")
+LIST_BYTES = 1024           # bytes of the launcher's field
+
+# Runs in a Python of any version. It executes the next interpreter of the list, or prints the error document.
+# f: the plugin file, a descriptor.
+REFUSE = """\
+import _imp, posix, sys
+rest = {interpreters!r}
+me = sys.orig_argv if hasattr(sys, "orig_argv") else [""]
+rest = rest[rest.index(me[0]) + 1:] if me[0] in rest else ()
+for path in rest:
+    try:
+        posix.execv(path, [path] + me[1:])
+    except OSError:
+        pass
+try:
+    folder = posix.readlink("/proc/self/fd/%d" % f).rsplit("/", 1)[0]
+except OSError:
+    folder = "DIR"
+def quoted(text):
+    return text.replace("\\\\", "\\\\\\\\").replace('"', '\\\\"')
+build = _imp.extension_suffixes()[0]
+is_now = "%d.%d.%d (%s)" % (sys.version_info[:3] + (build.strip(".").rsplit(".", 1)[0],))
+posix.write(1, ('''{{
+    "code": 999,
+    "msg": "the Python interpreter %s is Python %s, this file was installed for Python {version} ({build})",
+    "details": "install fastcni for a Python of this node, then run `fastcni install --bin-dir %s`"
+}}''' % (quoted(sys.executable or ""), is_now, quoted(folder))).encode("utf-8", "replace"))
+posix._exit(1)
+"""
+
+
+def version() -> str:
+    """The Python this process runs and packs for, as in "3.11" or "3.13t"."""
+    return f"{sys.version_info[0]}.{sys.version_info[1]}{sys.abiflags}"
+
+
+def suffix() -> str:
+    """The first suffix of this Python's extension modules. It names version, machine and C library (PEP 3149)."""
+    return _imp.extension_suffixes()[0]
+
+
+def alternatives(interpreter: str) -> list[str]:
+    """Paths at which the same Python may be found if `interpreter` is gone.
+
+    First the interpreter of this process: that of a virtual environment follows an upgrade of the one behind it.
+    """
+    paths = [sys.executable, *(f"{folder}/python{version()}" for folder in FOLDERS)]
+    return [path for path in dict.fromkeys(paths) if os.path.isabs(path or "") and path != interpreter]
+
+
+def as_list(interpreter: str, others: list[str]) -> list[str]:
+    """Return the list for the launcher's field: the interpreter, and as many of the others as fit."""
+    chosen = [interpreter]
+    for path in others:
+        if len(os.fsencode("\0".join([*chosen, path]))) + 2 <= LIST_BYTES:
+            chosen.append(path)
+    return chosen
+
+
+def refusal(interpreters: list[str]) -> bytes:
+    """Return the source of the code that runs in another Python."""
+    build = suffix().strip(".").rsplit(".", 1)[0]
+    text = REFUSE.format(interpreters=tuple(interpreters), version=version(), build=build)
+    return text.encode("utf-8", "backslashreplace")

@@ -1,0 +1,73 @@
+"""Which modules each plugin needs, read from the imports at the top of their sources."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Container, Iterable
+
+from fastcni.launcher.modules import ENTRY, LEAVES, Module
+from fastcni.launcher.strip import stripped
+from fastcni.plugins import BUILT_IN
+
+ASKS_IPAM = "fastcni.kit.call.ipam"     # the module that plugins import to ask an IPAM plugin
+
+
+def needed(own: dict[str, Module], others: dict[str, dict[str, Module]]) -> dict[str, list[str]]:
+    """{CNI type: the modules and leaves of fastcni that it needs, in an order in which they can be run}.
+
+    With a plugin that asks IPAM goes host-local, the usual delegate. own: fastcni's modules. others: {CNI type: the
+    modules of a plugin of another distribution}. The import system loads these: they may import each other in a circle,
+    and use the attributes that it sets in a module.
+    """
+    leaves = {f"fastcni.{leaf}": b"" for leaf in LEAVES}
+    needs = needs_of({name: module.source for name, module in own.items()} | leaves)
+    ends = {kind: [module] for kind, module in BUILT_IN.items()}
+    for kind, theirs in others.items():
+        known = {name: module.source for name, module in theirs.items()} | dict.fromkeys(own, b"")
+        ends[kind] = sorted({name for found in needs_of(known).values() for name in found if name in own})
+    found = {}
+    for kind, names in ends.items():
+        found[kind] = load_order([*ENTRY, *names], needs)
+        if ASKS_IPAM in found[kind]:
+            found[kind] = load_order([*found[kind], BUILT_IN["host-local"]], needs)
+    return found
+
+
+def common(orders: Iterable[list[str]]) -> list[str]:
+    """The modules that are in each of `orders`, in a valid order: what one of them imports is one of them."""
+    first, *rest = orders
+    return [name for name in first if all(name in other for other in rest)]
+
+
+def needs_of(sources: dict[str, bytes]) -> dict[str, list[str]]:
+    """{module name: the known modules that it imports when it is run} of {module name: source}.
+
+    Imports inside functions do not count: they are put off on purpose. Nor do those for type checkers.
+    """
+    return {name: imports(source, sources) for name, source in sources.items()}
+
+
+def load_order(ends: Iterable[str], needs: dict[str, list[str]]) -> list[str]:
+    """The modules `ends` and all that they need, each after its package and after those that it imports."""
+    return list(walk(ends, needs, {}))
+
+
+def walk(names: Iterable[str], needs: dict[str, list[str]], seen: dict[str, bool]) -> dict[str, bool]:
+    """Depth first; `seen` is a dict for its order."""
+    for name in names:
+        if name and name not in seen:
+            walk([name.rpartition(".")[0]], needs, seen)
+            walk(needs[name], needs, seen)
+            seen[name] = True
+    return seen
+
+
+def imports(source: bytes, known: Container[str]) -> list[str]:
+    """The known modules that a module imports when it is run."""
+    found: list[str] = []
+    for node in stripped(source, "<source>").body:
+        if isinstance(node, ast.ImportFrom):
+            found += [f"{node.module}.{item.name}" for item in node.names] + [node.module or ""]
+        elif isinstance(node, ast.Import):
+            found += [item.name for item in node.names]
+    return [name for name in found if name in known]

@@ -1,0 +1,117 @@
+"""The files that fastcni's plugins replaced, kept in BIN/.fastcni-replaced until `fastcni uninstall` restores them.
+
+A file is kept as a hard link, so its mode, times, owner and other names stay. Each step is one rename(2) or link(2): a
+crash at any point leaves complete files, and a repeat finishes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Iterator
+
+from fastcni.kit.call.files import make_folders
+from fastcni.launcher import files
+
+FOLDER = ".fastcni-replaced"
+TEMPORARY = re.compile(r"\.fastcni-[0-9a-f]{16}-.+")        # see files.replace()
+NO_LINK = (errno.EPERM, errno.EXDEV, errno.EMLINK, errno.EOPNOTSUPP, errno.ENOSYS)
+
+
+def folder(bin_dir: str) -> str:
+    return os.path.join(bin_dir, FOLDER)
+
+
+def kept(bin_dir: str) -> list[str]:
+    """Return the names of the kept files. Raises OSError."""
+    try:
+        return sorted(name for name in os.listdir(folder(bin_dir)) if not TEMPORARY.fullmatch(name))
+    except FileNotFoundError:
+        return []
+
+
+@contextlib.contextmanager
+def locked(bin_dir: str) -> Iterator[None]:
+    """Wait for other commands that change this plugin directory, and remove the files that a killed command left.
+    Raises OSError."""
+    handle = os.open(bin_dir, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        for where in (bin_dir, folder(bin_dir)):
+            for name in os.listdir(where) if os.path.isdir(where) else ():
+                if TEMPORARY.fullmatch(name):
+                    os.unlink(os.path.join(where, name))
+        yield
+    finally:
+        os.close(handle)
+
+
+def keep(bin_dir: str, name: str) -> None:
+    """Keep the file `name`, which stays where it is. It replaces one that was kept before. Raises OSError."""
+    make_folders(folder(bin_dir), 0o755)
+    path, place = os.path.join(bin_dir, name), os.path.join(folder(bin_dir), name)
+    temporary = os.path.join(folder(bin_dir), f".fastcni-{secrets.token_hex(8)}-{name}")
+    try:
+        link_or_copy(path, temporary)
+        os.rename(temporary, place)
+    finally:
+        with contextlib.suppress(FileNotFoundError):        # rename(2) leaves both names of one file
+            os.unlink(temporary)
+
+
+def link_or_copy(path: str, new: str) -> None:
+    """Give a file, or a symbolic link, a second name; copy it if the file system has no hard links. Raises OSError."""
+    try:
+        os.link(path, new, follow_symlinks=False)
+        return
+    except OSError as error:
+        if error.errno not in NO_LINK:
+            raise
+    shutil.copy2(path, new, follow_symlinks=False)
+    found = os.lstat(path)
+    os.chown(new, found.st_uid, found.st_gid, follow_symlinks=False)
+    if not os.path.islink(new):
+        os.chmod(new, found.st_mode & 0o7777)               # chown(2) clears set-user-ID
+        files.sync(new)
+
+
+def restore(bin_dir: str, name: str) -> None:
+    """Put the kept file back in one step. Raises OSError."""
+    place = os.path.join(folder(bin_dir), name)
+    os.rename(place, os.path.join(bin_dir, name))
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(place)
+
+
+def is_in_place(bin_dir: str, name: str) -> bool:
+    """Return whether the kept file is the one that is installed: an install kept it and did not get further."""
+    try:
+        one, other = (os.lstat(os.path.join(where, name)) for where in (bin_dir, folder(bin_dir)))
+    except FileNotFoundError:
+        return False
+    return os.path.samestat(one, other) or (
+        (one.st_size, one.st_mtime_ns, one.st_mode) == (other.st_size, other.st_mtime_ns, other.st_mode))
+
+
+def forget(bin_dir: str, name: str) -> None:
+    """Remove a kept file; success if there is none. Raises OSError."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(os.path.join(folder(bin_dir), name))
+
+
+def remove_folder(bin_dir: str) -> bool:
+    """Remove the folder. Return whether it is gone: it is not while it has files."""
+    try:
+        os.rmdir(folder(bin_dir))
+    except FileNotFoundError:
+        return True
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+        return False
+    return True
