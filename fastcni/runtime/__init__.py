@@ -1,12 +1,14 @@
 """The runtime's side of CNI: load network lists, call their plugins, remember the results.
 
-Five lines give a container its network:
+These lines give a container its network, and remove it:
 
     from fastcni.runtime import CNI, RuntimeConf
     cni = CNI(plugin_dirs=["/opt/cni/bin"], conf_dir="/etc/cni/net.d")
     net = cni.load("mynet")
     result = cni.add(net, RuntimeConf("container1", "/run/netns/c1", "eth0"))
     cni.delete(net, RuntimeConf("container1", "/run/netns/c1", "eth0"))
+
+A program that runs pods uses PodNetworks instead. It chooses a pod's networks and brings up the loopback interface.
 """
 
 from fastcni.runtime.cni import CNI
@@ -14,13 +16,28 @@ from fastcni.runtime.discover import load_list_file, load_network
 from fastcni.runtime.errors import ConfError, ManyErrors, NoConfigsFound, NotFound, PluginError
 from fastcni.runtime.exec import Exec, InProcess, Runner
 from fastcni.runtime.parse import list_of_plugin, parse_list, parse_plugin
+from fastcni.runtime.pod_networks import PodNetworks
+from fastcni.runtime.pod_spec import read_pod_spec
+from fastcni.runtime.pods import (
+    Bandwidth,
+    Detached,
+    Dns,
+    HostPort,
+    Pod,
+    PodInterface,
+    PodNetwork,
+    PodStatus,
+    Readiness,
+)
 from fastcni.runtime.records import Attachment, NetworkList, PluginConf, RuntimeConf
 from fastcni.runtime.report import Collected, Deleted, GcReport, Judged, Released, Report
 from fastcni.runtime.trace import Trace
 from fastcni.spec.errors import CniError
 
 __all__ = [
-    "CNI", "Attachment", "CniError", "Collected", "ConfError", "Deleted", "Exec", "GcReport", "InProcess", "Judged",
-    "ManyErrors", "NetworkList", "NoConfigsFound", "NotFound", "PluginConf", "PluginError", "Released", "Report",
-    "Runner", "RuntimeConf", "Trace", "list_of_plugin", "load_list_file", "load_network", "parse_list", "parse_plugin",
+    "CNI", "Attachment", "Bandwidth", "CniError", "Collected", "ConfError", "Deleted", "Detached", "Dns", "Exec",
+    "GcReport", "HostPort", "InProcess", "Judged", "ManyErrors", "NetworkList", "NoConfigsFound", "NotFound",
+    "PluginConf", "PluginError", "Pod", "PodInterface", "PodNetwork", "PodNetworks", "PodStatus", "Readiness",
+    "Released", "Report", "Runner", "RuntimeConf", "Trace", "list_of_plugin", "load_list_file", "load_network",
+    "parse_list", "parse_plugin", "read_pod_spec",
 ]

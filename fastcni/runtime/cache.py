@@ -96,8 +96,8 @@ class Cache:
                                    f"{json.quote(version)}: {e.msg}", e.details) from None
 
     def read_config(self, network: str, rt: RuntimeConf) -> tuple[bytes, RuntimeConf] | None:
-        """The configuration's bytes at the time of ADD, and `rt` with the args of that time; None without a file.
-        Raises CniError 6 or 7."""
+        """Return the configuration's bytes and `rt` with the args, both of the time of ADD; None without a file. Raises
+        CniError 6 or 7."""
         raw = self.read(network, rt)
         if raw is None:
             return None

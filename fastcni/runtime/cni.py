@@ -19,6 +19,8 @@ from fastcni.spec.config import check_container_id, check_ifname, check_network_
 from fastcni.spec.errors import CniError
 
 DEFAULT_CONF_DIR = "/etc/cni/net.d"
+# The usual directory of runtimes, Debian's, Fedora's
+DEFAULT_PLUGIN_DIRS = ("/opt/cni/bin", "/usr/lib/cni", "/usr/libexec/cni")
 
 Result = dict[str, Any]
 
@@ -207,7 +209,7 @@ class CNI:
         except ValueError as e:
             raise CniError(errors.DECODING_FAILURE, str(e)) from None
         except CniError as e:
-            if str(e) == "unknown CNI_COMMAND: VERSION":       # older than the command
+            if str(e) == "unknown CNI_COMMAND: VERSION":       # the plugin is older than the command
                 return ["0.1.0"]
             raise
 
@@ -237,7 +239,7 @@ class CNI:
         return self.runner.run(where, call.env(), stdin, self.timeout)
 
     def is_own(self, plugin: PluginConf) -> bool:
-        """Is the plugin one of fastcni's? With a runner that has no is_own(), none is."""
+        """Return whether the plugin is one of fastcni's. With a runner that has no is_own(), none is."""
         is_own = getattr(self.runner, "is_own", None)
         try:
             return bool(is_own and is_own(self.runner.find(plugin.type, self.plugin_dirs)))
@@ -262,7 +264,7 @@ class CNI:
 
     def _roll_back(self, net: NetworkList, rt: RuntimeConf, trace: Trace | None,
                    started: Sequence[PluginConf], error: BaseException) -> None:
-        """DEL as of a later delete(), but a failure does not stop it."""
+        """Run DEL as a later delete() would, but continue after a failure."""
         for plugin in reversed(started):
             try:
                 self._delete_one(net, plugin, rt, None, trace)
@@ -304,5 +306,5 @@ class CNI:
 
 
 def reworded(what: str, error: CniError) -> CniError:
-    """The same error with a prefix to its text, which says what was tried."""
+    """Return the same error with a prefix to its text, which says what was tried."""
     return CniError(error.code, f"{what}: {error.msg}", error.details)

@@ -69,7 +69,7 @@ def state_of(path: str) -> tuple[str, str]:
     """(ALIVE, GONE or UNKNOWN, why) of a network namespace.
 
     A path counts as gone only if its folder exists or, for a path of a process, if all processes can be seen. A
-    container without the node's /run/netns sees no pod's namespace, and all pods may live.
+    container without the node's /run/netns sees no pod's namespace, although all pods may be running.
     """
     if not path:
         return UNKNOWN, "the cache does not name its network namespace"
@@ -90,12 +90,13 @@ def state_of(path: str) -> tuple[str, str]:
 
 
 def sees_processes() -> bool:
-    """Is this the pid namespace of the node, in which every process can be seen?"""
+    """Return whether this is the pid namespace of the node, in which every process can be seen."""
     return os.stat("/proc/self/ns/pid").st_ino == INIT_PID_NAMESPACE
 
 
 def rehearse(cni: "CNI", net: NetworkList, plan: Plan) -> GcReport:
-    """The report of run(), without a call of a plugin. It does not say what the plugins would release."""
+    """Return the report of run(), without a call of a plugin. The report does not have what the plugins would
+    release."""
     stale = tuple(Deleted(it.attachment, it.why) for it in plan.stale)
     plugins = tuple(Collected(plugin, skipped=why_skipped(cni, net, plugin)) for plugin in net.plugins)
     return GcReport(plan.kept, stale, plugins, dry_run=True)
@@ -167,12 +168,12 @@ def why_skipped(cni: "CNI", net: NetworkList, plugin: PluginConf) -> str:
 
 
 def below(net: NetworkList, command: str, since: str) -> str:
-    """Why a command was not run, as text."""
+    """Return why a command was not run, as text."""
     return f'cniVersion "{net.version}" has no {command} (since {since})'
 
 
 def at_least(config_version: str, since: str) -> bool:
-    """Is a version new enough? A bad one is not."""
+    """Return whether a version is new enough. A malformed version is not."""
     try:
         return version.at_least(config_version, since)
     except ValueError:

@@ -5,6 +5,7 @@ import re
 import stat
 from collections.abc import Callable
 from dataclasses import replace
+from typing import TypeVar
 
 from fastcni.runtime.errors import ConfError, NoConfigsFound, NotFound
 from fastcni.runtime.parse import list_of_plugin, parse_list, parse_plugin
@@ -12,9 +13,10 @@ from fastcni.runtime.records import NetworkList, PluginConf
 from fastcni.spec import errors, json
 from fastcni.spec.config import check_network_name
 
-MAX_CONF_BYTES = 4 << 20   # of one file; a network list has a few kB
+MAX_CONF_BYTES = 4 << 20   # bytes of one file; a network list has a few kB
 
 Warn = Callable[[str], None]
+T = TypeVar("T")
 
 
 def log_warning(text: str) -> None:
@@ -72,8 +74,11 @@ def load_single_if(path: str, name: str) -> NetworkList | None:
         plugin = parse_plugin(raw)
     except ConfError as e:
         raise blamed(path, raw, name, e) from None
-    if plugin.name != name:
-        return None
+    return list_of_file(path, plugin) if plugin.name == name else None
+
+
+def list_of_file(path: str, plugin: PluginConf) -> NetworkList:
+    """The network list of a file's single plugin."""
     net = list_of_plugin(plugin)
     return replace(net, plugins=tuple(replace(one, file=path) for one in net.plugins))
 
@@ -97,31 +102,49 @@ def blamed(path: str, raw: bytes, name: str, error: ConfError) -> ConfError:
 def load_list_file(path: str | os.PathLike[str]) -> NetworkList:
     """Load one `.conflist` file, with the plugins of its folder."""
     path = os.fspath(path)
+    return add_folder(path, parse_file(path, parse_list))
+
+
+def load_single_file(path: str | os.PathLike[str]) -> NetworkList:
+    """Load one `.conf` or `.json` file, which has a single plugin. Raises ConfError, also for a plugin list."""
+    path = os.fspath(path)
+    return list_of_file(path, parse_file(path, parse_plugin))
+
+
+def parse_file(path: str, parse: Callable[[bytes], T]) -> T:
+    """Return parse(the file's bytes). Raises ConfError, which names the file."""
     raw = read_conf(path)
     try:
-        net = parse_list(raw)
+        return parse(raw)
     except ConfError as e:
         raise ConfError(f"{path}: {e.msg}", e.code) from None
-    return add_folder(path, net)
 
 
 def add_folder(path: str, net: NetworkList) -> NetworkList:
-    """Append the plugins of `<directory of the list file>/<network name>/*.conf`; set each plugin's file.
+    """Return the network of a list file, with the plugins of its folder. Each plugin's `file` is set. Raises
+    ConfError."""
+    plugins = tuple(replace(plugin, file=path) for plugin in net.plugins)
+    net = with_folder(os.path.dirname(path), replace(net, plugins=plugins))
+    if not net.plugins:
+        raise ConfError(f"{path}: no plugin configs found")
+    return net
+
+
+def with_folder(conf_dir: str, net: NetworkList) -> NetworkList:
+    """Append the plugins of `<conf_dir>/<network name>/*.conf`, unless the list excludes them. Raises ConfError.
 
     The name becomes a part of a path, so it is checked: the Go library follows "..".
     """
-    plugins = [replace(plugin, file=path) for plugin in net.plugins]
-    if not net.only_inlined_plugins:
-        check_network_name(net.name)
-        folder = os.path.join(os.path.dirname(path), net.name)
-        try:
-            files = list_files(folder, (".conf",))
-        except ConfError as e:
-            raise ConfError(f"failed to read plugin config files in {folder}: {e.msg}", e.code) from None
-        plugins += [load_folder_plugin(file, index) for index, file in enumerate(files, len(plugins))]
-    if not plugins:
-        raise ConfError(f"{path}: no plugin configs found")
-    return replace(net, plugins=tuple(plugins))
+    if net.only_inlined_plugins:
+        return net
+    check_network_name(net.name)
+    folder = os.path.join(conf_dir, net.name)
+    try:
+        files = list_files(folder, (".conf",))
+    except ConfError as e:
+        raise ConfError(f"failed to read plugin config files in {folder}: {e.msg}", e.code) from None
+    more = (load_folder_plugin(file, index) for index, file in enumerate(files, len(net.plugins)))
+    return replace(net, plugins=(*net.plugins, *more))
 
 
 def load_folder_plugin(file: str, index: int) -> PluginConf:
@@ -136,7 +159,7 @@ def list_files(where: str, extensions: tuple[str, ...]) -> list[str]:
     """Paths of the files in a directory with one of the extensions, sorted by the bytes of their names.
 
     A missing directory has none. A file called ".conf" has the extension ".conf". Symbolic links count, also broken
-    ones: the attempt to read them says what is wrong.
+    ones: the attempt to read them reports the error.
     """
     try:
         with os.scandir(where) as entries:

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, BinaryIO, Protocol
 
-from fastcni.kit.call import invoke
+from fastcni.kit.call import invoke, search
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 
@@ -17,7 +17,8 @@ NOWHERE = "/nonexistent"
 
 
 class Runner(Protocol):
-    """The contract of a runner. A runner may also have is_own(where) -> bool: is the plugin one of fastcni's?"""
+    """The contract of a runner. A runner may also have is_own(where) -> bool: whether the plugin is one of
+    fastcni's."""
 
     def find(self, plugin: str, dirs: Sequence[str]) -> str:
         """Return the plugin's place, for run(). Raises CniError if there is none."""
@@ -39,11 +40,11 @@ class Exec:
         self.stderr = stderr
 
     def find(self, plugin: str, dirs: Sequence[str]) -> str:
-        return invoke.find(plugin, dirs)
+        return search.find(plugin, dirs)
 
     def is_own(self, where: str) -> bool:
-        """Is it one of fastcni's own plugins, of any version?"""
-        return invoke.is_own(where)
+        """Return whether it is one of fastcni's own plugins, of any version."""
+        return search.is_own(where)
 
     def run(self, where: str, env: Mapping[str, str], stdin: bytes, timeout: float | None) -> bytes:
         base = os.environ if self.environ is None else self.environ
@@ -76,10 +77,10 @@ class InProcess:
         return plugin if plugin in plugins.TABLE else self.otherwise.find(plugin, dirs)
 
     def is_own(self, where: str) -> bool:
-        return "/" not in where or invoke.is_own(where)
+        return "/" not in where or search.is_own(where)
 
     def run(self, where: str, env: Mapping[str, str], stdin: bytes, timeout: float | None) -> bytes:
-        if "/" in where:           # a path: not one of ours
+        if "/" in where:           # a path: the plugin is not fastcni's
             return self.otherwise.run(where, env, stdin, timeout)
         # The rest of the environment is for delegates that are executed. A plugin refuses an empty CNI_PATH, but finds
         # fastcni's own delegates without it.

@@ -14,7 +14,7 @@ VALID_ATTACHMENTS = ("cni.dev/valid-attachments", "cni.dev/attachments")    # th
 def inject(plugin: PluginConf, values: Mapping[str, Any], prev_result: dict[str, Any] | None = None) -> bytes:
     """The plugin's configuration as compact JSON with `values` set, keys sorted, numbers as Go has them.
 
-    A prevResult has the key order of its own version. Raises ConfError for an empty key or a null value.
+    A prevResult has the key order of the version that it names. Raises ConfError for an empty key or a null value.
     """
     for key, value in values.items():
         if not key:

@@ -11,8 +11,8 @@ from fastcni.runtime.mode import SharedMode
 
 
 class BatchMode(SharedMode):
-    """Reads each table of iptables once, and notes the commands that are to change it, until carry_out(). What it then
-    says of a table is what the noted commands make of it.
+    """Reads each table of iptables once, and notes the commands that are to change it, until carry_out(). Meanwhile it
+    returns a table as the noted commands will change it.
 
     tables: {(program, table): (lines as iptables-save prints them, noted commands)}.
     """
@@ -56,6 +56,6 @@ def change(lines: list[str], command: str) -> None:
         at = next((i for i, line in enumerate(lines) if line.startswith(start)), len(lines))
         lines.insert(at, start + rule.removeprefix("1 "))
     else:                               # -D a rule, -F a chain's rules, -X the chain
-        gone = {"-D": lambda line: line == start + rule, "-F": lambda line: line.startswith(start),
-                "-X": lambda line: line.startswith(f":{chain} ")}[verb]
-        lines[:] = [line for line in lines if not gone(line)]
+        gone = [start + rule] if verb == "-D" else [line for line in lines if line.startswith(
+            start if verb == "-F" else f":{chain} ")]
+        lines[:] = [line for line in lines if line not in gone]

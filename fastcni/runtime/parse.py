@@ -101,6 +101,8 @@ def read_object(raw: bytes, prefix: str) -> dict[str, Json]:
 # A list ----------------------------------------------------------------------------------------
 
 LIST = "error parsing configuration list: "
+LIST_FLAGS = ("disableCheck", "disableGC", "loadOnlyInlinedPlugins")
+LIST_KEYS = ("cniVersion", "cniVersions", "name", "plugins", *LIST_FLAGS)
 
 
 def parse_list(raw: bytes) -> NetworkList:
@@ -112,7 +114,7 @@ def parse_list(raw: bytes) -> NetworkList:
     if not isinstance(name, str):
         raise ConfError(f"{LIST}invalid name type {go_type(name)}")
     selected = select_version(values)
-    flags = {key: read_flag(values, key) for key in ("disableCheck", "disableGC", "loadOnlyInlinedPlugins")}
+    flags = {key: read_flag(values, key) for key in LIST_FLAGS}
     return NetworkList(
         name, selected, read_plugins(values, flags["loadOnlyInlinedPlugins"]), raw,
         disable_check=flags["disableCheck"], disable_gc=flags["disableGC"],

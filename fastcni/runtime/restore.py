@@ -115,7 +115,7 @@ def walk(cache: Cache, environ: Mapping[str, str], mode: SharedMode,
 
 
 def is_older(cache: Cache, it: Attachment, moment: float) -> bool:
-    """Was the attachment's file written before that moment, or is it gone?"""
+    """Return whether the attachment's file was written before that moment, or is gone."""
     try:
         return bool(moment) and os.stat(cache.path(it.network, runtime_conf(it))).st_mtime <= moment
     except FileNotFoundError:
@@ -141,10 +141,11 @@ def whereabouts(cache: Cache, it: Attachment, mode: SharedMode) -> tuple[str, st
 
 
 def is_linked(pod: int, mode: SharedMode) -> bool:
-    """Has a link been moved between the two namespaces, or does one lead from the pod's to a link of ours?
+    """Return whether a link was moved between the two namespaces, or a link of the pod leads to a link of this one.
 
-    The kernel gives a namespace a number in another one when it has to name it there: ours names the pod's for the peer
-    of a veth pair and for a link that was moved, the pod's names ours for the parent of a macvlan.
+    The kernel gives a namespace a number in another one when it has to name it there. In this namespace the pod's gets
+    one for the peer of a veth pair and for a link that was moved. In the pod's, this one gets one for the parent of a
+    macvlan.
     """
     if netns.is_own(pod) or knows(mode.route, pod):
         return True
@@ -166,8 +167,8 @@ def knows(sock: Any, fd: int) -> bool:
 
 
 def has_host_link(it: Attachment, mode: SharedMode) -> bool:
-    """Is the host's end of the pod's link here? True also where the result does not name it. A bridge alone does not
-    tell: each namespace may have one of that name."""
+    """Return whether the host's end of the pod's link is here. True also if the result does not name it. A bridge alone
+    does not show this: each namespace may have a bridge of that name."""
     found = [find.link(mode.route, name) for name in it.host_links]
     return None not in found or any(link.kind == "veth" for link in found if link)
 

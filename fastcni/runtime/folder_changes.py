@@ -1,0 +1,49 @@
+"""Notice changes in folders (inotify(7))."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+
+IN_ATTRIB, IN_CLOSE_WRITE = 0x4, 0x8                                    # linux/inotify.h
+IN_MOVED_FROM, IN_MOVED_TO, IN_CREATE, IN_DELETE = 0x40, 0x80, 0x100, 0x200
+IN_DELETE_SELF, IN_MOVE_SELF, IN_ONLYDIR = 0x400, 0x800, 0x1000000
+CHANGES = (IN_ATTRIB | IN_CLOSE_WRITE | IN_MOVED_FROM | IN_MOVED_TO | IN_CREATE | IN_DELETE | IN_DELETE_SELF
+           | IN_MOVE_SELF | IN_ONLYDIR)
+BUFFER_BYTES = 1 << 16
+
+
+class FolderChanges:
+    """A descriptor that is readable after a file in one of the folders has changed, come or gone.
+
+    Raises OSError: EMFILE if the user has as many instances already as /proc/sys/fs/inotify/max_user_instances allows.
+    """
+
+    def __init__(self) -> None:
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self.descriptor = self._checked(self._libc.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK))
+
+    def add(self, folder: str) -> None:
+        """Watch a folder; one that is watched already stays so. The kernel ends the watch when the folder is deleted.
+
+        Raises OSError: ENOENT, ENOTDIR, EACCES; ENOSPC if the user has as many watches already as
+        /proc/sys/fs/inotify/max_user_watches allows.
+        """
+        self._checked(self._libc.inotify_add_watch(self.descriptor, os.fsencode(folder), CHANGES), folder)
+
+    def discard(self) -> None:
+        """Drop the changes that were notified so far, so that the descriptor is readable after the next one."""
+        try:
+            while os.read(self.descriptor, BUFFER_BYTES):
+                pass
+        except BlockingIOError:
+            return
+
+    def close(self) -> None:
+        os.close(self.descriptor)
+
+    def _checked(self, result: int, folder: str = "") -> int:
+        if result < 0:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number), folder or "inotify")
+        return result

@@ -1,0 +1,59 @@
+"""A configuration that records which keys a plugin asks for, and which values have a wrong type."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from fastcni.spec.config import Section, fold
+
+
+class KeyRecorder(Section):
+    """A Section that records. A value of a wrong type is recorded as a fault, and counts as absent.
+
+    document  the object as decoded
+    asked     {key in lower case: as its reader spells it} of the keys that were asked for
+    taken     whether the reader took the object as it is: then each of its keys is known
+    journal   {path: KeyRecorder} of the top and of the objects below it that were read
+    faults    [(path, what is wrong)] of the whole configuration
+    """
+
+    __slots__ = ("asked", "document", "faults", "journal", "taken")
+
+    def __init__(self, values: dict[str, Any], where: str = "", top: KeyRecorder | None = None) -> None:
+        super().__init__(values, where)
+        self.asked: dict[str, str] = {}
+        self.taken = False
+        self.journal: dict[str, KeyRecorder] = top.journal if top else {where: self}
+        self.faults: list[tuple[str, str]] = top.faults if top else []
+
+    @property
+    def values(self) -> dict[str, Any]:
+        self.taken = True
+        return self.document
+
+    @values.setter
+    def values(self, values: dict[str, Any]) -> None:
+        self.document = values
+
+    def raw(self, key: str, default: Any = None) -> Any:
+        self.asked[key.lower()] = key
+        value = self.document.get(key)
+        if value is None:
+            value = fold(self.document).get(key.lower())
+        return default if value is None else value
+
+    def bad(self, key: str, why: str, instead: Any) -> Any:
+        fault = (self.path(key), why)
+        if fault not in self.faults:
+            self.faults.append(fault)
+        return instead
+
+    def below(self, values: dict[str, Any], where: str) -> Section:
+        return self.journal.setdefault(where, KeyRecorder(values, where, self))
+
+    def unknown(self) -> Iterator[tuple[KeyRecorder, str]]:
+        """(its object, key) of each key that was not asked for."""
+        for section in self.journal.values():
+            if not section.taken:
+                yield from ((section, key) for key in section.document if key.lower() not in section.asked)

@@ -1,0 +1,106 @@
+"""The networks of a configuration directory as a kubelet's runtime sees them: the default one, and broken files."""
+
+import os
+import time
+from dataclasses import dataclass
+
+from fastcni.runtime.discover import list_files, load_list_file, load_single_file
+from fastcni.runtime.errors import ConfError, NoConfigsFound, NotFound
+from fastcni.runtime.records import NetworkList
+from fastcni.spec.config import check_network_name
+from fastcni.spec.errors import CniError
+
+EXTENSIONS = (".conf", ".conflist", ".json")
+RACY_NS = 1_000_000_000         # a file can change again within one tick of its time stamp
+
+Signature = tuple[tuple[str, int, int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """networks: in the order of their files' names. broken: the error of each other file; it names the file."""
+
+    directory: str
+    networks: tuple[NetworkList, ...] = ()
+    broken: tuple[ConfError, ...] = ()
+
+    @property
+    def default(self) -> NetworkList:
+        """The first network, for pods that name none. Raises NoConfigsFound; ConfError if all files are broken."""
+        if self.networks:
+            return self.networks[0]
+        if self.broken:
+            raise ConfError(f"no valid network configuration in {self.directory}: "
+                            f"{'; '.join(error.msg for error in self.broken)}")
+        raise NoConfigsFound(self.directory)
+
+    def named(self, name: str) -> NetworkList:
+        """The first network of that name. Raises NoConfigsFound or NotFound."""
+        for net in self.networks:
+            if net.name == name:
+                return net
+        if not self.networks and not self.broken:
+            raise NoConfigsFound(self.directory)
+        raise NotFound(self.directory, name, [error.msg for error in self.broken])
+
+
+class NetworkDirectory:
+    """A configuration directory, which may be absent. The files are read again whenever one of them has changed.
+
+    As in containerd and CRI-O, `.conf`, `.conflist` and `.json` files count, in the order of their names.
+    """
+
+    def __init__(self, path: str):
+        self.path = path
+        self._read: tuple[Signature, Listing] | None = None      # replaced as a whole: threads need no lock
+
+    def listing(self) -> Listing:
+        """Return the networks that the directory has now. Raises ConfError if it cannot be listed."""
+        signature = self.signature()
+        if self._read and self._read[0] == signature:
+            return self._read[1]
+        listing = self.read()
+        newest = max((changed for _, _, changed, _ in signature), default=0)
+        if time.time_ns() - newest > RACY_NS:
+            self._read = (signature, listing)
+        return listing
+
+    def read(self) -> Listing:
+        networks, broken = [], []
+        for path in list_files(self.path, EXTENSIONS):
+            try:
+                networks.append(load(path))
+            except ConfError as e:
+                broken.append(e)
+        return Listing(self.path, tuple(networks), tuple(broken))
+
+    def folders(self) -> list[str]:
+        """The directory, and the folders in it: each may have the plugins of a network."""
+        try:
+            with os.scandir(self.path) as entries:
+                return [self.path, *sorted(entry.path for entry in entries if entry.is_dir())]
+        except OSError:
+            return [self.path]
+
+    def signature(self) -> Signature:
+        """The path, inode, time of change and size of each configuration file, to see that one has changed."""
+        found = []
+        for folder in self.folders():
+            for path in list_files(folder, EXTENSIONS):
+                try:
+                    it = os.stat(path)
+                except OSError:
+                    found.append((path, 0, 0, 0))
+                else:
+                    found.append((path, it.st_ino, max(it.st_mtime_ns, it.st_ctime_ns), it.st_size))
+        return tuple(found)
+
+
+def load(path: str) -> NetworkList:
+    """The network of a file. Raises ConfError, which names the file."""
+    net = (load_list_file if path.endswith(".conflist") else load_single_file)(path)
+    try:
+        check_network_name(net.name)
+    except CniError as e:
+        raise ConfError(f"{path}: {e}") from None
+    return net

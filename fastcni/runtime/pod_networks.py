@@ -1,0 +1,237 @@
+"""The network manager of a program that runs pods: what containerd's go-cni and CRI-O's ocicni do there."""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from fastcni.runtime import discover
+from fastcni.runtime.cni import CNI
+from fastcni.runtime.collect import at_least
+from fastcni.runtime.errors import ConfError, ManyErrors
+from fastcni.runtime.network_directory import NetworkDirectory
+from fastcni.runtime.parse import parse_list
+from fastcni.runtime.pods import Detached, Pod, PodInterface, PodNetwork, PodStatus, Readiness
+from fastcni.runtime.records import Attachment, NetworkList, RuntimeConf
+from fastcni.runtime.serial import Serial
+from fastcni.spec import errors
+from fastcni.spec.errors import CniError
+
+if TYPE_CHECKING:
+    from fastcni.runtime.watch import Watch
+
+LOOPBACK = parse_list(b'{"cniVersion": "0.3.1", "name": "cni-loopback", "plugins": [{"type": "loopback"}]}')
+
+Wanted = tuple[NetworkList, RuntimeConf]
+
+
+class PodNetworks:
+    """The networks of the pods of a node.
+
+    cni: finds and calls the plugins; its conf_dir has the networks and its cache has the attachments, so pods outlive
+    this object. serial: set up the networks of a pod one after another, see set_up_pod().
+
+    A pod without a list of networks gets the default one: the first valid file of the conf_dir, by name, as in
+    containerd and CRI-O. The files are read again when they change, also if the directory is deleted and made anew.
+
+    Any number of threads may use the object. Calls for one container run one after another, in the order of their
+    arrival. Methods raise CniError.
+    """
+
+    def __init__(self, cni: CNI, *, serial: bool = False, warn: discover.Warn = discover.log_warning):
+        self.cni = cni
+        self.serial = serial
+        self.warn = warn
+        self.directory = NetworkDirectory(cni.conf_dir)
+        self._calls = Serial()
+
+    def set_up_pod(self, pod: Pod) -> PodStatus:
+        """Bring up the loopback interface, then attach the pod to each of its networks.
+
+        The first network is attached before the others, so its default route stays; then the others at once, or in
+        their order with `serial`. After a failure all are detached again.
+
+        Raises the first network's error, whose notes have the other ones'; CniError 4 if the container has networks
+        already: nothing is changed then, so call tear_down_pod() before another attempt.
+        """
+        with self._calls.hold(pod.container_id):
+            wanted = self.wanted(pod)
+            if there := self.attachments(pod.container_id):
+                raise CniError(errors.INVALID_ENVIRONMENT, f"pod {pod.container_id} is set up already, with "
+                               f"{', '.join(f'{it.network} {it.ifname}' for it in there)}", "tear it down first")
+            try:
+                self.cni.add(LOOPBACK, loopback(pod), rollback=True)
+                self._attach(wanted)
+            except BaseException as e:
+                self._roll_back(pod, wanted, e)
+                raise
+            return self.status_of(pod.container_id, wanted, [])
+
+    def tear_down_pod(self, pod: Pod) -> tuple[Detached, ...]:
+        """Detach the pod from all its networks, in reverse order. It may be repeated, and needs no netns.
+
+        These are the networks of the result cache, by the configurations of their ADD, and those that the pod asks
+        for, because an ADD that was interrupted is not in the cache. A failure stops nothing.
+
+        Raises ManyErrors: the networks in it are still attached, and the call has to be repeated.
+        """
+        with self._calls.hold(pod.container_id):
+            found, lost = self.attached(pod)
+            done, failed = self._detach([(LOOPBACK, loopback(pod)), *found])
+            failed += lost
+        if failed:
+            raise ManyErrors("\n".join(str(e) for e in failed), failed)
+        return tuple(it for it in done if it.network != LOOPBACK.name)
+
+    def pod_status(self, pod: Pod, *, check: bool = False) -> PodStatus:
+        """Return the pod's interfaces and addresses, from the result cache. check: also send CHECK, whose errors are
+        the problems of the interfaces; networks below CNI 0.4.0 have no CHECK."""
+        with self._calls.hold(pod.container_id):
+            found = [(self.network_of(it), to_conf(it, pod)) for it in self.attachments(pod.container_id)]
+            return self.status_of(pod.container_id, found, [self._check(*it) for it in found] if check else [])
+
+    def watch(self, changed: Callable[[Readiness], None], interval_s: float | None = None) -> "Watch[Readiness]":
+        """Call `changed` with the readiness now, in this thread, and then in another one whenever it differs.
+
+        It is found out anew when the configuration directory changes, and every `interval_s` seconds, None: not (a
+        plugin's answer to STATUS may change without a file). The caller has to close() what is returned.
+        """
+        from fastcni.runtime.watch import Watch  # loads ctypes
+
+        return Watch(self.directory, self.readiness, changed, interval_s)
+
+    def readiness(self) -> Readiness:
+        """Return whether pods can be set up. There has to be a default network whose plugins exist; each of them has to
+        answer STATUS with success, from CNI 1.1.0 on."""
+        try:
+            listing = self.directory.listing()
+        except ConfError as e:
+            return Readiness(False, str(e))
+        broken = tuple(error.msg for error in listing.broken)
+        try:
+            net = listing.default
+        except ConfError as e:
+            return Readiness(False, str(e), broken=broken)
+        try:
+            for plugin in net.plugins:
+                self.cni.runner.find(plugin.type, self.cni.plugin_dirs)
+            self.cni.status(net)
+        except CniError as e:
+            return Readiness(False, f"network {net.name}: {e}", net.name, broken)
+        return Readiness(True, "", net.name, broken)
+
+    # Which networks ---------------------------------------------------------------------------------
+
+    def wanted(self, pod: Pod) -> list[Wanted]:
+        """The networks that a pod asks for, with the arguments of its ADD. Raises ConfError if there is no such one."""
+        listing = self.directory.listing()
+        for error in listing.broken:
+            self.warn(f"skipped a broken network configuration: {error.msg}")
+        nets = [listing.named(it.name) for it in pod.networks] or [listing.default]
+        asked = list(pod.networks) or [PodNetwork(nets[0].name)]
+        found = []
+        for index, (net, it) in enumerate(zip(nets, asked, strict=True)):
+            capability_args = {**pod.capability_args(first=not index), **it.capability_args}
+            found.append((net, RuntimeConf(pod.container_id, pod.netns, it.ifname or f"eth{index}",
+                                           [*pod.cni_args(), *it.args], capability_args)))
+        if len({rt.ifname for _, rt in found}) < len(found):
+            raise CniError(errors.INVALID_ENVIRONMENT, f"pod {pod.container_id} asks for one interface name twice: "
+                           f"{', '.join(f'{net.name} {rt.ifname}' for net, rt in found)}")
+        return found
+
+    def attached(self, pod: Pod) -> tuple[list[Wanted], list[CniError]]:
+        """The networks that tear_down_pod() detaches, in the order of their ADD; the errors of those it cannot."""
+        cached = self.attachments(pod.container_id)
+        found, lost = [], []
+        for it in cached:
+            try:
+                found.append((self.network_of(it), to_conf(it, pod)))
+            except CniError as e:
+                lost.append(CniError(e.code, f"network {it.network} {it.ifname}: {e.msg}", e.details))
+        try:
+            asked = self.wanted(pod)
+        except CniError:            # a network that has gone: only the cache knows what to delete
+            asked = []
+        known = {(it.network, it.ifname) for it in cached}
+        return [*found, *(it for it in asked if (it[0].name, it[1].ifname) not in known)], lost
+
+    def attachments(self, container_id: str) -> list[Attachment]:
+        """The cached attachments of a container, eth0 before eth1, without the loopback interface."""
+        try:
+            found = self.cni.attachments(container_id)
+        except OSError as e:
+            raise CniError(errors.IO_FAILURE, f"list the result cache: {e}") from e
+        return sorted((it for it in found if it.network != LOOPBACK.name), key=lambda it: (len(it.ifname), it.ifname))
+
+    def network_of(self, it: Attachment) -> NetworkList:
+        """The network of an attachment as at its ADD, with the plugins that its folder has now; without a cached
+        configuration the network that has its name now. Raises ConfError."""
+        if not it.config:
+            return self.directory.listing().named(it.network)
+        return discover.with_folder(self.cni.conf_dir, parse_list(it.config))
+
+    # Steps ------------------------------------------------------------------------------------------
+
+    def _attach(self, wanted: Sequence[Wanted]) -> None:
+        """ADD of the first network, then of the others. Raises the first error."""
+        first, *others = wanted
+        found = [attempt(self.cni.add, *first)]
+        if not found[0] and others:
+            from concurrent.futures import ThreadPoolExecutor
+
+            with ThreadPoolExecutor(1 if self.serial else len(others), "fastcni-pod") as pool:
+                found = list(pool.map(lambda it: attempt(self.cni.add, *it), others))
+        failed = [error for error in found if error]
+        for error in failed[1:]:
+            failed[0].add_note(str(error))
+        if failed:
+            raise failed[0]
+
+    def _roll_back(self, pod: Pod, wanted: Sequence[Wanted], error: BaseException) -> None:
+        for one in self._detach([(LOOPBACK, loopback(pod)), *wanted])[1]:
+            error.add_note(f"while undoing: {one}")
+
+    def _detach(self, found: Sequence[Wanted]) -> tuple[list[Detached], list[CniError]]:
+        done, failed = [], []
+        for net, rt in reversed(found):
+            try:
+                done.append(Detached(net.name, rt.ifname, self.cni.delete(net, rt)))
+            except CniError as e:
+                failed.append(named(net, rt, e))
+        return done, failed
+
+    def _check(self, net: NetworkList, rt: RuntimeConf) -> str:
+        """Why an attachment is not as its ADD made it, "" if it is, or if its version has no CHECK."""
+        error = attempt(self.cni.check, net, rt) if at_least(net.version, "0.4.0") else None
+        return str(error.__cause__) if error else ""
+
+    def status_of(self, container_id: str, found: Sequence[Wanted], problems: Sequence[str]) -> PodStatus:
+        interfaces = []
+        for index, (net, rt) in enumerate(found):
+            result = self.cni.cached_result(net, rt)
+            problem = problems[index] if problems else "" if result else "no result of its ADD is cached"
+            interfaces.append(PodInterface(net.name, rt.ifname, result or {"cniVersion": "1.1.0"}, problem))
+        return PodStatus(container_id, tuple(interfaces))
+
+
+def loopback(pod: Pod) -> RuntimeConf:
+    return RuntimeConf(pod.container_id, pod.netns, "lo", pod.cni_args())
+
+
+def to_conf(it: Attachment, pod: Pod) -> RuntimeConf:
+    """The arguments of an attachment's ADD; the namespace is the caller's, if it names one."""
+    return RuntimeConf(it.container_id, pod.netns or it.netns, it.ifname, it.args, it.capability_args)
+
+
+def attempt(verb: Callable[..., Any], net: NetworkList, rt: RuntimeConf) -> CniError | None:
+    """Call a verb of CNI and return its error."""
+    try:
+        verb(net, rt)
+    except CniError as e:
+        return named(net, rt, e)
+    return None
+
+
+def named(net: NetworkList, rt: RuntimeConf, error: CniError) -> CniError:
+    """The same error, its text with the network and the interface."""
+    renamed = CniError(error.code, f"network {net.name} {rt.ifname}: {error.msg}", error.details)
+    renamed.__cause__ = error
+    return renamed

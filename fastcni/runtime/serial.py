@@ -1,0 +1,35 @@
+"""Calls for one container run one after another, in the order of their arrival."""
+
+import threading
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+class Serial:
+    """A queue for each key that is in use. Calls with different keys run at once."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waiting: dict[str, deque[threading.Event]] = {}      # the first of each queue runs
+
+    @contextmanager
+    def hold(self, key: str) -> Iterator[None]:
+        """Wait until all earlier holders of the key have left, and keep later ones waiting meanwhile."""
+        arrived = threading.Event()
+        with self._lock:
+            queue = self._waiting.setdefault(key, deque())
+            queue.append(arrived)
+            if queue[0] is arrived:
+                arrived.set()
+        try:
+            arrived.wait()
+            yield
+        finally:
+            with self._lock:
+                first = queue[0] is arrived
+                queue.remove(arrived)           # also of a waiter that was interrupted
+                if not queue:
+                    del self._waiting[key]
+                elif first:
+                    queue[0].set()

@@ -1,0 +1,169 @@
+"""Validate a network's configuration without a request: unknown and misspelt keys, wrong values, missing plugins.
+
+The keys of a plugin are those that its read() asks for. So the code that reads them is the only list of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from types import ModuleType
+from typing import Any
+
+from fastcni import handle, plugins, third_party
+from fastcni.kit.call import search
+from fastcni.kit.call.request import Request
+from fastcni.plugins import flannel
+from fastcni.runtime.key_recorder import KeyRecorder
+from fastcni.runtime.mode import InProcessMode
+from fastcni.runtime.parse import LIST_KEYS
+from fastcni.runtime.records import NetworkList, PluginConf
+from fastcni.spec import json, version
+from fastcni.spec.config import Section
+from fastcni.spec.errors import CniError
+
+ERROR, WARNING = "error", "warning"
+# Keys that the runtime reads, or writes into the configuration (CNI spec 1.1.0, section 1 and 3).
+COMMON_KEYS = ("cniVersion", "name", "type", "capabilities", "prevResult", "runtimeConfig", "args")
+SHARED = ("args", "runtimeConfig")      # objects of which each plugin reads a part
+PREFIX = "failed to load netconf: "       # of Section.wrong(), for a request
+CLOSE = 0.7                             # similarity for "did you mean": "isGatway" and "isGateway" have 0.94
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A fault of a configuration.
+
+    severity: ERROR (an ADD fails) or WARNING (it works otherwise than the configuration seems to say). where: the path
+    of a key, "plugins[0].ipam.subnet". what: a sentence. hint: what to do, or "". file: the path, "" if unknown.
+    """
+
+    severity: str
+    where: str
+    what: str
+    hint: str = ""
+    file: str = ""
+
+
+def validate(net: NetworkList, plugin_dirs: Sequence[str]) -> list[Finding]:
+    """Return what is wrong in a network's configuration; [] if nothing is found.
+
+    plugin_dirs: where each plugin has to be found. No plugin is executed. Of a plugin that fastcni does not have, only
+    its presence is checked.
+    """
+    third_party.register()
+    file = net.plugins[0].file if net.plugins else ""
+    found = [Finding(WARNING, key, f'unknown key "{key}"', meant(key, LIST_KEYS) or "it has no effect", file)
+             for key in json.read(net.raw) if key not in LIST_KEYS]
+    for index, plugin in enumerate(net.plugins):
+        found += Judge(net, plugin, f"plugins[{index}]").findings(plugin_dirs)
+    return found
+
+
+class Judge:
+    """Judges the configuration of one plugin in a list; where: its path, "plugins[0]"."""
+
+    def __init__(self, net: NetworkList, plugin: PluginConf, where: str) -> None:
+        self.net, self.plugin, self.where = net, plugin, where
+        self.conf = KeyRecorder({**plugin.values, "name": net.name, "cniVersion": net.version})
+        self.conf.asked.update((key.lower(), key) for key in COMMON_KEYS)
+        self.readers: dict[str, ModuleType] = {}    # {CNI type: module}
+        self.errors: list[Finding] = []             # of readers
+        # The runtime or the plugin adds nothing to it but prevResult.
+        self.is_entire = plugin.type != "flannel" and not any(plugin.capabilities.values())
+        self.complete = True                        # no reader has stopped at an error: each key was asked for
+
+    def findings(self, plugin_dirs: Sequence[str]) -> Iterator[Finding]:
+        """Let the plugin and its delegates read the configuration; yield what is found."""
+        kinds = dict(self.read_all())
+        for key, kind in kinds.items():
+            if problem := missing(kind, plugin_dirs):
+                yield self.finding(ERROR, key, *problem)
+        yield from (self.finding(ERROR, key, why) for key, why in self.conf.faults)
+        yield from self.errors
+        if self.plugin.type not in self.readers:
+            return
+        names = ", ".join(self.readers)
+        for section, key in self.conf.unknown():
+            if section.where.partition(".")[0] in SHARED or (section.where == "ipam" and kinds["ipam.type"] not in
+                                                             self.readers):
+                continue
+            hint = meant(key, set(section.asked.values()) - section.document.keys())
+            if hint or self.complete:
+                yield self.finding(WARNING, section.path(key), f'unknown key "{key}"',
+                                   hint or f"not a key of {names}: it has no effect")
+        if all(kind in self.readers for kind in kinds.values()):
+            yield from self.unused_capabilities(names)
+
+    def read_all(self) -> Iterator[tuple[str, str]]:
+        """Let the plugin and its delegates read the configuration. Yields (path of the key, CNI type) of each."""
+        yield "type", self.plugin.type
+        self.read(self.plugin.type, self.conf)
+        ipam = text_at(self.plugin.values, "ipam", "type") if "ipam" in self.conf.asked else ""
+        if self.plugin.type == "flannel":
+            kind = text_at(self.plugin.values, "delegate", "type") or flannel.DELEGATE
+            yield "delegate.type", kind
+            self.read(kind, self.conf.section("delegate"))
+            ipam = ipam or flannel.IPAM
+        if ipam:
+            yield "ipam.type", ipam
+            self.conf.section("ipam").text("type")          # known, even if no reader asks for it
+            self.read(ipam, self.conf)
+
+    def read(self, kind: str, conf: Section) -> None:
+        """Call a plugin's read(), if fastcni has the plugin."""
+        if kind not in plugins.TABLE:
+            return
+        req = Request(InProcessMode(), plugin=kind, command="ADD", container_id="validated", netns="/nonexistent",
+                      ifname="eth0", conf=conf, stdin=self.plugin.raw, name=self.net.name,
+                      version=self.net.version or version.ALL[0])
+        try:
+            module = self.readers[kind] = plugins.load(kind)
+            handle.check_version(req, getattr(module, "VERSIONS", version.ALL))
+            if not self.is_entire or kind not in plugins.BUILT_IN:
+                req.command = "STATUS"          # STATUS reads the same keys, except those that only a pod's request has
+            module.read(req)
+        except Exception as e:
+            self.complete = False
+            text = e.msg if isinstance(e, CniError) else f"{type(e).__name__}: {e}"
+            self.errors.append(self.finding(ERROR, "", f"{kind}: {text.removeprefix(PREFIX)}",
+                                            getattr(e, "details", "")))
+        finally:
+            req.close()
+        self.errors += [self.finding(WARNING, "", text) for text in req.warnings]
+
+    def unused_capabilities(self, names: str) -> Iterator[Finding]:
+        """Yield a Finding for each declared capability that no reader takes."""
+        taken = {name for module in self.readers.values() for name in getattr(module, "CAPABILITIES", ())}
+        for name, wanted in self.plugin.capabilities.items():
+            if wanted and name not in taken:
+                yield self.finding(WARNING, f"capabilities.{name}", f'unused capability "{name}"', meant(name, taken)
+                                   or f"not a capability of {names}: the runtime passes it for nothing")
+
+    def finding(self, severity: str, key: str, what: str, hint: str = "") -> Finding:
+        return Finding(severity, f"{self.where}.{key}" if key else self.where, what, hint, self.plugin.file)
+
+
+def missing(kind: str, plugin_dirs: Sequence[str]) -> tuple[str, str] | None:
+    """Return (what, hint) if a plugin is in none of the directories."""
+    try:
+        search.find(kind, plugin_dirs)
+    except CniError as e:
+        known = kind in plugins.TABLE
+        return e.msg, "`fastcni install` writes it" if known else meant(kind, plugins.TABLE) or "is it installed?"
+    return None
+
+
+def meant(text: str, known: Iterable[str]) -> str:
+    """Return "did you mean ...?" if one of the known names is similar, else ""."""
+    spelled = {name.lower(): name for name in known}
+    close = get_close_matches(text.lower(), spelled, 1, CLOSE)
+    return f'did you mean "{spelled[close[0]]}"?' if close else ""
+
+
+def text_at(values: Any, *keys: str) -> str:
+    """Return the text below these keys, "" if there is none."""
+    for key in keys:
+        values = Section(values).raw(key) if isinstance(values, dict) else None
+    return values if isinstance(values, str) else ""

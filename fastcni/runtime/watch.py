@@ -1,0 +1,91 @@
+"""Notice changes of a configuration directory by inotify, also while it does not exist."""
+
+import os
+import select
+import threading
+import time
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from fastcni.runtime.folder_changes import FolderChanges
+from fastcni.runtime.network_directory import NetworkDirectory
+
+SETTLE_S = 0.05                 # several files are often written together
+
+T = TypeVar("T")
+
+
+class Watch(Generic[T]):
+    """A thread that calls `changed` with the value of `look` whenever it differs from the one before.
+
+    directory: after a change of it, look() is called. interval_s: and every so many seconds, None: not.
+    `changed` is called once before the constructor returns. An exception of `changed` or `look` ends the thread, and
+    close() raises it.
+    """
+
+    def __init__(self, directory: NetworkDirectory, look: Callable[[], T], changed: Callable[[T], None],
+                 interval_s: float | None = None):
+        self._directory, self._look, self._changed, self._interval_s = directory, look, changed, interval_s
+        self._changes = FolderChanges()
+        self._stop = os.eventfd(0, os.EFD_CLOEXEC)
+        self._error: BaseException | None = None
+        self._add_watches()             # before the first look, so that no change is missed
+        self._last = look()
+        changed(self._last)
+        self._thread = threading.Thread(target=self._run, name="fastcni-watch", daemon=True)
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Wait until an exception ends the thread. close() raises it."""
+        self._thread.join()
+
+    def close(self) -> None:
+        """End the thread; it may be called again. Raises the exception that ended it before."""
+        if self._stop < 0:
+            return
+        os.eventfd_write(self._stop, 1)
+        self._thread.join()
+        self._changes.close()
+        os.close(self._stop)
+        self._stop = -1
+        if self._error:
+            raise self._error
+
+    def __enter__(self) -> "Watch[T]":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _run(self) -> None:
+        poll = select.poll()
+        for descriptor in (self._changes.descriptor, self._stop):
+            poll.register(descriptor, select.POLLIN)
+        timeout_ms = None if self._interval_s is None else self._interval_s * 1000
+        try:
+            while self._stop not in (ready := [descriptor for descriptor, _ in poll.poll(timeout_ms)]):
+                if ready:
+                    time.sleep(SETTLE_S)
+                    self._changes.discard()
+                    self._add_watches()
+                found = self._look()
+                if found != self._last:
+                    self._last = found
+                    self._changed(found)
+        except BaseException as e:
+            self._error = e
+
+    def _add_watches(self) -> None:
+        """Watch the directory, the folders in it and, for a directory that is made later, each folder above it.
+
+        An existing watch stays. The kernel removes the watches of deleted folders.
+        """
+        path = os.path.abspath(self._directory.path)
+        above = [path]
+        while (parent := os.path.dirname(above[-1])) != above[-1]:
+            above.append(parent)
+        for folder in [*self._directory.folders(), *above[1:]]:
+            try:
+                self._changes.add(folder)
+            except (FileNotFoundError, NotADirectoryError):
+                continue
