@@ -76,6 +76,7 @@ class Floor:
     def _make_bridge(self, network):
         wire.exchange(self.host, rtnl.new_bridge(Batch(), network.bridge))
         bridge = find.link(self.host, network.bridge)
+        assert bridge is not None
         batch = rtnl.set_link(Batch(), bridge.index, up=True, address=bridge.address)   # else its MAC follows its ports
         wire.exchange(self.host, rtnl.new_address(batch, bridge.index, network.gateway, 16))
         return bridge.index
@@ -165,6 +166,7 @@ class Floor:
         batch = rtnl.new_veth(Batch(), name, "eth0", fd, host_mac=b"\x02\xfc\0" + mac, peer_mac=b"\x02\xfc\1" + mac,
                               master=master)
         link = rtnl.first_link(wire.exchange(self.host, batch)) or find.link(self.host, name)  # Linux before 6.2
+        assert link is not None
         self.made[pod.number] = link.index, link.peer
         return link.index
 
@@ -178,7 +180,7 @@ class Floor:
         index, _ = self.made.pop(pod.number)
         self.deletes.put(index)
         deadline = time.monotonic() + GONE_SECONDS
-        while not any(kind == uapi.RTM_DELLINK and payload[0] == uapi.AF_UNSPEC and rtnl.u32(payload[4:8]) == index
+        while not any(kind == uapi.RTM_DELLINK and rtnl.is_of_link(payload) and rtnl.read_index(payload) == index
                       for kind, _, _, _, payload in wire.watch(self.watcher, GONE_SECONDS)):
             if time.monotonic() > deadline:
                 raise TimeoutError(f"link {index} is not announced gone after {GONE_SECONDS} s")

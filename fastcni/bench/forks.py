@@ -39,10 +39,14 @@ def open_events(namespace: int) -> Socket | None:
     return sock
 
 
+def _ask(sock: Socket, what: int) -> None:
+    wire.send(sock, ASK.pack(ASK.size, 3, 0, 0, 0, GROUP, 1, 0, 0, 4, 0, what))
+
+
 class Forks:
     """`with Forks(namespace, roots) as forks:` counts the starts by the processes `roots` and their descendants.
 
-    processes, threads: the numbers, None if they could not be counted.
+    processes, threads: the numbers after the body, None if they could not be counted.
     """
 
     def __init__(self, namespace: int, roots: Iterable[int]) -> None:
@@ -53,11 +57,11 @@ class Forks:
     def __enter__(self) -> Forks:
         self.sock = open_events(self.namespace)
         if self.sock:
-            self.processes = self.threads = 0
-            self._ask(LISTEN)
+            self.counts: list[int] | None = [0, 0]          # None: the kernel dropped events
+            _ask(self.sock, LISTEN)
             self.stopping = False
             self.sock.settimeout(0.2)
-            self.reader = threading.Thread(target=self._read, daemon=True)
+            self.reader = threading.Thread(target=self._read, args=(self.sock,), daemon=True)
             self.reader.start()
         return self
 
@@ -65,16 +69,15 @@ class Forks:
         if self.sock:
             self.stopping = True
             self.reader.join()
-            self._ask(IGNORE)
+            if self.counts:
+                self.processes, self.threads = self.counts
+            _ask(self.sock, IGNORE)
             self.sock.close()
 
-    def _ask(self, what):
-        wire.send(self.sock, ASK.pack(ASK.size, 3, 0, 0, 0, GROUP, 1, 0, 0, 4, 0, what))
-
-    def _read(self):
+    def _read(self, sock):
         while True:
             try:
-                data = self.sock.recv(65536)
+                data = sock.recv(65536)
             except TimeoutError:
                 if self.stopping:
                     return
@@ -82,16 +85,16 @@ class Forks:
             except OSError as e:
                 if e.errno != ENOBUFS:
                     raise
-                self.processes = self.threads = None    # events were lost
+                self.counts = None
                 return
-            if len(data) >= EVENT.size:
-                self._count(*EVENT.unpack_from(data))
+            if self.counts and len(data) >= EVENT.size:
+                self._count(self.counts, *EVENT.unpack_from(data))
 
-    def _count(self, what, _, parent, child, child_process):
+    def _count(self, counts, what, _, parent, child, child_process):
         if what != FORK or parent not in self.known:
             return
         if child == child_process:
             self.known.add(child)
-            self.processes += 1
+            counts[0] += 1
         else:
-            self.threads += 1
+            counts[1] += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import shutil
@@ -10,7 +11,6 @@ import sys
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-import orjson
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group
 from rich.table import Table
@@ -131,7 +131,7 @@ def finish(options: Options, data: dict[str, Any], out: Console) -> None:
     if options.report:
         os.makedirs(options.report, exist_ok=True)
         with open(f"{options.report}/{SAMPLES}", "wb") as file:
-            file.write(orjson.dumps(data) + b"\n")
+            file.write(json.dumps(data).encode() + b"\n")
         draw(options.report, data, out)
     else:
         out.print("--report DIR writes the samples, these tables and plots.", highlight=False)
@@ -141,7 +141,7 @@ def replot(folder: str, out: Console) -> None:
     """Write tables and plots from the samples of an earlier run. Raise CniError."""
     try:
         with open(f"{folder}/{SAMPLES}", "rb") as file:
-            data = orjson.loads(file.read())
+            data = json.load(file)
     except (OSError, ValueError) as e:
         raise CniError(errors.IO_FAILURE, f"read the samples {folder}/{SAMPLES}: {e}") from e
     draw(folder, data, out)

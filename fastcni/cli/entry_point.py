@@ -18,7 +18,6 @@ HINTS = (
                                     "or NETCONFPATH"),
     ("broken files were skipped", "one of them may define the network; the warnings name the mistakes"),
     ("no net configuration with name", 'NET is the "name" inside the file, not the name of the file'),
-    ("no paths provided", "set the plugin directory with --bin-dir or CNI_PATH"),
     ("failed to find plugin", "fastcni install --bin-dir DIR writes fastcni's own plugins to a directory"),
     ("permission denied", "run the command as root"),
     ("operation not permitted", "run the command as root"),

@@ -1,66 +1,41 @@
-"""The plan of a command on a network: what it would send to each plugin. No plugin is called."""
+"""The command that shows what each plugin of a network would get, and validates the network's configuration."""
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import asdict
 
-from fastcni.runtime import CNI, CniError, NetworkList, PluginConf, RuntimeConf, collect, inject
-from fastcni.runtime.call import NO_CONTAINER, Call, to_pair
-from fastcni.spec import json
+import click
+
+from fastcni.cli import plan, show
+from fastcni.cli.output import for_people, put_document
+from fastcni.cli.settings import Settings, network_command
+from fastcni.runtime.validate import Finding, validate
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One call: the plugin's type, its file ("" if not found), its CNI variables and its stdin.
+@click.command()
+@network_command(netns_required=False)
+@click.option("--command", type=click.Choice(["ADD", "CHECK", "DEL", "GC", "STATUS"], case_sensitive=False),
+              default="ADD", show_default=True, help="The CNI command to show.")
+@click.option("--strict", is_flag=True, help="Validate instead: exit status 1 for unknown keys, wrong values, missing "
+                                             "plugins and unused capabilities.")
+def netconf(settings: Settings, command: str, strict: bool) -> int:
+    """Show what a command would send to each plugin of NET. No plugin is called.
 
-    skipped: the reason if the plugin would not be called, else "".
+    CHECK and DEL show the cached result of NETNS as prevResult. ADD shows none: each plugin would get the result of
+    the plugin before.
     """
-
-    type: str
-    path: str
-    env: dict[str, str]
-    stdin: bytes
-    skipped: str = ""
-
-    def as_document(self) -> dict[str, Any]:
-        return {"type": self.type, "path": self.path or None, "env": self.env, "stdin": json.read(self.stdin),
-                "skipped": self.skipped}
+    if strict:
+        return put_findings(settings, validate(settings.net, settings.cni.plugin_dirs))
+    steps = plan.make_plan(settings.cni, settings.net, settings.rt, command.upper())
+    if for_people(settings.as_json):
+        show.plan(steps)
+    else:
+        put_document([step.as_document() for step in steps])
+    return 0
 
 
-def make_plan(cni: CNI, net: NetworkList, rt: RuntimeConf, command: str) -> list[Step]:
-    """Return the calls of a command in order.
-
-    CHECK and DEL have the cached result as prevResult. ADD has none: the plugin before would answer it. GC has the
-    attachments that `fastcni gc` would keep.
-    """
-    attached = command in ("ADD", "CHECK", "DEL")
-    kept = [to_pair(it.attachment) for it in collect.make_plan(cni.attachments(), net.name).kept]
-    result = cni.cached_result(net, rt) if command in ("CHECK", "DEL") and rt.netns else None
-    if command == "DEL" and net.version in ("", "0.1.0", "0.2.0", "0.3.0", "0.3.1"):
-        result = None
-    env = Call(command, rt if attached else NO_CONTAINER, None, ":".join(cni.plugin_dirs)).env()
-    steps = []
-    for plugin in reversed(net.plugins) if command == "DEL" else net.plugins:
-        if attached:
-            stdin = inject.for_attachment(net.name, net.version, plugin, rt, result)
-        elif command == "GC":
-            stdin = inject.for_gc(net.name, net.version, plugin, kept, collect.report_key(cni, plugin))
-        else:
-            stdin = inject.for_status(net.name, net.version, plugin)
-        try:
-            path = cni.runner.find(plugin.type, cni.plugin_dirs)
-        except CniError:
-            path = ""
-        steps.append(Step(plugin.type, path, env, stdin, why_skipped(cni, net, plugin, command)))
-    return steps
-
-
-def why_skipped(cni: CNI, net: NetworkList, plugin: PluginConf, command: str) -> str:
-    """Return the reason if a plugin would not be called, else ""."""
-
-    if command == "CHECK" and net.disable_check:
-        return "disableCheck is true"
-    if command == "GC":
-        return "disableGC is true" if net.disable_gc else collect.why_skipped(cni, net, plugin)
-    if command == "STATUS" and not collect.at_least(net.version, "1.1.0"):
-        return collect.below(net, command, "1.1.0")
-    return ""
+def put_findings(settings: Settings, findings: list[Finding]) -> int:
+    """Print the findings. Return the exit status."""
+    if for_people(settings.as_json):
+        show.findings(settings.net.name, findings)
+    else:
+        put_document([asdict(finding) for finding in findings])
+    return int(bool(findings))

@@ -1,5 +1,6 @@
 """The output of a command: text on a terminal, else JSON."""
 
+import json
 import sys
 
 import click
@@ -12,9 +13,7 @@ def for_people(as_json: bool) -> bool:
 
 def put_document(document: object) -> None:
     """Print one of the command's own documents. CNI documents are written by fastcni.spec.json instead."""
-    import orjson
-
-    put(orjson.dumps(document, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
+    put(json.dumps(document, indent=2, ensure_ascii=False).encode("utf-8", "replace") + b"\n")
 
 
 def put(data: bytes) -> None:

@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
+from contextlib import redirect_stdout
 from typing import Any
 
 import click
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from fastcni import plugins, third_party
 from fastcni.cli.output import for_people, put_document
 from fastcni.cli.show import printable
-from fastcni.spec import version
+from fastcni.runtime import CniError, validate
+from fastcni.spec import errors, version
 
 COLUMNS = ("plugin", "what it does", "ADD", "CHECK", "DEL", "GC", "STATUS", "IPv4", "IPv6", "capabilities", "CNI_ARGS",
            "CNI versions")
-KINDS = {"interface": plugins.INTERFACE, "ipam": plugins.IPAM, "chained": plugins.CHAINED}
+TITLES = {"interface": "interface", "ipam": "IPAM", "chained": "chained"}
 
 
 @click.command(name="plugins")
+@click.argument("types", metavar="[TYPE]...", nargs=-1)
 @click.option("--markdown", is_flag=True, help="A Markdown table, as in docs/plugins.md.")
 @click.option("--json", "as_json", is_flag=True, help="JSON, also on a terminal.")
-def list_plugins(markdown: bool, as_json: bool) -> None:
-    """List the plugins and what each can: commands, capabilities, CNI_ARGS, CNI versions.
+def list_plugins(types: Sequence[str], markdown: bool, as_json: bool) -> None:
+    """List the plugins, or show what those of TYPE can: commands, capabilities, CNI_ARGS, CNI versions.
 
     Plugins of other Python distributions are listed with fastcni's own (docs/write-a-plugin.md); --markdown has
     fastcni's only.
@@ -32,42 +38,77 @@ def list_plugins(markdown: bool, as_json: bool) -> None:
         click.echo(as_markdown())
         return
     found = third_party.register()
-    third_party.load(found)
-    own = [features(kind, name) for kind, table in KINDS.items() for name in table]
-    if for_people(as_json):
-        print_table(own, found)
+    with redirect_stdout(sys.stderr):               # for what a module prints during its import
+        third_party.load(found)
+    known = [*map(features, plugins.BUILT_IN), *map(third_party_features, found)]
+    for kind in types:
+        if kind not in [it["plugin"] for it in known]:
+            raise CniError(errors.INVALID_ENVIRONMENT, f'unknown plugin type "{kind}"',
+                           validate.meant(kind, plugins.TABLE))
+    chosen = [it for it in known if not types or it["plugin"] in types]
+    if not for_people(as_json):
+        put_document(chosen)
+    elif types:
+        for it in chosen:
+            print_one(it, Console())
     else:
-        put_document([*own, *map(third_party_features, found)])
+        print_all(chosen, Console())
 
 
-def print_table(own: list[dict[str, Any]], found: list[third_party.ThirdParty]) -> None:
-    """Print the table for people, and below it where plugins of other distributions come from, or what is wrong."""
-    table = Table(box=SIMPLE_HEAD)
-    for column in COLUMNS:
-        table.add_column(column)
-    for it in [*own, *(third_party_features(plugin) for plugin in found if not plugin.problem)]:
-        table.add_row(*row_of(it))
-    Console().print(table)
-    for plugin in found:
-        click.echo(printable(f"{plugin.kind}: {plugin.distribution}" + (
-            f", cannot be used: {plugin.problem}" if plugin.problem else "")))
+def print_all(known: Sequence[dict[str, Any]], console: Console) -> None:
+    """Print a table for each kind of plugin, then the plugins that cannot be used."""
+    for kind, title in TITLES.items():
+        table = Table(box=SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
+        table.add_column(title, min_width=12, no_wrap=True)
+        table.add_column("what it does")
+        table.add_column("capabilities", min_width=12)
+        for it in known:
+            if it.get("kind") == kind:
+                table.add_row(it["plugin"], Text(printable(it["about"] + source(it))), "\n".join(it["capabilities"]))
+        console.print(table)
+    for it in known:
+        if "problem" in it:
+            console.print(Text(printable(f"{it['plugin']}{source(it)} cannot be used: {it['problem']}")))
+    console.print("Commands, CNI_ARGS and CNI versions of a plugin: fastcni plugins TYPE")
+
+
+def source(it: dict[str, Any]) -> str:
+    """The distribution of a plugin, if it is another one."""
+    return f" ({it['distribution']})" if "distribution" in it else ""
+
+
+def print_one(it: dict[str, Any], console: Console) -> None:
+    """Print what one plugin can, a line for each of its features."""
+    console.print(Text(printable(f"{it['plugin']}{source(it)}"), style="bold"))
+    table = Table(box=None, show_header=False, padding=(0, 2))
+    if "problem" in it:
+        table.add_row("cannot be used", Text(printable(it["problem"])))
+    else:
+        more = [command for command in ("GC", "STATUS") if it[command.lower()]]
+        table.add_row("kind", it["kind"])
+        table.add_row("what it does", Text(printable(it["about"])))
+        table.add_row("commands", " ".join(["ADD", "CHECK", "DEL", *more]))
+        table.add_row("addresses", " ".join(f"IPv{family}" for family in it["families"]))
+        for name, key in (("capabilities", "capabilities"), ("CNI_ARGS", "args"), ("CNI versions", "versions")):
+            table.add_row(name, " ".join(it[key]) or "none")
+    console.print(table)
 
 
 def third_party_features(plugin: third_party.ThirdParty) -> dict[str, Any]:
     """As features(), with the distribution; of a plugin that cannot be used the reason alone, as "problem"."""
     if plugin.problem:
         return {"plugin": plugin.kind, "distribution": plugin.distribution, "problem": plugin.problem}
-    kind = getattr(plugins.load(plugin.kind), "KIND", "interface")
-    return {**features(kind, plugin.kind), "distribution": plugin.distribution}
+    return {**features(plugin.kind), "distribution": plugin.distribution}
 
 
-def features(kind: str, name: str) -> dict[str, Any]:
-    """What a plugin's module says: its first sentence, its functions, CAPABILITIES, ARGS, FAMILIES and VERSIONS."""
+def features(name: str) -> dict[str, Any]:
+    """Return the features that a plugin's module shows: its first sentence, its functions, CAPABILITIES, ARGS, FAMILIES
+    and VERSIONS."""
     module = plugins.load(name)
     about = (module.__doc__ or "").partition("\n\n")[0].replace("\n", " ")
     about = about.removeprefix(f"{name}: ")
     return {
-        "plugin": name, "kind": kind, "about": about.partition(". ")[0].rstrip("."),
+        "plugin": name, "kind": plugins.kind_of(name), "about": about.partition(". ")[0].rstrip("."),
         "gc": hasattr(module, "gc"), "status": hasattr(module, "status"),
         "families": list(getattr(module, "FAMILIES", (4, 6))),
         "capabilities": list(getattr(module, "CAPABILITIES", ())), "args": list(getattr(module, "ARGS", ())),
@@ -77,11 +118,11 @@ def features(kind: str, name: str) -> dict[str, Any]:
 
 def rows() -> list[list[str]]:
     """The rows of fastcni's own plugins."""
-    return [row_of(features(kind, name)) for kind, table in KINDS.items() for name in table]
+    return [row_of(features(name)) for name in plugins.BUILT_IN]
 
 
 def row_of(it: dict[str, Any]) -> list[str]:
-    """What features() says as texts, one for each of COLUMNS."""
+    """Return the result of features() as texts, one for each of COLUMNS."""
     versions = "all" if it["versions"] == list(version.ALL) else f"from {it['versions'][0]}"
     families = ["yes" if family in it["families"] else "" for family in (4, 6)]
     there = ["yes" if it[command] else "nothing to do" for command in ("gc", "status")]

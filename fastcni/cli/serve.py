@@ -27,24 +27,41 @@ from fastcni.spec.errors import CniError
               help="Keep processors out of deep idle states until this long after a request; 0: never.")
 @click.option("--cache-dir", default="", metavar="DIR",
               help="Where runtimes cache results; the server restores iptables rules from them [/var/lib/cni].")
+@click.option("--idle-exit", "idle_exit_min", default=0.0, type=click.FloatRange(0), metavar="MINUTES",
+              help="End after so long without a request; 0, the default: never.")
+@click.option("--detached", is_flag=True,
+              help="Leave the caller's cgroup, signal mask and limits; log to syslog, where that exists. "
+                   "For a server that no service manager starts.")
+@click.option("--log-to", default=None, type=click.Choice(["stderr", "syslog"]),
+              help="Where to log; syslog is /dev/log.  [default: stderr]")
 @click.option("--log-level", default="info", show_default=True,
               type=click.Choice(["debug", "info", "warning", "error"]), help="info has a line for each request.")
 @click.option("--log-format", default="logfmt", show_default=True, type=click.Choice(["logfmt", "json"]))
 def serve(path: str, workers: int, queue_size: int, queue_timeout_s: float, uids: Sequence[int],
-          latency_request_s: float, cache_dir: str, log_level: str, log_format: str) -> None:
+          latency_request_s: float, cache_dir: str, idle_exit_min: float, detached: bool, log_to: str | None,
+          log_level: str, log_format: str) -> None:
     """Answer the installed plugins from one warm process.
 
     A plugin that finds no server does its work by itself. SIGTERM ends the server after its last answer.
     """
     from fastcni.runtime.cache import Cache
     from fastcni.runtime.restore import restore
+    from fastcni.server.detached import detach
     from fastcni.server.listening import ListenError
+    from fastcni.server.log import SYSLOG
     from fastcni.server.service import serve as run
 
+    if detached:
+        detach()
+        if log_to is None and os.path.exists(SYSLOG):
+            log_to = "syslog"
+        elif log_to is None:
+            log_level = "warning"       # a file in memory, without rotation
     try:
         status = run(path, workers=workers, queue_size=queue_size, queue_timeout_s=queue_timeout_s,
                      uids={0, os.geteuid(), *uids}, latency_request_s=latency_request_s, level=log_level,
-                     fmt=log_format, replay=lambda deleted_at: restore(Cache(cache_dir), deleted_at=deleted_at))
+                     fmt=log_format, log_to=log_to or "stderr", idle_exit_s=idle_exit_min * 60,
+                     replay=lambda deleted_at: restore(Cache(cache_dir), deleted_at=deleted_at))
     except ListenError as e:
         raise CniError(errors.IO_FAILURE, str(e)) from e
     raise SystemExit(status)

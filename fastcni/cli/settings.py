@@ -11,14 +11,15 @@ import click
 
 from fastcni.cli.show import printable
 from fastcni.runtime import CNI, NetworkList, RuntimeConf
-from fastcni.runtime.cni import DEFAULT_CONF_DIR
+from fastcni.runtime.cni import DEFAULT_CONF_DIR, DEFAULT_PLUGIN_DIRS
 from fastcni.spec import errors, json
 from fastcni.spec.errors import CniError
 
+BIN_DIR_HELP = f"A plugin directory; may be repeated [CNI_PATH, {', '.join(DEFAULT_PLUGIN_DIRS)}]."
 OPTIONS = (
     click.option("--conf-dir", default="", metavar="DIR",
                  help=f"The directory of network configurations [NETCONFPATH, {DEFAULT_CONF_DIR}]."),
-    click.option("--bin-dir", multiple=True, metavar="DIR", help="A plugin directory; may be repeated [CNI_PATH]."),
+    click.option("--bin-dir", multiple=True, metavar="DIR", help=BIN_DIR_HELP),
     click.option("--cache-dir", default="", metavar="DIR", help="The directory of cached results [/var/lib/cni]."),
     click.option("--container-id", default="", metavar="ID", help="The container id [cnitool-<hash of NETNS>]."),
     click.option("--ifname", "-i", default="", metavar="NAME", help="The pod's interface [CNI_IFNAME, eth0]."),
@@ -79,9 +80,9 @@ def warn(text: str) -> None:
 
 
 def plugin_dirs(given: Sequence[str]) -> list[str]:
-    """Return the plugin directories: those of --bin-dir, else CNI_PATH split at each ":"."""
+    """Return the plugin directories: those of --bin-dir, else CNI_PATH split at each ":", else the usual ones."""
     text = os.environ.get("CNI_PATH", "")
-    return list(given) or (text.split(os.pathsep) if text else [])
+    return list(given) or (text.split(os.pathsep) if text else list(DEFAULT_PLUGIN_DIRS))
 
 
 def default_container_id(netns: str) -> str:

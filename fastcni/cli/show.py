@@ -1,15 +1,18 @@
 """Results and plans as text on a terminal. Control characters from plugins and files are replaced."""
 
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from fastcni.cli.netconf import Step
+from fastcni.cli.plan import Step
 from fastcni.runtime import RuntimeConf
+from fastcni.runtime.validate import Finding
 from fastcni.spec import json
 from fastcni.spec import result as results
 
@@ -70,3 +73,23 @@ def plan(steps: Sequence[Step], console: Console | None = None) -> None:
             console.print(Text(printable(f"   {name}={value}")), soft_wrap=True)
         stdin = json.write(json.read(step.stdin), indent=4).decode()
         console.print(Text(printable(stdin)), soft_wrap=True)
+
+
+def findings(network: str, found: Sequence[Finding], console: Console | None = None) -> None:
+    """Print what is wrong in a network's configuration."""
+    console, file = console or Console(), ""
+    if not found:
+        console.print(Text(printable(f"Network {network}: nothing found.")))
+    for one in found:
+        if one.file != file:
+            file = one.file
+            console.print(Text(printable(file)), soft_wrap=True)
+        console.print(Text(printable(f"{one.severity}: {one.where}"), style="bold"), soft_wrap=True)
+        for text in filter(None, (one.what, one.hint)):
+            console.print(Padding(Text(printable(text)), (0, 0, 0, 4)))
+
+
+def wrapped(start: str, names: Iterable[str]) -> list[str]:
+    """Return lines of at most 79 characters: `start` and the names, separated by commas, then indented lines."""
+    return textwrap.wrap(start + ", ".join(names), 79, subsequent_indent="    ", break_long_words=False,
+                         break_on_hyphens=False, drop_whitespace=True) or [start]

@@ -1,0 +1,79 @@
+"""The commands on attachments: `fastcni list`, `fastcni inspect` and `fastcni adopt`."""
+
+from __future__ import annotations
+
+import click
+
+from fastcni.cli import inventory
+from fastcni.cli.node_options import node_command
+from fastcni.cli.output import for_people, put_document
+from fastcni.node import documents
+from fastcni.node.adopt import FAILED
+from fastcni.node.adopt import adopt as run_adopt
+from fastcni.node.attachments import Places, collect
+from fastcni.node.inspect import find, inspect_one
+from fastcni.node.records import STATES
+
+
+@click.command(name="list")
+@click.option("--network", "networks", multiple=True, metavar="NET", help="Only this network; may be repeated.")
+@click.option("--state", "states", multiple=True, type=click.Choice(STATES), help="Only this state; may be repeated.")
+@node_command
+def list_attachments(places: Places, as_json: bool, networks: tuple[str, ...], states: tuple[str, ...]) -> None:
+    """List the attachments that this node shows, with their state.
+
+    \b
+    running   the network namespace exists
+    gone      the network namespace does not exist any more
+    orphaned  only things that an ADD left are there: address files, rules
+    unknown   no source tells
+    """
+    found = collect(places)
+    chosen = [it for it in found.attachments
+              if (not networks or it.network in networks) and (not states or it.state in states)]
+    if for_people(as_json):
+        inventory.print_list(chosen, found, filtered=bool(networks or states))
+    else:
+        put_document({"attachments": [documents.attachment(it) for it in chosen],
+                      "unowned": [documents.unowned(it) for it in found.unowned], "unseen": list(found.unseen)})
+
+
+@click.command(name="inspect")
+@click.argument("attachment")
+@node_command
+def inspect(places: Places, as_json: bool, attachment: str) -> None:
+    """Show everything about one ATTACHMENT: result, configuration, files, rules, links, counters.
+
+    ATTACHMENT is the beginning of a container id, or CONTAINERID/IFNAME.
+    """
+    found = collect(places)
+    it = find(found, attachment)
+    details = inspect_one(it)
+    if for_people(as_json):
+        inventory.print_details(it, details, found.unseen)
+    else:
+        put_document({**documents.attachment(it), **details.as_document(), "unseen": list(found.unseen)})
+
+
+@click.command()
+@click.option("--dry-run", is_flag=True, help="Build no index.")
+@node_command
+def adopt(places: Places, as_json: bool, dry_run: bool) -> int:
+    """Show which attachments fastcni recognises, and build indexes of host-local's files.
+
+    Use it after `fastcni install`, on a node with pods of the Go plugins. It changes no pod: fastcni checks and deletes
+    them as they are. The exit status is 1 if an index could not be built.
+    """
+    done = run_adopt(places, dry_run=dry_run)
+    if for_people(as_json):
+        inventory.print_adoption(done)
+    else:
+        put_document({
+            "dryRun": dry_run,
+            "attachments": [{**documents.attachment(it.attachment), "recognised": it.owned, "note": it.why or None}
+                            for it in done.verdicts],
+            "indexes": [{"folder": it.path, "addresses": it.addresses, "state": it.state, "error": it.error or None}
+                        for it in done.folders],
+            "unowned": [documents.unowned(it) for it in done.inventory.unowned],
+            "unseen": list(done.inventory.unseen)})
+    return 1 if any(it.state == FAILED for it in done.folders) else 0

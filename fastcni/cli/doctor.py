@@ -1,0 +1,76 @@
+"""The command `fastcni doctor`: what is wrong with this node, why it matters, and the command that mends it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import asdict
+
+import click
+from rich.console import Console
+from rich.text import Text
+
+from fastcni.cli.inventory import put, put_row
+from fastcni.cli.node_options import node_command
+from fastcni.cli.output import for_people, put_document
+from fastcni.cli.settings import BIN_DIR_HELP, plugin_dirs
+from fastcni.cli.show import printable
+from fastcni.node.attachments import Places
+from fastcni.node.doctor import CHECKS, Diagnosis, diagnose, node_of
+from fastcni.node.findings import ERROR, plural
+from fastcni.server.listening import PATH
+
+
+@click.command()
+@click.option("--bin-dir", multiple=True, metavar="DIR", help=BIN_DIR_HELP)
+@click.option("--socket", default=PATH, show_default=True, envvar="FASTCNI_SOCKET", show_envvar=True, metavar="PATH",
+              help="The server's socket.")
+@click.option("--bundle", default=None, metavar="FILE", help="Also write a tar.gz for a bug report, without secrets.")
+@node_command
+def doctor(places: Places, as_json: bool, bin_dir: Sequence[str], socket: str, bundle: str | None) -> int:
+    """Check this node: kernel, sysctls, configurations, plugin files, server, and what pods left.
+
+    It changes nothing. Each finding says what is wrong, why that matters, and the command that mends it. Run it as
+    root: else it cannot see everything, and says so.
+
+    The exit status is 0 if nothing was found, 1 for warnings, 2 for errors.
+    """
+    node = node_of(places, plugin_dirs(bin_dir), socket)
+    found = diagnose(node)
+    written = []
+    if bundle:
+        from fastcni.node.bundle import write
+
+        written = write(bundle, node, found)
+    if for_people(as_json):
+        print_diagnosis(found)
+        if bundle:
+            click.echo(printable(f"\nwrote {bundle} (mode 0600). Read it before you send it; it has:"))
+            for name in written:
+                click.echo(printable(f"  {name}"))
+    else:
+        put_document({"status": found.status, "facts": dict(found.facts),
+                      "findings": [asdict(it) for it in found.findings], "unseen": list(found.unseen),
+                      "checks": list(CHECKS), "bundle": {"file": os.path.abspath(bundle), "contents": written}
+                      if bundle else None})
+    return found.status
+
+
+def print_diagnosis(found: Diagnosis, console: Console | None = None) -> None:
+    """Print the facts, then a paragraph for each finding."""
+    console = console or Console()
+    for name, text in found.facts:
+        put_row(console, name, text)
+    for it in found.findings:
+        style = "bold red" if it.severity == ERROR else "bold yellow"
+        console.print()
+        console.print(Text.assemble((f"{it.severity.upper()}  ", style), (printable(it.what), "bold"),
+                                    f"  [{it.check}]"))
+        put(console, f"  why: {it.why}")
+        console.print(Text(printable(f"  do:  {it.do}")), soft_wrap=True)
+    console.print()
+    for text in found.unseen:
+        put(console, f"not seen: {text}", "yellow")
+    errors = sum(it.severity == ERROR for it in found.findings)
+    put(console, f"{plural(len(CHECKS), 'check')}: {plural(errors, 'error')}, "
+        f"{plural(len(found.findings) - errors, 'warning')}")

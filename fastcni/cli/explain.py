@@ -1,0 +1,39 @@
+"""The command `fastcni explain`: what an address, a port, a link, a chain or a container id is."""
+
+import click
+
+from fastcni.cli import inventory
+from fastcni.cli.node_options import node_command
+from fastcni.cli.output import for_people, put_document
+from fastcni.node import documents
+from fastcni.node import explain as explanations
+from fastcni.node.attachments import Places
+from fastcni.spec import errors
+from fastcni.spec.errors import CniError
+
+
+@click.command()
+@click.argument("what", metavar="ADDRESS|PORT|LINK|CONTAINER|CHAIN")
+@node_command
+def explain(places: Places, as_json: bool, what: str) -> None:
+    """Say what something on this node belongs to: network, plugins, since when, files and rules.
+
+    \b
+    fastcni explain 10.88.0.2         an address
+    fastcni explain 8080/tcp          a port of the node; 8080 and 192.0.2.1:8080 also work
+    fastcni explain veth1a2b3c4d      a link
+    fastcni explain CNI-DN-0266adf... a chain of iptables or nftables, or a set
+    fastcni explain 8e4f2a            a container id, or its beginning
+
+    The exit status is 1 if nothing is known.
+    """
+    found, seen = explanations.explain(places, what)
+    if not found:
+        unseen = f"; not seen: {'; '.join(seen.unseen)}" if seen.unseen else ""
+        raise CniError(errors.INVALID_ENVIRONMENT, f"nothing on this node is known as {what}",
+                       f"`fastcni list` shows all attachments{unseen}")
+    if for_people(as_json):
+        inventory.print_explanations(found, seen)
+    else:
+        put_document({"asked": what, "explanations": [explanations.document(it, documents.attachment) for it in found],
+                      "unseen": list(seen.unseen)})

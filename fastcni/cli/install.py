@@ -1,0 +1,138 @@
+"""The command `fastcni install`: write the plugin files and, with --systemd, the units."""
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from fastcni.cli.output import for_people, put_document
+from fastcni.cli.show import printable, wrapped
+from fastcni.node.findings import plural
+from fastcni.spec import errors
+from fastcni.spec.errors import CniError
+
+if TYPE_CHECKING:
+    from fastcni.launcher.identify import Program
+    from fastcni.launcher.install import Installed
+
+BIN_DIR = "/opt/cni/bin"
+AUTOSTART_IDLE_MIN = 60.0
+
+
+@click.command()
+@click.option("--bin-dir", default=BIN_DIR, show_default=True, metavar="DIR", help="The directory for the plugins.")
+@click.option("--interpreter", default=None, metavar="PATH", help="The Python that runs the plugins [this one].")
+@click.option("--plugin", "types", multiple=True, metavar="TYPE",
+              help="Write only this plugin; may be repeated [all plugins].")
+@click.option("--systemd", is_flag=True, help="Also write the units of the server, and those that repeat this "
+              "command when the interpreter changes.")
+@click.option("--unit-dir", default=None, metavar="DIR", help="The directory for these [/etc/systemd/system].")
+@click.option("--autostart", is_flag=True, help="A plugin that finds no server starts one. For nodes without systemd.")
+@click.option("--idle-exit", "idle_exit_min", default=None, type=click.FloatRange(0), metavar="MINUTES",
+              help="The server of --autostart or --systemd ends after so long without a request; 0: never  "
+                   "[default: 60 with --autostart, else 0].")
+@click.option("--dry-run", is_flag=True, help="Show what would be written and replaced. Write nothing.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, also on a terminal and for errors.")
+def install(bin_dir: str, interpreter: str | None, types: Sequence[str], systemd: bool, unit_dir: str | None,
+            autostart: bool, idle_exit_min: float | None, dry_run: bool, as_json: bool) -> None:
+    """Write fastcni's plugins to a directory.
+
+    Each file replaces the old one in one step, also while that runs. Files that are not fastcni's are kept in
+    .fastcni-replaced in that directory; `fastcni uninstall` puts them back. The plugins do not need this package
+    afterwards. The server does: --systemd and --autostart start the Python that runs this command, so keep that
+    installation.
+    """
+    from fastcni.launcher import systemd as units
+    from fastcni.launcher.install import InstallError, install_plugins
+
+    if unit_dir and not systemd:
+        raise click.UsageError("--unit-dir needs --systemd")
+    if systemd and autostart:
+        raise click.UsageError("--systemd starts a server already; --autostart is for nodes without it")
+    if idle_exit_min is not None and not (systemd or autostart):
+        raise click.UsageError("--idle-exit needs --systemd or --autostart")
+    try:
+        # It may be refused, so nothing is written before.
+        command = units.own_command() if systemd or autostart else []
+        idle_exit_min = AUTOSTART_IDLE_MIN if autostart and idle_exit_min is None else idle_exit_min
+        if idle_exit_min:
+            command += ["--idle-exit", f"{idle_exit_min:g}"]
+        server = [*command, "--detached"] if autostart else []
+        done = install_plugins(bin_dir, interpreter, types or None, server=server, dry_run=dry_run)
+        written = units.install_units(unit_dir or units.UNIT_DIR, command, done, types,
+                                      dry_run=dry_run) if systemd else []
+    except InstallError as e:
+        raise CniError(errors.IO_FAILURE, str(e)) from e
+    if for_people(as_json):
+        for line in lines(done, written, dry_run):
+            click.echo(printable(line))
+    else:
+        put_document(document(done, written, dry_run))
+
+
+def lines(done: "Installed", written: Sequence[str], dry_run: bool) -> list[str]:
+    """Return the report for people."""
+    from fastcni.launcher import replaced, systemd
+
+    verb = "would write" if dry_run else "wrote"
+    found = [*wrapped(f"{verb} {plural(len(done.plugins), 'plugin')} to {done.bin_dir}: ", done.plugins),
+             f"they run {done.interpreter}"]
+    before = {name: program for name, program in done.plugins.items() if program}
+    if before:
+        found.append("would replace:" if dry_run else "replaced:")
+        found += by_program(before)
+    if done.kept:
+        found.append(f"{'would keep' if dry_run else 'kept'} {plural(len(done.kept), 'replaced file')} in "
+                     f"{replaced.folder(done.bin_dir)}")
+    if written:
+        found += wrapped(f"{verb} units to {os.path.dirname(written[0])}: ", map(os.path.basename, written))
+    if done.server:
+        found += wrapped(f"a request that finds no server starts one: {' '.join(done.server)}", ())
+        if not dry_run and (pid := running_server()) > 1:           # 1: systemd, which has the socket
+            found.append(f"a server runs, process {pid}; after an upgrade, end it: kill {pid}")
+    if not dry_run:
+        found += [f"next: {systemd.NEXT}"] if written else []
+        found.append(f"to undo this: fastcni uninstall --bin-dir {done.bin_dir}")
+    return found
+
+
+def running_server() -> int:
+    """Return the process that listens at the usual socket, 0 if none is found."""
+    from fastcni.node import server_process
+    from fastcni.server.listening import PATH
+
+    try:
+        return server_process.listener(PATH)
+    except OSError:
+        return 0                        # another user's
+
+
+def by_program(programs: Mapping[str, "Program | None"]) -> list[str]:
+    """Return lines with the names of the programs, those of the same kind and version together."""
+    groups: dict[str, list[str]] = {}
+    for name, program in programs.items():
+        groups.setdefault(str(program), []).append(name)
+    return [line for text, names in groups.items() for line in wrapped(f"  {text}: ", names)]
+
+
+def document(done: "Installed", written: Sequence[str], dry_run: bool) -> dict[str, Any]:
+    return {"dryRun": dry_run, "binDir": done.bin_dir, "interpreter": done.interpreter,
+            "plugins": [{"name": name, "path": os.path.join(done.bin_dir, name),
+                         "replaced": program_document(program), "kept": name in done.kept}
+                        for name, program in done.plugins.items()],
+            "units": list(written), "server": list(done.server)}
+
+
+def program_document(program: "Program | None") -> dict[str, Any] | None:
+    if program is None:
+        return None
+    found = {"kind": program.kind, "version": program.version, "size": program.size, "target": program.target,
+             "interpreter": program.interpreter, "python": program.python}
+    return {key: value for key, value in found.items() if value != ""}
+
+
+def program_documents(programs: Mapping[str, "Program | None"]) -> list[dict[str, Any]]:
+    return [{"name": name, "program": program_document(program)} for name, program in programs.items()]
+
+

@@ -1,0 +1,205 @@
+"""The inventory as text on a terminal of 80 columns: lists, one attachment, and what adopt found."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from fastcni.cli.show import printable
+from fastcni.node.adopt import FAILED, WOULD_BUILD, Adoption
+from fastcni.node.explain import Explanation
+from fastcni.node.inspect import Details, HostLink
+from fastcni.node.records import GO, GONE, ORPHANED, RUNNING, STATES, Inventory, NodeAttachment
+from fastcni.spec import json
+
+SHORT_ID = 12
+STYLES = {RUNNING: "green", GONE: "yellow", ORPHANED: "yellow"}
+MAX_NAMED = 5                   # things that a line at the end names
+UNITS = ((86400, "d"), (3600, "h"), (60, "m"), (1, "s"))
+
+
+def age(since: float, now: float) -> str:
+    """The time since then, in its largest unit: "3d". "" if it is unknown."""
+    seconds = max(0, int(now - since))
+    return next((f"{seconds // size}{unit}" for size, unit in UNITS if seconds >= size), "0s") if since else ""
+
+
+def short_ids(ids: Iterable[str]) -> dict[str, str]:
+    """{id: its beginning}, all of the shortest length, SHORT_ID at least, at which no two are the same."""
+    ids = set(ids)
+    longest = max(map(len, ids), default=0)
+    length = next((length for length in range(SHORT_ID, longest) if len({it[:length] for it in ids}) == len(ids)),
+                  max(longest, SHORT_ID))
+    return {it: it[:length] for it in ids}
+
+
+def print_list(chosen: Sequence[NodeAttachment], inventory: Inventory, *, filtered: bool = False,
+               console: Console | None = None) -> None:
+    """Print a row for each of the chosen attachments, then how many there are in each state."""
+    console = console or Console()
+    if chosen:
+        print_rows(chosen, inventory, console)
+    put(console, summary(chosen, filtered))
+    print_rest(inventory, console)
+
+
+def print_rows(chosen: Sequence[NodeAttachment], inventory: Inventory, console: Console) -> None:
+    """Print a table of attachments."""
+    ids, now = short_ids(it.container_id for it in inventory.attachments), time.time()
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for column in ("CONTAINER", "IFNAME", "NETWORK", "STATE", "ADDRESSES", "AGE"):
+        table.add_column(column, overflow="fold", no_wrap=column in ("CONTAINER", "STATE", "AGE"),
+                         max_width=16 if column == "NETWORK" else None)
+    for it in chosen:
+        row = (ids[it.container_id], it.ifname or "?", it.network or "?", it.state, "\n".join(it.addresses),
+               age(it.since, now))
+        table.add_row(*(Text(printable(text), style=STYLES.get(it.state, "") if text == it.state else "")
+                        for text in row))
+    console.print(table)
+
+
+def summary(chosen: Sequence[NodeAttachment], filtered: bool) -> str:
+    """How many attachments there are: "3 attachments: 2 running, 1 orphaned"."""
+    states = Counter(it.state for it in chosen)
+    parts = ", ".join(f"{states[state]} {state}" for state in STATES if states[state])
+    count = f"{len(chosen) or 'no'} {'attachment' if len(chosen) == 1 else 'attachments'}"
+    return f"{count}{' chosen' if filtered else ''}{': ' if parts else ''}{parts}"
+
+
+def print_rest(inventory: Inventory, console: Console) -> None:
+    """Print what belongs to no attachment, and what could not be seen."""
+    if inventory.unowned:
+        named = ", ".join(f"{it.kind} {it.place}" for it in inventory.unowned[:MAX_NAMED])
+        more = len(inventory.unowned) - MAX_NAMED
+        put(console, f"of no attachment: {named}{f' and {more} more' if more > 0 else ''}")
+    for text in inventory.unseen:
+        put(console, f"not seen: {text}", "yellow")
+
+
+def put(console: Console, text: str, style: str = "") -> None:
+    """Print a line, broken at words by the width of the terminal."""
+    console.print(Text(printable(text), style=style))
+
+
+def put_row(console: Console, name: str, value: str, style: str = "") -> None:
+    """Print a name and a value. A path or an id is not broken, so that it can be copied."""
+    console.print(Text.assemble((f"{name:<12}", "bold"), (printable(value), style)), soft_wrap=True)
+
+
+def print_details(it: NodeAttachment, details: Details, unseen: Sequence[str], console: Console | None = None) -> None:
+    """Print everything about one attachment."""
+    console = console or Console()
+    print_facts(it, console)
+    for link in details.links:
+        put_row(console, "host link", link_text(link))
+    for route in details.result.get("routes", ()):
+        put_row(console, "route", route["dst"] + (f" via {route['gw']}" if route.get("gw") else ""))
+    if details.args:
+        put_row(console, "CNI_ARGS", ";".join(f"{key}={value}" for key, value in details.args))
+    print_sightings(it, console)
+    for title, document in (("Capability arguments", details.capability_args), ("Result", details.result),
+                            ("Configuration at ADD", details.config)):
+        if document:
+            console.print(Text(f"\n{title}", style="bold"))
+            console.print(Text(printable(json.write(dict(document), indent=2).decode())), soft_wrap=True)
+    for text in unseen:
+        put(console, f"not seen: {text}", "yellow")
+
+
+def print_facts(it: NodeAttachment, console: Console) -> None:
+    """Print what an attachment is: names, state, addresses, ports."""
+    put_row(console, "container", it.container_id)
+    put_row(console, "interface", f"{it.ifname or 'unknown'}{f' in {it.netns}' if it.netns else ''}")
+    put_row(console, "network", f"{it.network or 'unknown'}{f' ({chr(44).join(it.plugins)})' if it.plugins else ''}"
+            .replace(",", ", "))
+    put_row(console, "state", f"{it.state}: {it.why}", STYLES.get(it.state, ""))
+    by = f", by {'the ' if it.author == GO else ''}{it.author}" if it.author else ""
+    if it.since:
+        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(it.since))
+        put_row(console, "added", f"{when}, {age(it.since, time.time())} ago{by}")
+    elif by:
+        put_row(console, "added", by.removeprefix(", "))
+    for ip in it.addresses:
+        put_row(console, "address", ip)
+    for port in it.ports:
+        put_row(console, "host port", str(port))
+
+
+def print_sightings(it: NodeAttachment, console: Console) -> None:
+    """Print where an attachment was seen."""
+    console.print(Text("\nSeen in", style="bold"))
+    for each in it.sightings:
+        text = f"  {each.text}" if each.text and each.text not in each.place else ""
+        console.print(Text(printable(f"  {each.kind:<14}{each.place}{text}")), soft_wrap=True)
+
+
+def print_explanations(found: Sequence[Explanation], inventory: Inventory, console: Console | None = None) -> None:
+    """Print what something is, then its owners: one of them in full, several as a table. Each is printed once."""
+    console = console or Console()
+    for it in found:
+        put(console, it.what, "bold")
+    printed: set[str] = set()
+    for it in found:
+        owners = [owner for owner in it.owners if owner.name not in printed]
+        if len(it.owners) == 1 and owners:
+            console.print()
+            print_facts(owners[0], console)
+            print_sightings(owners[0], console)
+        elif owners:
+            console.print()
+            print_rows(owners, inventory, console)
+        printed |= {owner.name for owner in owners}
+    for text in inventory.unseen:
+        put(console, f"not seen: {text}", "yellow")
+
+
+def link_text(link: HostLink) -> str:
+    """A link of the host, in one line."""
+    counters = link.counters
+    text = f"{link.name} ({link.kind}, index {link.index}, {'up' if link.up else 'DOWN'}, mtu {link.mtu}"
+    text += f", port of {link.master})" if link.master else ")"
+    if not counters:
+        return text
+    bad = sum(counters[key] for key in counters if "errors" in key or "dropped" in key)
+    if link.kind == "ifb":              # the shaper of what the pod sends
+        return (f"{text}\n{'':12}let {counters['tx_packets']} packets pass ({size(counters['tx_bytes'])}), "
+                f"errors and drops {bad}")
+    # The host's end receives the packets that the pod sends.
+    return (f"{text}\n{'':12}pod sent {counters['rx_packets']} packets ({size(counters['rx_bytes'])}), "
+            f"received {counters['tx_packets']} ({size(counters['tx_bytes'])}), errors and drops {bad}")
+
+
+def size(count: int) -> str:
+    """A number of bytes for people: "1.5 MB"."""
+    value = float(count)
+    for unit in ("B", "kB", "MB", "GB"):
+        if value < 1000:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1000
+    return f"{value:.1f} TB"
+
+
+def print_adoption(done: Adoption, console: Console | None = None) -> None:
+    """Print which attachments fastcni recognises, and which indexes there are."""
+    console = console or Console()
+    verdicts = done.verdicts
+    put(console, f"{sum(it.owned for it in verdicts)} of {summary([it.attachment for it in verdicts], False)}; "
+        "fastcni recognises these, and can check and delete them"
+        if verdicts else "no attachments on this node")
+    ids = short_ids(it.attachment.container_id for it in verdicts)
+    for verdict in sorted(verdicts, key=lambda it: it.owned):
+        if verdict.why:
+            it = verdict.attachment
+            head = "note          " if verdict.owned else "cannot own    "
+            put(console, f"{head}{ids[it.container_id]} {it.ifname or '?'} ({it.network or '?'}): {verdict.why}")
+    for folder in done.folders:
+        state = f"index {folder.state}" if folder.state != WOULD_BUILD else "would index"
+        style = "red" if folder.state == FAILED else ""
+        put_row(console, f"{state:<13}", f"{folder.path}: {folder.addresses} addresses"
+                f"{f': {folder.error}' if folder.error else ''}", style)
+    print_rest(done.inventory, console)

@@ -1,0 +1,35 @@
+"""The options of commands on this node's attachments: where to look."""
+
+import os
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Any
+
+import click
+
+from fastcni.node.attachments import Places
+from fastcni.runtime.cache import DEFAULT_DIR
+from fastcni.runtime.cni import DEFAULT_CONF_DIR
+
+OPTIONS = (
+    click.option("--conf-dir", default="", metavar="DIR",
+                 help=f"The directory of network configurations [NETCONFPATH, {DEFAULT_CONF_DIR}]."),
+    click.option("--cache-dir", "cache_dirs", multiple=True, metavar="DIR",
+                 help=f"A directory of cached results; may be repeated [{DEFAULT_DIR}]."),
+    click.option("--data-dir", "data_dirs", multiple=True, metavar="DIR", help="A dataDir of host-local, besides those "
+                 "that configurations name; may be repeated."),
+    click.option("--json", "as_json", is_flag=True, help="Print JSON, also on a terminal and for errors."),
+)
+
+
+def node_command(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add OPTIONS to a command. Its function gets `places` and `as_json` instead of these."""
+    @wraps(function)
+    def command(conf_dir: str, cache_dirs: Sequence[str], data_dirs: Sequence[str], **options: Any) -> Any:
+        where = conf_dir or os.environ.get("NETCONFPATH") or DEFAULT_CONF_DIR
+        places = Places(where, tuple(cache_dirs) or (DEFAULT_DIR,), tuple(data_dirs), os.environ.get("PATH", ""))
+        return function(places=places, **options)
+
+    for option in reversed(OPTIONS):
+        command = option(command)
+    return command

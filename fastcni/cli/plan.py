@@ -1,0 +1,66 @@
+"""The plan of a command on a network: what it would send to each plugin. No plugin is called."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from fastcni.runtime import CNI, CniError, NetworkList, PluginConf, RuntimeConf, collect, inject
+from fastcni.runtime.call import NO_CONTAINER, Call, to_pair
+from fastcni.spec import json
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One call: the plugin's type, its file ("" if not found), its CNI variables and its stdin.
+
+    skipped: the reason if the plugin would not be called, else "".
+    """
+
+    type: str
+    path: str
+    env: dict[str, str]
+    stdin: bytes
+    skipped: str = ""
+
+    def as_document(self) -> dict[str, Any]:
+        return {"type": self.type, "path": self.path or None, "env": self.env, "stdin": json.read(self.stdin),
+                "skipped": self.skipped}
+
+
+def make_plan(cni: CNI, net: NetworkList, rt: RuntimeConf, command: str) -> list[Step]:
+    """Return the calls of a command in order.
+
+    CHECK and DEL have the cached result as prevResult. ADD has none: the plugin before would answer it. GC has the
+    attachments that `fastcni gc` would keep.
+    """
+    attached = command in ("ADD", "CHECK", "DEL")
+    kept = [to_pair(it.attachment) for it in collect.make_plan(cni.attachments(), net.name).kept]
+    result = cni.cached_result(net, rt) if command in ("CHECK", "DEL") and rt.netns else None
+    if command == "DEL" and net.version in ("", "0.1.0", "0.2.0", "0.3.0", "0.3.1"):
+        result = None
+    env = Call(command, rt if attached else NO_CONTAINER, None, ":".join(cni.plugin_dirs)).env()
+    steps = []
+    for plugin in reversed(net.plugins) if command == "DEL" else net.plugins:
+        if attached:
+            stdin = inject.for_attachment(net.name, net.version, plugin, rt, result)
+        elif command == "GC":
+            stdin = inject.for_gc(net.name, net.version, plugin, kept, collect.report_key(cni, plugin))
+        else:
+            stdin = inject.for_status(net.name, net.version, plugin)
+        try:
+            path = cni.runner.find(plugin.type, cni.plugin_dirs)
+        except CniError:
+            path = ""
+        steps.append(Step(plugin.type, path, env, stdin, why_skipped(cni, net, plugin, command)))
+    return steps
+
+
+def why_skipped(cni: CNI, net: NetworkList, plugin: PluginConf, command: str) -> str:
+    """Return the reason if a plugin would not be called, else ""."""
+
+    if command == "CHECK" and net.disable_check:
+        return "disableCheck is true"
+    if command == "GC":
+        return "disableGC is true" if net.disable_gc else collect.why_skipped(cni, net, plugin)
+    if command == "STATUS" and not collect.at_least(net.version, "1.1.0"):
+        return collect.below(net, command, "1.1.0")
+    return ""

@@ -1,0 +1,186 @@
+"""The commands `fastcni pod`: the network of a whole pod, as a kubelet's runtime makes it."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import IO, Any
+
+import click
+
+from fastcni.cli.output import for_people, put_document
+from fastcni.cli.settings import BIN_DIR_HELP, plugin_dirs, warn
+from fastcni.cli.show import printable
+from fastcni.runtime import (
+    CNI,
+    Bandwidth,
+    HostPort,
+    Pod,
+    PodNetwork,
+    PodNetworks,
+    PodStatus,
+    Readiness,
+    read_pod_spec,
+)
+from fastcni.runtime.cni import DEFAULT_CONF_DIR
+from fastcni.runtime.pod_spec import read_quantity
+from fastcni.spec import errors, json
+from fastcni.spec.errors import CniError
+
+OPTIONS = (
+    click.option("--conf-dir", default="", metavar="DIR",
+                 help=f"The directory of network configurations [NETCONFPATH, {DEFAULT_CONF_DIR}]."),
+    click.option("--bin-dir", multiple=True, metavar="DIR", help=BIN_DIR_HELP),
+    click.option("--cache-dir", default="", metavar="DIR", help="The directory of cached results [/var/lib/cni]."),
+    click.option("--json", "as_json", is_flag=True, help="Print JSON, also on a terminal and for errors."),
+)
+
+
+@click.group()
+def pod() -> None:
+    """Set up and tear down the network of a whole pod, as containerd and CRI-O do for a kubelet.
+
+    A pod gets its loopback interface, and the first valid network of the configuration directory, by file name, or
+    those of --network. `fastcni add` attaches one network only.
+    """
+
+
+def pod_command(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add OPTIONS to a command. Its function gets one PodNetworks and `as_json` instead of these."""
+    @functools.wraps(function)
+    def command(conf_dir: str, bin_dir: Sequence[str], cache_dir: str, **rest: Any) -> Any:
+        cni = CNI(plugin_dirs(bin_dir), conf_dir or os.environ.get("NETCONFPATH") or DEFAULT_CONF_DIR, cache_dir)
+        return function(PodNetworks(cni, warn=warn), **rest)
+
+    for option in reversed(OPTIONS):
+        command = option(command)
+    return command
+
+
+@pod.command()
+@click.argument("container_id", metavar="CONTAINERID")
+@click.argument("netns", metavar="NETNS")
+@click.option("--spec", type=click.File("rb"), metavar="FILE",
+              help="A Pod of Kubernetes as JSON (`kubectl get pod -o json`): names, host ports, bandwidth, DNS.")
+@click.option("--network", "networks", multiple=True, metavar="NAME[:IFNAME]",
+              help="Attach this network instead of the default one; may be repeated.")
+@click.option("--publish", "-p", "ports", multiple=True, metavar="[HOSTIP:]PORT:PODPORT[/PROTOCOL]",
+              help="A port of the node that leads to the pod; may be repeated.")
+@click.option("--ingress", default="", metavar="RATE", help="Limit of the traffic to the pod in bit/s, such as 10M.")
+@click.option("--egress", default="", metavar="RATE", help="Limit of the traffic from the pod.")
+@click.option("--ip", "ips", multiple=True, metavar="ADDRESS", help="Ask for this address; may be repeated.")
+@click.option("--mac", default="", metavar="MAC", help="Ask for this MAC address.")
+@pod_command
+def up(pods: PodNetworks, container_id: str, netns: str, spec: IO[bytes] | None, networks: Sequence[str],
+       ports: Sequence[str], ingress: str, egress: str, ips: Sequence[str], mac: str, as_json: bool) -> None:
+    """Attach NETNS to the networks of a pod and print its interfaces. After a failure all is undone."""
+    netns = os.path.abspath(netns)
+    wanted = read_spec(spec, container_id, netns) if spec else Pod(container_id, netns)
+    rates = read_quantity("--ingress", ingress), read_quantity("--egress", egress)
+    wanted = replace(
+        wanted, networks=[read_network(text) for text in networks], ips=ips, mac=mac,
+        host_ports=[*wanted.host_ports, *map(read_port, ports)],
+        bandwidth=Bandwidth(*rates) if any(rates) else wanted.bandwidth)
+    put_status(pods.set_up_pod(wanted), as_json)
+
+
+@pod.command()
+@click.argument("container_id", metavar="CONTAINERID")
+@click.argument("netns", metavar="[NETNS]", default="")
+@pod_command
+def down(pods: PodNetworks, container_id: str, netns: str, as_json: bool) -> None:
+    """Detach a pod from all its networks. It may be repeated. NETNS is needed only if no result is cached."""
+    done = pods.tear_down_pod(Pod(container_id, os.path.abspath(netns) if netns else ""))
+    if for_people(as_json):
+        for it in done:
+            click.echo(printable(f"{it.ifname} of {container_id} in network {it.network} is detached"))
+        click.echo(printable(f"pod {container_id}: networks detached {len(done)}"))
+    else:
+        put_document({"containerID": container_id,
+                      "detached": [{"network": it.network, "ifname": it.ifname} for it in done]})
+
+
+@pod.command(name="status")
+@click.argument("container_id", metavar="CONTAINERID")
+@click.option("--check", is_flag=True, help="Also send CHECK to the plugins.")
+@pod_command
+def show_status(pods: PodNetworks, container_id: str, check: bool, as_json: bool) -> int:
+    """Print the interfaces and addresses of a pod, from the result cache. The exit status is 1 if it has none, or if
+    CHECK fails."""
+    status = pods.pod_status(Pod(container_id), check=check)
+    put_status(status, as_json)
+    return 1 if status.problems else 0
+
+
+@pod.command()
+@click.option("--watch", is_flag=True, help="Go on, and print each change.")
+@click.option("--interval", type=float, default=10, show_default=True, metavar="SECONDS",
+              help="With --watch: the time after which the plugins are asked again.")
+@pod_command
+def ready(pods: PodNetworks, watch: bool, interval: float, as_json: bool) -> int:
+    """Print whether pods can be set up: the default network, its plugins and their STATUS. The exit status is 1 if not.
+    """
+    if not watch:
+        readiness = pods.readiness()
+        put_readiness(readiness, as_json)
+        return 0 if readiness.ready else 1
+    with pods.watch(lambda it: put_readiness(it, as_json), interval) as running:
+        try:
+            running.wait()
+        except KeyboardInterrupt:
+            return 0
+    return 0
+
+
+def read_spec(file: IO[bytes], container_id: str, netns: str) -> Pod:
+    """The pod of a manifest. Raises CniError."""
+    try:
+        document = json.read(file.read())
+    except json.JsonError as e:
+        raise CniError(errors.DECODING_FAILURE, f"{file.name}: {e}",
+                       "--spec takes JSON: kubectl get pod -o json") from None
+    return read_pod_spec(document, container_id, netns)
+
+
+def read_network(text: str) -> PodNetwork:
+    name, _, ifname = text.partition(":")
+    return PodNetwork(name, ifname)
+
+
+def read_port(text: str) -> HostPort:
+    """The port of a --publish option. Raises CniError."""
+    rest, _, protocol = text.partition("/")
+    rest, _, pod_port = rest.rpartition(":")
+    host_ip, _, host_port = rest.rpartition(":")
+    if not (pod_port.isdecimal() and host_port.isdecimal()):
+        raise CniError(errors.INVALID_ENVIRONMENT, f"--publish: {json.quote(text)}: expected "
+                       "[HOSTIP:]PORT:PODPORT[/PROTOCOL], such as 8080:80 or [::1]:53:53/udp")
+    return HostPort(int(host_port), int(pod_port), protocol or "tcp", host_ip.strip("[]"))
+
+
+def put_status(status: PodStatus, as_json: bool) -> None:
+    """Print a row for each interface, and the problems."""
+    if not for_people(as_json):
+        put_document({"containerID": status.container_id, "ips": list(status.ips), "problems": list(status.problems),
+                      "interfaces": [{"network": it.network, "ifname": it.ifname, "mac": it.mac,
+                                      "addresses": list(it.addresses), "result": it.result}
+                                     for it in status.interfaces]})
+        return
+    for it in status.interfaces:
+        click.echo(printable(f"{it.ifname:8} {it.network:20} {it.mac:17}  {', '.join(it.addresses)}".rstrip()))
+    for problem in status.problems:
+        click.echo(printable(f"problem  {problem}"))
+
+
+def put_readiness(readiness: Readiness, as_json: bool) -> None:
+    """Print one line, and one for each broken file."""
+    if not for_people(as_json):
+        put_document({"ready": readiness.ready, "network": readiness.network, "reason": readiness.reason,
+                      "broken": list(readiness.broken)})
+        return
+    click.echo(printable(f"ready: pods get network {readiness.network}" if readiness.ready
+                         else f"not ready: {readiness.reason}"))
+    for text in readiness.broken:
+        click.echo(printable(f"broken file: {text}"))

@@ -1,0 +1,61 @@
+"""The files of a configuration directory, each valid or broken, in the order in which runtimes read them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from fastcni.runtime import discover
+from fastcni.runtime.errors import ConfError
+from fastcni.runtime.parse import list_of_plugin, parse_plugin
+from fastcni.runtime.records import NetworkList
+from fastcni.spec.errors import CniError
+
+
+@dataclass(frozen=True, slots=True)
+class ConfFile:
+    """net: None for a broken file, and then `error` says why."""
+
+    path: str
+    net: NetworkList | None
+    error: str = ""
+
+
+def read_folder(conf_dir: str) -> list[ConfFile]:
+    """The files, sorted by name, as containerd and CRI-O sort them. Raises ConfError if the folder cannot be listed."""
+    return [read(path) for path in discover.list_files(conf_dir, (".conflist", ".conf", ".json"))]
+
+
+def read(path: str) -> ConfFile:
+    """Read one file."""
+    try:
+        if path.endswith(".conflist"):
+            return ConfFile(path, discover.load_list_file(path))
+        net = list_of_plugin(parse_plugin(discover.read_conf(path)))
+        return ConfFile(path, replace(net, plugins=tuple(replace(plugin, file=path) for plugin in net.plugins)))
+    except CniError as e:
+        return ConfFile(path, None, e.msg.removeprefix(f"{path}: ").removeprefix(f"error reading {path}: "))
+
+
+def networks(files: Iterable[ConfFile]) -> list[NetworkList]:
+    """The valid networks; of two with one name the first."""
+    found: dict[str, NetworkList] = {}
+    for file in files:
+        if file.net:
+            found.setdefault(file.net.name, file.net)
+    return list(found.values())
+
+
+def values_of(nets: Iterable[NetworkList]) -> list[Any]:
+    """The configurations of all plugins, decoded."""
+    return [plugin.values for net in nets for plugin in net.plugins]
+
+
+def read_quietly(conf_dir: str, unseen: list[str]) -> list[ConfFile]:
+    """As read_folder(); a folder that cannot be listed has no files, and `unseen` says so."""
+    try:
+        return read_folder(conf_dir)
+    except ConfError as e:
+        unseen.append(f"network configurations: {e.msg}")
+        return []

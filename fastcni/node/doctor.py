@@ -1,0 +1,91 @@
+"""The checks of this node for faults: one small function for each check, all of them in one table."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import fastcni
+from fastcni.node import checks_conf, checks_kernel, checks_state
+from fastcni.node.attachments import Places, look
+from fastcni.node.checks_conf import own_files
+from fastcni.node.findings import ERROR, Finding, Node, plural, some
+from fastcni.node.merge import merge
+from fastcni.server import status
+
+# {name: check}; the docstring's first sentence says what is so on a healthy node.
+CHECKS: dict[str, Callable[[Node], Iterator[Finding]]] = {
+    "netlink": checks_kernel.netlink, "nftables": checks_kernel.nf_tables, "modules": checks_kernel.modules,
+    "forwarding": checks_kernel.forwarding, "bridge-nf-call": checks_kernel.bridge_nf_call,
+    "forward-policy": checks_kernel.forward_policy, "rp-filter": checks_kernel.rp_filter,
+    "neighbours": checks_kernel.neighbours, "conntrack": checks_kernel.conntrack,
+    "bridge-ports": checks_kernel.bridge_ports, "iptables": checks_kernel.iptables_kinds,
+    "conf-files": checks_conf.conf_files, "conf-names": checks_conf.one_file_a_name, "conf-keys": checks_conf.keys,
+    "plugin-files": checks_conf.plugin_files, "foreign-plugins": checks_conf.foreign_plugins,
+    "server": checks_state.server, "ranges": checks_state.ranges, "stale": checks_state.stale,
+    "unowned": checks_state.unowned, "address-files": checks_state.damaged_files,
+    "lost-rules": checks_state.lost_rules,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """facts: (name, text) of what the node has. findings: errors first. unseen: what could not be looked at."""
+
+    facts: tuple[tuple[str, str], ...]
+    findings: tuple[Finding, ...]
+    unseen: tuple[str, ...]
+
+    @property
+    def status(self) -> int:
+        """The exit status: 0 nothing found, 1 warnings, 2 errors."""
+        return max((2 if it.severity == ERROR else 1 for it in self.findings), default=0)
+
+
+def node_of(places: Places, plugin_dirs: Sequence[str], socket: str) -> Node:
+    """Read the node."""
+    seen = look(places)
+    return Node(places, seen, merge(seen.facts), tuple(plugin_dirs), socket)
+
+
+def diagnose(node: Node) -> Diagnosis:
+    """Run every check. One that fails itself is noted, and the others go on."""
+    found: list[Finding] = []
+    for name, check in CHECKS.items():
+        try:
+            found += [replace(it, check=name) for it in check(node)]
+        except OSError as e:
+            node.unseen.append(f"check {name}: {e}")
+    found.sort(key=lambda it: it.severity != ERROR)
+    return Diagnosis(tuple(facts_of(node)), tuple(found), tuple(dict.fromkeys([*node.inventory.unseen, *node.unseen])))
+
+
+def facts_of(node: Node) -> Iterator[tuple[str, str]]:
+    """Yield what the node has, for the head of the report."""
+    yield "fastcni", f"{fastcni.__version__}, Python {sys.version.partition(' ')[0]}, Linux {node.release}"
+    files = [file for file in node.seen.files if file.net]
+    default = f"{files[0].net.name} ({os.path.basename(files[0].path)})" if files and files[0].net else "none"
+    more = [net.name for net in node.networks][1:]
+    yield "network", f"{default} is the default of kubelet and containerd{f'; also {some(more, 6)}' if more else ''}"
+    own = [f"{folder}: {plural(len(kinds), 'file')} of fastcni" for folder, kinds in own_files(node).items()]
+    yield "plugins", "; ".join(own) or f"none of fastcni in {', '.join(node.plugin_dirs)}"
+    yield "server", server_text(node.socket)
+    states = [it.state for it in node.inventory.attachments]
+    counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
+    yield "pods", plural(len(states), "attachment") + (f": {counts}" if counts else "")
+
+
+def server_text(path: str) -> str:
+    """The state of the server in one line."""
+    if not path or not os.path.lexists(path):
+        return "none; plugins run one-shot"
+    try:
+        found = status.ask(path)
+    except OSError as e:
+        return f"{path}: {e.strerror or e}"
+    if found is None:
+        return f"{path}: of an older version"
+    return (f"{path}: {found['version']}, pid {found['pid']}, {found['running']} running, {found['waiting']} of "
+            f"{found['queueSize']} waiting, watching {plural(found['watching'], 'namespace')}")

@@ -1,0 +1,97 @@
+"""Addresses and links inside the network namespaces of this node. Needs root; nothing is changed."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from fastcni._system import identity
+from fastcni.kernel import netns, uapi, wire
+from fastcni.kit.links import find
+from fastcni.runtime.restore import knows
+from fastcni.spec import address
+
+FOLDERS = ("/run/netns", "/run/docker/netns")
+
+
+@dataclass(frozen=True, slots=True)
+class Interface:
+    """An interface in a namespace. namespace: its path. peer: the index of its other end, or of its parent, in another
+    namespace; 0: none. addresses: its global ones. linked: the namespace and the caller's have links in each other.
+    """
+
+    namespace: str
+    name: str
+    kind: str
+    index: int
+    peer: int
+    addresses: tuple[str, ...]
+    linked: bool
+
+
+def paths(more: Iterable[str] = ()) -> Iterator[str]:
+    """Yield paths that may be network namespaces: those of `more`, named ones, then those of processes but init."""
+    yield from more
+    for folder in FOLDERS:
+        try:
+            yield from (os.path.join(folder, name) for name in sorted(os.listdir(folder)))
+        except OSError:
+            continue                    # no runtime uses it here
+    try:
+        yield from (f"/proc/{name}/ns/net" for name in sorted(os.listdir("/proc"), key=len)
+                    if name.isdecimal() and name != "1")
+    except OSError:
+        return
+
+
+def read_all(more: Iterable[str], unseen: list[str]) -> list[Interface]:
+    """The interfaces of every namespace but the caller's; each namespace once, under the first path."""
+    home = netns.open_own()
+    seen = {identity(home)}
+    found, refused = [], 0
+    sock = wire.open_socket()
+    try:
+        for path in paths(more):
+            try:
+                fd = netns.open_path(path)
+            except OSError as e:
+                refused += e.errno in (errno.EACCES, errno.EPERM)
+                continue
+            except ValueError:
+                continue
+            try:
+                if identity(fd) in seen:
+                    continue
+                seen.add(identity(fd))
+                found += read(path, fd, home, knows(sock, fd))
+            except OSError:
+                refused += 1
+            finally:
+                os.close(fd)
+    finally:
+        sock.close()
+        os.close(home)
+    if refused:
+        unseen.append(f"network namespaces: {refused} could not be entered (not root?)")
+    return found
+
+
+def read(path: str, fd: int, home: int, linked: bool) -> list[Interface]:
+    """The interfaces of one namespace. linked: the caller's namespace knows it. Raises OSError."""
+    with netns.inside(fd, home):
+        sock = wire.open_socket()
+    try:
+        return [Interface(path, link.name, link.kind, link.index, link.peer if link.peer_elsewhere else 0,
+                          tuple(addresses(sock, link.index)), linked or knows(sock, home))
+                for link in find.all_links(sock) if link.name != "lo"]
+    finally:
+        sock.close()
+
+
+def addresses(sock: wire.Socket, index: int) -> Iterator[str]:
+    """Yield the global addresses of a link."""
+    for it in find.addresses(sock, index):
+        if it.scope == uapi.RT_SCOPE_UNIVERSE:
+            yield address.ip_text(it.packed)

@@ -1,0 +1,45 @@
+"""The ranges of host-local that configurations name, and what of them is held."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from fastcni.kit.ipam.host_local_conf import read_keys
+from fastcni.kit.ipam.ranges import Range
+from fastcni.runtime.records import NetworkList
+from fastcni.spec import address
+from fastcni.spec.config import Section
+from fastcni.spec.errors import CniError
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkRange:
+    """A range, with the network and the folder of its address files."""
+
+    network: str
+    folder: str
+    range: Range
+
+    def held(self, ips: Iterable[str]) -> int:
+        """How many of these addresses are in the range."""
+        return sum(self.range.contains(address.read_ip(ip)) for ip in ips)
+
+
+def ranges_of(nets: Iterable[NetworkList]) -> Iterator[NetworkRange]:
+    """Yield each range of each host-local plugin. A section that host-local would refuse has none: doctor reports it.
+
+    Ranges that the runtime gives with each ADD (the capability ipRanges) are not known here.
+    """
+    for net in nets:
+        for plugin in net.plugins:
+            ipam = plugin.values.get("ipam")
+            if not isinstance(ipam, dict) or ipam.get("type") != "host-local":
+                continue
+            try:
+                keys = read_keys(Section({**plugin.values, "cniVersion": net.version, "name": net.name}))
+            except CniError:
+                continue
+            folder = f"{keys.data_dir.rstrip('/')}/{net.name}"
+            for range_set in keys.sets:
+                yield from (NetworkRange(net.name, folder, one) for one in range_set)

@@ -1,0 +1,124 @@
+"""The records of the inventory: where an attachment was seen, and what is known of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+# Kinds of a Sighting
+CACHE, ADDRESS_FILE, FILE, ELEMENT = "cache", "address file", "file", "element"
+RULE, LINK, NAMESPACE = "rule", "link", "namespace"
+
+# States of an attachment
+RUNNING = "running"         # its network namespace exists, or another sign of the pod itself
+GONE = "gone"               # its network namespace does not exist any more
+ORPHANED = "orphaned"       # only things that an ADD left are there, and no namespace has one of its addresses
+UNKNOWN = "unknown"         # no source tells
+STATES = (RUNNING, GONE, ORPHANED, UNKNOWN)
+
+FASTCNI, GO = "fastcni", "Go plugins"       # by which implementation an attachment was added
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class HostPort:
+    """A port of the host that leads to a pod. host_ip "": every address of the node. to: the pod's address, or ""."""
+
+    port: int
+    protocol: str
+    host_ip: str = ""
+    to: str = ""
+    to_port: int = 0
+
+    def __str__(self) -> str:
+        at, to = bracketed(self.host_ip), bracketed(self.to)
+        return f"{at}{':' if at else ''}{self.port}/{self.protocol}" + (f" -> {to}:{self.to_port}" if to else "")
+
+
+def bracketed(address: str) -> str:
+    """The address as it is written before a port: [fd00::1], 10.1.0.5."""
+    return f"[{address}]" if ":" in address else address
+
+
+@dataclass(frozen=True, slots=True)
+class Sighting:
+    """One thing on the node that belongs to an attachment, and what it says of this.
+
+    kind: CACHE, ADDRESS_FILE ... place: where it is: a file's path, "nftables inet fastcni pods4", a link's name.
+    text: what is there, for people: "10.1.0.5". network, container_id, ifname: as far as it tells, else "".
+    cut: container_id is only the beginning. hashes: names.hashes() of the attachment, or "".
+    addresses: without prefix length. links: names of links of the host. namespaces: paths. since: when it was written,
+    in seconds since the epoch, 0.0 if unknown. author: FASTCNI or GO if only one of them writes such a thing.
+    alive: it is a sign of a running pod.
+    """
+
+    kind: str
+    place: str
+    text: str = ""
+    network: str = ""
+    container_id: str = ""
+    ifname: str = ""
+    cut: bool = False
+    hashes: str = ""
+    addresses: tuple[str, ...] = ()
+    ports: tuple[HostPort, ...] = ()
+    links: tuple[str, ...] = ()
+    since: float = 0.0
+    author: str = ""
+    alive: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Cached:
+    """The entry of a result cache for an attachment.
+
+    config: the list as it was at ADD, {} if the file has none. result: of version 1.1.0, {} if it cannot be read.
+    capability_args: as RuntimeConf has them. netns: a path, or "".
+    """
+
+    path: str
+    netns: str = ""
+    config: Mapping[str, Any] = field(default_factory=dict)
+    result: Mapping[str, Any] = field(default_factory=dict)
+    args: tuple[tuple[str, str], ...] = ()
+    capability_args: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeAttachment:
+    """An attachment that this node shows.
+
+    network, ifname: "" if no source names them. why: the reason for `state`. netns: a path, or "". links: names of its
+    links on the host. plugins: CNI types, the IPAM type behind its plugin. since: the time of the ADD, in seconds since
+    the epoch, 0.0 if unknown. author: FASTCNI, GO, or "" if it cannot be told. cached: None without a cache file.
+    """
+
+    network: str
+    container_id: str
+    ifname: str
+    state: str
+    why: str
+    netns: str = ""
+    addresses: tuple[str, ...] = ()
+    ports: tuple[HostPort, ...] = ()
+    links: tuple[str, ...] = ()
+    plugins: tuple[str, ...] = ()
+    since: float = 0.0
+    author: str = ""
+    sightings: tuple[Sighting, ...] = ()
+    cached: Cached | None = None
+
+    @property
+    def name(self) -> str:
+        """CONTAINER/IFNAME, as `fastcni inspect` takes it."""
+        return f"{self.container_id}/{self.ifname}" if self.ifname else self.container_id
+
+
+@dataclass(frozen=True, slots=True)
+class Inventory:
+    """All attachments of a node. unowned: things of CNI plugins that belong to none of them. unseen: what could not be
+    read, and why, as sentences."""
+
+    attachments: tuple[NodeAttachment, ...] = ()
+    unowned: tuple[Sighting, ...] = ()
+    unseen: tuple[str, ...] = ()
