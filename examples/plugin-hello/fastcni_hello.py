@@ -1,9 +1,15 @@
 """hello: a veth pair; the pod has routes to the networks `to` through the host."""
 
+from __future__ import annotations
+
+from typing import Any
+
 from fastcni import plugin as cni
 
+Route = dict[str, str]
 
-def read(req):
+
+def read(req: cni.Request) -> list[Route]:
     """Return the routes of the pod, [{"dst": CIDR}]."""
     if req.command in ("DEL", "GC"):            # these need no keys, and must not fail for a bad one
         return []
@@ -13,7 +19,7 @@ def read(req):
         raise cni.CniError(cni.errors.INVALID_CONFIG, f"to: {e}") from None
 
 
-def add(req, routes, undo):
+def add(req: cni.Request, routes: list[Route], undo: cni.Undo) -> dict[str, Any]:
     result = cni.add_addresses(req, undo, interface=1)
     result["routes"] = [*result.get("routes", ()), *routes]
     pod = cni.Pod(req)
@@ -24,19 +30,19 @@ def add(req, routes, undo):
     return result
 
 
-def delete(req, _):
+def delete(req: cni.Request, _: list[Route]) -> None:
     addresses = cni.free_addresses(req)         # found now, freed when the link is gone
     cni.every((cni.delete_link, req), *addresses)
 
 
-def check(req, _):
+def check(req: cni.Request, _: list[Route]) -> None:
     cni.check_addresses(req)
     cni.check_link(req, "veth")
 
 
-def gc(req, _):
+def gc(req: cni.Request, _: list[Route]) -> None:
     cni.gc_addresses(req)
 
 
-def status(req, _):
+def status(req: cni.Request, _: list[Route]) -> None:
     cni.ipam_status(req)

@@ -1,4 +1,4 @@
-"""Requests to whole plugins without root: wire, namespaces and sysctls lead to a model of a node."""
+"""Requests to complete plugins without root: a model of a node replaces netlink, namespaces and sysctls."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ import pytest
 
 from fastcni import third_party
 from fastcni.handle import handle
-from fastcni.kernel import netns, sysctl, waiting, wire
+from fastcni.kernel import dbus, netns, sysctl, tun, waiting, wire
 from fastcni.kit.firewall import iptables
 from fastcni.kit.ipam import store
 from fastcni.runtime.mode import InProcessMode
-from fastcni.testing.fake_node import HOST, POD, Node
+from fastcni.testing.fake_messages import HOST, POD, Refused
+from fastcni.testing.fake_node import Node
 
 POD_PATH = "/run/netns/a-pod-that-is-not-there"
 
@@ -64,7 +65,7 @@ class FakeRuntime:
     def __call__(self, command: str, conf: dict[str, Any], **env: str) -> tuple[int, Any]:
         """(exit status, the document on stdout or None). `env`: CNI variables over the usual ones."""
         env = {"CNI_COMMAND": command, "CNI_CONTAINERID": "c1", "CNI_NETNS": POD_PATH, "CNI_IFNAME": "eth0",
-               "CNI_PATH": "/nowhere"} | env
+               "CNI_PATH": "/nowhere", dbus.ADDRESS: "unix:path=/nowhere"} | env
         reply = handle(conf["type"], env, json.dumps(conf).encode(), self.mode())
         assert all(sock.closed for sock in self.node.sockets), f"{command} left a socket open"
         assert self.node.here == HOST, f"{command} left its thread in another namespace"
@@ -73,7 +74,7 @@ class FakeRuntime:
 
 @pytest.fixture
 def fake_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is sent goes to a fake_sockets.Socket, and what is received comes from its queue."""
+    """Requests go to a fake_sockets.Socket, and replies come from its queue."""
     def send(sock, data):
         if waiting.here.request.show:
             waiting.here.request.show(">", data)
@@ -108,26 +109,42 @@ def fake_runtime(tmp_path: Path, fake_sockets: None, third_party_plugins: None,
     def open_path(path):
         if path not in state.pods:
             raise FileNotFoundError(2, "No such file or directory", path)
-        fd = os.open("/dev/null", os.O_RDONLY)
-        state.node.namespaces[fd] = state.pods[path]
+        return open_namespace(state.pods[path])
+
+    def open_namespace(name):
+        fd = os.open(tmp_path / f"netns-{name}", os.O_RDONLY | os.O_CREAT, 0o600)
+        state.node.namespaces[fd] = name
         return fd
+
+    def ask(function, *args):
+        """A request that is no netlink message."""
+        try:
+            function(*args)
+        except Refused as e:
+            raise OSError(e.errno, os.strerror(e.errno)) from None
 
     def open_socket(*args, **keys):
         return state.node.socket(*args, **keys)
 
     def write(name, value):
+        if (state.node.here, "/conf/" in name) == (POD, False):
+            ask(state.node.count)
         state.node.sysctls[state.node.here, name] = value
 
     monkeypatch.setattr(wire, "open_socket", open_socket)
     monkeypatch.setattr(netns, "inside", Inside)
     monkeypatch.setattr(netns, "open_path", open_path)
+    monkeypatch.setattr(netns, "open_own", lambda: open_namespace(state.node.here))
     monkeypatch.setattr(netns, "is_own", lambda fd, home=None: False)
     monkeypatch.setattr(sysctl, "read", lambda name: state.node.sysctls.get((state.node.here, name), "0"))
     monkeypatch.setattr(sysctl, "write", write)
+    monkeypatch.setattr(sysctl, "exists", lambda name: True)
+    monkeypatch.setattr(tun, "create_tap", lambda name, **_: ask(state.node.create_tap, name))
+    monkeypatch.setattr(tun, "open_device", lambda: os.open("/dev/null", os.O_RDONLY))
     monkeypatch.setattr(sysctl, "open_folder", lambda name: os.open("/dev/null", os.O_RDONLY))
     monkeypatch.setattr(sysctl, "read_at", lambda fd, name: state.node.sysctls.get(
         (state.node.here, f"net/ipv6/conf/{name}"), "1" if name.endswith("/accept_ra") else "0"))
     monkeypatch.setattr(sysctl, "write_at", lambda fd, name, value: write(f"net/ipv6/conf/{name}", value))
     monkeypatch.setattr(store, "known_boot_id", b"")        # what it reads here is of no use to others
-    monkeypatch.setattr(iptables, "LEGACY_TABLES", {})       # the real node's, and root's to read
+    monkeypatch.setattr(iptables, "LEGACY_TABLES", dict.fromkeys((4, 16), str(tmp_path / "none")))     # the real node's
     return state

@@ -1,4 +1,4 @@
-"""A kernel made of a list: it stands where a netlink socket stands, at wire.send() and wire.receive(), nothing else."""
+"""A kernel made of a list: it replaces netlink sockets at wire.send() and wire.receive()."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import Any
 
 from fastcni._netlink import messages
 from fastcni.kernel import uapi, waiting, wire
+from fastcni.kernel.uapi import NLM_F_ACK, NLM_F_DUMP
 
-NLM_F_REQUEST, NLM_F_ACK, NLM_F_ECHO, NLM_F_DUMP = 0x1, 0x4, 0x8, 0x300
+NLM_F_REQUEST = 0x1
 CAPPED = 0x100
 DATAGRAM = 65536
 
@@ -64,8 +65,8 @@ class Socket:
 class FakeKernel(Socket):
     """Answers every request with an ACK, or with an errno for the types in `refuse` ({RTM_NEWADDR: EEXIST}).
 
-    `answers` are {type of request: [(type, payload)]} sent before the ACK. What was sent is in `sent`, a list of
-    (type, flags, payload).
+    `answers` are {type of request: [(type, payload)]} sent before the ACK. `sent` has the requests, a list of (type,
+    flags, payload).
     """
 
     def __init__(self, refuse: dict[int, int] | None = None,

@@ -1,4 +1,4 @@
-"""What ip(8) and /proc/sys say of a namespace: witnesses that are not fastcni's own code."""
+"""A namespace as ip(8) and /proc/sys show it: witnesses that are not fastcni's own code."""
 
 from __future__ import annotations
 

@@ -8,7 +8,9 @@ import pytest
 from fastcni.kernel import rtnl, uapi, wire
 from fastcni.kit.links import announced, deletion
 from fastcni.spec.errors import CniError
-from fastcni.testing.fake_node import Link, Node, attr
+from fastcni.testing.fake_links import Link
+from fastcni.testing.fake_messages import attr
+from fastcni.testing.fake_node import Node
 from fastcni.testing.fake_sockets import FakeKernel, Socket, ack, message
 
 
@@ -127,16 +129,16 @@ def link():
 
 @pytest.mark.parametrize("flags, queue", [([0], []), ([0x40, 0x40, 0], [message(20, 0, 0, b"")] * 2)])
 def test_addresses_settle(flags, queue):
-    announced.settled(Addresses(*flags), Socket(queue), link())
+    announced.wait_for_addresses(Addresses(*flags), Socket(queue), link())
 
 
 def test_a_duplicate_address_is_named():
     with pytest.raises(CniError, match=r"veth0 has address fd00:: in DADFAILED state"):
-        announced.settled(Addresses(0x48), Socket(), link())
+        announced.wait_for_addresses(Addresses(0x48), Socket(), link())
 
 
 def test_an_address_that_never_settles_is_an_error_if_the_link_is_up(monkeypatch):
     monkeypatch.setattr(announced, "SETTLE_TIMEOUT_S", 0.05)
     with pytest.raises(CniError, match="still has tentative addresses"):
-        announced.settled(Addresses(0x40), Socket(), link())
-    announced.settled(Addresses(0x40, up=False), Socket(), link())
+        announced.wait_for_addresses(Addresses(0x40), Socket(), link())
+    announced.wait_for_addresses(Addresses(0x40, up=False), Socket(), link())

@@ -1,26 +1,46 @@
-"""fastcni's own plugins pass the conformance class that it offers to others; those that the fake node can serve."""
+"""fastcni's own plugins pass the conformance class that it offers to others."""
 
 import pytest
 
 from fastcni import plugins
 from fastcni.kernel import uapi
+from fastcni.kit.call.undo import Undo
 from fastcni.testing import Conformance
 
+SUBNET = "FLANNEL_NETWORK=10.22.0.0/16\nFLANNEL_SUBNET=10.22.1.1/24\nFLANNEL_MTU=1450\nFLANNEL_IPMASQ=true\n"
 IPAM = {"type": "host-local", "subnet": "10.22.0.0/16"}
 CASES = {
+    "bandwidth": ({"ingressRate": 8000000, "ingressBurst": 800000, "egressRate": 8000000, "egressBurst": 800000},
+                  [{"ingressRate": 1}, {"egressBurst": -1}]),
     "bridge": ({"isGateway": True}, [{"mtu": "big"}, {"vlan": 5000}, {"ipam": {"type": "ptp"}}]),
     "bridge, masquerade": ({"isGateway": True, "ipMasq": True, "macspoofchk": True}, []),
     "dummy": ({}, [{"ipam": {}}]),
+    "firewall": ({}, [{"ingressPolicy": "none"}]),
+    "firewall, nftables": ({"backend": "nftables", "ingressPolicy": "same-bridge"}, []),
+    "flannel": ({"delegate": {"type": "ptp"}}, [{"delegate": {"type": "flannel"}}, {"delegate": {"name": "x"}}]),
+    "host-device": ({"device": "down0"}, [{"device": ""}, {"device": "a/b"}]),
     "host-local": ({}, [{"ipam": {**IPAM, "subnet": "nonsense"}}, {"ipam": {**IPAM, "rangeStart": "10.9.0.1"}}]),
     "ipvlan": ({"master": "up0"}, [{"mode": "l4"}, {"ipam": {}}]),
     "loopback": ({}, []),
     "macvlan": ({"master": "up0"}, [{"mode": "none"}]),
+    "portmap": ({"runtimeConfig": {"portMappings": [{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}]}},
+                [{"runtimeConfig": {"portMappings": [{"hostPort": 70000, "containerPort": 80}]}}, {"backend": "none"}]),
     "ptp": ({}, [{"mtu": 70000}, {"ipMasq": 1}]),
     "ptp, masquerade": ({"ipMasq": True}, []),
+    "sbr": ({}, [{"table": -1}, {"gateways": ["nowhere"]}]),
     "static": ({"ipam": {"type": "static", "addresses": [{"address": "10.22.0.9/16"}]}}, [
         {"ipam": {"type": "static", "addresses": [{"address": "10.22.0.9"}]}}]),
+    "tap": ({}, [{"mtu": "big"}, {"owner": -1}]),
+    "tuning": ({"mtu": 1400, "mac": "02:00:00:00:00:07", "promisc": True, "txQLen": 5,
+                "sysctl": {"net.ipv4.ip_unprivileged_port_start": "80"}},
+               [{"mac": "zz"}, {"sysctl": {"kernel.panic": "1"}}]),
     "vlan": ({"master": "up0", "vlanId": 5}, [{"vlanId": 5000}]),
+    "vrf": ({"vrfname": "blue"}, [{"vrfname": ""}, {"table": -1}]),
 }
+
+
+def test_each_plugin_of_the_table_has_a_case():
+    assert {case.split(",")[0] for case in CASES} == set(plugins.BUILT_IN)
 
 
 @pytest.fixture(params=CASES)
@@ -31,10 +51,48 @@ def case(request):
 class TestOwnPlugins(Conformance):
     def prepare(self, node):
         node.add_link("up0", "", flags=uapi.IFF_UP)
+        node.add_link("down0", "")
+        if self.plugin in ("flannel", "host-device", "tuning"):
+            self.conf = {**CASES[self.case][0], "dataDir": str(self.runtime.data / self.plugin)}
+        if self.plugin == "flannel":
+            self.conf["ipam"] = {"dataDir": str(self.runtime.data)}
+            self.conf["subnetFile"] = str(self.runtime.folder / "subnet.env")
+            (self.runtime.folder / "subnet.env").write_text(SUBNET)
 
     @pytest.fixture(autouse=True)
-    def _table(self, case, fake_runtime, monkeypatch):
+    def _table(self, case, fake_runtime):
+        self.begin(case, fake_runtime)
+
+    def begin(self, case, runtime):
+        self.case = case
         self.plugin, (self.conf, self.bad_confs) = case.split(",")[0], CASES[case]
         self.asks_kernel = self.plugin not in plugins.IPAM
-        self.runtime = fake_runtime
+        self.runtime = runtime
         self.fresh()
+
+
+# -- the class notices a plugin that breaks a promise ------------------------------------------------------
+
+ONE_STEP = ("static", "host-local", "loopback", "firewall")     # their ADD has nothing to roll back
+ENDS_WITH_THE_POD = ("static", "sbr", "tuning")                 # what their ADD makes
+
+
+@pytest.fixture
+def conformance(case, fake_runtime):
+    it = TestOwnPlugins()
+    it.begin(case, fake_runtime)
+    return it
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case not in ONE_STEP])
+def test_an_add_without_rollback_fails_the_class(conformance, monkeypatch):
+    monkeypatch.setattr(Undo, "__exit__", lambda *_: None)
+    with pytest.raises((AssertionError, pytest.fail.Exception)):
+        conformance.test_an_add_is_rolled_back_at_each_refused_request()
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case not in ENDS_WITH_THE_POD])
+def test_a_del_that_does_nothing_fails_the_class(conformance, monkeypatch):
+    monkeypatch.setattr(plugins.load(conformance.plugin), "delete", lambda req, conf: None)
+    with pytest.raises(AssertionError):
+        conformance.test_del_undoes_add()

@@ -5,7 +5,7 @@ import pytest
 from fastcni.kernel import nft, sysctl, uapi
 from fastcni.kit.ipam import host_local_conf
 from fastcni.server.configurations import Configurations
-from fastcni.testing.fake_node import HOST, POD
+from fastcni.testing.fake_messages import HOST, POD
 from fastcni.testing.fake_runtime import POD_PATH, AtOnceMode
 
 NETWORKS = {
@@ -46,14 +46,14 @@ def test_add_and_del_of_a_bridge_pod(calls):
     assert node.addresses == [(POD, inside.index, b"\x0a\x16\0\2", 16), (HOST, bridge.index, b"\x0a\x16\0\1", 16)]
     assert (POD, inside.index, bytes(4), 0, b"\x0a\x16\0\1") in node.routes
     assert node.sysctls[HOST, "net/ipv4/ip_forward"] == "1"
-    assert list(node.firewall["sets"][1, "fastcni", "pods4"]) == [b"\x0a\x16\0\2"]
+    assert list(node.firewall.sets[1, "fastcni", "pods4"]) == [b"\x0a\x16\0\2"]
     assert calls.held() == ["10.22.0.2"]
 
     assert calls("DEL", conf) == (0, None)
     assert node.link("eth0", POD) is None
     assert node.link(host.name) is None
     assert calls.held() == []
-    assert not node.firewall["sets"][1, "fastcni", "pods4"]
+    assert not node.firewall.sets[1, "fastcni", "pods4"]
     assert node.link("cni0"), "the bridge stays for the next pod"
 
 
@@ -106,7 +106,7 @@ def test_no_pod_changes_the_shared_configuration(calls, kind, keys):
     calls.mode = Shares
     conf = calls.conf(kind, **keys, dns={"nameservers": ["10.22.0.1"]})
     conf["ipam"]["routes"] = [{"dst": "10.0.0.0/8"}]
-    said = []
+    results = []
     for number in range(3):
         pod = {"CNI_CONTAINERID": f"c{number}", "CNI_IFNAME": f"eth{number}"}
         status, result = calls("ADD", conf, **pod)
@@ -114,13 +114,13 @@ def test_no_pod_changes_the_shared_configuration(calls, kind, keys):
         address = result["ips"][0].pop("address")
         assert status == 0
         assert address == f"10.22.0.{number + 2}/16"
-        said.append({key: result[key] for key in ("ips", "routes", "dns")})
+        results.append({key: result[key] for key in ("ips", "routes", "dns")})
     sections = configurations.known.values()
-    assert said[0] == said[1] == said[2]
+    assert results[0] == results[1] == results[2]
     assert [section.values for section in sections] == [conf, conf]
     for section in sections:
         assert section.once(host_local_conf.read_keys).routes == conf["ipam"]["routes"]
-    assert len(said[0]["routes"]) == (2 if keys else 1)
+    assert len(results[0]["routes"]) == (2 if keys else 1)
 
 
 @pytest.mark.parametrize("kind", ["host-local", "static"])
@@ -199,12 +199,12 @@ def test_the_first_pod_sets_the_masquerade_table_up_in_one_transaction(calls):
     assert nft.NFT_MSG_NEWSET in made[0]
     assert nft.NFT_MSG_NEWCHAIN in made[0]
     assert nft.NFT_MSG_NEWRULE in made[0]
-    assert calls.node.firewall["chains"] == SET_UP
+    assert calls.node.firewall.chains == SET_UP
 
 
 def test_the_number_of_rules_does_not_grow_with_the_pods(calls):
     add_with_the_bridge_there(calls, ipMasq=True)
-    assert calls.node.firewall["chains"] == SET_UP
+    assert calls.node.firewall.chains == SET_UP
 
 
 def test_the_next_add_restores_flushed_rules(calls):
@@ -213,9 +213,9 @@ def test_the_next_add_restores_flushed_rules(calls):
     calls.pods["/run/netns/first"] = "first"
     calls.node.links["first"] = {}
     assert calls("ADD", conf, CNI_CONTAINERID="c0", CNI_NETNS="/run/netns/first")[0] == 0
-    calls.node.firewall["chains"] = dict.fromkeys(calls.node.firewall["chains"], 0)
+    calls.node.firewall.chains = dict.fromkeys(calls.node.firewall.chains, 0)
     assert calls("ADD", conf)[0] == 0
-    assert calls.node.firewall["chains"] == SET_UP
+    assert calls.node.firewall.chains == SET_UP
 
 
 # -- rollback ----------------------------------------------------------------------------------------------
@@ -260,14 +260,13 @@ def test_the_next_del_completes_a_del_with_a_refused_request(calls, network):
     calls("DEL", network())
     for place in range(added, calls.node.asked):
         calls.fresh(refuse=place)
-        before = calls.node.facts()
         assert calls("ADD", network())[0] == 0
         calls("DEL", network())
         assert calls("DEL", network())[0] == 0
         left = calls.node.facts()
         assert calls.held() == []
-        assert left[3] == before[3], f"elements are left after refused request {place}"
-        assert [link for link in left[0] if link[2] == "veth"] == []
+        assert calls.node.firewall.owned() == set(), f"elements are left after refused request {place}"
+        assert [link for link in left["links"] if link[2] == "veth"] == []
 
 
 # -- DEL of what is gone -----------------------------------------------------------------------------------
@@ -294,7 +293,7 @@ def test_del_succeeds_if_its_objects_are_gone(calls, network, gone):
         calls.fresh()
     assert calls("DEL", network(), CNI_NETNS=path) == (0, None)
     assert calls.held() == []
-    assert not any(calls.node.firewall["sets"].values())
+    assert not any(calls.node.firewall.sets.values())
 
 
 # -- conflicting objects -----------------------------------------------------------------------------------
@@ -348,8 +347,8 @@ def test_add_replaces_firewall_elements_of_a_pod_without_del(calls):
     calls.node.remove(POD, calls.node.link("eth0", POD))
     for path in calls.data.glob("*/10.22.0.*"):
         path.unlink()
-    calls.node.firewall["sets"][1, "fastcni", "pods4"][b"\x0a\x16\0\3"] = (
-        calls.node.firewall["sets"][1, "fastcni", "pods4"].pop(b"\x0a\x16\0\2"))
+    calls.node.firewall.sets[1, "fastcni", "pods4"][b"\x0a\x16\0\3"] = (
+        calls.node.firewall.sets[1, "fastcni", "pods4"].pop(b"\x0a\x16\0\2"))
     assert calls("ADD", conf)[0] == 0           # is given 10.22.0.3, whose element is there
-    (comment, _), = calls.node.firewall["sets"][1, "fastcni", "pods4"].values()
+    (comment, _), = calls.node.firewall.sets[1, "fastcni", "pods4"].values()
     assert b"id: c1" in comment

@@ -9,7 +9,9 @@ from pyroute2.netlink.rtnl.rtmsg import rtmsg
 
 from fastcni._netlink import Batch, attributes, messages
 from fastcni.kernel import nft, nft_elements, nft_rules, rtnl, uapi
-from fastcni.testing.fake_node import Link, Node, attr
+from fastcni.testing.fake_links import Link
+from fastcni.testing.fake_messages import attr
+from fastcni.testing.fake_node import Node
 
 ACK, CREATE, EXCL, ECHO = 0x4, 0x400, 0x200, 0x8
 ADDRESS, GATEWAY = bytes((10, 22, 0, 5)), bytes((10, 22, 0, 1))
@@ -207,11 +209,11 @@ def test_a_rule_is_deleted_by_its_handle():
 def test_elements_rules_and_chains_are_read():
     node = Node()
     where = (nft.NFPROTO_INET, "t", "s")
-    node.firewall["sets"][where] = {b"abcd": (nft.comment_data("mine"), "c"), b"efgh": (b"", "")}
-    node.firewall["chains"][nft.NFPROTO_INET, "t", "c"] = 2
-    assert nft_elements.read_elements(node.encoded_element(where, b"abcd")) == [(b"abcd", "mine")]
-    assert nft_elements.read_elements(node.encoded_element(where, b"efgh")) == [(b"efgh", "")]
-    assert nft.read_chain(node.encoded_chain(nft.NFPROTO_INET, "t", "c")) == ("t", "c", 3)
+    node.firewall.sets[where] = {b"abcd": (nft.comment_data("mine"), "c"), b"efgh": (b"", "")}
+    node.firewall.chains[nft.NFPROTO_INET, "t", "c"] = 2
+    assert nft_elements.read_elements(node.firewall.encoded_element(where, b"abcd")) == [(b"abcd", "mine")]
+    assert nft_elements.read_elements(node.firewall.encoded_element(where, b"efgh")) == [(b"efgh", "")]
+    assert nft.read_chain(node.firewall.encoded_chain(nft.NFPROTO_INET, "t", "c")) == ("t", "c", 3)
     rule = (attr(nft_rules.NFTA_RULE_HANDLE, (7).to_bytes(8, "big"))
             + attr(nft_rules.NFTA_RULE_USERDATA, nft.comment_data("mine")))
     assert nft_rules.read_rule(bytes(4) + rule) == (7, "mine")

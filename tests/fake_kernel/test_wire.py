@@ -85,7 +85,7 @@ def test_a_refusal_stays_a_netlink_error():
 
 @pytest.mark.parametrize("stray", [message(16, 0, 9, LINK), ack(9), ack(4), ack(0), done(9)])
 def test_a_stray_reply_raises(stray):
-    with pytest.raises(wire.ProtocolError, match="which is not ours"):
+    with pytest.raises(wire.ProtocolError, match="which was not sent here"):
         wire.exchange(Scripted(stray, ack(1), ack(2), ack(3)), three())
 
 
@@ -113,7 +113,7 @@ def to_port(port, data):
 
 def test_a_reply_to_another_port_is_noticed():
     sock = Scripted(to_port(7, ack(1)), to_port(7, ack(2)), to_port(8, ack(3)), to_port(7, ack(3)))
-    with pytest.raises(wire.ProtocolError, match="request 3, which is not ours"):
+    with pytest.raises(wire.ProtocolError, match="request 3, which was not sent here"):
         wire.exchange(sock, three())
     assert sock.port == 7 and sock.queue == []
 
@@ -265,7 +265,8 @@ def test_a_socket_works_on_a_kernel_without_strict_checking(monkeypatch):
 
 
 def test_a_socket_that_watches_is_bound_before_it_joins(monkeypatch):
-    """Unbound, its port is 0, which the kernel takes for the sender of its own notifications and leaves out."""
+    """An unbound socket has port 0. The kernel takes that port for the sender of its own notifications, and sends it
+    none."""
     sock = Recorder()
     monkeypatch.setattr(wire, "Socket", sock)
     wire.open_socket(groups=(1, 9))

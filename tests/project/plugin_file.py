@@ -16,8 +16,8 @@ def run(*command, stdin=b"", env=None, **more):
     """One run of a plugin; (status, stdout as JSON, stderr). stdin: bytes or a file."""
     given = {"input": stdin} if isinstance(stdin, bytes) else {"stdin": stdin}
     env = {"PATH": PATH, "CNI_COMMAND": "VERSION"} | (env or {})
-    words = [str(word) for word in command]
-    done = subprocess.run(words, env=env, capture_output=True, timeout=60, check=False, **given, **more)
+    args = [str(word) for word in command]
+    done = subprocess.run(args, env=env, capture_output=True, timeout=60, check=False, **given, **more)
     return done.returncode, json.loads(done.stdout) if done.stdout else None, done.stderr.decode()
 
 

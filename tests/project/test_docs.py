@@ -2,12 +2,16 @@
 
 import ast
 import re
+import shlex
 from pathlib import Path
 
+import click
 import pytest
 
+from fastcni.cli.commands import cli
+
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "deploy/README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
 def named(page):
@@ -51,3 +55,48 @@ def test_the_page_on_the_server_has_all_log_events():
 
 def test_the_readme_shows_figures():
     assert {"latency.svg", "rate.svg", "density.svg", "report.md"} <= {path.name for path in named(ROOT / "README.md")}
+
+
+def commands_of(page):
+    """(words after "fastcni", whether the line stands alone) of each command line that a page shows."""
+    text = page.read_text(encoding="utf-8")
+    lines = re.findall(r"^(?: {4})?(?:\$ |sudo |python -m )*(fastcni [a-z].*)$", code_of(text), re.MULTILINE)
+    inline = [one.replace("\n", " ") for one in re.findall(r"(?<!`)`(fastcni [a-z][^`]*)`", text)]
+    for line, alone in [(line, True) for line in lines] + [(line, False) for line in inline]:
+        words = shlex.split(line, comments=True)[1:]
+        end = next((at for at, word in enumerate(words) if re.match(r"[0-9]?[|&;><]", word)), len(words))
+        yield words[:end], alone
+
+
+def code_of(text):
+    """The code blocks of a page: fenced, or indented."""
+    fenced = "".join(re.findall(r"^```\w*\n(.*?)^```$", text, re.MULTILINE | re.DOTALL))
+    return fenced + "".join(re.findall(r"^ {4}.*\n", text, re.MULTILINE))
+
+
+def refusal(words, alone):
+    """Why the command line refuses these words, "" if it does not. A command in a sentence may lack arguments."""
+    command = cli
+    while isinstance(command, click.Group) and words:
+        command, words = command.commands.get(words[0]), words[1:]
+    try:
+        if command is None:
+            return "there is no such command"
+        command.make_context("fastcni", words)
+    except click.UsageError as e:
+        incomplete = isinstance(command, click.Group) or isinstance(e, click.MissingParameter)
+        return "" if incomplete and not alone else e.format_message()
+    return ""
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_command_line_takes_each_command_that_a_page_shows(page):
+    """The options exist, and no argument is missing. Commands are not run."""
+    refused = {" ".join(words): why for words, alone in commands_of(page) if (why := refusal(list(words), alone))}
+    assert refused == {}
+
+
+def test_the_page_on_the_command_names_each_command():
+    text = (ROOT / "docs" / "command.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`([a-z][\w-]*)", text))
+    assert [name for name in cli.commands if name not in named] == []

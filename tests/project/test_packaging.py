@@ -16,8 +16,9 @@ from fastcni.launcher import pack
 
 ROOT = Path(__file__).parents[2]
 LEAVES = sorted(path.stem for path in (ROOT / "fastcni").glob("*.pyx"))
-SOURCES = {"fastcni/launcher/launcher.c", "fastcni/launcher/machines.h", *(f"fastcni/{leaf}.pyx" for leaf in LEAVES)}
-# What a distribution's build adds for programs that have a libc; the launcher has none, and must not mind.
+SOURCES = {*(f"fastcni/launcher/{name}" for name in ("launcher.c", "autostart.h", "document.h", "machines.h")),
+           *(f"fastcni/{leaf}.pyx" for leaf in LEAVES)}
+# Flags that a distribution's build adds for programs that have a libc; the launcher has none, and must not mind.
 HARDENED = {
     "CFLAGS": "-O2 -g -fstack-protector-all -D_FORTIFY_SOURCE=2 -fPIE -fasynchronous-unwind-tables",
     "LDFLAGS": "-Wl,-z,relro -Wl,-z,now -Wl,--build-id",
@@ -25,21 +26,21 @@ HARDENED = {
 
 
 def call(*command, cwd=None, env=None):
-    words = [str(word) for word in command]
-    done = subprocess.run(words, cwd=cwd, env=os.environ | (env or {}), capture_output=True, text=True, check=False)
-    assert done.returncode == 0, f"{words}\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
+    args = [str(word) for word in command]
+    done = subprocess.run(args, cwd=cwd, env=os.environ | (env or {}), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{args}\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
     return done.stdout
 
 
 @pytest.fixture(scope="module")
 def builder(tmp_path_factory):
-    """A Python of its own with what [build-system] asks for, and nothing else."""
+    """A separate Python that has only the requirements of [build-system]."""
     folder = tmp_path_factory.mktemp("builder")
     requires = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
     call(sys.executable, "-m", "venv", folder)
     python = folder / "bin" / "python"
-    words = [python, "-m", "pip", "install", "-q", *requires]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    args = [python, "-m", "pip", "install", "-q", *requires]
+    done = subprocess.run(args, capture_output=True, text=True, check=False)
     if done.returncode:
         pytest.skip(f"no package index: {done.stderr.strip()[-300:]}")
     return python
@@ -66,8 +67,8 @@ def wheel(builder, sdist, tmp_path_factory):
     with tarfile.open(sdist) as archive:
         archive.extractall(folder)
     (tree,) = folder.iterdir()
-    words = ("wheel", "-q", "--no-deps", "--no-build-isolation", "-w", folder / "out", tree)
-    call(builder, "-m", "pip", *words, env=HARDENED)
+    args = ("wheel", "-q", "--no-deps", "--no-build-isolation", "-w", folder / "out", tree)
+    call(builder, "-m", "pip", *args, env=HARDENED)
     (path,) = (folder / "out").iterdir()
     return path
 
@@ -131,5 +132,6 @@ def test_metadata_name_the_command_and_the_requirements(wheel):
         metadata = archive.read(path).decode().splitlines()
         assert "fastcni = fastcni.cli:main" in archive.read(entry).decode()
     assert "Requires-Python: >=3.11" in metadata
-    needs = {line.split(": ")[1] for line in metadata if line.startswith("Requires-Dist") and "extra ==" not in line}
-    assert needs == {"orjson", "click", "rich", "sdnotify", "structlog", "jeepney"}
+    needs = {line.split(": ")[1].partition(">=")[0] for line in metadata
+             if line.startswith("Requires-Dist") and "extra ==" not in line}
+    assert needs == {"orjson", "click", "rich", "structlog", "jeepney"}

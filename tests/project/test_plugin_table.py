@@ -1,23 +1,26 @@
 """The table of plugins in the documentation is the code's, and its capabilities and CNI_ARGS are right."""
 
+import io
 import os
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 from conftest import PEER
+from project.plugin_contract import PLUGINS
+from rich.console import Console
 from side_by_side import test_firewall, test_flannel, test_portmap
 from side_by_side.test_results_and_state import ALL_STORIES
 
 from fastcni import plugins
 from fastcni.cli.commands import cli
-from fastcni.cli.plugins import as_markdown, features
+from fastcni.cli.plugins import as_markdown, features, print_all, print_one
 from fastcni.kit.call.mode import Mode
 from fastcni.kit.call.request import Request
 from fastcni.spec.errors import CniError
 
 DOCS = Path(__file__).parents[2] / "docs" / "plugins.md"
-# What makes a configuration complete enough to be read.
+# The keys that make a configuration complete enough to be read.
 NEEDED = {"dummy": {"ipam": {"type": "static"}}, "host-device": {"device": "eth9"},
           "host-local": {"ipam": {"ranges": [[{"subnet": "10.0.0.0/24"}]]}}, "ipvlan": {"ipam": {"type": "static"}},
           "static": {"ipam": {}}, "vlan": {"master": "eth9", "ipam": {"type": "static"}}, "vrf": {"vrfname": "blue"}}
@@ -55,28 +58,24 @@ def read(kind, args="", **keys):
                                            container_id="c1", ifname="eth0", args=args))
 
 
-def said(kind):
-    return features("", kind)
-
-
 @pytest.mark.parametrize("capability", CAPABILITIES)
 @pytest.mark.parametrize("kind", plugins.TABLE)
 def test_a_plugin_reads_the_capabilities_that_it_declares(kind, capability):
     asked = {"runtimeConfig": {capability: CAPABILITIES[capability]}}
-    if capability in said(kind)["capabilities"]:
+    if capability in features(kind)["capabilities"]:
         with pytest.raises(CniError, match=capability):
             read(kind, **asked)
     else:
         read(kind, **asked)
 
 
-@pytest.mark.parametrize("kind, name", [(kind, name) for kind in plugins.TABLE for name in said(kind)["args"]])
+@pytest.mark.parametrize("kind, name", [(kind, name) for kind in plugins.TABLE for name in features(kind)["args"]])
 def test_a_plugin_reads_the_cni_args_that_it_declares(kind, name):
     with pytest.raises(CniError, match="nonsense"):
         read(kind, args=f"{name}=nonsense")
 
 
-@pytest.mark.parametrize("kind", [kind for kind in plugins.TABLE if not said(kind)["args"]])
+@pytest.mark.parametrize("kind", [kind for kind in plugins.TABLE if not features(kind)["args"]])
 def test_a_plugin_that_declares_no_cni_args_reads_none(kind):
     read(kind, args="MAC=nonsense;IP=nonsense;GATEWAY=nonsense")
 
@@ -113,7 +112,7 @@ def test_each_plugin_has_its_row_in_the_documentation(kind):
 
 @pytest.mark.parametrize("kind", plugins.TABLE)
 def test_each_plugin_has_a_sentence_of_description(kind):
-    assert 10 < len(said(kind)["about"]) < 130
+    assert 10 < len(features(kind)["about"]) < 130
 
 
 def test_the_table_in_the_documentation_is_the_one_that_the_command_prints():
@@ -124,3 +123,32 @@ def test_the_table_in_the_documentation_is_the_one_that_the_command_prints():
 
 def test_in_a_pipe_the_command_prints_json():
     assert '"plugin": "bridge"' in CliRunner().invoke(cli, ["plugins"]).output
+
+
+def printed(print_it, known):
+    console = Console(width=80, file=io.StringIO())
+    print_it(known, console)
+    return console.file.getvalue()
+
+
+def test_the_list_fits_80_columns():
+    text = printed(print_all, [*map(features, plugins.BUILT_IN), {
+        "plugin": "acme", "distribution": "acme-cni 1.0", "problem": "cannot be imported"}])
+    assert "…" not in text
+    assert max(map(len, text.splitlines())) <= 80
+    names = {line.split()[0] for line in text.splitlines() if line[:1] == " " and line[1:2].strip()}
+    assert set(plugins.BUILT_IN) <= names
+    assert "acme (acme-cni 1.0) cannot be used: cannot be imported" in text
+
+
+@pytest.mark.parametrize("kind", plugins.BUILT_IN)
+def test_one_plugin_is_shown_with_all_that_it_can(kind):
+    text, it = printed(print_one, features(kind)), features(kind)
+    for key in ("capabilities", "args", "versions"):
+        assert " ".join(it[key]) or "none" in text
+    assert ("STATUS" in text, " GC" in text) == (it["status"], it["gc"])
+
+
+def test_the_type_checker_compares_each_plugin_with_the_contract():
+    """plugin_contract.py is for mypy; this shows that it has all of them."""
+    assert set(PLUGINS) == {plugins.load(kind) for kind in plugins.BUILT_IN}

@@ -24,9 +24,17 @@ from project.third_party import (
 
 from fastcni import third_party
 from fastcni.testing import needs_root
+from fastcni.testing.witnesses import eventually
 
 CONF = {"cniVersion": "1.1.0", "name": "net"}
-BOOM = {"exits": "raise SystemExit(3)", "interrupts": "raise KeyboardInterrupt", "fails": "1 / 0"}
+BOOM = {"exits": "raise SystemExit(3)", "interrupts": "raise KeyboardInterrupt", "fails": "1 / 0",
+        "recurses": "return add(req, conf, undo)"}
+# The module prints during its import, and a thread of its ADD dies.
+NOISY = "import threading\nprint('importing')\n" + PLUGIN.replace("return {", """
+    thread = threading.Thread(target=int, args=("x",))
+    thread.start()
+    thread.join()
+    return {""".lstrip())
 
 
 @pytest.fixture(scope="module")
@@ -38,8 +46,8 @@ def python(tmp_path_factory):
     (packages,) = (folder / "env").glob("lib/python*/site-packages")
     modules = {f"acme_{kind}.py": PLUGIN.replace("return {", f"{statement}\n    return {{")
                for kind, statement in BOOM.items()}
-    kinds = {**{kind: f"acme_{kind}" for kind in BOOM}, "unimportable": "acme_unimportable"}
-    add_distribution(packages, "acme", kinds, {**modules, "acme_unimportable.py": "import a_module_that_is_nowhere"})
+    modules |= {"acme_unimportable.py": "import a_module_that_is_nowhere", "acme_noisy.py": NOISY}
+    add_distribution(packages, "acme", {kind: f"acme_{kind}" for kind in (*BOOM, "unimportable", "noisy")}, modules)
     return python
 
 
@@ -47,8 +55,8 @@ def python(tmp_path_factory):
 def bin_dir(python, tmp_path_factory):
     """The files of hello, host-local, and the plugins whose ADD raises."""
     folder = tmp_path_factory.mktemp("bin")
-    words = [word for kind in ("hello", "host-local", *BOOM) for word in ("--plugin", kind)]
-    call(python, "-m", "fastcni", "install", "--bin-dir", folder, *words)
+    args = [word for kind in ("hello", "host-local", "noisy", *BOOM) for word in ("--plugin", kind)]
+    call(python, "-m", "fastcni", "install", "--bin-dir", folder, *args)
     os.link(folder / "hello", folder / "unimportable")      # a launcher goes by its name
     return folder
 
@@ -70,7 +78,9 @@ def server(python, tmp_path_factory):
 
 
 def events(log, name):
-    return [event for event in map(json.loads, log.read_text().splitlines()) if event["event"] == name]
+    """The events of that name; between them is what plugins print."""
+    found = [json.loads(line) for line in log.read_text().splitlines() if line.startswith("{")]
+    return [event for event in found if event["event"] == name]
 
 
 def hello(tmp_path):
@@ -84,8 +94,8 @@ def test_the_example_is_short():
 
 def test_the_tests_of_the_example_pass(python):
     """The tests are the conformance class and, for root, a pod that reaches the host."""
-    words = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", EXAMPLE / "pyproject.toml", EXAMPLE]
-    out = call(python, *words, env={"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"})
+    args = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", EXAMPLE / "pyproject.toml", EXAMPLE]
+    out = call(python, *args, env={"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"})
     assert "passed" in out
 
 
@@ -108,8 +118,13 @@ def test_the_example_adds_checks_and_deletes_a_pod(bin_dir, server, tmp_path, ho
     assert {route["dst"] for route in result["routes"]} == {"192.0.2.0/24"}
     for command in ("CHECK", "DEL", "DEL"):
         assert request(bin_dir / "hello", command, conf | {"prevResult": result}, **env) == (0, None)
-    served = [it["command"] for it in events(log, "request_done") if it["container"] == env["CNI_CONTAINERID"]]
-    assert served == (["ADD", "CHECK", "DEL", "DEL"] if warm else [])
+
+    def served():
+        return [it["command"] for it in events(log, "request_done") if it["container"] == env["CNI_CONTAINERID"]]
+
+    if warm:                                        # the server logs a request after its answer
+        eventually(lambda: len(served()) == 4)
+    assert served() == (["ADD", "CHECK", "DEL", "DEL"] if warm else [])
 
 
 def test_in_process_the_example_answers(python):
@@ -147,6 +162,17 @@ def test_a_plugin_that_cannot_be_imported_is_logged_and_status_says_so(bin_dir, 
         assert "a_module_that_is_nowhere" in document["msg"]
 
 
+def test_one_shot_a_noisy_plugin_answers_with_one_document(bin_dir):
+    assert request(bin_dir / "noisy", "ADD", CONF) == (0, {"cniVersion": "1.1.0", "ips": [{"address": "10.0.0.2/24"}]})
+
+
+@needs_root
+def test_warm_a_noisy_plugin_answers_with_one_document(bin_dir, server):
+    for _ in range(3):
+        status, _ = request(bin_dir / "noisy", "ADD", CONF, FASTCNI_SOCKET=server[0])
+        assert status == 0
+
+
 # -- what cannot be packed ---------------------------------------------------------------------------------
 
 REFUSED = {
@@ -165,10 +191,10 @@ REFUSED = {
 }
 
 
-def install_in(folder, bin_dir, *words):
+def install_in(folder, bin_dir, *args):
     """Return (exit status, output) of `fastcni install` where `folder` has distributions."""
     code = "import sys\nfrom fastcni.cli.entry_point import run\nsys.exit(run(sys.argv[1:]))"
-    done = subprocess.run([sys.executable, "-c", code, "install", "--bin-dir", bin_dir, *words], capture_output=True,
+    done = subprocess.run([sys.executable, "-c", code, "install", "--bin-dir", bin_dir, *args], capture_output=True,
                           text=True, env=os.environ | {"PYTHONPATH": f"{folder}{os.pathsep}{ROOT}"}, timeout=120)
     return done.returncode, done.stderr
 
@@ -177,9 +203,9 @@ def install_in(folder, bin_dir, *words):
 def test_a_plugin_that_cannot_be_packed_is_refused_before_anything_is_written(tmp_path, case):
     module, sources, text = REFUSED[case]
     add_distribution(tmp_path / "packages", "acme-cni", {"acme": module}, sources)
-    status, said = install_in(tmp_path / "packages", tmp_path / "bin")
-    assert status == 1 and 'acme-cni 1.0: plugin "acme"' in said, said
-    assert re.search(text, said), said
+    status, output = install_in(tmp_path / "packages", tmp_path / "bin")
+    assert status == 1 and 'acme-cni 1.0: plugin "acme"' in output, output
+    assert re.search(text, output), output
     assert not (tmp_path / "bin").exists()
 
 

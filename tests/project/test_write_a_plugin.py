@@ -27,9 +27,9 @@ def test_the_code_on_the_page_is_the_examples():
 
 @needs_root
 def test_the_commands_on_the_page_run(tmp_path, host_netns):
-    """As one script. fastcni and its dependencies are there, so pip fetches nothing; /run is empty, for names of pods
-    and addresses."""
-    script = "set -e\nmount -t tmpfs none /run\n" + "".join(blocks("sh"))
+    """As one script. fastcni and its dependencies are there, so pip fetches nothing; /run and /var/lib are empty, for
+    names of pods, addresses and cached results."""
+    script = "set -e\nmount -t tmpfs none /run\nmount -t tmpfs none /var/lib\n" + "".join(blocks("sh"))
     packages = sysconfig.get_path("purelib")
     python = os.path.dirname(os.path.realpath(sys.executable))
     env = {"PATH": f"{python}:{os.environ['PATH']}", "FASTCNI": str(ROOT), "PYTHONPATH": f"{ROOT}:{packages}",

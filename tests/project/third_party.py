@@ -30,9 +30,9 @@ check = delete
 
 def call(*command, cwd=None, env=None):
     """The stdout of a program that has to succeed."""
-    words = [str(word) for word in command]
-    done = subprocess.run(words, cwd=cwd, env=os.environ | (env or {}), capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, f"{words}\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
+    args = [str(word) for word in command]
+    done = subprocess.run(args, cwd=cwd, env=os.environ | (env or {}), capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, f"{args}\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
     return done.stdout
 
 

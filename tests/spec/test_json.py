@@ -99,8 +99,8 @@ def test_a_refusal_has_go_s_text(data, message):
 def test_a_refusal_is_the_same_where_the_json_package_is_not_loaded():
     code = (f"import sys; sys.path.append({ROOT!r})\nfrom fastcni.spec import json\n"
             "assert 'json' not in sys.modules\ntry: json.read(b'{')\nexcept json.JsonError as e: print(e)")
-    said = subprocess.check_output([sys.executable, "-I", "-S", "-c", code], text=True)
-    assert said == "unexpected end of JSON input\n"
+    output = subprocess.check_output([sys.executable, "-I", "-S", "-c", code], text=True)
+    assert output == "unexpected end of JSON input\n"
 
 
 def test_nesting_of_500_is_read_and_written():

@@ -1,0 +1,37 @@
+"""For the type checker (`make lint`): each plugin module has the functions of fastcni.plugin.Plugin, with its types."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fastcni.plugins import (
+    bandwidth,
+    bridge,
+    dummy,
+    firewall,
+    flannel,
+    host_device,
+    host_local,
+    ipvlan,
+    loopback,
+    macvlan,
+    portmap,
+    ptp,
+    sbr,
+    static,
+    tap,
+    tuning,
+    vlan,
+    vrf,
+)
+
+if TYPE_CHECKING:
+    import fastcni_hello
+
+    from fastcni.plugin import Plugin
+
+    EXAMPLE: Plugin = fastcni_hello
+
+PLUGINS: tuple[Plugin, ...] = (
+    bandwidth, bridge, dummy, firewall, flannel, host_device, host_local, ipvlan, loopback, macvlan, portmap, ptp, sbr,
+    static, tap, tuning, vlan, vrf)
