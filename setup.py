@@ -8,7 +8,7 @@ from setuptools.command.build_ext import build_ext
 FAST = ["_acceptor", "_ipam_bitmap", "_netlink", "_rtnetlink"]
 SMALL = ["_abandoned", "_run_token", "_system"]         # in few instructions: mostly system calls
 PACKED = [*FAST[1:], *SMALL]                            # what plugin files need
-LAUNCHER, MACHINES = "fastcni/launcher/launcher.c", "fastcni/launcher/machines.h"
+LAUNCHER, HEADERS = "fastcni/launcher/launcher.c", glob("fastcni/launcher/*.h")
 # They stand after the flags of the environment and of Python's own build, so these win: there is no libc
 # under the launcher, hence nothing that a canary, a fortified call or an unwinder could use.
 FREESTANDING = """-Os -g0 -std=c11 -ffreestanding -fno-pic -fno-pie -fno-stack-protector -fno-lto
@@ -38,7 +38,7 @@ def leaf(name):
     return Extension(
         f"fastcni.{name}",
         [f"fastcni/{name}.pyx"],
-        depends=[*glob("fastcni/*.p[xy][dx]"), LAUNCHER, MACHINES],
+        depends=[*glob("fastcni/*.p[xy][dx]"), LAUNCHER, *HEADERS],
         extra_compile_args=[speed, "-g0", "-fvisibility=hidden", "-fno-asynchronous-unwind-tables"],
         extra_link_args=COMPACT,
     )

@@ -12,20 +12,9 @@ quiet="--quiet --disable-pip-version-check"
 LANE=toolchains "$1" -m pytest -q -rs tests/project/test_launcher.py tests/project/test_bench.py \
     -k "aarch64 or clang or plots"
 
-find_python() {     # one that starts: a shim of pyenv in PATH may only print that its version is not selected
-    for found in "$(command -v "$1")" "${PYENV_ROOT:-$HOME/.pyenv}/versions/${1#python}".*/bin/python; do
-        "$found" -c '' 2> /dev/null && echo "$found" && return
-    done
-}
-
-absent=
-for name in ${PYTHONS:-python3.12 python3.13 python3.14}; do
-    python=$(find_python "$name" || true)
-    if [ -z "$python" ]; then
-        absent="$absent $name"
-        continue
-    fi
-    there=.toolchains/$name
+# shellcheck disable=SC2086
+for python in $(sh tests/pythons.sh ${PYTHONS:-python3.12 python3.13 python3.14}); do
+    there=.toolchains/$("$python" -c 'import sys; print("python%d.%d" % sys.version_info[:2])')
     mkdir -p "$there"
     find "$there" -mindepth 1 -maxdepth 1 ! -name .venv -exec rm -rf {} +
     tar -cf - --exclude='*.so' [!.]* | tar -xf - -C "$there"
@@ -38,4 +27,3 @@ for name in ${PYTHONS:-python3.12 python3.13 python3.14}; do
         .venv/bin/python -m pytest -q -n 2 tests/leaves tests/spec tests/fake_kernel tests/launcher tests/project/test_launcher.py
     )
 done
-[ -z "$absent" ] || echo "not installed, so not tested:$absent"

@@ -1,0 +1,20 @@
+"""Write the plugin files and units of the Debian package. The package fastcni must be importable.
+
+    build.py PLUGIN_FOLDER UNIT_FOLDER
+"""
+
+import sys
+from pathlib import Path
+
+from fastcni.launcher import systemd
+from fastcni.launcher.install import install
+
+plugins, units = sys.argv[1:]
+install(plugins)
+Path(units).mkdir(parents=True)
+texts = {"fastcni.socket": systemd.SOCKET,
+         "fastcni.service": systemd.service(["/usr/bin/python3", "-I", "-m", "fastcni", "serve"])}
+for name, text in texts.items():
+    header, rest = text.split("\n", 1)
+    assert header.startswith(systemd.WRITTEN_BY)
+    Path(units, name).write_text(f"# Put changes into /etc/systemd/system/{name}.d/*.conf.\n{rest}", encoding="utf-8")

@@ -1,0 +1,8 @@
+#!/bin/sh
+# Copy the checkout's sources, without anything that was built, into a new folder.
+#   copy-tree.sh FOLDER
+set -eu
+cd "$(dirname "$0")/.."
+mkdir -p "$1"
+tar -cf - --exclude='*.so' --exclude='*.elf' --exclude=__pycache__ --exclude='./fastcni/_*.c' --exclude='*.egg-info' \
+    --exclude=./build --exclude=./dist --exclude=./wheelhouse ./.ci ./[!.]* | tar -xf - -C "$1"

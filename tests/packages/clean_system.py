@@ -1,0 +1,71 @@
+"""Clean systems to install into: a folder that debootstrap made, and above it an overlay for each test."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+BASES = ROOT / ".packages"              # debootstrap takes a minute or two; `make clean` removes the folder
+MIRROR = "http://deb.debian.org/debian"
+CERTIFICATES = "/etc/ssl/certs/ca-certificates.crt"
+# The mounts end with the namespace, so no program has to unmount them. Propagation is off before the first one.
+ENTER = """
+mount --make-rprivate /
+mount -t overlay overlay -o "lowerdir=$1,upperdir=$2/upper,workdir=$2/work" "$2/root"
+mount -t proc proc "$2/root/proc"
+exec chroot "$2/root" /bin/sh -e
+"""
+ENVIRONMENT = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root",
+               "LANG": "C.UTF-8", "DEBIAN_FRONTEND": "noninteractive", "PIP_ROOT_USER_ACTION": "ignore"}
+PIP_SETTINGS = ("PIP_CERT", "PIP_INDEX_URL", "PIP_DEFAULT_TIMEOUT")
+
+
+def base(suite):
+    """Return the folder of a minimal system. It is made by debootstrap, once, and never changed."""
+    there = BASES / suite
+    if not there.exists():
+        new = BASES / f"{suite}.new"
+        if new.exists():
+            shutil.rmtree(new)          # debootstrap was interrupted; it unmounts what it mounts
+        BASES.mkdir(exist_ok=True)
+        call("unshare", "-m", "debootstrap", "--variant=minbase", "--include=ca-certificates", suite, new, MIRROR)
+        new.rename(there)
+    return there
+
+
+def call(*words, timeout=600, **more):
+    """Run a program; return its output. A failure is an AssertionError with the last lines."""
+    done = subprocess.run([*map(str, words)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
+                          timeout=timeout, **more)
+    assert done.returncode == 0, f"{words}\n{done.stdout[-4000:]}"
+    return done.stdout
+
+
+class CleanSystem:
+    """A system of `suite` below `where`. `files` has the files that scripts write."""
+
+    def __init__(self, suite, where):
+        self.base, self.where, self.files = base(suite), where, where / "upper"
+        for name in ("upper", "work", "root"):
+            (where / name).mkdir(parents=True)
+        # of this machine, as the system's network is this machine's
+        self.copy("/etc/resolv.conf", "/etc/resolv.conf")
+        self.copy(CERTIFICATES, CERTIFICATES)
+        self.run("apt-get update -qq")
+
+    def copy(self, source, target):
+        there = self.files / target.lstrip("/")
+        there.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(os.path.realpath(source), there)
+
+    def run(self, script):
+        """Run a shell script as root of the system; return its output. Its processes end with it."""
+        pip = {name: os.environ[name] for name in PIP_SETTINGS if name in os.environ}
+        return call("unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", "-ec", ENTER, "enter", self.base,
+                    self.where, input=script, env=ENVIRONMENT | pip)
+
+    def named(self, pattern):
+        """Return the paths with a name like `pattern`, without the caches and logs of apt and dpkg."""
+        found = self.run(f"find / -xdev -name '{pattern}'").split()
+        return [path for path in found if not path.startswith(("/src", "/proc", "/var/log/", "/var/cache/apt/"))]
