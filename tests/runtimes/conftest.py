@@ -1,0 +1,65 @@
+"""Real runtimes on a node of their own, each test one-shot and warm. `make test-runtimes` runs them."""
+
+import contextlib
+import os
+import shutil
+
+import pytest
+from runtimes import page
+from runtimes.containerd import Containerd
+from runtimes.world import World
+
+PROGRAMS = {"containerd": "containerd", "ctr": "containerd", "runc": "runc", "podman": "podman",
+            "busybox": "busybox-static", "nft": "nftables", "tc": "iproute2", "unshare": "util-linux"}
+
+
+def pytest_collection_modifyitems(items):
+    """A missing program is a failure of the lane. Elsewhere it is a reason to skip."""
+    missing = sorted({package for name, package in PROGRAMS.items() if not shutil.which(name)})
+    reason = "needs root: makes namespaces" if os.geteuid() else f"needs the packages {', '.join(missing)}"
+    if not (missing or os.geteuid()):
+        return
+    if os.environ.get("LANE") == "runtimes":
+        raise pytest.UsageError(f"`make test-runtimes` {reason}")
+    for item in items:
+        if item.path.parent.name == "runtimes":
+            item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture(scope="module", params=["one-shot", "warm"])
+def mode(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory, mode):
+    """A node with its own folders. At its end, both modes are known to have been used as the parameter says."""
+    with World(tmp_path_factory.mktemp("node")) as world:
+        yield world
+        done = world.requests()
+        assert done.pop(mode) > 0 and set(done.values()) == {0}, f"requests of another mode: {done}"
+
+
+@pytest.fixture(scope="module")
+def containerd(world, mode):
+    """containerd on a node that was set up by the commands of the page."""
+    set_up(world)
+    if mode == "warm":
+        world.serve()
+    with Containerd(world) as containerd:
+        containerd.run("first", "true", "--rm")         # the bridge and the tables exist from here on
+        yield containerd
+
+
+def set_up(world):
+    """Run the page's commands for containerd and Kubernetes."""
+    for block in page.commands("Install the plugins") + page.commands("containerd")[:1]:
+        world.shell(block)
+
+
+@contextlib.contextmanager
+def nothing_left(world):
+    """A block after which nothing of its pods is left."""
+    before = world.left()
+    yield
+    assert world.residue(before) == ""

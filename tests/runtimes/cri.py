@@ -1,0 +1,84 @@
+"""A client of the Container Runtime Interface, in the part of kubelet: pods and their containers."""
+
+import uuid
+
+import grpc
+from runtimes import image
+
+messages, services = grpc.protos_and_services("runtimes/cri.proto")
+LIMIT_S = 120           # for one call, on a busy machine
+
+
+class Cri:
+    """`with Cri(path) as cri:` a connection to the runtime's socket."""
+
+    def __init__(self, path):
+        self.channel = grpc.insecure_channel(f"unix://{path}", [("grpc.max_reconnect_backoff_ms", 100)])
+        self.stub = services.RuntimeServiceStub(self.channel)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.channel.close()
+
+    def answers(self):
+        """Return whether the runtime answers."""
+        try:
+            return bool(self.conditions())
+        except grpc.RpcError:
+            return False
+
+    def conditions(self):
+        """Return {"RuntimeReady", "NetworkReady": (is it so, message)}."""
+        status = self.stub.Status(messages.StatusRequest(), timeout=LIMIT_S).status
+        return {it.type: (it.status, it.message) for it in status.conditions}
+
+    def pods(self):
+        """Return the ids of all pods."""
+        return [it.id for it in self.stub.ListPodSandbox(messages.Empty(), timeout=LIMIT_S).items]
+
+    def remove_all(self, but=""):
+        """Stop and remove all pods except the one with the id `but`."""
+        for pod in self.pods():
+            if pod == but:
+                continue
+            self.stub.StopPodSandbox(messages.PodSandboxId(pod_sandbox_id=pod), timeout=LIMIT_S)
+            self.stub.RemovePodSandbox(messages.PodSandboxId(pod_sandbox_id=pod), timeout=LIMIT_S)
+
+
+class Pod:
+    """`with Pod(cri, "web", ports={8080: 80}) as pod:` a pod, removed at the end. Raises grpc.RpcError."""
+
+    def __init__(self, cri, name, ports=None, annotations=None):
+        self.cri = cri
+        self.config = messages.PodSandboxConfig(
+            metadata=messages.PodSandboxMetadata(name=name, uid=uuid.uuid4().hex, namespace="tests"),
+            hostname=name, annotations=annotations or {},
+            port_mappings=[messages.PortMapping(host_port=host, container_port=inside)
+                           for host, inside in (ports or {}).items()])
+
+    def __enter__(self):
+        request = messages.RunPodSandboxRequest(config=self.config)
+        self.id = self.cri.stub.RunPodSandbox(request, timeout=LIMIT_S)
+        return self
+
+    def __exit__(self, *_):
+        self.stop()
+        self.cri.stub.RemovePodSandbox(self.id, timeout=LIMIT_S)
+
+    def stop(self):
+        self.cri.stub.StopPodSandbox(self.id, timeout=LIMIT_S)
+
+    def addresses(self):
+        """Return the pod's addresses, the first family first."""
+        network = self.cri.stub.PodSandboxStatus(self.id, timeout=LIMIT_S).status.network
+        return [network.ip, *(it.ip for it in network.additional_ips)]
+
+    def start(self, *command):
+        """Start a container of the test image in the pod."""
+        config = messages.ContainerConfig(metadata=messages.ContainerMetadata(name="main"),
+                                          image=messages.ImageSpec(image=image.NAME), command=command)
+        container = self.cri.stub.CreateContainer(messages.CreateContainerRequest(
+            pod_sandbox_id=self.id.pod_sandbox_id, config=config, sandbox_config=self.config), timeout=LIMIT_S)
+        self.cri.stub.StartContainer(container, timeout=LIMIT_S)

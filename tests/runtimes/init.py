@@ -1,0 +1,92 @@
+"""PID 1 of a test node: gives the node its own folders, then reaps processes until its standard input ends.
+
+    unshare --net --mount --pid --fork --mount-proc --kill-child python init.py
+
+It prints "ready" when the folders are there. When it ends, the kernel ends every process of the node and removes its
+mounts, so that nothing of a runtime stays on the machine.
+"""
+
+import ctypes
+import os
+import select
+import signal
+import sys
+
+MS_BIND, MS_REC, MNT_DETACH = 0x1000, 0x4000, 2      # sys/mount.h
+# The folders in which containerd, podman, runc, conmon and fastcni write by default. POSIX locks of podman are in
+# /dev/shm.
+OWN = ("/run", "/dev/shm", "/etc/cni", "/etc/containerd", "/etc/containers", "/opt/cni", "/opt/fastcni",
+       "/var/lib/cni", "/var/lib/containerd", "/var/lib/containers")
+
+libc = ctypes.CDLL(None, use_errno=True)
+
+
+def mount(source, target, kind="", flags=0):
+    if libc.mount(*(os.fsencode(word) for word in (source, target, kind)), flags, None):
+        raise OSError(ctypes.get_errno(), f"mount {source} at {target}")
+
+
+def make_own(path):
+    """Mount an empty file system at `path`. If there is no such folder, mount it at the nearest one above, with the
+    present entries of that one in it: nothing is created on the machine."""
+    at = path
+    while not os.path.isdir(at):
+        at = os.path.dirname(at)
+    below = os.open(at, os.O_PATH)
+    entries = os.listdir(at) if at != path else []
+    mount("none", at, "tmpfs")
+    for name in entries:
+        source, target = f"/proc/1/fd/{below}/{name}", f"{at}/{name}"
+        if os.path.islink(source):
+            os.symlink(os.readlink(source), target)
+            continue
+        if os.path.isdir(source):
+            os.mkdir(target)
+        else:
+            open(target, "x").close()
+        mount(source, target, flags=MS_BIND | MS_REC)
+    os.close(below)
+    os.makedirs(path, exist_ok=True)
+
+
+def unmount_below(paths):
+    """Unmount what the machine has mounted below these: it would keep pods' namespaces of the machine alive."""
+    with open("/proc/self/mountinfo", encoding="utf-8") as file:
+        found = [line.split()[4] for line in file]
+    for path in reversed(found):
+        if path.startswith(tuple(f"{it}/" for it in paths)):
+            libc.umount2(os.fsencode(path), MNT_DETACH)
+
+
+def own_sysfs():
+    """/sys of the node's network namespace, with the machine's cgroups."""
+    cgroups = os.open("/sys/fs/cgroup", os.O_PATH)
+    mount("none", "/sys", "sysfs")
+    mount(f"/proc/1/fd/{cgroups}", "/sys/fs/cgroup", flags=MS_BIND | MS_REC)
+    os.close(cgroups)
+
+
+def reap():
+    """Reap the processes that have no other parent, until standard input ends."""
+    woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(wake)
+    while True:
+        ready, _, _ = select.select([sys.stdin, woken], [], [])
+        if sys.stdin in ready:
+            return
+        os.read(woken, 4096)
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                continue
+        except ChildProcessError:
+            continue                                # there is no child now
+
+
+if __name__ == "__main__":
+    own_sysfs()
+    unmount_below(OWN)
+    for folder in OWN:
+        make_own(folder)
+    print("ready", flush=True)
+    reap()

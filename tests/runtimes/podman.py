@@ -1,0 +1,78 @@
+"""podman with CNI on a node of tests: its configuration, the test image, containers."""
+
+import contextlib
+import json
+
+from runtimes import image, page
+from runtimes.world import WEB, eventually_slow
+
+# It works in a container, too: without systemd, overlayfs and the capability to raise limits.
+CONTAINERS = """
+[containers]
+default_ulimits = []
+log_driver = "k8s-file"
+[engine]
+runtime = "runc"
+cgroup_manager = "cgroupfs"
+events_logger = "file"
+"""
+STORAGE = """
+[storage]
+driver = "vfs"
+runroot = "/run/containers/storage"
+graphroot = "/var/lib/containers/storage"
+"""
+FILES = {
+    "/etc/containers/containers.conf": CONTAINERS,
+    "/etc/containers/storage.conf": STORAGE,
+    "/etc/containers/policy.json": '{"default": [{"type": "insecureAcceptAnything"}]}',
+}
+
+
+class Podman:
+    """`Podman(world)` sets podman up by the commands of the page, and loads the image."""
+
+    def __init__(self, world):
+        self.world = world
+        for path, text in FILES.items():
+            world.path(path).write_text(text)
+        world.shell(page.commands("podman")[0])
+        archive = world.folder / "image.tar"
+        image.write_archive(archive)
+        self("load", "-q", "-i", archive)
+
+    def __call__(self, *words, **more):
+        return self.world.run("podman", *words, **more)
+
+    @contextlib.contextmanager
+    def network(self, name, *options):
+        """A network made by podman; removed at the end."""
+        self("network", "create", *options, name)
+        try:
+            yield name
+        finally:
+            self("network", "rm", "-f", name)
+
+    @contextlib.contextmanager
+    def container(self, name, *options):
+        """A container with the server WEB; removed at the end. The value is that of networks()."""
+        self("run", "-d", "--cap-add", "NET_RAW", "--name", name, *options, image.NAME, *WEB)
+        try:
+            yield self.networks(name)
+        finally:
+            self.remove(name)
+
+    def remove(self, name):
+        self("rm", "-f", "-t", "0", name)
+
+    def networks(self, name):
+        """Return what podman says of a container's networks, {network: {"IPAddress", "MacAddress", ...}}."""
+        return json.loads(self("inspect", name))[0]["NetworkSettings"]["Networks"]
+
+    def exec(self, name, *words):
+        """Run a program in a container; return whether it succeeds."""
+        return self.world.call("podman", "exec", name, *words).returncode == 0
+
+    def reaches(self, name, address):
+        """Return whether a ping from the container is answered."""
+        return eventually_slow(lambda: self.exec(name, "ping", "-c", "1", "-W", "1", address))

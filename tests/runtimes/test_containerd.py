@@ -1,0 +1,74 @@
+"""containerd with `ctr run --cni`: many at once, flushed rules, detached containers."""
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from ipaddress import ip_address, ip_network
+
+from runtimes import image, page
+from runtimes.conftest import nothing_left
+from runtimes.world import OUTSIDE, eventually_slow
+
+NETWORK = ip_network("10.85.0.0/16")
+CONTAINERS, AT_ONCE = 50, 8
+
+
+def test_the_container_of_the_page_has_an_address(world, containerd):
+    block = page.commands("containerd")[1]
+    assert "IMAGE=docker.io/library/busybox:latest" in block
+    with nothing_left(world):
+        out = world.shell(block.replace("docker.io/library/busybox:latest", image.NAME))
+        assert "inet 10.85." in out
+
+
+def test_fifty_containers_eight_at_once(world, containerd):
+    """Each has a different address, and reaches the gateway and another node."""
+    def run(number):
+        return containerd.run(f"c-{number}", f"ping -q -c 1 10.85.0.1 >&2 && ping -q -c 1 {OUTSIDE} >&2"
+                              "; ip -4 addr show eth0 | awk '/inet/ { print $2 }'", "--rm")
+    with nothing_left(world):
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            found = list(pool.map(run, range(CONTAINERS)))
+        addresses = [ip_address(out.split()[-1].partition("/")[0]) for out in found]
+        assert len(set(addresses)) == CONTAINERS and all(address in NETWORK for address in addresses)
+
+
+def test_flushed_rules_of_running_containers_are_restored(world, containerd, mode):
+    """containerd 1.6 (libcni 1.1) caches no path of the namespace, so that `fastcni restore` restored nothing."""
+    before = world.left()
+    names = [f"flushed-{number}" for number in range(10)]
+    for name in names:
+        containerd.run(name, "sleep 1000", "--detach")
+    try:
+        running = world.left()
+        world.run("nft", "flush", "ruleset")
+        if mode == "one-shot":
+            assert not containerd.exec(names[0], "ping", "-c", "1", "-W", "1", OUTSIDE)
+            done = json.loads(world.run("fastcni", "restore"))
+            assert done == {"attachments": 10, "plugins": 20, "gone": 0, "elsewhere": 0, "failed": []}
+        assert eventually_slow(lambda: containerd.exec(names[-1], "ping", "-c", "1", "-W", "1", OUTSIDE), 15)
+        assert world.residue(running) == ""
+    finally:
+        for name in names:
+            containerd.remove(name)
+    assert len(world.left()["files"]) == len(before["files"]) + 3 * len(names)      # ctr sends no DEL
+    # Processes of a pid namespace that is not the node's prove nothing: without --all, gc keeps these.
+    done = json.loads(world.run("fastcni", "gc", "k8s-pod-network", "--all", "--yes"))
+    assert [len(done["deleted"]), done["kept"]] == [len(names), []]
+    assert world.residue(before) == ""
+
+
+def test_gc_releases_what_detached_containers_left(world, containerd):
+    block, = page.commands("Detached containers of ctr")
+    containerd.run("living", "sleep 1000", "--detach")
+    try:
+        with nothing_left(world):
+            containerd.run("detached", "sleep 1000", "--detach")
+            containerd.remove("detached")
+            cached = world.path("/var/lib/cni/results/k8s-pod-network-default-detached-eth0")
+            cached.unlink()                     # containerd's state was lost: only the plugins can know
+            done = json.loads(world.shell(block))
+            assert [it["containerID"] for it in done["kept"]] == ["default-living"] and done["deleted"] == []
+        assert containerd.exec("living", "ping", "-c", "1", OUTSIDE)
+    finally:
+        containerd.remove("living")
+        world.run("fastcni", "gc", "k8s-pod-network", "--all", "--yes")
