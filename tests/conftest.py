@@ -1,26 +1,36 @@
-"""Fixtures of fastcni.testing and reasons to skip, for all kinds of test."""
+"""Fixtures and reasons to skip, for all tests."""
 
 import contextlib
 import os
 
 import features
 import pytest
+from modes import WarmInProcess
 
 pytest_plugins = ["fastcni.testing"]
+collect_ignore = ["packages", "runtimes"]       # lanes: run one by its name, `pytest tests/runtimes`
 PEER = os.environ.get("PEER", "/usr/lib/cni")
 
 os.environ.setdefault("FASTCNI_SOCKET", "")     # tests use no server of this node, unless one is named
 
-with contextlib.suppress(ImportError):           # nor needed where a wheel is tried
+with contextlib.suppress(ImportError):           # tests of a wheel have no hypothesis
     import hypothesis
 
-    # How long an example takes says what else the machine does.
+    # An example may take long on a busy machine.
     hypothesis.settings.register_profile("any machine", deadline=None,
                                          suppress_health_check=[hypothesis.HealthCheck.too_slow])
     hypothesis.settings.load_profile("any machine")
 
 needs_peer = pytest.mark.skipif(not os.path.exists(f"{PEER}/bridge"),
                                 reason=f"needs the Go plugins in {PEER} (Debian: containernetworking-plugins)")
+
+
+@pytest.fixture
+def warm(host_netns):
+    """A server's mode, for the host's namespace."""
+    mode = WarmInProcess()
+    yield mode
+    mode.release()
 
 
 def pytest_configure(config):

@@ -2,11 +2,11 @@
 
     @pytest.mark.needs("8021q", "dummy")
 
-skips where the kernel lacks one of them. Two lanes run the tests on two kernels, `make test` and `make test-vm`, and
-`make test-toolchains` those that need another compiler or library. Each writes down which tests it ran, so that one
-which no lane runs is seen, whatever it was skipped for (tests/vm/count.py).
+skips a test if the kernel lacks one of them. `make test` and `make test-vm` run the tests on two kernels, `make
+test-toolchains` runs those that need another compiler or library. Each lane records its tests. tests/vm/count.py
+reports a test that no lane ran.
 
-As a program it prints the names of what this kernel lacks.
+As a program it prints the features that this kernel lacks.
 """
 
 import functools
@@ -17,7 +17,7 @@ import subprocess
 
 import pytest
 
-# {feature: (the kernel's option, what ip(8) can do where it is there)}
+# {feature: (the kernel's option, an ip(8) command that succeeds with it)}
 FEATURES = {
     "8021q": ("CONFIG_VLAN_8021Q", "link add probe link base type vlan id 5"),
     "bridge": ("CONFIG_BRIDGE", "link add probe type bridge"),
@@ -31,18 +31,18 @@ FEATURES = {
     "vxlan": ("CONFIG_VXLAN", "link add probe type vxlan id 5 dstport 4789"),
 }
 
-# {how the reason of a skip begins: why it is no fault that no lane runs the test}
+# {start of a skip reason: why it is acceptable that no lane runs the test}
 ALLOWED = {
-    "no package index": "The test builds a wheel in a fresh environment; an offline machine has no setuptools for it.",
-    "needs firewalld": "Where systemd runs, installing firewalld would start it, with the machine's own network behind "
-                       "it; tests/setup-peer.sh leaves it out there.",
-    "systemd-analyze is too old": "Before systemd 250 it cannot judge a unit that is not installed.",
-    "SELinux is on here": "The test is about a node without SELinux; with it the same key is another test's.",
-    "no /dev/cpu_dma_latency": "A container without that device: the server says so and goes on, which is tested.",
+    "no package index": "The test builds a wheel in a new environment, for which an offline machine has no setuptools.",
+    "needs firewalld": "If systemd runs, installing firewalld would start it and change the machine's firewall. "
+                       "tests/setup-peer.sh does not install it then.",
+    "systemd-analyze is too old": "Before systemd 250 it cannot check a unit that is not installed.",
+    "SELinux is on here": "The test is for a node without SELinux; another test has the same key with SELinux.",
+    "no /dev/cpu_dma_latency": "Containers have no such device. Another test covers them.",
 }
 
 LEFT = "left to the other lane"
-# What a lane runs, too, that leaves the rest to the other one: an ADD of each common kind, to its end and back.
+# Tests that both lanes run: ADD and DEL of each common plugin.
 BASE = {f"real_kernel/test_{name}.py" for name in (
     "bridge_lifecycle", "devices", "loopback", "masquerade", "ptp")}
 
@@ -69,9 +69,9 @@ def reason_to_skip(features):
 class Lane:
     """A plugin of pytest: skips by mark, and writes {"kernel", "ran": [test], "not run": {test: why}}.
 
-    record: that file's path; None for a run that is no lane, of one test, say.
-    other_lacks: features that the other lane's kernel lacks: only tests that need one of them are run, and BASE; None:
-    all tests.
+    record: that file's path; None if the run is not a lane, but of some tests only.
+    other_lacks: features that the other lane's kernel lacks. Only tests that need one of them run, and BASE. None: all
+    tests run.
     """
 
     def __init__(self, record=None, other_lacks=None):
@@ -88,14 +88,14 @@ class Lane:
 
     def pytest_collection_finish(self, session):
         for item in session.items:
-            self.not_run[item.nodeid] = "the run did not come to it"
+            self.not_run[item.nodeid] = "the run ended before it"
             if unknown := set(needed(item)) - set(FEATURES):
                 raise pytest.UsageError(f"{item.nodeid} needs {', '.join(unknown)}: not in tests/features.py")
             if (features := needed(item)) and (reason := reason_to_skip(features)):
                 item.add_marker(pytest.mark.skip(reason=reason))
 
     def pytest_runtest_logreport(self, report):
-        """Also of those that workers of pytest-xdist ran: their reports come to the process that started them."""
+        """Record a report. The main process of pytest-xdist gets those of its workers, too."""
         if report.nodeid in self.ran:
             return
         if report.skipped:
@@ -114,7 +114,7 @@ class Lane:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node):
-        """A worker has ended: only workers collect, and each knows of all tests, of which it ran some."""
+        """Merge the tests that a worker of pytest-xdist collected but did not run."""
         for test, why in getattr(node, "workeroutput", {}).get("not run", {}).items():
             if test not in self.ran:
                 self.not_run.setdefault(test, why)

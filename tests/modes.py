@@ -11,8 +11,7 @@ from fastcni.server.mode import WarmMode
 
 
 class WarmInProcess(WarmMode):
-    """The server's mode for one namespace, that of the calling thread, without a server: there is no launcher that sent
-    a message, and none that gets an answer. release() closes all that it has."""
+    """The server's mode for the calling thread's namespace, without a server and a launcher. release() closes it."""
 
     decode, open_netns, deliver = Mode.decode, Mode.open_netns, Mode.deliver
 

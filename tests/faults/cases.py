@@ -4,7 +4,7 @@ from real_kernel.node import run
 
 from fastcni.plugins import CHAINED
 
-DUAL = ("10.22.0.0/24", "fd00:22::/64")
+DUAL = ("10.22.0.0/16", "fd00:22::/64")         # no campaign gets as far as the gateways of sbr
 DEVICE_MAC = "0a:00:00:00:00:05"
 UPLINK = ["link add up0 type veth peer far0", "link set up0 up"]
 ON_HOST = {                     # type: the lines for ip(8) that make its links on the host
@@ -49,7 +49,8 @@ PLUGINS = {                     # name: (subnets, keys, required kernel features
     "firewall, backend nftables": (DUAL, {"type": "firewall", "backend": "nftables", "ingressPolicy": "same-bridge"}),
     "firewall, backend iptables": (DUAL, {"type": "firewall", "backend": "iptables", "ingressPolicy": "isolated"}),
     "sbr": (DUAL, {"type": "sbr"}),
-    "sbr addSourceHints": (DUAL, {"type": "sbr", "addSourceHints": True, "gateways": ["10.22.0.250", "fd00:22::fa"]}),
+    "sbr addSourceHints": (DUAL, {"type": "sbr", "addSourceHints": True,
+                                  "gateways": ["10.22.255.250", "fd00:22::ffff:fa"]}),
     "sbr table": (DUAL, {"type": "sbr", "table": 7}),
     "bandwidth": (DUAL, {"type": "bandwidth", "ingressRate": 8_000_000, "ingressBurst": 800_000,
                          "egressRate": 8_000_000, "egressBurst": 800_000}, "ifb"),

@@ -78,7 +78,7 @@ class Injector:
             self.map = mmap.mmap(file.fileno(), 0)
         self.control = Control.from_buffer(self.map)
 
-    def words(self, *command):
+    def command_line(self, *command):
         return [self.program, str(self.file), *command]
 
     def arm(self, at=0, variant=NOTHING):
@@ -99,7 +99,7 @@ class Injector:
     def run(self, command, env, stdin, at=0, variant=NOTHING):
         self.control.status = 0
         self.arm(at, variant)
-        with subprocess.Popen(self.words(*command), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        with subprocess.Popen(self.command_line(*command), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                               stderr=subprocess.PIPE, env=env) as process:
             try:
                 stdout, stderr = process.communicate(stdin, TIME_LIMIT)

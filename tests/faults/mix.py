@@ -132,9 +132,9 @@ def campaign(row, _options):
                     foreign.append(address)
             else:
                 with addresses.lock:
-                    ours = [each for each, owner in addresses.owners.items() if owner != "another program"]
-                if ours:
-                    remove(addresses, folder, rng.choice(ours))
+                    removable = [each for each, owner in addresses.owners.items() if owner != "another program"]
+                if removable:
+                    remove(addresses, folder, rng.choice(removable))
 
         together([each.loop for each in (*hammers, *bridges)], row, by_hand)
         for address in foreign:

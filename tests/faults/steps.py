@@ -79,7 +79,7 @@ class Steps:
             return
         self.stop()
         self.injector.disarm()
-        self.server = self.world.server(before=self.injector.words() if self.mode == "server" else ())
+        self.server = self.world.server(before=self.injector.command_line() if self.mode == "server" else ())
         self.open = None
 
     def stop(self):
@@ -136,6 +136,8 @@ class Steps:
             wrong += self._effects(command, request, before)
         self._delete(wrong)
         self.case.finish(self.pod)
+        if killed:
+            self._remove_torn_files()
         if text := left_behind(self.node, self.base, self.pod):
             wrong.append(f"left after DEL: {text}")
         wrong += self._of_processes()
@@ -157,6 +159,12 @@ class Steps:
         deleted = self.clean("DEL", self.case.configuration(self.pod))
         if deleted.status or deleted.stdout:
             wrong.append(f"the DEL without faults: status {deleted.status} {deleted.stdout!r} {deleted.stderr!r}")
+
+    def _remove_torn_files(self):
+        """Remove the address file that a kill left empty. Its address is free, and the next ADD would take the file."""
+        for path in (self.world.folder / "networks").glob("*/*[.:]*"):
+            if path.is_file() and not path.stat().st_size and path.name.strip("0123456789abcdef.:") == "":
+                path.unlink()
 
     def _of_processes(self):
         wrong = [f"still locked: {path}" for path in held_locks(self.world.folder / "networks")]

@@ -127,27 +127,27 @@ def variables(server, command="ADD", **more):
     return {"PATH": PATH, "CNI_COMMAND": command, "FASTCNI_SOCKET": getattr(server, "path", server)} | more
 
 
-def run(*words, env, stdin=b"{}", **more):
+def run(*args, env, stdin=b"{}", **more):
     """Run a plugin. Return (status, stdout, stderr). stdin: bytes or a file."""
     given = {"input": stdin} if isinstance(stdin, bytes) else {"stdin": stdin}
-    done = subprocess.run(words, env=env, capture_output=True, timeout=60, check=False, **given, **more)
+    done = subprocess.run(args, env=env, capture_output=True, timeout=60, check=False, **given, **more)
     return done.returncode, done.stdout, done.stderr
 
 
 @contextmanager
-def started(*words, **more):
+def started(*args, **more):
     """Start a plugin that runs beside the test. Kill it at the end."""
-    with subprocess.Popen(words, **({"stdout": subprocess.PIPE} | more)) as running:
+    with subprocess.Popen(args, **({"stdout": subprocess.PIPE} | more)) as running:
         try:
             yield running
         finally:
             running.kill()
 
 
-def asked(bridge, folder, stdin=b"{}", words=None, **env):
+def asked(bridge, folder, stdin=b"{}", args=None, **env):
     """Run a plugin with these variables. Return its one request."""
     with serving(folder, reply(0, b"warm")) as server:
-        assert run(*(words or [bridge]), env=variables(server, **env), stdin=stdin) == (0, b"warm", b"")
+        assert run(*(args or [bridge]), env=variables(server, **env), stdin=stdin) == (0, b"warm", b"")
     (request,) = server.requests
     return request
 
@@ -175,15 +175,15 @@ def answered_unread(conn):
     conn.send(reply(DECLINED))
 
 
-def strace_words(folder, *more):
+def strace_command(folder, *more):
     """Return the command that traces a plugin into folder/trace. more: for strace -e. Skip the test without strace."""
-    words = ["strace", "-o", str(folder / "trace")]
+    args = ["strace", "-o", str(folder / "trace")]
     if not shutil.which("strace"):
         pytest.skip("no strace")
-    probe = subprocess.run([*words, "-e", "inject=read:error=EINTR:when=999", "true"], capture_output=True, check=False)
+    probe = subprocess.run([*args, "-e", "inject=read:error=EINTR:when=999", "true"], capture_output=True, check=False)
     if probe.returncode:
         pytest.skip(f"no strace here: {probe.stderr.decode().strip()}")
-    return [*words, *(word for each in more for word in ("-e", each))]
+    return [*args, *(word for each in more for word in ("-e", each))]
 
 
 def until(condition):

@@ -14,7 +14,7 @@ from launcher.stub_server import (
     reply,
     run,
     serving,
-    strace_words,
+    strace_command,
     unread,
     variables,
     write_executable,
@@ -56,7 +56,7 @@ def has_left(conn):
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_server_that_accepts_no_connection_is_skipped(bridge, stopped, command):
-    """The launcher waited for ever. When the server continues, it sees the request and that its caller has left."""
+    """The launcher waited for ever. A server that continues sees the request, and that its caller has left."""
     path, listener = stopped
     assert run(bridge, env=variables(path, command)) == run(bridge, env=variables("", command))
     conn, _ = listener.accept()
@@ -104,7 +104,7 @@ def test_an_answer_after_the_first_deadline_is_printed(bridge, folder):
 
 def test_a_request_that_is_read_while_its_caller_leaves_is_not_done_twice(bridge, folder):
     """The server continues and reads the request between the launcher's check and its shutdown of the connection."""
-    words = strace_words(folder, "inject=shutdown:delay_enter=2000000")
+    args = strace_command(folder, "inject=shutdown:delay_enter=2000000")
 
     @unread
     def answer(conn):
@@ -113,14 +113,14 @@ def test_a_request_that_is_read_while_its_caller_leaves_is_not_done_twice(bridge
         conn.recv(1)
 
     with serving(folder, answer) as server:
-        status, stdout, _ = run(*words, bridge, env=variables(server))
+        status, stdout, _ = run(*args, bridge, env=variables(server))
     assert (status, json.loads(stdout)["code"]) == (1, 11)
 
 
 def test_the_deadlines_of_an_installed_file_are_longer_than_those_of_the_server():
     """A request that waits for 60 s in the queue, and then runs, must end before its caller gives up."""
     unread_ms, answer_ms, quick_ms, _ = pack.CONFIG.unpack_from(
-        data := pack.pack("/usr/bin/python3"), data.find(pack.CONFIG_MAGIC))[4:]
+        data := pack.pack("/usr/bin/python3"), data.find(pack.CONFIG_MAGIC))[-4:]
     assert (unread_ms, answer_ms, quick_ms) == (10_000, 400_000, 30_000)
     assert unread_ms / 1000 > deadlines.STALL_S
     assert 60 + 240 < deadlines.REQUEST_S < (answer_ms - unread_ms) / 1000

@@ -197,10 +197,10 @@ def test_another_lost_command_is_repeated_one_shot(bridge, folder, command, stdi
 @pytest.mark.parametrize("closed", [(0,), (1,), (2,), (0, 1), (0, 2), (1, 2), (0, 1, 2)])
 def test_a_caller_that_has_closed_a_stream_is_served_one_shot(bridge, folder, closed):
     """The socket would get the number of that stream. No runtime does this; Python reports it."""
-    words = ["sh", "-c", f"exec {' '.join(f'{fd}>&-' for fd in closed)}; exec {bridge}"]
-    alone = run(*words, env=variables(""))
+    args = ["sh", "-c", f"exec {' '.join(f'{fd}>&-' for fd in closed)}; exec {bridge}"]
+    alone = run(*args, env=variables(""))
     with serving(folder, reply(0, b"warm")) as server:
-        assert run(*words, env=variables(server)) == alone
+        assert run(*args, env=variables(server)) == alone
     assert not server.requests
 
 

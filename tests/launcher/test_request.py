@@ -109,9 +109,9 @@ def test_stdin_may_fill_the_message(bridge, folder):
 
 
 def test_stdin_is_read_up_to_a_limit(bridge, folder):
-    words = ["sh", "-c", f"ulimit -f {2 * MAX_STDIN // 512}; exec {bridge}"]    # limits memory if it fails
+    args = ["sh", "-c", f"ulimit -f {2 * MAX_STDIN // 512}; exec {bridge}"]    # limits memory if it fails
     with serving(folder, reply(0, b"warm")) as server, open("/dev/zero", "rb") as endless:
-        _, stdout, _ = run(*words, env=variables(server), stdin=endless)
+        _, stdout, _ = run(*args, env=variables(server), stdin=endless)
     assert MAX_STDIN < len(stdout) < MAX_STDIN + 3 * BODY_BYTES and not server.requests
 
 

@@ -16,7 +16,7 @@ from launcher.stub_server import (
     run,
     serving,
     started,
-    strace_words,
+    strace_command,
     until,
     variables,
     waits_in_the_kernel,
@@ -68,11 +68,11 @@ def test_a_caller_that_was_stopped_for_a_while_gets_its_answer(bridge, folder):
 
 @pytest.fixture
 def strace(folder):
-    return strace_words(folder)
+    return strace_command(folder)
 
 
 def test_a_warm_request_is_eleven_system_calls(bridge, folder, strace):
-    asked(bridge, folder, words=[*strace, bridge], CNI_NETNS="/proc/self/ns/uts")
+    asked(bridge, folder, args=[*strace, bridge], CNI_NETNS="/proc/self/ns/uts")
     calls = [line.split("(")[0] for line in (folder / "trace").read_text().splitlines() if "(" in line]
     assert " ".join(calls) == "execve socket connect openat read read sendmsg ppoll recvmsg write exit_group"
 
@@ -81,7 +81,7 @@ def test_an_interrupted_call_is_repeated(bridge, folder, strace):
     calls = ("connect", "openat", "read", "sendmsg", "ppoll", "recvmsg", "write")
     for call in calls:
         strace += ["-e", f"inject={call}:error=EINTR:when=1"]
-    assert asked(bridge, folder, words=[*strace, bridge], CNI_NETNS="/proc/self/ns/uts", stdin=FULL).stdin == FULL
+    assert asked(bridge, folder, args=[*strace, bridge], CNI_NETNS="/proc/self/ns/uts", stdin=FULL).stdin == FULL
     assert (folder / "trace").read_text().count("(INJECTED)") == len(calls)
 
 

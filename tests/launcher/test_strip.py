@@ -1,8 +1,8 @@
-"""What the packed plugins do without: annotations, and what is imported for them."""
+"""Packed plugins have no annotations and no imports for them."""
 
 import ast
 
-from fastcni.launcher.order import needs_of
+from fastcni.launcher.needs import needs_of
 from fastcni.launcher.strip import stripped
 
 TYPED = '''

@@ -13,9 +13,9 @@ from fastcni import _netlink, _system
 
 @pytest.fixture
 def pair():
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with ours, theirs:
-        yield ours, theirs
+    sock, peer = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with sock, peer:
+        yield sock, peer
 
 
 MESSAGE = struct.pack("=IHHII", 20, 16, 2, 7, 0) + b"data"

@@ -241,9 +241,9 @@ def test_torn_files_are_given_out_again_with_a_warning(node):
 
 # -- with the Go plugin -----------------------------------------------------------------------------------
 
-def go(node, command, ipam, who, ifname="eth0"):
+def go(node, command, ipam, cid, ifname="eth0"):
     """The Go plugin's result, or its error document."""
-    env = {"CNI_COMMAND": command, "CNI_CONTAINERID": who, "CNI_IFNAME": ifname, "CNI_NETNS": "/nowhere",
+    env = {"CNI_COMMAND": command, "CNI_CONTAINERID": cid, "CNI_IFNAME": ifname, "CNI_NETNS": "/nowhere",
            "CNI_PATH": "/usr/lib/cni", "PATH": "/usr/bin:/bin"}
     done = subprocess.run([GO_PLUGIN], input=json.dumps(node.conf(ipam)), env=env,
                           check=False, capture_output=True, text=True)
@@ -262,38 +262,38 @@ def test_both_work_in_turn_on_one_directory(shared):
     ipam = {"ranges": [[{"subnet": "10.1.0.0/28"}], [{"subnet": "fd00::/124"}]]}
     rng, held = random.Random(1), {}
     for n in range(60):
-        ours, who = rng.random() < 0.5, f"pod{n}"
+        by_fastcni, cid = rng.random() < 0.5, f"pod{n}"
         if held and (rng.random() < 0.4 or len(held) > 10):
-            who = rng.choice(sorted(held))
-            assert not (shared.call("DEL", ipam, who) if ours else go(shared, "DEL", ipam, who))
-            del held[who]
+            cid = rng.choice(sorted(held))
+            assert not (shared.call("DEL", ipam, cid) if by_fastcni else go(shared, "DEL", ipam, cid))
+            del held[cid]
         else:
-            given = shared.add(ipam, who) if ours else [ip["address"].split("/")[0]
-                                                        for ip in go(shared, "ADD", ipam, who)["ips"]]
+            given = shared.add(ipam, cid) if by_fastcni else [ip["address"].split("/")[0]
+                                                        for ip in go(shared, "ADD", ipam, cid)["ips"]]
             assert not set(given) & {a for both in held.values() for a in both}
-            held[who] = given
+            held[cid] = given
         assert sorted(shared.files()) == sorted(a for both in held.values() for a in both)
-        for who in held:
-            shared.call("CHECK", ipam, who)
+        for cid in held:
+            shared.call("CHECK", ipam, cid)
     assert not [text for text in shared.warnings if "torn" in text]
 
 
 def test_both_allocate_the_same_addresses_for_the_same_calls(shared, tmp_path_factory):
     ipam = {"ranges": [[{"subnet": "10.1.0.0/29", "gateway": "10.1.0.4"},
                         {"subnet": "10.2.0.0/29", "rangeStart": "10.2.0.3"}], [{"subnet": "fd00::/125"}]]}
-    theirs = Node(tmp_path_factory.mktemp("go"))
+    of_go = Node(tmp_path_factory.mktemp("go"))
     rng, held = random.Random(2), []
     for n in range(80):
         if held and (rng.random() < 0.45 or len(held) == 6):
-            who = held.pop(rng.randrange(len(held)))
-            shared.call("DEL", ipam, who)
-            go(theirs, "DEL", ipam, who)
+            cid = held.pop(rng.randrange(len(held)))
+            shared.call("DEL", ipam, cid)
+            go(of_go, "DEL", ipam, cid)
         else:
             held.append(f"p{n}")
             mine = shared.call("ADD", ipam, f"p{n}")
-            other = go(theirs, "ADD", ipam, f"p{n}")
+            other = go(of_go, "ADD", ipam, f"p{n}")
             assert mine["ips"] == [{k: v for k, v in ip.items() if k != "interface"} for ip in other["ips"]]
-        assert shared.files() == theirs.files()
+        assert shared.files() == of_go.files()
 
 
 def test_both_at_once_from_many_processes_give_no_address_twice(shared):
@@ -305,13 +305,13 @@ def test_both_at_once_from_many_processes_give_no_address_twice(shared):
             status = 1
             try:
                 for n in range(15):
-                    who = f"w{worker}-{n}"
+                    cid = f"w{worker}-{n}"
                     if worker % 2:
-                        assert "ips" in go(shared, "ADD", ipam, who)
+                        assert "ips" in go(shared, "ADD", ipam, cid)
                     else:
-                        shared.add(ipam, who)
+                        shared.add(ipam, cid)
                     if n % 3 == 0:
-                        shared.call("DEL", ipam, who) if worker < 2 else go(shared, "DEL", ipam, who)
+                        shared.call("DEL", ipam, cid) if worker < 2 else go(shared, "DEL", ipam, cid)
                 status = 0
             finally:
                 os._exit(status)

@@ -173,4 +173,6 @@ def test_resolv_conf_becomes_dns(node, tmp_path):
 def test_a_data_directory_that_cannot_be_made_is_named(node):
     (node.root / "file").touch()
     e = node.refused("ADD", SMALL | {"dataDir": str(node.root / "file")})
-    assert e.code == 5 and f"{node.root}/file" in e.msg and "ipam.dataDir" in e.details
+    assert e.code == 5
+    assert f"{node.root}/file" in e.msg
+    assert "ipam.dataDir" in e.details

@@ -15,7 +15,9 @@ from fastcni import _ipam_bitmap
 
 def test_a_new_index_is_empty_and_not_fresh(directory):
     index = directory.open()
-    assert not index.fresh and len(index) == 0 and index.trouble == 0
+    assert not index.fresh
+    assert len(index) == 0
+    assert index.trouble == 0
     assert index.next_free(v4(1), v4(9)) == v4(1)
 
 

@@ -24,7 +24,9 @@ def test_signed_changes_are_kept_and_others_are_lost(directory):
     assert index.dirty
     index.close()
     index = directory.open()
-    assert index.fresh and len(index) == 10 and index.addresses_of(b"x") == []
+    assert index.fresh
+    assert len(index) == 10
+    assert index.addresses_of(b"x") == []
     (directory.path / "10.0.0.100").touch()
     index.hold(v4(100), b"x")
     index.close()
@@ -70,7 +72,9 @@ def test_an_index_of_another_boot_is_not_used(directory):
 def test_without_a_boot_id_no_index_is_used(directory):
     directory.filled(3)
     index = directory.open(b"")
-    assert not index.fresh and len(index) == 0 and not index.sign()
+    assert not index.fresh
+    assert len(index) == 0
+    assert not index.sign()
     index.close()
     assert not directory.open(b"").fresh
 
@@ -131,7 +135,9 @@ def test_the_mtime_lies_in_the_past_and_is_the_directorys(directory):
     directory.filled(3)
     with open(directory.file(), "rb") as f:
         fields = HEADER.unpack(f.read(HEADER.size))
-    assert fields[0] == b"fastcni\n" and fields[2] == 0 and fields[-1] == BOOT
+    assert fields[0] == b"fastcni\n"
+    assert fields[2] == 0
+    assert fields[-1] == BOOT
     assert fields[9] * 10**9 + fields[10] == os.stat(directory.path).st_mtime_ns
     assert 0.5 < time.time() - os.stat(directory.path).st_mtime < 60
 
@@ -149,7 +155,9 @@ def test_a_damaged_header_is_started_anew(directory, damage):
     with open(directory.file(), "wb") as f:
         f.write(damage)
     index = directory.open()
-    assert not index.fresh and len(index) == 0 and index.trouble == 0
+    assert not index.fresh
+    assert len(index) == 0
+    assert index.trouble == 0
     assert index.hold(v4(1), b"a") and index.sign()
     index.close()
     assert directory.open().fresh
@@ -206,7 +214,9 @@ def test_damage_on_the_disk_does_not_reach_a_process_that_has_a_copy(directory):
         file.seek(256)
         file.write(b"\xff" * 3000)
     index = directory.open()
-    assert index.fresh and len(index) == 300 and index.addresses_of(b"owner 7") == [v4(7)]
+    assert index.fresh
+    assert len(index) == 300
+    assert index.addresses_of(b"owner 7") == [v4(7)]
     index.close()
 
 
@@ -276,6 +286,7 @@ def in_a_mount_namespace(code):
 
 SPARSE = """
 import os, subprocess
+from errno import ENOSPC
 from fastcni._ipam_bitmap import Index
 subprocess.run(["mount", "-t", "tmpfs", "-o", "size=300k", "tmpfs", {where!r}], check=True)
 os.chdir({where!r})
@@ -295,7 +306,7 @@ with open("filler", "wb", buffering=0) as filler:
         while True:
             filler.write(bytes(4096))
     except OSError as e:
-        assert e.errno == 28
+        assert e.errno == ENOSPC
 for _ in range(3):
     index = Index(fd, {boot!r})
     assert not index.fresh and index.trouble == 0

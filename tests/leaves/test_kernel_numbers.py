@@ -22,16 +22,17 @@ ELSEWHERE = {
                      "TYPE_IFNAME", "BITS_OF_A_TYPE"},
     "nft_rules": {"NF_CT_STATE_ESTABLISHED", "NF_CT_STATE_RELATED"},
     "conntrack": {"IPCTNL_MSG_CT_GET", "IPCTNL_MSG_CT_DELETE", "BY_SOURCE", "BY_PROTOCOL", "BY_DESTINATION_PORT"},
-    "ipset": {"IPSET_CMD_CREATE", "IPSET_CMD_ADD", "IPSET_CMD_DEL", "IPSET_CMD_TEST", "NFNL_MSG_COMPAT_GET"},
+    "ipset": {"NFNL_MSG_COMPAT_GET"},
     "tc": {"INGRESS", "MAX_U32", "QUANTUM"},
     "xtables": {"INFO_BYTES"},
 }
 
 
 def with_subsystem(name, module):
-    """What C calls a message of nfnetlink: its subsystem and its number."""
-    for prefix, subsystem in (("NFT_MSG_", "NFNL_SUBSYS_NFTABLES"),):
-        if name.startswith(prefix) and module in (nft, nft_elements, nft_rules):
+    """The number of a message of nfnetlink in C: its subsystem and its number there."""
+    for prefix, subsystem, modules in (("NFT_MSG_", "NFNL_SUBSYS_NFTABLES", (nft, nft_elements, nft_rules)),
+                                       ("IPSET_CMD_", "NFNL_SUBSYS_IPSET", (ipset,))):
+        if name.startswith(prefix) and module in modules:
             return f"({subsystem} << 8 | {name})"
     return name
 
@@ -73,16 +74,16 @@ MODULES = [uapi, nft, nft_elements, nft_rules, ipset, conntrack, tc, xtables]
 
 @pytest.mark.parametrize("module", MODULES, ids=lambda it: it.__name__.rpartition(".")[2])
 def test_every_number_is_that_of_the_headers(headers, module):
-    ours = {name: value for name, value in vars(module).items()
+    constants = {name: value for name, value in vars(module).items()
             if re.fullmatch("[A-Z][A-Z0-9_]+", name) and isinstance(value, int) and not isinstance(value, bool)}
     elsewhere = ELSEWHERE.get(module.__name__.split(".")[-1], set())
-    assert elsewhere <= set(ours)
-    known = headers({name: with_subsystem(name, module) for name in ours if name not in elsewhere})
-    missing = set(ours) - elsewhere - set(known)
+    assert elsewhere <= set(constants)
+    known = headers({name: with_subsystem(name, module) for name in constants if name not in elsewhere})
+    missing = set(constants) - elsewhere - set(known)
     if missing:
         print("not in these headers:", *sorted(missing))
     assert len(missing) <= 3, sorted(missing)           # of a newer kernel than the headers
-    assert {name: ours[name] & 0xFFFFFFFF for name in known} == {name: known[name] & 0xFFFFFFFF for name in known}
+    assert {name: constants[name] & 0xFFFFFFFF for name in known} == {name: known[name] & 0xFFFFFFFF for name in known}
 
 
 def test_names_of_operational_states_are_in_the_order_of_the_headers(headers):

@@ -104,7 +104,7 @@ def encoded_by_pyroute2(message, flags, kind=uapi.RTM_NEWLINK):
 
 
 def without_nest_marks(data):
-    """pyroute2 leaves NLA_F_NESTED out; ours of a veth are at fixed places."""
+    """Return the message as pyroute2 writes it: without NLA_F_NESTED. A veth message has it at fixed places."""
     data = bytearray(data)
     for at in (99, 115, 119):
         assert data[at] == 0x80
@@ -122,8 +122,8 @@ def test_a_veth_request_is_what_pyroute2_encodes():
                      ("IFLA_MASTER", 4), ("IFLA_LINKINFO", {"attrs": [
                          ("IFLA_INFO_KIND", "veth"),
                          ("IFLA_INFO_DATA", {"attrs": [("VETH_INFO_PEER", peer)]})]})]
-    theirs = encoded_by_pyroute2(link, rtnl.CREATE | uapi.NLM_F_ECHO)
-    assert rows(without_nest_marks(batch.finish())) == rows(theirs)
+    expected = encoded_by_pyroute2(link, rtnl.CREATE | uapi.NLM_F_ECHO)
+    assert rows(without_nest_marks(batch.finish())) == rows(expected)
 
 
 def test_an_address_request_is_what_pyroute2_encodes():
@@ -142,8 +142,8 @@ def test_a_route_request_is_what_pyroute2_encodes(table):
     route.update({"family": 2, "dst_len": 24, "table": table if table < 256 else 0, "proto": 3, "scope": 0, "type": 1})
     route["attrs"] = [("RTA_DST", "10.9.0.0"), ("RTA_GATEWAY", "10.22.0.1"), ("RTA_PREFSRC", "10.22.0.5"),
                       ("RTA_PRIORITY", 5), *([("RTA_TABLE", table)] if table > 255 else []), ("RTA_OIF", 7)]
-    theirs = encoded_by_pyroute2(route, uapi.NLM_F_ACK | uapi.NLM_F_CREATE, uapi.RTM_NEWROUTE)
-    assert rows(batch.finish()) == rows(theirs)
+    expected = encoded_by_pyroute2(route, uapi.NLM_F_ACK | uapi.NLM_F_CREATE, uapi.RTM_NEWROUTE)
+    assert rows(batch.finish()) == rows(expected)
 
 
 def test_pyroute2_reads_our_map_and_its_elements():
@@ -176,17 +176,17 @@ def plain(message):
 
 
 def test_ip_link_add_says_the_same_about_a_veth():
-    ours = ifinfmsg(rtnl.new_veth(Batch(), "veth01234567", "eth0", 1, host_mac=HOST_MAC, peer_mac=POD_MAC,
+    actual = ifinfmsg(rtnl.new_veth(Batch(), "veth01234567", "eth0", 1, host_mac=HOST_MAC, peer_mac=POD_MAC,
                                   mtu=1400).finish())
-    theirs = ifinfmsg(captured.IP_LINK_ADD)
-    ours.decode()
-    theirs.decode()
-    ours, theirs = plain(ours), plain(theirs)
-    for end in (ours, ours["IFLA_LINKINFO"]["IFLA_INFO_DATA"]["VETH_INFO_PEER"]):       # ip leaves them to the kernel
+    expected = ifinfmsg(captured.IP_LINK_ADD)
+    actual.decode()
+    expected.decode()
+    actual, expected = plain(actual), plain(expected)
+    for end in (actual, actual["IFLA_LINKINFO"]["IFLA_INFO_DATA"]["VETH_INFO_PEER"]):       # ip does not send them
         assert (end.pop("IFLA_NUM_TX_QUEUES"), end.pop("IFLA_NUM_RX_QUEUES")) == (1, 1)
-    peer = theirs["IFLA_LINKINFO"]["IFLA_INFO_DATA"]["VETH_INFO_PEER"]
+    peer = expected["IFLA_LINKINFO"]["IFLA_INFO_DATA"]["VETH_INFO_PEER"]
     peer["IFLA_NET_NS_FD"] = peer.pop("IFLA_NET_NS_PID")       # we name a descriptor where it named process 1
-    assert ours == theirs
+    assert actual == expected
 
 
 def tree(data):
@@ -200,22 +200,22 @@ def tree(data):
     return found
 
 
-def said_by_nft(ours, theirs, path=()):
+def check_attributes(actual, expected, path=()):
     """Each of our attributes is among nft's with the same value; lists have the same entries in the same order."""
-    if not isinstance(ours, list):
-        assert ours == theirs, path
+    if not isinstance(actual, list):
+        assert actual == expected, path
         return
-    if all(kind == nft.NFTA_LIST_ELEM and isinstance(value, list) for kind, value in ours) and ours:
-        assert len(ours) == len(theirs), path
-        for i, ((_, a), (_, b)) in enumerate(zip(ours, theirs, strict=True)):
-            said_by_nft(a, b, (*path, i))
+    if all(kind == nft.NFTA_LIST_ELEM and isinstance(value, list) for kind, value in actual) and actual:
+        assert len(actual) == len(expected), path
+        for i, ((_, a), (_, b)) in enumerate(zip(actual, expected, strict=True)):
+            check_attributes(a, b, (*path, i))
         return
-    theirs = dict(theirs)
-    for kind, value in ours:
-        if kind not in theirs:                  # flags that we write as zero and nft leaves out
+    expected = dict(expected)
+    for kind, value in actual:
+        if kind not in expected:                  # nft leaves out flags that are zero
             assert value == bytes(4), (*path, kind)
             continue
-        said_by_nft(value, theirs[kind], (*path, kind))
+        check_attributes(value, expected[kind], (*path, kind))
 
 
 def transaction(data):
@@ -243,14 +243,14 @@ def test_nft_says_the_same_about_macspoofchk():
     compare_transactions(nft.stop(batch).finish(), captured.NFT_BRIDGE)
 
 
-def compare_transactions(ours, theirs):
-    ours, theirs = transaction(ours), transaction(theirs)
-    assert ours.keys() == theirs.keys()
-    for kind in ours:
-        assert len(ours[kind]) == len(theirs[kind]), kind
-        for (our_family, a), (family, b) in zip(ours[kind], theirs[kind], strict=True):
+def compare_transactions(actual, expected):
+    actual, expected = transaction(actual), transaction(expected)
+    assert actual.keys() == expected.keys()
+    for kind in actual:
+        assert len(actual[kind]) == len(expected[kind]), kind
+        for (our_family, a), (family, b) in zip(actual[kind], expected[kind], strict=True):
             assert our_family == family
-            said_by_nft(a, b, (kind,))
+            check_attributes(a, b, (kind,))
 
 
 # -- sequence numbers and what was asked -------------------------------------------------------------------
@@ -272,7 +272,10 @@ def test_a_batch_that_was_cleared_counts_from_the_beginning():
     batch.finish(7)
     asked = batch.asked
     batch.clear()
-    assert batch.asked == {} and asked == {8: "one"} and (batch.first, batch.last) == (0, 0) and not batch
+    assert batch.asked == {}
+    assert asked == {8: "one"}
+    assert (batch.first, batch.last) == (0, 0)
+    assert not batch
 
 
 def test_clear_forgets_an_open_nest():

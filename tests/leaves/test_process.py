@@ -181,14 +181,14 @@ def test_after_the_timeout_the_process_group_is_killed(tmp_path):
 
 
 def test_when_the_caller_leaves_the_process_group_is_killed(tmp_path):
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    sock, peer = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     request = waiting.Request()
-    request.caller = ours.fileno()
-    left = threading.Thread(target=lambda: (pids(tmp_path), theirs.close()))
+    request.caller = sock.fileno()
+    left = threading.Thread(target=lambda: (pids(tmp_path), peer.close()))
     left.start()
     waiting.here.request = request
     try:
-        with pytest.raises(waiting.CallerGone), ours:
+        with pytest.raises(waiting.CallerGone), sock:
             sh(STARTS_ANOTHER.format(tmp_path))
     finally:
         del waiting.here.request

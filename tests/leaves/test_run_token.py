@@ -2,6 +2,7 @@
 
 import socket
 import time
+from errno import EBADF
 from threading import Event, Thread
 
 import pytest
@@ -61,16 +62,16 @@ def test_a_thread_waits_for_the_token(begin):
 
 @pytest.mark.parametrize("wait", ["receive", "await_message", "Gate"])
 def test_a_thread_that_blocks_for_long_gives_the_token_back(begin, wait):
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    sock, peer = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
     gate = Gate()
-    with ours, theirs:
-        waits = {"receive": lambda: _netlink.receive(ours.fileno(), -1), "Gate": lambda: gate.wait(5000),
-                 "await_message": lambda: _run_token.await_message(ours.fileno(), -1)}
+    with sock, peer:
+        waits = {"receive": lambda: _netlink.receive(sock.fileno(), -1), "Gate": lambda: gate.wait(5000),
+                 "await_message": lambda: _run_token.await_message(sock.fileno(), -1)}
         first = having(begin, waits[wait])
         for _ in range(20):             # each has the token at once, not after a thread that hangs has lost it
             assert elapsed(begin(lambda: None).wait, 5) < HANGS_S / 20
         gate.open()
-        theirs.send(b"")
+        peer.send(b"")
         assert first.wait(5)
 
 
@@ -86,19 +87,20 @@ def test_a_thread_that_needs_no_token_neither_waits_nor_gives(begin):
     """A program that uses the library has other threads."""
     first = having(begin, lambda: time.sleep(HANGS_S))
     give_token()                         # not ours
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
-    with ours, theirs:
-        assert _netlink.receive(ours.fileno(), 1) is None
+    sock, peer = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    with sock, peer:
+        assert _netlink.receive(sock.fileno(), 1) is None
     second = begin(lambda: None)
     assert not second.wait(0.01)
     assert first.wait(5) and second.wait(5)
 
 
 def test_a_datagram_arrives_and_a_refusal_is_an_error():
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
-    with ours, theirs:
-        _netlink.send(ours.fileno(), b"a datagram")
-        assert theirs.recv(100) == b"a datagram"
+    sock, peer = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    with sock, peer:
+        _netlink.send(sock.fileno(), b"a datagram")
+        assert peer.recv(100) == b"a datagram"
     with pytest.raises(OSError, match="Bad file descriptor") as refused:
         _netlink.send(10_000, b"")
-    assert refused.value.errno == 9 and refused.value.filename is None
+    assert refused.value.errno == EBADF
+    assert refused.value.filename is None

@@ -82,7 +82,9 @@ def test_bad_input_is_refused_with_the_text_of_the_reference(ipam, more, code, t
 
 def test_a_bad_gateway_is_named():
     e = refused("ADD", {"addresses": [{"address": "10.1.0.5/24", "gateway": "x"}]})
-    assert e.code == 7 and "ipam.addresses[0].gateway" in str(e) and "invalid IP address: x" in str(e)
+    assert e.code == 7
+    assert "ipam.addresses[0].gateway" in str(e)
+    assert "invalid IP address: x" in str(e)
 
 
 def test_check_compares_the_gateways_of_the_addresses_that_are_there():

@@ -11,13 +11,12 @@ import pytest
 from leaves.node import SMALL, Node
 from leaves.not_files import KINDS
 
-import fastcni
 from fastcni.kit.ipam import address_files
 from fastcni.kit.ipam.store import Store
 
 ERRORS = [errno.EIO, errno.ESTALE, errno.EACCES, errno.EPERM]
 POD, OTHER, FIRST, SECOND = b"pod\r\neth0", b"other\r\neth0", "10.1.0.2", "10.1.0.3"
-ROOT = os.path.dirname(os.path.dirname(fastcni.__file__))
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
 
 
 @pytest.fixture

@@ -39,7 +39,7 @@ def parameters(text):
     """The names of the parameters of `def name(...)` in Cython's or Python's syntax, but self."""
     inside = text.partition("(")[2].rpartition(")")[0].replace("\n", " ")
     parts = [part.partition("=")[0].partition(":")[0].replace("not None", "").split() for part in inside.split(",")]
-    return [words[-1] for words in parts if words and words[-1] not in ("self", "*")]
+    return [tokens[-1] for tokens in parts if tokens and tokens[-1] not in ("self", "*")]
 
 
 @pytest.mark.parametrize("leaf", LEAVES)

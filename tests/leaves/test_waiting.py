@@ -18,8 +18,8 @@ class Watched(waiting.Request):
     """A request whose caller is the other end of a connection; `kinds` records its waits."""
 
     def __init__(self):
-        self.ours, self.theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.caller, self.kinds = self.ours.fileno(), []
+        self.sock, self.peer = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.caller, self.kinds = self.sock.fileno(), []
 
     def pause(self, kind):
         self.kinds.append(kind)
@@ -29,7 +29,7 @@ class Watched(waiting.Request):
 def request_here():
     """The request that this thread works on."""
     made = waiting.here.request = Watched()
-    with made.ours, made.theirs:
+    with made.sock, made.peer:
         yield made
     del waiting.here.request
 
@@ -45,9 +45,9 @@ def pipe():
 @pytest.fixture
 def held(tmp_path):
     """Two descriptors of one file; the second holds its lock."""
-    with open(tmp_path / "lock", "w") as ours, open(tmp_path / "lock") as theirs:
-        fcntl.flock(theirs, fcntl.LOCK_EX)
-        yield ours.fileno(), theirs.fileno()
+    with open(tmp_path / "lock", "w") as sock, open(tmp_path / "lock") as peer:
+        fcntl.flock(peer, fcntl.LOCK_EX)
+        yield sock.fileno(), peer.fileno()
 
 
 def test_what_can_be_read_is_waited_for_until_the_limit(pipe, request_here):
@@ -61,14 +61,14 @@ def test_what_can_be_read_is_waited_for_until_the_limit(pipe, request_here):
                                   lambda fd: waiting.readable(fd, None, PROGRAM),
                                   lambda fd: waiting.until(lambda: False, 60, PROGRAM)])
 def test_a_caller_that_leaves_ends_a_wait(pipe, request_here, wait):
-    threading.Timer(0.05, request_here.theirs.close).start()
+    threading.Timer(0.05, request_here.peer.close).start()
     with pytest.raises(CallerGone, match="the caller has left"):
         wait(pipe[0])
 
 
 def test_a_rollback_goes_on_for_a_caller_that_has_left(pipe, request_here, monkeypatch):
     monkeypatch.setattr(waiting, "ROLLBACK_TIMEOUT_S", 0.02)
-    request_here.theirs.close()
+    request_here.peer.close()
     with waiting.rolling_back():
         waiting.check_caller()
         assert waiting.readable(pipe[0], waiting.limit(1000), PROGRAM) is False
@@ -103,7 +103,7 @@ def test_a_free_lock_is_no_wait(tmp_path, request_here):
 
 
 def test_a_caller_that_leaves_waits_for_no_lock(held, request_here):
-    request_here.theirs.close()
+    request_here.peer.close()
     with pytest.raises(CallerGone):
         waiting.lock(held[0], 60)
 
@@ -117,13 +117,13 @@ def test_a_caller_that_leaves_waits_for_no_bus(tmp_path, request_here):
     with socket.socket(socket.AF_UNIX) as bus:
         bus.bind(str(tmp_path / "bus"))
         bus.listen()
-        request_here.theirs.close()
+        request_here.peer.close()
         with pytest.raises(CallerGone):
             dbus.has_owner(str(tmp_path / "bus"), "org.example", 60)
 
 
 def test_a_caller_that_leaves_waits_for_no_announcement(request_here):
-    threading.Timer(0.05, request_here.theirs.close).start()
+    threading.Timer(0.05, request_here.peer.close).start()
     with closing(wire.open_socket()) as sock, pytest.raises(CallerGone):
         wire.watch(sock, 60)
 

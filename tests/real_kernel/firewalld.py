@@ -13,10 +13,14 @@ import pytest
 from jeepney import DBusAddress, DBusErrorResponse, Properties, new_method_call
 from jeepney.io.blocking import open_dbus_connection
 from jeepney.wrappers import unwrap_msg
-from real_kernel.node import eventually
+from real_kernel.node import elements, eventually, set_sysctl
+from real_kernel.portmap_chain import DUAL
+
+from fastcni.kit.firewall import forward_firewalld
 
 needs_firewalld = pytest.mark.skipif(not (shutil.which("firewalld") and shutil.which("dbus-daemon")),
                                      reason="needs firewalld and dbus-daemon (Debian: firewalld, dbus)")
+SOURCES = {"10.22.0.2/32", "fd00:22::2/128"}            # of the first pod on the bridge
 NAME, PATH = "org.fedoraproject.FirewallD1", "/org/fedoraproject/FirewallD1"
 BUS = """<!DOCTYPE busconfig PUBLIC "-//freedesktop//DTD D-Bus Bus Configuration 1.0//EN"
  "http://www.freedesktop.org/standards/dbus/1.0/busconfig.dtd">
@@ -34,7 +38,7 @@ BUS = """<!DOCTYPE busconfig PUBLIC "-//freedesktop//DTD D-Bus Bus Configuration
   </policy>
 </busconfig>
 """
-# It cannot reach the files of the machine, and mounts of pods' namespaces end there when they end here.
+# firewalld cannot reach the machine's files. It does not keep the mounts of pods' namespaces alive.
 ALONE = "mount -t tmpfs none /run && mount -t tmpfs none /var/log && exec firewalld \"$@\""
 
 
@@ -66,7 +70,7 @@ class Bus:
 
 
 def end(process):
-    process.kill()                      # stopped or not
+    process.kill()                      # SIGKILL ends a stopped process, too
     process.wait()
 
 
@@ -100,25 +104,25 @@ class Firewalld:
                 ["unshare", "--mount", "--propagation", "slave", "sh", "-c", ALONE, "firewalld", "--nofork", "--nopid",
                  "--log-target", "console", "--system-config", self.folder],
                 env={**os.environ, **self.env}, stdout=log, stderr=log)
-        assert eventually(self.runs, 60), self.log.read_text()
+        assert eventually(self.is_ready, 60), self.log.read_text()
 
     def stop(self):
         """Stop it as systemctl stop does: it removes its rules."""
         self.process.terminate()
         assert self.process.wait(60) == 0
 
-    def client(self, *words, check=True):
+    def client(self, *args, check=True):
         """Return the output of firewall-cmd."""
-        done = subprocess.run(["firewall-cmd", *words], env={**os.environ, **self.env}, capture_output=True, text=True,
+        done = subprocess.run(["firewall-cmd", *args], env={**os.environ, **self.env}, capture_output=True, text=True,
                               timeout=60)
-        assert not check or done.returncode == 0, f"{words}: {done.stdout}{done.stderr}"
+        assert not check or done.returncode == 0, f"{args}: {done.stdout}{done.stderr}"
         return done.stdout.strip()
 
-    def runs(self):
-        """Return the state that firewall-cmd --state reports: is it running?"""
+    def is_ready(self):
+        """Return whether firewalld is ready, as firewall-cmd --state reports it."""
         try:
             return self.ask(Properties(DBusAddress(PATH, NAME, NAME)).get("state")) == ("s", "RUNNING")
-        except DBusErrorResponse:           # no process has its name
+        except DBusErrorResponse:           # firewalld has not registered its name
             return False
 
     def sources(self, zone="trusted"):
@@ -129,3 +133,50 @@ class Firewalld:
         """Return the body of the reply to a message on the bus."""
         with open_dbus_connection(f"unix:path={self.bus.path}") as connection:
             return unwrap_msg(connection.send_and_get_reply(message, timeout=60))[0]
+
+
+class Chain:
+    """bridge and firewall as a chain; the environment names the test's bus."""
+
+    def __init__(self, node, env):
+        self.node, self.env = node, env
+        self.first = node.conf(*DUAL, isDefaultGateway=True)
+        set_sysctl("net/ipv6/conf/default/accept_dad", "0")
+
+    def conf(self, **keys):
+        """Return firewall's configuration without prevResult."""
+        conf = {"cniVersion": "1.1.0", "name": self.first["name"], "type": "firewall", "backend": "firewalld", **keys}
+        return {key: value for key, value in conf.items() if value is not None}
+
+    def of(self, pod, **keys):
+        """Add a pod by bridge. Return firewall's configuration for it."""
+        return self.conf(prevResult=self.node.add(self.first, pod), **keys)
+
+    def at(self, *ips, **keys):
+        """Return firewall's configuration for a pod with these addresses; the pod need not exist."""
+        conf = self.conf(**keys)
+        return {**conf, "prevResult": {"cniVersion": conf["cniVersion"], "ips": [{"address": ip} for ip in ips]}}
+
+    def ok(self, command, conf, pod="", **more):
+        """Return the document of a call that must succeed."""
+        return self.node.ok(command, conf, pod, env=self.env, **more)
+
+    def add(self, pod, **keys):
+        """Add a pod by both plugins. Return firewall's configuration, for CHECK and DEL."""
+        conf = self.of(pod, **keys)
+        assert self.ok("ADD", conf, pod) == conf["prevResult"]
+        return conf
+
+    def refused(self, command, conf, pod="", **more):
+        """Return the error of a call that must fail."""
+        return self.node.refused(command, conf, pod, env=self.env, **more)
+
+
+def owned():
+    """Return the addresses that have an owner record of fastcni."""
+    return set(elements("firewalld-sources4") + elements("firewalld-sources6"))
+
+
+def set_timeout(monkeypatch, seconds=0.5):
+    """Shorten fastcni's timeout of calls to firewalld."""
+    monkeypatch.setattr(forward_firewalld, "TIMEOUT_S", seconds)

@@ -22,11 +22,11 @@ __all__ = ["Inside", "Node", "addresses", "arrives_by", "cid_of", "elements", "e
 OUTSIDE = {4: "192.0.2.9", 6: "2001:db8::9"}                # pods have only the default route to it
 PKTINFO = {4: (socket.IPPROTO_IP, 8, 8), 6: (socket.IPPROTO_IPV6, 49, 50)}      # linux/in.h, in6.h: set, received as
 AGAIN = 0.3                                                 # seconds until a datagram is sent once more
-COMMON_FILES = ("last_reserved_ip.", "lock", ".fastcni.index")      # of a host-local directory: they belong to no pod
+COMMON_FILES = ("last_reserved_ip.", "lock", ".fastcni.index")      # of host-local; they belong to no pod
 
 
 def rules():
-    """`nft -j list ruleset` without handles and header: a list of dicts."""
+    """Return `nft -j list ruleset` without handles and header, as a list of dicts."""
     found = json.loads(run("nft", "-j", "list", "ruleset"))["nftables"]
     for item in found:
         for thing in item.values():
@@ -35,7 +35,7 @@ def rules():
 
 
 def elements(name, family="inet"):
-    """The elements of a set or map of table fastcni, as nft prints each (comments and all); [] without the set."""
+    """Return the elements of a set or map of table fastcni, as nft prints them. [] if there is no such set."""
     for item in rules():
         for kind in ("set", "map"):
             thing = item.get(kind, {})
@@ -45,7 +45,7 @@ def elements(name, family="inet"):
 
 
 def members(name):
-    """The addresses in an ipset, sorted; [] without the set."""
+    """Return the sorted addresses of an ipset, [] if there is no such set."""
     with IPSet() as ipset:
         found = {it.get_attr("IPSET_ATTR_SETNAME"): it.get_attr("IPSET_ATTR_ADT") for it in ipset.list()}
     items = found[name].get_attrs("IPSET_ATTR_DATA") if found.get(name) else []
@@ -54,7 +54,7 @@ def members(name):
 
 
 def _element(each):
-    """nft prints an element with a comment as {"elem": {"val", "comment"}}, of a map as [that, value]."""
+    """Return an element without its comment. nft prints {"elem": {"val", "comment"}}, for a map [this, value]."""
     key, value = each if isinstance(each, list) and isinstance(each[0], dict) and "elem" in each[0] else (each, None)
     if isinstance(key, dict) and "elem" in key:
         key = key["elem"]["val"]
@@ -68,7 +68,7 @@ def source_seen(sender, receiver, address, wait=5.0):
     """Send datagrams from namespace `sender` to `address` in namespace `receiver` (None: the node) until one arrives.
 
     Return the source address that the receiver sees, None if nothing arrives within `wait` seconds. The first may be
-    lost: a link that has just come up drops what is sent before the kernel has seen its carrier.
+    lost: a link that has just come up drops packets until the kernel has seen its carrier.
     """
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with Inside(receiver):
@@ -90,7 +90,7 @@ def source_seen(sender, receiver, address, wait=5.0):
 def arrives_by(pod, source, family=4, device=""):
     """Return the node's link where a datagram to OUTSIDE arrives from the pod's address ("": the kernel chooses it),
     None if none arrives. With `device` the sending socket is bound to that link."""
-    kind, (level, asked, told) = {4: socket.AF_INET, 6: socket.AF_INET6}[family], PKTINFO[family]
+    kind, (level, asked, received) = {4: socket.AF_INET, 6: socket.AF_INET6}[family], PKTINFO[family]
     server = socket.socket(kind, socket.SOCK_DGRAM)
     server.setsockopt(level, asked, 1)
     server.bind(("", 0))
@@ -108,34 +108,34 @@ def arrives_by(pod, source, family=4, device=""):
         else:
             return None
         _, parts, _, _ = server.recvmsg(100, 200)
-    info = next(data for where, what, data in parts if (where, what) == (level, told))
+    info = next(data for where, what, data in parts if (where, what) == (level, received))
     return socket.if_indextoname(int.from_bytes(info[:4] if family == 4 else info[16:20], sys.byteorder))
 
 
 class Node(RealRuntime):
-    """The runtime's part on one host: it calls plugins and lists what they leave on the node."""
+    """A runtime on one host: it calls plugins, and lists the state that they leave on the node."""
 
     def __init__(self, folder, name):
         super().__init__()
         self.data_dir, self.name = str(folder / "networks"), name
 
     def behind(self, conf, *pods, **more):
-        """ADD of the first plugin of a chain: later calls pass its result as prevResult."""
+        """Add pods by the first plugin of a chain. Later calls pass its result as prevResult."""
         for pod in pods:
             self.results[pod] = self.add(conf, pod, **more)
 
-    def uplink(self, far, name="up0", mtu=1500):
-        """A link of the host, up, with a cable to namespace `far`, where it is called far0 and has 10.22.0.254/24 and
+    def uplink(self, neighbor, name="up0", mtu=1500):
+        """Add a link of the host, and set it up. Its peer ext0 in namespace `neighbor` has 10.22.0.254/24 and
         fd00:22::fe/64."""
-        run("ip", "link", "add", name, "mtu", mtu, "type", "veth", "peer", "far0", "mtu", mtu, "netns", far)
-        with Inside(far):
-            set_sysctl("net/ipv6/conf/far0/accept_dad", "0")
-        for words in ("addr add 10.22.0.254/24 dev far0", "addr add fd00:22::fe/64 dev far0", "link set far0 up"):
-            run("ip", "-n", far, *words.split())
+        run("ip", "link", "add", name, "mtu", mtu, "type", "veth", "peer", "ext0", "mtu", mtu, "netns", neighbor)
+        with Inside(neighbor):
+            set_sysctl("net/ipv6/conf/ext0/accept_dad", "0")
+        for command in ("addr add 10.22.0.254/24 dev ext0", "addr add fd00:22::fe/64 dev ext0", "link set ext0 up"):
+            run("ip", "-n", neighbor, *command.split())
         run("ip", "link", "set", name, "up")
 
     def second_network(self, **keys):
-        """A network of another bridge, br1."""
+        """Return a configuration of another network, on bridge br1."""
         return self.conf("10.23.0.0/24", "fd00:23::/64", name="net-b", bridge="br1", isGateway=True, **keys)
 
     def two_links(self, pod, second):
@@ -165,7 +165,7 @@ class Node(RealRuntime):
         return str(path)
 
     def conf(self, *subnets, routes=(), **keys):
-        """A network configuration with host-local; `keys` replace keys, None removes one."""
+        """Return a network configuration with host-local. `keys` replace keys, None removes one."""
         ipam = self.host_local(*subnets, **({"routes": [{"dst": dst} for dst in routes]} if routes else {}))
         conf = {"cniVersion": "1.1.0", "name": "net-a", "type": "bridge", "bridge": "br0", "ipam": ipam, **keys}
         return {key: value for key, value in conf.items() if value is not None}
@@ -176,9 +176,9 @@ class Node(RealRuntime):
                 if not path.name.startswith(COMMON_FILES)}
 
     def left(self, *pods):
-        """All that a pod could leave: links and addresses everywhere, elements, iptables rules, ipset members, address
-        files, and the changes of chained plugins to the pod and to its link's queues."""
-        return {"links": [_links_of(name) for name in (None, *pods)], "rules": _lasting(rules()),
+        """Return the state that pods could leave: links, addresses, nftables elements, iptables rules, ipset members,
+        address files, and the changes of chained plugins to a pod and to its link's queues."""
+        return {"links": [_links_of(name) for name in (None, *pods)], "rules": lasting(rules()),
                 "members": [members("fastcni-forward4"), members("fastcni-forward6")],
                 "files": self._files(), "inside": [_inside(name) for name in pods if name in self.results],
                 "qdiscs": _qdiscs() if self.results else []}
@@ -201,7 +201,7 @@ def _links_of(netns):
 
 
 def _qdiscs():
-    """The qdiscs of the node's links, without counters."""
+    """Return the qdiscs of the node's links, without counters."""
     found = json.loads(run("tc", "-j", "qdisc"))
     for item in found:
         item["options"].pop("direct_packets_stat", None)
@@ -209,7 +209,7 @@ def _qdiscs():
 
 
 def _inside(netns):
-    """The routing rules, the routes of all tables and a sysctl of a pod."""
+    """Return the routing rules, the routes of all tables and two sysctls of a pod."""
     found = [sysctl("net/ipv4/ip_forward", netns), sysctl("net/ipv4/conf/all/rp_filter", netns)]
     for family in ("-4", "-6"):
         both = run("ip", "-n", netns, "-j", family, "-batch", "-", stdin="rule\nroute show table all\n")
@@ -221,9 +221,9 @@ def _inside(netns):
     return found
 
 
-def _lasting(ruleset):
-    """The ruleset without the parts that may stay: tables, chains, sets, fixed rules. Elements of sets count, except
-    for the addresses of the host that port mappings have named, and bridges' policies; and without counters."""
+def lasting(ruleset):
+    """Return the ruleset without counters and without the parts that may stay: tables, chains, sets and fixed rules,
+    host addresses of port mappings, policies of bridges."""
     found = []
     for item in ruleset:
         (kind, thing), = item.items()

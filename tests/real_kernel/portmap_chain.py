@@ -1,7 +1,7 @@
 """A conflist of bridge and portmap, for the tests of portmap's backends."""
 
 DUAL = ("10.22.0.0/24", "fd00:22::/64")
-NODE, FAR = {4: "198.51.100.1", 6: "2001:db8::1"}, {4: "198.51.100.9", 6: "2001:db8::9"}
+NODE, EXTERNAL = {4: "198.51.100.1", 6: "2001:db8::1"}, {4: "198.51.100.9", 6: "2001:db8::9"}
 POD, BRIDGE = {4: "10.22.0.2", 6: "fd00:22::2"}, {4: "10.22.0.1", 6: "fd00:22::1"}
 
 
@@ -20,16 +20,16 @@ class Chain:
         return {**self.conf, "runtimeConfig": {"portMappings": list(mappings)}, **keys}
 
     def of(self, pod, *mappings, first=None, **keys):
-        """portmap's configuration for a pod that has had the ADD of the first plugin."""
+        """Add a pod by the first plugin. Return portmap's configuration for it."""
         return self.portmap(*mappings, **keys, prevResult=self.node.add(first or self.first, pod))
 
     def add(self, pod, *mappings, **keys):
-        """ADD of both; portmap's configuration, for DEL."""
+        """Add a pod by both plugins. Return portmap's configuration, for DEL."""
         conf = self.of(pod, *mappings, **keys)
         assert self.node.add(conf, pod) == conf["prevResult"]
         return conf
 
     def alone(self, number, *mappings, **keys):
-        """portmap's configuration for a pod that does not exist: 10.22.x.y and fd00:22::x:y, by its number."""
+        """Return portmap's configuration for a pod that need not exist. Its number gives 10.22.x.y and fd00:22::x:y."""
         ips = [{"address": f"10.22.{number >> 8}.{number & 255}/16"}, {"address": f"fd00:22::{number:x}/64"}]
         return self.portmap(*mappings, **keys, prevResult={"cniVersion": self.conf["cniVersion"], "ips": ips})

@@ -25,7 +25,7 @@ def host_end(node, pod):
 
 
 def ifb_of(pod, network="net-a"):
-    """The name that the Go plugin gives it."""
+    """Return the ifb's name, which the Go plugin uses, too."""
     return names.digest(network + cid_of(pod), 15, "bwp")
 
 
@@ -33,10 +33,10 @@ def ifbs():
     return {name: link for name, link in links().items() if link.get("linkinfo", {}).get("info_kind") == "ifb"}
 
 
-def tc_json(*words):
-    return json.loads(run("tc", "-j", *words))
+def tc_json(*args):
+    return json.loads(run("tc", "-j", *args))
 
 
 def root(link):
-    """{"kind", "options", ...} of the root qdisc of a link, as tc(8) shows it."""
+    """Return {"kind", "options", ...} of the root qdisc of a link, as tc(8) shows it."""
     return next(item for item in tc_json("qdisc", "show", "dev", link) if item.get("root"))

@@ -43,24 +43,24 @@ MALFORMED = {b"": "unexpected end of JSON input", b"{": "unexpected end of JSON 
 
 @pytest.mark.parametrize("stdin", MALFORMED, ids=lambda stdin: str(stdin[:12]))
 def test_malformed_json_is_refused(refuse, conf, stdin):
-    code, words = refuse(stdin, plugin=conf["type"])
+    code, msg = refuse(stdin, plugin=conf["type"])
     assert code == DECODING_FAILURE
-    assert "error unmarshall network config" in words
-    assert MALFORMED[stdin] in words
+    assert "error unmarshall network config" in msg
+    assert MALFORMED[stdin] in msg
 
 
 def test_configuration_larger_than_the_limit_is_refused(refuse, conf):
-    code, words = refuse(b" " * (MAX_STDIN_BYTES + 1), plugin=conf["type"])
+    code, msg = refuse(b" " * (MAX_STDIN_BYTES + 1), plugin=conf["type"])
     assert code == DECODING_FAILURE
-    assert str(MAX_STDIN_BYTES) in words
+    assert str(MAX_STDIN_BYTES) in msg
 
 
 @pytest.mark.parametrize("version", ["0.5.0", "2.0.0", "1.1", "latest"])
 def test_unknown_version_is_refused(refuse, conf, version):
-    code, words = refuse({**conf, "cniVersion": version})
+    code, msg = refuse({**conf, "cniVersion": version})
     assert code == 1
-    assert "incompatible CNI versions" in words
-    assert f'config is "{version}"' in words
+    assert "incompatible CNI versions" in msg
+    assert f'config is "{version}"' in msg
 
 
 @pytest.mark.parametrize("key, value, code", [
@@ -68,17 +68,17 @@ def test_unknown_version_is_refused(refuse, conf, version):
     ("name", "../../etc", INVALID_CONFIG), ("name", "a/b", INVALID_CONFIG), ("name", "..", INVALID_CONFIG),
     ("name", "", INVALID_CONFIG), ("name", None, INVALID_CONFIG)])
 def test_bad_network_name_or_version_is_refused(refuse, conf, key, value, code):
-    found, words = refuse({**conf, key: value})
+    found, msg = refuse({**conf, key: value})
     assert found == code
-    assert "name" in words or key in words
-    assert value in (None, "", ["1.1.0"], 7) or value in words
+    assert "name" in msg or key in msg
+    assert value in (None, "", ["1.1.0"], 7) or value in msg
 
 
 @pytest.mark.parametrize("name", ["CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME", "CNI_PATH"])
 def test_missing_variable_is_refused(refuse, conf, name):
-    code, words = refuse(conf, env={name: None})
+    code, msg = refuse(conf, env={name: None})
     assert code == INVALID_ENVIRONMENT
-    assert f"required env variables [{name}] missing" in words
+    assert f"required env variables [{name}] missing" in msg
 
 
 BAD_VARIABLES = {("CNI_CONTAINERID", "../x"): "invalid characters in containerID; ../x",
@@ -92,15 +92,15 @@ BAD_VARIABLES = {("CNI_CONTAINERID", "../x"): "invalid characters in containerID
 
 @pytest.mark.parametrize("name, value", BAD_VARIABLES)
 def test_invalid_variable_is_refused(refuse, conf, name, value):
-    code, words = refuse(conf, env={name: value})
+    code, msg = refuse(conf, env={name: value})
     assert code == INVALID_ENVIRONMENT
-    assert BAD_VARIABLES[name, value] in words
+    assert BAD_VARIABLES[name, value] in msg
 
 
 def test_network_namespace_of_the_caller_is_refused(refuse, node, conf):
-    code, words = refuse(conf, to=node.name)
+    code, msg = refuse(conf, to=node.name)
     assert code == INVALID_NETNS
-    assert "should not be the same" in words
+    assert "should not be the same" in msg
     code, _ = refuse(conf, to="/proc/thread-self/ns/net")
     assert code == INVALID_NETNS
 
@@ -112,10 +112,10 @@ def test_a_netns_that_is_not_a_namespace_is_refused(refuse, node, plugin, tmp_pa
     plain.write_text("")
     for path, why in ((tmp_path / "nowhere", "no such file or directory"), (plain, "not a network namespace"),
                       (tmp_path, "not a network namespace"), ("/proc/self/ns/uts", "network namespace")):
-        code, words = refuse(conf, to=str(path))
+        code, msg = refuse(conf, to=str(path))
         assert code == INVALID_NETNS
-        assert str(path) in words
-        assert why in words
+        assert str(path) in msg
+        assert why in msg
 
 
 # -- keys -------------------------------------------------------------------------------------------------
@@ -134,11 +134,11 @@ WRONG = {
 @pytest.mark.parametrize("plugin, key", [(plugin, key) for plugin, keys in WRONG.items() for key in keys])
 def test_wrong_type_names_key_and_value(refuse, node, plugin, key):
     value = WRONG[plugin][key]
-    code, words = refuse(node.conf(type=plugin, **{key: value}))
+    code, msg = refuse(node.conf(type=plugin, **{key: value}))
     shown = value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
-    assert code == INVALID_CONFIG, words
-    assert key in words, words
-    assert shown in words, words
+    assert code == INVALID_CONFIG, msg
+    assert key in msg, msg
+    assert shown in msg, msg
 
 
 BAD_KEYS = {
@@ -153,18 +153,18 @@ BAD_KEYS = {
 @pytest.mark.parametrize("key", BAD_KEYS)
 def test_bad_value_of_a_bridge_key_is_refused(refuse, node, key):
     value, expected = BAD_KEYS[key]
-    code, words = refuse(node.conf(isGateway=True, **{key: value}))
+    code, msg = refuse(node.conf(isGateway=True, **{key: value}))
     assert code == INVALID_CONFIG
-    assert expected in words
+    assert expected in msg
 
 
 @pytest.mark.parametrize("plugin", [BRIDGE, PTP])
 @pytest.mark.parametrize("mtu", [1, 67, 65536, 1 << 40])
 def test_mtu_outside_the_range_of_a_veth_is_refused(refuse, node, plugin, mtu):
-    code, words = refuse(node.conf(type=plugin, mtu=mtu))
+    code, msg = refuse(node.conf(type=plugin, mtu=mtu))
     assert code == INVALID_CONFIG
-    assert "mtu" in words
-    assert str(mtu) in words
+    assert "mtu" in msg
+    assert str(mtu) in msg
 
 
 @pytest.mark.parametrize("keys, expected", [
@@ -199,34 +199,34 @@ IPAM = {
 @pytest.mark.parametrize("what", IPAM)
 def test_bad_ranges_are_refused_by_every_plugin_that_asks_for_an_address(refuse, node, plugin, what):
     keys, expected = IPAM[what]
-    code, words = refuse(node.conf(type=plugin, ipam={**node.host_local(), **keys}, isGateway=True))
-    assert code == INVALID_CONFIG, words
-    assert expected in words, words
+    code, msg = refuse(node.conf(type=plugin, ipam={**node.host_local(), **keys}, isGateway=True))
+    assert code == INVALID_CONFIG, msg
+    assert expected in msg, msg
 
 
 @pytest.mark.parametrize("plugin", [BRIDGE, PTP, HOST_LOCAL])
 def test_requested_address_out_of_range_is_refused(refuse, node, plugin):
     conf = node.conf(type=plugin, runtimeConfig={"ips": ["10.99.0.7"]})
-    code, words = refuse(conf)
+    code, msg = refuse(conf)
     assert code == INVALID_CONFIG
-    assert "10.99.0.7" in words
-    assert "10.22.0" in words
+    assert "10.99.0.7" in msg
+    assert "10.22.0" in msg
 
 
 @pytest.mark.parametrize("plugin", [BRIDGE, PTP, HOST_LOCAL])
 def test_full_range_names_the_network(refuse, node, pod_netns, plugin):
     conf = node.conf("10.22.0.0/30", type=plugin)
     node.add(conf, pod_netns())
-    code, words = refuse(conf)
+    code, msg = refuse(conf)
     assert code == 11
-    assert "no IP addresses available in range set" in words
-    assert "10.22.0.0/30" in words
-    assert "net-a" in words
+    assert "no IP addresses available in range set" in msg
+    assert "10.22.0.0/30" in msg
+    assert "net-a" in msg
 
 
 def test_ipam_plugin_that_does_not_exist(refuse, node):
-    _, words = refuse(node.conf(isGateway=True, ipam={"type": "nosuch"}))
-    assert 'failed to find plugin "nosuch" in path [/nowhere]' in words
+    _, msg = refuse(node.conf(isGateway=True, ipam={"type": "nosuch"}))
+    assert 'failed to find plugin "nosuch" in path [/nowhere]' in msg
 
 
 @pytest.mark.parametrize("kind", sorted({*TABLE} - {*IPAM_PLUGINS}))
@@ -234,9 +234,9 @@ def test_ipam_plugin_that_does_not_exist(refuse, node):
 def test_an_interface_plugin_as_ipam_type_is_refused_and_ignored_by_del(refuse, node, pod, plugin, kind):
     """bridge used to call itself until the stack was full, and DEL never succeeded."""
     conf = node.conf(type=plugin, isGateway=True, master="lo", ipam={**node.host_local(), "type": kind})
-    code, words = refuse(conf)
+    code, msg = refuse(conf)
     assert code == INVALID_CONFIG
-    assert f'ipam.type: "{kind}" is not an IPAM plugin' in words
+    assert f'ipam.type: "{kind}" is not an IPAM plugin' in msg
     node.delete(conf, pod)
 
 
@@ -246,9 +246,9 @@ def test_an_interface_plugin_as_ipam_type_is_refused_and_ignored_by_del(refuse, 
 def test_interface_name_in_use(refuse, node, pod, plugin):
     conf = node.conf(type=plugin, ipMasq=True, macspoofchk=True)
     node.add(conf, pod)
-    _, words = refuse(conf, cid="another")
-    assert 'container veth name ("eth0") peer provided ("veth' in words
-    assert "already exists" in words
+    _, msg = refuse(conf, cid="another")
+    assert 'container veth name ("eth0") peer provided ("veth' in msg
+    assert "already exists" in msg
     assert node.held()["10.22.0.2"].startswith(cid_of(pod))
 
 
@@ -266,8 +266,8 @@ def test_bridge_name_of_another_kind_of_link(refuse, node, kind):
     if kind != "lo":
         run("ip", "link", "add", "name", name, "type", kind)
     before = ip_json("link", "show", "dev", name)
-    _, words = refuse(node.conf(isGateway=True, promiscMode=True, bridge=name))
-    assert f'"{name}" already exists but is not a bridge' in words
+    _, msg = refuse(node.conf(isGateway=True, promiscMode=True, bridge=name))
+    assert f'"{name}" already exists but is not a bridge' in msg
     assert ip_json("link", "show", "dev", name) == before
     assert set(links()) >= {name}
 

@@ -14,7 +14,7 @@ VERSIONS = ("0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0")
 
 @pytest.fixture
 def conf(node, pod):
-    """The configuration for a pod that a bridge has connected."""
+    """A configuration for a pod that a bridge has connected."""
     return behind_bridge(node, pod)
 
 
@@ -30,16 +30,16 @@ def test_bandwidth_is_chained_after_another_plugin(node, pod):
 NOT_FOUND = "no veth peer of container interface found in host ns"
 
 
-@pytest.mark.parametrize("change, words", [
+@pytest.mark.parametrize("change, msg", [
     (lambda result: result.pop("interfaces"), "no interfaces provided"),
     (lambda result: result["interfaces"].pop(1), NOT_FOUND),
     (lambda result: result["interfaces"][1].update(sandbox="/run/netns/x"), NOT_FOUND),
     (lambda result: result["interfaces"][1].update(name="veth0"), NOT_FOUND),
 ])
-def test_prev_result_must_name_the_host_end(node, pod, conf, change, words):
+def test_prev_result_must_name_the_host_end(node, pod, conf, change, msg):
     change(node.results[pod])
     before = node.left(pod)
-    assert words in node.refused("ADD", {**conf, **INGRESS, **EGRESS}, pod)["msg"]
+    assert msg in node.refused("ADD", {**conf, **INGRESS, **EGRESS}, pod)["msg"]
     assert node.left(pod) == before
 
 
@@ -209,7 +209,7 @@ SPOILED = {         # (keys, command, words); <veth> and <ifb> are replaced by t
 
 @pytest.mark.parametrize("what", SPOILED)
 def test_check_reports_the_change(node, pod, conf, what):
-    keys, command, words = SPOILED[what]
+    keys, command, msg = SPOILED[what]
     conf.update(keys)
     result = node.add(conf, pod)
     node.check(conf, pod, result)
@@ -217,15 +217,15 @@ def test_check_reports_the_change(node, pod, conf, what):
     if "class del" in command:              # a filter refers to it
         run("tc", "filter", "del", "dev", ifb_of(pod))
     run(*command.split())
-    assert words in node.check_refused(conf, pod, result)
+    assert msg in node.check_refused(conf, pod, result)
 
 
 def test_check_finds_other_subnets_and_the_reverse_of_them(node, pod, conf):
     result = node.add({**conf, **SUBNETS}, pod)
-    for keys, words in (({"unshapedSubnets": SUBNETS["shapedSubnets"]}, "Default class doesn't match"),
+    for keys, msg in (({"unshapedSubnets": SUBNETS["shapedSubnets"]}, "Default class doesn't match"),
                         ({"shapedSubnets": ["10.98.0.0/16"]}, "Failed to find the filter of 10.98.0.0/16"), ({},
                         "Failed to find qdisc")):
-        assert node.check_refused({**conf, **HELD, **keys}, pod, result) == words
+        assert node.check_refused({**conf, **HELD, **keys}, pod, result) == msg
 
 
 @pytest.mark.parametrize("version", VERSIONS)

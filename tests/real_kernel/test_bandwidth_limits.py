@@ -20,7 +20,7 @@ MBIT = 1_000_000
 
 @pytest.fixture
 def conf(node, pod):
-    """The configuration for a pod that a bridge has connected."""
+    """A configuration for a pod that a bridge has connected."""
     return behind_bridge(node, pod)
 
 
@@ -48,7 +48,7 @@ def measured(pod, way, address, *, seconds=SECONDS):
 
 
 def within_a_tenth(pod, way, address):
-    """Is the measured rate within a tenth of RATE? Other load disturbs it, so it has TRIES tries."""
+    """Return whether the measured rate is within a tenth of RATE. Other load disturbs it, so it has TRIES tries."""
     found = []
     for _ in range(TRIES):
         found.append(measured(pod, way, address) / RATE)
@@ -100,8 +100,8 @@ def test_the_remote_address_decides_whether_traffic_is_limited(node, pod, conf, 
 
 def packets(link):
     """Return the number of packets that the limited class has sent."""
-    words = run("tc", "-s", "class", "show", "dev", link).split()
-    return int(words[words.index("pkt") - 1])
+    fields = run("tc", "-s", "class", "show", "dev", link).split()
+    return int(fields[fields.index("pkt") - 1])
 
 
 # -- the kernel's numbers ---------------------------------------------------------------------------------
@@ -243,15 +243,15 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize("keys, words, details", BAD, ids=[str(keys)[:60] for keys, *_ in BAD])
-def test_add_refuses_bad_values_and_del_succeeds_with_them(node, pod, conf, keys, words, details):
+@pytest.mark.parametrize("keys, msg, details", BAD, ids=[str(keys)[:60] for keys, *_ in BAD])
+def test_add_refuses_bad_values_and_del_succeeds_with_them(node, pod, conf, keys, msg, details):
     before = node.left(pod)
     for command in ("ADD", "CHECK"):
         error = node.refused(command, {**conf, **keys}, pod)
         assert error["code"] == 7
-        assert words in error["msg"]
+        assert msg in error["msg"]
         if details is None:                     # the reference's text: programs compare the complete error
-            assert error == {"code": 7, "msg": words}
+            assert error == {"code": 7, "msg": msg}
         else:
             assert details in error.get("details", "")
     assert node.left(pod) == before

@@ -281,8 +281,8 @@ def test_next_pod_is_bound_again_after_a_flush_and_check_of_the_first_fails(node
     if what.startswith("chain"):
         node.check(conf, one, result)
     else:
-        words = node.check_refused(conf, one, result)
-        assert f'port "{result["interfaces"][1]["name"]}" is not guarded' in words
+        msg = node.check_refused(conf, one, result)
+        assert f'port "{result["interfaces"][1]["name"]}" is not guarded' in msg
 
 
 def test_ipspoofchk_without_ipam_is_refused(node, pod):

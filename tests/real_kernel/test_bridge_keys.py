@@ -113,8 +113,8 @@ def test_several_addresses_share_a_gateway(node, pod):
 
 
 def test_bridge_with_the_gateway_and_another_address_is_left_alone(node, pod):
-    for words in ("link add br0 type bridge", "addr add 10.99.0.1/16 dev br0", "addr add 10.22.0.1/24 dev br0"):
-        run("ip", *words.split())
+    for command in ("link add br0 type bridge", "addr add 10.99.0.1/16 dev br0", "addr add 10.22.0.1/24 dev br0"):
+        run("ip", *command.split())
     node.add(node.conf(isGateway=True), pod)
     assert addresses("br0") == ["10.99.0.1/16", "10.22.0.1/24"]
 

@@ -73,8 +73,8 @@ def test_second_interface_of_a_container_is_deleted_alone(node, pod, conf):
 
 # -- CHECK ------------------------------------------------------------------------------------------------
 
-def in_pod(pod, *words):
-    run("ip", "-n", pod, *words)
+def in_pod(pod, *args):
+    run("ip", "-n", pod, *args)
 
 
 SPOILED = {
@@ -106,9 +106,9 @@ SPOILED = {
 def test_check_reports_the_change(node, pod, conf, what):
     result = node.add(conf, pod)
     node.check(conf, pod, result)
-    spoil, words = SPOILED[what]
+    spoil, msg = SPOILED[what]
     spoil(pod, result["interfaces"][1]["name"])
-    assert words in node.check_refused(conf, pod, result)
+    assert msg in node.check_refused(conf, pod, result)
 
 
 def test_check_finds_a_lost_address_file(node, pod, conf):
@@ -122,8 +122,8 @@ def test_check_needs_a_prev_result_of_this_sandbox(node, pod_netns, conf):
     pod, other = pod_netns(), pod_netns()
     result = node.add(conf, pod)
     assert "Required prevResult missing" in node.refused("CHECK", conf, pod)["msg"]
-    words = node.check_refused(conf, other, result, cid=cid_of(pod))
-    assert f"Sandbox in prevResult /run/netns/{pod} doesn't match configured netns: /run/netns/{other}" in words
+    msg = node.check_refused(conf, other, result, cid=cid_of(pod))
+    assert f"Sandbox in prevResult /run/netns/{pod} doesn't match configured netns: /run/netns/{other}" in msg
 
 
 # -- DEL --------------------------------------------------------------------------------------------------

@@ -28,8 +28,8 @@ def bin_dir(tmp_path_factory):
 class Runtime:
     def __init__(self, node, cni, version, *plugins, **keys):
         self.node, self.cni = node, cni
-        ours = node.conf("10.22.0.0/16", ipMasq=True, isGateway=True) | keys
-        chain = [ours, *({"type": kind} for kind in plugins)]
+        first = node.conf("10.22.0.0/16", ipMasq=True, isGateway=True) | keys
+        chain = [first, *({"type": kind} for kind in plugins)]
         self.net = parse_list(json.dumps({"cniVersion": version, "name": "net-a", "plugins": chain}).encode())
 
     def add(self, pod):
@@ -59,10 +59,10 @@ def test_gc_releases_and_reports_a_leak_in_every_version(node, bin_dir, tmp_path
     assert report.errors == []
     assert [each.attachment.container_id for each in report.kept] == [cid_of(alive)]
     assert [each.attachment.container_id for each in report.deleted] == [cid_of(dead)]
-    said = {(one.plugin, one.what, cid_of(leaked) in one.of) for each in report.plugins for one in each.released}
-    assert ("host-local", f"address {lost}", True) in said
-    assert ("bridge", "element of nftables fastcni pods4", True) in said
-    assert any(plugin == "firewall" for plugin, _, _ in said)
+    output = {(one.plugin, one.what, cid_of(leaked) in one.of) for each in report.plugins for one in each.released}
+    assert ("host-local", f"address {lost}", True) in output
+    assert ("bridge", "element of nftables fastcni pods4", True) in output
+    assert any(plugin == "firewall" for plugin, _, _ in output)
     assert list(node.held()) == [kept]
     assert len(elements("pods4")) == 1
 
@@ -77,10 +77,10 @@ def test_foreign_plugins_below_1_1_0_are_skipped_and_named(node, bin_dir, tmp_pa
     leaked = pod_netns()
     lost = it.add(leaked)
     it.forget(leaked)
-    ours, theirs = it.collect().plugins
-    assert f"address {lost}" in [one.what for one in ours.released]
-    assert theirs.released is None
-    assert theirs.skipped.startswith('cniVersion "1.0.0" has no GC')
+    first, second = it.collect().plugins
+    assert f"address {lost}" in [one.what for one in first.released]
+    assert second.released is None
+    assert second.skipped.startswith('cniVersion "1.0.0" has no GC')
 
 
 def test_a_foreign_ipam_plugin_below_1_1_0_is_skipped_with_a_warning(node, bin_dir, tmp_path, pod_netns):
@@ -96,8 +96,8 @@ def test_a_foreign_ipam_plugin_below_1_1_0_is_skipped_with_a_warning(node, bin_d
     leaked = pod_netns()
     it.add(leaked)
     it.forget(leaked)
-    [ours] = it.collect().plugins
-    assert ours.error is None
-    assert [one.what for one in ours.released] == ["element of nftables fastcni pods4"]
+    [first] = it.collect().plugins
+    assert first.error is None
+    assert [one.what for one in first.released] == ["element of nftables fastcni pods4"]
     assert b'is not asked for GC: cniVersion "1.0.0" has none' in stderr.getvalue()
     assert script.with_suffix(".calls").read_text().split() == ["ADD"]

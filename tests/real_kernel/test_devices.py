@@ -66,15 +66,7 @@ def device(kind):
 
 
 @pytest.fixture
-def far(node, pod_netns):
-    """A station of the network behind the host's link up0."""
-    name = pod_netns()
-    node.uplink(name)
-    return name
-
-
-@pytest.fixture
-def conf(node, far, kind, device, tmp_path):
+def conf(node, neighbor, kind, device, tmp_path):
     more = {"dataDir": str(tmp_path / "kept")} if kind == "host-device" else {}
     return node.conf(*DUAL, type=kind, bridge=None, **device.keys, **more)
 
@@ -157,9 +149,9 @@ def test_addresses_are_announced_and_duplicates_are_not_looked_for(node, pod, de
     assert announced == list(device.announced)
 
 
-@devices(lambda device: device.kind in ("ipvlan", "macvlan", ""))     # far0 must receive the probe
-def test_duplicate_address_is_detected_where_the_network_asks_for_it(node, pod, far, conf):
-    run("ip", "-n", far, "addr", "add", "fd00:22::2/64", "dev", "far0", "nodad")
+@devices(lambda device: device.kind in ("ipvlan", "macvlan", ""))     # ext0 must receive the probe
+def test_duplicate_address_is_detected_where_the_network_asks_for_it(node, pod, neighbor, conf):
+    run("ip", "-n", neighbor, "addr", "add", "fd00:22::2/64", "dev", "ext0", "nodad")
     conf["ipam"]["ranges"] = [[{"subnet": "fd00:22::/64"}]]
     before = node.left(pod)
     assert "fd00:22::2 in DADFAILED state" in node.refused("ADD", {**conf, "enabledad": True}, pod)["msg"]
@@ -206,13 +198,13 @@ def test_master_can_be_in_the_pod(node, pod, conf):
 # -- CHECK --------------------------------------------------------------------------------------------------
 
 @devices()
-@pytest.mark.parametrize("words, says", [
+@pytest.mark.parametrize("args, says", [
     ("link set eth0 down", "Interface eth0 is down"),
     ("addr del 10.22.0.2/24 dev eth0", "Failed to match addr 10.22.0.2/24 on interface eth0"),
     ("link del eth0", "Interface name eth0 not found")])
-def test_check_reports_each_difference(node, pod, conf, words, says):
+def test_check_reports_each_difference(node, pod, conf, args, says):
     result = node.add(conf, pod)
-    run("ip", "-n", pod, *words.split())
+    run("ip", "-n", pod, *args.split())
     assert node.check_refused(conf, pod, result) == says
 
 
@@ -256,7 +248,7 @@ def test_del_of_a_missing_link_succeeds_and_frees_the_address(node, pod, conf, g
 @devices(lambda device: device.taken.startswith("failed to rename") and device.kind)
 def test_del_removes_a_link_that_a_killed_add_has_not_renamed(node, pod, conf):
     """A server that was killed between creating and renaming a link left it in the pod."""
-    run("ip", "-n", pod, "link", "add", "fcni.eth0", "type", "veth", "peer", "far")
+    run("ip", "-n", pod, "link", "add", "fcni.eth0", "type", "veth", "peer", "other")
     node.delete(conf, pod)
     assert set(links(pod)) == {"lo"}
     node.add(conf, pod)

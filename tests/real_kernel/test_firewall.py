@@ -5,8 +5,8 @@ import shutil
 
 import pytest
 from real_kernel.node import cid_of, elements, members, rules, run, set_sysctl
-from real_kernel.portmap_chain import DUAL, FAR, POD
-from real_kernel.traffic import ask, listen, no_bridge_netfilter, outside
+from real_kernel.portmap_chain import DUAL, EXTERNAL, POD
+from real_kernel.traffic import add_external, ask, listen, no_bridge_netfilter
 
 from fastcni.kernel import process, wire
 
@@ -43,7 +43,7 @@ def filter_rules(family=4):
 
 @pytest.fixture
 def bridge(node):
-    """A function that connects pods to a bridge, after which firewall is chained."""
+    """bridge(pod): connect a pod to a bridge, for a chained firewall."""
     set_sysctl("net/ipv6/conf/default/accept_dad", "0")
 
     def make(*pods, number=22, **keys):
@@ -53,38 +53,38 @@ def bridge(node):
 
 
 @pytest.fixture
-def far(host_netns, pod_netns):
-    return outside(pod_netns, knows_the_way=True)
+def external(host_netns, pod_netns):
+    return add_external(pod_netns, has_default_route=True)
 
 
 # -- packets that pass -------------------------------------------------------------------------------------
 
 @FAMILIES
 @BACKENDS
-def test_a_pod_reaches_outside_and_outside_does_not_reach_the_pod(node, bridge, pod, far, backend, family):
+def test_a_pod_reaches_outside_and_outside_does_not_reach_the_pod(node, bridge, pod, external, backend, family):
     drop_by(backend)
     bridge(pod)
-    with listen(far, 80), listen(far, 53, "udp"), listen(pod, 80):
-        assert ask(pod, FAR[family], 80, wait=0.5) is None
+    with listen(external, 80), listen(external, 53, "udp"), listen(pod, 80):
+        assert ask(pod, EXTERNAL[family], 80, wait=0.5) is None
         assert node.add(firewall(backend), pod) == node.results[pod]
-        assert ask(pod, FAR[family], 80) == POD[family]
-        assert ask(pod, FAR[family], 53, "udp") == POD[family]
-        assert ask(far, POD[family], 80, wait=0.5) is None
+        assert ask(pod, EXTERNAL[family], 80) == POD[family]
+        assert ask(pod, EXTERNAL[family], 53, "udp") == POD[family]
+        assert ask(external, POD[family], 80, wait=0.5) is None
         node.delete(firewall(backend), pod)
-        assert ask(pod, FAR[family], 80, wait=0.5) is None
+        assert ask(pod, EXTERNAL[family], 80, wait=0.5) is None
 
 
-def test_a_rule_that_drops_a_packet_still_drops_it(node, bridge, pod, far):
+def test_a_rule_that_drops_a_packet_still_drops_it(node, bridge, pod, external):
     """Our rules come after the administrator's: they accept only packets that would have met the chain's policy."""
     drop_by("nftables")
     bridge(pod)
     node.add(firewall("nftables"), pod)
-    with listen(far, 25):
-        assert ask(pod, FAR[4], 25, wait=0.5) is None
-        assert ask(pod, FAR[6], 25) == POD[6]
+    with listen(external, 25):
+        assert ask(pod, EXTERNAL[4], 25, wait=0.5) is None
+        assert ask(pod, EXTERNAL[6], 25) == POD[6]
 
 
-def test_firewall_writes_to_nftables_only_if_the_network_asks_for_nftables(node, bridge, pod, far):
+def test_firewall_writes_to_nftables_only_if_the_network_asks_for_nftables(node, bridge, pod, external):
     drop_by("nftables")
     bridge(pod)
     before = run("nft", "list", "table", "inet", "admin")
@@ -92,7 +92,7 @@ def test_firewall_writes_to_nftables_only_if_the_network_asks_for_nftables(node,
     assert run("nft", "list", "table", "inet", "admin") == before
 
 
-def test_the_next_pod_passes_after_a_chain_was_rewritten(node, bridge, pod, pod_netns, far):
+def test_the_next_pod_passes_after_a_chain_was_rewritten(node, bridge, pod, pod_netns, external):
     other = pod_netns()
     drop_by("nftables")
     bridge(pod, other)
@@ -100,8 +100,8 @@ def test_the_next_pod_passes_after_a_chain_was_rewritten(node, bridge, pod, pod_
     run("nft", "flush chain inet admin forward")
     assert "drops by policy" in node.check_refused(firewall("nftables"), pod, node.results[pod])
     node.add(firewall("nftables"), other)
-    with listen(far, 80):
-        assert ask(pod, FAR[4], 80) == POD[4]
+    with listen(external, 80):
+        assert ask(pod, EXTERNAL[4], 80) == POD[4]
     node.delete(firewall("nftables"), pod)
     node.delete(firewall("nftables"), other)
     assert "elements" not in run("nft", "list", "table", "inet", "admin")
@@ -136,19 +136,19 @@ def test_unknown_backend_is_ignored_with_a_warning(node, bridge, pod):
 
 @pytest.mark.parametrize("chain", ["CNI-ADMIN", "MINE"])
 @BACKENDS
-def test_rules_of_the_administrator_still_drop_pod_traffic(node, bridge, pod, pod_netns, far, backend, chain):
+def test_rules_of_the_administrator_still_drop_pod_traffic(node, bridge, pod, pod_netns, external, backend, chain):
     other, keys = pod_netns(), {} if chain == "CNI-ADMIN" else {"iptablesAdminChainName": chain}
     bridge(pod, other)
     node.add(firewall(backend, **keys), pod)
     if backend == "nftables":
-        run("nft", f"add rule inet fastcni {chain} ip saddr @forwarded4 ip daddr {FAR[4]} tcp dport 81 drop")
+        run("nft", f"add rule inet fastcni {chain} ip saddr @forwarded4 ip daddr {EXTERNAL[4]} tcp dport 81 drop")
     else:
-        run("iptables", "-A", chain, "-d", FAR[4], "-p", "tcp", "--dport", "81", "-j", "DROP")
+        run("iptables", "-A", chain, "-d", EXTERNAL[4], "-p", "tcp", "--dport", "81", "-j", "DROP")
     node.add(firewall(backend, **keys), other)
-    with listen(far, 80), listen(far, 81):
+    with listen(external, 80), listen(external, 81):
         for name in (pod, other):
-            assert ask(name, FAR[4], 80)
-            assert ask(name, FAR[4], 81, wait=0.5) is None
+            assert ask(name, EXTERNAL[4], 80)
+            assert ask(name, EXTERNAL[4], 81, wait=0.5) is None
 
 
 @pytest.mark.parametrize("name", ["a b", "x" * 29, "-j", 'a"b'])
@@ -180,17 +180,17 @@ def reached(node, client, server, family, **more):
 
 @FAMILIES
 @BACKENDS
-def test_pods_of_other_bridges_do_not_reach_those_of_the_same_bridge(node, four, far, backend, family):
+def test_pods_of_other_bridges_do_not_reach_those_of_the_same_bridge(node, four, external, backend, family):
     a, b, c, d = four
     for name in four:
         node.add(firewall(backend, ingressPolicy="same-bridge"), name)
-    with listen(a, 80), listen(far, 80), listen(d, 80):
+    with listen(a, 80), listen(external, 80), listen(d, 80):
         assert reached(node, b, a, family)
         assert not reached(node, c, a, family, wait=0.5)
         assert not reached(node, b, d, family, wait=0.5)
-        assert ask(a, FAR[family], 80)
+        assert ask(a, EXTERNAL[family], 80)
         assert ask(None, address(node, a, family), 80)
-        assert ask(far, address(node, a, family), 80), "the policy applies only to traffic between bridges"
+        assert ask(external, address(node, a, family), 80), "the policy applies only to traffic between bridges"
 
 
 @FAMILIES
@@ -204,17 +204,17 @@ def test_a_bridge_without_policy_reaches_the_others(node, four, family):
 
 @FAMILIES
 @pytest.mark.parametrize("plain", [True, False], ids=["without br_netfilter", "with br_netfilter"])
-def test_isolated_pods_do_not_reach_each_other(node, four, far, plain, family):
+def test_isolated_pods_do_not_reach_each_other(node, four, external, plain, family):
     """Not even on one bridge, where the packets are never routed."""
     a, b, c, _ = four
     if plain:
         no_bridge_netfilter()
     for name in four:
         node.add(firewall("nftables", ingressPolicy="isolated"), name)
-    with listen(a, 80), listen(far, 80):
+    with listen(a, 80), listen(external, 80):
         assert not reached(node, b, a, family, wait=0.5)
         assert not reached(node, c, a, family, wait=0.5)
-        assert ask(a, FAR[family], 80)
+        assert ask(a, EXTERNAL[family], 80)
         assert ask(None, address(node, a, family), 80)
 
 
@@ -222,8 +222,8 @@ def test_isolated_by_iptables_has_the_rules_of_the_reference(node, four):
     a, _, c, _ = four
     for name in (a, c, c):
         node.add(firewall("iptables", ingressPolicy="isolated"), name)
-    words = '-m comment --comment "CNI firewall plugin rules (ingressPolicy: {})"'
-    own, shared = words.format("isolated"), words.format("same-bridge|isolated")
+    comment = '-m comment --comment "CNI firewall plugin rules (ingressPolicy: {})"'
+    own, shared = comment.format("isolated"), comment.format("same-bridge|isolated")
     assert [line for line in filter_rules() if "ISOLATION" in line and line.startswith("-A")] == [
         f"-A FORWARD {shared} -j CNI-ISOLATION-STAGE-1",
         *(rule for name in ("br23", "br22") for rule in (
@@ -254,13 +254,13 @@ def test_policy_is_removed_with_its_bridge(node, four, backend):
     assert named() == {"br23"}
 
 
-@pytest.mark.parametrize(("result", "said"), [
+@pytest.mark.parametrize(("result", "msg"), [
     ({"interfaces": []}, 'interface needs to be set for ingress policy "isolated"'),
     ({"interfaces": [{"name": ""}]}, "got empty bridge name"),
     ({"interfaces": [{"name": "a b"}]}, 'prevResult.interfaces: string "a b": interface name')])
-def test_policy_without_a_bridge_is_refused(node, pod, result, said):
+def test_policy_without_a_bridge_is_refused(node, pod, result, msg):
     error = node.refused("ADD", firewall(ingressPolicy="isolated", prevResult={"cniVersion": "1.1.0", **result}), pod)
-    assert error["msg"].startswith(said)
+    assert error["msg"].startswith(msg)
     assert error["code"] == 7
 
 
@@ -286,7 +286,7 @@ BREAK = {
                  ["iptables", "-F", "CNI-ISOLATION-STAGE-1"], ["ip6tables", "-F", "CNI-ISOLATION-STAGE-2"]]}
 
 
-@pytest.mark.parametrize(("backend", "broken"), [(backend, words) for backend, some in BREAK.items() for words in some],
+@pytest.mark.parametrize(("backend", "broken"), [(backend, broken) for backend in BREAK for broken in BREAK[backend]],
                          ids=lambda it: it if isinstance(it, str) else " ".join(it))
 def test_check_names_missing_rules_and_the_next_add_restores_them(node, bridge, pod, backend, broken):
     conf = firewall(backend, ingressPolicy="isolated")

@@ -5,7 +5,6 @@ import shutil
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from modes import WarmInProcess
 from real_kernel.node import elements, members, run
 from real_kernel.test_portmap_iptables import Counted
 
@@ -45,14 +44,6 @@ def rules_of(*numbers):
 @pytest.fixture
 def counted(node, tmp_path):
     return Counted(tmp_path)
-
-
-@pytest.fixture
-def warm(node):
-    """A server's mode."""
-    mode = WarmInProcess()
-    yield mode
-    mode.release()
 
 
 @pytest.fixture

@@ -1,115 +1,54 @@
 """firewall by firewalld: a pod's addresses become sources of a zone of a real firewalld, and cease to be."""
 
 import json
-import os
-import select
 import signal
-import subprocess
 import sys
 import threading
 import time
 
 import pytest
-from conftest import PEER, needs_peer
-from real_kernel.firewalld import Firewalld, end, needs_firewalld
-from real_kernel.node import cid_of, elements, eventually, run, set_sysctl
-from real_kernel.portmap_chain import DUAL, FAR, POD
-from real_kernel.traffic import ask, listen, outside
-from server.client import Server
-from server.local import Local
+from real_kernel.firewalld import SOURCES, Chain, end, needs_firewalld, owned, set_timeout
+from real_kernel.node import cid_of, run
+from real_kernel.portmap_chain import EXTERNAL, POD
+from real_kernel.traffic import add_external, ask, listen
 
 from fastcni.handle import restore
-from fastcni.kernel import dbus
 from fastcni.kit.call.mode import Mode
 from fastcni.kit.call.request import Request
 from fastcni.kit.firewall import forward_firewalld
-from fastcni.launcher.install import install
-from fastcni.runtime.cache import Cache
-from fastcni.runtime.records import RuntimeConf
 
-SOURCES = {"10.22.0.2/32", "fd00:22::2/128"}
 FAMILIES = pytest.mark.parametrize("family", [4, 6])
 pytestmark = needs_firewalld
 
 
-class Chain:
-    """bridge and firewall as a chain; the environment names the test's bus."""
-
-    def __init__(self, node, env):
-        self.node, self.env = node, env
-        self.first = node.conf(*DUAL, isDefaultGateway=True)
-
-    def conf(self, **keys):
-        conf = {"cniVersion": "1.1.0", "name": self.first["name"], "type": "firewall", "backend": "firewalld", **keys}
-        return {key: value for key, value in conf.items() if value is not None}
-
-    def of(self, pod, **keys):
-        """firewall's configuration for a pod that is on the bridge."""
-        return self.conf(prevResult=self.node.add(self.first, pod), **keys)
-
-    def at(self, *ips, **keys):
-        """firewall's configuration for a pod that does not exist."""
-        conf = self.conf(**keys)
-        return {**conf, "prevResult": {"cniVersion": conf["cniVersion"], "ips": [{"address": ip} for ip in ips]}}
-
-    def ok(self, command, conf, pod="", **more):
-        return self.node.ok(command, conf, pod, env=self.env, **more)
-
-    def add(self, pod, **keys):
-        """ADD of both; firewall's configuration, for CHECK and DEL."""
-        conf = self.of(pod, **keys)
-        assert self.ok("ADD", conf, pod) == conf["prevResult"]
-        return conf
-
-    def refused(self, command, conf, pod="", **more):
-        return self.node.refused(command, conf, pod, env=self.env, **more)
-
-
-@pytest.fixture
-def firewalld(tmp_path, host_netns):
-    with Firewalld(tmp_path) as found:
-        yield found
-
-
 @pytest.fixture
 def chain(node, firewalld):
-    set_sysctl("net/ipv6/conf/default/accept_dad", "0")
     return Chain(node, firewalld.env)
-
-
-def noted():
-    """The addresses that have an owner record of ours."""
-    return set(elements("firewalld-sources4") + elements("firewalld-sources6"))
-
-
-def in_time(monkeypatch, seconds=0.5):
-    """A shorter limit, for tests to wait for."""
-    monkeypatch.setattr(forward_firewalld, "TIMEOUT_S", seconds)
 
 
 # -- traffic and zones -------------------------------------------------------------------------------------
 
 @FAMILIES
 def test_pod_reaches_outside_although_the_default_zone_drops(chain, pod, pod_netns, family):
-    far = outside(pod_netns, knows_the_way=True)
+    external = add_external(pod_netns, has_default_route=True)
     conf = chain.of(pod)
-    with listen(far, 80):
-        assert ask(pod, FAR[family], 80, wait=0.5) is None
+    with listen(external, 80):
+        assert ask(pod, EXTERNAL[family], 80, wait=0.5) is None
         chain.ok("ADD", conf, pod)
-        assert ask(pod, FAR[family], 80) == POD[family]
+        assert ask(pod, EXTERNAL[family], 80) == POD[family]
         chain.ok("DEL", conf, pod)
-        assert ask(pod, FAR[family], 80, wait=0.5) is None
+        assert ask(pod, EXTERNAL[family], 80, wait=0.5) is None
     with listen(pod, 80):
         chain.ok("ADD", conf, pod)
-        assert ask(far, POD[family], 80, wait=0.5) is None         # a zone matches the source of packets
+        assert ask(external, POD[family], 80, wait=0.5) is None         # a zone matches the source of packets
 
 
 def test_addresses_are_sources_of_the_zone_until_del(chain, firewalld, pod):
     conf = chain.add(pod)
-    assert firewalld.sources() == SOURCES and noted() == {*POD.values()}
+    assert firewalld.sources() == SOURCES and owned() == {*POD.values()}
     chain.ok("CHECK", conf, pod)
     chain.ok("DEL", conf, pod)
-    assert firewalld.sources() == noted() == set()
+    assert firewalld.sources() == owned() == set()
     chain.ok("DEL", conf, pod)
 
 
@@ -140,7 +79,7 @@ def test_pod_without_addresses_has_no_sources(chain, firewalld):
     conf = chain.at()
     for command in ("ADD", "CHECK", "DEL"):
         chain.ok(command, conf, "pod")
-    assert firewalld.sources() == noted() == set()
+    assert firewalld.sources() == owned() == set()
 
 
 # -- ADD ---------------------------------------------------------------------------------------------------
@@ -159,7 +98,7 @@ def test_add_succeeds_if_the_source_exists(chain, firewalld):
 def test_zone_that_does_not_exist_is_named_and_nothing_is_left(chain, firewalld):
     error = chain.refused("ADD", chain.at("10.22.0.2/24", firewalldZone="nowhere"), "pod")
     assert error["msg"] == "failed to add the address 10.22.0.2/32 to nowhere zone: INVALID_ZONE: nowhere"
-    assert "firewall-cmd --get-zones" in error["details"] and noted() == set()
+    assert "firewall-cmd --get-zones" in error["details"] and owned() == set()
 
 
 def test_an_address_in_another_zone_stays_there(chain, firewalld):
@@ -167,7 +106,7 @@ def test_an_address_in_another_zone_stays_there(chain, firewalld):
     firewalld.client("--zone=block", "--add-source=10.22.0.3/32")
     error = chain.refused("ADD", chain.at("10.22.0.2/24", "10.22.0.3/24"), "pod")
     assert error["msg"].startswith("failed to add the address 10.22.0.3/32 to trusted zone: ZONE_CONFLICT")
-    assert firewalld.sources("block") == {"10.22.0.3/32"} and firewalld.sources() == noted() == set()
+    assert firewalld.sources("block") == {"10.22.0.3/32"} and firewalld.sources() == owned() == set()
 
 
 # -- DEL and GC remove only our sources --------------------------------------------------------------------
@@ -175,7 +114,7 @@ def test_an_address_in_another_zone_stays_there(chain, firewalld):
 def test_del_needs_no_prev_result(chain, firewalld, pod):
     conf = chain.add(pod)
     chain.ok("DEL", chain.conf(), pod)
-    assert firewalld.sources() == noted() == set()
+    assert firewalld.sources() == owned() == set()
     chain.ok("DEL", conf, pod)
 
 
@@ -184,9 +123,9 @@ def test_late_del_leaves_the_address_to_the_pod_that_has_it_now(chain, firewalld
     chain.ok("ADD", conf, "old")
     chain.ok("ADD", conf, "new")
     chain.ok("DEL", conf, "old")
-    assert firewalld.sources() == {"10.22.0.2/32"} and noted() == {"10.22.0.2"}
+    assert firewalld.sources() == {"10.22.0.2/32"} and owned() == {"10.22.0.2"}
     chain.ok("DEL", conf, "new")
-    assert firewalld.sources() == noted() == set()
+    assert firewalld.sources() == owned() == set()
 
 
 def test_del_succeeds_if_the_source_was_removed(chain, firewalld):
@@ -194,7 +133,7 @@ def test_del_succeeds_if_the_source_was_removed(chain, firewalld):
     chain.ok("ADD", conf, "pod")
     firewalld.client("--zone=trusted", "--remove-source=10.22.0.2/32")
     chain.ok("DEL", conf, "pod")
-    assert firewalld.sources() == noted() == set()
+    assert firewalld.sources() == owned() == set()
 
 
 def test_gc_removes_sources_of_the_network_without_a_valid_attachment(chain, firewalld):
@@ -208,7 +147,7 @@ def test_gc_removes_sources_of_the_network_without_a_valid_attachment(chain, fir
                                                              for ip in ("10.22.0.3", "fd00:22::3")]
     assert all(cid_of("goes") in each["of"] for each in report["released"])
     assert firewalld.sources() == {"10.22.0.2/32", "fd00:22::2/128", "10.22.0.4/32", "10.22.0.9/32"}
-    assert noted() == {"10.22.0.2", "fd00:22::2", "10.22.0.4"}
+    assert owned() == {"10.22.0.2", "fd00:22::2", "10.22.0.4"}
 
 
 def test_next_gc_removes_a_source_that_firewalld_refused_to_remove(chain, firewalld):
@@ -217,13 +156,13 @@ def test_next_gc_removes_a_source_that_firewalld_refused_to_remove(chain, firewa
     firewalld.client("--panic-on")
     reply = chain.node.call("DEL", conf, "pod", env=chain.env)
     assert reply.status == 0 and b"failed to remove the address 10.22.0.2/32 from trusted zone" in reply.stderr
-    assert noted() == {"10.22.0.2"}
+    assert owned() == {"10.22.0.2"}
     gc = chain.conf(**{"cni.dev/valid-attachments": [], "fastcni/report": True})
     reply = chain.node.call("GC", gc, env=chain.env)
     assert (reply.status, json.loads(reply.stdout)) == (0, {"released": []})
     firewalld.client("--panic-off")
     chain.ok("GC", chain.conf(**{"cni.dev/valid-attachments": []}))
-    assert firewalld.sources() == noted() == set()
+    assert firewalld.sources() == owned() == set()
 
 
 @pytest.mark.parametrize("backend", ["nftables", None])
@@ -231,7 +170,7 @@ def test_del_of_a_pod_with_nftables_does_not_call_firewalld(chain, firewalld, mo
     """It used to call firewalld on every host with firewalld's table, and failed without a bus."""
     conf = chain.at("10.22.0.2/24", backend="nftables")
     chain.ok("ADD", conf, "pod")
-    in_time(monkeypatch, 0.2)
+    set_timeout(monkeypatch, 0.2)
     firewalld.bus.process.send_signal(signal.SIGSTOP)
     chain.ok("DEL", {**conf, "backend": backend}, "pod")
 
@@ -240,7 +179,7 @@ def test_del_asks_only_about_addresses_that_firewalld_has(chain, firewalld, monk
     """The reference adds sources without a record. firewalld's rules show that 10.22.0.3 is no source."""
     firewalld.client("--zone=trusted", "--add-source=10.22.0.2/32")
     there, not_there = chain.at("10.22.0.2/24"), chain.at("10.22.0.3/24", "fd00:22::3/64")
-    in_time(monkeypatch, 0.2)
+    set_timeout(monkeypatch, 0.2)
     firewalld.bus.process.send_signal(signal.SIGSTOP)
     chain.ok("DEL", not_there, "another")
     assert chain.refused("DEL", there, "pod")["code"] == 11
@@ -277,7 +216,7 @@ def test_check_reports_sources_lost_by_a_reload_and_restore_restores_them(chain,
 
 def test_check_names_a_missing_zone(chain, firewalld):
     error = chain.refused("CHECK", chain.at("10.22.0.2/24", firewalldZone="nowhere"), "pod")
-    assert "INVALID_ZONE" in error["msg"] and noted() == set()
+    assert "INVALID_ZONE" in error["msg"] and owned() == set()
 
 
 # -- firewalld does not run, or does not answer ------------------------------------------------------------
@@ -289,9 +228,11 @@ def test_only_del_succeeds_while_firewalld_is_stopped(chain, firewalld):
     firewalld.stop()
     for command in ("STATUS", "CHECK", "ADD"):
         error = chain.refused(command, conf, "another" if command == "ADD" else "pod")
-        assert error["code"] == 50 and "firewalld is not there" in error["msg"] and "systemctl" in error["details"]
+        assert error["code"] == 50
+        assert "firewalld is not there" in error["msg"]
+        assert "systemctl" in error["details"]
     chain.ok("DEL", conf, "pod")
-    assert noted() == set()
+    assert owned() == set()
     firewalld.start()
     chain.ok("ADD", conf, "pod")
     assert firewalld.sources() == {"10.22.0.2/32"}
@@ -303,25 +244,25 @@ def test_without_a_bus_the_error_of_add_names_its_path(node, tmp_path):
     error = chain.refused("ADD", conf, "pod")
     assert error["code"] == 50 and f"{tmp_path}/nothing: No such file or directory" in error["msg"]
     chain.ok("DEL", conf, "pod")
-    assert noted() == set()
+    assert owned() == set()
 
 
-@pytest.mark.parametrize("who", ["firewalld", "the system bus"])
-def test_a_process_that_hangs_is_named_in_time_and_later_calls_succeed(chain, firewalld, monkeypatch, who):
-    conf, process = chain.at("10.22.0.2/24"), firewalld.process if who == "firewalld" else firewalld.bus.process
+@pytest.mark.parametrize("name", ["firewalld", "the system bus"])
+def test_a_process_that_hangs_is_named_in_time_and_later_calls_succeed(chain, firewalld, monkeypatch, name):
+    conf, process = chain.at("10.22.0.2/24"), firewalld.process if name == "firewalld" else firewalld.bus.process
     chain.ok("ADD", conf, "pod")
-    in_time(monkeypatch)
+    set_timeout(monkeypatch)
     process.send_signal(signal.SIGSTOP)
     started = time.monotonic()
     for command, pod in (("ADD", "new"), ("CHECK", "pod"), ("DEL", "pod"), ("STATUS", "")):
         error = chain.refused(command, chain.at("10.22.0.3/24") if pod == "new" else conf, pod)
-        assert (error["code"], error["msg"]) == (11, f"{who} did not answer within 0.5 s")
+        assert (error["code"], error["msg"]) == (11, f"{name} did not answer within 0.5 s")
     assert time.monotonic() - started < 5
     process.send_signal(signal.SIGCONT)
     monkeypatch.undo()
     chain.ok("DEL", conf, "pod")
     chain.ok("DEL", chain.at("10.22.0.3/24"), "new")
-    assert firewalld.sources() == noted() == set()
+    assert firewalld.sources() == owned() == set()
 
 
 def test_firewalld_that_ends_during_a_call_counts_as_not_running(chain, firewalld):
@@ -330,7 +271,7 @@ def test_firewalld_that_ends_during_a_call_counts_as_not_running(chain, firewall
     firewalld.process.send_signal(signal.SIGSTOP)
     threading.Timer(0.3, firewalld.process.kill).start()
     chain.ok("DEL", conf, "pod")
-    assert noted() == set()
+    assert owned() == set()
 
 
 def test_firewalld_counts_as_running_only_while_it_runs(firewalld):
@@ -354,103 +295,3 @@ def test_a_request_without_the_library_names_the_package_to_install(chain, monke
     monkeypatch.setitem(sys.modules, "jeepney", None)
     error = chain.refused("STATUS", chain.conf())
     assert "jeepney" in error["msg"] and "pip install jeepney" in error["details"]
-
-
-# -- side by side with the Go plugin -----------------------------------------------------------------------
-
-@pytest.fixture
-def theirs(chain):
-    """A function that calls the Go plugin: (exit status, document)."""
-    def call(command, conf, pod="pod"):
-        return process(f"{PEER}/firewall", command, conf, pod, chain.env)
-    return call
-
-
-@needs_peer
-def test_go_plugin_adds_the_same_sources_and_returns_the_same_documents(chain, firewalld, theirs):
-    conf = chain.at("10.22.0.2/24", "fd00:0:0:22::2/64", cniVersion="1.0.0")
-    status, result = theirs("ADD", conf)
-    made = firewalld.sources()
-    assert status == 0 and theirs("DEL", conf)[0] == 0 and firewalld.sources() == set()
-    assert {"dns": {}, **chain.ok("ADD", conf, "pod")} == result and firewalld.sources() == made != set()
-    status, error = theirs("ADD", {**conf, "firewalldZone": "nowhere"})
-    assert status == 1 and error["msg"] == chain.refused("ADD", {**conf, "firewalldZone": "nowhere"}, "pod")["msg"]
-
-
-@needs_peer
-@pytest.mark.parametrize("backend", ["firewalld", None])
-def test_pod_of_the_go_plugin_is_checked_and_deleted(chain, firewalld, theirs, backend):
-    conf = chain.at("10.22.0.2/24", "fd00:22::2/64", cniVersion="1.0.0", backend=backend)
-    assert theirs("ADD", conf)[0] == 0 and firewalld.sources() == SOURCES and noted() == set()
-    chain.ok("CHECK", conf, "pod")
-    chain.ok("DEL", conf, "pod")
-    assert firewalld.sources() == set()
-
-
-@needs_peer
-def test_go_plugin_checks_and_deletes_our_pod_and_the_next_owner_replaces_its_records(chain, firewalld, theirs):
-    conf = chain.at("10.22.0.2/24", "fd00:22::2/64", cniVersion="1.0.0")
-    chain.ok("ADD", conf, "pod")
-    assert theirs("CHECK", conf)[0] == theirs("DEL", conf)[0] == 0 and firewalld.sources() == set()
-    chain.ok("ADD", conf, "next")
-    chain.ok("DEL", conf, "next")
-    assert firewalld.sources() == noted() == set()
-
-
-# -- one-shot and warm -------------------------------------------------------------------------------------
-
-def process(plugin, command, conf, pod, env):
-    """(exit status, document) of a plugin's process."""
-    env = {"CNI_COMMAND": command, "CNI_CONTAINERID": cid_of(pod), "CNI_NETNS": f"/run/netns/{pod}",
-           "CNI_IFNAME": "eth0", "CNI_PATH": "/nowhere", "PATH": os.environ["PATH"], "FASTCNI_SOCKET": "", **env}
-    done = subprocess.run([plugin], input=json.dumps(conf).encode(), env=env, stdout=subprocess.PIPE, timeout=30)
-    return done.returncode, json.loads(done.stdout) if done.stdout else None
-
-
-def test_installed_plugin_contains_the_library(chain, firewalld, tmp_path, pod):
-    """The plugin's Python has no site-packages in its path."""
-    install(tmp_path / "bin", names=["firewall"])
-    conf = chain.of(pod)
-    for command, there in (("STATUS", set()), ("ADD", SOURCES), ("CHECK", SOURCES), ("DEL", set())):
-        status, document = process(tmp_path / "bin" / "firewall", command, conf, pod, chain.env)
-        assert status == 0, document
-        assert firewalld.sources() == there
-
-
-def test_server_uses_the_bus_of_its_environment(chain, firewalld, tmp_path, pod):
-    conf = chain.of(pod)
-    with Server(tmp_path, env=chain.env) as server:
-        for command, there in (("STATUS", set()), ("ADD", SOURCES), ("CHECK", SOURCES), ("DEL", set())):
-            server.ok(command, conf, pod)
-            assert firewalld.sources() == there
-
-
-@pytest.mark.parametrize("how", ["reload", "restart"])
-def test_server_restores_the_sources_that_firewalld_lost(chain, firewalld, tmp_path, pod, how):
-    """It reads the runtime's result cache, as `fastcni restore` does."""
-    conf, cache = chain.of(pod), Cache(tmp_path / "cache")
-    network = {"cniVersion": "1.1.0", "name": conf["name"], "plugins": [chain.first, chain.conf()]}
-    cache.write(conf["name"], json.dumps(network).encode(), RuntimeConf(cid_of(pod), f"/run/netns/{pod}", "eth0"),
-                conf["prevResult"])
-    with Server(tmp_path, "--cache-dir", tmp_path / "cache", env=chain.env) as server:
-        server.ok("ADD", conf, pod)
-        if how == "reload":
-            firewalld.client("--reload")
-        else:
-            firewalld.stop()
-            firewalld.start()
-        assert eventually(lambda: firewalld.sources() == SOURCES), server.said()
-        server.ok("CHECK", conf, pod)
-
-
-def test_a_request_that_waits_for_firewalld_does_not_block_others(chain, firewalld, tmp_path, monkeypatch):
-    """The server has one run token: one request runs at a time."""
-    monkeypatch.setenv(dbus.ADDRESS, chain.env[dbus.ADDRESS])
-    in_time(monkeypatch, 2)
-    firewalld.process.send_signal(signal.SIGSTOP)
-    with Local(tmp_path, monkeypatch, busy=1) as server:
-        waits = server.send("ADD", chain.at("10.22.0.2/24"), "pod")
-        assert eventually(noted)                # it is about to call firewalld
-        server.ok("STATUS", chain.conf(type="loopback"))
-        assert not select.select([waits.conn], [], [], 0)[0]            # no answer yet
-        assert waits.answer().document["code"] == 11

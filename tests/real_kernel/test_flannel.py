@@ -32,18 +32,20 @@ def kept(node):
 
 
 @pytest.fixture
-def told(node, tmp_path):
-    """A function that installs a script as delegate; it returns the script's calls: [(command, stdin)].
-    words: a line of shell for ADD; codes: {command: exit status}."""
-    log = tmp_path / "told"
+def delegate(node, tmp_path):
+    """delegate(name): install a shell script as delegate. Return a function that lists its calls, [(command, stdin)].
+
+    on_add: the shell command of ADD. codes: {command: exit status}.
+    """
+    log = tmp_path / "delegate"
     log.mkdir()
 
-    def install(name="any-plugin", words='echo \'{"cniVersion": "1.0.0"}\'', **codes):
+    def install(name="any-plugin", on_add='echo \'{"cniVersion": "1.0.0"}\'', **codes):
         script = tmp_path / name
         cases = "".join(f'{command}) echo \'{{"code": 77, "msg": "no {command}"}}\'; exit {code};;'
                         for command, code in codes.items())
         script.write_text(f'#!/bin/sh\ncat > "{log}/$(ls {log} | wc -l)-$CNI_COMMAND"\n'
-                          f"case $CNI_COMMAND in {cases} ADD) {words};; esac\n")
+                          f"case $CNI_COMMAND in {cases} ADD) {on_add};; esac\n")
         script.chmod(0o755)
         return lambda: [(path.name.split("-")[1], json.loads(path.read_text()))
                         for path in sorted(log.iterdir(), key=lambda path: int(path.name.split("-")[0]))]
@@ -119,9 +121,9 @@ def test_keys_of_delegate_override_those_of_flanneld(node, pod, conf):
 
 
 @pytest.mark.parametrize("type_, gateway", [(None, True), ("bridge", True), ("any-plugin", False)])
-def test_is_gateway_is_set_only_for_bridge(node, pod, conf, told, type_, gateway):
-    told()
-    node.add({**conf, "delegate": {"type": type_} if type_ else {}}, pod, env=told.path)
+def test_is_gateway_is_set_only_for_bridge(node, pod, conf, delegate, type_, gateway):
+    delegate()
+    node.add({**conf, "delegate": {"type": type_} if type_ else {}}, pod, env=delegate.path)
     assert kept(node)[cid_of(pod)].get("isGateway", False) is gateway
 
 
@@ -171,7 +173,7 @@ def test_add_check_and_del_at_every_version(node, pod, conf, version):
 
 # -- bad input --------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("keys, words", [
+@pytest.mark.parametrize("keys, msg", [
     ({"delegate": {"name": "x"}}, "'delegate' dictionary must not have 'name' field, it'll be set by flannel"),
     ({"delegate": {"ipam": {}}}, "'delegate' dictionary must not have 'ipam' field, it'll be set by flannel"),
     ({"delegate": {"type": "flannel"}}, "'delegate' dictionary must not have the type 'flannel'"),
@@ -184,11 +186,11 @@ def test_add_check_and_del_at_every_version(node, pod, conf, version):
     ({"dataDir": "/a\0b"}, "dataDir: expected an absolute path, got"),
     ({"delegate": {"mtu": "1400"}}, "mtu: expected an integer"),
 ])
-def test_bad_values_are_refused_and_leave_nothing(node, pod, conf, keys, words):
+def test_bad_values_are_refused_and_leave_nothing(node, pod, conf, keys, msg):
     before = node.left(pod)
     error = node.refused("ADD", {**conf, **keys}, pod)
     assert error["code"] == 7
-    assert words in error["msg"]
+    assert msg in error["msg"]
     assert node.left(pod) == before
     assert kept(node) == {}
 
@@ -203,7 +205,7 @@ def test_del_succeeds_with_values_that_add_refuses(node, pod, conf, keys):
     assert set(links(pod)) == {"lo"}
 
 
-@pytest.mark.parametrize("lines, words", [
+@pytest.mark.parametrize("lines, msg", [
     ({"NETWORK": None}, "is missing FLANNEL_NETWORK, FLANNEL_IPV6_NETWORK"),
     ({"NETWORK": ""}, "is missing FLANNEL_NETWORK, FLANNEL_IPV6_NETWORK"),
     ({"SUBNET": None}, "is missing FLANNEL_SUBNET, FLANNEL_IPV6_SUBNET"), ({"MTU": None}, "is missing FLANNEL_MTU"),
@@ -212,12 +214,12 @@ def test_del_succeeds_with_values_that_add_refuses(node, pod, conf, keys):
     ({"MTU": "many"}, 'FLANNEL_MTU is string "many", which is not a number of bytes'),
     ({"MTU": 1 << 32}, "which is not a number of bytes"), ({"MTU": -1}, "which is not a number of bytes"),
 ])
-def test_an_incomplete_subnet_file_is_named_with_its_missing_line(node, pod, lines, words):
+def test_an_incomplete_subnet_file_is_named_with_its_missing_line(node, pod, lines, msg):
     conf, before = flannel(node, lines=lines), node.left(pod)
     error = node.refused("ADD", conf, pod)
     assert error["code"] == 6
     assert error["msg"].startswith(conf["subnetFile"])
-    assert words in error["msg"]
+    assert msg in error["msg"]
     assert node.left(pod) == before
     assert kept(node) == {}
     assert node.refused("STATUS", conf)["code"] == 50
@@ -311,46 +313,46 @@ def test_two_networks_of_a_pod_are_kept_apart(node, pod, conf):
 
 # -- foreign delegates ------------------------------------------------------------------------------------
 
-def test_a_foreign_delegate_receives_the_same_configuration_at_each_command(node, pod, conf, told):
-    said = told()
+def test_a_foreign_delegate_receives_the_same_configuration_at_each_command(node, pod, conf, delegate):
+    calls = delegate()
     conf |= {"delegate": {"type": "any-plugin", "colour": "red"}, "runtimeConfig": {"mac": "02:00:00:00:00:01"}}
-    result = node.add(conf, pod, env=told.path)
+    result = node.add(conf, pod, env=delegate.path)
     add = {"cniVersion": "1.1.0", "name": "net-a", "type": "any-plugin", "colour": "red", "mtu": 1450, "ipMasq": True,
            "runtimeConfig": conf["runtimeConfig"], "ipam": {"type": "host-local", "dataDir": node.data_dir,
            "ranges": [[{"subnet": "10.22.0.0/24"}]], "routes": [{"dst": "10.22.0.0/16"}]}}
     later = {**conf, "prevResult": result, "cni.dev/valid-attachments": []}
     for command, target in (("CHECK", pod), ("STATUS", ""), ("GC", ""), ("DEL", pod)):
-        node.ok(command, later, target, env=told.path)
-    assert said()[0] == ("ADD", add)
+        node.ok(command, later, target, env=delegate.path)
+    assert calls()[0] == ("ADD", add)
     assert kept(node) == {}
-    assert said()[1:] == [(command, {**add, "prevResult": result, "cni.dev/valid-attachments": []})
+    assert calls()[1:] == [(command, {**add, "prevResult": result, "cni.dev/valid-attachments": []})
                           for command in ("CHECK", "STATUS", "GC", "DEL")]
 
 
-def test_flannel_returns_the_result_of_the_delegate(node, pod, conf, told):
-    told(words='echo \'{"cniVersion": "1.0.0", "interfaces": [{"name": "x9"}], "dns": {"domain": "a.example"}}\'')
+def test_flannel_returns_the_result_of_the_delegate(node, pod, conf, delegate):
+    delegate(on_add='echo \'{"cniVersion": "1.0.0", "interfaces": [{"name": "x9"}], "dns": {"domain": "a.example"}}\'')
     conf["delegate"] = {"type": "any-plugin"}
-    assert node.add(conf, pod, env=told.path) == {"cniVersion": "1.1.0", "interfaces": [{"name": "x9"}],
+    assert node.add(conf, pod, env=delegate.path) == {"cniVersion": "1.1.0", "interfaces": [{"name": "x9"}],
                                                   "dns": {"domain": "a.example"}}
 
 
-def test_a_failed_add_is_rolled_back_and_returns_the_delegates_error(node, pod, conf, told):
-    said = told(ADD=1)
+def test_a_failed_add_is_rolled_back_and_returns_the_delegates_error(node, pod, conf, delegate):
+    calls = delegate(ADD=1)
     conf["delegate"] = {"type": "any-plugin"}
-    assert node.refused("ADD", conf, pod, env=told.path) == {"code": 77, "msg": "no ADD"}
-    assert [command for command, _ in said()] == ["ADD", "DEL"]
+    assert node.refused("ADD", conf, pod, env=delegate.path) == {"code": 77, "msg": "no ADD"}
+    assert [command for command, _ in calls()] == ["ADD", "DEL"]
     assert kept(node) == {}
 
 
-def test_a_del_that_fails_keeps_the_file(node, pod, conf, told):
-    told()
+def test_a_del_that_fails_keeps_the_file(node, pod, conf, delegate):
+    delegate()
     conf["delegate"] = {"type": "any-plugin"}
-    node.add(conf, pod, env=told.path)
-    told(DEL=1)
-    assert node.refused("DEL", conf, pod, env=told.path)["code"] == 77
+    node.add(conf, pod, env=delegate.path)
+    delegate(DEL=1)
+    assert node.refused("DEL", conf, pod, env=delegate.path)["code"] == 77
     assert len(kept(node)) == 1
-    told()
-    node.delete(conf, pod, env=told.path)
+    delegate()
+    node.delete(conf, pod, env=delegate.path)
     assert kept(node) == {}
 
 

@@ -10,12 +10,12 @@ from fastcni.kit.links import moving
 
 
 @pytest.fixture
-def far(node, pod_netns):
+def neighbor(node, pod_netns):
     return add_uplink(node, pod_netns)
 
 
 @pytest.fixture
-def conf(node, far, tmp_path):
+def conf(node, neighbor, tmp_path):
     return conf_of(node, tmp_path / "kept")
 
 
@@ -26,11 +26,11 @@ def layer2(conf):
 
 # -- moves into the pod and back --------------------------------------------------------------------------
 
-def test_device_moves_into_the_pod_and_back(node, pod, far, conf):
+def test_device_moves_into_the_pod_and_back(node, pod, neighbor, conf):
     before = links()["up0"]
     result = node.add(conf, pod)
-    assert source_seen(pod, far, "10.22.0.254") == "10.22.0.2"
-    assert source_seen(pod, far, "fd00:22::fe") == "fd00:22::2"
+    assert source_seen(pod, neighbor, "10.22.0.254") == "10.22.0.2"
+    assert source_seen(pod, neighbor, "fd00:22::fe") == "fd00:22::2"
     assert [ip["interface"] for ip in result["ips"]] == [0, 0]
     assert "dns" not in result
     assert result["interfaces"] == [{"name": "eth0", "mac": before["address"], "sandbox": f"/run/netns/{pod}"}]

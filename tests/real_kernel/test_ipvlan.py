@@ -8,15 +8,7 @@ DUAL = ("10.22.0.0/24", "fd00:22::/64")
 
 
 @pytest.fixture
-def far(node, pod_netns):
-    """A station of the master's network, behind link up0 of the host."""
-    name = pod_netns()
-    node.uplink(name)
-    return name
-
-
-@pytest.fixture
-def conf(node, far):
+def conf(node, neighbor):
     return node.conf(*DUAL, type="ipvlan", bridge=None, master="up0")
 
 
@@ -24,10 +16,10 @@ def mode(pod):
     return links(pod)["eth0"]["linkinfo"]["info_data"]["mode"]
 
 
-def test_pod_has_the_masters_mac_and_other_addresses(node, pod, far, conf):
+def test_pod_has_the_masters_mac_and_other_addresses(node, pod, neighbor, conf):
     result = node.add(conf, pod)
-    assert source_seen(pod, far, "10.22.0.254") == "10.22.0.2"
-    assert source_seen(pod, far, "fd00:22::fe") == "fd00:22::2"
+    assert source_seen(pod, neighbor, "10.22.0.254") == "10.22.0.2"
+    assert source_seen(pod, neighbor, "fd00:22::fe") == "fd00:22::2"
     link = links(pod)["eth0"]
     assert link["address"] == links()["up0"]["address"]
     assert (link["linkinfo"]["info_kind"], mode(pod)) == ("ipvlan", "l2")
@@ -88,13 +80,13 @@ def behind(conf, *names, ips=()):
                                    "routes": [{"dst": "0.0.0.0/0"}]}}
 
 
-def test_behind_another_plugin_its_interface_is_the_master_and_its_addresses_the_pods(node, pod, far, conf):
+def test_behind_another_plugin_its_interface_is_the_master_and_its_addresses_the_pods(node, pod, neighbor, conf):
     conf = {key: conf[key] for key in conf if key not in ("master", "ipam")}
     result = node.add(behind(conf, "up0", ips=["10.22.0.7/24"]), pod)
     assert links(pod)["eth0"]["link_index"] == links()["up0"]["ifindex"]
     assert addresses("eth0", pod) == ["10.22.0.7/24"]
     assert ("default", "10.22.0.254") in routes(pod)
-    assert source_seen(pod, far, "10.22.0.254") == "10.22.0.7"
+    assert source_seen(pod, neighbor, "10.22.0.254") == "10.22.0.7"
     assert [item["name"] for item in result["interfaces"]] == ["eth0"]      # it replaces the earlier interfaces
     node.check(conf, pod, result)
     node.delete(conf, pod)

@@ -42,7 +42,7 @@ def call(bin_dir, request):
 
 
 def alive(session):
-    """Is there a process of that session? Zombies do not count."""
+    """Return whether there is a process of that session. Zombies do not count."""
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
             with open(f"/proc/{pid}/stat") as file:

@@ -6,7 +6,7 @@ bridge and ptp used to refuse bad keys that others ignore: after a typo in the c
 import copy
 
 import pytest
-from faults.cases import PLUGINS
+from faults.cases import DUAL, PLUGINS
 from real_kernel.every_plugin import CASES, conf, pods  # noqa: F401 - the fixtures
 
 from fastcni.plugins import CHAINED
@@ -70,7 +70,7 @@ def test_del_fails_for_no_bad_value(node, pods, conf, monkeypatch):  # noqa: F81
 def test_del_with_a_bad_value_removes_what_add_has_made(node, pods, conf, monkeypatch):  # noqa: F811
     pod = pods[0]
     chained = conf.get("type") in CHAINED
-    behind = node.conf("10.22.0.0/24", "fd00:22::/64", isDefaultGateway=True)
+    behind = node.conf(*DUAL, isDefaultGateway=True)
 
     def connect():
         if chained:

@@ -7,15 +7,7 @@ DUAL = ("10.22.0.0/24", "fd00:22::/64")
 
 
 @pytest.fixture
-def far(node, pod_netns):
-    """A station of the master's network, behind link up0 of the host."""
-    name = pod_netns()
-    node.uplink(name)
-    return name
-
-
-@pytest.fixture
-def conf(node, far):
+def conf(node, neighbor):
     return node.conf(*DUAL, type="macvlan", bridge=None, master="up0")
 
 
@@ -23,10 +15,10 @@ def macvlan(pod):
     return links(pod)["eth0"]["linkinfo"]
 
 
-def test_pod_is_a_station_of_the_masters_network(node, pod, far, conf):
+def test_pod_is_a_station_of_the_masters_network(node, pod, neighbor, conf):
     result = node.add(conf, pod)
-    assert source_seen(pod, far, "10.22.0.254") == "10.22.0.2"
-    assert source_seen(pod, far, "fd00:22::fe") == "fd00:22::2"
+    assert source_seen(pod, neighbor, "10.22.0.254") == "10.22.0.2"
+    assert source_seen(pod, neighbor, "fd00:22::fe") == "fd00:22::2"
     assert [ip["interface"] for ip in result["ips"]] == [0, 0]
     assert result["interfaces"] == [{"name": "eth0", "mac": links(pod)["eth0"]["address"],
                                      "sandbox": f"/run/netns/{pod}"}]
@@ -144,8 +136,8 @@ def test_number_of_a_route_outside_the_kernels_range_is_refused(node, pod, conf,
     (["link add br0 type bridge", "link set up0 master br0"], "bridge", "is a port of a bridge"),
     (["link add mv0 link up0 type macvlan mode bridge"], "passthru", "has it for itself alone")])
 def test_a_master_that_takes_no_macvlan_is_named_with_the_reason(node, pod, conf, commands, mode, why):
-    for words in commands:
-        run("ip", *words.split())
+    for command in commands:
+        run("ip", *command.split())
     before = node.left(pod)
     error = node.refused("ADD", {**conf, "mode": mode}, pod)
     assert error["msg"].startswith("failed to create macvlan: ")
@@ -162,12 +154,12 @@ def test_status_warns_of_a_missing_default_route(node, conf):
 
 def test_two_pods_of_one_master_reach_each_other_in_bridge_mode_but_not_in_private(node, pod, pod_netns, conf):
     other = pod_netns()
-    for mode, heard in (("bridge", "10.22.0.2"), ("private", None)):
+    for mode, received in (("bridge", "10.22.0.2"), ("private", None)):
         conf["mode"] = mode
         for name in (pod, other):
             node.add(conf, name)
         assert source_seen(pod, other, addresses("eth0", other)[0].partition("/")[0], wait=0.5) == \
-            (heard and addresses("eth0", pod)[0].partition("/")[0])
+            (received and addresses("eth0", pod)[0].partition("/")[0])
         for name in (pod, other):
             node.delete(conf, name)
 

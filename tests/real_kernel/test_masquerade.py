@@ -3,40 +3,14 @@
 import json
 
 import pytest
-from real_kernel.node import (
-    cid_of,
-    elements,
-    eventually,
-    links,
-    rules,
-    run,
-    set_sysctl,
-    source_seen,
-)
-
-DUAL = ("10.22.0.0/24", "fd00:22::/64")
-OUTSIDE4, OUTSIDE6 = "198.51.100.9", "2001:db8::9"
-NODE4, NODE6 = "198.51.100.1", "2001:db8::1"
+from real_kernel.node import cid_of, elements, eventually, links, rules, run, set_sysctl, source_seen
+from real_kernel.portmap_chain import DUAL, EXTERNAL, NODE
 
 
 @pytest.fixture
 def conf(node):
     set_sysctl("net/ipv6/conf/default/accept_dad", "0")
     return node.conf(*DUAL, isDefaultGateway=True, ipMasq=True)
-
-
-@pytest.fixture
-def outside(node, pod_netns):
-    """A namespace beyond the node, without routes to the pods."""
-    name = pod_netns()
-    run("ip", "link", "add", "up0", "type", "veth", "peer", "name", "far0", "netns", name)
-    for netns, link, addresses in ((None, "up0", (f"{NODE4}/24", f"{NODE6}/64")),
-                                   (name, "far0", (f"{OUTSIDE4}/24", f"{OUTSIDE6}/64"))):
-        where = ["-n", netns] if netns else []
-        for address in addresses:
-            run("ip", *where, "addr", "add", address, "dev", link, *(["nodad"] if ":" in address else []))
-        run("ip", *where, "link", "set", link, "up")
-    return name
 
 
 def fixed():
@@ -52,29 +26,29 @@ def masqueraded(name="pods4"):
 
 
 @pytest.mark.parametrize("plugin", ["bridge", "ptp"])
-def test_outside_sees_the_node_and_pods_see_each_other(node, pod_netns, outside, plugin):
+def test_external_hosts_see_the_node_and_pods_see_each_other(node, pod_netns, external, plugin):
     set_sysctl("net/ipv6/conf/default/accept_dad", "0")
     routes = ["0.0.0.0/0", "::/0"]
     conf = node.conf(*DUAL, type=plugin, ipMasq=True, isGateway=True, routes=routes)
     one, two = pod_netns(), pod_netns()
     node.add(conf, one)
     node.add(conf, two)
-    assert source_seen(one, outside, OUTSIDE4) == NODE4
-    assert source_seen(one, outside, OUTSIDE6) == NODE6
+    assert source_seen(one, external, EXTERNAL[4]) == NODE[4]
+    assert source_seen(one, external, EXTERNAL[6]) == NODE[6]
     assert source_seen(one, two, "10.22.0.3") == "10.22.0.2"
     assert source_seen(one, two, "fd00:22::3") == "fd00:22::2"
-    assert source_seen(one, None, NODE4) == "10.22.0.2"
+    assert source_seen(one, None, NODE[4]) == "10.22.0.2"
     node.delete(conf, one)
-    assert source_seen(two, outside, OUTSIDE4) == NODE4
+    assert source_seen(two, external, EXTERNAL[4]) == NODE[4]
 
 
-def test_pod_without_ip_masq_keeps_its_address(node, pod_netns, outside, conf):
+def test_pod_without_ip_masq_keeps_its_address(node, pod_netns, external, conf):
     masked, plain = pod_netns(), pod_netns()
     node.add(conf, masked)
     node.add({**conf, "ipMasq": False}, plain)
     assert masqueraded() == ["10.22.0.2"]
-    assert source_seen(plain, outside, OUTSIDE4, wait=1) in (None, "10.22.0.3")   # far0 may drop it: rp_filter
-    assert source_seen(masked, outside, OUTSIDE4) == NODE4
+    assert source_seen(plain, external, EXTERNAL[4], wait=1) in (None, "10.22.0.3")   # ext0 may drop it: rp_filter
+    assert source_seen(masked, external, EXTERNAL[4]) == NODE[4]
 
 
 def test_number_of_rules_does_not_grow_with_pods(node, pod_netns, conf):

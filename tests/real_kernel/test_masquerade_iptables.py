@@ -111,11 +111,11 @@ def test_other_rules_stay(node, pod, conf):
 
 def test_traffic_is_masqueraded(node, pod_netns, conf):
     outside, pod = pod_netns(), pod_netns()
-    run("ip", "link", "add", "up0", "type", "veth", "peer", "name", "far0", "netns", outside)
+    run("ip", "link", "add", "up0", "type", "veth", "peer", "name", "ext0", "netns", outside)
     run("ip", "addr", "add", "198.51.100.1/24", "dev", "up0")
     run("ip", "link", "set", "up0", "up")
-    run("ip", "-n", outside, "addr", "add", "198.51.100.9/24", "dev", "far0")
-    run("ip", "-n", outside, "link", "set", "far0", "up")
+    run("ip", "-n", outside, "addr", "add", "198.51.100.9/24", "dev", "ext0")
+    run("ip", "-n", outside, "link", "set", "ext0", "up")
     node.add({**conf, "isDefaultGateway": True}, pod)
     assert source_seen(pod, outside, "198.51.100.9") == "198.51.100.1"
 

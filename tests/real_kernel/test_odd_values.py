@@ -52,7 +52,7 @@ def paths(value, at=()):
 @pytest.fixture
 def documents(node):
     """A valid configuration of each plugin."""
-    run("ip", "link", "add", "up0", "type", "veth", "peer", "far0")
+    run("ip", "link", "add", "up0", "type", "veth", "peer", "ext0")
     run("ip", "link", "set", "up0", "up")
     subnet_file = node.subnet_file("10.22.0.0/24")
     made = {}

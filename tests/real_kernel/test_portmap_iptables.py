@@ -5,8 +5,8 @@ import shutil
 
 import pytest
 from real_kernel.node import cid_of, elements, run, set_sysctl, sysctl
-from real_kernel.portmap_chain import BRIDGE, DUAL, FAR, NODE, Chain, mapping
-from real_kernel.traffic import ask, listen, outside
+from real_kernel.portmap_chain import BRIDGE, DUAL, EXTERNAL, NODE, Chain, mapping
+from real_kernel.traffic import ask, listen
 
 from fastcni.kit.firewall import iptables
 
@@ -29,11 +29,6 @@ def chain(node):
     return Chain(node, node.conf(*DUAL, isDefaultGateway=True, hairpinMode=True, name="net1"), backend="iptables")
 
 
-@pytest.fixture
-def far(host_netns, pod_netns):
-    return outside(pod_netns)
-
-
 def nat(program="iptables"):
     """The nat table's rules and user-defined chains, as `iptables -S` prints them."""
     return [line for line in run(program, "-t", "nat", "-S").splitlines() if not line.startswith("-P")]
@@ -45,19 +40,19 @@ def own(program="iptables"):
 
 
 @FAMILIES
-def test_all_clients_reach_the_pod(chain, pod, pod_netns, far, family):
+def test_all_clients_reach_the_pod(chain, pod, pod_netns, external, family):
     other = pod_netns()
     conf = chain.add(pod, mapping(), mapping(8080, 80, "udp"))
     chain.add(other)
     with listen(pod, 80), listen(pod, 80, "udp"):
-        assert ask(far, NODE[family], 8080) == FAR[family]
-        assert ask(far, NODE[family], 8080, "udp") == FAR[family]
+        assert ask(external, NODE[family], 8080) == EXTERNAL[family]
+        assert ask(external, NODE[family], 8080, "udp") == EXTERNAL[family]
         assert ask(None, NODE[family], 8080) == NODE[family]
         assert ask(pod, NODE[family], 8080) == ask(other, NODE[family], 8080) == BRIDGE[family]
         if family == 4:
             assert ask(None, "127.0.0.1", 8080) == BRIDGE[4]
         chain.node.delete(conf, pod)
-        assert ask(far, NODE[family], 8080, wait=0.3) is None
+        assert ask(external, NODE[family], 8080, wait=0.3) is None
     assert own() == own("ip6tables") == []
     assert elements("hostports4") == []
 
@@ -100,8 +95,8 @@ def test_keys(chain, node, keys, there, not_there):
         run("ip6tables", "-t", "nat", "-N", "KUBE-MARK-MASQ")
     node.add(chain.alone(2, mapping(), **keys), "pod", cid="cid1")
     text = "\n".join(nat())
-    assert [words for words in there if words not in text] == []
-    assert [words for words in not_there if words in text] == []
+    assert [rule for rule in there if rule not in text] == []
+    assert [rule for rule in not_there if rule in text] == []
 
 
 def test_backend_is_the_one_that_the_keys_are_written_for(chain, node):
@@ -140,15 +135,15 @@ def test_more_ports_than_one_rule_takes(chain, node):
     assert "9039" in entries[-1]
 
 
-@pytest.mark.parametrize("theirs, ours, refused", [
+@pytest.mark.parametrize("held, wanted, refused", [
     ({}, {}, True), ({}, {"protocol": "udp"}, False), ({}, {"host_port": 8081}, False),
     ({"hostIP": "10.0.0.1"}, {"hostIP": "10.0.0.1"}, True), ({"hostIP": "10.0.0.1"}, {"hostIP": "10.0.0.2"}, False),
     ({"hostIP": "10.0.0.1"}, {}, True), ({}, {"hostIP": "10.0.0.1"}, True),
     ({"hostIP": "0.0.0.0"}, {"hostIP": "::"}, False)])
-def test_a_port_has_one_owner_for_each_protocol_and_address(chain, node, theirs, ours, refused):
-    node.add(chain.alone(2, mapping(**theirs)), "one")
+def test_a_port_has_one_owner_for_each_protocol_and_address(chain, node, held, wanted, refused):
+    node.add(chain.alone(2, mapping(**held)), "one")
     before = nat(), nat("ip6tables")
-    conf = chain.alone(3, mapping(9999), mapping(**ours))
+    conf = chain.alone(3, mapping(9999), mapping(**wanted))
     if refused:
         error = node.refused("ADD", conf, "two")
         assert error["code"] == 11
@@ -217,8 +212,8 @@ def test_del_removes_the_old_snat_chain(chain, node):
     conf = chain.alone(2, mapping())
     node.add(conf, "pod", cid="cid1")
     old = OWN.replace("DN", "SN")
-    for words in ("-N CNI-HOSTPORT-SNAT", f"-N {old}", f"-A CNI-HOSTPORT-SNAT -j {old}", f"-A {old} -j ACCEPT"):
-        run("iptables", "-t", "nat", *words.split())
+    for command in ("-N CNI-HOSTPORT-SNAT", f"-N {old}", f"-A CNI-HOSTPORT-SNAT -j {old}", f"-A {old} -j ACCEPT"):
+        run("iptables", "-t", "nat", *command.split())
     node.delete(conf, "pod", cid="cid1")
     assert own() == ["-N CNI-HOSTPORT-SNAT"]
 

@@ -34,7 +34,7 @@ def fixed():
 
 # -- the owner of a port -----------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("theirs, ours, refused", [
+@pytest.mark.parametrize("held, wanted, refused", [
     ({}, {}, True),
     ({}, {"protocol": "udp"}, False),
     ({}, {"protocol": "TCP"}, True),
@@ -49,10 +49,10 @@ def fixed():
     ({"hostIP": "::1"}, {"hostIP": "::"}, True),
     ({"hostIP": "fd00::1"}, {"hostIP": "127.0.0.1"}, False),
     ({"hostIP": "::ffff:10.0.0.1"}, {"hostIP": "10.0.0.1"}, True)])
-def test_a_port_has_one_owner_for_each_protocol_and_address(chain, node, theirs, ours, refused):
-    node.add(chain.alone(2, mapping(**theirs)), "one")
+def test_a_port_has_one_owner_for_each_protocol_and_address(chain, node, held, wanted, refused):
+    node.add(chain.alone(2, mapping(**held)), "one")
     before = mapped()
-    conf = chain.alone(3, mapping(9999), mapping(**ours))
+    conf = chain.alone(3, mapping(9999), mapping(**wanted))
     if not refused:
         node.add(conf, "two")
         node.delete(conf, "two")
@@ -362,10 +362,10 @@ BAD = {
 
 @pytest.mark.parametrize("what", BAD)
 def test_bad_mapping_is_refused_with_key_and_value(chain, node, what):
-    keys, code, words = BAD[what]
+    keys, code, msg = BAD[what]
     error = node.refused("ADD", chain.alone(2, {**mapping(), **keys}), "pod")
     assert error["code"] == code, error
-    assert words in error["msg"], error
+    assert msg in error["msg"], error
     assert node.refused("CHECK", chain.alone(2, {**mapping(), **keys}), "pod")["msg"].startswith("failed") is \
         ("load netconf" in error["msg"])
     assert run("nft", "list", "tables") == ""
@@ -393,11 +393,11 @@ BAD_KEYS = {
 
 @pytest.mark.parametrize("what", BAD_KEYS)
 def test_bad_key_is_refused(chain, node, what):
-    keys, code, words = BAD_KEYS[what]
+    keys, code, msg = BAD_KEYS[what]
     error = node.refused("ADD", {**chain.alone(2, mapping()), **keys}, "pod")
     assert error["code"] == code
     assert error["msg"].startswith("failed to parse config: ")
-    assert words in error["msg"]
+    assert msg in error["msg"]
     assert run("nft", "list", "tables") == ""
 
 

@@ -233,9 +233,9 @@ def test_check_finds_that_the_host_end_is_gone(node, pod, conf):
     result = node.add(conf, pod)
     mac = result["interfaces"][1]["mac"]
     run("ip", "-n", pod, "link", "del", "eth0")
-    for words in (f"link add eth0 address {mac} type veth peer name other", "link set other up", "link set eth0 up",
+    for command in (f"link add eth0 address {mac} type veth peer name other", "link set other up", "link set eth0 up",
                   "addr add 10.22.0.2/24 dev eth0", "route add default via 10.22.0.1"):
-        run("ip", "-n", pod, *words.split())
+        run("ip", "-n", pod, *command.split())
     assert "ptp: host end of eth0 was not found" in node.check_refused(conf, pod, result)
 
 
@@ -243,9 +243,9 @@ def test_check_finds_that_the_host_end_is_gone(node, pod, conf):
 def test_check_reports_the_change(node, pod, conf, what):
     result = node.add(conf, pod)
     node.check(conf, pod, result)
-    command, words = SPOILED[what]
+    command, msg = SPOILED[what]
     run("ip", "-n", pod, *command)
-    assert words in node.check_refused(conf, pod, result)
+    assert msg in node.check_refused(conf, pod, result)
 
 
 def test_check_needs_a_prev_result_and_a_veth(node, pod, conf):

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 from real_kernel.node import Inside, cid_of, elements, rules, run, set_sysctl
-from real_kernel.portmap_chain import DUAL, FAR, NODE, mapping
-from real_kernel.traffic import ask, listen, outside
+from real_kernel.portmap_chain import DUAL, EXTERNAL, NODE, mapping
+from real_kernel.traffic import add_external, ask, listen
 
 from fastcni.handle import restore as restore_one
 from fastcni.kernel import process
@@ -30,8 +30,8 @@ class Runtime:
 
     def __init__(self, node, tmp_path, backend, first=None):
         self.cni = CNI([], cache_dir=tmp_path / "cni", runner=InProcess())
-        ours = node.conf(*DUAL, isDefaultGateway=True, ipMasq=True, ipMasqBackend=backend, ipspoofchk=True)
-        plugins = [first or ours, {"type": "portmap", "backend": backend, "capabilities": {"portMappings": True}}]
+        bridge = node.conf(*DUAL, isDefaultGateway=True, ipMasq=True, ipMasqBackend=backend, ipspoofchk=True)
+        plugins = [first or bridge, {"type": "portmap", "backend": backend, "capabilities": {"portMappings": True}}]
         self.net = parse_list(json.dumps({"cniVersion": "1.0.0", "name": "net-a", "plugins": plugins}).encode())
 
     def rt(self, pod, *mappings, ifname="eth0"):
@@ -63,7 +63,7 @@ def firewall():
 @BACKENDS
 @pytest.mark.parametrize("how", FLUSHES)
 def test_restore_restores_flushed_rules_and_traffic_passes(runtime, node, pod_netns, backend, how):
-    pods, far = [pod_netns() for _ in range(2)], outside(pod_netns)
+    pods, external = [pod_netns() for _ in range(2)], add_external(pod_netns)
     it = runtime(backend)
     for number, pod in enumerate(pods):
         it.add(pod, mapping(8080 + number), mapping(9080 + number, protocol="udp"))
@@ -75,7 +75,7 @@ def test_restore_restores_flushed_rules_and_traffic_passes(runtime, node, pod_ne
     assert firewall() == before
     assert {key: value for key, value in node.left(*pods).items() if key != "rules"} == others
     with listen(pods[1], 80):
-        assert ask(far, NODE[4], 8081) == FAR[4]
+        assert ask(external, NODE[4], 8081) == EXTERNAL[4]
     for pod in pods:
         it.cni.delete(it.net, it.rt(pod))
     assert "10.22.0." not in str(node.left()["rules"])
@@ -181,15 +181,15 @@ def test_restore_restores_the_masquerade_of_ptp(runtime, node, pod):
     assert elements("pods4")
 
 
-@pytest.mark.parametrize(("conf", "words"), [
+@pytest.mark.parametrize(("conf", "msg"), [
     ({"type": "bridge", "ipMasq": True, "ipam": {"type": "host-local"}}, "Required prevResult missing"),
     ({"type": "bridge", "ipMasq": "yes"}, "ipMasq"),
     ({"type": "nobody"}, "unknown plugin type"),
     ({"type": "bridge", "macspoofchk": True, "prevResult": {"cniVersion": "1.0.0"}}, "does not tell of the pod's port"),
 ], ids=["no prevResult", "bad key", "unknown plugin", "no interfaces"])
-def test_restore_reports_attachments_that_it_cannot_restore(host_netns, conf, words):
+def test_restore_reports_attachments_that_it_cannot_restore(host_netns, conf, msg):
     env = {"CNI_CONTAINERID": "c", "CNI_NETNS": "/run/netns/x", "CNI_IFNAME": "eth0", "CNI_PATH": "/nowhere"}
-    with pytest.raises(CniError, match=words):
+    with pytest.raises(CniError, match=msg):
         restore_one(conf["type"], env, json.dumps({"cniVersion": "1.0.0", "name": "net-a", **conf}).encode(), Mode())
 
 
@@ -223,7 +223,7 @@ def test_a_pod_that_has_lost_its_link_is_not_restored(runtime, pod):
 
 def test_a_pod_of_a_macvlan_is_restored_where_its_master_is(node, pod, pod_netns, tmp_path):
     """Its result names no link of the host, and only the pod's namespace knows the host's by a number."""
-    run("ip", "link", "add", "up0", "type", "veth", "peer", "far0")
+    run("ip", "link", "add", "up0", "type", "veth", "peer", "ext0")
     it = Runtime(node, tmp_path, "nftables", first={"type": "macvlan", "master": "up0", "ipam": node.host_local()})
     it.add(pod, mapping())
     run("nft", "flush", "ruleset")

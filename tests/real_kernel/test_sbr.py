@@ -163,7 +163,7 @@ def test_a_hint_that_the_kernel_refuses_is_a_warning_and_its_route_stays(node, p
     assert table(pod, "main", 6) == [("fd00:23::/64", "")]
 
 
-@pytest.mark.parametrize("keys, words", [
+@pytest.mark.parametrize("keys, msg", [
     ({"gateways": ["10.23.0.1", "10.23.0.2", "::1"]},
      "gateways list cannot contain more than 2 entries (one IPv4, one IPv6)"),
     ({"gateways": ["10.23.0.1", "10.23.0.2"]},
@@ -174,9 +174,9 @@ def test_a_hint_that_the_kernel_refuses_is_a_warning_and_its_route_stays(node, p
     ({"table": "x"}, 'failed to load netconf: table: expected an integer from 1 up to 4294967295, got string "x"'),
     ({"addSourceHints": 1}, "failed to load netconf: addSourceHints: expected true or false, got number 1"),
 ])
-def test_bad_values_are_refused_but_not_by_del(node, pod, keys, words):
+def test_bad_values_are_refused_but_not_by_del(node, pod, keys, msg):
     error = node.refused("ADD", {**SBR, **keys}, pod, ifname="net1")
-    assert (error["code"], error["msg"]) == (7, words)
+    assert (error["code"], error["msg"]) == (7, msg)
     node.add(SBR, pod, ifname="net1")
     node.delete({**SBR, **keys}, pod, ifname="net1")
     assert rules(pod) == {}
@@ -227,18 +227,18 @@ def test_check_ignores_a_route_in_a_table_without_a_rule(node, pod):
     assert "Failed to find Gateway 10.23.0.1" in node.check_refused(node.second_network(), pod, result, ifname="net1")
 
 
-@pytest.mark.parametrize("words, change", [
+@pytest.mark.parametrize("msg, change", [
     ("sbr: no rule chooses a table for 10.23.0.2", "rule del from 10.23.0.2"),
     ("sbr: no rule chooses a table for fd00:23::2", "-6 rule del from fd00:23::2"),
     ("sbr: no default route via 10.23.0.1 in the table of 10.23.0.2", "route del default table 100"),
     ("sbr: no default route via fd00:23::1 in the table of fd00:23::2", "-6 route del default table 101"),
     ("Cannot find network interface net1", "link del net1"),
 ])
-def test_check_reports_missing_rules_and_routes(node, pod, words, change):
+def test_check_reports_missing_rules_and_routes(node, pod, msg, change):
     result = node.add(SBR, pod, ifname="net1")
     node.check(SBR, pod, result, ifname="net1")
     run("ip", "-n", pod, *change.split())
-    assert node.check_refused(SBR, pod, result, ifname="net1") == words
+    assert node.check_refused(SBR, pod, result, ifname="net1") == msg
 
 
 @pytest.mark.parametrize("gone", ["link", "addresses", "rules", "netns", "variable", "namespace under the path"])

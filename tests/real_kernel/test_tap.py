@@ -56,15 +56,14 @@ def open_tap(pod, name="eth0", flags=IFF_TAP | IFF_NO_PI):
 def may_open(pod, uid, gid, flags=IFF_TAP | IFF_NO_PI):
     """Return whether a process with these ids and without capabilities may open the device."""
     with Inside(pod):
-        words = [sys.executable, "-I", "-c", OPEN_AS, str(uid), str(gid), ifreq("eth0", flags).hex()]
-        done = subprocess.run(words, capture_output=True, text=True)
+        args = [sys.executable, "-I", "-c", OPEN_AS, str(uid), str(gid), ifreq("eth0", flags).hex()]
+        done = subprocess.run(args, capture_output=True, text=True)
     assert done.returncode == 0 or "Operation not permitted" in done.stderr, done.stderr
     return done.returncode == 0
 
 
 def arp_of(file, target, tries=10):
-    """Ask who has `target` as a station behind the device, again and again: a bridge takes a moment to see the carrier.
-    The MAC that answers, or None."""
+    """Send ARP requests for `target` through the device until one is answered. Return the MAC, or None."""
     ask = struct.pack("!HHHBBH", 0x0806, 1, 0x0800, 6, 4, 1) + STATION_MAC + socket.inet_aton(STATION)
     for _ in range(tries):
         file.write(b"\xff" * 6 + STATION_MAC + ask + bytes(6) + socket.inet_aton(target))
@@ -123,22 +122,22 @@ def test_frames_have_neither_packet_information_nor_a_header_of_virtio(node, pod
     assert tap(pod)["pi"] is tap(pod)["vnet_hdr"] is False
 
 
-@pytest.mark.parametrize("keys, words", [
+@pytest.mark.parametrize("keys, args", [
     ({}, ""), ({"multiQueue": True}, "multi_queue"), ({"owner": 70001}, "user 70001"), ({"group": 0}, "group 0"),
     ({"multiQueue": True, "owner": 0, "group": 4294967294}, "multi_queue user 0 group 4294967294")])
-def test_device_equals_the_one_that_ip_tuntap_creates(node, pod, layer2, keys, words):
+def test_device_equals_the_one_that_ip_tuntap_creates(node, pod, layer2, keys, args):
     """The reference calls `ip tuntap`."""
     node.add({**layer2, **keys}, pod)
     with Inside(pod):
-        run("ip", "tuntap", "add", "mode", "tap", "name", "other", *words.split())
+        run("ip", "tuntap", "add", "mode", "tap", "name", "other", *args.split())
     run("ip", "-n", pod, "link", "set", "other", "up")
 
-    def told(name):
+    def attributes(name):
         return {key: value for key, value in links(pod)[name].items() if key not in ("ifindex", "ifname", "address")}
 
     for name in ("eth0", "other"):          # up to a second later, the kernel notes that no program has the device open
-        assert eventually(lambda name=name: told(name)["operstate"] == "DOWN")
-    assert told("eth0") == told("other")
+        assert eventually(lambda name=name: attributes(name)["operstate"] == "DOWN")
+    assert attributes("eth0") == attributes("other")
 
 
 @pytest.mark.parametrize("keys, uid, gid, allowed", [
@@ -182,13 +181,13 @@ def test_mtu_is_the_kernels_or_the_one_asked_for(node, pod, conf):
     assert links(pod)["eth1"]["mtu"] == 9000
 
 
-@pytest.mark.parametrize("mtu, code, words", [(-1, 7, "mtu: expected an integer from 0"),
+@pytest.mark.parametrize("mtu, code, msg", [(-1, 7, "mtu: expected an integer from 0"),
                                               (65536, 999, "mtu greater than device maximum")])
-def test_mtu_that_no_tap_can_have_is_refused(node, pod, conf, mtu, code, words):
+def test_mtu_that_no_tap_can_have_is_refused(node, pod, conf, mtu, code, msg):
     before = node.left(pod)
     error = node.refused("ADD", {**conf, "mtu": mtu}, pod)
     assert error["code"] == code
-    assert words in error["msg"]
+    assert msg in error["msg"]
     assert node.left(pod) == before
 
 
@@ -348,12 +347,12 @@ def test_check_distinguishes_tap_from_tun(node, pod, layer2):
     assert node.check_refused(layer2, pod, result) == "container tap type tun does not match expected value: tap"
 
 
-@pytest.mark.parametrize("file, words", [("/nowhere/tun", "No such file or directory (errno 2)"),
+@pytest.mark.parametrize("file, msg", [("/nowhere/tun", "No such file or directory (errno 2)"),
                                          ("/dev/full", "Inappropriate ioctl for device (errno 25)")])
-def test_device_file_that_cannot_be_used_is_an_error(node, pod, conf, monkeypatch, file, words):
+def test_device_file_that_cannot_be_used_is_an_error(node, pod, conf, monkeypatch, file, msg):
     before = node.left(pod)
     monkeypatch.setattr(tun, "PATH", file)
-    assert node.refused("ADD", conf, pod)["msg"] == f"failed to create tap: {words}"
+    assert node.refused("ADD", conf, pod)["msg"] == f"failed to create tap: {msg}"
     assert node.left(pod) == before
 
 

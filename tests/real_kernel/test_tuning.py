@@ -17,7 +17,7 @@ ALL_KEYS = {"mac": "0a:00:00:00:00:01", "promisc": True, "mtu": 1400, "allmulti"
 
 @pytest.fixture
 def conf(node, pod):
-    """The configuration for a pod that a bridge has connected."""
+    """A configuration for a pod that a bridge has connected."""
     node.behind(node.conf("10.22.0.0/24", isGateway=True), pod)
     return tuning(node)
 
@@ -59,8 +59,8 @@ def test_sysctls_are_set_in_the_pod_and_nowhere_else(node, pod, conf):
 def test_the_forwarding_sysctl_makes_the_pod_forward(node, pod, pod_netns, conf):
     """The pod as a router between the bridge and a namespace behind it."""
     behind = pod_netns()
-    run("ip", "-n", pod, "link", "add", "eth9", "type", "veth", "peer", "far0", "netns", behind)
-    for netns, name, address in ((pod, "eth9", "10.23.0.1/24"), (behind, "far0", "10.23.0.2/24")):
+    run("ip", "-n", pod, "link", "add", "eth9", "type", "veth", "peer", "ext0", "netns", behind)
+    for netns, name, address in ((pod, "eth9", "10.23.0.1/24"), (behind, "ext0", "10.23.0.2/24")):
         run("ip", "-n", netns, "addr", "add", address, "dev", name)
         run("ip", "-n", netns, "link", "set", name, "up")
     run("ip", "-n", behind, "route", "add", "default", "via", "10.23.0.1")
@@ -91,7 +91,7 @@ def test_sysctls_can_be_in_args_alone(node, pod, conf):
     assert sysctl("net/ipv4/ip_forward", pod) == "1"
 
 
-@pytest.mark.parametrize("sysctls, code, words", [
+@pytest.mark.parametrize("sysctls, code, msg", [
     ({"kernel.hostname": "x"}, 7, 'invalid net sysctl key: "kernel.hostname"'),
     ({"net/../kernel/hostname": "x"}, 7, 'invalid net sysctl key: "net/../kernel/hostname"'),
     ({"net.ipv4.nothing": "1"}, 999, "open /proc/sys/net/ipv4/nothing: no such file or directory"),
@@ -99,9 +99,9 @@ def test_sysctls_can_be_in_args_alone(node, pod, conf):
     ({"net.ipv4.conf.IFNAME.none": "1"}, 999, "open /proc/sys/net/ipv4/conf/eth0/none: no such file or directory"),
     ({FORWARD: 1}, 7, f"failed to load netconf: sysctl.{FORWARD}: expected a string, got number 1"),
 ])
-def test_bad_sysctls_are_refused(node, pod, conf, sysctls, code, words):
+def test_bad_sysctls_are_refused(node, pod, conf, sysctls, code, msg):
     error = node.refused("ADD", {**conf, "sysctl": sysctls}, pod)
-    assert (error["code"], error["msg"]) == (code, words)
+    assert (error["code"], error["msg"]) == (code, msg)
 
 
 def test_a_repeated_key_is_refused(node, pod, conf):
@@ -144,12 +144,12 @@ def test_a_sysctl_that_no_line_allows_is_refused(node, pod, conf, allowlist):
     allowlist("  ^net\\.ipv4\\.conf\\.IFNAME\\.  \n\n^net.core\n")
     node.add({**conf, "sysctl": {NOTIFY: "1"}}, pod)
     conf["sysctl"] = {NOTIFY: "0", FORWARD: "1"}
-    words = f"Sysctl {FORWARD} is not allowed. Only the following sysctls are allowed: " \
+    msg = f"Sysctl {FORWARD} is not allowed. Only the following sysctls are allowed: " \
             "[^net\\.ipv4\\.conf\\.IFNAME\\. ^net.core]"
-    assert node.refused("ADD", conf, pod)["msg"] == words
+    assert node.refused("ADD", conf, pod)["msg"] == msg
     assert sysctl("net/ipv4/conf/eth0/arp_notify", pod) == "1"      # nothing was written
     error = node.refused("STATUS", conf)
-    assert (error["code"], error["msg"]) == (50, words)
+    assert (error["code"], error["msg"]) == (50, msg)
 
 
 def test_a_line_matches_any_part_of_a_name(node, pod, conf, allowlist):
@@ -231,7 +231,7 @@ def test_the_result_has_the_mac_as_it_was_written(node, pod, conf):
     node.check(node.conf("10.22.0.0/24", isGateway=True), pod, result)
 
 
-@pytest.mark.parametrize("keys, words", [
+@pytest.mark.parametrize("keys, msg", [
     ({"mac": "0a:00"}, "address 0a:00: invalid MAC address"),
     ({"mac": "0a:00:00:00:00:00:00:01"}, "address 0a:00:00:00:00:00:00:01: not the 6 bytes of an Ethernet address"),
     ({"mtu": -1}, "failed to load netconf: mtu: expected an integer from 0 up to 4294967295, got number -1"),
@@ -241,9 +241,9 @@ def test_the_result_has_the_mac_as_it_was_written(node, pod, conf):
                                             'got string "yes"'),
     ({"dataDir": "a\0b"}, "failed to load netconf: dataDir: a path has no NUL byte"),
 ])
-def test_bad_values_are_refused(node, pod, conf, keys, words):
+def test_bad_values_are_refused(node, pod, conf, keys, msg):
     error = node.refused("ADD", {**conf, **keys}, pod)
-    assert (error["code"], error["msg"]) == (7, words)
+    assert (error["code"], error["msg"]) == (7, msg)
 
 
 def test_bad_cni_args_are_refused_but_not_by_del(node, pod, conf):
@@ -362,7 +362,7 @@ def test_gc_removes_files_of_this_network_without_a_valid_attachment(node, pod, 
 
 # -- CHECK and STATUS -------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("words, asked, change", [
+@pytest.mark.parametrize("msg, asked, change", [
     ("configured value of /proc/sys/net/ipv4/ip_forward is 1, current value is 0", {"sysctl": {FORWARD: "1"}},
      "sysctl -q -w net.ipv4.ip_forward=0"),
     ("configured Ethernet of eth0 is 0a:00:00:00:00:01, current value is 0a:00:00:00:00:09",
@@ -374,11 +374,11 @@ def test_gc_removes_files_of_this_network_without_a_valid_attachment(node, pod, 
      "ip link set eth0 allmulticast off"),
     ("configured txQLen of eth0 is 77, current value is 78", {"txQLen": 77}, "ip link set eth0 txqueuelen 78"),
 ])
-def test_check_reports_each_difference(node, pod, conf, words, asked, change):
+def test_check_reports_each_difference(node, pod, conf, msg, asked, change):
     result = node.add({**conf, **asked}, pod)
     node.check({**conf, **asked}, pod, result)
     run("ip", "netns", "exec", pod, *change.split())
-    assert node.check_refused({**conf, **asked}, pod, result) == f"Error: Tuning {words}"
+    assert node.check_refused({**conf, **asked}, pod, result) == f"Error: Tuning {msg}"
 
 
 def test_check_accepts_other_white_space_and_reports_missing_sysctls(node, pod, conf):

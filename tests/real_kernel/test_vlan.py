@@ -8,26 +8,24 @@ DUAL = ("10.22.0.0/24", "fd00:22::/64")
 
 
 @pytest.fixture
-def far(node, pod_netns):
-    """A station of VLAN 5 in the master's network, behind link up0 of the host."""
-    name = pod_netns()
-    node.uplink(name)
-    run("ip", "-n", name, "addr", "flush", "dev", "far0")
-    for words in ("link add far5 link far0 type vlan id 5", "addr add 10.22.0.254/24 dev far5",
-                  "addr add fd00:22::fe/64 dev far5 nodad", "link set far5 up"):
-        run("ip", "-n", name, *words.split())
-    return name
+def neighbor(neighbor):
+    """The neighbor has its addresses in VLAN 5."""
+    run("ip", "-n", neighbor, "addr", "flush", "dev", "ext0")
+    for command in ("link add ext5 link ext0 type vlan id 5", "addr add 10.22.0.254/24 dev ext5",
+                  "addr add fd00:22::fe/64 dev ext5 nodad", "link set ext5 up"):
+        run("ip", "-n", neighbor, *command.split())
+    return neighbor
 
 
 @pytest.fixture
-def conf(node, far):
+def conf(node, neighbor):
     return node.conf(*DUAL, type="vlan", bridge=None, master="up0", vlanId=5)
 
 
-def test_pod_is_in_its_vlan_and_in_no_other(node, pod, pod_netns, far, conf):
+def test_pod_is_in_its_vlan_and_in_no_other(node, pod, pod_netns, neighbor, conf):
     result = node.add(conf, pod)
-    assert source_seen(pod, far, "10.22.0.254") == "10.22.0.2"
-    assert source_seen(pod, far, "fd00:22::fe") == "fd00:22::2"
+    assert source_seen(pod, neighbor, "10.22.0.254") == "10.22.0.2"
+    assert source_seen(pod, neighbor, "fd00:22::fe") == "fd00:22::2"
     link = links(pod)["eth0"]
     assert (link["linkinfo"]["info_kind"], link["linkinfo"]["info_data"]["id"]) == ("vlan", 5)
     assert link["linkinfo"]["info_data"]["protocol"] == "802.1Q"
@@ -36,7 +34,7 @@ def test_pod_is_in_its_vlan_and_in_no_other(node, pod, pod_netns, far, conf):
     node.check(conf, pod, result)
     other = pod_netns()
     node.add({**conf, "vlanId": 6}, other)
-    assert source_seen(other, far, "10.22.0.254", wait=0.5) is None
+    assert source_seen(other, neighbor, "10.22.0.254", wait=0.5) is None
     node.delete(conf, pod)
     assert set(links(pod)) == {"lo"}
     assert set(links()) == {"lo", "up0"}

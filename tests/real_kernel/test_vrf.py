@@ -65,10 +65,10 @@ def test_packets_to_the_pods_addresses_arrive_at_once(node, pod):
 
 @needs_vrf
 def test_addresses_stay_and_routes_move(node, pod):
-    for words in ("route add 198.51.100.9 dev net1 scope link src 10.23.0.2",
+    for command in ("route add 198.51.100.9 dev net1 scope link src 10.23.0.2",
                   "route add 198.51.100.0/24 via 198.51.100.9 dev net1 metric 7 mtu 1300",
                   "-6 route add 2001:db8:5::/48 via fd00:23::9 dev net1 src fd00:23::2"):
-        run("ip", "-n", pod, *words.split())
+        run("ip", "-n", pod, *command.split())
     node.add(VRF, pod, ifname="net1")
     assert addresses("net1", pod) == ["10.23.0.2/24", "fd00:23::2/64"]
     assert links(pod)["net1"]["master"] == "blue"
@@ -178,7 +178,7 @@ def test_a_link_with_a_master_is_refused(node, pod):
     assert node.left(pod) == before
 
 
-@pytest.mark.parametrize("keys, words", [
+@pytest.mark.parametrize("keys, msg", [
     ({"vrfname": None}, "configuration is expected to have a valid vrf name"),
     ({"vrfname": ""}, "configuration is expected to have a valid vrf name"),
     ({"vrfname": "a/b"}, "configuration is expected to have a valid vrf name"),
@@ -188,9 +188,9 @@ def test_a_link_with_a_master_is_refused(node, pod):
     ({"table": 1 << 32}, "failed to load netconf: table: expected an integer from 0 up to 4294967295, "
                          "got number 4294967296"),
 ])
-def test_bad_values_are_refused_but_not_by_del(node, pod, keys, words):
+def test_bad_values_are_refused_but_not_by_del(node, pod, keys, msg):
     error = node.refused("ADD", {**VRF, **keys}, pod, ifname="net1")
-    assert (error["code"], error["msg"]) == (7, words)
+    assert (error["code"], error["msg"]) == (7, msg)
     node.delete({**VRF, **keys}, pod, ifname="net1")
 
 

@@ -1,11 +1,11 @@
 """Traffic between namespaces: a server, a client, and the source address that the server sees.
 
     with listen(pod, 80, "tcp"):
-        assert ask(far, "198.51.100.1", 8080) == "198.51.100.9"
+        assert ask(external, "198.51.100.1", 8080) == "198.51.100.9"
 
 A server answers each request with the address that it came from. It is a thread of the test; its sockets stay in the
-namespace where they were opened. "sctp" needs no SCTP of the kernel but conntrack's: raw sockets send and receive one
-INIT chunk.
+namespace where they were opened. "sctp" uses raw sockets that send and receive one INIT chunk, so the kernel needs no
+SCTP but conntrack's.
 """
 
 import contextlib
@@ -26,24 +26,26 @@ def families(address):
     return socket.AF_INET6 if ":" in address else socket.AF_INET
 
 
-def outside(pod_netns, link="up0", net4="198.51.100", net6="2001:db8:", *, knows_the_way=False):
-    """A namespace beyond the node, at the end of the node's new `link`: its name. The node is net4.1 and net6:1, the
-    client net4.9 and net6:9. It has a default route only with `knows_the_way`."""
+def add_external(pod_netns, link="up0", net4="198.51.100", net6="2001:db8:", *, has_default_route=False):
+    """Add a network namespace outside the node, and a veth `link` of the node to it. Return the namespace's name.
+
+    The node's addresses are net4.1 and net6:1, the namespace's are net4.9 and net6:9.
+    """
     name = pod_netns()
-    run("ip", "link", "add", link, "type", "veth", "peer", "name", "far0", "netns", name)
-    for netns, end, number in ((None, link, 1), (name, "far0", 9)):
+    run("ip", "link", "add", link, "type", "veth", "peer", "name", "ext0", "netns", name)
+    for netns, end, number in ((None, link, 1), (name, "ext0", 9)):
         where = ["-n", netns] if netns else []
         run("ip", *where, "addr", "add", f"{net4}.{number}/24", "dev", end)
         run("ip", *where, "addr", "add", f"{net6}:{number}/64", "dev", end, "nodad")
         run("ip", *where, "link", "set", end, "up")
-    for gateway in (f"{net4}.1", f"{net6}:1") if knows_the_way else ():
+    for gateway in (f"{net4}.1", f"{net6}:1") if has_default_route else ():
         run("ip", "-n", name, "route", "add", "default", "via", gateway)
     return name
 
 
 @contextlib.contextmanager
 def listen(netns, port, protocol="tcp", address="::"):
-    """A server in a namespace (None: the node), of both families where `address` is ::."""
+    """Run a server in a namespace (None: the node). With the address :: it serves both families."""
     with Inside(netns):
         if protocol == "sctp":
             server = _SctpServer(port)
@@ -57,7 +59,7 @@ def listen(netns, port, protocol="tcp", address="::"):
 
 
 class _Thread:
-    """serve() runs in a thread, again and again, whenever one of `self.socks` is readable, until the server ends."""
+    """A thread that calls serve() for each readable socket of `self.socks`, until the server ends."""
 
     def __enter__(self):
         self.wake, self.waker = os.pipe()
@@ -78,7 +80,7 @@ class _Thread:
             if self.wake in readable:
                 return
             for sock in readable:
-                with contextlib.suppress(OSError):      # a client that has gone
+                with contextlib.suppress(OSError):      # the client has closed its socket
                     self.serve(sock)
 
 
@@ -104,9 +106,9 @@ def plain(address):
 
 
 def ask(netns, address, port, protocol="tcp", *, wait=5.0, source=None):
-    """A client in a namespace (None: the node) asks a server: the source address that the server sees, None where no
-    answer comes within `wait` seconds. `source` is (address, port) of the client. A datagram may be lost while
-    neighbours are found: the client sends another one."""
+    """Ask a server from a namespace (None: the node). Return the source address that the server sees, None if no answer
+    comes within `wait` seconds. source: (address, port) of the client. The client repeats a datagram, because the first
+    one may be lost during neighbour discovery."""
     with Inside(netns):
         family = families(address)
         client = _raw_sctp(family) if protocol == "sctp" else socket.socket(family, KINDS[protocol])

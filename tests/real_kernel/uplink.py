@@ -1,4 +1,4 @@
-"""A device of the host that host-device moves into pods, for its tests: a veth with a cable to a station."""
+"""A device of the host that host-device moves into pods, for its tests: a veth whose peer is in another namespace."""
 
 from real_kernel.node import addresses, links, run
 
@@ -7,7 +7,7 @@ MAC, OTHER_MAC = "0a:00:00:00:00:01", "0a:00:00:00:00:02"
 
 
 def add_uplink(node, pod_netns):
-    """The device up0; the station at its other end."""
+    """Add the device up0. Return the namespace of its peer."""
     name = pod_netns()
     node.uplink(name)
     run("ip", "addr", "add", "192.0.2.9/24", "dev", "up0")
@@ -15,12 +15,12 @@ def add_uplink(node, pod_netns):
 
 
 def conf_of(node, folder):
-    """The configuration that names it; `folder` keeps the file that DEL needs."""
+    """Return a configuration for up0. `folder` is dataDir, with the file that DEL needs."""
     return node.conf(*DUAL, type="host-device", bridge=None, device="up0", dataDir=str(folder))
 
 
 def naming(conf, **keys):
-    """The configuration with these keys in place of `device`."""
+    """Return the configuration with these keys in place of `device`."""
     return {**{key: value for key, value in conf.items() if key != "device"}, **keys}
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from fastcni.runtime import CNI, parse_list
 
-# Every call leaves NNN-<plugin>-<command>.env and .stdin; the answer is read from files too.
+# Each call writes NNN-<plugin>-<command>.env and .stdin. The answer comes from files.
 PLUGIN = """#!/bin/sh
 stage="$(dirname "$0")/.."
 call="$stage/calls/$(printf %03d "$(ls "$stage/calls" | wc -l)")-${0##*/}-$CNI_COMMAND"
@@ -22,7 +22,7 @@ exit 0
 
 
 class Call:
-    """One call that was made."""
+    """A recorded call of a plugin."""
 
     def __init__(self, stdin_file: Path):
         _, self.plugin, self.command = stdin_file.stem.rsplit("-", 2)
@@ -61,7 +61,7 @@ class Stage:
         return [Call(file) for file in sorted((self.where / "calls").glob("*.stdin"))]
 
     def called(self):
-        """["a ADD", "b ADD"]"""
+        """Return the calls as ["a ADD", "b ADD"]."""
         return [f"{call.plugin} {call.command}" for call in self.calls()]
 
     def forget_calls(self):
@@ -69,7 +69,7 @@ class Stage:
             file.unlink()
 
     def conf(self, name, content):
-        """Write a configuration file; content is bytes, text or a value."""
+        """Write a configuration file. content: bytes, text or a JSON value."""
         file = self.net_d / name
         file.parent.mkdir(exist_ok=True)
         if isinstance(content, bytes):
@@ -86,7 +86,7 @@ def stage(tmp_path):
 
 @pytest.fixture
 def cni(stage):
-    """A runtime on the stage, with three plugins that answer an ADD."""
+    """A runtime with three plugins that answer an ADD."""
     stage.plugin("a", "b", "c")
     for name in ("a", "b", "c"):
         stage.answer(name, "ADD", out='{"cniVersion":"1.1.0","interfaces":[{"name":"eth0"}]}')
@@ -95,7 +95,7 @@ def cni(stage):
 
 @pytest.fixture
 def net_of():
-    """Make a network list of plugin types or whole plugin configurations."""
+    """net_of(*plugins): a network list of plugin types or complete plugin configurations."""
     def make(*plugins, version="1.1.0", name="net", **extra):
         plugins = [it if isinstance(it, dict) else {"type": it} for it in plugins]
         content = {"name": name, "plugins": plugins, **extra}

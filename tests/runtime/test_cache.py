@@ -128,7 +128,7 @@ def test_attachments_skip_files_that_are_not_results(cache, tmp_path):
     assert len(cache.attachments()) == 2
 
 
-# What libcni has written, version by version. 0.7: the result alone; 0.8 on: an object of a kind, at first without
+# The files of libcni by version. 0.7: the result alone; 0.8 on: an object of a kind, at first without
 # containerId, before 1.2 without netns.
 INSIDE = (b'{"cniVersion":"1.0.0","interfaces":[{"name":"cni0","mac":"02:00:00:00:00:01"},{"name":"veth1"},'
           b'{"name":"net1","sandbox":"/run/netns/other"},{"name":"eth0","sandbox":"/run/netns/c"}],'

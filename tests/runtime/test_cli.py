@@ -8,6 +8,7 @@ import os
 import pty
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -207,13 +208,14 @@ def test_a_disabled_gc_is_reported(stage, fastcni):
     assert not stage.calls()
 
 
-def test_delete_without_plugin_directories(stage, fastcni, monkeypatch):                 # T10
+def test_without_plugin_directories_the_usual_ones_are_searched(stage, fastcni, monkeypatch):
+    """`fastcni gc` on a node took fastcni's plugins for others' because CNI_PATH was not set."""
     monkeypatch.setenv("CNI_PATH", "")
     answer = fastcni("del", "net", "/ns/x")
     assert answer.status == 1
-    assert answer.err.splitlines() == [f'Error: plugin type="b" (index 1 in {stage.net_d}/net.conflist) '
-                                       "failed (delete): no paths provided",
-                                       "Hint: set the plugin directory with --bin-dir or CNI_PATH"]
+    assert answer.err.splitlines()[0] == (
+        f'Error: plugin type="b" (index 1 in {stage.net_d}/net.conflist) failed (delete): '
+        'failed to find plugin "b" in path [/opt/cni/bin /usr/lib/cni /usr/libexec/cni]')
 
 
 @pytest.mark.parametrize("command", ["check", "del", "status"])
@@ -305,6 +307,29 @@ def test_netconf_shows_what_would_be_sent(stage, fastcni):
         step = json.loads(fastcni("netconf", "net", "--command", command).out)[0]
         assert step["env"]["CNI_CONTAINERID"] == ""
     assert not stage.calls()
+
+
+def test_netconf_strict_prints_what_the_page_shows(stage, fastcni):
+    stage.plugin("bridge", "portmap")
+    stage.conf("net.conflist", {"name": "net", "cniVersion": "1.1.0", "plugins": [
+        {"type": "bridge", "isGatway": True, "ipam": {"type": "host-local", "subnet": "10.1.0.0/24"},
+         "capabilities": {"portMappings": True}},
+        {"type": "portmap", "masqAll": "yes", "capabilities": {"portMappings": True}}]})
+    status, text = on_terminal(stage, "netconf", "--strict", "net")
+    file, _, text = text.replace(str(stage.bin), "/opt/cni/bin").partition("\n")
+    page = (Path(ROOT) / "docs" / "command.md").read_text(encoding="utf-8")
+    assert status == 1
+    assert file == f"{stage.net_d}/net.conflist"
+    assert f"``` {' '.join(text.split())} ```" in " ".join(page.split())        # lines are broken elsewhere
+
+    found = json.loads(fastcni("netconf", "--strict", "net").out)
+    assert [it["severity"] for it in found] == ["error", "warning", "warning", "error"]
+    assert stage.calls() == []
+
+
+def test_netconf_strict_says_that_it_finds_nothing(stage, fastcni):
+    assert on_terminal(stage, "netconf", "--strict", "net") == (0, "Network net: nothing found.\n")
+    assert fastcni("netconf", "--strict", "net").out == "[]\n"
 
 
 def test_netconf_names_the_plugins_that_would_not_be_called(stage, fastcni, alive_and_dead):

@@ -174,9 +174,9 @@ def test_a_broken_file_does_not_keep_another_network_from_being_used(stage, name
     # Deviation: the Go library refuses every network that is sorted behind it, and does not name the file.
     stage.conf("2.conflist", {"name": "net", "plugins": ONE})
     stage.conf(name, content)
-    told = []
-    assert load_network(stage.net_d, "net", told.append).name == "net"
-    assert [f"{stage.net_d}/1.conflist" in text for text in told] == [True] * (name == "1.conflist")
+    warnings = []
+    assert load_network(stage.net_d, "net", warnings.append).name == "net"
+    assert [f"{stage.net_d}/1.conflist" in text for text in warnings] == [True] * (name == "1.conflist")
 
 
 @pytest.mark.parametrize("name, content", [
@@ -211,9 +211,9 @@ def test_a_broken_file_is_logged_if_no_caller_takes_the_warning(stage, caplog):
 def test_a_fifo_among_the_files_is_skipped_and_not_waited_for(stage):
     os.mkfifo(stage.net_d / "1.conflist")
     stage.conf("2.conflist", {"name": "net", "plugins": ONE})
-    told = []
-    assert load_network(stage.net_d, "net", told.append).name == "net"
-    assert "1.conflist: not a regular file" in told[0]
+    warnings = []
+    assert load_network(stage.net_d, "net", warnings.append).name == "net"
+    assert "1.conflist: not a regular file" in warnings[0]
 
 
 def test_a_plugin_knows_its_place_and_its_file(stage):
@@ -262,9 +262,9 @@ def test_a_list_in_a_conf_file_is_no_plugin(stage):                             
 def test_a_dangling_link_before_the_match_is_skipped_with_a_warning(stage):
     (stage.net_d / "1.conflist").symlink_to("nowhere")
     stage.conf("2.conflist", {"name": "net", "plugins": ONE})
-    told = []
-    assert load_network(stage.net_d, "net", told.append).name == "net"
-    assert f"error reading {stage.net_d}/1.conflist: no such file or directory" in told[0]
+    warnings = []
+    assert load_network(stage.net_d, "net", warnings.append).name == "net"
+    assert f"error reading {stage.net_d}/1.conflist: no such file or directory" in warnings[0]
 
 
 def test_a_file_in_the_place_of_the_directory_is_an_error(stage):

@@ -115,7 +115,7 @@ def test_disable_gc_prevents_gc(stage, cni, net_of):  # L20
 
 
 class Own(Exec):
-    """Takes the plugins "a" and "b" of the stage for fastcni's own."""
+    """Have the runtime treat the plugins "a" and "b" as fastcni's."""
 
     def is_own(self, where):
         return where.endswith(("/a", "/b"))
@@ -123,7 +123,7 @@ class Own(Exec):
 
 @pytest.mark.parametrize("version", ["0.3.1", "1.0.0", "1.1.0"])
 def test_fastcnis_plugins_collect_in_every_version_and_report_it(stage, cni, net_of, version):
-    # libcni asks no plugin below 1.1.0, and a plugin that is asked says nothing.
+    # libcni calls no plugin below 1.1.0, and a plugin that is called reports nothing.
     cni.runner = Own()
     stage.answer("a", "GC", out='{"released":[{"plugin":"host-local","what":"address 10.1.0.5","of":"x eth0"}]}')
     report = cni.gc(net_of("a", "b", "c", version=version), [("ctr", "eth0")])
@@ -146,7 +146,7 @@ def test_a_report_of_gc_that_cannot_be_read_is_an_error(stage, cni, net_of):
 
 @pytest.mark.parametrize("on_the_node", [True, False])
 def test_only_an_attachment_whose_namespace_is_known_gone_is_stale(tmp_path, monkeypatch, on_the_node):
-    # In a container with processes of its own, "no such process" says nothing about the node's.
+    # In a container with a separate PID namespace, "no such process" does not mean the node's processes.
     monkeypatch.setattr(collect, "sees_processes", lambda: on_the_node)
     file = tmp_path / "no-namespace"
     file.write_text("")

@@ -11,7 +11,7 @@ from io import BytesIO
 import pytest
 
 import fastcni
-from fastcni.kit.call import invoke
+from fastcni.kit.call import invoke, search
 from fastcni.runtime import CNI, CniError, Exec, InProcess, Trace
 
 ENV = {"PATH": "/usr/bin:/bin"}
@@ -129,16 +129,16 @@ def test_the_error_of_find_gives_the_reason(stage):                             
         ("folder", [str(stage.bin)], f'failed to find plugin "folder" in path [{stage.bin}]'),
     ):
         with pytest.raises(CniError) as caught:
-            invoke.find(name, dirs)
+            search.find(name, dirs)
         assert str(caught.value) == message
-    assert invoke.find("a", ["/d1", f"{stage.bin}/../bin/", "/d2"]) == f"{stage.bin}/a"
+    assert search.find("a", ["/d1", f"{stage.bin}/../bin/", "/d2"]) == f"{stage.bin}/a"
 
 
 def test_an_empty_directory_is_the_current_one(stage, monkeypatch):
-    # Deviation: the Go library then lets PATH decide what is started.
+    # Deviation: the Go library then searches PATH.
     stage.plugin("a")
     monkeypatch.chdir(stage.bin)
-    assert invoke.find("a", ["/d1", ""]) == "./a"
+    assert search.find("a", ["/d1", ""]) == "./a"
 
 
 def test_the_error_of_a_plugin_that_cannot_be_started_gives_the_reason(stage):                          # L33
@@ -255,12 +255,12 @@ def test_a_delegate_sees_the_command_it_is_given(stage, monkeypatch):           
 def test_our_launchers_are_known_by_their_mark(stage):
     file = stage.bin / "bridge"
     file.write_bytes(b"\x7fELF\x02\x01\x01\x00\x00fastcni\x02\x00")
-    assert invoke.is_own(str(file))
-    assert not invoke.is_own(sys.executable)
-    assert not invoke.is_own(str(stage.bin))
-    assert not invoke.is_own(str(stage.bin / "absent"))
+    assert search.is_own(str(file))
+    assert not search.is_own(sys.executable)
+    assert not search.is_own(str(stage.bin))
+    assert not search.is_own(str(stage.bin / "absent"))
     file.write_bytes(b"short")
-    assert not invoke.is_own(str(file))
+    assert not search.is_own(str(file))
 
 
 @pytest.mark.parametrize("error, code", [(errno.EMFILE, 11), (errno.ENOMEM, 11), (errno.EIO, 5)])
@@ -273,11 +273,11 @@ def test_a_launcher_that_cannot_be_read_now_is_not_taken_for_a_foreign_plugin(st
         raise OSError(error, "")
 
     with monkeypatch.context() as patch:
-        patch.setattr(invoke, "read_file", refuse)
+        patch.setattr(search, "read_file", refuse)
         with pytest.raises(CniError, match=f"read plugin {file}: {os.strerror(error)}") as caught:
-            invoke.is_own(str(file))
+            search.is_own(str(file))
     assert caught.value.code == code
-    assert invoke.is_own(str(file))
+    assert search.is_own(str(file))
 
 
 def test_the_invoker_costs_a_one_shot_plugin_no_imports():
@@ -288,7 +288,7 @@ def test_the_invoker_costs_a_one_shot_plugin_no_imports():
         print(*sys.modules)"""
     out = subprocess.run([sys.executable, "-ISc", code], check=True, capture_output=True, text=True).stdout
     assert not set(out.split()) & {
-        "orjson", "json", "re", "dataclasses", "typing", "ipaddress", "socket", "subprocess", "logging",
+        "json", "re", "dataclasses", "typing", "ipaddress", "socket", "subprocess", "logging",
         "pathlib", "enum", "contextlib", "functools", "collections"}
 
 

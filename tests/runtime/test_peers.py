@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from fastcni.kit.call import invoke
+from fastcni.kit.call import search
 from fastcni.runtime import CNI, CniError, InProcess, PluginError, RuntimeConf, parse_list
 from fastcni.spec import json
 
@@ -13,7 +13,7 @@ RT = RuntimeConf("ctr", "/nonexistent/ns", "eth0")
 
 
 def is_go(name):
-    return os.path.isfile(f"{GO}/{name}") and not invoke.is_own(f"{GO}/{name}")
+    return os.path.isfile(f"{GO}/{name}") and not search.is_own(f"{GO}/{name}")
 
 
 needs_go = pytest.mark.skipif(not is_go("host-local"), reason=f"the Go host-local is not in {GO}")

@@ -28,8 +28,8 @@ def cache(tmp_path):
 
 
 @pytest.fixture
-def told(monkeypatch):
-    """[(type, variables, stdin)] of the calls. A plugin that is told `"refuse": true` fails."""
+def calls(monkeypatch):
+    """[(type, variables, stdin)] of the calls. A plugin with `"refuse": true` in its configuration fails."""
     calls = []
 
     def restore_one(kind, env, stdin, mode):
@@ -48,12 +48,12 @@ def remember(cache, cid, *plugins, netns=NETNS, network="net", version="1.0.0", 
     cache.write(network, config, rt, {**result, "cniVersion": version})
 
 
-def test_each_plugin_with_firewall_state_gets_the_input_of_a_check(cache, told):
-    remember(cache, "c1", BRIDGE, {"type": "tuning"}, PORTMAP, {"type": "somebody-elses"})
+def test_each_plugin_with_firewall_state_gets_the_input_of_a_check(cache, calls):
+    remember(cache, "c1", BRIDGE, {"type": "tuning"}, PORTMAP, {"type": "of-another-project"})
     done = restoring.restore(cache, {"PATH": "/sbin"})
     assert (done.attachments, done.plugins, done.gone, done.failed) == (1, 2, 0, ())
-    assert [kind for kind, _, _ in told] == ["bridge", "portmap"]
-    _, env, stdin = told[1]
+    assert [kind for kind, _, _ in calls] == ["bridge", "portmap"]
+    _, env, stdin = calls[1]
     assert {key: env[key] for key in env if key != "CNI_PATH"} == {
         "PATH": "/sbin", "CNI_COMMAND": "CHECK", "CNI_CONTAINERID": "c1", "CNI_NETNS": NETNS, "CNI_IFNAME": "eth0",
         "CNI_ARGS": "K=V"}
@@ -62,41 +62,41 @@ def test_each_plugin_with_firewall_state_gets_the_input_of_a_check(cache, told):
 
 
 @pytest.mark.parametrize("version", ["0.3.1", "0.4.0", "1.1.0"])
-def test_plugins_of_versions_without_check_get_the_result_too(cache, told, version):
+def test_plugins_of_versions_without_check_get_the_result_too(cache, calls, version):
     remember(cache, "c1", BRIDGE, version=version)
     restoring.restore(cache)
-    assert told[0][2]["prevResult"]["cniVersion"] == told[0][2]["cniVersion"] == version
+    assert calls[0][2]["prevResult"]["cniVersion"] == calls[0][2]["cniVersion"] == version
 
 
 @pytest.mark.parametrize("netns", ["{folder}/that-is-no-more", "/etc/passwd"])
-def test_an_attachment_whose_namespace_is_gone_is_left_out(cache, told, netns, tmp_path):
+def test_an_attachment_whose_namespace_is_gone_is_left_out(cache, calls, netns, tmp_path):
     remember(cache, "c1", BRIDGE, netns=netns.format(folder=tmp_path))
     remember(cache, "c2", BRIDGE)
     done = restoring.restore(cache)
     assert (done.attachments, done.gone) == (1, 1)
-    assert [env["CNI_CONTAINERID"] for _, env, _ in told] == ["c2"]
+    assert [env["CNI_CONTAINERID"] for _, env, _ in calls] == ["c2"]
 
 
-def test_a_cache_without_netns_is_restored_in_the_sandbox_of_its_result(cache, told):
+def test_a_cache_without_netns_is_restored_in_the_sandbox_of_its_result(cache, calls):
     """libcni before 1.2 (containerd 1.6, podman 4) writes no netns: the pods counted as gone."""
     remember(cache, "c1", BRIDGE, netns="")
     done = restoring.restore(cache)
     assert (done.attachments, done.gone, done.failed) == (1, 0, ())
-    assert told[0][1]["CNI_NETNS"] == NETNS
+    assert calls[0][1]["CNI_NETNS"] == NETNS
 
 
-def test_an_attachment_without_a_recorded_namespace_is_a_failure(cache, told):
+def test_an_attachment_without_a_recorded_namespace_is_a_failure(cache, calls):
     remember(cache, "c1", BRIDGE, netns="", result={"cniVersion": "0.2.0", "ip4": {"ip": "10.0.0.2/24"}},
              version="0.2.0")
     remember(cache, "c2", {"type": "tuning"}, netns="", result={"cniVersion": "0.2.0"}, version="0.2.0")
     done = restoring.restore(cache)
     assert [str(it) for it in done.failed] == [
         "eth0 of container c1 in network net: the cache does not name its network namespace"]
-    assert not told
+    assert not calls
     assert done.gone == 0
 
 
-def test_a_restore_that_does_not_see_the_nodes_namespaces_fails(cache, told, tmp_path):
+def test_a_restore_that_does_not_see_the_nodes_namespaces_fails(cache, calls, tmp_path):
     """In a container without the node's /run/netns every pod counted as gone, with exit status 0."""
     remember(cache, "c1", BRIDGE, netns=f"{tmp_path}/no-such-folder/pod")
     done = restoring.restore(cache)
@@ -104,7 +104,7 @@ def test_a_restore_that_does_not_see_the_nodes_namespaces_fails(cache, told, tmp
     assert "are these the mounts and the processes of the node?" in str(done.failed[0])
 
 
-def test_a_bare_result_of_a_living_pod_is_a_failure(cache, told, tmp_path):
+def test_a_bare_result_of_a_living_pod_is_a_failure(cache, calls, tmp_path):
     """libcni before 0.8 wrote no configuration: nothing can be restored from it, and restore reports that."""
     (tmp_path / "cni/results").mkdir(parents=True)
     (tmp_path / "cni/results/net-c1-eth0").write_text(json.dumps(RESULT))
@@ -116,7 +116,7 @@ def test_a_bare_result_of_a_living_pod_is_a_failure(cache, told, tmp_path):
     assert done.gone == 1
 
 
-def test_an_attachment_whose_del_has_begun_is_left_out_unless_it_was_added_again(cache, told, tmp_path):
+def test_an_attachment_whose_del_has_begun_is_left_out_unless_it_was_added_again(cache, calls, tmp_path):
     for cid in ("deleted", "added-again", "no-del", "gone"):
         remember(cache, cid, BRIDGE)
     for cid, seconds in (("deleted", 100), ("added-again", 300), ("no-del", 100)):
@@ -128,28 +128,28 @@ def test_an_attachment_whose_del_has_begun_is_left_out_unless_it_was_added_again
         return began.get(it.container_id, 0.0)
 
     restoring.restore(cache, deleted_at=deleted_at)
-    assert [env["CNI_CONTAINERID"] for _, env, _ in told] == ["added-again", "no-del"]
+    assert [env["CNI_CONTAINERID"] for _, env, _ in calls] == ["added-again", "no-del"]
 
 
-def test_an_attachment_of_a_single_plugin_is_restored_too(cache, told):
+def test_an_attachment_of_a_single_plugin_is_restored_too(cache, calls):
     remember(cache, "c1", config=json.dumps({**BRIDGE, "name": "net", "cniVersion": "1.0.0"}).encode())
     restoring.restore(cache)
-    assert told[0][0] == "bridge"
-    assert told[0][2]["prevResult"]
+    assert calls[0][0] == "bridge"
+    assert calls[0][2]["prevResult"]
 
 
-def test_restore_continues_after_failures_and_reports_all(cache, told):
+def test_restore_continues_after_failures_and_reports_all(cache, calls):
     remember(cache, "c1", {**BRIDGE, "refuse": True}, PORTMAP)
     remember(cache, "c2", config=b"[]")
     remember(cache, "c3", BRIDGE)
     done = restoring.restore(cache)
-    assert [kind for kind, _, _ in told] == ["bridge", "portmap", "bridge"]
+    assert [kind for kind, _, _ in calls] == ["bridge", "portmap", "bridge"]
     assert (done.attachments, done.plugins) == (2, 3)
     assert [(it.attachment.container_id, it.plugin) for it in done.failed] == [("c1", "bridge"), ("c2", "")]
     assert str(done.failed[0]) == "bridge of eth0 of container c1 in network net: no, thanks"
 
 
-def test_the_command_prints_the_counts_and_exits_1_after_a_failure(cache, told, capfd):
+def test_the_command_prints_the_counts_and_exits_1_after_a_failure(cache, calls, capfd):
     remember(cache, "c1", BRIDGE)
     assert entry_point.run(["restore", "--cache-dir", cache.directory]) == 0
     assert json.loads(capfd.readouterr().out) == {"attachments": 1, "plugins": 1, "gone": 0, "elsewhere": 0,
@@ -161,7 +161,7 @@ def test_the_command_prints_the_counts_and_exits_1_after_a_failure(cache, told, 
          "msg": "no, thanks"}]
 
 
-def test_an_attachment_from_before_the_last_boot_is_gone(cache, told, tmp_path):
+def test_an_attachment_from_before_the_last_boot_is_gone(cache, calls, tmp_path):
     """/run is empty then: restore does not ask whether this is the node's mount namespace."""
     remember(cache, "c1", BRIDGE, netns=f"{tmp_path}/no-such-folder/pod")
     os.utime(tmp_path / "cni/results/net-c1-eth0", (1, 1))
@@ -174,7 +174,7 @@ def test_a_restore_function_takes_a_request_and_a_configuration(kind):
     assert function is None or [*inspect.signature(function).parameters] == ["req", "conf"]
 
 
-def test_an_empty_cache_needs_no_restore(cache, told, capfd):
+def test_an_empty_cache_needs_no_restore(cache, calls, capfd):
     assert entry_point.run(["restore", "--cache-dir", cache.directory]) == 0
     assert json.loads(capfd.readouterr().out) == {"attachments": 0, "plugins": 0, "gone": 0, "elsewhere": 0,
                                                    "failed": []}

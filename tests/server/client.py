@@ -12,8 +12,8 @@ from pathlib import Path
 
 from fastcni.server.protocol import HEAD, MAGIC, NETNS, VERSION
 
-START = 60              # seconds that a server may take to listen
-LIMIT = 40              # for one answer
+START_TIMEOUT_S = 60    # until the server listens
+ANSWER_TIMEOUT_S = 40   # for one answer
 
 
 def eventually(claim, seconds=30):
@@ -28,13 +28,13 @@ def block(plugin, env):
 
 
 def packed(plugin, env, stdin=b"", descriptors=0, magic=MAGIC, version=VERSION):
-    """The bytes of a request."""
+    """Return the bytes of a request."""
     environment = block(plugin, env)
     return HEAD.pack(magic, version, descriptors, len(environment)) + environment + stdin
 
 
 class Answer:
-    """status (None: the connection was closed without one), stdout, stderr."""
+    """The answer to a request. status: None if the connection was closed without an answer."""
 
     def __init__(self, data, fds=()):
         self.status, self.stdout, self.stderr = None, b"", b""
@@ -52,11 +52,11 @@ class Answer:
 
 
 class Pending:
-    """A request that was sent: answer() waits for what comes, leave() hangs up."""
+    """A request that was sent. answer() waits for the Answer, close() closes the connection."""
 
     def __init__(self, path, data, fds):
         self.conn = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.conn.settimeout(LIMIT)
+        self.conn.settimeout(ANSWER_TIMEOUT_S)
         self.conn.connect(path)
         self.conn.sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else [])
 
@@ -68,12 +68,12 @@ class Pending:
             fds.frombytes(rights)
         return Answer(data, fds)
 
-    def leave(self):
+    def close(self):
         self.conn.close()
 
 
 class Server:
-    """`with Server(folder, "--workers", "1") as server:` a child that serves in this thread's network namespace."""
+    """`with Server(folder, "--workers", "1") as server:` runs `fastcni serve` in this thread's network namespace."""
 
     def __init__(self, folder, *options, env=None, before=(), program=("-m", "fastcni", "serve", "--socket")):
         """before: arguments of a program that executes the server. program: arguments before the path."""
@@ -86,8 +86,8 @@ class Server:
             self.process = subprocess.Popen([*self.before, sys.executable, *self.program, self.path,
                                              *self.options], stderr=log, env={**os.environ, **self.env})
         try:
-            assert eventually(lambda: self.process.poll() is not None or self.listens(), START)
-            assert self.process.poll() is None, self.said()
+            assert eventually(lambda: self.process.poll() is not None or self.listens(), START_TIMEOUT_S)
+            assert self.process.poll() is None, self.log_text()
         except BaseException:
             self.__exit__()
             raise
@@ -98,20 +98,20 @@ class Server:
         self.process.wait()
 
     def stop(self):
-        """SIGTERM, and the exit status."""
+        """End the server by SIGTERM. Return its exit status."""
         self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(LIMIT)
+        return self.process.wait(ANSWER_TIMEOUT_S)
 
     def listens(self):
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as conn:
             return conn.connect_ex(str(self.path)) == 0
 
-    def said(self):
+    def log_text(self):
         return self.log.read_text() if self.log.exists() else ""
 
-    def lines(self, *words):
+    def lines(self, *texts):
         """Return the log lines that contain all of these texts."""
-        return [line for line in self.said().splitlines() if all(word in line for word in words)]
+        return [line for line in self.log_text().splitlines() if all(text in line for text in texts)]
 
     @property
     def descriptors(self):
@@ -119,7 +119,7 @@ class Server:
 
     @property
     def resident(self):
-        """Bytes of memory."""
+        """Return the resident memory in bytes."""
         return int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
     @property
@@ -127,7 +127,7 @@ class Server:
         return len(os.listdir(f"/proc/{self.process.pid}/task"))
 
     def send(self, command, conf, pod="", *, plugin=None, cid=None, ifname="eth0", env=None):
-        """A request as the launcher makes it, from this thread's namespace; Pending."""
+        """Send a request as the launcher does, from this thread's namespace. Return it as Pending."""
         path = pod if not pod or pod.startswith("/") else f"/run/netns/{pod}"
         variables = {"CNI_COMMAND": command, "CNI_CONTAINERID": cid or f"c-{os.path.basename(pod)}", "CNI_NETNS": path,
                      "CNI_IFNAME": ifname, "CNI_PATH": self.cni_path, **(env or {})}
@@ -147,7 +147,7 @@ class Server:
 
     def ok(self, command, conf, pod="", **more):
         answer = self.call(command, conf, pod, **more)
-        assert answer.status == 0, f"{answer.status} {answer.stdout} {self.said()[-2000:]}"
+        assert answer.status == 0, f"{answer.status} {answer.stdout} {self.log_text()[-2000:]}"
         return answer.document
 
     def refused(self, command, conf, pod="", **more):

@@ -5,7 +5,6 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from modes import WarmInProcess
 from real_kernel.node import Node, set_sysctl
 from real_kernel.portmap_chain import DUAL, Chain
 from server.client import Server, eventually
@@ -43,16 +42,8 @@ def pod(node, pod_netns):
 
 
 @pytest.fixture
-def warm(node):
-    """A server's mode, for the calling thread's namespace."""
-    mode = WarmInProcess()
-    yield mode
-    mode.release()
-
-
-@pytest.fixture
 def local(node, tmp_path, monkeypatch, plugins):
-    """local(**options): a server in this process; stopped at the end with all of its workers."""
+    """local(**options): a server in this process. At the end it is stopped, with all of its workers."""
     running = []
 
     def make(**options):
@@ -68,7 +59,7 @@ def local(node, tmp_path, monkeypatch, plugins):
 
 @pytest.fixture
 def start(root, tmp_path, plugins, host_netns):
-    """start(*options): a running server, which knows where its delegates are; killed at the end."""
+    """start(*options): run a server whose CNI_PATH is the plugins' folder. It is killed at the end."""
     running = []
 
     def make(*options, **more):
@@ -89,7 +80,7 @@ def server(start):
 
 @pytest.fixture
 def make_watch(node):
-    """make_watch(replay, at_start): a Watch of the test's namespace with a Log; it attends only when it is called."""
+    """make_watch(replay, at_start): a Watch of the test's namespace with a Log. Tests call its attend()."""
     made = []
 
     def make(replay=None, at_start=False):
@@ -98,11 +89,11 @@ def make_watch(node):
         made.append((it, home))
         attend = it.attend
 
-        def in_its_own_thread(started):
+        def attend_in_a_thread(started):
             with ThreadPoolExecutor(1, initializer=name_thread) as pool:
                 pool.submit(attend, started).result()
 
-        it.attend = in_its_own_thread
+        it.attend = attend_in_a_thread
         return it
 
     yield make
@@ -113,7 +104,7 @@ def make_watch(node):
 
 @pytest.fixture
 def watch(make_watch):
-    """A Watch that has read the present state."""
+    """A Watch that has read the current state."""
     it = make_watch()
     it.attend(time.monotonic())
     return it
@@ -121,7 +112,7 @@ def watch(make_watch):
 
 @pytest.fixture
 def net(node):
-    """A bridge that masquerades and guards, with portmap behind it."""
+    """A chain of a bridge with ipMasq and ipspoofchk, and portmap."""
     set_sysctl("net/ipv6/conf/default/accept_dad", "0")
     return Chain(node, node.conf(*DUAL, isDefaultGateway=True, hairpinMode=True, ipMasq=True, ipspoofchk=True))
 
@@ -136,7 +127,7 @@ echo '{{"cniVersion": "1.0.0", "ips": [{{"address": "10.22.0.9/24", "gateway": "
 
 
 class Slow:
-    """slow(seconds): keys of a network whose IPAM plugin, not fastcni's, takes that long; and CNI_PATH for it."""
+    """slow(seconds): install an IPAM plugin whose ADD takes that long. Return (network keys, variables)."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -148,7 +139,7 @@ class Slow:
         return {"ipam": {"type": "slow-ipam"}}, {"CNI_PATH": str(self.folder)}
 
     def started(self, count=1, seconds=30):
-        """Return how often it was started."""
+        """Return whether it was started `count` times within `seconds`."""
         log = self.folder / "slow.log"
         return eventually(lambda: log.exists() and len(log.read_text().split()) >= count, seconds)
 

@@ -2,7 +2,7 @@
 
 from real_kernel.node import elements, rules, run
 
-LONG_ENOUGH = 0.3               # seconds, for what must not happen
+LONG_ENOUGH = 0.3               # seconds: an unwanted event would have happened by then
 
 
 class Log:
@@ -18,12 +18,12 @@ class Log:
 
 
 def ruleset():
-    """Return the whole ruleset, unordered."""
+    """Return all items of the ruleset, sorted."""
     return sorted(map(str, rules()))
 
 
-def nft(words):
-    run("nft", *words.split())
+def nft(args):
+    run("nft", *args.split())
 
 
 def restored(server):
@@ -31,7 +31,7 @@ def restored(server):
 
 
 def add(server, net, pod, *mappings):
-    """ADD of both plugins; portmap's configuration, for DEL."""
+    """Add a pod by both plugins. Return portmap's configuration, for DEL."""
     conf = net.portmap(*mappings, prevResult=server.ok("ADD", net.first, pod))
     server.ok("ADD", conf, pod)
     return conf

@@ -1,4 +1,4 @@
-"""A server in the test's process, for faults that cannot be caused in another process; same client as Server."""
+"""A server in the test's process, for faults that cannot be caused in another process. The client is Server's."""
 
 import os
 import sys
@@ -21,8 +21,8 @@ from fastcni.server.workers import Workers, environment, preload
 
 
 class Local(Server):
-    """The parts of service.serve(), without signals and the process's settings; its workers are threads that
-    begin in this thread's network namespace."""
+    """The parts of service.serve(), without signals and the process's settings. Its workers are threads of this
+    process, at first in this thread's network namespace."""
 
     def __init__(self, folder, monkeypatch, *, workers=4, busy=3, queue_timeout_s=60.0, level="info", fmt="logfmt",
                  log=None):
@@ -61,9 +61,9 @@ class Local(Server):
             self.hosts.close()
         with suppress(OSError):
             self.file.close()
-        assert ended, "workers did not come to their end"
+        assert ended, "workers did not end"
 
     @property
     def workers(self):
-        """Threads that are alive."""
+        """Return the number of threads that are alive."""
         return sum(thread.is_alive() for thread in self.pool.threads)

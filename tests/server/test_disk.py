@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+from errno import ENOSPC
 
 import pytest
 
@@ -25,7 +26,7 @@ def fill(folder):
             while filler.write(bytes(4096)):
                 continue
         except OSError as e:
-            assert e.errno == 28
+            assert e.errno == ENOSPC
 
 
 def with_addresses_in(folder, conf):

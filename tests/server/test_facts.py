@@ -12,7 +12,7 @@ from fastcni.kit.links import find
 
 
 class Asked:
-    """ask() that counts how often it was asked."""
+    """A question whose ask() counts its calls."""
 
     def __init__(self, ask):
         self.ask, self.count = ask, 0
@@ -80,12 +80,12 @@ def test_a_link_that_took_the_name_of_another_is_it(bridge, warm):
 
 
 def test_changes_of_other_links_wake_no_thread(bridge, warm):
-    heard = warm.facts.received
+    received = warm.facts.received
     run("ip", "link", "add", "veth-x", "type", "veth", "peer", "name", "veth-y")
     run("ip", "link", "set", "veth-x", "up")
     run("ip", "addr", "add", "10.1.1.1/24", "dev", "veth-x")
     run("ip", "link", "del", "veth-x")
-    assert bridge() and warm.facts.received == heard
+    assert bridge() and warm.facts.received == received
 
 
 def test_addresses_are_asked_for_again_when_one_comes_or_goes(bridge, warm):
@@ -95,9 +95,14 @@ def test_addresses_are_asked_for_again_when_one_comes_or_goes(bridge, warm):
     def recall():
         return [item.packed[-1] for item in warm.recall(("addresses", index, uapi.AF_INET), ask)]
 
-    assert recall() == [] and recall() == [] and ask.again()
+    assert recall() == []
+    assert recall() == []
+    assert ask.again()
     run("ip", "addr", "add", "10.1.1.7/24", "dev", "br0")
-    assert recall() == [7] and ask.again() and recall() == [7] and not ask.again()
+    assert recall() == [7]
+    assert ask.again()
+    assert recall() == [7]
+    assert not ask.again()
     run("ip", "addr", "del", "10.1.1.7/24", "dev", "br0")
     assert recall() == []
 
@@ -120,7 +125,10 @@ def test_a_table_is_asked_about_again_when_it_changes(warm, change):
     run("nft", "add", "set", "inet", "t", "s", "{ type ipv4_addr; }")
     ask = Asked(lambda: True)
     key = ("nftables", "t", 1, "c")
-    assert warm.recall(key, ask) and ask.again() and warm.recall(key, ask) and not ask.again()
+    assert warm.recall(key, ask)
+    assert ask.again()
+    assert warm.recall(key, ask)
+    assert not ask.again()
     run("nft", "add", "element", "inet", "t", "s", "{ 10.0.0.1 }")
     run("nft", "add", "chain", "inet", "other", "c")
     assert warm.recall(key, ask) and not ask.again()        # elements come with every pod, and others are others
@@ -166,8 +174,10 @@ def test_changes_that_do_not_fit_the_buffer_are_not_missed(bridge, warm):
     warm.facts.route.setsockopt(SOL_SOCKET, SO_RCVBUF, 1)
     for mtu in range(1300, 1330):
         run("ip", "link", "set", "br0", "mtu", str(mtu))
-    heard = warm.facts.received
-    assert bridge().mtu == 1329 and warm.facts.received > heard and bridge.ask.again()
+    received = warm.facts.received
+    assert bridge().mtu == 1329
+    assert warm.facts.received > received
+    assert bridge.ask.again()
     assert bridge().mtu == 1329 and not bridge.ask.again()
     run("ip", "link", "set", "br0", "mtu", "1400")
     assert bridge().mtu == 1400
@@ -192,14 +202,17 @@ def test_a_table_changed_while_it_is_read_is_not_remembered(warm):
     run("nft", "add", "chain", "inet", "t", "c")
     ask = Asked(lambda: run("nft", "add", "rule", "inet", "t", "c", "accept") or True)
     key = ("nftables", "t", 1, "c")
-    assert warm.recall(key, ask) and ask.again() and warm.recall(key, ask) and ask.again()
+    assert warm.recall(key, ask)
+    assert ask.again()
+    assert warm.recall(key, ask)
+    assert ask.again()
 
 
 def test_many_threads_see_the_current_state(bridge, warm):
     """Threads ask while another one changes the link. None gets a state older than the change that it waited for."""
     seen, stop = [], threading.Event()
 
-    def look():
+    def read_bridge():
         sock = wire.open_socket()
         while not stop.is_set():
             before = state[0]
@@ -209,7 +222,7 @@ def test_many_threads_see_the_current_state(bridge, warm):
 
     state = [1000]
     run("ip", "link", "set", "br0", "mtu", "1000")
-    threads = [threading.Thread(target=look) for _ in range(4)]
+    threads = [threading.Thread(target=read_bridge) for _ in range(4)]
     for thread in threads:
         thread.start()
     try:

@@ -23,7 +23,7 @@ def index_of(name):
     return links()[name]["ifindex"]
 
 
-def heard(sock):
+def received(sock):
     """Return [(kind, index or None)] of the pending messages."""
     found = []
     while (messages := wire.receive(sock, 0)) is not None:
@@ -32,7 +32,7 @@ def heard(sock):
 
 
 def indexes(sock):
-    return {index for _, index in heard(sock)}
+    return {index for _, index in received(sock)}
 
 
 def change_everything(name):
@@ -53,27 +53,27 @@ def test_only_messages_about_a_watched_link_are_received(listener):
     watched = index_of("br-a")
     filters.attach(listener, filters.links((watched,)))
     change_everything("br-b")
-    assert heard(listener) == []
+    assert received(listener) == []
     change_everything("br-a")
-    said = heard(listener)
-    assert {(kind, watched) for kind in (uapi.RTM_NEWLINK, uapi.RTM_NEWADDR, uapi.RTM_DELADDR)} <= set(said)
+    messages = received(listener)
+    assert {(kind, watched) for kind in (uapi.RTM_NEWLINK, uapi.RTM_NEWADDR, uapi.RTM_DELADDR)} <= set(messages)
     run("ip", "link", "del", "br-b")
     run("ip", "link", "del", "br-a")
-    said += heard(listener)
-    assert (uapi.RTM_DELLINK, watched) in said and {index for _, index in said} == {watched}
+    messages += received(listener)
+    assert (uapi.RTM_DELLINK, watched) in messages and {index for _, index in messages} == {watched}
 
 
 def test_without_watched_links_no_message_about_a_link_is_received(listener):
     filters.attach(listener, filters.links(()))
     change_everything("br-a")
-    assert heard(listener) == []
+    assert received(listener) == []
 
 
 @pytest.mark.parametrize("count", [2, 63, filters.MAX_LINKS])
 def test_messages_about_each_of_many_links_are_received(listener, count):
-    """The jumps of the program are counted by hand: the first, the last, and what is in none of its lines."""
+    """The jumps of the BPF program end at the right line: for the first link, the last one, and one not listed."""
     run("ip", "link", "add", "br-c", "index", "5000", "type", "bridge")
-    heard(listener)
+    received(listener)
     for first, passes in ((5000, True), (5000 - count + 1, True), (5001, False), (5000 - count, False)):
         filters.attach(listener, filters.links(range(first, first + count)))
         change_everything("br-c")
@@ -88,9 +88,9 @@ def test_forwarding_of_all_links_is_received_and_that_of_one_is_not(listener, na
     filters.attach(listener, filters.links(range(index + 1, index + 1 + count)))
     set_sysctl("net/ipv4/conf/br-a/forwarding", "1")
     set_sysctl("net/ipv6/conf/br-a/forwarding", "1")
-    assert heard(listener) == []
+    assert received(listener) == []
     set_sysctl(name, "1")
-    assert {kind for kind, _ in heard(listener)} == {uapi.RTM_NEWNETCONF}
+    assert {kind for kind, _ in received(listener)} == {uapi.RTM_NEWNETCONF}
 
 
 def test_only_deletions_are_received(node):
@@ -100,9 +100,9 @@ def test_only_deletions_are_received(node):
         filters.attach(sock, filters.deletions())
         run("ip", "link", "add", "br-b", "type", "bridge")
         change_everything("br-a")
-        assert heard(sock) == []
+        assert received(sock) == []
         run("ip", "link", "del", "br-a")
-        assert set(heard(sock)) == {(uapi.RTM_DELLINK, index)}
+        assert set(received(sock)) == {(uapi.RTM_DELLINK, index)}
 
 
 def test_a_port_that_leaves_its_bridge_is_not_deleted(node):
@@ -112,10 +112,10 @@ def test_a_port_that_leaves_its_bridge_is_not_deleted(node):
     index = index_of("veth-a")
     with closing(wire.open_socket(groups=(uapi.RTNLGRP_LINK,))) as sock:
         run("ip", "link", "set", "veth-a", "nomaster")
-        assert (uapi.RTM_DELLINK, index) in heard(sock)
+        assert (uapi.RTM_DELLINK, index) in received(sock)
         filters.attach(sock, filters.deletions())
         run("ip", "link", "set", "veth-a", "master", "br-a")
         run("ip", "link", "set", "veth-a", "nomaster")
-        assert heard(sock) == []
+        assert received(sock) == []
         run("ip", "link", "del", "veth-a")
-        assert (uapi.RTM_DELLINK, index) in heard(sock)
+        assert (uapi.RTM_DELLINK, index) in received(sock)

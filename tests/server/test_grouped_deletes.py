@@ -1,4 +1,4 @@
-"""Links deleted together: each deletion returns after its link is gone, and an error of one does not affect others."""
+"""Links deleted together: each deletion returns after its link is gone, and its error affects no other deletion."""
 
 import os
 import socket
@@ -28,7 +28,7 @@ def deletes(node):
 
 
 def make(count):
-    """[(index, name)] of so many veth pairs."""
+    """Add `count` veth pairs. Return their [(index, name)]."""
     for n in range(count):
         run("ip", "link", "add", f"veth-{n}", "type", "veth", "peer", "name", f"peer-{n}")
     found = links()
@@ -61,8 +61,10 @@ def test_a_link_is_gone_when_its_deletion_returns(deletes):
 def test_links_deleted_at_once_go_in_few_requests_and_all_are_gone(deletes, monkeypatch):
     sent, real = [], wire.send
     monkeypatch.setattr(wire, "send", lambda sock, data: (sent.append(data), real(sock, data)))
-    said = everywhere(deletes, make(40))
-    assert not any(said.values()) and set(links()) == {"lo"} and len(sent) < 20
+    errors = everywhere(deletes, make(40))
+    assert not any(errors.values())
+    assert set(links()) == {"lo"}
+    assert len(sent) < 20
 
 
 def test_the_deletion_of_a_missing_link_succeeds(deletes):
@@ -105,7 +107,7 @@ def test_links_of_another_programs_group_stay(deletes):
 
 
 def together(deletes, pairs):
-    """One request for all of these: {name: its error or None}."""
+    """Delete all of these by one request. Return {name: its error or None}."""
     group = [Shared(index, name) for index, name in pairs]
     deletes.run(SharedRequest(group))
     return {each.name: each.error for each in group}
@@ -116,7 +118,9 @@ def test_only_the_link_that_cannot_be_deleted_is_refused(deletes):
     pairs = make(5)
     run("ip", "link", "del", "veth-3")
     errors = together(deletes, [*pairs[:2], (1, "lo"), *pairs[2:]])
-    assert errors.pop("lo").errno == EOPNOTSUPP and not any(errors.values()) and set(links()) == {"lo"}
+    assert errors.pop("lo").errno == EOPNOTSUPP
+    assert not any(errors.values())
+    assert set(links()) == {"lo"}
     assert not any(together(deletes, make(2)).values()) and set(links()) == {"lo"}
 
 
@@ -140,17 +144,17 @@ def test_a_failed_leader_passes_its_role_to_a_waiting_deletion(deletes, monkeypa
 
     real = module.write_group
     monkeypatch.setattr(module, "write_group", write_group)
-    pairs, said = make(12), []
+    pairs, errors = make(12), []
 
     def delete(pair):
         try:
             deletes.delete(*pair)
         except RuntimeError as e:
-            said.append(e)
+            errors.append(e)
 
     with ThreadPoolExecutor(12) as pool:
         list(pool.map(delete, pairs))
-    assert 1 <= len(said) <= 12 and len(links()) - 1 == 2 * len(said)
+    assert 1 <= len(errors) <= 12 and len(links()) - 1 == 2 * len(errors)
     deletes.delete(*make_named("veth-last"))
 
 
@@ -191,25 +195,25 @@ def make_named(name):
 # -- callers that leave -------------------------------------------------------------------------------------------
 
 class Leaving:
-    """GroupedDeletes whose requests go out when go_on() is called; deleters in threads, each of which has a caller."""
+    """GroupedDeletes that sends a request only when go_on() is called. Each deletion runs in a thread with a caller."""
 
     def __init__(self):
         self.held, self.threads, self.callers, self.ended = [], {}, {}, {}
         self.deletes = GroupedDeletes(lambda *job: self.held.append(job))
 
     def begin(self, index, name):
-        ours, self.callers[name] = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        sock, self.callers[name] = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
         def delete():
             request = waiting.here.request = waiting.Request()
-            request.caller = ours.fileno()
+            request.caller = sock.fileno()
             try:
                 self.deletes.delete(index, name)
                 self.ended[name] = None
             except Exception as e:
                 self.ended[name] = e
             finally:
-                ours.close()
+                sock.close()
 
         self.threads[name] = threading.Thread(target=delete)
         self.threads[name].start()
@@ -240,7 +244,7 @@ def leaving(node):
 
 
 def test_a_leader_whose_caller_leaves_loses_no_other_deletion(leaving):
-    """The first one sends alone; the others make the next group, whose leader leaves, too."""
+    """The first deletion is sent alone. The others are the next group, and the caller of its leader leaves, too."""
     first, *others = make(5)
     leaving.begin(*first)
     assert eventually(lambda: leaving.held)
@@ -251,7 +255,7 @@ def test_a_leader_whose_caller_leaves_loses_no_other_deletion(leaving):
     leaving.leave(first[1])
     assert eventually(lambda: len(leaving.held) == 2)   # the request for the others
     leaving.leave(leaders[0])
-    leaving.leave(leaders[1])                           # its heir, or a follower
+    leaving.leave(leaders[1])                           # the next leader, or another deletion of the group
     leaving.all_end()
     assert [leaving.ended[name] for name in leaders[2:]] == [None, None] and set(links()) == {"lo"}
     leaving.begin(*make_named("veth-last"))

@@ -1,4 +1,4 @@
-"""The listening socket: which users reach it, which can replace it, and the errors if there is none."""
+"""The listening socket: the users that can connect to it or replace it, and errors at its creation."""
 
 import fcntl
 import os
@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from server.client import LIMIT, Server, eventually
+from server.client import ANSWER_TIMEOUT_S, Server, eventually
 
 from fastcni.server import listening
 from fastcni.server.listening import ListenError, Listening
@@ -28,7 +28,7 @@ def umask():
 
 @pytest.fixture
 def make():
-    """listening.make(); what it made is closed at the end."""
+    """listening.make(). Its sockets are closed at the end."""
     made = []
 
     def call(path, open_to_all=False):
@@ -81,7 +81,7 @@ def test_a_sticky_folder_is_accepted(make, tmp_path):
 
 
 def lock_by_another_user(path):
-    """A process of another user that has made and locked this file."""
+    """A process of another user that has created and locked this file."""
     code = ("import fcntl, os, sys, time\nos.setuid(12345)\n"
             "fcntl.flock(os.open(sys.argv[1], os.O_CREAT | os.O_RDWR, 0o666), fcntl.LOCK_EX)\n"
             "print('locked', flush=True)\ntime.sleep(600)")
@@ -92,7 +92,7 @@ def lock_by_another_user(path):
 
 @pytest.fixture
 def sticky():
-    """A folder that every user reaches and may write to, as /tmp."""
+    """A folder in which every user may create files, as /tmp."""
     if os.geteuid() != 0:
         pytest.skip("needs root: files of another user")
     with tempfile.TemporaryDirectory(prefix="fastcni-") as folder:
@@ -182,19 +182,19 @@ def test_a_stopping_server_frees_its_path_at_once_and_no_earlier(make, tmp_path)
     first.unlink()
     assert not path.exists()
     with pytest.raises(ListenError):
-        make(path)                      # its last requests are under way, and a second server knew nothing of them
+        make(path)                      # its last requests still run, and a second server would not know them
     first.unlock()
     make(path)
     first.unlock()
     assert connects(path)
 
 
-@pytest.mark.parametrize(("path", "words"), [("missing/folder/s", "No such file or directory"),
+@pytest.mark.parametrize(("path", "text"), [("missing/folder/s", "No such file or directory"),
                                              ("x" * 120, "too long"), ("folder", "directory")])
-def test_a_path_that_is_not_possible_is_an_error(tmp_path, monkeypatch, path, words):
+def test_a_path_that_is_not_possible_is_an_error(tmp_path, monkeypatch, path, text):
     monkeypatch.delenv("LISTEN_PID", raising=False)
     (tmp_path / "run" / "folder").mkdir(parents=True)
-    with pytest.raises(ListenError, match=f"listen on .*: .*{words}"):
+    with pytest.raises(ListenError, match=f"listen on .*: .*{text}"):
         listening.listen(str(tmp_path / "run" / path), False)
 
 
@@ -212,7 +212,7 @@ def test_more_than_one_socket_from_systemd_is_refused():
 
 
 def serve_handed(listener):
-    """A server that has this as systemd hands it over."""
+    """A server that gets this descriptor as systemd passes it."""
     return subprocess.Popen(["sh", "-c", HAND_OVER, sys.executable, "-m", "fastcni", "serve"], stdin=listener,
                             stderr=subprocess.PIPE, text=True)
 
@@ -230,7 +230,7 @@ def test_a_request_between_two_servers_on_one_socket_is_answered_by_the_second(n
             try:
                 assert waiting.answer().status == 0 and caller.call("VERSION", conf).status == 0
                 server.terminate()
-                assert server.wait(LIMIT) == 0 and path.exists()
+                assert server.wait(ANSWER_TIMEOUT_S) == 0 and path.exists()
             finally:
                 server.kill()
                 server.communicate()
@@ -241,7 +241,7 @@ def test_a_request_between_two_servers_on_one_socket_is_answered_by_the_second(n
 def test_a_second_process_on_a_path_ends_with_an_error(start, node):
     server = start()
     second = subprocess.run([sys.executable, "-m", "fastcni", "serve", "--socket", server.path], capture_output=True,
-                            text=True, timeout=LIMIT)
+                            text=True, timeout=ANSWER_TIMEOUT_S)
     assert second.returncode == 1 and "another fastcni server listens on" in second.stderr
     assert "Traceback" not in second.stderr and server.ok("VERSION", node.conf())
 
@@ -268,7 +268,7 @@ def test_the_socket_is_gone_before_the_last_requests_are_answered(start, node, p
     server.process.terminate()
     assert eventually(lambda: not server.path.exists()) and server.process.poll() is None
     assert [each.answer().status for each in (under_way, *behind)] == [0] * 21
-    assert server.process.wait(LIMIT) == 0
+    assert server.process.wait(ANSWER_TIMEOUT_S) == 0
     assert server.lines("event=server_stopped") and not server.lines("level=error")
 
 
@@ -280,7 +280,7 @@ def test_a_request_in_the_queue_of_a_server_that_stops_is_answered(start, node):
     server.process.terminate()
     os.kill(server.process.pid, 18)
     assert [each.answer().status for each in waiting] == [0] * 100
-    assert server.process.wait(LIMIT) == 0
+    assert server.process.wait(ANSWER_TIMEOUT_S) == 0
 
 
 def test_a_socket_from_systemd_keeps_its_file(tmp_path):

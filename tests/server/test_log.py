@@ -1,4 +1,7 @@
-"""Lines of logfmt, and how many of them a caller can cause."""
+"""Lines of logfmt, and the limit of lines that a caller can cause."""
+
+import os
+import socket
 
 import pytest
 
@@ -16,6 +19,11 @@ def test_only_a_value_with_special_characters_is_quoted(value, shown):
     assert line == f"timestamp=now level=info event=request_done command=ADD container={shown} ms=0.25"
 
 
+@pytest.mark.parametrize(("value", "shown"), [("dé", '"dé"'), ("\udcff", '"?"'), ('"\n', '"\\"\\n"'), (0.5, "0.5")])
+def test_a_line_of_json_is_utf8(value, shown):
+    assert log.as_json({"event": "done", "container": value}) == f'{{"event":"done","container":{shown}}}'
+
+
 def test_a_caller_cannot_flood_the_log(monkeypatch):
     """Any local user could fill the disk with one line for each refused connection."""
     lines, clock = [], iter([100.0, 100.1, 109.9, 110.1, 110.2])
@@ -24,3 +32,17 @@ def test_a_caller_cannot_flood_the_log(monkeypatch):
     for _ in range(5):
         refused("user_refused", uid=1)
     assert lines == [("user_refused", {"uid": 1, "left_out": 0}), ("user_refused", {"uid": 1, "left_out": 2})]
+
+
+def test_line_goes_to_syslog_with_its_severity(tmp_path):
+    path = str(tmp_path / "log")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as daemon:
+        daemon.bind(path)
+        syslog = log.Syslog(path)
+        for write, severity in ((syslog.info, 6), (syslog.warning, 4), (syslog.error, 3)):
+            write("event=server_ready")
+            assert daemon.recv(1000) == f"<{24 + severity}>fastcni[{os.getpid()}]: event=server_ready".encode()
+
+
+def test_line_without_a_log_daemon_is_lost(tmp_path):
+    log.Syslog(str(tmp_path / "log")).error("event=server_fault")

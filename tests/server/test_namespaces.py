@@ -64,7 +64,7 @@ def test_an_add_whose_caller_left_is_rolled_back_after_its_mount_is_released(nod
     before = node.left(pod)
     waiting = server.send("ADD", node.conf(type="ptp", **keys), pod, env=env)
     assert slow.started()
-    waiting.leave()
+    waiting.close()
     assert eventually(lambda: server.lines("event=caller_gone", "run=True"))
     assert node.left(pod) == before and "eth0" not in links(pod)
 
@@ -83,8 +83,8 @@ def namespaces_held():
 @pytest.mark.parametrize("refused", ["too many", "cannot be entered", "no descriptor for its sockets"])
 def test_a_declined_request_leaves_no_descriptor_of_the_pods_namespace(node, pod, pod_netns, tmp_path, monkeypatch,
                                                                        refused):
-    """Of a request from one namespace more than the server serves at once it kept the pod's: that could not be
-    unmounted until the server ended."""
+    """The server declined a request of one namespace too many, but kept its descriptor of the pod: umount(8) failed
+    until the server ended."""
     there = pod_netns()
     module, name, instead = {"too many": (hosts, "MAX_NAMESPACES", 0),
                              "cannot be entered": (hosts.netns, "inside", cannot_enter),

@@ -24,7 +24,10 @@ def test_del_does_not_search_for_the_pair_of_its_add(node, pod, warm, monkeypatc
     show_wire(monkeypatch, lambda way, data: asked.append(int.from_bytes(data[4:6], "little")))
     node.delete(conf, pod, mode=warm)
     assert uapi.RTM_GETLINK not in asked and uapi.RTM_GETADDR not in asked
-    assert set(links(pod)) == {"lo"} and not veths() and not elements("pods4") and not node.held()
+    assert set(links(pod)) == {"lo"}
+    assert not veths()
+    assert not elements("pods4")
+    assert not node.held()
 
 
 def test_portmap_notes_the_link_of_its_add_without_a_search(node, pod, warm, monkeypatch):

@@ -19,9 +19,9 @@ def open_files():
 
 @pytest.fixture
 def pair():
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with ours, theirs:
-        yield ours, theirs
+    sock, peer = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with sock, peer:
+        yield sock, peer
 
 
 def sent(pair, data, *paths, fds=()):

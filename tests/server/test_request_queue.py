@@ -30,7 +30,7 @@ def put(queue, *calls):
 
 
 def take(queue):
-    """Return the next call, which then runs without an end; None if no call may run."""
+    """Return the next call, which then runs until the test ends it. None: no call may run."""
     running = queue.take()
     return running and running.call
 
@@ -80,7 +80,7 @@ def test_add_goes_before_del_and_gc():
 
 
 def test_one_add_at_most_goes_before_a_del_that_has_waited_long():
-    """Under steady ADDs no DEL ran."""
+    """While ADDs kept coming, no DEL ran."""
     queue = queue_of()
     dels = put(queue, *[("DEL", (f"d{number}", "eth0")) for number in range(3)])
     put(queue, *adds(6))
@@ -120,8 +120,10 @@ def test_a_request_that_waits_lets_another_one_work_and_wakes_a_worker_for_it():
     assert queue.take() is None and not woken
     queue.begin_wait(first, waiting.PROGRAM)
     second = queue.take()
-    assert second and queue.take() is None and len(woken) == 1
-    queue.end_wait(first)               # two work for the moment, and one more only once both have ended
+    assert second
+    assert queue.take() is None
+    assert len(woken) == 1
+    queue.end_wait(first)               # two run now, and a third one only after both have ended
     queue.done(second)
     assert queue.take() is None
     queue.done(first)
@@ -134,7 +136,7 @@ def test_a_request_that_hangs_occupies_no_worker(monkeypatch):
     hanging = [queue.take()]
     assert queue.take() is None and 0 < queue.next_deadline() <= slots.HANGS_S
     threads = queue.wanted_threads()
-    for each in hanging:                # each that is taken is added
+    for each in hanging:                # another call is added for each that is taken
         each.since -= 2 * slots.HANGS_S
         if another := queue.take():
             hanging.append(another)
@@ -168,7 +170,7 @@ def test_a_full_queue_refuses_all_but_probes():
     queue = queue_of(size=2)
     first, _ = put(queue, ("ADD", POD), ("ADD", POD))
     assert not queue.put(call_of("ADD", OTHER))
-    assert take(queue) is first and queue.put(call_of("ADD", OTHER))        # a request that runs takes no space
+    assert take(queue) is first and queue.put(call_of("ADD", OTHER))        # a running request is not in the queue
     assert not queue.put(call_of("ADD", OTHER)) and queue.put(call_of("VERSION", None), always=True)
 
 
@@ -177,7 +179,9 @@ def test_a_request_that_has_waited_too_long_leaves_and_frees_those_behind_it():
     first, second, third = put(queue, ("ADD", POD), ("DEL", POD), ("ADD", POD))
     running = queue.take()
     running.since -= 2 * slots.HANGS_S
-    assert running.call is first and queue.expired() == [] and 9 < queue.next_deadline() <= 10
+    assert running.call is first
+    assert queue.expired() == []
+    assert 9 < queue.next_deadline() <= 10
     second.arrived -= 11
     assert queue.expired() == [second] and queue.waiting == 1
     queue.done(running)
@@ -185,13 +189,15 @@ def test_a_request_that_has_waited_too_long_leaves_and_frees_those_behind_it():
 
 
 def test_an_add_behind_a_del_that_has_left_is_next():
-    """The queue searched for the DEL only in the line of DELs, after that of ADDs: no worker took the ADD behind it."""
+    """No worker took an ADD that waited for a DEL, after the caller of that DEL had left."""
     queue = queue_of(timeout_s=10)
     _, delete, other, add = put(queue, ("ADD", POD), ("DEL", POD), ("DEL", OTHER), ("ADD", POD))
     queue.done(queue.take())
     delete.arrived -= 11
     assert queue.expired() == [delete]
-    assert take(queue) is add and take(queue) is other and queue.take() is None
+    assert take(queue) is add
+    assert take(queue) is other
+    assert queue.take() is None
 
 
 KEYS = st.sampled_from([None, "a", "b", "c"])
@@ -201,7 +207,7 @@ STEPS = st.lists(st.one_of(st.tuples(st.sampled_from(["ADD", "DEL", "GC", "CHECK
 
 @given(STEPS)
 def test_the_queue_agrees_with_a_list(steps):
-    """Against a model: all that waits in one list, searched from the start each time."""
+    """The model has all waiting calls in one list, and searches it from the start."""
     queue, waiting, running = queue_of(size=8), [], []
     for step in steps:
         if step == "take":

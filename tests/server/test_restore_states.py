@@ -51,12 +51,12 @@ from fastcni.server.table_mirror import TableMirror
 
 POD_JUMP = "rule ip nat POSTROUTING jump CNI-0123456789abcdef01234567"
 SHARED_JUMP = "rule ip nat POSTROUTING jump CNI-HOSTPORT-MASQ"
-LATER_S = 60.0                  # after every delay
+LATER_S = 60.0                  # later than any delay
 Restored = namedtuple("Restored", "attachments plugins failed")
 
 
 def shows(*transitions):
-    """The decorated test has to bring about these transitions."""
+    """Mark a test: it must cause these transitions."""
     def mark(test):
         test.shows = transitions
         return test
@@ -89,7 +89,7 @@ def attend(watch, after=0.0):
 
 @pytest.fixture
 def before(watch, net, pod):
-    """The ruleset with one pod, which the watch has read."""
+    """The ruleset with one pod. The watch has read it."""
     net.add(pod, mapping())
     attend(watch)
     return ruleset()
@@ -97,7 +97,7 @@ def before(watch, net, pod):
 
 @pytest.fixture
 def delayed(watch, before):
-    """A flush that the watch has not restored: the last one was a moment ago."""
+    """A flush right after a restored one: its restore is delayed."""
     watch.backoff.until = time.monotonic() + LATER_S / 2
     nft("flush ruleset")
     attend(watch)
@@ -113,7 +113,9 @@ def test_a_watch_begins_with_reading(make_watch, net, pod):
     watch = make_watch()
     assert watch.copy.state == STALE and watch.due == 0.0
     attend(watch)
-    assert watch.copy.state == VALID and watch.due is None and any(watch.mirror.present.values())
+    assert watch.copy.state == VALID
+    assert watch.due is None
+    assert any(watch.mirror.present.values())
 
 
 @shows((STALE, INTERRUPTED))
@@ -132,7 +134,7 @@ def test_a_reading_that_changes_interrupt_is_repeated(make_watch, monkeypatch):
 
 def drop_some(watch):
     """More announcements than the watch's socket holds."""
-    watch.sock.setsockopt(1, 8, 1)              # SOL_SOCKET, SO_RCVBUF: space for next to nothing
+    watch.sock.setsockopt(1, 8, 1)              # SOL_SOCKET, SO_RCVBUF: the smallest buffer
     run("nft", "-f", "-", stdin="add table inet other\n" + "".join(
         f"add chain inet other chain-{n}-{'x' * 100}\n" for n in range(300)))
     nft("delete table inet other")
@@ -219,7 +221,7 @@ def test_a_transaction_whose_end_was_dropped_is_replaced_by_a_reading(watch, bef
         watch._receive(*message)
     assert watch.mirror.machine.state == PARTIAL
     attend(watch)
-    assert watch.mirror.machine.state == PARTIAL and ruleset() == []        # the rest may be on its way
+    assert watch.mirror.machine.state == PARTIAL and ruleset() == []        # more announcements may follow
     watch.copy.on(DROPPED)
     attend(watch)
     assert watch.mirror.machine.state == CURRENT and ruleset() == before
@@ -229,7 +231,9 @@ def test_a_transaction_whose_end_was_dropped_is_replaced_by_a_reading(watch, bef
 def test_a_reading_that_shows_nothing_missing_changes_nothing(watch, before):
     watch.copy.on(DROPPED)
     attend(watch)
-    assert watch.mirror.machine.state == CURRENT and ruleset() == before and watch.log.lines == []
+    assert watch.mirror.machine.state == CURRENT
+    assert ruleset() == before
+    assert watch.log.lines == []
 
 
 @shows((SUSPECT, READING))
@@ -244,7 +248,9 @@ def test_a_flush_that_was_announced_before_others_were_dropped_is_restored(watch
 def test_a_flush_soon_after_another_is_restored_when_its_delay_is_over(delayed, before):
     assert delayed.due == delayed.backoff.until
     attend(delayed)
-    assert delayed.mirror.machine.state == DELAYED and ruleset() == [] and delayed.due == delayed.backoff.until
+    assert delayed.mirror.machine.state == DELAYED
+    assert ruleset() == []
+    assert delayed.due == delayed.backoff.until
     attend(delayed, LATER_S)
     assert delayed.mirror.machine.state == CURRENT and ruleset() == before
 
@@ -307,18 +313,18 @@ def runs():
 @pytest.fixture
 def replaying(make_watch, runs):
     """A Watch with replays, in a namespace with both jumps."""
-    for words in ("table ip nat", "chain ip nat POSTROUTING", "chain ip nat CNI-0123456789abcdef01234567",
+    for command in ("table ip nat", "chain ip nat POSTROUTING", "chain ip nat CNI-0123456789abcdef01234567",
                   "chain ip nat CNI-HOSTPORT-MASQ", POD_JUMP, SHARED_JUMP):
-        nft(f"add {words}")
+        nft(f"add {command}")
     watch = make_watch(runs)
     attend(watch)
     assert watch.replay.machine.state == IDLE
     return watch
 
 
-def delete_jump(words):
+def delete_jump(command):
     lines = run("nft", "-a", "list", "ruleset").splitlines()
-    target = words.split()[-1]
+    target = command.split()[-1]
     handle = next(line.rpartition(" ")[2] for line in lines if f"jump {target}" in line)
     nft(f"delete rule ip nat POSTROUTING handle {handle}")
 
@@ -334,7 +340,9 @@ def test_a_missing_jump_of_a_pod_causes_a_replay_after_a_longer_delay(replaying,
     replaying.attend(started)
     assert replaying.replay.machine.state == MAYBE_NEEDED and replaying.due == started + replay.DELAY_AFTER_DEL_S
     attend(replaying, LATER_S)
-    assert is_idle(replaying) and runs.count == 1 and replaying.due == 0.0
+    assert is_idle(replaying)
+    assert runs.count == 1
+    assert replaying.due == 0.0
     assert [event for event, _ in replaying.log.lines] == ["rules_replayed"]
 
 
@@ -399,7 +407,7 @@ def test_a_loss_during_a_replay_causes_another_one(replaying, runs):
 @pytest.mark.parametrize("lacking", ["threads", "descriptors"])
 @shows((RUNNING, NOT_STARTED))
 def test_a_replay_that_cannot_be_started_is_tried_again(replaying, runs, monkeypatch, lacking):
-    """Without a free descriptor the loss was forgotten: no replay followed."""
+    """Without a free descriptor no replay followed, and none was tried later."""
     def refuse(*_, **__):
         raise RuntimeError("can't start new thread") if lacking == "threads" else OSError(errno.EMFILE, "made up")
 

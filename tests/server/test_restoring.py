@@ -12,8 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from modes import WarmInProcess
 from real_kernel.node import Inside, cid_of, elements, run
-from real_kernel.portmap_chain import FAR, NODE, mapping
-from real_kernel.traffic import ask, listen, outside
+from real_kernel.portmap_chain import EXTERNAL, NODE, mapping
+from real_kernel.traffic import add_external, ask, listen
 from server.client import eventually
 from server.flushed import LONG_ENOUGH, Log, add, all_elements, delete, nft, restored, ruleset
 
@@ -25,7 +25,7 @@ from fastcni.server.table_mirror import TableMirror
 
 FLUSHES = ("flush ruleset", "delete table inet fastcni", "flush table inet fastcni")
 CHAINS = ("postrouting", "hostports", "subnet-10.22.0.0/24", "loopback")
-ROUNDS = 40                     # of a race that was lost in most
+ROUNDS = 40                     # attempts: most of them lost the race
 
 needs_iptables = pytest.mark.skipif(not shutil.which("iptables-restore"), reason="needs iptables")
 
@@ -48,20 +48,20 @@ def test_a_flush_is_restored(server, net, pod_netns, how):
 
 @pytest.mark.parametrize("how", FLUSHES)
 def test_restored_pods_have_traffic_and_del_leaves_nothing(server, net, pod, pod_netns, how):
-    far = outside(pod_netns)
+    external = add_external(pod_netns)
     conf = add(server, net, pod, mapping())
     before = ruleset()
     nft(how)
     assert eventually(lambda: ruleset() == before)
-    with listen(pod, 80), listen(far, 80):
-        assert ask(far, NODE[4], 8080) == FAR[4]
-        assert ask(pod, FAR[4], 80) == NODE[4]
+    with listen(pod, 80), listen(external, 80):
+        assert ask(external, NODE[4], 8080) == EXTERNAL[4]
+        assert ask(pod, EXTERNAL[4], 80) == NODE[4]
     delete(server, net, pod, conf)
     assert all_elements() == []
 
 
 def test_the_server_notices_adds_and_dels_of_one_shot_plugins(server, net, pod_netns, node):
-    assert eventually(lambda: server.lines("event=server_ready"), 60)      # it listens before it has read nftables
+    assert eventually(lambda: server.lines("event=server_ready"), 60)      # it has read nftables
     one, two = pod_netns(), pod_netns()
     net.add(one, mapping())
     conf = net.add(two, mapping(8081))
@@ -101,7 +101,7 @@ def test_every_pod_has_its_elements_after_flushes_while_pods_are_added_and_delet
             server.ok("DEL", conf, pod)
             server.ok("DEL", first, pod)
 
-    with ThreadPoolExecutor(4) as pool:         # its threads begin in this one's namespace
+    with ThreadPoolExecutor(4) as pool:         # its threads start in this thread's namespace
         jobs = [pool.submit(work, *each) for each in enumerate(pods)]
         while not all(job.done() for job in jobs):
             nft("flush ruleset")
@@ -112,7 +112,7 @@ def test_every_pod_has_its_elements_after_flushes_while_pods_are_added_and_delet
     def ports():
         return sorted(port for (_, port), _ in elements("hostports4"))
 
-    assert eventually(lambda: ports() == sorted(stay), 5), f"{ports()} {sorted(stay)} {server.said()}"
+    assert eventually(lambda: ports() == sorted(stay), 5), f"{ports()} {sorted(stay)} {server.log_text()}"
     time.sleep(LONG_ENOUGH)
     for name, family in (("pods4", "inet"), ("bound4", "bridge"), ("guarded", "bridge"), ("hostport-pods", "inet")):
         assert len(elements(name, family)) == len(stay), name
@@ -129,7 +129,7 @@ def test_a_thousand_pods_are_restored(server, net, pod):
     before = ruleset()
     nft("flush ruleset")
     assert eventually(lambda: ruleset() == before) and len(restored(server)) == 2
-    assert server.lines("event=rules_restored", "elements=20")        # 2,000 and the pod's own
+    assert server.lines("event=rules_restored", "elements=20")        # 2,000, and the pod's
 
 
 def test_repeated_flushes_are_restored_with_growing_delay(server, net, pod):
@@ -167,7 +167,9 @@ def test_the_elements_of_firewall_are_restored(server, net, pod, how):
             "ingressPolicy": "isolated", "prevResult": server.ok("ADD", net.first, pod)}
     server.ok("ADD", conf, pod)
     before = ruleset()
-    assert elements("forwarded4") and elements("ingress-bridges") and elements("isolated", "bridge")
+    assert elements("forwarded4")
+    assert elements("ingress-bridges")
+    assert elements("isolated", "bridge")
     nft(how)
     assert eventually(lambda: ruleset() == before)
     server.ok("CHECK", conf, pod)
@@ -190,14 +192,14 @@ Call = namedtuple("Call", "command attachment")
 
 @pytest.mark.parametrize("one_shot", [False, True], ids=["a server's", "one-shot"])
 @pytest.mark.parametrize("again", [False, True], ids=["DEL", "DEL and ADD"])
-@pytest.mark.parametrize("heard", [False, True], ids=["all at once", "the ADD before"])
-def test_a_pod_deleted_between_flush_and_restore_is_not_restored(watch, net, node, pod, pod_netns, heard,
+@pytest.mark.parametrize("received", [False, True], ids=["all at once", "the ADD before"])
+def test_a_pod_deleted_between_flush_and_restore_is_not_restored(watch, net, node, pod, pod_netns, received,
                                                                               again, one_shot):
     """A one-shot DEL found nothing to delete, and no announcement followed."""
     stays, warm = pod_netns(), WarmInProcess()
     net.add(stays, mapping())
     conf = net.add(pod, mapping(8081))
-    if heard:
+    if received:
         watch.attend(time.monotonic())
     nft("flush ruleset")
     if not one_shot:
@@ -279,7 +281,7 @@ def test_a_flush_among_dropped_notifications_is_restored(watch, net, pod):
     net.add(pod, mapping())
     watch.attend(time.monotonic())
     before = ruleset()
-    watch.sock.setsockopt(1, 8, 1)              # SOL_SOCKET, SO_RCVBUF: space for next to nothing
+    watch.sock.setsockopt(1, 8, 1)              # SOL_SOCKET, SO_RCVBUF: the smallest buffer
     nft("flush ruleset")
     run("nft", "-f", "-", stdin="add table inet other\n" + "".join(
         f"add chain inet other chain-{n}-{'x' * 100}\n" for n in range(300)))
@@ -321,16 +323,16 @@ def test_a_released_namespace_is_no_longer_watched(node, monkeypatch, pod_netns)
     monkeypatch.setattr(hosts, "KEEP_S", 0.0)
     monkeypatch.setattr(restoring, "GATHER_S", 0.0)
     guard = restoring.Restoring(logging.getLogger("test"))
-    ours = hosts.Hosts(netns.open_own(), lambda fn, *args: fn(*args), guard)
+    node_hosts = hosts.Hosts(netns.open_own(), lambda fn, *args: fn(*args), guard)
     guard.start()
     try:
         with Inside(None):
-            visit = ours.visit(os.open(f"/run/netns/{pod_netns()}", os.O_RDONLY))
+            visit = node_hosts.visit(os.open(f"/run/netns/{pod_netns()}", os.O_RDONLY))
             with visit:
                 pass
             os.close(visit.fd)
         assert len(guard.watches) == 2
-        assert eventually(lambda: ours.tidy() or len(guard.watches) == 1)
+        assert eventually(lambda: node_hosts.tidy() or len(guard.watches) == 1)
     finally:
         guard.stop()
-        ours.close()
+        node_hosts.close()

@@ -14,7 +14,7 @@ from server.client import Server, eventually, packed
 
 
 def in_names(document):
-    """Return a result without its random parts."""
+    """Return a result without random names and addresses."""
     text = json.dumps(document)
     for item in (document or {}).get("interfaces", ()):
         if item["name"].startswith("veth"):
@@ -36,7 +36,9 @@ def test_answers_are_those_of_a_one_shot_plugin(node, pod_netns, server, keys):
     assert server.ok("STATUS", conf) is None
     assert server.ok("DEL", {**conf, "prevResult": warm}, here) is None
     node.delete(conf, there, cid="c-cold")
-    assert node.held() == {} and "eth0" not in links(here) and elements("pods4") == []
+    assert node.held() == {}
+    assert "eth0" not in links(here)
+    assert elements("pods4") == []
 
 
 def test_version_loopback_and_host_local_are_served(node, pod, server):
@@ -109,7 +111,9 @@ def test_host_side_work_is_done_in_the_callers_namespace(node, pod, server, root
         with Inside(name):
             run("ip", "link", "set", "lo", "up")
             server.ok("ADD", node.conf(isGateway=True), pod)
-            assert "br0" in links() and addresses("br0") == ["10.22.0.1/24"] and sysctl("net/ipv4/ip_forward") == "1"
+            assert "br0" in links()
+            assert addresses("br0") == ["10.22.0.1/24"]
+            assert sysctl("net/ipv4/ip_forward") == "1"
         assert "br0" not in links() and sysctl("net/ipv4/ip_forward") == "0"
         with Inside(name):
             server.ok("DEL", node.conf(isGateway=True), pod)
@@ -191,7 +195,7 @@ def test_an_add_whose_caller_has_gone_is_rolled_back(node, pod, start, slow):
     before = node.left(pod)
     waiting = server.send("ADD", node.conf(isGateway=True, **keys), pod, env=env)
     assert slow.started()
-    waiting.leave()
+    waiting.close()
     assert eventually(lambda: server.lines("level=warning", "event=caller_gone", "command=ADD", "run=True"))
     assert node.left(pod) == before
 
@@ -200,7 +204,7 @@ def test_a_request_whose_caller_has_gone_is_not_begun(node, pod_netns, start, sl
     server, (keys, env) = start("--workers", "1"), slow(0.5)
     first = server.send("ADD", node.conf(**keys), pod_netns(), env=env)
     assert slow.started()
-    server.send("ADD", node.conf(), pod_netns()).leave()
+    server.send("ADD", node.conf(), pod_netns()).close()
     assert first.answer().status == 0
     assert eventually(lambda: server.lines("event=caller_gone", "run=False"))
     assert not node.held()
@@ -251,12 +255,12 @@ def test_descriptors_and_threads_do_not_grow(node, pod_netns, server):
                 server.refused("ADD", conf, pod, ifname="lo")
             for pod in pods:
                 server.ok("DEL", conf, pod)
-        time.sleep(0.3)                 # until the last request's thread is out of the kernel
+        time.sleep(0.3)                 # until the thread of the last request has left the kernel
         return server.descriptors, server.threads
 
     descriptors, threads = pairs(5)
     again = pairs(40)
-    # A worker that had no request before opens three; what leaks would leak 640 times.
+    # A worker opens three at its first request. A leak would show 640 times.
     assert again[0] <= descriptors + 16 and again[1] <= threads + 8
 
 
@@ -292,7 +296,7 @@ except OSError as e:
 
 @pytest.fixture
 def reachable(node):
-    """A folder that other users reach: tmp_path is in one that every pytest that starts closes to them."""
+    """A folder that other users can enter. pytest closes the parent of tmp_path to them."""
     with tempfile.TemporaryDirectory(prefix="fcni-") as folder:
         os.chmod(folder, 0o711)
         yield folder
@@ -323,3 +327,9 @@ def test_a_plugin_unknown_to_the_server_goes_one_shot(node, pod, server):
     assert server.call("ADD", node.conf(), pod, plugin="not-ours").status == 2
     assert server.call("ADD", node.conf(), pod, env={"CNI_PATH": "plugins:/nowhere"}).status == 2
     assert server.call("", node.conf(), pod).status == 2
+
+
+def test_version_is_answered_as_libcni_asks_for_it(server):
+    """podman asks each plugin before an ADD, with CNI_PATH=dummy. The server declined: four starts of Python a pod."""
+    env = {"CNI_PATH": "dummy", "CNI_NETNS": "dummy", "CNI_IFNAME": "dummy", "CNI_CONTAINERID": ""}
+    assert "supportedVersions" in server.ok("VERSION", {"cniVersion": "1.0.0"}, plugin="bridge", env=env)

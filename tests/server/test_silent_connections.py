@@ -21,7 +21,7 @@ def test_a_silent_connection_is_closed_in_time_and_delays_no_stop(node, local, m
         assert silent.recv(1) == b""
     with connect(server) as silent:
         server.ok("VERSION", node.conf())
-        server.__exit__()               # refuses to end with a worker that has not
+        server.__exit__()               # fails if a worker has not ended
         server.__enter__()
         assert silent.recv(1) == b""
     assert server.ok("VERSION", node.conf())
@@ -47,7 +47,9 @@ def test_many_silent_connections_cost_no_worker(node, local, monkeypatch):
             thread.start()
         for thread in knocking:
             thread.join()
-        assert not server.crashed and server.workers == threads and server.ok("VERSION", node.conf())
+        assert not server.crashed
+        assert server.workers == threads
+        assert server.ok("VERSION", node.conf())
     finally:
         sys.setswitchinterval(before)
 

@@ -23,7 +23,7 @@ from fastcni.launcher import pack
 from fastcni.launcher.install import base_interpreter, checked_interpreter
 from fastcni.server.upkeep import Watchdog, watchdog_seconds
 
-UNREAD, ANSWER, QUICK = 1.5, 5.0, 3.0           # seconds, of the plugin files here
+UNREAD, ANSWER, QUICK = 1.5, 5.0, 3.0           # seconds: the deadline of the plugin files of these tests
 SLOW_LOCAL = """#!/bin/sh
 if [ "$CNI_COMMAND" = {command} ] && rm {folder}/slow 2> /dev/null; then
     echo started > {folder}/slow.log
@@ -46,7 +46,7 @@ def hasty(tmp_path_factory):
 
 
 def plugin(folder, server, command, conf, pod, **more):
-    """Start a plugin file: it asks the server, and goes one-shot if needed."""
+    """Start a plugin file. It calls the server, and goes one-shot if needed."""
     env = {"CNI_COMMAND": command, "CNI_CONTAINERID": "c-1", "CNI_IFNAME": "eth0", "CNI_NETNS": f"/run/netns/{pod}",
            "CNI_PATH": str(folder), "FASTCNI_SOCKET": str(server.path), "PATH": os.environ["PATH"], **more}
     running = subprocess.Popen([folder / conf["type"]], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -57,8 +57,8 @@ def plugin(folder, server, command, conf, pod, **more):
 
 def ended(running):
     """(exit status, document) of a plugin."""
-    said = running.stdout.read()
-    return running.wait(60), json.loads(said) if said else None
+    output = running.stdout.read()
+    return running.wait(60), json.loads(output) if output else None
 
 
 def stop(server):
@@ -105,13 +105,15 @@ def test_a_continued_server_abandons_the_request_it_was_working_on(node, pod, st
     before = state(node, pod)
     time.sleep(max(0.0, stopped + STALL_S + 1 - time.monotonic()))
     go_on(server)
-    assert eventually(lambda: server.lines("event=request_abandoned", f"command={command}")), server.said()
+    assert eventually(lambda: server.lines("event=request_abandoned", f"command={command}")), server.log_text()
     assert server.ok("VERSION", conf)
     assert state(node, pod) == before
-    assert not server.lines("event=request_done", "container=c-1", "plugin=portmap")    # sent, read late, not begun
+    assert not server.lines("event=request_done", "container=c-1", "plugin=portmap")    # sent, received late, not begun
     assert server.ok("DEL", {**ports}, pod, cid="c-1") is None
     assert server.ok("DEL", {**conf, "prevResult": result}, pod, cid="c-1", env={"CNI_PATH": str(hasty)}) is None
-    assert not node.held() and not elements("pods4") and not elements("hostports4")
+    assert not node.held()
+    assert not elements("pods4")
+    assert not elements("hostports4")
 
 
 def test_a_caller_of_a_stopped_server_gets_an_answer(node, pod, start, slow):
@@ -151,12 +153,12 @@ def systemd(tmp_path):
 def test_systemd_gets_reports_until_the_server_is_stopped(tmp_path, start, systemd):
     server = start(env={"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "400000"})
     assert [systemd.recv(100) for _ in range(3)] == [b"READY=1", b"WATCHDOG=1", b"WATCHDOG=1"]
-    assert not server.lines("command=VERSION")          # no line of log for these
+    assert not server.lines("command=VERSION")          # these cause no log line
     stop(server)
     systemd.setblocking(False)
     with pytest.raises(BlockingIOError):
         while True:
-            systemd.recv(100)                           # what was sent before
+            systemd.recv(100)                           # sent before
     systemd.settimeout(3)
     with pytest.raises(TimeoutError):
         systemd.recv(100)
@@ -165,29 +167,29 @@ def test_systemd_gets_reports_until_the_server_is_stopped(tmp_path, start, syste
 
 
 def test_systemd_gets_no_report_from_a_server_whose_workers_hang(node, tmp_path, monkeypatch):
-    """The main thread alone does not show the state of queue and workers."""
-    told = []
+    """A main thread that runs does not mean that queue and workers do."""
+    notified = []
     server = Local(tmp_path, monkeypatch)
     with server:
-        watchdog = Watchdog(told.append, server.acceptor.probe, 0.04)
-        assert eventually(lambda: watchdog.poll() or told)
+        watchdog = Watchdog(notified.append, server.acceptor.probe, 0.04)
+        assert eventually(lambda: watchdog.poll() or notified)
         with server.queue._lock:                          # a deadlock
             assert eventually(lambda: watchdog.poll() or watchdog.answer)
-            told.clear()
+            notified.clear()
             time.sleep(0.3)
             watchdog.poll()
-            assert not told
-        assert eventually(lambda: watchdog.poll() or told)
+            assert not notified
+        assert eventually(lambda: watchdog.poll() or notified)
 
 
 def test_systemd_gets_reports_from_a_server_whose_queue_is_full(node, tmp_path, monkeypatch):
-    """A server that was merely busy refused its own request, and systemd ended it after a minute."""
-    told = []
+    """A busy server refused its watchdog's request, so systemd ended it after a minute."""
+    notified = []
     with Local(tmp_path, monkeypatch) as server:
         server.queue.size = 0
         assert server.refused("VERSION", node.conf())["code"] == 11
-        watchdog = Watchdog(told.append, server.acceptor.probe, 0.04)
-        assert eventually(lambda: watchdog.poll() or told, 5)
+        watchdog = Watchdog(notified.append, server.acceptor.probe, 0.04)
+        assert eventually(lambda: watchdog.poll() or notified, 5)
 
 
 @pytest.mark.parametrize(("env", "seconds"), [
@@ -205,7 +207,7 @@ CHAINED = {"portmap": {**PORTS}, "firewall": {"backend": "nftables"}, "bandwidth
 
 
 class Stop:
-    """The worker waits before its n-th netlink request until go_on() is called, as a stopped process does."""
+    """The worker waits before its n-th netlink request until go_on() is called, like a stopped process."""
 
     def __init__(self, monkeypatch):
         self.real, self.at = wire.send, 0
@@ -241,7 +243,7 @@ def stall():
 @pytest.mark.parametrize("kind", ["bridge", "ptp", *CHAINED])
 def test_a_successor_is_complete_wherever_the_server_stopped(node, pod, tmp_path, monkeypatch, plugins, stall, kind,
                                                                 command):
-    """A late ADD of portmap removed the mapping of its successor, a late DEL whatever had the pod's mark."""
+    """A late ADD of portmap removed the mapping of its successor. A late DEL removed all of the pod's elements."""
     first = node.conf(isGateway=True, ipMasq=True, type=kind if kind == "ptp" else "bridge")
     with Local(tmp_path, monkeypatch) as server:
         stop, n, server.cni_path = Stop(monkeypatch), 0, plugins
@@ -259,7 +261,7 @@ def test_a_successor_is_complete_wherever_the_server_stopped(node, pod, tmp_path
                 answer = sent.answer()
                 assert answer.status == 0 and n > 1, answer.stdout
                 break
-            sent.leave()
+            sent.close()
             for each in (conf, first) if kind in CHAINED else (conf,):      # as a runtime does after code 11
                 node.ok("DEL", each, pod, cid="c-1")
             result = node.ok("ADD", first, pod, cid="c-1")
@@ -268,7 +270,7 @@ def test_a_successor_is_complete_wherever_the_server_stopped(node, pod, tmp_path
             before = state(node, pod)
             time.sleep(2 * stall)
             stop.go_on()
-            assert eventually(lambda: len(server.lines("event=request_abandoned")) == n), server.said()     # noqa: B023
+            assert eventually(lambda: len(server.lines("event=request_abandoned")) == n), server.log_text()     # noqa: B023
             assert state(node, pod) == before, f"stopped before netlink request {n}"
             for each in (conf, first) if kind in CHAINED else (conf,):
                 node.ok("DEL", each, pod, cid="c-1")

@@ -1,4 +1,4 @@
-"""The systemd units: their text, their folder, and that the server works with their restrictions."""
+"""The systemd units: their text, their folder, and a server under their restrictions."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from real_kernel.node import elements, links, rules
 
 from fastcni.kit.call import deadlines
 from fastcni.launcher import files, systemd
-from fastcni.launcher.install import InstallError
+from fastcni.launcher.install import Installed, InstallError
 
 needs_analyze = pytest.mark.skipif(not shutil.which("systemd-analyze"),
                                    reason="needs systemd-analyze (Debian: systemd)")
@@ -34,8 +34,8 @@ def values(key, text=None):
             for word in line.split()]
 
 
-def analyze(*words):
-    done = subprocess.run(["systemd-analyze", *map(str, words)], capture_output=True, text=True, timeout=60)
+def analyze(*args):
+    done = subprocess.run(["systemd-analyze", *map(str, args)], capture_output=True, text=True, timeout=60)
     return done.returncode, done.stdout + done.stderr
 
 
@@ -49,17 +49,17 @@ def test_systemd_reports_nothing_about_the_units(units):
 
 @needs_analyze
 def test_the_exposure_is_below_four(units):
-    status, said = analyze("security", "--offline=true", "--threshold=40", units / "fastcni.service")
-    if "Unknown" in said or "unrecognized" in said:
-        pytest.skip(f"systemd-analyze is too old: {said.strip()}")
-    assert status == 0, said
+    status, output = analyze("security", "--offline=true", "--threshold=40", units / "fastcni.service")
+    if "Unknown" in output or "unrecognized" in output:
+        pytest.skip(f"systemd-analyze is too old: {output.strip()}")
+    assert status == 0, output
 
 
 def test_systemd_ends_a_stopped_server_before_its_callers_give_up():
     """The callers get the answers of a dead server, and no request continues later."""
     seconds = int(*values("WatchdogSec")) + int(*values("TimeoutAbortSec"))
     assert deadlines.UNREAD_S < seconds < deadlines.ANSWER_S
-    assert values("Restart") == ["on-failure"]          # systemd counts the watchdog among failures
+    assert values("Restart") == ["on-failure"]          # systemd counts a watchdog timeout as a failure
 
 
 @needs_analyze
@@ -75,11 +75,11 @@ def test_systemd_finds_a_program_under_an_odd_path(tmp_path, odd):
     paths = [tmp_path / "units" / name for name in ("fastcni.socket", "fastcni.service")]
     assert analyze("verify", *paths) == (0, "")
     program.unlink()
-    status, said = analyze("verify", *paths)
-    assert status and str(program) in said
+    status, output = analyze("verify", *paths)
+    assert status and str(program) in output
 
 
-@pytest.mark.parametrize("words, line", [
+@pytest.mark.parametrize("args, line", [
     (["/usr/bin/python3", "-I"], "/usr/bin/python3 -I"),
     (["/a b/python", ""], '"/a b/python" ""'),
     (["/a%h/python"], '"/a%%h/python"'),
@@ -88,14 +88,14 @@ def test_systemd_finds_a_program_under_an_odd_path(tmp_path, odd):
     (["/a", 'a"b\\c'], '/a "a\\"b\\\\c"'),
     (["/a", ";"], '/a ";"'),
 ])
-def test_a_command_is_quoted_as_systemd_reads_it(words, line):
-    assert systemd.command_line(words) == line
+def test_a_command_is_quoted_as_systemd_reads_it(args, line):
+    assert systemd.command_line(args) == line
 
 
-@pytest.mark.parametrize("words", [["python3"], ["/a\nb"], ["/a\udcff"], ["/a", "b\tc"], ['/a"b'], ["/a'b"], ["/a\\b"]])
-def test_a_command_that_no_unit_can_have_is_refused(words):
+@pytest.mark.parametrize("args", [["python3"], ["/a\nb"], ["/a\udcff"], ["/a", "b\tc"], ['/a"b'], ["/a'b"], ["/a\\b"]])
+def test_a_command_that_no_unit_can_have_is_refused(args):
     with pytest.raises(InstallError):
-        systemd.command_line(words)
+        systemd.command_line(args)
 
 
 def test_the_server_is_started_by_this_python_without_what_a_user_set():
@@ -140,7 +140,7 @@ def test_socket_and_server_have_the_same_path():
 def test_units_are_replaced_at_once_and_are_readable(tmp_path):
     folder = tmp_path / "units"
     paths = systemd.install_units(folder, ["/bin/true"])
-    with open(paths[1]) as old:             # a reader of the old one reads it to its end
+    with open(paths[1]) as old:             # a process that has the old file open reads it to its end
         assert systemd.install_units(folder, ["/bin/false"]) == paths
         assert "ExecStart=/bin/true" in old.read() and "ExecStart=/bin/false" in Path(paths[1]).read_text()
     assert sorted(os.listdir(folder)) == ["fastcni.service", "fastcni.socket"]
@@ -162,39 +162,49 @@ def test_a_failure_leaves_the_old_units_and_nothing_else(tmp_path, monkeypatch):
     assert "ExecStart=/bin/true" in Path(paths[1]).read_text()
 
 
-def fastcni(*words, tty=False):
-    command = [sys.executable, "-m", "fastcni", *map(str, words)]
+def fastcni(*args, tty=False):
+    command = [sys.executable, "-m", "fastcni", *map(str, args)]
     if not tty:
         done = subprocess.run(command, capture_output=True, text=True, timeout=60)
         return done.returncode, done.stdout + done.stderr
-    ours, theirs = pty.openpty()
-    status = subprocess.run(command, stdout=theirs, stderr=theirs, stdin=theirs, timeout=60).returncode
-    os.close(theirs)
-    said = os.read(ours, 65536).decode().replace("\r\n", "\n")
-    os.close(ours)
-    return status, said
+    terminal, child_end = pty.openpty()
+    status = subprocess.run(command, stdout=child_end, stderr=child_end, stdin=child_end, timeout=60).returncode
+    os.close(child_end)
+    output = os.read(terminal, 65536).decode().replace("\r\n", "\n")
+    os.close(terminal)
+    return status, output
 
 
 def test_the_command_prints_the_next_command(tmp_path):
-    words = ["install", "--bin-dir", tmp_path / "bin", "--plugin", "ptp", "--systemd", "--unit-dir", tmp_path / "units"]
-    paths = [str(tmp_path / name) for name in ("units/fastcni.socket", "units/fastcni.service")]
-    assert fastcni(*words, tty=True) == (0, (
-        f"wrote 1 plugins to {tmp_path}/bin: ptp\nwrote {paths[0]} and {paths[1]}; "
-        "next: systemctl daemon-reload && systemctl enable --now fastcni.socket\n"))
-    status, said = fastcni(*words)
-    assert status == 0 and json.loads(said) == [str(tmp_path / "bin" / "ptp"), *paths]
+    args = ["install", "--bin-dir", tmp_path / "bin", "--plugin", "ptp", "--systemd", "--unit-dir", tmp_path / "units"]
+    paths = [str(tmp_path / "units" / name) for name in systemd.UNITS]
+    status, output = fastcni(*args, tty=True)
+    assert status == 0
+    assert "next: systemctl daemon-reload && systemctl enable --now fastcni.socket fastcni-reinstall.path\n" in output
+    status, output = fastcni(*args)
+    assert status == 0 and json.loads(output)["units"] == paths
+    assert sorted(os.listdir(tmp_path / "units")) == sorted(systemd.UNITS)
+
+
+def test_idle_exit_is_in_the_service_and_in_its_reinstall():
+    plugins = Installed("/opt/cni/bin", "/usr/bin/python3", {}, [])
+    command = ["/usr/bin/python3", "-m", "fastcni", "serve", "--idle-exit", "60"]
+    assert "ExecStart=/usr/bin/python3 -m fastcni serve --idle-exit 60\n" in systemd.service(command)
+    assert " --idle-exit 60\n" in systemd.reinstall(plugins, "/units", (), command)["fastcni-reinstall.service"]
+    assert "--idle-exit" not in systemd.reinstall(plugins, "/units", (), command[:4])["fastcni-reinstall.service"]
 
 
 def test_a_unit_dir_without_systemd_is_refused(tmp_path):
-    status, said = fastcni("install", "--bin-dir", tmp_path / "bin", "--unit-dir", tmp_path / "units")
-    assert status and "--systemd" in said
+    status, output = fastcni("install", "--bin-dir", tmp_path / "bin", "--unit-dir", tmp_path / "units")
+    assert status and "--systemd" in output
     assert not (tmp_path / "units").exists()
 
 
 def test_a_unit_folder_that_cannot_be_made_is_an_error(tmp_path):
     (tmp_path / "file").touch()
-    status, said = fastcni("install", "--bin-dir", tmp_path / "bin", "--systemd", "--unit-dir", tmp_path / "file" / "x")
-    assert status == 1 and "write systemd units into" in said
+    unit_dir = tmp_path / "file" / "x"
+    status, output = fastcni("install", "--bin-dir", tmp_path / "bin", "--systemd", "--unit-dir", unit_dir)
+    assert status == 1 and "write systemd units into" in output
 
 
 # ---- the server with their restrictions ----
@@ -215,7 +225,7 @@ os.execv(sys.argv[2], sys.argv[2:])
 
 
 def confined(names):
-    """Return a command prefix that limits the command to these capabilities for good, as systemd does."""
+    """Return a command prefix that limits a command to these capabilities permanently, as systemd does."""
     kept = ",".join(["-all", *("+" + name.removeprefix("CAP_").lower() for name in names)])
     return ["setpriv", "--inh-caps", "-all", "--bounding-set", kept, "--no-new-privs"]
 
@@ -252,13 +262,13 @@ def go_through(node, pod_netns, start):
 
 
 def capabilities_of(pid):
-    """Permitted, effective and bounding set."""
+    """Return the permitted, effective and bounding set of a process."""
     with open(f"/proc/{pid}/status") as file:
         return [line.split()[1] for line in file if line.startswith(("CapPrm", "CapEff", "CapBnd"))]
 
 
 def legacy_iptables(before):
-    """Whether the legacy iptables reaches the kernel: it prints `you must be root` where it may not."""
+    """Return whether the legacy iptables may call the kernel; else it prints `you must be root`."""
     done = subprocess.run([*before, "iptables-legacy", "-t", "nat", "-S"], capture_output=True, text=True, timeout=20)
     return "must be root" not in done.stderr
 
@@ -298,9 +308,9 @@ def test_everything_works_with_the_system_calls_of_the_unit(node, go_through):
 
 
 def calls(group):
-    """The system calls of a systemd group, by name."""
-    _, said = analyze("syscall-filter", "--no-pager", group)
-    for word in (line.strip() for line in said.splitlines()[1:]):
+    """Return the names of the system calls in a group of systemd."""
+    _, output = analyze("syscall-filter", "--no-pager", group)
+    for word in (line.strip() for line in output.splitlines()[1:]):
         if word.startswith("@"):
             yield from calls(word)
         elif word and not word.startswith("#"):

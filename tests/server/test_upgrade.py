@@ -24,7 +24,7 @@ needs_activate = pytest.mark.skipif(not shutil.which("systemd-socket-activate"),
                                     reason="needs systemd-socket-activate (Debian: systemd)")
 
 
-class Said:
+class Notifications:
     """A NOTIFY_SOCKET, and the messages that services send to systemd."""
 
     def __init__(self, path):
@@ -33,7 +33,7 @@ class Said:
         self.sock.bind(self.path)
 
     def next(self, seconds=20.0):
-        """The next message; "" when none comes in time."""
+        """Return the next message, "" if none comes in time."""
         self.sock.settimeout(seconds)
         try:
             return self.sock.recv(4096).decode()
@@ -42,7 +42,7 @@ class Said:
 
 
 class Unit:
-    """`with Unit(folder) as unit:` plays systemd: a listening socket, and at most one server on it at a time."""
+    """`with Unit(folder) as unit:` acts as systemd: a listening socket, and at most one server at a time."""
 
     def __init__(self, folder):
         self.folder, self.path, self.process = folder, str(folder / "handed.sock"), None
@@ -51,7 +51,7 @@ class Unit:
         self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.listener.bind(self.path)
         self.listener.listen(128)
-        self.said = Said(self.folder / "notify")
+        self.notifications = Notifications(self.folder / "notify")
         return self
 
     def __exit__(self, *_):
@@ -59,21 +59,21 @@ class Unit:
             self.process.kill()
             self.process.wait()
         self.listener.close()
-        self.said.sock.close()
+        self.notifications.sock.close()
 
     def begin(self):
-        env = {**os.environ, "LISTEN_FDS": "1", "NOTIFY_SOCKET": self.said.path}
+        env = {**os.environ, "LISTEN_FDS": "1", "NOTIFY_SOCKET": self.notifications.path}
         with open(self.folder / "log", "ab") as log:
             self.process = subprocess.Popen(["sh", "-c", HAND_OVER, sys.executable, "-I", "-m", "fastcni", "serve"],
                                             stdin=self.listener, stderr=log, env=env)
 
     def start(self):
         self.begin()
-        assert self.said.next() == "READY=1", self.log()
+        assert self.notifications.next() == "READY=1", self.log()
 
     def stop(self):
         self.process.send_signal(signal.SIGTERM)
-        assert self.said.next() == "STOPPING=1"
+        assert self.notifications.next() == "STOPPING=1"
         assert self.process.wait(LIMIT) == 0, self.log()
 
     def log(self):
@@ -103,7 +103,7 @@ class Callers:
             thread.join()
 
     def wait_for(self, more):
-        """Wait until so many more ADDs have succeeded."""
+        """Wait until this number of further ADDs has succeeded."""
         wanted = self.added + more
         assert eventually(lambda: self.added >= wanted, LIMIT), self.failed
 
@@ -228,29 +228,31 @@ def test_a_server_whose_socket_folder_was_removed_ends_with_status_0(start, tmp_
 
 def test_systemd_gets_ready_before_the_first_answer_and_stopping_at_the_end(pod, plugin, tmp_path):
     with Unit(tmp_path) as unit:
-        heard, answers = [], []
+        received, answers = [], []
         call = plugin(unit.path)
 
         def ask():
             answers.append(call("VERSION", pod))
-            heard.append(unit.said.next(0))
+            received.append(unit.notifications.next(0))
 
         waiting = threading.Thread(target=ask)
         waiting.start()
         time.sleep(0.1)                     # the request waits in the socket, as what made systemd start the server
         unit.begin()
         waiting.join()
-        assert answers[0][0] == 0 and heard == ["READY=1"]
+        assert answers[0][0] == 0 and received == ["READY=1"]
         unit.stop()
-        assert unit.said.next(0.1) == ""
+        assert unit.notifications.next(0.1) == ""
 
 
-@pytest.mark.parametrize("kind, words", [(socket.SOCK_STREAM, "ListenSequentialPacket="), (None, "descriptor 3")])
-def test_an_unsuitable_descriptor_is_refused_with_a_message(tmp_path, kind, words):
+@pytest.mark.parametrize("kind, msg", [(socket.SOCK_STREAM, "ListenSequentialPacket="), (None, "descriptor 3")])
+def test_an_unsuitable_descriptor_is_refused_with_a_message(tmp_path, kind, msg):
     with socket.socket(socket.AF_UNIX, kind) if kind else open(os.devnull) as thing:
         done = subprocess.run(["sh", "-c", HAND_OVER, sys.executable, "-m", "fastcni", "serve"], stdin=thing,
                               capture_output=True, text=True, env={**os.environ, "LISTEN_FDS": "1"}, timeout=LIMIT)
-    assert done.returncode == 1 and words in done.stdout + done.stderr and "Traceback" not in done.stderr
+    assert done.returncode == 1
+    assert msg in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
 
 
 @needs_activate

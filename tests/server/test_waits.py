@@ -71,7 +71,7 @@ def hung(tmp_path):
 
 @contextmanager
 def held(path):
-    """This process has the lock that the file is."""
+    """Hold flock() of a file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -86,7 +86,7 @@ def lock_of(node):
 # -- others go on ------------------------------------------------------------------------------------------------
 
 def test_hanging_programs_delay_no_other_network(node, pod_netns, start, hung):
-    """32 hung IPAM plugins of one network took all workers: no other request was answered, VERSION neither."""
+    """32 hung IPAM plugins of one network took all workers. No other request was answered, not even VERSION."""
     server = start("--workers", "4")
     conf, pods = node.conf(**hung.keys), [pod_netns() for _ in range(2)]
     sent = [server.send("ADD", conf, pods[0], ifname=f"net{n}", env=hung.env) for n in range(6)]
@@ -96,7 +96,7 @@ def test_hanging_programs_delay_no_other_network(node, pod_netns, start, hung):
     server.ok("STATUS", node.conf(name="net-b", cniVersion="1.1.0"))
     server.ok("DEL", node.conf(name="net-b", bridge="br1"), pods[1])
     for each in sent:
-        each.leave()
+        each.close()
 
 
 def test_a_held_lock_of_one_network_delays_no_other(node, pod_netns, start):
@@ -107,7 +107,7 @@ def test_a_held_lock_of_one_network_delays_no_other(node, pod_netns, start):
         server.ok("VERSION", node.conf())
         server.ok("ADD", node.conf(name="net-b", bridge="br1"), pods[1])
         for each in sent:
-            each.leave()
+            each.close()
         assert eventually(lambda: len(server.lines("event=caller_gone")) == 9)
     server.ok("ADD", node.conf(), pods[0])
     assert list(node.held()) == ["10.22.0.2"]
@@ -119,7 +119,7 @@ def test_a_loopback_is_added_while_all_workers_hang(node, pod, start, hung):
     waiting = server.send("ADD", node.conf(**hung.keys), pod, env=hung.env)
     hung.started()
     server.ok("ADD", {"cniVersion": "1.0.0", "name": "lo", "type": "loopback"}, pod, ifname="lo")
-    waiting.leave()
+    waiting.close()
 
 
 # -- callers that leave ------------------------------------------------------------------------------------------
@@ -130,7 +130,7 @@ def test_a_caller_that_leaves_ends_its_program_and_frees_its_attachment(node, po
     before = node.left(pod)
     add = server.send("ADD", node.conf(**hung.keys), pod, env=hung.env)
     hung.started()
-    add.leave()
+    add.close()
     hung.started(2)                     # the rollback releases what the ADD may have taken; that hangs, too
     assert set(hung.pids.values()) == {"ADD", "DEL"}
     hung.works()
@@ -145,19 +145,19 @@ def test_a_caller_that_leaves_ends_the_wait_for_a_lock(node, pod, start):
         before = node.left(pod)
         add = server.send("ADD", node.conf(isGateway=True), pod)
         assert eventually(lambda: "eth0" in links(pod))         # the next is its address
-        add.leave()
+        add.close()
         assert eventually(lambda: server.lines("event=caller_gone", "run=True"))
     assert set(links(pod)) == {"lo"} and node.left(pod) == before
 
 
 def test_the_programs_of_a_killed_server_end(node, pod, start, hung):
     server = start()
-    waiting = server.send("ADD", node.conf(**hung.keys), pod, env=hung.env)     # a caller that left would not be served
+    waiting = server.send("ADD", node.conf(**hung.keys), pod, env=hung.env)     # its caller must not leave
     hung.started()
     (program,) = hung.pids
     server.process.kill()
     assert eventually(lambda: not group_of(program))
-    waiting.leave()
+    waiting.close()
 
 
 @pytest.mark.parametrize("warm", [False, True], ids=["one-shot", "warm"])
@@ -186,4 +186,4 @@ def test_a_del_is_answered_while_adds_keep_coming(node, pod_netns, start, slow):
     assert eventually(lambda: server.lines("command=DEL"))
     assert len(server.lines("command=ADD")) < 12
     for each in sent:
-        each.leave()
+        each.close()

@@ -6,18 +6,17 @@ import threading
 import time
 from pathlib import Path
 
-import orjson
 import pytest
 from real_kernel.node import Inside, links, run
 from server.client import eventually
 
 from fastcni.kernel import netns, waiting
-from fastcni.server import configurations, hosts, slots
+from fastcni.server import configurations, hosts, protocol, slots
 from fastcni.server.mode import WarmMode
 
 
 def lose_one(monkeypatch, node, command="VERSION"):
-    """One worker that comes back from a namespace finds that it cannot."""
+    """Have one worker fail to return from a namespace."""
     real, lost = netns.inside.__exit__, threading.Lock()
 
     def leave(self, kind, error, trace):
@@ -39,11 +38,13 @@ def test_a_worker_that_cannot_return_fails_its_request_and_is_replaced(node, pod
     assert error.status == 1 and error.document["code"] == 999
     assert "the fastcni server: cannot return to the home network namespace" in error.document["msg"]
     started = time.monotonic()
-    assert [each.answer().status for each in sent[1:3]] == [0, 0]       # no event has to wake those behind it
+    assert [each.answer().status for each in sent[1:3]] == [0, 0]       # later requests need no event
     assert time.monotonic() - started < 5 and sent[3].answer().status == 1
     assert eventually(lambda: server.lines("level=error", "event=worker_replaced") and server.workers == threads)
     server.ok("DEL", node.conf(isGateway=True), pod)
-    assert before and node.held() == {} and not [name for name in links() if name.startswith("veth")]
+    assert before
+    assert node.held() == {}
+    assert not [name for name in links() if name.startswith("veth")]
 
 
 def namespace_of(thread):
@@ -69,7 +70,7 @@ def fail_to_return(monkeypatch, server, errno=1):
 @pytest.mark.parametrize("kind", ["bridge", "ptp"])
 def test_a_worker_left_in_a_pod_is_replaced_by_one_in_the_servers_namespace(node, pod, local, monkeypatch, kind):
     """The lost thread started its successor, which began in the pod's namespace and did the host's work there: ADD
-    found no master, DEL said success and left rules and links."""
+    found no master, DEL succeeded and left rules and links."""
     server, conf = local(workers=1), node.conf(isGateway=True, ipMasq=True, type=kind)
     server.ok("ADD", conf, pod)
     server.ok("DEL", conf, pod)
@@ -189,11 +190,11 @@ def test_successes_are_not_logged_as_warnings(node, pod, local):
     server.ok("DEL", node.conf(), pod)
     server.refused("ADD", node.conf(), "/run/netns/none")
     assert eventually(lambda: server.lines("event=request_failed", "level=warning"))
-    assert len(server.said().splitlines()) == 1
+    assert len(server.log_text().splitlines()) == 1
 
 
 def no_threads(monkeypatch, name=""):
-    """No thread can be started whose name begins like this, as with pids.max; a function that ends this."""
+    """Make the start of threads with this name prefix fail, as with pids.max. The value is a function that ends it."""
     real = threading.Thread.start
 
     def start(self):
@@ -212,7 +213,7 @@ def test_threads_are_added_for_hanging_requests_and_end_with_them(node, pod, loc
     sent = [server.send("ADD", node.conf(name=f"net-{n}", **keys), pod, ifname=f"net{n}", env=env) for n in range(6)]
     assert slow.started(6) and server.workers > before
     for each in sent:
-        each.leave()
+        each.close()
     assert eventually(lambda: len(server.lines("event=caller_gone")) == 6)
     assert eventually(lambda: server.ok("VERSION", node.conf()) and server.workers == before)
 
@@ -229,7 +230,7 @@ def test_a_request_like_many_that_hang_goes_one_shot_unchanged(node, pod, local,
     assert node.left(pod) == before and not slow.started(3, seconds=0)
     server.ok("ADD", node.conf(), pod)  # needs no program
     for each in sent:
-        each.leave()
+        each.close()
 
 
 def test_a_request_for_a_lock_with_many_waiters_is_refused_at_once(node, pod, local, monkeypatch, tmp_path):
@@ -246,13 +247,14 @@ def test_a_request_for_a_lock_with_many_waiters_is_refused_at_once(node, pod, lo
     server.ok("ADD", node.conf(), pod)
 
 
-def test_fewer_threads_than_wanted_are_a_warning_and_started_later(node, pod, local, monkeypatch):
-    """pids.max ended the server with a traceback."""
+@pytest.mark.parametrize("error", [RuntimeError("can't start new thread"), MemoryError()])
+def test_fewer_threads_than_wanted_are_a_warning_and_started_later(node, pod, local, monkeypatch, error):
+    """pids.max ended the server with a traceback. Without memory the request that was taken was never answered."""
     real, left = threading.Thread.start, [True] * 2
 
     def start(self):
         if self.name == "worker" and not (left and left.pop()):
-            raise RuntimeError("can't start new thread")
+            raise error
         real(self)
 
     monkeypatch.setattr(threading.Thread, "start", start)
@@ -262,6 +264,23 @@ def test_fewer_threads_than_wanted_are_a_warning_and_started_later(node, pod, lo
     monkeypatch.setattr(threading.Thread, "start", real)
     server.pool.keep()
     assert server.workers == server.queue.min_threads
+
+
+def test_a_request_that_cannot_be_read_for_lack_of_memory_goes_one_shot(node, pod, local, monkeypatch):
+    """Its connection stayed open, and the caller waited for the answer until its deadline."""
+    server, real = local(), protocol.read
+    failures = [MemoryError(), MemoryError()]
+
+    def read(data, fds):
+        if failures and b"ADD" in data:
+            raise failures.pop()
+        return real(data, fds)
+
+    monkeypatch.setattr(protocol, "read", read)
+    assert [server.call("ADD", node.conf(), pod).status for _ in range(2)] == [2, 2]
+    assert eventually(lambda: len(server.lines("event=request_declined", 'why="no memory"')) == 2)
+    assert node.held() == {}
+    server.ok("ADD", node.conf(), pod)
 
 
 def test_without_background_threads_requests_do_that_work_themselves(node, pod, local, monkeypatch):
@@ -303,27 +322,23 @@ def test_a_program_that_takes_too_long_is_killed_and_named(node, pod, local, slo
 
 
 class Decoder:
-    """In the place of orjson and decode_conf() in the server: counts, and waits with the configurations of "slow"."""
+    """Replaces decode_conf() in the server: it counts calls, and waits for configurations of "slow"."""
 
     def __init__(self, monkeypatch):
-        self.real, self.loads_, self.dumps = configurations.decode_conf, orjson.loads, orjson.dumps
+        self.real = configurations.decode_conf
         self.count, self.reached, self.go_on = 0, threading.Event(), threading.Event()
-        monkeypatch.setattr(configurations, "decode_conf", lambda stdin: self._decode(self.real, stdin))
-        monkeypatch.setattr(configurations, "orjson", self)
+        monkeypatch.setattr(configurations, "decode_conf", self.decode)
 
-    def loads(self, stdin):
-        return self._decode(self.loads_, stdin)
-
-    def _decode(self, decode, stdin):
+    def decode(self, stdin):
         self.count += 1
         if b'"slow"' in stdin:
             self.reached.set()
             assert self.go_on.wait(30)
-        return decode(stdin)
+        return self.real(stdin)
 
 
 def test_a_configuration_is_decoded_once_and_without_a_lock(node, pod, local, monkeypatch):
-    """The acceptor decoded it for its network's name, under the lock of all that come, and the worker did it again."""
+    """The acceptor decoded it under its lock, for the network's name, and the worker decoded it again."""
     server, decoder = local(), Decoder(monkeypatch)
     first = server.send("ADD", node.conf(isGateway=True) | {"name": "slow"}, pod)
     try:
@@ -331,7 +346,7 @@ def test_a_configuration_is_decoded_once_and_without_a_lock(node, pod, local, mo
         second = server.send("DEL", node.conf(isGateway=True) | {"name": "slow"}, pod)
         for _ in range(4):
             assert server.ok("VERSION", {"type": "bridge"})
-        assert server.queue.waiting == 1     # of the same attachment: they run in the order in which they came
+        assert server.queue.waiting == 1     # requests of one attachment run in the order of their arrival
     finally:
         decoder.go_on.set()
     assert (first.answer().status, second.answer().status) == (0, 0) and node.held() == {}
@@ -348,7 +363,7 @@ def test_a_configuration_is_decoded_once_and_without_a_lock(node, pod, local, mo
 
 @pytest.fixture
 def elsewhere():
-    """A network namespace beside the server's; its name."""
+    """The name of a network namespace other than the server's."""
     name = f"fcni-else-{os.urandom(4).hex()}"
     run("ip", "netns", "add", name)
     try:
@@ -365,7 +380,7 @@ def test_a_callers_namespace_is_released_after_its_last_call(node, pod, local, e
         server.ok("ADD", conf, pod)
         assert "br0" in links() and len(server.hosts.known) == 2
         server.hosts.tidy()
-        assert len(server.hosts.known) == 2         # it was here a moment ago
+        assert len(server.hosts.known) == 2         # the worker returned a moment ago
         server.ok("DEL", conf, pod)
     assert set(links()) == set(nodes)
     monkeypatch.setattr(hosts, "KEEP_S", 0.0)
@@ -380,7 +395,9 @@ def test_a_namespace_in_use_is_not_released(node, pod, local, elsewhere, monkeyp
         waiting = server.send("ADD", node.conf(isGateway=True, **keys), pod, env=env)
         assert slow.started()
         server.hosts.tidy()
-        assert len(server.hosts.known) == 2 and waiting.answer().status == 0 and "br0" in links()
+        assert len(server.hosts.known) == 2
+        assert waiting.answer().status == 0
+        assert "br0" in links()
 
 
 def test_callers_from_too_many_namespaces_go_one_shot(node, pod, local, elsewhere, monkeypatch):

@@ -1,4 +1,4 @@
-"""Requests that both sides have to refuse, as data: the input, and the reason for a difference of the answers."""
+"""Requests that both sides must refuse: a table of inputs, and of reasons for different error texts."""
 
 from side_by_side.chained_stories import INGRESS, bandwidth
 from side_by_side.device_stories import UPLINK, device
@@ -28,7 +28,7 @@ def hostdev(**keys):
 
 
 def ipam(**keys):
-    """host-local by itself."""
+    """A configuration of host-local without a main plugin."""
     return {"cniVersion": "1.0.0", "name": "net-a", "type": "host-local",
             "ipam": {"type": "host-local", "dataDir": "@here", **keys}}
 
@@ -38,22 +38,22 @@ def ranges(*subnets, **keys):
 
 
 def alone(*addresses, **keys):
-    """static by itself."""
+    """A configuration of static without a main plugin."""
     return {"cniVersion": "1.0.0", "name": "net-a", "type": "static", "ipam": static(*addresses), **keys}
 
 
 IN_THE_WAY = "pod:ip link add eth0 type veth peer name other"
-# A bridge at work: with a port it has a carrier, and with a MAC of its own it keeps that when ports come and go.
+# A bridge in use: it has a carrier because of its port, and a fixed MAC, so ports do not change it.
 BRIDGE = ("ip link add br0 address 02:00:00:00:00:01 type bridge", "ip link set br0 up",
-          "ip link add port0 master br0 up type veth peer name far0", "ip link set far0 up")
-CABLE = UPLINK[:1]                              # not up: the kernel would take its time with the carrier
+          "ip link add port0 master br0 up type veth peer name ext0", "ip link set ext0 up")
+CABLE = UPLINK[:1]                              # down: the carrier of a link that is up changes after a delay
 FULL = ranges("10.22.0.0/30")
-JSON = "ours names the key and the value, where Go names its own types; what stands before is the same"
-OLDER = "1.1.1 has older words; ours are the reference's"
-KERNEL = "the kernel's own words are in ours, and addresses are not printed as Go's types"
+JSON = "fastcni names the key and the value, and Go its own types; the text before is the same"
+OLDER = "1.1.1 has an older text; fastcni has the reference's"
+KERNEL = "fastcni quotes the kernel's message, and prints addresses not as Go's types"
 LENIENT = "DEL reads what it needs, and a bad value there is a warning: a typo must not keep a pod"
-WHERE = "ours says which key it is"
-EARLY = "ours refuses before it touches anything, so the words for the failed step are not there"
+WHERE = "fastcni names the key"
+EARLY = "fastcni refuses before any change, so its text names no failed step"
 BAD = {
     # -- the environment --
     "no CNI_CONTAINERID": Bad(bridge(), cid=None),
@@ -111,13 +111,13 @@ BAD = {
     "a namespace that is not there": Bad(bridge(), CNI_NETNS=NO_NETNS),
     "ptp, a namespace that is not there": Bad(ptp(), CNI_NETNS=NO_NETNS),
     "loopback, a namespace that is not there": Bad(loopback(), CNI_NETNS=NO_NETNS,
-        differs="ours says what it was opened for, as bridge and ptp do"),
+        differs="fastcni names the purpose of opening it, as bridge and ptp do"),
     "a namespace that is a file": Bad(bridge(), CNI_NETNS="/bin/sh",
-        differs="ours says in words what the file system's number would mean"),
+        differs="fastcni says what the number of the file system means"),
     "DEL, a namespace that is a file": Bad(bridge(), "DEL", CNI_NETNS="/bin/sh", taken_by="fastcni",
         differs="a mount point without its namespace is a plain file, and DEL has to succeed"),
     "the host's own namespace": Bad(l2(), CNI_NETNS="/proc/self/ns/net", taken_by="go",
-        differs="1.1.1 does not look; the reference refuses, but after the work is done"),
+        differs="1.1.1 does not check it; the reference refuses it, but after its work"),
     "an interface that is there": Bad(bridge(), before=[IN_THE_WAY], differs=OLDER),
     "ptp, an interface that is there": Bad(ptp(), before=[IN_THE_WAY], differs=OLDER),
     "the same ADD twice": Bad(bridge(), twice=True, differs=OLDER),
@@ -138,7 +138,7 @@ BAD = {
         bridge(isDefaultGateway=True, routes=[{"dst": "0.0.0.0/0"}]), taken_by="fastcni",
         differs="the route is there once, instead of being asked for twice"),
     "a route with host bits": Bad(bridge(routes=[{"dst": "192.0.2.7/24", "gw": "10.22.0.7"}]), taken_by="fastcni",
-        differs="the route is to the network that holds it; the kernel refuses it as it stands"),
+        differs="fastcni routes to the network that contains the address; the kernel refuses host bits in a route"),
     "an mtu of a million": Bad(bridge(mtu=1000000), differs=EARLY),
     "a bridge without addresses in 0.2.0": Bad(l2(cniVersion="0.2.0")),
     # -- host-device --
@@ -149,7 +149,7 @@ BAD = {
     "host-device, a path outside of /sys": Bad(hostdev(kernelpath="/etc")),
     "host-device, a path that is not there": Bad(hostdev(kernelpath="/sys/devices/nowhere")),
     "host-device, a PCI address that is not there": Bad(hostdev(pciBusID="ffff:00:00.0"),
-        differs="ours names the driver's link, which is what it reads"),
+        differs="fastcni names the link of the driver, as it reads it"),
     "host-device, a deviceID that is not there": Bad(hostdev(runtimeConfig={"deviceID": "ffff:00:00.0"}),
         differs=OLDER),
     "host-device, an interface that is there": Bad(hostdev(device="up0"), before=[
@@ -159,7 +159,7 @@ BAD = {
     "macvlan, an unknown mode": Bad(device("macvlan", mode="tunnel"), before=CABLE),
     "macvlan, a master that is not there": Bad(device("macvlan"), differs=WHERE),
     "macvlan, no master and no default route": Bad(device("macvlan", master=None)),
-    "macvlan, an mtu that the master has no room for": Bad(device("macvlan", mtu=1501), before=CABLE),
+    "macvlan, an mtu above the master's": Bad(device("macvlan", mtu=1501), before=CABLE),
     "macvlan, a bad MAC": Bad(device("macvlan", mac="02:11"), before=CABLE, differs=EARLY),
     "macvlan, an interface that is there": Bad(device("macvlan"), before=(*CABLE, IN_THE_WAY), differs=KERNEL),
     "ipvlan, an unknown mode": Bad(device("ipvlan", mode="l4"), before=CABLE),
@@ -170,7 +170,7 @@ BAD = {
     "vlan without a master": Bad(device("vlan", master=None), differs=OLDER),
     "vlan, a master that is not there": Bad(device("vlan"), differs=WHERE),
     "vlan, an id of 4095": Bad(device("vlan", vlanId=4095), before=CABLE, differs="its text counts 4095 in"),
-    "vlan, an mtu that the master has no room for": Bad(device("vlan", mtu=1501), before=CABLE),
+    "vlan, an mtu above the master's": Bad(device("vlan", mtu=1501), before=CABLE),
     # -- IPAM as a delegate --
     "an IPAM plugin that is not there": Bad(bridge(ipam={"type": "no-such-plugin"})),
     "an IPAM plugin with a slash": Bad(bridge(ipam={"type": "../host-local"})),

@@ -1,6 +1,6 @@
 """Both implementations as runtimes start them: fastcni's real launchers, and the Go plugins of Debian.
 
-Everything here needs root and the peer; each side gets a host namespace of its own and pods of its own. fastcni is
+Everything here needs root and the Go plugins. Each side has a separate host namespace with separate pods. fastcni is
 called one-shot, and once more through a server, to which all these hosts are other namespaces than its own.
 """
 
@@ -60,8 +60,8 @@ def server(tmp_path_factory):
 
 @pytest.fixture(params=["one-shot", "warm"])
 def sides(request, launchers, tmp_path):
-    """(ours, theirs): two Sides, each on a fresh host; hosts, pods and processes are gone at the end."""
+    """(fastcni, go): two Sides, each on a fresh host; hosts, pods and processes are gone at the end."""
     socket = request.getfixturevalue("server") if request.param == "warm" else ""
-    with (Side("fastcni", launchers, tmp_path / "ours", socket) as ours,
-          Side("go", shared.PEER, tmp_path / "theirs") as theirs):
-        yield ours, theirs
+    with (Side("fastcni", launchers, tmp_path / "fastcni", socket) as fastcni,
+          Side("go", shared.PEER, tmp_path / "go") as go):
+        yield fastcni, go

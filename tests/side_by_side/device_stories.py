@@ -1,14 +1,14 @@
-"""Configurations of the plugins that give a pod one link and leave nothing on the host."""
+"""Configurations of the plugins that add one link to a pod and nothing to the host."""
 
 from side_by_side.stories import DEFAULT4, DEFAULT6, MAC, V4, V6, Story, host_local, static
 
-UPLINK = ("ip link add up0 type veth peer name far0", "ip link set up0 up", "ip link set far0 up")
+UPLINK = ("ip link add up0 type veth peer name ext0", "ip link set up0 up", "ip link set ext0 up")
 DEFAULT_ROUTE = (*UPLINK, "ip addr add 10.22.0.250/24 dev up0", "ip route add default via 10.22.0.254")
 DNS = {"nameservers": ["10.0.0.53"], "search": ["a.example"]}
 
 
 def device(kind, *subnets, routes=None, **keys):
-    """A configuration on master up0; a key that is None is left out."""
+    """Return a configuration with the master up0, without keys that are None."""
     ipam = host_local(*subnets, **({"routes": routes} if routes else {}))
     conf = {"cniVersion": "1.0.0", "name": "net-a", "type": kind, "master": "up0", "ipam": ipam, **keys}
     return {key: value for key, value in conf.items() if value is not None}
@@ -30,7 +30,7 @@ def stories(kind, needs, own, **more):
     }
     for version in ("0.1.0", "0.3.1", "0.4.0"):
         found[f"{kind} in {version}"] = on(V4, V6, cniVersion=version, check=version >= "0.4.0")
-    return found | {f"{kind}{words}": on(**how) for words, how in more.items()}
+    return found | {f"{kind}{suffix}": on(**how) for suffix, how in more.items()}
 
 
 DEVICE_STORIES = {
@@ -48,7 +48,7 @@ DEVICE_STORIES = {
     **stories("host-device", [], {"master": None, "device": "up0"}, **{
         " without addresses": {"ipam": None}, " without addresses, dns": {"ipam": {}, "dns": DNS},
         " by hwaddr": {"device": None, "hwaddr": MAC, "before": (*UPLINK, f"ip link set up0 address {MAC}")},
-        ", with addresses of its own": {"before": DEFAULT_ROUTE},
+        ", with configured addresses": {"before": DEFAULT_ROUTE},
         ", down": {"before": UPLINK[:1]}, ", of a bridge": {"before": (
             *UPLINK, "ip link add br0 address 02:00:00:00:00:01 type bridge", "ip link set up0 master br0 mtu 1400")},
     }),

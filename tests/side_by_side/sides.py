@@ -1,4 +1,4 @@
-"""One implementation of the plugins on a host of its own: its processes, its pods, and calls by the protocol."""
+"""One implementation of the plugins on a separate host: its processes, its pods, and calls by the protocol."""
 
 import ctypes
 import json
@@ -39,7 +39,7 @@ def set_netns(fd):
 
 
 def run(*command, stdin=None, check=True):
-    """Run a program; its standard output."""
+    """Run a program. Return its standard output."""
     done = subprocess.run([str(word) for word in command], capture_output=True, text=True, input=stdin, timeout=LIMIT)
     if check and done.returncode:
         raise AssertionError(f"{command}: {done.stdout}{done.stderr}")
@@ -47,7 +47,7 @@ def run(*command, stdin=None, check=True):
 
 
 def new_netns(role):
-    """A fresh network namespace with a lo that is down, as a runtime makes it for a pod; its name."""
+    """Add a network namespace whose lo is down, as a runtime does for a pod. Return its name."""
     name = f"fcni-{role}-{uuid.uuid4().hex[:8]}"
     run("ip", "netns", "add", name)
     return name
@@ -75,7 +75,7 @@ class Answer:
 
 
 class Side:
-    """`with Side(...) as side:` the host namespace and everything made on it live that long."""
+    """`with Side(...) as side:` adds a host namespace; at the end the namespace, its pods and processes are removed."""
 
     def __init__(self, name, bin_dir, folder, socket=""):
         self.name, self.bin_dir, self.folder, self.socket = name, bin_dir, str(folder), socket
@@ -103,7 +103,7 @@ class Side:
         return name
 
     def pod(self, quick_dad=False):
-        """A fresh namespace of a pod; its path for CNI_NETNS. quick_dad: without duplicate address detection."""
+        """Add a pod's namespace. Return its path, for CNI_NETNS. quick_dad: without duplicate address detection."""
         name = self.netns("pod")
         if quick_dad:
             set_sysctl(name, "net/ipv6/conf/default/accept_dad", "0")
@@ -114,18 +114,18 @@ class Side:
             return run(*command, **more)
 
     def own(self, conf):
-        """The configuration with this side's folder where it says @here."""
+        """Return the configuration with this side's folder in place of @here."""
         return json.loads(json.dumps(conf).replace("@here", self.folder))
 
     def environment(self, command, netns="", *, cid="pod-1", ifname="eth0", args="", **more):
-        """The variables of one call; those that are None are left out."""
+        """Return the variables of one call, without those that are None."""
         found = {"CNI_COMMAND": command, "CNI_CONTAINERID": cid, "CNI_NETNS": netns, "CNI_IFNAME": ifname,
                  "CNI_ARGS": args, "CNI_PATH": self.bin_dir, "PATH": os.environ["PATH"],
                  "FASTCNI_SOCKET": self.socket, **more}
         return {key: value for key, value in found.items() if value is not None}
 
     def call(self, command, conf, netns="", *, plugin=None, **more):
-        """One call, a process of its own; the Answer. conf: a dict, or the bytes of stdin."""
+        """Run a plugin once. Return its Answer. conf: a dict, or the bytes of stdin."""
         if isinstance(conf, dict):
             conf = self.own(conf)
             plugin = plugin or conf["type"]
@@ -136,7 +136,7 @@ class Side:
         return Answer(done.returncode, done.stdout.decode(), done.stderr.decode())
 
     def ok(self, command, conf, netns="", **more):
-        """A call that has to succeed, in one document or none; that document."""
+        """Make a call that must succeed. Return its document, or None."""
         answer = self.call(command, conf, netns, **more)
         assert answer.status == 0, f"{self.name} {command}: {answer}"
         return answer.document
@@ -151,7 +151,7 @@ class Side:
         assert self.ok("DEL", conf, netns, **more) is None
 
     def held(self, network, data_dir=None):
-        """{address: content} of a host-local directory, and its cursors."""
+        """Return {address: content} of a host-local directory, and its last_reserved_ip files."""
         folder = f"{data_dir or self.folder}/{network}"
         names = os.listdir(folder) if os.path.isdir(folder) else []
         return {name: open(f"{folder}/{name}", newline="").read() for name in names
@@ -159,21 +159,21 @@ class Side:
 
 
 def addresses(held):
-    """The addresses in what Side.held says."""
+    """Return the addresses of Side.held()."""
     return {name: owner for name, owner in held.items() if not name.startswith("last_reserved_ip.")}
 
 
-def seen_at_each_delete(side, pods, look):
-    """DEL of pods, [(path, configuration)], whose container ids are pod-0, pod-1, ...: [what look(side) says before
+def seen_at_each_delete(side, pods, read_state):
+    """Delete pods, [(path, configuration)], with the container ids pod-0, pod-1, ... Return [read_state(side) before
     the first, and after each]."""
-    seen = [look(side)]
+    seen = [read_state(side)]
     for i, (pod, conf) in enumerate(pods):
         side.delete(conf, pod, cid=f"pod-{i}")
-        seen.append(look(side))
+        seen.append(read_state(side))
     return seen
 
 
 def both(function, sides):
-    """[function(ours), function(theirs)], at the same time: two cores, and two waits for DAD."""
+    """Return [function(fastcni), function(go)]. Both run at the same time."""
     with ThreadPoolExecutor(2) as pool:
         return list(pool.map(function, sides))

@@ -13,7 +13,7 @@ from side_by_side.sides import Inside, run
 
 RANDOM_NAME = re.compile(r"veth[0-9a-f]{8}")
 LINK_LOCAL = re.compile(r"fe80::[0-9a-f:]+:[0-9a-f:]+")
-# Numbers of chance or of time in `ip -d link`, and what repeats them.
+# Random numbers and times in `ip -d link`, and fields that repeat others.
 CHANCE = {"ifindex", "link_index", "link_netnsid", "hello_timer", "tcn_timer", "topology_change_timer", "gc_timer",
           "hold_timer", "message_age_timer", "forward_delay_timer", "valid_life_time", "preferred_life_time", "link",
           "bridge_id", "root_id", "designated_bridge", "designated_port", "designated_root", "id", "port_no", "no",
@@ -34,7 +34,7 @@ def roles_of(side, *pods, borrowed=False):
 
 
 def of_each(read, side, pods):
-    """{"host", "pod0", ...: what read() says in that namespace}"""
+    """Return {"host", "pod0", ...: read() in that namespace}."""
     found = {}
     for role, netns in [("host", side.host), *((f"pod{i}", os.path.basename(p)) for i, p in enumerate(pods))]:
         with Inside(netns):
@@ -43,7 +43,7 @@ def of_each(read, side, pods):
 
 
 def read_netns():
-    """Links with addresses, VLANs of bridge ports, routes, qdiscs and sysctls of this thread's namespace."""
+    """Return links with addresses, VLANs of bridge ports, routes, qdiscs and sysctls of this thread's namespace."""
     links = read_links()
     bridged = [link for link in links.values() if "bridge" in link.get("linkinfo", {}).get("info_kind", "")
                or link.get("linkinfo", {}).get("info_slave_kind") == "bridge"]
@@ -71,15 +71,15 @@ def read_links():
 
 
 def queues():
-    """The qdiscs of this thread's namespace but the kernel's own, and the filters of what a link receives."""
+    """Return the qdiscs of this thread's namespace, without the kernel's defaults, and the ingress filters."""
     found = {}
     for item in json.loads(run("tc", "-j", "qdisc")):
         if item["kind"] != "noqueue":
             found[f"{item['dev']} {item.get('parent', 'root')}"] = item
         if item["kind"] == "ingress":
             filters = re.sub(r"index \d+", "", run("tc", "filter", "show", "dev", item["dev"], "ingress"))
-            for i, words in enumerate(filters.split("action order")):
-                found[f"{item['dev']} action {i}" if i else f"{item['dev']} filters"] = " ".join(words.split())
+            for i, text in enumerate(filters.split("action order")):
+                found[f"{item['dev']} action {i}" if i else f"{item['dev']} filters"] = " ".join(text.split())
     return found
 
 
@@ -90,7 +90,7 @@ def ip_json(*options, commands):
 
 
 def sysctl(name):
-    """Without a file object: a test reads thousands."""
+    """Read a sysctl without a file object: a test reads thousands."""
     try:
         fd = os.open(f"/proc/sys/{name}", os.O_RDONLY)
         try:
@@ -102,7 +102,7 @@ def sysctl(name):
 
 
 def sysctls(link):
-    """Every IPv4 and IPv6 switch of a link: (name below /proc/sys, value)."""
+    """Yield (name below /proc/sys, value) of each IPv4 and IPv6 sysctl of a link."""
     for family in ("ipv4", "ipv6"):
         folder = f"net/{family}/conf/{link}"
         for name in os.listdir(f"/proc/sys/{folder}") if os.path.isdir(f"/proc/sys/{folder}") else ():
@@ -112,8 +112,8 @@ def sysctls(link):
 class Roles:
     """Placeholders for random names: {"veth1a2b3c4d": "<host end 0>", "0a:..": "<MAC of host br0>"}.
 
-    borrowed: on one of the sides the bridge has the MAC of a port, on the other one of its own. Then those of the
-    host are not told from each other.
+    borrowed: on one of the sides the bridge has the MAC of a port, on the other one a fixed one. Then the MACs of the
+    host have the same placeholder.
     """
 
     def __init__(self, found, namespaces, borrowed=False):
@@ -124,39 +124,39 @@ class Roles:
                 role = f"<host end {ends.index(name)}>" if name in ends else name
                 role = "link" if borrowed and netns == "host" else role
                 owners.setdefault(link.get("address"), []).append(f"{netns} {role}")
-        self.words = {}
+        self.placeholders = {}
         for mac, names in owners.items():
             if mac and re.fullmatch("[0-9a-f]{2}(:[0-9a-f]{2}){5}", mac) and mac not in (6 * ":00")[1:]:
-                self.words[mac] = f"<MAC of {', '.join(sorted(set(names)))}>"
-                self.words[link_local(mac)] = f"<link-local of {', '.join(sorted(set(names)))}>"
+                self.placeholders[mac] = f"<MAC of {', '.join(sorted(set(names)))}>"
+                self.placeholders[link_local(mac)] = f"<link-local of {', '.join(sorted(set(names)))}>"
         if borrowed:
-            self.words[(6 * ":00")[1:]] = "<MAC of host link>"      # of the bridge, when the port is gone
+            self.placeholders[(6 * ":00")[1:]] = "<MAC of host link>"      # of the bridge, when the port is gone
         for things in found.values():
             ends = [name for name in things["links"] if RANDOM_NAME.fullmatch(name)]
-            self.words.update({name: f"<host end {i}>" for i, name in enumerate(ends)})
-        self.words.update({name: f"<namespace {i}>" for i, name in enumerate(namespaces)})
-        self.pattern = re.compile("|".join(map(re.escape, sorted(self.words, key=len, reverse=True))))
+            self.placeholders.update({name: f"<host end {i}>" for i, name in enumerate(ends)})
+        self.placeholders.update({name: f"<namespace {i}>" for i, name in enumerate(namespaces)})
+        self.pattern = re.compile("|".join(map(re.escape, sorted(self.placeholders, key=len, reverse=True))))
 
     def of(self, value):
-        """The value, its keys too, with roles in place of names."""
+        """Return the value with placeholders in place of names, also in keys."""
         if isinstance(value, dict):
             return {self.of(key): self.of(item) for key, item in value.items() if key not in CHANCE}
         if isinstance(value, list):
             return [self.of(item) for item in value]
         if not isinstance(value, str):
             return value
-        return LINK_LOCAL.sub(self.earlier, self.pattern.sub(lambda found: self.words[found[0]], value))
+        return LINK_LOCAL.sub(self.earlier, self.pattern.sub(lambda found: self.placeholders[found[0]], value))
 
 
 def link_local(mac):
-    """The EUI-64 address of a link, as ip(8) prints it; of 02:00:5e:.. it is fe80::5eff:.., a word shorter."""
+    """Return the EUI-64 address of a MAC, as ip(8) prints it."""
     raw = bytes.fromhex(mac.replace(":", ""))
     host = bytes([raw[0] ^ 2, *raw[1:3], 0xFF, 0xFE, *raw[3:]])
     return str(IPv6Address(b"\xfe\x80" + bytes(6) + host))
 
 
 def flat(value, path=""):
-    """Nested dicts as {"a/b/c": value}."""
+    """Return nested dicts as one dict, {"a/b/c": value}."""
     if not isinstance(value, dict):
         return {path: value}
     found = {path: "{}"} if path and not value else {}
@@ -165,7 +165,7 @@ def flat(value, path=""):
     return found
 
 
-def difference(ours, theirs):
-    """{path: (ours, theirs)} where two flat dicts differ."""
-    return {path: (ours.get(path), theirs.get(path)) for path in sorted({*ours, *theirs})
-            if ours.get(path) != theirs.get(path)}
+def difference(fastcni, go):
+    """Return {path: (fastcni, go)} where two flat dicts differ."""
+    return {path: (fastcni.get(path), go.get(path)) for path in sorted({*fastcni, *go})
+            if fastcni.get(path) != go.get(path)}

@@ -1,4 +1,4 @@
-"""Configurations for both sides, each with what the runtime does with it."""
+"""Configurations for both sides, and the runtime's calls with each."""
 
 V4, V6 = "10.22.0.0/24", "fd00:22::/64"
 DEFAULT4, DEFAULT6 = {"dst": "0.0.0.0/0"}, {"dst": "::/0"}
@@ -38,7 +38,7 @@ class Story:
     of the plugin that this one is chained to.
 
     quick_dad: the pods do without duplicate address detection, which is not what the story is about. check: False
-    where the peer's CHECK is known to fail (then `why` says so) and only ours has to succeed. needs: features of the
+    where Go's CHECK is known to fail (`why` has the reason) and only fastcni's must succeed. needs: features of the
     kernel.
     """
 
@@ -49,7 +49,7 @@ class Story:
 
     @property
     def borrowed(self):
-        """The peer's bridge has the MAC of a port: it pins one only together with a gateway address of its own."""
+        """Go's bridge has the MAC of a port. Go fixes a bridge's MAC only if the bridge gets a gateway address."""
         gateway = any(self.conf.get(key) for key in ("isGateway", "isDefaultGateway", "isgateway"))
         return (self.conf.get("type") == "bridge" and "br0" not in str(self.before)
                 and (not gateway or bool(self.conf.get("vlan"))))
@@ -154,7 +154,7 @@ STORIES = {
         "gateway": "10.22.0.254"}), pods=3),
     "keys in other spelling": Story({"CNIVersion": "1.0.0", "NAME": "net-a", "type": "bridge", "BRIDGE": "br7",
                                      "isgateway": True, "ipam": host_local(V4)}),
-    "nulls for what is not there": Story(bridge(isGateway=None, mtu=None, dns=None, args=None, runtimeConfig=None)),
+    "null values": Story(bridge(isGateway=None, mtu=None, dns=None, args=None, runtimeConfig=None)),
     "another interface name": Story(bridge(isGateway=True), ifname="net-15-letters-"[:15]),
     "ptp": Story(ptp(), quick_dad=True),
     "ptp, default route": Story(ptp(routes=[DEFAULT4]), quick_dad=True),

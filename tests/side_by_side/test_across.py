@@ -22,8 +22,8 @@ CONFS = {
     "ptp, ipMasq by iptables": ptp(V4, V6, ipMasq=True, ipMasqBackend="iptables"),
     "loopback": loopback(),
 }
-# fastcni's own nftables table is nothing that Go knows. Nor does 1.1.1 know what the iptables of today says of a chain
-# that was never there, so that its first DEL fails when all is done; the reference's does not.
+# Go does not know fastcni's nftables table. Go 1.1.1 does not know the message of newer iptables about a missing chain,
+# so its first DEL reports an error after its work; the newest Go plugins do not.
 GO_LEAVES_ELEMENTS = ("bridge, ipMasq", "ptp, ipMasq")
 
 
@@ -46,8 +46,8 @@ class Handover:
 
 @pytest.fixture(params=["what Go added, by fastcni", "what fastcni added, by Go"])
 def handover(request, sides):
-    ours, theirs = sides
-    return Handover(theirs, ours) if request.param.startswith("what Go") else Handover(ours, theirs)
+    fastcni, go = sides
+    return Handover(go, fastcni) if request.param.startswith("what Go") else Handover(fastcni, go)
 
 
 @pytest.mark.parametrize("title", CONFS)
@@ -63,7 +63,7 @@ def test_each_side_checks_and_deletes_pods_of_the_other(title, handover):
     assert "pod-0" not in first.held("net-a").values()
     if title != "loopback":
         assert "pod0/links/eth0/mtu" not in state
-    for i, pod in enumerate(pods[1:], 1):       # the other pod kept all that it had
+    for i, pod in enumerate(pods[1:], 1):       # the other pod has kept its state
         assert {"loopback": "pod1/links/lo/mtu"}.get(title, "pod1/links/eth0/mtu") in state
         first.check(conf, pod, results[i], cid=f"pod-{i}")
         delete(handover, conf, pod, f"pod-{i}", results[i], title)
@@ -90,27 +90,27 @@ def delete(handover, conf, pod, cid, result, title):
 
 @pytest.mark.parametrize("title", ["bridge, ipMasq", "ptp, ipMasq"])
 def test_fastcni_deletes_gos_rules_although_the_namespace_is_gone(title, sides):
-    """The peer leaves them: it reads the addresses from the link."""
-    ours, theirs = sides
-    conf, pod = CONFS[title], theirs.pod(quick_dad=True)
-    result = theirs.add(conf, pod)
-    assert len(private(theirs)) > 3
+    """Go leaves them, because it reads the addresses from the link."""
+    fastcni, go = sides
+    conf, pod = CONFS[title], go.pod(quick_dad=True)
+    result = go.add(conf, pod)
+    assert len(private(go)) > 3
     run("ip", "netns", "del", pod.rpartition("/")[2])
-    answer = Handover(theirs, ours).by_second("DEL", {**conf, "prevResult": result}, pod)
+    answer = Handover(go, fastcni).by_second("DEL", {**conf, "prevResult": result}, pod)
     assert (answer.status, answer.stdout) == (0, ""), str(answer)
-    assert not private(theirs)
-    assert not addresses(theirs.held("net-a"))
+    assert not private(go)
+    assert not addresses(go.held("net-a"))
 
 
 def test_fastcni_recognizes_and_deletes_the_mac_spoof_check_of_go(sides):
-    ours, theirs = sides
-    conf, pod = bridge(isGateway=True, macspoofchk=True), theirs.pod()
-    result = theirs.add(conf, pod)
-    assert "macspoofchk-pod-1" in theirs.on_host("nft", "list", "ruleset")
-    answer = Handover(theirs, ours).by_second("CHECK", {**conf, "prevResult": result}, pod)
+    fastcni, go = sides
+    conf, pod = bridge(isGateway=True, macspoofchk=True), go.pod()
+    result = go.add(conf, pod)
+    assert "macspoofchk-pod-1" in go.on_host("nft", "list", "ruleset")
+    answer = Handover(go, fastcni).by_second("CHECK", {**conf, "prevResult": result}, pod)
     assert answer.status == 0, str(answer)
-    assert Handover(theirs, ours).by_second("DEL", conf, pod).status == 0
-    assert "pod-1" not in theirs.on_host("nft", "list", "ruleset")
+    assert Handover(go, fastcni).by_second("DEL", conf, pod).status == 0
+    assert "pod-1" not in go.on_host("nft", "list", "ruleset")
 
 
 @pytest.mark.parametrize("keys", [{"mac": "02:00:00:00:00:07"}, {"mtu": 1400, "promisc": True}, {"allmulti": True},
@@ -144,7 +144,7 @@ def test_each_side_deletes_the_rules_of_the_other(handover):
     conf = sbr(prevResult=first.add(behind, pod))
     first.add(conf, pod)
     assert len(rules_of(pod)) == 2
-    if handover.second.name == "fastcni":           # the peer's CHECK of bridge looks in the main table alone
+    if handover.second.name == "fastcni":           # Go's CHECK of bridge reads only the main table
         for each in (conf, {**behind, "prevResult": conf["prevResult"]}):
             answer = handover.by_second("CHECK", each, pod)
             assert answer.status == 0, str(answer)
@@ -154,7 +154,7 @@ def test_each_side_deletes_the_rules_of_the_other(handover):
 
 
 def rules_of(pod):
-    """The rules for one address."""
+    """Return the rules for one address."""
     return [line for family in ("-4", "-6") for line in
             run("ip", "-n", os.path.basename(pod), family, "rule").splitlines() if "from all" not in line]
 

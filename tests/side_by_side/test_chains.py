@@ -1,6 +1,6 @@
 """The chains that people run, as conflists in examples/net.d: podman's, Kubernetes' with bandwidth, the spec's dbnet.
 Two pods each, by the runtime library, at every version that all plugins of the chain know: the same results, the same
-packets, and nothing left. Of 1.1.0 there is fastcni alone: the peer does not know it yet.
+packets, and nothing left. Only fastcni runs 1.1.0: Go 1.1.1 does not know it.
 """
 
 import json
@@ -11,7 +11,7 @@ import pytest
 from real_kernel.node import eventually, sysctl
 from real_kernel.traffic import ask, listen
 from side_by_side.sides import Inside, addresses
-from side_by_side.test_masquerade import NODE, OUTSIDE, add_outside
+from side_by_side.test_masquerade import NODE, OUTSIDE, add_external
 
 from fastcni.runtime import CNI, RuntimeConf, parse_list
 from fastcni.spec import version
@@ -39,7 +39,7 @@ class Chain:
         _, self.subnet, self.reached, capabilities = CHAINS[name]
         self.net = parse_list(self.text(name).encode())
         self.cni = CNI([side.bin_dir], cache_dir=f"{side.folder}/cache")
-        self.far = add_outside(side)
+        self.external = add_external(side)
         self.attached = {cid: RuntimeConf(cid, side.pod(quick_dad=True), "eth0", capability_args={
             **capabilities, "portMappings": [{"hostPort": 8080 + i, "containerPort": 80, "protocol": "tcp"}]})
             for i, cid in enumerate(PODS)}
@@ -62,20 +62,20 @@ class Chain:
         pod = Path(self.attached["pod-0"].netns).name
         if not self.reached:
             return None
-        with listen(pod, 80), listen(self.far, 80):
-            return ask(self.far, NODE[4], 8080), ask(self.side.host, NODE[4], 8080), ask(pod, OUTSIDE[4], 80)
+        with listen(pod, 80), listen(self.external, 80):
+            return ask(self.external, NODE[4], 8080), ask(self.side.host, NODE[4], 8080), ask(pod, OUTSIDE[4], 80)
 
     def left(self):
         """Return the state of deleted pods."""
         links = self.side.on_host("ip", "-o", "link")
         rules = self.side.on_host("nft", "list", "ruleset")
-        words = *PODS, f"{self.subnet}.0.2", f"{self.subnet}.0.3", "CNI-DN", "bwp", "veth"
-        return [word for word in words if word in rules or word in links] + [
+        traces = *PODS, f"{self.subnet}.0.2", f"{self.subnet}.0.3", "CNI-DN", "bwp", "veth"
+        return [word for word in traces if word in rules or word in links] + [
             *addresses(self.side.held(self.net.name))]
 
 
 def without_chance(result):
-    """Return a result without its random parts."""
+    """Return a result without random names and addresses."""
     text = {**result}
     for interface in text.get("interfaces", ()):
         if interface.get("sandbox"):
@@ -89,28 +89,28 @@ def without_chance(result):
 
 def story(side, name, cni_version):
     chain = Chain(side, name, cni_version)
-    told = [without_chance(chain.do("add", rt)) for rt in chain.attached.values()]
-    told.append(chain.answers())
+    outputs = [without_chance(chain.do("add", rt)) for rt in chain.attached.values()]
+    outputs.append(chain.answers())
     if name == "40-dbnet":
-        told.append(sysctl("net/core/somaxconn", Path(chain.attached["pod-0"].netns).name))
-    if cni_version >= "0.4.0" and side.name != "go":            # whose portmap looks for IPv4's rules in IPv6's chain
+        outputs.append(sysctl("net/core/somaxconn", Path(chain.attached["pod-0"].netns).name))
+    if cni_version >= "0.4.0" and side.name != "go":            # Go's portmap searches IPv6's chain for IPv4's rules
         for rt in chain.attached.values():
             chain.do("check", rt)
     chain.do("gc", [("pod-0", "eth0")])
     assert {*addresses(side.held(chain.net.name)).values()} == {"pod-0\r\neth0"}
-    assert chain.answers() == told[2], "GC took something of the pod that stays"
+    assert chain.answers() == outputs[2], "GC took something of the pod that stays"
     for _ in range(2):
         chain.do("delete", chain.attached["pod-0"])
     assert eventually(lambda: not chain.left()), chain.left()
-    return told
+    return outputs
 
 
 @pytest.mark.parametrize(("name", "cni_version"), CASES)
 def test_both_run_the_chain_with_the_same_results_and_packets(name, cni_version, sides, monkeypatch):
-    ours, theirs = sides
-    monkeypatch.setenv("FASTCNI_SOCKET", ours.socket)
-    told = story(ours, name, cni_version)
+    fastcni, go = sides
+    monkeypatch.setenv("FASTCNI_SOCKET", fastcni.socket)
+    outputs = story(fastcni, name, cni_version)
     if CHAINS[name][2]:
-        assert all(told[2])
+        assert all(outputs[2])
     if cni_version != "1.1.0":
-        assert told == story(theirs, name, cni_version)
+        assert outputs == story(go, name, cni_version)

@@ -1,4 +1,4 @@
-"""Bad input to both: one error document each, with the same text, the code of the spec, and nothing changed by ours."""
+"""Bad input to both: each prints one error with the same text. fastcni's has the spec's code, and nothing changes."""
 
 import json
 import os
@@ -10,13 +10,13 @@ from side_by_side.bad_input import BAD
 from side_by_side.sides import Inside, both, run
 from side_by_side.state import difference, state_of
 
-# What a failed ADD may change for good: nothing takes these back, on either side (6.4; the cursor is round-robin).
+# Permanent changes of a failed ADD, on both sides: sysctls, shared tables, and the round-robin cursor.
 # lo that was up keeps its address.
 LASTING = re.compile(r"host/sysctls/net/.*/(ip_forward|forwarding|br0/accept_ra)|last_reserved_ip\.."
                      r"|pod0/.*(127\.0\.0\.|links/lo/qdisc|links/lo/operstate).*")
 
 
-BARE = ("bandwidth", "bridge", "macvlan", "sbr")        # programs compare their errors with the reference's, as a whole
+BARE = ("bandwidth", "bridge", "macvlan", "sbr")        # programs compare the complete error text with the reference's
 
 
 def plugin_of(bad):
@@ -61,10 +61,10 @@ class Try:
         """Return (code, msg, details) with placeholders for this side's names."""
         document = answer.document
         assert set(document) <= {"code", "msg", "details"}, str(answer)
-        words = {self.side.folder: "<folder>", self.side.bin_dir: "<plugins>", self.pod: "<pod>",
+        names = {self.side.folder: "<folder>", self.side.bin_dir: "<plugins>", self.pod: "<pod>",
                  ' "1.1.0"': "", " 1.1.0]": "]"}           # a version that the peer does not know
-        pattern = re.compile("|".join(map(re.escape, words)))
-        return document["code"], *(re.sub("veth[0-9a-f]{8}", "<host end>", pattern.sub(lambda m: words[m[0]], text))
+        pattern = re.compile("|".join(map(re.escape, names)))
+        return document["code"], *(re.sub("veth[0-9a-f]{8}", "<host end>", pattern.sub(lambda m: names[m[0]], text))
                                    for text in (document["msg"], document.get("details", "")))
 
 
@@ -73,24 +73,24 @@ def test_both_refuse_with_the_same_text_and_fastcni_leaves_nothing(title, sides)
     bad = BAD[title]
     tries = both(lambda side: Try(side, bad), sides)
     before = tries[0].state()
-    ours, theirs = both(Try.call, tries)
-    taken = [each.side.name for each, answer in zip(tries, (ours, theirs), strict=True) if answer.status == 0]
-    assert taken == ([bad.taken_by] if bad.taken_by else []), f"{ours}\n{theirs}"
-    if ours.status:
+    fastcni, go = both(Try.call, tries)
+    taken = [each.side.name for each, answer in zip(tries, (fastcni, go), strict=True) if answer.status == 0]
+    assert taken == ([bad.taken_by] if bad.taken_by else []), f"{fastcni}\n{go}"
+    if fastcni.status:
         assert not tries[0].changed_since(before)
-        code, words, details = tries[0].plain(ours)
+        code, msg, details = tries[0].plain(fastcni)
         assert code
     if not taken:
-        their_code, their_words, their_details = tries[1].plain(theirs)
-        assert (words == their_words) is not bool(bad.differs), f"{ours}\n{theirs}"
-        assert their_code in (code, 999)        # the peer's plugins have no codes of their own
+        their_code, their_msg, their_details = tries[1].plain(go)
+        assert (msg == their_msg) is not bool(bad.differs), f"{fastcni}\n{go}"
+        assert their_code in (code, 999)        # the Go plugins use no plugin-specific codes
         assert not their_details or details == their_details
-        if words == their_words and plugin_of(bad) in BARE and title != "a delegate's error":
+        if msg == their_msg and plugin_of(bad) in BARE and title != "a delegate's error":
             assert details == their_details
 
 
 def test_an_unknown_plugin_type_of_a_launcher_does_not_matter(sides):
-    """Both go by the name they were started as, whatever `type` says."""
+    """Both use the name of their file, not the key `type`."""
     for side in sides:
         answer = side.call("VERSION", b"", plugin="ptp")
         assert answer.status == 0
@@ -98,16 +98,16 @@ def test_an_unknown_plugin_type_of_a_launcher_does_not_matter(sides):
 
 
 def test_without_a_command_the_about_text_is_printed_without_an_error(sides):
-    ours, theirs = (side.call(None, b"", plugin="bridge") for side in sides)
-    assert (ours.status, ours.stdout) == (theirs.status, theirs.stdout) == (0, "")
-    assert [len(each.stderr.splitlines()) for each in (ours, theirs)] == [2, 2]
-    assert [each.stderr.splitlines()[1].split(": ")[0] for each in (ours, theirs)] == 2 * [
+    fastcni, go = (side.call(None, b"", plugin="bridge") for side in sides)
+    assert (fastcni.status, fastcni.stdout) == (go.status, go.stdout) == (0, "")
+    assert [len(each.stderr.splitlines()) for each in (fastcni, go)] == [2, 2]
+    assert [each.stderr.splitlines()[1].split(": ")[0] for each in (fastcni, go)] == 2 * [
         "CNI protocol versions supported"]
 
 
 def test_a_version_reply_is_one_line_of_json(sides):
-    ours, theirs = (side.call("VERSION", b"", plugin="host-local") for side in sides)
-    assert ours.stdout.count("\n") == theirs.stdout.count("\n") == 1
-    assert ours.stdout.endswith("\n")
-    known = [json.loads(each.stdout)["supportedVersions"] for each in (ours, theirs)]
+    fastcni, go = (side.call("VERSION", b"", plugin="host-local") for side in sides)
+    assert fastcni.stdout.count("\n") == go.stdout.count("\n") == 1
+    assert fastcni.stdout.endswith("\n")
+    known = [json.loads(each.stdout)["supportedVersions"] for each in (fastcni, go)]
     assert known[0] == [*known[1], "1.1.0"]

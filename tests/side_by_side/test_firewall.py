@@ -13,7 +13,7 @@ from real_kernel.traffic import ask, listen
 from side_by_side.sides import both, seen_at_each_delete
 from side_by_side.stories import V4, V6, bridge
 from side_by_side.test_across import Handover
-from side_by_side.test_masquerade import NODE, OUTSIDE, add_outside
+from side_by_side.test_masquerade import NODE, OUTSIDE, add_external
 from side_by_side.test_portmap import name_of
 
 pytestmark = pytest.mark.skipif(not all(map(shutil.which, ("iptables-save", "ip6tables-save", "ipset"))),
@@ -37,7 +37,7 @@ def drop(side, by="iptables"):
 
 
 def add(side, conf, first=FIRST, cid="pod-0"):
-    """A pod with both: (its path, firewall's configuration with prevResult)."""
+    """Add a pod by both plugins. Return (its path, firewall's configuration with prevResult)."""
     pod = side.pod(quick_dad=True)
     conf = {**conf, "prevResult": side.add(first, pod, cid=cid)}
     assert side.add(conf, pod, cid=cid) == conf["prevResult"]
@@ -52,13 +52,13 @@ def saved(side):
 
 
 def members(side):
-    """The addresses in fastcni's ipsets, as rules have them."""
+    """Return the addresses in fastcni's ipsets, as rules have them."""
     found = re.findall(r"^add fastcni-\S+ (\S+)$", side.on_host("ipset", "save"), re.M)
     return [f"{address}/{128 if ':' in address else 32}" for address in found]
 
 
 def spelled_out(side):
-    """saved(), with the rules of each address in a set in the place of the set's; rules of pods stand last."""
+    """Return saved() with rules for each address in place of rules with a set. Rules of pods are last."""
     lines = [line for line in saved(side) if "--match-set" not in line]
     lines += [f"-A CNI-FORWARD {way} {address} {then}" for address in members(side) for way, then in (
         ("-d", "-m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT"), ("-s", "-j ACCEPT"))]
@@ -70,33 +70,34 @@ def spelled_out(side):
 def test_the_same_packets_get_through(backend, sides):
     """With nftables on a host that drops with nftables: the peer does not support this."""
     def story(side):
-        ours = side is sides[0]
-        drop(side, "nftables" if backend == "nftables" and ours else "iptables")
-        conf = firewall(**({"backend": backend} if backend and ours else {}))
-        far = add_outside(side)
+        fastcni = side is sides[0]
+        drop(side, "nftables" if backend == "nftables" and fastcni else "iptables")
+        conf = firewall(**({"backend": backend} if backend and fastcni else {}))
+        external = add_external(side)
         pod, conf = add(side, conf)
         other, _ = add(side, {**conf, "prevResult": None}, cid="pod-1")
-        names = {"outside": far, "the host": side.host, "the pod": name_of(pod), "another pod": name_of(other)}
+        names = {"outside": external, "the host": side.host, "the pod": name_of(pod), "another pod": name_of(other)}
         targets = {"outside": OUTSIDE, "the host": NODE, "the pod": {4: "10.22.0.2", 6: "fd00:22::2"}}
 
         def seen():
-            asked = [(who, whom, family) for who in names for whom in targets for family in (4, 6) if who != whom]
+            asked = [(source, target, family) for source in names for target in targets for family in (4, 6)
+                     if source != target]
             with ThreadPoolExecutor(len(asked)) as pool:        # a client without an answer waits
                 return dict(zip(asked, pool.map(lambda it: ask(names[it[0]], targets[it[1]][it[2]], 80, wait=WAIT),
                                                 asked), strict=True))
 
-        with listen(name_of(pod), 80), listen(far, 80), listen(side.host, 80):
+        with listen(name_of(pod), 80), listen(external, 80), listen(side.host, 80):
             before = seen()
             side.check(conf, pod, conf["prevResult"], cid="pod-0")
             side.delete(conf, pod, cid="pod-0")
             return before, seen()
 
-    ours, theirs = both(story, sides)
-    assert ours == theirs
-    assert ours[0]["the pod", "outside", 4]
-    assert ours[0]["the pod", "outside", 6]
-    assert not ours[0]["outside", "the pod", 4]
-    assert not ours[1]["the pod", "outside", 4]
+    fastcni, go = both(story, sides)
+    assert fastcni == go
+    assert fastcni[0]["the pod", "outside", 4]
+    assert fastcni[0]["the pod", "outside", 6]
+    assert not fastcni[0]["outside", "the pod", 4]
+    assert not fastcni[1]["the pod", "outside", 4]
 
 
 @pytest.mark.parametrize("keys", [{}, {"iptablesAdminChainName": "MINE"}, {"ingressPolicy": "same-bridge"}], ids=str)
@@ -106,48 +107,48 @@ def test_the_iptables_backend_adds_and_deletes_the_rules_of_go_for_a_set_of_pods
                 for i, first in enumerate([FIRST, FIRST, SECOND])]
         return seen_at_each_delete(side, pods, spelled_out)
 
-    ours, theirs = both(story, sides)
-    assert ours == theirs
-    assert len(ours[0]) > len(ours[1]) > len(ours[3]) > 8
+    fastcni, go = both(story, sides)
+    assert fastcni == go
+    assert len(fastcni[0]) > len(fastcni[1]) > len(fastcni[3]) > 8
 
 
 @pytest.mark.parametrize("keys", [{}, {"ingressPolicy": "same-bridge"}], ids=str)
 def test_fastcni_checks_and_deletes_the_iptables_rules_of_go(keys, sides):
-    ours, theirs = sides
-    pod, conf = add(theirs, firewall(**keys, backend="iptables"))
-    handover = Handover(theirs, ours)
+    fastcni, go = sides
+    pod, conf = add(go, firewall(**keys, backend="iptables"))
+    handover = Handover(go, fastcni)
     for command in ("CHECK", "DEL", "DEL"):
         answer = handover.by_second(command, conf, pod, cid="pod-0")
         assert (answer.status, answer.stdout) == (0, ""), str(answer)
-    assert not [line for line in saved(theirs) if "10.22." in line or "fd00:22" in line]
+    assert not [line for line in saved(go) if "10.22." in line or "fd00:22" in line]
 
 
 def test_gc_removes_a_pod_that_go_has_deleted_from_the_set(sides):
     """Go knows no sets: its CHECK misses the pod's own rules, its DEL succeeds and leaves the address there, which lets
     the next pod with that address through, too."""
-    ours, theirs = sides
-    pod, conf = add(ours, firewall(backend="iptables"))
-    handover = Handover(ours, theirs)
+    fastcni, go = sides
+    pod, conf = add(fastcni, firewall(backend="iptables"))
+    handover = Handover(fastcni, go)
     assert "not found" in handover.by_second("CHECK", conf, pod, cid="pod-0").document["msg"]
     answer = handover.by_second("DEL", conf, pod, cid="pod-0")
     assert (answer.status, answer.stdout) == (0, ""), str(answer)
-    assert members(ours) == ["10.22.0.2/32", "fd00:22::2/128"]
+    assert members(fastcni) == ["10.22.0.2/32", "fd00:22::2/128"]
     assert handover.by_second("ADD", conf, pod, cid="pod-1").status == 0
-    ours.ok("GC", {**conf, "cniVersion": "1.1.0", "cni.dev/valid-attachments": []})
-    assert members(ours) == []
-    assert [line for line in saved(ours) if "-s 10.22.0.2/32" in line], "the rules of the pod that Go added"
+    fastcni.ok("GC", {**conf, "cniVersion": "1.1.0", "cni.dev/valid-attachments": []})
+    assert members(fastcni) == []
+    assert [line for line in saved(fastcni) if "-s 10.22.0.2/32" in line], "the rules of the pod that Go added"
 
 
 def test_an_add_of_fastcni_repeats_no_rules_of_a_pod_of_go(sides):
-    """A repeated ADD by the other implementation adds nothing to what is there of the pod, and its DEL takes both."""
-    ours, theirs = sides
-    pod, conf = add(theirs, firewall(ingressPolicy="same-bridge"))
-    before, handover = saved(theirs), Handover(theirs, ours)
+    """A repeated ADD by the other implementation adds nothing. Its DEL deletes the pod's rules of both."""
+    fastcni, go = sides
+    pod, conf = add(go, firewall(ingressPolicy="same-bridge"))
+    before, handover = saved(go), Handover(go, fastcni)
     assert handover.by_second("ADD", conf, pod, cid="pod-0").status == 0
-    assert [line for line in saved(theirs) if "--match-set" not in line] == before
+    assert [line for line in saved(go) if "--match-set" not in line] == before
     assert handover.by_second("DEL", conf, pod, cid="pod-0").status == 0
-    assert members(theirs) == []
-    assert not [line for line in saved(theirs) if "10.22." in line]
+    assert members(go) == []
+    assert not [line for line in saved(go) if "10.22." in line]
 
 
 BAD = {
@@ -162,21 +163,21 @@ BAD = {
 @pytest.mark.parametrize("what", BAD)
 def test_both_refuse_with_the_same_text(what, sides):
     conf = {**firewall(backend="iptables"), "prevResult": {"cniVersion": "1.0.0"}, **BAD[what]}
-    ours, theirs = both(lambda side: side.call("ADD", conf, side.pod()), sides)
-    assert ours.status == theirs.status == 1
-    assert ours.document["msg"] == theirs.document["msg"]
+    fastcni, go = both(lambda side: side.call("ADD", conf, side.pod()), sides)
+    assert fastcni.status == go.status == 1
+    assert fastcni.document["msg"] == go.document["msg"]
 
 
 def test_fastcni_deletes_rules_that_go_added_again(sides):
-    """fastcni adds by nftables, Go deletes and adds again: our DEL found its own elements, and looked no further."""
-    ours, theirs = sides
-    handover = Handover(ours, theirs)
-    pod, conf = add(ours, firewall())
-    assert not [line for line in saved(ours) if "10.33" in line or "10.22" in line]         # it was by nftables
+    """fastcni adds by nftables, Go deletes and adds again: fastcni's DEL searched no further than its elements."""
+    fastcni, go = sides
+    handover = Handover(fastcni, go)
+    pod, conf = add(fastcni, firewall())
+    assert not [line for line in saved(fastcni) if "10.33" in line or "10.22" in line]         # ADD used nftables
     for command in ("DEL", "ADD"):
         answer = handover.by_second(command, conf, pod, cid="pod-0")
         assert answer.status == 0, str(answer)
     address = conf["prevResult"]["ips"][0]["address"].partition("/")[0]
-    assert [line for line in saved(ours) if f"{address}/32" in line]
-    ours.delete(conf, pod, cid="pod-0")
-    assert not [line for line in saved(ours) if f"{address}/32" in line]
+    assert [line for line in saved(fastcni) if f"{address}/32" in line]
+    fastcni.delete(conf, pod, cid="pod-0")
+    assert not [line for line in saved(fastcni) if f"{address}/32" in line]

@@ -29,10 +29,10 @@ STORIES = {
 
 @pytest.fixture
 def delegates(sides):
-    """Two sides with fastcni's flannel; the second one's delegates are Go's."""
-    ours, theirs = sides
-    theirs.bin_dir, theirs.socket, environment = ours.bin_dir, ours.socket, theirs.environment
-    theirs.environment = lambda *args, **more: {**environment(*args, **more), "CNI_PATH": shared.PEER}
+    """Two sides with fastcni's flannel. The second one has Go's delegates."""
+    fastcni, go = sides
+    go.bin_dir, go.socket, environment = fastcni.bin_dir, fastcni.socket, go.environment
+    go.environment = lambda *args, **more: {**environment(*args, **more), "CNI_PATH": shared.PEER}
     for side in sides:
         with open(f"{side.folder}/subnet.env", "w") as file:
             file.writelines(f"{name}={value}\n" for name, value in SUBNET.items())
@@ -53,7 +53,7 @@ def test_both_delegates_give_the_same_result_and_state(title, delegates):
     assert kept(runs[0]) == kept(runs[1]) == []
 
 
-@pytest.mark.parametrize("first", [0, 1], ids=["ours first", "Go's first"])
+@pytest.mark.parametrize("first", [0, 1], ids=["fastcni first", "Go's first"])
 def test_a_node_changes_its_bridge_under_running_pods(first, delegates):
     one, other = delegates[first], delegates[1 - first]
     pod, conf = one.pod(), flannel()
@@ -66,7 +66,7 @@ def test_a_node_changes_its_bridge_under_running_pods(first, delegates):
 
 
 def kept(run):
-    """The configurations that delegates were given, without folders."""
+    """Return the configurations that delegates received, without folders."""
     folder = f"{run.side.folder}/flannel"
     found = []
     for name in sorted(os.listdir(folder)):

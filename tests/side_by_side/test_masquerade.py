@@ -1,12 +1,11 @@
 """ipMasq on both sides: the same traffic looks the same from outside; with the same backend, the same rules."""
 
-import os
 import re
 import shutil
-import socket
 
 import pytest
-from side_by_side.sides import Inside, both, run
+from real_kernel.node import source_seen
+from side_by_side.sides import both, run
 from side_by_side.stories import DEFAULT4, DEFAULT6, V4, V6, bridge, ptp
 
 pytestmark = pytest.mark.skipif(not (shutil.which("iptables-save") and shutil.which("ip6tables-save")),
@@ -17,38 +16,19 @@ CONFS = {"bridge": bridge(V4, V6, isGateway=True, ipMasq=True, routes=[DEFAULT4,
          "ptp": ptp(V4, V6, ipMasq=True, routes=[DEFAULT4, DEFAULT6])}
 
 
-def add_outside(side):
-    """A namespace beyond the host, which knows the way back to the pods: both kinds of traffic arrive."""
-    name = side.netns("far")
-    side.on_host("ip", "link", "add", "up0", "type", "veth", "peer", "name", "far0", "netns", name)
+def add_external(side):
+    """Add a network namespace outside the host, with routes to the pods. Return its name."""
+    name = side.netns("external")
+    side.on_host("ip", "link", "add", "up0", "type", "veth", "peer", "name", "ext0", "netns", name)
     for family, length in ((4, 24), (6, 64)):
         side.on_host("ip", "addr", "add", f"{NODE[family]}/{length}", "dev", "up0")
-        run("ip", "-n", name, "addr", "add", f"{OUTSIDE[family]}/{length}", "dev", "far0",
+        run("ip", "-n", name, "addr", "add", f"{OUTSIDE[family]}/{length}", "dev", "ext0",
             *(["nodad"] if family == 6 else []))
     side.on_host("ip", "link", "set", "up0", "up")
-    run("ip", "-n", name, "link", "set", "far0", "up")
+    run("ip", "-n", name, "link", "set", "ext0", "up")
     for family, subnet in ((4, V4), (6, V6)):
         run("ip", "-n", name, "route", "add", subnet, "via", NODE[family])
     return name
-
-
-def source_seen(sender, receiver, address):
-    """The source of a datagram from one namespace to an address of another, as it arrives; None if it does not."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with Inside(os.path.basename(receiver)):
-        server = socket.socket(family, socket.SOCK_DGRAM)
-        server.bind(("", 0))
-    with Inside(os.path.basename(sender)):
-        client = socket.socket(family, socket.SOCK_DGRAM)
-    with server, client:
-        server.settimeout(2)
-        for _ in range(2):                      # the first may be lost while neighbours are found
-            client.sendto(b"are you there?", (address, server.getsockname()[1]))
-            try:
-                return server.recvfrom(100)[1][0]
-            except TimeoutError:
-                pass
-    return None
 
 
 def saved(side):
@@ -58,34 +38,35 @@ def saved(side):
 
 
 def private(side):
-    """The lines of iptables-save that are about a pod's chain."""
+    """Return the lines of iptables-save with a pod's chain."""
     return [line for line in saved(side) if "CNI-" in line]
 
 
 @pytest.mark.parametrize("backend", [None, "nftables", "iptables"])
 @pytest.mark.parametrize("plugin", CONFS)
 def test_packets_of_both_have_the_same_source_outside(plugin, backend, sides):
-    """The Go side of this version masquerades by iptables whatever the key says."""
+    """The Go plugins of this version ignore ipMasqBackend and use iptables."""
     conf = {**CONFS[plugin], **({"ipMasqBackend": backend} if backend else {})}
 
     def story(side):
-        far, pods = add_outside(side), [side.pod(quick_dad=True), side.pod(quick_dad=True)]
+        external, pods = add_external(side), [side.pod(quick_dad=True), side.pod(quick_dad=True)]
+        first, second = (pod.rpartition("/")[2] for pod in pods)
         results = [side.add(conf, pod, cid=f"pod-{i}") for i, pod in enumerate(pods)]
         addresses = [ip["address"].split("/")[0] for ip in results[1]["ips"]]
         seen = {}
         for family, address in zip((4, 6), addresses, strict=True):
-            seen[family, "to outside"] = source_seen(pods[0], far, OUTSIDE[family])
-            seen[family, "to another pod"] = source_seen(pods[0], pods[1], address)
-            seen[family, "from outside"] = source_seen(far, pods[1], address)
-            seen[family, "to the host"] = source_seen(pods[0], side.host, NODE[family])
+            seen[family, "to outside"] = source_seen(first, external, OUTSIDE[family])
+            seen[family, "to another pod"] = source_seen(first, second, address)
+            seen[family, "from outside"] = source_seen(external, second, address)
+            seen[family, "to the host"] = source_seen(first, side.host, NODE[family])
         side.delete(conf, pods[0], cid="pod-0")
-        seen["to outside, after another pod's DEL"] = source_seen(pods[1], far, OUTSIDE[4])
+        seen["to outside, after another pod's DEL"] = source_seen(second, external, OUTSIDE[4])
         return seen
 
-    ours, theirs = both(story, sides)
-    assert ours == theirs
-    assert (ours[4, "to outside"], ours[6, "to outside"]) == (NODE[4], NODE[6])
-    assert ours[4, "to another pod"].startswith("10.22.0.")
+    fastcni, go = both(story, sides)
+    assert fastcni == go
+    assert (fastcni[4, "to outside"], fastcni[6, "to outside"]) == (NODE[4], NODE[6])
+    assert fastcni[4, "to another pod"].startswith("10.22.0.")
 
 
 @pytest.mark.parametrize("plugin", CONFS)
@@ -103,7 +84,7 @@ def test_the_iptables_backend_adds_and_deletes_the_rules_of_go(plugin, sides):
         seen.append(private(side))
         return seen
 
-    ours, theirs = both(story, sides)
-    assert ours == theirs
-    assert len(ours[0]) < len(ours[1]) > len(ours[2])
-    assert ours[-1] == []
+    fastcni, go = both(story, sides)
+    assert fastcni == go
+    assert len(fastcni[0]) < len(fastcni[1]) > len(fastcni[2])
+    assert fastcni[-1] == []

@@ -43,7 +43,7 @@ def test_many_processes_of_both_sides_give_no_address_twice(sides, tmp_path):
 
 
 def test_each_side_continues_behind_the_last_address_of_the_other(sides, tmp_path):
-    """One cursor: round-robin runs through both, and a file of one is a held address for the other."""
+    """Both use one cursor for round-robin. An address file of one is a held address for the other."""
     shared = conf(str(tmp_path), "10.22.0.0/29")
     given = [sides[i % 2].add(shared, "/run/netns/none", cid=f"pod-{i}")["ips"][0]["address"] for i in range(5)]
     assert given == [f"10.22.0.{i}/29" for i in range(2, 7)]
@@ -102,12 +102,12 @@ def test_both_give_the_same_addresses_in_the_same_order(title, version, sides):
             *[plain(side.call("ADD", network, "/run/netns/none", cid=f"pod-{i}")) for i in range(5, 9)],
             side.held("net-a")]
 
-    ours, theirs = both(story, sides)
-    assert ours == theirs
+    fastcni, go = both(story, sides)
+    assert fastcni == go
 
 
 def plain(answer):
-    """The result without an empty dns, which 1.1.1 prints in 1.x; of an error, the text."""
+    """Return the result without an empty dns, which 1.1.1 prints in 1.x, or the text of an error."""
     found = answer.document
     if answer.status:
         return found["msg"]

@@ -12,12 +12,12 @@ from real_kernel.traffic import ask, listen
 from side_by_side.sides import both, seen_at_each_delete
 from side_by_side.stories import DEFAULT4, DEFAULT6, V4, V6, bridge, ptp
 from side_by_side.test_across import Handover
-from side_by_side.test_masquerade import NODE, add_outside, saved
+from side_by_side.test_masquerade import NODE, add_external, saved
 
 pytestmark = pytest.mark.skipif(not (shutil.which("iptables-save") and shutil.which("ip6tables-save")),
                                 reason="needs iptables: the Go plugin of this version has no other backend")
 WAIT = 2                        # seconds for an answer: time for one more SYN
-LONG_ENOUGH = 0.5               # seconds, for what must not happen
+LONG_ENOUGH = 0.5               # seconds to wait for an event that must not happen
 FIRST = {"bridge": bridge(V4, V6, isDefaultGateway=True, hairpinMode=True),
          "ptp": ptp(V4, V6, routes=[DEFAULT4, DEFAULT6])}
 PORTS = [{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"},
@@ -33,7 +33,7 @@ def portmap(*ports, **keys):
 
 
 def add(side, first, *confs):
-    """A pod for each configuration of portmap: [(pod, configuration with prevResult)]."""
+    """Add a pod for each configuration of portmap. Return [(pod, configuration with prevResult)]."""
     found = []
     for i, conf in enumerate(confs):
         pod = side.pod(quick_dad=True)
@@ -52,19 +52,19 @@ def name_of(pod):
 @pytest.mark.parametrize("first", FIRST)
 def test_the_same_packets_get_through(first, backend, keys, sides):
     def story(side):
-        far = add_outside(side)
+        external = add_external(side)
         (pod, conf), (other, _) = add(side, FIRST[first], portmap(*PORTS, **keys, backend=backend), portmap())
-        clients = {"outside": far, "the host": side.host, "the pod": name_of(pod), "another pod": name_of(other)}
+        clients = {"outside": external, "the host": side.host, "the pod": name_of(pod), "another pod": name_of(other)}
 
         def seen(wait):
-            asked = [(who, NODE[family], *port) for who in clients for family in (4, 6) for port in (
+            asked = [(client, NODE[family], *port) for client in clients for family in (4, 6) for port in (
                 (8080, "tcp"), (5353, "udp"), (8081, "tcp"), (8082, "tcp"), (8083, "tcp"))]
             asked += [("the host", "127.0.0.1", 8080, "tcp"), ("outside", NODE[4], 80, "tcp")]
             with ThreadPoolExecutor(len(asked)) as pool:        # a client without an answer waits
                 answers = pool.map(lambda it: ask(clients[it[0]], *it[1:], wait=wait), asked)
             return dict(zip(asked, answers, strict=True))
 
-        ask(far, NODE[6], 8080, wait=2)             # neighbours are found
+        ask(external, NODE[6], 8080, wait=2)             # neighbours are found
         with listen(name_of(pod), 80), listen(name_of(pod), 53, "udp"):
             before = seen(WAIT)
             if side is sides[0]:
@@ -72,11 +72,11 @@ def test_the_same_packets_get_through(first, backend, keys, sides):
             side.delete(conf, pod, cid="pod-0")
             return before, seen(LONG_ENOUGH)
 
-    ours, theirs = both(story, sides)
-    assert ours == theirs
-    assert ours[0]["outside", NODE[4], 8080, "tcp"]
-    assert ours[0]["outside", NODE[6], 5353, "udp"]
-    assert not any(ours[1].values())
+    fastcni, go = both(story, sides)
+    assert fastcni == go
+    assert fastcni[0]["outside", NODE[4], 8080, "tcp"]
+    assert fastcni[0]["outside", NODE[6], 5353, "udp"]
+    assert not any(fastcni[1].values())
 
 
 @pytest.mark.parametrize("keys", [
@@ -92,32 +92,32 @@ def test_the_iptables_backend_adds_and_deletes_the_rules_of_go(keys, sides):
                    portmap(*many, **keys, backend="iptables"))
         return seen_at_each_delete(side, pods, saved)
 
-    ours, theirs = both(story, sides)
-    assert ours == theirs
-    assert len(ours[0]) > len(ours[1]) > len(ours[2]) > 8
-    assert not any("CNI-DN" in line for line in ours[2])
+    fastcni, go = both(story, sides)
+    assert fastcni == go
+    assert len(fastcni[0]) > len(fastcni[1]) > len(fastcni[2]) > 8
+    assert not any("CNI-DN" in line for line in fastcni[2])
 
 
 @pytest.mark.parametrize("later", ["iptables", None])
 def test_fastcni_checks_and_deletes_mappings_of_go(later, sides):
-    ours, theirs = sides
-    (pod, conf), = add(theirs, FIRST["bridge"], portmap(*PORTS))
-    handover = Handover(theirs, ours)
+    fastcni, go = sides
+    (pod, conf), = add(go, FIRST["bridge"], portmap(*PORTS))
+    handover = Handover(go, fastcni)
     now = {**conf, "backend": later} if later else {key: conf[key] for key in conf if key != "runtimeConfig"}
     for command, asked in (("CHECK", {**conf, **now}), ("DEL", now), ("DEL", now)):
         answer = handover.by_second(command, asked, pod, cid="pod-0")
         assert (answer.status, answer.stdout) == (0, ""), str(answer)
-    assert not any("CNI-DN" in line for line in saved(theirs))
+    assert not any("CNI-DN" in line for line in saved(go))
 
 
 def test_go_deletes_iptables_mappings_of_fastcni(sides):
-    ours, theirs = sides
-    (pod, conf), = add(ours, FIRST["bridge"], portmap(*PORTS, backend="iptables"))
-    handover = Handover(ours, theirs)
+    fastcni, go = sides
+    (pod, conf), = add(fastcni, FIRST["bridge"], portmap(*PORTS, backend="iptables"))
+    handover = Handover(fastcni, go)
     for _ in range(2):
         answer = handover.by_second("DEL", conf, pod, cid="pod-0")
         assert (answer.status, answer.stdout) == (0, ""), str(answer)
-    assert not any("CNI-DN" in line for line in saved(ours))
+    assert not any("CNI-DN" in line for line in saved(fastcni))
 
 
 BAD = {
@@ -132,18 +132,18 @@ BAD = {
 
 @pytest.mark.parametrize("first", FIRST)
 def test_a_host_port_is_free_after_go_has_deleted_its_pod(first, sides):
-    """Go does not know our elements, and no further DEL follows: the port was never free again."""
-    ours, theirs = sides
-    handover, conf = Handover(ours, theirs), portmap(PORTS[0])
-    (pod, gone), = add(ours, FIRST[first], conf)
+    """Go does not delete fastcni's elements, and no further DEL follows: the port was never free again."""
+    fastcni, go = sides
+    handover, conf = Handover(fastcni, go), portmap(PORTS[0])
+    (pod, gone), = add(fastcni, FIRST[first], conf)
     for each in (gone, {**FIRST[first], "prevResult": gone["prevResult"]}):
         answer = handover.by_second("DEL", each, pod, cid="pod-0")
         assert answer.status == 0, str(answer)
-    other = ours.pod(quick_dad=True)
-    conf = {**conf, "prevResult": ours.add(FIRST[first], other, cid="pod-1")}
-    assert ours.add(conf, other, cid="pod-1") == conf["prevResult"]
+    other = fastcni.pod(quick_dad=True)
+    conf = {**conf, "prevResult": fastcni.add(FIRST[first], other, cid="pod-1")}
+    assert fastcni.add(conf, other, cid="pod-1") == conf["prevResult"]
     with listen(name_of(other), 80):
-        assert ask(ours.host, "127.0.0.1", 8080)
+        assert ask(fastcni.host, "127.0.0.1", 8080)
 
 
 @pytest.mark.parametrize("what", BAD)
@@ -151,6 +151,6 @@ def test_both_refuse_with_the_same_text(what, sides):
     bad = BAD[what]
     conf = {**portmap(*(bad if isinstance(bad, list) else PORTS)), "prevResult": {"cniVersion": "1.0.0"},
             **(bad if isinstance(bad, dict) else {})}
-    ours, theirs = both(lambda side: side.call("ADD", conf, side.pod()), sides)
-    assert ours.status == theirs.status == 1
-    assert ours.document["msg"] == theirs.document["msg"]
+    fastcni, go = both(lambda side: side.call("ADD", conf, side.pod()), sides)
+    assert fastcni.status == go.status == 1
+    assert fastcni.document["msg"] == go.document["msg"]

@@ -11,7 +11,7 @@ from side_by_side.state import difference, flat, roles_of, state_of
 from side_by_side.stories import STORIES
 
 ALL_STORIES = STORIES | DEVICE_STORIES | CHAINED_STORIES
-# (path, titles, why): where the two differ for a reason. "Older" is the peer, of version 1.1.1.
+# (path, titles, why): the known differences. "Older" is Go 1.1.1.
 DELIBERATE = (
     ("pod./dns", r"(?!.* in 0\.)(?!.*without a version).*",
      "older: prints an empty dns in 1.x, which the reference leaves away"),
@@ -22,7 +22,7 @@ DELIBERATE = (
     ("pod./dns/domain", "dns of IPAM", "older: an empty dns overrides; the reference wants a member of it"),
     ("pod./(interfaces|ips?[46]?)/.*", r"loopback in 0\.[12]\.0", "shape of 1.0.0 in older versions: not copied (8)"),
     ("host/links/up0/ifalias", "host-device.*", "older: leaves the alias, which the reference takes away"),
-    ("host/links/far0/operstate", "host-device.*",
+    ("host/links/ext0/operstate", "host-device.*",
      "the cable's other end: the kernel's word for it depends on where the device was when it went down"),
     (r"host/sysctls/net/ipv6/conf/br0\.\d+/accept_ra", "bridge vlan.*", "no router advertisements there either"),
     (".*/addr_info/.*/nodad", "", "no duplicate address detection unless asked: the address can be used at once"),
@@ -32,7 +32,7 @@ DELIBERATE = (
     ("pod./(links/eth0/addr_info/fd00:22::[23]/64|routes/6 (local|main) .*fd00:22::).*", "vrf.*",
      "older: without keep_addr_on_down IPv6 addresses are lost when DEL lets the link go"),
     ("pod./routes/6 100 .*", "sbr(?!, IPv6).*",
-     "the table of an IPv4 address gets no route of IPv6, which nobody would look for there"),
+     "the table of an IPv4 address gets no route of IPv6, which no rule would use"),
     ("pod./routes/6 (101|main) .*", "sbr, .*IPv4 a.*|sbr, without.*|sbr behind.*",
      "the same; where the pod has no IPv6 address, the routes of IPv6 stay"),
     (".*/links/.*/num_[rt]x_queues", "", "a veth end has one queue each way: none is made to be put out of use again"),
@@ -44,7 +44,7 @@ DELIBERATE = (
 
 
 def unexplained(title, differs):
-    """The differences without those of the table."""
+    """Return the differences without the known ones."""
     return {path: values for path, values in differs.items()
             if not any(re.fullmatch(paths, path) and re.fullmatch(titles or ".*", title)
                        for paths, titles, _ in DELIBERATE)}
@@ -92,7 +92,7 @@ class Run:
 
 
 def listed(value):
-    """Lists as dicts by place, so that a difference has a path."""
+    """Return lists as dicts by position, so that a difference has a path."""
     if isinstance(value, dict):
         return {key: listed(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -101,8 +101,7 @@ def listed(value):
 
 
 def same_state(title, runs, seconds=30.0):
-    """The two states become the same; the kernel takes its time with carriers and DAD, and an emulated processor with
-    looking. Returns what differs for good."""
+    """Wait until both states are the same: carriers and DAD take time. Return the differences that remain."""
     deadline = time.monotonic() + seconds
     while True:
         differs = unexplained(title, difference(*both(Run.state, runs)))

@@ -1,0 +1,128 @@
+"""Fixtures of the tests of fastcni.node: a node that is a folder, and one that is a network namespace."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from fastcni.cli import entry_point
+from fastcni.node import address_dirs, pod_files
+from fastcni.node.attachments import Places
+from fastcni.runtime import CNI, RuntimeConf
+from fastcni.runtime.exec import Exec, InProcess
+
+LIST = {"cniVersion": "1.0.0", "name": "net1", "plugins": [
+    {"type": "bridge", "bridge": "br0", "isGateway": True, "ipMasq": True, "ipam": {
+        "type": "host-local", "subnet": "10.88.0.0/24", "routes": [{"dst": "0.0.0.0/0"}]}},
+    {"type": "portmap", "capabilities": {"portMappings": True}}]}
+
+
+class Folders:
+    """The folders of a node: configurations, result caches and address files. Nothing in them is of the machine."""
+
+    def __init__(self, where: Path):
+        where.mkdir(exist_ok=True)
+        self.conf, self.cache, self.data = where / "net.d", where / "cni", where / "networks"
+        self.conf.mkdir(exist_ok=True)
+
+    @property
+    def places(self):
+        return Places(str(self.conf), (str(self.cache),), (str(self.data),))
+
+    def configure(self, document=LIST, name="10-net1.conflist"):
+        """Write a configuration file, with these folders' dataDir; return its document."""
+        document = json.loads(json.dumps(document))
+        for plugin in document.get("plugins", [document]):
+            if plugin.get("ipam", {}).get("type") == "host-local":
+                plugin["ipam"].setdefault("dataDir", str(self.data))
+        (self.conf / name).write_text(json.dumps(document))
+        return document
+
+    def hold(self, ip, owner, network="net1"):
+        """Write an address file as host-local does."""
+        (self.data / network).mkdir(parents=True, exist_ok=True)
+        (self.data / network / ip).write_text(owner)
+
+    def cached(self, container, network="net1", ifname="eth0", **more):
+        """Write a cache file as libcni does."""
+        results = self.cache / "results"
+        results.mkdir(parents=True, exist_ok=True)
+        document = {"kind": "cniCacheV1", "containerId": container, "networkName": network, "ifName": ifname,
+                    "config": "", **more}
+        (results / f"{network}-{container}-{ifname}").write_text(json.dumps(document))
+
+
+class Host(Folders):
+    """A host in a fresh namespace, on which this process is the runtime, of fastcni's plugins or of those in a folder.
+    """
+
+    def __init__(self, where, plugin_dir=""):
+        super().__init__(where)
+        runner = Exec() if plugin_dir else InProcess()
+        self.cni = CNI([plugin_dir or "/nowhere"], str(self.conf), str(self.cache), runner)
+
+    def add(self, container, pod, network="net1", ports=()):
+        """ADD of a pod's namespace; return the result."""
+        return self.cni.add(self.cni.load(network), self.rt(container, pod, ports))
+
+    def delete(self, container, pod, network="net1"):
+        self.cni.delete(self.cni.load(network), self.rt(container, pod))
+
+    def rt(self, container, pod, ports=()):
+        mappings = [{"hostPort": port, "containerPort": to, "protocol": "tcp"} for port, to in ports]
+        return RuntimeConf(container, f"/run/netns/{pod}", "eth0", (), {"portMappings": mappings} if ports else {})
+
+
+@pytest.fixture(autouse=True)
+def no_folders_of_this_machine(tmp_path, monkeypatch):
+    """The default folders of plugins are empty."""
+    monkeypatch.setattr(address_dirs, "DATA_DIR", str(tmp_path / "default"))
+    monkeypatch.setattr(pod_files, "DEFAULTS", {kind: str(tmp_path / f"no-{kind}") for kind in pod_files.DEFAULTS})
+
+
+@pytest.fixture
+def folders(tmp_path):
+    return Host(tmp_path)
+
+
+@pytest.fixture
+def host(folders, host_netns):
+    """A Host with the network net1, on fastcni's plugins."""
+    folders.configure()
+    return folders
+
+
+class Answer:
+    def __init__(self, status, out, err):
+        self.status, self.out, self.err = status, out, err
+
+    @property
+    def document(self):
+        return json.loads(self.out)
+
+
+@pytest.fixture
+def fastcni(folders, monkeypatch, capfd):
+    """Run one command on the node of `folders`: as text for 80 columns, or with --json."""
+    monkeypatch.setenv("NETCONFPATH", str(folders.conf))
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERM", "dumb")
+
+    def call(*words):
+        capfd.readouterr()
+        with monkeypatch.context() as patch:
+            patch.setattr(sys.stdout, "isatty", lambda: True)
+            status = entry_point.run([*map(str, words), "--cache-dir", str(folders.cache)])
+        return Answer(status, *capfd.readouterr())
+    return call
+
+
+@pytest.fixture(scope="session")
+def bin_dir(tmp_path_factory):
+    """A folder with some of fastcni's plugin files."""
+    from fastcni.launcher.install import install
+
+    where = tmp_path_factory.mktemp("bin")
+    install(where, names=["bridge", "host-local", "portmap"])
+    return where

@@ -1,0 +1,135 @@
+"""The commands list, inspect and adopt, as text of 80 columns and as JSON."""
+
+import pytest
+from node.conftest import LIST
+
+from fastcni.cli.inventory import age, short_ids, size
+from fastcni.kit.ipam.store import Store
+from fastcni.node.adopt import gc_command
+from fastcni.node.attachments import Places
+from fastcni.node.records import Cached, Inventory, NodeAttachment
+from fastcni.testing.namespaces import needs_root, run
+
+LONG_ID = "8f" * 32
+
+
+def widths(answer):
+    return [len(line) for line in answer.out.splitlines()]
+
+
+@pytest.fixture
+def three(folders):
+    """A running pod, one whose namespace is gone, and an address file."""
+    folders.configure()
+    folders.cached("web1", netns="/proc/self/ns/net", result={"cniVersion": "1.0.0", "ips": [
+        {"address": "10.88.0.2/24"}, {"address": "fd00:88:1111:2222:3333:4444:5555:6666/64"}]})
+    folders.cached(LONG_ID, netns=str(folders.data / "gone"), network="a-network-with-a-rather-long-name")
+    folders.hold("10.88.0.9", "lost\r\neth0")
+    return folders
+
+
+def test_list_fits_80_columns_and_counts(three, fastcni):
+    answer = fastcni("list")
+    assert answer.status == 0 and max(widths(answer)) <= 80
+    rows = {line.split()[0]: line for line in answer.out.splitlines() if line.strip()}
+    assert "running" in rows["web1"]
+    assert "gone" in rows[LONG_ID[:12]]
+    assert "lost" in rows
+    assert answer.out.splitlines()[0].split() == ["CONTAINER", "IFNAME", "NETWORK", "STATE", "ADDRESSES", "AGE"]
+    assert "3 attachments: 1 running, 1 gone" in answer.out
+    assert "fd00:88:1111:2222:3333:" in answer.out
+
+
+def test_list_is_filtered_and_is_json(three, fastcni):
+    chosen = fastcni("list", "--network", "net1", "--state", "running", "--json").document["attachments"]
+    assert [it["containerID"] for it in chosen] == ["web1"]
+    assert chosen[0]["seen"][0]["kind"] == "cache" and chosen[0]["since"].endswith("Z")
+    assert fastcni("list", "--state", "gone").out.count("1 attachment chosen: 1 gone") == 1
+
+
+def test_list_of_an_empty_node(folders, fastcni):
+    assert "no attachments" in fastcni("list").out
+
+
+def test_inspect_shows_result_and_files(three, fastcni):
+    answer = fastcni("inspect", "web")
+    assert answer.status == 0
+    for text in ("container   web1", "interface   eth0 in /proc/self/ns/net", "network     net1 (bridge, host-local",
+                 "state       running", "address     10.88.0.2", str(three.cache / "results"), '"cniVersion"'):
+        assert text in answer.out
+    assert fastcni("inspect", "web1/eth0", "--json").document["result"]["ips"]
+
+
+@pytest.mark.parametrize("name, text", [("nothing", "no attachment of a container that begins with nothing"),
+                                        ("", "3 attachments match"), ("web1/eth9", "no attachment")])
+def test_inspect_needs_one_attachment(three, fastcni, name, text):
+    answer = fastcni("inspect", name)
+    assert answer.status == 1 and text in answer.err
+
+
+def test_adopt_says_what_it_cannot_own(three, fastcni):
+    three.configure({**LIST, "name": "leased", "plugins": [{"type": "macvlan", "ipam": {"type": "dhcp"}}]},
+                    "2.conflist")
+    three.cached("leaser", network="leased", netns="/proc/self/ns/net")
+    answer = fastcni("adopt", "--dry-run")
+    assert answer.status == 0 and max(widths(answer)) <= 80 + len(str(three.data))
+    assert "3 of 4 attachments" in answer.out and "fastcni has no plugin dhcp" in " ".join(answer.out.split())
+    assert not (three.data / "net1/.fastcni.index").exists()
+
+
+def test_adopt_builds_indexes(three, fastcni):
+    document = fastcni("adopt", "--json").document
+    assert document["indexes"] == [
+        {"folder": str(three.data / "net1"), "addresses": 1, "state": "built", "error": None}]
+    assert (three.data / "net1/.fastcni.index").exists()
+    with Store(str(three.data), "net1", print) as store:
+        assert len(store.index) == 1
+
+
+def test_adopt_names_a_folder_that_cannot_be_indexed(three, fastcni):
+    (three.data / "net1/lock").mkdir()
+    answer = fastcni("adopt", "--json")
+    assert answer.status == 1 and answer.document["indexes"][0]["state"] == "failed"
+
+
+@needs_root
+def test_inspect_shows_the_host_link_and_its_counters(host, pod_netns, fastcni):
+    pod = pod_netns()
+    host.add("c1", pod, ports=[(8080, 80)])
+    run("ip", "netns", "exec", pod, "ping", "-c1", "-W2", "10.88.0.1")
+    answer = fastcni("inspect", "c1")
+    assert "port of br0" in answer.out and "host port   8080/tcp -> 10.88.0.2:80" in answer.out
+    (link,) = fastcni("inspect", "c1", "--json").document["links"]
+    assert link["up"]
+    assert link["counters"]["rx_packets"] > 0
+    assert link["master"] == "br0"
+    host.delete("c1", pod)
+
+
+def test_short_ids_stay_different():
+    assert short_ids(["a" * 64, "b"]) == {"a" * 64: "a" * 12, "b": "b"}
+    assert set(short_ids(["a" * 20 + "1", "a" * 20 + "2"]).values()) == {"a" * 20 + "1", "a" * 20 + "2"}
+
+
+@pytest.mark.parametrize("seconds, text", [(0, "0s"), (59, "59s"), (61, "1m"), (7300, "2h"), (200000, "2d")])
+def test_ages(seconds, text):
+    assert age(1000, 1000 + seconds) == text and age(0, 5) == ""
+
+
+def test_sizes():
+    assert [size(count) for count in (999, 1500, 2_000_000, 3 * 10**12)] == ["999 B", "1.5 kB", "2.0 MB", "3.0 TB"]
+
+
+
+
+def test_the_command_of_gc_keeps_pods_that_gc_would_not_know():
+    def pod(name, state, cache="", ifname="eth0"):
+        return NodeAttachment("net1", name, ifname, state, "", cached=Cached(f"{cache}/results/x") if cache else None)
+
+    places = Places(cache_dirs=("/var/lib/cni", "/other"))
+    gone, there = pod("c1", "gone", "/var/lib/cni"), pod("c2", "running", "/var/lib/cni")
+    other, old = pod("c3", "running", "/other"), pod("c4", "unknown", ifname="")
+    assert gc_command(Inventory((gone, there)), "net1") == "fastcni gc net1"
+    assert gc_command(Inventory((gone, other, old)), "net1", places) == (
+        "fastcni gc --valid c3/eth0 --valid c4/IFNAME --cache-dir /var/lib/cni net1")
+    assert gc_command(Inventory((pod("c5", "orphaned"),)), "net1") == "fastcni gc --all net1"

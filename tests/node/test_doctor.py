@@ -1,0 +1,300 @@
+"""fastcni doctor: each check sees its fault, and a healthy node has none."""
+
+import dataclasses
+import os
+import socket
+
+import pytest
+from node.conftest import LIST
+
+from fastcni.node import checks_conf, checks_kernel, checks_state, confs
+from fastcni.node.attachments import Seen
+from fastcni.node.doctor import CHECKS, diagnose
+from fastcni.node.findings import ERROR, WARNING, Node
+from fastcni.node.merge import Facts, merge
+from fastcni.node.records import CACHE, Cached, Sighting
+from fastcni.runtime.collect import ALIVE
+from fastcni.testing.namespaces import needs_root, run
+
+STATS = "entries  allocs table_fulls\n{:08x}  00000001 {:08x}\n{:08x}  00000001 00000000\n"
+HEALTHY = {"net.ipv4.ip_forward": "1", "net.ipv4.neigh.default.gc_thresh3": "1024"}
+
+
+class Link:
+    def __init__(self, index, name, kind, master=0):
+        self.index, self.name, self.kind, self.master = index, name, kind, master
+        self.peer, self.alias = 0, ""
+
+
+@pytest.fixture
+def node(folders, tmp_path):
+    """node(sysctls, ...): a Node without a kernel, with running pods of net1; the files of the kernel are in tmp_path.
+    """
+    folders.configure()
+
+    def make(sysctls=HEALTHY, *, pods=("c1",), links=(), saved=None, plugin_dirs=(), at="", **more):
+        facts = Facts(state_of=lambda path: (ALIVE, "it exists"), firewall=True, all_namespaces=True, saved=saved or {},
+                      links={link.index: link for link in links})
+        for number, name in enumerate(pods):
+            ifname = f"eth{pods[:number].count(name)}"
+            facts.sightings.append(Sighting(CACHE, f"f{number}", "", "net1", name, ifname, links=("veth00000001",),
+                                            addresses=(f"10.88.0.{number + 2}", f"fd00::{number + 2}")))
+            facts.cached["net1", name, ifname] = Cached(f"f{number}", "/run/netns/p", LIST)
+        places = folders.places
+        seen = Seen(facts, confs.read_folder(places.conf_dir))
+        return Node(places, seen, merge(facts), tuple(plugin_dirs), at, sysctl=lambda name: sysctls.get(name, ""),
+                    root=str(tmp_path), release="6.0", **more)
+    return make
+
+
+def texts(findings):
+    return [(it.severity, it.what) for it in findings]
+
+
+def one(findings, severity, *parts):
+    """The only finding, which has its severity, the parts in its sentences, and a way to mend it."""
+    (it,) = list(findings)
+    assert it.severity == severity
+    assert it.why
+    assert it.do
+    for part in parts:
+        assert part in f"{it.what} {it.why} {it.do}"
+    return it
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_each_check_says_what_is_so_on_a_healthy_node(name):
+    assert CHECKS[name].__doc__.strip().endswith(".")
+
+
+# Kernel
+
+def test_forwarding_that_another_program_has_switched_off(node):
+    it = one(checks_kernel.forwarding(node({"net.ipv4.ip_forward": "0"})), ERROR, "net.ipv4.ip_forward is 0")
+    assert it.do == "sysctl -w net.ipv4.ip_forward=1"
+    assert texts(checks_kernel.forwarding(node({"net.ipv6.conf.all.forwarding": "0"})))[0][1].startswith("net.ipv6")
+    assert not [*checks_kernel.forwarding(node({"net.ipv4.ip_forward": "0"}, pods=()))]
+
+
+def test_a_module_that_the_kernel_lacks(node, tmp_path):
+    where = tmp_path / "lib/modules/6.0"
+    where.mkdir(parents=True)
+    (where / "modules.dep").write_text("kernel/drivers/net/veth.ko.xz:\nkernel/net/netfilter/nf_tables.ko:\n"
+                                       "kernel/net/nft-nat.ko:\n")
+    (where / "modules.builtin").write_text("")
+    one(checks_kernel.modules(node()), ERROR, "no module bridge", "plugin bridge of network net1", "modprobe bridge")
+    (tmp_path / "sys/module/bridge").mkdir(parents=True)
+    assert not [*checks_kernel.modules(node())]
+    (where / "modules.dep").unlink()
+    assert checks_kernel.has_module(node(), "ifb") is None
+
+
+def test_services_on_the_same_bridge(node):
+    saved = {"iptables-nft-save": ["*nat", ":KUBE-SERVICES - [0:0]", "COMMIT"]}
+    one(checks_kernel.bridge_nf_call(node(saved=saved)), WARNING, "bridge-nf-call-iptables is missing", "modprobe")
+    name = "net.bridge.bridge-nf-call-iptables"
+    one(checks_kernel.bridge_nf_call(node({name: "0"}, saved=saved)), WARNING, "is 0")
+    assert not [*checks_kernel.bridge_nf_call(node({name: "1"}, saved=saved)), *checks_kernel.bridge_nf_call(node())]
+
+
+def test_a_policy_that_drops_forwarded_packets(node, folders):
+    saved = {"iptables-nft-save": ["*filter", ":FORWARD DROP [0:0]", "COMMIT"]}
+    one(checks_kernel.forward_policy(node(saved=saved)), WARNING, "network net1 has no plugin firewall")
+    folders.configure({**LIST, "plugins": [*LIST["plugins"], {"type": "firewall"}]})
+    assert not [*checks_kernel.forward_policy(node(saved=saved))]
+
+
+def test_strict_reverse_path_filtering_and_pods_with_two_networks(node):
+    strict = {"net.ipv4.conf.all.rp_filter": "1"}
+    one(checks_kernel.rp_filter(node(strict, pods=("c1", "c1"))), WARNING, "1 pod with several networks", "rp_filter=2")
+    assert not [*checks_kernel.rp_filter(node(strict)), *checks_kernel.rp_filter(node({}, pods=("c1", "c1")))]
+
+
+def test_neighbour_tables_that_fill_up(node, tmp_path):
+    where = tmp_path / "proc/net/stat"
+    where.mkdir(parents=True)
+    for held, full, expected in ((1000, 0, ERROR), (10, 3, WARNING)):
+        (where / "arp_cache").write_text(STATS.format(held, full, held))
+        one(checks_kernel.neighbours(node()), expected, "IPv4", "gc_thresh3=4096", "gc_thresh1=512")
+    (where / "arp_cache").write_text(STATS.format(10, 0, 10))
+    assert not [*checks_kernel.neighbours(node())]
+
+
+def test_a_table_of_connections_that_fills_up(node):
+    name = "net.netfilter.nf_conntrack_"
+    one(checks_kernel.conntrack(node({f"{name}count": "950", f"{name}max": "1000"})), ERROR, "950 of 1000", "max=2000")
+    assert not [*checks_kernel.conntrack(node({f"{name}count": "5", f"{name}max": "1000"}))]
+
+
+@pytest.mark.parametrize("ports, severity", [(1023, ERROR), (930, WARNING)])
+def test_a_bridge_with_as_many_ports_as_the_kernel_allows(node, ports, severity):
+    links = [Link(1, "br0", "bridge"), *(Link(index, f"v{index}", "veth", 1) for index in range(2, ports + 2))]
+    one(checks_kernel.bridge_ports(node(links=links)), severity, f"br0 has {ports} of 1024 ports")
+    assert not [*checks_kernel.bridge_ports(node(links=links[:900]))]
+
+
+def test_both_kinds_of_iptables(node):
+    saved = {"iptables-legacy-save": ["*nat", "-A A -j B"], "iptables-nft-save": ["*nat", "-A A -j B"]}
+    one(checks_kernel.iptables_kinds(node(saved=saved)), WARNING, "legacy and nft, have rules")
+    assert not [*checks_kernel.iptables_kinds(node(saved={**saved, "iptables-nft-save": ["*nat"]}))]
+
+
+def test_a_kernel_without_netlink_families(node, monkeypatch):
+    def refuse(*_):
+        raise OSError(93, "Protocol not supported")
+
+    monkeypatch.setattr(checks_kernel.wire, "open_socket", refuse)
+    assert [severity for severity, _ in texts(checks_kernel.netlink(node()))] == [ERROR, ERROR]
+    one(checks_kernel.nf_tables(node()), ERROR, "nftables cannot be used", "modprobe nf_tables")
+
+
+# Configurations and plugin files
+
+def test_no_configuration(node, folders):
+    (folders.conf / "10-net1.conflist").unlink()
+    one(checks_conf.conf_files(node()), ERROR, "has no network configuration")
+
+
+def test_a_broken_file_and_a_second_one_of_a_name(node, folders):
+    (folders.conf / "05.conflist").write_text("{")
+    folders.configure(name="20.conflist")
+    one(checks_conf.conf_files(node()), ERROR, "05.conflist is broken")
+    one(checks_conf.one_file_a_name(node()), WARNING, "20.conflist has network net1, as")
+
+
+def test_a_misspelt_key(node, folders, tmp_path):
+    plugin = {"type": "bridge", "isGatway": True, "ipam": {"type": "host-local", "subnet": "10.88.0.0/24"}}
+    folders.configure({**LIST, "plugins": [plugin]})
+    found = [it for it in checks_conf.keys(node(plugin_dirs=[str(tmp_path)])) if "isGatway" in it.what]
+    assert one(found, WARNING, "10-net1.conflist").do == 'did you mean "isGateway"?'
+    missing = [it for it in checks_conf.keys(node(plugin_dirs=[str(tmp_path)])) if it.severity == ERROR]
+    assert {"failed to find plugin" in it.what for it in missing} == {True}
+
+
+def test_plugin_files_are_fastcnis(node, bin_dir, monkeypatch, tmp_path):
+    healthy = node(plugin_dirs=[str(bin_dir)])
+    assert not [*checks_conf.plugin_files(healthy), *checks_conf.foreign_plugins(healthy), *checks_conf.keys(healthy)]
+    monkeypatch.setattr(checks_conf.fastcni, "__version__", "9.9")
+    one(checks_conf.plugin_files(healthy), WARNING, "3 plugins of fastcni", f"fastcni install --bin-dir {bin_dir}")
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "portmap").write_text("#!/bin/sh\n")
+    (other / "portmap").chmod(0o755)
+    foreign = node(plugin_dirs=[str(other), str(bin_dir)])
+    one(checks_conf.foreign_plugins(foreign), WARNING, f"portmap in {other} is not fastcni's")
+
+
+def test_a_plugin_file_whose_interpreter_is_gone(node, bin_dir, monkeypatch):
+    real = checks_conf.identify.identify
+
+    def identify(path):
+        return dataclasses.replace(real(path), interpreter="/nonexistent/python3")
+
+    monkeypatch.setattr(checks_conf.identify, "identify", identify)
+    one(checks_conf.plugin_files(node(plugin_dirs=[str(bin_dir)])), ERROR, "/nonexistent/python3", "fastcni install")
+
+
+# The server
+
+def test_a_socket_without_a_server(node, tmp_path):
+    path = str(tmp_path / "s")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
+        sock.bind(path)
+    one(checks_state.server(node(at=path)), WARNING, "no server listens", "systemctl restart")
+    units = tmp_path / "units"
+    units.mkdir()
+    assert not [*checks_state.server(node(at=str(tmp_path / "no"), unit_dir=str(units)))]
+    (units / "fastcni.socket").write_text("")
+    found = checks_state.server(node(at=str(tmp_path / "no"), unit_dir=str(units)))
+    one(found, WARNING, "there is no socket", "systemctl enable --now")
+
+
+@pytest.mark.parametrize("answer, severity, part", [
+    ({"version": "0.0.1"}, WARNING, "the server is of 0.0.1"), (None, WARNING, "an older version"),
+    ({"waiting": 1000}, ERROR, "1000 of 1024 requests wait"), ({"watching": 0}, WARNING, "watches no network"),
+    (TimeoutError(), ERROR, "does not answer"), ({}, None, "")])
+def test_states_of_a_server(node, tmp_path, monkeypatch, answer, severity, part):
+    full = {"version": checks_state.fastcni.__version__, "waiting": 0, "queueSize": 1024, "watching": 1}
+
+    def ask(path):
+        if isinstance(answer, Exception):
+            raise answer
+        return answer if answer is None else {**full, **answer}
+
+    (tmp_path / "s").write_text("")
+    monkeypatch.setattr(checks_state.status, "ask", ask)
+    found = [*checks_state.server(node(at=str(tmp_path / "s")))]
+    if severity:
+        one(found, severity, part)
+    else:
+        assert found == []
+
+
+# State that pods left
+
+def diagnosed(folders, fastcni, *words):
+    """(exit status, {check: its finding}) of the command."""
+    answer = fastcni("doctor", "--json", "--socket", "", *words)
+    return answer.status, {it["check"]: it for it in answer.document["findings"]}
+
+
+@needs_root
+def test_a_healthy_node_has_no_finding(host, pod_netns, fastcni, bin_dir):
+    pod = pod_netns()
+    host.add("c1", pod, ports=[(8080, 80)])
+    status, found = diagnosed(host, fastcni, "--bin-dir", bin_dir)
+    assert (status, found) == (0, {})
+    host.delete("c1", pod)
+
+
+@needs_root
+def test_faults_of_a_real_node_are_found(host, pod_netns, fastcni, bin_dir):
+    pods = [pod_netns() for _ in range(3)]
+    for number, pod in enumerate(pods):
+        host.add(f"c{number}", pod, ports=[(8080 + number, 80)])
+    run("ip", "netns", "del", pods[1])
+    os.unlink(host.cache / "results/net1-c2-eth0")
+    run("nft", "flush", "ruleset")
+    run("sysctl", "-qw", "net.ipv4.ip_forward=0")
+    run("ip", "link", "add", "veth0badc0de", "type", "veth", "peer", "name", "other")
+    host.hold("10.88.0.99", "")
+    status, found = diagnosed(host, fastcni, "--bin-dir", bin_dir)
+    assert status == 2 and set(found) >= {"forwarding", "stale", "unowned", "address-files", "lost-rules"}
+    assert "c1" in found["stale"]["what"] and "veth0badc0de" in found["unowned"]["what"]
+    # GC would take the address of a running pod that is not in the cache.
+    assert f"fastcni gc --valid c2/eth0 --conf-dir {host.conf}" in found["stale"]["do"]
+    assert found["lost-rules"]["do"] == "fastcni restore" and "c0" in found["lost-rules"]["what"]
+    for number in (0, 2):
+        host.delete(f"c{number}", pods[number])
+
+
+def test_a_range_that_is_full(folders, fastcni):
+    folders.configure({"cniVersion": "1.0.0", "name": "small", "plugins": [
+        {"type": "ptp", "ipam": {"type": "host-local", "subnet": "10.9.0.0/29"}}]})
+    for number in range(2, 7):
+        folders.hold(f"10.9.0.{number}", f"c{number}\r\neth0", "small")
+    _, found = diagnosed(folders, fastcni)
+    assert "range 10.9.0.1-10.9.0.6 of network small is full: 5 of 5" in found["ranges"]["what"]
+    assert found["ranges"]["severity"] == ERROR
+
+
+def test_a_check_that_fails_does_not_end_the_others(node, monkeypatch):
+    def fail(_):
+        raise OSError(5, "Input/output error")
+        yield
+
+    monkeypatch.setitem(CHECKS, "netlink", fail)
+    found = diagnose(node({"net.ipv4.ip_forward": "0"}))
+    assert any("check netlink" in text for text in found.unseen) and "forwarding" in {it.check for it in found.findings}
+
+
+def test_text_fits_80_columns(folders, fastcni):
+    folders.configure()
+    folders.hold("10.88.0.2", "")
+    answer = fastcni("doctor", "--socket", "")
+    assert answer.status
+    assert "why: " in answer.out
+    assert "do:  " in answer.out
+    folded = [line for line in answer.out.splitlines() if "/" not in line and not line.startswith("  do: ")]
+    assert max(map(len, folded)) <= 80, "only commands, which are there to be copied, and paths may be longer"
+    assert f"{len(CHECKS)} checks: " in answer.out

@@ -1,0 +1,89 @@
+"""fastcni explain: addresses, ports, links, chains and container ids."""
+
+import socket
+
+import pytest
+
+from fastcni.kit.call import names
+from fastcni.node import listeners
+from fastcni.testing.namespaces import needs_root, run
+
+
+@pytest.fixture
+def node(folders):
+    folders.configure()
+    folders.cached("web1", netns="/proc/self/ns/net", result={
+        "cniVersion": "1.0.0", "interfaces": [{"name": "veth00c0ffee"}], "ips": [{"address": "10.88.0.2/24"}]},
+        capabilityArgs={"portMappings": [{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}]})
+    folders.hold("10.88.0.2", "web1\r\neth0")
+    folders.hold("10.88.0.3", "web2\r\neth0")
+    folders.hold("10.88.0.4", "for the printer")
+    return folders
+
+
+@pytest.mark.parametrize("asked, kind, text, owners", [
+    ("10.88.0.2", "address", "10.88.0.2 is the address of eth0 of container web1 in network net1", ["web1"]),
+    ("10.88.0.2/24", "address", "10.88.0.2 is the address of", ["web1"]),
+    ("10.88.0.1", "address", "10.88.0.1 is the gateway of network net1 (10.88.0.0/24)", []),
+    ("10.88.0.7", "address", "no address file has it, so the next ADD may get it", []),
+    ("10.88.0.4", "address", "it names no attachment", []),
+    ("8080", "port", "8080/tcp -> 10.88.0.2:80", ["web1"]),
+    (":8080/TCP", "port", "port 8080 of this node leads to", ["web1"]),
+    ("192.0.2.1:8080", "port", "port 8080 of this node leads to", ["web1"]),
+    ("veth00c0ffee", "link", "was the link of eth0 of container web1", ["web1"]),
+    (names.container_chain("CNI-", "net1", "web1"), "chain", "for ipMasq", ["web1"]),
+    (names.container_chain("CNI-DN-", "net1", "web2"), "chain", "for port mappings", ["web2"]),
+    ("CNI-DN-0266adfaf86ead0625b1d", "chain", "it was left by a pod", []),
+    ("CNI-FORWARD", "chain", "accepts packets from and to pods", []),
+    ("pods4", "chain", "a set of fastcni's nftables table", []),
+    ("subnet-10.88.0.0/24", "chain", "for ipMasq of the pods in one subnet", []),
+    ("web", "container", "eth0 of container web1 in network net1 and eth0 of container web2", ["web1", "web2"]),
+    ("lo", "link", "lo is a link of this node", []),
+    ("127.0.0.1", "address", "is an address of this node, on link lo", []),
+])
+def test_everything_has_its_owner(node, fastcni, asked, kind, text, owners):
+    answer = fastcni("explain", asked, "--json")
+    first = next(it for it in answer.document["explanations"] if text in it["what"])
+    assert answer.status == 0 and first["kind"] == kind
+    assert [it["containerID"] for it in first["owners"]] == owners
+
+
+@pytest.mark.parametrize("asked", ["8081/udp", "veth99999999", "c9", "", "70000"])
+def test_what_is_unknown_is_an_error(node, fastcni, asked):
+    answer = fastcni("explain", asked)
+    assert answer.status == 1 and f"nothing on this node is known as {asked}" in answer.err
+
+
+def test_text_has_files_and_fits(node, fastcni):
+    answer = fastcni("explain", "10.88.0.2")
+    head, *rest = answer.out.splitlines()
+    assert head.startswith("10.88.0.2 is the address") and f"  address file  {node.data}/net1/10.88.0.2" in rest
+    assert max(len(line) for line in answer.out.splitlines() if "/" not in line) <= 80
+
+
+def test_a_listening_process_is_named(node, fastcni):
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        port = server.getsockname()[1]
+        assert ("tcp", "127.0.0.1") in list(listeners.listening(port))
+        assert f"listens on {port}/tcp, address 127.0.0.1" in " ".join(fastcni("explain", str(port)).out.split())
+
+
+def test_addresses_of_proc_are_read():
+    assert listeners.read_hex("0100007F") == "127.0.0.1"
+    assert listeners.read_hex("00000000000000000000000001000000") == "::1"
+
+
+@needs_root
+def test_links_and_rules_of_a_real_pod(host, pod_netns, fastcni):
+    pod = pod_netns()
+    result = host.add("c1", pod, ports=[(8080, 80)])
+    link = result["interfaces"][1]["name"]
+    assert "leads to eth0 of container c1" in fastcni("explain", link).out
+    bridge = fastcni("explain", "br0", "--json").document["explanations"][0]
+    assert "the bridge of network net1, with 1 port" in bridge["what"] and len(bridge["owners"]) == 1
+    assert "nftables inet fastcni hostports4" in fastcni("explain", "8080/tcp").out
+    run("ip", "link", "add", "veth0badc0de", "type", "veth", "peer", "name", "other")
+    assert "no attachment has it" in " ".join(fastcni("explain", "veth0badc0de").out.split())
+    host.delete("c1", pod)

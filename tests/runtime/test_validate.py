@@ -1,0 +1,135 @@
+"""The validation of a network's configuration: unknown keys, wrong values, missing plugins, unused capabilities."""
+
+import json
+
+import pytest
+
+from fastcni import plugins
+from fastcni.runtime import parse_list
+from fastcni.runtime.validate import ERROR, WARNING, validate
+
+IPAM = {"type": "host-local", "subnet": "10.1.0.0/24"}
+
+
+@pytest.fixture
+def found(tmp_path):
+    """A function that validates a list of these plugins, all of which are installed; {path: (severity, what, hint)}."""
+    for kind in [*plugins.TABLE, "dhcp"]:
+        (tmp_path / kind).touch()
+
+    def found(*confs, **keys):
+        document = {"cniVersion": "1.0.0", "name": "net", "plugins": confs} | keys
+        return {it.where: (it.severity, it.what, it.hint)
+                for it in validate(parse_list(json.dumps(document).encode()), [str(tmp_path)])}
+
+    return found
+
+
+@pytest.mark.parametrize("where, conf, meant", [
+    ("isGatway", {"type": "bridge", "isGatway": True}, "isGateway"),
+    ("ipam.rangeStrt", {"type": "ptp", "ipam": {**IPAM, "rangeStrt": "10.1.0.9"}}, "rangeStart"),
+    ("ipam.ranges[0][0].rangeStrt", {"type": "ptp", "ipam": {
+        "type": "host-local", "ranges": [[{"subnet": "10.1.0.0/24", "rangeStrt": ""}]]}}, "rangeStart"),
+    ("vrfnam", {"type": "vrf", "vrfnam": "blue"}, "vrfname"),
+    ("snatt", {"type": "portmap", "capabilities": {"portMappings": True}, "snatt": False}, "snat"),
+    ("delegate.isGatway", {"type": "flannel", "delegate": {"isGatway": True}}, "isGateway"),
+    ("ipam.dataDirr", {"type": "flannel", "ipam": {"dataDirr": "/run/x"}}, "dataDir"),
+    ("ingressRat", {"type": "bandwidth", "ingressRat": 1000}, "ingressRate"),
+])
+def test_a_misspelt_key_is_found(found, where, conf, meant):
+    severity, what, hint = found(conf)[f"plugins[0].{where}"]
+    assert severity == WARNING
+    assert what == f'unknown key "{where.rpartition(".")[2]}"'
+    assert hint == f'did you mean "{meant}"?'
+
+
+def test_a_key_of_the_list_is_found(found):
+    assert found({"type": "loopback"}, disableChek=True) == {
+        "disableChek": (WARNING, 'unknown key "disableChek"', 'did you mean "disableCheck"?')}
+
+
+def test_each_value_of_a_wrong_type_is_found(found):
+    wrong = found({"type": "bridge", "mtu": "1500", "hairpinMode": 1, "ipam": {**IPAM, "resolvConf": 5}})
+    assert wrong == {
+        "plugins[0].mtu": (ERROR, 'expected an integer up to 65535, got string "1500"', ""),
+        "plugins[0].hairpinMode": (ERROR, "expected true or false, got number 1", ""),
+        "plugins[0].ipam.resolvConf": (ERROR, "expected a string, got number 5", "")}
+
+
+def test_the_error_of_read_is_found(found):
+    assert found({"type": "ptp", "ipam": {**IPAM, "subnet": "10.1.0.1/24"}}) == {"plugins[0]": (
+        ERROR, "host-local: invalid range set 0: Network has host bits set. For a subnet mask of length 24 the network "
+        "address is 10.1.0.0", "ipam")}
+
+
+def test_a_missing_plugin_is_found(found):
+    assert found({"type": "bridg"})["plugins[0].type"][::2] == (ERROR, 'did you mean "bridge"?')
+
+
+def test_a_capability_that_no_plugin_takes_is_found(found):
+    assert list(found({"type": "bridge", "ipam": IPAM, "capabilities": {"ips": True, "bandwidth": True}})) == [
+        "plugins[0].capabilities.bandwidth"]
+
+
+def test_a_plugin_that_fastcni_does_not_have_is_not_judged(found):
+    assert found({"type": "dhcp", "capabilities": {"x": True}, "key": 1},
+                 {"type": "bridge", "ipam": {"type": "dhcp", "provide": []}, "capabilities": {"x": True}}) == {}
+
+
+DNS = {"nameservers": ["10.0.0.53"], "domain": "example", "search": ["example"], "options": ["ndots:2"]}
+HOST_LOCAL = {"type": "host-local", "subnet": "10.2.0.0/24", "rangeStart": "10.2.0.5", "rangeEnd": "10.2.0.9",
+              "gateway": "10.2.0.1", "dataDir": "/run/x", "resolvConf": "/etc/resolv.conf", "fsync": True,
+              "ranges": [[{"subnet": "10.1.0.0/24", "rangeStart": "10.1.0.5", "rangeEnd": "10.1.0.9",
+                           "gateway": "10.1.0.1"}]],
+              "routes": [{"dst": "0.0.0.0/0", "gw": "10.1.0.1", "mtu": 1400, "advmss": 1300, "priority": 5, "table": 7,
+                          "scope": 0}]}
+DEVICE = {"ipam": HOST_LOCAL, "dns": DNS, "enabledad": True, "disableIPv6": False}
+# {case: a configuration with every key of that plugin}
+COMPLETE = {
+    "bandwidth": {"ingressRate": 8000000, "ingressBurst": 800000, "egressRate": 8000000, "egressBurst": 800000,
+                  "unshapedSubnets": ["10.0.0.0/8"], "capabilities": {"bandwidth": True}},
+    "bandwidth, other key": {"shapedSubnets": ["10.0.0.0/8"]},
+    "bridge": {**DEVICE, "bridge": "cni1", "isGateway": True, "isDefaultGateway": True, "forceAddress": False,
+               "ipMasq": True, "ipMasqBackend": "nftables", "mtu": 1400, "hairpinMode": True, "promiscMode": False,
+               "vlan": 5, "preserveDefaultVlan": False, "macspoofchk": True, "ipspoofchk": True,
+               "disableContainerInterface": False, "portIsolation": True,
+               "capabilities": {"mac": True, "ips": True, "ipRanges": True}},
+    "bridge, trunk": {"vlanTrunk": [{"minID": 3, "maxID": 5}, {"id": 9}], "ipam": {}},
+    "dummy": {**DEVICE, "capabilities": {"mac": True}},
+    "firewall": {"backend": "iptables", "iptablesAdminChainName": "A", "firewalldZone": "trusted",
+                 "ingressPolicy": "same-bridge"},
+    "flannel": {"subnetFile": "/run/x", "dataDir": "/run/y", "delegate": {"type": "ptp", "mtu": 1400, "ipMasq": True},
+                "ipam": {"type": "host-local", "dataDir": "/run/z", "routes": []}},
+    "host-device": {"device": "eth9", "hwaddr": "02:00:00:00:00:01", "kernelpath": "/sys/devices/x",
+                    "pciBusID": "0000:00:1f.6", "dataDir": "/run/x", **DEVICE,
+                    "capabilities": {"deviceID": True, "mac": True}},
+    "host-local": {"ipam": HOST_LOCAL},
+    "ipvlan": {**DEVICE, "master": "eth9", "mode": "l3", "mtu": 1400, "linkInContainer": False},
+    "loopback": {},
+    "macvlan": {**DEVICE, "master": "eth9", "mode": "vepa", "mtu": 1400, "mac": "02:00:00:00:00:01",
+                "linkInContainer": False, "bcqueuelen": 5},
+    "portmap": {"backend": "iptables", "snat": True, "masqAll": True, "markMasqBit": 3,
+                "conditionsV4": ["-s", "10.0.0.0/8"], "conditionsV6": ["-s", "fd00::/8"],
+                "capabilities": {"portMappings": True}},
+    "portmap, iptables": {"backend": "iptables", "externalSetMarkChain": "A"},
+    "ptp": {**DEVICE, "ipMasq": True, "ipMasqBackend": "iptables", "mtu": 1400},
+    "sbr": {"table": 7, "gateways": ["10.0.0.1"], "addSourceHints": True},
+    "static": {"ipam": {"type": "static", "addresses": [{"address": "10.1.0.2/24", "gateway": "10.1.0.1"}],
+                        "routes": HOST_LOCAL["routes"], "dns": DNS}},
+    "tap": {**DEVICE, "multiQueue": True, "mtu": 1400, "mac": "02:00:00:00:00:01", "owner": 1, "group": 1,
+            "selinuxContext": "a:b:c", "bridge": "br0"},
+    "tuning": {"sysctl": {"net.core.somaxconn": "5"}, "mac": "02:00:00:00:00:01", "promisc": True, "mtu": 1400,
+               "allmulti": True, "txQLen": 5, "dataDir": "/run/x", "capabilities": {"mac": True}},
+    "vlan": {**DEVICE, "master": "eth9", "vlanId": 5, "mtu": 1400, "linkInContainer": False},
+    "vrf": {"vrfname": "blue", "table": 7},
+}
+
+
+def test_each_plugin_of_the_table_has_a_complete_configuration():
+    assert {case.partition(",")[0] for case in COMPLETE} == set(plugins.BUILT_IN)
+
+
+@pytest.mark.parametrize("case", COMPLETE)
+def test_every_key_of_a_plugin_is_known(found, case):
+    """Also a key that read() asks for on some condition only."""
+    assert found({"type": case.partition(",")[0], **COMPLETE[case]}) == {}

@@ -1,0 +1,78 @@
+"""A node for autostart: its own first process, mounts, /run and /proc, in the network namespace of the test."""
+
+import os
+import struct
+import subprocess
+import time
+from pathlib import Path
+
+from server.client import eventually
+
+FOLDER = "/run/fastcni"
+MOUNTS = ("mount --make-rprivate / && mount -t tmpfs tmpfs /run && mount -t tmpfs tmpfs /sys/fs/cgroup && echo ready "
+          "&& exec sleep 600")
+ANSWER = "one-shot answer"
+INSTEAD_OF_PYTHON = f"#!/bin/sh\ncat >/dev/null\necho {ANSWER}\n"
+
+
+class OtherNode:
+    """`with OtherNode() as node:` all of its processes end with it."""
+
+    def __enter__(self):
+        self.outside = subprocess.Popen(["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "sh",
+                                         "-c", MOUNTS], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.ready = self.outside.stdout.readline() == "ready\n"
+        if self.ready:
+            self.first = int(Path(f"/proc/{self.outside.pid}/task/{self.outside.pid}/children").read_text())
+        return self
+
+    def __exit__(self, *_):
+        self.outside.kill()             # the kernel kills the first process, and with it all others
+        self.outside.communicate()
+
+    def start(self, *command, **more):
+        entered = ["nsenter", f"--target={self.first}", "--mount", "--pid", *map(str, command)]
+        return subprocess.Popen(entered, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, **more)
+
+    def call(self, *command, stdin="", env=None):
+        """Run a plugin file. Return its stdout once nothing has it open any more."""
+        variables = {"PATH": os.environ["PATH"], "CNI_COMMAND": "STATUS", "CNI_PATH": "/nowhere", **(env or {})}
+        return self.start(*command, env=variables).communicate(stdin, timeout=60)[0].strip()
+
+    def path(self, path):
+        """A path of the node, as the test sees it."""
+        return Path(f"/proc/{self.first}/root{path}")
+
+    def processes(self, word):
+        """The pids, as the test sees them, of the node's processes with that argument."""
+        return [pid for pid in self.pids() if word in self.arguments(pid)]
+
+    def pids(self):
+        mine = os.readlink(f"/proc/{self.first}/ns/pid")
+        for pid in filter(str.isdigit, os.listdir("/proc")):
+            try:
+                if os.readlink(f"/proc/{pid}/ns/pid") == mine:
+                    yield int(pid)
+            except OSError:
+                continue                # it has ended
+
+    @staticmethod
+    def arguments(pid):
+        try:
+            return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+        except OSError:
+            return []
+
+    def server(self):
+        """Wait until the node's server listens. Return its pid."""
+        assert eventually(lambda: self.path(f"{FOLDER}/fastcni.sock").exists()), self.log()
+        (pid,) = self.processes("--detached")
+        return pid
+
+    def log(self):
+        path = self.path(f"{FOLDER}/server.log")
+        return path.read_text() if path.exists() else ""
+
+    def set_last_attempt(self, seconds_ago):
+        now = int(time.clock_gettime(time.CLOCK_BOOTTIME))
+        self.path(f"{FOLDER}/autostart").write_bytes(struct.pack("q", now - seconds_ago))

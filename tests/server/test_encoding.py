@@ -1,0 +1,19 @@
+"""The server's encoding of results, with orjson and without it."""
+
+import json
+
+import pytest
+
+from fastcni.server import mode
+
+RESULT = {"cniVersion": "1.1.0", "ips": [{"address": "10.1.0.2/24"}], "dns": {}}
+ODD = {**RESULT, "dns": {"domain": "\udcff"}}           # orjson refuses a lone surrogate
+
+
+@pytest.mark.parametrize("with_orjson", [True, False])
+@pytest.mark.parametrize("result", [RESULT, ODD], ids=["plain", "lone surrogate"])
+def test_a_result_is_the_same_document_with_orjson_and_without(monkeypatch, result, with_orjson):
+    if not with_orjson:
+        monkeypatch.setattr(mode, "orjson", None)
+    assert json.loads(mode.WarmMode.encode(mode.WarmMode.__new__(mode.WarmMode), result)) == json.loads(
+        mode.results.encode(result))
