@@ -5,16 +5,22 @@
 # make test             all tests in two processes (WORKERS=0: in one); without root some are skipped with the reason
 # make test-vm          the tests for other kernel options, in a VM (ONLY="tests/real_kernel/test_x.py")
 # make test-toolchains  the launcher for aarch64 and by clang, plots, and the fast tests on other Pythons
+# make test-runtimes    containers of containerd, CRI and podman on a node of their own (root; installs these)
+# make test-packages    README's install, the Debian package, the Kubernetes image; the switch from the Go plugins (root)
 # make test-faults      faults, kills, full disks, frozen servers, a soak: hours (FAULTS="--seconds 60" or "kills")
 # make bench            figures and benchmarks/report (root; half an hour, with BENCH=--quick a few minutes)
+# make wheels           the source archive, and a tested wheel for each Python (PYTHONS=python3.11: for one)
+# make deb              the Debian packages, in dist
+# make man              the manual pages, in build/man
 # make clean            remove all that was built
 .POSIX:
-.PHONY: setup demo test test-toolchains test-vm test-faults check bench lint clean
+.PHONY: setup demo test test-toolchains test-vm test-runtimes test-packages test-faults wheels deb man check bench lint clean
 
 PYTHON = python3
 VENV = .venv
 BIN = $(VENV)/bin
 WORKERS = 2
+PYTHONS = python3.11 python3.12 python3.13 python3.14
 BUILT = $(VENV)/.built-by-make
 BUILT_FROM = pyproject.toml setup.py fastcni/*.p[xy][dxi] fastcni/launcher/*.[ch]
 
@@ -43,9 +49,31 @@ test-vm: setup
 	@sh tests/vm/fetch.sh $(BIN)/python
 	@sh tests/vm/boot.sh $(ONLY)
 
+test-runtimes: setup
+	@sh tests/setup-peer.sh bridge iptables nft ip containerd runc podman busybox
+	@$(BIN)/python -c 'import grpc_tools' 2> /dev/null || \
+		$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test,runtimes]'
+	LANE=runtimes $(BIN)/python -m pytest tests/runtimes
+
+test-packages: setup
+	@sh tests/setup-peer.sh
+	@sh tests/setup-peer.sh debootstrap dpkg-buildpackage lintian podman runc patchelf shellcheck
+	@$(BIN)/python -c 'import kubernetes_validate' 2> /dev/null || \
+		$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test,packages]'
+	LANE=packages $(BIN)/python -m pytest tests/packages
+
 test-faults: setup
 	@sh tests/setup-peer.sh
 	PYTHONPATH=tests $(BIN)/python -m faults $(FAULTS)
+
+wheels: setup
+	sh wheels/build.sh $(BIN)/python $(PYTHONS)
+
+deb:
+	sh packaging/build-deb.sh
+
+man: setup
+	$(BIN)/python packaging/man.py build/man
 
 check: setup
 	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal tests/leaves tests/spec tests/fake_kernel tests/launcher \
@@ -64,6 +92,6 @@ lint: setup
 	$(BIN)/mypy
 
 clean:
-	rm -rf build dist wheelhouse fastcni.egg-info .pytest_cache .ruff_cache .hypothesis .benchmarks .lanes .toolchains
+	rm -rf build dist wheelhouse fastcni.egg-info .pytest_cache .ruff_cache .hypothesis .benchmarks .lanes .toolchains .packages
 	rm -f fastcni/*.so fastcni/*.c fastcni/launcher/launcher.elf $(BUILT)
 	find fastcni tests benchmarks -name __pycache__ -prune -exec rm -rf {} +

@@ -31,8 +31,8 @@ GATEWAYS = {POD: "10.22.0.1/16", FAR: "192.0.2.1/24"}
 DATAGRAMS = 100
 
 
-def run(*words, stdin=""):
-    subprocess.run(words, check=True, input=stdin.encode(), capture_output=True)
+def run(*args, stdin=""):
+    subprocess.run(args, check=True, input=stdin.encode(), capture_output=True)
 
 
 @pytest.fixture

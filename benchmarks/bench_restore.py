@@ -102,8 +102,8 @@ def inside_a_namespace():
         for name in (NAME, PODS):
             subprocess.run(["ip", "netns", "add", name], check=True)
             stack.callback(subprocess.run, ["ip", "netns", "del", name], check=True)
-        for words in ("br0 type bridge", f"veth0 type veth peer eth0 netns {PODS}"):
-            subprocess.run(["ip", "-n", NAME, "link", "add", *words.split()], check=True)
+        for command in ("br0 type bridge", f"veth0 type veth peer eth0 netns {PODS}"):
+            subprocess.run(["ip", "-n", NAME, "link", "add", *command.split()], check=True)
         fd = netns.open_path(f"/run/netns/{NAME}")
         stack.callback(os.close, fd)
         with netns.inside(fd):
