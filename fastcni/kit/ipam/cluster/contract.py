@@ -1,0 +1,267 @@
+"""The contract of a store of cluster-wide addresses, and the records in it.
+
+    Space    a set of ranges in which each address is given once: `network_name`, "default" without one. Its grid says
+             how long the prefix of a block is, for each family; the first node that uses the space decides it
+    Node     a node of the cluster with its epoch. A node that is declared dead gets a higher epoch, and nothing that it
+             writes by the old one is accepted
+    Block    an aligned prefix of the grid. An active block is one node's: only that node gives its addresses. In a
+             shared block each address is claimed by a Single
+    Single   an address that is claimed by itself: in a shared block, or fixed or sticky in a node's block
+    Use      what a node has given out of a block, written after the fact, for people and for tools
+
+The invariant that a store and its users keep: an address of a space has at most one live owner. For that, a store
+compares and writes in one step. What it cannot do in one transaction it does in an order in which one of two nodes
+sees the other, see stores' own docstrings.
+
+Only blocks and singles decide who owns an address. Uses decide nothing.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import Any, Protocol
+
+# State of a Node
+ALIVE = "alive"                 # its last sign of life is younger than NODE_TTL_S
+LOST = "lost"                   # it is not; its blocks stay its own
+DEAD = "dead"                   # its epoch was raised and its blocks are in quarantine; it may come back
+
+# State of a Block
+ACTIVE = "active"
+QUARANTINE = "quarantine"       # of a dead node: nobody gives its addresses until the node is forgotten or comes back
+SHARED = "shared"               # of no node
+
+# State of a Single
+HELD = "held"                   # a pod has it
+KEPT = "kept"                   # sticky, and its pod is gone: it is kept for the next pod of that identity
+ASKED = "asked"                 # its block is another node's, which has not answered yet
+REFUSED = "refused"             # that node has given the address to a pod of its own: `reason` says to which
+
+NODE_TTL_S = 60.0
+
+
+class StoreAway(Exception):
+    """The store cannot be reached, or did not answer in time. The text says which and why. What was asked may have been
+    done: asking again is safe."""
+
+
+class Taken(Exception):
+    """Another has it. `by` is the Block or Single in the store."""
+
+    def __init__(self, by: Block | Single) -> None:
+        super().__init__(by)
+        self.by = by
+
+
+class Fenced(Exception):
+    """The epoch of this node was raised: it was declared dead. `node` is its record now."""
+
+    def __init__(self, node: Node) -> None:
+        super().__init__(node)
+        self.node = node
+
+
+class Changed(Exception):
+    """The record has another revision than the caller has seen, or is gone. Read it again."""
+
+
+class Record:
+    """A record of the store. Equal by its fields; a revision is the store's, and not part of it."""
+
+    __slots__: tuple[str, ...] = ()
+    revision: Any
+
+    def __init__(self, *values: Any, **named: Any) -> None:
+        for name, value in zip(self.__slots__, values, strict=False):
+            setattr(self, name, value)
+        for name in self.__slots__[len(values):]:
+            setattr(self, name, named.pop(name, ""))
+        if named:
+            raise TypeError(f"{type(self).__name__} has no {', '.join(named)}")
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields as JSON values, without those that are empty and without the revision."""
+        return {name: value for name in self.__slots__
+                if name != "revision" and (value := getattr(self, name)) not in ("", None)}
+
+    @classmethod
+    def from_dict(cls, document: dict[str, Any], revision: Any = None) -> Any:
+        """The record of a document. Fields that this version does not know are left out."""
+        record = cls(**{name: document[name] for name in cls.__slots__ if name in document})
+        if revision is not None:
+            record.revision = revision
+        return record
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and self.to_dict() == other.to_dict()
+
+    __hash__ = None     # type: ignore[assignment]  # it can be changed
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{key}={value!r}' for key, value in self.to_dict().items())})"
+
+
+class Node(Record):
+    """name. epoch: a counter from 1. boot_id: of its last join. address: for people. state: ALIVE, LOST or DEAD.
+    seen: the unix time of its last sign of life as the store's clock has it, 0 if the store does not know it."""
+
+    __slots__ = ("name", "epoch", "boot_id", "address", "state", "seen", "revision")
+    name: str
+    epoch: int
+    boot_id: str
+    address: str
+    state: str
+    seen: float
+    revision: Any
+
+
+class Block(Record):
+    """space; cidr: "10.0.0.64/26", lower case and shortest form for IPv6. node and epoch: its owner's, "" and 0 if it
+    is SHARED. state: ACTIVE, QUARANTINE or SHARED. since: unix time of the claim, by the claiming node's clock."""
+
+    __slots__ = ("space", "cidr", "node", "epoch", "state", "since", "revision")
+    space: str
+    cidr: str
+    node: str
+    epoch: int
+    state: str
+    since: float
+    revision: Any
+
+
+class Single(Record):
+    """An address claimed by itself.
+
+    space, address ("10.0.0.7"), block (its cidr). state: HELD, KEPT, ASKED or REFUSED. node and epoch: of the claim.
+    owner: container id, ifname. pod: "namespace/name", "" if unknown. network: of the configuration. since: unix time.
+    sticky: True if it is KEPT for `pod` when the pod is gone. reason: why it was REFUSED.
+    """
+
+    __slots__ = ("space", "address", "block", "state", "node", "epoch", "container", "ifname", "pod", "network",
+                 "since", "sticky", "reason", "revision")
+    space: str
+    address: str
+    block: str
+    state: str
+    node: str
+    epoch: int
+    container: str
+    ifname: str
+    pod: str
+    network: str
+    since: float
+    sticky: bool
+    reason: str
+    revision: Any
+
+
+class Use(Record):
+    """What node has given out of a block: holders is [{address, container, ifname, pod, network, since}]. boot_id: of
+    the boot in which it was written. written: unix time, by the node's clock."""
+
+    __slots__ = ("space", "cidr", "node", "epoch", "boot_id", "holders", "written", "revision")
+    space: str
+    cidr: str
+    node: str
+    epoch: int
+    boot_id: str
+    holders: list[dict[str, Any]]
+    written: float
+    revision: Any
+
+
+class Event(Record):
+    """A change of the store: record is a Node, Block or Single; gone is True if it was removed."""
+
+    __slots__ = ("record", "gone")
+    record: Node | Block | Single
+    gone: bool
+
+
+if TYPE_CHECKING:
+    class Store(Protocol):
+        """A store. One process uses one Store; its methods may be called by several threads.
+
+        Each method raises StoreAway. A method that is called again after StoreAway finds what it has done before, and
+        succeeds. Methods that write for a node raise Fenced if the node's epoch is higher than that in the call.
+        """
+
+        name: str           # "etcd", "kubernetes", "local"
+
+        def grid(self, space: str, wanted: dict[str, int]) -> dict[str, int]:
+            """The grid of a space, {"4": 26, "6": 122}: the stored one, with the families of `wanted` that it lacks
+            added by compare-and-put."""
+
+        # Nodes
+        def join(self, node: str, boot_id: str, address: str = "") -> Node:
+            """Register this node, with a sign of life, and return it with its epoch. A DEAD node that joins is ALIVE,
+            with the epoch to which it was raised; its blocks are as they are."""
+
+        def keep_alive(self, node: Node) -> Node:
+            """Give a sign of life. Raises Fenced; Changed if the node was forgotten."""
+
+        def nodes(self) -> list[Node]:
+            """All nodes, by name."""
+
+        def declare_dead(self, node: Node) -> Node:
+            """Raise the node's epoch by one, then set each of its ACTIVE blocks to QUARANTINE. Called again after a
+            crash, it does what is left. Raises Changed if the epoch is not that of `node`, or if the node is ALIVE."""
+
+        def forget(self, node: Node) -> None:
+            """Remove a DEAD node with its blocks, uses and singles; KEPT singles stay. Raises Changed if it is not
+            DEAD any more. Whoever calls it says that no pod of the node runs."""
+
+        # Blocks
+        def blocks(self, space: str = "", node: str = "") -> list[Block]:
+            """The blocks of a space, of a node, or of both; all without a choice. By space and address."""
+
+        def claim(self, me: Node, wanted: Sequence[tuple[str, str]]) -> list[Block]:
+            """Claim blocks, (space, cidr), all or none. One that is already this node's, with this epoch and ACTIVE, is
+            returned as it is. Raises Taken by the first that is not free, Fenced."""
+
+        def adopt(self, me: Node, block: Block) -> Block:
+            """Make a block of this node's former epoch, QUARANTINE or ACTIVE, its own again, with the present epoch.
+            Raises Changed if it is another's or gone, Fenced."""
+
+        def share(self, space: str, cidr: str) -> Block:
+            """Return the block as SHARED, made if it does not exist. Raises Taken if it is a node's."""
+
+        def give_back(self, block: Block) -> bool:
+            """Remove a block with its use. A SHARED one only if it has no Single, and a node's KEPT singles make it
+            SHARED instead of removing it. Return False, and change nothing, if it is not as seen (revision)."""
+
+        # Addresses claimed one by one
+        def claim_single(self, me: Node, single: Single) -> Single:
+            """Claim an address. The state wanted is `single.state`: HELD needs a block that is SHARED or an ACTIVE one
+            of this node; ASKED one that is another node's. A Single of the same container and ifname, or a KEPT one of
+            the same pod, is taken over. Raises Taken by a Single or by a Block that does not fit, Changed if the block
+            does not exist, Fenced."""
+
+        def change_single(self, single: Single, **fields: Any) -> Single:
+            """Write fields of a Single. Raises Changed if it is not as seen (revision)."""
+
+        def release_single(self, single: Single) -> bool:
+            """Remove a Single. Return False, and change nothing, if it is not as seen (revision)."""
+
+        def single(self, space: str, address: str) -> Single | None:
+            """The Single of an address."""
+
+        def singles(self, space: str = "", node: str = "", pod: str = "") -> list[Single]:
+            """The singles of a space, a node, a pod; all without a choice. By space and address."""
+
+        # After the fact
+        def write_uses(self, me: Node, uses: Sequence[Use]) -> None:
+            """Write what was given out of blocks of this node. A block that is not its own is left out. Raises
+            Fenced."""
+
+        def uses(self, space: str = "") -> list[Use]:
+            """The uses of a space, of all spaces without one."""
+
+        def watch(self, changed: Callable[[Event], object], stop: Callable[[], bool]) -> None:
+            """Call changed() for each record there is, then for each change, until stop() is true, which is asked at
+            least every second. Raises StoreAway when the connection is lost: call it again. Events may come twice."""
+
+        def close(self) -> None:
+            """Close connections. The store may be used again: then they are opened again."""
