@@ -46,8 +46,8 @@ class Pod:
 class Node:
     """`with Node(data_dir) as node:` moves this thread into a fresh network namespace.
 
-    It makes two folders: `folder`, and `data` in data_dir for the networks' files. At the end, namespaces and folders
-    are removed."""
+    It makes two folders: `data`, below data_dir, for the files of networks, and `folder` for all else. At the end,
+    namespaces and folders are removed."""
 
     def __init__(self, data_dir: str) -> None:
         self.prefix = f"{PREFIX}{os.getpid()}-"

@@ -25,8 +25,8 @@ def list_attachments(places: Places, as_json: bool, networks: tuple[str, ...], s
     \b
     running   the network namespace exists
     gone      the network namespace does not exist any more
-    orphaned  only things that an ADD left are there: address files, rules
-    unknown   no source tells
+    orphaned  only what an ADD left exists: address files, rules
+    unknown   nothing on this node tells which
     """
     found = collect(places)
     chosen = [it for it in found.attachments

@@ -45,7 +45,7 @@ def is_of_link(payload: bytes) -> bool:
 
 
 def get_link(batch: Batch, *, name: str | None = None, index: int = 0, what: str | None = None) -> Batch:
-    """Ask for one link by name or index; counters, the bulk of the answer, are left out."""
+    """Ask for one link by name or index; without its counters, which would be most of the answer."""
     batch.begin(uapi.RTM_GETLINK, NLM_F_ACK, ifinfomsg(index), what or f'look up "{name or index}"')
     if name:
         short = len(name.encode()) < uapi.IFNAMSIZ

@@ -13,8 +13,8 @@ RULE, LINK, NAMESPACE = "rule", "link", "namespace"
 # States of an attachment
 RUNNING = "running"         # its network namespace exists, or another sign of the pod itself
 GONE = "gone"               # its network namespace does not exist any more
-ORPHANED = "orphaned"       # only things that an ADD left are there, and no namespace has one of its addresses
-UNKNOWN = "unknown"         # no source tells
+ORPHANED = "orphaned"       # only what an ADD left exists, and no namespace has one of its addresses
+UNKNOWN = "unknown"         # nothing on this node tells which
 STATES = (RUNNING, GONE, ORPHANED, UNKNOWN)
 
 FASTCNI, GO = "fastcni", "Go plugins"       # by which implementation an attachment was added

@@ -124,8 +124,8 @@ def test_fastcni_checks_and_deletes_the_iptables_rules_of_go(keys, sides):
 
 
 def test_gc_removes_a_pod_that_go_has_deleted_from_the_set(sides):
-    """Go knows no sets: its CHECK misses the pod's own rules, its DEL succeeds and leaves the address there, which lets
-    the next pod with that address through, too."""
+    """Go's plugin does not read ipsets. Its CHECK fails, because the pod has no rules of its own. Its DEL succeeds and
+    leaves the address in the set, so that the next pod with this address is let through."""
     fastcni, go = sides
     pod, conf = add(fastcni, firewall(backend="iptables"))
     handover = Handover(fastcni, go)

@@ -1,4 +1,4 @@
-"""fastcni's flannel, with its own bridge as the delegate and with the Go one: a node may have either."""
+"""fastcni's flannel delegates to fastcni's bridge or to Go's: a node may have either."""
 
 import json
 import os
