@@ -23,7 +23,7 @@ from fastcni.spec import result as results
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Hashable
     from typing import Any, TypeVar
 
     from fastcni.handle import Reply
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from fastcni.kernel.rtnl import Link
     from fastcni.kernel.wire import Socket
     from fastcni.kit.call.request import Request
+    from fastcni.kit.ipam.cluster.contract import Store
     from fastcni.spec.config import Section
 
     T = TypeVar("T")
@@ -53,13 +54,14 @@ class Mode:
     home  a descriptor of that namespace; None: it is opened when it is needed
     """
 
-    __slots__ = ("home", "sockets", "ipv6", "deleting")
+    __slots__ = ("home", "sockets", "ipv6", "deleting", "stores")
 
     def __init__(self, home: int | None = None) -> None:
         self.home = home
         self.sockets: dict[int, Socket] = {}            # by netlink protocol
         self.ipv6: int | None = None                    # a descriptor of /proc/sys/net/ipv6/conf
         self.deleting: tuple[str, str, str] | None = None
+        self.stores: dict[Hashable, Store] = {}         # of cluster-wide addresses
 
     # The request and its answer
 
@@ -125,7 +127,7 @@ class Mode:
             return ""
 
     def close(self) -> None:
-        """Close the sockets and the folder."""
+        """Close the sockets, the folder and the stores."""
         if self.ipv6 is not None:
             posix.close(self.ipv6)
             self.ipv6 = None
@@ -135,11 +137,25 @@ class Mode:
                 self.close_later(sock)
             else:
                 sock.close()
+        while self.stores:
+            self.stores.popitem()[1].close()
 
     def close_later(self, sock: Socket) -> None:
         """Close a netfilter socket. After any program has deleted something in nftables, that waits for an RCU grace
         period (7 to 15 ms); no answer waits for it."""
         self.defer(sock.close)
+
+    # Cluster-wide addresses
+
+    def cluster_store(self, key: Hashable, open_store: Callable[[], Store]) -> Store:
+        """Return the store that `key` names, opened by open_store() if it is not open yet. The mode closes it."""
+        if key not in self.stores:
+            self.stores[key] = open_store()
+        return self.stores[key]
+
+    def note_space(self, keys: Any) -> None:
+        """Note that the request has given or released addresses of a space. A server looks after its blocks, see
+        server/cluster_upkeep.py. keys: the configuration's, see kit/ipam/cluster/conf.py."""
 
     # What is known of it
 
