@@ -213,6 +213,14 @@ if TYPE_CHECKING:
             """Remove a DEAD node with its blocks, uses and singles; KEPT singles stay. Raises Changed if it is not
             DEAD any more. Whoever calls it says that no pod of the node runs."""
 
+        def node_gone(self, node: str) -> bool:
+            """Return whether the cluster says that the node does not exist any more: its Node object of Kubernetes is
+            gone. False if this store cannot know."""
+
+        def history(self) -> tuple[str, int]:
+            """(id of the store's data, its revision), as of the last answer; without one yet it asks. Another id or a
+            lower revision than before: the store was restored from a backup, or is a new one."""
+
         # Blocks
         def blocks(self, space: str = "", node: str = "") -> list[Block]:
             """The blocks of a space, of a node, or of both; all without a choice. By space and address."""
