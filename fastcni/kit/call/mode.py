@@ -23,7 +23,7 @@ from fastcni.spec import result as results
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable
+    from collections.abc import Callable, Hashable, Sequence
     from typing import Any, TypeVar
 
     from fastcni.handle import Reply
@@ -153,9 +153,9 @@ class Mode:
             self.stores[key] = open_store()
         return self.stores[key]
 
-    def note_space(self, keys: Any) -> None:
-        """Note that the request has given or released addresses of a space. A server looks after its blocks, see
-        server/cluster_upkeep.py. keys: the configuration's, see kit/ipam/cluster/conf.py."""
+    def note_space(self, keys: Any, addresses: Sequence[bytes]) -> None:
+        """Note that the request has given or released these addresses, packed, of a space. A server looks after its
+        blocks, see server/cluster_upkeep.py. keys: the configuration's, see kit/ipam/cluster/conf.py."""
 
     # What is known of it
 
