@@ -28,6 +28,7 @@ package_of() {
         lintian) echo lintian ;;
         containerd | podman | runc | patchelf | shellcheck) echo "$1" ;;
         busybox) echo busybox-static ;;
+        etcd) echo etcd-server ;;
     esac
 }
 

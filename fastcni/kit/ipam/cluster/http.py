@@ -1,0 +1,251 @@
+"""HTTP with JSON in both directions, by urllib3: several endpoints, TLS with client certificates, a deadline for all.
+
+    http = Http(["https://10.0.0.1:2379", "https://10.0.0.2:2379"], ca="ca.pem", cert="node.pem", key="node-key.pem")
+    answer = http.request("POST", "/v3/kv/range", {"key": "Zm9v"})
+    answer.status, answer.document              # 200, {"header": ...}
+    with http.stream("POST", "/v3/watch", {...}, stop=lambda: False) as stream:
+        for document in stream: ...             # one a line, as they come
+
+Connections are kept, and shared by threads. An endpoint that fails or does not answer in time is left for the next one,
+and the one that has answered is asked first from then on. So a request may reach a service twice: ask only for what may
+be done twice. urllib3 is imported with the first request.
+"""
+
+from __future__ import annotations
+
+from _thread import _local, allocate_lock
+from time import monotonic
+
+from fastcni._run_token import await_input
+from fastcni.kernel import waiting
+from fastcni.kit.ipam.cluster.contract import StoreAway
+from fastcni.kit.ipam.cluster.http_pools import Pools, Tls, reason
+from fastcni.spec import json
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from typing import Any
+
+REQUEST_TIMEOUT_S = 5.0         # for all endpoints together
+ENDPOINT_TIMEOUT_S = 1.5        # for each but the last, if there are several
+STREAM_IDLE_S = 3600.0
+STOP_CHECK_MS = 500             # how often a stream asks whether to stop
+AWAY = (502, 503, 504)          # what an endpoint answers, or a proxy before it, that cannot reach its own service
+
+
+class Answer:
+    """status: of HTTP. data: the body. headers: by name, in any case. endpoint: whose answer it is."""
+
+    __slots__ = ("status", "data", "headers", "endpoint")
+
+    def __init__(self, status: int, data: bytes, headers: Any, endpoint: str) -> None:
+        self.status, self.data, self.headers, self.endpoint = status, data, headers, endpoint
+
+    @property
+    def document(self) -> Any:
+        """The body as JSON, {} if it is empty. Raises StoreAway if it is not JSON."""
+        return read_document(self.data, self.endpoint) if self.data.strip() else {}
+
+    @property
+    def text(self) -> str:
+        """The body for an error message: one line, 300 characters at most."""
+        return " ".join(self.data.decode("utf-8", "replace").split())[:300]
+
+
+class Stopped(Exception):
+    """stop() has become true during a wait."""
+
+
+class Now(_local):
+    """How long the calling thread waits: until `deadline`, and while stop() is false."""
+
+    deadline = 0.0
+    stop: Callable[[], object] | None = None
+
+    def wait(self, sock: Any) -> None:
+        """Wait until something can be read. Raises TimeoutError, Stopped, CallerGone."""
+        pending = getattr(sock, "pending", None)        # bytes that TLS has decrypted already
+        while not (pending and pending()):
+            left = int((self.deadline - monotonic()) * 1000) + 1
+            if left <= 0:
+                raise TimeoutError
+            came = await_input(sock.fileno(), waiting.caller(), min(left, STOP_CHECK_MS) if self.stop else left)
+            if came == waiting.GONE:
+                raise waiting.CallerGone
+            if self.stop and self.stop():
+                raise Stopped
+            if came == 1:
+                return
+
+
+class Http:
+    """A service at several endpoints.
+
+    endpoints: "http://HOST:PORT" or "https://...", with a path that precedes each request's if there is one. ca, cert,
+    key: PEM files, read anew when they change, or PEM texts; without `ca` the system's. server_name: see Tls.
+    headers: a function that returns headers of each request, for tokens. service: its name in errors.
+    """
+
+    def __init__(self, endpoints: Sequence[str], *, ca: str = "", cert: str = "", key: str = "", verify: bool = True,
+                 server_name: str = "", headers: Callable[[], dict[str, str]] | None = None, service: str = "store",
+                 timeout: float = REQUEST_TIMEOUT_S, endpoint_timeout: float = ENDPOINT_TIMEOUT_S) -> None:
+        self.endpoints = [endpoint.rstrip("/") for endpoint in endpoints]
+        self.tls = Tls(ca, cert, key, verify, server_name)
+        self.headers, self.service = headers, service
+        self.timeout, self.endpoint_timeout = timeout, endpoint_timeout
+        self.good = 0                   # index of the endpoint to ask first
+        self.sent = 0                   # requests, for figures and tests
+        self._now, self._lock = Now(), allocate_lock()
+        self._pools: Pools | None = None
+
+    def request(self, method: str, path: str, body: Any = None, *, headers: dict[str, str] | None = None,
+                timeout: float = 0.0) -> Answer:
+        """Send a request, its body as JSON (None: no body; bytes: as they are), and return the answer. It may have any
+        status but those of AWAY. timeout: seconds for all endpoints together.
+
+        Raises StoreAway, waiting.CallerGone.
+        """
+        with waiting.waiting(waiting.STORE):
+            response, endpoint = self._ask_each(method, path, body, headers, timeout or self.timeout, whole=True)
+        return Answer(response.status, response.data, response.headers, endpoint)
+
+    def stream(self, method: str, path: str, body: Any = None, *, stop: Callable[[], object],
+               headers: dict[str, str] | None = None, idle: float = STREAM_IDLE_S) -> Stream:
+        """Send a request and return its answer as a Stream, which ends when stop() is true. That is asked twice a
+        second. idle: seconds after which a silent connection counts as lost. Raises StoreAway."""
+        self._now.stop = stop
+        try:
+            response, endpoint = self._ask_each(method, path, body, headers, self.timeout, whole=False)
+        except Stopped:
+            raise StoreAway(f"{self.service}: stopped") from None
+        finally:
+            self._now.stop = None
+        return Stream(self, response, endpoint, stop, idle)
+
+    def close(self) -> None:
+        """Close the connections that no request uses. The next request opens new ones."""
+        with self._lock:
+            pools, self._pools = self._pools, None
+        if pools:
+            pools.close()
+
+    def away(self, endpoint: str, failure: BaseException) -> StoreAway:
+        """The StoreAway of a failure."""
+        return StoreAway(f"{self.service} at {endpoint}: {reason(failure)}")
+
+    def _ask_each(self, method: str, path: str, body: Any, headers: dict[str, str] | None, seconds: float,
+                  whole: bool) -> tuple[Any, str]:
+        """(urllib3's response, endpoint) of the first endpoint that answers. whole: read the body, too."""
+        if body is not None and not isinstance(body, bytes):
+            body = json.write(body)
+            headers = {"Content-Type": "application/json"} | (headers or {})
+        deadline = monotonic() + waiting.limit(seconds)
+        first, count, failed = self.good, len(self.endpoints), []
+        for number in range(count):
+            at = (first + number) % count
+            until = deadline if number == count - 1 else min(deadline, monotonic() + self.endpoint_timeout)
+            try:
+                response = self._ask(self.endpoints[at], until, method, path, body, headers, whole)
+                self.good = at
+                return response, self.endpoints[at]
+            except StoreAway as e:
+                failed.append(str(e))
+            if monotonic() >= deadline:
+                break
+        raise StoreAway("; ".join(failed))
+
+    def _ask(self, endpoint: str, deadline: float, method: str, path: str, body: bytes | None,
+             headers: dict[str, str] | None, whole: bool) -> Any:
+        """urllib3's response of one endpoint. A kept connection that the service has closed is replaced once."""
+        pools = self._current_pools()
+        pool = pools.pool(endpoint)
+        headers = (self.headers() if self.headers else {}) | (headers or {})
+        self._now.deadline = deadline
+        prefix = endpoint.partition("://")[2].partition("/")[2]
+        for repeated in (False, True):
+            self.sent += 1
+            try:
+                response = pool.urlopen(method, f"/{prefix}{path}" if prefix else path, body=body, headers=headers,
+                                        retries=False, redirect=False, assert_same_host=False, preload_content=whole,
+                                        timeout=pools.timeout(max(0.01, deadline - monotonic())))
+                if response.status in AWAY:
+                    raise StoreAway(f"{self.service} at {endpoint}: status {response.status}: "
+                                    f"{Answer(response.status, response.data, {}, endpoint).text}")
+                return response
+            except pools.failures as e:
+                if repeated or not pools.was_closed(e):
+                    raise self.away(endpoint, e) from e
+        raise AssertionError("not reached")
+
+    def _current_pools(self) -> Pools:
+        pools = self._pools
+        if pools is None or pools.outdated():
+            with self._lock:
+                if self._pools is pools:
+                    self._pools = Pools(self.tls, self._now.wait)
+                pools = self._pools or Pools(self.tls, self._now.wait)
+        return pools
+
+
+class Stream:
+    """The documents of an answer without end: `for document in stream`. Use it in one thread, in a `with` block.
+
+    status: of HTTP. If it is not 200, `answer()` has the body.
+    """
+
+    def __init__(self, http: Http, response: Any, endpoint: str, stop: Callable[[], object], idle: float) -> None:
+        self.http, self.response, self.endpoint, self.stop, self.idle = http, response, endpoint, stop, idle
+        self.status: int = response.status
+
+    def answer(self) -> Answer:
+        """All of the answer, for one that ends. Raises StoreAway."""
+        return Answer(self.status, b"".join(self._pieces(self.http.timeout)), self.response.headers, self.endpoint)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Documents until stop() is true or the service ends the answer. Raises StoreAway."""
+        rest = b""
+        for piece in self._pieces(self.idle):
+            *lines, rest = (rest + piece).split(b"\n")
+            for line in lines:
+                if line.strip():
+                    yield read_document(line, self.endpoint)
+                if self.stop():
+                    return
+
+    def close(self) -> None:
+        """Close the connection."""
+        self.response.close()
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _pieces(self, seconds: float) -> Iterator[bytes]:
+        """The body as it comes. seconds: the longest silence."""
+        now, response = self.http._now, self.response
+        # Without chunks, a longer read would wait until it is complete.
+        pieces = response.stream(1 << 16 if response.chunked else 1, decode_content=False)
+        while True:
+            now.deadline, now.stop = monotonic() + seconds, self.stop
+            try:
+                piece = next(pieces, None)
+            except Stopped:
+                return
+            except self.http._current_pools().failures as e:
+                raise self.http.away(self.endpoint, e) from e
+            finally:
+                now.stop = None
+            if piece is None:
+                return
+            yield piece
+
+
+def read_document(data: bytes, endpoint: str) -> Any:
+    """One JSON document. Raises StoreAway."""
+    try:
+        return json.read(data)
+    except json.JsonError as e:
+        raise StoreAway(f"{endpoint}: not a JSON document: {e}: {data[:80]!r}") from None

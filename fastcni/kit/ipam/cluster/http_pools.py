@@ -1,0 +1,172 @@
+"""urllib3's pools of connections for http.py: TLS from PEM files, and waits that end with the caller or a deadline.
+
+urllib3 is imported when Pools are made, so neither a server nor a plugin that asks no remote store loads it. Works with
+urllib3 1.26 (Debian 12) and 2.
+"""
+
+from __future__ import annotations
+
+import posix
+from io import BufferedReader, RawIOBase
+
+from fastcni.kit.ipam.cluster.contract import StoreAway
+from fastcni.kit.ipam.cluster.site_packages import make_importable
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+MAX_CONNECTIONS = 16            # kept for each endpoint; more threads than that open connections of their own
+PEM = "-----BEGIN"
+
+
+class Reader(RawIOBase):
+    """What an answer is read from: each read of the socket is preceded by wait(socket)."""
+
+    def __init__(self, raw: Any, sock: Any, wait: Callable[[Any], None]) -> None:
+        self.raw, self.sock, self.wait = raw, sock, wait
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int | None:
+        self.wait(self.sock)
+        got: int | None = self.raw.readinto(buffer)
+        return got
+
+    def close(self) -> None:
+        self.raw.close()
+        super().close()
+
+
+class Tls:
+    """ca, cert, key: paths of PEM files, or PEM texts; "" for none. server_name: checked in the server's certificate
+    instead of the endpoint's host."""
+
+    __slots__ = ("ca", "cert", "key", "verify", "server_name")
+
+    def __init__(self, ca: str, cert: str, key: str, verify: bool, server_name: str) -> None:
+        self.ca, self.cert, self.key, self.verify, self.server_name = ca, cert, key, verify, server_name
+
+    def stamp(self) -> list[tuple[int, int, int]]:
+        """A value that changes when one of the files does. Raises StoreAway."""
+        stamps = []
+        for path in (self.ca, self.cert, self.key):
+            if path and PEM not in path:
+                try:
+                    state = posix.stat(path)
+                except OSError as e:
+                    raise StoreAway(f"read {path} for TLS: {e.strerror} (errno {e.errno})") from e
+                stamps.append((state.st_ino, state.st_mtime_ns, state.st_size))
+        return stamps
+
+    def context(self) -> Any:
+        """The ssl.SSLContext. Raises StoreAway naming the file that cannot be used."""
+        from urllib3.util.ssl_ import create_urllib3_context
+
+        context: Any = create_urllib3_context()
+        what = self.ca
+        try:
+            if not self.ca:
+                context.load_default_certs()
+            elif PEM in self.ca:
+                context.load_verify_locations(cadata=self.ca)
+            else:
+                context.load_verify_locations(self.ca)
+            if self.cert:
+                what = f"{self.cert} and {self.key or 'no key'}"
+                # A password, or OpenSSL would ask for one at the terminal.
+                context.load_cert_chain(as_path(self.cert), as_path(self.key) if self.key else None, "none")
+        except (OSError, ValueError) as e:
+            shown = "the certificates of the configuration" if PEM in what else what
+            raise StoreAway(f"TLS with {shown}: {getattr(e, 'strerror', None) or e}") from e
+        return context
+
+
+def as_path(pem: str) -> str:
+    """The path of a PEM file. A PEM text becomes a file in memory, open as long as the process."""
+    if PEM not in pem:
+        return pem
+    fd = posix.memfd_create("pem", 1)           # MFD_CLOEXEC
+    posix.write(fd, pem.encode())
+    return f"/proc/self/fd/{fd}"
+
+
+class Pools:
+    """A pool of connections for each endpoint. wait(socket) is called before each read.
+
+    failures: the exceptions of a request. Raises StoreAway if urllib3 is not installed.
+    """
+
+    def __init__(self, tls: Tls, wait: Callable[[Any], None]) -> None:
+        make_importable()
+        try:
+            import urllib3
+        except ImportError as e:
+            raise StoreAway("the package urllib3 is missing: install fastcni[cluster], or Debian's python3-urllib3, "
+                            "for the interpreter of the plugins") from e
+        self.urllib3: Any = urllib3
+        self.failures = (urllib3.exceptions.HTTPError, OSError)
+        self.tls, self.wait, self.stamp = tls, wait, tls.stamp()
+        self.pools: dict[str, Any] = {}
+
+    def outdated(self) -> bool:
+        """Whether a file of TLS has changed. Raises StoreAway."""
+        return self.tls.stamp() != self.stamp
+
+    def pool(self, endpoint: str) -> Any:
+        """The pool of an endpoint. Raises StoreAway."""
+        pool = self.pools.get(endpoint)
+        if pool is None:
+            pool = self.pools.setdefault(endpoint, self._open(endpoint))
+        return pool
+
+    def timeout(self, seconds: float) -> Any:
+        return self.urllib3.Timeout(connect=seconds, read=seconds)
+
+    def was_closed(self, failure: Exception) -> bool:
+        """Whether a failure is that of a kept connection that the service has closed meanwhile."""
+        return (isinstance(failure, self.urllib3.exceptions.ProtocolError)
+                and isinstance(failure.args[-1], ConnectionError))
+
+    def close(self) -> None:
+        for pool in self.pools.values():
+            pool.close()
+
+    def _open(self, endpoint: str) -> Any:
+        named: dict[str, Any] = {}
+        if endpoint.startswith("https:"):
+            checked = "CERT_REQUIRED" if self.tls.verify else "CERT_NONE"
+            named = {"ssl_context": self.tls.context(), "cert_reqs": checked}
+            if self.tls.server_name:
+                named |= {"server_hostname": self.tls.server_name, "assert_hostname": self.tls.server_name}
+        pool: Any = self.urllib3.connection_from_url(endpoint, maxsize=MAX_CONNECTIONS, **named)
+        pool.ConnectionCls = connection_class(pool.ConnectionCls, self.wait)
+        return pool
+
+
+def connection_class(base: Any, wait: Callable[[Any], None]) -> Any:
+    """urllib3's class of connections with answers that are read by Reader."""
+    class Response(base.response_class):
+        def __init__(self, sock: Any, *args: Any, **named: Any) -> None:
+            super().__init__(sock, *args, **named)
+            self.fp: Any = BufferedReader(Reader(self.fp.detach(), sock, wait))
+
+    class Connection(base):
+        response_class = Response
+
+    return Connection
+
+
+def reason(failure: BaseException) -> str:
+    """What went wrong, for an error message: the operating system's or OpenSSL's answer if there is one."""
+    cause: BaseException | None = failure
+    while cause is not None and not isinstance(cause, OSError):
+        inner = [each for each in cause.args if isinstance(each, BaseException)]
+        cause = inner[0] if inner else cause.__cause__ or cause.__context__
+    if isinstance(cause, TimeoutError):
+        return "no answer in time"
+    if cause is not None and cause.strerror:
+        return f"{getattr(cause, 'verify_message', '') or cause.strerror} (errno {cause.errno})"
+    return str(cause or failure) or type(failure).__name__

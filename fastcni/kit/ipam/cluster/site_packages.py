@@ -1,0 +1,15 @@
+"""Packages of other projects in a one-shot plugin, which runs under `python3 -I -S` and so does not see them."""
+
+from __future__ import annotations
+
+import sys
+
+
+def make_importable() -> None:
+    """Append the interpreter's folders of site-packages to sys.path, as the site module would. Their .pth files are not
+    read."""
+    if "site" in sys.modules:
+        return
+    import site  # under -S it only defines functions; Debian's knows dist-packages
+
+    sys.path += [folder for folder in site.getsitepackages() if folder not in sys.path]
