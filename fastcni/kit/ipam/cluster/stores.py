@@ -1,0 +1,80 @@
+"""The table of stores, and the keys that choose one: `ipam.store`, see docs/ipam.md. Only the store in use is imported.
+
+A module of a store has the class that the table names, made from the Settings' dict; contract.Store says what it does.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from fastcni.spec import json
+from fastcni.spec.config import shown
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from fastcni.kit.call.mode import Mode
+    from fastcni.kit.ipam.cluster.contract import Store
+    from fastcni.spec.config import Section
+
+    Settings = dict[str, Any]
+
+# {type: (module, class)}
+STORES = {
+    "etcd": ("fastcni.kit.ipam.cluster.store_etcd", "EtcdStore"),
+    "kubernetes": ("fastcni.kit.ipam.cluster.store_kubernetes", "KubernetesStore"),
+    "local": ("fastcni.kit.ipam.cluster.store_local", "LocalStore"),
+}
+TEXTS = {       # the keys with a text, of each type
+    "etcd": ("ca", "cert", "key", "username", "password", "password_file", "prefix"),
+    "kubernetes": ("kubeconfig", "k8s_api_root", "context", "namespace"),
+    "local": ("path",),
+}
+PATHS = ("ca", "cert", "key", "password_file", "kubeconfig", "path")
+LOCAL_PATH = "/var/lib/cni/cluster-store"
+ETCD_PREFIX = "/fastcni/v1"
+
+
+def read_settings(ipam: Section) -> Settings:
+    """The store that a configuration names, {"type": ..., and its keys}: `store`; else `kubernetes` of whereabouts;
+    else a local one. Raises CniError 7."""
+    kubernetes = ipam.section("kubernetes")
+    whereabouts = {key: kubernetes.text(key) for key in ("kubeconfig", "k8s_api_root") if kubernetes.text(key)}
+    if not ipam.has("store"):
+        return {"type": "kubernetes"} | whereabouts if whereabouts else {"type": "local", "path": LOCAL_PATH}
+    store = ipam.section("store")
+    kind = store.text("type")
+    if kind not in STORES:
+        raise store.wrong("type", f"expected one of {', '.join(STORES)}, got {shown(kind)}")
+    found: Settings = {"type": kind} | {key: store.text(key) for key in TEXTS[kind] if store.text(key)}
+    for key in PATHS:
+        if not found.get(key, "/").startswith("/"):
+            raise store.wrong(key, f"expected an absolute path, got {shown(found[key])}")
+    if kind == "kubernetes":
+        return whereabouts | found
+    if kind == "local":
+        return {"path": LOCAL_PATH} | found
+    found["endpoints"] = store.texts("endpoints")
+    if not found["endpoints"]:
+        raise store.wrong("endpoints", 'missing; expected a list as ["https://10.0.0.1:2379"]')
+    return {"prefix": ETCD_PREFIX} | found
+
+
+def store_of(mode: Mode, settings: Settings) -> Store:
+    """The store of a configuration, opened once for the mode."""
+    return mode.cluster_store(json.write(settings, sort=True), lambda: open_store(settings))
+
+
+def open_store(settings: Settings) -> Store:
+    """A new Store. It connects when it is first used."""
+    module, name = STORES[settings["type"]]
+    __import__(module)
+    store: Store = getattr(sys.modules[module], name)(settings)
+    return store
+
+
+def store_text(settings: Settings) -> str:
+    """A store for people: "etcd https://10.0.0.1:2379"."""
+    where = settings.get("endpoints") or [settings.get("path") or settings.get("kubeconfig") or "in this cluster"]
+    return f"{settings['type']} {', '.join(where)}"

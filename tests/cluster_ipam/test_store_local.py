@@ -1,0 +1,43 @@
+"""The local store keeps the contract, and what it says when its folder is bad."""
+
+import json
+
+import pytest
+from cluster_ipam.store_contract import StoreContract
+
+from fastcni.kit.ipam.cluster.contract import NODE_TTL_S, StoreAway
+from fastcni.kit.ipam.cluster.store_local import LocalStore
+from fastcni.kit.ipam.cluster.stores import open_store
+
+
+class TestLocalStore(StoreContract):
+    @pytest.fixture
+    def store(self, tmp_path):
+        return open_store({"type": "local", "path": str(tmp_path / "store")})
+
+    @pytest.fixture
+    def other(self, tmp_path, store):
+        return LocalStore({"path": str(tmp_path / "store")})
+
+    @pytest.fixture
+    def lose(self, tmp_path):
+        def lose(node):
+            path = tmp_path / "store" / "store.json"
+            data = json.loads(path.read_text())
+            data["nodes"][node]["seen"] -= 2 * NODE_TTL_S
+            path.write_text(json.dumps(data))
+        return lose
+
+
+def test_a_folder_that_cannot_be_made_is_a_store_that_is_away(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreAway, match="file/store: Not a directory"):
+        LocalStore({"path": str(tmp_path / "file/store")}).nodes()
+
+
+def test_a_damaged_file_is_a_store_that_is_away(tmp_path):
+    store = LocalStore({"path": str(tmp_path)})
+    store.join("a", "boot")
+    (tmp_path / "store.json").write_text("{")
+    with pytest.raises(StoreAway, match=r"store\.json is damaged"):
+        store.nodes()
