@@ -6,6 +6,7 @@
 # make test-vm          the tests for other kernel options, in a VM (ONLY="tests/real_kernel/test_x.py")
 # make test-toolchains  the launcher for aarch64 and by clang, plots, and the fast tests on other Pythons
 # make test-runtimes    containers of containerd, CRI and podman on a node of their own (root; installs these)
+# make test-cluster     cluster IPAM and dhcp with real servers: etcd and others (as root it installs these)
 # make test-packages    README's install, the Debian package, the Kubernetes image; the switch from the Go plugins (root)
 # make test-faults      faults, kills, full disks, frozen servers, a soak: hours (FAULTS="--seconds 60" or "kills")
 # make bench            figures and benchmarks/report (root; half an hour, with BENCH=--quick a few minutes)
@@ -14,7 +15,8 @@
 # make man              the manual pages, in build/man
 # make clean            remove all that was built
 .POSIX:
-.PHONY: setup demo test test-toolchains test-vm test-runtimes test-packages test-faults wheels deb man check bench lint clean
+.PHONY: setup demo test test-toolchains test-vm test-runtimes test-cluster test-packages test-faults wheels deb man check \
+	bench lint clean
 
 PYTHON = python3
 VENV = .venv
@@ -54,6 +56,10 @@ test-runtimes: setup
 	@$(BIN)/python -c 'import grpc_tools' 2> /dev/null || \
 		$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test,runtimes]'
 	LANE=runtimes $(BIN)/python -m pytest tests/runtimes
+
+test-cluster: setup
+	@sh tests/setup-peer.sh etcd openssl ip
+	LANE=cluster $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal tests/cluster
 
 test-packages: setup
 	@sh tests/setup-peer.sh

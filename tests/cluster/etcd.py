@@ -1,0 +1,251 @@
+"""Real etcd for tests: one member or several, TLS, users. Data in memory, loopback, free ports.
+
+    with Etcd(folder, members=3) as etcd:
+        etcd.endpoints                          # ["http://127.0.0.1:40001", ...]
+        etcd.conf(prefix="/t1")                 # "store" of an IPAM configuration
+        etcd.members[0].kill()                  # also pause(), resume(), end(), start()
+        saved = etcd.backup(); ...; etcd.restore(saved)
+"""
+
+import base64
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+import urllib.request
+from pathlib import Path
+
+START_S = 60                    # on a busy machine
+USER, PASSWORD = "fastcni", "for tests only"
+
+
+class Member:
+    """One etcd process. endpoint: for clients, with another scheme if TLS is used."""
+
+    def __init__(self, number, folder, scheme):
+        self.name, self.folder, self.popen = f"m{number}", folder / f"m{number}", None
+        self.client, self.peer, self.metrics = free_ports(3)
+        self.endpoint = f"{scheme}://127.0.0.1:{self.client}"
+        self.peer_url = f"http://127.0.0.1:{self.peer}"
+        self.metrics_url = f"http://127.0.0.1:{self.metrics}"       # /health without TLS
+
+    def start(self, initial, options=()):
+        """Start the process. initial: the value of --initial-cluster."""
+        self.options = (initial, options)
+        words = ["etcd", "--name", self.name, "--data-dir", self.folder / "data", "--initial-cluster", initial,
+                 "--listen-client-urls", self.endpoint, "--advertise-client-urls", self.endpoint,
+                 "--listen-peer-urls", self.peer_url, "--initial-advertise-peer-urls", self.peer_url,
+                 "--listen-metrics-urls", self.metrics_url, "--logger", "zap", "--log-outputs", "stderr",
+                 "--snapshot-count", "1000", *options]
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with open(self.folder / "log", "ab") as log:
+            self.popen = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+
+    def restart(self):
+        """Start the process again, as it was."""
+        self.start(*self.options)
+
+    def healthy(self):
+        """Whether it answers and knows a leader. Raises RuntimeError with its log if it has ended."""
+        if self.popen.poll() is not None:
+            raise RuntimeError(f"etcd has ended: {(self.folder / 'log').read_text()[-3000:]}")
+        try:
+            with urllib.request.urlopen(self.metrics_url + "/health", timeout=2) as answer:
+                return json.loads(answer.read())["health"] == "true"
+        except OSError:
+            return False
+
+    def signal(self, number):
+        if self.popen and self.popen.poll() is None:
+            self.popen.send_signal(number)
+
+    def pause(self):
+        """It hangs: connections are accepted by the kernel, and nothing answers."""
+        self.signal(signal.SIGSTOP)
+
+    def resume(self):
+        self.signal(signal.SIGCONT)
+
+    def kill(self):
+        self.signal(signal.SIGKILL)
+        if self.popen:
+            self.popen.wait(START_S)
+
+
+class Etcd:
+    """A cluster of etcd. tls: with client certificates, in `folder` as ca.pem, client.pem, client-key.pem. user: with
+    authentication. options: etcd's own."""
+
+    def __init__(self, members=1, *, tls=False, user=False, options=()):
+        self.members = []
+        memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+        self.folder = Path(tempfile.mkdtemp(prefix="fastcni-etcd-", dir=memory))
+        self.tls, self.user, self.options, self.count = tls, user, list(options), members
+        if tls:
+            make_certificates(self.folder)
+            self.options += ["--client-cert-auth", "--trusted-ca-file", self.folder / "ca.pem", "--cert-file",
+                             self.folder / "server.pem", "--key-file", self.folder / "server-key.pem"]
+
+    def __enter__(self):
+        try:
+            self.start()
+            if self.user:
+                self._require_user()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_):
+        self.end()
+        shutil.rmtree(self.folder)
+
+    @property
+    def endpoints(self):
+        return [member.endpoint for member in self.members]
+
+    def conf(self, **keys):
+        """The `store` of an IPAM configuration."""
+        conf = {"type": "etcd", "endpoints": self.endpoints} | keys
+        if self.tls:
+            conf |= {"ca": f"{self.folder}/ca.pem", "cert": f"{self.folder}/client.pem",
+                     "key": f"{self.folder}/client-key.pem"} | keys
+        if self.user:
+            conf |= {"username": USER, "password": PASSWORD} | keys
+        return conf
+
+    def start(self):
+        """Start all members, and wait until they are healthy. Another process may take a port meanwhile: then with other
+        ports."""
+        for attempt in range(3):
+            scheme = "https" if self.tls else "http"
+            self.members = [Member(number, self.folder / f"{attempt}", scheme) for number in range(self.count)]
+            try:
+                self._start()
+                return
+            except RuntimeError as e:
+                if attempt == 2 or "address already in use" not in str(e):
+                    raise
+                self.end()
+
+    def _start(self):
+        initial = ",".join(f"{member.name}={member.peer_url}" for member in self.members)
+        for member in self.members:
+            member.start(initial, self.options)
+        self.await_health()
+
+    def await_health(self):
+        """Wait until every member is healthy."""
+        limit = time.monotonic() + START_S
+        for member in self.members:
+            while not member.healthy():
+                assert time.monotonic() < limit, (member.folder / "log").read_text()[-3000:]
+                time.sleep(0.02)
+
+    def end(self):
+        for member in self.members:
+            member.resume()
+            member.kill()
+
+    def leader(self):
+        """The Member that leads."""
+        for member in self.members:
+            if member.popen.poll() is None:
+                status = self.call("/v3/maintenance/status", {}, member)
+                if status["leader"] == status["header"]["member_id"]:
+                    return member
+        raise RuntimeError("no member leads")
+
+    def backup(self):
+        """A copy of all data. The members are killed for it and started again."""
+        copy = Path(tempfile.mkdtemp(prefix="backup-", dir=self.folder))
+        self.end()
+        for member in self.members:
+            shutil.copytree(member.folder / "data", copy / member.name)
+        self.restart()
+        return copy
+
+    def restore(self, copy):
+        """Replace all data by a backup()."""
+        self.end()
+        for member in self.members:
+            shutil.rmtree(member.folder / "data")
+            shutil.copytree(copy / member.name, member.folder / "data")
+        self.restart()
+
+    def restart(self):
+        for member in self.members:
+            member.restart()
+        self.await_health()
+
+    def call(self, path, body, member=None, token=""):
+        """The answer of the JSON gateway, without fastcni. Not with TLS."""
+        asked = urllib.request.Request((member or self.members[0]).endpoint + path, json.dumps(body).encode())
+        if token:
+            asked.add_header("Authorization", token)
+        with urllib.request.urlopen(asked, timeout=START_S) as answer:
+            return json.loads(answer.read())
+
+    def token(self):
+        return self.call("/v3/auth/authenticate", {"name": "root", "password": PASSWORD})["token"]
+
+    def keys(self, prefix="", token=""):
+        """{key: value} of all keys that begin with `prefix`."""
+        body = {"key": encoded(prefix or "\0"), "range_end": encoded(prefix_end(prefix))}
+        return {decoded(each["key"]): decoded(each.get("value", ""))
+                for each in self.call("/v3/kv/range", body, token=token).get("kvs", ())}
+
+    def _require_user(self):
+        """A user that may read and write /fastcni/ only, and root."""
+        for user in ("root", USER):
+            self.call("/v3/auth/user/add", {"name": user, "password": PASSWORD})
+        self.call("/v3/auth/role/add", {"name": "root"})
+        self.call("/v3/auth/role/add", {"name": "ipam"})
+        self.call("/v3/auth/role/grant", {"name": "ipam", "perm": {
+            "permType": "READWRITE", "key": encoded("/fastcni/"), "range_end": encoded("/fastcni0")}})
+        self.call("/v3/auth/user/grant", {"user": "root", "role": "root"})
+        self.call("/v3/auth/user/grant", {"user": USER, "role": "ipam"})
+        self.call("/v3/auth/enable", {})
+
+
+def encoded(text):
+    return base64.b64encode(text.encode()).decode()
+
+
+def decoded(text):
+    return base64.b64decode(text).decode()
+
+
+def prefix_end(prefix):
+    return prefix[:-1] + chr(ord(prefix[-1]) + 1) if prefix else "\0"
+
+
+def free_ports(count):
+    """Ports of 127.0.0.1 that are free now."""
+    with contextlib.ExitStack() as opened:
+        sockets = [opened.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+
+
+def make_certificates(folder):
+    """An authority, and certificates of the server (127.0.0.1) and of a client, by openssl(1)."""
+    def openssl(*words):
+        done = subprocess.run(["openssl", *words], cwd=folder, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+
+    key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
+    openssl("req", "-x509", *key, "-keyout", "ca-key.pem", "-out", "ca.pem", "-subj", "/CN=authority", "-days", "2")
+    for name in ("server", "client"):
+        # The server's own gateway is a client, too, with the server's certificate; its common name would be a user.
+        subject = "/O=etcd" if name == "server" else "/CN=node1"
+        (folder / "extensions").write_text("subjectAltName=IP:127.0.0.1\nextendedKeyUsage=serverAuth,clientAuth\n")
+        openssl("req", "-new", *key, "-keyout", f"{name}-key.pem", "-out", f"{name}.csr", "-subj", subject)
+        openssl("x509", "-req", "-in", f"{name}.csr", "-CA", "ca.pem", "-CAkey", "ca-key.pem", "-CAcreateserial",
+                "-days", "2", "-out", f"{name}.pem", "-extfile", "extensions")
