@@ -5,7 +5,7 @@ import json
 import pytest
 from cluster_ipam.store_contract import StoreContract
 
-from fastcni.kit.ipam.cluster.contract import NODE_TTL_S, StoreAway
+from fastcni.kit.ipam.cluster.contract import ALIVE, LOST, NODE_TTL_S, StoreAway
 from fastcni.kit.ipam.cluster.store_local import LocalStore
 from fastcni.kit.ipam.cluster.stores import open_store
 
@@ -41,3 +41,10 @@ def test_a_damaged_file_is_a_store_that_is_away(tmp_path):
     (tmp_path / "store.json").write_text("{")
     with pytest.raises(StoreAway, match=r"store\.json is damaged"):
         store.nodes()
+
+
+def test_the_configuration_says_how_long_a_node_lives_without_a_sign_of_life(tmp_path):
+    store = LocalStore({"path": str(tmp_path)})
+    store.join("a", "boot")
+    strict = LocalStore({"path": str(tmp_path), "node_ttl": 0})
+    assert (store.nodes()[0].state, strict.nodes()[0].state) == (ALIVE, LOST)

@@ -57,10 +57,10 @@ TABLES = ("grids", "nodes", "blocks", "singles", "uses")
 class Document:
     """The file's content, locked inside `with`. changed(): it is written at the end, if there is no exception."""
 
-    __slots__ = ("data", "fd", "folder", "old")
+    __slots__ = ("data", "fd", "folder", "node_ttl", "old")
 
-    def __init__(self, folder: str) -> None:
-        self.folder, self.fd = folder, -1
+    def __init__(self, folder: str, node_ttl: float) -> None:
+        self.folder, self.node_ttl, self.fd = folder, node_ttl, -1
 
     def __enter__(self) -> Document:
         try:
@@ -128,7 +128,7 @@ class Document:
     def node(self, name: str) -> Node | None:
         node: Node | None = self.get("nodes", name)
         if node is not None and node.state != DEAD:
-            node.state = ALIVE if time.time() - node.seen < NODE_TTL_S else LOST
+            node.state = ALIVE if time.time() - node.seen < self.node_ttl else LOST
         return node
 
     def check_epoch(self, me: Node) -> None:
@@ -176,15 +176,16 @@ def key_of(record: Block | Single | Use) -> str:
 
 
 class LocalStore:
-    """See contract.Store. settings: {"path": folder}."""
+    """See contract.Store. settings: {"path": folder}, and node_ttl."""
 
     name = "local"
 
     def __init__(self, settings: dict[str, Any]) -> None:
         self.folder: str = settings["path"]
+        self.node_ttl: float = settings.get("node_ttl", NODE_TTL_S)
 
     def open(self) -> Document:
-        return Document(self.folder)
+        return Document(self.folder, self.node_ttl)
 
     def grid(self, space: str, wanted: dict[str, int]) -> dict[str, int]:
         with self.open() as doc:

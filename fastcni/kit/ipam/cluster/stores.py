@@ -31,6 +31,9 @@ TEXTS = {       # the keys with a text, of each type
     "kubernetes": ("kubeconfig", "k8s_api_root", "context", "namespace"),
     "local": ("path",),
 }
+# Keys of every type, in seconds. node_ttl: without a sign of life so long a node is LOST (NODE_TTL_S). dead_after: so
+# long LOST, it is declared dead (600). reclaim_after: so long DEAD, it is forgotten (never).
+TIMES = ("node_ttl", "dead_after", "reclaim_after")
 PATHS = ("ca", "cert", "key", "password_file", "kubeconfig", "path")
 LOCAL_PATH = "/var/lib/cni/cluster-store"
 ETCD_PREFIX = "/fastcni/v1"
@@ -48,6 +51,7 @@ def read_settings(ipam: Section) -> Settings:
     if kind not in STORES:
         raise store.wrong("type", f"expected one of {', '.join(STORES)}, got {shown(kind)}")
     found: Settings = {"type": kind} | {key: store.text(key) for key in TEXTS[kind] if store.text(key)}
+    found |= {key: store.integer(key, low=1) for key in TIMES if store.has(key)}
     for key in PATHS:
         if not found.get(key, "/").startswith("/"):
             raise store.wrong(key, f"expected an absolute path, got {shown(found[key])}")
