@@ -120,8 +120,7 @@ class Etcd:
         return conf
 
     def start(self):
-        """Start all members, and wait until they are healthy. Another process may take a port meanwhile: then with other
-        ports."""
+        """Start all members, and wait until they are healthy. If another process has taken a port: with other ports."""
         for attempt in range(3):
             scheme = "https" if self.tls else "http"
             self.members = [Member(number, self.folder / f"{attempt}", scheme) for number in range(self.count)]
