@@ -1,0 +1,48 @@
+"""Which pods are gone, by their network namespaces.
+
+A pod counts as gone only if its namespace's path is gone, and this server has seen a namespace in the same folder: a
+server in a container may have an empty /run/netns, although all pods run.
+"""
+
+from __future__ import annotations
+
+import os
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    Attachment = tuple[str, str, str]           # network, container id, ifname
+
+GONE, ALIVE = "gone", "alive"           # as runtime/collect.py has them
+
+
+class Pods:
+    """state_of(path): (ALIVE, GONE or other, why), see runtime/collect.py. cached(): the namespaces' paths that the
+    runtimes' result caches have, {(network, container id, ifname): path}."""
+
+    def __init__(self, state_of: Callable[[str], tuple[str, str]],
+                 cached: Callable[[], Mapping[Attachment, str]]) -> None:
+        self.state_of, self.cached = state_of, cached
+        self.folders: set[str] = set()          # in which a namespace was seen
+        self.paths: Mapping[Attachment, str] = {}
+
+    def read(self) -> None:
+        """Read the caches anew."""
+        self.paths = self.cached()
+
+    def path(self, network: str, container: str, ifname: str, noted: str = "") -> str:
+        """The path of an attachment's namespace: the one that ADD noted, else the caches'; "" if none is known."""
+        return noted or self.paths.get((network, container, ifname), "")
+
+    def is_gone(self, path: str) -> bool:
+        """Return whether the pod with this namespace is gone. False if nothing is known."""
+        state = self.state_of(path)[0] if path else ""
+        if state == ALIVE:
+            self.folders.add(os.path.dirname(path))
+        return state == GONE and (path.startswith("/proc/") or os.path.dirname(path) in self.folders)
+
+
+def blind() -> Pods:
+    """Pods of which nothing is known: none counts as gone."""
+    return Pods(lambda path: ("unknown", "this server does not look"), dict)

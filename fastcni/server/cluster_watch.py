@@ -1,0 +1,80 @@
+"""The watch of one store of cluster-wide addresses: a thread that hands over what has changed there."""
+
+from __future__ import annotations
+
+from collections import deque
+from threading import Event, Thread
+
+from fastcni.kit.ipam.cluster.contract import StoreAway
+from fastcni.server.background import CANNOT_START
+from fastcni.server.cluster_times import spread
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fastcni.kit.ipam.cluster import contract
+    from fastcni.server.cluster_times import Times
+    from fastcni.server.log import Logger
+
+
+class ClusterWatch:
+    """wanted(record): is a change of this record handed over? It is called in this thread, for all of the cluster's.
+    wake(): called when changes is not empty any more.
+
+    changes: what has changed, for take().
+    """
+
+    def __init__(self, store: contract.Store, wanted: Callable[[contract.Event], bool], wake: Callable[[], object],
+                 times: Times, log: Logger) -> None:
+        self.store, self.wanted, self.wake, self.times, self.log = store, wanted, wake, times, log
+        self.changes: deque[contract.Event] = deque()
+        self.ended = Event()
+        self.thread: Thread | None = None
+
+    def start(self) -> None:
+        """Start the thread unless it runs. Call it again later, because a thread cannot always be started."""
+        if self.thread and self.thread.is_alive():
+            return
+        self.thread = Thread(target=self._work, name=f"watch-{self.store.name}", daemon=True)
+        try:
+            self.thread.start()
+        except CANNOT_START as e:
+            self.log.warning("no_thread", thread=self.thread.name, why=str(e))
+            self.thread = None
+
+    def stop(self) -> None:
+        """Let the thread end, within a second; see join()."""
+        self.ended.set()
+
+    def join(self, seconds: float) -> None:
+        if self.thread:
+            self.thread.join(max(0.0, seconds))
+
+    def take(self) -> list[contract.Event]:
+        """The changes since the last call."""
+        return [self.changes.popleft() for _ in range(len(self.changes))]
+
+    def _work(self):
+        pause = 0.0
+        while not self.ended.wait(spread(pause)):
+            try:
+                self.store.watch(self._note, self.ended.is_set)
+                pause = 0.0
+            except StoreAway as e:
+                self._log_lost(pause, str(e))
+                pause = min(max(2 * pause, self.times.away_s), self.times.max_away_s)
+            except Exception:
+                self.log.exception("server_fault")
+                pause = self.times.max_away_s
+
+    def _log_lost(self, pause, why):
+        """One line, until the connection was there again."""
+        if pause:
+            return
+        self.log.info("cluster_watch_lost", store=self.store.name, why=why)
+
+    def _note(self, event):
+        if self.wanted(event):
+            self.changes.append(event)
+            self.wake()
