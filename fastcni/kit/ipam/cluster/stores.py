@@ -32,8 +32,8 @@ TEXTS = {       # the keys with a text, of each type
     "local": ("path",),
 }
 # Keys of every type, in seconds. node_ttl: without a sign of life so long a node is LOST (NODE_TTL_S). dead_after: so
-# long LOST, it is declared dead (600). reclaim_after: so long DEAD, it is forgotten (never).
-TIMES = ("node_ttl", "dead_after", "reclaim_after")
+# long LOST, it is declared dead (600).
+TIMES = ("node_ttl", "dead_after")
 PATHS = ("ca", "cert", "key", "password_file", "kubeconfig", "path")
 LOCAL_PATH = "/var/lib/cni/cluster-store"
 ETCD_PREFIX = "/fastcni/v1"
