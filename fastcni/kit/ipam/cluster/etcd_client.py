@@ -1,0 +1,279 @@
+"""etcd v3 through its JSON gateway: transactions, leases, users. Keys and values are text.
+
+    etcd = Client(settings)
+    outcome = etcd.txn([revision_is("/a", 0)], [put("/a", "1")], [get("/a")])
+    outcome.done, outcome.revision  # whether the comparison held, and what the revision is now
+    outcome.answers[0]              # [Pair("/a", "0", revision 17)] if it did not
+
+Each transaction and each read is linearizable. The gateway of etcd 3.4 and later is at /v3; older ones are found, too.
+"""
+
+from __future__ import annotations
+
+import posix
+from binascii import a2b_base64, b2a_base64
+from time import monotonic
+
+from fastcni._system import read_file
+from fastcni.kit.ipam.cluster.contract import StoreAway
+from fastcni.kit.ipam.cluster.http import Answer, Http
+from fastcni.spec import json
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import Any
+
+    from fastcni.kit.ipam.cluster.http import Stream
+
+GATEWAYS = ("/v3", "/v3beta", "/v3alpha")       # of etcd 3.4 and later, 3.3, 3.2
+MAX_OPERATIONS = 128            # --max-txn-ops; counted for comparisons and for each branch
+MAX_BYTES = 1 << 20             # of values in a transaction; --max-request-bytes is 1.5 MiB
+MAX_PASSWORD_BYTES = 4096
+# codes of gRPC
+INVALID, NOT_FOUND, DENIED, PRECONDITION, UNAUTHENTICATED = 3, 5, 7, 9, 16
+
+
+class Refused(Exception):
+    """etcd refuses a request. code: of gRPC. text: etcd's."""
+
+    def __init__(self, code: int, text: str, endpoint: str) -> None:
+        super().__init__(code, text)
+        self.code, self.text, self.endpoint = code, text, endpoint
+
+
+class Pair:
+    """A key with its value. revision: of its last change."""
+
+    __slots__ = ("key", "value", "revision")
+
+    def __init__(self, key: str, value: str, revision: int) -> None:
+        self.key, self.value, self.revision = key, value, revision
+
+
+class Outcome:
+    """Of a transaction. done: whether all comparisons held. answers: for each operation of the branch that ran, the
+    Pairs that it has read. revision: what was written has this one."""
+
+    __slots__ = ("done", "answers", "revision")
+
+    def __init__(self, done: bool, answers: list[list[Pair]], revision: int) -> None:
+        self.done, self.answers, self.revision = done, answers, revision
+
+
+# Comparisons
+
+def value_is(key: str, value: str) -> dict[str, Any]:
+    return {"key": encode(key), "target": "VALUE", "result": "EQUAL", "value": encode(value)}
+
+
+def revision_is(key: str, revision: int) -> dict[str, Any]:
+    """0: there is no such key."""
+    return {"key": encode(key), "target": "MOD", "result": "EQUAL", "mod_revision": revision}
+
+
+def exists(key: str) -> dict[str, Any]:
+    return {"key": encode(key), "target": "CREATE", "result": "GREATER", "create_revision": 0}
+
+
+def none_in(first: str, end: str) -> dict[str, Any]:
+    """There is no key from `first` up to, and without, `end`."""
+    return {"key": encode(first), "range_end": encode(end), "target": "CREATE", "result": "EQUAL", "create_revision": 0}
+
+
+# Operations
+
+def put(key: str, value: str, lease: int = 0) -> dict[str, Any]:
+    return {"request_put": {"key": encode(key), "value": encode(value)} | ({"lease": lease} if lease else {})}
+
+
+def get(key: str, end: str = "") -> dict[str, Any]:
+    """Read a key, or all from it up to, and without, `end`."""
+    return {"request_range": {"key": encode(key)} | ({"range_end": encode(end)} if end else {})}
+
+
+def delete(key: str, end: str = "") -> dict[str, Any]:
+    return {"request_delete_range": {"key": encode(key)} | ({"range_end": encode(end)} if end else {})}
+
+
+def encode(text: str) -> str:
+    return b2a_base64(text.encode(), newline=False).decode()
+
+
+def decode(text: str) -> str:
+    return a2b_base64(text).decode("utf-8", "replace")
+
+
+def below(prefix: str) -> tuple[str, str]:
+    """The first and the end key of those with a prefix that ends in "/"."""
+    return prefix, prefix[:-1] + "0"
+
+
+def read_pair(document: dict[str, Any]) -> Pair:
+    return Pair(decode(document["key"]), decode(document.get("value", "")), int(document.get("mod_revision", 0)))
+
+
+class Client:
+    """A cluster of etcd. settings: {"endpoints": [...], and what is set of "ca", "cert", "key", "username", "password",
+    "password_file"}."""
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        self.http = Http(settings["endpoints"], ca=settings.get("ca", ""), cert=settings.get("cert", ""),
+                         key=settings.get("key", ""), headers=self._headers, service="etcd")
+        self.user: str = settings.get("username", "")
+        self.password: str = settings.get("password", "")
+        self.password_file: str = settings.get("password_file", "")
+        self.gateway, self.token = 0, ""
+        self.history: tuple[str, int] | None = None     # (cluster id, revision) of the last read or transaction
+        self._noted = 0.0
+
+    def txn(self, compare: Sequence[dict[str, Any]], success: Sequence[dict[str, Any]],
+            failure: Sequence[dict[str, Any]] = ()) -> Outcome:
+        """Run a transaction. Raises StoreAway; Refused if a lease does not exist."""
+        began = monotonic()
+        document = self.call("/kv/txn", {"compare": compare, "success": success, "failure": failure})
+        self._note(document, began)
+        answers = [[read_pair(each) for each in answer.get("response_range", {}).get("kvs", ())]
+                   for answer in document.get("responses", ())]
+        return Outcome(bool(document.get("succeeded")), answers, int(document["header"]["revision"]))
+
+    def read(self, *keys: str) -> list[Pair | None]:
+        """The Pair of each key, None without one; as of one revision if there are not more than MAX_OPERATIONS."""
+        found: list[Pair | None] = []
+        for at in range(0, len(keys), MAX_OPERATIONS):
+            outcome = self.txn([], [get(key) for key in keys[at:at + MAX_OPERATIONS]])
+            found += [answer[0] if answer else None for answer in outcome.answers]
+        return found
+
+    def read_range(self, first: str, end: str) -> tuple[list[Pair], int]:
+        """All from `first` up to, and without, `end`, by key; and the revision at which they were read."""
+        began = monotonic()
+        document = self.call("/kv/range", {"key": encode(first), "range_end": encode(end)})
+        self._note(document, began)
+        return [read_pair(each) for each in document.get("kvs", ())], int(document["header"]["revision"])
+
+    def grant(self, lease: int, ttl: int) -> None:
+        """Make a lease of that id, which may exist. Raises StoreAway, Refused."""
+        try:
+            self.call("/lease/grant", {"ID": lease, "TTL": ttl})
+        except Refused as e:
+            if "lease already exists" not in e.text:
+                raise
+            self.renew(lease)
+
+    def renew(self, lease: int) -> bool:
+        """Keep a lease. Return False if it does not exist any more."""
+        document = self.call("/lease/keepalive", {"ID": lease})
+        return int(document.get("result", {}).get("TTL", 0)) > 0
+
+    def watch(self, first: str, end: str, revision: int, stop: Callable[[], object], idle: float) -> Stream:
+        """The stream of changes from `first` up to, and without, `end`, from a revision on. stop and idle: see Http.
+        Raises StoreAway."""
+        body = {"create_request": {"key": encode(first), "range_end": encode(end), "start_revision": revision,
+                                   "progress_notify": True}}
+
+        def attempt(path: str) -> Stream:
+            stream = self.http.stream("POST", path, body, stop=stop, idle=idle)
+            if stream.status == 200:
+                return stream
+            with stream:
+                raise refusal(stream.answer())
+        try:
+            return self._with_token("/watch", attempt)
+        except Refused as e:
+            raise away(e) from None
+
+    def call(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        """The document of an answer. Raises StoreAway, also for what etcd refuses but a lease; Refused for that."""
+        def attempt(gateway_path: str) -> dict[str, Any]:
+            answer = self.http.request("POST", gateway_path, body)
+            if answer.status != 200:
+                raise refusal(answer)
+            document: dict[str, Any] = answer.document
+            return document
+        try:
+            return self._with_token(path, attempt)
+        except Refused as e:
+            if "lease" in e.text:
+                raise
+            raise away(e) from None
+
+    def close(self) -> None:
+        self.http.close()
+
+    def _with_token(self, path: str, attempt: Callable[[str], Any]) -> Any:
+        """attempt() with the path of the gateway that the cluster has; once more with a new token if the token is too
+        old."""
+        token = self.token = self.token or self._authenticate()
+        while True:
+            try:
+                return attempt(GATEWAYS[self.gateway] + path)
+            except Refused as e:
+                if is_unknown_path(e) and self.gateway + 1 < len(GATEWAYS):
+                    self.gateway += 1
+                elif self.user and is_old_token(e) and token:
+                    token, self.token = "", self._authenticate()
+                else:
+                    raise
+
+    def _authenticate(self) -> str:
+        """A new token; "" without a user. Raises StoreAway."""
+        if not self.user:
+            return ""
+        body = {"name": self.user, "password": self._password()}
+        while True:
+            answer = self.http.request("POST", GATEWAYS[self.gateway] + "/auth/authenticate", body, headers={
+                "Authorization": ""})
+            if answer.status == 200:
+                token: str = answer.document["token"]
+                return token
+            e = refusal(answer)
+            if "authentication is not enabled" in e.text:
+                return ""
+            if not is_unknown_path(e) or self.gateway + 1 == len(GATEWAYS):
+                raise away(e)
+            self.gateway += 1
+
+    def _password(self) -> str:
+        if not self.password_file:
+            return self.password
+        try:
+            return read_file(self.password_file, posix.O_RDONLY, MAX_PASSWORD_BYTES).decode().strip("\n")
+        except (OSError, ValueError) as e:
+            raise StoreAway(f"read {self.password_file} for etcd: {getattr(e, 'strerror', None) or e}") from None
+
+    def _headers(self) -> dict[str, str]:
+        return {"Authorization": self.token} if self.token else {}
+
+    def _note(self, document: dict[str, Any], began: float) -> None:
+        """Note cluster and revision. A lower revision than noted counts only if it was asked for after that: answers to
+        several threads may overtake each other."""
+        header = document["header"]
+        now = header["cluster_id"], int(header["revision"])
+        if self.history is None or now > self.history or began > self._noted:
+            self.history, self._noted = now, monotonic()
+
+
+def refusal(answer: Answer) -> Refused:
+    """What etcd says in an answer that is not 200."""
+    try:
+        document = json.read(answer.data)
+        return Refused(int(document.get("code", 0)), str(document.get("message") or document.get("error")),
+                       answer.endpoint)
+    except (ValueError, AttributeError):
+        return Refused(NOT_FOUND if answer.status == 404 else 0, f"status {answer.status}: {answer.text}",
+                       answer.endpoint)
+
+
+def is_unknown_path(e: Refused) -> bool:
+    """Whether the gateway has no such path. A lease that is not found has the same code."""
+    return e.code == NOT_FOUND and "not found" in e.text.lower() and "etcdserver" not in e.text
+
+
+def is_old_token(e: Refused) -> bool:
+    return e.code == UNAUTHENTICATED or "auth token" in e.text or "revision of auth store is old" in e.text
+
+
+def away(e: Refused) -> StoreAway:
+    hint = "; may this user read and write the keys below the configuration's prefix?" if e.code == DENIED else ""
+    return StoreAway(f"etcd at {e.endpoint}: {e.text}{hint}")

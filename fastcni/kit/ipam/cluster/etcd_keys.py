@@ -1,0 +1,144 @@
+"""Keys of the etcd store, below a prefix, and the records in them. Values are JSON if nothing else is said.
+
+    blk/SPACE/CIDR              Block
+    cfg/SPACE                   {"4": 26, "6": 122}: the grid of a space
+    ip/SPACE/4-0a000046         Single. Addresses in hexadecimal digits: those of a block are a range of keys
+    node/NODE/alive             boot id, as text; exists as long as the node's lease
+    node/NODE/epoch             its epoch, as text; stays when the node is forgotten, so that no epoch comes twice
+    node/NODE/record            {"boot_id", "address", "dead": true}
+    own/NODE/SPACE/CIDR         "": index of a node's blocks
+    pod/POD/SPACE/4-0a000046    "": index of a pod's Singles
+    use/SPACE/CIDR              Use
+
+The kind comes before the space, so one watch from blk/ to node/ sees all that decides, and not the uses, which change
+often. "%" and "/" in names are written %25 and %2F.
+"""
+
+from __future__ import annotations
+
+from fastcni.kit.ipam.cluster.contract import ALIVE, DEAD, LOST, Block, Node, Single, Use
+from fastcni.spec import address, json
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import Any
+
+    from fastcni.kit.ipam.cluster.etcd_client import Pair
+
+FNV_OFFSET, FNV_PRIME = 0xCBF29CE484222325, 0x100000001B3       # FNV-1a of 64 bits
+
+
+class Keys:
+    """The keys below a prefix. Names of ranges end with "/"."""
+
+    __slots__ = ("prefix",)
+
+    def __init__(self, prefix: str) -> None:
+        self.prefix = prefix.rstrip("/")
+
+    def blocks(self, space: str = "") -> str:
+        return f"{self.prefix}/blk/{escape(space)}/" if space else f"{self.prefix}/blk/"
+
+    def block(self, space: str, cidr: str) -> str:
+        return f"{self.prefix}/blk/{escape(space)}/{cidr}"
+
+    def grid(self, space: str) -> str:
+        return f"{self.prefix}/cfg/{escape(space)}"
+
+    def singles(self, space: str = "") -> str:
+        return f"{self.prefix}/ip/{escape(space)}/" if space else f"{self.prefix}/ip/"
+
+    def single(self, space: str, text: str) -> str:
+        return f"{self.prefix}/ip/{escape(space)}/{hexadecimal(text)}"
+
+    def singles_in(self, space: str, cidr: str) -> tuple[str, str]:
+        """The first key of a block's Singles, and the end."""
+        network, _, prefix = cidr.partition("/")
+        first = hexadecimal(network)
+        digits = len(first) - 2
+        last = int(first[2:], 16) | ((1 << (4 * digits - int(prefix))) - 1)
+        start = self.singles(space)
+        return f"{start}{first}", f"{start}{first[:2]}{last:0{digits}x}\0"
+
+    def nodes(self) -> str:
+        return f"{self.prefix}/node/"
+
+    def node(self, name: str, what: str = "") -> str:
+        return f"{self.prefix}/node/{escape(name)}/{what}"
+
+    def own(self, node: str, space: str = "", cidr: str = "") -> str:
+        return f"{self.prefix}/own/{escape(node)}/{escape(space)}/{cidr}" if space else \
+            f"{self.prefix}/own/{escape(node)}/"
+
+    def pod(self, pod: str, single: Single | None = None) -> str:
+        start = f"{self.prefix}/pod/{escape(pod)}/"
+        return f"{start}{escape(single.space)}/{hexadecimal(single.address)}" if single else start
+
+    def uses(self, space: str = "") -> str:
+        return f"{self.prefix}/use/{escape(space)}/" if space else f"{self.prefix}/use/"
+
+    def use(self, space: str, cidr: str) -> str:
+        return f"{self.prefix}/use/{escape(space)}/{cidr}"
+
+    def indexed(self, key: str, kind: str) -> str:
+        """The key of the Block (kind "blk") or Single ("ip") that a key of own/ or pod/ stands for."""
+        _, _, space, rest = key[len(self.prefix) + 1:].split("/", 3)
+        return f"{self.prefix}/{kind}/{space}/{rest}"
+
+    def watched(self) -> tuple[str, str]:
+        """The range of keys of Blocks, grids, Singles and Nodes."""
+        return self.blocks(), f"{self.prefix}/node0"
+
+    def lease(self, node: Node) -> int:
+        """The id of a node's lease: the same for all processes of the node, and another one for each epoch."""
+        number = FNV_OFFSET
+        for byte in f"{self.node(node.name)}{node.epoch}".encode():
+            number = (number ^ byte) * FNV_PRIME & 0xFFFFFFFFFFFFFFFF
+        return (number >> 1) or 1
+
+
+def escape(name: str) -> str:
+    return name.replace("%", "%25").replace("/", "%2F")
+
+
+def unescape(name: str) -> str:
+    return name.replace("%2F", "/").replace("%25", "%")
+
+
+def hexadecimal(text: str) -> str:
+    """"10.0.0.70" as "4-0a000046"."""
+    packed = address.read_ip(text)
+    return f"{4 if len(packed) == 4 else 6}-{packed.hex()}"
+
+
+def value_of(record: Any) -> str:
+    return json.write(record.to_dict()).decode()
+
+
+def record_of(kind: type[Block | Single | Use], pair: Pair) -> Any:
+    return kind.from_dict(json.read(pair.value.encode()), pair.revision)
+
+
+def place(record: Any) -> tuple[str, int, bytes]:
+    """The order of records: by space and address."""
+    packed = address.read_ip((record.address if type(record) is Single else record.cidr).partition("/")[0])
+    return record.space, len(packed), packed
+
+
+def read_nodes(pairs: Iterable[Pair]) -> list[Node]:
+    """The Nodes that keys below node/ describe, by name. revision: (of the record, of the epoch)."""
+    parts: dict[str, dict[str, Pair]] = {}
+    for pair in pairs:
+        _, name, what = pair.key.rsplit("/", 2)
+        parts.setdefault(name, {})[what] = pair
+    nodes = [read_node(unescape(name), part) for name, part in parts.items() if "record" in part and "epoch" in part]
+    return sorted(nodes, key=lambda node: node.name)
+
+
+def read_node(name: str, part: dict[str, Pair]) -> Node:
+    """part: {"record": Pair, "epoch": Pair, "alive": Pair if the node is ALIVE}."""
+    record = json.read(part["record"].value.encode())
+    state = DEAD if record.get("dead") else ALIVE if "alive" in part else LOST
+    return Node(name, int(part["epoch"].value), record.get("boot_id", ""), record.get("address", ""), state, 0,
+                part["record"].revision)

@@ -1,0 +1,29 @@
+"""Rules about Blocks and Singles that several stores apply."""
+
+from __future__ import annotations
+
+from fastcni.kit.ipam.cluster.contract import ACTIVE, ASKED, KEPT, SHARED, Changed, Taken
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from fastcni.kit.ipam.cluster.contract import Block, Node, Single
+
+
+def is_own(block: Block, me: Node) -> bool:
+    return (block.node, block.epoch, block.state) == (me.name, me.epoch, ACTIVE)
+
+
+def may_take_over(before: Single, single: Single) -> bool:
+    """Whether a claim replaces the Single that is there: the attachment's own, or one that is kept for its pod."""
+    if before.state == KEPT:
+        return bool(before.pod) and before.pod == single.pod
+    return (before.container, before.ifname) == (single.container, single.ifname)
+
+
+def check_block(block: Block | None, me: Node, single: Single) -> None:
+    """Raise Changed if the block does not exist, Taken if the state that is wanted does not fit it."""
+    if block is None:
+        raise Changed(f"block {single.block} does not exist")
+    own = is_own(block, me)
+    if not (block.state == ACTIVE and not own if single.state == ASKED else own or block.state == SHARED):
+        raise Taken(block)

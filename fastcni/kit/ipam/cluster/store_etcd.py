@@ -1,0 +1,343 @@
+"""A store in etcd v3. The keys are in etcd_keys.py, nodes in etcd_nodes.py, the form of requests in etcd_client.py.
+
+Each method that decides who owns an address is one transaction that compares what it relies on, or reads and then such
+a transaction, again if it lost a race:
+
+    claim           value(epoch) = mine, no blk key yet         -> put blk, own     else: who has it; one round trip
+    adopt           value(epoch) = mine, blk is as seen         -> put blk, own
+    share           no blk key yet                              -> put blk
+    give_back       blk is as seen, no ip key in its range      -> delete blk, own, use; else, of a node: put blk SHARED
+    claim_single    value(epoch) = mine, blk and ip as read     -> put ip, pod
+    change_single   ip is as seen                               -> put ip, pod
+    forget          record as read (dead), each key as read     -> delete what is the node's, its record last
+"""
+
+from __future__ import annotations
+
+import time
+
+from fastcni.kit.ipam.cluster import etcd_watch
+from fastcni.kit.ipam.cluster.contract import (
+    ACTIVE,
+    ALIVE,
+    ASKED,
+    DEAD,
+    HELD,
+    KEPT,
+    QUARANTINE,
+    REFUSED,
+    SHARED,
+    Block,
+    Changed,
+    Single,
+    Taken,
+    Use,
+)
+from fastcni.kit.ipam.cluster.etcd_client import (
+    MAX_BYTES,
+    MAX_OPERATIONS,
+    below,
+    delete,
+    exists,
+    get,
+    none_in,
+    put,
+    revision_is,
+)
+from fastcni.kit.ipam.cluster.etcd_keys import place, record_of, value_of
+from fastcni.kit.ipam.cluster.etcd_nodes import EtcdNodes, races, text
+from fastcni.kit.ipam.cluster.rules import check_block, is_own, may_take_over
+from fastcni.spec import json
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from typing import Any
+
+    from fastcni.kit.ipam.cluster.contract import Event, Node
+    from fastcni.kit.ipam.cluster.etcd_client import Outcome
+
+CLAIM_BLOCKS = MAX_OPERATIONS // 2 - 1          # blocks in one transaction: each is two puts
+
+
+class EtcdStore(EtcdNodes):
+    """See contract.Store, and EtcdNodes for the settings."""
+
+    name = "etcd"
+
+    def grid(self, space: str, wanted: dict[str, int]) -> dict[str, int]:
+        key, revision = self.keys.grid(space), 0
+        seen: dict[str, int] = {}
+        for _ in races(f"the grid of {space}"):
+            grid: dict[str, int] = wanted | seen
+            if revision and grid == seen:
+                break
+            outcome = self.etcd.txn([revision_is(key, revision)], [put(key, text(grid))], [get(key)])
+            if outcome.done:
+                break
+            pair = outcome.answers[0][0] if outcome.answers[0] else None
+            seen, revision = (json.read(pair.value.encode()), pair.revision) if pair else ({}, 0)
+        return grid
+
+    # -- nodes ----------------------------------------------------------------------------------------
+
+    def declare_dead(self, node: Node) -> Node:
+        for _ in races(f"node {node.name}"):
+            dead = self._node(node.name)
+            if dead is None or dead.state == ALIVE:
+                raise Changed(f"node {node.name} has changed")
+            raised = dead.state == DEAD and dead.epoch == node.epoch + 1        # by an earlier call
+            if not raised and dead.epoch != node.epoch:
+                raise Changed(f"node {node.name} has changed")
+            if dead.state == DEAD or self._raise_epoch(dead):
+                break
+        assert dead is not None
+        for _ in races(f"blocks of node {node.name}"):
+            left = [block for block in self.blocks(node=dead.name)
+                    if block.state == ACTIVE and block.epoch < dead.epoch]
+            for block in left:
+                key, block.state = self.keys.block(block.space, block.cidr), QUARANTINE
+                self.etcd.txn([revision_is(key, block.revision)], [put(key, value_of(block))])
+            if not left:
+                break
+        return dead
+
+    def forget(self, node: Node) -> None:
+        for _ in races(f"node {node.name}"):
+            now = self._node(node.name)
+            if now is None:
+                return
+            if now.state != DEAD:
+                raise Changed(f"node {node.name} is not dead any more")
+            dead = revision_is(self.keys.node(now.name, "record"), now.revision)
+            singles = [single for single in self.singles(node=now.name) if single.state != KEPT]
+            blocks = self.blocks(node=now.name)
+            for single in singles:
+                self._drop_single(single, dead)
+            for block in blocks:
+                self._free_block(block, dead)
+            if not singles and not blocks:
+                self.etcd.txn([dead], [delete(self.keys.node(now.name, "record"))])
+
+    # -- blocks ---------------------------------------------------------------------------------------
+
+    def blocks(self, space: str = "", node: str = "") -> list[Block]:
+        found = self._indexed(Block, self.keys.own(node), "blk") if node else self._all(Block, self.keys.blocks(space))
+        return [block for block in found if space in ("", block.space) and node in ("", block.node)]
+
+    def claim(self, me: Node, wanted: Sequence[tuple[str, str]]) -> list[Block]:
+        if len(wanted) > CLAIM_BLOCKS:
+            return self._claim_many(me, wanted)
+        new = {self.keys.block(space, cidr): Block(space, cidr, me.name, me.epoch, ACTIVE, now())
+               for space, cidr in wanted}
+        mine: dict[str, Block] = {}
+        for _ in races("blocks"):
+            compare = [revision_is(key, mine[key].revision if key in mine else 0) for key in new]
+            puts = [operation for key, block in new.items() if key not in mine for operation in self._put_block(block)]
+            outcome = self.etcd.txn([self._epoch_is(me), *compare], puts, [self._get_epoch(me), *map(get, new)])
+            if outcome.done:
+                break
+            self._check_epoch(me, outcome)
+            found = {key: record_of(Block, answer[0])
+                     for key, answer in zip(new, outcome.answers[1:], strict=True) if answer}
+            mine = {key: block for key, block in found.items() if is_own(block, me)}
+            for key, block in found.items():
+                if key not in mine:
+                    raise Taken(block)
+        return [mine.get(key) or at_revision(block, outcome) for key, block in new.items()]
+
+    def adopt(self, me: Node, block: Block) -> Block:
+        key = self.keys.block(block.space, block.cidr)
+        before: Block | None = block
+        for _ in races(f"block {block.cidr}"):
+            if before is None or before.node != me.name:
+                raise Changed(f"block {block.cidr} is not of node {me.name} any more")
+            new = Block(before.space, before.cidr, me.name, me.epoch, ACTIVE, before.since)
+            outcome = self.etcd.txn([self._epoch_is(me), is_as_seen(key, before)], self._put_block(new),
+                                    [self._get_epoch(me), get(key)])
+            if outcome.done:
+                break
+            self._check_epoch(me, outcome)
+            before = record_of(Block, outcome.answers[1][0]) if outcome.answers[1] else None
+            if before and is_own(before, me):
+                return before
+        return at_revision(new, outcome)
+
+    def share(self, space: str, cidr: str) -> Block:
+        key, new = self.keys.block(space, cidr), Block(space, cidr, "", 0, SHARED, now())
+        outcome = self.etcd.txn([revision_is(key, 0)], [put(key, value_of(new))], [get(key)])
+        block: Block = at_revision(new, outcome) if outcome.done else record_of(Block, outcome.answers[0][0])
+        if block.state != SHARED:
+            raise Taken(block)
+        return block
+
+    def give_back(self, block: Block) -> bool:
+        left = self._free_block(block)
+        # A former call may have made it SHARED.
+        return left is None or (left is not block and left.state == SHARED != block.state)
+
+    # -- single addresses -----------------------------------------------------------------------------
+
+    def claim_single(self, me: Node, single: Single) -> Single:
+        key, block_key = self.keys.single(single.space, single.address), self.keys.block(single.space, single.block)
+        for _ in races(f"address {single.address}"):
+            outcome = self.etcd.txn([], [self._get_epoch(me), get(block_key), get(key)])
+            self._check_epoch(me, outcome)
+            _, blocks, found = outcome.answers
+            block = record_of(Block, blocks[0]) if blocks else None
+            before = record_of(Single, found[0]) if found else None
+            if before and before.state != REFUSED and not may_take_over(before, single):
+                raise Taken(before)
+            if before and before.state != REFUSED and single.state == ASKED and before.container == single.container:
+                return before                   # asked already
+            new = Single.from_dict(single.to_dict() | {"node": me.name, "epoch": me.epoch, "reason": ""})
+            if before and before.state in (HELD, KEPT):
+                new.state = HELD
+            else:
+                check_block(block, me, single)
+            compare = [self._epoch_is(me), revision_is(block_key, block.revision if block else 0),
+                       revision_is(key, before.revision if before else 0)]
+            outcome = self.etcd.txn(compare, self._put_single(new, before))
+            if outcome.done:
+                break
+        return at_revision(new, outcome)
+
+    def change_single(self, single: Single, **fields: Any) -> Single:
+        key = self.keys.single(single.space, single.address)
+        new = Single.from_dict(single.to_dict() | fields)
+        outcome = self.etcd.txn([is_as_seen(key, single)], self._put_single(new, single), [get(key)])
+        if outcome.done:
+            return at_revision(new, outcome)
+        left: Single | None = record_of(Single, outcome.answers[0][0]) if outcome.answers[0] else None
+        if left is None or left != new:         # else an earlier call has done it
+            raise Changed(f"{single.address} has changed")
+        return left
+
+    def release_single(self, single: Single) -> bool:
+        outcome = self._drop_single(single)
+        return outcome.done or not outcome.answers[0]
+
+    def single(self, space: str, address: str) -> Single | None:
+        pair = self.etcd.read(self.keys.single(space, address))[0]
+        return record_of(Single, pair) if pair else None
+
+    def singles(self, space: str = "", node: str = "", pod: str = "") -> list[Single]:
+        found = self._indexed(Single, self.keys.pod(pod), "ip") if pod else self._all(Single, self.keys.singles(space))
+        return [one for one in found
+                if space in ("", one.space) and node in ("", one.node) and pod in ("", one.pod)]
+
+    # -- after the fact -------------------------------------------------------------------------------
+
+    def write_uses(self, me: Node, uses: Sequence[Use]) -> None:
+        for left in batches([(use, value_of(use)) for use in uses]):
+            while left:
+                own = [self.keys.own(me.name, use.space, use.cidr) for use, _ in left]
+                outcome = self.etcd.txn([self._epoch_is(me), *map(exists, own)],
+                                        [put(self.keys.use(use.space, use.cidr), value) for use, value in left],
+                                        [self._get_epoch(me), *map(get, own)])
+                if outcome.done:
+                    break
+                self._check_epoch(me, outcome)
+                left = [each for each, answer in zip(left, outcome.answers[1:], strict=True) if answer]
+
+    def uses(self, space: str = "") -> list[Use]:
+        return self._all(Use, self.keys.uses(space))
+
+    def watch(self, changed: Callable[[Event], object], stop: Callable[[], bool]) -> None:
+        etcd_watch.watch(self.etcd, self.keys, changed, stop)
+
+    def close(self) -> None:
+        self.etcd.close()
+
+    # -- parts ----------------------------------------------------------------------------------------
+
+    def _all(self, kind: Any, prefix: str) -> list[Any]:
+        """The records below a prefix, by space and address."""
+        return sorted((record_of(kind, pair) for pair in self.etcd.read_range(*below(prefix))[0]), key=place)
+
+    def _indexed(self, kind: Any, prefix: str, name: str) -> list[Any]:
+        """The records that the keys below a prefix stand for, by space and address."""
+        keys = [self.keys.indexed(pair.key, name) for pair in self.etcd.read_range(*below(prefix))[0]]
+        return sorted((record_of(kind, pair) for pair in self.etcd.read(*keys) if pair), key=place)
+
+    def _put_block(self, block: Block) -> list[dict[str, Any]]:
+        return [put(self.keys.block(block.space, block.cidr), value_of(block)),
+                put(self.keys.own(block.node, block.space, block.cidr), "")]
+
+    def _free_block(self, block: Block, *more: dict[str, Any]) -> Block | None:
+        """Remove a block with its use, or make it SHARED if there are Singles in it and it is a node's. Return None, or
+        the block that is left: another object if it has changed, or if `more` does not hold."""
+        key = self.keys.block(block.space, block.cidr)
+        rest = [delete(self.keys.use(block.space, block.cidr))]
+        if block.node:
+            rest.append(delete(self.keys.own(block.node, block.space, block.cidr)))
+        empty = none_in(*self.keys.singles_in(block.space, block.cidr))
+        for _ in races(f"block {block.cidr}"):
+            outcome = self.etcd.txn([is_as_seen(key, block), empty, *more], [delete(key), *rest], [get(key)])
+            if outcome.done or not outcome.answers[0]:
+                break
+            left: Block = record_of(Block, outcome.answers[0][0])
+            if left.revision != block.revision:
+                return left
+            if block.state == SHARED:
+                return block
+            shared = Block(block.space, block.cidr, "", 0, SHARED, block.since)
+            outcome = self.etcd.txn([is_as_seen(key, block), *more], [put(key, value_of(shared)), *rest])
+            if outcome.done:
+                break
+            if more:
+                return left
+        return None
+
+    def _put_single(self, new: Single, before: Single | None) -> list[dict[str, Any]]:
+        puts = [put(self.keys.single(new.space, new.address), value_of(new))]
+        if new.pod:
+            puts.append(put(self.keys.pod(new.pod, new), ""))
+        if before and before.pod not in ("", new.pod):
+            puts.append(delete(self.keys.pod(before.pod, before)))
+        return puts
+
+    def _drop_single(self, single: Single, *more: dict[str, Any]) -> Outcome:
+        key = self.keys.single(single.space, single.address)
+        drops = [delete(key)] + ([delete(self.keys.pod(single.pod, single))] if single.pod else [])
+        return self.etcd.txn([is_as_seen(key, single), *more], drops, [get(key)])
+
+    def _claim_many(self, me: Node, wanted: Sequence[tuple[str, str]]) -> list[Block]:
+        """claim() by several transactions. What it has claimed is given back if a later one finds a block taken."""
+        before, found = self.blocks(node=me.name), []
+        try:
+            for at in range(0, len(wanted), CLAIM_BLOCKS):
+                found += self.claim(me, wanted[at:at + CLAIM_BLOCKS])
+        except Taken:
+            for block in found:
+                if block not in before:
+                    self.give_back(block)
+            raise
+        return found
+
+
+def at_revision(record: Any, outcome: Outcome) -> Any:
+    record.revision = outcome.revision
+    return record
+
+
+def is_as_seen(key: str, record: Block | Single) -> dict[str, Any]:
+    """The comparison that a record has the revision that the caller knows. Without one it does not hold."""
+    return revision_is(key, record.revision if isinstance(record.revision, int) else -1)
+
+
+def batches(uses: list[tuple[Use, str]]) -> Iterator[list[tuple[Use, str]]]:
+    """Uses with their values, as many at a time as a transaction takes."""
+    batch: list[tuple[Use, str]] = []
+    size = 0
+    for use, value in uses:
+        if batch and (len(batch) == MAX_OPERATIONS - 1 or size + len(value) > MAX_BYTES):
+            yield batch
+            batch, size = [], 0
+        batch.append((use, value))
+        size += len(value)
+    yield batch
+
+
+def now() -> float:
+    return round(time.time(), 3)
