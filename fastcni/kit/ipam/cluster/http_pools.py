@@ -66,6 +66,8 @@ class Tls:
         from urllib3.util.ssl_ import create_urllib3_context
 
         context: Any = create_urllib3_context()
+        if not self.verify:
+            context.check_hostname, context.verify_mode = False, 0      # CERT_NONE
         what = self.ca
         try:
             if not self.ca:
@@ -108,6 +110,8 @@ class Pools:
                             "for the interpreter of the plugins") from e
         self.urllib3: Any = urllib3
         self.failures = (urllib3.exceptions.HTTPError, OSError)
+        if not tls.verify:
+            urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)     # the configuration says so
         self.tls, self.wait, self.stamp = tls, wait, tls.stamp()
         self.pools: dict[str, Any] = {}
 

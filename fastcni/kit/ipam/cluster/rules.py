@@ -1,11 +1,14 @@
-"""Rules about Blocks and Singles that several stores apply."""
+"""Rules about Blocks and Singles that several stores apply, and the order of records."""
 
 from __future__ import annotations
 
 from fastcni.kit.ipam.cluster.contract import ACTIVE, ASKED, KEPT, SHARED, Changed, Taken
+from fastcni.spec import address
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from fastcni.kit.ipam.cluster.contract import Block, Node, Single
 
 
@@ -27,3 +30,10 @@ def check_block(block: Block | None, me: Node, single: Single) -> None:
     own = is_own(block, me)
     if not (block.state == ACTIVE and not own if single.state == ASKED else own or block.state == SHARED):
         raise Taken(block)
+
+
+def place(record: Any) -> tuple[str, int, bytes]:
+    """The order of records: by space and address."""
+    text = record.cidr if hasattr(record, "cidr") else record.address
+    packed = address.read_ip(text.partition("/")[0])
+    return record.space, len(packed), packed

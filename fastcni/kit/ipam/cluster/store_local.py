@@ -38,7 +38,8 @@ from fastcni.kit.ipam.cluster.contract import (
     Taken,
     Use,
 )
-from fastcni.spec import address, json
+from fastcni.kit.ipam.cluster.rules import may_take_over, place
+from fastcni.spec import json
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -162,13 +163,6 @@ def write_document(folder: str, data: dict[str, Any]) -> None:
     write_file(f"{path}.new", json.write(data), posix.O_CREAT | posix.O_TRUNC | posix.O_NOFOLLOW, sync=True,
                regular=True)
     posix.rename(f"{path}.new", path)
-
-
-def place(record: Any) -> tuple[str, int, bytes]:
-    """The order of records: by space and address."""
-    text = record.cidr if hasattr(record, "cidr") else record.address
-    packed = address.read_ip(text.partition("/")[0])
-    return record.space, len(packed), packed
 
 
 def key_of(record: Block | Single | Use) -> str:
@@ -380,13 +374,6 @@ class LocalStore:
 
     def close(self) -> None:
         """Nothing stays open between calls."""
-
-
-def may_take_over(now: Single, single: Single) -> bool:
-    """Whether a claim replaces the Single that is there: the attachment's own, or one that is kept for its pod."""
-    if now.state == KEPT:
-        return bool(now.pod) and now.pod == single.pod
-    return (now.container, now.ifname) == (single.container, single.ifname)
 
 
 def check_block(doc: Document, me: Node, single: Single) -> None:

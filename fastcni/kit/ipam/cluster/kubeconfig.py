@@ -1,0 +1,180 @@
+"""Where the API server of a cluster is, and how it knows us: from a kubeconfig, or from the files that every pod has.
+
+Supported in a kubeconfig: `token`, `tokenFile`, client certificates and CAs as files or `-data`, user and password,
+`insecure-skip-tls-verify`, `tls-server-name`, the namespace of the context. What would start a program or ask somewhere
+else first (`exec`, `auth-provider`, `proxy-url`), and impersonation, is refused: use a service account's token.
+"""
+
+from __future__ import annotations
+
+import posix
+from _thread import allocate_lock
+from time import monotonic
+
+from fastcni._system import read_file
+from fastcni.kit.ipam.cluster.contract import StoreAway
+from fastcni.kit.ipam.cluster.site_packages import make_importable
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+POD_FILES = "/var/run/secrets/kubernetes.io/serviceaccount"
+TOKEN_MAX_AGE_S = 60.0          # a token file is read again after this time; kubelets replace it long before its end
+MAX_BYTES = 1 << 20
+REFUSED = {
+    "cluster": {"proxy-url": "a proxy"},
+    "user": {"exec": "a program for credentials", "auth-provider": "an auth provider", "as": "impersonation",
+             "as-uid": "impersonation", "as-groups": "impersonation", "as-user-extra": "impersonation"},
+}
+
+
+class Access:
+    """An API server and our credentials.
+
+    source: for errors. server: URL. ca, cert, key: PEM files or texts. verify: whether to check the server's
+    certificate. server_name: in it, "" for the URL's. namespace: of the context, "" without one. token, token_file,
+    basic ("user:password"): one of them, or none.
+    """
+
+    __slots__ = ("source", "server", "ca", "cert", "key", "verify", "server_name", "namespace", "token", "token_file",
+                 "basic", "_read", "_until", "_lock")
+
+    def __init__(self, source: str, server: str) -> None:
+        self.source, self.server = source, server
+        self.ca = self.cert = self.key = self.server_name = self.namespace = ""
+        self.token = self.token_file = self.basic = ""
+        self.verify = True
+        self._read, self._until, self._lock = "", 0.0, allocate_lock()
+
+    def place(self) -> tuple[Any, ...]:
+        """What a connection depends on; credentials in headers do not change it."""
+        return self.server, self.ca, self.cert, self.key, self.verify, self.server_name
+
+    def headers(self) -> dict[str, str]:
+        """The headers that say who we are. Raises StoreAway."""
+        if self.token_file:
+            return {"Authorization": f"Bearer {self._current_token()}"}
+        if self.token:
+            return {"Authorization": f"Bearer {self.token}"}
+        if self.basic:
+            from binascii import b2a_base64
+
+            return {"Authorization": f"Basic {b2a_base64(self.basic.encode(), newline=False).decode()}"}
+        return {}
+
+    def _current_token(self) -> str:
+        with self._lock:
+            if monotonic() >= self._until:
+                self._read = read_text(self.token_file, "token").strip()
+                self._until = monotonic() + TOKEN_MAX_AGE_S
+            return self._read
+
+
+def in_cluster(folder: str = POD_FILES, environment: dict[bytes, bytes] | None = None) -> Access:
+    """Access from within a pod. environment: with KUBERNETES_SERVICE_HOST and _PORT, the process's without one. Raises
+    StoreAway."""
+    variables = posix.environ if environment is None else environment
+    host = variables.get(b"KUBERNETES_SERVICE_HOST", b"").decode()
+    if not host:
+        raise StoreAway("kubernetes: not in a pod (KUBERNETES_SERVICE_HOST is not set): name a `kubeconfig`")
+    port = variables.get(b"KUBERNETES_SERVICE_PORT", b"443").decode()
+    access = Access("this pod", f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}")
+    access.ca, access.token_file = f"{folder}/ca.crt", f"{folder}/token"
+    access.namespace = read_text(f"{folder}/namespace", "namespace").strip()
+    return access
+
+
+def read_kubeconfig(path: str, context: str = "") -> Access:
+    """Access by a kubeconfig. context: the current one without it. Raises StoreAway naming the key that is wrong."""
+    text = read_text(path, "kubeconfig")
+    make_importable()
+    try:
+        import yaml
+    except ImportError as e:
+        raise StoreAway("the package PyYAML is missing: install fastcni[cluster], or Debian's python3-yaml, for the "
+                        "interpreter of the plugins") from e
+    try:
+        document = yaml.safe_load(text)
+    except yaml.YAMLError as e:
+        raise StoreAway(f"kubeconfig {path}: {' '.join(str(e).split())}") from None
+    if not isinstance(document, dict):
+        raise wrong(path, "is not a mapping")
+    name = context or document.get("current-context") or ""
+    chosen = find(path, document, "context", name)
+    cluster = find(path, document, "cluster", chosen.get("cluster", ""))
+    user = find(path, document, "user", chosen["user"]) if chosen.get("user") else {}
+    access = Access(f"kubeconfig {path}", text_of(path, cluster, "server"))
+    if not access.server.startswith(("https://", "http://")):
+        raise wrong(path, f"server: expected a URL, got {access.server!r}")
+    access.namespace = text_of(path, chosen, "namespace")
+    read_tls(path, access, cluster, user)
+    access.token, access.token_file = text_of(path, user, "token"), file_of(path, user, "tokenFile")
+    if user.get("username"):
+        access.basic = f"{text_of(path, user, 'username')}:{text_of(path, user, 'password')}"
+    return access
+
+
+def read_tls(path: str, access: Access, cluster: dict[str, Any], user: dict[str, Any]) -> None:
+    access.ca = pem_of(path, cluster, "certificate-authority")
+    access.cert, access.key = pem_of(path, user, "client-certificate"), pem_of(path, user, "client-key")
+    if bool(access.cert) != bool(access.key):
+        raise wrong(path, "client-certificate and client-key: only one of them is there")
+    access.verify = not cluster.get("insecure-skip-tls-verify")
+    access.server_name = text_of(path, cluster, "tls-server-name")
+
+
+def find(path: str, document: dict[str, Any], kind: str, name: str) -> dict[str, Any]:
+    """The entry `name` of the list `clusters`, `users` or `contexts`."""
+    for entry in document.get(f"{kind}s") or ():
+        if isinstance(entry, dict) and entry.get("name") == name and isinstance(found := entry.get(kind), dict):
+            for key, what in REFUSED.get(kind, {}).items():
+                if found.get(key):
+                    raise wrong(path, f"{kind} {name!r}: `{key}`: {what} is not supported; use a token, a tokenFile or "
+                                      "a client certificate")
+            return found
+    raise wrong(path, f"has no {kind} {name!r}" if name else f"names no {kind}")
+
+
+def text_of(path: str, section: dict[str, Any], key: str) -> str:
+    value = section.get(key)
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise wrong(path, f"{key}: expected a string, got {type(value).__name__}")
+    return value
+
+
+def file_of(path: str, section: dict[str, Any], key: str) -> str:
+    """The path of a file. It may be relative to the kubeconfig's folder."""
+    name = text_of(path, section, key)
+    return name if not name or name.startswith("/") else f"{path.rpartition('/')[0] or '.'}/{name}"
+
+
+def pem_of(path: str, section: dict[str, Any], key: str) -> str:
+    """A PEM file, or the PEM text of `key`-data, which counts if both are there."""
+    data = text_of(path, section, f"{key}-data")
+    if not data:
+        return file_of(path, section, key)
+    from binascii import Error, a2b_base64
+
+    try:
+        text = a2b_base64(data).decode()
+    except (Error, ValueError):
+        raise wrong(path, f"{key}-data is not base64 of a PEM text") from None
+    if "-----BEGIN" not in text:
+        raise wrong(path, f"{key}-data is not base64 of a PEM text")
+    return text
+
+
+def read_text(path: str, what: str) -> str:
+    try:
+        return read_file(path, posix.O_RDONLY, MAX_BYTES).decode()
+    except OSError as e:
+        raise StoreAway(f"kubernetes: read the {what} {path}: {e.strerror} (errno {e.errno})") from None
+    except ValueError:
+        raise StoreAway(f"kubernetes: the {what} {path} is not text") from None
+
+
+def wrong(path: str, text: str) -> StoreAway:
+    return StoreAway(f"kubeconfig {path}: {text}")

@@ -1,0 +1,241 @@
+"""Requests to a Kubernetes API server, as a real one takes them: read, list in pages, create, merge patch, delete with
+preconditions, watch. Knows no records.
+
+Reads and lists name no resourceVersion. So the API server answers them with all that was written before, as etcd does,
+and never from an older cache. The orders of requests in store_kubernetes.py depend on that.
+"""
+
+from __future__ import annotations
+
+import time
+from _thread import allocate_lock
+
+from fastcni.kernel import waiting
+from fastcni.kit.ipam.cluster.contract import StoreAway
+from fastcni.kit.ipam.cluster.http import Answer, Http
+from fastcni.spec import json
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from typing import Any
+
+    from fastcni.kit.ipam.cluster.kubeconfig import Access
+
+    Object = dict[str, Any]
+
+MANAGER = "fieldManager=fastcni"
+MERGE_PATCH = {"Content-Type": "application/merge-patch+json"}
+PAGE = 500                      # objects of one answer of a list
+WATCH_S = 240                   # the API server ends a watch after this time
+WATCH_GRACE_S = 20.0
+BUSY_WAITS_S = (0.1, 0.5, 1.0)  # before a request that was answered "429 Too Many Requests" is sent again
+OK, CREATED, ACCEPTED = 200, 201, 202
+UNAUTHORIZED, NOT_FOUND, CONFLICT, GONE, BUSY = 401, 404, 409, 410, 429
+
+
+class Conflict(Exception):
+    """The object is there already, or is not as seen: 409."""
+
+
+class Missing(Exception):
+    """There is no such object: 404."""
+
+
+class Expired(Exception):
+    """The API server does not know what has changed since that revision: 410. List again."""
+
+
+class NoSuchKind(StoreAway):
+    """The API server has no such path: the CRDs are missing."""
+
+
+class Api:
+    """An API server. access: finds out where it is and who we are; asked at the first request, and when the server does
+    not know us any more."""
+
+    def __init__(self, access: Callable[[], Access]) -> None:
+        self._find, self._lock = access, allocate_lock()
+        self._session: tuple[Access, Http] | None = None
+        self.revision = 0               # the resourceVersion of the last list, 0 if it is not a number
+        self._revision_at = 0.0         # when that answer came
+        self.clock_offset = 0.0         # the server's clock less ours, by its last answer
+
+    @property
+    def namespace(self) -> str:
+        """The namespace of the context. Raises StoreAway."""
+        return self._open()[0].namespace
+
+    def get(self, path: str) -> Object | None:
+        """An object, None if it does not exist. Raises StoreAway."""
+        try:
+            return self._expect("GET", path)
+        except Missing:
+            return None
+
+    def create(self, path: str, document: Object) -> Object:
+        """Create an object; it is returned as stored. Raises Conflict, StoreAway."""
+        try:
+            return self._expect("POST", f"{path}?{MANAGER}", document)
+        except Missing as e:
+            raise StoreAway(str(e)) from None
+
+    def patch(self, path: str, changes: Object) -> Object:
+        """Change an object by a merge patch. With metadata.resourceVersion in it, the object must have that. Raises
+        Conflict, Missing, StoreAway."""
+        return self._expect("PATCH", f"{path}?{MANAGER}", changes, MERGE_PATCH)
+
+    def delete(self, path: str, uid: str, revision: str) -> None:
+        """Remove an object if it has this uid and resourceVersion. Raises Conflict, Missing, StoreAway."""
+        self._expect("DELETE", path, {"apiVersion": "v1", "kind": "DeleteOptions",
+                                      "preconditions": {"uid": uid, "resourceVersion": revision}})
+
+    def list_all(self, path: str, selector: str = "", optional: bool = False) -> list[Object]:
+        """The objects of a kind, all of one moment. selector: a query. optional: none if there is no such kind. Raises
+        StoreAway."""
+        try:
+            return self.list_with_revision(path, selector)[0]
+        except NoSuchKind:
+            if optional:
+                return []
+            raise
+
+    def list_with_revision(self, path: str, selector: str = "") -> tuple[list[Object], str]:
+        """list_all(), and the resourceVersion to watch from."""
+        while True:
+            try:
+                return self._list(path, selector)
+            except Expired:             # a page came too late: the moment of the first one is no longer stored
+                continue
+
+    def _list(self, path: str, selector: str) -> tuple[list[Object], str]:
+        found: list[Object] = []
+        token, started = "", time.monotonic()
+        while True:
+            query = "&".join(filter(None, (f"limit={PAGE}", selector, token and f"continue={quote(token)}")))
+            try:
+                answer = self._expect("GET", f"{path}?{query}")
+            except Missing as e:
+                raise StoreAway(str(e)) from None
+            found += answer.get("items") or []
+            token = answer["metadata"].get("continue") or ""
+            if not token:
+                version = answer["metadata"]["resourceVersion"]
+                self._note_revision(int(version) if version.isdigit() else 0, started)
+                return found, version
+
+    def _note_revision(self, revision: int, started: float) -> None:
+        """Lists of several threads may end in another order than they were answered in. So a lower revision counts only
+        for a list that began after the higher one was known."""
+        with self._lock:
+            if revision >= self.revision or started > self._revision_at:
+                self.revision, self._revision_at = revision, time.monotonic()
+
+    def watch(self, path: str, revision: str, stop: Callable[[], bool]) -> Iterator[tuple[str, Object]]:
+        """(type, object) of each change since a revision, until stop() is true or the server ends the watch. A BOOKMARK
+        has only a new revision. Raises Expired, StoreAway."""
+        query = f"watch=true&allowWatchBookmarks=true&resourceVersion={revision}&timeoutSeconds={WATCH_S}"
+        for repeated in (False, True):
+            session = self._open()
+            with session[1].stream("GET", f"{path}?{query}", stop=stop, idle=WATCH_S + WATCH_GRACE_S) as stream:
+                if stream.status == UNAUTHORIZED and not repeated:
+                    self._renew(session)
+                    continue
+                if stream.status != OK:
+                    self._read("GET", path, stream.answer())
+                for event in stream:
+                    document = event["object"]
+                    if event["type"] == "ERROR":
+                        if document.get("code") == GONE:
+                            raise Expired
+                        raise StoreAway(f"kubernetes: watch of {path}: {document.get('message', document)}")
+                    yield event["type"], document
+                return
+
+    def close(self) -> None:
+        """Close connections. The next request opens new ones."""
+        with self._lock:
+            session, self._session = self._session, None
+        if session:
+            session[1].close()
+
+    # -- one request ----------------------------------------------------------------------------------
+
+    def _expect(self, method: str, path: str, body: Object | None = None,
+                headers: dict[str, str] | None = None) -> Object:
+        data = None if body is None else json.write(body)
+        headers = ({"Content-Type": "application/json"} if body is not None else {}) | (headers or {})
+        waits = iter(BUSY_WAITS_S)
+        repeated = False
+        while True:
+            session = self._open()
+            answer = session[1].request(method, path, data, headers={"Accept": "application/json"} | headers)
+            if answer.status == UNAUTHORIZED and not repeated:
+                repeated = True
+                self._renew(session)
+            elif answer.status == BUSY and (pause := next(waits, None)):
+                waiting.readable(-1, pause, waiting.STORE)
+            else:
+                return self._read(method, path, answer)
+
+    def _read(self, method: str, path: str, answer: Answer) -> Object:
+        """The document of a good answer. Raises Conflict, Missing, Expired, StoreAway."""
+        if date := answer.headers.get("Date"):
+            self.clock_offset = read_date(date) - time.time()
+        if answer.status in (OK, CREATED, ACCEPTED):
+            document: Object = answer.document
+            return document
+        status = answer.document if answer.data[:1] == b"{" else {}
+        message = status.get("message") or answer.text
+        if answer.status == CONFLICT:
+            raise Conflict(message)
+        if answer.status == GONE:
+            raise Expired
+        if answer.status == NOT_FOUND and (status.get("details") or {}).get("name"):
+            raise Missing(message)
+        where = f"kubernetes at {answer.endpoint}: {method} {path.partition('?')[0]}"
+        if answer.status == NOT_FOUND:
+            raise NoSuchKind(f"{where}: the cluster has no such objects; are their CRDs applied?")
+        raise StoreAway(f"{where}: status {answer.status}: {message}")
+
+    # -- who we are -----------------------------------------------------------------------------------
+
+    def _open(self) -> tuple[Access, Http]:
+        with self._lock:
+            if self._session is None:
+                self._session = self._connect()
+            return self._session
+
+    def _connect(self) -> tuple[Access, Http]:
+        access = self._find()
+        return access, Http([access.server], ca=access.ca, cert=access.cert, key=access.key, verify=access.verify,
+                            server_name=access.server_name, headers=access.headers, service="kubernetes")
+
+    def _renew(self, used: tuple[Access, Http]) -> None:
+        """Read the credentials again: the server did not take these."""
+        with self._lock:
+            if self._session is not used:
+                return                  # another thread has done it
+            access = self._find()
+            if access.place() == used[0].place():
+                used[1].headers = access.headers
+                self._session = access, used[1]
+            else:
+                self._session = self._connect()
+                used[1].close()
+
+
+def quote(text: str) -> str:
+    from urllib.parse import quote_plus
+
+    return quote_plus(text)
+
+
+def read_date(text: str) -> float:
+    """The unix time of an HTTP date."""
+    from email.utils import parsedate_to_datetime
+
+    try:
+        return parsedate_to_datetime(text).timestamp()
+    except ValueError:
+        return time.time()

@@ -1,0 +1,110 @@
+"""IPBlocks: read, changed and removed by the rules of store_kubernetes.py, whose docstring says why."""
+
+from __future__ import annotations
+
+from fastcni.kit.ipam.cluster.contract import ACTIVE, QUARANTINE, SHARED, Block
+from fastcni.kit.ipam.cluster.kubernetes_api import Api, Conflict, Missing
+from fastcni.kit.ipam.cluster.kubernetes_objects import (
+    BASE,
+    BLOCKS,
+    CLAIMS,
+    USES,
+    block_name,
+    selector,
+    to_patch,
+    to_record,
+)
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from fastcni.kit.ipam.cluster.kubernetes_objects import Object
+
+
+class BlockObjects:
+    """The IPBlocks of an API server. Methods raise Conflict if an object is not as seen, Missing if it is gone."""
+
+    def __init__(self, api: Api) -> None:
+        self.api = api
+
+    def list_of(self, plural: str, **fields: str) -> list[tuple[Any, Object]]:
+        """(record, object) of a kind, chosen by fields that are not ""."""
+        chosen = {key: value for key, value in fields.items() if value}
+        found = [(to_record(plural, it), it) for it in self.api.list_all(f"{BASE}/{plural}", selector(chosen))]
+        return [(record, it) for record, it in found
+                if all(getattr(record, key) == value for key, value in chosen.items())]
+
+    def get_block(self, space: str, cidr: str) -> Object | None:
+        return self.api.get(block_path(space, cidr))
+
+    def set_block(self, document: Object, **fields: Any) -> Object:
+        """Change fields of a block that is as seen."""
+        changed = dict.fromkeys(fields) | {key: value for key, value in fields.items() if value != ""}
+        return self.api.patch(path_of(BLOCKS, document), to_patch(changed, version_of(document)))
+
+    def set_draining(self, document: Object, draining: bool) -> Object:
+        """Mark a block that is as seen as one to be removed, or take the mark away."""
+        changes = {"metadata": {"resourceVersion": version_of(document)}, "status": {"draining": draining or None}}
+        return self.api.patch(f"{path_of(BLOCKS, document)}/status", changes)
+
+    def keep(self, document: Object) -> Object:
+        """A block that is there to stay: without the mark."""
+        return self.set_draining(document, False) if is_draining(document) else document
+
+    def free(self, document: Object) -> bool:
+        """Remove a block that is as seen, with its use. If claims are in it, a node's becomes SHARED, and of a SHARED
+        one nothing changes: return False."""
+        block = to_record(BLOCKS, document)
+        use = self.api.get(use_path(block))
+        document = self.set_draining(document, True)
+        if not self.list_of(CLAIMS, space=block.space, block=block.cidr):
+            self.remove(BLOCKS, document)
+        elif block.state == SHARED:
+            self.set_draining(document, False)
+            return False
+        else:
+            self.keep(self.set_block(document, node="", epoch=0, state=SHARED))
+        if use:
+            try:
+                self.remove(USES, use)
+            except (Conflict, Missing):         # the block has a new owner, who has written it
+                return True
+        return True
+
+    def quarantine(self, node: str, epoch: int) -> None:
+        """Set the ACTIVE blocks of a node's older epochs to QUARANTINE."""
+        for block, document in self.list_of(BLOCKS, node=node):
+            now: Object | None = document
+            while now and (block.node, block.state) == (node, ACTIVE) and block.epoch < epoch:
+                try:
+                    self.set_block(now, state=QUARANTINE)
+                    break
+                except (Conflict, Missing):
+                    now = self.get_block(block.space, block.cidr)
+                    block = to_record(BLOCKS, now) if now else block
+
+    def remove(self, plural: str, document: Object) -> None:
+        """Remove an object that is as seen."""
+        self.api.delete(path_of(plural, document), document["metadata"]["uid"], version_of(document))
+
+
+def path_of(plural: str, document: Object) -> str:
+    return f"{BASE}/{plural}/{document['metadata']['name']}"
+
+
+def block_path(space: str, cidr: str) -> str:
+    return f"{BASE}/{BLOCKS}/{block_name(space, cidr)}"
+
+
+def use_path(block: Block) -> str:
+    return f"{BASE}/{USES}/{block_name(block.space, block.cidr)}"
+
+
+def version_of(document: Object) -> str:
+    version: str = document["metadata"]["resourceVersion"]
+    return version
+
+
+def is_draining(document: Object) -> bool:
+    return bool((document.get("status") or {}).get("draining"))

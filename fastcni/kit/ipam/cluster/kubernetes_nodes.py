@@ -1,0 +1,217 @@
+"""IPNodes, and the signs of life of their nodes, by the rules of store_kubernetes.py, whose docstring says why."""
+
+from __future__ import annotations
+
+import time
+
+from fastcni.kit.ipam.cluster.contract import ALIVE, DEAD, KEPT, LOST, Changed, Fenced, Node
+from fastcni.kit.ipam.cluster.kubernetes_api import Api, Conflict, Missing
+from fastcni.kit.ipam.cluster.kubernetes_blocks import BlockObjects, path_of, version_of
+from fastcni.kit.ipam.cluster.kubernetes_objects import (
+    BASE,
+    BLOCKS,
+    CLAIMS,
+    FORGOTTEN,
+    NODES,
+    SPACES,
+    is_name,
+    node_name,
+    read_time,
+    to_object,
+    to_patch,
+    to_record,
+    to_time,
+)
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from fastcni.kit.ipam.cluster.kubernetes_objects import Object
+
+LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
+CORE_NODES = "/api/v1/nodes"
+CLUSTER = "/api/v1/namespaces/kube-system"      # its uid stands for the cluster
+OWN_LEASE_PART = 0.5            # of node_ttl: a node whose own Lease is older gives a sign of life itself
+
+
+class Signs:
+    """Since when a node's sign of life is unchanged, by our own clock: other clocks may be wrong."""
+
+    def __init__(self, ttl: float) -> None:
+        self.ttl = ttl
+        self._seen: dict[str, tuple[float, float, bool]] = {}       # node: (sign, seen first at, whether it was new)
+
+    def alive(self, node: str, sign: float, now: float) -> bool:
+        """Whether a node lives. sign: the time that it has written last. now: of the API server.
+
+        At the first look, the two times decide. From then on, only whether a newer sign comes.
+        """
+        before, at, moved = self._seen.get(node, (-1.0, 0.0, False))
+        if sign != before:
+            at, moved = time.monotonic(), before >= 0 and sign > before
+            self._seen[node] = sign, at, moved
+        if time.monotonic() - at >= self.ttl:
+            return False
+        return moved or now - sign < self.ttl
+
+
+class NodeObjects(BlockObjects):
+    """The part of the store (contract.Store) about nodes."""
+
+    def __init__(self, api: Api, ttl: float) -> None:
+        super().__init__(api)
+        self.node_ttl, self._signs = ttl, Signs(ttl)
+        self._last: dict[str, Node] = {}        # as nodes() has found them
+        self._cluster = ""
+
+    def join(self, node: str, boot_id: str, address: str = "") -> Node:
+        """See contract.Store."""
+        me = {"bootID": boot_id or None, "address": address or None, "state": ALIVE,
+              "registered": is_name(node) and self.api.get(f"{CORE_NODES}/{node}") is not None}
+        while True:
+            now = self._stored(node)
+            try:
+                if now is None:
+                    now = self.api.create(f"{BASE}/{NODES}", to_object(
+                        NODES, node_name(node), {"name": node, "epoch": 1} | me))
+                else:
+                    if now["spec"]["state"] == FORGOTTEN:
+                        self._remove_belongings(now)
+                    now = self.api.patch(path_of(NODES, now), to_patch(me, version_of(now)))
+            except (Conflict, Missing):
+                continue
+            return self._sign(now)
+
+    def keep_alive(self, node: Node) -> Node:
+        """See contract.Store."""
+        return self._sign(self.check_epoch(node))
+
+    def nodes(self) -> list[Node]:
+        """See contract.Store."""
+        leases = {it["metadata"]["name"]: renewed(it) for it in self.api.list_all(LEASES)}
+        found = [self._to_node(it, leases.get(it["spec"]["name"], 0.0)) for it in self.api.list_all(f"{BASE}/{NODES}")]
+        self._last = {node.name: node for node in found}
+        return sorted(found, key=lambda node: node.name)
+
+    def declare_dead(self, node: Node) -> Node:
+        """See contract.Store."""
+        while True:
+            document = self._stored(node.name)
+            now = self._to_node(document, self._lease(node.name)) if document else None
+            raised = now is not None and now.state == DEAD and now.epoch == node.epoch + 1      # by an earlier call
+            if document is None or now is None or now.state == ALIVE or not (raised or now.epoch == node.epoch):
+                raise Changed(f"node {node.name} has changed")
+            if now.state != DEAD:
+                try:
+                    self.api.patch(path_of(NODES, document), to_patch({"epoch": now.epoch + 1, "state": DEAD},
+                                                                      version_of(document)))
+                except (Conflict, Missing):
+                    continue
+                now.epoch, now.state = now.epoch + 1, DEAD
+            self.quarantine(now.name, now.epoch)
+            return now
+
+    def forget(self, node: Node) -> None:
+        """See contract.Store."""
+        while (now := self._stored(node.name)) is not None:
+            if now["spec"]["state"] == ALIVE:
+                raise Changed(f"node {node.name} is not dead any more")
+            try:
+                if now["spec"]["state"] == DEAD:
+                    now = self.api.patch(path_of(NODES, now), to_patch({"state": FORGOTTEN}, version_of(now)))
+                self._remove_belongings(now)
+                self.remove(NODES, now)
+            except (Conflict, Missing):
+                continue
+
+    def node_gone(self, node: str) -> bool:
+        """See contract.Store. A node that was no Node of the cluster when it joined is never gone."""
+        now = self._stored(node)
+        registered = bool(now and now["spec"].get("registered"))
+        return registered and self.api.get(f"{CORE_NODES}/{node}") is None
+
+    def history(self) -> tuple[str, int]:
+        """See contract.Store."""
+        if not self._cluster:
+            self._cluster = (self.api.get(CLUSTER) or {"metadata": {"uid": "no kube-system"}})["metadata"]["uid"]
+        if not self.api.revision:
+            self.api.list_all(f"{BASE}/{SPACES}")
+        return self._cluster, self.api.revision
+
+    # -- what the rest of the store uses --------------------------------------------------------------
+
+    def check_epoch(self, me: Node) -> Object:
+        """The IPNode of a node that may write. Raises Fenced; Changed if it was forgotten."""
+        now = self._stored(me.name)
+        if now is None or now["spec"]["state"] == FORGOTTEN:
+            raise Changed(f"node {me.name} is not in the store")
+        record: Node = to_record(NODES, now)
+        if record.epoch > me.epoch or record.state == DEAD:
+            raise Fenced(record)
+        return now
+
+    def watched_node(self, document: Object) -> Node:
+        """The record of an IPNode that has changed. Leases are not watched, so `state` is as nodes() has found it last,
+        ALIVE for a new node."""
+        node: Node = to_record(NODES, document)
+        last = self._last.get(node.name)
+        node.seen = max(heartbeat(document), last.seen if last else 0.0)
+        if node.state != ALIVE:
+            node.state = DEAD
+        elif last and node.seen == last.seen and last.state != DEAD:
+            node.state = last.state
+        return node
+
+    # -- own ------------------------------------------------------------------------------------------
+
+    def _stored(self, node: str) -> Object | None:
+        return self.api.get(f"{BASE}/{NODES}/{node_name(node)}")
+
+    def _to_node(self, document: Object, lease: float) -> Node:
+        """The record of an IPNode. lease: when its Lease was renewed, 0 if there is none."""
+        node: Node = to_record(NODES, document)
+        node.seen = max(lease, heartbeat(document))
+        if node.state != ALIVE:
+            node.state = DEAD
+        elif not self._signs.alive(node.name, node.seen, time.time() + self.api.clock_offset):
+            node.state = LOST
+        return node
+
+    def _lease(self, node: str) -> float:
+        """When a node's kubelet has renewed its Lease, 0 if there is none."""
+        return renewed(self.api.get(f"{LEASES}/{node}") or {}) if is_name(node) else 0.0
+
+    def _sign(self, document: Object) -> Node:
+        """Give a sign of life, if the node's Lease is not one: both times are of this machine's clock."""
+        node: Node = to_record(NODES, document)
+        node.seen = self._lease(node.name)
+        if not abs(time.time() - node.seen) < self.node_ttl * OWN_LEASE_PART:
+            node.seen = time.time() + self.api.clock_offset
+            try:
+                self.api.patch(f"{path_of(NODES, document)}/status", {"status": {"heartbeat": to_time(node.seen)}})
+            except Missing:
+                raise Changed(f"node {node.name} was forgotten") from None
+        return node
+
+    def _remove_belongings(self, forgotten: Object) -> None:
+        """Remove what a forgotten node has of older epochs."""
+        node, epoch = forgotten["spec"]["name"], forgotten["spec"]["epoch"]
+        claims, blocks = self.list_of(CLAIMS, node=node), self.list_of(BLOCKS, node=node)
+        now = self._stored(node)
+        if not now or now["metadata"]["uid"] != forgotten["metadata"]["uid"] or now["spec"]["state"] != FORGOTTEN:
+            raise Conflict(f"node {node} is not forgotten any more")
+        for claim, document in claims:
+            if claim.state != KEPT and claim.epoch < epoch:
+                self.remove(CLAIMS, document)
+        for block, document in blocks:
+            if block.epoch < epoch:
+                self.free(document)
+
+
+def renewed(lease: Object) -> float:
+    """The time of a Lease's renewal, 0 without one."""
+    return read_time((lease.get("spec") or {}).get("renewTime") or "")
+
+
+def heartbeat(document: Object) -> float:
+    """The time of an IPNode's heartbeat, 0 without one."""
+    return read_time((document.get("status") or {}).get("heartbeat") or "")

@@ -1,0 +1,90 @@
+"""The watch of several kinds of objects: each is listed, then its changes are read; a thread for each kind."""
+
+from __future__ import annotations
+
+from time import monotonic
+
+from fastcni.kernel import waiting
+from fastcni.kit.ipam.cluster.kubernetes_api import Api, Expired
+from fastcni.kit.ipam.cluster.kubernetes_objects import BASE
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fastcni.kit.ipam.cluster.kubernetes_objects import Object
+
+    Tell = Callable[[str, Object, bool], object]        # (plural, object, whether it is gone)
+
+PAUSE_S = 1.0                   # between two watches, if the server ends them at once
+
+
+def watch_all(api: Api, plurals: tuple[str, ...], tell: Tell, stop: Callable[[], bool]) -> None:
+    """Call tell() for each object that there is, then for each change, one call at a time. Ends when stop() is true;
+    raises what one of the watches has raised."""
+    import threading
+
+    failed: list[BaseException] = []
+    one = threading.Lock()
+
+    def over() -> bool:
+        return bool(failed) or stop()
+
+    def tell_one(plural: str, document: Object, gone: bool) -> None:
+        with one:
+            if not failed:
+                tell(plural, document, gone)
+
+    def run(plural: str) -> None:
+        try:
+            follow(api, plural, tell_one, over)
+        except BaseException as e:
+            failed.append(e)
+
+    threads = [threading.Thread(target=run, args=(plural,), name=f"watch-{plural}", daemon=True)
+               for plural in plurals[1:]]
+    for thread in threads:
+        thread.start()
+    run(plurals[0])
+    for thread in threads:
+        thread.join()
+    if failed:
+        raise failed[0]
+
+
+def follow(api: Api, plural: str, tell: Tell, stop: Callable[[], bool]) -> None:
+    """Watch one kind. What the server does not know any more is listed again."""
+    known: dict[str, Object] = {}
+    while not stop():
+        revision = list_again(api, plural, known, tell)
+        try:
+            while not stop():
+                started = monotonic()
+                for kind, document in api.watch(f"{BASE}/{plural}", revision, stop):
+                    revision = document["metadata"]["resourceVersion"]
+                    if kind != "BOOKMARK":
+                        note(plural, document, kind == "DELETED", known, tell)
+                if not stop() and monotonic() - started < PAUSE_S:
+                    waiting.readable(-1, PAUSE_S, waiting.STORE)
+        except Expired:
+            continue
+
+
+def list_again(api: Api, plural: str, known: dict[str, Object], tell: Tell) -> str:
+    """Tell all there is, and what is gone since the last time. Return the revision to watch from."""
+    documents, revision = api.list_with_revision(f"{BASE}/{plural}")
+    there = {it["metadata"]["name"] for it in documents}
+    for name in known.keys() - there:
+        note(plural, known[name], True, known, tell)
+    for document in documents:
+        note(plural, document, False, known, tell)
+    return revision
+
+
+def note(plural: str, document: Object, gone: bool, known: dict[str, Object], tell: Tell) -> None:
+    name = document["metadata"]["name"]
+    if gone:
+        known.pop(name, None)
+    else:
+        known[name] = document
+    tell(plural, document, gone)

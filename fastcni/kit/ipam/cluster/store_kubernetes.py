@@ -1,0 +1,364 @@
+"""A store in the Kubernetes API: objects of the group ipam.fastcni.dev. deploy/cluster-ipam-crds.yaml defines them.
+
+    IPSpace   the grid of a space
+    IPNode    a Node with its epoch
+    IPBlock   a Block; creating it is the claim
+    IPClaim   a Single; creating it is the claim
+    IPUse     a Use. It is an object of its own, so that those who watch blocks do not get it
+
+A node's sign of life is the Lease that its kubelet renews in kube-node-lease. Only while that is old or missing, the
+node writes one itself: `status.heartbeat` of its IPNode.
+
+Kubernetes has no transactions over several objects. What needs two objects is done in an order in which one of two
+nodes sees the other: each writes its own object first, and then reads the other's. A read is never older than a write
+that was answered before it (kubernetes_api.py). So at least one of the two nodes sees what the other wrote, and that
+node gives way.
+
+Claim against declare_dead(). A node creates its blocks or claims, and then reads its IPNode. If the epoch was raised,
+it removes what it created, and raises Fenced. declare_dead() raises the epoch, and then lists the node's blocks to
+quarantine them. So a block of a dead node is either in that list, or removed by the node. If the node stops before it
+removes a block, the block stays with an old epoch, and no address of it was given. The node adopts it when it joins
+again, or forget() removes it.
+
+claim_single() against give_back() of its block. A node creates its IPClaim, and then reads the IPBlock. give_back()
+marks the block (`status.draining`), and then lists the claims in it. If there is one, it takes the mark away, and the
+block stays. If the claiming node finds the mark, it takes it away itself. That changes the resourceVersion, which is a
+precondition of the removal, so the removal fails. If the claiming node finds no block, it removes its IPClaim. claim(),
+adopt() and share() take a mark away, too, so a mark that a crash has left does no harm.
+
+forget() against a node that joins again. forget() sets the state "forgotten", and then lists what the node has. It
+reads the IPNode once more: if that is the same object and still forgotten, all that was listed is of the past. It
+removes only objects of older epochs, each with the uid and resourceVersion that it has seen, and the IPNode last. A
+node that joins while it is forgotten does the same first, and goes on with the raised epoch. So nothing that it claims
+from then on is of an older one.
+
+Several blocks. All nodes create the blocks of a claim in the same order. When one is taken, those that this call has
+created are removed. If the API server cannot be reached just then, they stay this node's, unused, and blocks() has
+them.
+
+Lost answers. A method that is called again gets 409 for what it has written. It reads the object, and finds that it is
+its own.
+"""
+
+from __future__ import annotations
+
+import time
+
+from fastcni.kit.ipam.cluster.contract import (
+    ACTIVE,
+    ASKED,
+    HELD,
+    KEPT,
+    NODE_TTL_S,
+    REFUSED,
+    SHARED,
+    Block,
+    Changed,
+    Event,
+    Fenced,
+    Node,
+    Single,
+    StoreAway,
+    Taken,
+    Use,
+)
+from fastcni.kit.ipam.cluster.kubeconfig import in_cluster, read_kubeconfig
+from fastcni.kit.ipam.cluster.kubernetes_api import Api, Conflict, Missing
+from fastcni.kit.ipam.cluster.kubernetes_blocks import path_of, version_of
+from fastcni.kit.ipam.cluster.kubernetes_nodes import NodeObjects
+from fastcni.kit.ipam.cluster.kubernetes_objects import (
+    API_VERSION,
+    BASE,
+    BLOCKS,
+    CLAIMS,
+    NODES,
+    SPACES,
+    USES,
+    claim_name,
+    name_of,
+    revision_of,
+    space_name,
+    spec_of,
+    to_object,
+    to_patch,
+    to_record,
+)
+from fastcni.kit.ipam.cluster.kubernetes_watch import watch_all
+from fastcni.kit.ipam.cluster.rules import check_block, is_own, may_take_over, place
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import Any
+
+    from fastcni.kit.ipam.cluster.kubeconfig import Access
+    from fastcni.kit.ipam.cluster.kubernetes_objects import Object
+
+GRID = {"4": "ipv4PrefixLength", "6": "ipv6PrefixLength"}       # family: key of an IPSpace
+
+
+class KubernetesStore(NodeObjects):
+    """See contract.Store. settings: {"kubeconfig", "context", "k8s_api_root", "namespace", "node_ttl"}, all optional.
+    Without a kubeconfig, the files and variables of a pod are used."""
+
+    name = "kubernetes"
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        super().__init__(Api(lambda: find_access(settings)), settings.get("node_ttl", NODE_TTL_S))
+
+    def grid(self, space: str, wanted: dict[str, int]) -> dict[str, int]:
+        """See contract.Store."""
+        name = space_name(space)
+        while True:
+            now = self.api.get(f"{BASE}/{SPACES}/{name}")
+            spec = now["spec"] if now else {}
+            lacking = {GRID[family]: prefix for family, prefix in wanted.items() if GRID[family] not in spec}
+            try:
+                if now is None:
+                    now = self.api.create(f"{BASE}/{SPACES}", to_object(SPACES, name, {"space": space} | lacking))
+                elif lacking:
+                    now = self.api.patch(path_of(SPACES, now), to_patch(lacking, version_of(now)))
+            except (Conflict, Missing):
+                continue
+            return {family: now["spec"][key] for family, key in GRID.items() if key in now["spec"]}
+
+    # -- blocks ---------------------------------------------------------------------------------------
+
+    def blocks(self, space: str = "", node: str = "") -> list[Block]:
+        """See contract.Store."""
+        return sorted((record for record, _ in self.list_of(BLOCKS, space=space, node=node)), key=place)
+
+    def claim(self, me: Node, wanted: Sequence[tuple[str, str]]) -> list[Block]:
+        """See contract.Store."""
+        made: list[Object] = []
+        found: dict[tuple[str, str], Block] = {}
+        try:
+            for space, cidr in sorted(set(wanted)):
+                block = Block(space, cidr, me.name, me.epoch, ACTIVE, time.time())
+                document, is_new = self._make(block)
+                if is_new:
+                    made.append(document)
+                now = found[space, cidr] = to_record(BLOCKS, document)
+                if not is_own(now, me):
+                    raise Taken(now)
+            self.check_epoch(me)
+        except (Taken, Fenced, Changed):
+            for document in reversed(made):
+                self._undo(BLOCKS, document)
+            raise
+        return [found[one] for one in wanted]
+
+    def adopt(self, me: Node, block: Block) -> Block:
+        """See contract.Store."""
+        while True:
+            self.check_epoch(me)
+            seen = self.get_block(block.space, block.cidr)
+            now: Block | None = to_record(BLOCKS, seen) if seen else None
+            if seen is None or now is None or now.node != me.name:
+                raise Changed(f"block {block.cidr} is not of node {me.name} any more")
+            try:
+                document = self.keep(seen)
+                if not is_own(now, me):
+                    document = self.set_block(document, epoch=me.epoch, state=ACTIVE)
+            except (Conflict, Missing):
+                continue
+            try:
+                self.check_epoch(me)
+            except (Fenced, Changed):
+                self._undo(BLOCKS, document, seen)
+                raise
+            mine: Block = to_record(BLOCKS, document)
+            return mine
+
+    def share(self, space: str, cidr: str) -> Block:
+        """See contract.Store."""
+        document, _ = self._make(Block(space, cidr, "", 0, SHARED, time.time()))
+        block: Block = to_record(BLOCKS, document)
+        if block.state != SHARED:
+            raise Taken(block)
+        return block
+
+    def give_back(self, block: Block) -> bool:
+        """See contract.Store."""
+        now = self.get_block(block.space, block.cidr)
+        if now is None:
+            return True
+        if revision_of(BLOCKS, now) != block.revision or (
+                block.state == SHARED and self.list_of(CLAIMS, space=block.space, block=block.cidr)):
+            return False
+        try:
+            return self.free(now)
+        except Conflict:
+            return False
+        except Missing:
+            return True
+
+    def _make(self, block: Block) -> tuple[Object, bool]:
+        """(the IPBlock, whether this call has created it). It is not marked as draining, unless it is another's."""
+        while True:
+            try:
+                return self.api.create(f"{BASE}/{BLOCKS}", to_object(BLOCKS, name_of(block), spec_of(block))), True
+            except Conflict:
+                now = self.get_block(block.space, block.cidr)
+            try:
+                if now:
+                    own = to_record(BLOCKS, now).node == block.node
+                    return self.keep(now) if own else now, False
+            except (Conflict, Missing):
+                continue
+
+    def _undo(self, plural: str, document: Object, before: Object | None = None) -> None:
+        """Remove what a claim has created, or write what was there before. If that cannot be done now, it stays unused,
+        and the node finds it among its own."""
+        try:
+            if before is None:
+                self.remove(plural, document)
+            else:
+                lacking = dict.fromkeys(document["spec"].keys() - before["spec"].keys())
+                self.api.patch(path_of(plural, document), to_patch(before["spec"] | lacking, version_of(document)))
+        except (Conflict, Missing, StoreAway):
+            return
+
+    # -- single addresses -----------------------------------------------------------------------------
+
+    def claim_single(self, me: Node, single: Single) -> Single:
+        """See contract.Store."""
+        new = Single(*(getattr(single, name) for name in Single.__slots__[:-1]))
+        new.node, new.epoch, new.reason = me.name, me.epoch, ""
+        while True:
+            document, before = self._make_claim(new)
+            if document is None:
+                continue
+            try:
+                self.check_epoch(me)
+                if not (before and before["spec"]["state"] in (HELD, KEPT)):
+                    self._check_block(me, new)
+            except (Taken, Fenced, Changed):
+                if document is not before:
+                    self._undo(CLAIMS, document, before)
+                raise
+            mine: Single = to_record(CLAIMS, document)
+            return mine
+
+    def _make_claim(self, new: Single) -> tuple[Object | None, Object | None]:
+        """(the IPClaim, what it was before this call), or (None, None): try again. Raises Taken."""
+        path = f"{BASE}/{CLAIMS}/{claim_name(new.space, new.address)}"
+        try:
+            return self.api.create(f"{BASE}/{CLAIMS}", to_object(CLAIMS, name_of(new), spec_of(new))), None
+        except Conflict:
+            before = self.api.get(path)
+        if before is None:
+            return None, None
+        now: Single = to_record(CLAIMS, before)
+        if now.state != REFUSED and not may_take_over(now, new):
+            raise Taken(now)
+        if now.container == new.container and new.state == ASKED and now.state != REFUSED:
+            return before, before       # asked already
+        spec = spec_of(new) | ({"state": HELD} if now.state in (HELD, KEPT) else {})
+        try:
+            return self.api.patch(path, to_patch(spec, version_of(before))), before
+        except (Conflict, Missing):
+            return None, None
+
+    def _check_block(self, me: Node, single: Single) -> None:
+        """Check that the claim fits its block, as rules.check_block() does. A block that give_back() is about to remove
+        stays."""
+        while True:
+            document = self.get_block(single.space, single.block)
+            check_block(to_record(BLOCKS, document) if document else None, me, single)
+            try:
+                if document:
+                    self.keep(document)
+                return
+            except (Conflict, Missing):
+                continue
+
+    def change_single(self, single: Single, **fields: Any) -> Single:
+        """See contract.Store."""
+        new = Single(*(getattr(single, name) for name in Single.__slots__[:-1]))
+        for name, value in fields.items():
+            setattr(new, name, value)
+        uid, _, version = single.revision.partition("/")
+        path = f"{BASE}/{CLAIMS}/{claim_name(single.space, single.address)}"
+        try:
+            document: Object | None = self.api.patch(path, to_patch(spec_of(new), version))
+        except (Conflict, Missing):
+            document = self.api.get(path)
+        now: Single | None = to_record(CLAIMS, document) if document else None
+        if document is None or now is None or document["metadata"]["uid"] != uid or now != new:
+            raise Changed(f"{single.address} has changed")
+        return now
+
+    def release_single(self, single: Single) -> bool:
+        """See contract.Store."""
+        uid, _, version = single.revision.partition("/")
+        try:
+            self.api.delete(f"{BASE}/{CLAIMS}/{claim_name(single.space, single.address)}", uid, version)
+        except Conflict:
+            return False
+        except Missing:
+            return True
+        return True
+
+    def single(self, space: str, address: str) -> Single | None:
+        """See contract.Store."""
+        document = self.api.get(f"{BASE}/{CLAIMS}/{claim_name(space, address)}")
+        return to_record(CLAIMS, document) if document else None
+
+    def singles(self, space: str = "", node: str = "", pod: str = "") -> list[Single]:
+        """See contract.Store."""
+        return sorted((record for record, _ in self.list_of(CLAIMS, space=space, node=node, pod=pod)), key=place)
+
+    # -- after the fact -------------------------------------------------------------------------------
+
+    def write_uses(self, me: Node, uses: Sequence[Use]) -> None:
+        """See contract.Store. An IPUse is owned by its IPBlock, so that Kubernetes removes it with that."""
+        self.check_epoch(me)
+        own = {(block.space, block.cidr): document for block, document in self.list_of(BLOCKS, node=me.name)}
+        for use in uses:
+            if block := own.get((use.space, use.cidr)):
+                document = to_object(USES, name_of(use), spec_of(use))
+                document["metadata"]["ownerReferences"] = [{
+                    "apiVersion": API_VERSION, "kind": "IPBlock", "name": block["metadata"]["name"],
+                    "uid": block["metadata"]["uid"]}]
+                self._write_use(document, to_patch(spec_of(use)))
+
+    def _write_use(self, document: Object, changes: Object) -> None:
+        changes["metadata"]["ownerReferences"] = document["metadata"]["ownerReferences"]
+        while True:
+            try:
+                self.api.patch(path_of(USES, document), changes)
+                return
+            except Missing:
+                pass
+            try:
+                self.api.create(f"{BASE}/{USES}", document)
+                return
+            except Conflict:
+                continue
+
+    def uses(self, space: str = "") -> list[Use]:
+        """See contract.Store."""
+        return sorted((record for record, _ in self.list_of(USES, space=space)), key=place)
+
+    def watch(self, changed: Callable[[Event], object], stop: Callable[[], bool]) -> None:
+        """See contract.Store."""
+        self.nodes()
+
+        def tell(plural: str, document: Object, gone: bool) -> None:
+            changed(Event(self.watched_node(document) if plural == NODES else to_record(plural, document), gone))
+
+        watch_all(self.api, (BLOCKS, NODES, CLAIMS), tell, stop)
+
+    def close(self) -> None:
+        """See contract.Store."""
+        self.api.close()
+
+
+def find_access(settings: dict[str, Any]) -> Access:
+    """Where the API server is, by the keys of the configuration. Raises StoreAway."""
+    path = settings.get("kubeconfig")
+    access = read_kubeconfig(path, settings.get("context", "")) if path else in_cluster()
+    access.server = settings.get("k8s_api_root") or access.server
+    access.namespace = settings.get("namespace") or access.namespace
+    return access

@@ -1,0 +1,168 @@
+"""What whereabouts has given out: its IPPools, OverlappingRangeIPReservations and NodeSlicePools, read from a cluster.
+
+Names of these objects have several parts, each with "-" for ":" and "/", joined by "-":
+
+    IPPool                            [network-][node-]range        net1-node-7-10.0.0.0-28
+    OverlappingRangeIPReservation     [network-]address             net1-fd00--5
+
+A pool's range is in its `spec`, so the rest of its name is known; node slices tell a node in it from a network. Nothing
+is written.
+"""
+
+from __future__ import annotations
+
+from fastcni.kit.ipam.cluster.contract import Record
+from fastcni.spec import address
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from fastcni.kit.ipam.cluster.kubernetes_objects import Object
+    from fastcni.kit.ipam.cluster.store_kubernetes import KubernetesStore
+
+BASE = "/apis/whereabouts.cni.cncf.io/v1alpha1"
+NAMESPACE = "kube-system"       # if the context names none, as in whereabouts
+
+
+class Allocation(Record):
+    """An address of a pool. container may be that of a former sandbox of the pod. pod: "namespace/name"."""
+
+    __slots__ = ("address", "container", "pod", "ifname")
+    address: str
+    container: str
+    pod: str
+    ifname: str
+
+
+class Pool(Record):
+    """An IPPool. name: of the object. range: "10.0.0.0/24". network: `network_name`, "" without one. node: whose slice
+    it is, "" if it is none."""
+
+    __slots__ = ("name", "range", "network", "node", "allocations")
+    name: str
+    range: str
+    network: str
+    node: str
+    allocations: list[Allocation]
+
+
+class Reservation(Record):
+    """An OverlappingRangeIPReservation: an address that is unique over the pools of a network."""
+
+    __slots__ = ("name", "network", "address", "container", "pod", "ifname")
+    name: str
+    network: str
+    address: str
+    container: str
+    pod: str
+    ifname: str
+
+
+class Slices(Record):
+    """A NodeSlicePool. name: the network's. slices: [(node or "" if it is free, range)]."""
+
+    __slots__ = ("name", "range", "slice_size", "slices")
+    name: str
+    range: str
+    slice_size: str
+    slices: list[tuple[str, str]]
+
+
+class Whereabouts(Record):
+    """All of it, each list by name. unreadable: what cannot be understood, as texts for people."""
+
+    __slots__ = ("pools", "reservations", "slices", "unreadable")
+    pools: list[Pool]
+    reservations: list[Reservation]
+    slices: list[Slices]
+    unreadable: list[str]
+
+
+def read_whereabouts(store: KubernetesStore, namespace: str = "") -> Whereabouts:
+    """Read the objects of whereabouts. namespace: where they are; without it that of the kubeconfig's context, else
+    kube-system. Raises StoreAway, also if the cluster has no whereabouts."""
+    api = store.api
+    base = f"{BASE}/namespaces/{namespace or api.namespace or NAMESPACE}"
+    found = Whereabouts([], [], [], [])
+    for it in api.list_all(f"{base}/nodeslicepools", optional=True):
+        found.slices.append(to_slices(it))
+    for it in api.list_all(f"{base}/ippools"):
+        try:
+            found.pools.append(to_pool(it, found))
+        except ValueError as e:
+            found.unreadable.append(f"IPPool {it['metadata']['name']}: {e}")
+    known = {(pool.network, one.address) for pool in found.pools for one in pool.allocations}
+    for it in api.list_all(f"{base}/overlappingrangeipreservations"):
+        try:
+            found.reservations.append(to_reservation(it, known))
+        except ValueError as e:
+            found.unreadable.append(f"OverlappingRangeIPReservation {it['metadata']['name']}: {e}")
+    for records in (found.pools, found.reservations, found.slices):
+        records.sort(key=lambda record: record.name)
+    return found
+
+
+def to_slices(document: Object) -> Slices:
+    spec, status = document.get("spec") or {}, document.get("status") or {}
+    return Slices(document["metadata"]["name"], spec.get("range", ""), spec.get("sliceSize", ""),
+                  [(it.get("nodeName", ""), it.get("sliceRange", "")) for it in status.get("allocations") or []])
+
+
+def to_pool(document: Object, found: Whereabouts) -> Pool:
+    """Raises ValueError. Allocations whose offset is none are noted as unreadable."""
+    name, spec = document["metadata"]["name"], document.get("spec") or {}
+    packed, prefix = address.read_cidr(spec.get("range", ""))
+    network, node = parts_of(name, spec["range"], found.slices)
+    pool = Pool(name, address.cidr_text(packed, prefix), network, node, [])
+    for offset, one in sorted((spec.get("allocations") or {}).items(), key=lambda it: (len(it[0]), it[0])):
+        try:
+            ip = address.ip_text(address.plus(packed, int(offset)))
+        except (ValueError, OverflowError):
+            found.unreadable.append(f"IPPool {name}: allocation {offset!r} of {one.get('podref', '?')}")
+            continue
+        pool.allocations.append(Allocation(ip, *holder_of(one, "id")))
+    return pool
+
+
+def to_reservation(document: Object, known: set[tuple[str, str]]) -> Reservation:
+    """known: the (network, address) of pools, which decide if a name can be read in two ways. Raises ValueError."""
+    name, spec = document["metadata"]["name"], document.get("spec") or {}
+    readings = []
+    words = name.split("-")
+    for i in range(len(words)):
+        text = "-".join(words[i:])
+        for separator in ("-", ":"):
+            try:
+                packed = address.read_ip(text.replace("-", separator))
+            except ValueError:
+                continue
+            readings.append(("-".join(words[:i]), address.ip_text(packed)))
+    if not readings:
+        raise ValueError("its name has no address")
+    network, ip = next((one for one in readings if one in known), readings[0])
+    return Reservation(name, network, ip, *holder_of(spec, "containerid"))
+
+
+def holder_of(fields: dict[str, Any], container: str) -> tuple[str, str, str]:
+    """(container, pod, ifname)"""
+    return fields.get(container, ""), fields.get("podref", ""), fields.get("ifname", "")
+
+
+def parts_of(name: str, cidr: str, slices: list[Slices]) -> tuple[str, str]:
+    """(network, node) in the name of a pool. Raises ValueError."""
+    end = object_name(cidr)
+    if name != end and not name.endswith(f"-{end}"):
+        raise ValueError(f"its name does not end with its range {cidr}")
+    rest = name.removesuffix(end).removesuffix("-")
+    for pool in slices:
+        for node, part in pool.slices:
+            if node and part == cidr and (rest == node or rest.endswith(f"-{node}")):
+                return rest.removesuffix(node).removesuffix("-"), node
+    return rest, ""
+
+
+def object_name(cidr: str) -> str:
+    """A range as whereabouts has it in names."""
+    ip, _, length = cidr.partition("/")
+    return f"{ip}{'0' if ip.endswith(':') else ''}-{length}".replace(":", "-")
