@@ -32,8 +32,8 @@ def ip_text(packed: bytes) -> str:
 def read_cidr(text: str) -> tuple[bytes, int]:
     """`address/prefix` as (packed, prefix length), host bits kept. Raises ValueError."""
     try:
-        ip, slash, length = text.partition("/")
-        if not slash or not length.isascii() or not length.isdigit():
+        ip, _, length = text.partition("/")
+        if not length.isdigit() or not length.isascii():
             raise ValueError
         prefix = int(length)
         packed = read_ip(ip)

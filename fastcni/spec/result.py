@@ -71,32 +71,36 @@ def ip(value: Any) -> str:
     return address.ip_text(address.read_ip(value)) if text(value) else ""
 
 
-# The shapes: rows of (key, kind, what is printed if it is unset; None: nothing) in the order of printing. A tuple of
-# rows is an object, [kind] a list. The same table validates, orders and prints.
+# The shapes: rows of (key, kind, what is printed if it is unset; None: nothing) in the order of printing. A shape is an
+# object, [kind] a list. The same table validates, orders and prints.
 
+def shape(*rows: Any) -> dict[str, Any]:
+    """{key in lower case: row}, because keys match in any case."""
+    return {row[0].lower(): row for row in rows}
+
+
+UNKNOWN = "", None, None       # the row of any other key
 ZERO_COUNTS, REALS = (index, real_index), (real, real_index)
-DNS = (("nameservers", [text], None), ("domain", text, None), ("search", [text], None),
-       ("options", [text], None))
-DNS_SORTED = tuple(sorted(DNS, key=lambda row: row[0]))
-ROUTE = (("dst", cidr, UNSET_CIDR), ("gw", ip, None), ("mtu", integer, None), ("advmss", integer, None),
-         ("priority", integer, None), ("table", index, None), ("scope", index, None))
+DNS = shape(("nameservers", [text], None), ("domain", text, None), ("search", [text], None), ("options", [text], None))
+DNS_SORTED = dict(sorted(DNS.items()))
+ROUTE = shape(("dst", cidr, UNSET_CIDR), ("gw", ip, None), ("mtu", integer, None), ("advmss", integer, None),
+              ("priority", integer, None), ("table", index, None), ("scope", index, None))
 
-IP_OF_A = (("ip", cidr, UNSET_CIDR), ("gateway", ip, None), ("routes", [ROUTE], None))
-SHAPE_A: Any = (("cniVersion", text, None), ("ip4", IP_OF_A, None), ("ip6", IP_OF_A, None), ("dns", DNS, {}))
+IP_OF_A = shape(("ip", cidr, UNSET_CIDR), ("gateway", ip, None), ("routes", [ROUTE], None))
+SHAPE_A = shape(("cniVersion", text, None), ("ip4", IP_OF_A, None), ("ip6", IP_OF_A, None), ("dns", DNS, {}))
 
-INTERFACE_B = (("name", text, ""), ("mac", text, None), ("sandbox", text, None))
-IP_OF_B = (("version", text, ""), ("interface", index, None), ("address", cidr, UNSET_CIDR),
-           ("gateway", ip, None))
-SHAPE_B: Any = (("cniVersion", text, None), ("interfaces", [INTERFACE_B], None), ("ips", [IP_OF_B], None),
-           ("routes", [ROUTE], None), ("dns", DNS, {}))
+INTERFACE_B = shape(("name", text, ""), ("mac", text, None), ("sandbox", text, None))
+IP_OF_B = shape(("version", text, ""), ("interface", index, None), ("address", cidr, UNSET_CIDR), ("gateway", ip, None))
+SHAPE_B = shape(("cniVersion", text, None), ("interfaces", [INTERFACE_B], None), ("ips", [IP_OF_B], None),
+                ("routes", [ROUTE], None), ("dns", DNS, {}))
 
-INTERFACE_C = (("mac", text, None), ("mtu", real, None), ("name", text, ""), ("pciID", text, None),
-               ("sandbox", text, None), ("socketPath", text, None))
-IP_OF_C = (("address", cidr, UNSET_CIDR), ("gateway", ip, None), ("interface", real_index, None))
-ROUTE_C = (("advmss", real, None), ("dst", cidr, UNSET_CIDR), ("gw", ip, None), ("mtu", real, None),
-           ("priority", real, None), ("scope", real_index, None), ("table", real_index, None))
-SHAPE_C: Any = (("cniVersion", text, None), ("dns", DNS_SORTED, None), ("interfaces", [INTERFACE_C], None),
-           ("ips", [IP_OF_C], None), ("routes", [ROUTE_C], None))
+INTERFACE_C = shape(("mac", text, None), ("mtu", real, None), ("name", text, ""), ("pciID", text, None),
+                    ("sandbox", text, None), ("socketPath", text, None))
+IP_OF_C = shape(("address", cidr, UNSET_CIDR), ("gateway", ip, None), ("interface", real_index, None))
+ROUTE_C = shape(("advmss", real, None), ("dst", cidr, UNSET_CIDR), ("gw", ip, None), ("mtu", real, None),
+                ("priority", real, None), ("scope", real_index, None), ("table", real_index, None))
+SHAPE_C = shape(("cniVersion", text, None), ("dns", DNS_SORTED, None), ("interfaces", [INTERFACE_C], None),
+                ("ips", [IP_OF_C], None), ("routes", [ROUTE_C], None))
 
 SHAPES = (SHAPE_A, SHAPE_B, SHAPE_C)
 VERSIONS = (("", "0.1.0", "0.2.0"), ("0.3.0", "0.3.1", "0.4.0"), ("1.0.0", "1.1.0"))
@@ -123,7 +127,7 @@ def create(version: str, document: Any) -> Result:
 def create_any(document: Any) -> Result:
     """Do the same as create(), by the version that the document names, 0.1.0 if it names none."""
     try:
-        version = read({} if document is None else document, SHAPE_A[:1]).get("cniVersion", "")
+        version = read({} if document is None else document, shape(SHAPE_A["cniversion"])).get("cniVersion", "")
     except CniError as e:
         raise CniError(e.code, f"decoding version from network config: {e}") from None
     return create(version or OLDEST, document)
@@ -132,7 +136,7 @@ def create_any(document: Any) -> Result:
 def read(value: Any, kind: Any, where: str = "result") -> Any:
     """A value checked against its kind; of an object the members that its rows name. Raises CniError 6."""
     try:
-        if type(kind) is tuple:
+        if type(kind) is dict:
             return read_object(value, kind, where)
         if type(kind) is list:
             return read_list(value, kind[0], where)
@@ -146,9 +150,9 @@ def read(value: Any, kind: Any, where: str = "result") -> Any:
 def read_object(value: Any, rows: Any, where: str) -> Result:
     if type(value) is not dict:
         raise TypeError(f"expected an object, got {shown(value)}")
-    known, found = {row[0].lower(): row for row in rows}, {}
+    found = {}
     for key, item in value.items():
-        name, kind, _ = known.get(key.lower(), ("", None, None))
+        name, kind, _ = rows.get(key.lower(), UNKNOWN)
         if kind and (item is not None or kind is cidr):
             found[name] = read(item, kind, f"{where}.{name}")
     return found
@@ -165,7 +169,7 @@ def arrange(values: Result, rows: Any, *, printed: bool = False) -> Result:
     """A result, or a part of it, with its keys in order. Unset members are left out or have the table's value.
     printed: numbers that are printed as floats are floats."""
     found = {}
-    for key, kind, unset in rows:
+    for key, kind, unset in rows.values():
         value = values.get(key)
         if value:
             if type(value) is not str:
@@ -178,9 +182,9 @@ def arrange(values: Result, rows: Any, *, printed: bool = False) -> Result:
 
 
 def arrange_value(value: Any, kind: Any, printed: bool) -> Any:
-    if type(kind) is tuple:
+    if type(kind) is dict:
         return arrange(value, kind, printed=printed)
-    if type(kind) is list and type(kind[0]) is tuple:
+    if type(kind) is list and type(kind[0]) is dict:
         return [arrange(item, kind[0], printed=printed) for item in value]
     return json.normalize(value) if printed and kind in REALS else value
 
@@ -234,7 +238,7 @@ def add_ip_version(result: Result) -> Result:
     """1.0.0 to 0.4.0; the members of interfaces that 1.1.0 added are dropped, the members of routes that it added
     stay."""
     ips = [{**one, "version": "4" if is_ip4(one["address"]) else "6"} for one in result.get("ips", ())]
-    interfaces = [{key: one[key] for key, _, _ in INTERFACE_B if key in one}
+    interfaces = [{key: one[key] for key, _, _ in INTERFACE_B.values() if key in one}
                   for one in result.get("interfaces", ())]
     return {**result, "ips": ips, "interfaces": interfaces}
 

@@ -13,6 +13,8 @@ from node.conftest import LIST, Host
 from fastcni.kernel.nft_elements import concat, ifname, protocol, service
 from fastcni.kernel.rtnl import Link
 from fastcni.kit.call import names
+from fastcni.kit.call.mode import Mode
+from fastcni.kit.call.request import Request
 from fastcni.node import address_dirs, caches, confs, iptables, namespaces, pod_files, tables
 from fastcni.node.attachments import Places, collect
 from fastcni.node.merge import Facts, Group, merge
@@ -42,6 +44,10 @@ COMMIT
 -A CNI-FORWARD -d 10.88.0.2/32 -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT
 COMMIT
 """.splitlines()
+
+
+def mark_of(network, container_id):
+    return names.mark(Request(Mode(), name=network, container_id=container_id, ifname="eth0"))
 
 
 def facts(*sightings, state=UNKNOWN, **more):
@@ -113,14 +119,14 @@ def test_data_dirs_of_delegates_are_found():
     ("hostport-pods", ifname("0b65a318f52e521"), service(3), "3 elements", 0),
 ])
 def test_keys_of_elements_are_read(name, key, value, text, ports):
-    found = tables.read_element("there", name, key, value, names.attachment_mark("n", "c", "eth0"), lambda _: "")
+    found = tables.read_element("there", name, key, value, mark_of("n", "c"), lambda _: "")
     assert found.text == text and len(found.ports) == ports
     assert (found.network, found.container_id, found.ifname, found.author) == ("n", "c", "eth0", FASTCNI)
 
 
 def test_a_cut_mark_is_recognised():
     """nftables keeps 127 bytes of a comment, and a mark with a link and a long id has more."""
-    mark = names.attachment_mark("net1", LONG_ID, "eth0")
+    mark = mark_of("net1", LONG_ID)
     hashes, _, text = mark.partition(", ")
     whole, cut = tables.read_mark(mark), tables.read_mark(f"{hashes}, link: 12, {text}"[:127])
     assert (whole["id"], whole["cut"], whole["link"]) == (LONG_ID, "", "")

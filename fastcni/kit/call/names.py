@@ -54,13 +54,8 @@ def mark(req: Request) -> str:
 
         6c3bf4d2..-a7f0e5b8.., net: mynet, if: eth0, id: container1
     """
-    return attachment_mark(req.name, req.container_id, req.ifname)
-
-
-def attachment_mark(name: str, container_id: str, ifname: str) -> str:
-    """Return the owner mark of an attachment."""
-    text = f"net: {name}, if: {ifname}, id: {container_id}".replace('"', "")
-    return f"{hashes(name, container_id, ifname)}, {text}"
+    text = f"net: {req.name}, if: {req.ifname}, id: {req.container_id}".replace('"', "")
+    return f"{req.hashes}, {text}"
 
 
 def hashes(name: str, container_id: str, ifname: str) -> str:

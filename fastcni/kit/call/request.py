@@ -59,6 +59,7 @@ class Request:
         self.opened: list[Closable] = []
         self.warnings: list[str] = []
         self.released: list[dict[str, str]] = []
+        self._hashes = ""
 
     def delegate(self, plugin: str, conf: dict[str, Any] | None = None) -> Request:
         """The same request for another plugin type, as a delegate is called (spec section 4). `conf` takes the place of
@@ -77,6 +78,15 @@ class Request:
     def release(self, what: str, of: str = "") -> None:
         """For GC: note that `what` was released, and which attachment had it, where that is known."""
         self.released.append({"plugin": self.plugin, "what": what, "of": of})
+
+    @property
+    def hashes(self) -> str:
+        """names.hashes() of the attachment, computed once."""
+        if not self._hashes:
+            from fastcni.kit.call import names
+
+            self._hashes = names.hashes(self.name, self.container_id, self.ifname)
+        return self._hashes
 
     @property
     def valid_attachments(self) -> set[tuple[str, str]]:

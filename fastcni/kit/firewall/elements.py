@@ -122,7 +122,7 @@ class Store:
         Elements that another thread restores meanwhile are the attachment's. CniError 11 if another attachment has one
         of the elements by now.
         """
-        own = names.hashes(req.name, req.container_id, req.ifname)
+        own = req.hashes
 
         def taken(present: list[Found]) -> None:
             for name, comment in [(name, comment) for name, _, comment in present if not comment.startswith(own)]:
@@ -177,7 +177,7 @@ class Store:
 
     def missing(self, req: Request, items: Sequence[Item]) -> list[Item]:
         """Return those of the items that are not there with the request's mark."""
-        mark = names.hashes(req.name, req.container_id, req.ifname)
+        mark = req.hashes
         there = {(name, key) for name, key, comment in self.present(req, items) if comment.startswith(mark)}
         return [item for item in items if item[:2] not in there]
 
@@ -225,7 +225,7 @@ class Store:
         These are the `known` items; `present` are those of them that are there. If fewer are there than known, or than
         `number`, all sets are read.
         """
-        mark = names.hashes(req.name, req.container_id, req.ifname)
+        mark = req.hashes
         owned = [(name, key) for name, key, comment in present if comment.startswith(mark)]
         if not owned or len(owned) < (len(known) if number is None else number):
             owned = self._marked(req, mark)

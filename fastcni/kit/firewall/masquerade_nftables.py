@@ -24,7 +24,6 @@ As `nft list table inet fastcni` prints it:
 from __future__ import annotations
 
 from fastcni.kernel import nft, nft_elements, nft_rules
-from fastcni.kit.call import names
 from fastcni.kit.firewall import elements, rulesets
 from fastcni.kit.firewall.table import COMMENT, FAMILY, LENGTHS, SUFFIXES, TABLE
 from fastcni.spec import address as addresses
@@ -74,8 +73,8 @@ def delete(req: Request, given: Collection[bytes], found: Collection[bytes]) -> 
     The addresses `found` on the link do not matter: a pod can add any number to it.
     """
     store().delete(req, [(PODS + SUFFIXES[len(packed)], packed, None) for packed in given])
-    mark = names.hashes(req.name, req.container_id, req.ifname)
-    rulesets.delete_rules(req.mode, FAMILY, REFERENCE_TABLE, REFERENCE_CHAIN, lambda comment: comment.startswith(mark))
+    rulesets.delete_rules(req.mode, FAMILY, REFERENCE_TABLE, REFERENCE_CHAIN,
+                          lambda comment: comment.startswith(req.hashes))
 
 
 def gc(req: Request) -> None:

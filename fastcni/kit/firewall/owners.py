@@ -14,7 +14,6 @@ configuration, GC knows the attachment, and a late DEL takes nothing from the po
 from __future__ import annotations
 
 from fastcni.kernel import nft, nft_elements
-from fastcni.kit.call import names
 from fastcni.kit.firewall import elements
 from fastcni.kit.firewall.table import COMMENT, FAMILY, LENGTHS, SUFFIXES, TABLE
 from fastcni.spec import address as addresses
@@ -69,7 +68,7 @@ class OwnerRecords(Addresses):
         """
         if not self.used(req):
             return list(ips), []
-        mark, items = names.hashes(req.name, req.container_id, req.ifname), self.items(ips)
+        mark, items = req.hashes, self.items(ips)
         present = self.present(req, items)
         others = {key for _, key, comment in present if not comment.startswith(mark)}
         owned = self.owned(req, items, present)

@@ -63,7 +63,7 @@ def store() -> Store:
 
 def add(req: Request, conf: Conf) -> None:
     """Map the ports. Raises CniError 11, which names the owner, if another attachment has one of them."""
-    own, asked = names.hashes(req.name, req.container_id, req.ifname), claims(conf)
+    own, asked = req.hashes, claims(conf)
 
     def taken(present: list[Found]) -> None:
         for name, key, comment in present:
@@ -128,14 +128,15 @@ def taken_by(mapping: Mapping, name: str, key: bytes, comment: str) -> CniError:
 
 def items(req: Request, conf: Conf) -> list[Item]:
     """Return the elements of a request, that of hostport-pods first."""
-    found: dict[Place, Any] = {(PODS, pod_key(req)): b""}
+    own = PODS, pod_key(req)
+    found: dict[Place, Any] = {own: b""}
     for length, (packed, prefix) in conf.pod.items():
         for mapping in conf.mappings_for(length):
             found[where(mapping, length)] = concat(packed, nft_elements.service(mapping.container_port))
             if conf.snat:
                 found[HAIRPINS[length], packed + port_key(mapping.protocol, mapping.container_port)] = None
                 found[HAIRPIN_PODS[length], packed] = FROM_ALL if conf.masq_all else from_chain(packed, prefix)
-    found[PODS, pod_key(req)] = nft_elements.service(min(len(found), MAX_COUNTED))
+    found[own] = nft_elements.service(min(len(found), MAX_COUNTED))
     return [(*key, value) for key, value in found.items()]
 
 
@@ -151,7 +152,7 @@ def port_key(protocol: str, port: int) -> bytes:
 
 
 def pod_key(req: Request) -> bytes:
-    return nft_elements.ifname(names.digest(names.hashes(req.name, req.container_id, req.ifname), POD_KEY))
+    return nft_elements.ifname(names.digest(req.hashes, POD_KEY))
 
 
 def claims(conf: Conf) -> dict[Place, Mapping]:

@@ -32,7 +32,7 @@ def names_of(req: Request) -> tuple[str, str]:
 
 def is_own(req: Request, link: Link) -> bool:
     """Return whether the link has the mark of this attachment."""
-    return link.alias.startswith(MARK + names.hashes(req.name, req.container_id, req.ifname))
+    return link.alias.startswith(MARK + req.hashes)
 
 
 def add(req: Request, mtu: int, undo: Undo) -> Link:
