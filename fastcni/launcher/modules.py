@@ -9,6 +9,7 @@ from importlib import metadata
 from types import CodeType
 
 import fastcni
+from fastcni.kit.ipam.cluster.site_packages import NEEDED
 from fastcni.launcher.strip import stripped
 
 PACKAGE = os.path.dirname(os.path.abspath(fastcni.__file__))
@@ -44,8 +45,18 @@ def own(more: dict[str, str]) -> dict[str, Module]:
         source = read(os.path.join(os.path.dirname(PACKAGE), path))
         if path == "fastcni/plugins/__init__.py" and more:
             source += f"\nTABLE.update({dict(sorted(more.items()))!r})\n".encode()
+        if path == "fastcni/kit/ipam/cluster/site_packages.py":
+            source += f"\nFOLDERS = {site_packages()!r}\n".encode()
         add_module(modules, path, source)
     return modules
+
+
+def site_packages() -> tuple[str, ...]:
+    """The folders of the packages that fastcni imports only if a configuration needs them. If these are in a virtual
+    environment, the interpreter of the plugin files, which is the one behind it, does not know them."""
+    specs = [importlib.util.find_spec(name) for name in NEEDED]
+    folders = [os.path.dirname(os.path.dirname(spec.origin)) for spec in specs if spec and spec.origin]
+    return tuple(dict.fromkeys(folders))
 
 
 def library() -> dict[str, Module]:

@@ -123,7 +123,8 @@ class Client:
         self.user: str = settings.get("username", "")
         self.password: str = settings.get("password", "")
         self.password_file: str = settings.get("password_file", "")
-        self.gateway, self.token = 0, ""
+        self.gateway = 0
+        self.token: str | None = None                   # None: not asked for yet
         self.history: tuple[str, int] | None = None     # (cluster id, revision) of the last read or transaction
         self._noted = 0.0
 
@@ -204,15 +205,17 @@ class Client:
     def _with_token(self, path: str, attempt: Callable[[str], Any]) -> Any:
         """attempt() with the path of the gateway that the cluster has; once more with a new token if the token is too
         old."""
-        token = self.token = self.token or self._authenticate()
+        renewed = self.token is None
+        if self.token is None:
+            self.token = self._authenticate()
         while True:
             try:
                 return attempt(GATEWAYS[self.gateway] + path)
             except Refused as e:
                 if is_unknown_path(e) and self.gateway + 1 < len(GATEWAYS):
                     self.gateway += 1
-                elif self.user and is_old_token(e) and token:
-                    token, self.token = "", self._authenticate()
+                elif self.user and is_old_token(e) and not renewed:
+                    renewed, self.token = True, self._authenticate()
                 else:
                     raise
 
@@ -221,9 +224,9 @@ class Client:
         if not self.user:
             return ""
         body = {"name": self.user, "password": self._password()}
+        self.token = None               # with an old one etcd would refuse this, too
         while True:
-            answer = self.http.request("POST", GATEWAYS[self.gateway] + "/auth/authenticate", body, headers={
-                "Authorization": ""})
+            answer = self.http.request("POST", GATEWAYS[self.gateway] + "/auth/authenticate", body)
             if answer.status == 200:
                 token: str = answer.document["token"]
                 return token
@@ -271,7 +274,8 @@ def is_unknown_path(e: Refused) -> bool:
 
 
 def is_old_token(e: Refused) -> bool:
-    return e.code == UNAUTHENTICATED or "auth token" in e.text or "revision of auth store is old" in e.text
+    return e.code == UNAUTHENTICATED or any(
+        text in e.text for text in ("auth token", "revision of auth store is old", "user name is empty"))
 
 
 def away(e: Refused) -> StoreAway:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from fastcni.kit.ipam.cluster.contract import ALIVE, DEAD, NODE_TTL_S, Changed, Fenced, Node, StoreAway
 from fastcni.kit.ipam.cluster.etcd_client import Client, Refused, away, below, exists, get, put, revision_is, value_is
 from fastcni.kit.ipam.cluster.etcd_keys import Keys, read_nodes
+from fastcni.kit.ipam.cluster.etcd_watch import Watch
 from fastcni.spec import json
 
 TYPE_CHECKING = False
@@ -31,6 +32,7 @@ class EtcdNodes:
     def __init__(self, settings: dict[str, Any]) -> None:
         self.etcd = Client(settings)
         self.keys = Keys(settings.get("prefix", "/fastcni/v1"))
+        self.watched = Watch(self.etcd, self.keys)
         self.node_ttl = int(settings.get("node_ttl", NODE_TTL_S))
 
     def history(self) -> tuple[str, int]:

@@ -81,41 +81,52 @@ class Copy:
             del self.parts[name]
 
 
-def watch(etcd: Client, keys: Keys, changed: Callable[[Event], object], stop: Callable[[], bool]) -> None:
-    """See contract.Store."""
-    copy = Copy(keys, changed)
-    revision = copy.load(etcd)
-    while not stop():
-        opened = monotonic()
-        try:
-            revision = follow(etcd, keys, copy, revision, stop)
-        except StoreAway:
-            if monotonic() - opened < REOPEN_S:
-                raise
+class Watch:
+    """The watch of a store. What one call has seen is kept, so that the next one reports what is gone."""
 
+    def __init__(self, etcd: Client, keys: Keys) -> None:
+        self.etcd, self.keys = etcd, keys
+        self.last = Copy(keys, lambda event: None)
 
-def follow(etcd: Client, keys: Keys, copy: Copy, revision: int, stop: Callable[[], bool]) -> int:
-    """Watch from behind a revision until stop(), or until another endpoint should be asked. Return the revision of the
-    last change. Raises StoreAway if the watch is lost."""
-    endpoint = ""
+    def run(self, changed: Callable[[Event], object], stop: Callable[[], bool]) -> None:
+        """See contract.Store."""
+        copy = Copy(self.keys, changed)
+        revision = copy.load(self.etcd)
+        before, self.last = self.last, copy
+        for gone in [record for key, record in before.records.items() if key not in copy.records] + [
+                node for name, node in before.nodes.items() if name not in copy.nodes]:
+            changed(Event(gone, True))
+        while not stop():
+            opened = monotonic()
+            try:
+                revision = self._follow(copy, revision, stop)
+            except StoreAway:
+                if monotonic() - opened < REOPEN_S:
+                    raise
 
-    def leave() -> bool:        # requests have left the endpoint of the watch: it may be silent because it hangs
-        return stop() or (bool(endpoint) and etcd.http.endpoints[etcd.http.good] != endpoint)
+    def _follow(self, copy: Copy, revision: int, stop: Callable[[], bool]) -> int:
+        """Watch from behind a revision until stop(), or until another endpoint should be asked. Return the revision of
+        the last change. Raises StoreAway if the watch is lost."""
+        endpoint, http = "", self.etcd.http
 
-    with etcd.watch(*keys.watched(), revision + 1, leave, IDLE_S) as stream:
-        endpoint = stream.endpoint
-        for document in stream:
-            result = document.get("result")
-            if result is None or (result.get("canceled") and not result.get("compact_revision")):
-                etcd.token = ""         # which may be why
-                raise StoreAway(f"etcd at {endpoint} ended the watch: {document.get('error') or result}"[:300])
-            now = int(result["header"]["revision"])
-            if result.get("canceled") or now < revision:
-                return copy.load(etcd)
-            events = result.get("events", ())
-            copy.update([read_pair(each["kv"]) for each in events if each.get("type") != "DELETE"],
-                        [read_pair(each["kv"]).key for each in events if each.get("type") == "DELETE"])
-            revision = max(revision, now)
-    if not leave():
-        raise StoreAway(f"etcd at {endpoint} ended the watch")
-    return revision
+        def leave() -> bool:        # requests have left the endpoint of the watch: it may be silent because it hangs
+            return stop() or bool(endpoint and http.endpoints[http.good] != endpoint)
+
+        with self.etcd.watch(*self.keys.watched(), revision + 1, leave, IDLE_S) as stream:
+            endpoint = stream.endpoint
+            for document in stream:
+                result = document.get("result", {})
+                compacted = bool(result.get("compact_revision"))
+                if not result or (result.get("canceled") and not compacted):
+                    self.etcd.token = None      # its age may be why
+                    raise StoreAway(f"etcd at {endpoint} ended the watch: {document.get('error') or result}"[:300])
+                now = int(result["header"].get("revision", 0))
+                if compacted or now < revision:
+                    return copy.load(self.etcd)
+                events = result.get("events", ())
+                copy.update([read_pair(each["kv"]) for each in events if each.get("type") != "DELETE"],
+                            [read_pair(each["kv"]).key for each in events if each.get("type") == "DELETE"])
+                revision = now
+        if not leave():
+            raise StoreAway(f"etcd at {endpoint} ended the watch")
+        return revision

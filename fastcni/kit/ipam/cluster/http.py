@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 REQUEST_TIMEOUT_S = 5.0         # for all endpoints together
 ENDPOINT_TIMEOUT_S = 1.5        # for each but the last, if there are several
 STREAM_IDLE_S = 3600.0
+HUNG_UP = ("EOF", "closed", "reset", "pipe", "certificate required")
 STOP_CHECK_MS = 500             # how often a stream asks whether to stop
 AWAY = (502, 503, 504)          # what an endpoint answers, or a proxy before it, that cannot reach its own service
 
@@ -118,7 +119,7 @@ class Http:
         try:
             response, endpoint = self._ask_each(method, path, body, headers, self.timeout, whole=False)
         except Stopped:
-            raise StoreAway(f"{self.service}: stopped") from None
+            return Stream(self, None, "", stop, idle)
         finally:
             self._now.stop = None
         return Stream(self, response, endpoint, stop, idle)
@@ -131,8 +132,11 @@ class Http:
             pools.close()
 
     def away(self, endpoint: str, failure: BaseException) -> StoreAway:
-        """The StoreAway of a failure."""
-        return StoreAway(f"{self.service} at {endpoint}: {reason(failure)}")
+        """The StoreAway of a failure. With TLS 1.3 a server that wants a client certificate may just hang up."""
+        why = reason(failure)
+        if endpoint.startswith("https:") and not self.tls.cert and any(text in why for text in HUNG_UP):
+            why += "; the configuration names no client certificate"
+        return StoreAway(f"{self.service} at {endpoint}: {why}")
 
     def _ask_each(self, method: str, path: str, body: Any, headers: dict[str, str] | None, seconds: float,
                   whole: bool) -> tuple[Any, str]:
@@ -191,12 +195,13 @@ class Http:
 class Stream:
     """The documents of an answer without end: `for document in stream`. Use it in one thread, in a `with` block.
 
-    status: of HTTP. If it is not 200, `answer()` has the body.
+    status: of HTTP. If it is not 200, `answer()` has the body. If stop() was true before there was an answer, it is 200
+    and there are no documents.
     """
 
     def __init__(self, http: Http, response: Any, endpoint: str, stop: Callable[[], object], idle: float) -> None:
         self.http, self.response, self.endpoint, self.stop, self.idle = http, response, endpoint, stop, idle
-        self.status: int = response.status
+        self.status: int = response.status if response else 200
 
     def answer(self) -> Answer:
         """All of the answer, for one that ends. Raises StoreAway."""
@@ -215,7 +220,8 @@ class Stream:
 
     def close(self) -> None:
         """Close the connection."""
-        self.response.close()
+        if self.response:
+            self.response.close()
 
     def __enter__(self) -> Stream:
         return self
@@ -226,6 +232,8 @@ class Stream:
     def _pieces(self, seconds: float) -> Iterator[bytes]:
         """The body as it comes. seconds: the longest silence."""
         now, response = self.http._now, self.response
+        if not response:
+            return
         # Without chunks, a longer read would wait until it is complete.
         pieces = response.stream(1 << 16 if response.chunked else 1, decode_content=False)
         while True:

@@ -17,8 +17,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-MAX_CONNECTIONS = 16            # kept for each endpoint; more threads than that open connections of their own
+MAX_CONNECTIONS = 64            # kept for each endpoint. For more threads urllib3 opens others, and logs a warning
 PEM = "-----BEGIN"
+# (level, option, value) of setsockopt(2): TCP_NODELAY, and an end after 40 s for a peer that has vanished
+SOCKET_OPTIONS = ((6, 1, 1), (1, 9, 1), (6, 4, 20), (6, 5, 5), (6, 6, 4))
 
 
 class Reader(RawIOBase):
@@ -145,7 +147,8 @@ class Pools:
             named = {"ssl_context": self.tls.context(), "cert_reqs": checked}
             if self.tls.server_name:
                 named |= {"server_hostname": self.tls.server_name, "assert_hostname": self.tls.server_name}
-        pool: Any = self.urllib3.connection_from_url(endpoint, maxsize=MAX_CONNECTIONS, **named)
+        pool: Any = self.urllib3.connection_from_url(endpoint, maxsize=MAX_CONNECTIONS,
+                                                     socket_options=SOCKET_OPTIONS, **named)
         pool.ConnectionCls = connection_class(pool.ConnectionCls, self.wait)
         return pool
 

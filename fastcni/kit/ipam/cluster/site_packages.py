@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import sys
 
+NEEDED = ("urllib3", "yaml")
+FOLDERS: tuple[str, ...] = ()           # where they were when the plugin file was made: launcher/modules.py adds it
+
 
 def make_importable() -> None:
-    """Append the interpreter's folders of site-packages to sys.path, as the site module would. Their .pth files are not
-    read."""
+    """Append FOLDERS and the interpreter's folders of site-packages to sys.path, as the site module would. Their .pth
+    files are not read."""
     if "site" in sys.modules:
         return
     import site  # under -S it only defines functions; Debian's knows dist-packages
 
-    sys.path += [folder for folder in site.getsitepackages() if folder not in sys.path]
+    sys.path += [folder for folder in (*FOLDERS, *site.getsitepackages()) if folder not in sys.path]

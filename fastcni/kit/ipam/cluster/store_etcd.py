@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import time
 
-from fastcni.kit.ipam.cluster import etcd_watch
 from fastcni.kit.ipam.cluster.contract import (
     ACTIVE,
     ALIVE,
@@ -244,7 +243,7 @@ class EtcdStore(EtcdNodes):
         return self._all(Use, self.keys.uses(space))
 
     def watch(self, changed: Callable[[Event], object], stop: Callable[[], bool]) -> None:
-        etcd_watch.watch(self.etcd, self.keys, changed, stop)
+        self.watched.run(changed, stop)
 
     def close(self) -> None:
         self.etcd.close()
