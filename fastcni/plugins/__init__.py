@@ -24,8 +24,10 @@ INTERFACE = {
     "vlan": "fastcni.plugins.vlan",
 }
 IPAM = {
+    "cluster": "fastcni.plugins.cluster",
     "host-local": "fastcni.plugins.host_local",
     "static": "fastcni.plugins.static",
+    "whereabouts": "fastcni.plugins.cluster",
 }
 CHAINED = {
     "bandwidth": "fastcni.plugins.bandwidth",

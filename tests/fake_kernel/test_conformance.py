@@ -14,6 +14,7 @@ CASES = {
                   [{"ingressRate": 1}, {"egressBurst": -1}]),
     "bridge": ({"isGateway": True}, [{"mtu": "big"}, {"vlan": 5000}, {"ipam": {"type": "ptp"}}]),
     "bridge, masquerade": ({"isGateway": True, "ipMasq": True, "macspoofchk": True}, []),
+    "cluster": ({}, [{"ipam": {"type": "cluster"}}, {"ipam": {"type": "cluster", "range": "nonsense"}}]),
     "dummy": ({}, [{"ipam": {}}]),
     "firewall": ({}, [{"ingressPolicy": "none"}]),
     "firewall, nftables": ({"backend": "nftables", "ingressPolicy": "same-bridge"}, []),
@@ -36,6 +37,7 @@ CASES = {
                [{"mac": "zz"}, {"sysctl": {"kernel.panic": "1"}}]),
     "vlan": ({"master": "up0", "vlanId": 5}, [{"vlanId": 5000}]),
     "vrf": ({"vrfname": "blue"}, [{"vrfname": ""}, {"table": -1}]),
+    "whereabouts": ({}, [{"ipam": {"type": "whereabouts", "ipRanges": [{}]}}]),
 }
 
 
@@ -54,6 +56,9 @@ class TestOwnPlugins(Conformance):
         node.add_link("down0", "")
         if self.plugin in ("flannel", "host-device", "tuning"):
             self.conf = {**CASES[self.case][0], "dataDir": str(self.runtime.data / self.plugin)}
+        if self.plugin in ("cluster", "whereabouts"):
+            self.conf = {"ipam": {"type": self.plugin, "range": "10.22.0.0/16", "dataDir": str(self.runtime.data),
+                                  "store": {"type": "local", "path": str(self.runtime.folder / "store")}}}
         if self.plugin == "flannel":
             self.conf["ipam"] = {"dataDir": str(self.runtime.data)}
             self.conf["subnetFile"] = str(self.runtime.folder / "subnet.env")
@@ -73,7 +78,7 @@ class TestOwnPlugins(Conformance):
 
 # -- the class notices a plugin that breaks a promise ------------------------------------------------------
 
-ONE_STEP = ("static", "host-local", "loopback", "firewall")     # their ADD has nothing to roll back
+ONE_STEP = ("cluster", "static", "host-local", "whereabouts", "loopback", "firewall")     # their ADD has nothing to roll back
 ENDS_WITH_THE_POD = ("static", "sbr", "tuning")                 # what their ADD makes
 
 

@@ -21,7 +21,9 @@ from fastcni.spec.errors import CniError
 
 DOCS = Path(__file__).parents[2] / "docs" / "plugins.md"
 # The keys that make a configuration complete enough to be read.
-NEEDED = {"dummy": {"ipam": {"type": "static"}}, "host-device": {"device": "eth9"},
+RANGE = {"ipam": {"range": "10.0.0.0/24"}}
+NEEDED = {"cluster": RANGE, "whereabouts": RANGE,
+          "dummy": {"ipam": {"type": "static"}}, "host-device": {"device": "eth9"},
           "host-local": {"ipam": {"ranges": [[{"subnet": "10.0.0.0/24"}]]}}, "ipvlan": {"ipam": {"type": "static"}},
           "static": {"ipam": {}}, "vlan": {"master": "eth9", "ipam": {"type": "static"}}, "vrf": {"vrfname": "blue"}}
 CAPABILITIES = {"mac": 7, "ips": 7, "ipRanges": 7, "portMappings": 7, "bandwidth": 7, "deviceID": 7}     # 7 is no value
@@ -30,6 +32,7 @@ CAPABILITIES = {"mac": 7, "ips": 7, "ipRanges": 7, "portMappings": 7, "bandwidth
 REFUSED = {
     "bandwidth": ({"ingressRate": -1}, 7, "ingressRate: expected an integer from 0 up"),
     "bridge": ({"hairpinMode": True, "promiscMode": True}, 7, "cannot set hairpin mode and promiscuous mode"),
+    "cluster": ({"ipam": {}}, 7, "no IP ranges specified"),
     "dummy": ({"ipam": {}}, 7, "dummy interface requires an IPAM configuration"),
     "firewall": ({"ingressPolicy": "nobody"}, 7, "nobody"),
     "flannel": ({"delegate": 7}, 7, "delegate: expected an object, got number 7"),
@@ -46,9 +49,11 @@ REFUSED = {
     "tuning": ({"mtu": "x"}, 7, "mtu: expected an integer"),
     "vlan": ({"vlanId": 4095}, 7, "invalid VLAN ID 4095"),
     "vrf": ({"vrfname": ""}, 7, "configuration is expected to have a valid vrf name"),
+    "whereabouts": ({"ipam": {"range": "10.0.0.0/33"}}, 7, "ipam.range: invalid CIDR address: 10.0.0.0/33"),
 }
-# Compared with nothing: the Go plugins of Debian, 1.1.1, do not have them.
-NOT_IN_PEER = ("dummy", "tap")
+# Compared with nothing: the Go plugins of Debian, 1.1.1, do not have them. whereabouts is no part of these either, and
+# needs a Kubernetes cluster to run at all.
+NOT_IN_PEER = ("cluster", "dummy", "tap", "whereabouts")
 
 
 def read(kind, args="", **keys):

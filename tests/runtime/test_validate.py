@@ -83,6 +83,20 @@ HOST_LOCAL = {"type": "host-local", "subnet": "10.2.0.0/24", "rangeStart": "10.2
                            "gateway": "10.1.0.1"}]],
               "routes": [{"dst": "0.0.0.0/0", "gw": "10.1.0.1", "mtu": 1400, "advmss": 1300, "priority": 5, "table": 7,
                           "scope": 0}]}
+CLUSTER_RANGE = {"range": "10.3.0.0/24", "range_start": "10.3.0.5", "range_end": "10.3.0.99",
+                 "exclude": ["10.3.0.7/32"], "gateway": "10.3.0.1"}
+CLUSTER = {"type": "cluster", **CLUSTER_RANGE, "ipRanges": [{**CLUSTER_RANGE, "range": "10.4.0.0/24"}], "routes": [],
+           "addresses": [{"address": "10.5.0.2/24", "gateway": "10.5.0.1"}], "dns": DNS, "network_name": "x",
+           "enable_overlapping_ranges": False, "node_slice_size": "/28", "leader_lease_duration": 1500,
+           "leader_renew_deadline": 1000, "leader_retry_period": 500, "log_file": "/run/x", "log_level": "debug",
+           "reconciler_cron_expression": "30 4 * * *", "sleep_for_race": 0, "configuration_path": "/run/x",
+           "kubernetes": {"kubeconfig": "/run/x", "k8s_api_root": "https://[::1]"}, "datastore": "kubernetes",
+           "etcd_host": "x", "etcd_username": "x", "etcd_password": "x", "etcd_key_file": "x", "etcd_cert_file": "x",
+           "etcd_ca_cert_file": "x", "sticky": "pod", "cool_down": 30, "exclude_gateway": True, "block_size": 28,
+           "block_size6": 124, "node_name": "x", "dataDir": "/run/x", "fsync": True, "serve_after_loss": 3600,
+           "reclaim_after": 86400}
+ETCD = {"type": "etcd", "endpoints": ["https://[::1]:2379"], "ca": "/run/x", "cert": "/run/x", "key": "/run/x",
+        "username": "x", "password": "x", "password_file": "/run/x", "prefix": "/x", "node_ttl": 60, "dead_after": 600}
 DEVICE = {"ipam": HOST_LOCAL, "dns": DNS, "enabledad": True, "disableIPv6": False}
 # {case: a configuration with every key of that plugin}
 COMPLETE = {
@@ -95,6 +109,8 @@ COMPLETE = {
                "disableContainerInterface": False, "portIsolation": True,
                "capabilities": {"mac": True, "ips": True, "ipRanges": True}},
     "bridge, trunk": {"vlanTrunk": [{"minID": 3, "maxID": 5}, {"id": 9}], "ipam": {}},
+    "cluster": {"ipam": CLUSTER | {"store": ETCD}},
+    "cluster, local": {"ipam": CLUSTER | {"store": {"type": "local", "path": "/run/x"}}},
     "dummy": {**DEVICE, "capabilities": {"mac": True}},
     "firewall": {"backend": "iptables", "iptablesAdminChainName": "A", "firewalldZone": "trusted",
                  "ingressPolicy": "same-bridge"},
@@ -122,6 +138,9 @@ COMPLETE = {
                "allmulti": True, "txQLen": 5, "dataDir": "/run/x", "capabilities": {"mac": True}},
     "vlan": {**DEVICE, "master": "eth9", "vlanId": 5, "mtu": 1400, "linkInContainer": False},
     "vrf": {"vrfname": "blue", "table": 7},
+    "whereabouts": {"ipam": CLUSTER | {"type": "whereabouts", "store": {
+        "type": "kubernetes", "kubeconfig": "/run/x", "k8s_api_root": "https://[::1]", "context": "x",
+        "namespace": "x"}}},
 }
 
 

@@ -31,10 +31,12 @@ class Range:
     first, last       the bounds, both included
     spans     what can be given of these, in order, without what is excluded
     gateway   packed, or None: the pod's gateway in the result
+    block_size  the prefix length of blocks that is configured; 0: none, `bits`: each address is claimed by itself
     """
 
-    __slots__ = ("bits", "first", "gateway", "last", "network", "prefix", "spans")
+    __slots__ = ("bits", "block_size", "first", "gateway", "last", "network", "prefix", "spans")
     bits: int
+    block_size: int
     first: int
     gateway: bytes | None
     last: int
@@ -70,6 +72,8 @@ class Range:
     def wanted_prefix(self) -> int:
         """The length of a block's prefix for a space that has no grid yet. A small range gets smaller blocks, so that
         there are blocks for several nodes: 16 of 16 addresses for a /24."""
+        if 0 < self.block_size < self.bits:
+            return self.block_size
         width = (self.last - self.first).bit_length()           # host bits of what is given
         if width - SHARES < 3:                                  # too small for blocks: one address at a time
             return USUAL[self.bits]
@@ -83,7 +87,7 @@ class Range:
     def is_tiny(self, prefix: int) -> bool:
         """Whether it has so few blocks that each address is claimed by itself."""
         first, last = self.blocks(prefix)
-        return last - first + 1 < FEWEST
+        return self.block_size == self.bits or (last - first + 1 < FEWEST and prefix != self.block_size)
 
     def inside(self, network: int, prefix: int) -> Iterator[Span]:
         """The spans of a block that this range may give."""
@@ -94,9 +98,9 @@ class Range:
 
 
 def make_range(bits: int, network: int, prefix: int, bounds: Span, excluded: Iterable[Span]) -> Range:
-    """A Range of a subnet, its bounds, and spans that are not given; its gateway is None."""
+    """A Range of a subnet, its bounds, and spans that are not given; without gateway."""
     one = Range()
-    one.bits, one.network, one.prefix, one.gateway = bits, network, prefix, None
+    one.bits, one.network, one.prefix, one.gateway, one.block_size = bits, network, prefix, None, 0
     one.first, one.last = bounds
     one.spans = tuple(without(bounds, excluded))
     return one

@@ -1,0 +1,284 @@
+"""Give addresses of this node's own blocks. No remote call: what is missing is claimed by claims.py.
+
+The address that was released longest ago is given first, and one that is cooling down only if no other is free in the
+own blocks. Every function needs the space open, and so locked, unless it opens it.
+"""
+
+from __future__ import annotations
+
+import posix
+
+from fastcni.kit.ipam.address_files import owner_of, owner_text
+from fastcni.kit.ipam.cluster.grid import to_int, to_packed
+from fastcni.kit.ipam.cluster.node_state import KEPT_OWNER, MadeSpace, Space, more_lines
+from fastcni.kit.ipam.cluster.released import HELD, boottime
+from fastcni.spec import address
+from fastcni.spec.errors import INTERNAL, INVALID_CONFIG, TRY_AGAIN_LATER, CniError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from fastcni.kit.call.request import Request
+    from fastcni.kit.ipam.cluster.conf import Keys
+    from fastcni.kit.ipam.cluster.contract import Single
+    from fastcni.kit.ipam.cluster.grid import Range
+    from fastcni.kit.ipam.cluster.requested import Requested
+
+CONFIRM_S = 300.0       # after so many seconds without a confirmation by the store, ADD asks for one
+TRY_S = 20.0            # but not more often than this
+MAX_PARTS = 16          # blocks in which the address released longest ago is searched for
+MAX_RACES = 100         # addresses whose files another program has made without the lock
+
+
+class Attachment:
+    """What an ADD, DEL or CHECK is about, and what an ADD has been given.
+
+    keys, asked     see conf.py and requested.py
+    container, ifname, network, owner   of the attachment; owner is the content of its files
+    taken           for each range the packed address, None: still missing
+    fresh           the addresses among them that this ADD has taken: its rollback releases these
+    handed          [(packed, owner before, its lines)]: of another sandbox of the pod; the rollback gives them back
+    claimed         the Singles that this ADD has claimed; kept: [(before, after)] of those that it took over
+    """
+
+    __slots__ = ("asked", "claimed", "container", "fresh", "handed", "ifname", "kept", "keys", "network", "owner",
+                 "taken")
+    asked: Requested
+
+    def __init__(self, req: Request, keys: Keys) -> None:
+        self.keys, self.network = keys, req.name
+        self.container, self.ifname = req.container_id, req.ifname
+        self.owner = owner_of(req.container_id, req.ifname)
+        self.taken: list[bytes | None] = []
+        self.fresh: list[bytes] = []
+        self.handed: list[tuple[bytes, bytes, bytes]] = []
+        self.claimed: list[Single] = []
+        self.kept: list[tuple[Single, Single]] = []
+
+    @property
+    def sticky(self) -> bool:
+        return self.keys.sticky and bool(self.asked.pod)
+
+    def more(self, *marks: str) -> bytes:
+        """The lines behind the owner in its files."""
+        return more_lines(self.network, self.asked.pod, " ".join(mark for mark in marks if mark))
+
+    def missing(self) -> list[int]:
+        return [i for i, packed in enumerate(self.taken) if packed is None]
+
+
+def give(req: Request, it: Attachment) -> str:
+    """Give what the own blocks have. Return "" if nothing is missing, else what to do: "confirm" or "claim". Raises
+    CniError: 11 for a requested address that another has, 7 for a folder of another node."""
+    with MadeSpace(it.keys, req.warn) as space:
+        if unconfirmed(space):
+            return "confirm"
+        check_loss(space)
+        if not it.taken:
+            it.taken = [None] * len(it.keys.ranges)
+            give_again(space, it)
+        if not it.sticky:               # a sticky address may be kept for the pod, anywhere
+            for i in it.missing():
+                give_one(space, it, i)
+        if it.missing():
+            return "claim"
+        note_pod(space, it)
+    return ""
+
+
+def unconfirmed(space: Space) -> bool:
+    """Whether the store has to be asked now whether this node is still what it was. Raises CniError 7."""
+    state, keys = space.state, space.keys
+    if state.node and state.node != keys.node:
+        raise CniError(INVALID_CONFIG, f'{space.files.path} is the state of node "{state.node}", and this node is '
+                       f'"{keys.node}"', "was it renamed? ipam.node_name can give it its old name")
+    if not state.node:
+        return False                    # it has no block, so it has to claim one
+    now, confirmed, tried = boottime(), space.times.confirmed(), space.times.tried()
+    return not (confirmed and now - confirmed < CONFIRM_S) and not (tried and now - tried < TRY_S)
+
+
+def check_loss(space: Space) -> None:
+    """Raises CniError 11 if the configuration says that this node must not give addresses any more."""
+    limit, confirmed = space.keys.serve_after_loss, space.times.confirmed()
+    if limit and space.state.node and boottime() - confirmed > limit:
+        raise CniError(TRY_AGAIN_LATER, f"the store has not confirmed this node for more than {limit} s",
+                       "ipam.serve_after_loss is the limit; is the store reachable?")
+
+
+# -- what the attachment has already --------------------------------------------------------------------
+
+def give_again(space: Space, it: Attachment) -> None:
+    """A repeated ADD, and the ADD of another sandbox of the same pod, get the addresses that there are."""
+    held = space.addresses_of(it.owner)
+    if not held and it.asked.pod:
+        held = take_from_sandbox(space, it)
+    for i, one in enumerate(it.keys.ranges):
+        wanted = it.asked.wanted[i]
+        packed = next((p for p in held if one.contains(p) and one.has(to_int(p))), None)
+        if packed is None:
+            continue
+        if wanted not in (None, packed):
+            raise CniError(INTERNAL, f"{address.ip_text(packed)} has been allocated to {it.container}, and "
+                           f"{address.ip_text(wanted)} is requested now")
+        held.remove(packed)
+        it.taken[i] = packed
+
+
+def take_from_sandbox(space: Space, it: Attachment) -> list[bytes]:
+    """Hand over the addresses of the pod's former sandbox: its interface of this network in another container."""
+    found = []
+    for packed in space.addresses_of_pod(it.asked.pod, it.ifname):
+        name = address.ip_text(packed)
+        owner = space.files.read_owner(name) or b""
+        network, pod, marks = space.files.note(name)
+        container, _, ifname = owner.decode("utf-8", "replace").partition("\r\n")
+        if (network, pod, ifname) == (it.network, it.asked.pod, it.ifname) and not marks and \
+                not container.startswith(KEPT_OWNER):
+            it.handed.append((packed, owner, more_lines(network, pod, marks)))
+            space.hand_over(packed, owner, it.owner, it.more())
+            found.append(packed)
+    return found
+
+
+def note_pod(space: Space, it: Attachment) -> None:
+    if it.asked.pod and (it.fresh or it.handed):
+        space.note_pod(it.asked.pod, it.ifname, [packed for packed in it.taken if packed])
+
+
+# -- giving -----------------------------------------------------------------------------------------------
+
+def give_one(space: Space, it: Attachment, i: int, mark: str = "") -> None:
+    """Give an address of range `i` out of the own blocks, if there is one: the requested or the next one. Raises
+    CniError 11 if another has the requested one."""
+    one, wanted = it.keys.ranges[i], it.asked.wanted[i]
+    if wanted is not None:
+        if space.state.own_block(wanted) is None:
+            return
+        take_fixed(space, it, wanted, mark)
+        packed: bytes | None = wanted
+    else:
+        space.files.more = it.more(mark)
+        packed = take_next(space, one, it.owner)
+    if packed is not None:
+        it.fresh.append(packed)
+        it.taken[i] = packed
+
+
+def take_fixed(space: Space, it: Attachment, packed: bytes, *marks: str) -> None:
+    """Take a certain address. Raises CniError 11 naming the holder."""
+    space.files.more = it.more(*marks)
+    if not space.take(packed, it.owner):
+        raise CniError(TRY_AGAIN_LATER, f"requested IP address {address.ip_text(packed)} is not available: "
+                       f"{holder_text(space, packed)}", "delete that pod, or request another address")
+    if own := space.state.own_block(packed):
+        number = to_int(packed)
+        space.times.give(own.at + number - own.first, number, packed)
+
+
+def holder_text(space: Space, packed: bytes) -> str:
+    """Who has an address of this node: 'pod ns/name (container c1, eth0) on node "a" has it since 2026-01-01 ...'."""
+    import time
+
+    name = address.ip_text(packed)
+    owner = space.files.read_owner(name) or b""
+    _, pod, _ = space.files.note(name)
+    try:
+        since = posix.stat(name, dir_fd=space.files.fd).st_mtime
+    except OSError:
+        since = time.time()
+    when = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(since))
+    who = f"pod {pod} (container {owner_text(owner)})" if pod else f"container {owner_text(owner)}"
+    if owner.startswith(KEPT_OWNER.encode()):
+        who = f"an address kept for pod {pod or owner_text(owner)}"
+    return f'{who} on node "{space.keys.node}" has it since {when}'
+
+
+def take_next(space: Space, one: Range, owner: bytes) -> bytes | None:
+    """Take the next address of a range out of the own blocks, packed; None if none is free."""
+    for _ in range(MAX_RACES):
+        packed = next_address(space, one)
+        if packed is None:
+            return None
+        own = space.state.own_block(packed)
+        if own is not None:
+            number = to_int(packed)
+            space.times.give(own.at + number - own.first, key_of(one), packed)
+        if space.take(packed, owner):
+            return packed               # else another owner has it, and the index knows this now
+    return None
+
+
+def key_of(one: Range) -> int:
+    """The cursor of a range, see released.py."""
+    return (one.network >> one.bits - one.prefix) + one.prefix + one.first + one.last
+
+
+def next_address(space: Space, one: Range) -> bytes | None:
+    """The next free address behind the one that was given last; if that one is cooling down, the one that was released
+    longest ago."""
+    spans = space.state.plan(one).spans
+    if not spans:
+        return None
+    after = space.times.cursor(key_of(one), one.bits // 8)
+    for first, last in search_order(spans, after):
+        packed: bytes | None = space.index.next_free(first, last)
+        if packed is None:
+            continue
+        own = space.state.own_block(packed)
+        when = space.times.released_at(own.at + to_int(packed) - own.first) if own else 0
+        if when == 0 or when + space.keys.cool_down <= boottime():
+            return packed
+        return oldest(space, one, packed) or packed
+    return None
+
+
+def search_order(spans: list[tuple[bytes, bytes]], after: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """The spans from the address behind `after` on, and around to it."""
+    for i, (first, last) in enumerate(spans):
+        if after < last:
+            if after < first:
+                yield from spans[i:]
+                yield from spans[:i]
+                return
+            yield address.plus(after, 1), last
+            yield from spans[i + 1:]
+            yield from spans[:i]
+            yield first, after
+            return
+    yield from spans
+
+
+def oldest(space: Space, one: Range, after: bytes) -> bytes | None:
+    """The free address that was released longest ago, in the blocks from that of `after` on."""
+    parts = space.state.plan(one).parts
+    number = to_int(after)
+    start = next((i for i, part in enumerate(parts) if part[0] <= number <= part[1]), 0)
+    best, found = HELD, None
+    for first, last, place in (parts[start:] + parts[:start])[:MAX_PARTS]:
+        when, i = space.times.oldest(place, last - first + 1)
+        packed = to_packed(one.bits, first + i)
+        if when < best and not space.index.is_held(packed):
+            best, found = when, packed
+        if best + space.keys.cool_down <= boottime():
+            break
+    return found
+
+
+# -- taking back ------------------------------------------------------------------------------------------
+
+def take_back(req: Request, it: Attachment) -> None:
+    """The rollback of ADD: what it has taken is free again, what it took over from another sandbox is that one's."""
+    if not it.fresh and not it.handed:
+        return
+    with Space(it.keys, req.warn) as space:
+        if space is None:
+            return
+        for packed in it.fresh:
+            if space._has_owner(packed, it.owner):
+                space.drop_file(packed, it.owner)
+        for packed, owner, more in it.handed:
+            if space._has_owner(packed, it.owner):
+                space.hand_over(packed, it.owner, owner, more)
+

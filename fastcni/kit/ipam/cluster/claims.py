@@ -1,0 +1,336 @@
+"""Claim what this node's own blocks do not have: blocks, and single addresses (singles.py).
+
+Calls to the store are made under the claim lock of the space, so that many ADDs that miss a block claim one. The lock
+of the space is not held meanwhile: DEL, and the ADDs of other ranges, go on.
+
+A crash between a claim and the note of it in blocks.json is harmless: the claim is repeated, or rejoin() finds the
+block in the store.
+"""
+
+from __future__ import annotations
+
+import posix
+
+from fastcni._system import open_regular, unlock
+from fastcni.kernel import waiting
+from fastcni.kit.call.files import make_folders
+from fastcni.kit.call.names import digest
+from fastcni.kit.ipam.cluster import allocate, singles
+from fastcni.kit.ipam.cluster.contract import ACTIVE, NODE_TTL_S, Changed, Fenced, Node, StoreAway, Taken
+from fastcni.kit.ipam.cluster.grid import cidr_text, read_block
+from fastcni.kit.ipam.cluster.node_state import FOLDER, STICKY, MadeSpace
+from fastcni.kit.ipam.cluster.released import boottime
+from fastcni.kit.ipam.cluster.stores import store_of, store_text
+from fastcni.kit.ipam.store import boot_id
+from fastcni.spec import json
+from fastcni.spec.errors import IO_FAILURE, TRY_AGAIN_LATER, CniError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from types import TracebackType
+    from typing import Any
+
+    from fastcni.kit.call.request import Request
+    from fastcni.kit.ipam.cluster.allocate import Attachment
+    from fastcni.kit.ipam.cluster.conf import Keys
+    from fastcni.kit.ipam.cluster.contract import Block, Store
+    from fastcni.kit.ipam.cluster.grid import Range
+    from fastcni.kit.ipam.cluster.node_state import State
+
+    Warn = Callable[[str], object]
+
+MAX_TRIES = 64          # claims that others win, each behind a look at all blocks
+MAX_BLOCKS = 64         # blocks that one ADD claims: more than one only if others take their addresses first
+
+
+class ClaimLock:
+    """The lock around calls to the store about a space, inside `with`. Raises CniError 5 and 11."""
+
+    __slots__ = ("fd", "path")
+
+    def __init__(self, keys: Keys) -> None:
+        self.path, self.fd = f"{keys.data_dir.rstrip('/')}/{keys.space}/{FOLDER}/claim.lock", -1
+
+    def __enter__(self) -> None:
+        flags = posix.O_RDONLY | posix.O_CREAT | posix.O_NOFOLLOW
+        try:
+            try:
+                self.fd = open_regular(self.path, flags, 0o600)
+            except FileNotFoundError:
+                make_folders(self.path.rpartition("/")[0], 0o700)
+                self.fd = open_regular(self.path, flags, 0o600)
+        except OSError as e:
+            raise CniError(IO_FAILURE, f"open {self.path}: {e.strerror} (errno {e.errno})") from None
+        if not waiting.lock(self.fd, waiting.LOCK_TIMEOUT_S):
+            self.__exit__(None, None, None)
+            raise CniError(TRY_AGAIN_LATER, f"lock {self.path}: not free within {waiting.LOCK_TIMEOUT_S:g} s",
+                           "another request of this node waits for the store; is the store slow?")
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: TracebackType | None) -> None:
+        unlock(self.fd)
+        posix.close(self.fd)
+
+
+def provide(req: Request, it: Attachment) -> None:
+    """Give an ADD what give() has not found, by claims. Raises CniError: 11 with the reason if there is nothing."""
+    with ClaimLock(it.keys):
+        store = store_of(req.mode, it.keys.store)
+        try:
+            try:
+                _provide(req, it, store)
+            except (Fenced, Changed):
+                rejoin(store, it.keys, req.warn)
+                _provide(req, it, store)
+        except StoreAway as e:
+            raise away(req, it, e) from None
+        except (Fenced, Changed) as e:
+            raise CniError(TRY_AGAIN_LATER, f'node "{it.keys.node}" cannot write to the store: {e}',
+                           "it was declared dead or forgotten a moment ago") from None
+
+
+def _provide(req: Request, it: Attachment, store: Store) -> None:
+    me = ready(store, it.keys, req.warn, it.keys.ranges)
+    singles.finish_later(store, it.keys, req.warn)
+    if it.sticky:
+        singles.give_sticky(req, it, store, me)
+    for _ in range(MAX_BLOCKS):
+        with MadeSpace(it.keys, req.warn) as space:
+            for i in it.missing():
+                allocate.give_one(space, it, i, STICKY if it.sticky else "")
+            grid = space.state.grid
+            if not it.missing():
+                break
+            check_hold(space.state)
+        for i in it.missing():
+            if it.asked.wanted[i] is not None:
+                singles.give_fixed(req, it, store, me, i)
+            elif it.keys.ranges[i].is_tiny(grid[it.keys.ranges[i].family]):
+                singles.give_single(req, it, store, me, i)
+        left = [it.keys.ranges[i] for i in it.missing()]
+        exhausted = claim_for(store, me, it.keys, left, req.warn) if left else None
+        for i in it.missing():
+            if it.keys.ranges[i] is exhausted:          # addresses of shared blocks are left
+                singles.give_single(req, it, store, me, i)
+    if it.sticky:
+        singles.hold_sticky(req, it, store, me)
+    if it.missing():
+        raise CniError(TRY_AGAIN_LATER, "other pods took the addresses of each block that was claimed")
+    with MadeSpace(it.keys, req.warn) as space:
+        allocate.note_pod(space, it)
+
+
+def away(req: Request, it: Attachment, why: StoreAway) -> CniError:
+    """The error of an ADD that needs the store."""
+    texts = []
+    with MadeSpace(it.keys, req.warn) as space:
+        for i in it.missing():
+            plan = space.state.plan(it.keys.ranges[i])
+            size = sum(last - first + 1 for first, last, _ in plan.parts)
+            texts.append(f"{it.keys.ranges[i]}: {size} in this node's {len(plan.parts)} blocks, none of them free"
+                         if plan.parts else f"{it.keys.ranges[i]}: this node has no block of it")
+    return CniError(TRY_AGAIN_LATER, f"cannot claim addresses: the store {store_text(it.keys.store)} is away: {why}",
+                    "; ".join(texts))
+
+
+# -- the node ---------------------------------------------------------------------------------------------
+
+def ready(store: Store, keys: Keys, warn: Warn, ranges: Sequence[Range]) -> Node:
+    """This node as the store knows it, joined, and the grid of the ranges' families. Raises what the store raises."""
+    with MadeSpace(keys, warn) as space:
+        state = space.state
+    settings = json.write(keys.store, sort=True).decode()
+    if not state.node or state.boot != boot_id().decode() or state.store != settings:
+        rejoin(store, keys, warn)
+    wanted: dict[str, int] = {}
+    for one in ranges:
+        wanted[one.family] = min(wanted.get(one.family, 128), one.wanted_prefix())
+    with MadeSpace(keys, warn) as space:
+        state = space.state
+        if not wanted.keys() <= state.grid.keys():
+            new = state.copy()
+            new.grid = store.grid(keys.space, wanted)       # once in the life of a space on this node
+            space.save(new)
+        return node_of(space.state)
+
+
+def node_of(state: State) -> Node:
+    return Node(state.node, state.epoch, state.boot)
+
+
+def confirm(store: Store, keys: Keys, warn: Warn) -> None:
+    """Give a sign of life, and note that the store knows this node. If it was declared dead, or has rebooted, or the
+    store was restored, see what is left of its blocks. Raises StoreAway."""
+    with MadeSpace(keys, warn) as space:
+        space.times.note_confirmed(False)
+        state = space.state
+    if not state.node:
+        return
+    try:
+        if state.boot == boot_id().decode():
+            store.keep_alive(node_of(state))
+    except (Fenced, Changed):
+        rejoin(store, keys, warn)
+        return
+    if state.boot != boot_id().decode() or restored(state.history, store.history()):
+        rejoin(store, keys, warn)
+        return
+    with MadeSpace(keys, warn) as space:
+        space.times.note_confirmed(True)
+
+
+def confirm_once(req: Request, keys: Keys) -> None:
+    """confirm() for an ADD. If the store is away, this node goes on with the blocks that it has."""
+    with ClaimLock(keys):
+        with MadeSpace(keys, req.warn) as space:
+            if not allocate.unconfirmed(space):
+                return                  # another request has done it meanwhile
+        try:
+            confirm(store_of(req.mode, keys.store), keys, req.warn)
+        except StoreAway as e:
+            req.warn(f"the store {store_text(keys.store)} is away, going on with own blocks: {e}")
+
+
+def rejoin(store: Store, keys: Keys, warn: Warn) -> Node:
+    """Join, and compare the blocks in the store with those of blocks.json: adopt those of a former epoch, claim again
+    what a restored store has lost, and give no address any more of what another has. Needs the claim lock. Raises
+    StoreAway, and Fenced or Changed if it happens again meanwhile."""
+    me = store.join(keys.node, boot_id().decode(), "")
+    there = {block.cidr: block for block in store.blocks(keys.space, keys.node)}
+    with MadeSpace(keys, warn) as space:
+        old = space.state
+    mine: list[Block] = []
+    lost: list[str] = []
+    for cidr in sorted({*old.blocks, *there}):
+        block = assert_block(store, me, keys.space, cidr, there.get(cidr))
+        if block is None:
+            lost.append(cidr)
+        else:
+            mine.append(block)
+    held = store.singles(keys.space, keys.node)
+    now = store.history()
+    with MadeSpace(keys, warn) as space:
+        new = space.state.copy()
+        new.node, new.epoch, new.boot = me.name, me.epoch, me.boot_id
+        new.store = json.write(keys.store, sort=True).decode()
+        for block in mine:
+            new.add_block(block.cidr, block.epoch, block.since)
+        for cidr in lost:
+            new.drop_block(cidr)
+            warn(f"block {cidr} of space {keys.space} is not this node's any more: no new address is given of it")
+        if restored(old.history, now):
+            new.hold = boottime() + NODE_TTL_S
+            warn(f"the store {store_text(keys.store)} was restored or replaced: no block is claimed for "
+                 f"{NODE_TTL_S:g} s, while the nodes claim their own again")
+        new.history = now
+        singles.note_ended(space, new, held)
+        space.save(new)
+        space.times.note_confirmed(True)
+    return me
+
+
+def assert_block(store: Store, me: Node, space: str, cidr: str, block: Block | None) -> Block | None:
+    """The block as this node's own, or None if it is lost."""
+    try:
+        if block is None:
+            return store.claim(me, [(space, cidr)])[0]
+        if (block.state, block.epoch) == (ACTIVE, me.epoch):
+            return block
+        return store.adopt(me, block)
+    except (Taken, Changed):
+        return None
+
+
+def restored(before: tuple[str, int], now: tuple[str, int]) -> bool:
+    """Whether the store is another one than before, or older."""
+    return bool(before[0]) and (now[0] != before[0] or now[1] < before[1])
+
+
+def check_hold(state: State) -> None:
+    if (left := state.hold - boottime()) > 0:
+        raise CniError(TRY_AGAIN_LATER, f"no block can be claimed for another {left:.0f} s: the store was restored",
+                       "meanwhile each node claims its own blocks again, so that no address is given twice")
+
+
+# -- blocks -----------------------------------------------------------------------------------------------
+
+def claim_for(store: Store, me: Node, keys: Keys, ranges: Sequence[Range], warn: Warn) -> Range | None:
+    """Claim a block for each range, all or none, and note them. Return a range that has no free block: then none was
+    claimed. Raises CniError 11 and what the store raises."""
+    with MadeSpace(keys, warn) as space:
+        state = space.state
+    known: set[str] = set(state.blocks)
+    for attempt in range(MAX_TRIES):
+        wanted = []
+        for one in ranges:
+            cidr = next(candidates(one, state.grid[one.family], f"{keys.node} {attempt}", known), "")
+            if not cidr:
+                return one
+            if (keys.space, cidr) not in wanted:
+                wanted.append((keys.space, cidr))
+        try:
+            found = store.claim(me, wanted)
+        except Taken as e:
+            if e.by.node == me.name and (mine := adopted(store, me, e.by)):
+                note_blocks(store, keys, [mine], warn)
+                return None
+            known = {*state.blocks, *(block.cidr for block in store.blocks(keys.space))}
+            continue
+        note_blocks(store, keys, found, warn)
+        return None
+    raise CniError(TRY_AGAIN_LATER, f"other nodes took {MAX_TRIES} blocks of "
+                   f"{', '.join(map(str, ranges))} before this one", "many nodes claim blocks at once; it passes")
+
+
+def adopted(store: Store, me: Node, block: Any) -> Block | None:
+    try:
+        return store.adopt(me, block)
+    except Changed:
+        return None
+
+
+def note_blocks(store: Store, keys: Keys, blocks: Sequence[Block], warn: Warn) -> None:
+    """Write claimed blocks into blocks.json. If the store turns out to be restored, they are given back: another node
+    may have had them. Raises CniError 11 then."""
+    now = store.history()
+    with MadeSpace(keys, warn) as space:
+        if not restored(space.state.history, now):
+            new = space.state.copy()
+            new.history = now
+            for block in blocks:
+                new.add_block(block.cidr, block.epoch, block.since)
+            space.save(new)
+            return
+    for block in blocks:
+        store.give_back(block)
+    rejoin(store, keys, warn)
+    with MadeSpace(keys, warn) as space:
+        check_hold(space.state)
+
+
+def candidates(one: Range, prefix: int, seed: str, known: set[str]) -> Iterator[str]:
+    """The cidrs of a range's blocks that are not known to be someone's, from a place that differs from node to node."""
+    shift = one.bits - prefix
+    stretches: list[list[int]] = []
+    for first, last in one.spans:           # in numbers of blocks, those without a free address left out
+        if stretches and first >> shift <= stretches[-1][1]:
+            stretches[-1][1] = last >> shift
+        else:
+            stretches.append([first >> shift, last >> shift])
+    count = sum(last - first + 1 for first, last in stretches)
+    taken = {network >> shift for bits, network, _ in map(read_block, known) if bits == one.bits}
+    start = int(digest(seed, 15), 16) % count
+    for k in range(count):
+        number = nth(stretches, (start + k) % count)
+        if number not in taken:
+            yield cidr_text(one.bits, number << shift, prefix)
+
+
+def nth(stretches: list[list[int]], k: int) -> int:
+    """The k-th number of [[first, last], ...]."""
+    for first, last in stretches:
+        if k <= last - first:
+            return first + k
+        k -= last - first + 1
+    raise IndexError(k)

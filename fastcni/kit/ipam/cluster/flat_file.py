@@ -1,0 +1,67 @@
+"""The flat file of whereabouts: keys of `ipam` for all networks of a node; a network's own keys win.
+
+The first of these files that exists counts: `configuration_path`, which may also name a folder, and PATHS. There need
+not be one. `nodename`, in the folder of the flat file, is the node's name.
+"""
+
+from __future__ import annotations
+
+import posix
+
+from fastcni.kit.call import files
+from fastcni.spec import json
+from fastcni.spec.errors import INVALID_CONFIG, CniError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    Seen = tuple[str, int, int, int]
+
+PATHS = (
+    "/etc/kubernetes/cni/net.d/whereabouts.d/whereabouts.conf",
+    "/etc/cni/net.d/whereabouts.d/whereabouts.conf",
+    "/host/etc/cni/net.d/whereabouts.d/whereabouts.conf",
+)
+NAME = "whereabouts.conf"
+NONE: Seen = ("", 0, 0, 0)
+OWN = "enable_overlapping_ranges"       # whereabouts takes this one from the network only
+
+
+def find(configuration_path: str) -> Seen:
+    """(path, inode, mtime, size) of the flat file, NONE if there is none. Equal values: it has not changed."""
+    own = (configuration_path, f"{configuration_path}/{NAME}") if configuration_path else ()
+    for path in (*own, *PATHS):
+        try:
+            found = posix.stat(path)
+        except (OSError, ValueError):
+            continue
+        if found.st_mode & 0o170000 == 0o100000:        # S_IFREG
+            return path, found.st_ino, found.st_mtime_ns, found.st_size
+    return NONE
+
+
+def merged(ipam: dict[str, Any], seen: Seen) -> dict[str, Any]:
+    """The keys of a network over those of the flat file. As in whereabouts, an empty value does not win. Raises
+    CniError 5 and 7."""
+    if seen is NONE or not (content := files.read(seen[0])):
+        return ipam
+    try:
+        flat = json.read(content)
+    except json.JsonError as e:
+        raise CniError(INVALID_CONFIG, f"{seen[0]}: {e}") from None
+    if not isinstance(flat, dict):
+        raise CniError(INVALID_CONFIG, f"{seen[0]}: expected an object")
+    own = {key.lower() for key, value in ipam.items() if value not in (None, "", 0, [], {})}
+    return ipam | {key: value for key, value in flat.items() if key.lower() not in own and key.lower() != OWN}
+
+
+def node_name(configuration_path: str) -> str:
+    """The content of `nodename`, as whereabouts' installer writes it; "" if there is none. Raises CniError 5."""
+    folders = [path.rpartition("/")[0] for path in PATHS]
+    if configuration_path:
+        folders = [configuration_path, configuration_path.rpartition("/")[0], *folders]
+    for folder in folders:
+        if name := (files.read(f"{folder}/nodename") or b"").decode("utf-8", "replace").strip():
+            return name
+    return ""

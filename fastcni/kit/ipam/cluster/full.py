@@ -1,0 +1,51 @@
+"""What to say when a range is full: which nodes have it, and what to do."""
+
+from __future__ import annotations
+
+from fastcni.kit.ipam.cluster.contract import ACTIVE, QUARANTINE
+from fastcni.kit.ipam.cluster.grid import read_block
+from fastcni.spec import address
+from fastcni.spec.errors import TRY_AGAIN_LATER, CniError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from fastcni.kit.ipam.cluster.conf import Keys
+    from fastcni.kit.ipam.cluster.contract import Store
+    from fastcni.kit.ipam.cluster.grid import Range
+
+MAX_NODES = 20          # that the error names
+
+
+def error(store: Store, keys: Keys, one: Range) -> CniError:
+    """The CniError 11 for a range without a free address. Raises StoreAway."""
+    by_node: dict[str, list[int]] = {}
+    for block in store.blocks(keys.space):
+        bits, network, prefix = read_block(block.cidr)
+        if bits == one.bits and any(one.inside(network, prefix)):
+            counts = by_node.setdefault(block.node, [0, 0])
+            counts[block.state == QUARANTINE] += block.state in (ACTIVE, QUARANTINE)
+    claimed: dict[str, int] = {}
+    for single in store.singles(keys.space):
+        packed = address.read_ip(single.address)
+        if len(packed) * 8 == one.bits and one.has(int.from_bytes(packed, "big")):
+            claimed[single.node] = claimed.get(single.node, 0) + 1
+    names = sorted((by_node.keys() | claimed.keys()) - {""}, key=lambda name: (-sum(by_node.get(name, [])), name))
+    texts = [node_text(name, [*by_node.get(name, [0, 0]), claimed.get(name, 0)]) for name in names[:MAX_NODES]]
+    if len(names) > MAX_NODES:
+        texts.append(f"{len(names) - MAX_NODES} more nodes")
+    dead = any(counts[1] for counts in by_node.values())
+    advice = ["`fastcni ipam list` shows the holders"]
+    if dead:
+        advice.append("`fastcni ipam forget-node NODE` frees the blocks in quarantine, once no pod of that node runs")
+    advice.append("a larger range, or smaller blocks (ipam.block_size) in a new network_name, has room for more nodes")
+    return CniError(TRY_AGAIN_LATER, f'range {one} of space "{keys.space}" is full for node "{keys.node}": '
+                    f"{', '.join(texts) or 'no other node has a block of it'}", "; ".join(advice))
+
+
+COUNTED = (("block", "blocks"), ("block in quarantine", "blocks in quarantine"), ("single address", "single addresses"))
+
+
+def node_text(name: str, counts: list[int]) -> str:
+    """"a has 2 blocks and 1 single address": counts are those of COUNTED."""
+    parts = [f"{count} {words[count > 1]}" for count, words in zip(counts, COUNTED, strict=True) if count]
+    return f"{name} has {' and '.join(parts) or 'nothing'}"

@@ -1,0 +1,398 @@
+"""What this node knows of a space: its blocks, and the addresses that it has given, in one folder with one lock.
+
+    <dataDir>/<space>/          a host-local directory, see kit/ipam/store.py: its lock, address files and index
+        10.0.0.70               "<container id>\\r\\n<ifname>\\r\\n<network>\\r\\n<namespace/pod>\\r\\n<marks>"
+        .cluster/blocks.json    node, epoch, boot id, grid, own blocks: replaced by rename(2), under the lock
+        .cluster/released       the time at which each address of these was released, see released.py
+        .cluster/pods/<digest>  a symbolic link whose text is the addresses of a pod's interface
+        .cluster/claim.lock     flock(2) around calls to the store, see claims.py; the other lock is not held then
+
+An address file's first two lines are its owner, as host-local has them. Marks: "single" if a Single of the store has to
+be released with the address, "sticky" if it is to be kept for the pod. A file with the owner "fastcni:single ..." holds
+an address of an own block for a Single that is kept or another node's: "fastcni:single <pod>\\r\\n<ifname>".
+"""
+
+from __future__ import annotations
+
+import posix
+import time
+
+from fastcni._system import read_file, write_file
+from fastcni.kit.call import names
+from fastcni.kit.call.files import make_folders
+from fastcni.kit.ipam.address_files import AddressFiles
+from fastcni.kit.ipam.cluster.grid import ends, family_of, read_block, to_int, to_packed
+from fastcni.kit.ipam.cluster.released import Released
+from fastcni.kit.ipam.store import Store, boot_id
+from fastcni.spec import address, json
+from fastcni.spec.errors import IO_FAILURE, CniError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+    from typing import Any
+
+    from fastcni.kit.ipam.cluster.conf import Keys
+    from fastcni.kit.ipam.cluster.grid import Range
+
+FOLDER = ".cluster"
+BLOCKS = f"{FOLDER}/blocks.json"
+MAX_BYTES = 64 << 20
+KEPT_OWNER = "fastcni:single"   # how the owner of an address begins that a Single has
+KEPT_STATE = "kept"             # contract.KEPT
+SINGLE, STICKY = "single", "sticky"             # marks
+SETTLED_NS = 50_000_000         # a file changed within the clock's tick can have the same time again
+WRITE = posix.O_CREAT | posix.O_TRUNC | posix.O_NOFOLLOW
+
+
+class Own:
+    """A block of this node: its cidr, bits, first and last address as numbers, the epoch and the unix time of its
+    claim, and the place of its first address in the table of released addresses."""
+
+    __slots__ = ("at", "bits", "cidr", "epoch", "first", "last", "shift", "since")
+
+    def __init__(self, cidr: str, epoch: int, since: float, at: int) -> None:
+        self.cidr, self.epoch, self.since, self.at = cidr, epoch, since, at
+        self.bits, network, prefix = read_block(cidr)
+        self.first, self.last = ends(self.bits, network, prefix)
+        self.shift = self.bits - prefix
+
+    def size(self) -> int:
+        return self.last - self.first + 1
+
+
+class State:
+    """The content of blocks.json. Do not change one that was read: copy() it, and save() the copy.
+
+    node, epoch, boot   as of the last join; node "": it has not joined
+    store, history      the settings of the store as text, and what its history() was
+    grid                {"4": prefix length of a block, "6": ...}
+    blocks              {cidr: Own} whose addresses are given
+    lost                cidrs of blocks that are not this node's any more: their pods keep their addresses
+    later               [{"address", "container", "ifname", "to": "" or "kept"}]: Singles to be released or kept, which
+                        the store could not do yet
+    hold                the CLOCK_BOOTTIME until which no block is claimed, because the store was restored
+    """
+
+    __slots__ = ("blocks", "boot", "epoch", "grid", "history", "hold", "later", "lost", "node", "numbers", "plans",
+                 "store")
+
+    def __init__(self, document: dict[str, Any]) -> None:
+        get = document.get
+        self.node: str = get("node", "")
+        self.epoch: int = get("epoch", 0)
+        self.boot: str = get("boot", "")
+        self.store: str = get("store", "")
+        self.history: tuple[str, int] = tuple(get("history", ("", 0)))
+        self.grid: dict[str, int] = get("grid", {})
+        self.blocks = {row[0]: Own(*row) for row in get("blocks", ())}
+        self.lost: list[str] = get("lost", [])
+        self.later: list[dict[str, str]] = get("later", [])
+        self.hold: float = get("hold", 0.0)
+        self.plans: dict[Range, Plan] = {}
+        self.numbers: dict[tuple[int, int], Own] | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"node": self.node, "epoch": self.epoch, "boot": self.boot, "store": self.store,
+                "history": list(self.history), "grid": dict(self.grid),
+                "blocks": [[own.cidr, own.epoch, own.since, own.at] for own in self.blocks.values()],
+                "lost": list(self.lost), "later": [dict(one) for one in self.later], "hold": self.hold}
+
+    def copy(self) -> State:
+        return State(self.to_dict())
+
+    def add_block(self, cidr: str, epoch: int, since: float) -> None:
+        """Note a block of this node, with a free place in the table of released addresses."""
+        self.numbers = None
+        self.plans.clear()
+        if cidr in self.blocks:
+            old = self.blocks[cidr]
+            self.blocks[cidr] = Own(cidr, epoch, since, old.at)
+            return
+        own, at = Own(cidr, epoch, since, 0), 0
+        for other in sorted(self.blocks.values(), key=lambda one: one.at):
+            if other.at - at >= own.size():
+                break
+            at = max(at, other.at + other.size())
+        own.at = at
+        self.blocks[cidr] = own
+        if cidr in self.lost:
+            self.lost.remove(cidr)
+
+    def drop_block(self, cidr: str) -> None:
+        """Note that no address of a block is given any more. Its place stays taken until nobody has one."""
+        self.numbers = None
+        self.plans.clear()
+        if self.blocks.pop(cidr, None) and cidr not in self.lost:
+            self.lost.append(cidr)
+
+    def own_block(self, packed: bytes) -> Own | None:
+        """The block of this node that has an address."""
+        bits = len(packed) * 8
+        prefix = self.grid.get(family_of(bits))
+        if prefix is None:
+            return None
+        if self.numbers is None:
+            self.numbers = {(own.bits, own.first >> own.shift): own for own in self.blocks.values()}
+        return self.numbers.get((bits, to_int(packed) >> bits - prefix))
+
+    def plan(self, one: Range) -> Plan:
+        """Where a range's addresses are in the own blocks."""
+        if one not in self.plans:
+            self.plans[one] = Plan(self, one)
+        return self.plans[one]
+
+
+class Plan:
+    """The addresses of a range that are in blocks of this node.
+
+    spans  [(packed first, packed last)], in order, as few as possible
+    parts  [(number of the first, of the last address, place of the first one in the table of released addresses)]
+    """
+
+    __slots__ = ("parts", "spans")
+
+    def __init__(self, state: State, one: Range) -> None:
+        self.parts: list[tuple[int, int, int]] = []
+        prefix = state.grid.get(one.family)
+        own = sorted((block for block in state.blocks.values() if block.bits == one.bits), key=lambda b: b.first)
+        for block in own:
+            if block.last >= one.first and block.first <= one.last and prefix is not None:
+                self.parts += ((first, last, block.at + first - block.first)
+                               for first, last in one.inside(block.first, prefix))
+        merged: list[list[int]] = []
+        for first, last, _ in self.parts:
+            if merged and merged[-1][1] + 1 == first:
+                merged[-1][1] = last
+            else:
+                merged.append([first, last])
+        self.spans = [(to_packed(one.bits, first), to_packed(one.bits, last)) for first, last in merged]
+
+
+class Cache:
+    """What was read last of a blocks.json: (how the file looked, State)."""
+
+    __slots__ = ("last",)
+
+    def __init__(self) -> None:
+        self.last: tuple[tuple[int, int, int, int], State] | None = None
+
+
+class SpaceFiles(AddressFiles):
+    """Address files with more lines than host-local's. Only the first two are the owner.
+
+    more   the lines behind the owner, for files that are created
+    notes  {name: [network, pod, marks]} of the files that were read
+    """
+
+    __slots__ = ("more", "notes")
+
+    def __init__(self, data_dir: str, network: str, warn: Callable[[str], object], sync: bool) -> None:
+        super().__init__(data_dir, network, warn, sync)
+        self.more = b""
+        self.notes: dict[str, list[str]] = {}
+
+    def read(self, name: str) -> bytes | None:
+        content = super().read(name)
+        if content is None or content.count(b"\r\n") < 2:
+            return content
+        container, ifname, *notes = content.split(b"\r\n")
+        self.notes[name] = [note.decode("utf-8", "replace") for note in notes]
+        return container + b"\r\n" + ifname
+
+    def create(self, name: str, owner: bytes) -> bytes | None:
+        self.changed = True
+        return super().create(name, owner + self.more)
+
+    def replace(self, name: str, owner: bytes) -> None:
+        """Give the file of an address another owner, in one step. Raises CniError 5."""
+        self.changed = True
+        try:
+            write_file(f"{FOLDER}/new", owner + self.more, WRITE, self.fd, sync=self.sync)
+            posix.rename(f"{FOLDER}/new", name, src_dir_fd=self.fd, dst_dir_fd=self.fd)
+        except OSError as e:
+            raise self.error("replace", name, e) from None
+
+    def note(self, name: str) -> list[str]:
+        """[network, pod, marks] of a file that was read, [""] * 3 for one without."""
+        return [*self.notes.get(name, ()), "", "", ""][:3]
+
+
+def more_lines(network: str, pod: str, marks: str = "") -> bytes:
+    return f"\r\n{network}\r\n{pod}\r\n{marks}".rstrip("\r\n").encode()
+
+
+class Space(Store):
+    """The folder of a space, open and locked inside `with`; see kit/ipam/store.py. `with` gives None if it does not
+    exist and create is False.
+
+    state     State as of now
+    times     the table of released addresses
+    """
+
+    __slots__ = ("keys", "state", "times")
+    files: SpaceFiles
+    state: State
+    times: Released
+
+    def __init__(self, keys: Keys, warn: Callable[[str], object], create: bool = False,
+                 release_former: bool = True) -> None:
+        super().__init__(keys.data_dir, keys.space, warn, create, keys.fsync, release_former)
+        self.keys = keys
+        self.files = SpaceFiles(keys.data_dir, keys.space, warn, keys.fsync)
+        self.times = Released()
+
+    def __enter__(self) -> Space | None:
+        if super().__enter__() is None:
+            return None
+        try:
+            self._open_state()
+        except OSError as e:
+            self.times.close()
+            self._close()
+            raise CniError(IO_FAILURE, f"open {self.files.path}/{FOLDER}: {e.strerror} (errno {e.errno})") from None
+        except BaseException:
+            self._close()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: TracebackType | None) -> None:
+        self.times.close()
+        super().__exit__(kind, error, trace)
+
+    def _begin_boot(self) -> None:
+        self._open_state()              # releasing addresses of the former boot needs it
+        super()._begin_boot()
+
+    def _open_state(self) -> None:
+        if self.times.fd < 0:
+            self.state = read_state(self.files, self.keys.cache)
+            self.times.open(self.files.fd, boot_id())
+
+    def save(self, state: State) -> None:
+        """Write a State and use it. Raises CniError 5."""
+        try:
+            write_file(f"{BLOCKS}.new", json.write(state.to_dict()), WRITE, self.files.fd, sync=self.files.sync)
+            posix.rename(f"{BLOCKS}.new", BLOCKS, src_dir_fd=self.files.fd, dst_dir_fd=self.files.fd)
+        except OSError as e:
+            raise self.files.error("write", BLOCKS, e) from None
+        self.state = state
+
+    def hand_over(self, packed: bytes, old: bytes, new: bytes, more: bytes) -> None:
+        """Give a held address another owner, in one step."""
+        self.files.more = more
+        self.index.reserve()
+        self.files.replace(address.ip_text(packed), new)
+        self.index.drop(packed, old)
+        self.index.hold(packed, new)
+
+    def release(self, packed: bytes, owner: bytes) -> bool:
+        """Release the address if it has this owner, and note when. True if it was released.
+
+        If a Single of the store belongs to it, that is noted in State.later first. A sticky one stays held, for its
+        pod. The reboot's release of old addresses comes here, too.
+        """
+        if not self._has_owner(packed, owner):
+            return False
+        name = address.ip_text(packed)
+        network, pod, marks = self.files.note(name)
+        if SINGLE in marks or STICKY in marks:
+            self.end_single(name, owner, KEPT_STATE if STICKY in marks else "")
+        if STICKY in marks and self.state.own_block(packed):
+            ifname = owner.partition(b"\r\n")[2].decode()
+            self.hand_over(packed, owner, kept_owner(pod, ifname), more_lines(network, pod))
+            return True
+        self.drop_file(packed, owner)
+        return True
+
+    def end_single(self, name: str, owner: bytes, to: str) -> None:
+        """Note a Single that the store has to release, or to keep."""
+        container, _, ifname = owner.decode().partition("\r\n")
+        state = self.state.copy()
+        state.later.append({"address": name, "container": container, "ifname": ifname, "to": to})
+        self.save(state)
+
+    def drop_file(self, packed: bytes, owner: bytes) -> None:
+        """Remove the file of an address that has this owner, and note when."""
+        self.files.remove(address.ip_text(packed))
+        self.index.drop(packed, owner)
+        self.note_released(packed)
+
+    def note_released(self, packed: bytes) -> None:
+        if own := self.state.own_block(packed):
+            self.times.release(own.at + to_int(packed) - own.first)
+
+    # -- pods -----------------------------------------------------------------------------------------
+
+    def addresses_of_pod(self, pod: str, ifname: str) -> list[bytes]:
+        """The packed addresses that a pod's interface was given last. Read a file before believing it."""
+        try:
+            text = posix.readlink(pod_link(pod, ifname), dir_fd=self.files.fd)
+        except OSError:
+            return []
+        return [bytes.fromhex(one) for one in text.split(",")]
+
+    def note_pod(self, pod: str, ifname: str, addresses: list[bytes]) -> None:
+        """Note the addresses of a pod's interface. It is a hint: a failure is a warning."""
+        link, text = pod_link(pod, ifname), ",".join(packed.hex() for packed in addresses)
+        try:
+            try:
+                posix.symlink(text, link, dir_fd=self.files.fd)
+            except FileExistsError:
+                posix.unlink(link, dir_fd=self.files.fd)
+                posix.symlink(text, link, dir_fd=self.files.fd)
+        except OSError as e:
+            self.files.warn(str(self.files.error("note the pod in", link, e)))
+
+    def forget_pod(self, pod: str, ifname: str) -> None:
+        try:
+            posix.unlink(pod_link(pod, ifname), dir_fd=self.files.fd)
+        except FileNotFoundError:
+            return
+        except OSError as e:
+            self.files.warn(str(self.files.error("forget the pod in", pod_link(pod, ifname), e)))
+
+
+class MadeSpace(Space):
+    """A Space whose folder is made if it does not exist."""
+
+    __slots__ = ()
+
+    def __init__(self, keys: Keys, warn: Callable[[str], object]) -> None:
+        super().__init__(keys, warn, create=True)
+
+    def __enter__(self) -> MadeSpace:
+        super().__enter__()
+        return self
+
+
+def pod_link(pod: str, ifname: str) -> str:
+    return f"{FOLDER}/pods/{names.digest(f'{pod} {ifname}', 32)}"
+
+
+def kept_owner(pod: str, ifname: str) -> bytes:
+    """The owner of an address that is held for a Single. It has three words, so that it is no attachment."""
+    return f"{KEPT_OWNER} {pod or '-'}\r\n{ifname or '-'}".encode()
+
+
+def read_state(files: SpaceFiles, cache: Cache) -> State:
+    """The State of a folder; a new one if there is none. Makes the folder. Raises CniError 5, OSError."""
+    try:
+        found = posix.stat(BLOCKS, dir_fd=files.fd)
+    except FileNotFoundError:
+        make_folders(f"{files.path}/{FOLDER}/pods", 0o700, 0o700)
+        return State({})
+    look = found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size
+    last = cache.last
+    if last is not None and last[0] == look:
+        return last[1]
+    try:
+        state = State(json.read(read_file(BLOCKS, posix.O_RDONLY, MAX_BYTES, files.fd, regular=True)))
+    except (json.JsonError, AttributeError, TypeError, ValueError) as e:
+        raise CniError(IO_FAILURE, f"{files.path}/{BLOCKS} is damaged: {e}",
+                       "if no pod of this node has an address of the space, remove the file") from None
+    if time.time_ns() - found.st_mtime_ns > SETTLED_NS:
+        cache.last = look, state
+    return state

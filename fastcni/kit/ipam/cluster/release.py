@@ -1,0 +1,169 @@
+"""Release addresses, and say how it is: what DEL, GC, CHECK, STATUS and a rollback do."""
+
+from __future__ import annotations
+
+from fastcni.kit.ipam.address_files import is_attachment, owner_of, owner_text
+from fastcni.kit.ipam.cluster import allocate
+from fastcni.kit.ipam.cluster.contract import StoreAway
+from fastcni.kit.ipam.cluster.grid import to_int
+from fastcni.kit.ipam.cluster.node_state import Space
+from fastcni.spec import address
+from fastcni.spec.errors import (
+    LIMITED_CONNECTIVITY,
+    PLUGIN_NOT_AVAILABLE,
+    TRY_AGAIN_LATER,
+    CniError,
+)
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from fastcni.kit.call.request import Request
+    from fastcni.kit.ipam.cluster.allocate import Attachment
+
+
+def ask_store(req: Request, it: Attachment, what: str) -> None:
+    """Do what allocate.give() asks for: "confirm" this node, or "claim"."""
+    from fastcni.kit.ipam.cluster import claims  # imported here, because few requests ask the store
+
+    if what == "confirm":
+        claims.confirm_once(req, it.keys)
+    else:
+        claims.provide(req, it)
+
+
+def take_back(req: Request, it: Attachment) -> None:
+    """The rollback of ADD."""
+    allocate.take_back(req, it)
+    if it.claimed or it.kept:
+        from fastcni.kit.ipam.cluster import singles, stores
+
+        singles.take_back(req, it, stores.store_of(req.mode, it.keys.store))
+
+
+def release_attachment(req: Request, it: Attachment) -> None:
+    """DEL: release what the attachment holds in the space. Raises CniError 5 if a file that cannot be read may be
+    one of its."""
+    with Space(it.keys, req.warn) as space:
+        if space is None:
+            return
+        released, pods = [], set()
+        for packed in space.addresses_of(it.owner):
+            pods.add(space.files.note(address.ip_text(packed))[1])
+            if space.release(packed, it.owner):
+                released.append(packed)
+        for pod in pods - {""}:
+            if set(space.addresses_of_pod(pod, it.ifname)) <= set(released):
+                space.forget_pod(pod, it.ifname)
+        if space.unread and not released:
+            space.check_all_read()
+        later = bool(space.state.later)
+    req.mode.note_space(it.keys, released)
+    if later:
+        finish(req, it)
+
+
+def finish(req: Request, it: Attachment) -> None:
+    """Tell the store which Singles have ended. If it is away, they stay in State.later."""
+    from fastcni.kit.ipam.cluster import claims, singles, stores
+
+    try:
+        with claims.ClaimLock(it.keys):
+            singles.finish_later(stores.store_of(req.mode, it.keys.store), it.keys, req.warn)
+    except StoreAway as e:
+        req.warn(f"the store is away, single addresses are released there later: {e}")
+
+
+def missing(req: Request, it: Attachment) -> list[str]:
+    """CHECK: the ranges of which the attachment holds no address, as text. Raises CniError 5."""
+    with Space(it.keys, req.warn, release_former=False) as space:
+        if space is None:
+            return [str(one) for one in it.keys.ranges]
+        held = space.addresses_of(it.owner)
+        found = []
+        for one in it.keys.ranges:
+            packed = next((p for p in held if one.contains(p)), None)
+            if packed is None:
+                found.append(str(one))
+            else:
+                held.remove(packed)
+        if found:
+            space.check_all_read()
+        return found
+
+
+def collect(req: Request, it: Attachment) -> None:
+    """GC: release the addresses of this network that no valid attachment has, and those of torn files."""
+    valid = {owner_of(*pair) for pair in req.valid_attachments}
+    with Space(it.keys, req.warn) as space:
+        if space is None:
+            return
+        for packed, owner in space.released:        # of the former boot
+            req.release(f"address {address.ip_text(packed)}", owner_text(owner))
+        held, torn = space.read_all()
+        for packed in torn:
+            space.release_torn(packed)
+        gone = []
+        for packed, owner in held:
+            network, _, _ = space.files.note(address.ip_text(packed))
+            stale = owner not in valid and is_attachment(owner) and network in ("", req.name)
+            if stale and space.release(packed, owner):
+                gone.append(packed)
+                req.release(f"address {address.ip_text(packed)}", owner_text(owner))
+        later = bool(space.state.later)
+        space.check_all_read()
+    req.mode.note_space(it.keys, gone)
+    if later:
+        finish(req, it)
+
+
+def report(req: Request, it: Attachment) -> None:
+    """STATUS: raise CniError 50 if no address can be given, 51 if the store is away and addresses are left. Changes
+    nothing on this node."""
+    from fastcni.kit.ipam.cluster import stores
+
+    try:
+        with Space(it.keys, req.warn, release_former=False) as space:
+            left = [space is not None and has_free(space, one) for one in it.keys.ranges]
+    except CniError as e:
+        if e.code != TRY_AGAIN_LATER:
+            raise CniError(PLUGIN_NOT_AVAILABLE, e.msg, e.details) from None
+        req.warn(e.msg)
+        return
+    store = stores.store_of(req.mode, it.keys.store)
+    try:
+        store.nodes()
+    except StoreAway as e:
+        text = f"the store {stores.store_text(it.keys.store)} is away: {e}"
+        if left and all(left):
+            raise CniError(LIMITED_CONNECTIVITY, text, "own blocks have addresses left") from None
+        raise CniError(PLUGIN_NOT_AVAILABLE, text, "own blocks have no address left") from None
+    except ImportError as e:
+        raise CniError(PLUGIN_NOT_AVAILABLE, f"the store {stores.store_text(it.keys.store)} needs a package: {e}",
+                       "pip install fastcni[cluster]") from None
+    for i, free in enumerate(left):
+        if not free:
+            check_room(req, it, i)
+
+
+def has_free(space: Space, one: allocate.Range) -> bool:
+    return any(space.index.next_free(*span) is not None for span in space.state.plan(one).spans)
+
+
+def check_room(req: Request, it: Attachment, i: int) -> None:
+    """Raise CniError 50 if range `i`, of which this node has no free address, has no free block either."""
+    from fastcni.kit.ipam.cluster import claims, full, stores
+
+    store, one = stores.store_of(req.mode, it.keys.store), it.keys.ranges[i]
+    prefix = store.grid(it.keys.space, {}).get(one.family, one.wanted_prefix())
+    if one.is_tiny(prefix):
+        held = sum(one.has(to_int(packed)) for single in store.singles(it.keys.space)
+                   if len(packed := address.read_ip(single.address)) * 8 == one.bits)
+        room = held < one.size()
+    else:
+        known = {block.cidr for block in store.blocks(it.keys.space)}
+        room = next(claims.candidates(one, prefix, it.keys.node, known), None) is not None
+    if not room:
+        e = full.error(store, it.keys, one)
+        raise CniError(PLUGIN_NOT_AVAILABLE, e.msg, e.details)
+
+

@@ -1,0 +1,145 @@
+"""What a container asks for by CNI_ARGS, args.cni.ips and runtimeConfig.ips, and who it is. Touches nothing.
+
+    IP=10.0.0.5 or IP=10.0.0.5/24,fd00::5/64    an address of a range is given from it; another one is put into the
+    GATEWAY=10.0.0.1                            result as it is, as in whereabouts, and needs its prefix length
+    K8S_POD_NAMESPACE, K8S_POD_NAME             the pod: "another sandbox of the same pod", and sticky addresses
+"""
+
+from __future__ import annotations
+
+from fastcni.kit.ipam import ipam_conf
+from fastcni.spec import address
+from fastcni.spec.config import read_args
+from fastcni.spec.errors import INVALID_CONFIG, INVALID_ENVIRONMENT, CniError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from fastcni.kit.call.request import Request
+    from fastcni.kit.ipam.cluster.grid import Range
+    from fastcni.spec.config import Section
+
+    Address = tuple[bytes, int, bytes | None]
+
+ARGS = ("IP", "GATEWAY", "K8S_POD_NAMESPACE", "K8S_POD_NAME", "K8S_POD_INFRA_CONTAINER_ID", "K8S_POD_UID")
+
+
+class Requested:
+    """pod: "namespace/name", "" if it is not known. wanted: for each range a packed address or None. extra: more
+    addresses for the result, [(packed, prefix length, packed gateway or None)]."""
+
+    __slots__ = ("extra", "pod", "wanted")
+    extra: list[Address]
+    pod: str
+    wanted: list[bytes | None]
+
+
+def read_requested(req: Request, ranges: Sequence[Range]) -> Requested:
+    """Raises CniError 4 and 7."""
+    found = Requested()
+    args = read_args(req.args, ARGS) if req.args else {}
+    found.pod = read_pod(args)
+    configured = req.conf.once(read_configured)
+    if not args.get("IP") and not configured and not args.get("GATEWAY"):
+        found.wanted, found.extra = [None] * len(ranges), []
+        return found
+    listed = [read_listed(text) for text in split(args.get("IP", ""))]
+    inside = [packed for packed, _ in listed if any(one.contains(packed) for one in ranges)]
+    found.wanted = assign(ranges, list(dict.fromkeys([*inside, *configured])))
+    found.extra = [(packed, need_prefix(packed, prefix), None) for packed, prefix in listed if packed not in inside]
+    for text in split(args.get("GATEWAY", "")):
+        gateway = read_gateway(text)
+        found.extra = [(packed, prefix, gateway if same_net(gateway, packed, prefix) else old)
+                       for packed, prefix, old in found.extra]
+    return found
+
+
+def read_pod(args: dict[str, str]) -> str:
+    """The pod's identity; "" outside of Kubernetes."""
+    name = args.get("K8S_POD_NAME", "")
+    return f"{args.get('K8S_POD_NAMESPACE', '')}/{name}" if name else ""
+
+
+def assign(ranges: Sequence[Range], asked: list[bytes]) -> list[bytes | None]:
+    """The requested address, packed, or None, for each range. Raises CniError 7 for one that cannot be given."""
+    wanted: list[bytes | None] = []
+    left = list(asked)
+    for one in ranges:
+        packed = next((p for p in left if one.contains(p)), None)
+        wanted.append(packed)
+        if packed is None:
+            continue
+        left.remove(packed)
+        if not one.has(int.from_bytes(packed, "big")):
+            why = "is the gateway" if packed == one.gateway else "is excluded, or outside of the bounds"
+            raise CniError(INVALID_CONFIG, f"requested IP address {address.ip_text(packed)} {why} of range {one}")
+    if left:
+        raise CniError(INVALID_CONFIG,
+                       f"failed to allocate all requested IPs: {' '.join(map(address.ip_text, left))}",
+                       f"one address is given from each of the ranges {'; '.join(map(str, ranges))}")
+    return wanted
+
+
+def read_configured(conf: Section) -> list[bytes]:
+    """args.cni.ips and runtimeConfig.ips, packed. Raises CniError 7."""
+    found = []
+    for path, texts in ipam_conf.requested_ips(conf):
+        for text in texts:
+            try:
+                found.append(read_net(text)[0])
+            except ValueError as e:
+                raise CniError(INVALID_CONFIG, f"cannot understand ip: {e}", path) from None
+    return list(dict.fromkeys(found))
+
+
+def read_listed(text: str) -> tuple[bytes, int]:
+    """An address of IP=, and its prefix length, -1 without one."""
+    try:
+        packed, prefix = read_net(text)
+    except ValueError as e:
+        raise CniError(INVALID_ENVIRONMENT, f"CNI_ARGS: IP: {e}") from None
+    return packed, prefix if "/" in text else -1
+
+
+def need_prefix(packed: bytes, prefix: int) -> int:
+    if prefix < 0:
+        raise CniError(INVALID_ENVIRONMENT, f"CNI_ARGS: IP={address.ip_text(packed)} is in no range",
+                       "such an address needs its prefix length, as 10.0.0.5/24")
+    return prefix
+
+
+def read_gateway(text: str) -> bytes:
+    try:
+        return address.read_ip(lenient(text))
+    except ValueError:
+        raise CniError(INVALID_ENVIRONMENT, f"CNI_ARGS: GATEWAY: invalid IP address: {text[:80]}") from None
+
+
+def same_net(gateway: bytes, packed: bytes, prefix: int) -> bool:
+    return len(gateway) == len(packed) and address.network(gateway, prefix) == address.network(packed, prefix)
+
+
+def split(text: str) -> list[str]:
+    return [one.strip() for one in text.split(",")] if text else []
+
+
+def read_net(text: str) -> tuple[bytes, int]:
+    """An address with or without prefix length, host bits kept; without one that of a single address. Raises
+    ValueError."""
+    text = lenient(text)
+    if "/" in text:
+        return address.read_cidr(text)
+    packed = address.read_ip(text)
+    return packed, len(packed) * 8
+
+
+def lenient(text: str) -> str:
+    """The text of an address without leading zeros in an IPv4 part: 010.000.0.1 is 10.0.0.1."""
+    if ".0" not in text and not text.startswith("0") and ":0" not in text:
+        return text
+    ip, slash, prefix = text.partition("/")
+    head, colon, four = ip.rpartition(":")
+    if "." in four:
+        four = ".".join(part.lstrip("0") or "0" if part else part for part in four.split("."))
+    return f"{head}{colon}{four}{slash}{prefix}"

@@ -1,0 +1,329 @@
+"""Addresses that are claimed one by one: of tiny ranges, fixed ones in no own block, and those kept for a pod.
+
+    in a shared block          claim_single(HELD): 1 call
+    in another node's block    claim_single(ASKED); that node's server takes the address and answers HELD or REFUSED
+    sticky, first time         an address as of any pod, and claim_single(HELD, sticky)
+    sticky, pod comes again    the KEPT Single of that pod is taken over, from any node
+
+Whoever has a Single also has an address file, marked "single" or "sticky": DEL finds it there, and State.later has what
+the store could not be told. Every function needs the claim lock, and raises what the store raises.
+"""
+
+from __future__ import annotations
+
+import time
+
+from fastcni.kernel import waiting
+from fastcni.kit.call.names import digest
+from fastcni.kit.ipam.cluster import allocate, full
+from fastcni.kit.ipam.cluster.contract import (
+    ACTIVE,
+    ASKED,
+    HELD,
+    KEPT,
+    REFUSED,
+    SHARED,
+    Block,
+    Changed,
+    Node,
+    Single,
+    Taken,
+)
+from fastcni.kit.ipam.cluster.grid import block_of, cidr_text, read_block, to_packed
+from fastcni.kit.ipam.cluster.node_state import KEPT_OWNER, SINGLE, STICKY, MadeSpace, Space, kept_owner
+from fastcni.spec import address
+from fastcni.spec.errors import TRY_AGAIN_LATER, CniError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+    from typing import Any
+
+    from fastcni.kit.call.request import Request
+    from fastcni.kit.ipam.cluster.allocate import Attachment
+    from fastcni.kit.ipam.cluster.conf import Keys
+    from fastcni.kit.ipam.cluster.contract import Store
+    from fastcni.kit.ipam.cluster.grid import Range
+    from fastcni.kit.ipam.cluster.node_state import State
+
+ANSWER_S = 2.0          # for another node's server to answer
+POLL_S = 0.05
+
+
+def single_of(it: Attachment, packed: bytes, state: str, prefix: int) -> Single:
+    return Single(space=it.keys.space, address=address.ip_text(packed), block=block_of(packed, prefix), state=state,
+                  container=it.container, ifname=it.ifname, pod=it.asked.pod, network=it.network, since=time.time(),
+                  sticky=it.sticky)
+
+
+def grid_of(req: Request, it: Attachment, one: Range) -> int:
+    with MadeSpace(it.keys, req.warn) as space:
+        return space.state.grid[one.family]
+
+
+def take(req: Request, it: Attachment, i: int, single: Single, store: Store) -> bool:
+    """Make the address file of a Single that this attachment has. False, and release it, if the file is another's."""
+    packed = address.read_ip(single.address)
+    it.claimed.append(single)
+    with MadeSpace(it.keys, req.warn) as space:
+        space.files.more = it.more(SINGLE, STICKY if it.sticky else "")
+        kept = kept_owner(it.asked.pod, it.ifname)
+        if space._has_owner(packed, kept):
+            space.hand_over(packed, kept, it.owner, space.files.more)
+        elif not space.take(packed, it.owner):
+            holder = allocate.holder_text(space, packed)
+            req.warn(f"{single.address}: the store gives it to this pod, but {holder}")
+            it.claimed.remove(single)
+            store.release_single(single)
+            return False
+        it.fresh.append(packed)
+        it.taken[i] = packed
+    return True
+
+
+# -- fixed addresses --------------------------------------------------------------------------------------
+
+def give_fixed(req: Request, it: Attachment, store: Store, me: Node, i: int) -> None:
+    """Claim the requested address of range `i`, which is in no block of this node. Raises CniError 11."""
+    packed, one = it.asked.wanted[i], it.keys.ranges[i]
+    assert packed is not None
+    single = single_of(it, packed, HELD, grid_of(req, it, one))
+    for _ in range(3):
+        try:
+            got = store.claim_single(me, single)
+            break
+        except Changed:
+            try:
+                store.share(it.keys.space, single.block)
+            except Taken:
+                continue                # a node has claimed the block a moment ago
+        except Taken as e:
+            if isinstance(e.by, Single):
+                raise unavailable(single.address, single_text(e.by)) from None
+            if e.by.state != ACTIVE:
+                raise unavailable(single.address, f"its block {e.by.cidr} is in quarantine, node {e.by.node} is "
+                                  "dead") from None
+            got = ask(store, me, single, e.by)
+            break
+    else:
+        raise unavailable(single.address, f"its block {single.block} changes all the time")
+    if not take(req, it, i, got, store):
+        raise unavailable(single.address, "this node has an address file of another pod for it")
+
+
+def ask(store: Store, me: Node, single: Single, block: Block) -> Single:
+    """Ask the node that has the block for an address of it, and wait for the answer. Raises CniError 11."""
+    single.state = ASKED
+    try:
+        got = store.claim_single(me, single)
+    except Taken as e:
+        raise unavailable(single.address, single_text(e.by)) from None
+    answer: Single | None = got
+    deadline = time.monotonic() + ANSWER_S
+    while answer is not None and answer.state == ASKED and time.monotonic() < deadline:
+        waiting.readable(-1, POLL_S, waiting.LOCK)
+        answer = store.single(single.space, single.address)
+    if answer is not None and answer.state == HELD:
+        return answer
+    if answer is not None:
+        store.release_single(answer)
+    if answer is not None and answer.state == REFUSED:
+        raise unavailable(single.address, answer.reason or f'node "{block.node}" refuses it')
+    raise unavailable(single.address, f'asked node "{block.node}", which has its block {block.cidr}; '
+                      "its server does not answer", f"is `fastcni serve` running on {block.node}?")
+
+
+def unavailable(name: str, why: str, details: str = "delete that pod, or request another address") -> CniError:
+    return CniError(TRY_AGAIN_LATER, f"requested IP address {name} is not available: {why}", details)
+
+
+def single_text(single: Any) -> str:
+    """The holder of a Single: 'pod ns/p (container c1 eth0) on node "a" has it since 2026-01-01 12:00:00 UTC'."""
+    if isinstance(single, Block):
+        return f'its block {single.cidr} is of node "{single.node}" ({single.state})'
+    when = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(single.since or 0))
+    who = f"container {single.container} {single.ifname}"
+    if single.state == KEPT:
+        return f'it is kept for pod {single.pod}, which had it on node "{single.node}" since {when}'
+    if single.pod:
+        who = f"pod {single.pod} ({who})"
+    return f'{who} on node "{single.node}" has it since {when}'
+
+
+# -- tiny ranges, and what is left of shared blocks -------------------------------------------------------
+
+def give_single(req: Request, it: Attachment, store: Store, me: Node, i: int) -> None:
+    """Claim any address of range `i` that is in a shared block. For a tiny range its blocks are shared. Raises CniError
+    11 if there is none."""
+    one = it.keys.ranges[i]
+    prefix = grid_of(req, it, one)
+    if one.is_tiny(prefix):
+        first, last = one.blocks(prefix)
+        cidrs = [cidr_text(one.bits, n << one.bits - prefix, prefix) for n in range(first, last + 1)]
+    else:
+        cidrs = [block.cidr for block in store.blocks(it.keys.space) if block.state == SHARED]
+    taken: set[bytes] | None = None
+    for cidr in cidrs:
+        spans = list(one.inside(*read_block(cidr)[1:])) if read_block(cidr)[0] == one.bits else []
+        for packed in in_turn(one.bits, spans, f"{it.container} {it.ifname}"):
+            if (taken is not None and packed in taken) or is_held(req, it, packed):
+                continue
+            got = claim_one(store, me, single_of(it, packed, HELD, prefix), one.is_tiny(prefix))
+            if isinstance(got, Block):
+                break                   # it is a node's
+            if got is not None and take(req, it, i, got, store):
+                return
+            if taken is None:
+                taken = {address.read_ip(other.address) for other in store.singles(it.keys.space)}
+    raise full.error(store, it.keys, one)
+
+
+def claim_one(store: Store, me: Node, single: Single, share: bool) -> Single | Block | None:
+    """The Single, or the Block of a node in which it is, or None if another has it."""
+    for _ in range(3):
+        try:
+            return store.claim_single(me, single)
+        except Changed:
+            if not share:
+                return None
+            try:
+                store.share(single.space, single.block)
+            except Taken as e:
+                return e.by
+        except Taken as e:
+            return e.by if isinstance(e.by, Block) else None
+    return None
+
+
+def in_turn(bits: int, spans: list[tuple[int, int]], seed: str) -> Iterator[bytes]:
+    """The addresses of spans, from a place that differs from pod to pod on: a released one is not given at once."""
+    count = sum(last - first + 1 for first, last in spans)
+    start = int(digest(seed, 15), 16) % count if count else 0
+    for k in range(count):
+        k = (start + k) % count
+        for first, last in spans:
+            if k <= last - first:
+                yield to_packed(bits, first + k)
+                break
+            k -= last - first + 1
+
+
+def is_held(req: Request, it: Attachment, packed: bytes) -> bool:
+    with Space(it.keys, req.warn) as space:
+        return space is not None and bool(space.index.is_held(packed))
+
+
+# -- sticky addresses -------------------------------------------------------------------------------------
+
+def give_sticky(req: Request, it: Attachment, store: Store, me: Node) -> None:
+    """Give a pod the addresses that are kept for it. Raises CniError 11 if it still has them on another node."""
+    known = [one for one in store.singles(it.keys.space, pod=it.asked.pod)
+             if one.ifname == it.ifname and one.state in (HELD, KEPT)]
+    for i in it.missing():
+        one = it.keys.ranges[i]
+        for single in known:
+            packed = address.read_ip(single.address)
+            if not one.contains(packed) or it.asked.wanted[i] not in (None, packed):
+                continue
+            if single.state == HELD and single.node != me.name:
+                raise CniError(TRY_AGAIN_LATER, f"sticky address of pod {it.asked.pod}: {single_text(single)}",
+                               "it is given here when its pod on that node is deleted, or that node is forgotten")
+            known.remove(single)
+            if single.state == KEPT:
+                got = store.claim_single(me, single_of(it, packed, HELD, grid_of(req, it, one)))
+            else:
+                got = store.change_single(single, container=it.container, network=it.network, since=time.time(),
+                                          sticky=True, epoch=me.epoch)
+            it.kept.append((single, got))
+            take_sticky(req, it, i, packed, single)
+            break
+
+
+def take_sticky(req: Request, it: Attachment, i: int, packed: bytes, before: Single) -> None:
+    """Make this attachment the owner of a sticky address's file, which its former sandbox or none has."""
+    with MadeSpace(it.keys, req.warn) as space:
+        own = space.state.own_block(packed) is not None
+        more = it.more("" if own else SINGLE, STICKY)
+        for owner in (kept_owner(it.asked.pod, it.ifname), f"{before.container}\r\n{before.ifname}".encode()):
+            if owner != it.owner and space._has_owner(packed, owner):
+                space.hand_over(packed, owner, it.owner, more)
+                break
+        else:
+            if not space._has_owner(packed, it.owner):
+                allocate.take_fixed(space, it, packed, "" if own else SINGLE, STICKY)
+        it.fresh.append(packed)
+        it.taken[i] = packed
+
+
+def hold_sticky(req: Request, it: Attachment, store: Store, me: Node) -> None:
+    """Claim Singles for the sticky addresses that came out of own blocks. Raises CniError 11 if one has a Single."""
+    known = {single.address for single in it.claimed} | {after.address for _, after in it.kept}
+    for one, packed in zip(it.keys.ranges, it.taken, strict=True):
+        if packed is None or address.ip_text(packed) in known:
+            continue
+        try:
+            it.claimed.append(store.claim_single(me, single_of(it, packed, HELD, grid_of(req, it, one))))
+        except Taken as e:
+            raise unavailable(address.ip_text(packed), single_text(e.by)) from None
+
+
+# -- at the end of a pod ----------------------------------------------------------------------------------
+
+def take_back(req: Request, it: Attachment, store: Store) -> None:
+    """The rollback of ADD: release the Singles that it claimed, and keep again those that it took over."""
+    for single in it.claimed:
+        store.release_single(single)
+    for before, after in it.kept:
+        store.change_single(after, **{name: getattr(before, name) for name in ("state", "container", "network", "since",
+                                                                               "node", "epoch")})
+
+
+def finish_later(store: Store, keys: Keys, warn: Callable[[str], object]) -> None:
+    """Release or keep the Singles of pods that ended: State.later."""
+    with Space(keys, warn) as space:
+        if space is None or not space.state.later:
+            return
+        later = list(space.state.later)
+    unknown = []
+    for one in later:
+        single = store.single(keys.space, one["address"])
+        if single is None or (single.container, single.ifname) != (one["container"], one["ifname"]):
+            unknown.append(one)
+            continue
+        try:
+            if not one["to"]:
+                store.release_single(single)
+            elif single.state != KEPT:
+                store.change_single(single, state=KEPT)
+        except Changed:
+            continue                    # another node has taken it over
+    with Space(keys, warn) as space:
+        if space is None:
+            return
+        new = space.state.copy()
+        new.later = [one for one in new.later if one not in later]
+        for one in unknown:
+            forget_kept(space, one["address"])
+        space.save(new)
+
+
+def forget_kept(space: Space, name: str) -> bool:
+    """Free an address that is held for a Single, which is not there any more. True if it was."""
+    owner = space.files.read_owner(name) or b""
+    if not owner.startswith(KEPT_OWNER.encode()):
+        return False
+    space.drop_file(address.read_ip(name), owner)
+    return True
+
+
+def note_ended(space: Space, state: State, held: Iterable[Single]) -> None:
+    """Note in a State the Singles of this node whose pods are gone, as after a reboot: no file has their owner."""
+    known = {(one["address"], one["container"]) for one in state.later}
+    for single in held:
+        owner = f"{single.container}\r\n{single.ifname}".encode()
+        packed = address.read_ip(single.address)
+        if single.state == HELD and (single.address, single.container) not in known and \
+                not space._has_owner(packed, owner):
+            state.later.append({"address": single.address, "container": single.container, "ifname": single.ifname,
+                                "to": KEPT if single.sticky else ""})
+

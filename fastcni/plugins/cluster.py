@@ -1,0 +1,80 @@
+"""cluster: addresses that are unique in a cluster, from etcd, the Kubernetes API or a file; also named whereabouts.
+
+This node claims blocks of the range in a store, and gives their addresses by itself: a usual ADD or DEL asks no other
+machine. The keys are those of whereabouts 0.9, its flat file included, and fastcni's own (kit/ipam/cluster/conf.py,
+docs/ipam.md): a configuration of whereabouts works as it is.
+
+Differences from whereabouts:
+- /31, /32, /127 and /128 can be given, and all of an IPv6 range. The gateway is not given to a pod (exclude_gateway);
+- a gateway goes to the addresses of its family only, and each range can have its own;
+- an address of IP= in CNI_ARGS that is in a range is given from it, to one pod only;
+- K8S_POD_NAME may be absent;
+- CHECK, GC and STATUS do what the spec says; a failed ADD leaves nothing; DEL does not need the store.
+"""
+
+from __future__ import annotations
+
+from fastcni.kit.call.conf import ENDINGS
+from fastcni.kit.ipam import ipam_conf
+from fastcni.kit.ipam.cluster import allocate, release
+from fastcni.kit.ipam.cluster import conf as keys_of_conf
+from fastcni.kit.ipam.cluster.requested import read_requested
+from fastcni.spec.errors import INTERNAL, INVALID_CONFIG, CniError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from fastcni.kit.call.request import Request
+    from fastcni.kit.call.undo import Undo
+    from fastcni.kit.ipam.cluster.allocate import Attachment
+
+CAPABILITIES, ARGS = ("ips",), ("IP", "GATEWAY")
+
+
+def read(req: Request) -> Attachment:
+    it = allocate.Attachment(req, keys_of_conf.keys_for(req))
+    if req.command in ENDINGS:
+        return it
+    if not it.keys.ranges and req.command != "STATUS":
+        raise CniError(INVALID_CONFIG, "no IP ranges specified", 'ipam.range or ipam.ipRanges has them')
+    it.asked = read_requested(req, it.keys.ranges)
+    return it
+
+
+def add(req: Request, it: Attachment, undo: Undo) -> dict[str, Any]:
+    """Give one address of each range."""
+    for text in it.keys.warnings:
+        req.warn(text)
+    undo(release.take_back, req, it)
+    while what := allocate.give(req, it):
+        release.ask_store(req, it, what)
+    req.mode.note_space(it.keys, it.fresh)
+    ips = [(packed, one.prefix, one.gateway) for one, packed in zip(it.keys.ranges, it.taken, strict=True) if packed]
+    return ipam_conf.make_result([*ips, *it.keys.addresses, *it.asked.extra], it.keys.routes, it.keys.dns)
+
+
+def delete(req: Request, it: Attachment) -> None:
+    """Release all addresses of the container's interface; success if there is none. If the store has to release one and
+    is away, that is noted, and done later by the next ADD or the server."""
+    release.release_attachment(req, it)
+
+
+def check(req: Request, it: Attachment) -> None:
+    """The attachment holds an address of each range."""
+    missing = release.missing(req, it)
+    if missing:
+        raise CniError(INTERNAL, f"container {req.container_id} {req.ifname} has no address of {', '.join(missing)}",
+                       f"network {req.name}, {it.keys.data_dir}/{it.keys.space}")
+
+
+def gc(req: Request, it: Attachment) -> None:
+    """Release addresses of this network that no valid attachment holds."""
+    release.collect(req, it)
+
+
+def status(req: Request, it: Attachment) -> None:
+    """Code 50 if no address can be given, 51 if the store is away and own blocks have addresses left."""
+    for text in it.keys.warnings:
+        req.warn(text)
+    release.report(req, it)
