@@ -1,10 +1,13 @@
 """Modes for requests in the test's thread, and a trace of their netlink messages."""
 
+import logging
 import os
 from threading import Thread
 
 from fastcni.kernel import netns, waiting
 from fastcni.kit.call.mode import Mode
+from fastcni.server.cluster_pods import blind
+from fastcni.server.cluster_upkeep import ClusterUpkeep
 from fastcni.server.facts import Facts
 from fastcni.server.grouped_deletes import GroupedDeletes
 from fastcni.server.mode import WarmMode
@@ -16,7 +19,9 @@ class WarmInProcess(WarmMode):
     decode, open_netns, deliver = Mode.decode, Mode.open_netns, Mode.deliver
 
     def __init__(self):
-        super().__init__(netns.open_own(), Facts(), GroupedDeletes(in_thread), in_thread)
+        home = netns.open_own()
+        cluster = ClusterUpkeep(home, logging.getLogger("test"), blind())
+        super().__init__(home, Facts(), GroupedDeletes(in_thread), in_thread, cluster)
 
     def find_plugin(self, name, folders, own):
         return "" if own else super().find_plugin(name, folders, own)

@@ -1,13 +1,19 @@
 """The command that runs the warm server."""
 
+from __future__ import annotations
+
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import click
 
 from fastcni.server.cpu_latency import DEFAULT_S
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
+
+if TYPE_CHECKING:
+    from fastcni.kit.ipam.cluster.conf import Keys
 
 
 @click.command()
@@ -45,7 +51,11 @@ def serve(path: str, workers: int, queue_size: int, queue_timeout_s: float, uids
     A plugin that finds no server does its work by itself. SIGTERM ends the server after its last answer.
     """
     from fastcni.runtime.cache import Cache
+    from fastcni.runtime.cni import DEFAULT_CONF_DIR
+    from fastcni.runtime.collect import state_of
     from fastcni.runtime.restore import restore
+    from fastcni.server.cluster_configured import read_configured
+    from fastcni.server.cluster_pods import Pods
     from fastcni.server.detached import detach
     from fastcni.server.listening import ListenError
     from fastcni.server.log import SYSLOG
@@ -57,11 +67,22 @@ def serve(path: str, workers: int, queue_size: int, queue_timeout_s: float, uids
             log_to = "syslog"
         elif log_to is None:
             log_level = "warning"       # a file in memory, without rotation
+    cache = Cache(cache_dir)
+
+    def configured() -> Iterable[Keys]:
+        """The networks in the configuration directory, and those of the attachments that runtimes cached."""
+        from fastcni.node import caches, confs  # imported here, after the server is ready
+
+        files = confs.read_quietly(DEFAULT_CONF_DIR, [])
+        cached = {it.config for it in cache.attachments()}
+        return read_configured([*confs.values_of(confs.networks(files)), *map(caches.read_config, cached)])
+
+    pods = Pods(state_of, lambda: {(it.network, it.container_id, it.ifname): it.netns for it in cache.attachments()})
     try:
         status = run(path, workers=workers, queue_size=queue_size, queue_timeout_s=queue_timeout_s,
                      uids={0, os.geteuid(), *uids}, latency_request_s=latency_request_s, level=log_level,
                      fmt=log_format, log_to=log_to or "stderr", idle_exit_s=idle_exit_min * 60,
-                     replay=lambda deleted_at: restore(Cache(cache_dir), deleted_at=deleted_at))
+                     replay=lambda deleted_at: restore(cache, deleted_at=deleted_at), pods=pods, configured=configured)
     except ListenError as e:
         raise CniError(errors.IO_FAILURE, str(e)) from e
     raise SystemExit(status)

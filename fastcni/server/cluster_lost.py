@@ -24,13 +24,14 @@ CROWD = 50                      # with more nodes, each looks less often: one lo
 class LostNodes:
     """The other nodes of one store, as this server sees them.
 
-    since: {(name, epoch, state): the monotonic time when it was seen so}; of LOST and DEAD nodes.
+    since: {(name, epoch, state): the monotonic time when it was seen so}; of LOST and DEAD nodes. reclaim_after_s: how
+    long a node is DEAD until it is forgotten; 0: only if the store knows that it is gone.
     """
 
     def __init__(self, me: str, times: Times, log: Logger) -> None:
         self.me, self.times, self.log = me, times, log
         self.since: dict[tuple[str, int, str], float] = {}
-        self.count = 0
+        self.reclaim_after_s = 0.0
 
     def reset(self) -> None:
         """Forget what was seen: the store was away, or has other data."""
@@ -69,8 +70,8 @@ class LostNodes:
         """Why no pod of a dead node runs any more, "" if one may."""
         if store.node_gone(node.name):
             return f"{store.name} has no such node any more"
-        limit = self.times.reclaim_after_s
-        return f"dead for {limit:g} s" if limit is not None and seconds >= limit else ""
+        limit = self.reclaim_after_s
+        return f"dead for {limit:g} s" if 0 < limit <= seconds else ""
 
 
 def key_of(node: Node) -> tuple[str, int, str]:

@@ -25,15 +25,19 @@ class Pods:
                  cached: Callable[[], Mapping[Attachment, str]]) -> None:
         self.state_of, self.cached = state_of, cached
         self.folders: set[str] = set()          # in which a namespace was seen
-        self.paths: Mapping[Attachment, str] = {}
+        self.paths: Mapping[Attachment, str] | None = None
 
-    def read(self) -> None:
-        """Read the caches anew."""
-        self.paths = self.cached()
+    def forget(self) -> None:
+        """The caches may have changed: read them again when they are needed."""
+        self.paths = None
 
     def path(self, network: str, container: str, ifname: str, noted: str = "") -> str:
         """The path of an attachment's namespace: the one that ADD noted, else the caches'; "" if none is known."""
-        return noted or self.paths.get((network, container, ifname), "")
+        if noted:
+            return noted
+        if self.paths is None:
+            self.paths = self.cached()
+        return self.paths.get((network, container, ifname), "")
 
     def is_gone(self, path: str) -> bool:
         """Return whether the pod with this namespace is gone. False if nothing is known."""

@@ -24,17 +24,16 @@ class Times:
     apart_s         between the two looks that a search takes
     nodes_s         between two looks at the nodes of the cluster, if these are CROWD or fewer
     grace_s         how long a node is LOST until it is declared dead
-    reclaim_after_s how long it is DEAD until it is forgotten; None: only if the store knows that it is gone
     restored_s      how long no block is claimed after the store was restored from a backup
     away_s, max_away_s   the first and the longest pause after the store was not reached
     stop_s          how long stop() waits for the thread
     """
 
     __slots__ = ("gather_s", "confirm_s", "list_s", "write_s", "write_changes", "idle_s", "reconcile_s", "apart_s",
-                 "nodes_s", "grace_s", "reclaim_after_s", "restored_s", "away_s", "max_away_s", "stop_s")
+                 "nodes_s", "grace_s", "restored_s", "away_s", "max_away_s", "stop_s")
     DEFAULTS = {"gather_s": 0.01, "confirm_s": 20.0, "list_s": 300.0, "write_s": 0.2, "write_changes": 64,
                 "idle_s": 600.0, "reconcile_s": 60.0, "apart_s": 30.0, "nodes_s": 60.0, "grace_s": 600.0,
-                "reclaim_after_s": None, "restored_s": NODE_TTL_S, "away_s": 1.0, "max_away_s": 20.0, "stop_s": 10.0}
+                "restored_s": NODE_TTL_S, "away_s": 1.0, "max_away_s": 20.0, "stop_s": 10.0}
     gather_s: float
     confirm_s: float
     list_s: float
@@ -45,7 +44,6 @@ class Times:
     apart_s: float
     nodes_s: float
     grace_s: float
-    reclaim_after_s: float | None
     restored_s: float
     away_s: float
     max_away_s: float
@@ -59,8 +57,7 @@ class Times:
         """The same for a store whose configuration has times of its own, see kit/ipam/cluster/stores.py."""
         ttl = settings.get("node_ttl", NODE_TTL_S)
         own = {"grace_s": settings.get("dead_after", self.grace_s), "confirm_s": min(self.confirm_s, ttl / 3),
-               "nodes_s": min(self.nodes_s, ttl), "restored_s": min(self.restored_s, ttl),
-               "reclaim_after_s": settings.get("reclaim_after", self.reclaim_after_s)}
+               "nodes_s": min(self.nodes_s, ttl), "restored_s": min(self.restored_s, ttl)}
         return Times(**{name: getattr(self, name) for name in self.__slots__} | own)
 
 

@@ -19,6 +19,7 @@ from fastcni.server.grouped_deletes import GroupedDeletes
 from fastcni.server.mode import WarmMode
 
 if TYPE_CHECKING:
+    from fastcni.server.cluster_upkeep import ClusterUpkeep
     from fastcni.server.restoring import Restoring
 
 KEEP_S = 10.0                   # since the last request
@@ -53,10 +54,11 @@ class Namespace:
 class Hosts:
     """`with hosts.visit(fd) as mode:` has the thread in the namespace `fd`, with a WarmMode of it.
 
-    home: a descriptor of the server's own namespace, in which the calling thread is; close() closes it."""
+    home: a descriptor of the server's own namespace, in which the calling thread is; close() closes it. cluster: for
+    the modes."""
 
-    def __init__(self, home: int, defer: Callable[..., None], restoring: Restoring) -> None:
-        self.home, self.defer, self.restoring, self.lock = home, defer, restoring, Lock()
+    def __init__(self, home: int, defer: Callable[..., None], restoring: Restoring, cluster: ClusterUpkeep) -> None:
+        self.home, self.defer, self.restoring, self.cluster, self.lock = home, defer, restoring, cluster, Lock()
         own = Namespace(self.home, True, defer, restoring)
         self.known = {netns.identity(self.home): own}
 
@@ -100,8 +102,11 @@ class Visit:
             self._leave()
             raise
         it = self.namespace
-        self.mode = it.idle.pop() if it.idle else WarmMode(it.fd, it.facts, it.deletes, self.hosts.defer)
+        self.mode = it.idle.pop() if it.idle else self._new_mode(it)
         return self.mode
+
+    def _new_mode(self, it):
+        return WarmMode(it.fd, it.facts, it.deletes, self.hosts.defer, self.hosts.cluster)
 
     def _namespace(self, key):
         with self.hosts.lock:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 try:
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from fastcni.handle import Reply
     from fastcni.kernel.rtnl import Link
     from fastcni.kit.call.request import Request
+    from fastcni.kit.ipam.cluster.contract import Store
+    from fastcni.server.cluster_upkeep import ClusterUpkeep
     from fastcni.server.facts import Facts
     from fastcni.server.grouped_deletes import GroupedDeletes
     from fastcni.server.protocol import Message
@@ -30,14 +32,15 @@ T = TypeVar("T")
 
 class WarmMode(Mode):
     """For one request at a time, after begin(); its sockets stay open. `facts` and `deletes` belong to the namespace,
-    for all its WarmModes. `background(fn, *args)` runs a function in another thread."""
+    for all its WarmModes. `background(fn, *args)` runs a function in another thread. `cluster` has the stores of
+    cluster-wide addresses."""
 
-    __slots__ = ("facts", "deletes", "background", "device", "decode_conf", "message", "answer")
+    __slots__ = ("facts", "deletes", "background", "cluster", "device", "decode_conf", "message", "answer")
 
-    def __init__(self, home: int, facts: Facts, deletes: GroupedDeletes,
-                 background: Callable[..., None]) -> None:
+    def __init__(self, home: int, facts: Facts, deletes: GroupedDeletes, background: Callable[..., None],
+                 cluster: ClusterUpkeep) -> None:
         super().__init__(home)
-        self.facts, self.deletes, self.background = facts, deletes, background
+        self.facts, self.deletes, self.background, self.cluster = facts, deletes, background, cluster
         self.device, _ = netns.identity(home)           # nsfs: the device of every namespace
 
     def begin(self, decode: Callable[[bytes], Section], message: Message, answer: Answer) -> None:
@@ -76,6 +79,13 @@ class WarmMode(Mode):
 
     def end_request(self) -> None:
         """The sockets stay open, see close()."""
+
+    def cluster_store(self, key: Hashable, open_store: Callable[[], Store]) -> Store:
+        """The store stays open for all requests."""
+        return self.cluster.store(key, open_store)
+
+    def note_space(self, keys: Any, addresses: Sequence[bytes]) -> None:
+        self.cluster.note(keys, addresses)
 
     def recall(self, key: tuple[Any, ...], ask: Callable[[], T]) -> T:
         return self.facts.recall(key, ask)

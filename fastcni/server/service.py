@@ -14,6 +14,8 @@ from fastcni.kernel import netns
 from fastcni.server import listening, log, status
 from fastcni.server.acceptor import Acceptor
 from fastcni.server.background import Background
+from fastcni.server.cluster_pods import Pods, blind
+from fastcni.server.cluster_upkeep import ClusterUpkeep
 from fastcni.server.configurations import Configurations
 from fastcni.server.cpu_latency import DEFAULT_S, LatencyRequest
 from fastcni.server.former_boot import release_addresses
@@ -28,8 +30,9 @@ from fastcni.server.workers import Workers, environment, preload, preload_third_
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Callable, Collection, Iterable
 
+    from fastcni.kit.ipam.cluster.conf import Keys
     from fastcni.server.replay import Run
 
 MAX_BACKGROUND_THREADS = 64     # background threads: they wait for the kernel's deferred work
@@ -40,12 +43,13 @@ SWITCH_INTERVAL_S = 0.0005      # seconds: after a system call a thread waits so
 
 def serve(path: str = listening.PATH, *, workers: int = 32, queue_size: int = 1024, queue_timeout_s: float = 60.0,
           uids: Collection[int] = (0,), latency_request_s: float = DEFAULT_S, level: str = "info", fmt: str = "logfmt",
-          log_to: str = "stderr", replay: Run | None = None, idle_exit_s: float = 0.0, tidy_s: float = TIDY_S) -> int:
+          log_to: str = "stderr", replay: Run | None = None, idle_exit_s: float = 0.0, tidy_s: float = TIDY_S,
+          pods: Pods | None = None, configured: Callable[[], Iterable[Keys]] = tuple) -> int:
     """Serve until SIGTERM or SIGINT, then finish the requests that have begun. Return the exit status.
 
     workers: requests that run at once. queue_size: requests that may wait. queue_timeout_s: how long each may wait.
     uids: user ids whose requests are served. latency_request_s: see LatencyRequest. log_to: "stderr" or "syslog".
-    replay: see Restoring. idle_exit_s: see IdleExit.
+    replay: see Restoring. idle_exit_s: see IdleExit. pods, configured: see ClusterUpkeep.
 
     It has to run in the main thread. Raises ListenError.
     """
@@ -66,16 +70,18 @@ def serve(path: str = listening.PATH, *, workers: int = 32, queue_size: int = 10
     home, wakeup = netns.open_own(), Wakeup()
     background, restoring = Background(MAX_BACKGROUND_THREADS, home), Restoring(logger, replay)
     queue = RequestQueue(workers, busy, size=queue_size, timeout_s=queue_timeout_s, wake=wakeup.wake)
-    hosts = Hosts(home, background, restoring)
+    cluster = ClusterUpkeep(home, logger, pods or blind(), configured)
+    hosts = Hosts(home, background, restoring, cluster)
     acceptor = Acceptor(listen.sock, queue, wakeup, frozenset(uids), LatencyRequest(latency_request_s, logger), logger)
     pool = Workers(queue, acceptor, hosts, background, Configurations(), environment(), logger)
-    acceptor.describe = lambda: status.document(started, queue, restoring)
+    acceptor.describe = lambda: status.document(started, queue, restoring, cluster)
     notify = Notifier(os.environ, logger).notify
 
     def tidy() -> None:
         hosts.tidy()
         pool.keep()
         restoring.start()
+        cluster.keep()
         _ipam_bitmap.forget()
 
     watchdog = Watchdog(notify, acceptor.probe, watchdog_seconds(os.environ))
@@ -88,6 +94,7 @@ def serve(path: str = listening.PATH, *, workers: int = 32, queue_size: int = 10
     pool.start()
     restoring.start()
     background(release_addresses, logger)
+    background(cluster.learn)
 
     signal.sigwait(STOP_SIGNALS)    # not sigtimedwait(): interrupted after its time it returns a signal that never came
 
@@ -104,6 +111,7 @@ def serve(path: str = listening.PATH, *, workers: int = 32, queue_size: int = 10
     upkeep.stop()
     acceptor.close()
     restoring.stop()
+    cluster.stop()
     hosts.close()
     logger.info("server_stopped")
     return 0

@@ -1,9 +1,14 @@
 """The state of a running server, for `fastcni doctor`: a request with another name than any plugin has.
 
     {"version": "0.1.0", "pid": 812, "uptimeSeconds": 4711.0, "running": 2, "waiting": 0, "queueSize": 1024,
-     "workers": 32, "watching": 1}
+     "workers": 32, "watching": 1,
+     "cluster": [{"store": "etcd", "node": "n1", "epoch": 1, "awaySeconds": 12.0, "why": "...", "spaces": [
+         {"space": "default", "dataDir": "/var/lib/cni/cluster", "blocks": 3, "idle": 1, "conflicts": [],
+          "ranges": [{"range": "10.0.0.0/16", "free": 150, "size": 192}]}]}]}
 
-watching: the network namespaces whose firewall the server restores. A server without this request declines it.
+watching: the network namespaces whose firewall the server restores. cluster: the stores of cluster-wide addresses;
+awaySeconds and why only while one cannot be reached; free and size count the addresses of a range in this node's
+blocks; conflicts: blocks that another node has, too. A server without this request declines it.
 """
 
 from __future__ import annotations
@@ -19,6 +24,7 @@ from fastcni.spec import json
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from fastcni.server.cluster_upkeep import ClusterUpkeep
     from fastcni.server.request_queue import RequestQueue
     from fastcni.server.restoring import Restoring
 
@@ -27,12 +33,12 @@ TIMEOUT_S = 3.0
 MAX_BYTES = 64 << 10
 
 
-def document(started: float, queue: RequestQueue, restoring: Restoring) -> bytes:
+def document(started: float, queue: RequestQueue, restoring: Restoring, cluster: ClusterUpkeep) -> bytes:
     """The answer. started: monotonic() at the server's start."""
     return json.write({
         "version": fastcni.__version__, "pid": os.getpid(), "uptimeSeconds": round(monotonic() - started, 1),
         "running": queue.running, "waiting": queue.waiting, "queueSize": queue.size, "workers": queue.workers,
-        "watching": len(restoring.watches) if restoring.thread.is_alive() else 0})
+        "watching": len(restoring.watches) if restoring.thread.is_alive() else 0, "cluster": cluster.status()})
 
 
 def ask(path: str, timeout_s: float = TIMEOUT_S) -> dict[str, Any] | None:

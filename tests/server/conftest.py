@@ -8,6 +8,7 @@ import pytest
 from real_kernel.node import Node, set_sysctl
 from real_kernel.portmap_chain import DUAL, Chain
 from server.client import Server, eventually
+from server.cluster import ClusterNode
 from server.flushed import Log
 from server.local import Local
 
@@ -115,6 +116,21 @@ def net(node):
     """A chain of a bridge with ipMasq and ipspoofchk, and portmap."""
     set_sysctl("net/ipv6/conf/default/accept_dad", "0")
     return Chain(node, node.conf(*DUAL, isDefaultGateway=True, hairpinMode=True, ipMasq=True, ipspoofchk=True))
+
+
+@pytest.fixture
+def cluster_node(tmp_path):
+    """cluster_node(name, **options): a ClusterNode. The nodes of a test share a store."""
+    running = []
+
+    def make(name="a", **options):
+        running.append(ClusterNode(tmp_path, name, **options))
+        return running[-1]
+
+    yield make
+    for one in running:
+        one.stop()
+    assert not [one.faults for one in running if one.faults]
 
 
 SLOW = """#!/bin/sh

@@ -11,6 +11,8 @@ from fastcni.kernel import netns
 from fastcni.server import listening, log
 from fastcni.server.acceptor import Acceptor
 from fastcni.server.background import Background
+from fastcni.server.cluster_pods import blind
+from fastcni.server.cluster_upkeep import ClusterUpkeep
 from fastcni.server.configurations import Configurations
 from fastcni.server.cpu_latency import LatencyRequest
 from fastcni.server.hosts import Hosts
@@ -41,7 +43,8 @@ class Local(Server):
         self.listening = listening.make(str(self.path), False)
         preload()
         self.restoring = Restoring(logger)
-        self.hosts = Hosts(home, background, self.restoring)
+        self.cluster = ClusterUpkeep(home, logger, blind())
+        self.hosts = Hosts(home, background, self.restoring, self.cluster)
         self.queue = RequestQueue(self.size, busy, timeout_s=queue_timeout_s, wake=wakeup.wake)
         self.acceptor = Acceptor(self.listening.sock, self.queue, wakeup, frozenset({os.geteuid()}),
                                  LatencyRequest(0, logger), logger)
@@ -58,6 +61,7 @@ class Local(Server):
         if ended:
             self.acceptor.close()
             self.restoring.stop()
+            self.cluster.stop()
             self.hosts.close()
         with suppress(OSError):
             self.file.close()

@@ -21,6 +21,8 @@ from fastcni.kernel import netns, wire
 from fastcni.kit.call import names
 from fastcni.kit.call.mode import Mode
 from fastcni.server import backoff, hosts, restoring
+from fastcni.server.cluster_pods import blind
+from fastcni.server.cluster_upkeep import ClusterUpkeep
 from fastcni.server.table_mirror import TableMirror
 
 FLUSHES = ("flush ruleset", "delete table inet fastcni", "flush table inet fastcni")
@@ -323,7 +325,8 @@ def test_a_released_namespace_is_no_longer_watched(node, monkeypatch, pod_netns)
     monkeypatch.setattr(hosts, "KEEP_S", 0.0)
     monkeypatch.setattr(restoring, "GATHER_S", 0.0)
     guard = restoring.Restoring(logging.getLogger("test"))
-    node_hosts = hosts.Hosts(netns.open_own(), lambda fn, *args: fn(*args), guard)
+    home = netns.open_own()
+    node_hosts = hosts.Hosts(home, lambda fn, *args: fn(*args), guard, ClusterUpkeep(home, guard.log, blind()))
     guard.start()
     try:
         with Inside(None):

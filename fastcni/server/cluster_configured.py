@@ -1,0 +1,38 @@
+"""The networks with cluster-wide addresses in configurations: this node has used them before the server starts."""
+
+from __future__ import annotations
+
+from fastcni.kit.ipam.cluster.conf import read_keys
+from fastcni.spec.config import Section
+from fastcni.spec.errors import CniError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from typing import Any
+
+    from fastcni.kit.ipam.cluster.conf import Keys
+
+KINDS = ("cluster", "whereabouts")
+
+
+def read_configured(configurations: Iterable[Any]) -> Iterator[Keys]:
+    """The Keys of each plugin with such an `ipam`, anywhere in the configurations: also those of delegates. One that
+    cannot be read is left out: its requests say why."""
+    for plugin in plugins_in(list(configurations)):
+        try:
+            yield read_keys(Section(plugin))
+        except CniError:
+            continue
+
+
+def plugins_in(value: Any) -> Iterator[dict[str, Any]]:
+    if isinstance(value, dict):
+        ipam = value.get("ipam")
+        if isinstance(ipam, dict) and ipam.get("type") in KINDS:
+            yield value
+        for inner in value.values():
+            yield from plugins_in(inner)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from plugins_in(inner)

@@ -1,0 +1,92 @@
+"""Addresses whose pod is gone, for which no DEL came: released when two looks have seen the pod's namespace gone.
+
+Between the looks, and while the address is released, a request may make the attachment again. So its record and its
+namespace are read again under the lock of the address files.
+"""
+
+from __future__ import annotations
+
+from fastcni.kit.ipam.cluster.contract import HELD, KEPT
+from fastcni.server.cluster_times import Job, spread
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+    from fastcni.kit.ipam.cluster.contract import Single
+    from fastcni.server.cluster_pods import Pods
+    from fastcni.server.cluster_space import ClusterSpace
+
+    Key = tuple[str, str, str]              # address, container id, ifname
+
+
+class Reconcile:
+    """For one space."""
+
+    def __init__(self, space: ClusterSpace, pods: Pods) -> None:
+        self.space, self.pods = space, pods
+        self.gone: dict[Key, float] = {}            # since when, in monotonic seconds
+        self.gone_singles: dict[Key, float] = {}
+        self.jobs = [Job(self._look, 0.0, remote=False), Job(self._look_at_singles, 0.0)]
+
+    def _look(self, now: float) -> float:
+        self.pods.forget()
+        space = self.space
+        holders = {key_of(one): one for one in space.local.all_holders()}
+        due, self.gone = self._due(holders, self.gone, now)
+        for key in due:
+            if space.local.release(holders[key], self._is_gone):
+                del self.gone[key]
+                space.log.warning("cluster_address_released", space=space.name, address=key[0], container=key[1],
+                                  ifname=key[2], why="the pod's network namespace is gone")
+                space.note_released(key[0])
+        return self._next(now, self.gone)
+
+    def _look_at_singles(self, now: float) -> float:
+        """The Singles of this node that have no file here. A sticky one is kept for its pod."""
+        space = self.space
+        if not space.singles.any:
+            return now + spread(space.times.reconcile_s)
+        local = {one["address"] for one in space.local.all_holders()}
+        mine = {key_of(one.to_dict()): one for one in space.member.store.singles(space.name, space.member.name)
+                if one.state == HELD and one.address not in local}
+        due, self.gone_singles = self._due({key: one.to_dict() for key, one in mine.items()}, self.gone_singles, now)
+        for key in due:
+            if self._end(mine[key]):
+                del self.gone_singles[key]
+        return self._next(now, self.gone_singles)
+
+    def _end(self, single: Single) -> bool:
+        """Release a Single, unless it has changed since it was read: Changed is for the caller's caller."""
+        space = self.space
+        if single.sticky and single.pod:
+            space.member.store.change_single(single, state=KEPT)
+        elif not space.member.store.release_single(single):
+            return False
+        space.log.warning("cluster_address_released", space=space.name, address=single.address,
+                          container=single.container, ifname=single.ifname, kept=bool(single.sticky and single.pod),
+                          why="the pod's network namespace is gone")
+        return True
+
+    def _due(self, holders: Mapping[Key, Mapping[str, Any]], before: dict[Key, float],
+             now: float) -> tuple[list[Key], dict[Key, float]]:
+        """What to release now, and since when each is gone."""
+        gone = {key: before.get(key, now) for key, one in holders.items() if self._is_gone(one)}
+        return [key for key, since in gone.items() if now - since >= self.space.times.apart_s], gone
+
+    def _is_gone(self, one: Mapping[str, Any]) -> bool:
+        """Is the pod of an address gone?"""
+        path = self.pods.path(one.get("network", ""), one["container"], one["ifname"], one.get("netns", ""))
+        return self.pods.is_gone(path)
+
+    def _next(self, now, gone):
+        times = self.space.times
+        return min([now + spread(times.reconcile_s), *(since + times.apart_s for since in gone.values()
+                                                       if since + times.apart_s > now)])
+
+
+def key_of(one: Mapping[str, Any]) -> Key:
+    return one["address"], one.get("container", ""), one.get("ifname", "")
+
+

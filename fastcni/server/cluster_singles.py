@@ -1,0 +1,98 @@
+"""Addresses of this node's blocks that are claimed by themselves: fixed ones, and sticky ones of pods.
+
+Another node asks for one by a Single that is ASKED. This node answers: it takes the address out of its block, then the
+Single is HELD; if a pod of its own has the address, the Single is REFUSED, with the holder as reason. A Single that is
+HELD or KEPT has an address file here, so that no ADD gives its address. The file goes when the Single is gone.
+"""
+
+from __future__ import annotations
+
+from fastcni.kit.ipam.cluster.contract import ASKED, HELD, KEPT, REFUSED, Changed
+from fastcni.server.cluster_times import NEVER, Job, spread
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from fastcni.kit.ipam.cluster.contract import Single
+    from fastcni.server.cluster_space import ClusterSpace
+
+
+class Singles:
+    """Those of one space. any: this node has Singles of its own, in whatever block."""
+
+    def __init__(self, space: ClusterSpace) -> None:
+        self.space, self.local, self.any = space, space.local, False
+        self.changed: dict[str, tuple[Single, bool]] = {}           # {address: (Single, is it gone?)}
+        self.stale: set[str] = set()        # addresses whose file had no Single at the last look
+        self.conflicts: set[str] = set()
+        self.attend_job, self.list_job = Job(self._attend), Job(self._list, 0.0 if space.owned else NEVER)
+        self.jobs = [self.attend_job, self.list_job]
+
+    def note(self, single: Single, gone: bool) -> None:
+        """The store shows a change."""
+        self.changed[single.address] = single, gone
+        self.attend_job.due = 0.0
+
+    def _attend(self, now: float) -> float:
+        while self.changed:
+            address, (single, gone) = next(iter(self.changed.items()))
+            if gone:
+                self._end_mirror(single.address)
+            else:
+                self._attend_one(single)
+            self.changed.pop(address, None)         # not before: the store may be away
+        return NEVER
+
+    def _attend_one(self, single):
+        space = self.space
+        self.any = self.any or single.node == space.member.name
+        if single.block not in space.owned:
+            return
+        if single.state == ASKED:
+            self._answer(single)
+        elif single.state in (HELD, KEPT):
+            holder = self.local.take_single(single)
+            if holder and single.address not in self.conflicts:
+                self.conflicts.add(single.address)
+                space.log.error("cluster_address_conflict", space=space.name, address=single.address,
+                                held_by=holder, claimed_by=f"{single.container} {single.ifname}", node=single.node)
+            elif not holder:
+                self.conflicts.discard(single.address)
+
+    def _answer(self, single):
+        """Answer the node that asks. If it does not ask any more, its address is free again."""
+        space = self.space
+        holder = self.local.take_single(single)
+        fields = {"state": REFUSED, "reason": holder} if holder else {"state": HELD}
+        try:
+            space.member.store.change_single(single, **fields)
+        except Changed:
+            if not holder:
+                self._end_mirror(single.address)
+            return
+        space.log.info("cluster_address_asked", space=space.name, address=single.address, node=single.node,
+                       answer=fields["state"], holder=holder)
+
+    def _end_mirror(self, address):
+        """Remove the file of an address, unless the store has a Single of it again."""
+        space = self.space
+        now = space.member.store.single(space.name, address)
+        if now is None or now.state == REFUSED:
+            self.local.drop_single(address)
+            self.conflicts.discard(address)
+
+    def _list(self, now: float) -> float:
+        """Compare all Singles of this node's blocks with the files: the watch may have missed some."""
+        space = self.space
+        if not space.owned:
+            return NEVER
+        found = {one.address: one for one in space.member.store.singles(space=space.name)
+                 if one.block in space.owned or one.node == space.member.name}
+        self.any = any(one.node == space.member.name for one in found.values())
+        for single in found.values():
+            self._attend_one(single)
+        # A request makes the file before the Single in the store: what is left over is so at two looks
+        stale = {address for address in self.local.singles() if address not in found}
+        for address in stale & self.stale:
+            self._end_mirror(address)
+        self.stale = stale
+        return now + (spread(space.times.apart_s) if stale else spread(space.times.list_s))

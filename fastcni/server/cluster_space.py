@@ -1,0 +1,194 @@
+"""One space of cluster-wide addresses on this node: its blocks, the next one before it is needed, idle ones, and what
+the store shows of their use.
+
+    prefetch   after a request: if less than a quarter of a range's addresses in this node's blocks is free, claim the
+               next block, one at a time; and release Singles that a DEL could not release
+    write      after a request: what was given out of the changed blocks, for many requests in one transaction
+    idle       give back a block without a pod, one at a time, while MAX_IDLE others have none
+    compare    this node's blocks in the store with those of the local state, see cluster_blocks.py
+    singles    see cluster_singles.py
+    reconcile  see cluster_reconcile.py
+"""
+
+from __future__ import annotations
+
+from time import monotonic, time
+
+from fastcni.kit.ipam.cluster.contract import Use
+from fastcni.server.cluster_blocks import Blocks
+from fastcni.server.cluster_local import LocalSpace
+from fastcni.server.cluster_reconcile import Reconcile
+from fastcni.server.cluster_singles import Singles
+from fastcni.server.cluster_times import NEVER, Job
+from fastcni.spec.address import read_ip
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import Any
+
+    from fastcni.kit.ipam.cluster.conf import Keys
+    from fastcni.kit.ipam.cluster.grid import Range
+    from fastcni.kit.ipam.cluster.node_state import Own, State
+    from fastcni.server.cluster_member import Member
+    from fastcni.server.cluster_pods import Pods
+    from fastcni.server.cluster_times import Times
+    from fastcni.server.log import Logger
+
+MAX_IDLE = 2                    # idle blocks of a family that stay
+SCARCE = 4                      # claim a block if less than a fourth of the addresses is free
+FULL_PAUSE_S = 5.0              # after a range had no block to claim
+
+
+class ClusterSpace:
+    """A space, for the thread of cluster_upkeep.py.
+
+    name, data_dir  of the space; its local state is in data_dir/name
+    networks        the Keys of its networks, by the texts of their ranges
+    used            since when requests have used it, as far as this server knows: not before the first one
+    state           the local state as of the last count()
+    """
+
+    def __init__(self, keys: Keys, pods: Pods, member: Member) -> None:
+        self.name, self.data_dir, self.member = keys.space, keys.data_dir, member
+        self.times: Times = member.times
+        self.log: Logger = member.log
+        self.local = LocalSpace(keys, self.log)
+        self.networks: dict[tuple[str, ...], Keys] = {}
+        self.note_network(keys)
+        self.used = False
+        self.full_until: dict[str, float] = {}
+        self.count(monotonic())
+        # Blocks whose use the store does not show yet, the number of changes, and what it shows
+        self.dirty: set[str] = set(self.owned)
+        self.changes = 0
+        self.written: dict[str, list[dict[str, Any]]] = {}
+        self.blocks, self.singles, self.reconcile = Blocks(self), Singles(self), Reconcile(self, pods)
+        first = 0.0 if self.owned else NEVER
+        self.prefetch_job, self.write_job = Job(self._prefetch, first), Job(self._write, first)
+        self.idle_job = Job(self._give_back_idle, 0.0)
+        self.jobs = [self.prefetch_job, self.write_job, self.idle_job, *self.singles.jobs, *self.reconcile.jobs]
+
+    # What is there
+
+    state: State
+    free: list[tuple[Range, int, int]]
+    empty_since: dict[str, float]
+
+    @property
+    def owned(self) -> dict[str, Own]:
+        """Its blocks, {cidr: Own}."""
+        return self.state.blocks
+
+    @property
+    def needs_node(self) -> bool:
+        """Does this node have anything in the store?"""
+        return bool(self.owned) or self.used or self.singles.any
+
+    def count(self, now: float) -> None:
+        """Read the local state, which one-shot requests change, too. Raises CniError."""
+        counts = self.local.count(self.networks.values())
+        self.state, self.free = counts.state, counts.free
+        former = getattr(self, "empty_since", {})
+        self.empty_since = {cidr: former.get(cidr, now) for cidr in counts.empty}
+
+    def note_network(self, keys: Keys) -> None:
+        """Note the ranges of a configuration; those of DEL and GC have none."""
+        if ranges := getattr(keys, "ranges", ()):
+            self.networks[tuple(map(str, ranges))] = keys
+
+    def note(self, keys: Keys, addresses: Iterable[bytes]) -> None:
+        """A request has given or released these addresses."""
+        self.note_network(keys)
+        self.used = True
+        self.refresh()
+        self._note_dirty(addresses)
+        self.prefetch_job.due = 0.0
+
+    def note_released(self, address: str) -> None:
+        """An address was released here, not by a request."""
+        self.refresh()
+        self._note_dirty([read_ip(address)])
+
+    def _note_dirty(self, addresses):
+        now = monotonic()
+        for packed in addresses:
+            self.dirty.add(self.local.block_of(self.state, packed))
+            self.changes += 1
+        self.write_job.due = min(self.write_job.due,
+                                 now if self.changes >= self.times.write_changes else now + self.times.write_s)
+
+    def is_scarce(self, wanted: Range) -> bool:
+        """Return whether a range needs a block."""
+        return any(is_scarce(free, size) for one, free, size in self.free if str(one) == str(wanted))
+
+    def refresh(self) -> None:
+        """Read the local state again, and note what this changes."""
+        before, now = set(self.owned), monotonic()
+        self.count(now)
+        if before != set(self.owned):
+            self.member.note_own()
+            self.singles.list_job.due = 0.0         # a new block may have singles already
+        if self.idle_job.due == NEVER and len(self.empty_since) > MAX_IDLE:
+            self.idle_job.due = now
+
+    # Jobs
+
+    def _prefetch(self, now: float) -> float:
+        for one, free, size in list(self.free):
+            if is_scarce(free, size) and (size or self.used):
+                self._claim(one, now)
+        if self.state.later:
+            self.blocks.finish_later()
+        return NEVER
+
+    def _claim(self, one, now):
+        if now < self.full_until.get(str(one), 0.0):
+            return
+        cidr = self.blocks.claim_next(one)
+        if cidr:
+            self.log.info("cluster_block_claimed", space=self.name, block=cidr, range=str(one))
+        elif cidr == "":
+            self.full_until[str(one)] = now + FULL_PAUSE_S
+            self.log.warning("cluster_range_full", space=self.name, range=str(one))
+
+    def _write(self, now: float) -> float:
+        """Write what the changed blocks have given out."""
+        node, dirty = self.member.node, self.dirty & self.owned.keys()
+        if node is None:
+            return now + self.times.write_s if dirty else NEVER
+        uses = [Use(self.name, cidr, node.name, node.epoch, node.boot_id, holders, time())
+                for cidr, holders in self.local.holders(dirty).items() if self.written.get(cidr) != holders]
+        if uses:
+            self.member.store.write_uses(node, uses)
+        self.written |= {use.cidr: use.holders for use in uses}
+        self.dirty, self.changes = set(), 0
+        return NEVER
+
+    def _give_back_idle(self, now: float) -> float:
+        self.refresh()
+        for family in (".", ":"):
+            idle = sorted((since, cidr) for cidr, since in self.empty_since.items() if family in cidr)
+            if len(idle) > MAX_IDLE and now - idle[0][0] >= self.times.idle_s:
+                self._give_back(idle[0][1])
+        if len(self.empty_since) <= MAX_IDLE:
+            return NEVER
+        return max(min(self.empty_since.values()) + self.times.idle_s, now + self.times.idle_s / 10)
+
+    def _give_back(self, cidr):
+        cool_down = max((keys.cool_down for keys in self.networks.values()), default=0)
+        if self.blocks.give_back(cidr, cool_down):
+            self.log.info("cluster_block_returned", space=self.name, block=cidr, why="idle")
+        self.written.pop(cidr, None)
+        self.refresh()
+
+    def status(self) -> dict[str, Any]:
+        """Its part of the status document."""
+        return {"space": self.name, "dataDir": self.data_dir, "blocks": len(self.owned),
+                "idle": len(self.empty_since), "conflicts": sorted(self.blocks.conflicts),
+                "ranges": [{"range": str(one), "free": free, "size": size} for one, free, size in self.free]}
+
+
+def is_scarce(free: int, size: int) -> bool:
+    """Return whether so few addresses of a range are free that this node needs another block."""
+    return free * SCARCE < size or not size

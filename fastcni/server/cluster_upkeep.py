@@ -1,0 +1,190 @@
+"""What the server does for cluster-wide addresses: one thread for all spaces that requests of this node have used.
+
+    cluster_member     this node in one store: signs of life, and whether its blocks are still its own
+    cluster_space      one space: its next block, idle blocks, and what the store shows of its use
+    cluster_singles    addresses of its blocks that are claimed by themselves
+    cluster_reconcile  addresses whose pod is gone
+    cluster_lost       other nodes that give no sign of life
+    cluster_watch      the thread that waits for changes in a store
+
+No request waits for this thread. A store that does not answer delays the work for other stores by its timeout, and is
+then asked less often.
+"""
+
+from __future__ import annotations
+
+from threading import Event, Lock, Thread
+from time import monotonic, sleep
+from typing import Any
+
+from fastcni.kernel import netns
+from fastcni.kit.ipam.cluster import stores
+from fastcni.server.background import CANNOT_START
+from fastcni.server.cluster_member import NEVER, Member
+from fastcni.server.cluster_pods import Pods
+from fastcni.server.cluster_space import ClusterSpace
+from fastcni.server.cluster_times import Times
+from fastcni.server.log import RateLimited
+from fastcni.spec import json
+from fastcni.spec.errors import CniError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Iterable, Sequence
+
+    from fastcni.kit.ipam.cluster.conf import Keys
+    from fastcni.kit.ipam.cluster.contract import Store
+    from fastcni.server.log import Logger
+
+
+class ClusterUpkeep:
+    """The thread, and the stores that requests share with it.
+
+    home: a descriptor of the server's network namespace, which the thread enters. pods: a Pods. configured(): the Keys
+    of the networks that this node is known to have.
+
+    The thread starts with the first space. All methods without an underscore are for any thread.
+    """
+
+    def __init__(self, home: int, log: Logger, pods: Pods, configured: Callable[[], Iterable[Keys]] = tuple,
+                 times: Times | None = None) -> None:
+        self.home, self.log, self.pods, self.configured = home, log, pods, configured
+        self.times, self.failed = times or Times(), RateLimited(log.warning)
+        self.lock, self.event, self.stopping = Lock(), Event(), False
+        self.stores: dict[Hashable, Store] = {}
+        self.members: dict[tuple[Hashable, str], Member] = {}
+        # What the thread has not seen yet: configurations, and the addresses that requests have given or released
+        self.learned: list[Keys] = []
+        self.noted: dict[tuple[str, str], tuple[Keys, set[bytes]]] = {}
+        self.thread: Thread | None = None
+
+    # For requests
+
+    def store(self, key: Hashable, open_store: Callable[[], Store]) -> Store:
+        """The store of a configuration, opened once for all requests."""
+        with self.lock:
+            if key not in self.stores:
+                self.stores[key] = open_store()
+            return self.stores[key]
+
+    def note(self, keys: Keys, addresses: Sequence[bytes]) -> None:
+        """A request has given or released these addresses."""
+        with self.lock:
+            _, changed = self.noted.setdefault(place_of(keys), (keys, set()))
+            changed.update(addresses)
+        self.event.set()
+        if not self.thread:
+            self.keep()
+
+    # The thread
+
+    def learn(self) -> None:
+        """Look after the spaces that this node has used before the server started."""
+        try:
+            found = [*self.configured()]
+        except Exception:
+            self.log.exception("server_fault")
+            return
+        with self.lock:
+            self.learned += found
+        self.event.set()
+        self.keep()
+
+    def keep(self) -> None:
+        """Start the thread if there is something to do and it does not run. Call it from time to time, because a thread
+        cannot always be started."""
+        with self.lock:
+            if self.stopping or (self.thread and self.thread.is_alive()) or not (self.learned or self.noted):
+                return
+            thread = Thread(target=self._work, name="cluster", daemon=True)
+            try:
+                thread.start()
+            except CANNOT_START as e:
+                self.log.warning("no_thread", thread=thread.name, why=str(e))
+                return
+            self.thread = thread
+
+    def stop(self) -> None:
+        """End the thread, after it has written what the store has not. A store that hangs is left alone after a
+        while."""
+        self.stopping = True
+        self.event.set()
+        deadline = monotonic() + self.times.stop_s
+        for member in list(self.members.values()):
+            member.stop()
+        if self.thread:
+            self.thread.join(self.times.stop_s)
+        for member in list(self.members.values()):
+            member.watch.join(deadline - monotonic())
+
+    def status(self) -> list[dict[str, Any]]:
+        """A part of the status document, see status.py: one entry for each store."""
+        now = monotonic()
+        return [member.status(now) for member in list(self.members.values())]
+
+    def _work(self):
+        try:
+            netns.ensure(self.home)
+        except netns.Lost as e:
+            self.log.warning("no_thread", thread="cluster", why=str(e))
+            return
+        while not self.stopping:
+            self.event.wait(self._pause())
+            if self.event.is_set() and not self.stopping:
+                sleep(self.times.gather_s)
+            self.event.clear()
+            try:
+                self._take_noted()
+                for member in list(self.members.values()):
+                    member.run(monotonic())
+            except Exception:
+                self.log.exception("server_fault")
+                sleep(self.times.away_s)
+        self._finish()
+
+    def _finish(self):
+        """Write what the stores do not show yet."""
+        try:
+            self._take_noted()
+            for member in self.members.values():
+                member.finish()
+        except Exception:
+            self.log.exception("server_fault")
+
+    def _pause(self):
+        """Seconds until something is due; None: not before a request or a change."""
+        due = min([member.due() for member in self.members.values()], default=NEVER)
+        return None if due == NEVER else max(0.0, due - monotonic())
+
+    def _take_noted(self):
+        with self.lock:
+            noted, self.noted = self.noted, {}
+            learned, self.learned = self.learned, []
+        for keys, addresses in [*((keys, None) for keys in learned), *noted.values()]:
+            try:
+                space = self._space(keys)
+                if addresses is None:
+                    space.note_network(keys)
+                else:
+                    space.note(keys, addresses)
+            except CniError as e:           # the next request notes it again
+                self.failed("cluster_failed", space=keys.space, error=e.msg)
+
+    def _space(self, keys):
+        """The ClusterSpace of a configuration, which is new if none has used it yet."""
+        settings = keys.store
+        key = json.write(settings, sort=True), keys.node            # as stores.store_of()
+        if key not in self.members:
+            store = self.store(key[0], lambda: stores.open_store(settings))
+            self.members[key] = Member(store, keys.node, self.times.with_settings(settings), self.log, self.event.set)
+        member = self.members[key]
+        space = member.spaces.get(place_of(keys))
+        if space is None:
+            space = ClusterSpace(keys, self.pods, member)
+            member.add(space)
+        return space
+
+
+def place_of(keys: Keys) -> tuple[str, str]:
+    """What tells one space's local state from another's."""
+    return keys.data_dir, keys.space

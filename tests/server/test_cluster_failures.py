@@ -1,0 +1,367 @@
+"""The server's thread for cluster-wide addresses when something fails: the store, this node, another node, a pod."""
+
+import fcntl
+import json
+import threading
+import time
+from contextlib import contextmanager
+
+import pytest
+from server.client import eventually
+
+from fastcni.kit.ipam.cluster.contract import ACTIVE, ALIVE, ASKED, DEAD, HELD, KEPT, REFUSED, Single, StoreAway
+from fastcni.kit.ipam.cluster.store_local import LocalStore
+from fastcni.server.cluster_times import NEVER
+
+OTHER = "10.0.0.128/28"         # a block that a test uses
+
+
+@pytest.fixture
+def edit(tmp_path):
+    """`with edit() as data:` change the content of the local store, with its lock."""
+    @contextmanager
+    def change():
+        path = tmp_path / "store" / "store.json"
+        with open(tmp_path / "store" / "lock", encoding="ascii") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            data = json.loads(path.read_text())
+            yield data
+            new = path.with_suffix(".test")
+            new.write_text(json.dumps(data))
+            new.rename(path)
+    return change
+
+
+def ready(node):
+    """Wait until the node has joined and compared its blocks."""
+    assert eventually(lambda: node.cluster.status() and node.cluster.status()[0]["epoch"], 10)
+    member = next(iter(node.cluster.members.values()))
+    assert eventually(lambda: time.monotonic() < member.compare.due < NEVER and member.own, 10)
+    return member
+
+
+def declare_dead(node, edit):
+    with edit() as data:
+        data["nodes"][node.name]["seen"] -= 1000
+        data["revision"] += 1
+    [found] = [one for one in node.store.nodes() if one.name == node.name]
+    return node.store.declare_dead(found)
+
+
+# -- this node -------------------------------------------------------------------------------------------
+
+
+def test_a_node_that_was_declared_dead_adopts_its_blocks(cluster_node, edit):
+    a = cluster_node()
+    a.add("c1")
+    ready(a)
+    declare_dead(a, edit)
+    assert eventually(lambda: [block.state for block in a.store.blocks()] == [ACTIVE], 10)
+    [block] = a.store.blocks()
+    assert (block.epoch, a.store.nodes()[0].state) == (2, ALIVE)
+    a.logged("cluster_block_adopted")
+    assert a.logged("cluster_node_returned")["epoch"] == 2
+    assert eventually(lambda: a.store.uses() and a.add("c2"), 10)
+
+
+def test_a_block_that_was_freed_and_taken_meanwhile_is_given_up(cluster_node, edit):
+    """Its node was forgotten while it was away, and another node has the block: the running pod keeps its address."""
+    a = cluster_node()
+    address = a.add("c1")
+    ready(a)
+    [cidr] = a.blocks
+    with edit() as data:
+        del data["nodes"]["a"]
+        data["nodes"]["b"] = {"name": "b", "epoch": 1, "boot_id": "x", "state": "alive", "seen": time.time(),
+                              "revision": 1000}
+        [block] = data["blocks"].values()
+        block |= {"node": "b", "revision": 1001}
+        data["revision"] = 1002
+    lost = a.logged("cluster_block_lost")
+    assert lost["block"] == cidr and "node b" in lost["by"] and lost["addresses_in_use"] == address
+    assert a.cluster.status()[0]["spaces"][0]["conflicts"] == [cidr]
+    assert cidr not in a.blocks and a.held[address] == "c1"
+    assert a.add("c2") and a.store.blocks(node="a")[0].cidr != cidr
+    a.delete("c1")
+
+
+def test_a_claim_whose_answer_was_lost_is_found(cluster_node):
+    a = cluster_node(list_s=0.05)
+    a.add("c1")
+    member = ready(a)
+    a.store.claim(member.node, [("default", OTHER)])
+    assert eventually(lambda: OTHER in a.blocks, 10)
+
+
+# -- the store ---------------------------------------------------------------------------------------------
+
+
+class Broken:
+    """Makes a store that requests and the server share fail, or hang."""
+
+    def __init__(self, node, monkeypatch):
+        self.store = next(iter(node.cluster.stores.values()))
+        self.monkeypatch, self.calls, self.hang = monkeypatch, 0, threading.Event()
+
+    def away(self):
+        for name in ("keep_alive", "join", "blocks", "claim", "write_uses", "nodes", "singles", "history", "watch"):
+            self.monkeypatch.setattr(self.store, name, self._fail)
+
+    def _fail(self, *_, **__):
+        self.calls += 1
+        raise StoreAway("no route to host")
+
+    def stuck(self):
+        for name in ("keep_alive", "join", "blocks", "claim", "write_uses", "nodes", "singles", "history"):
+            self.monkeypatch.setattr(self.store, name, self._hang)
+
+    def _hang(self, *_, **__):
+        self.calls += 1
+        self.hang.wait(60)
+        raise StoreAway("timed out")
+
+    def back(self):
+        self.monkeypatch.undo()
+
+
+def test_a_store_that_is_away_is_logged_once_and_requests_go_on(cluster_node, monkeypatch):
+    a = cluster_node(confirm_s=0.01)
+    a.add("c1")
+    ready(a)
+    store = Broken(a, monkeypatch)
+    store.away()
+    assert "no route" in a.logged("cluster_store_away")["why"]
+    a.add("c2")
+    assert eventually(lambda: store.calls > 10, 10)
+    assert a.cluster.status()[0]["why"] == "no route to host"
+    assert a.cluster.status()[0]["awaySeconds"] >= 0
+    store.back()
+    assert a.logged("cluster_store_back")["away_s"] >= 0
+    assert [event for event, _ in a.log.lines].count("cluster_store_away") == 1
+    assert eventually(lambda: {one["container"] for use in a.store.uses() for one in use.holders} == {"c1", "c2"}, 10)
+
+
+def test_a_store_that_hangs_holds_up_no_request_and_no_stop(cluster_node, monkeypatch):
+    a = cluster_node(confirm_s=0.01, stop_s=0.2)
+    a.add("c1")
+    ready(a)
+    store = Broken(a, monkeypatch)
+    store.stuck()
+    assert eventually(lambda: store.calls, 10)
+    began = time.monotonic()
+    for i in range(2, 6):
+        a.add(f"c{i}")
+        a.delete(f"c{i}")
+    a.cluster.stop()
+    took = time.monotonic() - began
+    store.hang.set()
+    assert took < 5
+    assert eventually(lambda: not a.cluster.thread.is_alive(), 10)
+
+
+def test_after_a_restore_the_node_claims_its_own_blocks_again_and_no_others(cluster_node, edit):
+    a = cluster_node(confirm_s=0.02)
+    a.add("c0")
+    member = ready(a)
+    with edit() as data:
+        backup = json.dumps(data)
+    for i in range(1, 60):
+        a.add(f"c{i}")
+    with edit() as data:
+        data["revision"] += 1000
+    assert eventually(lambda: member.history[1] > 1000 and a.stored == a.blocks, 10)
+    mine = a.blocks
+    with edit() as data:
+        data.clear()
+        data |= json.loads(backup)
+    assert "revision" in a.logged("cluster_store_restored")["why"]
+    a.logged("cluster_block_regained")
+    assert eventually(lambda: mine <= a.stored and a.stored == a.blocks, 10)
+    answers = [a.call("ADD", f"d{i}") for i in range(50)]
+    assert "the store was restored" in answers[-1][1]["msg"]
+
+
+def test_a_block_that_the_store_has_lost_is_claimed_again(cluster_node, edit):
+    """An etcd that was restored with a higher revision shows only this."""
+    a = cluster_node()
+    a.add("c1")
+    ready(a)
+    [cidr] = a.blocks
+    with edit() as data:
+        data["blocks"].clear()
+        data["revision"] += 1
+    assert a.logged("cluster_store_restored")["why"] == f"block {cidr} of this node is missing"
+    assert eventually(lambda: a.stored == {cidr}, 10)
+    assert a.logged("cluster_block_regained")["block"] == cidr
+
+
+# -- addresses by themselves ---------------------------------------------------------------------------------
+
+
+def asked(node, address, me, container="x1", **more):
+    """Ask for an address of another node's block, as ADD with a fixed address does."""
+    [cidr] = node.blocks
+    single = Single(space="default", address=address, block=cidr, state=ASKED, container=container, ifname="eth0",
+                    pod="ns/p", network="net", since=time.time(), sticky=False, **more)
+    return node.store.claim_single(me, single)
+
+
+def free_address(node):
+    [cidr] = node.blocks
+    base, last = cidr.partition("/")[0].rsplit(".", 1)
+    return f"{base}.{int(last) + 9}"
+
+
+def test_an_address_that_another_node_asks_for_is_given_and_not_given_again(cluster_node):
+    a = cluster_node()
+    a.add("c1")
+    ready(a)
+    address = free_address(a)
+    b = a.store.join("b", "boot")
+    asked(a, address, b)
+    assert eventually(lambda: a.store.single("default", address).state == HELD, 10)
+    assert a.held[address].startswith("fastcni:single")
+    assert a.logged("cluster_address_asked")["answer"] == HELD
+    assert address not in {a.add(f"d{i}") for i in range(12)}
+    a.store.release_single(a.store.single("default", address))
+    assert eventually(lambda: address not in a.held, 10)
+
+
+def test_an_address_that_a_pod_has_is_refused_with_the_holder(cluster_node):
+    a = cluster_node()
+    address = a.add("c1", args="K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0")
+    ready(a)
+    asked(a, address, a.store.join("b", "boot"))
+    assert eventually(lambda: a.store.single("default", address).state == REFUSED, 10)
+    reason = a.store.single("default", address).reason
+    assert "shop/web-0" in reason and 'node "a"' in reason and "c1 eth0" in reason
+
+
+def test_an_add_with_a_fixed_address_of_another_node_gets_it(cluster_node):
+    a, b = cluster_node("a"), cluster_node("b")
+    a.add("c1")
+    ready(a)
+    address = free_address(a)
+    assert b.add("x1", args=f"IP={address}") == address
+    status, document = b.call("ADD", "x2", args=f"IP={a.add('c2')}")
+    assert status == 1 and document["code"] == 11 and "c2" in document["msg"]
+    b.delete("x1")
+    assert eventually(lambda: address not in a.held, 10)
+
+
+def test_a_kept_address_is_given_to_no_other_pod(cluster_node):
+    a = cluster_node()
+    a.add("c1")
+    member = ready(a)
+    address = free_address(a)
+    [cidr] = a.blocks
+    single = a.store.claim_single(member.node, Single(
+        space="default", address=address, block=cidr, state=HELD, container="gone", ifname="eth0", pod="shop/db-0",
+        network="net", since=time.time(), sticky=True))
+    a.store.change_single(single, state=KEPT, node="b")
+    assert eventually(lambda: a.held.get(address, "").startswith("fastcni:single shop/db-0"), 10)
+
+
+def test_a_missed_change_of_a_single_is_found_by_the_next_look(cluster_node, monkeypatch):
+    """The watch was not connected when the Single was removed."""
+    a = cluster_node(list_s=0.05)
+    a.add("c1")
+    ready(a)
+    address = free_address(a)
+    monkeypatch.setattr(next(iter(a.cluster.members.values())), "_wanted", lambda event: False)
+    next(iter(a.cluster.members.values())).watch.wanted = lambda event: False
+    asked(a, address, a.store.join("b", "boot"))
+    assert eventually(lambda: a.held.get(address), 10)
+    a.store.release_single(a.store.single("default", address))
+    assert eventually(lambda: address not in a.held, 10)
+
+
+# -- pods -------------------------------------------------------------------------------------------------------
+
+
+def test_the_address_of_a_pod_that_is_gone_is_released_after_two_looks(cluster_node):
+    states = {"/run/netns/c1": "alive", "/run/netns/c2": "alive"}
+    a = cluster_node(states=states, reconcile_s=0.02, apart_s=0.2)
+    first, second = a.add("c1"), a.add("c2")
+    ready(a)
+    time.sleep(0.05)
+    states["/run/netns/c1"] = "gone"
+    began = time.monotonic()
+    assert a.logged("cluster_address_released")["address"] == first
+    assert time.monotonic() - began >= 0.15
+    assert eventually(lambda: set(a.held) == {second}, 10)
+
+
+def test_an_attachment_that_is_made_again_between_the_looks_stays(cluster_node):
+    states = {"/run/netns/c1": "alive", "/run/netns/c2": "alive"}
+    a = cluster_node(states=states, reconcile_s=0.02, apart_s=0.3)
+    address, _ = a.add("c1"), a.add("c2")
+    ready(a)
+    time.sleep(0.05)
+    states["/run/netns/c1"] = "gone"
+    time.sleep(0.1)
+    a.delete("c1")
+    states["/run/netns/c1"] = "alive"
+    again = a.add("c1")
+    assert not eventually(lambda: again not in a.held, 0.5)
+    assert address not in a.held or again == address
+
+
+def test_nothing_is_released_if_no_namespace_can_be_seen(cluster_node):
+    """In a container without the node's /run/netns all pods look gone."""
+    a = cluster_node(states={"/run/netns/c1": "gone", "/run/netns/c2": "gone"}, reconcile_s=0.01, apart_s=0.02)
+    pods = {a.add("c1"), a.add("c2")}
+    ready(a)
+    assert not eventually(lambda: set(a.held) != pods, 0.3)
+
+
+def test_a_sticky_address_of_a_pod_that_is_gone_is_kept(cluster_node):
+    states = {"/run/netns/c1": "alive", "/run/netns/c2": "alive"}
+    a = cluster_node(states=states, reconcile_s=0.02, apart_s=0.02, ipam={"sticky": "pod"})
+    address = a.add("c1", args="K8S_POD_NAMESPACE=shop;K8S_POD_NAME=db-0")
+    a.add("c2", args="K8S_POD_NAMESPACE=shop;K8S_POD_NAME=db-1")
+    ready(a)
+    time.sleep(0.05)
+    states["/run/netns/c1"] = "gone"
+    assert eventually(lambda: a.store.single("default", address).state == KEPT, 10)
+    assert a.held[address].startswith("fastcni:single shop/db-0")
+
+
+# -- at the start and the end --------------------------------------------------------------------------------
+
+
+def test_a_server_looks_after_the_spaces_that_it_finds(cluster_node):
+    first = cluster_node()
+    first.add("c1", one_shot=True)
+    second = cluster_node(configured=[first.keys], confirm_s=0.02)
+    assert second.store.uses() == []
+    second.cluster.learn()
+    assert eventually(lambda: [use for use in second.store.uses() if use.holders], 10)
+    ready(second)
+
+
+def test_a_configured_network_without_a_pod_asks_nothing(cluster_node, tmp_path):
+    first = cluster_node()
+    second = cluster_node("b", configured=[first.keys])
+    second.cluster.learn()
+    assert eventually(lambda: second.cluster.members, 10)
+    assert not eventually((tmp_path / "store").exists, 0.2)
+
+
+def test_what_was_given_out_is_written_at_the_end(cluster_node):
+    a = cluster_node(write_s=3600.0)
+    a.add("c1")
+    ready(a)
+    a.add("c2")
+    a.stop()
+    assert {one["container"] for use in a.store.uses() for one in use.holders} == {"c1", "c2"}
+
+
+def test_a_dead_node_is_declared_by_the_servers_of_others(cluster_node, edit):
+    a = cluster_node(nodes_s=0.02, grace_s=0.1)
+    a.add("c1")
+    ready(a)
+    LocalStore({"path": str(a.folder / "store")}).join("b", "boot")
+    with edit() as data:
+        data["nodes"]["b"]["seen"] -= 1000
+    assert eventually(lambda: [one.state for one in a.store.nodes() if one.name == "b"] == [DEAD], 10)
