@@ -78,7 +78,8 @@ class TestOwnPlugins(Conformance):
 
 # -- the class notices a plugin that breaks a promise ------------------------------------------------------
 
-ONE_STEP = ("cluster", "static", "host-local", "whereabouts", "loopback", "firewall")     # their ADD has nothing to roll back
+# Their ADD has nothing to roll back
+ONE_STEP = ("cluster", "static", "host-local", "whereabouts", "loopback", "firewall")
 ENDS_WITH_THE_POD = ("static", "sbr", "tuning")                 # what their ADD makes
 
 

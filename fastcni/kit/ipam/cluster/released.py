@@ -85,6 +85,12 @@ class Released:
         when = min(seconds)
         return when, seconds.index(when)
 
+    def latest(self, place: int, count: int) -> float:
+        """When the last of `count` addresses from `place` on was released; 0: none was."""
+        data = posix.pread(self.fd, 4 * count, HEADER + 4 * place)
+        seconds = [int.from_bytes(data[i:i + 4], "little") for i in range(0, len(data), 4)]
+        return max((one for one in seconds if one != HELD), default=0)
+
 
 def boottime() -> float:
     """Seconds since the boot, time in suspend included: no one can set this clock."""

@@ -1,0 +1,281 @@
+"""What a server does for a space of its node, as functions: claim ahead, confirm, return idle blocks, answer other
+nodes, compare with the store. One-shot plugins of the node may run at the same time: the locks are the same.
+
+keys: any Keys of the space, see conf.py; its ranges matter for room() and claim_ahead() only. Each function that has a
+`store` makes calls, and raises StoreAway. Each raises CniError 5 and 11 as node_state.Space does.
+"""
+
+from __future__ import annotations
+
+import posix
+
+from fastcni.kit.ipam.address_files import is_attachment
+from fastcni.kit.ipam.cluster import allocate, claims, singles
+from fastcni.kit.ipam.cluster.claims import ClaimLock
+from fastcni.kit.ipam.cluster.contract import ASKED, HELD, REFUSED, Changed, Use
+from fastcni.kit.ipam.cluster.grid import to_packed
+from fastcni.kit.ipam.cluster.node_state import KEPT_OWNER, MadeSpace, Space, kept_owner, more_lines
+from fastcni.kit.ipam.cluster.released import boottime
+from fastcni.spec import address
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from typing import Any
+
+    from fastcni.kit.ipam.cluster.conf import Keys
+    from fastcni.kit.ipam.cluster.contract import Single, Store
+    from fastcni.kit.ipam.cluster.grid import Range
+    from fastcni.kit.ipam.cluster.node_state import Own
+
+    Warn = Callable[[str], object]
+    Owner = tuple[str, str, str]        # address, container id, ifname
+
+AHEAD = 0.25            # a block is claimed if less than this share of a range's own addresses is free
+
+
+class BlockUse:
+    """A block of this node: its cidr, since (unix time), the number of its addresses and of those that are held, and
+    for how many seconds it has been empty (0: it is not)."""
+
+    __slots__ = ("cidr", "empty_s", "held", "since", "size")
+
+    def __init__(self, cidr: str, since: float, size: int, held: int, empty_s: float) -> None:
+        self.cidr, self.since, self.size, self.held, self.empty_s = cidr, since, size, held, empty_s
+
+
+# -- what there is ----------------------------------------------------------------------------------------
+
+def own_blocks(keys: Keys, warn: Warn) -> list[BlockUse]:
+    """The blocks of this node, by address."""
+    with Space(keys, warn) as space:
+        if space is None:
+            return []
+        own = sorted(space.state.blocks.values(), key=lambda one: (one.bits, one.first))
+        return [BlockUse(one.cidr, one.since, one.size(), held_in(space, one), empty_for(space, one)) for one in own]
+
+
+def held_in(space: Space, own: Own) -> int:
+    found: int = space.index.count(to_packed(own.bits, own.first), to_packed(own.bits, own.last))
+    return found
+
+
+def empty_for(space: Space, own: Own) -> float:
+    """Seconds since the last address of a block was released, or since its claim; 0 if one is held."""
+    import time
+
+    if held_in(space, own):
+        return 0.0
+    last = space.times.latest(own.at, own.size())
+    return max(0.0, boottime() - last if last else time.time() - own.since)
+
+
+def room(keys: Keys, warn: Warn) -> list[tuple[Range, int, int]]:
+    """For each range of `keys`: how many of its addresses this node has, and how many of these are free."""
+    with Space(keys, warn) as space:
+        if space is None:
+            return []
+        found = []
+        for one in keys.ranges:
+            spans = space.state.plan(one).spans
+            size = sum(int.from_bytes(last, "big") - int.from_bytes(first, "big") + 1 for first, last in spans)
+            found.append((one, size, size - sum(space.index.count(*span) for span in spans)))
+        return found
+
+
+def holders(keys: Keys, warn: Warn) -> list[dict[str, Any]]:
+    """The attachments with an address of the space on this node: {"address", "container", "ifname", "pod", "network",
+    "since"}. Reads each file."""
+    with Space(keys, warn) as space:
+        if space is None:
+            return []
+        held, _ = space.read_all()
+        return [holder_of(space, packed, owner) for packed, owner in sorted(held) if is_attachment(owner)]
+
+
+def holder_of(space: Space, packed: bytes, owner: bytes) -> dict[str, Any]:
+    """The holder of an address whose file was read."""
+    name = address.ip_text(packed)
+    network, pod, _ = space.files.note(name)
+    container, _, ifname = owner.decode("utf-8", "replace").partition("\r\n")
+    try:
+        since = posix.stat(name, dir_fd=space.files.fd).st_mtime
+    except OSError:
+        since = 0.0
+    return {"address": name, "container": container, "ifname": ifname, "pod": pod, "network": network, "since": since}
+
+
+def uses(keys: Keys, warn: Warn, cidrs: Iterable[str] | None = None) -> list[Use]:
+    """What is held of this node's blocks, for Store.write_uses(); cidrs: of these blocks only."""
+    import time
+
+    with Space(keys, warn) as space:
+        if space is None:
+            return []
+        state, found = space.state, []
+        for cidr in sorted(state.blocks.keys() if cidrs is None else state.blocks.keys() & set(cidrs)):
+            own = state.blocks[cidr]
+            found.append(Use(keys.space, cidr, state.node, own.epoch, state.boot, holders_in(space, own), time.time()))
+        return found
+
+
+def holders_in(space: Space, own: Own) -> list[dict[str, Any]]:
+    found = []
+    for number in range(own.first, own.last + 1):
+        packed = to_packed(own.bits, number)
+        if not space.index.is_held(packed):
+            continue
+        owner = space.files.read_owner(address.ip_text(packed))
+        if owner and is_attachment(owner):
+            found.append(holder_of(space, packed, owner))
+    return found
+
+
+def blocks_of(keys: Keys, warn: Warn, addresses: Iterable[bytes]) -> set[str]:
+    """The cidrs of this node's blocks that have these addresses."""
+    with Space(keys, warn) as space:
+        if space is None:
+            return set()
+        return {own.cidr for packed in addresses if (own := space.state.own_block(packed))}
+
+
+# -- blocks -----------------------------------------------------------------------------------------------
+
+def claim_ahead(store: Store, keys: Keys, warn: Warn) -> list[str]:
+    """Claim a block for each range of `keys` of which this node has addresses and less than AHEAD are free. Return the
+    cidrs. Does nothing while no block may be claimed (State.hold), and if a range has no free block."""
+    if not short_of(keys, warn):
+        return []
+    with ClaimLock(keys):
+        ranges = short_of(keys, warn)           # another request may have claimed meanwhile
+        with MadeSpace(keys, warn) as space:
+            before = set(space.state.blocks)
+            if space.state.hold > boottime():
+                return []
+        if ranges:
+            me = claims.ready(store, keys, warn, ranges)
+            for one in ranges:                  # one range after the other: one that is full stops no other
+                claims.claim_for(store, me, keys, [one], warn)
+        with MadeSpace(keys, warn) as space:
+            return sorted(set(space.state.blocks) - before)
+
+
+def short_of(keys: Keys, warn: Warn) -> list[Range]:
+    return [one for one, size, free in room(keys, warn) if size and free < AHEAD * size]
+
+
+def give_back_idle(store: Store, keys: Keys, warn: Warn, idle_s: float, spare: int = 2) -> list[str]:
+    """Return blocks that have been empty for idle_s, but leave `spare` empty ones of each family. Return the cidrs."""
+    with ClaimLock(keys):
+        gone = []
+        for bits in (32, 128):
+            empty = [one for one in own_blocks(keys, warn) if (":" in one.cidr) == (bits == 128) and not one.held]
+            empty.sort(key=lambda one: one.empty_s)
+            gone += [one.cidr for one in empty[spare:] if one.empty_s >= idle_s]
+        return [cidr for cidr in gone if give_back(store, keys, warn, cidr)]
+
+
+def give_back(store: Store, keys: Keys, warn: Warn, cidr: str) -> bool:
+    """Return an empty block. No address of it is given from before the call on. Needs the claim lock."""
+    there = {block.cidr: block for block in store.blocks(keys.space, keys.node)}
+    with MadeSpace(keys, warn) as space:
+        own = space.state.blocks.get(cidr)
+        if own is None or held_in(space, own):
+            return False
+        new = space.state.copy()
+        del new.blocks[cidr]
+        space.save(new)
+    try:
+        done = cidr not in there or store.give_back(there[cidr])
+    except Exception:                   # it may not be given back: then it is this node's still
+        with MadeSpace(keys, warn) as space:
+            new = space.state.copy()
+            new.add_block(cidr, own.epoch, own.since)
+            space.save(new)
+        raise
+    if not done:
+        claims.rejoin(store, keys, warn)
+    return done
+
+
+# -- this node --------------------------------------------------------------------------------------------
+
+def confirm(store: Store, keys: Keys, warn: Warn) -> None:
+    """See claims.confirm()."""
+    with ClaimLock(keys):
+        claims.confirm(store, keys, warn)
+
+
+def compare(store: Store, keys: Keys, warn: Warn) -> bool:
+    """Compare this node's blocks and singles with the store's, and correct what differs. Return whether something
+    did."""
+    with ClaimLock(keys):
+        with Space(keys, warn) as space:
+            if space is None or not space.state.node:
+                return False
+            state = space.state
+        there = {block.cidr: block.epoch for block in store.blocks(keys.space, state.node)}
+        differs = there != {own.cidr: own.epoch for own in state.blocks.values()}
+        if differs:
+            claims.rejoin(store, keys, warn)
+        singles.finish_later(store, keys, warn)
+        known = {single.address for single in store.singles(keys.space)}
+        with MadeSpace(keys, warn) as space:
+            held, _ = space.read_all()
+            for packed, owner in held:
+                name = address.ip_text(packed)
+                if owner.startswith(KEPT_OWNER.encode()) and name not in known:
+                    differs |= singles.forget_kept(space, name)
+    return differs
+
+
+def finish_later(store: Store, keys: Keys, warn: Warn) -> None:
+    """Tell the store which Singles have ended, see State.later."""
+    with ClaimLock(keys):
+        singles.finish_later(store, keys, warn)
+
+
+# -- single addresses of other nodes' pods ----------------------------------------------------------------
+
+def answer_asked(store: Store, keys: Keys, warn: Warn, single: Single) -> Single | None:
+    """Answer a node that asks for an address of a block of this one: HELD if it was free, else REFUSED with the holder.
+    None: it is no question to this node, or it was taken back."""
+    if single.state != ASKED:
+        return None
+    packed = address.read_ip(single.address)
+    owner = kept_owner(single.pod, single.ifname)
+    with MadeSpace(keys, warn) as space:
+        if space.state.own_block(packed) is None:
+            return None
+        space.files.more = more_lines(single.network, single.pod)
+        taken = space._has_owner(packed, owner) or space.take(packed, owner)
+        reason = "" if taken else allocate.holder_text(space, packed)
+    try:
+        return store.change_single(single, state=HELD if taken else REFUSED, reason=reason)
+    except Changed:
+        forget_single(keys, warn, single)
+        return None
+
+
+def forget_single(keys: Keys, warn: Warn, single: Single) -> bool:
+    """Free the address of a Single that is gone, if it is in a block of this node. True if it was held for it."""
+    with Space(keys, warn) as space:
+        if space is None:
+            return False
+        owner = kept_owner(single.pod, single.ifname)
+        return space._has_owner(address.read_ip(single.address), owner) and singles.forget_kept(space, single.address)
+
+
+# -- pods that are gone -----------------------------------------------------------------------------------
+
+def release_gone(keys: Keys, warn: Warn, gone: Iterable[Owner]) -> list[bytes]:
+    """Release addresses of attachments that are gone, each only if its file still has that owner. Return them,
+    packed. Call finish_later() if State.later may have got some."""
+    released = []
+    with Space(keys, warn) as space:
+        if space is None:
+            return []
+        for name, container, ifname in gone:
+            if space.release(address.read_ip(name), f"{container}\r\n{ifname}".encode()):
+                released.append(address.read_ip(name))
+    return released

@@ -1,0 +1,182 @@
+"""What a server does for a space of its node."""
+
+import threading
+
+import pytest
+from cluster_ipam.node import Node, pod
+
+from fastcni.kit.ipam.cluster import conf, upkeep
+from fastcni.kit.ipam.cluster.contract import ASKED, HELD, REFUSED, Single, StoreAway
+from fastcni.kit.ipam.cluster.stores import open_store
+from fastcni.spec import address
+
+NET = {"range": "10.0.0.0/24"}          # blocks of 16 addresses
+
+
+@pytest.fixture
+def a(tmp_path):
+    return Node(tmp_path, "a")
+
+
+@pytest.fixture
+def b(tmp_path):
+    return Node(tmp_path, "b")
+
+
+@pytest.fixture
+def store(a):
+    return open_store(a.store)
+
+
+def keys_of(node, ipam=NET):
+    return conf.keys_for(node.request("ADD", ipam))
+
+
+def fill(node, count, ipam=NET, start=0):
+    return [node.add(ipam, f"p{i}")[0] for i in range(start, start + count)]
+
+
+def test_a_block_is_claimed_ahead_below_a_quarter(a, store):
+    keys = keys_of(a)
+    assert upkeep.claim_ahead(store, keys, a.warnings.append) == []     # not in use
+    fill(a, 11)
+    assert upkeep.claim_ahead(store, keys, a.warnings.append) == []
+    fill(a, 1, start=11)
+    (cidr,) = upkeep.claim_ahead(store, keys, a.warnings.append)
+    assert upkeep.claim_ahead(store, keys, a.warnings.append) == []
+    assert {block.cidr for block in store.blocks(node="a")} == {one.cidr for one in upkeep.own_blocks(keys, print)}
+    assert cidr in {one.cidr for one in upkeep.own_blocks(keys, print)}
+
+
+def test_the_room_of_a_range_is_what_it_may_give(a):
+    fill(a, 3)
+    ((one, size, free),) = upkeep.room(keys_of(a), print)
+    assert (str(one), size - free) == ("10.0.0.0/24", 3)
+    assert upkeep.own_blocks(keys_of(a), print)[0].held == 3
+
+
+def test_idle_blocks_are_given_back_but_two(a, b, store):
+    keys = keys_of(a)
+    fill(a, 50)
+    for i in range(50):
+        a.delete(NET, f"p{i}")
+    assert len(upkeep.own_blocks(keys, print)) == 4
+    assert upkeep.give_back_idle(store, keys, print, 600) == []
+    gone = upkeep.give_back_idle(store, keys, print, 0)
+    assert len(gone) == 2 and len(store.blocks(node="a")) == 2
+    assert {one.cidr for one in upkeep.own_blocks(keys, print)} == {block.cidr for block in store.blocks()}
+    assert not set(gone) & {block.cidr for block in store.blocks()}
+    fill(a, 40)                             # their places in the table of released addresses are used again
+
+
+def test_a_block_with_a_pod_is_not_given_back(a, store):
+    fill(a, 1)
+    assert upkeep.give_back_idle(store, keys_of(a), print, 0, spare=0) == []
+    a.delete(NET, "p0")
+    assert len(upkeep.give_back_idle(store, keys_of(a), print, 0, spare=0)) == 1
+    assert store.blocks() == []
+
+
+def test_a_block_stays_own_if_the_store_is_away(a, store, monkeypatch):
+    fill(a, 1)
+    a.delete(NET, "p0")
+
+    def away(block):
+        raise StoreAway("no route")
+
+    monkeypatch.setattr(store, "give_back", away)
+    with pytest.raises(StoreAway):
+        upkeep.give_back_idle(store, keys_of(a), print, 0, spare=0)
+    assert len(upkeep.own_blocks(keys_of(a), print)) == 1
+    assert a.add(NET, "p1")
+
+
+def test_uses_say_who_has_what(a, store):
+    a.add(NET, "c1", args=pod("web-0"))
+    a.add(NET, "c2")
+    (use,) = upkeep.uses(keys_of(a), print)
+    assert [(one["container"], one["ifname"], one["pod"], one["network"]) for one in use.holders] == [
+        ("c1", "eth0", "ns/web-0", "net"), ("c2", "eth0", "", "net")]
+    assert all(one["since"] > 1e9 for one in use.holders)
+    assert use.holders == upkeep.holders(keys_of(a), print)
+    assert upkeep.uses(keys_of(a), print, []) == []
+    assert upkeep.blocks_of(keys_of(a), print, [address.read_ip(use.holders[0]["address"])]) == {use.cidr}
+    store.write_uses(store.nodes()[0], [use])
+    assert store.uses() == [use]
+
+
+def test_a_pod_that_is_gone_is_released_unless_its_address_has_another_owner(a):
+    (first,) = a.add(NET, "c1")
+    (second,) = a.add(NET, "c2")
+    gone = [(first, "c1", "eth0"), (second, "c1", "eth0")]
+    assert upkeep.release_gone(keys_of(a), print, gone) == [address.read_ip(first)]
+    assert set(a.files()) == {second}
+
+
+def test_confirming_gives_a_sign_of_life(a, store):
+    fill(a, 1)
+    seen = store.nodes()[0].seen
+    upkeep.confirm(store, keys_of(a), print)
+    assert store.nodes()[0].seen > seen
+
+
+def test_comparing_finds_nothing_when_all_is_well(a, store):
+    fill(a, 3)
+    assert upkeep.compare(store, keys_of(a), print) is False
+
+
+def test_comparing_finds_a_block_that_a_crash_left_out(a, store):
+    """The store has the claim, and the node died before it noted it."""
+    fill(a, 1)
+    (me,) = store.nodes()
+    store.claim(me, [("default", "10.0.0.240/28")])
+    assert upkeep.compare(store, keys_of(a), print) is True
+    assert "10.0.0.240/28" in {one.cidr for one in upkeep.own_blocks(keys_of(a), print)}
+
+
+def ask(store, node, name):
+    me = store.join(node, "boot")
+    block = f"{name.rpartition('.')[0]}.{int(name.rpartition('.')[2]) // 16 * 16}/28"
+    return store.claim_single(me, Single(space="default", address=name, block=block, state=ASKED, container="x",
+                                         ifname="eth0", pod="ns/fixed", network="net", since=1.0, sticky=False))
+
+
+def test_a_free_address_is_given_to_the_node_that_asks(a, store):
+    (first,) = fill(a, 1)
+    wanted = first.rpartition(".")[0] + "." + str(int(first.rpartition(".")[2]) + 1)
+    single = ask(store, "b", wanted)
+    assert upkeep.answer_asked(store, keys_of(a), print, single).state == HELD
+    assert store.single("default", wanted).state == HELD
+    assert wanted not in fill(a, 9, start=1)
+    assert upkeep.forget_single(keys_of(a), print, single) is True
+    assert upkeep.forget_single(keys_of(a), print, single) is False
+    assert wanted not in a.files()
+
+
+def test_an_address_that_a_pod_has_is_refused_with_its_name(a, store):
+    (first,) = a.add(NET, "c1", args=pod("web-0"))
+    answer = upkeep.answer_asked(store, keys_of(a), print, ask(store, "b", first))
+    assert answer.state == REFUSED
+    assert answer.reason.startswith('pod ns/web-0 (container c1 eth0) on node "a" has it since 20')
+
+
+def test_another_nodes_pod_gets_a_fixed_address_when_the_server_answers(a, b, store):
+    (first,) = a.add(NET, "c1")
+    wanted = first.rpartition(".")[0] + "." + str(int(first.rpartition(".")[2]) + 1)
+    ended = threading.Event()
+
+    def serve():
+        store.watch(lambda event: upkeep.answer_asked(store, keys_of(a), print, event.record)
+                    if isinstance(event.record, Single) and not event.gone else None, ended.is_set)
+
+    server = threading.Thread(target=serve)
+    server.start()
+    try:
+        assert b.add(NET, "c2", args=f"IP={wanted}") == [wanted]
+        e = b.refused("ADD", NET, "c3", args=f"IP={first}")
+        assert e.code == 11 and 'container c1 eth0 on node "a" has it since' in e.msg
+        b.delete(NET, "c2")
+        assert store.single("default", wanted) is None
+    finally:
+        ended.set()
+        server.join()
