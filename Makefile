@@ -59,6 +59,8 @@ test-runtimes: setup
 
 test-cluster: setup
 	@sh tests/setup-peer.sh etcd openssl ip
+	@$(BIN)/python -c 'import kmock' 2> /dev/null || \
+		$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test,kubernetes]'
 	LANE=cluster $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal tests/cluster
 
 test-packages: setup

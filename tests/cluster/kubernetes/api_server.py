@@ -1,0 +1,343 @@
+"""kmock, with what it leaves out of a Kubernetes API server and our store depends on.
+
+kmock has the HTTP server, reads the paths, sends streams and errors, keeps the requests, and answers as a test says
+(`<<`). Its own handlers take every write. Those here do what a real API server does: resourceVersion, uid and
+generation; 409 for stale writes and failed preconditions; the status subresource; merge patches; label selectors;
+pages; watches from a revision, with bookmarks and 410. They refuse what it would refuse or drop: wrong content types,
+fields that the CRD's schema does not have, requests that RBAC does not allow, tokens that are not known.
+"""
+
+import asyncio
+import copy
+import json
+import re
+import threading
+import uuid
+from pathlib import Path
+
+import aiohttp.web
+import jsonschema
+import yaml
+from kmock import KubernetesEmulator, Server, resource
+from kmock._internal.apps import RawHandler
+from kmock._internal.k8s import KubernetesError
+
+ROOT = Path(__file__).parents[3]
+NAME = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
+TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,9})?Z")
+FORMATS = jsonschema.FormatChecker(formats=())
+FORMATS.checks("date-time")(lambda text: bool(TIME.fullmatch(text)))
+CORE = {"nodes": "", "namespaces": "", "leases": "coordination.k8s.io"}
+
+
+def documents(name):
+    return list(yaml.safe_load_all((ROOT / "deploy" / name).read_text()))
+
+
+class ApiServer(KubernetesEmulator):
+    """page: most objects of one answer of a list. tokens: those that are known; None: all. rules: of RBAC; None: all is
+    allowed. watch_s: when a watch is ended."""
+
+    def __attrs_post_init__(self):
+        super().__attrs_post_init__()
+        self.revision, self.oldest = 100, 0
+        self.changes, self.changed = [], asyncio.Condition()
+        self.page, self.tokens, self.rules, self.watch_s = 500, None, None, 240.0
+        self.asked = set()                  # (verb, group, resource)
+        self.crds = {crd["spec"]["names"]["plural"]: crd["spec"] for crd in documents("cluster-ipam-crds.yaml")}
+        self.validators = {plural: jsonschema.Draft4Validator(
+            strict(crd["versions"][0]["schema"]["openAPIV3Schema"]), format_checker=FORMATS)
+            for plural, crd in self.crds.items()}
+        self.stored = {}                    # {(resource, namespace, name): object}
+
+    async def _handle(self, request):
+        if request.resource and request.action:
+            self._authorize(request)
+        if request.url.path == "/api/v1/namespaces/kube-system":        # which kmock takes for a list
+            return aiohttp.web.json_response(self._there(resource("", "v1", "namespaces"), None, "kube-system"))
+        del self._requests[:-1]             # each one is compared with all of them
+        return await RawHandler._handle(self, request)      # not kmock's own changes of its objects
+
+    def _authorize(self, request):
+        token = request.headers.get("Authorization", "").removeprefix("Bearer ")
+        if self.tokens is not None and token not in self.tokens:
+            raise KubernetesError(status=401, reason="Unauthorized", message="Unauthorized")
+        verb = {"FETCH": "get", "UPDATE": "patch"}.get(request.action.value, request.action.value.lower())
+        what = "/".join(filter(None, (request.resource.plural, request.subresource)))
+        self.asked.add((verb, request.resource.group, what))
+        if self.rules is not None and not any(
+                verb in rule["verbs"] and request.resource.group in rule["apiGroups"] and what in rule["resources"]
+                and request.namespace == rule.get("namespace")
+                and ("resourceNames" not in rule or request.name in rule["resourceNames"]) for rule in self.rules):
+            raise KubernetesError(status=403, reason="Forbidden", message=f"cannot {verb} {what}")
+
+    # -- objects --------------------------------------------------------------------------------------
+
+    def put(self, plural, body, namespace=None, version="v1"):
+        """Store an object of the cluster as it is, for tests; without a body it is removed."""
+        kind = resource(CORE.get(plural, plural.partition(".")[2]), version, plural.partition(".")[0])
+        name = body["metadata"]["name"]
+        key = (kind, namespace, name)
+        before = self._there(kind, namespace, name)
+        self._store(key, body | {"metadata": {"uid": str(uuid.uuid4()), "generation": 1} | body["metadata"]},
+                    "MODIFIED" if before else "ADDED")
+
+    def drop(self, plural, name, namespace=None, version="v1"):
+        kind = resource(CORE.get(plural, plural.partition(".")[2]), version, plural.partition(".")[0])
+        self._remove((kind, namespace, name))
+
+    def _there(self, kind, namespace, name):
+        return copy.deepcopy(self.stored.get((kind, namespace, name)))
+
+    def _found(self, request):
+        body = self._there(request.resource, request.namespace, request.name)
+        if body is None:
+            details = {"name": request.name, "group": request.resource.group, "kind": request.resource.plural}
+            raise KubernetesError(status=404, reason="NotFound", details=details,
+                                  message=f'{request.resource.plural} "{request.name}" not found')
+        return body
+
+    def _store(self, key, body, change):
+        self.revision += 1
+        body["metadata"]["resourceVersion"] = str(self.revision)
+        self.stored[key] = copy.deepcopy(body)
+        self._note(key, body, change)
+        return body
+
+    def _remove(self, key):
+        body = self.stored.pop(key)
+        self.revision += 1
+        body["metadata"]["resourceVersion"] = str(self.revision)
+        self._note(key, body, "DELETED")
+        return body
+
+    def _note(self, key, body, change):
+        self.changes.append((self.revision, key[0], key[1], change, copy.deepcopy(body)))
+        asyncio.get_running_loop().create_task(self._wake())
+
+    async def _wake(self):
+        async with self.changed:
+            self.changed.notify_all()
+
+    def compact(self):
+        """Forget the changes: older revisions are answered with 410."""
+        self.oldest, self.changes = self.revision, []
+
+    # -- what a real one checks -----------------------------------------------------------------------
+
+    def _check_kind(self, request):
+        if request.resource.group == "ipam.fastcni.dev" and request.resource.plural in self.crds:
+            return self.crds[request.resource.plural]
+        if request.resource in {kind for kind, _, _ in self.stored}:
+            return None
+        raise KubernetesError(status=404, reason="NotFound", message="the server could not find the requested resource")
+
+    def _check_body(self, request, body, crd):
+        if request.params.get("fieldManager") != "fastcni":
+            raise KubernetesError(status=400, reason="BadRequest", message="no fieldManager")
+        metadata = body["metadata"]
+        if not NAME.fullmatch(metadata["name"]) or len(metadata["name"]) > 253:
+            raise invalid(f"metadata.name: {metadata['name']!r}")
+        for key, value in metadata.get("labels", {}).items():
+            if not re.fullmatch(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?", value) or len(key) > 80:
+                raise invalid(f"metadata.labels: {key}: {value!r}")
+        if (body["apiVersion"], body["kind"]) != (f"{crd['group']}/v1alpha1", crd["names"]["kind"]):
+            raise KubernetesError(status=400, reason="BadRequest", message="wrong apiVersion or kind")
+        try:
+            self.validators[request.resource.plural].validate(body)
+        except jsonschema.ValidationError as e:
+            raise invalid(f"{e.json_path}: {e.message}") from None
+
+    # -- requests -------------------------------------------------------------------------------------
+
+    async def _serve_fetch(self, request):
+        self._check_kind(request)
+        return self._found(request)
+
+    async def _serve_create(self, request):
+        crd = self._check_kind(request)
+        need(request, "application/json")
+        body = copy.deepcopy(request.data)
+        self._check_body(request, body, crd)
+        name = body["metadata"]["name"]
+        if self._there(request.resource, request.namespace, name):
+            raise KubernetesError(status=409, reason="AlreadyExists", message=f'"{name}" already exists',
+                                  details={"name": name})
+        if has_status(crd):
+            body.pop("status", None)
+        body["metadata"] |= {"uid": str(uuid.uuid4()), "generation": 1}
+        return self._store((request.resource, request.namespace, name), body, "ADDED")      # with 200; a real one: 201
+
+    async def _serve_update(self, request):
+        crd = self._check_kind(request)
+        need(request, "application/merge-patch+json")
+        before = self._found(request)
+        new = merged(before, request.data)
+        version = request.data.get("metadata", {}).get("resourceVersion", before["metadata"]["resourceVersion"])
+        if version != before["metadata"]["resourceVersion"]:
+            raise conflict(request, "the object has been modified; please apply your changes to the latest version")
+        if has_status(crd):
+            kept = "status" if request.subresource is None else "spec"
+            new.pop(kept, None)
+            if kept in before:
+                new[kept] = before[kept]
+        self._check_body(request, new, crd)
+        if new == before:
+            return before                   # no write, no new revision
+        if any(new.get(key) != before.get(key) for key in (new.keys() | before.keys()) - {"metadata", "status"}):
+            new["metadata"]["generation"] = before["metadata"]["generation"] + 1
+        return self._store((request.resource, request.namespace, request.name), new, "MODIFIED")
+
+    async def _serve_delete(self, request):
+        self._check_kind(request)
+        body = self._found(request)
+        options = request.data or {}
+        if options and (options.get("kind"), options.get("apiVersion")) != ("DeleteOptions", "v1"):
+            raise KubernetesError(status=400, reason="BadRequest", message="not DeleteOptions")
+        for key, value in options.get("preconditions", {}).items():
+            if body["metadata"][key] != value:
+                raise conflict(request, f"Precondition failed: {key}")
+        return self._remove((request.resource, request.namespace, request.name))
+
+    async def _serve_list(self, request):
+        self._check_kind(request)
+        start, version = 0, self.revision
+        if token := request.params.get("continue"):
+            version, start = map(int, token.split("+/="))
+            if version < self.oldest:
+                raise KubernetesError(status=410, reason="Expired", message="the continue parameter is too old")
+        found = [it for _, it in sorted(self._chosen(request), key=lambda pair: pair[0])]
+        most = min(int(request.params.get("limit", self.page)), self.page)
+        rest = len(found) > start + most
+        return {"kind": "List", "apiVersion": "v1", "items": found[start:start + most],
+                "metadata": {"resourceVersion": str(version)} | (
+                    {"continue": f"{version}+/={start + most}"} if rest else {})}
+
+    def _chosen(self, request):
+        for (kind, namespace, name), it in self.stored.items():
+            if kind == request.resource and request.namespace in (None, namespace) and matches(request, it):
+                yield name, copy.deepcopy(it)
+
+    async def _serve_watch(self, request):
+        self._check_kind(request)
+        since, told = int(request.params["resourceVersion"]), 0
+        yield b""
+        if since < self.oldest:
+            yield {"type": "ERROR", "object": {"kind": "Status", "code": 410, "reason": "Expired",
+                                               "message": f"too old resource version: {since}"}}
+            return
+        end = asyncio.get_running_loop().time() + min(self.watch_s, float(request.params["timeoutSeconds"]))
+        while (left := end - asyncio.get_running_loop().time()) > 0:
+            for revision, kind, namespace, change, body in list(self.changes):
+                if revision > since and kind == request.resource and request.namespace in (None, namespace):
+                    since = told = revision
+                    if matches(request, body):
+                        yield {"type": change, "object": body}
+            if told < self.revision and request.params.get("allowWatchBookmarks") == "true":
+                since = told = self.revision
+                kind = self.crds[request.resource.plural]["names"]["kind"]
+                yield {"type": "BOOKMARK", "object": {"kind": kind, "apiVersion": "ipam.fastcni.dev/v1alpha1",
+                                                      "metadata": {"resourceVersion": str(since)}}}
+            async with self.changed:
+                if since >= self.revision:
+                    try:
+                        await asyncio.wait_for(self.changed.wait(), left)
+                    except TimeoutError:
+                        return
+
+
+def strict(schema):
+    """A schema that refuses the fields that a real API server drops."""
+    if isinstance(schema, list):
+        return [strict(it) for it in schema]
+    if not isinstance(schema, dict):
+        return schema
+    made = {key: strict(value) for key, value in schema.items()}
+    if isinstance(schema.get("properties"), dict):
+        made["properties"] = {key: strict(value) for key, value in schema["properties"].items()}
+        made["additionalProperties"] = False
+    return made
+
+
+def matches(request, body):
+    labels = body["metadata"].get("labels", {})
+    chosen = filter(None, request.params.get("labelSelector", "").split(","))
+    return all(labels.get(it.partition("=")[0]) == it.partition("=")[2] for it in chosen)
+
+
+def merged(before, patch):
+    """RFC 7386."""
+    if not isinstance(patch, dict):
+        return patch
+    made = copy.deepcopy(before) if isinstance(before, dict) else {}
+    for key, value in patch.items():
+        if value is None:
+            made.pop(key, None)
+        else:
+            made[key] = merged(made.get(key), value)
+    return made
+
+
+def has_status(crd):
+    return "status" in crd["versions"][0].get("subresources", {})
+
+
+def need(request, content_type):
+    if request.headers.get("Content-Type") != content_type:
+        raise KubernetesError(status=415, reason="UnsupportedMediaType", message=request.headers.get("Content-Type"))
+
+
+def conflict(request, message):
+    return KubernetesError(status=409, reason="Conflict", details={"name": request.name},
+                           message=f'Operation cannot be fulfilled on "{request.name}": {message}')
+
+
+def invalid(message):
+    return KubernetesError(status=422, reason="Invalid", message=message)
+
+
+class Running:
+    """An ApiServer that listens on loopback, in a thread: `api` is for do() only."""
+
+    def __enter__(self):
+        self.loop = asyncio.new_event_loop()
+        self.thread = threading.Thread(target=self.loop.run_forever, name="kmock")
+        self.thread.start()
+        self._run(self._start())
+        return self
+
+    async def _start(self):
+        self.api = await ApiServer().__aenter__()
+        self.server = await Server(self.api).__aenter__()
+        self.url = str(self.server.url).rstrip("/")
+        self.api.put("namespaces", {"metadata": {"name": "kube-system", "uid": "cluster-1"}})
+        self.api.put("leases", {"metadata": {"name": "nobody"}}, "kube-node-lease")
+        self.api.put("nodes", {"metadata": {"name": "nobody"}})
+
+    def do(self, function):
+        """Return what function(api) returns, called in the server's thread."""
+        async def call():
+            return function(self.api)
+
+        return self._run(call())
+
+    def _run(self, made):
+        return asyncio.run_coroutine_threadsafe(made, self.loop).result(20)
+
+    def __exit__(self, *_):
+        try:
+            self._run(self.server.__aexit__(None, None, None))
+            self._run(self.api.__aexit__(None, None, None))
+        finally:
+            self.loop.call_soon_threadsafe(self.loop.stop)
+            self.thread.join(20)
+            self.loop.close()
+
+
+def kubeconfig(server, token="token", *, cluster=(), user=None, context=()):
+    """The text of a kubeconfig."""
+    return json.dumps({
+        "apiVersion": "v1", "kind": "Config", "current-context": "c",
+        "clusters": [{"name": "cluster", "cluster": {"server": server} | dict(cluster)}],
+        "users": [{"name": "user", "user": {"token": token} if user is None else user}],
+        "contexts": [{"name": "c", "context": {"cluster": "cluster", "user": "user"} | dict(context)}]})

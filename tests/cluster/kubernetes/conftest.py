@@ -1,0 +1,54 @@
+"""A Kubernetes API server for tests: kmock, or the real one of a kubeconfig in FASTCNI_TEST_KUBECONFIG, with our CRDs
+applied and nothing of value in it."""
+
+import os
+
+import pytest
+
+from fastcni.kit.ipam.cluster.kubernetes_objects import BASE, KINDS
+from fastcni.kit.ipam.cluster.stores import open_store
+
+pytest.importorskip("kmock", reason="pip install -e '.[kubernetes]'")
+pytest.importorskip("jsonschema", reason="pip install -e '.[kubernetes]'")
+
+from cluster.kubernetes.api_server import Running, kubeconfig
+
+REAL = os.environ.get("FASTCNI_TEST_KUBECONFIG")
+
+
+@pytest.fixture
+def mock():
+    """An API server of kmock for one test."""
+    with Running() as running:
+        yield running
+
+
+@pytest.fixture
+def kubernetes(request, tmp_path):
+    """The store of a configuration: {"type": "kubernetes", "kubeconfig": ...}, empty."""
+    if REAL:
+        yield {"type": "kubernetes", "kubeconfig": REAL}
+        store = open_store({"type": "kubernetes", "kubeconfig": REAL})
+        for kind in KINDS:
+            store.api._expect("DELETE", f"{BASE}/{kind}")       # all objects
+        store.close()
+        return
+    running = request.getfixturevalue("mock")
+    path = tmp_path / "kubeconfig"
+    path.write_text(kubeconfig(running.url))
+    yield {"type": "kubernetes", "kubeconfig": str(path)}
+
+
+@pytest.fixture
+def store(kubernetes):
+    store = open_store(kubernetes)
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def other(kubernetes):
+    """A second client."""
+    store = open_store(kubernetes)
+    yield store
+    store.close()

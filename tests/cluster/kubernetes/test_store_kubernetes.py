@@ -1,0 +1,23 @@
+"""The store in the Kubernetes API, by the contract of stores."""
+
+import time
+
+import pytest
+from cluster_ipam.store_contract import StoreContract
+
+from fastcni.kit.ipam.cluster.contract import NODE_TTL_S
+from fastcni.kit.ipam.cluster.kubernetes_objects import BASE, NODES, node_name, to_time
+
+
+class TestKubernetesStore(StoreContract):
+    @pytest.fixture
+    def other(self, other):
+        return other
+
+    @pytest.fixture
+    def lose(self, store):
+        def lose(node):
+            past = {"status": {"heartbeat": to_time(time.time() - NODE_TTL_S - 1)}}
+            store.api.patch(f"{BASE}/{NODES}/{node_name(node)}/status", past)
+
+        return lose
