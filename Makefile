@@ -37,6 +37,7 @@ $(BUILT): $(BUILT_FROM)
 demo: setup
 	@sh tests/setup-peer.sh ip ping nft
 	FASTCNI="$$PWD/$(BIN)/fastcni" sh examples/demo.sh
+	FASTCNI="$$PWD/$(BIN)/fastcni" sh examples/two-nodes.sh
 
 test: setup
 	@sh tests/setup-peer.sh

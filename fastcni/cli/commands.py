@@ -12,6 +12,7 @@ from fastcni.cli.doctor import doctor
 from fastcni.cli.explain import explain
 from fastcni.cli.gc import gc
 from fastcni.cli.install import install
+from fastcni.cli.ipam import ipam
 from fastcni.cli.netconf import netconf
 from fastcni.cli.output import for_people, put, put_document
 from fastcni.cli.plugins import list_plugins
@@ -98,6 +99,7 @@ cli.add_command(doctor)
 cli.add_command(explain)
 cli.add_command(gc)
 cli.add_command(inspect)
+cli.add_command(ipam)
 cli.add_command(list_attachments)
 cli.add_command(install)
 cli.add_command(uninstall)

@@ -1,16 +1,20 @@
-"""Attachments in the address files of host-local, in every dataDir that a configuration names."""
+"""Attachments in the address files of host-local and of cluster, in every dataDir that a configuration names."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from fastcni.kit.ipam.address_files import AddressFiles, address_of, is_attachment, is_torn
+from fastcni.kit.ipam.cluster.conf import DATA_DIR as CLUSTER_DIR
+from fastcni.kit.ipam.cluster.node_state import KEPT_OWNER
 from fastcni.kit.ipam.host_local_conf import DATA_DIR
 from fastcni.node.records import ADDRESS_FILE, Sighting
 from fastcni.spec.errors import CniError
+
+CLUSTER_KINDS = ("cluster", "whereabouts")          # CNI types of the plugin
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,17 +25,30 @@ class Note:
     why: str
 
 
+Reader = Callable[[str, str, str, bytes, float], "Sighting | Note | None"]     # path, folder's name, ip, content, mtime
+
+
 def data_dirs(configurations: Iterable[Any]) -> list[str]:
     """The dataDir of each host-local section anywhere in the configurations, and the default; each once."""
-    found = [DATA_DIR]
-    for section in sections(list(configurations)):
+    return named_dirs(configurations, ("host-local",), DATA_DIR)
+
+
+def cluster_dirs(configurations: Iterable[Any]) -> list[str]:
+    """As data_dirs(), for cluster-wide addresses: folders with a folder of each space."""
+    return named_dirs(configurations, CLUSTER_KINDS, CLUSTER_DIR)
+
+
+def named_dirs(configurations: Iterable[Any], kinds: Iterable[str], default: str) -> list[str]:
+    """The dataDir of each section of these CNI types, and the default."""
+    found, values = [default], list(configurations)
+    for section in (one for kind in kinds for one in sections(values, kind)):
         where = section.get("dataDir")
         if isinstance(where, str) and where.startswith("/"):
             found.append(os.path.normpath(where))
     return list(dict.fromkeys(found))
 
 
-def sections(value: Any, kind: str = "host-local") -> Iterator[dict[str, Any]]:
+def sections(value: Any, kind: str) -> Iterator[dict[str, Any]]:
     """Yield the objects of this CNI type inside a JSON value: also those of delegates."""
     if isinstance(value, dict):
         if value.get("type") == kind:
@@ -55,8 +72,12 @@ def networks(data_dir: str, unseen: list[str]) -> list[str]:
         return []
 
 
-def read_folder(data_dir: str, network: str, unseen: list[str]) -> Iterator[Sighting | Note]:
-    """Yield a Sighting for each address file of a network, a Note for one that names no attachment. Takes no lock."""
+def read_folder(data_dir: str, network: str, unseen: list[str],
+                read: Reader) -> Iterator[Sighting | Note]:
+    """Yield a Sighting for each address file of a network, a Note for one that names no attachment. Takes no lock.
+
+    read: read_owner(), or read_space_owner() for the folder of a space.
+    """
     files = AddressFiles(data_dir, network, lambda _: None)
     try:
         if not files.open(create=False):
@@ -76,8 +97,8 @@ def read_folder(data_dir: str, network: str, unseen: list[str]) -> Iterator[Sigh
             except (CniError, OSError):
                 refused += 1
                 continue
-            if content is not None:
-                yield read(path, network, name, content, since)
+            if content is not None and (found := read(path, network, name, content, since)):
+                yield found
     except CniError as e:
         unseen.append(e.msg)
     finally:
@@ -86,8 +107,8 @@ def read_folder(data_dir: str, network: str, unseen: list[str]) -> Iterator[Sigh
         unseen.append(f"address files in {files.path}: {refused} cannot be read")
 
 
-def read(path: str, network: str, ip: str, content: bytes, since: float) -> Sighting | Note:
-    """Read an address file's trimmed content."""
+def read_owner(path: str, network: str, ip: str, content: bytes, since: float) -> Sighting | Note:
+    """Read the trimmed content of an address file of host-local."""
     if is_torn(content):
         return Note(path, "it is empty or torn")
     if not is_attachment(content) or b"/" in content:
@@ -95,3 +116,13 @@ def read(path: str, network: str, ip: str, content: bytes, since: float) -> Sigh
     container_id, _, ifname = content.decode("utf-8", "replace").partition("\r\n")
     return Sighting(ADDRESS_FILE, path, text=ip, network=network, container_id=container_id.strip(),
                     ifname=ifname.strip(), addresses=(ip,), since=since)
+
+
+def read_space_owner(path: str, space: str, ip: str, content: bytes, since: float) -> Sighting | Note | None:
+    """Read the trimmed content of an address file of a space, see kit/ipam/cluster/node_state.py. None for an address
+    that is kept for a pod, or another node's."""
+    if content.startswith(KEPT_OWNER.encode()):
+        return None
+    lines = content.split(b"\r\n")
+    network = lines[2].decode("utf-8", "replace") if len(lines) > 2 else ""
+    return read_owner(path, network, ip, b"\r\n".join(lines[:2]).strip(), since)

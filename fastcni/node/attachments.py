@@ -65,12 +65,9 @@ def look(places: Places) -> Seen:
     configurations = [*confs.values_of(nets), *(it.config for it in facts.cached.values())]
     seen.data_dirs = list(dict.fromkeys([*address_dirs.data_dirs(configurations), *places.data_dirs]))
     for where in seen.data_dirs:
-        for network in address_dirs.networks(where, unseen):
-            for found in address_dirs.read_folder(where, network, unseen):
-                if isinstance(found, address_dirs.Note):
-                    seen.notes.append(found)
-                else:
-                    facts.sightings.append(found)
+        look_at_addresses(seen, where, address_dirs.read_owner)
+    for where in address_dirs.cluster_dirs(configurations):
+        look_at_addresses(seen, where, address_dirs.read_space_owner)
     for kind, folder in pod_files.folders(configurations):
         facts.sightings += pod_files.read_folder(kind, folder, unseen)
     look_at_links(facts)
@@ -80,6 +77,16 @@ def look(places: Places) -> Seen:
     unseen += refused
     facts.all_namespaces = not refused and sees_processes()
     return seen
+
+
+def look_at_addresses(seen: Seen, data_dir: str, read: address_dirs.Reader) -> None:
+    """Read the address files of all networks, or spaces, in a dataDir."""
+    for network in address_dirs.networks(data_dir, seen.facts.unseen):
+        for found in address_dirs.read_folder(data_dir, network, seen.facts.unseen, read):
+            if isinstance(found, address_dirs.Note):
+                seen.notes.append(found)
+            else:
+                seen.facts.sightings.append(found)
 
 
 def look_at_links(facts: Facts) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from fastcni.kit.call import names
 from fastcni.kit.firewall import backends, masquerade_nftables, portmap_nftables_rules
-from fastcni.node import confs, listeners
+from fastcni.node import cluster_site, confs, listeners
 from fastcni.node.attachments import Places, Seen, look
 from fastcni.node.inspect import matching
 from fastcni.node.links import VETH
@@ -58,15 +58,19 @@ class Node:
 
     seen: Seen
     inventory: Inventory
+    ask_stores: bool
 
     def owners(self, owns: Callable[[NodeAttachment], bool]) -> tuple[NodeAttachment, ...]:
         return tuple(it for it in self.inventory.attachments if owns(it))
 
 
-def explain(places: Places, text: str) -> tuple[list[Explanation], Inventory]:
-    """Return all that `text` can mean on this node, and the inventory; no explanation: nothing is known of it."""
+def explain(places: Places, text: str, *, ask_stores: bool = True) -> tuple[list[Explanation], Inventory]:
+    """Return all that `text` can mean on this node, and the inventory; no explanation: nothing is known of it.
+
+    ask_stores: for an address of a cluster-wide range, also ask the store.
+    """
     seen = look(places)
-    node = Node(seen, merge(seen.facts))
+    node = Node(seen, merge(seen.facts), ask_stores)
     found = [it for kind in (explain_address, explain_port, explain_link, explain_chain, explain_container)
              for it in kind(node, text)]
     return found, node.inventory
@@ -95,6 +99,8 @@ def explain_address(node: Node, text: str) -> Iterator[Explanation]:
             held = "" if owners else "; no address file has it, so the next ADD may get it"
             yield Explanation(ADDRESS, f"{ip} is in the range {it.range} of network {it.network} "
                               f"(files in {it.folder}){held}")
+    if node.ask_stores:
+        yield from (Explanation(ADDRESS, one) for one in cluster_site.texts_on(confs.networks(node.seen.files), packed))
     for left in node.inventory.unowned:
         if ip in left.addresses:
             yield Explanation(ADDRESS, f"{left.place} has {ip}, and no attachment has that address")

@@ -78,6 +78,7 @@ class Host(Folders):
 def no_folders_of_this_machine(tmp_path, monkeypatch):
     """The default folders of plugins are empty."""
     monkeypatch.setattr(address_dirs, "DATA_DIR", str(tmp_path / "default"))
+    monkeypatch.setattr(address_dirs, "CLUSTER_DIR", str(tmp_path / "default-cluster"))
     monkeypatch.setattr(pod_files, "DEFAULTS", {kind: str(tmp_path / f"no-{kind}") for kind in pod_files.DEFAULTS})
 
 

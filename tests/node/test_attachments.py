@@ -93,12 +93,23 @@ def test_address_files_name_their_attachments(folders):
     folders.hold("10.88.0.4", "")
     folders.hold("10.88.0.5", "keep for the printer")
     folders.hold("last_reserved_ip.0", "10.88.0.5")
-    found = list(address_dirs.read_folder(str(folders.data), "net1", []))
+    found = list(address_dirs.read_folder(str(folders.data), "net1", [], address_dirs.read_owner))
     sightings = [it for it in found if isinstance(it, Sighting)]
     assert [(it.text, it.container_id, it.ifname) for it in sightings] == [
         ("10.88.0.2", "c1", "eth0"), ("10.88.0.3", "oldid", "")]
     notes = {os.path.basename(it.path): it.why for it in found if isinstance(it, address_dirs.Note)}
     assert notes == {"10.88.0.4": "it is empty or torn", "10.88.0.5": "it names no attachment"}
+
+
+def test_address_files_of_a_space_name_network_and_attachment(folders):
+    """The network is a line of the file; an address that is held for another node's pod is no attachment."""
+    folders.hold("10.9.0.2", "c1\r\neth0\r\nnet1\r\nns/web-0\r\nsingle", "default")
+    folders.hold("10.9.0.3", "fastcni:single ns/db-0\r\neth0", "default")
+    found = list(address_dirs.read_folder(str(folders.data), "default", [], address_dirs.read_space_owner))
+    assert [(it.network, it.container_id, it.ifname, it.addresses) for it in found] == [
+        ("net1", "c1", "eth0", ("10.9.0.2",))]
+    conf = {"ipam": {"type": "whereabouts", "dataDir": "/run/y"}}
+    assert address_dirs.cluster_dirs([conf]) == [address_dirs.CLUSTER_DIR, "/run/y"]
 
 
 def test_data_dirs_of_delegates_are_found():

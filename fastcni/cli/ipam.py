@@ -1,0 +1,219 @@
+"""The commands `fastcni ipam`: the cluster-wide addresses of a store, and their repair."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import click
+
+from fastcni.cli import inventory, ipam_text
+from fastcni.cli.node_options import node_command
+from fastcni.cli.output import for_people, put_document
+from fastcni.cli.show import printable
+from fastcni.node import cluster_documents as documents
+from fastcni.node import explain as explanations
+from fastcni.node import import_whereabouts as importing
+from fastcni.node.attachments import Places, collect
+from fastcni.node.cluster_ipam import HeldBlock, Place, node_views, places_of
+from fastcni.node.cluster_repair import Forgetting, forget, plan_forget
+from fastcni.node.cluster_repair import release as run_release
+from fastcni.node.cluster_site import Site, grids, open_site
+from fastcni.node.documents import attachment
+from fastcni.node.whereabouts import ranges_of
+from fastcni.spec import errors
+from fastcni.spec.errors import CniError
+
+
+@click.group()
+def ipam() -> None:
+    """Show and repair cluster-wide addresses: the IPAM types cluster and whereabouts.
+
+    The commands ask the store that the node's network configurations name. If these name several stores, choose one
+    with --network.
+    """
+
+
+def site_command(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options that find the store. The function gets `site`, `places` and `as_json`; the store is closed
+    afterwards."""
+    @click.option("--network", default="", metavar="NET", help="The store of this network; needed if the networks have "
+                  "several stores.")
+    @node_command
+    @wraps(function)
+    def command(places: Places, network: str, **options: Any) -> Any:
+        with open_site(places.conf_dir, network) as site:
+            return function(site=site, places=places, **options)
+    return command
+
+
+@ipam.command(name="list")
+@click.option("--space", default="", metavar="SPACE", help="Only this space.")
+@click.option("--node", default="", metavar="NODE", help="Only blocks and addresses of this node.")
+@click.option("--addresses", is_flag=True, help="Print a row for each address, not for each block.")
+@site_command
+def list_blocks(site: Site, places: Places, as_json: bool, space: str, node: str, addresses: bool) -> None:
+    """List spaces, their blocks, and with --addresses the holders.
+
+    \b
+    active       one node gives the addresses of the block
+    quarantine   of a dead node: nobody gives them until the node is forgotten
+    shared       of no node: each address is claimed by itself
+
+    Nodes report the addresses of their blocks a moment after they have given them. JSON always has the addresses.
+    """
+    found = site.survey(space)
+    chosen = [of_node(it, node) for it in found.blocks if not node or it.block.node == node
+              or any(holder.node == node for holder in it.holders)]
+    if for_people(as_json):
+        ipam_text.print_blocks(site.where, found, chosen, addresses)
+    else:
+        put_document(documents.blocks(site.where, found, chosen))
+
+
+def of_node(held: HeldBlock, node: str) -> HeldBlock:
+    """The block, with the holders of one node if it is shared."""
+    if not node or held.block.node == node:
+        return held
+    return HeldBlock(held.block, tuple(it for it in held.holders if it.node == node))
+
+
+@ipam.command()
+@click.argument("address")
+@click.option("--space", default="", metavar="SPACE", help="Only this space.")
+@site_command
+def show(site: Site, places: Places, as_json: bool, address: str, space: str) -> None:
+    """Say who has ADDRESS: pod, node, since when, block, epoch and state.
+
+    An address of host-local on this node is shown, too. The exit status is 1 if nothing is known of the address.
+    """
+    found = places_at(site, address, space)
+    here, seen = explanations.explain(places, address, ask_stores=False)
+    if not found and not here:
+        raise CniError(errors.INVALID_ENVIRONMENT, f"no block of {site.where} has {address}, and this node does not "
+                       "know it", "`fastcni ipam list` shows the blocks; a block exists once a node has claimed it")
+    if for_people(as_json):
+        for place in found:
+            ipam_text.print_place(place)
+        if found:
+            ipam_text.print_here(here)
+        else:
+            inventory.print_explanations(here, seen)
+    else:
+        put_document({"asked": address, "found": [documents.place(it) for it in found],
+                      "here": [explanations.document(it, attachment) for it in here], "unseen": list(seen.unseen)})
+
+
+def places_at(site: Site, address: str, space: str) -> list[Place]:
+    """Where an address is. Raises CniError 4 for a text that is no address."""
+    try:
+        return places_of(site.survey(space), address, space)
+    except ValueError:
+        raise CniError(errors.INVALID_ENVIRONMENT, f"{address} is not an IP address",
+                       "give one address without a prefix length: 10.1.0.5 or fd00::5") from None
+
+
+@ipam.command()
+@click.argument("address")
+@click.option("--space", default="", metavar="SPACE", help="The space, if several have this address.")
+@click.option("--force", is_flag=True, help="Also if the pod runs, or this node cannot know. Then two pods can get one "
+                                            "address.")
+@site_command
+def release(site: Site, places: Places, as_json: bool, address: str, space: str, force: bool) -> None:
+    """Release ADDRESS, so that it can be given again. It refuses if its pod lives, or may.
+
+    An address of a node's block must be released on that node.
+    """
+    found = [it for it in places_at(site, address, space) if it.holder] or places_at(site, address, space)
+    if not found:
+        raise CniError(errors.INVALID_ENVIRONMENT, f"no block of {site.where} has {address}",
+                       "`fastcni ipam list` shows the blocks")
+    if len(found) > 1:
+        raise CniError(errors.INVALID_ENVIRONMENT, f"several spaces have {address}: "
+                       f"{', '.join(it.space for it in found)}", "choose one with --space")
+    (place,) = found
+    done = run_release(site.store, place, site.node, collect(places), site.release_here, force)
+    if for_people(as_json):
+        click.echo(printable(done))
+    else:
+        put_document({"released": documents.place(place)})
+
+
+@ipam.command()
+@site_command
+def nodes(site: Site, places: Places, as_json: bool) -> None:
+    """List the nodes: state, epoch, last sign of life, blocks, and how many of their addresses are held and free.
+
+    \b
+    alive   it gave a sign of life within the last minute
+    lost    it did not; its blocks stay its own
+    dead    it was declared dead: its blocks are in quarantine
+    """
+    views = node_views(site.survey())
+    if for_people(as_json):
+        ipam_text.print_nodes(site.where, views)
+    else:
+        put_document({"store": site.where, "nodes": [documents.node_view(it) for it in views]})
+
+
+@ipam.command(name="forget-node")
+@click.argument("name")
+@click.option("--yes", "-y", is_flag=True, help="Confirm that no pod of the node runs.")
+@click.option("--dry-run", is_flag=True, help="Show what would be freed, and change nothing.")
+@site_command
+def forget_node(site: Site, places: Places, as_json: bool, name: str, yes: bool, dry_run: bool) -> None:
+    """Remove the node NAME, which is lost or dead, and free its blocks and addresses.
+
+    You confirm with --yes that no pod of the node runs any more. If one does, another pod can get its address.
+    """
+    plan = plan_forget(site.survey(), name)
+    people = for_people(as_json)
+    if people:
+        ipam_text.print_forgetting(plan, dry_run)
+    if not dry_run:
+        if not yes:
+            confirm(plan, people)
+        forget(site.store, plan)
+    if people:
+        click.echo("dry run: nothing was changed" if dry_run else printable(f"node {name} is forgotten"))
+    else:
+        put_document(documents.forgetting(plan, dry_run))
+
+
+def confirm(plan: Forgetting, people: bool) -> None:
+    """Ask whether the node's pods have stopped. Raises click.Abort if not, CniError without a terminal."""
+    if not (people and sys.stdin.isatty()):
+        raise CniError(errors.INVALID_ENVIRONMENT, f"nothing was freed: it is not confirmed that no pod of node "
+                       f"{plan.node.name} runs", "confirm with --yes; --dry-run shows what would be freed")
+    click.confirm(f"Have all pods of node {plan.node.name} stopped?", abort=True)
+
+
+@ipam.command(name="import-whereabouts")
+@click.option("--kubeconfig", default="", metavar="FILE", help="Where whereabouts' objects are, if not in the store of "
+              "the configuration.")
+@click.option("--namespace", default="", metavar="NAME", help="Their namespace [of the kubeconfig, kube-system].")
+@click.option("--headroom", default=1, show_default=True, type=click.IntRange(0), metavar="BLOCKS",
+              help="Blocks behind each used one that no node may claim, for addresses that whereabouts still gives.")
+@click.option("--dry-run", is_flag=True, help="Show what would be taken over, and change nothing.")
+@site_command
+def import_whereabouts(site: Site, places: Places, as_json: bool, kubeconfig: str, namespace: str, headroom: int,
+                       dry_run: bool) -> int:
+    """Take over the addresses that whereabouts has given, so that none is given twice.
+
+    It reads IPPools and OverlappingRangeIPReservations, and changes nothing of them. Their blocks become shared, and
+    each address is claimed for its pod. It may run again: it takes over what is new.
+
+    The exit status is 1 if an address could not be taken over.
+    """
+    source = site.read_whereabouts(kubeconfig, namespace)
+    found = site.survey()
+    plan = importing.make_plan(source, found, grids(site.store, ranges_of(source), dry_run), time.time(), headroom)
+    lost = [] if dry_run else importing.apply(site.store, plan)
+    if for_people(as_json):
+        ipam_text.print_import(plan, lost, dry_run)
+    else:
+        put_document(documents.imported(plan, lost, dry_run))
+    return int(bool(plan.conflicts or lost))

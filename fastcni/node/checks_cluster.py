@@ -1,0 +1,71 @@
+"""Checks of cluster-wide addresses: the store, dead nodes, ranges."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterator, Sequence
+
+from fastcni.kit.ipam.cluster import stores
+from fastcni.kit.ipam.cluster.contract import DEAD, StoreAway
+from fastcni.node.cluster_ipam import Survey, node_views, survey
+from fastcni.node.cluster_site import ClusterNetwork, ranges_of, stores_of
+from fastcni.node.findings import ERROR, WARNING, Finding, Node, plural
+from fastcni.spec import address
+
+NEARLY = 0.9
+
+
+def cluster_addresses(node: Node) -> Iterator[Finding]:
+    """Stores of cluster-wide addresses answer, have no dead node, and their ranges have free addresses."""
+    for networks in stores_of(node.networks):
+        first = networks[0]
+        store = stores.open_store(first.keys.store)
+        try:
+            found = survey(store)
+        except StoreAway as e:
+            yield Finding(WARNING, f"the store of network {first.name} ({first.where}) does not answer: {e}",
+                          "this node gives addresses of its blocks, and fails when they are full",
+                          "start the store, or correct `store` in the network's configuration")
+            continue
+        finally:
+            store.close()
+        yield from dead_nodes(found, first.keys.node)
+        for network in networks:
+            yield from full_ranges(network, found)
+
+
+def dead_nodes(found: Survey, own: str) -> Iterator[Finding]:
+    """A finding for each node that was declared dead."""
+    for view in node_views(found):
+        if view.node.state != DEAD:
+            continue
+        name = view.node.name
+        if name == own:
+            yield Finding(ERROR, f"this node, {name}, was declared dead in the store", "it gets no new block, and its "
+                          "addresses may be given to other pods once it is forgotten",
+                          "systemctl restart fastcni.service (or an ADD) makes it join again; see `fastcni ipam nodes`")
+        else:
+            yield Finding(WARNING, f"node {name} is dead; {plural(view.blocks, 'block')} of it "
+                          f"{'is' if view.blocks == 1 else 'are'} in quarantine", "nobody gives these addresses",
+                          f"if its pods have stopped: fastcni ipam forget-node {name}")
+
+
+def full_ranges(network: ClusterNetwork, found: Survey) -> Iterator[Finding]:
+    """A finding for each range of a network that is full or nearly so. Addresses in quarantine are not free."""
+    for one in ranges_of(network):
+        held = count(found, network.keys.space, one.first, one.last, one.bits)
+        total = one.size()
+        if held >= total * NEARLY:
+            full = held >= total
+            yield Finding(ERROR if full else WARNING, f"range {one} of network {network.name} is "
+                          f"{'' if full else 'nearly '}full: {held} of {total} addresses are held in the cluster",
+                          "ADD fails without a free address",
+                          "enlarge the range; `fastcni ipam list --addresses` shows who has them")
+
+
+def count(found: Survey, space: str, first: int, last: int, bits: int) -> int:
+    """How many addresses from first to last are held."""
+    held: Sequence[str] = [holder.address for it in found.blocks if it.block.space == space
+                           for holder in it.holders if holder.state != "refused"]
+    return sum(first <= int(ipaddress.ip_address(ip)) <= last for ip in held
+               if len(address.read_ip(ip)) * 8 == bits)

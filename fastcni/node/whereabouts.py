@@ -1,0 +1,91 @@
+"""The addresses that whereabouts has given, by its objects in a Kubernetes cluster, and the pods that exist there."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fastcni.kit.ipam.cluster.store_kubernetes import KubernetesStore
+    from fastcni.kit.ipam.cluster.whereabouts_pools import Allocation, Reservation, Whereabouts
+
+DEFAULT_SPACE = "default"
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+Net = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """found: the objects of whereabouts. pods: {"namespace/name": its node, "" without one} of all pods."""
+
+    found: Whereabouts
+    pods: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """An address that whereabouts has given. where: the object that says so."""
+
+    space: str
+    address: Address
+    container: str
+    ifname: str
+    pod: str
+    where: str
+
+
+def read_source(store: KubernetesStore, namespace: str) -> Source:
+    """Read whereabouts' objects and the pods. namespace: of the objects, "": as whereabouts. Raises StoreAway."""
+    from fastcni.kit.ipam.cluster.whereabouts_pools import read_whereabouts
+
+    found = read_whereabouts(store, namespace)
+    pods = {f"{it['metadata']['namespace']}/{it['metadata']['name']}": it.get("spec", {}).get("nodeName", "")
+            for it in store.api.list_all("/api/v1/pods")
+            if it.get("status", {}).get("phase") not in ("Succeeded", "Failed")}
+    return Source(found, pods)
+
+
+def read_given(source: Source) -> list[Given]:
+    """All addresses that whereabouts has given, each once for a pod and interface, by space and address.
+
+    A reservation without an entry in a pool counts: whereabouts can leave an address so (its issue 712).
+    """
+    given = {(it.space, it.address, it.pod): it for it in reserved(source)}
+    pooled = list(in_pools(source))
+    for it in pooled:
+        given.pop((it.space, it.address, it.pod), None)
+    unique = {(it.space, it.address, it.pod, it.ifname): it for it in [*pooled, *given.values()]}
+    return sorted(unique.values(), key=lambda it: (it.space, it.address.version, int(it.address)))
+
+
+def in_pools(source: Source) -> Iterator[Given]:
+    """Yield each address of the IPPools."""
+    for pool in source.found.pools:
+        for it in pool.allocations:
+            yield given_of(pool.network, it, f"IPPool {pool.name}")
+
+
+def reserved(source: Source) -> Iterator[Given]:
+    """Yield each address of the OverlappingRangeIPReservations."""
+    for it in source.found.reservations:
+        yield given_of(it.network, it, f"OverlappingRangeIPReservation {it.name}")
+
+
+def given_of(network: str, it: Allocation | Reservation, where: str) -> Given:
+    """The record of one address."""
+    return Given(network or DEFAULT_SPACE, ipaddress.ip_address(it.address), it.container, it.ifname, it.pod, where)
+
+
+def ranges_of(source: Source) -> dict[str, list[Net]]:
+    """{space: the ranges of its pools}. An address outside of these counts as one of a /16, or of a /64."""
+    found: dict[str, list[Net]] = defaultdict(list)
+    for pool in source.found.pools:
+        found[pool.network or DEFAULT_SPACE].append(ipaddress.ip_network(pool.range, strict=False))
+    for given in read_given(source):
+        if not any(given.address in net for net in found[given.space]):
+            found[given.space].append(ipaddress.ip_network((given.address, 16 if given.address.version == 4 else 64),
+                                                           strict=False))
+    return found

@@ -1,0 +1,135 @@
+"""The demos of cluster-wide addresses, with few pods: they work, and leave nothing behind, also when they are ended."""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+from fastcni.testing import needs_root
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+FASTCNI = Path(sys.executable).parent / "fastcni"
+LIMIT_S = 300                   # on a busy machine; alone the longest takes some 20 s
+
+
+class Demo:
+    """A running script. It makes its files in `folder`, and namespaces of names that have its process id."""
+
+    def __init__(self, folder, script, *words, **env):
+        self.folder, self.output = folder, folder / "output"
+        (folder / "tmp").mkdir()
+        env = {**os.environ, "FASTCNI": str(FASTCNI), "TMPDIR": str(folder / "tmp"), **env}
+        with open(self.output, "wb") as output:
+            self.popen = subprocess.Popen(["sh", EXAMPLES / script, *words], env=env, stdin=subprocess.DEVNULL,
+                                          stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
+
+    @property
+    def text(self):
+        return self.output.read_text()
+
+    def wait(self):
+        try:
+            return self.popen.wait(LIMIT_S)
+        finally:
+            self.end()
+
+    def end(self):
+        """End what is left of a failed script: all of its session."""
+        if self.popen.poll() is None:
+            os.killpg(self.popen.pid, signal.SIGKILL)
+            self.popen.wait(10)
+
+    def wait_for(self, text):
+        end = time.monotonic() + LIMIT_S
+        while text not in self.text:
+            assert self.popen.poll() is None, self.text
+            assert time.monotonic() < end, self.text
+            time.sleep(0.05)
+
+    def left(self):
+        """Namespaces, files and processes of the script that still exist."""
+        pid = self.popen.pid
+        names = [name for name in os.listdir("/run/netns") if re.search(rf"{pid}\b", name)]
+        files = [str(path) for path in (self.folder / "tmp").iterdir()]
+        return names + files + processes(pid)
+
+
+def processes(session):
+    """The command lines of the processes of a session."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+                if int(fields[3]) == session and fields[0] != "Z":
+                    found.append((entry / "cmdline").read_text().replace("\0", " "))
+            except OSError:
+                continue
+    return found
+
+
+@pytest.fixture
+def demo():
+    """A function that starts a script, in a folder with a short name: it makes unix sockets there."""
+    folder, started = Path(tempfile.mkdtemp(prefix="demo-")), []
+
+    def start(*words, **env):
+        started.append(Demo(folder, *words, **env))
+        return started[-1]
+    try:
+        yield start
+        for one in started:
+            one.end()
+    finally:
+        shutil.rmtree(folder)
+
+
+@needs_root
+def test_two_nodes_work_on_a_file(demo):
+    run = demo("two-nodes.sh")
+    assert run.wait() == 0, run.text
+    assert "Nothing: the demo worked." in run.text and "1 packets transmitted, 1 received" in run.text
+    assert run.left() == []
+
+
+@needs_root
+def test_the_cluster_demo_works(demo):
+    run = demo("cluster-demo.sh", "4")
+    assert run.wait() == 0, run.text
+    for text in ("No address was given twice", "All 4 pings were answered", "node node-b is forgotten",
+                 "Nothing is held any more: the demo worked."):
+        assert text in run.text
+    assert run.left() == []
+
+
+@needs_root
+def test_the_cluster_demo_cleans_up_after_ctrl_c(demo):
+    run = demo("cluster-demo.sh", "4")
+    run.wait_for("2. Add 4 pods")
+    os.killpg(run.popen.pid, signal.SIGINT)
+    assert run.wait() == 130, run.text
+    assert run.left() == []
+
+
+@needs_root
+def test_the_cluster_demo_says_what_is_missing(demo, tmp_path):
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    for name in ("sh", "id", "mktemp", "rm", "seq"):
+        (tools / name).symlink_to(shutil.which(name))
+    run = demo("cluster-demo.sh", PATH=str(tools))
+    assert run.wait() == 1 and "it needs etcd; on Debian or Ubuntu: apt-get install etcd-server" in run.text
+    assert run.left() == []
+
+
+@needs_root
+def test_the_cluster_demo_refuses_a_wrong_number(demo):
+    run = demo("cluster-demo.sh", "51")
+    assert run.wait() == 1 and "expected 1 to 50 pods on each node, got 51" in run.text

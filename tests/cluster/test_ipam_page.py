@@ -1,0 +1,51 @@
+"""docs/ipam.md: its commands for etcd run, in order, and the demos that it names exist. Other tests of the page are in
+tests/node/test_ipam_page.py."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "ipam.md").read_text(encoding="utf-8")
+
+
+def section(title):
+    return PAGE.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+
+
+def blocks(text, language):
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+
+
+def test_the_commands_for_etcd_run_in_order(etcd_alone, tmp_path):
+    """The configuration is that of the page, with this etcd and the user that the commands make."""
+    from fastcni.launcher.install import install
+
+    install(tmp_path / "bin", names=["bridge", "cluster"])
+    (tmp_path / "password").write_text("change-me-too\n")
+    (document,) = map(json.loads, blocks(PAGE, "json"))
+    document["plugins"][0]["ipam"] |= {"node_name": "page", "dataDir": str(tmp_path / "addresses"), "store": {
+        "type": "etcd", "endpoints": etcd_alone.endpoints, "username": "fastcni",
+        "password_file": str(tmp_path / "password")}}
+    (tmp_path / "net.d").mkdir()
+    (tmp_path / "net.d" / "10-shared.conflist").write_text(json.dumps(document))
+    env = {**os.environ, "ETCDCTL_API": "3", "ETCDCTL_ENDPOINTS": ",".join(etcd_alone.endpoints),
+           "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "NETCONFPATH": str(tmp_path / "net.d"),
+           "CNI_PATH": str(tmp_path / "bin")}
+    script = "set -e\n" + "".join(blocks(section("On etcd"), "sh"))
+    done = subprocess.run(["sh", "-c", script], env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                          stderr=subprocess.STDOUT, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout
+    assert '"store": "etcd http://127.0.0.1' in done.stdout
+
+
+def test_make_demo_runs_the_demo_of_two_nodes():
+    """tests/cluster/test_demos.py runs both demos of the page."""
+    shown = section("Try it")
+    assert "make demo " in shown and "examples/cluster-demo.sh " in shown
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert "sh examples/two-nodes.sh" in makefile.partition("\ndemo:")[2].partition("\n\n")[0]
+    assert os.access(ROOT / "examples" / "cluster-demo.sh", os.X_OK)
