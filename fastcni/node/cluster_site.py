@@ -60,7 +60,7 @@ class Site:
 
     def survey(self, space: str = "") -> Survey:
         """What the store has; the holders in this node's blocks are those of its own files. Raises StoreAway."""
-        here = {}
+        here: dict[tuple[str, str], list[Holder]] = {}
         for keys in {it.keys.space: it.keys for it in self.networks}.values():
             if space in ("", keys.space):
                 here |= holders_here(keys)
