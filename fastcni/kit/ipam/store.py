@@ -48,10 +48,11 @@ class Store:
     """
 
     __slots__ = ("create", "files", "index", "lock", "network", "release_former", "released")
+    FILES: type[AddressFiles] = AddressFiles
 
     def __init__(self, data_dir: str, network: str, warn: Callable[[str], object], create: bool = False,
                  sync: bool = False, release_former: bool = True) -> None:
-        self.files = AddressFiles(data_dir, network, warn, sync)
+        self.files = self.FILES(data_dir, network, warn, sync)
         self.network, self.create, self.release_former = network, create, release_former
         self.released: list[tuple[bytes, bytes]] = []
         self.lock = -1

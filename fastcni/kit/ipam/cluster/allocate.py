@@ -17,17 +17,16 @@ from fastcni.spec.errors import INTERNAL, INVALID_CONFIG, TRY_AGAIN_LATER, CniEr
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from fastcni.kit.call.request import Request
     from fastcni.kit.ipam.cluster.conf import Keys
     from fastcni.kit.ipam.cluster.contract import Single
     from fastcni.kit.ipam.cluster.grid import Range
+    from fastcni.kit.ipam.cluster.node_state import Plan
     from fastcni.kit.ipam.cluster.requested import Requested
 
 CONFIRM_S = 300.0       # after so many seconds without a confirmation by the store, ADD asks for one
 TRY_S = 20.0            # but not more often than this
-MAX_PARTS = 16          # blocks in which the address released longest ago is searched for
+MAX_PARTS = 4           # parts of blocks in which the address released longest ago is searched for
 MAX_RACES = 100         # addresses whose files another program has made without the lock
 
 
@@ -172,9 +171,7 @@ def take_fixed(space: Space, it: Attachment, packed: bytes, *marks: str) -> None
     if not space.take(packed, it.owner):
         raise CniError(TRY_AGAIN_LATER, f"requested IP address {address.ip_text(packed)} is not available: "
                        f"{holder_text(space, packed)}", "delete that pod, or request another address")
-    if own := space.state.own_block(packed):
-        number = to_int(packed)
-        space.times.give(own.at + number - own.first, number, packed)
+    mark_given(space, packed)
 
 
 def holder_text(space: Space, packed: bytes) -> str:
@@ -201,67 +198,43 @@ def take_next(space: Space, one: Range, owner: bytes) -> bytes | None:
         packed = next_address(space, one)
         if packed is None:
             return None
-        own = space.state.own_block(packed)
-        if own is not None:
-            number = to_int(packed)
-            space.times.give(own.at + number - own.first, key_of(one), packed)
+        mark_given(space, packed)
         if space.take(packed, owner):
             return packed               # else another owner has it, and the index knows this now
     return None
 
 
-def key_of(one: Range) -> int:
-    """The cursor of a range, see released.py."""
-    return (one.network >> one.bits - one.prefix) + one.prefix + one.first + one.last
+def mark_given(space: Space, packed: bytes) -> None:
+    if own := space.state.own_block(packed):
+        space.times.give(own.at + to_int(packed) - own.first)
 
 
 def next_address(space: Space, one: Range) -> bytes | None:
-    """The next free address behind the one that was given last; if that one is cooling down, the one that was released
-    longest ago."""
-    spans = space.state.plan(one).spans
-    if not spans:
-        return None
-    after = space.times.cursor(key_of(one), one.bits // 8)
-    for first, last in search_order(spans, after):
+    """The free address that was released longest ago, of the first blocks that have a free one."""
+    plan = space.state.plan(one)
+    for first, last in plan.spans:
         packed: bytes | None = space.index.next_free(first, last)
-        if packed is None:
-            continue
-        own = space.state.own_block(packed)
-        when = space.times.released_at(own.at + to_int(packed) - own.first) if own else 0
-        if when == 0 or when + space.keys.cool_down <= boottime():
-            return packed
-        return oldest(space, one, packed) or packed
+        if packed is not None:
+            return oldest(space, plan, packed) or packed
     return None
 
 
-def search_order(spans: list[tuple[bytes, bytes]], after: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """The spans from the address behind `after` on, and around to it."""
-    for i, (first, last) in enumerate(spans):
-        if after < last:
-            if after < first:
-                yield from spans[i:]
-                yield from spans[:i]
-                return
-            yield address.plus(after, 1), last
-            yield from spans[i + 1:]
-            yield from spans[:i]
-            yield first, after
-            return
-    yield from spans
-
-
-def oldest(space: Space, one: Range, after: bytes) -> bytes | None:
-    """The free address that was released longest ago, in the blocks from that of `after` on."""
-    parts = space.state.plan(one).parts
-    number = to_int(after)
-    start = next((i for i, part in enumerate(parts) if part[0] <= number <= part[1]), 0)
-    best, found = HELD, None
-    for first, last, place in (parts[start:] + parts[:start])[:MAX_PARTS]:
-        when, i = space.times.oldest(place, last - first + 1)
-        packed = to_packed(one.bits, first + i)
-        if when < best and not space.index.is_held(packed):
-            best, found = when, packed
-        if best + space.keys.cool_down <= boottime():
+def oldest(space: Space, plan: Plan, after: bytes) -> bytes | None:
+    """The free address that was released longest ago, in the blocks from that of `after` on: in MAX_PARTS of them, or
+    in the first ones until one is not cooling down."""
+    own = space.state.own_block(after)
+    best, found, warm = HELD, None, boottime() - space.keys.cool_down
+    start = plan.starts[own.at] if own else 0
+    for first, last, place in plan.parts[start:start + MAX_PARTS]:
+        seconds = space.times.read(place, last - first + 1)
+        while (when := min(seconds)) < best:
+            i = seconds.index(when)
+            packed = to_packed(len(after) * 8, first + i)
+            if not space.index.is_held(packed):
+                best, found = when, packed
+                break
+            seconds[i] = HELD           # it is held for a Single, or since a former boot
+        if best <= warm:
             break
     return found
 

@@ -14,8 +14,9 @@ An IP address may have leading zeros, as in whereabouts. A bound outside of its 
 from __future__ import annotations
 
 import posix
+import time
 
-from fastcni.kit.call.conf import ENDINGS, keys_of
+from fastcni.kit.call.conf import ENDINGS, keys_of, read_once
 from fastcni.kit.ipam import ipam_conf
 from fastcni.kit.ipam.cluster import flat_file, stores
 from fastcni.kit.ipam.cluster.grid import Range, ends, make_range, to_int, usable
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 DATA_DIR = "/var/lib/cni/cluster"
 SPACE = "default"
 COOL_DOWN_S = 30
+FLAT_S = 1.0                    # a change of the flat file counts after so many seconds
 MAX_BLOCK_BITS = 16             # host bits of a block
 MAX_SECONDS = 10 ** 9
 
@@ -99,8 +101,13 @@ class Keys:
 def keys_for(req: Request) -> Keys:
     """The Keys of a request; those of DEL and GC without ranges. Raises CniError 5 and 7."""
     read = read_place if req.command in ENDINGS else read_keys
-    keys = req.conf.once(read)
-    if flat_file.find(read_path(req.conf)) != keys.flat:       # changed since the configuration was read
+    keys = read_once(req, read)
+    now = time.monotonic()
+    if now - keys.cache.flat_seen < FLAT_S:
+        return keys
+    keys.cache.flat_seen = now
+    if keys.cache.flat_changed or flat_file.find(read_path(req.conf)) != keys.flat:
+        keys.cache.flat_changed, keys.cache.flat_seen = True, 0.0       # each request reads it, until the server restarts
         return read(keys_of(req))
     return keys
 
@@ -126,6 +133,7 @@ def read_place(conf: Section) -> Keys:
 def _read_place(ipam: Section, seen: flat_file.Seen, path: str) -> Keys:
     keys = Keys()
     keys.flat, keys.cache = seen, Cache()
+    keys.cache.flat_seen = time.monotonic()
     keys.data_dir = ipam.strict.text("dataDir") or DATA_DIR
     if not keys.data_dir.startswith("/") or "\0" in keys.data_dir:
         raise ipam.wrong("dataDir", f"expected an absolute path, got {shown(keys.data_dir)}")

@@ -149,16 +149,19 @@ class Plan:
 
     spans  [(packed first, packed last)], in order, as few as possible
     parts  [(number of the first, of the last address, place of the first one in the table of released addresses)]
+    starts {place of a block there: index of its first part}
     """
 
-    __slots__ = ("parts", "spans")
+    __slots__ = ("parts", "spans", "starts")
 
     def __init__(self, state: State, one: Range) -> None:
         self.parts: list[tuple[int, int, int]] = []
+        self.starts: dict[int, int] = {}
         prefix = state.grid.get(one.family)
         own = sorted((block for block in state.blocks.values() if block.bits == one.bits), key=lambda b: b.first)
         for block in own:
             if block.last >= one.first and block.first <= one.last and prefix is not None:
+                self.starts[block.at] = len(self.parts)
                 self.parts += ((first, last, block.at + first - block.first)
                                for first, last in one.inside(block.first, prefix))
         merged: list[list[int]] = []
@@ -171,11 +174,13 @@ class Plan:
 
 
 class Cache:
-    """What was read last of a blocks.json: (how the file looked, State)."""
+    """What was read last of a blocks.json: (how the file looked, State). flat_seen: the monotonic time of the last look
+    at the flat file; flat_changed: whether it is not the one that the Keys are of."""
 
-    __slots__ = ("last",)
+    __slots__ = ("flat_changed", "flat_seen", "last")
 
     def __init__(self) -> None:
+        self.flat_changed, self.flat_seen = False, 0.0
         self.last: tuple[tuple[int, int, int, int], State] | None = None
 
 
@@ -188,7 +193,7 @@ class SpaceFiles(AddressFiles):
 
     __slots__ = ("more", "notes")
 
-    def __init__(self, data_dir: str, network: str, warn: Callable[[str], object], sync: bool) -> None:
+    def __init__(self, data_dir: str, network: str, warn: Callable[[str], object], sync: bool = False) -> None:
         super().__init__(data_dir, network, warn, sync)
         self.more = b""
         self.notes: dict[str, list[str]] = {}
@@ -232,6 +237,7 @@ class Space(Store):
     """
 
     __slots__ = ("keys", "state", "times")
+    FILES = SpaceFiles
     files: SpaceFiles
     state: State
     times: Released
@@ -240,7 +246,6 @@ class Space(Store):
                  release_former: bool = True) -> None:
         super().__init__(keys.data_dir, keys.space, warn, create, keys.fsync, release_former)
         self.keys = keys
-        self.files = SpaceFiles(keys.data_dir, keys.space, warn, keys.fsync)
         self.times = Released()
 
     def __enter__(self) -> Space | None:
@@ -260,6 +265,7 @@ class Space(Store):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
                  trace: TracebackType | None) -> None:
         self.times.close()
+        self.times.folder = -1
         super().__exit__(kind, error, trace)
 
     def _begin_boot(self) -> None:
@@ -267,9 +273,9 @@ class Space(Store):
         super()._begin_boot()
 
     def _open_state(self) -> None:
-        if self.times.fd < 0:
+        if self.times.folder < 0:
             self.state = read_state(self.files, self.keys.cache)
-            self.times.open(self.files.fd, boot_id())
+            self.times.folder, self.times.boot = self.files.fd, boot_id()
 
     def save(self, state: State) -> None:
         """Write a State and use it. Raises CniError 5."""
@@ -365,6 +371,7 @@ class MadeSpace(Space):
 
     def __enter__(self) -> MadeSpace:
         super().__enter__()
+        self.times.read_head()
         return self
 
 

@@ -47,10 +47,10 @@ def release_attachment(req: Request, it: Attachment) -> None:
         if space is None:
             return
         released, pods = [], set()
-        for packed in space.addresses_of(it.owner):
-            pods.add(space.files.note(address.ip_text(packed))[1])
+        for packed in space.index.addresses_of(it.owner):
             if space.release(packed, it.owner):
                 released.append(packed)
+                pods.add(space.files.note(address.ip_text(packed))[1])
         for pod in pods - {""}:
             if set(space.addresses_of_pod(pod, it.ifname)) <= set(released):
                 space.forget_pod(pod, it.ifname)
