@@ -31,6 +31,7 @@ GONE = 2                        # of await_input()
 # Kinds of waits. A pod can hold the lock of its namespace, so waits for that refuse no other request.
 ANNOUNCEMENT, PROGRAM, LOCK, NAMESPACE_LOCK, BUS = "announcement", "program", "lock", "namespace lock", "bus"
 STORE = "store"                 # for an answer of a store of cluster-wide addresses: a few seconds at most
+DHCP = "dhcp daemon"            # for a lease
 
 
 class CallerGone(Exception):

@@ -155,11 +155,25 @@ def main(name: str, fd: int, contents: tuple[Index, bytes, Packed, Parts]) -> No
         for offset, length in parts.get(name, ()):
             packed += marshal.loads(posix.pread(fd, length, offset))
         preload(packed, finder)
-        status = answer(name)
+        words = daemon_words(sys.argv) if name == "dhcp" else []
+        status = run_daemon(words[1:]) if words else answer(name)
     except BaseException as error:
         status = report_failure(name, error)
     finally:
         posix._exit(status)  # Python's own exit spends a millisecond on memory that the kernel frees anyway
+
+
+def daemon_words(argv: list[str]) -> list[str]:
+    """The arguments of `dhcp daemon ...`, [] for a request. The launcher's are behind -c, the name and a descriptor."""
+    words = argv[3:] if argv[0] == "-c" else argv[1:]
+    return words if words[:1] == ["daemon"] else []
+
+
+def run_daemon(words: list[str]) -> int:
+    """Run the daemon of the dhcp plugin until it ends. Returns the exit status."""
+    from fastcni.dhcp.daemon import main as run
+
+    return run(words)
 
 
 def answer(name: str) -> int:

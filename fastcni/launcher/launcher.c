@@ -7,7 +7,10 @@
  *               open, so that an installation that replaces the file changes nothing for this process. If that Python
  *               is gone, the file names others of the same version. BOOTSTRAP checks that it is the same build
  *
- * A request that finds no server may start one, see autostart.h. If both modes fail, it prints one CNI error document to stdout and exits with status 1.
+ * A request that finds no server may start one, see autostart.h. If both modes fail, it prints one CNI error document
+ * to stdout and exits with status 1.
+ *
+ * `dhcp daemon ...` is no request: it goes to Python, with its arguments behind FD.
  *
  * Freestanding: no libc, no allocation, only raw system calls and static buffers. Python gets the arguments, streams,
  * signals and environment unchanged. If stdin was read for a server, Python gets it as a memory file. See elf(5),
@@ -283,20 +286,24 @@ static void no_interpreter(const char *list, const char *path, long error)
     end_error();
 }
 
+enum { MAX_ARGUMENTS_OF_DAEMON = 32 };
+
 __attribute__((noreturn))
-static void one_shot(const char *path, const char *name, char **environment)
+static void one_shot(const char *path, const char *name, char **more, char **environment)
 {
     const char *const interpreters = (const char *)config.interpreters, *interpreter = interpreters;
-    long fd = open_self(path), error;
+    long fd = open_self(path), error, count = 8;
 
     if (fd < 0)
         fail(INTERNAL, "open ", path, -fd, "run `fastcni install` again, for the directory of this file");
     put_number(fd);                     /* the page is free until an error */
 
-    const char *arguments[] = {
+    const char *arguments[9 + MAX_ARGUMENTS_OF_DAEMON] = {
         interpreter,                    /* the full path: Python finds its library by it */
-        "-ISB", "-X", "utf8", "-c", (const char *)config.bootstrap, name, page, 0,
+        "-ISB", "-X", "utf8", "-c", (const char *)config.bootstrap, name, page,
     };
+    while (*more && count < 8 + MAX_ARGUMENTS_OF_DAEMON)
+        arguments[count++] = *more++;
     error = system_call(SYS_execve, (long)interpreter, (long)arguments, (long)environment, 0);
     while (*(interpreter = next_of(interpreter))) {
         arguments[0] = interpreter;
@@ -310,7 +317,7 @@ __attribute__((used, noreturn))
 void begin(long *stack)
 {
     char **arguments = (char **)(stack + 1), **environment = arguments + *stack + 1, **end = environment;
-    const char *path = *stack > 0 ? arguments[0] : "";
+    const char *path = *stack > 0 ? arguments[0] : "", *name;
     long *auxiliary;
 
     while (*end)
@@ -319,10 +326,13 @@ void begin(long *stack)
         if (auxiliary[0] == AT_EXECFN)
             path = (const char *)auxiliary[1];
 
-    warm(basename_of(path), environment);
+    name = basename_of(path);
+    if (*stack > 1 && is(name, "dhcp") && is(arguments[1], "daemon"))
+        one_shot(path, name, arguments + 1, environment);
+    warm(name, environment);
     restore_stdin();
     if (system_call(SYS_read, 0, (long)page, 0, 0) == -EISDIR)      /* Python would end without a document */
         fail(IO_FAILURE, "error reading from stdin", "", EISDIR, "stdin has to be the network configuration");
 
-    one_shot(path, basename_of(path), environment);
+    one_shot(path, name, arguments + *stack, environment);
 }

@@ -25,6 +25,7 @@ INTERFACE = {
 }
 IPAM = {
     "cluster": "fastcni.plugins.cluster",
+    "dhcp": "fastcni.plugins.dhcp",
     "host-local": "fastcni.plugins.host_local",
     "static": "fastcni.plugins.static",
     "whereabouts": "fastcni.plugins.cluster",

@@ -58,7 +58,8 @@ def add(req: Request, conf: Conf, undo: Undo) -> dict[str, Any]:
         return devices.complete(conf, devices.addresses(req, conf, undo), {"name": req.ifname, "sandbox": req.netns})
     link, name = conf.selector.find(pod.host, folder)
     # The addresses first: if IPAM has none, the device is not touched and keeps its own.
-    result = devices.addresses(req, conf, undo)
+    late = conf.layer3 and ipam.needs_link(req)
+    result = {} if late else devices.addresses(req, conf, undo)
     link = moving.move_into_pod(req, pod, undo, link, name)
     if conf.mac not in (None, link.address):
         backup = Backup(req, conf.data_dir)
@@ -66,6 +67,8 @@ def add(req: Request, conf: Conf, undo: Undo) -> dict[str, Any]:
         backup.write({"mac": link.mac})
         change.link(pod.inside, link.index, address=conf.mac, what=f'failed to set the MAC of "{link.name}"')
         link.address = conf.mac
+    if late:
+        result = devices.addresses(req, conf, undo)
     return devices.set_up(req, conf, pod, link, result)
 
 

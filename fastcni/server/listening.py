@@ -17,6 +17,9 @@ ATTEMPT = "/run/fastcni/autostart"     # when a plugin file last tried to start 
 LOCK_ATTEMPTS = 100
 BACKLOG = 4096                  # the kernel limits it to net.core.somaxconn
 HANDED_OVER_FD = 3              # SD_LISTEN_FDS_START
+# {type: (its name, the key of systemd.socket(5) for it)}
+KINDS: dict[int, tuple[str, str]] = {socket.SOCK_SEQPACKET: ("SEQPACKET", "ListenSequentialPacket"),
+                                     socket.SOCK_STREAM: ("STREAM", "ListenStream")}
 
 
 class ListenError(Exception):
@@ -50,21 +53,22 @@ class Listening:
             self.lock = None
 
 
-def listen(path: str, open_to_all: bool) -> Listening:
+def listen(path: str, open_to_all: bool, kind: int = socket.SOCK_SEQPACKET) -> Listening:
     """Return a Listening: the socket that systemd hands over, else a new one at `path`. Raises ListenError.
 
-    open_to_all: folder and socket let all users connect; the acceptor checks the user id of each.
+    open_to_all: folder and socket let all users connect; the acceptor checks the user id of each. kind: SOCK_SEQPACKET,
+    or SOCK_STREAM.
     """
-    handed = handed_over(os.environ)
+    handed = handed_over(os.environ, kind)
     if handed:
         return Listening(handed)
     try:
-        return make(path, open_to_all)
+        return make(path, open_to_all, kind)
     except OSError as e:
         raise ListenError(f"listen on {path}: {e.strerror or e}") from e
 
 
-def handed_over(env: Mapping[str, str]) -> socket.socket | None:
+def handed_over(env: Mapping[str, str], kind: int = socket.SOCK_SEQPACKET) -> socket.socket | None:
     """Return the socket that systemd opened for this process, None without one. Raises ListenError for another kind."""
     if env.get("LISTEN_PID") != str(os.getpid()) or not env.get("LISTEN_FDS", "").isdigit():
         return None
@@ -75,12 +79,13 @@ def handed_over(env: Mapping[str, str]) -> socket.socket | None:
     except OSError as e:
         raise ListenError(f"descriptor {HANDED_OVER_FD}, which systemd hands over: {e.strerror}") from e
     os.set_inheritable(HANDED_OVER_FD, False)
-    if (sock.family, sock.type) != (socket.AF_UNIX, socket.SOCK_SEQPACKET):
-        raise ListenError("the socket that systemd hands over is no unix SEQPACKET socket: ListenSequentialPacket=")
+    if (sock.family, sock.type) != (socket.AF_UNIX, kind):
+        name, key = KINDS[kind]
+        raise ListenError(f"the socket that systemd hands over is no unix {name} socket: {key}=")
     return sock
 
 
-def make(path: str, open_to_all: bool) -> Listening:
+def make(path: str, open_to_all: bool, kind: int = socket.SOCK_SEQPACKET) -> Listening:
     """Make a socket at `path`, and its folder if that is missing; the socket file of a dead server is replaced.
 
     Raises ListenError, OSError.
@@ -97,7 +102,7 @@ def make(path: str, open_to_all: bool) -> Listening:
     try:
         if os.path.lexists(path):
             remove(path)                # the server that has the lock has the path
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        sock = socket.socket(socket.AF_UNIX, kind)
         os.fchmod(sock.fileno(), 0o600)         # bind() makes the file with this mode, less the umask
         sock.bind(path)
         if open_to_all:

@@ -56,7 +56,15 @@ def prepare_delete(req: Request) -> list[Step]:
     """
     if not delegate.gives_addresses(req.conf.once(named_type)):
         return []
+    if needs_link(req):
+        _timed(req, delegate.run, "DEL")
+        return []
     return [(_clocked, *step) for step in _timed(req, delegate.prepare, "DEL")]
+
+
+def needs_link(req: Request) -> bool:
+    """Return whether the delegate sends and receives by the pod's link: it must be there before ADD and after DEL."""
+    return req.conf.once(named_type) == "dhcp"
 
 
 def check(req: Request) -> None:

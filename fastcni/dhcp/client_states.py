@@ -1,0 +1,49 @@
+"""The states of a DHCP client and the transitions between them: figure 5 of RFC 2131, with the probe of 4.4.1.
+
+    INIT -> SELECTING -> REQUESTING -> PROBING -> BOUND -> RENEWING -> REBINDING -> INIT
+                                                   ^-----------'----------'
+    REBOOTING (a lease from before) -> PROBING, or INIT
+
+Each row says which state follows, and which method of client.Client carries the transition out. An event without a row
+is ignored: an answer that comes late, or a second one.
+"""
+
+from __future__ import annotations
+
+INIT, SELECTING, REQUESTING, PROBING = "init", "selecting", "requesting", "probing"
+BOUND, RENEWING, REBINDING, REBOOTING = "bound", "renewing", "rebinding", "rebooting"
+STATES = (INIT, SELECTING, REQUESTING, PROBING, BOUND, RENEWING, REBINDING, REBOOTING)
+
+# Events: answers of the server, an answer to the ARP probe, and what is due
+OFFER, ACK, NAK, CONFLICT = "offer", "ack", "nak", "conflict"
+DUE, SILENCE, T2, EXPIRED = "due", "silence", "t2", "expired"
+
+TABLE = {
+    (INIT, DUE): (SELECTING, "discover"),
+    (SELECTING, DUE): (SELECTING, "discover_again"),
+    (SELECTING, OFFER): (REQUESTING, "request"),
+    (REQUESTING, DUE): (REQUESTING, "request_again"),
+    (REQUESTING, SILENCE): (SELECTING, "discover"),
+    (REQUESTING, NAK): (INIT, "refused"),
+    (REQUESTING, ACK): (PROBING, "probe"),
+    (REBOOTING, DUE): (REBOOTING, "request_again"),
+    (REBOOTING, SILENCE): (SELECTING, "discover"),
+    (REBOOTING, NAK): (INIT, "refused"),
+    (REBOOTING, ACK): (PROBING, "probe"),
+    (PROBING, DUE): (PROBING, "probe_again"),
+    (PROBING, SILENCE): (BOUND, "bind"),
+    (PROBING, CONFLICT): (INIT, "decline"),
+    (BOUND, DUE): (RENEWING, "renew"),
+    (RENEWING, DUE): (RENEWING, "renew_again"),
+    (RENEWING, ACK): (BOUND, "extend"),
+    (RENEWING, NAK): (INIT, "lose"),
+    (RENEWING, T2): (REBINDING, "rebind"),
+    (REBINDING, DUE): (REBINDING, "rebind_again"),
+    (REBINDING, ACK): (BOUND, "extend"),
+    (REBINDING, NAK): (INIT, "lose"),
+    (REBINDING, EXPIRED): (INIT, "lose"),
+    (RENEWING, EXPIRED): (INIT, "lose"),
+    (BOUND, EXPIRED): (INIT, "lose"),
+}
+ACQUIRING = (INIT, SELECTING, REQUESTING, PROBING, REBOOTING)
+HOLDING = (BOUND, RENEWING, REBINDING)

@@ -1,0 +1,151 @@
+"""`dhcp daemon`: one process with the leases of the node. `fastcni serve --dhcp` runs the same in a thread."""
+
+from __future__ import annotations
+
+import gc
+import os
+import resource
+import signal
+import socket
+import sys
+import threading
+import time
+
+from fastcni.dhcp import flags as flag
+from fastcni.dhcp.client import Settings
+from fastcni.dhcp.daemon_log import Log
+from fastcni.dhcp.engine import Engine
+from fastcni.dhcp.lease_files import LeaseFiles
+from fastcni.dhcp.loop import Loop
+from fastcni.dhcp.service import Service
+from fastcni.kernel import netns
+from fastcni.server import listening
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+RETRY_S = 1.0
+
+
+class Daemon:
+    """Loop, leases and socket. Make it in the daemon's network namespace, then call run() in the thread for it.
+
+    Raises ListenError, OSError.
+    """
+
+    def __init__(self, flags: flag.Flags, log: Any, *, handed_over: bool = True) -> None:
+        """handed_over: a socket of systemd for this process is the daemon's."""
+        self.log = log
+        path = flags.hostprefix + flags.socketpath
+        refuse_second(path)
+        if handed_over:
+            self.listening = listening.listen(path, open_to_all=False, kind=socket.SOCK_STREAM)
+        else:
+            self.listening = listening.make(path, open_to_all=False, kind=socket.SOCK_STREAM)
+        self.files = LeaseFiles(flags.hostprefix + flags.statedir)
+        self.loop = Loop(log)
+        settings = Settings(flags.timeout, flags.resendmax, flags.resendtimeout, flags.broadcast)
+        self.engine = Engine(self.loop, self.files, settings, log, flags.hostprefix)
+        self.thread: threading.Thread | None = None
+
+    def run(self) -> None:
+        """Serve until stop()."""
+        self._come_home()               # a new thread is in the namespace of the one that started it
+        self.engine.start()
+        service = Service(self.engine, self.listening.sock)
+        self.log.info("dhcp_ready", socket=self.listening.path or "handed over", leases=self.files.folder)
+        while not self.loop.ended:
+            try:
+                self.loop.run()
+            except netns.Lost as e:     # in a pod's namespace, where it must not open anything
+                self.log.error("namespace_lost", why=str(e))
+                self._come_home()
+        service.close()
+        self.engine.stop()
+        self.listening.unlink()
+        self.listening.sock.close()
+        self.listening.unlock()
+        self.log.info("dhcp_stopped")
+
+    def _come_home(self):
+        while True:
+            try:
+                netns.ensure(self.engine.home)
+                return
+            except netns.Lost:
+                time.sleep(RETRY_S)
+
+    def stop(self) -> None:
+        """End run(); any thread or signal handler may call it."""
+        self.loop.stop()
+
+    def start(self) -> None:
+        """Run in a thread."""
+        self.thread = threading.Thread(target=self.run, name="dhcp", daemon=True)
+        self.thread.start()
+
+    def join(self) -> None:
+        """Stop the thread and wait for it."""
+        self.stop()
+        if self.thread:
+            self.thread.join()
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run `dhcp daemon` with these flags until SIGTERM or SIGINT. Return the exit status, as the reference's: 2 for a
+    wrong command line, 1 for an error, 0."""
+    gc.enable()                         # a plugin file switches it off for its one request
+    try:
+        flags = flag.read(arguments)
+    except flag.Help:
+        sys.stderr.write(flag.USAGE)
+        return 0
+    except flag.FlagError as e:
+        sys.stderr.write(f"{e}\n{flag.USAGE}")
+        return 2
+    log = Log()
+    raise_descriptor_limit()
+    try:
+        write_pidfile(flags.pidfile)
+        daemon = Daemon(flags, log)
+    except (OSError, listening.ListenError) as e:
+        log.error("dhcp_not_started", why=str(e))
+        return 1
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: daemon.stop())
+    daemon.run()
+    remove_pidfile(flags.pidfile)
+    return 0
+
+
+def refuse_second(path: str) -> None:
+    """Raise ListenError if a daemon answers at the path: the reference's holds no lock beside its socket. systemd's
+    socket answers, too, and is at no path of ours: it is handed over."""
+    if os.environ.get("LISTEN_PID") == str(os.getpid()):
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(path)
+        except OSError:
+            return
+    raise listening.ListenError(f"another dhcp daemon listens on {path}")
+
+
+def raise_descriptor_limit() -> None:
+    """Each lease that is being acquired has a socket: take as many descriptors as the process may have."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def write_pidfile(path: str) -> None:
+    """The process id in decimals, without a newline, as the reference's. Raises OSError."""
+    if path:
+        with open(path, "w", encoding="ascii", opener=lambda name, how: os.open(name, how, 0o644)) as file:
+            file.write(str(os.getpid()))
+
+
+def remove_pidfile(path: str) -> None:
+    if path and os.path.exists(path):
+        os.unlink(path)

@@ -1,0 +1,48 @@
+"""The log of `dhcp daemon`: logfmt lines on stderr, with the fields and events that the server's log has.
+
+A plugin file has no structlog, with which the server logs."""
+
+from __future__ import annotations
+
+import sys
+import time
+import traceback
+
+from fastcni.kit.call.request_log import logfmt, readable
+
+LEVELS = ("debug", "info", "warning", "error")
+
+
+class Log:
+    """log.info(event, name=value, ...). A line that cannot be written is lost. level: the least that is written."""
+
+    def __init__(self, level: str = "info") -> None:
+        self.least = LEVELS.index(level)
+
+    def debug(self, event: str, **fields: object) -> None:
+        self._write("debug", event, fields)
+
+    def info(self, event: str, **fields: object) -> None:
+        self._write("info", event, fields)
+
+    def warning(self, event: str, **fields: object) -> None:
+        self._write("warning", event, fields)
+
+    def error(self, event: str, **fields: object) -> None:
+        self._write("error", event, fields)
+
+    def exception(self, event: str, **fields: object) -> None:
+        self._write("error", event, fields | {"exception": traceback.format_exc()})
+
+    def _write(self, level, event, fields):
+        if LEVELS.index(level) < self.least:
+            return
+        now = time.time()
+        stamp = f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(now))}.{int(now % 1 * 1e6):06d}Z"
+        values = {"timestamp": stamp, "level": level, "event": event, **fields}
+        line = logfmt({name: readable(value) for name, value in values.items()})
+        try:
+            sys.stderr.write(line + "\n")
+            sys.stderr.flush()
+        except OSError:
+            return

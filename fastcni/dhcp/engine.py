@@ -1,0 +1,330 @@
+"""All leases of the node, and what connects each Client with the loop, its sockets and its file: one thread runs it."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from contextlib import closing
+
+from fastcni.dhcp import client_states as states
+from fastcni.dhcp import frames, links, packets
+from fastcni.dhcp.client import Client, LinkGone, Settings
+from fastcni.dhcp.lease import Lease, Owner, result_of
+from fastcni.dhcp.lease_files import LeaseFiles, Saved
+from fastcni.dhcp.loop import Loop
+from fastcni.kernel import netns, packet_sockets
+from fastcni.kernel.uapi import ETH_P_ARP
+from fastcni.spec import address
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+    from typing import Any
+
+    Waiter = Callable[[str, "Client | None"], object]
+
+CHECK_S = 30.0                  # how often the engine looks for pods that are gone
+RAW, ARP, UDP = "raw", "arp", "udp"
+
+
+class Ear:
+    """A client's open socket, and which kind it is."""
+
+    __slots__ = ("kind", "sock")
+
+    def __init__(self, sock: Any, kind: str) -> None:
+        self.sock, self.kind = sock, kind
+
+
+class Engine:
+    """The leases, {key: Client}; `former` has those of another boot, {key: Saved}.
+
+    root: the prefix of namespaces' paths. home: a descriptor of the daemon's network namespace. It is the World of its
+    clients: client.World describes the methods of that.
+    """
+
+    def __init__(self, loop: Loop, files: LeaseFiles, settings: Settings, log: Any, root: str = "") -> None:
+        self.loop, self.files, self.settings, self.log, self.root = loop, files, settings, log, root
+        self.home = netns.open_own()
+        self.clients: dict[bytes, Client] = {}
+        self.former: dict[bytes, Saved] = {}
+        self.timer = float("inf")
+        self.now, self.random = loop.now, random.random
+
+    # What plugins ask for --------------------------------------------------------------------------
+
+    def allocate(self, owner: Owner, waiter: Waiter) -> None:
+        """Call waiter(error, client) when the attachment has a lease: at once if it has one already."""
+        client = self.clients.get(owner.key)
+        wanted: bytes | None = None
+        if client and self._is_same(client, owner):
+            if client.state in states.HOLDING:
+                waiter("", client)
+            else:
+                client.waiters.append(waiter)
+            return
+        if client:                      # the container was restarted in another namespace
+            self.settle(client, "the container has another network namespace now")
+            wanted = client.lease.address if client.lease else None
+            self._remove(client)
+        elif saved := self.former.pop(owner.key, None):
+            wanted = saved.lease.address
+        client = self.clients[owner.key] = Client(owner, self)
+        client.waiters.append(waiter)
+        if wanted:
+            client.reboot(wanted)
+        else:
+            client.acquire()
+
+    def _is_same(self, client, owner):
+        """Whether the client is for the owner's namespace, and its link is the one that has the lease."""
+        if client.owner.inode != owner.inode:
+            return False
+        try:
+            links.look_up(owner, self.root, self.home, client.mac)
+        except LinkGone:
+            return False
+        except OSError as e:
+            self.log.warning("link_unread", lease=owner.name, why=str(e))
+        client.owner = owner            # its configuration may have changed
+        return True
+
+    def leave(self, waiter: Waiter) -> None:
+        """A plugin has left before it was answered. Nobody needs a lease that no plugin waits for."""
+        for client in list(self.clients.values()):
+            if waiter in client.waiters:
+                client.waiters.remove(waiter)
+                if not client.waiters and not client.lease and not client.lost:
+                    self.log.info("lease_abandoned", lease=client.owner.name, why="the plugin has left")
+                    self._let_go(client)
+
+    def release(self, key: bytes) -> str:
+        """Release the lease of that key. Return its address as text, "" if there is none."""
+        client, saved = self.clients.get(key), self.former.pop(key, None)
+        if client:
+            lease = client.lease
+            self.settle(client, "released meanwhile")
+            self._let_go(client)
+            return address.ip_text(lease.address) if lease else ""
+        if saved:
+            self._release_from_here(Client(saved.owner, self, saved.lease))
+            self._remove_file(key)
+            return address.ip_text(saved.lease.address)
+        return ""
+
+    def collect(self, network: str, valid: Collection[tuple[str, str]]) -> list[tuple[str, str]]:
+        """Release the network's leases of other attachments than `valid`. Return [(address, container and ifname)]."""
+        owners = [client.owner for client in self.clients.values()] + [saved.owner for saved in self.former.values()]
+        stale = [owner for owner in owners
+                 if owner.network == network and (owner.container_id, owner.ifname) not in valid]
+        return [(found, owner.name) for owner in stale if (found := self.release(owner.key))]
+
+    # From start to end -----------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Go on with the leases on disk. Raises OSError."""
+        resumed = gone = 0
+        for saved in self.files.read_all():
+            if isinstance(saved, tuple):
+                self.log.warning("lease_damaged", path=saved[0], why=saved[1])
+            elif saved.boot != self.files.boot:
+                self.former[saved.owner.key] = saved
+            else:
+                client = self.clients[saved.owner.key] = Client(saved.owner, self, saved.lease)
+                if self._is_present(client):
+                    client.resume()
+                    resumed += 1
+                else:
+                    gone += 1
+        self.due()
+        self.log.info("leases_read", resumed=resumed, gone=gone, former=len(self.former))
+
+    def due(self) -> None:
+        """Release the leases of pods that are gone, and forget those of a former boot that have expired."""
+        self.loop.schedule(self, self.now() + CHECK_S)
+        for each in [client for client in self.clients.values() if not self._is_present(client)]:
+            self.vanished(each, "its network namespace is gone")
+        ended = [key for key, saved in self.former.items() if saved.ends <= time.time()]
+        for key in ended:
+            del self.former[key]
+            self._remove_file(key)
+
+    def stop(self) -> None:
+        """Close all sockets. The leases stay: the next daemon goes on with them."""
+        for client in self.clients.values():
+            self.settle(client, "the dhcp daemon is stopping")
+            self.quiet(client)
+        self.clients.clear()
+        os.close(self.home)
+
+    def _is_present(self, client):
+        return links.inode_of(self.root + client.owner.netns) == client.owner.inode
+
+    # The World of a client: sockets ----------------------------------------------------------------
+
+    def schedule(self, client: Client, when: float) -> None:
+        self.loop.schedule(client, when)
+
+    def listen(self, client: Client) -> None:
+        sock, link = links.listen(client.owner, self.root, self.home, client.xid)
+        client.mac, client.shared = link.address, link.kind == "ipvlan"
+        self._open(client, sock, RAW)
+
+    def listen_arp(self, client: Client) -> None:
+        self._open(client, links.listen_arp(client.owner, self.root, self.home), ARP)
+
+    def listen_from_address(self, client: Client) -> None:
+        assert client.lease
+        sock = links.listen_from_address(client.owner, self.root, self.home, client.mac,
+                                         address.ip_text(client.lease.address))
+        self._open(client, sock, UDP)
+
+    def _open(self, client, sock, kind):
+        client.sock = ear = Ear(sock, kind)
+        self.loop.add(sock.fileno(), lambda: self._read(client, ear))
+
+    def quiet(self, client: Client) -> None:
+        if client.sock:
+            self.loop.remove(client.sock.sock.fileno())
+            client.sock.sock.close()
+            client.sock = None
+
+    def send(self, client: Client, data: bytes) -> None:
+        ear = client.sock
+        if ear.kind == UDP:
+            lease: Lease = client.lease        # type: ignore[assignment]  # it is RENEWING
+            ear.sock.sendto(data, (address.ip_text(lease.server), packet_sockets.SERVER_PORT))
+        else:
+            source = client.lease.address if client.lease else packets.NO_ADDRESS
+            packet_sockets.send_to(ear.sock, client.owner.ifname, frames.to_server(data, source))
+
+    def probe(self, client: Client, wanted: bytes) -> None:
+        packet_sockets.send_to(client.sock.sock, client.owner.ifname, frames.probe(client.mac, wanted),
+                               protocol=ETH_P_ARP)
+
+    def _read(self, client, ear):
+        """Read all that waits on the socket, until the client closes it."""
+        while client.sock is ear:
+            try:
+                if not self._read_one(client, ear):
+                    return
+            except (frames.FrameError, packets.PacketError) as e:
+                self.log.debug("packet_ignored", lease=client.owner.name, why=str(e))
+            except OSError as e:        # the link went down; the timer tries again with a new socket
+                self.log.debug("socket_failed", lease=client.owner.name, why=str(e))
+                self.quiet(client)
+
+    def _read_one(self, client, ear):
+        if ear.kind == UDP:
+            try:
+                data = ear.sock.recv(packet_sockets.RECEIVE_BYTES)
+            except BlockingIOError:
+                return False
+            client.received(packets.decode(data), b"")
+            return True
+        found = packet_sockets.receive(ear.sock)
+        if not found:
+            return False
+        packet, mac, complete = found
+        if ear.kind == RAW:
+            client.received(packets.decode(frames.payload(packet, complete)), mac)
+        elif client.offered and frames.conflicts(packet, client.mac, client.offered.address):
+            client.event(states.CONFLICT)
+        return True
+
+    # The World of a client: files, addresses, plugins -----------------------------------------------
+
+    def keep(self, client: Client) -> None:
+        lease: Lease = client.lease             # type: ignore[assignment]  # it has just been acknowledged
+        try:
+            self.files.write(client.owner, lease, time.time() + lease.expires - self.now())
+        except OSError as e:
+            self.log.error("lease_not_saved", lease=client.owner.name, why=str(e))
+
+    def forget(self, client: Client) -> None:
+        self._remove_file(client.owner.key)
+
+    def _remove_file(self, key):
+        try:
+            self.files.remove(key)
+        except OSError as e:
+            self.log.error("lease_not_removed", why=str(e))
+
+    def assign(self, client: Client) -> None:
+        lease: Lease = client.lease             # type: ignore[assignment]  # as in keep()
+        try:
+            links.assign(client.owner, self.root, self.home, lease, result_of(lease, client.owner.priority))
+        except OSError as e:
+            self.log.error("address_not_assigned", lease=client.owner.name, why=str(e))
+
+    def unassign(self, client: Client) -> None:
+        try:
+            links.unassign(client.owner, self.root, self.home, client.lease)    # type: ignore[arg-type]
+        except LinkGone:
+            return
+        except OSError as e:
+            self.log.error("address_not_removed", lease=client.owner.name, why=str(e))
+
+    def settle(self, client: Client, error: str = "") -> None:
+        waiters, client.waiters = client.waiters, []
+        for waiter in waiters:
+            waiter(error, client)
+
+    def drop(self, client: Client) -> None:
+        self._remove(client)
+
+    def vanished(self, client: Client, why: str) -> None:
+        self.log.info("pod_gone", lease=client.owner.name, why=why)
+        self.settle(client, why)
+        if client.lease:
+            self._release_from_here(client)
+        self._remove(client)
+
+    # The end of a lease ----------------------------------------------------------------------------
+
+    def _let_go(self, client):
+        """Release what the client has, from the pod's link if that is there, and forget it."""
+        self.quiet(client)
+        client.lease = client.lease or client.offered
+        if client.lease:
+            self._release_from_pod(client)
+        self._remove(client)
+
+    def _release_from_pod(self, client):
+        """Take the address from the link, then send RELEASE from it: no packet comes from the address any more. It goes
+        to the MAC that the ACK came from. The kernel need not ask for it, so the link may be deleted at once."""
+        lease = client.lease
+        self.unassign(client)
+        try:
+            sock, link = links.listen(client.owner, self.root, self.home, 0)
+        except (LinkGone, OSError):
+            self._release_from_here(client)
+            return
+        with closing(sock):
+            client.mac = link.address
+            packet = frames.to_server(client.release_message(), lease.address, lease.server)
+            try:
+                packet_sockets.send_to(sock, client.owner.ifname, packet, lease.server_mac or packet_sockets.BROADCAST)
+            except OSError as e:
+                self.log.warning("release_not_sent", lease=client.owner.name, why=str(e))
+                return
+        self.log.info("lease_released", lease=client.owner.name, address=address.ip_text(lease.address), sent_by="pod")
+
+    def _release_from_here(self, client):
+        """The pod's link is gone. RELEASE names the lease by its client id and address, so it may come from elsewhere:
+        a server that the node reaches frees the address now, another one when the lease expires."""
+        lease = client.lease
+        try:
+            packet_sockets.send_from_here(address.ip_text(lease.server), client.release_message())
+        except OSError as e:
+            self.log.warning("release_not_sent", lease=client.owner.name, why=str(e))
+            return
+        self.log.info("lease_released", lease=client.owner.name, address=address.ip_text(lease.address), sent_by="node")
+
+    def _remove(self, client):
+        self.quiet(client)
+        client.timer = float("inf")
+        if self.clients.get(client.owner.key) is client:
+            del self.clients[client.owner.key]
+        self._remove_file(client.owner.key)

@@ -1,0 +1,140 @@
+"""A lease: whose it is, what the server gave, when it has to be renewed, and the CNI result that it makes.
+
+Times are seconds of CLOCK_BOOTTIME, which goes on while the node is suspended and does not jump.
+"""
+
+from __future__ import annotations
+
+from fastcni.dhcp import packets
+from fastcni.kit.dhcp import rpc
+from fastcni.kit.ipam import ipam_conf
+from fastcni.spec import address
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+DEFAULT_LEASE_S = 3600          # where the server says nothing, as the reference
+FOREVER_S = 0xFFFFFFFF          # option 51 for a lease without end
+T1_SHARE, T2_SHARE = 0.5, 0.875         # of the lease, where the server says nothing (RFC 2131, 4.4.5)
+MAX_ENTRIES = 64                # routes, name servers and domains of a result: a server is not trusted
+SCOPE_LINK = 253
+MIN_MTU = 68                    # RFC 2132, 5.1
+
+
+class Owner:
+    """The attachment that a lease is for, and how it asks.
+
+    key               option 61, "\\0container/network/ifname", which is the lease's name
+    container_id, network, ifname
+    netns, inode      the path of the pod's namespace, and the number that identifies it
+    provide           {code: content} of the options to send
+    request           the codes of option 55
+    priority          the metric of routes; 0: the kernel's
+    """
+
+    __slots__ = ("container_id", "ifname", "inode", "key", "netns", "network", "priority", "provide", "request")
+
+    def __init__(self, key: bytes, container_id: str, network: str, ifname: str, netns: str, inode: int,
+                 provide: dict[int, bytes], request: bytes, priority: int) -> None:
+        self.key, self.container_id, self.network, self.ifname = key, container_id, network, ifname
+        self.netns, self.inode = netns, inode
+        self.provide, self.request, self.priority = provide, request, priority
+
+    @property
+    def name(self) -> str:
+        """For the log."""
+        return f"{self.container_id} {self.ifname}"
+
+
+class Lease:
+    """What a server acknowledged.
+
+    address, prefix   as packed bytes, and the length of its netmask
+    server            the packed address of the server, its option 54
+    server_mac        the MAC that the ACK came from: of the server, or of a relay
+    options           {code: content} of the ACK
+    mac               the MAC of the pod's link
+    acked             when the REQUEST was sent that was acknowledged: the lease begins there
+    """
+
+    __slots__ = ("acked", "address", "mac", "options", "prefix", "server", "server_mac")
+
+    def __init__(self, address: bytes, prefix: int, server: bytes, server_mac: bytes, options: dict[int, bytes],
+                 mac: bytes, acked: float) -> None:
+        self.address, self.prefix, self.server, self.server_mac = address, prefix, server, server_mac
+        self.options, self.mac, self.acked = options, mac, acked
+
+    @property
+    def seconds(self) -> float:
+        """The length of the lease."""
+        found = packets.number_of(self.options.get(packets.LEASE_TIME, b""), 4)
+        return DEFAULT_LEASE_S if found is None else float("inf") if found == FOREVER_S else found
+
+    @property
+    def expires(self) -> float:
+        return self.acked + self.seconds
+
+    @property
+    def t2(self) -> float:
+        return self.acked + self._share(packets.T2, T2_SHARE, self.seconds)
+
+    @property
+    def t1(self) -> float:
+        return self.acked + self._share(packets.T1, T1_SHARE, self.t2 - self.acked)
+
+    def _share(self, code, share, most):
+        """T1 or T2 in seconds; the server's, unless it is beyond `most`."""
+        found = packets.number_of(self.options.get(code, b""), 4)
+        return found if found is not None and found < most else min(self.seconds * share, most)
+
+
+def read_lease(ack: packets.Message, server_mac: bytes, sent: float) -> Lease:
+    """The Lease of an ACK. Raises PacketError, with the reference's text where the netmask is missing."""
+    mask = ack.options.get(packets.SUBNET_MASK, b"")
+    if not mask:
+        raise packets.PacketError("DHCP option Subnet Mask not found in DHCPACK")
+    try:
+        prefix = rpc.prefix_of(mask)
+    except ValueError as e:
+        raise packets.PacketError(str(e)) from None
+    if len(mask) != 4 or ack.yiaddr == packets.NO_ADDRESS:
+        raise packets.PacketError("a DHCPACK without an address or with a netmask that is none")
+    return Lease(ack.yiaddr, prefix, packets.address_of(ack.options.get(packets.SERVER_ID, b"")), server_mac,
+                 ack.options, ack.chaddr, sent)
+
+
+def result_of(lease: Lease, priority: int = 0) -> dict[str, Any]:
+    """The lease as a CNI result in the 1.1.0 shape.
+
+    The gateway is the first router of option 3. Routes are those of option 121 alone, if the server sent it; else those
+    of option 33 and the default route. Each has the MTU of option 26.
+    """
+    routers = packets.addresses_of(lease.options.get(packets.ROUTERS, b""))
+    gateway = routers[0] if routers else None
+    return ipam_conf.make_result([(lease.address, lease.prefix, gateway)], routes_of(lease, gateway, priority),
+                                 dns_of(lease.options))
+
+
+def routes_of(lease: Lease, gateway: bytes | None, priority: int) -> list[dict[str, Any]]:
+    if packets.CLASSLESS_ROUTES in lease.options:
+        found = list(packets.classless_routes(lease.options[packets.CLASSLESS_ROUTES]))
+    else:
+        found = list(packets.static_routes(lease.options.get(packets.STATIC_ROUTES, b"")))
+        if gateway:
+            found.append((packets.NO_ADDRESS, 0, gateway))
+    mtu = packets.number_of(lease.options.get(packets.MTU, b""), 2) or 0
+    more = {"mtu": mtu} if mtu >= MIN_MTU else {}
+    if priority:
+        more["priority"] = priority
+    return [{"dst": address.cidr_text(dst, prefix), "gw": address.ip_text(via), **more,
+             **({"scope": SCOPE_LINK} if via == packets.NO_ADDRESS else {})}
+            for dst, prefix, via in found[:MAX_ENTRIES]]
+
+
+def dns_of(options: dict[int, bytes]) -> dict[str, Any]:
+    servers = packets.addresses_of(options.get(packets.DNS_SERVERS, b""))[:MAX_ENTRIES]
+    dns = {"nameservers": [address.ip_text(server) for server in servers],
+           "domain": packets.text_of(options.get(packets.DOMAIN_NAME, b"")),
+           "search": packets.domains(options.get(packets.DOMAIN_SEARCH, b""))[:MAX_ENTRIES]}
+    return {key: value for key, value in dns.items() if value}

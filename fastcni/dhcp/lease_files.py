@@ -1,0 +1,137 @@
+"""Leases on disk: one file each, so that they survive the daemon and the node.
+
+A file is a line with a version and a checksum, and the lease as JSON. It is written beside its place and renamed, so a
+killed daemon leaves a complete one. It is not synchronised: after a power cut no pod lives, and if a file is torn then,
+a pod that comes again may get another address.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+
+from fastcni.dhcp.lease import Lease, Owner
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any
+
+STATE_DIR = "/var/lib/cni/dhcp"
+MAGIC = "fastcni-dhcp 1"
+SUFFIX, DAMAGED = ".lease", ".damaged"
+BOOT_ID = "/proc/sys/kernel/random/boot_id"
+MAX_BYTES = 1 << 20
+
+
+class Damaged(Exception):
+    """The file is no lease; the text says why."""
+
+
+class Saved:
+    """A lease from its file. boot: the boot in which it was written. remaining_s: of the lease then by the wall clock,
+    for leases of another boot, whose CLOCK_BOOTTIME means nothing now."""
+
+    __slots__ = ("boot", "ends", "lease", "owner")
+
+    def __init__(self, owner: Owner, lease: Lease, boot: str, ends: float) -> None:
+        self.owner, self.lease, self.boot, self.ends = owner, lease, boot, ends
+
+
+class LeaseFiles:
+    """The folder of the leases, made if it is missing. Raises OSError."""
+
+    def __init__(self, folder: str = STATE_DIR, boot: str = "") -> None:
+        self.folder = folder
+        self.boot = boot or boot_id()
+        os.makedirs(folder, 0o700, exist_ok=True)
+
+    def write(self, owner: Owner, lease: Lease, ends: float) -> None:
+        """ends: when the lease expires, by the wall clock. Raises OSError."""
+        path = self._path(owner.key)
+        data = encode(owner, lease, self.boot, ends)
+        fd = os.open(f"{path}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        try:
+            written = os.write(fd, data)
+        finally:
+            os.close(fd)
+        if written != len(data):
+            raise OSError(28, "the file system is full", path)
+        os.rename(f"{path}.new", path)
+
+    def remove(self, key: bytes) -> None:
+        """Raises OSError."""
+        try:
+            os.unlink(self._path(key))
+        except FileNotFoundError:
+            return
+
+    def read_all(self) -> Iterator[Saved | tuple[str, str]]:
+        """Yield a Saved for each lease, and (path, why) for each damaged file, which gets another name. Raises OSError.
+        """
+        for name in sorted(os.listdir(self.folder)):
+            path = f"{self.folder}/{name}"
+            if name.endswith(".new"):
+                os.unlink(path)         # of a daemon that was killed before it renamed it
+            if not name.endswith(SUFFIX):
+                continue
+            try:
+                with open(path, "rb") as file:
+                    found = decode(file.read(MAX_BYTES))
+                if self._path(found.owner.key) != path:
+                    raise Damaged("its name is that of another lease")
+                yield found
+            except Damaged as e:
+                os.rename(path, path.removesuffix(SUFFIX) + DAMAGED)
+                yield path, str(e)
+
+    def _path(self, key: bytes) -> str:
+        return f"{self.folder}/{hashlib.sha256(key).hexdigest()[:32]}{SUFFIX}"
+
+
+def boot_id() -> str:
+    """Raises OSError."""
+    with open(BOOT_ID, encoding="ascii") as file:
+        return file.read().strip()
+
+
+def encode(owner: Owner, lease: Lease, boot: str, ends: float) -> bytes:
+    document = {
+        "containerID": owner.container_id, "network": owner.network, "ifname": owner.ifname, "netns": owner.netns,
+        "inode": owner.inode, "key": owner.key.hex(), "priority": owner.priority, "request": list(owner.request),
+        "provide": {code: content.hex() for code, content in owner.provide.items()},
+        "address": lease.address.hex(), "prefix": lease.prefix, "server": lease.server.hex(),
+        "serverMac": lease.server_mac.hex(), "mac": lease.mac.hex(), "acked": lease.acked, "boot": boot, "ends": ends,
+        "options": {code: content.hex() for code, content in lease.options.items()},
+    }
+    if ends == float("inf"):
+        document["ends"] = None
+    body = json.dumps(document, indent=1).encode("utf-8", "surrogateescape") + b"\n"
+    return f"{MAGIC} {hashlib.sha256(body).hexdigest()}\n".encode() + body
+
+
+def decode(data: bytes) -> Saved:
+    """Raises Damaged."""
+    head, _, body = data.partition(b"\n")
+    if head != f"{MAGIC} {hashlib.sha256(body).hexdigest()}".encode():
+        raise Damaged("the checksum is wrong" if head.startswith(MAGIC.encode()) else "it is of another version")
+    try:
+        return to_saved(json.loads(body))
+    except (ValueError, KeyError, TypeError, AttributeError) as e:
+        raise Damaged(f"{type(e).__name__}: {e}") from None
+
+
+def to_saved(document: Any) -> Saved:
+    def raw(name: str) -> bytes:
+        return bytes.fromhex(document[name])
+
+    def options(name: str) -> dict[int, bytes]:
+        return {int(code): bytes.fromhex(content) for code, content in document[name].items()}
+
+    owner = Owner(raw("key"), document["containerID"], document["network"], document["ifname"], document["netns"],
+                  document["inode"], options("provide"), bytes(document["request"]), document["priority"])
+    lease = Lease(raw("address"), document["prefix"], raw("server"), raw("serverMac"), options("options"), raw("mac"),
+                  document["acked"])
+    ends = document["ends"]
+    return Saved(owner, lease, document["boot"], float("inf") if ends is None else ends)

@@ -1,0 +1,125 @@
+"""The pod's link, in the pod's network namespace: found, set up, listened on, given and deprived of an address.
+
+No descriptor of a namespace is kept. A socket is, while an exchange lasts: it would keep a dead pod's namespace alive.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import closing, contextmanager
+from errno import EADDRNOTAVAIL, EEXIST, ENODEV
+
+from fastcni._netlink import Batch
+from fastcni.dhcp.client import LinkGone
+from fastcni.kernel import netns, packet_sockets, rtnl, wire
+from fastcni.kit.links import change, configure, find
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from socket import socket
+    from typing import Any
+
+    from fastcni.dhcp.lease import Lease, Owner
+    from fastcni.kernel.rtnl import Link
+
+ETHERNET_BYTES = 6
+
+
+def inode_of(path: str) -> int:
+    """The number that identifies the namespace at a path, 0 if there is none."""
+    try:
+        return os.stat(path).st_ino
+    except OSError:
+        return 0
+
+
+@contextmanager
+def inside(owner: Owner, root: str, home: int) -> Iterator[None]:
+    """Run the body in the pod's namespace. root: the prefix of its path; home: a descriptor of the daemon's namespace.
+
+    Raises LinkGone if the namespace is gone or another one, OSError, netns.Lost.
+    """
+    try:
+        fd = netns.open_path(root + owner.netns)
+    except (FileNotFoundError, NotADirectoryError, netns.NotNamespace):
+        raise LinkGone(f'error looking up "{owner.ifname}": no namespace at {owner.netns}') from None
+    try:
+        if os.fstat(fd).st_ino != owner.inode:
+            raise LinkGone(f'error looking up "{owner.ifname}": {owner.netns} is another namespace now')
+        with netns.inside(fd, home):
+            yield
+    finally:
+        os.close(fd)
+
+
+def find_link(sock: wire.Socket, ifname: str, mac: bytes = b"") -> Link:
+    """The pod's link; with `mac`, only if it has this MAC. Raises LinkGone, also for a link that is not Ethernet's."""
+    link = find.link(sock, ifname)
+    if link is None or (mac and link.address != mac):
+        raise LinkGone(f'error looking up "{ifname}": Link not found')
+    if len(link.address) != ETHERNET_BYTES:
+        raise LinkGone(f'"{ifname}" is no Ethernet link, and DHCP needs one')
+    return link
+
+
+def look_up(owner: Owner, root: str, home: int, mac: bytes = b"") -> Link:
+    """The pod's link, which is set up if it is down. Raises as inside() and find_link()."""
+    with inside(owner, root, home):
+        return usable_link(owner.ifname, mac)
+
+
+def usable_link(ifname: str, mac: bytes = b"") -> Link:
+    with closing(wire.open_socket()) as sock:
+        link = find_link(sock, ifname, mac)
+        if not link.up:
+            change.link(sock, link.index, up=True, what=f'failed to set "{ifname}" UP')
+        return link
+
+
+def listen(owner: Owner, root: str, home: int, xid: int) -> tuple[socket, Link]:
+    """(a packet socket for the answers to this transaction, the link). Raises as look_up()."""
+    with inside(owner, root, home):
+        link = usable_link(owner.ifname)
+        return packet_sockets.open_dhcp(owner.ifname, xid), link       # type: ignore[return-value]
+
+
+def listen_arp(owner: Owner, root: str, home: int) -> socket:
+    """Raises as inside()."""
+    with inside(owner, root, home):
+        return packet_sockets.open_arp(owner.ifname)        # type: ignore[return-value]
+
+
+def listen_from_address(owner: Owner, root: str, home: int, mac: bytes, address: str) -> socket:
+    """A UDP socket at the address of the lease. Raises as look_up(); OSError if the link does not have the address."""
+    with inside(owner, root, home):
+        usable_link(owner.ifname, mac)
+        return packet_sockets.open_udp(owner.ifname, address)           # type: ignore[return-value]
+
+
+def assign(owner: Owner, root: str, home: int, lease: Lease, result: dict[str, Any]) -> None:
+    """Give the link the address and the routes of a result. What it has already is fine. Raises as look_up()."""
+    with inside(owner, root, home), closing(wire.open_socket()) as sock:
+        link = find_link(sock, owner.ifname, lease.mac)
+        batch = rtnl.new_address(Batch(), link.index, lease.address, lease.prefix,
+                                 broadcast=configure.broadcast(lease.address, lease.prefix), what="add the address")
+        rtnl.set_link(batch, link.index, up=True)
+        gateways = configure.first_gateways(result)
+        for route in result.get("routes", ()):
+            configure.add_route(batch, link, route, gateways)
+        raise_first(batch, sock, EEXIST)
+
+
+def unassign(owner: Owner, root: str, home: int, lease: Lease) -> None:
+    """Take the address from the link; the kernel takes the routes by it. Raises as inside()."""
+    with inside(owner, root, home), closing(wire.open_socket()) as sock:
+        link = find_link(sock, owner.ifname, lease.mac)
+        batch = rtnl.del_address(Batch(), link.index, lease.address, lease.prefix, what="delete the address")
+        raise_first(batch, sock, EADDRNOTAVAIL, ENODEV)
+
+
+def raise_first(batch: Batch, sock: wire.Socket, *fine: int) -> None:
+    """Send the batch. Raises the first refusal whose errno is not one of `fine`."""
+    for refused in wire.attempt(sock, batch)[1]:
+        if refused.errno not in fine:
+            raise refused

@@ -1,0 +1,94 @@
+"""The loop of the one thread: descriptors by epoll, and timers in a heap."""
+
+from __future__ import annotations
+
+import heapq
+import os
+import select
+import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any, Protocol
+
+    class Timed(Protocol):
+        """Something with a time. `timer` is changed by Loop.schedule() alone."""
+
+        timer: float
+
+        def due(self) -> None: ...
+
+MAX_WAIT_S = 30.0               # epoll's clock stands still while the node is suspended, and CLOCK_BOOTTIME does not
+
+
+class Loop:
+    """add(fd, call) calls call() while the descriptor is readable; schedule(item, when) calls item.due() then."""
+
+    def __init__(self, log: Any) -> None:
+        self.log = log
+        self.epoll = select.epoll()
+        self.calls: dict[int, Callable[[], object]] = {}
+        self.heap: list[tuple[float, int, Timed]] = []
+        self.count = 0
+        self.ended = False
+        self.wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self.add(self.wakeup, lambda: os.eventfd_read(self.wakeup))
+
+    @staticmethod
+    def now() -> float:
+        return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+    def add(self, fd: int, call: Callable[[], object], write: bool = False) -> None:
+        """Call it when the descriptor is readable, or with `write` when it is writable. Raises OSError."""
+        events = select.EPOLLOUT if write else select.EPOLLIN
+        if fd in self.calls:
+            self.epoll.modify(fd, events)
+        else:
+            self.epoll.register(fd, events)
+        self.calls[fd] = call
+
+    def remove(self, fd: int) -> None:
+        """Call it before the descriptor is closed."""
+        if self.calls.pop(fd, None):
+            self.epoll.unregister(fd)
+
+    def schedule(self, item: Timed, when: float) -> None:
+        """Call item.due() at that time of now(), instead of at an earlier scheduled one; inf: never."""
+        item.timer = when
+        if when != float("inf"):
+            self.count += 1
+            heapq.heappush(self.heap, (when, self.count, item))
+
+    def run(self) -> None:
+        """Run until stop(). An exception of a call is logged: it must not end the renewals of the others."""
+        while not self.ended:
+            self.step()
+
+    def step(self, most_s: float = MAX_WAIT_S) -> None:
+        """Wait for what is next, at most that long, and do it."""
+        wait = min(most_s, max(0.0, self.heap[0][0] - self.now())) if self.heap else most_s
+        for fd, _ in self.epoll.poll(wait + 0.001 if wait else 0):
+            call = self.calls.get(fd)
+            if call:                    # None: an earlier call of this round has closed it
+                self._run(call)
+        now = self.now()
+        while self.heap and self.heap[0][0] <= now:
+            when, _, item = heapq.heappop(self.heap)
+            if item.timer == when:
+                self._run(item.due)
+
+    def _run(self, call):
+        try:
+            call()
+        except Exception:
+            self.log.exception("dhcp_fault")
+
+    def stop(self) -> None:
+        """End run(); any thread may call it."""
+        self.ended = True
+        os.eventfd_write(self.wakeup, 1)
+
+    def close(self) -> None:
+        self.epoll.close()
+        os.close(self.wakeup)

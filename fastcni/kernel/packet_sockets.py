@@ -1,0 +1,102 @@
+"""Packet sockets of one link (packet(7)): DHCP before the link has an address, and ARP probes; UDP from an address.
+
+Each is opened in the calling thread's namespace and stays there. The kernel's filter drops all packets but those of one
+exchange, so that the broadcasts of other pods wake no thread.
+"""
+
+from __future__ import annotations
+
+import sys
+from _socket import AF_INET, AF_PACKET, SOCK_CLOEXEC, SOCK_DGRAM, SOCK_NONBLOCK, socket
+
+from fastcni.kernel import filters, uapi
+
+BROADCAST = b"\xff" * 6
+SERVER_PORT, CLIENT_PORT = 67, 68
+UDP, FRAGMENT_BITS = 17, 0x1FFF         # of the IP header: the protocol, the offset of a fragment
+# linux/bpf_common.h: absolute loads; loads behind the IP header, whose length LDX_IP loads
+LDB, LDH, LDH_X, LD_X, LDX_IP = 0x30, 0x28, 0x48, 0x40, 0xB1
+JEQ, JSET, RET = 0x15, 0x45, 0x06
+RECEIVE_BYTES = 1 << 16
+AUXDATA_BYTES = 20                      # struct tpacket_auxdata
+FLAGS = SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK
+
+
+def open_dhcp(ifname: str, xid: int) -> socket:
+    """A socket for the IP packets with answers of a DHCP server to this transaction. Raises OSError."""
+    sock = _open(ifname, uapi.ETH_P_IP, dhcp_filter(xid))
+    sock.setsockopt(uapi.SOL_PACKET, uapi.PACKET_AUXDATA, 1)
+    return sock
+
+
+def dhcp_filter(xid: int) -> filters.Program:
+    """Pass unfragmented UDP to port 68 with this xid, as bpf_dbg would print it:
+
+    ldb [9]; jeq 17             UDP
+    ldh [6]; jset 0x1fff        a fragment
+    ldxb 4*([0]&0xf)
+    ldh [x + 2]; jeq 68         destination port
+    ld [x + 12]; jeq xid        behind the UDP header's 8 bytes and op, htype, hlen, hops
+    """
+    return [(LDB, 0, 0, 9), (JEQ, 0, 8, UDP), (LDH, 0, 0, 6), (JSET, 6, 0, FRAGMENT_BITS), (LDX_IP, 0, 0, 0),
+            (LDH_X, 0, 0, 2), (JEQ, 0, 3, CLIENT_PORT), (LD_X, 0, 0, 12), (JEQ, 0, 1, xid), (RET, 0, 0, filters.ALL),
+            (RET, 0, 0, 0)]
+
+
+def open_arp(ifname: str) -> socket:
+    """A socket for ARP. Raises OSError."""
+    return _open(ifname, uapi.ETH_P_ARP, [])
+
+
+def _open(ifname: str, protocol: int, program: filters.Program) -> socket:
+    sock = socket(AF_PACKET, FLAGS, 0)          # of no protocol: nothing comes before the filter is there
+    try:
+        if program:
+            filters.attach(sock, program)
+        sock.bind((ifname, protocol))
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def send_to(sock: socket, ifname: str, packet: bytes, mac: bytes = BROADCAST, protocol: int = uapi.ETH_P_IP) -> None:
+    """Send an IP or ARP packet to a MAC. Raises OSError, with ENETDOWN if the link is down."""
+    sock.sendto(packet, (ifname, protocol, 0, 0, mac))
+
+
+def receive(sock: socket) -> tuple[bytes, bytes, bool] | None:
+    """(the packet from its IP or ARP header on, the MAC that it comes from, whether its checksum is complete); None:
+    there is none. Raises OSError, for instance because the link went down.
+
+    A packet from this machine, by a veth, has no complete checksum: a network card would complete it.
+    """
+    try:
+        packet, ancillary, _, source = sock.recvmsg(RECEIVE_BYTES, AUXDATA_BYTES + 64)
+    except BlockingIOError:
+        return None
+    status = next((int.from_bytes(data[:4], sys.byteorder) for level, kind, data in ancillary
+                   if (level, kind) == (uapi.SOL_PACKET, uapi.PACKET_AUXDATA)), 0)
+    return packet, bytes(source[4][:6]), not status & uapi.TP_STATUS_CSUMNOTREADY
+
+
+def open_udp(ifname: str, address: str) -> socket:
+    """A UDP socket at port 68 of the link's address, for a client that has a lease. Raises OSError."""
+    sock = socket(AF_INET, FLAGS)
+    try:
+        sock.setsockopt(uapi.SOL_SOCKET, uapi.SO_REUSEADDR, 1)
+        sock.setsockopt(uapi.SOL_SOCKET, uapi.SO_BINDTODEVICE, ifname.encode() + b"\0")
+        sock.bind((address, CLIENT_PORT))
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def send_from_here(server: str, data: bytes) -> None:
+    """Send one datagram to a server's port 67, by the routes of the calling thread's namespace. Raises OSError."""
+    sock = socket(AF_INET, FLAGS)
+    try:
+        sock.sendto(data, (server, SERVER_PORT))
+    finally:
+        sock.close()

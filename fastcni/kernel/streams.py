@@ -1,0 +1,62 @@
+"""Connections to a daemon's unix socket. Every wait has a limit, and ends when the request's caller leaves."""
+
+from __future__ import annotations
+
+from _socket import AF_UNIX, SOCK_CLOEXEC, SOCK_NONBLOCK, SOCK_STREAM, socket
+from errno import EAGAIN, ETIMEDOUT
+
+from fastcni.kernel import waiting
+
+CONNECT_TIMEOUT_S = 5.0
+RECEIVE_BYTES = 1 << 16
+
+
+class Stream(socket):
+    """A connected unix stream. deadline: monotonic seconds at which send() and receive() give up. kind: of its waits,
+    see waiting."""
+
+    __slots__ = ("deadline", "kind")
+
+    def __init__(self, path: str, seconds: float, kind: str) -> None:
+        """Connect. Raises OSError: no daemon listens there, or too many wait for it."""
+        super().__init__(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK)
+        self.deadline, self.kind = waiting.monotonic() + seconds, kind
+        try:
+            if not waiting.until(lambda: self._connect(path), min(seconds, CONNECT_TIMEOUT_S), kind):
+                raise OSError(EAGAIN, "too many connections wait for the daemon")
+        except BaseException:
+            self.close()
+            raise
+
+    def _connect(self, path: str) -> bool:
+        try:
+            self.connect(path)
+        except BlockingIOError:         # its backlog is full
+            return False
+        return True
+
+    def send_all(self, data: bytes) -> None:
+        """Send all of it. Raises OSError, CallerGone."""
+        def sent() -> bool:
+            nonlocal data
+            try:
+                data = data[self.send(data):]
+            except BlockingIOError:     # the peer reads slowly
+                return False
+            return not data
+
+        while data:
+            if not waiting.until(sent, self._left(), self.kind) and self._left() <= 0:
+                raise OSError(ETIMEDOUT, "the daemon does not read the request")
+
+    def receive(self) -> bytes:
+        """Some bytes; b"": the daemon has closed the connection. Raises OSError with ETIMEDOUT, CallerGone."""
+        while True:
+            try:
+                return self.recv(RECEIVE_BYTES)
+            except BlockingIOError:
+                if not waiting.readable(self.fileno(), max(0.0, self._left()), self.kind) and self._left() <= 0:
+                    raise OSError(ETIMEDOUT, "the daemon does not answer") from None
+
+    def _left(self) -> float:
+        return self.deadline - waiting.monotonic()

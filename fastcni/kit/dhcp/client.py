@@ -1,0 +1,78 @@
+"""Calls the dhcp daemon: one connection for one call. fastcni's daemon and the reference's answer alike."""
+
+from __future__ import annotations
+
+from errno import ETIMEDOUT
+
+from fastcni.kernel import streams, waiting
+from fastcni.kit.dhcp import gob, rpc
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+
+ALLOCATE_TIMEOUT_S = waiting.DELEGATE_TIMEOUT_S         # the daemon gives up before, after its -resendtimeout
+RELEASE_TIMEOUT_S = 30.0
+STATUS_TIMEOUT_S = 5.0
+
+
+class Unreachable(Exception):
+    """No daemon listens at the socket; the text is the error of connect(2)."""
+
+
+class Refused(Exception):
+    """The daemon answered with an error, its text."""
+
+
+class Late(Exception):
+    """The daemon did not answer in time."""
+
+
+def admit() -> None:
+    """Check whether the request may wait for the daemon now, before its first step. Raises Crowded."""
+    waiting.admit(waiting.DHCP)
+
+
+def call(path: str, method: str, args: dict[str, Any], seconds: float) -> dict[str, Any]:
+    """Return the daemon's answer, a dict without zero fields. Raises Unreachable, Refused, Late, CallerGone."""
+    try:
+        stream = streams.Stream(path, waiting.limit(seconds), waiting.DHCP)
+    except OSError as e:
+        raise Unreachable((e.strerror or str(e)).lower()) from None
+    try:
+        return _exchange(stream, method, args)
+    except OSError as e:
+        raise (Late if e.errno == ETIMEDOUT else Refused)(e.strerror or str(e)) from None
+    except gob.GobError as e:
+        raise Refused(f"cannot read its answer: {e}") from None
+    finally:
+        stream.close()
+
+
+def _exchange(stream: streams.Stream, method: str, args: dict[str, Any]) -> dict[str, Any]:
+    stream.send_all(rpc.HELLO)
+    greeting = b""
+    while not greeting.endswith(b"\n\n"):
+        greeting += _received(stream)
+        if not rpc.WELCOME.startswith(greeting[:len(rpc.WELCOME)]):
+            raise Refused(f"it is no dhcp daemon: it answers {greeting[:40]!r}")
+    stream.send_all(rpc.call(method, args))
+    decoder = gob.Decoder()
+    header = _next(stream, decoder)
+    if header.get("Error"):
+        raise Refused(header["Error"])
+    return _next(stream, decoder)
+
+
+def _next(stream: streams.Stream, decoder: gob.Decoder) -> dict[str, Any]:
+    while (found := decoder.next_value()) is None:
+        decoder.feed(_received(stream))
+    return found
+
+
+def _received(stream: streams.Stream) -> bytes:
+    data = stream.receive()
+    if not data:
+        raise Refused("it closed the connection without an answer")
+    return data

@@ -1,0 +1,220 @@
+"""Go's gob format, as far as the protocol of the dhcp daemon needs it. Bytes only: no sockets, no method names.
+
+A stream is a row of messages, each with its length before it. A message is the definition of a type, under its number
+made negative, or a value after the number of its type. A struct is its fields that are not zero, each after the step
+from the number of the field before it, and a 0 (https://pkg.go.dev/encoding/gob):
+
+    39                  57 bytes follow
+    7f                  -64: the definition of type 64
+    03 01 01 08 ...     wireType.StructT.CommonType.Name = "Response"
+    11                  17 bytes follow
+    ff80                64: a value of it
+    01 0c "DHCP.Release" 00
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+# Types are the numbers of gob's own types, ("list", element) or ("struct", ((name, type), ...))
+INT, UINT, BYTES, STRING = 2, 3, 5, 6
+BOOL, FLOAT, COMPLEX = 1, 4, 7
+FIRST_ID = 65                   # Go numbers the types of a program from 64 on; any number does
+SLICE_FIELD, STRUCT_FIELD = 1, 2                # of wireType: ArrayT, SliceT, StructT, MapT
+MAX_MESSAGE_BYTES = 40 << 20    # a GC's configuration may have 32 MiB
+MAX_DEPTH = 16
+MAX_TYPES = 64
+
+# What a definition is itself: the wireType of gob's type.go, less the kinds that no message here has
+_COMMON = ("struct", (("Name", STRING), ("Id", INT)))
+_SLICE = ("struct", (("CommonType", _COMMON), ("Elem", INT)))
+_FIELDS = ("list", ("struct", (("Name", STRING), ("Id", INT))))
+_STRUCT = ("struct", (("CommonType", _COMMON), ("Field", _FIELDS)))
+WIRE_TYPE = ("struct", (("ArrayT", _SLICE), ("SliceT", _SLICE), ("StructT", _STRUCT)))
+
+
+class GobError(ValueError):
+    """Bytes that are no gob, or a type that this module does not read."""
+
+
+def uint(number: int) -> bytes:
+    """Up to 127 one byte; else the count of bytes, made negative, and these bytes."""
+    if number < 128:
+        return bytes((number,))
+    size = (number.bit_length() + 7) // 8
+    return bytes((256 - size,)) + number.to_bytes(size, "big")
+
+
+def signed(number: int) -> bytes:
+    """The sign is the lowest bit."""
+    return uint(number << 1 if number >= 0 else ~number << 1 | 1)
+
+
+def sized(data: bytes) -> bytes:
+    return uint(len(data)) + data
+
+
+class Encoder:
+    """Makes the messages of one stream: each type is defined before its first value."""
+
+    __slots__ = ("ids",)
+
+    def __init__(self) -> None:
+        self.ids: dict[Any, int] = {}
+
+    def value(self, kind: Any, value: dict[str, Any]) -> bytes:
+        """The messages for a struct, a dict whose absent fields are zero."""
+        definitions: list[bytes] = []
+        number = self._define(kind, definitions)
+        return b"".join(definitions) + sized(signed(number) + encoded(kind, value))
+
+    def _define(self, kind: Any, definitions: list[bytes]) -> int:
+        if isinstance(kind, int):
+            return kind
+        if kind in self.ids:
+            return self.ids[kind]
+        number = self.ids[kind] = FIRST_ID + len(self.ids)
+        common = {"Id": number}
+        if kind[0] == "list":
+            wire = {"SliceT": {"CommonType": common, "Elem": self._define(kind[1], definitions)}}
+        else:
+            fields = [{"Name": name, "Id": self._define(of, definitions)} for name, of in kind[1]]
+            wire = {"StructT": {"CommonType": common, "Field": fields}}
+        definitions.append(sized(signed(-number) + encoded(WIRE_TYPE, wire)))
+        return number
+
+
+def encoded(kind: Any, value: Any) -> bytes:
+    """A value without its length and type."""
+    if kind in (INT, UINT):
+        return signed(value) if kind == INT else uint(value)
+    if kind in (BYTES, STRING):
+        return sized(value.encode("utf-8", "surrogateescape") if kind == STRING else value)
+    if kind[0] == "list":
+        return uint(len(value)) + b"".join(encoded(kind[1], item) for item in value)
+    pieces, last = [], -1
+    for number, (name, of) in enumerate(kind[1]):
+        if value.get(name):
+            pieces.append(uint(number - last) + encoded(of, value[name]))
+            last = number
+    return b"".join(pieces) + b"\0"
+
+
+class Decoder:
+    """Reads the messages of one stream. feed() takes bytes, next_value() gives the next struct as a dict."""
+
+    __slots__ = ("data", "types")
+
+    def __init__(self) -> None:
+        self.data = bytearray()
+        self.types: dict[int, Any] = {}
+
+    def feed(self, data: bytes) -> None:
+        self.data += data
+
+    def next_value(self) -> dict[str, Any] | None:
+        """The next struct without its zero fields; None: it is not complete yet. Raises GobError."""
+        while message := self._next_message():
+            reader = Reader(message, self.types)
+            number = reader.signed()
+            if number >= 0:
+                found = reader.value(number, 0)
+                if not isinstance(found, dict):
+                    raise GobError("a value that is no struct")
+                return found
+            if len(self.types) == MAX_TYPES:
+                raise GobError(f"more than {MAX_TYPES} types")
+            self.types[-number] = reader.of(WIRE_TYPE, 0)
+        return None
+
+    def _next_message(self) -> bytes:
+        if not self.data:
+            return b""
+        first = self.data[0]
+        start = 1 if first < 128 else 257 - first
+        if start > 9:
+            raise GobError("a length of more than 8 bytes")
+        if len(self.data) < start:
+            return b""
+        size = first if first < 128 else int.from_bytes(self.data[1:start], "big")
+        if not 0 < size <= MAX_MESSAGE_BYTES:
+            raise GobError(f"a message of {size} bytes")
+        if len(self.data) < start + size:
+            return b""
+        message = bytes(self.data[start:start + size])
+        del self.data[:start + size]
+        return message
+
+
+class Reader:
+    """Reads values from one message. Each method raises GobError when the message is cut short."""
+
+    __slots__ = ("at", "data", "types")
+
+    def __init__(self, data: bytes, types: dict[int, Any]) -> None:
+        self.data, self.types, self.at = data, types, 0
+
+    def uint(self) -> int:
+        first = self.take(1)[0]
+        return first if first < 128 else int.from_bytes(self.take(256 - first), "big")
+
+    def signed(self) -> int:
+        number = self.uint()
+        return ~(number >> 1) if number & 1 else number >> 1
+
+    def take(self, size: int) -> bytes:
+        piece = self.data[self.at:self.at + size]
+        if len(piece) < size:
+            raise GobError("a message cut short")
+        self.at += size
+        return piece
+
+    def value(self, number: int, depth: int) -> Any:
+        """A value of the type of that number, as the stream has defined it."""
+        if number in (BOOL, UINT, FLOAT):
+            return self.uint()
+        if number == INT:
+            return self.signed()
+        if number == BYTES:
+            return self.take(self.uint())
+        if number == STRING:
+            return self.take(self.uint()).decode("utf-8", "surrogateescape")
+        if number == COMPLEX:
+            return self.uint(), self.uint()
+        wire = self.types.get(number)
+        if wire is None or depth > MAX_DEPTH:
+            raise GobError(f"a value of the unknown type {number}")
+        if "SliceT" in wire:
+            elem = wire["SliceT"].get("Elem", 0)
+            return self.items(lambda: self.value(elem, depth + 1))
+        if "StructT" not in wire:
+            raise GobError("a type that is neither a list nor a struct")
+        fields = wire["StructT"].get("Field", [])
+        return self.fields([(one.get("Name", ""), one.get("Id", 0)) for one in fields],
+                           lambda of: self.value(of, depth + 1))
+
+    def of(self, kind: Any, depth: int) -> Any:
+        """A value of a type of this module."""
+        if isinstance(kind, int):
+            return self.value(kind, depth)
+        if kind[0] == "list":
+            return self.items(lambda: self.of(kind[1], depth + 1))
+        return self.fields(kind[1], lambda of: self.of(of, depth + 1))
+
+    def items(self, read: Any) -> list[Any]:
+        count = self.uint()
+        if count > len(self.data) - self.at:
+            raise GobError(f"a list of {count} items")
+        return [read() for _ in range(count)]
+
+    def fields(self, known: Any, read: Any) -> dict[str, Any]:
+        found, number = {}, -1
+        while step := self.uint():
+            number += step
+            if number >= len(known):
+                raise GobError(f"field {number} of a struct with {len(known)}")
+            name, of = known[number]
+            found[name] = read(of)
+        return found

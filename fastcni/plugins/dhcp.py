@@ -1,0 +1,133 @@
+"""dhcp: addresses from the DHCP server of the pod's network; a daemon leases and renews them.
+
+The daemon is `dhcp daemon`, or `fastcni serve --dhcp`; docs/dhcp.md describes it. Its keys are below `ipam` and those
+of the reference: daemonSocketPath, provide, request, priority.
+
+Differences from the reference:
+- the result has the DNS servers and domains and the MTU that the server sends;
+- DEL without a daemon succeeds with a warning: the daemon keeps leases in files, and at its start it releases those
+  whose pod is gone;
+- CHECK compares the address of the lease with prevResult, if that has one. As in the reference, it acquires a lease
+  that the daemon has lost;
+- GC releases leases that are not in cni.dev/valid-attachments. STATUS fails with code 50 if no daemon answers;
+- a configuration without `ipam` is refused.
+"""
+
+from __future__ import annotations
+
+from fastcni.kit.call.conf import ENDINGS, keys_of
+from fastcni.kit.dhcp import client, dhcp_conf, rpc
+from fastcni.spec import errors
+from fastcni.spec.errors import CniError
+from fastcni.spec.result import read_prev_result
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from fastcni.kit.call.request import Request
+    from fastcni.kit.call.undo import Undo
+
+
+
+def read(req: Request) -> str:
+    """Return the path of the daemon's socket. The daemon reads the other keys again, from the same configuration."""
+    if req.command in ENDINGS:
+        return dhcp_conf.read_socket_path(keys_of(req))
+    keys = req.conf.once(dhcp_conf.read_keys)
+    dhcp_conf.provided(keys, req.args)
+    return keys.socket_path
+
+
+def add(req: Request, path: str, undo: Undo) -> dict[str, Any]:
+    """Acquire a lease, or return the present one of this attachment."""
+    client.admit()
+    undo(release, req, path)
+    return allocate(req, path)
+
+
+def delete(req: Request, path: str) -> None:
+    """Release the lease; success if there is none."""
+    try:
+        release(req, path)
+    except client.Unreachable as e:
+        req.warn(f"{unreachable(path, e)}. A lease of this pod is released when fastcni's daemon starts")
+
+
+def check(req: Request, path: str) -> None:
+    """The daemon has a lease for this attachment, or acquires one. Its address is in prevResult."""
+    previous = read_prev_result(req.conf, req.version)
+    client.admit()
+    leased = [ip["address"] for ip in allocate(req, path)["ips"]]
+    given = [ip["address"] for ip in (previous or {}).get("ips", ())]
+    if given and not set(leased) <= set(given):
+        raise CniError(errors.INTERNAL, f"dhcp: the lease of {req.ifname} has the address {', '.join(leased)}, "
+                       f"prevResult {', '.join(given)}", "the server gave another address after a lease had expired; "
+                       "the log of the dhcp daemon says when")
+
+
+def gc(req: Request, path: str) -> None:
+    """Release the network's leases that no valid attachment has. Without a daemon there is none to release now."""
+    try:
+        found = client.call(path, rpc.COLLECT, arguments(req), client.RELEASE_TIMEOUT_S)
+    except client.Unreachable as e:
+        req.warn(f"{unreachable(path, e)}. It releases leases whose pod is gone when it starts")
+        return
+    except (client.Refused, client.Late) as e:
+        if str(e).startswith(rpc.NO_METHOD):
+            req.warn(f"the dhcp daemon at {path} is not fastcni's, and has no GC: {e}")
+            return
+        raise failed(rpc.COLLECT, path, e) from None
+    for lease in found.get("Released", ()):
+        req.release(lease.get("What", ""), lease.get("Of", ""))
+
+
+def status(req: Request, path: str) -> None:
+    """Raises CniError 50 if no daemon answers."""
+    try:
+        client.call(path, rpc.STATUS, arguments(req), client.STATUS_TIMEOUT_S)
+    except (client.Unreachable, client.Refused, client.Late) as e:
+        if str(e).startswith(rpc.NO_METHOD):        # the reference's daemon, which answers
+            return
+        text = unreachable(path, e) if isinstance(e, client.Unreachable) else f"dhcp daemon at {path}: {e}"
+        raise CniError(errors.PLUGIN_NOT_AVAILABLE, text,
+                       "start it: `systemctl start fastcni-dhcp.socket`, or `fastcni serve --dhcp`") from None
+
+
+def allocate(req: Request, path: str) -> dict[str, Any]:
+    """Raises CniError 11 if no daemon or no server answers."""
+    try:
+        found = rpc.from_result(client.call(path, rpc.ALLOCATE, arguments(req), client.ALLOCATE_TIMEOUT_S))
+    except client.Unreachable as e:
+        raise CniError(errors.TRY_AGAIN_LATER, unreachable(path, e),
+                       "is the dhcp daemon running? `dhcp daemon`, or `fastcni serve --dhcp`") from None
+    except (client.Refused, client.Late) as e:
+        raise failed(rpc.ALLOCATE, path, e) from None
+    except ValueError as e:
+        raise CniError(errors.INTERNAL, f"error calling DHCP.Allocate: the daemon's answer: {e}") from None
+    return found
+
+
+def release(req: Request, path: str) -> None:
+    """Raises Unreachable, and CniError if the daemon refuses."""
+    try:
+        client.call(path, rpc.RELEASE, arguments(req), client.RELEASE_TIMEOUT_S)
+    except (client.Refused, client.Late) as e:
+        raise failed(rpc.RELEASE, path, e) from None
+
+
+def arguments(req: Request) -> dict[str, Any]:
+    return {"ContainerID": req.container_id, "Netns": req.netns, "IfName": req.ifname, "Args": req.args,
+            "Path": req.path, "StdinData": req.stdin}
+
+
+def unreachable(path: str, e: Exception) -> str:
+    """The reference's text."""
+    return f"error dialing DHCP daemon: dial unix {path}: connect: {e}"
+
+
+def failed(method: str, path: str, e: Exception) -> CniError:
+    """The reference's text. No answer of a server or of the daemon may come later: code 11."""
+    again = isinstance(e, client.Late) or rpc.NO_MORE_TRIES in str(e)
+    return CniError(errors.TRY_AGAIN_LATER if again else errors.INTERNAL, f"error calling {method}: {e}",
+                    f"the dhcp daemon at {path} logs why")
