@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -13,6 +14,7 @@ from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 
 if TYPE_CHECKING:
+    from fastcni.dhcp.daemon import Daemon
     from fastcni.kit.ipam.cluster.conf import Keys
 
 
@@ -35,6 +37,9 @@ if TYPE_CHECKING:
               help="Where runtimes cache results; the server restores iptables rules from them [/var/lib/cni].")
 @click.option("--idle-exit", "idle_exit_min", default=0.0, type=click.FloatRange(0), metavar="MINUTES",
               help="End after so long without a request; 0, the default: never.")
+@click.option("--dhcp", is_flag=True, help="Run the daemon of the dhcp plugin, too, at its usual socket.")
+@click.option("--dhcp-socket", default="", metavar="PATH", help="Another socket for --dhcp [/run/cni/dhcp.sock].")
+@click.option("--dhcp-leases", default="", metavar="DIR", help="Where --dhcp keeps leases [/var/lib/cni/dhcp].")
 @click.option("--detached", is_flag=True,
               help="Leave the caller's cgroup, signal mask and limits; log to syslog, where that exists. "
                    "For a server that no service manager starts.")
@@ -44,8 +49,8 @@ if TYPE_CHECKING:
               type=click.Choice(["debug", "info", "warning", "error"]), help="info has a line for each request.")
 @click.option("--log-format", default="logfmt", show_default=True, type=click.Choice(["logfmt", "json"]))
 def serve(path: str, workers: int, queue_size: int, queue_timeout_s: float, uids: Sequence[int],
-          latency_request_s: float, cache_dir: str, idle_exit_min: float, detached: bool, log_to: str | None,
-          log_level: str, log_format: str) -> None:
+          latency_request_s: float, cache_dir: str, idle_exit_min: float, dhcp: bool, dhcp_socket: str,
+          dhcp_leases: str, detached: bool, log_to: str | None, log_level: str, log_format: str) -> None:
     """Answer the installed plugins from one warm process.
 
     A plugin that finds no server does its work by itself. SIGTERM ends the server after its last answer.
@@ -82,7 +87,23 @@ def serve(path: str, workers: int, queue_size: int, queue_timeout_s: float, uids
         status = run(path, workers=workers, queue_size=queue_size, queue_timeout_s=queue_timeout_s,
                      uids={0, os.geteuid(), *uids}, latency_request_s=latency_request_s, level=log_level,
                      fmt=log_format, log_to=log_to or "stderr", idle_exit_s=idle_exit_min * 60,
-                     replay=lambda deleted_at: restore(cache, deleted_at=deleted_at), pods=pods, configured=configured)
+                     replay=lambda deleted_at: restore(cache, deleted_at=deleted_at), pods=pods, configured=configured,
+                     beside=partial(dhcp_daemon, dhcp_socket, dhcp_leases) if dhcp else None)
     except ListenError as e:
         raise CniError(errors.IO_FAILURE, str(e)) from e
     raise SystemExit(status)
+
+
+def dhcp_daemon(path: str, leases: str, log: Any) -> "Daemon":
+    """The daemon of the dhcp plugin, for the server to start. Raises ListenError."""
+    from fastcni.dhcp.daemon import Daemon, raise_descriptor_limit
+    from fastcni.dhcp.flags import Flags
+    from fastcni.server.listening import ListenError
+
+    flags = Flags()
+    flags.socketpath, flags.statedir = path or flags.socketpath, leases or flags.statedir
+    raise_descriptor_limit()
+    try:
+        return Daemon(flags, log, handed_over=False)
+    except OSError as e:
+        raise ListenError(f"the dhcp daemon: {e}") from e

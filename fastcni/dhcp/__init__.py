@@ -11,6 +11,7 @@
     links          the pod's link: found, listened on, given an address
     packets        DHCP messages: bytes only
     frames         IP, UDP and ARP around them: bytes only
+    closer         closes packet sockets, which waits for the kernel
     loop           epoll, and timers in a heap
     daemon_log     log lines on stderr
 """

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 RETRY_S = 1.0
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class Daemon:
@@ -107,14 +108,16 @@ def main(arguments: Sequence[str]) -> int:
         return 2
     log = Log()
     raise_descriptor_limit()
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)      # until there is something to stop
     try:
         write_pidfile(flags.pidfile)
         daemon = Daemon(flags, log)
     except (OSError, listening.ListenError) as e:
         log.error("dhcp_not_started", why=str(e))
         return 1
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in STOP_SIGNALS:
         signal.signal(number, lambda *_: daemon.stop())
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
     daemon.run()
     remove_pidfile(flags.pidfile)
     return 0

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import random
 import time
-from contextlib import closing
 
 from fastcni.dhcp import client_states as states
 from fastcni.dhcp import frames, links, packets
 from fastcni.dhcp.client import Client, LinkGone, Settings
+from fastcni.dhcp.closer import Closer
 from fastcni.dhcp.lease import Lease, Owner, result_of
 from fastcni.dhcp.lease_files import LeaseFiles, Saved
 from fastcni.dhcp.loop import Loop
@@ -50,6 +50,7 @@ class Engine:
         self.clients: dict[bytes, Client] = {}
         self.former: dict[bytes, Saved] = {}
         self.timer = float("inf")
+        self.closer = Closer()
         self.now, self.random = loop.now, random.random
 
     # What plugins ask for --------------------------------------------------------------------------
@@ -187,7 +188,7 @@ class Engine:
     def quiet(self, client: Client) -> None:
         if client.sock:
             self.loop.remove(client.sock.sock.fileno())
-            client.sock.sock.close()
+            self.closer.close(client.sock.sock)
             client.sock = None
 
     def send(self, client: Client, data: bytes) -> None:
@@ -301,14 +302,15 @@ class Engine:
         except (LinkGone, OSError):
             self._release_from_here(client)
             return
-        with closing(sock):
-            client.mac = link.address
-            packet = frames.to_server(client.release_message(), lease.address, lease.server)
-            try:
-                packet_sockets.send_to(sock, client.owner.ifname, packet, lease.server_mac or packet_sockets.BROADCAST)
-            except OSError as e:
-                self.log.warning("release_not_sent", lease=client.owner.name, why=str(e))
-                return
+        client.mac = link.address
+        packet = frames.to_server(client.release_message(), lease.address, lease.server)
+        try:
+            packet_sockets.send_to(sock, client.owner.ifname, packet, lease.server_mac or packet_sockets.BROADCAST)
+        except OSError as e:
+            self.log.warning("release_not_sent", lease=client.owner.name, why=str(e))
+            return
+        finally:
+            self.closer.close(sock)
         self.log.info("lease_released", lease=client.owner.name, address=address.ip_text(lease.address), sent_by="pod")
 
     def _release_from_here(self, client):
@@ -322,7 +324,7 @@ class Engine:
             return
         self.log.info("lease_released", lease=client.owner.name, address=address.ip_text(lease.address), sent_by="node")
 
-    def _remove(self, client):
+    def _remove(self, client: Client) -> None:
         self.quiet(client)
         client.timer = float("inf")
         if self.clients.get(client.owner.key) is client:

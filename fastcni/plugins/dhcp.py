@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from fastcni.kit.call.undo import Undo
 
 
+FAMILIES = (4,)
+
 
 def read(req: Request) -> str:
     """Return the path of the daemon's socket. The daemon reads the other keys again, from the same configuration."""
@@ -41,6 +43,7 @@ def read(req: Request) -> str:
 
 def add(req: Request, path: str, undo: Undo) -> dict[str, Any]:
     """Acquire a lease, or return the present one of this attachment."""
+    req.open_netns()                # a missing one is an error of the request, code 8, not of the daemon
     client.admit()
     undo(release, req, path)
     return allocate(req, path)

@@ -31,9 +31,16 @@ from fastcni.server.workers import Workers, environment, preload, preload_third_
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
+    from typing import Any, Protocol
 
     from fastcni.kit.ipam.cluster.conf import Keys
     from fastcni.server.replay import Run
+
+    class Beside(Protocol):
+        """What runs beside the requests, in a thread of its own: the dhcp daemon."""
+
+        def start(self) -> None: ...
+        def join(self) -> None: ...
 
 MAX_BACKGROUND_THREADS = 64     # background threads: they wait for the kernel's deferred work
 DRAIN_TIMEOUT_S = 80            # systemd usually waits for 90
@@ -44,12 +51,14 @@ SWITCH_INTERVAL_S = 0.0005      # seconds: after a system call a thread waits so
 def serve(path: str = listening.PATH, *, workers: int = 32, queue_size: int = 1024, queue_timeout_s: float = 60.0,
           uids: Collection[int] = (0,), latency_request_s: float = DEFAULT_S, level: str = "info", fmt: str = "logfmt",
           log_to: str = "stderr", replay: Run | None = None, idle_exit_s: float = 0.0, tidy_s: float = TIDY_S,
-          pods: Pods | None = None, configured: Callable[[], Iterable[Keys]] = tuple) -> int:
+          pods: Pods | None = None, configured: Callable[[], Iterable[Keys]] = tuple,
+          beside: Callable[[Any], Beside] | None = None) -> int:
     """Serve until SIGTERM or SIGINT, then finish the requests that have begun. Return the exit status.
 
     workers: requests that run at once. queue_size: requests that may wait. queue_timeout_s: how long each may wait.
     uids: user ids whose requests are served. latency_request_s: see LatencyRequest. log_to: "stderr" or "syslog".
     replay: see Restoring. idle_exit_s: see IdleExit. pods, configured: see ClusterUpkeep.
+    beside: given the log, it makes what runs beside the requests.
 
     It has to run in the main thread. Raises ListenError.
     """
@@ -59,6 +68,7 @@ def serve(path: str = listening.PATH, *, workers: int = 32, queue_size: int = 10
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     logger = log.make(level, fmt, log_to)
     listen = listening.listen(path, open_to_all=not set(uids) <= {0, os.geteuid()})
+    another = beside(logger) if beside else None
     preload()
     preload_third_party(logger)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
@@ -91,6 +101,8 @@ def serve(path: str = listening.PATH, *, workers: int = 32, queue_size: int = 10
                 ms=round((monotonic() - started) * 1e3, 1))
     # This starts first, so that it notices from the first request on if the server was stopped
     upkeep.start()
+    if another:
+        another.start()                 # before the workers: a request may need it
     pool.start()
     restoring.start()
     background(release_addresses, logger)
@@ -108,6 +120,8 @@ def serve(path: str = listening.PATH, *, workers: int = 32, queue_size: int = 10
     if not drained:
         logger.error("requests_unanswered", running=queue.running)
         return 1
+    if another:
+        another.join()
     upkeep.stop()
     acceptor.close()
     restoring.stop()

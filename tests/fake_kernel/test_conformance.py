@@ -1,8 +1,10 @@
 """fastcni's own plugins pass the conformance class that it offers to others."""
 
 import pytest
+from dhcp.stub_daemon import StubDaemon
 
 from fastcni import plugins
+from fastcni.dhcp import links
 from fastcni.kernel import uapi
 from fastcni.kit.call.undo import Undo
 from fastcni.testing import Conformance
@@ -15,6 +17,7 @@ CASES = {
     "bridge": ({"isGateway": True}, [{"mtu": "big"}, {"vlan": 5000}, {"ipam": {"type": "ptp"}}]),
     "bridge, masquerade": ({"isGateway": True, "ipMasq": True, "macspoofchk": True}, []),
     "cluster": ({}, [{"ipam": {"type": "cluster"}}, {"ipam": {"type": "cluster", "range": "nonsense"}}]),
+    "dhcp": ({"ipam": {"type": "dhcp", "priority": 5}}, [{"ipam": {"priority": -1}}, {"ipam": {"request": [{}]}}]),
     "dummy": ({}, [{"ipam": {}}]),
     "firewall": ({}, [{"ingressPolicy": "none"}]),
     "firewall, nftables": ({"backend": "nftables", "ingressPolicy": "same-bridge"}, []),
@@ -50,8 +53,21 @@ def case(request):
     return request.param
 
 
+@pytest.fixture
+def dhcp_daemon(case, fake_runtime, monkeypatch):
+    """For the plugin dhcp alone: a daemon that takes any path for the pod's namespace."""
+    if case != "dhcp":
+        yield None
+        return
+    monkeypatch.setattr(links, "inode_of", lambda path: 1 if path in fake_runtime.pods else 0)
+    with StubDaemon(lambda: fake_runtime.data) as daemon:
+        yield daemon
+
+
 class TestOwnPlugins(Conformance):
     def prepare(self, node):
+        if self.plugin == "dhcp":
+            self.conf = {"ipam": {"daemonSocketPath": self.dhcp.path, **CASES[self.case][0]["ipam"]}}
         node.add_link("up0", "", flags=uapi.IFF_UP)
         node.add_link("down0", "")
         if self.plugin in ("flannel", "host-device", "tuning"):
@@ -65,10 +81,11 @@ class TestOwnPlugins(Conformance):
             (self.runtime.folder / "subnet.env").write_text(SUBNET)
 
     @pytest.fixture(autouse=True)
-    def _table(self, case, fake_runtime):
-        self.begin(case, fake_runtime)
+    def _table(self, case, fake_runtime, dhcp_daemon):
+        self.begin(case, fake_runtime, dhcp_daemon)
 
-    def begin(self, case, runtime):
+    def begin(self, case, runtime, dhcp):
+        self.dhcp = dhcp
         self.case = case
         self.plugin, (self.conf, self.bad_confs) = case.split(",")[0], CASES[case]
         self.asks_kernel = self.plugin not in plugins.IPAM
@@ -79,14 +96,14 @@ class TestOwnPlugins(Conformance):
 # -- the class notices a plugin that breaks a promise ------------------------------------------------------
 
 # Their ADD has nothing to roll back
-ONE_STEP = ("cluster", "static", "host-local", "whereabouts", "loopback", "firewall")
+ONE_STEP = ("cluster", "dhcp", "static", "host-local", "whereabouts", "loopback", "firewall")
 ENDS_WITH_THE_POD = ("static", "sbr", "tuning")                 # what their ADD makes
 
 
 @pytest.fixture
-def conformance(case, fake_runtime):
+def conformance(case, fake_runtime, dhcp_daemon):
     it = TestOwnPlugins()
-    it.begin(case, fake_runtime)
+    it.begin(case, fake_runtime, dhcp_daemon)
     return it
 
 

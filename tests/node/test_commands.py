@@ -68,12 +68,12 @@ def test_inspect_needs_one_attachment(three, fastcni, name, text):
 
 
 def test_adopt_says_what_it_cannot_own(three, fastcni):
-    three.configure({**LIST, "name": "leased", "plugins": [{"type": "macvlan", "ipam": {"type": "dhcp"}}]},
+    three.configure({**LIST, "name": "leased", "plugins": [{"type": "macvlan", "ipam": {"type": "acme"}}]},
                     "2.conflist")
     three.cached("leaser", network="leased", netns="/proc/self/ns/net")
     answer = fastcni("adopt", "--dry-run")
     assert answer.status == 0 and max(widths(answer)) <= 80 + len(str(three.data))
-    assert "3 of 4 attachments" in answer.out and "fastcni has no plugin dhcp" in " ".join(answer.out.split())
+    assert "3 of 4 attachments" in answer.out and "fastcni has no plugin acme" in " ".join(answer.out.split())
     assert not (three.data / "net1/.fastcni.index").exists()
 
 

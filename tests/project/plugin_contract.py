@@ -8,6 +8,7 @@ from fastcni.plugins import (
     bandwidth,
     bridge,
     cluster,
+    dhcp,
     dummy,
     firewall,
     flannel,
@@ -34,5 +35,5 @@ if TYPE_CHECKING:
     EXAMPLE: Plugin = fastcni_hello
 
 PLUGINS: tuple[Plugin, ...] = (
-    bandwidth, bridge, cluster, dummy, firewall, flannel, host_device, host_local, ipvlan, loopback, macvlan, portmap,
-    ptp, sbr, static, tap, tuning, vlan, vrf)
+    bandwidth, bridge, cluster, dhcp, dummy, firewall, flannel, host_device, host_local, ipvlan, loopback, macvlan,
+    portmap, ptp, sbr, static, tap, tuning, vlan, vrf)

@@ -22,7 +22,7 @@ from fastcni.spec.errors import CniError
 DOCS = Path(__file__).parents[2] / "docs" / "plugins.md"
 # The keys that make a configuration complete enough to be read.
 RANGE = {"ipam": {"range": "10.0.0.0/24"}}
-NEEDED = {"cluster": RANGE, "whereabouts": RANGE,
+NEEDED = {"cluster": RANGE, "dhcp": {"ipam": {}}, "whereabouts": RANGE,
           "dummy": {"ipam": {"type": "static"}}, "host-device": {"device": "eth9"},
           "host-local": {"ipam": {"ranges": [[{"subnet": "10.0.0.0/24"}]]}}, "ipvlan": {"ipam": {"type": "static"}},
           "static": {"ipam": {}}, "vlan": {"master": "eth9", "ipam": {"type": "static"}}, "vrf": {"vrfname": "blue"}}
@@ -33,6 +33,7 @@ REFUSED = {
     "bandwidth": ({"ingressRate": -1}, 7, "ingressRate: expected an integer from 0 up"),
     "bridge": ({"hairpinMode": True, "promiscMode": True}, 7, "cannot set hairpin mode and promiscuous mode"),
     "cluster": ({"ipam": {}}, 7, "no IP ranges specified"),
+    "dhcp": ({"ipam": {"request": [{"option": "router"}]}}, 7, 'Can not parse option "router"'),
     "dummy": ({"ipam": {}}, 7, "dummy interface requires an IPAM configuration"),
     "firewall": ({"ingressPolicy": "nobody"}, 7, "nobody"),
     "flannel": ({"delegate": 7}, 7, "delegate: expected an object, got number 7"),

@@ -14,7 +14,7 @@ IPAM = {"type": "host-local", "subnet": "10.1.0.0/24"}
 @pytest.fixture
 def found(tmp_path):
     """A function that validates a list of these plugins, all of which are installed; {path: (severity, what, hint)}."""
-    for kind in [*plugins.TABLE, "dhcp"]:
+    for kind in [*plugins.TABLE, "acme"]:
         (tmp_path / kind).touch()
 
     def found(*confs, **keys):
@@ -72,8 +72,8 @@ def test_a_capability_that_no_plugin_takes_is_found(found):
 
 
 def test_a_plugin_that_fastcni_does_not_have_is_not_judged(found):
-    assert found({"type": "dhcp", "capabilities": {"x": True}, "key": 1},
-                 {"type": "bridge", "ipam": {"type": "dhcp", "provide": []}, "capabilities": {"x": True}}) == {}
+    assert found({"type": "acme", "capabilities": {"x": True}, "key": 1},
+                 {"type": "bridge", "ipam": {"type": "acme", "provide": []}, "capabilities": {"x": True}}) == {}
 
 
 DNS = {"nameservers": ["10.0.0.53"], "domain": "example", "search": ["example"], "options": ["ndots:2"]}
@@ -111,6 +111,9 @@ COMPLETE = {
     "bridge, trunk": {"vlanTrunk": [{"minID": 3, "maxID": 5}, {"id": 9}], "ipam": {}},
     "cluster": {"ipam": CLUSTER | {"store": ETCD}},
     "cluster, local": {"ipam": CLUSTER | {"store": {"type": "local", "path": "/run/x"}}},
+    "dhcp": {"ipam": {"type": "dhcp", "daemonSocketPath": "/run/x", "priority": 5, "provide": [
+        {"option": "host-name", "value": "x", "fromArg": "K8S_POD_NAME"}], "request": [
+            {"option": "121", "skipDefault": True}]}},
     "dummy": {**DEVICE, "capabilities": {"mac": True}},
     "firewall": {"backend": "iptables", "iptablesAdminChainName": "A", "firewalldZone": "trusted",
                  "ingressPolicy": "same-bridge"},

@@ -1,0 +1,102 @@
+"""`dhcp daemon` as a process, and calls of plugins that use it."""
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+LIMIT_S = 30
+RUN = "import sys; from fastcni.dhcp.daemon import main; sys.exit(main(sys.argv[1:]))"
+
+
+def wait_until(true, seconds=LIMIT_S):
+    """Poll until true() is true; its value."""
+    end = time.monotonic() + seconds
+    while not (found := true()):
+        assert time.monotonic() < end, true
+        time.sleep(0.01)
+    return found
+
+
+class Daemon:
+    """`with Daemon(folder) as daemon:` a process that listens when the block begins.
+
+    folder: of its socket, leases and log. command: what runs it; by default this Python.
+    """
+
+    def __init__(self, folder, *flags, command=(sys.executable, "-c", RUN), socket="dhcp.sock", own=True):
+        self.folder, self.path = str(folder), f"{folder}/{socket}"
+        self.command = [*command, "-socketpath", self.path, *flags]
+        self.command += ["-statedir", self.leases] if own else []
+        self.process = None
+
+    @property
+    def leases(self):
+        return f"{self.folder}/leases"
+
+    def __enter__(self):
+        self.start()
+        return self
+
+    def __exit__(self, *_):
+        self.stop()
+
+    def start(self):
+        with open(f"{self.folder}/log", "ab") as log:
+            self.process = subprocess.Popen(self.command, stderr=log, stdin=subprocess.DEVNULL)
+        wait_until(lambda: self.process.poll() is not None or self.answers())
+        assert self.process.poll() is None, self.log()
+
+    def answers(self):
+        import socket
+
+        with socket.socket(socket.AF_UNIX) as sock, contextlib.suppress(OSError):
+            sock.connect(self.path)
+            return True
+        return False
+
+    def stop(self, how=signal.SIGTERM):
+        """End it; its exit status."""
+        self.process.send_signal(how)
+        return self.process.wait(LIMIT_S)
+
+    def log(self):
+        with open(f"{self.folder}/log", encoding="utf-8") as log:
+            return log.read()
+
+    def wait_for(self, event, count=1):
+        """Wait until the log has so many of these events."""
+        wait_until(lambda: len(re.findall(rf"event={event}\b", self.log())) >= count)
+
+    def conf(self, version="1.1.0", **ipam):
+        return {"cniVersion": version, "name": "net", "type": "dhcp",
+                "ipam": {"type": "dhcp", "daemonSocketPath": self.path, **ipam}}
+
+
+def call(command, conf, netns="", *, plugin=None, cid="c1", ifname="eth0", **env):
+    """(exit status, the document on stdout or None, stderr) of one request. plugin: the path of a plugin file; None: in
+    this process."""
+    env = {"CNI_COMMAND": command, "CNI_CONTAINERID": cid, "CNI_NETNS": netns, "CNI_IFNAME": ifname,
+           "CNI_PATH": "/nowhere", **env}
+    stdin = json.dumps(conf).encode()
+    if plugin:
+        done = subprocess.run([plugin], input=stdin, capture_output=True, timeout=LIMIT_S * 2,
+                              env={**os.environ, "FASTCNI_SOCKET": "", **env})
+        status, stdout, stderr = done.returncode, done.stdout, done.stderr
+    else:
+        from fastcni.handle import handle
+        from fastcni.kit.call.mode import Mode
+
+        reply = handle(conf["type"], env, stdin, Mode())
+        status, stdout, stderr = reply.status, reply.stdout, reply.stderr
+    return status, json.loads(stdout or "null"), stderr.decode()
+
+
+def ok(command, conf, netns="", **more):
+    status, document, stderr = call(command, conf, netns, **more)
+    assert status == 0, (document, stderr)
+    return document
