@@ -14,9 +14,9 @@ from fastcni.launcher.strip import stripped
 
 PACKAGE = os.path.dirname(os.path.abspath(fastcni.__file__))
 ROWS = ("spec", "kernel", "kit", "plugins")  # the packages below handle.py, all of them
-DAEMON = ("dhcp",)  # of `dhcp daemon`; it takes the rest from the standard library
-SINGLE = ("__init__.py", "handle.py", "plugin.py", "launcher/__init__.py", "launcher/one_shot.py",
-          "server/__init__.py", "server/listening.py")
+# Of `dhcp daemon`, which takes the rest from the standard library; no plugin imports them
+DAEMON_FOLDER, DAEMON_SINGLE = "dhcp", ("server/__init__.py", "server/listening.py")
+SINGLE = ("__init__.py", "handle.py", "plugin.py", "launcher/__init__.py", "launcher/one_shot.py")
 ENTRY = ("fastcni.handle", "fastcni.launcher.one_shot")  # what bootstrap.py calls
 LEAVES = ("_abandoned", "_ipam_bitmap", "_netlink", "_rtnetlink", "_run_token", "_system")     # all in leaves.so
 LIBRARY = "jeepney"  # D-Bus, for pods behind firewalld; imported for such a pod only
@@ -38,7 +38,7 @@ class Module:
 def own(more: dict[str, str]) -> dict[str, Module]:
     """{name: Module} of fastcni's modules. `more`: {CNI type: module} of other distributions, for the packed table."""
     found = ["fastcni/" + name for name in SINGLE]
-    for row in ROWS + DAEMON:
+    for row in ROWS:
         for folder, _, names in os.walk(os.path.join(PACKAGE, row)):
             folder = os.path.relpath(folder, os.path.dirname(PACKAGE))
             found += (os.path.join(folder, name) for name in names if name.endswith(".py"))
@@ -59,6 +59,15 @@ def site_packages() -> tuple[str, ...]:
     specs = [importlib.util.find_spec(name) for name in NEEDED]
     folders = [os.path.dirname(os.path.dirname(spec.origin)) for spec in specs if spec and spec.origin]
     return tuple(dict.fromkeys(folders))
+
+
+def daemon() -> dict[str, Module]:
+    """{name: Module} of the daemon of the dhcp plugin."""
+    names = [f"{DAEMON_FOLDER}/{name}" for name in os.listdir(os.path.join(PACKAGE, DAEMON_FOLDER))]
+    modules: dict[str, Module] = {}
+    for name in sorted([name for name in names if name.endswith(".py")] + list(DAEMON_SINGLE)):
+        add_module(modules, f"fastcni/{name}", read(os.path.join(PACKAGE, name)))
+    return modules
 
 
 def library() -> dict[str, Module]:

@@ -98,7 +98,7 @@ def pack(interpreter: str, deadlines: Sequence[float] = DEADLINES, third_party: 
     needs = needed(own, others)
     every = common(needs.values())
     with_ipam = common(names for names in needs.values() if ASKS_IPAM in names)
-    late = {name: module for name, module in own.items() if name not in every} | modules.library()
+    late = {name: module for name, module in own.items() if name not in every} | modules.daemon() | modules.library()
     for found in others.values():
         late |= found
     blob, offsets = joined(late)

@@ -32,7 +32,7 @@ class Daemon:
         self.folder, self.path = str(folder), f"{folder}/{socket}"
         self.command = [*command, "-socketpath", self.path, *flags]
         self.command += ["-statedir", self.leases] if own else []
-        self.process = None
+        self.process, self.own, self.starts = None, own, 0
 
     @property
     def leases(self):
@@ -50,6 +50,9 @@ class Daemon:
             self.process = subprocess.Popen(self.command, stderr=log, stdin=subprocess.DEVNULL)
         wait_until(lambda: self.process.poll() is not None or self.answers())
         assert self.process.poll() is None, self.log()
+        self.starts += 1
+        if self.own:                            # it answers before it has read its leases
+            self.wait_for("dhcp_ready", self.starts)
 
     def answers(self):
         import socket

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from conftest import PEER
+from dhcp import test_daemon
 from project.plugin_contract import PLUGINS
 from rich.console import Console
 from side_by_side import test_firewall, test_flannel, test_portmap
@@ -102,7 +103,7 @@ def test_each_plugin_refuses_a_bad_configuration(kind):
 
 def test_each_plugin_is_compared_with_its_counterpart_in_go():
     confs = [story.conf for story in (*ALL_STORIES.values(), *test_flannel.STORIES.values())]
-    confs += [test_firewall.firewall(), test_portmap.portmap()]
+    confs += [test_firewall.firewall(), test_portmap.portmap(), test_daemon.COMPARED]
     assert set(plugins.TABLE) - set().union(*map(types, confs)) == set(NOT_IN_PEER)
 
 
