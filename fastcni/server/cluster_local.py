@@ -196,7 +196,7 @@ class LocalSpace:
             own = space.state.blocks.get(cidr)
             if own is None or held_in(space, own):
                 return False
-            last = max((space.times.released_at(own.at + i) for i in range(own.size())), default=0)
+            last = space.times.latest(own.at, own.size())
             if last and boottime() < last + cool_down:
                 return False
             state = space.state.copy()

@@ -371,7 +371,6 @@ class MadeSpace(Space):
 
     def __enter__(self) -> MadeSpace:
         super().__enter__()
-        self.times.read_head()
         return self
 
 

@@ -22,8 +22,8 @@ FLAGS = posix.O_RDWR | posix.O_CREAT | posix.O_CLOEXEC | posix.O_NOFOLLOW
 
 
 class Released:
-    """The open file, of the folder with this descriptor. Opening it takes some microseconds, so read_head() does that,
-    and release(). head: the bytes of its header."""
+    """The open file, of the folder with this descriptor. Opening it takes some microseconds, so it is opened when it is
+    used. head: the bytes of its header. Methods raise OSError."""
 
     __slots__ = ("boot", "fd", "folder", "head")
 
@@ -36,8 +36,7 @@ class Released:
             self.fd = posix.open(NAME, FLAGS, 0o600, dir_fd=self.folder)
 
     def read_head(self) -> None:
-        """Read the header, and empty a file of another boot. Before any other function but release(). Raises
-        OSError."""
+        """Read the header, and empty a file of another boot. Raises OSError."""
         if self.head:
             return
         self._open()
@@ -55,30 +54,34 @@ class Released:
 
     def confirmed(self) -> float:
         """The CLOCK_BOOTTIME, in seconds, at which the store last confirmed this node; 0: not in this boot."""
+        self.read_head()
         return int.from_bytes(self.head[48:56], sys.byteorder) / 1000
 
     def tried(self) -> float:
         """When the store was last asked for that."""
+        self.read_head()
         return int.from_bytes(self.head[56:64], sys.byteorder) / 1000
 
     def note_confirmed(self, ok: bool) -> None:
         """Note that the store was asked now, and whether it has confirmed this node."""
+        self.read_head()
         now = int(boottime() * 1000).to_bytes(8, sys.byteorder)
         posix.pwrite(self.fd, now * 2 if ok else now, 48 if ok else 56)
         self.head = posix.pread(self.fd, HEADER, 0)
 
     def give(self, place: int) -> None:
-        """Note that a pod has the address at `place`. Raises OSError."""
+        """Note that a pod has the address at `place`."""
         self._open()
         posix.pwrite(self.fd, b"\xff\xff\xff\xff", HEADER + 4 * place)
 
     def release(self, place: int) -> None:
-        """Note that the address at `place` is released now. Raises OSError."""
+        """Note that the address at `place` is released now."""
         self._open()
         posix.pwrite(self.fd, (int(boottime()) + 1).to_bytes(4, sys.byteorder), HEADER + 4 * place)
 
     def read(self, place: int, count: int) -> list[int]:
         """When each of `count` addresses from `place` on was released: 0 never, HELD while a pod has it."""
+        self.read_head()
         data = posix.pread(self.fd, 4 * count, HEADER + 4 * place)
         return memoryview(data.ljust(4 * count, b"\0")).cast("I").tolist()
 

@@ -51,7 +51,6 @@ def own_blocks(keys: Keys, warn: Warn) -> list[BlockUse]:
     with Space(keys, warn) as space:
         if space is None:
             return []
-        space.times.read_head()
         own = sorted(space.state.blocks.values(), key=lambda one: (one.bits, one.first))
         return [BlockUse(one.cidr, one.since, one.size(), held_in(space, one), empty_for(space, one)) for one in own]
 
