@@ -29,6 +29,7 @@ package_of() {
         containerd | podman | runc | patchelf | shellcheck) echo "$1" ;;
         busybox) echo busybox-static ;;
         etcd) echo etcd-server ;;
+        etcdctl) echo etcd-client ;;
         openssl) echo openssl ;;
     esac
 }

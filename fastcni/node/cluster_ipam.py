@@ -108,8 +108,9 @@ def survey(store: Store, space: str = "", here: Mapping[Key, Sequence[Holder]] |
     """
     nodes = {node.name: node for node in store.nodes()}
     blocks = store.blocks(space)
-    known: dict[Key, dict[str, Holder]] = {(block.space, block.cidr): {} for block in blocks if block.state == SHARED} | reports(
-        nodes, blocks, store.uses(space)) | {key: by_address(found) for key, found in (here or {}).items()}
+    known: dict[Key, dict[str, Holder]] = {(block.space, block.cidr): {} for block in blocks if block.state == SHARED}
+    known |= reports(nodes, blocks, store.uses(space))
+    known |= {key: by_address(found) for key, found in (here or {}).items()}
     singles: dict[Key, dict[str, Holder]] = defaultdict(dict)
     for single in store.singles(space):
         singles[single.space, single.block][single.address] = of_single(single)

@@ -7,7 +7,7 @@ import shutil
 import pytest
 from cluster.etcd import Etcd
 
-PROGRAMS = {"etcd": "etcd-server", "openssl": "openssl"}
+PROGRAMS = {"etcd": "etcd-server", "etcdctl": "etcd-client", "ping": "iputils-ping", "openssl": "openssl"}
 NUMBERS = itertools.count()
 
 
