@@ -199,6 +199,11 @@ class Etcd:
         return {decoded(each["key"]): decoded(each.get("value", ""))
                 for each in self.call("/v3/kv/range", body, token=token).get("kvs", ())}
 
+    def end_lease(self, prefix, node):
+        """End the lease of a node, as after its last sign of life and `node_ttl`."""
+        (alive,) = self.call("/v3/kv/range", {"key": encoded(f"{prefix}/node/{node}/alive")})["kvs"]
+        self.call("/v3/lease/revoke", {"ID": alive["lease"]})
+
     def _require_user(self):
         """A user that may read and write /fastcni/ only, and root."""
         for user in ("root", USER):

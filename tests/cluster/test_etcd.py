@@ -3,7 +3,6 @@
 import pytest
 from cluster_ipam.store_contract import StoreContract
 
-from fastcni.kit.ipam.cluster.contract import Node
 from fastcni.kit.ipam.cluster.stores import open_store
 
 
@@ -21,9 +20,5 @@ class TestEtcdStore(StoreContract):
         other.close()
 
     @pytest.fixture
-    def lose(self, store, etcd_member):
-        def lose(name):
-            """Its lease ends, as after NODE_TTL_S."""
-            (node,) = [node for node in store.nodes() if node.name == name]
-            etcd_member.call("/v3/lease/revoke", {"ID": store.keys.lease(Node(name, node.epoch))})
-        return lose
+    def lose(self, etcd, etcd_member):
+        return lambda node: etcd_member.end_lease(etcd["prefix"], node)

@@ -10,7 +10,7 @@ import time
 import pytest
 from cluster.etcd import PASSWORD
 
-from fastcni.kit.ipam.cluster.contract import ALIVE, Block, Changed, Node, StoreAway, Use
+from fastcni.kit.ipam.cluster.contract import ALIVE, Block, Changed, Fenced, StoreAway, Use
 from fastcni.kit.ipam.cluster.stores import open_store
 
 WAIT_S = 30
@@ -152,12 +152,40 @@ def test_a_node_lives_as_long_as_its_lease(etcd, opened):
 def test_an_epoch_never_comes_twice_for_a_node_that_was_forgotten(etcd, opened, etcd_member):
     store = opened(etcd)
     old = store.join("a", "boot")
-    etcd_member.call("/v3/lease/revoke", {"ID": store.keys.lease(Node("a", 1))})
+    etcd_member.end_lease(etcd["prefix"], "a")
     store.forget(store.declare_dead(store.nodes()[0]))
     assert store.join("a", "boot 2").epoch == 2
     with pytest.raises(Exception, match="epoch=2"):
         store.claim(old, [("s", "10.0.0.0/26")])
     assert store.blocks() == []
+
+
+def test_a_sign_of_life_is_no_sign_if_the_node_was_declared_dead_meanwhile(etcd, opened, etcd_member):
+    """A lease with an id made of node and epoch was made again by a process that was killed before it put the key.
+    Other processes renewed that lease, and never saw that the node was dead."""
+    store, stalled, one_shot = opened(etcd), opened(etcd), opened(etcd)
+    me = store.join("a", "boot")
+    assert stalled.keep_alive(me).state == one_shot.keep_alive(me).state == ALIVE
+    etcd_member.end_lease(etcd["prefix"], "a")
+    killed = opened(etcd)
+    killed.etcd.txn = None
+    with pytest.raises(TypeError):
+        killed.keep_alive(me)
+    store.declare_dead(store.nodes()[0])
+    for each in (store, stalled, one_shot):
+        with pytest.raises(Fenced):
+            each.keep_alive(me)
+
+
+def test_all_processes_of_a_node_keep_the_same_lease(etcd, opened, etcd_member):
+    store, other = opened(etcd), opened(etcd)
+    me = store.join("a", "boot")
+    sent = other.etcd.http.sent
+    other.keep_alive(me)
+    other.keep_alive(me)
+    other.join("a", "boot")
+    assert other.leases == store.leases and len(store.leases) == 1
+    assert other.etcd.http.sent - sent == 2 + 1 + 3
 
 
 # -- what was asked for may have been done ------------------------------------------------------------

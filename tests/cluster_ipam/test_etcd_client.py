@@ -6,7 +6,7 @@ import pytest
 from cluster_ipam.http_service import Service
 
 from fastcni.kit.ipam.cluster import etcd_keys
-from fastcni.kit.ipam.cluster.contract import Node, StoreAway, Use
+from fastcni.kit.ipam.cluster.contract import StoreAway, Use
 from fastcni.kit.ipam.cluster.etcd_client import Client, encode, revision_is
 from fastcni.kit.ipam.cluster.store_etcd import batches
 
@@ -106,13 +106,6 @@ def test_index_keys_lead_to_their_records():
     keys = etcd_keys.Keys("/p")
     assert keys.indexed(keys.own("a/b", "s/t", "10.0.0.0/26"), "blk") == keys.block("s/t", "10.0.0.0/26")
     assert etcd_keys.unescape(etcd_keys.escape("a%2F/%")) == "a%2F/%"
-
-
-def test_a_lease_is_one_nodes_in_one_epoch():
-    keys, other = etcd_keys.Keys("/p"), etcd_keys.Keys("/q")
-    leases = {keys.lease(Node("a", 1)), keys.lease(Node("a", 2)), keys.lease(Node("b", 1)), other.lease(Node("a", 1))}
-    assert len(leases) == 4 and all(0 < lease < 1 << 63 for lease in leases)
-    assert keys.lease(Node("a", 1, "another boot")) in leases
 
 
 def test_uses_are_written_as_many_at_a_time_as_etcd_takes():

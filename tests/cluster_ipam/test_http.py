@@ -170,6 +170,11 @@ def test_an_answer_that_is_no_json_says_whose_it_is(service):
         assert Http([service.url]).request("POST", "/text").document
 
 
+def test_an_endpoint_that_is_no_url_is_named():
+    with pytest.raises(StoreAway, match="the endpoint 'http://::1:2379' is no URL such as"):
+        Http(["http://::1:2379"]).request("GET", "/")
+
+
 def test_without_urllib3_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "urllib3", None)
     with pytest.raises(StoreAway, match=r"install fastcni\[cluster\], or Debian's python3-urllib3"):

@@ -43,12 +43,12 @@ class Refused(Exception):
 
 
 class Pair:
-    """A key with its value. revision: of its last change."""
+    """A key with its value. revision: of its last change. lease: 0 for none."""
 
-    __slots__ = ("key", "value", "revision")
+    __slots__ = ("key", "value", "revision", "lease")
 
-    def __init__(self, key: str, value: str, revision: int) -> None:
-        self.key, self.value, self.revision = key, value, revision
+    def __init__(self, key: str, value: str, revision: int, lease: int = 0) -> None:
+        self.key, self.value, self.revision, self.lease = key, value, revision, lease
 
 
 class Outcome:
@@ -70,6 +70,10 @@ def value_is(key: str, value: str) -> dict[str, Any]:
 def revision_is(key: str, revision: int) -> dict[str, Any]:
     """0: there is no such key."""
     return {"key": encode(key), "target": "MOD", "result": "EQUAL", "mod_revision": revision}
+
+
+def lease_is(key: str, lease: int) -> dict[str, Any]:
+    return {"key": encode(key), "target": "LEASE", "result": "EQUAL", "lease": lease}
 
 
 def exists(key: str) -> dict[str, Any]:
@@ -110,7 +114,8 @@ def below(prefix: str) -> tuple[str, str]:
 
 
 def read_pair(document: dict[str, Any]) -> Pair:
-    return Pair(decode(document["key"]), decode(document.get("value", "")), int(document.get("mod_revision", 0)))
+    return Pair(decode(document["key"]), decode(document.get("value", "")), int(document.get("mod_revision", 0)),
+                int(document.get("lease", 0)))
 
 
 class Client:
@@ -153,14 +158,10 @@ class Client:
         self._note(document, began)
         return [read_pair(each) for each in document.get("kvs", ())], int(document["header"]["revision"])
 
-    def grant(self, lease: int, ttl: int) -> None:
-        """Make a lease of that id, which may exist. Raises StoreAway, Refused."""
-        try:
-            self.call("/lease/grant", {"ID": lease, "TTL": ttl})
-        except Refused as e:
-            if "lease already exists" not in e.text:
-                raise
-            self.renew(lease)
+    def grant(self, ttl: int) -> int:
+        """Make a lease of so many seconds. Return its id, which etcd chooses: no other lease has had it. Raises
+        StoreAway."""
+        return int(self.call("/lease/grant", {"TTL": ttl})["ID"])
 
     def renew(self, lease: int) -> bool:
         """Keep a lease. Return False if it does not exist any more."""

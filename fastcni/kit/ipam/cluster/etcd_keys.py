@@ -3,7 +3,7 @@
     blk/SPACE/CIDR              Block
     cfg/SPACE                   {"4": 26, "6": 122}: the grid of a space
     ip/SPACE/4-0a000046         Single. Addresses in hexadecimal digits: those of a block are a range of keys
-    node/NODE/alive             boot id, as text; exists as long as the node's lease
+    node/NODE/alive             "": exists as long as its lease, see etcd_nodes.py
     node/NODE/epoch             its epoch, as text; stays when the node is forgotten, so that no epoch comes twice
     node/NODE/record            {"boot_id", "address", "dead": true}
     own/NODE/SPACE/CIDR         "": index of a node's blocks
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from typing import Any
 
     from fastcni.kit.ipam.cluster.etcd_client import Pair
-
-FNV_OFFSET, FNV_PRIME = 0xCBF29CE484222325, 0x100000001B3       # FNV-1a of 64 bits
 
 
 class Keys:
@@ -89,13 +87,6 @@ class Keys:
     def watched(self) -> tuple[str, str]:
         """The range of keys of Blocks, grids, Singles and Nodes."""
         return self.blocks(), f"{self.prefix}/node0"
-
-    def lease(self, node: Node) -> int:
-        """The id of a node's lease: the same for all processes of the node, and another one for each epoch."""
-        number = FNV_OFFSET
-        for byte in f"{self.node(node.name)}{node.epoch}".encode():
-            number = (number ^ byte) * FNV_PRIME & 0xFFFFFFFFFFFFFFFF
-        return (number >> 1) or 1
 
 
 def escape(name: str) -> str:

@@ -1,17 +1,29 @@
 """Nodes in the etcd store: epoch, sign of life, and the comparisons that keep a dead node from writing.
 
-    join            value(epoch) = as read                      -> put record, alive with the lease
-    keep_alive      the lease can be renewed: one request; else as join, value(epoch) = mine
+    join            value(epoch) = as read                      -> put record, alive if it is not there
+    keep_alive      the lease of the alive key can be renewed: one request, by a process that knows this lease; else as
+                    join, value(epoch) = mine
     declare_dead    epoch and record as read, no alive key      -> put epoch + 1, record dead (then its blocks)
 
-A node's `alive` key hangs on a lease whose id is made of its name and epoch. So if the lease could be renewed, the key
-has been there since it was put, declare_dead() was not possible, and the epoch is still the node's.
+A node's `alive` key is put once, with a new lease, and never again while it exists. So who knows its lease, and could
+renew that, knows that the key has been there all the time: declare_dead() was not possible, and the epoch is unchanged.
+That would not hold for a lease with an id of our own choice: it could be made again, without the key.
 """
 
 from __future__ import annotations
 
 from fastcni.kit.ipam.cluster.contract import ALIVE, DEAD, NODE_TTL_S, Changed, Fenced, Node, StoreAway
-from fastcni.kit.ipam.cluster.etcd_client import Client, Refused, away, below, exists, get, put, revision_is, value_is
+from fastcni.kit.ipam.cluster.etcd_client import (
+    Client,
+    Refused,
+    below,
+    exists,
+    get,
+    lease_is,
+    put,
+    revision_is,
+    value_is,
+)
 from fastcni.kit.ipam.cluster.etcd_keys import Keys, read_nodes
 from fastcni.kit.ipam.cluster.etcd_watch import Watch
 from fastcni.spec import json
@@ -21,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any, NoReturn
 
-    from fastcni.kit.ipam.cluster.etcd_client import Outcome
+    from fastcni.kit.ipam.cluster.etcd_client import Outcome, Pair
 
 MAX_RACES = 50                  # lost in a row, each to a write that succeeded
 
@@ -33,6 +45,7 @@ class EtcdNodes:
         self.etcd = Client(settings)
         self.keys = Keys(settings.get("prefix", "/fastcni/v1"))
         self.watched = Watch(self.etcd, self.keys)
+        self.leases: dict[tuple[str, int], int] = {}    # of alive keys: {(node, epoch): lease}
         self.node_ttl = int(settings.get("node_ttl", NODE_TTL_S))
 
     def history(self) -> tuple[str, int]:
@@ -42,22 +55,28 @@ class EtcdNodes:
         return self.etcd.history
 
     def join(self, node: str, boot_id: str, address: str = "") -> Node:
-        key = self.keys.node(node, "epoch")
         record = put(self.keys.node(node, "record"), text({"boot_id": boot_id, "address": address}))
         for _ in races(f"node {node}"):
-            epoch = self.etcd.read(key)[0]
+            epoch, alive, _ = self._epoch_alive_record(node)
             me = Node(node, int(epoch.value) if epoch else 1, boot_id, address, ALIVE, 0)
-            compare = revision_is(key, epoch.revision if epoch else 0)
-            if self._put_alive(me, [compare], [record] if epoch else [put(key, "1"), record]):
+            compare = revision_is(self.keys.node(node, "epoch"), epoch.revision if epoch else 0)
+            puts = [record] if epoch else [record, put(self.keys.node(node, "epoch"), "1")]
+            if self._sign(me, alive, [compare], puts):
                 break
         return me
 
     def keep_alive(self, node: Node) -> Node:
         me = Node(node.name, node.epoch, node.boot_id, node.address, ALIVE, 0, node.revision)
-        if self.etcd.renew(self.keys.lease(node)):
+        known = self.leases.get((node.name, node.epoch))
+        if known and self.etcd.renew(known):
             return me
-        if not self._put_alive(me, [self._epoch_is(node), exists(self.keys.node(node.name, "record"))], []):
-            self._refuse(node)
+        compare = [self._epoch_is(node), exists(self.keys.node(node.name, "record"))]
+        for _ in races(f"node {node.name}"):
+            epoch, alive, record = self._epoch_alive_record(node.name)
+            if epoch is None or record is None or epoch.value != str(node.epoch):
+                self._refuse(node)
+            if self._sign(me, alive, compare, []):
+                break
         return me
 
     def nodes(self) -> list[Node]:
@@ -69,6 +88,9 @@ class EtcdNodes:
     def _node(self, name: str) -> Node | None:
         found = read_nodes(self.etcd.read_range(*below(self.keys.node(name)))[0])
         return found[0] if found else None
+
+    def _epoch_alive_record(self, name: str) -> list[Pair | None]:
+        return self.etcd.read(*(self.keys.node(name, what) for what in ("epoch", "alive", "record")))
 
     def _epoch_is(self, me: Node) -> dict[str, Any]:
         return value_is(self.keys.node(me.name, "epoch"), str(me.epoch))
@@ -89,20 +111,25 @@ class EtcdNodes:
             raise Fenced(found)
         raise Changed(f"node {me.name} with epoch {me.epoch} is not in the store")
 
-    def _put_alive(self, me: Node, compare: list[dict[str, Any]], puts: list[dict[str, Any]]) -> bool:
-        """Put the key that hangs on the node's lease. Return False if a comparison did not hold."""
-        lease = self.keys.lease(me)
-        alive = put(self.keys.node(me.name, "alive"), me.boot_id, lease)
-        for _ in races(f"the lease of node {me.name}"):
-            try:
-                self.etcd.grant(lease, self.node_ttl)
-                outcome = self.etcd.txn(compare, [alive, *puts])
-                break
-            except Refused as e:        # the lease that was there has just ended
-                lost = e
+    def _sign(self, me: Node, alive: Pair | None, compare: list[dict[str, Any]], puts: list[dict[str, Any]]) -> bool:
+        """Give a sign of life, and run the operations `puts` in one transaction with it. alive: the key as read. Return
+        False if a comparison did not hold, or the lease has ended meanwhile."""
+        key = self.keys.node(me.name, "alive")
+        if alive and self.etcd.renew(alive.lease):
+            if not puts:                # what was to be compared was read together with the key
+                self.leases[me.name, me.epoch] = alive.lease
+                return True
+            lease, compare, operations = alive.lease, [*compare, lease_is(key, alive.lease)], puts
         else:
-            raise away(lost)
-        me.revision = outcome.revision
+            lease = self.etcd.grant(self.node_ttl)
+            compare, operations = [*compare, revision_is(key, 0)], [*puts, put(key, "", lease)]
+        try:
+            outcome = self.etcd.txn(compare, operations)
+        except Refused:
+            return False
+        if outcome.done:
+            self.leases[me.name, me.epoch] = lease
+            me.revision = outcome.revision
         return outcome.done
 
     def _raise_epoch(self, node: Node) -> bool:

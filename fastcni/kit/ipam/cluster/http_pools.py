@@ -147,8 +147,11 @@ class Pools:
             named = {"ssl_context": self.tls.context(), "cert_reqs": checked}
             if self.tls.server_name:
                 named |= {"server_hostname": self.tls.server_name, "assert_hostname": self.tls.server_name}
-        pool: Any = self.urllib3.connection_from_url(endpoint, maxsize=MAX_CONNECTIONS,
-                                                     socket_options=SOCKET_OPTIONS, **named)
+        try:
+            pool: Any = self.urllib3.connection_from_url(endpoint, maxsize=MAX_CONNECTIONS,
+                                                         socket_options=SOCKET_OPTIONS, **named)
+        except (*self.failures, ValueError) as e:
+            raise StoreAway(f"the endpoint {endpoint!r} is no URL such as https://10.0.0.1:2379: {e}") from e
         pool.ConnectionCls = connection_class(pool.ConnectionCls, self.wait)
         return pool
 
