@@ -6,13 +6,16 @@ Each method opens and locks the folder for itself, for some 0.1 ms: no request w
 from __future__ import annotations
 
 import os
+from contextlib import contextmanager
 
 from fastcni.kit.ipam.address_files import address_of, is_attachment, owner_of
 from fastcni.kit.ipam.cluster.allocate import holder_text
-from fastcni.kit.ipam.cluster.grid import block_of, ip_text, to_packed
+from fastcni.kit.ipam.cluster.grid import block_of, ends, ip_text, read_block, to_packed
 from fastcni.kit.ipam.cluster.node_state import KEPT_OWNER, SINGLE, Space, SpaceFiles, State, kept_owner, more_lines
 from fastcni.kit.ipam.cluster.released import boottime
 from fastcni.spec.address import read_ip
+
+MAX_TRIED = 256                 # addresses of a block up to which each one's file is tried; else the folder is listed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -67,38 +70,45 @@ class LocalSpace:
             return found
 
     def holders(self, cidrs: Iterable[str]) -> dict[str, list[dict[str, Any]]]:
-        """What own blocks have given out, as a Use has it: {cidr: holders}. Raises CniError."""
-        with self.open() as space:
-            if space is None:
-                return {}
-            blocks = space.state.blocks
-            return {cidr: [*self._holders_in(space, blocks[cidr])] for cidr in cidrs if cidr in blocks}
+        """What blocks have given out, as a Use has it: {cidr: holders}. Takes no lock. Raises CniError."""
+        found = {}
+        for cidr in cidrs:
+            bits, network, prefix = read_block(cidr)
+            first, last = ends(bits, network, prefix)
+            few = last - first < MAX_TRIED
+            names = (ip_text(bits, at) for at in range(first, last + 1)) if few else self._names_in(bits, first, last)
+            found[cidr] = [holder for holder in self._read(names) if holder["container"]]
+        return found
 
-    def _holders_in(self, space, own):
-        for at in range(own.first, own.last + 1):
-            packed = to_packed(own.bits, at)
-            if not space.index.is_held(packed):
-                continue
-            holder = read_holder(space.files, ip_text(own.bits, at))
-            if holder and holder["container"]:
-                yield holder
+    def _names_in(self, bits, first, last):
+        """The names of the files of these addresses, in order."""
+        with self.open_files() as files:
+            held = sorted(number(packed) for name in files.names()
+                          if (packed := address_of(name)) is not None and len(packed) * 8 == bits)
+        return [ip_text(bits, at) for at in held if first <= at <= last]
 
     def all_holders(self) -> list[dict[str, Any]]:
-        """Every attachment that has an address here. Takes no lock."""
-        return [holder for holder in self._read_all() if holder["container"]]
+        """Every attachment that has an address here. Takes no lock. Raises CniError."""
+        return [holder for holder in self._read() if holder["container"]]
 
     def singles(self) -> list[str]:
-        """The addresses that are kept for a Single."""
-        return [holder["address"] for holder in self._read_all() if not holder["container"]]
+        """The addresses that are kept for a Single. Takes no lock. Raises CniError."""
+        return [holder["address"] for holder in self._read() if not holder["container"]]
 
-    def _read_all(self) -> Iterator[dict[str, Any]]:
-        files = SpaceFiles(self.keys.data_dir, self.keys.space, self.warn, False)
-        if not files.open(False):
-            return
-        try:
-            for name in files.names():
-                if address_of(name) is not None and (holder := read_holder(files, name)):
+    def _read(self, names: Iterable[str] | None = None) -> Iterator[dict[str, Any]]:
+        """The holders of these addresses, of all without names."""
+        with self.open_files() as files:
+            for name in files.names() if names is None else names:
+                if (holder := read_holder(files, name)) and address_of(name) is not None:
                     yield holder
+
+    @contextmanager
+    def open_files(self) -> Iterator[SpaceFiles]:
+        """The files of the folder, without its lock."""
+        files = SpaceFiles(self.keys.data_dir, self.keys.space, self.warn, False)
+        files.open(True)
+        try:
+            yield files
         finally:
             os.close(files.fd)
 

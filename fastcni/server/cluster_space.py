@@ -2,9 +2,10 @@
 the store shows of their use.
 
     prefetch   after a request: if less than a quarter of a range's addresses in this node's blocks is free, claim the
-               next block, one at a time; and release Singles that a DEL could not release
+               next block, one at a time
     write      after a request: what was given out of the changed blocks, for many requests in one transaction
     idle       give back a block without a pod, one at a time, while MAX_IDLE others have none
+    later      release Singles that a DEL could not release, because the store was away
     compare    this node's blocks in the store with those of the local state, see cluster_blocks.py
     singles    see cluster_singles.py
     reconcile  see cluster_reconcile.py
@@ -47,6 +48,8 @@ class ClusterSpace:
     networks        the Keys of its networks, by the texts of their ranges
     used            since when requests have used it, as far as this server knows: not before the first one
     state           the local state as of the last count()
+    until_scarce    how many addresses can be given until the next count(): each takes the folder's lock, for which
+                    requests wait
     """
 
     def __init__(self, keys: Keys, pods: Pods, member: Member) -> None:
@@ -66,12 +69,14 @@ class ClusterSpace:
         self.blocks, self.singles, self.reconcile = Blocks(self), Singles(self), Reconcile(self, pods)
         first = 0.0 if self.owned else NEVER
         self.prefetch_job, self.write_job = Job(self._prefetch, first), Job(self._write, first)
-        self.idle_job = Job(self._give_back_idle, 0.0)
-        self.jobs = [self.prefetch_job, self.write_job, self.idle_job, *self.singles.jobs, *self.reconcile.jobs]
+        self.idle_job, self.later_job = Job(self._give_back_idle, first), Job(self._finish_later)
+        self.jobs = [self.prefetch_job, self.write_job, self.idle_job, self.later_job,
+                     *self.singles.jobs, *self.reconcile.jobs]
 
     # What is there
 
     state: State
+    until_scarce: int
     free: list[tuple[Range, int, int]]
     empty_since: dict[str, float]
 
@@ -89,21 +94,29 @@ class ClusterSpace:
         """Read the local state, which one-shot requests change, too. Raises CniError."""
         counts = self.local.count(self.networks.values())
         self.state, self.free = counts.state, counts.free
+        self.until_scarce = min((free - size // SCARCE for _, free, size in self.free), default=0)
         former = getattr(self, "empty_since", {})
         self.empty_since = {cidr: former.get(cidr, now) for cidr in counts.empty}
 
     def note_network(self, keys: Keys) -> None:
         """Note the ranges of a configuration; those of DEL and GC have none."""
-        if ranges := getattr(keys, "ranges", ()):
-            self.networks[tuple(map(str, ranges))] = keys
+        texts = tuple(map(str, getattr(keys, "ranges", ())))
+        if texts and texts not in self.networks:
+            self.until_scarce = 0
+        if texts:
+            self.networks[texts] = keys
 
     def note(self, keys: Keys, addresses: Iterable[bytes]) -> None:
         """A request has given or released these addresses."""
         self.note_network(keys)
         self.used = True
-        self.refresh()
-        self._note_dirty(addresses)
-        self.prefetch_job.due = 0.0
+        changed = list(addresses)
+        self.until_scarce -= len(changed)
+        if self.until_scarce <= 0 or not self.state.grid:
+            self.refresh()
+            self.prefetch_job.due = 0.0
+        self._note_dirty(changed)
+        self.idle_job.due = min(self.idle_job.due, monotonic() + self.times.idle_s / 10)
 
     def note_released(self, address: str) -> None:
         """An address was released here, not by a request."""
@@ -129,8 +142,8 @@ class ClusterSpace:
         if before != set(self.owned):
             self.member.note_own()
             self.singles.list_job.due = 0.0         # a new block may have singles already
-        if self.idle_job.due == NEVER and len(self.empty_since) > MAX_IDLE:
-            self.idle_job.due = now
+        if self.state.later:
+            self.later_job.due = now
 
     # Jobs
 
@@ -138,8 +151,10 @@ class ClusterSpace:
         for one, free, size in list(self.free):
             if is_scarce(free, size) and (size or self.used):
                 self._claim(one, now)
-        if self.state.later:
-            self.blocks.finish_later()
+        return NEVER
+
+    def _finish_later(self, now: float) -> float:
+        self.blocks.finish_later()
         return NEVER
 
     def _claim(self, one, now):

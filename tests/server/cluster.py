@@ -117,7 +117,7 @@ class ClusterNode:
         """The addresses that have a file, with the first line."""
         folder = self.folder / self.name / "default"
         found = {}
-        for path in folder.iterdir():
+        for path in folder.iterdir() if folder.exists() else ():
             if path.name[0].isdigit():
                 found[path.name] = path.read_bytes().decode().split("\r\n")[0]
         return found
