@@ -1,22 +1,23 @@
-"""The blocks of a space in the store: claimed, compared with the local state, and given back.
+"""The blocks of a space in the store: claimed ahead, compared with the local state, and given back.
 
-Under the claim lock no request of this node claims a block; see kit/ipam/cluster/claims.py.
+What changes them is in kit/ipam/cluster/upkeep.py and claims.py. Here is when, and what the log says.
 """
 
 from __future__ import annotations
 
-from fastcni.kit.ipam.cluster import claims, singles
+from fastcni.kit.ipam.cluster import claims, upkeep
 from fastcni.kit.ipam.cluster.contract import Taken
-from fastcni.kit.ipam.cluster.released import boottime
 from fastcni.server.log import few
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from fastcni.kit.ipam.cluster.contract import Block
-    from fastcni.kit.ipam.cluster.grid import Range
+    from fastcni.kit.ipam.cluster.conf import Keys
     from fastcni.server.cluster_space import ClusterSpace
+
+
+MAX_IDLE = 2                    # idle blocks of a family that stay
 
 
 class Blocks:
@@ -26,30 +27,16 @@ class Blocks:
         self.space, self.local, self.log = space, space.local, space.log
         self.conflicts: dict[str, str] = {}
 
-    def _lock(self):
-        return claims.ClaimLock(self.local.keys)
-
-    def claim_next(self, one: Range) -> str | None:
-        """Claim a block of a range. Return its cidr, "" if none is free, None if this is not the time. Raises as a
-        store, CniError."""
-        space = self.space
-        if space.state.hold > boottime():
-            return None
-        with self._lock():
-            me = claims.ready(space.member.store, self.local.keys, self.local.warn, [one])
-            space.refresh()
-            if one.is_tiny(space.state.grid[one.family]) or not space.is_scarce(one):
-                return None                     # a request has claimed one meanwhile
-            before = set(space.owned)
-            full = claims.claim_for(space.member.store, me, self.local.keys, [one], self.local.warn)
-            space.refresh()
-        return "" if full else ", ".join(set(space.owned) - before) or None
+    def claim_ahead(self, keys: Keys) -> list[str]:
+        """Claim a block for each range of `keys` that is short of addresses. Return the cidrs. Raises as a store,
+        CniError."""
+        return upkeep.claim_ahead(self.space.member.store, keys, self.local.warn)
 
     def compare(self, mine: Collection[str]) -> bool:
         """Compare this node's blocks in the store, `mine`, with those of the local state, and claim again what is
         missing there. Return whether all is as it was, or another's for good. Raises as a store, CniError."""
         space = self.space
-        with self._lock():
+        with claims.ClaimLock(self.local.keys):
             space.refresh()
             before = space.state
             if not before.node:
@@ -95,28 +82,14 @@ class Blocks:
             self.log.error("cluster_block_lost", space=self.space.name, block=cidr, by=who,
                            addresses_in_use=few(addresses))
 
-    def give_back(self, cidr: str, cool_down: float) -> bool:
-        """Give an idle block back: first no request gives an address of it any more, then the store has it. If that
-        fails, compare() makes it stock again. Raises as a store, CniError."""
+    def give_back_idle(self) -> list[str]:
+        """Give back blocks that no pod has an address of, and had none for long. Return the cidrs. Raises as a store,
+        CniError."""
         space = self.space
-        with self._lock():
-            block, returned = self._stored(cidr), False
-            if block is None or not self.local.drop_idle(cidr, cool_down):
-                return False
-            try:
-                returned = space.member.store.give_back(block)
-            finally:
-                if not returned:
-                    space.member.compare.due = 0.0
-        return returned
-
-    def _stored(self, cidr) -> Block | None:
-        space = self.space
-        mine = space.member.store.blocks(space.name, space.member.name)
-        return next((block for block in mine if block.cidr == cidr), None)
+        idle_s = max([space.times.idle_s, *(keys.cool_down for keys in space.networks.values())])
+        return upkeep.give_back_idle(space.member.store, self.local.keys, self.local.warn, idle_s, MAX_IDLE)
 
     def finish_later(self) -> None:
         """Release the Singles that a DEL could not release. Raises as a store, CniError."""
-        with self._lock():
-            singles.finish_later(self.space.member.store, self.local.keys, self.local.warn)
+        upkeep.finish_later(self.space.member.store, self.local.keys, self.local.warn)
         self.space.refresh()

@@ -10,9 +10,11 @@ from contextlib import contextmanager
 
 from fastcni.kit.ipam.address_files import address_of, is_attachment, owner_of
 from fastcni.kit.ipam.cluster.allocate import holder_text
-from fastcni.kit.ipam.cluster.grid import block_of, ends, ip_text, read_block, to_packed
+from fastcni.kit.ipam.cluster.grid import block_of, ends, ip_text, read_block
 from fastcni.kit.ipam.cluster.node_state import KEPT_OWNER, SINGLE, Space, SpaceFiles, State, kept_owner, more_lines
 from fastcni.kit.ipam.cluster.released import boottime
+from fastcni.kit.ipam.cluster.singles import forget_kept
+from fastcni.kit.ipam.cluster.upkeep import held_in
 from fastcni.spec.address import read_ip
 
 MAX_TRIED = 256                 # addresses of a block up to which each one's file is tried; else the folder is listed
@@ -25,20 +27,19 @@ if TYPE_CHECKING:
     from fastcni.kit.ipam.cluster.conf import Keys
     from fastcni.kit.ipam.cluster.contract import Block, Node, Single
     from fastcni.kit.ipam.cluster.grid import Range
-    from fastcni.kit.ipam.cluster.node_state import Own
     from fastcni.server.log import Logger
 
 
 class Counts:
-    """What a space has: state; free: [(Range, free addresses, all addresses)] of the ranges in own blocks; empty: the
-    cidrs of own blocks without an address in use."""
+    """What a space has: state; free: [(Range, free addresses, all addresses)] of the ranges in own blocks; idle: the
+    number of own blocks without an address in use."""
 
-    __slots__ = ("state", "free", "empty")
+    __slots__ = ("state", "free", "idle")
 
     def __init__(self, state: State) -> None:
         self.state = state
         self.free: list[tuple[Range, int, int]] = []
-        self.empty: list[str] = []
+        self.idle = 0
 
 
 class LocalSpace:
@@ -66,7 +67,7 @@ class LocalSpace:
                 spans = found.state.plan(one).spans
                 size = sum(number(last) - number(first) + 1 for first, last in spans)
                 found.free.append((one, size - sum(space.index.count(*span) for span in spans), size))
-            found.empty = [own.cidr for own in found.state.blocks.values() if not held_in(space, own)]
+            found.idle = sum(not held_in(space, own) for own in found.state.blocks.values())
             return found
 
     def holders(self, cidrs: Iterable[str]) -> dict[str, list[dict[str, Any]]]:
@@ -131,6 +132,12 @@ class LocalSpace:
 
     # What changes
 
+    def forget_single(self, address: str) -> None:
+        """Give up an address that was held for a Single. Raises CniError."""
+        with self.open() as space:
+            if space is not None:
+                forget_kept(space, address)
+
     def note_node(self, node: Node, history: tuple[str, int]) -> None:
         """Note that the store has confirmed this node. Raises CniError."""
         with self.open() as space:
@@ -186,38 +193,6 @@ class LocalSpace:
             if is_kept(owner) or owner == owner_of(single.container, single.ifname):
                 return ""
             return holder_text(space, packed)
-
-    def drop_single(self, address: str) -> bool:
-        """Give up an address that was held for a Single. Raises CniError."""
-        packed = read_ip(address)
-        with self.open() as space:
-            owner = space.files.read(address) if space else None
-            if space is None or owner is None or not is_kept(owner):
-                return False
-            space.drop_file(packed, owner)
-            return True
-
-    def drop_idle(self, cidr: str, cool_down: float) -> bool:
-        """Give no address of a block any more. Return False, and change nothing, if one is in use or was released less
-        than cool_down seconds ago. Raises CniError."""
-        with self.open() as space:
-            if space is None:
-                return False
-            own = space.state.blocks.get(cidr)
-            if own is None or held_in(space, own):
-                return False
-            last = space.times.latest(own.at, own.size())
-            if last and boottime() < last + cool_down:
-                return False
-            state = space.state.copy()
-            del state.blocks[cidr]
-            space.save(state)
-            return True
-
-
-def held_in(space: Space, own: Own) -> int:
-    """The number of addresses of a block that are in use."""
-    return space.index.count(to_packed(own.bits, own.first), to_packed(own.bits, own.last))
 
 
 def read_holder(files: SpaceFiles, name: str) -> dict[str, Any] | None:

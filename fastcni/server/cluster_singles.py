@@ -7,7 +7,8 @@ HELD or KEPT has an address file here, so that no ADD gives its address. The fil
 
 from __future__ import annotations
 
-from fastcni.kit.ipam.cluster.contract import ASKED, HELD, KEPT, REFUSED, Changed
+from fastcni.kit.ipam.cluster import upkeep
+from fastcni.kit.ipam.cluster.contract import ASKED, HELD, KEPT, REFUSED
 from fastcni.server.cluster_times import NEVER, Job, spread
 
 TYPE_CHECKING = False
@@ -59,25 +60,19 @@ class Singles:
                 self.conflicts.discard(single.address)
 
     def _answer(self, single):
-        """Answer the node that asks. If it does not ask any more, its address is free again."""
+        """Answer the node that asks."""
         space = self.space
-        holder = self.local.take_single(single)
-        fields = {"state": REFUSED, "reason": holder} if holder else {"state": HELD}
-        try:
-            space.member.store.change_single(single, **fields)
-        except Changed:
-            if not holder:
-                self._end_mirror(single.address)
-            return
-        space.log.info("cluster_address_asked", space=space.name, address=single.address, node=single.node,
-                       answer=fields["state"], holder=holder)
+        answer = upkeep.answer_asked(space.member.store, self.local.keys, self.local.warn, single)
+        if answer is not None:              # else it does not ask any more
+            space.log.info("cluster_address_asked", space=space.name, address=single.address, node=single.node,
+                           answer=answer.state, holder=answer.reason)
 
     def _end_mirror(self, address):
-        """Remove the file of an address, unless the store has a Single of it again."""
+        """Remove the file of an address that was held for a Single, unless the store has one of it again."""
         space = self.space
         now = space.member.store.single(space.name, address)
         if now is None or now.state == REFUSED:
-            self.local.drop_single(address)
+            self.local.forget_single(address)
             self.conflicts.discard(address)
 
     def _list(self, now: float) -> float:

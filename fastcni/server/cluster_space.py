@@ -16,11 +16,13 @@ from __future__ import annotations
 from time import monotonic, time
 
 from fastcni.kit.ipam.cluster.contract import Use
-from fastcni.server.cluster_blocks import Blocks
+from fastcni.kit.ipam.cluster.released import boottime
+from fastcni.server.cluster_blocks import MAX_IDLE, Blocks
 from fastcni.server.cluster_local import LocalSpace
 from fastcni.server.cluster_reconcile import Reconcile
 from fastcni.server.cluster_singles import Singles
 from fastcni.server.cluster_times import NEVER, Job
+from fastcni.server.log import few
 from fastcni.spec.address import read_ip
 
 TYPE_CHECKING = False
@@ -36,7 +38,6 @@ if TYPE_CHECKING:
     from fastcni.server.cluster_times import Times
     from fastcni.server.log import Logger
 
-MAX_IDLE = 2                    # idle blocks of a family that stay
 SCARCE = 4                      # claim a block if less than a fourth of the addresses is free
 FULL_PAUSE_S = 5.0              # after a range had no block to claim
 
@@ -61,7 +62,7 @@ class ClusterSpace:
         self.note_network(keys)
         self.used = False
         self.full_until: dict[str, float] = {}
-        self.count(monotonic())
+        self.count()
         # Blocks whose use the store does not show yet, the number of changes, and what it shows
         self.dirty: set[str] = set(self.owned)
         self.changes = 0
@@ -78,7 +79,7 @@ class ClusterSpace:
     state: State
     until_scarce: int
     free: list[tuple[Range, int, int]]
-    empty_since: dict[str, float]
+    idle: int                       # own blocks without an address in use
 
     @property
     def owned(self) -> dict[str, Own]:
@@ -90,13 +91,12 @@ class ClusterSpace:
         """Does this node have anything in the store?"""
         return bool(self.owned) or self.used or self.singles.any
 
-    def count(self, now: float) -> None:
+    def count(self) -> None:
         """Read the local state, which one-shot requests change, too. Raises CniError."""
         counts = self.local.count(self.networks.values())
         self.state, self.free = counts.state, counts.free
         self.until_scarce = min((free - size // SCARCE for _, free, size in self.free), default=0)
-        former = getattr(self, "empty_since", {})
-        self.empty_since = {cidr: former.get(cidr, now) for cidr in counts.empty}
+        self.idle = counts.idle
 
     def note_network(self, keys: Keys) -> None:
         """Note the ranges of a configuration; those of DEL and GC have none."""
@@ -131,41 +131,42 @@ class ClusterSpace:
         self.write_job.due = min(self.write_job.due,
                                  now if self.changes >= self.times.write_changes else now + self.times.write_s)
 
-    def is_scarce(self, wanted: Range) -> bool:
-        """Return whether a range needs a block."""
-        return any(is_scarce(free, size) for one, free, size in self.free if str(one) == str(wanted))
-
     def refresh(self) -> None:
         """Read the local state again, and note what this changes."""
-        before, now = set(self.owned), monotonic()
-        self.count(now)
+        before = set(self.owned)
+        self.count()
         if before != set(self.owned):
             self.member.note_own()
             self.singles.list_job.due = 0.0         # a new block may have singles already
         if self.state.later:
-            self.later_job.due = now
+            self.later_job.due = 0.0
 
     # Jobs
 
     def _prefetch(self, now: float) -> float:
-        for one, free, size in list(self.free):
-            if is_scarce(free, size) and (size or self.used):
-                self._claim(one, now)
+        for texts, keys in self.networks.items():
+            short = [text for text in texts if text in self.short() and now >= self.full_until.get(text, 0.0)]
+            if short:
+                self._claim(keys, short, now)
         return NEVER
 
     def _finish_later(self, now: float) -> float:
         self.blocks.finish_later()
         return NEVER
 
-    def _claim(self, one, now):
-        if now < self.full_until.get(str(one), 0.0):
-            return
-        cidr = self.blocks.claim_next(one)
-        if cidr:
-            self.log.info("cluster_block_claimed", space=self.name, block=cidr, range=str(one))
-        elif cidr == "":
-            self.full_until[str(one)] = now + FULL_PAUSE_S
-            self.log.warning("cluster_range_full", space=self.name, range=str(one))
+    def short(self) -> set[str]:
+        """The ranges of which so few addresses are free that this node needs another block."""
+        return {str(one) for one, free, size in self.free if free * SCARCE < size}
+
+    def _claim(self, keys, ranges, now):
+        claimed = self.blocks.claim_ahead(keys)
+        self.refresh()
+        if claimed:
+            self.log.info("cluster_block_claimed", space=self.name, block=", ".join(claimed), ranges=few(ranges))
+        for text in self.short() & set(ranges):
+            self.full_until[text] = now + FULL_PAUSE_S
+            if self.state.hold < boottime():
+                self.log.warning("cluster_range_full", space=self.name, range=text)
 
     def _write(self, now: float) -> float:
         """Write what the changed blocks have given out."""
@@ -181,29 +182,14 @@ class ClusterSpace:
         return NEVER
 
     def _give_back_idle(self, now: float) -> float:
-        self.refresh()
-        for family in (".", ":"):
-            idle = sorted((since, cidr) for cidr, since in self.empty_since.items() if family in cidr)
-            if len(idle) > MAX_IDLE and now - idle[0][0] >= self.times.idle_s:
-                self._give_back(idle[0][1])
-        if len(self.empty_since) <= MAX_IDLE:
-            return NEVER
-        return max(min(self.empty_since.values()) + self.times.idle_s, now + self.times.idle_s / 10)
-
-    def _give_back(self, cidr):
-        cool_down = max((keys.cool_down for keys in self.networks.values()), default=0)
-        if self.blocks.give_back(cidr, cool_down):
+        for cidr in self.blocks.give_back_idle():
+            self.written.pop(cidr, None)
             self.log.info("cluster_block_returned", space=self.name, block=cidr, why="idle")
-        self.written.pop(cidr, None)
         self.refresh()
+        return NEVER if self.idle <= MAX_IDLE else now + self.times.idle_s / 10
 
     def status(self) -> dict[str, Any]:
         """Its part of the status document."""
         return {"space": self.name, "dataDir": self.data_dir, "blocks": len(self.owned),
-                "idle": len(self.empty_since), "conflicts": sorted(self.blocks.conflicts),
+                "idle": self.idle, "conflicts": sorted(self.blocks.conflicts),
                 "ranges": [{"range": str(one), "free": free, "size": size} for one, free, size in self.free]}
-
-
-def is_scarce(free: int, size: int) -> bool:
-    """Return whether so few addresses of a range are free that this node needs another block."""
-    return free * SCARCE < size or not size
