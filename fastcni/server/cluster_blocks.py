@@ -6,14 +6,16 @@ What changes them is in kit/ipam/cluster/upkeep.py and claims.py. Here is when, 
 from __future__ import annotations
 
 from fastcni.kit.ipam.cluster import claims, upkeep
-from fastcni.kit.ipam.cluster.contract import Taken
+from fastcni.kit.ipam.cluster.contract import ACTIVE, Taken
 from fastcni.server.log import few
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Mapping
 
     from fastcni.kit.ipam.cluster.conf import Keys
+    from fastcni.kit.ipam.cluster.contract import Block, Node
+    from fastcni.kit.ipam.cluster.node_state import State
     from fastcni.server.cluster_space import ClusterSpace
 
 
@@ -32,20 +34,22 @@ class Blocks:
         CniError."""
         return upkeep.claim_ahead(self.space.member.store, keys, self.local.warn)
 
-    def compare(self, mine: Collection[str]) -> bool:
+    def compare(self, node: Node, mine: Mapping[str, Block], restored: bool) -> Node:
         """Compare this node's blocks in the store, `mine`, with those of the local state, and claim again what is
-        missing there. Return whether all is as it was, or another's for good. Raises as a store, CniError."""
+        missing there. restored: the store was restored. Return the Node that writes now. Raises as a store,
+        CniError."""
         space = self.space
         with claims.ClaimLock(self.local.keys):
             space.refresh()
             before = space.state
             if not before.node:
-                return True
-            missing = before.blocks.keys() - mine
-            space.member.node = claims.rejoin(space.member.store, self.local.keys, self.local.warn)
-            space.refresh()
-            self._log_changes(before.blocks, missing)
-            return self._regain(space.member.node)
+                return node
+            if restored or not same(before, node, mine):
+                node = claims.rejoin(space.member.store, self.local.keys, self.local.warn, suspect=restored)
+                space.refresh()
+                self._log_changes(before.blocks, before.blocks.keys() - mine.keys())
+            self._regain(node)
+            return node
 
     def _log_changes(self, before, missing):
         space = self.space
@@ -73,7 +77,6 @@ class Blocks:
             self.log.warning("cluster_block_regained", space=space.name, block=cidr)
         self.local.forget_lost(held.keys())
         space.refresh()
-        return not self.conflicts
 
     def _note_conflict(self, cidr, by, addresses):
         who = f"node {by.node}, epoch {by.epoch}, since {by.since:.0f}" if by.node else "shared"
@@ -93,3 +96,11 @@ class Blocks:
         """Release the Singles that a DEL could not release. Raises as a store, CniError."""
         upkeep.finish_later(self.space.member.store, self.local.keys, self.local.warn)
         self.space.refresh()
+
+
+def same(state: State, node: Node, mine: Mapping[str, Block]) -> bool:
+    """Return whether the local state is that of this node and its blocks in the store."""
+    return ((state.epoch, state.boot) == (node.epoch, node.boot_id)
+            and all(block.state == ACTIVE for block in mine.values())
+            and {own.cidr: own.epoch for own in state.blocks.values()} == {
+                block.cidr: block.epoch for block in mine.values()})

@@ -63,6 +63,7 @@ class Member:
         self.node: Node | None = None
         self.history: tuple[str, int] | None = None
         self.forgotten = False              # since the last compare
+        self.restored = False               # since the last compare
         self.restored_until = 0.0           # no block is claimed until then, in monotonic seconds
         self.spaces: dict[tuple[str, str], ClusterSpace] = {}
         self.own: frozenset[tuple[str, str]] = frozenset()          # (space, cidr) of this node's blocks
@@ -143,7 +144,7 @@ class Member:
         if former is None or self.forgotten or former.epoch != self.node.epoch:
             self._note_epoch(former)
             self.compare.due = now
-        else:
+        elif not self.restored:             # else compare notes it, when it has seen what was lost
             self._note_confirmed()
         return now + spread(self.times.confirm_s)
 
@@ -176,7 +177,7 @@ class Member:
     def _note_restored(self, now, why):
         """The store has lost records: claim no block for a while, in which each node claims its own blocks again."""
         self.log.error("cluster_store_restored", store=self.store.name, why=why, no_claims_s=self.times.restored_s)
-        self.restored_until = now + self.times.restored_s
+        self.restored, self.restored_until = True, now + self.times.restored_s
         self.lost.reset()
         self.compare.due = now
         for space in self.spaces.values():
@@ -188,17 +189,18 @@ class Member:
         if self.node is None:
             self.confirm.due = now
             return NEVER                    # confirm begins it
-        mine: dict[str, set[str]] = {name: set() for name, _ in self.own}
+        mine: dict[str, dict[str, contract.Block]] = {name: {} for name, _ in self.own}
         for block in self.store.blocks(node=self.name):
-            mine.setdefault(block.space, set()).add(block.cidr)
+            mine.setdefault(block.space, {})[block.cidr] = block
         missing = [cidr for name, cidr in self.own if cidr not in mine[name]]
         if missing and not self.forgotten and now >= self.restored_until:
             self._note_restored(now, f"block {missing[0]} of this node is missing")
-        sure = [space.blocks.compare(mine.get(space.name, set())) for space in self.spaces.values()]
-        self.forgotten = False
+        for space in self.spaces.values():
+            self.node = space.blocks.compare(self.node, mine.get(space.name, {}), self.restored)
+        self.forgotten = self.restored = False
         self._note_confirmed()
         self.note_own()
-        soon = now < self.restored_until or not all(sure)
+        soon = now < self.restored_until or any(space.blocks.conflicts for space in self.spaces.values())
         return now + spread(self.times.confirm_s if soon else self.times.list_s)
 
     def note_own(self) -> None:

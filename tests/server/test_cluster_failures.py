@@ -195,6 +195,27 @@ def test_a_block_that_the_store_has_lost_is_claimed_again(cluster_node, edit):
     assert a.logged("cluster_block_regained")["block"] == cidr
 
 
+def test_a_block_that_another_node_claimed_after_the_backup_is_given_back_to_it(cluster_node, edit):
+    """The backup has a block as a's, which a gave back later, and b claimed: a must not give its addresses."""
+    a, b = cluster_node("a", confirm_s=0.02), cluster_node("b", confirm_s=0.02)
+    a.add("c1")
+    address = b.add("x1")
+    members = [ready(a), ready(b)]
+    [mine], [theirs] = a.blocks, b.blocks
+    with edit() as data:
+        backup = json.loads(json.dumps(data))
+        backup["blocks"][f"default {theirs}"]["node"] = "a"
+        data["revision"] += 1000
+    assert eventually(lambda: all(member.history[1] > 1000 for member in members), 10)
+    with edit() as data:
+        data.clear()
+        data |= backup
+    assert eventually(lambda: (a.stored, b.stored) == ({mine}, {theirs}), 10)
+    a.logged("cluster_store_restored")
+    assert a.blocks == {mine} and b.held[address] == "x1"
+    assert eventually(lambda: b.blocks == {theirs}, 10)
+
+
 # -- addresses by themselves ---------------------------------------------------------------------------------
 
 

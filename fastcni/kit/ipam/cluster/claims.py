@@ -192,14 +192,19 @@ def confirm_once(req: Request, keys: Keys) -> None:
             req.warn(f"the store {store_text(keys.store)} is away, going on with own blocks: {e}")
 
 
-def rejoin(store: Store, keys: Keys, warn: Warn) -> Node:
+def rejoin(store: Store, keys: Keys, warn: Warn, suspect: bool = False) -> Node:
     """Join, and compare the blocks in the store with those of blocks.json: adopt those of a former epoch, claim again
-    what a restored store has lost, and give no address any more of what another has. Needs the claim lock. Raises
-    StoreAway, and Fenced or Changed if it happens again meanwhile."""
+    what a restored store has lost, and give no address any more of what another has. A block that only a restored store
+    has as this node's is given back: another node may have had it since the backup, and claims it again. suspect: it
+    was restored, although its history does not show it. Needs the claim lock. Raises StoreAway, and Fenced or Changed
+    if it happens again meanwhile."""
     me = store.join(keys.node, boot_id().decode(), "")
     there = {block.cidr: block for block in store.blocks(keys.space, keys.node)}
     with MadeSpace(keys, warn) as space:
         old = space.state
+    if old.blocks and (suspect or restored(old.history, store.history())):
+        for cidr in there.keys() - old.blocks.keys() - set(old.lost):
+            store.give_back(there.pop(cidr))
     mine: list[Block] = []
     lost: list[str] = []
     for cidr in sorted({*old.blocks, *there}):
@@ -220,9 +225,10 @@ def rejoin(store: Store, keys: Keys, warn: Warn) -> Node:
             new.drop_block(cidr)
             warn(f"block {cidr} of space {keys.space} is not this node's any more: no new address is given of it")
         if restored(old.history, now):
-            new.hold = boottime() + NODE_TTL_S
+            seconds = keys.store.get("node_ttl", NODE_TTL_S)
+            new.hold = boottime() + seconds
             warn(f"the store {store_text(keys.store)} was restored or replaced: no block is claimed for "
-                 f"{NODE_TTL_S:g} s, while the nodes claim their own again")
+                 f"{seconds:g} s, while the nodes claim their own again")
         new.history = now
         singles.note_ended(space, new, held)
         space.save(new)
