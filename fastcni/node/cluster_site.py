@@ -91,7 +91,9 @@ class Site:
         try:
             return read_source(store, namespace)
         except StoreAway as e:
-            raise away(stores.store_text(settings), e) from None
+            raise CniError(errors.TRY_AGAIN_LATER, f"cannot read whereabouts' objects from "
+                           f"{stores.store_text(settings)}: {e}", "is whereabouts there, and may this user list its "
+                           "objects and pods? --kubeconfig and --namespace name another place") from None
         finally:
             store.close()
 

@@ -111,6 +111,8 @@ class KubernetesStore(NodeObjects):
         name = space_name(space)
         while True:
             now = self.api.get(f"{BASE}/{SPACES}/{name}")
+            if now is None and not wanted:
+                return {}                       # who only reads makes no object
             spec = now["spec"] if now else {}
             lacking = {GRID[family]: prefix for family, prefix in wanted.items() if GRID[family] not in spec}
             try:

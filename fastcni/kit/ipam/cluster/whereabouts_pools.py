@@ -163,6 +163,5 @@ def parts_of(name: str, cidr: str, slices: list[Slices]) -> tuple[str, str]:
 
 
 def object_name(cidr: str) -> str:
-    """A range as whereabouts has it in names."""
-    ip, _, length = cidr.partition("/")
-    return f"{ip}{'0' if ip.endswith(':') else ''}-{length}".replace(":", "-")
+    """A range as whereabouts has it in names: "fd00-5---64". Only an address can end with ":", which gets a 0."""
+    return f"{cidr}{'0' if cidr.endswith(':') else ''}".replace(":", "-").replace("/", "-")
