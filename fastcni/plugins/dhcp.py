@@ -94,7 +94,7 @@ def status(req: Request, path: str) -> None:
             return
         text = unreachable(path, e) if isinstance(e, client.Unreachable) else f"dhcp daemon at {path}: {e}"
         raise CniError(errors.PLUGIN_NOT_AVAILABLE, text,
-                       "start it: `systemctl start fastcni-dhcp.socket`, or `fastcni serve --dhcp`") from None
+                       "start it: `dhcp daemon`, or `fastcni serve --dhcp`") from None
 
 
 def allocate(req: Request, path: str) -> dict[str, Any]:
