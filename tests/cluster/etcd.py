@@ -14,6 +14,7 @@ import os
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import tempfile
 import time
@@ -183,11 +184,15 @@ class Etcd:
         self.await_health()
 
     def call(self, path, body, member=None, token=""):
-        """The answer of the JSON gateway, without fastcni. Not with TLS."""
+        """The answer of the JSON gateway, without fastcni."""
         asked = urllib.request.Request((member or self.members[0]).endpoint + path, json.dumps(body).encode())
         if token:
             asked.add_header("Authorization", token)
-        with urllib.request.urlopen(asked, timeout=START_S) as answer:
+        context = None
+        if self.tls:
+            context = ssl.create_default_context(cafile=self.folder / "ca.pem")
+            context.load_cert_chain(self.folder / "client.pem", self.folder / "client-key.pem")
+        with urllib.request.urlopen(asked, timeout=START_S, context=context) as answer:
             return json.loads(answer.read())
 
     def token(self):
@@ -239,16 +244,15 @@ def free_ports(count):
 
 
 def make_certificates(folder):
-    """An authority, and certificates of the server (127.0.0.1) and of a client, by openssl(1)."""
+    """An authority, and certificates of the server (127.0.0.1), a client, and a client with a common name."""
     def openssl(*words):
         done = subprocess.run(["openssl", *words], cwd=folder, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
 
     key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
     openssl("req", "-x509", *key, "-keyout", "ca-key.pem", "-out", "ca.pem", "-subj", "/CN=authority", "-days", "2")
-    for name in ("server", "client"):
-        # The server's own gateway is a client, too, with the server's certificate; its common name would be a user.
-        subject = "/O=etcd" if name == "server" else "/CN=node1"
+    # The server's own gateway is a client, too, with the server's certificate; its common name would be a user.
+    for name, subject in (("server", "/O=etcd"), ("client", "/O=nodes"), ("named", f"/CN={USER}")):
         (folder / "extensions").write_text("subjectAltName=IP:127.0.0.1\nextendedKeyUsage=serverAuth,clientAuth\n")
         openssl("req", "-new", *key, "-keyout", f"{name}-key.pem", "-out", f"{name}.csr", "-subj", subject)
         openssl("x509", "-req", "-in", f"{name}.csr", "-CA", "ca.pem", "-CAkey", "ca-key.pem", "-CAcreateserial",

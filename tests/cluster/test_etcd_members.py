@@ -8,7 +8,7 @@ import threading
 import time
 
 import pytest
-from cluster.etcd import PASSWORD
+from cluster.etcd import PASSWORD, Etcd
 
 from fastcni.kit.ipam.cluster.contract import ALIVE, Block, Changed, Fenced, StoreAway, Use
 from fastcni.kit.ipam.cluster.stores import open_store
@@ -296,8 +296,10 @@ def test_a_watch_reads_anew_what_was_compacted(etcd, opened, etcd_member):
 # -- TLS ----------------------------------------------------------------------------------------------
 
 
-def test_tls_with_a_client_certificate(etcd_tls, opened):
-    store = opened(etcd_tls.conf(prefix="/fastcni/tls"))
+@pytest.mark.parametrize("name", ["client", "named"])
+def test_tls_with_a_client_certificate(etcd_tls, opened, name):
+    pem = f"{etcd_tls.folder}/{name}"
+    store = opened(etcd_tls.conf(prefix=f"/fastcni/{name}", cert=f"{pem}.pem", key=f"{pem}-key.pem"))
     me = store.join("a", "boot")
     assert [one.cidr for one in store.claim(me, [("s", "10.0.0.0/26")])] == ["10.0.0.0/26"]
     with Watcher(store) as watcher:
@@ -365,6 +367,18 @@ def test_a_user_is_not_needed_where_etcd_wants_none(etcd, opened):
     store = opened(etcd, username="nobody", password="x")
     assert store.nodes() == [] == store.nodes()
     assert store.etcd.http.sent == 3
+
+
+def test_with_users_a_certificate_must_have_no_common_name(opened):
+    """etcd takes the common name of a certificate for the user. Its JSON gateway cannot, and refuses."""
+    with Etcd(tls=True, user=True) as etcd:
+        conf = etcd.conf(prefix="/fastcni/both")
+        assert opened(conf).nodes() == []
+        with pytest.raises(StoreAway, match="permission denied; may this user"):
+            opened(conf, username="").nodes()
+        named = {key: conf[key].replace("client", "named") for key in ("cert", "key")}
+        with pytest.raises(StoreAway, match="CommonName of client sending a request against gateway will be ignored"):
+            opened(conf | named).nodes()
 
 
 # -- one-shot -----------------------------------------------------------------------------------------
