@@ -95,7 +95,9 @@ def unconfirmed(space: Space) -> bool:
     if not state.node:
         return False                    # it has no block, so it has to claim one
     now, confirmed, tried = boottime(), space.times.confirmed(), space.times.tried()
-    return not (confirmed and now - confirmed < CONFIRM_S) and not (tried and now - tried < TRY_S)
+    if not confirmed:
+        return True                     # while this node was down, it may have been forgotten, and its blocks given
+    return now - confirmed >= CONFIRM_S and not (tried and now - tried < TRY_S)
 
 
 def check_loss(space: Space) -> None:

@@ -181,14 +181,20 @@ def confirm(store: Store, keys: Keys, warn: Warn) -> None:
 
 
 def confirm_once(req: Request, keys: Keys) -> None:
-    """confirm() for an ADD. If the store is away, this node goes on with the blocks that it has."""
+    """confirm() for an ADD. If the store is away, this node goes on with the blocks that it has. After a reboot only
+    the store knows whether they are still its own: then it raises CniError 11."""
     with ClaimLock(keys):
         with MadeSpace(keys, req.warn) as space:
             if not allocate.unconfirmed(space):
                 return                  # another request has done it meanwhile
+            known = space.times.confirmed()
         try:
             confirm(store_of(req.mode, keys.store), keys, req.warn)
         except StoreAway as e:
+            if not known:
+                raise CniError(TRY_AGAIN_LATER, f"the store {store_text(keys.store)} is away: {e}",
+                               "it has not confirmed this node's blocks since the boot: another node may have them") \
+                    from None
             req.warn(f"the store {store_text(keys.store)} is away, going on with own blocks: {e}")
 
 
