@@ -1,0 +1,258 @@
+"""A cluster in one process: nodes with a folder, a boot and a clock each, one store, and requests that can be stopped.
+
+A `Process` runs one request of the plugin in a thread. Only one thread runs at any time: the simulation waits until the
+process ends, or pauses at a call of the store. A fault makes a chosen call fail, or is the end of the process. As after
+kill -9, nothing that comes later has an effect: each further call raises Crash, too.
+"""
+
+import contextlib
+import itertools
+import json
+import sys
+import threading
+import time
+import uuid
+
+import pytest
+
+from fastcni.handle import handle
+from fastcni.kernel import waiting
+from fastcni.kernel.waiting import Crowded
+from fastcni.kit.call.mode import Mode
+from fastcni.kit.ipam import store as files_store
+from fastcni.kit.ipam.cluster.contract import StoreAway
+
+CRASH_BEFORE, CRASH_AFTER, LOST_REPLY, AWAY, PAUSE = "crash before", "crash after", "lost reply", "away", "pause"
+FAULTS = (CRASH_BEFORE, CRASH_AFTER, LOST_REPLY, AWAY, PAUSE)
+OF_STORE = (LOST_REPLY, AWAY, PAUSE)
+CHANGES = ("write_file",)       # functions of fastcni._system that change files
+POSIX_CHANGES = ("unlink", "rename", "replace", "link", "symlink", "mkdir", "open", "write", "pwrite", "ftruncate")
+waiting_readable = waiting.readable
+START_S = 1_000_000.0           # of the simulated clock
+here = threading.local()        # .process: the Process of this thread
+
+
+class Crash(Crowded):
+    """The process was killed. A Crowded, which handle() does not turn into an answer."""
+
+
+class Process:
+    """One request. fault: (kind, number of the call from 1 or its name), or None. reply: if it has ended by itself."""
+
+    def __init__(self, node, work, fault=None):
+        self.node, self.work, self.fault = node, work, fault
+        self.count, self.dead, self.paused, self.reply, self.error = 0, False, False, None, None
+        self.proceed, self.stopped = threading.Semaphore(0), threading.Semaphore(0)
+        self.thread = threading.Thread(target=self._run, daemon=True)
+        self.thread.start()
+        self.resume()
+
+    def resume(self):
+        """Let it run until it ends or pauses."""
+        self.paused = False
+        self.node.begin()
+        self.proceed.release()
+        self.stopped.acquire()
+        if not self.paused:
+            self.thread.join()
+        if self.error:
+            raise self.error
+
+    def kill(self):
+        if self.paused:
+            self.dead = True
+            self.resume()
+
+    def _run(self):
+        here.process = self
+        self.proceed.acquire()
+        try:
+            self.reply = self.work()
+        except Crash:
+            pass
+        except BaseException as e:          # a fault of the simulation or of the plugin
+            self.error = e
+        finally:
+            self.stopped.release()
+
+    def call(self, of_store, function, *args, **named):
+        """Make a call that has an effect, with the fault if it is the chosen one."""
+        self._check()
+        kind = ""
+        if self.fault and (of_store or self.fault[0] not in OF_STORE):
+            self.count += 1
+            if self.fault[1] in (self.count, function.__name__):
+                kind, self.fault = self.fault[0], None
+        if kind == PAUSE:
+            self.paused = True
+            self.stopped.release()
+            self.proceed.acquire()
+            self._check()
+        if kind == CRASH_BEFORE:
+            self.dead = True
+            self._check()
+        if kind == AWAY or (of_store and not self.node.reachable):
+            raise StoreAway("simulated: no route to the store")
+        result = function(*args, **named)
+        if kind == CRASH_AFTER:
+            self.dead = True
+            self._check()
+        if kind == LOST_REPLY:
+            raise StoreAway("simulated: no answer")
+        return result
+
+    def _check(self):
+        if self.dead:
+            raise Crash
+
+
+class FaultyStore:
+    """The store as a process has it."""
+
+    def __init__(self, process, store):
+        self.process, self.store, self.name, self.seen = process, store, store.name, None
+
+    def __getattr__(self, name):
+        def call(*args, **named):
+            result = self.process.call(True, method, *args, **named)
+            self.seen = self.store.history()
+            return result
+        method = getattr(self.store, name)
+        return call
+
+    def history(self):
+        """As of the last answer. It is no call of its own after another one."""
+        return self.seen or self.process.call(True, self.store.history)
+
+    def close(self):
+        self.store.close()
+
+
+class SimulatedMode(Mode):
+    """One-shot, with the simulation's store."""
+
+    __slots__ = ("cluster",)
+
+    def __init__(self, cluster):
+        super().__init__()
+        self.cluster = cluster
+
+    def cluster_store(self, key, open_store):
+        return super().cluster_store(key, lambda: FaultyStore(here.process, self.cluster.open_store()))
+
+    def find_plugin(self, name, folders, own):
+        return ""
+
+
+class SimulatedNode:
+    """A node. up: it has power. reachable: it has a way to the store. skew: of its wall clock, in seconds."""
+
+    def __init__(self, cluster, name, folder):
+        self.cluster, self.name, self.folder = cluster, name, folder
+        self.up, self.reachable, self.skew, self.process = True, True, 0.0, None
+        self.boot()
+
+    def boot(self):
+        self.boot_id, self.booted, self.up = str(uuid.UUID(int=next(self.cluster.numbers))), self.cluster.now, True
+
+    def begin(self):
+        """The next code that runs is this node's."""
+        self.cluster.running = self
+        files_store.known_boot_id = self.boot_id.encode()
+
+    def call(self, command, conf, container="", args="", fault=None):
+        """Begin a request. Return the Process, which has ended or is paused."""
+        env = {"CNI_COMMAND": command, "CNI_CONTAINERID": container, "CNI_IFNAME": "eth0", "CNI_PATH": "/nowhere",
+               "CNI_NETNS": "/nowhere/pod", "CNI_NETNS_OVERRIDE": "1", "CNI_ARGS": args}
+        stdin = json.dumps({**conf, "ipam": {**conf["ipam"], "dataDir": str(self.folder), "node_name": self.name}})
+        return Process(self, lambda: handle("cluster", env, stdin.encode(), SimulatedMode(self.cluster)), fault)
+
+    def run(self, work, fault=None):
+        """Run work(store) as a process of this node. Return the Process."""
+        return Process(self, lambda: work(FaultyStore(here.process, self.cluster.open_store())), fault)
+
+
+class Cluster:
+    """Nodes and a store. open_store(): a connection to it. now: seconds, of all nodes' clocks since START_S."""
+
+    def __init__(self, folder, names, open_store):
+        self.now, self.numbers, self.running, self.began = START_S, itertools.count(1), None, time.time()
+        self.open_store = open_store
+        self.nodes = [SimulatedNode(self, name, folder / name) for name in names]
+
+    # -- the clock, in the place of the module `time` ------------------------------------------------------------------
+
+    def monotonic(self):
+        return self.now - (self.running.booted if self.running else START_S) + 60.0
+
+    def time(self):
+        return self.began + self.now - START_S + (self.running.skew if self.running else 0.0)
+
+    def clock_gettime(self, clock):
+        return self.time() if clock == time.CLOCK_REALTIME else self.monotonic()
+
+    def clock_gettime_ns(self, clock):
+        return int(self.clock_gettime(clock) * 1e9)
+
+    def time_ns(self):
+        return int(self.time() * 1e9)
+
+    def monotonic_ns(self):
+        return int(self.monotonic() * 1e9)
+
+    def sleep(self, seconds):
+        self.now += seconds
+
+    def readable(self, fd, seconds, kind):
+        """waiting.readable() without a descriptor is a wait, too."""
+        if fd >= 0:
+            return waiting_readable(fd, seconds, kind)
+        self.sleep(seconds)
+        return False
+
+
+class Hook:
+    """A module in which some functions are calls of the Process, if the thread has one."""
+
+    def __init__(self, module):
+        self.module = module
+
+    def __getattr__(self, name):
+        function = getattr(self.module, name)
+        return changing(function) if name in POSIX_CHANGES else function
+
+
+def changing(function):
+    """Return the function as a call of the thread's Process."""
+    def call(*args, **named):
+        process = getattr(here, "process", None)
+        return process.call(False, function, *args, **named) if process else function(*args, **named)
+    return call
+
+
+@contextlib.contextmanager
+def simulated_modules(cluster):
+    """Let the modules of IPAM use the cluster's clock, and make their changes of files calls of the thread's Process.
+
+    cluster(): the Cluster that runs now."""
+    import posix
+
+    class Clock:
+        def __getattr__(self, name):
+            return getattr(cluster() if hasattr(Cluster, name) else time, name)
+
+    clock, hook = Clock(), Hook(posix)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(files_store, "known_boot_id", b"")
+        patch.setattr(waiting, "readable", lambda *args: cluster().readable(*args))
+        for name, module in list(sys.modules.items()):
+            if not name.startswith("fastcni.kit.ipam") and name != "fastcni.plugins.cluster":
+                continue
+            for attribute, value in list(vars(module).items()):
+                if value is posix:
+                    patch.setattr(module, attribute, hook)
+                elif value is time:
+                    patch.setattr(module, attribute, clock)
+                elif attribute in CHANGES:
+                    patch.setattr(module, attribute, changing(value))
+        yield

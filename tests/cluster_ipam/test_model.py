@@ -1,0 +1,131 @@
+"""A model of the cluster: any order of requests, crashes, partitions, reboots and an operator's steps.
+
+    Invariant: no address of a space has two live owners.
+
+An owner is live from the result of its ADD until its DEL begins, its node loses power, or another sandbox takes its
+pod's place. Neither the loss of the store nor a declaration that its node is dead ends it. A second invariant is about
+the store: what a node writes by an epoch that was raised meanwhile has no effect.
+
+The assumption, as docs/ipam.md has it:
+
+    A1  Whoever forgets a node has stopped its pods and processes. Here: the node has no power. It may come back.
+
+The rules call the plugin as a runtime does, see machine.py and simulation.py. `python -m faults cluster` runs the same
+machine for as long as it is given, with other choices each time.
+"""
+
+import pytest
+from cluster_ipam.machine import ClusterMachine
+from cluster_ipam.memory_store import MemoryStore
+from cluster_ipam.simulation import simulated_modules
+from hypothesis import HealthCheck, Phase, seed, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from fastcni.kit.ipam.cluster import allocate, claims
+from fastcni.kit.ipam.cluster.contract import ACTIVE, Block, Fenced
+
+ANY = {"database": None, "deadline": None, "suppress_health_check": list(HealthCheck)}
+QUICK = settings(max_examples=60, stateful_step_count=50, derandomize=True, phases=(Phase.generate,), **ANY)
+LONG = settings(max_examples=100, stateful_step_count=60, phases=(Phase.generate,), **ANY)
+FIND = settings(max_examples=300, stateful_step_count=60, phases=(Phase.generate,), report_multiple_bugs=False, **ANY)
+
+
+def run(machine, chosen):
+    with simulated_modules(lambda: ClusterMachine.current.cluster):
+        run_state_machine_as_test(machine, settings=chosen)
+
+
+def steps(*lines):
+    """Run a machine's rules in this order."""
+    with simulated_modules(lambda: ClusterMachine.current.cluster):
+        machine = ClusterMachine()
+        try:
+            for name, *values in lines:
+                getattr(machine, name)(*values)
+        finally:
+            machine.teardown()
+
+
+def test_no_address_of_a_space_has_two_live_owners():
+    run(ClusterMachine, QUICK)
+
+
+# -- planted faults: the machine finds them ----------------------------------------------------------------------------
+
+class WithoutCompare(MemoryStore):
+    """claim() takes a block whoever has it."""
+
+    def claim(self, me, wanted):
+        for key in wanted:
+            self.memory.blocks.pop(tuple(key), None)
+        return super().claim(me, wanted)
+
+
+class WithoutEpoch(MemoryStore):
+    """The epoch of a node is not compared."""
+
+    def _own(self, me):
+        try:
+            return super()._own(me)
+        except Fenced as e:
+            return e.node
+
+
+class WithoutQuarantine(MemoryStore):
+    """The blocks of a dead node are free at once."""
+
+    def declare_dead(self, node):
+        dead = super().declare_dead(node)
+        for key in [key for key, block in self.memory.blocks.items() if block.node == node.name]:
+            del self.memory.blocks[key]
+        return dead
+
+
+class NotedFirst:
+    """claims.claim_for() that notes a block as own before it claims it."""
+
+    def __init__(self, function):
+        self.function = function
+
+    def __call__(self, store, me, keys, ranges, warn):
+        claim = store.claim
+
+        def noted(me, wanted):
+            blocks = [Block(space=space, cidr=cidr, node=me.name, epoch=me.epoch, state=ACTIVE, since=1.0)
+                      for space, cidr in wanted]
+            claims.note_blocks(store, keys, blocks, warn)
+            return claim(me, wanted)
+
+        store.claim = noted
+        return self.function(store, me, keys, ranges, warn)
+
+
+@pytest.mark.parametrize("store", [WithoutCompare, WithoutEpoch, WithoutQuarantine])
+def test_the_machine_finds_a_fault_that_is_planted_in_the_store(store):
+    machine = seed(1)(type("ClusterMachine", (ClusterMachine,), {"store": store}))
+    with pytest.raises(AssertionError, match=r"two live owners|epoch"):
+        run(machine, FIND)
+
+
+def test_the_machine_finds_a_block_that_is_noted_before_it_is_claimed(monkeypatch):
+    monkeypatch.setattr(claims, "claim_for", NotedFirst(claims.claim_for))
+    with pytest.raises(AssertionError, match="two live owners"):
+        run(seed(1)(type("ClusterMachine", (ClusterMachine,), {})), FIND)
+
+
+# -- what the machine has found ----------------------------------------------------------------------------------------
+
+FORGOTTEN = (("fill", 0, "wide"), ("remove", 0, 1), ("fill", 1, "wide"), ("fill", 1, "sticky"), ("fill", 1, "fixed"),
+             ("change_power", 0), ("fill", 0, "wide"))
+
+
+def test_a_node_that_boots_without_its_store_gives_nothing_of_its_former_blocks():
+    """It was forgotten while it had no power, and another node has its blocks. It went on with those that it had noted,
+    because the store was away."""
+    steps(*FORGOTTEN)
+
+
+def test_the_steps_of_a_forgotten_node_show_a_boot_without_a_confirmation(monkeypatch):
+    monkeypatch.setattr(allocate, "unconfirmed", lambda space: False)
+    with pytest.raises(AssertionError, match="two live owners"):
+        steps(*FORGOTTEN)
