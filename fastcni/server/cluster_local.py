@@ -204,7 +204,7 @@ def read_holder(files: SpaceFiles, name: str) -> dict[str, Any] | None:
     container, _, ifname = owner.decode("utf-8", "replace").partition("\r\n") if is_attachment(owner) else ("", "", "")
     network, pod, marks = files.note(name)
     return {"address": name, "container": container, "ifname": ifname, "network": network, "pod": pod, "marks": marks,
-            "since": made(files, name)}
+            "netns": files.netns(name), "since": made(files, name)}
 
 
 def made(files: SpaceFiles, name: str) -> float:

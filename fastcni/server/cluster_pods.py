@@ -31,17 +31,18 @@ class Pods:
         """The caches may have changed: read them again when they are needed."""
         self.paths = None
 
-    def path(self, network: str, container: str, ifname: str, noted: str = "") -> str:
-        """The path of an attachment's namespace: the one that ADD noted, else the caches'; "" if none is known."""
-        if noted:
-            return noted
+    def is_gone(self, attachment: Attachment, noted: str = "") -> bool:
+        """Return whether the pod of an attachment is gone. noted: the path of its namespace that ADD has noted. If the
+        caches have another path, both must be gone. False if nothing is known."""
+        if noted and not self._is_gone(noted):
+            return False
         if self.paths is None:
             self.paths = self.cached()
-        return self.paths.get((network, container, ifname), "")
+        cached = self.paths.get(attachment, "")
+        return self._is_gone(cached) if cached and cached != noted else bool(noted)
 
-    def is_gone(self, path: str) -> bool:
-        """Return whether the pod with this namespace is gone. False if nothing is known."""
-        state = self.state_of(path)[0] if path else ""
+    def _is_gone(self, path):
+        state = self.state_of(path)[0]
         if state == ALIVE:
             self.folders.add(os.path.dirname(path))
         return state == GONE and (path.startswith("/proc/") or os.path.dirname(path) in self.folders)

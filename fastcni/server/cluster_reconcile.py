@@ -77,8 +77,7 @@ class Reconcile:
 
     def _is_gone(self, one: Mapping[str, Any]) -> bool:
         """Is the pod of an address gone?"""
-        path = self.pods.path(one.get("network", ""), one["container"], one["ifname"], one.get("netns", ""))
-        return self.pods.is_gone(path)
+        return self.pods.is_gone((one.get("network", ""), one["container"], one["ifname"]), one.get("netns", ""))
 
     def _next(self, now, gone):
         times = self.space.times

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from fastcni.server.log import Logger
 
 SCARCE = 4                      # claim a block if less than a fourth of the addresses is free
+SHOWN = ("address", "container", "ifname", "pod", "network", "since")          # of a holder, by contract.Use
 FULL_PAUSE_S = 5.0              # after a range had no block to claim
 
 
@@ -173,8 +174,9 @@ class ClusterSpace:
         node, dirty = self.member.node, self.dirty & self.owned.keys()
         if node is None:
             return now + self.times.write_s if dirty else NEVER
-        uses = [Use(self.name, cidr, node.name, node.epoch, node.boot_id, holders, time())
-                for cidr, holders in self.local.holders(dirty).items() if self.written.get(cidr) != holders]
+        uses = [Use(self.name, cidr, node.name, node.epoch, node.boot_id, shown, time())
+                for cidr, holders in self.local.holders(dirty).items()
+                if self.written.get(cidr) != (shown := [{key: one[key] for key in SHOWN} for one in holders])]
         if uses:
             self.member.store.write_uses(node, uses)
         self.written |= {use.cidr: use.holders for use in uses}

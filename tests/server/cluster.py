@@ -63,13 +63,9 @@ class ClusterNode:
         self.conf = {"cniVersion": "1.1.0", "name": "net", "type": "cluster", "ipam": self.ipam}
         self.keys = read_keys(Section(self.conf))
         self.home = netns.open_own()
-        pods = Pods(lambda path: (self.states.get(path, "unknown"), ""), self.cached)
+        pods = Pods(lambda path: (self.states.get(path, "unknown"), ""), dict)
         self.cluster = ClusterUpkeep(self.home, self.log, pods, lambda: configured, Times(**SLOW | times))
         self.store = stores.open_store(self.keys.store)
-        self.namespaces = {}
-
-    def cached(self):
-        return self.namespaces
 
     def stop(self):
         if self.home >= 0:
@@ -82,11 +78,10 @@ class ClusterNode:
     def faults(self):
         return [values for event, values in self.log.lines if event in ("server_fault", "cluster_failed")]
 
-    def call(self, command, cid, *, one_shot=False, args="", **conf):
+    def call(self, command, cid, *, one_shot=False, args="", netns="", **conf):
         """The answer of a request. one_shot: the server does not notice it."""
-        self.namespaces["net", cid, "eth0"] = f"/run/netns/{cid}"
-        env = {"CNI_COMMAND": command, "CNI_CONTAINERID": cid, "CNI_NETNS": f"/run/netns/{cid}", "CNI_IFNAME": "eth0",
-               "CNI_PATH": "/nowhere", "CNI_ARGS": args}
+        env = {"CNI_COMMAND": command, "CNI_CONTAINERID": cid, "CNI_NETNS": f"/run/netns/{netns or cid}",
+               "CNI_IFNAME": "eth0", "CNI_PATH": "/nowhere", "CNI_ARGS": args}
         stdin = json.dumps({**self.conf, **conf}).encode()
         reply = handle("cluster", env, stdin, InProcessMode() if one_shot else WithServer(self.cluster))
         return reply.status, json.loads(reply.stdout) if reply.stdout else None

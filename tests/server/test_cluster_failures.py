@@ -328,6 +328,18 @@ def test_an_attachment_that_is_made_again_between_the_looks_stays(cluster_node):
     assert address not in a.held or again == address
 
 
+def test_the_last_network_namespace_of_an_attachment_counts(cluster_node):
+    states = {"/run/netns/c1": "gone", "/run/netns/new": "alive", "/run/netns/c2": "alive"}
+    a = cluster_node(states=states, reconcile_s=0.01, apart_s=0.02)
+    a.add("c2")
+    ready(a)
+    address = a.add("c1", netns="new")
+    assert a.add("c1") == address and a.add("c1", netns="new") == address
+    assert not eventually(lambda: address not in a.held, 0.2)
+    states["/run/netns/new"] = "gone"
+    assert a.logged("cluster_address_released")["address"] == address
+
+
 def test_nothing_is_released_if_no_namespace_can_be_seen(cluster_node):
     """In a container without the node's /run/netns all pods look gone."""
     a = cluster_node(states={"/run/netns/c1": "gone", "/run/netns/c2": "gone"}, reconcile_s=0.01, apart_s=0.02)

@@ -14,6 +14,7 @@ from fastcni.server.cluster_pods import Pods
 from fastcni.server.cluster_times import Times
 from fastcni.server.cluster_watch import ClusterWatch
 
+CACHED, OTHER = ("net", "c", "eth0"), ("net", "other", "eth0")
 CIDR = "10.0.0.64/26"
 
 
@@ -192,23 +193,23 @@ class TestWatch:
 
 class TestPods:
     def states(self, **paths):
-        cached = {("net", "c", "eth0"): "/n/x"}
+        cached = {CACHED: "/n/x"}
         return Pods(lambda path: (paths.get(os.path.basename(path), "gone"), ""), lambda: cached)
 
     def test_a_pod_is_gone_if_other_namespaces_of_its_folder_were_seen(self):
         pods = self.states(a=ALIVE)
-        assert not pods.is_gone("/n/b")
-        assert not pods.is_gone("/n/a")
-        assert pods.is_gone("/n/b")
-        assert not pods.is_gone("/other/b")
+        assert not pods.is_gone(OTHER, "/n/b")
+        assert not pods.is_gone(OTHER, "/n/a")
+        assert pods.is_gone(OTHER, "/n/b")
+        assert not pods.is_gone(OTHER, "/other/b")
 
     def test_nothing_is_said_of_a_namespace_that_is_not_known(self):
         pods = self.states(a=ALIVE)
-        assert not pods.is_gone("") and not pods.is_gone("/n/a")
-        assert not self.states(b="unknown").is_gone("/n/b")
+        assert not pods.is_gone(OTHER, "/n/a") and not pods.is_gone(OTHER)
+        assert not self.states(b="unknown").is_gone(OTHER, "/n/b")
 
-    def test_the_path_that_add_noted_comes_before_the_caches(self):
-        pods = self.states()
-        assert pods.path("net", "c", "eth0") == "/n/x"
-        assert pods.path("net", "c", "eth0", "/n/noted") == "/n/noted"
-        assert pods.path("net", "other", "eth0") == ""
+    def test_the_path_in_the_cache_counts_too(self):
+        pods = self.states(a=ALIVE)
+        assert not pods.is_gone(OTHER, "/n/a")
+        assert pods.is_gone(CACHED) and pods.is_gone(CACHED, "/n/noted")
+        assert not self.states(a=ALIVE, x=ALIVE).is_gone(CACHED, "/n/noted")

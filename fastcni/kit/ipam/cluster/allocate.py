@@ -34,20 +34,20 @@ class Attachment:
     """What an ADD, DEL or CHECK is about, and what an ADD has been given.
 
     keys, asked     see conf.py and requested.py
-    container, ifname, network, owner   of the attachment; owner is the content of its files
+    container, ifname, netns, network, owner   of the attachment; owner is the content of its files
     taken           for each range the packed address, None: still missing
     fresh           the addresses among them that this ADD has taken: its rollback releases these
     handed          [(packed, owner before, its lines)]: of another sandbox of the pod; the rollback gives them back
     claimed         the Singles that this ADD has claimed; kept: [(before, after)] of those that it took over
     """
 
-    __slots__ = ("asked", "claimed", "container", "fresh", "handed", "ifname", "kept", "keys", "network", "owner",
-                 "taken")
+    __slots__ = ("asked", "claimed", "container", "fresh", "handed", "ifname", "kept", "keys", "netns", "network",
+                 "owner", "taken")
     asked: Requested
 
     def __init__(self, req: Request, keys: Keys) -> None:
         self.keys, self.network = keys, req.name
-        self.container, self.ifname = req.container_id, req.ifname
+        self.container, self.ifname, self.netns = req.container_id, req.ifname, req.netns
         self.owner = owner_of(req.container_id, req.ifname)
         self.taken: list[bytes | None] = []
         self.fresh: list[bytes] = []
@@ -61,7 +61,7 @@ class Attachment:
 
     def more(self, *marks: str) -> bytes:
         """The lines behind the owner in its files."""
-        return more_lines(self.network, self.asked.pod, " ".join(mark for mark in marks if mark))
+        return more_lines(self.network, self.asked.pod, " ".join(mark for mark in marks if mark), self.netns)
 
     def missing(self) -> list[int]:
         return [i for i, packed in enumerate(self.taken) if packed is None]
@@ -125,6 +125,16 @@ def give_again(space: Space, it: Attachment) -> None:
                            f"{address.ip_text(wanted)} is requested now")
         held.remove(packed)
         it.taken[i] = packed
+        if not it.handed:
+            note_netns(space, it, packed)
+
+
+def note_netns(space: Space, it: Attachment, packed: bytes) -> None:
+    """A repeated ADD may come with another network namespace: the server looks at the last one."""
+    name = address.ip_text(packed)
+    if it.netns and space.files.netns(name) != it.netns:
+        network, pod, marks = space.files.note(name)
+        space.hand_over(packed, it.owner, it.owner, more_lines(network, pod, marks, it.netns))
 
 
 def take_from_sandbox(space: Space, it: Attachment) -> list[bytes]:

@@ -1,15 +1,16 @@
 """What this node knows of a space: its blocks, and the addresses that it has given, in one folder with one lock.
 
     <dataDir>/<space>/          a host-local directory, see kit/ipam/store.py: its lock, address files and index
-        10.0.0.70               "<container id>\\r\\n<ifname>\\r\\n<network>\\r\\n<namespace/pod>\\r\\n<marks>"
+        10.0.0.70               "<container id>\\r\\n<ifname>\\r\\n<network>\\r\\n<pod>\\r\\n<marks>\\r\\n<netns>"
         .cluster/blocks.json    node, epoch, boot id, grid, own blocks: replaced by rename(2), under the lock
         .cluster/released       the time at which each address of these was released, see released.py
         .cluster/pods/<digest>  a symbolic link whose text is the addresses of a pod's interface
         .cluster/claim.lock     flock(2) around calls to the store, see claims.py; the other lock is not held then
 
-An address file's first two lines are its owner, as host-local has them. Marks: "single" if a Single of the store has to
-be released with the address, "sticky" if it is to be kept for the pod. A file with the owner "fastcni:single ..." holds
-an address of an own block for a Single that is kept or another node's: "fastcni:single <pod>\\r\\n<ifname>".
+An address file's first two lines are its owner, as host-local has them. <pod> is "namespace/name". <netns> is the path
+of the pod's network namespace: a server looks there whether the pod is gone. Marks: "single" if a Single of the store
+has to be released with the address, "sticky" if it is to be kept for the pod. A file with the owner "fastcni:single
+..." holds an address of an own block for a Single that is kept or another node's: "fastcni:single <pod>\\r\\n<ifname>".
 """
 
 from __future__ import annotations
@@ -188,7 +189,7 @@ class SpaceFiles(AddressFiles):
     """Address files with more lines than host-local's. Only the first two are the owner.
 
     more   the lines behind the owner, for files that are created
-    notes  {name: [network, pod, marks]} of the files that were read
+    notes  {name: [network, pod, marks, netns]} of the files that were read
     """
 
     __slots__ = ("more", "notes")
@@ -223,9 +224,14 @@ class SpaceFiles(AddressFiles):
         """[network, pod, marks] of a file that was read, [""] * 3 for one without."""
         return [*self.notes.get(name, ()), "", "", ""][:3]
 
+    def netns(self, name: str) -> str:
+        """The path of the network namespace in a file that was read, "" if it has none."""
+        return "".join(self.notes.get(name, ())[3:4])
 
-def more_lines(network: str, pod: str, marks: str = "") -> bytes:
-    return f"\r\n{network}\r\n{pod}\r\n{marks}".rstrip("\r\n").encode()
+
+def more_lines(network: str, pod: str, marks: str = "", netns: str = "") -> bytes:
+    netns = netns if netns.isprintable() else ""
+    return f"\r\n{network}\r\n{pod}\r\n{marks}\r\n{netns}".rstrip("\r\n").encode()
 
 
 class Space(Store):
