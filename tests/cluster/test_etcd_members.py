@@ -239,6 +239,18 @@ def test_more_blocks_than_a_transaction_takes_are_all_claimed_or_none(etcd, open
     assert len(store.claim(a, wanted[:-1])) == 149 == len(store.blocks(node="a"))
 
 
+def test_the_use_of_a_huge_block_leaves_holders_out_that_etcd_would_not_take(etcd, opened):
+    store = opened(etcd)
+    me = store.join("a", "boot")
+    cidrs = ["10.0.0.0/16", "10.1.0.0/26", "10.2.0.0/16"]
+    store.claim(me, [("s", cidr) for cidr in cidrs])
+    holders = [{"address": f"10.0.{i >> 8}.{i & 255}", "container": f"{i:064x}", "pod": "a/b"} for i in range(12000)]
+    store.write_uses(me, [Use("s", cidr, "a", 1, "boot", holders if cidr.endswith("16") else holders[:64], 1.0)
+                          for cidr in cidrs])
+    counts = [len(use.holders) for use in store.uses()]
+    assert counts[1] == 64 and counts[0] == counts[2] and 6000 < counts[0] < 12000
+
+
 # -- history ------------------------------------------------------------------------------------------
 
 

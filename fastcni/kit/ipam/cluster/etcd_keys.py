@@ -107,6 +107,15 @@ def value_of(record: Any) -> str:
     return json.write(record.to_dict()).decode()
 
 
+def use_value(use: Use, most: int) -> str:
+    """The value of a Use, of some `most` bytes: from a block of thousands of addresses holders may be left out."""
+    value, holders = value_of(use), use.holders
+    if len(value) <= most:
+        return value
+    kept = len(holders) * most // len(value)
+    return json.write(use.to_dict() | {"holders": holders[:kept], "left_out": len(holders) - kept}).decode()
+
+
 def record_of(kind: type[Block | Single | Use], pair: Pair) -> Any:
     return kind.from_dict(json.read(pair.value.encode()), pair.revision)
 

@@ -43,7 +43,7 @@ from fastcni.kit.ipam.cluster.etcd_client import (
     put,
     revision_is,
 )
-from fastcni.kit.ipam.cluster.etcd_keys import place, record_of, value_of
+from fastcni.kit.ipam.cluster.etcd_keys import place, record_of, use_value, value_of
 from fastcni.kit.ipam.cluster.etcd_nodes import EtcdNodes, races, text
 from fastcni.kit.ipam.cluster.rules import check_block, is_own, may_take_over
 from fastcni.spec import json
@@ -228,7 +228,7 @@ class EtcdStore(EtcdNodes):
     # -- after the fact -------------------------------------------------------------------------------
 
     def write_uses(self, me: Node, uses: Sequence[Use]) -> None:
-        for left in batches([(use, value_of(use)) for use in uses]):
+        for left in batches([(use, use_value(use, MAX_BYTES)) for use in uses]):
             while left:
                 own = [self.keys.own(me.name, use.space, use.cidr) for use, _ in left]
                 outcome = self.etcd.txn([self._epoch_is(me), *map(exists, own)],
