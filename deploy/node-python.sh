@@ -1,10 +1,12 @@
 #!/bin/sh
 # Make a Python that runs on any node, whatever its C library: Debian's, with the loader and the libraries it needs.
 # The result is FOLDER/ID. It works as /opt/fastcni/python/ID only: the paths of loader and libraries are absolute.
-#   node-python.sh FOLDER
+#   node-python.sh FOLDER [PACKAGES]
+# PACKAGES is a folder of Python packages that plugins import late: for stores of cluster-wide addresses.
 set -eu
 python=$(python3 -ISc 'import os, sys; print(os.path.realpath(sys._base_executable))')
 version=${python##*/}
+packages=${2:+$(cd "$2" && pwd)}
 mkdir -p "$1"
 folder=$(cd "$1" && pwd)
 new=$folder/new
@@ -12,7 +14,8 @@ mkdir -p "$new/bin" "$new/lib/native"
 cp "$python" "$new/bin/"
 cp -R "/usr/lib/$version" "$new/lib/"
 cd "$new/lib/$version"
-# plugins run without site packages
+# plugins run without site packages, and look for these when they need one: kit/ipam/cluster/site_packages.py
+[ -z "${packages-}" ] || cp -R "$packages" dist-packages
 rm -rf config-* test ensurepip idlelib lib2to3 pydoc_data tkinter turtledemo sitecustomize.py EXTERNALLY-MANAGED
 find . -name __pycache__ -prune -exec rm -rf {} +
 

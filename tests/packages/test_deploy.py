@@ -84,12 +84,17 @@ def test_scripts_are_shell(name):
 @pytest.mark.skipif(not (shutil.which("patchelf") and os.path.exists("/usr/lib/python3.11/os.py")),
                     reason="needs patchelf and Debian 12's Python")
 def test_the_python_for_nodes_runs_in_an_empty_system(tmp_path):
-    """No C library, no loader, no other file."""
+    """No C library, no loader, no other file. Plugins find the packages for a cluster's store in it."""
     where = tmp_path / "opt/fastcni/python"
     where.mkdir(parents=True)
-    subprocess.run(["sh", DEPLOY / "node-python.sh", where], check=True, env={"PATH": "/usr/bin:/bin"})
+    (tmp_path / "packages/urllib3").mkdir(parents=True)
+    (tmp_path / "packages/urllib3/__init__.py").write_text("")
+    subprocess.run(["sh", DEPLOY / "node-python.sh", where, tmp_path / "packages"], check=True,
+                   env={"PATH": "/usr/bin:/bin"})
     (name,) = os.listdir(where)
-    code = "import sys, ssl, ctypes; print(sys.prefix)"
+    shutil.copy(ROOT / "fastcni/kit/ipam/cluster/site_packages.py", tmp_path)
+    code = ("import sys, ssl, ctypes; print(sys.prefix); sys.path.append('/'); import site_packages; "
+            "site_packages.make_importable(); import urllib3; assert urllib3.__file__.startswith(sys.prefix)")
     done = subprocess.run(["chroot", tmp_path, f"/opt/fastcni/python/{name}/bin/python3.11", "-ISB", "-c", code],
                           capture_output=True, text=True, check=False)
     assert done.stdout == f"/opt/fastcni/python/{name}\n", done.stderr

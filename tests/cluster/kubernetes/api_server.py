@@ -51,24 +51,25 @@ class ApiServer(KubernetesEmulator):
         self.stored = {}                    # {(resource, namespace, name): object}
 
     async def _handle(self, request):
-        if request.resource and request.action:
-            self._authorize(request)
         if request.url.path == "/api/v1/namespaces/kube-system":        # which kmock takes for a list
+            self._authorize(request, "get", "", "namespaces", None, "kube-system")
             return aiohttp.web.json_response(self._there(resource("", "v1", "namespaces"), None, "kube-system"))
+        if request.resource and request.action:
+            verb = {"FETCH": "get", "UPDATE": "patch"}.get(request.action.value, request.action.value.lower())
+            what = "/".join(filter(None, (request.resource.plural, request.subresource)))
+            self._authorize(request, verb, request.resource.group, what, request.namespace, request.name)
         del self._requests[:-1]             # each one is compared with all of them
         return await RawHandler._handle(self, request)      # not kmock's own changes of its objects
 
-    def _authorize(self, request):
+    def _authorize(self, request, verb, group, what, namespace, name):
         token = request.headers.get("Authorization", "").removeprefix("Bearer ")
         if self.tokens is not None and token not in self.tokens:
             raise KubernetesError(status=401, reason="Unauthorized", message="Unauthorized")
-        verb = {"FETCH": "get", "UPDATE": "patch"}.get(request.action.value, request.action.value.lower())
-        what = "/".join(filter(None, (request.resource.plural, request.subresource)))
-        self.asked.add((verb, request.resource.group, what))
+        self.asked.add((verb, group, what))
         if self.rules is not None and not any(
-                verb in rule["verbs"] and request.resource.group in rule["apiGroups"] and what in rule["resources"]
-                and request.namespace == rule.get("namespace")
-                and ("resourceNames" not in rule or request.name in rule["resourceNames"]) for rule in self.rules):
+                verb in rule["verbs"] and group in rule["apiGroups"] and what in rule["resources"]
+                and namespace == rule.get("namespace")
+                and ("resourceNames" not in rule or name in rule["resourceNames"]) for rule in self.rules):
             raise KubernetesError(status=403, reason="Forbidden", message=f"cannot {verb} {what}")
 
     # -- objects --------------------------------------------------------------------------------------

@@ -74,8 +74,6 @@ class NodeObjects(BlockObjects):
                     now = self.api.create(f"{BASE}/{NODES}", to_object(
                         NODES, node_name(node), {"name": node, "epoch": 1} | me))
                 else:
-                    if now["spec"]["state"] == FORGOTTEN:
-                        self._remove_belongings(now)
                     now = self.api.patch(path_of(NODES, now), to_patch(me, version_of(now)))
             except (Conflict, Missing):
                 continue
@@ -193,18 +191,17 @@ class NodeObjects(BlockObjects):
         return node
 
     def _remove_belongings(self, forgotten: Object) -> None:
-        """Remove what a forgotten node has of older epochs."""
-        node, epoch = forgotten["spec"]["name"], forgotten["spec"]["epoch"]
+        """Remove what a forgotten node has. Raises Conflict if it has joined again."""
+        node = forgotten["spec"]["name"]
         claims, blocks = self.list_of(CLAIMS, node=node), self.list_of(BLOCKS, node=node)
         now = self._stored(node)
         if not now or now["metadata"]["uid"] != forgotten["metadata"]["uid"] or now["spec"]["state"] != FORGOTTEN:
             raise Conflict(f"node {node} is not forgotten any more")
         for claim, document in claims:
-            if claim.state != KEPT and claim.epoch < epoch:
+            if claim.state != KEPT:
                 self.remove(CLAIMS, document)
-        for block, document in blocks:
-            if block.epoch < epoch:
-                self.free(document)
+        for _, document in blocks:
+            self.free(document)
 
 
 def renewed(lease: Object) -> float:

@@ -28,9 +28,9 @@ adopt() and share() take a mark away, too, so a mark that a crash has left does 
 
 forget() against a node that joins again. forget() sets the state "forgotten", and then lists what the node has. It
 reads the IPNode once more: if that is the same object and still forgotten, all that was listed is of the past. It
-removes only objects of older epochs, each with the uid and resourceVersion that it has seen, and the IPNode last. A
-node that joins while it is forgotten does the same first, and goes on with the raised epoch. So nothing that it claims
-from then on is of an older one.
+removes these objects, each with the uid and resourceVersion that it has seen, and the IPNode last. A node that joins
+meanwhile is alive with the raised epoch. What it claims or adopts from then on is not in that list, or has another
+resourceVersion.
 
 Several blocks. All nodes create the blocks of a claim in the same order. When one is taken, those that this call has
 created are removed. If the API server cannot be reached just then, they stay this node's, unused, and blocks() has

@@ -1,0 +1,103 @@
+"""All orders in which the requests of several clients can reach the API server.
+
+An actor is a function that uses a store. It is stopped before each request, and one actor at a time sends one.
+explore() repeats a story with each order: depth first, with a limit of how often an actor that could go on is left for
+another.
+"""
+
+import itertools
+import threading
+
+TIMEOUT_S = 60
+
+
+class Stopped(BaseException):
+    """The process of this actor was killed."""
+
+
+class Actor:
+    """crash: it is killed before its request of this number, from 1; after=True: when that was sent, before the
+    answer."""
+
+    def __init__(self, name, store, function, crash=0, after=False):
+        self.name, self.store, self.function, self.crash, self.after = name, store, function, crash, after
+        self.result = self.error = None
+        self.sent = 0
+        self.turn, self.stops = threading.Semaphore(0), threading.Semaphore(0)
+        self.over = False
+        self.thread = threading.Thread(target=self._run, name=name)
+
+    def start(self):
+        expect = self.store.api._expect
+
+        def stopped(*args, **named):
+            self.stops.release()
+            assert self.turn.acquire(timeout=TIMEOUT_S)
+            self.sent += 1
+            if self.sent == self.crash and not self.after:
+                raise Stopped
+            try:
+                return expect(*args, **named)
+            finally:
+                if self.sent == self.crash:
+                    raise Stopped
+
+        self.store.api._expect = stopped
+        self.thread.start()
+        assert self.stops.acquire(timeout=TIMEOUT_S)
+
+    def step(self):
+        """Let it send one request, and go on to its next one or its end."""
+        self.turn.release()
+        assert self.stops.acquire(timeout=TIMEOUT_S)
+
+    def _run(self):
+        try:
+            self.result = self.function(self.store)
+        except (Exception, Stopped) as e:
+            self.error = e
+        finally:
+            del self.store.api._expect      # the method of the class again
+            self.over = True
+            self.stops.release()
+
+
+def run(actors, choices, most_switches):
+    """Run actors by choices, then each to its end. Return (number of choices there were, choice taken) of each step."""
+    for actor in actors:
+        actor.start()
+    taken, current, switches = [], None, 0
+    while live := [actor for actor in actors if not actor.over]:
+        if current in live:
+            live.remove(current)
+            live = [current, *live] if switches < most_switches else [current]
+        choice = choices[len(taken)] if len(taken) < len(choices) else 0
+        taken.append((len(live), choice))
+        switches += current in live and live[choice] is not current
+        current = live[choice]
+        current.step()
+    for actor in actors:
+        actor.thread.join(TIMEOUT_S)
+    return taken
+
+
+def explore(story, most_switches=2):
+    """story(number) returns (actors, check). After each order of the actors' requests check(*actors) is called. Return
+    how many orders there were."""
+    choices = []
+    for number in itertools.count():
+        actors, check = story(number)
+        taken = run(actors, choices, most_switches)
+        try:
+            check(*actors)
+        except BaseException as e:
+            e.add_note(f"order {[choice for _, choice in taken]}: "
+                       f"{[(actor.name, actor.result, actor.error) for actor in actors]}")
+            raise
+        while taken and taken[-1][1] + 1 >= taken[-1][0]:
+            taken.pop()
+        if not taken:
+            break
+        choices = [choice for _, choice in taken]
+        choices[-1] += 1
+    return number + 1

@@ -1,0 +1,159 @@
+"""kubeconfigs, and the files of a pod."""
+
+import json
+from base64 import b64encode
+
+import pytest
+from cluster.kubernetes.api_server import kubeconfig
+
+from fastcni.kit.ipam.cluster import kubeconfig as module
+from fastcni.kit.ipam.cluster.contract import StoreAway
+from fastcni.kit.ipam.cluster.kubeconfig import in_cluster, read_kubeconfig
+from fastcni.kit.ipam.cluster.store_kubernetes import find_access
+from fastcni.kit.ipam.cluster.stores import open_store
+
+SERVER = "https://192.0.2.1:6443"
+PEM = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"
+DATA = b64encode(PEM.encode()).decode()
+
+
+@pytest.fixture
+def read(tmp_path):
+    def read(**how):
+        path = tmp_path / "kubeconfig"
+        path.write_text(kubeconfig(SERVER, **how))
+        return read_kubeconfig(str(path))
+
+    return read
+
+
+def test_a_token_is_sent_as_a_bearer(read):
+    access = read(token="t")
+    assert (access.server, access.headers(), access.verify, access.namespace) == (
+        SERVER, {"Authorization": "Bearer t"}, True, "")
+
+
+def test_it_is_yaml(tmp_path):
+    path = tmp_path / "kubeconfig"
+    path.write_text(f"""
+apiVersion: v1
+kind: Config
+clusters:
+- name: local
+  cluster:
+    server: https://[10.96.0.1]:443
+    certificate-authority-data: {DATA}
+users:
+- name: whereabouts
+  user:
+    token: "abc"
+contexts:
+- name: whereabouts-context
+  context:
+    cluster: local
+    user: whereabouts
+    namespace: kube-system
+current-context: whereabouts-context
+""")
+    access = read_kubeconfig(str(path))
+    assert (access.server, access.token, access.namespace, access.ca) == (
+        "https://[10.96.0.1]:443", "abc", "kube-system", PEM)
+
+
+def test_files_are_relative_to_the_kubeconfig(read, tmp_path):
+    access = read(cluster={"certificate-authority": "ca.crt"},
+                  user={"client-certificate": "pki/node.crt", "client-key": "/etc/node.key"})
+    assert (access.ca, access.cert, access.key) == (
+        f"{tmp_path}/ca.crt", f"{tmp_path}/pki/node.crt", "/etc/node.key")
+    assert access.headers() == {}
+
+
+def test_data_counts_before_files(read):
+    access = read(cluster={"certificate-authority": "ca.crt", "certificate-authority-data": DATA},
+                  user={"client-certificate-data": DATA, "client-key-data": DATA})
+    assert (access.ca, access.cert, access.key) == (PEM, PEM, PEM)
+
+
+def test_the_name_in_the_certificate_and_whether_it_is_checked(read):
+    access = read(cluster={"insecure-skip-tls-verify": True, "tls-server-name": "kubernetes"})
+    assert (access.verify, access.server_name) == (False, "kubernetes")
+
+
+def test_user_and_password(read):
+    assert read(user={"username": "u", "password": "p"}).headers() == {"Authorization": "Basic dTpw"}
+
+
+def test_a_context_can_be_named(tmp_path):
+    document = json.loads(kubeconfig(SERVER))
+    document["contexts"].append({"name": "other", "context": {"cluster": "cluster", "namespace": "n"}})
+    (tmp_path / "kubeconfig").write_text(json.dumps(document))
+    access = read_kubeconfig(str(tmp_path / "kubeconfig"), "other")
+    assert (access.namespace, access.headers()) == ("n", {})
+    with pytest.raises(StoreAway, match="has no context 'third'"):
+        read_kubeconfig(str(tmp_path / "kubeconfig"), "third")
+
+
+@pytest.mark.parametrize("how, text", [
+    ({"user": {"exec": {"command": "aws"}}}, "`exec`: a program for credentials is not supported; use a token"),
+    ({"user": {"auth-provider": {"name": "oidc"}}}, "`auth-provider`: an auth provider is not supported"),
+    ({"user": {"token": "t", "as": "admin"}}, "`as`: impersonation is not supported"),
+    ({"cluster": {"proxy-url": "http://proxy"}}, "`proxy-url`: a proxy is not supported"),
+    ({"cluster": {"server": "10.0.0.1"}}, "server: expected a URL, got '10.0.0.1'"),
+    ({"cluster": {"certificate-authority-data": "!"}}, "certificate-authority-data is not base64 of a PEM text"),
+    ({"user": {"client-certificate": "a"}}, "client-certificate and client-key: only one of them is there"),
+    ({"user": {"token": 5}}, "token: expected a string, got int"),
+    ({"context": {"cluster": "nowhere"}}, "has no cluster 'nowhere'"),
+    ({"context": {"user": "nobody"}}, "has no user 'nobody'"),
+])
+def test_a_refusal_names_the_key(read, how, text):
+    with pytest.raises(StoreAway, match=r"^kubeconfig /.*/kubeconfig: ") as caught:
+        read(**how)
+    assert text in str(caught.value)
+
+
+@pytest.mark.parametrize("text, what", [("[", "expected the node content"), ("- a", "is not a mapping"),
+                                        ("{}", "names no context")])
+def test_a_file_that_is_no_kubeconfig(tmp_path, text, what):
+    (tmp_path / "kubeconfig").write_text(text)
+    with pytest.raises(StoreAway, match=what):
+        read_kubeconfig(str(tmp_path / "kubeconfig"))
+
+
+def test_a_missing_file_is_a_store_that_is_away(tmp_path):
+    store = open_store({"type": "kubernetes", "kubeconfig": f"{tmp_path}/none"})
+    with pytest.raises(StoreAway, match=r"read the kubeconfig /.*/none: No such file or directory"):
+        store.nodes()
+
+
+def test_a_token_file_is_read_again_after_a_minute(read, tmp_path, monkeypatch):
+    now = 1000.0
+    monkeypatch.setattr(module, "monotonic", lambda: now)
+    (tmp_path / "token").write_text("one\n")
+    access = read(user={"tokenFile": "token", "token": "older"})
+    assert access.headers() == {"Authorization": "Bearer one"}
+    (tmp_path / "token").write_text("two\n")
+    now += 59
+    assert access.headers() == {"Authorization": "Bearer one"}
+    now += 1
+    assert access.headers() == {"Authorization": "Bearer two"}
+
+
+def test_a_pod_has_files_and_variables(tmp_path):
+    (tmp_path / "token").write_text("pod")
+    (tmp_path / "namespace").write_text("kube-system\n")
+    access = in_cluster(str(tmp_path), {b"KUBERNETES_SERVICE_HOST": b"fd00::1", b"KUBERNETES_SERVICE_PORT": b"6443"})
+    assert (access.server, access.ca, access.namespace) == (
+        "https://[fd00::1]:6443", f"{tmp_path}/ca.crt", "kube-system")
+    assert access.headers() == {"Authorization": "Bearer pod"}
+
+
+def test_outside_of_a_pod_a_kubeconfig_is_needed(tmp_path):
+    with pytest.raises(StoreAway, match="name a `kubeconfig`"):
+        in_cluster(str(tmp_path), {})
+
+
+def test_keys_of_the_configuration_count_before_the_kubeconfigs(read, tmp_path):
+    read()
+    access = find_access({"kubeconfig": f"{tmp_path}/kubeconfig", "k8s_api_root": "https://192.0.2.2",
+                          "namespace": "net"})
+    assert (access.server, access.namespace) == ("https://192.0.2.2", "net")
