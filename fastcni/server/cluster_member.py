@@ -108,8 +108,8 @@ class Member:
         except (Fenced, Changed) as e:      # of this node, or of its blocks
             again = self.confirm.due = self.compare.due = now + spread(self.times.away_s)
             self.failed("cluster_changed", store=self.store.name, why=f"{type(e).__name__}: {e}")
-        except CniError as e:
-            self.failed("cluster_failed", store=self.store.name, error=e.msg)
+        except (CniError, ImportError) as e:        # ImportError: the store's client is not installed
+            self.failed("cluster_failed", store=self.store.name, error=str(e))
         except Exception:
             self.log.exception("server_fault")
         job.due = min(job.due, again)
@@ -259,7 +259,7 @@ class Member:
     def status(self, now: float) -> dict[str, object]:
         """The part of the status document about this store. For any thread."""
         found = {"store": self.store.name, "node": self.name, "epoch": self.node.epoch if self.node else 0,
-                 "spaces": [space.status() for space in self.spaces.values()]}
+                 "spaces": [space.status() for space in list(self.spaces.values())]}
         if self.away.since is not None:
             found |= {"awaySeconds": round(now - self.away.since, 1), "why": self.away.why}
         return found

@@ -33,7 +33,7 @@ class Times:
                  "nodes_s", "grace_s", "restored_s", "away_s", "max_away_s", "stop_s")
     DEFAULTS = {"gather_s": 0.02, "confirm_s": 20.0, "list_s": 300.0, "write_s": 0.2, "write_changes": 64,
                 "idle_s": 600.0, "reconcile_s": 60.0, "apart_s": 30.0, "nodes_s": 60.0, "grace_s": 600.0,
-                "restored_s": NODE_TTL_S, "away_s": 1.0, "max_away_s": 20.0, "stop_s": 10.0}
+                "restored_s": NODE_TTL_S, "away_s": 1.0, "max_away_s": 20.0, "stop_s": 5.0}
     gather_s: float
     confirm_s: float
     list_s: float

@@ -116,6 +116,9 @@ class ClusterUpkeep:
             self.thread.join(self.times.stop_s)
         for member in list(self.members.values()):
             member.watch.join(deadline - monotonic())
+        if not self.thread or not self.thread.is_alive():
+            for store in self.stores.values():
+                store.close()
 
     def status(self) -> list[dict[str, Any]]:
         """A part of the status document, see status.py: one entry for each store."""
