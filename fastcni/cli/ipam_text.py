@@ -168,6 +168,9 @@ def print_import(plan: Plan, lost: Sequence[str], dry_run: bool, console: Consol
     if plan.gone:
         put(console, f"left out {plural(len(plan.gone), 'address')} of pods that do not exist: "
             f"{some(str(it.address) for it in plan.gone)}")
+    if plan.ended:
+        put(console, f"{'would release' if dry_run else 'released'} {plural(len(plan.ended), 'imported address')} of "
+            f"pods that ended since: {some(it.address for it in plan.ended)}")
     for text in [*plan.conflicts, *lost]:
         put(console, f"CONFLICT  {text}", "red")
     if plan.conflicts or lost:

@@ -9,6 +9,7 @@ from typing import Any
 
 from fastcni.kit.ipam.address_files import AddressFiles, address_of, is_attachment, is_torn
 from fastcni.kit.ipam.cluster.conf import DATA_DIR as CLUSTER_DIR
+from fastcni.kit.ipam.cluster.contract import IMPORTED
 from fastcni.kit.ipam.cluster.node_state import KEPT_OWNER
 from fastcni.kit.ipam.host_local_conf import DATA_DIR
 from fastcni.node.records import ADDRESS_FILE, Sighting
@@ -124,5 +125,5 @@ def read_space_owner(path: str, space: str, ip: str, content: bytes, since: floa
     if content.startswith(KEPT_OWNER.encode()):
         return None
     lines = content.split(b"\r\n")
-    network = lines[2].decode("utf-8", "replace") if len(lines) > 2 else ""
+    network = lines[2].decode("utf-8", "replace") if len(lines) > 2 and lines[2] != IMPORTED.encode() else ""
     return read_owner(path, network, ip, b"\r\n".join(lines[:2]).strip(), since)

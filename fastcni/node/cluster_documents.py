@@ -70,4 +70,5 @@ def imported(it: Plan, lost: Sequence[str], dry_run: bool) -> Document:
                            "node": single.node or None} for single in it.singles],
             "known": it.known, "gone": [{"space": one.space, "address": str(one.address), "pod": one.pod}
                                         for one in it.gone],
+            "released": [{"space": one.space, "address": one.address, "pod": one.pod} for one in it.ended],
             "conflicts": [*it.conflicts, *lost]}

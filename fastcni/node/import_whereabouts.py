@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from fastcni.kit.ipam.cluster.contract import HELD, REFUSED, SHARED, Block, Changed, Node, Single, Taken
+from fastcni.kit.ipam.cluster.contract import HELD, IMPORTED, REFUSED, SHARED, Block, Changed, Node, Single, Taken
 from fastcni.node.cluster_ipam import Survey
 from fastcni.node.whereabouts import Address, Given, Net, Source, ranges_of, read_given
 
@@ -29,13 +29,15 @@ Key = tuple[str, str]                   # space, address or cidr
 @dataclass(slots=True)
 class Plan:
     """What an import does. blocks: (space, cidr) to share. singles: addresses to claim. known: how many of them an
-    earlier import has claimed. gone: those of pods that do not exist any more, which are left out. conflicts: texts on
-    those that cannot be taken over."""
+    earlier import has claimed. gone: addresses of pods that do not exist any more, which are left out. ended: Singles
+    of an earlier import whose pods do not exist any more; they are released. conflicts: texts on what cannot be taken.
+    """
 
     blocks: list[Key] = field(default_factory=list)
     singles: list[Single] = field(default_factory=list)
     known: int = 0
     gone: list[Given] = field(default_factory=list)
+    ended: list[Single] = field(default_factory=list)
     conflicts: list[str] = field(default_factory=list)
 
 
@@ -69,6 +71,8 @@ def make_plan(source: Source, found: Survey, grids: Mapping[str, Mapping[str, in
             living.append(given)
         else:
             plan.gone.append(given)
+    plan.ended = [it for it in there.singles.values()
+                  if it.network == IMPORTED and it.state == HELD and it.pod not in source.pods]
     ranges = ranges_of(source)
     wanted = blocks_to_share(living, ranges, there, headroom)
     plan.blocks = [key for key in wanted if key not in there.blocks]
@@ -112,7 +116,7 @@ def plan_address(plan: Plan, given: Given, node: str, taken: dict[Key, Given], t
     else:
         plan.singles.append(Single(
             space=given.space, address=str(given.address), block=cidr, state=HELD, node=node, epoch=0,
-            container=given.container, ifname=given.ifname, pod=given.pod, network="", since=now, sticky=False))
+            container=given.container, ifname=given.ifname, pod=given.pod, network=IMPORTED, since=now, sticky=False))
 
 
 def owner(it: Given | Single) -> str:
@@ -121,11 +125,14 @@ def owner(it: Given | Single) -> str:
 
 
 def apply(store: Store, plan: Plan) -> list[str]:
-    """Share the blocks, and claim each address for its pod's node. Return texts on what another took meanwhile.
+    """Release what has ended, share the blocks, and claim each address for its pod's node. Return texts on what another
+    took meanwhile.
 
     A node that the store does not know yet joins it. Called again after StoreAway, it does what is left.
     """
     lost = []
+    for single in plan.ended:
+        store.release_single(single)        # False: it has changed, so its pod's node looks after it
     for space, cidr in plan.blocks:
         try:
             store.share(space, cidr)

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 
 from fastcni.kit.ipam.address_files import address_of, is_attachment, owner_of
 from fastcni.kit.ipam.cluster.allocate import holder_text
+from fastcni.kit.ipam.cluster.contract import IMPORTED
 from fastcni.kit.ipam.cluster.grid import block_of, ends, ip_text, read_block
 from fastcni.kit.ipam.cluster.node_state import KEPT_OWNER, SINGLE, Space, SpaceFiles, State, kept_owner, more_lines
 from fastcni.kit.ipam.cluster.released import boottime
@@ -93,8 +94,9 @@ class LocalSpace:
         return [holder for holder in self._read() if holder["container"]]
 
     def singles(self) -> list[str]:
-        """The addresses that are kept for a Single. Takes no lock. Raises CniError."""
-        return [holder["address"] for holder in self._read() if not holder["container"]]
+        """The addresses that are kept for a Single, or were imported. Takes no lock. Raises CniError."""
+        return [holder["address"] for holder in self._read()
+                if not holder["container"] or holder["network"] == IMPORTED]
 
     def _read(self, names: Iterable[str] | None = None) -> Iterator[dict[str, Any]]:
         """The holders of these addresses, of all without names."""
@@ -133,10 +135,14 @@ class LocalSpace:
     # What changes
 
     def forget_single(self, address: str) -> None:
-        """Give up an address that was held for a Single. Raises CniError."""
+        """Give up an address that was held for a Single, or was imported. Raises CniError."""
         with self.open() as space:
-            if space is not None:
-                forget_kept(space, address)
+            if space is None:
+                return
+            forget_kept(space, address)
+            owner = space.files.read_owner(address)
+            if owner and space.files.note(address)[0] == IMPORTED:
+                space.drop_file(read_ip(address), owner)
 
     def note_node(self, node: Node, history: tuple[str, int]) -> None:
         """Note that the store has confirmed this node. Raises CniError."""
@@ -178,6 +184,14 @@ class LocalSpace:
             if space is None or read_holder(space.files, holder["address"]) != holder or not is_gone(holder):
                 return False
             return space.release(read_ip(holder["address"]), owner_of(holder["container"], holder["ifname"]))
+
+    def take_imported(self, single: Single) -> None:
+        """Make the address file of a Single that was imported for a pod of this node, so that DEL finds it. Raises
+        CniError."""
+        with self.open(create=True) as space:
+            if space is not None and not any(one["address"] == single.address for one in space.state.later):
+                space.files.more = more_lines(single.network, single.pod, SINGLE)
+                space.take(read_ip(single.address), owner_of(single.container, single.ifname))
 
     def take_single(self, single: Single) -> str:
         """Hold an address for a Single. Return "", or who has it; that is "" also if the file is the Single's own

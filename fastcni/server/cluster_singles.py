@@ -7,8 +7,10 @@ HELD or KEPT has an address file here, so that no ADD gives its address. The fil
 
 from __future__ import annotations
 
+import time
+
 from fastcni.kit.ipam.cluster import upkeep
-from fastcni.kit.ipam.cluster.contract import ASKED, HELD, KEPT, REFUSED
+from fastcni.kit.ipam.cluster.contract import ASKED, HELD, IMPORTED, KEPT, REFUSED
 from fastcni.server.cluster_times import NEVER, Job, spread
 
 TYPE_CHECKING = False
@@ -46,6 +48,8 @@ class Singles:
     def _attend_one(self, single):
         space = self.space
         self.any = self.any or single.node == space.member.name
+        if single.network == IMPORTED and single.node == space.member.name and single.state == HELD:
+            self._take_imported(single)
         if single.block not in space.owned:
             return
         if single.state == ASKED:
@@ -58,6 +62,13 @@ class Singles:
                                 held_by=holder, claimed_by=f"{single.container} {single.ifname}", node=single.node)
             elif not holder:
                 self.conflicts.discard(single.address)
+
+    def _take_imported(self, single):
+        """An address that was taken over from another IPAM gets its file. One of before the reboot is released."""
+        if single.since < time.time() - time.clock_gettime(time.CLOCK_BOOTTIME):
+            self.space.member.store.release_single(single)
+        elif self.space.member.store.single(single.space, single.address) == single:     # the event may be an old one
+            self.local.take_imported(single)
 
     def _answer(self, single):
         """Answer the node that asks."""

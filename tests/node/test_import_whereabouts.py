@@ -68,6 +68,14 @@ def test_a_second_import_takes_over_what_is_new_only(store):
     assert [it.address for it in plan.singles] == ["10.5.0.2"] and plan.known == 2
 
 
+def test_a_second_import_releases_addresses_of_pods_that_ended(store):
+    """Their entries may still be in the pools: nobody deletes them there any more."""
+    run(store, POOL)
+    plan, _ = run(store, POOL, pods={"ns/a": "node-1"})
+    assert [it.address for it in plan.ended] == ["10.5.0.20"]
+    assert [it.address for it in store.singles()] == ["10.5.0.1"]
+
+
 def test_pods_that_are_gone_are_left_out(store):
     plan, _ = run(store, POOL, pods={"ns/a": "node-1"})
     assert [str(it.address) for it in plan.gone] == ["10.5.0.20"]

@@ -41,6 +41,8 @@ REFUSED = "refused"             # that node has given the address to a pod of it
 
 NODE_TTL_S = 60.0
 
+IMPORTED = "(imported)"         # network of a Single that was taken over from another IPAM, until its pod is gone
+
 
 class StoreAway(Exception):
     """The store cannot be reached, or did not answer in time. The text says which and why. What was asked may have been

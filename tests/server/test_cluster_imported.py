@@ -1,0 +1,47 @@
+"""Addresses that were taken over from another IPAM: the server gives them the files that an ADD would have made."""
+
+import time
+
+from server.client import eventually
+
+from fastcni.kit.ipam.cluster.contract import HELD, IMPORTED, Single
+
+BLOCK, ADDRESS = "10.0.0.16/28", "10.0.0.20"
+
+
+def imported(node, address=ADDRESS, since=None, container="old"):
+    """An address that was taken over from whereabouts for a pod of this node."""
+    me = next(it for it in node.store.nodes() if it.name == node.name)
+    node.store.share("default", BLOCK)
+    return node.store.claim_single(me, Single(
+        space="default", address=address, block=BLOCK, state=HELD, container=container, ifname="eth0",
+        pod="ns/old", network=IMPORTED, since=time.time() if since is None else since, sticky=False))
+
+
+def test_an_imported_address_gets_a_file_and_del_releases_it(cluster_node):
+    """whereabouts' pods have none: without it no DEL would ever release the address in the store."""
+    node = cluster_node()
+    node.add("c1")
+    imported(node)
+    assert eventually(lambda: node.held.get(ADDRESS) == "old", 10)
+    assert node.call("CHECK", "old", prevResult={"cniVersion": "1.1.0", "ips": [{"address": f"{ADDRESS}/24"}]})[0] == 0
+    node.delete("old")
+    assert node.store.singles() == [] and ADDRESS not in node.held
+    assert not eventually(lambda: ADDRESS in node.held, 0.3)
+
+
+def test_the_file_of_an_imported_address_goes_with_its_single(cluster_node):
+    node = cluster_node(list_s=0.05)
+    node.add("c1")
+    single = imported(node)
+    assert eventually(lambda: ADDRESS in node.held, 10)
+    node.store.release_single(node.store.single("default", single.address))
+    assert eventually(lambda: ADDRESS not in node.held, 10)
+
+
+def test_an_imported_address_of_before_the_reboot_is_released(cluster_node):
+    node = cluster_node()
+    node.add("c1")
+    imported(node, since=1.0)
+    assert eventually(lambda: node.store.singles() == [], 10)
+    assert ADDRESS not in node.held
