@@ -44,6 +44,7 @@ class ApiServer(KubernetesEmulator):
         self.changes, self.changed = [], asyncio.Condition()
         self.page, self.tokens, self.rules, self.watch_s = 500, None, None, 240.0
         self.asked = set()                  # (verb, group, resource)
+        self.log, self.next = [], []        # (method, path and query) of requests; (status, headers) to answer first
         self.crds = {crd["spec"]["names"]["plural"]: crd["spec"] for crd in documents("cluster-ipam-crds.yaml")}
         self.validators = {plural: jsonschema.Draft4Validator(
             strict(crd["versions"][0]["schema"]["openAPIV3Schema"]), format_checker=FORMATS)
@@ -51,6 +52,10 @@ class ApiServer(KubernetesEmulator):
         self.stored = {}                    # {(resource, namespace, name): object}
 
     async def _handle(self, request):
+        self.log.append((request.method.value, request.url.path_qs))
+        if self.next:
+            status, headers = self.next.pop(0)
+            return aiohttp.web.json_response({"kind": "Status", "message": "as told"}, status=status, headers=headers)
         if request.url.path == "/api/v1/namespaces/kube-system":        # which kmock takes for a list
             self._authorize(request, "get", "", "namespaces", None, "kube-system")
             return aiohttp.web.json_response(self._there(resource("", "v1", "namespaces"), None, "kube-system"))
@@ -119,6 +124,12 @@ class ApiServer(KubernetesEmulator):
     async def _wake(self):
         async with self.changed:
             self.changed.notify_all()
+
+    def forget(self, plural, name):
+        """Remove an object without a trace, as if that were long ago."""
+        self.stored = {key: it for key, it in self.stored.items() if (key[0].plural, key[2]) != (plural, name)}
+        self.revision += 1
+        self.compact()
 
     def compact(self):
         """Forget the changes: older revisions are answered with 410."""

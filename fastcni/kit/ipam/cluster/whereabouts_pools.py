@@ -126,7 +126,8 @@ def to_pool(document: Object, found: Whereabouts) -> Pool:
 
 
 def to_reservation(document: Object, known: set[tuple[str, str]]) -> Reservation:
-    """known: the (network, address) of pools, which decide if a name can be read in two ways. Raises ValueError."""
+    """known: the (network, address) of pools. They decide if a name can be read in two ways: an address that was given,
+    else one of a network that there is. Raises ValueError."""
     name, spec = document["metadata"]["name"], document.get("spec") or {}
     readings = []
     words = name.split("-")
@@ -140,7 +141,8 @@ def to_reservation(document: Object, known: set[tuple[str, str]]) -> Reservation
             readings.append(("-".join(words[:i]), address.ip_text(packed)))
     if not readings:
         raise ValueError("its name has no address")
-    network, ip = next((one for one in readings if one in known), readings[0])
+    networks = {network for network, _ in known}
+    network, ip = min(readings, key=lambda one: (one not in known, one[0] not in networks))
     return Reservation(name, network, ip, *holder_of(spec, "containerid"))
 
 
