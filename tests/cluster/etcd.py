@@ -66,8 +66,12 @@ class Member:
             self.popen.send_signal(number)
 
     def pause(self):
-        """It hangs: connections are accepted by the kernel, and nothing answers."""
+        """It hangs: connections are accepted by the kernel, and nothing answers. All threads have stopped on return."""
         self.signal(signal.SIGSTOP)
+        limit = time.monotonic() + START_S
+        while states(self.popen.pid) != {"T"}:
+            assert time.monotonic() < limit
+            time.sleep(0.01)
 
     def resume(self):
         self.signal(signal.SIGCONT)
@@ -220,6 +224,11 @@ class Etcd:
         self.call("/v3/auth/user/grant", {"user": "root", "role": "root"})
         self.call("/v3/auth/user/grant", {"user": USER, "role": "ipam"})
         self.call("/v3/auth/enable", {})
+
+
+def states(pid):
+    """The states of a process's threads, "T" for a stopped one, as in proc(5)."""
+    return {path.read_text().rpartition(")")[2].split()[0] for path in Path(f"/proc/{pid}/task").glob("*/stat")}
 
 
 def encoded(text):

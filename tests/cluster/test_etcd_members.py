@@ -270,6 +270,19 @@ def test_a_restored_backup_is_seen_in_the_history_and_by_a_watch(etcd_alone, ope
     assert [one.cidr for one in store.blocks()] == ["10.0.0.0/26"]
 
 
+def test_a_sign_of_life_notices_a_restored_backup(etcd_alone, opened):
+    """The backup has the node's lease, so it can be renewed, and a server asks for nothing else for hours."""
+    store = opened(etcd_alone.conf())
+    me = store.join("a", "boot")
+    saved = etcd_alone.backup()
+    for i in range(20):
+        patiently(lambda i=i: store.claim(me, [("s", f"10.0.{i}.0/26")]))
+    newest = store.history()
+    etcd_alone.restore(saved)
+    assert patiently(lambda: store.keep_alive(me)).state == ALIVE
+    assert store.history() < newest
+
+
 def test_a_new_etcd_at_the_same_place_does_not_know_the_node(etcd_alone, opened):
     store = opened(etcd_alone.conf())
     me = store.join("a", "boot")

@@ -163,10 +163,17 @@ class Client:
         StoreAway."""
         return int(self.call("/lease/grant", {"TTL": ttl})["ID"])
 
-    def renew(self, lease: int) -> bool:
-        """Keep a lease. Return False if it does not exist any more."""
-        document = self.call("/lease/keepalive", {"ID": lease})
-        return int(document.get("result", {}).get("TTL", 0)) > 0
+    def renew(self, lease: int, key: str) -> bool:
+        """Keep a lease. Return False if it does not exist any more. key: any that may be read.
+
+        The answer has the revision of the member that was asked, which may be behind. So if that is lower than the one
+        in `history`, a read finds out whether the cluster was restored from a backup.
+        """
+        result = self.call("/lease/keepalive", {"ID": lease}).get("result", {})
+        header = result.get("header", {})
+        if self.history and (header.get("cluster_id"), int(header.get("revision", 0))) < self.history:
+            self.read(key)
+        return int(result.get("TTL", 0)) > 0
 
     def watch(self, first: str, end: str, revision: int, stop: Callable[[], object], idle: float) -> Stream:
         """The stream of changes from `first` up to, and without, `end`, from a revision on. stop and idle: see Http.

@@ -68,7 +68,7 @@ class EtcdNodes:
     def keep_alive(self, node: Node) -> Node:
         me = Node(node.name, node.epoch, node.boot_id, node.address, ALIVE, 0, node.revision)
         known = self.leases.get((node.name, node.epoch))
-        if known and self.etcd.renew(known):
+        if known and self.etcd.renew(known, self.keys.node(node.name, "epoch")):
             return me
         compare = [self._epoch_is(node), exists(self.keys.node(node.name, "record"))]
         for _ in races(f"node {node.name}"):
@@ -115,7 +115,7 @@ class EtcdNodes:
         """Give a sign of life, and run the operations `puts` in one transaction with it. alive: the key as read. Return
         False if a comparison did not hold, or the lease has ended meanwhile."""
         key = self.keys.node(me.name, "alive")
-        if alive and self.etcd.renew(alive.lease):
+        if alive and self.etcd.renew(alive.lease, key):
             if not puts:                # what was to be compared was read together with the key
                 self.leases[me.name, me.epoch] = alive.lease
                 return True
