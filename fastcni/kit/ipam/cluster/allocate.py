@@ -138,9 +138,13 @@ def note_netns(space: Space, it: Attachment, packed: bytes) -> None:
 
 
 def take_from_sandbox(space: Space, it: Attachment) -> list[bytes]:
-    """Hand over the addresses of the pod's former sandbox: its interface of this network in another container."""
+    """Hand over the addresses of the pod's former sandbox: its interface of this network in another container. None of
+    a block that is not this node's any more, and none but a requested one."""
     found = []
+    wanted = [packed for packed in it.asked.wanted if packed is not None]
     for packed in space.addresses_of_pod(it.asked.pod, it.ifname):
+        if space.state.own_block(packed) is None or (wanted and packed not in wanted):
+            continue
         name = address.ip_text(packed)
         owner = space.files.read_owner(name) or b""
         network, pod, marks = space.files.note(name)
