@@ -95,17 +95,18 @@ class ClusterMachine(RuleBasedStateMachine):
                 "block_size6": 126, **IPAM[network]}
         return {"cniVersion": "1.1.0", "name": network, "type": "cluster", "ipam": ipam, **more}
 
-    @rule(at=nodes, network=st.sampled_from(list(IPAM)), identity=st.integers(0, 3), fault=fault)
-    def add(self, at, network, identity, fault):
+    @rule(at=nodes, network=st.sampled_from(list(IPAM)), identity=st.integers(0, 3), ip=st.sampled_from(FIXED),
+          fault=fault)
+    def add(self, at, network, identity, ip, fault):
         node = self.nodes[at]
         if not is_free(node):
             return
         name = f"p{identity}" if network == "sticky" else f"p{identity}-{node.name}"
         args = f"K8S_POD_NAMESPACE=ns;K8S_POD_NAME={network}-{name}"
         if network == "fixed":
-            args += f";IP={FIXED[identity % 3]}"
+            args += f";IP={ip}"
         for other in self.pods_of(node):
-            if other.network == network and other.args == args:
+            if other.network == network and pod_of(other.args) == pod_of(args):
                 self.end(other)                 # another sandbox takes its place
         pod = Pod(node, network, f"c{next(self.numbers)}", args)
         self.pods[pod.container] = pod
@@ -114,7 +115,7 @@ class ClusterMachine(RuleBasedStateMachine):
     @rule(at=nodes, network=st.sampled_from(list(IPAM)))
     def fill(self, at, network):
         for identity in range(4):
-            self.add(at, network, identity, None)
+            self.add(at, network, identity, FIXED[identity % 3], None)
 
     @rule(choice=number, fault=fault)
     def repeat_add(self, choice, fault):
@@ -283,6 +284,10 @@ class ClusterMachine(RuleBasedStateMachine):
             if fault and fault[0] == PAUSE:
                 fault = None                    # a forget() that waits would be one without A1
             node.run(quietly(work), fault)
+
+
+def pod_of(args):
+    return args.partition(";IP=")[0]
 
 
 def space_of(network):

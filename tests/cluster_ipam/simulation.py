@@ -29,6 +29,7 @@ CHANGES = ("write_file",)       # functions of fastcni._system that change files
 POSIX_CHANGES = ("unlink", "rename", "replace", "link", "symlink", "mkdir", "open", "write", "pwrite", "ftruncate")
 waiting_readable = waiting.readable
 START_S = 1_000_000.0           # of the simulated clock
+AHEAD_S = 1000.0                # so that the real times of files are before each simulated boot, if no clock has jumped
 here = threading.local()        # .process: the Process of this thread
 
 
@@ -176,7 +177,8 @@ class Cluster:
     """Nodes and a store. open_store(): a connection to it. now: seconds, of all nodes' clocks since START_S."""
 
     def __init__(self, folder, names, open_store):
-        self.now, self.numbers, self.running, self.began = START_S, itertools.count(1), None, time.time()
+        self.now, self.numbers, self.running = START_S, itertools.count(1), None
+        self.began = time.time() + AHEAD_S
         self.open_store = open_store
         self.nodes = [SimulatedNode(self, name, folder / name) for name in names]
 
