@@ -38,11 +38,12 @@ class Attachment:
     taken           for each range the packed address, None: still missing
     fresh           the addresses among them that this ADD has taken: its rollback releases these
     handed          [(packed, owner before, its lines)]: of another sandbox of the pod; the rollback gives them back
+    confirmed       whether this ADD has asked the store to confirm this node
     claimed         the Singles that this ADD has claimed; kept: [(before, after)] of those that it took over
     """
 
-    __slots__ = ("asked", "claimed", "container", "fresh", "handed", "ifname", "kept", "keys", "netns", "network",
-                 "owner", "taken")
+    __slots__ = ("asked", "claimed", "confirmed", "container", "fresh", "handed", "ifname", "kept", "keys", "netns",
+                 "network", "owner", "taken")
     asked: Requested
 
     def __init__(self, req: Request, keys: Keys) -> None:
@@ -52,6 +53,7 @@ class Attachment:
         self.taken: list[bytes | None] = []
         self.fresh: list[bytes] = []
         self.handed: list[tuple[bytes, bytes, bytes]] = []
+        self.confirmed = False
         self.claimed: list[Single] = []
         self.kept: list[tuple[Single, Single]] = []
 
@@ -71,7 +73,8 @@ def give(req: Request, it: Attachment) -> str:
     """Give what the own blocks have. Return "" if nothing is missing, else what to do: "confirm" or "claim". Raises
     CniError: 11 for a requested address that another has, 7 for a folder of another node."""
     with MadeSpace(it.keys, req.warn) as space:
-        if unconfirmed(space):
+        if not it.confirmed and unconfirmed(space):
+            it.confirmed = True         # once, even if the store is away
             return "confirm"
         check_loss(space)
         if not it.taken:

@@ -173,8 +173,9 @@ def confirm(store: Store, keys: Keys, warn: Warn) -> None:
     except (Fenced, Changed):
         rejoin(store, keys, warn)
         return
-    if state.boot != boot_id().decode() or restored(state.history, store.history()):
-        rejoin(store, keys, warn)
+    suspect = restored(state.history, store.history())
+    if suspect or state.boot != boot_id().decode():
+        rejoin(store, keys, warn, suspect)
         return
     with MadeSpace(keys, warn) as space:
         space.times.note_confirmed(True)
@@ -208,7 +209,8 @@ def rejoin(store: Store, keys: Keys, warn: Warn, suspect: bool = False) -> Node:
     there = {block.cidr: block for block in store.blocks(keys.space, keys.node)}
     with MadeSpace(keys, warn) as space:
         old = space.state
-    if old.blocks and (suspect or restored(old.history, store.history())):
+    suspect = suspect or restored(old.history, store.history())     # before what is written here raises the revision
+    if old.blocks and suspect:
         for cidr in there.keys() - old.blocks.keys() - set(old.lost):
             store.give_back(there.pop(cidr))
     mine: list[Block] = []
@@ -230,7 +232,7 @@ def rejoin(store: Store, keys: Keys, warn: Warn, suspect: bool = False) -> Node:
         for cidr in lost:
             new.drop_block(cidr)
             warn(f"block {cidr} of space {keys.space} is not this node's any more: no new address is given of it")
-        if restored(old.history, now):
+        if suspect:
             seconds = keys.store.get("node_ttl", NODE_TTL_S)
             new.hold = boottime() + seconds
             warn(f"the store {store_text(keys.store)} was restored or replaced: no block is claimed for "
@@ -316,7 +318,7 @@ def note_blocks(store: Store, keys: Keys, blocks: Sequence[Block], warn: Warn) -
             return
     for block in blocks:
         store.give_back(block)
-    rejoin(store, keys, warn)
+    rejoin(store, keys, warn, suspect=True)
     with MadeSpace(keys, warn) as space:
         check_hold(space.state)
 

@@ -1,0 +1,630 @@
+"""Addresses of a cluster, by the plugin on the local store: several nodes, each with its own folder, in one process."""
+
+import os
+import threading
+
+import pytest
+from cluster_ipam.node import NET, Node, pod
+
+from fastcni.kit.call.mode import Mode
+from fastcni.kit.ipam import store as store_module
+from fastcni.kit.ipam.cluster import released
+from fastcni.kit.ipam.cluster.contract import ACTIVE, HELD, KEPT, NODE_TTL_S, SHARED, StoreAway
+from fastcni.kit.ipam.cluster.stores import open_store
+from fastcni.spec.errors import CniError
+
+CALLS = ("grid", "join", "keep_alive", "nodes", "blocks", "claim", "adopt", "share", "give_back", "claim_single",
+         "change_single", "release_single", "single", "singles", "uses", "history")
+DUAL = {"ipRanges": [{"range": "10.0.0.0/24"}, {"range": "fd00:9::/64"}]}
+TINY = {"range": "10.0.0.0/29"}                     # gives .1 to .6
+STICKY = {"range": "10.0.0.0/24", "sticky": "pod"}
+
+
+class Watched:
+    """A store that counts its calls, and can be away, or lose the answer of a call that it carried out."""
+
+    def __init__(self, store):
+        self.store, self.calls, self.away, self.lost = store, [], False, ()
+
+    def __getattr__(self, name):
+        if name not in CALLS:
+            return getattr(self.store, name)
+
+        def call(*args, **more):
+            if name != "history":
+                self.calls.append(name)
+            if self.away:
+                raise StoreAway("no route to host")
+            answer = getattr(self.store, name)(*args, **more)
+            if name in self.lost:
+                raise StoreAway("the connection was closed")
+            return answer
+        return call
+
+
+class WatchedMode(Mode):
+    __slots__ = ("watched",)
+
+    def __init__(self, settings):
+        super().__init__()
+        self.watched = Watched(open_store(settings))
+
+    def cluster_store(self, key, open_store):
+        return self.watched
+
+
+@pytest.fixture
+def make(tmp_path):
+    def make(name):
+        settings = {"type": "local", "path": str(tmp_path / "store")}
+        return Node(tmp_path, name, settings, WatchedMode(settings))
+    return make
+
+
+@pytest.fixture
+def a(make):
+    return make("a")
+
+
+@pytest.fixture
+def b(make):
+    return make("b")
+
+
+def store_of(node):
+    return node.mode.watched.store
+
+
+def calls(node):
+    """The calls since the last time."""
+    found, node.mode.watched.calls = node.mode.watched.calls, []
+    return found
+
+
+def lose(node, name):
+    """Make a node look as if it had been silent for long."""
+    store = store_of(node)
+    with store.open() as doc:
+        me = doc.get("nodes", name)
+        me.seen -= 10 * NODE_TTL_S
+        doc.put("nodes", name, me)
+
+
+# -- ADD, DEL, CHECK ------------------------------------------------------------------------------------------
+
+def test_nodes_get_different_addresses(a, b):
+    given = [node.add(NET, f"{node.name}{i}")[0] for i in range(40) for node in (a, b)]
+    assert len(set(given)) == 80
+
+
+def test_a_usual_add_and_del_make_no_call(a):
+    a.add(NET, "c1")
+    assert calls(a) == ["join", "blocks", "singles", "grid", "claim"]
+    a.add(NET, "c2")
+    a.call("CHECK", NET, "c2")
+    a.delete(NET, "c2")
+    assert calls(a) == []
+
+
+def test_a_block_that_is_missing_takes_one_call(a):
+    for i in range(14):
+        a.add(NET, f"c{i}")
+    calls(a)
+    a.add(NET, "c14")
+    a.add(NET, "c15")
+    assert calls(a) == ["claim"]
+
+
+def test_the_result_has_prefix_gateway_routes_dns_and_more_addresses(a):
+    ipam = {"range": "10.0.0.0/24", "gateway": "10.0.0.1", "routes": [{"dst": "0.0.0.0/0"}],
+            "dns": {"nameservers": ["10.0.0.53"]}, "addresses": [{"address": "192.168.0.7/24"}]}
+    result = a.call("ADD", ipam)
+    assert result["ips"][1:] == [{"address": "192.168.0.7/24"}]
+    first = result["ips"][0]
+    assert first["address"].endswith("/24") and first["gateway"] == "10.0.0.1" and first["address"] != "10.0.0.1/24"
+    assert (result["routes"], result["dns"]) == ([{"dst": "0.0.0.0/0"}], {"nameservers": ["10.0.0.53"]})
+
+
+def test_each_range_gives_one_address_and_a_gateway_of_its_family(a):
+    ipam = {"range": "10.0.0.0/24", "gateway": "10.0.0.1", "ipRanges": [
+        {"range": "fd00:9::/64", "gateway": "fd00:9::1"}, {"range": "10.7.0.0/24"}]}
+    ips = a.call("ADD", ipam)["ips"]
+    assert [ip["address"].rpartition("/")[2] for ip in ips] == ["24", "64", "24"]
+    assert [ip.get("gateway") for ip in ips] == ["10.0.0.1", "fd00:9::1", "10.0.0.1"]
+
+
+def test_several_missing_blocks_are_one_claim(a):
+    assert len(a.add(DUAL)) == 2
+    assert calls(a).count("claim") == 1
+
+
+def test_two_equal_ranges_give_two_addresses(a):
+    ipam = {"ipRanges": [{"range": "10.0.0.0/24"}] * 2}
+    first, second = a.add(ipam)
+    assert first != second
+    assert a.add(ipam) == [first, second]
+    a.delete(ipam)
+    assert a.files() == {}
+
+
+def test_a_repeated_add_gives_the_same_address(a):
+    first = a.add(DUAL, "c1")
+    calls(a)
+    assert a.add(DUAL, "c1") == first
+    assert calls(a) == []
+    assert a.add(DUAL, "c1", ifname="eth1") != first
+
+
+def test_another_sandbox_of_a_pod_takes_over_its_address(a):
+    first = a.add(NET, "c1", args=pod("web"))
+    assert a.add(NET, "c2", args=pod("web")) == first
+    assert a.add(NET, "c3", args=pod("web", "other")) != first
+    assert a.add(NET, "c4", args=pod("web"), ifname="eth1") != first
+    a.delete(NET, "c1")                     # the old sandbox ends later
+    assert a.files()[first[0]] == b"c2\r\neth0\r\nnet\r\nns/web"
+    a.call("CHECK", NET, "c2")
+    a.delete(NET, "c2")
+    assert first[0] not in a.files()
+
+
+def test_a_failed_add_gives_the_former_sandbox_its_address_back(a):
+    first = a.add(NET, "c1", args=pod("web"))
+    both = {"ipRanges": [NET, {"range": "10.9.0.0/24"}]}
+    a.mode.watched.away = True
+    assert a.refused("ADD", both, "c2", args=pod("web")).code == 11
+    assert a.files() == {first[0]: b"c1\r\neth0\r\nnet\r\nns/web"}
+    a.call("CHECK", NET, "c1")
+
+
+def test_a_failed_add_leaves_nothing(a):
+    """Whereabouts leaves the address of the first range (WB 712 and others)."""
+    a.add(NET, "c0")
+    held = a.files()
+    a.mode.watched.away = True
+    e = a.refused("ADD", DUAL, "c1")
+    assert (e.code, "is away: no route to host" in e.msg) == (11, True)
+    assert "fd00:9::/64: this node has no block of it" in e.details
+    assert a.files() == held
+
+
+def test_del_releases_in_each_range_and_is_fine_again(a):
+    a.add(DUAL, "c1")
+    a.delete(DUAL, "c1")
+    assert a.files() == {}
+    a.delete(DUAL, "c1")
+    a.delete({"range": "nonsense"}, "c1")
+
+
+def test_del_needs_neither_folder_nor_store(a):
+    a.mode.watched.away = True
+    a.delete(NET, "c1")
+    assert calls(a) == [] and not (a.root / "default").exists()
+
+
+def test_check_misses_an_address(a):
+    assert a.refused("CHECK", NET, "c1").code == 999
+    a.add(NET, "c1")
+    a.call("CHECK", NET, "c1")
+    assert "has no address of fd00:9::/64" in a.refused("CHECK", DUAL, "c1").msg
+
+
+def test_without_a_pod_name_all_works(a):
+    """Whereabouts refuses an empty K8S_POD_NAME."""
+    assert a.add(NET, "c1", args="") and a.add(NET, "c2", args="IgnoreUnknown=1;K8S_POD_NAMESPACE=ns")
+
+
+def test_ranges_that_overlap_give_an_address_once(a, b):
+    narrow, wide = {"range": "10.0.0.0/25"}, {"range": "10.0.0.0/24"}
+    given = [node.add(ipam, f"{node.name}{i}{name}", name=name)[0] for i in range(30)
+             for node in (a, b) for name, ipam in (("n", narrow), ("w", wide))]
+    assert len(set(given)) == 120
+
+
+def test_spaces_have_their_own_addresses(a, b):
+    one, other = a.add(NET | {"network_name": "one"}), a.add(NET | {"network_name": "other"})
+    assert one == other
+    assert {block.space for block in store_of(a).blocks()} == {"one", "other"}
+
+
+def test_what_is_excluded_is_not_given(a):
+    ipam = {"range": "10.0.0.0/27", "exclude": ["10.0.0.8/29", "10.0.0.3"], "range_start": "10.0.0.2",
+            "range_end": "10.0.0.20", "gateway": "10.0.0.4", "block_size": 29}
+    given = sorted(int(a.add(ipam, f"c{i}")[0].rpartition(".")[2]) for i in range(9))
+    assert given == [2, 5, 6, 7, 16, 17, 18, 19, 20]
+    assert a.refused("ADD", ipam, "more").code == 11
+
+
+@pytest.mark.parametrize("range_, count", [
+    ("10.0.0.0/30", 2), ("10.0.0.0/31", 2), ("10.0.0.7/32", 1), ("10.0.0.0/29", 6), ("10.0.0.0/28", 14),
+    ("fd00::/126", 2), ("fd00::/127", 2), ("fd00::1/128", 1)])
+def test_small_ranges_are_given_completely_by_several_nodes(a, b, range_, count):
+    ipam = {"range": range_}
+    given = [(a, b)[i % 2].add(ipam, f"c{i}")[0] for i in range(count)]
+    assert len(set(given)) == count
+    e = b.refused("ADD", ipam, "more")
+    assert e.code == 11 and f"range {range_} of space" in e.msg
+    a.delete(ipam, "c0")
+    assert b.add(ipam, "more") == given[:1]
+
+
+@pytest.mark.parametrize("range_", ["fd00::/8", "fd00::/48", "fd00::/64", "fd00::ffff:ffff:ffff:0/112"])
+def test_large_ranges_of_ipv6_are_used_in_full(a, range_):
+    """Whereabouts has 64 bits for an offset, some of them signed (WB 83)."""
+    given = [a.add({"range": range_}, f"c{i}")[0] for i in range(70)]
+    assert len(set(given)) == 70 and all(one.startswith("fd00:") for one in given)
+
+
+def test_the_last_addresses_of_a_large_range_can_be_given(a):
+    ipam = {"range": "fd00::/64", "range_start": "fd00::ffff:ffff:ffff:ff00"}
+    assert a.add(ipam)[0].startswith("fd00::ffff:ffff:ffff:ff")
+    assert a.add(ipam, "c2", args="IP=fd00::ffff:ffff:ffff:fffe") == ["fd00::ffff:ffff:ffff:fffe"]
+
+
+# -- order ------------------------------------------------------------------------------------------------
+
+@pytest.fixture
+def clock(monkeypatch):
+    """CLOCK_BOOTTIME, in a list, to be set."""
+    clock = [released.boottime()]
+    for module in ("released", "allocate", "claims"):
+        monkeypatch.setattr(f"fastcni.kit.ipam.cluster.{module}.boottime", lambda: clock[0])
+    return clock
+
+
+def test_a_released_address_is_given_last(a, clock):
+    """The addresses that were never given come first, then the one that was released longest ago."""
+    given = [a.add(NET, f"c{i}")[0] for i in range(7)]
+    for name in ("c3", "c1", "c5"):
+        a.delete(NET, name)
+        clock[0] += 1
+    left = a_block(a) - 7
+    assert not set(given) & {a.add(NET, f"d{i}")[0] for i in range(left)}
+    assert [a.add(NET, f"e{i}")[0] for i in range(3)] == [given[3], given[1], given[5]]
+    assert len(store_of(a).blocks()) == 1
+
+
+def a_block(node):
+    """The number of addresses that the node's only block can give."""
+    (block,) = store_of(node).blocks()
+    return 16 - (block.cidr.partition("/")[0] in ("10.0.0.0", "10.0.0.240"))
+
+
+def test_an_address_that_cools_down_waits_while_another_is_free(a):
+    first = [a.add(NET, f"c{i}")[0] for i in range(3)]
+    a.delete(NET, "c0")
+    (fourth,) = a.add(NET, "d0")
+    assert fourth not in first
+
+
+# -- fixed addresses --------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("how", [{"args": "IP=10.0.0.77"}, {"args": "IP=10.0.0.077/24"},
+                                 {"runtimeConfig": {"ips": ["10.0.0.77/24"]}}, {"cni": ["10.0.0.77"]}])
+def test_a_requested_address_is_given(a, b, how):
+    if "cni" in how:
+        conf = a.conf(NET, args={"cni": {"ips": how["cni"]}})
+        a.conf = lambda ipam, **top: conf
+        how = {}
+    assert a.add(NET, "c1", **how) == ["10.0.0.77"]
+    e = b.refused("ADD", NET, "c2", args="IP=10.0.0.77")
+    assert e.code == 11
+    assert 'requested IP address 10.0.0.77 is not available: container c1 eth0 on node "a" has it since 20' in e.msg
+
+
+def test_a_requested_address_of_an_own_block_needs_no_call(a):
+    (first,) = a.add(NET, "c1", args=pod("web"))
+    wanted = first.rpartition(".")[0] + "." + str(int(first.rpartition(".")[2]) + 1)
+    calls(a)
+    assert a.add(NET, "c2", args=f"IP={wanted}") == [wanted]
+    e = a.refused("ADD", NET, "c3", args=f"IP={first}")
+    assert calls(a) == []
+    assert 'pod ns/web (container c1 eth0) on node "a" has it since 20' in e.msg
+
+
+def test_a_fixed_address_is_free_for_all_nodes_after_its_pod(a, b):
+    a.add(NET, "c1", args="IP=10.0.0.77")
+    assert [(one.cidr, one.state) for one in store_of(a).blocks()] == [("10.0.0.64/28", SHARED)]
+    a.delete(NET, "c1")
+    assert store_of(a).singles() == [] and a.files() == {}
+    assert b.add(NET, "c2", args="IP=10.0.0.77") == ["10.0.0.77"]
+
+
+def test_a_node_whose_server_does_not_answer_is_named(a, b, monkeypatch):
+    monkeypatch.setattr("fastcni.kit.ipam.cluster.singles.ANSWER_S", 0.1)
+    (first,) = a.add(NET, "c1")
+    wanted = first.rpartition(".")[0] + "." + str(int(first.rpartition(".")[2]) + 1)
+    e = b.refused("ADD", NET, "c2", args=f"IP={wanted}")
+    assert e.code == 11 and 'asked node "a"' in e.msg and "its server does not answer" in e.msg
+    assert store_of(a).singles() == []
+
+
+@pytest.mark.parametrize("args, text", [
+    ("IP=10.9.0.5", "IP=10.9.0.5 is in no range"), ("IP=10.0.0.0", "is excluded, or outside of the bounds"),
+    ("IP=10.0.0.1", "is the gateway")])
+def test_a_requested_address_that_cannot_be_given_is_refused(a, args, text):
+    assert text in a.refused("ADD", NET | {"gateway": "10.0.0.1"}, "c1", args=args).msg
+
+
+def test_an_address_of_no_range_goes_into_the_result(a):
+    ips = a.call("ADD", NET, args="IP=192.168.7.5/24;GATEWAY=192.168.7.1")["ips"]
+    assert ips[1] == {"address": "192.168.7.5/24", "gateway": "192.168.7.1"}
+
+
+# -- sticky addresses ---------------------------------------------------------------------------------------
+
+def test_a_pod_gets_its_address_on_another_node(a, b):
+    first = a.add(STICKY, "c1", args=pod("db-0"))
+    a.delete(STICKY, "c1")
+    assert [(one.state, one.pod) for one in store_of(a).singles()] == [(KEPT, "ns/db-0")]
+    assert b.add(STICKY, "c2", args=pod("db-0")) == first
+    assert first[0] not in [a.add(STICKY, f"d{i}", args=pod(f"x{i}"))[0] for i in range(20)]
+    b.delete(STICKY, "c2")
+    assert a.add(STICKY, "c3", args=pod("db-0")) == first
+    assert [(one.node, one.state, one.container) for one in store_of(a).singles(pod="ns/db-0")] == [("a", HELD, "c3")]
+    a.call("CHECK", STICKY, "c3")
+
+
+def test_a_pod_that_still_runs_elsewhere_is_named(a, b):
+    a.add(STICKY, "c1", args=pod("db-0"))
+    e = b.refused("ADD", STICKY, "c2", args=pod("db-0"))
+    assert e.code == 11
+    assert 'pod ns/db-0 (container c1 eth0) on node "a" has it since 20' in e.msg
+    assert b.files() == {}
+
+
+def test_another_sandbox_of_a_sticky_pod_takes_over(a):
+    first = a.add(STICKY, "c1", args=pod("db-0"))
+    assert a.add(STICKY, "c2", args=pod("db-0")) == first
+    a.delete(STICKY, "c1")
+    assert [(one.state, one.container) for one in store_of(a).singles()] == [(HELD, "c2")]
+
+
+def test_a_kept_address_is_given_to_no_other_pod(a):
+    first = a.add(STICKY, "c1", args=pod("db-0"))
+    a.delete(STICKY, "c1")
+    assert first[0] not in [a.add(NET, f"d{i}")[0] for i in range(40)]
+    assert "kept for pod ns/db-0" in a.refused("ADD", NET, "x", args=f"IP={first[0]}").msg
+    a.call("GC", STICKY, **{"cni.dev/valid-attachments": []})
+    assert first[0] in a.files()
+
+
+def test_a_sticky_add_that_fails_keeps_the_address(a, b):
+    first = a.add(STICKY, "c1", args=pod("db-0"))
+    a.delete(STICKY, "c1")
+    both = {"sticky": "pod", "ipRanges": [{"range": "10.0.0.0/24"}, {"range": "10.8.0.8/32"}]}
+    a.add({"range": "10.8.0.8/32"}, "other")
+    assert b.refused("ADD", both, "c2", args=pod("db-0")).code == 11
+    assert [(one.state, one.container) for one in store_of(a).singles(pod="ns/db-0")] == [(KEPT, "c1")]
+    assert b.files() == {}
+    assert b.add(STICKY, "c3", args=pod("db-0")) == first
+
+
+def test_sticky_needs_a_pod_name(a):
+    assert a.add(STICKY, "c1") and store_of(a).singles() == []
+
+
+# -- the store is away --------------------------------------------------------------------------------------
+
+def test_own_blocks_serve_while_the_store_is_away(a):
+    a.add(NET, "c0")
+    a.mode.watched.away = True
+    e = add_until_refused(a)
+    assert e.code == 11 and "none of them free" in e.details and len(a.files()) == a_block(a)
+    a.delete(NET, "c0")
+    a.mode.watched.away = False
+    assert a.add(NET, "d")
+
+
+def test_a_single_is_released_later_if_the_store_is_away(a, b):
+    first = a.add(TINY, "c1")
+    a.mode.watched.away = True
+    a.delete(TINY, "c1")
+    assert a.files() == {} and "released there later" in a.warnings[-1]
+    assert [one.container for one in store_of(a).singles()] == ["c1"]
+    a.mode.watched.away = False
+    a.add(TINY, "c2")
+    assert [one.container for one in store_of(a).singles()] == ["c2"] and first
+
+
+def test_a_claim_whose_answer_was_lost_is_found_again(a):
+    a.mode.watched.lost = ("claim",)
+    assert a.refused("ADD", NET, "c1").code == 11
+    a.mode.watched.lost = ()
+    assert a.add(NET, "c1")
+    assert len(store_of(a).blocks()) == 1
+
+
+def test_a_node_may_be_told_to_stop_without_its_store(a, monkeypatch):
+    a.add(NET, "c1")
+    now = released.boottime()
+    monkeypatch.setattr("fastcni.kit.ipam.cluster.allocate.boottime", lambda: now + 3700)
+    monkeypatch.setattr("fastcni.kit.ipam.cluster.released.boottime", lambda: now + 3700)
+    a.mode.watched.away = True
+    assert a.add(NET, "c2")
+    assert "going on with own blocks" in a.warnings[-1]
+    e = a.refused("ADD", NET | {"serve_after_loss": 3600}, "c3")
+    assert e.code == 11 and "for more than 3600 s" in e.msg
+
+
+# -- nodes that die and come back ---------------------------------------------------------------------------
+
+def declare_dead(node, name):
+    lose(node, name)
+    return store_of(node).declare_dead(next(one for one in store_of(node).nodes() if one.name == name))
+
+
+def confirm_is_due(monkeypatch):
+    monkeypatch.setattr("fastcni.kit.ipam.cluster.allocate.CONFIRM_S", 0.0)
+    monkeypatch.setattr("fastcni.kit.ipam.cluster.allocate.TRY_S", 0.0001)
+
+
+def test_a_node_that_was_declared_dead_adopts_its_blocks(a, b, monkeypatch):
+    a.add(NET, "c1")
+    declare_dead(b, "a")
+    confirm_is_due(monkeypatch)
+    a.add(NET, "c2")
+    assert {(one.node, one.epoch, one.state) for one in store_of(a).blocks()} == {("a", 2, ACTIVE)}
+    assert len(a.files()) == 2
+
+
+def test_a_node_that_was_forgotten_gives_nothing_of_a_block_that_another_has(a, b, monkeypatch):
+    (first,) = a.add(NET, "c1")
+    (block,) = store_of(a).blocks()
+    store_of(a).forget(declare_dead(b, "a"))
+    other = store_of(b).join("b", "boot")
+    store_of(b).claim(other, [("default", block.cidr)])
+    confirm_is_due(monkeypatch)
+    (second,) = a.add(NET, "c2")
+    assert first in a.files()                   # the pod that runs keeps it
+    assert second.rpartition(".")[2] != str(int(first.rpartition(".")[2]) + 1)
+    assert [one.node for one in store_of(a).blocks() if one.cidr == block.cidr] == ["b"]
+    assert any("is not this node's any more" in text for text in a.warnings)
+
+
+def test_a_claim_by_a_dead_node_joins_first(a, b):
+    a.add(NET, "c1")
+    declare_dead(b, "a")
+    given = [a.add(NET, f"d{i}")[0] for i in range(20)]
+    assert len(set(given)) == 20
+    assert {(one.epoch, one.state) for one in store_of(a).blocks()} == {(2, ACTIVE)}
+
+
+def test_a_store_that_was_restored_gets_its_blocks_again(a, b, tmp_path, monkeypatch):
+    a.add(NET, "a0")
+    backup = (tmp_path / "store/store.json").read_bytes()
+    for i in range(40):
+        a.add(NET, f"a{i}")
+    mine = {one.cidr for one in store_of(a).blocks()}
+    (tmp_path / "store/store.json").write_bytes(backup)
+    e = add_until_refused(a)
+    assert e.code == 11 and "the store was restored" in e.msg
+    assert mine <= {one.cidr for one in store_of(a).blocks(node="a")}
+
+
+def test_after_a_reboot_the_addresses_are_free_and_the_blocks_are_kept(a, monkeypatch):
+    monkeypatch.setattr("fastcni.kit.ipam.former.boot_began_ns", lambda: 1 << 62)
+    sticky = a.add(STICKY, "s1", args=pod("db-0"))
+    a.add(NET, "c1")
+    a.add(NET, "c2", args="IP=10.0.0.240" if sticky[0] < "10.0.0.200" else "IP=10.0.0.16")
+    blocks = {one.cidr for one in store_of(a).blocks(node="a")}
+    monkeypatch.setattr(store_module, "known_boot_id", b"0" * 8 + b"-0000-0000-0000-" + b"0" * 12)
+    a.add(NET, "c3")
+    owners = sorted(content.split(b"\r\n")[0] for content in a.files().values())
+    assert owners == [b"c3", b"fastcni:single ns/db-0"]
+    assert {one.cidr for one in store_of(a).blocks(node="a")} == blocks
+    a.add({"range": "10.77.0.0/24"}, "c4")      # a claim tells the store what has ended
+    assert [(one.state, one.pod) for one in store_of(a).singles()] == [(KEPT, "ns/db-0")]
+
+
+# -- full, GC, STATUS ---------------------------------------------------------------------------------------
+
+def add_until_refused(node, ipam=NET):
+    for i in range(300):
+        try:
+            node.add(ipam, f"until{i}")
+        except CniError as e:
+            return e
+    raise AssertionError("never refused")
+
+
+def test_a_full_range_names_the_holders_and_what_to_do(a, b):
+    ipam = {"range": "10.0.0.0/27", "block_size": 29}
+    b.add(ipam, "b0")
+    e = add_until_refused(a, ipam)
+    assert e.code == 11
+    assert e.msg == 'range 10.0.0.0/27 of space "default" is full for node "a": a has 3 blocks, b has 1 block'
+    assert "fastcni ipam list" in e.details
+    declare_dead(a, "b")
+    e = a.refused("ADD", ipam, "more")
+    assert "in quarantine" in e.msg and "forget-node" in e.details
+
+
+def test_shared_blocks_serve_when_no_other_is_free(a):
+    ipam = {"range": "10.0.0.0/27", "block_size": 29}
+    a.add(ipam, "fixed", args="IP=10.0.0.30")
+    given = [a.add(ipam, f"c{i}")[0] for i in range(29)]
+    assert len({*given, "10.0.0.30"}) == 30
+    assert a.refused("ADD", ipam, "more").code == 11
+
+
+def test_gc_releases_what_is_not_valid_in_its_network_only(a):
+    mine, other = a.add(NET, "c1", name="n1"), a.add(NET, "c2", name="n2")
+    gone = a.add(NET, "c3", name="n1")
+    a.call("GC", NET, "", name="n1", **{"cni.dev/valid-attachments": [{"containerID": "c1", "ifname": "eth0"}]})
+    assert set(a.files()) == {mine[0], other[0]}
+    assert a.req.released == [{"plugin": "cluster", "what": f"address {gone[0]}", "of": "c3 eth0"}]
+
+
+def test_gc_releases_singles_in_the_store(a):
+    a.add(TINY, "c1")
+    a.call("GC", TINY, "", **{"cni.dev/valid-attachments": []})
+    assert store_of(a).singles() == [] and a.files() == {}
+
+
+def test_status_is_fine_while_addresses_can_be_given(a, b):
+    a.call("STATUS", NET, "")
+    assert not (a.root / "default").exists()
+    a.add(NET, "c1")
+    a.call("STATUS", NET, "")
+    a.call("STATUS", {}, "")
+
+
+def test_status_is_51_if_the_store_is_away_and_50_if_nothing_is_left(a):
+    a.mode.watched.away = True
+    assert a.refused("STATUS", NET, "").code == 50
+    a.mode.watched.away = False
+    a.add(NET, "c1")
+    a.mode.watched.away = True
+    e = a.refused("STATUS", NET, "")
+    assert e.code == 51 and "is away: no route to host" in e.msg
+
+
+@pytest.mark.parametrize("ipam, count", [({"range": "10.0.0.0/27", "block_size": 29}, 30), (TINY, 6)])
+def test_status_is_50_if_the_range_is_full(a, b, ipam, count):
+    for i in range(count):
+        b.add(ipam, f"c{i}")
+    e = a.refused("STATUS", ipam, "")
+    assert e.code == 50 and "is full" in e.msg
+
+
+# -- at the same time ---------------------------------------------------------------------------------------
+
+def test_many_requests_at_once_give_each_address_once(a, b):
+    ipam, given, faults = {"range": "10.0.0.0/23"}, [], []
+    start = threading.Barrier(8)
+
+    def work(node, number):
+        start.wait()
+        try:
+            for i in range(20):
+                given.extend(node.add(ipam, f"{node.name}{number}-{i}"))
+                if i % 3 == 2:
+                    node.delete(ipam, f"{node.name}{number}-{i}")
+        except Exception as e:
+            faults.append(e)
+
+    threads = [threading.Thread(target=work, args=(node, n)) for n in range(4) for node in (a, b)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert faults == []
+    held = [*a.files(), *b.files()]
+    assert len(held) == len(set(held)) == 8 * 14
+
+
+def test_a_folder_of_another_node_is_refused(a):
+    a.add(NET, "c1")
+    a.name = "renamed"
+    e = a.refused("ADD", NET, "c2")
+    assert e.code == 7 and 'is the state of node "a"' in e.msg
+
+
+def test_a_damaged_state_is_named(a):
+    a.add(NET, "c1")
+    path = a.root / "default/.cluster/blocks.json"
+    path.write_text("{")
+    e = a.refused("ADD", NET, "c2")
+    assert e.code == 5 and str(path) in e.msg
+    os.unlink(path)
+    assert a.add(NET, "c2")
