@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from fastcni.testing import needs_root
+
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "ipam.md").read_text(encoding="utf-8")
 
@@ -40,6 +42,30 @@ def test_the_commands_for_etcd_run_in_order(etcd_alone, tmp_path):
                           stderr=subprocess.STDOUT, text=True, timeout=300)
     assert done.returncode == 0, done.stdout
     assert '"store": "etcd http://127.0.0.1' in done.stdout
+
+
+@needs_root
+def test_a_pod_gets_the_address_that_it_asks_for(tmp_path):
+    """In namespaces of mounts and network of its own, where the page's names are free."""
+    from fastcni.launcher.install import install
+
+    install(tmp_path / "bin", names=["bridge", "cluster"])
+    (document,) = map(json.loads, blocks(PAGE, "json"))
+    document["plugins"][0]["ipam"] |= {"dataDir": str(tmp_path / "addresses"),
+                                       "store": {"type": "local", "path": str(tmp_path / "store")}}
+    (tmp_path / "net.d").mkdir()
+    (tmp_path / "net.d" / "10-shared.conflist").write_text(json.dumps(document))
+    (command,) = re.findall(r"^    (fastcni add shared .*)$", section("Keys"), re.MULTILINE)
+    env = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+           "NETCONFPATH": str(tmp_path / "net.d"), "CNI_PATH": str(tmp_path / "bin")}
+    script = f"""set -e
+        mount -t tmpfs none /run; mount -t tmpfs none /var/lib
+        ip link set lo up; ip netns add pod1
+        {command} --json; fastcni ipam show 10.20.0.7"""
+    done = subprocess.run(["unshare", "--mount", "--net", "sh", "-c", script], env=env, stdin=subprocess.DEVNULL,
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout
+    assert '"10.20.0.7/16"' in done.stdout and re.search('"state": "(used|held)"', done.stdout)
 
 
 def test_make_demo_runs_the_demo_of_two_nodes():

@@ -17,7 +17,8 @@ from fastcni.node import cluster_site
 from fastcni.runtime.key_recorder import KeyRecorder
 from fastcni.spec.config import Section
 
-PAGE = (Path(__file__).parents[2] / "docs" / "ipam.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "ipam.md").read_text(encoding="utf-8")
 
 
 def section(title, level="##"):
@@ -85,6 +86,16 @@ def page_cluster(folders):
     cluster.single(HERE, "10.20.0.5", block="10.20.0.0/26")
     cluster.silence("node-b")
     return cluster
+
+
+def test_files_that_kubectl_gets_exist_and_have_what_the_page_names():
+    text = section("On Kubernetes")
+    files = re.findall(r"-f (\S+)", text)
+    assert files == ["deploy/cluster-ipam-crds.yaml", "deploy/cluster-ipam.yaml"]
+    found = "".join((ROOT / name).read_text(encoding="utf-8") for name in files)
+    assert "name: fastcni-cluster-ipam" in found and "plural: ipblocks" in found and "plural: ipnodes" in found
+    (settings,) = re.findall(r"\"store\": (\{.*\})", text)
+    assert stores.read_settings(Section({"store": json.loads(settings)}))["type"] == "kubernetes"
 
 
 def test_the_page_shows_all_commands():
