@@ -91,6 +91,9 @@ def modules_of_a_run(bin_dir, plugin, conf, **env):
 def configuration(plugin, tmp_path, **keys):
     ipam = {"type": "static" if plugin == "static" else "host-local", "subnet": "10.22.0.0/16",
             "dataDir": str(tmp_path), "addresses": [{"address": "10.22.0.9/16"}], "routes": [{"dst": "0.0.0.0/0"}]}
+    if plugin == "cluster":
+        ipam = {"type": plugin, "range": "10.22.0.0/16", "dataDir": str(tmp_path / "cluster"),
+                "store": {"type": "local", "path": str(tmp_path / "store")}}
     return {"cniVersion": "1.0.0", "name": "net", "type": plugin, "ipam": ipam} | keys
 
 
@@ -109,6 +112,7 @@ def test_version_and_a_refusal_import_nothing_expensive(bin_dir, tmp_path, plugi
     ("bridge", {}),
     ("bridge", {"isGateway": True, "ipMasq": True, "macspoofchk": True, "hairpinMode": True}),
     ("ptp", {}), ("ptp", {"ipMasq": True}), ("loopback", {}), ("host-local", {}), ("static", {}),
+    ("cluster", {}),
     *(("portmap", {"backend": backend, "runtimeConfig": {"portMappings": [
         {"hostPort": 8080, "containerPort": 80, "protocol": "udp"}]}, "prevResult": {
             "ips": [{"address": "10.22.0.9/16"}]}}) for backend in ("nftables", "iptables")),

@@ -208,7 +208,7 @@ def read_range(section: Section, common: bytes | None, without_gateway: bool, si
     text = section.text("range")
     start_text, dash, net_text = text.rpartition("-")
     try:
-        packed, prefix = read_net(net_text.strip())
+        packed, prefix = address.read_cidr(lenient(net_text.strip()))
         start = to_int(address.read_ip(lenient(start_text.strip()))) if dash else None
     except ValueError as e:
         raise section.wrong("range", str(e)) from None
