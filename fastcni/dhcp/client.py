@@ -352,7 +352,10 @@ class Client:
 
     def _transmit(self, kind):
         """Send DISCOVER or REQUEST, and set the timer for the next one."""
-        self.world.schedule(self, self.world.now() + self._wait())
+        when = self.world.now() + self._wait()
+        if self.waiters:                # an ADD must fail before its plugin gives up
+            when = min(when, self.began + self.world.settings.resend_timeout_s)
+        self.world.schedule(self, when)
         try:
             if self.sock is None:
                 self.world.listen(self)

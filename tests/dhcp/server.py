@@ -30,7 +30,10 @@ class Network:
         self.host = self.netns("server")
         ip("-n", self.host, "link", "add", "br0", "type", "bridge", "forward_delay", "0")
         ip("-n", self.host, "addr", "add", f"{SERVER}/16", "dev", "br0")
-        for link in ("br0", "lo"):
+        # A server may skip a bridge without a port that is up
+        ip("-n", self.host, "link", "add", "b0", "type", "veth", "peer", "name", "b1")
+        ip("-n", self.host, "link", "set", "b0", "master", "br0")
+        for link in ("br0", "lo", "b0", "b1"):
             ip("-n", self.host, "link", "set", link, "up")
         return self
 

@@ -1,0 +1,124 @@
+"""Real DHCP servers in a namespace of the tests: dnsmasq, whose leases last two minutes or more, Kea and ISC's dhcpd."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+
+from dhcp.process import wait_until
+from dhcp.server import SERVER
+
+LIMIT_S = 30
+
+
+class Program:
+    """`with ... as server:` a server in the network's namespace. start() and kill() also stop it in between.
+
+    folder: of its files. ready: a text in its output.
+    """
+
+    ready = ""
+
+    def __init__(self, network, folder):
+        self.network, self.folder, self.process = network, str(folder), None
+        self.output = f"{folder}/{type(self).__name__.lower()}.log"
+
+    def __enter__(self):
+        self.start()
+        return self
+
+    def __exit__(self, *_):
+        if self.process.poll() is None:
+            self.kill()
+
+    def start(self):
+        with open(self.output, "wb") as output:
+            self.process = subprocess.Popen(["ip", "netns", "exec", self.network.host, *self.command()], stdout=output,
+                                            stderr=output, stdin=subprocess.DEVNULL, env={**os.environ, **self.env()})
+        wait_until(lambda: self.process.poll() is not None or self.ready in self.log())
+        assert self.process.poll() is None, self.log()
+
+    def kill(self):
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait(LIMIT_S)
+
+    def env(self):
+        return {}
+
+    def log(self):
+        with open(self.output, encoding="utf-8", errors="replace") as output:
+            return output.read()
+
+    def wait_for(self, text, count=1):
+        wait_until(lambda: self.log().count(text) >= count)
+
+
+class Dnsmasq(Program):
+    ready = "DHCP, IP range"
+
+    def command(self):
+        return ["dnsmasq", "--keep-in-foreground", "--conf-file=/dev/null", "--port=0", "--log-facility=-", "--no-ping",
+                "--log-dhcp", "--dhcp-authoritative", "--interface=br0", "--user=root",
+                "--dhcp-range=10.77.2.10,10.77.2.250,255.255.0.0,120", f"--dhcp-option=3,{SERVER}",
+                f"--dhcp-option=6,{SERVER}", "--dhcp-option=15,example.org", "--dhcp-option=119,a.example,b.example",
+                f"--dhcp-option=121,192.168.9.0/24,10.77.0.9,0.0.0.0/0,{SERVER}", "--dhcp-option=26,1400",
+                f"--dhcp-leasefile={self.folder}/dnsmasq.leases", f"--pid-file={self.folder}/dnsmasq.pid"]
+
+    def leases(self):
+        """The addresses that it has given."""
+        with contextlib.suppress(FileNotFoundError), open(f"{self.folder}/dnsmasq.leases", encoding="utf-8") as file:
+            return [line.split()[2] for line in file]
+        return []
+
+
+class Kea(Program):
+    """seconds: of leases. A restart forgets all leases."""
+
+    ready = "DHCP4_STARTED"
+
+    def __init__(self, network, folder, seconds):
+        super().__init__(network, folder)
+        self.seconds = seconds
+
+    def env(self):
+        return {"KEA_PIDFILE_DIR": self.folder, "KEA_LOCKFILE_DIR": self.folder}
+
+    def command(self):
+        path = f"{self.folder}/kea.json"
+        with open(path, "w", encoding="utf-8") as file:
+            json.dump({"Dhcp4": {
+                "interfaces-config": {"interfaces": ["br0"], "dhcp-socket-type": "raw"},
+                "lease-database": {"type": "memfile", "persist": False},
+                "authoritative": True, "valid-lifetime": self.seconds, "renew-timer": self.seconds // 2,
+                "rebind-timer": self.seconds * 3 // 4,
+                "subnet4": [{"id": 1, "subnet": "10.77.0.0/16", "pools": [{"pool": "10.77.3.10 - 10.77.3.250"}],
+                             "option-data": [{"name": "routers", "data": SERVER}]}],
+                "loggers": [{"name": "kea-dhcp4", "severity": "DEBUG", "debuglevel": 50,
+                             "output_options": [{"output": "stdout"}]}]}}, file)
+        return ["kea-dhcp4", "-c", path]
+
+
+class Isc(Program):
+    """seconds: of leases. subnet: "10.77", of its addresses; the next start() reads it."""
+
+    ready = "Server starting service"
+
+    def __init__(self, network, folder, seconds):
+        super().__init__(network, folder)
+        self.seconds, self.subnet = seconds, "10.77"
+        self.forget()
+
+    def forget(self):
+        """Forget all leases, while it does not run."""
+        with open(f"{self.folder}/isc.leases", "wb"):
+            return
+
+    def command(self):
+        path = f"{self.folder}/isc.conf"
+        with open(path, "w", encoding="ascii") as file:
+            file.write(f"authoritative; ping-check false; default-lease-time {self.seconds}; "
+                       f"max-lease-time {self.seconds}; min-lease-time {self.seconds};\n"
+                       f"subnet {self.subnet}.0.0 netmask 255.255.0.0 {{ range {self.subnet}.5.10 {self.subnet}.5.99; "
+                       f"option routers {self.subnet}.0.1; }}\n")
+        return ["dhcpd", "-4", "-f", "-d", "-cf", path, "-lf", f"{self.folder}/isc.leases", "--no-pid", "br0"]

@@ -1,0 +1,161 @@
+"""The plugin files and the daemon with dnsmasq and Kea, as on a node: macvlan and bridge, one-shot and warm."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from cluster.dhcp.servers import Dnsmasq, Isc, Kea
+from dhcp.fixtures import leases
+from dhcp.process import Daemon, call, ok, wait_until
+from dhcp.server import addresses
+
+from fastcni.launcher.install import install
+
+OPTIONS = [{"option": name} for name in ("6", "15", "26", "119", "121")]
+
+
+@pytest.fixture(scope="session")
+def bin_dir(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("bin")
+    install(folder)
+    return str(folder)
+
+
+@pytest.fixture
+def node(network):
+    """The name of a namespace whose link eth0 is on the network: the node of the pods."""
+    name = os.path.basename(network.pod())
+    subprocess.run(["ip", "-n", name, "link", "set", "eth0", "up"], check=True)
+    return name
+
+
+@pytest.fixture
+def launched(tmp_path, bin_dir):
+    """A daemon that the plugin file dhcp runs."""
+    with Daemon(tmp_path, "-resendtimeout", "20s", command=(f"{bin_dir}/dhcp", "daemon")) as daemon:
+        yield daemon
+
+
+def on_node(node, bin_dir, command, conf, pod, *, cid="c1", socket=""):
+    """Run a plugin file in the node's namespace; its document."""
+    wrapper = f"{bin_dir}/on-{node}-{conf['type']}"
+    if not os.path.exists(wrapper):
+        with open(wrapper, "w", encoding="ascii", opener=lambda path, how: os.open(path, how, 0o755)) as file:
+            file.write(f"#!/bin/sh\nexec ip netns exec {node} {bin_dir}/{conf['type']}\n")
+    return ok(command, conf, pod, plugin=wrapper, cid=cid, CNI_PATH=bin_dir, FASTCNI_SOCKET=socket)
+
+
+def macvlan(daemon, **ipam):
+    return {**daemon.conf(**ipam), "type": "macvlan", "master": "eth0", "mode": "bridge"}
+
+
+@pytest.mark.needs("macvlan")
+def test_two_pods_on_a_macvlan_lease_from_dnsmasq(network, node, launched, bin_dir, tmp_path):
+    pods = {cid: f"/run/netns/{network.netns('pod')}" for cid in ("c1", "c2")}
+    conf = macvlan(launched, request=OPTIONS, provide=[{"option": "host-name", "fromArg": "POD"}])
+    with Dnsmasq(network, tmp_path) as server:
+        results = {cid: on_node(node, bin_dir, "ADD", conf, pod, cid=cid) for cid, pod in pods.items()}
+        for cid, pod in pods.items():
+            on_node(node, bin_dir, "CHECK", conf | {"prevResult": results[cid]}, pod, cid=cid)
+            assert addresses(pod) == [results[cid]["ips"][0]["address"]]
+        assert results["c1"]["routes"] == [{"dst": "192.168.9.0/24", "gw": "10.77.0.9", "mtu": 1400},
+                                           {"dst": "0.0.0.0/0", "gw": "10.77.0.1", "mtu": 1400}]
+        given = [result["ips"][0]["address"].partition("/")[0] for result in results.values()]
+        assert sorted(server.leases()) == sorted(given) and len(set(given)) == 2
+        for cid, pod in pods.items():
+            on_node(node, bin_dir, "DEL", conf, pod, cid=cid)
+        wait_until(lambda: server.leases() == [])       # the reference's RELEASE does not reach it
+    assert leases(launched) == []
+
+
+def test_a_lease_of_kea_is_renewed_over_a_kill_of_the_daemon(network, launched, tmp_path):
+    pod = network.pod()
+    with Kea(network, tmp_path, 4) as server:
+        result = ok("ADD", launched.conf(), pod)
+        address = result["ips"][0]["address"]
+        subprocess.run(["ip", "-n", os.path.basename(pod), "addr", "add", address, "dev", "eth0"], check=True)
+        launched.wait_for("lease_renewed")
+        launched.stop(signal.SIGKILL)
+        launched.start()
+        launched.wait_for("lease_renewed", 3)
+        assert ok("ADD", launched.conf(), pod) == result and addresses(pod) == [address]
+        ok("DEL", launched.conf(), pod)
+        server.wait_for("DHCP4_RELEASE ")
+
+
+def test_a_pod_loses_its_address_when_kea_is_gone_and_gets_one_when_it_is_back(network, launched, tmp_path):
+    pod = network.pod()
+    with Kea(network, tmp_path, 3) as server:
+        address = ok("ADD", launched.conf(), pod)["ips"][0]["address"]
+        subprocess.run(["ip", "-n", os.path.basename(pod), "addr", "add", address, "dev", "eth0"], check=True)
+        server.kill()
+        launched.wait_for("lease_lost")
+        wait_until(lambda: addresses(pod) == [])
+        server.start()
+        launched.wait_for("lease_acquired", 2)
+        wait_until(lambda: len(addresses(pod)) == 1)
+        ok("CHECK", launched.conf(), pod)
+
+
+def test_a_server_that_was_reset_refuses_the_lease_and_gives_another(network, launched, tmp_path):
+    pod = network.pod()
+    with Isc(network, tmp_path, 4) as server:
+        address = ok("ADD", launched.conf(), pod)["ips"][0]["address"]
+        subprocess.run(["ip", "-n", os.path.basename(pod), "addr", "add", address, "dev", "eth0"], check=True)
+        server.kill()
+        server.forget()
+        server.subnet = "10.78"
+        for words in (("add", "10.78.0.1/16"), ("del", "10.77.0.1/16")):
+            subprocess.run(["ip", "-n", network.host, "addr", *words, "dev", "br0"], check=True)
+        server.start()
+        launched.wait_for("lease_acquired", 2)
+        assert "DHCPNAK" in server.log()
+        wait_until(lambda: [one[:8] for one in addresses(pod)] == ["10.78.5."])
+        status, error, _ = call("CHECK", launched.conf() | {"prevResult": {
+            "cniVersion": "1.1.0", "ips": [{"address": address}]}}, pod)
+        assert (status, error["code"]) == (1, 999) and address in error["msg"]
+
+
+def test_the_warm_server_has_the_daemon_and_answers_while_a_lease_is_awaited(network, node, bin_dir, tmp_path):
+    """fastcni serve --dhcp. An ADD that waits for a silent network hinders no other request."""
+    folder, silent = str(tmp_path), network.netns("silent")
+    subprocess.run(["ip", "-n", silent, "link", "add", "eth0", "type", "veth", "peer", "name", "eth1"], check=True)
+    with open(f"{folder}/log", "wb") as log:
+        server = subprocess.Popen([sys.executable, "-m", "fastcni", "serve", "--socket", f"{folder}/s/warm.sock",
+                                   "--workers", "2", "--dhcp", "--dhcp-socket", f"{folder}/dhcp.sock",
+                                   "--dhcp-leases", f"{folder}/leases"], stderr=log)
+    try:
+        daemon = Daemon(tmp_path)
+        wait_until(lambda: server.poll() is not None or "server_ready" in daemon.log())
+        warm, plugin = {"FASTCNI_SOCKET": f"{folder}/s/warm.sock"}, f"{bin_dir}/dhcp"
+        waiting = [subprocess.Popen([plugin], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={
+            **os.environ, **warm, "CNI_COMMAND": "ADD", "CNI_CONTAINERID": f"w{n}", "CNI_IFNAME": "eth0",
+            "CNI_NETNS": f"/run/netns/{silent}", "CNI_PATH": bin_dir}) for n in range(3)]
+        for each in waiting:
+            each.stdin.write(str(daemon.conf()).replace("'", '"').encode())
+            each.stdin.close()
+        with Dnsmasq(network, tmp_path) as dhcp:
+            pod = f"/run/netns/{network.netns('pod')}"
+            conf = {**daemon.conf(request=OPTIONS), "type": "bridge", "bridge": "br1"}
+            subprocess.run(["ip", "-n", node, "link", "add", "br1", "type", "bridge", "forward_delay", "0"], check=True)
+            subprocess.run(["ip", "-n", node, "link", "set", "eth0", "master", "br1"], check=True)
+            result = on_node(node, bin_dir, "ADD", conf, pod, socket=warm["FASTCNI_SOCKET"])
+            assert addresses(pod) == [result["ips"][0]["address"]]
+            assert result["dns"] == {"nameservers": ["10.77.0.1"], "domain": "example.org",
+                                     "search": ["a.example", "b.example"]}
+            on_node(node, bin_dir, "DEL", conf, pod, socket=warm["FASTCNI_SOCKET"])
+            wait_until(lambda: dhcp.leases() == [])
+        assert all(each.poll() is None for each in waiting)
+        for each in waiting:
+            each.kill()                         # the caller leaves: the worker and the daemon let go
+            each.stdout.close()
+            each.wait()
+        daemon.wait_for("lease_abandoned", 3)
+        log = daemon.log()
+        assert "event=request_done" in log and "plugin=bridge" in log
+    finally:
+        server.terminate()
+        assert server.wait(60) == 0
+    assert "dhcp_stopped" in daemon.log()
