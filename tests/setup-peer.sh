@@ -29,6 +29,9 @@ package_of() {
         containerd | podman | runc | patchelf | shellcheck) echo "$1" ;;
         busybox) echo busybox-static ;;
         etcd) echo etcd-server ;;
+        dnsmasq) echo dnsmasq-base ;;
+        kea-dhcp4) echo kea-dhcp4-server ;;
+        dhcpd) echo isc-dhcp-server ;;
         etcdctl) echo etcd-client ;;
         openssl) echo openssl ;;
     esac

@@ -7,7 +7,8 @@ import shutil
 import pytest
 from cluster.etcd import Etcd
 
-PROGRAMS = {"etcd": "etcd-server", "etcdctl": "etcd-client", "ping": "iputils-ping", "openssl": "openssl"}
+PROGRAMS = {"etcd": "etcd-server", "etcdctl": "etcd-client", "ping": "iputils-ping", "openssl": "openssl",
+            "dnsmasq": "dnsmasq-base", "kea-dhcp4": "kea-dhcp4-server", "dhcpd": "isc-dhcp-server"}
 NUMBERS = itertools.count()
 
 
