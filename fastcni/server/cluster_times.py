@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 NEVER = float("inf")
+KUBERNETES_WRITE_S = 5.0        # uses in the API server, which is not for this alone: each write goes through its etcd
 
 
 class Times:
@@ -58,6 +59,8 @@ class Times:
         ttl = settings.get("node_ttl", NODE_TTL_S)
         own = {"grace_s": settings.get("dead_after", self.grace_s), "confirm_s": min(self.confirm_s, ttl / 3),
                "nodes_s": min(self.nodes_s, ttl), "restored_s": min(self.restored_s, ttl)}
+        if settings.get("type") == "kubernetes":
+            own["write_s"] = max(self.write_s, KUBERNETES_WRITE_S)
         return Times(**{name: getattr(self, name) for name in self.__slots__} | own)
 
 

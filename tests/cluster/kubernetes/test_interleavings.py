@@ -93,6 +93,35 @@ def test_an_adopted_block_of_a_node_that_dies_again_is_quarantined(store, other,
     assert explore(story) > 10
 
 
+def test_a_node_that_comes_back_keeps_what_it_adopts_from_a_slow_declaration(store, other, third):
+    def story(number):
+        name, space = f"n{number}", f"s{number}"
+        me = third.join(name, "boot")
+        third.claim(me, [(space, CIDR)])
+        lose(third, name)
+        lost = next(node for node in third.nodes() if node.name == name)
+
+        def come_back(it):
+            me = it.join(name, "boot 2")
+            return it.adopt(me, it.blocks(space)[0]), space
+
+        return [Actor("declare", other, lambda it: it.declare_dead(lost)), Actor("come back", store, come_back)], check
+
+    def check(declare, back):
+        if declare.error:                       # the node was back before
+            assert isinstance(declare.error, Changed)
+        if back.error:                          # it was declared dead after it was back
+            assert isinstance(back.error, Fenced)
+        else:
+            block, space = back.result
+            if block.epoch == 2 or declare.error:
+                assert third.blocks(space) == [block]
+            else:
+                assert [one.state for one in third.blocks(space)] == [QUARANTINE]
+
+    assert explore(story, most_switches=1) > 8
+
+
 @pytest.mark.parametrize("state", [HELD, ASKED])
 def test_a_block_is_not_given_back_with_an_address_in_it(store, other, third, state):
     """HELD: in a shared block. ASKED: in another node's."""
