@@ -22,7 +22,7 @@ INTERNAL, IO_FAILURE = 999, 5  # CNI error codes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
     from types import CodeType, ModuleType
     from typing import Any
 
@@ -38,18 +38,23 @@ class Finder:
     """A meta path finder and loader over the open plugin file.
 
     index: {module name: (kind, offset, length)}, kind one of "package", "module", "extension"; offsets in
-    bytes from the start of the file. Code is read when it is imported. The kind "elsewhere" is an extension of
-    the interpreter, with its file name as the offset: it is found without listing the interpreter's directory.
+    bytes from the start of the file. Code is read when it is imported. The kind "group" is a module whose import
+    runs all modules of some parts; the places of these are its offset. The kind "elsewhere" is an extension of the
+    interpreter, with its file name as the offset: it is found without listing the interpreter's directory.
 
     late: marshalled, the index of more modules. Few requests import one of these.
+    plain: modules that preload() has run and that are no packages, so that their names need no search.
+    parts: offsets of the parts that read() has read.
     paths: {offset: path of the shared object, as the dynamic linker can open it}.
     """
 
-    __slots__ = ("fd", "index", "late", "paths")
+    __slots__ = ("fd", "index", "late", "parts", "paths", "plain")
 
     def __init__(self, fd: int, index: Index, late: bytes) -> None:
         self.fd, self.index, self.late = fd, index, late
         self.paths: dict[int | str, str] = {}
+        self.plain: dict[str, ModuleType] = {}
+        self.parts: set[int] = set()
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -62,6 +67,15 @@ class Finder:
     def spec(self, name: str) -> ModuleSpec | None:
         kind, offset, length = self.index[name]
         origin = None
+        if kind == "group":
+            try:
+                preload(self.read(offset), self)
+            except BaseException:  # the rollback may import it again
+                self.parts.clear()
+                raise
+            if name not in sys.modules:
+                return None
+            return ModuleSpec(name, self, is_package=name not in self.plain)  # type: ignore[arg-type]  # by protocol
         if kind == "extension":
             origin = self.paths.get(offset) or self.extension_path(name, offset, length)
         elif kind == "elsewhere":
@@ -70,18 +84,28 @@ class Finder:
                 return None  # built in, or moved: Python finds it
         return ModuleSpec(name, self, origin=origin, is_package=kind == "package")  # type: ignore[arg-type]  # by protocol
 
+    def read(self, places: Iterable[tuple[int, int]]) -> Packed:
+        """Return the modules of the parts at these places, without those of parts that have been read before."""
+        packed: Packed = []
+        for offset, length in places:
+            if offset not in self.parts:
+                self.parts.add(offset)
+                packed += marshal.loads(posix.pread(self.fd, length, offset))
+        return packed
+
     def extension(self, name: str) -> ModuleType:
         """Return an extension of the file, not yet run."""
         return create_dynamic(self.spec(name))  # type: ignore[arg-type]  # it is there
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        return create_dynamic(spec) if spec.origin else None
+        return create_dynamic(spec) if spec.origin else sys.modules.get(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
         if module.__spec__.origin:  # type: ignore[union-attr]  # the import system has set it
             exec_dynamic(module)
-        else:
-            _, offset, length = self.index[module.__name__]
+            return
+        kind, offset, length = self.index[module.__name__]
+        if kind != "group":  # spec() has run a group's modules
             exec(marshal.loads(posix.pread(self.fd, length, offset)), module.__dict__)
 
     def extension_path(self, name: str, offset: int, length: int) -> str:
@@ -112,8 +136,7 @@ def preload(packed: Packed, finder: Finder) -> None:
     that is marshalled together shares its names. In the meantime `from module import name` is faster, too: the import
     system would ask each module each time whether it is a package, and each would make the text of an AttributeError.
     """
-    modules, import_any = sys.modules, builtins.__import__
-    plain: dict[str, ModuleType] = {}  # modules that are no packages, so that their names need no search
+    modules, plain, import_any = sys.modules, finder.plain, builtins.__import__
 
     def import_quickly(name: str, where: Any = None, local: Any = None, names: Any = (), level: int = 0) -> Any:
         if name in plain and names and not level:
@@ -124,19 +147,27 @@ def preload(packed: Packed, finder: Finder) -> None:
         return module
 
     builtins.__import__ = import_quickly  # type: ignore[assignment]  # names is read, and passed on
-    for name, parent, child, is_package, code in packed:
-        module = modules[name] = type(sys)(name) if code else finder.extension(name)
-        if is_package:
-            module.__path__ = []
-        else:
-            plain[name] = module
-        if parent:
-            setattr(modules[parent], child, module)
-        if code:
-            exec(code, module.__dict__)
-        else:
-            exec_dynamic(module)
-    builtins.__import__ = import_any
+    try:
+        for name, parent, child, is_package, code in packed:
+            if name in modules:  # a part that was read before has it, too
+                continue
+            module = modules[name] = type(sys)(name) if code else finder.extension(name)
+            if is_package:
+                module.__path__ = []
+            try:
+                if code:
+                    exec(code, module.__dict__)
+                else:
+                    exec_dynamic(module)
+            except BaseException:
+                del modules[name]
+                raise
+            if not is_package:
+                plain[name] = module
+            if parent:
+                setattr(modules[parent], child, module)
+    finally:
+        builtins.__import__ = import_any
 
 
 def main(name: str, fd: int, contents: tuple[Index, bytes, Packed, Parts]) -> None:
@@ -152,9 +183,7 @@ def main(name: str, fd: int, contents: tuple[Index, bytes, Packed, Parts]) -> No
         index, late, packed, parts = contents
         finder = Finder(fd, index, late)
         sys.meta_path.insert(-1, finder)  # after the finder of built-in modules
-        for offset, length in parts.get(name, ()):
-            packed += marshal.loads(posix.pread(fd, length, offset))
-        preload(packed, finder)
+        preload(packed + finder.read(parts.get(name, ())), finder)
         words = daemon_words(sys.argv) if name == "dhcp" else []
         status = run_daemon(words[1:]) if words else answer(name)
     except BaseException as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Container, Iterable
 
+from fastcni.kit.firewall import backends
 from fastcni.launcher.modules import ENTRY, LEAVES, Module
 from fastcni.launcher.strip import stripped
 from fastcni.plugins import BUILT_IN
@@ -19,8 +20,7 @@ def needed(own: dict[str, Module], others: dict[str, dict[str, Module]]) -> dict
     modules of a plugin of another distribution}. The import system loads these: they may import each other in a circle,
     and use the attributes that it sets in a module.
     """
-    leaves = {f"fastcni.{leaf}": b"" for leaf in LEAVES}
-    needs = needs_of({name: module.source for name, module in own.items()} | leaves)
+    needs = needs_of_all(own)
     ends = {kind: [module] for kind, module in BUILT_IN.items()}
     for kind, theirs in others.items():
         known = {name: module.source for name, module in theirs.items()} | dict.fromkeys(own, b"")
@@ -33,10 +33,40 @@ def needed(own: dict[str, Module], others: dict[str, dict[str, Module]]) -> dict
     return found
 
 
+def needs_of_all(own: dict[str, Module]) -> dict[str, list[str]]:
+    """needs_of() fastcni's modules and leaves."""
+    return needs_of({name: module.source for name, module in own.items()} | {f"fastcni.{leaf}": b"" for leaf in LEAVES})
+
+
+def late_groups(own: dict[str, Module], every: Container[str]) -> list[tuple[list[str], list[int]]]:
+    """The modules that requests import late and together, without leaves and those in `every`: the firewall backends,
+    and what they need. [(the modules of a group, the indexes of the groups that they need, itself among them)]"""
+    needs = needs_of_all(own)
+    ends = [f"{backends.__package__}.{module}" for of in backends.TABLE.values() for module in of.values()]
+    found = [[name for name in group if name in own and name not in every] for group in groups(ends, needs)]
+    found = [group for group in found if group]
+    closures = [{*load_order(group, needs)} for group in found]
+    return [(group, [number for number, other in enumerate(found) if not closure.isdisjoint(other)])
+            for group, closure in zip(found, closures, strict=True)]
+
+
 def common(orders: Iterable[list[str]]) -> list[str]:
     """The modules that are in each of `orders`, in a valid order: what one of them imports is one of them."""
     first, *rest = orders
     return [name for name in first if all(name in other for other in rest)]
+
+
+def groups(ends: Iterable[str], needs: dict[str, list[str]]) -> list[list[str]]:
+    """The modules that `ends` need, in groups: the modules of a group are needed by the same ones of them.
+
+    Groups, and the modules in each, are in an order in which they can be run: an end that needs a module also needs
+    what the module imports, so the groups of more ends go first.
+    """
+    closures = [{*load_order([end], needs)} for end in ends]
+    found: dict[tuple[bool, ...], list[str]] = {}
+    for name in load_order(ends, needs):
+        found.setdefault(tuple(name in closure for closure in closures), []).append(name)
+    return [found[needed_by] for needed_by in sorted(found, key=sum, reverse=True)]
 
 
 def needs_of(sources: dict[str, bytes]) -> dict[str, list[str]]:

@@ -7,6 +7,7 @@
     |   code               |  marshalled code of every module that a one-shot plugin may need, end to end
     |   part/ipam          |  the modules that every plugin which asks IPAM needs, marshalled together
     |   part/of-bridge, ...|  the other modules that a plugin needs, marshalled together
+    |   part/late-1, ...   |  modules that firewall backends need; in one part, those that the same backends need
     |   leaves.so          |  the compiled leaves: one shared object, since each one more takes longer to load
     |   version            |  fastcni's own
     |   jeepney-LICENSE    |  the licence of a library, whose modules follow fastcni's in code
@@ -38,7 +39,7 @@ from fastcni.launcher import interpreters, modules
 from fastcni.launcher.closure import modules_of
 from fastcni.launcher.interpreters import version
 from fastcni.launcher.modules import LEAVES, LIBRARY, Module, PackError, read
-from fastcni.launcher.needs import ASKS_IPAM, common, needed
+from fastcni.launcher.needs import ASKS_IPAM, common, late_groups, needed
 from fastcni.spec.errors import EXHAUSTED
 from fastcni.third_party import ThirdParty
 
@@ -98,7 +99,10 @@ def pack(interpreter: str, deadlines: Sequence[float] = DEADLINES, third_party: 
     needs = needed(own, others)
     every = common(needs.values())
     with_ipam = common(names for names in needs.values() if ASKS_IPAM in names)
-    late = {name: module for name, module in own.items() if name not in every} | modules.daemon() | modules.library()
+    together = late_groups(own, every)
+    grouped = {name for group, _ in together for name in group}
+    late = {name: module for name, module in own.items() if name not in every and name not in grouped}
+    late |= modules.daemon() | modules.library()
     for found in others.values():
         late |= found
     blob, offsets = joined(late)
@@ -106,12 +110,18 @@ def pack(interpreter: str, deadlines: Sequence[float] = DEADLINES, third_party: 
     image.seek(0, io.SEEK_END)
     with zipfile.ZipFile(image, "a") as out:
         start = add(out, image, "code", blob)[0]
-        late_index = {name: (kind, start + at, size) for name, (kind, at, size) in offsets.items()}
+        late_index: dict[str, tuple[str, object, int]] = {
+            name: (kind, start + at, size) for name, (kind, at, size) in offsets.items()
+        }
         place = add(out, image, "leaves.so", modules.leaves())
         index: dict[str, tuple[str, int | str, int]] = {f"fastcni.{leaf}": ("extension", *place) for leaf in LEAVES}
         add(out, image, VERSION_MEMBER, fastcni.__version__.encode())
         for data in modules.library_licences():
             add(out, image, f"{LIBRARY}-LICENSE", data)
+        late_parts = [add(out, image, f"part/late-{number}", marshal.dumps(packed(own, group)))
+                      for number, (group, _) in enumerate(together, 1)]
+        for group, numbers in together:
+            late_index |= dict.fromkeys(group, ("group", [late_parts[number] for number in numbers], 0))
         index |= {name: ("elsewhere", name + _imp.extension_suffixes()[0], 0) for name in BORROWED}
         ipam = add(out, image, "part/ipam", marshal.dumps(packed(own, with_ipam, every)))
         parts = {}
