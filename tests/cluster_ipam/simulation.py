@@ -6,8 +6,10 @@ kill -9, nothing that comes later has an effect: each further call raises Crash,
 """
 
 import contextlib
+import importlib
 import itertools
 import json
+import pkgutil
 import sys
 import threading
 import time
@@ -18,6 +20,7 @@ import pytest
 from fastcni.handle import handle
 from fastcni.kernel import waiting
 from fastcni.kernel.waiting import Crowded
+from fastcni.kit import ipam
 from fastcni.kit.call.mode import Mode
 from fastcni.kit.ipam import store as files_store
 from fastcni.kit.ipam.cluster.contract import StoreAway
@@ -238,6 +241,9 @@ def simulated_modules(cluster):
 
     cluster(): the Cluster that runs now."""
     import posix
+
+    for found in pkgutil.walk_packages(ipam.__path__, "fastcni.kit.ipam."):     # some are imported late, where used
+        importlib.import_module(found.name)
 
     class Clock:
         def __getattr__(self, name):

@@ -1,0 +1,124 @@
+"""kill -9 of a plugin file at each of its system calls: nothing is lost, and no address is given twice.
+
+Each round is in a space of its own, so that its ADD takes all the steps: it joins, reads the grid, claims a block and
+takes an address. FAULTS_SEED chooses the calls, FAULTS_MAX how many.
+"""
+
+import json
+import os
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+from faults.injector import KILL, PLUGIN, Injector
+
+from fastcni.handle import handle
+from fastcni.kit.call.mode import Mode
+from fastcni.kit.ipam.cluster.stores import open_store
+from fastcni.launcher.install import install
+
+SEED = int(os.environ.get("FAULTS_SEED", "20779"))
+MAX_KILLS = int(os.environ.get("FAULTS_MAX", "20"))     # of each command
+# Before and after these something outside of the process has changed.
+STEPS = ("openat", "mkdir", "write", "pwrite64", "ftruncate", "rename", "unlinkat", "unlink", "connect", "sendto",
+         "sendmsg", "recvfrom", "flock", "mmap")
+
+pytestmark = [
+    pytest.mark.skipif(os.geteuid() != 0, reason="needs root: traces plugin files"),
+    pytest.mark.skipif(not shutil.which("gcc"), reason="needs gcc: the injector is compiled"),
+    pytest.mark.skipif(os.uname().machine != "x86_64", reason="needs x86_64: the injector reads its registers"),
+]
+
+
+class Round:
+    """Two nodes and a space for one kill."""
+
+    def __init__(self, world, number):
+        self.world, self.space = world, f"s{number}"
+
+    def conf(self, node):
+        return {"cniVersion": "1.1.0", "name": "net", "type": "cluster", "ipam": {
+            "type": "cluster", "store": self.world.store, "network_name": self.space, "range": "10.0.0.0/27",
+            "block_size": 30, "node_name": node, "dataDir": str(self.world.folder / node)}}
+
+    def environment(self, command, container):
+        return {"CNI_COMMAND": command, "CNI_CONTAINERID": container, "CNI_IFNAME": "eth0", "CNI_NETNS": "/nowhere/pod",
+                "CNI_PATH": str(self.world.bin_dir), "CNI_NETNS_OVERRIDE": "1", "FASTCNI_SOCKET": "",
+                "PATH": os.environ["PATH"]}
+
+    def call(self, node, command, container):
+        """Make a request in this process. Return its document, None without one."""
+        reply = handle("cluster", self.environment(command, container), json.dumps(self.conf(node)).encode(), Mode())
+        assert reply.status == 0, reply.stdout.decode() + reply.stderr.decode()
+        return json.loads(reply.stdout) if reply.stdout else None
+
+    def add(self, node, container):
+        return self.call(node, "ADD", container)["ips"][0]["address"]
+
+    def traced(self, command, container, at, variant):
+        """The same by a plugin file of n1, which is killed at call number `at`."""
+        run = self.world.injector.run([str(self.world.bin_dir / "cluster")], self.environment(command, container),
+                                      json.dumps(self.conf("n1")).encode(), at, variant)
+        assert run.status is not None, "it hangs"
+        return run
+
+    def held(self):
+        """The addresses for which a node has a file."""
+        return [path.name for path in Path(self.world.folder).glob(f"n?/{self.space}/[0-9]*")]
+
+
+class World:
+    def __init__(self, folder, store):
+        self.folder, self.store, self.bin_dir = folder, store, folder / "bin"
+        install(self.bin_dir)
+        self.injector = Injector(folder)
+
+    def steps(self, command):
+        """The numbers of the calls to kill, of a request that is not killed."""
+        trial = Round(self, f"count-{command}")
+        if command == "DEL":
+            trial.add("n1", "c1")
+        run = trial.traced(command, "c1", 0, -2)
+        assert run.status == 0, run.stdout
+        found = [at for at, (phase, name) in enumerate(run.calls, 1) if phase == PLUGIN and name in STEPS]
+        return sorted(random.Random(f"{SEED} {command}").sample(found, min(MAX_KILLS, len(found))))
+
+
+@pytest.fixture(scope="module")
+def world(etcd_member, tmp_path_factory):
+    return World(tmp_path_factory.mktemp("kills"), etcd_member.conf(prefix=f"/fastcni/kills-{os.getpid()}"))
+
+
+def check_end(world, one):
+    """No address has a file any more, and each block is one node's."""
+    assert one.held() == []
+    blocks = open_store(world.store).blocks(one.space)
+    assert len({block.cidr for block in blocks}) == len(blocks) and {block.node for block in blocks} <= {"n1", "n2"}
+
+
+def test_an_add_that_is_killed_at_any_step_can_be_repeated_and_deleted(world):
+    for at in world.steps("ADD"):
+        one = Round(world, f"add-{at}")
+        run = one.traced("ADD", "c1", at, KILL)
+        assert run.status == -9 or not run.hit, run.hit
+        live = [one.add("n2", "c2"), one.add("n1", "c1"), one.add("n1", "c3"), one.add("n2", "c4")]
+        assert len(set(live)) == 4, f"killed at call {at}, {run.hit}: {live}"
+        assert one.add("n1", "c1") == live[1], f"killed at call {at}, {run.hit}"
+        for node, container in (("n1", "c1"), ("n1", "c3"), ("n2", "c2"), ("n2", "c4")):
+            one.call(node, "DEL", container)
+        check_end(world, one)
+
+
+def test_a_del_that_is_killed_at_any_step_can_be_repeated(world):
+    for at in world.steps("DEL"):
+        one = Round(world, f"del-{at}")
+        live = [one.add("n1", "c1"), one.add("n1", "c2")]
+        run = one.traced("DEL", "c1", at, KILL)
+        one.call("n1", "DEL", "c1")
+        one.call("n1", "DEL", "c1")
+        again = [live[1], one.add("n2", "c3"), one.add("n1", "c4"), one.add("n1", "c5")]
+        assert len(set(again)) == 4, f"killed at call {at}, {run.hit}: {again}"
+        for node, container in (("n1", "c2"), ("n2", "c3"), ("n1", "c4"), ("n1", "c5")):
+            one.call(node, "DEL", container)
+        check_end(world, one)
