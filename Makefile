@@ -59,7 +59,7 @@ test-runtimes: setup
 	LANE=runtimes $(BIN)/python -m pytest tests/runtimes
 
 test-cluster: setup
-	@sh tests/setup-peer.sh etcd etcdctl openssl ip ping dnsmasq kea-dhcp4 dhcpd bridge
+	@sh tests/setup-peer.sh etcd etcdctl openssl ip ping dnsmasq kea-dhcp4
 	@$(BIN)/python -c 'import kmock' 2> /dev/null || \
 		$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test,kubernetes]'
 	LANE=cluster $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal tests/cluster

@@ -31,7 +31,6 @@ package_of() {
         etcd) echo etcd-server ;;
         dnsmasq) echo dnsmasq-base ;;
         kea-dhcp4) echo kea-dhcp4-server ;;
-        dhcpd) echo isc-dhcp-server ;;
         etcdctl) echo etcd-client ;;
         openssl) echo openssl ;;
     esac

@@ -7,6 +7,8 @@ import pytest
 from dhcp.process import RUN, Daemon
 from dhcp.server import Network, Server, ip
 
+from fastcni.dhcp.lease_files import LeaseFiles
+
 FIRST = "10.77.1.0/16"          # the first address that the tests' server gives
 
 
@@ -45,3 +47,11 @@ def own_files(daemon):
     """The paths of a daemon's open descriptors."""
     folder = f"/proc/{daemon.process.pid}/fd"
     return [f"{folder}/{name}" for name in os.listdir(folder)]
+
+
+def reboot(daemon, address=None):
+    """The leases on disk are those of another boot. address: they are of this packed address."""
+    files = LeaseFiles(daemon.leases, boot="an earlier one")
+    for saved in list(files.read_all()):
+        saved.lease.address = address or saved.lease.address
+        files.write(saved.owner, saved.lease, saved.ends)

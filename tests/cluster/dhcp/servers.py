@@ -1,4 +1,4 @@
-"""Real DHCP servers in a namespace of the tests: dnsmasq, whose leases last two minutes or more, Kea and ISC's dhcpd."""
+"""Real DHCP servers in a namespace of the tests: dnsmasq, whose leases last two minutes or more, and Kea."""
 
 import contextlib
 import json
@@ -73,13 +73,13 @@ class Dnsmasq(Program):
 
 
 class Kea(Program):
-    """seconds: of leases. A restart forgets all leases."""
+    """seconds: of leases. subnet: "10.77", of its addresses; start() reads it. A restart forgets all leases."""
 
     ready = "DHCP4_STARTED"
 
     def __init__(self, network, folder, seconds):
         super().__init__(network, folder)
-        self.seconds = seconds
+        self.seconds, self.subnet = seconds, "10.77"
 
     def env(self):
         return {"KEA_PIDFILE_DIR": self.folder, "KEA_LOCKFILE_DIR": self.folder}
@@ -92,33 +92,9 @@ class Kea(Program):
                 "lease-database": {"type": "memfile", "persist": False},
                 "authoritative": True, "valid-lifetime": self.seconds, "renew-timer": self.seconds // 2,
                 "rebind-timer": self.seconds * 3 // 4,
-                "subnet4": [{"id": 1, "subnet": "10.77.0.0/16", "pools": [{"pool": "10.77.3.10 - 10.77.3.250"}],
-                             "option-data": [{"name": "routers", "data": SERVER}]}],
+                "subnet4": [{"id": 1, "subnet": f"{self.subnet}.0.0/16",
+                             "pools": [{"pool": f"{self.subnet}.3.10 - {self.subnet}.3.250"}],
+                             "option-data": [{"name": "routers", "data": f"{self.subnet}.0.1"}]}],
                 "loggers": [{"name": "kea-dhcp4", "severity": "DEBUG", "debuglevel": 50,
                              "output_options": [{"output": "stdout"}]}]}}, file)
         return ["kea-dhcp4", "-c", path]
-
-
-class Isc(Program):
-    """seconds: of leases. subnet: "10.77", of its addresses; the next start() reads it."""
-
-    ready = "Server starting service"
-
-    def __init__(self, network, folder, seconds):
-        super().__init__(network, folder)
-        self.seconds, self.subnet = seconds, "10.77"
-        self.forget()
-
-    def forget(self):
-        """Forget all leases, while it does not run."""
-        with open(f"{self.folder}/isc.leases", "wb"):
-            return
-
-    def command(self):
-        path = f"{self.folder}/isc.conf"
-        with open(path, "w", encoding="ascii") as file:
-            file.write(f"authoritative; ping-check false; default-lease-time {self.seconds}; "
-                       f"max-lease-time {self.seconds}; min-lease-time {self.seconds};\n"
-                       f"subnet {self.subnet}.0.0 netmask 255.255.0.0 {{ range {self.subnet}.5.10 {self.subnet}.5.99; "
-                       f"option routers {self.subnet}.0.1; }}\n")
-        return ["dhcpd", "-4", "-f", "-d", "-cf", path, "-lf", f"{self.folder}/isc.leases", "--no-pid", "br0"]

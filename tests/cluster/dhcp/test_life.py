@@ -7,11 +7,9 @@ import subprocess
 import threading
 import time
 
-from dhcp.fixtures import FIRST, leases, on_a_node, own_files
+from dhcp.fixtures import FIRST, leases, on_a_node, own_files, reboot
 from dhcp.process import Daemon, call, ok, wait_until
 from dhcp.server import Server, addresses
-
-from fastcni.dhcp.lease_files import LeaseFiles
 
 
 def test_a_pod_whose_namespace_is_gone_is_released(network, server, tmp_path):
@@ -66,13 +64,6 @@ def test_after_a_reboot_del_releases_the_lease(network, server, tmp_path):
         ok("DEL", daemon.conf(), pod)
         server.wait_for("release")
         assert leases(daemon) == []
-
-
-def reboot(daemon):
-    """The leases on disk are those of another boot."""
-    files = LeaseFiles(daemon.leases, boot="an earlier one")
-    for saved in list(files.read_all()):
-        files.write(saved.owner, saved.lease, saved.ends)
 
 
 def test_a_damaged_file_is_put_aside_and_hinders_nothing(network, server, tmp_path):
