@@ -1,9 +1,14 @@
 """kubeconfigs, and the files of a pod."""
 
 import json
+import ssl
+import sys
+import threading
 from base64 import b64encode
+from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
+from cluster.etcd import USER, make_certificates
 from cluster.kubernetes.api_server import kubeconfig
 
 from fastcni.kit.ipam.cluster import kubeconfig as module
@@ -58,6 +63,16 @@ current-context: whereabouts-context
     access = read_kubeconfig(str(path))
     assert (access.server, access.token, access.namespace, access.ca) == (
         "https://[10.96.0.1]:443", "abc", "kube-system", PEM)
+
+
+def test_json_needs_no_yaml_and_braces_may_be_yaml(read, tmp_path, monkeypatch):
+    (tmp_path / "yaml").write_text("{clusters: [{name: c, cluster: {server: 'https://x'}}],"
+                                   " contexts: [{name: c, context: {cluster: c}}], current-context: c}")
+    assert read_kubeconfig(str(tmp_path / "yaml")).server == "https://x"
+    monkeypatch.setitem(sys.modules, "yaml", None)
+    assert read().server == SERVER
+    with pytest.raises(StoreAway, match=r"PyYAML is missing: install fastcni\[cluster\]"):
+        read_kubeconfig(str(tmp_path / "yaml"))
 
 
 def test_files_are_relative_to_the_kubeconfig(read, tmp_path):
@@ -157,3 +172,49 @@ def test_keys_of_the_configuration_count_before_the_kubeconfigs(read, tmp_path):
     access = find_access({"kubeconfig": f"{tmp_path}/kubeconfig", "k8s_api_root": "https://192.0.2.2",
                           "namespace": "net"})
     assert (access.server, access.namespace) == ("https://192.0.2.2", "net")
+
+
+class Empty(BaseHTTPRequestHandler):
+    """An API server without objects. It notes the names in its clients' certificates."""
+
+    names = None
+
+    def do_GET(self):
+        (name,) = [value for part in self.connection.getpeercert()["subject"] for key, value in part
+                   if key == "commonName"]
+        self.names.append(name)
+        data = b'{"items": [], "metadata": {"resourceVersion": "1"}}'
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *_):
+        """Nothing."""
+
+
+def test_a_client_certificate_of_the_kubeconfig_itself(tmp_path):
+    make_certificates(tmp_path)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=tmp_path / "ca.pem")
+    context.load_cert_chain(tmp_path / "server.pem", tmp_path / "server-key.pem")
+    context.verify_mode = ssl.CERT_REQUIRED
+    server = HTTPServer(("127.0.0.1", 0), type("Handler", (Empty,), {"names": []}))
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        data = {name: b64encode((tmp_path / f"{name}.pem").read_bytes()).decode()
+                for name in ("ca", "named", "named-key")}
+        path = tmp_path / "kubeconfig"
+        path.write_text(kubeconfig(f"https://127.0.0.1:{server.server_port}",
+                                   cluster={"certificate-authority-data": data["ca"]},
+                                   user={"client-certificate-data": data["named"],
+                                         "client-key-data": data["named-key"]}))
+        store = open_store({"type": "kubernetes", "kubeconfig": str(path)})
+        assert store.blocks() == []
+        store.close()
+        assert server.RequestHandlerClass.names == [USER]
+    finally:
+        server.shutdown()
+        thread.join(20)
+        server.server_close()

@@ -14,6 +14,7 @@ from time import monotonic
 from fastcni._system import read_file
 from fastcni.kit.ipam.cluster.contract import StoreAway
 from fastcni.kit.ipam.cluster.site_packages import make_importable
+from fastcni.spec import json
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -87,19 +88,7 @@ def in_cluster(folder: str = POD_FILES, environment: dict[bytes, bytes] | None =
 
 def read_kubeconfig(path: str, context: str = "") -> Access:
     """Access by a kubeconfig. context: the current one without it. Raises StoreAway naming the key that is wrong."""
-    text = read_text(path, "kubeconfig")
-    make_importable()
-    try:
-        import yaml
-    except ImportError as e:
-        raise StoreAway("the package PyYAML is missing: install fastcni[cluster], or Debian's python3-yaml, for the "
-                        "interpreter of the plugins") from e
-    try:
-        document = yaml.safe_load(text)
-    except yaml.YAMLError as e:
-        raise StoreAway(f"kubeconfig {path}: {' '.join(str(e).split())}") from None
-    if not isinstance(document, dict):
-        raise wrong(path, "is not a mapping")
+    document = read_document(path)
     name = context or document.get("current-context") or ""
     chosen = find(path, document, "context", name)
     cluster = find(path, document, "cluster", chosen.get("cluster", ""))
@@ -113,6 +102,30 @@ def read_kubeconfig(path: str, context: str = "") -> Access:
     if user.get("username"):
         access.basic = f"{text_of(path, user, 'username')}:{text_of(path, user, 'password')}"
     return access
+
+
+def read_document(path: str) -> dict[str, Any]:
+    """The mapping of a kubeconfig in YAML. One in JSON, as deploy/fastcni-node writes it, needs no PyYAML."""
+    text = read_text(path, "kubeconfig")
+    if text.lstrip()[:1] == "{":
+        try:
+            found: dict[str, Any] = json.read(text.encode())
+            return found
+        except json.JsonError:
+            pass                        # YAML has braces, too
+    make_importable()
+    try:
+        import yaml
+    except ImportError as e:
+        raise StoreAway("the package PyYAML is missing: install fastcni[cluster], or Debian's python3-yaml, for the "
+                        "interpreter of the plugins") from e
+    try:
+        document = yaml.safe_load(text)
+    except yaml.YAMLError as e:
+        raise wrong(path, " ".join(str(e).split())) from None
+    if not isinstance(document, dict):
+        raise wrong(path, "is not a mapping")
+    return document
 
 
 def read_tls(path: str, access: Access, cluster: dict[str, Any], user: dict[str, Any]) -> None:
