@@ -7,8 +7,8 @@
     cluster_lost       other nodes that give no sign of life
     cluster_watch      the thread that waits for changes in a store
 
-No request waits for this thread. A store that does not answer delays the work for other stores by its timeout, and is
-then asked less often.
+No request waits for this thread, but one that has to ask the store itself: for the space's claim lock. A store that
+does not answer delays the work for other stores by its timeout, and is then asked less often.
 """
 
 from __future__ import annotations
