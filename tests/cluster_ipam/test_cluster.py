@@ -394,8 +394,8 @@ def test_a_sticky_add_that_fails_keeps_the_address(a, b):
     both = {"sticky": "pod", "ipRanges": [{"range": "10.0.0.0/24"}, {"range": "10.8.0.8/32"}]}
     a.add({"range": "10.8.0.8/32"}, "other")
     assert b.refused("ADD", both, "c2", args=pod("db-0")).code == 11
-    assert [(one.state, one.container) for one in store_of(a).singles(pod="ns/db-0")] == [(KEPT, "c1")]
-    assert b.files() == {}
+    assert [(one.state, one.container, one.node) for one in store_of(a).singles(pod="ns/db-0")] == [(KEPT, "c1", "a")]
+    assert b.files() == {} and first[0] in a.files()
     assert b.add(STICKY, "c3", args=pod("db-0")) == first
 
 
@@ -419,11 +419,36 @@ def test_a_single_is_released_later_if_the_store_is_away(a, b):
     first = a.add(TINY, "c1")
     a.mode.watched.away = True
     a.delete(TINY, "c1")
-    assert a.files() == {} and "released there later" in a.warnings[-1]
+    assert a.files() == {} and "released in the store later" in a.warnings[-1]
     assert [one.container for one in store_of(a).singles()] == ["c1"]
     a.mode.watched.away = False
     a.add(TINY, "c2")
     assert [one.container for one in store_of(a).singles()] == ["c2"] and first
+
+
+def test_a_single_that_a_failed_add_has_claimed_is_released_later(a, b):
+    """The address is claimed, then the store is away: nothing is left when it is back."""
+    a.add(TINY, "c0")
+    a.mode.watched.lost = ("claim_single", "single")
+    assert a.refused("ADD", TINY, "c1").code == 11
+    assert len(store_of(a).singles()) == 2
+    a.mode.watched.lost = ()
+    a.delete(TINY, "c1")
+    assert [one.container for one in store_of(a).singles()] == ["c0"]
+    assert set(a.files()) == {store_of(a).singles()[0].address}
+
+
+def test_a_kept_address_that_another_node_took_over_stays_held_here(a, b):
+    """The note of a DEL comes to the store when the pod has its address on another node already."""
+    first = a.add(STICKY, "c1", args=pod("db-0"))
+    a.mode.watched.away = True
+    a.delete(STICKY, "c1")
+    a.mode.watched.away = False
+    (single,) = store_of(a).singles()
+    store_of(a).change_single(single, state=KEPT)       # by an operator
+    assert b.add(STICKY, "c2", args=pod("db-0")) == first
+    assert first[0] not in [a.add(STICKY, f"d{i}", args=pod(f"x{i}"))[0] for i in range(20)]
+    assert [one.node for one in store_of(a).singles(pod="ns/db-0")] == ["b"]
 
 
 def test_a_claim_whose_answer_was_lost_is_found_again(a):

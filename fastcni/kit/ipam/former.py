@@ -48,7 +48,7 @@ def find(store: Store) -> list[tuple[bytes, bytes]]:
             if packed is None or not is_unchanged(store.files, name, written_ns):
                 continue
             owner = store.files.read_owner(name)
-            if owner and packed in store.index.addresses_of(owner) and not is_claimed(store.network, owner):
+            if owner and packed in store.index.addresses_of(owner) and not is_claimed(store.network_of(name), owner):
                 found.append((packed, owner))
     store.index.clear()
     return sorted(found)

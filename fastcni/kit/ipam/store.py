@@ -157,6 +157,10 @@ class Store:
             if content != UNKNOWN:
                 self._correct(packed, UNKNOWN, content)
 
+    def network_of(self, name: str) -> str:
+        """The network of the attachment that has an address file, which was read."""
+        return self.network
+
     @property
     def unread(self) -> int:
         """The number of files that could not be read."""

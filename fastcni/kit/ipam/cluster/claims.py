@@ -92,7 +92,7 @@ def provide(req: Request, it: Attachment) -> None:
 
 def _provide(req: Request, it: Attachment, store: Store) -> None:
     me = ready(store, it.keys, req.warn, it.keys.ranges)
-    singles.finish_later(store, it.keys, req.warn)
+    singles.finish_later(store, it.keys, req.warn, it)
     if it.sticky:
         singles.give_sticky(req, it, store, me)
     for _ in range(MAX_BLOCKS):
@@ -118,6 +118,7 @@ def _provide(req: Request, it: Attachment, store: Store) -> None:
     if it.missing():
         raise CniError(TRY_AGAIN_LATER, "other pods took the addresses of each block that was claimed")
     with MadeSpace(it.keys, req.warn) as space:
+        singles.all_given(space, it)
         allocate.note_pod(space, it)
 
 

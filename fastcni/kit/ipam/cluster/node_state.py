@@ -319,6 +319,9 @@ class Space(Store):
         self.drop_file(packed, owner)
         return True
 
+    def network_of(self, name: str) -> str:
+        return self.files.note(name)[0] or self.network
+
     def end_single(self, name: str, owner: bytes, to: str) -> None:
         """Note a Single that the store has to release, or to keep."""
         container, _, ifname = owner.decode().partition("\r\n")

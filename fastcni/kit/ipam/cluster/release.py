@@ -34,10 +34,14 @@ def ask_store(req: Request, it: Attachment, what: str) -> None:
 def take_back(req: Request, it: Attachment) -> None:
     """The rollback of ADD."""
     allocate.take_back(req, it)
-    if it.claimed or it.kept:
+    if it.confirmed or it.missing() or it.claimed or it.kept:
         from fastcni.kit.ipam.cluster import singles, stores
 
-        singles.take_back(req, it, stores.store_of(req.mode, it.keys.store))
+        try:
+            singles.take_back(req, it, stores.store_of(req.mode, it.keys.store))
+        except StoreAway as e:
+            req.warn(f"sticky addresses are released in the store later: {e}")
+        finish(req, it)
 
 
 def release_attachment(req: Request, it: Attachment) -> None:
@@ -63,14 +67,14 @@ def release_attachment(req: Request, it: Attachment) -> None:
 
 
 def finish(req: Request, it: Attachment) -> None:
-    """Tell the store which Singles have ended. If it is away, they stay in State.later."""
+    """Tell the store which Singles have ended. If that fails, they stay in State.later."""
     from fastcni.kit.ipam.cluster import claims, singles, stores
 
     try:
         with claims.ClaimLock(it.keys):
             singles.finish_later(stores.store_of(req.mode, it.keys.store), it.keys, req.warn)
-    except StoreAway as e:
-        req.warn(f"the store is away, single addresses are released there later: {e}")
+    except (StoreAway, CniError) as e:
+        req.warn(f"single addresses are released in the store later: {e}")
 
 
 def missing(req: Request, it: Attachment) -> list[str]:

@@ -88,6 +88,7 @@ def give_fixed(req: Request, it: Attachment, store: Store, me: Node, i: int) -> 
     packed, one = it.asked.wanted[i], it.keys.ranges[i]
     assert packed is not None
     single = single_of(it, packed, HELD, grid_of(req, it, one))
+    intend(req, it, single.address)
     for _ in range(3):
         try:
             got = store.claim_single(me, single)
@@ -168,6 +169,7 @@ def give_single(req: Request, it: Attachment, store: Store, me: Node, i: int) ->
         for packed in in_turn(one.bits, spans, f"{it.container} {it.ifname}"):
             if (taken is not None and packed in taken) or is_held(req, it, packed):
                 continue
+            intend(req, it, address.ip_text(packed))
             got = claim_one(store, me, single_of(it, packed, HELD, prefix), one.is_tiny(prefix))
             if isinstance(got, Block):
                 break                   # it is a node's
@@ -229,6 +231,7 @@ def give_sticky(req: Request, it: Attachment, store: Store, me: Node) -> None:
                 raise CniError(TRY_AGAIN_LATER, f"sticky address of pod {it.asked.pod}: {single_text(single)}",
                                "it is given here when its pod on that node is deleted, or that node is forgotten")
             known.remove(single)
+            intend(req, it, single.address, KEPT)
             if single.state == KEPT:
                 got = store.claim_single(me, single_of(it, packed, HELD, grid_of(req, it, one)))
             else:
@@ -267,44 +270,83 @@ def hold_sticky(req: Request, it: Attachment, store: Store, me: Node) -> None:
             raise unavailable(address.ip_text(packed), single_text(e.by)) from None
 
 
-# -- at the end of a pod ----------------------------------------------------------------------------------
+# -- Singles without a pod ----------------------------------------------------------------------------------
+
+def intend(req: Request, it: Attachment, name: str, to: str = "") -> None:
+    """Note, before a Single is claimed, that it is to be released (or kept) if this ADD does not end: State.later.
+    provide() removes the note when all is given."""
+    with MadeSpace(it.keys, req.warn) as space:
+        note_later(space, [later_of(name, it.container, it.ifname, to)])
+
+
+def later_of(name: str, container: str, ifname: str, to: str) -> dict[str, str]:
+    return {"address": name, "container": container, "ifname": ifname, "to": to}
+
+
+def note_later(space: Space, entries: Iterable[dict[str, str]]) -> None:
+    """Add to State.later what is not in it."""
+    new = space.state.copy()
+    new.later += [one for one in entries if one not in new.later]
+    if len(new.later) != len(space.state.later):
+        space.save(new)
+
+
+def all_given(space: Space, it: Attachment) -> None:
+    """Remove the notes of intend()."""
+    mine = [one for one in space.state.later if (one["container"], one["ifname"]) == (it.container, it.ifname)]
+    if mine:
+        new = space.state.copy()
+        new.later = [one for one in new.later if one not in mine]
+        space.save(new)
+
 
 def take_back(req: Request, it: Attachment, store: Store) -> None:
-    """The rollback of ADD: release the Singles that it claimed, and keep again those that it took over."""
-    for single in it.claimed:
-        store.release_single(single)
+    """The rollback of ADD: what it took over is as before, and what it claimed is noted in State.later, for
+    finish_later(). Its address files are gone already."""
+    with MadeSpace(it.keys, req.warn) as space:
+        note_later(space, [later_of(one.address, it.container, it.ifname, "") for one in it.claimed])
     for before, after in it.kept:
-        store.change_single(after, **{name: getattr(before, name) for name in ("state", "container", "network", "since",
-                                                                               "node", "epoch")})
+        try:
+            store.change_single(after, **{name: getattr(before, name) for name in (
+                "state", "container", "network", "since", "node", "epoch")})
+        except Changed:
+            continue                    # it is not this attachment's any more
 
 
-def finish_later(store: Store, keys: Keys, warn: Callable[[str], object]) -> None:
-    """Release or keep the Singles of pods that ended: State.later."""
+def finish_later(store: Store, keys: Keys, warn: Callable[[str], object], but: Attachment | None = None) -> None:
+    """Release or keep the Singles of State.later, those of pods that ended and of ADDs that failed; but not those of an
+    ADD that runs."""
     with Space(keys, warn) as space:
         if space is None or not space.state.later:
             return
-        later = list(space.state.later)
-    unknown = []
-    for one in later:
-        single = store.single(keys.space, one["address"])
-        if single is None or (single.container, single.ifname) != (one["container"], one["ifname"]):
-            unknown.append(one)
-            continue
-        try:
-            if not one["to"]:
-                store.release_single(single)
-            elif single.state != KEPT:
-                store.change_single(single, state=KEPT)
-        except Changed:
-            continue                    # another node has taken it over
+        later = [one for one in space.state.later
+                 if but is None or (one["container"], one["ifname"]) != (but.container, but.ifname)]
+    done = [one for one in later if finish_one(store, keys, warn, one)]
     with Space(keys, warn) as space:
-        if space is None:
-            return
-        new = space.state.copy()
-        new.later = [one for one in new.later if one not in later]
-        for one in unknown:
-            forget_kept(space, one["address"])
-        space.save(new)
+        if space is not None and done:
+            new = space.state.copy()
+            new.later = [one for one in new.later if one not in done]
+            space.save(new)
+
+
+def finish_one(store: Store, keys: Keys, warn: Callable[[str], object], one: dict[str, str]) -> bool:
+    """Return False if it is to be tried again: the Single changed meanwhile."""
+    single = store.single(keys.space, one["address"])
+    if single is None:
+        with Space(keys, warn) as space:
+            if space is not None:
+                forget_kept(space, one["address"])
+        return True
+    if (single.container, single.ifname) != (one["container"], one["ifname"]):
+        return True                     # another pod has it, on this or another node
+    if not one["to"]:
+        return store.release_single(single)
+    try:
+        if single.state != KEPT:
+            store.change_single(single, state=KEPT)
+    except Changed:
+        return False
+    return True
 
 
 def forget_kept(space: Space, name: str) -> bool:
@@ -324,6 +366,5 @@ def note_ended(space: Space, state: State, held: Iterable[Single]) -> None:
         packed = address.read_ip(single.address)
         if single.state == HELD and (single.address, single.container) not in known and \
                 not space._has_owner(packed, owner):
-            state.later.append({"address": single.address, "container": single.container, "ifname": single.ifname,
-                                "to": KEPT if single.sticky else ""})
+            state.later.append(later_of(single.address, single.container, single.ifname, KEPT if single.sticky else ""))
 
