@@ -54,6 +54,8 @@ def print_blocks(where: str, found: Survey, blocks: Sequence[HeldBlock], address
         else:
             print_block_rows(inside, now, console)
         console.print()
+    if not all(it.reported for it in blocks):
+        put(console, "?: its node has not reported who has the addresses; that node's server does so")
     put(console, f"{plural(len(blocks), 'block') if blocks else 'no block is claimed'} in {where}")
 
 
