@@ -306,11 +306,20 @@ class Client:
         self.world.schedule(self, min(until, now + max((until - now) / 2, least)))
         try:
             if self.sock is None:
-                listen = self.world.listen if self.state == states.REBINDING else self.world.listen_from_address
-                listen(self)
+                self._listen_to_renew()
             self.world.send(self, self._encode(packets.REQUEST, ciaddr=self.lease.address))
         except OSError as e:
             self._not_sent(e)
+
+    def _listen_to_renew(self):
+        """Unicast needs the address on the link, and the right to use port 68. Else broadcast, as the reference."""
+        if self.state == states.RENEWING:
+            try:
+                self.world.listen_from_address(self)
+                return
+            except OSError as e:
+                self.world.log.debug("no_unicast", lease=self.owner.name, why=str(e))
+        self.world.listen(self)
 
     def extend(self, lease: Lease) -> None:
         self._hold(lease, "lease_renewed")

@@ -26,13 +26,14 @@ class Log:
 
 class Clock:
     """done: what the client did, in order. sent: the messages. kept: is the lease in a file? answers: what waiting
-    plugins were told. gone: the pod's link is missing. broken: an OSError for each send."""
+    plugins were told. gone: the pod's link is missing. broken: an OSError for each send.
+    unbound: one for the socket at the address."""
 
     def __init__(self, **settings):
         self.settings, self.log = Settings(**settings), Log()
         self.time, self.done, self.sent, self.answers = 1000.0, [], [], []
         self.kept = self.gone = False
-        self.broken = None
+        self.broken = self.unbound = None
 
     def now(self):
         return self.time
@@ -55,6 +56,8 @@ class Clock:
         self._open(client, "arp")
 
     def listen_from_address(self, client):
+        if self.unbound:
+            raise self.unbound
         self._open(client, "udp")
 
     def send(self, client, data):

@@ -150,6 +150,16 @@ def test_it_is_renewed_at_t1_from_its_address_and_at_t2_by_broadcast(clock, clie
     assert client.state == states.BOUND and client.lease.acked == clock.time
 
 
+def test_a_renewal_is_broadcast_where_the_address_cannot_be_used(clock, client):
+    """The interface plugin did not put it on the link, or the daemon lacks CAP_NET_BIND_SERVICE."""
+    bind(clock, client)
+    clock.unbound = OSError(99, "Cannot assign requested address")
+    pass_to(clock, client)
+    assert clock.done[-1] == "request raw" and clock.sent[-1].ciaddr == ADDRESS
+    answer(client, packets.ACK)
+    assert client.state == states.BOUND
+
+
 def test_a_renewed_lease_begins_when_its_request_was_sent(clock, client):
     bind(clock, client)
     pass_to(clock, client)

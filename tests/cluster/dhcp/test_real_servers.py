@@ -19,7 +19,7 @@ OPTIONS = [{"option": name} for name in ("6", "15", "26", "119", "121")]
 @pytest.fixture(scope="session")
 def bin_dir(tmp_path_factory):
     folder = tmp_path_factory.mktemp("bin")
-    install(folder)
+    install(folder, names=["bridge", "dhcp", "macvlan"])
     return str(folder)
 
 
