@@ -2,7 +2,6 @@
 
 import os
 import signal
-import ssl
 import urllib.error
 import urllib.request
 
@@ -24,7 +23,7 @@ def test_a_restored_backup_has_the_old_keys_and_a_lower_revision(etcd_alone):
 
 
 def test_a_client_without_a_certificate_is_refused(etcd_tls):
-    context = ssl.create_default_context(cafile=etcd_tls.conf()["ca"])
+    context = etcd_tls.trusting()
     with pytest.raises(OSError):
         urllib.request.urlopen(etcd_tls.endpoints[0] + "/version", timeout=10, context=context)
     context.load_cert_chain(etcd_tls.conf()["cert"], etcd_tls.conf()["key"])
