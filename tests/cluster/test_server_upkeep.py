@@ -24,8 +24,8 @@ def on(tmp_path):
     assert not [one.faults for one in running if one.faults]
 
 
-def test_blocks_uses_and_answers(on, etcd):
-    a, b = on(etcd), on(etcd, "b")
+def blocks_uses_and_answers(a, b):
+    """What the threads of two nodes do with one store, in the order of a pod's life."""
     pods = [a.add(f"c{i}") for i in range(13)]
     assert eventually(lambda: len(a.stored) == 2 and a.blocks == a.stored)
     assert eventually(lambda: {one["address"] for use in b.store.uses() for one in use.holders} == set(pods))
@@ -38,7 +38,11 @@ def test_blocks_uses_and_answers(on, etcd):
     assert eventually(lambda: free not in a.held)
 
 
-def test_an_etcd_that_is_killed_and_comes_back(on, etcd_alone):
+def test_blocks_uses_and_answers(etcd, on):
+    blocks_uses_and_answers(on(etcd), on(etcd, "b"))
+
+
+def test_an_etcd_that_is_killed_and_comes_back(etcd_alone, on):
     a = on(etcd_alone.conf(node_ttl=2), confirm_s=0.05, away_s=0.1)
     a.add("c0")
     assert eventually(lambda: a.stored)
@@ -53,7 +57,7 @@ def test_an_etcd_that_is_killed_and_comes_back(on, etcd_alone):
     assert [event for event, _ in a.log.lines].count("cluster_store_restored") == 0
 
 
-def test_an_etcd_that_hangs_holds_up_no_request(on, etcd_alone):
+def test_an_etcd_that_hangs_holds_up_no_request(etcd_alone, on):
     a = on(etcd_alone.conf(), confirm_s=0.05)
     a.add("c0")
     assert eventually(lambda: a.stored)
@@ -68,7 +72,7 @@ def test_an_etcd_that_hangs_holds_up_no_request(on, etcd_alone):
     a.logged("cluster_store_back")
 
 
-def test_an_etcd_that_is_restored_from_a_backup(on, etcd_alone):
+def test_an_etcd_that_is_restored_from_a_backup(etcd_alone, on):
     a = on(etcd_alone.conf(), confirm_s=0.05, away_s=0.1)
     a.add("c0")
     assert eventually(lambda: a.stored)
@@ -81,7 +85,7 @@ def test_an_etcd_that_is_restored_from_a_backup(on, etcd_alone):
     assert eventually(lambda: mine <= a.stored and a.stored == a.blocks)
 
 
-def test_a_killed_node_is_declared_dead_by_another(on, etcd):
+def test_a_killed_node_is_declared_dead_by_another(etcd, on):
     store = {**etcd, "node_ttl": 1, "dead_after": 1}
     a, b = on(store), on(store, "b", nodes_s=0.1)
     a.add("c1", one_shot=True)
