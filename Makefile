@@ -89,10 +89,11 @@ check: setup
 		tests/server/test_request_queue.py tests/server/test_protocol.py tests/project/test_layers*.py
 
 bench: setup
-	@sh tests/setup-peer.sh bridge iptables nft ip
+	@sh tests/setup-peer.sh bridge iptables nft ip etcd
 	@$(BIN)/python -c 'import matplotlib' 2> /dev/null || \
 		$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test,bench]'
 	$(BIN)/fastcni bench --report benchmarks/report $(BENCH)
+	$(BIN)/python benchmarks/bench_cluster_ipam.py
 	$(BIN)/python -m pytest --benchmark-only benchmarks
 
 lint: setup

@@ -1,0 +1,452 @@
+"""Cluster-wide addresses on a real etcd of one member: what an ADD costs, and how many nodes it carries.
+
+    .venv/bin/python benchmarks/bench_cluster_ipam.py            # as root it also measures plugin files and a server
+    .venv/bin/python benchmarks/bench_cluster_ipam.py --etcd http://10.0.0.1:2379
+
+Prints a table with the figure wanted beside each. Requests are counted by etcd itself (/metrics), not by the client.
+Nodes are simulated: each has its own name and folder. Kernel work is left out: no links, addresses only.
+
+`make test` runs each part once, with small numbers and the store `local`, and asserts no time.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import shutil
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import traceback
+import urllib.request
+from pathlib import Path
+
+from fastcni.bench.calls import Running, one
+from fastcni.handle import handle
+from fastcni.kit.call.mode import Mode
+from fastcni.plugins import load
+from fastcni.server.configurations import Configurations
+
+ENV = {"CNI_IFNAME": "eth0", "CNI_NETNS": "/nowhere/pod", "CNI_NETNS_OVERRIDE": "1"}
+BLOCK = 64                      # addresses
+HELD = (0, 48, 1000)
+PARTS = ("present", "files", "claim", "many", "first", "usual")
+
+
+class Etcd:
+    """`with Etcd() as etcd:` runs one member on loopback, its data in a folder below `folder`. conf: for `store`."""
+
+    def __init__(self, url="", folder=None):
+        self.url, self.folder, self.process = url, folder, None
+
+    def __enter__(self):
+        if not self.url:
+            self.folder = tempfile.mkdtemp(prefix="bench-etcd-", dir=self.folder)
+            client, peer = free_ports(2)
+            self.url = f"http://127.0.0.1:{client}"
+            with open(f"{self.folder}/log", "wb") as log:
+                self.process = subprocess.Popen(
+                    ["etcd", "--name", "one", "--data-dir", f"{self.folder}/data", "--listen-client-urls", self.url,
+                     "--advertise-client-urls", self.url, "--listen-peer-urls", f"http://127.0.0.1:{peer}",
+                     "--initial-advertise-peer-urls", f"http://127.0.0.1:{peer}",
+                     "--initial-cluster", f"one=http://127.0.0.1:{peer}"], stdout=log, stderr=log)
+            self._wait()
+        self.conf = {"type": "etcd", "endpoints": [self.url], "prefix": f"/fastcni-bench/{os.getpid()}"}
+        return self
+
+    def __exit__(self, *_):
+        if self.process:
+            self.process.terminate()
+            self.process.wait(20)
+            shutil.rmtree(self.folder)
+
+    def _wait(self):
+        for _ in range(400):
+            with contextlib.suppress(OSError), urllib.request.urlopen(f"{self.url}/health", timeout=1) as answer:
+                if json.load(answer).get("health") == "true":
+                    return
+            time.sleep(0.05)
+        raise SystemExit(f"etcd does not answer: {Path(self.folder, 'log').read_text()[-500:]}")
+
+    def requests(self):
+        """Return {method: number} of the requests that etcd has answered: Range, Put, Txn, LeaseGrant ..."""
+        found = {}
+        with urllib.request.urlopen(f"{self.url}/metrics", timeout=10) as answer:
+            for line in answer.read().decode().splitlines():
+                if line.startswith("grpc_server_handled_total") and not line.endswith(" 0"):
+                    method = line.partition('grpc_method="')[2].partition('"')[0]
+                    found[method] = found.get(method, 0) + int(float(line.rpartition(" ")[2]))
+        return found
+
+
+class Local:
+    """The store `local` in the place of Etcd. It counts no requests."""
+
+    def __init__(self, folder):
+        self.conf = {"type": "local", "path": str(folder / "store")}
+
+    def requests(self):
+        return {}
+
+
+def free_ports(count):
+    socks = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [sock.getsockname()[1] for sock in socks]
+    for sock in socks:
+        sock.close()
+    return ports
+
+
+class KeptMode(Mode):
+    """What a server's mode keeps of IPAM between requests: the store and decoded configurations."""
+
+    __slots__ = ("known",)
+
+    def __init__(self):
+        super().__init__()
+        self.known = Configurations()
+
+    def decode(self, stdin):
+        return self.known.decode(stdin)
+
+    def end_request(self):
+        pass
+
+
+class Node:
+    """A simulated node with one network. call() makes a request in this process, and returns its answer."""
+
+    def __init__(self, store, folder, name, **keys):
+        self.mode = KeptMode()
+        ipam = {"type": "cluster", "store": store, "dataDir": f"{folder}/{name}", "node_name": name,
+                "range": "10.0.0.0/12", **keys}
+        self.conf = {"cniVersion": "1.1.0", "name": "net", "type": ipam["type"], "ipam": ipam}
+        self.type, self.stdin = ipam["type"], json.dumps(self.conf).encode()
+
+    def call(self, command, number):
+        env = {**ENV, "CNI_COMMAND": command, "CNI_CONTAINERID": f"{number:064x}", "CNI_PATH": "/nowhere"}
+        reply = handle(self.type, env, self.stdin, self.mode)
+        if reply.status:
+            raise SystemExit(f"{command} by {self.type}: {reply.stdout.decode()}")
+        return reply.stdout
+
+    def add(self, number):
+        return json.loads(self.call("ADD", number))["ips"][0]["address"].split("/")[0]
+
+    def close(self):
+        self.mode.close()
+
+
+def host_local(folder):
+    """A Node that asks host-local."""
+    return Node({}, folder, "host-local", type="host-local", ranges=[[{"subnet": "10.0.0.0/12"}]])
+
+
+def took_ms(function, *args):
+    began = time.perf_counter()
+    function(*args)
+    return (time.perf_counter() - began) * 1e3
+
+
+# -- an ADD with a block present ---------------------------------------------------------------------------------------
+
+def block_present(store, folder, held, rounds, cool_down=0):
+    """Return {"cluster" or "host-local": [ms of an ADD]} in a process that keeps the store, as the server does.
+
+    An ADD follows a DEL at once, so with a cool-down every free address would be cooling down."""
+    name = f"held-{held}-{cool_down}"
+    sides = {"cluster": Node(store, folder, name, network_name=name, cool_down=cool_down),
+             "host-local": host_local(folder / name)}
+    for node in sides.values():
+        for number in range(held + 1):
+            node.call("ADD", number)
+    found = {name: [] for name in sides}
+    for number in range(held + 1, held + 1 + rounds):
+        for name, node in sides.items():
+            found[name].append(took_ms(node.call, "ADD", number))
+            node.call("DEL", number)
+    for node in sides.values():
+        node.close()
+    return found
+
+
+def by_plugin_files(store, folder, held, rounds, socket_path=""):
+    """Return the same of plugin files: one-shot, or by the server behind the socket."""
+    name = f"files-{held}-{bool(socket_path)}"
+    sides = {"cluster": Node(store, folder, name, network_name=name, cool_down=0),
+             "host-local": host_local(folder / name)}
+    found = {name: [] for name in sides}
+    for node in sides.values():
+        for number in range(held + 1):
+            node.call("ADD", number)
+        node.close()
+    for number in range(held + 1, held + 1 + rounds):
+        for name, node in sides.items():
+            for command in ("ADD", "DEL"):
+                env = {**ENV, "CNI_COMMAND": command, "CNI_CONTAINERID": f"{number:064x}", "CNI_PATH": f"{folder}/bin",
+                       "FASTCNI_SOCKET": socket_path, "PATH": os.environ["PATH"]}
+                path = f"{folder}/bin/{node.type}"
+                ms, _ = one(lambda path=path, env=env, node=node: Running(path, env, node.stdin, path))
+                if command == "ADD":
+                    found[name].append(ms)
+    return found
+
+
+# -- an ADD that claims a block ----------------------------------------------------------------------------------------
+
+def block_to_claim(etcd, folder, rounds):
+    """Return ([ms with a claim], [ms without], [requests of a claim]): blocks of 8 addresses, and no prefetch."""
+    node = Node(etcd.conf, folder, "claims", network_name="claims", range="10.64.0.0/16", block_size=29)
+    node.add(0)
+    with_claim, without, requests = [], [], []
+    number = 0
+    while len(with_claim) < rounds and number < rounds * 8 + 8:
+        number += 1
+        before = sum(etcd.requests().values())
+        ms = took_ms(node.call, "ADD", number)
+        asked = sum(etcd.requests().values()) - before
+        (with_claim if asked else without).append(ms)
+        if asked:
+            requests.append(asked)
+    node.close()
+    return with_claim, without, requests
+
+
+# -- many nodes --------------------------------------------------------------------------------------------------------
+
+def together(count, work, ready=None):
+    """Run work(number, begin) in `count` processes. They begin at once, when all have called begin() and ready() has
+    returned. Return (seconds from the first begin to the last end, [what work returned], seconds of processor time of
+    all of them). What work returns has to be JSON."""
+    go_read, go_write = os.pipe()
+    children = []
+    for number in range(count):
+        read, write = os.pipe()
+        pid = os.fork()
+        if not pid:
+            status = 1
+            try:
+                os.close(go_write)
+                began = []
+
+                def begin(write=write, began=began):
+                    os.write(write, b"\n")
+                    os.read(go_read, 1)
+                    began.extend([time.monotonic(), time.process_time()])
+
+                result = work(number, begin)
+                document = json.dumps([began[0], time.monotonic(), time.process_time() - began[1], result]).encode()
+                with os.fdopen(write, "wb") as file:
+                    file.write(document)
+                status = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(status)
+        os.close(write)
+        children.append((pid, read))
+    for _, read in children:
+        os.read(read, 1)
+    if ready:
+        ready()
+    os.close(go_read)
+    os.close(go_write)
+    found = []
+    for pid, read in children:
+        with os.fdopen(read, "rb") as file:
+            found.append(json.loads(file.read() or b"null"))
+        os.waitpid(pid, 0)
+    if not all(found):
+        raise SystemExit("a simulated node has failed")
+    seconds = max(ended for _, ended, _, _ in found) - min(began for began, _, _, _ in found)
+    return seconds, [result for _, _, _, result in found], sum(cpu for _, _, cpu, _ in found)
+
+
+def many_adds(store, folder, nodes, adds, space, ready=None):
+    """Return (seconds, addresses, processor seconds) of `adds` ADDs by so many nodes at once. Each has made one ADD
+    before: it runs."""
+    def work(number, begin):
+        node = Node(store, folder, f"node-{number}", network_name=space)
+        node.add(0)
+        begin()
+        replies = [node.call("ADD", each) for each in range(1, adds // nodes + 1)]
+        return [json.loads(reply)["ips"][0]["address"] for reply in replies]
+
+    seconds, found, cpu = together(nodes, work, ready)
+    return seconds, [address for each in found for address in each], cpu
+
+
+def first_blocks(store, folder, nodes, processes, space):
+    """Return (seconds, addresses, processor seconds): so many nodes make their first ADD at once, each in a thread of
+    some processes."""
+    def work(number, begin):
+        mine = [Node(store, folder, f"first-{number}-{each}", network_name=space) for each in range(nodes // processes)]
+        found, gate = [], threading.Barrier(len(mine) + 1)
+
+        def add(node):
+            gate.wait()
+            try:
+                found.append(node.add(1))
+            except SystemExit as e:
+                print(e, file=sys.stderr)
+
+        threads = [threading.Thread(target=add, args=(node,)) for node in mine]
+        for thread in threads:
+            thread.start()
+        begin()
+        gate.wait()
+        for thread in threads:
+            thread.join()
+        return found
+
+    seconds, found, cpu = together(processes, work)
+    return seconds, [address for each in found for address in each], cpu
+
+
+# -- the table ---------------------------------------------------------------------------------------------------------
+
+class Table:
+    """Rows of (what, figure, wanted, verdict)."""
+
+    def __init__(self):
+        self.rows = []
+
+    def add(self, what, figure, wanted="", good=None):
+        self.rows.append((what, figure, wanted, "" if good is None else "yes" if good else "NO"))
+        print(f"  {what}: {figure}", file=sys.stderr, flush=True)
+
+    def __str__(self):
+        rows = [("", "figure", "wanted", "met"), *self.rows]
+        widths = [max(len(row[column]) for row in rows) for column in range(4)]
+        lines = ["| " + " | ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)) + " |"
+                 for row in rows]
+        return "\n".join([lines[0], "|" + "|".join("-" * (width + 2) for width in widths) + "|", *lines[1:]])
+
+
+def compare(table, what, found, wanted="1.15x"):
+    """Add a row for an ADD with a block present: the medians, and their ratio."""
+    cluster, other = (statistics.median(found[side]) for side in ("cluster", "host-local"))
+    table.add(f"ADD, block present, {what}", f"{cluster:.3f} ms, host-local {other:.3f} ms, {cluster / other:.2f}x",
+              wanted, cluster <= 1.15 * other if wanted else None)
+
+
+def by_files(table, etcd, folder, rounds):
+    """The rows of plugin files, one-shot and warm. They need root: the server listens below /run otherwise."""
+    from fastcni.bench.sides import serve
+    from fastcni.launcher.install import install
+
+    install(folder / "bin")
+    with serve(str(folder)) as server:
+        for held in HELD[1:]:
+            compare(table, f"{held} held, one-shot", by_plugin_files(etcd.conf, folder, held, rounds))
+            compare(table, f"{held} held, warm", by_plugin_files(etcd.conf, folder, held, rounds * 4, server.sock))
+
+
+def claiming(table, etcd, folder, rounds):
+    with_claim, without, requests = block_to_claim(etcd, folder, rounds)
+    if not requests:                            # the store `local` counts none
+        return
+    more = statistics.median(with_claim) - statistics.median(without)
+    asked = statistics.median(requests)
+    table.add("ADD, block to claim: requests", f"{asked:g}", "1", asked <= 1)
+    table.add("ADD, block to claim: added time", f"{more:.2f} ms", "2 ms", more <= 2)
+
+
+def at_once(table, etcd, folder, nodes, adds, run):
+    asked = []
+    seconds, addresses, cpu = many_adds(etcd.conf, folder / f"many-{run}", nodes, adds, f"many-{run}",
+                                        lambda: asked.append(etcd.requests().get("Txn", 0)))
+    claims = etcd.requests().get("Txn", 0) - asked[0]
+    twice = len(addresses) - len(set(addresses))
+    table.add(f"{nodes} nodes, {adds:,} ADDs at once", f"{len(addresses) / seconds:,.0f} addresses/s", "20,000/s",
+              len(addresses) / seconds >= 20_000)
+    table.add("    processor time of an ADD", f"{cpu / len(addresses) * 1e6:.0f} us: {len(addresses) / cpu:,.0f}/s by "
+              f"each of {os.cpu_count()} processors")
+    table.add("    addresses given twice", f"{twice}", "0", not twice)
+    if claims:
+        each = claims / len(addresses) * BLOCK
+        table.add("    store transactions for 64 addresses", f"{each:.2f}", "1.2", each <= 1.2)
+    return addresses
+
+
+def firsts(table, etcd, folder, nodes, processes):
+    before = etcd.requests()
+    seconds, addresses, cpu = first_blocks(etcd.conf, folder / "first", nodes, processes, "first")
+    after = etcd.requests()
+    asked = {method: after[method] - before.get(method, 0) for method in after if after[method] > before.get(method, 0)}
+    table.add(f"{nodes:,} nodes, first block at once", f"{seconds:.2f} s, {cpu:.2f} s of processor time", "5 s",
+              seconds <= 5)
+    table.add("    nodes with an address of their own", f"{len(set(addresses)):,}", f"{nodes:,}",
+              len(set(addresses)) == nodes)
+    if asked:
+        table.add("    requests of each", f"{sum(asked.values()) / nodes:.2f} ({spelled(asked, nodes)})")
+
+
+def spelled(asked, nodes):
+    return ", ".join(f"{method} {count / nodes:.2f}" for method, count in sorted(asked.items()))
+
+
+def usual(table, etcd, folder, pods):
+    """The requests of ADD and DEL over a node's life, beside those of whereabouts."""
+    before = sum(etcd.requests().values())
+    node = Node(etcd.conf, folder, "usual", network_name="usual")
+    for command in ("ADD", "DEL"):
+        for number in range(pods):
+            node.call(command, number)
+    node.close()
+    asked = sum(etcd.requests().values()) - before
+    table.add(f"requests of {pods} ADDs and DELs of a new node", f"{asked}, {asked / pods:.3f} a pod",
+              "whereabouts: 9-10 an ADD, 8-9 a DEL")
+
+
+def main():
+    load("cluster")                 # before threads ask for it at once
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--etcd", default="", help="the URL of an etcd; by default one is started")
+    parser.add_argument("--folder", default="/dev/shm", help="for the nodes' state")
+    parser.add_argument("--etcd-folder", default=None, help="for etcd's data; by default the system's temporary folder")
+    parser.add_argument("--rounds", type=int, default=200)
+    parser.add_argument("--only", default="", help=",".join(PARTS))
+    parser.add_argument("--quick", action="store_true", help="a few rounds of each")
+    options = parser.parse_args()
+    rounds, table = 20 if options.quick else options.rounds, Table()
+    with tempfile.TemporaryDirectory(dir=options.folder) as name, Etcd(options.etcd, options.etcd_folder) as etcd:
+        folder, parts = Path(name), options.only.split(",") if options.only else PARTS
+        if "present" in parts:
+            for held in HELD:
+                compare(table, f"{held} held, in process", block_present(etcd.conf, folder, held, rounds * 5))
+            compare(table, "48 held, the others cooling down, in process",
+                    block_present(etcd.conf, folder, 48, rounds * 5, cool_down=30), wanted="")
+        if "files" in parts and os.geteuid() == 0:
+            by_files(table, etcd, folder, rounds // 2)
+        if "claim" in parts:
+            claiming(table, etcd, folder, rounds // 4)
+        if "many" in parts:
+            for run in range(1 if options.quick else 3):
+                at_once(table, etcd, folder, 30, 3000, run)
+        if "first" in parts:
+            firsts(table, etcd, folder, 1000, 20)
+        if "usual" in parts:
+            usual(table, etcd, folder, 1000)
+    print(table)
+
+
+def test_each_part_of_the_benchmark_runs(tmp_path, scaled):
+    """With small numbers and the store `local`. No address is given twice."""
+    store, table = Local(tmp_path), Table()
+    compare(table, "few held", block_present(store.conf, tmp_path, 4, scaled(100)))
+    claiming(table, store, tmp_path, 2)
+    addresses = at_once(table, store, tmp_path, 3, scaled(300), 0)
+    assert len(addresses) == len(set(addresses))
+    seconds, addresses, _ = first_blocks(store.conf, tmp_path / "first", 8, 2, "first")
+    assert seconds > 0 and len(addresses) == len(set(addresses)) == 8
+    usual(table, store, tmp_path, scaled(100))
+    assert "host-local" in str(table)
+
+
+if __name__ == "__main__":
+    main()
