@@ -120,12 +120,6 @@ def record_of(kind: type[Block | Single | Use], pair: Pair) -> Any:
     return kind.from_dict(json.read(pair.value.encode()), pair.revision)
 
 
-def place(record: Any) -> tuple[str, int, bytes]:
-    """The order of records: by space and address."""
-    packed = address.read_ip((record.address if type(record) is Single else record.cidr).partition("/")[0])
-    return record.space, len(packed), packed
-
-
 def read_nodes(pairs: Iterable[Pair]) -> list[Node]:
     """The Nodes that keys below node/ describe, by name. revision: (of the record, of the epoch)."""
     parts: dict[str, dict[str, Pair]] = {}

@@ -43,9 +43,9 @@ from fastcni.kit.ipam.cluster.etcd_client import (
     put,
     revision_is,
 )
-from fastcni.kit.ipam.cluster.etcd_keys import place, record_of, use_value, value_of
+from fastcni.kit.ipam.cluster.etcd_keys import record_of, use_value, value_of
 from fastcni.kit.ipam.cluster.etcd_nodes import EtcdNodes, races, text
-from fastcni.kit.ipam.cluster.rules import check_block, is_own, may_take_over
+from fastcni.kit.ipam.cluster.rules import check_block, is_own, may_take_over, place
 from fastcni.spec import json
 
 TYPE_CHECKING = False

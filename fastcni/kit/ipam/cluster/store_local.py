@@ -38,7 +38,7 @@ from fastcni.kit.ipam.cluster.contract import (
     Taken,
     Use,
 )
-from fastcni.kit.ipam.cluster.rules import may_take_over, place
+from fastcni.kit.ipam.cluster.rules import check_block, may_take_over, place
 from fastcni.spec import json
 
 TYPE_CHECKING = False
@@ -310,7 +310,7 @@ class LocalStore:
             if now and now.state in (HELD, KEPT):
                 new.state = HELD
             else:
-                check_block(doc, me, single)
+                check_block(doc.get("blocks", f"{single.space} {single.block}"), me, single)
             return doc.put("singles", key_of(new), new)
 
     def change_single(self, single: Single, **fields: Any) -> Single:
@@ -374,17 +374,6 @@ class LocalStore:
 
     def close(self) -> None:
         """Nothing stays open between calls."""
-
-
-def check_block(doc: Document, me: Node, single: Single) -> None:
-    """Raise Changed if the block does not exist, Taken if the state that is wanted does not fit it."""
-    block = doc.get("blocks", f"{single.space} {single.block}")
-    if block is None:
-        raise Changed(f"block {single.block} does not exist")
-    own = (block.node, block.epoch, block.state) == (me.name, me.epoch, ACTIVE)
-    fits = block.state == ACTIVE and not own if single.state == ASKED else own or block.state == SHARED
-    if not fits:
-        raise Taken(block)
 
 
 def singles_in(doc: Document, block: Block) -> list[Single]:
