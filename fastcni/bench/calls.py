@@ -16,14 +16,18 @@ class CallFailed(Exception):
 
 
 class Running:
-    """A process: pid, started (seconds), out (a memory file with its output), what (the call, for an error)."""
+    """A process: pid, started (seconds), out (a memory file with its output), what (the call, for an error).
 
-    __slots__ = ("pid", "started", "out", "what")
+    then: given its output, returns the function that starts the next call of a chain, None after the last; None if it
+    is no call of a chain."""
+
+    __slots__ = ("pid", "started", "out", "what", "then")
 
     def __init__(self, path: str, env: Mapping[str, str], stdin: bytes, what: str) -> None:
         given, self.out, self.what = os.memfd_create("stdin"), os.memfd_create("out"), what
         os.write(given, stdin)
         os.lseek(given, 0, os.SEEK_SET)
+        self.then: Callable[[bytes], Callable[[], Running] | None] | None = None
         streams = [(os.POSIX_SPAWN_DUP2, fd, stream) for stream, fd in enumerate((given, self.out, self.out))]
         self.started = time.perf_counter()
         self.pid = os.posix_spawn(path, [path], env, file_actions=streams)
@@ -48,8 +52,9 @@ def one(start: Callable[[], Running]) -> tuple[float, bytes]:
 
 
 class Flow:
-    """Many processes. ms: of each, in the order of their ends. seconds: from the first start to the last end. cpu:
-    seconds of user and system time, of the processes and of their children that they waited for."""
+    """Many processes, or chains of processes. ms: of each, in the order of their ends. seconds: from the first start
+    to the last end. cpu: seconds of user and system time, of the processes and of their children that they waited
+    for."""
 
     __slots__ = ("ms", "seconds", "cpu")
 
@@ -72,12 +77,17 @@ class Flow:
                 took = time.perf_counter()
                 if pid in running:
                     it = running.pop(pid)
-                    self.ms.append((took - it.started) * 1e3)
                     self.cpu += used.ru_utime + used.ru_stime
                     try:
-                        it.close(status)
+                        output = it.close(status)
+                        if it.then and (start := it.then(output)):
+                            following = start()
+                            following.started = it.started
+                            running[following.pid] = following
+                            continue
                     except CallFailed as e:
                         failed = failed or e
+                    self.ms.append((took - it.started) * 1e3)
         finally:
             for it in running.values():                     # interrupted: the terminal sent them SIGINT, too
                 with suppress(ChildProcessError):           # already reaped

@@ -14,7 +14,7 @@ class Case:
 
     held: the number of addresses that other containers hold in host-local. slow: a call of some side takes half a
     second, so there are fewer calls. grows: also measured in the part density. single: measured one at a time only,
-    and without a floor.
+    and without a floor; a chain also many at once, if --only names it.
 
     of_pod(link, number): more keys for one pod. link is a name for the network's links, number the pod's number. host,
     each: lines for ip(8) that make the links on the host, once or for each pod, with "@link", "@pod" and "@gateway".

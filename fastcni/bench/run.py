@@ -60,8 +60,9 @@ class Bench:
 
     @property
     def parallel_cases(self) -> list[Case]:
-        """The cases that are measured with many calls at once."""
-        return [case for case in self.cases if "ADD" in case.calls and not case.single]
+        """The cases that are measured with many calls at once; chains take minutes, so only those that --only names."""
+        return [case for case in self.cases
+                if "ADD" in case.calls and (not case.single or (case.chain and case.name in self.options.only))]
 
     def has_kind(self, case: Case) -> bool:
         """Whether this kernel has the case's kind of link. If not, note that the case is left out."""

@@ -77,9 +77,36 @@ class Plugins:
     def flow(self, command: str, network: Network, pods: Sequence[Pod], at_once: int) -> Flow:
         """Make a call for each pod, `at_once` at a time. Raise CallFailed, or CniError if the server ended."""
         try:
-            return Flow([self.ready(command, network, pod) for pod in pods], at_once)
+            return Flow([self._first(command, network, pod) for pod in pods], at_once)
         finally:
             self.check()
+
+    def _first(self, command, network, pod):
+        """Return a function that starts the first process of a pod's calls; its `then` starts the others."""
+        chain = network.case.chain
+        if not chain:
+            return self.ready(command, network, pod)
+        left = iter(chain if command == "ADD" else reversed(chain))
+
+        def following(output=b""):
+            if command == "ADD" and output:
+                network.results[pod] = json.loads(output)
+            keys = next(left, None)
+            if keys is None:
+                if command == "DEL":
+                    network.results.pop(pod, None)
+                return None
+            known = {"prevResult": network.results[pod]} if pod in network.results else {}
+            ready = self.ready(command, network, pod, {**keys, **known}.items())
+
+            def start():
+                running = ready()
+                running.then = following
+                return running
+
+            return start
+
+        return following()
 
     def check(self) -> None:
         """Raise CniError if the server has ended."""

@@ -253,3 +253,28 @@ def test_a_plugin_that_fails_ends_its_case_and_is_reported(nothing_is_left, tmp_
         (tmp_path / name).chmod(0o755)
     assert run.run(replace(TINY, peer=str(tmp_path), sides=("Go",))) == 1
     assert "ptp: ptp ADD of Go: exit status 3: no luck" in capsys.readouterr().err
+
+
+def test_a_chain_of_calls_is_measured_as_one():
+    def said(text, then=None):
+        def start():
+            running = Running("/bin/sh", {}, f"printf {text}".encode(), text)
+            running.then = then
+            return running
+        return start
+
+    outputs = []
+
+    def second(output):
+        outputs.append(output)
+        return said("two", outputs.append)
+
+    flow = Flow([said("one", second), said("alone")], 1)
+    assert outputs == [b"one", b"two"]
+    assert len(flow.ms) == 2 and sum(flow.ms) <= flow.seconds * 1e3
+
+
+def test_a_chain_is_measured_many_at_once_if_it_is_named():
+    assert [case.name for case in run.Bench(Options(only=("podman", "portmap", "ptp"))).parallel_cases] == [
+        "ptp", "podman"]
+    assert "podman" not in [case.name for case in run.Bench(Options()).parallel_cases]
