@@ -363,7 +363,7 @@ class Client:
         """Send DISCOVER or REQUEST, and set the timer for the next one."""
         when = self.world.now() + self._wait()
         if self.waiters:                # an ADD must fail before its plugin gives up
-            when = min(when, self.began + self.world.settings.resend_timeout_s)
+            when = min(when, (self.began or 0.0) + self.world.settings.resend_timeout_s)
         self.world.schedule(self, when)
         try:
             if self.sock is None:
