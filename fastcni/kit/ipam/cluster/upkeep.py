@@ -1,5 +1,5 @@
-"""What a server does for a space of its node, as functions: claim ahead, confirm, return idle blocks, answer other
-nodes, compare with the store. One-shot plugins of the node may run at the same time: the locks are the same.
+"""What a server does for a space of its node, as functions: claim ahead, return idle blocks, answer other nodes.
+One-shot plugins of the node may run at the same time: the locks are the same.
 
 keys: any Keys of the space, see conf.py; its ranges matter for room() and claim_ahead() only. Each function that has a
 `store` makes calls, and raises StoreAway. Each raises CniError 5 and 11 as node_state.Space does.
@@ -7,21 +7,17 @@ keys: any Keys of the space, see conf.py; its ranges matter for room() and claim
 
 from __future__ import annotations
 
-import posix
-
-from fastcni.kit.ipam.address_files import is_attachment
 from fastcni.kit.ipam.cluster import allocate, claims, singles
 from fastcni.kit.ipam.cluster.claims import ClaimLock
-from fastcni.kit.ipam.cluster.contract import ASKED, HELD, REFUSED, Changed, Use
+from fastcni.kit.ipam.cluster.contract import ASKED, HELD, REFUSED, Changed
 from fastcni.kit.ipam.cluster.grid import to_packed
-from fastcni.kit.ipam.cluster.node_state import KEPT_OWNER, MadeSpace, Space, kept_owner, more_lines
+from fastcni.kit.ipam.cluster.node_state import MadeSpace, Space, kept_owner, more_lines
 from fastcni.kit.ipam.cluster.released import boottime
 from fastcni.spec import address
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-    from typing import Any
+    from collections.abc import Callable
 
     from fastcni.kit.ipam.cluster.conf import Keys
     from fastcni.kit.ipam.cluster.contract import Single, Store
@@ -29,7 +25,6 @@ if TYPE_CHECKING:
     from fastcni.kit.ipam.cluster.node_state import Own
 
     Warn = Callable[[str], object]
-    Owner = tuple[str, str, str]        # address, container id, ifname
 
 AHEAD = 0.25            # a block is claimed if less than this share of a range's own addresses is free
 
@@ -83,62 +78,6 @@ def room(keys: Keys, warn: Warn) -> list[tuple[Range, int, int]]:
         return found
 
 
-def holders(keys: Keys, warn: Warn) -> list[dict[str, Any]]:
-    """The attachments with an address of the space on this node: {"address", "container", "ifname", "pod", "network",
-    "since"}. Reads each file."""
-    with Space(keys, warn) as space:
-        if space is None:
-            return []
-        held, _ = space.read_all()
-        return [holder_of(space, packed, owner) for packed, owner in sorted(held) if is_attachment(owner)]
-
-
-def holder_of(space: Space, packed: bytes, owner: bytes) -> dict[str, Any]:
-    """The holder of an address whose file was read."""
-    name = address.ip_text(packed)
-    network, pod, _ = space.files.note(name)
-    container, _, ifname = owner.decode("utf-8", "replace").partition("\r\n")
-    try:
-        since = posix.stat(name, dir_fd=space.files.fd).st_mtime
-    except OSError:
-        since = 0.0
-    return {"address": name, "container": container, "ifname": ifname, "pod": pod, "network": network, "since": since}
-
-
-def uses(keys: Keys, warn: Warn, cidrs: Iterable[str] | None = None) -> list[Use]:
-    """What is held of this node's blocks, for Store.write_uses(); cidrs: of these blocks only."""
-    import time
-
-    with Space(keys, warn) as space:
-        if space is None:
-            return []
-        state, found = space.state, []
-        for cidr in sorted(state.blocks.keys() if cidrs is None else state.blocks.keys() & set(cidrs)):
-            own = state.blocks[cidr]
-            found.append(Use(keys.space, cidr, state.node, own.epoch, state.boot, holders_in(space, own), time.time()))
-        return found
-
-
-def holders_in(space: Space, own: Own) -> list[dict[str, Any]]:
-    found = []
-    for number in range(own.first, own.last + 1):
-        packed = to_packed(own.bits, number)
-        if not space.index.is_held(packed):
-            continue
-        owner = space.files.read_owner(address.ip_text(packed))
-        if owner and is_attachment(owner):
-            found.append(holder_of(space, packed, owner))
-    return found
-
-
-def blocks_of(keys: Keys, warn: Warn, addresses: Iterable[bytes]) -> set[str]:
-    """The cidrs of this node's blocks that have these addresses."""
-    with Space(keys, warn) as space:
-        if space is None:
-            return set()
-        return {own.cidr for packed in addresses if (own := space.state.own_block(packed))}
-
-
 # -- blocks -----------------------------------------------------------------------------------------------
 
 def claim_ahead(store: Store, keys: Keys, warn: Warn) -> list[str]:
@@ -176,7 +115,8 @@ def give_back_idle(store: Store, keys: Keys, warn: Warn, idle_s: float, spare: i
 
 
 def give_back(store: Store, keys: Keys, warn: Warn, cidr: str) -> bool:
-    """Return an empty block. No address of it is given from before the call on. Needs the claim lock."""
+    """Return an empty block. No address of it is given from before the call on, also if the call fails: the answer may
+    have been lost. rejoin() finds a block that is still this node's. Needs the claim lock."""
     there = {block.cidr: block for block in store.blocks(keys.space, keys.node)}
     with MadeSpace(keys, warn) as space:
         own = space.state.blocks.get(cidr)
@@ -185,48 +125,10 @@ def give_back(store: Store, keys: Keys, warn: Warn, cidr: str) -> bool:
         new = space.state.copy()
         del new.blocks[cidr]
         space.save(new)
-    try:
-        done = cidr not in there or store.give_back(there[cidr])
-    except Exception:                   # it may not be given back: then it is this node's still
-        with MadeSpace(keys, warn) as space:
-            new = space.state.copy()
-            new.add_block(cidr, own.epoch, own.since)
-            space.save(new)
-        raise
+    done = cidr not in there or store.give_back(there[cidr])
     if not done:
         claims.rejoin(store, keys, warn)
     return done
-
-
-# -- this node --------------------------------------------------------------------------------------------
-
-def confirm(store: Store, keys: Keys, warn: Warn) -> None:
-    """See claims.confirm()."""
-    with ClaimLock(keys):
-        claims.confirm(store, keys, warn)
-
-
-def compare(store: Store, keys: Keys, warn: Warn) -> bool:
-    """Compare this node's blocks and singles with the store's, and correct what differs. Return whether something
-    did."""
-    with ClaimLock(keys):
-        with Space(keys, warn) as space:
-            if space is None or not space.state.node:
-                return False
-            state = space.state
-        there = {block.cidr: block.epoch for block in store.blocks(keys.space, state.node)}
-        differs = there != {own.cidr: own.epoch for own in state.blocks.values()}
-        if differs:
-            claims.rejoin(store, keys, warn)
-        singles.finish_later(store, keys, warn)
-        known = {single.address for single in store.singles(keys.space)}
-        with MadeSpace(keys, warn) as space:
-            held, _ = space.read_all()
-            for packed, owner in held:
-                name = address.ip_text(packed)
-                if owner.startswith(KEPT_OWNER.encode()) and name not in known:
-                    differs |= singles.forget_kept(space, name)
-    return differs
 
 
 def finish_later(store: Store, keys: Keys, warn: Warn) -> None:
@@ -264,18 +166,3 @@ def forget_single(keys: Keys, warn: Warn, single: Single) -> bool:
             return False
         owner = kept_owner(single.pod, single.ifname)
         return space._has_owner(address.read_ip(single.address), owner) and singles.forget_kept(space, single.address)
-
-
-# -- pods that are gone -----------------------------------------------------------------------------------
-
-def release_gone(keys: Keys, warn: Warn, gone: Iterable[Owner]) -> list[bytes]:
-    """Release addresses of attachments that are gone, each only if its file still has that owner. Return them,
-    packed. Call finish_later() if State.later may have got some."""
-    released = []
-    with Space(keys, warn) as space:
-        if space is None:
-            return []
-        for name, container, ifname in gone:
-            if space.release(address.read_ip(name), f"{container}\r\n{ifname}".encode()):
-                released.append(address.read_ip(name))
-    return released
