@@ -393,7 +393,7 @@ def kept_owner(pod: str, ifname: str) -> bytes:
 
 
 def read_state(files: SpaceFiles, cache: Cache) -> State:
-    """The State of a folder; a new one if there is none. Makes the folder. Raises CniError 5, OSError."""
+    """The State of a folder; a new one if there is none, or a damaged one. Makes the folder. Raises OSError."""
     try:
         found = posix.stat(BLOCKS, dir_fd=files.fd)
     except FileNotFoundError:
@@ -406,8 +406,9 @@ def read_state(files: SpaceFiles, cache: Cache) -> State:
     try:
         state = State(json.read(read_file(BLOCKS, posix.O_RDONLY, MAX_BYTES, files.fd, regular=True)))
     except (json.JsonError, AttributeError, TypeError, ValueError) as e:
-        raise CniError(IO_FAILURE, f"{files.path}/{BLOCKS} is damaged: {e}",
-                       "if no pod of this node has an address of the space, remove the file") from None
+        # As after a power cut. The address files say what is held, and the store knows this node's blocks: rejoin().
+        files.warn(f"{files.path}/{BLOCKS} is damaged, asking the store for this node's blocks: {e}")
+        return State({})
     if time.time_ns() - found.st_mtime_ns > SETTLED_NS:
         cache.last = look, state
     return state
