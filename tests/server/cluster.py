@@ -1,5 +1,6 @@
 """A node with cluster-wide addresses in this process: requests of its pods, and the server's thread for it."""
 
+import contextlib
 import json
 import os
 import traceback
@@ -113,8 +114,9 @@ class ClusterNode:
         folder = self.folder / self.name / "default"
         found = {}
         for path in folder.iterdir() if folder.exists() else ():
-            if path.name[0].isdigit():
-                found[path.name] = path.read_bytes().decode().split("\r\n")[0]
+            with contextlib.suppress(FileNotFoundError):        # it is released just now
+                if path.name[0].isdigit():
+                    found[path.name] = path.read_bytes().decode().split("\r\n")[0]
         return found
 
     def space(self):
