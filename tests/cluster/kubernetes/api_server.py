@@ -15,12 +15,15 @@ import threading
 import uuid
 from pathlib import Path
 
-import aiohttp.web
-import jsonschema
-import yaml
-from kmock import KubernetesEmulator, Server, resource
-from kmock._internal.apps import RawHandler
-from kmock._internal.k8s import KubernetesError
+import pytest
+
+WHY = "pip install -e '.[test,kubernetes]'"
+yaml = pytest.importorskip("yaml", reason=WHY)
+jsonschema = pytest.importorskip("jsonschema", reason=WHY)
+kmock = pytest.importorskip("kmock", reason=WHY)
+web = pytest.importorskip("aiohttp.web", reason=WHY)
+resource = kmock.resource
+KubernetesError = kmock.KubernetesError
 
 ROOT = Path(__file__).parents[3]
 NAME = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
@@ -34,7 +37,7 @@ def documents(name):
     return list(yaml.safe_load_all((ROOT / "deploy" / name).read_text()))
 
 
-class ApiServer(KubernetesEmulator):
+class ApiServer(kmock.KubernetesEmulator):
     """page: most objects of one answer of a list. tokens: those that are known; None: all. rules: of RBAC; None: all is
     allowed. watch_s: when a watch is ended."""
 
@@ -55,16 +58,16 @@ class ApiServer(KubernetesEmulator):
         self.log.append((request.method.value, request.url.path_qs))
         if self.next:
             status, headers = self.next.pop(0)
-            return aiohttp.web.json_response({"kind": "Status", "message": "as told"}, status=status, headers=headers)
+            return web.json_response({"kind": "Status", "message": "as told"}, status=status, headers=headers)
         if request.url.path == "/api/v1/namespaces/kube-system":        # which kmock takes for a list
             self._authorize(request, "get", "", "namespaces", None, "kube-system")
-            return aiohttp.web.json_response(self._there(resource("", "v1", "namespaces"), None, "kube-system"))
+            return web.json_response(self._there(resource("", "v1", "namespaces"), None, "kube-system"))
         if request.resource and request.action:
             verb = {"FETCH": "get", "UPDATE": "patch"}.get(request.action.value, request.action.value.lower())
             what = "/".join(filter(None, (request.resource.plural, request.subresource)))
             self._authorize(request, verb, request.resource.group, what, request.namespace, request.name)
         del self._requests[:-1]             # each one is compared with all of them
-        return await RawHandler._handle(self, request)      # not kmock's own changes of its objects
+        return await kmock.RawHandler._handle(self, request)      # not kmock's own changes of its objects
 
     def _authorize(self, request, verb, group, what, namespace, name):
         token = request.headers.get("Authorization", "").removeprefix("Bearer ")
@@ -320,7 +323,7 @@ class Running:
 
     async def _start(self):
         self.api = await ApiServer().__aenter__()
-        self.server = await Server(self.api).__aenter__()
+        self.server = await kmock.Server(self.api).__aenter__()
         self.url = str(self.server.url).rstrip("/")
         self.api.put("namespaces", {"metadata": {"name": "kube-system", "uid": "cluster-1"}})
         self.api.put("leases", {"metadata": {"name": "nobody"}}, "kube-node-lease")

@@ -8,17 +8,14 @@ import pytest
 from fastcni.kit.ipam.cluster.kubernetes_objects import BASE, KINDS
 from fastcni.kit.ipam.cluster.stores import open_store
 
-pytest.importorskip("kmock", reason="pip install -e '.[kubernetes]'")
-pytest.importorskip("jsonschema", reason="pip install -e '.[kubernetes]'")
-
-from cluster.kubernetes.api_server import Running, kubeconfig
-
 REAL = os.environ.get("FASTCNI_TEST_KUBECONFIG")
 
 
 @pytest.fixture
 def mock():
     """An API server of kmock for one test."""
+    from cluster.kubernetes.api_server import Running
+
     with Running() as running:
         yield running
 
@@ -34,6 +31,8 @@ def kubernetes(request, tmp_path):
         store.close()
         return
     running = request.getfixturevalue("mock")
+    from cluster.kubernetes.api_server import kubeconfig
+
     path = tmp_path / "kubeconfig"
     path.write_text(kubeconfig(running.url))
     yield {"type": "kubernetes", "kubeconfig": str(path)}

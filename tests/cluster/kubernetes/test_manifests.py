@@ -7,14 +7,15 @@ import subprocess
 import time
 from pathlib import Path
 
-import kubernetes_validate
 import pytest
-from cluster.kubernetes.api_server import ROOT, documents, kubeconfig
+from cluster.kubernetes.api_server import ROOT, WHY, documents, kubeconfig
 
 from fastcni.kit.ipam.cluster.contract import ASKED, HELD, KEPT, NODE_TTL_S, Single, StoreAway, Use
 from fastcni.kit.ipam.cluster.kubeconfig import read_kubeconfig
 from fastcni.kit.ipam.cluster.kubernetes_objects import BASE, NODES, to_time
 from fastcni.kit.ipam.cluster.stores import open_store
+
+kubernetes_validate = pytest.importorskip("kubernetes_validate", reason=WHY)
 
 SUPPORTED = 3                   # minor versions that Kubernetes supports at a time
 MANIFESTS = documents("cluster-ipam-crds.yaml") + documents("cluster-ipam.yaml")
