@@ -16,9 +16,8 @@ has to be released with the address, "sticky" if it is to be kept for the pod. A
 from __future__ import annotations
 
 import posix
-import time
 
-from fastcni._system import read_file, write_file
+from fastcni._system import close_file, open_regular, read_file, write_file
 from fastcni.kit.call import names
 from fastcni.kit.call.files import make_folders
 from fastcni.kit.ipam.address_files import AddressFiles
@@ -43,7 +42,6 @@ MAX_BYTES = 64 << 20
 KEPT_OWNER = "fastcni:single"   # how the owner of an address begins that a Single has
 KEPT_STATE = "kept"             # contract.KEPT
 SINGLE, STICKY = "single", "sticky"             # marks
-SETTLED_NS = 50_000_000         # a file changed within the clock's tick can have the same time again
 WRITE = posix.O_CREAT | posix.O_TRUNC | posix.O_NOFOLLOW
 
 
@@ -176,13 +174,24 @@ class Plan:
 
 class Cache:
     """What was read last of a blocks.json: (how the file looked, State). flat_seen: the monotonic time of the last look
-    at the flat file; flat_changed: whether it is not the one that the Keys are of."""
+    at the flat file; flat_changed: whether it is not the one that the Keys are of.
 
-    __slots__ = ("flat_changed", "flat_seen", "last")
+    fd is the file that was read. While it is open, no file that replaces it can have its inode number, so a change is
+    seen also within one tick of the clock."""
+
+    __slots__ = ("fd", "flat_changed", "flat_seen", "last")
 
     def __init__(self) -> None:
-        self.flat_changed, self.flat_seen = False, 0.0
+        self.flat_changed, self.flat_seen, self.fd = False, 0.0, -1
         self.last: tuple[tuple[int, int, int, int], State] | None = None
+
+    def keep(self, fd: int, look: tuple[int, int, int, int], state: State) -> None:
+        self.__del__()
+        self.fd, self.last = fd, (look, state)
+
+    def __del__(self) -> None:
+        if self.fd >= 0:
+            close_file(self.fd)
 
 
 class SpaceFiles(AddressFiles):
@@ -392,23 +401,30 @@ def kept_owner(pod: str, ifname: str) -> bytes:
     return f"{KEPT_OWNER} {pod or '-'}\r\n{ifname or '-'}".encode()
 
 
+def look_of(found: posix.stat_result) -> tuple[int, int, int, int]:
+    return found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size
+
+
 def read_state(files: SpaceFiles, cache: Cache) -> State:
     """The State of a folder; a new one if there is none, or a damaged one. Makes the folder. Raises OSError."""
     try:
-        found = posix.stat(BLOCKS, dir_fd=files.fd)
+        look = look_of(posix.stat(BLOCKS, dir_fd=files.fd))
+        last = cache.last
+        if last is not None and last[0] == look:
+            return last[1]
+        fd = open_regular(BLOCKS, posix.O_RDONLY, folder=files.fd)
     except FileNotFoundError:
         make_folders(f"{files.path}/{FOLDER}/pods", 0o700, 0o700)
         return State({})
-    look = found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size
-    last = cache.last
-    if last is not None and last[0] == look:
-        return last[1]
     try:
-        state = State(json.read(read_file(BLOCKS, posix.O_RDONLY, MAX_BYTES, files.fd, regular=True)))
+        state = State(json.read(read_file(f"/proc/self/fd/{fd}", posix.O_RDONLY, MAX_BYTES)))
+        cache.keep(fd, look_of(posix.fstat(fd)), state)
     except (json.JsonError, AttributeError, TypeError, ValueError) as e:
         # As after a power cut. The address files say what is held, and the store knows this node's blocks: rejoin().
+        close_file(fd)
         files.warn(f"{files.path}/{BLOCKS} is damaged, asking the store for this node's blocks: {e}")
         return State({})
-    if time.time_ns() - found.st_mtime_ns > SETTLED_NS:
-        cache.last = look, state
+    except BaseException:
+        close_file(fd)
+        raise
     return state
