@@ -50,6 +50,16 @@ def late_groups(own: dict[str, Module], every: Container[str]) -> list[tuple[lis
             for group, closure in zip(found, closures, strict=True)]
 
 
+def in_one_part(parts: dict[str, list[str]]) -> dict[str, str]:
+    """{module: a plugin that needs it} of the modules that are in one part only; equal parts count as one."""
+    distinct = {tuple(names): kind for kind, names in parts.items()}
+    kinds: dict[str, list[str]] = {}
+    for names, kind in distinct.items():
+        for name in names:
+            kinds.setdefault(name, []).append(kind)
+    return {name: found[0] for name, found in kinds.items() if len(found) == 1}
+
+
 def common(orders: Iterable[list[str]]) -> list[str]:
     """The modules that are in each of `orders`, in a valid order: what one of them imports is one of them."""
     first, *rest = orders

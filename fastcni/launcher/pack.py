@@ -4,9 +4,9 @@
     | launcher.elf         |  a struct config in its data, filled in here: interpreter, version, bootstrap
     +----------------------+
     | zip, nothing packed: |
-    |   code               |  marshalled code of every module that a one-shot plugin may need, end to end
+    |   code               |  marshalled code of each other module that a one-shot plugin may need, end to end
     |   part/ipam          |  the modules that every plugin which asks IPAM needs, marshalled together
-    |   part/of-bridge, ...|  the other modules that a plugin needs, marshalled together
+    |   part/of-bridge, ...|  the other modules that a plugin, or several, need, marshalled together
     |   part/late-1, ...   |  modules that firewall backends need; in one part, those that the same backends need
     |   leaves.so          |  the compiled leaves: one shared object, since each one more takes longer to load
     |   version            |  fastcni's own
@@ -39,7 +39,7 @@ from fastcni.launcher import interpreters, modules
 from fastcni.launcher.closure import modules_of
 from fastcni.launcher.interpreters import version
 from fastcni.launcher.modules import LEAVES, LIBRARY, Module, PackError, read
-from fastcni.launcher.needs import ASKS_IPAM, common, late_groups, needed
+from fastcni.launcher.needs import ASKS_IPAM, common, in_one_part, late_groups, needed
 from fastcni.spec.errors import EXHAUSTED
 from fastcni.third_party import ThirdParty
 
@@ -99,9 +99,13 @@ def pack(interpreter: str, deadlines: Sequence[float] = DEADLINES, third_party: 
     needs = needed(own, others)
     every = common(needs.values())
     with_ipam = common(names for names in needs.values() if ASKS_IPAM in names)
+    rests = {kind: [name for name in names if name not in (with_ipam if ASKS_IPAM in names else every)]
+             for kind, names in needs.items()}
     together = late_groups(own, every)
     grouped = {name for group, _ in together for name in group}
-    late = {name: module for name, module in own.items() if name not in every and name not in grouped}
+    alone = {name: kind for name, kind in in_one_part(rests).items()
+             if name in own and name not in with_ipam and name not in grouped}
+    late = {name: module for name, module in own.items() if not any(name in of for of in (every, grouped, alone))}
     late |= modules.daemon() | modules.library()
     for found in others.values():
         late |= found
@@ -124,11 +128,12 @@ def pack(interpreter: str, deadlines: Sequence[float] = DEADLINES, third_party: 
             late_index |= dict.fromkeys(group, ("group", [late_parts[number] for number in numbers], 0))
         index |= {name: ("elsewhere", name + _imp.extension_suffixes()[0], 0) for name in BORROWED}
         ipam = add(out, image, "part/ipam", marshal.dumps(packed(own, with_ipam, every)))
-        parts = {}
-        for kind, names in needs.items():
-            asks = ASKS_IPAM in names
-            rest = packed(own, names, with_ipam if asks else every)
-            parts[kind] = [ipam] * asks + [add(out, image, f"part/of-{kind}", marshal.dumps(rest))]
+        parts, written = {}, {}
+        for kind, names in rests.items():
+            if tuple(names) not in written:
+                written[tuple(names)] = add(out, image, f"part/of-{kind}", marshal.dumps(packed(own, names)))
+            parts[kind] = [ipam] * (ASKS_IPAM in needs[kind]) + [written[tuple(names)]]
+        late_index |= {name: ("group", parts[kind][-1:], 0) for name, kind in alone.items()}
         contents = index, marshal.dumps(late_index), packed(own, every), parts
         places = {
             "refuse": add(out, image, "refuse.py", interpreters.refusal(pythons)),

@@ -5,7 +5,7 @@ import sys
 
 from fastcni.kit.firewall import backends
 from fastcni.launcher import modules
-from fastcni.launcher.needs import common, groups, late_groups, needed
+from fastcni.launcher.needs import common, groups, in_one_part, late_groups, needed
 
 NEEDS = {"nftables": ["elements"], "iptables": ["program", "names"], "both": ["elements", "program"],
          "elements": ["names"], "names": [], "program": []}
@@ -74,3 +74,8 @@ def test_each_firewall_backend_is_in_a_group_with_the_groups_that_it_needs():
     needs = of["fastcni.kit.firewall.masquerade_nftables"]
     assert "fastcni.kernel.nft" in {name for number in needs for name in found[number][0]}
     assert needs == sorted(needs)
+
+
+def test_modules_of_one_part_are_found_if_equal_parts_count_as_one():
+    assert in_one_part({"cluster": ["grid", "find"], "whereabouts": ["grid", "find"], "bridge": ["find", "vlans"]}) == {
+        "grid": "whereabouts", "vlans": "bridge"}
