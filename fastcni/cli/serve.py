@@ -55,6 +55,8 @@ def serve(path: str, workers: int, queue_size: int, queue_timeout_s: float, uids
 
     A plugin that finds no server does its work by itself. SIGTERM ends the server after its last answer.
     """
+    if dhcp and idle_exit_min:
+        raise click.UsageError("--dhcp renews leases, so the server must not end: leave --idle-exit out")
     from fastcni.runtime.cache import Cache
     from fastcni.runtime.cni import DEFAULT_CONF_DIR
     from fastcni.runtime.collect import state_of

@@ -40,8 +40,6 @@ if TYPE_CHECKING:
             """Close the socket, if one is open."""
         def keep(self, client: Client) -> None:
             """Write the lease to its file."""
-        def forget(self, client: Client) -> None:
-            """Remove the file."""
         def assign(self, client: Client) -> None:
             """Give the pod's link the address and the routes of the lease."""
         def unassign(self, client: Client) -> None:
@@ -330,7 +328,9 @@ class Client:
         self.world.log.warning("lease_lost", lease=self.owner.name, address=address.ip_text(self.lease.address))
         self.world.quiet(self)
         self.world.unassign(self)
-        self.world.forget(self)
+        # On disk it has ended: a daemon that starts now begins where this one is
+        self.lease.options = self.lease.options | {packets.LEASE_TIME: bytes(4)}
+        self.world.keep(self)
         self.lost, self.lease, self.began = True, None, None
         self._pause()
 

@@ -40,7 +40,8 @@ class Daemon:
         """handed_over: a socket of systemd for this process is the daemon's."""
         self.log = log
         path = flags.hostprefix + flags.socketpath
-        refuse_second(path)
+        if not (handed_over and os.environ.get("LISTEN_PID") == str(os.getpid())):
+            refuse_second(path)         # a handed over socket would answer, too
         if handed_over:
             self.listening = listening.listen(path, open_to_all=False, kind=socket.SOCK_STREAM)
         else:
@@ -124,10 +125,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def refuse_second(path: str) -> None:
-    """Raise ListenError if a daemon answers at the path: the reference's holds no lock beside its socket. systemd's
-    socket answers, too, and is at no path of ours: it is handed over."""
-    if os.environ.get("LISTEN_PID") == str(os.getpid()):
-        return
+    """Raise ListenError if a daemon answers at the path: the reference's holds no lock beside its socket."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         try:
             probe.connect(path)

@@ -243,9 +243,6 @@ class Engine:
         except OSError as e:
             self.log.error("lease_not_saved", lease=client.owner.name, why=str(e))
 
-    def forget(self, client: Client) -> None:
-        self._remove_file(client.owner.key)
-
     def _remove_file(self, key):
         try:
             self.files.remove(key)

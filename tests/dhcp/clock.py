@@ -25,14 +25,14 @@ class Log:
 
 
 class Clock:
-    """done: what the client did, in order. sent: the messages. kept: is the lease in a file? answers: what waiting
+    """done: what the client did, in order. sent: the messages. kept: the Lease in its file. answers: what waiting
     plugins were told. gone: the pod's link is missing. broken: an OSError for each send.
     unbound: one for the socket at the address."""
 
     def __init__(self, **settings):
         self.settings, self.log = Settings(**settings), Log()
         self.time, self.done, self.sent, self.answers = 1000.0, [], [], []
-        self.kept = self.gone = False
+        self.kept, self.gone = None, False
         self.broken = self.unbound = None
 
     def now(self):
@@ -74,10 +74,7 @@ class Clock:
         client.sock = None
 
     def keep(self, client):
-        self.kept = True
-
-    def forget(self, client):
-        self.kept = False
+        self.kept = client.lease
 
     def assign(self, client):
         self.done.append("assign")

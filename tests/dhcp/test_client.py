@@ -33,7 +33,7 @@ def test_every_state_goes_on_when_its_timer_runs_out():
 def test_a_lease_is_acquired_by_four_messages_and_a_probe(clock, client):
     bind(clock, client)
     assert clock.done == ["discover raw", "request raw", "probe", "probe"]
-    assert (clock.answers, clock.kept, client.sock) == ([""], True, None)
+    assert (clock.answers, clock.kept, client.sock) == ([""], client.lease, None)
     assert (client.lease.address, client.lease.prefix, client.lease.server_mac) == (ADDRESS, 24, SERVER_MAC)
 
 
@@ -166,7 +166,7 @@ def test_a_renewed_lease_begins_when_its_request_was_sent(clock, client):
     asked = clock.time
     clock.time += 3
     answer(client, packets.ACK, seconds=200)
-    assert client.lease.expires == asked + 200 and clock.kept
+    assert client.lease.expires == asked + 200 and clock.kept is client.lease
 
 
 def test_the_servers_t1_and_t2_count_unless_they_are_beyond_the_lease(clock, client):
@@ -185,7 +185,7 @@ def test_an_expired_lease_takes_the_address_down_and_a_new_one_is_assigned(clock
     while client.state != states.INIT:
         pass_to(clock, client)
     assert clock.time == began + 100
-    assert clock.done[-1] == "unassign" and not clock.kept and client.lease is None
+    assert clock.done[-1] == "unassign" and client.lease is None
     pass_to(clock, client)
     for _ in range(40):                         # it never gives up: nobody waits
         pass_to(clock, client)
@@ -239,6 +239,18 @@ def test_a_restarted_daemon_goes_on_where_the_lease_is(clock, age, state, done):
     assert (client.state, clock.done) == (state, done)
     if state == states.BOUND:
         assert client.timer == clock.time - age + 50
+
+
+def test_a_restarted_daemon_goes_on_to_acquire_a_lease_that_was_lost(clock, client):
+    """A NAK before the lease's end: the file must not say that the pod has the address."""
+    bind(clock, client)
+    pass_to(clock, client)
+    answer(client, packets.NAK)
+    again = Client(owner(), clock, clock.kept)
+    again.resume()
+    assert (again.state, again.lost, again.lease) == (states.INIT, True, None)
+    pass_to(clock, again)
+    assert clock.done[-1] == "discover raw"
 
 
 def test_after_a_reboot_it_asks_for_the_address_that_it_had(clock, client):

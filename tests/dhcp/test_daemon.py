@@ -6,10 +6,12 @@ import subprocess
 
 import conftest as shared
 import pytest
+from click.testing import CliRunner
 from dhcp.fixtures import FIRST, leases, own_files
 from dhcp.process import Daemon, call, ok, wait_until
 from dhcp.server import Server, addresses
 
+from fastcni.cli.commands import cli
 from fastcni.testing import needs_root
 
 pytestmark = needs_root
@@ -179,3 +181,8 @@ def test_a_second_daemon_at_the_socket_is_refused(daemon, go_daemon):
         done = subprocess.run([*daemon.command[:3], "-socketpath", path, "-statedir", f"{daemon.folder}/x"],
                               capture_output=True, text=True, timeout=60)
         assert done.returncode == 1 and f"listens on {path}" in done.stderr
+
+
+def test_a_server_with_the_daemon_does_not_end_when_idle():
+    answer = CliRunner().invoke(cli, ["serve", "--dhcp", "--idle-exit", "5"])
+    assert answer.exit_code == 2 and "leave --idle-exit out" in answer.output
