@@ -3,93 +3,26 @@
 import threading
 
 import pytest
-from cluster_ipam.node import NET, Node, pod
+from cluster_ipam.node import NET, pod
+from cluster_ipam.watched import a_block, add_until_refused, calls, declare_dead, store_of
 
-from fastcni.kit.call.mode import Mode
-from fastcni.kit.ipam import store as store_module
 from fastcni.kit.ipam.cluster import released
-from fastcni.kit.ipam.cluster.contract import ACTIVE, HELD, KEPT, NODE_TTL_S, SHARED, StoreAway
-from fastcni.kit.ipam.cluster.stores import open_store
-from fastcni.spec.errors import CniError
 
-CALLS = ("grid", "join", "keep_alive", "nodes", "blocks", "claim", "adopt", "share", "give_back", "claim_single",
-         "change_single", "release_single", "single", "singles", "uses", "history")
 DUAL = {"ipRanges": [{"range": "10.0.0.0/24"}, {"range": "fd00:9::/64"}]}
 TINY = {"range": "10.0.0.0/29"}                     # gives .1 to .6
-STICKY = {"range": "10.0.0.0/24", "sticky": "pod"}
-
-
-class Watched:
-    """A store that counts its calls, and can be away, or lose the answer of a call that it carried out."""
-
-    def __init__(self, store):
-        self.store, self.calls, self.away, self.lost = store, [], False, ()
-
-    def __getattr__(self, name):
-        if name not in CALLS:
-            return getattr(self.store, name)
-
-        def call(*args, **more):
-            if name != "history":
-                self.calls.append(name)
-            if self.away:
-                raise StoreAway("no route to host")
-            answer = getattr(self.store, name)(*args, **more)
-            if name in self.lost:
-                raise StoreAway("the connection was closed")
-            return answer
-        return call
-
-
-class WatchedMode(Mode):
-    __slots__ = ("watched",)
-
-    def __init__(self, settings):
-        super().__init__()
-        self.watched = Watched(open_store(settings))
-
-    def cluster_store(self, key, open_store):
-        return self.watched
 
 
 @pytest.fixture
-def make(tmp_path):
-    def make(name):
-        settings = {"type": "local", "path": str(tmp_path / "store")}
-        return Node(tmp_path, name, settings, WatchedMode(settings))
-    return make
-
-
-@pytest.fixture
-def a(make):
-    return make("a")
-
-
-@pytest.fixture
-def b(make):
-    return make("b")
-
-
-def store_of(node):
-    return node.mode.watched.store
-
-
-def calls(node):
-    """The calls since the last time."""
-    found, node.mode.watched.calls = node.mode.watched.calls, []
-    return found
-
-
-def lose(node, name):
-    """Make a node look as if it had been silent for long."""
-    store = store_of(node)
-    with store.open() as doc:
-        me = doc.get("nodes", name)
-        me.seen -= 10 * NODE_TTL_S
-        doc.put("nodes", name, me)
+def clock(monkeypatch):
+    """CLOCK_BOOTTIME, in a list, to be set."""
+    clock = [released.boottime()]
+    for module in ("released", "allocate", "claims"):
+        monkeypatch.setattr(f"fastcni.kit.ipam.cluster.{module}.boottime", lambda: clock[0])
+    return clock
 
 
 # -- ADD, DEL, CHECK ------------------------------------------------------------------------------------------
+
 
 def test_nodes_get_different_addresses(a, b):
     given = [node.add(NET, f"{node.name}{i}")[0] for i in range(40) for node in (a, b)]
@@ -261,13 +194,7 @@ def test_the_last_addresses_of_a_large_range_can_be_given(a):
 
 # -- order ------------------------------------------------------------------------------------------------
 
-@pytest.fixture
-def clock(monkeypatch):
-    """CLOCK_BOOTTIME, in a list, to be set."""
-    clock = [released.boottime()]
-    for module in ("released", "allocate", "claims"):
-        monkeypatch.setattr(f"fastcni.kit.ipam.cluster.{module}.boottime", lambda: clock[0])
-    return clock
+
 
 
 def test_a_released_address_is_given_last(a, clock):
@@ -282,12 +209,6 @@ def test_a_released_address_is_given_last(a, clock):
     assert len(store_of(a).blocks()) == 1
 
 
-def a_block(node):
-    """The number of addresses that the node's only block can give."""
-    (block,) = store_of(node).blocks()
-    return 16 - (block.cidr.partition("/")[0] in ("10.0.0.0", "10.0.0.240"))
-
-
 def test_an_address_that_cools_down_waits_while_another_is_free(a):
     first = [a.add(NET, f"c{i}")[0] for i in range(3)]
     a.delete(NET, "c0")
@@ -295,260 +216,9 @@ def test_an_address_that_cools_down_waits_while_another_is_free(a):
     assert fourth not in first
 
 
-# -- fixed addresses --------------------------------------------------------------------------------------
-
-@pytest.mark.parametrize("how", [{"args": "IP=10.0.0.77"}, {"args": "IP=10.0.0.077/24"},
-                                 {"runtimeConfig": {"ips": ["10.0.0.77/24"]}}, {"cni": ["10.0.0.77"]}])
-def test_a_requested_address_is_given(a, b, how):
-    if "cni" in how:
-        conf = a.conf(NET, args={"cni": {"ips": how["cni"]}})
-        a.conf = lambda ipam, **top: conf
-        how = {}
-    assert a.add(NET, "c1", **how) == ["10.0.0.77"]
-    e = b.refused("ADD", NET, "c2", args="IP=10.0.0.77")
-    assert e.code == 11
-    assert 'requested IP address 10.0.0.77 is not available: container c1 eth0 on node "a" has it since 20' in e.msg
-
-
-def test_a_requested_address_of_an_own_block_needs_no_call(a):
-    (first,) = a.add(NET, "c1", args=pod("web"))
-    wanted = first.rpartition(".")[0] + "." + str(int(first.rpartition(".")[2]) + 1)
-    calls(a)
-    assert a.add(NET, "c2", args=f"IP={wanted}") == [wanted]
-    e = a.refused("ADD", NET, "c3", args=f"IP={first}")
-    assert calls(a) == []
-    assert 'pod ns/web (container c1 eth0) on node "a" has it since 20' in e.msg
-
-
-def test_a_fixed_address_is_free_for_all_nodes_after_its_pod(a, b):
-    a.add(NET, "c1", args="IP=10.0.0.77")
-    assert [(one.cidr, one.state) for one in store_of(a).blocks()] == [("10.0.0.64/28", SHARED)]
-    a.delete(NET, "c1")
-    assert store_of(a).singles() == [] and a.files() == {}
-    assert b.add(NET, "c2", args="IP=10.0.0.77") == ["10.0.0.77"]
-
-
-def test_a_node_whose_server_does_not_answer_is_named(a, b, monkeypatch):
-    monkeypatch.setattr("fastcni.kit.ipam.cluster.singles.ANSWER_S", 0.1)
-    (first,) = a.add(NET, "c1")
-    wanted = first.rpartition(".")[0] + "." + str(int(first.rpartition(".")[2]) + 1)
-    e = b.refused("ADD", NET, "c2", args=f"IP={wanted}")
-    assert e.code == 11 and 'asked node "a"' in e.msg and "its server does not answer" in e.msg
-    assert store_of(a).singles() == []
-
-
-@pytest.mark.parametrize("args, text", [
-    ("IP=10.9.0.5", "IP=10.9.0.5 is in no range"), ("IP=10.0.0.0", "is excluded, or outside of the bounds"),
-    ("IP=10.0.0.1", "is the gateway")])
-def test_a_requested_address_that_cannot_be_given_is_refused(a, args, text):
-    assert text in a.refused("ADD", NET | {"gateway": "10.0.0.1"}, "c1", args=args).msg
-
-
-def test_an_address_of_no_range_goes_into_the_result(a):
-    ips = a.call("ADD", NET, args="IP=192.168.7.5/24;GATEWAY=192.168.7.1")["ips"]
-    assert ips[1] == {"address": "192.168.7.5/24", "gateway": "192.168.7.1"}
-
-
-# -- sticky addresses ---------------------------------------------------------------------------------------
-
-def test_a_pod_gets_its_address_on_another_node(a, b):
-    first = a.add(STICKY, "c1", args=pod("db-0"))
-    a.delete(STICKY, "c1")
-    assert [(one.state, one.pod) for one in store_of(a).singles()] == [(KEPT, "ns/db-0")]
-    assert b.add(STICKY, "c2", args=pod("db-0")) == first
-    assert first[0] not in [a.add(STICKY, f"d{i}", args=pod(f"x{i}"))[0] for i in range(20)]
-    b.delete(STICKY, "c2")
-    assert a.add(STICKY, "c3", args=pod("db-0")) == first
-    assert [(one.node, one.state, one.container) for one in store_of(a).singles(pod="ns/db-0")] == [("a", HELD, "c3")]
-    a.call("CHECK", STICKY, "c3")
-
-
-def test_a_pod_that_still_runs_elsewhere_is_named(a, b):
-    a.add(STICKY, "c1", args=pod("db-0"))
-    e = b.refused("ADD", STICKY, "c2", args=pod("db-0"))
-    assert e.code == 11
-    assert 'pod ns/db-0 (container c1 eth0) on node "a" has it since 20' in e.msg
-    assert b.files() == {}
-
-
-def test_another_sandbox_of_a_sticky_pod_takes_over(a):
-    first = a.add(STICKY, "c1", args=pod("db-0"))
-    assert a.add(STICKY, "c2", args=pod("db-0")) == first
-    a.delete(STICKY, "c1")
-    assert [(one.state, one.container) for one in store_of(a).singles()] == [(HELD, "c2")]
-
-
-def test_a_kept_address_is_given_to_no_other_pod(a):
-    first = a.add(STICKY, "c1", args=pod("db-0"))
-    a.delete(STICKY, "c1")
-    assert first[0] not in [a.add(NET, f"d{i}")[0] for i in range(40)]
-    assert "kept for pod ns/db-0" in a.refused("ADD", NET, "x", args=f"IP={first[0]}").msg
-    a.call("GC", STICKY, **{"cni.dev/valid-attachments": []})
-    assert first[0] in a.files()
-
-
-def test_a_sticky_add_that_fails_keeps_the_address(a, b):
-    first = a.add(STICKY, "c1", args=pod("db-0"))
-    a.delete(STICKY, "c1")
-    both = {"sticky": "pod", "ipRanges": [{"range": "10.0.0.0/24"}, {"range": "10.8.0.8/32"}]}
-    a.add({"range": "10.8.0.8/32"}, "other")
-    assert b.refused("ADD", both, "c2", args=pod("db-0")).code == 11
-    assert [(one.state, one.container, one.node) for one in store_of(a).singles(pod="ns/db-0")] == [(KEPT, "c1", "a")]
-    assert b.files() == {} and first[0] in a.files()
-    assert b.add(STICKY, "c3", args=pod("db-0")) == first
-
-
-def test_sticky_needs_a_pod_name(a):
-    assert a.add(STICKY, "c1") and store_of(a).singles() == []
-
-
-# -- the store is away --------------------------------------------------------------------------------------
-
-def test_own_blocks_serve_while_the_store_is_away(a):
-    a.add(NET, "c0")
-    a.mode.watched.away = True
-    e = add_until_refused(a)
-    assert e.code == 11 and "none of them free" in e.details and len(a.files()) == a_block(a)
-    a.delete(NET, "c0")
-    a.mode.watched.away = False
-    assert a.add(NET, "d")
-
-
-def test_a_single_is_released_later_if_the_store_is_away(a, b):
-    first = a.add(TINY, "c1")
-    a.mode.watched.away = True
-    a.delete(TINY, "c1")
-    assert a.files() == {} and "released in the store later" in a.warnings[-1]
-    assert [one.container for one in store_of(a).singles()] == ["c1"]
-    a.mode.watched.away = False
-    a.add(TINY, "c2")
-    assert [one.container for one in store_of(a).singles()] == ["c2"] and first
-
-
-def test_a_single_that_a_failed_add_has_claimed_is_released_later(a, b):
-    """The address is claimed, then the store is away: nothing is left when it is back."""
-    a.add(TINY, "c0")
-    a.mode.watched.lost = ("claim_single", "single")
-    assert a.refused("ADD", TINY, "c1").code == 11
-    assert len(store_of(a).singles()) == 2
-    a.mode.watched.lost = ()
-    a.delete(TINY, "c1")
-    assert [one.container for one in store_of(a).singles()] == ["c0"]
-    assert set(a.files()) == {store_of(a).singles()[0].address}
-
-
-def test_a_kept_address_that_another_node_took_over_stays_held_here(a, b):
-    """The note of a DEL comes to the store when the pod has its address on another node already."""
-    first = a.add(STICKY, "c1", args=pod("db-0"))
-    a.mode.watched.away = True
-    a.delete(STICKY, "c1")
-    a.mode.watched.away = False
-    (single,) = store_of(a).singles()
-    store_of(a).change_single(single, state=KEPT)       # by an operator
-    assert b.add(STICKY, "c2", args=pod("db-0")) == first
-    assert first[0] not in [a.add(STICKY, f"d{i}", args=pod(f"x{i}"))[0] for i in range(20)]
-    assert [one.node for one in store_of(a).singles(pod="ns/db-0")] == ["b"]
-
-
-def test_a_claim_whose_answer_was_lost_is_found_again(a):
-    a.mode.watched.lost = ("claim",)
-    assert a.refused("ADD", NET, "c1").code == 11
-    a.mode.watched.lost = ()
-    assert a.add(NET, "c1")
-    assert len(store_of(a).blocks()) == 1
-
-
-def test_a_node_may_be_told_to_stop_without_its_store(a, monkeypatch):
-    a.add(NET, "c1")
-    now = released.boottime()
-    monkeypatch.setattr("fastcni.kit.ipam.cluster.allocate.boottime", lambda: now + 3700)
-    monkeypatch.setattr("fastcni.kit.ipam.cluster.released.boottime", lambda: now + 3700)
-    a.mode.watched.away = True
-    assert a.add(NET, "c2")
-    assert "going on with own blocks" in a.warnings[-1]
-    e = a.refused("ADD", NET | {"serve_after_loss": 3600}, "c3")
-    assert e.code == 11 and "for more than 3600 s" in e.msg
-
-
-# -- nodes that die and come back ---------------------------------------------------------------------------
-
-def declare_dead(node, name):
-    lose(node, name)
-    return store_of(node).declare_dead(next(one for one in store_of(node).nodes() if one.name == name))
-
-
-def confirm_is_due(monkeypatch):
-    monkeypatch.setattr("fastcni.kit.ipam.cluster.allocate.CONFIRM_S", 0.0)
-    monkeypatch.setattr("fastcni.kit.ipam.cluster.allocate.TRY_S", 0.0001)
-
-
-def test_a_node_that_was_declared_dead_adopts_its_blocks(a, b, monkeypatch):
-    a.add(NET, "c1")
-    declare_dead(b, "a")
-    confirm_is_due(monkeypatch)
-    a.add(NET, "c2")
-    assert {(one.node, one.epoch, one.state) for one in store_of(a).blocks()} == {("a", 2, ACTIVE)}
-    assert len(a.files()) == 2
-
-
-def test_a_node_that_was_forgotten_gives_nothing_of_a_block_that_another_has(a, b, monkeypatch):
-    (first,) = a.add(NET, "c1")
-    (block,) = store_of(a).blocks()
-    store_of(a).forget(declare_dead(b, "a"))
-    other = store_of(b).join("b", "boot")
-    store_of(b).claim(other, [("default", block.cidr)])
-    confirm_is_due(monkeypatch)
-    (second,) = a.add(NET, "c2")
-    assert first in a.files()                   # the pod that runs keeps it
-    assert second.rpartition(".")[2] != str(int(first.rpartition(".")[2]) + 1)
-    assert [one.node for one in store_of(a).blocks() if one.cidr == block.cidr] == ["b"]
-    assert any("is not this node's any more" in text for text in a.warnings)
-
-
-def test_a_claim_by_a_dead_node_joins_first(a, b):
-    a.add(NET, "c1")
-    declare_dead(b, "a")
-    given = [a.add(NET, f"d{i}")[0] for i in range(20)]
-    assert len(set(given)) == 20
-    assert {(one.epoch, one.state) for one in store_of(a).blocks()} == {(2, ACTIVE)}
-
-
-def test_a_store_that_was_restored_gets_its_blocks_again(a, b, tmp_path, monkeypatch):
-    a.add(NET, "a0")
-    backup = (tmp_path / "store/store.json").read_bytes()
-    for i in range(40):
-        a.add(NET, f"a{i}")
-    mine = {one.cidr for one in store_of(a).blocks()}
-    (tmp_path / "store/store.json").write_bytes(backup)
-    e = add_until_refused(a)
-    assert e.code == 11 and "the store was restored" in e.msg
-    assert mine <= {one.cidr for one in store_of(a).blocks(node="a")}
-
-
-def test_after_a_reboot_the_addresses_are_free_and_the_blocks_are_kept(a, monkeypatch):
-    monkeypatch.setattr("fastcni.kit.ipam.former.boot_began_ns", lambda: 1 << 62)
-    sticky = a.add(STICKY, "s1", args=pod("db-0"))
-    a.add(NET, "c1")
-    a.add(NET, "c2", args="IP=10.0.0.240" if sticky[0] < "10.0.0.200" else "IP=10.0.0.16")
-    blocks = {one.cidr for one in store_of(a).blocks(node="a")}
-    monkeypatch.setattr(store_module, "known_boot_id", b"0" * 8 + b"-0000-0000-0000-" + b"0" * 12)
-    a.add(NET, "c3")
-    owners = sorted(content.split(b"\r\n")[0] for content in a.files().values())
-    assert owners == [b"c3", b"fastcni:single ns/db-0"]
-    assert {one.cidr for one in store_of(a).blocks(node="a")} == blocks
-    a.add({"range": "10.77.0.0/24"}, "c4")      # a claim tells the store what has ended
-    assert [(one.state, one.pod) for one in store_of(a).singles()] == [(KEPT, "ns/db-0")]
-
-
 # -- full, GC, STATUS ---------------------------------------------------------------------------------------
 
-def add_until_refused(node, ipam=NET):
-    for i in range(300):
-        try:
-            node.add(ipam, f"until{i}")
-        except CniError as e:
-            return e
-    raise AssertionError("never refused")
+
 
 
 def test_a_full_range_names_the_holders_and_what_to_do(a, b):
@@ -612,6 +282,7 @@ def test_status_is_50_if_the_range_is_full(a, b, ipam, count):
 
 
 # -- at the same time ---------------------------------------------------------------------------------------
+
 
 def test_many_requests_at_once_give_each_address_once(a, b):
     ipam, given, faults = {"range": "10.0.0.0/23"}, [], []

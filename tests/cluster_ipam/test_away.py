@@ -1,0 +1,147 @@
+"""A cluster whose store is away, was restored, or declares nodes dead."""
+
+
+from cluster_ipam.node import NET, pod
+from cluster_ipam.watched import a_block, add_until_refused, declare_dead, store_of
+
+from fastcni.kit.ipam import store as store_module
+from fastcni.kit.ipam.cluster import released
+from fastcni.kit.ipam.cluster.contract import ACTIVE, KEPT
+
+TINY = {"range": "10.0.0.0/29"}                     # gives .1 to .6
+STICKY = {"range": "10.0.0.0/24", "sticky": "pod"}
+
+
+# -- the store is away --------------------------------------------------------------------------------------
+
+
+def test_own_blocks_serve_while_the_store_is_away(a):
+    a.add(NET, "c0")
+    a.mode.watched.away = True
+    e = add_until_refused(a)
+    assert e.code == 11 and "none of them free" in e.details and len(a.files()) == a_block(a)
+    a.delete(NET, "c0")
+    a.mode.watched.away = False
+    assert a.add(NET, "d")
+
+
+def test_a_single_is_released_later_if_the_store_is_away(a, b):
+    first = a.add(TINY, "c1")
+    a.mode.watched.away = True
+    a.delete(TINY, "c1")
+    assert a.files() == {} and "released in the store later" in a.warnings[-1]
+    assert [one.container for one in store_of(a).singles()] == ["c1"]
+    a.mode.watched.away = False
+    a.add(TINY, "c2")
+    assert [one.container for one in store_of(a).singles()] == ["c2"] and first
+
+
+def test_a_single_that_a_failed_add_has_claimed_is_released_later(a, b):
+    """The address is claimed, then the store is away: nothing is left when it is back."""
+    a.add(TINY, "c0")
+    a.mode.watched.lost = ("claim_single", "single")
+    assert a.refused("ADD", TINY, "c1").code == 11
+    assert len(store_of(a).singles()) == 2
+    a.mode.watched.lost = ()
+    a.delete(TINY, "c1")
+    assert [one.container for one in store_of(a).singles()] == ["c0"]
+    assert set(a.files()) == {store_of(a).singles()[0].address}
+
+
+def test_a_kept_address_that_another_node_took_over_stays_held_here(a, b):
+    """The note of a DEL comes to the store when the pod has its address on another node already."""
+    first = a.add(STICKY, "c1", args=pod("db-0"))
+    a.mode.watched.away = True
+    a.delete(STICKY, "c1")
+    a.mode.watched.away = False
+    (single,) = store_of(a).singles()
+    store_of(a).change_single(single, state=KEPT)       # by an operator
+    assert b.add(STICKY, "c2", args=pod("db-0")) == first
+    assert first[0] not in [a.add(STICKY, f"d{i}", args=pod(f"x{i}"))[0] for i in range(20)]
+    assert [one.node for one in store_of(a).singles(pod="ns/db-0")] == ["b"]
+
+
+def test_a_claim_whose_answer_was_lost_is_found_again(a):
+    a.mode.watched.lost = ("claim",)
+    assert a.refused("ADD", NET, "c1").code == 11
+    a.mode.watched.lost = ()
+    assert a.add(NET, "c1")
+    assert len(store_of(a).blocks()) == 1
+
+
+def test_a_node_may_be_told_to_stop_without_its_store(a, monkeypatch):
+    a.add(NET, "c1")
+    now = released.boottime()
+    monkeypatch.setattr("fastcni.kit.ipam.cluster.allocate.boottime", lambda: now + 3700)
+    monkeypatch.setattr("fastcni.kit.ipam.cluster.released.boottime", lambda: now + 3700)
+    a.mode.watched.away = True
+    assert a.add(NET, "c2")
+    assert "going on with own blocks" in a.warnings[-1]
+    e = a.refused("ADD", NET | {"serve_after_loss": 3600}, "c3")
+    assert e.code == 11 and "for more than 3600 s" in e.msg
+
+
+# -- nodes that die and come back ---------------------------------------------------------------------------
+
+
+def confirm_is_due(monkeypatch):
+    monkeypatch.setattr("fastcni.kit.ipam.cluster.allocate.CONFIRM_S", 0.0)
+    monkeypatch.setattr("fastcni.kit.ipam.cluster.allocate.TRY_S", 0.0001)
+
+
+def test_a_node_that_was_declared_dead_adopts_its_blocks(a, b, monkeypatch):
+    a.add(NET, "c1")
+    declare_dead(b, "a")
+    confirm_is_due(monkeypatch)
+    a.add(NET, "c2")
+    assert {(one.node, one.epoch, one.state) for one in store_of(a).blocks()} == {("a", 2, ACTIVE)}
+    assert len(a.files()) == 2
+
+
+def test_a_node_that_was_forgotten_gives_nothing_of_a_block_that_another_has(a, b, monkeypatch):
+    (first,) = a.add(NET, "c1")
+    (block,) = store_of(a).blocks()
+    store_of(a).forget(declare_dead(b, "a"))
+    other = store_of(b).join("b", "boot")
+    store_of(b).claim(other, [("default", block.cidr)])
+    confirm_is_due(monkeypatch)
+    (second,) = a.add(NET, "c2")
+    assert first in a.files()                   # the pod that runs keeps it
+    assert second.rpartition(".")[2] != str(int(first.rpartition(".")[2]) + 1)
+    assert [one.node for one in store_of(a).blocks() if one.cidr == block.cidr] == ["b"]
+    assert any("is not this node's any more" in text for text in a.warnings)
+
+
+def test_a_claim_by_a_dead_node_joins_first(a, b):
+    a.add(NET, "c1")
+    declare_dead(b, "a")
+    given = [a.add(NET, f"d{i}")[0] for i in range(20)]
+    assert len(set(given)) == 20
+    assert {(one.epoch, one.state) for one in store_of(a).blocks()} == {(2, ACTIVE)}
+
+
+def test_a_store_that_was_restored_gets_its_blocks_again(a, b, tmp_path, monkeypatch):
+    a.add(NET, "a0")
+    backup = (tmp_path / "store/store.json").read_bytes()
+    for i in range(40):
+        a.add(NET, f"a{i}")
+    mine = {one.cidr for one in store_of(a).blocks()}
+    (tmp_path / "store/store.json").write_bytes(backup)
+    e = add_until_refused(a)
+    assert e.code == 11 and "the store was restored" in e.msg
+    assert mine <= {one.cidr for one in store_of(a).blocks(node="a")}
+
+
+def test_after_a_reboot_the_addresses_are_free_and_the_blocks_are_kept(a, monkeypatch):
+    monkeypatch.setattr("fastcni.kit.ipam.former.boot_began_ns", lambda: 1 << 62)
+    sticky = a.add(STICKY, "s1", args=pod("db-0"))
+    a.add(NET, "c1")
+    a.add(NET, "c2", args="IP=10.0.0.240" if sticky[0] < "10.0.0.200" else "IP=10.0.0.16")
+    blocks = {one.cidr for one in store_of(a).blocks(node="a")}
+    monkeypatch.setattr(store_module, "known_boot_id", b"0" * 8 + b"-0000-0000-0000-" + b"0" * 12)
+    a.add(NET, "c3")
+    owners = sorted(content.split(b"\r\n")[0] for content in a.files().values())
+    assert owners == [b"c3", b"fastcni:single ns/db-0"]
+    assert {one.cidr for one in store_of(a).blocks(node="a")} == blocks
+    a.add({"range": "10.77.0.0/24"}, "c4")      # a claim tells the store what has ended
+    assert [(one.state, one.pod) for one in store_of(a).singles()] == [(KEPT, "ns/db-0")]
