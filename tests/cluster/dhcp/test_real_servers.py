@@ -19,7 +19,7 @@ OPTIONS = [{"option": name} for name in ("6", "15", "26", "119", "121")]
 @pytest.fixture(scope="session")
 def bin_dir(tmp_path_factory):
     folder = tmp_path_factory.mktemp("bin")
-    install(folder, names=["bridge", "dhcp", "macvlan"])
+    install(folder, names=["bridge", "dhcp", "host-device", "macvlan"])
     return str(folder)
 
 
@@ -68,6 +68,18 @@ def test_two_pods_on_a_macvlan_lease_from_dnsmasq(network, node, launched, bin_d
             on_node(node, bin_dir, "DEL", conf, pod, cid=cid)
         wait_until(lambda: server.leases() == [])       # the reference's RELEASE does not reach it
     assert leases(launched) == []
+
+
+def test_a_device_of_the_host_is_in_the_pod_before_it_asks_and_until_it_has_released(network, node, launched, bin_dir,
+                                                                                     tmp_path):
+    pod = f"/run/netns/{network.netns('pod')}"
+    conf = {**launched.conf(), "type": "host-device", "device": "eth0"}
+    with Dnsmasq(network, tmp_path) as server:
+        result = on_node(node, bin_dir, "ADD", conf, pod)
+        assert addresses(pod) == [result["ips"][0]["address"]]
+        on_node(node, bin_dir, "DEL", conf, pod)
+        wait_until(lambda: server.leases() == [])
+    assert "sent_by=pod" in launched.log()
 
 
 def test_a_lease_of_kea_is_renewed_over_a_kill_of_the_daemon(network, launched, tmp_path):
