@@ -10,147 +10,25 @@ Nodes are simulated: each has its own name and folder. Kernel work is left out: 
 """
 
 import argparse
-import contextlib
 import json
 import os
-import shutil
-import socket
 import statistics
-import subprocess
 import sys
 import tempfile
 import threading
 import time
 import traceback
-import urllib.request
 from pathlib import Path
 
-import orjson
+from cluster_nodes import ENV, Etcd, Local, Node, host_local
 
 from fastcni.bench.calls import Running, one
-from fastcni.handle import handle
-from fastcni.kit.call.mode import Mode
 from fastcni.plugins import load
-from fastcni.server.configurations import Configurations
-from fastcni.spec import result as results
 
-ENV = {"CNI_IFNAME": "eth0", "CNI_NETNS": "/nowhere/pod", "CNI_NETNS_OVERRIDE": "1"}
 BLOCK = 64                      # addresses
 HELD = (0, 48, 1000)
 WARM_UP = 20                    # pairs of ADD and DEL
 PARTS = ("present", "files", "claim", "many", "first", "usual")
-
-
-class Etcd:
-    """`with Etcd() as etcd:` runs one member on loopback, its data in a folder below `folder`. conf: for `store`."""
-
-    def __init__(self, url="", folder=None):
-        self.url, self.folder, self.process = url, folder, None
-
-    def __enter__(self):
-        if not self.url:
-            self.folder = tempfile.mkdtemp(prefix="bench-etcd-", dir=self.folder)
-            client, peer = free_ports(2)
-            self.url = f"http://127.0.0.1:{client}"
-            with open(f"{self.folder}/log", "wb") as log:
-                self.process = subprocess.Popen(
-                    ["etcd", "--name", "one", "--data-dir", f"{self.folder}/data", "--listen-client-urls", self.url,
-                     "--advertise-client-urls", self.url, "--listen-peer-urls", f"http://127.0.0.1:{peer}",
-                     "--initial-advertise-peer-urls", f"http://127.0.0.1:{peer}",
-                     "--initial-cluster", f"one=http://127.0.0.1:{peer}"], stdout=log, stderr=log)
-            self._wait()
-        self.conf = {"type": "etcd", "endpoints": [self.url], "prefix": f"/fastcni-bench/{os.getpid()}"}
-        return self
-
-    def __exit__(self, *_):
-        if self.process:
-            self.process.terminate()
-            self.process.wait(20)
-            shutil.rmtree(self.folder)
-
-    def _wait(self):
-        for _ in range(400):
-            with contextlib.suppress(OSError), urllib.request.urlopen(f"{self.url}/health", timeout=1) as answer:
-                if json.load(answer).get("health") == "true":
-                    return
-            time.sleep(0.05)
-        raise SystemExit(f"etcd does not answer: {Path(self.folder, 'log').read_text()[-500:]}")
-
-    def requests(self):
-        """Return {method: number} of the requests that etcd has answered: Range, Put, Txn, LeaseGrant ..."""
-        found = {}
-        with urllib.request.urlopen(f"{self.url}/metrics", timeout=10) as answer:
-            for line in answer.read().decode().splitlines():
-                if line.startswith("grpc_server_handled_total") and not line.endswith(" 0"):
-                    method = line.partition('grpc_method="')[2].partition('"')[0]
-                    found[method] = found.get(method, 0) + int(float(line.rpartition(" ")[2]))
-        return found
-
-
-class Local:
-    """The store `local` in the place of Etcd. It counts no requests."""
-
-    def __init__(self, folder):
-        self.conf = {"type": "local", "path": str(folder / "store")}
-
-    def requests(self):
-        return {}
-
-
-def free_ports(count):
-    socks = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [sock.getsockname()[1] for sock in socks]
-    for sock in socks:
-        sock.close()
-    return ports
-
-
-class KeptMode(Mode):
-    """What a server's mode keeps of IPAM between requests: the store and decoded configurations. It uses orjson."""
-
-    __slots__ = ("known",)
-
-    def __init__(self):
-        super().__init__()
-        self.known = Configurations()
-
-    def decode(self, stdin):
-        return self.known.decode(stdin)
-
-    def encode(self, result):
-        return orjson.dumps(results.printed(result), option=orjson.OPT_INDENT_2)
-
-    def end_request(self):
-        pass
-
-
-class Node:
-    """A simulated node with one network. call() makes a request in this process, and returns its answer."""
-
-    def __init__(self, store, folder, name, **keys):
-        self.mode = KeptMode()
-        ipam = {"type": "cluster", "store": store, "dataDir": f"{folder}/{name}", "node_name": name,
-                "range": "10.0.0.0/12", **keys}
-        self.conf = {"cniVersion": "1.1.0", "name": "net", "type": ipam["type"], "ipam": ipam}
-        self.type, self.stdin = ipam["type"], json.dumps(self.conf).encode()
-
-    def call(self, command, number):
-        env = {**ENV, "CNI_COMMAND": command, "CNI_CONTAINERID": f"{number:064x}", "CNI_PATH": "/nowhere"}
-        reply = handle(self.type, env, self.stdin, self.mode)
-        if reply.status:
-            raise SystemExit(f"{command} by {self.type}: {reply.stdout.decode()}")
-        return reply.stdout
-
-    def add(self, number):
-        return json.loads(self.call("ADD", number))["ips"][0]["address"].split("/")[0]
-
-    def close(self):
-        self.mode.close()
-
-
-def host_local(folder):
-    """A Node that asks host-local."""
-    return Node({}, folder, "host-local", type="host-local", ranges=[[{"subnet": "10.0.0.0/12"}]])
 
 
 def took_ms(function, *args):

@@ -6,8 +6,8 @@ from threading import Thread
 
 from fastcni.kernel import netns, waiting
 from fastcni.kit.call.mode import Mode
-from fastcni.server.cluster_pods import blind
-from fastcni.server.cluster_upkeep import ClusterUpkeep
+from fastcni.server.cluster.pods import blind
+from fastcni.server.cluster.upkeep import ClusterUpkeep
 from fastcni.server.facts import Facts
 from fastcni.server.grouped_deletes import GroupedDeletes
 from fastcni.server.mode import WarmMode

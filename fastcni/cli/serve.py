@@ -61,8 +61,8 @@ def serve(path: str, workers: int, queue_size: int, queue_timeout_s: float, uids
     from fastcni.runtime.cni import DEFAULT_CONF_DIR
     from fastcni.runtime.collect import state_of
     from fastcni.runtime.restore import restore
-    from fastcni.server.cluster_configured import read_configured
-    from fastcni.server.cluster_pods import Pods
+    from fastcni.server.cluster.configured import read_configured
+    from fastcni.server.cluster.pods import Pods
     from fastcni.server.detached import detach
     from fastcni.server.listening import ListenError
     from fastcni.server.log import SYSLOG

@@ -7,6 +7,7 @@ a pod that comes again may get another address.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -57,7 +58,7 @@ class LeaseFiles:
         finally:
             os.close(fd)
         if written != len(data):
-            raise OSError(28, "the file system is full", path)
+            raise OSError(errno.ENOSPC, "the file system is full", path)
         os.rename(f"{path}.new", path)
 
     def remove(self, key: bytes) -> None:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from fastcni.kit.ipam.cluster.store_kubernetes import KubernetesStore
-    from fastcni.kit.ipam.cluster.whereabouts_pools import Allocation, Reservation, Whereabouts
+    from fastcni.kit.ipam.cluster.stores.kubernetes import KubernetesStore
+    from fastcni.kit.ipam.cluster.stores.whereabouts_pools import Allocation, Reservation, Whereabouts
 
 DEFAULT_SPACE = "default"
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -39,7 +39,7 @@ class Given:
 
 def read_source(store: KubernetesStore, namespace: str) -> Source:
     """Read whereabouts' objects and the pods. namespace: of the objects, "": as whereabouts. Raises StoreAway."""
-    from fastcni.kit.ipam.cluster.whereabouts_pools import read_whereabouts
+    from fastcni.kit.ipam.cluster.stores.whereabouts_pools import read_whereabouts
 
     found = read_whereabouts(store, namespace)
     pods = {f"{it['metadata']['namespace']}/{it['metadata']['name']}": it.get("spec", {}).get("nodeName", "")

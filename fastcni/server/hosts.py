@@ -19,7 +19,7 @@ from fastcni.server.grouped_deletes import GroupedDeletes
 from fastcni.server.mode import WarmMode
 
 if TYPE_CHECKING:
-    from fastcni.server.cluster_upkeep import ClusterUpkeep
+    from fastcni.server.cluster.upkeep import ClusterUpkeep
     from fastcni.server.restoring import Restoring
 
 KEEP_S = 10.0                   # since the last request

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from fastcni.kernel.rtnl import Link
     from fastcni.kit.call.request import Request
     from fastcni.kit.ipam.cluster.contract import Store
-    from fastcni.server.cluster_upkeep import ClusterUpkeep
+    from fastcni.server.cluster.upkeep import ClusterUpkeep
     from fastcni.server.facts import Facts
     from fastcni.server.grouped_deletes import GroupedDeletes
     from fastcni.server.protocol import Message

@@ -14,8 +14,8 @@ from fastcni.kernel import netns
 from fastcni.server import listening, log, status
 from fastcni.server.acceptor import Acceptor
 from fastcni.server.background import Background
-from fastcni.server.cluster_pods import Pods, blind
-from fastcni.server.cluster_upkeep import ClusterUpkeep
+from fastcni.server.cluster.pods import Pods, blind
+from fastcni.server.cluster.upkeep import ClusterUpkeep
 from fastcni.server.configurations import Configurations
 from fastcni.server.cpu_latency import DEFAULT_S, LatencyRequest
 from fastcni.server.former_boot import release_addresses

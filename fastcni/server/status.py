@@ -24,7 +24,7 @@ from fastcni.spec import json
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from fastcni.server.cluster_upkeep import ClusterUpkeep
+    from fastcni.server.cluster.upkeep import ClusterUpkeep
     from fastcni.server.request_queue import RequestQueue
     from fastcni.server.restoring import Restoring
 

@@ -5,10 +5,10 @@ import json
 import pytest
 from cluster_ipam.http_service import Service
 
-from fastcni.kit.ipam.cluster import etcd_keys
 from fastcni.kit.ipam.cluster.contract import StoreAway, Use
-from fastcni.kit.ipam.cluster.etcd_client import Client, encode, revision_is
-from fastcni.kit.ipam.cluster.store_etcd import batches
+from fastcni.kit.ipam.cluster.stores import etcd_keys
+from fastcni.kit.ipam.cluster.stores.etcd import batches
+from fastcni.kit.ipam.cluster.stores.etcd_client import Client, encode, revision_is
 
 pytest.importorskip("urllib3")
 

@@ -12,7 +12,7 @@ from cluster_ipam.http_service import Service
 import fastcni
 from fastcni.kernel import waiting
 from fastcni.kit.ipam.cluster.contract import StoreAway
-from fastcni.kit.ipam.cluster.http import Http
+from fastcni.kit.ipam.cluster.stores.http import Http
 from fastcni.launcher import modules
 
 pytest.importorskip("urllib3")
@@ -184,7 +184,7 @@ def test_without_urllib3_the_error_says_what_to_install(monkeypatch):
 IMPORT = """
 import sys
 sys.path.append({root!r})
-import fastcni.kit.ipam.cluster.store_etcd
+import fastcni.kit.ipam.cluster.stores.etcd
 from fastcni.kit.ipam.cluster.site_packages import make_importable
 assert not {{"urllib3", "site", "os", "ssl", "json"}} & set(sys.modules), sys.modules
 before = set(sys.path)

@@ -6,8 +6,8 @@ import pytest
 from cluster_ipam.store_contract import StoreContract
 
 from fastcni.kit.ipam.cluster.contract import ALIVE, LOST, NODE_TTL_S, StoreAway
-from fastcni.kit.ipam.cluster.store_local import LocalStore
 from fastcni.kit.ipam.cluster.stores import open_store
+from fastcni.kit.ipam.cluster.stores.local import LocalStore
 
 
 class TestLocalStore(StoreContract):

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from fastcni.kit.ipam.cluster.contract import ACTIVE, HELD, SHARED, Node, Single
 from fastcni.kit.ipam.cluster.stores import open_store
-from fastcni.kit.ipam.cluster.whereabouts_pools import Allocation, Pool, Reservation, Whereabouts
+from fastcni.kit.ipam.cluster.stores.whereabouts_pools import Allocation, Pool, Reservation, Whereabouts
 from fastcni.node import cluster_site
 from fastcni.node.cluster_ipam import survey
 from fastcni.node.import_whereabouts import apply, blocks_to_share, make_plan

@@ -131,7 +131,7 @@ def touches(tree):
 @pytest.mark.parametrize("name", [name for name in MODULES if package_of(name) not in ENTRY_POINTS])
 def test_only_entry_points_use_process_globals(name):
     # A pod learns from its variables where the API server is.
-    allowed = ["posix.environ"] if name == "kit/ipam/cluster/kubeconfig" else []
+    allowed = ["posix.environ"] if name == "kit/ipam/cluster/stores/kubeconfig" else []
     assert list(touches(TREES[name])) == allowed
 
 

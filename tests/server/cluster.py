@@ -14,9 +14,9 @@ from fastcni.kit.ipam.cluster import stores
 from fastcni.kit.ipam.cluster.conf import read_keys
 from fastcni.kit.ipam.cluster.node_state import Space
 from fastcni.runtime.mode import InProcessMode
-from fastcni.server.cluster_pods import Pods
-from fastcni.server.cluster_times import Times
-from fastcni.server.cluster_upkeep import ClusterUpkeep
+from fastcni.server.cluster.pods import Pods
+from fastcni.server.cluster.times import Times
+from fastcni.server.cluster.upkeep import ClusterUpkeep
 from fastcni.spec.config import Section
 
 # A test shortens the times that it is about

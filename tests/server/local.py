@@ -11,8 +11,8 @@ from fastcni.kernel import netns
 from fastcni.server import listening, log
 from fastcni.server.acceptor import Acceptor
 from fastcni.server.background import Background
-from fastcni.server.cluster_pods import blind
-from fastcni.server.cluster_upkeep import ClusterUpkeep
+from fastcni.server.cluster.pods import blind
+from fastcni.server.cluster.upkeep import ClusterUpkeep
 from fastcni.server.configurations import Configurations
 from fastcni.server.cpu_latency import LatencyRequest
 from fastcni.server.hosts import Hosts

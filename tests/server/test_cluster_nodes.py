@@ -8,11 +8,11 @@ import pytest
 from server.flushed import Log
 
 from fastcni.kit.ipam.cluster.contract import ALIVE, DEAD, LOST, NODE_TTL_S, QUARANTINE, Block, Node, StoreAway
-from fastcni.kit.ipam.cluster.store_local import LocalStore
-from fastcni.server.cluster_lost import LostNodes
-from fastcni.server.cluster_pods import Pods
-from fastcni.server.cluster_times import Times
-from fastcni.server.cluster_watch import ClusterWatch
+from fastcni.kit.ipam.cluster.stores.local import LocalStore
+from fastcni.server.cluster.lost import LostNodes
+from fastcni.server.cluster.pods import Pods
+from fastcni.server.cluster.times import Times
+from fastcni.server.cluster.watch import ClusterWatch
 
 CACHED, OTHER = ("net", "c", "eth0"), ("net", "other", "eth0")
 CIDR = "10.0.0.64/26"

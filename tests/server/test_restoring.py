@@ -21,8 +21,8 @@ from fastcni.kernel import netns, wire
 from fastcni.kit.call import names
 from fastcni.kit.call.mode import Mode
 from fastcni.server import backoff, hosts, restoring
-from fastcni.server.cluster_pods import blind
-from fastcni.server.cluster_upkeep import ClusterUpkeep
+from fastcni.server.cluster.pods import blind
+from fastcni.server.cluster.upkeep import ClusterUpkeep
 from fastcni.server.table_mirror import TableMirror
 
 FLUSHES = ("flush ruleset", "delete table inet fastcni", "flush table inet fastcni")

@@ -155,7 +155,7 @@ class Mode:
 
     def note_space(self, keys: Any, addresses: Sequence[bytes]) -> None:
         """Note that the request has given or released these addresses, packed, of a space. A server looks after its
-        blocks, see server/cluster_upkeep.py. keys: the configuration's, see kit/ipam/cluster/conf.py."""
+        blocks, see server/cluster/upkeep.py. keys: the configuration's, see kit/ipam/cluster/conf.py."""
 
     # What is known of it
 

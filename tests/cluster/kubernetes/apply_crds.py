@@ -6,8 +6,8 @@ import time
 from cluster.kubernetes.api_server import documents
 
 from fastcni.kit.ipam.cluster.contract import StoreAway
-from fastcni.kit.ipam.cluster.kubernetes_api import Conflict
 from fastcni.kit.ipam.cluster.stores import open_store
+from fastcni.kit.ipam.cluster.stores.kubernetes_api import Conflict
 
 CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 READY_S = 120

@@ -5,8 +5,8 @@ import os
 
 import pytest
 
-from fastcni.kit.ipam.cluster.kubernetes_objects import BASE, KINDS
 from fastcni.kit.ipam.cluster.stores import open_store
+from fastcni.kit.ipam.cluster.stores.kubernetes_objects import BASE, KINDS
 
 REAL = os.environ.get("FASTCNI_TEST_KUBECONFIG")
 

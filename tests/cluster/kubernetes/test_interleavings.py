@@ -1,4 +1,4 @@
-"""What takes several requests, in each order that the requests of two clients can have (store_kubernetes.py)."""
+"""What takes several requests, in each order that the requests of two clients can have (stores/kubernetes.py)."""
 
 import time
 
@@ -19,9 +19,9 @@ from fastcni.kit.ipam.cluster.contract import (
     Single,
     Taken,
 )
-from fastcni.kit.ipam.cluster.kubernetes_blocks import is_draining
-from fastcni.kit.ipam.cluster.kubernetes_objects import BASE, NODES, node_name, to_time
 from fastcni.kit.ipam.cluster.stores import open_store
+from fastcni.kit.ipam.cluster.stores.kubernetes_blocks import is_draining
+from fastcni.kit.ipam.cluster.stores.kubernetes_objects import BASE, NODES, node_name, to_time
 
 CIDR, CIDR2 = "10.0.0.64/26", "10.0.0.128/26"
 

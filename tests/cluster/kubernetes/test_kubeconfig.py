@@ -11,11 +11,11 @@ import pytest
 from cluster.etcd import USER, make_certificates
 from cluster.kubernetes.api_server import kubeconfig
 
-from fastcni.kit.ipam.cluster import kubeconfig as module
 from fastcni.kit.ipam.cluster.contract import StoreAway
-from fastcni.kit.ipam.cluster.kubeconfig import in_cluster, read_kubeconfig
-from fastcni.kit.ipam.cluster.store_kubernetes import find_access
+from fastcni.kit.ipam.cluster.stores import kubeconfig as module
 from fastcni.kit.ipam.cluster.stores import open_store
+from fastcni.kit.ipam.cluster.stores.kubeconfig import in_cluster, read_kubeconfig
+from fastcni.kit.ipam.cluster.stores.kubernetes import find_access
 
 SERVER = "https://192.0.2.1:6443"
 PEM = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"

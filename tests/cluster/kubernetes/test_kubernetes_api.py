@@ -9,7 +9,6 @@ from cluster.kubernetes.api_server import NAME, kubeconfig
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastcni.kit.ipam.cluster import kubernetes_nodes
 from fastcni.kit.ipam.cluster.contract import (
     ALIVE,
     HELD,
@@ -22,8 +21,9 @@ from fastcni.kit.ipam.cluster.contract import (
     Single,
     StoreAway,
 )
-from fastcni.kit.ipam.cluster.kubernetes_nodes import Signs
-from fastcni.kit.ipam.cluster.kubernetes_objects import (
+from fastcni.kit.ipam.cluster.stores import kubernetes_nodes, open_store
+from fastcni.kit.ipam.cluster.stores.kubernetes_nodes import Signs
+from fastcni.kit.ipam.cluster.stores.kubernetes_objects import (
     block_name,
     claim_name,
     label_value,
@@ -31,7 +31,6 @@ from fastcni.kit.ipam.cluster.kubernetes_objects import (
     read_time,
     to_time,
 )
-from fastcni.kit.ipam.cluster.stores import open_store
 
 LABEL = r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?"
 

@@ -11,9 +11,9 @@ import pytest
 from cluster.kubernetes.api_server import ROOT, WHY, documents, kubeconfig
 
 from fastcni.kit.ipam.cluster.contract import ASKED, HELD, KEPT, NODE_TTL_S, Single, StoreAway, Use
-from fastcni.kit.ipam.cluster.kubeconfig import read_kubeconfig
-from fastcni.kit.ipam.cluster.kubernetes_objects import BASE, NODES, to_time
 from fastcni.kit.ipam.cluster.stores import open_store
+from fastcni.kit.ipam.cluster.stores.kubeconfig import read_kubeconfig
+from fastcni.kit.ipam.cluster.stores.kubernetes_objects import BASE, NODES, to_time
 
 kubernetes_validate = pytest.importorskip("kubernetes_validate", reason=WHY)
 

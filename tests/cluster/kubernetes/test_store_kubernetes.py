@@ -6,7 +6,7 @@ import pytest
 from cluster_ipam.store_contract import StoreContract
 
 from fastcni.kit.ipam.cluster.contract import NODE_TTL_S
-from fastcni.kit.ipam.cluster.kubernetes_objects import BASE, NODES, node_name, to_time
+from fastcni.kit.ipam.cluster.stores.kubernetes_objects import BASE, NODES, node_name, to_time
 
 
 class TestKubernetesStore(StoreContract):

@@ -5,7 +5,7 @@ from cluster.kubernetes.api_server import kubeconfig
 
 from fastcni.kit.ipam.cluster.contract import StoreAway
 from fastcni.kit.ipam.cluster.stores import open_store
-from fastcni.kit.ipam.cluster.whereabouts_pools import Allocation, Pool, Reservation, Slices, read_whereabouts
+from fastcni.kit.ipam.cluster.stores.whereabouts_pools import Allocation, Pool, Reservation, Slices, read_whereabouts
 
 GROUP = "whereabouts.cni.cncf.io"
 

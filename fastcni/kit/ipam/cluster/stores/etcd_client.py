@@ -16,7 +16,7 @@ from time import monotonic
 
 from fastcni._system import read_file
 from fastcni.kit.ipam.cluster.contract import StoreAway
-from fastcni.kit.ipam.cluster.http import Answer, Http
+from fastcni.kit.ipam.cluster.stores.http import Answer, Http
 from fastcni.spec import json
 
 TYPE_CHECKING = False
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any
 
-    from fastcni.kit.ipam.cluster.http import Stream
+    from fastcni.kit.ipam.cluster.stores.http import Stream
 
 GATEWAYS = ("/v3", "/v3beta", "/v3alpha")       # of etcd 3.4 and later, 3.3, 3.2
 MAX_OPERATIONS = 128            # --max-txn-ops; counted for comparisons and for each branch

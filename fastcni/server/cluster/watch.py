@@ -7,14 +7,14 @@ from threading import Event, Thread
 
 from fastcni.kit.ipam.cluster.contract import StoreAway
 from fastcni.server.background import CANNOT_START
-from fastcni.server.cluster_times import spread
+from fastcni.server.cluster.times import spread
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from fastcni.kit.ipam.cluster import contract
-    from fastcni.server.cluster_times import Times
+    from fastcni.server.cluster.times import Times
     from fastcni.server.log import Logger
 
 

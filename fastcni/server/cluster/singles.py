@@ -11,12 +11,12 @@ import time
 
 from fastcni.kit.ipam.cluster import upkeep
 from fastcni.kit.ipam.cluster.contract import ASKED, HELD, IMPORTED, KEPT, REFUSED
-from fastcni.server.cluster_times import NEVER, Job, spread
+from fastcni.server.cluster.times import NEVER, Job, spread
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from fastcni.kit.ipam.cluster.contract import Single
-    from fastcni.server.cluster_space import ClusterSpace
+    from fastcni.server.cluster.space import ClusterSpace
 
 
 class Singles:

@@ -18,8 +18,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from fastcni.kit.ipam.cluster.kubernetes_objects import Object
-    from fastcni.kit.ipam.cluster.store_kubernetes import KubernetesStore
+    from fastcni.kit.ipam.cluster.stores.kubernetes import KubernetesStore
+    from fastcni.kit.ipam.cluster.stores.kubernetes_objects import Object
 
 BASE = "/apis/whereabouts.cni.cncf.io/v1alpha1"
 NAMESPACE = "kube-system"       # if the context names none, as in whereabouts

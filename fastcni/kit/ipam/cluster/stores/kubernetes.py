@@ -62,11 +62,11 @@ from fastcni.kit.ipam.cluster.contract import (
     Taken,
     Use,
 )
-from fastcni.kit.ipam.cluster.kubeconfig import in_cluster, read_kubeconfig
-from fastcni.kit.ipam.cluster.kubernetes_api import Api, Conflict, Missing
-from fastcni.kit.ipam.cluster.kubernetes_blocks import path_of, version_of
-from fastcni.kit.ipam.cluster.kubernetes_nodes import NodeObjects
-from fastcni.kit.ipam.cluster.kubernetes_objects import (
+from fastcni.kit.ipam.cluster.stores.kubeconfig import in_cluster, read_kubeconfig
+from fastcni.kit.ipam.cluster.stores.kubernetes_api import Api, Conflict, Missing
+from fastcni.kit.ipam.cluster.stores.kubernetes_blocks import path_of, version_of
+from fastcni.kit.ipam.cluster.stores.kubernetes_nodes import NodeObjects
+from fastcni.kit.ipam.cluster.stores.kubernetes_objects import (
     API_VERSION,
     BASE,
     BLOCKS,
@@ -83,16 +83,16 @@ from fastcni.kit.ipam.cluster.kubernetes_objects import (
     to_patch,
     to_record,
 )
-from fastcni.kit.ipam.cluster.kubernetes_watch import watch_all
-from fastcni.kit.ipam.cluster.rules import check_block, is_own, may_take_over, place
+from fastcni.kit.ipam.cluster.stores.kubernetes_watch import watch_all
+from fastcni.kit.ipam.cluster.stores.rules import check_block, is_own, may_take_over, place
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any
 
-    from fastcni.kit.ipam.cluster.kubeconfig import Access
-    from fastcni.kit.ipam.cluster.kubernetes_objects import Object
+    from fastcni.kit.ipam.cluster.stores.kubeconfig import Access
+    from fastcni.kit.ipam.cluster.stores.kubernetes_objects import Object
 
 GRID = {"4": "ipv4PrefixLength", "6": "ipv6PrefixLength"}       # family: key of an IPSpace
 

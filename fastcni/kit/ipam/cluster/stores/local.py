@@ -38,7 +38,7 @@ from fastcni.kit.ipam.cluster.contract import (
     Taken,
     Use,
 )
-from fastcni.kit.ipam.cluster.rules import check_block, may_take_over, place
+from fastcni.kit.ipam.cluster.stores.rules import check_block, may_take_over, place
 from fastcni.spec import json
 
 TYPE_CHECKING = False

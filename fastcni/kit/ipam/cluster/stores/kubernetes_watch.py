@@ -5,14 +5,14 @@ from __future__ import annotations
 from time import monotonic
 
 from fastcni.kernel import waiting
-from fastcni.kit.ipam.cluster.kubernetes_api import Api, Expired
-from fastcni.kit.ipam.cluster.kubernetes_objects import BASE
+from fastcni.kit.ipam.cluster.stores.kubernetes_api import Api, Expired
+from fastcni.kit.ipam.cluster.stores.kubernetes_objects import BASE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from fastcni.kit.ipam.cluster.kubernetes_objects import Object
+    from fastcni.kit.ipam.cluster.stores.kubernetes_objects import Object
 
     Tell = Callable[[str, Object, bool], object]        # (plural, object, whether it is gone)
 

@@ -19,7 +19,7 @@ from time import monotonic
 from fastcni._run_token import await_input
 from fastcni.kernel import waiting
 from fastcni.kit.ipam.cluster.contract import StoreAway
-from fastcni.kit.ipam.cluster.http_pools import Pools, Tls, reason
+from fastcni.kit.ipam.cluster.stores.http_pools import Pools, Tls, reason
 from fastcni.spec import json
 
 TYPE_CHECKING = False

@@ -4,7 +4,7 @@
     compare   this node's blocks in the store with those that its local state has: at the first contact, when the node
               was declared dead, forgotten or the store restored, after a change that the watch shows, and from time to
               time
-    nodes     other nodes that give no sign of life, see cluster_lost.py
+    nodes     other nodes that give no sign of life, see lost.py
 
 When the store is away, each of this waits; the work on local files goes on.
 """
@@ -16,9 +16,9 @@ from time import monotonic
 from fastcni.kit.ipam.cluster import claims
 from fastcni.kit.ipam.cluster.contract import Changed, Fenced, Node, Single, StoreAway
 from fastcni.kit.ipam.store import boot_id
-from fastcni.server.cluster_lost import LostNodes
-from fastcni.server.cluster_times import NEVER, Job, spread
-from fastcni.server.cluster_watch import ClusterWatch
+from fastcni.server.cluster.lost import LostNodes
+from fastcni.server.cluster.times import NEVER, Job, spread
+from fastcni.server.cluster.watch import ClusterWatch
 from fastcni.server.log import RateLimited
 from fastcni.spec.errors import CniError
 
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from fastcni.kit.ipam.cluster import contract
-    from fastcni.server.cluster_space import ClusterSpace
-    from fastcni.server.cluster_times import Times
+    from fastcni.server.cluster.space import ClusterSpace
+    from fastcni.server.cluster.times import Times
     from fastcni.server.log import Logger
 
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 from random import random
 
 from fastcni.kit.ipam.cluster.contract import ACTIVE, DEAD, LOST, Changed
-from fastcni.server.cluster_times import spread
+from fastcni.server.cluster.times import spread
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from fastcni.kit.ipam.cluster.contract import Node, Store
-    from fastcni.server.cluster_times import Times
+    from fastcni.server.cluster.times import Times
     from fastcni.server.log import Logger
 
 CROWD = 50                      # with more nodes, each looks less often: one look in a little more than a second in all

@@ -2,7 +2,7 @@
 preconditions, watch. Knows no records.
 
 Reads and lists name no resourceVersion. So the API server answers them with all that was written before, as etcd does,
-and never from an older cache. The orders of requests in store_kubernetes.py depend on that.
+and never from an older cache. The orders of requests in kubernetes.py depend on that.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from _thread import allocate_lock
 
 from fastcni.kernel import waiting
 from fastcni.kit.ipam.cluster.contract import StoreAway
-from fastcni.kit.ipam.cluster.http import Answer, Http
+from fastcni.kit.ipam.cluster.stores.http import Answer, Http
 from fastcni.spec import json
 
 TYPE_CHECKING = False
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from typing import Any
 
-    from fastcni.kit.ipam.cluster.kubeconfig import Access
+    from fastcni.kit.ipam.cluster.stores.kubeconfig import Access
 
     Object = dict[str, Any]
 

@@ -1,10 +1,10 @@
-"""IPBlocks: read, changed and removed by the rules of store_kubernetes.py, whose docstring says why."""
+"""IPBlocks: read, changed and removed by the rules of kubernetes.py, whose docstring says why."""
 
 from __future__ import annotations
 
 from fastcni.kit.ipam.cluster.contract import ACTIVE, QUARANTINE, SHARED, Block
-from fastcni.kit.ipam.cluster.kubernetes_api import Api, Conflict, Missing
-from fastcni.kit.ipam.cluster.kubernetes_objects import (
+from fastcni.kit.ipam.cluster.stores.kubernetes_api import Api, Conflict, Missing
+from fastcni.kit.ipam.cluster.stores.kubernetes_objects import (
     BASE,
     BLOCKS,
     CLAIMS,
@@ -19,7 +19,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from fastcni.kit.ipam.cluster.kubernetes_objects import Object
+    from fastcni.kit.ipam.cluster.stores.kubernetes_objects import Object
 
 
 class BlockObjects:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from fastcni.kit.ipam.cluster.conf import Keys
     from fastcni.kit.ipam.cluster.contract import Block, Node
     from fastcni.kit.ipam.cluster.node_state import State
-    from fastcni.server.cluster_space import ClusterSpace
+    from fastcni.server.cluster.space import ClusterSpace
 
 
 MAX_IDLE = 2                    # idle blocks of a family that stay

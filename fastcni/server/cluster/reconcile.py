@@ -7,7 +7,7 @@ namespace are read again under the lock of the address files.
 from __future__ import annotations
 
 from fastcni.kit.ipam.cluster.contract import HELD, KEPT
-from fastcni.server.cluster_times import Job, spread
+from fastcni.server.cluster.times import Job, spread
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from fastcni.kit.ipam.cluster.contract import Single
-    from fastcni.server.cluster_pods import Pods
-    from fastcni.server.cluster_space import ClusterSpace
+    from fastcni.server.cluster.pods import Pods
+    from fastcni.server.cluster.space import ClusterSpace
 
     Key = tuple[str, str, str]              # address, container id, ifname
 

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 # {type: (module, class)}
 STORES = {
-    "etcd": ("fastcni.kit.ipam.cluster.store_etcd", "EtcdStore"),
-    "kubernetes": ("fastcni.kit.ipam.cluster.store_kubernetes", "KubernetesStore"),
-    "local": ("fastcni.kit.ipam.cluster.store_local", "LocalStore"),
+    "etcd": ("fastcni.kit.ipam.cluster.stores.etcd", "EtcdStore"),
+    "kubernetes": ("fastcni.kit.ipam.cluster.stores.kubernetes", "KubernetesStore"),
+    "local": ("fastcni.kit.ipam.cluster.stores.local", "LocalStore"),
 }
 TEXTS = {       # the keys with a text, of each type
     "etcd": ("ca", "cert", "key", "username", "password", "password_file", "prefix"),

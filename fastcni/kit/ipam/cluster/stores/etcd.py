@@ -32,7 +32,7 @@ from fastcni.kit.ipam.cluster.contract import (
     Taken,
     Use,
 )
-from fastcni.kit.ipam.cluster.etcd_client import (
+from fastcni.kit.ipam.cluster.stores.etcd_client import (
     MAX_BYTES,
     MAX_OPERATIONS,
     below,
@@ -43,9 +43,9 @@ from fastcni.kit.ipam.cluster.etcd_client import (
     put,
     revision_is,
 )
-from fastcni.kit.ipam.cluster.etcd_keys import record_of, use_value, value_of
-from fastcni.kit.ipam.cluster.etcd_nodes import EtcdNodes, races, text
-from fastcni.kit.ipam.cluster.rules import check_block, is_own, may_take_over, place
+from fastcni.kit.ipam.cluster.stores.etcd_keys import record_of, use_value, value_of
+from fastcni.kit.ipam.cluster.stores.etcd_nodes import EtcdNodes, races, text
+from fastcni.kit.ipam.cluster.stores.rules import check_block, is_own, may_take_over, place
 from fastcni.spec import json
 
 TYPE_CHECKING = False
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from fastcni.kit.ipam.cluster.contract import Event, Node
-    from fastcni.kit.ipam.cluster.etcd_client import Outcome
+    from fastcni.kit.ipam.cluster.stores.etcd_client import Outcome
 
 CLAIM_BLOCKS = MAX_OPERATIONS // 2 - 1          # blocks in one transaction: each is two puts
 

@@ -6,9 +6,9 @@ the store shows of their use.
     write      after a request: what was given out of the changed blocks, for many requests in one transaction
     idle       give back a block without a pod, one at a time, while MAX_IDLE others have none
     later      release Singles that a DEL could not release, because the store was away
-    compare    this node's blocks in the store with those of the local state, see cluster_blocks.py
-    singles    see cluster_singles.py
-    reconcile  see cluster_reconcile.py
+    compare    this node's blocks in the store with those of the local state, see blocks.py
+    singles    see singles.py
+    reconcile  see reconcile.py
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from time import monotonic, time
 
 from fastcni.kit.ipam.cluster.contract import Use
 from fastcni.kit.ipam.cluster.released import boottime
-from fastcni.server.cluster_blocks import MAX_IDLE, Blocks
-from fastcni.server.cluster_local import LocalSpace
-from fastcni.server.cluster_reconcile import Reconcile
-from fastcni.server.cluster_singles import Singles
-from fastcni.server.cluster_times import NEVER, Job
+from fastcni.server.cluster.blocks import MAX_IDLE, Blocks
+from fastcni.server.cluster.local import LocalSpace
+from fastcni.server.cluster.reconcile import Reconcile
+from fastcni.server.cluster.singles import Singles
+from fastcni.server.cluster.times import NEVER, Job
 from fastcni.server.log import few
 from fastcni.spec.address import read_ip
 
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from fastcni.kit.ipam.cluster.conf import Keys
     from fastcni.kit.ipam.cluster.grid import Range
     from fastcni.kit.ipam.cluster.node_state import Own, State
-    from fastcni.server.cluster_member import Member
-    from fastcni.server.cluster_pods import Pods
-    from fastcni.server.cluster_times import Times
+    from fastcni.server.cluster.member import Member
+    from fastcni.server.cluster.pods import Pods
+    from fastcni.server.cluster.times import Times
     from fastcni.server.log import Logger
 
 SCARCE = 4                      # claim a block if less than a fourth of the addresses is free
@@ -44,7 +44,7 @@ FULL_PAUSE_S = 5.0              # after a range had no block to claim
 
 
 class ClusterSpace:
-    """A space, for the thread of cluster_upkeep.py.
+    """A space, for the thread of upkeep.py.
 
     name, data_dir  of the space; its local state is in data_dir/name
     networks        the Keys of its networks, by the texts of their ranges

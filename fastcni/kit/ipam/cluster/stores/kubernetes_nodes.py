@@ -1,13 +1,13 @@
-"""IPNodes, and the signs of life of their nodes, by the rules of store_kubernetes.py, whose docstring says why."""
+"""IPNodes, and the signs of life of their nodes, by the rules of kubernetes.py, whose docstring says why."""
 
 from __future__ import annotations
 
 import time
 
 from fastcni.kit.ipam.cluster.contract import ALIVE, DEAD, KEPT, LOST, Changed, Fenced, Node
-from fastcni.kit.ipam.cluster.kubernetes_api import Api, Conflict, Missing
-from fastcni.kit.ipam.cluster.kubernetes_blocks import BlockObjects, path_of, version_of
-from fastcni.kit.ipam.cluster.kubernetes_objects import (
+from fastcni.kit.ipam.cluster.stores.kubernetes_api import Api, Conflict, Missing
+from fastcni.kit.ipam.cluster.stores.kubernetes_blocks import BlockObjects, path_of, version_of
+from fastcni.kit.ipam.cluster.stores.kubernetes_objects import (
     BASE,
     BLOCKS,
     CLAIMS,
@@ -25,7 +25,7 @@ from fastcni.kit.ipam.cluster.kubernetes_objects import (
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from fastcni.kit.ipam.cluster.kubernetes_objects import Object
+    from fastcni.kit.ipam.cluster.stores.kubernetes_objects import Object
 
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
 CORE_NODES = "/api/v1/nodes"

@@ -1,11 +1,11 @@
 """What the server does for cluster-wide addresses: one thread for all spaces that requests of this node have used.
 
-    cluster_member     this node in one store: signs of life, and whether its blocks are still its own
-    cluster_space      one space: its next block, idle blocks, and what the store shows of its use
-    cluster_singles    addresses of its blocks that are claimed by themselves
-    cluster_reconcile  addresses whose pod is gone
-    cluster_lost       other nodes that give no sign of life
-    cluster_watch      the thread that waits for changes in a store
+    member.py          this node in one store: signs of life, and whether its blocks are still its own
+    space.py           one space: its next block, idle blocks, and what the store shows of its use
+    singles.py         addresses of its blocks that are claimed by themselves
+    reconcile.py       addresses whose pod is gone
+    lost.py            other nodes that give no sign of life
+    watch.py           the thread that waits for changes in a store
 
 No request waits for this thread, but one that has to ask the store itself: for the space's claim lock. A store that
 does not answer delays the work for other stores by its timeout, and is then asked less often.
@@ -20,10 +20,10 @@ from typing import Any
 from fastcni.kernel import netns
 from fastcni.kit.ipam.cluster import stores
 from fastcni.server.background import CANNOT_START
-from fastcni.server.cluster_member import NEVER, Member
-from fastcni.server.cluster_pods import Pods
-from fastcni.server.cluster_space import ClusterSpace
-from fastcni.server.cluster_times import Times
+from fastcni.server.cluster.member import NEVER, Member
+from fastcni.server.cluster.pods import Pods
+from fastcni.server.cluster.space import ClusterSpace
+from fastcni.server.cluster.times import Times
 from fastcni.server.log import RateLimited
 from fastcni.spec import json
 from fastcni.spec.errors import CniError

@@ -13,7 +13,7 @@ That would not hold for a lease with an id of our own choice: it could be made a
 from __future__ import annotations
 
 from fastcni.kit.ipam.cluster.contract import ALIVE, DEAD, NODE_TTL_S, Changed, Fenced, Node, StoreAway
-from fastcni.kit.ipam.cluster.etcd_client import (
+from fastcni.kit.ipam.cluster.stores.etcd_client import (
     Client,
     Refused,
     below,
@@ -24,8 +24,8 @@ from fastcni.kit.ipam.cluster.etcd_client import (
     revision_is,
     value_is,
 )
-from fastcni.kit.ipam.cluster.etcd_keys import Keys, read_nodes
-from fastcni.kit.ipam.cluster.etcd_watch import Watch
+from fastcni.kit.ipam.cluster.stores.etcd_keys import Keys, read_nodes
+from fastcni.kit.ipam.cluster.stores.etcd_watch import Watch
 from fastcni.spec import json
 
 TYPE_CHECKING = False
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any, NoReturn
 
-    from fastcni.kit.ipam.cluster.etcd_client import Outcome, Pair
+    from fastcni.kit.ipam.cluster.stores.etcd_client import Outcome, Pair
 
 MAX_RACES = 50                  # lost in a row, each to a write that succeeded
 

@@ -9,16 +9,16 @@ from __future__ import annotations
 from time import monotonic
 
 from fastcni.kit.ipam.cluster.contract import Block, Event, Node, Single, StoreAway
-from fastcni.kit.ipam.cluster.etcd_client import Pair, read_pair
-from fastcni.kit.ipam.cluster.etcd_keys import read_nodes, record_of
+from fastcni.kit.ipam.cluster.stores.etcd_client import Pair, read_pair
+from fastcni.kit.ipam.cluster.stores.etcd_keys import read_nodes, record_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from typing import Any
 
-    from fastcni.kit.ipam.cluster.etcd_client import Client
-    from fastcni.kit.ipam.cluster.etcd_keys import Keys
+    from fastcni.kit.ipam.cluster.stores.etcd_client import Client
+    from fastcni.kit.ipam.cluster.stores.etcd_keys import Keys
 
 REOPEN_S = 1.0                  # a watch that is lost sooner than that is not opened again
 IDLE_S = 1500.0                 # etcd tells its progress each 10 minutes
