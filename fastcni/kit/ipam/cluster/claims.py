@@ -17,7 +17,7 @@ from fastcni.kit.call.files import make_folders
 from fastcni.kit.call.names import digest
 from fastcni.kit.ipam.cluster import allocate, singles
 from fastcni.kit.ipam.cluster.contract import ACTIVE, NODE_TTL_S, Changed, Fenced, Node, StoreAway, Taken
-from fastcni.kit.ipam.cluster.grid import cidr_text, read_block
+from fastcni.kit.ipam.cluster.grid import cidr_text
 from fastcni.kit.ipam.cluster.node_state import FOLDER, STICKY, MadeSpace
 from fastcni.kit.ipam.cluster.released import boottime
 from fastcni.kit.ipam.cluster.stores import store_of, store_text
@@ -144,16 +144,18 @@ def ready(store: Store, keys: Keys, warn: Warn, ranges: Sequence[Range]) -> Node
     settings = json.write(keys.store, sort=True).decode()
     if not state.node or state.boot != boot_id().decode() or state.store != settings:
         rejoin(store, keys, warn)
+        with MadeSpace(keys, warn) as space:
+            state = space.state
     wanted: dict[str, int] = {}
     for one in ranges:
         wanted[one.family] = min(wanted.get(one.family, 128), one.wanted_prefix())
-    with MadeSpace(keys, warn) as space:
-        state = space.state
-        if not wanted.keys() <= state.grid.keys():
-            new = state.copy()
-            new.grid = store.grid(keys.space, wanted)       # once in the life of a space on this node
+    if not wanted.keys() <= state.grid.keys():
+        grid = store.grid(keys.space, wanted)               # once in the life of a space on this node
+        with MadeSpace(keys, warn) as space:
+            new = space.state.copy()
+            new.grid = grid
             space.save(new)
-        return node_of(space.state)
+    return node_of(state)
 
 
 def node_of(state: State) -> Node:
@@ -334,12 +336,11 @@ def candidates(one: Range, prefix: int, seed: str, known: set[str]) -> Iterator[
         else:
             stretches.append([first >> shift, last >> shift])
     count = sum(last - first + 1 for first, last in stretches)
-    taken = {network >> shift for bits, network, _ in map(read_block, known) if bits == one.bits}
     start = int(digest(seed, 15), 16) % count
     for k in range(count):
-        number = nth(stretches, (start + k) % count)
-        if number not in taken:
-            yield cidr_text(one.bits, number << shift, prefix)
+        cidr = cidr_text(one.bits, nth(stretches, (start + k) % count) << shift, prefix)
+        if cidr not in known:
+            yield cidr
 
 
 def nth(stretches: list[list[int]], k: int) -> int:

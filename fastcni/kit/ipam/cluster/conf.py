@@ -64,7 +64,7 @@ class Keys:
     """The keys that all pods of a network share, so no code may change them.
 
     data_dir, fsync       the folder of the node's state, and whether address files are synced
-    space, node, store    names of the space and of this node; the Settings of the store, see stores.py
+    space, node, store    names of the space and of this node; the Settings of the store, see stores/__init__.py
     flat                  the flat file that was read, as flat_file.find() returns it
     The others are not for DEL and GC:
     ranges                one address is given of each

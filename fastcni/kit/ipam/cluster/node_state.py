@@ -99,7 +99,12 @@ class State:
                 "lost": list(self.lost), "later": [dict(one) for one in self.later], "hold": self.hold}
 
     def copy(self) -> State:
-        return State(self.to_dict())
+        """A State that can be changed. It shares the Owns, which never change."""
+        new = State({"node": self.node, "epoch": self.epoch, "boot": self.boot, "store": self.store,
+                     "history": self.history, "grid": dict(self.grid), "lost": list(self.lost),
+                     "later": [dict(one) for one in self.later], "hold": self.hold})
+        new.blocks = dict(self.blocks)
+        return new
 
     def add_block(self, cidr: str, epoch: int, since: float) -> None:
         """Note a block of this node, with a free place in the table of released addresses."""
