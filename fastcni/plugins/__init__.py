@@ -53,8 +53,7 @@ def load(kind: str) -> ModuleType:
     name = TABLE[kind]
     if kind not in BUILT_IN:
         return load_third_party(kind, name)
-    if name not in sys.modules:
-        __import__(name)
+    __import__(name)                    # waits if another thread is importing it
     return sys.modules[name]
 
 

@@ -41,6 +41,5 @@ def stores() -> list[Store]:
 
 def _module(name: str) -> Any:
     name = f"fastcni.kit.firewall.{name}"
-    if name not in sys.modules:
-        __import__(name)
+    __import__(name)                    # waits if another thread is importing it
     return sys.modules[name]
