@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 
-LIMIT_S = 20
+LIMIT_S = 40
 RUN = "import sys; from fastcni.dhcp.daemon import main; sys.exit(main(sys.argv[1:]))"
 
 

@@ -22,7 +22,7 @@ from fastcni.spec.config import Section
 # A test shortens the times that it is about
 SLOW = {"gather_s": 0.001, "confirm_s": 3600.0, "list_s": 3600.0, "write_s": 0.01, "idle_s": 3600.0,
         "reconcile_s": 3600.0, "apart_s": 0.05, "nodes_s": 3600.0, "grace_s": 3600.0, "restored_s": 3600.0,
-        "away_s": 0.01, "max_away_s": 0.02}
+        "away_s": 0.01, "max_away_s": 0.02, "stop_s": 30.0}
 RANGE = "10.0.0.0/24"           # 16 blocks of 16 addresses
 
 
@@ -126,5 +126,5 @@ class ClusterNode:
         """Wait for a line of the log. Return its values."""
         def find():
             return [values for name, values in list(self.log.lines) if name == event]
-        assert eventually(find, 10), (event, self.log.lines)
+        assert eventually(find), (event, self.log.lines)
         return find()[-1]

@@ -34,9 +34,9 @@ def edit(tmp_path):
 
 def ready(node):
     """Wait until the node has joined and compared its blocks."""
-    assert eventually(lambda: node.cluster.status() and node.cluster.status()[0]["epoch"], 10)
+    assert eventually(lambda: node.cluster.status() and node.cluster.status()[0]["epoch"])
     member = next(iter(node.cluster.members.values()))
-    assert eventually(lambda: time.monotonic() < member.compare.due < NEVER and member.own, 10)
+    assert eventually(lambda: time.monotonic() < member.compare.due < NEVER and member.own)
     return member
 
 
@@ -56,12 +56,12 @@ def test_a_node_that_was_declared_dead_adopts_its_blocks(cluster_node, edit):
     a.add("c1")
     ready(a)
     declare_dead(a, edit)
-    assert eventually(lambda: [block.state for block in a.store.blocks()] == [ACTIVE], 10)
+    assert eventually(lambda: [block.state for block in a.store.blocks()] == [ACTIVE])
     [block] = a.store.blocks()
     assert (block.epoch, a.store.nodes()[0].state) == (2, ALIVE)
     a.logged("cluster_block_adopted")
     assert a.logged("cluster_node_returned")["epoch"] == 2
-    assert eventually(lambda: a.store.uses() and a.add("c2"), 10)
+    assert eventually(lambda: a.store.uses() and a.add("c2"))
 
 
 def test_a_block_that_was_freed_and_taken_meanwhile_is_given_up(cluster_node, edit):
@@ -90,7 +90,7 @@ def test_a_claim_whose_answer_was_lost_is_found(cluster_node):
     a.add("c1")
     member = ready(a)
     a.store.claim(member.node, [("default", OTHER)])
-    assert eventually(lambda: OTHER in a.blocks, 10)
+    assert eventually(lambda: OTHER in a.blocks)
 
 
 # -- the store ---------------------------------------------------------------------------------------------
@@ -132,13 +132,13 @@ def test_a_store_that_is_away_is_logged_once_and_requests_go_on(cluster_node, mo
     store.away()
     assert "no route" in a.logged("cluster_store_away")["why"]
     a.add("c2")
-    assert eventually(lambda: store.calls > 10, 10)
+    assert eventually(lambda: store.calls > 10)
     assert a.cluster.status()[0]["why"] == "no route to host"
     assert a.cluster.status()[0]["awaySeconds"] >= 0
     store.back()
     assert a.logged("cluster_store_back")["away_s"] >= 0
     assert [event for event, _ in a.log.lines].count("cluster_store_away") == 1
-    assert eventually(lambda: {one["container"] for use in a.store.uses() for one in use.holders} == {"c1", "c2"}, 10)
+    assert eventually(lambda: {one["container"] for use in a.store.uses() for one in use.holders} == {"c1", "c2"})
 
 
 def test_a_store_that_hangs_holds_up_no_request_and_no_stop(cluster_node, monkeypatch):
@@ -147,7 +147,7 @@ def test_a_store_that_hangs_holds_up_no_request_and_no_stop(cluster_node, monkey
     ready(a)
     store = Broken(a, monkeypatch)
     store.stuck()
-    assert eventually(lambda: store.calls, 10)
+    assert eventually(lambda: store.calls)
     began = time.monotonic()
     for i in range(2, 6):
         a.add(f"c{i}")
@@ -156,7 +156,7 @@ def test_a_store_that_hangs_holds_up_no_request_and_no_stop(cluster_node, monkey
     took = time.monotonic() - began
     store.hang.set()
     assert took < 5
-    assert eventually(lambda: not a.cluster.thread.is_alive(), 10)
+    assert eventually(lambda: not a.cluster.thread.is_alive())
 
 
 def test_after_a_restore_the_node_claims_its_own_blocks_again_and_no_others(cluster_node, edit):
@@ -169,14 +169,14 @@ def test_after_a_restore_the_node_claims_its_own_blocks_again_and_no_others(clus
         a.add(f"c{i}")
     with edit() as data:
         data["revision"] += 1000
-    assert eventually(lambda: member.history[1] > 1000 and a.stored == a.blocks, 10)
+    assert eventually(lambda: member.history[1] > 1000 and a.stored == a.blocks)
     mine = a.blocks
     with edit() as data:
         data.clear()
         data |= json.loads(backup)
     assert "revision" in a.logged("cluster_store_restored")["why"]
     a.logged("cluster_block_regained")
-    assert eventually(lambda: mine <= a.stored and a.stored == a.blocks, 10)
+    assert eventually(lambda: mine <= a.stored and a.stored == a.blocks)
     answers = [a.call("ADD", f"d{i}") for i in range(50)]
     assert "the store was restored" in answers[-1][1]["msg"]
 
@@ -191,7 +191,7 @@ def test_a_block_that_the_store_has_lost_is_claimed_again(cluster_node, edit):
         data["blocks"].clear()
         data["revision"] += 1
     assert a.logged("cluster_store_restored")["why"] == f"block {cidr} of this node is missing"
-    assert eventually(lambda: a.stored == {cidr}, 10)
+    assert eventually(lambda: a.stored == {cidr})
     assert a.logged("cluster_block_regained")["block"] == cidr
 
 
@@ -206,14 +206,14 @@ def test_a_block_that_another_node_claimed_after_the_backup_is_given_back_to_it(
         backup = json.loads(json.dumps(data))
         backup["blocks"][f"default {theirs}"]["node"] = "a"
         data["revision"] += 1000
-    assert eventually(lambda: all(member.history[1] > 1000 for member in members), 10)
+    assert eventually(lambda: all(member.history[1] > 1000 for member in members))
     with edit() as data:
         data.clear()
         data |= backup
-    assert eventually(lambda: (a.stored, b.stored) == ({mine}, {theirs}), 10)
+    assert eventually(lambda: (a.stored, b.stored) == ({mine}, {theirs}))
     a.logged("cluster_store_restored")
     assert a.blocks == {mine} and b.held[address] == "x1"
-    assert eventually(lambda: b.blocks == {theirs}, 10)
+    assert eventually(lambda: b.blocks == {theirs})
 
 
 # -- addresses by themselves ---------------------------------------------------------------------------------
@@ -240,12 +240,12 @@ def test_an_address_that_another_node_asks_for_is_given_and_not_given_again(clus
     address = free_address(a)
     b = a.store.join("b", "boot")
     asked(a, address, b)
-    assert eventually(lambda: a.store.single("default", address).state == HELD, 10)
+    assert eventually(lambda: a.store.single("default", address).state == HELD)
     assert a.held[address].startswith("fastcni:single")
     assert a.logged("cluster_address_asked")["answer"] == HELD
     assert address not in {a.add(f"d{i}") for i in range(12)}
     a.store.release_single(a.store.single("default", address))
-    assert eventually(lambda: address not in a.held, 10)
+    assert eventually(lambda: address not in a.held)
 
 
 def test_an_address_that_a_pod_has_is_refused_with_the_holder(cluster_node):
@@ -253,7 +253,7 @@ def test_an_address_that_a_pod_has_is_refused_with_the_holder(cluster_node):
     address = a.add("c1", args="K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0")
     ready(a)
     asked(a, address, a.store.join("b", "boot"))
-    assert eventually(lambda: a.store.single("default", address).state == REFUSED, 10)
+    assert eventually(lambda: a.store.single("default", address).state == REFUSED)
     reason = a.store.single("default", address).reason
     assert "shop/web-0" in reason and 'node "a"' in reason and "c1 eth0" in reason
 
@@ -267,7 +267,7 @@ def test_an_add_with_a_fixed_address_of_another_node_gets_it(cluster_node):
     status, document = b.call("ADD", "x2", args=f"IP={a.add('c2')}")
     assert status == 1 and document["code"] == 11 and "c2" in document["msg"]
     b.delete("x1")
-    assert eventually(lambda: address not in a.held, 10)
+    assert eventually(lambda: address not in a.held)
 
 
 def test_a_kept_address_is_given_to_no_other_pod(cluster_node):
@@ -280,7 +280,7 @@ def test_a_kept_address_is_given_to_no_other_pod(cluster_node):
         space="default", address=address, block=cidr, state=HELD, container="gone", ifname="eth0", pod="shop/db-0",
         network="net", since=time.time(), sticky=True))
     a.store.change_single(single, state=KEPT, node="b")
-    assert eventually(lambda: a.held.get(address, "").startswith("fastcni:single shop/db-0"), 10)
+    assert eventually(lambda: a.held.get(address, "").startswith("fastcni:single shop/db-0"))
 
 
 def test_a_missed_change_of_a_single_is_found_by_the_next_look(cluster_node, monkeypatch):
@@ -292,9 +292,9 @@ def test_a_missed_change_of_a_single_is_found_by_the_next_look(cluster_node, mon
     monkeypatch.setattr(next(iter(a.cluster.members.values())), "_wanted", lambda event: False)
     next(iter(a.cluster.members.values())).watch.wanted = lambda event: False
     asked(a, address, a.store.join("b", "boot"))
-    assert eventually(lambda: a.held.get(address), 10)
+    assert eventually(lambda: a.held.get(address))
     a.store.release_single(a.store.single("default", address))
-    assert eventually(lambda: address not in a.held, 10)
+    assert eventually(lambda: address not in a.held)
 
 
 # -- pods -------------------------------------------------------------------------------------------------------
@@ -310,7 +310,7 @@ def test_the_address_of_a_pod_that_is_gone_is_released_after_two_looks(cluster_n
     began = time.monotonic()
     assert a.logged("cluster_address_released")["address"] == first
     assert time.monotonic() - began >= 0.15
-    assert eventually(lambda: set(a.held) == {second}, 10)
+    assert eventually(lambda: set(a.held) == {second})
 
 
 def test_an_attachment_that_is_made_again_between_the_looks_stays(cluster_node):
@@ -356,7 +356,7 @@ def test_a_sticky_address_of_a_pod_that_is_gone_is_kept(cluster_node):
     ready(a)
     time.sleep(0.05)
     states["/run/netns/c1"] = "gone"
-    assert eventually(lambda: a.store.single("default", address).state == KEPT, 10)
+    assert eventually(lambda: a.store.single("default", address).state == KEPT)
     assert a.held[address].startswith("fastcni:single shop/db-0")
 
 
@@ -369,7 +369,7 @@ def test_a_server_looks_after_the_spaces_that_it_finds(cluster_node):
     second = cluster_node(configured=[first.keys], confirm_s=0.02)
     assert second.store.uses() == []
     second.cluster.learn()
-    assert eventually(lambda: [use for use in second.store.uses() if use.holders], 10)
+    assert eventually(lambda: [use for use in second.store.uses() if use.holders])
     ready(second)
 
 
@@ -377,7 +377,7 @@ def test_a_configured_network_without_a_pod_asks_nothing(cluster_node, tmp_path)
     first = cluster_node()
     second = cluster_node("b", configured=[first.keys])
     second.cluster.learn()
-    assert eventually(lambda: second.cluster.members, 10)
+    assert eventually(lambda: second.cluster.members)
     assert not eventually((tmp_path / "store").exists, 0.2)
 
 
@@ -397,4 +397,4 @@ def test_a_dead_node_is_declared_by_the_servers_of_others(cluster_node, edit):
     LocalStore({"path": str(a.folder / "store")}).join("b", "boot")
     with edit() as data:
         data["nodes"]["b"]["seen"] -= 1000
-    assert eventually(lambda: [one.state for one in a.store.nodes() if one.name == "b"] == [DEAD], 10)
+    assert eventually(lambda: [one.state for one in a.store.nodes() if one.name == "b"] == [DEAD])

@@ -23,7 +23,7 @@ def test_an_imported_address_gets_a_file_and_del_releases_it(cluster_node):
     node = cluster_node()
     node.add("c1")
     imported(node)
-    assert eventually(lambda: node.held.get(ADDRESS) == "old", 10)
+    assert eventually(lambda: node.held.get(ADDRESS) == "old")
     assert node.call("CHECK", "old", prevResult={"cniVersion": "1.1.0", "ips": [{"address": f"{ADDRESS}/24"}]})[0] == 0
     node.delete("old")
     assert node.store.singles() == [] and ADDRESS not in node.held
@@ -34,14 +34,14 @@ def test_the_file_of_an_imported_address_goes_with_its_single(cluster_node):
     node = cluster_node(list_s=0.05)
     node.add("c1")
     single = imported(node)
-    assert eventually(lambda: ADDRESS in node.held, 10)
+    assert eventually(lambda: ADDRESS in node.held)
     node.store.release_single(node.store.single("default", single.address))
-    assert eventually(lambda: ADDRESS not in node.held, 10)
+    assert eventually(lambda: ADDRESS not in node.held)
 
 
 def test_an_imported_address_of_before_the_reboot_is_released(cluster_node):
     node = cluster_node()
     node.add("c1")
     imported(node, since=1.0)
-    assert eventually(lambda: node.store.singles() == [], 10)
+    assert eventually(lambda: node.store.singles() == [])
     assert ADDRESS not in node.held

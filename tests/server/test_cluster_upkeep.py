@@ -8,11 +8,11 @@ from fastcni.kit.ipam.cluster.contract import ALIVE
 def test_the_next_block_is_claimed_before_an_add_needs_it(cluster_node):
     a = cluster_node()
     pods = [a.add(f"c{i}") for i in range(8)]
-    assert eventually(lambda: a.store.uses() and len(a.store.uses()[0].holders) == 8, 10)
+    assert eventually(lambda: a.store.uses() and len(a.store.uses()[0].holders) == 8)
     assert len(a.stored) == 1
     pods += [a.add(f"c{i}") for i in range(8, 13)]              # less than a quarter of the 16 is free
     assert len(set(pods)) == 13
-    assert eventually(lambda: len(a.blocks) == 2, 10)
+    assert eventually(lambda: len(a.blocks) == 2)
     assert a.logged("cluster_block_claimed")["space"] == "default"
     assert a.stored == a.blocks
 
@@ -31,7 +31,7 @@ def test_uses_are_written_behind_in_one_step(cluster_node, monkeypatch):
     write = store.write_uses
     monkeypatch.setattr(store, "write_uses", lambda me, uses: written.append(len(uses)) or write(me, uses))
     addresses = {a.add(f"c{i}") for i in range(1, 8)}
-    assert eventually(lambda: [use for use in a.store.uses() if len(use.holders) == 8], 10)
+    assert eventually(lambda: [use for use in a.store.uses() if len(use.holders) == 8])
     [use] = a.store.uses()
     assert addresses < {one["address"] for one in use.holders}
     assert {one["container"] for one in use.holders} == {f"c{i}" for i in range(8)}
@@ -43,26 +43,26 @@ def test_many_changes_are_written_at_once(cluster_node):
     a = cluster_node(write_s=3600.0, write_changes=4)
     for i in range(4):
         a.add(f"c{i}")
-    assert eventually(a.store.uses, 10)
+    assert eventually(a.store.uses)
 
 
 def test_a_deleted_pod_leaves_the_uses(cluster_node):
     a = cluster_node()
     a.add("c1")
-    assert eventually(a.store.uses, 10)
+    assert eventually(a.store.uses)
     a.delete("c1")
-    assert eventually(lambda: a.store.uses()[0].holders == [], 10)
+    assert eventually(lambda: a.store.uses()[0].holders == [])
 
 
 def test_idle_blocks_are_given_back_one_by_one_until_two_are_left(cluster_node):
     a = cluster_node(idle_s=0.2, ipam={"cool_down": 0})
     for i in range(70):
         a.add(f"c{i}")
-    assert eventually(lambda: len(a.blocks) >= 5, 10)
+    assert eventually(lambda: len(a.blocks) >= 5)
     for i in range(70):
         a.delete(f"c{i}")
-    assert eventually(lambda: len(a.blocks) == 2, 10)
-    assert eventually(lambda: a.stored == a.blocks, 10)
+    assert eventually(lambda: len(a.blocks) == 2)
+    assert eventually(lambda: a.stored == a.blocks)
     assert a.logged("cluster_block_returned")["why"] == "idle"
 
 
@@ -81,7 +81,7 @@ def test_signs_of_life_are_given_while_there_are_blocks(cluster_node):
     a = cluster_node(confirm_s=0.01)
     a.add("c1")
     before = a.store.nodes()[0]
-    assert eventually(lambda: a.store.nodes()[0].seen > before.seen + 0.05, 10)
+    assert eventually(lambda: a.store.nodes()[0].seen > before.seen + 0.05)
     assert a.store.nodes()[0].state == ALIVE
 
 
@@ -96,7 +96,7 @@ def test_a_full_range_is_logged_and_not_asked_for_again_and_again(cluster_node):
 def test_the_status_document_has_the_spaces(cluster_node):
     a = cluster_node()
     a.add("c1")
-    assert eventually(lambda: a.cluster.status() and a.cluster.status()[0]["epoch"], 10)
+    assert eventually(lambda: a.cluster.status() and a.cluster.status()[0]["epoch"])
     [found] = a.cluster.status()
     assert (found["store"], found["node"], found["epoch"]) == ("local", "a", 1)
     assert "awaySeconds" not in found

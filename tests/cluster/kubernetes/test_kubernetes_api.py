@@ -108,8 +108,8 @@ def test_a_watch_reads_its_token_again(mock, store, tmp_path):
     def stop():
         if not asked:
             asked.append(1)
+            (tmp_path / "kubeconfig").write_text(kubeconfig(mock.url, token="two"))     # another thread may ask now
             mock.do(lambda api: setattr(api, "tokens", {"two"}))
-            (tmp_path / "kubeconfig").write_text(kubeconfig(mock.url, token="two"))
         return {("watch", "ipam.fastcni.dev", "ipnodes")} <= mock.do(lambda api: api.asked)
 
     store.watch(lambda event: None, stop)
