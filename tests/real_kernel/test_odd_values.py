@@ -8,6 +8,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from real_kernel.node import run
 
+from fastcni.kit.ipam.cluster import conf as cluster_conf
+from fastcni.kit.ipam.cluster import stores
 from fastcni.plugins import TABLE
 
 PREVIOUS = {
@@ -21,6 +23,12 @@ COMMON = {
     "runtimeConfig": {"mac": "02:00:00:00:00:09", "ips": ["10.22.0.9/24"], "ipRanges": [[{"subnet": "10.23.0.0/24"}]],
                       "portMappings": [{"hostPort": 80, "containerPort": 80, "protocol": "tcp", "hostIP": "192.0.2.1"}],
                       "bandwidth": {"ingressRate": 8000, "ingressBurst": 8000}, "deviceID": ""}}
+CLUSTER = {"ipam": {
+    "range": "10.22.0.0/24", "range_start": "10.22.0.5", "range_end": "10.22.0.99", "exclude": ["10.22.0.8/30"],
+    "gateway": "10.22.0.1", "ipRanges": [{"range": "fd00:22::/64"}], "network_name": "odd", "node_name": "a",
+    "sticky": "pod", "cool_down": 1, "block_size": 28, "node_slice_size": "/28", "exclude_gateway": True,
+    "addresses": [{"address": "10.1.0.5/24", "gateway": "10.1.0.1"}], "kubernetes": {"kubeconfig": ""},
+    "store": {"type": "local", "node_ttl": 60}}}
 KEYS = {
     "bridge": {"bridge": "br0", "isGateway": True, "ipMasq": True, "ipspoofchk": True, "mtu": 1400,
                "vlanTrunk": [{"id": 5}]},
@@ -28,6 +36,9 @@ KEYS = {
     "ipvlan": {"master": "up0", "mode": "l2"}, "vlan": {"master": "up0", "vlanId": 5}, "dummy": {"bridge": ""},
     "tap": {"owner": 1, "group": 2, "bridge": "", "mac": ""}, "host-device": {"device": "up0", "hwaddr": ""},
     "flannel": {"delegate": {"bridge": "br0"}}, "loopback": {}, "host-local": {},
+    "dhcp": {"ipam": {"type": "dhcp", "daemonSocketPath": "/nowhere/dhcp.sock", "priority": 5, "request": [{
+        "option": "121", "skipDefault": True}], "provide": [{"option": "host-name", "value": "a", "fromArg": "K"}]}},
+    "cluster": CLUSTER, "whereabouts": CLUSTER,
     "static": {"ipam": {"type": "static", "addresses": [{"address": "10.22.0.9/24", "gateway": "10.22.0.1"}],
                         "routes": [{"dst": "10.0.0.0/8"}], "dns": {}}},
     "bandwidth": {"ingressRate": 8000, "ingressBurst": 80000, "shapedSubnets": ["10.0.0.0/8"]},
@@ -50,8 +61,10 @@ def paths(value, at=()):
 
 
 @pytest.fixture
-def documents(node):
-    """A valid configuration of each plugin."""
+def documents(node, monkeypatch):
+    """A valid configuration of each plugin. No file of `cluster` is of the machine."""
+    monkeypatch.setattr(cluster_conf, "DATA_DIR", f"{node.data_dir}/cluster")
+    monkeypatch.setattr(stores, "LOCAL_PATH", f"{node.data_dir}/store")
     run("ip", "link", "add", "up0", "type", "veth", "peer", "ext0")
     run("ip", "link", "set", "up0", "up")
     subnet_file = node.subnet_file("10.22.0.0/24")

@@ -13,7 +13,7 @@ from side_by_side.state import difference, state_of
 # Permanent changes of a failed ADD, on both sides: sysctls, shared tables, and the round-robin cursor.
 # lo that was up keeps its address.
 LASTING = re.compile(r"host/sysctls/net/.*/(ip_forward|forwarding|br0/accept_ra)|last_reserved_ip\.."
-                     r"|pod0/.*(127\.0\.0\.|links/lo/qdisc|links/lo/operstate).*")
+                     r"|pod0/.*(127\.0\.0\.|links/lo/qdisc|links/lo/operstate).*|.*/tentative")
 
 
 BARE = ("bandwidth", "bridge", "macvlan", "sbr")        # programs compare the complete error text with the reference's
