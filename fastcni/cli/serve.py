@@ -66,6 +66,7 @@ def serve(path: str, workers: int, queue_size: int, queue_timeout_s: float, uids
     from fastcni.server.detached import detach
     from fastcni.server.listening import ListenError
     from fastcni.server.log import SYSLOG
+    from fastcni.server.service import Options
     from fastcni.server.service import serve as run
 
     if detached:
@@ -86,11 +87,11 @@ def serve(path: str, workers: int, queue_size: int, queue_timeout_s: float, uids
 
     pods = Pods(state_of, lambda: {(it.network, it.container_id, it.ifname): it.netns for it in cache.attachments()})
     try:
-        status = run(path, workers=workers, queue_size=queue_size, queue_timeout_s=queue_timeout_s,
-                     uids={0, os.geteuid(), *uids}, latency_request_s=latency_request_s, level=log_level,
-                     fmt=log_format, log_to=log_to or "stderr", idle_exit_s=idle_exit_min * 60,
-                     replay=lambda deleted_at: restore(cache, deleted_at=deleted_at), pods=pods, configured=configured,
-                     beside=partial(dhcp_daemon, dhcp_socket, dhcp_leases) if dhcp else None)
+        status = run(path, Options(
+            workers=workers, queue_size=queue_size, queue_timeout_s=queue_timeout_s, uids={0, os.geteuid(), *uids},
+            latency_request_s=latency_request_s, level=log_level, fmt=log_format, log_to=log_to or "stderr",
+            idle_exit_s=idle_exit_min * 60, replay=lambda deleted_at: restore(cache, deleted_at=deleted_at), pods=pods,
+            configured=configured, beside=partial(dhcp_daemon, dhcp_socket, dhcp_leases) if dhcp else None))
     except ListenError as e:
         raise CniError(errors.IO_FAILURE, str(e)) from e
     raise SystemExit(status)

@@ -7,6 +7,7 @@ import gc
 import os
 import signal
 import sys
+from dataclasses import dataclass
 from time import monotonic
 
 from fastcni import _ipam_bitmap
@@ -48,84 +49,124 @@ STOP_SIGNALS = {signal.SIGTERM, signal.SIGINT}
 SWITCH_INTERVAL_S = 0.0005      # seconds: after a system call a thread waits so long for a thread that computes
 
 
-def serve(path: str = listening.PATH, *, workers: int = 32, queue_size: int = 1024, queue_timeout_s: float = 60.0,
-          uids: Collection[int] = (0,), latency_request_s: float = DEFAULT_S, level: str = "info", fmt: str = "logfmt",
-          log_to: str = "stderr", replay: Run | None = None, idle_exit_s: float = 0.0, tidy_s: float = TIDY_S,
-          pods: Pods | None = None, configured: Callable[[], Iterable[Keys]] = tuple,
-          beside: Callable[[Any], Beside] | None = None) -> int:
-    """Serve until SIGTERM or SIGINT, then finish the requests that have begun. Return the exit status.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """workers: requests that run at once. queue_size: requests that may wait. queue_timeout_s: how long each may wait.
+    uids: user ids whose requests are served. latency_request_s: see LatencyRequest. level, fmt: of the log. log_to:
+    "stderr" or "syslog". replay: see Restoring. idle_exit_s: see IdleExit. tidy_s: see Upkeep. pods, configured: see
+    ClusterUpkeep. beside: given the log, it makes what runs beside the requests.
+    """
 
-    workers: requests that run at once. queue_size: requests that may wait. queue_timeout_s: how long each may wait.
-    uids: user ids whose requests are served. latency_request_s: see LatencyRequest. log_to: "stderr" or "syslog".
-    replay: see Restoring. idle_exit_s: see IdleExit. pods, configured: see ClusterUpkeep.
-    beside: given the log, it makes what runs beside the requests.
+    workers: int = 32
+    queue_size: int = 1024
+    queue_timeout_s: float = 60.0
+    uids: Collection[int] = (0,)
+    latency_request_s: float = DEFAULT_S
+    level: str = "info"
+    fmt: str = "logfmt"
+    log_to: str = "stderr"
+    replay: Run | None = None
+    idle_exit_s: float = 0.0
+    tidy_s: float = TIDY_S
+    pods: Pods | None = None
+    configured: Callable[[], Iterable[Keys]] = tuple
+    beside: Callable[[Any], Beside] | None = None
+
+
+def serve(path: str = listening.PATH, options: Options | None = None) -> int:
+    """Serve until SIGTERM or SIGINT, then finish the requests that have begun. Return the exit status.
 
     It has to run in the main thread. Raises ListenError.
     """
-    started = monotonic()
+    started, options = monotonic(), options or Options()
     faulthandler.enable()           # systemd ends a stuck server by SIGABRT: the log shows where each thread is
     # Threads inherit the mask; this thread waits for the signals below
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
-    logger = log.make(level, fmt, log_to)
-    listen = listening.listen(path, open_to_all=not set(uids) <= {0, os.geteuid()})
-    another = beside(logger) if beside else None
+    logger = log.make(options.level, options.fmt, options.log_to)
+    listen = listening.listen(path, open_to_all=not set(options.uids) <= {0, os.geteuid()})
+    beside = options.beside(logger) if options.beside else None
+    prepare_process(logger)
+    server = Server(options, listen, beside, logger, started)
+    server.start()
+    signal.sigwait(STOP_SIGNALS)    # not sigtimedwait(): interrupted after its time it returns a signal that never came
+    return server.stop()
+
+
+def prepare_process(logger: log.Logger) -> None:
+    """Import what requests may need, and set up the process for many short requests."""
     preload()
     preload_third_party(logger)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     gc.collect()
     gc.freeze()                     # the present objects stay: no garbage collection needs to search them
     gc.set_threshold(10_000)        # a request makes hundreds of objects, and almost no cycles
-    # One more than there are processors: one request usually waits for a lock of the kernel
-    busy = len(os.sched_getaffinity(0)) + 1
-    home, wakeup = netns.open_own(), Wakeup()
-    background, restoring = Background(MAX_BACKGROUND_THREADS, home), Restoring(logger, replay)
-    queue = RequestQueue(workers, busy, size=queue_size, timeout_s=queue_timeout_s, wake=wakeup.wake)
-    cluster = ClusterUpkeep(home, logger, pods or blind(), configured)
-    hosts = Hosts(home, background, restoring, cluster)
-    acceptor = Acceptor(listen.sock, queue, wakeup, frozenset(uids), LatencyRequest(latency_request_s, logger), logger)
-    pool = Workers(queue, acceptor, hosts, background, Configurations(), environment(), logger)
-    acceptor.describe = lambda: status.document(started, queue, restoring, cluster)
-    notify = Notifier(os.environ, logger).notify
 
-    def tidy() -> None:
-        hosts.tidy()
-        pool.keep()
-        restoring.start()
-        cluster.keep()
+
+class Server:
+    """The parts of the server, in the order in which they need each other. started: when, by monotonic()."""
+
+    def __init__(self, options: Options, listen: listening.Listening, beside: Beside | None, logger: log.Logger,
+                 started: float) -> None:
+        self.listen, self.beside, self.logger, self.started = listen, beside, logger, started
+        self.workers = options.workers
+        # One more than there are processors: one request usually waits for a lock of the kernel
+        busy = len(os.sched_getaffinity(0)) + 1
+        home, wakeup = netns.open_own(), Wakeup()
+        self.background = Background(MAX_BACKGROUND_THREADS, home)
+        self.restoring = Restoring(logger, options.replay)
+        self.queue = RequestQueue(options.workers, busy, size=options.queue_size, timeout_s=options.queue_timeout_s,
+                                  wake=wakeup.wake)
+        self.cluster = ClusterUpkeep(home, logger, options.pods or blind(), options.configured)
+        self.hosts = Hosts(home, self.background, self.restoring, self.cluster)
+        self.acceptor = Acceptor(listen.sock, self.queue, wakeup, frozenset(options.uids),
+                                 LatencyRequest(options.latency_request_s, logger), logger)
+        self.acceptor.describe = lambda: status.document(started, self.queue, self.restoring, self.cluster)
+        self.pool = Workers(self.queue, self.acceptor, self.hosts, self.background, Configurations(), environment(),
+                            logger)
+        self.notify = Notifier(os.environ, logger).notify
+        watchdog = Watchdog(self.notify, self.acceptor.probe, watchdog_seconds(os.environ))
+        idle_exit = IdleExit(self.acceptor, self.queue, options.idle_exit_s, logger)
+        self.upkeep = Upkeep(self.tidy, watchdog, idle_exit, logger, tidy_s=options.tidy_s)
+
+    def start(self) -> None:
+        """Start the threads, and say that the server is ready."""
+        self.notify("READY=1")          # before the first answer: requests may wait in the socket already
+        self.logger.info("server_ready", socket=self.listen.path or "handed over", workers=self.workers,
+                         ms=round((monotonic() - self.started) * 1e3, 1))
+        # This starts first, so that it notices from the first request on if the server was stopped
+        self.upkeep.start()
+        if self.beside:
+            self.beside.start()         # before the workers: a request may need it
+        self.pool.start()
+        self.restoring.start()
+        self.background(release_addresses, self.logger)
+        self.background(self.cluster.learn)
+
+    def tidy(self) -> None:
+        """Release what no request needs any more, and start threads that could not be started."""
+        self.hosts.tidy()
+        self.pool.keep()
+        self.restoring.start()
+        self.cluster.keep()
         _ipam_bitmap.forget()
 
-    watchdog = Watchdog(notify, acceptor.probe, watchdog_seconds(os.environ))
-    upkeep = Upkeep(tidy, watchdog, IdleExit(acceptor, queue, idle_exit_s, logger), logger, tidy_s=tidy_s)
-    notify("READY=1")               # before the first answer: requests may wait in the socket already
-    logger.info("server_ready", socket=listen.path or "handed over", workers=workers,
-                ms=round((monotonic() - started) * 1e3, 1))
-    # This starts first, so that it notices from the first request on if the server was stopped
-    upkeep.start()
-    if another:
-        another.start()                 # before the workers: a request may need it
-    pool.start()
-    restoring.start()
-    background(release_addresses, logger)
-    background(cluster.learn)
-
-    signal.sigwait(STOP_SIGNALS)    # not sigtimedwait(): interrupted after its time it returns a signal that never came
-
-    notify("STOPPING=1")
-    logger.info("server_stopping", waiting=queue.waiting, running=queue.running)
-    listen.unlink()
-    # The next server accepts the connections that wait in systemd's socket.
-    pool.stop(accept_waiting=not listen.handed_over)
-    listen.unlock()
-    drained = pool.join(DRAIN_TIMEOUT_S)
-    if not drained:
-        logger.error("requests_unanswered", running=queue.running)
-        return 1
-    if another:
-        another.join()
-    upkeep.stop()
-    acceptor.close()
-    restoring.stop()
-    cluster.stop()
-    hosts.close()
-    logger.info("server_stopped")
-    return 0
+    def stop(self) -> int:
+        """Finish the requests that have begun, then end the other threads. Return the exit status."""
+        self.notify("STOPPING=1")
+        self.logger.info("server_stopping", waiting=self.queue.waiting, running=self.queue.running)
+        self.listen.unlink()
+        # The next server accepts the connections that wait in systemd's socket.
+        self.pool.stop(accept_waiting=not self.listen.handed_over)
+        self.listen.unlock()
+        if not self.pool.join(DRAIN_TIMEOUT_S):
+            self.logger.error("requests_unanswered", running=self.queue.running)
+            return 1
+        if self.beside:
+            self.beside.join()
+        self.upkeep.stop()
+        self.acceptor.close()
+        self.restoring.stop()
+        self.cluster.stop()
+        self.hosts.close()
+        self.logger.info("server_stopped")
+        return 0

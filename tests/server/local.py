@@ -23,7 +23,7 @@ from fastcni.server.workers import Workers, environment, preload
 
 
 class Local(Server):
-    """The parts of service.serve(), without signals and the process's settings. Its workers are threads of this
+    """The parts of service.Server, without signals and the process's settings. Its workers are threads of this
     process, at first in this thread's network namespace."""
 
     def __init__(self, folder, monkeypatch, *, workers=4, busy=3, queue_timeout_s=60.0, level="info", fmt="logfmt",

@@ -31,7 +31,8 @@ if [ "$CNI_COMMAND" = {command} ] && rm {folder}/slow 2> /dev/null; then
 fi
 FASTCNI_SOCKET= exec {folder}/host-local
 """
-SERVE = "import sys; from fastcni.server.service import serve; sys.exit(serve(sys.argv[1], tidy_s=0.1))"
+SERVE = """import sys; from fastcni.server.service import Options, serve
+sys.exit(serve(sys.argv[1], Options(tidy_s=0.1)))"""
 
 
 @pytest.fixture(scope="module")
