@@ -27,8 +27,10 @@ class Demo:
         (folder / "tmp").mkdir()
         env = {**os.environ, "FASTCNI": str(FASTCNI), "TMPDIR": str(folder / "tmp"), **env}
         with open(self.output, "wb") as output:
-            self.popen = subprocess.Popen(["sh", EXAMPLES / script, *words], env=env, stdin=subprocess.DEVNULL,
-                                          stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
+            # If these tests run in the background of a shell, SIGINT is ignored, and a script could not trap it
+            self.popen = subprocess.Popen(["env", "--default-signal=INT", "sh", EXAMPLES / script, *words], env=env,
+                                          stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+                                          start_new_session=True)
 
     @property
     def text(self):
