@@ -120,6 +120,26 @@ def test_a_free_address_is_given_to_the_node_that_asks(a, store):
     assert wanted not in a.files()
 
 
+def test_a_question_that_comes_twice_leaves_the_address_held(a, store):
+    """A list answers it, then the watch brings it again. The file was removed, and the address given to a pod."""
+    (first,) = fill(a, 1)
+    wanted = first.rpartition(".")[0] + "." + str(int(first.rpartition(".")[2]) + 1)
+    single = ask(store, "b", wanted)
+    assert upkeep.answer_asked(store, keys_of(a), print, single).state == HELD
+    assert upkeep.answer_asked(store, keys_of(a), print, single) is None
+    assert wanted in a.files()
+    assert wanted not in fill(a, 9, start=1)
+
+
+def test_an_answer_to_a_question_that_was_taken_back_leaves_nothing(a, store):
+    (first,) = fill(a, 1)
+    wanted = first.rpartition(".")[0] + "." + str(int(first.rpartition(".")[2]) + 1)
+    single = ask(store, "b", wanted)
+    assert store.release_single(single)
+    assert upkeep.answer_asked(store, keys_of(a), print, single) is None
+    assert wanted not in a.files()
+
+
 def test_an_address_that_a_pod_has_is_refused_with_its_name(a, store):
     (first,) = a.add(NET, "c1", args=pod("web-0"))
     answer = upkeep.answer_asked(store, keys_of(a), print, ask(store, "b", first))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from fastcni.kit.ipam.cluster import allocate, claims, singles
 from fastcni.kit.ipam.cluster.claims import ClaimLock
-from fastcni.kit.ipam.cluster.contract import ASKED, HELD, REFUSED, Changed
+from fastcni.kit.ipam.cluster.contract import ASKED, HELD, KEPT, REFUSED, Changed
 from fastcni.kit.ipam.cluster.grid import to_packed
 from fastcni.kit.ipam.cluster.node_state import MadeSpace, Space, kept_owner, more_lines
 from fastcni.kit.ipam.cluster.released import boottime
@@ -154,8 +154,10 @@ def answer_asked(store: Store, keys: Keys, warn: Warn, single: Single) -> Single
         reason = "" if taken else allocate.holder_text(space, packed)
     try:
         return store.change_single(single, state=HELD if taken else REFUSED, reason=reason)
-    except Changed:
-        forget_single(keys, warn, single)
+    except Changed:                     # taken back, or answered already: the same question can come twice
+        now = store.single(single.space, single.address)
+        if now is None or now.state not in (HELD, KEPT):
+            forget_single(keys, warn, single)
         return None
 
 
