@@ -45,3 +45,21 @@ def test_an_imported_address_of_before_the_reboot_is_released(cluster_node):
     imported(node, since=1.0)
     assert eventually(lambda: node.store.singles() == [])
     assert ADDRESS not in node.held
+
+
+def test_a_del_between_the_look_at_the_store_and_the_file_leaves_none(cluster_node, monkeypatch):
+    """The file came back, and no other DEL would have removed it."""
+    node = cluster_node()
+    node.add("c1")
+    single = imported(node)
+    assert eventually(lambda: node.held.get(ADDRESS) == "old")
+    space = next(iter(next(iter(node.cluster.members.values())).spaces.values()))
+    single, take = node.store.single("default", ADDRESS), space.local.take_imported
+
+    def late(one):
+        node.delete("old")
+        return take(one)
+
+    monkeypatch.setattr(space.local, "take_imported", late)
+    space.singles._take_imported(single)
+    assert node.store.singles() == [] and ADDRESS not in node.held

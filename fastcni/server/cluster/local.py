@@ -185,13 +185,14 @@ class LocalSpace:
                 return False
             return space.release(read_ip(holder["address"]), owner_of(holder["container"], holder["ifname"]))
 
-    def take_imported(self, single: Single) -> None:
-        """Make the address file of a Single that was imported for a pod of this node, so that DEL finds it. Raises
-        CniError."""
+    def take_imported(self, single: Single) -> bool:
+        """Make the address file of a Single that was imported for a pod of this node, so that DEL finds it. Return
+        whether it was made. Raises CniError."""
         with self.open(create=True) as space:
-            if space is not None and not any(one["address"] == single.address for one in space.state.later):
-                space.files.more = more_lines(single.network, single.pod, SINGLE)
-                space.take(read_ip(single.address), owner_of(single.container, single.ifname))
+            if space is None or any(one["address"] == single.address for one in space.state.later):
+                return False
+            space.files.more = more_lines(single.network, single.pod, SINGLE)
+            return space.take(read_ip(single.address), owner_of(single.container, single.ifname))
 
     def take_single(self, single: Single) -> str:
         """Hold an address for a Single. Return "", or who has it; that is "" also if the file is the Single's own

@@ -67,8 +67,12 @@ class Singles:
         """An address that was taken over from another IPAM gets its file. One of before the reboot is released."""
         if single.since < time.time() - time.clock_gettime(time.CLOCK_BOOTTIME):
             self.space.member.store.release_single(single)
-        elif self.space.member.store.single(single.space, single.address) == single:     # the event may be an old one
-            self.local.take_imported(single)
+        elif self._is_current(single) and self.local.take_imported(single) and not self._is_current(single):
+            self._end_mirror(single.address)            # a DEL has released it in between
+
+    def _is_current(self, single):
+        """Whether the store still has this Single: an event may be an old one."""
+        return self.space.member.store.single(single.space, single.address) == single
 
     def _answer(self, single):
         """Answer the node that asks."""
