@@ -328,12 +328,13 @@ def test_an_attachment_that_is_made_again_between_the_looks_stays(cluster_node):
 
 
 def test_the_last_network_namespace_of_an_attachment_counts(cluster_node):
-    states = {"/run/netns/c1": "gone", "/run/netns/new": "alive", "/run/netns/c2": "alive"}
+    states = dict.fromkeys(("/run/netns/c1", "/run/netns/new", "/run/netns/c2"), "alive")
     a = cluster_node(states=states, reconcile_s=0.01, apart_s=0.02)
     a.add("c2")
     ready(a)
     address = a.add("c1", netns="new")
     assert a.add("c1") == address and a.add("c1", netns="new") == address
+    states["/run/netns/c1"] = "gone"
     assert not eventually(lambda: address not in a.held, 0.2)
     states["/run/netns/new"] = "gone"
     assert a.logged("cluster_address_released")["address"] == address
