@@ -16,6 +16,7 @@ from fastcni.testing import needs_root
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 FASTCNI = Path(sys.executable).parent / "fastcni"
+ENV = shutil.which("env")
 LIMIT_S = 300                   # on a busy machine; alone the longest takes some 20 s
 
 
@@ -28,7 +29,7 @@ class Demo:
         env = {**os.environ, "FASTCNI": str(FASTCNI), "TMPDIR": str(folder / "tmp"), **env}
         with open(self.output, "wb") as output:
             # If these tests run in the background of a shell, SIGINT is ignored, and a script could not trap it
-            self.popen = subprocess.Popen(["env", "--default-signal=INT", "sh", EXAMPLES / script, *words], env=env,
+            self.popen = subprocess.Popen([ENV, "--default-signal=INT", "sh", EXAMPLES / script, *words], env=env,
                                           stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
                                           start_new_session=True)
 
