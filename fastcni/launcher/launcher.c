@@ -286,23 +286,26 @@ static void no_interpreter(const char *list, const char *path, long error)
     end_error();
 }
 
-enum { MAX_ARGUMENTS_OF_DAEMON = 32 };
+enum { FIXED_ARGUMENTS = 8, MAX_ARGUMENTS_OF_DAEMON = 32 };
 
 __attribute__((noreturn))
 static void one_shot(const char *path, const char *name, char **more, char **environment)
 {
     const char *const interpreters = (const char *)config.interpreters, *interpreter = interpreters;
-    long fd = open_self(path), error, count = 8;
+    long fd = open_self(path), error, count;
 
     if (fd < 0)
         fail(INTERNAL, "open ", path, -fd, "run `fastcni install` again, for the directory of this file");
     put_number(fd);                     /* the page is free until an error */
 
-    const char *arguments[9 + MAX_ARGUMENTS_OF_DAEMON] = {
+    const char *const fixed[FIXED_ARGUMENTS] = {
         interpreter,                    /* the full path: Python finds its library by it */
         "-ISB", "-X", "utf8", "-c", (const char *)config.bootstrap, name, page,
     };
-    while (*more && count < 8 + MAX_ARGUMENTS_OF_DAEMON)
+    static const char *arguments[FIXED_ARGUMENTS + MAX_ARGUMENTS_OF_DAEMON + 1];     /* zero: there is no memset() */
+    for (count = 0; count < FIXED_ARGUMENTS; count++)
+        arguments[count] = fixed[count];
+    while (*more && count < FIXED_ARGUMENTS + MAX_ARGUMENTS_OF_DAEMON)
         arguments[count++] = *more++;
     error = system_call(SYS_execve, (long)interpreter, (long)arguments, (long)environment, 0);
     while (*(interpreter = next_of(interpreter))) {
