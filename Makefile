@@ -9,7 +9,7 @@
 # make test-cluster     cluster IPAM and dhcp with real servers: etcd and others (as root it installs these)
 # make test-packages    README's install, the Debian package, the Kubernetes image; the switch from the Go plugins (root)
 # make test-faults      faults, kills, full disks, frozen servers, a soak: hours (FAULTS="--seconds 60" or "kills")
-# make bench            figures and benchmarks/report (root; half an hour, with BENCH=--quick a few minutes)
+# make bench            figures and benchmarks/report (root; forty minutes, with BENCH=--quick a few)
 # make wheels           the source archive, and a tested wheel for each Python (PYTHONS=python3.11: for one)
 # make deb              the Debian packages, in dist
 # make man              the manual pages, in build/man

@@ -7,6 +7,7 @@ removes them afterwards.
     node.py     the namespaces and networks           calls.py    processes, one or many at once
     sides.py    the plugins and servers               floor.py    the kernel's own part; echo.py: the launcher's part
     churn.py    latency and rate                      density.py  latency by the number of pods
+    idle.py     latency after a pause, and in turn with another program
     cost.py     processor time, processes             memory.py   the server's memory
     tables.py, plots.py, report.py                    the output
 """

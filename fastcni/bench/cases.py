@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 SIDES = ("Go", "one-shot", "warm", "before", "floor")        # before: see Options
-PARTS = ("latency", "rate", "cost", "density", "memory")
+PARTS = ("latency", "idle", "rate", "cost", "density", "memory")
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +114,8 @@ class Plan:
     at_once, slow_at_once: numbers of calls at once. pods, repeats: each of `repeats` rounds adds `pods` pods, then
     deletes them. levels: numbers of existing pods in the part density, with density_rounds rounds at each.
 
+    idle_rounds: rounds of each situation of the part idle, with a pause of `pause` seconds before a call.
+
     memory_pods: the pods of the server whose memory is measured. pairs: the pairs of ADD and DEL after that.
     seed: of the order of the sides.
     """
@@ -129,13 +131,15 @@ class Plan:
     repeats: int = 7
     levels: tuple[int, ...] = (0, 100, 250, 500, 750, 1000)
     density_rounds: int = 5
+    idle_rounds: int = 10
+    pause: float = 1.0
     memory_pods: int = 1000
     pairs: int = 20000
     seed: int = 1
 
 
 QUICK = Plan(rounds=4, slow_rounds=1, settle=0.2, at_once=(8, 32), slow_at_once=(), pods=64, repeats=1,
-             levels=(0, 100, 250), density_rounds=1, memory_pods=200, pairs=1000)
+             levels=(0, 100, 250), density_rounds=1, idle_rounds=3, memory_pods=200, pairs=1000)
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,8 +48,9 @@ def machine(options: Options) -> dict[str, str]:
         "fastcni": fastcni.__version__,
         "Go plugins": go_plugins(options.peer),
         "latency request of warm and floor": latency_request(),
-        "calls": f"{plan.rounds} x {plan.burst} of each, one at a time; {plan.repeats} x {plan.pods} pods at once; "
-                 f"{plan.density_rounds} x {plan.burst} at each density; seed {plan.seed}",
+        "calls": f"{plan.rounds} x {plan.burst} of each, one at a time; {plan.idle_rounds} after {plan.pause:g} s; "
+                 f"{plan.repeats} x {plan.pods} pods at once; {plan.density_rounds} x {plan.burst} at each density; "
+                 f"seed {plan.seed}",
     }
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from fastcni.bench import churn, cost, density, memory, report, tables
+from fastcni.bench import churn, cost, density, idle, memory, report, tables
 from fastcni.bench.calls import CallFailed
 from fastcni.bench.cases import ALONE, PARTS, Case, Options
 from fastcni.bench.echo import ANSWER
@@ -30,8 +30,8 @@ from fastcni.launcher.install import InstallError, install
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 
-MEASURE = {"latency": churn.latency, "rate": churn.rate, "cost": cost.cost, "density": density.density,
-           "memory": memory.memory}
+MEASURE = {"latency": churn.latency, "idle": idle.idle, "rate": churn.rate, "cost": cost.cost,
+           "density": density.density, "memory": memory.memory}
 WIDTH = 180                     # of tables in a pipe
 REFRESH_SECONDS = 0.5
 LOG_SECONDS = 2

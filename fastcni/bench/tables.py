@@ -90,6 +90,28 @@ def latency(data: Data) -> Table:
                  "requests to the kernel.")
 
 
+def idle(data: Data) -> Table:
+    """Return the table of the part idle."""
+    sides, ratios, rows = present(data), ratio_columns(data), []
+    servers = [side for side in ("warm", "before") if side in sides]
+    for case, situations in data["idle"].items():
+        in_a_row = next(iter(situations.values()))
+        for call in first(in_a_row):
+            for situation, series in situations.items():
+                if not series:
+                    continue            # a run with one side has none in turn
+                found = {side: series.get(side, {}).get(call) for side in sides}
+                cells = [spread(found[side]) for side in sides]
+                cells += [ratio(middle(found[side]), middle(in_a_row[side][call])) for side in servers]
+                cells += [ratio(middle(found[a]), middle(found[b])) for a, b in ratios]
+                rows.append([title(case), call, situation, *cells])
+    return Table("After a pause, and in turn with another program, ms: p50 / p99",
+                 ["case", "call", "calls are", *sides, *(f"{side} : in a row" for side in servers),
+                  *(f"{a} : {b}" for a, b in ratios)], rows, 3,
+                 "Ratios are of medians; below 1x is faster. Others between: the calls of the other sides, in the same "
+                 "second. In turn with another: after each call of the first side, without a pause.")
+
+
 def first(series: dict[str, Any]) -> dict[str, Any]:
     """Return the first that is not empty: a case that failed has no samples."""
     return next(filter(None, series.values()), {})
@@ -174,4 +196,4 @@ def memory(data: Data) -> Table:
     return Table("The server's memory", ["", "resident MB", "threads", "descriptors"], rows, 1)
 
 
-TABLES = {"latency": latency, "rate": rate, "cost": cost, "density": density, "memory": memory}
+TABLES = {"latency": latency, "idle": idle, "rate": rate, "cost": cost, "density": density, "memory": memory}

@@ -13,7 +13,7 @@ from fastcni.bench.cases import CASES, PARTS, QUICK, SIDES, Options, Plan
 
 
 @click.command()
-@click.option("--quick", is_flag=True, help="Measure for a few minutes instead of thirty: fewer rounds and pods.")
+@click.option("--quick", is_flag=True, help="Measure for a few minutes instead of forty: fewer rounds and pods.")
 @click.option("--only", multiple=True, type=click.Choice([case.name for case in CASES]), metavar="CASE",
               help=f"Measure only this case; may be repeated: {', '.join(case.name for case in CASES)}.")
 @click.option("--part", "parts", multiple=True, type=click.Choice(PARTS), metavar="PART",

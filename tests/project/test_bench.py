@@ -13,7 +13,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from fastcni.bench import echo, report, run, tables
+from fastcni.bench import echo, idle, report, run, tables
 from fastcni.bench.calls import CallFailed, Flow, Running
 from fastcni.bench.cases import QUICK, Options
 from fastcni.bench.floor import Floor
@@ -49,6 +49,8 @@ def data():
         "machine": {"kernel": "Linux 6", "Go plugins": "bridge v1"}, "command": "fastcni bench", "plan": {},
         "sides": ["Go", "one-shot", "warm", "floor"], "notes": ["one\nnote"],
         "latency": {"bridge": one, "host-local-60000": one},
+        "idle": {"bridge": {"in a row": one, "each second": series([30.0], [40.0], [10.2], [2.04]),
+                            "in turn with another": {}}},
         "rate": {"harness-alone": {"8": {"floor": alone}},
                  "bridge": {"8": {"Go": many(100, 1.0, 2.0, 4.0), "warm": many(100, 0.2)}}},
         "cost": {"ptp": {"Go": cost, "warm": {**cost, "cpu": 0.002, "processes": None}}},
@@ -77,6 +79,14 @@ def test_latency_has_ratios_of_medians_to_go_and_to_the_floor(data):
     assert row["launcher + requests"] == "0.50 + 0.25"
     assert (row["warm : Go"], row["warm : floor"]) == ("0.10x", "5.0x")
     assert (row["one-shot : Go"], row["one-shot : floor"]) == ("0.40x", "20x")
+
+
+def test_calls_after_a_pause_are_compared_with_calls_in_a_row(data):
+    found = rows(tables.idle(data))
+    row = found["bridge", "ADD", "each second"]
+    assert (row["warm"], row["warm : in a row"], row["warm : floor"]) == ("10.2 / 10.2", "2.0x", "5.0x")
+    assert found["bridge", "ADD", "in a row"]["warm : in a row"] == "1.0x"
+    assert ("bridge", "ADD", "in turn with another") not in found        # it was not measured
 
 
 def test_a_rate_is_the_median_of_its_repeats(data):
@@ -174,6 +184,56 @@ def test_the_networks_files_are_in_memory_if_they_fit(monkeypatch):
     assert run.data_dir(bench_of(data_dir="/mnt")) == "/mnt"
 
 
+class Recorded:
+    """A side that only records its calls."""
+
+    def __init__(self, name, events):
+        self.name, self.events = name, events
+
+    def prepare(self, network):
+        pass
+
+    check = Mock()
+
+    def flow(self, command, network, pods, at_once):
+        pass
+
+    def call(self, command, network, pod):
+        self.events.append(f"{self.name} {command} {pod.number}")
+        return {self.name: 1.0}
+
+
+def calls_of(events, monkeypatch, **plan):
+    """An idle.Calls of two recorded sides, a and b; a pause is recorded as its seconds."""
+    monkeypatch.setattr("time.sleep", events.append)
+    sides = [Recorded("a", events), Recorded("b", events)]
+    pods = [SimpleNamespace(number=n) for n in range(4)]
+    bench = SimpleNamespace(plan=replace(QUICK, idle_rounds=1, burst=2, rest=0.5, **plan), shuffled=list,
+                            node=SimpleNamespace(pods=lambda count: pods[:count]))
+    case = SimpleNamespace(calls=("ADD", "DEL"))
+    return idle.Calls(bench, case, sides, {side: Mock(case=case) for side in sides})
+
+
+def test_each_call_comes_after_a_pause(monkeypatch):
+    events = []
+    assert idle.each_second(calls_of(events, monkeypatch)) == {
+        "a": {"ADD": [1.0], "DEL": [1.0]}, "b": {"ADD": [1.0], "DEL": [1.0]}}
+    assert events == [1.0, "a ADD 0", 1.0, "a DEL 0", 1.0, "b ADD 2", 1.0, "b DEL 2"]
+
+
+def test_the_calls_of_other_sides_are_in_the_same_second(monkeypatch):
+    events = []
+    idle.others_between(calls_of(events, monkeypatch))
+    assert events == [0.5, "a ADD 0", 0.5, "b ADD 2", 0.5, "a DEL 0", 0.5, "b DEL 2"]
+
+
+def test_each_call_in_turn_follows_one_of_the_first_side(monkeypatch):
+    events = []
+    assert idle.in_turn(calls_of(events, monkeypatch)) == {
+        side: {"ADD": [1.0] * 2, "DEL": [1.0] * 2} for side in "ab"}
+    assert events == ["a ADD 0", "b ADD 2", "a ADD 1", "b ADD 3", "a DEL 0", "b DEL 2", "a DEL 1", "b DEL 3", 0.5]
+
+
 # ---- a small run ----
 
 TINY = Options(replace(QUICK, rounds=1, burst=2, rest=0.01), only=("ptp",), parts=("latency",),
@@ -220,6 +280,16 @@ def test_the_report_shows_the_latency_request_of_warm_and_floor(monkeypatch, tmp
     monkeypatch.delenv("FASTCNI_LATENCY_REQUEST_S")
     monkeypatch.setattr(cpu_latency, "DEVICE", "/nowhere/latency")
     assert report.latency_request().startswith("none: [Errno 2]")
+
+
+@needs_root
+def test_a_small_run_after_pauses_measures_each_situation(nothing_is_left, tmp_path, capsys):
+    small = replace(TINY, plan=replace(TINY.plan, idle_rounds=1, pause=0.01), parts=("idle",), report=str(tmp_path))
+    assert run.run(small) == 0
+    found = json.loads((tmp_path / "report.json").read_bytes())["idle"]["ptp"]
+    counts = {situation: len(series["floor"]["DEL"]) for situation, series in found.items()}
+    assert counts == {idle.ROW: 2, idle.PAUSED: 1, idle.BETWEEN: 1, idle.TURN: 2}
+    assert "After a pause" in capsys.readouterr().out
 
 
 @needs_root
