@@ -11,11 +11,11 @@ from contextlib import contextmanager
 from fastcni.kit.ipam.address_files import address_of, is_attachment, owner_of
 from fastcni.kit.ipam.cluster.allocate import holder_text
 from fastcni.kit.ipam.cluster.contract import IMPORTED
-from fastcni.kit.ipam.cluster.grid import block_of, ends, ip_text, read_block
+from fastcni.kit.ipam.cluster.grid import block_of, ends, ip_text, read_block, to_int
 from fastcni.kit.ipam.cluster.node_state import KEPT_OWNER, SINGLE, Space, SpaceFiles, State, kept_owner, more_lines
 from fastcni.kit.ipam.cluster.released import boottime
 from fastcni.kit.ipam.cluster.singles import forget_kept
-from fastcni.kit.ipam.cluster.upkeep import held_in
+from fastcni.kit.ipam.cluster.upkeep import held_in, room_of
 from fastcni.spec.address import read_ip
 
 MAX_TRIED = 256                 # addresses of a block up to which each one's file is tried; else the folder is listed
@@ -27,19 +27,19 @@ if TYPE_CHECKING:
 
     from fastcni.kit.ipam.cluster.conf import Keys
     from fastcni.kit.ipam.cluster.contract import Block, Node, Single
-    from fastcni.kit.ipam.cluster.grid import Range
+    from fastcni.kit.ipam.cluster.upkeep import Room
     from fastcni.server.log import Logger
 
 
 class Counts:
-    """What a space has: state; free: [(Range, free addresses, all addresses)] of the ranges in own blocks; idle: the
-    number of own blocks without an address in use."""
+    """What a space has: state; room: of each range, see upkeep.room_of(); idle: the number of own blocks without an
+    address in use."""
 
-    __slots__ = ("state", "free", "idle")
+    __slots__ = ("state", "room", "idle")
 
     def __init__(self, state: State) -> None:
         self.state = state
-        self.free: list[tuple[Range, int, int]] = []
+        self.room: list[Room] = []
         self.idle = 0
 
 
@@ -64,10 +64,8 @@ class LocalSpace:
             found = Counts(space.state if space else State({}))
             if space is None:
                 return found
-            for one in {str(one): one for keys in networks for one in keys.ranges}.values():
-                spans = found.state.plan(one).spans
-                size = sum(number(last) - number(first) + 1 for first, last in spans)
-                found.free.append((one, size - sum(space.index.count(*span) for span in spans), size))
+            ranges = {str(one): one for keys in networks for one in keys.ranges}
+            found.room = [room_of(space, one) for one in ranges.values()]
             found.idle = sum(not held_in(space, own) for own in found.state.blocks.values())
             return found
 
@@ -85,7 +83,7 @@ class LocalSpace:
     def _names_in(self, bits, first, last):
         """The names of the files of these addresses, in order."""
         with self.open_files() as files:
-            held = sorted(number(packed) for name in files.names()
+            held = sorted(to_int(packed) for name in files.names()
                           if (packed := address_of(name)) is not None and len(packed) * 8 == bits)
         return [ip_text(bits, at) for at in held if first <= at <= last]
 
@@ -233,7 +231,3 @@ def made(files: SpaceFiles, name: str) -> float:
 def is_kept(owner: bytes) -> bool:
     """Return whether an address is held for a Single."""
     return owner.startswith(KEPT_OWNER.encode())
-
-
-def number(packed: bytes) -> int:
-    return int.from_bytes(packed, "big")

@@ -17,6 +17,7 @@ from time import monotonic, time
 
 from fastcni.kit.ipam.cluster.contract import Use
 from fastcni.kit.ipam.cluster.released import boottime
+from fastcni.kit.ipam.cluster.upkeep import spare
 from fastcni.server.cluster.blocks import MAX_IDLE, Blocks
 from fastcni.server.cluster.local import LocalSpace
 from fastcni.server.cluster.reconcile import Reconcile
@@ -31,14 +32,13 @@ if TYPE_CHECKING:
     from typing import Any
 
     from fastcni.kit.ipam.cluster.conf import Keys
-    from fastcni.kit.ipam.cluster.grid import Range
     from fastcni.kit.ipam.cluster.node_state import Own, State
+    from fastcni.kit.ipam.cluster.upkeep import Room
     from fastcni.server.cluster.member import Member
     from fastcni.server.cluster.pods import Pods
     from fastcni.server.cluster.times import Times
     from fastcni.server.log import Logger
 
-SCARCE = 4                      # claim a block if less than a fourth of the addresses is free
 SHOWN = ("address", "container", "ifname", "pod", "network", "since")          # of a holder, by contract.Use
 FULL_PAUSE_S = 5.0              # after a range had no block to claim
 
@@ -79,7 +79,7 @@ class ClusterSpace:
 
     state: State
     until_scarce: int
-    free: list[tuple[Range, int, int]]
+    room: list[Room]
     idle: int                       # own blocks without an address in use
 
     @property
@@ -95,8 +95,8 @@ class ClusterSpace:
     def count(self) -> None:
         """Read the local state, which one-shot requests change, too. Raises CniError."""
         counts = self.local.count(self.networks.values())
-        self.state, self.free = counts.state, counts.free
-        self.until_scarce = min((free - size // SCARCE for _, free, size in self.free), default=0)
+        self.state, self.room = counts.state, counts.room
+        self.until_scarce = min((spare(size, free) for _, size, free in self.room), default=0)
         self.idle = counts.idle
 
     def note_network(self, keys: Keys) -> None:
@@ -157,7 +157,7 @@ class ClusterSpace:
 
     def short(self) -> set[str]:
         """The ranges of which so few addresses are free that this node needs another block."""
-        return {str(one) for one, free, size in self.free if free * SCARCE < size}
+        return {str(one) for one, size, free in self.room if spare(size, free) < 0}
 
     def _claim(self, keys, ranges, now):
         claimed = self.blocks.claim_ahead(keys)
@@ -194,4 +194,4 @@ class ClusterSpace:
         """Its part of the status document."""
         return {"space": self.name, "dataDir": self.data_dir, "blocks": len(self.owned),
                 "idle": self.idle, "conflicts": sorted(self.blocks.conflicts),
-                "ranges": [{"range": str(one), "free": free, "size": size} for one, free, size in self.free]}
+                "ranges": [{"range": str(one), "free": free, "size": size} for one, size, free in self.room]}

@@ -10,7 +10,7 @@ from __future__ import annotations
 from fastcni.kit.ipam.cluster import allocate, claims, singles
 from fastcni.kit.ipam.cluster.claims import ClaimLock
 from fastcni.kit.ipam.cluster.contract import ASKED, HELD, KEPT, REFUSED, Changed
-from fastcni.kit.ipam.cluster.grid import to_packed
+from fastcni.kit.ipam.cluster.grid import to_int, to_packed
 from fastcni.kit.ipam.cluster.node_state import MadeSpace, Space, kept_owner, more_lines
 from fastcni.kit.ipam.cluster.released import boottime
 from fastcni.spec import address
@@ -25,8 +25,9 @@ if TYPE_CHECKING:
     from fastcni.kit.ipam.cluster.node_state import Own
 
     Warn = Callable[[str], object]
+    Room = tuple[Range, int, int]           # see room_of()
 
-AHEAD = 0.25            # a block is claimed if less than this share of a range's own addresses is free
+AHEAD = 4               # a block is claimed if less than a fourth of a range's addresses in own blocks is free
 
 
 class BlockUse:
@@ -65,24 +66,29 @@ def empty_for(space: Space, own: Own) -> float:
     return max(0.0, boottime() - last if last else time.time() - own.since)
 
 
-def room(keys: Keys, warn: Warn) -> list[tuple[Range, int, int]]:
-    """For each range of `keys`: how many of its addresses this node has, and how many of these are free."""
+def room_of(space: Space, one: Range) -> Room:
+    """(the range, how many of its addresses are in blocks of this node, how many of these are free)."""
+    spans = space.state.plan(one).spans
+    size = sum(to_int(last) - to_int(first) + 1 for first, last in spans)
+    return one, size, size - sum(space.index.count(*span) for span in spans)
+
+
+def room(keys: Keys, warn: Warn) -> list[Room]:
+    """room_of() each range of `keys`."""
     with Space(keys, warn) as space:
-        if space is None:
-            return []
-        found = []
-        for one in keys.ranges:
-            spans = space.state.plan(one).spans
-            size = sum(int.from_bytes(last, "big") - int.from_bytes(first, "big") + 1 for first, last in spans)
-            found.append((one, size, size - sum(space.index.count(*span) for span in spans)))
-        return found
+        return [room_of(space, one) for one in keys.ranges] if space else []
+
+
+def spare(size: int, free: int) -> int:
+    """How many of a range's free addresses can be given before its next block is claimed. Below 0: claim it now."""
+    return free - -(-size // AHEAD)
 
 
 # -- blocks -----------------------------------------------------------------------------------------------
 
 def claim_ahead(store: Store, keys: Keys, warn: Warn) -> list[str]:
-    """Claim a block for each range of `keys` of which this node has addresses and less than AHEAD are free. Return the
-    cidrs. Does nothing while no block may be claimed (State.hold), and if a range has no free block."""
+    """Claim a block for each range of `keys` of which this node has addresses and too few are free, see spare(). Return
+    the cidrs. Does nothing while no block may be claimed (State.hold), and if a range has no free block."""
     if not short_of(keys, warn):
         return []
     with ClaimLock(keys):
@@ -100,7 +106,7 @@ def claim_ahead(store: Store, keys: Keys, warn: Warn) -> list[str]:
 
 
 def short_of(keys: Keys, warn: Warn) -> list[Range]:
-    return [one for one, size, free in room(keys, warn) if size and free < AHEAD * size]
+    return [one for one, size, free in room(keys, warn) if spare(size, free) < 0]
 
 
 def give_back_idle(store: Store, keys: Keys, warn: Warn, idle_s: float, spare: int = 2) -> list[str]:
