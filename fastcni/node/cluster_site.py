@@ -15,7 +15,7 @@ from fastcni.node import address_dirs, confs
 from fastcni.node.cluster_ipam import USED, Holder, Place, Survey, places_of, sentence, survey
 from fastcni.node.whereabouts import Net, Source, read_source
 from fastcni.runtime.records import NetworkList
-from fastcni.spec import address, errors, json
+from fastcni.spec import address, errors
 from fastcni.spec.config import Section
 from fastcni.spec.errors import CniError
 
@@ -197,11 +197,11 @@ def grids(store: Store, ranges: Mapping[str, Sequence[Net]], dry_run: bool) -> d
 def stores_of(nets: Iterable[NetworkList]) -> list[list[ClusterNetwork]]:
     """The networks with cluster-wide addresses, those of one store together. A network whose keys are wrong is left
     out: doctor's check of the keys reports it."""
-    by_store: dict[bytes, list[ClusterNetwork]] = {}
+    by_store: dict[str, list[ClusterNetwork]] = {}
     for net in nets:
         try:
             for it in networks_of([net]):
-                by_store.setdefault(json.write(it.keys.store, sort=True), []).append(it)
+                by_store.setdefault(stores.key_of(it.keys.store), []).append(it)
         except CniError:
             continue
     return list(by_store.values())

@@ -25,7 +25,6 @@ from fastcni.server.cluster.pods import Pods
 from fastcni.server.cluster.space import ClusterSpace
 from fastcni.server.cluster.times import Times
 from fastcni.server.log import RateLimited
-from fastcni.spec import json
 from fastcni.spec.errors import CniError
 
 TYPE_CHECKING = False
@@ -176,7 +175,7 @@ class ClusterUpkeep:
     def _space(self, keys):
         """The ClusterSpace of a configuration, which is new if none has used it yet."""
         settings = keys.store
-        key = json.write(settings, sort=True), keys.node            # as stores.store_of()
+        key = stores.key_of(settings), keys.node
         if key not in self.members:
             store = self.store(key[0], lambda: stores.open_store(settings))
             self.members[key] = Member(store, keys.node, self.times.with_settings(settings), self.log, self.event.set)

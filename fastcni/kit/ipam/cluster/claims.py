@@ -20,9 +20,8 @@ from fastcni.kit.ipam.cluster.contract import ACTIVE, NODE_TTL_S, Changed, Fence
 from fastcni.kit.ipam.cluster.grid import cidr_text
 from fastcni.kit.ipam.cluster.node_state import FOLDER, STICKY, MadeSpace
 from fastcni.kit.ipam.cluster.released import boottime
-from fastcni.kit.ipam.cluster.stores import store_of, store_text
+from fastcni.kit.ipam.cluster.stores import key_of, store_of, store_text
 from fastcni.kit.ipam.store import boot_id
-from fastcni.spec import json
 from fastcni.spec.errors import IO_FAILURE, TRY_AGAIN_LATER, CniError
 
 TYPE_CHECKING = False
@@ -141,8 +140,7 @@ def ready(store: Store, keys: Keys, warn: Warn, ranges: Sequence[Range]) -> Node
     """This node as the store knows it, joined, and the grid of the ranges' families. Raises what the store raises."""
     with MadeSpace(keys, warn) as space:
         state = space.state
-    settings = json.write(keys.store, sort=True).decode()
-    if not state.node or state.boot != boot_id().decode() or state.store != settings:
+    if not state.node or state.boot != boot_id().decode() or state.store != key_of(keys.store):
         rejoin(store, keys, warn)
         with MadeSpace(keys, warn) as space:
             state = space.state
@@ -229,7 +227,7 @@ def rejoin(store: Store, keys: Keys, warn: Warn, suspect: bool = False) -> Node:
     with MadeSpace(keys, warn) as space:
         new = space.state.copy()
         new.node, new.epoch, new.boot = me.name, me.epoch, me.boot_id
-        new.store = json.write(keys.store, sort=True).decode()
+        new.store = key_of(keys.store)
         for block in mine:
             new.add_block(block.cidr, block.epoch, block.since)
         for cidr in lost:

@@ -65,7 +65,7 @@ class State:
     """The content of blocks.json. Do not change one that was read: copy() it, and save() the copy.
 
     node, epoch, boot   as of the last join; node "": it has not joined
-    store, history      the settings of the store as text, and what its history() was
+    store, history      key_of() the settings of the store, and what its history() was
     grid                {"4": prefix length of a block, "6": ...}
     blocks              {cidr: Own} whose addresses are given
     lost                cidrs of blocks that are not this node's any more: their pods keep their addresses

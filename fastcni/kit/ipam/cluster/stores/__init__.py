@@ -67,7 +67,12 @@ def read_settings(ipam: Section) -> Settings:
 
 def store_of(mode: Mode, settings: Settings) -> Store:
     """The store of a configuration, opened once for the mode."""
-    return mode.cluster_store(json.write(settings, sort=True), lambda: open_store(settings))
+    return mode.cluster_store(key_of(settings), lambda: open_store(settings))
+
+
+def key_of(settings: Settings) -> str:
+    """The text that tells a store from others: equal for equal settings."""
+    return json.write(settings, sort=True).decode()
 
 
 def open_store(settings: Settings) -> Store:
