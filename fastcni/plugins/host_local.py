@@ -20,10 +20,9 @@ from __future__ import annotations
 
 from fastcni.kit.call.conf import ENDINGS, read_once
 from fastcni.kit.ipam import allocation, host_local_conf, ipam_conf
-from fastcni.kit.ipam.address_files import is_attachment, owner_of, owner_text
+from fastcni.kit.ipam.address_files import owner_of
 from fastcni.kit.ipam.ranges import find_range
 from fastcni.kit.ipam.store import Store
-from fastcni.spec import address
 from fastcni.spec.errors import INTERNAL, INVALID_CONFIG, PLUGIN_NOT_AVAILABLE, TRY_AGAIN_LATER, CniError
 
 TYPE_CHECKING = False
@@ -111,21 +110,12 @@ def check(req: Request, conf: Conf) -> None:
 
 
 def gc(req: Request, conf: Conf) -> None:
-    """Release addresses that no valid attachment holds, and those of torn files. Reads every file."""
+    """Release addresses that no valid attachment holds, and those of torn files."""
     valid = {owner_of(*pair) for pair in req.valid_attachments}
     valid |= {owner_of(pair[0]) for pair in req.valid_attachments}
     with open_store(req, conf) as store:
-        if store is None:
-            return
-        for packed, owner in store.released:        # of the former boot
-            req.release(f"address {address.ip_text(packed)}", owner_text(owner))
-        held, torn = store.read_all()
-        for packed in torn:
-            store.release_torn(packed)
-        stale = [(packed, owner) for packed, owner in held if owner not in valid and is_attachment(owner)]
-        for packed, owner in allocation.release_each(store, stale):
-            req.release(f"address {address.ip_text(packed)}", owner_text(owner))
-        store.check_all_read()
+        if store:
+            allocation.collect(req, store, lambda _, owner: owner not in valid)
 
 
 def status(req: Request, conf: Conf) -> None:

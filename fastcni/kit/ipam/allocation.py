@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from fastcni.kit.ipam.address_files import is_attachment, owner_text
 from fastcni.kit.ipam.ranges import find_range, search_order, set_text
 from fastcni.spec import address
 from fastcni.spec.errors import INTERNAL, INVALID_CONFIG, TRY_AGAIN_LATER, CniError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
+    from fastcni.kit.call.request import Request
     from fastcni.kit.ipam.ranges import RangeSet
     from fastcni.kit.ipam.store import Store
 
@@ -87,6 +89,23 @@ def release_each(store: Store, held: Iterable[tuple[bytes, bytes]]) -> list[tupl
     if failures:
         raise CniError(failures[0].code, ";".join(e.msg for e in failures), failures[0].details)
     return released
+
+
+def collect(req: Request, store: Store, is_stale: Callable[[bytes, bytes], bool]) -> list[bytes]:
+    """Do what GC does: remove torn files, and release the addresses of attachments of which is_stale(packed, owner) is
+    true. Report each to `req`, and those of the former boot. Return the released addresses, packed. Reads every file.
+    Raises CniError 5 at the end if one cannot be read."""
+    for packed, owner in store.released:
+        req.release(f"address {address.ip_text(packed)}", owner_text(owner))
+    held, torn = store.read_all()
+    for packed in torn:
+        store.release_torn(packed)
+    stale = [(packed, owner) for packed, owner in held if is_attachment(owner) and is_stale(packed, owner)]
+    released = release_each(store, stale)
+    for packed, owner in released:
+        req.release(f"address {address.ip_text(packed)}", owner_text(owner))
+    store.check_all_read()
+    return [packed for packed, _ in released]
 
 
 def is_full(store: Store, range_set: RangeSet) -> bool:

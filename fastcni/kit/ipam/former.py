@@ -55,7 +55,8 @@ def find(store: Store) -> list[tuple[bytes, bytes]]:
 
 
 def release(store: Store, found: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    """Release them, with a warning that names the first ones. Return those that were released."""
+    """Release the (packed, owner) that find() has returned, with one warning that names the first MAX_LISTED of them.
+    Return those that were released. A failure ends it with a warning."""
     released = []
     try:
         for packed, owner in found:

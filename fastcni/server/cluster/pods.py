@@ -28,12 +28,13 @@ class Pods:
         self.paths: Mapping[Attachment, str] | None = None
 
     def forget(self) -> None:
-        """The caches may have changed: read them again when they are needed."""
+        """Forget what the caches had, because they may have changed. The next is_gone() reads them again."""
         self.paths = None
 
     def is_gone(self, attachment: Attachment, noted: str = "") -> bool:
-        """Return whether the pod of an attachment is gone. noted: the path of its namespace that ADD has noted. If the
-        caches have another path, both must be gone. False if nothing is known."""
+        """Return whether the pod of an attachment is gone. noted: the path of its network namespace, as its ADD
+        wrote it into the address file. If a cache has another path, both namespaces must be gone. False if no path is
+        known."""
         if noted and not self._is_gone(noted):
             return False
         if self.paths is None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Singles:
-    """Those of one space. any: this node has Singles of its own, in whatever block."""
+    """The Singles in this node's blocks of one space. any: pods of this node have Singles, in blocks of any node."""
 
     def __init__(self, space: ClusterSpace) -> None:
         self.space, self.local, self.any = space, space.local, False

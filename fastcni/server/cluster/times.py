@@ -55,7 +55,8 @@ class Times:
             setattr(self, name, value)
 
     def with_settings(self, settings: Mapping[str, Any]) -> Times:
-        """The same for a store whose configuration has times of its own, see kit/ipam/cluster/stores/__init__.py."""
+        """A copy in which the times of a store's configuration replace these: node_ttl and dead_after, see
+        kit/ipam/cluster/stores/__init__.py."""
         ttl = settings.get("node_ttl", NODE_TTL_S)
         own = {"grace_s": settings.get("dead_after", self.grace_s), "confirm_s": min(self.confirm_s, ttl / 3),
                "nodes_s": min(self.nodes_s, ttl), "restored_s": min(self.restored_s, ttl)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fastcni.kit.ipam.address_files import is_attachment, owner_of, owner_text
+from fastcni.kit.ipam.address_files import owner_of
 from fastcni.kit.ipam.cluster import allocate
 from fastcni.kit.ipam.cluster.contract import StoreAway
 from fastcni.kit.ipam.cluster.grid import to_int
@@ -97,24 +97,16 @@ def missing(req: Request, it: Attachment) -> list[str]:
 
 def collect(req: Request, it: Attachment) -> None:
     """GC: release the addresses of this network that no valid attachment has, and those of torn files."""
+    from fastcni.kit.ipam import allocation  # imported here, because other requests do not need it
+
     valid = {owner_of(*pair) for pair in req.valid_attachments}
     with Space(it.keys, req.warn) as space:
         if space is None:
             return
-        for packed, owner in space.released:        # of the former boot
-            req.release(f"address {address.ip_text(packed)}", owner_text(owner))
-        held, torn = space.read_all()
-        for packed in torn:
-            space.release_torn(packed)
-        gone = []
-        for packed, owner in held:
-            network, _, _ = space.files.note(address.ip_text(packed))
-            stale = owner not in valid and is_attachment(owner) and network in ("", req.name)
-            if stale and space.release(packed, owner):
-                gone.append(packed)
-                req.release(f"address {address.ip_text(packed)}", owner_text(owner))
+        files = space.files
+        gone = allocation.collect(req, space, lambda packed, owner: owner not in valid and files.note(
+            address.ip_text(packed))[0] in ("", req.name))
         later = bool(space.state.later)
-        space.check_all_read()
     req.mode.note_space(it.keys, gone)
     if later:
         finish(req, it)
