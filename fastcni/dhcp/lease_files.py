@@ -13,6 +13,7 @@ import json
 import os
 
 from fastcni.dhcp.lease import Lease, Owner
+from fastcni.kernel import sysctl
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 STATE_DIR = "/var/lib/cni/dhcp"
 MAGIC = "fastcni-dhcp 1"
 SUFFIX, DAMAGED = ".lease", ".damaged"
-BOOT_ID = "/proc/sys/kernel/random/boot_id"
 MAX_BYTES = 1 << 20
 
 
@@ -31,8 +31,8 @@ class Damaged(Exception):
 
 
 class Saved:
-    """A lease from its file. boot: the boot in which it was written. remaining_s: of the lease then by the wall clock,
-    for leases of another boot, whose CLOCK_BOOTTIME means nothing now."""
+    """A lease from its file. boot: the id of the boot in which it was written. ends: when it expires by the wall clock,
+    for leases of another boot, whose times are of that boot's CLOCK_BOOTTIME."""
 
     __slots__ = ("boot", "ends", "lease", "owner")
 
@@ -45,7 +45,7 @@ class LeaseFiles:
 
     def __init__(self, folder: str = STATE_DIR, boot: str = "") -> None:
         self.folder = folder
-        self.boot = boot or boot_id()
+        self.boot = boot or sysctl.boot_id()
         os.makedirs(folder, 0o700, exist_ok=True)
 
     def write(self, owner: Owner, lease: Lease, ends: float) -> None:
@@ -89,12 +89,6 @@ class LeaseFiles:
 
     def _path(self, key: bytes) -> str:
         return f"{self.folder}/{hashlib.sha256(key).hexdigest()[:32]}{SUFFIX}"
-
-
-def boot_id() -> str:
-    """Raises OSError."""
-    with open(BOOT_ID, encoding="ascii") as file:
-        return file.read().strip()
 
 
 def encode(owner: Owner, lease: Lease, boot: str, ends: float) -> bytes:

@@ -32,6 +32,11 @@ def read(name: str) -> str:
     return read_file(path(name), posix.O_RDONLY, 4096).decode("utf-8", "replace").strip()
 
 
+def boot_id() -> str:
+    """This boot's id, 36 characters (random(4)). Raises OSError."""
+    return read("kernel/random/boot_id")
+
+
 def write(name: str, value: str) -> None:
     """Write the value. Raises OSError."""
     write_file(path(name), value.encode(), 0)

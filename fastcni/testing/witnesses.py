@@ -45,9 +45,10 @@ def set_sysctl(name: str, value: str) -> None:
         file.write(value)
 
 
-def eventually(claim: Callable[[], Any], seconds: float = 30.0) -> Any:
-    """Wait until claim() returns something true; return its last value. The kernel frees a namespace when it likes."""
+def eventually(claim: Callable[[], Any], seconds: float = 30.0, pause: float = 0.01) -> Any:
+    """Wait until claim() returns something true, for so many seconds at most; return its last value. pause: seconds
+    between two calls. The kernel, for one, frees a namespace when it likes."""
     deadline = time.monotonic() + seconds
-    while not claim() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return claim()
+    while not (found := claim()) and time.monotonic() < deadline:
+        time.sleep(pause)
+    return found

@@ -17,9 +17,10 @@ import socket
 import ssl
 import subprocess
 import tempfile
-import time
 import urllib.request
 from pathlib import Path
+
+from fastcni.testing.witnesses import eventually
 
 START_S = 60                    # on a busy machine
 USER, PASSWORD = "fastcni", "for tests only"
@@ -68,10 +69,7 @@ class Member:
     def pause(self):
         """It hangs: connections are accepted by the kernel, and nothing answers. All threads have stopped on return."""
         self.signal(signal.SIGSTOP)
-        limit = time.monotonic() + START_S
-        while states(self.popen.pid) != {"T"}:
-            assert time.monotonic() < limit
-            time.sleep(0.01)
+        assert eventually(lambda: states(self.popen.pid) == {"T"}, START_S)
 
     def resume(self):
         self.signal(signal.SIGCONT)
@@ -145,11 +143,8 @@ class Etcd:
 
     def await_health(self):
         """Wait until every member is healthy."""
-        limit = time.monotonic() + START_S
         for member in self.members:
-            while not member.healthy():
-                assert time.monotonic() < limit, (member.folder / "log").read_text()[-3000:]
-                time.sleep(0.02)
+            assert eventually(member.healthy, START_S), (member.folder / "log").read_text()[-3000:]
 
     def end(self):
         for member in self.members:

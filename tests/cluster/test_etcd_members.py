@@ -13,6 +13,7 @@ from cluster.etcd import PASSWORD, Etcd
 from fastcni.kit.ipam.cluster.contract import ALIVE, Block, Changed, Fenced, StoreAway, Use
 from fastcni.kit.ipam.cluster.stores import open_store
 from fastcni.launcher import modules
+from fastcni.testing.witnesses import eventually
 
 WAIT_S = 30
 
@@ -47,12 +48,8 @@ class Watcher:
                 self.stopped.wait(0.1)
 
     def saw(self, cidr, gone=False):
-        limit = time.monotonic() + WAIT_S
-        while time.monotonic() < limit:
-            if any(type(record) is Block and record.cidr == cidr and was == gone for record, was in self.events):
-                return True
-            time.sleep(0.02)
-        return False
+        return eventually(lambda: any(type(record) is Block and record.cidr == cidr and was == gone
+                                      for record, was in list(self.events)), WAIT_S)
 
     def __enter__(self):
         self.thread.start()
@@ -143,10 +140,7 @@ def test_a_member_that_hangs_costs_one_deadline(etcd_alone, opened):
 def test_a_node_lives_as_long_as_its_lease(etcd, opened):
     store = opened(etcd, node_ttl=1)
     store.join("a", "boot")
-    limit = time.monotonic() + WAIT_S
-    while store.nodes()[0].state == ALIVE:
-        assert time.monotonic() < limit
-        time.sleep(0.1)
+    assert eventually(lambda: store.nodes()[0].state != ALIVE, WAIT_S, pause=0.1)
     assert store.declare_dead(store.nodes()[0]).epoch == 2
 
 

@@ -3,10 +3,10 @@
 import time
 
 import pytest
-from server.client import eventually
 from server.cluster import ClusterNode
 
 from fastcni.kit.ipam.cluster.contract import DEAD
+from fastcni.testing.witnesses import eventually
 
 
 @pytest.fixture

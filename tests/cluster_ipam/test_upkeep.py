@@ -1,5 +1,6 @@
 """What a server does for a space of its node."""
 
+import ipaddress
 import threading
 
 import pytest
@@ -101,16 +102,21 @@ def test_no_address_of_a_block_is_given_if_it_may_have_been_returned(a, b, store
     assert (block_of(address.read_ip(given), 28) == block.cidr) is not done
 
 
+def after(name):
+    """The next address."""
+    return str(ipaddress.ip_address(name) + 1)
+
+
 def ask(store, node, name):
     me = store.join(node, "boot")
-    block = f"{name.rpartition('.')[0]}.{int(name.rpartition('.')[2]) // 16 * 16}/28"
+    block = str(ipaddress.ip_network(f"{name}/28", strict=False))
     return store.claim_single(me, Single(space="default", address=name, block=block, state=ASKED, container="x",
                                          ifname="eth0", pod="ns/fixed", network="net", since=1.0, sticky=False))
 
 
 def test_a_free_address_is_given_to_the_node_that_asks(a, store):
     (first,) = fill(a, 1)
-    wanted = first.rpartition(".")[0] + "." + str(int(first.rpartition(".")[2]) + 1)
+    wanted = after(first)
     single = ask(store, "b", wanted)
     assert upkeep.answer_asked(store, keys_of(a), print, single).state == HELD
     assert store.single("default", wanted).state == HELD
@@ -123,7 +129,7 @@ def test_a_free_address_is_given_to_the_node_that_asks(a, store):
 def test_a_question_that_comes_twice_leaves_the_address_held(a, store):
     """A list answers it, then the watch brings it again. The file was removed, and the address given to a pod."""
     (first,) = fill(a, 1)
-    wanted = first.rpartition(".")[0] + "." + str(int(first.rpartition(".")[2]) + 1)
+    wanted = after(first)
     single = ask(store, "b", wanted)
     assert upkeep.answer_asked(store, keys_of(a), print, single).state == HELD
     assert upkeep.answer_asked(store, keys_of(a), print, single) is None
@@ -133,7 +139,7 @@ def test_a_question_that_comes_twice_leaves_the_address_held(a, store):
 
 def test_an_answer_to_a_question_that_was_taken_back_leaves_nothing(a, store):
     (first,) = fill(a, 1)
-    wanted = first.rpartition(".")[0] + "." + str(int(first.rpartition(".")[2]) + 1)
+    wanted = after(first)
     single = ask(store, "b", wanted)
     assert store.release_single(single)
     assert upkeep.answer_asked(store, keys_of(a), print, single) is None
@@ -149,7 +155,7 @@ def test_an_address_that_a_pod_has_is_refused_with_its_name(a, store):
 
 def test_another_nodes_pod_gets_a_fixed_address_when_the_server_answers(a, b, store):
     (first,) = a.add(NET, "c1")
-    wanted = first.rpartition(".")[0] + "." + str(int(first.rpartition(".")[2]) + 1)
+    wanted = after(first)
     ended = threading.Event()
 
     def serve():

@@ -7,19 +7,11 @@ import re
 import signal
 import subprocess
 import sys
-import time
+
+from fastcni.testing.witnesses import eventually
 
 LIMIT_S = 40
 RUN = "import sys; from fastcni.dhcp.daemon import main; sys.exit(main(sys.argv[1:]))"
-
-
-def wait_until(true, seconds=LIMIT_S):
-    """Poll until true() is true; its value."""
-    end = time.monotonic() + seconds
-    while not (found := true()):
-        assert time.monotonic() < end, true
-        time.sleep(0.01)
-    return found
 
 
 class Daemon:
@@ -48,7 +40,7 @@ class Daemon:
     def start(self):
         with open(f"{self.folder}/log", "ab") as log:
             self.process = subprocess.Popen(self.command, stderr=log, stdin=subprocess.DEVNULL)
-        wait_until(lambda: self.process.poll() is not None or self.answers())
+        assert eventually(lambda: self.process.poll() is not None or self.answers())
         assert self.process.poll() is None, self.log()
         self.starts += 1
         if self.own:                            # it answers before it has read its leases
@@ -73,7 +65,7 @@ class Daemon:
 
     def wait_for(self, event, count=1):
         """Wait until the log has so many of these events."""
-        wait_until(lambda: len(re.findall(rf"event={event}\b", self.log())) >= count)
+        assert eventually(lambda: len(re.findall(rf"event={event}\b", self.log())) >= count, LIMIT_S)
 
     def conf(self, version="1.1.0", **ipam):
         return {"cniVersion": version, "name": "net", "type": "dhcp",

@@ -8,11 +8,12 @@ import conftest as shared
 import pytest
 from click.testing import CliRunner
 from dhcp.fixtures import FIRST, leases, own_files
-from dhcp.process import Daemon, call, ok, wait_until
+from dhcp.process import Daemon, call, ok
 from dhcp.server import Server, addresses
 
 from fastcni.cli.commands import cli
 from fastcni.testing import needs_root
+from fastcni.testing.witnesses import eventually
 
 pytestmark = needs_root
 GO = f"{shared.PEER}/dhcp"
@@ -111,10 +112,10 @@ def test_a_plugin_that_leaves_ends_the_attempt(network, daemon, tmp_path):
                           stdin=subprocess.PIPE) as plugin:
         plugin.stdin.write(json.dumps(daemon.conf()).encode())
         plugin.stdin.close()
-        wait_until(lambda: sockets_of(pod))
+        assert eventually(lambda: sockets_of(pod))
         plugin.kill()
     daemon.wait_for("lease_abandoned")
-    wait_until(lambda: sockets_of(pod) == "")
+    assert eventually(lambda: sockets_of(pod) == "")
 
 
 def sockets_of(pod):
@@ -126,7 +127,7 @@ def sockets_of(pod):
 def test_a_bound_lease_has_no_socket_in_the_pod(network, server, daemon):
     pod = network.pod()
     ok("ADD", daemon.conf(), pod)
-    wait_until(lambda: sockets_of(pod) == "")
+    assert eventually(lambda: sockets_of(pod) == "")
     assert [link for link in map(os.readlink, own_files(daemon)) if "net:[" in link] == [own_namespace(daemon)]
 
 

@@ -12,7 +12,6 @@ import socket
 import struct
 import subprocess
 import threading
-import time
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -184,14 +183,6 @@ def strace_command(folder, *more):
     if probe.returncode:
         pytest.skip(f"no strace here: {probe.stderr.decode().strip()}")
     return [*args, *(word for each in more for word in ("-e", each))]
-
-
-def until(condition):
-    for _ in range(1000):
-        if condition():
-            return
-        time.sleep(0.01)
-    raise AssertionError("the condition was not met within ten seconds")
 
 
 def waits_in_the_kernel(pid, state="S"):

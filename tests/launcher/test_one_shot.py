@@ -21,7 +21,6 @@ from launcher.stub_server import (
     send_in_memory,
     serving,
     started,
-    until,
     variables,
     waits_in_the_kernel,
     went_away,
@@ -30,6 +29,7 @@ from launcher.stub_server import (
 
 from fastcni.launcher import pack
 from fastcni.launcher.install import base_interpreter, checked_interpreter
+from fastcni.testing.witnesses import eventually
 
 NOTHING_DONE = {
     "closed at once": closed_at_once,
@@ -167,7 +167,7 @@ def test_a_server_that_ends_before_it_accepts_has_done_nothing(bridge, folder):
         stdin.write(FULL)
         stdin.seek(0)
         with started(bridge, env=variables(path), stdin=stdin) as running:
-            until(lambda: waits_in_the_kernel(running.pid))
+            assert eventually(lambda: waits_in_the_kernel(running.pid))
             listener.close()
             assert running.communicate(timeout=60)[0] == alone[1]
             assert running.returncode == alone[0]

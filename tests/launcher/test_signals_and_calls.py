@@ -17,10 +17,11 @@ from launcher.stub_server import (
     serving,
     started,
     strace_command,
-    until,
     variables,
     waits_in_the_kernel,
 )
+
+from fastcni.testing.witnesses import eventually
 
 
 def test_the_server_sees_that_a_caller_was_killed(bridge, folder):
@@ -47,9 +48,9 @@ def test_a_caller_that_was_stopped_for_a_while_gets_its_answer(bridge, folder):
         conn.send(reply(0, b"warm"))
 
     def stop_and_go_on():
-        until(lambda: waits_in_the_kernel(running.pid))
+        assert eventually(lambda: waits_in_the_kernel(running.pid))
         running.send_signal(signal.SIGSTOP)
-        until(lambda: waits_in_the_kernel(running.pid, "T"))
+        assert eventually(lambda: waits_in_the_kernel(running.pid, "T"))
         running.send_signal(signal.SIGCONT)
 
     here, writer = os.pipe()

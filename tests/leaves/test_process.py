@@ -13,6 +13,7 @@ import time
 import pytest
 
 from fastcni.kernel import process, waiting
+from fastcni.testing.witnesses import eventually
 
 SH = "/bin/sh"
 
@@ -156,13 +157,6 @@ def pids(folder, count=2):
     file = folder / "pids"
     assert eventually(lambda: file.exists() and len(file.read_text().split()) == count)
     return [int(word) for word in file.read_text().split()]
-
-
-def eventually(claim, seconds=30):
-    deadline = time.monotonic() + seconds
-    while not (found := claim()) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return found
 
 
 def runs(pid):

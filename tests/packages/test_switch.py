@@ -4,7 +4,6 @@ import contextlib
 import json
 import subprocess
 import sys
-import time
 
 import pytest
 from conftest import needs_peer
@@ -12,6 +11,7 @@ from packages.switched import Churn, Stream, Switched, ruleset
 from side_by_side.sides import run
 
 from fastcni.testing import needs_root
+from fastcni.testing.witnesses import eventually
 
 pytestmark = [needs_root, needs_peer]
 
@@ -26,13 +26,6 @@ def ids(report, key):
     return {it["containerID"] for it in report["state"][key]}
 
 
-def until(true, what, seconds=30):
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.05)
-
-
 @contextlib.contextmanager
 def serving(node):
     """A server on this node; the path of its socket."""
@@ -41,7 +34,7 @@ def serving(node):
         server = subprocess.Popen([sys.executable, "-m", "fastcni", "serve", "--socket", path, "--cache-dir",
                                    node.cache], stderr=log)
     try:
-        until(path.exists, "the server does not listen")
+        assert eventually(path.exists), "the server does not listen"
         yield server, path
     finally:
         server.kill()
@@ -87,9 +80,9 @@ def test_uninstall_that_waits_removes_what_each_pod_had_when_go_deletes_it(node)
     pods = {name: node.new_pod(name, port) for name, port in (("one", 18080), ("two", 18081))}
     process = subprocess.Popen(**node.command(*node.uninstall_words("--wait", "--json")), stdout=subprocess.PIPE)
     try:
-        until(lambda: not (node.bin / ".fastcni-replaced").exists(), "the Go plugins are not back")
+        assert eventually(lambda: not (node.bin / ".fastcni-replaced").exists()), "the Go plugins are not back"
         node.goes("one", pods["one"])
-        until(lambda: "18080" not in ruleset(), "the elements of a deleted pod stay")
+        assert eventually(lambda: "18080" not in ruleset()), "the elements of a deleted pod stay"
         assert "18081" in ruleset()
         again = node.new_pod("three", 18080)            # the port is free, and Go's rules have it
         node.goes("two", pods["two"])

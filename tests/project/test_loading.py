@@ -3,9 +3,8 @@
 import sys
 import threading
 
-from server.client import eventually
-
 from fastcni import plugins
+from fastcni.testing.witnesses import eventually
 
 
 def test_a_plugin_that_another_thread_imports_is_waited_for(tmp_path, monkeypatch):

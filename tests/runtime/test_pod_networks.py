@@ -21,6 +21,7 @@ from fastcni.runtime import (
     PodNetworks,
     RuntimeConf,
 )
+from fastcni.testing.witnesses import eventually
 
 NETNS = "/run/netns/pod1"
 CAPABILITIES = dict.fromkeys(("portMappings", "bandwidth", "dns", "ips", "mac", "cgroupPath",
@@ -328,13 +329,6 @@ def test_readiness_needs_the_plugins_of_the_default_network_and_their_status(sta
     (stage.bin / "a").unlink()
     assert not networks.readiness().ready
     assert 'failed to find plugin "a"' in networks.readiness().reason
-
-
-def eventually(condition, seconds=20):
-    until = time.monotonic() + seconds
-    while not condition() and time.monotonic() < until:
-        time.sleep(0.01)
-    return condition()
 
 
 def test_watch_reports_files_that_come_and_go_and_a_directory_that_is_made_anew(stage, networks):

@@ -16,7 +16,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
 from pathlib import Path
 
@@ -210,13 +209,8 @@ def runtime_cgroups():
 
 
 def eventually_slow(claim, seconds=REMOVAL_S):
-    """Like eventually(), for a claim that starts programs, and is true once only."""
-    deadline = time.monotonic() + seconds
-    while not claim():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.3)
-    return True
+    """eventually() for a claim that starts programs."""
+    return eventually(claim, seconds, pause=0.3)
 
 
 def children(pid):

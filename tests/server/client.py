@@ -7,20 +7,13 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 from fastcni.server.protocol import HEAD, MAGIC, NETNS, VERSION
+from fastcni.testing.witnesses import eventually
 
 START_TIMEOUT_S = 60    # until the server listens
 ANSWER_TIMEOUT_S = 40   # for one answer
-
-
-def eventually(claim, seconds=30):
-    deadline = time.monotonic() + seconds
-    while not (found := claim()) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return found
 
 
 def block(plugin, env):

@@ -5,7 +5,6 @@ import json
 import os
 import traceback
 
-from server.client import eventually
 from server.flushed import Log
 
 from fastcni.handle import handle
@@ -18,6 +17,7 @@ from fastcni.server.cluster.pods import Pods
 from fastcni.server.cluster.times import Times
 from fastcni.server.cluster.upkeep import ClusterUpkeep
 from fastcni.spec.config import Section
+from fastcni.testing.witnesses import eventually
 
 # A test shortens the times that it is about
 SLOW = {"gather_s": 0.001, "confirm_s": 3600.0, "list_s": 3600.0, "write_s": 0.01, "idle_s": 3600.0,

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from real_kernel.node import Node, set_sysctl
 from real_kernel.portmap_chain import DUAL, Chain
-from server.client import Server, eventually
+from server.client import Server
 from server.cluster import ClusterNode
 from server.flushed import Log
 from server.local import Local
@@ -16,6 +16,7 @@ from fastcni.kernel import netns
 from fastcni.launcher.install import install
 from fastcni.server.replay import name_thread
 from fastcni.server.restoring import Restoring
+from fastcni.testing.witnesses import eventually
 
 
 @pytest.fixture

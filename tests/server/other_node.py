@@ -6,7 +6,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from server.client import eventually
+from fastcni.testing.witnesses import eventually
 
 FOLDER = "/run/fastcni"
 MOUNTS = ("mount --make-rprivate / && mount -t tmpfs tmpfs /run && mount -t tmpfs tmpfs /sys/fs/cgroup && echo ready "

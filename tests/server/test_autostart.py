@@ -10,7 +10,6 @@ import pytest
 from click.testing import CliRunner
 from launcher.stub_server import write_executable
 from project.plugin_file import INTERPRETER
-from server.client import eventually
 from server.other_node import ANSWER, FOLDER, INSTEAD_OF_PYTHON, OtherNode
 
 from fastcni.cli.commands import cli
@@ -19,6 +18,7 @@ from fastcni.launcher import pack
 from fastcni.launcher.install import Installed
 from fastcni.launcher.modules import PackError
 from fastcni.node import server_process
+from fastcni.testing.witnesses import eventually
 
 STATUS = '{"cniVersion": "1.1.0", "name": "n", "type": "loopback"}'
 SERVER = [sys.executable, "-I", "-m", "fastcni", "serve", "--log-to", "stderr", "--detached"]

@@ -7,11 +7,11 @@ import time
 from contextlib import contextmanager
 
 import pytest
-from server.client import eventually
 
 from fastcni.kit.ipam.cluster.contract import ACTIVE, ALIVE, ASKED, DEAD, HELD, KEPT, REFUSED, Single, StoreAway
 from fastcni.kit.ipam.cluster.stores.local import LocalStore
 from fastcni.server.cluster.times import NEVER
+from fastcni.testing.witnesses import eventually
 
 OTHER = "10.0.0.128/28"         # a block that a test uses
 

@@ -2,9 +2,8 @@
 
 import time
 
-from server.client import eventually
-
 from fastcni.kit.ipam.cluster.contract import HELD, IMPORTED, Single
+from fastcni.testing.witnesses import eventually
 
 BLOCK, ADDRESS = "10.0.0.16/28", "10.0.0.20"
 

@@ -3,11 +3,12 @@
 import json
 from base64 import b64encode
 
-from server.client import Server, eventually
+from server.client import Server
 from server.cluster import RANGE
 
 from fastcni.kit.ipam.cluster.stores import open_store
 from fastcni.server import status
+from fastcni.testing.witnesses import eventually
 
 
 def conf(folder, **ipam):

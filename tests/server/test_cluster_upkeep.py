@@ -1,8 +1,7 @@
 """The server's thread for cluster-wide addresses: blocks, uses, signs of life."""
 
-from server.client import eventually
-
 from fastcni.kit.ipam.cluster.contract import ALIVE
+from fastcni.testing.witnesses import eventually
 
 
 def test_the_next_block_is_claimed_before_an_add_needs_it(cluster_node):

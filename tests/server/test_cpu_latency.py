@@ -5,10 +5,10 @@ import struct
 import time
 
 import pytest
-from server.client import eventually
 
 from fastcni.server import cpu_latency, log
 from fastcni.server.cpu_latency import C1_US, DEVICE, NO_LIMIT_US, LatencyRequest
+from fastcni.testing.witnesses import eventually
 
 
 def make(seconds):

@@ -8,7 +8,6 @@ from errno import ENOBUFS, ENOMEM, EOPNOTSUPP
 
 import pytest
 from real_kernel.node import links, run
-from server.client import eventually
 
 from fastcni._abandoned import Abandoned
 from fastcni.kernel import netns, waiting, wire
@@ -16,6 +15,7 @@ from fastcni.kit.links import deletion
 from fastcni.server import grouped_deletes as module
 from fastcni.server.background import Background
 from fastcni.server.grouped_deletes import GroupedDeletes, Shared, SharedRequest
+from fastcni.testing.witnesses import eventually
 
 
 @pytest.fixture

@@ -9,7 +9,9 @@ import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-from server.client import eventually, packed
+from server.client import packed
+
+from fastcni.testing.witnesses import eventually
 
 NET = "/proc/self/ns/net"
 LIMITED = """

@@ -6,10 +6,10 @@ import subprocess
 
 import pytest
 from real_kernel.node import Inside, links
-from server.client import eventually
 from server.local import Local
 
 from fastcni.server import hosts
+from fastcni.testing.witnesses import eventually
 
 libc = ctypes.CDLL(None, use_errno=True)
 MS_BIND = 4096

@@ -8,13 +8,13 @@ import pytest
 from real_kernel.node import Inside, cid_of, rules, run, set_sysctl
 from real_kernel.portmap_chain import DUAL, Chain, mapping
 from real_kernel.traffic import ask, listen
-from server.client import eventually
 from server.flushed import LONG_ENOUGH, add, delete, nft, ruleset
 
 from fastcni.runtime.cache import Cache
 from fastcni.runtime.records import RuntimeConf
 from fastcni.server import replay
 from fastcni.spec import json
+from fastcni.testing.witnesses import eventually
 
 needs_iptables = pytest.mark.skipif(not shutil.which("iptables-restore"), reason="needs iptables")
 

@@ -9,7 +9,6 @@ from collections import namedtuple
 import pytest
 from real_kernel.node import elements, run
 from real_kernel.portmap_chain import mapping
-from server.client import eventually
 from server.flushed import nft, ruleset
 
 from fastcni.kernel import wire
@@ -48,6 +47,7 @@ from fastcni.server.restore_states import (
     Machine,
 )
 from fastcni.server.table_mirror import TableMirror
+from fastcni.testing.witnesses import eventually
 
 POD_JUMP = "rule ip nat POSTROUTING jump CNI-0123456789abcdef01234567"
 SHARED_JUMP = "rule ip nat POSTROUTING jump CNI-HOSTPORT-MASQ"

@@ -14,7 +14,6 @@ from modes import WarmInProcess
 from real_kernel.node import Inside, cid_of, elements, run
 from real_kernel.portmap_chain import EXTERNAL, NODE, mapping
 from real_kernel.traffic import add_external, ask, listen
-from server.client import eventually
 from server.flushed import LONG_ENOUGH, Log, add, all_elements, delete, nft, restored, ruleset
 
 from fastcni.kernel import netns, wire
@@ -24,6 +23,7 @@ from fastcni.server import backoff, hosts, restoring
 from fastcni.server.cluster.pods import blind
 from fastcni.server.cluster.upkeep import ClusterUpkeep
 from fastcni.server.table_mirror import TableMirror
+from fastcni.testing.witnesses import eventually
 
 FLUSHES = ("flush ruleset", "delete table inet fastcni", "flush table inet fastcni")
 CHAINS = ("postrouting", "hostports", "subnet-10.22.0.0/24", "loopback")

@@ -10,7 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from real_kernel.node import Inside, addresses, elements, links, run, sysctl
-from server.client import Server, eventually, packed
+from server.client import Server, packed
+
+from fastcni.testing.witnesses import eventually
 
 
 def in_names(document):

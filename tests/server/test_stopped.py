@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from real_kernel.node import elements
-from server.client import Server, eventually
+from server.client import Server
 from server.local import Local
 
 from fastcni._abandoned import note_running
@@ -22,6 +22,7 @@ from fastcni.kit.call.deadlines import STALL_S
 from fastcni.launcher import pack
 from fastcni.launcher.install import base_interpreter, checked_interpreter
 from fastcni.server.upkeep import Watchdog, watchdog_seconds
+from fastcni.testing.witnesses import eventually
 
 UNREAD, ANSWER, QUICK = 1.5, 5.0, 3.0           # seconds: the deadline of the plugin files of these tests
 SLOW_LOCAL = """#!/bin/sh

@@ -15,7 +15,8 @@ import time
 
 import pytest
 from real_kernel.node import Inside, addresses, elements, links
-from server.client import eventually
+
+from fastcni.testing.witnesses import eventually
 
 LIMIT = 60                  # seconds for one plugin: longer than any server takes to start
 THREADS = 4

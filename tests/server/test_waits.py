@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 from real_kernel.node import links
-from server.client import eventually
+
+from fastcni.testing.witnesses import eventually
 
 HUNG = """#!/bin/sh
 cat > /dev/null

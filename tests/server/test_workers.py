@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 from real_kernel.node import Inside, links, run
-from server.client import eventually
 
 from fastcni.kernel import netns, waiting
 from fastcni.server import configurations, hosts, protocol, slots
 from fastcni.server.mode import WarmMode
+from fastcni.testing.witnesses import eventually
 
 
 def lose_one(monkeypatch, node, command="VERSION"):

@@ -231,7 +231,7 @@ def boot_id() -> bytes:
     global known_boot_id
     if not known_boot_id:
         try:
-            known_boot_id = sysctl.read("kernel/random/boot_id").encode()
+            known_boot_id = sysctl.boot_id().encode()
         except OSError:
             return b""
     return known_boot_id

@@ -6,8 +6,9 @@ import os
 import signal
 import subprocess
 
-from dhcp.process import wait_until
 from dhcp.server import SERVER
+
+from fastcni.testing.witnesses import eventually
 
 LIMIT_S = 30
 
@@ -36,7 +37,7 @@ class Program:
         with open(self.output, "wb") as output:
             self.process = subprocess.Popen(["ip", "netns", "exec", self.network.host, *self.command()], stdout=output,
                                             stderr=output, stdin=subprocess.DEVNULL, env={**os.environ, **self.env()})
-        wait_until(lambda: self.process.poll() is not None or self.ready in self.log())
+        assert eventually(lambda: self.process.poll() is not None or self.ready in self.log())
         assert self.process.poll() is None, self.log()
 
     def kill(self):
@@ -51,7 +52,7 @@ class Program:
             return output.read()
 
     def wait_for(self, text, count=1):
-        wait_until(lambda: self.log().count(text) >= count)
+        assert eventually(lambda: self.log().count(text) >= count)
 
 
 class Dnsmasq(Program):

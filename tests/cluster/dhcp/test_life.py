@@ -8,8 +8,10 @@ import threading
 import time
 
 from dhcp.fixtures import FIRST, leases, on_a_node, own_files, reboot
-from dhcp.process import Daemon, call, ok, wait_until
+from dhcp.process import Daemon, call, ok
 from dhcp.server import Server, addresses
+
+from fastcni.testing.witnesses import eventually
 
 
 def test_a_pod_whose_namespace_is_gone_is_released(network, server, tmp_path):
@@ -97,7 +99,7 @@ def test_a_lost_lease_leaves_the_link_and_the_next_is_put_on_it(network, tmp_pat
         server.leases.clear()           # the server was set up anew: it answers the renewal with NAK
         daemon.wait_for("lease_lost")
         daemon.wait_for("lease_acquired", 2)
-        wait_until(lambda: addresses(pod) == ["10.77.1.1/16"])
+        assert eventually(lambda: addresses(pod) == ["10.77.1.1/16"])
         routes = subprocess.run(["ip", "-n", os.path.basename(pod), "route"], capture_output=True, text=True).stdout
         assert "default via 10.77.0.1 dev eth0 metric 7" in routes
 
@@ -175,5 +177,5 @@ def test_a_thousand_leases_take_less_than_20_mb_and_one_thread(network, server, 
         assert failed == [] and len(leases(daemon)) == 1000
         print(f"1,000 leases in {took:.1f} s: {before:.1f} MB before, {after:.1f} MB after")
         assert after - before < 20
-        wait_until(lambda: rss(daemon.process.pid)[1] == 1)     # sockets are closed by others, which end
+        assert eventually(lambda: rss(daemon.process.pid)[1] == 1)     # sockets are closed by others, which end
         assert len(own_files(daemon)) < 20

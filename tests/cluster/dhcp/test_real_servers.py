@@ -8,10 +8,11 @@ import sys
 import pytest
 from cluster.dhcp.servers import Dnsmasq, Kea
 from dhcp.fixtures import leases, reboot
-from dhcp.process import Daemon, call, ok, wait_until
+from dhcp.process import Daemon, call, ok
 from dhcp.server import addresses
 
 from fastcni.launcher.install import install
+from fastcni.testing.witnesses import eventually
 
 OPTIONS = [{"option": name} for name in ("6", "15", "26", "119", "121")]
 
@@ -66,7 +67,7 @@ def test_two_pods_on_a_macvlan_lease_from_dnsmasq(network, node, launched, bin_d
         assert sorted(server.leases()) == sorted(given) and len(set(given)) == 2
         for cid, pod in pods.items():
             on_node(node, bin_dir, "DEL", conf, pod, cid=cid)
-        wait_until(lambda: server.leases() == [])       # the reference's RELEASE does not reach it
+        assert eventually(lambda: server.leases() == [])       # the reference's RELEASE does not reach it
     assert leases(launched) == []
 
 
@@ -78,7 +79,7 @@ def test_a_device_of_the_host_is_in_the_pod_before_it_asks_and_until_it_has_rele
         result = on_node(node, bin_dir, "ADD", conf, pod)
         assert addresses(pod) == [result["ips"][0]["address"]]
         on_node(node, bin_dir, "DEL", conf, pod)
-        wait_until(lambda: server.leases() == [])
+        assert eventually(lambda: server.leases() == [])
     assert "sent_by=pod" in launched.log()
 
 
@@ -104,10 +105,10 @@ def test_a_pod_loses_its_address_when_kea_is_gone_and_gets_one_when_it_is_back(n
         subprocess.run(["ip", "-n", os.path.basename(pod), "addr", "add", address, "dev", "eth0"], check=True)
         server.kill()
         launched.wait_for("lease_lost")
-        wait_until(lambda: addresses(pod) == [])
+        assert eventually(lambda: addresses(pod) == [])
         server.start()
         launched.wait_for("lease_acquired", 2)
-        wait_until(lambda: len(addresses(pod)) == 1)
+        assert eventually(lambda: len(addresses(pod)) == 1)
         ok("CHECK", launched.conf(), pod)
 
 
@@ -135,7 +136,7 @@ def test_a_server_that_was_reset_gives_another_address(network, launched, tmp_pa
             subprocess.run(["ip", "-n", network.host, "addr", *words, "dev", "br0"], check=True)
         server.start()
         launched.wait_for("lease_acquired", 2)
-        wait_until(lambda: [one[:8] for one in addresses(pod)] == ["10.78.3."])
+        assert eventually(lambda: [one[:8] for one in addresses(pod)] == ["10.78.3."])
         status, error, _ = call("CHECK", launched.conf() | {"prevResult": {
             "cniVersion": "1.1.0", "ips": [{"address": address}]}}, pod)
         assert (status, error["code"]) == (1, 999) and address in error["msg"]
@@ -151,7 +152,7 @@ def test_the_warm_server_has_the_daemon_and_answers_while_a_lease_is_awaited(net
                                    "--dhcp-leases", f"{folder}/leases"], stderr=log)
     try:
         daemon = Daemon(tmp_path)
-        wait_until(lambda: server.poll() is not None or "server_ready" in daemon.log())
+        assert eventually(lambda: server.poll() is not None or "server_ready" in daemon.log())
         warm, plugin = {"FASTCNI_SOCKET": f"{folder}/s/warm.sock"}, f"{bin_dir}/dhcp"
         waiting = [subprocess.Popen([plugin], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={
             **os.environ, **warm, "CNI_COMMAND": "ADD", "CNI_CONTAINERID": f"w{n}", "CNI_IFNAME": "eth0",
@@ -169,7 +170,7 @@ def test_the_warm_server_has_the_daemon_and_answers_while_a_lease_is_awaited(net
             assert result["dns"] == {"nameservers": ["10.77.0.1"], "domain": "example.org",
                                      "search": ["a.example", "b.example"]}
             on_node(node, bin_dir, "DEL", conf, pod, socket=warm["FASTCNI_SOCKET"])
-            wait_until(lambda: dhcp.leases() == [])
+            assert eventually(lambda: dhcp.leases() == [])
         assert all(each.poll() is None for each in waiting)
         for each in waiting:
             each.kill()                         # the caller leaves: the worker and the daemon let go

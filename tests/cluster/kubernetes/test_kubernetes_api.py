@@ -31,6 +31,7 @@ from fastcni.kit.ipam.cluster.stores.kubernetes_objects import (
     read_time,
     to_time,
 )
+from fastcni.testing.witnesses import eventually
 
 LABEL = r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?"
 
@@ -196,10 +197,8 @@ def test_a_watch_that_ends_goes_on_from_its_last_revision(mock, store):
     with Watching(store) as watch:
         store.share("s", "10.0.0.0/26")
         watch.until(are={"10.0.0.0/26": SHARED})
-        deadline = time.monotonic() + 20
-        while len([1 for _, path in mock.do(lambda api: list(api.log)) if "ipblocks?watch" in path]) < 3:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        assert eventually(lambda: sum("ipblocks?watch" in path
+                                      for _, path in mock.do(lambda api: list(api.log))) >= 3)
         store.share("s", "10.1.0.0/26")
         watch.until(are={"10.0.0.0/26": SHARED, "10.1.0.0/26": SHARED})
         assert lists(mock) == 1

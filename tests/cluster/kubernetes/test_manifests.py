@@ -14,6 +14,7 @@ from fastcni.kit.ipam.cluster.contract import ASKED, HELD, KEPT, NODE_TTL_S, Sin
 from fastcni.kit.ipam.cluster.stores import open_store
 from fastcni.kit.ipam.cluster.stores.kubeconfig import read_kubeconfig
 from fastcni.kit.ipam.cluster.stores.kubernetes_objects import BASE, NODES, to_time
+from fastcni.testing.witnesses import eventually
 
 kubernetes_validate = pytest.importorskip("kubernetes_validate", reason=WHY)
 
@@ -125,22 +126,15 @@ def test_the_script_writes_a_kubeconfig_and_keeps_its_token_new(tmp_path):
     script = subprocess.Popen(["sh", "-c", text, "fastcni-node", "credentials"], stderr=subprocess.PIPE, env={
         "PATH": os.environ["PATH"], "KUBERNETES_SERVICE_HOST": "fd00::1", "KUBERNETES_SERVICE_PORT": "6443"})
     try:
-        wait_for((cluster / "kubeconfig").exists)
+        assert eventually((cluster / "kubeconfig").exists)
         access = read_kubeconfig(str(cluster / "kubeconfig"))
         assert access.server == "https://[fd00::1]:6443" and access.ca == str(cluster / "ca.crt")
         assert access.headers() == {"Authorization": "Bearer token-1"}
         assert {path.stat().st_mode & 0o077 for path in (cluster, *cluster.iterdir())} == {0}
         (pod / "token.new").write_text("token-2")
         (pod / "token.new").rename(pod / "token")
-        wait_for(lambda: (cluster / "token").read_text() == "token-2")
+        assert eventually(lambda: (cluster / "token").read_text() == "token-2")
     finally:
         script.send_signal(signal.SIGTERM)
         _, errors = script.communicate(timeout=20)
     assert (script.returncode, errors) == (0, b"")
-
-
-def wait_for(condition):
-    end = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.02)
