@@ -73,6 +73,7 @@ test-packages: setup
 
 test-faults: setup
 	@sh tests/setup-peer.sh
+	@sh tests/setup-peer.sh etcd
 	PYTHONPATH=tests $(BIN)/python -m faults $(FAULTS)
 
 wheels: setup

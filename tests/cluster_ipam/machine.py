@@ -47,7 +47,8 @@ class Pod:
 
 
 class ClusterMachine(RuleBasedStateMachine):
-    """current: the machine that runs. steps: of all machines since take_steps()."""
+    """The machine on a store in memory; real_stores.py has the others. current: the machine that runs. steps: of all
+    machines since take_steps()."""
 
     current, steps = None, 0
 
@@ -57,20 +58,24 @@ class ClusterMachine(RuleBasedStateMachine):
         self.folder = Path(tempfile.mkdtemp(prefix="cluster-", dir="/dev/shm"))
         self.memory = Memory(lambda: self.cluster.now)
         self.cluster = Cluster(self.folder, NODES, self.open_store)
-        self.nodes, self.numbers, self.saved = self.cluster.nodes, itertools.count(1), None
+        self.nodes, self.numbers = self.cluster.nodes, itertools.count(1)
         self.pods, self.owners = {}, {}         # by container; the live owner of each (space, address)
 
     store = MemoryStore
 
     def open_store(self):
+        """A connection of one process to the store."""
         return self.store(self.memory)
 
     @invariant()
     def former_epochs_write_nothing(self):
         """An active block has the present epoch of its node: what was declared dead has not written since."""
-        for block in self.memory.blocks.values():
-            node = self.memory.nodes.get(block.node)
+        store = self.open_store()
+        nodes = {node.name: node for node in store.nodes()}
+        for block in store.blocks():
+            node = nodes.get(block.node)
             assert block.state != ACTIVE or (node and block.epoch == node.epoch), f"{block} of {node}"
+        store.close()
 
     @classmethod
     def take_steps(cls):

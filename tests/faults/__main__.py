@@ -22,7 +22,7 @@ CAMPAIGNS = {                   # module: (seconds without --seconds, what it do
     "frozen": (180, "SIGSTOP the server before and while it works"),
     "storage": (120, "a full disk, no inodes, read-only, sparse and cut index files"),
     "flushes": (180, "flush nftables while pods are added and deleted"),
-    "cluster": (300, "a model of cluster-wide addresses: crashes, partitions, reboots, lost replies, in any order"),
+    "cluster": (300, "a model of cluster-wide addresses on each store: crashes, partitions, reboots, in any order"),
     "soak": (60 * float(os.environ.get("SOAK_MINUTES", "10")), "load and flushes; memory must stay flat"),
     "sanitized": (120, "the compiled leaves under ASan and UBSan, with mutated replies, messages and files"),
 }

@@ -1,23 +1,39 @@
 """The model of the cluster for as long as it is given: no address of a space has two live owners.
 
-Each pass has a seed that the output names. tests/cluster_ipam/test_model.py says what the model is."""
+The passes are in turn on a store in memory, on the store `local`, and on an etcd. Each pass has a seed that the output
+names. tests/cluster_ipam/test_model.py says what the model is."""
 
+import contextlib
+import itertools
+import shutil
 import traceback
 
 import hypothesis
+from cluster.etcd import Etcd
 from cluster_ipam.machine import ClusterMachine
+from cluster_ipam.real_stores import EtcdMachine, LocalMachine
 from cluster_ipam.test_model import LONG, run
 
 
 def campaign(row, _options):
-    rng, failed = row.rng(), False
-    while row.running and not failed:
-        number = rng.randrange(1 << 32)
-        machine = hypothesis.seed(number)(type("ClusterMachine", (ClusterMachine,), {}))
-        try:
-            run(machine, LONG)
-        except Exception as e:
-            row.failed(f"seed {number}: {type(e).__name__}: {e} {' '.join(getattr(e, '__notes__', ()))}")
-            traceback.print_exc()
-            failed = True               # the same fault would be found again
-        row.attempt(ClusterMachine.take_steps())
+    with contextlib.ExitStack() as opened:
+        machines = [(ClusterMachine, {}), (LocalMachine, {})]
+        if shutil.which("etcd"):
+            machines.append((EtcdMachine, {"etcd": opened.enter_context(Etcd())}))
+        else:
+            row.note("without etcd, which is not installed")
+        rng = row.rng()
+        for base, values in itertools.cycle(machines):
+            if not row.running or row.failures:         # the same fault would be found again
+                return
+            one_pass(row, rng.randrange(1 << 32), base, values)
+
+
+def one_pass(row, number, base, values):
+    machine = hypothesis.seed(number)(type("ClusterMachine", (base,), values))
+    try:
+        run(machine, LONG)
+    except Exception as e:
+        row.failed(f"{base.__name__}, seed {number}: {type(e).__name__}: {e} {' '.join(getattr(e, '__notes__', ()))}")
+        traceback.print_exc()
+    row.attempt(ClusterMachine.take_steps())

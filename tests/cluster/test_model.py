@@ -1,0 +1,45 @@
+"""The model of the cluster on the stores that nodes use: tests/cluster_ipam/test_model.py says what the model is.
+
+    Invariant: no address of a space has two live owners.
+"""
+
+import pytest
+from cluster_ipam.machine import ClusterMachine
+from cluster_ipam.real_stores import EtcdMachine, LocalMachine, SimulatedEtcd
+from cluster_ipam.test_model import FIND, FORGOTTEN, QUICK, run, steps
+from hypothesis import seed, settings
+
+BOUNDED = settings(QUICK, max_examples=40)      # some 2,000 steps, in 10 s on etcd
+
+
+@pytest.fixture(params=["local", "etcd"])
+def machine(request):
+    if request.param == "local":
+        return LocalMachine
+    return type("EtcdMachine", (EtcdMachine,), {"etcd": request.getfixturevalue("etcd_member")})
+
+
+def test_no_address_of_a_space_has_two_live_owners(machine):
+    ClusterMachine.take_steps()
+    run(machine, BOUNDED)
+    assert ClusterMachine.take_steps() >= 1000
+
+
+def test_a_node_that_boots_without_its_store_gives_nothing_of_its_former_blocks(machine):
+    steps(*FORGOTTEN, kind=machine)
+
+
+class WithoutCompare(SimulatedEtcd):
+    """claim() takes a block whoever has it."""
+
+    def claim(self, me, wanted):
+        for block in self.blocks():
+            if (block.space, block.cidr) in wanted and block.node != me.name:
+                self.give_back(block)
+        return super().claim(me, wanted)
+
+
+def test_the_machine_finds_a_claim_that_compares_nothing(etcd_member):
+    machine = type("EtcdMachine", (EtcdMachine,), {"etcd": etcd_member, "store": WithoutCompare})
+    with pytest.raises(AssertionError, match="two live owners"):
+        run(seed(1)(machine), FIND)
