@@ -1,4 +1,4 @@
-"""A TCP proxy on loopback before a service: it can lose answers, and hang."""
+"""A TCP proxy on loopback before a service: it can lose answers, and do something at a certain request."""
 
 import contextlib
 import select
@@ -8,7 +8,11 @@ import threading
 
 class Proxy:
     """`with Proxy(port) as proxy:` forwards proxy.endpoint to 127.0.0.1:port. lose: so many answers are read from the
-    service and not passed on; the connection is closed instead. lost: how many were."""
+    service and not passed on; the connection is closed instead. lost: how many were.
+
+    A subclass may see what passes: request() before a piece is sent to the service, answer() before the answer to it is
+    passed on, and answered() after that. If one of the first two returns true, the connection is closed instead.
+    """
 
     def __init__(self, port):
         self.port, self.lose, self.lost, self.open = port, 0, 0, []
@@ -26,6 +30,20 @@ class Proxy:
         for each in self.open:
             each.close()
 
+    def request(self, data):
+        """data: a piece of a request: its head, its body, or both."""
+
+    def answer(self, data):
+        """data: the last piece of the request."""
+        if self.lose:
+            self.lose -= 1
+            self.lost += 1
+            return True
+        return False
+
+    def answered(self, data):
+        """As answer()."""
+
     def _accept(self):
         with contextlib.suppress(OSError):
             while True:
@@ -35,14 +53,20 @@ class Proxy:
                 threading.Thread(target=self._forward, args=(client, service), daemon=True).start()
 
     def _forward(self, client, service):
+        asked = b""
         with contextlib.suppress(OSError, ValueError), client, service:
             while True:
                 for each in select.select([client, service], [], [])[0]:
                     data = each.recv(1 << 16)
                     if not data:
                         return
-                    if each is service and self.lose:
-                        self.lose -= 1
-                        self.lost += 1
-                        return
-                    (service if each is client else client).sendall(data)
+                    if each is client:
+                        asked = data
+                        if self.request(asked):
+                            return
+                        service.sendall(data)
+                    else:
+                        if self.answer(asked):
+                            return
+                        client.sendall(data)
+                        self.answered(asked)
