@@ -29,6 +29,7 @@ from fastcni.kit.ipam.cluster.contract import (
     Single,
     Taken,
 )
+from fastcni.kit.ipam.cluster.stores import rules
 
 
 class Memory:
@@ -76,6 +77,9 @@ class MemoryStore:
         record = Node(name=node, epoch=found.epoch if found else 1, boot_id=boot_id, address=address, state=ALIVE,
                       seen=self.memory.now())
         return self.memory.put(self.memory.nodes, node, record)
+
+    def join_space(self, node, boot_id, space, wanted, new=False):
+        return rules.join_space(self, node, boot_id, space, wanted)
 
     def keep_alive(self, node):
         found = self._own(node)

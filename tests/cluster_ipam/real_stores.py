@@ -34,6 +34,12 @@ class SimulatedEtcd(EtcdStore):
         self.machine.signs[node] = self.machine.cluster.now
         return me
 
+    def join_space(self, node, boot_id, space, wanted, new=False):
+        self.machine.end_leases()
+        joined = super().join_space(node, boot_id, space, wanted, new)
+        self.machine.signs[node] = self.machine.cluster.now
+        return joined
+
     def keep_alive(self, node):
         self.machine.end_leases()
         me = super().keep_alive(node)

@@ -69,6 +69,35 @@ class StoreContract:
         assert store.join("a", "another boot").epoch == 1
         assert [(node.name, node.boot_id) for node in store.nodes()] == [("a", "another boot")]
 
+    @pytest.mark.parametrize("new", [False, True])
+    def test_a_node_that_joins_for_a_space_finds_what_it_has_there(self, store, other, a, b, new):
+        """Also if it believes that the store does not know it."""
+        store.grid("s", {"4": 26})
+        mine, _ = store.claim(a, [("s", CIDR), ("t", CIDR)])
+        other.claim(b, [("s", CIDR2)])
+        held = store.claim_single(a, single())
+        other.claim_single(b, single("10.0.0.130", CIDR2))
+        joined = store.join_space("a", "boot 2", "s", {"4": 28, "6": 122}, new)
+        assert (joined.node.name, joined.node.epoch, joined.node.boot_id) == ("a", 1, "boot 2")
+        assert joined.grid == {"4": 26, "6": 122} == other.grid("s", {})
+        assert (joined.blocks, joined.singles) == ([mine], [held])
+        assert store.give_back(joined.blocks[0]) and store.release_single(joined.singles[0])    # with the revisions
+
+    def test_a_new_node_that_joins_for_a_space_decides_its_grid(self, store):
+        joined = store.join_space("a", "boot", "s", {"4": 26}, new=True)
+        assert (joined.node.epoch, joined.grid, joined.blocks, joined.singles) == (1, {"4": 26}, [], [])
+        assert [(node.name, node.state) for node in store.nodes()] == [("a", ALIVE)]
+        (block,) = store.claim(joined.node, [("s", "10.0.0.0/26")])
+        assert store.blocks("s") == [block]
+
+    def test_a_node_that_joins_for_a_space_has_the_epoch_to_which_it_was_raised(self, store, other, a, lose):
+        lose("a")
+        other.declare_dead(other.nodes()[0])
+        joined = store.join_space("a", "boot 2", "s", {}, new=True)
+        assert joined.node.epoch == 2
+        with pytest.raises(Fenced):
+            store.claim(a, [("s", "10.0.0.0/26")])
+
     def test_nodes_come_by_name(self, store):
         for name in ("c", "a", "b"):
             store.join(name, "boot")

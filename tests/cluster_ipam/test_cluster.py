@@ -31,7 +31,7 @@ def test_nodes_get_different_addresses(a, b):
 
 def test_a_usual_add_and_del_make_no_call(a):
     a.add(NET, "c1")
-    assert calls(a) == ["join", "blocks", "singles", "grid", "claim"]
+    assert calls(a) == ["join_space", "claim"]
     a.add(NET, "c2")
     a.call("CHECK", NET, "c2")
     a.delete(NET, "c2")

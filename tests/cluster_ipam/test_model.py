@@ -83,22 +83,22 @@ class WithoutQuarantine(MemoryStore):
 
 
 class NotedFirst:
-    """claims.claim_for() that notes a block as own before it claims it."""
+    """claims.claim_blocks() that notes a block as own before it claims it."""
 
     def __init__(self, function):
         self.function = function
 
-    def __call__(self, store, me, keys, ranges, warn):
+    def __call__(self, store, me, keys, ranges, state):
         claim = store.claim
 
         def noted(me, wanted):
             blocks = [Block(space=space, cidr=cidr, node=me.name, epoch=me.epoch, state=ACTIVE, since=1.0)
                       for space, cidr in wanted]
-            claims.note_blocks(store, keys, blocks, warn)
+            claims.note_blocks(store, keys, blocks, print)
             return claim(me, wanted)
 
         store.claim = noted
-        return self.function(store, me, keys, ranges, warn)
+        return self.function(store, me, keys, ranges, state)
 
 
 # The seeds find it within a second. With another one, or after a change of the rules, it may take some ten.
@@ -110,7 +110,7 @@ def test_the_machine_finds_a_fault_that_is_planted_in_the_store(store, number):
 
 
 def test_the_machine_finds_a_block_that_is_noted_before_it_is_claimed(monkeypatch):
-    monkeypatch.setattr(claims, "claim_for", NotedFirst(claims.claim_for))
+    monkeypatch.setattr(claims, "claim_blocks", NotedFirst(claims.claim_blocks))
     with pytest.raises(AssertionError, match="two live owners"):
         run(seed(1)(type("ClusterMachine", (ClusterMachine,), {})), FIND)
 

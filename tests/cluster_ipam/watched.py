@@ -7,8 +7,8 @@ from fastcni.kit.ipam.cluster.contract import NODE_TTL_S, StoreAway
 from fastcni.kit.ipam.cluster.stores import open_store
 from fastcni.spec.errors import CniError
 
-CALLS = ("grid", "join", "keep_alive", "nodes", "blocks", "claim", "adopt", "share", "give_back", "claim_single",
-         "change_single", "release_single", "single", "singles", "uses", "history")
+CALLS = ("grid", "join", "join_space", "keep_alive", "nodes", "blocks", "claim", "adopt", "share", "give_back",
+         "claim_single", "change_single", "release_single", "single", "singles", "uses", "history")
 
 
 class Watched:

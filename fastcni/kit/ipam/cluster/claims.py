@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from fastcni.kit.ipam.cluster.conf import Keys
     from fastcni.kit.ipam.cluster.contract import Block, Store
     from fastcni.kit.ipam.cluster.grid import Range
-    from fastcni.kit.ipam.cluster.node_state import State
+    from fastcni.kit.ipam.cluster.node_state import Space, State
 
     Warn = Callable[[str], object]
 
@@ -90,35 +90,49 @@ def provide(req: Request, it: Attachment) -> None:
 
 
 def _provide(req: Request, it: Attachment, store: Store) -> None:
-    me = ready(store, it.keys, req.warn, it.keys.ranges)
-    singles.finish_later(store, it.keys, req.warn, it)
+    state = ready(store, it.keys, req.warn, it.keys.ranges)
+    me = node_of(state)
+    if state.later:
+        singles.finish_later(store, it.keys, req.warn, it)
     if it.sticky:
         singles.give_sticky(req, it, store, me)
+    claimed: list[Block] = []
     for _ in range(MAX_BLOCKS):
-        with MadeSpace(it.keys, req.warn) as space:
-            for i in it.missing():
+        now = store.history() if claimed else None
+        with MadeSpace(it.keys, req.warn) as space:         # once for each claim: what it brought is noted and given
+            noted = note_in(space, claimed, now)
+            for i in it.missing() if noted else ():
                 allocate.give_one(space, it, i, STICKY if it.sticky else "")
-            grid = space.state.grid
+            state = space.state
             if not it.missing():
+                if not it.sticky:
+                    end(space, it)
                 break
-            check_hold(space.state)
+        if not noted:
+            refuse(store, it.keys, claimed, req.warn)
+        check_hold(state)
         for i in it.missing():
             if it.asked.wanted[i] is not None:
                 singles.give_fixed(req, it, store, me, i)
-            elif it.keys.ranges[i].is_tiny(grid[it.keys.ranges[i].family]):
+            elif it.keys.ranges[i].is_tiny(state.grid[it.keys.ranges[i].family]):
                 singles.give_single(req, it, store, me, i)
         left = [it.keys.ranges[i] for i in it.missing()]
-        exhausted = claim_for(store, me, it.keys, left, req.warn) if left else None
+        claimed, exhausted = claim_blocks(store, me, it.keys, left, state) if left else ([], None)
         for i in it.missing():
             if it.keys.ranges[i] is exhausted:          # addresses of shared blocks are left
                 singles.give_single(req, it, store, me, i)
+    else:
+        raise CniError(TRY_AGAIN_LATER, "other pods took the addresses of each block that was claimed")
     if it.sticky:
         singles.hold_sticky(req, it, store, me)
-    if it.missing():
-        raise CniError(TRY_AGAIN_LATER, "other pods took the addresses of each block that was claimed")
-    with MadeSpace(it.keys, req.warn) as space:
-        singles.all_given(space, it)
-        allocate.note_pod(space, it)
+        with MadeSpace(it.keys, req.warn) as space:
+            end(space, it)
+
+
+def end(space: Space, it: Attachment) -> None:
+    """Note that all addresses of an ADD are given."""
+    singles.all_given(space, it)
+    allocate.note_pod(space, it)
 
 
 def away(req: Request, it: Attachment, why: StoreAway) -> CniError:
@@ -136,24 +150,25 @@ def away(req: Request, it: Attachment, why: StoreAway) -> CniError:
 
 # -- the node ---------------------------------------------------------------------------------------------
 
-def ready(store: Store, keys: Keys, warn: Warn, ranges: Sequence[Range]) -> Node:
-    """This node as the store knows it, joined, and the grid of the ranges' families. Raises what the store raises."""
-    with MadeSpace(keys, warn) as space:
-        state = space.state
-    if not state.node or state.boot != boot_id().decode() or state.store != key_of(keys.store):
-        rejoin(store, keys, warn)
-        with MadeSpace(keys, warn) as space:
-            state = space.state
+def ready(store: Store, keys: Keys, warn: Warn, ranges: Sequence[Range]) -> State:
+    """The local state of a node that has joined, with the grid of the ranges' families. Raises what the store
+    raises."""
     wanted: dict[str, int] = {}
     for one in ranges:
         wanted[one.family] = min(wanted.get(one.family, 128), one.wanted_prefix())
+    with MadeSpace(keys, warn) as space:
+        state = space.state
+    if not state.node or state.boot != boot_id().decode() or state.store != key_of(keys.store):
+        rejoin(store, keys, warn, wanted=wanted, new=not state.node)
+        with MadeSpace(keys, warn) as space:
+            state = space.state
     if not wanted.keys() <= state.grid.keys():
         grid = store.grid(keys.space, wanted)               # once in the life of a space on this node
         with MadeSpace(keys, warn) as space:
-            new = space.state.copy()
-            new.grid = grid
-            space.save(new)
-    return node_of(state)
+            state = space.state.copy()
+            state.grid = grid
+            space.save(state)
+    return state
 
 
 def node_of(state: State) -> Node:
@@ -200,14 +215,16 @@ def confirm_once(req: Request, keys: Keys) -> None:
             req.warn(f"the store {store_text(keys.store)} is away, going on with own blocks: {e}")
 
 
-def rejoin(store: Store, keys: Keys, warn: Warn, suspect: bool = False) -> Node:
+def rejoin(store: Store, keys: Keys, warn: Warn, suspect: bool = False, wanted: dict[str, int] | None = None,
+           new: bool = False) -> Node:
     """Join, and compare the blocks in the store with those of blocks.json: adopt those of a former epoch, claim again
     what a restored store has lost, and give no address any more of what another has. A block that only a restored store
     has as this node's is given back: another node may have had it since the backup, and claims it again. suspect: it
-    was restored, although its history does not show it. Needs the claim lock. Raises StoreAway, and Fenced or Changed
+    was restored, although its history does not show it. wanted: what the grid needs; new: this node has no state of the
+    space yet. Needs the claim lock. Raises StoreAway, and Fenced or Changed
     if it happens again meanwhile."""
-    me = store.join(keys.node, boot_id().decode(), "")
-    there = {block.cidr: block for block in store.blocks(keys.space, keys.node)}
+    joined = store.join_space(keys.node, boot_id().decode(), keys.space, wanted or {}, new)
+    me, there = joined.node, {block.cidr: block for block in joined.blocks}
     with MadeSpace(keys, warn) as space:
         old = space.state
     suspect = suspect or restored(old.history, store.history())     # before what is written here raises the revision
@@ -222,25 +239,26 @@ def rejoin(store: Store, keys: Keys, warn: Warn, suspect: bool = False) -> Node:
             lost.append(cidr)
         else:
             mine.append(block)
-    held = store.singles(keys.space, keys.node)
     now = store.history()
     with MadeSpace(keys, warn) as space:
-        new = space.state.copy()
-        new.node, new.epoch, new.boot = me.name, me.epoch, me.boot_id
-        new.store = key_of(keys.store)
+        state = space.state.copy()
+        state.node, state.epoch, state.boot = me.name, me.epoch, me.boot_id
+        state.store = key_of(keys.store)
+        if wanted and not wanted.keys() <= state.grid.keys():
+            state.grid = joined.grid
         for block in mine:
-            new.add_block(block.cidr, block.epoch, block.since)
+            state.add_block(block.cidr, block.epoch, block.since)
         for cidr in lost:
-            new.drop_block(cidr)
+            state.drop_block(cidr)
             warn(f"block {cidr} of space {keys.space} is not this node's any more: no new address is given of it")
         if suspect:
             seconds = keys.store.get("node_ttl", NODE_TTL_S)
-            new.hold = boottime() + seconds
+            state.hold = boottime() + seconds
             warn(f"the store {store_text(keys.store)} was restored or replaced: no block is claimed for "
                  f"{seconds:g} s, while the nodes claim their own again")
-        new.history = now
-        singles.note_ended(space, new, held)
-        space.save(new)
+        state.history = now
+        singles.note_ended(space, state, joined.singles)
+        space.save(state)
         space.times.note_confirmed(True)
     return me
 
@@ -271,29 +289,33 @@ def check_hold(state: State) -> None:
 # -- blocks -----------------------------------------------------------------------------------------------
 
 def claim_for(store: Store, me: Node, keys: Keys, ranges: Sequence[Range], warn: Warn) -> Range | None:
-    """Claim a block for each range, all or none, and note them. Return a range that has no free block: then none was
-    claimed. Raises CniError 11 and what the store raises."""
+    """claim_blocks(), and note them. Return the range that has no free block."""
     with MadeSpace(keys, warn) as space:
         state = space.state
+    claimed, exhausted = claim_blocks(store, me, keys, ranges, state)
+    note_blocks(store, keys, claimed, warn)
+    return exhausted
+
+
+def claim_blocks(store: Store, me: Node, keys: Keys, ranges: Sequence[Range],
+                 state: State) -> tuple[list[Block], Range | None]:
+    """Claim a block for each range, all or none, and return them; or ([], a range that has no free block). Raises
+    CniError 11 and what the store raises."""
     known: set[str] = set(state.blocks)
     for attempt in range(MAX_TRIES):
         wanted = []
         for one in ranges:
             cidr = next(candidates(one, state.grid[one.family], f"{keys.node} {attempt}", known), "")
             if not cidr:
-                return one
+                return [], one
             if (keys.space, cidr) not in wanted:
                 wanted.append((keys.space, cidr))
         try:
-            found = store.claim(me, wanted)
+            return store.claim(me, wanted), None
         except Taken as e:
             if e.by.node == me.name and (mine := adopted(store, me, e.by)):
-                note_blocks(store, keys, [mine], warn)
-                return None
+                return [mine], None
             known = {*state.blocks, *(block.cidr for block in store.blocks(keys.space))}
-            continue
-        note_blocks(store, keys, found, warn)
-        return None
     raise CniError(TRY_AGAIN_LATER, f"other nodes took {MAX_TRIES} blocks of "
                    f"{', '.join(map(str, ranges))} before this one", "many nodes claim blocks at once; it passes")
 
@@ -306,17 +328,31 @@ def adopted(store: Store, me: Node, block: Any) -> Block | None:
 
 
 def note_blocks(store: Store, keys: Keys, blocks: Sequence[Block], warn: Warn) -> None:
-    """Write claimed blocks into blocks.json. If the store turns out to be restored, they are given back: another node
-    may have had them. Raises CniError 11 then."""
+    """note_in(), or refuse()."""
     now = store.history()
     with MadeSpace(keys, warn) as space:
-        if not restored(space.state.history, now):
-            new = space.state.copy()
-            new.history = now
-            for block in blocks:
-                new.add_block(block.cidr, block.epoch, block.since)
-            space.save(new)
-            return
+        noted = note_in(space, blocks, now)
+    if not noted:
+        refuse(store, keys, blocks, warn)
+
+
+def note_in(space: Space, blocks: Sequence[Block], now: tuple[str, int] | None) -> bool:
+    """Write claimed blocks into blocks.json. Return False, and write nothing, if the store was restored. now: its
+    history()."""
+    if not blocks or now is None:
+        return True
+    if restored(space.state.history, now):
+        return False
+    new = space.state.copy()
+    new.history = now
+    for block in blocks:
+        new.add_block(block.cidr, block.epoch, block.since)
+    space.save(new)
+    return True
+
+
+def refuse(store: Store, keys: Keys, blocks: Sequence[Block], warn: Warn) -> None:
+    """Give back blocks that were claimed in a restored store: another node may have had them. Raises CniError 11."""
     for block in blocks:
         store.give_back(block)
     rejoin(store, keys, warn, suspect=True)

@@ -182,6 +182,16 @@ class Event(Record):
     gone: bool
 
 
+class Joined:
+    """What a node finds when it joins for a space: its Node, the grid, and the blocks and singles that are the
+    node's."""
+
+    __slots__ = ("blocks", "grid", "node", "singles")
+
+    def __init__(self, node: Node, grid: dict[str, int], blocks: list[Block], singles: list[Single]) -> None:
+        self.node, self.grid, self.blocks, self.singles = node, grid, blocks, singles
+
+
 if TYPE_CHECKING:
     class Store(Protocol):
         """A store. One process uses one Store; its methods may be called by several threads.
@@ -200,6 +210,10 @@ if TYPE_CHECKING:
         def join(self, node: str, boot_id: str, address: str = "") -> Node:
             """Register this node, with a sign of life, and return it with its epoch. A DEAD node that joins is ALIVE,
             with the epoch to which it was raised; its blocks are as they are."""
+
+        def join_space(self, node: str, boot_id: str, space: str, wanted: dict[str, int], new: bool = False) -> Joined:
+            """join(), and then grid(space, wanted), blocks(space, node) and singles(space, node). new: the store
+            probably has no record of the node, which can save a request."""
 
         def keep_alive(self, node: Node) -> Node:
             """Give a sign of life. Raises Fenced; Changed if the node was forgotten."""

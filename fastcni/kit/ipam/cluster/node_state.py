@@ -298,11 +298,16 @@ class Space(Store):
             self.times.folder, self.times.boot = self.files.fd, boot_id()
 
     def save(self, state: State) -> None:
-        """Write a State and use it. Raises CniError 5."""
+        """Write a State and use it: do not change it any more. Raises CniError 5."""
+        new, folder, fd = f"{BLOCKS}.new", self.files.fd, -1
         try:
-            write_file(f"{BLOCKS}.new", json.write(state.to_dict()), WRITE, self.files.fd, sync=self.files.sync)
-            posix.rename(f"{BLOCKS}.new", BLOCKS, src_dir_fd=self.files.fd, dst_dir_fd=self.files.fd)
+            write_file(new, json.write(state.to_dict()), WRITE, folder, sync=self.files.sync)
+            fd = open_regular(new, posix.O_RDONLY, folder=folder)       # before another program can replace it
+            posix.rename(new, BLOCKS, src_dir_fd=folder, dst_dir_fd=folder)
+            self.keys.cache.keep(fd, look_of(posix.fstat(fd)), state)   # the rename has changed how it looks
         except OSError as e:
+            if fd >= 0:
+                close_file(fd)
             raise self.files.error("write", BLOCKS, e) from None
         self.state = state
 

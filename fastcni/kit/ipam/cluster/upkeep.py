@@ -98,7 +98,7 @@ def claim_ahead(store: Store, keys: Keys, warn: Warn) -> list[str]:
             if space.state.hold > boottime():
                 return []
         if ranges:
-            me = claims.ready(store, keys, warn, ranges)
+            me = claims.node_of(claims.ready(store, keys, warn, ranges))
             for one in ranges:                  # one range after the other: one that is full stops no other
                 claims.claim_for(store, me, keys, [one], warn)
         with MadeSpace(keys, warn) as space:

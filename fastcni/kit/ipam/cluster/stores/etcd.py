@@ -28,6 +28,7 @@ from fastcni.kit.ipam.cluster.contract import (
     SHARED,
     Block,
     Changed,
+    Joined,
     Single,
     Taken,
     Use,
@@ -54,7 +55,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from fastcni.kit.ipam.cluster.contract import Event, Node
-    from fastcni.kit.ipam.cluster.stores.etcd_client import Outcome
+    from fastcni.kit.ipam.cluster.stores.etcd_client import Outcome, Pair
 
 CLAIM_BLOCKS = MAX_OPERATIONS // 2 - 1          # blocks in one transaction: each is two puts
 
@@ -79,6 +80,17 @@ class EtcdStore(EtcdNodes):
         return grid
 
     # -- nodes ----------------------------------------------------------------------------------------
+
+    def join_space(self, node: str, boot_id: str, space: str, wanted: dict[str, int], new: bool = False) -> Joined:
+        reads = [get(self.keys.grid(space)), get(*below(self.keys.own(node, space))),
+                 get(*below(self.keys.singles(space)))]
+        me, (grids, own, singles) = self._join(node, boot_id, "", reads, new)
+        grid = json.read(grids[0].value.encode()) if grids else {}
+        if not wanted.keys() <= grid.keys():
+            grid = self.grid(space, wanted)
+        found = [record_of(Single, pair) for pair in singles]
+        return Joined(me, grid, self._indexed(Block, own, "blk"),
+                      sorted((single for single in found if single.node == node), key=place))
 
     def declare_dead(self, node: Node) -> Node:
         for _ in races(f"node {node.name}"):
@@ -121,7 +133,10 @@ class EtcdStore(EtcdNodes):
     # -- blocks ---------------------------------------------------------------------------------------
 
     def blocks(self, space: str = "", node: str = "") -> list[Block]:
-        found = self._indexed(Block, self.keys.own(node), "blk") if node else self._all(Block, self.keys.blocks(space))
+        if node:
+            found = self._indexed(Block, self.etcd.read_range(*below(self.keys.own(node)))[0], "blk")
+        else:
+            found = self._all(Block, self.keys.blocks(space))
         return [block for block in found if space in ("", block.space) and node in ("", block.node)]
 
     def claim(self, me: Node, wanted: Sequence[tuple[str, str]]) -> list[Block]:
@@ -221,7 +236,10 @@ class EtcdStore(EtcdNodes):
         return record_of(Single, pair) if pair else None
 
     def singles(self, space: str = "", node: str = "", pod: str = "") -> list[Single]:
-        found = self._indexed(Single, self.keys.pod(pod), "ip") if pod else self._all(Single, self.keys.singles(space))
+        if pod:
+            found = self._indexed(Single, self.etcd.read_range(*below(self.keys.pod(pod)))[0], "ip")
+        else:
+            found = self._all(Single, self.keys.singles(space))
         return [one for one in found
                 if space in ("", one.space) and node in ("", one.node) and pod in ("", one.pod)]
 
@@ -254,9 +272,9 @@ class EtcdStore(EtcdNodes):
         """The records below a prefix, by space and address."""
         return sorted((record_of(kind, pair) for pair in self.etcd.read_range(*below(prefix))[0]), key=place)
 
-    def _indexed(self, kind: Any, prefix: str, name: str) -> list[Any]:
-        """The records that the keys below a prefix stand for, by space and address."""
-        keys = [self.keys.indexed(pair.key, name) for pair in self.etcd.read_range(*below(prefix))[0]]
+    def _indexed(self, kind: Any, pairs: Sequence[Pair], name: str) -> list[Any]:
+        """The records that keys of own/ or pod/ stand for, by space and address."""
+        keys = [self.keys.indexed(pair.key, name) for pair in pairs]
         return sorted((record_of(kind, pair) for pair in self.etcd.read(*keys) if pair), key=place)
 
     def _put_block(self, block: Block) -> list[dict[str, Any]]:

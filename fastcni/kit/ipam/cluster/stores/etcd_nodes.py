@@ -1,6 +1,7 @@
 """Nodes in the etcd store: epoch, sign of life, and the comparisons that keep a dead node from writing.
 
     join            value(epoch) = as read                      -> put record, alive if it is not there
+    join_space      the same; the transaction also reads the grid, own/ of the node and the singles of the space
     keep_alive      the lease of the alive key can be renewed: one request, by a process that knows this lease; else as
                     join, value(epoch) = mine
     declare_dead    epoch and record as read, no alive key      -> put epoch + 1, record dead (then its blocks)
@@ -8,6 +9,11 @@
 A node's `alive` key is put once, with a new lease, and never again while it exists. So who knows its lease, and could
 renew that, knows that the key has been there all the time: declare_dead() was not possible, and the epoch is unchanged.
 That would not hold for a lease with an id of our own choice: it could be made again, without the key.
+
+join_space() reads in the transaction that joins, so what it finds is as of the join, and nothing of a dead node's is
+removed from then on. A new node does not read its keys first: it compares that they do not exist, as it would after a
+read that has not found them. If they do exist, nothing is written, they are read, and the lease that was made for
+nothing ends by itself.
 """
 
 from __future__ import annotations
@@ -55,15 +61,22 @@ class EtcdNodes:
         return self.etcd.history
 
     def join(self, node: str, boot_id: str, address: str = "") -> Node:
+        return self._join(node, boot_id, address, [])[0]
+
+    def _join(self, node: str, boot_id: str, address: str, reads: list[dict[str, Any]],
+              new: bool = False) -> tuple[Node, list[list[Pair]]]:
+        """Join. Return the Node, and what the operations `reads` have read in the transaction that joined."""
         record = put(self.keys.node(node, "record"), text({"boot_id": boot_id, "address": address}))
-        for _ in races(f"node {node}"):
-            epoch, alive, _ = self._epoch_alive_record(node)
+        for attempt in races(f"node {node}"):
+            epoch, alive = (None, None) if new and not attempt else self._epoch_alive_record(node)[:2]
             me = Node(node, int(epoch.value) if epoch else 1, boot_id, address, ALIVE, 0)
             compare = revision_is(self.keys.node(node, "epoch"), epoch.revision if epoch else 0)
             puts = [record] if epoch else [record, put(self.keys.node(node, "epoch"), "1")]
-            if self._sign(me, alive, [compare], puts):
+            outcome = self._sign(me, alive, [compare], [*reads, *puts])
+            if outcome:
                 break
-        return me
+        assert outcome
+        return me, outcome.answers[:len(reads)]
 
     def keep_alive(self, node: Node) -> Node:
         me = Node(node.name, node.epoch, node.boot_id, node.address, ALIVE, 0, node.revision)
@@ -75,7 +88,10 @@ class EtcdNodes:
             epoch, alive, record = self._epoch_alive_record(node.name)
             if epoch is None or record is None or epoch.value != str(node.epoch):
                 self._refuse(node)
-            if self._sign(me, alive, compare, []):
+            if alive and self.etcd.renew(alive.lease, self.keys.node(me.name, "alive")):
+                self.leases[me.name, me.epoch] = alive.lease        # `compare` was read together with the key
+                break
+            if self._sign(me, None, compare, []):
                 break
         return me
 
@@ -111,26 +127,25 @@ class EtcdNodes:
             raise Fenced(found)
         raise Changed(f"node {me.name} with epoch {me.epoch} is not in the store")
 
-    def _sign(self, me: Node, alive: Pair | None, compare: list[dict[str, Any]], puts: list[dict[str, Any]]) -> bool:
-        """Give a sign of life, and run the operations `puts` in one transaction with it. alive: the key as read. Return
-        False if a comparison did not hold, or the lease has ended meanwhile."""
+    def _sign(self, me: Node, alive: Pair | None, compare: list[dict[str, Any]],
+              operations: list[dict[str, Any]]) -> Outcome | None:
+        """Give a sign of life, and run operations in one transaction with it. alive: the key as read. Return None if a
+        comparison did not hold, or the lease has ended meanwhile."""
         key = self.keys.node(me.name, "alive")
         if alive and self.etcd.renew(alive.lease, key):
-            if not puts:                # what was to be compared was read together with the key
-                self.leases[me.name, me.epoch] = alive.lease
-                return True
-            lease, compare, operations = alive.lease, [*compare, lease_is(key, alive.lease)], puts
+            lease, compare = alive.lease, [*compare, lease_is(key, alive.lease)]
         else:
             lease = self.etcd.grant(self.node_ttl)
-            compare, operations = [*compare, revision_is(key, 0)], [*puts, put(key, "", lease)]
+            compare, operations = [*compare, revision_is(key, 0)], [*operations, put(key, "", lease)]
         try:
             outcome = self.etcd.txn(compare, operations)
         except Refused:
-            return False
-        if outcome.done:
-            self.leases[me.name, me.epoch] = lease
-            me.revision = outcome.revision
-        return outcome.done
+            return None
+        if not outcome.done:
+            return None
+        self.leases[me.name, me.epoch] = lease
+        me.revision = outcome.revision
+        return outcome
 
     def _raise_epoch(self, node: Node) -> bool:
         """Declare a node dead. Return False if it has changed."""

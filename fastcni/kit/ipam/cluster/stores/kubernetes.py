@@ -56,6 +56,7 @@ from fastcni.kit.ipam.cluster.contract import (
     Changed,
     Event,
     Fenced,
+    Joined,
     Node,
     Single,
     StoreAway,
@@ -84,7 +85,7 @@ from fastcni.kit.ipam.cluster.stores.kubernetes_objects import (
     to_record,
 )
 from fastcni.kit.ipam.cluster.stores.kubernetes_watch import watch_all
-from fastcni.kit.ipam.cluster.stores.rules import check_block, is_own, may_take_over, place
+from fastcni.kit.ipam.cluster.stores.rules import check_block, is_own, join_space, may_take_over, place
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -123,6 +124,9 @@ class KubernetesStore(NodeObjects):
             except (Conflict, Missing):
                 continue
             return {family: now["spec"][key] for family, key in GRID.items() if key in now["spec"]}
+
+    def join_space(self, node: str, boot_id: str, space: str, wanted: dict[str, int], new: bool = False) -> Joined:
+        return join_space(self, node, boot_id, space, wanted)
 
     # -- blocks ---------------------------------------------------------------------------------------
 

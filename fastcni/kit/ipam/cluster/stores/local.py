@@ -32,13 +32,14 @@ from fastcni.kit.ipam.cluster.contract import (
     Changed,
     Event,
     Fenced,
+    Joined,
     Node,
     Single,
     StoreAway,
     Taken,
     Use,
 )
-from fastcni.kit.ipam.cluster.stores.rules import check_block, may_take_over, place
+from fastcni.kit.ipam.cluster.stores.rules import check_block, join_space, may_take_over, place
 from fastcni.spec import json
 
 TYPE_CHECKING = False
@@ -203,6 +204,9 @@ class LocalStore:
             before = doc.node(node)
             me = Node(node, before.epoch if before else 1, boot_id, address, ALIVE, time.time())
             return doc.put("nodes", node, me)
+
+    def join_space(self, node: str, boot_id: str, space: str, wanted: dict[str, int], new: bool = False) -> Joined:
+        return join_space(self, node, boot_id, space, wanted)
 
     def keep_alive(self, node: Node) -> Node:
         with self.open() as doc:

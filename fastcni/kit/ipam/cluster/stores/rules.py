@@ -1,15 +1,21 @@
-"""Rules about Blocks and Singles that several stores apply, and the order of records."""
+"""Rules about Blocks and Singles that several stores apply, joining by parts, and the order of records."""
 
 from __future__ import annotations
 
-from fastcni.kit.ipam.cluster.contract import ACTIVE, ASKED, KEPT, SHARED, Changed, Taken
+from fastcni.kit.ipam.cluster.contract import ACTIVE, ASKED, KEPT, SHARED, Changed, Joined, Taken
 from fastcni.spec import address
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from fastcni.kit.ipam.cluster.contract import Block, Node, Single
+    from fastcni.kit.ipam.cluster.contract import Block, Node, Single, Store
+
+
+def join_space(store: Store, node: str, boot_id: str, space: str, wanted: dict[str, int]) -> Joined:
+    """Store.join_space() by the methods of its parts."""
+    me = store.join(node, boot_id)
+    return Joined(me, store.grid(space, wanted), store.blocks(space, node), store.singles(space, node))
 
 
 def is_own(block: Block, me: Node) -> bool:
