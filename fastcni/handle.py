@@ -19,7 +19,7 @@ from fastcni.kit.call.request import Request, read_request
 from fastcni.kit.call.undo import Undo
 from fastcni.spec import config, errors, json, version
 from fastcni.spec import result as results
-from fastcni.spec.errors import CniError
+from fastcni.spec.errors import CniError, NestedError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -117,6 +117,8 @@ def error_document(e: CniError) -> bytes:
     notes = getattr(e, "__notes__", ())
     if notes:
         document["details"] = "; ".join([*filter(None, [document.get("details")]), *notes])
+    if e.failed_at is not None:
+        document[errors.FAILED_AT] = e.failed_at
     return json.write(document, indent=4)
 
 
@@ -124,6 +126,8 @@ def _as_cni_error(e: BaseException, plugin: str) -> CniError:
     """Any exception as a CniError, mostly of code 999."""
     if isinstance(e, CniError):
         return e
+    if isinstance(e, NestedError):
+        return _of_nested(e)
     code, details = errors.INTERNAL, ""
     if number := errno_of_import(e):
         code, details = errors.of_errno(number), "a part of fastcni or of Python could not be loaded"
@@ -139,6 +143,17 @@ def _as_cni_error(e: BaseException, plugin: str) -> CniError:
     for note in getattr(e, "__notes__", ()):
         wrapped.add_note(note)
     return wrapped
+
+
+def _of_nested(e: NestedError) -> CniError:
+    """The error of a plugin of a chain. Its notes come first, then those of the chain's rollback."""
+    inner = _as_cni_error(e.__cause__ or e, e.kind)
+    found = CniError(inner.code, e.prefix + inner.msg, inner.details)
+    for note in [*getattr(inner, "__notes__", ()), *getattr(e, "__notes__", ())]:
+        found.add_note(note)
+    if e.bare:
+        found.failed_at = e.index
+    return found
 
 
 def errno_of_import(e: BaseException) -> int:

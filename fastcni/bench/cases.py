@@ -22,7 +22,8 @@ class Case:
 
     behind: a chained plugin, which gets the result of a plugin before. chain: plugins that are called in order instead
     of the one, as in a conflist; each has its type among its keys. ours: {type: keys} for fastcni's plugins only. All
-    sides share the node: without these keys fastcni would use iptables, because the Go plugins add iptables rules."""
+    sides share the node: without these keys fastcni would use iptables, because the Go plugins add iptables rules.
+    fused: a side that has the plugin `chain` makes one call of it instead, as after `fastcni fuse`."""
 
     name: str
     type: str
@@ -39,10 +40,12 @@ class Case:
     chain: tuple[dict[str, Any], ...] = ()
     ours: dict[str, dict[str, Any]] = field(default_factory=dict)
     single: bool = False
+    fused: bool = False
 
 
 GATEWAY = {"isGateway": True}
 GIGABIT = {"ingressRate": 10**9, "ingressBurst": 10**8, "egressRate": 10**9, "egressBurst": 10**8}      # bits
+KUBERNETES: tuple[dict[str, Any], ...] = ({"type": "bridge"}, {"type": "portmap"}, {"type": "bandwidth", **GIGABIT})
 BY_NFTABLES = {"firewall": {"backend": "nftables"}}
 SUBNET = ("link add @link type bridge", "addr add @gateway dev @link", "link set @link up")
 UPLINK = ("link add @link type veth peer name @link-far", "link set @link up", "link set @link-far up")
@@ -80,7 +83,9 @@ CASES = (
     Case("portmap", "portmap", of_pod=mapped(1), host=SUBNET, behind=True, single=True),
     Case("portmap-32", "portmap", of_pod=mapped(32), host=SUBNET, behind=True, single=True),
     Case("kubernetes", "bridge", {**GATEWAY, "ipMasq": True}, of_pod=mapped(1), single=True,
-         chain=({"type": "bridge"}, {"type": "portmap"}, {"type": "bandwidth", **GIGABIT})),
+         chain=KUBERNETES),
+    Case("kubernetes-fused", "bridge", {**GATEWAY, "ipMasq": True}, of_pod=mapped(1), single=True, chain=KUBERNETES,
+         fused=True),
     Case("firewall", "firewall", behind=True, ours=BY_NFTABLES, single=True),
     Case("firewall-iptables", "firewall", {"backend": "iptables"}, behind=True, single=True),
     Case("podman", "bridge", {**GATEWAY, "ipMasq": True, "hairpinMode": True}, of_pod=mapped(1), ours=BY_NFTABLES,
@@ -92,7 +97,8 @@ ALONE = Case("harness-alone", "loopback", calls=("VERSION",))
 TITLES = {
     "version": "VERSION", "host-local-0": "host-local, none held", "host-local-1000": "host-local, 1,000 held",
     "host-local-5000": "host-local, 5,000 held", "host-local-60000": "host-local, 60,000 held",
-    "kubernetes": "bridge, portmap, bandwidth", "podman": "bridge, portmap, firewall, tuning",
+    "kubernetes": "bridge, portmap, bandwidth", "kubernetes-fused": "bridge, portmap, bandwidth fused",
+    "podman": "bridge, portmap, firewall, tuning",
     "firewall-iptables": "firewall by iptables", "portmap": "portmap, one port", "portmap-32": "portmap, 32 ports",
     "bridge-ipmasq": "bridge ipMasq", "bridge-no-ipv6": "bridge disableIPv6", "harness-alone": "the harness alone",
 }

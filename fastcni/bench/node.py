@@ -130,6 +130,12 @@ class Network:
         behind = {"prevResult": self._result(pod)} if self.case.behind else {}
         return json.dumps({**self.conf, **self.case.of_pod(self.link, pod.number), **behind, **dict(more)}).encode()
 
+    def fused(self, pod: Pod) -> dict[str, Any]:
+        """Return the keys of the plugin `chain` that runs the case's plugins."""
+        keys = {**self.conf, **self.case.of_pod(self.link, pod.number)}
+        asked = dict.fromkeys(keys.pop("runtimeConfig", {}), True)
+        return {"type": "chain", "plugins": [{**keys, **each, "capabilities": asked} for each in self.case.chain]}
+
     def _result(self, pod):
         """Return the result that a plugin before would have answered."""
         return {"cniVersion": "1.0.0", "interfaces": [{"name": "eth0", "sandbox": pod.path}],

@@ -61,9 +61,15 @@ class Plugins:
         took, _ = one(self.ready(command, network, pod))
         return {self.name: took}
 
+    def _chain(self, network, pod):
+        """Return the keys of each call of a conflist, in the order of ADD."""
+        if network.case.fused and os.path.exists(f"{self.folder}/chain"):
+            return (network.fused(pod),)
+        return network.case.chain
+
     def _call_chain(self, command, network, pod):
         """Make a conflist's calls as a runtime does, DEL in reverse. Return the milliseconds of all processes."""
-        took, chain = 0.0, network.case.chain
+        took, chain = 0.0, self._chain(network, pod)
         for keys in chain if command == "ADD" else reversed(chain):
             known = {"prevResult": network.results[pod]} if pod in network.results else {}
             ms, output = one(self.ready(command, network, pod, {**keys, **known}.items()))
@@ -83,9 +89,9 @@ class Plugins:
 
     def _first(self, command, network, pod):
         """Return a function that starts the first process of a pod's calls; its `then` starts the others."""
-        chain = network.case.chain
-        if not chain:
+        if not network.case.chain:
             return self.ready(command, network, pod)
+        chain = self._chain(network, pod)
         left = iter(chain if command == "ADD" else reversed(chain))
 
         def following(output=b""):

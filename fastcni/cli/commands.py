@@ -10,6 +10,7 @@ from fastcni.cli.attachments import adopt, inspect, list_attachments
 from fastcni.cli.bench import bench
 from fastcni.cli.doctor import doctor
 from fastcni.cli.explain import explain
+from fastcni.cli.fuse import fuse, unfuse
 from fastcni.cli.gc import gc
 from fastcni.cli.install import install
 from fastcni.cli.ipam import ipam
@@ -97,6 +98,8 @@ def show_version(types: Sequence[str], bin_dir: Sequence[str], as_json: bool) ->
 cli.add_command(adopt)
 cli.add_command(doctor)
 cli.add_command(explain)
+cli.add_command(fuse)
+cli.add_command(unfuse)
 cli.add_command(gc)
 cli.add_command(inspect)
 cli.add_command(ipam)

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from fastcni.node.records import CACHE, Cached, HostPort, Sighting
+from fastcni.plugins import chain
 from fastcni.runtime.cache import KIND, read_document, read_file
 from fastcni.spec import address, json
 from fastcni.spec import result as results
@@ -103,6 +104,9 @@ def types_of(config: Mapping[str, Any]) -> tuple[str, ...]:
     plugins = config.get("plugins")
     found: list[str] = []
     for plugin in plugins if isinstance(plugins, list) else [config]:
+        if isinstance(plugin, dict) and plugin.get("type") == chain.KIND:
+            found += [chain.KIND, *(types_of({"plugins": plugin["plugins"]}) if "plugins" in plugin else ())]
+            continue
         ipam = plugin.get("ipam") if isinstance(plugin, dict) else None
         for section in (plugin, ipam):
             if isinstance(section, dict) and isinstance(section.get("type"), str) and section["type"]:

@@ -12,6 +12,7 @@ from fastcni.kit.call import search
 from fastcni.launcher import identify
 from fastcni.node.findings import ERROR, WARNING, Finding, Node, plural, some
 from fastcni.runtime import validate
+from fastcni.runtime.parse import flattened
 from fastcni.spec.errors import CniError
 
 
@@ -111,7 +112,7 @@ def is_own(path: str) -> bool:
 
 def foreign_plugins(node: Node) -> Iterator[Finding]:
     """The plugins of configured networks are fastcni's, if fastcni has them."""
-    used = list(node.types) + [it for net in node.networks for plugin in net.plugins
+    used = list(node.types) + [it for net in node.networks for plugin in flattened(net.plugins)
                                if (it := validate.text_at(plugin.values, "ipam", "type"))]
     foreign: dict[str, list[str]] = defaultdict(list)
     for kind in dict.fromkeys(used):

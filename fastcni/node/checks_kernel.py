@@ -10,6 +10,7 @@ from fastcni.kernel import uapi, wire
 from fastcni.node import tables
 from fastcni.node.findings import ERROR, WARNING, Finding, Node, plural, some
 from fastcni.node.records import RUNNING
+from fastcni.runtime.parse import flattened
 
 NETLINKS = {uapi.NETLINK_ROUTE: ("rtnetlink", "links, addresses and routes", "CONFIG_NET"),
             uapi.NETLINK_NETFILTER: ("nfnetlink", "nftables: masquerade, port mappings, firewall", "nfnetlink")}
@@ -103,8 +104,8 @@ def forward_policy(node: Node) -> Iterator[Finding]:
             continue
         table = lines[lines.index("*filter"):]
         if any(line.startswith(":FORWARD DROP") for line in table[:table.index("COMMIT")]):
-            bare = [net.name for net in node.networks if not any(it.type == "firewall" for it in net.plugins)
-                    and any(it.type in ROUTED for it in net.plugins)]
+            kinds = {net.name: {it.type for it in flattened(net.plugins)} for net in node.networks}
+            bare = [name for name, used in kinds.items() if "firewall" not in used and used.intersection(ROUTED)]
             if bare:
                 yield Finding(WARNING, f"iptables drops forwarded packets by policy ({program.removesuffix('-save')}), "
                               f"and network {some(bare)} has no plugin firewall",

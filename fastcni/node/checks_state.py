@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 import fastcni
+from fastcni.node.address_dirs import sections
 from fastcni.node.adopt import gc_command
 from fastcni.node.caches import types_of
 from fastcni.node.findings import ERROR, WARNING, Finding, Node, plural, some
@@ -147,9 +148,7 @@ def running(node: Node) -> Iterator[NodeAttachment]:
 def masquerades(it: NodeAttachment) -> bool:
     """Whether a plugin of the attachment's configuration has ipMasq."""
     config = it.cached.config if it.cached else {}
-    plugins = config.get("plugins") or [config]
-    return any(isinstance(plugin, dict) and plugin.get("ipMasq") is True and plugin.get("type") in ("bridge", "ptp")
-               for plugin in plugins)
+    return any(plugin.get("ipMasq") is True for kind in ("bridge", "ptp") for plugin in sections(config, kind))
 
 
 def has(it: NodeAttachment, name: str, *rules: str) -> bool:

@@ -17,6 +17,7 @@ from fastcni.node.links import VETH
 from fastcni.node.merge import merge
 from fastcni.node.ranges import ranges_of
 from fastcni.node.records import Inventory, NodeAttachment
+from fastcni.runtime.parse import flattened
 from fastcni.spec import address
 
 SHORT_ID = 12                   # characters of a container id in a sentence
@@ -139,7 +140,7 @@ def explain_link(node: Node, text: str) -> Iterator[Explanation]:
     if link.kind == "bridge":
         ports = {it.name for it in links.values() if it.master == link.index}
         members = node.owners(lambda it: bool(ports.intersection(it.links)))
-        used = [net.name for net in confs.networks(node.seen.files) for plugin in net.plugins
+        used = [net.name for net in confs.networks(node.seen.files) for plugin in flattened(net.plugins)
                 if plugin.type == "bridge" and plugin.values.get("bridge", "cni0") == text]
         of = f", the bridge of {those_networks(used)}" if used else ""
         yield Explanation(LINK, f"{text} is a bridge{of}, with {len(ports)} {'port' if len(ports) == 1 else 'ports'}",

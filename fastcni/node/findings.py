@@ -11,6 +11,7 @@ from fastcni.kernel.rtnl import Link
 from fastcni.node import confs
 from fastcni.node.attachments import Places, Seen
 from fastcni.node.records import Inventory
+from fastcni.runtime.parse import flattened
 from fastcni.runtime.records import NetworkList
 
 ERROR, WARNING = "error", "warning"     # an ADD fails or traffic stops; it may, or something is left over
@@ -63,7 +64,8 @@ class Node:
     @property
     def types(self) -> dict[str, str]:
         """{CNI type of a plugin: a network that uses it}, without IPAM types."""
-        return {plugin.type: net.name for net in reversed(self.networks) for plugin in net.plugins}
+        return {plugin.type: net.name for net in reversed(self.networks)
+                for plugin in [*net.plugins, *flattened(net.plugins)]}
 
     @property
     def links(self) -> Iterable[Link]:

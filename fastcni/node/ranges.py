@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from fastcni.kit.ipam.host_local_conf import read_keys
 from fastcni.kit.ipam.ranges import Range
+from fastcni.runtime.parse import flattened
 from fastcni.runtime.records import NetworkList
 from fastcni.spec import address
 from fastcni.spec.config import Section
@@ -32,7 +33,7 @@ def ranges_of(nets: Iterable[NetworkList]) -> Iterator[NetworkRange]:
     Ranges that the runtime gives with each ADD (the capability ipRanges) are not known here.
     """
     for net in nets:
-        for plugin in net.plugins:
+        for plugin in flattened(net.plugins):
             ipam = plugin.values.get("ipam")
             if not isinstance(ipam, dict) or ipam.get("type") != "host-local":
                 continue

@@ -12,11 +12,14 @@ from fastcni.kernel import uapi, wire
 from fastcni.launcher import systemd
 from fastcni.launcher.identify import is_own_file
 from fastcni.launcher.uninstall import Uninstalled, uninstall_plugins
-from fastcni.node import own_files, own_state, own_tables, server_process
+from fastcni.node import confs, own_files, own_state, own_tables, server_process
 from fastcni.node.attachments import Places
 from fastcni.node.own_state import Holder
 from fastcni.node.records import RUNNING, UNKNOWN, NodeAttachment
+from fastcni.plugins import chain
 from fastcni.runtime.mode import SharedMode
+from fastcni.spec import errors
+from fastcni.spec.errors import CniError
 
 LOOK_AGAIN_S = 10.0             # also without a notification: not every pod has a link on the host
 # After one the DEL still has steps: the runtime removes its result cache and the pod's network namespace.
@@ -61,6 +64,7 @@ def uninstall(bin_dir: str, bin_dirs: Sequence[str], unit_dir: str, socket: str,
     bin_dirs: the directories in which runtimes may look for plugins. socket: the server's, "" for none. Raises
     InstallError, CniError, OSError; then a second call finishes the work.
     """
+    check_lists(places.conf_dir)
     report = Report(uninstall_plugins(bin_dir, dry_run=dry_run), others(bin_dir, bin_dirs))
     if report.elsewhere:
         return report
@@ -73,6 +77,14 @@ def uninstall(bin_dir: str, bin_dirs: Sequence[str], unit_dir: str, socket: str,
     if socket and not dry_run and not kept:
         report.state.removed += server_process.remove_files(socket)
     return report
+
+
+def check_lists(conf_dir: str) -> None:
+    """Raise CniError 7 if a network has the plugin `chain`, which no other program has."""
+    for file in confs.read_quietly(conf_dir, []):
+        if file.net and any(plugin.type == chain.KIND for plugin in file.net.plugins):
+            raise CniError(errors.INVALID_CONFIG, f"{file.path} has the plugin chain, which is fastcni's alone: no pod "
+                           f"of network {file.net.name} could be added", f"fastcni unfuse {file.path}")
 
 
 def others(bin_dir: str, bin_dirs: Sequence[str]) -> list[str]:

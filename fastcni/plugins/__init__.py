@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 INTERFACE = {
     "bridge": "fastcni.plugins.bridge",
+    "chain": "fastcni.plugins.chain",
     "dummy": "fastcni.plugins.dummy",
     "flannel": "fastcni.plugins.flannel",
     "host-device": "fastcni.plugins.host_device",

@@ -25,8 +25,7 @@ def inject(plugin: PluginConf, values: Mapping[str, Any], prev_result: dict[str,
                for key, value in {**json.normalize(plugin.values), **values}.items()}
     if prev_result is not None:
         members["prevResult"] = result.encode(prev_result, indent=0)
-    # Code point order is the order of the UTF-8 bytes.
-    return b"{" + b",".join(json.write(key) + b":" + members[key] for key in sorted(members)) + b"}"
+    return json.write_members(members)
 
 
 def for_attachment(name: str, version: str, plugin: PluginConf, rt: RuntimeConf,

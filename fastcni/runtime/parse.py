@@ -4,10 +4,11 @@ The Go library decides which keys match in any case and which exactly, and the o
 the same to both.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
+from fastcni.plugins import chain
 from fastcni.runtime.errors import ConfError
 from fastcni.runtime.records import NetworkList, PluginConf
 from fastcni.spec import errors, json, version
@@ -184,6 +185,23 @@ def read_plugins(values: dict[str, Json], only_inlined: bool) -> tuple[PluginCon
         except ConfError as e:
             raise ConfError(f"failed to parse plugin config {index}: {e.msg}", e.code) from None
     return tuple(plugins)
+
+
+def nested_plugins(plugin: PluginConf) -> tuple[PluginConf, ...]:
+    """The plugins inside a `chain`, as far as they can be read; () for any other plugin."""
+    entries = Section(dict(plugin.values)).raw("plugins") if plugin.type == chain.KIND else None
+    found = []
+    for index, entry in enumerate(entries if isinstance(entries, list) else ()):
+        try:
+            found.append(replace(parse_plugin(json.write(entry)), index=index, file=plugin.file))
+        except ConfError:
+            continue                    # chain's read() names what is wrong
+    return tuple(found)
+
+
+def flattened(plugins: Iterable[PluginConf]) -> list[PluginConf]:
+    """The plugins of a list, with those inside a chain in place of the chain."""
+    return [one for plugin in plugins for one in nested_plugins(plugin) or (plugin,)]
 
 
 def list_of_plugin(plugin: PluginConf) -> NetworkList:

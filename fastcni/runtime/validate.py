@@ -14,10 +14,10 @@ from typing import Any
 from fastcni import handle, plugins, third_party
 from fastcni.kit.call import search
 from fastcni.kit.call.request import Request
-from fastcni.plugins import flannel
+from fastcni.plugins import chain, flannel
 from fastcni.runtime.key_recorder import KeyRecorder
 from fastcni.runtime.mode import InProcessMode
-from fastcni.runtime.parse import LIST_KEYS
+from fastcni.runtime.parse import LIST_KEYS, nested_plugins
 from fastcni.runtime.records import NetworkList, PluginConf
 from fastcni.spec import json, version
 from fastcni.spec.config import Section
@@ -57,7 +57,15 @@ def validate(net: NetworkList, plugin_dirs: Sequence[str]) -> list[Finding]:
     found = [Finding(WARNING, key, f'unknown key "{key}"', meant(key, LIST_KEYS) or "it has no effect", file)
              for key in json.read(net.raw) if key not in LIST_KEYS]
     for index, plugin in enumerate(net.plugins):
-        found += Judge(net, plugin, f"plugins[{index}]").findings(plugin_dirs)
+        found += judge(net, plugin, f"plugins[{index}]", plugin_dirs)
+    return found
+
+
+def judge(net: NetworkList, plugin: PluginConf, where: str, plugin_dirs: Sequence[str]) -> list[Finding]:
+    """Return what is wrong in the configuration of a plugin, and of those in it, if it is a chain."""
+    found = list(Judge(net, plugin, where).findings(plugin_dirs))
+    for index, nested in enumerate(nested_plugins(plugin)):
+        found += judge(net, nested, f"{where}.plugins[{index}]", plugin_dirs) if nested.type != chain.KIND else []
     return found
 
 
@@ -136,6 +144,7 @@ class Judge:
     def unused_capabilities(self, names: str) -> Iterator[Finding]:
         """Yield a Finding for each declared capability that no reader takes."""
         taken = {name for module in self.readers.values() for name in getattr(module, "CAPABILITIES", ())}
+        taken |= {name for nested in nested_plugins(self.plugin) for name, on in nested.capabilities.items() if on}
         for name, wanted in self.plugin.capabilities.items():
             if wanted and name not in taken:
                 yield self.finding(WARNING, f"capabilities.{name}", f'unused capability "{name}"', meant(name, taken)

@@ -21,6 +21,8 @@ PLUGIN_NOT_AVAILABLE = 50
 LIMITED_CONNECTIVITY = 51
 INTERNAL = 999                  # of the reference library, for errors without another code
 
+FAILED_AT = "fastcni/failed-at"  # of an error document: which plugin of a chain failed, see NestedError
+
 EXHAUSTED = (ENOMEM, ENFILE, EMFILE)        # the request may succeed later
 
 
@@ -35,7 +37,10 @@ class CniError(Exception):
     code        one of the codes above, or a plugin's own from 100 on
     msg         one sentence: what failed
     details     why, and what to check; may be ""
+    failed_at   the place of the plugin in a chain that failed, from 0, for fastcni's runtime; None: not known
     """
+
+    failed_at: int | None = None
 
     def __init__(self, code: int, msg: str, details: str = "") -> None:
         super().__init__(code, msg, details)
@@ -50,3 +55,23 @@ class CniError(Exception):
         if self.details:
             document["details"] = self.details
         return document
+
+
+class NestedError(Exception):
+    """A plugin of a chain failed: its error is `__cause__`.
+
+    kind: the plugin's type. index: its place in the chain, from 0. doing: "add". bare: the error document has the
+    plugin's error as it is, and the index as FAILED_AT, for fastcni's runtime; else the text names the plugin.
+    """
+
+    def __init__(self, kind: str, index: int, doing: str, bare: bool) -> None:
+        super().__init__(kind, index, doing)
+        self.kind, self.index, self.doing, self.bare = kind, index, doing, bare
+
+    @property
+    def prefix(self) -> str:
+        """The text that comes before the plugin's own, "" if bare."""
+        return "" if self.bare else f'plugin type="{self.kind}" (index {self.index}) failed ({self.doing}): '
+
+    def __str__(self) -> str:
+        return f"{self.prefix}{self.__cause__}"

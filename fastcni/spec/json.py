@@ -195,6 +195,12 @@ def write(value: Any, indent: int = 0, sort: bool = False) -> bytes:
         return str(replace_surrogates(text)).encode()
 
 
+def write_members(members: dict[str, bytes]) -> bytes:
+    """The object of members that are encoded already, in one line; the keys are in the order of their bytes."""
+    # Code point order is the order of the UTF-8 bytes.
+    return b"{" + b",".join([write(key) + b":" + members[key] for key in sorted(members)]) + b"}"
+
+
 def put_value(value: Any, put: Callable[[str], object], colon: str, line: str, step: str, sort: bool) -> None:
     """Pass the pieces of a value's text to `put`; `line` starts a line of the value's level."""
     kind = type(value)

@@ -1,5 +1,7 @@
 """fastcni's own plugins pass the conformance class that it offers to others."""
 
+import copy
+
 import pytest
 from dhcp.stub_daemon import StubDaemon
 
@@ -16,6 +18,13 @@ CASES = {
                   [{"ingressRate": 1}, {"egressBurst": -1}]),
     "bridge": ({"isGateway": True}, [{"mtu": "big"}, {"vlan": 5000}, {"ipam": {"type": "ptp"}}]),
     "bridge, masquerade": ({"isGateway": True, "ipMasq": True, "macspoofchk": True}, []),
+    "chain": ({"plugins": [
+        {"type": "bridge", "isGateway": True, "ipMasq": True, "ipam": IPAM},
+        {"type": "portmap", "capabilities": {"portMappings": True}}, {"type": "tuning", "mtu": 1400}],
+        "runtimeConfig": {"portMappings": [{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}]}},
+        [{"plugins": []}, {"plugins": [{"type": "chain"}]}, {"plugins": [{"mtu": 5}]}, {"plugins": {}},
+         {"plugins": [{"type": "ptp", "ipam": IPAM}, {"type": "bandwidth", "ingressRate": 1}]}]),
+    "chain, loopback": ({"plugins": [{"type": "loopback"}, {"type": "ptp", "ipam": IPAM}]}, []),
     "cluster": ({}, [{"ipam": {"type": "cluster"}}, {"ipam": {"type": "cluster", "range": "nonsense"}}]),
     "dhcp": ({"ipam": {"type": "dhcp", "priority": 5}}, [{"ipam": {"priority": -1}}, {"ipam": {"request": [{}]}}]),
     "dummy": ({}, [{"ipam": {}}]),
@@ -72,6 +81,14 @@ class TestOwnPlugins(Conformance):
         node.add_link("down0", "")
         if self.plugin in ("flannel", "host-device", "tuning"):
             self.conf = {**CASES[self.case][0], "dataDir": str(self.runtime.data / self.plugin)}
+        if self.plugin == "chain":
+            self.conf, self.bad_confs = copy.deepcopy(CASES[self.case])
+            for each in (self.conf, *self.bad_confs):
+                for nested in each["plugins"]:
+                    if nested.get("type") == "tuning":
+                        nested["dataDir"] = str(self.runtime.data / "tuning")
+                    if "ipam" in nested:
+                        nested["ipam"]["dataDir"] = str(self.runtime.data)
         if self.plugin in ("cluster", "whereabouts"):
             self.conf = {"ipam": {"type": self.plugin, "range": "10.22.0.0/16", "dataDir": str(self.runtime.data),
                                   "store": {"type": "local", "path": str(self.runtime.folder / "store")}}}

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from fastcni.plugins import (
     bandwidth,
     bridge,
+    chain,
     cluster,
     dhcp,
     dummy,
@@ -35,5 +36,5 @@ if TYPE_CHECKING:
     EXAMPLE: Plugin = fastcni_hello
 
 PLUGINS: tuple[Plugin, ...] = (
-    bandwidth, bridge, cluster, dhcp, dummy, firewall, flannel, host_device, host_local, ipvlan, loopback, macvlan,
-    portmap, ptp, sbr, static, tap, tuning, vlan, vrf)
+    bandwidth, bridge, chain, cluster, dhcp, dummy, firewall, flannel, host_device, host_local, ipvlan, loopback,
+    macvlan, portmap, ptp, sbr, static, tap, tuning, vlan, vrf)

@@ -23,7 +23,7 @@ from fastcni.spec.errors import CniError
 DOCS = Path(__file__).parents[2] / "docs" / "plugins.md"
 # The keys that make a configuration complete enough to be read.
 RANGE = {"ipam": {"range": "10.0.0.0/24"}}
-NEEDED = {"cluster": RANGE, "dhcp": {"ipam": {}}, "whereabouts": RANGE,
+NEEDED = {"chain": {"plugins": [{"type": "loopback"}]}, "cluster": RANGE, "dhcp": {"ipam": {}}, "whereabouts": RANGE,
           "dummy": {"ipam": {"type": "static"}}, "host-device": {"device": "eth9"},
           "host-local": {"ipam": {"ranges": [[{"subnet": "10.0.0.0/24"}]]}}, "ipvlan": {"ipam": {"type": "static"}},
           "static": {"ipam": {}}, "vlan": {"master": "eth9", "ipam": {"type": "static"}}, "vrf": {"vrfname": "blue"}}
@@ -33,6 +33,8 @@ CAPABILITIES = {"mac": 7, "ips": 7, "ipRanges": 7, "portMappings": 7, "bandwidth
 REFUSED = {
     "bandwidth": ({"ingressRate": -1}, 7, "ingressRate: expected an integer from 0 up"),
     "bridge": ({"hairpinMode": True, "promiscMode": True}, 7, "cannot set hairpin mode and promiscuous mode"),
+    "chain": ({"plugins": [{"type": "ptp"}, {"type": "chain", "plugins": []}]}, 7,
+              "plugins[1]: a chain inside a chain; move its plugins into the outer one"),
     "cluster": ({"ipam": {}}, 7, "no IP ranges specified"),
     "dhcp": ({"ipam": {"request": [{"option": "router"}]}}, 7, 'Can not parse option "router"'),
     "dummy": ({"ipam": {}}, 7, "dummy interface requires an IPAM configuration"),
@@ -55,7 +57,7 @@ REFUSED = {
 }
 # Compared with nothing: the Go plugins of Debian, 1.1.1, do not have them. whereabouts is no part of these either, and
 # needs a Kubernetes cluster to run at all.
-NOT_IN_PEER = ("cluster", "dummy", "tap", "whereabouts")
+NOT_IN_PEER = ("chain", "cluster", "dummy", "tap", "whereabouts")
 
 
 def read(kind, args="", **keys):

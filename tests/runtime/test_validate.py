@@ -34,6 +34,8 @@ def found(tmp_path):
     ("snatt", {"type": "portmap", "capabilities": {"portMappings": True}, "snatt": False}, "snat"),
     ("delegate.isGatway", {"type": "flannel", "delegate": {"isGatway": True}}, "isGateway"),
     ("ipam.dataDirr", {"type": "flannel", "ipam": {"dataDirr": "/run/x"}}, "dataDir"),
+    ("plugins[1].snatt", {"type": "chain", "plugins": [{"type": "ptp"}, {"type": "portmap", "snatt": True}]}, "snat"),
+    ("plugns", {"type": "chain", "plugns": []}, "plugins"),
     ("ingressRat", {"type": "bandwidth", "ingressRat": 1000}, "ingressRate"),
 ])
 def test_a_misspelt_key_is_found(found, where, conf, meant):
@@ -109,6 +111,9 @@ COMPLETE = {
                "disableContainerInterface": False, "portIsolation": True,
                "capabilities": {"mac": True, "ips": True, "ipRanges": True}},
     "bridge, trunk": {"vlanTrunk": [{"minID": 3, "maxID": 5}, {"id": 9}], "ipam": {}},
+    "chain": {"args": {}, "capabilities": {"portMappings": True, "mac": True}, "plugins": [
+        {"type": "bridge", **DEVICE, "isGateway": True, "capabilities": {"mac": True}},
+        {"type": "portmap", "snat": True, "capabilities": {"portMappings": True}}, {"type": "acme", "anything": 5}]},
     "cluster": {"ipam": CLUSTER | {"store": ETCD}},
     "cluster, local": {"ipam": CLUSTER | {"store": {"type": "local", "path": "/run/x"}}},
     "dhcp": {"ipam": {"type": "dhcp", "daemonSocketPath": "/run/x", "priority": 5, "provide": [

@@ -4,6 +4,7 @@ packets, and nothing left. Only fastcni runs 1.1.0: Go 1.1.1 does not know it.
 """
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from side_by_side.sides import Inside, addresses
 from side_by_side.test_masquerade import NODE, OUTSIDE, add_external
 
 from fastcni.runtime import CNI, RuntimeConf, parse_list
+from fastcni.runtime.fusing import fused
+from fastcni.spec import result as results
 from fastcni.spec import version
 
 pytestmark = pytest.mark.skipif(not (shutil.which("iptables-save") and shutil.which("ip6tables-save")),
@@ -65,6 +68,11 @@ class Chain:
         with listen(pod, 80), listen(self.external, 80):
             return ask(self.external, NODE[4], 8080), ask(self.side.host, NODE[4], 8080), ask(pod, OUTSIDE[4], 80)
 
+    def state(self):
+        """Return what the pods have in nftables and in qdiscs, without what differs with each ADD."""
+        text = self.side.on_host("nft", "list", "ruleset") + self.side.on_host("tc", "qdisc")
+        return sorted(re.sub(r"link: \d+|veth\w+|counter .*|[0-9a-f]+: ", "", text).splitlines())
+
     def left(self):
         """Return the state of deleted pods."""
         links = self.side.on_host("ip", "-o", "link")
@@ -114,3 +122,30 @@ def test_both_run_the_chain_with_the_same_results_and_packets(name, cni_version,
         assert all(outputs[2])
     if cni_version != "1.1.0":
         assert outputs == story(go, name, cni_version)
+
+
+
+@pytest.mark.parametrize("name", [
+    pytest.param(name, marks=[pytest.mark.needs("ifb")] if "kubernetes" in name else []) for name in CHAINS])
+def test_a_fused_list_gives_the_same_bytes_and_each_deletes_the_others_pods(name, sides, monkeypatch):
+    """Warm at every version; one-shot, where each call takes longer, at the oldest and at two others."""
+    fastcni, _ = sides
+    monkeypatch.setenv("FASTCNI_SOCKET", fastcni.socket)
+    spoken = version.starting_from(CHAINS[name][0])
+    chain = Chain(fastcni, name, spoken[0])
+    rt = chain.attached["pod-0"]
+    for chain.version in spoken if fastcni.socket else (spoken[0], "0.4.0", "1.1.0"):
+        apart, seen = parse_list(chain.text(name).encode()), []
+        together = parse_list(fused(apart.raw, apart))
+        for added, other in ((apart, together), (together, apart)):
+            chain.net = added
+            seen.append([results.encode(without_chance(chain.do("add", rt))), chain.state()])
+            for chain.net in (added, other):
+                if chain.version >= "0.4.0":
+                    chain.do("check", rt)
+            for _ in range(2):
+                chain.do("delete", rt)
+            assert eventually(lambda: not chain.left()), chain.left()
+            for file in (Path(fastcni.folder) / apart.name).glob("last_reserved_ip.*"):
+                file.unlink()           # so that both get the first address
+        assert seen[0] == seen[1], chain.version

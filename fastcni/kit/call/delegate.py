@@ -87,6 +87,14 @@ def restore(req: Request) -> None:
         plugin.restore(req, plugin.read(req))
 
 
+def check_version(spoken: str, kind: str) -> None:
+    """Raise CniError 1 if a plugin of fastcni does not speak this version of the spec. Others check it themselves."""
+    from fastcni import plugins  # as in _find()
+
+    if kind in plugins.TABLE:
+        version.check_supported(spoken, getattr(plugins.load(kind), "VERSIONS", version.ALL))
+
+
 def gives_addresses(kind: str) -> bool:
     """Return whether a plugin of that name can be an IPAM plugin."""
     from fastcni import plugins  # as in _find()

@@ -53,7 +53,7 @@ class Request:
         self.container_id, self.netns, self.ifname, self.args, self.path = container_id, netns, ifname, args, path
         self.env: Mapping[str, str] = env or {}
         self.conf = conf if isinstance(conf, Section) else Section(conf or {})
-        self.stdin = stdin
+        self._stdin: bytes | None = stdin
         self.name, self.version = name, version
         self.fds: dict[str, int] = {}
         self.opened: list[Closable] = []
@@ -61,14 +61,23 @@ class Request:
         self.released: list[dict[str, str]] = []
         self._hashes = ""
 
-    def delegate(self, plugin: str, conf: dict[str, Any] | None = None) -> Request:
+    @property
+    def stdin(self) -> bytes:
+        """The configuration's bytes, as received; those of a `conf` of delegate() as the Go library writes them."""
+        if self._stdin is None:
+            self._stdin = json.write_members({key: json.write(json.normalize(value), sort=key != "prevResult")
+                                              for key, value in self.conf.values.items()})
+        return self._stdin
+
+    def delegate(self, plugin: str, conf: dict[str, Any] | Section | None = None) -> Request:
         """The same request for another plugin type, as a delegate is called (spec section 4). `conf` takes the place of
         the configuration."""
         other = Request.__new__(Request)
         other.__dict__ = self.__dict__.copy()
         other.plugin = plugin
         if conf is not None:
-            other.conf, other.stdin, other.version = Section(conf), json.write(conf), conf.get("cniVersion", "0.1.0")
+            other.conf = conf if isinstance(conf, Section) else Section(conf)
+            other._stdin, other.version = None, other.conf.values.get("cniVersion", "0.1.0")
         return other
 
     def warn(self, text: str) -> None:

@@ -1,0 +1,150 @@
+"""chain: runs the plugins of a network list in one request, where a runtime would start a program for each.
+
+    {"type": "chain", "capabilities": {"portMappings": true}, "plugins": [
+        {"type": "bridge", "isGateway": true, "ipam": {"type": "host-local", "subnet": "10.22.0.0/16"}},
+        {"type": "portmap", "capabilities": {"portMappings": true}}]}
+
+Each nested plugin gets what libcni would give it: name, cniVersion, its part of runtimeConfig, and prevResult. That is
+the result of the plugin before it for ADD, else the result of the whole ADD. `fastcni fuse` writes this configuration.
+"""
+
+from __future__ import annotations
+
+from fastcni.kit.call import delegate
+from fastcni.kit.call.undo import every
+from fastcni.spec import result as results
+from fastcni.spec import version
+from fastcni.spec.config import Section
+from fastcni.spec.errors import NestedError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from fastcni.kit.call.request import Request
+    from fastcni.kit.call.undo import Undo
+
+KIND = "chain"
+# Keys of a request, which libcni puts into the configuration of each plugin
+GIVEN = ("prevResult", "cni.dev/valid-attachments", "cni.dev/attachments")
+FROM_RUNTIME = "fastcni/list"   # fastcni's runtime sets it: an error document names the plugin by errors.FAILED_AT
+
+
+class Nested:
+    """A nested plugin: its type, its place from 0, and its configuration as pods share it."""
+
+    __slots__ = ("kind", "index", "conf")
+
+    def __init__(self, kind: str, index: int, conf: Section) -> None:
+        self.kind, self.index, self.conf = kind, index, conf
+
+
+class Failing:
+    """`with Failing(nested, req, "add"):` an error names the plugin, see NestedError."""
+
+    __slots__ = ("nested", "req", "doing")
+
+    def __init__(self, nested: Nested, req: Request, doing: str) -> None:
+        self.nested, self.req, self.doing = nested, req, doing
+
+    def __enter__(self) -> None:
+        return
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, Exception | SystemExit):
+            raise NestedError(self.nested.kind, self.nested.index, self.doing,
+                              self.req.conf.flag(FROM_RUNTIME)) from error
+
+
+def read(req: Request) -> list[Nested]:
+    """The nested plugins. Each reads its own keys when its turn comes: most need prevResult for that."""
+    found = req.conf.once(read_plugins)
+    if req.command == "ADD":            # before anything is changed
+        for nested in found:
+            with Failing(nested, req, "add"):
+                delegate.check_version(req.version, nested.kind)
+    return found
+
+
+def read_plugins(conf: Section) -> list[Nested]:
+    """Read the key `plugins`. Raises CniError 7."""
+    found = []
+    asked, first = conf.section("runtimeConfig").values, given_args(conf)
+    for index, keys in enumerate(conf.sections("plugins")):
+        kind = keys.text("type")
+        if not kind:
+            raise conf.wrong(f"plugins[{index}]", "missing 'type'")
+        if kind == KIND:
+            raise conf.wrong(f"plugins[{index}]", "a chain inside a chain; move its plugins into the outer one")
+        values = {**keys.values, **first, "name": conf.text("name"), "cniVersion": conf.text("cniVersion")}
+        taken = {name: asked[name] for name, on in keys.section("capabilities").values.items() if on and name in asked}
+        if taken:                       # else a runtimeConfig of the file stays, as in libcni
+            values["runtimeConfig"] = taken
+        found.append(Nested(kind, index, Section(values)))
+        first = {}
+    if not found:
+        raise conf.wrong("plugins", "no plugins")
+    return found
+
+
+def given_args(conf: Section) -> dict[str, Any]:
+    """{"args": ...}, if a program (Multus) has written that key into the list's first plugin, which is the chain. It
+    means the first nested plugin."""
+    return {"args": conf.section("args").values} if conf.has("args") else {}
+
+
+def sub_request(req: Request, nested: Nested, given: dict[str, Any]) -> Request:
+    """The request for a nested plugin; given: keys of this request alone."""
+    conf = Section({**nested.conf.values, **given}, common=nested.conf) if given else nested.conf
+    return req.delegate(nested.kind, conf)
+
+
+def given_keys(req: Request) -> dict[str, Any]:
+    """The keys that the runtime gave the chain for this request."""
+    return {key: req.conf.raw(key) for key in GIVEN if req.conf.has(key)}
+
+
+def add(req: Request, conf: list[Nested], undo: Undo) -> dict[str, Any]:
+    """ADD in order. If one fails, the rollback undoes those before it, too: nothing is left for the runtime's DEL."""
+    given, result = given_keys(req), {}
+    for nested in conf:
+        with Failing(nested, req, "add"):
+            result = delegate.add(sub_request(req, nested, given), undo)
+            shaped = results.to_version({"cniVersion": version.CURRENT, **result}, req.version)
+            given = {"prevResult": results.printed(shaped)}
+    return result
+
+
+def run(req: Request, nested: Nested, doing: str = "") -> None:
+    """Run one plugin's part of the request's command. doing: the command in an error, as libcni names it."""
+    with Failing(nested, req, doing or req.command.lower()):
+        delegate.check_version(req.version, nested.kind)
+        delegate.run(sub_request(req, nested, given_keys(req)), req.command)
+
+
+def delete(req: Request, conf: list[Nested]) -> None:
+    """DEL in reverse order. The first failure ends it, as in libcni: a port mapping that stays keeps its address."""
+    for nested in reversed(conf):
+        run(req, nested, "delete")
+
+
+def check(req: Request, conf: list[Nested]) -> None:
+    for nested in conf:
+        run(req, nested)
+
+
+def gc(req: Request, conf: list[Nested]) -> None:
+    """GC of each plugin, also after one has failed."""
+    every(*((run, req, nested) for nested in conf))
+
+
+def status(req: Request, conf: list[Nested]) -> None:
+    for nested in conf:
+        run(req, nested)
+
+
+def restore(req: Request, conf: list[Nested]) -> None:
+    """Restore what the nested plugins have in the host's firewall."""
+    for nested in conf:
+        with Failing(nested, req, "restore"):
+            delegate.restore(sub_request(req, nested, given_keys(req)))

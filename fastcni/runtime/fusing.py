@@ -1,0 +1,174 @@
+"""Fuse a network list: its plugins become nested plugins of one plugin, `chain`; and undo that.
+
+The original stays beside the fused list as `<file>.unfused`, a name that no runtime loads: they load `.conflist`,
+`.conf` and `.json`. Each file is replaced by rename(2), so a runtime sees the one list or the other.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fastcni.kit.call import delegate, search
+from fastcni.plugins import chain
+from fastcni.runtime.discover import read_conf
+from fastcni.runtime.errors import ConfError
+from fastcni.runtime.parse import parse_list
+from fastcni.runtime.records import NetworkList
+from fastcni.spec import errors, json, version
+from fastcni.spec.errors import CniError
+
+SUFFIX = ".unfused"
+
+
+@dataclass(frozen=True, slots=True)
+class Fused:
+    """The outcome of fuse() and unfuse(). path: the list. kept: the original. network: its name. plugins: the types of
+    its plugins, without `chain`. document: the bytes of the list as it is now, or would be."""
+
+    path: str
+    kept: str
+    network: str
+    plugins: tuple[str, ...]
+    document: bytes
+
+
+def fuse(path: str, plugin_dirs: Sequence[str], *, dry_run: bool = False) -> Fused:
+    """Fuse a `.conflist` file, and keep the original. With dry_run, write nothing.
+
+    plugin_dirs: where each plugin has to be found, and `chain` as fastcni's. Raises ConfError, CniError: the list
+    cannot be fused, and nothing was changed.
+    """
+    path = real_path(path)
+    raw = read_conf(path)
+    net = read_list(path, raw)
+    check(path, net, plugin_dirs)
+    done = Fused(path, path + SUFFIX, net.name, types(net), fused(raw, net))
+    if not dry_run:
+        try:
+            replace_list(done, raw)
+        except OSError as e:
+            raise failure("write", e, path) from e
+    return done
+
+
+def unfuse(path: str, *, force: bool = False, dry_run: bool = False) -> Fused:
+    """Put the original of a fused list back: the same file, byte for byte. With dry_run, write nothing.
+
+    force: also if the list was changed since, which is lost then. Raises CniError: nothing was changed.
+    """
+    path = real_path(path)
+    kept = path + SUFFIX
+    if not os.path.lexists(kept):
+        raise CniError(errors.INVALID_CONFIG, f"{path} cannot be unfused: there is no {kept}",
+                       "`fastcni fuse` writes both")
+    raw = read_conf(kept)
+    net = read_list(kept, raw)
+    if not force and read_conf(path) != fused(raw, net):
+        raise CniError(errors.INVALID_CONFIG, f"{path} is not what `fastcni fuse` wrote: it was changed since",
+                       f"--force replaces it by {kept}; if that is outdated, remove it")
+    if not dry_run:
+        try:
+            os.rename(kept, path)
+            sync_folder(path)
+        except OSError as e:
+            raise failure("rename", e, kept) from e
+    return Fused(path, kept, net.name, types(net), raw)
+
+
+def fused(raw: bytes, net: NetworkList) -> bytes:
+    """The fused list of a list. `chain` declares each capability that one of the plugins declares."""
+    values = json.read(raw)
+    declared = {name: True for plugin in net.plugins for name, on in plugin.capabilities.items() if on}
+    only = {"type": chain.KIND, **({"capabilities": declared} if declared else {}), "plugins": values["plugins"]}
+    return json.write({**values, "plugins": [only]}, indent=2) + b"\n"
+
+
+def check(path: str, net: NetworkList, plugin_dirs: Sequence[str]) -> None:
+    """Raise CniError for a list that cannot be fused, or that nothing is gained with."""
+    refused = f"{path} cannot be fused"
+    kinds = types(net)
+    if chain.KIND in kinds:
+        raise ConfError(f"{refused}: it has the plugin chain already")
+    if len(kinds) < 2:
+        raise ConfError(f"{refused}: with {len(kinds)} plugin there is nothing to gain")
+    spoken = net.version or version.OLDEST
+    if spoken not in version.ALL:
+        raise ConfError(f"{refused}: fastcni does not know its cniVersion {json.quote(spoken)}",
+                        errors.INCOMPATIBLE_VERSION)
+    for kind in (*kinds, chain.KIND):
+        try:
+            found = search.find(kind, plugin_dirs)
+            delegate.check_version(spoken, kind)
+        except CniError as e:
+            raise CniError(e.code, f"{refused}: plugin {kind}: {e.msg}", e.details) from None
+    if not search.is_own(found):
+        raise CniError(errors.INVALID_CONFIG, f"{refused}: {found} is not fastcni's", "another program has that name")
+
+
+def types(net: NetworkList) -> tuple[str, ...]:
+    return tuple(plugin.type for plugin in net.plugins)
+
+
+def real_path(path: str) -> str:
+    """The file itself, where the path is a symbolic link: its folder gets the original. Raises ConfError."""
+    path = os.path.realpath(path)
+    if not path.endswith(".conflist"):
+        raise ConfError(f"{path} is not a network list: its name does not end with .conflist")
+    return path
+
+
+def read_list(path: str, raw: bytes) -> NetworkList:
+    try:
+        return parse_list(raw)
+    except ConfError as e:
+        raise ConfError(f"{path}: {e.msg}", e.code) from None
+
+
+def replace_list(done: Fused, raw: bytes) -> None:
+    """Give the original its second name, then put the fused list in its place. Raises OSError, CniError if another
+    program has written the list meanwhile."""
+    folder = os.path.dirname(done.path)
+    fd, fresh = tempfile.mkstemp(prefix=".fastcni-", dir=folder)
+    try:
+        with open(fd, "wb") as file:
+            like = os.stat(done.path)
+            os.fchmod(fd, like.st_mode & 0o7777)
+            os.fchown(fd, like.st_uid, like.st_gid)
+            file.write(done.document)
+            file.flush()
+            os.fsync(fd)
+        keep(done, raw, f"{fresh}.original")
+        os.rename(fresh, done.path)
+    except BaseException:
+        os.unlink(fresh)
+        raise
+    sync_folder(done.path)
+
+
+def keep(done: Fused, raw: bytes, link: str) -> None:
+    """Link the original to its second name. A file that has the name is of an earlier fuse; the list was replaced
+    since."""
+    os.link(done.path, link)
+    try:
+        if read_conf(link) != raw:
+            raise CniError(errors.TRY_AGAIN_LATER, f"{done.path} was changed while it was fused")
+        os.rename(link, done.kept)
+    finally:
+        if os.path.lexists(link):       # rename(2) does nothing if both names are of one file
+            os.unlink(link)
+
+
+def sync_folder(path: str) -> None:
+    """Write the names in a file's folder to the disk."""
+    fd = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def failure(doing: str, error: OSError, path: str) -> CniError:
+    return CniError(errors.IO_FAILURE, f"{doing} {path}: {str(error.strerror).lower()} (errno {error.errno})")
