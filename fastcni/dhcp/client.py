@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from fastcni.dhcp import client_states as states
 from fastcni.dhcp import packets
-from fastcni.dhcp.lease import Lease, Owner, read_lease
+from fastcni.dhcp.lease import Lease, Owner, changed_options, read_lease
 from fastcni.kit.dhcp import rpc
 from fastcni.spec import address
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
         def listen(self, client: Client) -> None:
             """Open a packet socket for client.xid; set client.mac. Raises LinkGone, OSError."""
         def listen_from_address(self, client: Client) -> None:
-            """Open a UDP socket at the address of the lease. Raises LinkGone, OSError."""
+            """As listen(), and a UDP socket at the address of the lease to send by. Raises LinkGone, OSError."""
         def listen_arp(self, client: Client) -> None:
             """Open a socket for ARP. Raises LinkGone, OSError."""
         def send(self, client: Client, data: bytes) -> None:
@@ -320,12 +320,22 @@ class Client:
         self.world.listen(self)
 
     def extend(self, lease: Lease) -> None:
+        """Hold the lease on. The pod's link stays as its ADD has made it, by the interface's plugin and those after it:
+        other options change only what a later ADD or CHECK is answered, as with the reference."""
+        assert self.lease
+        if changed := changed_options(self.lease, lease):
+            self.world.log.warning("lease_changed", lease=self.owner.name, options=", ".join(changed),
+                                   why="the pod keeps what its ADD had")
+        lease.prefix = self.lease.prefix
         self._hold(lease, "lease_renewed")
 
     def lose(self, _: Any) -> None:
         """The lease is gone: the pod must not use its address any more. Try to get another one."""
         assert self.lease
-        self.world.log.warning("lease_lost", lease=self.owner.name, address=address.ip_text(self.lease.address))
+        ended = self.world.now() >= self.lease.expires
+        self.world.log.warning("lease_lost", lease=self.owner.name, address=address.ip_text(self.lease.address),
+                               why="it ended, and no server had renewed it" if ended
+                               else "the server refused to renew it")
         self.world.quiet(self)
         self.world.unassign(self)
         # On disk it has ended: a daemon that starts now begins where this one is

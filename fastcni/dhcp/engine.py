@@ -25,16 +25,15 @@ if TYPE_CHECKING:
     Waiter = Callable[[str, "Client | None"], object]
 
 CHECK_S = 30.0                  # how often the engine looks for pods that are gone
-RAW, ARP, UDP = "raw", "arp", "udp"
 
 
 class Ear:
-    """A client's open socket, and which kind it is."""
+    """A client's open packet socket. arp: it is one for ARP. sender: the UDP socket to send by, None: the same."""
 
-    __slots__ = ("kind", "sock")
+    __slots__ = ("arp", "sender", "sock")
 
-    def __init__(self, sock: Any, kind: str) -> None:
-        self.sock, self.kind = sock, kind
+    def __init__(self, sock: Any, sender: Any = None, *, arp: bool = False) -> None:
+        self.sock, self.sender, self.arp = sock, sender, arp
 
 
 class Engine:
@@ -170,32 +169,33 @@ class Engine:
     def listen(self, client: Client) -> None:
         sock, link = links.listen(client.owner, self.root, self.home, client.xid)
         client.mac, client.shared = link.address, link.kind == "ipvlan"
-        self._open(client, sock, RAW)
+        self._open(client, Ear(sock))
 
     def listen_arp(self, client: Client) -> None:
-        self._open(client, links.listen_arp(client.owner, self.root, self.home), ARP)
+        self._open(client, Ear(links.listen_arp(client.owner, self.root, self.home), arp=True))
 
     def listen_from_address(self, client: Client) -> None:
         assert client.lease
-        sock = links.listen_from_address(client.owner, self.root, self.home, client.mac,
-                                         address.ip_text(client.lease.address))
-        self._open(client, sock, UDP)
+        self._open(client, Ear(*links.listen_from_address(client.owner, self.root, self.home, client.mac, client.xid,
+                                                          address.ip_text(client.lease.address))))
 
-    def _open(self, client, sock, kind):
-        client.sock = ear = Ear(sock, kind)
-        self.loop.add(sock.fileno(), lambda: self._read(client, ear))
+    def _open(self, client, ear):
+        client.sock = ear
+        self.loop.add(ear.sock.fileno(), lambda: self._read(client, ear))
 
     def quiet(self, client: Client) -> None:
         if client.sock:
             self.loop.remove(client.sock.sock.fileno())
             self.closer.close(client.sock.sock)
+            if client.sock.sender:
+                client.sock.sender.close()
             client.sock = None
 
     def send(self, client: Client, data: bytes) -> None:
         ear = client.sock
-        if ear.kind == UDP:
+        if ear.sender:
             lease: Lease = client.lease        # type: ignore[assignment]  # it is RENEWING
-            ear.sock.sendto(data, (address.ip_text(lease.server), packet_sockets.SERVER_PORT))
+            ear.sender.sendto(data, (address.ip_text(lease.server), packet_sockets.SERVER_PORT))
         else:
             source = client.lease.address if client.lease else packets.NO_ADDRESS
             packet_sockets.send_to(ear.sock, client.owner.ifname, frames.to_server(data, source))
@@ -217,18 +217,11 @@ class Engine:
                 self.quiet(client)
 
     def _read_one(self, client, ear):
-        if ear.kind == UDP:
-            try:
-                data = ear.sock.recv(packet_sockets.RECEIVE_BYTES)
-            except BlockingIOError:
-                return False
-            client.received(packets.decode(data), b"")
-            return True
         found = packet_sockets.receive(ear.sock)
         if not found:
             return False
         packet, mac, complete = found
-        if ear.kind == RAW:
+        if not ear.arp:
             client.received(packets.decode(frames.payload(packet, complete)), mac)
         elif client.offered and frames.conflicts(packet, client.mac, client.offered.address):
             client.event(states.CONFLICT)

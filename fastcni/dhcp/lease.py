@@ -6,7 +6,7 @@ Times are seconds of CLOCK_BOOTTIME, which goes on while the node is suspended a
 from __future__ import annotations
 
 from fastcni.dhcp import packets
-from fastcni.kit.dhcp import rpc
+from fastcni.kit.dhcp import dhcp_conf, rpc
 from fastcni.kit.ipam import ipam_conf
 from fastcni.spec import address
 
@@ -19,6 +19,8 @@ FOREVER_S = 0xFFFFFFFF          # option 51 for a lease without end
 T1_SHARE, T2_SHARE = 0.5, 0.875         # of the lease, where the server says nothing (RFC 2131, 4.4.5)
 MAX_ENTRIES = 64                # routes, name servers and domains of a result: a server is not trusted
 SCOPE_LINK = 253
+OF_RESULT = (packets.SUBNET_MASK, packets.ROUTERS, packets.STATIC_ROUTES, packets.CLASSLESS_ROUTES, packets.MTU,
+             packets.DNS_SERVERS, packets.DOMAIN_NAME, packets.DOMAIN_SEARCH)
 MIN_MTU = 68                    # RFC 2132, 5.1
 
 
@@ -114,6 +116,12 @@ def result_of(lease: Lease, priority: int = 0) -> dict[str, Any]:
     gateway = routers[0] if routers else None
     return ipam_conf.make_result([(lease.address, lease.prefix, gateway)], routes_of(lease, gateway, priority),
                                  dns_of(lease.options))
+
+
+def changed_options(before: Lease, after: Lease) -> list[str]:
+    """The names of the options of result_of() that differ."""
+    return [name for name, code in dhcp_conf.OPTION_NAMES.items()
+            if code in OF_RESULT and before.options.get(code) != after.options.get(code)]
 
 
 def routes_of(lease: Lease, gateway: bytes | None, priority: int) -> list[dict[str, Any]]:

@@ -90,11 +90,19 @@ def listen_arp(owner: Owner, root: str, home: int) -> socket:
         return packet_sockets.open_arp(owner.ifname)        # type: ignore[return-value]
 
 
-def listen_from_address(owner: Owner, root: str, home: int, mac: bytes, address: str) -> socket:
-    """A UDP socket at the address of the lease. Raises as look_up(); OSError if the link does not have the address."""
+def listen_from_address(owner: Owner, root: str, home: int, mac: bytes, xid: int,
+                        address: str) -> tuple[socket, socket]:
+    """(a packet socket for the answers, a UDP socket at the address of the lease to send by). A server answers to the
+    address, but it broadcasts a NAK, which the UDP socket does not receive. That is there so that the kernel sends the
+    server no "port unreachable". Raises as look_up(); OSError if the link does not have the address."""
     with inside(owner, root, home):
         usable_link(owner.ifname, mac)
-        return packet_sockets.open_udp(owner.ifname, address)           # type: ignore[return-value]
+        sender = packet_sockets.open_udp(owner.ifname, address)
+        try:
+            return packet_sockets.open_dhcp(owner.ifname, xid), sender         # type: ignore[return-value]
+        except BaseException:
+            sender.close()
+            raise
 
 
 def assign(owner: Owner, root: str, home: int, lease: Lease, result: dict[str, Any]) -> None:

@@ -6,7 +6,7 @@ from dhcp.clock import ADDRESS, MAC, OTHER, SERVER, SERVER_MAC, Clock, answer, b
 from fastcni.dhcp import client_states as states
 from fastcni.dhcp import packets
 from fastcni.dhcp.client import Client
-from fastcni.dhcp.lease import Lease
+from fastcni.dhcp.lease import Lease, result_of
 
 
 @pytest.fixture
@@ -169,6 +169,28 @@ def test_a_renewed_lease_begins_when_its_request_was_sent(clock, client):
     assert client.lease.expires == asked + 200 and clock.kept is client.lease
 
 
+def test_a_renewal_with_other_options_changes_the_result_and_not_the_link(clock, client):
+    """The address keeps the netmask that it has on the link, so that CHECK finds it."""
+    bind(clock, client)
+    pass_to(clock, client)
+    answer(client, packets.ACK, o1=b"\xff\xff\0\0", o3=OTHER, o26=(1400).to_bytes(2, "big"), o58=bytes(4))
+    assert result_of(client.lease)["routes"] == [{"dst": "0.0.0.0/0", "gw": "10.0.0.8", "mtu": 1400}]
+    assert (client.lease.address, client.lease.prefix) == (ADDRESS, 24)
+    assert not {"assign", "unassign"} & set(clock.done)
+    assert ("lease_changed", {"lease": "c1 eth0", "options": "subnet-mask, routers, interface-mtu",
+                              "why": "the pod keeps what its ADD had"}) in clock.log.lines
+    pass_to(clock, client)
+    answer(client, packets.ACK, o1=b"\xff\xff\0\0", o3=OTHER, o26=(1400).to_bytes(2, "big"))
+    assert [event for event, _ in clock.log.lines].count("lease_changed") == 1
+
+
+def test_a_renewal_with_the_same_options_is_no_change(clock, client):
+    bind(clock, client)
+    pass_to(clock, client)
+    answer(client, packets.ACK, seconds=200)
+    assert clock.log.has("lease_renewed") and not clock.log.has("lease_changed")
+
+
 def test_the_servers_t1_and_t2_count_unless_they_are_beyond_the_lease(clock, client):
     bind(clock, client, o58=(20).to_bytes(4, "big"), o59=(400).to_bytes(4, "big"))
     assert (client.lease.t1, client.lease.t2) == (client.lease.acked + 20, client.lease.acked + 87.5)
@@ -186,6 +208,7 @@ def test_an_expired_lease_takes_the_address_down_and_a_new_one_is_assigned(clock
         pass_to(clock, client)
     assert clock.time == began + 100
     assert clock.done[-1] == "unassign" and client.lease is None
+    assert clock.log.lines[-1][1]["why"] == "it ended, and no server had renewed it"
     pass_to(clock, client)
     for _ in range(40):                         # it never gives up: nobody waits
         pass_to(clock, client)
@@ -203,6 +226,8 @@ def test_a_nak_takes_the_address_down_at_once(clock, client, state):
         pass_to(clock, client)
     answer(client, packets.NAK)
     assert clock.done[-1] == "unassign" and client.timer == clock.time
+    assert clock.log.lines[-1] == ("lease_lost", {"lease": "c1 eth0", "address": "10.0.0.7",
+                                                  "why": "the server refused to renew it"})
 
 
 def test_an_ack_of_another_address_is_a_nak(clock, client):

@@ -46,6 +46,18 @@ def test_the_address_leaves_the_link_before_the_release(network, server, daemon)
     assert addresses(pod) == []
 
 
+def test_a_nak_to_a_renewal_by_unicast_is_received(network, daemon):
+    """A server broadcasts it (RFC 2131, 4.3.2). The socket at the pod's address did not receive that, so the pod had an
+    address until T2 that was not its own."""
+    pod = network.pod()
+    with Server(network, seconds=3600, o58=(1).to_bytes(4, "big")) as server:
+        ok("ADD", daemon.conf(), pod)
+        subprocess.run(["ip", "-n", os.path.basename(pod), "addr", "add", FIRST, "dev", "eth0"], check=True)
+        server.refuses = True
+        daemon.wait_for("lease_lost")
+        assert "the server refused to renew it" in daemon.log() and addresses(pod) == []
+
+
 def test_check_compares_the_address_and_acquires_a_lost_lease(network, server, daemon):
     pod, conf = network.pod(), daemon.conf()
     result = ok("ADD", conf, pod)

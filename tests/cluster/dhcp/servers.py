@@ -56,12 +56,20 @@ class Program:
 
 
 class Dnsmasq(Program):
+    """start() reads these. pool: of its addresses. t1, t2: of leases; 0: by their length. A restart keeps leases."""
+
     ready = "DHCP, IP range"
 
+    def __init__(self, network, folder):
+        super().__init__(network, folder)
+        self.pool, self.t1, self.t2 = "10.77.2", 0, 0
+
     def command(self):
+        times = [f"--dhcp-option={code},{seconds}" for code, seconds in (("option:T1", self.t1), ("option:T2", self.t2))
+                 if seconds]
         return ["dnsmasq", "--keep-in-foreground", "--conf-file=/dev/null", "--port=0", "--log-facility=-", "--no-ping",
                 "--log-dhcp", "--dhcp-authoritative", "--interface=br0", "--user=root",
-                "--dhcp-range=10.77.2.10,10.77.2.250,255.255.0.0,120", f"--dhcp-option=3,{SERVER}",
+                f"--dhcp-range={self.pool}.10,{self.pool}.250,255.255.0.0,120", *times, f"--dhcp-option=3,{SERVER}",
                 f"--dhcp-option=6,{SERVER}", "--dhcp-option=15,example.org", "--dhcp-option=119,a.example,b.example",
                 f"--dhcp-option=121,192.168.9.0/24,10.77.0.9,0.0.0.0/0,{SERVER}", "--dhcp-option=26,1400",
                 f"--dhcp-leasefile={self.folder}/dnsmasq.leases", f"--pid-file={self.folder}/dnsmasq.pid"]
@@ -74,13 +82,15 @@ class Dnsmasq(Program):
 
 
 class Kea(Program):
-    """seconds: of leases. subnet: "10.77", of its addresses; start() reads it. A restart forgets all leases."""
+    """start() reads the rest; a restart forgets all leases. seconds, t1, t2: of leases. subnet: "10.77", and pool:
+    "10.77.3", of its addresses. router: their gateway."""
 
     ready = "DHCP4_STARTED"
 
     def __init__(self, network, folder, seconds):
         super().__init__(network, folder)
-        self.seconds, self.subnet = seconds, "10.77"
+        self.seconds, self.t1, self.t2 = seconds, seconds // 2, seconds * 3 // 4
+        self.subnet, self.pool, self.router = "10.77", "10.77.3", SERVER
 
     def env(self):
         return {"KEA_PIDFILE_DIR": self.folder, "KEA_LOCKFILE_DIR": self.folder}
@@ -91,11 +101,10 @@ class Kea(Program):
             json.dump({"Dhcp4": {
                 "interfaces-config": {"interfaces": ["br0"], "dhcp-socket-type": "raw"},
                 "lease-database": {"type": "memfile", "persist": False},
-                "authoritative": True, "valid-lifetime": self.seconds, "renew-timer": self.seconds // 2,
-                "rebind-timer": self.seconds * 3 // 4,
+                "authoritative": True, "valid-lifetime": self.seconds, "renew-timer": self.t1, "rebind-timer": self.t2,
                 "subnet4": [{"id": 1, "subnet": f"{self.subnet}.0.0/16",
-                             "pools": [{"pool": f"{self.subnet}.3.10 - {self.subnet}.3.250"}],
-                             "option-data": [{"name": "routers", "data": f"{self.subnet}.0.1"}]}],
+                             "pools": [{"pool": f"{self.pool}.10 - {self.pool}.250"}],
+                             "option-data": [{"name": "routers", "data": self.router}]}],
                 "loggers": [{"name": "kea-dhcp4", "severity": "DEBUG", "debuglevel": 50,
                              "output_options": [{"output": "stdout"}]}]}}, file)
         return ["kea-dhcp4", "-c", path]

@@ -131,7 +131,7 @@ def test_a_server_that_was_reset_gives_another_address(network, launched, tmp_pa
         address = ok("ADD", launched.conf(), pod)["ips"][0]["address"]
         subprocess.run(["ip", "-n", os.path.basename(pod), "addr", "add", address, "dev", "eth0"], check=True)
         server.kill()
-        server.subnet = "10.78"
+        server.subnet, server.pool, server.router = "10.78", "10.78.3", "10.78.0.1"
         for words in (("add", "10.78.0.1/16"), ("del", "10.77.0.1/16")):
             subprocess.run(["ip", "-n", network.host, "addr", *words, "dev", "br0"], check=True)
         server.start()
@@ -140,6 +140,48 @@ def test_a_server_that_was_reset_gives_another_address(network, launched, tmp_pa
         status, error, _ = call("CHECK", launched.conf() | {"prevResult": {
             "cniVersion": "1.1.0", "ips": [{"address": address}]}}, pod)
         assert (status, error["code"]) == (1, 999) and address in error["msg"]
+
+
+@pytest.mark.parametrize("at", ["T1", "T2"])
+def test_a_renewal_that_dnsmasq_refuses_gives_the_pod_another_address(network, launched, tmp_path, at):
+    """dnsmasq is restarted with another pool. At T1 it is asked by unicast, and its NAK is a broadcast, which a socket
+    at the pod's address did not receive. For T2 it moves to another address, and only a broadcast reaches it."""
+    pod = network.pod()
+    server = Dnsmasq(network, tmp_path)
+    server.t1, server.t2 = (3, 50) if at == "T1" else (1, 6)
+    with server:
+        address = ok("ADD", launched.conf(), pod)["ips"][0]["address"]
+        subprocess.run(["ip", "-n", os.path.basename(pod), "addr", "add", address, "dev", "eth0"], check=True)
+        server.kill()
+        server.pool = "10.77.4"
+        if at == "T2":
+            for words in (("del", "10.77.0.1/16"), ("add", "10.77.0.2/16")):
+                subprocess.run(["ip", "-n", network.host, "addr", *words, "dev", "br0"], check=True)
+        server.start()
+        launched.wait_for("lease_lost")
+        assert "the server refused to renew it" in launched.log()
+        assert eventually(lambda: [one[:8] for one in addresses(pod)] == ["10.77.4."])
+        server.wait_for("DHCPNAK(br0)")
+
+
+def test_a_renewal_with_another_router_changes_the_result_only(network, launched, tmp_path):
+    pod = network.pod()
+    server = Kea(network, tmp_path, 60)
+    server.t1, server.t2 = 2, 50
+    with server:
+        result = ok("ADD", launched.conf(), pod)
+        ip = ["ip", "-n", os.path.basename(pod)]
+        for words in (("addr", "add", result["ips"][0]["address"]), ("route", "add", "default", "via", "10.77.0.1")):
+            subprocess.run([*ip, *words, "dev", "eth0"], check=True)
+        server.kill()
+        server.router = "10.77.0.9"
+        server.start()
+        launched.wait_for("lease_changed")
+        assert "options=routers" in launched.log()
+        assert ok("ADD", launched.conf(), pod)["ips"] == [result["ips"][0] | {"gateway": "10.77.0.9"}]
+        ok("CHECK", launched.conf() | {"prevResult": result}, pod)
+        routes = subprocess.run([*ip, "route"], capture_output=True, text=True, check=True).stdout
+        assert "default via 10.77.0.1 dev eth0" in routes and "10.77.0.9" not in routes
 
 
 def test_the_warm_server_has_the_daemon_and_answers_while_a_lease_is_awaited(network, node, bin_dir, tmp_path):
