@@ -28,6 +28,7 @@ AUTOSTART_IDLE_MIN = 60.0
 @click.option("--systemd", is_flag=True, help="Also write the units of the server, and those that repeat this "
               "command when the interpreter changes.")
 @click.option("--unit-dir", default=None, metavar="DIR", help="The directory for these [/etc/systemd/system].")
+@click.option("--dhcp", is_flag=True, help="With --systemd: also the units of `dhcp daemon`.")
 @click.option("--autostart", is_flag=True, help="A plugin that finds no server starts one. For nodes without systemd.")
 @click.option("--idle-exit", "idle_exit_min", default=None, type=click.FloatRange(0), metavar="MINUTES",
               help="The server of --autostart or --systemd ends after so long without a request; 0: never  "
@@ -35,7 +36,7 @@ AUTOSTART_IDLE_MIN = 60.0
 @click.option("--dry-run", is_flag=True, help="Show what would be written and replaced. Write nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, also on a terminal and for errors.")
 def install(bin_dir: str, interpreter: str | None, types: Sequence[str], systemd: bool, unit_dir: str | None,
-            autostart: bool, idle_exit_min: float | None, dry_run: bool, as_json: bool) -> None:
+            dhcp: bool, autostart: bool, idle_exit_min: float | None, dry_run: bool, as_json: bool) -> None:
     """Write fastcni's plugins to a directory.
 
     Each file replaces the old one in one step, also while that runs. Files that are not fastcni's are kept in
@@ -48,6 +49,10 @@ def install(bin_dir: str, interpreter: str | None, types: Sequence[str], systemd
 
     if unit_dir and not systemd:
         raise click.UsageError("--unit-dir needs --systemd")
+    if dhcp and not systemd:
+        raise click.UsageError("--dhcp needs --systemd")
+    if dhcp and types and "dhcp" not in types:
+        raise click.UsageError("--dhcp needs the plugin dhcp: add --plugin dhcp")
     if systemd and autostart:
         raise click.UsageError("--systemd starts a server already; --autostart is for nodes without it")
     if idle_exit_min is not None and not (systemd or autostart):
@@ -61,7 +66,7 @@ def install(bin_dir: str, interpreter: str | None, types: Sequence[str], systemd
         server = [*command, "--detached"] if autostart else []
         done = install_plugins(bin_dir, interpreter, types or None, server=server, dry_run=dry_run)
         written = units.install_units(unit_dir or units.UNIT_DIR, command, done, types,
-                                      dry_run=dry_run) if systemd else []
+                                      dhcp=dhcp, dry_run=dry_run) if systemd else []
     except InstallError as e:
         raise CniError(errors.IO_FAILURE, str(e)) from e
     if for_people(as_json):
@@ -92,7 +97,7 @@ def lines(done: "Installed", written: Sequence[str], dry_run: bool) -> list[str]
         if not dry_run and (pid := running_server()) > 1:           # 1: systemd, which has the socket
             found.append(f"a server runs, process {pid}; after an upgrade, end it: kill {pid}")
     if not dry_run:
-        found += [f"next: {systemd.NEXT}"] if written else []
+        found += [f"next: {systemd.next_command(written)}"] if written else []
         found.append(f"to undo this: fastcni uninstall --bin-dir {done.bin_dir}")
     return found
 

@@ -1,4 +1,5 @@
-"""The systemd units: the warm server's, and those that repeat the install when the plugins' Python changes.
+"""The systemd units: the warm server's, those that repeat the install when the plugins' Python changes, and those of
+the dhcp daemon.
 
 `fastcni install` writes them and never runs systemctl. `fastcni uninstall` stops, disables and removes them.
 """
@@ -14,7 +15,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from fastcni.kit.call.files import make_folders
-from fastcni.launcher import files
+from fastcni.launcher import files, systemd_dhcp
 from fastcni.launcher.install import InstallError
 
 if TYPE_CHECKING:
@@ -147,7 +148,7 @@ Type=oneshot
 # The first Python that has the fastcni package: that of the last install, else the distribution's.
 ExecStart={command}
 ExecStartPost=systemctl daemon-reload
-ExecStartPost=systemctl --no-block try-restart fastcni.service fastcni-reinstall.path
+ExecStartPost=systemctl --no-block try-restart {restarted}
 Restart=on-failure
 RestartSec=30s
 TimeoutStartSec=300
@@ -173,19 +174,22 @@ CAPABILITIES = ("CAP_NET_ADMIN", "CAP_NET_RAW", "CAP_SYS_ADMIN")
 
 def install_units(unit_dir: str | os.PathLike[str] = UNIT_DIR,
                   command: Sequence[str | os.PathLike[str]] | None = None, plugins: Installed | None = None,
-                  names: Sequence[str] = (), *, dry_run: bool = False) -> list[str]:
+                  names: Sequence[str] = (), *, dhcp: bool = False, dry_run: bool = False) -> list[str]:
     """Write the units, replacing old ones in one step. Return their paths, the socket's first.
 
     unit_dir: created if it is missing. command: the server's command line, its first item an absolute path; by default
     the server in this Python. plugins: what was installed, for the units that repeat it; without it these are not
-    written. names: the CNI types that were asked for, () for all. Raises InstallError.
+    written. names: the CNI types that were asked for, () for all. dhcp: also write the units of the dhcp daemon of
+    `plugins`. Raises InstallError.
     """
     if command is None:
         command = own_command()
     unit_dir = os.path.abspath(unit_dir)
     texts = {"fastcni.socket": SOCKET, "fastcni.service": service(command)}
     if plugins:
-        texts |= reinstall(plugins, unit_dir, names, command)
+        texts |= reinstall(plugins, unit_dir, names, command, dhcp)
+        if dhcp:
+            texts |= systemd_dhcp.texts(command_line([os.path.join(plugins.bin_dir, "dhcp"), "daemon"]))
     if dry_run:
         return [os.path.join(unit_dir, name) for name in texts]
     try:
@@ -196,21 +200,32 @@ def install_units(unit_dir: str | os.PathLike[str] = UNIT_DIR,
 
 
 def reinstall(plugins: Installed, unit_dir: str, names: Sequence[str],
-              server: Sequence[str | os.PathLike[str]]) -> dict[str, str]:
+              server: Sequence[str | os.PathLike[str]], dhcp: bool = False) -> dict[str, str]:
     """Return the texts of the units that repeat an install when its interpreter changes. Raises InstallError."""
     words = ["--bin-dir", plugins.bin_dir, "--systemd", "--unit-dir", unit_dir]
     if "--idle-exit" in server:
         words += ["--idle-exit", os.fspath(server[server.index("--idle-exit") + 1])]
     for name in names:
         words += ["--plugin", name]
+    restarted = ["fastcni.service", "fastcni-reinstall.path"]
+    if dhcp:
+        words.append("--dhcp")
+        restarted.append(systemd_dhcp.NAMES[1])
     command = ["/bin/sh", "-c", REINSTALL, "fastcni-reinstall", plugins.interpreter, sys.executable, *words]
     return {"fastcni-reinstall.path": REINSTALL_PATH.format(interpreter=quoted_path(plugins.interpreter)),
-            "fastcni-reinstall.service": REINSTALL_SERVICE.format(command=command_line(command))}
+            "fastcni-reinstall.service": REINSTALL_SERVICE.format(command=command_line(command),
+                                                                  restarted=" ".join(restarted))}
+
+
+def next_command(written: Sequence[str]) -> str:
+    """The command that enables the units at these paths."""
+    return NEXT + (f" {systemd_dhcp.NAMES[1]}" if systemd_dhcp.enabled(written) else "")
 
 
 def installed_units(unit_dir: str | os.PathLike[str] = UNIT_DIR) -> list[str]:
     """Return the paths of the units in a folder that `fastcni install` has written. Raises OSError."""
-    return [path for path in (os.path.join(os.path.abspath(unit_dir), name) for name in UNITS) if is_written(path)]
+    names = (*UNITS, *systemd_dhcp.NAMES)
+    return [path for path in (os.path.join(os.path.abspath(unit_dir), name) for name in names) if is_written(path)]
 
 
 def is_written(path: str) -> bool:
