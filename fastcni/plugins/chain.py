@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 KIND = "chain"
 # Keys of a request, which libcni puts into the configuration of each plugin
 GIVEN = ("prevResult", "cni.dev/valid-attachments", "cni.dev/attachments")
-FROM_RUNTIME = "fastcni/list"   # fastcni's runtime sets it: an error document names the plugin by errors.FAILED_AT
+# fastcni's runtime sets it: all plugins are fastcni's, and an error document names one by errors.FAILED_AT
+FROM_RUNTIME = "fastcni/list"
 
 
 class Nested:
@@ -96,7 +97,9 @@ def given_args(conf: Section) -> dict[str, Any]:
 def sub_request(req: Request, nested: Nested, given: dict[str, Any]) -> Request:
     """The request for a nested plugin; given: keys of this request alone."""
     conf = Section({**nested.conf.values, **given}, common=nested.conf) if given else nested.conf
-    return req.delegate(nested.kind, conf)
+    found = req.delegate(nested.kind, conf)
+    found.found_own = req.conf.flag(FROM_RUNTIME)
+    return found
 
 
 def given_keys(req: Request) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from fastcni.kit.call import invoke
-from fastcni.runtime import collect, discover, inject
+from fastcni.runtime import collect, discover, inject, served
 from fastcni.runtime.cache import Cache
 from fastcni.runtime.call import NO_CONTAINER, Call, Interface, to_pair
 from fastcni.runtime.errors import ManyErrors, PluginError
@@ -31,6 +31,9 @@ class CNI:
     plugin_dirs: the directories of plugins, in order. conf_dir: the directory of load(). cache_dir: the directory of
     the result cache, /var/lib/cni if empty. runner: calls the plugins, None: Exec(). timeout: seconds for one call of
     one plugin, None for no limit.
+
+    If all plugins of a list are fastcni's own, its server answers, and there is no timeout, then add(), check() and
+    delete() of the list are one request to the server. The results and errors are the same.
 
     The object keeps nothing between calls, and any number of threads may use it. The caller has to serialize calls for
     one container, and GC with all other calls on its network.
@@ -66,7 +69,10 @@ class CNI:
         started: list[PluginConf] = []
         result = None
         try:
-            for plugin in net.plugins:
+            stdout = self._ask_server("ADD", "add", net, net.plugins, rt, None, trace, started)
+            if stdout is not None:
+                result = read_result(net, stdout)
+            for plugin in net.plugins if stdout is None else ():
                 try:
                     result = self._add_one(net, plugin, rt, result, trace, started)
                 except CniError as e:
@@ -84,15 +90,13 @@ class CNI:
         if net.disable_check:
             return Report(skipped="disableCheck is true")
         result = self._cached_for_check(net, rt)
-        for index, plugin in enumerate(net.plugins):
-            try:
-                self.call(Call("CHECK", rt, trace, self.path), plugin,
-                          inject.for_attachment(net.name, net.version, plugin, rt, result))
-            except CniError as e:
-                error = PluginError(plugin, "check", e, net.plugins[:index])
-                if not result:
-                    error.add_note(self._nothing_cached(net, rt))
-                raise error from e
+        try:
+            if self._ask_server("CHECK", "check", net, net.plugins, rt, result, trace) is None:
+                self._check_each(net, rt, result, trace)
+        except PluginError as e:
+            if not result:
+                e.add_note(self._nothing_cached(net, rt))
+            raise
         return Report(net.plugins, unknown="" if result else self._nothing_cached(net, rt))
 
     def delete(self, net: NetworkList, rt: RuntimeConf, *, trace: Trace | None = None) -> Report:
@@ -103,7 +107,8 @@ class CNI:
         """
         result, unknown = self._cached_for_delete(net, rt)
         called = tuple(reversed(net.plugins))
-        for index, plugin in enumerate(called):
+        answer = self._ask_server("DEL", "delete", net, called, rt, result, trace)
+        for index, plugin in enumerate(called if answer is None else ()):
             try:
                 self._delete_one(net, plugin, rt, result, trace)
             except CniError as e:
@@ -246,6 +251,52 @@ class CNI:
         except CniError:
             return False
 
+    def _ask_server(self, command: str, doing: str, net: NetworkList, called: Sequence[PluginConf], rt: RuntimeConf,
+                    result: Result | None, trace: Trace | None,
+                    started: list[PluginConf] | None = None) -> bytes | None:
+        """Send the whole list to the server in one request; its stdout. None: call the plugins one by one.
+
+        called: the plugins in the order of the calls. started: gets those that a rollback has to delete. Raises
+        PluginError as those calls would.
+        """
+        ask = getattr(self.runner, "ask_server", None)
+        if not ask or self.timeout is not None or not self._is_for_server(net, rt, command):
+            return None
+        stdin = inject.for_attachment(net.name, net.version, served.as_chain(net.plugins), rt, result)
+        if started is not None:
+            started += net.plugins
+        try:
+            answer: bytes | None = ask(Call(command, rt, trace, self.path).env(), stdin)
+        except served.Failed as e:
+            if started is not None and e.rolled_back:
+                started.clear()
+            failed = called[0] if e.index is None else net.plugins[e.index]
+            done = () if command == "ADD" else called[:list(called).index(failed)]
+            raise PluginError(failed, doing, e.error, done) from e.error
+        if answer is None and started is not None:
+            started.clear()
+        return answer
+
+    def _is_for_server(self, net: NetworkList, rt: RuntimeConf, command: str) -> bool:
+        """Return whether the server can run the list: each plugin is fastcni's, and the runtime has nothing to refuse
+        before it calls the first one."""
+        try:
+            if command == "ADD":
+                check_container_id(rt.container_id)
+                check_network_name(net.name)
+                check_ifname(rt.ifname)
+        except CniError:
+            return False
+        return bool(net.plugins) and all(served.takes(plugin) and self.is_own(plugin) for plugin in net.plugins)
+
+    def _check_each(self, net: NetworkList, rt: RuntimeConf, result: Result | None, trace: Trace | None) -> None:
+        for index, plugin in enumerate(net.plugins):
+            try:
+                self.call(Call("CHECK", rt, trace, self.path), plugin,
+                          inject.for_attachment(net.name, net.version, plugin, rt, result))
+            except CniError as e:
+                raise PluginError(plugin, "check", e, net.plugins[:index]) from e
+
     def _add_one(self, net: NetworkList | PluginConf, plugin: PluginConf, rt: RuntimeConf,
                  prev_result: Result | None, trace: Trace | None, started: list[PluginConf]) -> Result:
         where = self.runner.find(plugin.type, self.plugin_dirs)
@@ -303,6 +354,14 @@ class CNI:
 
     def _nothing_cached(self, net: NetworkList | PluginConf, rt: RuntimeConf) -> str:
         return f"no result of its ADD is cached in {self.cache.results(rt)}"
+
+
+def read_result(net: NetworkList, stdout: bytes) -> Result:
+    """The result of the whole list. Raises PluginError of the last plugin, which printed it."""
+    try:
+        return invoke.read_add_output(stdout, net.version)
+    except CniError as e:
+        raise PluginError(net.plugins[-1], "add", e) from e
 
 
 def reworded(what: str, error: CniError) -> CniError:

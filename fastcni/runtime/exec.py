@@ -18,7 +18,7 @@ NOWHERE = "/nonexistent"
 
 class Runner(Protocol):
     """The contract of a runner. A runner may also have is_own(where) -> bool: whether the plugin is one of
-    fastcni's."""
+    fastcni's; and ask_server(env, stdin) -> bytes | None: see Exec."""
 
     def find(self, plugin: str, dirs: Sequence[str]) -> str:
         """Return the plugin's place, for run(). Raises CniError if there is none."""
@@ -45,6 +45,18 @@ class Exec:
     def is_own(self, where: str) -> bool:
         """Return whether it is one of fastcni's own plugins, of any version."""
         return search.is_own(where)
+
+    def ask_server(self, env: Mapping[str, str], stdin: bytes) -> bytes | None:
+        """Send a request for the plugin `chain` to the server that plugin files would ask, and return its stdout. None:
+        no server answers, or the request can be repeated. Raises served.Failed."""
+        from fastcni.runtime import served
+
+        answer = served.ask(os.environ if self.environ is None else self.environ, env, stdin)
+        if answer is None:
+            return None
+        stdout, stderr = answer
+        forward(stderr, self.stderr)
+        return stdout
 
     def run(self, where: str, env: Mapping[str, str], stdin: bytes, timeout: float | None) -> bytes:
         base = os.environ if self.environ is None else self.environ

@@ -30,15 +30,12 @@ import struct
 
 from fastcni import _acceptor
 from fastcni._system import close_file
+from fastcni.kit.call import server_messages
+from fastcni.kit.call.server_messages import DECLINED, MAGIC, NETNS, VERSION, request
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-HEAD = struct.Struct("=4sIII")
-MAGIC, VERSION = b"fcni", 2
-NETNS = 1
-DECLINED = 2
+__all__ = ["DECLINED", "HEAD", "MAGIC", "NETNS", "VERSION", "Connection", "Declined", "Lost", "Message", "accept",
+           "answer", "read", "read_environment", "receive", "request"]
+HEAD = struct.Struct(server_messages.HEAD)
 MAX_MESSAGE = _acceptor.MAX_MESSAGE     # bytes of a request; a launcher's are at most half of it
 MAX_ANSWER = 128 << 10          # beyond it a memfd: an answer has to fit the send buffer, net.core.wmem_default
 MAX_VARIABLES = 64
@@ -128,12 +125,6 @@ def receive(conn: Connection) -> Message | None:
         message.close()
         raise Declined(f"the caller's network namespace: {e.strerror}") from None
     return message
-
-
-def request(plugin: str, env: Mapping[str, str]) -> bytes:
-    """The bytes of a request without stdin and descriptors."""
-    block = b"".join(os.fsencode(text) + b"\0" for text in (plugin, *(f"{key}={value}" for key, value in env.items())))
-    return HEAD.pack(MAGIC, VERSION, 0, len(block)) + block
 
 
 def read(data: bytes, fds: list[int]) -> Message:

@@ -42,6 +42,7 @@ class Request:
     opened        sockets in the pod's namespace, closed with the request
     warnings      lines for stderr, see warn()
     released      for GC: what was released, see release()
+    found_own     whether the caller has found that the plugin in CNI_PATH is fastcni's
     """
 
     def __init__(self, mode: Mode, *, plugin: str = "", command: str = "", container_id: str = "", netns: str = "",
@@ -59,6 +60,7 @@ class Request:
         self.opened: list[Closable] = []
         self.warnings: list[str] = []
         self.released: list[dict[str, str]] = []
+        self.found_own = False
         self._hashes = ""
 
     @property
@@ -74,7 +76,7 @@ class Request:
         the configuration."""
         other = Request.__new__(Request)
         other.__dict__ = self.__dict__.copy()
-        other.plugin = plugin
+        other.plugin, other.found_own = plugin, False
         if conf is not None:
             other.conf = conf if isinstance(conf, Section) else Section(conf)
             other._stdin, other.version = None, other.conf.values.get("cniVersion", "0.1.0")

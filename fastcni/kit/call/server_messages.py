@@ -1,0 +1,22 @@
+"""The head of the messages between a caller and the server, and the bytes of a request; see server/protocol.py."""
+
+from __future__ import annotations
+
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+HEAD = "=4sIII"                 # for struct: magic, version, descriptors or status, length
+MAGIC, VERSION = b"fcni", 2
+NETNS = 1
+DECLINED = 2
+
+
+def request(plugin: str, env: Mapping[str, str], *, has_netns: bool = False) -> bytes:
+    """The bytes of a request, up to its stdin. has_netns: the descriptor of CNI_NETNS goes with it."""
+    texts = (plugin, *(f"{key}={value}" for key, value in env.items()))
+    block = b"".join([text.encode("utf-8", "surrogateescape") + b"\0" for text in texts])
+    numbers = VERSION, NETNS if has_netns else 0, len(block)
+    return MAGIC + b"".join([number.to_bytes(4, sys.byteorder) for number in numbers]) + block
