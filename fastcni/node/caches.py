@@ -66,7 +66,7 @@ def read_result(document: Any) -> Mapping[str, Any]:
 
 
 def addresses_of(result: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the addresses of a result, without prefix lengths; what is none is left out."""
+    """Yield the addresses of a result, without prefix lengths. Skip texts that are no address."""
     for ip in result.get("ips", ()):
         try:
             yield address.ip_text(address.read_cidr(ip["address"])[0])

@@ -223,8 +223,9 @@ def holder_sentence(it: Holder, times: bool = True) -> str:
 
 @dataclass(frozen=True, slots=True)
 class NodeView:
-    """A node with its numbers of blocks, of held addresses, and of addresses of its blocks that nobody holds: free, or
-    in quarantine. reported: whether it has told who has the addresses of all its blocks."""
+    """A node, and how much it has. blocks: the number of its blocks. held: of addresses that pods hold. free: of
+    addresses in active blocks that no pod holds; quarantine: of those in quarantined blocks. reported: the store has
+    the node's report for each block."""
 
     node: Node
     blocks: int

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ClusterNetwork:
-    """A network with cluster-wide addresses. section: the plugin's configuration. keys: those that say where its store
-    and this node's files are."""
+    """A network with cluster-wide addresses. section: the plugin's configuration. keys: what it says about the store,
+    the space and this node's files."""
 
     name: str
     section: Section

@@ -46,7 +46,8 @@ if TYPE_CHECKING:
 MAX_BACKGROUND_THREADS = 64     # background threads: they wait for the kernel's deferred work
 DRAIN_TIMEOUT_S = 80            # systemd usually waits for 90
 STOP_SIGNALS = {signal.SIGTERM, signal.SIGINT}
-SWITCH_INTERVAL_S = 0.0005      # seconds: after a system call a thread waits so long for a thread that computes
+# Python's lock: when a system call returns and another thread computes, the caller waits at most so long for the lock.
+SWITCH_INTERVAL_S = 0.0005
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

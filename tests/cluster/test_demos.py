@@ -65,7 +65,7 @@ class Demo:
 
 
 def processes(session):
-    """The command lines of the processes of a session."""
+    """Return the command line of each process of a session, without zombies."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():

@@ -1,6 +1,7 @@
 """HTTP for stores: endpoints, deadlines, kept connections, streams."""
 
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -10,7 +11,7 @@ import pytest
 from cluster_ipam.http_service import Service
 
 import fastcni
-from fastcni.kernel import waiting
+from fastcni.kernel import name_lookup, waiting
 from fastcni.kit.ipam.cluster.contract import StoreAway
 from fastcni.kit.ipam.cluster.stores.http import Http
 from fastcni.launcher import modules
@@ -53,6 +54,52 @@ def test_json_goes_both_ways_with_headers_of_the_moment(service):
     assert [headers["Authorization"] for _, headers, _ in service.asked] == ["Bearer x", "Bearer y"]
     assert service.asked[0][1]["Content-Type"] == "application/json" and service.asked[1][1]["X-One"] == "1"
     assert http.sent == 2
+
+
+# -- names of hosts ----------------------------------------------------------------------------------------------------
+
+def endpoint_by_name(service):
+    return service.url.replace("127.0.0.1", "store.example")
+
+
+def answer_with(monkeypatch, *addresses):
+    monkeypatch.setattr(name_lookup, "getaddrinfo", lambda host, port, *_: [
+        (2, 1, 6, "", (address, port)) for address in addresses])
+
+
+def test_the_host_of_an_endpoint_may_have_a_name_with_several_addresses(service, monkeypatch):
+    answer_with(monkeypatch, "127.0.0.2", "127.0.0.1")      # the service listens at the second one
+    http = Http([endpoint_by_name(service)])
+    assert http.request("POST", "/a").status == 200
+    assert service.asked[0][1]["Host"].startswith("store.example:")
+
+
+def test_a_name_is_looked_up_within_the_time_of_the_request(service, monkeypatch, free):
+    """getaddrinfo() waits for name servers that do not answer, for half a minute: so did each ADD."""
+    asked = []
+    monkeypatch.setattr(name_lookup, "getaddrinfo", lambda *key: asked.append(key) or (free.wait() and []))
+    http = Http([endpoint_by_name(service), service.url], endpoint_timeout=0.2)
+    assert http.request("POST", "/a").endpoint == service.url
+    http.good = 0
+    assert http.request("POST", "/a").endpoint == service.url
+    assert len(asked) == 1                                  # the second request waited for the same lookup
+    lost = Http([endpoint_by_name(service)], timeout=0.2)
+    with pytest.raises(StoreAway, match=r"no name server has answered about store.example within 0.2 s"):
+        lost.request("POST", "/a")
+
+
+def test_a_name_that_does_not_exist_is_named(service, monkeypatch):
+    def refuse(*_):
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+    monkeypatch.setattr(name_lookup, "getaddrinfo", refuse)
+    with pytest.raises(StoreAway, match=r"at http://store.example:\d+: Name or service not known"):
+        Http([endpoint_by_name(service)]).request("POST", "/a")
+
+
+@pytest.mark.parametrize("host, name", [("etcd-1", True), ("10.0.0.1", False), ("[fd00::1]", False),
+                                        ("[fe80::1%eth0]", False), ("fd00::1", False), ("1.2.3.4.example", True)])
+def test_addresses_are_not_looked_up(host, name):
+    assert name_lookup.is_name(host) is name
 
 
 def test_an_endpoint_may_have_a_path_and_an_answer_no_body(service):

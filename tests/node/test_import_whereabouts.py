@@ -69,7 +69,7 @@ def test_a_second_import_takes_over_what_is_new_only(store):
 
 
 def test_a_second_import_releases_addresses_of_pods_that_ended(store):
-    """Their entries may still be in the pools: nobody deletes them there any more."""
+    """The pools may still have their entries: whereabouts, which deleted entries, does not run any more."""
     run(store, POOL)
     plan, _ = run(store, POOL, pods={"ns/a": "node-1"})
     assert [it.address for it in plan.ended] == ["10.5.0.20"]

@@ -129,7 +129,7 @@ class ApiServer(kmock.KubernetesEmulator):
             self.changed.notify_all()
 
     def forget(self, plural, name):
-        """Remove an object without a trace, as if that were long ago."""
+        """Remove an object, and the history of changes: a watch gets no event about it, and must list again."""
         self.stored = {key: it for key, it in self.stored.items() if (key[0].plural, key[2]) != (plural, name)}
         self.revision += 1
         self.compact()

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import posix
 from io import BufferedReader, RawIOBase
+from time import monotonic
 
+from fastcni.kernel.name_lookup import Lookups, is_name
 from fastcni.kit.ipam.cluster.contract import StoreAway
 from fastcni.kit.ipam.cluster.site_packages import make_importable
 
@@ -120,6 +122,7 @@ class Pools:
             urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)     # the configuration says so
         self.tls, self.wait, self.stamp = tls, wait, tls.stamp()
         self.pools: dict[str, Any] = {}
+        self.lookups = Lookups()
 
     def outdated(self) -> bool:
         """Whether a file of TLS has changed. Raises StoreAway."""
@@ -156,12 +159,14 @@ class Pools:
                                                          socket_options=SOCKET_OPTIONS, **named)
         except (*self.failures, ValueError) as e:
             raise StoreAway(f"the endpoint {endpoint!r} is no URL such as https://10.0.0.1:2379: {e}") from e
-        pool.ConnectionCls = connection_class(pool.ConnectionCls, self.wait)
+        pool.ConnectionCls = connection_class(pool.ConnectionCls, self.wait, self.lookups, self.failures)
         return pool
 
 
-def connection_class(base: Any, wait: Callable[[Any], None]) -> Any:
-    """urllib3's class of connections with answers that are read by Reader."""
+def connection_class(base: Any, wait: Callable[[Any], None], lookups: Lookups,
+                     failures: tuple[type[Exception], ...]) -> Any:
+    """urllib3's class of connections with answers that are read by Reader. Its timeout is for the lookup of the host's
+    name, too, and for all addresses that it has."""
     class Response(base.response_class):
         def __init__(self, sock: Any, *args: Any, **named: Any) -> None:
             super().__init__(sock, *args, **named)
@@ -169,6 +174,25 @@ def connection_class(base: Any, wait: Callable[[Any], None]) -> Any:
 
     class Connection(base):
         response_class = Response
+        _dns_host: str
+        timeout: float
+
+        def _new_conn(self) -> Any:
+            host, seconds = self._dns_host, self.timeout
+            if not is_name(host):
+                return super()._new_conn()
+            deadline = monotonic() + seconds
+            try:
+                addresses = lookups.addresses(host, self.port, seconds)
+                for number, self._dns_host in enumerate(addresses, 1):
+                    self.timeout = max(0.01, deadline - monotonic())
+                    try:
+                        return super()._new_conn()
+                    except failures:
+                        if number == len(addresses):
+                            raise
+            finally:
+                self._dns_host, self.timeout = host, seconds
 
     return Connection
 

@@ -8,8 +8,8 @@
     spec: {space: s, cidr: 10.0.0.64/26, node: node-1, epoch: 1, state: active, since: "1970-01-01T00:00:01.5Z"}
 
 A name follows from what the object is about, so that two nodes that want the same thing create the same object, and the
-API server refuses the second one. Labels only choose what a list has; who reads it looks at the fields again.
-deploy/cluster-ipam-crds.yaml has the schemas.
+API server refuses the second one. Labels only select what a list returns. After a list the store compares the
+fields of each object. deploy/cluster-ipam-crds.yaml has the schemas.
 """
 
 from __future__ import annotations

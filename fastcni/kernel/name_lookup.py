@@ -1,0 +1,68 @@
+"""Addresses of a host's name, within a time limit: getaddrinfo(3) waits for name servers as long as resolv.conf says,
+which may be half a minute. It runs in a thread. One that is late goes on, and its result is not used."""
+
+from __future__ import annotations
+
+from _socket import EAI_AGAIN, SOCK_STREAM, gaierror, getaddrinfo
+from _thread import allocate_lock, start_new_thread
+
+from fastcni.spec import address
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+
+class Lookup:
+    """A lookup that runs. done: a lock that is held until it ends. found: the addresses; failure: instead of them."""
+
+    __slots__ = ("done", "failure", "found")
+
+    def __init__(self) -> None:
+        self.done, self.failure = allocate_lock(), gaierror(EAI_AGAIN, "the lookup has failed")
+        self.done.acquire()
+        self.found: list[str] = []
+
+
+class Lookups:
+    """The lookups that run, by host and port. Threads that want the same name wait for the same lookup."""
+
+    def __init__(self) -> None:
+        self.lock = allocate_lock()
+        self.running: dict[tuple[str, int], Lookup] = {}
+
+    def addresses(self, host: str, port: int, seconds: float) -> list[str]:
+        """The addresses of a name, in the order in which to try them. Raises OSError: gaierror, also if it takes too
+        long."""
+        key = host, port
+        with self.lock:
+            one = self.running.get(key)
+            if one is None:
+                one = self.running[key] = Lookup()
+                start_new_thread(self._look_up, (key, one))
+        if not one.done.acquire(timeout=seconds):
+            raise gaierror(EAI_AGAIN, f"no name server has answered about {host} within {seconds:.1f} s")
+        one.done.release()              # for the next thread that waits
+        if not one.found:
+            raise one.failure
+        return one.found
+
+    def _look_up(self, key: tuple[str, int], one: Lookup) -> None:
+        try:
+            infos: list[Any] = getaddrinfo(*key, 0, SOCK_STREAM)
+            one.found = list(dict.fromkeys(info[4][0] for info in infos))
+        except gaierror as e:
+            one.failure = e
+        finally:
+            with self.lock:
+                del self.running[key]
+            one.done.release()
+
+
+def is_name(host: str) -> bool:
+    """Return whether a host, as a URL has it, is a name and no address."""
+    try:
+        address.read_ip(host.strip("[]").partition("%")[0])
+    except ValueError:
+        return True
+    return False
