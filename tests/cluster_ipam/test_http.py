@@ -56,6 +56,15 @@ def test_json_goes_both_ways_with_headers_of_the_moment(service):
     assert http.sent == 2
 
 
+def test_a_request_is_sent_by_one_write(service, monkeypatch):
+    """Else the service reads the headers, and waits for the body."""
+    sent, sendall = [], socket.socket.sendall
+    monkeypatch.setattr(socket.socket, "sendall", lambda sock, data: (sent.append(data), sendall(sock, data)))
+    assert Http([service.url]).request("POST", "/a", {"key": "value"}).status == 200
+    ours = [data for data in sent if data.startswith(b"POST")]
+    assert [data.endswith(b'{"key":"value"}') for data in ours] == [True]
+
+
 # -- names of hosts ----------------------------------------------------------------------------------------------------
 
 def endpoint_by_name(service):

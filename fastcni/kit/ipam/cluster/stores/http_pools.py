@@ -166,7 +166,8 @@ class Pools:
 def connection_class(base: Any, wait: Callable[[Any], None], lookups: Lookups,
                      failures: tuple[type[Exception], ...]) -> Any:
     """urllib3's class of connections with answers that are read by Reader. Its timeout is for the lookup of the host's
-    name, too, and for all addresses that it has."""
+    name, too, and for all addresses that it has. A request is sent by one write: urllib3 writes headers and body apart,
+    and the service would wake up twice."""
     class Response(base.response_class):
         def __init__(self, sock: Any, *args: Any, **named: Any) -> None:
             super().__init__(sock, *args, **named)
@@ -176,6 +177,7 @@ def connection_class(base: Any, wait: Callable[[Any], None], lookups: Lookups,
         response_class = Response
         _dns_host: str
         timeout: float
+        held: list[bytes] | None = None         # what request() has to send together
 
         def _new_conn(self) -> Any:
             host, seconds = self._dns_host, self.timeout
@@ -193,6 +195,21 @@ def connection_class(base: Any, wait: Callable[[Any], None], lookups: Lookups,
                             raise
             finally:
                 self._dns_host, self.timeout = host, seconds
+
+        def request(self, method: str, url: str, body: Any = None, *args: Any, **named: Any) -> None:
+            held: list[bytes] = []
+            self.held = held
+            try:
+                super().request(method, url, body, *args, **named)
+            finally:
+                self.held = None
+            self.send(b"".join(held))
+
+        def send(self, data: Any) -> None:
+            if self.held is None:
+                super().send(data)
+            else:
+                self.held.append(data)
 
     return Connection
 
