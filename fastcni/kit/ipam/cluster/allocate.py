@@ -97,16 +97,19 @@ def unconfirmed(space: Space) -> bool:
                        f'"{keys.node}"', "was it renamed? ipam.node_name can give it its old name")
     if not state.node:
         return False                    # it has no block, so it has to claim one
-    now, confirmed, tried = boottime(), space.times.confirmed(), space.times.tried()
+    now, confirmed = boottime(), space.times.confirmed()
     if not confirmed:
         return True                     # while this node was down, it may have been forgotten, and its blocks given
-    return now - confirmed >= CONFIRM_S and not (tried and now - tried < TRY_S)
+    if now - confirmed < CONFIRM_S:
+        return False
+    tried = space.times.tried()
+    return not tried or now - tried >= TRY_S
 
 
 def check_loss(space: Space) -> None:
     """Raises CniError 11 if the configuration says that this node must not give addresses any more."""
-    limit, confirmed = space.keys.serve_after_loss, space.times.confirmed()
-    if limit and space.state.node and boottime() - confirmed > limit:
+    limit = space.keys.serve_after_loss
+    if limit and space.state.node and boottime() - space.times.confirmed() > limit:
         raise CniError(TRY_AGAIN_LATER, f"the store has not confirmed this node for more than {limit} s",
                        "ipam.serve_after_loss is the limit; is the store reachable?")
 

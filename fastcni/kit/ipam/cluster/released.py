@@ -16,20 +16,21 @@ import time
 
 MAGIC = b"fastcni1"
 HEADER = 64
+FIRST = HEADER + 4 * 256        # bytes that are read together with the header: usually all that a request needs
 HELD = 0xFFFFFFFF
 NAME = ".cluster/released"
 FLAGS = posix.O_RDWR | posix.O_CREAT | posix.O_CLOEXEC | posix.O_NOFOLLOW
 
 
 class Released:
-    """The open file, of the folder with this descriptor. Opening it takes some microseconds, so it is opened when it is
-    used. head: the bytes of its header. Methods raise OSError."""
+    """The file, of the folder with this descriptor. Opening it takes some microseconds, so it is opened when it is
+    used. first: the bytes of its header and of the first times, as read; b"": not read yet. Methods raise OSError."""
 
-    __slots__ = ("boot", "fd", "folder", "head")
+    __slots__ = ("boot", "fd", "first", "folder")
 
     def __init__(self) -> None:
         self.folder = self.fd = -1
-        self.boot, self.head = b"", b""
+        self.boot, self.first = b"", b""
 
     def _open(self) -> None:
         if self.fd < 0:
@@ -37,52 +38,56 @@ class Released:
 
     def read_head(self) -> None:
         """Read the header, and empty a file of another boot. Raises OSError."""
-        if self.head:
+        if self.first:
             return
         self._open()
-        self.head = posix.pread(self.fd, HEADER, 0)
+        self.first = posix.pread(self.fd, FIRST, 0)
         mark = MAGIC + self.boot
-        if len(self.head) != HEADER or not self.head.startswith(mark):
+        if len(self.first) < HEADER or not self.first.startswith(mark):
             posix.ftruncate(self.fd, 0)
-            self.head = mark.ljust(HEADER, b"\0")
-            posix.pwrite(self.fd, self.head, 0)
+            self.first = mark.ljust(HEADER, b"\0")
+            posix.pwrite(self.fd, self.first, 0)
 
     def close(self) -> None:
         if self.fd >= 0:
             posix.close(self.fd)
-            self.fd, self.head = -1, b""
+            self.fd, self.first = -1, b""
 
     def confirmed(self) -> float:
         """The CLOCK_BOOTTIME, in seconds, at which the store last confirmed this node; 0: not in this boot."""
         self.read_head()
-        return int.from_bytes(self.head[48:56], sys.byteorder) / 1000
+        return int.from_bytes(self.first[48:56], sys.byteorder) / 1000
 
     def tried(self) -> float:
         """When the store was last asked for that."""
         self.read_head()
-        return int.from_bytes(self.head[56:64], sys.byteorder) / 1000
+        return int.from_bytes(self.first[56:64], sys.byteorder) / 1000
 
     def note_confirmed(self, ok: bool) -> None:
         """Note that the store was asked now, and whether it has confirmed this node."""
         self.read_head()
         now = int(boottime() * 1000).to_bytes(8, sys.byteorder)
         posix.pwrite(self.fd, now * 2 if ok else now, 48 if ok else 56)
-        self.head = posix.pread(self.fd, HEADER, 0)
+        self.first = b""
 
     def give(self, place: int) -> None:
         """Note that a pod has the address at `place`."""
-        self._open()
-        posix.pwrite(self.fd, b"\xff\xff\xff\xff", HEADER + 4 * place)
+        self._write(place, HELD)
 
     def release(self, place: int) -> None:
         """Note that the address at `place` is released now."""
+        self._write(place, int(boottime()) + 1)
+
+    def _write(self, place: int, seconds: int) -> None:
         self._open()
-        posix.pwrite(self.fd, (int(boottime()) + 1).to_bytes(4, sys.byteorder), HEADER + 4 * place)
+        posix.pwrite(self.fd, seconds.to_bytes(4, sys.byteorder), HEADER + 4 * place)
+        self.first = b""
 
     def read(self, place: int, count: int) -> list[int]:
         """When each of `count` addresses from `place` on was released: 0 never, HELD while a pod has it."""
         self.read_head()
-        data = posix.pread(self.fd, 4 * count, HEADER + 4 * place)
+        at = HEADER + 4 * place
+        data = self.first[at:at + 4 * count] if at + 4 * count <= FIRST else posix.pread(self.fd, 4 * count, at)
         return memoryview(data.ljust(4 * count, b"\0")).cast("I").tolist()
 
     def latest(self, place: int, count: int) -> float:
