@@ -10,6 +10,7 @@ Nodes are simulated: each has its own name and folder. Kernel work is left out: 
 """
 
 import argparse
+import gc
 import json
 import os
 import statistics
@@ -23,6 +24,7 @@ from pathlib import Path
 from cluster_nodes import ENV, Etcd, Local, Node, host_local
 
 from fastcni.bench.calls import Running, one
+from fastcni.kit.ipam.cluster.stores import open_store
 from fastcni.plugins import load
 
 BLOCK = 64                      # addresses
@@ -109,6 +111,7 @@ def together(count, work, ready=None):
     all of them). What work returns has to be JSON."""
     go_read, go_write = os.pipe()
     children = []
+    gc.freeze()                     # as the server does
     for number in range(count):
         read, write = os.pipe()
         pid = os.fork()
@@ -151,20 +154,19 @@ def together(count, work, ready=None):
     return seconds, [result for _, _, _, result in found], sum(cpu for _, _, cpu, _ in found)
 
 
-def many_adds(store, folder, nodes, adds, space, ready=None):
-    """Return (seconds, addresses, processor seconds) of `adds` ADDs by so many nodes at once. Each has joined and runs:
-    it has a block, and its code is warm."""
+def many_adds(make, nodes, adds, ready=None):
+    """Return (seconds, addresses, processor seconds) of `adds` ADDs by so many nodes at once, each a make(number) in
+    its process. Each has joined and runs: it has a block, and its code is warm."""
     def work(number, begin):
-        node = Node(store, folder, f"node-{number}", network_name=space)
+        node = make(number)
         for _ in range(WARM_UP):
             node.call("ADD", 0)
             node.call("DEL", 0)
         begin()
-        replies = [node.call("ADD", each) for each in range(1, adds // nodes + 1)]
-        return [json.loads(reply)["ips"][0]["address"] for reply in replies]
+        return [node.call("ADD", each).decode() for each in range(1, adds // nodes + 1)]
 
     seconds, found, cpu = together(nodes, work, ready)
-    return seconds, [address for each in found for address in each], cpu
+    return seconds, [json.loads(reply)["ips"][0]["address"] for each in found for reply in each], cpu
 
 
 def first_blocks(store, folder, nodes, processes, space):
@@ -190,6 +192,7 @@ def first_blocks(store, folder, nodes, processes, space):
             thread.join()
         return found
 
+    open_store(store).nodes()           # a running node has loaded the store's client already
     seconds, found, cpu = together(processes, work)
     return seconds, [address for each in found for address in each], cpu
 
@@ -244,15 +247,21 @@ def claiming(table, etcd, folder, rounds):
 
 
 def at_once(table, etcd, folder, nodes, adds, run):
-    asked = []
-    seconds, addresses, cpu = many_adds(etcd.conf, folder / f"many-{run}", nodes, adds, f"many-{run}",
-                                        lambda: asked.append(etcd.requests().get("Txn", 0)))
-    claims = etcd.requests().get("Txn", 0) - asked[0]
+    def node(number):
+        return Node(etcd.conf, folder / f"many-{run}", f"node-{number}", network_name=f"many-{run}")
+
+    before = []
+    seconds, addresses, cpu = many_adds(node, nodes, adds,
+                                        lambda: before.extend((etcd.requests().get("Txn", 0), etcd.cpu_s())))
+    etcd_cpu, claims = etcd.cpu_s() - before[1], etcd.requests().get("Txn", 0) - before[0]
+    least, given, least_cpu = many_adds(lambda number: host_local(folder / f"many-{run}-{number}"), nodes, adds)
     twice = len(addresses) - len(set(addresses))
     table.add(f"{nodes} nodes, {adds:,} ADDs at once", f"{len(addresses) / seconds:,.0f} addresses/s", "20,000/s",
               len(addresses) / seconds >= 20_000)
     table.add("    processor time of an ADD", f"{cpu / len(addresses) * 1e6:.0f} us: {len(addresses) / cpu:,.0f}/s by "
-              f"each of {os.cpu_count()} processors")
+              f"each of {os.cpu_count()} processors; etcd {etcd_cpu / len(addresses) * 1e6:.0f} us")
+    table.add("    the same by host-local, without a store",
+              f"{len(given) / least:,.0f} addresses/s, {least_cpu / len(given) * 1e6:.0f} us")
     table.add("    addresses given twice", f"{twice}", "0", not twice)
     if claims:
         each = claims / len(addresses) * BLOCK
@@ -261,12 +270,12 @@ def at_once(table, etcd, folder, nodes, adds, run):
 
 
 def firsts(table, etcd, folder, nodes, processes):
-    before = etcd.requests()
+    before, began = etcd.requests(), etcd.cpu_s()
     seconds, addresses, cpu = first_blocks(etcd.conf, folder / "first", nodes, processes, "first")
-    after = etcd.requests()
+    etcd_cpu, after = etcd.cpu_s() - began, etcd.requests()
     asked = {method: after[method] - before.get(method, 0) for method in after if after[method] > before.get(method, 0)}
-    table.add(f"{nodes:,} nodes, first block at once", f"{seconds:.2f} s, {cpu:.2f} s of processor time", "5 s",
-              seconds <= 5)
+    table.add(f"{nodes:,} nodes, first block at once", f"{seconds:.2f} s", "5 s", seconds <= 5)
+    table.add("    processor time", f"nodes {cpu:.2f} s, etcd {etcd_cpu:.2f} s")
     table.add("    nodes with an address of their own", f"{len(set(addresses)):,}", f"{nodes:,}",
               len(set(addresses)) == nodes)
     if asked:
@@ -291,7 +300,8 @@ def usual(table, etcd, folder, pods):
 
 
 def main():
-    load("cluster")                 # before threads ask for it at once
+    for name in ("cluster", "host-local"):
+        load(name)                      # before threads ask for it at once, and processes one by one
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--etcd", default="", help="the URL of an etcd; by default one is started")
     parser.add_argument("--folder", default="/dev/shm", help="for the nodes' state")
