@@ -18,6 +18,8 @@ enum { O_NOFOLLOW = 0400000 };
 #endif
 enum { NEXT_ATTEMPT_S = 60, MAX_ARGUMENTS = 16, CLOCK_BOOTTIME = 7, SIGCHLD = 17, LOCK_EX = 2, LOCK_NB = 4 };
 
+static const char usual_path[] = SERVER;
+
 static int same_link(const char *one, const char *other)       /* 0 also where /proc or the permission is missing */
 {
     static char targets[2][64];

@@ -7,8 +7,9 @@
  *               open, so that an installation that replaces the file changes nothing for this process. If that Python
  *               is gone, the file names others of the same version. BOOTSTRAP checks that it is the same build
  *
- * A request that finds no server may start one, see autostart.h. If both modes fail, it prints one CNI error document
- * to stdout and exits with status 1.
+ * A request that finds no server may start one, see autostart.h. A request that goes one-shot is counted if a server has
+ * asked for it, see one_shot_count.h. If both modes fail, it prints one CNI error document to stdout and exits with
+ * status 1.
  *
  * `dhcp daemon ...` is no request: it goes to Python, with its arguments behind FD.
  *
@@ -77,6 +78,7 @@ static long connect_to(const char *path)
 }
 
 #include "autostart.h"
+#include "one_shot_count.h"
 
 static int add_environment(const char *text, char **environment)    /* text: the plugin's name; 0: it does not fit */
 {
@@ -194,25 +196,28 @@ static long receive(long server)
     return size;
 }
 
-/* Ask the server, print its answer and exit. Return if nothing was done, or if the request can be repeated. */
-static void warm(const char *name, char **environment)
+/* Ask the server at `path`, print its answer and exit. Return if nothing was done, or if the request can be repeated: the
+ * reason for one_shot_count.h; 0: it is to run one-shot. */
+static char warm(const char *name, const char *path, char **environment)
 {
     const char *command = value_of("CNI_COMMAND=", environment, ""), *netns = value_of("CNI_NETNS=", environment, "");
-    const char *usual = SERVER, *path = value_of("FASTCNI_SOCKET=", environment, usual), *what = "was lost while it worked on this ADD";
+    const char *what = "was lost while it worked on this ADD";
     long server, size, fd;
 
     if (!*command || !*path || *value_of("FASTCNI_WIRE=", environment, ""))    /* FASTCNI_WIRE prints one-shot only */
-        return;
+        return 0;
     server = connect_to(path);          /* first: without a server this is the only cost */
-    if ((server == -ENOENT || server == -ECONNREFUSED) && path == usual && !is(command, "VERSION"))
+    if ((server == -ENOENT || server == -ECONNREFUSED) && path == usual_path && !is(command, "VERSION"))
         autostart();
-    if (server < 0 || !add_environment(name, environment))
-        return;
+    if (server < 0)
+        return server == -ENOENT || server == -ECONNREFUSED ? NO_SERVER : server == -EAGAIN ? BUSY : OTHER;
+    if (!add_environment(name, environment))
+        return TOO_LONG;
     fd = *netns ? open_file(netns, O_RDONLY | O_CLOEXEC | O_NONBLOCK) : 0;      /* the server reports an error */
     if (!is(command, "VERSION") && !read_stdin())       /* VERSION reads no stdin: that may be a terminal */
-        return;
+        return OTHER;
     if (memory)                         /* too long for a message: it must not take the server's time and memory */
-        return;
+        return TOO_LONG;
 
     if (fd > 0) {
         request.descriptors = 1;
@@ -222,27 +227,28 @@ static void warm(const char *name, char **environment)
     request.magic = MAGIC, request.version = PROTOCOL;
     asked.size = HEAD_BYTES + request.environment + here;
     if (system_call(SYS_sendmsg, server, (long)&sending, MSG_NOSIGNAL, 0) < 0)
-        return;
+        return OTHER;
     switch (await_answer(server, is(command, "VERSION") || is(command, "STATUS") ? config.unanswered_quick
                                                                                  : config.unanswered)) {
     case UNTOUCHED:
-        return;
+        return UNREAD;
     case LATE:
         what = "has not answered this ADD in time";
         break;
     case ANSWERED:
         size = receive(server);
         if (size == -ECONNRESET)        /* closed with the request unread: unix_release_sock() in net/unix/af_unix.c */
-            return;
+            return NOT_SERVED;
         if (size > 0 && (size < HEAD_BYTES || reply.magic != MAGIC || reply.version != PROTOCOL
                          || reply.status == DECLINED))
-            return;                     /* a server of another version has not worked on the request */
+            return NOT_SERVED;          /* a server of another version has not worked on the request */
         if (size > 0)
             print(size - HEAD_BYTES);
     }
     if (is(command, "ADD"))             /* read and not answered; the other commands can be repeated */
         fail(TRY_AGAIN_LATER, "the fastcni server ", what, 0,
              "the runtime's DEL removes the rest of this ADD; the log of `fastcni serve` may have the reason");
+    return LOST;
 }
 
 
@@ -320,8 +326,9 @@ __attribute__((used, noreturn))
 void begin(long *stack)
 {
     char **arguments = (char **)(stack + 1), **environment = arguments + *stack + 1, **end = environment;
-    const char *path = *stack > 0 ? arguments[0] : "", *name;
+    const char *path = *stack > 0 ? arguments[0] : "", *name, *path_of_server;
     long *auxiliary;
+    char why;
 
     while (*end)
         end++;
@@ -332,7 +339,9 @@ void begin(long *stack)
     name = basename_of(path);
     if (*stack > 1 && is(name, "dhcp") && is(arguments[1], "daemon"))
         one_shot(path, name, arguments + 1, environment);
-    warm(name, environment);
+    path_of_server = value_of("FASTCNI_SOCKET=", environment, usual_path);
+    if ((why = warm(name, path_of_server, environment)))
+        count_one_shot(path_of_server, why);
     restore_stdin();
     if (system_call(SYS_read, 0, (long)page, 0, 0) == -EISDIR)      /* Python would end without a document */
         fail(IO_FAILURE, "error reading from stdin", "", EISDIR, "stdin has to be the network configuration");

@@ -9,6 +9,9 @@ enum { SYS_read = 0, SYS_write = 1, SYS_close = 3, SYS_lseek = 8, SYS_rt_sigacti
        SYS_memfd_create = 319 };
 enum { SYS_pwrite64 = 18, SYS_clone = 56, SYS_flock = 73, SYS_ftruncate = 77, SYS_geteuid = 107, SYS_setsid = 112,
        SYS_clock_gettime = 228, SYS_mkdirat = 258, SYS_readlinkat = 267, SYS_close_range = 436 };    /* autostart.h */
+enum { SYS_fstat = 5 };                 /* one_shot_count.h */
+struct status { unsigned long device, inode, links; unsigned mode, user, group, unused; unsigned long special; long size;
+                long rest[16]; };       /* struct stat, with more room than the kernel writes to */
 
 __asm__(".globl _start\n_start:\n"
         "    xor %ebp, %ebp\n"
@@ -34,6 +37,9 @@ enum { SYS_dup3 = 24, SYS_ioctl = 29, SYS_openat = 56, SYS_close = 57, SYS_lseek
        SYS_memfd_create = 279 };
 enum { SYS_flock = 32, SYS_mkdirat = 34, SYS_ftruncate = 46, SYS_pwrite64 = 68, SYS_readlinkat = 78,
        SYS_clock_gettime = 113, SYS_setsid = 157, SYS_geteuid = 175, SYS_clone = 220, SYS_close_range = 436 };
+enum { SYS_fstat = 80 };
+struct status { unsigned long device, inode; unsigned mode, links, user, group; unsigned long special, unused; long size;
+                long rest[16]; };
 
 __asm__(".globl _start\n_start:\n"
         "    mov x29, #0\n"

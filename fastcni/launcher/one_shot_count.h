@@ -1,0 +1,34 @@
+/* The count of requests that go one-shot although a server was asked for: fastcni/server/metrics/one_shot.py reads it.
+ *
+ * The file SOCKET.one-shot has one byte for each, its reason. Only a server with --metrics makes the file. Without one
+ * this is a single open() that fails. An append needs no lock. The file is left alone if it is long, or may be another
+ * user's: a hard link in a folder that all users can write to, for instance. See fstat(2).
+ */
+
+enum { NO_SERVER = 'n', BUSY = 'b', UNREAD = 'u', NOT_SERVED = 'd', TOO_LONG = 't', LOST = 'l', OTHER = 'o' };
+enum { MAX_COUNT_BYTES = 1 << 20, S_IFMT = 0170000, S_IFREG = 0100000 };
+
+static void count_one_shot(const char *socket, char reason)
+{
+    static const char suffix[] = ".one-shot";
+    static char path[108 + sizeof suffix];      /* the path of a socket has at most 108 bytes with its NUL */
+    static struct status found;
+    const char *from = socket;
+    char *to = path;
+    long file;
+
+    while (*from && to < path + 108)
+        *to++ = *from++;
+    if (*from)
+        return;
+    for (from = suffix; *from; )
+        *to++ = *from++;
+    *to = 0;
+    file = open_file(path, O_WRONLY | O_APPEND | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+    if (file < 0)
+        return;
+    if (!system_call(SYS_fstat, file, (long)&found, 0, 0) && (found.mode & S_IFMT) == S_IFREG && found.links == 1
+        && (!found.user || found.user == system_call(SYS_geteuid, 0, 0, 0, 0)) && found.size < MAX_COUNT_BYTES)
+        system_call(SYS_write, file, (long)&reason, 1, 0);
+    system_call(SYS_close, file, 0, 0, 0);
+}

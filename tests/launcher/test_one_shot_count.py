@@ -1,0 +1,124 @@
+"""The count of requests that go one-shot, in the file beside the server's socket."""
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+from launcher.stub_server import DECLINED, LONG, closed_unread, reply, run, serving, variables, went_away
+
+import fastcni
+from fastcni.server.metrics.one_shot import REASONS, SHORTEN_BYTES, SUFFIX, OneShotCount
+
+FULL_BYTES = 1 << 20
+CAUSES = {"declined": (reply(DECLINED), b"{}", b"d"), "closed unread": (closed_unread, b"{}", b"d"),
+          "lost": (went_away, b"{}", b"l"), "too long": (reply(0), LONG, b"t"), "answered": (reply(0), b"{}", b"")}
+
+
+@pytest.fixture
+def count(folder):
+    """The file of the socket that serving() uses."""
+    path = folder / f"server{SUFFIX}"
+    path.touch()
+    yield path
+    path.unlink(missing_ok=True)
+
+
+@pytest.mark.parametrize("cause", CAUSES)
+def test_a_request_that_goes_one_shot_leaves_its_reason(bridge, folder, count, cause):
+    answer, stdin, letter = CAUSES[cause]
+    with serving(folder, answer) as server:
+        run(bridge, env=variables(server, "DEL"), stdin=stdin)
+    assert count.read_bytes() == letter
+
+
+def test_requests_without_a_server_are_counted_and_those_that_ask_for_none_are_not(bridge, folder, count):
+    for path in (folder / "server", folder / "server", ""):
+        run(bridge, env=variables(str(path)))
+    run(bridge, env=variables(str(folder / "server"), FASTCNI_WIRE="1"))
+    assert count.read_bytes() == b"nn"
+
+
+def test_no_file_is_made(bridge, folder):
+    run(bridge, env=variables(str(folder / "server")))
+    assert not (folder / f"server{SUFFIX}").exists()
+
+
+@pytest.mark.parametrize("path", ["/nowhere/socket", "/" + "x" * 107, "/" + "x" * 108, "x" * 5000, "server"])
+def test_a_path_without_a_file_changes_nothing(bridge, path):
+    assert run(bridge, env=variables(path)) == run(bridge, env=variables(""))
+
+
+def test_a_file_that_may_not_be_the_servers_is_left_alone(bridge, folder, count):
+    """In a folder like /tmp another user could link the name to a file of root."""
+    other = folder / "other"
+    other.write_bytes(b"precious")
+    count.unlink()
+    for link in (os.link, os.symlink):
+        link(other, count)
+        run(bridge, env=variables(str(folder / "server")))
+        assert other.read_bytes() == b"precious"
+        count.unlink()
+    other.unlink()
+    os.mkfifo(count)
+    run(bridge, env=variables(str(folder / "server")))
+    count.unlink()
+    count.mkdir()
+    run(bridge, env=variables(str(folder / "server")))
+    count.rmdir()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: gives a file to another user")
+def test_another_users_file_is_left_alone(bridge, folder, count):
+    os.chown(count, 65534, 65534)
+    run(bridge, env=variables(str(folder / "server")))
+    assert count.read_bytes() == b""
+
+
+def test_the_file_has_a_limit(bridge, folder, count):
+    for size, expected in ((FULL_BYTES - 1, FULL_BYTES), (FULL_BYTES, FULL_BYTES)):
+        os.truncate(count, size)
+        run(bridge, env=variables(str(folder / "server")))
+        assert count.stat().st_size == expected
+
+
+def test_the_server_knows_each_reason_of_the_launcher():
+    text = (Path(fastcni.__file__).parent / "launcher/one_shot_count.h").read_text(encoding="utf-8")
+    letters = dict(re.findall(r"(\w+) = '(\w)'", text))
+    assert letters.pop("OTHER") == "o"
+    assert set(letters.values()) == {letter.decode() for letter in REASONS}
+
+
+def test_the_server_counts_by_reason_and_empties_a_long_file(folder):
+    counts = OneShotCount(str(folder / "server"))
+    path = Path(counts.path)
+    with open(path, "ab") as file:
+        file.write(b"nnd?")
+        file.flush()
+        found = counts.read()
+        assert {name: number for name, number in found.items() if number} == {"no_server": 2, "declined": 1, "other": 1}
+        file.write(b"n" * SHORTEN_BYTES)
+        file.flush()
+        assert counts.read()["no_server"] == SHORTEN_BYTES + 2
+        assert path.stat().st_size == 0
+        file.write(b"l")
+    assert (counts.read()["lost"], counts.read()["lost"]) == (1, 1)
+    os.truncate(path, 0)                # by hand
+    counts.read()
+    path.write_bytes(b"b")
+    assert counts.read()["busy"] == 1
+    counts.close()
+    again = OneShotCount(str(folder / "server"))        # the next server
+    assert again.read()["busy"] == 1
+    again.close()
+    path.unlink()
+
+
+def test_the_server_refuses_a_file_of_two_names(folder):
+    other, path = folder / "other", folder / f"server{SUFFIX}"
+    other.touch()
+    os.link(other, path)
+    with pytest.raises(PermissionError, match="another user's"):
+        OneShotCount(str(folder / "server"))
+    path.unlink()
+    other.unlink()
