@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import posix
 from _signal import SIGKILL
+from time import perf_counter_ns
 
 from fastcni._abandoned import check_request
 from fastcni._system import spawn
@@ -56,13 +57,13 @@ class Finished:
 
 
 def run(path: str, env: Mapping[str, str], stdin: bytes, argv: Sequence[str] = (), *,
-        timeout: float | None) -> Finished:
+        timeout: float | None, phase: str = waiting.PROGRAM) -> Finished:
     """Run the program at `path` with the environment `env` and the bytes `stdin`; return Finished.
 
     argv is the complete argument list, [path] if empty. timeout is in seconds, None: no limit. After the timeout the
     program and its process group get SIGKILL, and Finished.late is set. They also get it when the caller of the request
     leaves. The program alone gets it when this process ends. The child has the namespaces and the working directory of
-    the calling thread.
+    the calling thread. phase: as which part of the request its time counts.
 
     Raises OSError if the program cannot be started or wrote more than MAX_OUTPUT, ValueError if `env` has a NUL or an
     invalid variable name, waiting.CallerGone if the caller has left. See memfd_create(2), pidfd_open(2).
@@ -76,7 +77,11 @@ def run(path: str, env: Mapping[str, str], stdin: bytes, argv: Sequence[str] = (
             write_all(files[0], stdin)
             posix.lseek(files[0], 0, 0)
         reap_strays()
-        wait_status, late = wait(spawn(path, argv or (path,), env, *files), timeout)
+        started = perf_counter_ns()
+        try:
+            wait_status, late = wait(spawn(path, argv or (path,), env, *files), timeout)
+        finally:
+            waiting.here.request.spent(phase, started)
         status, cause = read_wait_status(wait_status)
         stdout, stderr = read_back(files[1], path, "stdout"), read_back(files[2], path, "stderr")
         return Finished(status, stdout, stderr, cause, late)

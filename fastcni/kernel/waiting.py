@@ -30,6 +30,7 @@ GONE = 2                        # of await_input()
 
 # Kinds of waits. A pod can hold the lock of its namespace, so waits for that refuse no other request.
 ANNOUNCEMENT, PROGRAM, LOCK, NAMESPACE_LOCK, BUS = "announcement", "program", "lock", "namespace lock", "bus"
+IPAM, DELEGATE = "ipam", "delegate"     # phases of a request, beside PROGRAM, see Request.spent()
 STORE = "store"                 # for an answer of a store of cluster-wide addresses: a few seconds at most
 DHCP = "dhcp daemon"            # for a lease
 
@@ -69,8 +70,9 @@ class Request:
     def resume(self) -> None:
         """Note that it works again."""
 
-    def spent(self, what: int | str, seconds: float) -> None:
-        """Note the time of a wait. `kind` is the number of a netlink protocol, or "ipam"."""
+    def spent(self, what: int | str, started: int) -> None:
+        """Note a phase of the request that ends now. what: the number of a netlink protocol, IPAM, DELEGATE or PROGRAM.
+        started: its begin, of perf_counter_ns()."""
 
 
 class Here(_local):

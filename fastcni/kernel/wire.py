@@ -5,7 +5,7 @@ from __future__ import annotations
 import posix
 from _socket import AF_NETLINK, SOCK_CLOEXEC, SOCK_RAW, if_nametoindex, socket
 from errno import EINTR, ENOBUFS, ENOENT, ETIMEDOUT
-from time import perf_counter
+from time import perf_counter_ns
 
 from fastcni import _netlink
 from fastcni._netlink import Batch, read_ack, sort_replies
@@ -138,11 +138,11 @@ def exchange(sock: Socket, batch: Batch) -> Replies:
 
 def attempt(sock: Socket, batch: Batch) -> tuple[Replies, list[NetlinkError]]:
     """Like exchange(), but return refusals: ([(type, payload)], [NetlinkError])."""
-    started = perf_counter()
+    started = perf_counter_ns()
     try:
         return _attempt(sock, batch)
     finally:
-        here.request.spent(sock.proto, perf_counter() - started)
+        here.request.spent(sock.proto, started)
 
 
 def look_up(sock: Socket, batch: Batch) -> Replies | None:
@@ -254,7 +254,7 @@ def watch(sock: Socket, seconds: float) -> list[Message]:
 
     Raises OSError with ENOBUFS when the kernel dropped some: look again at what was waited for; waiting.CallerGone.
     """
-    started = perf_counter()
+    started = perf_counter_ns()
     try:
         with waiting():
             found = receive(sock, int(seconds * 1000) + 1, caller())
@@ -262,4 +262,4 @@ def watch(sock: Socket, seconds: float) -> list[Message]:
             check_caller()
         return found or []
     finally:
-        here.request.spent(sock.proto, perf_counter() - started)
+        here.request.spent(sock.proto, started)

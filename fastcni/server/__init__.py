@@ -7,6 +7,7 @@
     request_queue   the requests that wait, and the decision which one runs next
     slots           the requests that run, and which of them hang
     workers         the threads that run one request after another
+    records         the record of a request that has ended, for the log and the metrics
     background      the threads for work that no answer waits for
     hosts           the network namespaces of callers, each with its open sockets and known facts
     configurations  network configurations, decoded once for all pods of a network

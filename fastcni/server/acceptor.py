@@ -23,6 +23,7 @@ from fastcni.handle import error_document
 from fastcni.server import protocol, status
 from fastcni.server.log import RateLimited
 from fastcni.server.protocol import Connection
+from fastcni.server.records import Records
 from fastcni.server.request_queue import LIGHT_COMMANDS, Call
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
@@ -49,13 +50,14 @@ ONCE = select.EPOLLIN | select.EPOLLONESHOT
 class Acceptor:
     """listener: a listening SEQPACKET socket, non-blocking. queue: a RequestQueue. wakeup: wakes a thread in wait().
     uids: the user ids that are served. latency: a LatencyRequest. describe(): the answer to `fastcni doctor`; None: its
-    request is declined."""
+    request is declined. records: gets the requests that end."""
 
     def __init__(self, listener: socket, queue: RequestQueue, wakeup: Wakeup, uids: frozenset[int],
                  latency: LatencyRequest, log: Logger) -> None:
         self.listener, self.queue, self.wakeup, self.uids, self.log = listener, queue, wakeup, uids, log
         self.latency = latency
         self.describe: Callable[[], bytes] | None = None
+        self.records = Records(log.exception)
         self.run, self.numbers = os.urandom(2).hex(), count(1)      # a request id is unique, also after a restart
         self.user_refused, self.queue_full = RateLimited(log.warning), RateLimited(log.warning)
         self.accept_failed = RateLimited(log.error)
@@ -200,6 +202,7 @@ class Acceptor:
             return
         why = f"{self.queue.size} requests wait for the fastcni server already"
         refuse(call, why)
+        self.records.report(call, str(errors.TRY_AGAIN_LATER), 0.0)
         self.queue_full("request_refused", id=message.id, pid=message.pid, why=why)
 
     def _next_silence(self):

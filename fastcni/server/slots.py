@@ -12,6 +12,7 @@ from time import monotonic
 
 from fastcni._run_token import give_token, take_token
 from fastcni.kernel import waiting
+from fastcni.server.records import Phases
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 
@@ -31,18 +32,18 @@ BOUNDED = (waiting.PROGRAM, waiting.LOCK, waiting.BUS, waiting.DHCP)    # all ot
 class Running(waiting.Request):
     """A call that runs, for the waits of its thread.
 
-    kind: what it waits for, "" while it works. since: when it began that, in monotonic seconds. times: {netlink
-    protocol, or "ipam": seconds that it spent there}.
+    kind: what it waits for, "" while it works. since: when it began that, in monotonic seconds. phases: see
+    server/records.py.
     """
 
     def __init__(self, queue: RequestQueue, call: Call) -> None:
         self.queue, self.call = queue, call
         self.caller = call.connection.fileno()
         self.kind, self.since = "", monotonic()
-        self.times: dict[int | str, float] = {}
+        self.phases = Phases()
 
-    def spent(self, what: int | str, seconds: float) -> None:
-        self.times[what] = self.times.get(what, 0.0) + seconds
+    def spent(self, what: int | str, started: int) -> None:
+        self.phases.note(what, started)
 
     def admit(self, kind: str) -> None:
         stuck = self.queue.stuck_in(kind, self.call.network)

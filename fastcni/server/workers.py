@@ -18,11 +18,12 @@ from fastcni import _acceptor, kernel, kit, plugins, third_party
 from fastcni._abandoned import Abandoned, begin_request, end_request
 from fastcni._run_token import give_token, take_token
 from fastcni.handle import Reply, error_document, handle
-from fastcni.kernel import netns, uapi, waiting
+from fastcni.kernel import netns, waiting
 from fastcni.kit.call.deadlines import REQUEST_S
 from fastcni.server import acceptor, protocol
 from fastcni.server.background import CANNOT_START
 from fastcni.server.log import RateLimited
+from fastcni.server.records import ABANDONED, CALLER_GONE, DECLINED, FAULT, code_of
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from fastcni.server.hosts import Hosts
     from fastcni.server.request_queue import Call, RequestQueue
 
+LOGGED_PHASES = ("ipam", "netlink", "nftables")
 FAULT_PAUSE_S = 0.05            # seconds of pause after an exception in _next()
 
 
@@ -142,6 +144,7 @@ class Workers:
             self._decode(each)                  # the log names the network
             self.log.warning("request_refused", **fields(each), why=waited)
             acceptor.refuse(each, waited)
+            self.acceptor.records.report(each, str(errors.TRY_AGAIN_LATER), each.waited)
         return self.queue.take()
 
     def _what_for(self, call):
@@ -162,7 +165,7 @@ class Workers:
         call = running.call
         conn, message = call.connection, call.message
         queued, started = call.waited, monotonic()
-        answer = Answer(conn)
+        answer, outcome = Answer(conn), FAULT
         waiting.here.request = running
         begin_request(conn.fileno(), REQUEST_S - queued)
         try:
@@ -170,24 +173,31 @@ class Workers:
             if _acceptor.is_closed(conn.fileno()):
                 self._decode(call)              # the log names the network
                 self.log.warning("caller_gone", **fields(call), run=False)
+                outcome = CALLER_GONE
                 return
             try:
                 self._run(call, answer, self._decode(call))
             except (OSError, waiting.Crowded) as e:     # a namespace that cannot be entered, for instance
                 self.log.warning("request_declined", **fields(call), why=str(e))
                 answer.decline()
+                outcome = DECLINED
                 return
             except Abandoned as e:
+                outcome = ABANDONED
                 self.log.warning("request_abandoned", **fields(call), why=str(e))
                 return
             except netns.Lost as e:
                 answer.send(1, error_document(CniError(errors.INTERNAL, f"the fastcni server: {e}")))
+                outcome = str(errors.INTERNAL)
                 raise
+            outcome = answer.outcome
         finally:
             end_request()
             del waiting.here.request
             message.close()
             conn.close()
+            if conn is not self.acceptor.probe_connection:
+                self.acceptor.records.report(call, outcome, queued, monotonic() - started, running.phases)
         self._report(running, answer, queued, monotonic() - started)
 
     def _run(self, call, answer, decode):
@@ -202,12 +212,11 @@ class Workers:
             answer.send(reply.status, reply.stdout, reply.stderr)
 
     def _report(self, running, answer, queued, took):
-        call, times = running.call, running.times
+        call, spent = running.call, running.phases.totals()
         if call.connection is self.acceptor.probe_connection:
             return                      # the watchdog's, every few seconds
-        values = fields(call) | {"ms": ms(took), "queue_ms": ms(queued), "ipam_ms": ms(times.get("ipam", 0)),
-                                "netlink_ms": ms(times.get(uapi.NETLINK_ROUTE, 0)),
-                                "nftables_ms": ms(times.get(uapi.NETLINK_NETFILTER, 0))}
+        values = fields(call) | {"ms": ms(took), "queue_ms": ms(queued)}
+        values |= {f"{name}_ms": ms(spent.get(name, 0) / 1e9) for name in LOGGED_PHASES}
         if answer.unsent:
             self.log.warning("caller_gone", **values, run=True)
         elif answer.status:
@@ -244,6 +253,13 @@ class Answer:
 
     def decline(self) -> None:
         self.send(protocol.DECLINED)
+
+    @property
+    def outcome(self) -> str:
+        """As Ended.outcome."""
+        if self.unsent:
+            return CALLER_GONE
+        return code_of(self.error) if self.status else "0"
 
 
 def fields(call: Call) -> dict[str, Any]:

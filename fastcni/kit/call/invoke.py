@@ -50,7 +50,7 @@ def execute(path: str, env: Mapping[str, str], stdin: bytes, timeout: float | No
         if left is not None and left <= 0:
             raise Late(0, read_failure(b"", b"", "context deadline exceeded").msg)
         try:
-            ended = process.run(path, env, stdin, timeout=left)
+            ended = process.run(path, env, stdin, timeout=left, phase=waiting.DELEGATE)
         except (OSError, ValueError) as e:
             if not pauses or not (isinstance(e, OSError) and e.errno == ETXTBSY):
                 raise read_failure(b"", b"", start_cause(path, e)) from e

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from time import perf_counter
+from time import perf_counter_ns
 
-from fastcni.kernel.waiting import here
+from fastcni.kernel.waiting import IPAM, here
 from fastcni.kit.call import delegate
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
@@ -85,8 +85,8 @@ def _timed(req: Request, function: Callable[..., T], *args: Any) -> T:
 
 
 def _clocked(function: Callable[..., T], *args: Any) -> T:
-    started = perf_counter()
+    started = perf_counter_ns()
     try:
         return function(*args)
     finally:
-        here.request.spent("ipam", perf_counter() - started)
+        here.request.spent(IPAM, started)

@@ -1,0 +1,104 @@
+"""The record of a request that has ended: its names, its outcome, and the phases that it went through.
+
+A running request notes its phases as they end; the log line is made from them. An Ended is made only if something
+receives it.
+"""
+
+from __future__ import annotations
+
+from time import perf_counter_ns
+
+from fastcni.kernel import uapi
+from fastcni.spec import json
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from fastcni.server.request_queue import Call
+
+    Phase = tuple[int | str, int, int]      # what it was, when it began (perf_counter_ns()), nanoseconds that it took
+
+MAX_PHASES = 256                # of one request; GC of many attachments has more
+NAMES: dict[int | str, str] = {uapi.NETLINK_ROUTE: "netlink", uapi.NETLINK_NETFILTER: "nftables"}
+# Outcomes beside "0" and the codes of errors
+DECLINED, CALLER_GONE, ABANDONED, FAULT = "declined", "caller_gone", "abandoned", "fault"
+
+
+class Phases:
+    """The phases of a running request, in the order of their ends.
+
+    They can lie inside each other: the netlink messages of an IPAM plugin are "netlink" and "ipam". merged: {what:
+    nanoseconds} of those beyond MAX_PHASES.
+    """
+
+    __slots__ = ("entries", "merged", "sums")
+
+    def __init__(self) -> None:
+        self.entries: list[Phase] = []
+        self.merged: dict[int | str, int] = {}
+        self.sums: dict[str, int] | None = None         # the last totals()
+
+    def note(self, what: int | str, started: int) -> None:
+        """Note a phase that ends now; as kernel.waiting.Request.spent()."""
+        took, self.sums = perf_counter_ns() - started, None
+        if len(self.entries) < MAX_PHASES:
+            self.entries.append((what, started, took))
+        else:
+            self.merged[what] = self.merged.get(what, 0) + took
+
+    def totals(self) -> dict[str, int]:
+        """{name: nanoseconds in all phases of that name}: "netlink", "nftables", "ipam", "delegate", "program"."""
+        if self.sums is None:
+            sums = {**self.merged}
+            for what, _, took in self.entries:
+                sums[what] = sums.get(what, 0) + took
+            self.sums = {NAMES.get(what) or str(what): took for what, took in sums.items()}
+        return self.sums
+
+
+class Ended:
+    """A request that has ended.
+
+    call     its names and its message
+    outcome  "0", the code of its error, or one of DECLINED, CALLER_GONE, ABANDONED, FAULT: it has no answer
+    queued   seconds in the queue
+    took     seconds from the queue to its end; 0.0 if it was refused in the queue
+    phases   its Phases
+    """
+
+    __slots__ = ("call", "outcome", "phases", "queued", "took")
+
+    def __init__(self, call: Call, outcome: str, queued: float, took: float, phases: Phases) -> None:
+        self.call, self.outcome, self.queued, self.took, self.phases = call, outcome, queued, took, phases
+
+
+class Records:
+    """Passes each Ended to its receivers: report() does nothing without any. receivers: functions that are called in
+    the thread of the request, after its answer; `fault(event)` logs an exception of one."""
+
+    __slots__ = ("fault", "receivers")
+
+    def __init__(self, fault: Callable[[str], Any]) -> None:
+        self.fault = fault
+        self.receivers: list[Callable[[Ended], object]] = []
+
+    def report(self, call: Call, outcome: str, queued: float, took: float = 0.0, phases: Phases | None = None) -> None:
+        if not self.receivers:
+            return
+        try:
+            ended = Ended(call, outcome, queued, took, phases or Phases())
+            for receive in self.receivers:
+                receive(ended)
+        except Exception:               # a defect of fastcni, and the request has ended
+            self.fault("server_fault")
+
+
+def code_of(document: str) -> str:
+    """Return the code of an error document, as an outcome."""
+    try:
+        code = json.read(document.encode("utf-8", "replace")).get("code")
+    except (json.JsonError, AttributeError):
+        return FAULT
+    return str(code) if isinstance(code, int) else FAULT
