@@ -6,7 +6,7 @@
 # make test-vm          the tests for other kernel options, in a VM (ONLY="tests/real_kernel/test_x.py")
 # make test-toolchains  the launcher for aarch64 and by clang, plots, and the fast tests on other Pythons
 # make test-runtimes    containers of containerd, CRI and podman on a node of their own (root; installs these)
-# make test-cluster     cluster IPAM and dhcp with real servers: etcd and others (as root it installs these)
+# make test-cluster     cluster IPAM, dhcp and metrics with real servers: etcd and others (as root it installs these)
 # make test-packages    README's install, the Debian package, the Kubernetes image; the switch from the Go plugins (root)
 # make test-faults      faults, kills, full disks, frozen servers, a soak: hours (FAULTS="--seconds 60" or "kills")
 # make bench            figures and benchmarks/report (root; forty minutes, with BENCH=--quick a few)
@@ -59,7 +59,7 @@ test-runtimes: setup
 	LANE=runtimes $(BIN)/python -m pytest tests/runtimes
 
 test-cluster: setup
-	@sh tests/setup-peer.sh etcd etcdctl openssl ip ping dnsmasq kea-dhcp4
+	@sh tests/setup-peer.sh etcd etcdctl openssl ip ping dnsmasq kea-dhcp4 prometheus promtool
 	@$(BIN)/python -c 'import kmock' 2> /dev/null || \
 		$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test,kubernetes]'
 	LANE=cluster $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal tests/cluster

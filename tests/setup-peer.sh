@@ -32,6 +32,7 @@ package_of() {
         dnsmasq) echo dnsmasq-base ;;
         kea-dhcp4) echo kea-dhcp4-server ;;
         etcdctl) echo etcd-client ;;
+        prometheus | promtool) echo prometheus ;;
         openssl) echo openssl ;;
     esac
 }

@@ -16,6 +16,7 @@ from fastcni.spec.errors import CniError
 if TYPE_CHECKING:
     from fastcni.dhcp.daemon import Daemon
     from fastcni.kit.ipam.cluster.conf import Keys
+    from fastcni.server.metrics.pools import Counted
 
 
 @click.command()
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
 @click.option("--dhcp", is_flag=True, help="Run the daemon of the dhcp plugin, too, at its usual socket.")
 @click.option("--dhcp-socket", default="", metavar="PATH", help="Another socket for --dhcp [/run/cni/dhcp.sock].")
 @click.option("--dhcp-leases", default="", metavar="DIR", help="Where --dhcp keeps leases [/var/lib/cni/dhcp].")
+@click.option("--metrics", default="", envvar="FASTCNI_METRICS", show_envvar=True, metavar="ADDRESS",
+              help="Answer Prometheus there: the path of a unix socket, 127.0.0.1:PORT or [::1]:PORT. Off by default.")
 @click.option("--detached", is_flag=True,
               help="Leave the caller's cgroup, signal mask and limits; log to syslog, where that exists. "
                    "For a server that no service manager starts.")
@@ -50,7 +53,7 @@ if TYPE_CHECKING:
 @click.option("--log-format", default="logfmt", show_default=True, type=click.Choice(["logfmt", "json"]))
 def serve(path: str, workers: int, queue_size: int, queue_timeout_s: float, uids: Sequence[int],
           latency_request_s: float, cache_dir: str, idle_exit_min: float, dhcp: bool, dhcp_socket: str,
-          dhcp_leases: str, detached: bool, log_to: str | None, log_level: str, log_format: str) -> None:
+          dhcp_leases: str, metrics: str, detached: bool, log_to: str | None, log_level: str, log_format: str) -> None:
     """Answer the installed plugins from one warm process.
 
     A plugin that finds no server does its work by itself. SIGTERM ends the server after its last answer.
@@ -69,6 +72,7 @@ def serve(path: str, workers: int, queue_size: int, queue_timeout_s: float, uids
     from fastcni.server.service import Options
     from fastcni.server.service import serve as run
 
+    where = metrics_address(metrics)
     if detached:
         detach()
         if log_to is None and os.path.exists(SYSLOG):
@@ -85,16 +89,34 @@ def serve(path: str, workers: int, queue_size: int, queue_timeout_s: float, uids
         cached = {it.config for it in cache.attachments()}
         return read_configured([*confs.values_of(confs.networks(files)), *map(caches.read_config, cached)])
 
+    def count() -> "Counted":
+        from fastcni.node.pools import count  # imported here, at the first scrape
+
+        return count(DEFAULT_CONF_DIR, cache.results())
+
     pods = Pods(state_of, lambda: {(it.network, it.container_id, it.ifname): it.netns for it in cache.attachments()})
     try:
         status = run(path, Options(
             workers=workers, queue_size=queue_size, queue_timeout_s=queue_timeout_s, uids={0, os.geteuid(), *uids},
             latency_request_s=latency_request_s, level=log_level, fmt=log_format, log_to=log_to or "stderr",
             idle_exit_s=idle_exit_min * 60, replay=lambda deleted_at: restore(cache, deleted_at=deleted_at), pods=pods,
-            configured=configured, beside=partial(dhcp_daemon, dhcp_socket, dhcp_leases) if dhcp else None))
+            configured=configured, beside=partial(dhcp_daemon, dhcp_socket, dhcp_leases) if dhcp else None,
+            metrics=where, count=count))
     except ListenError as e:
         raise CniError(errors.IO_FAILURE, str(e)) from e
     raise SystemExit(status)
+
+
+def metrics_address(text: str) -> str | tuple[str, int] | None:
+    """Read the address of --metrics; None if it is empty. Raises click.BadParameter."""
+    if not text:
+        return None
+    from fastcni.server.metrics import address
+
+    try:
+        return address.read(text)
+    except address.AddressError as e:
+        raise click.BadParameter(str(e), param_hint="--metrics") from e
 
 
 def dhcp_daemon(path: str, leases: str, log: Any) -> "Daemon":

@@ -63,6 +63,7 @@ class GroupedDeletes(Deleter):
         self.asking, self.lock = wire.open_socket(), Lock()
         self.waiting: list[Shared] = []
         self.busy = False
+        self.links = self.requests = 0          # that were deleted, and requests to the kernel for them
         filters.attach(self.watcher, filters.deletions())
 
     def close(self) -> None:
@@ -98,6 +99,8 @@ class GroupedDeletes(Deleter):
             with self.lock:
                 group = [mine, *(each for each in self.waiting[:MAX_LINKS] if each is not mine)]
                 del self.waiting[:MAX_LINKS]
+                self.links += len(group)
+                self.requests += 1
             mine.request = SharedRequest(group)
         try:
             self.run(mine.request)

@@ -61,6 +61,7 @@ class Hosts:
         self.home, self.defer, self.restoring, self.cluster, self.lock = home, defer, restoring, cluster, Lock()
         own = Namespace(self.home, True, defer, restoring)
         self.known = {netns.identity(self.home): own}
+        self.closed_deletes = [0, 0]    # the numbers of link_deletes() of closed namespaces
 
     def visit(self, fd: int) -> Visit:
         return Visit(self, fd)
@@ -71,8 +72,18 @@ class Hosts:
             old = [key for key, it in self.known.items()
                    if not it.home and not it.users and monotonic() - it.left > KEEP_S]
             gone = [self.known.pop(key) for key in old]
+            for namespace in gone:
+                self.closed_deletes[0] += namespace.deletes.links
+                self.closed_deletes[1] += namespace.deletes.requests
         for namespace in gone:
             namespace.close()
+
+    def link_deletes(self) -> tuple[int, int]:
+        """(links that requests have deleted, requests to the kernel for them)."""
+        with self.lock:
+            deletes = [it.deletes for it in self.known.values()]
+            links, requests = self.closed_deletes
+        return links + sum(it.links for it in deletes), requests + sum(it.requests for it in deletes)
 
     def close(self) -> None:
         for namespace in self.known.values():

@@ -48,7 +48,7 @@ class Watch:
         self.lock, self.reading, self.closed = Lock(), Lock(), False
         self.copy, self.mirror, self.iptables = Machine(STALE), TableMirror(), IptablesWatch()
         self.replay = Replay(home, restoring.replay, self.deleted_at, self.iptables, self.mirror,
-                             lambda: restoring.attend_soon(self), self.log, at_start=at_start)
+                             self._replayed, self.log, at_start=at_start)
         self.backoff = Backoff()
         self.due: float | None = 0.0
 
@@ -106,6 +106,10 @@ class Watch:
         _, moment = self.mirror.deletions.get(mark, (0, 0.0))
         return moment and time() - (monotonic() - moment)
 
+    def _replayed(self, outcome):
+        self.restoring.note_replay(outcome)
+        self.restoring.attend_soon(self)
+
     def _note_deletions(self):
         """Note the one-shot DELs that have begun."""
         with self.reading:
@@ -156,6 +160,8 @@ class Watch:
         if restored:
             self.backoff.begin()
         for where, gone, count in restored:
+            self.restoring.restores += 1
+            self.restoring.elements += count
             self.log.warning("rules_restored", table=nft_name(*where), gone=gone, by=self.mirror.by, elements=count,
                              netns=self.name, ms=round((monotonic() - started) * 1e3, 1),
                              next_after=self.backoff.seconds)

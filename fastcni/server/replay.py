@@ -50,12 +50,12 @@ class Replay:
 
     home: a descriptor of the namespace, for the caller to close. run(deleted_at): does the replay in the calling
     thread's namespace, returns a runtime.restore.Restored; None: this server replays nothing. deleted_at: for run().
-    iptables, mirror: those of the namespace. ended(): called when a replay has ended, in its thread. at_start: replay
-    once without a loss, for what was flushed while no server ran.
+    iptables, mirror: those of the namespace. ended(outcome): called when a replay has ended, in its thread; "done" or
+    "failed". at_start: replay once without a loss, for what was flushed while no server ran.
     """
 
     def __init__(self, home: int, run: Run | None, deleted_at: DeletedAt, iptables: IptablesWatch, mirror: TableMirror,
-                 ended: Callable[[], None], log: Logger, *, at_start: bool) -> None:
+                 ended: Callable[[str], None], log: Logger, *, at_start: bool) -> None:
         self.home, self.run, self.deleted_at, self.ended, self.log = home, run, deleted_at, ended, log
         self.iptables, self.mirror, self.at_start = iptables, mirror, at_start
         self.machine, self.backoff, self.since = Machine(IDLE), Backoff(), 0.0
@@ -109,18 +109,19 @@ class Replay:
         return None
 
     def _work(self, run, home, gone, by):
-        started = monotonic()
+        started, outcome = monotonic(), "failed"
         name_thread()
         try:
             with netns.inside(home):
                 done = run(self.deleted_at)
+            outcome = "failed" if done.failed else "done"
             self._report(done, gone, by, netns=netns.identity(home)[1], ms=round((monotonic() - started) * 1e3, 1))
         except (OSError, netns.Lost) as e:      # Lost: this thread ends
             self.log.error("replay_failed", gone=gone, by=by, error=str(e))
         finally:
             os.close(home)
             self.machine.on(ENDED)
-            self.ended()
+            self.ended(outcome)
 
     def _report(self, done, gone, by, **where):
         fields = {"attachments": done.attachments, "plugins": done.plugins, "failed": len(done.failed),

@@ -182,6 +182,11 @@ class RequestQueue:
         """How many calls run."""
         return len(self._slots.running)
 
+    @property
+    def working(self) -> int:
+        """How many of them do not wait."""
+        return self._slots.working
+
     def begin_wait(self, running: Running, kind: str) -> None:
         """Note that a running call begins a wait of this kind: another call may run meanwhile."""
         with self._lock:

@@ -39,6 +39,8 @@ class Restoring:
         self.log, self.replay = log, replay
         self.watches: dict[int, Watch] = {}             # by a descriptor
         self.lock, self.stopping = Lock(), False
+        # Counts for the metrics: tables and elements that were restored; replays of all namespaces
+        self.restores, self.elements, self.replays = 0, 0, {"done": 0, "failed": 0}
         self.poll, self.wakeup = select.epoll(), Wakeup()
         self.poll.register(self.wakeup, select.EPOLLIN)
         self.thread = Thread(target=self._work, name="restoring", daemon=True)
@@ -81,6 +83,11 @@ class Restoring:
     def attend_soon(self, watch: Watch) -> None:
         watch.due = 0.0
         self.wakeup.wake()
+
+    def note_replay(self, outcome: str) -> None:
+        """Count a replay: "done", or "failed" if something could not be restored."""
+        with self.lock:
+            self.replays[outcome] += 1
 
     def forget(self, watch: Watch) -> None:
         with self.lock:

@@ -22,6 +22,7 @@ from fastcni.server.cpu_latency import DEFAULT_S, LatencyRequest
 from fastcni.server.former_boot import release_addresses
 from fastcni.server.hosts import Hosts
 from fastcni.server.idle import IdleExit
+from fastcni.server.metrics.pools import Counted
 from fastcni.server.request_queue import RequestQueue
 from fastcni.server.restoring import Restoring
 from fastcni.server.systemd_notify import Notifier
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from typing import Any, Protocol
 
     from fastcni.kit.ipam.cluster.conf import Keys
+    from fastcni.server.metrics.service import Metrics
     from fastcni.server.replay import Run
 
     class Beside(Protocol):
@@ -55,7 +57,8 @@ class Options:
     """workers: requests that run at once. queue_size: requests that may wait. queue_timeout_s: how long each may wait.
     uids: user ids whose requests are served. latency_request_s: see LatencyRequest. level, fmt: of the log. log_to:
     "stderr" or "syslog". replay: see Restoring. idle_exit_s: see IdleExit. tidy_s: see Upkeep. pods, configured: see
-    ClusterUpkeep. beside: given the log, it makes what runs beside the requests.
+    ClusterUpkeep. beside: given the log, it makes what runs beside the requests. metrics: where they are scraped, see
+    metrics.address.read(); None: nowhere. count: see metrics.pools.Counter.
     """
 
     workers: int = 32
@@ -72,6 +75,8 @@ class Options:
     pods: Pods | None = None
     configured: Callable[[], Iterable[Keys]] = tuple
     beside: Callable[[Any], Beside] | None = None
+    metrics: str | tuple[str, int] | None = None
+    count: Callable[[], Counted] = Counted
 
 
 def serve(path: str = listening.PATH, options: Options | None = None) -> int:
@@ -85,12 +90,27 @@ def serve(path: str = listening.PATH, options: Options | None = None) -> int:
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     logger = log.make(options.level, options.fmt, options.log_to)
     listen = listening.listen(path, open_to_all=not set(options.uids) <= {0, os.geteuid()})
-    beside = options.beside(logger) if options.beside else None
+    try:
+        beside = options.beside(logger) if options.beside else None
+        metrics = make_metrics(options, logger)
+    except listening.ListenError:
+        listen.unlink()
+        raise
     prepare_process(logger)
-    server = Server(options, listen, beside, logger, started)
+    server = Server(options, listen, beside, logger, started, metrics)
     server.start()
     signal.sigwait(STOP_SIGNALS)    # not sigtimedwait(): interrupted after its time it returns a signal that never came
     return server.stop()
+
+
+def make_metrics(options: Options, logger: log.Logger) -> Metrics | None:
+    """The metrics, if the options ask for them: their modules and the Prometheus client are not imported otherwise.
+    Raises ListenError."""
+    if not options.metrics:
+        return None
+    from fastcni.server.metrics.service import Metrics
+
+    return Metrics(options.metrics, options.count, logger)
 
 
 def prepare_process(logger: log.Logger) -> None:
@@ -104,12 +124,13 @@ def prepare_process(logger: log.Logger) -> None:
 
 
 class Server:
-    """The parts of the server, in the order in which they need each other. started: when, by monotonic()."""
+    """The parts of the server, in the order in which they need each other. started: when, by monotonic(). metrics: None
+    without --metrics."""
 
     def __init__(self, options: Options, listen: listening.Listening, beside: Beside | None, logger: log.Logger,
-                 started: float) -> None:
+                 started: float, metrics: Metrics | None = None) -> None:
         self.listen, self.beside, self.logger, self.started = listen, beside, logger, started
-        self.workers = options.workers
+        self.workers, self.metrics = options.workers, metrics
         # One more than there are processors: one request usually waits for a lock of the kernel
         busy = len(os.sched_getaffinity(0)) + 1
         home, wakeup = netns.open_own(), Wakeup()
@@ -128,6 +149,8 @@ class Server:
         watchdog = Watchdog(self.notify, self.acceptor.probe, watchdog_seconds(os.environ))
         idle_exit = IdleExit(self.acceptor, self.queue, options.idle_exit_s, logger)
         self.upkeep = Upkeep(self.tidy, watchdog, idle_exit, logger, tidy_s=options.tidy_s)
+        if metrics:
+            metrics.attach(self)
 
     def start(self) -> None:
         """Start the threads, and say that the server is ready."""
@@ -140,6 +163,9 @@ class Server:
             self.beside.start()         # before the workers: a request may need it
         self.pool.start()
         self.restoring.start()
+        if self.metrics:
+            self.metrics.start()
+            self.logger.info("metrics_ready", address=self.metrics.where)
         self.background(release_addresses, self.logger)
         self.background(self.cluster.learn)
 
@@ -148,6 +174,8 @@ class Server:
         self.hosts.tidy()
         self.pool.keep()
         self.restoring.start()
+        if self.metrics:
+            self.metrics.start()
         self.cluster.keep()
         _ipam_bitmap.forget()
 
@@ -165,6 +193,8 @@ class Server:
         if self.beside:
             self.beside.join()
         self.upkeep.stop()
+        if self.metrics:
+            self.metrics.stop()
         self.acceptor.close()
         self.restoring.stop()
         self.cluster.stop()

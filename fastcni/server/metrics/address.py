@@ -1,0 +1,54 @@
+"""The address of --metrics, and its listening socket: a unix socket, or TCP on a loopback address only."""
+
+from __future__ import annotations
+
+import os
+import socket
+from ipaddress import ip_address
+
+from fastcni.server import listening
+from fastcni.server.listening import ListenError, Listening
+
+BACKLOG = 16
+HINT = "expected the absolute path of a unix socket, 127.0.0.1:PORT or [::1]:PORT"
+
+
+class AddressError(ValueError):
+    """The text is no address for metrics; it says why."""
+
+
+def read(text: str) -> str | tuple[str, int]:
+    """Read an address: a path, or (loopback address, port). Raises AddressError."""
+    path = text.removeprefix("unix:")
+    if path.startswith("/"):
+        return path
+    host, _, port = text.rpartition(":")
+    host = "127.0.0.1" if host == "localhost" else host.removeprefix("[").removesuffix("]")
+    if not (port.isascii() and port.isdigit() and 0 < int(port) < 1 << 16):
+        raise AddressError(f"{text!r}: {HINT}")
+    try:
+        loopback = ip_address(host).is_loopback
+    except ValueError:
+        raise AddressError(f"{text!r}: {HINT}") from None
+    if not loopback:
+        raise AddressError(f"{host} is no loopback address: metrics have neither a password nor TLS; {HINT}")
+    return host, int(port)
+
+
+def listen(address: str | tuple[str, int]) -> Listening:
+    """Return a listening socket. Raises ListenError: the port or path is taken, for instance."""
+    if isinstance(address, str):
+        try:
+            return listening.make(address, False, socket.SOCK_STREAM)
+        except OSError as e:
+            raise ListenError(f"listen for metrics on {address}: {e.strerror or e}") from e
+    host, port = address
+    sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)      # connections of a former server
+        sock.bind(address)
+        sock.listen(BACKLOG)
+    except OSError as e:
+        sock.close()
+        raise ListenError(f"listen for metrics on {host}:{port}: {os.strerror(e.errno or 0)}") from e
+    return Listening(sock)

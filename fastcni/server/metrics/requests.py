@@ -1,0 +1,112 @@
+"""Counts and histograms of the requests that have ended. Plain numbers: a request adds to them in microseconds.
+
+The numbers become metrics only when they are scraped. They are bounded: the labels of further networks are "other".
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from threading import Lock
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from fastcni.server.records import Ended
+
+# Seconds: upper ends of the histograms' buckets, both included
+BOUNDS = (0.0001, 0.00025, 0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.125, 0.25, 0.5, 1.0, 2.5, 5.0,
+          10.0, 60.0)
+COMMANDS = ("ADD", "DEL", "CHECK", "GC", "STATUS", "VERSION")
+OTHER = "other"
+MAX_NETWORKS, MAX_PLUGINS, MAX_CODES = 100, 40, 40
+MAX_COUNTS = 2000               # of (command, plugin, network, code)
+MAX_HISTOGRAMS = 200            # of (command, plugin)
+MAX_NAME = 128                  # characters of a label
+
+
+class Labels:
+    """labels(value) is the value as the text of a label. After `most` different values it is OTHER for all others."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.known: dict[str, str] = {}
+
+    def __call__(self, value: str) -> str:
+        known = self.known.get(value)
+        if known is None:
+            if len(self.known) >= self.most:
+                return OTHER
+            known = self.known[value] = text(value)
+        return known
+
+
+class Histogram:
+    """counts: of each bucket alone, the last one without an upper end. total: seconds."""
+
+    __slots__ = ("counts", "total")
+
+    def __init__(self) -> None:
+        self.counts, self.total = [0] * (len(BOUNDS) + 1), 0.0
+
+    def observe(self, seconds: float) -> None:
+        self.counts[bisect_left(BOUNDS, seconds)] += 1
+        self.total += seconds
+
+    def copy(self) -> Histogram:
+        it = Histogram()
+        it.counts, it.total = [*self.counts], self.total
+        return it
+
+    def buckets(self) -> list[tuple[str, float]]:
+        """[(upper end as text, how many up to there)]."""
+        found, below = [], 0
+        for bound, count in zip((*map(repr, BOUNDS), "+Inf"), self.counts, strict=True):
+            below += count
+            found.append((bound, float(below)))
+        return found
+
+
+class Requests:
+    """note(ended) adds a request. Any thread may call any method."""
+
+    def __init__(self) -> None:
+        self.lock = Lock()
+        self.networks, self.plugins, self.codes = Labels(MAX_NETWORKS), Labels(MAX_PLUGINS), Labels(MAX_CODES)
+        self.counts: dict[tuple[str, str, str, str], int] = {}
+        self.times: dict[tuple[str, str], Histogram] = {}
+        self.phases: dict[tuple[str, str], Histogram] = {}
+
+    def note(self, ended: Ended) -> None:
+        call = ended.call
+        command = call.command if call.command in COMMANDS else OTHER
+        spent = ended.phases.totals()
+        with self.lock:
+            plugin = self.plugins(call.message.plugin)
+            key = command, plugin, self.networks(call.network), self.codes(ended.outcome)
+            if key not in self.counts and len(self.counts) >= MAX_COUNTS:
+                key = command, OTHER, OTHER, OTHER
+            self.counts[key] = self.counts.get(key, 0) + 1
+            if ended.took and ended.outcome.isdecimal():
+                pair = (command, plugin) if len(self.times) < MAX_HISTOGRAMS else (command, OTHER)
+                histogram(self.times, pair).observe(ended.queued + ended.took)
+            histogram(self.phases, (command, "queue")).observe(ended.queued)
+            for name, nanoseconds in spent.items():
+                histogram(self.phases, (command, name)).observe(nanoseconds * 1e-9)
+
+    def copy(self) -> tuple[dict[tuple[str, str, str, str], int], dict[tuple[str, str], Histogram],
+                            dict[tuple[str, str], Histogram]]:
+        """Copies of counts, times and phases."""
+        with self.lock:
+            return (dict(self.counts), {key: it.copy() for key, it in self.times.items()},
+                    {key: it.copy() for key, it in self.phases.items()})
+
+
+def histogram(them: dict[tuple[str, str], Histogram], key: tuple[str, str]) -> Histogram:
+    it = them.get(key)
+    if it is None:
+        it = them[key] = Histogram()
+    return it
+
+
+def text(value: str) -> str:
+    """A name as the text of a label: short, and UTF-8."""
+    return value[:MAX_NAME].encode("utf-8", "replace").decode()

@@ -1,0 +1,293 @@
+"""The parts of the metrics without a server: counts of requests, the listener, addresses of --metrics."""
+
+import os
+import socket
+import threading
+import time
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+import pytest
+
+from fastcni.kernel import uapi
+from fastcni.server import records
+from fastcni.server.listening import ListenError
+from fastcni.server.metrics import address, listener, pools, requests
+from fastcni.server.metrics.listener import Listener
+from fastcni.server.records import Ended, Phases, Records
+from fastcni.testing.witnesses import eventually
+
+
+class Log:
+    def __init__(self):
+        self.events = []
+
+    def exception(self, event, **_):
+        self.events.append(event)
+
+    warning = exception
+
+
+def ended(command="ADD", plugin="bridge", network="net", outcome="0", took=0.003, phases=None):
+    call = SimpleNamespace(command=command, network=network, message=SimpleNamespace(plugin=plugin))
+    return Ended(call, outcome, 0.0001, took, phases or Phases())
+
+
+def test_phases_are_named_and_bounded():
+    phases = Phases()
+    for _ in range(records.MAX_PHASES):
+        phases.note(uapi.NETLINK_ROUTE, time.perf_counter_ns() - 1000)
+    before = phases.totals()
+    phases.note(uapi.NETLINK_ROUTE, time.perf_counter_ns() - 10**9)
+    phases.note("program", time.perf_counter_ns() - 10**9)
+    assert len(phases.entries) == records.MAX_PHASES
+    assert set(before) == {"netlink"}
+    after = phases.totals()
+    assert after["netlink"] - before["netlink"] >= 10**9
+    assert after["program"] >= 10**9
+    assert all(took >= 1000 and started > 0 for _, started, took in phases.entries)
+
+
+def test_a_fault_of_a_receiver_fails_no_request():
+    log, got = Log(), []
+    them = Records(log.exception)
+    them.report(ended().call, "0", 0.0)
+    assert log.events == []
+    them.receivers += [lambda _: 1 / 0]
+    them.report(ended().call, "0", 0.0)
+    assert log.events == ["server_fault"]
+    them.receivers[:] = [got.append]
+    them.report(ended().call, "11", 2.0)
+    assert [(it.outcome, it.queued, it.took, it.phases.totals()) for it in got] == [("11", 2.0, 0.0, {})]
+
+
+@pytest.mark.parametrize("document, code", [('{"code": 7, "msg": ""}', "7"), ("", "fault"), ("[]", "fault"),
+                                            ('{"msg": "x"}', "fault"), ('{"code": "x"}', "fault")])
+def test_the_outcome_of_a_failed_request_is_its_code(document, code):
+    assert records.code_of(document) == code
+
+
+def test_requests_are_counted_by_their_labels():
+    them, phases = requests.Requests(), Phases()
+    phases.note(uapi.NETLINK_NETFILTER, time.perf_counter_ns())
+    them.note(ended(phases=phases))
+    them.note(ended(took=0.3))
+    them.note(ended(command="DEL", outcome="declined", took=2.0))
+    counts, times, spent = them.copy()
+    assert counts == {("ADD", "bridge", "net", "0"): 2, ("DEL", "bridge", "net", "declined"): 1}
+    assert set(times) == {("ADD", "bridge")}                # one that was declined has no answer
+    assert times["ADD", "bridge"].total == pytest.approx(0.3032)
+    buckets = dict(times["ADD", "bridge"].buckets())
+    assert [buckets[end] for end in ("0.002", "0.004", "0.25", "0.5", "60.0", "+Inf")] == [0, 1, 1, 2, 2, 2]
+    assert set(spent) == {("ADD", "queue"), ("ADD", "nftables"), ("DEL", "queue")}
+
+
+def test_a_bucket_has_its_upper_end():
+    it = requests.Histogram()
+    it.observe(requests.BOUNDS[3])
+    it.observe(1e6)
+    found = it.buckets()
+    assert found[2][1] == 0 and found[3] == (repr(requests.BOUNDS[3]), 1)
+    assert found[-2][1] == 1 and found[-1] == ("+Inf", 2)
+
+
+def test_the_number_of_labels_is_bounded():
+    them = requests.Requests()
+    for n in range(300):
+        them.note(ended(f"X{n}", f"plugin{n}", f"net{n}", str(n)))
+    counts, times, spent = them.copy()
+    for at, most in enumerate((0, requests.MAX_PLUGINS, requests.MAX_NETWORKS, requests.MAX_CODES)):
+        values = {key[at] for key in counts}
+        assert len(values) <= most + 1
+        assert "other" in values
+    assert sum(counts.values()) == 300
+    assert len(times) <= requests.MAX_PLUGINS + 1
+    assert set(spent) == {("other", "queue")}
+
+
+def test_the_number_of_counts_is_bounded():
+    them = requests.Requests()
+    for command in requests.COMMANDS:
+        for n in range(requests.MAX_PLUGINS):
+            for m in range(20):
+                them.note(ended(command, f"plugin{n}", f"net{m}"))
+    counts, times, _ = them.copy()
+    assert len(counts) <= requests.MAX_COUNTS + len(requests.COMMANDS)
+    assert len(times) <= requests.MAX_HISTOGRAMS + len(requests.COMMANDS)
+    assert sum(counts.values()) == len(requests.COMMANDS) * requests.MAX_PLUGINS * 20
+
+
+def test_a_name_that_is_no_text_becomes_a_label():
+    label = requests.Labels(2)
+    assert label("n\udcff") == "n?"
+    assert len(label("x" * 500)) == requests.MAX_NAME
+    assert label("further") == "other"
+
+
+def test_a_count_that_hangs_or_fails_leaves_the_last_one(monkeypatch):
+    monkeypatch.setattr(pools, "WAIT_S", 0.05)
+    monkeypatch.setattr(pools, "COUNT_S", 0.0)
+    log, go, calls = Log(), threading.Event(), []
+
+    def count():
+        calls.append(1)
+        if len(calls) == 2:
+            assert go.wait(30)
+        elif len(calls) == 3:
+            raise ValueError
+        return pools.Counted(moment=float(len(calls)))
+
+    counter = pools.Counter(count, log)
+    assert eventually(lambda: counter.recent().moment == 1)
+    assert eventually(lambda: counter.recent() and len(calls) == 2)
+    assert [counter.recent().moment for _ in range(3)] == [1, 1, 1]         # it hangs, and no second one is begun
+    assert len(calls) == 2
+    go.set()
+    assert eventually(lambda: counter.recent().moment == 2)
+    assert eventually(lambda: counter.recent().moment > 3)
+    assert log.events == ["server_fault"]
+
+
+def test_a_recent_count_is_not_repeated():
+    calls = []
+    counter = pools.Counter(lambda: calls.append(1) or pools.Counted(moment=time.monotonic()), Log())
+    assert counter.recent().moment
+    assert counter.recent() is counter.recent()
+    assert calls == [1]
+
+
+@pytest.mark.parametrize("text, expected", [
+    ("/run/m.sock", "/run/m.sock"), ("unix:/run/m.sock", "/run/m.sock"), ("127.0.0.1:9464", ("127.0.0.1", 9464)),
+    ("[::1]:9464", ("::1", 9464)), ("localhost:1", ("127.0.0.1", 1)), ("127.1.2.3:65535", ("127.1.2.3", 65535))])
+def test_addresses(text, expected):
+    assert address.read(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "9464", ":9464", "0.0.0.0:9464", "[::]:9464", "10.0.0.1:9464", "127.0.0.1",
+                                  "127.0.0.1:0", "127.0.0.1:65536", "127.0.0.1:x", "host:9464", "run/m.sock"])
+def test_other_addresses_are_refused(text):
+    with pytest.raises(address.AddressError, match=r"127\.0\.0\.1:PORT"):
+        address.read(text)
+
+
+def test_a_port_that_is_taken_is_named():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ListenError, match=f"listen for metrics on 127.0.0.1:{port}: Address already in use"):
+            address.listen(("127.0.0.1", port))
+
+
+def test_a_path_that_cannot_be_made_is_named(tmp_path):
+    with pytest.raises(ListenError, match=f"{tmp_path}/no/folder/m: No such file"):
+        address.listen(str(tmp_path / "no/folder/m"))
+
+
+@contextmanager
+def listening(tmp_path, make=lambda: b"body"):
+    """A Listener on a unix socket; ask(bytes) returns its answer."""
+    path = str(tmp_path / "m")
+    made = address.listen(path)
+    it = Listener(made.sock, {"/metrics": ("text/plain", make)}, Log())
+    it.path, it.ask = path, lambda data: ask(path, data)
+    it.start()
+    try:
+        yield it
+    finally:
+        it.stop()
+        made.unlock()
+
+
+def connect(path):
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    sock.settimeout(30)
+    sock.connect(path)
+    return sock
+
+
+def ask(path, data):
+    with connect(path) as sock:
+        sock.sendall(data)
+        return rest_of(sock)
+
+
+def rest_of(sock):
+    found = b""
+    while piece := sock.recv(1 << 16):
+        found += piece
+    return found
+
+
+GET = b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+@pytest.mark.parametrize("request_, status, body", [
+    (GET, 200, b"body"), (GET.replace(b"GET", b"HEAD"), 200, b""), (b"GET /metrics?x=1 HTTP/1.0\r\n\r\n", 200, b"body"),
+    (b"GET / HTTP/1.1\r\n\r\n", 404, b"there is /metrics\n"), (b"POST /metrics HTTP/1.1\r\n\r\n", 405, None),
+    (b"\x16\x03\x01\r\n\r\n", 400, None), (b"GET /metrics SPDY/3\r\n\r\n", 400, None),
+    (b"x" * (listener.MAX_HEAD_BYTES + 1), 400, None)])
+def test_requests_get_the_right_status(tmp_path, request_, status, body):
+    with listening(tmp_path) as it:
+        head, _, got = it.ask(request_).partition(b"\r\n\r\n")
+    assert head.startswith(f"HTTP/1.1 {status} ".encode())
+    assert body is None or got == body
+    assert b"Content-Length: 4" in head or status != 200
+
+
+def test_a_page_that_fails_is_an_error_500_and_the_next_one_is_served(tmp_path):
+    results = [ZeroDivisionError, b"ok"]
+
+    def make():
+        it = results.pop(0)
+        if isinstance(it, bytes):
+            return it
+        raise it
+
+    with listening(tmp_path, make) as it:
+        assert it.ask(GET).startswith(b"HTTP/1.1 500 ")
+        assert it.log.events == ["server_fault"]
+        assert it.ask(GET).endswith(b"ok")
+
+
+def test_slow_and_silent_clients_delay_no_other_one_and_are_closed(tmp_path, monkeypatch):
+    monkeypatch.setattr(listener, "CLIENT_TIMEOUT_S", 0.3)
+    with listening(tmp_path, lambda: b"x" * (4 << 20)) as it:
+        with connect(it.path) as silent, connect(it.path) as halfway, connect(it.path) as unread:
+            halfway.sendall(GET[:10])
+            unread.sendall(GET)
+            assert len(it.ask(GET)) > 4 << 20
+            assert (silent.recv(1), halfway.recv(1)) == (b"", b"")
+            with pytest.raises((ConnectionError, AssertionError)):
+                assert len(rest_of(unread)) > 4 << 20           # the answer is cut
+        assert eventually(lambda: not it.clients)
+        with connect(it.path):
+            pass                        # it leaves without a request
+        assert eventually(lambda: not it.clients)
+        assert it.log.events == []
+
+
+def test_beyond_a_number_of_clients_the_oldest_is_closed(tmp_path):
+    with listening(tmp_path) as it:
+        many = [connect(it.path) for _ in range(listener.MAX_CLIENTS)]
+        assert it.ask(GET).endswith(b"body")
+        assert many[0].recv(1) == b""
+        many[-1].sendall(GET)
+        assert rest_of(many[-1]).endswith(b"body")
+        for each in many:
+            each.close()
+
+
+def test_a_listener_ends_with_clients_connected(tmp_path):
+    with listening(tmp_path) as it:
+        client = connect(it.path)
+        assert eventually(lambda: it.clients)
+    assert client.recv(1) == b""
+    client.close()
+    assert not it.thread.is_alive()
+
+
+def test_no_descriptor_is_left(tmp_path):
+    before = len(os.listdir("/proc/self/fd"))
+    with listening(tmp_path) as it:
+        for _ in range(3):
+            it.ask(GET)
+    assert len(os.listdir("/proc/self/fd")) == before
