@@ -1,6 +1,6 @@
 """`python -m faults [CAMPAIGN...]`: run campaigns, each on its own node, and print a table; status 1 on any failure.
 
-    make test-faults                                     all of it: each step of each plugin, hours
+    make test-faults                                     all of it
     make test-faults FAULTS="--seconds 25"               25 seconds a campaign
     make test-faults FAULTS="soak --seconds 28800"       a soak of eight hours
     make test-faults FAULTS="steps --seed 7 --only ptp"  repeat one campaign, with the seed that its output named
@@ -13,7 +13,7 @@ import signal
 import sys
 import time
 
-from faults.report import Row, table
+from faults.report import MAX_SHOWN, Row, table
 
 CAMPAIGNS = {                   # module: (seconds without --seconds, what it does)
     "steps": (6 * 3600, "fail or kill each system call of each plugin's ADD, DEL and CHECK"),
@@ -35,6 +35,9 @@ def main():
     parser.add_argument("--seconds", type=float, help="the duration of each campaign")
     parser.add_argument("--seed", type=int, default=int(time.time()), help="repeat the choices of another run")
     parser.add_argument("--only", default="", help="in steps, only the cases with this in their name")
+    parser.add_argument("--processes", type=int, default=2 * (os.cpu_count() or 1),
+                        help="of steps [two a processor: half of the time they wait for the kernel]")
+    parser.add_argument("--log", default=".lanes/faults.log", metavar="FILE", help="for all failures [%(default)s]")
     options = parser.parse_args()
     if os.geteuid() != 0:
         sys.exit("needs root, to make network namespaces")
@@ -44,20 +47,32 @@ def main():
         signal.signal(number, signal.default_int_handler)
     os.environ["FASTCNI_SOCKET"] = ""
     print(f"seed {options.seed}", flush=True)
-    rows, took = [], {}
+    os.makedirs(os.path.dirname(options.log) or ".", exist_ok=True)
+    with open(options.log, "w") as log:
+        return run(options, log)
+
+
+def run(options, log):
+    """Run the campaigns and print the table, also after Ctrl-C. Return the exit status."""
+    rows, took, status = [], {}, 0
     for name in options.campaigns or CAMPAIGNS:
-        row, started = Row(name, options.seconds or CAMPAIGNS[name][0], options.seed), time.monotonic()
+        row, started = Row(name, options.seconds or CAMPAIGNS[name][0], options.seed, log), time.monotonic()
         print(f"{name}: {CAMPAIGNS[name][1]}", flush=True)
         rows.append(row)
         try:
             importlib.import_module(f"faults.{name}").campaign(row, options)
         except KeyboardInterrupt:
-            sys.exit(f"interrupted in {name}; its namespaces and files are removed")
+            row.note("interrupted")
+            status = 130
         except Exception as e:          # the other campaigns still run
             row.failed(f"the campaign itself: {type(e).__name__}: {e}")
         took[name] = time.monotonic() - started
+        if status:
+            break
     print(f"\n{table(rows, took)}")
-    return 1 if any(row.failures or row.residue for row in rows) else 0
+    if any(len(found) > MAX_SHOWN for row in rows for found in (row.failures, row.residue)):
+        print(f"\nall failures: {options.log}")
+    return status or int(any(row.failures or row.residue for row in rows))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import threading
 import time
 
 from faults.load import TRY_AGAIN, pod_conf
-from faults.steps import document_of
+from faults.rounds import document_of
 from faults.world import ANSWER, World, left_behind
 from real_kernel.node import Inside, run
 

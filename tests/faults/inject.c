@@ -32,7 +32,7 @@
 #endif
 
 enum { MAX_LOG = 4000, MAX_PID = 1 << 22, KILL = -1, NOTHING = -2, UNKNOWN_TYPE = 0x7e };
-enum { LAUNCHER = 1, INTERPRETER = 2, PLUGIN = 3 };     /* phases of a one-shot plugin file */
+enum { LAUNCHER = 1, INTERPRETER = 2, PLUGIN = 3, CREATES = 0x80 };     /* phases of a one-shot plugin file */
 
 static const struct { long number; int errnos[6]; } calls[] = {
 #include "calls.h"
@@ -43,7 +43,7 @@ static struct control {                 /* injector.py has the same layout */
     volatile int armed, at, variant;    /* variant: an index of the call's errnos, KILL or NOTHING */
     volatile int count, hit, error;     /* hit: the call's index + 1 */
     volatile int status, pid;           /* as waitpid(2) returned it */
-    volatile unsigned short log[MAX_LOG];       /* phase << 8 | the call's index */
+    volatile unsigned short log[MAX_LOG];       /* phase << 8 | CREATES | the call's index */
 } *control;
 
 static pid_t plugin;                    /* the traced command */
@@ -103,11 +103,11 @@ static int cannot_fail(long number, unsigned long command)
     return number == SYS_ioctl && (command & ~0x7full) == 0x5400;       /* terminals, FIOCLEX */
 }
 
-static int is_chosen(int call)          /* count this call; whether it is the one that fails */
+static int is_chosen(int call, int creates)     /* count this call; whether it is the one that fails */
 {
     int at = control->count++;
     if (at < MAX_LOG)
-        control->log[at] = phase << 8 | call;
+        control->log[at] = phase << 8 | creates | call;
     if (control->hit || at + 1 != control->at || control->variant == NOTHING)
         return 0;
     control->hit = call + 1;
@@ -126,7 +126,7 @@ static int alter_message(pid_t pid, struct user_regs_struct *registers)
             message = NLMSG_NEXT(message, left)) {
         if (message->nlmsg_len == 20 && (message->nlmsg_type | 1) == 0x11)      /* begin and end of nf_tables' batch */
             continue;
-        if (!is_chosen(MESSAGE))
+        if (!is_chosen(MESSAGE, 0))
             continue;
         if (control->variant == KILL)
             return KILL;
@@ -151,7 +151,7 @@ static int at_call(pid_t pid)           /* returns PTRACE_CONT or PTRACE_SYSCALL
 {
     struct user_regs_struct registers;
     char target[4096], name[32];
-    int call = 0, result;
+    int call = 0, creates, result;
 
     if (!is_counted(pid) || ptrace(PTRACE_GETREGS, pid, 0, &registers))
         return PTRACE_CONT;
@@ -165,7 +165,8 @@ static int at_call(pid_t pid)           /* returns PTRACE_CONT or PTRACE_SYSCALL
         return PTRACE_CONT;
     while (calls[call].number != (long)registers.orig_rax)
         call++;
-    if (is_chosen(call)) {
+    creates = registers.orig_rax == SYS_openat && registers.rdx & (O_CREAT | O_TRUNC) ? CREATES : 0;
+    if (is_chosen(call, creates)) {
         if (control->variant == KILL) {
             kill(plugin, SIGKILL);
             return PTRACE_CONT;

@@ -31,6 +31,10 @@ CALLS = {                       # system call: its possible errnos
 }
 ERRNOS = {name: text.split() for name, text in CALLS.items()} | {"message": ["an unknown type"]}
 NAMES = [*CALLS, "message"]     # by the index that inject.c uses
+CREATES = 0x80                  # beside the index: openat that may create or empty a file
+CHANGING = frozenset((          # calls that others may notice: another process, the kernel, the disk
+    "accept4 clone clone3 connect execve fallocate fork fsync ftruncate ioctl link mkdir pwrite64 recvmsg rename "
+    "sendfile sendmsg sendto symlink unlink unlinkat utimensat vfork wait4 waitid write").split())
 LAUNCHER, INTERPRETER, PLUGIN = 1, 2, 3
 KILL, NOTHING = -1, -2
 TIME_LIMIT = 30                 # seconds for one request, on a busy machine
@@ -52,8 +56,9 @@ class Run:
 
 
 def calls(control):
-    """Return the calls in order, [(phase, name of the call)]."""
-    return [(entry >> 8, NAMES[entry & 255]) for entry in control.log[:min(control.count, MAX_LOG)]]
+    """Return the calls in order, [(phase, name of the call, whether others may notice it)]."""
+    found = [(entry >> 8, NAMES[entry & ~CREATES & 255], entry) for entry in control.log[:min(control.count, MAX_LOG)]]
+    return [(phase, name, bool(entry & CREATES) or name in CHANGING) for phase, name, entry in found]
 
 
 def hit(control):
@@ -67,12 +72,10 @@ def hit(control):
 
 
 class Injector:
-    """The compiled injector, with its control file in `folder`."""
+    """The injector that compiled() returned, with its control file in `folder`."""
 
-    def __init__(self, folder):
-        folder = Path(folder)
-        self.program = compiled(folder)
-        self.file = folder / "control"
+    def __init__(self, program, folder):
+        self.program, self.file = program, Path(folder) / "control"
         self.file.write_bytes(bytes(ctypes.sizeof(Control)))
         with open(self.file, "r+b") as file:
             self.map = mmap.mmap(file.fileno(), 0)
@@ -115,18 +118,33 @@ class Injector:
 
 
 def compiled(folder):
-    """Compile the injector in `folder` if needed. Return its path."""
-    program = folder / "inject"
-    if not program.exists():
-        lines = (f"{{SYS_{name}, {{{', '.join(ERRNOS[name])}}}}}," for name in CALLS)
-        (folder / "calls.h").write_text("\n".join(lines))
-        subprocess.run(["gcc", "-O1", "-Wall", "-Werror", f"-I{folder}", "-o", program,
-                        Path(__file__).with_name("inject.c")], check=True)
-    return str(program)
+    """Compile the injector in `folder`. Return its path."""
+    lines = (f"{{SYS_{name}, {{{', '.join(ERRNOS[name])}}}}}," for name in CALLS)
+    Path(folder, "calls.h").write_text("\n".join(lines))
+    program = f"{folder}/inject"
+    subprocess.run(["gcc", "-O1", "-Wall", "-Werror", f"-I{folder}", "-o", program,
+                    Path(__file__).with_name("inject.c")], check=True)
+    return program
 
 
-def choices(found, phases=(LAUNCHER, PLUGIN)):
+def errors(found, phases):
     """Return each way in which each of these calls can fail, [(number of the call, variant)]."""
-    return [(at, variant) for at, (phase, name) in enumerate(found, 1) if phase in phases
-            for variant in (KILL, *range(len(ERRNOS[name])))]
+    return [(at, variant) for at, (phase, name, _) in enumerate(found, 1) if phase in phases
+            for variant in range(len(ERRNOS[name]))]
 
+
+def kills(found, phases, *, each=False):
+    """Return the calls before which a kill may have an effect of its own, [(number of the call, KILL)].
+
+    A killed process leaves what others could notice of it. So a kill before a call that nobody notices has the effect
+    of a kill before the next call. Left are the calls that change something, and the first call after each of them.
+    each: every call, for a process whose end another process notices at once.
+    """
+    chosen, after = [], True
+    for at, (phase, name, changes) in enumerate(found, 1):
+        if name == "message":                   # one of the request that the call before it sends
+            continue
+        if phase in phases and (each or changes or after):
+            chosen.append((at, KILL))
+        after = changes
+    return chosen

@@ -8,7 +8,7 @@ import threading
 import time
 from pathlib import Path
 
-from faults.steps import document_of
+from faults.rounds import document_of
 from faults.world import ANSWER, Request, left_behind
 from real_kernel.node import Inside
 

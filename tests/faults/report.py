@@ -4,14 +4,15 @@ import random
 import threading
 import time
 
-MAX_SHOWN = 8                   # failures of one campaign
+MAX_SHOWN = 8                   # failures of one campaign on stdout; the log has all
 
 
 class Row:
-    """A campaign's row. Any thread may count here. until: the end of the campaign, in monotonic seconds."""
+    """A campaign's row. Any thread may count here. until: the end of the campaign, in monotonic seconds. log: a file
+    for all failures, or None."""
 
-    def __init__(self, name, seconds, seed):
-        self.name, self.seed, self.until = name, seed, time.monotonic() + seconds
+    def __init__(self, name, seconds, seed, log=None):
+        self.name, self.seed, self.until, self.log = name, seed, time.monotonic() + seconds, log
         self.attempts, self.failures, self.residue, self.notes = 0, [], [], []
         self.lock = threading.Lock()
 
@@ -44,6 +45,8 @@ class Row:
     def _add(self, found, text):
         with self.lock:
             found.append(text)
+            if self.log:
+                print(f"{self.name}: {text}", file=self.log, flush=True)
         if len(found) <= MAX_SHOWN:
             print(f"  {self.name}: {text[:1000]}", flush=True)
 

@@ -1,260 +1,115 @@
-"""A fault at each system call of a request in turn: each errno that the kernel may answer, and a kill.
+"""A fault at each system call of a request in turn, in several processes: each errno, and a kill. See rounds.py.
 
-    one-shot  the call is one of the plugin file's own process
-    launcher  the call is one of a plugin file that asks a server
-    server    the call is one of the server's, while it works on the request
-
-After each fault stdout has one document or a valid result, a DEL without faults succeeds, and nothing is left.
+Failures, progress and the expected end are printed as they come.
 """
 
-import json
-import random
+import tempfile
 import time
-from collections import Counter
 
-from faults.cases import PLUGINS, Case, features_of
-from faults.injector import KILL, LAUNCHER, PLUGIN, TIME_LIMIT, Injector, choices
-from faults.world import Request, World, descriptors, held_locks, left_behind
+from faults.cases import PLUGINS, features_of
+from faults.pool import Pool
+from faults.rounds import COMMANDS, MODES, Tools, count, run_case
 from features import reason_to_skip
-from real_kernel.node import eventually, run
 
-COMMANDS = ("ADD", "DEL", "CHECK")
-MODES = ("one-shot", "launcher", "server")
-MAX_KEPT = 12                   # more descriptors of one kind, which workers keep for later requests
 SAMPLE = 4                      # faults of each command in one pass, with --seconds
-IDLE_S = 0.02                   # without a call: the server has done its deferred work
-BAD_ERRORS = {                  # texts that must not be in an error after one fault
-    "this is a fault of fastcni": "an unexpected exception", "while undoing": "the rollback failed",
-}
-
-
-def document_of(request, command):
-    """Return the fault in the answer of a request that was not killed, "" for none."""
-    if request.status is None:
-        return "no answer within the time limit"
-    try:
-        answer = json.loads(request.stdout) if request.stdout else None
-    except ValueError:
-        return f"stdout is not one JSON document: {request.stdout[:200]!r} {request.stderr[-200:]!r}"
-    if request.status == 0:
-        if command == "ADD" and not (isinstance(answer, dict) and answer.get("cniVersion")):
-            return f"status 0 without a result: {request.stdout[:200]!r}"
-        return f"output of a {command}: {request.stdout[:200]!r}" if command != "ADD" and answer is not None else ""
-    if request.status != 1 or not isinstance(answer, dict):
-        return f"status {request.status}, stdout {request.stdout[:200]!r}, stderr {request.stderr[-300:]!r}"
-    text = f"{answer.get('code')} {answer.get('msg')!r} {answer.get('details', '')!r}"
-    if not (isinstance(answer.get("code"), int) and answer["code"] > 0 and answer.get("msg")):
-        return f"an error without code or msg: {text}"
-    return next((f"{what}: {text}" for part, what in BAD_ERRORS.items() if part in text), "")
-
-
-class Steps:
-    """One case in one mode on a fresh node. failed(text): called for each failure."""
-
-    def __init__(self, world, name, mode, failed):
-        self.world, self.mode, self.failed, self.node = world, mode, failed, world.node
-        self.case, self.pod = Case(name, world.node), world.pod()
-        self.injector, self.server, self.open = Injector(world.folder), None, None
-        self.history, self.dirty = [], False            # earlier faults on this node
-        self.case.prepare(self.pod)
-        if self.case.chained:
-            self.node.add(self.case.configuration(self.pod), self.pod)      # makes the tables that stay for all pods
-            self.node.delete(self.case.configuration(self.pod), self.pod)
-        self.case.finish(self.pod)
-        self.base = self.node.left(self.pod)
-
-    # -- one request ------------------------------------------------------------------------------------------------
-
-    def clean(self, command, conf):
-        """Make a request without faults in this mode. Return the Request."""
-        if self.mode == "one-shot":
-            reply = self.node.call(command, conf, self.pod)
-            return Request(reply.status, reply.stdout)
-        self.start()
-        return self.world.call(command, conf, self.pod, self.server.path, TIME_LIMIT)
-
-    def start(self):
-        """Start the server if it does not run."""
-        if self.mode == "one-shot" or (self.server and self.server.process.poll() is None):
-            return
-        self.stop()
-        self.injector.disarm()
-        self.server = self.world.server(before=self.injector.command_line() if self.mode == "server" else ())
-        self.open = None
-
-    def stop(self):
-        """Kill the injector, the server's tracer. Wait until the kernel has ended the server with it."""
-        if self.server:
-            self.server.__exit__()
-            eventually(lambda: not self.server.listens())
-
-    def faulty(self, command, conf, at, variant):
-        """Make a request with a fault at call number `at`. Return (Request, calls, the call that failed)."""
-        self.start()
-        if self.mode == "server":
-            self.injector.arm(at, variant)
-            request = self.world.call(command, conf, self.pod, self.server.path, TIME_LIMIT)
-            if request.status is None:
-                self.stop()                         # else each later request would wait, too
-            self._wait_until_idle()
-            self.injector.disarm()
-            return request, self.injector.calls(), self.injector.hit()
-        socket = self.server.path if self.server else ""
-        env = self.world.environment(command, self.pod, socket)
-        run_ = self.injector.run([str(self.world.bin_dir / conf["type"])], env, json.dumps(conf).encode(), at, variant)
-        return run_, run_.calls, run_.hit
-
-    def _wait_until_idle(self):
-        count = -1
-        while count != self.injector.control.count and self.server.process.poll() is None:
-            count = self.injector.control.count
-            time.sleep(IDLE_S)
-
-    # -- one round: prepare, the request with its fault, DEL, what is left --------------------------------------------
-
-    def round(self, command, at, variant):
-        """Inject one fault. Return (the call that failed, [what is wrong], the calls)."""
-        wrong = []
-        if self.mode == "one-shot" and not self.case.conf.get("backend"):
-            run("nft", "flush", "ruleset")          # else only the first ADD would make the tables
-        self.case.prepare(self.pod)
-        result = None
-        if command != "ADD":
-            added = self.clean("ADD", self.case.configuration(self.pod))
-            if added.status:
-                wrong.append(f"an ADD without faults fails: {added.status} {added.stdout!r}")
-            else:
-                result = json.loads(added.stdout)
-        conf = self.case.configuration(self.pod, result)
-        before = self.node.left(self.pod)
-        request, calls, hit = self.faulty(command, conf, at, variant)
-        killed = variant == KILL and hit
-        mute = self.mode == "launcher" and hit.startswith("write")      # its only writes are those of the answer
-        if not mute and not (killed and self.mode != "server") and (text := document_of(request, command)):
-            wrong.append(text)
-        if not mute and not killed:
-            wrong += self._effects(command, request, before)
-        self._delete(wrong)
-        self.case.finish(self.pod)
-        if killed:
-            self._remove_torn_files()
-        if text := left_behind(self.node, self.base, self.pod):
-            wrong.append(f"left after DEL: {text}")
-        wrong += self._of_processes()
-        return hit, wrong, calls
-
-    def _effects(self, command, request, before):
-        """Check that a failed ADD and a CHECK change nothing, and that a successful DEL leaves nothing."""
-        if command == "CHECK" or (command == "ADD" and request.status):
-            text = left_behind(self.node, before, self.pod)
-            return [f"a failed ADD left: {text} (its error: {request.stdout!r})" if command == "ADD"
-                    else f"CHECK changed: {text}"] if text else []
-        if command == "DEL" and request.status == 0 and not self.case.chained:
-            self.case.finish(self.pod)
-            text = left_behind(self.node, self.base, self.pod)
-            return [f"DEL said success and left: {text}"] if text else []
-        return []
-
-    def _delete(self, wrong):
-        deleted = self.clean("DEL", self.case.configuration(self.pod))
-        if deleted.status or deleted.stdout:
-            wrong.append(f"the DEL without faults: status {deleted.status} {deleted.stdout!r} {deleted.stderr!r}")
-
-    def _remove_torn_files(self):
-        """Remove the address file that a kill left empty. Its address is free, and the next ADD would take the file."""
-        for path in (self.world.folder / "networks").glob("*/*[.:]*"):
-            if path.is_file() and not path.stat().st_size and path.name.strip("0123456789abcdef.:") == "":
-                path.unlink()
-
-    def _of_processes(self):
-        wrong = [f"still locked: {path}" for path in held_locks(self.world.folder / "networks")]
-        if self.mode == "server" and self.server and self.server.process.poll() is None:
-            pid = self.injector.control.pid
-            if self.open is None:                   # after the first round the server has opened those that it keeps
-                self.open = kinds(descriptors(pid))
-            elif not eventually(lambda: not grown(self.open, kinds(descriptors(pid))), 2):
-                now = kinds(descriptors(pid))
-                wrong.append(f"the server keeps descriptors: {grown(self.open, now)}")
-                self.open = now
-        return wrong
-
-    # -- all of them ------------------------------------------------------------------------------------------------
-
-    def ways(self, command):
-        """Return [(number of the call, variant)]: each way in which this request can fail."""
-        _, wrong, calls = self.round(command, 0, 0)
-        if self.mode == "server":
-            _, again, calls = self.round(command, 0, 0)     # the first request makes more calls than later ones
-            wrong += again
-        for text in wrong:
-            self.report(command, "no fault", text)
-        return choices(calls, (LAUNCHER, PLUGIN) if self.mode != "server" else (0, LAUNCHER))
-
-    def try_one(self, command, at, variant):
-        """Inject one fault. Return whether it happened. Set `dirty` if something is wrong."""
-        hit, wrong, _ = self.round(command, at, variant)
-        for text in wrong:
-            late = "without faults" in text or "left after" in text         # an earlier fault may be the cause
-            before = ", ".join(self.history[-3:]) if late else ""
-            self.report(command, f"call {at} {hit or 'not reached'}", text, before)
-        self.history.append(f"{command} call {at} {hit}")
-        self.dirty = bool(wrong)
-        return bool(hit)
-
-    def report(self, command, what, text, before=""):
-        before = f" (before: {before})" if before else ""
-        self.failed(f"{self.case.name}: {command} {self.mode}, {what}{before}: {text}")
-
-
-def kinds(found):
-    """Return descriptors by kind: {"socket": 9, "net": 2, "/run/x": 1}."""
-    return Counter(what.split(":")[0] for what in found.values())
-
-
-def grown(before, now):
-    """Return {kind: number} of descriptors that are more than before, except those that a server keeps."""
-    return {what: count - before[what] for what, count in now.items()
-            if count > before[what] + (MAX_KEPT if what in ("socket", "/proc/sys/net/ipv6/conf") else 0)}
-
-
-def run_case(name, mode, commands, limit, seed, until, failed):
-    """Try up to `limit` faults (None: all) of one case in one mode. Return the numbers of faults: possible, tried.
-
-    After residue the case continues on another node, so that no later fault is blamed for it."""
-    possible, tried, left = 0, 0, list(commands)
-    chosen, command = [], None
-    while (chosen or left) and time.monotonic() < until:
-        with World() as world:
-            steps = Steps(world, name, mode, failed)
-            while (chosen or left) and not steps.dirty and time.monotonic() < until:
-                if not chosen:
-                    command = left.pop(0)
-                    found = steps.ways(command)
-                    possible += len(found)
-                    rng = random.Random(f"{seed} {name} {mode} {command}")
-                    chosen = rng.sample(found, min(limit or len(found), len(found)))
-                else:
-                    tried += steps.try_one(command, *chosen.pop())
-    return possible, tried
-
-
-def names(pattern=""):
-    return [name for name in PLUGINS if pattern in name]
+CORRECTED_S = 120               # after this time the expected end follows from the pace so far
 
 
 def campaign(row, options):
     """Try all faults of all cases in each mode; with --seconds SAMPLE of each command a pass."""
-    runnable = {name: not reason_to_skip(features_of(name)) for name in names(options.only)}
-    cases, passes, possible = [(name, mode) for name in runnable if runnable[name] for mode in MODES], 0, 0
-    row.rng().shuffle(cases)
-    while row.running and (options.seconds or not passes):
-        for name, mode in cases:
-            if row.running:
-                found, tried = run_case(name, mode, COMMANDS, SAMPLE if options.seconds else None,
-                                        f"{row.seed} {passes}", row.until, row.failed)
-                possible += found
-                row.attempt(tried)
-        passes += 1
-    row.note(f"of {possible:,} counted")
-    if lacking := [name for name in runnable if not runnable[name]]:
+    names = {name: not reason_to_skip(features_of(name)) for name in PLUGINS if options.only in name}
+    cases = [(name, mode, command) for name in names if names[name] for mode in MODES for command in COMMANDS]
+    if lacking := [name for name in names if not names[name]]:
         row.note(f"the kernel lacks features for: {'; '.join(lacking)}")
+    with tempfile.TemporaryDirectory(prefix="fcni-faults-tools-") as folder:
+        tools = Tools(folder)
+        if options.seconds:
+            row.rng().shuffle(cases)
+            sampled(row, options.processes, tools, cases, SAMPLE)
+        else:
+            complete(row, options.processes, tools, cases)
+
+
+class Progress:
+    """What was done so far, and how long the rest takes. sizes: {case: (faults, expected seconds)}, or {}."""
+
+    def __init__(self, row, processes, sizes):
+        self.row, self.processes, self.sizes, self.started = row, processes, sizes, time.monotonic()
+        self.present, self.done, self.missed, self.possible = {}, {}, 0, 0
+
+    def on_message(self, conn, kind, case, number, of, hit=True):
+        if kind == "possible":
+            self.possible += of
+            return
+        self.present[conn] = (case, number, of)
+        self.done[case] = number
+        if hit:
+            self.row.attempt()
+        else:
+            self.missed += 1
+
+    def left_s(self):
+        """Return the seconds that the rest takes. The time so far corrects the expectation."""
+        expected = sum(seconds for _, seconds in self.sizes.values())
+        done = sum(self.sizes[case][1] * min(1, number / self.sizes[case][0]) for case, number in self.done.items())
+        took = time.monotonic() - self.started
+        pace = took / done if took > CORRECTED_S and done else 1 / self.processes
+        return max(0, expected - done) * pace
+
+    def line(self):
+        where = "; ".join(f"{mode} {command} {name}: {number} of {of}"
+                          for (name, mode, command), number, of in self.present.values())
+        rest = f", some {minutes(self.left_s())} more" if self.sizes else ""
+        total = f" of {sum(count for count, _ in self.sizes.values()):,}" if self.sizes else ""
+        failures = f", {len(self.row.failures)} failures" if self.row.failures else ""
+        return (f"  {minutes(time.monotonic() - self.started)}: {self.row.attempts:,}{total} faults{failures}{rest}"
+                f"  [{where}]")
+
+
+def minutes(seconds):
+    return f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"
+
+
+def complete(row, processes, tools, cases):
+    """Count the faults of all cases, print how long they will take, and try all of them."""
+    sizes = {}
+
+    def counting(case, send, _stopped):
+        send(("size", case, *count(tools, *case, lambda text: send(("failed", text)))))
+
+    print("  counting the faults: some two minutes", flush=True)
+    Pool(row, processes, counting).run(cases, lambda _, kind, case, *size: sizes.update({case: size}), lambda: None)
+    progress = Progress(row, processes, sizes)
+    counted = sum(count for count, _ in sizes.values())
+    print(f"  {counted:,} faults in {processes} processes, some {minutes(progress.left_s())} on this machine as busy "
+          "as it is", flush=True)
+    _try(row, processes, tools, sorted(sizes, key=lambda case: -sizes[case][1]), progress, limit=None)
+
+
+def sampled(row, processes, tools, cases, limit):
+    """Try `limit` faults of each case, and others of each in the next pass, until the row's end."""
+    progress = Progress(row, processes, {})
+
+    def passes():
+        number = 0
+        while row.running:
+            yield from ((*case, number) for case in cases)
+            number += 1
+    _try(row, processes, tools, passes(), progress, limit)
+
+
+def _try(row, processes, tools, todo, progress, limit):
+    def trying(unit, send, stopped):
+        case, seed = unit[:3], f"{row.seed} {unit[3:]}"
+        possible = run_case(tools, *case, lambda text: send(("failed", text)), limit=limit, seed=seed,
+                            running=lambda: row.running and not stopped(),
+                            tried=lambda *what: send(("tried", case, *what)))
+        send(("possible", case, 0, possible))
+
+    try:
+        Pool(row, processes, trying).run(todo, progress.on_message, lambda: print(progress.line(), flush=True))
+    finally:
+        print(progress.line(), flush=True)
+        row.note(f"of {progress.possible:,} possible")
+        if progress.missed:
+            row.note(f"{progress.missed:,} requests did not reach their call")

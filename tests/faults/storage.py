@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 
 from faults.load import pod_conf
-from faults.steps import document_of
+from faults.rounds import document_of
 from faults.world import World, left_behind
 from real_kernel.node import run
 

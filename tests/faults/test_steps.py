@@ -9,7 +9,8 @@ import time
 
 import pytest
 from faults.cases import PLUGINS, features_of
-from faults.steps import COMMANDS, MODES, run_case
+from faults.injector import KILL, PLUGIN, kills
+from faults.rounds import COMMANDS, MODES, Tools, run_case
 
 SEED = int(os.environ.get("FAULTS_SEED", "20779"))
 MAX_FAULTS = int(os.environ.get("FAULTS_MAX", "2"))     # of each command
@@ -17,15 +18,29 @@ LIMIT_S = 120.0                                         # for one case on a busy
 CASES = [pytest.param(name, marks=pytest.mark.needs(*features_of(name))) for name in PLUGINS]
 
 
+@pytest.fixture(scope="module")
+def tools(tmp_path_factory):
+    return Tools(tmp_path_factory.mktemp("tools"))
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: makes network namespaces")
 @pytest.mark.skipif(not shutil.which("gcc"), reason="needs gcc: the injector is compiled")
 @pytest.mark.skipif(os.uname().machine != "x86_64", reason="needs x86_64: the injector reads its registers")
 @pytest.mark.parametrize("name", CASES)
-def test_a_call_that_fails_or_kills_leaves_one_answer_and_nothing_else(name):
+def test_a_call_that_fails_or_kills_leaves_one_answer_and_nothing_else(name, tools):
     mode = MODES[(SEED + list(PLUGINS).index(name)) % len(MODES)]
     print(f"FAULTS_SEED={SEED} FAULTS_MAX={MAX_FAULTS} {name}, {mode}")
-    failures = []
-    possible, tried = run_case(name, mode, COMMANDS, MAX_FAULTS, SEED, time.monotonic() + LIMIT_S, failures.append)
-    print(f"{tried} of {possible} faults")
-    assert tried, "no fault was tried"
+    failures, tried, deadline = [], [], time.monotonic() + LIMIT_S
+    for command in COMMANDS:
+        run_case(tools, name, mode, command, failures.append, limit=MAX_FAULTS, seed=SEED,
+                 running=lambda: time.monotonic() < deadline, tried=lambda *what: tried.append(what))
+    assert any(hit for _, _, hit in tried), "no fault was tried"
     assert not failures, "\n".join(failures)
+
+
+def test_kills_come_before_each_change_and_directly_after_it():
+    names = ["read", "sendto", "message", "message", "recvfrom", "read", "write", "mmap"]
+    calls = [(PLUGIN, name, name in ("sendto", "write")) for name in names]
+    assert kills(calls, (PLUGIN,)) == [(at, KILL) for at in (1, 2, 5, 7, 8)]
+    assert kills(calls, ()) == []
+    assert [at for at, _ in kills(calls, (PLUGIN,), each=True)] == [1, 2, 5, 6, 7, 8]

@@ -15,6 +15,7 @@ from server.client import Server
 
 from fastcni.launcher.install import install
 
+SERVE = ("-c", "from fastcni.cli.serve import serve; serve()", "--socket")      # imports no other commands
 REMOVAL_S = 2.0         # until the kernel and deferred work have removed what was deleted
 ANSWER = 90             # seconds for one request, on a busy machine
 
@@ -27,10 +28,12 @@ class Request:
 
 
 class World:
-    """`with World() as world:` moves this thread to a fresh node. It is removed at the end, also after Ctrl-C."""
+    """`with World() as world:` moves this thread to a fresh node. It is removed at the end, also after Ctrl-C.
 
-    def __init__(self):
-        self.closing = contextlib.ExitStack()
+    bin_dir: a folder with installed plugins; without it they are installed for this node."""
+
+    def __init__(self, bin_dir=None):
+        self.closing, self.bin_dir = contextlib.ExitStack(), bin_dir
 
     def __enter__(self):
         with contextlib.ExitStack() as closing:
@@ -42,8 +45,9 @@ class World:
             closing.enter_context(Inside(self.name))
             run("ip", "link", "set", "lo", "up")
             set_sysctl("net/ipv6/conf/default/accept_dad", "0")
-            self.bin_dir = self.folder / "bin"
-            install(self.bin_dir)
+            if not self.bin_dir:
+                self.bin_dir = self.folder / "bin"
+                install(self.bin_dir)
             self.node = Node(self.folder, self.name)
             self.pods = []
             closing.callback(self._delete_pods)
@@ -68,7 +72,7 @@ class World:
 
     def server(self, *options, before=()):
         """Start a server of this node. It is killed at the end."""
-        server = Server(self.folder, "--log-level", "error", *options, before=before)
+        server = Server(self.folder, "--log-level", "error", *options, before=before, program=SERVE)
         return self.closing.enter_context(server)
 
     def environment(self, command, pod="", socket="", **more):

@@ -46,11 +46,19 @@ def elements(name, family="inet"):
 
 def members(name):
     """Return the sorted addresses of an ipset, [] if there is no such set."""
+    return _members_of(name)[0]
+
+
+def _members_of(*names):
     with IPSet() as ipset:
-        found = {it.get_attr("IPSET_ATTR_SETNAME"): it.get_attr("IPSET_ATTR_ADT") for it in ipset.list()}
-    items = found[name].get_attrs("IPSET_ATTR_DATA") if found.get(name) else []
-    each = [it.get_attr("IPSET_ATTR_IP_FROM") for it in items]
-    return sorted(it.get_attr("IPSET_ATTR_IPADDR_IPV4") or it.get_attr("IPSET_ATTR_IPADDR_IPV6") for it in each)
+        sets = {it.get_attr("IPSET_ATTR_SETNAME"): it.get_attr("IPSET_ATTR_ADT") for it in ipset.list()}
+    found = []
+    for name in names:
+        items = sets[name].get_attrs("IPSET_ATTR_DATA") if sets.get(name) else []
+        each = [it.get_attr("IPSET_ATTR_IP_FROM") for it in items]
+        found.append(sorted(it.get_attr("IPSET_ATTR_IPADDR_IPV4") or it.get_attr("IPSET_ATTR_IPADDR_IPV6")
+                            for it in each))
+    return found
 
 
 def _element(each):
@@ -179,7 +187,7 @@ class Node(RealRuntime):
         """Return the state that pods could leave: links, addresses, nftables elements, iptables rules, ipset members,
         address files, and the changes of chained plugins to a pod and to its link's queues."""
         return {"links": [_links_of(name) for name in (None, *pods)], "rules": lasting(rules()),
-                "members": [members("fastcni-forward4"), members("fastcni-forward6")],
+                "members": _members_of("fastcni-forward4", "fastcni-forward6"),
                 "files": self._files(), "inside": [_inside(name) for name in pods if name in self.results],
                 "qdiscs": _qdiscs() if self.results else []}
 

@@ -1,0 +1,274 @@
+"""One fault in one request: a system call that fails with an errno that the kernel may answer, or a kill.
+
+    one-shot  the call is one of the plugin file's own process
+    launcher  the call is one of a plugin file that asks a server
+    server    the call is one of the server's, while it works on the request
+
+After each fault stdout has one document or a valid result, a DEL without faults succeeds, and nothing is left.
+"""
+
+import json
+import random
+import time
+from collections import Counter
+from pathlib import Path
+
+from faults.cases import Case
+from faults.injector import KILL, LAUNCHER, NOTHING, PLUGIN, TIME_LIMIT, Injector, compiled, errors, kills
+from faults.world import Request, World, descriptors, held_locks, left_behind
+from real_kernel.node import eventually, run
+
+from fastcni.launcher.install import install
+
+COMMANDS = ("ADD", "DEL", "CHECK")
+MODES = ("one-shot", "launcher", "server")
+MAX_KEPT = 12                   # more descriptors of one kind, which workers keep for later requests
+IDLE_S = 0.02                   # without a call: the server has done its deferred work
+STARTED_S = 0.2                 # without a call: a new server has imported all modules
+BAD_ERRORS = {                  # texts that must not be in an error after one fault
+    "this is a fault of fastcni": "an unexpected exception", "while undoing": "the rollback failed",
+}
+
+
+def document_of(request, command):
+    """Return the fault in the answer of a request that was not killed, "" for none."""
+    if request.status is None:
+        return "no answer within the time limit"
+    try:
+        answer = json.loads(request.stdout) if request.stdout else None
+    except ValueError:
+        return f"stdout is not one JSON document: {request.stdout[:200]!r} {request.stderr[-200:]!r}"
+    if request.status == 0:
+        if command == "ADD" and not (isinstance(answer, dict) and answer.get("cniVersion")):
+            return f"status 0 without a result: {request.stdout[:200]!r}"
+        return f"output of a {command}: {request.stdout[:200]!r}" if command != "ADD" and answer is not None else ""
+    if request.status != 1 or not isinstance(answer, dict):
+        return f"status {request.status}, stdout {request.stdout[:200]!r}, stderr {request.stderr[-300:]!r}"
+    text = f"{answer.get('code')} {answer.get('msg')!r} {answer.get('details', '')!r}"
+    if not (isinstance(answer.get("code"), int) and answer["code"] > 0 and answer.get("msg")):
+        return f"an error without code or msg: {text}"
+    return next((f"{what}: {text}" for part, what in BAD_ERRORS.items() if part in text), "")
+
+
+class Tools:
+    """What all cases share: the installed plugins and the injector, in `folder`."""
+
+    def __init__(self, folder):
+        self.bin_dir = Path(folder, "bin")
+        install(self.bin_dir)
+        self.injector = compiled(folder)
+
+
+class Steps:
+    """One case in one mode on a fresh node. failed(text): called for each failure."""
+
+    def __init__(self, world, injector, name, mode, failed):
+        self.world, self.mode, self.failed, self.node = world, mode, failed, world.node
+        self.case, self.pod = Case(name, world.node), world.pod()
+        self.injector, self.server, self.open = Injector(injector, world.folder), None, None
+        self.history, self.dirty = [], False            # earlier faults on this node
+        self.case.prepare(self.pod)
+        if self.case.chained:
+            self.node.add(self.case.configuration(self.pod), self.pod)      # makes the tables that stay for all pods
+            self.node.delete(self.case.configuration(self.pod), self.pod)
+        self.case.finish(self.pod)
+        self.base = self.node.left(self.pod)
+
+    # -- one request ------------------------------------------------------------------------------------------------
+
+    def clean(self, command, conf):
+        """Make a request without faults in this mode. Return the Request."""
+        if self.mode == "one-shot":
+            reply = self.node.call(command, conf, self.pod)
+            return Request(reply.status, reply.stdout)
+        self.start()
+        return self.world.call(command, conf, self.pod, self.server.path, TIME_LIMIT)
+
+    def start(self):
+        """Start the server if it does not run."""
+        if self.mode == "one-shot" or (self.server and self.server.process.poll() is None):
+            return
+        self.stop()
+        self.injector.disarm()
+        self.server = self.world.server(before=self.injector.command_line() if self.mode == "server" else ())
+        self.open = None
+        if self.mode == "server":                       # wait until it has imported what it needs later
+            self.injector.arm()
+            self.world.call("VERSION", self.case.conf, self.pod, self.server.path, TIME_LIMIT)
+            self._wait_until_idle(STARTED_S)
+            self.injector.disarm()
+
+    def stop(self):
+        """Kill the injector, the server's tracer. Wait until the kernel has ended the server with it."""
+        if self.server:
+            self.server.__exit__()
+            eventually(lambda: not self.server.listens())
+
+    def faulty(self, command, conf, at, variant):
+        """Make a request with a fault at call number `at`. Return (Request, calls, the call that failed)."""
+        self.start()
+        if self.mode == "server":
+            self.injector.arm(at, variant)
+            request = self.world.call(command, conf, self.pod, self.server.path, TIME_LIMIT)
+            if request.status is None:
+                self.stop()                         # else each later request would wait, too
+            self._wait_until_idle()
+            self.injector.disarm()
+            return request, self.injector.calls(), self.injector.hit()
+        socket = self.server.path if self.server else ""
+        env = self.world.environment(command, self.pod, socket)
+        run_ = self.injector.run([str(self.world.bin_dir / conf["type"])], env, json.dumps(conf).encode(), at, variant)
+        return run_, run_.calls, run_.hit
+
+    def _wait_until_idle(self, seconds=IDLE_S):
+        count = -1
+        while count != self.injector.control.count and self.server.process.poll() is None:
+            count = self.injector.control.count
+            time.sleep(seconds)
+
+    # -- one round: prepare, the request with its fault, DEL, what is left --------------------------------------------
+
+    def round(self, command, at, variant):
+        """Inject one fault. Return (the call that failed, [what is wrong], the calls)."""
+        wrong = []
+        if self.mode == "one-shot" and not self.case.conf.get("backend"):
+            run("nft", "flush", "ruleset")          # else only the first ADD would make the tables
+        self.case.prepare(self.pod)
+        result = None
+        if command != "ADD":
+            added = self.clean("ADD", self.case.configuration(self.pod))
+            if added.status:
+                wrong.append(f"an ADD without faults fails: {added.status} {added.stdout!r}")
+            else:
+                result = json.loads(added.stdout)
+        conf = self.case.configuration(self.pod, result)
+        before = self.node.left(self.pod) if command == "CHECK" or self.case.chained else self.base
+        request, calls, hit = self.faulty(command, conf, at, variant)
+        killed = variant == KILL and hit
+        mute = self.mode == "launcher" and hit.startswith("write")      # its only writes are those of the answer
+        if not mute and not (killed and self.mode != "server") and (text := document_of(request, command)):
+            wrong.append(text)
+        if not mute and not killed:
+            wrong += self._effects(command, request, before)
+        self._delete(wrong)
+        self.case.finish(self.pod)
+        if killed:
+            self._remove_torn_files()
+        if text := left_behind(self.node, self.base, self.pod):
+            wrong.append(f"left after DEL: {text}")
+        wrong += self._of_processes()
+        return hit, wrong, calls
+
+    def _effects(self, command, request, before):
+        """Check that a failed ADD and a CHECK change nothing, and that a successful DEL leaves nothing."""
+        if command == "CHECK" or (command == "ADD" and request.status):
+            text = left_behind(self.node, before, self.pod)
+            return [f"a failed ADD left: {text} (its error: {request.stdout!r})" if command == "ADD"
+                    else f"CHECK changed: {text}"] if text else []
+        if command == "DEL" and request.status == 0 and not self.case.chained:
+            self.case.finish(self.pod)
+            text = left_behind(self.node, self.base, self.pod)
+            return [f"DEL said success and left: {text}"] if text else []
+        return []
+
+    def _delete(self, wrong):
+        deleted = self.clean("DEL", self.case.configuration(self.pod))
+        if deleted.status or deleted.stdout:
+            wrong.append(f"the DEL without faults: status {deleted.status} {deleted.stdout!r} {deleted.stderr!r}")
+
+    def _remove_torn_files(self):
+        """Remove the address file that a kill left empty. Its address is free, and the next ADD would take the file."""
+        for path in (self.world.folder / "networks").glob("*/*[.:]*"):
+            if path.is_file() and not path.stat().st_size and path.name.strip("0123456789abcdef.:") == "":
+                path.unlink()
+
+    def _of_processes(self):
+        wrong = [f"still locked: {path}" for path in held_locks(self.world.folder / "networks")]
+        if self.mode == "server" and self.server and self.server.process.poll() is None:
+            pid = self.injector.control.pid
+            if self.open is None:                   # after the first round the server has opened those that it keeps
+                self.open = kinds(descriptors(pid))
+            elif not eventually(lambda: not grown(self.open, kinds(descriptors(pid))), 2):
+                now = kinds(descriptors(pid))
+                wrong.append(f"the server keeps descriptors: {grown(self.open, now)}")
+                self.open = now
+        return wrong
+
+    # -- all of them ------------------------------------------------------------------------------------------------
+
+    def ways(self, command):
+        """Return [(number of the call, variant)]: each way in which this request can fail, kills last.
+
+        In mode server each kill is one of a new server's first request, which makes more calls than later ones."""
+        _, wrong, calls = first = self.round(command, 0, NOTHING)
+        if self.mode == "server":
+            _, again, calls = self.round(command, 0, NOTHING)
+            wrong += again
+        for text in wrong:
+            self.report(command, "no fault", text)
+        phases = (LAUNCHER, PLUGIN) if self.mode != "server" else (0, LAUNCHER)
+        return errors(calls, phases) + kills(first[2], phases, each=self.mode == "launcher")
+
+    def try_one(self, command, at, variant):
+        """Inject one fault. Return whether it happened. Set `dirty` if something is wrong."""
+        hit, wrong, _ = self.round(command, at, variant)
+        for text in wrong:
+            late = "without faults" in text or "left after" in text         # an earlier fault may be the cause
+            before = ", ".join(self.history[-3:]) if late else ""
+            self.report(command, f"call {at} {hit or 'not reached'}", text, before)
+        self.history.append(f"{command} call {at} {hit}")
+        self.dirty = bool(wrong)
+        return bool(hit)
+
+    def report(self, command, what, text, before=""):
+        before = f" (before: {before})" if before else ""
+        self.failed(f"{self.case.name}: {command} {self.mode}, {what}{before}: {text}")
+
+
+def kinds(found):
+    """Return descriptors by kind: {"socket": 9, "net": 2, "/run/x": 1}."""
+    return Counter(what.split(":")[0] for what in found.values())
+
+
+def grown(before, now):
+    """Return {kind: number} of descriptors that are more than before, except those that a server keeps."""
+    return {what: count - before[what] for what, count in now.items()
+            if count > before[what] + (MAX_KEPT if what in ("socket", "/proc/sys/net/ipv6/conf") else 0)}
+
+
+def run_case(tools, name, mode, command, failed, *, limit=None, seed=0, running=lambda: True, tried=lambda *_: None):
+    """Try the faults of one command of one case in one mode, `limit` of them at most. Return how many are possible.
+
+    running(): false ends the case after the present fault. tried(number, of, hit): called for each fault; hit is false
+    if the request did not reach the call. After residue the case continues on another node, so that no later fault is
+    blamed for it."""
+    chosen, possible, number = None, 0, 0
+    while (chosen is None or number < len(chosen)) and running():
+        with World(tools.bin_dir) as world:
+            steps = Steps(world, tools.injector, name, mode, failed)
+            if chosen is None:
+                chosen = steps.ways(command)
+                possible = len(chosen)
+                if limit:
+                    rng = random.Random(f"{seed} {name} {mode} {command}")
+                    chosen = rng.sample(chosen, min(limit, possible))
+            while number < len(chosen) and not steps.dirty and running():
+                hit = steps.try_one(command, *chosen[number])
+                number += 1
+                tried(number, len(chosen), hit)
+    return possible
+
+
+def count(tools, name, mode, command, failed):
+    """Return the number of faults of one command of one case, and the seconds that they will take on this machine."""
+    with World(tools.bin_dir) as world:
+        steps = Steps(world, tools.injector, name, mode, failed)
+        started = time.monotonic()
+        steps.start()
+        start_s = time.monotonic() - started
+        found = steps.ways(command)
+        started = time.monotonic()
+        steps.round(command, 0, NOTHING)
+        round_s = time.monotonic() - started
+    killed = sum(variant == KILL for _, variant in found) if mode == "server" else 0
+    return len(found), round_s * len(found) + start_s * killed
