@@ -5,8 +5,8 @@ of the reference: daemonSocketPath, provide, request, priority.
 
 Differences from the reference:
 - the result has the DNS servers and domains and the MTU that the server sends;
-- DEL without a daemon succeeds with a warning: the daemon keeps leases in files, and at its start it releases those
-  whose pod is gone;
+- DEL without a daemon, or with one that ends before it answers, succeeds with a warning: the daemon keeps leases in
+  files, and at its start it releases those whose pod is gone;
 - CHECK compares the address of the lease with prevResult, if that has one. As in the reference, it acquires a lease
   that the daemon has lost;
 - GC releases leases that are not in cni.dev/valid-attachments. STATUS fails with code 50 if no daemon answers;
@@ -45,7 +45,7 @@ def add(req: Request, path: str, undo: Undo) -> dict[str, Any]:
     """Acquire a lease, or return the present one of this attachment."""
     req.open_netns()                # a missing one is an error of the request, code 8, not of the daemon
     client.admit()
-    undo(release, req, path)
+    undo(delete, req, path)
     return allocate(req, path)
 
 
@@ -130,7 +130,7 @@ def unreachable(path: str, e: Exception) -> str:
 
 
 def failed(method: str, path: str, e: Exception) -> CniError:
-    """The reference's text. No answer of a server or of the daemon may come later: code 11."""
+    """The reference's text. Without an answer of a server or of the daemon: code 11."""
     again = isinstance(e, client.Late) or rpc.NO_MORE_TRIES in str(e)
     return CniError(errors.TRY_AGAIN_LATER if again else errors.INTERNAL, f"error calling {method}: {e}",
                     f"the dhcp daemon at {path} logs why")

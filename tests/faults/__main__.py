@@ -23,6 +23,7 @@ CAMPAIGNS = {                   # module: (seconds without --seconds, what it do
     "storage": (120, "a full disk, no inodes, read-only, sparse and cut index files"),
     "flushes": (180, "flush nftables while pods are added and deleted"),
     "cluster": (300, "a model of cluster-wide addresses on each store: crashes, partitions, reboots, in any order"),
+    "dhcp": (120, "kill -9 of the dhcp daemon while leases are renewed, damaged lease files"),
     "soak": (60 * float(os.environ.get("SOAK_MINUTES", "10")), "load and flushes; memory must stay flat"),
     "sanitized": (120, "the compiled leaves under ASan and UBSan, with mutated replies, messages and files"),
 }

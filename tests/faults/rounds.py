@@ -7,6 +7,7 @@
 After each fault stdout has one document or a valid result, a DEL without faults succeeds, and nothing is left.
 """
 
+import contextlib
 import json
 import random
 import time
@@ -121,10 +122,12 @@ class Steps:
         return run_, run_.calls, run_.hit
 
     def _wait_until_idle(self, seconds=IDLE_S):
-        count = -1
-        while count != self.injector.control.count and self.server.process.poll() is None:
+        count, deadline = -1, time.monotonic() + TIME_LIMIT
+        while count != self.injector.control.count or not asleep(self.injector.control.pid):
             count = self.injector.control.count
             time.sleep(seconds)
+            if self.server.process.poll() is not None or time.monotonic() > deadline:
+                return
 
     # -- one round: prepare, the request with its fault, DEL, what is left --------------------------------------------
 
@@ -223,6 +226,15 @@ class Steps:
     def report(self, command, what, text, before=""):
         before = f" (before: {before})" if before else ""
         self.failed(f"{self.case.name}: {command} {self.mode}, {what}{before}: {text}")
+
+
+def asleep(pid):
+    """Whether all threads of a process wait: none runs, or would run if a processor was free."""
+    for path in Path(f"/proc/{pid}/task").glob("*/stat"):
+        with contextlib.suppress(OSError):              # the thread has ended
+            if path.read_text().rpartition(")")[2].split()[0] != "S":
+                return False
+    return True
 
 
 def kinds(found):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from errno import ETIMEDOUT
+from errno import ECONNRESET, EPIPE, ETIMEDOUT
 
 from fastcni.kernel import streams, waiting
 from fastcni.kit.dhcp import gob, rpc
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 ALLOCATE_TIMEOUT_S = waiting.DELEGATE_TIMEOUT_S         # the daemon gives up before, after its -resendtimeout
 RELEASE_TIMEOUT_S = 30.0
 STATUS_TIMEOUT_S = 5.0
+REPEAT_S = 0.2                                          # a process that is killed closes its socket a little later
+ENDED = "the daemon closed the connection before it answered"
 
 
 class Unreachable(Exception):
@@ -29,13 +31,28 @@ class Late(Exception):
     """The daemon did not answer in time."""
 
 
+class Ended(Late):
+    """The daemon ended before it answered. Nobody knows what it did of the call."""
+
+
 def admit() -> None:
     """Check whether the request may wait for the daemon now, before its first step. Raises Crowded."""
     waiting.admit(waiting.DHCP)
 
 
 def call(path: str, method: str, args: dict[str, Any], seconds: float) -> dict[str, Any]:
-    """Return the daemon's answer, a dict without zero fields. Raises Unreachable, Refused, Late, CallerGone."""
+    """Return the daemon's answer, a dict without zero fields. Raises Unreachable, Refused, Late, CallerGone.
+
+    If the daemon ends before it answers, the call is repeated once: every call can be, and a service manager may have
+    started the next daemon."""
+    try:
+        return _call(path, method, args, seconds)
+    except Ended:
+        waiting.until(lambda: False, REPEAT_S, waiting.DHCP)
+        return _call(path, method, args, seconds)
+
+
+def _call(path: str, method: str, args: dict[str, Any], seconds: float) -> dict[str, Any]:
     try:
         stream = streams.Stream(path, waiting.limit(seconds), waiting.DHCP)
     except OSError as e:
@@ -43,6 +60,8 @@ def call(path: str, method: str, args: dict[str, Any], seconds: float) -> dict[s
     try:
         return _exchange(stream, method, args)
     except OSError as e:
+        if e.errno in (ECONNRESET, EPIPE):
+            raise Ended(ENDED) from None
         raise (Late if e.errno == ETIMEDOUT else Refused)(e.strerror or str(e)) from None
     except gob.GobError as e:
         raise Refused(f"cannot read its answer: {e}") from None
@@ -74,5 +93,5 @@ def _next(stream: streams.Stream, decoder: gob.Decoder) -> dict[str, Any]:
 def _received(stream: streams.Stream) -> bytes:
     data = stream.receive()
     if not data:
-        raise Refused("it closed the connection without an answer")
+        raise Ended(ENDED)
     return data
