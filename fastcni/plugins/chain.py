@@ -127,8 +127,13 @@ def run(req: Request, nested: Nested, doing: str = "") -> None:
 
 def delete(req: Request, conf: list[Nested]) -> None:
     """DEL in reverse order. The first failure ends it, as in libcni: a port mapping that stays keeps its address."""
-    for nested in reversed(conf):
-        run(req, nested, "delete")
+    req.links = []
+    try:
+        for nested in reversed(conf):
+            run(req, nested, "delete")
+    finally:
+        if left := req.take_links():
+            req.mode.delete_links(*left)
 
 
 def check(req: Request, conf: list[Nested]) -> None:

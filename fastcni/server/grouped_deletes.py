@@ -23,9 +23,9 @@ from fastcni._run_token import Gate
 from fastcni.kernel import filters, rtnl, wire
 from fastcni.kernel.waiting import CallerGone, check_caller, waiting
 from fastcni.kit.links import announced, find
-from fastcni.kit.links.deletion import Deleter, DeleteRequest, Deletion, write_each
+from fastcni.kit.links.deletion import Deleter, DeleteRequest, Deletion, raise_first, write_each
 
-MAX_LINKS = 128                 # links in one request: their announcements fit into the receive buffer
+MAX_LINKS = 128                 # pods' links in one request: the announcements fit into the receive buffer
 LOOK_MS = 100                   # between two checks whether the caller is still connected
 
 
@@ -34,19 +34,20 @@ class SharedRequest(DeleteRequest):
 
     __slots__ = ("shared",)
 
-    def __init__(self, deletions: Sequence[Shared]) -> None:
-        super().__init__(deletions)
-        self.shared = deletions
+    def __init__(self, shared: Sequence[Shared]) -> None:
+        super().__init__([one for each in shared for one in each.deletions])
+        self.shared = shared
 
 
-class Shared(Deletion):
-    """A deletion whose thread waits at `gate`. It opens once: when the link is gone, with `error` or without, or when
-    the thread is to lead: `request`, or, where that is None, the next one. caller_left: no caller waits any more."""
+class Shared:
+    """The deletions of a thread that waits at `gate`. It opens once: when the links are gone, with errors or without,
+    or when the thread is to lead: `request`, or, where that is None, the next one. caller_left: no caller waits any
+    more."""
 
-    __slots__ = ("gate", "leads", "request", "caller_left")
+    __slots__ = ("deletions", "gate", "leads", "request", "caller_left")
 
-    def __init__(self, index: int, name: str) -> None:
-        super().__init__(index, name)
+    def __init__(self, links: Sequence[tuple[int, str]]) -> None:
+        self.deletions = [Deletion(*link) for link in links]
         self.gate = Gate()
         self.leads, self.caller_left = False, False
         self.request: SharedRequest | None = None
@@ -70,11 +71,11 @@ class GroupedDeletes(Deleter):
         self.watcher.close()
         self.asking.close()
 
-    def delete(self, index: int, name: str) -> None:
-        """Return when the kernel has announced link `index` gone. Raises NetlinkError, CniError 11 when it does not,
-        CallerGone: then the link may still be deleted."""
+    def delete(self, *links: tuple[int, str]) -> None:
+        """Return when the kernel has announced the links (index, name) gone. Raises NetlinkError, CniError 11 when it
+        does not, CallerGone: then the links may still be deleted."""
         check_request()             # another thread sends
-        mine = Shared(index, name)
+        mine = Shared(links)
         with self.lock:
             if self.busy:
                 self.waiting.append(mine)
@@ -90,8 +91,7 @@ class GroupedDeletes(Deleter):
         except CallerGone:
             self._leave(mine)
             raise
-        if mine.error:
-            raise mine.error
+        raise_first(mine.deletions)
 
     def _lead(self, mine: Shared) -> None:
         """Run a request: one that was begun, or a new one for all that wait."""
@@ -133,7 +133,8 @@ class GroupedDeletes(Deleter):
             heir = None
             if mine.leads and mine.request:
                 left = mine.request.remaining
-                heir = next((each for each in mine.request.shared if each.index in left and not each.caller_left), None)
+                heir = next((each for each in mine.request.shared if not each.caller_left and
+                             any(one.index in left for one in each.deletions)), None)
             if heir:
                 heir.leads, heir.request = True, mine.request
         if heir:

@@ -105,8 +105,8 @@ class WarmMode(Mode):
         pair = self.facts.take_pair(pair_key(req))
         return pair if pair and wire.index_of(pair.name) == pair.index else None
 
-    def delete_link(self, index: int, name: str) -> None:
-        self.deletes.delete(index, name)
+    def delete_links(self, *links: tuple[int, str]) -> None:
+        self.deletes.delete(*links)
 
     def announce_delete(self, req: Request) -> None:
         """Do nothing: the server already knows of the DEL."""

@@ -52,7 +52,7 @@ class Looks(FakeKernel):
 ], ids=["announced", "after others", "gone before", "dropped"])
 def test_a_delete_returns_when_the_kernel_announces_that_the_link_is_gone(queue):
     watcher = Socket(queue)
-    deletion.delete(watcher, now, 7, "veth0")
+    deletion.delete(watcher, now, (7, "veth0"))
     assert watcher.closed
 
 
@@ -60,14 +60,14 @@ def test_a_port_that_leaves_its_bridge_is_not_gone_yet(monkeypatch):
     """The bridge announces it in its own family before the link itself is gone."""
     monkeypatch.setattr(deletion, "DELETE_TIMEOUT_S", 0.05)
     with pytest.raises(CniError) as caught:
-        deletion.delete(Socket([notice(uapi.RTM_DELLINK, 7, uapi.AF_BRIDGE)]), now, 7, "veth0")
+        deletion.delete(Socket([notice(uapi.RTM_DELLINK, 7, uapi.AF_BRIDGE)]), now, (7, "veth0"))
     assert (caught.value.code, caught.value.msg) == (11, 'failed to delete "veth0": not announced gone after 0.05 s')
 
 
 def test_a_refused_delete_is_raised():
     watcher = Socket([ack(1, EBUSY)])
     with pytest.raises(wire.NetlinkError) as caught:
-        deletion.delete(watcher, now, 7, "veth0")
+        deletion.delete(watcher, now, (7, "veth0"))
     assert caught.value.errno == EBUSY
     assert 'failed to delete "veth0"' in str(caught.value)
     assert watcher.closed

@@ -42,7 +42,7 @@ def everywhere(deletes, pairs):
     def delete(pair):
         start.wait()
         try:
-            deletes.delete(*pair)
+            deletes.delete(pair)
         except OSError as e:
             return pair[1], e
         with open("/proc/thread-self/net/dev") as file:     # a thread starts in the namespace of its maker
@@ -54,7 +54,7 @@ def everywhere(deletes, pairs):
 
 def test_a_link_is_gone_when_its_deletion_returns(deletes):
     (pair,) = make(1)
-    deletes.delete(*pair)
+    deletes.delete(pair)
     assert set(links()) == {"lo"}
 
 
@@ -67,19 +67,32 @@ def test_links_deleted_at_once_go_in_few_requests_and_all_are_gone(deletes, monk
     assert len(sent) < 20
 
 
+def test_the_links_of_one_deletion_go_in_one_request(deletes, monkeypatch):
+    """A pod's ifb goes with its veth pair: the kernel waits once."""
+    sent, real, pairs = [], wire.send, make(3)
+    monkeypatch.setattr(wire, "send", lambda sock, data: (sent.append(data), real(sock, data)))
+    deletes.delete(*pairs)
+    assert set(links()) == {"lo"} and len(sent) == 1
+    deletes.delete(*pairs)              # they are gone
+    (left,) = make(1)
+    with pytest.raises(wire.NetlinkError, match='failed to delete "lo"'):
+        deletes.delete(left, (1, "lo"))
+    assert set(links()) == {"lo"}
+
+
 def test_the_deletion_of_a_missing_link_succeeds(deletes):
     pairs = make(6)
     run("ip", "link", "del", "veth-2")
     run("ip", "link", "del", "veth-4")
     assert not any(everywhere(deletes, pairs).values()) and set(links()) == {"lo"}
-    deletes.delete(*pairs[0])
+    deletes.delete(pairs[0])
 
 
 def test_a_refused_deletion_raises_and_the_next_one_succeeds(deletes):
     (pair,) = make(1)
     with pytest.raises(wire.NetlinkError, match='failed to delete "lo"'):
-        deletes.delete(1, "lo")
-    deletes.delete(*pair)
+        deletes.delete((1, "lo"))
+    deletes.delete(pair)
     assert set(links()) == {"lo"}
 
 
@@ -94,7 +107,7 @@ def test_announcements_that_the_kernel_dropped_are_not_waited_for(deletes, monke
         return real(sock, seconds)
 
     monkeypatch.setattr(wire, "watch", watch)
-    deletes.delete(*pairs[0])
+    deletes.delete(pairs[0])
     assert set(links()) == {"lo"} and not dropped
 
 
@@ -108,9 +121,9 @@ def test_links_of_another_programs_group_stay(deletes):
 
 def together(deletes, pairs):
     """Delete all of these by one request. Return {name: its error or None}."""
-    group = [Shared(index, name) for index, name in pairs]
+    group = [Shared([pair]) for pair in pairs]
     deletes.run(SharedRequest(group))
-    return {each.name: each.error for each in group}
+    return {one.name: one.error for each in group for one in each.deletions}
 
 
 def test_only_the_link_that_cannot_be_deleted_is_refused(deletes):
@@ -148,14 +161,14 @@ def test_a_failed_leader_passes_its_role_to_a_waiting_deletion(deletes, monkeypa
 
     def delete(pair):
         try:
-            deletes.delete(*pair)
+            deletes.delete(pair)
         except RuntimeError as e:
             errors.append(e)
 
     with ThreadPoolExecutor(12) as pool:
         list(pool.map(delete, pairs))
     assert 1 <= len(errors) <= 12 and len(links()) - 1 == 2 * len(errors)
-    deletes.delete(*make_named("veth-last"))
+    deletes.delete(make_named("veth-last"))
 
 
 @pytest.mark.parametrize("count", [1, 3])
@@ -180,11 +193,11 @@ def test_an_abandoned_leader_reports_no_success_to_other_deletions(deletes, monk
 
     monkeypatch.setattr(GroupedDeletes, "receive", abandon)
     monkeypatch.setattr(wire, "send", lambda *_: None)
-    group = [Shared(index, name) for index, name in make(2)]
+    group = [Shared([pair]) for pair in make(2)]
     group[0].leads, group[0].request = True, SharedRequest(group)
     with pytest.raises(Abandoned):
         deletes._lead(group[0])
-    assert group[1].gate.wait(0) and group[1].error.code == 11
+    assert group[1].gate.wait(0) and group[1].deletions[0].error.code == 11
 
 
 def make_named(name):
@@ -208,7 +221,7 @@ class Leaving:
             request = waiting.here.request = waiting.Request()
             request.caller = sock.fileno()
             try:
-                self.deletes.delete(index, name)
+                self.deletes.delete((index, name))
                 self.ended[name] = None
             except Exception as e:
                 self.ended[name] = e
@@ -251,7 +264,7 @@ def test_a_leader_whose_caller_leaves_loses_no_other_deletion(leaving):
     for pair in others:
         leaving.begin(*pair)
     assert eventually(lambda: len(leaving.deletes.waiting) == 4)
-    leaders = [each.name for each in leaving.deletes.waiting]
+    leaders = [each.deletions[0].name for each in leaving.deletes.waiting]
     leaving.leave(first[1])
     assert eventually(lambda: len(leaving.held) == 2)   # the request for the others
     leaving.leave(leaders[0])

@@ -181,12 +181,12 @@ class Mode:
 
     # How it is changed
 
-    def delete_link(self, index: int, name: str) -> None:
-        """Delete a link, and return when the kernel has announced it gone. One that is gone already is fine. Raises
-        NetlinkError, CniError 11, CallerGone."""
+    def delete_links(self, *links: tuple[int, str]) -> None:
+        """Delete links (index, name), and return when the kernel has announced them gone. One that is gone already is
+        fine. Raises NetlinkError, CniError 11, CallerGone."""
         from fastcni.kit.links import announced, deletion
 
-        deletion.delete(announced.open_watcher(), self.defer, index, name)
+        deletion.delete(announced.open_watcher(), self.defer, *links)
 
     def announce_delete(self, req: Request) -> None:
         """Notify the servers that restore the namespace's firewall that a DEL begins. Call it before the DEL reads

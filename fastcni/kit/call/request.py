@@ -41,6 +41,7 @@ class Request:
                   the caller's namespace
     opened        sockets in the pod's namespace, closed with the request
     warnings      lines for stderr, see warn()
+    links         links (index, name) of the host to be deleted, see delete_links(); None: they are deleted at once
     released      for GC: what was released, see release()
     found_own     whether the caller has found that the plugin in CNI_PATH is fastcni's
     """
@@ -59,6 +60,7 @@ class Request:
         self.fds: dict[str, int] = {}
         self.opened: list[Closable] = []
         self.warnings: list[str] = []
+        self.links: list[tuple[int, str]] | None = None
         self.released: list[dict[str, str]] = []
         self.found_own = False
         self._hashes = ""
@@ -89,6 +91,23 @@ class Request:
     def release(self, what: str, of: str = "") -> None:
         """For GC: note that `what` was released, and which attachment had it, where that is known."""
         self.released.append({"plugin": self.plugin, "what": what, "of": of})
+
+    def delete_links(self, *links: tuple[int, str]) -> None:
+        """Delete links of the host that no other step of this DEL depends on: at once, or, for a plugin in a chain,
+        together with the pod's own link. The kernel takes as long for several links as for one. Raises as
+        Mode.delete_links()."""
+        if self.links is None:
+            if links:
+                self.mode.delete_links(*links)
+        else:
+            self.links += links
+
+    def take_links(self) -> list[tuple[int, str]]:
+        """Return the links that are still to be deleted, and forget them."""
+        links = list(self.links or ())
+        if self.links:
+            self.links.clear()
+        return links
 
     @property
     def hashes(self) -> str:

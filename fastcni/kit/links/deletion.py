@@ -19,7 +19,7 @@ from fastcni.spec.errors import CniError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from fastcni.kernel.wire import Socket
 
@@ -27,20 +27,26 @@ DELETE_TIMEOUT_S = 30           # the kernel announces a veth gone within a mill
 LOOK_S = 0.1                    # seconds between two checks whether the request could be sent
 
 
-def delete(watcher: Socket, defer: Callable[..., None], index: int, name: str) -> None:
-    """Delete link `index` of the watcher's namespace, and close the watcher. A link that is gone is fine.
+def delete(watcher: Socket, defer: Callable[..., None], *links: tuple[int, str]) -> None:
+    """Delete links (index, name) of the watcher's namespace, and close the watcher. A link that is gone is fine.
 
-    Returns when the kernel has announced it gone. defer(fn, *args) runs the wait for the acknowledgement. Raises
+    Returns when the kernel has announced them gone. defer(fn, *args) runs the wait for the acknowledgement. Raises
     NetlinkError, CniError 11 if there is no announcement in time, CallerGone.
     """
     check_request()             # defer() sends in a thread that works on no request
-    link = Deletion(index, name)
+    deletions = [Deletion(*link) for link in links]
     try:
-        Deleter(watcher, defer).run(DeleteRequest([link]))
+        Deleter(watcher, defer).run(DeleteRequest(deletions))
     finally:
         watcher.close()
-    if link.error:
-        raise link.error
+    raise_first(deletions)
+
+
+def raise_first(deletions: Iterable[Deletion]) -> None:
+    """Raise the error of the first deletion that has one."""
+    for each in deletions:
+        if each.error:
+            raise each.error
 
 
 class Deletion:

@@ -23,7 +23,7 @@ def pod_link(req: Request, *, list_addresses: bool = False) -> tuple[list[bytes]
         return [], []
     if pair := req.mode.take_pair(req):
         req.close()
-        req.mode.delete_link(pair.index, pair.name)
+        req.mode.delete_links((pair.index, pair.name), *req.take_links())
         return pair.ips, pair.ips
     pod = Pod(req)
     link = find.link(pod.inside, req.ifname)
@@ -34,12 +34,12 @@ def pod_link(req: Request, *, list_addresses: bool = False) -> tuple[list[bytes]
     other = find.link(pod.host, index=link.peer) if link.kind == "veth" and link.peer_elsewhere and link.peer else None
     if other and other.kind == "veth" and other.peer == link.index and other.peer_elsewhere:
         req.close()
-        req.mode.delete_link(other.index, other.name)
+        req.mode.delete_links((other.index, other.name), *req.take_links())
     else:
         with pod.enter():
             watcher = announced.open_watcher()
         req.close()
-        deletion.delete(watcher, req.mode.defer, link.index, link.name)
+        deletion.delete(watcher, req.mode.defer, (link.index, link.name))
     return found, []
 
 

@@ -77,7 +77,7 @@ def find_own(req: Request) -> list[Link]:
 
 def delete(req: Request) -> None:
     """Delete the ifbs of this attachment. Needs no namespace and no prevResult."""
-    every(*((req.mode.delete_link, link.index, link.name) for link in find_own(req)))
+    req.delete_links(*((link.index, link.name) for link in find_own(req)))
 
 
 def gc(req: Request) -> None:
@@ -91,7 +91,7 @@ def gc(req: Request) -> None:
 
 def release(req: Request, link: Link) -> None:
     """Delete an ifb, and report it."""
-    req.mode.delete_link(link.index, link.name)
+    req.mode.delete_links((link.index, link.name))
     req.release(f"link {link.name}")
 
 
