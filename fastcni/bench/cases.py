@@ -92,7 +92,10 @@ CASES = (
          single=True, chain=({"type": "bridge"}, {"type": "portmap"}, {"type": "firewall"}, {"type": "tuning"})),
     Case("tuning", "tuning", {"sysctl": {"net.ipv4.ip_forward": "1"}}, behind=True, single=True),
 )
-WITHOUT_IPV6 = Case("bridge-no-ipv6", "bridge", {**GATEWAY, "disableIPv6": True}, grows=True)     # fastcni's own key
+# With keys that only fastcni has; measured in the part density with the case bridge
+WITHOUT_IPV6 = Case("bridge-no-ipv6", "bridge", {**GATEWAY, "disableIPv6": True}, grows=True)
+UNFLOODED = Case("bridge-unflooded", "bridge", {**GATEWAY, "disableFlooding": True}, grows=True)
+OWN_KEYS = (WITHOUT_IPV6, UNFLOODED)
 ALONE = Case("harness-alone", "loopback", calls=("VERSION",))
 TITLES = {
     "version": "VERSION", "host-local-0": "host-local, none held", "host-local-1000": "host-local, 1,000 held",
@@ -100,7 +103,8 @@ TITLES = {
     "kubernetes": "bridge, portmap, bandwidth", "kubernetes-fused": "bridge, portmap, bandwidth fused",
     "podman": "bridge, portmap, firewall, tuning",
     "firewall-iptables": "firewall by iptables", "portmap": "portmap, one port", "portmap-32": "portmap, 32 ports",
-    "bridge-ipmasq": "bridge ipMasq", "bridge-no-ipv6": "bridge disableIPv6", "harness-alone": "the harness alone",
+    "bridge-ipmasq": "bridge ipMasq", "bridge-no-ipv6": "bridge disableIPv6",
+    "bridge-unflooded": "bridge disableFlooding", "harness-alone": "the harness alone",
 }
 
 

@@ -7,9 +7,10 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
-from fastcni.bench.cases import CASES, WITHOUT_IPV6, title
+from fastcni.bench.cases import CASES, OWN_KEYS, UNFLOODED, WITHOUT_IPV6, title
 from fastcni.bench.churn import measure_side, noting_failures, pods_of
 from fastcni.bench.node import Network
+from fastcni.kit.links.bridges import MAX_PORTS
 
 if TYPE_CHECKING:
     from fastcni.bench.cases import Case
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from fastcni.bench.run import Bench
 
 WARM_UP = 1
-SUBNETS = {"ptp": 30, "bridge": 31, WITHOUT_IPV6.name: 32}
+SUBNETS = {"ptp": 30, "bridge": 31, WITHOUT_IPV6.name: 32, UNFLOODED.name: 33}
 MAX_IDLE_WAIT_S, IDLE_SHARE = 20, 0.15          # idle: the processors are busy for at most this share of the time
 
 
@@ -30,7 +31,7 @@ def density(bench: Bench) -> dict[str, Any]:
     data: dict[str, Any] = {}
     kinds = [case for case in CASES if case.grows and case in bench.cases]
     if any(case.type == "bridge" for case in kinds) and any(side.name != "Go" for side in bench.sides):
-        kinds.append(WITHOUT_IPV6)
+        kinds += OWN_KEYS
     rounds = WARM_UP + bench.plan.density_rounds
     with bench.steps("density", len(kinds) * len(bench.plan.levels) * rounds) as step:
         for case in kinds:
@@ -42,7 +43,7 @@ def density(bench: Bench) -> dict[str, Any]:
 
 def curve(bench: Bench, case: Case, data: dict[str, Any], step: Callable[..., None]) -> None:
     """Measure one case at each number of existing pods."""
-    sides = [side for side in bench.sides if case is not WITHOUT_IPV6 or side.name != "Go"]
+    sides = [side for side in bench.sides if case not in OWN_KEYS or side.name != "Go"]
     bench.node.keep(len(sides))             # only existing pods shall have namespaces
     with ExitStack() as stack:
         def network(name: str) -> Network:
@@ -57,6 +58,9 @@ def curve(bench: Bench, case: Case, data: dict[str, Any], step: Callable[..., No
         bench.floor.prepare(shared)
         stack.callback(lambda: bench.floor.empty(shared, there))
         for level in bench.plan.levels:
+            if case.type == "bridge" and level + bench.plan.burst > MAX_PORTS:
+                bench.note(f"{title(case.name)}, {level} pods there, is left out: a bridge has {MAX_PORTS:,} ports")
+                continue
             step(0, f"{title(case.name)}, {level} pods there")
             mine = pods_of(bench, sides)
             own_pods = len(sides) * bench.plan.burst

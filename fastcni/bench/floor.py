@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from fastcni._netlink import Batch
 from fastcni.bench.node import LOOPBACK
 from fastcni.kernel import filters, netns, nft, nft_elements, rtnl, sysctl, uapi, wire
-from fastcni.kit.links import find
+from fastcni.kit.links import find, unflooded
 
 if TYPE_CHECKING:
     from fastcni.bench.calls import Flow
@@ -27,6 +27,8 @@ GONE_SECONDS = 30
 SENDERS = 32                    # threads that wait for ACKs of deletions: more than there are deletions in 20 ms
 TABLE, MAP, CHAIN = "fcni-bench", "pods", "masquerade"
 ANYWHERE = bytes(4)
+UNFLOODED = "disableFlooding"
+ACCEPT_NO_DAD = "net/ipv6/conf/eth0/accept_dad", "0"
 GROUP = 0x66636E69              # of links that are deleted together
 
 
@@ -74,7 +76,8 @@ class Floor:
             wire.exchange(self.firewall, nft.stop(batch))
 
     def _make_bridge(self, network):
-        wire.exchange(self.host, rtnl.new_bridge(Batch(), network.bridge))
+        snooping = not network.case.keys.get(UNFLOODED)
+        wire.exchange(self.host, rtnl.new_bridge(Batch(), network.bridge, snooping=snooping))
         bridge = find.link(self.host, network.bridge)
         assert bridge is not None
         batch = rtnl.set_link(Batch(), bridge.index, up=True, address=bridge.address)   # else its MAC follows its ports
@@ -130,19 +133,28 @@ class Floor:
     # ---- bridge, ptp ----
 
     def _add_bridge(self, network, pod, fd):
-        ipv6 = not network.case.keys.get("disableIPv6")
+        ipv6, known = not network.case.keys.get("disableIPv6"), network.case.keys.get(UNFLOODED)
         self._add_host_local(network, pod, fd)
         self._add_veth(pod, fd, self.bridges[network.bridge])
-        if not ipv6:
+        if known or not ipv6:
             sysctl.offer(*no_ipv6(f"fcnb{pod.number}"))
         sock = self._open_inside(fd, [("net/ipv4/conf/eth0/arp_notify", "1"),
-                                      ("net/ipv6/conf/eth0/accept_dad", "0") if ipv6 else no_ipv6("eth0")])
+                                      *([] if known else [ACCEPT_NO_DAD] if ipv6 else [no_ipv6("eth0")])])
         batch, inside = self._configure(network, pod)
         rtnl.route(batch, ANYWHERE, 0, index=inside, gateway=network.gateway)
         wire.exchange(sock, batch)
+        if known:
+            self._know(network, pod, sock, inside)
         sock.close()
         if network.case.keys.get("ipMasq"):
             self._element(nft_elements.add_element, network, pod, pod.name, CHAIN)
+
+    def _know(self, network, pod, sock, inside):
+        """Let the bridge know a pod, as the key disableFlooding does."""
+        port, peer = rtnl.Link(), find.link(sock, index=inside)
+        assert peer is not None
+        port.name, (port.index, _) = f"fcnb{pod.number}", self.made[pod.number]
+        unflooded.ensure(self.host, self.bridges[network.bridge], port, peer.address, [network.address_of(pod)])
 
     def _add_ptp(self, network, pod, fd):
         gateway, subnet = network.gateway, network.subnet_address

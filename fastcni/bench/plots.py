@@ -13,7 +13,7 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
-from fastcni.bench.cases import ALONE, WITHOUT_IPV6, title
+from fastcni.bench.cases import ALONE, UNFLOODED, WITHOUT_IPV6, title
 from fastcni.bench.tables import median, present, speed
 
 STYLE: dict[Any, Any] = {
@@ -24,6 +24,8 @@ STYLE: dict[Any, Any] = {
 }
 COLORS = {"Go": "#0072b2", "one-shot": "#e69f00", "warm": "#d55e00", "before": "#009e73",
           "floor": "#777777"}           # different also for colour-blind readers
+OWN_LINES = ((WITHOUT_IPV6, "--"), (UNFLOODED, ":"))
+LINES = {"--": "dashed", ":": "dotted"}
 FAMILIAR = ("loopback", "host-local-1000", "bridge", "bridge-ipmasq", "ptp")
 CALLS = ("ADD", "DEL")
 SHARES = (*range(0, 96, 5), 97, 98, 99, 100)            # percent: the points of a distribution's line
@@ -110,8 +112,8 @@ def density(data: dict[str, Any]) -> Figure | None:
     figure, panels = grid(cases, "Latency with pods there already, median and middle half", wide=3.6)
     for case, call, axes in panels:
         curves = [(data["density"][case], "-")]
-        if case == "bridge" and WITHOUT_IPV6.name in data["density"]:
-            curves.append((data["density"][WITHOUT_IPV6.name], "--"))
+        own = {each.name: line for each, line in OWN_LINES if case == "bridge" and each.name in data["density"]}
+        curves += [(data["density"][name], line) for name, line in own.items()]
         for (levels, line), side in itertools.product(curves, present(data)):
             found = {int(level): series.get(side, {}).get(call) for level, series in levels.items()}
             found = {level: samples for level, samples in found.items() if samples}
@@ -123,7 +125,8 @@ def density(data: dict[str, Any]) -> Figure | None:
             axes.fill_between(list(found), [q[0] for q in quarters], [q[2] for q in quarters], color=COLORS[side],
                               alpha=0.15, linewidth=0)
         if len(curves) > 1:
-            axes.set_title(f"{axes.get_title()}\n(dashed: {title(WITHOUT_IPV6.name)})")
+            lines = ", ".join(f"{LINES[line]}: {title(name)}" for name, line in own.items())
+            axes.set_title(f"{axes.get_title()}\n({lines})", fontsize="small")
         axes.set_yscale("log")
         plain(axes.yaxis)
     label(figure, panels, "pods there already", "milliseconds")

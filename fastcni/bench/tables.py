@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fastcni.bench.cases import ALONE, SIDES, WITHOUT_IPV6, title
+from fastcni.bench.cases import ALONE, OWN_KEYS, SIDES, title
 
 OURS = ("one-shot", "warm")
 FLOOR = ("launcher", "requests")
@@ -179,15 +179,16 @@ def density(data: Data) -> Table:
             for level, series in levels.items():
                 found = {side: series.get(side, {}).get(call) for side in sides}
                 cells = [spread(found[side]) for side in sides]
-                if case == WITHOUT_IPV6.name:       # the Go plugins lack the key: compare with their plain bridge
+                if case in [own.name for own in OWN_KEYS]:
+                    # the Go plugins lack the key: compare with their plain bridge
                     plain = data["density"].get("bridge", {}).get(level, {})
                     found["Go"] = plain.get("Go", {}).get(call)
                 cells += [ratio(middle(found[ours]), middle(found.get(theirs))) for ours, theirs in ratios]
                 rows.append([title(case), call, f"{int(level):,}", *cells])
     return Table("With pods there already, ms: p50 / p99",
                  ["case", "call", "pods", *sides, *(f"{a} : {b}" for a, b in ratios)], rows, 3,
-                 "One at a time, on one bridge or in one routing table. Only fastcni has the key disableIPv6: its "
-                 "ratios are to the Go plugins on a bridge without the key.")
+                 "One at a time, on one bridge or in one routing table. Only fastcni has the keys disableIPv6 and "
+                 "disableFlooding: their ratios are to the Go plugins on a bridge without the key.")
 
 
 def memory(data: Data) -> Table:

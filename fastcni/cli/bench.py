@@ -23,6 +23,9 @@ from fastcni.bench.cases import CASES, PARTS, QUICK, SIDES, Options, Plan
 @click.option("--rounds", type=click.IntRange(1), metavar="N", help="Rounds of the part latency. In each, every side "
               f"adds and deletes {Plan().burst} pods, one at a time [{Plan().rounds}; for cases with calls of half a "
               f"second, {Plan().slow_rounds} at most].")
+@click.option("--level", "levels", multiple=True, type=click.IntRange(0), metavar="N",
+              help="Number of existing pods in the part density; may be repeated "
+              f"[{', '.join(map(str, Plan().levels))}].")
 @click.option("--rest", type=click.FloatRange(0), metavar="SECONDS",
               help=f"Pause after each side's calls, in the part latency [{Plan().rest}].")
 @click.option("--seed", type=int, metavar="N",
@@ -36,8 +39,8 @@ from fastcni.bench.cases import CASES, PARTS, QUICK, SIDES, Options, Plan
 @click.option("--report", metavar="DIR", help="Write samples (report.json), tables (report.md) and plots to DIR.")
 @click.option("--replot", is_flag=True, help="Measure nothing. Write tables and plots from the samples in --report.")
 def bench(quick: bool, only: Sequence[str], parts: Sequence[str], sides: Sequence[str], rounds: int | None,
-          rest: float | None, seed: int | None, peer: str, before: str | None, data_dir: str | None, report: str | None,
-          replot: bool) -> None:
+          levels: Sequence[int], rest: float | None, seed: int | None, peer: str, before: str | None,
+          data_dir: str | None, report: str | None, replot: bool) -> None:
     """Measure fastcni, the Go plugins and the kernel on this node.
 
     The sides are: the Go plugins, fastcni one-shot, fastcni warm, and the floor (a launcher and the kernel's own
@@ -55,7 +58,8 @@ def bench(quick: bool, only: Sequence[str], parts: Sequence[str], sides: Sequenc
         return
     from fastcni.bench.run import run
 
-    given: dict[str, Any] = {"rounds": rounds, "rest": rest, "seed": seed}
+    given: dict[str, Any] = {"rounds": rounds, "rest": rest, "seed": seed,
+                             "levels": tuple(sorted({*levels})) or None}
     plan = replace(QUICK if quick else Plan(), **{name: value for name, value in given.items() if value is not None})
     status = run(Options(plan, peer, before, data_dir, report, tuple(only), tuple(parts), tuple(sides) or SIDES,
                          command_text()))

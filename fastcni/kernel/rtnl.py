@@ -14,7 +14,7 @@ from fastcni.kernel.uapi import NLM_F_ACK, NLM_F_CREATE, NLM_F_ECHO, NLM_F_EXCL
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from fastcni._netlink import Batch
 
@@ -108,8 +108,11 @@ def put_end(batch: Batch, name: str, mac: bytes, mtu: int) -> None:
 
 
 def new_bridge(batch: Batch, name: str, *, address: bytes | None = None, mtu: int = 0, vlan_filtering: bool = False,
-               what: str | None = None) -> Batch:
-    """A bridge that is down. Without `address` it takes the MAC of a port, and that changes with the ports."""
+               snooping: bool = True, what: str | None = None) -> Batch:
+    """A bridge that is down. Without `address` it takes the MAC of a port, and that changes with the ports.
+
+    Without `snooping` it follows no IGMP and MLD; with it, the kernel restarts the timers of all ports for each port
+    that comes up."""
     batch.begin(uapi.RTM_NEWLINK, CREATE | NLM_F_ECHO, ifinfomsg(), what or f"create bridge {name}")
     batch.text(uapi.IFLA_IFNAME, name)
     if address:
@@ -119,6 +122,8 @@ def new_bridge(batch: Batch, name: str, *, address: bytes | None = None, mtu: in
     batch.nest(uapi.IFLA_LINKINFO).text(uapi.IFLA_INFO_KIND, "bridge")
     if vlan_filtering:
         batch.nest(uapi.IFLA_INFO_DATA).u8(uapi.IFLA_BR_VLAN_FILTERING, 1).end()
+    elif not snooping:
+        batch.nest(uapi.IFLA_INFO_DATA).u8(uapi.IFLA_BR_MCAST_SNOOPING, 0).end()
     return batch.end()
 
 
@@ -200,13 +205,24 @@ def move_link(batch: Batch, index: int, netns_fd: int, name: str, alias: str, *,
     return batch.raw(uapi.IFLA_IFALIAS, alias.encode("utf-8", "surrogateescape"))
 
 
-def set_bridge_port(batch: Batch, name: str, *, hairpin: bool, isolated: bool, what: str | None = None) -> Batch:
-    """Flags of a bridge port, by name, so that it can follow the port's creation in one batch."""
+def set_bridge_port(batch: Batch, name: str, flags: Mapping[int, bool], *, what: str | None = None) -> Batch:
+    """Flags of a bridge port, {IFLA_BRPORT_*: value}; by name, so that it can follow the port's creation in one
+    batch."""
     batch.begin(uapi.RTM_NEWLINK, NLM_F_ACK, ifinfomsg(), what or f"set bridge port {name}")
     batch.text(uapi.IFLA_IFNAME, name)
     batch.nest(uapi.IFLA_LINKINFO).text(uapi.IFLA_INFO_SLAVE_KIND, "bridge").nest(uapi.IFLA_INFO_SLAVE_DATA)
-    batch.u8(uapi.IFLA_BRPORT_MODE, hairpin).u8(uapi.IFLA_BRPORT_ISOLATED, isolated)
+    for number, value in flags.items():
+        batch.u8(number, value)
     return batch.end().end()
+
+
+def read_bridge_port(payload: bytes) -> dict[int, bool]:
+    """Return the flags of a bridge port in an RTM_NEWLINK payload, {IFLA_BRPORT_*: value}; {} if it is no port."""
+    info = attributes(attributes(payload, len(ANY_LINK)).get(uapi.IFLA_LINKINFO, b""))
+    if info.get(uapi.IFLA_INFO_SLAVE_KIND) != b"bridge\0":
+        return {}
+    return {number: value != b"\0" for number, value in attributes(info[uapi.IFLA_INFO_SLAVE_DATA]).items()
+            if len(value) == 1}
 
 
 def set_port_vlans(batch: Batch, index: int, ranges: Iterable[tuple[int, int]], *, flags: int = 0, delete: bool = False,

@@ -64,7 +64,8 @@ def test_only_the_given_flags_of_a_link_change(keys, flags, change):
 
 
 def test_a_bridge_port_is_set_by_name():
-    _, flags, message = sent(rtnl.set_bridge_port(Batch(), "veth0", hairpin=True, isolated=False), ifinfmsg)
+    wanted = {uapi.IFLA_BRPORT_MODE: True, uapi.IFLA_BRPORT_ISOLATED: False}
+    _, flags, message = sent(rtnl.set_bridge_port(Batch(), "veth0", wanted), ifinfmsg)
     assert flags == ACK
     assert message["IFLA_IFNAME"] == "veth0"
     assert message["IFLA_LINKINFO"]["IFLA_INFO_SLAVE_KIND"] == "bridge"

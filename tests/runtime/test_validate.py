@@ -108,7 +108,7 @@ COMPLETE = {
     "bridge": {**DEVICE, "bridge": "cni1", "isGateway": True, "isDefaultGateway": True, "forceAddress": False,
                "ipMasq": True, "ipMasqBackend": "nftables", "mtu": 1400, "hairpinMode": True, "promiscMode": False,
                "vlan": 5, "preserveDefaultVlan": False, "macspoofchk": True, "ipspoofchk": True,
-               "disableContainerInterface": False, "portIsolation": True,
+               "disableContainerInterface": False, "portIsolation": True, "disableFlooding": False,
                "capabilities": {"mac": True, "ips": True, "ipRanges": True}},
     "bridge, trunk": {"vlanTrunk": [{"minID": 3, "maxID": 5}, {"id": 9}], "ipam": {}},
     "chain": {"args": {}, "capabilities": {"portMappings": True, "mac": True}, "plugins": [

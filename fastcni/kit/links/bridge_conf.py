@@ -16,12 +16,15 @@ if TYPE_CHECKING:
 
     from fastcni.spec.config import Section
 
+DEFAULT_NAME = "cni0"
+
 
 class Conf:
     """The keys of one network. For DEL and GC only those that read_ending() sets."""
 
     __slots__ = ("name", "is_gateway", "is_default_gateway", "force_address", "mtu", "hairpin", "promisc", "isolated",
-                 "vlans", "enable_dad", "leave_down", "masquerade", "mac_check", "ip_check", "dns", "layer3", "ipv6")
+                 "vlans", "enable_dad", "leave_down", "masquerade", "mac_check", "ip_check", "dns", "layer3", "ipv6",
+                 "unflooded")
 
     name: str                   # the key `bridge`
     is_gateway: bool
@@ -40,12 +43,13 @@ class Conf:
     dns: dict[str, Any] | None  # of the result; None: the dns that IPAM returns
     layer3: bool                # whether the network has IPAM
     ipv6: bool                  # whether the pod's link has IPv6
+    unflooded: bool             # disableFlooding, of the pod's port
 
 
 def read(keys: Section) -> Conf:
     """Read all keys. Raises CniError 7 for a bad value, and for keys that contradict each other."""
     conf = Conf()
-    conf.name = keys.text("bridge") or "cni0"
+    conf.name = keys.text("bridge") or DEFAULT_NAME
     conf.is_default_gateway = keys.flag("isDefaultGateway")
     conf.is_gateway = keys.flag("isGateway") or conf.is_default_gateway
     conf.force_address = keys.flag("forceAddress")
@@ -60,16 +64,21 @@ def read(keys: Section) -> Conf:
     conf.dns = read_own_dns(keys)
     conf.layer3 = bool(ipam.read_type(keys))
     conf.ipv6 = read_ipv6(keys)
+    conf.unflooded = keys.flag("disableFlooding")
     check_name(conf.name)
     if conf.vlans.vlan and conf.is_gateway:
         check_name(vlans.interface_name(conf.name, conf.vlans.vlan))
     check_combinations(conf)
+    if conf.unflooded:
+        check_unflooded(keys, conf)
     return conf
 
 
 def read_ending(keys: Section) -> Conf:
     """Read the keys that DEL and GC need: these tell which state ADD may have made."""
     conf = Conf()
+    conf.name = keys.text("bridge") or DEFAULT_NAME
+    conf.unflooded = keys.flag("disableFlooding")
     conf.masquerade = Masquerade(keys, ending=True)
     read_source_checks(keys, conf)
     conf.layer3 = bool(ipam.read_type(keys))
@@ -99,3 +108,16 @@ def check_combinations(conf: Conf) -> None:
                        "ipspoofchk is true, and without ipam.type the pod's addresses are unknown")
     if conf.leave_down and conf.layer3:
         raise CniError(errors.INVALID_CONFIG, "cannot use IPAM when DisableContainerInterface flag is set")
+
+
+def check_unflooded(keys: Section, conf: Conf) -> None:
+    """Raise CniError 7 for keys that exclude disableFlooding."""
+    if not conf.layer3:
+        raise CniError(errors.INVALID_CONFIG, "cannot use disableFlooding without IPAM",
+                       "the bridge answers ARP for the pod's addresses, and without ipam.type they are unknown")
+    if ipam.named_type(keys) == "dhcp":
+        raise CniError(errors.INVALID_CONFIG, "cannot use disableFlooding with dhcp",
+                       "DHCP servers answer by broadcast")
+    if conf.vlans.wanted:
+        raise CniError(errors.INVALID_CONFIG, "cannot use disableFlooding with vlan and vlanTrunk",
+                       "the bridge answers ARP without a VLAN tag only")

@@ -6,7 +6,6 @@ from errno import EEXIST, EOPNOTSUPP, EXFULL
 
 from fastcni._netlink import Batch
 from fastcni.kernel import rtnl, uapi, wire
-from fastcni.kit.call.conf import read_requested_mac
 from fastcni.kit.links import change, find, veth
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
@@ -68,7 +67,7 @@ def create(sock: Socket, conf: Conf, undo: Undo) -> Link | None:
     Raises CniError 2 if `vlan` is set and the kernel has no VLAN filtering.
     """
     batch = rtnl.new_bridge(Batch(), conf.name, address=veth.random_mac(), mtu=conf.mtu,
-                            vlan_filtering=conf.vlans.wanted,
+                            vlan_filtering=conf.vlans.wanted, snooping=not conf.unflooded,
                             what=f'failed to create bridge "{conf.name}": could not add "{conf.name}"')
     try:
         with undo.request(delete_unused, sock, conf.name):
@@ -96,22 +95,25 @@ def delete_unused(sock: Socket, name: str) -> None:
         change.delete_by_name(sock, name)
 
 
-def add_port(req: Request, pod: Pod, bridge: Link, conf: Conf, undo: Undo) -> tuple[Link, Link]:
-    """Make the pod's veth pair with its host end on the bridge, and return (host, inside).
+def add_port(req: Request, pod: Pod, bridge: Link, conf: Conf, mac: bytes | None, undo: Undo) -> tuple[Link, Link]:
+    """Make the pod's veth pair with its host end on the bridge, and return (host, inside). mac: the pod's, None for a
+    random one.
 
-    Raises CniError 11 if the bridge is full (1,023 ports), and whatever veth.add() raises.
+    With disableFlooding the host end has no IPv6: its MLD, and the kernel's routes to its link-local address, take
+    longer the more ports there are. Raises CniError 11 if the bridge is full (1,023 ports), and whatever veth.add()
+    raises.
     """
     try:
-        host, inside = veth.add(req, pod, undo, mtu=conf.mtu, master=bridge.index, mac=read_requested_mac(req),
-                                ipv6=conf.ipv6)
+        host, inside = veth.add(req, pod, undo, mtu=conf.mtu, master=bridge.index, mac=mac,
+                                ipv6=conf.ipv6 and not conf.unflooded)
     except wire.NetlinkError as e:
         if e.errno != EXFULL:
             raise
         raise full(bridge.name) from e
     if conf.hairpin or conf.isolated:           # a new port has neither flag
         what = f'failed to set bridge port flags of "{host.name}"'
-        wire.exchange(pod.host, rtnl.set_bridge_port(Batch(), host.name, hairpin=conf.hairpin, isolated=conf.isolated,
-                                                     what=what))
+        flags = {uapi.IFLA_BRPORT_MODE: conf.hairpin, uapi.IFLA_BRPORT_ISOLATED: conf.isolated}
+        wire.exchange(pod.host, rtnl.set_bridge_port(Batch(), host.name, flags, what=what))
     return host, inside
 
 

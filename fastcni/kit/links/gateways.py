@@ -15,7 +15,7 @@ from fastcni.spec.errors import CniError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Callable, Collection
     from typing import Any
 
     from fastcni.kernel.rtnl import Link
@@ -81,10 +81,24 @@ def ensure_addresses(mode: Mode, bridge: Link, vlan_interface: Link | None, gate
                               f'"{link.name}"')
     rtnl.set_link(batch, link.index, address=link.address, what=f'pin the MAC of "{link.name}"')
     undo(restore_addresses, sock, bridge, vlan_interface, missing, conflicts)
-    for e in wire.attempt(sock, batch)[1]:
+    put_neighbours = keep_neighbours(sock, link, conf)
+    refused = wire.attempt(sock, batch)[1]
+    put_neighbours()
+    for e in refused:
         # Another ADD has added the same address; or the kernel has removed a secondary address with its primary one.
         if e.errno not in (EEXIST, EADDRNOTAVAIL):
             raise e
+
+
+def keep_neighbours(sock: Socket, link: Link, conf: Conf) -> Callable[[], None]:
+    """Return a function that adds the pods' neighbours of disableFlooding again: the kernel forgets the neighbours of a
+    link whose MAC is set, also if it is the same MAC."""
+    if not conf.unflooded:
+        return lambda: None
+    from fastcni.kit.links import unflooded
+
+    found = unflooded.every_one(sock, link.index)
+    return lambda: unflooded.put(sock, link.index, found)
 
 
 def compare(mode: Mode, link: Link, gateways: Collection[Network]) -> tuple[list[Network], dict[Network, Network]]:

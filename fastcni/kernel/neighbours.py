@@ -1,0 +1,103 @@
+"""Neighbours of a link, and the forwarding entries (FDB) of a bridge: requests for a Batch, and records of replies.
+
+Both are RTM_*NEIGH (rtnetlink(7), linux/neighbour.h):
+
+    struct ndmsg   family:u8 pad:u8 pad:u16 | ifindex:s32 | state:u16 flags:u8 type:u8
+"""
+
+from __future__ import annotations
+
+import sys
+
+from fastcni._netlink import attributes, u32
+from fastcni.kernel import uapi
+from fastcni.kernel.rtnl import family_of
+from fastcni.kernel.uapi import NLM_F_ACK, NLM_F_CREATE, NLM_F_REPLACE
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from fastcni._netlink import Batch
+
+ORDER = sys.byteorder
+REPLACE = NLM_F_ACK | NLM_F_CREATE | NLM_F_REPLACE
+PROTOCOL = 252                  # the originator of our neighbours: `ip neigh` shows "proto 252"; no program has it
+OURS = uapi.NTF_EXT_LEARNED | uapi.NTF_STICKY           # the flags of which each of our entries has one
+
+
+def ndmsg(family: int, index: int = 0, state: int = 0, flags: int = 0) -> bytes:
+    return b"%c\0\0\0%b%b%c\0" % (family, index.to_bytes(4, ORDER), state.to_bytes(2, ORDER), flags)
+
+
+def new_neighbour(batch: Batch, index: int, packed: bytes, mac: bytes, *, what: str | None = None) -> Batch:
+    """Add or replace the neighbour `packed` of a link, as an externally learned one.
+
+    The kernel does not forget such a neighbour. But it takes another MAC from the neighbour's own ARP or ND, which it
+    does not do for a permanent one.
+    """
+    batch.begin(uapi.RTM_NEWNEIGH, REPLACE, ndmsg(family_of(packed), index, uapi.NUD_REACHABLE, uapi.NTF_EXT_LEARNED),
+                what)
+    return batch.raw(uapi.NDA_DST, packed).raw(uapi.NDA_LLADDR, mac).u8(uapi.NDA_PROTOCOL, PROTOCOL)
+
+
+def del_neighbour(batch: Batch, index: int, packed: bytes, *, what: str | None = None) -> Batch:
+    batch.begin(uapi.RTM_DELNEIGH, NLM_F_ACK, ndmsg(family_of(packed), index), what)
+    return batch.raw(uapi.NDA_DST, packed)
+
+
+def get_neighbour(batch: Batch, index: int, packed: bytes, *, what: str | None = None) -> Batch:
+    """Ask for one neighbour. The kernel answers ENOENT if there is none."""
+    batch.begin(uapi.RTM_GETNEIGH, NLM_F_ACK, ndmsg(family_of(packed), index), what)
+    return batch.raw(uapi.NDA_DST, packed)
+
+
+def new_station(batch: Batch, port: int, mac: bytes, *, what: str | None = None) -> Batch:
+    """Add or replace the FDB entry of a MAC behind a port. It does not age, and no frame from another port moves it.
+    It goes with its port."""
+    batch.begin(uapi.RTM_NEWNEIGH, REPLACE, ndmsg(uapi.AF_BRIDGE, port, uapi.NUD_NOARP,
+                                                  uapi.NTF_MASTER | uapi.NTF_STICKY), what)
+    return batch.raw(uapi.NDA_LLADDR, mac)
+
+
+def get_station(batch: Batch, bridge: int, mac: bytes, *, what: str | None = None) -> Batch:
+    """Ask for the FDB entry of a MAC. The kernel answers ENOENT if there is none."""
+    batch.begin(uapi.RTM_GETNEIGH, NLM_F_ACK, ndmsg(uapi.AF_BRIDGE), what)
+    return batch.raw(uapi.NDA_LLADDR, mac).u32(uapi.NDA_MASTER, bridge)
+
+
+class Neighbour:
+    """The fields in use of an RTM_NEWNEIGH: family, index (of the link; of an FDB entry: of the port), state (NUD_*),
+    flags (NTF_*), packed (b"" of an FDB entry), mac (b"" if the neighbour does not answer), protocol, master (of an FDB
+    entry: the index of the bridge)."""
+
+    __slots__ = ("family", "index", "state", "flags", "packed", "mac", "protocol", "master")
+    family: int
+    index: int
+    state: int
+    flags: int
+    packed: bytes
+    mac: bytes
+    protocol: int
+    master: int
+
+    @property
+    def static(self) -> bool:
+        """Whether it is an FDB entry as new_station() makes it."""
+        return self.state == uapi.NUD_NOARP and bool(self.flags & uapi.NTF_STICKY)
+
+    @property
+    def ours(self) -> bool:
+        """Whether it is a neighbour as new_neighbour() makes it."""
+        return self.protocol == PROTOCOL
+
+
+def read_neighbour(payload: bytes) -> Neighbour:
+    """An RTM_NEWNEIGH or RTM_DELNEIGH payload as a Neighbour. Raises ValueError for a message cut short."""
+    if len(payload) < 12:
+        raise ValueError(f"ndmsg of {len(payload)} bytes")
+    found, it = attributes(payload, 12), Neighbour()
+    it.family, it.index, it.flags = payload[0], u32(payload[4:8]), payload[10]
+    it.state = int.from_bytes(payload[8:10], ORDER)
+    it.packed, it.mac = found.get(uapi.NDA_DST, b""), found.get(uapi.NDA_LLADDR, b"")
+    it.protocol = int.from_bytes(found.get(uapi.NDA_PROTOCOL, b""), ORDER)
+    it.master = u32(found.get(uapi.NDA_MASTER, b""))
+    return it

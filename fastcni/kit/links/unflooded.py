@@ -1,0 +1,221 @@
+"""disableFlooding of the bridge plugin: the bridge knows the port and MAC of each pod, and floods nothing to its port.
+
+As ip(8) and bridge(8) do it, for a pod with 10.1.0.5:
+
+    bridge link set dev vethX flood off bcast_flood off mcast_flood off
+    ip link set vethX type bridge_slave proxy_arp_wifi on                   the bridge answers ARP for what is behind it
+    bridge fdb replace 0a:58:0a:01:00:05 dev vethX master static sticky
+    ip neigh replace 10.1.0.5 lladdr 0a:58:0a:01:00:05 dev cni0 nud reachable extern_learn proto 252
+
+The bridge answers ARP from the neighbours of its own interface, if the MAC is in its FDB. It cannot answer the
+neighbour solicitations of IPv6 between such ports (neigh_suppress is for ports without it), so multicast still reaches
+a pod with IPv6 addresses.
+
+The FDB entry goes with the port. The neighbours stay until DEL: they are externally learned, not permanent, because
+the kernel lets the next pod with the address, which may be the Go plugin's, replace such a one by its own ARP.
+"""
+
+from __future__ import annotations
+
+from errno import ENOENT
+
+from fastcni._netlink import Batch
+from fastcni.kernel import neighbours, rtnl, uapi, wire
+from fastcni.kit.links import find
+from fastcni.spec import errors
+from fastcni.spec import result as results
+from fastcni.spec.address import ip_text
+from fastcni.spec.errors import CniError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from typing import Any
+
+    from fastcni.kernel.neighbours import Neighbour
+    from fastcni.kernel.rtnl import Link
+    from fastcni.kernel.wire import Socket
+    from fastcni.kit.call.request import Request
+    from fastcni.kit.call.undo import Undo
+    from fastcni.kit.links.pod import Pod
+
+MAX_ASKED = 64                  # questions in one send: the answers fit into the socket's buffer
+PREFIX4, PREFIX6 = b"\x0a\x58", b"\x0e"         # locally administered
+
+
+def refuse_second(pod: Pod, ifname: str) -> None:
+    """Raise CniError if the pod has a link of that name: a repeated ADD must not ask IPAM, whose rollback would release
+    the pod's addresses."""
+    if find.link(pod.inside, ifname):
+        raise CniError(errors.INTERNAL, f'container veth name ("{ifname}") already exists')
+
+
+def mac_of(result: dict[str, Any]) -> bytes:
+    """Return the MAC of a pod with these addresses. It is made of the first one: when another pod gets the address, it
+    also gets the MAC, so what other pods have in their neighbour tables stays right."""
+    ips = addresses_of(result)
+    for packed in ips:
+        if len(packed) == 4:
+            return PREFIX4 + packed
+    folded = int.from_bytes(ips[0][:8], "big") ^ int.from_bytes(ips[0][8:], "big")
+    return PREFIX6 + folded.to_bytes(8, "big")[3:]
+
+
+def addresses_of(result: dict[str, Any]) -> list[bytes]:
+    return [packed for packed, _ in results.ips_of(result)]
+
+
+def port_flags(ips: Iterable[bytes]) -> dict[int, bool]:
+    """Return the flags of the port of a pod with these addresses, {IFLA_BRPORT_*: value}."""
+    return {uapi.IFLA_BRPORT_UNICAST_FLOOD: False, uapi.IFLA_BRPORT_BCAST_FLOOD: False,
+            uapi.IFLA_BRPORT_MCAST_FLOOD: any(len(packed) == 16 for packed in ips),
+            uapi.IFLA_BRPORT_PROXYARP_WIFI: True}
+
+
+def add(req: Request, bridge: Link, port: Link, mac: bytes, result: dict[str, Any], undo: Undo) -> None:
+    """Let the bridge know the pod. What a former pod with an address left is replaced.
+
+    Call it when the port is up: the kernel forgets all but permanent neighbours of a bridge when it notices that no
+    port is up.
+    """
+    ips = addresses_of(result)
+    undo(delete_left, req, bridge.name, ips)
+    ensure(req.mode.route, bridge.index, port, mac, ips)
+
+
+def ensure(sock: Socket, bridge: int, port: Link, mac: bytes, ips: Sequence[bytes]) -> None:
+    """Set the port's flags, its FDB entry and the neighbours. `bridge` is an index. Raises NetlinkError."""
+    batch = rtnl.set_bridge_port(Batch(), port.name, port_flags(ips),
+                                 what=f'failed to set bridge port flags of "{port.name}"')
+    neighbours.new_station(batch, port.index, mac, what=f'failed to add {mac.hex(":")} to the FDB of "{port.name}"')
+    for packed in ips:
+        neighbours.new_neighbour(batch, bridge, packed, mac, what=f"failed to add the neighbour {ip_text(packed)}")
+    wire.exchange(sock, batch)
+
+
+def put(sock: Socket, bridge: int, found: Sequence[Neighbour]) -> None:
+    """Add those of the neighbours that are ours and answer, as they were."""
+    ours = [it for it in found if it.ours and it.mac]
+    for at in range(0, len(ours), MAX_ASKED):
+        batch = Batch()
+        for it in ours[at:at + MAX_ASKED]:
+            neighbours.new_neighbour(batch, bridge, it.packed, it.mac, what=f"add the neighbour {ip_text(it.packed)}")
+        wire.exchange(sock, batch)
+
+
+def restore(req: Request, bridge_name: str, previous: dict[str, Any]) -> None:
+    """Restore what a flush or another program has taken from the pod of prevResult. Raises CniError, NetlinkError."""
+    from fastcni.kit.call.conf import read_ethernet
+
+    sock, entries = req.mode.route, previous.get("interfaces", ())
+    bridge = find.link(sock, bridge_name)
+    inside = next((entry for entry in entries if entry.get("sandbox") and entry["name"] == req.ifname), None)
+    ports = [find.link(sock, entry["name"]) for entry in entries if not entry.get("sandbox")]
+    port = next((port for port in ports if port and bridge and port.master == bridge.index), None)
+    if bridge is None or port is None or inside is None:
+        raise CniError(errors.INTERNAL, f'the pod has no port on bridge "{bridge_name}" any more',
+                       "prevResult names the port; was the bridge deleted?")
+    ensure(sock, bridge.index, port, read_ethernet(inside["mac"]), addresses_of(previous))
+
+
+def delete_left(req: Request, bridge_name: str, ips: Sequence[bytes]) -> None:
+    """Delete the neighbours that a deleted pod has left on the bridge; without `ips` those of all deleted pods. A pod
+    that has one of the addresses by now keeps it: its MAC is in the FDB."""
+    bridge = find.host_link(req.mode, bridge_name)
+    if bridge:
+        delete(req.mode.route, bridge.index, left(req.mode.route, bridge.index, ips))
+
+
+def previous_ips(req: Request) -> list[bytes]:
+    """For DEL: return the addresses of prevResult, [] if it cannot be read."""
+    try:
+        return addresses_of(results.read_prev_result(req.conf, req.version) or {})
+    except CniError:
+        return []                   # delete_left() reads all neighbours then
+
+
+def left(sock: Socket, bridge: int, ips: Sequence[bytes] = ()) -> list[Neighbour]:
+    """Return our neighbours on a bridge whose MAC is not in its FDB: those with these addresses, by default all."""
+    found = [it for it in (named(sock, bridge, ips) if ips else every_one(sock, bridge)) if it.ours]
+    known = stations(sock, bridge, {it.mac for it in found if it.mac})
+    return [it for it in found if it.mac not in known]
+
+
+def delete(sock: Socket, bridge: int, found: Sequence[Neighbour]) -> None:
+    for at in range(0, len(found), MAX_ASKED):
+        batch = Batch()
+        for it in found[at:at + MAX_ASKED]:
+            neighbours.del_neighbour(batch, bridge, it.packed, what=f"delete the neighbour {ip_text(it.packed)}")
+        _attempt(sock, batch)
+
+
+def named(sock: Socket, bridge: int, ips: Sequence[bytes]) -> list[Neighbour]:
+    """Return those of the neighbours `ips` that are there."""
+    batch = Batch()
+    for packed in dict.fromkeys(ips):
+        neighbours.get_neighbour(batch, bridge, packed, what=f"look up the neighbour {ip_text(packed)}")
+    return _attempt(sock, batch)
+
+
+def every_one(sock: Socket, bridge: int) -> list[Neighbour]:
+    """Return the neighbours of a bridge, of both families."""
+    found = [neighbours.read_neighbour(payload) for family in find.FAMILIES for _, payload in
+             wire.dump(sock, uapi.RTM_GETNEIGH, neighbours.ndmsg(family), "list neighbours",
+                       lambda batch: batch.u32(uapi.NDA_IFINDEX, bridge))]
+    return [it for it in found if it.index == bridge]           # a kernel without strict checking lists all
+
+
+def stations(sock: Socket, bridge: int, macs: Iterable[bytes]) -> dict[bytes, Neighbour]:
+    """Return {MAC: the FDB entry} of those of the MACs that have a static one."""
+    found, macs = [], [*macs]
+    for at in range(0, len(macs), MAX_ASKED):
+        batch = Batch()
+        for mac in macs[at:at + MAX_ASKED]:
+            neighbours.get_station(batch, bridge, mac, what=f"look up {mac.hex(':')} in the FDB")
+        found += _attempt(sock, batch)
+    return {it.mac: it for it in found if it.static}
+
+
+def _attempt(sock: Socket, batch: Batch) -> list[Neighbour]:
+    """Send requests about entries that may be missing. Return the entries of the answers."""
+    replies, refused = wire.attempt(sock, batch)
+    for e in refused:
+        if e.errno != ENOENT:
+            raise e
+    return [neighbours.read_neighbour(payload) for kind, payload in replies if kind == uapi.RTM_NEWNEIGH]
+
+
+def check(sock: Socket, bridge: Link, port: Link, inside: Link, previous: dict[str, Any]) -> None:
+    """CHECK: the port's flags, its FDB entry and the neighbours are as add() makes them. Raises CniError."""
+    from fastcni.kit.call import checks
+
+    def wrong(text: str) -> CniError:
+        return checks.wrong(f"disableFlooding: {text}", "`fastcni restore` restores it")
+
+    ips = addresses_of(previous)
+    (_, payload), *_ = wire.exchange(sock, rtnl.get_link(Batch(), index=port.index))
+    flags = rtnl.read_bridge_port(payload)
+    if any(flags.get(number) != value for number, value in port_flags(ips).items()):
+        raise wrong(f'port "{port.name}" has other flags')
+    station = stations(sock, bridge.index, [inside.address]).get(inside.address)
+    if station is None or station.index != port.index:
+        raise wrong(f'the FDB of bridge "{bridge.name}" has no static entry {inside.mac} on port "{port.name}"')
+    present = {it.packed: it for it in named(sock, bridge.index, ips) if it.ours}
+    for packed in ips:
+        if packed not in present:
+            raise wrong(f'bridge "{bridge.name}" has no neighbour {ip_text(packed)} of fastcni')
+        mac = present[packed].mac
+        if mac and mac != inside.address:       # without: the pod does not answer the kernel's ARP or ND now
+            raise wrong(f'neighbour {ip_text(packed)} of bridge "{bridge.name}" has the MAC {mac.hex(":")}, the pod '
+                        f"{inside.mac}")
+
+
+def gc(req: Request, bridge_name: str) -> None:
+    """Delete and report the neighbours of pods that are gone."""
+    bridge = find.link(req.mode.route, bridge_name)
+    if bridge is None:
+        return
+    found = left(req.mode.route, bridge.index)
+    delete(req.mode.route, bridge.index, found)
+    for it in found:
+        req.release(f'neighbour on bridge "{bridge_name}"', ip_text(it.packed))
