@@ -31,7 +31,8 @@ def density(bench: Bench) -> dict[str, Any]:
     data: dict[str, Any] = {}
     kinds = [case for case in CASES if case.grows and case in bench.cases]
     if any(case.type == "bridge" for case in kinds) and any(side.name != "Go" for side in bench.sides):
-        kinds += OWN_KEYS
+        named = [case for case in OWN_KEYS if case.name in bench.options.only]
+        kinds += named or OWN_KEYS
     rounds = WARM_UP + bench.plan.density_rounds
     with bench.steps("density", len(kinds) * len(bench.plan.levels) * rounds) as step:
         for case in kinds:

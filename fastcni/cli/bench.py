@@ -9,13 +9,15 @@ from typing import Any
 
 import click
 
-from fastcni.bench.cases import CASES, PARTS, QUICK, SIDES, Options, Plan
+from fastcni.bench.cases import CASES, OWN_KEYS, PARTS, QUICK, SIDES, Options, Plan
 
 
 @click.command()
 @click.option("--quick", is_flag=True, help="Measure for a few minutes instead of forty: fewer rounds and pods.")
-@click.option("--only", multiple=True, type=click.Choice([case.name for case in CASES]), metavar="CASE",
-              help=f"Measure only this case; may be repeated: {', '.join(case.name for case in CASES)}.")
+@click.option("--only", multiple=True, type=click.Choice([case.name for case in (*CASES, *OWN_KEYS)]),
+              metavar="CASE",
+              help=f"Measure only this case; may be repeated: {', '.join(case.name for case in CASES)}. The part "
+              f"density measures with bridge also {' and '.join(it.name for it in OWN_KEYS)}, or those that are named.")
 @click.option("--part", "parts", multiple=True, type=click.Choice(PARTS), metavar="PART",
               help=f"Measure only this part; may be repeated: {', '.join(PARTS)}.")
 @click.option("--side", "sides", multiple=True, type=click.Choice(SIDES), metavar="SIDE",

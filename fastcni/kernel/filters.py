@@ -22,6 +22,7 @@ import sys
 from array import array
 
 from fastcni.kernel import uapi
+from fastcni.kernel.neighbours import PROTOCOL
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,7 +32,10 @@ if TYPE_CHECKING:
     Program = list[tuple[int, int, int, int]]       # code, jt, jf, k
 
 LDB, LDH, LD, JEQ, RET = 0x30, 0x28, 0x20, 0x15, 0x06      # linux/bpf_common.h: BPF_LD|BPF_B|BPF_ABS and so on
-TYPE, FAMILY, INDEX, NETCONF_INDEX = 4, 16, 20, 24      # offsets in a notification
+LD_IMM, LDX_IMM, LDB_X, TAX, JSET = 0x00, 0x01, 0x50, 0x07, 0x45
+SKF_AD_NLATTR = 0xFFFFF00C                  # linux/filter.h: SKF_AD_OFF + SKF_AD_NLATTR
+TYPE, PORT, FAMILY, INDEX, NETCONF_INDEX = 4, 12, 16, 20, 24        # offsets in a notification
+NEIGHBOUR_FLAGS, NEIGHBOUR_ATTRIBUTES = 26, 28
 ALL = 0xFFFFFFFF
 MAX_LINKS = 64                                 # jumps are 8 bits wide
 
@@ -65,6 +69,34 @@ def deletions() -> Program:
         (JEQ, 0, 1, uapi.AF_UNSPEC),
         (RET, 0, 0, ALL),
         (RET, 0, 0, 0),
+    ]
+
+
+def neighbours() -> Program:
+    """Pass the RTM_DELNEIGH of sticky FDB entries; of neighbours with our protocol (kernel/neighbours.py) also that,
+    and the RTM_NEWNEIGH of those that a program has added: that has the program's port, and one of the kernel itself,
+    which changes a neighbour's state each minute, has port 0.
+
+    SKF_AD_NLATTR finds attribute X from offset A on, and returns its offset, or 0.
+    """
+    return [
+        (LDH, 0, 0, TYPE),
+        (JEQ, 2, 0, swap16(uapi.RTM_DELNEIGH)),
+        (LD, 0, 0, PORT),
+        (JEQ, 11, 0, 0),
+        (LDB, 0, 0, FAMILY),
+        (JEQ, 7, 0, uapi.AF_BRIDGE),
+        (LDX_IMM, 0, 0, uapi.NDA_PROTOCOL),
+        (LD_IMM, 0, 0, NEIGHBOUR_ATTRIBUTES),
+        (LD, 0, 0, SKF_AD_NLATTR),
+        (JEQ, 5, 0, 0),
+        (TAX, 0, 0, 0),
+        (LDB_X, 0, 0, 4),
+        (JEQ, 3, 2, PROTOCOL),
+        (LDB, 0, 0, NEIGHBOUR_FLAGS),
+        (JSET, 1, 0, uapi.NTF_STICKY),
+        (RET, 0, 0, 0),
+        (RET, 0, 0, ALL),
     ]
 
 

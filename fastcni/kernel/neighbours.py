@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 ORDER = sys.byteorder
 REPLACE = NLM_F_ACK | NLM_F_CREATE | NLM_F_REPLACE
 PROTOCOL = 252                  # the originator of our neighbours: `ip neigh` shows "proto 252"; no program has it
-OURS = uapi.NTF_EXT_LEARNED | uapi.NTF_STICKY           # the flags of which each of our entries has one
 
 
 def ndmsg(family: int, index: int = 0, state: int = 0, flags: int = 0) -> bytes:

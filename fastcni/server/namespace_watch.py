@@ -11,6 +11,7 @@ from fastcni.kernel import deletions, netns, nft, uapi, wire
 from fastcni.kit.call import names
 from fastcni.server.backoff import Backoff
 from fastcni.server.iptables_watch import IptablesWatch
+from fastcni.server.neighbour_watch import NeighbourWatch
 from fastcni.server.replay import Replay
 from fastcni.server.restore_states import DROPPED, FAULT, INTERRUPTED, READ, STALE, Machine
 from fastcni.server.table_mirror import WHOLE_TABLE, TableMirror
@@ -44,7 +45,8 @@ class Watch:
         self.deletions = deletions.open_receiver()
         for sock in (self.sock, self.deletions):
             wire.set_buffer_size(sock, BUFFER_BYTES)
-        self.fds = {self.sock.fileno(), self.deletions.fileno()}
+        self.neighbours = NeighbourWatch(self.log, self.name)
+        self.fds = {self.sock.fileno(), self.deletions.fileno(), self.neighbours.sock.fileno()}
         self.lock, self.reading, self.closed = Lock(), Lock(), False
         self.copy, self.mirror, self.iptables = Machine(STALE), TableMirror(), IptablesWatch()
         self.replay = Replay(home, restoring.replay, self.deleted_at, self.iptables, self.mirror,
@@ -66,7 +68,7 @@ class Watch:
         self.restoring.forget(self)
         with self.lock:
             self.closed = True
-            for sock in (self.sock, self.deletions, self.ask):
+            for sock in (self.sock, self.deletions, self.neighbours, self.ask):
                 sock.close()
 
     def attend(self, started: float) -> None:
@@ -84,6 +86,7 @@ class Watch:
                 self.mirror.delete_returned(self.ask)
                 self.mirror.keep_deletions = replaying
                 self._restore(started)
+                self._restore_neighbours(started)
                 self._wake_at(self.replay.proceed(started))
             except OSError as e:
                 self.backoff.begin()
@@ -167,6 +170,12 @@ class Watch:
                              next_after=self.backoff.seconds)
             if gone == WHOLE_TABLE:     # the flush may have taken other tables, too, and what pods had in these
                 self.iptables.suspect(f"table {nft_name(*where)}", self.mirror.by)
+
+    def _restore_neighbours(self, started):
+        self._wake_at(self.neighbours.attend(started))
+        if self.neighbours.dropped:
+            self.neighbours.dropped = False
+            self.iptables.suspect("neighbours of bridges", "")
 
 
 class NoWatch:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 import struct
-from errno import EEXIST, EINVAL, ENODEV
+from errno import EEXIST, EINVAL, ENODEV, EXFULL
 from typing import TYPE_CHECKING, Any
 
 from fastcni._netlink import attributes
 from fastcni.kernel import uapi
 from fastcni.kernel.uapi import NLM_F_DUMP, NLM_F_ECHO
 from fastcni.testing.fake_messages import HOST, POD, Refused, Replies, attr, number, text, u32
+from fastcni.testing.fake_neighbours import Neighbours
 from fastcni.testing.fake_routing import Routing
 from fastcni.testing.fake_shaping import Shaping
 from fastcni.testing.fake_sockets import message
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from fastcni.testing.fake_node import NodeSocket
 
 CREATE = 0x400
+MAX_PORTS = 1023                # of a bridge
 
 
 class Link:
@@ -45,7 +47,7 @@ class Links(Routing):
         lo = Link(1, "lo", "", bytes(6))
         lo.flags = uapi.IFF_LOOPBACK
         self.links = {HOST: {1: copy.copy(lo)}, POD: {1: lo}}
-        self.shaping = Shaping()
+        self.shaping, self.neighbours = Shaping(), Neighbours()
 
     def link(self, name: str, namespace: str = HOST) -> Link | None:
         return next((link for link in self.links[namespace].values() if link.name == name), None)
@@ -56,6 +58,10 @@ class Links(Routing):
         vars(link).update(facts)
         self.links[namespace][link.index] = link
         return link
+
+    def ports(self, where: str, master: int) -> int:
+        """The number of links with this master."""
+        return sum(link.master == master for link in self.links[where].values()) if master else 0
 
     def named(self, where: str, payload: bytes) -> Link:
         index, name = number(payload[4:8]), text(attributes(payload, 16).get(uapi.IFLA_IFNAME, b""))
@@ -76,6 +82,8 @@ class Links(Routing):
                 where = self.namespaces[number(found[uapi.IFLA_NET_NS_FD])]
             if self.link(name, where):
                 raise Refused(EEXIST)
+            if self.ports(where, number(found.get(uapi.IFLA_MASTER, b""))) >= MAX_PORTS:
+                raise Refused(EXFULL)
             peer = attributes(info[uapi.IFLA_INFO_DATA]).get(uapi.VETH_INFO_PEER) if kind == "veth" else None
             link = self.make(where, found, kind, peer)
         else:
@@ -153,6 +161,7 @@ class Links(Routing):
             del self.links[namespace][one.index]
             self.forget(namespace, one.index)
             self.shaping.forget(namespace, one.index)
+            self.neighbours.forget(namespace, one.index)
             self.announce(namespace, uapi.RTM_DELLINK, one)
         return []
 

@@ -15,14 +15,14 @@ from typing import Any
 from fastcni._netlink import messages
 from fastcni.kernel import nft, uapi
 from fastcni.kernel.uapi import NLM_F_ACK, NLM_F_DUMP
-from fastcni.testing import fake_routing, fake_shaping
+from fastcni.testing import fake_neighbours, fake_routing, fake_shaping
 from fastcni.testing.fake_firewall import Firewall
 from fastcni.testing.fake_links import Links
 from fastcni.testing.fake_messages import HOST, POD, Refused, Replies, attr
 from fastcni.testing.fake_sockets import Socket, ack, done, message
 
 # NLM_F_DUMP is NLM_F_REPLACE | NLM_F_EXCL where something is made.
-GETS = (uapi.RTM_GETLINK, uapi.RTM_GETADDR, uapi.RTM_GETROUTE, uapi.RTM_GETRULE, uapi.RTM_GETTFILTER,
+GETS = (uapi.RTM_GETLINK, uapi.RTM_GETADDR, uapi.RTM_GETROUTE, uapi.RTM_GETRULE, uapi.RTM_GETTFILTER, uapi.RTM_GETNEIGH,
         nft.NFT_MSG_GETCHAIN, nft.NFT_MSG_GETRULE, nft.NFT_MSG_GETSETELEM)
 
 
@@ -60,6 +60,7 @@ class Node(Links):
             "links": {(name, *link.facts()) for name, links in self.links.items() for link in links.values()},
             "addresses": sorted(self.addresses), "routes": sorted(self.routes), "routing rules": sorted(self.rules),
             "qdiscs": sorted(self.shaping.items),
+            "neighbours": sorted(self.neighbours.entries), "FDB": sorted(self.neighbours.fdb),
             "elements in the firewall": self.firewall.owned(),
             "sysctls": {name: value for (namespace, name), value in self.sysctls.items()
                         if namespace == POD and "/conf/" not in name and value != "0"}}
@@ -118,4 +119,6 @@ class Node(Links):
             return self.serve_routing(where, kind, flags, payload)
         if kind in fake_shaping.MESSAGES:
             return self.shaping.serve(where, kind, payload)
+        if kind in fake_neighbours.MESSAGES:
+            return self.neighbours.serve(where, kind, flags, payload)
         raise AssertionError(f"the model has no request of type {kind}")

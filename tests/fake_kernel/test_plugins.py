@@ -13,6 +13,7 @@ NETWORKS = {
     "bridge": ("bridge", {}),
     "bridge-gateway": ("bridge", {"isGateway": True, "hairpinMode": True, "enabledad": True}),
     "bridge-masq-macspoofchk": ("bridge", {"isGateway": True, "ipMasq": True, "macspoofchk": True, "mtu": 1400}),
+    "bridge-unflooded": ("bridge", {"isGateway": True, "disableFlooding": True}),
     "bridge-layer-2": ("bridge", {"ipam": {}, "promiscMode": True}),
     "ptp": ("ptp", {}),
     "ptp-masq": ("ptp", {"ipMasq": True}),
@@ -315,6 +316,20 @@ def test_a_bridge_name_of_another_kind_of_link_is_refused(calls):
     before = calls.node.facts()
     status, document = calls("ADD", calls.conf("bridge"))
     assert (status, '"cni0" already exists but is not a bridge' in document["msg"]) == (1, True)
+    assert calls.node.facts() == before
+    assert calls.held() == []
+
+
+@pytest.mark.parametrize("keys", [{}, {"disableFlooding": True}], ids=["default", "disableFlooding"])
+def test_a_full_bridge_is_named_with_what_to_do_and_nothing_is_left(calls, keys):
+    bridge = calls.node.add_link("cni0", "bridge", flags=uapi.IFF_UP)
+    for number in range(1023):
+        calls.node.add_link(f"p{number}", "veth", master=bridge.index)
+    before = calls.node.facts()
+    status, document = calls("ADD", calls.conf("bridge", isGateway=True, **keys))
+    assert (status, document["code"]) == (1, 11)
+    assert document["msg"] == 'bridge "cni0" is full: a Linux bridge has 1,023 ports'
+    assert "another bridge" in document["details"] and "ptp" in document["details"]
     assert calls.node.facts() == before
     assert calls.held() == []
 

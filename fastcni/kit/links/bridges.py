@@ -120,7 +120,8 @@ def add_port(req: Request, pod: Pod, bridge: Link, conf: Conf, mac: bytes | None
 def full(name: str) -> CniError:
     """Return the CniError 11 for a bridge that has all the ports that a bridge can have."""
     return CniError(errors.TRY_AGAIN_LATER, f'bridge "{name}" is full: a Linux bridge has {MAX_PORTS:,} ports',
-                    "each pod takes one, and the kernel has no more: delete pods, or give the network another bridge")
+                    "each pod takes one, and the kernel has no more: delete pods, give the network another bridge, "
+                    "or use ptp, which has no bridge")
 
 
 def status(req: Request, name: str) -> None:

@@ -97,7 +97,7 @@ def keep_neighbours(sock: Socket, link: Link, conf: Conf) -> Callable[[], None]:
         return lambda: None
     from fastcni.kit.links import unflooded
 
-    found = unflooded.every_one(sock, link.index)
+    found = [(it.packed, it.mac) for it in unflooded.every_one(sock, link.index) if it.ours and it.mac]
     return lambda: unflooded.put(sock, link.index, found)
 
 

@@ -93,13 +93,12 @@ def ensure(sock: Socket, bridge: int, port: Link, mac: bytes, ips: Sequence[byte
     wire.exchange(sock, batch)
 
 
-def put(sock: Socket, bridge: int, found: Sequence[Neighbour]) -> None:
-    """Add those of the neighbours that are ours and answer, as they were."""
-    ours = [it for it in found if it.ours and it.mac]
-    for at in range(0, len(ours), MAX_ASKED):
+def put(sock: Socket, bridge: int, found: Sequence[tuple[bytes, bytes]]) -> None:
+    """Add neighbours, [(packed, MAC)]."""
+    for at in range(0, len(found), MAX_ASKED):
         batch = Batch()
-        for it in ours[at:at + MAX_ASKED]:
-            neighbours.new_neighbour(batch, bridge, it.packed, it.mac, what=f"add the neighbour {ip_text(it.packed)}")
+        for packed, mac in found[at:at + MAX_ASKED]:
+            neighbours.new_neighbour(batch, bridge, packed, mac, what=f"add the neighbour {ip_text(packed)}")
         wire.exchange(sock, batch)
 
 
@@ -157,12 +156,12 @@ def named(sock: Socket, bridge: int, ips: Sequence[bytes]) -> list[Neighbour]:
     return _attempt(sock, batch)
 
 
-def every_one(sock: Socket, bridge: int) -> list[Neighbour]:
-    """Return the neighbours of a bridge, of both families."""
+def every_one(sock: Socket, bridge: int = 0) -> list[Neighbour]:
+    """Return the neighbours of a bridge, of both families; by default those of all links."""
     found = [neighbours.read_neighbour(payload) for family in find.FAMILIES for _, payload in
              wire.dump(sock, uapi.RTM_GETNEIGH, neighbours.ndmsg(family), "list neighbours",
-                       lambda batch: batch.u32(uapi.NDA_IFINDEX, bridge))]
-    return [it for it in found if it.index == bridge]           # a kernel without strict checking lists all
+                       lambda batch: batch.u32(uapi.NDA_IFINDEX, bridge) if bridge else None)]
+    return [it for it in found if bridge in (0, it.index)]      # a kernel without strict checking lists all
 
 
 def stations(sock: Socket, bridge: int, macs: Iterable[bytes]) -> dict[bytes, Neighbour]:
