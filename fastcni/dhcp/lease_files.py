@@ -69,26 +69,39 @@ class LeaseFiles:
             return
 
     def read_all(self) -> Iterator[Saved | tuple[str, str]]:
-        """Yield a Saved for each lease, and (path, why) for each damaged file, which gets another name. Raises OSError.
-        """
-        for name in sorted(os.listdir(self.folder)):
-            path = f"{self.folder}/{name}"
-            if name.endswith(".new"):
-                os.unlink(path)         # of a daemon that was killed before it renamed it
-            if not name.endswith(SUFFIX):
-                continue
-            try:
-                with open(path, "rb") as file:
-                    found = decode(file.read(MAX_BYTES))
-                if self._path(found.owner.key) != path:
-                    raise Damaged("its name is that of another lease")
-                yield found
-            except Damaged as e:
-                os.rename(path, path.removesuffix(SUFFIX) + DAMAGED)
-                yield path, str(e)
+        """As read_folder(), and rename damaged files. Raises OSError."""
+        for name in os.listdir(self.folder):
+            if name.endswith(".new"):   # of a daemon that was killed before it renamed it
+                os.unlink(f"{self.folder}/{name}")
+        for found in read_folder(self.folder):
+            if isinstance(found, tuple):
+                os.rename(found[0], found[0].removesuffix(SUFFIX) + DAMAGED)
+            yield found
 
     def _path(self, key: bytes) -> str:
-        return f"{self.folder}/{hashlib.sha256(key).hexdigest()[:32]}{SUFFIX}"
+        return path_of(self.folder, key)
+
+
+def path_of(folder: str, key: bytes) -> str:
+    """The file of a lease. key: of its Owner."""
+    return f"{folder}/{hashlib.sha256(key).hexdigest()[:32]}{SUFFIX}"
+
+
+def read_folder(folder: str) -> Iterator[Saved | tuple[str, str]]:
+    """Yield a Saved for each lease, and (path, why) for each damaged file. Changes nothing. Raises OSError."""
+    for name in sorted(os.listdir(folder)):
+        path = f"{folder}/{name}"
+        if not name.endswith(SUFFIX):
+            continue
+        try:
+            with open(path, "rb") as file:
+                found = decode(file.read(MAX_BYTES))
+        except FileNotFoundError:
+            continue                    # the daemon has just removed it
+        except Damaged as e:
+            yield path, str(e)
+            continue
+        yield found if path_of(folder, found.owner.key) == path else (path, "its name is that of another lease")
 
 
 def encode(owner: Owner, lease: Lease, boot: str, ends: float) -> bytes:

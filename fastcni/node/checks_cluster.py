@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 from collections.abc import Iterator, Sequence
 
 from fastcni.kit.ipam.cluster import stores
 from fastcni.kit.ipam.cluster.contract import DEAD, StoreAway
+from fastcni.node import confs
+from fastcni.node.address_dirs import cluster_dirs
 from fastcni.node.cluster_ipam import Survey, node_views, survey
 from fastcni.node.cluster_site import ClusterNetwork, ranges_of, stores_of
+from fastcni.node.cluster_state import held
 from fastcni.node.findings import ERROR, WARNING, Finding, Node, plural
 from fastcni.spec import address
 
@@ -16,7 +20,8 @@ NEARLY = 0.9
 
 
 def cluster_addresses(node: Node) -> Iterator[Finding]:
-    """Stores of cluster-wide addresses answer, have no dead node, and their ranges have free addresses."""
+    """Stores of cluster-wide addresses answer, have no dead node, and their ranges have free addresses. This node has \
+blocks only of spaces that a network here uses."""
     for networks in stores_of(node.networks):
         first = networks[0]
         store = stores.open_store(first.keys.store)
@@ -32,6 +37,18 @@ def cluster_addresses(node: Node) -> Iterator[Finding]:
         yield from dead_nodes(found, first.keys.node)
         for network in networks:
             yield from full_ranges(network, found)
+    yield from unused_spaces(node)
+
+
+def unused_spaces(node: Node) -> Iterator[Finding]:
+    """A finding for each space of which this node has blocks, but no network: nothing here uses them."""
+    used = {(os.path.normpath(it.keys.data_dir), it.keys.space) for one in stores_of(node.networks) for it in one}
+    for it in held(cluster_dirs(confs.values_of(node.networks)), node.unseen):
+        if (os.path.dirname(it.folder), it.space) not in used:
+            yield Finding(WARNING, f"this node, {it.node}, has {plural(it.blocks, 'block')} of space {it.space} of "
+                          f"{it.where}, and no network here uses that space", "no other node can give their addresses",
+                          f"put the network's file back and let the server return them; or, if no pod here has one, "
+                          f"fastcni ipam forget-node {it.node} on another node, then rm -r {it.folder}")
 
 
 def dead_nodes(found: Survey, own: str) -> Iterator[Finding]:

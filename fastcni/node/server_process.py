@@ -16,9 +16,10 @@ STOP_S = 100                    # a server answers its running requests for 80 s
 UCRED = struct.Struct("iII")    # pid, uid, gid
 
 
-def listener(path: str) -> int:
-    """Return the process that listens at a socket: a server, 1 for systemd; 0: none listens. Raises OSError."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
+def listener(path: str, *, stream: bool = False) -> int:
+    """Return the process that listens at a socket: a server, 1 for systemd; 0: none listens. stream: the socket is a
+    dhcp daemon's. Raises OSError."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM if stream else socket.SOCK_SEQPACKET) as sock:
         try:
             sock.connect(path)
         except (FileNotFoundError, ConnectionRefusedError, NotADirectoryError):

@@ -9,11 +9,22 @@ from dataclasses import dataclass, field
 from errno import ENOBUFS
 
 from fastcni.kernel import uapi, wire
+from fastcni.kit.dhcp.rpc import SOCKET_PATH
 from fastcni.launcher import systemd
 from fastcni.launcher.identify import is_own_file
 from fastcni.launcher.uninstall import Uninstalled, uninstall_plugins
-from fastcni.node import confs, own_files, own_state, own_tables, server_process
+from fastcni.node import (
+    address_dirs,
+    cluster_state,
+    confs,
+    dhcp_leases,
+    own_files,
+    own_state,
+    own_tables,
+    server_process,
+)
 from fastcni.node.attachments import Places
+from fastcni.node.findings import plural, some
 from fastcni.node.own_state import Holder
 from fastcni.node.records import RUNNING, UNKNOWN, NodeAttachment
 from fastcni.plugins import chain
@@ -122,6 +133,8 @@ def remove_state(places: Places, dry_run: bool = False, missing: Collection[str]
     done.stranded = [it for it in found.known
                      if it.state in (RUNNING, UNKNOWN) and set(missing).intersection(it.plugins)]
     free, done.needed_files = own_files.find(found)
+    free += sort_leases(done)
+    done.kept += kept_blocks(places)
     mode = SharedMode()
     try:
         if dry_run:
@@ -137,6 +150,29 @@ def remove_state(places: Places, dry_run: bool = False, missing: Collection[str]
         return done
     finally:
         mode.close()
+
+
+def sort_leases(done: State) -> list[str]:
+    """Note the leases of dhcp that stay, and return the files of those that no pod needs."""
+    leases = dhcp_leases.read()
+    if leases.found and server_process.owns_lock(SOCKET_PATH):
+        done.kept.append(f"{plural(len(leases.found), 'dhcp lease')} in {leases.folder}, because a dhcp daemon of "
+                         f"fastcni listens at {SOCKET_PATH}: stop it, and repeat this command")
+        return []
+    if leases.running:
+        done.needed_files += [it.path for it in leases.running]
+        done.kept.append(f"{plural(len(leases.running), 'dhcp lease')} of running pods, which nothing renews any more: "
+                         f"delete these pods ({some(f'{it.address} of {it.pod}' for it in leases.running)})")
+    return [*(it.path for it in leases.over), *leases.damaged]
+
+
+def kept_blocks(places: Places) -> list[str]:
+    """Why the folders stay in which this node has blocks of cluster-wide addresses."""
+    unseen: list[str] = []
+    values = confs.values_of(confs.networks(confs.read_quietly(places.conf_dir, unseen)))
+    return [f"{it.folder}, because node {it.node} has {plural(it.blocks, 'block')} of {it.where}. When no pod here has "
+            f"such an address, free them: fastcni ipam forget-node {it.node}, on another node; then rm -r {it.folder}"
+            for it in cluster_state.held(address_dirs.cluster_dirs(values), unseen)]
 
 
 def wait(places: Places, note: Callable[[State], object]) -> State:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fastcni.cli import entry_point
-from fastcni.node import address_dirs, pod_files
+from fastcni.node import address_dirs, dhcp_leases, pod_files
 from fastcni.node.attachments import Places
 from fastcni.runtime import CNI, RuntimeConf
 from fastcni.runtime.exec import Exec, InProcess
@@ -79,6 +79,7 @@ def no_folders_of_this_machine(tmp_path, monkeypatch):
     """The default folders of plugins are empty."""
     monkeypatch.setattr(address_dirs, "DATA_DIR", str(tmp_path / "default"))
     monkeypatch.setattr(address_dirs, "CLUSTER_DIR", str(tmp_path / "default-cluster"))
+    monkeypatch.setattr(dhcp_leases, "FOLDER", str(tmp_path / "default-dhcp"))
     monkeypatch.setattr(pod_files, "DEFAULTS", {kind: str(tmp_path / f"no-{kind}") for kind in pod_files.DEFAULTS})
 
 

@@ -20,7 +20,8 @@ ROWS = [
     {"plugins"},
     {"handle", "third_party"},
     {"launcher", "server", "runtime"},      # the entry points
-    {"bench", "dhcp", "node", "testing"},   # call them
+    {"dhcp"},                               # the daemon of the plugin, which two of them run
+    {"bench", "node", "testing"},           # call them
     {"cli"},                                # an entry point in front of others
     {"__main__"},
 ]

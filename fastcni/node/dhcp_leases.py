@@ -1,0 +1,72 @@
+"""The leases of the dhcp daemon, as its files show them. Changes nothing."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from fastcni.dhcp import links
+from fastcni.dhcp.lease_files import DAMAGED, STATE_DIR, Saved, path_of, read_folder
+from fastcni.kernel import sysctl
+from fastcni.kit.dhcp.rpc import SOCKET_PATH
+from fastcni.node.address_dirs import sections
+from fastcni.spec import address
+
+FOLDER = STATE_DIR
+
+
+@dataclass(frozen=True, slots=True)
+class PodLease:
+    """A lease. pod: its container and interface. running: the pod's namespace is the one that it was leased for, in
+    this boot. ends: unix time."""
+
+    path: str
+    pod: str
+    network: str
+    address: str
+    running: bool
+    ends: float
+
+
+@dataclass(slots=True)
+class Leases:
+    """The leases of a folder. damaged: paths of files that are none, or were found damaged by the daemon."""
+
+    folder: str
+    found: list[PodLease] = field(default_factory=list)
+    damaged: list[str] = field(default_factory=list)
+
+    @property
+    def running(self) -> list[PodLease]:
+        return [it for it in self.found if it.running]
+
+    @property
+    def over(self) -> list[PodLease]:
+        return [it for it in self.found if not it.running]
+
+
+def read(folder: str = "") -> Leases:
+    """Read a folder, FOLDER by default; one that does not exist has no leases. Raises OSError."""
+    folder = folder or FOLDER
+    leases = Leases(folder)
+    if not os.path.isdir(folder):
+        return leases
+    boot = sysctl.boot_id()
+    for saved in read_folder(folder):
+        if isinstance(saved, Saved):
+            owner, lease = saved.owner, saved.lease
+            running = saved.boot == boot and links.inode_of(owner.netns) == owner.inode
+            leases.found.append(PodLease(path_of(folder, owner.key), owner.name, owner.network,
+                                         address.ip_text(lease.address), running, saved.ends))
+        else:
+            leases.damaged.append(saved[0])
+    leases.damaged += [f"{folder}/{name}" for name in sorted(os.listdir(folder)) if name.endswith(DAMAGED)]
+    return leases
+
+
+def sockets(configurations: Iterable[Any]) -> list[str]:
+    """The sockets of the daemons that dhcp sections of configurations name."""
+    found = [section.get("daemonSocketPath") or SOCKET_PATH for section in sections(list(configurations), "dhcp")]
+    return list(dict.fromkeys(path for path in found if isinstance(path, str)))

@@ -1,0 +1,166 @@
+"""What doctor and uninstall say of the leases of dhcp, and of this node's blocks of cluster-wide addresses."""
+
+import json
+import os
+import socket
+import time
+
+import pytest
+from node.conftest import LIST
+
+from fastcni.dhcp.lease import Lease, Owner
+from fastcni.dhcp.lease_files import LeaseFiles
+from fastcni.kernel import sysctl
+from fastcni.node import address_dirs, checks_cluster, checks_dhcp, dhcp_leases, own_files, uninstall
+from fastcni.node.doctor import node_of
+from fastcni.node.findings import ERROR, WARNING
+from fastcni.node.uninstall import State
+
+HOUR_S = 3600.0
+
+
+@pytest.fixture
+def sock(tmp_path, monkeypatch):
+    """The path of the daemon's socket on this node."""
+    path = str(tmp_path / "dhcp.sock")
+    monkeypatch.setattr(checks_dhcp, "SOCKET_PATH", path)
+    monkeypatch.setattr(uninstall, "SOCKET_PATH", path)
+    monkeypatch.setattr(dhcp_leases, "SOCKET_PATH", path)
+    return path
+
+
+@pytest.fixture
+def leased(tmp_path):
+    """leased(container, running=True, boot=..., seconds=...): write a lease as the daemon does; its path."""
+    def write(container, running=True, boot="", seconds=HOUR_S):
+        files = LeaseFiles(dhcp_leases.FOLDER, boot or sysctl.boot_id())
+        namespace = tmp_path / container
+        if running:
+            namespace.touch()
+        owner = Owner(container.encode(), container, "net", "eth0", str(namespace),
+                      namespace.stat().st_ino if running else 1, {}, b"", 0)
+        files.write(owner, Lease(bytes((10, 0, 0, 7)), 24, bytes(4), b"", {}, b"", 0.0), time.time() + seconds)
+        return dhcp_leases.path_of(files.folder, owner.key)
+    return write
+
+
+@pytest.fixture
+def node(folders):
+    return lambda: node_of(folders.places, (), "")
+
+
+def dhcp(sock):
+    return {**LIST, "plugins": [{"type": "macvlan", "ipam": {"type": "dhcp", "daemonSocketPath": sock}}]}
+
+
+def texts(found):
+    return [(it.severity, it.what) for it in found]
+
+
+# -- dhcp --------------------------------------------------------------------------------------------------------------
+
+def test_a_node_without_dhcp_has_no_finding(node, sock):
+    assert [*checks_dhcp.leases(node())] == []
+
+
+def test_a_network_that_needs_a_daemon_and_has_none(node, folders, sock, leased):
+    folders.configure(dhcp(sock))
+    leased("c1")
+    leased("c2", running=False)
+    first, second = checks_dhcp.leases(node())
+    assert (first.severity, first.what) == (ERROR, f"no dhcp daemon listens at {sock}, and a network here uses it")
+    assert "1 lease of running pods" in first.why and "fastcni-dhcp.service" in first.do
+    assert (second.severity, second.what) == (WARNING, "1 dhcp lease of pods that are gone: 10.0.0.7 of c2 eth0")
+
+
+def test_leases_of_running_pods_without_a_daemon_are_a_warning(node, sock, leased):
+    leased("c1")
+    leased("c2", boot="an earlier one")                     # that pod did not survive the reboot
+    assert texts(checks_dhcp.leases(node())) == [
+        (WARNING, f"1 dhcp lease of running pods, and no daemon listens at {sock}: 10.0.0.7 of c1 eth0"),
+        (WARNING, "1 dhcp lease of pods that are gone: 10.0.0.7 of c2 eth0")]
+
+
+def test_a_lease_that_ended_although_a_daemon_runs_is_an_error_and_a_damaged_file_is_named(node, folders, sock, leased):
+    folders.configure(dhcp(sock))
+    leased("c1")
+    leased("c2", seconds=-1.0)
+    leased("c3", running=False)                             # the daemon is about to release it
+    damaged = leased("c4")
+    with open(damaged, "ab") as file:
+        file.write(b"!")
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(sock)
+        listening.listen()
+        assert texts(checks_dhcp.leases(node())) == [
+            (ERROR, "1 dhcp lease of running pods ended: 10.0.0.7 of c2 eth0"),
+            (WARNING, f"1 damaged lease file: {os.path.basename(damaged)}")]
+    assert os.path.exists(damaged)                          # doctor changes nothing
+
+
+def test_uninstall_keeps_leases_of_running_pods_and_removes_the_others(sock, leased, tmp_path):
+    running, gone, former = leased("c1"), leased("c2", running=False), leased("c3", boot="an earlier one")
+    done = State()
+    free = uninstall.sort_leases(done)
+    assert (sorted(free), done.needed_files) == (sorted([gone, former]), [running])
+    assert done.kept == ["1 dhcp lease of running pods, which nothing renews any more: delete these pods "
+                         "(10.0.0.7 of c1 eth0)"]
+    own_files.remove(free)
+    (tmp_path / "c1").unlink()                              # the pod ends
+    done = State()
+    assert own_files.remove(uninstall.sort_leases(done)) == [running] and done.kept == []
+
+
+def test_uninstall_leaves_all_leases_to_a_daemon_that_runs(sock, leased, tmp_path):
+    import fcntl
+
+    leased("c1", running=False)
+    done = State()
+    with open(f"{sock}.lock", "w") as lock:                 # as the daemon holds it
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert uninstall.sort_leases(done) == []
+    assert "1 dhcp lease" in done.kept[0] and f"listens at {sock}: stop it" in done.kept[0]
+
+
+# -- cluster -----------------------------------------------------------------------------------------------------------
+
+STORE = {"type": "etcd", "endpoints": ["http://127.0.0.1:9"], "password": "secret"}
+
+
+@pytest.fixture
+def blocks():
+    """Two blocks of this node in the space `shared`; the folder of that."""
+    folder = f"{address_dirs.CLUSTER_DIR}/shared"
+    os.makedirs(f"{folder}/.cluster")
+    with open(f"{folder}/.cluster/blocks.json", "w") as file:
+        json.dump({"node": "node-1", "store": json.dumps(STORE),
+                   "blocks": [["10.0.0.0/26", 1, 1.0, 0], ["10.0.0.64/26", 1, 1.0, 64]]}, file)
+    return folder
+
+
+def test_blocks_of_a_space_that_no_network_uses_are_reported(node, blocks):
+    (it,) = checks_cluster.cluster_addresses(node())
+    assert it.what == ("this node, node-1, has 2 blocks of space shared of etcd http://127.0.0.1:9, "
+                       "and no network here uses that space")
+    assert "fastcni ipam forget-node node-1" in it.do and f"rm -r {blocks}" in it.do
+
+
+def test_blocks_of_a_space_in_use_are_not_reported(node, folders, blocks):
+    folders.configure({**LIST, "plugins": [{"type": "bridge", "ipam": {
+        "type": "cluster", "range": "10.0.0.0/16", "network_name": "shared", "node_name": "node-1",
+        "dataDir": os.path.dirname(blocks), "store": {"type": "local", "path": f"{blocks}/../store"}}}]})
+    assert [*checks_cluster.cluster_addresses(node())] == []
+
+
+def test_a_damaged_file_of_blocks_is_noted(node, blocks):
+    with open(f"{blocks}/.cluster/blocks.json", "w") as file:
+        file.write("{")
+    seen = node()
+    assert [*checks_cluster.cluster_addresses(seen)] == []
+    assert blocks in " ".join(seen.unseen)
+
+
+def test_uninstall_says_why_the_folder_with_blocks_stays(folders, blocks):
+    (text,) = uninstall.kept_blocks(folders.places)
+    assert text.startswith(f"{blocks}, because node node-1 has 2 blocks of etcd http://127.0.0.1:9.")
+    assert "secret" not in text and "fastcni ipam forget-node node-1" in text
