@@ -26,9 +26,9 @@ def leases(node: Node) -> Iterator[Finding]:
                           f"network fails with code 11; {plural(len(found.running), 'lease')} of running pods will end",
                           START)
         elif found.running:
-            yield Finding(WARNING, f"{plural(len(found.running), 'dhcp lease')} of running pods, and no daemon listens at "
-                          f"{path}: {names(found.running)}", "their leases end, then servers give the addresses to others",
-                          START)
+            yield Finding(WARNING, f"{plural(len(found.running), 'dhcp lease')} of running pods, and no daemon listens "
+                          f"at {path}: {names(found.running)}", "the leases end, then servers give the addresses to "
+                          "others", START)
     if absent and found.over:
         yield Finding(WARNING, f"{plural(len(found.over), 'dhcp lease')} of pods that are gone: {names(found.over)}",
                       "the servers keep these addresses until the leases end", f"the daemon releases them: {START}")
