@@ -11,6 +11,7 @@ Nodes are simulated: each has its own name and folder. Kernel work is left out: 
 
 import argparse
 import gc
+import ipaddress
 import json
 import os
 import statistics
@@ -86,21 +87,25 @@ def by_plugin_files(store, folder, held, rounds, socket_path=""):
 # -- an ADD that claims a block ----------------------------------------------------------------------------------------
 
 def block_to_claim(etcd, folder, rounds):
-    """Return ([ms with a claim], [ms without], [requests of a claim]): blocks of 8 addresses, and no prefetch."""
+    """Return ([ms with a claim], [ms without], requests of a claim): blocks of 8 addresses, and no prefetch. etcd is
+    asked for its count at the beginning and at the end: in between, that would slow down the next ADD."""
     node = Node(etcd.conf, folder, "claims", network_name="claims", range="10.64.0.0/16", block_size=29)
-    node.add(0)
-    with_claim, without, requests = [], [], []
-    number = 0
-    while len(with_claim) < rounds and number < rounds * 8 + 8:
-        number += 1
-        before = sum(etcd.requests().values())
-        ms = took_ms(node.call, "ADD", number)
-        asked = sum(etcd.requests().values()) - before
-        (with_claim if asked else without).append(ms)
-        if asked:
-            requests.append(asked)
+
+    def block(reply):
+        return int(ipaddress.ip_interface(json.loads(reply)["ips"][0]["address"])) // 8
+
+    known = {block(node.call("ADD", 0))}
+    with_claim, without = [], []
+    before = sum(etcd.requests().values())
+    for number in range(1, rounds * 8 + 1):
+        began = time.perf_counter()
+        reply = node.call("ADD", number)
+        ms = (time.perf_counter() - began) * 1e3
+        (without if block(reply) in known else with_claim).append(ms)
+        known.add(block(reply))
+    requests = sum(etcd.requests().values()) - before
     node.close()
-    return with_claim, without, requests
+    return with_claim, without, requests / len(with_claim)
 
 
 # -- many nodes --------------------------------------------------------------------------------------------------------
@@ -241,8 +246,7 @@ def claiming(table, etcd, folder, rounds):
     if not requests:                            # the store `local` counts none
         return
     more = statistics.median(with_claim) - statistics.median(without)
-    asked = statistics.median(requests)
-    table.add("ADD, block to claim: requests", f"{asked:g}", "1", asked <= 1)
+    table.add("ADD, block to claim: requests", f"{requests:g}", "1", requests <= 1)
     table.add("ADD, block to claim: added time", f"{more:.2f} ms", "2 ms", more <= 2)
 
 
