@@ -8,7 +8,8 @@
 # make test-runtimes    containers of containerd, CRI and podman on a node of their own (root; installs these)
 # make test-cluster     cluster IPAM, dhcp and metrics with real servers: etcd and others (as root it installs these)
 # make test-packages    README's install, the Debian package, the Kubernetes image; the switch from the Go plugins (root)
-# make test-faults      faults, kills, full disks, frozen servers, a soak: hours (FAULTS="--seconds 60" or "kills")
+# make test-faults      campaigns: steps kills mix frozen storage flushes cluster dhcp soak sanitized; over an hour
+#                       (FAULTS="--seconds 60": a minute each; FAULTS=kills: one of them; docs/reliability.md)
 # make bench            figures and benchmarks/report (root; forty minutes, with BENCH=--quick a few)
 # make wheels           the source archive, and a tested wheel for each Python (PYTHONS=python3.11: for one)
 # make deb              the Debian packages, in dist

@@ -3,6 +3,7 @@
 Failures, progress and the expected end are printed as they come.
 """
 
+import statistics
 import tempfile
 import time
 
@@ -21,6 +22,8 @@ def campaign(row, options):
     cases = [(name, mode, command) for name in names if names[name] for mode in MODES for command in COMMANDS]
     if lacking := [name for name in names if not names[name]]:
         row.note(f"the kernel lacks features for: {'; '.join(lacking)}")
+    if not any(names.values()):
+        return
     with tempfile.TemporaryDirectory(prefix="fcni-faults-tools-") as folder:
         tools = Tools(folder)
         if options.seconds:
@@ -72,17 +75,20 @@ def minutes(seconds):
 
 def complete(row, processes, tools, cases):
     """Count the faults of all cases, print how long they will take, and try all of them."""
-    sizes = {}
+    counts = {}
 
     def counting(case, send, _stopped):
-        send(("size", case, *count(tools, *case, lambda text: send(("failed", text)))))
+        send(("count", case, *count(tools, *case, lambda text: send(("failed", text)))))
 
-    print("  counting the faults: some two minutes", flush=True)
-    Pool(row, processes, counting).run(cases, lambda _, kind, case, *size: sizes.update({case: size}), lambda: None)
+    print("  counting the faults", flush=True)
+    Pool(row, processes, counting).run(cases, lambda _, kind, case, *found: counts.update({case: found}), lambda: None)
+    round_s = statistics.mean(seconds for _, _, seconds, _ in counts.values())
+    start_s = statistics.mean(seconds for (_, mode, _), (*_, seconds) in counts.items() if mode == "server")
+    sizes = {case: (found, found * round_s + kills * start_s) for case, (found, kills, _, _) in counts.items()}
     progress = Progress(row, processes, sizes)
-    counted = sum(count for count, _ in sizes.values())
-    print(f"  {counted:,} faults in {processes} processes, some {minutes(progress.left_s())} on this machine as busy "
-          "as it is", flush=True)
+    counted = sum(found for found, _ in sizes.values())
+    print(f"  {counted:,} faults in {processes} processes, some {minutes(progress.left_s())} if the machine stays as "
+          "busy as it is", flush=True)
     _try(row, processes, tools, sorted(sizes, key=lambda case: -sizes[case][1]), progress, limit=None)
 
 
