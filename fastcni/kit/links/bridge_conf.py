@@ -77,8 +77,9 @@ def read(keys: Section) -> Conf:
 def read_ending(keys: Section) -> Conf:
     """Read the keys that DEL and GC need: these tell which state ADD may have made."""
     conf = Conf()
-    conf.name = keys.text("bridge") or DEFAULT_NAME
     conf.unflooded = keys.flag("disableFlooding")
+    if conf.unflooded:
+        conf.name = keys.text("bridge") or DEFAULT_NAME
     conf.masquerade = Masquerade(keys, ending=True)
     read_source_checks(keys, conf)
     conf.layer3 = bool(ipam.read_type(keys))
