@@ -6,22 +6,25 @@ import re
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
 from prometheus_client.parser import text_string_to_metric_families
 from real_kernel.node import run
 from server.flushed import add, nft
-from server.test_metrics_parts import GET, ask
+from server.test_metrics_parts import GET, ask, rest_of
 
 from fastcni.cli.commands import cli
-from fastcni.server.metrics import table
+from fastcni.server.metrics import address, table
 from fastcni.server.metrics.one_shot import SUFFIX
+from fastcni.server.metrics.pools import Counted
+from fastcni.server.metrics.service import Metrics
 from fastcni.testing.witnesses import eventually
 
 ROOT = Path(__file__).parents[2]
-MODE = 0o777
 
 
 class Scraped:
@@ -43,14 +46,21 @@ def scrape(server):
 
 
 @pytest.fixture
-def measured(start, tmp_path):
-    """measured(*options): a server with metrics on a unix socket."""
-    def make(*options, **more):
-        server = start("--metrics", str(tmp_path / "metrics"), "--cache-dir", str(tmp_path), *options, **more)
-        server.metrics = tmp_path / "metrics"
-        assert eventually(server.metrics.exists)
+def measured(local, tmp_path):
+    """measured(**options): a server in this process, with metrics on a unix socket."""
+    running = []
+
+    def make(**options):
+        server = local(**options)
+        running.append(Metrics(str(tmp_path / "metrics"), Counted, server.acceptor.log))
+        server.listen, server.metrics = server.listening, tmp_path / "metrics"
+        running[-1].attach(server)
+        running[-1].start()
         return server
-    return make
+
+    yield make
+    for each in running:
+        each.stop()
 
 
 def test_requests_and_their_phases_are_counted(node, pod, pod_netns, measured, slow):
@@ -74,55 +84,61 @@ def test_requests_and_their_phases_are_counted(node, pod, pod_netns, measured, s
         assert found.value("fastcni_request_phase_seconds_count", command="ADD", phase=phase) == number, phase
     assert found.value("fastcni_link_deletes_total") == found.value("fastcni_link_delete_requests_total") == 1
     assert found.value("fastcni_requests_running") == found.value("fastcni_requests_waiting") == 0
-    assert (found.value("fastcni_workers"), found.value("fastcni_queue_size")) == (32, 1024)
-    assert found.value("fastcni_threads") > 10 and found.value("process_open_fds") > 10
+    assert (found.value("fastcni_workers"), found.value("fastcni_queue_size")) == (4, 1024)
+    assert found.value("fastcni_threads") > 4 and found.value("process_open_fds") > 10
     assert found.value("process_resident_memory_bytes") > 1 << 20
     assert 'fastcni_info{version="' in found.text
 
 
-def test_requests_that_run_and_wait_are_counted_while_they_do(node, pod, pod_netns, measured, slow):
-    server = measured("--workers", "1")
+def test_requests_that_run_that_wait_and_that_are_refused_are_counted(node, pod, pod_netns, measured, slow):
+    server = measured()
+    server.queue.size = 2
     keys, variables = slow(3600)
-    requests = [server.send("ADD", node.conf(**keys), pod_netns(), env=variables) for _ in range(3)]
+    # All are about one attachment, so they run one after another
+    requests = [server.send("ADD", node.conf(**keys), pod, env=variables) for _ in range(3)]
     assert slow.started()
-    assert eventually(lambda: scrape(server).value("fastcni_requests_waiting") >= 1)
+    assert eventually(lambda: scrape(server).value("fastcni_requests_waiting") == 2)
+    assert server.refused("ADD", node.conf(**keys), pod_netns(), env=variables)["code"] == 11
     found = scrape(server)
-    assert found.value("fastcni_requests_running") + found.value("fastcni_requests_waiting") == 3
+    assert found.value("fastcni_requests_running") == 1
     assert found.value("fastcni_workers_busy") == 0         # it waits for a program
+    assert found.value("fastcni_requests_total", code="11") == 1
+    assert found.value("fastcni_request_seconds_count") == 0        # it did not run
     for each in requests:
         each.close()
     assert eventually(lambda: scrape(server).value("fastcni_requests_total", code="caller_gone") == 3)
 
 
-def test_refused_and_declined_requests_are_counted(node, pod, pod_netns, measured, slow):
-    server = measured("--workers", "1", "--queue-size", "1")
-    keys, variables = slow(3600)
-    held = [server.send("ADD", node.conf(**keys), pod, env=variables)]
-    assert slow.started()
-    held.append(server.send("ADD", node.conf(**keys), pod, env=variables))      # behind it: the same attachment
-    assert eventually(lambda: scrape(server).value("fastcni_requests_waiting") == 1)
-    assert server.refused("ADD", node.conf(**keys), pod_netns(), env=variables)["code"] == 11
-    found = scrape(server)
-    assert found.value("fastcni_requests_total", code="11") == 1
-    assert found.value("fastcni_request_seconds_count") == 0        # it did not run
-    for each in held:
-        each.close()
-
-
 def test_restores_are_counted(measured, net, pod):
     server = measured()
     add(server, net, pod, {"hostPort": 8080, "containerPort": 80, "protocol": "tcp"})
-    assert eventually(lambda: scrape(server).value("fastcni_replays_total", outcome="done") == 1)      # at the start
     nft("flush ruleset")
     assert eventually(lambda: scrape(server).value("fastcni_restores_total") >= 2)
     assert scrape(server).value("fastcni_restored_elements_total") >= 2
 
 
-def test_plugin_files_count_what_goes_one_shot_also_without_a_server(node, pod, measured, plugins):
-    server = measured()
-    conf, path = node.conf(), Path(f"{server.path}{SUFFIX}")
-    assert scrape(server).value("fastcni_one_shot_requests_total") == 0
-    assert path.stat().st_mode & MODE == 0o600
+@pytest.mark.parametrize("failed, outcome", [((), "done"), (("one",), "failed"), (OSError, "failed")])
+def test_replays_are_counted(make_watch, failed, outcome):
+    def replay(_):
+        if failed is OSError:
+            raise OSError
+        return SimpleNamespace(attachments=0, plugins=0, failed=failed)
+
+    watch = make_watch(replay, at_start=True)
+
+    def counted():
+        watch.attend(time.monotonic())
+        return watch.restoring.replays[outcome]
+
+    assert eventually(counted) == 1
+    assert sum(watch.restoring.replays.values()) == 1
+
+
+def test_plugin_files_count_what_goes_one_shot_also_without_a_server(node, start, plugins, tmp_path):
+    """The first server has metrics by the option, on a unix socket; the second one by the variable, on loopback."""
+    conf, socket_path = node.conf(), tmp_path / "metrics"
+    server = start("--metrics", str(socket_path))
+    path = Path(f"{server.path}{SUFFIX}")
     env = {"PATH": os.environ["PATH"], "CNI_COMMAND": "STATUS", "CNI_PATH": plugins,
            "FASTCNI_SOCKET": str(server.path)}
 
@@ -130,12 +146,20 @@ def test_plugin_files_count_what_goes_one_shot_also_without_a_server(node, pod, 
         subprocess.run([f"{plugins}/bridge"], env=env, input=json.dumps(conf), text=True, check=True)
 
     status()
-    assert scrape(server).value("fastcni_one_shot_requests_total") == 0
-    server.stop()
-    assert not server.metrics.exists()
+    assert eventually(socket_path.exists)
+    assert Scraped(ask(str(socket_path), GET)).value("fastcni_one_shot_requests_total") == 0
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert server.stop() == 0
+    assert not socket_path.exists()
     status()
-    again = measured()
-    assert scrape(again).value("fastcni_one_shot_requests_total", reason="no_server") == 1
+    assert path.read_bytes() == b"n"
+    server = start(env={"FASTCNI_METRICS": "127.0.0.1:9464"})           # in the test's own network namespace
+    assert eventually(lambda: server.lines("event=metrics_ready", "address=127.0.0.1:9464"))
+    with socket.create_connection(("127.0.0.1", 9464), 30) as sock:
+        sock.sendall(GET)
+        found = Scraped(rest_of(sock))
+    assert found.value("fastcni_one_shot_requests_total", reason="no_server") == 1
+    assert found.value("fastcni_workers") == 32
 
 
 def test_without_the_option_there_are_no_metrics(local, node, pod):
@@ -148,32 +172,21 @@ def test_without_the_option_there_are_no_metrics(local, node, pod):
     assert run(sys.executable, "-c", code).strip() == "False"
 
 
-def test_metrics_by_loopback(start):
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    run("ip", "link", "set", "lo", "up")
-    server = start(env={"FASTCNI_METRICS": f"127.0.0.1:{port}"})
-    assert eventually(lambda: server.lines("event=metrics_ready", f"address=127.0.0.1:{port}"))
-    with socket.create_connection(("127.0.0.1", port), 30) as sock:
-        sock.sendall(GET)
-        answer = b""
-        while piece := sock.recv(1 << 16):
-            answer += piece
-    assert Scraped(answer).value("fastcni_workers") == 32
-
-
-def test_a_server_whose_metrics_cannot_listen_does_not_start(measured, tmp_path):
-    taken, path = str(measured().metrics), tmp_path / "run" / "other"
+def test_a_server_whose_metrics_cannot_listen_does_not_start(tmp_path, root):
+    taken, path = str(tmp_path / "taken"), tmp_path / "run" / "other"
+    other = address.listen(taken)
     done = subprocess.run([sys.executable, "-m", "fastcni", "serve", "--socket", path, "--metrics", taken],
                           capture_output=True, text=True, timeout=60)
+    other.unlock()
+    other.sock.close()
     assert done.returncode == 1
     assert f"another fastcni server listens on {taken}" in done.stderr
     assert not path.exists()
 
 
-@pytest.mark.parametrize("address, text", [("0.0.0.0:9464", "is no loopback address"), ("9464", "of a unix socket")])
-def test_an_address_that_is_not_allowed_is_refused(address, text):
-    done = CliRunner().invoke(cli, ["serve", "--metrics", address])
+@pytest.mark.parametrize("where, text", [("0.0.0.0:9464", "is no loopback address"), ("9464", "of a unix socket")])
+def test_an_address_that_is_not_allowed_is_refused(where, text):
+    done = CliRunner().invoke(cli, ["serve", "--metrics", where])
     assert done.exit_code == 2 and text in " ".join(done.output.split())
 
 
@@ -186,15 +199,14 @@ def test_a_server_without_the_client_says_what_to_install(tmp_path, root):
     assert "fastcni[metrics]" in done.stderr and "python3-prometheus-client" in done.stderr
 
 
-def test_a_server_that_cannot_count_one_shot_requests_says_so_and_has_all_other_metrics(start, tmp_path):
+def test_a_server_that_cannot_count_one_shot_requests_says_so_and_has_all_other_metrics(measured, tmp_path):
     (tmp_path / "run").mkdir(mode=0o700)
     (tmp_path / "run" / f"fastcni.sock{SUFFIX}").mkdir()
-    server = start("--metrics", str(tmp_path / "metrics"))
-    server.metrics = tmp_path / "metrics"
-    assert eventually(lambda: server.lines("event=one_shot_uncounted"))
+    server = measured()
+    assert server.lines("event=one_shot_uncounted")
     found = scrape(server)
     assert "fastcni_one_shot_requests_total{" not in found.text
-    assert found.value("fastcni_workers") == 32
+    assert found.value("fastcni_workers") == 4
 
 
 # -- the table ---------------------------------------------------------------------------------------------
