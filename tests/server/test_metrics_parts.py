@@ -248,13 +248,15 @@ def test_a_page_that_fails_is_an_error_500_and_the_next_one_is_served(tmp_path):
         assert it.ask(GET).endswith(b"ok")
 
 
-def test_slow_and_silent_clients_delay_no_other_one_and_are_closed(tmp_path, monkeypatch):
-    monkeypatch.setattr(listener, "CLIENT_TIMEOUT_S", 0.3)
+def test_slow_and_silent_clients_delay_no_other_one_and_are_closed(tmp_path):
     with listening(tmp_path, lambda: b"x" * (4 << 20)) as it:
         with connect(it.path) as silent, connect(it.path) as halfway, connect(it.path) as unread:
             halfway.sendall(GET[:10])
             unread.sendall(GET)
             assert len(it.ask(GET)) > 4 << 20
+            for each in [*it.clients.values()]:
+                each.deadline = 0.0     # their time is over
+            it.wakeup.wake()
             assert (silent.recv(1), halfway.recv(1)) == (b"", b"")
             with pytest.raises((ConnectionError, AssertionError)):
                 assert len(rest_of(unread)) > 4 << 20           # the answer is cut
