@@ -1,7 +1,7 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False, cdivision=True
 # cython: binding=False, auto_pickle=False
-"""The system calls of the server's socket: accept a connection, receive its message, send one. Descriptors and bytes
-only, on unix(7) SEQPACKET sockets; no call waits.
+"""The system calls of the server's socket: accept a connection, receive its message, send one; and a timer for the
+same epoll instance. Descriptors and bytes only, on unix(7) SEQPACKET sockets; no call waits.
 
 None of these calls releases Python's lock, see _system.pyx. A socket.socket would ask the kernel for its name first,
 and each of its methods would release the lock.
@@ -12,6 +12,7 @@ from cpython.exc cimport PyErr_SetFromErrno
 from cpython.unicode cimport PyUnicode_DecodeUTF8
 from libc.errno cimport EAGAIN, ECONNABORTED, EINTR, errno
 from libc.string cimport memchr, memcpy, memset
+from posix.time cimport CLOCK_MONOTONIC, itimerspec
 
 cdef extern from *:
     """
@@ -19,6 +20,7 @@ cdef extern from *:
     #include <poll.h>
     #include <sys/ioctl.h>
     #include <sys/socket.h>
+    #include <sys/timerfd.h>
     #include <unistd.h>
     """
     enum: MSG_DONTWAIT, MSG_NOSIGNAL, MSG_CMSG_CLOEXEC, MSG_TRUNC, MSG_CTRUNC, SCM_RIGHTS
@@ -52,6 +54,9 @@ cdef extern from *:
     ssize_t recvmsg(int, msghdr*, int)
     ssize_t send(int, const void*, size_t, int)
     int close(int)
+    enum: TFD_NONBLOCK, TFD_CLOEXEC
+    int timerfd_create(int, int)
+    int timerfd_settime(int, int, itimerspec*, itimerspec*)
     cmsghdr* CMSG_FIRSTHDR(msghdr*)
     cmsghdr* CMSG_NXTHDR(msghdr*, cmsghdr*)
     unsigned char* CMSG_DATA(cmsghdr*)
@@ -159,4 +164,22 @@ def is_closed(int conn):
 def send_message(int conn, bytes data not None):
     """Send a message. Raises OSError: EPIPE if the peer has left, EAGAIN if it does not read."""
     if send(conn, PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data), MSG_NOSIGNAL | MSG_DONTWAIT) < 0:
+        PyErr_SetFromErrno(OSError)
+
+
+def open_timer():
+    """Return the descriptor of a timer that is not set: timerfd_create(2). Raises OSError."""
+    cdef int fd = timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC)
+    if fd < 0:
+        PyErr_SetFromErrno(OSError)
+    return fd
+
+
+def set_timer(int timer, double seconds):
+    """Let a timer be readable in so many seconds, and not before. Raises OSError."""
+    cdef itimerspec due
+    memset(&due, 0, sizeof(due))
+    due.it_value.tv_sec = <long>seconds
+    due.it_value.tv_nsec = <long>((seconds - <long>seconds) * 1e9) or 1     # 0 would stop the timer
+    if timerfd_settime(timer, 0, &due, NULL):
         PyErr_SetFromErrno(OSError)

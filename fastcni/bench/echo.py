@@ -29,8 +29,16 @@ def main(path: str) -> None:
         buffer = bytearray(protocol.MAX_MESSAGE)
         seconds = float(os.environ.get("FASTCNI_LATENCY_REQUEST_S") or DEFAULT_S)
         latency = LatencyRequest(seconds, log.make("info", "logfmt"))
-        while all(fd == listener.fileno() for fd, _ in waiting.poll()):
-            serve(listener, buffer, latency)
+        if latency.timer is not None:
+            waiting.register(latency.timer, select.POLLIN)
+        while True:
+            ready = {fd for fd, _ in waiting.poll()}
+            if latency.timer in ready:
+                latency.release()
+            if listener.fileno() in ready:
+                serve(listener, buffer, latency)
+            if sys.stdin.fileno() in ready:
+                return
 
 
 def serve(listener: socket.socket, buffer: bytearray, latency: LatencyRequest) -> None:

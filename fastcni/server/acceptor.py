@@ -68,6 +68,8 @@ class Acceptor:
         self.events = select.epoll()
         self.events.register(wakeup, ONCE)
         self.events.register(listener, ONCE)
+        if latency.timer is not None:
+            self.events.register(latency.timer, ONCE)
         self.open = True
         self.accepted = False           # a connection since it was last set to False, see IdleExit
         self.probe_connection: Connection | None = None         # the connection of the last probe()
@@ -88,6 +90,10 @@ class Acceptor:
         elif fd == self.wakeup.fd:
             self.wakeup.clear()
             self.events.modify(self.wakeup, ONCE)
+        elif fd == self.latency.timer:
+            with self.order:            # no request holds it meanwhile
+                self.latency.release()
+            self.events.modify(fd, ONCE)
         elif fd >= 0 and self.open:
             self._accept()
         if self.silent:
@@ -114,6 +120,7 @@ class Acceptor:
     def close(self) -> None:
         self.events.close()
         self.wakeup.close()
+        self.latency.close()
 
     def _accept(self):
         """Accept the next connection, and read its request if that follows at once."""

@@ -1,10 +1,16 @@
-"""Background threads, for work that no answer waits for."""
+"""Background threads, for work that no answer waits for.
+
+Of the free threads, the last one that became free runs the next job: its stack is in the processor's caches. Each waits
+at its own gate, so a job wakes one thread. With one queue for all, as queue.SimpleQueue, a thread that takes a job
+wakes another one, which then competes with the request for Python's lock.
+"""
 
 from __future__ import annotations
 
-from queue import SimpleQueue
+from collections import deque
 from threading import Lock, Thread
 
+from fastcni._run_token import Gate
 from fastcni.kernel import netns
 
 TYPE_CHECKING = False
@@ -12,8 +18,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+    Job = tuple[Callable[..., object], tuple[Any, ...]]
 
 CANNOT_START = (RuntimeError, MemoryError)      # of Thread.start(): pids.max; no memory
+LONG_MS = 3600 * 1000           # a gate waits for a limited time
 
 
 class Background:
@@ -25,37 +33,43 @@ class Background:
     """
 
     def __init__(self, max_threads: int, home: int) -> None:
-        self.max_threads, self.home, self.size, self.free = max_threads, home, 0, 0
-        self.jobs: SimpleQueue[tuple[Callable[..., object], tuple[Any, ...]]] = SimpleQueue()
+        self.max_threads, self.home, self.size = max_threads, home, 0
+        self.free: list[Worker] = []            # the last one became free last
+        self.waiting: deque[Job] = deque()
         self.lock = Lock()
 
     def __call__(self, fn: Callable[..., object], *args: Any) -> None:
+        job = fn, args
         with self.lock:
-            if self.free > 0:
-                self.free -= 1
-                here = False
-            else:
-                here = self.size < self.max_threads and not self._start_one()
-        if here:
-            run(fn, args)
-        else:
-            self.jobs.put((fn, args))
+            if self.free:
+                self.free.pop().give(job)
+                return
+            if self.size >= self.max_threads:
+                self.waiting.append(job)
+                return
+            if self._start_one(job):
+                return
+        run(fn, args)
 
-    def _start_one(self):
-        """Start a thread. Return False if that is impossible."""
+    def _start_one(self, job):
+        """Start a thread with its first job. Return False if that is impossible."""
+        worker = Worker(job)
         try:
-            Thread(target=self._work, name=f"background-{self.size + 1}", daemon=True).start()
+            Thread(target=self._work, args=(worker,), name=f"background-{self.size + 1}", daemon=True).start()
         except CANNOT_START:
             return False
         self.size += 1
         return True
 
-    def _work(self):
+    def _work(self, worker):
         self._enter_home()
         while True:
-            run(*self.jobs.get())
+            run(*worker.take())
             with self.lock:
-                self.free += 1
+                if self.waiting:
+                    worker.give(self.waiting.popleft())
+                else:
+                    self.free.append(worker)
 
     def _enter_home(self):
         """Enter the server's namespace. If that fails, the thread works nevertheless: its jobs are about open
@@ -64,6 +78,29 @@ class Background:
             netns.ensure(self.home)
         except netns.Lost:
             return
+
+
+class Worker:
+    """The place where a background thread gets its jobs, one at a time."""
+
+    __slots__ = ("gate", "job")
+
+    def __init__(self, job: Job) -> None:
+        self.gate = Gate()
+        self.give(job)
+
+    def give(self, job: Job) -> None:
+        """Hand over the next job. The thread has taken the one before."""
+        self.job = job
+        self.gate.open()
+
+    def take(self) -> Job:
+        """Wait for the next job. Nothing keeps a job that is done."""
+        while not self.gate.wait(LONG_MS):
+            continue
+        job = self.job
+        del self.job
+        return job
 
 
 def run(fn: Callable[..., object], args: tuple[Any, ...]) -> None:

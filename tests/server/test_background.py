@@ -1,0 +1,74 @@
+"""Background threads: each job runs once, in the thread that became free last."""
+
+import os
+import threading
+from queue import SimpleQueue
+
+import pytest
+
+from fastcni.kernel import netns
+from fastcni.server.background import Background
+from fastcni.testing.witnesses import eventually
+
+
+@pytest.fixture
+def background():
+    home = netns.open_own()
+    yield Background(2, home)
+    os.close(home)
+
+
+class Held:
+    """A job that runs until release(). thread: the one that runs it."""
+
+    def __init__(self):
+        self.begun, self.ended = SimpleQueue(), threading.Event()
+
+    def __call__(self):
+        self.begun.put(threading.get_ident())
+        assert self.ended.wait(60)
+
+    def release(self):
+        self.ended.set()
+
+
+def test_the_thread_that_became_free_last_runs_the_next_job(background):
+    """All free threads waited in one queue, the oldest first; each job woke two of them."""
+    first, second = Held(), Held()
+    background(first)
+    background(second)
+    threads = [first.begun.get(timeout=60), second.begun.get(timeout=60)]
+    assert len(set(threads)) == 2
+    second.release()
+    assert eventually(lambda: len(background.free) == 1)
+    first.release()
+    assert eventually(lambda: len(background.free) == 2)
+    ran = SimpleQueue()
+    for _ in range(3):
+        background(lambda: ran.put(threading.get_ident()))
+        assert ran.get(timeout=60) == threads[0]
+        assert eventually(lambda: len(background.free) == 2)
+
+
+def test_jobs_for_which_no_thread_is_free_wait_and_run_in_their_order(background):
+    jobs, ran = [Held(), Held()], SimpleQueue()
+    for job in jobs:
+        background(job)
+        job.begun.get(timeout=60)
+    for number in range(5):
+        background(ran.put, number)
+    assert ran.empty() and background.size == 2
+    jobs[0].release()
+    assert [ran.get(timeout=60) for _ in range(5)] == [0, 1, 2, 3, 4]
+    jobs[1].release()
+
+
+def test_a_job_whose_socket_was_closed_ends_no_thread(background):
+    def fail():
+        raise OSError("made up")
+
+    ran = threading.Event()
+    background(fail)
+    assert eventually(lambda: len(background.free) == 1)
+    background(ran.set)
+    assert ran.wait(60) and background.size == 1
