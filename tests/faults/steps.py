@@ -23,14 +23,19 @@ def campaign(row, options):
     if lacking := [name for name in names if not names[name]]:
         row.note(f"the kernel lacks features for: {'; '.join(lacking)}")
     if not any(names.values()):
+        row.failed(f"this kernel can run no case with {options.only!r} in its name")
         return
     with tempfile.TemporaryDirectory(prefix="fcni-faults-tools-") as folder:
+        started = time.monotonic()
         tools = Tools(folder)
+        row.until += time.monotonic() - started         # the time is for the faults
         if options.seconds:
             row.rng().shuffle(cases)
             sampled(row, options.processes, tools, cases, SAMPLE)
         else:
             complete(row, options.processes, tools, cases)
+    if not row.attempts:
+        row.failed("no fault was tried")
 
 
 class Progress:
