@@ -117,6 +117,17 @@ def test_the_number_of_counts_is_bounded():
     assert sum(counts.values()) == len(requests.COMMANDS) * requests.MAX_PLUGINS * 20
 
 
+def test_a_plugin_keeps_its_histogram_when_there_are_no_more():
+    them = requests.Requests()
+    them.note(ended("ADD", "bridge"))
+    for command in requests.COMMANDS:
+        for n in range(requests.MAX_PLUGINS - 1):
+            them.note(ended(command, f"plugin{n}"))
+    before = sum(them.copy()[1]["ADD", "bridge"].counts)
+    them.note(ended("ADD", "bridge"))
+    assert sum(them.copy()[1]["ADD", "bridge"].counts) == before + 1
+
+
 def test_a_name_that_is_no_text_becomes_a_label():
     label = requests.Labels(2)
     assert label("n\udcff") == "n?"

@@ -86,7 +86,9 @@ class Requests:
                 key = command, OTHER, OTHER, OTHER
             self.counts[key] = self.counts.get(key, 0) + 1
             if ended.took and ended.outcome.isdecimal():
-                pair = (command, plugin) if len(self.times) < MAX_HISTOGRAMS else (command, OTHER)
+                pair = command, plugin
+                if pair not in self.times and len(self.times) >= MAX_HISTOGRAMS:
+                    pair = command, OTHER
                 histogram(self.times, pair).observe(ended.queued + ended.took)
             histogram(self.phases, (command, "queue")).observe(ended.queued)
             for name, nanoseconds in spent.items():
