@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 LOGGED_PHASES = ("ipam", "netlink", "nftables")
 FAULT_PAUSE_S = 0.05            # seconds of pause after an exception in _next()
+STARTING_PAUSE_S = 0.001        # seconds between looks at a thread that another thread is starting
 
 
 class Workers:
@@ -87,8 +88,11 @@ class Workers:
     def join(self, seconds: float) -> bool:
         """Wait for the end of the workers. Return False if some still run after so many seconds."""
         deadline = monotonic() + seconds
-        for thread in self.threads:
-            thread.join(max(0.0, deadline - monotonic()))
+        for thread in [*self.threads]:
+            while thread.ident is None and thread in self.threads:      # keep() is about to start it
+                sleep(STARTING_PAUSE_S)
+            if thread.ident is not None:
+                thread.join(max(0.0, deadline - monotonic()))
         return not any(thread.is_alive() for thread in self.threads)
 
     def _work(self):

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 from real_kernel.node import Inside, links, run
+from server.local import Local
 
 from fastcni.kernel import netns, waiting
-from fastcni.server import configurations, hosts, protocol, slots
+from fastcni.server import configurations, hosts, protocol, slots, workers
 from fastcni.server.mode import WarmMode
 from fastcni.testing.witnesses import eventually
 
@@ -264,6 +265,15 @@ def test_fewer_threads_than_wanted_are_a_warning_and_started_later(node, pod, lo
     monkeypatch.setattr(threading.Thread, "start", real)
     server.pool.keep()
     assert server.workers == server.queue.min_threads
+
+
+def test_the_end_waits_for_a_worker_that_is_being_started(node, tmp_path, monkeypatch):
+    """keep() runs in another thread: a SIGTERM at that moment ended the server with "cannot join thread"."""
+    with Local(tmp_path, monkeypatch) as server:
+        late = threading.Thread(target=server.pool._work, name="worker", daemon=True)
+        server.pool.threads.append(late)
+        monkeypatch.setattr(workers, "sleep", lambda seconds: late.start())
+    assert late.ident is not None and not late.is_alive()
 
 
 def test_a_request_that_cannot_be_read_for_lack_of_memory_goes_one_shot(node, pod, local, monkeypatch):
