@@ -144,9 +144,9 @@ class GroupedDeletes(Deleter):
 
     # The differences of a request for a group
 
-    def write(self, batch: Batch, deletions: Sequence[Deletion]) -> dict[int, Sequence[Deletion]]:
+    def send_all(self, request: DeleteRequest) -> None:
         wire.forget(self.watcher)       # links that other requests deleted, late acknowledgements
-        return write_group(batch, deletions)
+        self.send(request, request.deletions, write_group)
 
     def answered(self, request: DeleteRequest, deletions: Sequence[Deletion], code: int, text: str,
                  offset: int) -> None:
@@ -156,7 +156,7 @@ class GroupedDeletes(Deleter):
                 super().answered(request, deletions, code, text, offset)
         elif code not in (0, ENODEV):
             # The kernel has deleted no link of the group: find out which link it refuses
-            self.send(request, write_each)
+            self.send(request, [*request.remaining.values()], write_each)
 
     def missed(self, request: DeleteRequest) -> None:
         for index in [index for index in request.remaining if find.link(self.asking, index=index) is None]:

@@ -56,6 +56,23 @@ def test_a_delete_returns_when_the_kernel_announces_that_the_link_is_gone(queue)
     assert watcher.closed
 
 
+def test_each_link_is_a_request_of_its_own():
+    """In one request the kernel begins with the second link after the grace period of the first, 17 ms later."""
+    deferred = []
+    watcher = Socket([notice(uapi.RTM_DELLINK, 8), notice(uapi.RTM_DELLINK, 7)])
+    deletion.delete(watcher, lambda fn, *args: deferred.append(args), (7, "veth0"), (8, "ifb0"))
+    assert [rtnl.read_index(data[16:]) for _, data, _ in deferred] == [7, 8]
+
+
+@pytest.mark.parametrize("refused", [1, 2])
+def test_the_refusal_of_one_link_is_raised_after_the_others_are_gone(refused):
+    gone = {1: 8, 2: 7}[refused]
+    watcher = Socket([ack(refused, EBUSY), notice(uapi.RTM_DELLINK, gone)])
+    with pytest.raises(wire.NetlinkError) as caught:
+        deletion.delete(watcher, now, (7, "veth0"), (8, "ifb0"))
+    assert ("veth0", "ifb0")[refused - 1] in str(caught.value) and not watcher.queue
+
+
 def test_a_port_that_leaves_its_bridge_is_not_gone_yet(monkeypatch):
     """The bridge announces it in its own family before the link itself is gone."""
     monkeypatch.setattr(deletion, "DELETE_TIMEOUT_S", 0.05)

@@ -2,7 +2,8 @@
 
 The kernel announces a veth gone within a millisecond. It acknowledges the request 20 ms later, after an RCU grace
 period that frees memory. So another thread or process sends the request, and the waiter listens for the announcement.
-Both use one socket: a refusal arrives there, too.
+Both use one socket: a refusal arrives there, too. Several links are several requests: within one, the kernel begins
+with the second link after the grace period of the first.
 """
 
 from __future__ import annotations
@@ -98,7 +99,7 @@ class Deleter:
         try:
             if not request.sent:
                 request.sent = True
-                self.send(request, self.write)
+                self.send_all(request)
             while request.remaining:
                 if request.unsent:
                     raise request.unsent
@@ -115,18 +116,19 @@ class Deleter:
             if not isinstance(e, Exception):
                 raise
 
-    def send(self, request: DeleteRequest, write: Callable[..., dict[int, Sequence[Deletion]]]) -> None:
-        """Send messages for the remaining links. write(batch, deletions) makes them, and returns the value for
-        `asked`."""
+    def send_all(self, request: DeleteRequest) -> None:
+        """Send what deletes the links."""
+        for each in request.deletions:
+            self.send(request, [each], write_each)
+
+    def send(self, request: DeleteRequest, deletions: Sequence[Deletion],
+             write: Callable[..., dict[int, Sequence[Deletion]]]) -> None:
+        """Send one request to the kernel. write(batch, deletions) makes it, and returns the value for `asked`."""
         batch = Batch(self.sequence)
-        asked = write(batch, [*request.remaining.values()])
+        asked = write(batch, deletions)
         request.asked |= asked
         self.sequence += len(asked)
         self.defer(send_out, self.watcher, batch.finish(), request)
-
-    def write(self, batch: Batch, deletions: Sequence[Deletion]) -> dict[int, Sequence[Deletion]]:
-        """Write a message for each deletion."""
-        return write_each(batch, deletions)
 
     def receive(self, seconds: float, request: DeleteRequest) -> None:
         """Remove from `remaining` the links that the next notifications are about."""
