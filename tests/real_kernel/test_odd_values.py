@@ -36,6 +36,11 @@ KEYS = {
     "ipvlan": {"master": "up0", "mode": "l2"}, "vlan": {"master": "up0", "vlanId": 5}, "dummy": {"bridge": ""},
     "tap": {"owner": 1, "group": 2, "bridge": "", "mac": ""}, "host-device": {"device": "up0", "hwaddr": ""},
     "flannel": {"delegate": {"bridge": "br0"}}, "loopback": {}, "host-local": {},
+    "chain": {"capabilities": {"portMappings": True}, "plugins": [
+        {"type": "bridge", "bridge": "br1", "isGateway": True,
+         "ipam": {"type": "static", "addresses": [{"address": "10.22.0.9/24", "gateway": "10.22.0.1"}]}},
+        {"type": "portmap", "backend": "nftables", "capabilities": {"portMappings": True}},
+        {"type": "tuning", "mtu": 1400}]},
     "dhcp": {"ipam": {"type": "dhcp", "daemonSocketPath": "/nowhere/dhcp.sock", "priority": 5, "request": [{
         "option": "121", "skipDefault": True}], "provide": [{"option": "host-name", "value": "a", "fromArg": "K"}]}},
     "cluster": CLUSTER, "whereabouts": CLUSTER,
