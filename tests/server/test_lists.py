@@ -53,8 +53,9 @@ class Stub:
                             conn.send(answer)
 
     def close(self):
+        self.listener.shutdown(socket.SHUT_RDWR)        # ends accept()
+        self.thread.join()
         self.listener.close()
-        self.thread.join(10)
 
 
 class Counted(Exec):
