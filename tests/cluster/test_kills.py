@@ -1,4 +1,4 @@
-"""kill -9 of a plugin file at each of its system calls: nothing is lost, and no address is given twice.
+"""kill -9 of a plugin file before and after each of its changes: nothing is lost, and no address is given twice.
 
 Each round is in a space of its own, so that its ADD takes all the steps: it joins, reads the grid, claims a block and
 takes an address. FAULTS_SEED chooses the calls, FAULTS_MAX how many.
@@ -11,7 +11,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from faults.injector import KILL, PLUGIN, Injector
+from faults.injector import KILL, PLUGIN, Injector, compiled, kills
 
 from fastcni.handle import handle
 from fastcni.kit.call.mode import Mode
@@ -20,9 +20,6 @@ from fastcni.launcher.install import install
 
 SEED = int(os.environ.get("FAULTS_SEED", "20779"))
 MAX_KILLS = int(os.environ.get("FAULTS_MAX", "20"))     # of each command
-# Before and after these something outside of the process has changed.
-STEPS = ("openat", "mkdir", "write", "pwrite64", "ftruncate", "rename", "unlinkat", "unlink", "connect", "sendto",
-         "sendmsg", "recvfrom", "flock", "mmap")
 
 pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="needs root: traces plugin files"),
@@ -72,16 +69,17 @@ class World:
     def __init__(self, folder, store):
         self.folder, self.store, self.bin_dir = folder, store, folder / "bin"
         install(self.bin_dir)
-        self.injector = Injector(folder)
+        self.injector = Injector(compiled(folder), folder)
 
     def steps(self, command):
-        """The numbers of the calls to kill, of a request that is not killed."""
+        """The numbers of calls before which to kill, of a request that is not killed."""
         trial = Round(self, f"count-{command}")
         if command == "DEL":
             trial.add("n1", "c1")
         run = trial.traced(command, "c1", 0, -2)
         assert run.status == 0, run.stdout
-        found = [at for at, (phase, name) in enumerate(run.calls, 1) if phase == PLUGIN and name in STEPS]
+        found = [at for at, _ in kills(run.calls, (PLUGIN,))]
+        assert len(found) > 5, run.calls
         return sorted(random.Random(f"{SEED} {command}").sample(found, min(MAX_KILLS, len(found))))
 
 
