@@ -61,8 +61,9 @@ class Round:
         return run
 
     def held(self):
-        """The addresses for which a node has a file."""
-        return [path.name for path in Path(self.world.folder).glob(f"n?/{self.space}/[0-9]*")]
+        """The addresses that have an owner on a node. A kill before the owner is written leaves an empty file, which
+        GC releases."""
+        return [path.name for path in Path(self.world.folder).glob(f"n?/{self.space}/[0-9]*") if path.read_bytes()]
 
 
 class World:
