@@ -1,14 +1,12 @@
 """The count of requests that go one-shot, in the file beside the server's socket."""
 
 import os
-import re
 from pathlib import Path
 
 import pytest
 from launcher.stub_server import DECLINED, LONG, closed_unread, reply, run, serving, variables, went_away
 
-import fastcni
-from fastcni.server.metrics.one_shot import REASONS, SHORTEN_BYTES, SUFFIX, OneShotCount
+from fastcni.server.metrics.one_shot import SHORTEN_BYTES, SUFFIX, OneShotCount
 
 FULL_BYTES = 1 << 20
 CAUSES = {"declined": (reply(DECLINED), b"{}", b"d"), "closed unread": (closed_unread, b"{}", b"d"),
@@ -80,13 +78,6 @@ def test_the_file_has_a_limit(bridge, folder, count):
         os.truncate(count, size)
         run(bridge, env=variables(str(folder / "server")))
         assert count.stat().st_size == expected
-
-
-def test_the_server_knows_each_reason_of_the_launcher():
-    text = (Path(fastcni.__file__).parent / "launcher/one_shot_count.h").read_text(encoding="utf-8")
-    letters = dict(re.findall(r"(\w+) = '(\w)'", text))
-    assert letters.pop("OTHER") == "o"
-    assert set(letters.values()) == {letter.decode() for letter in REASONS}
 
 
 def test_the_server_counts_by_reason_and_empties_a_long_file(folder):

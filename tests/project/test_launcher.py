@@ -17,6 +17,7 @@ from project.plugin_file import ADD, INTERPRETER, run, write_executable
 from fastcni.launcher import bootstrap, modules, pack
 from fastcni.launcher.install import install
 from fastcni.plugins import TABLE
+from fastcni.server.metrics.one_shot import REASONS
 
 PT_DYNAMIC, PT_INTERP, PT_GNU_STACK = 2, 3, 0x6474E551  # elf.h
 
@@ -90,6 +91,13 @@ def test_launcher_builds_with_clang(tmp_path):
     args = " ".join(re.findall(r'"""(-.*?)"""', setup.read_text(), re.DOTALL)).split()
     source = setup.parent / "fastcni/launcher/launcher.c"
     subprocess.run(["clang", "-Wall", *args, source, "-o", tmp_path / "launcher.elf"], check=True)
+
+
+def test_the_server_knows_each_reason_of_the_launcher():
+    text = (Path(__file__).parents[2] / "fastcni/launcher/one_shot_count.h").read_text(encoding="utf-8")
+    letters = dict(re.findall(r"(\w+) = '(\w)'", text))
+    assert letters.pop("OTHER") == "o"
+    assert set(letters.values()) == {letter.decode() for letter in REASONS}
 
 
 # ---- the two entry points ----
