@@ -6,7 +6,8 @@
 # make test-vm          the tests for other kernel options, in a VM (ONLY="tests/real_kernel/test_x.py")
 # make test-toolchains  the launcher for aarch64 and by clang, plots, and the fast tests on other Pythons
 # make test-runtimes    containers of containerd, CRI and podman on a node of their own (root; installs these)
-# make test-cluster     cluster IPAM, dhcp and metrics with real servers: etcd and others (as root it installs these)
+# make test-cluster     cluster IPAM and dhcp with real servers: etcd and others (as root it installs these)
+# make test-observability  what operators look at: Prometheus, a terminal, a browser (as root it installs these)
 # make test-packages    README's install, the Debian package, the Kubernetes image; the switch from the Go plugins (root)
 # make test-faults      campaigns: steps kills mix frozen storage flushes cluster dhcp soak sanitized; over an hour
 #                       (FAULTS="--seconds 60": a minute each; FAULTS=kills: one of them; docs/reliability.md)
@@ -16,8 +17,8 @@
 # make man              the manual pages, in build/man
 # make clean            remove all that was built
 .POSIX:
-.PHONY: setup demo test test-toolchains test-vm test-runtimes test-cluster test-packages test-faults wheels deb man check \
-	bench lint clean
+.PHONY: setup demo test test-toolchains test-vm test-runtimes test-cluster test-observability \
+	test-packages test-faults wheels deb man check bench lint clean
 
 PYTHON = python3
 VENV = .venv
@@ -60,10 +61,17 @@ test-runtimes: setup
 	LANE=runtimes $(BIN)/python -m pytest tests/runtimes
 
 test-cluster: setup
-	@sh tests/setup-peer.sh etcd etcdctl openssl ip ping dnsmasq kea-dhcp4 prometheus promtool
+	@sh tests/setup-peer.sh etcd etcdctl openssl ip ping dnsmasq kea-dhcp4
 	@$(BIN)/python -c 'import kmock' 2> /dev/null || \
 		$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test,kubernetes]'
 	LANE=cluster $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal tests/cluster
+
+test-observability: setup
+	@sh tests/setup-peer.sh
+	@sh tests/setup-peer.sh prometheus promtool tmux chromium
+	@$(BIN)/python -c 'import opentelemetry.exporter.otlp.proto.http' 2> /dev/null || \
+		$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test,otel]'
+	LANE=observability $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal tests/observability
 
 test-packages: setup
 	@sh tests/setup-peer.sh

@@ -8,7 +8,7 @@ import pytest
 from modes import WarmInProcess
 
 pytest_plugins = ["fastcni.testing"]
-collect_ignore = ["cluster", "packages", "runtimes"]       # lanes: run one by its name, `pytest tests/runtimes`
+collect_ignore = ["cluster", "observability", "packages", "runtimes"]      # lanes: `pytest tests/runtimes` runs one
 PEER = os.environ.get("PEER", "/usr/lib/cni")
 
 os.environ.setdefault("FASTCNI_SOCKET", "")     # tests use no server of this node, unless one is named

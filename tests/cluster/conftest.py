@@ -1,4 +1,4 @@
-"""Cluster IPAM, dhcp and metrics against real servers, on loopback and in namespaces. `make test-cluster`."""
+"""Cluster IPAM and dhcp against real servers, on loopback and in namespaces. `make test-cluster`."""
 
 import itertools
 import os
@@ -8,8 +8,7 @@ import pytest
 from cluster.etcd import Etcd
 
 PROGRAMS = {"etcd": "etcd-server", "etcdctl": "etcd-client", "ping": "iputils-ping", "openssl": "openssl",
-            "dnsmasq": "dnsmasq-base", "kea-dhcp4": "kea-dhcp4-server", "prometheus": "prometheus",
-            "promtool": "prometheus"}
+            "dnsmasq": "dnsmasq-base", "kea-dhcp4": "kea-dhcp4-server"}
 NUMBERS = itertools.count()
 
 
