@@ -27,7 +27,7 @@ ROW, PAUSED, BETWEEN, TURN = "in a row", "each second", "each second, others bet
 
 
 def idle(bench: Bench) -> dict[str, Any]:
-    """Measure {case: {situation: {series: {call: [ms]}}}}, of a few usual cases and of those that --only names."""
+    """Measure the usual cases, and those that --only names: {case: {situation: {series: {call: [ms]}}}}."""
     data: dict[str, Any] = {}
     cases = [case for case in bench.cases if "ADD" in case.calls and case.name in (*USUAL, *bench.options.only)]
     cases = [case for case in cases if bench.has_kind(case)]

@@ -62,7 +62,7 @@ def validate(net: NetworkList, plugin_dirs: Sequence[str]) -> list[Finding]:
 
 
 def judge(net: NetworkList, plugin: PluginConf, where: str, plugin_dirs: Sequence[str]) -> list[Finding]:
-    """Return what is wrong in the configuration of a plugin, and of those in it, if it is a chain."""
+    """Return what is wrong in the configuration of a plugin. Of the plugin chain: also in its nested plugins."""
     found = list(Judge(net, plugin, where).findings(plugin_dirs))
     for index, nested in enumerate(nested_plugins(plugin)):
         found += judge(net, nested, f"{where}.plugins[{index}]", plugin_dirs) if nested.type != chain.KIND else []

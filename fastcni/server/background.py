@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+    from fastcni.server.log import Logger
+
     Job = tuple[Callable[..., object], tuple[Any, ...]]
 
 CANNOT_START = (RuntimeError, MemoryError)      # of Thread.start(): pids.max; no memory
@@ -101,6 +103,16 @@ class Worker:
         job = self.job
         del self.job
         return job
+
+
+def start_thread(thread: Thread, log: Logger) -> bool:
+    """Start a thread. If that is impossible, log it and return False: the same thread can be started later."""
+    try:
+        thread.start()
+    except CANNOT_START as e:
+        log.warning("no_thread", thread=thread.name, why=str(e) or "no memory")
+        return False
+    return True
 
 
 def run(fn: Callable[..., object], args: tuple[Any, ...]) -> None:

@@ -40,9 +40,11 @@ class SharedRequest(DeleteRequest):
 
 
 class Shared:
-    """The deletions of a thread that waits at `gate`. It opens once: when the links are gone, with errors or without,
-    or when the thread is to lead: `request`, or, where that is None, the next one. caller_left: no caller waits any
-    more."""
+    """The deletions of a thread that waits at `gate`.
+
+    The gate opens once: when the request for these deletions has ended, or when this thread is to lead a request.
+    request: the request that it leads; None: the next one. caller_left: no caller waits any more.
+    """
 
     __slots__ = ("deletions", "gate", "leads", "request", "caller_left")
 
@@ -72,8 +74,11 @@ class GroupedDeletes(Deleter):
         self.asking.close()
 
     def delete(self, *links: tuple[int, str]) -> None:
-        """Return when the kernel has announced the links (index, name) gone. Raises NetlinkError, CniError 11 when it
-        does not, CallerGone: then the links may still be deleted."""
+        """Return when the kernel has announced the links (index, name) gone.
+
+        Raises NetlinkError; CniError 11 if no announcement comes; CallerGone, after which the links may still be
+        deleted.
+        """
         check_request()             # another thread sends
         mine = Shared(links)
         with self.lock:

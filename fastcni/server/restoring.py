@@ -13,7 +13,7 @@ from threading import Lock, Thread
 from time import monotonic, sleep
 
 from fastcni.kernel import netns
-from fastcni.server.background import CANNOT_START
+from fastcni.server.background import start_thread
 from fastcni.server.namespace_watch import NoWatch, Watch
 from fastcni.server.replay import name_thread
 from fastcni.server.wakeup import Wakeup
@@ -47,12 +47,8 @@ class Restoring:
 
     def start(self) -> None:
         """Start the thread if it does not run. Call it again later, because a thread cannot always be started."""
-        if self.thread.is_alive():
-            return
-        try:
-            self.thread.start()
-        except CANNOT_START as e:
-            self.log.warning("no_thread", thread=self.thread.name, why=str(e))
+        if not self.thread.is_alive():
+            start_thread(self.thread, self.log)
 
     def stop(self) -> None:
         self.stopping = True

@@ -243,7 +243,7 @@ def kinds(found):
 
 
 def grown(before, now):
-    """Return {kind: number} of descriptors that are more than before, except those that a server keeps."""
+    """Return {kind: number} of the descriptors that are left over. Those that a server keeps do not count."""
     return {what: count - before[what] for what, count in now.items()
             if count > before[what] + (MAX_KEPT if what in ("socket", "/proc/sys/net/ipv6/conf") else 0)}
 

@@ -82,7 +82,7 @@ def create(sock: Socket, conf: Conf, undo: Undo) -> Link | None:
 
 
 def restore_unused(sock: Socket, bridge: Link) -> None:
-    """Restore the bridge as it was, down or not promiscuous, unless another pod is on it by now."""
+    """Give the bridge its earlier flags (up, promiscuous), unless another pod is on it by now."""
     if find.link(sock, index=bridge.index) and not find.port_count(sock, bridge):
         change.link(sock, bridge.index, up=bridge.up, promisc=promiscuous(bridge),
                     what=f'set bridge "{bridge.name}" as it was')

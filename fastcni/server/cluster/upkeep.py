@@ -19,7 +19,7 @@ from typing import Any
 
 from fastcni.kernel import netns
 from fastcni.kit.ipam.cluster import stores
-from fastcni.server.background import CANNOT_START
+from fastcni.server.background import start_thread
 from fastcni.server.cluster.member import NEVER, Member
 from fastcni.server.cluster.pods import Pods
 from fastcni.server.cluster.space import ClusterSpace
@@ -96,12 +96,8 @@ class ClusterUpkeep:
             if self.stopping or (self.thread and self.thread.is_alive()) or not (self.learned or self.noted):
                 return
             thread = Thread(target=self._work, name="cluster", daemon=True)
-            try:
-                thread.start()
-            except CANNOT_START as e:
-                self.log.warning("no_thread", thread=thread.name, why=str(e))
-                return
-            self.thread = thread
+            if start_thread(thread, self.log):
+                self.thread = thread
 
     def stop(self) -> None:
         """End the thread, after it has written what the store has not. A store that hangs is left alone after a

@@ -6,7 +6,7 @@ from collections import deque
 from threading import Event, Thread
 
 from fastcni.kit.ipam.cluster.contract import StoreAway
-from fastcni.server.background import CANNOT_START
+from fastcni.server.background import start_thread
 from fastcni.server.cluster.times import spread
 
 TYPE_CHECKING = False
@@ -36,12 +36,8 @@ class ClusterWatch:
         """Start the thread unless it runs. Call it again later, because a thread cannot always be started."""
         if self.thread and self.thread.is_alive():
             return
-        self.thread = Thread(target=self._work, name=f"watch-{self.store.name}", daemon=True)
-        try:
-            self.thread.start()
-        except CANNOT_START as e:
-            self.log.warning("no_thread", thread=self.thread.name, why=str(e))
-            self.thread = None
+        thread = Thread(target=self._work, name=f"watch-{self.store.name}", daemon=True)
+        self.thread = thread if start_thread(thread, self.log) else None
 
     def stop(self) -> None:
         """Let the thread end, within a second; see join()."""

@@ -11,7 +11,7 @@ from threading import Thread
 from time import monotonic, sleep
 from typing import TYPE_CHECKING
 
-from fastcni.server.background import CANNOT_START
+from fastcni.server.background import start_thread
 from fastcni.server.wakeup import Wakeup
 
 if TYPE_CHECKING:
@@ -52,12 +52,8 @@ class Listener:
 
     def start(self) -> None:
         """Start the thread if it does not run; it cannot always be started."""
-        if self.thread.is_alive() or self.stopping:
-            return
-        try:
-            self.thread.start()
-        except CANNOT_START as e:
-            self.log.warning("no_thread", thread=self.thread.name, why=str(e))
+        if not self.thread.is_alive() and not self.stopping:
+            start_thread(self.thread, self.log)
 
     def stop(self) -> None:
         self.stopping = True

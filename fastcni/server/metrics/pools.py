@@ -7,7 +7,7 @@ from threading import Event, Lock, Thread
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from fastcni.server.background import CANNOT_START
+from fastcni.server.background import start_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -63,12 +63,10 @@ class Counter:
         return self.last
 
     def _start(self):
-        try:
-            Thread(target=self._work, name="metrics-count", daemon=True).start()
-        except CANNOT_START:
-            self.running = False
-            return False
-        return True
+        if start_thread(Thread(target=self._work, name="metrics-count", daemon=True), self.log):
+            return True
+        self.running = False
+        return False
 
     def _work(self):
         try:

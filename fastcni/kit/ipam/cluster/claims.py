@@ -219,10 +219,9 @@ def rejoin(store: Store, keys: Keys, warn: Warn, suspect: bool = False, wanted: 
            new: bool = False) -> Node:
     """Join, and compare the blocks in the store with those of blocks.json: adopt those of a former epoch, claim again
     what a restored store has lost, and give no address any more of what another has. A block that only a restored store
-    has as this node's is given back: another node may have had it since the backup, and claims it again. suspect: it
-    was restored, although its history does not show it. wanted: what the grid needs; new: this node has no state of the
-    space yet. Needs the claim lock. Raises StoreAway, and Fenced or Changed
-    if it happens again meanwhile."""
+    has as this node's is given back: another node may have had it since the backup, and claims it again. suspect: the
+    store was restored, although its history does not show it. wanted: what the grid needs. new: this node has no state
+    of the space yet. Needs the claim lock. Raises StoreAway, and Fenced or Changed if that happens again meanwhile."""
     joined = store.join_space(keys.node, boot_id().decode(), keys.space, wanted or {}, new)
     me, there = joined.node, {block.cidr: block for block in joined.blocks}
     with MadeSpace(keys, warn) as space:
