@@ -10,7 +10,7 @@ from _socket import AF_UNIX, SOCK_CLOEXEC, SOCK_STREAM, socket
 from time import monotonic
 
 from fastcni._abandoned import check_request
-from fastcni.kernel import waiting
+from fastcni.kernel import streams, waiting
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def name_has_owner(name: str) -> bytes:
 class Connection:
     """An authenticated connection to a bus, on which Hello and `more` were sent. Close it by `with` or close().
 
-    All methods together may take `seconds`. They raise Gone and TimeoutError.
+    All methods together may take `seconds`. They raise Gone, TimeoutError and, for want of memory, OSError.
     """
 
     def __init__(self, where: str, seconds: float, more: bytes = b"") -> None:
@@ -135,6 +135,8 @@ class Connection:
         except TimeoutError:
             raise
         except OSError as e:
+            if e.errno in streams.UNASKED:
+                raise
             raise Gone(f"{self.where}: {e.strerror or e}") from None
 
     def send(self, data: bytes) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from _socket import AF_UNIX, SOCK_CLOEXEC, SOCK_NONBLOCK, SOCK_STREAM, socket
-from errno import EAGAIN, ETIMEDOUT
+from errno import EAFNOSUPPORT, EAGAIN, EMFILE, ENFILE, ENOBUFS, ENOMEM, EPERM, ETIMEDOUT
 
 from fastcni.kernel import waiting
 
 CONNECT_TIMEOUT_S = 5.0
+# Errors of socket(2) and connect(2) after which nobody knows whether a daemon listens: no socket, or a full backlog
+UNASKED = (EAGAIN, EMFILE, ENFILE, ENOBUFS, ENOMEM, EPERM, EAFNOSUPPORT)
 RECEIVE_BYTES = 1 << 16
 
 

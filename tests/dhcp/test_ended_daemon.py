@@ -4,9 +4,13 @@ import contextlib
 import os
 import socket
 import threading
+from errno import EAGAIN, EMFILE, ENOMEM
 
 import pytest
 from dhcp.process import call
+
+from fastcni.kernel import streams
+from fastcni.kit.dhcp import client, rpc
 
 CONF = {"cniVersion": "1.1.0", "name": "net", "type": "dhcp", "cni.dev/valid-attachments": []}
 
@@ -59,6 +63,16 @@ def test_an_add_whose_daemon_ends_is_to_be_repeated(tmp_path):
     with Ending(tmp_path, lives=1) as daemon:
         status, error, _ = ask("ADD", daemon.path)
     assert (status, error["code"]) == (1, 11) and "while undoing" not in error.get("details", "")
+
+
+@pytest.mark.parametrize("number", [EAGAIN, EMFILE, ENOMEM])
+def test_a_del_that_could_not_ask_is_to_be_repeated(monkeypatch, number):
+    """It said success as without a daemon, although one may run: socket(2) failed, or its backlog was full."""
+    def refuse(*_):
+        raise OSError(number, os.strerror(number))
+    monkeypatch.setattr(streams, "Stream", refuse)
+    with pytest.raises(client.Late, match=os.strerror(number)):
+        client.call("/run/cni/dhcp.sock", rpc.RELEASE, {}, 1.0)
 
 
 def test_a_daemon_that_ends_twice_is_an_error_to_be_repeated(tmp_path):

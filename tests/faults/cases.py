@@ -1,5 +1,6 @@
 """The configurations of the campaigns: each plugin, with the keys that give it the most steps."""
 
+from dhcp.stub_daemon import StubDaemon
 from real_kernel.node import run
 
 from fastcni.plugins import CHAINED
@@ -12,6 +13,8 @@ ON_HOST = {                     # type: the lines for ip(8) that make its links 
     "host-device": [f"link add dev{i} address {DEVICE_MAC} type veth peer far{i}" for i in range(2)],
 }
 BRIDGE = {"isGateway": True, "ipMasq": True, "macspoofchk": True, "routes": ["0.0.0.0/0", "::/0"]}
+CLUSTER = {"type": "cluster", "range": "10.22.0.0/24", "node_name": "a"}       # on one node, without a cluster's store
+PORT_80 = {"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}
 PLUGINS = {                     # name: (subnets, keys, required kernel features, ...)
     "bridge": (DUAL, BRIDGE),
     "bridge, ipspoofchk": (DUAL, {"ipspoofchk": True, "isDefaultGateway": True}),
@@ -40,8 +43,17 @@ PLUGINS = {                     # name: (subnets, keys, required kernel features
     "flannel": (DUAL, {"type": "flannel", "bridge": None, "delegate": {"bridge": "br0", "macspoofchk": True}}),
     "loopback": ((), {"type": "loopback", "ipam": None}),
     "host-local": (DUAL, {"type": "host-local"}),
+    "static": ((), {"type": "static", "bridge": None, "ipam": {
+        "type": "static", "routes": [{"dst": "0.0.0.0/0"}],
+        "addresses": [{"address": "10.22.0.5/24", "gateway": "10.22.0.1"}, {"address": "fd00:22::5/64"}]}}),
+    "dhcp": ((), {"type": "dhcp", "bridge": None, "ipam": {"type": "dhcp"}}),
+    "cluster": ((), {"type": "cluster", "bridge": None, "ipam": CLUSTER}),
+    "whereabouts": ((), {"type": "whereabouts", "bridge": None, "ipam": {
+        **CLUSTER, "type": "whereabouts", "ipRanges": [{"range": "fd00:22::/120"}]}}),
+    "chain": (DUAL, {"type": "chain", "bridge": None, "ipam": None, "plugins": [
+        {"type": "bridge", "bridge": "br0"}, {"type": "portmap", "runtimeConfig": {"portMappings": [PORT_80]}}]}),
     "portmap": (DUAL, {"type": "portmap", "runtimeConfig": {"portMappings": [
-        {"hostPort": 8080, "containerPort": 80, "protocol": "tcp"},
+        PORT_80,
         {"hostPort": 53, "containerPort": 53, "protocol": "udp", "hostIP": "127.0.0.1"}]}}),
     "portmap, backend iptables": (DUAL, {"type": "portmap", "backend": "iptables", "runtimeConfig": {"portMappings": [
         {"hostPort": 8080, "containerPort": 80, "protocol": "udp"}]}}),
@@ -73,7 +85,8 @@ class Case:
 
     A chained plugin gets the prevResult of a bridge."""
 
-    def __init__(self, name, node):
+    def __init__(self, name, world):
+        node = world.node
         subnets, keys, *_ = PLUGINS[name]
         self.name, self.node, kind = name, node, keys.get("type", "bridge")
         for line in ON_HOST.get(kind, ()):
@@ -83,8 +96,17 @@ class Case:
                        "{ type filter hook forward priority filter; policy drop; }")
         if kind == "flannel":
             keys = {**keys, "subnetFile": node.subnet_file(*subnets), "ipam": {"dataDir": node.data_dir}}
+        if kind in ("cluster", "whereabouts"):
+            store = {"type": "local", "path": f"{node.data_dir}-store"}
+            keys = {**keys, "ipam": {**keys["ipam"], "dataDir": node.data_dir, "store": store}}
+        if kind == "dhcp":
+            daemon = world.closing.enter_context(StubDaemon(lambda: node.data_dir))
+            keys = {**keys, "ipam": {**keys["ipam"], "daemonSocketPath": daemon.path}}
+        if kind == "chain":
+            first, *others = keys["plugins"]
+            keys = {**keys, "plugins": [{**first, "ipam": node.host_local(*subnets)}, *others]}
         self.chained = kind in CHAINED
-        self.makes_bridge = kind in ("bridge", "flannel")
+        self.makes_bridge = kind in ("bridge", "flannel", "chain")
         self.behind = node.conf(*subnets, isDefaultGateway=True) if self.chained else None
         if self.chained:
             self.conf = {"cniVersion": "1.1.0", "name": "net-a", "dataDir": f"{node.data_dir}/chained", **keys}

@@ -3,6 +3,7 @@
 import contextlib
 import socket
 import threading
+from errno import ENOMEM
 
 import pytest
 from jeepney import Endianness, Header, HeaderFields, Message, MessageType, message_bus
@@ -36,6 +37,20 @@ def test_path_without_a_listener_is_no_bus(tmp_path):
         with pytest.raises(dbus.Gone) as e:
             dbus.Bus(str(path), 5)
         assert str(path) in str(e.value)
+
+
+class Short(dbus.socket):
+    """A socket whose connect(2) fails for want of memory."""
+
+    def connect(self, _where):
+        raise OSError(ENOMEM, "Cannot allocate memory")
+
+
+def test_no_memory_to_connect_does_not_mean_that_there_is_no_bus(monkeypatch, tmp_path):
+    """firewalld was taken for absent: an ADD chose another backend, and a DEL left its source and forgot it."""
+    monkeypatch.setattr(dbus, "socket", Short)
+    with pytest.raises(OSError, match="Cannot allocate memory"):
+        dbus.has_owner(str(tmp_path / "bus"), "org.example", 1.0)
 
 
 def test_messages_to_the_bus_are_those_that_jeepney_writes():

@@ -22,7 +22,8 @@ __all__ = ["Inside", "Node", "addresses", "arrives_by", "cid_of", "elements", "e
 OUTSIDE = {4: "192.0.2.9", 6: "2001:db8::9"}                # pods have only the default route to it
 PKTINFO = {4: (socket.IPPROTO_IP, 8, 8), 6: (socket.IPPROTO_IPV6, 49, 50)}      # linux/in.h, in6.h: set, received as
 AGAIN = 0.3                                                 # seconds until a datagram is sent once more
-COMMON_FILES = ("last_reserved_ip.", "lock", ".fastcni.index")      # of host-local; they belong to no pod
+# Of host-local and of cluster-wide addresses; they belong to no pod
+COMMON_FILES = ("last_reserved_ip.", "lock", ".fastcni.index", "blocks.json", "released", "claim.lock")
 
 
 def rules():

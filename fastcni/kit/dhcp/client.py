@@ -28,7 +28,7 @@ class Refused(Exception):
 
 
 class Late(Exception):
-    """The daemon did not answer in time."""
+    """The daemon did not answer in time, or could not be asked."""
 
 
 class Ended(Late):
@@ -56,6 +56,8 @@ def _call(path: str, method: str, args: dict[str, Any], seconds: float) -> dict[
     try:
         stream = streams.Stream(path, waiting.limit(seconds), waiting.DHCP)
     except OSError as e:
+        if e.errno in streams.UNASKED:
+            raise Late(f"cannot connect: {e.strerror}") from None
         raise Unreachable((e.strerror or str(e)).lower()) from None
     try:
         return _exchange(stream, method, args)
