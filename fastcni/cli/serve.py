@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fastcni.server.cpu_latency import DEFAULT_S
+from fastcni.server.history import SIZE
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
 @click.option("--dhcp-leases", default="", metavar="DIR", help="Where --dhcp keeps leases [/var/lib/cni/dhcp].")
 @click.option("--metrics", default="", envvar="FASTCNI_METRICS", show_envvar=True, metavar="ADDRESS",
               help="Answer Prometheus there: the path of a unix socket, 127.0.0.1:PORT or [::1]:PORT. Off by default.")
+@click.option("--history", default=SIZE, show_default=True, type=click.IntRange(0, 100_000), metavar="N",
+              help="Requests that are kept for programs that ask for them; 0: none.")
 @click.option("--detached", is_flag=True,
               help="Leave the caller's cgroup, signal mask and limits; log to syslog, where that exists. "
                    "For a server that no service manager starts.")
@@ -53,7 +56,8 @@ if TYPE_CHECKING:
 @click.option("--log-format", default="logfmt", show_default=True, type=click.Choice(["logfmt", "json"]))
 def serve(path: str, workers: int, queue_size: int, queue_timeout_s: float, uids: Sequence[int],
           latency_request_s: float, cache_dir: str, idle_exit_min: float, dhcp: bool, dhcp_socket: str,
-          dhcp_leases: str, metrics: str, detached: bool, log_to: str | None, log_level: str, log_format: str) -> None:
+          dhcp_leases: str, metrics: str, history: int, detached: bool, log_to: str | None, log_level: str,
+          log_format: str) -> None:
     """Answer the installed plugins from one warm process.
 
     A plugin that finds no server does its work by itself. SIGTERM ends the server after its last answer.
@@ -101,7 +105,7 @@ def serve(path: str, workers: int, queue_size: int, queue_timeout_s: float, uids
             latency_request_s=latency_request_s, level=log_level, fmt=log_format, log_to=log_to or "stderr",
             idle_exit_s=idle_exit_min * 60, replay=lambda deleted_at: restore(cache, deleted_at=deleted_at), pods=pods,
             configured=configured, beside=partial(dhcp_daemon, dhcp_socket, dhcp_leases) if dhcp else None,
-            metrics=where, count=count))
+            metrics=where, count=count, history=history))
     except ListenError as e:
         raise CniError(errors.IO_FAILURE, str(e)) from e
     raise SystemExit(status)

@@ -20,7 +20,7 @@ from time import monotonic, sleep
 from fastcni import plugins
 from fastcni._run_token import await_event, await_message
 from fastcni.handle import error_document
-from fastcni.server import protocol, status
+from fastcni.server import protocol
 from fastcni.server.log import RateLimited
 from fastcni.server.protocol import Connection
 from fastcni.server.records import Records
@@ -49,14 +49,14 @@ ONCE = select.EPOLLIN | select.EPOLLONESHOT
 
 class Acceptor:
     """listener: a listening SEQPACKET socket, non-blocking. queue: a RequestQueue. wakeup: wakes a thread in wait().
-    uids: the user ids that are served. latency: a LatencyRequest. describe(): the answer to `fastcni doctor`; None: its
-    request is declined. records: gets the requests that end."""
+    uids: the user ids that are served. latency: a LatencyRequest. own_requests: {name in place of a plugin's: what
+    makes the answer of its variables}. records: gets the requests that end."""
 
     def __init__(self, listener: socket, queue: RequestQueue, wakeup: Wakeup, uids: frozenset[int],
                  latency: LatencyRequest, log: Logger) -> None:
         self.listener, self.queue, self.wakeup, self.uids, self.log = listener, queue, wakeup, uids, log
         self.latency = latency
-        self.describe: Callable[[], bytes] | None = None
+        self.own_requests: dict[str, Callable[[dict[str, str]], bytes]] = {}
         self.records = Records(log.exception)
         self.run, self.numbers = os.urandom(2).hex(), count(1)      # a request id is unique, also after a restart
         self.user_refused, self.queue_full = RateLimited(log.warning), RateLimited(log.warning)
@@ -189,9 +189,9 @@ class Acceptor:
         return True
 
     def _put(self, conn, message):
-        if message.plugin == status.NAME:
+        if own := self.own_requests.get(message.plugin):
             message.close()
-            answer_status(conn, self.describe)
+            answer_own(conn, own, message.env)
             return
         why = reason_to_decline(message)
         if why:
@@ -258,13 +258,10 @@ def decline(conn: Connection) -> None:
         conn.close()
 
 
-def answer_status(conn: Connection, describe: Callable[[], bytes] | None) -> None:
-    """Answer `fastcni doctor`. It is not queued: the answer tells whether the queue is full."""
-    if describe is None:
-        decline(conn)
-        return
+def answer_own(conn: Connection, make: Callable[[dict[str, str]], bytes], env: dict[str, str]) -> None:
+    """Answer `fastcni doctor` or `fastcni top`. It is not queued: the answer tells whether the queue is full."""
     try:
-        protocol.answer(conn, 0, describe())
+        protocol.answer(conn, 0, make(env))
     except OSError:
         return                          # the caller has left
     finally:

@@ -12,7 +12,7 @@ from time import monotonic
 
 from fastcni import _ipam_bitmap
 from fastcni.kernel import netns
-from fastcni.server import listening, log, status
+from fastcni.server import history, listening, log, status
 from fastcni.server.acceptor import Acceptor
 from fastcni.server.background import Background
 from fastcni.server.cluster.pods import Pods, blind
@@ -58,7 +58,8 @@ class Options:
     uids: user ids whose requests are served. latency_request_s: see LatencyRequest. level, fmt: of the log. log_to:
     "stderr" or "syslog". replay: see Restoring. idle_exit_s: see IdleExit. tidy_s: see Upkeep. pods, configured: see
     ClusterUpkeep. beside: given the log, it makes what runs beside the requests. metrics: where they are scraped, see
-    metrics.address.read(); None: nowhere. count: see metrics.pools.Counter.
+    metrics.address.read(); None: nowhere. count: see metrics.pools.Counter. history: requests that are kept, see
+    history.py; 0: none.
     """
 
     workers: int = 32
@@ -77,6 +78,7 @@ class Options:
     beside: Callable[[Any], Beside] | None = None
     metrics: str | tuple[str, int] | None = None
     count: Callable[[], Counted] = Counted
+    history: int = history.SIZE
 
 
 def serve(path: str = listening.PATH, options: Options | None = None) -> int:
@@ -142,7 +144,12 @@ class Server:
         self.hosts = Hosts(home, self.background, self.restoring, self.cluster)
         self.acceptor = Acceptor(listen.sock, self.queue, wakeup, frozenset(options.uids),
                                  LatencyRequest(options.latency_request_s, logger), logger)
-        self.acceptor.describe = lambda: status.document(started, self.queue, self.restoring, self.cluster)
+        own = self.acceptor.own_requests
+        own[status.NAME] = lambda _: status.document(started, self.queue, self.restoring, self.cluster)
+        if options.history:
+            kept = history.History(options.history)
+            self.acceptor.records.receivers.append(kept.note)
+            own[history.NAME] = kept.answer
         self.pool = Workers(self.queue, self.acceptor, self.hosts, self.background, Configurations(), environment(),
                             logger)
         self.notify = Notifier(os.environ, logger).notify

@@ -51,10 +51,4 @@ def ask(path: str, timeout_s: float = TIMEOUT_S) -> dict[str, Any] | None:
         sock.connect(path)
         sock.send(protocol.request(NAME, {}))
         answer = sock.recv(MAX_BYTES)
-    if len(answer) < protocol.HEAD.size:
-        raise ConnectionResetError("the server closed the connection without an answer")
-    _, version, status, stderr = protocol.HEAD.unpack_from(answer)
-    if version != protocol.VERSION or status == protocol.DECLINED:
-        return None
-    found = json.read(answer[protocol.HEAD.size + stderr:])
-    return found if isinstance(found, dict) else None
+    return protocol.read_document(answer)
