@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fastcni.server.cpu_latency import DEFAULT_S
-from fastcni.server.history import SIZE
+from fastcni.server.history import DEFAULT_SIZE
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 
@@ -44,8 +44,9 @@ if TYPE_CHECKING:
 @click.option("--dhcp-leases", default="", metavar="DIR", help="Where --dhcp keeps leases [/var/lib/cni/dhcp].")
 @click.option("--metrics", default="", envvar="FASTCNI_METRICS", show_envvar=True, metavar="ADDRESS",
               help="Answer Prometheus there: the path of a unix socket, 127.0.0.1:PORT or [::1]:PORT. Off by default.")
-@click.option("--history", default=SIZE, show_default=True, type=click.IntRange(0, 100_000), metavar="N",
-              help="Requests that are kept for programs that ask for them; 0: none.")
+@click.option("--history", default=DEFAULT_SIZE, show_default=True, type=click.IntRange(0, 100_000),
+              envvar="FASTCNI_HISTORY", show_envvar=True, metavar="N",
+              help="Keep the last N requests for `fastcni trace` and `fastcni top`; 0: none.")
 @click.option("--detached", is_flag=True,
               help="Leave the caller's cgroup, signal mask and limits; log to syslog, where that exists. "
                    "For a server that no service manager starts.")

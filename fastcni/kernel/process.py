@@ -78,11 +78,13 @@ def run(path: str, env: Mapping[str, str], stdin: bytes, argv: Sequence[str] = (
             posix.lseek(files[0], 0, 0)
         reap_strays()
         started = perf_counter_ns()
+        waiting.here.request.step(f"run {' '.join(argv or (path,))}")
         try:
             wait_status, late = wait(spawn(path, argv or (path,), env, *files), timeout)
         finally:
             waiting.here.request.spent(phase, started)
         status, cause = read_wait_status(wait_status)
+        waiting.here.request.step(f"{path}: {cause or 'exit status 0'}")
         stdout, stderr = read_back(files[1], path, "stdout"), read_back(files[2], path, "stderr")
         return Finished(status, stdout, stderr, cause, late)
     finally:

@@ -74,6 +74,9 @@ class Request:
         """Note a phase of the request that ends now. what: the number of a netlink protocol, IPAM, DELEGATE or PROGRAM.
         started: its begin, of perf_counter_ns()."""
 
+    def step(self, text: str) -> None:
+        """Note a step of the request that is no netlink message: a program that is run, the rollback."""
+
 
 class Here(_local):
     """The state of the calling thread. rolling_back: its work must be completed even if the caller has left."""

@@ -7,6 +7,10 @@
     request_queue   the requests that wait, and the decision which one runs next
     slots           the requests that run, and which of them hang
     workers         the threads that run one request after another
+    control         control requests, and how to send them
+    status          the control request of `fastcni doctor`
+    history         the control request of `fastcni trace`: the last requests
+    stories         what happened in a request, step by step
     records         the record of a request that has ended, for the log and the metrics
     background      the threads for work that no answer waits for
     hosts           the network namespaces of callers, each with its open sockets and known facts

@@ -49,14 +49,14 @@ ONCE = select.EPOLLIN | select.EPOLLONESHOT
 
 class Acceptor:
     """listener: a listening SEQPACKET socket, non-blocking. queue: a RequestQueue. wakeup: wakes a thread in wait().
-    uids: the user ids that are served. latency: a LatencyRequest. own_requests: {name in place of a plugin's: what
-    makes the answer of its variables}. records: gets the requests that end."""
+    uids: the user ids that are served. latency: a LatencyRequest. control: {name of a control request: function that
+    answers it, given the connection and its variables}. records: gets the requests that end."""
 
     def __init__(self, listener: socket, queue: RequestQueue, wakeup: Wakeup, uids: frozenset[int],
                  latency: LatencyRequest, log: Logger) -> None:
         self.listener, self.queue, self.wakeup, self.uids, self.log = listener, queue, wakeup, uids, log
         self.latency = latency
-        self.own_requests: dict[str, Callable[[dict[str, str]], bytes]] = {}
+        self.control: dict[str, Callable[[Connection, dict[str, str]], object]] = {}
         self.records = Records(log.exception)
         self.run, self.numbers = os.urandom(2).hex(), count(1)      # a request id is unique, also after a restart
         self.user_refused, self.queue_full = RateLimited(log.warning), RateLimited(log.warning)
@@ -189,9 +189,9 @@ class Acceptor:
         return True
 
     def _put(self, conn, message):
-        if own := self.own_requests.get(message.plugin):
+        if answer_control := self.control.get(message.plugin):
             message.close()
-            answer_own(conn, own, message.env)
+            answer_control(conn, message.env)
             return
         why = reason_to_decline(message)
         if why:
@@ -209,7 +209,7 @@ class Acceptor:
             return
         why = f"{self.queue.size} requests wait for the fastcni server already"
         refuse(call, why)
-        self.records.report(call, str(errors.TRY_AGAIN_LATER), 0.0)
+        self.records.report(call, str(errors.TRY_AGAIN_LATER), 0.0, error=why)
         self.queue_full("request_refused", id=message.id, pid=message.pid, why=why)
 
     def _next_silence(self):
@@ -252,16 +252,6 @@ def decline(conn: Connection) -> None:
     """Answer that the caller has to go one-shot."""
     try:
         protocol.answer(conn, protocol.DECLINED)
-    except OSError:
-        return                          # the caller has left
-    finally:
-        conn.close()
-
-
-def answer_own(conn: Connection, make: Callable[[dict[str, str]], bytes], env: dict[str, str]) -> None:
-    """Answer `fastcni doctor` or `fastcni top`. It is not queued: the answer tells whether the queue is full."""
-    try:
-        protocol.answer(conn, 0, make(env))
     except OSError:
         return                          # the caller has left
     finally:

@@ -1,116 +1,132 @@
-"""The last requests that have ended, for programs that watch a server: a request with a name that no plugin has.
+"""The last requests that have ended, for `fastcni trace` and `fastcni top`: the control request NAME.
 
-Its variables are AFTER (entries up to this number are known) and LIMIT (at most so many entries). The answer:
+    {"pid": 812, "size": 1024, "next": 4712, "lost": 0, "requests": [
+        {"number": 4711, "id": "ab12-17", "time": 1763900000.123, "command": "ADD", "plugin": "bridge",
+         "network": "net", "container": "c1", "ifname": "eth0", "pid": 99, "outcome": "0", "queueMs": 0.02, "ms": 1.9,
+         "phases": [{"name": "netlink", "startMs": 0.1, "ms": 0.3}], "story": {...}}]}
 
-    {"pid": 812, "next": 4711, "lost": 0, "requests": [
-        {"number": 4711, "id": "ab12-17", "time": 1763900000.123, "command": "ADD", "plugin": "bridge", "network": "n",
-         "container": "c", "ifname": "eth0", "pid": 99, "outcome": "0", "queueMs": 0.02, "ms": 1.9,
-         "phases": [{"name": "netlink", "startMs": 0.1, "ms": 0.3}]}]}
+AFTER=4711 asks for requests with a higher number, LIMIT=100 for at most so many, the oldest first. WIRE=1 asks the
+server to keep the stories of successful requests, too, for the next WIRE_S seconds. Without AFTER the newest come.
 
-next: the AFTER of the next call. lost: entries after AFTER that are not kept any more. time: of the arrival, in Unix
-seconds. outcome, phases: see records.py; startMs counts from the end of the queue. Names end after 128 characters,
-phases after 64. Entries are in the order of their ends. A server without this request, or without a history, declines
-it.
+next     AFTER of the next question
+lost     how many requests after AFTER the server has dropped already
+time     of the request's arrival, Unix seconds; queueMs: in the queue; ms: from the queue to the end
+outcome  see records.py
+phases   in the order of their ends; startMs counts from the end of the queue; they can lie inside each other
+story    of a failed request, see stories.py
+
+A request that has succeeded takes some 2 kB, one with a story 160 kB at most. There are MAX_STORIES of these.
 """
 
 from __future__ import annotations
 
 import os
-import socket
-import time
 from collections import deque
-from itertools import islice
 from json import dumps  # in C: fastcni.spec.json takes twice as long
 from threading import Lock
-from time import perf_counter_ns
+from time import monotonic, time
 from typing import Any
 
-from fastcni.server import protocol
-from fastcni.server.metrics.requests import MAX_NAME, text
+from fastcni.server import control, stories
 from fastcni.server.records import NAMES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from fastcni.server.records import Ended, Phase
 
 NAME = "fastcni-history"        # with the characters of a plugin's name, and no plugin has it
-SIZE = 1024                     # requests that are kept by default
-LIMIT = 64                      # entries of an answer
-MAX_PHASES = 64                 # that are kept of a request
-MAX_BYTES = protocol.MAX_ANSWER         # of an answer: it is no memfd
-TIMEOUT_S = 3.0
+DEFAULT_SIZE = 1024
+MAX_LIMIT = 1000                # requests of one answer
+MAX_STORIES = 64
+MAX_NAME = 256                  # characters of one name: callers choose them
+MAX_PHASES = 64                 # that are kept of one request
+WIRE_S = 3.0
 
 
 class Entry:
-    """What is kept of a request: no message and no connection. start_ns: perf_counter_ns() at the end of the queue."""
+    """A request that has ended, without what only a running one needs."""
 
-    __slots__ = ("names", "outcome", "phases", "pid", "queued", "start_ns", "time", "took")
+    __slots__ = ("number", "names", "arrived", "started", "outcome", "queued", "took", "phases", "story")
 
-    def __init__(self, ended: Ended) -> None:
-        call = ended.call
-        message, key = call.message, call.key or ("", "")
-        self.names = [it[:MAX_NAME] for it in (message.id, call.command, message.plugin, call.network, *key)]
-        self.pid = message.pid
+    def __init__(self, number: int, ended: Ended) -> None:
+        call, message = ended.call, ended.call.message
+        self.number = number
+        self.names = (message.id, call.command, message.plugin, call.network, message.env.get("CNI_CONTAINERID", ""),
+                      message.env.get("CNI_IFNAME", ""), message.pid)
+        self.arrived, self.started = time() - call.waited, call.arrived + ended.queued
         self.outcome, self.queued, self.took = ended.outcome, ended.queued, ended.took
-        self.phases: list[Phase] = ended.phases.entries[:MAX_PHASES]
-        self.time, self.start_ns = time.time() - ended.queued - ended.took, perf_counter_ns() - int(ended.took * 1e9)
+        self.phases: list[Phase] = ended.phases.entries
+        self.story: stories.Story | None = None
 
-    def document(self, number: int) -> dict[str, Any]:
-        names = zip(("id", "command", "plugin", "network", "container", "ifname"), map(text, self.names), strict=True)
-        return {"number": number, "time": round(self.time, 6), **dict(names), "pid": self.pid, "outcome": self.outcome,
-                "queueMs": round(self.queued * 1e3, 3), "ms": round(self.took * 1e3, 3),
-                "phases": [{"name": NAMES.get(what) or str(what),
-                            "startMs": round(max(0, started - self.start_ns) * 1e-6, 3), "ms": round(took * 1e-6, 3)}
-                           for what, started, took in self.phases]}
+    def document(self) -> dict[str, Any]:
+        request_id, command, plugin, network, container, ifname, pid = self.names
+        found = {"number": self.number, "id": request_id, "time": round(self.arrived, 6), "command": cut(command),
+                 "plugin": cut(plugin), "network": cut(network), "container": cut(container), "ifname": cut(ifname),
+                 "pid": pid, "outcome": self.outcome, "queueMs": ms(self.queued), "ms": ms(self.took),
+                 "phases": [{"name": NAMES.get(what) or str(what), "startMs": ms(start / 1e9 - self.started),
+                             "ms": ms(took / 1e9)} for what, start, took in self.phases[:MAX_PHASES]]}
+        if self.story:
+            found["story"] = self.story.document(self.started)
+        return found
 
 
 class History:
-    """The last `size` requests. Any thread may call any method."""
+    """The last `size` requests. note() is a receiver of Records; any thread may call any method."""
 
-    def __init__(self, size: int) -> None:
-        self.lock, self.last = Lock(), 0        # the number of the newest entry; the first one has 1
+    def __init__(self, size: int = DEFAULT_SIZE) -> None:
         self.entries: deque[Entry] = deque(maxlen=size)
+        self.told: deque[Entry] = deque()       # those with a story
+        self.number, self.wire_until, self.lock = 0, 0.0, Lock()
 
     def note(self, ended: Ended) -> None:
-        entry = Entry(ended)
+        """Keep a request that has ended."""
         with self.lock:
-            self.last += 1
+            self.number += 1
+            entry = Entry(self.number, ended)
+            if ended.outcome != "0" or monotonic() < self.wire_until:
+                entry.story = stories.Story(ended)
+                self.told.append(entry)
+                if len(self.told) > MAX_STORIES:
+                    self.told.popleft().story = None
             self.entries.append(entry)
 
-    def read(self, after: int, limit: int) -> tuple[int, int, list[Entry]]:
-        """(the number of the first entry, how many were lost before it, the entries)."""
+    def document(self, variables: Mapping[str, str]) -> bytes:
+        """The answer to a control request. Raises ValueError for a number that is none."""
+        after, limit = variables.get("AFTER"), min(int(variables.get("LIMIT", MAX_LIMIT)), MAX_LIMIT)
+        if variables.get("WIRE"):
+            self.wire_until = monotonic() + WIRE_S
         with self.lock:
-            after, oldest = min(after, self.last), self.last - len(self.entries) + 1
-            first = max(oldest, after + 1)
-            return first, first - after - 1, [*islice(self.entries, first - oldest, first - oldest + limit)]
-
-    def answer(self, env: dict[str, str]) -> bytes:
-        """The answer to a request with these variables. Those that are no numbers count as 0 and as LIMIT."""
-        first, lost, entries = self.read(number_of(env.get("AFTER"), 0), min(LIMIT, number_of(env.get("LIMIT"), LIMIT)))
-        pieces: list[bytes] = []
-        space = MAX_BYTES - 256
-        for number, entry in enumerate(entries, first):
-            piece = dumps(entry.document(number)).encode()
-            space -= len(piece) + 1
-            if space < 0 and pieces:
-                break
-            pieces.append(piece)
-        return b'{"pid": %d, "next": %d, "lost": %d, "requests": [%s]}' % (
-            os.getpid(), first - 1 + len(pieces), lost, b",".join(pieces))
+            entries, last = self.entries.copy(), self.number
+        first = entries[0].number if entries else last + 1
+        # Behind the last number another server has answered before: all of this one's are new
+        start = int(after) if after is not None and int(after) <= last else 0
+        found = [entry for entry in entries if entry.number > start]
+        found = found[:limit] if after is not None else found[-limit:] if limit > 0 else []
+        head = {"pid": os.getpid(), "size": self.entries.maxlen, "lost": max(0, first - 1 - start) if start else 0,
+                "next": found[-1].number if found else last}
+        # One after another: another thread can run in between
+        requests = [dumps(entry.document()) for entry in found]
+        return f'{dumps(head)[:-1]}, "requests": [{", ".join(requests)}]}}'.encode()
 
 
-def number_of(value: str | None, default: int) -> int:
-    return int(value) if value and value.isascii() and value.isdigit() and len(value) < 19 else default
+def ask(path: str, after: int | None = None, limit: int = MAX_LIMIT, *, wire: bool = False,
+        timeout_s: float = control.TIMEOUT_S) -> dict[str, Any] | None:
+    """Ask the server at a socket; None if it keeps no history, or is of an older version. after: None asks for the
+    newest requests. Raises OSError, as control.ask()."""
+    variables = {"LIMIT": str(limit)}
+    if after is not None:
+        variables["AFTER"] = str(after)
+    if wire:
+        variables["WIRE"] = "1"
+    return control.ask(path, NAME, variables, timeout_s)
 
 
-def ask(path: str, after: int = 0, limit: int = LIMIT, timeout_s: float = TIMEOUT_S) -> dict[str, Any] | None:
-    """Ask the server at a socket; None if it keeps no history, or is of an older version.
+def ms(seconds: float) -> float:
+    return round(seconds * 1e3, 3)
 
-    Raises OSError: no server listens, this user is not served, or no answer came in time (TimeoutError).
-    """
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
-        sock.settimeout(timeout_s)
-        sock.connect(path)
-        sock.send(protocol.request(NAME, {"AFTER": str(after), "LIMIT": str(limit)}))
-        answer = sock.recv(2 * MAX_BYTES)
-    return protocol.read_document(answer)
+
+def cut(text: str) -> str:
+    """A name of a caller, in printable size and encoding."""
+    return text[:MAX_NAME].encode("utf-8", "replace").decode()

@@ -27,16 +27,14 @@ import array
 import os
 import socket
 import struct
-from typing import Any
 
 from fastcni import _acceptor
 from fastcni._system import close_file
 from fastcni.kit.call import server_messages
 from fastcni.kit.call.server_messages import DECLINED, MAGIC, NETNS, VERSION, request
-from fastcni.spec import json
 
 __all__ = ["DECLINED", "HEAD", "MAGIC", "NETNS", "VERSION", "Connection", "Declined", "Lost", "Message", "accept",
-           "answer", "read", "read_document", "read_environment", "receive", "request"]
+           "answer", "read", "read_environment", "receive", "request"]
 HEAD = struct.Struct(server_messages.HEAD)
 MAX_MESSAGE = _acceptor.MAX_MESSAGE     # bytes of a request; a launcher's are at most half of it
 MAX_ANSWER = 128 << 10          # beyond it a memfd: an answer has to fit the send buffer, net.core.wmem_default
@@ -155,18 +153,6 @@ def read_environment(block: bytes) -> tuple[str, dict[str, str]]:
         return _acceptor.read_strings(block)
     except ValueError as e:
         raise Declined(str(e)) from None
-
-
-def read_document(data: bytes) -> dict[str, Any] | None:
-    """Read the answer to one of the server's own requests; None if it was declined, or is of another version. Raises
-    ConnectionResetError without an answer."""
-    if len(data) < HEAD.size:
-        raise ConnectionResetError("the server closed the connection without an answer")
-    _, version, status, stderr = HEAD.unpack_from(data)
-    if version != VERSION or status == DECLINED:
-        return None
-    found = json.read(data[HEAD.size + stderr:])
-    return found if isinstance(found, dict) else None
 
 
 def answer(conn: Connection, status: int, stdout: bytes = b"", stderr: bytes = b"") -> None:

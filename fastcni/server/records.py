@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from fastcni.server.request_queue import Call
+    from fastcni.server.stories import Steps
 
     Phase = tuple[int | str, int, int]      # what it was, when it began (perf_counter_ns()), nanoseconds that it took
 
@@ -30,14 +31,15 @@ class Phases:
     """The phases of a running request, in the order of their ends.
 
     They can lie inside each other: the netlink messages of an IPAM plugin are "netlink" and "ipam". merged: {what:
-    nanoseconds} of those beyond MAX_PHASES.
+    nanoseconds} of those beyond MAX_PHASES. steps: the request's steps, see stories.py; None if nobody keeps them.
     """
 
-    __slots__ = ("entries", "merged", "sums")
+    __slots__ = ("entries", "merged", "steps", "sums")
 
     def __init__(self) -> None:
         self.entries: list[Phase] = []
         self.merged: dict[int | str, int] = {}
+        self.steps: Steps | None = None
         self.sums: dict[str, int] | None = None         # the last totals()
 
     def note(self, what: int | str, started: int) -> None:
@@ -66,12 +68,14 @@ class Ended:
     queued   seconds in the queue
     took     seconds from the queue to its end; 0.0 if it was refused in the queue
     phases   its Phases
+    error    its error document, or why it was declined; "" without either
     """
 
-    __slots__ = ("call", "outcome", "phases", "queued", "took")
+    __slots__ = ("call", "error", "outcome", "phases", "queued", "took")
 
-    def __init__(self, call: Call, outcome: str, queued: float, took: float, phases: Phases) -> None:
+    def __init__(self, call: Call, outcome: str, queued: float, took: float, phases: Phases, error: str = "") -> None:
         self.call, self.outcome, self.queued, self.took, self.phases = call, outcome, queued, took, phases
+        self.error = error
 
 
 class Records:
@@ -84,11 +88,12 @@ class Records:
         self.fault = fault
         self.receivers: list[Callable[[Ended], object]] = []
 
-    def report(self, call: Call, outcome: str, queued: float, took: float = 0.0, phases: Phases | None = None) -> None:
+    def report(self, call: Call, outcome: str, queued: float, took: float = 0.0, phases: Phases | None = None,
+               error: str = "") -> None:
         if not self.receivers:
             return
         try:
-            ended = Ended(call, outcome, queued, took, phases or Phases())
+            ended = Ended(call, outcome, queued, took, phases or Phases(), error)
             for receive in self.receivers:
                 receive(ended)
         except Exception:               # a defect of fastcni, and the request has ended

@@ -66,6 +66,7 @@ class Call:
 class RequestQueue:
     """Requests from their arrival to their end. Any thread may call any method: each is atomic.
 
+    recording: whether the steps of requests are kept, see stories.py.
     workers, busy: see Slots. size: requests that may wait. timeout_s: how long each may. wake(): end one worker's wait
     for events, so that it calls take().
     """
@@ -73,7 +74,7 @@ class RequestQueue:
     def __init__(self, workers: int, busy: int, *, size: int = 1024, timeout_s: float = 60.0,
                  wake: Callable[[], None] = lambda: None) -> None:
         self.workers, self.size, self.timeout_s, self.wake = workers, size, timeout_s, wake
-        self.waiting = 0
+        self.waiting, self.recording = 0, False
         self._lock, self._slots = Lock(), Slots(workers, busy)
         # Runnable calls.
         self._light: deque[Call] = deque()

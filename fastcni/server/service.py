@@ -12,7 +12,7 @@ from time import monotonic
 
 from fastcni import _ipam_bitmap
 from fastcni.kernel import netns
-from fastcni.server import history, listening, log, status
+from fastcni.server import control, history, listening, log, status
 from fastcni.server.acceptor import Acceptor
 from fastcni.server.background import Background
 from fastcni.server.cluster.pods import Pods, blind
@@ -20,6 +20,7 @@ from fastcni.server.cluster.upkeep import ClusterUpkeep
 from fastcni.server.configurations import Configurations
 from fastcni.server.cpu_latency import DEFAULT_S, LatencyRequest
 from fastcni.server.former_boot import release_addresses
+from fastcni.server.history import History
 from fastcni.server.hosts import Hosts
 from fastcni.server.idle import IdleExit
 from fastcni.server.metrics.pools import Counted
@@ -78,7 +79,7 @@ class Options:
     beside: Callable[[Any], Beside] | None = None
     metrics: str | tuple[str, int] | None = None
     count: Callable[[], Counted] = Counted
-    history: int = history.SIZE
+    history: int = history.DEFAULT_SIZE
 
 
 def serve(path: str = listening.PATH, options: Options | None = None) -> int:
@@ -144,12 +145,7 @@ class Server:
         self.hosts = Hosts(home, self.background, self.restoring, self.cluster)
         self.acceptor = Acceptor(listen.sock, self.queue, wakeup, frozenset(options.uids),
                                  LatencyRequest(options.latency_request_s, logger), logger)
-        own = self.acceptor.own_requests
-        own[status.NAME] = lambda _: status.document(started, self.queue, self.restoring, self.cluster)
-        if options.history:
-            kept = history.History(options.history)
-            self.acceptor.records.receivers.append(kept.note)
-            own[history.NAME] = kept.answer
+        self.answer_control(options.history)
         self.pool = Workers(self.queue, self.acceptor, self.hosts, self.background, Configurations(), environment(),
                             logger)
         self.notify = Notifier(os.environ, logger).notify
@@ -158,6 +154,19 @@ class Server:
         self.upkeep = Upkeep(self.tidy, watchdog, idle_exit, logger, tidy_s=options.tidy_s)
         if metrics:
             metrics.attach(self)
+
+    def answer_control(self, history_size: int) -> None:
+        """Answer control requests. The status document is made at once, because it must not wait for a thread."""
+        def describe() -> bytes:
+            return status.document(self.started, self.queue, self.restoring, self.cluster)
+
+        self.acceptor.control[status.NAME] = lambda conn, _: control.answer(conn, describe)
+        if history_size:
+            past = History(history_size)
+            self.queue.recording = True
+            self.acceptor.records.receivers.append(past.note)
+            self.acceptor.control[history.NAME] = lambda conn, variables: self.background(
+                control.answer, conn, lambda: past.document(variables))
 
     def start(self) -> None:
         """Start the threads, and say that the server is ready."""

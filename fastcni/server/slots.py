@@ -13,6 +13,7 @@ from time import monotonic
 from fastcni._run_token import give_token, take_token
 from fastcni.kernel import waiting
 from fastcni.server.records import Phases
+from fastcni.server.stories import Steps
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 
@@ -41,9 +42,16 @@ class Running(waiting.Request):
         self.caller = call.connection.fileno()
         self.kind, self.since = "", monotonic()
         self.phases = Phases()
+        if queue.recording:
+            steps = self.phases.steps = Steps()
+            self.show = steps.note
 
     def spent(self, what: int | str, started: int) -> None:
         self.phases.note(what, started)
+
+    def step(self, text: str) -> None:
+        if self.show:
+            self.show("!", text.encode("utf-8", "replace"))
 
     def admit(self, kind: str) -> None:
         stuck = self.queue.stuck_in(kind, self.call.network)

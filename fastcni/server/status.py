@@ -1,4 +1,4 @@
-"""The state of a running server, for `fastcni doctor`: a request with another name than any plugin has.
+"""The state of a running server, for `fastcni doctor`: the control request NAME.
 
     {"version": "0.1.0", "pid": 812, "uptimeSeconds": 4711.0, "running": 2, "waiting": 0, "queueSize": 1024,
      "workers": 32, "watching": 1,
@@ -14,12 +14,11 @@ blocks; conflicts: blocks that another node has, too. A server without this requ
 from __future__ import annotations
 
 import os
-import socket
 from time import monotonic
 from typing import Any
 
 import fastcni
-from fastcni.server import protocol
+from fastcni.server import control
 from fastcni.spec import json
 
 TYPE_CHECKING = False
@@ -29,8 +28,6 @@ if TYPE_CHECKING:
     from fastcni.server.restoring import Restoring
 
 NAME = "fastcni-status"         # with the characters of a plugin's name, and no plugin has it
-TIMEOUT_S = 3.0
-MAX_BYTES = 64 << 10
 
 
 def document(started: float, queue: RequestQueue, restoring: Restoring, cluster: ClusterUpkeep) -> bytes:
@@ -41,14 +38,6 @@ def document(started: float, queue: RequestQueue, restoring: Restoring, cluster:
         "watching": len(restoring.watches) if restoring.thread.is_alive() else 0, "cluster": cluster.status()})
 
 
-def ask(path: str, timeout_s: float = TIMEOUT_S) -> dict[str, Any] | None:
-    """Ask the server at a socket; None if it does not know the request: it is of an older version.
-
-    Raises OSError: no server listens, this user is not served, or no answer came in time (TimeoutError).
-    """
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
-        sock.settimeout(timeout_s)
-        sock.connect(path)
-        sock.send(protocol.request(NAME, {}))
-        answer = sock.recv(MAX_BYTES)
-    return protocol.read_document(answer)
+def ask(path: str, timeout_s: float = control.TIMEOUT_S) -> dict[str, Any] | None:
+    """Ask the server at a socket; None if it is of an older version. Raises OSError, as control.ask()."""
+    return control.ask(path, NAME, {}, timeout_s)

@@ -148,7 +148,7 @@ class Workers:
             self._decode(each)                  # the log names the network
             self.log.warning("request_refused", **fields(each), why=waited)
             acceptor.refuse(each, waited)
-            self.acceptor.records.report(each, str(errors.TRY_AGAIN_LATER), each.waited)
+            self.acceptor.records.report(each, str(errors.TRY_AGAIN_LATER), each.waited, error=waited)
         return self.queue.take()
 
     def _what_for(self, call):
@@ -169,7 +169,7 @@ class Workers:
         call = running.call
         conn, message = call.connection, call.message
         queued, started = call.waited, monotonic()
-        answer, outcome = Answer(conn), FAULT
+        answer, outcome, error = Answer(conn), FAULT, ""
         waiting.here.request = running
         begin_request(conn.fileno(), REQUEST_S - queued)
         try:
@@ -184,10 +184,10 @@ class Workers:
             except (OSError, waiting.Crowded) as e:     # a namespace that cannot be entered, for instance
                 self.log.warning("request_declined", **fields(call), why=str(e))
                 answer.decline()
-                outcome = DECLINED
+                outcome, error = DECLINED, str(e)
                 return
             except Abandoned as e:
-                outcome = ABANDONED
+                outcome, error = ABANDONED, str(e)
                 self.log.warning("request_abandoned", **fields(call), why=str(e))
                 return
             except netns.Lost as e:
@@ -201,7 +201,8 @@ class Workers:
             message.close()
             conn.close()
             if conn is not self.acceptor.probe_connection:
-                self.acceptor.records.report(call, outcome, queued, monotonic() - started, running.phases)
+                self.acceptor.records.report(call, outcome, queued, monotonic() - started, running.phases,
+                                             error or answer.error)
         self._report(running, answer, queued, monotonic() - started)
 
     def _run(self, call, answer, decode):

@@ -1,104 +1,161 @@
-"""The last requests of a server, for fastcni top."""
+"""The last requests of a server, and the story of one that has failed."""
 
+import json
 import time
-from types import SimpleNamespace
 
 import pytest
-from server.client import Server
 
-from fastcni.kernel import uapi
-from fastcni.server import history, protocol
-from fastcni.server.history import History
-from fastcni.server.records import MAX_PHASES, Ended, Phases
-from fastcni.spec import json
-
-STATUS = {"cniVersion": "1.1.0", "name": "net-a", "type": "loopback"}
+from fastcni.server import control, history, stories
+from fastcni.server.records import Ended, Phases
+from fastcni.testing.witnesses import eventually
 
 
-def ended(number=1, *, key=("c-1", "eth0"), network="net-a", outcome="0", phases=None):
-    message = SimpleNamespace(plugin="bridge", id=f"ab12-{number}", pid=99)
-    call = SimpleNamespace(command="ADD", network=network, key=key, message=message)
-    return Ended(call, outcome, 0.0005, 0.002, phases or Phases())
+class Message:
+    def __init__(self, number, container="c1", stdin=b'{"name": "net"}'):
+        self.id, self.pid, self.plugin, self.stdin = f"ab-{number}", 7, "bridge", stdin
+        self.env = {"CNI_COMMAND": "ADD", "CNI_CONTAINERID": container, "CNI_IFNAME": "eth0"}
 
 
-def kept(size, *numbers):
-    it = History(size)
-    for number in numbers:
-        it.note(ended(number))
-    return it
+class Call:
+    command, network, waited = "ADD", "net", 0.25
+
+    def __init__(self, message):
+        self.message, self.arrived = message, time.monotonic() - self.waited
 
 
-def read(it, **env):
-    return json.read(it.answer({key: str(value) for key, value in env.items()}))
+def ended(number=1, outcome="0", error="", **more):
+    phases = Phases()
+    phases.steps = stories.Steps()
+    return Ended(Call(Message(number, **more)), outcome, 0.05, 0.2, phases, error)
 
 
-def test_an_entry_has_names_times_and_phases():
-    it, phases = History(8), Phases()
-    phases.note(uapi.NETLINK_ROUTE, time.perf_counter_ns() - 300_000)
-    phases.note("ipam", time.perf_counter_ns() - 1_000_000)
-    it.note(ended(17, outcome="11", phases=phases))
-    answer = read(it)
-    assert (answer["next"], answer["lost"]) == (1, 0)
-    (entry,) = answer["requests"]
-    assert abs(entry.pop("time") - time.time() + 0.0025) < 2
-    netlink, ipam = entry.pop("phases")
-    assert (netlink["name"], ipam["name"]) == ("netlink", "ipam")
-    assert 0.3 <= netlink["ms"] < 100 and 1.0 <= ipam["ms"] < 100 and 0 <= ipam["startMs"] < 2
-    assert entry == {"number": 1, "id": "ab12-17", "command": "ADD", "plugin": "bridge", "network": "net-a",
-                     "container": "c-1", "ifname": "eth0", "pid": 99, "outcome": "11", "queueMs": 0.5, "ms": 2.0}
+def asked(past, **variables):
+    return json.loads(past.document({name: str(value) for name, value in variables.items()}))
 
 
-@pytest.mark.parametrize("env, numbers, following, lost", [
-    ({}, [3, 4, 5], 5, 2), ({"AFTER": 1}, [3, 4, 5], 5, 1), ({"AFTER": 2}, [3, 4, 5], 5, 0), ({"AFTER": 4}, [5], 5, 0),
-    ({"AFTER": 5}, [], 5, 0), ({"AFTER": 2, "LIMIT": 2}, [3, 4], 4, 0),
-    ({"AFTER": "x", "LIMIT": "-1"}, [3, 4, 5], 5, 2)])
-def test_readers_go_on_where_they_were_and_learn_what_they_lost(env, numbers, following, lost):
-    answer = read(kept(3, 1, 2, 3, 4, 5), **env)
-    assert [it["number"] for it in answer["requests"]] == numbers
-    assert [it["id"] for it in answer["requests"]] == [f"ab12-{number}" for number in numbers]
-    assert (answer["next"], answer["lost"]) == (following, lost)
+def numbers(past, **variables):
+    return [entry["number"] for entry in asked(past, **variables)["requests"]]
 
 
-def test_an_empty_history_and_the_number_of_another_server():
-    assert read(History(3))["requests"] == []
-    assert (read(History(3))["next"], read(History(3))["lost"]) == (0, 0)
-    answer = read(kept(3, 1, 2), AFTER=4711)
-    assert (answer["next"], answer["requests"], answer["lost"]) == (2, [], 0)
+@pytest.fixture
+def past():
+    """A history of three requests, of five that came."""
+    past = history.History(3)
+    for number in range(1, 6):
+        past.note(ended(number))
+    return past
 
 
-def test_an_answer_fits_a_message_whatever_callers_send():
-    it, phases = History(300), Phases()
-    for _ in range(MAX_PHASES):
-        phases.note("\x01" * 20, time.perf_counter_ns())
-    for number in range(300):
-        it.note(ended(number, key=("\x01" * 60_000, "\udcff" * 60_000), network="\x01" * 60_000, phases=phases))
-    after, seen = 0, 0
-    while True:
-        data = it.answer({"AFTER": str(after)})
-        assert len(data) <= protocol.MAX_ANSWER
-        answer = json.read(data)
-        if not answer["requests"]:
-            break
-        assert answer["next"] > after
-        after, seen = answer["next"], seen + len(answer["requests"])
-    assert seen == 300
+def test_the_newest_come_without_after_and_the_next_ones_with_it(past):
+    assert numbers(past) == [3, 4, 5]
+    assert numbers(past, LIMIT=2) == [4, 5]
+    assert numbers(past, AFTER=3) == [4, 5]
+    assert numbers(past, AFTER=3, LIMIT=1) == [4]
+    assert numbers(past, AFTER=5) == [] and asked(past, AFTER=5)["next"] == 5
 
 
-def test_a_server_tells_its_last_requests_and_not_those_for_them(server):
-    assert history.ask(str(server.path))["requests"] == []
-    server.ok("STATUS", STATUS)
-    server.refused("ADD", {**STATUS, "type": "bridge", "bridge": 7}, "/nowhere", cid="web-1")
-    answer = history.ask(str(server.path))
-    first, second = answer["requests"]
-    assert (first["command"], first["plugin"], first["outcome"]) == ("STATUS", "loopback", "0")
-    assert (second["command"], second["network"], second["container"], second["outcome"]) == (
-        "ADD", "net-a", "web-1", "7")
-    assert first["ms"] > 0 and abs(first["time"] - time.time()) < 60
-    assert answer["pid"] == server.process.pid
-    assert history.ask(str(server.path), answer["next"])["requests"] == []
-    assert len(history.ask(str(server.path), 0, 1)["requests"]) == 1
+def test_dropped_requests_are_counted(past):
+    assert asked(past, AFTER=1)["lost"] == 1
+    assert asked(past, AFTER=2)["lost"] == asked(past)["lost"] == 0
 
 
-def test_a_server_without_a_history_declines(host_netns, tmp_path):
-    with Server(tmp_path, "--history", "0") as server:
-        assert history.ask(str(server.path)) is None
+def test_the_number_of_an_earlier_server_asks_for_all(past):
+    assert numbers(past, AFTER=4711) == [3, 4, 5]
+
+
+@pytest.mark.parametrize("variables", [{"AFTER": "x"}, {"LIMIT": ""}, {"LIMIT": "1e9"}])
+def test_a_number_that_is_none_is_refused(past, variables):
+    with pytest.raises(ValueError, match="invalid literal"):
+        past.document(variables)
+
+
+def test_phases_and_times_count_from_the_end_of_the_queue():
+    past, one = history.History(), ended()
+    start = one.call.arrived + one.queued
+    one.phases.entries.append((0, int((start + 0.001) * 1e9), 2_000_000))
+    past.note(one)
+    entry, = asked(past)["requests"]
+    assert entry["phases"] == [{"name": "netlink", "startMs": pytest.approx(1, abs=0.01), "ms": 2.0}]
+    assert entry["queueMs"] == 50 and entry["ms"] == 200
+    assert time.time() - 0.25 - 5 < entry["time"] < time.time() - 0.2
+
+
+def test_only_failed_requests_keep_their_story_unless_a_reader_asks_for_all():
+    past = history.History()
+    past.note(ended(1))
+    past.note(ended(2, "11", '{"code": 11, "msg": "no"}'))
+    asked(past, WIRE=1)
+    past.note(ended(3))
+    entries = asked(past)["requests"]
+    assert ["story" in entry for entry in entries] == [False, True, True]
+    assert entries[1]["story"]["error"] == {"code": 11, "msg": "no"}
+
+
+def test_stories_are_few_and_small():
+    past = history.History()
+    for number in range(history.MAX_STORIES + 3):
+        one = ended(number, "999", container="c" * 10_000, stdin=b"[" + b"0," * 100_000 + b"0]")
+        for _ in range(100):
+            one.phases.steps.note("<", bytes(4096))
+        past.note(one)
+    entries = asked(past)["requests"]
+    assert sum("story" in entry for entry in entries) == history.MAX_STORIES
+    assert len(json.dumps(entries[-1])) < 160_000 and len(entries[-1]["container"]) == history.MAX_NAME
+    assert entries[-1]["story"]["dropped"] > 300_000
+    assert entries[-1]["story"]["configuration"] == "more than 16384 bytes"
+
+
+def test_secrets_are_hidden():
+    stdin = json.dumps({"name": "net", "ipam": {"store": {"type": "etcd", "user": "u", "password": "p", "ca": "/ca"},
+                                                "list": [{"apiToken": "t"}]}}).encode()
+    past = history.History()
+    past.note(ended(1, "7", stdin=stdin))
+    store = asked(past)["requests"][0]["story"]["configuration"]["ipam"]["store"]
+    assert store == {"type": "etcd", "user": "u", "password": "(hidden)", "ca": "/ca"}
+    assert '"t"' not in past.document({}).decode()
+
+
+@pytest.mark.parametrize("stdin", [b"", b"\xff{", b"{} {}"])
+def test_an_input_that_is_no_json_is_counted(stdin):
+    assert stories.configuration(stdin) == f"{len(stdin)} bytes that are no JSON"
+
+
+def test_a_server_tells_what_a_failed_request_did(server, node, pod):
+    conf = node.conf(isGateway=True)
+    server.ok("ADD", conf, pod)
+    server.refused("ADD", conf, pod, ifname="lo")
+    assert eventually(lambda: len(history.ask(str(server.path))["requests"]) == 2)
+    done, failed = history.ask(str(server.path))["requests"]
+    assert (done["command"], done["plugin"], done["network"], done["outcome"]) == ("ADD", "bridge", "net-a", "0")
+    assert {"ipam", "netlink"} <= {phase["name"] for phase in done["phases"]} and "story" not in done
+    assert failed["ifname"] == "lo" and failed["outcome"] == str(failed["story"]["error"]["code"])
+    assert failed["story"]["configuration"]["bridge"] == "br0"
+
+
+def test_the_rollback_of_a_failed_request_is_in_its_story(server, node, pod):
+    conf = node.conf(isGateway=True, routes=["10.99.0.0/16"], ipam={**node.host_local(), "routes": [
+        {"dst": "10.99.0.0/16", "gw": "192.0.2.1"}]})
+    server.refused("ADD", conf, pod)
+    assert eventually(lambda: history.ask(str(server.path))["requests"])
+    steps = history.ask(str(server.path))["requests"][0]["story"]["steps"]
+    assert {"sent", "received", "step"} == {step["kind"] for step in steps}
+    at = [step.get("text") for step in steps].index("rollback")
+    assert any(step["kind"] == "sent" for step in steps[at:])
+
+
+def test_a_long_answer_comes_whole(server, node, pod):
+    conf = node.conf(isGateway=True, args={"x": "y" * 9000})
+    for _ in range(20):
+        server.refused("ADD", conf, pod, ifname="lo")
+    assert eventually(lambda: len(history.ask(str(server.path))["requests"]) == 20)
+    found = history.ask(str(server.path))["requests"]
+    assert all(entry["story"]["configuration"]["args"] == conf["args"] for entry in found)
+
+
+def test_a_server_without_a_history_declines(start):
+    server = start("--history", "0")
+    assert history.ask(str(server.path)) is None
+
+
+def test_a_question_that_makes_no_sense_is_declined(server):
+    assert control.ask(str(server.path), history.NAME, {"AFTER": "x"}) is None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fastcni._abandoned import Abandoned
-from fastcni.kernel.waiting import rolling_back
+from fastcni.kernel.waiting import here, rolling_back
 from fastcni.kernel.wire import AnswerLost, NetlinkError
 
 TYPE_CHECKING = False
@@ -43,6 +43,7 @@ class Undo:
     def __exit__(self, kind: type[BaseException] | None, error: Any, trace: Any) -> None:
         if kind is None or kind is Abandoned:
             return
+        here.request.step("rollback")
         with rolling_back():
             for fn, args in reversed(self.steps):
                 try:

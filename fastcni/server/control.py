@@ -1,0 +1,73 @@
+"""Control requests: questions to a running server, by names that no plugin has. They are not queued, so they are
+answered whatever the workers do.
+
+    fastcni-status    see status.py
+    fastcni-history   see history.py
+"""
+
+from __future__ import annotations
+
+import array
+import os
+import socket
+from typing import Any
+
+from fastcni.server import protocol
+from fastcni.spec import json
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from fastcni.server.protocol import Connection
+
+TIMEOUT_S = 3.0
+MAX_BYTES = protocol.MAX_ANSWER + protocol.HEAD.size
+MAX_MEMORY_BYTES = 64 << 20     # of an answer in a memfd
+
+
+def answer(conn: Connection, document: Callable[[], bytes]) -> None:
+    """Answer a control request with the bytes of a JSON document. A ValueError of document(): the server declines."""
+    try:
+        try:
+            protocol.answer(conn, 0, document())
+        except ValueError:
+            protocol.answer(conn, protocol.DECLINED)
+    except OSError:
+        return                          # the caller has left
+    finally:
+        conn.close()
+
+
+def ask(path: str, name: str, variables: Mapping[str, str], timeout_s: float = TIMEOUT_S) -> dict[str, Any] | None:
+    """Ask the server at a socket; None if it does not know the request: it is of an older version.
+
+    Raises OSError: no server listens, this user is not served, or no answer came in time (TimeoutError).
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
+        sock.settimeout(timeout_s)
+        sock.connect(path)
+        sock.send(protocol.request(name, variables))
+        data, ancillary, _, _ = sock.recvmsg(MAX_BYTES, socket.CMSG_SPACE(array.array("i").itemsize))
+    if len(data) < protocol.HEAD.size:
+        raise ConnectionResetError("the server closed the connection without an answer")
+    _, version, status, stderr = protocol.HEAD.unpack_from(data)
+    body = data[protocol.HEAD.size:]
+    for _, _, descriptors in ancillary:
+        body = read_memory(array.array("i", descriptors)[0])
+    if version != protocol.VERSION or status == protocol.DECLINED:
+        return None
+    found = json.read(body[stderr:])
+    return found if isinstance(found, dict) else None
+
+
+def read_memory(fd: int) -> bytes:
+    """Read and close the memfd of a long answer. Raises OSError."""
+    parts, at = [], 0
+    try:
+        while at < MAX_MEMORY_BYTES and (part := os.pread(fd, MAX_MEMORY_BYTES - at, at)):
+            parts.append(part)
+            at += len(part)
+    finally:
+        os.close(fd)
+    return b"".join(parts)

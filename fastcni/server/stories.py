@@ -1,0 +1,108 @@
+"""What happened in a request, step by step: what it was given, each message to the kernel and the kernel's answers, the
+programs that it ran, its rollback, and its answer.
+
+    {"environment": {"CNI_ARGS": "..."}, "configuration": {...}, "error": {"code": 11, "msg": "..."}, "dropped": 0,
+     "steps": [{"ms": 0.112, "kind": "sent", "data": "5c00000010000506..."},
+               {"ms": 0.12, "kind": "received", "data": "4c00000002000000..."},
+               {"ms": 1.9, "kind": "step", "text": "rollback"}]}
+
+data: a netlink datagram in hexadecimal digits. ms: since the end of the queue. dropped: bytes that did not fit.
+"""
+
+from __future__ import annotations
+
+from time import perf_counter_ns
+from typing import Any
+
+from fastcni.spec import json
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from fastcni.server.records import Ended
+
+    Step = tuple[int, str, bytes]       # perf_counter_ns(); ">" sent, "<" received, "!" a text; the bytes
+
+MAX_BYTES = 32 << 10            # of the datagrams of one request
+STEP_BYTES = 100                # that a step takes beside its datagram
+MAX_INPUT = 16 << 10            # of a configuration
+MAX_VALUE = 1024                # characters of a variable
+KINDS = {">": "sent", "<": "received", "!": "step"}
+SECRET_WORDS = ("password", "passwd", "token", "secret", "key", "credential")
+HIDDEN = "(hidden)"
+
+
+class Steps:
+    """The steps of a running request. note() is its function `show`, see kernel.waiting.Request."""
+
+    __slots__ = ("dropped", "entries", "left")
+
+    def __init__(self) -> None:
+        self.entries: list[Step] = []
+        self.left, self.dropped = MAX_BYTES, 0
+
+    def note(self, way: str, data: bytes) -> None:
+        size = len(data) + STEP_BYTES
+        if size <= self.left:
+            self.left -= size
+            self.entries.append((perf_counter_ns(), way, data))
+        else:
+            self.dropped += len(data)
+
+
+class Story:
+    """The story of a request that has ended."""
+
+    __slots__ = ("dropped", "env", "error", "stdin", "steps")
+
+    def __init__(self, ended: Ended) -> None:
+        message, steps = ended.call.message, ended.phases.steps
+        self.env = {name: value[:MAX_VALUE] for name, value in message.env.items()}
+        self.stdin, self.error = message.stdin[:MAX_INPUT + 1], ended.error[:MAX_INPUT]
+        self.steps: list[Step] = steps.entries if steps else []
+        self.dropped = steps.dropped if steps else 0
+
+    def document(self, started: float) -> dict[str, Any]:
+        """started: monotonic seconds."""
+        return {"environment": {name: utf8(value) for name, value in self.env.items()},
+                "configuration": configuration(self.stdin), "error": read(self.error), "dropped": self.dropped,
+                "steps": [step(at / 1e9 - started, way, data) for at, way, data in self.steps]}
+
+
+def step(seconds: float, way: str, data: bytes) -> dict[str, Any]:
+    found: dict[str, Any] = {"ms": round(seconds * 1e3, 3), "kind": KINDS[way]}
+    return found | ({"text": data.decode("utf-8", "replace")} if way == "!" else {"data": data.hex()})
+
+
+def configuration(stdin: bytes) -> Any:
+    """The configuration without its secrets; the text "... bytes" of one that is too long or no JSON."""
+    if len(stdin) > MAX_INPUT:
+        return f"more than {MAX_INPUT} bytes"
+    try:
+        return hide(json.read(stdin))
+    except json.JsonError:
+        return f"{len(stdin)} bytes that are no JSON"
+
+
+def hide(value: Any) -> Any:
+    """The value, with HIDDEN for each text below a key that names a secret: a store's password or token."""
+    if isinstance(value, dict):
+        return {key: HIDDEN if names_secret(key) and isinstance(each, str) and each else hide(each)
+                for key, each in value.items()}
+    return [hide(each) for each in value] if isinstance(value, list) else value
+
+
+def names_secret(key: str) -> bool:
+    key = key.lower()
+    return any(word in key for word in SECRET_WORDS)
+
+
+def read(error: str) -> Any:
+    """An error document; None without one."""
+    try:
+        return json.read(error.encode("utf-8", "replace")) if error else None
+    except json.JsonError:
+        return error
+
+
+def utf8(text: str) -> str:
+    return text.encode("utf-8", "replace").decode()
