@@ -8,6 +8,7 @@
 # make test-runtimes    containers of containerd, CRI and podman on a node of their own (root; installs these)
 # make test-cluster     cluster IPAM and dhcp with real servers: etcd and others (as root it installs these)
 # make test-observability  what operators look at: Prometheus, a terminal, a browser (as root it installs these)
+# make screenshots      the pictures of docs, by a test of test-observability
 # make test-packages    README's install, the Debian package, the Kubernetes image; the switch from the Go plugins (root)
 # make test-faults      campaigns: steps kills mix frozen storage flushes cluster dhcp soak sanitized; over an hour
 #                       (FAULTS="--seconds 60": a minute each; FAULTS=kills: one of them; docs/reliability.md)
@@ -18,7 +19,7 @@
 # make clean            remove all that was built
 .POSIX:
 .PHONY: setup demo test test-toolchains test-vm test-runtimes test-cluster test-observability \
-	test-packages test-faults wheels deb man check bench lint clean
+	screenshots test-packages test-faults wheels deb man check bench lint clean
 
 PYTHON = python3
 VENV = .venv
@@ -72,6 +73,10 @@ test-observability: setup
 	@$(BIN)/python -c 'import opentelemetry.exporter.otlp.proto.http' 2> /dev/null || \
 		$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test,otel]'
 	LANE=observability $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal tests/observability
+
+screenshots: setup
+	@sh tests/setup-peer.sh prometheus promtool tmux chromium
+	SCREENSHOTS="$$PWD/docs" $(BIN)/python -m pytest -q tests/observability/test_screenshots.py
 
 test-packages: setup
 	@sh tests/setup-peer.sh

@@ -21,6 +21,7 @@ from fastcni.cli.pod import pod
 from fastcni.cli.restore import restore
 from fastcni.cli.serve import serve
 from fastcni.cli.settings import BIN_DIR_HELP, Settings, network_command, plugin_dirs
+from fastcni.cli.top import top
 from fastcni.cli.uninstall import uninstall
 from fastcni.runtime import CNI, Report
 from fastcni.spec import result as results
@@ -111,6 +112,7 @@ cli.add_command(netconf)
 cli.add_command(pod)
 cli.add_command(restore)
 cli.add_command(serve)
+cli.add_command(top)
 cli.add_command(bench)
 
 

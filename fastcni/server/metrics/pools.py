@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from fastcni.server.background import start_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Iterator
     from typing import Any
 
 COUNT_S = 15.0                  # seconds that a count is good for
@@ -38,6 +38,14 @@ class Counted:
     pools: tuple[Pool, ...] = ()
     attachments: dict[str, int] = field(default_factory=dict)
     moment: float = 0.0
+
+
+def cluster_pools(stores: Iterable[dict[str, Any]]) -> Iterator[Pool]:
+    """The ranges of cluster-wide addresses. stores: a part of the status document, see server/status.py."""
+    for store in stores:
+        for space in store["spaces"]:
+            for one in space["ranges"]:
+                yield Pool("cluster", space["space"], one["range"], one["size"] - one["free"], one["free"])
 
 
 class Counter:

@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 
 import fastcni
 from fastcni.server.metrics import one_shot
-from fastcni.server.metrics.pools import MAX_POOLS, Counter, Pool
+from fastcni.server.metrics.pools import MAX_POOLS, Counter, Pool, cluster_pools
 from fastcni.server.metrics.requests import Requests, text
 from fastcni.server.metrics.table import COUNTER, HISTOGRAM, TABLE
 
@@ -92,14 +92,6 @@ class ServerCollector(Collector):
 
 def labels_of(pool: Pool) -> tuple[str, str, str]:
     return pool.ipam, text(pool.network), pool.range
-
-
-def cluster_pools(stores: Iterable[dict[str, Any]]) -> Iterator[Pool]:
-    """The ranges of cluster-wide addresses. stores: a part of the status document, see server/status.py."""
-    for store in stores:
-        for space in store["spaces"]:
-            for one in space["ranges"]:
-                yield Pool("cluster", space["space"], one["range"], one["size"] - one["free"], one["free"])
 
 
 def make_page(collector: ServerCollector) -> tuple[str, Any]:

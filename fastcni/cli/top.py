@@ -1,0 +1,152 @@
+"""The command `fastcni top`: what the server does at this moment, drawn again and again."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from functools import partial
+from typing import Any
+
+import click
+from rich.console import Console
+
+from fastcni.cli.output import for_people, put_document
+from fastcni.cli.terminal import ENTER, ERASE, ESCAPE, Terminal
+from fastcni.cli.top_frame import SORTS, View, frame
+from fastcni.node import activity
+from fastcni.node.pools import count
+from fastcni.runtime.cache import DEFAULT_DIR, Cache
+from fastcni.runtime.cni import DEFAULT_CONF_DIR
+from fastcni.server import history, status
+from fastcni.server.listening import PATH
+from fastcni.server.metrics.pools import COUNT_S, Counted, cluster_pools
+from fastcni.spec import errors
+from fastcni.spec.errors import CniError
+
+LIMIT = 64                      # requests of one answer: its making stops no other request for long
+
+
+@click.command()
+@click.option("--socket", default=PATH, show_default=True, envvar="FASTCNI_SOCKET", show_envvar=True, metavar="PATH",
+              help="The server's socket.")
+@click.option("--conf-dir", default="", metavar="DIR",
+              help=f"The directory of network configurations [NETCONFPATH, {DEFAULT_CONF_DIR}].")
+@click.option("--cache-dir", default="", metavar="DIR", help=f"The directory of cached results [{DEFAULT_DIR}].")
+@click.option("--filter", "chosen", default="", metavar="TEXT",
+              help="Only requests and networks with this text in network or container.")
+@click.option("--interval", default=1.0, show_default=True, type=click.FloatRange(0.1, 60), metavar="SECONDS",
+              help="Time between two frames.")
+@click.option("--once", is_flag=True, help="Print one frame and end.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document and end, also on a terminal.")
+def top(socket: str, conf_dir: str, cache_dir: str, chosen: str, interval: float, once: bool, as_json: bool) -> None:
+    """Watch what the server does: requests of the last minute, and how full the networks are.
+
+    \b
+    rates, median (p50) and 99th percentile (p99) of the time in each phase,
+    the queue, errors by code, networks, pools of addresses, slowest requests
+
+    Keys: s sorts, / filters, space freezes, q quits, ? explains. If stdout is no terminal, it prints one JSON document,
+    and with --once one frame.
+    """
+    conf_dir = conf_dir or os.environ.get("NETCONFPATH") or DEFAULT_CONF_DIR
+    source = Source(socket or PATH, conf_dir, Cache(cache_dir).results())
+    source.poll()
+    console = Console()
+    if as_json or not (once or for_people(as_json)):
+        put_document(source.document(chosen))
+    elif once:
+        console.print(frame(source.document(chosen), View(chosen=chosen), *console.size, keys=False))
+    elif console.is_dumb_terminal or not sys.stdin.isatty():
+        raise CniError(errors.INVALID_ENVIRONMENT, "top needs a terminal for its frames and its keys",
+                       "`fastcni top --once` prints one frame, `fastcni top --json` one document")
+    else:
+        watch(source, View(chosen=chosen), console, interval)
+
+
+class Source:
+    """What top shows, from the server at a socket and from this node's files."""
+
+    def __init__(self, path: str, conf_dir: str, results: str) -> None:
+        self.path, self.conf_dir, self.results = path, conf_dir, results
+        self.recent, self.counted = activity.Recent(self._ask), Counted()
+        self.server: dict[str, Any] = {}
+        self.now = time.time()
+
+    def _ask(self, after: int) -> dict[str, Any]:
+        found = history.ask(self.path, after, LIMIT)
+        if found is None:
+            raise CniError(errors.PLUGIN_NOT_AVAILABLE, f"the server at {self.path} keeps no history of its requests",
+                           "is it of an older version, or was it started with --history 0?")
+        return found
+
+    def poll(self) -> None:
+        """Read what is new. Raises CniError: the server cannot be asked."""
+        try:
+            self.server = status.ask(self.path) or {}
+            self.recent.poll(time.time())
+        except (FileNotFoundError, ConnectionRefusedError) as e:
+            raise CniError(errors.IO_FAILURE, f"no server listens at {self.path}", "start it: `systemctl start "
+                           "fastcni.socket`, or `fastcni serve`") from e
+        except OSError as e:
+            raise CniError(errors.IO_FAILURE, f"ask the server at {self.path}: {e.strerror or e}") from e
+        self.now = time.time()
+        if not self.counted.moment or time.monotonic() - self.counted.moment > COUNT_S:
+            self.counted = count(self.conf_dir, self.results)
+
+    def view(self) -> tuple[activity.Sample, activity.Node]:
+        """What a document is made of. It does not change with the next poll()."""
+        pools = (*self.counted.pools, *cluster_pools(self.server.get("cluster", ())))
+        return self.recent.sample(self.now), activity.Node(self.server, pools, self.counted.attachments)
+
+    def document(self, chosen: str) -> dict[str, Any]:
+        return activity.document(*self.view(), chosen)
+
+
+def watch(source: Source, view: View, console: Console, interval: float) -> None:
+    """Draw frames until the user quits."""
+    try:
+        with Terminal(console) as terminal:
+            seen, polled = source.view(), time.monotonic()
+            while True:
+                terminal.draw(partial(frame, activity.document(*seen, view.chosen), view))
+                keys = terminal.wait(polled + interval - time.monotonic())
+                if not all(press(key, view) for key in keys):
+                    return
+                if time.monotonic() >= polled + interval:
+                    polled, view.trouble = time.monotonic(), poll(source)
+                if not view.frozen:
+                    seen = source.view()
+    except KeyboardInterrupt:
+        return
+
+
+def poll(source: Source) -> str:
+    """Read what is new. Return what is wrong, "" if nothing is: a server that is restarted comes back."""
+    try:
+        source.poll()
+    except CniError as e:
+        return f"Figures of {time.strftime('%H:%M:%S', time.localtime(source.now))}: {e.msg}"
+    return ""
+
+
+def press(key: str, view: View) -> bool:
+    """Note a key. Return False for that which quits."""
+    if view.typing is not None:
+        if key in (ENTER, ESCAPE):
+            view.chosen, view.typing = view.typing if key == ENTER else "", None
+        else:
+            view.typing = view.typing[:-1] if key == ERASE else view.typing + key
+    elif key == "q":
+        return False
+    elif key == "s":
+        view.sort = (view.sort + 1) % len(SORTS)
+    elif key == "/":
+        view.typing = view.chosen
+    elif key == ESCAPE:
+        view.chosen, view.help = "", False
+    elif key == " ":
+        view.frozen = not view.frozen
+    elif key == "?":
+        view.help = not view.help
+    return True

@@ -1,0 +1,69 @@
+"""Pictures of a loaded node for the docs. `make screenshots` writes them to docs."""
+
+import io
+import json
+import os
+import re
+from pathlib import Path
+
+import pytest
+from rich._export_format import CONSOLE_SVG_FORMAT
+from rich.console import Console
+from server.client import Server
+
+from fastcni.cli.top import Source
+from fastcni.cli.top_frame import View, frame
+from fastcni.launcher.install import install
+
+# Without the fonts that Rich's format loads from another site
+SVG = re.sub(r"@font-face \{\{.*?\n    \}\}", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)
+NETWORKS = {"web": "10.22.0.0/24", "db": "10.23.0.0/28"}
+IDS = [f"{0x8e4f2a1b3c4d + at * 0x1a2b3c4d5e6f & (1 << 48) - 1:012x}" for at in range(12)]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Where the pictures go."""
+    return Path(os.environ.get("SCREENSHOTS") or tmp_path)
+
+
+@pytest.fixture
+def node(host_netns, pod_netns, tmp_path):
+    """A server with pods of two networks; the address folder of "db" is nearly full."""
+    (tmp_path / "net.d").mkdir()
+    confs = {}
+    for name, subnet in NETWORKS.items():
+        plugin = {"type": "bridge", "bridge": f"{name}0", "isGateway": True, "ipMasq": False,
+                  "ipam": {"type": "host-local", "dataDir": str(tmp_path / "data"), "subnet": subnet}}
+        document = {"cniVersion": "1.0.0", "name": name, "plugins": [plugin]}
+        (tmp_path / "net.d" / f"{name}.conflist").write_text(json.dumps(document))
+        confs[name] = {"cniVersion": "1.0.0", "name": name, **plugin}
+    (tmp_path / "results").mkdir()
+    install(tmp_path / "bin")
+    with Server(tmp_path, "--cache-dir", str(tmp_path)) as server:
+        server.cni_path = str(tmp_path / "bin")
+        for at, container in enumerate(IDS):
+            pod = pod_netns()
+            for name in NETWORKS if at % 2 else ("db",):
+                ifname = "eth0" if name == "db" else "net1"
+                server.ok("ADD", confs[name], pod, cid=container, ifname=ifname)
+                (tmp_path / "results" / f"{name}-{container}-{ifname}").touch()
+        for at, container in enumerate(IDS[:4]):
+            server.ok("DEL", confs["web"], cid=container, ifname="net1")
+            if at % 2:
+                server.refused("ADD", {**confs["web"], "bridge": 7}, "/nowhere", cid=container)
+        yield server
+
+
+def test_a_picture_of_top(node, tmp_path, folder):
+    source = Source(str(node.path), str(tmp_path / "net.d"), str(tmp_path / "results"))
+    source.poll()
+    console = Console(record=True, width=80, height=24, file=io.StringIO(), force_terminal=True)
+    console.print(frame(source.document(""), View(), 80, 24))
+    text = console.export_text(clear=False)
+    for part in ("web", "db", "10.23.0.1-14", "!92%", "2 failed", "ipam", "netlink", "SLOWEST"):
+        assert part in text, text
+    assert any(container in text for container in IDS)
+    picture = console.export_svg(title="fastcni top", code_format=SVG)
+    assert "url(http" not in picture
+    (folder / "top.svg").write_text(picture, encoding="utf-8")
