@@ -47,6 +47,9 @@ if TYPE_CHECKING:
 @click.option("--history", default=DEFAULT_SIZE, show_default=True, type=click.IntRange(0, 100_000),
               envvar="FASTCNI_HISTORY", show_envvar=True, metavar="N",
               help="Keep the last N requests for `fastcni trace` and `fastcni top`; 0: none.")
+@click.option("--otlp", default="", envvar=["FASTCNI_OTLP", "OTEL_EXPORTER_OTLP_ENDPOINT"], show_envvar=True,
+              metavar="URL",
+              help="Send OpenTelemetry traces of requests to this collector, by OTLP over HTTP. Off by default.")
 @click.option("--detached", is_flag=True,
               help="Leave the caller's cgroup, signal mask and limits; log to syslog, where that exists. "
                    "For a server that no service manager starts.")
@@ -57,7 +60,7 @@ if TYPE_CHECKING:
 @click.option("--log-format", default="logfmt", show_default=True, type=click.Choice(["logfmt", "json"]))
 def serve(path: str, workers: int, queue_size: int, queue_timeout_s: float, uids: Sequence[int],
           latency_request_s: float, cache_dir: str, idle_exit_min: float, dhcp: bool, dhcp_socket: str,
-          dhcp_leases: str, metrics: str, history: int, detached: bool, log_to: str | None, log_level: str,
+          dhcp_leases: str, metrics: str, history: int, otlp: str, detached: bool, log_to: str | None, log_level: str,
           log_format: str) -> None:
     """Answer the installed plugins from one warm process.
 
@@ -77,7 +80,7 @@ def serve(path: str, workers: int, queue_size: int, queue_timeout_s: float, uids
     from fastcni.server.service import Options
     from fastcni.server.service import serve as run
 
-    where = metrics_address(metrics)
+    where, otlp = metrics_address(metrics), otlp_url(otlp)
     if detached:
         detach()
         if log_to is None and os.path.exists(SYSLOG):
@@ -106,7 +109,7 @@ def serve(path: str, workers: int, queue_size: int, queue_timeout_s: float, uids
             latency_request_s=latency_request_s, level=log_level, fmt=log_format, log_to=log_to or "stderr",
             idle_exit_s=idle_exit_min * 60, replay=lambda deleted_at: restore(cache, deleted_at=deleted_at), pods=pods,
             configured=configured, beside=partial(dhcp_daemon, dhcp_socket, dhcp_leases) if dhcp else None,
-            metrics=where, count=count, history=history))
+            metrics=where, count=count, history=history, otlp=otlp))
     except ListenError as e:
         raise CniError(errors.IO_FAILURE, str(e)) from e
     raise SystemExit(status)
@@ -122,6 +125,18 @@ def metrics_address(text: str) -> str | tuple[str, int] | None:
         return address.read(text)
     except address.AddressError as e:
         raise click.BadParameter(str(e), param_hint="--metrics") from e
+
+
+def otlp_url(text: str) -> str:
+    """Check the URL of --otlp, which may be empty. Raises click.BadParameter."""
+    if not text:
+        return ""
+    from fastcni.server.otel import traces
+
+    try:
+        return traces.read_url(text)
+    except traces.UrlError as e:
+        raise click.BadParameter(str(e), param_hint="--otlp") from e
 
 
 def dhcp_daemon(path: str, leases: str, log: Any) -> "Daemon":

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, BinaryIO, Protocol
 
 from fastcni.kit.call import invoke, search
+from fastcni.runtime.trace import VARIABLES
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 
@@ -51,7 +52,10 @@ class Exec:
         no server answers, or the request can be repeated. Raises served.Failed."""
         from fastcni.runtime import served
 
-        answer = served.ask(os.environ if self.environ is None else self.environ, env, stdin)
+        environ = os.environ if self.environ is None else self.environ
+        # As plugin files would: without a Trace of the call, they get this process's
+        inherited = [name for name in VARIABLES if name in environ and VARIABLES[0] not in env]
+        answer = served.ask(environ, {**{name: environ[name] for name in inherited}, **env}, stdin)
         if answer is None:
             return None
         stdout, stderr = answer

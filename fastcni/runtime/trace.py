@@ -4,6 +4,7 @@ import re
 from dataclasses import dataclass
 
 TRACEPARENT = r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})"
+VARIABLES = ("TRACEPARENT", "TRACESTATE", "BAGGAGE")       # of the environment
 MAX_HEADER_BYTES = 8192    # the minimum of Baggage 3.3.2; tracestate is far shorter
 SAMPLED = 1
 
@@ -35,6 +36,5 @@ class Trace:
         _, trace_id, span_id, flags = self.traceparent.split("-")
         if not trace_id.strip("0") or not span_id.strip("0"):
             return {}
-        found = {"TRACEPARENT": f"00-{trace_id}-{span_id}-{int(flags, 16) & SAMPLED:02x}",
-                 "TRACESTATE": self.tracestate, "BAGGAGE": self.baggage}
-        return {name: text for name, text in found.items() if text}
+        texts = f"00-{trace_id}-{span_id}-{int(flags, 16) & SAMPLED:02x}", self.tracestate, self.baggage
+        return {name: text for name, text in zip(VARIABLES, texts, strict=True) if text}

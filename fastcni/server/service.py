@@ -33,11 +33,10 @@ from fastcni.server.workers import Workers, environment, preload, preload_third_
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable
+    from collections.abc import Callable, Collection, Iterable, Sequence
     from typing import Any, Protocol
 
     from fastcni.kit.ipam.cluster.conf import Keys
-    from fastcni.server.metrics.service import Metrics
     from fastcni.server.replay import Run
 
     class Beside(Protocol):
@@ -45,6 +44,14 @@ if TYPE_CHECKING:
 
         def start(self) -> None: ...
         def join(self) -> None: ...
+
+    class Part(Protocol):
+        """What an option adds to the server. start() is called from time to time, too: a thread cannot always be
+        started."""
+
+        def attach(self, server: Server) -> None: ...
+        def start(self) -> None: ...
+        def stop(self) -> None: ...
 
 MAX_BACKGROUND_THREADS = 64     # background threads: they wait for the kernel's deferred work
 DRAIN_TIMEOUT_S = 80            # systemd usually waits for 90
@@ -60,7 +67,7 @@ class Options:
     "stderr" or "syslog". replay: see Restoring. idle_exit_s: see IdleExit. tidy_s: see Upkeep. pods, configured: see
     ClusterUpkeep. beside: given the log, it makes what runs beside the requests. metrics: where they are scraped, see
     metrics.address.read(); None: nowhere. count: see metrics.pools.Counter. history: requests that are kept, see
-    history.py; 0: none.
+    history.py; 0: none. otlp: the URL of a collector of traces; "": none.
     """
 
     workers: int = 32
@@ -80,6 +87,7 @@ class Options:
     metrics: str | tuple[str, int] | None = None
     count: Callable[[], Counted] = Counted
     history: int = history.DEFAULT_SIZE
+    otlp: str = ""
 
 
 def serve(path: str = listening.PATH, options: Options | None = None) -> int:
@@ -95,25 +103,30 @@ def serve(path: str = listening.PATH, options: Options | None = None) -> int:
     listen = listening.listen(path, open_to_all=not set(options.uids) <= {0, os.geteuid()})
     try:
         beside = options.beside(logger) if options.beside else None
-        metrics = make_metrics(options, logger)
+        parts = make_parts(options, logger)
     except listening.ListenError:
         listen.unlink()
         raise
     prepare_process(logger)
-    server = Server(options, listen, beside, logger, started, metrics)
+    server = Server(options, listen, beside, logger, started, parts)
     server.start()
     signal.sigwait(STOP_SIGNALS)    # not sigtimedwait(): interrupted after its time it returns a signal that never came
     return server.stop()
 
 
-def make_metrics(options: Options, logger: log.Logger) -> Metrics | None:
-    """The metrics, if the options ask for them: their modules and the Prometheus client are not imported otherwise.
-    Raises ListenError."""
-    if not options.metrics:
-        return None
-    from fastcni.server.metrics.service import Metrics
+def make_parts(options: Options, logger: log.Logger) -> list[Part]:
+    """What the options ask for: the modules of other parts, and the packages that they need, are not imported. Raises
+    ListenError."""
+    parts: list[Part] = []
+    if options.otlp:
+        from fastcni.server.otel.traces import Traces
 
-    return Metrics(options.metrics, options.count, logger)
+        parts.append(Traces(options.otlp, logger))
+    if options.metrics:                 # the last one: its socket needs a stop
+        from fastcni.server.metrics.service import Metrics
+
+        parts.append(Metrics(options.metrics, options.count, logger))
+    return parts
 
 
 def prepare_process(logger: log.Logger) -> None:
@@ -127,13 +140,13 @@ def prepare_process(logger: log.Logger) -> None:
 
 
 class Server:
-    """The parts of the server, in the order in which they need each other. started: when, by monotonic(). metrics: None
-    without --metrics."""
+    """The parts of the server, in the order in which they need each other. started: when, by monotonic(). parts: those
+    that options add."""
 
     def __init__(self, options: Options, listen: listening.Listening, beside: Beside | None, logger: log.Logger,
-                 started: float, metrics: Metrics | None = None) -> None:
+                 started: float, parts: Sequence[Part] = ()) -> None:
         self.listen, self.beside, self.logger, self.started = listen, beside, logger, started
-        self.workers, self.metrics = options.workers, metrics
+        self.workers, self.parts = options.workers, parts
         # One more than there are processors: one request usually waits for a lock of the kernel
         busy = len(os.sched_getaffinity(0)) + 1
         home, wakeup = netns.open_own(), Wakeup()
@@ -152,8 +165,8 @@ class Server:
         watchdog = Watchdog(self.notify, self.acceptor.probe, watchdog_seconds(os.environ))
         idle_exit = IdleExit(self.acceptor, self.queue, options.idle_exit_s, logger)
         self.upkeep = Upkeep(self.tidy, watchdog, idle_exit, logger, tidy_s=options.tidy_s)
-        if metrics:
-            metrics.attach(self)
+        for part in parts:
+            part.attach(self)
 
     def answer_control(self, history_size: int) -> None:
         """Answer control requests. The status document is made at once, because it must not wait for a thread."""
@@ -179,9 +192,8 @@ class Server:
             self.beside.start()         # before the workers: a request may need it
         self.pool.start()
         self.restoring.start()
-        if self.metrics:
-            self.metrics.start()
-            self.logger.info("metrics_ready", address=self.metrics.where)
+        for part in self.parts:
+            part.start()
         self.background(release_addresses, self.logger)
         self.background(self.cluster.learn)
 
@@ -190,8 +202,8 @@ class Server:
         self.hosts.tidy()
         self.pool.keep()
         self.restoring.start()
-        if self.metrics:
-            self.metrics.start()
+        for part in self.parts:
+            part.start()
         self.cluster.keep()
         _ipam_bitmap.forget()
 
@@ -209,8 +221,8 @@ class Server:
         if self.beside:
             self.beside.join()
         self.upkeep.stop()
-        if self.metrics:
-            self.metrics.stop()
+        for part in self.parts:
+            part.stop()
         self.acceptor.close()
         self.restoring.stop()
         self.cluster.stop()

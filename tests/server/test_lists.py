@@ -10,11 +10,13 @@ import pytest
 from server.client import Server
 
 from fastcni.launcher.install import install
-from fastcni.runtime import CNI, CniError, Exec, PluginError, RuntimeConf, parse_list, served
+from fastcni.runtime import CNI, CniError, Exec, PluginError, RuntimeConf, Trace, parse_list, served
 from fastcni.server.protocol import DECLINED, HEAD, MAGIC, VERSION
 from fastcni.spec import errors
 from fastcni.testing import needs_root
 
+PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7"
+OTHER = "00-4bf92f3577b34da6a3ce929d0e0e4737-00f067aa0ba902b8"
 LOOPBACK = {"type": "loopback"}
 PLUGINS = [LOOPBACK, {"type": "static", "ipam": {"type": "static", "addresses": [{"address": "10.9.0.2/24"}]}}]
 RT = RuntimeConf("c1", "/run/netns/none", "eth0", capability_args={"ips": ["10.9.0.3/24"], "mac": "x"})
@@ -106,6 +108,21 @@ def test_a_list_is_one_request_with_all_plugins(stubbed):
                        "plugins": [LOOPBACK, {"type": "bridge", "capabilities": {"ips": True, "mac": False}}]}
     assert [data[HEAD.size:].partition(b"\0")[0] for data in stub.requests] == [b"chain"] * 3
     assert sent[1]["prevResult"] == sent[2]["prevResult"] == RESULT
+
+
+@pytest.mark.parametrize("environ, trace, sent", [
+    ({"TRACEPARENT": f"{PARENT}-01", "TRACESTATE": "a=1", "HOME": "/"}, None,
+     [f"TRACEPARENT={PARENT}-01", "TRACESTATE=a=1"]),
+    ({"TRACEPARENT": f"{PARENT}-01", "TRACESTATE": "a=1"}, Trace(f"{OTHER}-01"), [f"TRACEPARENT={OTHER}-01"]),
+    ({}, None, []),
+])
+def test_the_request_joins_the_trace_of_the_call_or_else_of_the_environment(stubbed, environ, trace, sent):
+    """The plugin files inherit the environment's; one request for the list did not."""
+    cni, stub = stubbed(answer(0, RESULT))
+    cni.runner.environ |= environ
+    cni.add(net_of(LOOPBACK, {"type": "bridge"}), RT, trace=trace)
+    variables = stub.requests[0][HEAD.size:].partition(b"{")[0].decode().split("\0")
+    assert [it for it in variables if it.startswith(("TRACE", "HOME"))] == sent
 
 
 def test_an_error_is_that_of_the_plugin_by_itself(stubbed):

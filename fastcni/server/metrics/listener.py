@@ -50,10 +50,9 @@ class Listener:
         self.clients: dict[int, Client] = {}            # by descriptor, oldest first
         self.thread = Thread(target=self._run, name="metrics", daemon=True)
 
-    def start(self) -> None:
-        """Start the thread if it does not run; it cannot always be started."""
-        if not self.thread.is_alive() and not self.stopping:
-            start_thread(self.thread, self.log)
+    def start(self) -> bool:
+        """Start the thread if it does not run; it cannot always be started. Return whether it has been started now."""
+        return not self.thread.is_alive() and not self.stopping and start_thread(self.thread, self.log)
 
     def stop(self) -> None:
         self.stopping = True

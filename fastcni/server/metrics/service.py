@@ -50,7 +50,8 @@ class Metrics:
                                  self.log)
 
     def start(self) -> None:
-        self.listener.start()
+        if self.listener.start():
+            self.log.info("metrics_ready", address=self.where)
 
     def stop(self) -> None:
         self.listening.unlink()

@@ -1,0 +1,155 @@
+"""The spans of a request, made and sent by OpenTelemetry's SDK. Only this module imports it.
+
+    ADD bridge                  kind SERVER; its parent is the caller's span
+      queue
+      ipam
+        netlink                 a phase that lies inside another one is its child
+      netlink
+      nftables
+
+The SDK decides by the parent's flag and OTEL_TRACES_SAMPLER whether a request is recorded.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import TYPE_CHECKING
+
+from opentelemetry.context import Context
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import OTELResourceDetector, Resource
+from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace.export import SpanExportResult
+from opentelemetry.trace import Span, SpanKind, Status, StatusCode, set_span_in_context
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from fastcni import __version__
+from fastcni.server.records import DECLINED, NAMES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from opentelemetry.sdk.trace import ReadableSpan
+
+    from fastcni.server.otel.traces import Traced
+
+PATH = "/v1/traces"
+ARGUMENT = "TRACEPARENT"        # the key of CNI_ARGS
+# {key of CNI_ARGS: attribute}, as OpenTelemetry names them
+POD = {"K8S_POD_NAMESPACE": "k8s.namespace.name", "K8S_POD_NAME": "k8s.pod.name", "K8S_POD_UID": "k8s.pod.uid"}
+VARIABLES = {"CNI_CONTAINERID": "cni.container_id", "CNI_IFNAME": "cni.ifname", "CNI_NETNS": "cni.netns"}
+GOOD = ("0", DECLINED)          # a declined request goes one-shot
+
+
+class Finished(SpanProcessor):
+    """Collects the spans that have ended and are sampled."""
+
+    def __init__(self) -> None:
+        self.spans: list[ReadableSpan] = []
+
+    def on_end(self, span: ReadableSpan) -> None:
+        self.spans.append(span)
+
+
+class LastLine(logging.Handler):
+    """Keeps the last line that the SDK logs: its only word about a failed export."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.text = ""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.text = record.getMessage()
+
+
+class Sender:
+    """Makes and sends the spans of requests. url: the collector's, without PATH."""
+
+    def __init__(self, url: str) -> None:
+        self.last_line = LastLine()
+        logger = logging.getLogger("opentelemetry")
+        logger.handlers, logger.propagate = [self.last_line], False
+        self.finished, self.propagator = Finished(), TraceContextTextMapPropagator()
+        # OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES take precedence
+        resource = Resource.create({"service.name": "fastcni", "service.version": __version__,
+                                    "host.name": os.uname().nodename}).merge(OTELResourceDetector().detect())
+        provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+        provider.add_span_processor(self.finished)
+        self.tracer = provider.get_tracer("fastcni.server", __version__)
+        self.exporter = OTLPSpanExporter(url.rstrip("/") + PATH)
+
+    def send(self, requests: Iterable[Traced]) -> str:
+        """Send the spans of these requests. Return why it failed, "" if it did not."""
+        for each in requests:
+            self.make(each)
+        spans, self.finished.spans = self.finished.spans, []
+        self.last_line.text = ""
+        if not spans or self.exporter.export(spans) is SpanExportResult.SUCCESS:
+            return ""
+        return self.last_line.text or "the export failed"
+
+    def close(self) -> None:
+        """End the attempts to send; from any thread."""
+        self.exporter.shutdown()
+
+    def make(self, it: Traced) -> None:
+        """Make the spans of a request."""
+        arguments = read_arguments(it.env.get("CNI_ARGS", ""))
+        root = self.tracer.start_span(
+            f"{it.command} {it.plugin}", self.parent(it.env, arguments), SpanKind.SERVER,
+            attributes=attributes(it, arguments), start_time=it.arrived + it.to_unix)
+        if root.is_recording():
+            if it.outcome not in GOOD:
+                text = f"CNI error {it.outcome}" if it.outcome.isdigit() else it.outcome
+                root.set_status(Status(StatusCode.ERROR, text))
+            self.add_phases(root, it)
+        root.end(it.ended + it.to_unix)
+
+    def parent(self, env: Mapping[str, str], arguments: Mapping[str, str]) -> Context:
+        """The caller's span by its environment, else by CNI_ARGS. An invalid one counts as none."""
+        for values in (env, arguments):
+            if ARGUMENT in values:
+                carrier = {"traceparent": values[ARGUMENT], "tracestate": values.get("TRACESTATE", "")}
+                if found := self.propagator.extract(carrier, Context()):
+                    return found
+        return Context()
+
+    def add_phases(self, root, it):
+        """A child for the time in the queue, and one for each phase."""
+        outer = [(root, it.ended)]              # the spans around the next phase, and when they end
+        phases = [("queue", it.arrived, it.queued - it.arrived), *it.phases.entries]
+        contexts: dict[Span, Context] = {}
+        for what, start, took in sorted(phases, key=lambda phase: (phase[1], -phase[2])):
+            while len(outer) > 1 and start + took > outer[-1][1]:
+                outer.pop()
+            parent = outer[-1][0]
+            context = contexts.get(parent) or contexts.setdefault(parent, set_span_in_context(parent, Context()))
+            span = self.tracer.start_span(NAMES.get(what) or str(what), context, start_time=start + it.to_unix)
+            span.end(start + took + it.to_unix)
+            outer.append((span, start + took))
+
+
+def attributes(it: Traced, arguments: Mapping[str, str]) -> dict[str, str | int]:
+    """The attributes of a request's span; empty ones are left out."""
+    found: dict[str, str | int] = {"cni.command": it.command, "cni.plugin": it.plugin, "cni.network": it.network,
+                                   "cni.outcome": it.outcome, "fastcni.request_id": it.id, "cni.caller_pid": it.pid}
+    found |= {attribute: it.env.get(name, "") for name, attribute in VARIABLES.items()}
+    found |= {attribute: arguments.get(key, "") for key, attribute in POD.items()}
+    if it.outcome not in GOOD:
+        found["error.type"] = it.outcome
+    if it.phases.merged:                # those beyond the phases that are kept one by one
+        found["fastcni.merged_phases"] = ", ".join(f"{NAMES.get(what) or what} {took / 1e6:.3f} ms"
+                                                   for what, took in it.phases.merged.items())
+    return {name: clean(value) if isinstance(value, str) else value for name, value in found.items() if value != ""}
+
+
+def clean(value: str) -> str:
+    """The value as text that can be encoded: bytes that are not UTF-8 become question marks."""
+    return value if value.isascii() else value.encode("utf-8", "replace").decode()
+
+
+def read_arguments(text: str) -> dict[str, str]:
+    """The keys and values of CNI_ARGS. What has no "=" is left out."""
+    pairs: Sequence[tuple[str, str, str]] = [pair.partition("=") for pair in text.split(";")]
+    return {key: value for key, equals, value in pairs if equals}

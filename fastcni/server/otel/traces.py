@@ -1,0 +1,145 @@
+"""The queue of ended requests, and the thread that makes and sends their spans.
+
+A request only appends to the queue. A collector that is away, slow or hangs delays neither a request nor, by more than
+STOP_S, the server's stop: requests beyond MAX_WAITING get no spans, and the log counts them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from threading import Event, Thread
+from time import monotonic, monotonic_ns, time_ns
+from typing import TYPE_CHECKING, NamedTuple
+from urllib.parse import urlsplit
+
+from fastcni.server.background import start_thread
+from fastcni.server.listening import ListenError
+
+if TYPE_CHECKING:
+    from fastcni.server.log import Logger
+    from fastcni.server.records import Ended, Phases
+    from fastcni.server.service import Server
+
+MAX_WAITING = 4096              # requests whose spans are not sent yet
+BATCH = 128                     # requests whose spans are sent at once
+DELAY_S = 1.0                   # from the end of a request to the sending of its spans, and of those after it
+STOP_S = 1.5                    # how long the stop of the server waits for the last spans
+LOG_S = 30.0                    # between two lines about lost spans
+
+
+class UrlError(ValueError):
+    """The text is no URL of a collector."""
+
+
+class Traced(NamedTuple):
+    """What the spans of a request are made from. It does not keep the request's configuration, which can be large.
+
+    env: the caller's variables. phases: as Ended's. arrived, queued, ended: when it entered the queue, left it, and
+    ended, as nanoseconds of monotonic_ns(), which is perf_counter_ns() on Linux. to_unix: add it to get Unix time.
+    """
+
+    command: str
+    plugin: str
+    network: str
+    id: str
+    pid: int
+    env: dict[str, str]
+    outcome: str
+    phases: Phases
+    arrived: int
+    queued: int
+    ended: int
+    to_unix: int
+
+
+class Traces:
+    """url: the collector's, without /v1/traces. Raises ListenError if OpenTelemetry's SDK is missing."""
+
+    def __init__(self, url: str, log: Logger) -> None:
+        try:
+            from fastcni.server.otel.spans import Sender
+        except ImportError as e:
+            raise ListenError(f"--otlp needs the Python packages opentelemetry-sdk and "
+                              f"opentelemetry-exporter-otlp-proto-http ({e}): install fastcni[otel] from PyPI; "
+                              "Debian has no packages of them") from e
+        self.url, self.log, self.sender = url, log, Sender(url)
+        self.waiting: deque[Traced] = deque()
+        self.sending = 0                # requests whose spans are on their way
+        self.lost = 0                   # requests without spans since the last line about them
+        self.wake, self.stopping = Event(), Event()
+        self.next_line = 0.0            # when this may be, by monotonic()
+        self.thread = Thread(target=self._run, name="traces", daemon=True)
+
+    def attach(self, server: Server) -> None:
+        """Trace the requests of this server from now on."""
+        server.acceptor.records.receivers.append(self.note)
+
+    def start(self) -> None:
+        """Start the thread if it does not run; it cannot always be started."""
+        if self.thread.ident is None and start_thread(self.thread, self.log):
+            self.log.info("traces_ready", url=self.url)
+
+    def note(self, ended: Ended) -> None:
+        """Called in the thread of the request."""
+        if len(self.waiting) >= MAX_WAITING:
+            self.lost += 1
+            return
+        call, now = ended.call, monotonic_ns()
+        message, arrived = call.message, int(call.arrived * 1e9)
+        left_queue = arrived + int(ended.queued * 1e9)
+        self.waiting.append(Traced(call.command, message.plugin, call.network, message.id, message.pid, message.env,
+                                   ended.outcome, ended.phases, arrived, left_queue,
+                                   left_queue + int(ended.took * 1e9), time_ns() - now))
+        if not self.wake.is_set():
+            self.wake.set()
+
+    def stop(self) -> None:
+        """Send what waits, for STOP_S at most."""
+        self.stopping.set()
+        self.wake.set()
+        if self.thread.is_alive():
+            self.thread.join(STOP_S)
+        if self.thread.is_alive():      # as a daemon thread it does not hold up the process
+            self.log.warning("traces_lost", requests=self.lost + len(self.waiting) + self.sending, url=self.url,
+                             why=f"the collector did not take them within {STOP_S} s of the server's stop")
+            self.sender.close()
+
+    def _run(self):
+        while not self.stopping.is_set():
+            self.wake.wait()
+            self.stopping.wait(DELAY_S)         # requests that end now are sent together
+            self.wake.clear()
+            self._send_waiting()
+        self._send_waiting()            # those that came before the stop
+        self.sender.close()
+
+    def _send_waiting(self):
+        while self.waiting:
+            self._send([self.waiting.popleft() for _ in range(min(BATCH, len(self.waiting)))])
+
+    def _send(self, batch):
+        self.sending = len(batch)
+        try:
+            why = self.sender.send(batch)
+        except Exception:               # a defect of fastcni or of the SDK: the server and its requests go on
+            self.log.exception("server_fault")
+            why = "a fault of fastcni"
+        self.sending = 0
+        if why:
+            self.lost += len(batch)
+        if self.lost and monotonic() >= self.next_line:
+            self.log.warning("traces_lost", requests=self.lost, url=self.url,
+                             why=why or f"more than {MAX_WAITING} requests waited for the collector")
+            self.lost, self.next_line = 0, monotonic() + LOG_S
+
+
+def read_url(text: str) -> str:
+    """Check the URL of a collector. Raises UrlError."""
+    try:
+        parts = urlsplit(text)
+        valid = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:
+        valid = False
+    if not valid:
+        raise UrlError(f"expected the URL of a collector such as http://127.0.0.1:4318, got {text!r}")
+    return text
