@@ -147,10 +147,11 @@ def test_a_delegate_is_a_span_inside_the_one_of_ipam(collector, serve, node, pod
 
 def test_an_error_is_the_status_of_the_span(collector, serve):
     server = serve(collector.url)
-    code = server.refused("ADD", BAD, "/nowhere")["code"]
+    error = server.refused("ADD", BAD, "/nowhere")
     (span,) = collector.roots(1)
-    assert span.status.code == Status.STATUS_CODE_ERROR and span.status.message == f"CNI error {code}"
-    assert attributes(span)["error.type"] == attributes(span)["cni.outcome"] == str(code)
+    assert span.status.code == Status.STATUS_CODE_ERROR and span.status.message == (
+        f"CNI error {error['code']}: {error['msg']}")
+    assert attributes(span)["error.type"] == attributes(span)["cni.outcome"] == str(error["code"])
 
 
 def test_a_parent_may_come_by_cni_args_and_an_invalid_one_is_none(collector, serve):

@@ -12,6 +12,7 @@ The SDK decides by the parent's flag and OTEL_TRACES_SAMPLER whether a request i
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 from typing import TYPE_CHECKING
@@ -39,6 +40,7 @@ ARGUMENT = "TRACEPARENT"        # the key of CNI_ARGS
 # {key of CNI_ARGS: attribute}, as OpenTelemetry names them
 POD = {"K8S_POD_NAMESPACE": "k8s.namespace.name", "K8S_POD_NAME": "k8s.pod.name", "K8S_POD_UID": "k8s.pod.uid"}
 VARIABLES = {"CNI_CONTAINERID": "cni.container_id", "CNI_IFNAME": "cni.ifname", "CNI_NETNS": "cni.netns"}
+MAX_DESCRIPTION = 512
 GOOD = ("0", DECLINED)          # a declined request goes one-shot
 
 
@@ -101,8 +103,7 @@ class Sender:
             attributes=attributes(it, arguments), start_time=it.arrived + it.to_unix)
         if root.is_recording():
             if it.outcome not in GOOD:
-                text = f"CNI error {it.outcome}" if it.outcome.isdigit() else it.outcome
-                root.set_status(Status(StatusCode.ERROR, text))
+                root.set_status(Status(StatusCode.ERROR, description(it)))
             self.add_phases(root, it)
         root.end(it.ended + it.to_unix)
 
@@ -118,7 +119,7 @@ class Sender:
     def add_phases(self, root, it):
         """A child for the time in the queue, and one for each phase."""
         outer = [(root, it.ended)]              # the spans around the next phase, and when they end
-        phases = [("queue", it.arrived, it.queued - it.arrived), *it.phases.entries]
+        phases = [("queue", it.arrived, it.queued - it.arrived), *it.phases]
         contexts: dict[Span, Context] = {}
         for what, start, took in sorted(phases, key=lambda phase: (phase[1], -phase[2])):
             while len(outer) > 1 and start + took > outer[-1][1]:
@@ -138,10 +139,21 @@ def attributes(it: Traced, arguments: Mapping[str, str]) -> dict[str, str | int]
     found |= {attribute: arguments.get(key, "") for key, attribute in POD.items()}
     if it.outcome not in GOOD:
         found["error.type"] = it.outcome
-    if it.phases.merged:                # those beyond the phases that are kept one by one
+    if it.merged:                # those beyond the phases that are kept one by one
         found["fastcni.merged_phases"] = ", ".join(f"{NAMES.get(what) or what} {took / 1e6:.3f} ms"
-                                                   for what, took in it.phases.merged.items())
+                                                   for what, took in it.merged.items())
     return {name: clean(value) if isinstance(value, str) else value for name, value in found.items() if value != ""}
+
+
+def description(it: Traced) -> str:
+    """The description of an error status: "CNI error 7: bridge: expected a string"."""
+    try:
+        document = json.loads(it.error)
+    except ValueError:
+        document = None
+    text = f"CNI error {it.outcome}" if it.outcome.isdigit() else it.outcome
+    more = document.get("msg") if isinstance(document, dict) else it.error
+    return clean(f"{text}: {more}" if more else text)[:MAX_DESCRIPTION]
 
 
 def clean(value: str) -> str:

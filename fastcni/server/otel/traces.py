@@ -17,7 +17,7 @@ from fastcni.server.listening import ListenError
 
 if TYPE_CHECKING:
     from fastcni.server.log import Logger
-    from fastcni.server.records import Ended, Phases
+    from fastcni.server.records import Ended, Phase
     from fastcni.server.service import Server
 
 MAX_WAITING = 4096              # requests whose spans are not sent yet
@@ -34,8 +34,9 @@ class UrlError(ValueError):
 class Traced(NamedTuple):
     """What the spans of a request are made from. It does not keep the request's configuration, which can be large.
 
-    env: the caller's variables. phases: as Ended's. arrived, queued, ended: when it entered the queue, left it, and
-    ended, as nanoseconds of monotonic_ns(), which is perf_counter_ns() on Linux. to_unix: add it to get Unix time.
+    env: the caller's variables. outcome, error: as Ended's. phases, merged: as Phases'. arrived, queued, ended: when it
+    entered the queue, left it, and ended, as nanoseconds of monotonic_ns(), which is perf_counter_ns() on Linux.
+    to_unix: add it to get Unix time.
     """
 
     command: str
@@ -45,7 +46,9 @@ class Traced(NamedTuple):
     pid: int
     env: dict[str, str]
     outcome: str
-    phases: Phases
+    error: str
+    phases: list[Phase]
+    merged: dict[int | str, int]
     arrived: int
     queued: int
     ended: int
@@ -88,8 +91,8 @@ class Traces:
         message, arrived = call.message, int(call.arrived * 1e9)
         left_queue = arrived + int(ended.queued * 1e9)
         self.waiting.append(Traced(call.command, message.plugin, call.network, message.id, message.pid, message.env,
-                                   ended.outcome, ended.phases, arrived, left_queue,
-                                   left_queue + int(ended.took * 1e9), time_ns() - now))
+                                   ended.outcome, ended.error, ended.phases.entries, ended.phases.merged,
+                                   arrived, left_queue, left_queue + int(ended.took * 1e9), time_ns() - now))
         if not self.wake.is_set():
             self.wake.set()
 
