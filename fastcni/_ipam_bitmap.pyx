@@ -34,7 +34,7 @@ Sources: open(2), flock(2), pwrite(2), utimensat(2), random(4) for the boot id.
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from libc.errno cimport errno
-from libc.stdint cimport uint8_t, uint64_t
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcmp, memcpy, memset
 from posix.types cimport off_t
@@ -44,7 +44,7 @@ from fastcni._ipam_file cimport Found, is_local, open_index, read_pages, set_mti
 from fastcni._ipam_tables cimport (
     BOOT_ID_SIZE, LAYOUT, MAX_CAPACITY, MIN_BLOCKS, MIN_OWNERS, PAGE, Address, Block, Header, Owner, Tables,
     bit_of, count_held, crowded, find_block, find_owner, good_cap, header_sum, memory_for, mixed, point, put_all,
-    put_block, put_owner, remove_block, remove_owner, seek_free, size_of, touch,
+    put_block, put_owner, remove_block, remove_owner, seek_free, seek_oldest, size_of, touch,
 )
 
 cdef extern from "<endian.h>" nogil:
@@ -243,6 +243,16 @@ cdef class Index:
                 if (a.hi == 0 and a.lo == 0) or not seek_free(&self.t, &a, end):
                     return None
         return packed_of(a.hi, a.lo)
+
+    def oldest_free(self, bytes first not None, bytes times not None, uint32_t least):
+        """Return (time, number) of the first free address with the least time below `least`, None if there is none.
+        times: 4 bytes for each address from `first` on, whose numbers are 0, 1 ..."""
+        cdef Address a
+        cdef Py_ssize_t number
+        self.check_open()
+        load(first, &a)
+        number = seek_oldest(&self.t, a, PyBytes_AS_STRING(times), PyBytes_GET_SIZE(times) // sizeof(least), &least)
+        return None if number < 0 else (least, number)
 
     def count(self, bytes first not None, bytes last not None):
         """Return how many addresses from first to last are held."""

@@ -245,6 +245,23 @@ cdef inline bint seek_free(Tables* t, Address* a, Address last) noexcept nogil:
     return False
 
 
+cdef inline Py_ssize_t seek_oldest(Tables* t, Address a, const char* times, Py_ssize_t count, uint32_t* least) \
+        noexcept nogil:
+    """Return the number of the free address with the least time below `least`, and set `least` to it; -1 if there is
+    none. The first of `count` addresses is `a`."""
+    cdef Block* block
+    cdef uint32_t time
+    cdef Py_ssize_t i, found = -1
+    for i in range(count):
+        memcpy(&time, times + i * sizeof(time), sizeof(time))
+        if time < least[0]:
+            block = find_block(t, a.hi, a.lo + i)
+            if block == NULL or not bit_of(block, a.lo + i):
+                least[0] = time
+                found = i
+    return found
+
+
 cdef inline uint64_t count_held(Tables* t, Address first, Address last) noexcept nogil:
     """Return how many addresses from first to last are held. It reads each block's count, and bits only at the ends."""
     cdef uint64_t i, j, total = 0

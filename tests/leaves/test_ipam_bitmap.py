@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from array import array
 
 import pytest
 from hypothesis import given, settings
@@ -43,6 +44,21 @@ def test_a_full_16_is_full_and_one_free_address_is_found_from_everywhere(directo
     for start in (0, 1, 4095, 4096, 39999, 40000):
         assert index.next_free(v4(start), v4(65535)) == v4(40000)
     assert index.next_free(v4(40001), v4(65535)) is None
+
+
+@pytest.mark.parametrize("address", [v4, v6])
+def test_the_oldest_free_address_is_the_first_with_the_least_time_that_is_not_held(directory, address):
+    index = directory.open()
+    for n in (4095, 4097):              # in two entries of the index
+        index.hold(address(n), b"x")
+
+    def oldest(*times, least=0xFFFFFFFF):
+        return index.oldest_free(address(4094), array("I", times).tobytes(), least)
+
+    assert oldest(9, 1, 7, 1, 7) == (7, 2)
+    assert oldest(0, 0, 0) == (0, 0)
+    assert oldest(9, 0, 8, least=8) is None and oldest(9, 0, 8, least=9) == (8, 2)
+    assert oldest(0xFFFFFFFF, 1, 0xFFFFFFFF) is None and oldest() is None
 
 
 def test_an_address_is_held_once(directory):
@@ -109,7 +125,8 @@ def test_no_argument_of_none_reaches_memory(directory):
     index = directory.open()
     for call, *arguments in ((index.hold, None, b"x"), (index.hold, v4(1), None), (index.drop, v4(1), None),
                              (index.drop, None, b"x"), (index.addresses_of, None), (index.is_held, None),
-                             (index.next_free, None, None), (index.count, v4(1), None)):
+                             (index.next_free, None, None), (index.count, v4(1), None),
+                             (index.oldest_free, None, b"", 9), (index.oldest_free, v4(1), None, 9)):
         with pytest.raises(TypeError):
             call(*arguments)
 

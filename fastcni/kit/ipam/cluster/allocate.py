@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from fastcni.kit.ipam.cluster.conf import Keys
     from fastcni.kit.ipam.cluster.contract import Single
     from fastcni.kit.ipam.cluster.grid import Range
-    from fastcni.kit.ipam.cluster.node_state import Plan
+    from fastcni.kit.ipam.cluster.node_state import Own, Plan
     from fastcni.kit.ipam.cluster.requested import Requested
 
 CONFIRM_S = 300.0       # after so many seconds without a confirmation by the store, ADD asks for one
@@ -83,7 +83,7 @@ def give(req: Request, it: Attachment) -> str:
         if not it.sticky:               # a sticky address may be kept for the pod, anywhere
             for i in it.missing():
                 give_one(space, it, i)
-        if it.missing():
+        if None in it.taken:
             return "claim"
         note_pod(space, it)
     return ""
@@ -121,6 +121,8 @@ def give_again(space: Space, it: Attachment) -> None:
     held = space.addresses_of(it.owner)
     if not held and it.asked.pod:
         held = take_from_sandbox(space, it)
+    if not held:
+        return
     for i, one in enumerate(it.keys.ranges):
         wanted = it.asked.wanted[i]
         packed = next((p for p in held if one.contains(p) and one.has(to_int(p))), None)
@@ -193,7 +195,8 @@ def take_fixed(space: Space, it: Attachment, packed: bytes, *marks: str) -> None
     if not space.take(packed, it.owner):
         raise CniError(TRY_AGAIN_LATER, f"requested IP address {address.ip_text(packed)} is not available: "
                        f"{holder_text(space, packed)}", "delete that pod, or request another address")
-    mark_given(space, packed)
+    if own := space.state.own_block(packed):
+        space.times.give(own.place(packed))
 
 
 def holder_text(space: Space, packed: bytes) -> str:
@@ -217,46 +220,39 @@ def holder_text(space: Space, packed: bytes) -> str:
 def take_next(space: Space, one: Range, owner: bytes) -> bytes | None:
     """Take the next address of a range out of the own blocks, packed; None if none is free."""
     for _ in range(MAX_RACES):
-        packed = next_address(space, one)
-        if packed is None:
+        if (found := next_address(space, one)) is None:
             return None
-        mark_given(space, packed)
+        packed, place = found
+        space.times.give(place)
         if space.take(packed, owner):
             return packed               # else another owner has it, and the index knows this now
     return None
 
 
-def mark_given(space: Space, packed: bytes) -> None:
-    if own := space.state.own_block(packed):
-        space.times.give(own.at + to_int(packed) - own.first)
-
-
-def next_address(space: Space, one: Range) -> bytes | None:
-    """The free address that was released longest ago, of the first blocks that have a free one."""
+def next_address(space: Space, one: Range) -> tuple[bytes, int] | None:
+    """The free address that was released longest ago, of the first blocks that have a free one, and its place in the
+    table of released addresses."""
     plan = space.state.plan(one)
     for first, last in plan.spans:
         packed: bytes | None = space.index.next_free(first, last)
         if packed is not None:
-            return oldest(space, plan, packed) or packed
+            own = space.state.own_block(packed)
+            assert own is not None      # a plan has own blocks only
+            return oldest(space, plan, own) or (packed, own.place(packed))
     return None
 
 
-def oldest(space: Space, plan: Plan, after: bytes) -> bytes | None:
-    """The free address that was released longest ago, in the blocks from that of `after` on: in MAX_PARTS of them, or
-    in the first ones until one is not cooling down."""
-    own = space.state.own_block(after)
-    best, found, warm = HELD, None, boottime() - space.keys.cool_down
-    start = plan.starts[own.at] if own else 0
+def oldest(space: Space, plan: Plan, own: Own) -> tuple[bytes, int] | None:
+    """The free address that was released longest ago, and its place, in the blocks from `own` on: in MAX_PARTS of them,
+    or in the first ones until one is not cooling down. None: the table says of all that a pod has them."""
+    least, found, warm = HELD, None, boottime() - space.keys.cool_down
+    start = plan.starts[own.at]
     for first, last, place in plan.parts[start:start + MAX_PARTS]:
-        seconds = space.times.read(place, last - first + 1)
-        while (when := min(seconds)) < best:
-            i = seconds.index(when)
-            packed = to_packed(len(after) * 8, first + i)
-            if not space.index.is_held(packed):
-                best, found = when, packed
-                break
-            seconds[i] = HELD           # it is held for a Single, or since a former boot
-        if best <= warm:
+        times = space.times.read(place, last - first + 1)
+        if (older := space.index.oldest_free(to_packed(own.bits, first), times, least)) is not None:
+            least, i = older
+            found = to_packed(own.bits, first + i), place + i
+        if least <= warm:
             break
     return found
 

@@ -60,6 +60,10 @@ class Own:
     def size(self) -> int:
         return self.last - self.first + 1
 
+    def place(self, packed: bytes) -> int:
+        """The place of an address in the table of released addresses."""
+        return self.at + to_int(packed) - self.first
+
 
 class State:
     """The content of blocks.json. Do not change one that was read: copy() it, and save() the copy.
@@ -356,7 +360,7 @@ class Space(Store):
 
     def note_released(self, packed: bytes) -> None:
         if own := self.state.own_block(packed):
-            self.times.release(own.at + to_int(packed) - own.first)
+            self.times.release(own.place(packed))
 
     # -- pods -----------------------------------------------------------------------------------------
 

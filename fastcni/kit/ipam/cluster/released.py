@@ -83,16 +83,16 @@ class Released:
         posix.pwrite(self.fd, seconds.to_bytes(4, sys.byteorder), HEADER + 4 * place)
         self.first = b""
 
-    def read(self, place: int, count: int) -> list[int]:
-        """When each of `count` addresses from `place` on was released: 0 never, HELD while a pod has it."""
+    def read(self, place: int, count: int) -> bytes:
+        """When each of `count` addresses from `place` on was released, in 4 bytes: 0 never, HELD while a pod has it."""
         self.read_head()
-        at = HEADER + 4 * place
-        data = self.first[at:at + 4 * count] if at + 4 * count <= FIRST else posix.pread(self.fd, 4 * count, at)
-        return memoryview(data.ljust(4 * count, b"\0")).cast("I").tolist()
+        at, size = HEADER + 4 * place, 4 * count
+        data = self.first[at:at + size] if at + size <= FIRST else posix.pread(self.fd, size, at)
+        return data.ljust(size, b"\0")
 
     def latest(self, place: int, count: int) -> float:
         """When the last of `count` addresses from `place` on was released; 0: none was."""
-        return max((one for one in self.read(place, count) if one != HELD), default=0)
+        return max((one for one in memoryview(self.read(place, count)).cast("I") if one != HELD), default=0)
 
 
 def boottime() -> float:
