@@ -72,6 +72,8 @@ class Attachment:
 def give(req: Request, it: Attachment) -> str:
     """Give what the own blocks have. Return "" if nothing is missing, else what to do: "confirm" or "claim". Raises
     CniError: 11 for a requested address that another has, 7 for a folder of another node."""
+    if it.taken and None not in it.taken:
+        return ""                       # a claim has brought what was missing
     with MadeSpace(it.keys, req.warn) as space:
         if not it.confirmed and unconfirmed(space):
             it.confirmed = True         # once, even if the store is away
