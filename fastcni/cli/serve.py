@@ -53,8 +53,8 @@ if TYPE_CHECKING:
 @click.option("--detached", is_flag=True,
               help="Leave the caller's cgroup, signal mask and limits; log to syslog, where that exists. "
                    "For a server that no service manager starts.")
-@click.option("--log-to", default=None, type=click.Choice(["stderr", "syslog"]),
-              help="Where to log; syslog is /dev/log.  [default: stderr]")
+@click.option("--log-to", default=None, type=click.Choice(["stderr", "syslog", "journald"]),
+              help="Where to log; syslog is /dev/log, journald gets fields.  [default: stderr]")
 @click.option("--log-level", default="info", show_default=True,
               type=click.Choice(["debug", "info", "warning", "error"]), help="info has a line for each request.")
 @click.option("--log-format", default="logfmt", show_default=True, type=click.Choice(["logfmt", "json"]))

@@ -24,8 +24,10 @@ from fastcni.server.history import History
 from fastcni.server.hosts import Hosts
 from fastcni.server.idle import IdleExit
 from fastcni.server.metrics.pools import Counted
+from fastcni.server.pool_watch import PoolWatch
 from fastcni.server.request_queue import RequestQueue
 from fastcni.server.restoring import Restoring
+from fastcni.server.retried_deletes import RetriedDeletes
 from fastcni.server.systemd_notify import Notifier
 from fastcni.server.upkeep import TIDY_S, Upkeep, Watchdog, watchdog_seconds
 from fastcni.server.wakeup import Wakeup
@@ -64,7 +66,7 @@ SWITCH_INTERVAL_S = 0.0005
 class Options:
     """workers: requests that run at once. queue_size: requests that may wait. queue_timeout_s: how long each may wait.
     uids: user ids whose requests are served. latency_request_s: see LatencyRequest. level, fmt: of the log. log_to:
-    "stderr" or "syslog". replay: see Restoring. idle_exit_s: see IdleExit. tidy_s: see Upkeep. pods, configured: see
+    one of log.DESTINATIONS. replay: see Restoring. idle_exit_s: see IdleExit. tidy_s: see Upkeep. pods, configured: see
     ClusterUpkeep. beside: given the log, it makes what runs beside the requests. metrics: where they are scraped, see
     metrics.address.read(); None: nowhere. count: see metrics.pools.Counter. history: requests that are kept, see
     history.py; 0: none. otlp: the URL of a collector of traces; "": none.
@@ -159,6 +161,8 @@ class Server:
         self.acceptor = Acceptor(listen.sock, self.queue, wakeup, frozenset(options.uids),
                                  LatencyRequest(options.latency_request_s, logger), logger)
         self.answer_control(options.history)
+        self.acceptor.records.receivers.append(RetriedDeletes(logger).note)
+        self.pool_watch = PoolWatch(options.count, self.background, logger)
         self.pool = Workers(self.queue, self.acceptor, self.hosts, self.background, Configurations(), environment(),
                             logger)
         self.notify = Notifier(os.environ, logger).notify
@@ -205,6 +209,7 @@ class Server:
         for part in self.parts:
             part.start()
         self.cluster.keep()
+        self.pool_watch.poll()
         _ipam_bitmap.forget()
 
     def stop(self) -> int:

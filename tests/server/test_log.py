@@ -2,6 +2,7 @@
 
 import os
 import socket
+from functools import partial
 
 import pytest
 
@@ -42,6 +43,26 @@ def test_line_goes_to_syslog_with_its_severity(tmp_path):
         for write, severity in ((syslog.info, 6), (syslog.warning, 4), (syslog.error, 3)):
             write("event=server_ready")
             assert daemon.recv(1000) == f"<{24 + severity}>fastcni[{os.getpid()}]: event=server_ready".encode()
+
+
+def test_a_line_goes_to_journald_as_fields(tmp_path, monkeypatch):
+    path = str(tmp_path / "journal")
+    monkeypatch.setattr(log, "Journal", partial(log.Journal, path))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as daemon:
+        daemon.bind(path)
+        logger = log.make("info", "logfmt", "journald")
+        logger.debug("address_warning")
+        logger.warning("rules_restored", table="ip fastcni", elements=2, by="nft (812)")
+        assert daemon.recv(1 << 16).decode().splitlines() == [
+            'MESSAGE=event=rules_restored table="ip fastcni" elements=2 by="nft (812)"', "PRIORITY=4",
+            "SYSLOG_IDENTIFIER=fastcni", "FASTCNI_EVENT=rules_restored", "FASTCNI_TABLE=ip fastcni",
+            "FASTCNI_ELEMENTS=2", "FASTCNI_BY=nft (812)"]
+        try:
+            raise ValueError("\udcff")
+        except ValueError:
+            logger.exception("server_fault")
+        entry = daemon.recv(1 << 16)
+        assert b"PRIORITY=3\n" in entry and b"FASTCNI_EXCEPTION\n" in entry and b"ValueError: ?" in entry
 
 
 def test_line_without_a_log_daemon_is_lost(tmp_path):

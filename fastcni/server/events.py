@@ -1,0 +1,44 @@
+"""The events of the log that an operator wants to be told about. docs/observability.md has the same table."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Event(NamedTuple):
+    """level: of its line in the log. fields: those that say what it is about. meaning: one sentence."""
+
+    level: str
+    fields: tuple[str, ...]
+    meaning: str
+
+
+EVENTS = {
+    "pool_nearly_full": Event("warning", ("network", "range", "held", "free"),
+                              "More than 90% of a range of host-local is held."),
+    "pool_recovered": Event("info", ("network", "range", "held", "free"),
+                            "Less than 80% of this range is held again."),
+    "delete_retried": Event("warning", ("plugin", "network", "container", "ifname", "failures", "outcome"),
+                            "The runtime repeated a DEL that had failed. outcome: of the last one."),
+    "rules_restored": Event("warning", ("table", "gone", "by", "elements"),
+                            "Another program, by, changed a table of fastcni; the server restored it."),
+    "rules_replayed": Event("warning", ("gone", "by"),
+                            "Another program removed rules of iptables or firewalld; the server restored the pods'."),
+    "neighbours_restored": Event("warning", ("fdb", "neighbours"),
+                                 "Another program removed neighbour entries of disableFlooding."),
+    "restore_failed": Event("error", ("error",), "The kernel refused rules that the server restores; it tries again."),
+    "replay_failed": Event("error", ("gone", "by", "error"), "The rules of pods are not restored; it tries again."),
+    "watch_unavailable": Event("warning", ("error",), "The server cannot watch the firewall and restores nothing."),
+    "addresses_released": Event("info", ("network", "number", "addresses", "owners"),
+                                "Stale state: addresses of pods from before a reboot were released."),
+    "addresses_unread": Event("warning", ("network", "error"), "Address files of a network cannot be read."),
+    "cluster_store_away": Event("warning", ("store", "why"), "The store of cluster-wide addresses does not answer."),
+    "cluster_store_restored": Event("error", ("store", "why"),
+                                    "The store went back to an older state: no new blocks for a while."),
+    "cluster_range_full": Event("warning", ("space", "range"), "A cluster-wide range has no free block for this node."),
+    "cluster_block_lost": Event("error", ("space", "block", "by"), "Another node has taken a block of this node."),
+    "cluster_address_conflict": Event("error", ("space", "address"), "Two nodes gave out the same address."),
+    "cluster_node_returned": Event("warning", ("node", "store"), "This node was taken for dead, and is back."),
+    "worker_replaced": Event("error", ("error",), "A fault of fastcni: a thread could not leave a pod's namespace."),
+    "server_fault": Event("error", (), "A fault of fastcni: please report it."),
+}

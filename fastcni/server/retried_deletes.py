@@ -1,0 +1,36 @@
+"""Log the DELs that a runtime repeats because they failed: the 1st, 2nd, 4th, 8th repetition of each, and so on, and
+the one that succeeds."""
+
+from __future__ import annotations
+
+from fastcni.server.records import DECLINED
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from fastcni.server.log import Logger
+    from fastcni.server.records import Ended
+
+MAX_FAILED = 1024               # DELs that are remembered; beyond them the oldest is forgotten
+
+
+class RetriedDeletes:
+    """note() is a receiver of records."""
+
+    def __init__(self, log: Logger) -> None:
+        self.log = log
+        self.failed: dict[tuple[str, ...], int] = {}    # {(plugin, network, container, ifname): DELs that failed}
+
+    def note(self, ended: Ended) -> None:
+        call = ended.call
+        if call.command != "DEL" or call.attachment is None or ended.outcome == DECLINED:
+            return
+        key = (call.message.plugin, *call.attachment)
+        failures = self.failed.pop(key, 0)
+        if ended.outcome != "0":
+            self.failed[key] = failures + 1             # the newest is the last one
+            while len(self.failed) > MAX_FAILED:
+                self.failed.pop(next(iter(self.failed)), None)
+        if failures and (ended.outcome == "0" or not failures & failures - 1):
+            plugin, network, container, ifname = key
+            self.log.warning("delete_retried", id=call.message.id, plugin=plugin, network=network, container=container,
+                             ifname=ifname, failures=failures + (ended.outcome != "0"), outcome=ended.outcome)
