@@ -20,7 +20,7 @@ MIN_COLUMNS, MIN_LINES = 60, 12
 BUSY = 0.9                      # a pool with a larger share of held addresses is marked
 COMMANDS = ("ADD", "DEL")       # with columns of their own; the others share one
 ERRORS_AT = 57                  # the column of the errors, beside the times
-WITH_TEXTS = 105                # columns that also have room for what the codes mean
+WITH_TEXTS = 105                # columns that also have room for what the codes mean, and for the ids of requests
 MAX_PHASES = 6                  # rows of times, beside that of all of a request
 NAME = 15                       # cells of a network's name
 DASH = "-"
@@ -78,7 +78,7 @@ def frame(document: dict[str, Any], view: View, columns: int, lines: int, *, key
         left = lines - len(rows) - keys - 4             # an empty line and a headline before each table
         networks = min(len(document["networks"]), max(1, left // 2 if document["slowest"] else left))
         rows += network_lines(document, view, max(0, networks))
-        rows += slowest_lines(document, max(0, left - networks))
+        rows += slowest_lines(document, max(0, left - networks), columns)
     rows = rows[:lines - keys]
     if keys:
         rows += [Text()] * (lines - len(rows) - 1) + [key_line(view)]
@@ -177,18 +177,20 @@ def network_lines(document: dict[str, Any], view: View, most: int) -> list[Text]
     return lines if rows else [*lines, Text("no networks", style="dim")]
 
 
-def slowest_lines(document: dict[str, Any], most: int) -> list[Text]:
-    """An empty line, a headline, and the `most` slowest requests."""
-    lines = [Text(), Text(f"{'SLOWEST':>8}  {'COMMAND':8}{'PLUGIN':12}{'NETWORK':14}{'CONTAINER':{SHORT_ID + 1}}"
-                          f"{'ENDED':10}{'CODE':6}MOST", style="bold")]
+def slowest_lines(document: dict[str, Any], most: int, columns: int) -> list[Text]:
+    """An empty line, a headline, and the `most` slowest requests; with their ids in a wide terminal."""
+    wide = columns >= WITH_TEXTS
+    lines = [Text(), Text(f"{'SLOWEST':>8}  {'COMMAND':8}{'PLUGIN':12}{'NETWORK':13}{'CONTAINER':{SHORT_ID + 1}}"
+                          f"{'ENDED':10}{'CODE':6}{'MOST      ID' if wide else 'MOST'}", style="bold")]
     for it in document["slowest"][:most]:
         total, spent = it["queueMs"] + it["ms"], {"queue": it["queueMs"], **it["phases"]}
-        most_of_it = max(spent, key=spent.__getitem__)
+        longest = max(spent, key=spent.__getitem__)
+        most_of_it = printable(longest) if spent[longest] * 2 > total else DASH
         ended = time.strftime("%H:%M:%S", time.localtime(it["ended"]))
         lines.append(Text(f"{number(total):>8}  {fit(it['command'], 8)}{fit(it['plugin'], 12)}"
-                          f"{fit(it['network'] or DASH, 14)}{fit(it['container'][:SHORT_ID] or DASH, SHORT_ID + 1)}"
+                          f"{fit(it['network'] or DASH, 13)}{fit(it['container'][:SHORT_ID] or DASH, SHORT_ID + 1)}"
                           f"{ended:10}{fit(it['outcome'], 6)}"
-                          f"{printable(most_of_it) if spent[most_of_it] * 2 > total else DASH}",
+                          f"{fit(most_of_it, 10) + it['id'] if wide else most_of_it}",
                           style="" if it["outcome"] == "0" else "red"))
     return lines if document["slowest"] else [*lines, Text("no requests in this time", style="dim")]
 

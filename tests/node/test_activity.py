@@ -212,6 +212,15 @@ def test_a_frame_of_80x24_has_all_parts():
         assert part in text
 
 
+def test_a_wide_frame_has_the_meaning_of_codes_and_the_ids_of_requests():
+    found = document(sample(entry(17, outcome="11")), activity.Node())
+    for columns, there in ((80, False), (105, True)):
+        text = frame(found, View(), columns, 24).plain
+        assert ("try again later" in text, "ab12-17" in text) == (there, there)
+    longest = document(sample(entry(1, phases=[("nftables", 2.0)])), activity.Node())
+    assert "nftables\n" in frame(longest, View(), 80, 24, keys=False).plain + "\n"
+
+
 def test_control_characters_of_callers_do_not_reach_the_terminal():
     found = document(sample(entry(1, container="\x1b[2J", network="\r\n\x9b", plugin="\x07")), activity.Node())
     text = frame(found, View(), 80, 24).plain
