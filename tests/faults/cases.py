@@ -83,10 +83,9 @@ def features_of(name):
 class Case:
     """One configuration on one node, with the preparation before an ADD and the clean-up after a DEL.
 
-    A chained plugin gets the prevResult of a bridge."""
+    A chained plugin gets the prevResult of a bridge. closing: an ExitStack that ends what the case has started."""
 
-    def __init__(self, name, world):
-        node = world.node
+    def __init__(self, name, node, closing):
         subnets, keys, *_ = PLUGINS[name]
         self.name, self.node, kind = name, node, keys.get("type", "bridge")
         for line in ON_HOST.get(kind, ()):
@@ -100,7 +99,7 @@ class Case:
             store = {"type": "local", "path": f"{node.data_dir}-store"}
             keys = {**keys, "ipam": {**keys["ipam"], "dataDir": node.data_dir, "store": store}}
         if kind == "dhcp":
-            daemon = world.closing.enter_context(StubDaemon(lambda: node.data_dir))
+            daemon = closing.enter_context(StubDaemon(lambda: node.data_dir))
             keys = {**keys, "ipam": {**keys["ipam"], "daemonSocketPath": daemon.path}}
         if kind == "chain":
             first, *others = keys["plugins"]

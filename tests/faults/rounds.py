@@ -67,7 +67,7 @@ class Steps:
 
     def __init__(self, world, injector, name, mode, failed):
         self.world, self.mode, self.failed, self.node = world, mode, failed, world.node
-        self.case, self.pod = Case(name, world), world.pod()
+        self.case, self.pod = Case(name, world.node, world.closing), world.pod()
         self.injector, self.server, self.open = Injector(injector, world.folder), None, None
         self.history, self.dirty = [], False            # earlier faults on this node
         self.case.prepare(self.pod)

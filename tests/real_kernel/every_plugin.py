@@ -1,5 +1,7 @@
 """Fixtures for tests of every plugin: the configurations of the fault campaigns, and two pods."""
 
+from contextlib import ExitStack
+
 import pytest
 from faults.cases import PLUGINS, Case, features_of
 from real_kernel.node import Inside, set_sysctl
@@ -24,13 +26,14 @@ def pods(pod_netns):
 def conf(node, pods, request):
     """The configuration of one case. A chained plugin runs after a bridge that has connected both pods."""
     set_sysctl("net/ipv6/conf/default/accept_dad", "0")
-    case = Case(request.param, node)
-    for pod in pods:
-        case.prepare(pod)
-    if case.conf.get("backend"):
-        node.add(case.conf, pods[1])            # creates the state that pods share and that stays
-        node.delete(case.conf, pods[1])
-    return case.conf
+    with ExitStack() as closing:
+        case = Case(request.param, node, closing)
+        for pod in pods:
+            case.prepare(pod)
+        if case.conf.get("backend"):
+            node.add(case.conf, pods[1])        # creates the state that pods share and that stays
+            node.delete(case.conf, pods[1])
+        yield case.conf
 
 
 def of_another(conf):
