@@ -11,6 +11,7 @@ the result of the plugin before it for ADD, else the result of the whole ADD. `f
 from __future__ import annotations
 
 from fastcni.kit.call import delegate
+from fastcni.kit.call.conf import read_once
 from fastcni.kit.call.undo import every
 from fastcni.spec import result as results
 from fastcni.spec import version
@@ -54,12 +55,12 @@ class Failing:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if isinstance(error, Exception | SystemExit):
             raise NestedError(self.nested.kind, self.nested.index, self.doing,
-                              self.req.conf.flag(FROM_RUNTIME)) from error
+                              self.req.conf.raw(FROM_RUNTIME) is True) from error
 
 
 def read(req: Request) -> list[Nested]:
     """The nested plugins. Each reads its own keys when its turn comes: most need prevResult for that."""
-    found = req.conf.once(read_plugins)
+    found = read_once(req, read_plugins)
     if req.command == "ADD":            # before anything is changed
         for nested in found:
             with Failing(nested, req, "add"):
@@ -98,7 +99,7 @@ def sub_request(req: Request, nested: Nested, given: dict[str, Any]) -> Request:
     """The request for a nested plugin; given: keys of this request alone."""
     conf = Section({**nested.conf.values, **given}, common=nested.conf) if given else nested.conf
     found = req.delegate(nested.kind, conf)
-    found.found_own = req.conf.flag(FROM_RUNTIME)
+    found.found_own = req.conf.raw(FROM_RUNTIME) is True
     return found
 
 

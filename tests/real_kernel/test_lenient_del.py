@@ -14,7 +14,10 @@ from fastcni.spec.config import Section
 
 BAD = (7, "\0 / .. no such thing", True, [7, None, {}], {"x": 1}, 1.5)
 ENVELOPE = {"name", "cniVersion"}                               # without these there is no request
-RECORDS = {"ipam", "ipam.type", "ipam.dataDir", "dataDir", "delegate.type"}     # they lead to the pod's address
+# Keys that lead to the pod's address
+RECORDS = {"ipam", "ipam.type", "ipam.dataDir", "dataDir", "delegate.type", "plugins", "ipam.daemonSocketPath",
+           "ipam.network_name", "ipam.node_name", "ipam.kubernetes", "ipam.kubernetes.kubeconfig",
+           "ipam.kubernetes.k8s_api_root", "ipam.store", "ipam.store.type", "ipam.store.path"}
 
 
 def keys_read(node, conf, pod, monkeypatch):  # noqa: F811
@@ -43,7 +46,7 @@ def with_value(conf, path, value):  # noqa: F811
 
 def asks_ipam(name):
     subnets, keys, *_ = PLUGINS[name]
-    return subnets and keys.get("type") not in {*CHAINED, "host-local", "flannel"}
+    return subnets and keys.get("ipam", True) and keys.get("type") not in {*CHAINED, "host-local", "flannel"}
 
 
 def variants(conf, paths):  # noqa: F811

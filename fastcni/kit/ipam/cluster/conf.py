@@ -141,7 +141,7 @@ def _read_place(ipam: Section, seen: flat_file.Seen, path: str) -> Keys:
     if not is_name(keys.space):
         raise ipam.wrong("network_name", f"expected letters, digits, '.', '_' and '-', got {shown(keys.space)}")
     keys.node = ipam.strict.text("node_name") or flat_file.node_name(path) or host_name()
-    keys.store = stores.read_settings(ipam.strict)
+    keys.store = stores.read_settings(ipam)
     keys.fsync = ipam.flag("fsync")
     return keys
 

@@ -41,17 +41,17 @@ ETCD_PREFIX = "/fastcni/v1"
 
 def read_settings(ipam: Section) -> Settings:
     """The store that a configuration names, {"type": ..., and its keys}: `store`; else `kubernetes` of whereabouts;
-    else a local one. Raises CniError 7."""
-    kubernetes = ipam.section("kubernetes")
+    else a local one. Raises CniError 7; the Lenient Section of a DEL does so unless the bad key is a time."""
+    kubernetes = ipam.strict.section("kubernetes")
     whereabouts = {key: kubernetes.text(key) for key in ("kubeconfig", "k8s_api_root") if kubernetes.text(key)}
     if not ipam.has("store"):
         return {"type": "kubernetes"} | whereabouts if whereabouts else {"type": "local", "path": LOCAL_PATH}
-    store = ipam.section("store")
+    store, times = ipam.strict.section("store"), ipam.section("store")
     kind = store.text("type")
     if kind not in STORES:
         raise store.wrong("type", f"expected one of {', '.join(STORES)}, got {shown(kind)}")
     found: Settings = {"type": kind} | {key: store.text(key) for key in TEXTS[kind] if store.text(key)}
-    found |= {key: store.integer(key, low=1) for key in TIMES if store.has(key)}
+    found |= {key: seconds for key in TIMES if (seconds := times.integer(key, low=1))}
     for key in PATHS:
         if not found.get(key, "/").startswith("/"):
             raise store.wrong(key, f"expected an absolute path, got {shown(found[key])}")
