@@ -22,6 +22,7 @@ from fastcni.cli.restore import restore
 from fastcni.cli.serve import serve
 from fastcni.cli.settings import BIN_DIR_HELP, Settings, network_command, plugin_dirs
 from fastcni.cli.top import top
+from fastcni.cli.trace import trace
 from fastcni.cli.uninstall import uninstall
 from fastcni.runtime import CNI, Report
 from fastcni.spec import result as results
@@ -113,6 +114,7 @@ cli.add_command(pod)
 cli.add_command(restore)
 cli.add_command(serve)
 cli.add_command(top)
+cli.add_command(trace)
 cli.add_command(bench)
 
 

@@ -148,8 +148,9 @@ class Recent:
     def _note_loss(self, answer, now):
         if answer["lost"]:
             self.losses.append((now, answer["lost"]))
-        elif not self.after and answer["requests"] and answer["requests"][0]["number"] > 1:
-            self.complete_from = read_request(answer["requests"][0]).ended      # dropped before the first poll
+        elif not self.after and answer["first"] > 1:            # others were dropped before the first poll
+            kept = (read_request(entry) for entry in answer["requests"] if entry["number"] >= answer["first"])
+            self.complete_from = next((request.ended for request in kept), now)
 
     def sample(self, now: float) -> Sample:
         """The requests of the last SPAN_S, or of the shorter time for which they are known."""

@@ -1,6 +1,6 @@
 """The last requests that have ended, for `fastcni trace` and `fastcni top`: the control request NAME.
 
-    {"pid": 812, "size": 1024, "next": 4712, "lost": 0, "requests": [
+    {"pid": 812, "size": 1024, "first": 3689, "next": 4712, "lost": 0, "requests": [
         {"number": 4711, "id": "ab12-17", "time": 1763900000.123, "command": "ADD", "plugin": "bridge",
          "network": "net", "container": "c1", "ifname": "eth0", "pid": 99, "outcome": "0", "queueMs": 0.02, "ms": 1.9,
          "phases": [{"name": "netlink", "startMs": 0.1, "ms": 0.3}], "story": {...}}]}
@@ -8,6 +8,7 @@
 AFTER=4711 asks for requests with a higher number, LIMIT=100 for at most so many, the oldest first. WIRE=1 asks the
 server to keep the stories of successful requests, too, for the next WIRE_S seconds. Without AFTER the newest come.
 
+first    from this number on none is missing
 next     AFTER of the next question
 lost     how many requests after AFTER the server has dropped already
 time     of the request's arrival, Unix seconds; queueMs: in the queue; ms: from the queue to the end
@@ -15,7 +16,8 @@ outcome  see records.py
 phases   in the order of their ends; startMs counts from the end of the queue; they can lie inside each other
 story    of a failed request, see stories.py
 
-A request that has succeeded takes some 2 kB, one with a story 160 kB at most. There are MAX_STORIES of these.
+The last MAX_STORIES failed requests stay longer than others that came after them. A request that has succeeded takes
+some 2 kB, one with a story 160 kB at most; there are MAX_STORIES of failed ones, and as many of successful ones.
 """
 
 from __future__ import annotations
@@ -77,7 +79,8 @@ class History:
 
     def __init__(self, size: int = DEFAULT_SIZE) -> None:
         self.entries: deque[Entry] = deque(maxlen=size)
-        self.told: deque[Entry] = deque()       # those with a story
+        self.failed: deque[Entry] = deque(maxlen=MAX_STORIES)   # in entries, too, until these are full
+        self.traced: deque[Entry] = deque()                     # successful ones with a story
         self.number, self.wire_until, self.lock = 0, 0.0, Lock()
 
     def note(self, ended: Ended) -> None:
@@ -85,12 +88,17 @@ class History:
         with self.lock:
             self.number += 1
             entry = Entry(self.number, ended)
-            if ended.outcome != "0" or monotonic() < self.wire_until:
-                entry.story = stories.Story(ended)
-                self.told.append(entry)
-                if len(self.told) > MAX_STORIES:
-                    self.told.popleft().story = None
             self.entries.append(entry)
+            if ended.outcome != "0":
+                entry.story = stories.Story(ended)
+                if len(self.failed) == MAX_STORIES:
+                    self.failed[0].story = None         # append() drops it; it may still be in entries
+                self.failed.append(entry)
+            elif monotonic() < self.wire_until:
+                entry.story = stories.Story(ended)
+                self.traced.append(entry)
+                if len(self.traced) > MAX_STORIES:
+                    self.traced.popleft().story = None
 
     def document(self, variables: Mapping[str, str]) -> bytes:
         """The answer to a control request. Raises ValueError for a number that is none."""
@@ -98,14 +106,15 @@ class History:
         if variables.get("WIRE"):
             self.wire_until = monotonic() + WIRE_S
         with self.lock:
-            entries, last = self.entries.copy(), self.number
+            entries, failed, last = self.entries.copy(), self.failed.copy(), self.number
         first = entries[0].number if entries else last + 1
         # Behind the last number another server has answered before: all of this one's are new
         start = int(after) if after is not None and int(after) <= last else 0
-        found = [entry for entry in entries if entry.number > start]
+        found = [*(entry for entry in failed if start < entry.number < first),
+                 *(entry for entry in entries if entry.number > start)]
         found = found[:limit] if after is not None else found[-limit:] if limit > 0 else []
-        head = {"pid": os.getpid(), "size": self.entries.maxlen, "lost": max(0, first - 1 - start) if start else 0,
-                "next": found[-1].number if found else last}
+        head = {"pid": os.getpid(), "size": self.entries.maxlen, "first": first,
+                "next": found[-1].number if found else last, "lost": max(0, first - 1 - start) if start else 0}
         # One after another: another thread can run in between
         requests = [dumps(entry.document()) for entry in found]
         return f'{dumps(head)[:-1]}, "requests": [{", ".join(requests)}]}}'.encode()

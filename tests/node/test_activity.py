@@ -26,6 +26,7 @@ class Ring:
 
     def __init__(self, size=1000, page=100):
         self.entries, self.size, self.page, self.pid = [], size, page, 812
+        self.failed = []                # stay longer than others
 
     def add(self, *entries):
         self.entries += entries
@@ -34,8 +35,9 @@ class Ring:
         held = self.entries[-self.size:]
         first = held[0]["number"] if held else 1
         newest = self.entries[-1]["number"] if self.entries else 0
-        found = [it for it in held if it["number"] > after][:self.page]
-        return {"pid": self.pid, "next": found[-1]["number"] if found else newest,
+        kept = [it for it in self.failed if it["number"] < first]
+        found = [it for it in [*kept, *held] if it["number"] > after][:self.page]
+        return {"pid": self.pid, "first": first, "next": found[-1]["number"] if found else newest,
                 "lost": max(0, first - 1 - after) if held and after else 0, "requests": found}
 
 
@@ -143,9 +145,11 @@ def test_what_was_lost_between_polls_counts_in_the_rate_and_is_told():
     assert document(recent.sample(NOW + 61), activity.Node())["lost"] == 0
 
 
-def test_a_full_history_at_the_first_poll_shortens_the_time():
+@pytest.mark.parametrize("failed", [[], [1, 2]])
+def test_a_full_history_at_the_first_poll_shortens_the_time(failed):
     ring = Ring(size=5)
     ring.add(*(entry(at, ago=30 - at) for at in range(1, 21)))
+    ring.failed = [entry(at, ago=30 - at, outcome="11") for at in failed]
     recent = Recent(ring.ask)
     recent.poll(NOW)
     found = document(recent.sample(NOW), activity.Node())

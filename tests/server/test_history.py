@@ -91,6 +91,27 @@ def test_only_failed_requests_keep_their_story_unless_a_reader_asks_for_all():
     assert entries[1]["story"]["error"] == {"code": 11, "msg": "no"}
 
 
+def test_a_failed_request_stays_while_many_others_come():
+    past = history.History(3)
+    past.note(ended(1, "11", '{"code": 11, "msg": "no"}'))
+    for number in range(2, 9):
+        past.note(ended(number))
+    found = asked(past, AFTER=0)
+    assert [entry["number"] for entry in found["requests"]] == [1, 6, 7, 8] and found["first"] == 6
+    assert found["requests"][0]["story"]["error"]["msg"] == "no"
+    assert numbers(past, AFTER=1) == [6, 7, 8]
+
+
+def test_following_all_requests_drops_no_story_of_a_failed_one():
+    past = history.History()
+    past.note(ended(1, "11"))
+    asked(past, WIRE=1)
+    for number in range(2, history.MAX_STORIES + 5):
+        past.note(ended(number))
+    entries = asked(past)["requests"]
+    assert "story" in entries[0] and sum("story" in entry for entry in entries) == 1 + history.MAX_STORIES
+
+
 def test_stories_are_few_and_small():
     past = history.History()
     for number in range(history.MAX_STORIES + 3):

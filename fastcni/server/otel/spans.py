@@ -116,7 +116,7 @@ class Sender:
                     return found
         return Context()
 
-    def add_phases(self, root, it):
+    def add_phases(self, root: Span, it: Traced) -> None:
         """A child for the time in the queue, and one for each phase."""
         outer = [(root, it.ended)]              # the spans around the next phase, and when they end
         phases = [("queue", it.arrived, it.queued - it.arrived), *it.phases]

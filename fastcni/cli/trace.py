@@ -1,0 +1,168 @@
+"""The command `fastcni trace`: the requests of the server as they come, or those that it has kept."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from time import sleep
+from typing import Any
+
+import click
+
+from fastcni.cli.show import printable
+from fastcni.node import netlink_text, story_text
+from fastcni.server import history
+from fastcni.server.listening import PATH
+from fastcni.spec import errors
+from fastcni.spec.errors import CniError
+
+KEYS = {"network": "network", "container": "container", "ifname": "ifname", "command": "command", "plugin": "plugin",
+        "code": "outcome"}
+PAUSE_S = 0.2                   # between two questions to the server
+AWAY_S = 1.0                    # while none answers
+
+
+@click.command()
+@click.argument("container", default="")
+@click.option("--socket", default=PATH, show_default=True, envvar="FASTCNI_SOCKET", show_envvar=True, metavar="PATH",
+              help="The server's socket.")
+@click.option("--past", is_flag=True, help="Print the requests that the server has kept, and end.")
+@click.option("-n", "count", default=None, type=click.IntRange(1), metavar="N",
+              help="End after N requests; with --past, print the newest N.")
+@click.option("--filter", "filters", multiple=True, metavar="KEY=VALUE",
+              help=f"Only requests with this value; may be repeated. Keys: {', '.join(KEYS)}. A network or a container "
+                   "may be cut short. code=failed: all that failed.")
+@click.option("--slower", default=0.0, type=click.FloatRange(0), metavar="MS",
+              help="Only requests that took at least so many milliseconds, without their time in the queue.")
+@click.option("--netlink", is_flag=True, help="Print each message to the kernel and each answer, by their names.")
+@click.option("--input", "with_input", is_flag=True, help="Print the CNI variables and the configuration, without "
+              "passwords, of failed requests; with --netlink, of all.")
+@click.option("--json", "as_json", is_flag=True, help="Print a line of JSON for each request.")
+def trace(container: str, socket: str, past: bool, count: int | None, filters: Sequence[str], slower: float,
+          netlink: bool, with_input: bool, as_json: bool) -> None:
+    """Follow the requests that the server answers, each with its phases on a time line.
+
+    CONTAINER is a container id, or its beginning. Failed requests show the kernel's refusals, the programs that ran
+    and the rollback. Requests that plugins run without the server, one-shot, are not here: the log has them.
+
+    \b
+    fastcni trace                               all requests from now on
+    fastcni trace --past 5f0c9e1d               what happened to this container
+    fastcni trace --past --filter code=failed   what failed, and why
+    fastcni trace --past --slower 20            where the time of slow ones went
+    fastcni trace --netlink -n 1                the next request, with its netlink messages
+    """
+    chosen = Filter([*filters, *([f"container={container}"] if container else [])], slower)
+    found = kept(socket or PATH, chosen, count or 0) if past else followed(socket or PATH, chosen, count or 0, netlink)
+    for request in found:
+        if as_json:
+            decode(request)
+            click.echo(json.dumps(request, ensure_ascii=False).encode("utf-8", "replace"))
+        else:
+            for text in story(request, netlink, with_input):
+                click.echo(printable(text))
+        sys.stdout.flush()
+
+
+class Filter:
+    """Which requests are printed: those that took at least `slower` milliseconds and that fit all texts KEY=VALUE; of
+    several with one key, one is enough. Raises click.BadParameter."""
+
+    def __init__(self, texts: Sequence[str], slower: float = 0) -> None:
+        self.slower = slower
+        self.wanted: dict[str, list[str]] = {}
+        for text in texts:
+            key, equals, value = text.partition("=")
+            if key not in KEYS or not equals:
+                raise click.BadParameter(f"expected KEY=VALUE with one of {', '.join(KEYS)}, got {text!r}",
+                                         param_hint="--filter")
+            self.wanted.setdefault(KEYS[key], []).append(value)
+
+    def __call__(self, request: dict[str, Any]) -> bool:
+        return request["ms"] >= self.slower and all(
+            any(fits(name, request[name], value) for value in values) for name, values in self.wanted.items())
+
+
+def fits(name: str, present: str, wanted: str) -> bool:
+    if name in ("network", "container"):
+        return present.startswith(wanted)
+    if name == "outcome" and wanted == "failed":
+        return present != "0"
+    return present.upper() == wanted.upper()
+
+
+def kept(path: str, chosen: Filter, count: int) -> Iterator[dict[str, Any]]:
+    """The requests that the server has kept, the oldest first."""
+    found: list[dict[str, Any]] = []
+    after = 0
+    while requests := ask(path, after)["requests"]:
+        found += filter(chosen, requests)
+        after = requests[-1]["number"]
+    yield from found[-count:]
+    if not found:
+        click.echo("the server keeps no such request; its log goes back further", err=True)
+
+
+def followed(path: str, chosen: Filter, count: int, wire: bool) -> Iterator[dict[str, Any]]:
+    """The requests from now on, `count` of them if that is not 0. A server that ends is waited for."""
+    answer, printed = ask(path, None, 0, wire), 0
+    click.echo(printable(f"following the server at {path}; Ctrl-C ends"), err=True)
+    while True:
+        sleep(PAUSE_S)
+        pid = answer["pid"]
+        answer = next_answer(path, answer["next"], wire)
+        if answer["pid"] != pid:                # another server, which counts from 1
+            answer = next_answer(path, 0, wire)
+        if answer["lost"]:
+            click.echo(f"{answer['lost']} requests are not shown: too many came at once; see --history of "
+                       "`fastcni serve`", err=True)
+        for request in filter(chosen, answer["requests"]):
+            yield request
+            printed += 1
+            if printed == count:
+                return
+
+
+def next_answer(path: str, after: int, wire: bool) -> dict[str, Any]:
+    told = False
+    while True:
+        try:
+            return ask(path, after, wire=wire)
+        except CniError as e:
+            if not told:
+                click.echo(printable(f"{e.msg}; waiting for one"), err=True)
+            told = True
+            sleep(AWAY_S)
+
+
+def ask(path: str, after: int | None, limit: int = history.MAX_LIMIT, wire: bool = False) -> dict[str, Any]:
+    """The answer of the server at a socket, see server/history.py. Raises CniError without one."""
+    try:
+        found = history.ask(path, after, limit, wire=wire)
+    except (FileNotFoundError, ConnectionRefusedError) as e:
+        raise CniError(errors.IO_FAILURE, f"no server listens at {path}", "start it: `systemctl start fastcni.socket`, "
+                       "or `fastcni serve`. Requests without a server are in the log only") from e
+    except OSError as e:
+        raise CniError(errors.IO_FAILURE, f"ask the server at {path}: {e.strerror or e}") from e
+    if found is None:
+        raise CniError(errors.PLUGIN_NOT_AVAILABLE, f"the server at {path} keeps no history of its requests",
+                       "is it of an older version, or was it started with --history 0?")
+    return found
+
+
+def story(request: dict[str, Any], netlink: bool, with_input: bool) -> Iterator[str]:
+    """The lines of one request."""
+    yield story_text.headline(request)
+    if with_input:
+        yield from story_text.given(request)
+    yield from story_text.error(request)
+    yield from story_text.waterfall(request)
+    yield from story_text.steps(request, brief=not netlink)
+
+
+def decode(request: dict[str, Any]) -> None:
+    """Add to each netlink message of a request its lines of text."""
+    for step in request.get("story", {}).get("steps", ()):
+        if "data" in step:
+            step["messages"] = netlink_text.lines(bytes.fromhex(step["data"]))

@@ -1,0 +1,188 @@
+"""Netlink datagrams as text, one line a message: what fastcni sends, and what the kernel answers. Bytes only.
+
+    RTM_NEWLINK index 0 ifname veth1a2b3c4d kind veth mtu 1500
+    RTM_NEWADDR index 2 local 10.22.0.5/16
+    NFT_MSG_NEWSETELEM table fastcni set masquerade, 1 element
+    ENODEV: "No such device"
+"""
+
+from __future__ import annotations
+
+import errno
+import struct
+import sys
+from collections.abc import Callable, Iterator
+from ipaddress import ip_address
+
+from fastcni._netlink import read_ack
+from fastcni.kernel import uapi
+
+Attributes = dict[int, bytes]
+
+HEADER = struct.Struct("=IHHII")        # struct nlmsghdr: length, type, flags, sequence, port
+MIN_MESSAGE, MIN_ATTRIBUTE = HEADER.size, 4
+TYPE_MASK = 0x3FFF                      # NLA_TYPE_MASK: without the flags "nested" and "network byte order"
+MAX_TEXT = 64
+DONE = "done"
+NFNL_MSG_BATCH_BEGIN, NFNL_MSG_BATCH_END = 0x10, 0x11           # linux/netfilter/nfnetlink.h
+ROUTE_FAMILIES: dict[int, str] = {uapi.AF_INET: "inet", uapi.AF_INET6: "inet6"}
+FAMILIES = {0: "", 1: "inet", 2: "ip", 7: "bridge", 10: "ip6", 5: "netdev"}    # NFPROTO_*, as nft prints them
+
+
+def text(value: bytes) -> str:
+    """A name of the kernel: up to its NUL, without control characters."""
+    found = value.partition(b"\0")[0][:MAX_TEXT].decode("utf-8", "replace")
+    return "".join(char if char.isprintable() else "\ufffd" for char in found)
+
+
+def integer(value: bytes) -> int:
+    return int.from_bytes(value, sys.byteorder)
+
+
+def number(value: bytes) -> str:
+    return str(integer(value))
+
+
+def mac(value: bytes) -> str:
+    return value.hex(":")
+
+
+def address(value: bytes) -> str:
+    return str(ip_address(value)) if len(value) in (4, 16) else value.hex()
+
+
+def kind(value: bytes) -> str:
+    return text(attributes(value).get(uapi.IFLA_INFO_KIND, b""))
+
+
+Show = tuple[str, Callable[[bytes], str]]
+# struct ifinfomsg, ifaddrmsg, rtmsg, ndmsg, tcmsg, fib_rule_hdr: their sizes, and the attributes that are shown
+LINK: tuple[int, dict[int, Show]] = (16, {
+    uapi.IFLA_IFNAME: ("ifname", text), uapi.IFLA_LINKINFO: ("kind", kind), uapi.IFLA_ADDRESS: ("address", mac),
+    uapi.IFLA_MTU: ("mtu", number), uapi.IFLA_MASTER: ("master", number), uapi.IFLA_LINK: ("link", number),
+    uapi.IFLA_TXQLEN: ("qlen", number), uapi.IFLA_IFALIAS: ("alias", text), uapi.IFLA_NET_NS_FD: ("netns fd", number),
+    uapi.IFLA_GROUP: ("group", number)})
+ADDRESS: tuple[int, dict[int, Show]] = (8, {
+    uapi.IFA_LOCAL: ("local", address), uapi.IFA_ADDRESS: ("address", address),
+    uapi.IFA_BROADCAST: ("brd", address)})
+ROUTE: tuple[int, dict[int, Show]] = (12, {
+    uapi.RTA_DST: ("dst", address), uapi.RTA_GATEWAY: ("via", address), uapi.RTA_OIF: ("oif", number),
+    uapi.RTA_PREFSRC: ("src", address), uapi.RTA_PRIORITY: ("metric", number), uapi.RTA_TABLE: ("table", number)})
+NEIGHBOUR: tuple[int, dict[int, Show]] = (12, {uapi.NDA_DST: ("dst", address), uapi.NDA_LLADDR: ("lladdr", mac)})
+TRAFFIC: tuple[int, dict[int, Show]] = (20, {uapi.TCA_KIND: ("kind", text)})
+RULE: tuple[int, dict[int, Show]] = (12, {uapi.FRA_SRC: ("from", address), uapi.FRA_TABLE: ("table", number)})
+NETCONF: tuple[int, dict[int, Show]] = (4, {})
+# RTM_*: a family has the numbers NEW, DEL, GET and SET in a row
+FAMILY_OF = {uapi.RTM_NEWLINK: ("LINK", LINK), uapi.RTM_NEWADDR: ("ADDR", ADDRESS), uapi.RTM_NEWROUTE: ("ROUTE", ROUTE),
+             uapi.RTM_NEWNEIGH: ("NEIGH", NEIGHBOUR), uapi.RTM_NEWRULE: ("RULE", RULE),
+             uapi.RTM_NEWQDISC: ("QDISC", TRAFFIC), uapi.RTM_NEWTCLASS: ("TCLASS", TRAFFIC),
+             uapi.RTM_NEWTFILTER: ("TFILTER", TRAFFIC), uapi.RTM_NEWNETCONF: ("NETCONF", NETCONF),
+             uapi.RTM_GETNSID - 2: ("NSID", NETCONF)}
+VERBS = ("NEW", "DEL", "GET", "SET")
+# Subsystems of nfnetlink: (prefix, names of the messages in their order, {attribute: what it is})
+NFT = ("NFT_MSG_", "NEWTABLE GETTABLE DELTABLE NEWCHAIN GETCHAIN DELCHAIN NEWRULE GETRULE DELRULE NEWSET GETSET DELSET "
+       "NEWSETELEM GETSETELEM DELSETELEM NEWGEN GETGEN TRACE NEWOBJ GETOBJ DELOBJ".split())
+NFT_NAMES = {"TABLE": {1: "table"}, "CHAIN": {1: "table", 3: "chain"}, "RULE": {1: "table", 2: "chain"},
+             "SET": {1: "table", 2: "set"}, "SETELEM": {1: "table", 2: "set"}}      # NFTA_*_TABLE and the name
+NFTA_SET_ELEM_LIST_ELEMENTS = 3
+IPSET = ("IPSET_CMD_", "NONE PROTOCOL CREATE DESTROY FLUSH RENAME SWAP LIST SAVE ADD DEL TEST HEADER TYPE".split())
+IPSET_ATTR_SETNAME = 2
+CTNETLINK = ("IPCTNL_MSG_CT_", "NEW GET DELETE GET_CTRZERO GET_STATS_CPU GET_STATS".split())
+SUBSYSTEMS = {1: CTNETLINK, 6: IPSET, 10: NFT}                  # NFNL_SUBSYS_*
+
+
+def lines(datagram: bytes) -> list[str]:
+    """A line for each message; "done" for any number of acknowledgements without an error. What is cut short or unknown
+    is shown by its numbers; nothing is raised."""
+    found = [line(kind_, flags, payload) for kind_, flags, payload in messages(datagram)]
+    return [text_ for text_, before in zip(found, ["", *found], strict=False) if not text_ == before == DONE]
+
+
+def messages(datagram: bytes) -> Iterator[tuple[int, int, bytes]]:
+    """(type, flags, payload) of each message."""
+    at = 0
+    while at + MIN_MESSAGE <= len(datagram):
+        size, kind_, flags, _, _ = HEADER.unpack_from(datagram, at)
+        size = max(size, MIN_MESSAGE)
+        yield kind_, flags, datagram[at + MIN_MESSAGE:at + size]
+        at += (size + 3) & ~3
+
+
+def attributes(data: bytes) -> Attributes:
+    """{type: payload} of the attributes of a message; of several with one type the last."""
+    found, at = {}, 0
+    while at + MIN_ATTRIBUTE <= len(data):
+        size, kind_ = struct.unpack_from("=HH", data, at)
+        size = max(size, MIN_ATTRIBUTE)
+        found[kind_ & TYPE_MASK] = data[at + MIN_ATTRIBUTE:at + size]
+        at += (size + 3) & ~3
+    return found
+
+
+def line(kind_: int, flags: int, payload: bytes) -> str:
+    if kind_ == uapi.NLMSG_ERROR:
+        return acknowledgement(kind_, flags, payload)
+    if kind_ == uapi.NLMSG_DONE:
+        return "end of the dump"
+    if kind_ in (NFNL_MSG_BATCH_BEGIN, NFNL_MSG_BATCH_END) and len(payload) < LINK[0]:      # RTM_NEWLINK's number, too
+        return "begin transaction" if kind_ == NFNL_MSG_BATCH_BEGIN else "commit transaction"
+    return netfilter(kind_, payload) if kind_ >= 1 << 8 else routing(kind_, payload)
+
+
+def acknowledgement(kind_: int, flags: int, payload: bytes) -> str:
+    """DONE, or the error with the text of the extended acknowledgement."""
+    if len(payload) < 4:
+        return "an acknowledgement that is cut short"
+    code, explanation, _ = read_ack(kind_, flags, payload)
+    if not code:
+        return DONE
+    name = errno.errorcode.get(code, f"error {code}")
+    return f'{name}: "{text(explanation.encode())}"' if explanation else name
+
+
+def routing(kind_: int, payload: bytes) -> str:
+    """A message of rtnetlink(7)."""
+    name, (size, shown) = FAMILY_OF.get(kind_ & ~3, ("", NETCONF))
+    if not name or len(payload) < size:
+        return f"message of type {kind_}, {len(payload)} bytes"
+    head, found = payload[:size], attributes(payload[size:])
+    texts = [f"{label} {show(found[what])}" for what, (label, show) in shown.items() if what in found]
+    if shown is LINK[1] or shown is TRAFFIC[1]:
+        texts.insert(0, f"index {int.from_bytes(head[4:8], sys.byteorder, signed=True)}")
+        if shown is LINK[1] and integer(head[12:16]) & uapi.IFF_UP:         # ifi_change
+            texts.append("up" if integer(head[8:12]) & uapi.IFF_UP else "down")
+    elif shown is ADDRESS[1]:
+        texts = [f"index {number(head[4:8])}", *texts, f"prefixlen {head[1]}"]
+    elif shown is NEIGHBOUR[1]:
+        texts.insert(0, f"index {number(head[4:8])}")
+    elif shown is ROUTE[1]:
+        family = ROUTE_FAMILIES.get(head[0], str(head[0]))
+        texts = [family, *([] if uapi.RTA_DST in found else ["default"]), *texts, f"prefixlen {head[1]}"]
+    return " ".join([f"RTM_{VERBS[kind_ & 3]}{name}", *texts])
+
+
+def netfilter(kind_: int, payload: bytes) -> str:
+    """A message of nfnetlink: nf_tables, ipset, conntrack."""
+    prefix, names = SUBSYSTEMS.get(kind_ >> 8, ("", []))
+    if kind_ & 0xFF >= len(names) or len(payload) < 4:
+        return f"netfilter message of subsystem {kind_ >> 8}, type {kind_ & 0xFF}, {len(payload)} bytes"
+    name, found = names[kind_ & 0xFF], attributes(payload[4:])
+    texts = [f"{prefix}{name}"]
+    if prefix == NFT[0]:
+        family, of = FAMILIES.get(payload[0], str(payload[0])), NFT_NAMES.get(name[3:], {})
+        texts += [f"{label} {f'{family} ' if label == 'table' else ''}{text(found[what])}"
+                  for what, label in of.items() if what in found]
+        if name.endswith("SETELEM"):
+            texts[-1] += f", {elements(found.get(NFTA_SET_ELEM_LIST_ELEMENTS, b''))}"
+    elif prefix == IPSET[0] and IPSET_ATTR_SETNAME in found:
+        texts.append(f"set {text(found[IPSET_ATTR_SETNAME])}")
+    return " ".join(texts)
+
+
+def elements(nested: bytes) -> str:
+    """How many elements a list has."""
+    count, at = 0, 0
+    while at + MIN_ATTRIBUTE <= len(nested):
+        size = max(integer(nested[at:at + 2]), MIN_ATTRIBUTE)
+        count, at = count + 1, at + ((size + 3) & ~3)
+    return f"{count} element{'' if count == 1 else 's'}"
