@@ -372,9 +372,6 @@ def sort_replies(list found not None, dict asked not None, list replies not None
     return rest
 
 
-cdef uint8_t datagram[DATAGRAM]             # used by the thread that has Python's lock
-
-
 def send(int fd, bytes data not None):
     """Send a datagram. It returns when the kernel has done what the datagram asks for. Raises OSError, Abandoned."""
     cdef const char* at = PyBytes_AS_STRING(data)
@@ -398,6 +395,7 @@ def receive(int fd, int milliseconds=-1, show=None, int caller=-1):
     show("<", bytes) is called with it. Raises OSError, with ENOBUFS if the kernel had to drop some.
     """
     cdef int come
+    cdef uint8_t datagram[DATAGRAM]         # on the stack: show() and the collector let other threads run
     cdef ssize_t size = recv(fd, datagram, DATAGRAM, MSG_DONTWAIT)
     while size < 0:
         if errno != EAGAIN and errno != EINTR:

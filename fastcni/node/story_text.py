@@ -15,6 +15,7 @@ from typing import Any
 from fastcni.node.netlink_text import DONE, lines
 
 WIDTH = 48                      # columns of a waterfall
+ASKS = "_GET"                   # in the name of a message that changes nothing
 WAYS = {"sent": ">", "received": "<"}
 OUTCOMES = {"0": "done", "declined": "declined, it went one-shot", "caller_gone": "its caller left",
             "abandoned": "abandoned", "fault": "a fault of fastcni, see the server's log"}
@@ -58,8 +59,8 @@ def error(request: dict[str, Any]) -> Iterator[str]:
 
 
 def steps(request: dict[str, Any], *, brief: bool) -> Iterator[str]:
-    """The steps of a request's story with their milliseconds. brief: of a failed request, the refusals of the kernel,
-    each with what was sent before it, and what is no netlink message; of others nothing."""
+    """The steps of a request's story with their milliseconds. brief: of a failed request, the changes that the kernel
+    refused, each with what was sent before it, and what is no netlink message; of others nothing."""
     if brief and request["outcome"] == "0":
         return
     story = request.get("story", {})
@@ -79,8 +80,9 @@ def steps(request: dict[str, Any], *, brief: bool) -> Iterator[str]:
         elif step["kind"] == "sent":
             sent = found
         elif refused := [text for text in found if text.split("< ", 1)[-1].startswith("E")]:
-            yield from (*sent, *refused)
-            sent = []
+            if not all(ASKS in text for text in sent):      # that something is not there is an answer
+                yield from (*sent, *refused)
+                sent = []
     if story.get("dropped"):
         yield f"  {story['dropped']} bytes of further messages were not kept"
 

@@ -1,6 +1,7 @@
 """The system calls of a request: their results and their errors."""
 
 import errno
+import gc
 import os
 import socket
 import struct
@@ -26,6 +27,52 @@ def test_a_datagram_is_received_as_messages(pair):
     pair[1].send(MESSAGE + MESSAGE)
     assert _netlink.receive(pair[0].fileno(), -1, lambda *args: shown.append(args)) == [(16, 2, 7, 0, b"data")] * 2
     assert shown == [("<", MESSAGE + MESSAGE)]
+
+
+class Interrupted:
+    """While one datagram is taken apart, another one is received. Used as receive()'s show() and by the collector."""
+
+    def __init__(self):
+        self.sock, self.peer = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.came = 0
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.sock.close()
+        self.peer.close()
+
+    def __call__(self, *_):
+        self.peer.send(OTHER * 2500)
+        self.came += bool(_netlink.receive(self.sock.fileno(), 0))
+
+
+OTHER = struct.pack("=IHHII", 24, 17, 3, 8, 1) + b"other..."
+
+
+def test_a_datagram_stays_as_it_is_while_another_thread_receives(pair):
+    """show() runs Python code, so another thread may run meanwhile."""
+    pair[1].send(MESSAGE * 3)
+    with Interrupted() as other:
+        assert _netlink.receive(pair[0].fileno(), -1, other) == [(16, 2, 7, 0, b"data")] * 3
+        assert other.came == 1
+
+
+def test_a_datagram_stays_as_it_is_while_the_collector_runs(pair):
+    """Its finalizers run Python code, too. Before Python 3.12 it runs where objects are made."""
+    pair[1].send(MESSAGE * 3000)         # more than the interpreter has tuples in stock
+    thresholds = gc.get_threshold()
+    with Interrupted() as other:
+        gc.callbacks.append(other)
+        gc.set_threshold(1)
+        try:
+            found = _netlink.receive(pair[0].fileno(), -1)
+        finally:
+            gc.set_threshold(*thresholds)
+            gc.callbacks.remove(other)
+    assert found == [(16, 2, 7, 0, b"data")] * 3000
+    assert other.came
 
 
 def test_a_missing_message_is_waited_for_until_the_timeout(pair):

@@ -69,6 +69,12 @@ def test_a_failed_request_shows_what_the_kernel_refused_and_the_rollback():
     assert lines == ["      0.300 > RTM_NEWLINK index 7 up", "      0.400 < ENODEV", "      0.500 rollback"]
 
 
+def test_that_something_is_not_there_is_no_refusal_of_a_change():
+    asked = Batch().begin(uapi.RTM_GETLINK, 0, bytes(16), "x").finish().hex()
+    steps = [step(0.1, "sent", asked), step(0.2, "received", acknowledged(errno.ENODEV)), *FAILED[4:]]
+    assert list(story_text.steps(request("11", steps=steps), brief=True)) == ["      0.500 rollback"]
+
+
 def test_all_steps_have_one_line_for_acknowledgements_in_a_row():
     lines = list(story_text.steps(request("11", steps=FAILED), brief=False))
     assert [line[12:] for line in lines] == ["> RTM_NEWLINK index 7 up", "< done", "> RTM_NEWLINK index 7 up",
