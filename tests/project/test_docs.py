@@ -62,6 +62,7 @@ def commands_of(page):
     """(words after "fastcni", whether the line stands alone) of each command line that a page shows."""
     text = page.read_text(encoding="utf-8")
     lines = re.findall(r"^(?: {4})?(?:\$ |sudo |python -m )*(fastcni [a-z].*)$", code_of(text), re.MULTILINE)
+    lines = [line for line in lines if not line.startswith("fastcni top  version ")]       # what it prints
     inline = [one.replace("\n", " ") for one in re.findall(r"(?<!`)`(fastcni [a-z][^`]*)`", text)]
     for line, alone in [(line, True) for line in lines] + [(line, False) for line in inline]:
         words = shlex.split(line, comments=True)[1:]
