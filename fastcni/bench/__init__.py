@@ -9,5 +9,8 @@ removes them afterwards.
     churn.py    latency and rate                      density.py  latency by the number of pods
     idle.py     latency after a pause, and in turn with another program
     cost.py     processor time, processes             memory.py   the server's memory
+    guard.py    refusal on a busy node, and what is touched; isolation.py: what servers and plugins must not reach
+    peer.py     the Go plugins of the node            estimate.py, progress.py  the time that a run takes
     tables.py, plots.py, report.py                    the output
+    verdict.py, web_page.py, web_plots.py, web_style.py, svg.py  the page, with the verdict in words
 """

@@ -154,13 +154,14 @@ QUICK = Plan(rounds=4, slow_rounds=1, settle=0.2, at_once=(8, 32), slow_at_once=
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The options of `fastcni bench`. peer: the folder of the Go plugins. before: None, or a Python with another
-    fastcni: its warm server is one more side, to compare two versions in one run. data_dir: the folder of address
-    files, None for memory. report: the folder of the report, None for no report. only, parts, sides: names, by default
-    all. command: the command line as typed."""
+    """The options of `fastcni bench`. peer: the folder of the Go plugins, "" to look for them. before: None, or a
+    Python with another fastcni: its warm server is one more side, to compare two versions in one run. data_dir: the
+    folder of address files, None for memory. report: the folder of the report, None for no report. only, parts, sides:
+    names, by default all. command: the command line as typed. html: the file of the page, None for no page. force:
+    measure also on a busy node."""
 
     plan: Plan = Plan()
-    peer: str = "/usr/lib/cni"
+    peer: str = ""
     before: str | None = None
     data_dir: str | None = None
     report: str | None = None
@@ -168,14 +169,25 @@ class Options:
     parts: tuple[str, ...] = ()
     sides: tuple[str, ...] = SIDES
     command: str = "fastcni bench"
+    html: str | None = None
+    force: bool = False
 
     @property
     def cases(self) -> list[Case]:
         """The cases that --only names, by default all."""
         return [case for case in CASES if not self.only or case.name in self.only]
 
+    @property
+    def parallel_cases(self) -> list[Case]:
+        """The cases that are measured with many calls at once; chains take minutes, so only those that --only names."""
+        return [case for case in self.cases
+                if "ADD" in case.calls and (not case.single or (case.chain and case.name in self.only))]
+
     def wants(self, part: str) -> bool:
-        """Whether a part is measured. Memory belongs to no case, so --only excludes it unless --part names it."""
+        """Whether a part is measured. Memory is the server's; it belongs to no case, so --only excludes it unless
+        --part names it."""
+        if part == "memory" and "warm" not in self.sides:
+            return False
         if self.parts:
             return part in self.parts
         return part != "memory" or not self.only

@@ -98,7 +98,7 @@ def rate(bench: Bench) -> dict[str, Any]:
     plan = bench.plan
     programs = [side for side in bench.sides if side.name != "floor"]
     alone = [side for side in bench.sides if side.name == "floor"]
-    cases = ([(ALONE, alone)] if alone else []) + [(case, programs) for case in bench.parallel_cases]
+    cases = ([(ALONE, alone)] if alone else []) + [(case, programs) for case in bench.options.parallel_cases]
     work = [(case, sides, at_once) for case, sides in cases
             for at_once in (plan.slow_at_once if case.slow else plan.at_once)]
     with bench.steps("many at once", len(work)) as step:

@@ -31,7 +31,7 @@ def cost(bench: Bench) -> dict[str, Any]:
     """
     data: dict[str, Any] = {}
     programs = [side for side in bench.sides if isinstance(side, Plugins)]
-    cases = [case for case in bench.parallel_cases if not case.slow]
+    cases = [case for case in bench.options.parallel_cases if not case.slow]
     with bench.steps("cost of a pod", len(cases) * len(programs)) as step:
         for case in cases:
             with networks(bench, case, programs) as made, noting_failures(bench, f"{title(case.name)}, cost"):

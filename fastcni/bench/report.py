@@ -37,16 +37,18 @@ and in random order.
 """
 
 
-def machine(options: Options) -> dict[str, str]:
-    """Return {name: text} of the machine, the software and the number of measurements."""
+def machine(options: Options, busy: float = 0.0) -> dict[str, str]:
+    """Return {name: text} of the machine, the software and the number of measurements. busy: the share of the
+    processors' time before the run."""
     plan = options.plan
     return {
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "kernel": f"{platform.system()} {platform.release()} {platform.machine()}",
         "processors": f"{os.cpu_count()} x {processor()}",
+        "busy before the run": f"{busy:.0%} of the processors' time",
         "Python": f"{platform.python_version()}, {os.path.realpath(sys.executable)}",
         "fastcni": fastcni.__version__,
-        "Go plugins": go_plugins(options.peer),
+        "Go plugins": go_plugins(options.peer) if options.peer else "none found",
         "latency request of warm and floor": latency_request(),
         "calls": f"{plan.rounds} x {plan.burst} of each, one at a time; {plan.idle_rounds} after {plan.pause:g} s; "
                  f"{plan.repeats} x {plan.pods} pods at once; {plan.density_rounds} x {plan.burst} at each density; "
@@ -128,24 +130,50 @@ def page(data: dict[str, Any]) -> str:
 
 
 def finish(options: Options, data: dict[str, Any], out: Console) -> None:
-    """Write the report if --report is given."""
+    """Write what --report and --html ask for."""
     if options.report:
         os.makedirs(options.report, exist_ok=True)
         with open(f"{options.report}/{SAMPLES}", "wb") as file:
             file.write(json.dumps(data).encode() + b"\n")
         draw(options.report, data, out)
-    else:
-        out.print("--report DIR writes the samples, these tables and plots.", highlight=False)
+    if options.html:
+        write_html(options.html, data, out)
+    if not options.report and not options.html:
+        out.print("--html FILE writes a page with verdict and plots, --report DIR the samples, tables and plots.",
+                  highlight=False)
 
 
-def replot(folder: str, out: Console) -> None:
-    """Write tables and plots from the samples of an earlier run. Raise CniError."""
+def replot(folder: str, html: str | None, out: Console) -> None:
+    """Write tables and plots from the samples of an earlier run, or only the page if `html` names its file. Raise
+    CniError."""
     try:
         with open(f"{folder}/{SAMPLES}", "rb") as file:
             data = json.load(file)
     except (OSError, ValueError) as e:
         raise CniError(errors.IO_FAILURE, f"read the samples {folder}/{SAMPLES}: {e}") from e
-    draw(folder, data, out)
+    if html:
+        write_html(html, data, out)
+    else:
+        draw(folder, data, out)
+
+
+def check_folder(path: str) -> None:
+    """Raise CniError if the folder of a file does not exist: better before the run than after it."""
+    folder = os.path.dirname(path) or "."
+    if not os.path.isdir(folder):
+        raise CniError(errors.IO_FAILURE, f"write the page {path}: there is no folder {folder}")
+
+
+def write_html(path: str, data: dict[str, Any], out: Console) -> None:
+    """Write the page. Raise CniError."""
+    from fastcni.bench.web_page import web_page
+
+    try:
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(web_page(data))
+    except OSError as e:
+        raise CniError(errors.IO_FAILURE, f"write the page {path}: {e.strerror}") from e
+    out.print(f"wrote {path}", highlight=False, markup=False, soft_wrap=True)
 
 
 def draw(folder: str, data: dict[str, Any], out: Console) -> None:

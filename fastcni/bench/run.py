@@ -9,20 +9,20 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
-from dataclasses import asdict
+from collections.abc import Sequence
+from contextlib import ExitStack, closing
+from dataclasses import asdict, replace
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from fastcni.bench import churn, cost, density, idle, memory, report, tables
+from fastcni.bench import churn, cost, density, estimate, guard, idle, isolation, memory, peer, report, tables
 from fastcni.bench.calls import CallFailed
 from fastcni.bench.cases import ALONE, PARTS, Case, Options
 from fastcni.bench.echo import ANSWER
 from fastcni.bench.floor import Floor
 from fastcni.bench.node import Network, Node
+from fastcni.bench.progress import Meter
 from fastcni.bench.sides import Plugins, Side, another, echo, serve
 from fastcni.kernel import netns, wire
 from fastcni.kit.links.devices import has_kind
@@ -33,7 +33,6 @@ from fastcni.spec.errors import CniError
 MEASURE = {"latency": churn.latency, "idle": idle.idle, "rate": churn.rate, "cost": cost.cost,
            "density": density.density, "memory": memory.memory}
 WIDTH = 180                     # of tables in a pipe
-REFRESH_SECONDS = 0.5
 LOG_SECONDS = 2
 MEMORY = "/dev/shm"
 FILE_BYTES, SPARE_FILES = 4096, 10_000      # of a file in memory; files besides those of held addresses
@@ -54,15 +53,11 @@ class Bench:
         self.options, self.plan, self.cases = options, options.plan, options.cases
         self.random = random.Random(options.plan.seed)
         self.progress = Console(stderr=True)
+        self.meter = Meter(self.progress, estimate.seconds(options))
+        self.steps = self.meter.steps
         self.notes: list[str] = []
         self.failed = False
         self.sides: list[Side] = []
-
-    @property
-    def parallel_cases(self) -> list[Case]:
-        """The cases that are measured with many calls at once; chains take minutes, so only those that --only names."""
-        return [case for case in self.cases
-                if "ADD" in case.calls and (not case.single or (case.chain and case.name in self.options.only))]
 
     def has_kind(self, case: Case) -> bool:
         """Whether this kernel has the case's kind of link. If not, note that the case is left out."""
@@ -93,28 +88,6 @@ class Bench:
         self.notes.append(text)
         self.progress.print(f"Note: {text}", markup=False, highlight=False)
 
-    @contextmanager
-    def steps(self, what: str, total: int) -> Iterator[Callable[..., None]]:
-        """Show the progress: `with bench.steps("density", 10) as step:`.
-
-        step() counts one step, step(0, "ptp") sets the text. Only these calls draw, so that nothing is drawn during a
-        measurement."""
-        columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-        if not self.progress.is_terminal:
-            self.progress.print(f"{what}: {total} steps", highlight=False)
-        with Progress(*columns, console=self.progress, auto_refresh=False, transient=True,
-                      disable=not self.progress.is_terminal) as progress:
-            task, drawn = progress.add_task(what, total=total), 0.0
-
-            def step(count: int = 1, text: str = "") -> None:
-                nonlocal drawn
-                progress.update(task, advance=count, description=f"{what}: {text}" if text else None)
-                if time.monotonic() - drawn > REFRESH_SECONDS:
-                    progress.refresh()
-                    drawn = time.monotonic()
-
-            yield step
-
     def compare_with_log(self, side: Plugins) -> None:
         """Note it if the server did not answer all warm calls: the others ran one-shot, so the figures are not warm."""
         assert side.server is not None
@@ -126,24 +99,31 @@ class Bench:
 
 
 def run(options: Options) -> int:
-    """Measure, print, and write the report if --report is given. Return the exit status. Raise CniError."""
-    check_machine()
+    """Measure, print, and write what --report and --html ask for. Return the exit status. Raise CniError, or Busy."""
+    check_machine(options)
+    busy = guard.busy_share()
+    if not options.force and (reasons := list(guard.reasons(busy))):
+        raise guard.Busy(reasons)
+    given, options = options, available(options)
     bench = Bench(options)
-    data: dict[str, Any] = {"machine": report.machine(options), "command": options.command,
-                            "plan": asdict(options.plan)}
+    if "Go" in given.sides and not options.peer:
+        bench.note(peer.missing(given.peer))
+    data: dict[str, Any] = {"machine": report.machine(options, busy), "command": options.command,
+                            "plan": asdict(options.plan), "peer": options.peer, "busy": round(busy, 3)}
     out = Console(width=None if sys.stdout.isatty() else WIDTH)
     out.print(f"{options.command}  (shuffled with seed {options.plan.seed})", highlight=False, markup=False)
     with Signals() as signals, ExitStack() as stack:
         try:
-            set_up(bench, stack)
-            data["machine"]["host-local's files"] = f"in {bench.node.data_dir}"
+            where = data_dir(bench)
+            bench.progress.print(guard.touches(options, where), highlight=False, markup=False,
+                                 soft_wrap=not bench.progress.is_terminal)
+            set_up(bench, stack, where)
+            data["machine"]["host-local's files"] = f"in {where}"
             data["sides"] = [side.name for side in bench.sides]
-            for part in PARTS:
-                if not options.wants(part) or (part == "memory" and "warm" not in options.sides):
-                    continue
-                data[part] = MEASURE[part](bench)
-                table = tables.TABLES[part](data)
-                out.print(report.to_rich(table))
+            for part in filter(options.wants, PARTS):
+                with bench.meter.of_part(part):
+                    data[part] = MEASURE[part](bench)
+                out.print(report.to_rich(tables.TABLES[part](data)))
             for side in bench.sides:
                 if isinstance(side, Plugins) and side.name == "warm":
                     bench.compare_with_log(side)
@@ -154,36 +134,44 @@ def run(options: Options) -> int:
     return 1 if bench.failed else 0
 
 
-def check_machine() -> None:
-    """Raise CniError if the benchmark cannot run here."""
+def available(options: Options) -> Options:
+    """Return the options with the folder of the Go plugins, and without the sides that are not on this node."""
+    found = peer.find(options.peer)
+    there = {"Go": found, "before": options.before}
+    return replace(options, peer=found, sides=tuple(side for side in options.sides if there.get(side, side)))
+
+
+def check_machine(options: Options) -> None:
+    """Raise CniError if the benchmark cannot run here, or not write its page at the end."""
     if os.geteuid():
         raise CniError(errors.INTERNAL, "fastcni bench makes network namespaces: run it as root")
-    if not shutil.which("ip"):
-        raise CniError(errors.INTERNAL, "fastcni bench needs ip(8); Debian, Ubuntu: apt-get install iproute2")
+    for program, package in (("ip", "iproute2"), ("unshare", "util-linux")):
+        if not shutil.which(program):
+            raise CniError(errors.INTERNAL, f"fastcni bench needs {program}; Debian, Ubuntu: apt-get install {package}")
+    isolation.check_data_dir(options.data_dir or "")
+    if options.html:
+        report.check_folder(options.html)
 
 
-def set_up(bench: Bench, stack: ExitStack) -> None:
+def set_up(bench: Bench, stack: ExitStack, data_dir: str) -> None:
     """Make the node, the plugins and the servers of the sides."""
-    wanted, peer = bench.options.sides, bench.options.peer
+    wanted = bench.options.sides
     bench.outside = netns.open_own()
     stack.callback(os.close, bench.outside)
-    bench.node = node = stack.enter_context(Node(data_dir(bench)))
+    bench.node = node = stack.enter_context(Node(data_dir))
     bench.folder = f"{node.folder}/bin"
     try:
         install(bench.folder)
     except InstallError as e:
         raise CniError(errors.INTERNAL, str(e)) from e
-    if "Go" in wanted and os.path.exists(f"{peer}/bridge"):
-        bench.sides.append(Plugins("Go", peer))
-    elif "Go" in wanted:
-        bench.note(f"no Go plugins in {peer}, so no ratios to them. Debian, Ubuntu: apt-get install "
-                   "containernetworking-plugins; --peer or PEER sets another folder")
+    if "Go" in wanted:
+        bench.sides.append(Plugins("Go", bench.options.peer))
     if "one-shot" in wanted:
         bench.sides.append(Plugins("one-shot", bench.folder))
     if "warm" in wanted:
         server = stack.enter_context(serve(node.folder))
         bench.sides.append(Plugins("warm", bench.folder, server.sock, server))
-    if bench.options.before and "before" in wanted:
+    if "before" in wanted and bench.options.before:
         server = stack.enter_context(another(bench.options.before, f"{node.folder}/before"))
         bench.sides.append(Plugins("before", f"{node.folder}/before/bin", server.sock, server))
     if "floor" in wanted or bench.options.wants("density"):        # the floor makes the existing pods
@@ -231,15 +219,18 @@ def check_launcher(bench: Bench, launcher: Plugins) -> None:
 
 
 class Signals:
-    """`with Signals() as signals:` makes SIGTERM an interrupt like Ctrl-C. ignore() ignores both."""
+    """`with Signals() as signals:` makes SIGTERM and SIGHUP (an ssh session that ends) an interrupt like Ctrl-C, unless
+    they are ignored, as by nohup(1). ignore() ignores all three."""
 
     def __enter__(self) -> Signals:
-        self.before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        self.before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+        for number, handler in self.before.items():
+            if handler != signal.SIG_IGN:
+                signal.signal(number, signal.default_int_handler)
         return self
 
     def ignore(self) -> None:
-        """Ignore SIGINT and SIGTERM from now on."""
+        """Ignore these signals from now on."""
         for number in self.before:
             signal.signal(number, signal.SIG_IGN)
 

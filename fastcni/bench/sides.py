@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from fastcni.bench import isolation
 from fastcni.bench.calls import Flow, Running, one
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
@@ -32,7 +33,7 @@ class Plugins:
     def __init__(self, name: str, folder: str, sock: str = "", server: Child | None = None) -> None:
         self.name, self.folder, self.server = name, folder, server
         self.env = {"CNI_IFNAME": "eth0", "CNI_PATH": folder, "PATH": os.environ.get("PATH", os.defpath),
-                    "FASTCNI_SOCKET": sock}
+                    "FASTCNI_SOCKET": sock, **isolation.NO_BUS}
         self.sent = 0
 
     def prepare(self, network: Network) -> None:
@@ -131,8 +132,8 @@ class Child:
     def __enter__(self) -> Child:
         with open(self.log, "wb") as log:
             # In another process group: Ctrl-C ends the run, and the run ends the server.
-            self.process = subprocess.Popen([self.python, *self.arguments], stdin=subprocess.PIPE, stdout=log,
-                                            stderr=log, process_group=0)
+            self.process = subprocess.Popen(isolation.isolated([self.python, *self.arguments]), stdin=subprocess.PIPE,
+                                            stdout=log, stderr=log, env=isolation.environment(), process_group=0)
         try:
             self._wait_until_it_listens()
         except BaseException:

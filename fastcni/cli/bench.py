@@ -10,10 +10,11 @@ from typing import Any
 import click
 
 from fastcni.bench.cases import CASES, OWN_KEYS, PARTS, QUICK, SIDES, Options, Plan
+from fastcni.runtime.cni import DEFAULT_PLUGIN_DIRS
 
 
 @click.command()
-@click.option("--quick", is_flag=True, help="Measure for a few minutes instead of forty: fewer rounds and pods.")
+@click.option("--quick", is_flag=True, help="Measure for some seven minutes instead of forty: fewer rounds and pods.")
 @click.option("--only", multiple=True, type=click.Choice([case.name for case in (*CASES, *OWN_KEYS)]),
               metavar="CASE",
               help=f"Measure only this case; may be repeated: {', '.join(case.name for case in CASES)}. The part "
@@ -32,22 +33,34 @@ from fastcni.bench.cases import CASES, OWN_KEYS, PARTS, QUICK, SIDES, Options, P
               help=f"Pause after each side's calls, in the part latency [{Plan().rest}].")
 @click.option("--seed", type=int, metavar="N",
               help=f"Seed of the order of the sides in each round [{Plan().seed}].")
-@click.option("--peer", default="/usr/lib/cni", show_default=True, envvar="PEER", show_envvar=True, metavar="DIR",
-              help="The directory of the Go plugins.")
+@click.option("--peer", default="", envvar="PEER", show_envvar=True, metavar="DIR",
+              help=f"The directory of the Go plugins [the first of {', '.join(DEFAULT_PLUGIN_DIRS)} that has "
+              "some; also those that `fastcni install` replaced].")
 @click.option("--before", metavar="PYTHON", help="Also measure the warm server of another fastcni, installed in this "
               "Python, as the side `before`.")
 @click.option("--data-dir", type=click.Path(exists=True, file_okay=False), metavar="DIR", help="The directory of "
               "host-local's files. On a disk, the disk's time is measured, too [/dev/shm, if it has room].")
+@click.option("--html", type=click.Path(dir_okay=False), metavar="FILE", help="Write one page with the verdict in "
+              "words, plots and tables to FILE. It needs nothing else: mail it, or open it in any browser.")
 @click.option("--report", metavar="DIR", help="Write samples (report.json), tables (report.md) and plots to DIR.")
-@click.option("--replot", is_flag=True, help="Measure nothing. Write tables and plots from the samples in --report.")
+@click.option("--replot", is_flag=True, help="Measure nothing. Write tables and plots, or --html, from the samples in "
+              "--report.")
+@click.option("--force", is_flag=True, help="Measure also if the node is busy, or if pods come and go.")
 def bench(quick: bool, only: Sequence[str], parts: Sequence[str], sides: Sequence[str], rounds: int | None,
           levels: Sequence[int], rest: float | None, seed: int | None, peer: str, before: str | None,
-          data_dir: str | None, report: str | None, replot: bool) -> None:
+          data_dir: str | None, html: str | None, report: str | None, replot: bool, force: bool) -> None:
     """Measure fastcni, the Go plugins and the kernel on this node.
 
     The sides are: the Go plugins, fastcni one-shot, fastcni warm, and the floor (a launcher and the kernel's own
     part). They run in turn, in random order, in network namespaces that the benchmark makes and removes. It needs
-    root. Figures of an idle node are more precise.
+    root, says first what it will touch, and changes nothing of the node's own networks.
+
+    It refuses on a busy node: if the processors are busy for more than 25% of two seconds, or if a pod was added or
+    deleted in the last ten seconds. The exit status is then 75 (try again later).
+
+    \b
+        fastcni bench --quick --html bench.html         # then open bench.html
+        fastcni bench --only bridge --part latency      # one plugin, one at a time
     """
     from rich.console import Console
 
@@ -56,15 +69,23 @@ def bench(quick: bool, only: Sequence[str], parts: Sequence[str], sides: Sequenc
             raise click.UsageError("--replot needs --report DIR, the directory of the samples")
         from fastcni.bench.report import replot as draw_again
 
-        draw_again(report, Console())
+        draw_again(report, html, Console())
         return
+    from fastcni.bench.guard import Busy
     from fastcni.bench.run import run
 
     given: dict[str, Any] = {"rounds": rounds, "rest": rest, "seed": seed,
                              "levels": tuple(sorted({*levels})) or None}
     plan = replace(QUICK if quick else Plan(), **{name: value for name, value in given.items() if value is not None})
-    status = run(Options(plan, peer, before, data_dir, report, tuple(only), tuple(parts), tuple(sides) or SIDES,
-                         command_text()))
+    options = Options(plan, peer, before, data_dir, report, tuple(only), tuple(parts), tuple(sides) or SIDES,
+                      command_text(), html, force)
+    try:
+        status = run(options)
+    except Busy as e:
+        for reason in e.reasons:
+            click.echo(f"This node is busy: {reason}", err=True)
+        click.echo("Nothing was measured. Wait, or measure all the same: --force", err=True)
+        status = os.EX_TEMPFAIL
     raise SystemExit(status)
 
 

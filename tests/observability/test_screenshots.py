@@ -7,10 +7,13 @@ import re
 from pathlib import Path
 
 import pytest
+from observability.browser import Browser
+from observability.test_bench import SAMPLES
 from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console
 from server.client import Server
 
+from fastcni.bench.web_page import web_page
 from fastcni.cli.top import Source
 from fastcni.cli.top_frame import View, frame
 from fastcni.launcher.install import install
@@ -67,3 +70,13 @@ def test_a_picture_of_top(node, tmp_path, folder):
     picture = console.export_svg(title="fastcni top", code_format=SVG)
     assert "url(http" not in picture
     (folder / "top.svg").write_text(picture, encoding="utf-8")
+
+
+def test_a_picture_of_the_page_of_bench(tmp_path, folder):
+    page = tmp_path / "bench.html"
+    page.write_text(web_page(json.loads(SAMPLES.read_bytes())), encoding="utf-8")
+    with Browser(tmp_path / "profile") as browser:
+        browser.open(page, 1120)
+        picture = browser.picture(height=760)
+    assert picture.startswith(b"\x89PNG") and len(picture) < 300_000
+    (folder / "bench.png").write_bytes(picture)

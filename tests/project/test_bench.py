@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import signal
 import socket
 import sys
 import tempfile
@@ -12,8 +13,9 @@ from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
+from project.bench_data import ONE_TO_100, complete_run
 
-from fastcni.bench import echo, idle, report, run, tables
+from fastcni.bench import echo, guard, idle, report, run, tables
 from fastcni.bench.calls import CallFailed, Flow, Running
 from fastcni.bench.cases import QUICK, Options
 from fastcni.bench.floor import Floor
@@ -24,39 +26,10 @@ from fastcni.server import cpu_latency
 from fastcni.spec.errors import CniError
 from fastcni.testing import needs_root
 
-ONE_TO_100 = [float(n) for n in range(1, 101)]
-
-
-def series(go, one_shot, warm, floor):
-    """{series: {call: samples}} of the same samples for ADD and DEL."""
-    of = {"Go": go, "one-shot": one_shot, "warm": warm, "floor": floor, "launcher": [0.5], "requests": [0.25]}
-    return {side: {"ADD": samples, "DEL": samples} for side, samples in of.items()}
-
-
-def many(pods, *seconds):
-    return {call: {"seconds": list(seconds), "ms": [1.0] * pods * len(seconds)} for call in ("ADD", "DEL")}
-
 
 @pytest.fixture
 def data():
-    """The data of a complete run."""
-    one = series(ONE_TO_100, [20.2] * 9, [5.1] * 9, [1.02] * 9)
-    alone = {"VERSION": {"seconds": [0.5], "ms": [1.0] * 1000}}
-    cost = {"cpu": 0.02, "machine": 0.04, "processes": 2.0, "threads": 9.5}
-    dense = {level: series([10.0] * 4, [12.0] * 4, [2.0, 3.0, 4.0], [1.0] * 4) for level in ("0", "1000")}
-    without_go = {level: {side: found[side] for side in ("warm", "floor")} for level, found in dense.items()}
-    return {
-        "machine": {"kernel": "Linux 6", "Go plugins": "bridge v1"}, "command": "fastcni bench", "plan": {},
-        "sides": ["Go", "one-shot", "warm", "floor"], "notes": ["one\nnote"],
-        "latency": {"bridge": one, "host-local-60000": one},
-        "idle": {"bridge": {"in a row": one, "each second": series([30.0], [40.0], [10.2], [2.04]),
-                            "in turn with another": {}}},
-        "rate": {"harness-alone": {"8": {"floor": alone}},
-                 "bridge": {"8": {"Go": many(100, 1.0, 2.0, 4.0), "warm": many(100, 0.2)}}},
-        "cost": {"ptp": {"Go": cost, "warm": {**cost, "cpu": 0.002, "processes": None}}},
-        "density": {"ptp": dense, "bridge": dense, "bridge-no-ipv6": without_go},
-        "memory": [{"when": "at its start", "kB": 30720, "threads": 34, "fds": 40}],
-    }
+    return complete_run()
 
 
 def rows(table):
@@ -137,7 +110,7 @@ def test_plots_drawn_again_are_the_same_bytes(data, tmp_path):
     report.finish(Options(report=str(tmp_path)), data, Screen())
     plots = {path.name: path.read_bytes() for path in tmp_path.glob("*.svg")}
     assert set(plots) == {"latency.svg", "rate.svg", "density.svg"}
-    report.replot(str(tmp_path), Screen())
+    report.replot(str(tmp_path), None, Screen())
     assert plots == {path.name: path.read_bytes() for path in tmp_path.glob("*.svg")}
     assert all(len(svg) < 100_000 for svg in plots.values())
     assert b"milliseconds" in plots["latency.svg"] and b"calls a second" in plots["rate.svg"]
@@ -236,8 +209,14 @@ def test_each_call_in_turn_follows_one_of_the_first_side(monkeypatch):
 
 # ---- a small run ----
 
+@pytest.fixture(autouse=True)
+def no_sample(monkeypatch):
+    """The runs of these tests are forced, so they need not observe the processors for seconds."""
+    monkeypatch.setattr(guard, "busy_share", lambda: 0.0)
+
+
 TINY = Options(replace(QUICK, rounds=1, burst=2, rest=0.01), only=("ptp",), parts=("latency",),
-               sides=("one-shot", "floor"))
+               sides=("one-shot", "floor"), force=True)
 
 
 @pytest.fixture
@@ -255,11 +234,15 @@ def nothing_is_left():
 
 @needs_root
 def test_a_small_run_measures_and_leaves_nothing(nothing_is_left, tmp_path, capsys):
-    assert run.run(replace(TINY, report=str(tmp_path))) == 0
+    assert run.run(replace(TINY, report=str(tmp_path), html=str(tmp_path / "page.html"))) == 0
     samples = json.loads((tmp_path / "report.json").read_bytes())["latency"]["ptp"]
+    assert "ptp ADD" in (tmp_path / "page.html").read_text()
     assert {side: len(calls["DEL"]) for side, calls in samples.items()} == {
         "one-shot": 2, "floor": 2, "launcher": 2, "requests": 2}
-    assert "One at a time" in capsys.readouterr().out
+    output = capsys.readouterr()
+    assert "One at a time" in output.out
+    for text in (f"/run/netns/{PREFIX}{os.getpid()}-*", "/dev/shm", "are not changed", "1/1 one at a time: 0%", "left"):
+        assert text in output.err, output.err
 
 
 def test_the_floor_has_the_same_latency_request_as_the_server(tmp_path):
@@ -308,11 +291,10 @@ def test_another_python_without_fastcni_is_an_error(tmp_path):
 
 
 @needs_root
-def test_a_run_that_is_interrupted_leaves_nothing(nothing_is_left, monkeypatch):
-    def interrupt(*_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(Floor, "_del_ptp", interrupt)       # in the middle: a pod is there
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])      # Ctrl-C; the end of an ssh session
+def test_a_run_that_is_interrupted_leaves_nothing(nothing_is_left, monkeypatch, number):
+    # In the middle: a pod is there
+    monkeypatch.setattr(Floor, "_del_ptp", lambda *_: os.kill(os.getpid(), number))
     with pytest.raises(KeyboardInterrupt):
         run.run(TINY)
 
@@ -346,6 +328,6 @@ def test_a_chain_of_calls_is_measured_as_one():
 
 
 def test_a_chain_is_measured_many_at_once_if_it_is_named():
-    assert [case.name for case in run.Bench(Options(only=("podman", "portmap", "ptp"))).parallel_cases] == [
+    assert [case.name for case in Options(only=("podman", "portmap", "ptp")).parallel_cases] == [
         "ptp", "podman"]
-    assert "podman" not in [case.name for case in run.Bench(Options()).parallel_cases]
+    assert "podman" not in [case.name for case in Options().parallel_cases]

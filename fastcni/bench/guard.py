@@ -1,0 +1,89 @@
+"""What makes the benchmark safe on a node that is in use: it refuses on a busy node, and says what it touches."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from fastcni.bench import estimate
+from fastcni.bench.density import processor_ticks
+from fastcni.bench.node import FOLDER, PREFIX
+from fastcni.runtime.cache import Cache
+from fastcni.server import history, listening, status
+
+if TYPE_CHECKING:
+    from fastcni.bench.cases import Options
+
+SAMPLE_S = 2.0                  # how long the processors are observed
+MAX_BUSY = 0.25                 # the share of their time
+PODS_S = 10.0                   # no pod was added or deleted for so long
+POD_COMMANDS = ("ADD", "DEL")
+
+
+class Busy(Exception):
+    """The node is too busy. reasons: see reasons()."""
+
+    def __init__(self, reasons: list[str]) -> None:
+        super().__init__("; ".join(reasons))
+        self.reasons = reasons
+
+
+def busy_share(seconds: float = SAMPLE_S) -> float:
+    """Return the share of the processors' time, 0 to 1, in which they were busy during the next `seconds`."""
+    busy, total = processor_ticks()
+    time.sleep(seconds)
+    busy_after, total_after = processor_ticks()
+    return (busy_after - busy) / max(1, total_after - total)
+
+
+def reasons(busy: float, sock: str = listening.PATH, results: str = "") -> Iterator[str]:
+    """Yield why the node is too busy, each with its figure and its limit.
+
+    busy: see busy_share(). sock: of the node's server. results: where its runtimes cache results, "" for the usual
+    folder."""
+    if busy > MAX_BUSY:
+        yield f"the processors were busy for {busy:.0%} of the last {SAMPLE_S:g} s (limit {MAX_BUSY:.0%})"
+    requests = requests_for_pods(sock)
+    if requests:
+        yield f"the server at {sock} had {requests} requests for pods in the last {PODS_S:g} s (limit 0)"
+        return
+    results = results or Cache().results()
+    try:
+        ago = time.time() - os.stat(results).st_mtime
+    except OSError:
+        return                          # no runtime caches results here
+    if 0 <= ago < PODS_S:
+        yield f"a pod was added or deleted {ago:.0f} s ago, by {results} (limit {PODS_S:g} s)"
+
+
+def requests_for_pods(sock: str) -> int:
+    """Return how many requests a server answers now, and how many for pods have ended in the last PODS_S; 0 if no
+    server listens."""
+    try:
+        now, found = status.ask(sock) or {}, history.ask(sock) or {}
+    except OSError:
+        return 0
+    since = time.time() - PODS_S
+    ended = [it for it in found.get("requests", ()) if it["command"] in POD_COMMANDS and it["time"] >= since]
+    return int(now.get("running", 0)) + int(now.get("waiting", 0)) + len(ended)
+
+
+def touches(options: Options, data_dir: str) -> str:
+    """Return what the benchmark makes on this node, and what it leaves alone."""
+    name = f"{PREFIX}{os.getpid()}-*"
+    folders = " and ".join(dict.fromkeys(f"{folder}/{name}" for folder in (tempfile.gettempdir(), data_dir)))
+    return f"""\
+This takes {estimate.duration(sum(estimate.seconds(options).values()))}. It makes these, and removes them at its end, \
+also after Ctrl-C:
+  - network namespaces {FOLDER}/{name}: one as the node, up to {estimate.pods(options):,} as pods
+  - in these namespaces: bridges, links, addresses, routes and firewall rules
+  - folders {folders}
+  - processes: its own servers, and plugins, up to {estimate.at_once(options)} at once
+The node's own links, addresses, routes, firewall rules, pods and files are not changed. The node does notice:
+  - processor time; and while a server works, processors stay out of deep idle states
+  - kernel modules for bridges and firewalls, which the kernel may load
+  - the lock of iptables, which is held for milliseconds at a time by plugins that call iptables
+"""

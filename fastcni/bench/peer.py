@@ -1,0 +1,31 @@
+"""Find the Go plugins of this node: those that the runtime calls, or those that fastcni's plugins replaced."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from fastcni.launcher import replaced
+from fastcni.launcher.identify import FASTCNI, GO, identify
+from fastcni.runtime.cni import DEFAULT_PLUGIN_DIRS
+
+
+def find(given: str, usual: Sequence[str] = DEFAULT_PLUGIN_DIRS) -> str:
+    """Return the folder of the Go plugins, "" if there is none.
+
+    given: the folder of --peer, "" to look in the usual ones. Any program counts as a Go plugin in a given folder,
+    but not fastcni's own: that would compare fastcni with itself.
+    """
+    for folder in [given] if given else usual:
+        for place in (folder, replaced.folder(folder)):
+            program = identify(f"{place}/bridge") if os.path.isdir(place) else None
+            if program and (program.kind == GO or (given and program.kind != FASTCNI)):
+                return place
+    return ""
+
+
+def missing(given: str, usual: Sequence[str] = DEFAULT_PLUGIN_DIRS) -> str:
+    """Return the note for a node without Go plugins."""
+    where = given or ", ".join(usual)
+    return (f"no Go plugins in {where}, so fastcni is not compared with them. Debian, Ubuntu: apt-get install "
+            "containernetworking-plugins; --peer or PEER names another folder")

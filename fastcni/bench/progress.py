@@ -1,0 +1,76 @@
+"""The progress of a run on stderr: a bar with the time that is left, or lines if stderr is no terminal."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+
+from fastcni.bench import estimate
+
+REFRESH_SECONDS = 0.5
+LINE_SECONDS = 60               # at most one line in this time for a part, besides its first
+TRUSTED_SECONDS = 15            # the estimate counts as much as so many seconds of the run
+
+
+class Meter:
+    """Where the run is. expected: {part: seconds}, an estimate; the run corrects it while it goes on."""
+
+    def __init__(self, console: Console, expected: Mapping[str, float]) -> None:
+        self.console, self.expected = console, dict(expected)
+        self.part, self.ended = "", 0.0         # ended: the expected seconds of the parts that have ended
+        self.started = time.monotonic()
+
+    @contextmanager
+    def of_part(self, part: str) -> Iterator[None]:
+        """The steps inside belong to this part."""
+        self.part = part
+        yield
+        self.ended += self.expected.get(part, 0.0)
+
+    def left(self, done: float) -> str:
+        """Return the time left as text. done: the expected seconds of what is done."""
+        elapsed, total = time.monotonic() - self.started, sum(self.expected.values())
+        slower = (elapsed + TRUSTED_SECONDS) / (done + TRUSTED_SECONDS)
+        return f"{estimate.duration((total - done) * slower)} left"
+
+    @contextmanager
+    def steps(self, what: str, total: int) -> Iterator[Callable[..., None]]:
+        """Show the progress: `with meter.steps("density", 10) as step:`.
+
+        step() counts one step, step(0, "ptp") sets the text. Only these calls draw, so that nothing is drawn during a
+        measurement."""
+        at, count = 1 + list(self.expected).index(self.part), 0
+        what = f"{at}/{len(self.expected)} {what}"
+        whole, mine = sum(self.expected.values()), self.expected[self.part]
+        shown = self.console.is_terminal
+        columns = (TextColumn("{task.description}"), BarColumn(20), TaskProgressColumn(),
+                   TextColumn("{task.fields[left]}"))
+        drawn = time.monotonic()
+
+        def draw() -> None:
+            nonlocal drawn
+            done = self.ended + mine * count / max(1, total)
+            if shown:
+                bar.update(task, completed=done, left=self.left(done))
+                bar.refresh()
+            else:
+                text = bar.tasks[task].description
+                self.console.print(f"{text}: {done / whole:.0%}, {self.left(done)}", highlight=False, markup=False)
+            drawn = time.monotonic()
+
+        def step(more: int = 1, text: str = "") -> None:
+            nonlocal count
+            count += more
+            if text:
+                bar.update(task, description=f"{what}: {text}")
+            if time.monotonic() - drawn > (REFRESH_SECONDS if shown else LINE_SECONDS):
+                draw()
+
+        with Progress(*columns, console=self.console, auto_refresh=False, transient=True, disable=not shown) as bar:
+            task = bar.add_task(what, total=whole, left="")
+            draw()
+            yield step
