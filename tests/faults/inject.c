@@ -114,6 +114,18 @@ static int is_chosen(int call, int creates)     /* count this call; whether it i
     return 1;
 }
 
+/* Whether it is the call before, once more. The kernel restarts a write to /proc/sys/net/.../forwarding until it gets
+ * the RTNL lock, and each time the filter stops it again: restart_syscall() in devinet_sysctl_forward(). */
+static int is_restarted(pid_t pid, const struct user_regs_struct *now)
+{
+    static struct user_regs_struct last;
+    static pid_t of;
+    int same = now->orig_rax == SYS_write && pid == of && now->orig_rax == last.orig_rax && now->rip == last.rip
+        && now->rsp == last.rsp && now->rdi == last.rdi && now->rsi == last.rsi && now->rdx == last.rdx;
+    last = *now, of = pid;
+    return same;
+}
+
 static int alter_message(pid_t pid, struct user_regs_struct *registers)
 {
     static char data[1 << 20];
@@ -161,7 +173,7 @@ static int at_call(pid_t pid)           /* returns PTRACE_CONT or PTRACE_SYSCALL
         if (!strcmp(target, file))
             phase = PLUGIN;
     }
-    if (!control->armed || cannot_fail(registers.orig_rax, registers.rsi))
+    if (!control->armed || cannot_fail(registers.orig_rax, registers.rsi) || is_restarted(pid, &registers))
         return PTRACE_CONT;
     while (calls[call].number != (long)registers.orig_rax)
         call++;
