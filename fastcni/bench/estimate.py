@@ -19,7 +19,7 @@ SLOW_S = 0.6                    # a call of the Go plugins in a slow case
 HELD_S = 0.00003                # to write the file of a held address
 SETUP_S = 0.1                   # a case's networks
 POD_S = 0.01                    # a namespace, and a pod that is there already
-SETTLED_S = 3.0                 # at each density: until the multicast of new pods is over
+SETTLED_S = 1.0                 # at each density: until the multicast of new pods is over
 PAIR_S = 0.003                  # an ADD and a DEL of the part memory, many at once
 
 

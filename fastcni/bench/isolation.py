@@ -17,13 +17,13 @@ HIDDEN = ("/etc/cni", "/var/lib/cni")
 NO_BUS = {dbus.ADDRESS: "unix:path=/nonexistent/fastcni-bench"}
 LATENCY_REQUEST = "FASTCNI_LATENCY_REQUEST_S"           # the only one of fastcni's variables that the sides share
 OWN_VARIABLES = ("FASTCNI_", "OTEL_")
-# In a mount namespace that ends with the server. Mounts of the node still appear in it, but none of it on the node.
-HIDE = f'for at in {" ".join(HIDDEN)}; do [ ! -d $at ] || mount -t tmpfs fastcni-bench $at || exit; done; exec "$@"'
 
 
 def isolated(command: Sequence[str]) -> list[str]:
-    """Return the command that runs `command`, with the same process id, where HIDDEN are empty folders."""
-    return ["unshare", "--mount", "--propagation", "slave", "sh", "-c", HIDE, "sh", *command]
+    """Return the command that runs `command`, with the same process id, where HIDDEN are empty folders: in a mount
+    namespace that ends with it. Later mounts of the node appear in it, but none of its own on the node."""
+    hide = f'for at in {" ".join(HIDDEN)}; do [ ! -d $at ] || mount -t tmpfs fastcni-bench $at || exit; done; exec "$@"'
+    return ["unshare", "--mount", "--propagation", "slave", "sh", "-c", hide, "sh", *command]
 
 
 def environment() -> dict[str, str]:

@@ -11,7 +11,7 @@ from itertools import pairwise
 from fastcni.bench.tables import ms
 
 WIDTH = 380                     # of each plot in its own units; a phone shows it as wide as that
-LEFT, RIGHT = 36, 112           # of a plot with curves: for the labels of the axis, and of the curves
+LEFT, RIGHT = 36, 118           # of a plot with curves: for the labels of the axis, and of the curves
 NAMES = {"Go": "Go", "one-shot": "one-shot", "warm": "warm", "before": "before", "floor": "floor"}
 ROW, TOP, BOTTOM = 38, 20, 24
 LABEL_HEIGHT = 14               # labels of curves are at least so far apart
@@ -19,12 +19,13 @@ LABEL_HEIGHT = 14               # labels of curves are at least so far apart
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """A curve of a plot. points: [(x, y)]. name: at its end. dashed: of a configuration with another key."""
+    """A curve of a plot. points: [(x, y)]. name: at its end. line: "", or "dashed" or "dotted" for a
+    configuration with another key."""
 
     side: str
     points: Sequence[tuple[float, float]]
     name: str
-    dashed: bool = False
+    line: str = ""
 
 
 def plot(ident: str, name: str, description: str, height: float, parts: Sequence[str]) -> str:
@@ -134,10 +135,10 @@ def curves(ident: str, name: str, found: Sequence[Curve], labels: tuple[str, str
             last = across(x)
     ends = apart([up(curve.points[-1][1]) for curve in found], head, height - foot)
     for curve, y in zip(found, ends, strict=True):
-        kind = f"curve {css(curve.side)}{' dashed' if curve.dashed else ''}"
+        kind = f"curve {css(curve.side)} {curve.line}"
         path = "L".join(f"{across(x):.1f} {up(value):.1f}" for x, value in curve.points)
         parts.append(f'<path class="{kind}" d="M{path}"/>')
-        if not curve.dashed and curve.side != "floor":
+        if not curve.line and curve.side != "floor":
             parts += [mark(curve.side, across(x), up(value), f"{curve.name}, {x:,.0f} {labels[0]}: {ms(value)}")
                       for x, value in curve.points]
         parts.append(text(across(curve.points[-1][0]) + 10, y + 4, curve.name, f"{css(curve.side)} name"))

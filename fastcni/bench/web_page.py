@@ -144,7 +144,7 @@ def caveats(data: Data) -> Iterator[str]:
     if apart:
         yield ("From round to round the median of a call differs. The usual range of nine in ten rounds, as a share of "
                f"the median: {', '.join(f'{side} {share:.0%}' for side, share in apart.items())}.")
-    unsure = [side for side, share in apart.items() if share > UNSURE]
+    unsure = [side for side, share in apart.items() if share > UNSURE and side != "floor"]
     if unsure:
         yield (f"That is much for {', '.join(unsure)}. More rounds (--rounds) and a quiet node make it less; see "
                "the range of the rounds beside each verdict.")
@@ -153,8 +153,8 @@ def caveats(data: Data) -> Iterator[str]:
                "So the figures are less sure.")
     if "Go" in data["sides"]:
         yield "If a range of rounds has both faster and slower ones in it, the verdict is \"about as fast\"."
-        yield ("All sides ran on this machine in one run, in turn and in random order. Other machines have other "
-               "figures; ratios differ less.")
+        yield ("All sides ran on this machine in one run, in turn and in random order. Another machine has "
+               "other figures.")
         yield ("For masquerade and host ports the Go plugins use iptables unless they are configured otherwise, and "
                "fastcni uses nftables: this is part of the difference.")
     yield ("Calls are measured from the start of the plugin's process to its end, as a runtime waits for it. Pods are "

@@ -11,7 +11,7 @@ from fastcni.bench.cases import ALONE, UNFLOODED, WITHOUT_IPV6, title
 from fastcni.bench.tables import median, ms, present, speed
 from fastcni.bench.verdict import CALLS, LEADING, figure, leading
 
-OWN_CURVES = ((WITHOUT_IPV6.name, "disableIPv6"), (UNFLOODED.name, "disableFlooding"))
+OWN_CURVES = ((WITHOUT_IPV6.name, "disableIPv6", "dashed"), (UNFLOODED.name, "disableFlooding", "dotted"))
 PROGRAMS = ("Go", "one-shot", "warm", "before")
 
 
@@ -81,23 +81,25 @@ def density(data: dict[str, Any]) -> Figure:
     for name in [name for name in ("bridge", "ptp") if measured.get(name)]:
         for call in CALLS:
             drawn = [curve for side in present(data) if (curve := by_pods(measured[name], side, call, side))]
-            for own, key in OWN_CURVES if name == "bridge" else ():
-                curve = by_pods(measured.get(own, {}), "warm", call, key, dashed=True)
+            for own, key, line in OWN_CURVES if name == "bridge" else ():
+                curve = by_pods(measured.get(own, {}), "warm", call, key, line)
                 drawn += [curve] if curve else []
             if any(len(curve.points) > 1 for curve in drawn):
                 what = f"{title(name)} {call}"
                 plots.append((what, svg.curves(f"density-{name}-{call}", f"{what}: medians by the number of pods",
                                                drawn, ("pods there already", "ms"), False)))
-    dashed = " Dashed: warm, with a key of fastcni's bridge." if any(measured.get(own) for own, _ in OWN_CURVES) else ""
-    return Figure("On a full node", f"Medians in ms, by the number of pods that are on the network already. Lower is "
-                  f"better.{dashed}", plots, present(data))
+    keys = [f" {line.capitalize()}: warm, with {key}." for own, key, line in OWN_CURVES if measured.get(own)]
+    return Figure("On a full node", "Medians in ms, by the number of pods that are on the network already. Lower is "
+                  f"better.{''.join(keys)}", plots, present(data))
 
 
-def by_pods(levels: dict[str, Any], side: str, call: str, name: str, dashed: bool = False) -> svg.Curve | None:
-    """Return the curve of one side, None if it was not measured."""
+def by_pods(levels: dict[str, Any], side: str, call: str, name: str, line: str = "") -> svg.Curve | None:
+    """Return the curve of one side, None if it was not measured. line: see Curve; then `name` is the whole label."""
     points = [(float(level), median(series[side][call])) for level, series in levels.items()
               if series.get(side, {}).get(call)]
-    return svg.Curve(side, points, f"{name} {ms(points[-1][1])}", dashed) if points else None
+    if not points:
+        return None
+    return svg.Curve(side, points, name if line else f"{name} {ms(points[-1][1])}", line)
 
 
 def cost(data: dict[str, Any]) -> Figure:

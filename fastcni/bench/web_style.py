@@ -49,7 +49,8 @@ svg .grid { stroke: var(--grid); fill: none; } svg .range { stroke: var(--rule);
 .s-before { fill: var(--before); } .s-floor { fill: var(--floor); }
 .curve.s-go { stroke: var(--go); } .curve.s-one-shot { stroke: var(--one); } .curve.s-warm { stroke: var(--warm); }
 .curve.s-before { stroke: var(--before); } svg .curve.s-floor { stroke: var(--floor); stroke-width: 1.4; }
-svg .curve { fill: none; stroke-width: 2.2; stroke-linejoin: round; } svg .dashed { stroke-dasharray: 5 4; }
+svg .curve { fill: none; stroke-width: 2.2; stroke-linejoin: round; } svg .dashed { stroke-dasharray: 6 4; }
+svg .dotted { stroke-dasharray: 1.5 4; stroke-linecap: round; }
 svg .name.s-go { fill: var(--go); } svg .name.s-one-shot { fill: var(--one); } svg .name.s-warm { fill: var(--warm); }
 svg .name.s-before { fill: var(--before); } svg .name.s-floor { fill: var(--floor); }
 svg .name { font-weight: 600; font-size: 11.5px; }

@@ -29,6 +29,6 @@ def complete_run():
         "rate": {"harness-alone": {"8": {"floor": alone}},
                  "bridge": {"8": {"Go": many(100, 1.0, 2.0, 4.0), "warm": many(100, 0.2)}}},
         "cost": {"ptp": {"Go": cost, "warm": {**cost, "cpu": 0.002, "processes": None}}},
-        "density": {"ptp": dense, "bridge": dense, "bridge-no-ipv6": without_go},
+        "density": {"ptp": dense, "bridge": dense, "bridge-no-ipv6": without_go, "bridge-unflooded": without_go},
         "memory": [{"when": "at its start", "kB": 30720, "threads": 34, "fds": 40}],
     }

@@ -4,6 +4,7 @@ import io
 import json
 import os
 import re
+import subprocess
 import time
 from html.parser import HTMLParser
 from types import SimpleNamespace
@@ -17,6 +18,7 @@ from fastcni.bench.cases import QUICK, Options, Plan
 from fastcni.cli import entry_point
 from fastcni.launcher.identify import FASTCNI, GO
 from fastcni.spec.errors import CniError
+from fastcni.testing import needs_root
 
 VOID = {"meta", "link"}
 
@@ -251,6 +253,17 @@ def test_servers_of_the_benchmark_do_not_see_the_nodes_state(monkeypatch):
     with pytest.raises(CniError, match="does not see /var/lib/cni"):
         isolation.check_data_dir("/var/lib/cni/networks")
     isolation.check_data_dir("/var/lib")
+
+
+@needs_root
+def test_hidden_folders_are_empty_for_a_server_only(tmp_path, monkeypatch):
+    (tmp_path / "hidden").mkdir()
+    (tmp_path / "hidden/10-net.conflist").touch()
+    monkeypatch.setattr(isolation, "HIDDEN", (str(tmp_path / "nowhere"), str(tmp_path / "hidden")))
+    script = f"ls {tmp_path / 'hidden'}; touch {tmp_path / 'hidden/new'}; echo $$"
+    with subprocess.Popen(isolation.isolated(["sh", "-c", script]), stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout.read() == f"{server.pid}\n"
+    assert [path.name for path in (tmp_path / "hidden").iterdir()] == ["10-net.conflist"]
 
 
 # ---- the Go plugins ----
