@@ -50,13 +50,17 @@ def reasons(busy: float, sock: str = listening.PATH, results: str = "") -> Itera
     if requests:
         yield f"the server at {sock} had {requests} requests for pods in the last {PODS_S:g} s (limit 0)"
         return
-    results = results or Cache().results()
-    try:
-        ago = time.time() - os.stat(results).st_mtime
-    except OSError:
-        return                          # no runtime caches results here
+    ago = time.time() - last_pod(results)
     if 0 <= ago < PODS_S:
-        yield f"a pod was added or deleted {ago:.0f} s ago, by {results} (limit {PODS_S:g} s)"
+        yield f"a pod was added or deleted {ago:.0f} s ago (limit {PODS_S:g} s)"
+
+
+def last_pod(results: str = "") -> float:
+    """Return when a runtime has last cached or removed a pod's result, in Unix seconds; 0 if none has."""
+    try:
+        return os.stat(results or Cache().results()).st_mtime
+    except OSError:
+        return 0.0
 
 
 def requests_for_pods(sock: str) -> int:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+from rich.table import Column
 
 from fastcni.bench import estimate
 
@@ -47,8 +48,8 @@ class Meter:
         what = f"{at}/{len(self.expected)} {what}"
         whole, mine = sum(self.expected.values()), self.expected[self.part]
         shown = self.console.is_terminal
-        columns = (TextColumn("{task.description}"), BarColumn(20), TaskProgressColumn(),
-                   TextColumn("{task.fields[left]}"))
+        name = TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1))
+        columns = name, BarColumn(16), TaskProgressColumn(), TextColumn("{task.fields[left]}")
         drawn = time.monotonic()
 
         def draw() -> None:
@@ -70,7 +71,8 @@ class Meter:
             if time.monotonic() - drawn > (REFRESH_SECONDS if shown else LINE_SECONDS):
                 draw()
 
-        with Progress(*columns, console=self.console, auto_refresh=False, transient=True, disable=not shown) as bar:
-            task = bar.add_task(what, total=whole, left="")
+        with Progress(*columns, console=self.console, auto_refresh=False, transient=True, expand=True,
+                      disable=not shown) as bar:
+            task = bar.add_task(what, total=whole, completed=self.ended, left=self.left(self.ended))
             draw()
             yield step

@@ -27,6 +27,7 @@ from fastcni.bench.sides import Plugins, Side, another, echo, serve
 from fastcni.kernel import netns, wire
 from fastcni.kit.links.devices import has_kind
 from fastcni.launcher.install import InstallError, install
+from fastcni.server import listening
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 
@@ -102,9 +103,9 @@ def run(options: Options) -> int:
     """Measure, print, and write what --report and --html ask for. Return the exit status. Raise CniError, or Busy."""
     check_machine(options)
     busy = guard.busy_share()
-    if not options.force and (reasons := list(guard.reasons(busy))):
+    if not options.force and (reasons := list(guard.reasons(busy, os.environ.get("FASTCNI_SOCKET") or listening.PATH))):
         raise guard.Busy(reasons)
-    given, options = options, available(options)
+    started, given, options = time.time(), options, available(options)
     bench = Bench(options)
     if "Go" in given.sides and not options.peer:
         bench.note(peer.missing(given.peer))
@@ -129,6 +130,8 @@ def run(options: Options) -> int:
                     bench.compare_with_log(side)
         finally:
             signals.ignore()            # a second Ctrl-C must not interrupt the removal of the namespaces
+    if guard.last_pod() > started:
+        bench.note("pods of this node were added or deleted during the run, so the figures are less sure")
     data["notes"] = bench.notes
     report.finish(options, data, out)
     return 1 if bench.failed else 0
