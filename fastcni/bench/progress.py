@@ -46,7 +46,7 @@ class Meter:
         measurement."""
         at, count = 1 + list(self.expected).index(self.part), 0
         what = f"{at}/{len(self.expected)} {what}"
-        whole, mine = sum(self.expected.values()), self.expected[self.part]
+        whole, mine = max(1.0, sum(self.expected.values())), self.expected[self.part]
         shown = self.console.is_terminal
         name = TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1))
         columns = name, BarColumn(16), TaskProgressColumn(), TextColumn("{task.fields[left]}")
@@ -73,6 +73,6 @@ class Meter:
 
         with Progress(*columns, console=self.console, auto_refresh=False, transient=True, expand=True,
                       disable=not shown) as bar:
-            task = bar.add_task(what, total=whole, completed=self.ended, left=self.left(self.ended))
+            task = bar.add_task(what, total=whole, completed=int(self.ended), left=self.left(self.ended))
             draw()
             yield step

@@ -178,6 +178,15 @@ def test_a_terminal_has_a_bar_that_fits_into_80_columns():
     assert len(bar) <= 80
 
 
+def test_a_part_without_work_has_progress_too():
+    """`--part rate --only portmap` measures only the harness, for which nothing is estimated: it divided by zero."""
+    screen = Console(file=io.StringIO(), width=80)
+    meter = progress.Meter(screen, estimate.seconds(Options(QUICK, only=("portmap",), parts=("rate",))))
+    with meter.of_part("rate"), meter.steps("many at once", 2):
+        pass
+    assert screen.file.getvalue() == "1/1 many at once: 0%, a few seconds left\n"
+
+
 def test_an_estimate_follows_the_options():
     whole, quick = (estimate.seconds(Options(plan)) for plan in (Plan(), QUICK))
     assert 20 * 60 < sum(whole.values()) < 60 * 60 and sum(quick.values()) < 15 * 60
