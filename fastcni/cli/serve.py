@@ -50,6 +50,9 @@ if TYPE_CHECKING:
 @click.option("--otlp", default="", envvar=["FASTCNI_OTLP", "OTEL_EXPORTER_OTLP_ENDPOINT"], show_envvar=True,
               metavar="URL",
               help="Send OpenTelemetry traces of requests to this collector, by OTLP over HTTP. Off by default.")
+@click.option("--kubernetes-events", default="", envvar="FASTCNI_KUBERNETES_EVENTS", show_envvar=True,
+              metavar="KUBECONFIG", help="Report warnings as Events of this node to the API server of this kubeconfig, "
+              "or to that of the pod: in-cluster. Off by default.")
 @click.option("--detached", is_flag=True,
               help="Leave the caller's cgroup, signal mask and limits; log to syslog, where that exists. "
                    "For a server that no service manager starts.")
@@ -60,8 +63,8 @@ if TYPE_CHECKING:
 @click.option("--log-format", default="logfmt", show_default=True, type=click.Choice(["logfmt", "json"]))
 def serve(path: str, workers: int, queue_size: int, queue_timeout_s: float, uids: Sequence[int],
           latency_request_s: float, cache_dir: str, idle_exit_min: float, dhcp: bool, dhcp_socket: str,
-          dhcp_leases: str, metrics: str, history: int, otlp: str, detached: bool, log_to: str | None, log_level: str,
-          log_format: str) -> None:
+          dhcp_leases: str, metrics: str, history: int, otlp: str, kubernetes_events: str, detached: bool,
+          log_to: str | None, log_level: str, log_format: str) -> None:
     """Answer the installed plugins from one warm process.
 
     A plugin that finds no server does its work by itself. SIGTERM ends the server after its last answer.
@@ -109,7 +112,8 @@ def serve(path: str, workers: int, queue_size: int, queue_timeout_s: float, uids
             latency_request_s=latency_request_s, level=log_level, fmt=log_format, log_to=log_to or "stderr",
             idle_exit_s=idle_exit_min * 60, replay=lambda deleted_at: restore(cache, deleted_at=deleted_at), pods=pods,
             configured=configured, beside=partial(dhcp_daemon, dhcp_socket, dhcp_leases) if dhcp else None,
-            metrics=where, count=count, history=history, otlp=otlp))
+            metrics=where, count=count, history=history, otlp=otlp,
+            kubernetes_events=kubernetes_events))
     except ListenError as e:
         raise CniError(errors.IO_FAILURE, str(e)) from e
     raise SystemExit(status)

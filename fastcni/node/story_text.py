@@ -79,8 +79,10 @@ def steps(request: dict[str, Any], *, brief: bool) -> Iterator[str]:
             yield from found
         elif step["kind"] == "sent":
             sent = found
-        elif refused := [text for text in found if text.split("< ", 1)[-1].startswith("E")]:
-            if not all(ASKS in text for text in sent):      # that something is not there is an answer
+        else:
+            refused = [text for text in found if text.split("< ", 1)[-1].startswith("E")]
+            asked = sent and all(ASKS in text for text in sent)     # that something is not there is an answer
+            if refused and not asked:
                 yield from (*sent, *refused)
                 sent = []
     if story.get("dropped"):

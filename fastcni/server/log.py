@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from structlog.typing import FilteringBoundLogger as Logger
+    from structlog.typing import Processor
 
 DESTINATIONS = ("stderr", "syslog", "journald")
 LEVELS = ("debug", "info", "warning", "error")
@@ -26,15 +27,15 @@ MAX_NAMES = 3
 SPECIAL = frozenset(' "=\\')
 
 
-def make(level: str, fmt: str, to: str = "stderr") -> Logger:
+def make(level: str, fmt: str, to: str = "stderr", receivers: Iterable[Processor] = ()) -> Logger:
     """Return a logger: log.info(event, key=value, ...). level is one of LEVELS, fmt "logfmt" or "json", to one of
-    DESTINATIONS. journald takes fields, not lines: fmt does not matter."""
+    DESTINATIONS. journald takes fields, not lines: fmt does not matter. receivers: get each line as its fields."""
     render: Any = logfmt if fmt == "logfmt" else structlog.processors.JSONRenderer(serializer=as_json)
     if to == "journald":
         render = journal_fields
     return structlog.wrap_logger(
         Journal() if to == "journald" else Syslog() if to == "syslog" else Lines(sys.stderr),
-        processors=[structlog.processors.add_log_level, structlog.processors.TimeStamper(fmt="iso"),
+        processors=[*receivers, structlog.processors.add_log_level, structlog.processors.TimeStamper(fmt="iso"),
                     structlog.processors.format_exc_info, render],
         wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper()))).bind()
 
@@ -125,10 +126,15 @@ def as_json(event: Mapping[str, Any], **_: object) -> str:
 def logfmt(_: object, __: str, event: MutableMapping[str, Any]) -> str:
     """A structlog processor: key=value in the order of the call. structlog's LogfmtRenderer takes longer."""
     first = f"timestamp={event.pop('timestamp')} level={event.pop('level')} event={text(event.pop('event'))}"
-    texts: Iterable[str] = [*map(str, event.values())]
+    return f"{first} {logfmt_fields(event)}" if event else first
+
+
+def logfmt_fields(fields: Mapping[str, Any]) -> str:
+    """The fields as key=value."""
+    texts: Iterable[str] = [*map(str, fields.values())]
     if "" in texts or not plain("".join(texts)):        # one check for most lines, not one for each value
         texts = map(text, texts)
-    return " ".join([first, *map("{}={}".format, event, texts)])
+    return " ".join(map("{}={}".format, fields, texts))
 
 
 def journal_fields(_: object, __: str, event: MutableMapping[str, Any]) -> tuple[tuple[dict[str, str]], dict[str, Any]]:

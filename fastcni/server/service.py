@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from typing import Any, Protocol
 
     from fastcni.kit.ipam.cluster.conf import Keys
+    from fastcni.server.kubernetes_events import KubernetesEvents
     from fastcni.server.replay import Run
 
     class Beside(Protocol):
@@ -69,7 +70,8 @@ class Options:
     one of log.DESTINATIONS. replay: see Restoring. idle_exit_s: see IdleExit. tidy_s: see Upkeep. pods, configured: see
     ClusterUpkeep. beside: given the log, it makes what runs beside the requests. metrics: where they are scraped, see
     metrics.address.read(); None: nowhere. count: see metrics.pools.Counter. history: requests that are kept, see
-    history.py; 0: none. otlp: the URL of a collector of traces; "": none.
+    history.py; 0: none. otlp: the URL of a collector of traces; "": none. kubernetes_events: the path of a kubeconfig,
+    or "in-cluster"; "": no Kubernetes Events.
     """
 
     workers: int = 32
@@ -90,6 +92,7 @@ class Options:
     count: Callable[[], Counted] = Counted
     history: int = history.DEFAULT_SIZE
     otlp: str = ""
+    kubernetes_events: str = ""
 
 
 def serve(path: str = listening.PATH, options: Options | None = None) -> int:
@@ -101,11 +104,12 @@ def serve(path: str = listening.PATH, options: Options | None = None) -> int:
     faulthandler.enable()           # systemd ends a stuck server by SIGABRT: the log shows where each thread is
     # Threads inherit the mask; this thread waits for the signals below
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
-    logger = log.make(options.level, options.fmt, options.log_to)
+    events = kubernetes_events(options)
+    logger = log.make(options.level, options.fmt, options.log_to, [it.receive for it in events])
     listen = listening.listen(path, open_to_all=not set(options.uids) <= {0, os.geteuid()})
     try:
         beside = options.beside(logger) if options.beside else None
-        parts = make_parts(options, logger)
+        parts = [*events, *make_parts(options, logger)]
     except listening.ListenError:
         listen.unlink()
         raise
@@ -114,6 +118,15 @@ def serve(path: str = listening.PATH, options: Options | None = None) -> int:
     server.start()
     signal.sigwait(STOP_SIGNALS)    # not sigtimedwait(): interrupted after its time it returns a signal that never came
     return server.stop()
+
+
+def kubernetes_events(options: Options) -> list[KubernetesEvents]:
+    """The part that sends Kubernetes Events, if the options ask for one. It reads the log, which others need first."""
+    if not options.kubernetes_events:
+        return []
+    from fastcni.server.kubernetes_events import KubernetesEvents
+
+    return [KubernetesEvents(options.kubernetes_events)]
 
 
 def make_parts(options: Options, logger: log.Logger) -> list[Part]:

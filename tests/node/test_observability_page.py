@@ -7,7 +7,6 @@ import json
 import re
 import shlex
 import sys
-from pathlib import Path
 
 import pytest
 from node.test_troubleshooting import page, section
@@ -16,7 +15,6 @@ from server.client import Server
 from fastcni.cli import entry_point
 from fastcni.launcher.install import install
 from fastcni.testing.namespaces import needs_root
-from fastcni.testing.witnesses import eventually
 
 WEB, DB, SLOW = "8e4f2a1b3c4d", "c0ffee123456", "51035103aaaa"
 BRIDGE = {"type": "bridge", "bridge": "cni0", "isGateway": True, "ipMasq": True,

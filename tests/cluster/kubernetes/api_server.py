@@ -30,6 +30,24 @@ NAME = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
 TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,9})?Z")
 FORMATS = jsonschema.FormatChecker(formats=())
 FORMATS.checks("date-time")(lambda text: bool(TIME.fullmatch(text)))
+# Event of events.k8s.io/v1, with what ValidateEvent of Kubernetes asks of new ones
+EVENT = {"group": "events.k8s.io", "names": {"kind": "Event", "plural": "events"}, "versions": [{
+    "name": "v1", "schema": {"openAPIV3Schema": {
+        "type": "object",
+        "required": ["eventTime", "reportingController", "reportingInstance", "action", "reason", "type", "regarding"],
+        "properties": {
+            "apiVersion": {"type": "string"}, "kind": {"type": "string"}, "metadata": {"type": "object"},
+            "eventTime": {"type": "string", "pattern": r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z$"},
+            "reportingController": {"type": "string", "pattern": "^[a-z0-9.]+/[A-Za-z0-9._-]+$", "maxLength": 128},
+            "reportingInstance": {"type": "string", "minLength": 1, "maxLength": 128},
+            "action": {"type": "string", "minLength": 1, "maxLength": 128},
+            "reason": {"type": "string", "minLength": 1, "maxLength": 128},
+            "type": {"enum": ["Normal", "Warning"]}, "note": {"type": "string", "maxLength": 1024},
+            "regarding": {"type": "object", "properties": {
+                name: {"type": "string"} for name in ("apiVersion", "kind", "name", "namespace", "uid")}},
+            "series": {"type": "object", "required": ["count", "lastObservedTime"], "properties": {
+                "count": {"type": "integer", "minimum": 2},
+                "lastObservedTime": {"type": "string", "pattern": r"\.\d{6}Z$"}}}}}}}]}
 CORE = {"nodes": "", "namespaces": "", "leases": "coordination.k8s.io"}
 
 
@@ -49,6 +67,7 @@ class ApiServer(kmock.KubernetesEmulator):
         self.asked = set()                  # (verb, group, resource)
         self.log, self.next = [], []        # (method, path and query) of requests; (status, headers) to answer first
         self.crds = {crd["spec"]["names"]["plural"]: crd["spec"] for crd in documents("cluster-ipam-crds.yaml")}
+        self.crds["events"] = EVENT
         self.validators = {plural: jsonschema.Draft4Validator(
             strict(crd["versions"][0]["schema"]["openAPIV3Schema"]), format_checker=FORMATS)
             for plural, crd in self.crds.items()}
@@ -141,8 +160,9 @@ class ApiServer(kmock.KubernetesEmulator):
     # -- what a real one checks -----------------------------------------------------------------------
 
     def _check_kind(self, request):
-        if request.resource.group == "ipam.fastcni.dev" and request.resource.plural in self.crds:
-            return self.crds[request.resource.plural]
+        crd = self.crds.get(request.resource.plural)
+        if crd and request.resource.group == crd["group"]:
+            return crd
         if request.resource in {kind for kind, _, _ in self.stored}:
             return None
         raise KubernetesError(status=404, reason="NotFound", message="the server could not find the requested resource")
@@ -156,7 +176,8 @@ class ApiServer(kmock.KubernetesEmulator):
         for key, value in metadata.get("labels", {}).items():
             if not re.fullmatch(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?", value) or len(key) > 80:
                 raise invalid(f"metadata.labels: {key}: {value!r}")
-        if (body["apiVersion"], body["kind"]) != (f"{crd['group']}/v1alpha1", crd["names"]["kind"]):
+        if (body["apiVersion"], body["kind"]) != (
+                f"{crd['group']}/{crd['versions'][0]['name']}", crd["names"]["kind"]):
             raise KubernetesError(status=400, reason="BadRequest", message="wrong apiVersion or kind")
         try:
             self.validators[request.resource.plural].validate(body)

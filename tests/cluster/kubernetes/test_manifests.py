@@ -19,7 +19,7 @@ from fastcni.testing.witnesses import eventually
 kubernetes_validate = pytest.importorskip("kubernetes_validate", reason=WHY)
 
 SUPPORTED = 3                   # minor versions that Kubernetes supports at a time
-MANIFESTS = documents("cluster-ipam-crds.yaml") + documents("cluster-ipam.yaml")
+MANIFESTS = documents("cluster-ipam-crds.yaml") + documents("cluster-ipam.yaml") + documents("kubernetes-events.yaml")
 
 
 def newest():

@@ -1,0 +1,175 @@
+"""Events of the log as Kubernetes Events of this node: `kubectl events --for node/NAME`. See events.py.
+
+A logged line only adds to a table. A thread sends it, so an API server that is away delays nothing else. All lines of
+one event about one thing are one Event: the first is sent at once, and then their number, once in SERIES_S at most.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from threading import Event as Flag
+from threading import Lock, Thread
+from typing import TYPE_CHECKING, Any
+
+from fastcni.kit.ipam.cluster.contract import StoreAway
+from fastcni.kit.ipam.cluster.stores.kubeconfig import in_cluster, read_kubeconfig
+from fastcni.kit.ipam.cluster.stores.kubernetes_api import Api, Conflict, Missing
+from fastcni.server.background import start_thread
+from fastcni.server.events import EVENTS
+from fastcni.server.log import RateLimited, logfmt_fields
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, MutableMapping
+
+    from fastcni.server.log import Logger
+    from fastcni.server.service import Server
+
+IN_CLUSTER = "in-cluster"
+NAMESPACE = "default"           # of Events about objects without a namespace
+PATH = f"/apis/events.k8s.io/v1/namespaces/{NAMESPACE}/events"
+CONTROLLER = "fastcni.dev/server"
+# Fields that say what an event is about; the others may differ from line to line
+THINGS = ("plugin", "network", "container", "ifname", "range", "table", "space", "block", "address", "store")
+MAX_SERIES = 256                # in the table; lines of further ones are not sent
+SERIES_S = 60.0                 # between two numbers of one Event
+ENDED_S = 1800.0                # without a line: the next one is another Event
+RETRY_S = 10.0                  # after a failure
+STOP_S = 1.0                    # how long the server's stop waits for the last Events
+MAX_NODE_NAME = 200             # characters of it in the name of an Event, which has 253 at most
+MAX_NOTE = 1024                 # bytes, as the API has it
+
+
+class Series:
+    """The lines of one event about one thing. fields: of the first line. count: lines; sent: those of them that the API
+    server knows. name: of the Event, "" while there is none. last: Unix time of the last line. due: when the next
+    number may be sent, by time.monotonic()."""
+
+    __slots__ = ("count", "due", "event", "fields", "last", "name", "sent")
+
+    def __init__(self, event: str, fields: dict[str, Any]) -> None:
+        self.event, self.fields, self.name = event, fields, ""
+        self.count = self.sent = 0
+        self.last, self.due = time.time(), 0.0
+
+
+class KubernetesEvents:
+    """where: the path of a kubeconfig, or IN_CLUSTER. node: its name in the cluster; "": NODE_NAME of the environment,
+    else the name of the host. receive() is a structlog processor."""
+
+    def __init__(self, where: str, node: str = "") -> None:
+        self.api = Api(in_cluster if where == IN_CLUSTER else lambda: read_kubeconfig(where))
+        self.node = node or os.environ.get("NODE_NAME") or os.uname().nodename.lower()
+        self.lock, self.wake, self.stopping = Lock(), Flag(), False
+        self.series: dict[tuple[str, ...], Series] = {}
+        self.thread = Thread(target=self._run, name="kubernetes-events", daemon=True)
+
+    def receive(self, _: object, __: str, line: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+        """Note a line of the log. Any thread may call it."""
+        if line.get("event") in EVENTS:
+            self.note(line["event"], {name: line[name] for name in EVENTS[line["event"]].fields if name in line})
+        return line
+
+    def note(self, event: str, fields: dict[str, Any]) -> None:
+        key = (event, *(str(fields.get(name, "")) for name in THINGS))
+        with self.lock:
+            one = self.series.get(key)
+            if not one:
+                if len(self.series) >= MAX_SERIES:
+                    return
+                one = self.series[key] = Series(event, fields)
+            one.count, one.last = one.count + 1, time.time()
+        self.wake.set()
+
+    def attach(self, server: Server) -> None:
+        """Log failures in this server's log."""
+        self.log: Logger = server.logger
+        self.unsent = RateLimited(self.log.warning, 60.0)
+
+    def start(self) -> None:
+        """Start the thread if it does not run; it cannot always be started."""
+        if self.thread.ident is None and not self.stopping:
+            start_thread(self.thread, self.log)
+
+    def stop(self) -> None:
+        """Send what waits, for STOP_S at most."""
+        self.stopping = True
+        self.wake.set()
+        if self.thread.is_alive():
+            self.thread.join(STOP_S)    # as a daemon thread it does not hold up the process
+
+    def _run(self):
+        pause, ends = None, False
+        while not ends:
+            self.wake.wait(pause)
+            self.wake.clear()
+            ends = self.stopping        # read before the last lines are sent
+            try:
+                pause = self.send_due(everything=ends)
+            except Exception:           # a defect of fastcni: the server and its requests go on
+                self.log.exception("server_fault")
+                pause = RETRY_S
+        self.api.close()
+
+    def send_due(self, *, everything: bool = False) -> float | None:
+        """Send what is due, or what waits. Return the seconds until something is due, None if nothing waits."""
+        now, pause = time.monotonic(), None
+        for one in self._waiting():
+            if everything or now >= one.due:
+                try:
+                    self._send(one)
+                except (StoreAway, Conflict) as e:
+                    self.unsent("kubernetes_event_unsent", reason=reason_of(one.event), why=str(e))
+                    return RETRY_S      # the others would wait for the same API server
+                one.due = now + SERIES_S
+            if one.sent < one.count:    # of those that were sent: more lines came meanwhile
+                pause = min(pause or SERIES_S, max(0.1, one.due - now))
+        return pause
+
+    def _waiting(self):
+        """The series with lines that are not sent. Those that have ended are forgotten."""
+        with self.lock:
+            ended = [key for key, one in self.series.items()
+                     if one.sent == one.count and one.last < time.time() - ENDED_S]
+            for key in ended:
+                del self.series[key]
+            return [one for one in self.series.values() if one.sent < one.count]
+
+    def _send(self, one):
+        count, last = one.count, micro_time(one.last)           # they may rise meanwhile
+        if one.name:
+            try:
+                self.api.patch(f"{PATH}/{one.name}", {"series": {"count": count, "lastObservedTime": last}})
+            except Missing:             # API servers remove Events after an hour
+                one.name = ""
+        if not one.name:
+            name = f"{self.node[:MAX_NODE_NAME]}.{time.time_ns():x}"
+            try:
+                self.api.create(PATH, document(self.node, name, one.event, one.fields, count, last))
+            except Conflict:            # the request before has reached the API server, its answer was lost
+                pass
+            one.name = name
+        one.sent = count
+
+
+def document(node: str, name: str, event: str, fields: Mapping[str, Any], count: int, last: str) -> dict[str, Any]:
+    """An Event of events.k8s.io/v1. count: lines until now. last: MicroTime of the last one."""
+    note = f"{EVENTS[event].meaning} {logfmt_fields(fields)}".strip()
+    found: dict[str, Any] = {
+        "apiVersion": "events.k8s.io/v1", "kind": "Event", "metadata": {"name": name, "namespace": NAMESPACE},
+        "eventTime": last, "reportingController": CONTROLLER, "reportingInstance": node[:128], "action": "Report",
+        "reason": reason_of(event), "type": "Normal" if EVENTS[event].level == "info" else "Warning",
+        # kubelets give a node's Events its name as uid, and kubectl looks for that
+        "regarding": {"apiVersion": "v1", "kind": "Node", "name": node, "uid": node},
+        "note": note.encode("utf-8", "replace")[:MAX_NOTE].decode("utf-8", "ignore")}
+    return found | {"series": {"count": count, "lastObservedTime": last}} if count > 1 else found
+
+
+def reason_of(event: str) -> str:
+    """pool_nearly_full is PoolNearlyFull in Kubernetes."""
+    return event.title().replace("_", "")
+
+
+def micro_time(moment: float) -> str:
+    """A Unix time as the API's MicroTime."""
+    return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(moment))}.{int(moment % 1 * 1e6):06d}Z"
