@@ -76,18 +76,19 @@ def requests_for_pods(sock: str) -> int:
 
 
 def touches(options: Options, data_dir: str) -> str:
-    """Return what the benchmark makes on this node, and what it leaves alone."""
+    """Return what the benchmark makes on this node, and what it leaves alone, in lines that fit a terminal."""
     name = f"{PREFIX}{os.getpid()}-*"
     folders = " and ".join(dict.fromkeys(f"{folder}/{name}" for folder in (tempfile.gettempdir(), data_dir)))
+    duration = estimate.duration(sum(estimate.seconds(options).values()))
     return f"""\
-This takes {estimate.duration(sum(estimate.seconds(options).values()))}. It makes these, and removes them at its end, \
-also after Ctrl-C:
-  - network namespaces {FOLDER}/{name}: one as the node, up to {estimate.pods(options):,} as pods
-  - in these namespaces: bridges, links, addresses, routes and firewall rules
+This takes {duration}. It makes these, and removes them, also after Ctrl-C:
+  - namespaces {FOLDER}/{name}: a node and up to {estimate.pods(options):,} pods
+  - all links, addresses, routes and firewall rules: in these namespaces
   - folders {folders}
   - processes: its own servers, and plugins, up to {estimate.at_once(options)} at once
-The node's own links, addresses, routes, firewall rules, pods and files are not changed. The node does notice:
-  - processor time; and while a server works, processors stay out of deep idle states
+The node's own links, addresses, routes, firewall rules, pods and files stay as
+they are. What the node does notice:
+  - processor time, and processors that stay out of deep idle states
   - kernel modules for bridges and firewalls, which the kernel may load
-  - the lock of iptables, which is held for milliseconds at a time by plugins that call iptables
+  - the lock of iptables, which some plugins hold for milliseconds at a time
 """

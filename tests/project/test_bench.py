@@ -241,7 +241,7 @@ def test_a_small_run_measures_and_leaves_nothing(nothing_is_left, tmp_path, caps
         "one-shot": 2, "floor": 2, "launcher": 2, "requests": 2}
     output = capsys.readouterr()
     assert "One at a time" in output.out
-    for text in (f"/run/netns/{PREFIX}{os.getpid()}-*", "/dev/shm", "are not changed", "1/1 one at a time: 0%", "left"):
+    for text in (f"/run/netns/{PREFIX}{os.getpid()}-*", "/dev/shm", "stay as\nthey are", "1/1 one at a time: 0%"):
         assert text in output.err, output.err
 
 
