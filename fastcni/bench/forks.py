@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import struct
 import threading
+import time
 from collections.abc import Iterable
 from errno import ENOBUFS
 from typing import TYPE_CHECKING
@@ -22,7 +23,7 @@ FORK = 1                        # PROC_EVENT_FORK
 # nlmsghdr; cn_msg: idx, val, seq, ack, len:u16, flags:u16; proc_event: what, cpu, timestamp_ns, then of a fork
 # parent_pid, parent_tgid, child_pid, child_tgid
 ASK = struct.Struct("=IHHII IIIIHH I")
-EVENT = struct.Struct("=16x 20x I 12x IIII")
+EVENT = struct.Struct("=16x 20x I 4x Q IIII")
 
 
 def open_events(namespace: int) -> Socket | None:
@@ -59,7 +60,7 @@ class Forks:
         if self.sock:
             self.counts: list[int] | None = [0, 0]          # None: the kernel dropped events
             _ask(self.sock, LISTEN)
-            self.stopping = False
+            self.end = 0                # the time of the end in ns, of CLOCK_MONOTONIC as in events; 0: not yet
             self.sock.settimeout(0.2)
             self.reader = threading.Thread(target=self._read, args=(self.sock,), daemon=True)
             self.reader.start()
@@ -67,7 +68,7 @@ class Forks:
 
     def __exit__(self, *_: object) -> None:
         if self.sock:
-            self.stopping = True
+            self.end = time.monotonic_ns()
             self.reader.join()
             if self.counts:
                 self.processes, self.threads = self.counts
@@ -75,11 +76,12 @@ class Forks:
             self.sock.close()
 
     def _read(self, sock):
+        """Count until an event is younger than the end, or none comes: on a busy node there is always one."""
         while True:
             try:
                 data = sock.recv(65536)
             except TimeoutError:
-                if self.stopping:
+                if self.end:
                     return
                 continue
             except OSError as e:
@@ -88,7 +90,10 @@ class Forks:
                 self.counts = None
                 return
             if self.counts and len(data) >= EVENT.size:
-                self._count(self.counts, *EVENT.unpack_from(data))
+                what, moment, *processes = EVENT.unpack_from(data)
+                if 0 < self.end < moment:
+                    return
+                self._count(self.counts, what, *processes)
 
     def _count(self, counts, what, _, parent, child, child_process):
         if what != FORK or parent not in self.known:

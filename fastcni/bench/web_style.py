@@ -76,7 +76,7 @@ ul.plain { padding-left: 1.2em; }
   .verdict tbody th[scope=row] { width: auto; font-weight: 650; padding-top: 12px; border-top: 1px solid var(--rule); }
   .verdict td[data-side]::before { content: attr(data-side); display: block; color: var(--soft);
     font-size: .86rem; }
-  .verdict td { padding-bottom: 6px; } .verdict .small { display: inline; margin-left: 4px; }
+  .verdict td { padding-bottom: 6px; }
   .verdict .group th { padding: 8px 14px; } .verdict td:last-child { padding-bottom: 12px; }
   dl { grid-template-columns: 1fr; gap: 0; } dd { margin-bottom: 9px; } }
 @media print {

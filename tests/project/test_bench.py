@@ -7,6 +7,7 @@ import signal
 import socket
 import sys
 import tempfile
+import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +16,7 @@ from unittest.mock import Mock
 import pytest
 from project.bench_data import ONE_TO_100, complete_run
 
-from fastcni.bench import echo, guard, idle, report, run, tables
+from fastcni.bench import echo, forks, guard, idle, report, run, tables
 from fastcni.bench.calls import CallFailed, Flow, Running
 from fastcni.bench.cases import QUICK, Options
 from fastcni.bench.floor import Floor
@@ -205,6 +206,32 @@ def test_each_call_in_turn_follows_one_of_the_first_side(monkeypatch):
     assert idle.in_turn(calls_of(events, monkeypatch)) == {
         side: {"ADD": [1.0] * 2, "DEL": [1.0] * 2} for side in "ab"}
     assert events == ["a ADD 0", "b ADD 2", "a ADD 1", "b ADD 3", "a DEL 0", "b DEL 2", "a DEL 1", "b DEL 3", 0.5]
+
+
+class AlwaysBusy:
+    """A socket of process events of a node where another process starts every millisecond, for at most ten seconds."""
+
+    def __init__(self):
+        self.events = 0
+
+    def recv(self, _):
+        time.sleep(0.001)
+        self.events += 1
+        if self.events > 10_000:
+            raise TimeoutError
+        return forks.EVENT.pack(forks.FORK, time.monotonic_ns(), 7, 7, 1000 + self.events, 1000 + self.events)
+
+    send = settimeout = close = Mock()
+
+
+def test_the_count_of_processes_ends_on_a_node_with_constant_starts(monkeypatch):
+    """It waited for 0.2 s without a process event of the whole node: on a busy node `fastcni bench` hung there."""
+    sock = AlwaysBusy()
+    monkeypatch.setattr(forks, "open_events", lambda _: sock)
+    monkeypatch.setattr(forks, "_ask", lambda *_: None)
+    with forks.Forks(0, [7]) as counted:
+        time.sleep(0.02)
+    assert 0 < counted.processes <= sock.events < 1000 and counted.threads == 0
 
 
 # ---- a small run ----
