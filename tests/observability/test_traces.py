@@ -111,7 +111,7 @@ def test_a_request_and_its_phases_are_spans(collector, serve, node, pod):       
     server.ok("ADD", node.conf(isGateway=True, ipMasq=True), pod, env={
         "TRACEPARENT": f"{PARENT}-01", "CNI_ARGS": "IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME=web-0"})
     (span,) = collector.roots(1)
-    after = time.time_ns()          # not before: a request ends for its log and its span after the caller has the answer
+    after = time.time_ns()         # not before: a request ends for its log and its span after the caller has the answer
     assert span.name == "ADD bridge"
     assert (span.trace_id.hex(), span.parent_span_id.hex()) == (TRACE, SPAN)
     assert before < span.start_time_unix_nano < span.end_time_unix_nano < after
