@@ -13,7 +13,7 @@ from faults.injector import KILL, PLUGIN, kills
 from faults.rounds import COMMANDS, MODES, Tools, run_case
 
 SEED = int(os.environ.get("FAULTS_SEED", "20779"))
-MAX_FAULTS = int(os.environ.get("FAULTS_MAX", "2"))     # of each command
+MAX_FAULTS = int(os.environ.get("FAULTS_MAX", "1"))     # of each command
 LIMIT_S = 120.0                                         # for one case on a busy machine
 CASES = [pytest.param(name, marks=pytest.mark.needs(*features_of(name))) for name in PLUGINS]
 
