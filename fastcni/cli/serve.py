@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,9 @@ from fastcni.spec.errors import CniError
 if TYPE_CHECKING:
     from fastcni.dhcp.daemon import Daemon
     from fastcni.kit.ipam.cluster.conf import Keys
+    from fastcni.node.activity_source import Source
     from fastcni.server.metrics.pools import Counted
+    from fastcni.server.web.status_page import Ask, Document
 
 
 @click.command()
@@ -44,6 +46,8 @@ if TYPE_CHECKING:
 @click.option("--dhcp-leases", default="", metavar="DIR", help="Where --dhcp keeps leases [/var/lib/cni/dhcp].")
 @click.option("--metrics", default="", envvar="FASTCNI_METRICS", show_envvar=True, metavar="ADDRESS",
               help="Answer Prometheus there: the path of a unix socket, 127.0.0.1:PORT or [::1]:PORT. Off by default.")
+@click.option("--http", default="", envvar="FASTCNI_HTTP", show_envvar=True, metavar="ADDRESS",
+              help="Serve the status page there: an address as for --metrics, which may be the same. Off by default.")
 @click.option("--history", default=DEFAULT_SIZE, show_default=True, type=click.IntRange(0, 100_000),
               envvar="FASTCNI_HISTORY", show_envvar=True, metavar="N",
               help="Keep the last N requests for `fastcni trace` and `fastcni top`; 0: none.")
@@ -63,7 +67,7 @@ if TYPE_CHECKING:
 @click.option("--log-format", default="logfmt", show_default=True, type=click.Choice(["logfmt", "json"]))
 def serve(path: str, workers: int, queue_size: int, queue_timeout_s: float, uids: Sequence[int],
           latency_request_s: float, cache_dir: str, idle_exit_min: float, dhcp: bool, dhcp_socket: str,
-          dhcp_leases: str, metrics: str, history: int, otlp: str, kubernetes_events: str, detached: bool,
+          dhcp_leases: str, metrics: str, http: str, history: int, otlp: str, kubernetes_events: str, detached: bool,
           log_to: str | None, log_level: str, log_format: str) -> None:
     """Answer the installed plugins from one warm process.
 
@@ -71,7 +75,7 @@ def serve(path: str, workers: int, queue_size: int, queue_timeout_s: float, uids
     """
     if dhcp and idle_exit_min:
         raise click.UsageError("--dhcp renews leases, so the server must not end: leave --idle-exit out")
-    from fastcni.runtime.cache import Cache
+    from fastcni.runtime.cache import DEFAULT_DIR, Cache
     from fastcni.runtime.cni import DEFAULT_CONF_DIR
     from fastcni.runtime.collect import state_of
     from fastcni.runtime.restore import restore
@@ -83,7 +87,7 @@ def serve(path: str, workers: int, queue_size: int, queue_timeout_s: float, uids
     from fastcni.server.service import Options
     from fastcni.server.service import serve as run
 
-    where, otlp = metrics_address(metrics), otlp_url(otlp)
+    where, page, otlp = http_address(metrics, "--metrics"), http_address(http, "--http"), otlp_url(otlp)
     if detached:
         detach()
         if log_to is None and os.path.exists(SYSLOG):
@@ -105,6 +109,28 @@ def serve(path: str, workers: int, queue_size: int, queue_timeout_s: float, uids
 
         return count(DEFAULT_CONF_DIR, cache.results())
 
+    def make_status(describe: "Callable[[], Document]", ask: "Ask | None") -> "Callable[[], Document]":
+        """What makes the status page's document of requests."""
+        source: Source | None = None
+
+        def make() -> "Document":
+            nonlocal source
+            if not source:
+                from fastcni.node.activity_source import Source  # imported here, when someone looks
+
+                source = Source(describe, ask, count)
+            source.poll()
+            return {**source.document(""), "history": ask is not None}
+
+        return make
+
+    def make_topology() -> "Document":
+        """The status page's document of this node."""
+        from fastcni.node.attachments import Places  # imported here, when someone looks
+        from fastcni.node.topology import document
+
+        return document(Places(DEFAULT_CONF_DIR, (cache_dir or DEFAULT_DIR,)))
+
     pods = Pods(state_of, lambda: {(it.network, it.container_id, it.ifname): it.netns for it in cache.attachments()})
     try:
         status = run(path, Options(
@@ -112,23 +138,23 @@ def serve(path: str, workers: int, queue_size: int, queue_timeout_s: float, uids
             latency_request_s=latency_request_s, level=log_level, fmt=log_format, log_to=log_to or "stderr",
             idle_exit_s=idle_exit_min * 60, replay=lambda deleted_at: restore(cache, deleted_at=deleted_at), pods=pods,
             configured=configured, beside=partial(dhcp_daemon, dhcp_socket, dhcp_leases) if dhcp else None,
-            metrics=where, count=count, history=history, otlp=otlp,
-            kubernetes_events=kubernetes_events))
+            metrics=where, count=count, http=page, make_status=make_status, make_topology=make_topology,
+            history=history, otlp=otlp, kubernetes_events=kubernetes_events))
     except ListenError as e:
         raise CniError(errors.IO_FAILURE, str(e)) from e
     raise SystemExit(status)
 
 
-def metrics_address(text: str) -> str | tuple[str, int] | None:
-    """Read the address of --metrics; None if it is empty. Raises click.BadParameter."""
+def http_address(text: str, option: str) -> str | tuple[str, int] | None:
+    """Read the address of --http or --metrics; None if it is empty. Raises click.BadParameter."""
     if not text:
         return None
-    from fastcni.server.metrics import address
+    from fastcni.server.web import address
 
     try:
         return address.read(text)
     except address.AddressError as e:
-        raise click.BadParameter(str(e), param_hint="--metrics") from e
+        raise click.BadParameter(str(e), param_hint=option) from e
 
 
 def otlp_url(text: str) -> str:

@@ -14,13 +14,12 @@ from rich.console import Console
 from fastcni.cli.output import for_people, put_document
 from fastcni.cli.terminal import ENTER, ERASE, ESCAPE, Terminal
 from fastcni.cli.top_frame import SORTS, View, frame
-from fastcni.node import activity
+from fastcni.node import activity, activity_source
 from fastcni.node.pools import count
 from fastcni.runtime.cache import DEFAULT_DIR, Cache
 from fastcni.runtime.cni import DEFAULT_CONF_DIR
 from fastcni.server import history, status
 from fastcni.server.listening import PATH
-from fastcni.server.metrics.pools import COUNT_S, Counted, cluster_pools
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 
@@ -64,14 +63,12 @@ def top(socket: str, conf_dir: str, cache_dir: str, chosen: str, interval: float
         watch(source, View(chosen=chosen), console, interval)
 
 
-class Source:
+class Source(activity_source.Source):
     """What top shows, from the server at a socket and from this node's files."""
 
     def __init__(self, path: str, conf_dir: str, results: str) -> None:
-        self.path, self.conf_dir, self.results = path, conf_dir, results
-        self.recent, self.counted = activity.Recent(self._ask), Counted()
-        self.server: dict[str, Any] = {}
-        self.now = time.time()
+        super().__init__(lambda: status.ask(path) or {}, self._ask, lambda: count(conf_dir, results))
+        self.path = path
 
     def _ask(self, after: int) -> dict[str, Any]:
         found = history.ask(self.path, after, LIMIT)
@@ -83,24 +80,12 @@ class Source:
     def poll(self) -> None:
         """Read what is new. Raises CniError: the server cannot be asked."""
         try:
-            self.server = status.ask(self.path) or {}
-            self.recent.poll(time.time())
+            super().poll()
         except (FileNotFoundError, ConnectionRefusedError) as e:
             raise CniError(errors.IO_FAILURE, f"no server listens at {self.path}", "start it: `systemctl start "
                            "fastcni.socket`, or `fastcni serve`") from e
         except OSError as e:
             raise CniError(errors.IO_FAILURE, f"ask the server at {self.path}: {e.strerror or e}") from e
-        self.now = time.time()
-        if not self.counted.moment or time.monotonic() - self.counted.moment > COUNT_S:
-            self.counted = count(self.conf_dir, self.results)
-
-    def view(self) -> tuple[activity.Sample, activity.Node]:
-        """What a document is made of. It does not change with the next poll()."""
-        pools = (*self.counted.pools, *cluster_pools(self.server.get("cluster", ())))
-        return self.recent.sample(self.now), activity.Node(self.server, pools, self.counted.attachments)
-
-    def document(self, chosen: str) -> dict[str, Any]:
-        return activity.document(*self.view(), chosen)
 
 
 def watch(source: Source, view: View, console: Console, interval: float) -> None:

@@ -26,12 +26,14 @@ from fastcni.runtime.collect import sees_processes, state_of
 @dataclass(frozen=True, slots=True)
 class Places:
     """Where to look. cache_dirs: directories with a folder `results`. data_dirs: of host-local, besides those that the
-    configurations name. path: where programs are, separated by ":"; "": the usual folders."""
+    configurations name. path: where programs are, separated by ":"; "": the usual folders. quick: enter no namespace
+    and run no program."""
 
     conf_dir: str = DEFAULT_CONF_DIR
     cache_dirs: tuple[str, ...] = (DEFAULT_DIR,)
     data_dirs: tuple[str, ...] = ()
     path: str = ""
+    quick: bool = False
 
 
 @dataclass(slots=True)
@@ -71,7 +73,10 @@ def look(places: Places) -> Seen:
     for kind, folder in pod_files.folders(configurations):
         facts.sightings += pod_files.read_folder(kind, folder, unseen)
     look_at_links(facts)
-    look_at_firewall(facts, places.path)
+    look_at_nftables(facts)
+    if places.quick:
+        return seen
+    look_at_iptables(facts, places.path)
     refused: list[str] = []
     facts.interfaces = namespaces.read_all([it.netns for it in facts.cached.values() if it.netns], refused)
     unseen += refused
@@ -99,8 +104,8 @@ def by_index(found: list[Link]) -> Mapping[int, Link]:
     return {link.index: link for link in found}
 
 
-def look_at_firewall(facts: Facts, path: str) -> None:
-    """Read nftables and iptables."""
+def look_at_nftables(facts: Facts) -> None:
+    """Read nftables."""
     def name_of(index: int) -> str:
         link = facts.links.get(index)
         return link.name if link else ""
@@ -109,6 +114,10 @@ def look_at_firewall(facts: Facts, path: str) -> None:
         facts.sightings += [*tables.read_elements(sock, name_of), *tables.read_rules(sock)]
 
     facts.firewall = with_socket(facts, "nftables", uapi.NETLINK_NETFILTER, read)
+
+
+def look_at_iptables(facts: Facts, path: str) -> None:
+    """Read iptables, if nftables could be read."""
     if not facts.firewall:
         return                              # without permission iptables-save says the same, four times
     for program in iptables.installed(iptables.VARIANTS, path) or iptables.installed(iptables.PROGRAMS, path):

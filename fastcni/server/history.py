@@ -105,19 +105,29 @@ class History:
         after, limit = variables.get("AFTER"), min(int(variables.get("LIMIT", MAX_LIMIT)), MAX_LIMIT)
         if variables.get("WIRE"):
             self.wire_until = monotonic() + WIRE_S
+        head, found = self.find(int(after) if after is not None else None, limit)
+        # One after another: another thread can run in between
+        requests = [dumps(entry.document()) for entry in found]
+        return f'{dumps(head)[:-1]}, "requests": [{", ".join(requests)}]}}'.encode()
+
+    def after(self, number: int) -> dict[str, Any]:
+        """The document for this AFTER, for a reader in this process."""
+        head, found = self.find(number, MAX_LIMIT)
+        return {**head, "requests": [entry.document() for entry in found]}
+
+    def find(self, after: int | None, limit: int) -> tuple[dict[str, Any], list[Entry]]:
+        """The document without its requests, and these."""
         with self.lock:
             entries, failed, last = self.entries.copy(), self.failed.copy(), self.number
         first = entries[0].number if entries else last + 1
         # Behind the last number another server has answered before: all of this one's are new
-        start = int(after) if after is not None and int(after) <= last else 0
+        start = after if after is not None and after <= last else 0
         found = [*(entry for entry in failed if start < entry.number < first),
                  *(entry for entry in entries if entry.number > start)]
         found = found[:limit] if after is not None else found[-limit:] if limit > 0 else []
         head = {"pid": os.getpid(), "size": self.entries.maxlen, "first": first,
                 "next": found[-1].number if found else last, "lost": max(0, first - 1 - start) if start else 0}
-        # One after another: another thread can run in between
-        requests = [dumps(entry.document()) for entry in found]
-        return f'{dumps(head)[:-1]}, "requests": [{", ".join(requests)}]}}'.encode()
+        return head, found
 
 
 def ask(path: str, after: int | None = None, limit: int = MAX_LIMIT, *, wire: bool = False,

@@ -32,6 +32,7 @@ from fastcni.server.systemd_notify import Notifier
 from fastcni.server.upkeep import TIDY_S, Upkeep, Watchdog, watchdog_seconds
 from fastcni.server.wakeup import Wakeup
 from fastcni.server.workers import Workers, environment, preload, preload_third_party
+from fastcni.spec import json
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from fastcni.kit.ipam.cluster.conf import Keys
     from fastcni.server.kubernetes_events import KubernetesEvents
     from fastcni.server.replay import Run
+    from fastcni.server.web.status_page import Ask, Document
 
     class Beside(Protocol):
         """What runs beside the requests, in a thread of its own: the dhcp daemon."""
@@ -69,9 +71,10 @@ class Options:
     uids: user ids whose requests are served. latency_request_s: see LatencyRequest. level, fmt: of the log. log_to:
     one of log.DESTINATIONS. replay: see Restoring. idle_exit_s: see IdleExit. tidy_s: see Upkeep. pods, configured: see
     ClusterUpkeep. beside: given the log, it makes what runs beside the requests. metrics: where they are scraped, see
-    metrics.address.read(); None: nowhere. count: see metrics.pools.Counter. history: requests that are kept, see
-    history.py; 0: none. otlp: the URL of a collector of traces; "": none. kubernetes_events: the path of a kubeconfig,
-    or "in-cluster"; "": no Kubernetes Events.
+    web.address.read(); None: nowhere. count: counts addresses and attachments. http: where the status page is, as
+    metrics. make_status, make_topology: see StatusPage. history: requests that are kept, see history.py; 0: none. otlp:
+    the URL of a collector of traces; "": none. kubernetes_events: the path of a kubeconfig, or "in-cluster"; "": no
+    Kubernetes Events.
     """
 
     workers: int = 32
@@ -90,6 +93,9 @@ class Options:
     beside: Callable[[Any], Beside] | None = None
     metrics: str | tuple[str, int] | None = None
     count: Callable[[], Counted] = Counted
+    http: str | tuple[str, int] | None = None
+    make_status: Callable[[Callable[[], Document], Ask | None], Callable[[], Document]] = lambda *_: dict
+    make_topology: Callable[[], Document] = dict
     history: int = history.DEFAULT_SIZE
     otlp: str = ""
     kubernetes_events: str = ""
@@ -137,10 +143,32 @@ def make_parts(options: Options, logger: log.Logger) -> list[Part]:
         from fastcni.server.otel.traces import Traces
 
         parts.append(Traces(options.otlp, logger))
-    if options.metrics:                 # the last one: its socket needs a stop
+    if options.metrics or options.http:
+        parts += make_pages(options, logger)
+    return parts
+
+
+def make_pages(options: Options, logger: log.Logger) -> list[Part]:
+    """What --metrics and --http ask for. One listener serves both if they have the same address. Raises ListenError."""
+    from fastcni.server.web.site import Site
+
+    sites = {where: Site(where, logger) for where in (options.metrics, options.http) if where}
+    parts: list[Part] = [*sites.values()]           # before the pages: they stop in this order
+    if options.metrics:
         from fastcni.server.metrics.service import Metrics
 
-        parts.append(Metrics(options.metrics, options.count, logger))
+        parts.append(Metrics(sites[options.metrics], options.count, logger))
+    if options.http:
+        from fastcni.server.web.status_page import StatusPage
+
+        parts.append(StatusPage(sites[options.http], options.make_status, options.make_topology, logger))
+    try:
+        for site in sites.values():                 # the last step: a socket needs a stop
+            site.listen()
+    except listening.ListenError:
+        for site in sites.values():
+            site.release()
+        raise
     return parts
 
 
@@ -187,16 +215,16 @@ class Server:
 
     def answer_control(self, history_size: int) -> None:
         """Answer control requests. The status document is made at once, because it must not wait for a thread."""
-        def describe() -> bytes:
-            return status.document(self.started, self.queue, self.restoring, self.cluster)
-
-        self.acceptor.control[status.NAME] = lambda conn, _: control.answer(conn, describe)
-        if history_size:
-            past = History(history_size)
+        self.acceptor.control[status.NAME] = lambda conn, _: control.answer(conn, lambda: json.write(self.describe()))
+        self.history = past = History(history_size) if history_size else None
+        if past:
             self.queue.recording = True
             self.acceptor.records.receivers.append(past.note)
             self.acceptor.control[history.NAME] = lambda conn, variables: self.background(
                 control.answer, conn, lambda: past.document(variables))
+
+    def describe(self) -> dict[str, Any]:
+        return status.document(self.started, self.queue, self.restoring, self.cluster)
 
     def start(self) -> None:
         """Start the threads, and say that the server is ready."""

@@ -19,7 +19,6 @@ from typing import Any
 
 import fastcni
 from fastcni.server import control
-from fastcni.spec import json
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,12 +29,12 @@ if TYPE_CHECKING:
 NAME = "fastcni-status"         # with the characters of a plugin's name, and no plugin has it
 
 
-def document(started: float, queue: RequestQueue, restoring: Restoring, cluster: ClusterUpkeep) -> bytes:
-    """The answer. started: monotonic() at the server's start."""
-    return json.write({
+def document(started: float, queue: RequestQueue, restoring: Restoring, cluster: ClusterUpkeep) -> dict[str, Any]:
+    """The document. started: monotonic() at the server's start."""
+    return {
         "version": fastcni.__version__, "pid": os.getpid(), "uptimeSeconds": round(monotonic() - started, 1),
         "running": queue.running, "waiting": queue.waiting, "queueSize": queue.size, "workers": queue.workers,
-        "watching": len(restoring.watches) if restoring.thread.is_alive() else 0, "cluster": cluster.status()})
+        "watching": len(restoring.watches) if restoring.thread.is_alive() else 0, "cluster": cluster.status()}
 
 
 def ask(path: str, timeout_s: float = control.TIMEOUT_S) -> dict[str, Any] | None:

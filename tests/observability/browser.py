@@ -1,4 +1,4 @@
-"""A headless Chromium that opens files, driven by the DevTools protocol over two pipes."""
+"""A headless Chromium that opens pages, driven by the DevTools protocol over two pipes."""
 
 import base64
 import json
@@ -69,12 +69,12 @@ class Browser:
         assert "error" not in found, found
         return found["result"]
 
-    def open(self, path, width, scheme="light"):
-        """Open the file in a window of this width, and wait until it is loaded."""
+    def open(self, page, width, scheme="light"):
+        """Open a file, or an address, in a window of this width, and wait until it is loaded."""
         self.ask("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=width < 600)
         self.ask("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
         self.events.clear()
-        self.ask("Page.navigate", url=path.as_uri())
+        self.ask("Page.navigate", url=page if isinstance(page, str) else page.as_uri())
         while not any(method == "Page.loadEventFired" for method, _ in self.events):
             self._message()
 

@@ -4,24 +4,36 @@ import io
 import json
 import os
 import re
+from base64 import b64encode
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from observability.browser import Browser
 from observability.test_bench import SAMPLES
+from observability.test_status_page import ADDRESS, load, search
 from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console
 from server.client import Server
+from server.test_metrics_parts import Log
 
 from fastcni.bench.web_page import web_page
 from fastcni.cli.top import Source
 from fastcni.cli.top_frame import View, frame
 from fastcni.launcher.install import install
+from fastcni.node import topology
+from fastcni.node.attachments import Places
+from fastcni.server.web import address
+from fastcni.server.web.site import Site
+from fastcni.server.web.status_page import StatusPage
 
 # Without the fonts that Rich's format loads from another site
 SVG = re.sub(r"@font-face \{\{.*?\n    \}\}", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)
 NETWORKS = {"web": "10.22.0.0/24", "db": "10.23.0.0/28"}
 IDS = [f"{0x8e4f2a1b3c4d + at * 0x1a2b3c4d5e6f & (1 << 48) - 1:012x}" for at in range(12)]
+
+PORTS = {1: [{"hostPort": 5432, "containerPort": 5432, "protocol": "tcp"}],
+         6: [{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}, {"hostPort": 8443, "containerPort": 443}]}
 
 
 @pytest.fixture
@@ -49,10 +61,14 @@ def node(host_netns, pod_netns, tmp_path):
             pod = pod_netns()
             for name in NETWORKS if at % 2 else ("db",):
                 ifname = "eth0" if name == "db" else "net1"
-                server.ok("ADD", confs[name], pod, cid=container, ifname=ifname)
-                (tmp_path / "results" / f"{name}-{container}-{ifname}").touch()
+                result = server.ok("ADD", confs[name], pod, cid=container, ifname=ifname)
+                (tmp_path / "results" / f"{name}-{container}-{ifname}").write_text(json.dumps({
+                    "kind": "cniCacheV1", "containerId": container, "networkName": name, "ifName": ifname,
+                    "netns": str(pod), "config": b64encode(json.dumps(confs[name]).encode()).decode(),
+                    "capabilityArgs": {"portMappings": PORTS.get(at, [])} if name == "db" else {}, "result": result}))
         for at, container in enumerate(IDS[:4]):
             server.ok("DEL", confs["web"], cid=container, ifname="net1")
+            (tmp_path / "results" / f"web-{container}-net1").unlink(missing_ok=True)
             if at % 2:
                 server.refused("ADD", {**confs["web"], "bridge": 7}, "/nowhere", cid=container)
         yield server
@@ -70,6 +86,34 @@ def test_a_picture_of_top(node, tmp_path, folder):
     picture = console.export_svg(title="fastcni top", code_format=SVG)
     assert "url(http" not in picture
     (folder / "top.svg").write_text(picture, encoding="utf-8")
+
+
+def test_a_picture_of_the_status_page(node, tmp_path, folder):
+    """Its documents are made here, and not by the server, which reads configurations from /etc only."""
+    source = Source(str(node.path), str(tmp_path / "net.d"), str(tmp_path / "results"))
+
+    def status():
+        source.poll()
+        return {**source.document(""), "history": True}
+
+    def pods():
+        return {**topology.document(Places(str(tmp_path / "net.d"), (str(tmp_path),))), "node": "worker-3"}
+
+    log = Log()
+    log.info = lambda *_, **__: None
+    site = Site(address.read(ADDRESS), log)
+    site.listen()
+    for part in (site, StatusPage(site, lambda *_: status, pods, log)):
+        part.attach(SimpleNamespace(describe=None, history=None))
+    site.start()
+    with Browser(tmp_path / "profile") as browser:
+        load(browser)
+        (label,) = search(browser, "8080")
+        picture = browser.picture(height=1000)
+    site.stop()
+    assert label.startswith(IDS[6]) and log.events == []
+    assert picture.startswith(b"\x89PNG") and len(picture) < 300_000
+    (folder / "status.png").write_bytes(picture)
 
 
 def test_a_picture_of_the_page_of_bench(tmp_path, folder):

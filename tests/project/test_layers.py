@@ -147,7 +147,7 @@ def test_only_the_kernel_package_opens_sockets_and_changes_namespaces(name):
         # the server. None of them opens netlink sockets.
         assert dotted.split(".")[0] != "socket" or name in (
             "server/protocol", "server/listening", "server/acceptor", "server/control", "server/systemd_notify",
-            "server/metrics/address", "node/server_process", "runtime/served", "bench/sides", "bench/echo",
+            "server/web/address", "node/server_process", "runtime/served", "bench/sides", "bench/echo",
             "dhcp/daemon"), where
         assert dotted.split(".")[0] != "_socket" or (name == "spec/address" and dotted in (
             "_socket.inet_pton", "_socket.inet_ntop", "_socket.AF_INET", "_socket.AF_INET6")), where

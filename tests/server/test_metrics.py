@@ -18,10 +18,12 @@ from server.flushed import add, nft
 from server.test_metrics_parts import GET, ask, rest_of
 
 from fastcni.cli.commands import cli
-from fastcni.server.metrics import address, table
+from fastcni.server.metrics import table
 from fastcni.server.metrics.one_shot import SUFFIX
 from fastcni.server.metrics.pools import Counted
 from fastcni.server.metrics.service import Metrics
+from fastcni.server.web import address
+from fastcni.server.web.site import Site
 from fastcni.testing.witnesses import eventually
 
 ROOT = Path(__file__).parents[2]
@@ -52,10 +54,13 @@ def measured(local, tmp_path):
 
     def make(**options):
         server = local(**options)
-        running.append(Metrics(str(tmp_path / "metrics"), Counted, server.acceptor.log))
+        site = Site(str(tmp_path / "metrics"), server.acceptor.log)
+        running.extend((site, Metrics(site, Counted, server.acceptor.log)))
         server.listen, server.metrics = server.listening, tmp_path / "metrics"
-        running[-1].attach(server)
-        running[-1].start()
+        site.listen()
+        for each in running[-2:]:
+            each.attach(server)
+        site.start()
         return server
 
     yield make

@@ -10,11 +10,13 @@ from types import SimpleNamespace
 import pytest
 
 from fastcni.kernel import uapi
-from fastcni.server import records
+from fastcni.server import latest, records
+from fastcni.server.latest import Latest
 from fastcni.server.listening import ListenError
-from fastcni.server.metrics import address, listener, pools, requests
-from fastcni.server.metrics.listener import Listener
+from fastcni.server.metrics import requests
 from fastcni.server.records import Ended, Phases, Records
+from fastcni.server.web import address, listener
+from fastcni.server.web.listener import Listener, Page
 from fastcni.testing.witnesses import eventually
 
 
@@ -135,35 +137,34 @@ def test_a_name_that_is_no_text_becomes_a_label():
     assert label("further") == "other"
 
 
-def test_a_count_that_hangs_or_fails_leaves_the_last_one(monkeypatch):
-    monkeypatch.setattr(pools, "WAIT_S", 0.05)
-    monkeypatch.setattr(pools, "COUNT_S", 0.0)
+def test_a_value_whose_making_hangs_or_fails_leaves_the_last_one(monkeypatch):
+    monkeypatch.setattr(latest, "WAIT_S", 0.05)
     log, go, calls = Log(), threading.Event(), []
 
-    def count():
+    def make():
         calls.append(1)
         if len(calls) == 2:
             assert go.wait(30)
         elif len(calls) == 3:
             raise ValueError
-        return pools.Counted(moment=float(len(calls)))
+        return len(calls)
 
-    counter = pools.Counter(count, log)
-    assert eventually(lambda: counter.recent().moment == 1)
-    assert eventually(lambda: counter.recent() and len(calls) == 2)
-    assert [counter.recent().moment for _ in range(3)] == [1, 1, 1]         # it hangs, and no second one is begun
+    them = Latest(make, 0, 0.0, log, "test")
+    assert eventually(lambda: them.get() == 1)
+    assert eventually(lambda: them.get() and len(calls) == 2)
+    assert [them.get() for _ in range(3)] == [1, 1, 1]          # it hangs, and no second one is begun
     assert len(calls) == 2
     go.set()
-    assert eventually(lambda: counter.recent().moment == 2)
-    assert eventually(lambda: counter.recent().moment > 3)
+    assert eventually(lambda: them.get() == 2)
+    assert eventually(lambda: them.get() > 3)
     assert log.events == ["server_fault"]
 
 
-def test_a_recent_count_is_not_repeated():
+def test_a_recent_value_is_not_made_again():
     calls = []
-    counter = pools.Counter(lambda: calls.append(1) or pools.Counted(moment=time.monotonic()), Log())
-    assert counter.recent().moment
-    assert counter.recent() is counter.recent()
+    them = Latest(lambda: calls.append(1) or len(calls), 0, 60.0, Log(), "test")
+    assert eventually(lambda: them.get() == 1)
+    assert them.get() == 1
     assert calls == [1]
 
 
@@ -184,7 +185,7 @@ def test_other_addresses_are_refused(text):
 def test_a_port_that_is_taken_is_named():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(ListenError, match=f"listen for metrics on 127.0.0.1:{port}: Address already in use"):
+        with pytest.raises(ListenError, match=f"listen on 127.0.0.1:{port}: Address already in use"):
             address.listen(("127.0.0.1", port))
 
 
@@ -198,7 +199,7 @@ def listening(tmp_path, make=lambda: b"body"):
     """A Listener on a unix socket; ask(bytes) returns its answer."""
     path = str(tmp_path / "m")
     made = address.listen(path)
-    it = Listener(made.sock, {"/metrics": ("text/plain", make)}, Log())
+    it = Listener(made.sock, {"/metrics": Page("text/plain", make)}, Log())
     it.path, it.ask = path, lambda data: ask(path, data)
     it.start()
     try:

@@ -1,7 +1,6 @@
 """Metrics of the server for Prometheus: `fastcni serve --metrics ADDRESS`. docs/observability.md describes them.
 
-    address     the address of --metrics, and its listening socket
-    listener    the thread that answers scrapes
+    service     the page /metrics, see server/web
     table       the metrics, each with its type, its labels and its help text
     requests    counts and histograms of the requests that have ended
     pools       addresses and attachments, counted in a thread from time to time

@@ -14,13 +14,15 @@ from prometheus_client.registry import Collector
 
 import fastcni
 from fastcni.server.metrics import one_shot
-from fastcni.server.metrics.pools import MAX_POOLS, Counter, Pool, cluster_pools
+from fastcni.server.metrics.pools import MAX_POOLS, Counted, Pool, cluster_pools
 from fastcni.server.metrics.requests import Requests, text
 from fastcni.server.metrics.table import COUNTER, HISTOGRAM, TABLE
+from fastcni.server.web.listener import Page
 
 if TYPE_CHECKING:
     from fastcni.server.cluster.upkeep import ClusterUpkeep
     from fastcni.server.hosts import Hosts
+    from fastcni.server.latest import Latest
     from fastcni.server.log import Logger
     from fastcni.server.request_queue import RequestQueue
     from fastcni.server.restoring import Restoring
@@ -38,7 +40,8 @@ class ServerCollector(Collector):
     """
 
     def __init__(self, requests: Requests, queue: RequestQueue, hosts: Hosts, restoring: Restoring,
-                 cluster: ClusterUpkeep, pools: Counter, counts: one_shot.OneShotCount | None, log: Logger) -> None:
+                 cluster: ClusterUpkeep, pools: Latest[Counted],
+                 counts: one_shot.OneShotCount | None, log: Logger) -> None:
         self.requests, self.queue, self.hosts, self.restoring = requests, queue, hosts, restoring
         self.cluster, self.pools, self.counts, self.log = cluster, pools, counts, log
 
@@ -57,7 +60,7 @@ class ServerCollector(Collector):
         """{name of a metric: its samples}."""
         counts, times, phases = self.requests.copy()
         links, link_requests = self.hosts.link_deletes()
-        counted = self.pools.recent()
+        counted = self.pools.get()
         pools = [*counted.pools, *cluster_pools(self.cluster.status())][:MAX_POOLS]
         restoring = self.restoring
         one: dict[str, float] = {
@@ -94,9 +97,9 @@ def labels_of(pool: Pool) -> tuple[str, str, str]:
     return pool.ipam, text(pool.network), pool.range
 
 
-def make_page(collector: ServerCollector) -> tuple[str, Any]:
-    """(content type, a function that returns the bytes of a scrape)."""
+def make_page(collector: ServerCollector) -> Page:
+    """The page that Prometheus scrapes."""
     registry = CollectorRegistry()
     registry.register(collector)
     ProcessCollector(registry=registry)
-    return CONTENT_TYPE_LATEST, lambda: generate_latest(registry)
+    return Page(CONTENT_TYPE_LATEST, lambda: generate_latest(registry))

@@ -1,4 +1,4 @@
-"""The address of --metrics, and its listening socket: a unix socket, or TCP on a loopback address only."""
+"""Addresses of --http and --metrics, and their listening sockets: a unix socket, or TCP on a loopback address only."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ HINT = "expected the absolute path of a unix socket, 127.0.0.1:PORT or [::1]:POR
 
 
 class AddressError(ValueError):
-    """The text is no address for metrics; it says why."""
+    """The text is no such address; it says why."""
 
 
 def read(text: str) -> str | tuple[str, int]:
@@ -31,8 +31,28 @@ def read(text: str) -> str | tuple[str, int]:
     except ValueError:
         raise AddressError(f"{text!r}: {HINT}") from None
     if not loopback:
-        raise AddressError(f"{host} is no loopback address: metrics have neither a password nor TLS; {HINT}")
+        raise AddressError(f"{host} is no loopback address: the listener has neither a password nor TLS; {HINT}")
     return host, int(port)
+
+
+def is_local(host: str) -> bool:
+    """Whether a Host header names this machine: localhost or a loopback address, with or without a port."""
+    name, _, port = host.rpartition(":")
+    name = (name if port.isdecimal() and name else host).removeprefix("[").removesuffix("]")
+    if name.lower() == "localhost":
+        return True
+    try:
+        return ip_address(name).is_loopback
+    except ValueError:
+        return False
+
+
+def text(address: str | tuple[str, int]) -> str:
+    """The address as the log shows it."""
+    if isinstance(address, str):
+        return address
+    host, port = address
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def listen(address: str | tuple[str, int]) -> Listening:
@@ -41,8 +61,8 @@ def listen(address: str | tuple[str, int]) -> Listening:
         try:
             return listening.make(address, False, socket.SOCK_STREAM)
         except OSError as e:
-            raise ListenError(f"listen for metrics on {address}: {e.strerror or e}") from e
-    host, port = address
+            raise ListenError(f"listen on {address}: {e.strerror or e}") from e
+    host, _ = address
     sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)      # connections of a former server
@@ -50,5 +70,5 @@ def listen(address: str | tuple[str, int]) -> Listening:
         sock.listen(BACKLOG)
     except OSError as e:
         sock.close()
-        raise ListenError(f"listen for metrics on {host}:{port}: {os.strerror(e.errno or 0)}") from e
+        raise ListenError(f"listen on {text(address)}: {os.strerror(e.errno or 0)}") from e
     return Listening(sock)

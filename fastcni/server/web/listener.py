@@ -1,4 +1,4 @@
-"""The thread that answers scrapes: GET over HTTP/1.1, one request a connection.
+"""The thread that answers GET over HTTP/1.1, one request a connection.
 
 It serves any number of clients in one thread, so that a slow one delays no other. A client has CLIENT_TIMEOUT_S in all.
 Beyond MAX_CLIENTS the oldest is closed.
@@ -7,26 +7,42 @@ Beyond MAX_CLIENTS the oldest is closed.
 from __future__ import annotations
 
 import selectors
+from dataclasses import dataclass
 from threading import Thread
 from time import monotonic, sleep
 from typing import TYPE_CHECKING
 
 from fastcni.server.background import start_thread
 from fastcni.server.wakeup import Wakeup
+from fastcni.server.web.address import is_local
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from socket import socket
     from typing import Any
 
-    Page = tuple[str, Callable[[], bytes]]      # its content type, and what makes it
-
 CLIENT_TIMEOUT_S = 10.0
 MAX_CLIENTS = 16
 MAX_HEAD_BYTES = 16 << 10
 ACCEPT_PAUSE_S = 0.1            # without a free descriptor
 TEXT = "text/plain; charset=utf-8"
-REASONS = {200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Allowed", 500: "Internal Server Error"}
+REASONS = {200: "OK", 400: "Bad Request", 403: "Forbidden", 404: "Not Found", 405: "Method Not Allowed",
+           500: "Internal Server Error", 503: "Service Unavailable"}
+
+
+class NotReady(Exception):
+    """There is no content yet; the client may ask again in a second."""
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """make: returns the content, or raises NotReady. headers: further header lines, each with its end. local: only for
+    clients that ask for a loopback name: another site's script can make a browser ask under that site's name."""
+
+    kind: str
+    make: Callable[[], bytes]
+    headers: str = ""
+    local: bool = False
 
 
 class Client:
@@ -48,7 +64,7 @@ class Listener:
         self.events.register(sock, selectors.EVENT_READ)
         self.events.register(self.wakeup, selectors.EVENT_READ)
         self.clients: dict[int, Client] = {}            # by descriptor, oldest first
-        self.thread = Thread(target=self._run, name="metrics", daemon=True)
+        self.thread = Thread(target=self._run, name="http", daemon=True)
 
     def start(self) -> bool:
         """Start the thread if it does not run; it cannot always be started. Return whether it has been started now."""
@@ -129,7 +145,8 @@ class Listener:
 
     def _answer(self, head: bytes) -> bytes:
         """The bytes of the answer to a request."""
-        words = head.partition(b"\r\n")[0].decode("latin-1").split(" ")
+        first, *lines = head.partition(b"\r\n\r\n")[0].decode("latin-1").split("\r\n")
+        words = first.split(" ")
         if len(words) != 3 or not words[2].startswith("HTTP/1.") or b"\r\n\r\n" not in head:
             return response(400, TEXT, b"expected a request of HTTP/1.1\n")
         method, target, _ = words
@@ -138,17 +155,27 @@ class Listener:
             return response(405, TEXT, b"only GET and HEAD\n", "Allow: GET, HEAD\r\n")
         if not page:
             return response(404, TEXT, f"there is {', '.join(self.pages)}\n".encode())
-        kind, make = page
+        if page.local and not all(map(is_local, hosts(lines) or [""])):
+            return response(403, TEXT, b"expected localhost or a loopback address as the host\n")
+        status, kind, headers = 200, page.kind, page.headers
         try:
-            status, body = 200, make()
+            body = page.make()
+        except NotReady:
+            status, kind, headers, body = 503, TEXT, "Retry-After: 1\r\n", b"ask again in a second\n"
         except Exception:               # a defect of fastcni: Prometheus shows the scrape as failed
             self.log.exception("server_fault")
-            status, kind, body = 500, TEXT, b"see the server's log\n"
-        return response(status, kind, body, head_only=method == "HEAD")
+            status, kind, headers, body = 500, TEXT, "", b"see the server's log\n"
+        return response(status, kind, body, headers, head_only=method == "HEAD")
+
+
+def hosts(lines: list[str]) -> list[str]:
+    """The values of the Host headers."""
+    pairs = (line.partition(":") for line in lines)
+    return [value.strip() for name, _, value in pairs if name.strip().lower() == "host"]
 
 
 def response(status: int, kind: str, body: bytes, more: str = "", *, head_only: bool = False) -> bytes:
     """The bytes of an answer. more: further header lines."""
     head = (f"HTTP/1.1 {status} {REASONS[status]}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n"
-            f"Connection: close\r\n{more}\r\n")
+            f"X-Content-Type-Options: nosniff\r\nConnection: close\r\n{more}\r\n")
     return head.encode() + (b"" if head_only else body)

@@ -1,0 +1,53 @@
+"""The latest value of a slow function, made in a thread of its own: who asks never waits long for a file system."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from threading import Event, Lock, Thread
+from time import monotonic
+from typing import Any, Generic, TypeVar
+
+from fastcni.server.background import start_thread
+
+Value = TypeVar("Value")
+WAIT_S = 1.0                    # that a caller waits for a new value; then it gets the last one
+
+
+class Latest(Generic[Value]):
+    """make(): takes its time, in a thread that is started for it. first: the value before there is one. good_s: how
+    long a value is good for. Nothing runs while nobody asks."""
+
+    def __init__(self, make: Callable[[], Value], first: Value, good_s: float, log: Any, name: str) -> None:
+        self.make, self.last, self.good_s, self.log, self.name = make, first, good_s, log, name
+        self.lock, self.ready = Lock(), Event()
+        self.running, self.made = False, 0.0
+
+    def get(self) -> Value:
+        """Return the last value; a new one if that is old, and made within WAIT_S."""
+        with self.lock:
+            fresh = self.made and monotonic() - self.made < self.good_s
+            begin = not fresh and not self.running
+            if begin:
+                self.running = True
+                self.ready.clear()
+        if begin and not self._start():
+            return self.last
+        if not fresh:
+            self.ready.wait(WAIT_S)
+        return self.last
+
+    def _start(self):
+        if start_thread(Thread(target=self._work, name=self.name, daemon=True), self.log):
+            return True
+        self.running = False
+        return False
+
+    def _work(self):
+        try:
+            self.last = self.make()
+            self.made = monotonic()
+        except Exception:               # a defect of fastcni: the caller has the last value, and its age
+            self.log.exception("server_fault")
+        finally:
+            self.running = False
+            self.ready.set()

@@ -1,0 +1,50 @@
+"""An address with its pages, from the server's start to its end."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fastcni.server.web import address
+from fastcni.server.web.listener import Listener
+
+if TYPE_CHECKING:
+    from fastcni.server.listening import Listening
+    from fastcni.server.log import Logger
+    from fastcni.server.service import Server
+    from fastcni.server.web.listener import Page
+
+
+class Site:
+    """where: as address.read() returns it. Call listen(), then attach(); pages may be added until start()."""
+
+    def __init__(self, where: str | tuple[str, int], log: Logger) -> None:
+        self.where, self.log = where, log
+        self.pages: dict[str, Page] = {}
+        self.ready: list[str] = []      # events for the log
+        self.listening: Listening | None = None
+
+    def listen(self) -> None:
+        """Take the address. Raises ListenError."""
+        self.listening = address.listen(self.where)
+
+    def release(self) -> None:
+        """Undo listen(), for a server that does not start."""
+        if self.listening:
+            self.listening.unlink()
+            self.listening.unlock()
+            self.listening.sock.close()
+
+    def attach(self, _: Server) -> None:
+        assert self.listening
+        self.listener = Listener(self.listening.sock, self.pages, self.log)
+
+    def start(self) -> None:
+        if self.listener.start():
+            for event in self.ready:
+                self.log.info(event, address=address.text(self.where))
+
+    def stop(self) -> None:
+        assert self.listening
+        self.listening.unlink()
+        self.listener.stop()
+        self.listening.unlock()

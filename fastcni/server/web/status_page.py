@@ -1,0 +1,91 @@
+"""The status page: one HTML document, and the JSON that its script reads. `--http` adds it to a server.
+
+    /               the page
+    /status.json    what `fastcni top` shows, see node/activity.py
+    /topology.json  the attachments of this node, see node/topology.py
+
+Both documents are made in threads of their own, and only while someone asks.
+"""
+
+from __future__ import annotations
+
+import os
+from base64 import b64encode
+from hashlib import sha256
+from json import dumps  # in C: fastcni.spec.json takes twice as long
+from typing import TYPE_CHECKING
+
+from fastcni.server.latest import Latest
+from fastcni.server.web.listener import NotReady, Page
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from fastcni.server.log import Logger
+    from fastcni.server.service import Server
+    from fastcni.server.web.site import Site
+
+    Document = dict[str, Any]
+    Ask = Callable[[int], Document]             # see history.History.after()
+
+STATUS_S, TOPOLOGY_S = 1.5, 5.0                 # that a document is good for
+JSON = "application/json"
+HEADERS = ("Cache-Control: no-store\r\nCross-Origin-Resource-Policy: same-origin\r\nReferrer-Policy: no-referrer\r\n"
+           "X-Frame-Options: DENY\r\n")
+
+
+class StatusPage:
+    """The page of a site. make_status(describe, ask): returns what makes the one document; ask: None without a history.
+    make_topology: makes the other one."""
+
+    def __init__(self, site: Site, make_status: Callable[[Callable[[], Document], Ask | None], Callable[[], Document]],
+                 make_topology: Callable[[], Document], log: Logger) -> None:
+        self.site, self.make_status, self.make_topology, self.log = site, make_status, make_topology, log
+
+    def attach(self, server: Server) -> None:
+        """Add the pages, about this server."""
+        local = not isinstance(self.site.where, str)        # no browser connects to a unix socket by itself
+        content, policy = read_page()
+        self.site.pages["/"] = Page("text/html; charset=utf-8", lambda: content, f"{HEADERS}{policy}\r\n", local)
+        status = self.make_status(server.describe, server.history.after if server.history else None)
+        for name, make, good_s in (("status", status, STATUS_S), ("topology", self.make_topology, TOPOLOGY_S)):
+            self.site.pages[f"/{name}.json"] = Page(JSON, latest(make, good_s, self.log, name), HEADERS, local)
+        self.site.ready.append("page_ready")
+
+    def start(self) -> None:
+        """The site does it."""
+
+    def stop(self) -> None:
+        """The site does it."""
+
+
+def latest(make: Callable[[], Document], good_s: float, log: Logger, name: str) -> Callable[[], bytes]:
+    """What a Page needs: returns the latest document, or raises NotReady."""
+    # Escaped, as names of files may be no UTF-8
+    them = Latest(lambda: dumps(make()).encode(), b"", good_s, log, f"page-{name}")
+
+    def content() -> bytes:
+        if found := them.get():
+            return found
+        raise NotReady
+
+    return content
+
+
+def read_page() -> tuple[bytes, str]:
+    """The HTML with its style and script, and the header that allows these two and nothing else."""
+    folder = os.path.dirname(__file__)
+    html, style, script = (read(f"{folder}/page.{kind}") for kind in ("html", "css", "js"))
+    policy = (f"Content-Security-Policy: default-src 'none'; style-src {digest(style)}; script-src {digest(script)}; "
+              "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'")
+    return html.replace(b"{style}", style).replace(b"{script}", script), policy
+
+
+def read(path: str) -> bytes:
+    with open(path, "rb") as file:
+        return file.read()
+
+
+def digest(content: bytes) -> str:
+    return f"'sha256-{b64encode(sha256(content).digest()).decode()}'"
