@@ -1,6 +1,7 @@
 """The questions of docs/observability.md: each command that it shows, with the output that it shows; root.
 
-Numbers, times and the bars of a waterfall differ from run to run: digits count as N, bars and blanks as nothing.
+Numbers, times and the bars of a waterfall differ from run to run: digits count as N, bars, blanks and a long wait in the
+queue as nothing.
 """
 
 import json
@@ -22,7 +23,7 @@ BRIDGE = {"type": "bridge", "bridge": "cni0", "isGateway": True, "ipMasq": True,
 PORTS = {"runtimeConfig": {"portMappings": [{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}]}}
 OWN_IPAM = f"""#!{sys.executable}
 import os, time
-time.sleep(0.3)
+time.sleep(0.7)
 if os.environ["CNI_COMMAND"] == "ADD":
     print('{{"cniVersion": "1.0.0", "ips": [{{"address": "10.23.0.9/24"}}]}}')
 """
@@ -46,6 +47,7 @@ def shown(title):
 
 def plain(text):
     """The words of a text without what differs from run to run."""
+    text = re.sub(r", [\d.]+ ms in the queue", "", text)
     text = re.sub(r"\|[ =]+\|", "", re.sub(r"/run/netns/\S+", "NETNS", text))
     text = re.sub(r"\bNN?[smhd]\b", "AGE", re.sub(r"\d+", "N", re.sub(r"veth[0-9a-f]{8}", "veth", text)))
     return text.split()
