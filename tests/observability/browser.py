@@ -88,7 +88,7 @@ class Browser:
         """The bytes of a PNG file: the page's first `height` pixels."""
         width = self.value("innerWidth")
         clip = {"x": 0, "y": 0, "width": width, "height": height, "scale": 1}
-        return base64.b64decode(self.ask("Page.captureScreenshot", clip=clip)["data"])
+        return base64.b64decode(self.ask("Page.captureScreenshot", clip=clip, captureBeyondViewport=True)["data"])
 
     def reported(self, *methods):
         return [params for method, params in self.events if method in methods]

@@ -64,7 +64,7 @@ def node(host_netns, pod_netns, tmp_path):
                 result = server.ok("ADD", confs[name], pod, cid=container, ifname=ifname)
                 (tmp_path / "results" / f"{name}-{container}-{ifname}").write_text(json.dumps({
                     "kind": "cniCacheV1", "containerId": container, "networkName": name, "ifName": ifname,
-                    "netns": str(pod), "config": b64encode(json.dumps(confs[name]).encode()).decode(),
+                    "netns": f"/run/netns/{pod}", "config": b64encode(json.dumps(confs[name]).encode()).decode(),
                     "capabilityArgs": {"portMappings": PORTS.get(at, [])} if name == "db" else {}, "result": result}))
         for at, container in enumerate(IDS[:4]):
             server.ok("DEL", confs["web"], cid=container, ifname="net1")
@@ -109,7 +109,7 @@ def test_a_picture_of_the_status_page(node, tmp_path, folder):
     with Browser(tmp_path / "profile") as browser:
         load(browser)
         (label,) = search(browser, "8080")
-        picture = browser.picture(height=1000)
+        picture = browser.picture(height=browser.value("document.documentElement.scrollHeight"))
     site.stop()
     assert label.startswith(IDS[6]) and log.events == []
     assert picture.startswith(b"\x89PNG") and len(picture) < 300_000

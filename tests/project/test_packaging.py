@@ -97,6 +97,11 @@ def test_wheel_has_what_type_checkers_read(wheel):
         assert {"fastcni/py.typed", *(f"fastcni/{leaf}.pyi" for leaf in LEAVES)} <= set(archive.namelist())
 
 
+def test_wheel_has_the_status_page(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        assert {f"fastcni/server/web/page.{kind}" for kind in ("html", "css", "js")} <= set(archive.namelist())
+
+
 def test_plugin_files_have_every_leaf_but_the_servers():
     assert sorted([*pack.LEAVES, "_acceptor"]) == LEAVES
 

@@ -3,7 +3,7 @@
 
 const STATUS_MS = 2000, TOPOLOGY_MS = 5000, RETRY_MS = 700;
 const MAX_TILES = 48;               // pods of one parent that are drawn with text; more are dots until it is opened
-const MAX_ROWS = 50;                // rows of the list of what a search finds
+const MAX_ROWS = 20;                // rows of the list of what a search finds
 const by = id => document.getElementById(id);
 const view = { topology: null, query: "", chosen: "", toggled: new Set(), drawn: "" };
 
@@ -210,7 +210,7 @@ function drawParent(parent, pods, tiles, top, width) {
     svg("text", { class: "name", x: 13, y: 21 }, cut(parent.name, 22)),
     svg("text", { class: "faint", x: 13, y: 37 }, cut([kindOf(parent), parent.addresses[0]].filter(Boolean).join("  "), 29)),
     svg("text", { class: "faint", x: 13, y: 52 }, `${pods.length} ${pods.length === 1 ? "pod" : "pods"}` +
-      (pods.length > MAX_TILES ? tiles ? ", close" : ", open" : "")),
+      (pods.length > MAX_TILES ? tiles ? ", hide names" : ", show names" : "")),
     svg("title", {}, [parent.name, kindOf(parent), ...parent.addresses, parent.mtu && `mtu ${parent.mtu}`].filter(Boolean).join(" ")));
   if (pods.length <= MAX_TILES) return group;
   fill(group, { role: "button", tabindex: 0, "aria-expanded": tiles }, []);
