@@ -112,7 +112,7 @@ const portNumbers = it => it.hostPorts.map(port => String(port.hostPort));
 
 // The attachments that a text names exactly, else those that have it anywhere
 function matches(attachments, query) {
-  const text = query.trim().toLowerCase().replace(/^:/, "").replace(/\/(tcp|udp|sctp)$/, "");
+  const text = query.trim().toLowerCase().replace(/^:/, "").replace(/\/(tcp|udp|sctp|\d{1,3})$/, "");
   if (!text) return [];
   const exact = attachments.filter(it =>
     [it.containerID, ...it.addresses, ...portNumbers(it), ...it.hostLinks].some(each => each.toLowerCase() === text));
@@ -263,7 +263,7 @@ function showTopology(topology, text) {
   if (!same) draw();
 }
 
-// ---- polling, while somebody looks
+// ---- polling, while the page is visible
 
 const answered = { status: true, topology: true };
 

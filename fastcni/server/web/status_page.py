@@ -4,7 +4,7 @@
     /status.json    what `fastcni top` shows, see node/activity.py
     /topology.json  the attachments of this node, see node/topology.py
 
-Both documents are made in threads of their own, and only while someone asks.
+Threads make both documents, and only when a client asks.
 """
 
 from __future__ import annotations
