@@ -14,8 +14,8 @@ WAIT_S = 1.0                    # that a caller waits for a new value; then it g
 
 
 class Latest(Generic[Value]):
-    """make(): may be slow; a thread is started for it. first: the value before there is one. good_s: how long a value is
-    good for. Nothing runs without calls of get()."""
+    """make(): may be slow; a thread is started for it. first: the value before there is one. good_s: how long a value
+    is good for. Nothing runs without calls of get()."""
 
     def __init__(self, make: Callable[[], Value], first: Value, good_s: float, log: Any, name: str) -> None:
         self.make, self.last, self.good_s, self.log, self.name = make, first, good_s, log, name

@@ -80,7 +80,8 @@ def test_it_shows_the_pods_and_finds_them(pods, browser):
     text = browser.value("document.getElementById('picture').textContent")
     for part in ("br0", "10.88.0.1", "7 pods", "2 pods", "routed by the node", ":8080", ":8085", IDS[0][:12]):
         assert part in text
-    for query, at in (("10.88.0.2", 0), (IDS[1], 1), (IDS[2][:9], 2), ("8080", 0), (":8085/tcp", 5), ("10.89.0.2/24", 3)):
+    for query, at in (("10.88.0.2", 0), (IDS[1], 1), (IDS[2][:9], 2), ("8080", 0), (":8085/tcp", 5),
+                      ("10.89.0.2/24", 3)):
         (label,) = search(browser, query)
         assert label.startswith(f"{IDS[at]}, eth0, "), query
         details = browser.value("document.getElementById('details').innerText")
