@@ -1,6 +1,6 @@
 """The questions of docs/observability.md: each command that it shows, with the output that it shows; root.
 
-Numbers, times and the bars of a waterfall differ from run to run: digits count as N, bars, blanks and a long wait in
+Numbers, times and the bars of a waterfall differ from run to run: digits count as N; bars, blanks and a long wait in
 the queue as nothing.
 """
 

@@ -45,7 +45,7 @@ class Metrics:
             requests, server.queue, server.hosts, server.restoring, server.cluster,
             Latest(self.count, Counted(), COUNT_S, self.log, "metrics-count"), self.counts, self.log)
         self.site.pages[self.registry.PATH] = self.registry.make_page(collector)
-        self.site.ready.append("metrics_ready")
+        self.site.announce("metrics_ready")
 
     def start(self) -> None:
         """The site does it."""

@@ -34,6 +34,10 @@ class Site:
             self.listening.unlock()
             self.listening.sock.close()
 
+    def announce(self, event: str) -> None:
+        """Log this event with the address, as soon as it is answered."""
+        self.ready.append(event)
+
     def attach(self, _: Server) -> None:
         assert self.listening
         self.listener = Listener(self.listening.sock, self.pages, self.log)

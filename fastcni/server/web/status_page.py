@@ -51,7 +51,7 @@ class StatusPage:
         status = self.make_status(server.describe, server.history.after if server.history else None)
         for name, make, good_s in (("status", status, STATUS_S), ("topology", self.make_topology, TOPOLOGY_S)):
             self.site.pages[f"/{name}.json"] = Page(JSON, latest(make, good_s, self.log, name), HEADERS, local)
-        self.site.ready.append("page_ready")
+        self.site.announce("page_ready")
 
     def start(self) -> None:
         """The site does it."""
