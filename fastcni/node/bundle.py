@@ -23,12 +23,10 @@ from fastcni.node.doctor import Diagnosis
 from fastcni.node.findings import Node
 from fastcni.node.iptables import SHARED, installed
 from fastcni.runtime import discover
+from fastcni.server import secrets
 from fastcni.spec import json
 from fastcni.spec.errors import CniError
 
-HIDDEN = "(removed)"
-SECRET = re.compile(r"token|passw|secret|credential|auth|private|kubeconfig|cert|key(s|data)?$", re.IGNORECASE)
-IN_URL = re.compile(r"(://)[^/@\s\"]+@")         # user:password@
 TABLES = (("inet", "fastcni"), ("bridge", "fastcni"))
 SYSCTLS = ("net.ipv4.ip_forward", "net.ipv6.conf.all.forwarding", "net.ipv4.conf.all.rp_filter",
            "net.bridge.bridge-nf-call-iptables", "net.bridge.bridge-nf-call-ip6tables",
@@ -99,15 +97,4 @@ def configuration(path: str) -> bytes:
         values = json.read(discover.read_conf(path))
     except (CniError, ValueError) as e:
         return f"cannot be read, so it is left out: {e}\n".encode()
-    return encoded(cleaned(values))
-
-
-def cleaned(value: Any, secret: bool = False) -> Any:
-    """The value with texts of secret keys replaced, and passwords in URLs."""
-    if isinstance(value, dict):
-        return {key: cleaned(inner, secret or bool(SECRET.search(key))) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [cleaned(inner, secret) for inner in value]
-    if secret and not isinstance(value, bool) and value not in (None, ""):
-        return HIDDEN
-    return IN_URL.sub(rf"\1{HIDDEN}@", value) if isinstance(value, str) else value
+    return encoded(secrets.hide(values))

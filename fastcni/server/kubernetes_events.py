@@ -30,8 +30,8 @@ NAMESPACE = "default"           # of Events about objects without a namespace
 PATH = f"/apis/events.k8s.io/v1/namespaces/{NAMESPACE}/events"
 CONTROLLER = "fastcni.dev/server"
 # Fields that say what an event is about; the others may differ from line to line
-THINGS = ("plugin", "network", "container", "ifname", "range", "table", "space", "block", "address", "store")
-MAX_SERIES = 256                # in the table; lines of further ones are not sent
+THINGS = ("plugin", "network", "range", "table", "space", "block", "address", "store")
+MAX_SERIES = 256                # in the table
 SERIES_S = 60.0                 # between two numbers of one Event
 ENDED_S = 1800.0                # without a line: the next one is another Event
 RETRY_S = 10.0                  # after a failure
@@ -60,7 +60,8 @@ class KubernetesEvents:
     def __init__(self, where: str, node: str = "") -> None:
         self.api = Api(in_cluster if where == IN_CLUSTER else lambda: read_kubeconfig(where))
         self.node = node or os.environ.get("NODE_NAME") or os.uname().nodename.lower()
-        self.lock, self.wake, self.stopping = Lock(), Flag(), False
+        self.lock, self.wake, self.stopping = Lock(), Flag(), Flag()
+        self.left_out, self.retry_at = 0, 0.0           # lines without a place; when to try again after a failure
         self.series: dict[tuple[str, ...], Series] = {}
         self.thread = Thread(target=self._run, name="kubernetes-events", daemon=True)
 
@@ -75,11 +76,17 @@ class KubernetesEvents:
         with self.lock:
             one = self.series.get(key)
             if not one:
-                if len(self.series) >= MAX_SERIES:
+                if len(self.series) >= MAX_SERIES and not self._make_room():
+                    self.left_out += 1
                     return
                 one = self.series[key] = Series(event, fields)
             one.count, one.last = one.count + 1, time.time()
         self.wake.set()
+
+    def _make_room(self):
+        """Forget the oldest series that was sent. Return whether there was one."""
+        sent = next((key for key, one in self.series.items() if one.sent == one.count), None)
+        return sent is not None and bool(self.series.pop(sent))
 
     def attach(self, server: Server) -> None:
         """Log failures in this server's log."""
@@ -88,12 +95,12 @@ class KubernetesEvents:
 
     def start(self) -> None:
         """Start the thread if it does not run; it cannot always be started."""
-        if self.thread.ident is None and not self.stopping:
+        if self.thread.ident is None and not self.stopping.is_set():
             start_thread(self.thread, self.log)
 
     def stop(self) -> None:
         """Send what waits, for STOP_S at most."""
-        self.stopping = True
+        self.stopping.set()
         self.wake.set()
         if self.thread.is_alive():
             self.thread.join(STOP_S)    # as a daemon thread it does not hold up the process
@@ -103,23 +110,28 @@ class KubernetesEvents:
         while not ends:
             self.wake.wait(pause)
             self.wake.clear()
-            ends = self.stopping        # read before the last lines are sent
+            self.stopping.wait(max(0.0, self.retry_at - time.monotonic()))
+            ends = self.stopping.is_set()       # read before the last lines are sent
             try:
                 pause = self.send_due(everything=ends)
             except Exception:           # a defect of fastcni: the server and its requests go on
                 self.log.exception("server_fault")
-                pause = RETRY_S
+                pause, self.retry_at = RETRY_S, time.monotonic() + RETRY_S
         self.api.close()
 
     def send_due(self, *, everything: bool = False) -> float | None:
         """Send what is due, or what waits. Return the seconds until something is due, None if nothing waits."""
         now, pause = time.monotonic(), None
+        if self.left_out:
+            self.unsent("kubernetes_event_unsent", lines=self.left_out, why=f"{MAX_SERIES} others wait")
+            self.left_out = 0
         for one in self._waiting():
             if everything or now >= one.due:
                 try:
                     self._send(one)
                 except (StoreAway, Conflict) as e:
                     self.unsent("kubernetes_event_unsent", reason=reason_of(one.event), why=str(e))
+                    self.retry_at = now + RETRY_S
                     return RETRY_S      # the others would wait for the same API server
                 one.due = now + SERIES_S
             if one.sent < one.count:    # of those that were sent: more lines came meanwhile

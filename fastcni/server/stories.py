@@ -14,6 +14,7 @@ from __future__ import annotations
 from time import perf_counter_ns
 from typing import Any
 
+from fastcni.server import secrets
 from fastcni.spec import json
 
 TYPE_CHECKING = False
@@ -27,8 +28,6 @@ STEP_BYTES = 100                # that a step takes beside its datagram
 MAX_INPUT = 16 << 10            # of a configuration
 MAX_VALUE = 1024                # characters of a variable
 KINDS = {">": "sent", "<": "received", "!": "step"}
-SECRET_WORDS = ("password", "passwd", "token", "secret", "key", "credential")
-HIDDEN = "(hidden)"
 
 
 class Steps:
@@ -63,7 +62,7 @@ class Story:
 
     def document(self, started: float) -> dict[str, Any]:
         """started: monotonic seconds."""
-        return {"environment": {name: utf8(value) for name, value in self.env.items()},
+        return {"environment": {name: utf8(shown(name, value)) for name, value in self.env.items()},
                 "configuration": configuration(self.stdin), "error": read(self.error), "dropped": self.dropped,
                 "steps": [step(at / 1e9 - started, way, data) for at, way, data in self.steps]}
 
@@ -78,30 +77,21 @@ def configuration(stdin: bytes) -> Any:
     if len(stdin) > MAX_INPUT:
         return f"more than {MAX_INPUT} bytes"
     try:
-        return hide(json.read(stdin))
+        return secrets.hide(json.read(stdin))
     except json.JsonError:
         return f"{len(stdin)} bytes that are no JSON"
 
 
-def hide(value: Any) -> Any:
-    """The value, with HIDDEN for each text below a key that names a secret: a store's password or token."""
-    if isinstance(value, dict):
-        return {key: HIDDEN if names_secret(key) and isinstance(each, str) and each else hide(each)
-                for key, each in value.items()}
-    return [hide(each) for each in value] if isinstance(value, list) else value
-
-
-def names_secret(key: str) -> bool:
-    key = key.lower()
-    return any(word in key for word in SECRET_WORDS)
+def shown(name: str, value: str) -> str:
+    return secrets.hide_arguments(value) if name == "CNI_ARGS" else value
 
 
 def read(error: str) -> Any:
-    """An error document; None without one."""
+    """An error document without secrets; None without one."""
     try:
-        return json.read(error.encode("utf-8", "replace")) if error else None
+        return secrets.hide(json.read(error.encode("utf-8", "replace"))) if error else None
     except json.JsonError:
-        return error
+        return secrets.hide(error)
 
 
 def utf8(text: str) -> str:

@@ -6,7 +6,8 @@ import tarfile
 import pytest
 from node.conftest import LIST
 
-from fastcni.node.bundle import HIDDEN, cleaned, own_lines
+from fastcni.node.bundle import own_lines
+from fastcni.server.secrets import HIDDEN, hide
 
 
 def read(path):
@@ -62,5 +63,5 @@ def test_rules_of_other_programs_are_left_out():
 
 
 def test_secrets_below_a_secret_key_are_removed_and_flags_stay():
-    assert cleaned({"auth": {"user": "u", "on": True}, "name": "net"}) == {
+    assert hide({"auth": {"user": "u", "on": True}, "name": "net"}) == {
         "auth": {"user": HIDDEN, "on": True}, "name": "net"}

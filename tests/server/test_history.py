@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from fastcni.server import control, history, stories
+from fastcni.server import control, history, secrets, stories
 from fastcni.server.records import Ended, Phases
 from fastcni.testing.witnesses import eventually
 
@@ -134,6 +134,29 @@ def test_secrets_are_hidden():
     store = asked(past)["requests"][0]["story"]["configuration"]["ipam"]["store"]
     assert store == {"type": "etcd", "user": "u", "password": "(hidden)", "ca": "/ca"}
     assert '"t"' not in past.document({}).decode()
+
+
+@pytest.mark.parametrize("value", ["s3cr3t", 123456, ["s3cr3t"], {"value": "s3cr3t"}, [{"a": {"b": 123456}}]])
+def test_all_below_a_secret_key_is_hidden(value):
+    text = json.dumps(secrets.hide({"secrets": value, "mtu": 1500}))
+    assert "s3cr3t" not in text and "123456" not in text and secrets.HIDDEN in text and "1500" in text
+
+
+def test_passwords_in_urls_are_hidden_in_configurations_and_errors():
+    url = "https://u:s3cr3t@etcd:2379"
+    past = history.History()
+    past.note(ended(1, "11", json.dumps({"code": 11, "msg": f"ask {url}: refused"}),
+                    stdin=json.dumps({"endpoint": url}).encode()))
+    past.note(ended(2, "fault", f"no JSON: {url}"))
+    text = json.dumps(asked(past))
+    assert "s3cr3t" not in text and text.count("https://(hidden)@etcd:2379") == 3
+
+
+def test_secrets_of_cni_args_are_hidden():
+    one = ended(1, "7")
+    one.call.message.env["CNI_ARGS"] = "IgnoreUnknown=1;API_TOKEN=s3cr3t;K8S_POD_NAME=p"
+    found = stories.Story(one).document(0.0)["environment"]
+    assert found["CNI_ARGS"] == "IgnoreUnknown=1;API_TOKEN=(hidden);K8S_POD_NAME=p"
 
 
 @pytest.mark.parametrize("stdin", [b"", b"\xff{", b"{} {}"])

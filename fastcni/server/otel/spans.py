@@ -26,6 +26,7 @@ from opentelemetry.trace import Span, SpanKind, Status, StatusCode, set_span_in_
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from fastcni import __version__
+from fastcni.server import secrets
 from fastcni.server.records import DECLINED, NAMES
 
 if TYPE_CHECKING:
@@ -153,7 +154,7 @@ def description(it: Traced) -> str:
         document = None
     text = f"CNI error {it.outcome}" if it.outcome.isdigit() else it.outcome
     more = document.get("msg") if isinstance(document, dict) else it.error
-    return clean(f"{text}: {more}" if more else text)[:MAX_DESCRIPTION]
+    return clean(secrets.hide(f"{text}: {more}" if more else text))[:MAX_DESCRIPTION]
 
 
 def clean(value: str) -> str:

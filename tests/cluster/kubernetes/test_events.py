@@ -9,6 +9,7 @@ from cluster.kubernetes.api_server import documents, kubeconfig
 from server.client import Server
 from server.flushed import Log
 
+from fastcni.kit.ipam.cluster.contract import StoreAway
 from fastcni.server import kubernetes_events, log
 from fastcni.server.kubernetes_events import MAX_SERIES, KubernetesEvents
 from fastcni.testing.witnesses import eventually
@@ -132,9 +133,44 @@ def test_a_create_whose_answer_was_lost_makes_one_event(mock, events, monkeypatc
 
 
 def test_the_table_is_bounded(events):
+    events.api.create = raising([StoreAway("away")])
     for at in range(MAX_SERIES + 50):
         receive(events, "pool_nearly_full", **{**FULL, "network": f"net-{at}"})
     assert len(events.series) == MAX_SERIES
+    events.send_due()
+    assert events.log.lines[0] == ("kubernetes_event_unsent", {
+        "lines": 50, "why": f"{MAX_SERIES} others wait", "left_out": 0})
+
+
+def raising(errors):
+    def create(*_):
+        raise errors[0]
+    return create
+
+
+def test_what_was_sent_makes_room(events, monkeypatch):
+    monkeypatch.setattr(events.api, "create", lambda *_: None)
+    for at in range(MAX_SERIES):
+        receive(events, "pool_nearly_full", **{**FULL, "network": f"net-{at}"})
+    events.send_due()
+    receive(events, "server_fault")
+    assert len(events.series) == MAX_SERIES and events.left_out == 0
+
+
+def test_deletes_of_many_pods_that_are_repeated_are_one_event(events):
+    for at in range(300):
+        receive(events, "delete_retried", plugin="bridge", network="net-a", container=f"c-{at}", ifname="eth0")
+    assert [one.count for one in events.series.values()] == [300]
+
+
+def test_an_api_server_that_is_away_is_asked_once_in_a_while(events, monkeypatch):
+    tried = []
+    monkeypatch.setattr(events.api, "create", lambda *_: tried.append(1) or raising([StoreAway("away")])())
+    events.start()
+    for at in range(20):
+        receive(events, "pool_nearly_full", **{**FULL, "network": f"net-{at}"})
+        time.sleep(0.02)
+    assert len(tried) == 1
 
 
 def test_a_series_without_lines_ends(mock, events, monkeypatch):
