@@ -2,7 +2,7 @@
 # make demo             two pods on a bridge: add, ping, check, delete (root)
 # make check            the fast tests
 # make lint             ruff, cython-lint and mypy
-# make test             all tests in two processes (WORKERS=0: in one); without root some are skipped with the reason
+# make test             all tests in three processes (WORKERS=0: in one); without root some are skipped with the reason
 # make test-vm          the tests for other kernel options, in a VM (ONLY="tests/real_kernel/test_x.py")
 # make test-toolchains  the launcher for aarch64 and by clang, plots, and the fast tests on other Pythons
 # make test-runtimes    containers of containerd, CRI and podman on a node of their own (root; installs these)
@@ -24,7 +24,7 @@
 PYTHON = python3
 VENV = .venv
 BIN = $(VENV)/bin
-WORKERS = 2
+WORKERS = 3
 PYTHONS = python3.11 python3.12 python3.13 python3.14
 BUILT = $(VENV)/.built-by-make
 BUILT_FROM = pyproject.toml setup.py fastcni/*.p[xy][dxi] fastcni/launcher/*.[ch]
@@ -65,14 +65,14 @@ test-cluster: setup
 	@sh tests/setup-peer.sh etcd etcdctl openssl ip ping dnsmasq kea-dhcp4
 	@$(BIN)/python -c 'import kmock' 2> /dev/null || \
 		$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test,kubernetes]'
-	LANE=cluster $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal tests/cluster
+	LANE=cluster $(BIN)/python -m pytest -n 2 --dist worksteal tests/cluster
 
 test-observability: setup
 	@sh tests/setup-peer.sh
 	@sh tests/setup-peer.sh prometheus promtool tmux chromium
 	@$(BIN)/python -c 'import opentelemetry.exporter.otlp.proto.http' 2> /dev/null || \
 		$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test,otel]'
-	LANE=observability $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal tests/observability
+	LANE=observability $(BIN)/python -m pytest -n 2 --dist worksteal tests/observability
 
 screenshots: setup
 	@sh tests/setup-peer.sh prometheus promtool tmux chromium
