@@ -1,7 +1,7 @@
 """A sample of `make test-faults`: faults at some system calls of each plugin, after which nothing is left.
 
-FAULTS_SEED chooses the calls. The default is fixed, so that two changes are tested with the same faults. In the VM, whose
-processor is emulated, each case has one command.
+FAULTS_SEED chooses the calls. The default is fixed, so that two changes are tested with the same faults. In the VM,
+whose processor is emulated, each case has one command.
 """
 
 import os
@@ -31,7 +31,7 @@ def tools(tmp_path_factory):
 def test_a_call_that_fails_or_kills_leaves_one_answer_and_nothing_else(name, tools):
     at = SEED + list(PLUGINS).index(name)
     mode = MODES[at % len(MODES)]
-    commands = [COMMANDS[at % len(COMMANDS)]] if os.environ.get("LANE") == "vm" else COMMANDS
+    commands = [COMMANDS[at // len(MODES) % len(COMMANDS)]] if os.environ.get("LANE") == "vm" else COMMANDS
     print(f"FAULTS_SEED={SEED} FAULTS_MAX={MAX_FAULTS} {name}, {mode}")
     failures, tried, deadline = [], [], time.monotonic() + LIMIT_S
     for command in commands:
