@@ -28,7 +28,7 @@ needs_peer = pytest.mark.skipif(not os.path.exists(f"{PEER}/bridge"),
 
 @pytest.fixture
 def collector_off():
-    """For tests that count this process's descriptors: Python's collector closes those that earlier tests left to it."""
+    """For tests that count this process's descriptors: Python's collector closes those that earlier tests left."""
     gc.disable()
     yield
     gc.enable()
