@@ -1,14 +1,14 @@
 """What the parts of the agent agree on: the network's configuration, a node's record, registries, backends.
 
-    Registry    where the nodes' records are: etcd in flannel's layout, Kubernetes' Node objects, or a file. A node takes
-                its subnets there, publishes how it can be reached, and learns of the others
+    Registry    where the nodes' records are: etcd in flannel's layout, Kubernetes' Node objects, or a file. A node
+                takes its subnets there, publishes how it can be reached, and learns of the others
     Backend     vxlan, host-gw, wireguard, ipip: which links, addresses, routes and neighbours a node needs to reach the
                 others. A backend computes, and changes nothing
-    State       what a backend wants of the kernel. `agent/keeper.py` writes the difference to what is there, and restores
-                what another program removes
+    State       what a backend wants of the kernel. `agent/keeper.py` writes the difference to what is there, and
+                restores what another program removes
 
-Configuration and records are flannel's (its Documentation/configuration.md and reservations.md), so that fastcni's agent
-and flanneld can run in one cluster.
+Configuration and records are flannel's (its Documentation/configuration.md and reservations.md), so that fastcni's
+agent and flanneld can run in one cluster.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class Registry(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A link that the agent owns. `settings` are the kind's own, by the names of ip-link(8): id, local, dev, dstport."""
+    """A link that the agent owns. `settings` are the kind's own, by the names of ip-link(8): id, local, dev, ..."""
 
     name: str
     kind: str                       # vxlan, wireguard, ipip
@@ -120,7 +120,7 @@ class Link:
     mac: str = ""                   # "" for kinds without one
     settings: Mapping[str, Any] = field(default_factory=dict)
     addresses: tuple[str, ...] = ()             # with prefix length: 10.244.3.0/32
-    sysctls: Mapping[str, str] = field(default_factory=dict)       # below net.ipv4.conf.NAME or net.ipv6.conf.NAME
+    sysctls: Mapping[str, str] = field(default_factory=dict)       # below net/
 
 
 @dataclass(frozen=True, slots=True)
