@@ -30,10 +30,6 @@ class ConfigurationError(Exception):
     """The network's configuration, or the agent's options, cannot be used. The text says which key and why."""
 
 
-class RegistryAway(Exception):
-    """The registry cannot be reached, or did not answer in time. Trying again is safe."""
-
-
 class SubnetLost(Exception):
     """Another node has this node's subnet, or the registry has no record of it any more. Join again."""
 
@@ -75,7 +71,13 @@ class Node:
 
 
 class Registry(Protocol):
-    """Where the nodes' records are. Methods raise RegistryAway. One thread calls watch(), another one the others."""
+    """Where the nodes' records are. Methods raise StoreAway (kit/ipam/cluster/contract.py) if it cannot be reached.
+    One thread calls watch(), another one the others.
+
+    publishes   whether join() publishes a node's `data` to the others. If not, backends derive it from its address
+    """
+
+    publishes: bool
 
     def conf(self) -> NetworkConf:
         """Read the network's configuration. Raises ConfigurationError."""
@@ -89,12 +91,13 @@ class Registry(Protocol):
         ...
 
     def watch(self, changed: Callable[[Collection[Node]], object], stop: Callable[[], bool]) -> None:
-        """Call changed(all nodes, without this one) at once and after each change, until stop() is true. The registry
-        being away does not end it: it waits, with growing pauses, and lists again."""
+        """Call changed(all nodes) at once and after each change, until stop() is true. The registry being away does not
+        end it: it waits, with growing pauses, and lists again."""
         ...
 
     def keep(self, me: Node) -> float:
-        """Renew the record if it is time. Return the seconds until the next call. Raises SubnetLost."""
+        """Renew the record, or write it again if it is gone and nobody has its subnet. Return the seconds until the
+        next call. Raises SubnetLost."""
         ...
 
     def leave(self, me: Node) -> None:
@@ -191,7 +194,7 @@ class Underlay:
 
 
 class Backend(Protocol):
-    """One way to join nodes. Made once with the configuration and the underlay; raises ConfigurationError."""
+    """One way to join nodes; see backends.open_backend()."""
 
     name: str                       # flannel's BackendType
 

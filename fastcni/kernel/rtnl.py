@@ -130,8 +130,8 @@ def new_bridge(batch: Batch, name: str, *, address: bytes | None = None, mtu: in
 def new_link(batch: Batch, name: str, kind: str, netns_fd: int | None, *, parent: int = 0, mtu: int = 0,
              address: bytes | None = None, data: Iterable[tuple[int, bytes]] = (), what: str | None = None) -> Batch:
     """A link of `kind` in the namespace netns_fd (None: the socket's own), not yet up; `parent` (an index) is in the
-    socket's own namespace,
-    where nothing may be called `name` either. `data` are attributes of the kind: (number, bytes).
+    socket's own namespace, where nothing may be called `name` either. `data` are attributes of the kind: (number,
+    bytes).
 
     ifinfomsg
     IFLA_IFNAME, IFLA_NET_NS_FD, IFLA_LINK parent, IFLA_MTU, IFLA_ADDRESS

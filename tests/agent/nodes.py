@@ -55,7 +55,7 @@ class Machine:
         self.families = tuple(network.families)
         with Inside(self.netns):
             underlay = choose(Options(iface=["eth0"]), self.families)
-            self.backend = open_backend(network, underlay, str(folder / f"{self.netns}"))
+            self.backend = open_backend(network, underlay, str(folder / self.netns), publishes=True)
         self.record = record(self.number, self.backend.name, self.backend.data(), self.families)
         return self.record
 

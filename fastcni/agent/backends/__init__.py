@@ -12,16 +12,16 @@ if TYPE_CHECKING:
 
     from fastcni.agent.contract import Backend, NetworkConf, Underlay
 
-TABLE: dict[str, Callable[[NetworkConf, Underlay, str], Backend]] = {
+TABLE: dict[str, Callable[[NetworkConf, Underlay, str, bool], Backend]] = {
     "vxlan": vxlan.Vxlan,
     "host-gw": host_gw.HostGw,
 }
 
 
-def open_backend(conf: NetworkConf, underlay: Underlay, folder: str) -> Backend:
-    """Return the backend that the configuration names. `folder` keeps what has to last: MACs and keys. Raises
-    ConfigurationError, OSError."""
+def open_backend(conf: NetworkConf, underlay: Underlay, folder: str, publishes: bool) -> Backend:
+    """Return the backend that the configuration names. `folder` keeps what has to last: MACs and keys. publishes: see
+    Registry. Raises ConfigurationError, OSError."""
     kind = conf.backend.get("Type", "")
     if kind not in TABLE:
         raise ConfigurationError(f'Backend.Type "{kind}": fastcni has {", ".join(TABLE)}')
-    return TABLE[kind](conf, underlay, folder)
+    return TABLE[kind](conf, underlay, folder, publishes)

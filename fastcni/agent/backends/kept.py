@@ -1,15 +1,20 @@
-"""What a backend makes once and keeps in the agent's folder, so that a restarted node has the same."""
+"""The MAC of a node's link: kept in the agent's folder, so that a restarted node has the same, or derived."""
 
 from __future__ import annotations
 
-import os
+import hashlib
 import re
 import secrets
 from contextlib import closing
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from fastcni.agent.files import write
 from fastcni.kernel import wire
 from fastcni.kit.links import find
+
+if TYPE_CHECKING:
+    from fastcni.agent.contract import Address
 
 MAC = re.compile(r"([0-9a-f]{2}:){5}[0-9a-f]{2}")
 
@@ -34,19 +39,14 @@ def present_mac(name: str) -> str:
     return link.mac if link else ""
 
 
+def derived_mac(address: Address, vni: int) -> str:
+    """The MAC of the node at a public address, where nodes do not publish theirs: of the local kind, and the same on
+    each node that asks."""
+    digest = hashlib.sha256(f"fastcni vxlan {vni} {address}".encode()).digest()
+    return ":".join(f"{byte:02x}" for byte in (2, *digest[:5]))
+
+
 def random_mac() -> str:
     """A random unicast MAC of the local kind (IEEE 802: bit 1 of the first byte set, bit 0 clear)."""
     first, *rest = secrets.token_bytes(6)
     return ":".join(f"{byte:02x}" for byte in (first & 0xFC | 2, *rest))
-
-
-def write(path: Path, text: str, mode: int = 0o644) -> None:
-    """Write a file in one step: others see the former file or this one. Raises OSError."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    new = path.with_name(f".{path.name}.new")
-    fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
-    with open(fd, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(fd)
-    os.replace(new, path)

@@ -10,11 +10,10 @@ Keys of Backend: VNI (1), Port (0: the kernel's 8472), Learning (false), GBP (fa
 
 from __future__ import annotations
 
-from ipaddress import ip_address
 from typing import TYPE_CHECKING
 
 from fastcni.agent.backends.host_gw import direct_route
-from fastcni.agent.backends.kept import kept_mac
+from fastcni.agent.backends.kept import derived_mac, kept_mac
 from fastcni.agent.backends.keys import chosen_families, read_keys
 from fastcni.agent.contract import ConfigurationError, Link, Neighbour, Node, Route, State, Station
 from fastcni.kernel.vxlan import DEFAULT_PORT
@@ -37,15 +36,16 @@ class Vxlan:
 
     name = "vxlan"
 
-    def __init__(self, conf: NetworkConf, underlay: Underlay, folder: str) -> None:
+    def __init__(self, conf: NetworkConf, underlay: Underlay, folder: str, publishes: bool) -> None:
         keys = read_keys(conf.backend, KEYS)
         if not 0 <= keys["VNI"] <= MAX_VNI:
             raise ConfigurationError(f'Backend.VNI {keys["VNI"]}: 0 to {MAX_VNI}')
         if not 0 <= keys["Port"] <= 65535:
             raise ConfigurationError(f'Backend.Port {keys["Port"]}: 0 to 65535')
         self.families = chosen_families(conf, underlay)
-        self.keys, self.underlay = keys, underlay
-        self.macs = {family: kept_mac(folder, self._link(family)) for family in self.families}
+        self.keys, self.underlay, self.publishes = keys, underlay, publishes
+        self.macs = {family: kept_mac(folder, self._link(family)) if publishes else
+                     derived_mac(underlay.addresses[family], keys["VNI"]) for family in self.families}
 
     def _link(self, family):
         return NAMES[family].format(self.keys["VNI"])
@@ -92,12 +92,14 @@ class Vxlan:
         """Return (MAC, public address) of a node's end of the tunnel. Raises ValueError."""
         if node.backend != self.name:
             raise ValueError(f'its backend is "{node.backend}"')
+        if family not in node.public:
+            raise ValueError(f"it has no public IPv{family} address")
+        if not self.publishes:
+            return derived_mac(node.public[family], self.keys["VNI"]), node.public[family]
         data = node.data.get(family, {})
         if data.get("VNI", self.keys["VNI"]) != self.keys["VNI"]:
             raise ValueError(f'its VNI is {data["VNI"]}')
         mac = str(data.get("VtepMAC", "")).lower()
         if len(mac) != 17 or len(bytes.fromhex(mac.replace(":", ""))) != 6:
             raise ValueError(f'its VtepMAC is "{mac}"')
-        if family not in node.public:
-            raise ValueError(f"it has no public IPv{family} address")
-        return mac, ip_address(node.public[family])
+        return mac, node.public[family]
