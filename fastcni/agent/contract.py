@@ -2,7 +2,7 @@
 
     Registry    where the nodes' records are: etcd in flannel's layout, Kubernetes' Node objects, or a file. A node
                 takes its subnets there, publishes how it can be reached, and learns of the others
-    Backend     vxlan, host-gw, wireguard, ipip: which links, addresses, routes and neighbours a node needs to reach the
+    Backend     vxlan, host-gw, ipip: which links, addresses, routes and neighbours a node needs to reach the
                 others. A backend computes, and changes nothing
     State       what a backend wants of the kernel. `agent/keeper.py` writes the difference to what is there, and
                 restores what another program removes
@@ -60,7 +60,7 @@ class NetworkConf:
 class Node:
     """A node's record in the registry. Each mapping is by family, 4 or 6, and has those that the node has.
 
-    `data` is what the backend publishes: for vxlan {"VNI": 1, "VtepMAC": "0a:..."}, for wireguard {"PublicKey": "..."}.
+    `data` is what the backend publishes: for vxlan {"VNI": 1, "VtepMAC": "0a:..."}, for others nothing.
     """
 
     name: str                       # the registry's key of it; not part of what is published
@@ -118,7 +118,7 @@ class Link:
     """A link that the agent owns. `settings` are the kind's own, by the names of ip-link(8): id, local, dev, ..."""
 
     name: str
-    kind: str                       # vxlan, wireguard, ipip
+    kind: str                       # vxlan or ipip
     mtu: int
     mac: str = ""                   # "" for kinds without one
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -153,20 +153,6 @@ class Route:
     gateway: Address | None = None
     onlink: bool = False
     source: Address | None = None
-    encap: Address | None = None    # ipip: the other end of the tunnel, of one link for all nodes
-
-
-@dataclass(frozen=True, slots=True)
-class WireguardPeer:
-    """A peer of a wireguard link."""
-
-    link: str
-    public_key: str                 # base64, as wg(8) prints it
-    endpoint: Address
-    port: int
-    allowed: tuple[Prefix, ...]
-    preshared_key: str = ""
-    keepalive_s: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +164,6 @@ class State:
     neighbours: frozenset[Neighbour] = frozenset()
     stations: frozenset[Station] = frozenset()
     routes: frozenset[Route] = frozenset()
-    peers: frozenset[WireguardPeer] = frozenset()
     skipped: Mapping[str, str] = field(default_factory=dict)    # nodes that cannot be reached: name, and why
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from ipaddress import ip_address, ip_interface
 from typing import TYPE_CHECKING
 
-from fastcni._netlink import Batch
-from fastcni.kernel import rtnl, sysctl, vxlan, wire
+from fastcni._netlink import Batch, attributes
+from fastcni.kernel import rtnl, sysctl, uapi, vxlan, wire
 from fastcni.kit.links import find
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def ensure(sock: Socket, wanted: Wanted) -> int:
                                           address=packed_mac(wanted.mac), data=data))
         link = find.new_link(sock, wanted.name)
     for name, value in wanted.sysctls.items():
-        sysctl.ensure(f"net/{name}", value)
+        sysctl.offer(f"net/{name}", value)
     if link.mtu != wanted.mtu or not link.up:
         wire.exchange(sock, rtnl.set_link(Batch(), link.index, up=True, mtu=wanted.mtu))
     put_addresses(sock, link.index, wanted.addresses)
@@ -47,8 +47,12 @@ def ensure(sock: Socket, wanted: Wanted) -> int:
 
 
 def is_the_same(link: Link, wanted: Wanted, data: Data) -> bool:
-    return link.kind == wanted.kind and (not wanted.mac or link.mac == wanted.mac) and \
-        (link.kind != "vxlan" or vxlan.has_vxlan_data(link, data))
+    if link.kind != wanted.kind or (wanted.mac and link.mac != wanted.mac):
+        return False
+    if link.kind == "vxlan":
+        return vxlan.has_vxlan_data(link, data)
+    found = attributes(link.data)
+    return all(found.get(number) == value for number, value in data)
 
 
 def put_addresses(sock: Socket, index: int, texts: Iterable[str]) -> None:
@@ -82,4 +86,8 @@ def vxlan_data(sock: Socket, wanted: Wanted) -> Data:
                             settings["learning"], settings["gbp"])
 
 
-KINDS: dict[str, Callable[[Socket, Wanted], Data]] = {"vxlan": vxlan_data}
+def ipip_data(_: Socket, wanted: Wanted) -> Data:
+    return [(uapi.IFLA_IPTUN_LOCAL, wanted.settings["local"].packed)]
+
+
+KINDS: dict[str, Callable[[Socket, Wanted], Data]] = {"vxlan": vxlan_data, "ipip": ipip_data}

@@ -31,10 +31,17 @@ if TYPE_CHECKING:
 @click.option("--etcd-keyfile", default="", envvar="FLANNELD_ETCD_KEYFILE", metavar="PEM", help="Its key.")
 @click.option("--etcd-username", default="", envvar="FLANNELD_ETCD_USERNAME", metavar="NAME", help="User of etcd.")
 @click.option("--etcd-password-file", default="", metavar="FILE", help="File with the user's password.")
+@click.option("--kubernetes", default=None, is_flag=False, flag_value="", envvar="FLANNELD_KUBECONFIG_FILE",
+              metavar="[KUBECONFIG]", help="They are in the cluster's Nodes: podCIDRs and flannel's annotations. "
+              "Without a kubeconfig: with this pod's service account.")
+@click.option("--net-conf", default="/etc/kube-flannel/net-conf.json", show_default=True, metavar="FILE",
+              envvar="FLANNELD_NET_CONFIG_PATH", help="The network's configuration, with --kubernetes.")
+@click.option("--annotation-prefix", default="flannel.alpha.coreos.com", show_default=True, metavar="PREFIX",
+              envvar="FLANNELD_KUBE_ANNOTATION_PREFIX", help="Of the annotations, with --kubernetes.")
 @click.option("--nodes", "nodes_file", default="", metavar="FILE",
               help="The network and its nodes are in this file, the same on each node.")
 @click.option("--node-name", default="", envvar="NODE_NAME", metavar="NAME",
-              help="This node's name in --nodes.  [default: the host's name]")
+              help="This node's name in --nodes or --kubernetes.  [default: the host's name]")
 @click.option("--iface", multiple=True, envvar="FLANNELD_IFACE", metavar="LINK",
               help="The link, or an address of it, through which other nodes are reached. May be repeated: the first "
               "that is there.  [default: the link of the default route]")
@@ -58,7 +65,8 @@ if TYPE_CHECKING:
               type=click.Choice(["debug", "info", "warning", "error"]))
 @click.option("--log-format", default="logfmt", show_default=True, type=click.Choice(["logfmt", "json"]))
 def agent(endpoints: Sequence[str], etcd_prefix: str, etcd_cafile: str, etcd_certfile: str, etcd_keyfile: str,
-          etcd_username: str, etcd_password_file: str, nodes_file: str, node_name: str, iface: Sequence[str],
+          etcd_username: str, etcd_password_file: str, kubernetes: str | None, net_conf: str, annotation_prefix: str,
+          nodes_file: str, node_name: str, iface: Sequence[str],
           iface_regex: Sequence[str], iface_can_reach: str, public: Sequence[str], subnet_file: str, conflist: str,
           folder: str, ip_masq: bool, leave: bool, log_to: str, log_level: str, log_format: str) -> None:
     """Give this node a subnet and join it to the others, as flanneld does.
@@ -66,8 +74,8 @@ def agent(endpoints: Sequence[str], etcd_prefix: str, etcd_cafile: str, etcd_cer
     The agent writes the routes to other nodes' pods and keeps them so, and /run/flannel/subnet.env for the flannel
     plugin. SIGTERM ends it and leaves the network as it is.
     """
-    if bool(endpoints) == bool(nodes_file):
-        raise click.UsageError("say where the nodes' records are: --etcd URL or --nodes FILE")
+    if [bool(endpoints), kubernetes is not None, bool(nodes_file)].count(True) != 1:
+        raise click.UsageError("say where the nodes' records are: --etcd URL, --kubernetes or --nodes FILE")
     from fastcni.agent.contract import ConfigurationError
     from fastcni.agent.run import Agent, Options
     from fastcni.agent.underlay import Options as Underlay
@@ -75,15 +83,20 @@ def agent(endpoints: Sequence[str], etcd_prefix: str, etcd_cafile: str, etcd_cer
     from fastcni.server import log as logs
     from fastcni.server.systemd_notify import Notifier
 
-    settings: dict[str, Any] = {"path": nodes_file, "name": node_name or socket.gethostname()}
-    if endpoints:
+    name = node_name or socket.gethostname()
+    settings: dict[str, Any] = {"path": nodes_file, "name": name}
+    if kubernetes is not None:
+        settings = {"kubeconfig": kubernetes, "node": name.lower(), "net_conf": net_conf,
+                    "annotation_prefix": annotation_prefix}
+    elif endpoints:
         settings = {"endpoints": [url for text in endpoints for url in text.split(",")], "prefix": etcd_prefix,
                     "ca": etcd_cafile, "cert": etcd_certfile, "key": etcd_keyfile, "username": etcd_username,
                     "password_file": etcd_password_file}
     log = logs.make(log_level, log_format, log_to)
     notifier = Notifier(os.environ, log)
     underlay = Underlay(iface, iface_regex, iface_can_reach, read_public(public))
-    it = Agent(Options("static" if nodes_file else "etcd", settings, underlay, subnet_file, conflist, folder, ip_masq),
+    kind = "etcd" if endpoints else "static" if nodes_file else "kubernetes"
+    it = Agent(Options(kind, settings, underlay, subnet_file, conflist, folder, ip_masq),
                log, lambda: notifier.notify("READY=1"))
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: it.stop())

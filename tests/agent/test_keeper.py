@@ -61,6 +61,20 @@ def test_pods_of_two_nodes_reach_each_other(machines, tmp_path, backend):
     assert one.log == two.log == []
 
 
+@pytest.mark.needs("ipip")
+def test_pods_of_two_nodes_reach_each_other_by_ipip(machines, tmp_path):
+    one, _ = joined(machines, tmp_path, backend="ipip")
+    assert eventually(lambda: reaches(one, 2)), one.log
+    assert one.links_of_routes("10.244.2.0/24") == {"flannel.ipip"}
+    ip("route", "del", "10.244.2.0/24", netns=one.netns)
+    assert eventually(lambda: reaches(one, 2))
+    index = one.ip_json("link", "show", "flannel.ipip")[0]["ifindex"]
+    one.open(conf("ipip"), tmp_path)
+    one.set([])
+    assert one.ip_json("link", "show", "flannel.ipip")[0]["ifindex"] == index
+    assert one.ip_json("link", "show", "flannel.ipip")[0]["mtu"] == 1480
+
+
 def test_direct_routing_uses_no_tunnel_on_one_network(machines, tmp_path):
     one, _ = joined(machines, tmp_path, DirectRouting=True)
     assert reaches(one, 2)

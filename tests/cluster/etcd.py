@@ -128,7 +128,8 @@ class Etcd:
         """Start all members, and wait until they are healthy. If another process has taken a port: with other ports."""
         for attempt in range(3):
             scheme = "https" if self.tls else "http"
-            self.members = [Member(number, self.folder / f"{attempt}", scheme, self.host) for number in range(self.count)]
+            folder = self.folder / f"{attempt}"
+            self.members = [Member(number, folder, scheme, self.host) for number in range(self.count)]
             try:
                 self._start()
                 return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fastcni.agent.registries import etcd, static
+from fastcni.agent.registries import etcd, kubernetes, static
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 TABLE: dict[str, Callable[[Mapping[str, Any], Logger, Wait], Registry]] = {
     "etcd": lambda settings, log, wait: etcd.Etcd(dict(settings), log, wait),
+    "kubernetes": kubernetes.Kubernetes,
     "static": lambda settings, log, wait: static.Static(settings["path"], settings["name"], log, wait),
 }
 

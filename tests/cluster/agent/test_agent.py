@@ -170,7 +170,7 @@ def test_a_node_that_leaves_takes_its_things_along(nodes):
 
 
 def test_packets_to_the_outside_have_the_nodes_address(nodes):
-    one, two, _ = joined(nodes)
+    one, *_ = joined(nodes)
     ip("route", "add", one.pods[4], "via", "192.0.2.1")         # so that the outside could answer a pod, too
     sniff = subprocess.Popen(["timeout", "20", sys.executable, "-c", """if True:
         import socket
