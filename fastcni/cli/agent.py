@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any
 
@@ -83,7 +82,7 @@ def agent(endpoints: Sequence[str], etcd_prefix: str, etcd_cafile: str, etcd_cer
     from fastcni.server import log as logs
     from fastcni.server.systemd_notify import Notifier
 
-    name = node_name or socket.gethostname()
+    name = node_name or os.uname().nodename
     settings: dict[str, Any] = {"path": nodes_file, "name": name}
     if kubernetes is not None:
         settings = {"kubeconfig": kubernetes, "node": name.lower(), "net_conf": net_conf,

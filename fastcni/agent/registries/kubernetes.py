@@ -79,7 +79,7 @@ class Kubernetes:
         for family in conf.families:
             network = conf.families[family].network
             if not (int(network[0]) <= int(subnets[family][0]) and int(subnets[family][-1]) <= int(network[-1])):
-                raise ConfigurationError(f"spec.podCIDRs of node \"{self.node}\": {subnets[family]} is not in {network}")
+                raise ConfigurationError(f'podCIDRs of node "{self.node}": {subnets[family]} is not in {network}')
         joined = Node(self.node, {family: subnets[family] for family in conf.families},
                       {**me.public, **self._overwrites(document)}, me.backend, me.data)
         self._publish(document, joined)
