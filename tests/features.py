@@ -29,6 +29,7 @@ FEATURES = {
     "macvlan": ("CONFIG_MACVLAN", "link add probe link base type macvlan mode bridge"),
     "tun": ("CONFIG_TUN", "tuntap add probe mode tap"),
     "vrf": ("CONFIG_NET_VRF", "link add probe type vrf table 5"),
+    "wireguard": ("CONFIG_WIREGUARD", "link add probe type wireguard"),
     "vxlan": ("CONFIG_VXLAN", "link add probe type vxlan id 5 dstport 4789"),
 }
 

@@ -2,7 +2,7 @@
 
     Registry    where the nodes' records are: etcd in flannel's layout, Kubernetes' Node objects, or a file. A node
                 takes its subnets there, publishes how it can be reached, and learns of the others
-    Backend     vxlan, host-gw, ipip: which links, addresses, routes and neighbours a node needs to reach the
+    Backend     vxlan, host-gw, wireguard, ipip: which links, addresses, routes and neighbours a node needs to reach the
                 others. A backend computes, and changes nothing
     State       what a backend wants of the kernel. `agent/keeper.py` writes the difference to what is there, and
                 restores what another program removes
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 FAMILIES = (4, 6)
 
 
-class ConfigurationError(Exception):
+class ConfigurationError(ValueError):
     """The network's configuration, or the agent's options, cannot be used. The text says which key and why."""
 
 
@@ -60,7 +60,7 @@ class NetworkConf:
 class Node:
     """A node's record in the registry. Each mapping is by family, 4 or 6, and has those that the node has.
 
-    `data` is what the backend publishes: for vxlan {"VNI": 1, "VtepMAC": "0a:..."}, for others nothing.
+    `data` is what the backend publishes: for vxlan {"VNI": 1, "VtepMAC": "0a:..."}, for wireguard {"PublicKey": "..."}.
     """
 
     name: str                       # the registry's key of it; not part of what is published
@@ -118,7 +118,7 @@ class Link:
     """A link that the agent owns. `settings` are the kind's own, by the names of ip-link(8): id, local, dev, ..."""
 
     name: str
-    kind: str                       # vxlan or ipip
+    kind: str                       # vxlan, wireguard or ipip
     mtu: int
     mac: str = ""                   # "" for kinds without one
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -156,6 +156,19 @@ class Route:
 
 
 @dataclass(frozen=True, slots=True)
+class WireguardPeer:
+    """A peer of a wireguard link. Keys are 32 bytes; preshared_key may be b"", keepalive_s 0."""
+
+    link: str
+    public_key: bytes
+    endpoint: Address
+    port: int
+    allowed: tuple[Prefix, ...]
+    preshared_key: bytes
+    keepalive_s: int
+
+
+@dataclass(frozen=True, slots=True)
 class State:
     """What a backend wants of the kernel for these nodes. For each node the neighbour is written first, then the FDB
     entry, then the route, so that the kernel never looks for an address through the tunnel; removal is the reverse."""
@@ -164,6 +177,7 @@ class State:
     neighbours: frozenset[Neighbour] = frozenset()
     stations: frozenset[Station] = frozenset()
     routes: frozenset[Route] = frozenset()
+    peers: frozenset[WireguardPeer] = frozenset()
     skipped: Mapping[str, str] = field(default_factory=dict)    # nodes that cannot be reached: name, and why
 
 

@@ -83,9 +83,9 @@ class Keeper:
         """Make the links, read what the kernel has, and write the difference. Return how many entries it had."""
         self.changed = False
         made = self._make_links()
-        own = {self.indexes[link.name] for link in self.wanted.links if link.name in self.indexes}
+        own = {self.indexes[link.name]: link.kind for link in self.wanted.links if link.name in self.indexes}
         self.tables = self._resolve()
-        have = read_tables(self.ask, own)
+        have = read_tables(self.ask, own, self.tables)
         count = made + differences(have, self.tables)
         self._finish(write_difference(self.ask, have, self.tables))
         return count
@@ -158,7 +158,8 @@ class Keeper:
 
 
 def pairs(have: Tables, want: Tables) -> list[tuple[dict, dict]]:
-    return [(have.neighbours, want.neighbours), (have.stations, want.stations), (have.routes, want.routes)]
+    return [(have.neighbours, want.neighbours), (have.stations, want.stations), (have.routes, want.routes),
+            (have.peers, want.peers)]
 
 
 def differences(have: Tables, want: Tables) -> int:

@@ -9,6 +9,7 @@ from ipaddress import ip_address, ip_interface
 from typing import TYPE_CHECKING
 
 from fastcni._netlink import Batch, attributes
+from fastcni.agent import peers
 from fastcni.kernel import rtnl, sysctl, uapi, vxlan, wire
 from fastcni.kit.links import find
 
@@ -43,6 +44,8 @@ def ensure(sock: Socket, wanted: Wanted) -> int:
     if link.mtu != wanted.mtu or not link.up:
         wire.exchange(sock, rtnl.set_link(Batch(), link.index, up=True, mtu=wanted.mtu))
     put_addresses(sock, link.index, wanted.addresses)
+    if wanted.kind == "wireguard":
+        peers.set_key(link.index, wanted.settings["private_key"], wanted.settings["listen_port"])
     return link.index
 
 
@@ -90,4 +93,5 @@ def ipip_data(_: Socket, wanted: Wanted) -> Data:
     return [(uapi.IFLA_IPTUN_LOCAL, wanted.settings["local"].packed)]
 
 
-KINDS: dict[str, Callable[[Socket, Wanted], Data]] = {"vxlan": vxlan_data, "ipip": ipip_data}
+KINDS: dict[str, Callable[[Socket, Wanted], Data]] = {
+    "vxlan": vxlan_data, "ipip": ipip_data, "wireguard": lambda sock, wanted: []}

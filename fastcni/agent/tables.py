@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from fastcni._netlink import Batch, BatchFull
 from fastcni.agent.links import packed_mac
+from fastcni.agent.peers import peer_of, read_peers, write_peers
 from fastcni.kernel import neighbours, routing, rtnl, uapi, wire
 from fastcni.kernel.neighbours import PROTOCOL
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
 
     from fastcni.agent.contract import State
+    from fastcni.agent.peers import Peer
     from fastcni.kernel.rtnl import Route
     from fastcni.kernel.wire import NetlinkError, Socket
 
@@ -29,14 +31,16 @@ Value = TypeVar("Value")
 
 class Tables:
     """neighbours: {(index, packed): MAC}; stations: {(index, MAC): packed remote}; routes: {(packed, prefix length):
-    (index, packed gateway or b"", packed source or b"", onlink)}. Indexes are those of links."""
+    (index, packed gateway or b"", packed source or b"", onlink)}; peers: {(index, public key): see peers.py}. Indexes
+    are those of links."""
 
-    __slots__ = ("neighbours", "routes", "stations")
+    __slots__ = ("neighbours", "peers", "routes", "stations")
 
     def __init__(self) -> None:
         self.neighbours: dict[tuple[int, bytes], bytes] = {}
         self.stations: dict[tuple[int, bytes], bytes] = {}
         self.routes: dict[tuple[bytes, int], tuple[int, bytes, bytes, bool]] = {}
+        self.peers: dict[tuple[int, bytes], Peer] = {}
 
 
 def wanted_tables(state: State, indexes: Mapping[str, int]) -> Tables:
@@ -53,12 +57,16 @@ def wanted_tables(state: State, indexes: Mapping[str, int]) -> Tables:
             found.routes[route.destination.network_address.packed, route.destination.prefixlen] = (
                 index, route.gateway.packed if route.gateway else b"", route.source.packed if route.source else b"",
                 route.onlink)
+    for peer in state.peers:
+        if index := indexes.get(peer.link, 0):
+            found.peers[index, peer.public_key] = peer_of(peer)
     return found
 
 
-def read_tables(sock: Socket, own: Collection[int]) -> Tables:
-    """What the kernel has: all on the links `own` (indexes), and the routes of our protocol on any link."""
+def read_tables(sock: Socket, own: Mapping[int, str], want: Tables) -> Tables:
+    """What the kernel has: all on the links `own` (index: kind), and the routes of our protocol on any link."""
     found = Tables()
+    found.peers = read_peers([index for index, kind in own.items() if kind == "wireguard"], want.peers)
     for family in (*FAMILIES, uapi.AF_BRIDGE):
         for _, payload in wire.dump(sock, uapi.RTM_GETNEIGH, neighbours.ndmsg(family), "list neighbours"):
             note_neighbour(found, payload, own)
@@ -136,7 +144,7 @@ def write_difference(sock: Socket, have: Tables, want: Tables) -> list[NetlinkEr
             requests.add(neighbours.del_remote, index, mac, remote, what="delete an FDB entry")
     for index, packed in have.neighbours.keys() - want.neighbours.keys():
         requests.add(neighbours.del_neighbour, index, packed, what="delete a neighbour")
-    return requests.send(sock)
+    return requests.send(sock) + write_peers(have.peers, want.peers)
 
 
 def missing(have: Mapping[Key, Value], want: Mapping[Key, Value]) -> Iterator[tuple[Key, Value]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fastcni.agent.backends import host_gw, ipip, vxlan
+from fastcni.agent.backends import host_gw, ipip, vxlan, wireguard
 from fastcni.agent.contract import ConfigurationError
 
 if TYPE_CHECKING:
@@ -16,6 +16,7 @@ TABLE: dict[str, Callable[[NetworkConf, Underlay, str, bool], Backend]] = {
     "vxlan": vxlan.Vxlan,
     "host-gw": host_gw.HostGw,
     "ipip": ipip.Ipip,
+    "wireguard": wireguard.Wireguard,
 }
 
 
