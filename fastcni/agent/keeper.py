@@ -38,6 +38,7 @@ class Keeper:
         self.wanted = State()
         self.due: float | None = None
         self.indexes: dict[str, int] = {}           # of the links in the State
+        self.names: set[str] = set()                # of these, and of those that carry them: some may not be there
         self.tables = Tables()                      # what the State wants
         self.changed = False                        # whether the kernel may differ from it
         self.backoff = Backoff()
@@ -58,6 +59,8 @@ class Keeper:
     def set(self, state: State) -> None:
         """Make the kernel equal to this State. What cannot be written is logged, and tried again."""
         same_links, self.wanted = state.links == self.wanted.links and bool(self.indexes), state
+        self.names = {link.name for link in state.links} | {route.link for route in state.routes} | {
+            link.settings["dev"] for link in state.links if "dev" in link.settings}
         if self.changed or not same_links:
             self._compare()
             return
@@ -133,7 +136,8 @@ class Keeper:
         if self.changed:
             return
         if kind in (uapi.RTM_NEWLINK, uapi.RTM_DELLINK):
-            self.changed = rtnl.is_of_link(payload) and rtnl.read_index(payload) in self.indexes.values()
+            self.changed = rtnl.is_of_link(payload) and (rtnl.read_index(payload) in self.indexes.values()
+                                                         or rtnl.read_link(payload).name in self.names)
         elif kind in (uapi.RTM_NEWNEIGH, uapi.RTM_DELNEIGH):
             self.changed = self._is_other_neighbour(kind, payload)
         elif kind in (uapi.RTM_NEWROUTE, uapi.RTM_DELROUTE):

@@ -12,8 +12,7 @@
     }
 
 The same again for IPv6. A filter chain that accepts could not help where another table drops forwarded packets by
-policy: in nftables each chain of a hook has to accept. There an operator has to let the cluster's network through; the
-agent's log names such chains.
+policy: in nftables each chain of a hook has to accept. There an operator has to let the cluster's network through.
 """
 
 from __future__ import annotations

@@ -66,6 +66,7 @@ class Agent:
         self.registry: Registry = open_registry(options.registry, options.settings, log, self.stopped.wait)
         self.nodes: deque[Collection[Node]] = deque(maxlen=1)       # the last list of the registry, until it is used
         self.problem = ""                                   # the last one that was logged while joining
+        self.fault: BaseException | None = None             # of the watcher's thread
 
     def stop(self) -> None:
         """End run() soon."""
@@ -81,7 +82,7 @@ class Agent:
         self.log.info("joined", subnets=" ".join(map(str, me.subnets.values())), backend=backend.name,
                       public=" ".join(map(str, me.public.values())), mtu=backend.mtu())
         keeper, masquerade = Keeper(self.log), Masquerade(self.log)
-        watcher = threading.Thread(target=self.registry.watch, args=(self._changed, self.stopped.is_set), daemon=True)
+        watcher = threading.Thread(target=self._watch, name="registry-watch", daemon=True)
         watcher.start()
         try:
             self._keep(conf, backend, me, keeper, masquerade)
@@ -91,7 +92,9 @@ class Agent:
             masquerade.close()
             watcher.join()
             self.registry.close()
-            self.log.info("ended")
+        if self.fault:
+            raise self.fault
+        self.log.info("ended")
 
     def leave(self) -> None:
         """Take the node out of the network: remove the record, and what the agent has made in the kernel. Raises
@@ -214,6 +217,14 @@ class Agent:
         return dict(skipped)
 
     # -- from the watcher's thread -------------------------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        """A fault in it ends the agent: with a list of nodes that no longer changes it would do harm."""
+        try:
+            self.registry.watch(self._changed, self.stopped.is_set)
+        except BaseException as e:
+            self.fault = e
+            self.stop()
 
     def _changed(self, nodes: Collection[Node]) -> None:
         self.nodes.append(nodes)

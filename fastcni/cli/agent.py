@@ -106,6 +106,8 @@ def agent(endpoints: Sequence[str], etcd_prefix: str, etcd_cafile: str, etcd_cer
             it.run()
     except (ConfigurationError, StoreAway) as e:
         raise CniError(errors.INVALID_CONFIG, str(e)) from None
+    except OSError as e:
+        raise CniError(errors.IO_FAILURE, str(e)) from None
 
 
 def read_public(texts: Sequence[str]) -> "dict[int, Address]":

@@ -41,14 +41,18 @@ class Machine:
 
     def __init__(self, number, netns, bridge):
         self.number, self.netns = number, netns
-        ip("link", "add", f"port{number}", "master", bridge, "up", "type", "veth", "peer", "eth0", "netns", netns)
-        ip("addr", "add", f"192.0.2.{number}/24", "dev", "eth0", netns=netns)
-        ip("addr", "add", f"2001:db8::{number:x}/64", "dev", "eth0", "nodad", netns=netns)
+        self.connect(bridge)
         ip("link", "set", "lo", "up", netns=netns)
-        ip("link", "set", "eth0", "up", netns=netns)
         ip("addr", "add", f"10.244.{number}.5/32", "dev", "lo", netns=netns)
         ip("addr", "add", f"fd00:10:244:{number:x}::5/128", "dev", "lo", "nodad", netns=netns)
         self.log = []
+
+    def connect(self, bridge):
+        number, netns = self.number, self.netns
+        ip("link", "add", f"port{number}", "master", bridge, "up", "type", "veth", "peer", "eth0", "netns", netns)
+        ip("addr", "add", f"192.0.2.{number}/24", "dev", "eth0", netns=netns)
+        ip("addr", "add", f"2001:db8::{number:x}/64", "dev", "eth0", "nodad", netns=netns)
+        ip("link", "set", "eth0", "up", netns=netns)
 
     def open(self, network, folder):
         """The backend, in this namespace."""

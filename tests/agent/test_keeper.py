@@ -61,6 +61,16 @@ def test_pods_of_two_nodes_reach_each_other(machines, tmp_path, backend):
     assert one.log == two.log == []
 
 
+@pytest.mark.parametrize("backend", ["vxlan", "host-gw"])
+def test_the_underlay_may_vanish_and_come_back(machines, tmp_path, backend):
+    one, two = joined(machines, tmp_path, backend=backend)
+    ip("link", "del", "port1")
+    assert eventually(lambda: not one.ip_json("route", "show", "10.244.2.0/24"))
+    one.connect("wire")
+    assert eventually(lambda: reaches(one, 2)), one.log
+    assert two.log == []
+
+
 @pytest.mark.needs("ipip")
 def test_pods_of_two_nodes_reach_each_other_by_ipip(machines, tmp_path):
     one, _ = joined(machines, tmp_path, backend="ipip")

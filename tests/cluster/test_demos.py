@@ -1,4 +1,5 @@
-"""The demos of cluster-wide addresses and of the agent, with few pods: they work, and leave nothing behind, also when they are ended."""
+"""The demos of cluster-wide addresses and of the agent, with few pods: they work, and leave nothing behind, also when
+they are ended."""
 
 import os
 import re
