@@ -1,0 +1,243 @@
+"""The agent's life: join the network, keep the kernel as it should be, leave it so at the end.
+
+    conf        read the network's configuration, and choose the underlay and the backend
+    join        take the node's subnets, and publish how it is reached
+    write       links, neighbours, FDB entries, routes, masquerading; then subnet.env, the conflist last
+    keep        until SIGTERM: follow the registry and the kernel's announcements, renew the record
+
+While the registry is away, the network stays as it is. SIGTERM leaves the kernel's state and the record, so that
+traffic goes on while the agent is restarted or replaced.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+from collections import deque
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from fastcni.agent import files
+from fastcni.agent.backends import open_backend
+from fastcni.agent.contract import ConfigurationError, Node, NoSubnetLeft, SubnetLost
+from fastcni.agent.keeper import Keeper
+from fastcni.agent.links import remove
+from fastcni.agent.masquerade import Masquerade
+from fastcni.agent.registries import open_registry
+from fastcni.agent.underlay import Options as UnderlayOptions
+from fastcni.agent.underlay import choose
+from fastcni.kernel import sysctl
+from fastcni.kit.ipam.cluster.contract import StoreAway
+from fastcni.kit.sysctls.forwarding import SYSCTLS
+
+if TYPE_CHECKING:
+    from fastcni.agent.contract import Backend, NetworkConf, Registry
+    from fastcni.server.log import Logger
+
+Found = TypeVar("Found")
+FIRST_PAUSE_S, MAX_PAUSE_S = 0.1, 5.0           # between tries to join
+SUBNET_FILE, CONFLIST = "/run/flannel/subnet.env", "/etc/cni/net.d/10-flannel.conflist"
+FOLDER = "/run/fastcni/agent"                   # of MACs: they last until a reboot, as the links do
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the operator has said. registry and settings: of open_registry(). conflist: "" writes none."""
+
+    registry: str
+    settings: dict[str, Any]
+    underlay: UnderlayOptions = field(default_factory=UnderlayOptions)
+    subnet_file: str = SUBNET_FILE
+    conflist: str = CONFLIST
+    folder: str = FOLDER
+    masquerade: bool = True
+
+
+class Agent:
+    """One node's agent. run() is called in the node's network namespace; stop() from any thread or signal handler."""
+
+    def __init__(self, options: Options, log: Logger, ready: Callable[[], object] = lambda: None) -> None:
+        self.options, self.log, self.tell_ready = options, log, ready
+        self.stopped = threading.Event()
+        self.wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self.registry: Registry = open_registry(options.registry, options.settings, log, self.stopped.wait)
+        self.nodes: deque[Collection[Node]] = deque(maxlen=1)       # the last list of the registry, until it is used
+        self.problem = ""                                   # the last one that was logged while joining
+        self.fault: BaseException | None = None             # of the watcher's thread
+
+    def stop(self) -> None:
+        """End run() soon."""
+        self.stopped.set()
+        self._wake()
+
+    def run(self) -> None:
+        """Run until stop(). Raises OSError for what the kernel refuses at the start."""
+        joined = self._persist(self._join)
+        if joined is None:
+            return
+        conf, backend, me = joined
+        self.log.info("joined", subnets=" ".join(map(str, me.subnets.values())), backend=backend.name,
+                      public=" ".join(map(str, me.public.values())), mtu=backend.mtu())
+        keeper, masquerade = Keeper(self.log), Masquerade(self.log)
+        watcher = threading.Thread(target=self._watch, name="registry-watch", daemon=True)
+        watcher.start()
+        try:
+            self._keep(conf, backend, me, keeper, masquerade)
+        finally:
+            self.stop()
+            keeper.close()
+            masquerade.close()
+            watcher.join()
+            self.registry.close()
+        if self.fault:
+            raise self.fault
+        self.log.info("ended")
+
+    def leave(self) -> None:
+        """Take the node out of the network: remove the record, and what the agent has made in the kernel. Raises
+        StoreAway, ConfigurationError, OSError."""
+        conf, backend, me = self._prepare()
+        mine = self.registry.join(conf, me)
+        self.registry.leave(mine)
+        keeper, masquerade = Keeper(self.log), Masquerade(self.log)
+        state = backend.state(mine, [])
+        keeper.set(state)
+        for link in state.links:
+            remove(keeper.ask, link.name)
+        masquerade.remove()
+        keeper.close()
+        masquerade.close()
+        for path in (self.options.subnet_file, self.options.conflist):
+            if path and files.is_ours(path):
+                os.unlink(path)
+        self.log.info("left", subnets=" ".join(map(str, mine.subnets.values())))
+
+    # -- joining -------------------------------------------------------------------------------------------------------
+
+    def _persist(self, attempt: Callable[[], Found]) -> Found | None:
+        """The result of attempt(), which is repeated until it succeeds; None if the agent is stopped before."""
+        pause = FIRST_PAUSE_S
+        while not self.stopped.is_set():
+            try:
+                return attempt()
+            except (StoreAway, ConfigurationError, SubnetLost, NoSubnetLeft) as e:
+                if str(e) != self.problem:
+                    self.log.error("waiting", error=str(e))
+                self.problem = str(e)
+            self.stopped.wait(pause)
+            pause = min(2 * pause, MAX_PAUSE_S)
+        return None
+
+    def _prepare(self) -> tuple[NetworkConf, Backend, Node]:
+        """The configuration, the backend, and this node's record without subnets of its own."""
+        conf = self.registry.conf()
+        underlay = choose(self.options.underlay, list(conf.families))
+        backend = open_backend(conf, underlay, self.options.folder, self.registry.publishes)
+        former = files.read_former(self.options.subnet_file)
+        return conf, backend, Node("", former, underlay.addresses, backend.name, backend.data())
+
+    def _join(self) -> tuple[NetworkConf, Backend, Node]:
+        conf, backend, me = self._prepare()
+        return conf, backend, self.registry.join(conf, me)
+
+    # -- keeping -------------------------------------------------------------------------------------------------------
+
+    def _keep(self, conf: NetworkConf, backend: Backend, me: Node, keeper: Keeper, masquerade: Masquerade) -> None:
+        skipped: dict[str, str] = {}
+        latest: Collection[Node] = ()
+        waits: dict[int, Callable[[], object]] = {self.wakeup: self._drain, keeper.fileno(): keeper.attend,
+                                                  masquerade.fileno(): masquerade.attend}
+        poll, ready, renew = select.poll(), False, monotonic()
+        for fd in waits:
+            poll.register(fd, select.POLLIN)
+        while not self.stopped.is_set():
+            due = min(filter(None, (renew, keeper.due)))
+            for fd, _ in poll.poll(max(0.0, due - monotonic()) * 1000):
+                waits[fd]()
+            if keeper.due and monotonic() >= keeper.due:
+                keeper.attend()
+            nodes = self.nodes.pop() if self.nodes else None
+            if nodes is not None:
+                latest = nodes
+                others = [node for node in nodes if node.name != me.name]
+                state = backend.state(me, others)
+                keeper.set(state)
+                skipped = self._tell_skipped(state.skipped, skipped)
+                self.log.info("nodes", count=len(others), routes=len(state.routes))
+                if not ready:
+                    ready = True
+                    self._begin(conf, backend, me, masquerade)
+                if not any(is_same(node, me) for node in nodes):
+                    renew = monotonic()                     # the record is gone, or is another's
+            if monotonic() >= renew and not self.stopped.is_set():
+                renew, found = self._renew(conf, me)
+                if found is not None and found.subnets != me.subnets:
+                    self.log.error("subnet_changed", former=" ".join(map(str, me.subnets.values())),
+                                   subnets=" ".join(map(str, found.subnets.values())))
+                    me, ready = found, False                # pods that are made from now on get the new one
+                    self._changed(latest)
+
+    def _begin(self, conf: NetworkConf, backend: Backend, me: Node, masquerade: Masquerade) -> None:
+        """What follows when the other nodes can be reached: pods may be made."""
+        for family in conf.families:
+            sysctl.ensure(SYSCTLS[4 if family == 4 else 16], "1")
+        if self.options.masquerade:
+            masquerade.set(conf, me.subnets)
+        files.write_subnet(self.options.subnet_file, conf, me, backend.mtu(), self.options.masquerade)
+        if self.options.conflist and not files.write_conflist(self.options.conflist):
+            self.log.warning("conflist_kept", path=self.options.conflist, why="it is another one than the agent's")
+        try:
+            self.registry.ready(me)
+        except StoreAway as e:
+            self.log.warning("registry_away", error=str(e))
+        self.tell_ready()
+
+    def _renew(self, conf: NetworkConf, me: Node) -> tuple[float, Node | None]:
+        """Return (when to call this again, the record after it was lost and taken anew, else None)."""
+        try:
+            return monotonic() + self.registry.keep(me), None
+        except StoreAway as e:
+            self.log.warning("registry_away", error=str(e), retry_in=MAX_PAUSE_S)
+            return monotonic() + MAX_PAUSE_S, None
+        except (SubnetLost, ConfigurationError) as e:
+            self.log.error("subnet_lost", error=str(e))
+        try:
+            return monotonic(), self.registry.join(conf, me)
+        except (StoreAway, SubnetLost, NoSubnetLeft, ConfigurationError) as e:
+            self.log.error("waiting", error=str(e))
+            return monotonic() + MAX_PAUSE_S, None
+
+    def _tell_skipped(self, skipped: Any, before: dict[str, str]) -> dict[str, str]:
+        for name, why in skipped.items():
+            if before.get(name) != why:
+                self.log.warning("node_skipped", node=name, why=why)
+        return dict(skipped)
+
+    # -- from the watcher's thread -------------------------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        """A fault in it ends the agent: with a list of nodes that no longer changes it would do harm."""
+        try:
+            self.registry.watch(self._changed, self.stopped.is_set)
+        except BaseException as e:
+            self.fault = e
+            self.stop()
+
+    def _changed(self, nodes: Collection[Node]) -> None:
+        self.nodes.append(nodes)
+        self._wake()
+
+    def _wake(self) -> None:
+        os.eventfd_write(self.wakeup, 1)
+
+    def _drain(self) -> None:
+        os.eventfd_read(self.wakeup)
+
+
+def is_same(node: Node, me: Node) -> bool:
+    """Whether a record of the registry is this node's, as it was written."""
+    return node.name == me.name and any(me.public.get(family) == address for family, address in node.public.items())
+
