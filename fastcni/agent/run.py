@@ -67,6 +67,7 @@ class Agent:
         self.nodes: deque[Collection[Node]] = deque(maxlen=1)       # the last list of the registry, until it is used
         self.problem = ""                                   # the last one that was logged while joining
         self.fault: BaseException | None = None             # of the watcher's thread
+        self.gauges = {"nodes": 0, "skipped": 0, "routes": 0, "ready": 0}       # for metrics.py
 
     def stop(self) -> None:
         """End run() soon."""
@@ -166,6 +167,7 @@ class Agent:
                 state = backend.state(me, others)
                 keeper.set(state)
                 skipped = self._tell_skipped(state.skipped, skipped)
+                self.gauges |= {"nodes": len(others), "skipped": len(skipped), "routes": len(state.routes)}
                 self.log.info("nodes", count=len(others), routes=len(state.routes))
                 if not ready:
                     ready = True
@@ -193,6 +195,7 @@ class Agent:
             self.registry.ready(me)
         except StoreAway as e:
             self.log.warning("registry_away", error=str(e))
+        self.gauges["ready"] = 1
         self.tell_ready()
 
     def _renew(self, conf: NetworkConf, me: Node) -> tuple[float, Node | None]:

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import os
 import signal
+from contextlib import contextmanager, nullcontext
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from fastcni.cli.serve import http_address
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from fastcni.agent.contract import Address
+    from fastcni.agent.run import Agent
 
 
 @click.command()
@@ -58,6 +61,8 @@ if TYPE_CHECKING:
               help="Keeps the MACs of this node's links.")
 @click.option("--ip-masq/--no-ip-masq", default=True, show_default=True,
               help="Give packets of pods that leave the network this node's address.")
+@click.option("--metrics", default="", envvar="FASTCNI_AGENT_METRICS", show_envvar=True, metavar="ADDRESS",
+              help="Answer Prometheus there: the path of a unix socket, 127.0.0.1:PORT or [::1]:PORT. Off by default.")
 @click.option("--leave", is_flag=True, help="Take this node out of the network: remove its record, links and rules.")
 @click.option("--log-to", default="stderr", show_default=True, type=click.Choice(["stderr", "syslog", "journald"]))
 @click.option("--log-level", default="info", show_default=True,
@@ -67,7 +72,7 @@ def agent(endpoints: Sequence[str], etcd_prefix: str, etcd_cafile: str, etcd_cer
           etcd_username: str, etcd_password_file: str, kubernetes: str | None, net_conf: str, annotation_prefix: str,
           nodes_file: str, node_name: str, iface: Sequence[str],
           iface_regex: Sequence[str], iface_can_reach: str, public: Sequence[str], subnet_file: str, conflist: str,
-          folder: str, ip_masq: bool, leave: bool, log_to: str, log_level: str, log_format: str) -> None:
+          folder: str, ip_masq: bool, metrics: str, leave: bool, log_to: str, log_level: str, log_format: str) -> None:
     """Give this node a subnet and join it to the others, as flanneld does.
 
     The agent writes the routes to other nodes' pods and keeps them so, and /run/flannel/subnet.env for the flannel
@@ -91,7 +96,8 @@ def agent(endpoints: Sequence[str], etcd_prefix: str, etcd_cafile: str, etcd_cer
         settings = {"endpoints": [url for text in endpoints for url in text.split(",")], "prefix": etcd_prefix,
                     "ca": etcd_cafile, "cert": etcd_certfile, "key": etcd_keyfile, "username": etcd_username,
                     "password_file": etcd_password_file}
-    log = logs.make(log_level, log_format, log_to)
+    page = MetricsPage(metrics) if metrics else None
+    log = logs.make(log_level, log_format, log_to, [page.collector.receive] if page else [])
     notifier = Notifier(os.environ, log)
     underlay = Underlay(iface, iface_regex, iface_can_reach, read_public(public))
     kind = "etcd" if endpoints else "static" if nodes_file else "kubernetes"
@@ -102,12 +108,49 @@ def agent(endpoints: Sequence[str], etcd_prefix: str, etcd_cafile: str, etcd_cer
     try:
         if leave:
             it.leave()
-        else:
+            return
+        with page.shown(it) if page else nullcontext():
             it.run()
     except (ConfigurationError, StoreAway) as e:
         raise CniError(errors.INVALID_CONFIG, str(e)) from None
     except OSError as e:
         raise CniError(errors.IO_FAILURE, str(e)) from None
+
+
+class MetricsPage:
+    """The page /metrics at an address. Raises click.BadParameter for a bad address, CniError without the client."""
+
+    def __init__(self, text: str) -> None:
+        try:
+            from fastcni.agent.metrics import AgentCollector
+            from fastcni.server.metrics import registry
+        except ImportError as e:
+            raise CniError(errors.INVALID_CONFIG, f"--metrics needs the Python package prometheus_client ({e})",
+                           "install fastcni[metrics], or Debian's python3-prometheus-client") from e
+        self.where, self.collector = http_address(text, "--metrics"), AgentCollector()
+        self.path, self.page = registry.PATH, registry.make_page(self.collector)
+
+    @contextmanager
+    def shown(self, agent: Agent) -> Iterator[None]:
+        """Answer while the body runs."""
+        from fastcni.server.listening import ListenError
+        from fastcni.server.web.site import Site
+
+        assert self.where
+        self.collector.agent = agent
+        site = Site(self.where, agent.log)
+        site.pages[self.path] = self.page
+        site.announce("metrics_ready")
+        try:
+            site.listen()
+        except ListenError as e:
+            raise CniError(errors.IO_FAILURE, str(e)) from e
+        site.attach()
+        site.start()
+        try:
+            yield
+        finally:
+            site.stop()
 
 
 def read_public(texts: Sequence[str]) -> "dict[int, Address]":

@@ -163,6 +163,25 @@ def test_a_restart_keeps_what_is_right_and_removes_what_is_stale(machines, tmp_p
     assert three.log == []
 
 
+def test_a_link_that_flanneld_has_made_is_kept_with_its_mac(machines, tmp_path):
+    (one,) = machines(1)
+    ip("link", "add", "flannel.1", "address", "82:4b:b6:2f:54:4e", "mtu", 1450, "type", "vxlan", "id", 1, "dev", "eth0",
+       "local", "192.0.2.1", "dstport", 8472, "nolearning", netns=one.netns)
+    ip("link", "set", "flannel.1", "up", netns=one.netns)
+    ip("addr", "add", "10.244.1.0/32", "dev", "flannel.1", netns=one.netns)
+    ip("route", "add", "10.244.2.0/24", "via", "10.244.2.0", "dev", "flannel.1", "onlink", netns=one.netns)
+    ip("route", "add", "10.244.9.0/24", "via", "10.244.9.0", "dev", "flannel.1", "onlink", netns=one.netns)
+    before = one.ip_json("link", "show", "flannel.1")[0]
+    one.open(conf(), tmp_path)
+    one.keep()
+    one.set([record(2, "vxlan", {4: {"VNI": 1, "VtepMAC": "02:00:00:00:00:02"}})])
+    after = one.ip_json("link", "show", "flannel.1")[0]
+    assert (after["ifindex"], after["address"]) == (before["ifindex"], "82:4b:b6:2f:54:4e")
+    assert one.record.data[4]["VtepMAC"] == "82:4b:b6:2f:54:4e"
+    assert one.links_of_routes("10.244.2.0/24") == {"flannel.1"}
+    assert not one.links_of_routes("10.244.9.0/24")         # of a node that is gone
+
+
 def test_a_link_with_other_settings_is_replaced(machines, tmp_path):
     one, _ = joined(machines, tmp_path)
     one.open(conf(Port=4789), tmp_path)

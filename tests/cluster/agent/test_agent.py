@@ -1,7 +1,9 @@
 """`fastcni agent` on nodes in namespaces, with a real etcd: pods reach each other, also while something is away."""
 
 import os
+import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -24,7 +26,7 @@ class Node:
 
     def __init__(self, number, netns, endpoints, folder):
         self.number, self.netns, self.folder = number, netns, folder / f"node{number}"
-        self.endpoints, self.process = endpoints, None
+        self.endpoints, self.process, self.more = endpoints, None, []
         self.folder.mkdir()
         ip("link", "add", f"port{number}", "master", "wire", "up", "type", "veth", "peer", "eth0", "netns", netns)
         for address in (f"192.0.2.{number}/24", f"2001:db8::{number}/64"):
@@ -41,7 +43,7 @@ class Node:
 
     def start(self):
         with open(self.folder / "log", "a") as log:
-            self.process = subprocess.Popen(self.command(), stdout=log, stderr=log)
+            self.process = subprocess.Popen(self.command(*self.more), stdout=log, stderr=log)
 
     def await_ready(self):
         assert eventually((self.folder / "net.conflist").exists, 30), self.log()
@@ -189,6 +191,50 @@ def test_packets_to_the_outside_have_the_nodes_address(nodes):
     run("ip", "netns", "exec", one.netns, "nft", "flush", "ruleset")
     assert eventually(lambda: "masquerade" in run("ip", "netns", "exec", one.netns, "nft", "list", "ruleset"))
     assert "event=masquerade_restored" in one.log()
+
+
+def test_prometheus_is_told_of_nodes_and_repairs(nodes):
+    one, *_ = found = nodes(3)
+    one.more = ["--metrics", f"{one.folder}/metrics.sock"]
+    for node in found:
+        node.start()
+    for node in found:
+        node.await_ready()
+
+    def metrics():
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.connect(f"{one.folder}/metrics.sock")
+            sock.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            answer = b"".join(iter(lambda: sock.recv(65536), b"")).decode()
+        return dict(re.findall(r"^fastcni_agent_(\S+) (\S+)$", answer, re.MULTILINE))
+
+    assert eventually(lambda: (metrics()["nodes"], metrics()["routes"]) == ("2.0", "4.0"))
+    assert metrics()["ready"] == "1.0" and metrics()["skipped"] == "0.0"
+    assert metrics()['warnings_total{event="network_repaired"}'] == "0.0"
+    ip("link", "del", "flannel.1", netns=one.netns)
+    assert eventually(lambda: metrics()['warnings_total{event="network_repaired"}'] == "1.0")
+
+
+def test_while_etcd_cannot_be_reached_the_network_stays_and_follows_afterwards(nodes):
+    """A partition: packets to etcd are dropped without an answer."""
+    one, two, three = found = nodes(3)
+    for node in found[:2]:
+        node.start()
+    for node in found[:2]:
+        node.await_ready()
+    assert eventually(lambda: one.reaches(two))
+    run("ip", "netns", "exec", one.netns, "nft", "-f", "-", stdin="""table ip cut {
+        chain in { type filter hook input priority 0; ip saddr 192.0.2.254 drop; }
+        chain out { type filter hook output priority 0; ip daddr 192.0.2.254 drop; }
+    }
+    """)
+    three.start()
+    three.await_ready()
+    assert eventually(lambda: two.reaches(three))
+    assert one.reaches(two)
+    assert not one.reaches(three)
+    run("ip", "netns", "exec", one.netns, "nft", "delete", "table", "ip", "cut")
+    assert eventually(lambda: one.reaches(three), 60), one.log()
 
 
 def test_the_agent_waits_for_what_is_missing(nodes):
