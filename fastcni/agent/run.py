@@ -3,7 +3,7 @@
     conf        read the network's configuration, and choose the underlay and the backend
     join        take the node's subnets, and publish how it is reached
     write       links, neighbours, FDB entries, routes, masquerading; then subnet.env, the conflist last
-    keep        until SIGTERM: follow the registry and the kernel's announcements, renew the record
+    keep        until SIGTERM: follow the kernel's announcements, and in threads the registry; renew the record
 
 While the registry is away, the network stays as it is. SIGTERM leaves the kernel's state and the record, so that
 traffic goes on while the agent is restarted or replaced.
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from fastcni.server.log import Logger
 
 Found = TypeVar("Found")
+PROBLEMS = (StoreAway, ConfigurationError, SubnetLost, NoSubnetLeft)        # that may end by themselves
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.1, 5.0           # between tries to join
 SUBNET_FILE, CONFLIST = "/run/flannel/subnet.env", "/etc/cni/net.d/10-flannel.conflist"
 FOLDER = "/run/fastcni/agent"                   # of MACs: they last until a reboot, as the links do
@@ -65,13 +66,16 @@ class Agent:
         self.wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.registry: Registry = open_registry(options.registry, options.settings, log, self.stopped.wait)
         self.nodes: deque[Collection[Node]] = deque(maxlen=1)       # the last list of the registry, until it is used
-        self.problem = ""                                   # the last one that was logged while joining
-        self.fault: BaseException | None = None             # of the watcher's thread
+        self.rejoined: deque[Node] = deque()                # records that were taken after the former one was lost
+        self.renew_now = threading.Event()                  # for the thread that renews the record
+        self.problem = ""                                   # the last one that was logged
+        self.fault: BaseException | None = None             # of a thread
         self.gauges = {"nodes": 0, "skipped": 0, "routes": 0, "ready": 0}       # for metrics.py
 
     def stop(self) -> None:
         """End run() soon."""
         self.stopped.set()
+        self.renew_now.set()
         self._wake()
 
     def run(self) -> None:
@@ -83,15 +87,19 @@ class Agent:
         self.log.info("joined", subnets=" ".join(map(str, me.subnets.values())), backend=backend.name,
                       public=" ".join(map(str, me.public.values())), mtu=backend.mtu())
         keeper, masquerade = Keeper(self.log), Masquerade(self.log)
-        watcher = threading.Thread(target=self._watch, name="registry-watch", daemon=True)
-        watcher.start()
+        # Requests to the registry may take long; the kernel's announcements do not wait for them.
+        calls = ((self.registry.watch, self._changed, self.stopped.is_set), (self._renew_until_stop, conf, me))
+        threads = [threading.Thread(target=self._guarded, args=call) for call in calls]
+        for thread in threads:
+            thread.start()
         try:
             self._keep(conf, backend, me, keeper, masquerade)
         finally:
             self.stop()
             keeper.close()
             masquerade.close()
-            watcher.join()
+            for thread in threads:
+                thread.join()
             self.registry.close()
         if self.fault:
             raise self.fault
@@ -124,13 +132,17 @@ class Agent:
         while not self.stopped.is_set():
             try:
                 return attempt()
-            except (StoreAway, ConfigurationError, SubnetLost, NoSubnetLeft) as e:
-                if str(e) != self.problem:
-                    self.log.error("waiting", error=str(e))
-                self.problem = str(e)
+            except PROBLEMS as e:
+                self._tell_problem("waiting", e)
             self.stopped.wait(pause)
             pause = min(2 * pause, MAX_PAUSE_S)
         return None
+
+    def _tell_problem(self, event: str, e: Exception) -> None:
+        """Log a problem once, though each try meets it."""
+        if str(e) != self.problem:
+            self.log.error(event, error=str(e))
+        self.problem = str(e)
 
     def _prepare(self) -> tuple[NetworkConf, Backend, Node]:
         """The configuration, the backend, and this node's record without subnets of its own."""
@@ -151,12 +163,11 @@ class Agent:
         latest: Collection[Node] = ()
         waits: dict[int, Callable[[], object]] = {self.wakeup: self._drain, keeper.fileno(): keeper.attend,
                                                   masquerade.fileno(): masquerade.attend}
-        poll, ready, renew = select.poll(), False, monotonic()
+        poll = select.poll()
         for fd in waits:
             poll.register(fd, select.POLLIN)
         while not self.stopped.is_set():
-            due = min(filter(None, (renew, keeper.due)))
-            for fd, _ in poll.poll(max(0.0, due - monotonic()) * 1000):
+            for fd, _ in poll.poll(None if keeper.due is None else max(0.0, keeper.due - monotonic()) * 1000):
                 waits[fd]()
             if keeper.due and monotonic() >= keeper.due:
                 keeper.attend()
@@ -169,17 +180,16 @@ class Agent:
                 skipped = self._tell_skipped(state.skipped, skipped)
                 self.gauges |= {"nodes": len(others), "skipped": len(skipped), "routes": len(state.routes)}
                 self.log.info("nodes", count=len(others), routes=len(state.routes))
-                if not ready:
-                    ready = True
+                if not self.gauges["ready"]:
                     self._begin(conf, backend, me, masquerade)
                 if not any(is_same(node, me) for node in nodes):
-                    renew = monotonic()                     # the record is gone, or is another's
-            if monotonic() >= renew and not self.stopped.is_set():
-                renew, found = self._renew(conf, me)
-                if found is not None and found.subnets != me.subnets:
+                    self.renew_now.set()                    # the record is gone, or is another's
+            while self.rejoined:
+                found = self.rejoined.popleft()
+                if found.subnets != me.subnets:
                     self.log.error("subnet_changed", former=" ".join(map(str, me.subnets.values())),
                                    subnets=" ".join(map(str, found.subnets.values())))
-                    me, ready = found, False                # pods that are made from now on get the new one
+                    me, self.gauges["ready"] = found, 0     # pods that are made from now on get the new one
                     self._changed(latest)
 
     def _begin(self, conf: NetworkConf, backend: Backend, me: Node, masquerade: Masquerade) -> None:
@@ -191,27 +201,9 @@ class Agent:
         files.write_subnet(self.options.subnet_file, conf, me, backend.mtu(), self.options.masquerade)
         if self.options.conflist and not files.write_conflist(self.options.conflist):
             self.log.warning("conflist_kept", path=self.options.conflist, why="it is another one than the agent's")
-        try:
-            self.registry.ready(me)
-        except StoreAway as e:
-            self.log.warning("registry_away", error=str(e))
         self.gauges["ready"] = 1
+        self.renew_now.set()
         self.tell_ready()
-
-    def _renew(self, conf: NetworkConf, me: Node) -> tuple[float, Node | None]:
-        """Return (when to call this again, the record after it was lost and taken anew, else None)."""
-        try:
-            return monotonic() + self.registry.keep(me), None
-        except StoreAway as e:
-            self.log.warning("registry_away", error=str(e), retry_in=MAX_PAUSE_S)
-            return monotonic() + MAX_PAUSE_S, None
-        except (SubnetLost, ConfigurationError) as e:
-            self.log.error("subnet_lost", error=str(e))
-        try:
-            return monotonic(), self.registry.join(conf, me)
-        except (StoreAway, SubnetLost, NoSubnetLeft, ConfigurationError) as e:
-            self.log.error("waiting", error=str(e))
-            return monotonic() + MAX_PAUSE_S, None
 
     def _tell_skipped(self, skipped: Any, before: dict[str, str]) -> dict[str, str]:
         for name, why in skipped.items():
@@ -219,15 +211,39 @@ class Agent:
                 self.log.warning("node_skipped", node=name, why=why)
         return dict(skipped)
 
-    # -- from the watcher's thread -------------------------------------------------------------------------------------
+    # -- in threads of their own ---------------------------------------------------------------------------------------
 
-    def _watch(self) -> None:
-        """A fault in it ends the agent: with a list of nodes that no longer changes it would do harm."""
+    def _guarded(self, run: Callable[..., object], *args: object) -> None:
+        """A fault of a thread ends the agent: with a list of nodes that no longer changes it would do harm."""
         try:
-            self.registry.watch(self._changed, self.stopped.is_set)
+            run(*args)
         except BaseException as e:
             self.fault = e
             self.stop()
+
+    def _renew_until_stop(self, conf: NetworkConf, me: Node) -> None:
+        """Renew the record when it is time or renew_now is set; take it anew if it is lost. Tell the registry once the
+        network works."""
+        told, pause, seconds = False, FIRST_PAUSE_S, 0.0
+        while not self.stopped.is_set():
+            try:
+                seconds = self.registry.keep(me)
+                if self.gauges["ready"] and not told:
+                    self.registry.ready(me)
+                    told = True
+                self.problem, pause = "", FIRST_PAUSE_S
+            except StoreAway as e:
+                self._tell_problem("registry_away", e)
+                seconds = pause = min(2 * pause, MAX_PAUSE_S)
+            except (SubnetLost, ConfigurationError) as e:
+                self._tell_problem("subnet_lost", e)
+                seconds = 0.0
+                if found := self._persist(lambda: self.registry.join(conf, me)):        # noqa: B023 - called here
+                    me, told = found, False
+                    self.rejoined.append(found)
+                    self._wake()
+            self.renew_now.wait(seconds)
+            self.renew_now.clear()
 
     def _changed(self, nodes: Collection[Node]) -> None:
         self.nodes.append(nodes)
