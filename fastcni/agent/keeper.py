@@ -61,11 +61,14 @@ class Keeper:
         same_links, self.wanted = state.links == self.wanted.links and bool(self.indexes), state
         self.names = {link.name for link in state.links} | {route.link for route in state.routes} | {
             link.settings["dev"] for link in state.links if "dev" in link.settings}
-        if self.changed or not same_links:
-            self._compare()
-            return
-        have, self.tables = self.tables, self._resolve()
-        self._finish(write_difference(self.ask, have, self.tables))
+        try:
+            if self.changed or not same_links:
+                self._compare()
+                return
+            have, self.tables = self.tables, self._resolve()
+            self._finish(write_difference(self.ask, have, self.tables))
+        except OSError as e:
+            self._fail(e)
 
     def attend(self) -> None:
         """Read the announcements, and restore what they say is lost. Raises OSError."""
@@ -76,7 +79,12 @@ class Keeper:
             self.due = self.backoff.until
         else:
             began = monotonic()
-            if repaired := self._compare():
+            try:
+                repaired = self._compare()
+            except OSError as e:
+                self._fail(e)
+                return
+            if repaired:
                 self.backoff.begin()
                 self.log.warning("network_repaired", entries=repaired, ms=round((monotonic() - began) * 1e3, 1))
 
@@ -121,6 +129,11 @@ class Keeper:
             self.log.error("entry_refused", error=str(e), more=max(len(refused) - 3, 0))
         if refused:
             self._retry()
+
+    def _fail(self, e):
+        """A request could not be sent or its answer not be read, without memory for instance: read all again, later."""
+        self.log.error("entry_refused", error=str(e), more=0)
+        self._retry()
 
     def _retry(self):
         self.changed = True

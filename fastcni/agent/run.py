@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from fastcni.agent import files
+from fastcni.agent import files, subnets
 from fastcni.agent.backends import open_backend
 from fastcni.agent.contract import ConfigurationError, Node, NoSubnetLeft, SubnetLost
 from fastcni.agent.keeper import Keeper
@@ -174,10 +174,10 @@ class Agent:
             nodes = self.nodes.pop() if self.nodes else None
             if nodes is not None:
                 latest = nodes
-                others = [node for node in nodes if node.name != me.name]
+                others, left_out = subnets.usable(conf, me, nodes)
                 state = backend.state(me, others)
                 keeper.set(state)
-                skipped = self._tell_skipped(state.skipped, skipped)
+                skipped = self._tell_skipped({**left_out, **state.skipped}, skipped)
                 self.gauges |= {"nodes": len(others), "skipped": len(skipped), "routes": len(state.routes)}
                 self.log.info("nodes", count=len(others), routes=len(state.routes))
                 if not self.gauges["ready"]:

@@ -1,4 +1,4 @@
-"""Choose the subnets of a node."""
+"""Choose the subnets of a node, and leave out nodes whose subnets cannot be true."""
 
 from __future__ import annotations
 
@@ -45,6 +45,36 @@ def fits(family: Family, subnet: Prefix) -> bool:
 def overlap(one: Node, two: Node) -> bool:
     """Whether two nodes have an address in common."""
     return any(subnet.overlaps(two.subnets[family]) for family, subnet in one.subnets.items() if family in two.subnets)
+
+
+def usable(conf: NetworkConf, me: Node, nodes: Collection[Node]) -> tuple[list[Node], dict[str, str]]:
+    """Return (the other nodes, {name: why it is left out}). A subnet has to be in the network, and of one node only: a
+    damaged record must not take packets of other destinations. Of two nodes with one subnet the first by name counts.
+    """
+    skipped: dict[str, str] = {}
+    others = sorted((node for node in nodes if node.name != me.name), key=lambda node: node.name)
+    for node in others:
+        for number, subnet in node.subnets.items():
+            family = conf.families.get(number)
+            if family and not within(subnet, family.network):
+                skipped[node.name] = f"its subnet {subnet} is not in {family.network}"
+    for number in conf.families:
+        spans = sorted((int(node.subnets[number].network_address), int(node.subnets[number].broadcast_address), at)
+                       for at, node in enumerate([me, *others]) if number in node.subnets and node.name not in skipped)
+        last_end, last = -1, 0
+        for start, end, at in spans:
+            if start <= last_end:
+                loser, winner = max(at, last), min(at, last)
+                skipped[others[loser - 1].name] = f"node {[me, *others][winner].name} has its subnet, too"
+                if winner == last:
+                    continue
+            last_end, last = end, at
+    return [node for node in others if node.name not in skipped], skipped
+
+
+def within(subnet: Prefix, network: Prefix) -> bool:
+    return subnet.version == network.version and int(network.network_address) <= int(subnet.network_address) and \
+        int(subnet.broadcast_address) <= int(network.broadcast_address)
 
 
 def free(family: Family, taken: Collection[Prefix]) -> Iterator[Prefix]:

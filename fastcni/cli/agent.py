@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from contextlib import contextmanager, nullcontext
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any
@@ -104,7 +105,8 @@ def agent(endpoints: Sequence[str], etcd_prefix: str, etcd_cafile: str, etcd_cer
     it = Agent(Options(kind, settings, underlay, subnet_file, conflist, folder, ip_masq),
                log, lambda: notifier.notify("READY=1"))
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: it.stop())
+        # in a thread: the handler may interrupt a function that holds the lock which stop() takes
+        signal.signal(number, lambda *_: threading.Thread(target=it.stop).start())
     try:
         if leave:
             it.leave()

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastcni.agent import subnets
-from fastcni.agent.contract import Family, NoSubnetLeft
+from fastcni.agent.contract import Family, NetworkConf, Node, NoSubnetLeft
 
 FAMILY = Family(ip_network("10.0.0.0/16"), 24, ip_network("10.0.1.0/24"), ip_network("10.0.255.0/24"))
 HUGE = Family(ip_network("fd00::/16"), 64, ip_network("fd00:0:0:1::/64"), ip_network("fd00:ffff:ffff:ffff::/64"))
@@ -47,3 +47,40 @@ def test_what_is_free_overlaps_nothing_that_is_taken(taken):
     found = list(subnets.free(FAMILY, taken))
     every = [net(number) for number in range(1, 256)]
     assert found == [each for each in every if not any(each.overlaps(other) for other in taken)]
+
+
+def node(name, *texts):
+    found = [ip_network(text) for text in texts]
+    return Node(name, {each.version: each for each in found}, {}, "vxlan")
+
+
+CONF = NetworkConf({4: FAMILY, 6: HUGE}, {})
+ME = node("me", "10.0.5.0/24", "fd00:0:0:5::/64")
+
+
+@pytest.mark.parametrize(("others", "left_out"), [
+    ([node("a", "10.0.1.0/24"), node("b", "10.0.2.0/24", "fd00:0:0:2::/64")], {}),
+    ([node("a", "10.1.0.0/24")], {"a": "its subnet 10.1.0.0/24 is not in 10.0.0.0/16"}),
+    ([node("a", "128.0.0.0/1")], {"a": "its subnet 128.0.0.0/1 is not in 10.0.0.0/16"}),
+    ([node("a", "10.0.0.0/16")], {"a": "node me has its subnet, too"}),
+    ([node("z", "10.0.5.0/24")], {"z": "node me has its subnet, too"}),
+    ([node("b", "10.0.1.0/24"), node("a", "10.0.1.0/24")], {"b": "node a has its subnet, too"}),
+    ([node("a", "10.0.1.0/24"), node("b", "10.0.0.0/22"), node("c", "10.0.2.0/24")], {
+        "b": "node a has its subnet, too"}),
+    ([node("a", "10.0.1.0/24", "fd00:0:0:5::/64")], {"a": "node me has its subnet, too"}),
+    ([node("a", "10.0.1.0/24", "fe80::/64")], {"a": "its subnet fe80::/64 is not in fd00::/16"}),
+])
+def test_a_node_whose_subnet_cannot_be_true_is_left_out(others, left_out):
+    found, skipped = subnets.usable(CONF, ME, [ME, *others])
+    assert skipped == left_out
+    assert [each.name for each in found] == sorted({each.name for each in others} - left_out.keys())
+
+
+@given(st.lists(st.tuples(st.integers(0, 255), st.sampled_from([20, 22, 24, 26])), max_size=20))
+def test_no_two_nodes_that_are_left_overlap(spans):
+    others = [node(f"n{at:02}", str(ip_network(f"10.0.{number}.0/{length}", strict=False)))
+              for at, (number, length) in enumerate(spans)]
+    found, skipped = subnets.usable(CONF, ME, others)
+    assert len(found) + len(skipped) == len(others)
+    for at, one in enumerate([ME, *found]):
+        assert not any(subnets.overlap(one, other) for other in found[at:] if other is not one)

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from fastcni.agent import conf as confs
 from fastcni.agent.contract import ConfigurationError, Node, SubnetLost
+from fastcni.agent.subnets import within
 from fastcni.kit.ipam.cluster.contract import StoreAway
 from fastcni.kit.ipam.cluster.stores.kubeconfig import in_cluster, read_kubeconfig
 from fastcni.kit.ipam.cluster.stores.kubernetes_api import Api, Conflict, Expired, Missing
@@ -78,7 +79,7 @@ class Kubernetes:
                                      "does the controller manager run with --allocate-node-cidrs?")
         for family in conf.families:
             network = conf.families[family].network
-            if not (int(network[0]) <= int(subnets[family][0]) and int(subnets[family][-1]) <= int(network[-1])):
+            if not within(subnets[family], network):
                 raise ConfigurationError(f'podCIDRs of node "{self.node}": {subnets[family]} is not in {network}')
         joined = Node(self.node, {family: subnets[family] for family in conf.families},
                       {**me.public, **self._overwrites(document)}, me.backend, me.data)
