@@ -22,6 +22,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from fastcni.agent import files, subnets
 from fastcni.agent.backends import open_backend
+from fastcni.agent.bgp import Bgp
+from fastcni.agent.bgp import Settings as BgpSettings
 from fastcni.agent.contract import ConfigurationError, Node, NoSubnetLeft, SubnetLost
 from fastcni.agent.keeper import Keeper
 from fastcni.agent.links import remove
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
 Found = TypeVar("Found")
 PROBLEMS = (StoreAway, ConfigurationError, SubnetLost, NoSubnetLeft)        # that may end by themselves
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.1, 5.0           # between tries to join
+FOREVER = float("inf")
 SUBNET_FILE, CONFLIST = "/run/flannel/subnet.env", "/etc/cni/net.d/10-flannel.conflist"
 FOLDER = "/run/fastcni/agent"                   # of MACs: they last until a reboot, as the links do
 
@@ -55,6 +58,7 @@ class Options:
     conflist: str = CONFLIST
     folder: str = FOLDER
     masquerade: bool = True
+    bgp: BgpSettings | None = None
 
 
 class Agent:
@@ -70,6 +74,7 @@ class Agent:
         self.renew_now = threading.Event()                  # for the thread that renews the record
         self.problem = ""                                   # the last one that was logged
         self.fault: BaseException | None = None             # of a thread
+        self.bgp = Bgp(options.bgp, log) if options.bgp else None
         self.gauges = {"nodes": 0, "skipped": 0, "routes": 0, "ready": 0}       # for metrics.py
 
     def stop(self) -> None:
@@ -119,6 +124,8 @@ class Agent:
         masquerade.remove()
         keeper.close()
         masquerade.close()
+        if self.bgp:
+            self.bgp.set([], mine.public.get(4))
         for path in (self.options.subnet_file, self.options.conflist):
             if path and files.is_ours(path):
                 os.unlink(path)
@@ -167,8 +174,11 @@ class Agent:
         for fd in waits:
             poll.register(fd, select.POLLIN)
         while not self.stopped.is_set():
-            for fd, _ in poll.poll(None if keeper.due is None else max(0.0, keeper.due - monotonic()) * 1000):
+            due = min(keeper.due or FOREVER, self.bgp.due if self.bgp else FOREVER)
+            for fd, _ in poll.poll(None if due == FOREVER else max(0.0, due - monotonic()) * 1000):
                 waits[fd]()
+            if self.bgp:
+                self.bgp.attend()
             if keeper.due and monotonic() >= keeper.due:
                 keeper.attend()
             nodes = self.nodes.pop() if self.nodes else None
@@ -198,6 +208,8 @@ class Agent:
             sysctl.ensure(SYSCTLS[4 if family == 4 else 16], "1")
         if self.options.masquerade:
             masquerade.set(conf, me.subnets)
+        if self.bgp:
+            self.bgp.set(me.subnets.values(), me.public.get(4))
         files.write_subnet(self.options.subnet_file, conf, me, backend.mtu(), self.options.masquerade)
         if self.options.conflist and not files.write_conflist(self.options.conflist):
             self.log.warning("conflist_kept", path=self.options.conflist, why="it is another one than the agent's")

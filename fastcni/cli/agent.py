@@ -62,6 +62,8 @@ if TYPE_CHECKING:
               help="Keeps the MACs of this node's links.")
 @click.option("--ip-masq/--no-ip-masq", default=True, show_default=True,
               help="Give packets of pods that leave the network this node's address.")
+@click.option("--bgp", "bgp_file", default="", metavar="FILE",
+              help="Announce this node's subnets by BGP through BIRD 2; the file names the routers.")
 @click.option("--metrics", default="", envvar="FASTCNI_AGENT_METRICS", show_envvar=True, metavar="ADDRESS",
               help="Answer Prometheus there: the path of a unix socket, 127.0.0.1:PORT or [::1]:PORT. Off by default.")
 @click.option("--leave", is_flag=True, help="Take this node out of the network: remove its record, links and rules.")
@@ -73,7 +75,8 @@ def agent(endpoints: Sequence[str], etcd_prefix: str, etcd_cafile: str, etcd_cer
           etcd_username: str, etcd_password_file: str, kubernetes: str | None, net_conf: str, annotation_prefix: str,
           nodes_file: str, node_name: str, iface: Sequence[str],
           iface_regex: Sequence[str], iface_can_reach: str, public: Sequence[str], subnet_file: str, conflist: str,
-          folder: str, ip_masq: bool, metrics: str, leave: bool, log_to: str, log_level: str, log_format: str) -> None:
+          folder: str, ip_masq: bool, bgp_file: str, metrics: str, leave: bool, log_to: str, log_level: str,
+          log_format: str) -> None:
     """Give this node a subnet and join it to the others, as flanneld does.
 
     The agent writes the routes to other nodes' pods and keeps them so, and /run/flannel/subnet.env for the flannel
@@ -81,6 +84,7 @@ def agent(endpoints: Sequence[str], etcd_prefix: str, etcd_cafile: str, etcd_cer
     """
     if [bool(endpoints), kubernetes is not None, bool(nodes_file)].count(True) != 1:
         raise click.UsageError("say where the nodes' records are: --etcd URL, --kubernetes or --nodes FILE")
+    from fastcni.agent.bgp import read_settings
     from fastcni.agent.contract import ConfigurationError
     from fastcni.agent.run import Agent, Options
     from fastcni.agent.underlay import Options as Underlay
@@ -100,9 +104,13 @@ def agent(endpoints: Sequence[str], etcd_prefix: str, etcd_cafile: str, etcd_cer
     page = MetricsPage(metrics) if metrics else None
     log = logs.make(log_level, log_format, log_to, [page.collector.receive] if page else [])
     notifier = Notifier(os.environ, log)
+    try:
+        bgp = read_settings(bgp_file) if bgp_file else None
+    except ConfigurationError as e:
+        raise CniError(errors.INVALID_CONFIG, str(e)) from None
     underlay = Underlay(iface, iface_regex, iface_can_reach, read_public(public))
     kind = "etcd" if endpoints else "static" if nodes_file else "kubernetes"
-    it = Agent(Options(kind, settings, underlay, subnet_file, conflist, folder, ip_masq),
+    it = Agent(Options(kind, settings, underlay, subnet_file, conflist, folder, ip_masq, bgp),
                log, lambda: notifier.notify("READY=1"))
     for number in (signal.SIGTERM, signal.SIGINT):
         # in a thread: the handler may interrupt a function that holds the lock which stop() takes

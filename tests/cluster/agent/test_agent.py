@@ -1,5 +1,6 @@
 """`fastcni agent` on nodes in namespaces, with a real etcd: pods reach each other, also while something is away."""
 
+import json
 import os
 import re
 import signal
@@ -191,6 +192,23 @@ def test_packets_to_the_outside_have_the_nodes_address(nodes):
     run("ip", "netns", "exec", one.netns, "nft", "flush", "ruleset")
     assert eventually(lambda: "masquerade" in run("ip", "netns", "exec", one.netns, "nft", "list", "ruleset"))
     assert "event=masquerade_restored" in one.log()
+
+
+def test_the_subnet_is_given_to_bird_until_the_node_leaves(nodes):
+    (one,) = nodes(1)
+    conf = one.folder / "bird.conf"
+    (one.folder / "bgp.json").write_text(json.dumps({"as": 64512, "peers": [], "config": str(conf),
+                                                     "socket": f"{one.folder}/no-bird"}))
+    one.more = ["--bgp", f"{one.folder}/bgp.json"]
+    one.start()
+    one.await_ready()
+    subnet = files.read_former(f"{one.folder}/subnet.env")[4]
+    assert f"route {subnet} blackhole;" in conf.read_text()
+    assert one.log().count("event=bgp_failed") == 1
+    assert one.end() == 0
+    assert f"route {subnet}" in conf.read_text()        # BIRD goes on announcing
+    assert subprocess.run(one.command("--leave", *one.more), capture_output=True, timeout=60).returncode == 0
+    assert "route" not in conf.read_text()
 
 
 def test_prometheus_is_told_of_nodes_and_repairs(nodes):
