@@ -6,7 +6,7 @@
 # make test-vm          the tests for other kernel options, in a VM (ONLY="tests/real_kernel/test_x.py")
 # make test-toolchains  the launcher for aarch64 and by clang, plots, and the fast tests on other Pythons
 # make test-runtimes    containers of containerd, CRI and podman on a node of their own (root; installs these)
-# make test-cluster     cluster IPAM and dhcp with real servers: etcd and others (as root it installs these)
+# make test-cluster     cluster IPAM, dhcp and the agent with real servers: etcd and others (as root it installs these)
 # make test-observability  what operators look at: Prometheus, a terminal, a browser (as root it installs these)
 # make screenshots      the pictures of docs, by a test of test-observability
 # make test-packages    README's install, the Debian package, the Kubernetes image; the switch from the Go plugins (root)
