@@ -8,7 +8,9 @@ limit=${VM_LIMIT:-3600}
 lane=
 if [ $# = 0 ]; then
     lane="vm $(.venv/bin/python tests/features.py)"
-    set -- tests benchmarks -n 2 --dist worksteal --durations=25
+    chosen=$(.venv/bin/python tests/vm/chosen.py .lanes/host.json)
+    # shellcheck disable=SC2086
+    set -- ${chosen:-tests benchmarks} -n 2 --dist worksteal --durations=10
 fi
 
 mkdir -p .lanes
