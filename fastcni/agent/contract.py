@@ -188,7 +188,8 @@ class Underlay:
     name: str
     index: int
     mtu: int
-    addresses: Mapping[int, Address]            # its public address of each family
+    addresses: Mapping[int, Address]            # the node's own address of each family: packets are sent from it
+    public: Mapping[int, Address]               # the one that other nodes are told; it may be that of a router
     prefixes: Mapping[int, Prefix]              # the networks on it: nodes there are neighbours
 
 

@@ -1,8 +1,8 @@
 """Keeps the kernel's links, neighbours, FDB entries and routes equal to a State, by the kernel's notifications.
 
 What another program deletes or changes is written again when the kernel announces it. The kernel does not announce all:
-if a link goes down, its IPv4 routes go without a message. So after any announcement about an entry or a link of the
-State, all is read and compared; for 1,000 nodes that takes some 20 ms.
+if a link goes down or loses an address, IPv4 routes go without a message. So after any announcement about an entry or a
+link of the State, all is read and compared; for 1,000 nodes that takes some 20 ms.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from fastcni.server.backoff import Backoff
 if TYPE_CHECKING:
     from fastcni.server.log import Logger
 
-GROUPS = (uapi.RTNLGRP_LINK, uapi.RTNLGRP_NEIGH, uapi.RTNLGRP_IPV4_ROUTE, uapi.RTNLGRP_IPV6_ROUTE)
+GROUPS = (uapi.RTNLGRP_LINK, uapi.RTNLGRP_NEIGH, uapi.RTNLGRP_IPV4_IFADDR, uapi.RTNLGRP_IPV6_IFADDR,
+          uapi.RTNLGRP_IPV4_ROUTE, uapi.RTNLGRP_IPV6_ROUTE)
 EVENT_BYTES = 16 << 20          # of announcements: a flush deletes the entries of all nodes at once
 ANSWER_BYTES = 16 << 20         # of ACKs
 REQUEST_BYTES = 4 << 20         # in one send
@@ -93,28 +94,30 @@ class Keeper:
     def _compare(self) -> int:
         """Make the links, read what the kernel has, and write the difference. Return how many entries it had."""
         self.changed = False
-        made = self._make_links()
+        count = self._make_links()
         own = {self.indexes[link.name]: link.kind for link in self.wanted.links if link.name in self.indexes}
-        self.tables = self._resolve()
-        have = read_tables(self.ask, own, self.tables)
-        count = made + differences(have, self.tables)
+        former, self.tables = self.tables, self._resolve()
+        have = read_tables(self.ask, own, former)
+        count += differences(have, self.tables)
         self._finish(write_difference(self.ask, have, self.tables))
+        if gone := links.remove_others(self.ask, {link.name for link in self.wanted.links}):
+            self.log.info("links_removed", links=" ".join(gone))
         return count
 
     def _make_links(self):
-        """Return how many had another index before, or none."""
-        former, made, failed = self.indexes, 0, False
+        """Return how many settings of them were other ones."""
+        count, failed = 0, False
         self.indexes = {}
         for link in self.wanted.links:
             try:
-                self.indexes[link.name] = links.ensure(self.ask, link)
-                made += former.get(link.name, 0) != self.indexes[link.name]
+                self.indexes[link.name], changes = links.ensure(self.ask, link)
+                count += changes
             except (OSError, links.UnderlayGone) as e:
                 failed = True
                 self.log.error("link_failed", link=link.name, error=str(e))
         if failed:
             self._retry()
-        return made
+        return count
 
     def _resolve(self):
         """The tables of the State. Routes can be on links that are not the agent's own: on the underlay."""
@@ -155,6 +158,8 @@ class Keeper:
             self.changed = self._is_other_neighbour(kind, payload)
         elif kind in (uapi.RTM_NEWROUTE, uapi.RTM_DELROUTE):
             self.changed = self._is_other_route(kind, payload)
+        elif kind in (uapi.RTM_NEWADDR, uapi.RTM_DELADDR):
+            self.changed = rtnl.read_address(payload).index in self.indexes.values()
 
     def _is_other_neighbour(self, kind, payload):
         """Whether the announcement is about an entry of the State, and not as the State wants it."""

@@ -1,6 +1,7 @@
 """The links that the agent owns: made as a Link says, repaired, removed.
 
-A link that is there already and has the wanted settings is kept, also one that flanneld made: traffic goes on.
+A link that is there already and has the wanted settings is kept, also one that flanneld made: traffic goes on. All have
+the alias "fastcni agent", by which those of a former backend are found.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from fastcni.kernel import rtnl, sysctl, uapi, vxlan, wire
 from fastcni.kit.links import find
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Collection, Iterable
 
     from fastcni.agent.contract import Link as Wanted
     from fastcni.kernel.rtnl import Link
@@ -23,14 +24,17 @@ if TYPE_CHECKING:
     Data = list[tuple[int, bytes]]
 
 
+ALIAS = "fastcni agent"
+
+
 class UnderlayGone(Exception):
     """The link that carries the tunnels is not there."""
 
 
-def ensure(sock: Socket, wanted: Wanted) -> int:
-    """Make the link, or make it what it should be, and return its index. Raises NetlinkError, OSError and
-    UnderlayGone."""
-    data = KINDS[wanted.kind](sock, wanted)
+def ensure(sock: Socket, wanted: Wanted) -> tuple[int, int]:
+    """Make the link, or make it what it should be. Return (its index, how many settings were other ones). Raises
+    NetlinkError, OSError and UnderlayGone."""
+    data, changes = KINDS[wanted.kind](sock, wanted), 0
     link = find.link(sock, wanted.name)
     if link is not None and not is_the_same(link, wanted, data):
         wire.exchange(sock, rtnl.del_link(Batch(), index=link.index, what=f'replace "{wanted.name}"'))
@@ -39,14 +43,18 @@ def ensure(sock: Socket, wanted: Wanted) -> int:
         wire.exchange(sock, rtnl.new_link(Batch(), wanted.name, wanted.kind, None, mtu=wanted.mtu,
                                           address=packed_mac(wanted.mac), data=data))
         link = find.new_link(sock, wanted.name)
+        changes += 1
+    if link.alias != ALIAS:
+        wire.exchange(sock, rtnl.set_alias(Batch(), link.index, ALIAS))
     for name, value in wanted.sysctls.items():
         sysctl.offer(f"net/{name}", value)
     if link.mtu != wanted.mtu or not link.up:
         wire.exchange(sock, rtnl.set_link(Batch(), link.index, up=True, mtu=wanted.mtu))
-    put_addresses(sock, link.index, wanted.addresses)
+        changes += 1
+    changes += put_addresses(sock, link.index, wanted.addresses)
     if wanted.kind == "wireguard":
         peers.set_key(link.index, wanted.settings["private_key"], wanted.settings["listen_port"])
-    return link.index
+    return link.index, changes
 
 
 def is_the_same(link: Link, wanted: Wanted, data: Data) -> bool:
@@ -58,17 +66,27 @@ def is_the_same(link: Link, wanted: Wanted, data: Data) -> bool:
     return all(found.get(number) == value for number, value in data)
 
 
-def put_addresses(sock: Socket, index: int, texts: Iterable[str]) -> None:
-    """Make these the link's addresses: add what is missing, delete others but link-local ones."""
-    wanted = {(ip_interface(text).packed, ip_interface(text).network.prefixlen) for text in texts}
+def put_addresses(sock: Socket, index: int, texts: Iterable[str]) -> int:
+    """Make these the link's addresses: add what is missing, delete others but link-local ones. Return how many were
+    changed."""
+    want = {(ip_interface(text).packed, ip_interface(text).network.prefixlen) for text in texts}
     there = {(it.packed, it.prefix) for it in find.addresses(sock, index) if not ip_address(it.packed).is_link_local}
     batch = Batch()
-    for packed, prefix in there - wanted:
+    for packed, prefix in there - want:
         rtnl.del_address(batch, index, packed, prefix, what="delete an address of another subnet")
-    for packed, prefix in wanted - there:
+    for packed, prefix in want - there:
         rtnl.new_address(batch, index, packed, prefix, nodad=True, what="add the address of the subnet")
     if batch:
         wire.exchange(sock, batch)
+    return len(there ^ want)
+
+
+def remove_others(sock: Socket, names: Collection[str]) -> list[str]:
+    """Remove the agent's links but these: those of a former backend. Return their names. Raises NetlinkError."""
+    gone = [link for link in find.all_links(sock) if link.alias == ALIAS and link.name not in names]
+    for link in gone:
+        wire.exchange(sock, rtnl.del_link(Batch(), index=link.index, what=f'remove "{link.name}"'))
+    return [link.name for link in gone]
 
 
 def remove(sock: Socket, name: str) -> None:

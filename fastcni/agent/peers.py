@@ -1,7 +1,7 @@
 """The peers of wireguard links: what a State wants, what the kernel has, and the difference, written.
 
 The kernel announces nothing about peers. They are compared when anything else of the agent's has changed. Where a peer
-is reached is not compared: WireGuard follows a peer that moves.
+is reached is written when that of its record changes, and else left alone: WireGuard follows a peer that moves.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from fastcni.agent.contract import WireguardPeer
     from fastcni.kernel.wire import NetlinkError
 
-    # keepalive in seconds, networks that may come from it, (packed address, port) of the other end, preshared key
-    Peer = tuple[int, frozenset[tuple[bytes, int]], tuple[bytes, int], bytes]
-    Peers = Mapping[tuple[int, bytes], Peer]
+    from fastcni.kernel.wireguard import Peer
+
+    Peers = Mapping[tuple[int, bytes], Peer]        # by (index of the link, public key)
 
 
 def peer_of(peer: WireguardPeer) -> Peer:
@@ -35,17 +35,19 @@ def set_key(index: int, private_key: bytes, port: int) -> None:
         wire.exchange(sock, wireguard.set_device(Batch(), family, index, private_key, port))
 
 
-def read_peers(indexes: Collection[int], want: Peers) -> dict[tuple[int, bytes], Peer]:
-    """The peers of wireguard links, with the ends and preshared keys that are wanted."""
+def read_peers(indexes: Collection[int], written: Peers) -> dict[tuple[int, bytes], Peer]:
+    """The peers of wireguard links. Each is where it was last written to be (`written`), although it may have moved since;
+    without that where the kernel reaches it."""
     found: dict[tuple[int, bytes], Peer] = {}
     if not indexes:
         return found
     with closing(wire.open_socket(uapi.NETLINK_GENERIC)) as sock:
         family = genl.family_id(sock, wireguard.FAMILY)
         for index in indexes:
-            for key, (keepalive, allowed) in wireguard.read_device(sock, family, index).peers.items():
-                _, _, endpoint, preshared = want.get((index, key), (0, frozenset(), (b"", 0), b""))
-                found[index, key] = keepalive, allowed, endpoint, preshared
+            for key, (keepalive, allowed, end, preshared) in wireguard.read_device(sock, family, index).peers.items():
+                if (index, key) in written:
+                    end = written[index, key][2]
+                found[index, key] = keepalive, allowed, end, preshared
     return found
 
 

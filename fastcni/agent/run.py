@@ -24,9 +24,8 @@ from fastcni.agent import files, subnets
 from fastcni.agent.backends import open_backend
 from fastcni.agent.bgp import Bgp
 from fastcni.agent.bgp import Settings as BgpSettings
-from fastcni.agent.contract import ConfigurationError, Node, NoSubnetLeft, SubnetLost
+from fastcni.agent.contract import ConfigurationError, Node, NoSubnetLeft, State, SubnetLost
 from fastcni.agent.keeper import Keeper
-from fastcni.agent.links import remove
 from fastcni.agent.masquerade import Masquerade
 from fastcni.agent.registries import open_registry
 from fastcni.agent.underlay import Options as UnderlayOptions
@@ -113,14 +112,11 @@ class Agent:
     def leave(self) -> None:
         """Take the node out of the network: remove the record, and what the agent has made in the kernel. Raises
         StoreAway, ConfigurationError, OSError."""
-        conf, backend, me = self._prepare()
+        conf, _, me = self._prepare()
         mine = self.registry.join(conf, me)
         self.registry.leave(mine)
         keeper, masquerade = Keeper(self.log), Masquerade(self.log)
-        state = backend.state(mine, [])
-        keeper.set(state)
-        for link in state.links:
-            remove(keeper.ask, link.name)
+        keeper.set(State())
         masquerade.remove()
         keeper.close()
         masquerade.close()
@@ -157,7 +153,7 @@ class Agent:
         underlay = choose(self.options.underlay, list(conf.families))
         backend = open_backend(conf, underlay, self.options.folder, self.registry.publishes)
         former = files.read_former(self.options.subnet_file)
-        return conf, backend, Node("", former, underlay.addresses, backend.name, backend.data())
+        return conf, backend, Node("", former, underlay.public, backend.name, backend.data())
 
     def _join(self) -> tuple[NetworkConf, Backend, Node]:
         conf, backend, me = self._prepare()

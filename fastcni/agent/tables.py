@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
 
     from fastcni.agent.contract import State
-    from fastcni.agent.peers import Peer
     from fastcni.kernel.rtnl import Route
     from fastcni.kernel.wire import NetlinkError, Socket
+    from fastcni.kernel.wireguard import Peer
 
 GONE = (ENOENT, ESRCH, EEXIST)          # what a removal, or a repeated addition, need not report
 FAMILIES = (uapi.AF_INET, uapi.AF_INET6)
@@ -63,10 +63,11 @@ def wanted_tables(state: State, indexes: Mapping[str, int]) -> Tables:
     return found
 
 
-def read_tables(sock: Socket, own: Mapping[int, str], want: Tables) -> Tables:
-    """What the kernel has: all on the links `own` (index: kind), and the routes of our protocol on any link."""
+def read_tables(sock: Socket, own: Mapping[int, str], written: Tables) -> Tables:
+    """What the kernel has: all on the links `own` (index: kind), and the routes of our protocol on any link. written: what
+    was written before, for read_peers()."""
     found = Tables()
-    found.peers = read_peers([index for index, kind in own.items() if kind == "wireguard"], want.peers)
+    found.peers = read_peers([index for index, kind in own.items() if kind == "wireguard"], written.peers)
     for family in (*FAMILIES, uapi.AF_BRIDGE):
         for _, payload in wire.dump(sock, uapi.RTM_GETNEIGH, neighbours.ndmsg(family), "list neighbours"):
             note_neighbour(found, payload, own)

@@ -52,14 +52,16 @@ def choose(options: Options, families: Sequence[int]) -> Underlay:
     if chosen is None:
         raise ConfigurationError("no link reaches the other nodes: there is no default route, and no link matches "
                                  "iface, iface-regex, iface-can-reach or public-ip")
-    own = {family: [it for it in addresses[chosen.index] if it.version == family] for family in FAMILIES}
+    named = {*options.iface, *map(str, options.public_ip.values())}
+    present = sorted(addresses[chosen.index], key=lambda it: str(it.ip) not in named)      # these first
+    own = {family: next((it for it in present if it.version == family), None) for family in FAMILIES}
     for family in families:
-        if not own[family]:
+        if own[family] is None:
             raise ConfigurationError(f'link "{chosen.name}" has no IPv{family} address; iface names another link')
-    first = {family: own[family][0] for family in FAMILIES if own[family]}
-    return Underlay(chosen.name, chosen.index, chosen.mtu,
-                    {family: it.ip for family, it in first.items()} | dict(options.public_ip),
-                    {family: it.network for family, it in first.items()})
+    found = {family: it for family, it in own.items() if it}
+    addresses_of = {family: it.ip for family, it in found.items()}
+    return Underlay(chosen.name, chosen.index, chosen.mtu, addresses_of, addresses_of | dict(options.public_ip),
+                    {family: it.network for family, it in found.items()})
 
 
 def candidates(sock: Socket, options: Options, families: Sequence[int], links: list[Link],
@@ -70,17 +72,33 @@ def candidates(sock: Socket, options: Options, families: Sequence[int], links: l
                     if link.name == text or text in [str(it.ip) for it in addresses[link.index]])
         return
     if options.iface_regex:
-        patterns = [re.compile(text) for text in options.iface_regex]
+        patterns = [compiled(text) for text in options.iface_regex]
         yield from (link for pattern in patterns for link in links
                     if any(map(pattern.search, [link.name, *(str(it.ip) for it in addresses[link.index])])))
         return
     by_index = {link.index: link for link in links}
     if options.iface_can_reach:
-        yield from filter(None, [by_index.get(way(sock, ip_address(options.iface_can_reach).packed))])
+        yield from filter(None, [by_index.get(way(sock, destination(options.iface_can_reach)))])
         return
     public = {*options.public_ip.values()}
     yield from (link for link in links if public & {it.ip for it in addresses[link.index]})
     yield from filter(None, [by_index.get(way(sock, OUTSIDE[family])) for family in families])
+
+
+def compiled(text: str) -> re.Pattern[str]:
+    """Raises ConfigurationError."""
+    try:
+        return re.compile(text)
+    except re.error as e:
+        raise ConfigurationError(f'iface-regex "{text}": {e}') from None
+
+
+def destination(text: str) -> bytes:
+    """Raises ConfigurationError."""
+    try:
+        return ip_address(text).packed
+    except ValueError as e:
+        raise ConfigurationError(f"iface-can-reach: {e}") from None
 
 
 def interfaces(sock: Socket, index: int) -> Iterator[Interface]:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from fastcni.kernel.wire import Socket
 
     Networks = Iterable[tuple[bytes, int]]
+    Peer = tuple[int, frozenset[tuple[bytes, int]], tuple[bytes, int], bytes]
 
 FAMILY = "wireguard"
 ORDER = sys.byteorder
@@ -42,13 +43,14 @@ WG_CMD_GET_DEVICE, WG_CMD_SET_DEVICE = 0, 1
 
 class Device:
     """public_key (32 bytes; b"" without a private key), port, and peers: {public key: (keepalive in s, frozenset of
-    (packed, prefix length) that may come from it)}."""
+    (packed, prefix length) that may come from it, (packed address, port) of the other end, preshared key)}; b"", 0 and
+    b"" for what it does not have."""
 
     __slots__ = ("peers", "port", "public_key")
 
     def __init__(self) -> None:
         self.public_key, self.port = b"", 0
-        self.peers: dict[bytes, tuple[int, frozenset[tuple[bytes, int]]]] = {}
+        self.peers: dict[bytes, Peer] = {}
 
 
 def set_device(batch: Batch, family: int, index: int, private_key: bytes, port: int) -> Batch:
@@ -90,14 +92,18 @@ def read_device(sock: Socket, family: int, index: int) -> Device:
 
 
 def note_peer(device: Device, found: dict[int, bytes]) -> None:
-    """A peer with many networks comes in several messages."""
+    """A peer with many networks comes in several messages, of which the first has all else."""
     key, networks = found[WGPEER_A_PUBLIC_KEY], set()
     for _, each in attribute_list(found.get(WGPEER_A_ALLOWEDIPS, b"")):
         allowed = attributes(each)
         networks.add((allowed[WGALLOWEDIP_A_IPADDR], allowed[WGALLOWEDIP_A_CIDR_MASK][0]))
-    keepalive, before = device.peers.get(key, (0, frozenset()))
-    keepalive = int.from_bytes(found.get(WGPEER_A_KEEPALIVE, b""), ORDER) or keepalive
-    device.peers[key] = keepalive, before | networks
+    if key in device.peers:
+        keepalive, before, endpoint, preshared = device.peers[key]
+        device.peers[key] = keepalive, before | networks, endpoint, preshared
+        return
+    preshared = found.get(WGPEER_A_PRESHARED_KEY, b"")
+    device.peers[key] = (int.from_bytes(found.get(WGPEER_A_KEEPALIVE, b""), ORDER), frozenset(networks),
+                         read_sockaddr(found.get(WGPEER_A_ENDPOINT, b"")), preshared if any(preshared) else b"")
 
 
 def begin(batch: Batch, family: int, index: int, what: str) -> Batch:
@@ -110,3 +116,9 @@ def sockaddr(packed: bytes, port: int) -> bytes:
     if len(packed) == 4:
         return uapi.AF_INET.to_bytes(2, ORDER) + port.to_bytes(2, "big") + packed + bytes(8)
     return uapi.AF_INET6.to_bytes(2, ORDER) + port.to_bytes(2, "big") + bytes(4) + packed + bytes(4)
+
+
+def read_sockaddr(data: bytes) -> tuple[bytes, int]:
+    """Return (packed address, port) of a struct sockaddr_in or sockaddr_in6; (b"", 0) of no data."""
+    packed = data[4:8] if int.from_bytes(data[:2], ORDER) == uapi.AF_INET else data[8:24]
+    return packed, int.from_bytes(data[2:4], "big")

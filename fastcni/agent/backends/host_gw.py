@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fastcni.agent.backends.keys import chosen_families, read_keys
-from fastcni.agent.contract import Node, Route, State
+from fastcni.agent.contract import ConfigurationError, Node, Route, State
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -24,6 +24,10 @@ class HostGw:
     def __init__(self, conf: NetworkConf, underlay: Underlay, folder: str, publishes: bool) -> None:
         self.keys, self.underlay = read_keys(conf.backend, KEYS), underlay
         self.families = chosen_families(conf, underlay)
+        for family in self.families:
+            if underlay.public[family] != underlay.addresses[family]:
+                raise ConfigurationError(f'Backend host-gw: "{underlay.name}" does not have the public IP '
+                                         f"{underlay.public[family]}, and other nodes need it as a gateway")
 
     def data(self) -> Mapping[int, Mapping[str, Any]]:
         return {}

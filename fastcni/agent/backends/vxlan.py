@@ -45,7 +45,7 @@ class Vxlan:
         self.families = chosen_families(conf, underlay)
         self.keys, self.underlay, self.publishes = keys, underlay, publishes
         self.macs = {family: kept_mac(folder, self._link(family)) if publishes else
-                     derived_mac(underlay.addresses[family], keys["VNI"]) for family in self.families}
+                     derived_mac(underlay.public[family], keys["VNI"]) for family in self.families}
 
     def _link(self, family):
         return NAMES[family].format(self.keys["VNI"])

@@ -10,6 +10,7 @@ from pathlib import Path
 from fastcni._netlink import Batch
 from fastcni.agent.contract import ConfigurationError
 from fastcni.agent.files import write
+from fastcni.agent.links import remove
 from fastcni.kernel import genl, rtnl, uapi, wire, wireguard
 from fastcni.kit.links import find
 
@@ -43,6 +44,7 @@ def public(private: bytes) -> bytes:
     """
     with closing(wire.open_socket()) as sock, closing(wire.open_socket(uapi.NETLINK_GENERIC)) as generic:
         try:
+            remove(sock, PROBE)         # of an agent that was killed here
             wire.exchange(sock, rtnl.new_link(Batch(), PROBE, "wireguard", None))
         except wire.NetlinkError as e:
             raise ConfigurationError(f"Backend wireguard: {e}; does this kernel have WireGuard?") from None
