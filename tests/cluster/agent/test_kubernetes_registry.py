@@ -146,11 +146,28 @@ def test_the_watch_sees_nodes_come_change_and_go_and_nothing_else(server, regist
     server.do(lambda api: api.put("nodes", node_object(3, **{"kube-subnet-manager": "true", "public-ip": "nonsense"})))
     assert eventually(lambda: "record_unreadable" in [event["event"] for event in one.events])
     assert len(seen) == count
-    server.do(lambda api: api.compact())
+    server.do(lambda api: api.drop("nodes", "n2"))
+    assert eventually(lambda: seen[-1] == {"n1": mine})
+    stop.set()
+    thread.join(30)
+    assert not thread.is_alive()
+
+
+def test_what_the_server_has_forgotten_is_listed_again(server, registry):
+    """A Node is removed while no watch runs, and the server does not know the changes since (410)."""
+    one, two, stop, seen = registry(), registry("n2"), threading.Event(), []
+    one.join(one.conf(), ME)
+    two.join(two.conf(), ME)
+    server.do(lambda api: setattr(api, "watch_s", 0.2))
+    thread = threading.Thread(target=one.watch, args=(lambda nodes: seen.append({it.name for it in nodes}),
+                                                      stop.is_set))
+    thread.start()
+    assert eventually(lambda: seen == [{"n1", "n2"}])
     server.do(lambda api: api.forget("nodes", "n2"))
-    two_gone = node_object(4, **{"kube-subnet-manager": "true", "public-ip": "192.0.2.4", "backend-type": "vxlan"})
-    server.do(lambda api: api.put("nodes", two_gone))
-    server.do(lambda api: api.drop("nodes", "n4"))
+    assert eventually(lambda: seen[-1] == {"n1"})
+    server.do(lambda api: setattr(api, "watch_s", 240.0))
+    server.do(lambda api: api.log.clear())
+    assert eventually(lambda: any("watch=true" in path for _, path in server.do(lambda api: list(api.log))))
     stop.set()
     thread.join(30)
     assert not thread.is_alive()

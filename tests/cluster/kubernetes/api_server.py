@@ -295,7 +295,8 @@ class ApiServer(kmock.KubernetesEmulator):
             async with self.changed:
                 if since >= self.revision:
                     try:
-                        await asyncio.wait_for(self.changed.wait(), left)
+                        async with asyncio.timeout(left):       # wait_for() may lose a cancellation (bpo-42130)
+                            await self.changed.wait()
                     except TimeoutError:
                         return
 
