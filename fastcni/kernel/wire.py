@@ -15,6 +15,7 @@ from fastcni.kernel.waiting import caller, check_caller, here, waiting
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+    from typing import Any
 
     from fastcni._netlink import Message
 
@@ -96,6 +97,11 @@ def set_buffer_size(sock: socket, size: int) -> None:
         return                  # not root in the initial user namespace; dropped notifications are detected
 
 
+def set_request_size(sock: socket, size: int) -> None:
+    """Set how many bytes of requests go out in one send()."""
+    sock.setsockopt(uapi.SOL_SOCKET, uapi.SO_SNDBUFFORCE, size)
+
+
 def send(sock: Socket, data: bytes) -> None:
     """Send netlink messages. All of fastcni sends them here."""
     if show := here.request.show:
@@ -136,13 +142,44 @@ def exchange(sock: Socket, batch: Batch) -> Replies:
     return replies
 
 
-def attempt(sock: Socket, batch: Batch) -> tuple[Replies, list[NetlinkError]]:
+def attempt(sock: Socket, batch: Batch | Batches) -> tuple[Replies, list[NetlinkError]]:
     """Like exchange(), but return refusals: ([(type, payload)], [NetlinkError])."""
     started = perf_counter_ns()
     try:
         return _attempt(sock, batch)
     finally:
         here.request.spent(sock.proto, started)
+
+
+class Batches:
+    """Several Batches that attempt() sends at once: for thousands of requests. The socket needs a set_request_size(),
+    and a set_buffer_size() for the ACKs, of 768 bytes each."""
+
+    def __init__(self, batches: list[Batch]) -> None:
+        self.batches = batches
+
+    def finish(self, before: int = 0) -> bytes:
+        data = []
+        for batch in self.batches:
+            data.append(batch.finish(before))
+            before = batch.last
+        return b"".join(data)
+
+    @property
+    def asked(self) -> dict[int, Any]:
+        return {sequence: what for batch in self.batches for sequence, what in batch.asked.items()}
+
+    @property
+    def first(self) -> int:
+        return self.batches[0].first
+
+    @property
+    def last(self) -> int:
+        return self.batches[-1].last
+
+    def clear(self) -> None:
+        for batch in self.batches:
+            batch.clear()
 
 
 def look_up(sock: Socket, batch: Batch) -> Replies | None:
@@ -155,7 +192,7 @@ def look_up(sock: Socket, batch: Batch) -> Replies | None:
     raise refused[0]
 
 
-def _attempt(sock: Socket, batch: Batch) -> tuple[Replies, list[NetlinkError]]:
+def _attempt(sock: Socket, batch: Batch | Batches) -> tuple[Replies, list[NetlinkError]]:
     data, waiting, first, last = batch.finish(sock.sequence), batch.asked, batch.first, batch.last
     sock.sequence = last if last < MAX_SEQUENCE else 0
     what = next(iter(waiting.values()), "")

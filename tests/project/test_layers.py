@@ -20,7 +20,7 @@ ROWS = [
     {"plugins"},
     {"handle", "third_party"},
     {"launcher", "server", "runtime"},      # the entry points
-    {"dhcp"},                               # the daemon of the plugin, which two of them run
+    {"dhcp", "agent"},                      # daemons beside the server
     {"bench", "node", "testing"},           # call them
     {"cli"},                                # an entry point in front of others
     {"__main__"},
