@@ -45,10 +45,6 @@ class Requirement:
             return labels.get(self.key) not in self.values
         return (self.key in labels) == (self.operator == EXISTS)
 
-    def __str__(self) -> str:
-        values = f" ({', '.join(sorted(self.values))})" if self.values else ""
-        return f"{self.key} {self.operator}{values}"
-
 
 @dataclass(frozen=True, slots=True)
 class Selector:
@@ -59,8 +55,9 @@ class Selector:
     def matches(self, labels: Mapping[str, str]) -> bool:
         return all(one.matches(labels) for one in self.requirements)
 
-    def __str__(self) -> str:
-        return "; ".join(map(str, self.requirements)) or "all"
+    def identity(self) -> list[tuple[str, str, list[str]]]:
+        """The same for equal selectors in all processes."""
+        return [(one.key, one.operator, sorted(one.values)) for one in self.requirements]
 
 
 EVERYTHING = Selector()
@@ -82,9 +79,8 @@ class Group:
             return False
         return self.pods.matches(pod.labels)
 
-    def __str__(self) -> str:
-        where = self.namespace if isinstance(self.namespace, str) else f"namespaces {self.namespace}"
-        return f"{where} / pods {self.pods}"
+    def identity(self) -> tuple[object, object]:
+        return (self.namespace if isinstance(self.namespace, str) else self.namespace.identity()), self.pods.identity()
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,7 +269,7 @@ def read_selector(it: Reader | None) -> Selector:
         return EVERYTHING
     found = [Requirement(key, IN, frozenset([value])) for key, value in it.texts("matchLabels").items()]
     found += it.each("matchExpressions", read_requirement)
-    return Selector(tuple(sorted(dict.fromkeys(found), key=str)))
+    return Selector(tuple(sorted(dict.fromkeys(found), key=lambda one: (one.key, one.operator, sorted(one.values)))))
 
 
 def read_requirement(it: Reader) -> Requirement:

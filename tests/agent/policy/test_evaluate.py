@@ -1,12 +1,11 @@
 """Verdicts on connections, and the rule or the policies behind them."""
 
 import pytest
+from agent.policy.clusters import make_pod
 
 from fastcni.agent.policy.evaluate import Cluster, Connection, evaluate
 from fastcni.agent.policy.objects import read_policy
 from fastcni.spec.address import read_ip
-
-from agent.policy.clusters import make_pod
 
 TCP = 6
 
