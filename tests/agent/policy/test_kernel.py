@@ -92,7 +92,8 @@ CASES = {
         {"podSelector": app("db"), "ingress": [{"ports": [{"port": 81, "endPort": 89}, {"port": 90}]}]}],
     "block": [{"podSelector": {}, "ingress": [{"from": [
         {"ipBlock": {"cidr": "10.0.0.0/8", "except": ["10.0.0.2/31"]}}, {"ipBlock": {"cidr": "fd00::/64"}}]}]}],
-    "ports": [{"podSelector": {}, "ingress": [{"ports": [{"protocol": "UDP", "port": 80}, {"port": 81}, {"port": 79}]}]}],
+    "ports": [{"podSelector": {}, "ingress": [
+        {"ports": [{"protocol": "UDP", "port": 80}, {"port": 81}, {"port": 79}]}]}],
 }
 
 
