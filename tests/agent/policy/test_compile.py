@@ -1,5 +1,6 @@
 """The wanted state decides as the policies do, and is the same by changes as at once."""
 
+import pytest
 from agent.policy.clusters import PODS, POLICIES, SPACES, connections, make_pod
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -8,7 +9,9 @@ from fastcni.agent.policy import interpret
 from fastcni.agent.policy.compile import Compiler, compile_all
 from fastcni.agent.policy.evaluate import Cluster, evaluate
 from fastcni.agent.policy.objects import read_policy
+from fastcni.agent.policy.ranges import of_blocks
 from fastcni.agent.policy.state import State, difference
+from fastcni.spec.address import ip_text
 
 CHANGES = st.lists(st.one_of(
     st.tuples(st.just("put_pod"), PODS.map(lambda pod: (pod,))),
@@ -109,3 +112,24 @@ def test_without_policies_there_is_nothing_to_write():
     it.put_pod(make_pod("pod1", "10.0.0.1", labels={"app": "a"}, ports={"http": 80}))
     assert not it.take()
     assert compile_all(Cluster()) == State()
+
+
+@pytest.mark.parametrize("expression, labels, member", [
+    ({"operator": "NotIn", "values": ["a"]}, {"app": "b"}, True), ({"operator": "NotIn", "values": ["a"]}, {}, True),
+    ({"operator": "NotIn", "values": ["a"]}, {"app": "a"}, False), ({"operator": "Exists"}, {"app": "b"}, True),
+    ({"operator": "In", "values": ["a", "b"]}, {"app": "b"}, True), ({"operator": "In", "values": ["a"]}, {}, False)])
+def test_a_pod_that_comes_later_joins_its_groups(expression, labels, member):
+    """It is found by an index, which has one label of a selector at most."""
+    it = Compiler()
+    it.put_policy(policy("p", podSelector={"matchExpressions": [{"key": "app", **expression}]}))
+    it.put_pod(make_pod("pod1", "10.0.0.1", labels=labels))
+    assert bool(it.state.elements["in4"]) is member
+
+
+@pytest.mark.parametrize("cidr, excepted, ranges", [
+    ("10.0.0.0/29", ["10.0.0.2/32", "10.0.0.4/31"], ["10.0.0.0-10.0.0.1", "10.0.0.3-10.0.0.3", "10.0.0.6-10.0.0.7"]),
+    ("10.0.0.0/30", ["10.0.0.0/32", "10.0.0.1/32", "10.0.0.3/32"], ["10.0.0.2-10.0.0.2"]),
+    ("10.0.0.0/30", ["10.0.0.0/30"], []), ("0.0.0.0/0", [], ["0.0.0.0-255.255.255.255"])])
+def test_a_block_is_the_ranges_between_its_exceptions(cidr, excepted, ranges):
+    block = policy("p", ingress=[{"from": [{"ipBlock": {"cidr": cidr, "except": excepted}}]}]).ingress[0].peers[0]
+    assert [f"{ip_text(first)}-{ip_text(last)}" for first, last in of_blocks([block], 4)] == ranges

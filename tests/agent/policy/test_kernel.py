@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from agent.policy.clusters import POLICIES
 from agent.policy.pods import ADDRESSES, NODE, TCP, UDP, Node, packed, pairs, pods
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from fastcni.agent.policy.compile import Compiler
@@ -81,6 +81,9 @@ def test_default_deny_in_both_directions_and_open_again(policed):
     assert policed.check(asked) == asked
 
 
+# No shrinking: an example that fails takes seconds.
+ON_A_NODE = settings(phases=[Phase.generate], suppress_health_check=[HealthCheck.function_scoped_fixture,
+                                                                     HealthCheck.too_slow])
 CASES = {
     "labels": [{"podSelector": app("db"), "ingress": [
         {"from": [{"podSelector": app("web")}], "ports": [{"port": 80}]}]}],
@@ -107,7 +110,7 @@ def test_the_kernel_decides_as_the_policies_do(policed):
         assert set() < policed.check(asked) < asked, name
 
 
-@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(ON_A_NODE, max_examples=8)
 @given(st.lists(POLICIES, min_size=1, max_size=4), st.lists(st.sampled_from(["a", "b"]), min_size=4, max_size=4))
 def test_random_policies(policed, policies, values):
     for key in [*policed.compiler.cluster.policies]:
@@ -182,7 +185,7 @@ def tables():
         for chain in {one["rule"]["chain"] for one in found if "rule" in one}}
 
 
-@settings(max_examples=6, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(ON_A_NODE, max_examples=6)
 @given(st.lists(POLICIES, min_size=1, max_size=6))
 def test_the_table_after_differences_is_the_table_written_at_once(policed, policies):
     for policy in policies:
