@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from fastcni.kernel.conntrack import Flow
     from fastcni.kernel.wire import Socket
 
-LENGTHS = {uapi.AF_INET: 4, uapi.AF_INET6: 16}
+FAMILIES = (uapi.AF_INET, uapi.AF_INET6)
 MAX_DELETED = 128               # flows in one send
 MAPS = {f"{direction}{version}" for direction in (IN, OUT) for version in VERSIONS.values()}
 
@@ -52,8 +52,7 @@ def isolated(state: State) -> set[bytes]:
 def cut(sock: Socket, state: State, addresses: Collection[bytes]) -> int:
     """Delete the flows from or to these addresses that a State does not allow. Return how many. sock: of
     NETLINK_NETFILTER. Raises OSError."""
-    found = [flow for family, length in LENGTHS.items() if any(len(packed) == length for packed in addresses)
-             for flow in conntrack.list_flows(sock, family)
+    found = [flow for flow in conntrack.list_flows(sock)
              if (flow.source in addresses or flow.replier in addresses) and not is_allowed(state, flow)]
     if found:
         own = node_addresses()
@@ -78,7 +77,7 @@ def node_addresses() -> set[bytes]:
     """All addresses of the calling thread's namespace: traffic between a pod and its own node is always allowed."""
     sock = wire.open_socket()
     try:
-        return {rtnl.read_address(payload).packed for family in LENGTHS for _, payload in wire.dump(
+        return {rtnl.read_address(payload).packed for family in FAMILIES for _, payload in wire.dump(
             sock, uapi.RTM_GETADDR, rtnl.ifaddrmsg(family, 0, 0), "list addresses")}
     finally:
         sock.close()

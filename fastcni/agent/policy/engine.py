@@ -4,7 +4,8 @@
     ...                                         # engine.compiler.put_pod() and so on: what there is at first
     engine.load()
     engine.compiler.put_policy(policy)
-    engine.commit()
+    engine.commit()                             # in force for new connections
+    engine.cut()
 """
 
 from __future__ import annotations
@@ -27,25 +28,34 @@ class Engine:
     def __init__(self, node: str = "") -> None:
         self.compiler, self.rules = Compiler(node), Ruleset()
         self._loaded = False            # the kernel has what take() gave
+        self._suspects: set[bytes] = set()
 
     def close(self) -> None:
         """Leave the table: pods stay protected."""
         self.rules.close()
 
-    def load(self) -> int:
-        """Write the complete table. Return how many connections were cut."""
+    def load(self) -> None:
+        """Write the complete table."""
         self._loaded = False
         self.compiler.take()
         self.rules.load(self.compiler.state)
         self._loaded = True
-        return cut.cut(self.rules.sock, self.compiler.state, cut.isolated(self.compiler.state))
+        self._suspects = cut.isolated(self.compiler.state)
 
-    def commit(self) -> int:
-        """Write what has changed. Return how many connections were cut."""
+    def commit(self) -> None:
+        """Write what has changed."""
         change = self._write()
         if change is None:
-            return self.load()
-        addresses = cut.suspects(self.compiler.state, change)
+            self.load()
+        else:
+            self._suspects |= cut.suspects(self.compiler.state, change)
+
+    def cut(self) -> int:
+        """End the connections that are no longer allowed since the last call. Return how many.
+
+        Apart from commit(), because it takes milliseconds: several changes need one call.
+        """
+        addresses, self._suspects = self._suspects, set()
         return cut.cut(self.rules.sock, self.compiler.state, addresses) if addresses else 0
 
     def protect(self, pod: Pod) -> None:

@@ -7,7 +7,7 @@ Policies: https://kubernetes.io/docs/reference/kubernetes-api/policy-resources/n
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from fastcni.spec import address as addresses
@@ -65,10 +65,20 @@ EVERYTHING = Selector()
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Pods by selectors: those of one namespace by its name, or those of the namespaces that a selector matches."""
+    """Pods by selectors: those of one namespace by its name, or those of the namespaces that a selector matches.
+
+    hash: counted once, because groups are keys of many tables.
+    """
 
     namespace: str | Selector
     pods: Selector
+    hash: int = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "hash", hash((self.namespace, self.pods)))
+
+    def __hash__(self) -> int:
+        return self.hash
 
     def matches(self, pod: Pod, namespaces: Mapping[str, Mapping[str, str]]) -> bool:
         """namespaces: {name: labels}; of one that is not in it only the name is known."""

@@ -23,6 +23,10 @@
 
 and the same of IPv6. Only the hook `forward` is needed: traffic between a pod and its own node is always allowed.
 
+For each element and rule that leads to a chain, the kernel checks all chains for loops when the transaction ends. With
+500 policies this takes more than 1 ms, most of what a pod's ADD waits for. Numbers instead of chains in in4 and out4,
+and a second map from numbers to chains, take 0.1 ms (measured), but nft 1.0.6 aborts when it lists such a rule.
+
 A TCP packet that belongs to no known connection and does not begin one is dropped at isolated pods. Otherwise conntrack
 would take the answer on a connection that was cut for the first packet of another one, in the other direction.
 """

@@ -54,7 +54,8 @@ class Policed:
             self.engine.compiler.put_pod(pod)
         for number, spec in enumerate(specs):
             self.engine.compiler.put_policy(read_policy({"metadata": {"name": f"p{number}"}, "spec": spec}))
-        return self.engine.commit()
+        self.engine.commit()
+        return self.engine.cut()
 
 
 @pytest.fixture
