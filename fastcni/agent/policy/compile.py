@@ -48,6 +48,15 @@ class Compiler:
         """The Change since the last take()."""
         return self._journal.take()
 
+    def put_all(self, cluster: Cluster) -> None:
+        """Add or replace all that is in `cluster`."""
+        for name, labels in cluster.namespaces.items():
+            self.put_namespace(name, labels)
+        for pod in cluster.pods.values():
+            self.put_pod(pod)
+        for policy in cluster.policies.values():
+            self.put_policy(policy)
+
     # -- pods and namespaces ------------------------------------------------------------------------------------------
 
     def put_pod(self, pod: Pod) -> None:
@@ -247,10 +256,5 @@ class Compiler:
 def compile_all(cluster: Cluster, node: str = "") -> State:
     """The wanted state of a node."""
     it = Compiler(node)
-    for name, labels in cluster.namespaces.items():
-        it.put_namespace(name, labels)
-    for pod in cluster.pods.values():
-        it.put_pod(pod)
-    for policy in cluster.policies.values():
-        it.put_policy(policy)
+    it.put_all(cluster)
     return it.state

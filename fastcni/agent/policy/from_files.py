@@ -130,12 +130,7 @@ class Files:
 
 def update(compiler: Compiler, old: Cluster, new: Cluster) -> None:
     """Put what is in `new`, delete what was in `old` only."""
-    for name, labels in new.namespaces.items():
-        compiler.put_namespace(name, labels)
-    for pod in new.pods.values():
-        compiler.put_pod(pod)
-    for policy in new.policies.values():
-        compiler.put_policy(policy)
+    compiler.put_all(new)
     for key in old.policies.keys() - new.policies.keys():
         compiler.delete_policy(key)
     for key in old.pods.keys() - new.pods.keys():

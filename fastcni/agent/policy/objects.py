@@ -153,7 +153,7 @@ class Pod:
     labels: Mapping[str, str]
     addresses: tuple[bytes, ...] = ()
     node: str = ""
-    ports: Mapping[tuple[str, int], int] = ()       # type: ignore[assignment]
+    ports: Mapping[tuple[str, int], int] = field(default_factory=dict)
 
     @property
     def key(self) -> str:

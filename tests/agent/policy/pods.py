@@ -10,11 +10,11 @@ from agent.policy.clusters import make_pod
 
 from fastcni.kernel import sysctl
 from fastcni.spec.address import read_ip
-from fastcni.testing.namespaces import Inside, ip
+from fastcni.testing.namespaces import Inside, run
 
 TCP, UDP, SCTP = 6, 17, 132
 PORTS = (80, 81, 90)
-ON_BRIDGE, ROUTED = ("a", "b", "c"), "d"
+ON_BRIDGE = ("a", "b", "c")
 ADDRESSES = {"a": ("10.0.0.1", "fd00::1"), "b": ("10.0.0.2", "fd00::2"), "c": ("10.0.0.3", "fd00::3"),
              "d": ("10.0.4.4", "fd00:4::4")}
 FORWARDING = ("net/ipv4/ip_forward", "net/ipv6/conf/all/forwarding")
@@ -23,34 +23,34 @@ ROUTED_NODE = ("10.0.4.254", "fd00:4::fe")
 ALLOWED_S, GRACE_S = 10, 0.05
 
 
+def batch(netns, *lines):
+    """Run ip(8) once."""
+    run("ip", *(("-n", netns) if netns else ()), "-batch", "-", stdin="\n".join(lines))
+
+
+def up(link, addresses):
+    """Commands: an IPv4 and an IPv6 address, and the link up."""
+    return [*(f"addr add {address}/{'64 nodad' if ':' in address else 24} dev {link}" for address in addresses),
+            f"link set {link} up"]
+
+
 class Node:
     """names: {pod: namespace}. Pods listen on PORTS, TCP and UDP, both families."""
 
     def __init__(self, make_netns):
         for name in FORWARDING:
             sysctl.write(name, "1")
-        ip("link", "add", "br0", "type", "bridge")
-        self.names, self.listeners, self.open = {}, {}, contextlib.ExitStack()
-        self.up("br0", NODE, (24, 64))
-        for name in (*ON_BRIDGE, ROUTED):
-            self.names[name] = netns = make_netns()
-            ip("link", "add", f"port-{name}", *(("master", "br0") if name in ON_BRIDGE else ()), "type", "veth",
-               "peer", "eth0", "netns", netns)
-            ip("link", "set", f"port-{name}", "up")
-            ip("link", "set", "lo", "up", netns=netns)
-            self.up("eth0", ADDRESSES[name], (24, 64), netns)
-            gateways = NODE
-            if name == ROUTED:
-                gateways = ROUTED_NODE
-                self.up(f"port-{name}", gateways, (24, 64))
-            for gateway in gateways:
-                ip("route", "add", "default", "via", gateway, netns=netns)
+        self.names = {name: make_netns() for name in ADDRESSES}
+        self.listeners, self.open = {}, contextlib.ExitStack()
+        batch(None, "link add br0 type bridge", *up("br0", NODE))
+        for name, netns in self.names.items():
+            bridged = name in ON_BRIDGE
+            gateways = NODE if bridged else ROUTED_NODE
+            batch(None, f"link add port-{name} {'master br0' if bridged else ''} type veth peer eth0 netns {netns}",
+                  *up(f"port-{name}", () if bridged else gateways))
+            batch(netns, "link set lo up", *up("eth0", ADDRESSES[name]),
+                  *(f"route add default via {gateway}" for gateway in gateways))
             self.listen(name)
-
-    def up(self, link, addresses, lengths, netns=None):
-        for address, length in zip(addresses, lengths, strict=True):
-            ip("addr", "add", f"{address}/{length}", "dev", link, *(("nodad",) if ":" in address else ()), netns=netns)
-        ip("link", "set", link, "up", netns=netns)
 
     def listen(self, name):
         with Inside(self.names[name]):

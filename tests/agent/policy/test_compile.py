@@ -107,6 +107,26 @@ def test_a_pod_that_comes_changes_elements_only():
     assert sorted(len(elements) for elements in change.added.values()) == [1, 1, 1]       # in4, self4, the group
 
 
+def test_pods_of_other_nodes_are_peers_and_not_isolated():
+    it = Compiler("here")
+    it.put_policy(policy("p", ingress=[{"from": [{"podSelector": {}}]}]))
+    it.put_pod(make_pod("pod1", "10.0.0.1", node="there"))
+    assert not it.state.elements["in4"]
+    assert [list(elements) for name, elements in it.state.elements.items() if name.startswith("g4")] == [
+        [b"\x0a\0\0\x01"]]
+
+
+def test_a_pod_made_again_with_the_address_of_a_former_one():
+    """The former record goes later than the new one comes."""
+    it = Compiler()
+    it.put_policy(policy("p", podSelector={"matchLabels": {"app": "a"}}))
+    it.put_pod(make_pod("old", "10.0.0.1", labels={"app": "a"}))
+    it.put_pod(make_pod("new", "10.0.0.1"))
+    assert it.state.elements["in4"], "isolated while one of the two records says so"
+    it.delete_pod("default/old")
+    assert not it.state.elements["in4"]
+
+
 def test_without_policies_there_is_nothing_to_write():
     it = Compiler()
     it.put_pod(make_pod("pod1", "10.0.0.1", labels={"app": "a"}, ports={"http": 80}))

@@ -110,7 +110,7 @@ def test_the_kernel_decides_as_the_policies_do(policed):
         assert set() < policed.check(asked) < asked, name
 
 
-@settings(ON_A_NODE, max_examples=8)
+@settings(ON_A_NODE, max_examples=5)
 @given(st.lists(POLICIES, min_size=1, max_size=4), st.lists(st.sampled_from(["a", "b"]), min_size=4, max_size=4))
 def test_random_policies(policed, policies, values):
     for key in [*policed.compiler.cluster.policies]:
@@ -185,7 +185,7 @@ def tables():
         for chain in {one["rule"]["chain"] for one in found if "rule" in one}}
 
 
-@settings(ON_A_NODE, max_examples=6)
+@settings(ON_A_NODE, max_examples=5)
 @given(st.lists(POLICIES, min_size=1, max_size=6))
 def test_the_table_after_differences_is_the_table_written_at_once(policed, policies):
     for policy in policies:
