@@ -89,6 +89,9 @@ CASES = {
         {"from": [{"podSelector": app("web")}], "ports": [{"port": 80}]}]}],
     "named": [{"podSelector": app("web"), "policyTypes": ["Egress"], "egress": [
         {"to": [{"podSelector": app("db")}], "ports": [{"port": "http"}]}]}],
+    "both ends": [      # what the source may send, the destination need not take
+        {"podSelector": app("web"), "policyTypes": ["Egress"], "egress": [{}]},
+        {"podSelector": app("db"), "ingress": [{"ports": [{"port": 81}]}]}],
     "namespace": [
         {"podSelector": {}, "ingress": [{"from": [{"podSelector": app("web"), "namespaceSelector": {
             "matchLabels": {"kubernetes.io/metadata.name": "default"}}}]}]},
