@@ -19,6 +19,7 @@ from fastcni.cli.netconf import netconf
 from fastcni.cli.output import for_people, put, put_document
 from fastcni.cli.plugins import list_plugins
 from fastcni.cli.pod import pod
+from fastcni.cli.policy import policy
 from fastcni.cli.restore import restore
 from fastcni.cli.serve import serve
 from fastcni.cli.settings import BIN_DIR_HELP, Settings, network_command, plugin_dirs
@@ -113,6 +114,7 @@ cli.add_command(uninstall)
 cli.add_command(list_plugins)
 cli.add_command(netconf)
 cli.add_command(pod)
+cli.add_command(policy)
 cli.add_command(restore)
 cli.add_command(serve)
 cli.add_command(top)

@@ -40,8 +40,9 @@ if TYPE_CHECKING:
 NFTA_SET_TABLE, NFTA_SET_NAME, NFTA_SET_FLAGS, NFTA_SET_KEY_TYPE, NFTA_SET_KEY_LEN = 1, 2, 3, 4, 5
 NFTA_SET_DATA_TYPE, NFTA_SET_DATA_LEN, NFTA_SET_ID, NFTA_SET_USERDATA = 6, 7, 10, 13
 NFTA_SET_ELEM_LIST_TABLE, NFTA_SET_ELEM_LIST_SET, NFTA_SET_ELEM_LIST_ELEMENTS = 1, 2, 3
-NFTA_SET_ELEM_KEY, NFTA_SET_ELEM_DATA, NFTA_SET_ELEM_USERDATA = 1, 2, 6
-NFT_SET_MAP = 0x8
+NFTA_SET_ELEM_KEY, NFTA_SET_ELEM_DATA, NFTA_SET_ELEM_FLAGS, NFTA_SET_ELEM_USERDATA = 1, 2, 3, 6
+NFT_SET_INTERVAL, NFT_SET_MAP = 0x4, 0x8
+NFT_SET_ELEM_INTERVAL_END = 0x1
 NFT_DATA_VERDICT = 0xFFFFFF00
 TYPE_IPADDR, TYPE_IP6ADDR, TYPE_ETHERADDR, TYPE_INET_PROTOCOL, TYPE_INET_SERVICE, TYPE_IFNAME = 7, 8, 9, 12, 13, 41
 SIZES = {TYPE_IPADDR: 4, TYPE_IP6ADDR: 16, TYPE_ETHERADDR: 6, TYPE_INET_PROTOCOL: 1, TYPE_INET_SERVICE: 2,
@@ -108,15 +109,16 @@ def concat_type(types: Sequence[int]) -> tuple[int, int]:
 # Sets ---------------------------------------------------------------------------------------------
 
 def add_set(batch: Batch, family: int, table: str, name: str, key: Sequence[int], *, set_id: int,
-            values: Sequence[int] = (), verdicts: bool = False) -> Batch:
-    """Add a set of keys of the types `key`; with `values` (types) or with `verdicts` a map from them.
+            values: Sequence[int] = (), verdicts: bool = False, intervals: bool = False) -> Batch:
+    """Add a set of keys of the types `key`; with `values` (types) or with `verdicts` a map from them. intervals: its
+    elements are those of add_intervals().
 
     set_id: the number by which rules in the same transaction name it.
     """
     key_type, key_size = concat_type(key)
     batch.begin(NFT_MSG_NEWSET, NLM_F_ACK | NLM_F_CREATE, nfgenmsg(family), f"add nftables set {table} {name}")
     batch.text(NFTA_SET_TABLE, table).text(NFTA_SET_NAME, name)
-    batch.be32(NFTA_SET_FLAGS, NFT_SET_MAP if values or verdicts else 0)
+    batch.be32(NFTA_SET_FLAGS, (NFT_SET_MAP if values or verdicts else 0) | (NFT_SET_INTERVAL if intervals else 0))
     batch.be32(NFTA_SET_KEY_TYPE, key_type).be32(NFTA_SET_KEY_LEN, key_size)
     if values or verdicts:
         data_type, data_size = concat_type(values) if values else (NFT_DATA_VERDICT, 0)
@@ -176,6 +178,22 @@ def add_elements(batch: Batch, family: int, table: str, name: str,
     """
     flags = NLM_F_ACK | NLM_F_CREATE | (NLM_F_EXCL if exclusive else 0)
     return _elements(batch, NFT_MSG_NEWSETELEM, flags, family, table, name, elements, "add to", comment)
+
+
+def add_intervals(batch: Batch, family: int, table: str, name: str, ranges: Iterable[tuple[bytes, bytes]]) -> Batch:
+    """Add ranges [(first, last)] that do not touch, in any order, to a set with intervals. It holds the first of each,
+    and behind the last an element with NFT_SET_ELEM_INTERVAL_END."""
+    batch.begin(NFT_MSG_NEWSETELEM, NLM_F_ACK | NLM_F_CREATE, nfgenmsg(family),
+                f"add intervals to nftables set {table} {name}")
+    batch.text(NFTA_SET_ELEM_LIST_TABLE, table).text(NFTA_SET_ELEM_LIST_SET, name)
+    batch.nest(NFTA_SET_ELEM_LIST_ELEMENTS)
+    for first, last in ranges:
+        batch.nest(NFTA_LIST_ELEM).nest(NFTA_SET_ELEM_KEY).raw(NFTA_DATA_VALUE, first).end().end()
+        if last.count(255) < len(last):         # else nothing is behind it
+            behind = (int.from_bytes(last, "big") + 1).to_bytes(len(last), "big")
+            batch.nest(NFTA_LIST_ELEM).nest(NFTA_SET_ELEM_KEY).raw(NFTA_DATA_VALUE, behind).end()
+            batch.be32(NFTA_SET_ELEM_FLAGS, NFT_SET_ELEM_INTERVAL_END).end()
+    return batch.end()
 
 
 def add_element(batch: Batch, family: int, table: str, name: str, key: bytes, comment: str,

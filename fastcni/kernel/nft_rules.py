@@ -46,6 +46,7 @@ IP_SADDR, IP_DADDR = (NFT_PAYLOAD_NETWORK_HEADER, 12, 4), (NFT_PAYLOAD_NETWORK_H
 IP6_SADDR, IP6_DADDR = (NFT_PAYLOAD_NETWORK_HEADER, 8, 16), (NFT_PAYLOAD_NETWORK_HEADER, 24, 16)
 ARP_SADDR_ETHER, ARP_SADDR_IP = (NFT_PAYLOAD_NETWORK_HEADER, 8, 6), (NFT_PAYLOAD_NETWORK_HEADER, 14, 4)
 TH_DPORT = NFT_PAYLOAD_TRANSPORT_HEADER, 2, 2
+TCP_FLAGS = NFT_PAYLOAD_TRANSPORT_HEADER, 13, 1
 ICMPV6_TYPE, ND_TARGET = (NFT_PAYLOAD_TRANSPORT_HEADER, 0, 1), (NFT_PAYLOAD_TRANSPORT_HEADER, 8, 16)
 
 NFPROTOS = {4: nft.NFPROTO_IPV4, 16: nft.NFPROTO_IPV6}         # by length of an address
@@ -157,6 +158,12 @@ def mask(bits: bytes) -> Expression:
                                  .nest(5).raw(nft.NFTA_DATA_VALUE, bytes(len(bits))).end())
 
 
+def between(first: bytes, last: bytes) -> Expression:
+    """Go on if register 1 is in a range. NFTA_RANGE_SREG 1, _OP 2 (NFT_RANGE_EQ 0), _FROM_DATA 3, _TO_DATA 4"""
+    return "range", lambda b: (b.be32(1, NFT_REG_1).be32(2, 0).nest(3).raw(nft.NFTA_DATA_VALUE, first).end()
+                               .nest(4).raw(nft.NFTA_DATA_VALUE, last).end())
+
+
 def verdict_of(map_name: str, set_id: int) -> Expression:
     """Look register 1 up in a verdict map. NFTA_LOOKUP_SET 1, _SREG 2, _DREG 3, _SET_ID 4"""
     return "lookup", lambda b: b.text(1, map_name).be32(2, NFT_REG_1).be32(3, NFT_REG_VERDICT).be32(4, set_id)
@@ -196,6 +203,10 @@ def leave() -> Expression:
 
 def jump(chain: str) -> Expression:
     return verdict(nft.NFT_JUMP, chain)
+
+
+def goto(chain: str) -> Expression:
+    return verdict(nft.NFT_GOTO, chain)
 
 
 def ct(key: int) -> Expression:

@@ -15,13 +15,18 @@ if TYPE_CHECKING:
     from fastcni.kit.ipam.cluster.stores.kubernetes_objects import Object
 
     Tell = Callable[[str, Object, bool], object]        # (plural, object, whether it is gone)
+    Key = tuple[str, str]                               # namespace or "", name
 
 PAUSE_S = 1.0                   # between two watches, if the server ends them at once
 
 
-def watch_all(api: Api, plurals: tuple[str, ...], tell: Tell, stop: Callable[[], bool]) -> None:
+def watch_all(api: Api, plurals: tuple[str, ...], tell: Tell, stop: Callable[[], bool],
+              listed: Callable[[str], object] = lambda plural: None) -> None:
     """Call tell() for each object that there is, then for each change, one call at a time. Ends when stop() is true;
-    raises what one of the watches has raised."""
+    raises what one of the watches has raised.
+
+    plurals: of our own kinds; a path as "/api/v1/pods" for others. listed() is called with one of them after each list.
+    """
     import threading
 
     failed: list[BaseException] = []
@@ -35,9 +40,14 @@ def watch_all(api: Api, plurals: tuple[str, ...], tell: Tell, stop: Callable[[],
             if not failed:
                 tell(plural, document, gone)
 
+    def list_ended(plural: str) -> None:
+        with one:
+            if not failed:              # else tell() was not called for all of the list
+                listed(plural)
+
     def run(plural: str) -> None:
         try:
-            follow(api, plural, tell_one, over)
+            follow(api, plural, tell_one, over, list_ended)
         except BaseException as e:
             failed.append(e)
 
@@ -52,15 +62,16 @@ def watch_all(api: Api, plurals: tuple[str, ...], tell: Tell, stop: Callable[[],
         raise failed[0]
 
 
-def follow(api: Api, plural: str, tell: Tell, stop: Callable[[], bool]) -> None:
+def follow(api: Api, plural: str, tell: Tell, stop: Callable[[], bool], listed: Callable[[str], object]) -> None:
     """Watch one kind. What the server does not know any more is listed again."""
-    known: dict[str, Object] = {}
+    known: dict[Key, Object] = {}
     while not stop():
         revision = list_again(api, plural, known, tell)
+        listed(plural)
         try:
             while not stop():
                 started = monotonic()
-                for kind, document in api.watch(f"{BASE}/{plural}", revision, stop):
+                for kind, document in api.watch(path_of(plural), revision, stop):
                     revision = document["metadata"]["resourceVersion"]
                     if kind != "BOOKMARK":
                         note(plural, document, kind == "DELETED", known, tell)
@@ -70,21 +81,29 @@ def follow(api: Api, plural: str, tell: Tell, stop: Callable[[], bool]) -> None:
             continue
 
 
-def list_again(api: Api, plural: str, known: dict[str, Object], tell: Tell) -> str:
+def path_of(plural: str) -> str:
+    return plural if plural.startswith("/") else f"{BASE}/{plural}"
+
+
+def list_again(api: Api, plural: str, known: dict[Key, Object], tell: Tell) -> str:
     """Tell all there is, and what is gone since the last time. Return the revision to watch from."""
-    documents, revision = api.list_with_revision(f"{BASE}/{plural}")
-    there = {it["metadata"]["name"] for it in documents}
-    for name in known.keys() - there:
-        note(plural, known[name], True, known, tell)
+    documents, revision = api.list_with_revision(path_of(plural))
+    there = {key_of(it) for it in documents}
+    for key in known.keys() - there:
+        note(plural, known[key], True, known, tell)
     for document in documents:
         note(plural, document, False, known, tell)
     return revision
 
 
-def note(plural: str, document: Object, gone: bool, known: dict[str, Object], tell: Tell) -> None:
-    name = document["metadata"]["name"]
+def note(plural: str, document: Object, gone: bool, known: dict[Key, Object], tell: Tell) -> None:
     if gone:
-        known.pop(name, None)
+        known.pop(key_of(document), None)
     else:
-        known[name] = document
+        known[key_of(document)] = document
     tell(plural, document, gone)
+
+
+def key_of(document: Object) -> Key:
+    metadata = document["metadata"]
+    return metadata.get("namespace") or "", metadata["name"]

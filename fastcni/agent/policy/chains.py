@@ -1,0 +1,86 @@
+"""The chain of a policy in one direction, and the sets that it uses."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from fastcni.agent.policy import ranges
+from fastcni.agent.policy.evaluate import rule_name
+from fastcni.agent.policy.objects import Block, Group
+from fastcni.agent.policy.state import LENGTHS, PREFIXES, VERSIONS, Chain, Line, Set, short_hash
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from fastcni.agent.policy.objects import Policy, Rule
+
+
+class Compiled:
+    """name, chain. sets: blocks and ports that it uses, by name. groups, named: of peers and named ports, by the name
+    of their set; a named port is (name, protocol)."""
+
+    __slots__ = ("chain", "groups", "name", "named", "sets")
+
+    def __init__(self, policy: Policy, direction: str) -> None:
+        self.sets: dict[str, Set] = {}
+        self.groups: dict[str, Group] = {}
+        self.named: dict[str, tuple[str, int]] = {}
+        self.name = f"{PREFIXES[direction]}-{short_hash(policy.key)}"
+        self.chain = Chain(direction, tuple(
+            line for number, rule in enumerate(policy.rules(direction) or ())
+            for line in self._lines(rule, rule_name(policy, direction, number))))
+
+    def _lines(self, rule: Rule, comment: str) -> Iterator[Line]:
+        for length, peer in self._peers(rule):
+            for of_ports in self._ports(rule, length):
+                yield Line(peer=peer, comment=comment, **{"length": length, **of_ports})    # type: ignore[arg-type]
+
+    def _peers(self, rule: Rule) -> Iterator[tuple[int, str]]:
+        """(length of addresses or 0, set or "")"""
+        if not rule.peers:
+            yield 0, ""
+        blocks = [peer for peer in rule.peers if isinstance(peer, Block)]
+        for length in LENGTHS:
+            for peer in rule.peers:
+                if isinstance(peer, Group):
+                    name = group_set(peer, length)
+                    self.groups[name] = peer
+                    yield length, name
+            if found := ranges.of_blocks(blocks, length):
+                yield length, self._constant(f"b{VERSIONS[length]}", Set("block", length, found))
+
+    def _ports(self, rule: Rule, length: int) -> Iterator[dict[str, object]]:
+        """The fields of a Line that are about ports."""
+        if not rule.ports:
+            yield {}
+        for protocol in sorted({port.protocol for port in rule.ports}):
+            ports = [port for port in rule.ports if port.protocol == protocol]
+            found = ranges.merged((port.first, port.last) for port in ports if not port.name)
+            if found and found[0][0] == 0:
+                yield {"protocol": protocol}
+                continue
+            if len(found) == 1:
+                yield {"protocol": protocol, "first": found[0][0], "last": found[0][1]}
+            elif found:
+                yield {"protocol": protocol,
+                       "ports": self._constant("p", Set("ports", 0, ranges.packed(found, 2)))}
+            for name in sorted({port.name for port in ports if port.name}):
+                for each in (length,) if length else LENGTHS:
+                    self.named[named := named_set(name, protocol, each)] = name, protocol
+                    yield {"protocol": protocol, "named": named, "length": each}
+
+    def _constant(self, prefix: str, it: Set) -> str:
+        name = f"{prefix}-{short_hash(*(end.hex() for one in it.ranges for end in one))}"
+        self.sets[name] = it
+        return name
+
+
+@lru_cache(maxsize=1 << 16)
+def group_set(group: Group, length: int) -> str:
+    return f"g{VERSIONS[length]}-{short_hash(group.identity())}"
+
+
+@lru_cache(maxsize=1 << 12)
+def named_set(name: str, protocol: int, length: int) -> str:
+    return f"n{VERSIONS[length]}-{short_hash(name, protocol)}"

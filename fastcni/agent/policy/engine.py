@@ -1,0 +1,77 @@
+"""The policies of a node: a Compiler, the kernel's table, and the connections that end with a change.
+
+    engine = Engine("node-1")
+    ...                                         # engine.compiler.put_pod() and so on: what there is at first
+    engine.load()
+    engine.compiler.put_policy(policy)
+    engine.commit()                             # in force for new connections
+    engine.cut()
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fastcni.agent.policy import cut
+from fastcni.agent.policy.compile import Compiler
+from fastcni.agent.policy.ruleset import Ruleset
+from fastcni.kernel.wire import NetlinkError
+
+if TYPE_CHECKING:
+    from fastcni.agent.policy.objects import Pod
+    from fastcni.agent.policy.state import Change
+
+
+class Engine:
+    """Made in a thread that is in the node's namespace; the same thread calls all methods. Raises OSError."""
+
+    def __init__(self, node: str = "") -> None:
+        self.compiler, self.rules = Compiler(node), Ruleset()
+        self._loaded = False            # the kernel has what take() gave
+        self._suspects: set[bytes] = set()
+
+    def close(self) -> None:
+        """Leave the table: pods stay protected."""
+        self.rules.close()
+
+    def load(self) -> None:
+        """Write the complete table."""
+        self._loaded = False
+        self.compiler.take()
+        self.rules.load(self.compiler.state)
+        self._loaded = True
+        self._suspects = cut.isolated(self.compiler.state)
+
+    def commit(self) -> None:
+        """Write what has changed."""
+        change = self._write()
+        if change is None:
+            self.load()
+        else:
+            self._suspects |= cut.suspects(self.compiler.state, change)
+
+    def cut(self) -> int:
+        """End the connections that are no longer allowed since the last call. Return how many.
+
+        Apart from commit(), because it takes milliseconds: several changes need one call.
+        """
+        addresses, self._suspects = self._suspects, set()
+        return cut.cut(self.rules.sock, self.compiler.state, addresses) if addresses else 0
+
+    def protect(self, pod: Pod) -> None:
+        """Within an ADD, before the pod's process starts: write what policies say of it. Its addresses are new, so no
+        connection is looked for."""
+        self.compiler.put_pod(pod)
+        if self._write() is None:
+            self.load()
+
+    def _write(self) -> Change | None:
+        """Write the Change. None if the kernel refused it: another program has changed the table."""
+        if not self._loaded:
+            return None
+        change = self.compiler.take()
+        try:
+            self.rules.write(change)
+        except NetlinkError:
+            return None
+        return change

@@ -1,0 +1,139 @@
+"""Pods, namespaces and policies from a folder of JSON and YAML files, as `kubectl get -o yaml` prints them."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+from fastcni.agent.policy.evaluate import Cluster
+from fastcni.agent.policy.objects import PolicyError, read_namespace, read_pod, read_policy
+from fastcni.runtime.folder_changes import FolderChanges
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from fastcni.agent.policy.compile import Compiler
+
+ENDINGS = (".json", ".yaml", ".yml")
+
+
+def read_cluster(folder: str) -> Cluster:
+    """All documents of a folder. Raises PolicyError, which names the file, and OSError."""
+    found = Cluster()
+    for path in paths(folder):
+        add(found, read_file(path))
+    return found
+
+
+def paths(folder: str) -> list[str]:
+    return sorted(os.path.join(folder, name) for name in os.listdir(folder)
+                  if name.endswith(ENDINGS) and not name.startswith("."))
+
+
+def read_file(path: str) -> Cluster:
+    """The documents of one file; those of other kinds are passed over. Raises PolicyError and OSError."""
+    with open(path, "rb") as file:
+        data = file.read()
+    found = Cluster()
+    try:
+        for document in documents(path, data):
+            read_document(found, document)
+    except (PolicyError, ValueError) as e:
+        raise PolicyError(f"{path}: {' '.join(str(e).split())}") from None
+    return found
+
+
+def documents(path: str, data: bytes) -> Iterator[Any]:
+    """Each document, those of a List one by one. Raises ValueError, PolicyError."""
+    if path.endswith(".json"):
+        every = [json.loads(data)]
+    else:
+        try:
+            import yaml
+        except ImportError:
+            raise PolicyError("reading YAML needs PyYAML: install fastcni[cluster], or Debian's python3-yaml") from None
+        try:
+            every = list(yaml.safe_load_all(data))
+        except yaml.YAMLError as e:
+            raise PolicyError(str(e)) from None
+    for document in every:
+        if document is None:
+            continue
+        if not isinstance(document, dict):
+            raise PolicyError("expected a mapping")
+        if str(document.get("kind", "")).endswith("List"):
+            yield from document.get("items") or ()
+        else:
+            yield document
+
+
+def read_document(found: Cluster, document: Any) -> None:
+    kind = document.get("kind") if isinstance(document, dict) else None
+    if kind == "Pod":
+        pod = read_pod(document)
+        found.pods[pod.key] = pod
+    elif kind == "Namespace":
+        name, labels = read_namespace(document)
+        found.namespaces[name] = labels
+    elif kind == "NetworkPolicy":
+        policy = read_policy(document)
+        found.policies[policy.key] = policy
+
+
+def add(found: Cluster, more: Cluster) -> None:
+    found.pods.update(more.pods)
+    found.namespaces.update(more.namespaces)
+    found.policies.update(more.policies)
+
+
+class Files:
+    """Keeps a Compiler as the files say. Pods from elsewhere, as those of ADDs, stay.
+
+    A file that cannot be read is as it was before: a mistake opens no pod. errors: {path: text} of these.
+    """
+
+    def __init__(self, folder: str, compiler: Compiler) -> None:
+        self.folder, self.compiler, self.errors = folder, compiler, dict[str, str]()
+        self._files: dict[str, Cluster] = {}
+        self._own = Cluster()
+        self._changes = FolderChanges()
+        self._changes.add(folder)               # before the files are read, so that no change is missed
+        self.attend()
+
+    def fileno(self) -> int:
+        """The descriptor to wait on for attend()."""
+        return self._changes.descriptor
+
+    def close(self) -> None:
+        self._changes.close()
+
+    def attend(self) -> None:
+        """Read the files, and change the Compiler by what differs. Raises OSError if the folder cannot be read."""
+        self._changes.discard()
+        found, self.errors = {}, {}
+        for path in paths(self.folder):
+            try:
+                found[path] = read_file(path)
+            except FileNotFoundError:
+                continue                        # it went meanwhile, which is another change
+            except (PolicyError, OSError) as e:
+                self.errors[path] = str(e)
+                found[path] = self._files.get(path, Cluster())
+        self._files = found
+        new = Cluster()
+        for each in found.values():
+            add(new, each)
+        update(self.compiler, self._own, new)
+        self._own = new
+
+
+def update(compiler: Compiler, old: Cluster, new: Cluster) -> None:
+    """Put what is in `new`, delete what was in `old` only."""
+    compiler.put_all(new)
+    for key in old.policies.keys() - new.policies.keys():
+        compiler.delete_policy(key)
+    for key in old.pods.keys() - new.pods.keys():
+        compiler.delete_pod(key)
+    for name in old.namespaces.keys() - new.namespaces.keys():
+        compiler.put_namespace(name, None)

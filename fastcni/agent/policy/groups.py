@@ -1,0 +1,78 @@
+"""Which pods belong to which groups, found by an index: by namespace, and by one label that the selector demands."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fastcni.agent.policy.objects import IN
+
+if TYPE_CHECKING:
+    from fastcni.agent.policy.evaluate import Cluster
+    from fastcni.agent.policy.objects import Group, Pod
+
+    Place = tuple[str, tuple[str, str] | None]      # (namespace or "", (label, value) or None)
+
+
+class Groups:
+    """The groups in use, with their members; and the pods, with their groups. A pod is given by its key."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._members: dict[Group, set[str]] = {}
+        self._uses: dict[Group, int] = {}
+        self._index: dict[Place, set[Group]] = {}
+        self._of: dict[str, set[Group]] = {}
+        self._of_namespace: dict[str, set[str]] = {}
+
+    def of(self, key: str) -> set[Group]:
+        """The groups of a pod."""
+        return self._of.get(key, set())
+
+    def members(self, group: Group) -> set[str]:
+        return self._members[group]
+
+    def use(self, group: Group) -> set[str]:
+        """Note one more use of a group. Return its members."""
+        self._uses[group] = self._uses.get(group, 0) + 1
+        if group not in self._members:
+            self._index.setdefault(place(group), set()).add(group)
+            keys = self._of_namespace.get(group.namespace, ()) if isinstance(group.namespace, str) else (
+                self._cluster.pods)
+            pods, namespaces = self._cluster.pods, self._cluster.namespaces
+            self._members[group] = {key for key in keys if group.matches(pods[key], namespaces)}
+            for key in self._members[group]:
+                self._of[key].add(group)
+        return self._members[group]
+
+    def release(self, group: Group) -> None:
+        """Note one use less. Without any the group is forgotten."""
+        self._uses[group] -= 1
+        if not self._uses[group]:
+            for key in self._members.pop(group):
+                self._of[key].discard(group)
+            at = place(group)
+            self._index[at].discard(group)
+            if not self._index[at]:
+                del self._index[at]
+            del self._uses[group]
+
+    def add(self, pod: Pod) -> None:
+        namespaces = self._cluster.namespaces
+        self._of[pod.key] = found = {
+            group for where in (pod.namespace, "") for label in (*pod.labels.items(), None)
+            for group in self._index.get((where, label), ()) if group.matches(pod, namespaces)}
+        for group in found:
+            self._members[group].add(pod.key)
+        self._of_namespace.setdefault(pod.namespace, set()).add(pod.key)
+
+    def remove(self, pod: Pod) -> None:
+        for group in self._of.pop(pod.key):
+            self._members[group].discard(pod.key)
+        self._of_namespace[pod.namespace].discard(pod.key)
+
+
+def place(group: Group) -> Place:
+    """Where a group is in the index: pods without that namespace or label are no members."""
+    label = next(((one.key, next(iter(one.values))) for one in group.pods.requirements
+                  if one.operator == IN and len(one.values) == 1), None)
+    return group.namespace if isinstance(group.namespace, str) else "", label

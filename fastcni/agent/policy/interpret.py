@@ -1,0 +1,47 @@
+"""What the kernel decides by a State: the same steps as its rules, on data. Tests compare it with evaluate.py, and
+cut.py asks it which connections are no longer allowed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fastcni.agent.policy.state import IN, OUT, VERSIONS
+from fastcni.kernel.nft_elements import concat, service
+
+if TYPE_CHECKING:
+    from fastcni.agent.policy.evaluate import Connection
+    from fastcni.agent.policy.state import Line, State
+
+
+def allows(state: State, it: Connection) -> bool:
+    """Whether the first packet of a connection is accepted."""
+    version = VERSIONS[len(it.source)]
+    if concat(it.source, it.destination) in state.elements[f"self{version}"]:
+        return True
+    return (passes(state, state.elements[f"{OUT}{version}"].get(it.source), it.destination, it)
+            and passes(state, state.elements[f"{IN}{version}"].get(it.destination), it.source, it))
+
+
+def passes(state: State, chain: str | None, peer: bytes, it: Connection) -> bool:
+    """Whether one of the policies that a chain jumps to lets the connection through; without a chain always."""
+    return chain is None or any(fits(state, line, peer, it) for policy in state.chains[chain].jumps
+                                for line in state.chains[policy].lines)
+
+
+def fits(state: State, line: Line, peer: bytes, it: Connection) -> bool:
+    if line.length and line.length != len(it.source):
+        return False
+    if line.peer and not contains(state, line.peer, peer):
+        return False
+    if line.protocol and line.protocol != it.protocol:
+        return False
+    if line.first and not line.first <= it.port <= line.last:
+        return False
+    if line.ports and not contains(state, line.ports, service(it.port)):
+        return False
+    return not line.named or contains(state, line.named, concat(it.destination, service(it.port)))
+
+
+def contains(state: State, name: str, key: bytes) -> bool:
+    one = state.sets[name]
+    return any(first <= key <= last for first, last in one.ranges) if one.ranges else key in state.elements[name]

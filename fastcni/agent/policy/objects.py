@@ -1,0 +1,347 @@
+"""Pods, namespaces and policies as small records, read from the documents of the Kubernetes API (JSON objects).
+
+    read_policy({"metadata": {"name": "web", "namespace": "shop"}, "spec": {"podSelector": {}, "ingress": [{}]}})
+
+Policies: https://kubernetes.io/docs/reference/kubernetes-api/policy-resources/network-policy-v1/
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from fastcni.spec import address as addresses
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import TypeVar
+
+    Item = TypeVar("Item")
+
+PROTOCOLS = {"TCP": 6, "UDP": 17, "SCTP": 132}          # IPPROTO_*
+MAX_PORT = 65535
+IN, NOT_IN, EXISTS, DOES_NOT_EXIST = "In", "NotIn", "Exists", "DoesNotExist"
+INGRESS, EGRESS = "Ingress", "Egress"
+NAME_LABEL = "kubernetes.io/metadata.name"              # the API server gives it to each namespace
+ENDED = ("Succeeded", "Failed")                         # phases in which a pod's addresses are no longer its own
+
+
+class PolicyError(ValueError):
+    """A document that cannot be read. The text names it and the key."""
+
+
+@dataclass(frozen=True, slots=True)
+class Requirement:
+    """One condition on the label `key`. values: of In and NotIn."""
+
+    key: str
+    operator: str
+    values: frozenset[str] = frozenset()
+
+    def matches(self, labels: Mapping[str, str]) -> bool:
+        if self.operator == IN:
+            return labels.get(self.key) in self.values
+        if self.operator == NOT_IN:
+            return labels.get(self.key) not in self.values
+        return (self.key in labels) == (self.operator == EXISTS)
+
+
+@dataclass(frozen=True, slots=True)
+class Selector:
+    """Conditions that all have to hold. Without any it matches everything. Equal selectors are equal records."""
+
+    requirements: tuple[Requirement, ...] = ()
+
+    def matches(self, labels: Mapping[str, str]) -> bool:
+        return all(one.matches(labels) for one in self.requirements)
+
+    def identity(self) -> list[tuple[str, str, list[str]]]:
+        """The same for equal selectors in all processes."""
+        return [(one.key, one.operator, sorted(one.values)) for one in self.requirements]
+
+
+EVERYTHING = Selector()
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Pods by selectors: those of one namespace by its name, or those of the namespaces that a selector matches.
+
+    hash: counted once, because groups are keys of many tables.
+    """
+
+    namespace: str | Selector
+    pods: Selector
+    hash: int = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "hash", hash((self.namespace, self.pods)))
+
+    def __hash__(self) -> int:
+        return self.hash
+
+    def matches(self, pod: Pod, namespaces: Mapping[str, Mapping[str, str]]) -> bool:
+        """namespaces: {name: labels}; of one that is not in it only the name is known."""
+        if isinstance(self.namespace, str):
+            if self.namespace != pod.namespace:
+                return False
+        elif not self.namespace.matches(namespaces.get(pod.namespace) or {NAME_LABEL: pod.namespace}):
+            return False
+        return self.pods.matches(pod.labels)
+
+    def identity(self) -> tuple[object, object]:
+        return (self.namespace if isinstance(self.namespace, str) else self.namespace.identity()), self.pods.identity()
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A network less some networks within it; each is (packed address, prefix length)."""
+
+    network: tuple[bytes, int]
+    excepted: tuple[tuple[bytes, int], ...] = ()
+
+    def matches(self, packed: bytes) -> bool:
+        return within(packed, *self.network) and not any(within(packed, *one) for one in self.excepted)
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    """Ports of a protocol (IPPROTO_*): `first` to `last`, or those that pods give the name `name`."""
+
+    protocol: int
+    first: int = 0
+    last: int = MAX_PORT
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Without peers: from or to anywhere. Without ports: all of them, and all other protocols."""
+
+    peers: tuple[Group | Block, ...] = ()
+    ports: tuple[Port, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """pods: those it selects, all of the policy's namespace. ingress, egress: rules; None: it does not restrict that
+    direction."""
+
+    namespace: str
+    name: str
+    pods: Group
+    ingress: tuple[Rule, ...] | None
+    egress: tuple[Rule, ...] | None
+
+    @property
+    def key(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+    def rules(self, direction: str) -> tuple[Rule, ...] | None:
+        return self.ingress if direction == INGRESS else self.egress
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """addresses: packed. ports: {(name, protocol): number}. node: where it runs, "" if not known.
+
+    Pods on the host's network are outside of policies: they have no addresses of their own here.
+    """
+
+    namespace: str
+    name: str
+    labels: Mapping[str, str]
+    addresses: tuple[bytes, ...] = ()
+    node: str = ""
+    ports: Mapping[tuple[str, int], int] = field(default_factory=dict)
+
+    @property
+    def key(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+def within(packed: bytes, network: bytes, prefix: int) -> bool:
+    return len(packed) == len(network) and addresses.network(packed, prefix) == network
+
+
+# Documents -------------------------------------------------------------------------------------------------------
+
+class Reader:
+    """A part of a document. path: its keys, for errors."""
+
+    __slots__ = ("path", "value", "what")
+
+    def __init__(self, what: str, value: Any, path: str = "") -> None:
+        self.what, self.value, self.path = what, value, path
+        if not isinstance(value, dict):
+            self.wrong("expected a mapping")
+
+    def wrong(self, text: str, key: str = "") -> NoReturn:
+        path = ".".join(filter(None, (self.path, key)))
+        raise PolicyError(f"{self.what}: {path + ': ' if path else ''}{text}")
+
+    def get(self, key: str, kind: type[Item], default: Item) -> Item:
+        """The value of `key`, which has to be of that type; null is as if it were not there."""
+        value = self.value.get(key)
+        if value is None:
+            return default
+        if not isinstance(value, kind) or isinstance(value, bool):
+            self.wrong(f"expected {kind.__name__}, got {value!r}", key)
+        return value
+
+    def part(self, key: str) -> Reader | None:
+        value = self.value.get(key)
+        return None if value is None else Reader(self.what, value, ".".join(filter(None, (self.path, key))))
+
+    def each(self, key: str, read: Callable[[Reader], Item]) -> tuple[Item, ...]:
+        """read() of each mapping in a list."""
+        path = ".".join(filter(None, (self.path, key)))
+        return tuple(read(Reader(self.what, value, f"{path}[{number}]"))
+                     for number, value in enumerate(self.get(key, list, [])))
+
+    def texts(self, key: str) -> dict[str, str]:
+        """A mapping of texts, as labels are."""
+        found = self.get(key, dict, {})
+        for name, value in found.items():
+            if not isinstance(name, str) or not isinstance(value, str):
+                self.wrong(f"expected text for {name!r}, got {value!r}", key)
+        return found
+
+
+def open_document(kind: str, document: Any) -> tuple[Reader, Reader, str, str]:
+    """(document, its metadata, name, namespace)"""
+    it = Reader(kind, document)
+    if (said := document.get("kind", kind)) != kind:
+        it.wrong(f"expected {kind}, got {said!r}", "kind")
+    metadata = it.part("metadata") or it.wrong("is missing", "metadata")
+    name = metadata.get("name", str, "") or it.wrong("is missing", "metadata.name")
+    namespace = metadata.get("namespace", str, "") or "default"
+    it.what = metadata.what = f"{kind} {name if kind == 'Namespace' else f'{namespace}/{name}'}"
+    return it, metadata, name, namespace
+
+
+def read_namespace(document: Any) -> tuple[str, dict[str, str]]:
+    """Read a Namespace: (name, labels). It has the label with its name even if the document does not show it."""
+    _, metadata, name, _ = open_document("Namespace", document)
+    return name, {**metadata.texts("labels"), NAME_LABEL: name}
+
+
+def read_pod(document: Any) -> Pod:
+    """Read a Pod. Raises PolicyError."""
+    it, metadata, name, namespace = open_document("Pod", document)
+    spec, status = it.part("spec"), it.part("status")
+    outside = (spec is not None and spec.value.get("hostNetwork") is True) or (
+        status is not None and status.get("phase", str, "") in ENDED)
+    return Pod(namespace, name, metadata.texts("labels"), () if outside or status is None else read_addresses(status),
+               spec.get("nodeName", str, "") if spec else "", read_named_ports(spec) if spec else {})
+
+
+def read_addresses(status: Reader) -> tuple[bytes, ...]:
+    texts = [*status.each("podIPs", lambda one: one.get("ip", str, "")), status.get("podIP", str, "")]
+    try:
+        return tuple(dict.fromkeys(addresses.read_ip(text) for text in texts if text))
+    except ValueError as e:
+        status.wrong(str(e), "podIPs")
+
+
+def read_named_ports(spec: Reader) -> dict[tuple[str, int], int]:
+    """{(name, protocol): number}: of the first container that uses the name, as the endpoints of services have it."""
+    found: dict[tuple[str, int], int] = {}
+    sidecars = [container for container in spec.each("initContainers", lambda one: one)
+                if container.get("restartPolicy", str, "") == "Always"]
+    for container in (*spec.each("containers", lambda one: one), *sidecars):
+        for name, protocol, number in container.each("ports", lambda one: (
+                one.get("name", str, ""), read_protocol(one), one.get("containerPort", int, 0))):
+            if name and number:
+                found.setdefault((name, protocol), number)
+    return found
+
+
+def read_policy(document: Any) -> Policy:
+    """Read a NetworkPolicy. Raises PolicyError."""
+    it, _, name, namespace = open_document("NetworkPolicy", document)
+    spec = it.part("spec") or it.wrong("is missing", "spec")
+    kinds = spec.get("policyTypes", list, [])
+    for kind in kinds:
+        if kind not in (INGRESS, EGRESS):
+            spec.wrong(f"expected {INGRESS} or {EGRESS}, got {kind!r}", "policyTypes")
+    ingress, egress = (spec.each(key, lambda one, peers=peers: read_rule(one, peers, namespace))    # type: ignore[misc]
+                       for key, peers in (("ingress", "from"), ("egress", "to")))
+    # Without policyTypes: Ingress always, Egress only if there are egress rules.
+    return Policy(namespace, name, Group(namespace, read_selector(spec.part("podSelector"))),
+                  ingress if INGRESS in kinds or not kinds else None,
+                  egress if EGRESS in kinds or (not kinds and egress) else None)
+
+
+def read_selector(it: Reader | None) -> Selector:
+    """Read a LabelSelector; one that is not there or is empty matches everything."""
+    if it is None:
+        return EVERYTHING
+    found = [Requirement(key, IN, frozenset([value])) for key, value in it.texts("matchLabels").items()]
+    found += it.each("matchExpressions", read_requirement)
+    return Selector(tuple(sorted(dict.fromkeys(found), key=lambda one: (one.key, one.operator, sorted(one.values)))))
+
+
+def read_requirement(it: Reader) -> Requirement:
+    key, operator, values = it.get("key", str, ""), it.get("operator", str, ""), it.get("values", list, [])
+    if not key:
+        it.wrong("is missing", "key")
+    if operator not in (IN, NOT_IN, EXISTS, DOES_NOT_EXIST):
+        it.wrong(f"expected In, NotIn, Exists or DoesNotExist, got {operator!r}", "operator")
+    if bool(values) != (operator in (IN, NOT_IN)) or not all(isinstance(value, str) for value in values):
+        it.wrong(f"{operator} with values {values!r}", "values")
+    return Requirement(key, operator, frozenset(values))
+
+
+def read_rule(it: Reader, peers: str, namespace: str) -> Rule:
+    return Rule(it.each(peers, lambda one: read_peer(one, namespace)), it.each("ports", read_port))
+
+
+def read_peer(it: Reader, namespace: str) -> Group | Block:
+    block, namespaces, pods = it.part("ipBlock"), it.part("namespaceSelector"), it.part("podSelector")
+    if block and (namespaces or pods):
+        it.wrong("ipBlock stands alone, without selectors")
+    if block:
+        return read_block(block)
+    if not (namespaces or pods):
+        it.wrong("expected ipBlock, namespaceSelector or podSelector")
+    return Group(read_selector(namespaces) if namespaces else namespace, read_selector(pods))
+
+
+def read_block(it: Reader) -> Block:
+    network = read_network(it, "cidr", it.get("cidr", str, ""))
+    excepted = tuple(read_network(it, "except", text) for text in it.get("except", list, []))
+    for one in excepted:
+        if one[1] < network[1] or not within(one[0], *network):
+            it.wrong(f"{addresses.cidr_text(*one)} is not within {addresses.cidr_text(*network)}", "except")
+    return Block(network, excepted)
+
+
+def read_network(it: Reader, key: str, text: Any) -> tuple[bytes, int]:
+    try:
+        packed, prefix = addresses.read_cidr(text)
+    except ValueError as e:
+        it.wrong(str(e), key)
+    return addresses.network(packed, prefix), prefix
+
+
+def read_port(it: Reader) -> Port:
+    protocol, port, last = read_protocol(it), it.value.get("port"), it.get("endPort", int, 0)
+    if isinstance(port, str) and port:
+        if last:
+            it.wrong("needs a port by number", "endPort")
+        return Port(protocol, name=port)
+    first = it.get("port", int, 0)
+    if not first:
+        if last or port is not None:
+            it.wrong("expected 1 to 65535 or a name", "port")
+        return Port(protocol)
+    for key, number in (("port", first), ("endPort", last or first)):
+        if not first <= number <= MAX_PORT or number < 1:
+            it.wrong(f"{number} is not between {max(first, 1)} and {MAX_PORT}", key)
+    return Port(protocol, first, last or first)
+
+
+def read_protocol(it: Reader) -> int:
+    text = it.get("protocol", str, "TCP")
+    return PROTOCOLS.get(text) or it.wrong(f"expected TCP, UDP or SCTP, got {text!r}", "protocol")

@@ -1,0 +1,150 @@
+"""The table of policies in the kernel: a Change is written as one transaction of nftables. rules.py has the rules."""
+
+from __future__ import annotations
+
+from errno import ENOENT
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from fastcni._netlink import Batch, BatchFull
+from fastcni.agent.policy import rules
+from fastcni.agent.policy.state import TO_IN, State, difference
+from fastcni.kernel import nft, nft_elements, nft_rules, sysctl, uapi, wire
+from fastcni.kernel.nft_elements import ADDRESS_TYPES, TYPE_INET_SERVICE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+    from typing import TypeVar
+
+    from fastcni.agent.policy.state import Change, Set
+
+    Item = TypeVar("Item")
+
+FAMILY, TABLE = nft.NFPROTO_INET, "fastcni-policy"
+COMMENT = "fastcni: network policies of pods"
+ELEMENTS = 250                  # in one message, which has 32 KiB
+SEND_BYTES, ACK_BYTES = 64 << 20, 256 << 20             # limits, as the kernel counts: 768 bytes and more for an ACK
+BRIDGED = ("net/bridge/bridge-nf-call-iptables", "net/bridge/bridge-nf-call-ip6tables")
+
+
+class Ruleset:
+    """Writes the table. Made in a thread that is in the node's namespace; any one thread at a time calls. Raises
+    OSError."""
+
+    def __init__(self) -> None:
+        self.sock = wire.open_socket(uapi.NETLINK_NETFILTER)
+        wire.set_request_size(self.sock, SEND_BYTES)
+        wire.set_buffer_size(self.sock, ACK_BYTES)
+
+    def close(self) -> None:
+        """Leave the table: pods stay protected while the agent is restarted."""
+        self.sock.close()
+
+    def load(self, state: State) -> None:
+        """Replace the table, whatever is in it, in one transaction."""
+        requests = Requests()
+        requests.add(nft.add_table, FAMILY, TABLE, COMMENT)
+        requests.add(nft.del_table, FAMILY, TABLE)
+        requests.add(nft.add_table, FAMILY, TABLE, COMMENT)
+        set_up(requests, state)
+        requests.send(self.sock)
+
+    def write(self, change: Change) -> None:
+        """Write what has changed since load() or the last write()."""
+        if change:
+            requests = Requests()
+            fill(requests, change)
+            requests.send(self.sock)
+
+    def remove(self) -> None:
+        """Remove the table: all pods are open."""
+        _, refused = wire.attempt(self.sock, nft.stop(nft.del_table(nft.start(Batch()), FAMILY, TABLE)))
+        if refused and refused[0].errno != ENOENT:
+            raise refused[0]
+
+
+class Requests:
+    """A transaction, in as many Batches as it needs."""
+
+    def __init__(self) -> None:
+        self.batches = [nft.start(Batch())]
+
+    def add(self, write: Callable[..., object], *args: object, **named: object) -> None:
+        """Call write(batch, *args, **named) with a Batch that has room."""
+        try:
+            write(self.batches[-1], *args, **named)
+        except BatchFull:
+            self.batches.append(Batch())
+            write(self.batches[-1], *args, **named)
+
+    def send(self, sock: wire.Socket) -> None:
+        """Send the transaction. Raises NetlinkError for the first refusal; then nothing has changed."""
+        self.add(nft.stop)
+        _, refused = wire.attempt(sock, wire.Batches(self.batches))
+        if refused:
+            raise refused[0]
+
+
+def set_up(requests: Requests, state: State) -> None:
+    """Fill a new table."""
+    for name, one in State().sets.items():
+        add_set(requests, name, one)
+    requests.add(nft.add_base_chain, FAMILY, TABLE, rules.FORWARD, kind="filter", hook=nft.NF_INET_FORWARD,
+                 priority=nft.NF_IP_PRI_FILTER)
+    for name in (TO_IN, rules.MIDSTREAM):
+        requests.add(nft.add_chain, FAMILY, TABLE, name)
+    for name, rule in rules.permanent_rules():
+        requests.add(nft_rules.add_rule, FAMILY, TABLE, name, *rule)
+    fill(requests, difference(State(), state))
+
+
+def fill(requests: Requests, change: Change) -> None:
+    """What is referred to comes first: sets, chains, rules, then the maps. Removals go the other way round."""
+    for name, one in change.sets.items():
+        add_set(requests, name, one)
+    for name in change.new_chains:
+        requests.add(nft.add_chain, FAMILY, TABLE, name)
+    for name, chain in change.chains.items():
+        if name not in change.new_chains:
+            requests.add(nft_rules.flush_chain, FAMILY, TABLE, name)
+        for rule, comment in rules.rules_of(chain):
+            requests.add(nft_rules.add_rule, FAMILY, TABLE, name, *rule, comment=comment)
+    for name, keys in change.removed.items():
+        for some in parts(keys):
+            requests.add(nft_elements.del_elements, FAMILY, TABLE, name, some)
+    for name, elements in change.added.items():
+        for items in parts(elements.items()):
+            requests.add(nft_elements.add_elements, FAMILY, TABLE, name, items)
+    for name in change.gone_chains:
+        requests.add(nft_rules.flush_chain, FAMILY, TABLE, name)
+    for name in change.gone_chains:
+        requests.add(nft.del_chain, FAMILY, TABLE, name)
+    for name in change.gone_sets:
+        requests.add(nft_elements.del_set, FAMILY, TABLE, name)
+
+
+def add_set(requests: Requests, name: str, one: Set) -> None:
+    address = ADDRESS_TYPES.get(one.length, 0)
+    key = {"map": (address,), "group": (address,), "block": (address,), "self": (address, address),
+           "named": (address, TYPE_INET_SERVICE), "ports": (TYPE_INET_SERVICE,)}[one.kind]
+    requests.add(nft_elements.add_set, FAMILY, TABLE, name, key, set_id=rules.SET_ID, verdicts=one.kind == "map",
+                 intervals=bool(one.ranges))
+    for some in parts(one.ranges):
+        requests.add(nft_elements.add_intervals, FAMILY, TABLE, name, some)
+
+
+def parts(items: Iterable[Item]) -> Iterator[list[Item]]:
+    """Lists of at most ELEMENTS items."""
+    each = iter(items)
+    while some := list(islice(each, ELEMENTS)):
+        yield some
+
+
+def see_bridged_traffic() -> bool:
+    """Let packets between two pods on one bridge pass the hook `forward` of this namespace, as Kubernetes demands of a
+    node. Return False if the kernel module br_netfilter is not loaded. Raises OSError."""
+    if not all(map(sysctl.exists, BRIDGED)):
+        return False
+    for name in BRIDGED:
+        sysctl.ensure(name, "1")
+    return True

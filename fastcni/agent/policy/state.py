@@ -1,0 +1,184 @@
+"""The wanted nftables state of the policies as data: sets, verdict maps and chains; and the change between two of them.
+
+Names: in4, in6, out4, out6 (maps: local pod's address -> chain) and self4, self6 are always there. Others end with the
+hash of what they stand for: g4-... (pods of a group), n4-... (pods with a named port), b4-... (blocks), p-... (ports);
+in-..., out-... (chain of a policy), all-in-..., all-out-... (chain of a set of policies).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import TYPE_CHECKING
+
+from fastcni.agent.policy.objects import EGRESS, INGRESS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    Range = tuple[bytes, bytes]                 # first and last, packed
+
+LENGTHS = (4, 16)                               # of packed addresses
+VERSIONS = {4: "4", 16: "6"}                    # in names, by length of an address
+IN, OUT, TO_IN = "in", "out", "to-in"
+PREFIXES = {INGRESS: IN, EGRESS: OUT}
+PERMANENT = {f"{name}{version}" for name in (IN, OUT, "self") for version in VERSIONS.values()}
+
+
+@dataclass(frozen=True, slots=True)
+class Set:
+    """kind: "map", "self", "group", "named", "block" or "ports". length: of its addresses in bytes, 0 of ports.
+    ranges: the content of blocks and ports, which never changes, because the name is its hash."""
+
+    kind: str
+    length: int
+    ranges: tuple[Range, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One rule of a policy's chain: what it compares, and then it accepts (ingress) or goes to `to-in` (egress).
+
+    length: of addresses, 0: any family. peer: set with the peer's address, "": anywhere. protocol: 0: any.
+    first, last: of the destination port, 0 and 0: any. ports: set of ports. named: set of destination . port.
+    """
+
+    length: int = 0
+    peer: str = ""
+    protocol: int = 0
+    first: int = 0
+    last: int = 0
+    ports: str = ""
+    named: str = ""
+    comment: str = ""
+
+    def sets(self) -> tuple[str, ...]:
+        return tuple(filter(None, (self.peer, self.ports, self.named)))
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """Of a policy: lines. Of a set of policies: jumps to their chains; then it drops."""
+
+    direction: str
+    lines: tuple[Line, ...] = ()
+    jumps: tuple[str, ...] = ()
+
+
+def permanent_sets() -> dict[str, Set]:
+    return {name: Set("self" if name.startswith("self") else "map", 4 if name.endswith("4") else 16)
+            for name in PERMANENT}
+
+
+@dataclass(slots=True)
+class State:
+    """elements: {set: {key: chain that a map leads to, or ""}}, without those of `Set.ranges`.
+
+    The key of a concatenation is as nftables has it (kernel/nft_elements.py).
+    """
+
+    sets: dict[str, Set] = field(default_factory=permanent_sets)
+    elements: dict[str, dict[bytes, str]] = field(default_factory=lambda: {name: {} for name in PERMANENT})
+    chains: dict[str, Chain] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Change:
+    """What to write. A chain in `chains` is new or has other rules. An element that leads elsewhere is in both
+    `removed` and `added`."""
+
+    sets: dict[str, Set] = field(default_factory=dict)
+    chains: dict[str, Chain] = field(default_factory=dict)
+    new_chains: set[str] = field(default_factory=set)
+    added: dict[str, dict[bytes, str]] = field(default_factory=dict)
+    removed: dict[str, list[bytes]] = field(default_factory=dict)
+    gone_sets: list[str] = field(default_factory=list)
+    gone_chains: list[str] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.sets or self.chains or self.added or self.removed or self.gone_sets or self.gone_chains)
+
+
+def difference(old: State, new: State) -> Change:
+    """What makes `new` of `old`."""
+    it = Change({name: one for name, one in new.sets.items() if name not in old.sets},
+                {name: one for name, one in new.chains.items() if old.chains.get(name) != one},
+                new.chains.keys() - old.chains.keys(),
+                gone_sets=[name for name in old.sets if name not in new.sets],
+                gone_chains=[name for name in old.chains if name not in new.chains])
+    for name, elements in new.elements.items():
+        note_elements(it, name, old.elements.get(name, {}), elements)
+    return it
+
+
+def note_elements(it: Change, name: str, old: Mapping[bytes, str | None], new: Mapping[bytes, str | None]) -> None:
+    """Note what makes the elements `new` of `old`; a value None is as no element."""
+    added = {key: value for key, value in new.items() if value is not None and old.get(key) != value}
+    removed = [key for key, value in old.items() if value is not None and new.get(key) != value]
+    if added:
+        it.added[name] = added
+    if removed:
+        it.removed[name] = removed
+
+
+class Journal:
+    """Changes a State, and remembers what was there before: take() gives the Change since the last one."""
+
+    def __init__(self, state: State) -> None:
+        self.state = state
+        self._sets: dict[str, Set | None] = {}
+        self._chains: dict[str, Chain | None] = {}
+        self._elements: dict[str, dict[bytes, str | None]] = {}
+
+    def put_set(self, name: str, it: Set | None) -> None:
+        """Add a set, or delete it with its elements."""
+        self._sets.setdefault(name, self.state.sets.get(name))
+        if it:
+            self.state.sets[name] = it
+            self.state.elements[name] = {}
+        else:
+            for key in self.state.elements[name].copy():
+                self.put(name, key, None)
+            del self.state.sets[name], self.state.elements[name]
+
+    def put_chain(self, name: str, it: Chain | None) -> None:
+        self._chains.setdefault(name, self.state.chains.get(name))
+        if it:
+            self.state.chains[name] = it
+        else:
+            self.state.chains.pop(name, None)
+
+    def put(self, name: str, key: bytes, value: str | None) -> None:
+        """Add, change or, with None, delete an element."""
+        elements = self.state.elements[name]
+        self._elements.setdefault(name, {}).setdefault(key, elements.get(key))
+        if value is None:
+            elements.pop(key, None)
+        else:
+            elements[key] = value
+
+    def take(self) -> Change:
+        it, state = Change(), self.state
+        for name, old_set in self._sets.items():
+            if name in state.sets and old_set is None:
+                it.sets[name] = state.sets[name]
+            elif name not in state.sets and old_set:
+                it.gone_sets.append(name)
+        for name, old_chain in self._chains.items():
+            now = state.chains.get(name)
+            if now is None and old_chain:
+                it.gone_chains.append(name)
+            elif now and now != old_chain:
+                it.chains[name] = now
+                if old_chain is None:
+                    it.new_chains.add(name)
+        for name, old in self._elements.items():
+            if name in state.sets:
+                elements = state.elements[name]
+                note_elements(it, name, old, {key: elements.get(key) for key in old})
+        self._sets, self._chains, self._elements = {}, {}, {}
+        return it
+
+
+def short_hash(*parts: object) -> str:
+    return blake2b(repr(parts).encode(), digest_size=10).hexdigest()

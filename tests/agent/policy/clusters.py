@@ -1,0 +1,63 @@
+"""Pods, and random clusters for property tests."""
+
+from hypothesis import strategies as st
+
+from fastcni.agent.policy.evaluate import Connection
+from fastcni.agent.policy.objects import PROTOCOLS, Pod, read_policy
+from fastcni.spec.address import read_ip
+
+
+def make_pod(name, *addresses, namespace="default", labels=None, ports=None, node="here"):
+    return Pod(namespace, name, labels or {}, tuple(read_ip(one) for one in addresses), node,
+               {(name, PROTOCOLS["TCP"]): number for name, number in (ports or {}).items()})
+
+
+KEYS, VALUES, NAMESPACES = ("app", "tier"), ("a", "b"), ("one", "two")
+LABELS = st.dictionaries(st.sampled_from(KEYS), st.sampled_from(VALUES))
+EXPRESSIONS = st.one_of(
+    st.fixed_dictionaries({"key": st.sampled_from(KEYS), "operator": st.sampled_from(["In", "NotIn"]),
+                           "values": st.lists(st.sampled_from(VALUES), min_size=1)}),
+    st.fixed_dictionaries({"key": st.sampled_from(KEYS), "operator": st.sampled_from(["Exists", "DoesNotExist"])}))
+SELECTORS = st.fixed_dictionaries({}, optional={"matchLabels": LABELS,
+                                                "matchExpressions": st.lists(EXPRESSIONS, max_size=2)})
+BLOCKS = st.sampled_from([
+    {"cidr": "0.0.0.0/0"}, {"cidr": "10.0.0.0/29", "except": ["10.0.0.2/32", "10.0.0.4/31"]}, {"cidr": "10.0.0.1/32"},
+    {"cidr": "::/0", "except": ["fd00::/126"]}, {"cidr": "192.0.2.0/24", "except": ["192.0.2.0/24"]}])
+PEERS = st.one_of(
+    st.fixed_dictionaries({"podSelector": SELECTORS}), st.fixed_dictionaries({"namespaceSelector": SELECTORS}),
+    st.fixed_dictionaries({"podSelector": SELECTORS, "namespaceSelector": SELECTORS}),
+    st.fixed_dictionaries({"ipBlock": BLOCKS}))
+PORTS = st.sampled_from([{}, {"port": 80}, {"port": 81}, {"port": "http"}, {"port": 79, "endPort": 80},
+                         {"protocol": "UDP"}, {"protocol": "UDP", "port": 80}, {"protocol": "SCTP", "port": 81},
+                         {"protocol": "UDP", "port": "http"}, {"port": 90, "endPort": 99}])
+
+
+def rules(peers):
+    return st.lists(st.fixed_dictionaries({}, optional={peers: st.lists(PEERS, max_size=3),
+                                                        "ports": st.lists(PORTS, max_size=3)}), max_size=2)
+
+
+POLICIES = st.builds(
+    lambda namespace, name, spec: read_policy({"metadata": {"name": name, "namespace": namespace}, "spec": spec}),
+    st.sampled_from(NAMESPACES), st.sampled_from(["p", "q", "r"]),
+    st.fixed_dictionaries({"podSelector": SELECTORS}, optional={
+        "ingress": rules("from"), "egress": rules("to"),
+        "policyTypes": st.lists(st.sampled_from(["Ingress", "Egress"]), unique=True)}))
+ADDRESSES = [f"10.0.0.{number}" for number in range(1, 6)] + [f"fd00::{number}" for number in range(1, 6)]
+PODS = st.builds(
+    lambda number, twin, namespace, labels, port, node: Pod(
+        namespace, f"pod{number}", labels, (read_ip(f"10.0.0.{twin}"), read_ip(f"fd00::{number}")), node,
+        {("http", 6): port} if port else {}),
+    st.integers(1, 4), st.integers(1, 5), st.sampled_from(NAMESPACES), LABELS, st.sampled_from([0, 80, 81]),
+    st.sampled_from(["here", "here", "there"]))
+SPACES = st.sampled_from([(name, labels) for name in NAMESPACES for labels in (
+    {}, {"app": "a"}, {"tier": "b"}, {"kubernetes.io/metadata.name": name})])
+
+
+def connections():
+    """Each pair of addresses of a family, one of no pod among them, with ports that matter."""
+    for addresses in (ADDRESSES[:5], ADDRESSES[5:]):
+        for source in addresses:
+            for destination in addresses:
+                for protocol, port in ((6, 80), (6, 81), (17, 80), (132, 81), (1, 0)):
+                    yield Connection(read_ip(source), read_ip(destination), protocol, port)

@@ -1,0 +1,117 @@
+"""Tightened policies cut established connections; others go on. Needs root."""
+
+import os
+import socket
+import subprocess
+
+import pytest
+from agent.policy.pods import ADDRESSES, Node, pods
+
+from fastcni.agent.policy.engine import Engine
+from fastcni.agent.policy.objects import read_policy
+from fastcni.agent.policy.ruleset import see_bridged_traffic
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: makes network namespaces")
+WEB, LOCKED = {"podSelector": {"matchLabels": {"app": "web"}}}, {"podSelector": {}}
+
+
+class Session:
+    """An established TCP connection from one pod (None: the node) to another."""
+
+    def __init__(self, node, source, name, family=0):
+        self.client = node.connect(source, ADDRESSES[name][family], 80)
+        self.server = node.accept(name)
+        assert self.is_alive(5)
+
+    def is_alive(self, seconds=0.15):
+        """Whether bytes still arrive, in both directions."""
+        return all(self._arrives(*ends, seconds) for ends in ((self.server, self.client), (self.client, self.server)))
+
+    def _arrives(self, sender, receiver, seconds):
+        try:
+            sender.send(b"x")
+        except BlockingIOError:
+            return False
+        receiver.settimeout(seconds)
+        try:
+            return receiver.recv(64) != b""
+        except TimeoutError:
+            return False
+        finally:
+            receiver.setblocking(False)
+
+
+class Policed:
+    def __init__(self, node):
+        if not see_bridged_traffic():
+            pytest.skip("needs br_netfilter in the kernel")
+        self.node, self.engine = node, Engine()
+        self.set(labels={"a": {"app": "web"}, "d": {"app": "web"}})
+        self.engine.load()
+
+    def set(self, *specs, labels):
+        for pod in pods(**labels):
+            self.engine.compiler.put_pod(pod)
+        for number, spec in enumerate(specs):
+            self.engine.compiler.put_policy(read_policy({"metadata": {"name": f"p{number}"}, "spec": spec}))
+        self.engine.commit()
+        return self.engine.cut()
+
+
+@pytest.fixture
+def policed(host_netns, pod_netns):
+    node = Node(pod_netns)
+    try:
+        it = Policed(node)
+        yield it
+        it.engine.close()
+    finally:
+        node.close()
+
+
+LABELS = {"a": {"app": "web"}, "d": {"app": "web"}}
+
+
+def test_a_tightened_policy_cuts_what_it_no_longer_allows_and_nothing_else(policed):
+    cut, kept, probe = (Session(policed.node, "b", "c"), Session(policed.node, "a", "c", 1),
+                        Session(policed.node, None, "c"))
+    assert policed.set({"podSelector": {}, "ingress": [{"from": [WEB]}]}, labels=LABELS) == 1
+    assert (cut.is_alive(), kept.is_alive(5), probe.is_alive(5)) == (False, True, True)
+    # The other rules of the same policy
+    assert policed.set({"podSelector": {}, "ingress": [{"from": [WEB], "ports": [{"port": 81}]}]}, labels=LABELS) == 1
+    assert (kept.is_alive(), probe.is_alive(5)) == (False, True)
+
+
+def test_a_peer_that_loses_its_label_is_cut(policed):
+    policed.set({"podSelector": {}, "ingress": [{"from": [WEB]}]}, labels=LABELS)
+    near, far = Session(policed.node, "a", "c"), Session(policed.node, "d", "c")
+    assert policed.set(labels={"a": {"app": "web"}}) == 1
+    assert (near.is_alive(5), far.is_alive()) == (True, False)
+
+
+def test_an_answer_does_not_open_a_cut_connection_again(policed):
+    """The server of a cut connection sends first. Its pod is restricted for ingress only, so its own connections are
+    allowed; conntrack takes a packet in the middle of a connection for a new one."""
+    session = Session(policed.node, "b", "c")
+    assert policed.set({"podSelector": {}}, labels=LABELS) == 1
+    session.server.send(b"x")
+    assert not session.is_alive()
+
+
+def test_udp_is_cut_too(policed):
+    client = policed.node.connect("b", ADDRESSES["c"][0], 80, socket.SOCK_DGRAM)
+    listener = policed.node.listeners["c", socket.SOCK_DGRAM, 80]
+    listener.settimeout(5)
+    assert listener.recv(64) == b"hello"
+    policed.set({"podSelector": {}}, labels=LABELS)
+    client.send(b"again")
+    listener.settimeout(0.15)
+    with pytest.raises(TimeoutError):
+        listener.recv(64)
+
+
+def test_a_table_that_another_program_has_removed_is_written_again(policed):
+    subprocess.run(["nft", "delete", "table", "inet", "fastcni-policy"], check=True)
+    policed.set({"podSelector": {}}, labels=LABELS)
+    asked = {("a", ADDRESSES["c"][0], 6, 80)}
+    assert policed.node.reached(asked, set()) == set()

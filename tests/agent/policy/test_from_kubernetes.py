@@ -1,0 +1,85 @@
+"""The Kubernetes API as a source, by an API whose lists and watches the test gives."""
+
+import queue
+import select
+import time
+
+import pytest
+
+from fastcni.agent.policy.compile import Compiler
+from fastcni.agent.policy.from_kubernetes import NAMESPACES, PODS, POLICIES, Kubernetes
+from fastcni.kit.ipam.cluster.contract import StoreAway
+from fastcni.spec.address import read_ip
+
+ADDRESS = read_ip("10.0.0.1")
+POD = {"metadata": {"name": "a", "namespace": "shop", "resourceVersion": "1"}, "status": {"podIP": "10.0.0.1"}}
+
+
+def policy(name, spec=None, namespace="shop"):
+    return {"metadata": {"name": name, "namespace": namespace, "resourceVersion": "1"},
+            "spec": {"podSelector": {}} if spec is None else spec}
+
+
+class FakeApi:
+    def __init__(self):
+        self.objects = {PODS: [POD], NAMESPACES: [{"metadata": {"name": "shop", "resourceVersion": "1"}}],
+                        POLICIES: [policy("p"), policy("p", namespace="other")]}
+        self.events = {path: queue.Queue() for path in self.objects}
+
+    def list_with_revision(self, path):
+        return self.objects[path], "1"
+
+    def watch(self, path, revision, stop):
+        while not stop():
+            try:
+                event = self.events[path].get(timeout=0.02)
+            except queue.Empty:
+                continue
+            if event is None:
+                raise StoreAway("gone")
+            yield event
+
+    def close(self):
+        pass
+
+
+@pytest.fixture
+def source(monkeypatch):
+    monkeypatch.setattr("fastcni.agent.policy.from_kubernetes.RETRY_S", 0.05)
+    it = Kubernetes(FakeApi(), Compiler())
+    it.start()
+    wait(it, lambda: it.complete)
+    yield it
+    it.close()
+
+
+def wait(it, condition):
+    until = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < until
+        select.select([it], [], [], 0.1)
+        it.attend()
+
+
+def test_lists_then_changes(source):
+    it = source.compiler
+    assert ADDRESS in it.state.elements["in4"]
+    assert sorted(it.cluster.policies) == ["other/p", "shop/p"]         # the same name in two namespaces
+    source.api.events[POLICIES].put(("DELETED", policy("p")))
+    wait(source, lambda: ADDRESS not in it.state.elements["in4"])
+    source.api.events[PODS].put(("DELETED", POD))
+    wait(source, lambda: not it.cluster.pods)
+
+
+def test_a_policy_that_cannot_be_read_stays_as_it_was(source):
+    source.api.events[POLICIES].put(("MODIFIED", policy("p", {"policyTypes": ["Other"]})))
+    wait(source, lambda: source.errors)
+    assert ADDRESS in source.compiler.state.elements["in4"]
+    assert "NetworkPolicy shop/p: spec.policyTypes" in source.errors[POLICIES, "shop/p"]
+
+
+def test_what_went_while_the_api_server_was_away_is_deleted(source):
+    source.api.objects[POLICIES] = [policy("q", namespace="other")]
+    source.api.events[POLICIES].put(None)
+    wait(source, lambda: list(source.compiler.cluster.policies) == ["other/q"])
+    assert not source.compiler.state.elements["in4"]

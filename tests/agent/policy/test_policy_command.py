@@ -1,0 +1,45 @@
+"""`fastcni policy test`: allowed or denied, and by which rule."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from fastcni.cli.commands import cli
+
+DOCUMENTS = {"kind": "List", "items": [
+    {"kind": "Pod", "metadata": {"name": "web", "namespace": "shop", "labels": {"app": "web"}},
+     "status": {"podIPs": [{"ip": "10.0.0.1"}, {"ip": "fd00::1"}]}},
+    {"kind": "Pod", "metadata": {"name": "db", "namespace": "shop", "labels": {"app": "db"}},
+     "spec": {"containers": [{"ports": [{"name": "sql", "containerPort": 5432}]}]}, "status": {"podIP": "10.0.0.2"}},
+    {"kind": "NetworkPolicy", "metadata": {"name": "db", "namespace": "shop"}, "spec": {
+        "podSelector": {"matchLabels": {"app": "db"}},
+        "ingress": [{"from": [{"podSelector": {"matchLabels": {"app": "web"}}}], "ports": [{"port": "sql"}]}]}}]}
+
+
+@pytest.fixture
+def run(tmp_path):
+    (tmp_path / "all.json").write_text(json.dumps(DOCUMENTS))
+    return lambda *words: CliRunner().invoke(cli, ["policy", "test", *words, "--folder", str(tmp_path)])
+
+
+@pytest.mark.parametrize("words, status, text", [
+    (("shop/web", "shop/db", "sql"), 0, "allowed by shop/db ingress[0]"),
+    (("shop/web", "shop/db", "5432"), 0, "allowed by shop/db ingress[0]"),
+    (("shop/web", "shop/db", "5432/udp"), 1, "denied: no rule of shop/db allows it"),
+    (("192.0.2.1", "10.0.0.2", "5432"), 1, "denied: no rule of shop/db allows it"),
+    (("shop/db", "shop/web", "80"), 0, "allowed: no policy selects the pod")])
+def test_the_verdict_and_its_reason(run, words, status, text):
+    done = run(*words)
+    assert done.exit_code == status, done.output
+    (found,) = json.loads(done.output)["connections"]
+    assert found["ingress"]["text"] == text
+    assert found["allowed"] is (status == 0)
+
+
+@pytest.mark.parametrize("words, text", [
+    (("nobody", "shop/db", "1"), "there is no pod default/nobody"), (("shop/web", "shop/db", "x"), "port x"),
+    (("fd00::9", "shop/db", "80"), "same family")])
+def test_what_is_asked_wrongly(run, words, text):
+    done = run(*words)
+    assert done.exit_code and text in str(done.exception)
