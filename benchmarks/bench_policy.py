@@ -19,6 +19,7 @@ from dataclasses import replace
 import pytest
 from bench_cluster_ipam import Table
 
+from fastcni.agent.policy.attached import AttachedCompiler, Attachment
 from fastcni.agent.policy.engine import Engine
 from fastcni.agent.policy.objects import read_pod, read_policy
 
@@ -59,7 +60,7 @@ class Site:
         self.documents = [policy_document(number) for number in range(policies)]
         self.pods = [pod(number, number % APPS) for number in range(pods)]
         self.others = [pod(number, number % APPS, "node-1") for number in range(pods, pods + others)]
-        self.engine = Engine(NODE)
+        self.engine = Engine(AttachedCompiler(NODE))
 
     def load(self):
         """Read, compile and write all."""
@@ -78,8 +79,9 @@ class Site:
         found = []
         for number in range(first, first + rounds):
             one = pod(number, number % APPS)
-            found.append(took_ms(self.engine.protect, one))
-            self.engine.compiler.delete_pod(one.key)
+            it = Attachment(("net", one.name, "eth0"), one.key, one.labels, one.addresses)
+            found.append(took_ms(self.engine.protect, it))
+            self.engine.compiler.detach(it.id)
             self.engine.commit()
         return found
 

@@ -20,10 +20,12 @@ if TYPE_CHECKING:
     from fastcni.agent.contract import NetworkConf, Node, Prefix
 
 VARIABLES = {4: ("FLANNEL_NETWORK", "FLANNEL_SUBNET"), 6: ("FLANNEL_IPV6_NETWORK", "FLANNEL_IPV6_SUBNET")}
-CONFLIST = {"name": "cbr0", "cniVersion": "1.0.0", "plugins": [
-    {"type": "flannel", "delegate": {"hairpinMode": True, "isDefaultGateway": True}},
-    {"type": "portmap", "capabilities": {"portMappings": True}},
-]}
+PLUGINS = [{"type": "flannel", "delegate": {"hairpinMode": True, "isDefaultGateway": True}},
+           {"type": "portmap", "capabilities": {"portMappings": True}}]
+POLICY = {"type": "policy", "capabilities": {"labels": True}}
+# Whether policies hold for pods: the network's configuration
+CONFLISTS = {policies: json.dumps({"name": "cbr0", "cniVersion": "1.0.0", "plugins": PLUGINS + [POLICY] * policies},
+                                  indent=2) + "\n" for policies in (False, True)}
 
 
 def write_subnet(path: str, conf: NetworkConf, me: Node, mtu: int, masquerades: bool) -> None:
@@ -46,17 +48,19 @@ def read_former(path: str) -> Mapping[int, Prefix]:
     return {subnet.version: subnet for subnet in found}
 
 
-def write_conflist(path: str) -> bool:
-    """Write the network's configuration, unless there is a file. Return whether the file is as this one. Raises
-    OSError."""
-    text = json.dumps(CONFLIST, indent=2) + "\n"
+def write_conflist(path: str, policies: bool) -> bool:
+    """Write the network's configuration, unless there is a file that is not the agent's. Return whether the file is as
+    this one. Raises OSError."""
     try:
-        return Path(path).read_text(encoding="utf-8") == text
+        text = Path(path).read_text(encoding="utf-8")
     except FileNotFoundError:
-        write(Path(path), text)
-        return True
+        text = CONFLISTS[not policies]
     except ValueError:
         return False
+    if text == CONFLISTS[not policies]:
+        write(Path(path), CONFLISTS[policies])
+        return True
+    return text == CONFLISTS[policies]
 
 
 def is_ours(path: str) -> bool:
@@ -65,7 +69,7 @@ def is_ours(path: str) -> bool:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, ValueError):
         return False
-    return text == json.dumps(CONFLIST, indent=2) + "\n" or text.startswith("FLANNEL_")
+    return text in CONFLISTS.values() or text.startswith("FLANNEL_")
 
 
 def write(path: Path, text: str, mode: int = 0o644) -> None:

@@ -13,12 +13,18 @@ if TYPE_CHECKING:
     from fastcni.agent.run import Agent
 
 EVENTS = ("conflist_kept", "entry_refused", "link_failed", "masquerade_restored", "network_repaired", "node_skipped",
-          "record_unreadable", "registry_away", "subnet_changed", "subnet_lost", "waiting")
+          "policies_refused", "policies_restored", "policy_unreadable", "record_unreadable", "registry_away",
+          "subnet_changed", "subnet_lost", "waiting")
 GAUGES = {
     "nodes": "Other nodes with a record in the registry",
     "skipped": "Other nodes that cannot be reached; the log has the reason",
     "routes": "Routes to other nodes",
     "ready": "1 if the other nodes could be reached and pods can be made",
+}
+POLICY_GAUGES = {
+    "policies": "Network policies in force",
+    "protected_pods": "Pods that ADDs have told of",
+    "cut_connections": "Connections that a change of policies has ended",
 }
 
 
@@ -41,3 +47,7 @@ class AgentCollector(Collector):
         yield warnings
         for name, text in GAUGES.items():
             yield GaugeMetricFamily(f"fastcni_agent_{name}", text, self.agent.gauges[name] if self.agent else 0)
+        if self.agent and self.agent.policies:
+            figures = self.agent.policies.figures()
+            for name, text in POLICY_GAUGES.items():
+                yield GaugeMetricFamily(f"fastcni_agent_{name}", text, figures[name])

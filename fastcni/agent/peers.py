@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
     from fastcni.agent.contract import WireguardPeer
     from fastcni.kernel.wire import NetlinkError
-
     from fastcni.kernel.wireguard import Peer
 
     Peers = Mapping[tuple[int, bytes], Peer]        # by (index of the link, public key)
@@ -36,8 +35,8 @@ def set_key(index: int, private_key: bytes, port: int) -> None:
 
 
 def read_peers(indexes: Collection[int], written: Peers) -> dict[tuple[int, bytes], Peer]:
-    """The peers of wireguard links. Each is where it was last written to be (`written`), although it may have moved since;
-    without that where the kernel reaches it."""
+    """The peers of wireguard links. Each is where it was last written to be (`written`), although it may have moved
+    since; without that where the kernel reaches it."""
     found: dict[tuple[int, bytes], Peer] = {}
     if not indexes:
         return found

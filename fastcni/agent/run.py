@@ -2,7 +2,7 @@
 
     conf        read the network's configuration, and choose the underlay and the backend
     join        take the node's subnets, and publish how it is reached
-    write       links, neighbours, FDB entries, routes, masquerading; then subnet.env, the conflist last
+    write       links, neighbours, FDB entries, routes, policies, masquerading; then subnet.env, the conflist last
     keep        until SIGTERM: follow the kernel's announcements, and in threads the registry; renew the record
 
 While the registry is away, the network stays as it is. SIGTERM leaves the kernel's state and the record, so that
@@ -27,6 +27,9 @@ from fastcni.agent.bgp import Settings as BgpSettings
 from fastcni.agent.contract import ConfigurationError, Node, NoSubnetLeft, State, SubnetLost
 from fastcni.agent.keeper import Keeper
 from fastcni.agent.masquerade import Masquerade
+from fastcni.agent.policy.ruleset import Ruleset
+from fastcni.agent.policy.service import Policies
+from fastcni.agent.policy.service import Settings as PolicySettings
 from fastcni.agent.registries import open_registry
 from fastcni.agent.underlay import Options as UnderlayOptions
 from fastcni.agent.underlay import choose
@@ -58,6 +61,7 @@ class Options:
     folder: str = FOLDER
     masquerade: bool = True
     bgp: BgpSettings | None = None
+    policies: PolicySettings | None = None
 
 
 class Agent:
@@ -74,6 +78,7 @@ class Agent:
         self.problem = ""                                   # the last one that was logged
         self.fault: BaseException | None = None             # of a thread
         self.bgp = Bgp(options.bgp, log) if options.bgp else None
+        self.policies: Policies | None = None
         self.gauges = {"nodes": 0, "skipped": 0, "routes": 0, "ready": 0}       # for metrics.py
 
     def stop(self) -> None:
@@ -85,7 +90,7 @@ class Agent:
     def run(self) -> None:
         """Run until stop(). Raises OSError for what the kernel refuses at the start."""
         joined = self._persist(self._join)
-        if joined is None:
+        if joined is None or not self._persist(self._open_policies):
             return
         conf, backend, me = joined
         self.log.info("joined", subnets=" ".join(map(str, me.subnets.values())), backend=backend.name,
@@ -102,6 +107,8 @@ class Agent:
             self.stop()
             keeper.close()
             masquerade.close()
+            if self.policies:
+                self.policies.close()
             for thread in threads:
                 thread.join()
             self.registry.close()
@@ -118,6 +125,7 @@ class Agent:
         keeper, masquerade = Keeper(self.log), Masquerade(self.log)
         keeper.set(State())
         masquerade.remove()
+        remove_policies()
         keeper.close()
         masquerade.close()
         if self.bgp:
@@ -159,6 +167,14 @@ class Agent:
         conf, backend, me = self._prepare()
         return conf, backend, self.registry.join(conf, me)
 
+    def _open_policies(self) -> bool:
+        """Raises ConfigurationError, OSError."""
+        if self.options.policies:
+            self.policies = Policies(self.options.policies, self.log)
+        elif remove_policies():
+            self.log.warning("policies_removed", why="the agent is run without --policies now")
+        return True
+
     # -- keeping -------------------------------------------------------------------------------------------------------
 
     def _keep(self, conf: NetworkConf, backend: Backend, me: Node, keeper: Keeper, masquerade: Masquerade) -> None:
@@ -166,40 +182,47 @@ class Agent:
         latest: Collection[Node] = ()
         waits: dict[int, Callable[[], object]] = {self.wakeup: self._drain, keeper.fileno(): keeper.attend,
                                                   masquerade.fileno(): masquerade.attend}
+        policies, written = self.policies, False
+        if policies:
+            waits[policies.fileno()] = policies.attend
         poll = select.poll()
         for fd in waits:
             poll.register(fd, select.POLLIN)
         while not self.stopped.is_set():
-            due = min(keeper.due or FOREVER, self.bgp.due if self.bgp else FOREVER)
+            due = min(keeper.due or FOREVER, *(it.due for it in (self.bgp, policies) if it), FOREVER)
             for fd, _ in poll.poll(None if due == FOREVER else max(0.0, due - monotonic()) * 1000):
                 waits[fd]()
             if self.bgp:
                 self.bgp.attend()
             if keeper.due and monotonic() >= keeper.due:
                 keeper.attend()
+            if policies and monotonic() >= policies.due:
+                policies.attend()
             nodes = self.nodes.pop() if self.nodes else None
             if nodes is not None:
                 latest = nodes
                 others, left_out = subnets.usable(conf, me, nodes)
                 state = backend.state(me, others)
                 keeper.set(state)
+                written = True
                 skipped = self._tell_skipped({**left_out, **state.skipped}, skipped)
                 self.gauges |= {"nodes": len(others), "skipped": len(skipped), "routes": len(state.routes)}
                 self.log.info("nodes", count=len(others), routes=len(state.routes))
-                if not self.gauges["ready"]:
-                    self._begin(conf, backend, me, masquerade)
                 if not any(is_same(node, me) for node in nodes):
                     self.renew_now.set()                    # the record is gone, or is another's
+            if written and not self.gauges["ready"] and (policies is None or policies.ready):
+                self._begin(conf, backend, me, masquerade)
             while self.rejoined:
                 found = self.rejoined.popleft()
                 if found.subnets != me.subnets:
                     self.log.error("subnet_changed", former=" ".join(map(str, me.subnets.values())),
                                    subnets=" ".join(map(str, found.subnets.values())))
                     me, self.gauges["ready"] = found, 0     # pods that are made from now on get the new one
+                    written = False
                     self._changed(latest)
 
     def _begin(self, conf: NetworkConf, backend: Backend, me: Node, masquerade: Masquerade) -> None:
-        """What follows when the other nodes can be reached: pods may be made."""
+        """What follows when the other nodes can be reached and policies are in force: pods may be made."""
         for family in conf.families:
             sysctl.ensure(SYSCTLS[4 if family == 4 else 16], "1")
         if self.options.masquerade:
@@ -207,7 +230,7 @@ class Agent:
         if self.bgp:
             self.bgp.set(me.subnets.values(), me.public.get(4))
         files.write_subnet(self.options.subnet_file, conf, me, backend.mtu(), self.options.masquerade)
-        if self.options.conflist and not files.write_conflist(self.options.conflist):
+        if self.options.conflist and not files.write_conflist(self.options.conflist, self.policies is not None):
             self.log.warning("conflist_kept", path=self.options.conflist, why="it is another one than the agent's")
         self.gauges["ready"] = 1
         self.renew_now.set()
@@ -262,6 +285,15 @@ class Agent:
 
     def _drain(self) -> None:
         os.eventfd_read(self.wakeup)
+
+
+def remove_policies() -> bool:
+    """Remove the table of policies. Return whether there was one. Raises OSError."""
+    rules = Ruleset()
+    try:
+        return rules.remove()
+    finally:
+        rules.close()
 
 
 def is_same(node: Node, me: Node) -> bool:

@@ -64,8 +64,8 @@ def wanted_tables(state: State, indexes: Mapping[str, int]) -> Tables:
 
 
 def read_tables(sock: Socket, own: Mapping[int, str], written: Tables) -> Tables:
-    """What the kernel has: all on the links `own` (index: kind), and the routes of our protocol on any link. written: what
-    was written before, for read_peers()."""
+    """What the kernel has: all on the links `own` (index: kind), and the routes of our protocol on any link. written:
+    the former ones, for read_peers()."""
     found = Tables()
     found.peers = read_peers([index for index, kind in own.items() if kind == "wireguard"], written.peers)
     for family in (*FAMILIES, uapi.AF_BRIDGE):

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from fastcni.agent.contract import Address
+    from fastcni.agent.policy.service import Settings as PolicySettings
     from fastcni.agent.run import Agent
 
 
@@ -62,6 +63,9 @@ if TYPE_CHECKING:
               help="Keeps the MACs of this node's links.")
 @click.option("--ip-masq/--no-ip-masq", default=True, show_default=True,
               help="Give packets of pods that leave the network this node's address.")
+@click.option("--policies", default="", envvar="FASTCNI_AGENT_POLICIES", show_envvar=True, metavar="SOURCE",
+              help="Let network policies hold for pods. SOURCE is `kubernetes`, for its API, or a folder of files. "
+              "The network's configuration gets the plugin `policy`.")
 @click.option("--bgp", "bgp_file", default="", metavar="FILE",
               help="Announce this node's subnets by BGP through BIRD 2; the file names the routers.")
 @click.option("--metrics", default="", envvar="FASTCNI_AGENT_METRICS", show_envvar=True, metavar="ADDRESS",
@@ -75,8 +79,8 @@ def agent(endpoints: Sequence[str], etcd_prefix: str, etcd_cafile: str, etcd_cer
           etcd_username: str, etcd_password_file: str, kubernetes: str | None, net_conf: str, annotation_prefix: str,
           nodes_file: str, node_name: str, iface: Sequence[str],
           iface_regex: Sequence[str], iface_can_reach: str, public: Sequence[str], subnet_file: str, conflist: str,
-          folder: str, ip_masq: bool, bgp_file: str, metrics: str, leave: bool, log_to: str, log_level: str,
-          log_format: str) -> None:
+          folder: str, ip_masq: bool, policies: str, bgp_file: str, metrics: str, leave: bool, log_to: str,
+          log_level: str, log_format: str) -> None:
     """Give this node a subnet and join it to the others, as flanneld does.
 
     The agent writes the routes to other nodes' pods and keeps them so, and /run/flannel/subnet.env for the flannel
@@ -110,8 +114,9 @@ def agent(endpoints: Sequence[str], etcd_prefix: str, etcd_cafile: str, etcd_cer
         raise CniError(errors.INVALID_CONFIG, str(e)) from None
     underlay = Underlay(iface, iface_regex, iface_can_reach, read_public(public))
     kind = "etcd" if endpoints else "static" if nodes_file else "kubernetes"
-    it = Agent(Options(kind, settings, underlay, subnet_file, conflist, folder, ip_masq, bgp),
-               log, lambda: notifier.notify("READY=1"))
+    it = Agent(Options(kind, settings, underlay, subnet_file, conflist, folder, ip_masq, bgp,
+                       policy_settings(policies, kubernetes or "", name, folder) if policies else None), log,
+               lambda: notifier.notify("READY=1"))
     for number in (signal.SIGTERM, signal.SIGINT):
         # in a thread: the handler may interrupt a function that holds the lock which stop() takes
         signal.signal(number, lambda *_: threading.Thread(target=it.stop).start())
@@ -161,6 +166,17 @@ class MetricsPage:
             yield
         finally:
             site.stop()
+
+
+def policy_settings(source: str, kubeconfig: str, name: str, folder: str) -> PolicySettings:
+    """What --policies says. name: of the node. folder: of the agent."""
+    from fastcni.agent.policy.service import Settings
+    from fastcni.kit.ipam.cluster.stores.kubernetes_api import open_api
+
+    state = os.path.join(folder, "pods")
+    if source == "kubernetes":
+        return Settings(api=lambda: open_api(kubeconfig), node=name.lower(), state=state)
+    return Settings(os.path.abspath(source), state=state)
 
 
 def read_public(texts: Sequence[str]) -> "dict[int, Address]":

@@ -33,6 +33,7 @@ ANNOUNCEMENT, PROGRAM, LOCK, NAMESPACE_LOCK, BUS = "announcement", "program", "l
 IPAM, DELEGATE = "ipam", "delegate"     # phases of a request, beside PROGRAM, see Request.spent()
 STORE = "store"                 # for an answer of a store of cluster-wide addresses: a few seconds at most
 DHCP = "dhcp daemon"            # for a lease
+AGENT = "policy agent"          # for network policies: until it knows the pod
 
 
 class CallerGone(Exception):

@@ -264,9 +264,9 @@ def dump(sock: Socket, kind: int, header: bytes, what: str,
     raise refused[0]
 
 
-def drain(sock: Socket, note: Callable[[int, bytes], object], lost: Callable[[], object]) -> None:
+def drain(sock: Socket, note: Callable[[int, bytes], object], lost: Callable[[], object], own: int = -1) -> None:
     """Read the notifications that wait on a socket. Call note(type, payload) for each, and lost() if the kernel had to
-    drop some before it. Raises OSError."""
+    drop some before it. Those about requests of the port `own` are passed over. Raises OSError."""
     while True:
         try:
             messages = receive(sock, 0)
@@ -277,8 +277,9 @@ def drain(sock: Socket, note: Callable[[int, bytes], object], lost: Callable[[],
             continue
         if messages is None:
             return
-        for kind, _, _, _, payload in messages:
-            note(kind, payload)
+        for kind, _, _, port, payload in messages:
+            if port != own:
+                note(kind, payload)
 
 
 def forget(sock: Socket) -> None:

@@ -34,6 +34,7 @@ IPAM = {
 CHAINED = {
     "bandwidth": "fastcni.plugins.bandwidth",
     "firewall": "fastcni.plugins.firewall",
+    "policy": "fastcni.plugins.policy",
     "portmap": "fastcni.plugins.portmap",
     "sbr": "fastcni.plugins.sbr",
     "tuning": "fastcni.plugins.tuning",

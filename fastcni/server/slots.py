@@ -27,7 +27,8 @@ STUCK_SHARE = 4                 # a quarter of the workers
 MAX_HANGING = 4                 # times the workers
 RESERVED = 1                    # workers for light requests, beside all others
 SAME_ONE_SHOT = (waiting.LOCK,)         # kinds of waits that one-shot would have, too
-BOUNDED = (waiting.PROGRAM, waiting.LOCK, waiting.BUS, waiting.DHCP)    # all other waits are short, or the kernel's
+# All other waits are short, or the kernel's
+BOUNDED = (waiting.PROGRAM, waiting.LOCK, waiting.BUS, waiting.DHCP, waiting.AGENT)
 
 
 class Running(waiting.Request):

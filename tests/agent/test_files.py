@@ -3,6 +3,7 @@
 import json
 from ipaddress import ip_address, ip_network
 
+import pytest
 from agent.nodes import conf
 
 from fastcni.agent import files
@@ -31,12 +32,22 @@ def test_without_a_file_there_is_no_former_subnet(tmp_path):
     assert files.read_former(str(tmp_path / "torn")) == {}
 
 
-def test_a_conflist_is_written_once_and_an_operators_is_kept(tmp_path):
+@pytest.mark.parametrize("policies", [False, True])
+def test_a_conflist_is_written_once_and_an_operators_is_kept(tmp_path, policies):
     path = tmp_path / "net.d" / "10-flannel.conflist"
-    assert files.write_conflist(str(path))
-    assert [each["type"] for each in json.loads(path.read_text())["plugins"]] == ["flannel", "portmap"]
-    assert files.write_conflist(str(path))
+    assert files.write_conflist(str(path), policies)
+    expected = ["flannel", "portmap"] + ["policy"] * policies
+    assert [each["type"] for each in json.loads(path.read_text())["plugins"]] == expected
+    assert files.write_conflist(str(path), policies)
+    assert files.is_ours(str(path))
     path.write_text("{}")
-    assert not files.write_conflist(str(path))
+    assert not files.write_conflist(str(path), policies)
     assert path.read_text() == "{}"
     assert not files.is_ours(str(path))
+
+
+def test_a_conflist_follows_the_option_for_policies(tmp_path):
+    path = tmp_path / "10-flannel.conflist"
+    for policies in (False, True, False):
+        assert files.write_conflist(str(path), policies)
+        assert ('"policy"' in path.read_text()) == policies

@@ -248,7 +248,7 @@ def test_a_link_with_other_settings_is_replaced(machines, tmp_path):
 def test_a_change_of_the_backend_leaves_no_link_of_the_former_one(machines, tmp_path, former, later):
     one, two = joined(machines, tmp_path, backend=former, families=(4, 6))
     ip("link", "add", "flannel.7", "type", "bridge", netns=one.netns)       # another program's
-    for machine, other in ((one, two), (two, one)):
+    for machine in (one, two):
         machine.loop.close()
         machine.open(conf(later, (4, 6)), tmp_path)
     for machine, other in ((one, two), (two, one)):

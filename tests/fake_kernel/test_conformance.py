@@ -3,6 +3,7 @@
 import copy
 
 import pytest
+from agent.policy.stub_agent import StubAgent
 from dhcp.stub_daemon import StubDaemon
 
 from fastcni import plugins
@@ -36,6 +37,8 @@ CASES = {
     "ipvlan": ({"master": "up0"}, [{"mode": "l4"}, {"ipam": {}}]),
     "loopback": ({}, []),
     "macvlan": ({"master": "up0"}, [{"mode": "none"}]),
+    "policy": ({"runtimeConfig": {"labels": {"app": "web"}}},
+               [{"runtimeConfig": {"labels": {"app": 5}}}, {"args": {"cni": {"labels": {}}}}]),
     "portmap": ({"runtimeConfig": {"portMappings": [{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}]}},
                 [{"runtimeConfig": {"portMappings": [{"hostPort": 70000, "containerPort": 80}]}}, {"backend": "none"}]),
     "ptp": ({}, [{"mtu": 70000}, {"ipMasq": 1}]),
@@ -63,8 +66,12 @@ def case(request):
 
 
 @pytest.fixture
-def dhcp_daemon(case, fake_runtime, monkeypatch):
-    """For the plugin dhcp alone: a daemon that takes any path for the pod's namespace."""
+def daemon(case, fake_runtime, monkeypatch):
+    """What the plugins dhcp and policy ask: a daemon that takes any path for the pod's namespace, and an agent."""
+    if case == "policy":
+        with StubAgent(str(fake_runtime.folder / "policy.sock"), lambda: fake_runtime.data) as agent:
+            yield agent
+        return
     if case != "dhcp":
         yield None
         return
@@ -76,7 +83,9 @@ def dhcp_daemon(case, fake_runtime, monkeypatch):
 class TestOwnPlugins(Conformance):
     def prepare(self, node):
         if self.plugin == "dhcp":
-            self.conf = {"ipam": {"daemonSocketPath": self.dhcp.path, **CASES[self.case][0]["ipam"]}}
+            self.conf = {"ipam": {"daemonSocketPath": self.daemon.path, **CASES[self.case][0]["ipam"]}}
+        if self.plugin == "policy":
+            self.conf = {"agentSocketPath": self.daemon.path, **CASES[self.case][0]}
         node.add_link("up0", "", flags=uapi.IFF_UP)
         node.add_link("down0", "")
         if self.plugin in ("flannel", "host-device", "tuning"):
@@ -98,14 +107,14 @@ class TestOwnPlugins(Conformance):
             (self.runtime.folder / "subnet.env").write_text(SUBNET)
 
     @pytest.fixture(autouse=True)
-    def _table(self, case, fake_runtime, dhcp_daemon):
-        self.begin(case, fake_runtime, dhcp_daemon)
+    def _table(self, case, fake_runtime, daemon):
+        self.begin(case, fake_runtime, daemon)
 
-    def begin(self, case, runtime, dhcp):
-        self.dhcp = dhcp
+    def begin(self, case, runtime, daemon):
+        self.daemon = daemon
         self.case = case
         self.plugin, (self.conf, self.bad_confs) = case.split(",")[0], CASES[case]
-        self.asks_kernel = self.plugin not in plugins.IPAM
+        self.asks_kernel = self.plugin not in (*plugins.IPAM, "policy")
         self.runtime = runtime
         self.fresh()
 
@@ -113,14 +122,14 @@ class TestOwnPlugins(Conformance):
 # -- the class notices a plugin that breaks a promise ------------------------------------------------------
 
 # Their ADD has nothing to roll back
-ONE_STEP = ("cluster", "dhcp", "static", "host-local", "whereabouts", "loopback", "firewall")
+ONE_STEP = ("cluster", "dhcp", "policy", "static", "host-local", "whereabouts", "loopback", "firewall")
 ENDS_WITH_THE_POD = ("static", "sbr", "tuning")                 # what their ADD makes
 
 
 @pytest.fixture
-def conformance(case, fake_runtime, dhcp_daemon):
+def conformance(case, fake_runtime, daemon):
     it = TestOwnPlugins()
-    it.begin(case, fake_runtime, dhcp_daemon)
+    it.begin(case, fake_runtime, daemon)
     return it
 
 

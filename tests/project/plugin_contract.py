@@ -18,6 +18,7 @@ from fastcni.plugins import (
     ipvlan,
     loopback,
     macvlan,
+    policy,
     portmap,
     ptp,
     sbr,
@@ -37,4 +38,4 @@ if TYPE_CHECKING:
 
 PLUGINS: tuple[Plugin, ...] = (
     bandwidth, bridge, chain, cluster, dhcp, dummy, firewall, flannel, host_device, host_local, ipvlan, loopback,
-    macvlan, portmap, ptp, sbr, static, tap, tuning, vlan, vrf)
+    macvlan, policy, portmap, ptp, sbr, static, tap, tuning, vlan, vrf)

@@ -27,7 +27,8 @@ NEEDED = {"chain": {"plugins": [{"type": "loopback"}]}, "cluster": RANGE, "dhcp"
           "dummy": {"ipam": {"type": "static"}}, "host-device": {"device": "eth9"},
           "host-local": {"ipam": {"ranges": [[{"subnet": "10.0.0.0/24"}]]}}, "ipvlan": {"ipam": {"type": "static"}},
           "static": {"ipam": {}}, "vlan": {"master": "eth9", "ipam": {"type": "static"}}, "vrf": {"vrfname": "blue"}}
-CAPABILITIES = {"mac": 7, "ips": 7, "ipRanges": 7, "portMappings": 7, "bandwidth": 7, "deviceID": 7}     # 7 is no value
+CAPABILITIES = {"mac": 7, "ips": 7, "ipRanges": 7, "portMappings": 7, "bandwidth": 7, "deviceID": 7,
+                "labels": 7}        # 7 is no value
 
 # {plugin: (keys that it must refuse, the error's code and text)}
 REFUSED = {
@@ -45,6 +46,7 @@ REFUSED = {
     "ipvlan": ({"mode": "l4"}, 7, 'unknown ipvlan mode: "l4"'),
     "loopback": ({"prevResult": {"cniVersion": "9.9.9"}}, 6, "failed to parse prevResult"),
     "macvlan": ({"mode": "tunnel"}, 7, 'unknown macvlan mode: "tunnel"'),
+    "policy": ({"agentSocketPath": 5}, 7, "agentSocketPath: expected a string"),
     "portmap": ({"conditionsV4": 7}, 7, "conditionsV4: expected a list, got number 7"),
     "ptp": ({"mtu": 3}, 7, "mtu: expected 68 or more"),
     "sbr": ({"gateways": ["10.0.0.1", "10.0.0.2"]}, 7, "gateways list contains multiple IPv4 addresses"),
@@ -57,7 +59,7 @@ REFUSED = {
 }
 # Compared with nothing: the Go plugins of Debian, 1.1.1, do not have them. whereabouts is no part of these either, and
 # needs a Kubernetes cluster to run at all.
-NOT_IN_PEER = ("chain", "cluster", "dummy", "tap", "whereabouts")
+NOT_IN_PEER = ("chain", "cluster", "dummy", "policy", "tap", "whereabouts")
 
 
 def read(kind, args="", **keys):

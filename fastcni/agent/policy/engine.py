@@ -1,6 +1,6 @@
 """The policies of a node: a Compiler, the kernel's table, and the connections that end with a change.
 
-    engine = Engine("node-1")
+    engine = Engine(AttachedCompiler("node-1"))
     ...                                         # engine.compiler.put_pod() and so on: what there is at first
     engine.load()
     engine.compiler.put_policy(policy)
@@ -13,20 +13,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fastcni.agent.policy import cut
-from fastcni.agent.policy.compile import Compiler
 from fastcni.agent.policy.ruleset import Ruleset
 from fastcni.kernel.wire import NetlinkError
 
 if TYPE_CHECKING:
-    from fastcni.agent.policy.objects import Pod
+    from fastcni.agent.policy.attached import AttachedCompiler, Attachment
     from fastcni.agent.policy.state import Change
 
 
 class Engine:
     """Made in a thread that is in the node's namespace; the same thread calls all methods. Raises OSError."""
 
-    def __init__(self, node: str = "") -> None:
-        self.compiler, self.rules = Compiler(node), Ruleset()
+    def __init__(self, compiler: AttachedCompiler) -> None:
+        self.compiler, self.rules = compiler, Ruleset()
         self._loaded = False            # the kernel has what take() gave
         self._suspects: set[bytes] = set()
 
@@ -58,12 +57,13 @@ class Engine:
         addresses, self._suspects = self._suspects, set()
         return cut.cut(self.rules.sock, self.compiler.state, addresses) if addresses else 0
 
-    def protect(self, pod: Pod) -> None:
+    def protect(self, it: Attachment) -> list[Attachment]:
         """Within an ADD, before the pod's process starts: write what policies say of it. Its addresses are new, so no
-        connection is looked for."""
-        self.compiler.put_pod(pod)
+        connection is looked for. Return the attachments whose place it takes."""
+        gone = self.compiler.attach(it)
         if self._write() is None:
             self.load()
+        return gone
 
     def _write(self) -> Change | None:
         """Write the Change. None if the kernel refused it: another program has changed the table."""

@@ -88,10 +88,12 @@ def add(found: Cluster, more: Cluster) -> None:
 
 
 class Files:
-    """Keeps a Compiler as the files say. Pods from elsewhere, as those of ADDs, stay.
+    """Keeps a Compiler as the files say. Pods from elsewhere, as those of ADDs, stay. complete: see Kubernetes.
 
     A file that cannot be read is as it was before: a mistake opens no pod. errors: {path: text} of these.
     """
+
+    complete = True
 
     def __init__(self, folder: str, compiler: Compiler) -> None:
         self.folder, self.compiler, self.errors = folder, compiler, dict[str, str]()

@@ -143,7 +143,8 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """addresses: packed. ports: {(name, protocol): number}. node: where it runs, "" if not known.
+    """addresses: packed. ports: {(name, protocol): number}. node: where it runs, "" if not known. uid: another one for
+    each pod of a name.
 
     Pods on the host's network are outside of policies: they have no addresses of their own here.
     """
@@ -154,6 +155,7 @@ class Pod:
     addresses: tuple[bytes, ...] = ()
     node: str = ""
     ports: Mapping[tuple[str, int], int] = field(default_factory=dict)
+    uid: str = field(default="", compare=False)
 
     @property
     def key(self) -> str:
@@ -233,7 +235,8 @@ def read_pod(document: Any) -> Pod:
     outside = (spec is not None and spec.value.get("hostNetwork") is True) or (
         status is not None and status.get("phase", str, "") in ENDED)
     return Pod(namespace, name, metadata.texts("labels"), () if outside or status is None else read_addresses(status),
-               spec.get("nodeName", str, "") if spec else "", read_named_ports(spec) if spec else {})
+               spec.get("nodeName", str, "") if spec else "", read_named_ports(spec) if spec else {},
+               metadata.get("uid", str, ""))
 
 
 def read_addresses(status: Reader) -> tuple[bytes, ...]:

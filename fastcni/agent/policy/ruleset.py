@@ -40,6 +40,11 @@ class Ruleset:
         """Leave the table: pods stay protected while the agent is restarted."""
         self.sock.close()
 
+    @property
+    def port(self) -> int:
+        """The netlink port by which the kernel's notifications tell these changes from others'."""
+        return int(self.sock.getsockname()[0])
+
     def load(self, state: State) -> None:
         """Replace the table, whatever is in it, in one transaction."""
         requests = Requests()
@@ -56,11 +61,12 @@ class Ruleset:
             fill(requests, change)
             requests.send(self.sock)
 
-    def remove(self) -> None:
-        """Remove the table: all pods are open."""
+    def remove(self) -> bool:
+        """Remove the table: all pods are open. Return whether there was one."""
         _, refused = wire.attempt(self.sock, nft.stop(nft.del_table(nft.start(Batch()), FAMILY, TABLE)))
         if refused and refused[0].errno != ENOENT:
             raise refused[0]
+        return not refused
 
 
 class Requests:

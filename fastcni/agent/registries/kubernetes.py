@@ -22,8 +22,7 @@ from fastcni.agent import conf as confs
 from fastcni.agent.contract import ConfigurationError, Node, SubnetLost
 from fastcni.agent.subnets import within
 from fastcni.kit.ipam.cluster.contract import StoreAway
-from fastcni.kit.ipam.cluster.stores.kubeconfig import in_cluster, read_kubeconfig
-from fastcni.kit.ipam.cluster.stores.kubernetes_api import Api, Conflict, Expired, Missing
+from fastcni.kit.ipam.cluster.stores.kubernetes_api import Conflict, Expired, Missing, open_api
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -51,8 +50,7 @@ class Kubernetes:
     publishes = True
 
     def __init__(self, settings: Mapping[str, Any], log: Logger, wait: Callable[[float], object]) -> None:
-        kubeconfig = settings.get("kubeconfig", "")
-        self.api = Api((lambda: read_kubeconfig(kubeconfig)) if kubeconfig else in_cluster)
+        self.api = open_api(settings.get("kubeconfig", ""))
         self.node, self.net_conf = settings["node"], settings["net_conf"]
         self.prefix = settings.get("annotation_prefix", PREFIX)
         self.log, self.wait = log, wait

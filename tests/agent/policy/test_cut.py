@@ -7,6 +7,7 @@ import subprocess
 import pytest
 from agent.policy.pods import ADDRESSES, Node, pods
 
+from fastcni.agent.policy.attached import AttachedCompiler
 from fastcni.agent.policy.engine import Engine
 from fastcni.agent.policy.objects import read_policy
 from fastcni.agent.policy.ruleset import see_bridged_traffic
@@ -45,7 +46,7 @@ class Policed:
     def __init__(self, node):
         if not see_bridged_traffic():
             pytest.skip("needs br_netfilter in the kernel")
-        self.node, self.engine = node, Engine()
+        self.node, self.engine = node, Engine(AttachedCompiler())
         self.set(labels={"a": {"app": "web"}, "d": {"app": "web"}})
         self.engine.load()
 

@@ -13,6 +13,7 @@ from _thread import allocate_lock
 from fastcni.kernel import waiting
 from fastcni.kit.ipam.cluster.contract import StoreAway
 from fastcni.kit.ipam.cluster.stores.http import Answer, Http
+from fastcni.kit.ipam.cluster.stores.kubeconfig import in_cluster, read_kubeconfig
 from fastcni.spec import json
 
 TYPE_CHECKING = False
@@ -245,3 +246,8 @@ def read_date(text: str) -> float:
         return parsedate_to_datetime(text).timestamp()
     except ValueError:
         return time.time()
+
+
+def open_api(kubeconfig: str) -> Api:
+    """The API server that a kubeconfig names; "": that of the cluster in which this process is a pod."""
+    return Api((lambda: read_kubeconfig(kubeconfig)) if kubeconfig else in_cluster)

@@ -1,0 +1,130 @@
+"""The pods of this node by what ADDs say: a pod has its addresses before its object shows them.
+
+    Attachment          what an ADD said; a file of the agent's folder, so that a restarted agent knows it
+    AttachedCompiler    a Compiler to which sources give pods, and ADDs give addresses of these
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fastcni.agent.files import write
+from fastcni.agent.policy.compile import Compiler
+from fastcni.agent.policy.objects import Pod
+from fastcni.spec import address
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    Id = tuple[str, str, str]           # network, container ID, name of the link
+
+
+@dataclass(frozen=True, slots=True)
+class Attachment:
+    """id: network, container ID, name of the link. pod: key of the pod, "shop/web". labels: as they were at ADD.
+    addresses: packed."""
+
+    id: Id
+    pod: str
+    labels: Mapping[str, str]
+    addresses: tuple[bytes, ...]
+
+    @property
+    def file(self) -> str:
+        return "@".join(self.id) + ".json"
+
+
+class AttachedCompiler(Compiler):
+    """put_pod() and delete_pod() are for the source of pods; said: what it has put."""
+
+    def __init__(self, node: str = "") -> None:
+        super().__init__(node)
+        self.said: dict[str, Pod] = {}
+        self.attachments: dict[Id, Attachment] = {}
+        self._of: dict[str, set[Id]] = {}               # by pod
+        self._at: dict[tuple[str, bytes], Id] = {}      # by network and address
+
+    def put_pod(self, pod: Pod) -> None:
+        self.said[pod.key] = pod
+        self._put_both(pod.key)
+
+    def delete_pod(self, key: str) -> None:
+        self.said.pop(key, None)
+        self._put_both(key)
+
+    def attach(self, it: Attachment) -> list[Attachment]:
+        """Note an ADD. Return the attachments whose place it takes: earlier ones with one of its addresses, which had
+        no DEL."""
+        network = it.id[0]
+        there = {self._at[network, packed] for packed in it.addresses if (network, packed) in self._at}
+        gone = [found for id in there if (found := self.detach(id)) and found.id != it.id]
+        self.detach(it.id)
+        self.attachments[it.id] = it
+        self._of.setdefault(it.pod, set()).add(it.id)
+        self._at.update({(network, packed): it.id for packed in it.addresses})
+        self._put_both(it.pod)
+        return gone
+
+    def detach(self, id: Id) -> Attachment | None:
+        """Note a DEL. Return what it ends."""
+        it = self.attachments.pop(id, None)
+        if it is None:
+            return None
+        for packed in it.addresses:
+            self._at.pop((id[0], packed), None)
+        self._of[it.pod].discard(id)
+        if not self._of[it.pod]:
+            del self._of[it.pod]
+        self._put_both(it.pod)
+        return it
+
+    def _put_both(self, key: str) -> None:
+        """Put a pod as its source and its ADDs say. A pod whose object is gone has its last labels until DEL."""
+        said, there = self.said.get(key), [self.attachments[id] for id in sorted(self._of.get(key, ()))]
+        if not there:
+            if said:
+                super().put_pod(said)
+            else:
+                super().delete_pod(key)
+            return
+        namespace, _, name = key.partition("/")
+        known = said or self.cluster.pods.get(key) or Pod(namespace, name, there[-1].labels)
+        told = [*(said.addresses if said else ()), *(packed for each in there for packed in each.addresses)]
+        super().put_pod(replace(known, addresses=tuple(dict.fromkeys(told)), node=self.node or known.node))
+
+
+# -- files -------------------------------------------------------------------------------------------------------------
+
+def keep(folder: str, it: Attachment) -> None:
+    """Write its file. Raises OSError."""
+    document = {"id": it.id, "pod": it.pod, "labels": dict(it.labels),
+                "addresses": [address.ip_text(packed) for packed in it.addresses]}
+    write(Path(folder, it.file), json.dumps(document) + "\n", 0o600)
+
+
+def forget(folder: str, it: Attachment) -> None:
+    """Remove its file. Raises OSError."""
+    Path(folder, it.file).unlink(missing_ok=True)
+
+
+def read_all(folder: str) -> Iterator[Attachment]:
+    """Those that were kept. A damaged file is removed: its pod is protected again with the next ADD or by its object.
+    Raises OSError."""
+    os.makedirs(folder, 0o700, exist_ok=True)
+    for path in sorted(Path(folder).glob("*.json")):
+        try:
+            yield read(json.loads(path.read_text(encoding="utf-8")))
+        except (ValueError, TypeError, KeyError):
+            path.unlink(missing_ok=True)
+
+
+def read(document: Any) -> Attachment:
+    """Raises ValueError, TypeError, KeyError."""
+    network, container, ifname = map(str, document["id"])
+    labels = {str(key): str(value) for key, value in document["labels"].items()}
+    return Attachment((network, container, ifname), str(document["pod"]), labels,
+                      tuple(map(address.read_ip, document["addresses"])))

@@ -1,0 +1,129 @@
+"""The socket at which the plugin `policy` asks the agent: one JSON object in a line, and one for the answer.
+
+    {"do": "protect", "id": ["net", "CONTAINER", "eth0"], "pod": "shop/web", "uid": "", "labels": {"app": "web"},
+     "addresses": ["10.244.1.5"]}           before the pod's first process runs
+    {"do": "check", ...}                    the same keys
+    {"do": "forget", "id": [...]}
+    {"do": "collect", "network": "net", "valid": [["CONTAINER", "eth0"]]}
+    {"do": "status"}
+
+    {}                                      it is done
+    {"released": ["10.244.1.5", ...]}       of collect
+    {"error": "...", "again": true}         it is not; again: it may be later
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import socket
+from contextlib import suppress
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+from fastcni.server import listening
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Answer = dict[str, Any]
+
+MAX_BYTES = 4 << 20             # of a request: a GC names all attachments of a network
+IDLE_S = 30.0                   # after which a connection that has asked nothing is closed
+
+
+class Caller:
+    """A connection. data: what has come; asked: the request, once it is complete; until: when it is closed."""
+
+    __slots__ = ("asked", "data", "sock", "until")
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock, self.data, self.until = sock, b"", monotonic() + IDLE_S
+        self.asked: dict[str, Any] | None = None
+
+
+class Requests:
+    """answer(request, seconds that it has waited): the answer; None: ask again at the next attend(), because something
+    it waits for may have come."""
+
+    def __init__(self, path: str, answer: Callable[[dict[str, Any], float], Answer | None]) -> None:
+        """Listen. Raises ListenError, also if another agent does, and OSError."""
+        self.answer = answer
+        self.callers: dict[int, Caller] = {}
+        os.makedirs(os.path.dirname(os.path.dirname(path)), exist_ok=True)
+        self.listening = listening.make(path, open_to_all=False, kind=socket.SOCK_STREAM)
+        self.poll = select.epoll()
+        self.poll.register(self.listening.sock, select.EPOLLIN)
+
+    def fileno(self) -> int:
+        """The descriptor to wait on for attend()."""
+        return self.poll.fileno()
+
+    @property
+    def waiting(self) -> bool:
+        """Whether a request waits for an answer."""
+        return any(caller.asked is not None for caller in self.callers.values())
+
+    def close(self) -> None:
+        for caller in list(self.callers.values()):
+            self._end(caller)
+        self.poll.close()
+        self.listening.unlink()
+        self.listening.sock.close()
+        self.listening.unlock()
+
+    def attend(self) -> None:
+        """Read what has come, and answer all that can be answered."""
+        for fd, _ in self.poll.poll(0):
+            if fd == self.listening.sock.fileno():
+                self._accept()
+            elif fd in self.callers:
+                self._read(self.callers[fd])
+        now = monotonic()
+        for caller in list(self.callers.values()):
+            if caller.asked is not None:
+                waited = now - (caller.until - IDLE_S)
+                if (answer := self.answer(caller.asked, waited)) is not None:
+                    self._reply(caller, answer)
+            elif now > caller.until:
+                self._end(caller)
+
+    def _accept(self):
+        with suppress(BlockingIOError, ConnectionError):
+            while True:
+                sock, _ = self.listening.sock.accept()
+                sock.setblocking(False)
+                self.callers[sock.fileno()] = Caller(sock)
+                self.poll.register(sock, select.EPOLLIN)
+                self._read(self.callers[sock.fileno()])         # the request comes with the connection
+
+    def _read(self, caller):
+        try:
+            while data := caller.sock.recv(1 << 16):
+                caller.data += data
+                if len(caller.data) > MAX_BYTES:
+                    break
+        except BlockingIOError:
+            data = None
+        except OSError:
+            data = b""
+        if data is not None:            # it has left, or says too much
+            self._end(caller)
+        elif caller.data.endswith(b"\n") and caller.asked is None:
+            try:
+                caller.asked = json.loads(caller.data)
+            except ValueError:
+                self._reply(caller, {"error": "the request is no JSON"})
+                return
+            caller.until = monotonic() + IDLE_S
+
+    def _reply(self, caller, answer):
+        with suppress(OSError):         # it has left
+            caller.sock.settimeout(1)
+            caller.sock.sendall(json.dumps(answer).encode() + b"\n")
+        self._end(caller)
+
+    def _end(self, caller):
+        del self.callers[caller.sock.fileno()]
+        caller.sock.close()             # which takes it out of the epoll

@@ -1,0 +1,230 @@
+"""Network policies on this node: what a source and the ADDs say is in the kernel, and stays there.
+
+    source      pods, namespaces and policies: the Kubernetes API, or a folder of files
+    requests    the plugin `policy`: a pod is protected before its ADD answers
+    kernel      rules that another program changes are written again
+
+The table stays when the agent ends: pods are protected while it is restarted, and no pod is added meanwhile.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+from fastcni._netlink import attributes
+from fastcni.agent.contract import ConfigurationError
+from fastcni.agent.policy import attached
+from fastcni.agent.policy.attached import AttachedCompiler
+from fastcni.agent.policy.engine import Engine
+from fastcni.agent.policy.from_files import Files
+from fastcni.agent.policy.from_kubernetes import Kubernetes
+from fastcni.agent.policy.objects import PolicyError
+from fastcni.agent.policy.requests import Requests
+from fastcni.agent.policy.ruleset import FAMILY, TABLE, see_bridged_traffic
+from fastcni.kernel import nft, uapi, wire
+from fastcni.kernel.deletions import generation
+from fastcni.kit.policies import SOCKET
+from fastcni.server.listening import ListenError
+from fastcni.spec import address
+
+if TYPE_CHECKING:
+    from fastcni.agent.policy.objects import Pod
+    from fastcni.kit.ipam.cluster.stores.kubernetes_api import Api
+    from fastcni.server.log import Logger
+
+EVENT_BYTES = 4 << 20
+POD_WAIT_S = 5.0                # for the object of a pod, which a runtime may know before the agent
+LOOK_S = 0.5                    # while a request waits
+RETRY_S = 1.0                   # after the kernel has refused a transaction
+GENERATION = (nft.NFT_MSG_NEWGEN, nft.NFT_MSG_GETGEN)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """folder: of files with pods and policies; "": they are in the Kubernetes API, `api`. node: this node's name there.
+    state: the folder of attachments. socket: where the plugin asks."""
+
+    folder: str = ""
+    api: Callable[[], Api] | None = None
+    node: str = ""
+    state: str = "/run/fastcni/agent/pods"
+    socket: str = SOCKET
+
+
+class Policies:
+    """Made in a thread that is in the node's namespace; the same thread calls all methods. Raises OSError, and
+    ConfigurationError for what the operator has to mend.
+
+    ready: the table is written. due: when to call attend() without an event, in monotonic seconds.
+    """
+
+    def __init__(self, settings: Settings, log: Logger) -> None:
+        self.settings, self.log = settings, log
+        self.ready, self.due = False, float("inf")
+        self.errors: dict[Any, str] = {}                    # documents that cannot be read
+        self.stale = False                                  # the kernel may have another table
+        self.cut = 0                                        # connections
+        if not see_bridged_traffic():
+            raise ConfigurationError("policies need the kernel module br_netfilter, or traffic between two pods on one "
+                                     "bridge passes them by: modprobe br_netfilter")
+        # Files name no nodes that matter: to protect a pod of another node here, too, does no harm.
+        self.compiler = AttachedCompiler("" if settings.folder else settings.node)
+        for each in attached.read_all(settings.state):
+            self.compiler.attach(each)
+        self.engine = Engine(self.compiler)
+        self.source = self._open_source()
+        self.events = wire.open_socket(uapi.NETLINK_NETFILTER, groups=(uapi.NFNLGRP_NFTABLES,))
+        wire.set_buffer_size(self.events, EVENT_BYTES)
+        try:
+            self.requests = Requests(settings.socket, self._answer)
+        except ListenError as e:
+            raise ConfigurationError(str(e)) from None
+        self.poll = select.epoll()
+        for source in (self.source, self.events, self.requests):
+            self.poll.register(source.fileno(), select.EPOLLIN)
+
+    def _open_source(self) -> Files | Kubernetes:
+        if not self.settings.folder:
+            assert self.settings.api
+            found = Kubernetes(self.settings.api(), self.compiler)
+            found.start()
+            return found
+        os.makedirs(self.settings.folder, exist_ok=True)
+        try:
+            return Files(self.settings.folder, self.compiler)
+        except PolicyError as e:
+            raise ConfigurationError(str(e)) from None
+
+    def fileno(self) -> int:
+        """The descriptor to wait on for attend()."""
+        return self.poll.fileno()
+
+    def close(self) -> None:
+        """Leave the table: pods stay protected."""
+        for each in (self.source, self.requests, self.events, self.engine, self.poll):
+            each.close()
+
+    def attend(self) -> None:
+        """Take what the source says, write what has changed, cut what is no longer allowed, answer requests."""
+        self.source.attend()
+        self._tell_errors()
+        wire.drain(self.events, self._note, self._note_dropped, own=self.engine.rules.port)
+        try:
+            self._write()
+        except OSError as e:
+            self.log.error("policies_refused", error=str(e))
+            self.stale, self.due = True, monotonic() + RETRY_S
+        self.requests.attend()
+        if self.requests.waiting:
+            self.due = min(self.due, monotonic() + LOOK_S)
+
+    def figures(self) -> dict[str, int]:
+        """For metrics.py."""
+        return {"policies": len(self.compiler.cluster.policies), "protected_pods": len(self.compiler.attachments),
+                "cut_connections": self.cut}
+
+    # -- the kernel ----------------------------------------------------------------------------------------------------
+
+    def _write(self):
+        if not self.source.complete:
+            return
+        if not self.ready or self.stale:
+            self._load()
+            event = "policies_restored" if self.ready else "policies_ready"
+            cluster = self.compiler.cluster
+            self.log.info(event, policies=len(cluster.policies), pods=len(cluster.pods))
+            self.ready = True
+        else:
+            self.engine.commit()
+        self.due = 0.0 if self.stale else float("inf")
+        if count := self.engine.cut():
+            self.cut += count
+            self.log.info("connections_cut", count=count)
+
+    def _load(self):
+        """Write the complete table. The kernel may drop its many notifications, so they are not read. `stale` is left
+        true if there was another transaction meanwhile, which may have changed the table."""
+        before = generation(self.engine.rules.sock)
+        self.engine.load()
+        wire.forget(self.events)
+        self.stale = generation(self.engine.rules.sock) != before + 1
+
+    def _note(self, kind, payload):
+        """Another program's change of the table."""
+        if kind not in GENERATION and nft.read_family(payload) == FAMILY:
+            self.stale = self.stale or nft.as_text(attributes(payload, 4).get(nft.NFTA_TABLE_NAME, b"")) == TABLE
+
+    def _note_dropped(self):
+        self.stale = True
+
+    def _tell_errors(self):
+        for where, text in self.source.errors.items():
+            if self.errors.get(where) != text:
+                self.log.error("policy_unreadable", error=text)
+        self.errors = dict(self.source.errors)
+
+    # -- requests ------------------------------------------------------------------------------------------------------
+
+    def _answer(self, request: dict[str, Any], waited: float) -> dict[str, Any] | None:
+        """See requests.py."""
+        try:
+            return {"protect": self._protect, "check": self._check, "forget": self._forget, "collect": self._collect,
+                    "status": self._status}[request["do"]](request, waited)
+        except OSError as e:
+            self.stale, self.due = True, monotonic() + RETRY_S
+            return {"error": str(e), "again": True}
+        except (ValueError, TypeError, KeyError) as e:
+            return {"error": f"the request cannot be read: {e!r}"}
+
+    def _protect(self, request, waited):
+        if refusal := self._status(request, waited):
+            return refusal
+        pod = self._pod(request)
+        if pod is None:
+            if waited < POD_WAIT_S:
+                return None
+            return {"error": f"the API server has not shown the pod {request['pod']} so far", "again": True}
+        it = attached.read({**request, "labels": pod})
+        gone = self.engine.protect(it)
+        attached.keep(self.settings.state, it)
+        for each in gone:
+            attached.forget(self.settings.state, each)
+        return {}
+
+    def _pod(self, request) -> Any:
+        """The labels of a pod: its object's, or what the runtime has said of them. None: it has to have an object, and
+        has none, or that of an earlier pod of its name."""
+        said: Pod | None = self.compiler.said.get(request["pod"])
+        if said and request["uid"] in ("", said.uid or request["uid"]):
+            return said.labels
+        return request["labels"] if self.settings.folder else None
+
+    def _check(self, request, _):
+        it = self.compiler.attachments.get(tuple(request["id"]))
+        if it is None or set(it.addresses) != set(map(address.read_ip, request["addresses"])):
+            return {"error": f"pod {request['pod']} is not protected with the addresses of prevResult"}
+        return {}
+
+    def _forget(self, request, _):
+        if it := self.compiler.detach(tuple(request["id"])):
+            attached.forget(self.settings.state, it)
+            self._write()
+        return {}
+
+    def _collect(self, request, _):
+        valid = {tuple(each) for each in request["valid"]}
+        found = [id for id in self.compiler.attachments if id[0] == request["network"] and id[1:] not in valid]
+        for id in found:
+            self._forget({"id": id}, 0)
+        return {"released": [f"policies of {container} {ifname}" for _, container, ifname in found]}
+
+    def _status(self, *_):
+        if self.ready:
+            return {}
+        away = getattr(self.source, "away", "")
+        return {"error": f"policies are not known yet{': ' + away if away else ''}", "again": True}

@@ -1,0 +1,51 @@
+"""Asks fastcni's agent to protect a pod by network policies: one connection for one request."""
+
+from __future__ import annotations
+
+from errno import ETIMEDOUT
+
+from fastcni.kernel import streams, waiting
+from fastcni.spec import errors, json
+from fastcni.spec.errors import CniError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+SOCKET = "/run/fastcni/agent/policy.sock"
+TIMEOUT_S = 30.0                # the agent answers before, if it lives
+HINT = "it is `fastcni agent --policies`; its log says what it waits for"
+
+
+class Away(Exception):
+    """No agent listens at the socket, or it has ended before it answered. The text says why."""
+
+
+def admit() -> None:
+    """Check whether the request may wait for the agent now, before its first step. Raises Crowded."""
+    waiting.admit(waiting.AGENT)
+
+
+def ask(path: str, request: dict[str, Any]) -> dict[str, Any]:
+    """Return the agent's answer. Raises Away, CallerGone, and CniError 11 or 999 with why the agent refuses."""
+    try:
+        stream = streams.Stream(path, waiting.limit(TIMEOUT_S), waiting.AGENT)
+        try:
+            stream.send_all(json.write(request) + b"\n")
+            data = b""
+            while not data.endswith(b"\n"):
+                some = stream.receive()
+                if not some:
+                    raise Away("it has closed the connection")
+                data += some
+        finally:
+            stream.close()
+    except OSError as e:
+        if e.errno == ETIMEDOUT:
+            raise CniError(errors.TRY_AGAIN_LATER, f"the policy agent at {path} does not answer", HINT) from None
+        raise Away((e.strerror or str(e)).lower()) from None
+    answer: dict[str, Any] = json.read(data)
+    if "error" in answer:
+        raise CniError(errors.TRY_AGAIN_LATER if answer.get("again") else errors.INTERNAL,
+                       f"the policy agent: {answer['error']}", HINT)
+    return answer

@@ -1,0 +1,55 @@
+"""An agent that writes down what the plugin `policy` asks, in place of the kernel's table."""
+
+import json
+import select
+import threading
+from pathlib import Path
+
+from fastcni.agent.policy.requests import Requests
+
+
+class StubAgent:
+    """folder(): where the files of attachments are. refuse: what it answers, if not None."""
+
+    def __init__(self, path, folder):
+        self.path, self.folder, self.refuse, self.asked = path, folder, None, []
+        self.ended = threading.Event()
+
+    def __enter__(self):
+        self.requests = Requests(self.path, self.answer)
+        self.thread = threading.Thread(target=self._run)
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self.ended.set()
+        self.thread.join()
+        self.requests.close()
+
+    def _run(self):
+        while not self.ended.is_set():
+            select.select([self.requests], [], [], 0.05)
+            self.requests.attend()
+
+    def answer(self, request, waited):
+        self.asked.append(request)
+        if self.refuse is not None:
+            return self.refuse
+        folder = Path(self.folder(), "policies")
+        folder.mkdir(parents=True, exist_ok=True)
+        if request["do"] == "collect":
+            return {"released": [self._remove(path) for path in sorted(folder.iterdir())
+                                 if path.name.split("@")[2:] not in request["valid"]]}
+        file = folder / "@".join(("0", *request.get("id", ())))       # a FakeRuntime counts files with a digit first
+        if request["do"] == "protect":
+            file.write_text(json.dumps(request["addresses"]))
+        elif request["do"] == "forget":
+            file.unlink(missing_ok=True)
+        elif request["do"] == "check" and not (
+                file.exists() and json.loads(file.read_text()) == request["addresses"]):
+            return {"error": "it is not protected"}
+        return {}
+
+    def _remove(self, path):
+        path.unlink()
+        return f"policies of {path.name}"

@@ -1,0 +1,287 @@
+"""The plugin `policy` and the agent's part for policies, on the real kernel. Needs root."""
+
+import json
+import os
+import select
+import threading
+
+import pytest
+import structlog
+from agent.policy.pods import ADDRESSES, TCP, Node
+
+from fastcni.agent.policy import service
+from fastcni.agent.policy.objects import Pod
+from fastcni.agent.policy.ruleset import TABLE, see_bridged_traffic
+from fastcni.agent.policy.service import Policies, Settings
+from fastcni.kit.call.mode import Mode
+from fastcni.kit.call.request import Request
+from fastcni.kit.call.undo import Undo
+from fastcni.plugins import policy as plugin
+from fastcni.spec.errors import CniError
+from fastcni.testing.namespaces import run
+from fastcni.testing.witnesses import eventually
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: makes network namespaces")
+DB, WEB = ({"podSelector": {"matchLabels": {"app": name}}} for name in ("db", "web"))
+WEB_ONLY = {"kind": "NetworkPolicy", "metadata": {"name": "web-only"}, "spec": {**DB, "ingress": [{"from": [WEB]}]}}
+
+
+class Running:
+    """Policies in a thread, as the agent runs them."""
+
+    def __init__(self, tmp_path, **settings):
+        self.folder, self.log = tmp_path / "policies", []
+        self.folder.mkdir(exist_ok=True)
+        self.settings = Settings(**{"folder": str(self.folder), "state": str(tmp_path / "pods"),
+                                    "socket": str(tmp_path / "policy.sock"), **settings})
+        self.start()
+
+    def start(self):
+        self.it = Policies(self.settings, structlog.wrap_logger(None, processors=[self._note]))
+        self.ended = threading.Event()
+        self.thread = threading.Thread(target=self._run)
+        self.thread.start()
+
+    def stop(self):
+        self.ended.set()
+        self.thread.join()
+        self.it.close()
+
+    def _run(self):
+        while not self.ended.is_set():
+            select.select([self.it], [], [], 0.02)
+            self.it.attend()
+
+    def _note(self, logger, method, event):
+        self.log.append(event)
+        raise structlog.DropEvent
+
+    def events(self):
+        return [each["event"] for each in self.log]
+
+    def write(self, *documents):
+        (self.folder / "all.json").write_text(json.dumps({"kind": "List", "items": documents}))
+
+    def request(self, command, name, cni_args, **keys):
+        previous = {"cniVersion": "1.1.0", "interfaces": [{"name": "br0"}, {"name": "eth0", "sandbox": "/pod"}],
+                    "ips": [{"address": f"{text}/24", "interface": 1} for text in ADDRESSES[name]]}
+        conf = {"cniVersion": "1.1.0", "name": "net", "type": "policy", "prevResult": previous,
+                "agentSocketPath": self.settings.socket, **keys}
+        return Request(Mode(), plugin="policy", command=command, conf=conf, version="1.1.0", name="net",
+                       container_id=f"c-{name}", ifname="eth0", args=cni_args)
+
+    def call(self, command, name="a", cni_args="", **keys):
+        """Run the plugin."""
+        req = self.request(command, name, cni_args, **keys)
+        conf = plugin.read(req)
+        if command == "ADD":
+            with Undo() as undo:
+                return plugin.add(req, conf, undo)
+        {"DEL": plugin.delete, "CHECK": plugin.check, "GC": plugin.gc, "STATUS": plugin.status}[command](req, conf)
+        return req
+
+    def add(self, name, **labels):
+        self.call("ADD", name, f"K8S_POD_NAME={name}", runtimeConfig={"labels": labels})
+
+
+@pytest.fixture
+def node(host_netns, pod_netns):
+    found = Node(pod_netns)
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def running(host_netns, tmp_path):
+    if not see_bridged_traffic():
+        pytest.skip("needs br_netfilter in the kernel")
+    it = Running(tmp_path)
+    yield it
+    it.stop()
+
+
+def allowed(node, *sources):
+    """Whether these, of the pods a, c and d, are those that reach the pod b."""
+    asked = {source: (source, ADDRESSES["b"][0], TCP, 80) for source in "acd"}
+    expected = {asked[source] for source in sources}
+    return node.reached(set(asked.values()), expected) == expected
+
+
+def test_a_pod_is_protected_when_its_add_answers(running, node):
+    running.write(WEB_ONLY)
+    running.add("a", app="web")
+    running.add("b", app="db")
+    assert allowed(node, "a")
+    running.add("c", app="web")
+    assert allowed(node, "a", "c")
+    running.call("DEL", "c")
+    running.call("DEL", "c")
+    assert allowed(node, "a")
+    running.call("DEL", "b")
+    assert allowed(node, "a", "c", "d")
+    assert running.it.figures()["protected_pods"] == 1
+
+
+def test_labels_come_from_the_conventions_and_from_cni_args_too(running, node):
+    running.write(WEB_ONLY)
+    running.call("ADD", "b", "K8S_POD_NAME=b;LABELS=app:db,tier:back")
+    running.call("ADD", "a", "IgnoreUnknown=1;X=y", args={"cni": {"labels": [{"key": "app", "value": "web"}]}})
+    pods = running.it.compiler.cluster.pods
+    assert pods["default/b"].labels == {"app": "db", "tier": "back"}
+    assert pods["default/c-a"].labels == {"app": "web"}
+    assert allowed(node, "a")
+
+
+def test_labels_of_a_file_count_before_those_of_the_runtime(running):
+    running.write({"kind": "Pod", "metadata": {"name": "a", "labels": {"app": "file"}}})
+    assert eventually(lambda: "default/a" in running.it.compiler.said)
+    running.add("a", app="runtime")
+    assert running.it.compiler.cluster.pods["default/a"].labels == {"app": "file"}
+
+
+def test_check_gc_and_status(running):
+    running.add("a")
+    running.call("CHECK", "a", "K8S_POD_NAME=a")
+    with pytest.raises(CniError, match="default/b is not protected"):
+        running.call("CHECK", "b", "K8S_POD_NAME=b")
+    valid = {"cni.dev/valid-attachments": [{"containerID": "c-a", "ifname": "eth0"}]}
+    assert running.call("GC", **valid).released == []
+    assert [each["what"] for each in running.call("GC").released] == ["policies of c-a eth0"]
+    running.call("STATUS")
+    running.stop()
+    with pytest.raises(CniError, match=r"connection refused|no such file") as caught:
+        running.call("STATUS")
+    assert caught.value.code == 50
+    running.start()
+
+
+def test_without_the_agent_no_pod_is_added_and_each_is_deleted(running, tmp_path):
+    running.add("a")
+    running.stop()
+    with pytest.raises(CniError, match="no such file") as caught:
+        running.add("b")
+    assert caught.value.code == 11
+    (warning,) = running.call("DEL", "a").warnings
+    assert "forgets the pod when another one has its address" in warning
+    running.start()
+    assert len(running.it.compiler.attachments) == 1
+    running.call("ADD", "a", "K8S_POD_NAME=other")              # its DEL did not reach the agent
+    assert [each.pod for each in running.it.compiler.attachments.values()] == ["default/other"]
+    assert len(list((tmp_path / "pods").iterdir())) == 1
+
+
+def test_a_restarted_agent_knows_its_pods_and_they_stay_protected_meanwhile(running, node):
+    running.write(WEB_ONLY)
+    running.add("b", app="db")
+    running.add("a", app="web")
+    running.stop()
+    assert allowed(node, "a")
+    running.start()
+    assert eventually(lambda: running.it.ready)
+    assert allowed(node, "a")
+
+
+def test_a_damaged_file_of_a_pod_is_no_obstacle(running, tmp_path):
+    running.add("a")
+    running.stop()
+    (tmp_path / "pods" / "net@x@eth0.json").write_text('{"id": ["net"')
+    running.start()
+    assert len(running.it.compiler.attachments) == 1
+
+
+@pytest.mark.parametrize("words", [("delete", "table", "inet", TABLE), ("flush", "ruleset"),
+                                   ("flush", "chain", "inet", TABLE, "to-in")], ids=" ".join)
+def test_what_another_program_does_to_the_table_is_undone(running, node, words):
+    running.write(WEB_ONLY)
+    running.add("b", app="db")
+    run("nft", *words)
+    assert eventually(lambda: "policies_restored" in running.events())
+    assert allowed(node)
+    run("nft", "add", "table", "inet", "others")
+    run("nft", "delete", "table", "inet", "others")
+    run("nft", "list", "ruleset")
+    assert running.events().count("policies_restored") == 1
+
+
+def test_a_network_whose_traffic_passes_the_node_by_is_refused(running):
+    with pytest.raises(CniError, match="does not pass the node") as caught:
+        running.call("ADD", prevResult={"cniVersion": "1.1.0", "interfaces": [{"name": "eth0", "sandbox": "/pod"}],
+                                        "ips": [{"address": "10.0.0.1/24", "interface": 0}]})
+    assert caught.value.code == 7
+
+
+def test_a_file_that_cannot_be_read_is_named_once(running):
+    (running.folder / "bad.json").write_text('{"kind": "NetworkPolicy", "metadata": {"name": "x"}}')
+    assert eventually(lambda: "policy_unreadable" in running.events())
+    running.write(WEB_ONLY)
+    assert eventually(lambda: running.it.figures()["policies"] == 1)
+    assert running.events().count("policy_unreadable") == 1
+
+
+def test_a_bad_request_is_answered(running):
+    from fastcni.kit import policies
+
+    for request in ({"do": "protect", "id": [1]}, {"do": "nonsense"}, {}, []):
+        with pytest.raises(CniError, match="cannot be read"):
+            policies.ask(running.settings.socket, request)
+
+
+# -- pods of the API ---------------------------------------------------------------------------------------------------
+
+class Api:
+    """Pods whose objects the test gives."""
+
+    def __init__(self):
+        self.more = threading.Event()
+        self.objects, self.listed = [], threading.Event()
+
+    def list_with_revision(self, path):
+        self.listed.wait(20)
+        return ([WEB_ONLY | {"metadata": {"name": "web-only", "resourceVersion": "1"}}]
+                if path.endswith("networkpolicies") else []), "1"
+
+    def watch(self, path, revision, stop):
+        if path.endswith("pods"):
+            while not stop() and not self.more.wait(0.02):
+                pass
+            for document in self.objects:
+                yield "ADDED", document
+            self.more.clear()
+        while not stop() and not self.more.wait(0.02):
+            pass
+
+    def close(self):
+        self.listed.set()
+
+
+def test_an_add_waits_for_the_pods_object_and_takes_its_labels(node, tmp_path, monkeypatch):
+    if not see_bridged_traffic():
+        pytest.skip("needs br_netfilter in the kernel")
+    monkeypatch.setattr(service, "POD_WAIT_S", 0.5)
+    monkeypatch.setattr(service, "LOOK_S", 0.05)
+    api = Api()
+    running = Running(tmp_path, folder="", api=lambda: api, node="here")
+    try:
+        with pytest.raises(CniError, match="policies are not known yet") as caught:
+            running.add("b")
+        assert caught.value.code == 11
+        api.listed.set()
+        assert eventually(lambda: running.it.ready)
+        with pytest.raises(CniError, match="has not shown the pod default/b so far"):
+            running.add("b", app="db")                      # what the runtime says of labels does not count
+        added = threading.Thread(target=running.call, args=("ADD", "b", "K8S_POD_NAME=b;K8S_POD_UID=new"))
+        added.start()
+        api.objects = [{"metadata": {"name": "b", "resourceVersion": "2", "uid": "old", "labels": {"app": "other"}}},
+                       {"metadata": {"name": "b", "resourceVersion": "3", "uid": "new", "labels": {"app": "db"}},
+                        "spec": {"nodeName": "here"}}]
+        api.more.set()
+        added.join()
+        assert allowed(node)
+        assert running.it.compiler.cluster.pods["default/b"].labels == {"app": "db"}
+        running.it.compiler.delete_pod("default/b")         # its object goes before its DEL
+        assert running.it.compiler.cluster.pods["default/b"] == Pod(
+            "default", "b", {"app": "db"}, running.it.compiler.cluster.pods["default/b"].addresses, "here")
+        running.call("DEL", "b")
+        assert "default/b" not in running.it.compiler.cluster.pods
+    finally:
+        running.stop()
