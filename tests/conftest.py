@@ -1,6 +1,7 @@
 """Fixtures and reasons to skip, for all tests."""
 
 import contextlib
+import gc
 import os
 
 import features
@@ -23,6 +24,14 @@ with contextlib.suppress(ImportError):           # tests of a wheel have no hypo
 
 needs_peer = pytest.mark.skipif(not os.path.exists(f"{PEER}/bridge"),
                                 reason=f"needs the Go plugins in {PEER} (Debian: containernetworking-plugins)")
+
+
+@pytest.fixture
+def collector_off():
+    """For tests that count this process's descriptors: Python's collector closes those that earlier tests left."""
+    gc.disable()
+    yield
+    gc.enable()
 
 
 @pytest.fixture

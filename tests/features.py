@@ -24,10 +24,12 @@ FEATURES = {
     "bridge-vlan-filtering": ("CONFIG_BRIDGE_VLAN_FILTERING", "link add probe type bridge vlan_filtering 1"),
     "dummy": ("CONFIG_DUMMY", "link add probe type dummy"),
     "ifb": ("CONFIG_IFB", "link add probe type ifb"),
+    "ipip": ("CONFIG_NET_IPIP", "link add probe type ipip local 192.0.2.1"),
     "ipvlan": ("CONFIG_IPVLAN", "link add probe link base type ipvlan mode l2"),
     "macvlan": ("CONFIG_MACVLAN", "link add probe link base type macvlan mode bridge"),
     "tun": ("CONFIG_TUN", "tuntap add probe mode tap"),
     "vrf": ("CONFIG_NET_VRF", "link add probe type vrf table 5"),
+    "wireguard": ("CONFIG_WIREGUARD", "link add probe type wireguard"),
     "vxlan": ("CONFIG_VXLAN", "link add probe type vxlan id 5 dstport 4789"),
 }
 

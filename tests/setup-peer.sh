@@ -29,6 +29,7 @@ package_of() {
         containerd | podman | runc | patchelf | shellcheck | tmux | chromium) echo "$1" ;;
         busybox) echo busybox-static ;;
         etcd) echo etcd-server ;;
+        bird) echo bird2 ;;
         dnsmasq) echo dnsmasq-base ;;
         kea-dhcp4) echo kea-dhcp4-server ;;
         etcdctl) echo etcd-client ;;

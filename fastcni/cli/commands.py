@@ -6,6 +6,7 @@ import click
 
 import fastcni
 from fastcni.cli import reports, show
+from fastcni.cli.agent import agent
 from fastcni.cli.attachments import adopt, inspect, list_attachments
 from fastcni.cli.bench import bench
 from fastcni.cli.doctor import doctor
@@ -99,6 +100,7 @@ def show_version(types: Sequence[str], bin_dir: Sequence[str], as_json: bool) ->
 
 
 cli.add_command(adopt)
+cli.add_command(agent)
 cli.add_command(doctor)
 cli.add_command(explain)
 cli.add_command(fuse)

@@ -1,4 +1,5 @@
-"""Neighbours of a link, and the forwarding entries (FDB) of a bridge: requests for a Batch, and records of replies.
+"""Neighbours of a link, and the forwarding entries (FDB) of a bridge or a vxlan link: requests for a Batch, and records
+of replies.
 
 Both are RTM_*NEIGH (rtnetlink(7), linux/neighbour.h):
 
@@ -57,6 +58,23 @@ def new_station(batch: Batch, port: int, mac: bytes, *, what: str | None = None)
     return batch.raw(uapi.NDA_LLADDR, mac)
 
 
+def put_permanent(batch: Batch, index: int, packed: bytes, mac: bytes, *, what: str | None = None) -> Batch:
+    """Add or replace a permanent neighbour of a link."""
+    batch.begin(uapi.RTM_NEWNEIGH, REPLACE, ndmsg(family_of(packed), index, uapi.NUD_PERMANENT), what)
+    return batch.raw(uapi.NDA_DST, packed).raw(uapi.NDA_LLADDR, mac)
+
+
+def put_remote(batch: Batch, index: int, mac: bytes, packed: bytes, *, what: str | None = None) -> Batch:
+    """Add or replace the FDB entry of a vxlan link that sends frames for `mac` to the node at `packed`."""
+    batch.begin(uapi.RTM_NEWNEIGH, REPLACE, ndmsg(uapi.AF_BRIDGE, index, uapi.NUD_PERMANENT, uapi.NTF_SELF), what)
+    return batch.raw(uapi.NDA_DST, packed).raw(uapi.NDA_LLADDR, mac)
+
+
+def del_remote(batch: Batch, index: int, mac: bytes, packed: bytes, *, what: str | None = None) -> Batch:
+    batch.begin(uapi.RTM_DELNEIGH, NLM_F_ACK, ndmsg(uapi.AF_BRIDGE, index, 0, uapi.NTF_SELF), what)
+    return batch.raw(uapi.NDA_DST, packed).raw(uapi.NDA_LLADDR, mac)
+
+
 def get_station(batch: Batch, bridge: int, mac: bytes, *, what: str | None = None) -> Batch:
     """Ask for the FDB entry of a MAC. The kernel answers ENOENT if there is none."""
     batch.begin(uapi.RTM_GETNEIGH, NLM_F_ACK, ndmsg(uapi.AF_BRIDGE), what)
@@ -65,8 +83,8 @@ def get_station(batch: Batch, bridge: int, mac: bytes, *, what: str | None = Non
 
 class Neighbour:
     """The fields in use of an RTM_NEWNEIGH: family, index (of the link; of an FDB entry: of the port), state (NUD_*),
-    flags (NTF_*), packed (b"" of an FDB entry), mac (b"" if the neighbour does not answer), protocol, master (of an FDB
-    entry: the index of the bridge)."""
+    flags (NTF_*), packed (of an FDB entry: of the remote node, b"" on a bridge), mac (b"" if the neighbour does not
+    answer), protocol, master (of an FDB entry: the index of the bridge)."""
 
     __slots__ = ("family", "index", "state", "flags", "packed", "mac", "protocol", "master")
     family: int

@@ -29,7 +29,7 @@ NFTA_MATCH_NAME, NFTA_MATCH_INFO = 1, 3         # linux/netfilter/nf_tables_comp
 NFT_REG_VERDICT, NFT_REG_1, NFT_REG_2 = 0, 1, 2
 NFT_REG32_00 = 8                # the first of the sixteen words that NFT_REG_1 to NFT_REG_4 are made of
 NFT_META_PROTOCOL, NFT_META_IIF, NFT_META_IIFNAME, NFT_META_OIFNAME, NFT_META_NFPROTO = 1, 4, 6, 7, 15
-NFT_META_L4PROTO = 16
+NFT_META_MARK, NFT_META_L4PROTO = 3, 16
 NFT_PAYLOAD_LL_HEADER, NFT_PAYLOAD_NETWORK_HEADER, NFT_PAYLOAD_TRANSPORT_HEADER = 0, 1, 2
 NFT_LOOKUP_F_INV = 1
 NFT_CMP_EQ, NFT_CMP_NEQ = 0, 1
@@ -37,6 +37,7 @@ NFT_CT_STATE, NFT_CT_STATUS = 0, 2
 NF_CT_STATE_ESTABLISHED, NF_CT_STATE_RELATED = 1 << 1, 1 << 2      # linux/netfilter/nf_conntrack_common.h
 NFT_FIB_RESULT_ADDRTYPE, NFTA_FIB_F_DADDR = 3, 1 << 1
 NFT_NAT_DNAT = 1
+NF_NAT_RANGE_PROTO_RANDOM_FULLY = 1 << 4      # linux/netfilter/nf_nat.h
 IPPROTO_ICMPV6 = 58
 
 # Fields of a packet, by nft's name: header, offset and size in bytes.
@@ -228,8 +229,9 @@ def dnat(length: int) -> Expression:
                              .be32(5, port).be32(6, port))
 
 
-def masquerade() -> Expression:
-    return "masq", lambda b: b
+def masquerade(flags: int = 0) -> Expression:
+    """NFTA_MASQ_FLAGS 1: NF_NAT_RANGE_*"""
+    return "masq", lambda b: b.be32(1, flags) if flags else b
 
 
 # Conditions of several expressions, each with the text that nft prints for it --------------------
@@ -249,19 +251,29 @@ def saddr_in(network: bytes, prefix: int) -> tuple[Expression, ...]:
     return *saddr(len(network)), *_within(network, prefix)
 
 
+def saddr_not_in(network: bytes, prefix: int) -> tuple[Expression, ...]:
+    """ip saddr != <network>/<prefix>"""
+    return *saddr(len(network)), *_within(network, prefix, NFT_CMP_NEQ)
+
+
 def daddr_in(network: bytes, prefix: int) -> tuple[Expression, ...]:
     """ip daddr <network>/<prefix>"""
     return *daddr(len(network)), *_within(network, prefix)
+
+
+def daddr_not_in(network: bytes, prefix: int) -> tuple[Expression, ...]:
+    """ip daddr != <network>/<prefix>"""
+    return *daddr(len(network)), *_within(network, prefix, NFT_CMP_NEQ)
 
 
 def _of_family(length: int, field: Field) -> tuple[Expression, ...]:
     return meta(NFT_META_NFPROTO), compare(bytes((NFPROTOS[length],))), payload(field)
 
 
-def _within(network: bytes, prefix: int) -> tuple[Expression, ...]:
+def _within(network: bytes, prefix: int, op: int = NFT_CMP_EQ) -> tuple[Expression, ...]:
     length = len(network)
     bits = ((1 << prefix) - 1 << 8 * length - prefix).to_bytes(length, "big")
-    return *([mask(bits)] if prefix < 8 * length else []), compare(network)
+    return *([mask(bits)] if prefix < 8 * length else []), compare(network, op)
 
 
 def protocol_and_port(behind: int = 0) -> tuple[Expression, ...]:
@@ -298,6 +310,11 @@ def icmpv6_type(number: int) -> tuple[Expression, ...]:
 def to_local_address() -> tuple[Expression, ...]:
     """fib daddr type local"""
     return fib_daddr_type(), compare(RTN_LOCAL.to_bytes(4, nft.ORDER))
+
+
+def any_mark(bits: int) -> tuple[Expression, ...]:
+    """meta mark and <bits> != 0"""
+    return meta(NFT_META_MARK), *_any_bit(bits)
 
 
 def destination_translated() -> tuple[Expression, ...]:

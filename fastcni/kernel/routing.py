@@ -67,6 +67,36 @@ def read_rule(payload: bytes) -> Rule:
     return it
 
 
+def put_node_route(batch: Batch, dst: bytes, prefix: int, index: int, *, gateway: bytes = b"", source: bytes = b"",
+                   onlink: bool = False, protocol: int, what: str | None = None) -> Batch:
+    """Add the route to another node's addresses to the main table, or replace the one to the same destination. onlink:
+    `gateway` is reached through the link though no address of the link says so."""
+    batch.begin(uapi.RTM_NEWROUTE, NLM_F_ACK | uapi.NLM_F_CREATE | uapi.NLM_F_REPLACE,
+                node_rtmsg(dst, prefix, protocol, bool(gateway), onlink), what).raw(uapi.RTA_DST, dst)
+    if gateway:
+        batch.raw(uapi.RTA_GATEWAY, gateway)
+    if source:
+        batch.raw(uapi.RTA_PREFSRC, source)
+    return batch.u32(uapi.RTA_OIF, index)
+
+
+def del_node_route(batch: Batch, dst: bytes, prefix: int, index: int, *, gateway: bytes = b"",
+                   what: str | None = None) -> Batch:
+    """Delete exactly this route of the main table, of any protocol."""
+    batch.begin(uapi.RTM_DELROUTE, NLM_F_ACK, rtnl.rtmsg(rtnl.family_of(dst), prefix, table=uapi.RT_TABLE_MAIN,
+                                                         scope=uapi.RT_SCOPE_NOWHERE), what).raw(uapi.RTA_DST, dst)
+    if gateway:
+        batch.raw(uapi.RTA_GATEWAY, gateway)
+    return batch.u32(uapi.RTA_OIF, index)
+
+
+def node_rtmsg(dst: bytes, prefix: int, protocol: int, gateway: bool, onlink: bool) -> bytes:
+    scope = uapi.RT_SCOPE_UNIVERSE if gateway or len(dst) == 16 else uapi.RT_SCOPE_LINK
+    head = rtnl.rtmsg(rtnl.family_of(dst), prefix, table=uapi.RT_TABLE_MAIN, protocol=protocol, scope=scope,
+                      kind=uapi.RTN_UNICAST)
+    return head[:8] + (uapi.RTNH_F_ONLINK if onlink else 0).to_bytes(4, ORDER)
+
+
 def route_again(batch: Batch, payload: bytes, *, table: int | None = None, flags: int = 0, delete: bool = False,
                 what: str | None = None) -> Batch:
     """Add the route of an RTM_NEWROUTE, in another table if given, with NLM_F_CREATE and `flags`; or delete it."""

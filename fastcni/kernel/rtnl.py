@@ -127,10 +127,11 @@ def new_bridge(batch: Batch, name: str, *, address: bytes | None = None, mtu: in
     return batch.end()
 
 
-def new_link(batch: Batch, name: str, kind: str, netns_fd: int, *, parent: int = 0, mtu: int = 0,
+def new_link(batch: Batch, name: str, kind: str, netns_fd: int | None, *, parent: int = 0, mtu: int = 0,
              address: bytes | None = None, data: Iterable[tuple[int, bytes]] = (), what: str | None = None) -> Batch:
-    """A link of `kind` in the namespace netns_fd, not yet up; `parent` (an index) is in the socket's own namespace,
-    where nothing may be called `name` either. `data` are attributes of the kind: (number, bytes).
+    """A link of `kind` in the namespace netns_fd (None: the socket's own), not yet up; `parent` (an index) is in the
+    socket's own namespace, where nothing may be called `name` either. `data` are attributes of the kind: (number,
+    bytes).
 
     ifinfomsg
     IFLA_IFNAME, IFLA_NET_NS_FD, IFLA_LINK parent, IFLA_MTU, IFLA_ADDRESS
@@ -139,7 +140,9 @@ def new_link(batch: Batch, name: str, kind: str, netns_fd: int, *, parent: int =
         IFLA_INFO_DATA: data
     """
     batch.begin(uapi.RTM_NEWLINK, CREATE, ifinfomsg(), what or f"create {kind} {name}")
-    batch.text(uapi.IFLA_IFNAME, name).u32(uapi.IFLA_NET_NS_FD, netns_fd)
+    batch.text(uapi.IFLA_IFNAME, name)
+    if netns_fd is not None:
+        batch.u32(uapi.IFLA_NET_NS_FD, netns_fd)
     if parent:
         batch.u32(uapi.IFLA_LINK, parent)
     if mtu > 0:

@@ -31,10 +31,10 @@ USER, PASSWORD = "fastcni", "for tests only"
 class Member:
     """One etcd process. endpoint: for clients, with another scheme if TLS is used."""
 
-    def __init__(self, number, folder, scheme):
+    def __init__(self, number, folder, scheme, host):
         self.name, self.folder, self.popen = f"m{number}", folder / f"m{number}", None
         self.client, self.peer, self.metrics = free_ports(3)
-        self.endpoint = f"{scheme}://127.0.0.1:{self.client}"
+        self.endpoint = f"{scheme}://{host}:{self.client}"
         self.peer_url = f"http://127.0.0.1:{self.peer}"
         self.metrics_url = f"http://127.0.0.1:{self.metrics}"       # /health without TLS
 
@@ -84,10 +84,10 @@ class Member:
 
 class Etcd:
     """A cluster of etcd. tls: with client certificates, in `folder` as ca.pem, client.pem, client-key.pem. user: with
-    authentication. options: etcd's own."""
+    authentication. options: etcd's own. host: the address for clients."""
 
-    def __init__(self, members=1, *, tls=False, user=False, options=()):
-        self.members = []
+    def __init__(self, members=1, *, tls=False, user=False, options=(), host="127.0.0.1"):
+        self.members, self.host = [], host
         memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
         self.folder = Path(tempfile.mkdtemp(prefix="fastcni-etcd-", dir=memory))
         self.tls, self.user, self.options, self.count = tls, user, list(options), members
@@ -128,7 +128,8 @@ class Etcd:
         """Start all members, and wait until they are healthy. If another process has taken a port: with other ports."""
         for attempt in range(3):
             scheme = "https" if self.tls else "http"
-            self.members = [Member(number, self.folder / f"{attempt}", scheme) for number in range(self.count)]
+            folder = self.folder / f"{attempt}"
+            self.members = [Member(number, folder, scheme, self.host) for number in range(self.count)]
             try:
                 self._start()
                 return

@@ -1,4 +1,5 @@
-"""The demos of cluster-wide addresses, with few pods: they work, and leave nothing behind, also when they are ended."""
+"""The demos of cluster-wide addresses and of the agent, with few pods: they work, and leave nothing behind, also when
+they are ended."""
 
 import os
 import re
@@ -109,6 +110,25 @@ def test_the_cluster_demo_works(demo):
     for text in ("No address was given twice", "All 4 pings were answered", "node node-b is forgotten",
                  "Nothing is held any more: the demo worked."):
         assert text in run.text
+    assert run.left() == []
+
+
+@needs_root
+def test_the_agent_demo_works(demo):
+    run = demo("agent-demo.sh")
+    assert run.wait() == 0, run.text
+    for text in ("All 6 pings were answered", "event=network_repaired", "It has its subnet again",
+                 "Nothing is held any more: the demo worked."):
+        assert text in run.text
+    assert run.left() == []
+
+
+@needs_root
+def test_the_agent_demo_cleans_up_after_ctrl_c(demo):
+    run = demo("agent-demo.sh", "host-gw")
+    run.wait_for("node-b has")
+    os.killpg(run.popen.pid, signal.SIGINT)
+    assert run.wait() == 130, run.text
     assert run.left() == []
 
 

@@ -23,7 +23,7 @@ def refuse(monkeypatch):
 
 
 @pytest.fixture
-def fd():
+def fd(collector_off):
     opened = os.open(netns.OWN, os.O_RDONLY)
     yield opened
     os.close(opened)

@@ -10,7 +10,7 @@ from launcher.stub_server import INSTEAD_OF_PYTHON, write_executable
 from fastcni.launcher import pack
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def folder():
     """A folder with a short path: tmp_path may be too long for a socket address."""
     path = tempfile.mkdtemp(prefix="fcni-")
@@ -18,7 +18,7 @@ def folder():
     shutil.rmtree(path)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def bridge(folder):
     """A plugin file with the script in the place of Python."""
     script = write_executable(folder / "python", INSTEAD_OF_PYTHON.encode())

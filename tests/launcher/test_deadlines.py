@@ -29,8 +29,11 @@ COMMANDS = ["ADD", "DEL", "CHECK", "GC", "STATUS", "VERSION"]
 
 @pytest.fixture(scope="module")
 def bridge(folder):
-    script = write_executable(folder / "python", INSTEAD_OF_PYTHON.encode())
-    return write_executable(folder / "bridge", pack.pack(str(script), (UNREAD, ANSWER, QUICK)))
+    """A plugin file with short deadlines."""
+    quick = folder / "quick"
+    quick.mkdir()
+    script = write_executable(quick / "python", INSTEAD_OF_PYTHON.encode())
+    return write_executable(quick / "bridge", pack.pack(str(script), (UNREAD, ANSWER, QUICK)))
 
 
 @pytest.fixture

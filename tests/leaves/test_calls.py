@@ -109,7 +109,7 @@ def test_a_refused_file_is_named(tmp_path, name, kind):
         _system.write_file(path, b"", 0)
 
 
-def test_no_descriptor_stays_open(tmp_path, pair):
+def test_no_descriptor_stays_open(tmp_path, pair, collector_off):
     before = os.listdir("/proc/self/fd")
     _system.write_file(f"{tmp_path}/file", b"text", os.O_CREAT | os.O_EXCL)
     for refused in (lambda: _system.write_file(f"{tmp_path}/file", b"text", os.O_CREAT | os.O_EXCL),

@@ -14,7 +14,7 @@ INCLUDES = """sys/socket.h sys/ioctl.h linux/types.h linux/netlink.h linux/rtnet
     linux/netfilter.h linux/netfilter_bridge.h linux/netfilter_ipv4.h linux/netfilter/nfnetlink.h
     linux/netfilter/nf_tables.h linux/netfilter/nf_tables_compat.h linux/netfilter/nfnetlink_conntrack.h
     linux/netfilter/nf_conntrack_common.h linux/netfilter/ipset/ip_set.h linux/netfilter/xt_set.h
-    linux/netfilter_ipv4/ip_tables.h linux/ethtool.h""".split()
+    linux/netfilter_ipv4/ip_tables.h linux/ethtool.h linux/genetlink.h linux/if_tunnel.h""".split()
 # Names that are in no header of user space: nft's, libnftnl's, those of the kernel's own headers, and ours.
 ELSEWHERE = {
     "nft": {"COMMENT_MAX"},

@@ -125,7 +125,7 @@ def test_it_works_if_this_process_has_no_standard_streams(tmp_path):
     assert (tmp_path / "out").read_bytes() == b"inerr\n"
 
 
-def test_no_descriptor_is_left_open():
+def test_no_descriptor_is_left_open(collector_off):
     before = len(os.listdir("/proc/self/fd"))
     sh("true", timeout=5)
     with pytest.raises(OSError):

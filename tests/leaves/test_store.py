@@ -338,7 +338,7 @@ def test_a_failing_lock_is_an_error(place, monkeypatch):
     assert e.value.msg == f"lock {place.path}/lock: No locks available (errno 37)"
 
 
-def test_no_descriptor_and_no_lock_is_left_open(place):
+def test_no_descriptor_and_no_lock_is_left_open(place, collector_off):
     before = os.listdir("/proc/self/fd")
     for _ in range(3):
         with place() as store:

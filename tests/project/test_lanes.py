@@ -49,6 +49,16 @@ def lane(pytester, monkeypatch):
     return run
 
 
+def test_the_vm_collects_the_files_of_what_the_host_could_not_run(tmp_path):
+    def chosen():
+        return subprocess.run([sys.executable, COUNT.parent / "chosen.py", tmp_path / "host.json"], check=True,
+                              capture_output=True, text=True).stdout.split()
+
+    assert chosen() == []               # without a record: all
+    (tmp_path / "host.json").write_text(json.dumps({"not run": {"tests/a/test_b.py::test_c[x]": "needs CONFIG_DUMMY"}}))
+    assert chosen() == sorted({"tests/a/test_b.py", *(f"tests/{name}" for name in features.BASE)})
+
+
 def count(folder):
     done = subprocess.run([sys.executable, COUNT, "host.json", "vm.json"], cwd=folder, capture_output=True, text=True)
     return done.returncode, done.stdout.splitlines()

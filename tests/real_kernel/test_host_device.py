@@ -92,7 +92,7 @@ def test_disableipv6_leaves_none_on_the_link_until_it_is_back(node, pod, conf):
     assert sysctl("net/ipv6/conf/up0/disable_ipv6") == "0"
 
 
-def test_no_descriptor_is_left_open(node, pod, conf):
+def test_no_descriptor_is_left_open(node, pod, conf, collector_off):
     before = set(os.listdir("/proc/self/fd"))
     node.add(conf, pod)
     node.delete(conf, pod)

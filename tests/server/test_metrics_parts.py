@@ -299,7 +299,7 @@ def test_a_listener_ends_with_clients_connected(tmp_path):
     assert not it.thread.is_alive()
 
 
-def test_no_descriptor_is_left(tmp_path):
+def test_no_descriptor_is_left(tmp_path, collector_off):
     before = len(os.listdir("/proc/self/fd"))
     with listening(tmp_path) as it:
         for _ in range(3):

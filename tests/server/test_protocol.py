@@ -18,7 +18,7 @@ def open_files():
 
 
 @pytest.fixture
-def pair():
+def pair(collector_off):
     sock, peer = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with sock, peer:
         yield sock, peer

@@ -8,7 +8,9 @@ limit=${VM_LIMIT:-3600}
 lane=
 if [ $# = 0 ]; then
     lane="vm $(.venv/bin/python tests/features.py)"
-    set -- tests benchmarks --durations=10
+    chosen=$(.venv/bin/python tests/vm/chosen.py .lanes/host.json)
+    # shellcheck disable=SC2086
+    set -- ${chosen:-tests benchmarks} -n 2 --dist worksteal --durations=10
 fi
 
 mkdir -p .lanes
@@ -36,7 +38,7 @@ mkfifo .lanes/vm.pipe               # QEMU opens its stdout again by name, which
 cat < .lanes/vm.pipe > .lanes/vm.console 9>&- &
 # shellcheck disable=SC2046,SC2086
 TMPDIR=$PWD/.lanes/vm.tmp timeout -k 10 "$limit" .vm/venv/bin/virtme-run \
-    --kimg .vm/kernel/boot/vmlinuz-* --mods auto --memory 2G --cpus 2 --force-9p --disable-microvm $(accelerate) \
+    --kimg .vm/kernel/boot/vmlinuz-* --mods auto --memory 3G --cpus 2 --force-9p --disable-microvm $(accelerate) \
     $(share files / on) $(share lanes "$PWD/.lanes" off) --no-virtme-ng-init --show-boot-console \
     --kopt oops=panic --kopt loglevel=5 $quicker --script-sh "sh '$PWD/tests/vm/inside.sh' $lane" \
     < /dev/null > .lanes/vm.pipe 2>&1 9>&- &

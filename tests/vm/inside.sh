@@ -39,6 +39,8 @@ for name in [!.]*; do
     mount --bind "/run/tree/$name" "$name"
 done
 modprobe -a tun br_netfilter
+# else each namespace gets a link tunl0 as soon as one test loads the module ipip
+echo 1 > /proc/sys/net/core/fb_tunnels_only_for_init_net
 echo '<4>the tests begin' > /dev/kmsg
 status=0
 .venv/bin/python -B -m pytest -p no:cacheprovider @.lanes/vm.args > .lanes/vm.output 2>&1 || status=$?

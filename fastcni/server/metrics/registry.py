@@ -97,7 +97,7 @@ def labels_of(pool: Pool) -> tuple[str, str, str]:
     return pool.ipam, text(pool.network), pool.range
 
 
-def make_page(collector: ServerCollector) -> Page:
+def make_page(collector: Collector) -> Page:
     """The page that Prometheus scrapes."""
     registry = CollectorRegistry()
     registry.register(collector)

@@ -10,7 +10,6 @@ from fastcni.server.web.listener import Listener
 if TYPE_CHECKING:
     from fastcni.server.listening import Listening
     from fastcni.server.log import Logger
-    from fastcni.server.service import Server
     from fastcni.server.web.listener import Page
 
 
@@ -38,7 +37,7 @@ class Site:
         """Log this event with the address, as soon as it is answered."""
         self.ready.append(event)
 
-    def attach(self, _: Server) -> None:
+    def attach(self, _: object = None) -> None:
         assert self.listening
         self.listener = Listener(self.listening.sock, self.pages, self.log)
 

@@ -206,6 +206,8 @@ class ApiServer(kmock.KubernetesEmulator):
 
     async def _serve_update(self, request):
         crd = self._check_kind(request)
+        if crd is None:
+            return self._update_status(request)
         need(request, "application/merge-patch+json")
         before = self._found(request)
         new = merged(before, request.data)
@@ -223,6 +225,21 @@ class ApiServer(kmock.KubernetesEmulator):
         if any(new.get(key) != before.get(key) for key in (new.keys() | before.keys()) - {"metadata", "status"}):
             new["metadata"]["generation"] = before["metadata"]["generation"] + 1
         return self._store((request.resource, request.namespace, request.name), new, "MODIFIED")
+
+    def _update_status(self, request):
+        """A strategic merge patch of a core object's status, which may change annotations, too, and never the spec."""
+        need(request, "application/strategic-merge-patch+json")
+        if request.subresource != "status" or request.params.get("fieldManager") != "fastcni":
+            raise KubernetesError(status=400, reason="BadRequest", message="only the status, with a fieldManager")
+        before, patch = self._found(request), copy.deepcopy(request.data)
+        conditions = {it["type"]: it for it in before.get("status", {}).get("conditions", [])}
+        for it in patch.get("status", {}).get("conditions", []):
+            conditions[it["type"]] = conditions.get(it["type"], {}) | it
+        patch.pop("spec", None)
+        new = merged(before, patch)
+        if conditions:
+            new["status"]["conditions"] = list(conditions.values())
+        return before if new == before else self._store((request.resource, None, request.name), new, "MODIFIED")
 
     async def _serve_delete(self, request):
         self._check_kind(request)
@@ -271,8 +288,9 @@ class ApiServer(kmock.KubernetesEmulator):
                         yield {"type": change, "object": body}
             if told < self.revision and request.params.get("allowWatchBookmarks") == "true":
                 since = told = self.revision
-                kind = self.crds[request.resource.plural]["names"]["kind"]
-                yield {"type": "BOOKMARK", "object": {"kind": kind, "apiVersion": "ipam.fastcni.dev/v1alpha1",
+                crd = self.crds.get(request.resource.plural)
+                names = (crd["names"]["kind"], "ipam.fastcni.dev/v1alpha1") if crd else ("Node", "v1")
+                yield {"type": "BOOKMARK", "object": {"kind": names[0], "apiVersion": names[1],
                                                       "metadata": {"resourceVersion": str(since)}}}
             async with self.changed:
                 if since >= self.revision:

@@ -1,4 +1,4 @@
-"""deploy/cluster-ipam*.yaml: by the schemas of Kubernetes, by what the store asks for, and the script that they run."""
+"""The manifests of deploy/ with rights: by the schemas of Kubernetes, by what the store asks for, and their script."""
 
 import os
 import re
@@ -19,7 +19,8 @@ from fastcni.testing.witnesses import eventually
 kubernetes_validate = pytest.importorskip("kubernetes_validate", reason=WHY)
 
 SUPPORTED = 3                   # minor versions that Kubernetes supports at a time
-MANIFESTS = documents("cluster-ipam-crds.yaml") + documents("cluster-ipam.yaml") + documents("kubernetes-events.yaml")
+MANIFESTS = [it for name in ("cluster-ipam-crds", "cluster-ipam", "kubernetes-events", "agent")
+             for it in documents(f"{name}.yaml")]
 
 
 def newest():

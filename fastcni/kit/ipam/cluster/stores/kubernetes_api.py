@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 MANAGER = "fieldManager=fastcni"
 MERGE_PATCH = {"Content-Type": "application/merge-patch+json"}
+STRATEGIC_PATCH = {"Content-Type": "application/strategic-merge-patch+json"}       # of the kinds of Kubernetes itself
 PAGE = 500                      # objects of one answer of a list
 WATCH_S = 240                   # the API server ends a watch after this time
 WATCH_GRACE_S = 20.0
@@ -84,6 +85,11 @@ class Api:
         """Change an object by a merge patch. With metadata.resourceVersion in it, the object must have that. Raises
         Conflict, Missing, StoreAway."""
         return self._expect("PATCH", f"{path}?{MANAGER}", changes, MERGE_PATCH)
+
+    def patch_by_keys(self, path: str, changes: Object) -> Object:
+        """Change an object of Kubernetes itself by a strategic merge patch: of a list like status.conditions only the
+        entries with the given keys. Raises Conflict, Missing, StoreAway."""
+        return self._expect("PATCH", f"{path}?{MANAGER}", changes, STRATEGIC_PATCH)
 
     def delete(self, path: str, uid: str, revision: str) -> None:
         """Remove an object if it has this uid and resourceVersion. Raises Conflict, Missing, StoreAway."""

@@ -1,0 +1,158 @@
+#!/bin/sh
+# Three nodes joined by `fastcni agent` on a real etcd: pods on each, pings across, a node that dies and comes back.
+#   agent-demo.sh [BACKEND]     vxlan (the default) or host-gw
+# A node is a network namespace with its own agent. Another namespace has the bridge between the nodes, and etcd.
+set -eu
+
+backend=${1:-vxlan}
+fastcni=${FASTCNI:-fastcni}
+etcd_url=http://10.98.0.1:2379
+id=fca$$ processes='' work=''
+
+cleanup() {
+    trap - EXIT
+    for pid in $processes; do kill "$pid" 2> /dev/null || true; done
+    for pid in $processes; do wait "$pid" 2> /dev/null || true; done
+    for path in /run/netns/"$id"-*; do
+        if [ -e "$path" ]; then ip netns del "${path##*/}"; fi
+    done
+    if [ -n "$work" ]; then rm -rf "$work"; fi
+}
+trap cleanup EXIT
+trap 'exit 130' INT TERM
+
+if [ -t 1 ]; then bold=$(printf '\033[1m') plain=$(printf '\033[0m'); else bold='' plain=''; fi
+say() { printf '\n%s%s%s\n' "$bold" "$*" "$plain"; }
+fail() {
+    echo "agent-demo: $*" >&2
+    exit 1
+}
+
+# until_true SECONDS COMMAND...: repeat the command until it succeeds
+until_true() {
+    tries=$(($1 * 10))
+    shift
+    until "$@" > /dev/null 2>&1; do
+        tries=$((tries - 1))
+        [ $tries -gt 0 ] || fail "in vain: $*"
+        sleep 0.1
+    done
+}
+
+# start_agent NODE: start the agent, and wait until it has written the node's subnet
+start_agent() {
+    ip netns exec "$id-$1" "$fastcni" agent --etcd $etcd_url --iface uplink --subnet-file "$work/$1/subnet.env" \
+        --conflist "" --folder "$work/$1/state" 2>> "$work/$1/log" &
+    agent=$!
+    processes="$processes $agent"
+    until_true 30 test -s "$work/$1/subnet.env"
+}
+
+# start_node NODE NUMBER: a namespace with an uplink to the other nodes, a configuration for pods, and an agent
+start_node() {
+    ip netns add "$id-$1"
+    ip -n "$id-$1" link set lo up
+    ip -n "$id-lan" link add "to-$1" type veth peer name uplink netns "$id-$1"
+    ip -n "$id-lan" link set "to-$1" master lan up
+    ip -n "$id-$1" addr add "10.98.0.$2/24" dev uplink
+    ip -n "$id-$1" link set uplink up
+    mkdir "$work/$1"
+    cat > "$work/$1/demo.conf" << CONF
+{"cniVersion": "1.0.0", "name": "demo", "type": "flannel", "subnetFile": "$work/$1/subnet.env",
+ "dataDir": "$work/$1/flannel", "ipam": {"type": "host-local", "dataDir": "$work/$1/addresses"},
+ "delegate": {"isDefaultGateway": true}}
+CONF
+    start_agent "$1"
+    echo "$1 has $(sed -n 's/FLANNEL_SUBNET=//p' "$work/$1/subnet.env")"
+}
+
+# call COMMAND NODE POD: call the plugin as a runtime does
+call() {
+    ip netns exec "$id-$2" env CNI_COMMAND="$1" CNI_CONTAINERID="$3" CNI_NETNS="/run/netns/$id-$3" CNI_IFNAME=eth0 \
+        CNI_PATH="$work/bin" FASTCNI_SOCKET= "$work/bin/flannel" < "$work/$2/demo.conf"
+}
+
+# add_pod NODE POD: make a pod, and note its address in the file POD
+add_pod() {
+    ip netns add "$id-$2"
+    call ADD "$1" "$2" > "$work/result" || fail "ADD of $2: $(cat "$work/result")"
+    sed -n 's|.*"address": *"\([0-9.]*\)/.*|\1|p' "$work/result" | head -n 1 > "$work/$2"
+    echo "$2 on $1 has $(cat "$work/$2")"
+}
+
+# reaches POD POD: one ping
+reaches() {
+    ip netns exec "$id-$1" ping -q -c 1 -W 1 "$(cat "$work/$2")" > /dev/null
+}
+
+[ "$(id -u)" = 0 ] || fail "it makes network namespaces: run it as root"
+command -v etcd > /dev/null || fail "it needs etcd; on Debian or Ubuntu: apt-get install etcd-server"
+command -v etcdctl > /dev/null || fail "it needs etcdctl; on Debian or Ubuntu: apt-get install etcd-client"
+case $backend in vxlan | host-gw) ;; *) fail "expected vxlan or host-gw, got $backend" ;; esac
+work=$(mktemp -d "${TMPDIR:-/tmp}/fastcni-agent.XXXXXX")
+
+say "1. Start etcd, and write the network's configuration there"
+"$fastcni" install --bin-dir "$work/bin" > /dev/null
+ip netns add "$id-lan"
+ip -n "$id-lan" link set lo up
+ip -n "$id-lan" link add lan type bridge
+ip -n "$id-lan" link set lan up
+ip -n "$id-lan" addr add 10.98.0.1/24 dev lan
+ip netns exec "$id-lan" etcd --data-dir "$work/etcd" --listen-client-urls $etcd_url --advertise-client-urls $etcd_url \
+    --listen-peer-urls http://127.0.0.1:2380 > "$work/etcd.log" 2>&1 &
+processes="$processes $!"
+until_true 30 grep -q "ready to serve client requests" "$work/etcd.log"
+conf="{\"Network\": \"10.244.0.0/16\", \"Backend\": {\"Type\": \"$backend\"}}"
+ip netns exec "$id-lan" env ETCDCTL_API=3 etcdctl --endpoints $etcd_url put /coreos.com/network/config "$conf" > /dev/null
+echo "/coreos.com/network/config: $conf"
+
+say "2. Start the agent on three nodes"
+start_node node-a 11
+start_node node-b 12
+agent_b=$agent
+start_node node-c 13
+
+say "3. Make a pod on each node"
+add_pod node-a pod-a
+add_pod node-b pod-b
+add_pod node-c pod-c
+
+say "4. Ping each pod from each pod on another node"
+for from in pod-a pod-b pod-c; do
+    for to in pod-a pod-b pod-c; do
+        [ $from = $to ] || until_true 10 reaches $from $to
+    done
+done
+echo "All 6 pings were answered. The routes of node-a to the other nodes:"
+ip -n "$id-node-a" route | grep '^10\.244\.' | grep -v cni0
+
+say "5. Another program deletes node-a's routes"
+for route in $(ip -n "$id-node-a" route | grep '^10\.244\.' | grep -v cni0 | cut -d' ' -f1); do
+    ip -n "$id-node-a" route del "$route"
+done
+until_true 10 reaches pod-a pod-b
+grep -o 'event=network_repaired.*' "$work/node-a/log" | head -n 1
+
+say "6. Kill node-b's agent: its pod is reached all the same"
+kill -9 "$agent_b"
+reaches pod-a pod-b || fail "pod-a does not reach pod-b"
+echo "pod-a reaches pod-b."
+
+say "7. node-b dies, and comes back as a new machine with the same address"
+ip netns del "$id-pod-b"
+ip netns del "$id-node-b"
+before=$(sed -n 's/FLANNEL_SUBNET=//p' "$work/node-b/subnet.env")
+rm -r "$work/node-b"
+until_true 10 sh -c "! ip -n $id-lan link show to-node-b"
+start_node node-b 12
+[ "$before" = "$(sed -n 's/FLANNEL_SUBNET=//p' "$work/node-b/subnet.env")" ] || fail "node-b has another subnet"
+add_pod node-b pod-b
+until_true 10 reaches pod-a pod-b
+until_true 10 reaches pod-b pod-c
+echo "It has its subnet again, and the other nodes reach it."
+
+say "8. Delete the pods"
+for name in a b c; do call DEL node-$name pod-$name; done
+left=$(find "$work"/node-?/addresses -name '10.244.*' | wc -l)
+[ "$left" = 0 ] || fail "$left addresses are still held"
+echo "Nothing is held any more: the demo worked."

@@ -1,0 +1,29 @@
+"""The backends: ways to join nodes, by the names that flannel gives them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fastcni.agent.backends import host_gw, ipip, vxlan, wireguard
+from fastcni.agent.contract import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fastcni.agent.contract import Backend, NetworkConf, Underlay
+
+TABLE: dict[str, Callable[[NetworkConf, Underlay, str, bool], Backend]] = {
+    "vxlan": vxlan.Vxlan,
+    "host-gw": host_gw.HostGw,
+    "ipip": ipip.Ipip,
+    "wireguard": wireguard.Wireguard,
+}
+
+
+def open_backend(conf: NetworkConf, underlay: Underlay, folder: str, publishes: bool) -> Backend:
+    """Return the backend that the configuration names. `folder` keeps what has to last: MACs and keys. publishes: see
+    Registry. Raises ConfigurationError, OSError."""
+    kind = conf.backend.get("Type", "")
+    if kind not in TABLE:
+        raise ConfigurationError(f'Backend.Type "{kind}": fastcni has {", ".join(TABLE)}')
+    return TABLE[kind](conf, underlay, folder, publishes)

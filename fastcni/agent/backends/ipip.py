@@ -1,0 +1,57 @@
+"""ipip: packets to other nodes' pods go in IPv4 packets (RFC 2003), with 20 bytes more. IPv4 only, and not encrypted.
+
+One link, flannel.ipip, reaches all nodes: the gateway of a route is the public address of the other end. With
+DirectRouting, a node on the same network has a plain route instead.
+
+Keys of Backend: DirectRouting (false), MTU.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fastcni.agent.backends.host_gw import direct_route
+from fastcni.agent.backends.keys import chosen_families, read_keys
+from fastcni.agent.contract import ConfigurationError, Link, Node, Route, State
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+    from typing import Any
+
+    from fastcni.agent.contract import NetworkConf, Underlay
+
+KEYS = {"DirectRouting": False, "MTU": 0}
+NAME = "flannel.ipip"
+OVERHEAD = 20                   # the outer IPv4 header
+
+
+class Ipip:
+    """See contract.Backend."""
+
+    name = "ipip"
+
+    def __init__(self, conf: NetworkConf, underlay: Underlay, folder: str, publishes: bool) -> None:
+        self.keys, self.underlay = read_keys(conf.backend, KEYS), underlay
+        if chosen_families(conf, underlay) != [4]:
+            raise ConfigurationError("Backend ipip is for IPv4 alone, and the network has IPv6; vxlan has both")
+
+    def data(self) -> Mapping[int, Mapping[str, Any]]:
+        return {}
+
+    def mtu(self) -> int:
+        return self.keys["MTU"] or self.underlay.mtu - OVERHEAD
+
+    def state(self, me: Node, others: Collection[Node]) -> State:
+        routes, skipped = set(), {}
+        for node in others:
+            if node.backend != self.name:
+                skipped[node.name] = f'its backend is "{node.backend}"'
+            elif 4 not in node.public or 4 not in node.subnets:
+                skipped[node.name] = "it has no IPv4 subnet or public address"
+            elif self.keys["DirectRouting"] and (route := direct_route(self.underlay, node, 4)):
+                routes.add(route)
+            else:
+                routes.add(Route(NAME, node.subnets[4], node.public[4], onlink=True))
+        link = Link(NAME, "ipip", self.mtu(), settings={"local": self.underlay.addresses[4]},
+                    addresses=(f"{me.subnets[4].network_address}/32",))
+        return State((link,), routes=frozenset(routes), skipped=skipped)

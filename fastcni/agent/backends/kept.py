@@ -1,0 +1,52 @@
+"""The MAC of a node's link: kept in the agent's folder, so that a restarted node has the same, or derived."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import secrets
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fastcni.agent.files import write
+from fastcni.kernel import wire
+from fastcni.kit.links import find
+
+if TYPE_CHECKING:
+    from fastcni.agent.contract import Address
+
+MAC = re.compile(r"([0-9a-f]{2}:){5}[0-9a-f]{2}")
+
+
+def kept_mac(folder: str, name: str) -> str:
+    """Return the MAC of the link `name`: the kept one, else that of the link if it is there, as flanneld has made it,
+    else a random one. It is kept from now on. Raises OSError."""
+    path = Path(folder, f"{name}.mac")
+    try:
+        text = path.read_text(encoding="ascii").strip()
+    except (FileNotFoundError, ValueError):
+        text = ""
+    if not MAC.fullmatch(text):
+        text = present_mac(name) or random_mac()
+        write(path, f"{text}\n")
+    return text
+
+
+def present_mac(name: str) -> str:
+    with closing(wire.open_socket()) as sock:
+        link = find.link(sock, name)
+    return link.mac if link else ""
+
+
+def derived_mac(address: Address, vni: int) -> str:
+    """The MAC of the node at a public address, where nodes do not publish theirs: of the local kind, and the same on
+    each node that asks."""
+    digest = hashlib.sha256(f"fastcni vxlan {vni} {address}".encode()).digest()
+    return ":".join(f"{byte:02x}" for byte in (2, *digest[:5]))
+
+
+def random_mac() -> str:
+    """A random unicast MAC of the local kind (IEEE 802: bit 1 of the first byte set, bit 0 clear)."""
+    first, *rest = secrets.token_bytes(6)
+    return ":".join(f"{byte:02x}" for byte in (first & 0xFC | 2, *rest))

@@ -1,0 +1,35 @@
+"""What a backend reads of the network's configuration: the keys of its object `Backend`, and the families."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fastcni.agent.contract import FAMILIES, ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+    from fastcni.agent.contract import NetworkConf, Underlay
+
+
+def read_keys(backend: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the value of each key in `defaults`, which has the defaults; keys match in any case. Unknown keys are
+    ignored, as by flannel. Raises ConfigurationError for a value of another type, and for a negative number."""
+    given = {key.lower(): value for key, value in backend.items() if value is not None}
+    found = {}
+    for key, default in defaults.items():
+        value = found[key] = given.get(key.lower(), default)
+        if type(value) is not type(default) or (type(value) is int and value < 0):
+            kind = {bool: "true or false", int: "a number, 0 or more", str: "a string"}[type(default)]
+            raise ConfigurationError(f"Backend.{key}: expected {kind}, got {value!r}")
+    return found
+
+
+def chosen_families(conf: NetworkConf, underlay: Underlay) -> list[int]:
+    """The families of the network. Raises ConfigurationError if the underlay lacks an address of one."""
+    for family in conf.families:
+        if family not in underlay.addresses:
+            raise ConfigurationError(f'the network has IPv{family}, and link "{underlay.name}" has no IPv{family} '
+                                     "address")
+    return [family for family in FAMILIES if family in conf.families]

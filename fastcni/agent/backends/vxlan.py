@@ -1,0 +1,105 @@
+"""vxlan: frames to other nodes' pods go in UDP packets (RFC 7348).
+
+Each family has a link of its own, flannel.VNI and flannel-v6.VNI, whose address is the network address of the node's
+subnet. For each other node there are a permanent neighbour (the network address of its subnet has the MAC of its link),
+an FDB entry (frames for that MAC go to its public address) and a route to its subnet. With DirectRouting, a node on the
+same network has a plain route instead.
+
+Keys of Backend: VNI (1), Port (0: the kernel's 8472), Learning (false), GBP (false), DirectRouting (false), MTU.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fastcni.agent.backends.host_gw import direct_route
+from fastcni.agent.backends.kept import derived_mac, kept_mac
+from fastcni.agent.backends.keys import chosen_families, read_keys
+from fastcni.agent.contract import ConfigurationError, Link, Neighbour, Node, Route, State, Station
+from fastcni.kernel.vxlan import DEFAULT_PORT
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Mapping
+    from typing import Any
+
+    from fastcni.agent.contract import NetworkConf, Underlay
+
+KEYS = {"VNI": 1, "Port": 0, "Learning": False, "GBP": False, "DirectRouting": False, "MTU": 0}
+MAX_VNI = (1 << 24) - 1
+# Outer Ethernet header 14, UDP 8, vxlan 8, and the outer IP header: 20 or 40
+OVERHEAD = {4: 50, 6: 70}
+NAMES = {4: "flannel.{}", 6: "flannel-v6.{}"}
+
+
+class Vxlan:
+    """See contract.Backend."""
+
+    name = "vxlan"
+
+    def __init__(self, conf: NetworkConf, underlay: Underlay, folder: str, publishes: bool) -> None:
+        keys = read_keys(conf.backend, KEYS)
+        if not 0 <= keys["VNI"] <= MAX_VNI:
+            raise ConfigurationError(f'Backend.VNI {keys["VNI"]}: 0 to {MAX_VNI}')
+        if not 0 <= keys["Port"] <= 65535:
+            raise ConfigurationError(f'Backend.Port {keys["Port"]}: 0 to 65535')
+        self.families = chosen_families(conf, underlay)
+        self.keys, self.underlay, self.publishes = keys, underlay, publishes
+        self.macs = {family: kept_mac(folder, self._link(family)) if publishes else
+                     derived_mac(underlay.addresses[family], keys["VNI"]) for family in self.families}
+
+    def _link(self, family):
+        return NAMES[family].format(self.keys["VNI"])
+
+    def data(self) -> Mapping[int, Mapping[str, Any]]:
+        return {family: {"VNI": self.keys["VNI"], "VtepMAC": mac} for family, mac in self.macs.items()}
+
+    def mtu(self) -> int:
+        return self.keys["MTU"] or self.underlay.mtu - max(OVERHEAD[family] for family in self.families)
+
+    def state(self, me: Node, others: Collection[Node]) -> State:
+        neighbours, stations, routes, skipped = set(), set(), set(), {}
+        for node in others:
+            for family in self.families:
+                if family not in node.subnets:
+                    continue
+                try:
+                    if self.keys["DirectRouting"] and (route := direct_route(self.underlay, node, family)):
+                        routes.add(route)
+                        continue
+                    mac, remote = self._tunnel_end(node, family)
+                except ValueError as e:
+                    skipped[node.name] = str(e)
+                    continue
+                name, subnet = self._link(family), node.subnets[family]
+                neighbours.add(Neighbour(name, subnet.network_address, mac))
+                stations.add(Station(name, mac, remote))
+                routes.add(Route(name, subnet, subnet.network_address, onlink=True))
+        return State(tuple(self._links(me)), frozenset(neighbours), frozenset(stations), frozenset(routes),
+                     skipped=skipped)
+
+    def _links(self, me: Node) -> Iterator[Link]:
+        for family in self.families:
+            name = self._link(family)
+            settings = {"id": self.keys["VNI"], "dev": self.underlay.name, "local": self.underlay.addresses[family],
+                        "dstport": self.keys["Port"] or DEFAULT_PORT, "learning": self.keys["Learning"],
+                        "gbp": self.keys["GBP"]}
+            address = me.subnets[family].network_address
+            # Frames come only from nodes, so no router advertisement is to be believed.
+            yield Link(name, "vxlan", self.mtu(), self.macs[family], settings, (f"{address}/{address.max_prefixlen}",),
+                       {f"ipv6/conf/{name}/accept_ra": "0"} if family == 6 else {})
+
+    def _tunnel_end(self, node, family):
+        """Return (MAC, public address) of a node's end of the tunnel. Raises ValueError."""
+        if node.backend != self.name:
+            raise ValueError(f'its backend is "{node.backend}"')
+        if family not in node.public:
+            raise ValueError(f"it has no public IPv{family} address")
+        if not self.publishes:
+            return derived_mac(node.public[family], self.keys["VNI"]), node.public[family]
+        data = node.data.get(family, {})
+        if data.get("VNI", self.keys["VNI"]) != self.keys["VNI"]:
+            raise ValueError(f'its VNI is {data["VNI"]}')
+        mac = str(data.get("VtepMAC", "")).lower()
+        if len(mac) != 17 or len(bytes.fromhex(mac.replace(":", ""))) != 6:
+            raise ValueError(f'its VtepMAC is "{mac}"')
+        return mac, node.public[family]

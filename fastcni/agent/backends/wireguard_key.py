@@ -1,0 +1,55 @@
+"""This node's WireGuard key. The kernel computes the public one."""
+
+from __future__ import annotations
+
+import secrets
+from base64 import b64decode, b64encode
+from contextlib import closing
+from pathlib import Path
+
+from fastcni._netlink import Batch
+from fastcni.agent.contract import ConfigurationError
+from fastcni.agent.files import write
+from fastcni.kernel import genl, rtnl, uapi, wire, wireguard
+from fastcni.kit.links import find
+
+FILE = "wgkey"
+PROBE = "flannel-wg-key"        # a link that exists for a moment
+
+
+def kept(folder: str) -> bytes:
+    """Return the private key: the kept one, else a new one that is kept from now on. Raises OSError."""
+    path = Path(folder, FILE)
+    try:
+        key = b64decode(path.read_text(encoding="ascii").strip(), validate=True)
+    except (FileNotFoundError, ValueError):
+        key = b""
+    if len(key) != wireguard.KEY_BYTES:
+        key = new()
+        write(path, b64encode(key).decode() + "\n", mode=0o400)
+    return key
+
+
+def new() -> bytes:
+    """A random private key, with the bits that Curve25519 fixes (RFC 7748, section 5)."""
+    key = bytearray(secrets.token_bytes(wireguard.KEY_BYTES))
+    key[0] &= 0xF8
+    key[31] = key[31] & 0x7F | 0x40
+    return bytes(key)
+
+
+def public(private: bytes) -> bytes:
+    """Return the public key of a private one. Raises ConfigurationError if the kernel has no WireGuard, NetlinkError.
+    """
+    with closing(wire.open_socket()) as sock, closing(wire.open_socket(uapi.NETLINK_GENERIC)) as generic:
+        try:
+            wire.exchange(sock, rtnl.new_link(Batch(), PROBE, "wireguard", None))
+        except wire.NetlinkError as e:
+            raise ConfigurationError(f"Backend wireguard: {e}; does this kernel have WireGuard?") from None
+        try:
+            index = find.new_link(sock, PROBE).index
+            family = genl.family_id(generic, wireguard.FAMILY)
+            wire.exchange(generic, wireguard.set_device(Batch(), family, index, private, 0))
+            return wireguard.read_device(generic, family, index).public_key
+        finally:
+            wire.exchange(sock, rtnl.del_link(Batch(), name=PROBE))

@@ -1,0 +1,80 @@
+"""The files that the agent writes: /run/flannel/subnet.env, which the flannel plugin reads, and the network's conflist.
+
+Each is written in one step, and the conflist last: a runtime that finds it can make pods.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from ipaddress import ip_network
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fastcni.kit import flannel_files
+from fastcni.spec.errors import CniError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from fastcni.agent.contract import NetworkConf, Node, Prefix
+
+VARIABLES = {4: ("FLANNEL_NETWORK", "FLANNEL_SUBNET"), 6: ("FLANNEL_IPV6_NETWORK", "FLANNEL_IPV6_SUBNET")}
+CONFLIST = {"name": "cbr0", "cniVersion": "1.0.0", "plugins": [
+    {"type": "flannel", "delegate": {"hairpinMode": True, "isDefaultGateway": True}},
+    {"type": "portmap", "capabilities": {"portMappings": True}},
+]}
+
+
+def write_subnet(path: str, conf: NetworkConf, me: Node, mtu: int, masquerades: bool) -> None:
+    """Write subnet.env. A subnet is written as its first usable address, as by flanneld. Raises OSError."""
+    lines = []
+    for family, (network, subnet) in VARIABLES.items():
+        if family in conf.families:
+            own = me.subnets[family]
+            lines += [f"{network}={conf.families[family].network}", f"{subnet}={own[1]}/{own.prefixlen}"]
+    lines += [f"{flannel_files.MTU}={mtu}", f"{flannel_files.MASQUERADES}={str(masquerades).lower()}"]
+    write(Path(path), "".join(f"{line}\n" for line in lines))
+
+
+def read_former(path: str) -> Mapping[int, Prefix]:
+    """The subnets that this node had, of subnet.env: {} without one that can be read."""
+    try:
+        found = [ip_network(text) for text in flannel_files.read_subnet(path).subnets]
+    except CniError:
+        return {}
+    return {subnet.version: subnet for subnet in found}
+
+
+def write_conflist(path: str) -> bool:
+    """Write the network's configuration, unless there is a file. Return whether the file is as this one. Raises
+    OSError."""
+    text = json.dumps(CONFLIST, indent=2) + "\n"
+    try:
+        return Path(path).read_text(encoding="utf-8") == text
+    except FileNotFoundError:
+        write(Path(path), text)
+        return True
+    except ValueError:
+        return False
+
+
+def is_ours(path: str) -> bool:
+    """Whether a file is as the agent writes it: subnet.env, or a conflist that was not edited."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return False
+    return text == json.dumps(CONFLIST, indent=2) + "\n" or text.startswith("FLANNEL_")
+
+
+def write(path: Path, text: str, mode: int = 0o644) -> None:
+    """Write a file in one step: others see the former file or this one. Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = path.with_name(f".{path.name}.new")
+    fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
+    with open(fd, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(fd)
+    os.replace(new, path)

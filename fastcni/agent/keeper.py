@@ -1,0 +1,185 @@
+"""Keeps the kernel's links, neighbours, FDB entries and routes equal to a State, by the kernel's notifications.
+
+What another program deletes or changes is written again when the kernel announces it. The kernel does not announce all:
+if a link goes down, its IPv4 routes go without a message. So after any announcement about an entry or a link of the
+State, all is read and compared; for 1,000 nodes that takes some 20 ms.
+"""
+
+from __future__ import annotations
+
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from fastcni.agent import links
+from fastcni.agent.contract import State
+from fastcni.agent.tables import Tables, read_tables, route_key, route_value, wanted_tables, write_difference
+from fastcni.kernel import neighbours, rtnl, uapi, wire
+from fastcni.kit.links import find
+from fastcni.server.backoff import Backoff
+
+if TYPE_CHECKING:
+    from fastcni.server.log import Logger
+
+GROUPS = (uapi.RTNLGRP_LINK, uapi.RTNLGRP_NEIGH, uapi.RTNLGRP_IPV4_ROUTE, uapi.RTNLGRP_IPV6_ROUTE)
+EVENT_BYTES = 16 << 20          # of announcements: a flush deletes the entries of all nodes at once
+ANSWER_BYTES = 16 << 20         # of ACKs
+REQUEST_BYTES = 4 << 20         # in one send
+RETRY_S = 1.0                   # after a refusal, or while the underlay is gone
+
+
+class Keeper:
+    """Made in a thread that is in the node's namespace; the same thread calls all methods. Raises OSError.
+
+    wanted: the State. due: when to call attend() without an announcement, in monotonic seconds; None: not at all.
+    """
+
+    def __init__(self, log: Logger) -> None:
+        self.log = log
+        self.wanted = State()
+        self.due: float | None = None
+        self.indexes: dict[str, int] = {}           # of the links in the State
+        self.names: set[str] = set()                # of these, and of those that carry them: some may not be there
+        self.tables = Tables()                      # what the State wants
+        self.changed = False                        # whether the kernel may differ from it
+        self.backoff = Backoff()
+        self.ask, self.events = wire.open_socket(), wire.open_socket(groups=GROUPS)
+        wire.set_buffer_size(self.ask, ANSWER_BYTES)
+        wire.set_buffer_size(self.events, EVENT_BYTES)
+        wire.set_request_size(self.ask, REQUEST_BYTES)
+
+    def fileno(self) -> int:
+        """The descriptor to wait on for attend()."""
+        return self.events.fileno()
+
+    def close(self) -> None:
+        """Leave the kernel as it is: traffic goes on while the agent is restarted."""
+        self.ask.close()
+        self.events.close()
+
+    def set(self, state: State) -> None:
+        """Make the kernel equal to this State. What cannot be written is logged, and tried again."""
+        same_links, self.wanted = state.links == self.wanted.links and bool(self.indexes), state
+        self.names = {link.name for link in state.links} | {route.link for route in state.routes} | {
+            link.settings["dev"] for link in state.links if "dev" in link.settings}
+        try:
+            if self.changed or not same_links:
+                self._compare()
+                return
+            have, self.tables = self.tables, self._resolve()
+            self._finish(write_difference(self.ask, have, self.tables))
+        except OSError as e:
+            self._fail(e)
+
+    def attend(self) -> None:
+        """Read the announcements, and restore what they say is lost. Raises OSError."""
+        wire.drain(self.events, self._note, self._note_dropped)
+        if not self.changed:
+            self.due = None
+        elif monotonic() < self.backoff.until:
+            self.due = self.backoff.until
+        else:
+            began = monotonic()
+            try:
+                repaired = self._compare()
+            except OSError as e:
+                self._fail(e)
+                return
+            if repaired:
+                self.backoff.begin()
+                self.log.warning("network_repaired", entries=repaired, ms=round((monotonic() - began) * 1e3, 1))
+
+    # -- writing -------------------------------------------------------------------------------------------------------
+
+    def _compare(self) -> int:
+        """Make the links, read what the kernel has, and write the difference. Return how many entries it had."""
+        self.changed = False
+        made = self._make_links()
+        own = {self.indexes[link.name]: link.kind for link in self.wanted.links if link.name in self.indexes}
+        self.tables = self._resolve()
+        have = read_tables(self.ask, own, self.tables)
+        count = made + differences(have, self.tables)
+        self._finish(write_difference(self.ask, have, self.tables))
+        return count
+
+    def _make_links(self):
+        """Return how many had another index before, or none."""
+        former, made, failed = self.indexes, 0, False
+        self.indexes = {}
+        for link in self.wanted.links:
+            try:
+                self.indexes[link.name] = links.ensure(self.ask, link)
+                made += former.get(link.name, 0) != self.indexes[link.name]
+            except (OSError, links.UnderlayGone) as e:
+                failed = True
+                self.log.error("link_failed", link=link.name, error=str(e))
+        if failed:
+            self._retry()
+        return made
+
+    def _resolve(self):
+        """The tables of the State. Routes can be on links that are not the agent's own: on the underlay."""
+        for name in {route.link for route in self.wanted.routes} - self.indexes.keys():
+            if link := find.link(self.ask, name):
+                self.indexes[name] = link.index
+        return wanted_tables(self.wanted, self.indexes)
+
+    def _finish(self, refused):
+        self.due = None
+        for e in refused[:3]:
+            self.log.error("entry_refused", error=str(e), more=max(len(refused) - 3, 0))
+        if refused:
+            self._retry()
+
+    def _fail(self, e):
+        """A request could not be sent or its answer not be read, without memory for instance: read all again, later."""
+        self.log.error("entry_refused", error=str(e), more=0)
+        self._retry()
+
+    def _retry(self):
+        self.changed = True
+        self.backoff.begin()
+        self.due = self.backoff.until = monotonic() + max(self.backoff.seconds, RETRY_S)
+
+    # -- announcements -------------------------------------------------------------------------------------------------
+
+    def _note_dropped(self):
+        self.changed = True
+
+    def _note(self, kind, payload):
+        if self.changed:
+            return
+        if kind in (uapi.RTM_NEWLINK, uapi.RTM_DELLINK):
+            self.changed = rtnl.is_of_link(payload) and (rtnl.read_index(payload) in self.indexes.values()
+                                                         or rtnl.read_link(payload).name in self.names)
+        elif kind in (uapi.RTM_NEWNEIGH, uapi.RTM_DELNEIGH):
+            self.changed = self._is_other_neighbour(kind, payload)
+        elif kind in (uapi.RTM_NEWROUTE, uapi.RTM_DELROUTE):
+            self.changed = self._is_other_route(kind, payload)
+
+    def _is_other_neighbour(self, kind, payload):
+        """Whether the announcement is about an entry of the State, and not as the State wants it."""
+        it = neighbours.read_neighbour(payload)
+        if it.family == uapi.AF_BRIDGE:
+            wanted, has = self.tables.stations.get((it.index, it.mac)), it.packed
+        else:
+            wanted, has = self.tables.neighbours.get((it.index, it.packed)), it.mac
+        kept = kind == uapi.RTM_NEWNEIGH and it.state & uapi.NUD_PERMANENT and has == wanted
+        return wanted is not None and not kept
+
+    def _is_other_route(self, kind, payload):
+        it = rtnl.read_route(payload)
+        if it is None or it.table != uapi.RT_TABLE_MAIN:
+            return False
+        wanted = self.tables.routes.get(route_key(payload, it))
+        return wanted is not None and (kind == uapi.RTM_DELROUTE or wanted != route_value(payload, it))
+
+
+def pairs(have: Tables, want: Tables) -> list[tuple[dict, dict]]:
+    return [(have.neighbours, want.neighbours), (have.stations, want.stations), (have.routes, want.routes),
+            (have.peers, want.peers)]
+
+
+def differences(have: Tables, want: Tables) -> int:
+    """The number of entries that are missing, different or not wanted."""
+    return sum(len(each.keys() - wanted.keys()) + sum(each.get(key) != value for key, value in wanted.items())
+               for each, wanted in pairs(have, want))

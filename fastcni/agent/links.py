@@ -1,0 +1,97 @@
+"""The links that the agent owns: made as a Link says, repaired, removed.
+
+A link that is there already and has the wanted settings is kept, also one that flanneld made: traffic goes on.
+"""
+
+from __future__ import annotations
+
+from ipaddress import ip_address, ip_interface
+from typing import TYPE_CHECKING
+
+from fastcni._netlink import Batch, attributes
+from fastcni.agent import peers
+from fastcni.kernel import rtnl, sysctl, uapi, vxlan, wire
+from fastcni.kit.links import find
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from fastcni.agent.contract import Link as Wanted
+    from fastcni.kernel.rtnl import Link
+    from fastcni.kernel.wire import Socket
+
+    Data = list[tuple[int, bytes]]
+
+
+class UnderlayGone(Exception):
+    """The link that carries the tunnels is not there."""
+
+
+def ensure(sock: Socket, wanted: Wanted) -> int:
+    """Make the link, or make it what it should be, and return its index. Raises NetlinkError, OSError and
+    UnderlayGone."""
+    data = KINDS[wanted.kind](sock, wanted)
+    link = find.link(sock, wanted.name)
+    if link is not None and not is_the_same(link, wanted, data):
+        wire.exchange(sock, rtnl.del_link(Batch(), index=link.index, what=f'replace "{wanted.name}"'))
+        link = None
+    if link is None:
+        wire.exchange(sock, rtnl.new_link(Batch(), wanted.name, wanted.kind, None, mtu=wanted.mtu,
+                                          address=packed_mac(wanted.mac), data=data))
+        link = find.new_link(sock, wanted.name)
+    for name, value in wanted.sysctls.items():
+        sysctl.offer(f"net/{name}", value)
+    if link.mtu != wanted.mtu or not link.up:
+        wire.exchange(sock, rtnl.set_link(Batch(), link.index, up=True, mtu=wanted.mtu))
+    put_addresses(sock, link.index, wanted.addresses)
+    if wanted.kind == "wireguard":
+        peers.set_key(link.index, wanted.settings["private_key"], wanted.settings["listen_port"])
+    return link.index
+
+
+def is_the_same(link: Link, wanted: Wanted, data: Data) -> bool:
+    if link.kind != wanted.kind or (wanted.mac and link.mac != wanted.mac):
+        return False
+    if link.kind == "vxlan":
+        return vxlan.has_vxlan_data(link, data)
+    found = attributes(link.data)
+    return all(found.get(number) == value for number, value in data)
+
+
+def put_addresses(sock: Socket, index: int, texts: Iterable[str]) -> None:
+    """Make these the link's addresses: add what is missing, delete others but link-local ones."""
+    wanted = {(ip_interface(text).packed, ip_interface(text).network.prefixlen) for text in texts}
+    there = {(it.packed, it.prefix) for it in find.addresses(sock, index) if not ip_address(it.packed).is_link_local}
+    batch = Batch()
+    for packed, prefix in there - wanted:
+        rtnl.del_address(batch, index, packed, prefix, what="delete an address of another subnet")
+    for packed, prefix in wanted - there:
+        rtnl.new_address(batch, index, packed, prefix, nodad=True, what="add the address of the subnet")
+    if batch:
+        wire.exchange(sock, batch)
+
+
+def remove(sock: Socket, name: str) -> None:
+    """Remove a link if it is there. Raises NetlinkError."""
+    if (link := find.link(sock, name)) is not None:
+        wire.exchange(sock, rtnl.del_link(Batch(), index=link.index))
+
+
+def packed_mac(text: str) -> bytes | None:
+    return bytes.fromhex(text.replace(":", "")) if text else None
+
+
+def vxlan_data(sock: Socket, wanted: Wanted) -> Data:
+    settings = wanted.settings
+    if (parent := find.link(sock, settings["dev"])) is None:
+        raise UnderlayGone(f'{wanted.name}: there is no link "{settings["dev"]}"')
+    return vxlan.vxlan_data(settings["id"], parent.index, settings["local"].packed, settings["dstport"],
+                            settings["learning"], settings["gbp"])
+
+
+def ipip_data(_: Socket, wanted: Wanted) -> Data:
+    return [(uapi.IFLA_IPTUN_LOCAL, wanted.settings["local"].packed)]
+
+
+KINDS: dict[str, Callable[[Socket, Wanted], Data]] = {
+    "vxlan": vxlan_data, "ipip": ipip_data, "wireguard": lambda sock, wanted: []}

@@ -1,0 +1,122 @@
+"""Masquerading as by flannel, in nftables: packets of pods that leave the cluster's network get the node's address.
+
+    table inet fastcni-agent {
+        chain postrouting {
+            type nat hook postrouting priority srcnat; policy accept;
+            meta mark & 0x4000 != 0 return                          kube-proxy masquerades these itself
+            ip daddr 10.244.1.0/24 return                           to this node's pods: they see who calls
+            ip saddr 10.244.1.0/24 ip daddr 10.244.0.0/16 return    between pods
+            ip saddr 10.244.0.0/16 ip daddr != 224.0.0.0/4 masquerade fully-random
+            ip saddr != 10.244.0.0/16 ip daddr 10.244.0.0/16 masquerade fully-random
+        }
+    }
+
+The same again for IPv6. A filter chain that accepts could not help where another table drops forwarded packets by
+policy: in nftables each chain of a hook has to accept. There an operator has to let the cluster's network through.
+"""
+
+from __future__ import annotations
+
+from errno import ENOENT
+from typing import TYPE_CHECKING
+
+from fastcni._netlink import Batch, attributes
+from fastcni.kernel import nft, nft_rules, uapi, wire
+from fastcni.kernel.nft_rules import NF_NAT_RANGE_PROTO_RANDOM_FULLY
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from fastcni.agent.contract import NetworkConf, Prefix
+    from fastcni.server.log import Logger
+
+FAMILY, TABLE, CHAIN = nft.NFPROTO_INET, "fastcni-agent", "postrouting"
+COMMENT = "fastcni agent: masquerade of pods"
+KUBE_PROXY_MARK = 0x4000
+MULTICAST = {4: (b"\xe0\0\0\0", 4), 6: (b"\xff" + bytes(15), 8)}
+EVENT_BYTES = 4 << 20
+RULES = 4                       # of each family, behind the first rule
+
+
+class Masquerade:
+    """Keeps the rules. Made in a thread that is in the node's namespace; the same thread calls all methods. Raises
+    OSError."""
+
+    def __init__(self, log: Logger) -> None:
+        self.log = log
+        self.pairs: list[tuple[Prefix, Prefix]] = []        # (the cluster's network, this node's subnet)
+        self.ask = wire.open_socket(uapi.NETLINK_NETFILTER)
+        self.events = wire.open_socket(uapi.NETLINK_NETFILTER, groups=(uapi.NFNLGRP_NFTABLES,))
+        wire.set_buffer_size(self.events, EVENT_BYTES)
+        self.suspect = False                                # rules of the table were deleted, or may have been
+
+    def fileno(self) -> int:
+        """The descriptor to wait on for attend()."""
+        return self.events.fileno()
+
+    def close(self) -> None:
+        """Leave the rules: connections go on while the agent is restarted."""
+        self.ask.close()
+        self.events.close()
+
+    def set(self, conf: NetworkConf, subnets: Mapping[int, Prefix]) -> None:
+        """Write the rules, in one transaction."""
+        self.pairs = [(family.network, subnets[number]) for number, family in sorted(conf.families.items())]
+        self._write()
+
+    def attend(self) -> None:
+        """Read the announcements, and write the rules again if another program has removed some. Raises OSError."""
+        wire.drain(self.events, self._note, self._note_dropped)
+        if self.suspect and self.pairs and not self._is_complete():
+            self._write()
+            self.log.warning("masquerade_restored")
+        self.suspect = False
+
+    def remove(self) -> None:
+        """Remove the table. Raises OSError."""
+        self.pairs = []
+        batch = nft.stop(nft.del_table(nft.add_table(nft.start(Batch()), FAMILY, TABLE, COMMENT), FAMILY, TABLE))
+        wire.exchange(self.ask, batch)
+
+    def _note(self, kind, payload):
+        if kind not in (nft.NFT_MSG_DELRULE, nft.NFT_MSG_DELCHAIN, nft.NFT_MSG_DELTABLE):
+            return
+        table = nft.as_text(attributes(payload, 4).get(nft.NFTA_TABLE_NAME, b""))
+        self.suspect = self.suspect or (nft.read_family(payload), table) == (FAMILY, TABLE)
+
+    def _note_dropped(self):
+        self.suspect = True
+
+    def _is_complete(self):
+        """Whether there are as many rules as were written."""
+        try:
+            rules = wire.dump(self.ask, nft.NFT_MSG_GETRULE, nft.nfgenmsg(FAMILY), "list the rules",
+                              nft_rules.rules_of(TABLE, CHAIN))
+        except wire.NetlinkError as e:
+            if e.errno != ENOENT:
+                raise
+            return False
+        return len(rules) == 1 + RULES * len(self.pairs)
+
+    def _write(self):
+        batch = nft.add_table(nft.start(Batch()), FAMILY, TABLE, COMMENT)
+        nft.add_base_chain(batch, FAMILY, TABLE, CHAIN, kind="nat", hook=nft.NF_INET_POST_ROUTING,
+                           priority=nft.NF_IP_PRI_NAT_SRC)
+        nft_rules.flush_chain(batch, FAMILY, TABLE, CHAIN)
+        self._add(batch, *nft_rules.any_mark(KUBE_PROXY_MARK), nft_rules.leave())
+        masquerade = nft_rules.masquerade(NF_NAT_RANGE_PROTO_RANDOM_FULLY)
+        for cluster, own in self.pairs:
+            network, subnet = parts(cluster), parts(own)
+            self._add(batch, *nft_rules.daddr_in(*subnet), nft_rules.leave())
+            self._add(batch, *nft_rules.saddr_in(*subnet), *nft_rules.daddr_in(*network), nft_rules.leave())
+            self._add(batch, *nft_rules.saddr_in(*network), *nft_rules.daddr_not_in(*MULTICAST[cluster.version]),
+                      masquerade)
+            self._add(batch, *nft_rules.saddr_not_in(*network), *nft_rules.daddr_in(*network), masquerade)
+        wire.exchange(self.ask, nft.stop(batch))
+
+    def _add(self, batch, *expressions):
+        nft_rules.add_rule(batch, FAMILY, TABLE, CHAIN, *expressions)
+
+
+def parts(network: Prefix) -> tuple[bytes, int]:
+    return network.network_address.packed, network.prefixlen

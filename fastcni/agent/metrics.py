@@ -1,0 +1,43 @@
+"""Metrics of the agent for Prometheus: `fastcni agent --metrics ADDRESS`. docs/cluster.md describes them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, MutableMapping
+from typing import TYPE_CHECKING, Any
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+if TYPE_CHECKING:
+    from fastcni.agent.run import Agent
+
+EVENTS = ("conflist_kept", "entry_refused", "link_failed", "masquerade_restored", "network_repaired", "node_skipped",
+          "record_unreadable", "registry_away", "subnet_changed", "subnet_lost", "waiting")
+GAUGES = {
+    "nodes": "Other nodes with a record in the registry",
+    "skipped": "Other nodes that cannot be reached; the log has the reason",
+    "routes": "Routes to other nodes",
+    "ready": "1 if the other nodes could be reached and pods can be made",
+}
+
+
+class AgentCollector(Collector):
+    """The metrics of an agent, which is set later. receive() is a structlog processor that counts warnings."""
+
+    def __init__(self) -> None:
+        self.agent: Agent | None = None
+        self.events = Counter[str]()
+
+    def receive(self, _: object, __: str, line: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+        if line["event"] in EVENTS:
+            self.events[line["event"]] += 1
+        return line
+
+    def collect(self) -> Iterator[Any]:
+        warnings = CounterMetricFamily("fastcni_agent_warnings", "Warnings and errors in the log", labels=["event"])
+        for event in EVENTS:
+            warnings.add_metric([event], self.events[event])
+        yield warnings
+        for name, text in GAUGES.items():
+            yield GaugeMetricFamily(f"fastcni_agent_{name}", text, self.agent.gauges[name] if self.agent else 0)

@@ -1,0 +1,27 @@
+"""The registries: where nodes' records are."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fastcni.agent.registries import etcd, kubernetes, static
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import Any
+
+    from fastcni.agent.contract import Registry
+    from fastcni.server.log import Logger
+
+    Wait = Callable[[float], object]
+
+TABLE: dict[str, Callable[[Mapping[str, Any], Logger, Wait], Registry]] = {
+    "etcd": lambda settings, log, wait: etcd.Etcd(dict(settings), log, wait),
+    "kubernetes": kubernetes.Kubernetes,
+    "static": lambda settings, log, wait: static.Static(settings["path"], settings["name"], log, wait),
+}
+
+
+def open_registry(kind: str, settings: Mapping[str, Any], log: Logger, wait: Wait) -> Registry:
+    """Return the registry of a kind in TABLE. wait(seconds): a pause, which ends when the agent ends."""
+    return TABLE[kind](settings, log, wait)

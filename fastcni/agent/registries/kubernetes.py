@@ -1,0 +1,198 @@
+"""Kubernetes as the registry, as flanneld with --kube-subnet-mgr: a node's subnets are its podCIDRs, and annotations of
+its Node tell the others how it is reached.
+
+    flannel.alpha.coreos.com/kube-subnet-manager: "true"
+    flannel.alpha.coreos.com/backend-type: vxlan
+    flannel.alpha.coreos.com/backend-data: '{"VNI":1,"VtepMAC":"82:4b:b6:2f:54:4e"}'        backend-v6-data for IPv6
+    flannel.alpha.coreos.com/public-ip: 192.0.2.7                                           public-ipv6
+    flannel.alpha.coreos.com/public-ip-overwrite: 198.51.100.7                              of an operator
+
+The network's configuration is a file, which a ConfigMap brings to each node. All writes are patches of a Node's status:
+the rights that they need are in deploy/agent.yaml.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from ipaddress import ip_address, ip_network
+from typing import TYPE_CHECKING, Any
+
+from fastcni.agent import conf as confs
+from fastcni.agent.contract import ConfigurationError, Node, SubnetLost
+from fastcni.agent.subnets import within
+from fastcni.kit.ipam.cluster.contract import StoreAway
+from fastcni.kit.ipam.cluster.stores.kubeconfig import in_cluster, read_kubeconfig
+from fastcni.kit.ipam.cluster.stores.kubernetes_api import Api, Conflict, Expired, Missing
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping
+
+    from fastcni.agent.contract import Address, NetworkConf
+    from fastcni.server.log import Logger
+
+    Object = dict[str, Any]
+
+NODES = "/api/v1/nodes"
+PREFIX = "flannel.alpha.coreos.com"
+PUBLIC = {4: "public-ip", 6: "public-ipv6"}
+DATA = {4: "backend-data", 6: "backend-v6-data"}
+OVERWRITE = "-overwrite"
+KEEP_S = 300.0                  # a change of the own Node is noticed by the watch, too
+FIRST_PAUSE_S, MAX_PAUSE_S = 0.1, 5.0
+AVAILABLE = {"type": "NetworkUnavailable", "status": "False", "reason": "FastcniIsUp",
+             "message": "fastcni's agent is running on this node"}
+
+
+class Kubernetes:
+    """See contract.Registry. settings: "kubeconfig" ("" in a pod: its service account), "node", "net_conf" (a file),
+    "annotation_prefix"."""
+
+    publishes = True
+
+    def __init__(self, settings: Mapping[str, Any], log: Logger, wait: Callable[[float], object]) -> None:
+        kubeconfig = settings.get("kubeconfig", "")
+        self.api = Api((lambda: read_kubeconfig(kubeconfig)) if kubeconfig else in_cluster)
+        self.node, self.net_conf = settings["node"], settings["net_conf"]
+        self.prefix = settings.get("annotation_prefix", PREFIX)
+        self.log, self.wait = log, wait
+        self.unreadable: dict[str, str] = {}
+
+    def close(self) -> None:
+        self.api.close()
+
+    def conf(self) -> NetworkConf:
+        try:
+            with open(self.net_conf, encoding="utf-8") as file:
+                return confs.read(file.read())
+        except OSError as e:
+            raise ConfigurationError(f"{self.net_conf}: {e.strerror}") from None
+
+    # -- this node -----------------------------------------------------------------------------------------------------
+
+    def join(self, conf: NetworkConf, me: Node) -> Node:
+        document = self._own()
+        subnets = read_subnets(document)
+        missing = [family for family in conf.families if family not in subnets]
+        if missing:
+            raise ConfigurationError(f'node "{self.node}" pod cidr not assigned: spec.podCIDRs has no IPv{missing[0]}; '
+                                     "does the controller manager run with --allocate-node-cidrs?")
+        for family in conf.families:
+            network = conf.families[family].network
+            if not within(subnets[family], network):
+                raise ConfigurationError(f'podCIDRs of node "{self.node}": {subnets[family]} is not in {network}')
+        joined = Node(self.node, {family: subnets[family] for family in conf.families},
+                      {**me.public, **self._overwrites(document)}, me.backend, me.data)
+        self._publish(document, joined)
+        return joined
+
+    def keep(self, me: Node) -> float:
+        document = self._own()
+        subnets = read_subnets(document)
+        if any(subnets.get(family) != subnet for family, subnet in me.subnets.items()):
+            raise SubnetLost(f'node "{self.node}" has other podCIDRs now: {", ".join(map(str, subnets.values()))}')
+        self._publish(document, me)
+        return KEEP_S
+
+    def leave(self, me: Node) -> None:
+        self._annotate(dict.fromkeys(self._annotations(me)))
+
+    def ready(self, me: Node) -> None:
+        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        self._patch({"status": {"conditions": [{**AVAILABLE, "lastHeartbeatTime": now, "lastTransitionTime": now}]}})
+
+    def _own(self) -> Object:
+        document = self.api.get(f"{NODES}/{self.node}")
+        if document is None:
+            raise ConfigurationError(f'there is no Node "{self.node}": --node-name names this node')
+        return document
+
+    def _overwrites(self, document: Object) -> dict[int, Address]:
+        notes = document["metadata"].get("annotations") or {}
+        return {family: ip_address(notes[key]) for family, name in PUBLIC.items()
+                if notes.get(key := f"{self.prefix}/{name}{OVERWRITE}")}
+
+    def _annotations(self, me: Node) -> dict[str, str]:
+        found = {"kube-subnet-manager": "true", "backend-type": me.backend}
+        for family in me.subnets:
+            found[DATA[family]] = json.dumps(me.data.get(family) or None, separators=(",", ":"))
+            if family in me.public:
+                found[PUBLIC[family]] = str(me.public[family])
+        return {f"{self.prefix}/{name}": value for name, value in found.items()}
+
+    def _publish(self, document: Object, me: Node) -> None:
+        """Write the annotations that are missing or different."""
+        there = document["metadata"].get("annotations") or {}
+        changes = {name: value for name, value in self._annotations(me).items() if there.get(name) != value}
+        if changes:
+            self._annotate(changes)
+
+    def _annotate(self, changes: Mapping[str, str | None]) -> None:
+        self._patch({"metadata": {"annotations": dict(changes)}})
+
+    def _patch(self, changes: Object) -> None:
+        try:
+            self.api.patch_by_keys(f"{NODES}/{self.node}/status", changes)
+        except (Missing, Conflict) as e:
+            raise StoreAway(str(e)) from None
+
+    # -- the others ----------------------------------------------------------------------------------------------------
+
+    def watch(self, changed: Callable[[Collection[Node]], object], stop: Callable[[], bool]) -> None:
+        pause = FIRST_PAUSE_S
+        while not stop():
+            try:
+                for nodes in self._follow(stop):
+                    changed(nodes)
+                    pause = FIRST_PAUSE_S
+            except Expired:
+                continue                        # list again
+            except StoreAway as e:
+                self.log.warning("registry_away", error=str(e), retry_in=pause)
+            if not stop():
+                self.wait(pause)
+                pause = min(2 * pause, MAX_PAUSE_S)
+
+    def _follow(self, stop: Callable[[], bool]) -> Any:
+        """Yield all nodes, at first and after each change that matters. Ends when the server ends the watch. Raises
+        Expired, StoreAway."""
+        documents, revision = self.api.list_with_revision(NODES)
+        known = {it["metadata"]["name"]: self._read(it) for it in documents}
+        yield [node for node in known.values() if node]
+        while not stop():
+            for kind, document in self.api.watch(NODES, revision, stop):
+                revision = document["metadata"]["resourceVersion"]
+                if kind == "BOOKMARK":
+                    continue
+                name = document["metadata"]["name"]
+                before, now = known.get(name), None if kind == "DELETED" else self._read(document)
+                known[name] = now
+                if before != now:               # a kubelet writes its Node each few minutes
+                    yield [node for node in known.values() if node]
+
+    def _read(self, document: Object) -> Node | None:
+        """A Node object's record; None if it is not in the network, or damaged, which is logged once."""
+        name = document["metadata"]["name"]
+        notes = document["metadata"].get("annotations") or {}
+        if notes.get(f"{self.prefix}/kube-subnet-manager") != "true":
+            return None
+        try:
+            public = {family: ip_address(text) for family, each in PUBLIC.items()
+                      if (text := notes.get(f"{self.prefix}/{each}"))}
+            data = {family: found for family, each in DATA.items()
+                    if isinstance(found := json.loads(notes.get(f"{self.prefix}/{each}") or "null"), dict)}
+            node = Node(name, read_subnets(document), public, notes.get(f"{self.prefix}/backend-type", ""), data)
+        except ValueError as e:
+            if self.unreadable.get(name) != str(e):
+                self.log.warning("record_unreadable", key=name, error=str(e))
+            self.unreadable[name] = str(e)
+            return None
+        self.unreadable.pop(name, None)
+        return node if node.subnets else None
+
+
+def read_subnets(document: Object) -> dict[int, Any]:
+    """spec.podCIDRs by family. Raises ValueError."""
+    spec = document.get("spec") or {}
+    found = [ip_network(text) for text in spec.get("podCIDRs") or filter(None, [spec.get("podCIDR")])]
+    return {subnet.version: subnet for subnet in found}

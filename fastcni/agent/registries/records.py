@@ -1,0 +1,63 @@
+"""A node's record in etcd, as flannel writes it: subnets in the key, the rest as JSON in the value.
+
+    /coreos.com/network/subnets/10.5.52.0-24                        with IPv4 only
+    /coreos.com/network/subnets/10.5.52.0-24&2001:cafe:42:1::-64    with both families; 0.0.0.0-0&... with IPv6 only
+
+    {"PublicIP": "192.0.2.7", "PublicIPv6": null, "BackendType": "vxlan", "BackendData": {"VNI": 1, "VtepMAC": "..."}}
+"""
+
+from __future__ import annotations
+
+import json
+from ipaddress import ip_address, ip_network
+from typing import TYPE_CHECKING
+
+from fastcni.agent.contract import Node
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from fastcni.agent.contract import Address, Prefix
+
+NO_IPV4 = "0.0.0.0-0"
+PUBLIC = {4: "PublicIP", 6: "PublicIPv6"}
+DATA = {4: "BackendData", 6: "BackendV6Data"}
+
+
+def key_of(subnets: Mapping[int, Prefix]) -> str:
+    """The last part of a record's key."""
+    first = str(subnets[4]).replace("/", "-") if 4 in subnets else NO_IPV4
+    return f"{first}&{str(subnets[6]).replace('/', '-')}" if 6 in subnets else first
+
+
+def value_of(node: Node) -> str:
+    public = {PUBLIC[4]: str(node.public.get(4, "0.0.0.0")),
+              PUBLIC[6]: str(node.public[6]) if 6 in node.public else None}
+    data = {DATA[family]: data for family, data in sorted(node.data.items()) if data}
+    return json.dumps({**public, "BackendType": node.backend, **data}, separators=(",", ":"))
+
+
+def read(key: str, value: str) -> Node:
+    """The Node of a key's last part and its value; its name is that part. Raises ValueError."""
+    document = json.loads(value)
+    if not isinstance(document, dict):
+        raise ValueError("not a JSON object")
+    data = {family: document[name] for family, name in DATA.items() if isinstance(document.get(name), dict)}
+    return Node(key, read_subnets(key), dict(read_public(document)), str(document.get("BackendType", "")), data)
+
+
+def read_subnets(key: str) -> dict[int, Prefix]:
+    subnets = [ip_network(part.replace("-", "/")) for part in key.split("&") if part != NO_IPV4]
+    if not subnets or len({subnet.version for subnet in subnets}) != len(subnets):
+        raise ValueError(f"subnets of one family each are expected in {key!r}")
+    return {subnet.version: subnet for subnet in subnets}
+
+
+def read_public(document: Mapping[str, object]) -> list[tuple[int, Address]]:
+    found = []
+    for family, name in PUBLIC.items():
+        if text := document.get(name):
+            address = ip_address(str(text))
+            if int(address):
+                found.append((family, address))
+    return found

@@ -1,0 +1,110 @@
+"""A file as the registry: for trying the agent, and for a few nodes without etcd and Kubernetes. Each node has the same
+file; a change of it takes effect at once.
+
+    {"network": {"Network": "10.244.0.0/16", "Backend": {"Type": "vxlan"}},
+     "nodes": [{"name": "one", "subnets": ["10.244.1.0/24"], "public": ["192.0.2.1"]},
+               {"name": "two", "subnets": ["10.244.2.0/24"], "public": ["192.0.2.2"]}]}
+
+A node's MAC of a vxlan link is derived from its public address, since nodes publish nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from ipaddress import ip_address, ip_network
+from typing import TYPE_CHECKING
+
+from fastcni.agent import conf as confs
+from fastcni.agent.contract import ConfigurationError, Node, SubnetLost
+from fastcni.kit.ipam.cluster.contract import StoreAway
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+    from typing import Any
+
+    from fastcni.agent.contract import NetworkConf
+    from fastcni.server.log import Logger
+
+LOOK_S = 0.5                    # between two looks at the file's time and inode
+
+
+class Static:
+    """See contract.Registry. name: this node's in the file."""
+
+    publishes = False
+
+    def __init__(self, path: str, name: str, log: Logger, wait: Callable[[float], object]) -> None:
+        self.path, self.name, self.log, self.wait = path, name, log, wait
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def conf(self) -> NetworkConf:
+        return confs.read(json.dumps(self._document().get("network", {})))
+
+    def join(self, conf: NetworkConf, me: Node) -> Node:
+        own = self._own()
+        missing = [family for family in conf.families if family not in own.subnets]
+        if missing:
+            raise ConfigurationError(f'{self.path}: node "{self.name}" has no IPv{missing[0]} subnet')
+        return Node(own.name, own.subnets, own.public, me.backend, me.data)
+
+    def keep(self, me: Node) -> float:
+        if self._own().subnets != me.subnets:
+            raise SubnetLost(f'{self.path}: node "{self.name}" has other subnets now')
+        return 3600.0
+
+    def leave(self, me: Node) -> None:
+        """The operator edits the file."""
+
+    def ready(self, me: Node) -> None:
+        """Nothing waits for it."""
+
+    def watch(self, changed: Callable[[Collection[Node]], object], stop: Callable[[], bool]) -> None:
+        seen: object = None
+        while not stop():
+            try:
+                found = os.stat(self.path)
+                look = found.st_ino, found.st_mtime_ns, found.st_size
+                if look != seen:
+                    changed(self._nodes())
+                seen = look
+            except (OSError, ConfigurationError, StoreAway) as e:
+                if seen != str(e):
+                    self.log.warning("registry_away", error=str(e))
+                seen = str(e)
+            self.wait(LOOK_S)
+
+    def _own(self) -> Node:
+        for node in self._nodes():
+            if node.name == self.name:
+                return node
+        raise ConfigurationError(f'{self.path} has no node "{self.name}": --node-name names this node')
+
+    def _nodes(self) -> list[Node]:
+        document = self._document()
+        backend = confs.read(json.dumps(document.get("network", {}))).backend["Type"]
+        try:
+            return [read_node(each, backend) for each in document.get("nodes", [])]
+        except (ValueError, TypeError, KeyError, AttributeError) as e:
+            raise ConfigurationError(f"{self.path}: nodes: {e}") from None
+
+    def _document(self) -> dict[str, Any]:
+        try:
+            with open(self.path, encoding="utf-8") as file:
+                document = json.load(file)
+        except OSError as e:
+            raise StoreAway(f"{self.path}: {e.strerror}") from None
+        except ValueError as e:
+            raise ConfigurationError(f"{self.path}: {e}") from None
+        if not isinstance(document, dict):
+            raise ConfigurationError(f"{self.path}: not a JSON object")
+        return document
+
+
+def read_node(document: dict[str, Any], backend: str) -> Node:
+    subnets = [ip_network(text) for text in document["subnets"]]
+    public = [ip_address(text) for text in document["public"]]
+    return Node(document["name"], {each.version: each for each in subnets}, {each.version: each for each in public},
+                backend, document.get("data", {}))

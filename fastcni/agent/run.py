@@ -1,0 +1,274 @@
+"""The agent's life: join the network, keep the kernel as it should be, leave it so at the end.
+
+    conf        read the network's configuration, and choose the underlay and the backend
+    join        take the node's subnets, and publish how it is reached
+    write       links, neighbours, FDB entries, routes, masquerading; then subnet.env, the conflist last
+    keep        until SIGTERM: follow the kernel's announcements, and in threads the registry; renew the record
+
+While the registry is away, the network stays as it is. SIGTERM leaves the kernel's state and the record, so that
+traffic goes on while the agent is restarted or replaced.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+from collections import deque
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from fastcni.agent import files, subnets
+from fastcni.agent.backends import open_backend
+from fastcni.agent.bgp import Bgp
+from fastcni.agent.bgp import Settings as BgpSettings
+from fastcni.agent.contract import ConfigurationError, Node, NoSubnetLeft, SubnetLost
+from fastcni.agent.keeper import Keeper
+from fastcni.agent.links import remove
+from fastcni.agent.masquerade import Masquerade
+from fastcni.agent.registries import open_registry
+from fastcni.agent.underlay import Options as UnderlayOptions
+from fastcni.agent.underlay import choose
+from fastcni.kernel import sysctl
+from fastcni.kit.ipam.cluster.contract import StoreAway
+from fastcni.kit.sysctls.forwarding import SYSCTLS
+
+if TYPE_CHECKING:
+    from fastcni.agent.contract import Backend, NetworkConf, Registry
+    from fastcni.server.log import Logger
+
+Found = TypeVar("Found")
+PROBLEMS = (StoreAway, ConfigurationError, SubnetLost, NoSubnetLeft)        # that may end by themselves
+FIRST_PAUSE_S, MAX_PAUSE_S = 0.1, 5.0           # between tries to join
+FOREVER = float("inf")
+SUBNET_FILE, CONFLIST = "/run/flannel/subnet.env", "/etc/cni/net.d/10-flannel.conflist"
+FOLDER = "/run/fastcni/agent"                   # of MACs: they last until a reboot, as the links do
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the operator has said. registry and settings: of open_registry(). conflist: "" writes none."""
+
+    registry: str
+    settings: dict[str, Any]
+    underlay: UnderlayOptions = field(default_factory=UnderlayOptions)
+    subnet_file: str = SUBNET_FILE
+    conflist: str = CONFLIST
+    folder: str = FOLDER
+    masquerade: bool = True
+    bgp: BgpSettings | None = None
+
+
+class Agent:
+    """One node's agent. run() is called in the node's network namespace; stop() from any thread or signal handler."""
+
+    def __init__(self, options: Options, log: Logger, ready: Callable[[], object] = lambda: None) -> None:
+        self.options, self.log, self.tell_ready = options, log, ready
+        self.stopped = threading.Event()
+        self.wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self.registry: Registry = open_registry(options.registry, options.settings, log, self.stopped.wait)
+        self.nodes: deque[Collection[Node]] = deque(maxlen=1)       # the last list of the registry, until it is used
+        self.rejoined: deque[Node] = deque()                # records that were taken after the former one was lost
+        self.renew_now = threading.Event()                  # for the thread that renews the record
+        self.problem = ""                                   # the last one that was logged
+        self.fault: BaseException | None = None             # of a thread
+        self.bgp = Bgp(options.bgp, log) if options.bgp else None
+        self.gauges = {"nodes": 0, "skipped": 0, "routes": 0, "ready": 0}       # for metrics.py
+
+    def stop(self) -> None:
+        """End run() soon."""
+        self.stopped.set()
+        self.renew_now.set()
+        self._wake()
+
+    def run(self) -> None:
+        """Run until stop(). Raises OSError for what the kernel refuses at the start."""
+        joined = self._persist(self._join)
+        if joined is None:
+            return
+        conf, backend, me = joined
+        self.log.info("joined", subnets=" ".join(map(str, me.subnets.values())), backend=backend.name,
+                      public=" ".join(map(str, me.public.values())), mtu=backend.mtu())
+        keeper, masquerade = Keeper(self.log), Masquerade(self.log)
+        # Requests to the registry may take long; the kernel's announcements do not wait for them.
+        calls = ((self.registry.watch, self._changed, self.stopped.is_set), (self._renew_until_stop, conf, me))
+        threads = [threading.Thread(target=self._guarded, args=call) for call in calls]
+        for thread in threads:
+            thread.start()
+        try:
+            self._keep(conf, backend, me, keeper, masquerade)
+        finally:
+            self.stop()
+            keeper.close()
+            masquerade.close()
+            for thread in threads:
+                thread.join()
+            self.registry.close()
+        if self.fault:
+            raise self.fault
+        self.log.info("ended")
+
+    def leave(self) -> None:
+        """Take the node out of the network: remove the record, and what the agent has made in the kernel. Raises
+        StoreAway, ConfigurationError, OSError."""
+        conf, backend, me = self._prepare()
+        mine = self.registry.join(conf, me)
+        self.registry.leave(mine)
+        keeper, masquerade = Keeper(self.log), Masquerade(self.log)
+        state = backend.state(mine, [])
+        keeper.set(state)
+        for link in state.links:
+            remove(keeper.ask, link.name)
+        masquerade.remove()
+        keeper.close()
+        masquerade.close()
+        if self.bgp:
+            self.bgp.set([], mine.public.get(4))
+        for path in (self.options.subnet_file, self.options.conflist):
+            if path and files.is_ours(path):
+                os.unlink(path)
+        self.log.info("left", subnets=" ".join(map(str, mine.subnets.values())))
+
+    # -- joining -------------------------------------------------------------------------------------------------------
+
+    def _persist(self, attempt: Callable[[], Found]) -> Found | None:
+        """The result of attempt(), which is repeated until it succeeds; None if the agent is stopped before."""
+        pause = FIRST_PAUSE_S
+        while not self.stopped.is_set():
+            try:
+                return attempt()
+            except PROBLEMS as e:
+                self._tell_problem("waiting", e)
+            self.stopped.wait(pause)
+            pause = min(2 * pause, MAX_PAUSE_S)
+        return None
+
+    def _tell_problem(self, event: str, e: Exception) -> None:
+        """Log a problem once, though each try meets it."""
+        if str(e) != self.problem:
+            self.log.error(event, error=str(e))
+        self.problem = str(e)
+
+    def _prepare(self) -> tuple[NetworkConf, Backend, Node]:
+        """The configuration, the backend, and this node's record without subnets of its own."""
+        conf = self.registry.conf()
+        underlay = choose(self.options.underlay, list(conf.families))
+        backend = open_backend(conf, underlay, self.options.folder, self.registry.publishes)
+        former = files.read_former(self.options.subnet_file)
+        return conf, backend, Node("", former, underlay.addresses, backend.name, backend.data())
+
+    def _join(self) -> tuple[NetworkConf, Backend, Node]:
+        conf, backend, me = self._prepare()
+        return conf, backend, self.registry.join(conf, me)
+
+    # -- keeping -------------------------------------------------------------------------------------------------------
+
+    def _keep(self, conf: NetworkConf, backend: Backend, me: Node, keeper: Keeper, masquerade: Masquerade) -> None:
+        skipped: dict[str, str] = {}
+        latest: Collection[Node] = ()
+        waits: dict[int, Callable[[], object]] = {self.wakeup: self._drain, keeper.fileno(): keeper.attend,
+                                                  masquerade.fileno(): masquerade.attend}
+        poll = select.poll()
+        for fd in waits:
+            poll.register(fd, select.POLLIN)
+        while not self.stopped.is_set():
+            due = min(keeper.due or FOREVER, self.bgp.due if self.bgp else FOREVER)
+            for fd, _ in poll.poll(None if due == FOREVER else max(0.0, due - monotonic()) * 1000):
+                waits[fd]()
+            if self.bgp:
+                self.bgp.attend()
+            if keeper.due and monotonic() >= keeper.due:
+                keeper.attend()
+            nodes = self.nodes.pop() if self.nodes else None
+            if nodes is not None:
+                latest = nodes
+                others, left_out = subnets.usable(conf, me, nodes)
+                state = backend.state(me, others)
+                keeper.set(state)
+                skipped = self._tell_skipped({**left_out, **state.skipped}, skipped)
+                self.gauges |= {"nodes": len(others), "skipped": len(skipped), "routes": len(state.routes)}
+                self.log.info("nodes", count=len(others), routes=len(state.routes))
+                if not self.gauges["ready"]:
+                    self._begin(conf, backend, me, masquerade)
+                if not any(is_same(node, me) for node in nodes):
+                    self.renew_now.set()                    # the record is gone, or is another's
+            while self.rejoined:
+                found = self.rejoined.popleft()
+                if found.subnets != me.subnets:
+                    self.log.error("subnet_changed", former=" ".join(map(str, me.subnets.values())),
+                                   subnets=" ".join(map(str, found.subnets.values())))
+                    me, self.gauges["ready"] = found, 0     # pods that are made from now on get the new one
+                    self._changed(latest)
+
+    def _begin(self, conf: NetworkConf, backend: Backend, me: Node, masquerade: Masquerade) -> None:
+        """What follows when the other nodes can be reached: pods may be made."""
+        for family in conf.families:
+            sysctl.ensure(SYSCTLS[4 if family == 4 else 16], "1")
+        if self.options.masquerade:
+            masquerade.set(conf, me.subnets)
+        if self.bgp:
+            self.bgp.set(me.subnets.values(), me.public.get(4))
+        files.write_subnet(self.options.subnet_file, conf, me, backend.mtu(), self.options.masquerade)
+        if self.options.conflist and not files.write_conflist(self.options.conflist):
+            self.log.warning("conflist_kept", path=self.options.conflist, why="it is another one than the agent's")
+        self.gauges["ready"] = 1
+        self.renew_now.set()
+        self.tell_ready()
+
+    def _tell_skipped(self, skipped: Any, before: dict[str, str]) -> dict[str, str]:
+        for name, why in skipped.items():
+            if before.get(name) != why:
+                self.log.warning("node_skipped", node=name, why=why)
+        return dict(skipped)
+
+    # -- in threads of their own ---------------------------------------------------------------------------------------
+
+    def _guarded(self, run: Callable[..., object], *args: object) -> None:
+        """A fault of a thread ends the agent: with a list of nodes that no longer changes it would do harm."""
+        try:
+            run(*args)
+        except BaseException as e:
+            self.fault = e
+            self.stop()
+
+    def _renew_until_stop(self, conf: NetworkConf, me: Node) -> None:
+        """Renew the record when it is time or renew_now is set; take it anew if it is lost. Tell the registry once the
+        network works."""
+        told, pause, seconds = False, FIRST_PAUSE_S, 0.0
+        while not self.stopped.is_set():
+            try:
+                seconds = self.registry.keep(me)
+                if self.gauges["ready"] and not told:
+                    self.registry.ready(me)
+                    told = True
+                self.problem, pause = "", FIRST_PAUSE_S
+            except StoreAway as e:
+                self._tell_problem("registry_away", e)
+                seconds = pause = min(2 * pause, MAX_PAUSE_S)
+            except (SubnetLost, ConfigurationError) as e:
+                self._tell_problem("subnet_lost", e)
+                seconds = 0.0
+                if found := self._persist(lambda: self.registry.join(conf, me)):        # noqa: B023 - called here
+                    me, told = found, False
+                    self.rejoined.append(found)
+                    self._wake()
+            self.renew_now.wait(seconds)
+            self.renew_now.clear()
+
+    def _changed(self, nodes: Collection[Node]) -> None:
+        self.nodes.append(nodes)
+        self._wake()
+
+    def _wake(self) -> None:
+        os.eventfd_write(self.wakeup, 1)
+
+    def _drain(self) -> None:
+        os.eventfd_read(self.wakeup)
+
+
+def is_same(node: Node, me: Node) -> bool:
+    """Whether a record of the registry is this node's, as it was written."""
+    return node.name == me.name and any(me.public.get(family) == address for family, address in node.public.items())
+

@@ -1,0 +1,90 @@
+"""Choose the subnets of a node, and leave out nodes whose subnets cannot be true."""
+
+from __future__ import annotations
+
+import random
+from ipaddress import ip_network
+from typing import TYPE_CHECKING
+
+from fastcni.agent.contract import NoSubnetLeft
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Mapping
+
+    from fastcni.agent.contract import Family, NetworkConf, Node, Prefix
+
+CANDIDATES = 100        # one of the first so many free subnets is taken: nodes that join at once seldom meet
+
+
+def choose(conf: NetworkConf, former: Mapping[int, Prefix], nodes: Collection[Node]) -> dict[int, Prefix]:
+    """Return a free subnet for each family: the node's former one if it is free. Raises NoSubnetLeft."""
+    return {number: choose_one(family, former.get(number), [node.subnets[number] for node in nodes
+                                                           if number in node.subnets])
+            for number, family in conf.families.items()}
+
+
+def choose_one(family: Family, former: Prefix | None, taken: Collection[Prefix]) -> Prefix:
+    if former is not None and fits(family, former) and not any(former.overlaps(other) for other in taken):
+        return former
+    found = []
+    for subnet in free(family, taken):
+        found.append(subnet)
+        if len(found) == CANDIDATES:
+            break
+    if not found:
+        raise NoSubnetLeft(f"{family.network} has no free subnet /{family.length}: {len(taken)} are taken")
+    return random.choice(found)
+
+
+def fits(family: Family, subnet: Prefix) -> bool:
+    """Whether the network's configuration allows a node this subnet."""
+    return subnet.prefixlen == family.length and \
+        int(family.first.network_address) <= int(subnet.network_address) <= int(family.last.network_address)
+
+
+def overlap(one: Node, two: Node) -> bool:
+    """Whether two nodes have an address in common."""
+    return any(subnet.overlaps(two.subnets[family]) for family, subnet in one.subnets.items() if family in two.subnets)
+
+
+def usable(conf: NetworkConf, me: Node, nodes: Collection[Node]) -> tuple[list[Node], dict[str, str]]:
+    """Return (the other nodes, {name: why it is left out}). A subnet has to be in the network, and of one node only: a
+    damaged record must not take packets of other destinations. Of two nodes with one subnet the first by name counts.
+    """
+    skipped: dict[str, str] = {}
+    others = sorted((node for node in nodes if node.name != me.name), key=lambda node: node.name)
+    for node in others:
+        for number, subnet in node.subnets.items():
+            family = conf.families.get(number)
+            if family and not within(subnet, family.network):
+                skipped[node.name] = f"its subnet {subnet} is not in {family.network}"
+    for number in conf.families:
+        spans = sorted((int(node.subnets[number].network_address), int(node.subnets[number].broadcast_address), at)
+                       for at, node in enumerate([me, *others]) if number in node.subnets and node.name not in skipped)
+        last_end, last = -1, 0
+        for start, end, at in spans:
+            if start <= last_end:
+                loser, winner = max(at, last), min(at, last)
+                skipped[others[loser - 1].name] = f"node {[me, *others][winner].name} has its subnet, too"
+                if winner == last:
+                    continue
+            last_end, last = end, at
+    return [node for node in others if node.name not in skipped], skipped
+
+
+def within(subnet: Prefix, network: Prefix) -> bool:
+    return subnet.version == network.version and int(network.network_address) <= int(subnet.network_address) and \
+        int(subnet.broadcast_address) <= int(network.broadcast_address)
+
+
+def free(family: Family, taken: Collection[Prefix]) -> Iterator[Prefix]:
+    """The free subnets, lowest first. What is taken may have another length, if the configuration was changed."""
+    host_bits = family.network.max_prefixlen - family.length
+    spans = sorted((int(each.network_address) >> host_bits, int(each.broadcast_address) >> host_bits)
+                   for each in taken)
+    number, last = (int(each.network_address) >> host_bits for each in (family.first, family.last))
+    size = family.network.max_prefixlen // 8
+    for low, high in [*spans, (last + 1, last + 1)]:
+        for at in range(number, min(low, last + 1)):
+            yield ip_network(((at << host_bits).to_bytes(size, "big"), family.length))
+        number = max(number, high + 1)

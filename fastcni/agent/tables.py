@@ -1,0 +1,152 @@
+"""Neighbours, FDB entries and routes as tables: what a State wants, what the kernel has, and the difference, written.
+
+One send carries all requests of a difference: for each node the neighbour, then the FDB entry, then the route, so that
+the kernel never looks for an address through the tunnel. What is not wanted any more is removed in the reverse order.
+"""
+
+from __future__ import annotations
+
+from errno import EEXIST, ENOENT, ESRCH
+from typing import TYPE_CHECKING, TypeVar
+
+from fastcni._netlink import Batch, BatchFull
+from fastcni.agent.links import packed_mac
+from fastcni.agent.peers import peer_of, read_peers, write_peers
+from fastcni.kernel import neighbours, routing, rtnl, uapi, wire
+from fastcni.kernel.neighbours import PROTOCOL
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator, Mapping
+
+    from fastcni.agent.contract import State
+    from fastcni.agent.peers import Peer
+    from fastcni.kernel.rtnl import Route
+    from fastcni.kernel.wire import NetlinkError, Socket
+
+GONE = (ENOENT, ESRCH, EEXIST)          # what a removal, or a repeated addition, need not report
+FAMILIES = (uapi.AF_INET, uapi.AF_INET6)
+Key = TypeVar("Key")
+Value = TypeVar("Value")
+
+
+class Tables:
+    """neighbours: {(index, packed): MAC}; stations: {(index, MAC): packed remote}; routes: {(packed, prefix length):
+    (index, packed gateway or b"", packed source or b"", onlink)}; peers: {(index, public key): see peers.py}. Indexes
+    are those of links."""
+
+    __slots__ = ("neighbours", "peers", "routes", "stations")
+
+    def __init__(self) -> None:
+        self.neighbours: dict[tuple[int, bytes], bytes] = {}
+        self.stations: dict[tuple[int, bytes], bytes] = {}
+        self.routes: dict[tuple[bytes, int], tuple[int, bytes, bytes, bool]] = {}
+        self.peers: dict[tuple[int, bytes], Peer] = {}
+
+
+def wanted_tables(state: State, indexes: Mapping[str, int]) -> Tables:
+    """The tables of a State. `indexes` has its links; what is on another link is left out."""
+    found = Tables()
+    for one in state.neighbours:
+        if index := indexes.get(one.link, 0):
+            found.neighbours[index, one.address.packed] = packed_mac(one.mac) or b""
+    for each in state.stations:
+        if index := indexes.get(each.link, 0):
+            found.stations[index, packed_mac(each.mac) or b""] = each.remote.packed
+    for route in state.routes:
+        if index := indexes.get(route.link, 0):
+            found.routes[route.destination.network_address.packed, route.destination.prefixlen] = (
+                index, route.gateway.packed if route.gateway else b"", route.source.packed if route.source else b"",
+                route.onlink)
+    for peer in state.peers:
+        if index := indexes.get(peer.link, 0):
+            found.peers[index, peer.public_key] = peer_of(peer)
+    return found
+
+
+def read_tables(sock: Socket, own: Mapping[int, str], want: Tables) -> Tables:
+    """What the kernel has: all on the links `own` (index: kind), and the routes of our protocol on any link."""
+    found = Tables()
+    found.peers = read_peers([index for index, kind in own.items() if kind == "wireguard"], want.peers)
+    for family in (*FAMILIES, uapi.AF_BRIDGE):
+        for _, payload in wire.dump(sock, uapi.RTM_GETNEIGH, neighbours.ndmsg(family), "list neighbours"):
+            note_neighbour(found, payload, own)
+    for family in FAMILIES:
+        header = rtnl.rtmsg(family, table=uapi.RT_TABLE_MAIN)
+        for _, payload in wire.dump(sock, uapi.RTM_GETROUTE, header, "list routes"):
+            note_route(found, payload, own)
+    return found
+
+
+def note_neighbour(found: Tables, payload: bytes, own: Collection[int]) -> None:
+    it = neighbours.read_neighbour(payload)
+    if it.index not in own or not it.state & uapi.NUD_PERMANENT:
+        return
+    if it.family == uapi.AF_BRIDGE:
+        found.stations[it.index, it.mac] = it.packed
+    else:
+        found.neighbours[it.index, it.packed] = it.mac
+
+
+def note_route(found: Tables, payload: bytes, own: Collection[int]) -> None:
+    it = rtnl.read_route(payload)
+    if it is None or it.table != uapi.RT_TABLE_MAIN or it.kind != uapi.RTN_UNICAST or it.protocol == uapi.RTPROT_KERNEL:
+        return
+    if it.protocol == PROTOCOL or it.index in own:
+        found.routes[route_key(payload, it)] = route_value(payload, it)
+
+
+def route_key(payload: bytes, it: Route) -> tuple[bytes, int]:
+    return it.dst or bytes(4 if payload[0] == uapi.AF_INET else 16), it.prefix
+
+
+def route_value(payload: bytes, it: Route) -> tuple[int, bytes, bytes, bool]:
+    return it.index, it.gateway, it.source, bool(rtnl.u32(payload[8:12]) & uapi.RTNH_F_ONLINK)
+
+
+# -- writing -----------------------------------------------------------------------------------------------------------
+
+class Requests:
+    """Requests for one send, in as many Batches as they need."""
+
+    def __init__(self) -> None:
+        self.batches = [Batch()]
+
+    def add(self, write: Callable[..., object], *args: object, **named: object) -> None:
+        """Call write(batch, *args, **named) with a Batch that has room."""
+        try:
+            write(self.batches[-1], *args, **named)
+        except BatchFull:
+            self.batches.append(Batch())
+            write(self.batches[-1], *args, **named)
+
+    def send(self, sock: Socket) -> list[NetlinkError]:
+        """Send them, and return what the kernel refused."""
+        if not self.batches[0]:
+            return []
+        return [e for e in wire.attempt(sock, wire.Batches(self.batches))[1] if e.errno not in GONE]
+
+
+def write_difference(sock: Socket, have: Tables, want: Tables) -> list[NetlinkError]:
+    """Make the kernel's tables, which are `have`, those in `want`. Return what the kernel refused."""
+    requests = Requests()
+    for (index, packed), mac in missing(have.neighbours, want.neighbours):
+        requests.add(neighbours.put_permanent, index, packed, mac, what="add a neighbour")
+    for (index, mac), remote in missing(have.stations, want.stations):
+        requests.add(neighbours.put_remote, index, mac, remote, what="add an FDB entry")
+    for (dst, prefix), (index, gateway, source, onlink) in missing(have.routes, want.routes):
+        requests.add(routing.put_node_route, dst, prefix, index, gateway=gateway, source=source, onlink=onlink,
+                     protocol=PROTOCOL, what="add a route")
+    for (dst, prefix), (index, gateway, _, _) in have.routes.items():
+        if (dst, prefix) not in want.routes:
+            requests.add(routing.del_node_route, dst, prefix, index, gateway=gateway, what="delete a route")
+    for (index, mac), remote in have.stations.items():
+        if (index, mac) not in want.stations:
+            requests.add(neighbours.del_remote, index, mac, remote, what="delete an FDB entry")
+    for index, packed in have.neighbours.keys() - want.neighbours.keys():
+        requests.add(neighbours.del_neighbour, index, packed, what="delete a neighbour")
+    return requests.send(sock) + write_peers(have.peers, want.peers)
+
+
+def missing(have: Mapping[Key, Value], want: Mapping[Key, Value]) -> Iterator[tuple[Key, Value]]:
+    """What is wanted, and is not there or is different."""
+    return ((key, value) for key, value in want.items() if have.get(key) != value)

@@ -1,0 +1,101 @@
+"""Choose the link through which this node reaches the others, as flanneld does.
+
+In this order: the first of `iface` that is there (a link's name, or an address of it); the first link whose name or
+address matches one of `iface_regex`; the link of the route to `iface_can_reach`; the link that has `public_ip`; the
+link of the default route. With `public_ip` the others are told that address, which may be that of a router in front of
+the node.
+"""
+
+from __future__ import annotations
+
+import re
+from contextlib import closing
+from dataclasses import dataclass, field
+from ipaddress import ip_address, ip_interface
+from typing import TYPE_CHECKING
+
+from fastcni._netlink import Batch
+from fastcni.agent.contract import FAMILIES, ConfigurationError, Underlay
+from fastcni.kernel import rtnl, uapi, wire
+from fastcni.kit.links import find
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from ipaddress import IPv4Interface, IPv6Interface
+
+    from fastcni.agent.contract import Address
+    from fastcni.kernel.rtnl import Link
+    from fastcni.kernel.wire import Socket
+
+    Interface = IPv4Interface | IPv6Interface
+
+OUTSIDE = {4: b"\x08\x08\x08\x08", 6: bytes.fromhex("20014860486000000000000000008888")}   # for the default route
+LOOPBACK = 0x8                          # IFF_LOOPBACK (linux/if.h)
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the operator has said about the underlay; see above. public_ip is by family."""
+
+    iface: Sequence[str] = ()
+    iface_regex: Sequence[str] = ()
+    iface_can_reach: str = ""
+    public_ip: Mapping[int, Address] = field(default_factory=dict)
+
+
+def choose(options: Options, families: Sequence[int]) -> Underlay:
+    """Return the underlay, with an address for each of the families. Raises ConfigurationError with what is missing."""
+    with closing(wire.open_socket()) as sock:
+        links = [link for link in find.all_links(sock) if not link.flags & LOOPBACK]
+        addresses = {link.index: list(interfaces(sock, link.index)) for link in links}
+        chosen = next(candidates(sock, options, families, links, addresses), None)
+    if chosen is None:
+        raise ConfigurationError("no link reaches the other nodes: there is no default route, and no link matches "
+                                 "iface, iface-regex, iface-can-reach or public-ip")
+    own = {family: [it for it in addresses[chosen.index] if it.version == family] for family in FAMILIES}
+    for family in families:
+        if not own[family]:
+            raise ConfigurationError(f'link "{chosen.name}" has no IPv{family} address; iface names another link')
+    first = {family: own[family][0] for family in FAMILIES if own[family]}
+    return Underlay(chosen.name, chosen.index, chosen.mtu,
+                    {family: it.ip for family, it in first.items()} | dict(options.public_ip),
+                    {family: it.network for family, it in first.items()})
+
+
+def candidates(sock: Socket, options: Options, families: Sequence[int], links: list[Link],
+               addresses: Mapping[int, list[Interface]]) -> Iterator[Link]:
+    """Yield links, the one to be preferred first."""
+    if options.iface:
+        yield from (link for text in options.iface for link in links
+                    if link.name == text or text in [str(it.ip) for it in addresses[link.index]])
+        return
+    if options.iface_regex:
+        patterns = [re.compile(text) for text in options.iface_regex]
+        yield from (link for pattern in patterns for link in links
+                    if any(map(pattern.search, [link.name, *(str(it.ip) for it in addresses[link.index])])))
+        return
+    by_index = {link.index: link for link in links}
+    if options.iface_can_reach:
+        yield from filter(None, [by_index.get(way(sock, ip_address(options.iface_can_reach).packed))])
+        return
+    public = {*options.public_ip.values()}
+    yield from (link for link in links if public & {it.ip for it in addresses[link.index]})
+    yield from filter(None, [by_index.get(way(sock, OUTSIDE[family])) for family in families])
+
+
+def interfaces(sock: Socket, index: int) -> Iterator[Interface]:
+    """The addresses of a link that other nodes can use, with their networks."""
+    for it in find.addresses(sock, index):
+        found = ip_interface((it.packed, it.prefix))
+        if not found.is_link_local and not it.flags & uapi.IFA_F_DADFAILED:
+            yield found
+
+
+def way(sock: Socket, packed: bytes) -> int:
+    """The index of the link to an address; 0 without a route."""
+    try:
+        replies = wire.exchange(sock, rtnl.get_route(Batch(), packed, "look up the route"))
+    except wire.NetlinkError:
+        return 0
+    kind, index = rtnl.read_way(replies[0][1])
+    return index if kind == uapi.RTN_UNICAST else 0

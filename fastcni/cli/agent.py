@@ -1,0 +1,172 @@
+"""The command that joins this node to the others."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from contextlib import contextmanager, nullcontext
+from ipaddress import ip_address
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from fastcni.cli.serve import http_address
+from fastcni.spec import errors
+from fastcni.spec.errors import CniError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from fastcni.agent.contract import Address
+    from fastcni.agent.run import Agent
+
+
+@click.command()
+@click.option("--etcd", "endpoints", multiple=True, envvar="FLANNELD_ETCD_ENDPOINTS", show_envvar=True, metavar="URL",
+              help="The nodes' records are in etcd, in flannel's layout. May be repeated.")
+@click.option("--etcd-prefix", default="/coreos.com/network", show_default=True, envvar="FLANNELD_ETCD_PREFIX",
+              metavar="KEY", help="Before the keys of the network.")
+@click.option("--etcd-cafile", default="", envvar="FLANNELD_ETCD_CAFILE", metavar="PEM",
+              help="CA of etcd's certificate.")
+@click.option("--etcd-certfile", default="", envvar="FLANNELD_ETCD_CERTFILE", metavar="PEM",
+              help="Client certificate for etcd.")
+@click.option("--etcd-keyfile", default="", envvar="FLANNELD_ETCD_KEYFILE", metavar="PEM", help="Its key.")
+@click.option("--etcd-username", default="", envvar="FLANNELD_ETCD_USERNAME", metavar="NAME", help="User of etcd.")
+@click.option("--etcd-password-file", default="", metavar="FILE", help="File with the user's password.")
+@click.option("--kubernetes", default=None, is_flag=False, flag_value="", envvar="FLANNELD_KUBECONFIG_FILE",
+              metavar="[KUBECONFIG]", help="They are in the cluster's Nodes: podCIDRs and flannel's annotations. "
+              "Without a kubeconfig: with this pod's service account.")
+@click.option("--net-conf", default="/etc/kube-flannel/net-conf.json", show_default=True, metavar="FILE",
+              envvar="FLANNELD_NET_CONFIG_PATH", help="The network's configuration, with --kubernetes.")
+@click.option("--annotation-prefix", default="flannel.alpha.coreos.com", show_default=True, metavar="PREFIX",
+              envvar="FLANNELD_KUBE_ANNOTATION_PREFIX", help="Of the annotations, with --kubernetes.")
+@click.option("--nodes", "nodes_file", default="", metavar="FILE",
+              help="The network and its nodes are in this file, the same on each node.")
+@click.option("--node-name", default="", envvar="NODE_NAME", metavar="NAME",
+              help="This node's name in --nodes or --kubernetes.  [default: the host's name]")
+@click.option("--iface", multiple=True, envvar="FLANNELD_IFACE", metavar="LINK",
+              help="The link, or an address of it, through which other nodes are reached. May be repeated: the first "
+              "that is there.  [default: the link of the default route]")
+@click.option("--iface-regex", multiple=True, envvar="FLANNELD_IFACE_REGEX", metavar="REGEX",
+              help="The same, by a regular expression for names and addresses.")
+@click.option("--iface-can-reach", default="", envvar="FLANNELD_IFACE_CAN_REACH", metavar="ADDRESS",
+              help="The same: the link of the route to this address.")
+@click.option("--public-ip", "public", multiple=True, envvar="FLANNELD_PUBLIC_IP", metavar="ADDRESS",
+              help="The address that other nodes use for this one; once for each family.  [default: the link's]")
+@click.option("--subnet-file", default="/run/flannel/subnet.env", show_default=True, envvar="FLANNELD_SUBNET_FILE",
+              metavar="FILE", help="What the flannel plugin reads.")
+@click.option("--conflist", default="/etc/cni/net.d/10-flannel.conflist", show_default=True, metavar="FILE",
+              help='The configuration of pods\' network, written if there is none; "" writes none.')
+@click.option("--folder", default="/run/fastcni/agent", show_default=True, metavar="DIR",
+              help="Keeps the MACs of this node's links.")
+@click.option("--ip-masq/--no-ip-masq", default=True, show_default=True,
+              help="Give packets of pods that leave the network this node's address.")
+@click.option("--bgp", "bgp_file", default="", metavar="FILE",
+              help="Announce this node's subnets by BGP through BIRD 2; the file names the routers.")
+@click.option("--metrics", default="", envvar="FASTCNI_AGENT_METRICS", show_envvar=True, metavar="ADDRESS",
+              help="Answer Prometheus there: the path of a unix socket, 127.0.0.1:PORT or [::1]:PORT. Off by default.")
+@click.option("--leave", is_flag=True, help="Take this node out of the network: remove its record, links and rules.")
+@click.option("--log-to", default="stderr", show_default=True, type=click.Choice(["stderr", "syslog", "journald"]))
+@click.option("--log-level", default="info", show_default=True,
+              type=click.Choice(["debug", "info", "warning", "error"]))
+@click.option("--log-format", default="logfmt", show_default=True, type=click.Choice(["logfmt", "json"]))
+def agent(endpoints: Sequence[str], etcd_prefix: str, etcd_cafile: str, etcd_certfile: str, etcd_keyfile: str,
+          etcd_username: str, etcd_password_file: str, kubernetes: str | None, net_conf: str, annotation_prefix: str,
+          nodes_file: str, node_name: str, iface: Sequence[str],
+          iface_regex: Sequence[str], iface_can_reach: str, public: Sequence[str], subnet_file: str, conflist: str,
+          folder: str, ip_masq: bool, bgp_file: str, metrics: str, leave: bool, log_to: str, log_level: str,
+          log_format: str) -> None:
+    """Give this node a subnet and join it to the others, as flanneld does.
+
+    The agent writes the routes to other nodes' pods and keeps them so, and /run/flannel/subnet.env for the flannel
+    plugin. SIGTERM ends it and leaves the network as it is.
+    """
+    if [bool(endpoints), kubernetes is not None, bool(nodes_file)].count(True) != 1:
+        raise click.UsageError("say where the nodes' records are: --etcd URL, --kubernetes or --nodes FILE")
+    from fastcni.agent.bgp import read_settings
+    from fastcni.agent.contract import ConfigurationError
+    from fastcni.agent.run import Agent, Options
+    from fastcni.agent.underlay import Options as Underlay
+    from fastcni.kit.ipam.cluster.contract import StoreAway
+    from fastcni.server import log as logs
+    from fastcni.server.systemd_notify import Notifier
+
+    name = node_name or os.uname().nodename
+    settings: dict[str, Any] = {"path": nodes_file, "name": name}
+    if kubernetes is not None:
+        settings = {"kubeconfig": kubernetes, "node": name.lower(), "net_conf": net_conf,
+                    "annotation_prefix": annotation_prefix}
+    elif endpoints:
+        settings = {"endpoints": [url for text in endpoints for url in text.split(",")], "prefix": etcd_prefix,
+                    "ca": etcd_cafile, "cert": etcd_certfile, "key": etcd_keyfile, "username": etcd_username,
+                    "password_file": etcd_password_file}
+    page = MetricsPage(metrics) if metrics else None
+    log = logs.make(log_level, log_format, log_to, [page.collector.receive] if page else [])
+    notifier = Notifier(os.environ, log)
+    try:
+        bgp = read_settings(bgp_file) if bgp_file else None
+    except ConfigurationError as e:
+        raise CniError(errors.INVALID_CONFIG, str(e)) from None
+    underlay = Underlay(iface, iface_regex, iface_can_reach, read_public(public))
+    kind = "etcd" if endpoints else "static" if nodes_file else "kubernetes"
+    it = Agent(Options(kind, settings, underlay, subnet_file, conflist, folder, ip_masq, bgp),
+               log, lambda: notifier.notify("READY=1"))
+    for number in (signal.SIGTERM, signal.SIGINT):
+        # in a thread: the handler may interrupt a function that holds the lock which stop() takes
+        signal.signal(number, lambda *_: threading.Thread(target=it.stop).start())
+    try:
+        if leave:
+            it.leave()
+            return
+        with page.shown(it) if page else nullcontext():
+            it.run()
+    except (ConfigurationError, StoreAway) as e:
+        raise CniError(errors.INVALID_CONFIG, str(e)) from None
+    except OSError as e:
+        raise CniError(errors.IO_FAILURE, str(e)) from None
+
+
+class MetricsPage:
+    """The page /metrics at an address. Raises click.BadParameter for a bad address, CniError without the client."""
+
+    def __init__(self, text: str) -> None:
+        try:
+            from fastcni.agent.metrics import AgentCollector
+            from fastcni.server.metrics import registry
+        except ImportError as e:
+            raise CniError(errors.INVALID_CONFIG, f"--metrics needs the Python package prometheus_client ({e})",
+                           "install fastcni[metrics], or Debian's python3-prometheus-client") from e
+        self.where, self.collector = http_address(text, "--metrics"), AgentCollector()
+        self.path, self.page = registry.PATH, registry.make_page(self.collector)
+
+    @contextmanager
+    def shown(self, agent: Agent) -> Iterator[None]:
+        """Answer while the body runs."""
+        from fastcni.server.listening import ListenError
+        from fastcni.server.web.site import Site
+
+        assert self.where
+        self.collector.agent = agent
+        site = Site(self.where, agent.log)
+        site.pages[self.path] = self.page
+        site.announce("metrics_ready")
+        try:
+            site.listen()
+        except ListenError as e:
+            raise CniError(errors.IO_FAILURE, str(e)) from e
+        site.attach()
+        site.start()
+        try:
+            yield
+        finally:
+            site.stop()
+
+
+def read_public(texts: Sequence[str]) -> "dict[int, Address]":
+    """Read the addresses of --public-ip, by family. Raises click.BadParameter."""
+    try:
+        found = [ip_address(text) for text in texts]
+    except ValueError as e:
+        raise click.BadParameter(str(e), param_hint="--public-ip") from None
+    return {address.version: address for address in found}

@@ -1,0 +1,244 @@
+"""The keeper on the real kernel: it joins nodes, what another program removes comes back, a restart changes nothing."""
+
+import time
+from ipaddress import ip_address, ip_network
+
+import pytest
+from agent.nodes import Machine, conf, record
+
+from fastcni.kernel import wire
+from fastcni.testing import needs_root
+from fastcni.testing.namespaces import ip, run
+from fastcni.testing.witnesses import eventually
+
+pytestmark = needs_root
+
+
+@pytest.fixture
+def machines(host_netns, pod_netns):
+    """A function that makes machines on one bridge."""
+    ip("link", "add", "wire", "up", "type", "bridge")
+    made = []
+
+    def make(count):
+        made.extend(Machine(number, pod_netns(), "wire") for number in range(1, count + 1))
+        return made
+
+    yield make
+    for machine in made:
+        if hasattr(machine, "loop"):
+            machine.loop.close()
+
+
+def joined(machines, tmp_path, count=2, **keys):
+    found = machines(count)
+    network = conf(**keys)
+    records = [machine.open(network, tmp_path) for machine in found]
+    for machine in found:
+        machine.keep()
+        machine.set([each for each in records if each is not machine.record])
+    return found
+
+
+def pings(machine, number, family=4):
+    target, source = (f"10.244.{number}.5", f"10.244.{machine.number}.5") if family == 4 else \
+        (f"fd00:10:244:{number:x}::5", f"fd00:10:244:{machine.number:x}::5")
+    return run("ip", "netns", "exec", machine.netns, "ping", "-c1", "-W0.5", "-q", "-I", source, target, check=False)
+
+
+def reaches(machine, number, family=4):
+    return " 0% packet loss" in pings(machine, number, family)
+
+
+@pytest.mark.parametrize("backend", ["vxlan", "host-gw"])
+def test_pods_of_two_nodes_reach_each_other(machines, tmp_path, backend):
+    one, two = joined(machines, tmp_path, backend=backend, families=(4, 6))
+    for family in (4, 6):
+        assert eventually(lambda family=family: reaches(one, 2, family)), one.log
+    assert (backend == "vxlan") == any(link["ifname"] == "flannel.1" for link in one.ip_json("link"))
+    one.set([])
+    assert not reaches(one, 2)
+    assert one.log == two.log == []
+
+
+@pytest.mark.parametrize("backend", ["vxlan", "host-gw"])
+def test_the_underlay_may_vanish_and_come_back(machines, tmp_path, backend):
+    one, two = joined(machines, tmp_path, backend=backend)
+    ip("link", "del", "port1")
+    assert eventually(lambda: not one.ip_json("route", "show", "10.244.2.0/24"))
+    one.connect("wire")
+    assert eventually(lambda: reaches(one, 2)), one.log
+    assert two.log == []
+
+
+@pytest.mark.needs("ipip")
+def test_pods_of_two_nodes_reach_each_other_by_ipip(machines, tmp_path):
+    one, _ = joined(machines, tmp_path, backend="ipip")
+    assert eventually(lambda: reaches(one, 2)), one.log
+    assert one.links_of_routes("10.244.2.0/24") == {"flannel.ipip"}
+    ip("route", "del", "10.244.2.0/24", netns=one.netns)
+    assert eventually(lambda: reaches(one, 2))
+    index = one.ip_json("link", "show", "flannel.ipip")[0]["ifindex"]
+    one.open(conf("ipip"), tmp_path)
+    one.set([])
+    assert one.ip_json("link", "show", "flannel.ipip")[0]["ifindex"] == index
+    assert one.ip_json("link", "show", "flannel.ipip")[0]["mtu"] == 1480
+
+
+@pytest.mark.needs("wireguard")
+@pytest.mark.parametrize("mode", ["separate", "ipv4", "ipv6"])
+def test_pods_of_two_nodes_reach_each_other_by_wireguard(machines, tmp_path, mode):
+    one, two = joined(machines, tmp_path, backend="wireguard", families=(4, 6), Mode=mode,
+                      PSK="AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=")
+    for family in (4, 6):
+        assert eventually(lambda family=family: reaches(one, 2, family)), one.log
+    assert one.links_of_routes("10.244.0.0/16") == {"flannel-wg"}
+    assert one.ip_json("link", "show", "flannel-wg")[0]["mtu"] == 1420
+    key = one.backend.public
+    one.loop.close()
+    one.open(conf("wireguard", (4, 6), Mode=mode, PSK=one.backend.keys["PSK"]), tmp_path)
+    assert one.backend.public == key
+    one.keep()
+    one.set([two.record])
+    assert eventually(lambda: reaches(one, 2))
+    ip("link", "del", "flannel-wg", netns=one.netns)
+    assert eventually(lambda: reaches(one, 2))
+    one.set([])
+    assert not reaches(one, 2)
+    assert {event["event"] for event in one.log} == {"network_repaired"}
+
+
+def test_direct_routing_uses_no_tunnel_on_one_network(machines, tmp_path):
+    one, _ = joined(machines, tmp_path, DirectRouting=True)
+    assert reaches(one, 2)
+    assert one.links_of_routes("10.244.2.0/24") == {"eth0"}
+
+
+REMOVAL = {"route": ("route", "del", "10.244.2.0/24"),
+           "neighbour": ("neigh", "flush", "dev", "flannel.1", "nud", "all"),
+           "link": ("link", "del", "flannel.1"), "down": ("link", "set", "flannel.1", "down")}
+
+
+@pytest.mark.parametrize("what", [*REMOVAL, "fdb", "all of it"])
+def test_what_another_program_removes_is_back(machines, tmp_path, what):
+    one, _ = joined(machines, tmp_path)
+    assert reaches(one, 2)
+    if what == "fdb":
+        mac = one.ip_json("neigh", "show", "dev", "flannel.1")[0]["lladdr"]
+        run("ip", "netns", "exec", one.netns, "bridge", "fdb", "del", mac, "dev", "flannel.1")
+    for words in REMOVAL.values() if what == "all of it" else [REMOVAL[what]] if what in REMOVAL else []:
+        ip(*words, netns=one.netns, check=False)
+    assert eventually(lambda: one.log), "it was not noticed"
+    assert eventually(lambda: reaches(one, 2))
+    assert {event["event"] for event in one.log} == {"network_repaired"}
+
+
+def test_it_is_back_within_a_tenth_of_a_second(machines, tmp_path):
+    one, _ = joined(machines, tmp_path)
+    ip("route", "del", "10.244.2.0/24", netns=one.netns)
+    began = time.monotonic()
+    assert eventually(lambda: one.ip_json("route", "show", "10.244.2.0/24"))
+    assert one.log[0]["ms"] < 100, (one.log, time.monotonic() - began)
+
+
+def test_a_route_that_another_program_replaces_is_the_nodes_again(machines, tmp_path):
+    one, _ = joined(machines, tmp_path)
+    ip("route", "replace", "10.244.2.0/24", "via", "192.0.2.9", netns=one.netns)
+    assert eventually(lambda: one.links_of_routes("10.244.2.0/24") == {"flannel.1"})
+
+
+def test_a_restart_keeps_what_is_right_and_removes_what_is_stale(machines, tmp_path):
+    one, two, three = joined(machines, tmp_path, 3)
+    index = one.ip_json("link", "show", "flannel.1")[0]["ifindex"]
+    one.loop.close()
+    ip("route", "add", "10.99.0.0/16", "via", "192.0.2.9", netns=one.netns)         # an operator's
+    one.open(conf(), tmp_path)
+    one.keep()
+    one.set([two.record])
+    assert one.ip_json("link", "show", "flannel.1")[0]["ifindex"] == index
+    assert reaches(one, 2)
+    assert not reaches(one, 3)
+    assert [each["dst"] for each in one.neighbours()] == ["10.244.2.0"]
+    assert one.ip_json("route", "show", "10.99.0.0/16")
+    assert three.log == []
+
+
+def test_a_link_that_flanneld_has_made_is_kept_with_its_mac(machines, tmp_path):
+    (one,) = machines(1)
+    ip("link", "add", "flannel.1", "address", "82:4b:b6:2f:54:4e", "mtu", 1450, "type", "vxlan", "id", 1, "dev", "eth0",
+       "local", "192.0.2.1", "dstport", 8472, "nolearning", netns=one.netns)
+    ip("link", "set", "flannel.1", "up", netns=one.netns)
+    ip("addr", "add", "10.244.1.0/32", "dev", "flannel.1", netns=one.netns)
+    ip("route", "add", "10.244.2.0/24", "via", "10.244.2.0", "dev", "flannel.1", "onlink", netns=one.netns)
+    ip("route", "add", "10.244.9.0/24", "via", "10.244.9.0", "dev", "flannel.1", "onlink", netns=one.netns)
+    before = one.ip_json("link", "show", "flannel.1")[0]
+    one.open(conf(), tmp_path)
+    one.keep()
+    one.set([record(2, "vxlan", {4: {"VNI": 1, "VtepMAC": "02:00:00:00:00:02"}})])
+    after = one.ip_json("link", "show", "flannel.1")[0]
+    assert (after["ifindex"], after["address"]) == (before["ifindex"], "82:4b:b6:2f:54:4e")
+    assert one.record.data[4]["VtepMAC"] == "82:4b:b6:2f:54:4e"
+    assert one.links_of_routes("10.244.2.0/24") == {"flannel.1"}
+    assert not one.links_of_routes("10.244.9.0/24")         # of a node that is gone
+
+
+def test_a_link_with_other_settings_is_replaced(machines, tmp_path):
+    one, _ = joined(machines, tmp_path)
+    one.open(conf(Port=4789), tmp_path)
+    one.set([])
+    assert one.ip_json("-d", "link", "show", "flannel.1")[0]["linkinfo"]["info_data"]["port"] == 4789
+
+
+def test_a_node_that_moves_is_reached_at_its_new_place(machines, tmp_path):
+    """Its public address and its MAC are others now; the subnet is the same."""
+    one, two, three = joined(machines, tmp_path, 3)
+    assert reaches(one, 2)
+    ip("addr", "add", "10.244.2.5/32", "dev", "lo", netns=three.netns)
+    moved = record(2, "vxlan", three.backend.data(), public=three.record.public)
+    three.open(conf(), tmp_path)
+    three.record = moved
+    three.set([one.record])
+    one.set([moved])
+    assert eventually(lambda: reaches(one, 2))
+    assert two.log == []
+
+
+def test_a_thousand_nodes_are_written_in_one_send(machines, tmp_path, monkeypatch):
+    (one,) = machines(1)
+    one.open(conf(), tmp_path)
+    one.keep()
+    others = [record(2, "vxlan", {4: {"VNI": 1, "VtepMAC": f"02:00:00:00:{n >> 8:02x}:{n & 255:02x}"}},
+                     public={4: ip_address(f"192.0.2.{2 + n % 200}")}) for n in range(1000)]
+    network = list(ip_network("10.248.0.0/14").subnets(new_prefix=24))
+    others = [type(each)(f"n{n}", {4: network[n]}, each.public, each.backend, each.data)
+              for n, each in enumerate(others)]
+    one.set([])
+    sent = []
+    real = wire.send
+    monkeypatch.setattr(wire, "send", lambda sock, data: (sent.append(len(data)), real(sock, data)))
+    one.set(others)
+    assert len([size for size in sent if size > 1000]) == 1        # the others are questions
+    monkeypatch.undo()
+    assert len(one.ip_json("route", "show", "dev", "flannel.1")) == 1000
+    assert len(one.neighbours()) == 1000
+    ip("neigh", "flush", "dev", "flannel.1", "nud", "all", netns=one.netns)
+    assert eventually(lambda: len(one.neighbours()) == 1000)
+    assert {event["event"] for event in one.log} == {"network_repaired"}
+
+
+def test_nodes_that_cannot_be_reached_are_named(machines, tmp_path):
+    (one,) = machines(1)
+    one.open(conf(), tmp_path)
+    bad = [record(2, "host-gw", {}), record(3, "vxlan", {4: {"VNI": 7, "VtepMAC": "02:00:00:00:00:01"}}),
+           record(4, "vxlan", {4: {"VNI": 1, "VtepMAC": "nonsense"}}), record(5, "vxlan", {})]
+    state = one.backend.state(one.record, bad)
+    assert state.skipped == {"node-2": 'its backend is "host-gw"', "node-3": "its VNI is 7",
+                             "node-4": 'its VtepMAC is "nonsense"', "node-5": 'its VtepMAC is ""'}
+    assert not state.routes
+
+
+def test_the_underlay_may_go_down_and_come_back(machines, tmp_path):
+    one, _ = joined(machines, tmp_path)
+    ip("link", "set", "eth0", "down", netns=one.netns)
+    ip("link", "set", "eth0", "up", netns=one.netns)
+    assert eventually(lambda: reaches(one, 2))

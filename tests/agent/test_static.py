@@ -1,0 +1,78 @@
+"""A file as the registry."""
+
+import json
+import os
+import threading
+from ipaddress import ip_address, ip_network
+
+import pytest
+import structlog
+
+from fastcni.agent.contract import ConfigurationError, Node, SubnetLost
+from fastcni.agent.registries import open_registry
+from fastcni.kit.ipam.cluster.contract import StoreAway
+from fastcni.testing.witnesses import eventually
+
+ONE = {"name": "one", "subnets": ["10.244.1.0/24"], "public": ["192.0.2.1"]}
+TWO = {"name": "two", "subnets": ["10.244.2.0/24"], "public": ["192.0.2.2"]}
+ME = Node("", {}, {4: ip_address("192.0.2.1")}, "vxlan", {})
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "nodes.json"
+
+    def write(*nodes):
+        new = tmp_path / "new"
+        new.write_text(json.dumps({"network": {"Network": "10.244.0.0/16"}, "nodes": nodes}))
+        os.replace(new, path)
+        return str(path)
+
+    return write
+
+
+@pytest.fixture
+def registry(file):
+    log = structlog.wrap_logger(None, processors=[lambda *_: (_ for _ in ()).throw(structlog.DropEvent)])
+    return open_registry("static", {"path": file(ONE, TWO), "name": "one"}, log, threading.Event().wait)
+
+
+def test_a_node_has_the_subnet_in_the_file(registry):
+    found = registry.join(registry.conf(), ME)
+    assert (found.name, found.subnets, found.public) == ("one", {4: ip_network("10.244.1.0/24")}, ME.public)
+    assert registry.keep(found) > 0
+
+
+def test_a_change_of_the_file_is_noticed(registry, file):
+    seen, stop = [], threading.Event()
+    thread = threading.Thread(target=registry.watch, args=(lambda nodes: seen.append([it.name for it in nodes]),
+                                                           stop.is_set))
+    thread.start()
+    assert eventually(lambda: seen == [["one", "two"]])
+    file(ONE)
+    assert eventually(lambda: seen[-1] == ["one"])
+    stop.set()
+    thread.join()
+
+
+def test_another_subnet_in_the_file_is_a_lost_one(registry, file):
+    me = registry.join(registry.conf(), ME)
+    file({**ONE, "subnets": ["10.244.9.0/24"]}, TWO)
+    with pytest.raises(SubnetLost, match="other subnets"):
+        registry.keep(me)
+
+
+@pytest.mark.parametrize(("content", "kind", "words"), [
+    ("{", ConfigurationError, "nodes.json"), ("[]", ConfigurationError, "not a JSON object"),
+    ('{"network": {"Network": "10.244.0.0/16"}}', ConfigurationError, 'no node "one"'),
+    ('{"network": {"Network": "10.244.0.0/16"}, "nodes": [{"name": "one"}]}', ConfigurationError, "subnets")])
+def test_an_error_names_the_file(registry, tmp_path, content, kind, words):
+    (tmp_path / "nodes.json").write_text(content)
+    with pytest.raises(kind, match=words):
+        registry.join(registry.conf(), ME) if content[0] == "{" and "network" in content else registry.conf()
+
+
+def test_without_the_file_the_registry_is_away(registry, tmp_path):
+    (tmp_path / "nodes.json").unlink()
+    with pytest.raises(StoreAway, match="No such file"):
+        registry.conf()

@@ -1,0 +1,270 @@
+"""`fastcni agent` on nodes in namespaces, with a real etcd: pods reach each other, also while something is away."""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+from cluster.etcd import Etcd
+
+from fastcni.agent import files
+from fastcni.kit.ipam.cluster.stores.etcd_client import Client, put
+from fastcni.testing import needs_root
+from fastcni.testing.namespaces import ip, run
+from fastcni.testing.witnesses import eventually, ip_json
+
+pytestmark = needs_root
+CONF = '{"Network": "10.244.0.0/16", "EnableIPv6": true, "IPv6Network": "fd00:10::/48", "Backend": {"Type": "%s"}}'
+
+
+class Node:
+    """A node: a namespace with eth0 on the wire, and the agent as a process in it."""
+
+    def __init__(self, number, netns, endpoints, folder):
+        self.number, self.netns, self.folder = number, netns, folder / f"node{number}"
+        self.endpoints, self.process, self.more = endpoints, None, []
+        self.folder.mkdir()
+        ip("link", "add", f"port{number}", "master", "wire", "up", "type", "veth", "peer", "eth0", "netns", netns)
+        for address in (f"192.0.2.{number}/24", f"2001:db8::{number}/64"):
+            ip("addr", "add", address, "dev", "eth0", *(["nodad"] if ":" in address else []), netns=netns)
+        for name in ("lo", "eth0"):
+            ip("link", "set", name, "up", netns=netns)
+        ip("route", "add", "default", "via", "192.0.2.254", netns=netns)
+
+    def command(self, *more):
+        return ["ip", "netns", "exec", self.netns, sys.executable, "-m", "fastcni", "agent", "--iface", "eth0",
+                *(word for url in self.endpoints for word in ("--etcd", url)), "--etcd-prefix", "/net",
+                "--subnet-file", f"{self.folder}/subnet.env", "--conflist", f"{self.folder}/net.conflist",
+                "--folder", f"{self.folder}/state", *more]
+
+    def start(self):
+        with open(self.folder / "log", "a") as log:
+            self.process = subprocess.Popen(self.command(*self.more), stdout=log, stderr=log)
+
+    def await_ready(self):
+        assert eventually((self.folder / "net.conflist").exists, 30), self.log()
+        for family, subnet in files.read_former(f"{self.folder}/subnet.env").items():
+            self.pod(family, subnet)
+
+    def pod(self, family, subnet):
+        """Give lo an address of the subnet: it plays a pod."""
+        self.pods = getattr(self, "pods", {}) | {family: str(subnet[5])}
+        ip("addr", "replace", f"{subnet[5]}/{subnet.max_prefixlen}", "dev", "lo", "nodad", netns=self.netns)
+
+    def end(self, number=signal.SIGTERM):
+        if self.process:
+            self.process.send_signal(number)
+            status = self.process.wait(20)
+            self.process = None
+            return status
+        return 0
+
+    def log(self):
+        return (self.folder / "log").read_text()
+
+    def reaches(self, other, family=4):
+        return " 0% packet loss" in run("ip", "netns", "exec", self.netns, "ping", "-c1", "-W1", "-q", "-I",
+                                        self.pods[family], other.pods[family], check=False)
+
+
+@pytest.fixture
+def nodes(host_netns, pod_netns, tmp_path):
+    """A function that makes nodes, their agents not started, on one etcd."""
+    ip("link", "add", "wire", "up", "type", "bridge")
+    ip("addr", "add", "192.0.2.254/24", "dev", "wire")
+    made = []
+    with Etcd(host="192.0.2.254") as etcd:
+        client = Client(etcd.conf())
+
+        def make(count, backend="vxlan"):
+            client.txn([], [put("/net/config", CONF % backend)])
+            made.extend(Node(number, pod_netns(), etcd.endpoints, tmp_path) for number in range(1, count + 1))
+            made[0].etcd = etcd
+            return made
+
+        yield make
+        client.close()
+        for node in made:
+            node.end(signal.SIGKILL)
+
+
+def joined(nodes, count=3, **named):
+    found = nodes(count, **named)
+    for node in found:
+        node.start()
+    for node in found:
+        node.await_ready()
+    return found
+
+
+@pytest.mark.parametrize("backend", ["vxlan", "host-gw"])
+def test_three_nodes_join_and_pods_reach_each_other(nodes, backend):
+    found = joined(nodes, backend=backend)
+    for one in found:
+        for other in found:
+            for family in (4, 6):
+                if one is not other:
+                    assert eventually(lambda one=one, other=other, family=family: one.reaches(other, family)), one.log()
+    assert [node.end() for node in found] == [0, 0, 0]
+    assert found[0].reaches(found[1])           # the network stays
+
+
+def test_no_packet_is_lost_while_agents_and_etcd_restart(nodes):
+    one, two, _ = found = joined(nodes)
+    assert eventually(lambda: one.reaches(two))
+    ping = subprocess.Popen(["ip", "netns", "exec", one.netns, "ping", "-i", "0.05", "-q", "-I", one.pods[4],
+                             two.pods[4]], stdout=subprocess.PIPE, text=True)
+    for node in found:
+        node.end()
+        node.start()
+    assert eventually(lambda: all(node.log().count("event=nodes") >= 2 for node in found))
+    one.etcd.members[0].kill()
+    time.sleep(1)
+    one.etcd.members[0].restart()
+    one.etcd.await_health()
+    one.end(signal.SIGKILL)
+    one.start()
+    assert eventually(lambda: one.log().count("event=nodes") >= 3)
+    ping.send_signal(signal.SIGINT)
+    out, _ = ping.communicate(timeout=20)
+    assert " 0% packet loss" in out, out
+
+
+def test_a_node_that_dies_and_returns_with_another_mac_is_reached_again(nodes):
+    one, two, _ = joined(nodes)
+    assert eventually(lambda: one.reaches(two))
+    before = files.read_former(f"{two.folder}/subnet.env")
+    two.end(signal.SIGKILL)
+    for name in ("flannel.1", "flannel-v6.1"):
+        ip("link", "del", name, netns=two.netns)
+    run("rm", "-rf", two.folder / "state", two.folder / "net.conflist", two.folder / "subnet.env")
+    two.start()
+    two.await_ready()
+    assert files.read_former(f"{two.folder}/subnet.env") == before      # etcd knows it by its public address
+    assert eventually(lambda: one.reaches(two) and one.reaches(two, 6))
+
+
+def test_a_record_that_an_operator_deletes_is_written_again(nodes):
+    one, two, _ = joined(nodes)
+    client = Client(one.etcd.conf())
+    keys = [pair.key for pair in client.read_range("/net/subnets/", "/net/subnets0")[0]]
+    client.call("/kv/deleterange", {"key": "AA==", "range_end": "AA=="})
+    assert eventually(lambda: [pair.key for pair in client.read_range("/net/subnets/", "/net/subnets0")[0]] == keys)
+    client.close()
+    assert eventually(lambda: one.reaches(two))
+
+
+def test_a_node_that_leaves_takes_its_things_along(nodes):
+    one, two, three = joined(nodes)
+    assert eventually(lambda: one.reaches(two))
+    two.end()
+    done = subprocess.run(two.command("--leave"), capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert not [link for link in ip_json("link", netns=two.netns) if link["ifname"].startswith("flannel")]
+    assert not (two.folder / "subnet.env").exists()
+    assert "fastcni-agent" not in run("ip", "netns", "exec", two.netns, "nft", "list", "tables")
+    assert eventually(lambda: len(ip_json("route", "show", "dev", "flannel.1", netns=one.netns)) == 1)
+    assert one.reaches(three)
+
+
+def test_packets_to_the_outside_have_the_nodes_address(nodes):
+    one, *_ = joined(nodes)
+    ip("route", "add", one.pods[4], "via", "192.0.2.1")         # so that the outside could answer a pod, too
+    sniff = subprocess.Popen(["timeout", "20", sys.executable, "-c", """if True:
+        import socket
+        sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        sock.bind(("192.0.2.254", 9999))
+        print("ready", flush=True)
+        print(sock.recvfrom(100)[1][0], flush=True)"""], stdout=subprocess.PIPE, text=True)
+    assert sniff.stdout.readline() == "ready\n"
+    send = f"""if True:
+        import socket
+        sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        sock.bind(("{one.pods[4]}", 0))
+        sock.sendto(b"x", ("192.0.2.254", 9999))"""
+    run("ip", "netns", "exec", one.netns, sys.executable, "-c", send)
+    assert sniff.communicate(timeout=30)[0] == "192.0.2.1\n"
+    run("ip", "netns", "exec", one.netns, "nft", "flush", "ruleset")
+    assert eventually(lambda: "masquerade" in run("ip", "netns", "exec", one.netns, "nft", "list", "ruleset"))
+    assert "event=masquerade_restored" in one.log()
+
+
+def test_the_subnet_is_given_to_bird_until_the_node_leaves(nodes):
+    (one,) = nodes(1)
+    conf = one.folder / "bird.conf"
+    (one.folder / "bgp.json").write_text(json.dumps({"as": 64512, "peers": [], "config": str(conf),
+                                                     "socket": f"{one.folder}/no-bird"}))
+    one.more = ["--bgp", f"{one.folder}/bgp.json"]
+    one.start()
+    one.await_ready()
+    subnet = files.read_former(f"{one.folder}/subnet.env")[4]
+    assert f"route {subnet} blackhole;" in conf.read_text()
+    assert one.log().count("event=bgp_failed") == 1
+    assert one.end() == 0
+    assert f"route {subnet}" in conf.read_text()        # BIRD goes on announcing
+    assert subprocess.run(one.command("--leave", *one.more), capture_output=True, timeout=60).returncode == 0
+    assert "route" not in conf.read_text()
+
+
+def test_prometheus_is_told_of_nodes_and_repairs(nodes):
+    one, *_ = found = nodes(3)
+    one.more = ["--metrics", f"{one.folder}/metrics.sock"]
+    for node in found:
+        node.start()
+    for node in found:
+        node.await_ready()
+
+    def metrics():
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.connect(f"{one.folder}/metrics.sock")
+            sock.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            answer = b"".join(iter(lambda: sock.recv(65536), b"")).decode()
+        return dict(re.findall(r"^fastcni_agent_(\S+) (\S+)$", answer, re.MULTILINE))
+
+    assert eventually(lambda: (metrics()["nodes"], metrics()["routes"]) == ("2.0", "4.0"))
+    assert metrics()["ready"] == "1.0" and metrics()["skipped"] == "0.0"
+    assert metrics()['warnings_total{event="network_repaired"}'] == "0.0"
+    ip("link", "del", "flannel.1", netns=one.netns)
+    assert eventually(lambda: metrics()['warnings_total{event="network_repaired"}'] == "1.0")
+
+
+def test_while_etcd_cannot_be_reached_the_network_stays_and_follows_afterwards(nodes):
+    """A partition: packets to etcd are dropped without an answer."""
+    one, two, three = found = nodes(3)
+    for node in found[:2]:
+        node.start()
+    for node in found[:2]:
+        node.await_ready()
+    assert eventually(lambda: one.reaches(two))
+    run("ip", "netns", "exec", one.netns, "nft", "-f", "-", stdin="""table ip cut {
+        chain in { type filter hook input priority 0; ip saddr 192.0.2.254 drop; }
+        chain out { type filter hook output priority 0; ip daddr 192.0.2.254 drop; }
+    }
+    """)
+    three.start()
+    three.await_ready()
+    assert eventually(lambda: two.reaches(three))
+    ip("neigh", "flush", "dev", "flannel.1", "nud", "all", netns=one.netns)
+    assert eventually(lambda: one.reaches(two))
+    assert not one.reaches(three)
+    run("ip", "netns", "exec", one.netns, "nft", "delete", "table", "ip", "cut")
+    assert eventually(lambda: one.reaches(three), 60), one.log()
+
+
+def test_the_agent_waits_for_what_is_missing(nodes):
+    """An etcd without a configuration, as on the first node of a new cluster."""
+    (one,) = nodes(1)
+    client = Client(one.etcd.conf())
+    client.txn([], [{"request_delete_range": {"key": "L25ldC9jb25maWc="}}])        # /net/config
+    one.start()
+    assert eventually(lambda: "etcd has no key /net/config" in one.log())
+    client.txn([], [put("/net/config", CONF % "host-gw")])
+    one.await_ready()
+    client.close()
+    assert one.end() == 0
+    assert os.stat(one.folder / "subnet.env").st_mode & 0o777 == 0o644

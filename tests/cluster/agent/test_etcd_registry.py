@@ -1,0 +1,236 @@
+"""etcd as the registry, on a real one: subnets are taken once, a lost one is never overwritten, changes are seen."""
+
+import json
+import threading
+from ipaddress import ip_address, ip_network
+
+import pytest
+import structlog
+from cluster.etcd import Etcd
+
+from fastcni.agent.contract import ConfigurationError, Node, NoSubnetLeft, SubnetLost
+from fastcni.agent.registries import open_registry
+from fastcni.kit.ipam.cluster.contract import StoreAway
+from fastcni.kit.ipam.cluster.stores.etcd_client import Client, delete, put
+from fastcni.testing.witnesses import eventually
+
+CONF = {"Network": "10.244.0.0/16"}
+BOTH = {**CONF, "EnableIPv6": True, "IPv6Network": "fd00:10::/48"}
+PREFIX = "/test/network"
+
+
+@pytest.fixture(scope="module")
+def server():
+    with Etcd() as etcd:
+        yield etcd
+
+
+class Registry:
+    """Registries of one network in etcd, and etcd's own view of it."""
+
+    def __init__(self, etcd, prefix):
+        self.etcd, self.prefix = etcd, prefix
+        self.client, self.log, self.opened, self.stopped = Client(etcd.conf()), [], [], threading.Event()
+
+    def configure(self, document):
+        self.put("config", json.dumps(document))
+
+    def put(self, key, value, lease=0):
+        self.client.txn([], [put(f"{self.prefix}/{key}", value, lease)])
+
+    def keys(self):
+        pairs, _ = self.client.read_range(f"{self.prefix}/subnets/", f"{self.prefix}/subnets0")
+        return {pair.key.rpartition("/")[2]: pair for pair in pairs}
+
+    def delete(self, key):
+        self.client.txn([], [delete(f"{self.prefix}/subnets/{key}")])
+
+    def open(self):
+        log = structlog.wrap_logger(None, processors=[self._note])
+        self.opened.append(open_registry("etcd", self.etcd.conf(prefix=self.prefix), log, self.stopped.wait))
+        return self.opened[-1]
+
+    def _note(self, logger, method, event):
+        self.log.append(event)
+        raise structlog.DropEvent
+
+    def close(self):
+        self.stopped.set()
+        for each in [*self.opened, self.client]:
+            each.close()
+
+
+@pytest.fixture
+def network(server, request):
+    found = Registry(server, f"{PREFIX}/{request.node.name}")
+    found.configure(CONF)
+    yield found
+    found.close()
+
+
+def node(number, former=None, **data):
+    return Node("", {4: ip_network(former)} if former else {}, {4: ip_address(f"192.0.2.{number}")}, "vxlan",
+                {4: {"VNI": 1, **data}})
+
+
+def test_without_a_configuration_the_error_names_the_key(server):
+    network = Registry(server, f"{PREFIX}/none")
+    with pytest.raises(ConfigurationError, match=f"{PREFIX}/none/config"):
+        network.open().conf()
+    network.close()
+
+
+def test_a_node_takes_a_subnet_with_a_lease(network):
+    one = network.open()
+    joined = one.join(one.conf(), node(1, VtepMAC="02:00:00:00:00:01"))
+    pair = network.keys()[joined.name]
+    assert pair.lease
+    assert json.loads(pair.value)["PublicIP"] == "192.0.2.1"
+    assert str(joined.subnets[4]).replace("/", "-") == joined.name
+    assert one.keep(joined) > 60
+
+
+def test_a_node_that_joins_again_has_the_same_subnet_and_lease(network):
+    one = network.open()
+    first = one.join(one.conf(), node(1, VtepMAC="02:00:00:00:00:01"))
+    before = network.keys()[first.name]
+    again = network.open().join(one.conf(), node(1, VtepMAC="02:00:00:00:00:02"))
+    assert again.subnets == first.subnets
+    assert network.keys()[first.name].lease == before.lease
+    assert "02:00:00:00:00:02" in network.keys()[first.name].value
+
+
+def test_the_former_subnet_is_asked_for(network):
+    one = network.open()
+    assert str(one.join(one.conf(), node(1, "10.244.77.0/24")).subnets[4]) == "10.244.77.0/24"
+    assert str(one.join(one.conf(), node(2, "10.244.77.0/24")).subnets[4]) != "10.244.77.0/24"
+
+
+def test_a_reservation_stays_without_a_lease(network):
+    network.put("subnets/10.244.5.0-24", '{"PublicIP":"192.0.2.1","BackendType":"vxlan"}')
+    one = network.open()
+    joined = one.join(one.conf(), node(1))
+    assert joined.name == "10.244.5.0-24"
+    assert not network.keys()["10.244.5.0-24"].lease
+    one.keep(joined)
+    assert not network.keys()["10.244.5.0-24"].lease
+
+
+def test_many_nodes_at_once_have_subnets_of_their_own(network):
+    """Of a network that has as many subnets as nodes, with both families."""
+    network.configure({**BOTH, "SubnetMin": "10.244.1.0", "SubnetMax": "10.244.12.0"})
+    found, errors = [], []
+
+    def join(number):
+        registry = network.open()
+        public = {4: ip_address(f"192.0.2.{number}"), 6: ip_address(f"2001:db8::{number}")}
+        while True:
+            try:
+                found.append(registry.join(registry.conf(), Node("", {}, public, "host-gw")))
+                return
+            except (SubnetLost, NoSubnetLeft) as e:      # others' claims that are about to be taken back fill it
+                errors.append(e)
+
+    threads = [threading.Thread(target=join, args=(number,)) for number in range(1, 13)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    for family in (4, 6):
+        assert len({each.subnets[family] for each in found}) == 12
+    assert {each.name for each in found} == set(network.keys())
+
+
+def test_a_full_network_is_an_error(network):
+    network.configure({"Network": "10.244.0.0/28", "SubnetLen": 30})
+    one = network.open()
+    for number in range(1, 4):
+        one.join(one.conf(), node(number))
+    with pytest.raises(NoSubnetLeft, match="3 are taken"):
+        one.join(one.conf(), node(9))
+
+
+def test_a_record_that_was_deleted_is_written_again(network):
+    one = network.open()
+    joined = one.join(one.conf(), node(1))
+    network.delete(joined.name)
+    one.keep(joined)
+    assert network.keys()[joined.name].lease
+
+
+def test_a_subnet_that_another_node_has_now_is_never_overwritten(network):
+    """The node was away for longer than its lease."""
+    one, two = network.open(), network.open()
+    joined = one.join(one.conf(), node(1))
+    network.delete(joined.name)
+    other = two.join(two.conf(), node(2, str(joined.subnets[4])))
+    assert other.subnets == joined.subnets
+    before = network.keys()[joined.name]
+    with pytest.raises(SubnetLost, match="another node has"):
+        one.keep(joined)
+    assert network.keys()[joined.name].revision == before.revision
+    assert one.join(one.conf(), node(1, str(joined.subnets[4]))).subnets != other.subnets
+
+
+def test_an_ended_lease_is_replaced(network):
+    one = network.open()
+    joined = one.join(one.conf(), node(1))
+    network.client.call("/lease/revoke", {"ID": network.keys()[joined.name].lease})
+    assert network.keys() == {}
+    one.keep(joined)
+    assert network.keys()[joined.name].lease
+
+
+def test_a_node_that_leaves_has_no_record(network):
+    one, two = network.open(), network.open()
+    joined, other = one.join(one.conf(), node(1)), two.join(two.conf(), node(2))
+    one.leave(joined)
+    assert list(network.keys()) == [other.name]
+    third = two.join(two.conf(), node(3, str(joined.subnets[4])))
+    one.leave(joined)                   # another node has it now
+    assert {*network.keys()} == {other.name, third.name}
+
+
+def test_the_watch_sees_nodes_come_change_and_go(network):
+    one, two, stop, seen = network.open(), network.open(), threading.Event(), []
+    thread = threading.Thread(target=one.watch, args=(lambda nodes: seen.append({it.name: it for it in nodes}),
+                                                      stop.is_set))
+    thread.start()
+    assert eventually(lambda: seen == [{}])
+    first = two.join(two.conf(), node(1, VtepMAC="02:00:00:00:00:01"))
+    assert eventually(lambda: seen[-1] == {first.name: first})
+    changed = two.join(two.conf(), node(1, VtepMAC="02:00:00:00:00:02"))
+    assert eventually(lambda: seen[-1] == {changed.name: changed})
+    network.put("subnets/nonsense", "{")
+    network.put("subnets/10.244.200.0-24", '{"PublicIP":"192.0.2.9","BackendType":"vxlan"}')
+    assert eventually(lambda: len(seen[-1]) == 2)
+    assert [event["key"] for event in network.log] == [f"{network.prefix}/subnets/nonsense"]
+    two.leave(changed)
+    assert eventually(lambda: list(seen[-1]) == ["10.244.200.0-24"])
+    stop.set()
+    thread.join(30)
+    assert not thread.is_alive()
+
+
+def test_the_watch_survives_a_compaction_and_a_restart(request):
+    with Etcd() as etcd:
+        network = Registry(etcd, f"{PREFIX}/restart")
+        network.configure(CONF)
+        one, stop, seen = network.open(), threading.Event(), []
+        thread = threading.Thread(target=one.watch, args=(lambda nodes: seen.append(len(nodes)), stop.is_set))
+        thread.start()
+        assert eventually(lambda: seen == [0])
+        etcd.members[0].kill()
+        with pytest.raises(StoreAway):
+            network.open().conf()
+        etcd.members[0].restart()
+        etcd.await_health()
+        for number in range(1, 4):
+            one.join(one.conf(), node(number))
+        revision = network.client.read_range("a", "b")[1]
+        network.client.call("/kv/compaction", {"revision": revision})
+        assert eventually(lambda: seen[-1] == 3)
+        assert "registry_away" in {event["event"] for event in network.log}
+        stop.set()
+        thread.join(30)
+        network.close()

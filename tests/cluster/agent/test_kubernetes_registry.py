@@ -1,0 +1,176 @@
+"""Kubernetes as the registry, against the API mock: podCIDRs, flannel's annotations, the Node's condition."""
+
+import json
+import threading
+from ipaddress import ip_address, ip_network
+
+import pytest
+import structlog
+import yaml
+from cluster.kubernetes.api_server import ROOT, Running, kubeconfig
+
+from fastcni.agent.contract import ConfigurationError, Node, SubnetLost
+from fastcni.agent.registries import open_registry
+from fastcni.testing.witnesses import eventually
+
+P = "flannel.alpha.coreos.com"
+ME = Node("", {}, {4: ip_address("192.0.2.1"), 6: ip_address("2001:db8::1")}, "vxlan",
+          {4: {"VNI": 1, "VtepMAC": "02:00:00:00:00:01"}})
+BOTH = {"Network": "10.244.0.0/16", "EnableIPv6": True, "IPv6Network": "fd00:10::/48"}
+
+
+def node_object(number, **notes):
+    return {"metadata": {"name": f"n{number}", "annotations": {f"{P}/{key}": value for key, value in notes.items()}},
+            "spec": {"podCIDR": f"10.244.{number}.0/24",
+                     "podCIDRs": [f"10.244.{number}.0/24", f"fd00:10:0:{number}::/64"]},
+            "status": {"conditions": [{"type": "Ready", "status": "True"},
+                                      {"type": "NetworkUnavailable", "status": "True"}]}}
+
+
+@pytest.fixture
+def server():
+    with Running() as running:
+        for number in (1, 2):
+            running.do(lambda api, number=number: api.put("nodes", node_object(number)))
+        yield running
+
+
+@pytest.fixture
+def registry(server, tmp_path):
+    (tmp_path / "kubeconfig").write_text(kubeconfig(server.url))
+    (tmp_path / "net-conf.json").write_text(json.dumps(BOTH))
+    stopped, opened, log = threading.Event(), [], []
+
+    def note(logger, method, event):
+        log.append(event)
+        raise structlog.DropEvent
+
+    def make(name="n1"):
+        settings = {"kubeconfig": str(tmp_path / "kubeconfig"), "node": name,
+                    "net_conf": str(tmp_path / "net-conf.json")}
+        opened.append(open_registry("kubernetes", settings, structlog.wrap_logger(None, processors=[note]),
+                                    stopped.wait))
+        opened[-1].events = log
+        return opened[-1]
+
+    yield make
+    stopped.set()
+    for each in opened:
+        each.close()
+
+
+def stored(server, name="n1"):
+    return server.do(lambda api: next(it for key, it in api.stored.items() if key[2] == name))
+
+
+def test_a_node_has_its_pod_cidrs_and_tells_how_it_is_reached(server, registry):
+    one = registry()
+    joined = one.join(one.conf(), ME)
+    assert joined.subnets == {4: ip_network("10.244.1.0/24"), 6: ip_network("fd00:10:0:1::/64")}
+    notes = stored(server)["metadata"]["annotations"]
+    assert notes == {f"{P}/kube-subnet-manager": "true", f"{P}/backend-type": "vxlan", f"{P}/public-ip": "192.0.2.1",
+                     f"{P}/backend-data": '{"VNI":1,"VtepMAC":"02:00:00:00:00:01"}', f"{P}/backend-v6-data": "null",
+                     f"{P}/public-ipv6": "2001:db8::1"}
+    assert stored(server)["spec"] == node_object(1)["spec"]
+
+
+def test_joining_again_writes_nothing(server, registry):
+    one = registry()
+    joined = one.join(one.conf(), ME)
+    revision = stored(server)["metadata"]["resourceVersion"]
+    one.keep(joined)
+    registry().join(one.conf(), ME)
+    assert stored(server)["metadata"]["resourceVersion"] == revision
+
+
+def test_an_operators_public_address_counts(server, registry):
+    server.do(lambda api: api.put("nodes", node_object(1, **{"public-ip-overwrite": "198.51.100.7"})))
+    one = registry()
+    assert one.join(one.conf(), ME).public[4] == ip_address("198.51.100.7")
+    assert stored(server)["metadata"]["annotations"][f"{P}/public-ip"] == "198.51.100.7"
+
+
+def test_a_node_without_a_pod_cidr_is_an_error_that_names_it(server, registry):
+    one = registry()
+    server.do(lambda api: api.put("nodes", {"metadata": {"name": "n1"}}))
+    with pytest.raises(ConfigurationError, match='node "n1" pod cidr not assigned'):
+        one.join(one.conf(), ME)
+    with pytest.raises(ConfigurationError, match='no Node "n9"'):
+        registry("n9").join(one.conf(), ME)
+
+
+def test_other_pod_cidrs_are_a_lost_subnet(server, registry):
+    one = registry()
+    joined = one.join(one.conf(), ME)
+    server.do(lambda api: api.put("nodes", {**node_object(7), "metadata": {"name": "n1"}}))
+    with pytest.raises(SubnetLost, match=r"10\.244\.7\.0/24"):
+        one.keep(joined)
+
+
+def test_annotations_that_somebody_removes_are_written_again(server, registry):
+    one = registry()
+    joined = one.join(one.conf(), ME)
+    before = stored(server)["metadata"]["annotations"]
+    server.do(lambda api: api.put("nodes", node_object(1)))
+    one.keep(joined)
+    assert stored(server)["metadata"]["annotations"] == before
+
+
+def test_a_ready_network_clears_the_condition_and_no_other(server, registry):
+    one = registry()
+    one.ready(one.join(one.conf(), ME))
+    conditions = {it["type"]: it for it in stored(server)["status"]["conditions"]}
+    assert conditions["NetworkUnavailable"]["status"] == "False"
+    assert conditions["Ready"] == {"type": "Ready", "status": "True"}
+
+
+def test_a_node_that_leaves_has_no_annotations(server, registry):
+    one = registry()
+    one.leave(one.join(one.conf(), ME))
+    assert stored(server)["metadata"]["annotations"] == {}
+
+
+def test_the_watch_sees_nodes_come_change_and_go_and_nothing_else(server, registry):
+    one, two, stop, seen = registry(), registry("n2"), threading.Event(), []
+    mine = one.join(one.conf(), ME)
+    thread = threading.Thread(target=one.watch, args=(lambda nodes: seen.append({it.name: it for it in nodes}),
+                                                      stop.is_set))
+    thread.start()
+    assert eventually(lambda: seen == [{"n1": mine}])
+    other = Node("", {}, {4: ip_address("192.0.2.2"), 6: ip_address("2001:db8::2")}, "vxlan",
+                 {4: {"VNI": 1, "VtepMAC": "02:00:00:00:00:02"}})
+    joined = two.join(two.conf(), other)
+    assert eventually(lambda: seen[-1] == {"n1": mine, "n2": joined})
+    count = len(seen)
+    two.ready(joined)                           # as a kubelet's sign of life: no change of the network
+    server.do(lambda api: api.put("nodes", node_object(3, **{"kube-subnet-manager": "true", "public-ip": "nonsense"})))
+    assert eventually(lambda: "record_unreadable" in [event["event"] for event in one.events])
+    assert len(seen) == count
+    server.do(lambda api: api.compact())
+    server.do(lambda api: api.forget("nodes", "n2"))
+    two_gone = node_object(4, **{"kube-subnet-manager": "true", "public-ip": "192.0.2.4", "backend-type": "vxlan"})
+    server.do(lambda api: api.put("nodes", two_gone))
+    server.do(lambda api: api.drop("nodes", "n4"))
+    stop.set()
+    thread.join(30)
+    assert not thread.is_alive()
+
+
+def test_the_rights_in_deploy_are_enough_and_all_are_used(server, registry):
+    documents = list(yaml.safe_load_all((ROOT / "deploy" / "agent.yaml").read_text()))
+    rules = next(it["rules"] for it in documents if it["kind"] == "ClusterRole")
+    server.do(lambda api: setattr(api, "rules", rules))
+    server.do(lambda api: api.asked.clear())
+    one, stop = registry(), threading.Event()
+    joined = one.join(one.conf(), ME)
+    one.keep(joined)
+    one.ready(joined)
+    thread = threading.Thread(target=one.watch, args=(lambda nodes: stop.set(), stop.is_set))
+    thread.start()
+    thread.join(30)
+    assert eventually(lambda: ("watch", "", "nodes") in server.do(lambda api: set(api.asked)) or stop.is_set())
+    asked = server.do(lambda api: set(api.asked))
+    allowed = {(verb, group, what) for rule in rules for verb in rule["verbs"] for group in rule["apiGroups"]
+               for what in rule["resources"]}
+    assert asked <= allowed
+    assert allowed - asked <= {("watch", "", "nodes")}
