@@ -125,7 +125,7 @@ def fill(requests: Requests, change: Change) -> None:
 
 def add_set(requests: Requests, name: str, one: Set) -> None:
     address = ADDRESS_TYPES.get(one.length, 0)
-    key = {"map": (address,), "group": (address,), "block": (address,), "self": (address, address),
+    key = {"map": (address,), "link": (address,), "group": (address,), "block": (address,), "self": (address, address),
            "named": (address, TYPE_INET_SERVICE), "ports": (TYPE_INET_SERVICE,)}[one.kind]
     requests.add(nft_elements.add_set, FAMILY, TABLE, name, key, set_id=rules.SET_ID, verdicts=one.kind == "map",
                  intervals=bool(one.ranges))

@@ -41,6 +41,9 @@ class Node:
         for name in FORWARDING:
             sysctl.write(name, "1")
         self.names = {name: make_netns() for name in ADDRESSES}
+        for netns in (None, *self.names.values()):
+            with Inside(netns):             # link-local addresses are of use at once
+                sysctl.write("net/ipv6/conf/default/accept_dad", "0")
         self.listeners, self.open = {}, contextlib.ExitStack()
         batch(None, "link add br0 type bridge", *up("br0", NODE))
         for name, netns in self.names.items():
