@@ -55,23 +55,25 @@ class Engine:
 
         Apart from commit(), because it takes milliseconds: several changes need one call.
         """
-        addresses, self._suspects = self._suspects, set()
-        return cut.cut(self.rules.sock, self.compiler.state, addresses) if addresses else 0
+        found = cut.cut(self.rules.sock, self.compiler.state, self._suspects) if self._suspects else 0
+        self._suspects = set()          # after a failure they stay for the next call
+        return found
 
     def protect(self, pod: Pod) -> None:
-        """Within an ADD, before the pod's process starts: write what policies say of it. Its addresses are new, so no
-        connection is looked for."""
+        """Within an ADD, before the pod's process starts: write what policies say of it, with all that has changed
+        before. The next cut() ends what is left of connections of a former pod with its addresses."""
         self.compiler.put_pod(pod)
-        if self._write() is None:
-            self.load()
+        self.commit()
 
     def _write(self) -> Change | None:
         """Write the Change. None if the kernel refused it: another program has changed the table."""
         if not self._loaded:
             return None
         change = self.compiler.take()
+        self._loaded = False            # also after other errors, because take() gives a change only once
         try:
             self.rules.write(change)
         except NetlinkError:
             return None
+        self._loaded = True
         return change
