@@ -32,7 +32,7 @@ DIRECTIONS = (INGRESS, EGRESS)
 
 
 class Compiler:
-    """node: whose pods are isolated; "": all pods are of this node. cluster: what was put. state: what is wanted."""
+    """node: whose pods are isolated, and those whose node is not known; "": all pods. cluster: what was put. state: what is wanted."""
 
     def __init__(self, node: str = "") -> None:
         self.node, self.cluster, self.state = node, Cluster(), State()
@@ -122,7 +122,7 @@ class Compiler:
 
     def _note_local(self, pod: Pod | None, there: bool) -> set[bytes]:
         """Note that a pod of this node is there, or is gone. Return its addresses."""
-        if pod is None or self.node not in ("", pod.node):
+        if pod is None or (self.node and pod.node and self.node != pod.node):
             return set()
         for packed in pod.addresses:
             keys = self._local.setdefault(packed, set())

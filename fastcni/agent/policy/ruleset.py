@@ -24,7 +24,8 @@ FAMILY, TABLE = nft.NFPROTO_INET, "fastcni-policy"
 COMMENT = "fastcni: network policies of pods"
 ELEMENTS = 250                  # in one message, which has 32 KiB
 SEND_BYTES, ACK_BYTES = 64 << 20, 256 << 20             # limits, as the kernel counts: 768 bytes and more for an ACK
-BRIDGED = ("net/bridge/bridge-nf-call-iptables", "net/bridge/bridge-nf-call-ip6tables")
+BRIDGED = ("net/bridge/bridge-nf-call-iptables", "net/bridge/bridge-nf-call-ip6tables",
+           "net/bridge/bridge-nf-filter-vlan-tagged")           # also of packets with a VLAN tag, as on a trunk
 
 
 class Ruleset:

@@ -16,6 +16,7 @@ from fastcni.agent.policy.compile import Compiler
 from fastcni.agent.policy.evaluate import Connection, evaluate
 from fastcni.agent.policy.objects import read_policy
 from fastcni.agent.policy.ruleset import Ruleset, see_bridged_traffic
+from fastcni.kernel import sysctl
 from fastcni.testing.namespaces import Inside
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: makes network namespaces")
@@ -202,6 +203,11 @@ def test_neighbour_discovery_passes_on_the_link_only(policed):
             except TimeoutError:
                 pass
             assert (solicitation[4:] in found) is passes
+
+
+def test_packets_in_a_vlan_of_the_bridge_are_seen(policed):
+    """The kernel leaves them out by default: those from and to a trunk, whose tags the bridge handles."""
+    assert sysctl.read("net/bridge/bridge-nf-filter-vlan-tagged") == "1"
 
 
 def test_sctp_has_ports_too(policed):
