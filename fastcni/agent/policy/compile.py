@@ -32,7 +32,10 @@ DIRECTIONS = (INGRESS, EGRESS)
 
 
 class Compiler:
-    """node: whose pods are isolated, and those whose node is not known; "": all pods. cluster: what was put. state: what is wanted."""
+    """node: whose pods are isolated, and those whose node is not known; "": all pods.
+
+    cluster: what was put. state: what is wanted.
+    """
 
     def __init__(self, node: str = "") -> None:
         self.node, self.cluster, self.state = node, Cluster(), State()

@@ -1,8 +1,8 @@
 """The wanted nftables state of the policies as data: sets, verdict maps and chains; and the change between two of them.
 
 Names: in4, in6, out4, out6 (maps: local pod's address -> chain), self4, self6 and link6 are always there. Others end
-with the hash of what they stand for: g4-... (pods of a group), n4-... (pods with a named port), b4-... (blocks), p-... (ports);
-in-..., out-... (chain of a policy), all-in-..., all-out-... (chain of a set of policies).
+with the hash of what they stand for: g4-... (pods of a group), n4-... (pods with a named port), b4-... (blocks),
+p-... (ports); in-..., out-... (chain of a policy), all-in-..., all-out-... (chain of a set of policies).
 """
 
 from __future__ import annotations

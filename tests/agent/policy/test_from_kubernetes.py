@@ -78,6 +78,40 @@ def test_a_policy_that_cannot_be_read_stays_as_it_was(source):
     assert "NetworkPolicy shop/p: spec.policyTypes" in source.errors[POLICIES, "shop/p"]
 
 
+def test_a_policy_that_was_never_read_isolates_its_pods(source):
+    source.api.events[POLICIES].put(("DELETED", policy("p")))
+    source.api.events[POLICIES].put(("ADDED", policy("new", {"podSelector": {}, "ingress": [{"since-v2": []}]})))
+    wait(source, lambda: source.errors)
+    assert ADDRESS in source.compiler.state.elements["in4"]
+    assert not source.compiler.cluster.policies["shop/new"].ingress
+    source.api.events[POLICIES].put(("DELETED", policy("new")))
+    wait(source, lambda: ADDRESS not in source.compiler.state.elements["in4"])
+    assert not source.errors
+
+
+def test_a_record_from_before_the_addresses_does_not_take_them_away(source):
+    """An ADD gives the addresses; the pod's status has them seconds later."""
+    pod = source.compiler.cluster.pods["shop/a"]
+    early = {"metadata": POD["metadata"] | {"labels": {"app": "a"}}, "status": {"phase": "Pending"}}
+    source.api.events[PODS].put(("MODIFIED", early))
+    wait(source, lambda: source.compiler.cluster.pods["shop/a"] != pod)
+    assert ADDRESS in source.compiler.state.elements["in4"]
+    source.api.events[PODS].put(("MODIFIED", POD | {"status": POD["status"] | {"phase": "Failed"}}))
+    wait(source, lambda: ADDRESS not in source.compiler.state.elements["in4"])
+
+
+def test_objects_that_are_gone_are_not_remembered(source):
+    source.api.events[PODS].put(("DELETED", POD))
+    wait(source, lambda: not source.compiler.cluster.pods)
+    assert not source._seen[PODS]
+
+
+def test_a_fault_of_a_thread_is_raised(source):
+    source.api.events[PODS].put(("ADDED", {"metadata": {"resourceVersion": "1"}}))
+    with pytest.raises(KeyError):
+        wait(source, lambda: False)
+
+
 def test_what_went_while_the_api_server_was_away_is_deleted(source):
     source.api.objects[POLICIES] = [policy("q", namespace="other")]
     source.api.events[POLICIES].put(None)
