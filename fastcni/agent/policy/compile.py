@@ -17,7 +17,7 @@ from fastcni.agent.policy.chains import Compiled, group_set, named_set
 from fastcni.agent.policy.evaluate import Cluster
 from fastcni.agent.policy.groups import Groups
 from fastcni.agent.policy.objects import EGRESS, INGRESS
-from fastcni.agent.policy.state import PREFIXES, VERSIONS, Chain, Journal, Set, State, short_hash
+from fastcni.agent.policy.state import LINK, LINK_LOCAL, PREFIXES, VERSIONS, Chain, Journal, Set, State, short_hash
 from fastcni.kernel.nft_elements import concat, service
 
 if TYPE_CHECKING:
@@ -32,7 +32,10 @@ DIRECTIONS = (INGRESS, EGRESS)
 
 
 class Compiler:
-    """node: whose pods are isolated; "": all pods are of this node. cluster: what was put. state: what is wanted."""
+    """node: whose pods are isolated, and those whose node is not known; "": all pods.
+
+    cluster: what was put. state: what is wanted.
+    """
 
     def __init__(self, node: str = "") -> None:
         self.node, self.cluster, self.state = node, Cluster(), State()
@@ -122,7 +125,7 @@ class Compiler:
 
     def _note_local(self, pod: Pod | None, there: bool) -> set[bytes]:
         """Note that a pod of this node is there, or is gone. Return its addresses."""
-        if pod is None or self.node not in ("", pod.node):
+        if pod is None or (self.node and pod.node and self.node != pod.node):
             return set()
         for packed in pod.addresses:
             keys = self._local.setdefault(packed, set())
@@ -148,6 +151,9 @@ class Compiler:
             name = f"self{VERSIONS[len(packed)]}"
             if isolated != (key in self.state.elements[name]):
                 self._journal.put(name, key, "" if isolated else None)
+        any_isolated = any(self.state.elements[f"self{version}"] for version in VERSIONS.values())
+        if any_isolated != bool(self.state.elements[LINK]):
+            self._journal.put(LINK, LINK_LOCAL, "" if any_isolated else None)
 
     def _lead(self, map_name: str, packed: bytes, direction: str, names: tuple[str, ...]) -> None:
         """Let an address lead to the chain of these policies; to none without any."""

@@ -54,15 +54,16 @@ class Engine:
 
         Apart from commit(), because it takes milliseconds: several changes need one call.
         """
-        addresses, self._suspects = self._suspects, set()
-        return cut.cut(self.rules.sock, self.compiler.state, addresses) if addresses else 0
+        found = cut.cut(self.rules.sock, self.compiler.state, self._suspects) if self._suspects else 0
+        self._suspects = set()          # after a failure they stay for the next call
+        return found
 
     def protect(self, it: Attachment) -> list[Attachment]:
-        """Within an ADD, before the pod's process starts: write what policies say of it. Its addresses are new, so no
-        connection is looked for. Return the attachments whose place it takes."""
+        """Within an ADD, before the pod's process starts: write what policies say of it, with all that has changed
+        before. The next cut() ends what is left of connections of a former pod with its addresses. Return the
+        attachments whose place it takes."""
         gone = self.compiler.attach(it)
-        if self._write() is None:
-            self.load()
+        self.commit()
         return gone
 
     def _write(self) -> Change | None:
@@ -70,8 +71,10 @@ class Engine:
         if not self._loaded:
             return None
         change = self.compiler.take()
+        self._loaded = False            # also after other errors, because take() gives a change only once
         try:
             self.rules.write(change)
         except NetlinkError:
             return None
+        self._loaded = True
         return change

@@ -7,7 +7,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from fastcni.agent.policy.evaluate import Cluster
-from fastcni.agent.policy.objects import PolicyError, read_namespace, read_pod, read_policy
+from fastcni.agent.policy.objects import PolicyError, read_closed, read_namespace, read_pod, read_policy
 from fastcni.runtime.folder_changes import FolderChanges
 
 if TYPE_CHECKING:
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from fastcni.agent.policy.compile import Compiler
 
+GROUP = "networking.k8s.io/"
 ENDINGS = (".json", ".yaml", ".yml")
 
 
@@ -31,16 +32,28 @@ def paths(folder: str) -> list[str]:
                   if name.endswith(ENDINGS) and not name.startswith("."))
 
 
-def read_file(path: str) -> Cluster:
-    """The documents of one file; those of other kinds are passed over. Raises PolicyError and OSError."""
+def read_file(path: str, partly: Cluster | None = None) -> Cluster:
+    """The documents of one file; those of other kinds are passed over. Raises PolicyError and OSError.
+
+    partly: is given what can be read, also if another document cannot; a policy that cannot allows nothing.
+    """
     with open(path, "rb") as file:
         data = file.read()
-    found = Cluster()
+    found, errors = Cluster() if partly is None else partly, []
     try:
         for document in documents(path, data):
-            read_document(found, document)
-    except (PolicyError, ValueError) as e:
-        raise PolicyError(f"{path}: {' '.join(str(e).split())}") from None
+            try:
+                read_document(found, document)
+            except PolicyError as e:
+                errors.append(str(e))
+                if is_policy(document) and (closed := read_closed(document)):
+                    found.policies.setdefault(closed.key, closed)
+    except ValueError as e:                     # PolicyError too
+        errors.append(str(e))
+    except RecursionError:
+        errors.append("nested too deep")
+    if errors:
+        raise PolicyError(f"{path}: {' '.join('; '.join(errors).split())}")
     return found
 
 
@@ -63,7 +76,9 @@ def documents(path: str, data: bytes) -> Iterator[Any]:
         if not isinstance(document, dict):
             raise PolicyError("expected a mapping")
         if str(document.get("kind", "")).endswith("List"):
-            yield from document.get("items") or ()
+            if not isinstance(items := document.get("items") or [], list):
+                raise PolicyError("items: expected a list")
+            yield from items
         else:
             yield document
 
@@ -76,9 +91,15 @@ def read_document(found: Cluster, document: Any) -> None:
     elif kind == "Namespace":
         name, labels = read_namespace(document)
         found.namespaces[name] = labels
-    elif kind == "NetworkPolicy":
+    elif is_policy(document):
         policy = read_policy(document)
         found.policies[policy.key] = policy
+
+
+def is_policy(document: Any) -> bool:
+    """Whether a document is a NetworkPolicy of Kubernetes: other programs have kinds of this name too."""
+    return (isinstance(document, dict) and document.get("kind") == "NetworkPolicy"
+            and str(document.get("apiVersion") or GROUP).startswith(GROUP))
 
 
 def add(found: Cluster, more: Cluster) -> None:
@@ -90,14 +111,15 @@ def add(found: Cluster, more: Cluster) -> None:
 class Files:
     """Keeps a Compiler as the files say. Pods from elsewhere, as those of ADDs, stay. complete: see Kubernetes.
 
-    A file that cannot be read is as it was before: a mistake opens no pod. errors: {path: text} of these.
+    A file that cannot be read is as it was before: a mistake opens no pod. If it was never read, the documents without
+    a mistake count, and a policy with one allows nothing. errors: {path: text} of these.
     """
 
     complete = True
 
     def __init__(self, folder: str, compiler: Compiler) -> None:
         self.folder, self.compiler, self.errors = folder, compiler, dict[str, str]()
-        self._files: dict[str, Cluster] = {}
+        self._files: dict[str, Cluster] = {}    # as they were last read without an error
         self._own = Cluster()
         self._changes = FolderChanges()
         self._changes.add(folder)               # before the files are read, so that no change is missed
@@ -113,19 +135,19 @@ class Files:
     def attend(self) -> None:
         """Read the files, and change the Compiler by what differs. Raises OSError if the folder cannot be read."""
         self._changes.discard()
-        found, self.errors = {}, {}
+        new, good, self.errors = Cluster(), {}, {}
         for path in paths(self.folder):
+            partly = Cluster()
             try:
-                found[path] = read_file(path)
+                good[path] = read_file(path, partly)
             except FileNotFoundError:
                 continue                        # it went meanwhile, which is another change
             except (PolicyError, OSError) as e:
                 self.errors[path] = str(e)
-                found[path] = self._files.get(path, Cluster())
-        self._files = found
-        new = Cluster()
-        for each in found.values():
-            add(new, each)
+                if path in self._files:
+                    good[path] = self._files[path]
+            add(new, good.get(path, partly))
+        self._files = good
         update(self.compiler, self._own, new)
         self._own = new
 

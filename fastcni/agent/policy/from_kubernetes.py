@@ -7,7 +7,7 @@ import threading
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from fastcni.agent.policy.objects import PolicyError, read_namespace, read_pod, read_policy
+from fastcni.agent.policy.objects import PolicyError, read_closed, read_namespace, read_pod, read_policy
 from fastcni.kit.ipam.cluster.contract import StoreAway
 from fastcni.kit.ipam.cluster.stores.kubernetes_watch import key_of, watch_all
 
@@ -27,13 +27,15 @@ class Kubernetes:
     """Keeps a Compiler as the API says. start() starts the threads; attend() applies what they have read.
 
     complete: each kind has been listed, so the first table can be written. A policy that cannot be read stays as it was
-    before; errors: {path and key: text} of these. away: why the API server cannot be asked, "" if it can.
+    before, and without that allows nothing; errors: {path and key: text} of these. away: why the API server cannot be
+    asked, "" if it can.
     """
 
     def __init__(self, api: Api, compiler: Compiler) -> None:
         self.api, self.compiler = api, compiler
         self.errors: dict[tuple[str, str], str] = {}
         self.away = ""
+        self._fault: BaseException | None = None
         self._listed: set[str] = set()
         self._events: deque[Event] = deque()
         self._seen: dict[str, set[str]] = {path: set() for path in PATHS}       # since the last start of the watches
@@ -62,6 +64,14 @@ class Kubernetes:
     # -- in the threads -----------------------------------------------------------------------------------------------
 
     def _run(self):
+        """A fault ends the agent: with policies that no longer change it would do harm."""
+        try:
+            self._follow()
+        except BaseException as e:
+            self._fault = e
+            os.eventfd_write(self._wake, 1)
+
+    def _follow(self):
         while not self._stop.is_set():
             self._seen = {path: set() for path in PATHS}
             try:
@@ -71,8 +81,7 @@ class Kubernetes:
             self._stop.wait(RETRY_S)
 
     def _tell(self, path, document, gone):
-        if not gone:
-            self._seen[path].add(name_of(document))
+        (self._seen[path].discard if gone else self._seen[path].add)(name_of(document))
         self._add((path, document, gone))
 
     def _list_ended(self, path):
@@ -87,11 +96,13 @@ class Kubernetes:
     # -- in the agent's thread ----------------------------------------------------------------------------------------
 
     def attend(self) -> None:
-        """Apply what the threads have read since."""
+        """Apply what the threads have read since. Raises what has ended them."""
         try:
             os.eventfd_read(self._wake)
         except BlockingIOError:
             return
+        if self._fault:
+            raise self._fault
         while self._events:
             path, it, gone = self._events.popleft()
             if isinstance(it, frozenset):
@@ -114,6 +125,9 @@ class Kubernetes:
                 self.compiler.put_policy(read_policy(document))
         except PolicyError as e:
             self.errors[path, key] = str(e)
+            if path == POLICIES and key not in self._own[path] and (closed := read_closed(document)):
+                self.compiler.put_policy(closed)
+                self._own[path].add(key)
             return
         self._own[path].add(key)
         self.errors.pop((path, key), None)

@@ -3,9 +3,10 @@ cut.py asks it which connections are no longer allowed."""
 
 from __future__ import annotations
 
+from operator import and_
 from typing import TYPE_CHECKING
 
-from fastcni.agent.policy.state import IN, OUT, VERSIONS
+from fastcni.agent.policy.state import IN, LINK, LINK_LOCAL_MASK, OUT, VERSIONS
 from fastcni.kernel.nft_elements import concat, service
 
 if TYPE_CHECKING:
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 def allows(state: State, it: Connection) -> bool:
     """Whether the first packet of a connection is accepted."""
     version = VERSIONS[len(it.source)]
+    if bytes(map(and_, it.destination, LINK_LOCAL_MASK)) in state.elements[LINK]:
+        return False
     if concat(it.source, it.destination) in state.elements[f"self{version}"]:
         return True
     return (passes(state, state.elements[f"{OUT}{version}"].get(it.source), it.destination, it)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 PROTOCOLS = {"TCP": 6, "UDP": 17, "SCTP": 132}          # IPPROTO_*
 MAX_PORT = 65535
+MAX_NAME = 253
 IN, NOT_IN, EXISTS, DOES_NOT_EXIST = "In", "NotIn", "Exists", "DoesNotExist"
 INGRESS, EGRESS = "Ingress", "Egress"
 NAME_LABEL = "kubernetes.io/metadata.name"              # the API server gives it to each namespace
@@ -195,6 +196,12 @@ class Reader:
         value = self.value.get(key)
         return None if value is None else Reader(self.what, value, ".".join(filter(None, (self.path, key))))
 
+    def only(self, *keys: str) -> None:
+        """Refuse other keys: without a rule's peers, for a slip in writing, it would allow all of them."""
+        for key in self.value:
+            if key not in keys:
+                self.wrong("is not known", str(key))
+
     def each(self, key: str, read: Callable[[Reader], Item]) -> tuple[Item, ...]:
         """read() of each mapping in a list."""
         path = ".".join(filter(None, (self.path, key)))
@@ -218,6 +225,9 @@ def open_document(kind: str, document: Any) -> tuple[Reader, Reader, str, str]:
     metadata = it.part("metadata") or it.wrong("is missing", "metadata")
     name = metadata.get("name", str, "") or it.wrong("is missing", "metadata.name")
     namespace = metadata.get("namespace", str, "") or "default"
+    for key, text in (("name", name), ("namespace", namespace)):
+        if "/" in text or not text.isprintable() or len(text) > MAX_NAME:
+            metadata.wrong(f"{text!r} is no name", key)
     it.what = metadata.what = f"{kind} {name if kind == 'Namespace' else f'{namespace}/{name}'}"
     return it, metadata, name, namespace
 
@@ -232,11 +242,16 @@ def read_pod(document: Any) -> Pod:
     """Read a Pod. Raises PolicyError."""
     it, metadata, name, namespace = open_document("Pod", document)
     spec, status = it.part("spec"), it.part("status")
-    outside = (spec is not None and spec.value.get("hostNetwork") is True) or (
-        status is not None and status.get("phase", str, "") in ENDED)
-    return Pod(namespace, name, metadata.texts("labels"), () if outside or status is None else read_addresses(status),
+    return Pod(namespace, name, metadata.texts("labels"),
+               read_addresses(status) if status and not is_outside(spec, status) else (),
                spec.get("nodeName", str, "") if spec else "", read_named_ports(spec) if spec else {},
                metadata.get("uid", str, ""))
+
+
+def is_outside(spec: Reader | None, status: Reader | None) -> bool:
+    """Whether a pod has, or has any more, no addresses of its own."""
+    return (spec is not None and spec.value.get("hostNetwork") is True) or (
+        status is not None and status.get("phase", str, "") in ENDED)
 
 
 def read_addresses(status: Reader) -> tuple[bytes, ...]:
@@ -264,6 +279,7 @@ def read_policy(document: Any) -> Policy:
     """Read a NetworkPolicy. Raises PolicyError."""
     it, _, name, namespace = open_document("NetworkPolicy", document)
     spec = it.part("spec") or it.wrong("is missing", "spec")
+    spec.only("podSelector", "policyTypes", "ingress", "egress")
     kinds = spec.get("policyTypes", list, [])
     for kind in kinds:
         if kind not in (INGRESS, EGRESS):
@@ -276,16 +292,33 @@ def read_policy(document: Any) -> Policy:
                   egress if EGRESS in kinds or (not kinds and egress) else None)
 
 
+def read_closed(document: Any) -> Policy | None:
+    """Read a NetworkPolicy that read_policy() refuses: its pods and directions, without rules, so that it allows
+    nothing. None if its pods cannot be read."""
+    try:
+        spec = Reader("", document).part("spec")
+        if spec is None:
+            return None
+        kinds = spec.value.get("policyTypes")
+        if not isinstance(kinds, list) or not kinds or any(kind not in (INGRESS, EGRESS) for kind in kinds):
+            kinds = [INGRESS, EGRESS]
+        return read_policy({**document, "spec": {"podSelector": spec.value.get("podSelector"), "policyTypes": kinds}})
+    except PolicyError:
+        return None
+
+
 def read_selector(it: Reader | None) -> Selector:
     """Read a LabelSelector; one that is not there or is empty matches everything."""
     if it is None:
         return EVERYTHING
+    it.only("matchLabels", "matchExpressions")
     found = [Requirement(key, IN, frozenset([value])) for key, value in it.texts("matchLabels").items()]
     found += it.each("matchExpressions", read_requirement)
     return Selector(tuple(sorted(dict.fromkeys(found), key=lambda one: (one.key, one.operator, sorted(one.values)))))
 
 
 def read_requirement(it: Reader) -> Requirement:
+    it.only("key", "operator", "values")
     key, operator, values = it.get("key", str, ""), it.get("operator", str, ""), it.get("values", list, [])
     if not key:
         it.wrong("is missing", "key")
@@ -297,10 +330,12 @@ def read_requirement(it: Reader) -> Requirement:
 
 
 def read_rule(it: Reader, peers: str, namespace: str) -> Rule:
+    it.only(peers, "ports")
     return Rule(it.each(peers, lambda one: read_peer(one, namespace)), it.each("ports", read_port))
 
 
 def read_peer(it: Reader, namespace: str) -> Group | Block:
+    it.only("ipBlock", "namespaceSelector", "podSelector")
     block, namespaces, pods = it.part("ipBlock"), it.part("namespaceSelector"), it.part("podSelector")
     if block and (namespaces or pods):
         it.wrong("ipBlock stands alone, without selectors")
@@ -312,6 +347,7 @@ def read_peer(it: Reader, namespace: str) -> Group | Block:
 
 
 def read_block(it: Reader) -> Block:
+    it.only("cidr", "except")
     network = read_network(it, "cidr", it.get("cidr", str, ""))
     excepted = tuple(read_network(it, "except", text) for text in it.get("except", list, []))
     for one in excepted:
@@ -329,6 +365,7 @@ def read_network(it: Reader, key: str, text: Any) -> tuple[bytes, int]:
 
 
 def read_port(it: Reader) -> Port:
+    it.only("protocol", "port", "endPort")
     protocol, port, last = read_protocol(it), it.value.get("port"), it.get("endPort", int, 0)
     if isinstance(port, str) and port:
         if last:

@@ -24,7 +24,8 @@ FAMILY, TABLE = nft.NFPROTO_INET, "fastcni-policy"
 COMMENT = "fastcni: network policies of pods"
 ELEMENTS = 250                  # in one message, which has 32 KiB
 SEND_BYTES, ACK_BYTES = 64 << 20, 256 << 20             # limits, as the kernel counts: 768 bytes and more for an ACK
-BRIDGED = ("net/bridge/bridge-nf-call-iptables", "net/bridge/bridge-nf-call-ip6tables")
+BRIDGED = ("net/bridge/bridge-nf-call-iptables", "net/bridge/bridge-nf-call-ip6tables",
+           "net/bridge/bridge-nf-filter-vlan-tagged")           # also of packets with a VLAN tag, as on a trunk
 
 
 class Ruleset:
@@ -131,7 +132,7 @@ def fill(requests: Requests, change: Change) -> None:
 
 def add_set(requests: Requests, name: str, one: Set) -> None:
     address = ADDRESS_TYPES.get(one.length, 0)
-    key = {"map": (address,), "group": (address,), "block": (address,), "self": (address, address),
+    key = {"map": (address,), "link": (address,), "group": (address,), "block": (address,), "self": (address, address),
            "named": (address, TYPE_INET_SERVICE), "ports": (TYPE_INET_SERVICE,)}[one.kind]
     requests.add(nft_elements.add_set, FAMILY, TABLE, name, key, set_id=rules.SET_ID, verdicts=one.kind == "map",
                  intervals=bool(one.ranges))

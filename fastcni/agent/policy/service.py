@@ -65,7 +65,7 @@ class Policies:
 
     def __init__(self, settings: Settings, log: Logger) -> None:
         self.settings, self.log = settings, log
-        self.ready, self.due = False, float("inf")
+        self.ready, self.due = False, 0.0
         self.errors: dict[Any, str] = {}                    # documents that cannot be read
         self.stale = False                                  # the kernel may have another table
         self.cut = 0                                        # connections
@@ -85,8 +85,9 @@ class Policies:
         except ListenError as e:
             raise ConfigurationError(str(e)) from None
         self.poll = select.epoll()
-        for source in (self.source, self.events, self.requests):
-            self.poll.register(source.fileno(), select.EPOLLIN)
+        for waited_for in (self.source, self.events, self.requests):
+            self.poll.register(waited_for.fileno(), select.EPOLLIN)
+        self._tell_errors()
 
     def _open_source(self) -> Files | Kubernetes:
         if not self.settings.folder:
@@ -111,8 +112,9 @@ class Policies:
 
     def attend(self) -> None:
         """Take what the source says, write what has changed, cut what is no longer allowed, answer requests."""
-        self.source.attend()
-        self._tell_errors()
+        if self.source.fileno() in [fd for fd, _ in self.poll.poll(0)]:
+            self.source.attend()
+            self._tell_errors()
         wire.drain(self.events, self._note, self._note_dropped, own=self.engine.rules.port)
         try:
             self._write()

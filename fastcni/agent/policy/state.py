@@ -1,8 +1,8 @@
 """The wanted nftables state of the policies as data: sets, verdict maps and chains; and the change between two of them.
 
-Names: in4, in6, out4, out6 (maps: local pod's address -> chain) and self4, self6 are always there. Others end with the
-hash of what they stand for: g4-... (pods of a group), n4-... (pods with a named port), b4-... (blocks), p-... (ports);
-in-..., out-... (chain of a policy), all-in-..., all-out-... (chain of a set of policies).
+Names: in4, in6, out4, out6 (maps: local pod's address -> chain), self4, self6 and link6 are always there. Others end
+with the hash of what they stand for: g4-... (pods of a group), n4-... (pods with a named port), b4-... (blocks),
+p-... (ports); in-..., out-... (chain of a policy), all-in-..., all-out-... (chain of a set of policies).
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ LENGTHS = (4, 16)                               # of packed addresses
 VERSIONS = {4: "4", 16: "6"}                    # in names, by length of an address
 IN, OUT, TO_IN = "in", "out", "to-in"
 PREFIXES = {INGRESS: IN, EGRESS: OUT}
-PERMANENT = {f"{name}{version}" for name in (IN, OUT, "self") for version in VERSIONS.values()}
+LINK, LINK_LOCAL, LINK_LOCAL_MASK = "link6", b"\xfe\x80" + bytes(14), b"\xff\xc0" + bytes(14)         # fe80::/10
+PERMANENT = {LINK, *(f"{name}{version}" for name in (IN, OUT, "self") for version in VERSIONS.values())}
 
 
 @dataclass(frozen=True, slots=True)
 class Set:
-    """kind: "map", "self", "group", "named", "block" or "ports". length: of its addresses in bytes, 0 of ports.
+    """kind: "map", "self", "link", "group", "named", "block" or "ports". length: of its addresses in bytes, 0 of ports.
     ranges: the content of blocks and ports, which never changes, because the name is its hash."""
 
     kind: str
@@ -66,7 +67,7 @@ class Chain:
 
 
 def permanent_sets() -> dict[str, Set]:
-    return {name: Set("self" if name.startswith("self") else "map", 4 if name.endswith("4") else 16)
+    return {name: Set(name[:-1] if name[:-1] in ("self", "link") else "map", 4 if name.endswith("4") else 16)
             for name in PERMANENT}
 
 

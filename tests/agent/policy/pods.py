@@ -8,7 +8,8 @@ import time
 
 from agent.policy.clusters import make_pod
 
-from fastcni.kernel import sysctl
+from fastcni._netlink import Batch
+from fastcni.kernel import conntrack, sysctl, uapi, wire
 from fastcni.spec.address import read_ip
 from fastcni.testing.namespaces import Inside, run
 
@@ -41,6 +42,9 @@ class Node:
         for name in FORWARDING:
             sysctl.write(name, "1")
         self.names = {name: make_netns() for name in ADDRESSES}
+        for netns in (None, *self.names.values()):
+            with Inside(netns):             # link-local addresses are of use at once
+                sysctl.write("net/ipv6/conf/default/accept_dad", "0")
         self.listeners, self.open = {}, contextlib.ExitStack()
         batch(None, "link add br0 type bridge", *up("br0", NODE))
         for name, netns in self.names.items():
@@ -112,6 +116,14 @@ class Node:
                 with contextlib.suppress(BlockingIOError):
                     while True:
                         it.sendto(*it.recvfrom(64))
+
+    def forget_flows(self):
+        """Else a socket that gets the port of an earlier one goes on with its connection."""
+        with contextlib.closing(wire.open_socket(uapi.NETLINK_NETFILTER)) as sock:
+            for flow in conntrack.list_flows(sock):
+                batch = Batch()
+                conntrack.delete(batch, flow)
+                wire.attempt(sock, batch)
 
     def accept(self, name, port=80):
         """The other end of the newest connection to a pod."""

@@ -116,6 +116,14 @@ def test_pods_of_other_nodes_are_peers_and_not_isolated():
         [b"\x0a\0\0\x01"]]
 
 
+def test_a_pod_whose_node_is_not_known_is_isolated():
+    """A pod in a file may have no nodeName."""
+    it = Compiler("here")
+    it.put_policy(policy("p"))
+    it.put_pod(make_pod("pod1", "10.0.0.1", node=""))
+    assert it.state.elements["in4"]
+
+
 def test_a_pod_made_again_with_the_address_of_a_former_one():
     """The former record goes later than the new one comes."""
     it = Compiler()

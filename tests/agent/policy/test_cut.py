@@ -1,5 +1,6 @@
 """Tightened policies cut established connections; others go on. Needs root."""
 
+import errno
 import os
 import socket
 import subprocess
@@ -7,10 +8,11 @@ import subprocess
 import pytest
 from agent.policy.pods import ADDRESSES, Node, pods
 
-from fastcni.agent.policy.attached import AttachedCompiler
+from fastcni.agent.policy.attached import AttachedCompiler, Attachment
 from fastcni.agent.policy.engine import Engine
 from fastcni.agent.policy.objects import read_policy
 from fastcni.agent.policy.ruleset import see_bridged_traffic
+from fastcni.spec.address import read_ip
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: makes network namespaces")
 WEB, LOCKED = {"podSelector": {"matchLabels": {"app": "web"}}}, {"podSelector": {}}
@@ -114,5 +116,55 @@ def test_udp_is_cut_too(policed):
 def test_a_table_that_another_program_has_removed_is_written_again(policed):
     subprocess.run(["nft", "delete", "table", "inet", "fastcni-policy"], check=True)
     policed.set({"podSelector": {}}, labels=LABELS)
+    asked = {("a", ADDRESSES["c"][0], 6, 80)}
+    assert policed.node.reached(asked, set()) == set()
+
+
+def test_an_add_does_not_hide_a_change_from_the_cut(policed):
+    """What was put before the ADD, and not committed yet, is in the same transaction."""
+    session = Session(policed.node, "b", "c")
+    policed.engine.compiler.put_policy(read_policy({"metadata": {"name": "p"}, "spec": LOCKED}))
+    policed.engine.protect(Attachment(("net", "new", "eth0"), "default/new", {}, (read_ip("10.0.0.9"),)))
+    assert policed.engine.cut() == 1
+    assert not session.is_alive()
+
+
+def test_flows_of_an_address_end_when_a_new_pod_has_it(policed):
+    client = policed.node.connect("b", ADDRESSES["c"][0], 80, socket.SOCK_DGRAM)
+    listener = policed.node.listeners["c", socket.SOCK_DGRAM, 80]
+    listener.settimeout(5)
+    data, address = listener.recvfrom(64)
+    listener.sendto(data, address)          # after an answer the flow is established
+    policed.engine.compiler.delete_pod("default/c")
+    policed.engine.compiler.put_policy(read_policy({"metadata": {"name": "p"}, "spec": {
+        "podSelector": {"matchLabels": {"app": "new"}}}}))
+    policed.engine.commit()
+    policed.engine.cut()
+    policed.engine.protect(Attachment(("net", "new", "eth0"), "default/new", {"app": "new"},
+                                      tuple(map(read_ip, ADDRESSES["c"]))))
+    policed.engine.cut()
+    client.send(b"again")
+    listener.settimeout(0.15)
+    with pytest.raises(TimeoutError):
+        listener.recv(64)
+
+
+def test_after_a_failure_the_complete_table_is_written_and_the_connections_are_cut(policed, monkeypatch):
+    session = Session(policed.node, "b", "c")
+
+    def fail(*_):
+        raise OSError(errno.ENOBUFS, "no memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("fastcni.agent.policy.ruleset.Requests.send", fail)
+        with pytest.raises(OSError, match="no memory"):
+            policed.set(LOCKED, labels=LABELS)
+    policed.engine.commit()
+    with monkeypatch.context() as patch:
+        patch.setattr("fastcni.kernel.conntrack.list_flows", fail)
+        with pytest.raises(OSError, match="no memory"):
+            policed.engine.cut()
+    assert policed.engine.cut() == 1
+    assert not session.is_alive()
     asked = {("a", ADDRESSES["c"][0], 6, 80)}
     assert policed.node.reached(asked, set()) == set()

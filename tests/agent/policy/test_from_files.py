@@ -39,12 +39,37 @@ def test_documents_of_all_files_are_read(folder):
 
 
 @pytest.mark.parametrize("text, said", [("{", "bad.json: "), ("[]", "expected a mapping"),
-                                        ('{"kind": "Pod"}', "Pod: metadata: is missing")])
+                                        ('{"kind": "Pod"}', "Pod: metadata: is missing"),
+                                        ('{"kind": "List", "items": 5}', "items: expected a list"),
+                                        ("[" * 100_000, "nested too deep")])
 def test_an_error_names_the_file(folder, text, said):
     (folder / "bad.json").write_text(text)
     with pytest.raises(PolicyError, match=f"bad.json: .*|{said}") as raised:
         read_cluster(str(folder))
     assert said in str(raised.value)
+
+
+def test_policies_of_other_programs_are_passed_over(folder):
+    """Calico has a NetworkPolicy too, with other keys."""
+    (folder / "calico.yaml").write_text(POLICIES.replace("networking.k8s.io/v1", "projectcalico.org/v3").replace(
+        "name: closed", "name: other"))
+    assert list(read_cluster(str(folder)).policies) == ["default/closed"]
+
+
+def test_a_policy_that_was_never_read_isolates_its_pods(folder):
+    """As after a restart of the agent: what was read before is not known."""
+    (folder / "policies.yaml").write_text(POLICIES + POLICIES.replace("closed", "wrong").replace(
+        "podSelector: {}", "podSelector: {}, ingress: [{form: []}]"))
+    it = Compiler()
+    files = Files(str(folder), it)
+    try:
+        assert files.errors
+        assert [policy.ingress for policy in it.cluster.policies.values()] == [(), ()]
+        (folder / "policies.yaml").write_text(POLICIES + "kind: Pod\n")         # another mistake
+        files.attend()
+        assert list(it.cluster.policies) == ["default/closed"] and files.errors
+    finally:
+        files.close()
 
 
 def test_a_change_of_a_file_changes_the_compiler_and_a_mistake_opens_nothing(folder):

@@ -78,6 +78,29 @@ def test_a_policy_that_cannot_be_read_stays_as_it_was(source):
     assert "NetworkPolicy shop/p: spec.policyTypes" in source.errors[POLICIES, "shop/p"]
 
 
+def test_a_policy_that_was_never_read_isolates_its_pods(source):
+    source.api.events[POLICIES].put(("DELETED", policy("p")))
+    source.api.events[POLICIES].put(("ADDED", policy("new", {"podSelector": {}, "ingress": [{"since-v2": []}]})))
+    wait(source, lambda: source.errors)
+    assert ADDRESS in source.compiler.state.elements["in4"]
+    assert not source.compiler.cluster.policies["shop/new"].ingress
+    source.api.events[POLICIES].put(("DELETED", policy("new")))
+    wait(source, lambda: ADDRESS not in source.compiler.state.elements["in4"])
+    assert not source.errors
+
+
+def test_objects_that_are_gone_are_not_remembered(source):
+    source.api.events[PODS].put(("DELETED", POD))
+    wait(source, lambda: not source.compiler.cluster.pods)
+    assert not source._seen[PODS]
+
+
+def test_a_fault_of_a_thread_is_raised(source):
+    source.api.events[PODS].put(("ADDED", {"metadata": {"resourceVersion": "1"}}))
+    with pytest.raises(KeyError):
+        wait(source, lambda: False)
+
+
 def test_what_went_while_the_api_server_was_away_is_deleted(source):
     source.api.objects[POLICIES] = [policy("q", namespace="other")]
     source.api.events[POLICIES].put(None)

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 from agent.policy.clusters import POLICIES
-from agent.policy.pods import ADDRESSES, NODE, TCP, UDP, Node, packed, pairs, pods
+from agent.policy.pods import ADDRESSES, NODE, TCP, UDP, Node, batch, packed, pairs, pods
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
@@ -16,6 +16,7 @@ from fastcni.agent.policy.compile import Compiler
 from fastcni.agent.policy.evaluate import Connection, evaluate
 from fastcni.agent.policy.objects import read_policy
 from fastcni.agent.policy.ruleset import Ruleset, see_bridged_traffic
+from fastcni.kernel import sysctl
 from fastcni.testing.namespaces import Inside
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: makes network namespaces")
@@ -52,6 +53,7 @@ class Policed:
     def check(self, asked):
         """The kernel lets through what the policies allow. Return that."""
         expected = self.expected(asked)
+        self.node.forget_flows()
         assert self.node.reached(asked, expected) == expected
         return expected
 
@@ -161,6 +163,52 @@ def test_a_pod_reaches_itself_through_a_service_and_others_where_it_may(policed)
              ("a", "10.96.0.2", TCP, 80)}
     expected = {("d", "10.96.0.1", TCP, 80), ("d", "10.96.0.2", TCP, 80)}
     assert policed.node.reached(asked, expected) == expected
+
+
+def test_a_restricted_pod_is_not_reached_by_its_link_local_address(policed):
+    """No record has that address. Messages of neighbour discovery pass, but carry no data through the node."""
+    client, server = (policed.node.names[name] for name in "ab")
+    batch(server, "address add fe80::b/64 dev eth0 nodad")
+    to_b = "fe80::b%eth0"
+    with Inside(client), socket.create_connection((to_b, 80), timeout=10) as known:
+        policed.put({"podSelector": {}, "policyTypes": ["Ingress", "Egress"]})
+        with pytest.raises(TimeoutError):
+            socket.create_connection((to_b, 80), timeout=0.1)
+        known.send(b"x")
+        accepted = policed.node.accept("b")
+        accepted.settimeout(0.1)
+        with pytest.raises(TimeoutError):
+            accepted.recv(1)
+    policed.compiler.delete_policy("default/p0")
+    policed.rules.write(policed.compiler.take())
+    with Inside(client):
+        socket.create_connection((to_b, 80), timeout=10).close()
+
+
+def test_neighbour_discovery_passes_on_the_link_only(policed):
+    """Routers decrement the hop limit of 255."""
+    asked = {("a", ADDRESSES[name][1], TCP, 80) for name in "bd"}
+    assert policed.node.reached(asked, asked) == asked
+    policed.put({"podSelector": {}, "policyTypes": ["Ingress", "Egress"]})
+    solicitation = bytes((135, 0, 0, 0)) + bytes(20)
+    for name, passes in (("d", False), ("b", True)):
+        with Inside(policed.node.names[name]), socket.socket(socket.AF_INET6, socket.SOCK_RAW, 58) as receiver:
+            receiver.settimeout(10 if passes else 0.15)
+            with Inside(policed.node.names["a"]), socket.socket(socket.AF_INET6, socket.SOCK_RAW, 58) as sender:
+                sender.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_UNICAST_HOPS, 255)
+                sender.sendto(solicitation, (ADDRESSES[name][1], 0))
+            found = set()
+            try:
+                while solicitation[4:] not in found:
+                    found.add(receiver.recv(200)[4:])
+            except TimeoutError:
+                pass
+            assert (solicitation[4:] in found) is passes
+
+
+def test_packets_in_a_vlan_of_the_bridge_are_seen(policed):
+    """The kernel leaves them out by default: those from and to a trunk, whose tags the bridge handles."""
+    assert sysctl.read("net/bridge/bridge-nf-filter-vlan-tagged") == "1"
 
 
 def test_sctp_has_ports_too(policed):

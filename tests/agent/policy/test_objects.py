@@ -83,7 +83,13 @@ def test_expressions_of_a_selector(expression, labels, matched):
     ({"policyTypes": ["Both"]}, r"spec.policyTypes"),
     ({"podSelector": {"matchExpressions": [{"key": "k", "operator": "In"}]}}, r"matchExpressions\[0\].values"),
     ({"podSelector": {"matchLabels": {"app": 1}}}, r"spec.podSelector.matchLabels: expected text for 'app', got 1"),
-    ({"ingress": {}}, r"spec.ingress: expected list")])
+    ({"ingress": {}}, r"spec.ingress: expected list"),
+    ({"podselector": {}}, r"spec.podselector: is not known"),
+    ({"ingress": [{"form": []}]}, r"spec.ingress\[0\].form: is not known"),
+    ({"egress": [{"from": []}]}, r"spec.egress\[0\].from: is not known"),
+    ({"ingress": [{"ports": [{"ports": 80}]}]}, r"ports\[0\].ports: is not known"),
+    ({"egress": [{"to": [{"ipBlock": {"cidr": "10.0.0.0/8", "exept": []}}]}]}, r"ipBlock.exept: is not known"),
+    ({"podSelector": {"app": "db"}}, r"spec.podSelector.app: is not known")])
 def test_an_error_names_the_policy_and_the_key(spec, text):
     with pytest.raises(PolicyError, match=f"^NetworkPolicy shop/web: .*{text}"):
         policy(**spec)
@@ -103,6 +109,14 @@ def test_a_pod_has_labels_addresses_and_named_ports():
                                       {"status": {"podIP": "10.0.0.1", "phase": "Succeeded"}}, {}])
 def test_a_pod_without_addresses_of_its_own(document):
     assert read_pod({"metadata": {"name": "a"}, **document}).addresses == ()
+
+
+@pytest.mark.parametrize("name", ["a/b", "\ud800", "a\0b", "two\nlines", "a" * 254])
+def test_a_text_that_is_no_name(name):
+    """It goes into keys, and into the comments of the kernel's rules."""
+    for metadata in ({"name": name}, {"name": "a", "namespace": name}):
+        with pytest.raises(PolicyError, match="is no name"):
+            read_policy({"metadata": metadata, "spec": {}})
 
 
 def test_a_namespace_has_its_name_as_a_label():
