@@ -1,5 +1,6 @@
 #!/bin/sh
-# Three nodes joined by `fastcni agent` on a real etcd: pods on each, pings across, a node that dies and comes back.
+# Three nodes joined by `fastcni agent` on a real etcd: pods on each, pings across, a network policy that cuts one off, a
+# node that dies and comes back.
 #   agent-demo.sh [BACKEND]     vxlan (the default) or host-gw
 # A node is a network namespace with its own agent. Another namespace has the bridge between the nodes, and etcd.
 set -eu
@@ -42,7 +43,7 @@ until_true() {
 # start_agent NODE: start the agent, and wait until it has written the node's subnet
 start_agent() {
     ip netns exec "$id-$1" "$fastcni" agent --etcd $etcd_url --iface uplink --subnet-file "$work/$1/subnet.env" \
-        --conflist "" --folder "$work/$1/state" 2>> "$work/$1/log" &
+        --conflist "" --folder "$work/$1/state" --policies "$work/policies" 2>> "$work/$1/log" &
     agent=$!
     processes="$processes $agent"
     until_true 30 test -s "$work/$1/subnet.env"
@@ -57,25 +58,27 @@ start_node() {
     ip -n "$id-$1" addr add "10.98.0.$2/24" dev uplink
     ip -n "$id-$1" link set uplink up
     mkdir "$work/$1"
-    cat > "$work/$1/demo.conf" << CONF
-{"cniVersion": "1.0.0", "name": "demo", "type": "flannel", "subnetFile": "$work/$1/subnet.env",
- "dataDir": "$work/$1/flannel", "ipam": {"type": "host-local", "dataDir": "$work/$1/addresses"},
- "delegate": {"isDefaultGateway": true}}
+    cat > "$work/$1/demo.conflist" << CONF
+{"cniVersion": "1.0.0", "name": "demo", "plugins": [
+ {"type": "flannel", "subnetFile": "$work/$1/subnet.env", "dataDir": "$work/$1/flannel",
+  "ipam": {"type": "host-local", "dataDir": "$work/$1/addresses"}, "delegate": {"isDefaultGateway": true}},
+ {"type": "policy", "agentSocketPath": "$work/$1/state/policy.sock"}]}
 CONF
     start_agent "$1"
     echo "$1 has $(sed -n 's/FLANNEL_SUBNET=//p' "$work/$1/subnet.env")"
 }
 
-# call COMMAND NODE POD: call the plugin as a runtime does
+# call add|del NODE POD: call the plugins as a runtime does
 call() {
-    ip netns exec "$id-$2" env CNI_COMMAND="$1" CNI_CONTAINERID="$3" CNI_NETNS="/run/netns/$id-$3" CNI_IFNAME=eth0 \
-        CNI_PATH="$work/bin" FASTCNI_SOCKET= "$work/bin/flannel" < "$work/$2/demo.conf"
+    ip netns exec "$id-$2" env FASTCNI_SOCKET= "$fastcni" "$1" --conf-dir "$work/$2" --bin-dir "$work/bin" \
+        --cache-dir "$work/$2/cache" --container-id "$3" --args "IgnoreUnknown=1;K8S_POD_NAME=$3;LABELS=app:$3" \
+        --json demo "/run/netns/$id-$3"
 }
 
 # add_pod NODE POD: make a pod, and note its address in the file POD
 add_pod() {
     ip netns add "$id-$2"
-    call ADD "$1" "$2" > "$work/result" || fail "ADD of $2: $(cat "$work/result")"
+    call add "$1" "$2" > "$work/result" || fail "ADD of $2: $(cat "$work/result")"
     sed -n 's|.*"address": *"\([0-9.]*\)/.*|\1|p' "$work/result" | head -n 1 > "$work/$2"
     echo "$2 on $1 has $(cat "$work/$2")"
 }
@@ -90,6 +93,7 @@ command -v etcd > /dev/null || fail "it needs etcd; on Debian or Ubuntu: apt-get
 command -v etcdctl > /dev/null || fail "it needs etcdctl; on Debian or Ubuntu: apt-get install etcd-client"
 case $backend in vxlan | host-gw) ;; *) fail "expected vxlan or host-gw, got $backend" ;; esac
 work=$(mktemp -d "${TMPDIR:-/tmp}/fastcni-agent.XXXXXX")
+mkdir "$work/policies"
 
 say "1. Start etcd, and write the network's configuration there"
 "$fastcni" install --bin-dir "$work/bin" > /dev/null
@@ -126,19 +130,32 @@ done
 echo "All 6 pings were answered. The routes of node-a to the other nodes:"
 ip -n "$id-node-a" route | grep '^10\.244\.' | grep -v cni0
 
-say "5. Another program deletes node-a's routes"
+say "5. A network policy cuts pod-c off, and is lifted"
+cat > "$work/new" << POLICY
+{"kind": "NetworkPolicy", "metadata": {"name": "cut-off"}, "spec": {"podSelector": {"matchLabels": {"app": "pod-c"}}}}
+POLICY
+mv "$work/new" "$work/policies/cut-off.json"
+until_true 10 sh -c "! ip netns exec $id-pod-a ping -q -c 1 -W 1 $(cat "$work/pod-c")"
+reaches pod-a pod-b || fail "pod-a does not reach pod-b"
+echo "pod-a reaches pod-b, and not pod-c. Where nftables on node-c looks before a packet goes to a pod:"
+ip netns exec "$id-node-c" nft list map inet fastcni-policy in4 | grep elements
+rm "$work/policies/cut-off.json"
+until_true 10 reaches pod-a pod-c
+echo "Without the policy, pod-a reaches pod-c again."
+
+say "6. Another program deletes node-a's routes"
 for route in $(ip -n "$id-node-a" route | grep '^10\.244\.' | grep -v cni0 | cut -d' ' -f1); do
     ip -n "$id-node-a" route del "$route"
 done
 until_true 10 reaches pod-a pod-b
 grep -o 'event=network_repaired.*' "$work/node-a/log" | head -n 1
 
-say "6. Kill node-b's agent: its pod is reached all the same"
+say "7. Kill node-b's agent: its pod is reached all the same"
 kill -9 "$agent_b"
 reaches pod-a pod-b || fail "pod-a does not reach pod-b"
 echo "pod-a reaches pod-b."
 
-say "7. node-b dies, and comes back as a new machine with the same address"
+say "8. node-b dies, and comes back as a new machine with the same address"
 ip netns del "$id-pod-b"
 ip netns del "$id-node-b"
 before=$(sed -n 's/FLANNEL_SUBNET=//p' "$work/node-b/subnet.env")
@@ -151,8 +168,8 @@ until_true 10 reaches pod-a pod-b
 until_true 10 reaches pod-b pod-c
 echo "It has its subnet again, and the other nodes reach it."
 
-say "8. Delete the pods"
-for name in a b c; do call DEL node-$name pod-$name; done
+say "9. Delete the pods"
+for name in a b c; do call del node-$name pod-$name > "$work/result"; done
 left=$(find "$work"/node-?/addresses -name '10.244.*' | wc -l)
 [ "$left" = 0 ] || fail "$left addresses are still held"
 echo "Nothing is held any more: the demo worked."

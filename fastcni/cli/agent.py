@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 @click.option("--conflist", default="/etc/cni/net.d/10-flannel.conflist", show_default=True, metavar="FILE",
               help='The configuration of pods\' network, written if there is none; "" writes none.')
 @click.option("--folder", default="/run/fastcni/agent", show_default=True, metavar="DIR",
-              help="Keeps the MACs of this node's links.")
+              help="Keeps the MACs of this node's links and the pods that policies protect; with the plugin's socket.")
 @click.option("--ip-masq/--no-ip-masq", default=True, show_default=True,
               help="Give packets of pods that leave the network this node's address.")
 @click.option("--policies", default="", envvar="FASTCNI_AGENT_POLICIES", show_envvar=True, metavar="SOURCE",
@@ -169,14 +169,14 @@ class MetricsPage:
 
 
 def policy_settings(source: str, kubeconfig: str, name: str, folder: str) -> PolicySettings:
-    """What --policies says. name: of the node. folder: of the agent."""
+    """What --policies says. name: of the node. folder: of the agent, with the socket for the plugin."""
     from fastcni.agent.policy.service import Settings
     from fastcni.kit.ipam.cluster.stores.kubernetes_api import open_api
 
-    state = os.path.join(folder, "pods")
+    state, socket = os.path.join(folder, "pods"), os.path.join(folder, "policy.sock")
     if source == "kubernetes":
-        return Settings(api=lambda: open_api(kubeconfig), node=name.lower(), state=state)
-    return Settings(os.path.abspath(source), state=state)
+        return Settings(api=lambda: open_api(kubeconfig), node=name.lower(), state=state, socket=socket)
+    return Settings(os.path.abspath(source), state=state, socket=socket)
 
 
 def read_public(texts: Sequence[str]) -> "dict[int, Address]":

@@ -29,8 +29,10 @@ def policy() -> None:
 @click.argument("port")
 @click.option("--folder", default="/etc/fastcni/policies", show_default=True, metavar="DIR",
               help="Pods, namespaces and policies are in JSON and YAML files of this folder.")
+@click.option("--kubernetes", default=None, is_flag=False, flag_value="", metavar="[KUBECONFIG]",
+              help="They are in the Kubernetes API. Without a kubeconfig: with this pod's service account.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, also on a terminal.")
-def test(source: str, destination: str, port: str, folder: str, as_json: bool) -> None:
+def test(source: str, destination: str, port: str, folder: str, kubernetes: str | None, as_json: bool) -> None:
     """Say whether a connection is allowed, and by which rule.
 
     \b
@@ -41,13 +43,8 @@ def test(source: str, destination: str, port: str, folder: str, as_json: bool) -
     The exit status is 1 if it is denied. Traffic between a pod and its own node is always allowed.
     """
     from fastcni.agent.policy.evaluate import Connection, evaluate
-    from fastcni.agent.policy.from_files import read_cluster
-    from fastcni.agent.policy.objects import PolicyError
 
-    try:
-        cluster = read_cluster(folder)
-    except (PolicyError, OSError) as e:
-        raise CniError(errors.INVALID_CONFIG, str(e)) from None
+    cluster = read_files(folder) if kubernetes is None else read_api(kubernetes)
     sources, destinations = ends(cluster, source), ends(cluster, destination)
     protocol, number = read_port(port, cluster.pods.get(pod_key(destination)))
     found = []
@@ -67,6 +64,32 @@ def test(source: str, destination: str, port: str, folder: str, as_json: bool) -
         put_document({"connections": found})
     if not all(each["allowed"] for each in found):
         sys.exit(1)
+
+
+def read_files(folder: str) -> Cluster:
+    """Raises CniError."""
+    from fastcni.agent.policy.from_files import read_cluster
+    from fastcni.agent.policy.objects import PolicyError
+
+    try:
+        return read_cluster(folder)
+    except (PolicyError, OSError) as e:
+        raise CniError(errors.INVALID_CONFIG, str(e)) from None
+
+
+def read_api(kubeconfig: str) -> Cluster:
+    """Raises CniError."""
+    from fastcni.agent.policy.from_kubernetes import read_cluster
+    from fastcni.kit.ipam.cluster.contract import StoreAway
+    from fastcni.kit.ipam.cluster.stores.kubernetes_api import open_api
+
+    api = open_api(kubeconfig)
+    try:
+        return read_cluster(api)
+    except StoreAway as e:
+        raise CniError(errors.TRY_AGAIN_LATER, str(e)) from None
+    finally:
+        api.close()
 
 
 def pod_key(name: str) -> str:

@@ -7,12 +7,13 @@ import threading
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
+from fastcni.agent.policy.compile import Compiler
 from fastcni.agent.policy.objects import PolicyError, read_closed, read_namespace, read_pod, read_policy
 from fastcni.kit.ipam.cluster.contract import StoreAway
 from fastcni.kit.ipam.cluster.stores.kubernetes_watch import key_of, watch_all
 
 if TYPE_CHECKING:
-    from fastcni.agent.policy.compile import Compiler
+    from fastcni.agent.policy.evaluate import Cluster
     from fastcni.kit.ipam.cluster.stores.kubernetes_api import Api
 
     Event = tuple[str, Any, bool]               # (path, object or keys of a list, whether the object is gone)
@@ -112,9 +113,10 @@ class Kubernetes:
             elif gone:
                 self._delete(path, name_of(it))
             else:
-                self._put(path, it)
+                self.put(path, it)
 
-    def _put(self, path: str, document: dict[str, Any]) -> None:
+    def put(self, path: str, document: dict[str, Any]) -> None:
+        """Apply one object."""
         key = name_of(document)
         try:
             if path == PODS:
@@ -141,6 +143,16 @@ class Kubernetes:
             self.compiler.delete_policy(key)
         self._own[path].discard(key)
         self.errors.pop((path, key), None)
+
+
+def read_cluster(api: Api) -> Cluster:
+    """All that the API has now. Objects that cannot be read are as in Kubernetes. Raises StoreAway."""
+    found = Compiler()
+    source = Kubernetes(api, found)
+    for path in PATHS:
+        for document in api.list_with_revision(path)[0]:
+            source.put(path, document)
+    return found.cluster
 
 
 def name_of(document: dict[str, Any]) -> str:

@@ -48,7 +48,21 @@ EVENT = {"group": "events.k8s.io", "names": {"kind": "Event", "plural": "events"
             "series": {"type": "object", "required": ["count", "lastObservedTime"], "properties": {
                 "count": {"type": "integer", "minimum": 2},
                 "lastObservedTime": {"type": "string", "pattern": r"\.\d{6}Z$"}}}}}}}]}
-CORE = {"nodes": "", "namespaces": "", "leases": "coordination.k8s.io"}
+CORE = {"nodes": "", "namespaces": "", "pods": "", "leases": "coordination.k8s.io",
+        "networkpolicies": "networking.k8s.io"}
+KINDS = {resource(group, "v1", plural) for plural, group in CORE.items()}        # that a server has without any object
+
+
+parsing = kmock._internal.parsing
+parse_path = parsing.parse_path
+
+
+def parse_path_with_namespaces(path):
+    """kmock takes all namespaces for a list within one."""
+    return parsing.ParsedPath("", "v1", "namespaces") if path == "/api/v1/namespaces" else parse_path(path)
+
+
+parsing.parse_path = parse_path_with_namespaces
 
 
 def documents(name):
@@ -163,7 +177,7 @@ class ApiServer(kmock.KubernetesEmulator):
         crd = self.crds.get(request.resource.plural)
         if crd and request.resource.group == crd["group"]:
             return crd
-        if request.resource in {kind for kind, _, _ in self.stored}:
+        if request.resource in KINDS or request.resource in {kind for kind, _, _ in self.stored}:
             return None
         raise KubernetesError(status=404, reason="NotFound", message="the server could not find the requested resource")
 

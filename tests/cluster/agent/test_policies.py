@@ -1,0 +1,127 @@
+"""Network policies: from the API mock, with the rights of deploy/agent.yaml; and `fastcni agent --policies`."""
+
+import json
+import select
+import socket
+import subprocess
+import time
+
+import pytest
+import yaml
+from click.testing import CliRunner
+from cluster.agent.test_agent import joined, nodes  # noqa: F401 - a fixture
+from cluster.kubernetes.api_server import ROOT, Running, kubeconfig
+
+from fastcni.agent.policy.attached import AttachedCompiler
+from fastcni.agent.policy.from_kubernetes import Kubernetes
+from fastcni.cli.commands import cli
+from fastcni.kit import policies as client
+from fastcni.kit.ipam.cluster.stores.kubernetes_api import open_api
+from fastcni.testing import needs_root
+from fastcni.testing.namespaces import Inside
+from fastcni.testing.witnesses import eventually
+
+LABELS = {"app": "db"}
+CLOSED = {"metadata": {"name": "closed", "namespace": "shop"}, "spec": {"podSelector": {"matchLabels": LABELS}}}
+
+
+def pod(name, labels, address="", node="n1"):
+    return {"metadata": {"name": name, "namespace": "shop", "labels": labels, "uid": f"uid-{name}"},
+            "spec": {"nodeName": node}, "status": {"podIP": address} if address else {}}
+
+
+@pytest.fixture
+def server():
+    with Running() as running:
+        yield running
+
+
+@pytest.fixture
+def source(server, tmp_path):
+    (tmp_path / "kubeconfig").write_text(kubeconfig(server.url))
+    it = Kubernetes(open_api(str(tmp_path / "kubeconfig")), AttachedCompiler("n1"))
+    it.start()
+    yield it
+    it.close()
+
+
+def until(source, condition):
+    """Attend to the source until the condition holds."""
+    end = time.monotonic() + 15
+    while not condition():
+        assert time.monotonic() < end, (source.errors, source.away)
+        select.select([source], [], [], 0.1)
+        source.attend()
+
+
+def isolated(source):
+    return {socket.inet_ntoa(packed) for packed in source.compiler.state.elements["in4"]}
+
+
+def test_pods_namespaces_and_policies_are_listed_and_watched(server, source):
+    documents = list(yaml.safe_load_all((ROOT / "deploy" / "agent.yaml").read_text()))
+    rules = next(it["rules"] for it in documents if it["kind"] == "ClusterRole")
+    server.do(lambda api: setattr(api, "rules", rules))
+    server.do(lambda api: setattr(api, "watch_s", 0.3))
+    until(source, lambda: source.complete)
+    server.do(lambda api: api.put("pods", pod("a", LABELS, "10.244.1.5"), "shop"))
+    server.do(lambda api: api.put("pods", pod("b", LABELS, "10.244.2.5", "n2"), "shop"))
+    server.do(lambda api: api.put("networkpolicies", CLOSED, "shop"))
+    until(source, lambda: isolated(source) == {"10.244.1.5"})
+    server.do(lambda api: api.put("pods", pod("a", {}, "10.244.1.5"), "shop"))
+    until(source, lambda: not isolated(source))
+    server.do(lambda api: api.put("pods", pod("a", LABELS, "10.244.1.5"), "shop"))
+    until(source, lambda: isolated(source))
+    server.do(lambda api: api.forget("networkpolicies", "closed"))       # no event says so: it has to list again
+    until(source, lambda: not isolated(source))
+    assert not source.errors
+
+
+def test_the_command_asks_the_api_too(server, tmp_path):
+    (tmp_path / "kubeconfig").write_text(kubeconfig(server.url))
+    server.do(lambda api: api.put("pods", pod("a", LABELS, "10.244.1.5"), "shop"))
+    server.do(lambda api: api.put("networkpolicies", CLOSED, "shop"))
+    run = CliRunner().invoke(cli, ["policy", "test", "192.0.2.1", "shop/a", "80", "--kubernetes",
+                                   str(tmp_path / "kubeconfig")])
+    (found,) = json.loads(run.output)["connections"]
+    assert (run.exit_code, found["ingress"]["policies"]) == (1, ["shop/closed"])
+
+
+@needs_root
+def test_the_agent_keeps_the_table_until_it_is_told_otherwise(nodes):  # noqa: F811
+    (one,) = nodes(1)
+    folder = one.folder / "policies"
+    one.more = ["--policies", str(folder)]
+    one.start()
+    one.await_ready()
+    assert '"policy"' in (one.folder / "net.conflist").read_text()
+    with Inside(one.netns):
+        assert client.ask(f"{one.folder}/state/policy.sock", {"do": "status"}) == {}
+    (folder / "closed.yaml").write_text(yaml.safe_dump({"kind": "NetworkPolicy", **CLOSED}))
+    client.ask(f"{one.folder}/state/policy.sock", {
+        "do": "protect", "id": ["net", "c1", "eth0"], "pod": "shop/a", "uid": "", "labels": LABELS,
+        "addresses": ["10.244.9.9"]})
+    assert eventually(lambda: "10.244.9.9" in table(one))
+    assert one.end() == 0
+    assert "10.244.9.9" in table(one)
+    one.start()
+    assert eventually(lambda: one.log().count("event=policies_ready") == 2), one.log()
+    assert "10.244.9.9" in table(one)
+    one.end()
+    one.more = []
+    one.start()
+    assert eventually(lambda: "event=policies_removed" in one.log()), one.log()
+    assert table(one) == ""
+    assert eventually(lambda: '"policy"' not in (one.folder / "net.conflist").read_text())
+    one.end()
+    one.more = ["--policies", str(folder)]
+    one.start()
+    assert eventually(lambda: table(one))
+    one.end()
+    subprocess.run(one.command("--leave"), check=True)
+    assert table(one) == ""
+
+
+def table(node):
+    return subprocess.run(["ip", "netns", "exec", node.netns, "nft", "list", "table", "inet", "fastcni-policy"],
+                          stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=False).stdout
