@@ -8,7 +8,6 @@ from fastcni.agent.policy import cut, interpret
 from fastcni.agent.policy.compile import Compiler
 
 
-
 @settings(max_examples=25)
 @given(CHANGES, CHANGES)
 def test_each_forbidden_connection_has_an_end_that_is_suspected(before, changes):
