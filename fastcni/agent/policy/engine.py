@@ -44,6 +44,16 @@ class Engine:
         self._loaded = True
         self._suspects = cut.isolated(self.compiler.state)
 
+    def check(self) -> bool:
+        """Write the complete table if another program has removed a part of it. Return whether that was so.
+
+        It reads all rules, so call it after commit(), when the kernel has announced a deletion in the table.
+        """
+        if not self._begun or (self._loaded and self.rules.is_complete(self.compiler.state)):
+            return False
+        self.load()
+        return True
+
     def commit(self) -> None:
         """Write what has changed; nothing before the first load()."""
         if not self._begun:

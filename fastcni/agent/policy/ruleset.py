@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from fastcni._netlink import Batch, BatchFull
 from fastcni.agent.policy import rules
-from fastcni.agent.policy.state import TO_IN, State, difference
+from fastcni.agent.policy.state import PERMANENT, TO_IN, State, difference
 from fastcni.kernel import nft, nft_elements, nft_rules, sysctl, uapi, wire
 from fastcni.kernel.nft_elements import ADDRESS_TYPES, TYPE_INET_SERVICE
 
@@ -56,6 +56,24 @@ class Ruleset:
             requests = Requests()
             fill(requests, change)
             requests.send(self.sock)
+
+    def is_complete(self, state: State) -> bool:
+        """Whether there are as many rules, and elements of the permanent sets, as a State has."""
+        written = sum(1 for _ in rules.permanent_rules()) + sum(
+            1 for chain in state.chains.values() for _ in rules.rules_of(chain))
+        try:
+            if len(self._list(nft.NFT_MSG_GETRULE, nft_rules.rules_of(TABLE))) != written:
+                return False
+            return all(len(state.elements[name]) == sum(len(nft_elements.read_elements(payload)) for _, payload in (
+                self._list(nft.NFT_MSG_GETSETELEM, nft_elements.elements_of(TABLE, name))))
+                for name in PERMANENT)
+        except wire.NetlinkError as e:
+            if e.errno != ENOENT:
+                raise
+            return False
+
+    def _list(self, kind, fill):
+        return wire.dump(self.sock, kind, nft.nfgenmsg(FAMILY), "list the table of policies", fill)
 
     def remove(self) -> None:
         """Remove the table: all pods are open."""

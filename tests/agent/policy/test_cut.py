@@ -178,3 +178,15 @@ def test_an_add_before_the_first_load_leaves_the_table_of_the_former_agent(polic
     restarted.load()
     assert policed.node.reached(asked, asked) == asked
     restarted.close()
+
+
+@pytest.mark.parametrize("command", ["delete table inet fastcni-policy", "flush table inet fastcni-policy",
+                                     "flush map inet fastcni-policy in4"])
+def test_a_check_writes_again_what_another_program_has_removed(policed, command):
+    """A flushed table takes changes without an error."""
+    policed.set(LOCKED, labels=LABELS)
+    assert not policed.engine.check()
+    subprocess.run(["nft", *command.split()], check=True)
+    assert policed.engine.check()
+    asked = {("a", ADDRESSES["c"][0], 6, 80)}
+    assert policed.node.reached(asked, set()) == set()
