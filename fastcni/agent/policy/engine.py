@@ -26,6 +26,7 @@ class Engine:
 
     def __init__(self, compiler: AttachedCompiler) -> None:
         self.compiler, self.rules = compiler, Ruleset()
+        self._begun = False             # load() was called: the compiler has all there is
         self._loaded = False            # the kernel has what take() gave
         self._suspects: set[bytes] = set()
 
@@ -34,15 +35,18 @@ class Engine:
         self.rules.close()
 
     def load(self) -> None:
-        """Write the complete table."""
-        self._loaded = False
+        """Write the complete table. The first call comes when all there is was put; the table of a former agent is in
+        force until then."""
+        self._begun, self._loaded = True, False
         self.compiler.take()
         self.rules.load(self.compiler.state)
         self._loaded = True
         self._suspects = cut.isolated(self.compiler.state)
 
     def commit(self) -> None:
-        """Write what has changed."""
+        """Write what has changed; nothing before the first load()."""
+        if not self._begun:
+            return
         change = self._write()
         if change is None:
             self.load()

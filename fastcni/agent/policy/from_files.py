@@ -122,8 +122,11 @@ class Files:
         self._files: dict[str, Cluster] = {}    # as they were last read without an error
         self._own = Cluster()
         self._changes = FolderChanges()
-        self._changes.add(folder)               # before the files are read, so that no change is missed
-        self.attend()
+        try:
+            self.attend()
+        except OSError:
+            self.close()
+            raise
 
     def fileno(self) -> int:
         """The descriptor to wait on for attend()."""
@@ -133,8 +136,10 @@ class Files:
         self._changes.close()
 
     def attend(self) -> None:
-        """Read the files, and change the Compiler by what differs. Raises OSError if the folder cannot be read."""
+        """Read the files, and change the Compiler by what differs. Raises OSError if the folder cannot be read; then
+        nothing changes, and the caller calls again later."""
         self._changes.discard()
+        self._changes.add(self.folder)          # it may have been made again; before the files are read
         new, good, self.errors = Cluster(), {}, {}
         for path in paths(self.folder):
             partly = Cluster()

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from typing import TypeVar
 
-    from fastcni.agent.policy.state import Change, Set
+    from fastcni.agent.policy.state import Chain, Change, Set
 
     Item = TypeVar("Item")
 
@@ -56,9 +56,19 @@ class Ruleset:
         requests.send(self.sock)
 
     def write(self, change: Change) -> None:
-        """Write what has changed since load() or the last write()."""
+        """Write what has changed since load() or the last write().
+
+        New chains have a transaction before the others': a packet that is on its way while a transaction ends may find
+        a new element in a map, but of a chain of the same transaction no rules yet, and would be accepted.
+        """
+        if change.new_chains:
+            requests = Requests()
+            prepare(requests, change)
+            requests.send(self.sock)
         if change:
             requests = Requests()
+            if not change.new_chains:
+                prepare(requests, change)
             fill(requests, change)
             requests.send(self.sock)
 
@@ -102,20 +112,27 @@ def set_up(requests: Requests, state: State) -> None:
         requests.add(nft.add_chain, FAMILY, TABLE, name)
     for name, rule in rules.permanent_rules():
         requests.add(nft_rules.add_rule, FAMILY, TABLE, name, *rule)
-    fill(requests, difference(State(), state))
+    change = difference(State(), state)
+    prepare(requests, change)
+    fill(requests, change)
 
 
-def fill(requests: Requests, change: Change) -> None:
-    """What is referred to comes first: sets, chains, rules, then the maps. Removals go the other way round."""
+def prepare(requests: Requests, change: Change) -> None:
+    """Write new sets and chains, to which nothing leads yet."""
     for name, one in change.sets.items():
         add_set(requests, name, one)
     for name in change.new_chains:
         requests.add(nft.add_chain, FAMILY, TABLE, name)
+    for name in change.new_chains:
+        add_rules(requests, name, change.chains[name])
+
+
+def fill(requests: Requests, change: Change) -> None:
+    """What is referred to comes first: rules, then the maps. Removals go the other way round."""
     for name, chain in change.chains.items():
         if name not in change.new_chains:
             requests.add(nft_rules.flush_chain, FAMILY, TABLE, name)
-        for rule, comment in rules.rules_of(chain):
-            requests.add(nft_rules.add_rule, FAMILY, TABLE, name, *rule, comment=comment)
+            add_rules(requests, name, chain)
     for name, keys in change.removed.items():
         for some in parts(keys):
             requests.add(nft_elements.del_elements, FAMILY, TABLE, name, some)
@@ -128,6 +145,11 @@ def fill(requests: Requests, change: Change) -> None:
         requests.add(nft.del_chain, FAMILY, TABLE, name)
     for name in change.gone_sets:
         requests.add(nft_elements.del_set, FAMILY, TABLE, name)
+
+
+def add_rules(requests: Requests, name: str, chain: Chain) -> None:
+    for rule, comment in rules.rules_of(chain):
+        requests.add(nft_rules.add_rule, FAMILY, TABLE, name, *rule, comment=comment)
 
 
 def add_set(requests: Requests, name: str, one: Set) -> None:

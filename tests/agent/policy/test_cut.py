@@ -168,3 +168,15 @@ def test_after_a_failure_the_complete_table_is_written_and_the_connections_are_c
     assert not session.is_alive()
     asked = {("a", ADDRESSES["c"][0], 6, 80)}
     assert policed.node.reached(asked, set()) == set()
+
+
+def test_an_add_before_the_first_load_leaves_the_table_of_the_former_agent(policed):
+    """The new agent has not read the policies yet."""
+    policed.set(LOCKED, labels=LABELS)
+    restarted = Engine(AttachedCompiler())
+    restarted.protect(Attachment(("net", "new", "eth0"), "default/new", {}, (read_ip("10.0.0.9"),)))
+    asked = {("a", ADDRESSES["c"][0], 6, 80)}
+    assert policed.node.reached(asked, set()) == set()
+    restarted.load()
+    assert policed.node.reached(asked, asked) == asked
+    restarted.close()

@@ -3,6 +3,7 @@
 import json
 import os
 import select
+import shutil
 
 import pytest
 
@@ -47,6 +48,24 @@ def test_an_error_names_the_file(folder, text, said):
     with pytest.raises(PolicyError, match=f"bad.json: .*|{said}") as raised:
         read_cluster(str(folder))
     assert said in str(raised.value)
+
+
+def test_a_folder_that_is_made_again_is_watched_again(folder):
+    it = Compiler()
+    files = Files(str(folder), it)
+    try:
+        shutil.rmtree(folder)
+        with pytest.raises(FileNotFoundError):
+            files.attend()
+        assert it.state.elements["in4"], "the policies stay meanwhile"
+        folder.mkdir()
+        files.attend()
+        assert not it.state.elements["in4"]
+        assert not select.select([files], [], [], 0)[0]
+        (folder / "policies.yaml").write_text(POLICIES)
+        assert select.select([files], [], [], 1)[0]
+    finally:
+        files.close()
 
 
 def test_policies_of_other_programs_are_passed_over(folder):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import socket
 import subprocess
 from dataclasses import replace
@@ -248,3 +249,27 @@ def test_the_table_after_differences_is_the_table_written_at_once(policed, polic
     by_differences = tables()
     policed.load()
     assert by_differences == tables()
+
+
+def test_no_denied_packet_passes_while_a_pod_gets_other_policies(policed):
+    """Found by a flood: rules of a new chain counted later than the element that leads to it."""
+    web = [{"from": [{"podSelector": app("web")}]}]
+    policed.put({"podSelector": {}, "ingress": web}, {"podSelector": app("db"), "ingress": web})
+    listener = policed.node.listeners["c", socket.SOCK_DGRAM, 80]
+    flood = os.fork()
+    if not flood:
+        try:
+            with Inside(policed.node.names["b"]):
+                while True:
+                    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as it:
+                        it.sendto(b"denied", (ADDRESSES["c"][0], 80))
+        finally:
+            os._exit(0)
+    try:
+        for number in range(2000):
+            policed.put(labels={"c": {"app": "db"} if number % 2 else {}})
+    finally:
+        os.kill(flood, signal.SIGKILL)
+        os.waitpid(flood, 0)
+    with pytest.raises(BlockingIOError):
+        listener.recv(64)

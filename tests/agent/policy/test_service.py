@@ -190,7 +190,9 @@ def test_a_damaged_file_of_a_pod_is_no_obstacle(running, tmp_path):
 
 
 @pytest.mark.parametrize("words", [("delete", "table", "inet", TABLE), ("flush", "ruleset"),
-                                   ("flush", "chain", "inet", TABLE, "to-in")], ids=" ".join)
+                                   ("flush", "chain", "inet", TABLE, "to-in"),
+                                   ("flush", "table", "inet", TABLE), ("flush", "map", "inet", TABLE, "in4")],
+                         ids=" ".join)
 def test_what_another_program_does_to_the_table_is_undone(running, node, words):
     running.write(WEB_ONLY)
     running.add("b", app="db")
