@@ -43,7 +43,7 @@ from typing import TYPE_CHECKING
 
 from fastcni.agent.policy.objects import INGRESS
 from fastcni.agent.policy.state import IN, LENGTHS, LINK, LINK_LOCAL_MASK, OUT, TO_IN, VERSIONS
-from fastcni.kernel import nft_rules
+from fastcni.kernel import nft, nft_rules
 from fastcni.kernel.nft_elements import service
 from fastcni.kernel.nft_rules import (
     DADDRS,
@@ -80,6 +80,7 @@ FORWARD, MIDSTREAM = "forward", "midstream"
 SET_ID = 1                      # the kernel finds sets by their names
 IPPROTO_TCP = 6
 FIN_SYN_RST_ACK, SYN = b"\x17", b"\x02"
+NEW = (1 << 3).to_bytes(4, nft.ORDER)   # NF_CT_STATE_BIT(IP_CT_NEW)
 ON_LINK = b"\xff"                # hop limit 255
 ROUTER_SOLICIT, REDIRECT = b"\x85", b"\x89"             # ICMPv6 133 to 137, RFC 4861
 
@@ -101,6 +102,13 @@ def permanent_rules() -> Iterator[tuple[str, Rule]]:
         yield TO_IN, (*nft_rules.daddr(length), verdict_of(f"{IN}{VERSIONS[length]}", SET_ID))
     yield FORWARD, (goto(TO_IN),)
     yield TO_IN, (accept(),)
+
+
+def guard_rules(length: int, name: str) -> Iterator[Rule]:
+    """ct state new ip saddr @<name> drop, and of the destination"""
+    for address in (nft_rules.saddr(length), nft_rules.daddr(length)):
+        yield (nft_rules.ct(nft_rules.NFT_CT_STATE), mask(NEW), compare(bytes(4), NFT_CMP_NEQ), *address,
+               in_set(name, SET_ID), drop())
 
 
 def pair(length: int, first: Field, second: Field) -> Rule:

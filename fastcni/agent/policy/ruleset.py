@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     Item = TypeVar("Item")
 
 FAMILY, TABLE = nft.NFPROTO_INET, "fastcni-policy"
+GUARD = "fastcni-policy-guard"  # while the table is replaced
 COMMENT = "fastcni: network policies of pods"
 ELEMENTS = 250                  # in one message, which has 32 KiB
 SEND_BYTES, ACK_BYTES = 64 << 20, 256 << 20             # limits, as the kernel counts: 768 bytes and more for an ACK
@@ -47,12 +48,38 @@ class Ruleset:
         return int(self.sock.getsockname()[0])
 
     def load(self, state: State) -> None:
-        """Replace the table, whatever is in it, in one transaction."""
+        """Replace the table, whatever is in it, in one transaction.
+
+        Meanwhile another table drops the first packets from and to restricted pods: one that is on its way while the
+        transaction ends may find no rules in the old table and in the new one.
+        """
+        self._guard(state)
         requests = Requests()
         requests.add(nft.add_table, FAMILY, TABLE, COMMENT)
         requests.add(nft.del_table, FAMILY, TABLE)
         requests.add(nft.add_table, FAMILY, TABLE, COMMENT)
         set_up(requests, state)
+        try:
+            requests.send(self.sock)
+        finally:
+            requests = Requests()
+            requests.add(nft.del_table, FAMILY, GUARD)
+            requests.send(self.sock)
+
+    def _guard(self, state):
+        requests = Requests()
+        for write in (nft.add_table, nft.del_table, nft.add_table):
+            requests.add(write, FAMILY, GUARD, *((COMMENT,) if write is nft.add_table else ()))
+        requests.add(nft.add_base_chain, FAMILY, GUARD, rules.FORWARD, kind="filter", hook=nft.NF_INET_FORWARD,
+                     priority=nft.NF_IP_PRI_FILTER)
+        for name in sorted(PERMANENT):
+            if name.startswith("self"):
+                length = 4 if name.endswith("4") else 16
+                requests.add(nft_elements.add_set, FAMILY, GUARD, name, (ADDRESS_TYPES[length],), set_id=rules.SET_ID)
+                for some in parts((key[:length], None) for key in state.elements[name]):
+                    requests.add(nft_elements.add_elements, FAMILY, GUARD, name, some)
+                for rule in rules.guard_rules(length, name):
+                    requests.add(nft_rules.add_rule, FAMILY, GUARD, rules.FORWARD, *rule)
         requests.send(self.sock)
 
     def write(self, change: Change) -> None:

@@ -251,7 +251,8 @@ def test_the_table_after_differences_is_the_table_written_at_once(policed, polic
     assert by_differences == tables()
 
 
-def test_no_denied_packet_passes_while_a_pod_gets_other_policies(policed):
+@pytest.mark.parametrize("times, loads", [(2000, False), (400, True)])
+def test_no_denied_packet_passes_while_the_table_changes(policed, times, loads):
     """Found by a flood: rules of a new chain counted later than the element that leads to it."""
     web = [{"from": [{"podSelector": app("web")}]}]
     policed.put({"podSelector": {}, "ingress": web}, {"podSelector": app("db"), "ingress": web})
@@ -266,8 +267,10 @@ def test_no_denied_packet_passes_while_a_pod_gets_other_policies(policed):
         finally:
             os._exit(0)
     try:
-        for number in range(2000):
+        for number in range(times):
             policed.put(labels={"c": {"app": "db"} if number % 2 else {}})
+            if loads:
+                policed.load()
     finally:
         os.kill(flood, signal.SIGKILL)
         os.waitpid(flood, 0)
