@@ -30,6 +30,7 @@ package_of() {
         busybox) echo busybox-static ;;
         etcd) echo etcd-server ;;
         bird) echo bird2 ;;
+        vtysh) echo frr ;;
         dnsmasq) echo dnsmasq-base ;;
         kea-dhcp4) echo kea-dhcp4-server ;;
         etcdctl) echo etcd-client ;;

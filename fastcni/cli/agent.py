@@ -67,7 +67,7 @@ if TYPE_CHECKING:
               help="Let network policies hold for pods. SOURCE is `kubernetes`, for its API, or a folder of files. "
               "The network's configuration gets the plugin `policy`.")
 @click.option("--bgp", "bgp_file", default="", metavar="FILE",
-              help="Announce this node's subnets by BGP through BIRD 2; the file names the routers.")
+              help="Announce this node's subnets by BGP through BIRD 2 or FRR; the file names the routers.")
 @click.option("--metrics", default="", envvar="FASTCNI_AGENT_METRICS", show_envvar=True, metavar="ADDRESS",
               help="Answer Prometheus there: the path of a unix socket, 127.0.0.1:PORT or [::1]:PORT. Off by default.")
 @click.option("--leave", is_flag=True, help="Take this node out of the network: remove its record, links and rules.")

@@ -8,7 +8,8 @@ import pytest
 from cluster.etcd import Etcd
 
 PROGRAMS = {"etcd": "etcd-server", "etcdctl": "etcd-client", "ping": "iputils-ping", "openssl": "openssl",
-            "dnsmasq": "dnsmasq-base", "kea-dhcp4": "kea-dhcp4-server"}
+            "dnsmasq": "dnsmasq-base", "kea-dhcp4": "kea-dhcp4-server",
+            "vtysh": "frr"}
 NUMBERS = itertools.count()
 
 

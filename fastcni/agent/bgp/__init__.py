@@ -1,0 +1,104 @@
+"""Announce this node's subnets, and its blocks of cluster-wide addresses, by BGP. BIRD 2 or FRR does it.
+
+settings.py has what the file of `fastcni agent --bgp FILE` says. An engine is a module with
+    text(settings, router_id, prefixes)     the configuration
+    apply(settings, text)                   give it to the engine
+    is_applied(settings)                    whether the engine still has it, asked each CHECK_S seconds
+
+The engine goes on announcing while the agent is restarted. A node that leaves (`--leave`) announces nothing any more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from ipaddress import ip_network
+from pathlib import Path
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from fastcni.agent.bgp import bird, frr
+from fastcni.agent.bgp.settings import BgpError, Settings, read_settings
+from fastcni.agent.contract import ConfigurationError
+from fastcni.kit.ipam.cluster.node_state import BLOCKS, State
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from fastcni.agent.contract import Address, Prefix
+    from fastcni.server.log import Logger
+
+__all__ = ["Bgp", "Settings", "read_settings"]
+
+ENGINES = {"bird": bird, "frr": frr}
+LOOK_S = 1.0                    # between two looks at the blocks of spaces
+RETRY_S = 5.0                   # while the engine is away
+
+
+def blocks_of(folders: Sequence[str]) -> list[Prefix]:
+    """The blocks of this node in spaces. A folder that is not there has none. Raises ValueError."""
+    found = []
+    for folder in folders:
+        with contextlib.suppress(FileNotFoundError):
+            document = json.loads(Path(folder, BLOCKS).read_text(encoding="utf-8"))
+            found += [ip_network(cidr) for cidr in State(document).blocks]
+    return found
+
+
+class Bgp:
+    """Keeps the engine's configuration as it should be. due: when to call attend(), in monotonic seconds."""
+
+    def __init__(self, settings: Settings, log: Logger) -> None:
+        self.settings, self.log = settings, log
+        self.router_id = settings.router_id
+        self.engine = ENGINES[settings.engine]
+        self.subnets: list[Prefix] = []
+        self.due = float("inf")
+        self.told = ""                  # the text that the engine has read
+        self.problem = ""
+        self.checked = 0.0              # when the engine was last known to have it
+
+    def set(self, subnets: Collection[Prefix], public: Address | None) -> None:
+        """Announce these subnets from now on. Raises ConfigurationError without a router id, OSError."""
+        if not self.router_id:
+            if public is None:
+                raise ConfigurationError("--bgp: the node has no public IPv4 address, so router_id is needed")
+            self.router_id = str(public)
+        self.subnets, self.due = list(subnets), 0.0
+        self.attend()
+
+    def attend(self) -> None:
+        """Write the file if something has changed, and tell the engine. Raises OSError."""
+        now = monotonic()
+        if now < self.due:
+            return
+        self.due = now + min(LOOK_S if self.settings.spaces else float("inf"), self.engine.CHECK_S)
+        try:
+            prefixes = [*self.subnets, *blocks_of(self.settings.spaces)]
+        except ValueError as e:         # cut by a power failure; the plugin repairs it
+            self._tell_problem(f"blocks of a space: {e}")
+            return
+        text = self.engine.text(self.settings, self.router_id, prefixes)
+        try:
+            if text == self.told and self._is_kept(now):
+                return
+            self.engine.apply(self.settings, text)
+        except BgpError as e:
+            self._tell_problem(str(e))
+            self.due, self.told = now + RETRY_S, ""
+            return
+        self.checked = now
+        self.told, self.problem = text, ""
+        self.log.info("announced", prefixes=" ".join(map(str, prefixes)))
+
+    def _is_kept(self, now):
+        """Whether the engine still has what it was told. It is asked each CHECK_S. Raises BgpError."""
+        if now - self.checked < self.engine.CHECK_S:
+            return True
+        self.checked = now
+        return self.engine.is_applied(self.settings)
+
+    def _tell_problem(self, text):
+        if text != self.problem:
+            self.log.error("bgp_failed", error=text)
+        self.problem = text

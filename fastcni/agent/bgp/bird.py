@@ -1,0 +1,82 @@
+"""BGP by BIRD 2 (bird.network.cz): the agent writes a file, which BIRD's own configuration includes. BIRD reads it.
+
+BIRD reads the file again by itself when it is restarted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fastcni.agent.bgp.settings import BgpError
+from fastcni.agent.files import write
+from fastcni.kernel import streams, waiting
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from fastcni.agent.bgp.settings import Settings
+    from fastcni.agent.contract import Prefix
+
+ANSWER_S = 10.0
+CHECK_S = float("inf")          # BIRD keeps what it has read
+RECONFIGURED = ("0003", "0004", "0018")         # done, in progress, undone: BIRD has read it (its doc/reply_codes)
+GREETINGS = ("0001", "0002")    # welcome, reading the configuration: more lines follow
+CHANNELS = {4: "ipv4", 6: "ipv6"}
+
+
+def text(settings: Settings, router_id: str, prefixes: Collection[Prefix]) -> str:
+    """BIRD's configuration: the prefixes as static routes, which are announced to the peers of their family.
+
+    They are in tables of their own, which no protocol exports to the kernel: there these routes would hide pods' own.
+    """
+    lines = ["# written by fastcni agent; changes are overwritten"]
+    for family, channel in CHANNELS.items():
+        routes = "".join(f"    route {it} blackhole;\n" for it in sorted(it for it in prefixes if it.version == family))
+        lines += [f"{channel} table fastcni{family};", f"protocol static fastcni_static{family} {{\n"
+                  f"    {channel} {{ table fastcni{family}; }};\n{routes}}}"]
+    for number, peer in enumerate(settings.peers, 1):
+        family = peer.address.version
+        options = [f"router id {router_id};", f"local as {settings.asn};", f"neighbor {peer.address} as {peer.asn};"]
+        options += [f'password "{peer.password}";'] if peer.password else []
+        options += [f"multihop {peer.multihop};"] if peer.multihop else []
+        options += [f"{CHANNELS[family]} {{ table fastcni{family}; import none; export all; next hop self; }};"]
+        lines.append("\n    ".join([f"protocol bgp fastcni_peer{number} {{", *options]) + "\n}")
+    return "\n".join(lines) + "\n"
+
+
+def apply(settings: Settings, configuration: str) -> None:
+    """Write the file, and have BIRD read it. Raises BgpError, OSError."""
+    write(Path(settings.config), configuration, 0o640)
+    with contextlib.suppress(FileNotFoundError):        # BIRD has to read it, and may be no root
+        os.chown(settings.config, -1, os.stat(settings.socket).st_gid)
+    configure(settings.socket)
+
+
+def is_applied(settings: Settings) -> bool:
+    """Whether BIRD still has what it has read: always, the file is its own."""
+    return True
+
+
+def configure(path: str) -> None:
+    """Have BIRD read its configuration again. Raises BgpError."""
+    try:
+        with contextlib.closing(streams.Stream(path, ANSWER_S, waiting.PROGRAM)) as sock:
+            sock.send_all(b"configure\n")
+            text = b""
+            while not (answer := last_line(text)) or answer[:4] in GREETINGS:
+                if not (data := sock.receive()):
+                    raise BgpError(f"{path}: BIRD has closed the connection")
+                text += data
+    except OSError as e:
+        raise BgpError(f"{path}: {e.strerror or e}; does BIRD run, and does it include the agent's file?") from None
+    if answer[:4] not in RECONFIGURED:
+        raise BgpError(f"BIRD refuses its configuration: {answer[5:]}")
+
+
+def last_line(text: bytes) -> str:
+    """The last complete line with a reply code and a blank, which ends an answer; "" without one."""
+    lines = text.decode("utf-8", "replace").split("\n")[:-1]
+    return next((line for line in reversed(lines) if line[:4].isdigit() and line[4:5] == " "), "")

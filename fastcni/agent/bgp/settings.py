@@ -1,0 +1,93 @@
+"""What the file of --bgp says.
+
+    {"as": 64512, "peers": [{"address": "192.0.2.254", "as": 64513}], "spaces": ["/var/lib/cni/networks/default"]}
+
+as          this node's AS
+peers       each with "address" and "as"; "password" for TCP-MD5, "multihop": hops to a router that is not a neighbour.
+            IPv4 is announced to peers with an IPv4 address, IPv6 to those with an IPv6 one
+spaces      folders of spaces of the IPAM type `cluster`, <dataDir>/<space>: their blocks are announced, too
+router_id   an IPv4 address, by default the node's public one
+engine      "bird" or "frr" [bird]
+config      the file that the agent writes [/etc/bird/fastcni.conf, /etc/frr/fastcni.conf]. BIRD's own configuration,
+            which needs a `protocol device`, includes it
+socket      BIRD's control socket [/run/bird/bird.ctl], or the folder of FRR's [/run/frr]
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from ipaddress import ip_address
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fastcni.agent.contract import ConfigurationError
+
+if TYPE_CHECKING:
+    from fastcni.agent.contract import Address
+
+MAX_AS = (1 << 32) - 1
+PATHS = {"bird": ("/etc/bird/fastcni.conf", "/run/bird/bird.ctl"), "frr": ("/etc/frr/fastcni.conf", "/run/frr")}
+
+
+class BgpError(Exception):
+    """The engine does not answer, or refuses the configuration. The text is the engine's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """A router. multihop: 0 for a neighbour."""
+
+    address: Address
+    asn: int
+    password: str
+    multihop: int
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the file of --bgp says."""
+
+    asn: int
+    peers: tuple[Peer, ...]
+    spaces: tuple[str, ...]
+    router_id: str
+    config: str
+    socket: str
+    engine: str = "bird"
+
+
+def read_settings(path: str) -> Settings:
+    """Raises ConfigurationError, which names the file and the key."""
+    try:
+        document = json.loads(Path(path).read_text(encoding="utf-8"))
+        engine = document.get("engine", "bird")
+        if engine not in PATHS:
+            raise ValueError(f"engine: expected one of {', '.join(PATHS)}, got {engine!r}")
+        config, socket = PATHS[engine]
+        peers = tuple(Peer(ip_address(it["address"]), read_as(it["as"]), quotable(it.get("password", ""), engine),
+                           int(it.get("multihop", 0))) for it in document["peers"])
+        return Settings(read_as(document["as"]), peers, tuple(document.get("spaces", ())),
+                        str(ip_address(document["router_id"])) if "router_id" in document else "",
+                        document.get("config", config), document.get("socket", socket), engine)
+    except OSError as e:
+        raise ConfigurationError(f"{path}: {e.strerror}") from None
+    except KeyError as e:
+        raise ConfigurationError(f"{path}: the key {e} is missing") from None
+    except (ValueError, TypeError, AttributeError) as e:
+        raise ConfigurationError(f"{path}: {e}") from None
+
+
+def read_as(value: Any) -> int:
+    if type(value) is not int or not 0 < value <= MAX_AS:
+        raise ValueError(f"as: expected a number from 1 to {MAX_AS}, got {value!r}")
+    return value
+
+
+def quotable(text: str, engine: str) -> str:
+    """A password that the engine can read. Raises ValueError."""
+    if '"' in text or not text.isprintable():
+        raise ValueError("password: BIRD takes no quotes and no control characters in it")
+    if engine == "frr" and " " in text:
+        raise ValueError("password: FRR takes no blanks in it")
+    return text

@@ -1,0 +1,140 @@
+"""BGP through FRR: bgpd and zebra of the Debian package in a namespace, against a router with BIRD."""
+
+import json
+import shutil
+import subprocess
+import tempfile
+from ipaddress import ip_address, ip_network
+from pathlib import Path
+
+import pytest
+import structlog
+from agent.nodes import Machine
+from cluster.agent.test_bgp import ROUTER, Bird, learned
+
+from fastcni.agent import bgp
+from fastcni.agent.bgp import frr
+from fastcni.agent.contract import ConfigurationError
+from fastcni.testing import needs_root
+from fastcni.testing.namespaces import ip, run
+from fastcni.testing.witnesses import eventually, ip_json
+
+DAEMONS = "/usr/lib/frr"
+FILE = {"as": 64512, "engine": "frr", "peers": [
+    {"address": "192.0.2.254", "as": 64513, "password": "for-tests-only"}, {"address": "2001:db8::254", "as": 64513}]}
+
+
+class Frr:
+    """zebra and bgpd in a namespace. They run as the user frr, who cannot enter pytest's folders."""
+
+    def __init__(self, netns):
+        self.folder, self.netns, self.processes = Path(tempfile.mkdtemp(dir="/tmp")), netns, []
+        shutil.chown(self.folder, "frr", "frrvty")
+
+    def start(self):
+        for name in ("zebra", "bgpd"):
+            with open(self.folder / "log", "a") as log:
+                self.processes.append(subprocess.Popen(
+                    ["ip", "netns", "exec", self.netns, f"{DAEMONS}/{name}", "-f", self.folder / f"{name}.conf",
+                     "--vty_socket", self.folder, "-z", self.folder / "zserv", "-i", self.folder / f"{name}.pid",
+                     "-P", "0"], stdout=log, stderr=log))
+            assert eventually((self.folder / f"{name}.vty").exists), (self.folder / "log").read_text()
+
+    def end(self):
+        for process in self.processes:
+            process.terminate()
+            process.wait(20)
+        self.processes = []
+        for path in self.folder.glob("*.vty"):
+            path.unlink()
+
+    def show(self, *words):
+        return run("vtysh", "--vty_socket", str(self.folder), "-d", "bgpd", *words)
+
+
+@pytest.fixture
+def routers(host_netns, pod_netns, tmp_path):
+    """(the router's BIRD, the node's FRR, the node). The router is the test's namespace, outside of the network."""
+    ip("link", "add", "wire", "up", "type", "bridge")
+    ip("addr", "add", "192.0.2.254/24", "dev", "wire")
+    ip("addr", "add", "2001:db8::254/64", "dev", "wire", "nodad")
+    node = Machine(1, pod_netns(), "wire")
+    router = Bird(tmp_path / "router", host_netns, ROUTER.replace("for tests only", "for-tests-only"))
+    own = Frr(node.netns)
+    yield router, own, node
+    router.end()
+    own.end()
+    shutil.rmtree(own.folder)
+
+
+def make(folder, socket, **more):
+    path = Path(folder, "bgp.json")
+    path.write_text(json.dumps({**FILE, "config": f"{folder}/agent.conf", "socket": str(socket), **more}))
+    log = []
+
+    def note(logger, method, event):
+        log.append(event)
+        raise structlog.DropEvent
+
+    found = bgp.Bgp(bgp.read_settings(str(path)), structlog.wrap_logger(None, processors=[note]))
+    found.events = log
+    return found
+
+
+@needs_root
+def test_a_pod_is_reached_from_outside_until_the_node_leaves(routers, tmp_path):
+    router, own, node = routers
+    router.start()
+    own.start()
+    own.show("-c", "configure terminal", "-c", "router bgp 65000", "-c", "neighbor 198.51.100.1 remote-as 65001")
+    it = make(tmp_path, own.folder)
+    it.set([ip_network("10.244.1.0/24"), ip_network("fd00:10:244:1::/64")], ip_address("192.0.2.1"))
+    assert it.events[-1]["event"] == "announced", it.events
+    assert eventually(lambda: learned() == {"10.244.1.0/24"}, 60), router.log()
+    assert eventually(lambda: learned(6) == {"fd00:10:244:1::/64"}, 60)
+    assert " 0% packet loss" in run("ping", "-c1", "-W2", "-q", "10.244.1.5")
+    assert not [each for each in ip_json("route", netns=node.netns) if each.get("protocol") == "bgp"]
+
+    own.end()                               # a restart of FRR: the agent gives it the view again
+    own.start()
+    it.checked = it.due = 0.0
+    it.attend()
+    assert eventually(lambda: learned() == {"10.244.1.0/24"} and learned(6), 60)
+    own.show("-c", "configure terminal", "-c", "router bgp 65000", "-c", "neighbor 198.51.100.1 remote-as 65001")
+    it.set([], ip_address("192.0.2.1"))
+    assert eventually(lambda: learned() == learned(6) == set(), 60)
+    assert "neighbor 198.51.100.1 remote-as 65001" in own.show("-c", "show running-config")
+
+
+@needs_root
+def test_peers_and_the_as_are_changed_and_refusals_are_told_once(routers, tmp_path):
+    _, own, _ = routers
+    it = make(tmp_path, own.folder)
+    it.set([ip_network("10.244.1.0/24")], ip_address("192.0.2.1"))
+    it.due = 0.0
+    it.attend()
+    assert len(it.events) == 1 and "bgpd run" in it.events[0]["error"]
+    own.start()
+    it.due = 0.0
+    it.attend()
+    assert it.events[-1]["event"] == "announced"
+    one = {"address": "192.0.2.253", "as": 64514, "multihop": 3}
+    it = make(tmp_path, own.folder, peers=[one])
+    it.set([ip_network("10.244.2.0/24")], ip_address("192.0.2.1"))
+    present = "\n".join(frr.view_of(it.settings))
+    assert "192.0.2.254" not in present and "10.244.1.0" not in present and "ebgp-multihop 3" in present
+    it = make(tmp_path, own.folder, **{"as": 64999, "peers": [{**one, "multihop": 0}]})
+    it.set([ip_network("10.244.2.0/24")], ip_address("192.0.2.1"))
+    present = "\n".join(frr.view_of(it.settings))
+    assert present.startswith("router bgp 64999 ") and "multihop" not in present
+    it = make(tmp_path, own.folder, peers=[{**one, "multihop": 999}])
+    it.set([], ip_address("192.0.2.1"))
+    assert "FRR refuses its configuration" in it.events[-1]["error"] and "999" in it.events[-1]["error"]
+
+
+@pytest.mark.parametrize(("change", "message"), [
+    ({"engine": "quagga"}, "engine: expected one of bird, frr"),
+    ({"peers": [{"address": "192.0.2.1", "as": 1, "password": "a b"}]}, "no blanks")])
+def test_an_error_names_the_key(tmp_path, change, message):
+    with pytest.raises(ConfigurationError, match=message):
+        make(tmp_path, tmp_path, **change)
