@@ -1,4 +1,4 @@
-"""docs/cluster.md: its configurations are read, its commands exist, its defaults are those of the code."""
+"""docs/cluster.md and docs/policy.md: configurations are read, commands exist, defaults are those of the code."""
 
 import json
 import re
@@ -9,6 +9,7 @@ import pytest
 import fastcni
 from fastcni.agent import conf
 from fastcni.agent.backends import TABLE, host_gw, ipip, vxlan, wireguard
+from fastcni.agent.metrics import EVENTS, POLICY_GAUGES
 from fastcni.agent.registries.static import read_node
 from fastcni.cli.commands import cli
 
@@ -44,3 +45,14 @@ def test_the_options_on_the_page_exist():
     options = {option for parameter in cli.commands["agent"].params for option in parameter.opts}
     foreign = {"--allocate-node-cidrs", "--cluster-cidr", "--pod-network-cidr", "--endpoints"}
     assert set(re.findall(r"--[a-z][a-z0-9-]+", PAGE)) <= options | foreign
+
+
+# -- docs/policy.md ----------------------------------------------------------------------------------------------------
+
+POLICY_PAGE = (Path(fastcni.__file__).parents[1] / "docs" / "policy.md").read_text(encoding="utf-8")
+
+
+def test_the_page_on_policies_names_the_events_and_metrics_of_the_code():
+    assert set(re.findall(r"event=(policies_\w+|policy_\w+)", POLICY_PAGE)) - {"policies_removed"} <= set(EVENTS)
+    for name in POLICY_GAUGES:
+        assert f"_{name}`" in POLICY_PAGE

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from fastcni._netlink import Batch, BatchFull
 from fastcni.agent.policy import rules
-from fastcni.agent.policy.state import TO_IN, State, difference
+from fastcni.agent.policy.state import PERMANENT, TO_IN, State, difference
 from fastcni.kernel import nft, nft_elements, nft_rules, sysctl, uapi, wire
 from fastcni.kernel.nft_elements import ADDRESS_TYPES, TYPE_INET_SERVICE
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 FAMILY, TABLE = nft.NFPROTO_INET, "fastcni-policy"
 GUARD = "fastcni-policy-guard"  # while the table is replaced
 COMMENT = "fastcni: network policies of pods"
+LOAD_TRANSACTIONS = 3
 ELEMENTS = 250                  # in one message, which has 32 KiB
 SEND_BYTES, ACK_BYTES = 64 << 20, 256 << 20             # limits, as the kernel counts: 768 bytes and more for an ACK
 BRIDGED = ("net/bridge/bridge-nf-call-iptables", "net/bridge/bridge-nf-call-ip6tables",
@@ -48,7 +49,7 @@ class Ruleset:
         return int(self.sock.getsockname()[0])
 
     def load(self, state: State) -> None:
-        """Replace the table, whatever is in it, in one transaction.
+        """Replace the table, whatever is in it, in LOAD_TRANSACTIONS.
 
         Meanwhile another table drops the first packets from and to restricted pods: one that is on its way while the
         transaction ends may find no rules in the old table and in the new one.
@@ -101,10 +102,13 @@ class Ruleset:
 
     def remove(self) -> bool:
         """Remove the table: all pods are open. Return whether there was one."""
-        _, refused = wire.attempt(self.sock, nft.stop(nft.del_table(nft.start(Batch()), FAMILY, TABLE)))
-        if refused and refused[0].errno != ENOENT:
-            raise refused[0]
-        return not refused
+        there = False
+        for table in (GUARD, TABLE):
+            _, refused = wire.attempt(self.sock, nft.stop(nft.del_table(nft.start(Batch()), FAMILY, table)))
+            if refused and refused[0].errno != ENOENT:
+                raise refused[0]
+            there = there or not refused
+        return there
 
 
 class Requests:

@@ -25,7 +25,7 @@ from fastcni.agent.policy.from_files import Files
 from fastcni.agent.policy.from_kubernetes import Kubernetes
 from fastcni.agent.policy.objects import PolicyError
 from fastcni.agent.policy.requests import Requests
-from fastcni.agent.policy.ruleset import FAMILY, TABLE, see_bridged_traffic
+from fastcni.agent.policy.ruleset import FAMILY, LOAD_TRANSACTIONS, TABLE, see_bridged_traffic
 from fastcni.kernel import nft, uapi, wire
 from fastcni.kernel.deletions import generation
 from fastcni.kit.policies import SOCKET
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from fastcni.kit.ipam.cluster.stores.kubernetes_api import Api
     from fastcni.server.log import Logger
 
-EVENT_BYTES = 4 << 20
+EVENT_BYTES = 64 << 20          # a limit: of announcements of one load
 POD_WAIT_S = 5.0                # for the object of a pod, which a runtime may know before the agent
 LOOK_S = 0.5                    # while a request waits
 RETRY_S = 1.0                   # after the kernel has refused a transaction
@@ -116,12 +116,9 @@ class Policies:
             self.source.attend()
             self._tell_errors()
         wire.drain(self.events, self._note, self._note_dropped, own=self.engine.rules.port)
-        try:
-            self._write()
-        except OSError as e:
-            self.log.error("policies_refused", error=str(e))
-            self.stale, self.due = True, monotonic() + RETRY_S
+        self._try(self._write)
         self.requests.attend()
+        self._try(self._cut)
         if self.requests.waiting:
             self.due = min(self.due, monotonic() + LOOK_S)
 
@@ -143,18 +140,30 @@ class Policies:
             self.ready = True
         else:
             self.engine.commit()
-        self.due = 0.0 if self.stale else float("inf")
+        self.due = monotonic() + RETRY_S if self.stale else float("inf")
+
+    def _cut(self):
         if count := self.engine.cut():
             self.cut += count
             self.log.info("connections_cut", count=count)
 
+    def _try(self, step):
+        """Without memory, for instance: all is written again, later."""
+        try:
+            step()
+        except OSError as e:
+            self.log.error("policies_refused", error=str(e))
+            self.stale, self.due = True, monotonic() + RETRY_S
+
     def _load(self):
-        """Write the complete table. The kernel may drop its many notifications, so they are not read. `stale` is left
-        true if there was another transaction meanwhile, which may have changed the table."""
-        before = generation(self.engine.rules.sock)
+        """Write the complete table. Its notifications may be more than the socket holds. Then `stale` is left true if
+        there was another program's transaction meanwhile, which may have changed the table."""
+        before, dropped = generation(self.engine.rules.sock), []
         self.engine.load()
-        wire.forget(self.events)
-        self.stale = generation(self.engine.rules.sock) != before + 1
+        self.stale = False
+        wire.drain(self.events, self._note, lambda: dropped.append(True), own=self.engine.rules.port)
+        if dropped and generation(self.engine.rules.sock) != before + LOAD_TRANSACTIONS:
+            self.stale = True
 
     def _note(self, kind, payload):
         """Another program's change of the table."""
