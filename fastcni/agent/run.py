@@ -75,6 +75,7 @@ class Agent:
         self.nodes: deque[Collection[Node]] = deque(maxlen=1)       # the last list of the registry, until it is used
         self.rejoined: deque[Node] = deque()                # records that were taken after the former one was lost
         self.renew_now = threading.Event()                  # for the thread that renews the record
+        self.announce_now = threading.Event()               # for the thread that asks the BGP engine
         self.problem = ""                                   # the last one that was logged
         self.fault: BaseException | None = None             # of a thread
         self.bgp = Bgp(options.bgp, log) if options.bgp else None
@@ -85,6 +86,7 @@ class Agent:
         """End run() soon."""
         self.stopped.set()
         self.renew_now.set()
+        self.announce_now.set()
         self._wake()
 
     def run(self) -> None:
@@ -96,8 +98,9 @@ class Agent:
         self.log.info("joined", subnets=" ".join(map(str, me.subnets.values())), backend=backend.name,
                       public=" ".join(map(str, me.public.values())), mtu=backend.mtu())
         keeper, masquerade = Keeper(self.log), Masquerade(self.log)
-        # Requests to the registry may take long; the kernel's announcements do not wait for them.
-        calls = ((self.registry.watch, self._changed, self.stopped.is_set), (self._renew_until_stop, conf, me))
+        # Requests to the registry and to BGP's engine may take long; the kernel's announcements do not wait for them.
+        calls = [(self.registry.watch, self._changed, self.stopped.is_set), (self._renew_until_stop, conf, me),
+                 *([(self._announce_until_stop, self.bgp)] if self.bgp else [])]
         threads = [threading.Thread(target=self._guarded, args=call) for call in calls]
         for thread in threads:
             thread.start()
@@ -189,11 +192,9 @@ class Agent:
         for fd in waits:
             poll.register(fd, select.POLLIN)
         while not self.stopped.is_set():
-            due = min(keeper.due or FOREVER, *(it.due for it in (self.bgp, policies) if it), FOREVER)
+            due = min(keeper.due or FOREVER, policies.due if policies else FOREVER)
             for fd, _ in poll.poll(None if due == FOREVER else max(0.0, due - monotonic()) * 1000):
                 waits[fd]()
-            if self.bgp:
-                self.bgp.attend()
             if keeper.due and monotonic() >= keeper.due:
                 keeper.attend()
             if policies and monotonic() >= policies.due:
@@ -228,7 +229,8 @@ class Agent:
         if self.options.masquerade:
             masquerade.set(conf, me.subnets)
         if self.bgp:
-            self.bgp.set(me.subnets.values(), me.public.get(4))
+            self.bgp.announce(me.subnets.values(), me.public.get(4))
+            self.announce_now.set()
         files.write_subnet(self.options.subnet_file, conf, me, backend.mtu(), self.options.masquerade)
         if self.options.conflist and not files.write_conflist(self.options.conflist, self.policies is not None):
             self.log.warning("conflist_kept", path=self.options.conflist, why="it is another one than the agent's")
@@ -275,6 +277,12 @@ class Agent:
                     self._wake()
             self.renew_now.wait(seconds)
             self.renew_now.clear()
+
+    def _announce_until_stop(self, bgp: Bgp) -> None:
+        while not self.stopped.is_set():
+            bgp.attend()
+            self.announce_now.wait(None if bgp.due == FOREVER else max(0.0, bgp.due - monotonic()))
+            self.announce_now.clear()
 
     def _changed(self, nodes: Collection[Node]) -> None:
         self.nodes.append(nodes)

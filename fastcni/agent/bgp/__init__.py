@@ -58,13 +58,17 @@ class Bgp:
         self.problem = ""
         self.checked = 0.0              # when the engine was last known to have it
 
-    def set(self, subnets: Collection[Prefix], public: Address | None) -> None:
-        """Announce these subnets from now on. Raises ConfigurationError without a router id, OSError."""
+    def announce(self, subnets: Collection[Prefix], public: Address | None) -> None:
+        """Announce these subnets with the next attend(). Raises ConfigurationError without a router id."""
         if not self.router_id:
             if public is None:
                 raise ConfigurationError("--bgp: the node has no public IPv4 address, so router_id is needed")
             self.router_id = str(public)
         self.subnets, self.due = list(subnets), 0.0
+
+    def set(self, subnets: Collection[Prefix], public: Address | None) -> None:
+        """Announce these subnets now. Raises ConfigurationError, OSError."""
+        self.announce(subnets, public)
         self.attend()
 
     def attend(self) -> None:

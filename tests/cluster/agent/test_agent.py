@@ -268,3 +268,17 @@ def test_the_agent_waits_for_what_is_missing(nodes):
     client.close()
     assert one.end() == 0
     assert os.stat(one.folder / "subnet.env").st_mode & 0o777 == 0o644
+
+
+def test_a_router_that_does_not_answer_delays_nothing(nodes, tmp_path):
+    (one,) = nodes(1)
+    with socket.socket(socket.AF_UNIX) as bird:
+        bird.bind(str(tmp_path / "bird.ctl"))
+        bird.listen()
+        (tmp_path / "bgp.json").write_text(json.dumps({
+            "as": 64512, "peers": [{"address": "192.0.2.254", "as": 64513}], "config": str(tmp_path / "bird.conf"),
+            "socket": str(tmp_path / "bird.ctl")}))
+        one.more = ["--bgp", str(tmp_path / "bgp.json")]
+        one.start()
+        assert eventually((one.folder / "net.conflist").exists, 5), one.log()
+        assert one.end(signal.SIGKILL) == -signal.SIGKILL
