@@ -9,14 +9,14 @@ from __future__ import annotations
 from errno import EEXIST, ENOENT, ESRCH
 from typing import TYPE_CHECKING, TypeVar
 
-from fastcni._netlink import Batch, BatchFull
+from fastcni.agent.batches import Requests
 from fastcni.agent.links import packed_mac
 from fastcni.agent.peers import peer_of, read_peers, write_peers
 from fastcni.kernel import neighbours, routing, rtnl, uapi, wire
 from fastcni.kernel.neighbours import PROTOCOL
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping
+    from collections.abc import Collection, Iterator, Mapping
 
     from fastcni.agent.contract import State
     from fastcni.kernel.rtnl import Route
@@ -106,27 +106,6 @@ def route_value(payload: bytes, it: Route) -> tuple[int, bytes, bytes, bool]:
 
 # -- writing -----------------------------------------------------------------------------------------------------------
 
-class Requests:
-    """Requests for one send, in as many Batches as they need."""
-
-    def __init__(self) -> None:
-        self.batches = [Batch()]
-
-    def add(self, write: Callable[..., object], *args: object, **named: object) -> None:
-        """Call write(batch, *args, **named) with a Batch that has room."""
-        try:
-            write(self.batches[-1], *args, **named)
-        except BatchFull:
-            self.batches.append(Batch())
-            write(self.batches[-1], *args, **named)
-
-    def send(self, sock: Socket) -> list[NetlinkError]:
-        """Send them, and return what the kernel refused."""
-        if not self.batches[0]:
-            return []
-        return [e for e in wire.attempt(sock, wire.Batches(self.batches))[1] if e.errno not in GONE]
-
-
 def write_difference(sock: Socket, have: Tables, want: Tables) -> list[NetlinkError]:
     """Make the kernel's tables, which are `have`, those in `want`. Return what the kernel refused."""
     requests = Requests()
@@ -145,7 +124,7 @@ def write_difference(sock: Socket, have: Tables, want: Tables) -> list[NetlinkEr
             requests.add(neighbours.del_remote, index, mac, remote, what="delete an FDB entry")
     for index, packed in have.neighbours.keys() - want.neighbours.keys():
         requests.add(neighbours.del_neighbour, index, packed, what="delete a neighbour")
-    return requests.send(sock) + write_peers(have.peers, want.peers)
+    return [e for e in requests.send(sock) if e.errno not in GONE] + write_peers(have.peers, want.peers)
 
 
 def missing(have: Mapping[Key, Value], want: Mapping[Key, Value]) -> Iterator[tuple[Key, Value]]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import fastcni
-from fastcni.node import checks_cluster, checks_conf, checks_dhcp, checks_kernel, checks_state
+from fastcni.node import checks_cluster, checks_conf, checks_dhcp, checks_kernel, checks_policy, checks_state
 from fastcni.node.attachments import Places, look
 from fastcni.node.checks_conf import own_files
 from fastcni.node.findings import ERROR, Finding, Node, plural, some
@@ -27,7 +27,7 @@ CHECKS: dict[str, Callable[[Node], Iterator[Finding]]] = {
     "server": checks_state.server, "ranges": checks_state.ranges, "stale": checks_state.stale,
     "unowned": checks_state.unowned, "address-files": checks_state.damaged_files,
     "lost-rules": checks_state.lost_rules, "cluster-addresses": checks_cluster.cluster_addresses,
-    "dhcp-leases": checks_dhcp.leases,
+    "dhcp-leases": checks_dhcp.leases, "policy-agent": checks_policy.agent,
 }
 
 

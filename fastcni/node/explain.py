@@ -10,7 +10,7 @@ from typing import Any
 
 from fastcni.kit.call import names
 from fastcni.kit.firewall import backends, masquerade_nftables, portmap_nftables_rules
-from fastcni.node import cluster_site, confs, listeners
+from fastcni.node import cluster_site, confs, listeners, pod_policies
 from fastcni.node.attachments import Places, Seen, look
 from fastcni.node.inspect import matching
 from fastcni.node.links import VETH
@@ -68,7 +68,7 @@ class Node:
 def explain(places: Places, text: str, *, ask_stores: bool = True) -> tuple[list[Explanation], Inventory]:
     """Return all that `text` can mean on this node, and the inventory; no explanation: nothing is known of it.
 
-    ask_stores: for an address of a cluster-wide range, also ask the store.
+    ask_stores: for an address, also ask the store of a cluster-wide range, and the agent for network policies.
     """
     seen = look(places)
     node = Node(seen, merge(seen.facts), ask_stores)
@@ -102,6 +102,7 @@ def explain_address(node: Node, text: str) -> Iterator[Explanation]:
                               f"(files in {it.folder}){held}")
     if node.ask_stores:
         yield from (Explanation(ADDRESS, one) for one in cluster_site.texts_on(confs.networks(node.seen.files), packed))
+        yield from (Explanation(ADDRESS, one) for one in pod_policies.texts_on(confs.networks(node.seen.files), ip))
     for left in node.inventory.unowned:
         if ip in left.addresses:
             yield Explanation(ADDRESS, f"{left.place} has {ip}, and no attachment has that address")

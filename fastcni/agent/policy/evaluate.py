@@ -81,8 +81,7 @@ def one_direction(cluster: Cluster, it: Connection, direction: str) -> Reason | 
     pods = cluster.pods_at(it.source if direction == EGRESS else it.destination)
     if not pods:
         return None
-    isolating = [policy for _, policy in sorted(cluster.policies.items()) if policy.rules(direction) is not None
-                 and any(policy.pods.matches(pod, cluster.namespaces) for pod in pods)]
+    isolating = selecting(cluster, pods, direction)
     if not isolating:
         return Reason(True)
     for policy in isolating:
@@ -90,6 +89,12 @@ def one_direction(cluster: Cluster, it: Connection, direction: str) -> Reason | 
             if allows(cluster, rule, it, direction):
                 return Reason(True, rule_name(policy, direction, number))
     return Reason(False, isolating=tuple(policy.key for policy in isolating))
+
+
+def selecting(cluster: Cluster, pods: Iterable[Pod], direction: str) -> list[Policy]:
+    """The policies that restrict one of the pods in a direction."""
+    return [policy for _, policy in sorted(cluster.policies.items()) if policy.rules(direction) is not None
+            and any(policy.pods.matches(pod, cluster.namespaces) for pod in pods)]
 
 
 def rule_name(policy: Policy, direction: str, number: int) -> str:

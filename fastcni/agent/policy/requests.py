@@ -6,9 +6,11 @@
     {"do": "forget", "id": [...]}
     {"do": "collect", "network": "net", "valid": [["CONTAINER", "eth0"]]}
     {"do": "status"}
+    {"do": "explain", "address": "10.244.1.5"}
 
     {}                                      it is done
     {"released": ["10.244.1.5", ...]}       of collect
+    {"pods": [{"pod": "shop/web", "ingress": ["shop/web-only"], "egress": []}]}     of explain: names of policies
     {"error": "...", "again": true}         it is not; again: it may be later
 """
 

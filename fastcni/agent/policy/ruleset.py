@@ -6,14 +6,15 @@ from errno import ENOENT
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from fastcni._netlink import Batch, BatchFull
+from fastcni._netlink import Batch
+from fastcni.agent.batches import Requests
 from fastcni.agent.policy import rules
 from fastcni.agent.policy.state import PERMANENT, TO_IN, State, difference
 from fastcni.kernel import nft, nft_elements, nft_rules, sysctl, uapi, wire
 from fastcni.kernel.nft_elements import ADDRESS_TYPES, TYPE_INET_SERVICE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterable, Iterator
     from typing import TypeVar
 
     from fastcni.agent.policy.state import Chain, Change, Set
@@ -55,20 +56,20 @@ class Ruleset:
         transaction ends may find no rules in the old table and in the new one.
         """
         self._guard(state)
-        requests = Requests()
+        requests = Transaction()
         requests.add(nft.add_table, FAMILY, TABLE, COMMENT)
         requests.add(nft.del_table, FAMILY, TABLE)
         requests.add(nft.add_table, FAMILY, TABLE, COMMENT)
         set_up(requests, state)
         try:
-            requests.send(self.sock)
+            requests.commit(self.sock)
         finally:
-            requests = Requests()
+            requests = Transaction()
             requests.add(nft.del_table, FAMILY, GUARD)
-            requests.send(self.sock)
+            requests.commit(self.sock)
 
     def _guard(self, state):
-        requests = Requests()
+        requests = Transaction()
         for write in (nft.add_table, nft.del_table, nft.add_table):
             requests.add(write, FAMILY, GUARD, *((COMMENT,) if write is nft.add_table else ()))
         requests.add(nft.add_base_chain, FAMILY, GUARD, rules.FORWARD, kind="filter", hook=nft.NF_INET_FORWARD,
@@ -81,7 +82,7 @@ class Ruleset:
                     requests.add(nft_elements.add_elements, FAMILY, GUARD, name, some)
                 for rule in rules.guard_rules(length, name):
                     requests.add(nft_rules.add_rule, FAMILY, GUARD, rules.FORWARD, *rule)
-        requests.send(self.sock)
+        requests.commit(self.sock)
 
     def write(self, change: Change) -> None:
         """Write what has changed since load() or the last write().
@@ -90,15 +91,15 @@ class Ruleset:
         a new element in a map, but of a chain of the same transaction no rules yet, and would be accepted.
         """
         if change.new_chains:
-            requests = Requests()
+            requests = Transaction()
             prepare(requests, change)
-            requests.send(self.sock)
+            requests.commit(self.sock)
         if change:
-            requests = Requests()
+            requests = Transaction()
             if not change.new_chains:
                 prepare(requests, change)
             fill(requests, change)
-            requests.send(self.sock)
+            requests.commit(self.sock)
 
     def remove(self) -> bool:
         """Remove the table: all pods are open. Return whether there was one."""
@@ -111,25 +112,16 @@ class Ruleset:
         return there
 
 
-class Requests:
-    """A transaction, in as many Batches as it needs."""
+class Transaction(Requests):
+    """A transaction of nftables."""
 
     def __init__(self) -> None:
-        self.batches = [nft.start(Batch())]
+        super().__init__(nft.start(Batch()))
 
-    def add(self, write: Callable[..., object], *args: object, **named: object) -> None:
-        """Call write(batch, *args, **named) with a Batch that has room."""
-        try:
-            write(self.batches[-1], *args, **named)
-        except BatchFull:
-            self.batches.append(Batch())
-            write(self.batches[-1], *args, **named)
-
-    def send(self, sock: wire.Socket) -> None:
-        """Send the transaction. Raises NetlinkError for the first refusal; then nothing has changed."""
+    def commit(self, sock: wire.Socket) -> None:
+        """Send it. Raises NetlinkError for the first refusal; then nothing has changed."""
         self.add(nft.stop)
-        _, refused = wire.attempt(sock, wire.Batches(self.batches))
-        if refused:
+        if refused := self.send(sock):
             raise refused[0]
 
 

@@ -21,9 +21,10 @@ from fastcni.agent.contract import ConfigurationError
 from fastcni.agent.policy import attached
 from fastcni.agent.policy.attached import AttachedCompiler
 from fastcni.agent.policy.engine import Engine
+from fastcni.agent.policy.evaluate import selecting
 from fastcni.agent.policy.from_files import Files
 from fastcni.agent.policy.from_kubernetes import Kubernetes
-from fastcni.agent.policy.objects import PolicyError
+from fastcni.agent.policy.objects import EGRESS, INGRESS, PolicyError
 from fastcni.agent.policy.requests import Requests
 from fastcni.agent.policy.ruleset import FAMILY, LOAD_TRANSACTIONS, TABLE, see_bridged_traffic
 from fastcni.kernel import nft, uapi, wire
@@ -185,7 +186,7 @@ class Policies:
         """See requests.py."""
         try:
             return {"protect": self._protect, "check": self._check, "forget": self._forget, "collect": self._collect,
-                    "status": self._status}[request["do"]](request, waited)
+                    "status": self._status, "explain": self._explain}[request["do"]](request, waited)
         except OSError as e:
             self.stale, self.due = True, monotonic() + RETRY_S
             return {"error": str(e), "again": True}
@@ -233,6 +234,12 @@ class Policies:
         for id in found:
             self._forget({"id": id}, 0)
         return {"released": [f"policies of {container} {ifname}" for _, container, ifname in found]}
+
+    def _explain(self, request, _):
+        cluster = self.compiler.cluster
+        return {"pods": [{"pod": pod.key} | {
+            direction.lower(): [policy.key for policy in selecting(cluster, [pod], direction)]
+            for direction in (INGRESS, EGRESS)} for pod in cluster.pods_at(address.read_ip(request["address"]))]}
 
     def _status(self, *_):
         if self.ready:

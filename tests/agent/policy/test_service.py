@@ -4,6 +4,7 @@ import json
 import os
 import select
 import threading
+from types import SimpleNamespace
 
 import pytest
 import structlog
@@ -16,7 +17,9 @@ from fastcni.agent.policy.service import Policies, Settings
 from fastcni.kit.call.mode import Mode
 from fastcni.kit.call.request import Request
 from fastcni.kit.call.undo import Undo
+from fastcni.node import checks_policy, pod_policies
 from fastcni.plugins import policy as plugin
+from fastcni.runtime import parse
 from fastcni.spec.errors import CniError
 from fastcni.testing.namespaces import run
 from fastcni.testing.witnesses import eventually
@@ -203,6 +206,25 @@ def test_what_another_program_does_to_the_table_is_undone(running, node, words):
     run("nft", "delete", "table", "inet", "others")
     run("nft", "list", "ruleset")
     assert running.events().count("policies_restored") == 1
+
+
+def test_explain_names_the_policies_of_an_address(running):
+    running.write(WEB_ONLY)
+    running.add("a", app="web")
+    running.add("b", app="db")
+    network = parse.parse_list(json.dumps({"name": "net", "cniVersion": "1.0.0", "plugins": [
+        {"type": "bridge"}, {"type": "policy", "agentSocketPath": running.settings.socket}]}).encode())
+    (text,), (other,) = (list(pod_policies.texts_on([network], ADDRESSES[name][0])) for name in "ba")
+    assert text == "10.0.0.2 is of pod default/b: ingress only as default/web-only allows; no policy restricts egress"
+    assert other == "10.0.0.1 is of pod default/a: no policy restricts ingress; no policy restricts egress"
+    assert list(pod_policies.texts_on([network], "192.0.2.7")) == []
+    assert list(checks_policy.agent(SimpleNamespace(networks=[network]))) == []
+    running.stop()
+    (text,) = pod_policies.texts_on([network], ADDRESSES["b"][0])
+    assert "are not known: the agent at" in text
+    (finding,) = checks_policy.agent(SimpleNamespace(networks=[network]))
+    assert finding.what.startswith(f"network policies: no agent answers at {running.settings.socket}: ")
+    running.start()
 
 
 def test_a_network_whose_traffic_passes_the_node_by_is_refused(running):

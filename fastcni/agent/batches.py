@@ -1,0 +1,32 @@
+"""Many netlink requests for one send."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fastcni._netlink import Batch, BatchFull
+from fastcni.kernel import wire
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fastcni.kernel.wire import NetlinkError, Socket
+
+
+class Requests:
+    """Requests in as many Batches as they need. first: what they begin with."""
+
+    def __init__(self, first: Batch | None = None) -> None:
+        self.batches = [Batch() if first is None else first]
+
+    def add(self, write: Callable[..., object], *args: object, **named: object) -> None:
+        """Call write(batch, *args, **named) with a Batch that has room."""
+        try:
+            write(self.batches[-1], *args, **named)
+        except BatchFull:
+            self.batches.append(Batch())
+            write(self.batches[-1], *args, **named)
+
+    def send(self, sock: Socket) -> list[NetlinkError]:
+        """Send them, and return what the kernel refused."""
+        return wire.attempt(sock, wire.Batches(self.batches))[1] if self.batches[0] else []

@@ -1,0 +1,25 @@
+"""The check of the plugin policy: its agent."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fastcni.kit import policies
+from fastcni.node import pod_policies
+from fastcni.node.findings import ERROR, Finding, Node
+from fastcni.spec.errors import CniError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+def agent(node: Node) -> Iterator[Finding]:
+    """The agent answers, and knows the policies, where a network has the plugin policy."""
+    for path in pod_policies.sockets(node.networks):
+        try:
+            policies.ask(path, {"do": "status"})
+        except (policies.Away, CniError) as e:
+            why = e.msg if isinstance(e, CniError) else f"no agent answers at {path}: {e}"
+            yield Finding(ERROR, f"network policies: {why}", "each ADD of that network fails with code 11; what is in "
+                          "force stays as it is", "run `fastcni agent` with --policies; its log says what it "
+                          "waits for")
