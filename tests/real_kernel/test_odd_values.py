@@ -48,6 +48,8 @@ KEYS = {
                         "routes": [{"dst": "10.0.0.0/8"}], "dns": {}}},
     "bandwidth": {"ingressRate": 8000, "ingressBurst": 80000, "shapedSubnets": ["10.0.0.0/8"]},
     "firewall": {"backend": "nftables", "ingressPolicy": "isolated", "iptablesAdminChainName": "X"},
+    "policy": {"agentSocketPath": "/nowhere/policy.sock", "runtimeConfig": {"labels": {"app": "web"}},
+               "args": {"cni": {"labels": [{"key": "app", "value": "web"}]}}},
     "portmap": {"backend": "nftables", "snat": True, "conditionsV4": []}, "vrf": {"vrfname": "blue", "table": 10},
     "sbr": {"table": 100, "gateways": ["10.22.0.1"], "addSourceHints": True},
     "tuning": {"sysctl": {"net.ipv4.ip_forward": "1"}, "mtu": 1400, "promisc": True, "txQLen": 5}}

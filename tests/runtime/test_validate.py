@@ -132,6 +132,8 @@ COMPLETE = {
     "loopback": {},
     "macvlan": {**DEVICE, "master": "eth9", "mode": "vepa", "mtu": 1400, "mac": "02:00:00:00:00:01",
                 "linkInContainer": False, "bcqueuelen": 5},
+    "policy": {"agentSocketPath": "/run/x", "capabilities": {"labels": True},
+               "args": {"cni": {"labels": [{"key": "app", "value": "web"}]}}},
     "portmap": {"backend": "iptables", "snat": True, "masqAll": True, "markMasqBit": 3,
                 "conditionsV4": ["-s", "10.0.0.0/8"], "conditionsV6": ["-s", "fd00::/8"],
                 "capabilities": {"portMappings": True}},

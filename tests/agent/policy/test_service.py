@@ -63,7 +63,8 @@ class Running:
         return [each["event"] for each in self.log]
 
     def write(self, *documents):
-        (self.folder / "all.json").write_text(json.dumps({"kind": "List", "items": documents}))
+        (self.folder / "new").write_text(json.dumps({"kind": "List", "items": documents}))
+        (self.folder / "new").rename(self.folder / "all.json")
 
     def request(self, command, name, cni_args, **keys):
         previous = {"cniVersion": "1.1.0", "interfaces": [{"name": "br0"}, {"name": "eth0", "sandbox": "/pod"}],
@@ -235,7 +236,8 @@ def test_a_network_whose_traffic_passes_the_node_by_is_refused(running):
 
 
 def test_a_file_that_cannot_be_read_is_named_once(running):
-    (running.folder / "bad.json").write_text('{"kind": "NetworkPolicy", "metadata": {"name": "x"}}')
+    (running.folder / "new").write_text('{"kind": "NetworkPolicy", "metadata": {"name": "x"}}')
+    (running.folder / "new").rename(running.folder / "bad.json")
     assert eventually(lambda: "policy_unreadable" in running.events())
     running.write(WEB_ONLY)
     assert eventually(lambda: running.it.figures()["policies"] == 1)

@@ -97,7 +97,8 @@ def test_the_agent_keeps_the_table_until_it_is_told_otherwise(nodes):  # noqa: F
     assert '"policy"' in (one.folder / "net.conflist").read_text()
     with Inside(one.netns):
         assert client.ask(f"{one.folder}/state/policy.sock", {"do": "status"}) == {}
-    (folder / "closed.yaml").write_text(yaml.safe_dump({"kind": "NetworkPolicy", **CLOSED}))
+    (folder / "new").write_text(yaml.safe_dump({"kind": "NetworkPolicy", **CLOSED}))
+    (folder / "new").rename(folder / "closed.yaml")
     client.ask(f"{one.folder}/state/policy.sock", {
         "do": "protect", "id": ["net", "c1", "eth0"], "pod": "shop/a", "uid": "", "labels": LABELS,
         "addresses": ["10.244.9.9"]})
