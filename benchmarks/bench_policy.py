@@ -12,7 +12,9 @@ are those of compiling, of the kernel's transaction, and of looking for connecti
 import argparse
 import gc
 import os
+import select
 import statistics
+import tempfile
 import time
 from dataclasses import replace
 
@@ -22,6 +24,13 @@ from bench_cluster_ipam import Table
 from fastcni.agent.policy.attached import AttachedCompiler, Attachment
 from fastcni.agent.policy.engine import Engine
 from fastcni.agent.policy.objects import read_pod, read_policy
+from fastcni.agent.policy.service import Policies, Settings
+from fastcni.kit.call.mode import Mode
+from fastcni.kit.call.request import Request
+from fastcni.kit.call.undo import Undo
+from fastcni.plugins import policy as plugin
+from fastcni.server import garbage
+from fastcni.spec.address import ip_text
 
 NODE = "node-0"
 APPS, NAMESPACES = 100, 20
@@ -64,23 +73,27 @@ class Site:
 
     def load(self):
         """Read, compile and write all."""
-        compiler = self.engine.compiler
+        self.put_all(self.engine.compiler)
+        self.engine.load()
+
+    def put_all(self, compiler):
         for number in range(NAMESPACES):
             compiler.put_namespace(f"ns-{number}", {"team": f"team-{number % 4}"})
         for one in (*self.pods, *self.others):
             compiler.put_pod(one)
         for document in self.documents:
             compiler.put_policy(read_policy(document))
-        self.engine.load()
 
     def add(self, rounds):
-        """[ms of what an ADD waits for]. Each pod has labels that others have, as a replica does."""
+        """[(ms of what an ADD waits for, ms until the pod's rules are written)]. Each pod has labels that others have,
+        as a replica does."""
         first = len(self.pods) + len(self.others)
         found = []
         for number in range(first, first + rounds):
             one = pod(number, number % APPS)
             it = Attachment(("net", one.name, "eth0"), one.key, one.labels, one.addresses)
-            found.append(took_ms(self.engine.protect, it))
+            waited = took_ms(self.engine.protect, it)
+            found.append((waited, waited + took_ms(self.engine.commit)))
             self.engine.compiler.detach(it.id)
             self.engine.commit()
         return found
@@ -104,8 +117,12 @@ class Site:
         found = []
         for number in range(rounds):
             self._commit(self.engine.compiler.put_pod, self._relabelled(number, 2))
-            found.append(took_ms(self.engine.cut))
+            found.append(took_ms(self._cut))
         return found
+
+    def _cut(self):
+        self.engine.begin_cut()
+        self.engine.end_cut()
 
     def edit(self, rounds):
         """[ms of a policy's other port]"""
@@ -115,6 +132,75 @@ class Site:
     def close(self):
         self.engine.rules.remove()
         self.engine.close()
+
+
+class Agent:
+    """A process with the agent's policies and the objects of a Site."""
+
+    def __init__(self, site, folder):
+        self.socket = f"{folder}/policy.sock"
+        os.mkdir(f"{folder}/policies")
+        self.stop_reading, stop = os.pipe()
+        ready, tell_ready = os.pipe()
+        self.pid = os.fork()
+        if self.pid == 0:
+            status = 1
+            try:
+                os.close(stop)
+                self._serve(site, folder, tell_ready)
+                status = 0
+            finally:
+                os._exit(status)
+        os.close(tell_ready)
+        self._stop = stop
+        if not os.read(ready, 1):
+            self.close()
+            raise SystemExit("the agent has not started")
+        os.close(ready)
+
+    def _serve(self, site, folder, tell_ready):
+        it = Policies(Settings(f"{folder}/policies", state=f"{folder}/pods", socket=self.socket), Silent())
+        it.compiler.node = NODE
+        site.put_all(it.compiler)
+        it.attend()
+        os.write(tell_ready, b"1")
+        garbage.freeze()                # as the agent does
+        while self.stop_reading not in select.select([it, self.stop_reading], [], [], it.due - time.monotonic()
+                                                     if it.due < float("inf") else None)[0]:
+            it.attend()
+        it.close()
+
+    def close(self):
+        os.close(self._stop)
+        os.waitpid(self.pid, 0)
+
+
+class Silent:
+    def info(self, *_, **__):
+        return
+
+    error = info
+
+
+def ask(site, agent, rounds):
+    """[ms of the plugin's ADD: it asks the agent], one pod at a time, each with a DEL."""
+    first = len(site.pods) + len(site.others)
+    found = []
+    for number in range(first, first + rounds):
+        one = pod(number, number % APPS)
+        previous = {"cniVersion": "1.1.0", "interfaces": [{"name": "br0"}, {"name": "eth0", "sandbox": "/pod"}],
+                    "ips": [{"address": f"{ip_text(packed)}/32", "interface": 1} for packed in one.addresses]}
+        conf = {"cniVersion": "1.1.0", "name": "net", "type": "policy", "agentSocketPath": agent.socket,
+                "prevResult": previous, "args": {"cni": {"labels": [
+                    {"key": key, "value": value} for key, value in one.labels.items()]}}}
+        req = Request(Mode(), plugin="policy", command="ADD", conf=conf, version="1.1.0", name="net",
+                      container_id=one.name, ifname="eth0", args=f"K8S_POD_NAMESPACE={one.namespace};"
+                                                                f"K8S_POD_NAME={one.name}")
+        with Undo() as undo:
+            found.append(took_ms(lambda req=req, undo=undo: plugin.add(req, plugin.read(req), undo)))
+        plugin.delete(req, plugin.read(req))
+        time.sleep(0.005)               # the agent writes and looks for connections
+    return found
 
 
 def measure(table, policies, pods, others, rounds):
@@ -130,7 +216,17 @@ def measure(table, policies, pods, others, rounds):
               statistics.median(loads) <= 1000)
     table.add("    sets, elements, chains, rules", f"{len(state.sets)}, {sum(map(len, state.elements.values()))}, "
               f"{len(state.chains)}, {sum(len(one.lines) + len(one.jumps) for one in state.chains.values())}")
-    for what, found, wanted in (("one pod's ADD", site.add(rounds), 0.3), ("one label change", site.relabel(rounds), 5),
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        agent = Agent(site, folder)
+        try:
+            asked = ask(site, agent, rounds)
+        finally:
+            agent.close()
+    site.engine.load()
+    adds, protected = zip(*site.add(rounds), strict=True)
+    for what, found, wanted in (("one pod's ADD", adds, 0.3), ("    and its rules are written", protected, None),
+                                ("    the plugin's, with the agent in another process", asked, None),
+                                ("one label change", site.relabel(rounds), 5),
                                 ("    and connections to cut", site.cut(rounds), None),
                                 ("one policy's change", site.edit(rounds), None)):
         median, high = statistics.median(found), sorted(found)[len(found) * 95 // 100]

@@ -2,6 +2,8 @@
 
 import pytest
 
+from fastcni.testing import host_netns  # noqa: F401 - a fixture
+
 
 @pytest.fixture(scope="session")
 def scaled(request):

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
     from fastcni._netlink import Batch
 
+    Value = bytes | str | int | None
+
 NFTA_SET_TABLE, NFTA_SET_NAME, NFTA_SET_FLAGS, NFTA_SET_KEY_TYPE, NFTA_SET_KEY_LEN = 1, 2, 3, 4, 5
 NFTA_SET_DATA_TYPE, NFTA_SET_DATA_LEN, NFTA_SET_ID, NFTA_SET_USERDATA = 6, 7, 10, 13
 NFTA_SET_ELEM_LIST_TABLE, NFTA_SET_ELEM_LIST_SET, NFTA_SET_ELEM_LIST_ELEMENTS = 1, 2, 3
@@ -143,12 +145,13 @@ def get_set(batch: Batch, family: int, table: str, name: str) -> Batch:
 # Elements -----------------------------------------------------------------------------------------
 
 def _elements(batch: Batch, kind: int, flags: int, family: int, table: str, name: str,
-              elements: Sequence[tuple[bytes, bytes | str | None]], verb: str, comment: str | None = None) -> Batch:
+              elements: Sequence[tuple[bytes, Value]], verb: str, comment: str | None = None) -> Batch:
     """NFTA_SET_ELEM_LIST_ELEMENTS
         NFTA_LIST_ELEM                  for each (key, value)
             NFTA_SET_ELEM_KEY: NFTA_DATA_VALUE key
             NFTA_SET_ELEM_DATA: NFTA_DATA_VALUE value
                 or for a value that is text: NFTA_DATA_VERDICT: NFTA_VERDICT_CODE goto, NFTA_VERDICT_CHAIN value
+                or for a number: NFTA_DATA_VERDICT: NFTA_VERDICT_CODE value
             NFTA_SET_ELEM_USERDATA comment
     """
     data = comment_data(comment) if comment else b""
@@ -160,6 +163,8 @@ def _elements(batch: Batch, kind: int, flags: int, family: int, table: str, name
         batch.nest(NFTA_LIST_ELEM).nest(NFTA_SET_ELEM_KEY).raw(NFTA_DATA_VALUE, key).end()
         if isinstance(value, bytes):
             batch.nest(NFTA_SET_ELEM_DATA).raw(NFTA_DATA_VALUE, value).end()
+        elif isinstance(value, int):
+            batch.nest(NFTA_SET_ELEM_DATA).nest(NFTA_DATA_VERDICT).be32(NFTA_VERDICT_CODE, value).end().end()
         elif value:
             batch.nest(NFTA_SET_ELEM_DATA).nest(NFTA_DATA_VERDICT).be32(NFTA_VERDICT_CODE, NFT_GOTO)
             batch.text(NFTA_VERDICT_CHAIN, value).end().end()
@@ -170,9 +175,10 @@ def _elements(batch: Batch, kind: int, flags: int, family: int, table: str, name
 
 
 def add_elements(batch: Batch, family: int, table: str, name: str,
-                 elements: Sequence[tuple[bytes, bytes | str | None]], comment: str | None = None, *,
+                 elements: Sequence[tuple[bytes, Value]], comment: str | None = None, *,
                  exclusive: bool = True) -> Batch:
-    """Add elements to a set or map: [(key, value)]. A value is bytes, the chain to go to as text, or None in a set.
+    """Add elements to a set or map: [(key, value)]. A value is bytes, the chain to go to as text, the code of another
+    verdict (NF_DROP), or None in a set.
 
     With `exclusive` the kernel answers EEXIST if one of the keys is there already.
     """
@@ -197,7 +203,7 @@ def add_intervals(batch: Batch, family: int, table: str, name: str, ranges: Iter
 
 
 def add_element(batch: Batch, family: int, table: str, name: str, key: bytes, comment: str,
-                value: bytes | str | None = None) -> Batch:
+                value: Value = None) -> Batch:
     return add_elements(batch, family, table, name, [(key, value)], comment)
 
 

@@ -206,10 +206,6 @@ def jump(chain: str) -> Expression:
     return verdict(nft.NFT_JUMP, chain)
 
 
-def goto(chain: str) -> Expression:
-    return verdict(nft.NFT_GOTO, chain)
-
-
 def ct(key: int) -> Expression:
     """Load a property of the packet's connection, as conntrack knows it. NFTA_CT_DREG 1, _KEY 2"""
     return "ct", lambda b: b.be32(1, NFT_REG_1).be32(2, key)

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fastcni.agent.files import write
 from fastcni.agent.policy.compile import Compiler
 from fastcni.agent.policy.objects import Pod
 from fastcni.spec import address
@@ -100,10 +99,15 @@ class AttachedCompiler(Compiler):
 # -- files -------------------------------------------------------------------------------------------------------------
 
 def keep(folder: str, it: Attachment) -> None:
-    """Write its file. Raises OSError."""
+    """Write its file, before the ADD answers. A crash may leave a part of it: then the ADD has failed, and read_all()
+    removes the part. Raises OSError."""
     document = {"id": it.id, "pod": it.pod, "labels": dict(it.labels),
                 "addresses": [address.ip_text(packed) for packed in it.addresses]}
-    write(Path(folder, it.file), json.dumps(document) + "\n", 0o600)
+    fd = os.open(f"{folder}/{it.file}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(fd, json.dumps(document).encode() + b"\n")
+    finally:
+        os.close(fd)
 
 
 def forget(folder: str, it: Attachment) -> None:

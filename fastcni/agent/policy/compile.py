@@ -11,6 +11,7 @@ changes elements of sets and maps; only a policy changes chains.
 from __future__ import annotations
 
 from collections import Counter
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from fastcni.agent.policy.chains import Compiled, group_set, named_set
@@ -138,15 +139,14 @@ class Compiler:
 
     def _isolate(self, addresses: Iterable[bytes]) -> None:
         """Write which chains these addresses lead to."""
+        known: dict[frozenset[str], list[tuple[str, ...]]] = {}         # all addresses of a pod have the same
         for packed in addresses:
-            selecting = {policy for key in self._local.get(packed, ()) for group in self._groups.of(key)
-                         for policy in self._selecting.get(group, ())}
-            isolated = False
-            for direction in DIRECTIONS:
-                names = tuple(sorted(compiled.name for policy in selecting
-                                     if (compiled := self._compiled.get((policy, direction)))))
+            keys = frozenset(self._local.get(packed, ()))
+            if keys not in known:
+                known[keys] = self._chains_of(keys)
+            for direction, names in zip(DIRECTIONS, known[keys], strict=True):
                 self._lead(f"{PREFIXES[direction]}{VERSIONS[len(packed)]}", packed, direction, names)
-                isolated = isolated or bool(names)
+            isolated = any(known[keys])
             key = concat(packed, packed)
             name = f"self{VERSIONS[len(packed)]}"
             if isolated != (key in self.state.elements[name]):
@@ -155,10 +155,17 @@ class Compiler:
         if any_isolated != bool(self.state.elements[LINK]):
             self._journal.put(LINK, LINK_LOCAL, "" if any_isolated else None)
 
+    def _chains_of(self, keys: Iterable[str]) -> list[tuple[str, ...]]:
+        """The names of the chains of the policies that select one of these pods, for each direction."""
+        selecting = {policy for key in keys for group in self._groups.of(key)
+                     for policy in self._selecting.get(group, ())}
+        return [tuple(sorted([compiled.name for policy in selecting
+                              if (compiled := self._compiled.get((policy, direction)))])) for direction in DIRECTIONS]
+
     def _lead(self, map_name: str, packed: bytes, direction: str, names: tuple[str, ...]) -> None:
         """Let an address lead to the chain of these policies; to none without any."""
         old = self.state.elements[map_name].get(packed)
-        new = f"all-{PREFIXES[direction]}-{short_hash(*names)}" if names else None
+        new = all_of(direction, names) if names else None
         if old == new:
             return
         if new:
@@ -257,6 +264,12 @@ class Compiler:
                 self._held.pop(name, None)
         for group in past.groups.values():
             self._groups.release(group)
+
+
+@lru_cache(maxsize=1 << 12)
+def all_of(direction: str, names: tuple[str, ...]) -> str:
+    """The name of the chain that jumps to these."""
+    return f"all-{PREFIXES[direction]}-{short_hash(*names)}"
 
 
 def compile_all(cluster: Cluster, node: str = "") -> State:

@@ -5,7 +5,11 @@
     engine.load()
     engine.compiler.put_policy(policy)
     engine.commit()                             # in force for new connections
-    engine.cut()
+    engine.begin_cut()
+    engine.end_cut()
+
+    engine.protect(Attachment(...))             # in an ADD: the pod is closed, or protected
+    engine.commit()                             # and is protected
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from fastcni.agent.policy import cut
 from fastcni.agent.policy.ruleset import Ruleset
+from fastcni.agent.policy.state import MAPS
 from fastcni.kernel.wire import NetlinkError
 
 if TYPE_CHECKING:
@@ -28,10 +33,14 @@ class Engine:
         self.compiler, self.rules = compiler, Ruleset()
         self._begun = False             # load() was called: the compiler has all there is
         self._loaded = False            # the kernel has what take() gave
-        self._suspects: set[bytes] = set()
+        self.flows = cut.Listing()
+        self.suspects: set[bytes] = set()       # addresses whose connections changes may have forbidden
+        self._looked_at: set[bytes] = set()     # those of begin_cut()
+        self._dropped: dict[str, list[bytes]] = {}     # by map: addresses that lead to `drop` in the kernel
 
     def close(self) -> None:
         """Leave the table: pods stay protected."""
+        self.flows.close()
         self.rules.close()
 
     def load(self) -> None:
@@ -40,8 +49,8 @@ class Engine:
         self._begun, self._loaded = True, False
         self.compiler.take()
         self.rules.load(self.compiler.state)
-        self._loaded = True
-        self._suspects = cut.isolated(self.compiler.state)
+        self._loaded, self._dropped = True, {}
+        self.suspects = cut.isolated(self.compiler.state)
 
     def commit(self) -> None:
         """Write what has changed; nothing before the first load()."""
@@ -51,34 +60,62 @@ class Engine:
         if change is None:
             self.load()
         else:
-            self._suspects |= cut.suspects(self.compiler.state, change)
+            self.suspects |= cut.suspects(self.compiler.state, change)
 
-    def cut(self) -> int:
-        """End the connections that are no longer allowed since the last call. Return how many.
+    def begin_cut(self) -> None:
+        """Begin to look for connections that are no longer allowed since the last call, unless it is under way."""
+        if not self.flows.begun:
+            self._looked_at, self.suspects = self.suspects, set()
+            self.flows.begin()
 
-        Apart from commit(), because it takes milliseconds: several changes need one call.
-        """
-        found = cut.cut(self.rules.sock, self.compiler.state, self._suspects) if self._suspects else 0
-        self._suspects = set()          # after a failure they stay for the next call
+    def end_cut(self) -> int:
+        """End the connections that begin_cut() looks for. Waits until they are known. Return how many."""
+        try:
+            found = cut.cut(self.rules.sock, self.flows.take(), self.compiler.state, self._looked_at)
+        except OSError:
+            self.suspects |= self._looked_at
+            raise
+        self._looked_at = set()
         return found
 
     def protect(self, it: Attachment) -> list[Attachment]:
-        """Within an ADD, before the pod's process starts: write what policies say of it, with all that has changed
-        before. The next cut() ends what is left of connections of a former pod with its addresses. Return the
-        attachments whose place it takes."""
+        """Within an ADD, before the pod's process starts: where a policy restricts the pod, drop its traffic. The
+        caller calls commit() right after the answer, which writes the pod's own rules. Return the attachments whose
+        place it takes.
+
+        An element that leads to a chain takes the kernel ten times as long as one that drops, because it checks all
+        chains for loops. One commit() serves all pods that were added meanwhile. The next cut ends connections of a
+        former pod with the same addresses.
+        """
+        elements = self.compiler.state.elements
+        known = any(packed in elements[name] for name in MAPS for packed in it.addresses)
         gone = self.compiler.attach(it)
-        self.commit()
+        restricted = {name: keys for name in MAPS if (keys := [key for key in it.addresses if key in elements[name]])}
+        if known or not restricted or not self._loaded or not self._drop(restricted):
+            self.commit()
         return gone
+
+    def _drop(self, elements: dict[str, list[bytes]]) -> bool:
+        """Return whether the kernel drops them. If not, another program has changed the table."""
+        try:
+            self.rules.drop(elements)
+        except NetlinkError:
+            return False
+        for name, keys in elements.items():
+            self._dropped.setdefault(name, []).extend(keys)
+        return True
 
     def _write(self) -> Change | None:
         """Write the Change. None if the kernel refused it: another program has changed the table."""
         if not self._loaded:
             return None
         change = self.compiler.take()
+        for name, keys in self._dropped.items():
+            change.removed.setdefault(name, []).extend(keys)
         self._loaded = False            # also after other errors, because take() gives a change only once
         try:
             self.rules.write(change)
         except NetlinkError:
             return None
-        self._loaded = True
+        self._loaded, self._dropped = True, {}
         return change

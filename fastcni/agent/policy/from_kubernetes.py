@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections import deque
 from typing import TYPE_CHECKING, Any
@@ -11,6 +10,7 @@ from fastcni.agent.policy.compile import Compiler
 from fastcni.agent.policy.objects import PolicyError, read_closed, read_namespace, read_pod, read_policy
 from fastcni.kit.ipam.cluster.contract import StoreAway
 from fastcni.kit.ipam.cluster.stores.kubernetes_watch import key_of, watch_all
+from fastcni.server.wakeup import Wakeup
 
 if TYPE_CHECKING:
     from fastcni.agent.policy.evaluate import Cluster
@@ -41,7 +41,7 @@ class Kubernetes:
         self._events: deque[Event] = deque()
         self._seen: dict[str, set[str]] = {path: set() for path in PATHS}       # since the last start of the watches
         self._own: dict[str, set[str]] = {path: set() for path in PATHS}        # keys that were put
-        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._wakeup = Wakeup()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="policies", daemon=True)
 
@@ -60,7 +60,7 @@ class Kubernetes:
 
     def fileno(self) -> int:
         """The descriptor to wait on for attend()."""
-        return self._wake
+        return self._wakeup.fileno()
 
     # -- in the threads -----------------------------------------------------------------------------------------------
 
@@ -70,7 +70,7 @@ class Kubernetes:
             self._follow()
         except BaseException as e:
             self._fault = e
-            os.eventfd_write(self._wake, 1)
+            self._wakeup.wake()
 
     def _follow(self):
         while not self._stop.is_set():
@@ -92,14 +92,14 @@ class Kubernetes:
 
     def _add(self, event):
         self._events.append(event)
-        os.eventfd_write(self._wake, 1)
+        self._wakeup.wake()
 
     # -- in the agent's thread ----------------------------------------------------------------------------------------
 
     def attend(self) -> None:
         """Apply what the threads have read since. Raises what has ended them."""
         try:
-            os.eventfd_read(self._wake)
+            self._wakeup.clear()
         except BlockingIOError:
             return
         if self._fault:

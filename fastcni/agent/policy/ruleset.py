@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 from fastcni._netlink import Batch
 from fastcni.agent.batches import Requests
 from fastcni.agent.policy import rules
-from fastcni.agent.policy.state import PERMANENT, TO_IN, State, difference
+from fastcni.agent.policy.state import PERMANENT, State, difference
 from fastcni.kernel import nft, nft_elements, nft_rules, sysctl, uapi, wire
 from fastcni.kernel.nft_elements import ADDRESS_TYPES, TYPE_INET_SERVICE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
     from typing import TypeVar
 
     from fastcni.agent.policy.state import Chain, Change, Set
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     Item = TypeVar("Item")
 
 FAMILY, TABLE = nft.NFPROTO_INET, "fastcni-policy"
-GUARD = "fastcni-policy-guard"  # while the table is replaced
+GUARD, GUARD_CHAIN = "fastcni-policy-guard", "forward"          # while the table is replaced
 COMMENT = "fastcni: network policies of pods"
 LOAD_TRANSACTIONS = 3
 ELEMENTS = 250                  # in one message, which has 32 KiB
@@ -72,7 +72,7 @@ class Ruleset:
         requests = Transaction()
         for write in (nft.add_table, nft.del_table, nft.add_table):
             requests.add(write, FAMILY, GUARD, *((COMMENT,) if write is nft.add_table else ()))
-        requests.add(nft.add_base_chain, FAMILY, GUARD, rules.FORWARD, kind="filter", hook=nft.NF_INET_FORWARD,
+        requests.add(nft.add_base_chain, FAMILY, GUARD, GUARD_CHAIN, kind="filter", hook=nft.NF_INET_FORWARD,
                      priority=nft.NF_IP_PRI_FILTER)
         for name in sorted(PERMANENT):
             if name.startswith("self"):
@@ -81,7 +81,7 @@ class Ruleset:
                 for some in parts((key[:length], None) for key in state.elements[name]):
                     requests.add(nft_elements.add_elements, FAMILY, GUARD, name, some)
                 for rule in rules.guard_rules(length, name):
-                    requests.add(nft_rules.add_rule, FAMILY, GUARD, rules.FORWARD, *rule)
+                    requests.add(nft_rules.add_rule, FAMILY, GUARD, GUARD_CHAIN, *rule)
         requests.commit(self.sock)
 
     def write(self, change: Change) -> None:
@@ -100,6 +100,13 @@ class Ruleset:
                 prepare(requests, change)
             fill(requests, change)
             requests.commit(self.sock)
+
+    def drop(self, elements: Mapping[str, Iterable[bytes]]) -> None:
+        """Let addresses that are in no map lead to `drop`: {map: addresses}. Raises NetlinkError if one is there."""
+        requests = Transaction()
+        for name, keys in elements.items():
+            requests.add(nft_elements.add_elements, FAMILY, TABLE, name, [(key, nft.NF_DROP) for key in keys])
+        requests.commit(self.sock)
 
     def remove(self) -> bool:
         """Remove the table: all pods are open. Return whether there was one."""
@@ -129,10 +136,10 @@ def set_up(requests: Requests, state: State) -> None:
     """Fill a new table."""
     for name, one in State().sets.items():
         add_set(requests, name, one)
-    requests.add(nft.add_base_chain, FAMILY, TABLE, rules.FORWARD, kind="filter", hook=nft.NF_INET_FORWARD,
-                 priority=nft.NF_IP_PRI_FILTER)
-    for name in (TO_IN, rules.MIDSTREAM):
-        requests.add(nft.add_chain, FAMILY, TABLE, name)
+    for name, priority in rules.BASE_CHAINS.items():
+        requests.add(nft.add_base_chain, FAMILY, TABLE, name, kind="filter", hook=nft.NF_INET_FORWARD,
+                     priority=priority)
+    requests.add(nft.add_chain, FAMILY, TABLE, rules.MIDSTREAM)
     for name, rule in rules.permanent_rules():
         requests.add(nft_rules.add_rule, FAMILY, TABLE, name, *rule)
     change = difference(State(), state)

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 EVENT_BYTES = 64 << 20          # a limit: of announcements of one load
 POD_WAIT_S = 5.0                # for the object of a pod, which a runtime may know before the agent
 LOOK_S = 0.5                    # while a request waits
+CUT_PAUSE_S = 0.1               # between two searches for connections to cut, which take the kernel some 10 ms each
 RETRY_S = 1.0                   # after the kernel has refused a transaction
 GENERATION = (nft.NFT_MSG_NEWGEN, nft.NFT_MSG_GETGEN)
 
@@ -70,6 +71,7 @@ class Policies:
         self.errors: dict[Any, str] = {}                    # documents that cannot be read
         self.stale = False                                  # the kernel may have another table
         self.cut = 0                                        # connections
+        self.next_cut = 0.0                                 # not before this time, monotonic
         if not see_bridged_traffic():
             raise ConfigurationError("policies need the kernel module br_netfilter, or traffic between two pods on one "
                                      "bridge passes them by: modprobe br_netfilter")
@@ -86,7 +88,7 @@ class Policies:
         except ListenError as e:
             raise ConfigurationError(str(e)) from None
         self.poll = select.epoll()
-        for waited_for in (self.source, self.events, self.requests):
+        for waited_for in (self.source, self.events, self.requests, self.engine.flows):
             self.poll.register(waited_for.fileno(), select.EPOLLIN)
         self._tell_errors()
 
@@ -119,6 +121,7 @@ class Policies:
         wire.drain(self.events, self._note, self._note_dropped, own=self.engine.rules.port)
         self._try(self._write)
         self.requests.attend()
+        self._try(self._write)                  # the rules of the pods that these requests have closed
         self._try(self._cut)
         if self.requests.waiting:
             self.due = min(self.due, monotonic() + LOOK_S)
@@ -144,9 +147,15 @@ class Policies:
         self.due = monotonic() + RETRY_S if self.stale else float("inf")
 
     def _cut(self):
-        if count := self.engine.cut():
+        if self.engine.flows.ended and (count := self.engine.end_cut()):
             self.cut += count
             self.log.info("connections_cut", count=count)
+        if self.engine.suspects:
+            if monotonic() >= self.next_cut:
+                self.engine.begin_cut()
+                self.next_cut = monotonic() + CUT_PAUSE_S
+            else:
+                self.due = min(self.due, self.next_cut)
 
     def _try(self, step):
         """Without memory, for instance: all is written again, later."""

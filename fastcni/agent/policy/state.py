@@ -20,10 +20,11 @@ if TYPE_CHECKING:
 
 LENGTHS = (4, 16)                               # of packed addresses
 VERSIONS = {4: "4", 16: "6"}                    # in names, by length of an address
-IN, OUT, TO_IN = "in", "out", "to-in"
+IN, OUT = "in", "out"
 PREFIXES = {INGRESS: IN, EGRESS: OUT}
 LINK, LINK_LOCAL, LINK_LOCAL_MASK = "link6", b"\xfe\x80" + bytes(14), b"\xff\xc0" + bytes(14)         # fe80::/10
-PERMANENT = {LINK, *(f"{name}{version}" for name in (IN, OUT, "self") for version in VERSIONS.values())}
+MAPS = {f"{name}{version}" for name in (IN, OUT) for version in VERSIONS.values()}
+PERMANENT = {LINK, *MAPS, *(f"self{version}" for version in VERSIONS.values())}
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,7 @@ class Set:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One rule of a policy's chain: what it compares, and then it accepts (ingress) or goes to `to-in` (egress).
+    """One rule of a policy's chain: what it compares; then it accepts.
 
     length: of addresses, 0: any family. peer: set with the peer's address, "": anywhere. protocol: 0: any.
     first, last: of the destination port, 0 and 0: any. ports: set of ports. named: set of destination . port.

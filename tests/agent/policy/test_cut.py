@@ -6,7 +6,7 @@ import socket
 import subprocess
 
 import pytest
-from agent.policy.pods import ADDRESSES, Node, pods
+from agent.policy.pods import ADDRESSES, TCP, UDP, Node, pods
 
 from fastcni.agent.policy.attached import AttachedCompiler, Attachment
 from fastcni.agent.policy.engine import Engine
@@ -16,6 +16,7 @@ from fastcni.spec.address import read_ip
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: makes network namespaces")
 WEB, LOCKED = {"podSelector": {"matchLabels": {"app": "web"}}}, {"podSelector": {}}
+NEW_C = Attachment(("net", "new", "eth0"), "default/new", {"app": "new"}, tuple(map(read_ip, ADDRESSES["c"])))
 
 
 class Session:
@@ -58,7 +59,11 @@ class Policed:
         for number, spec in enumerate(specs):
             self.engine.compiler.put_policy(read_policy({"metadata": {"name": f"p{number}"}, "spec": spec}))
         self.engine.commit()
-        return self.engine.cut()
+        return self.cut()
+
+    def cut(self):
+        self.engine.begin_cut()
+        return self.engine.end_cut()
 
 
 @pytest.fixture
@@ -121,11 +126,12 @@ def test_a_table_that_another_program_has_removed_is_written_again(policed):
 
 
 def test_an_add_does_not_hide_a_change_from_the_cut(policed):
-    """What was put before the ADD, and not committed yet, is in the same transaction."""
+    """What was put before the ADD, and not committed yet, is committed after it."""
     session = Session(policed.node, "b", "c")
     policed.engine.compiler.put_policy(read_policy({"metadata": {"name": "p"}, "spec": LOCKED}))
     policed.engine.protect(Attachment(("net", "new", "eth0"), "default/new", {}, (read_ip("10.0.0.9"),)))
-    assert policed.engine.cut() == 1
+    policed.engine.commit()
+    assert policed.cut() == 1
     assert not session.is_alive()
 
 
@@ -139,10 +145,10 @@ def test_flows_of_an_address_end_when_a_new_pod_has_it(policed):
     policed.engine.compiler.put_policy(read_policy({"metadata": {"name": "p"}, "spec": {
         "podSelector": {"matchLabels": {"app": "new"}}}}))
     policed.engine.commit()
-    policed.engine.cut()
-    policed.engine.protect(Attachment(("net", "new", "eth0"), "default/new", {"app": "new"},
-                                      tuple(map(read_ip, ADDRESSES["c"]))))
-    policed.engine.cut()
+    policed.cut()
+    policed.engine.protect(NEW_C)
+    policed.engine.commit()
+    policed.cut()
     client.send(b"again")
     listener.settimeout(0.15)
     with pytest.raises(TimeoutError):
@@ -163,11 +169,46 @@ def test_after_a_failure_the_complete_table_is_written_and_the_connections_are_c
     with monkeypatch.context() as patch:
         patch.setattr("fastcni.kernel.conntrack.list_flows", fail)
         with pytest.raises(OSError, match="no memory"):
-            policed.engine.cut()
-    assert policed.engine.cut() == 1
+            policed.cut()
+    assert policed.cut() == 1
     assert not session.is_alive()
     asked = {("a", ADDRESSES["c"][0], 6, 80)}
     assert policed.node.reached(asked, set()) == set()
+
+
+def test_a_restricted_pod_is_closed_until_its_rules_are_written(policed):
+    """Its ADD waits only for elements that drop its packets."""
+    asked = {(source, address, protocol, 80) for protocol in (TCP, UDP) for number in (0, 1)
+             for source, address in (("a", ADDRESSES["c"][number]), ("c", ADDRESSES["a"][number]),
+                                     ("a", ADDRESSES["b"][number]))}
+    untouched = {one for one in asked if one[0] != "c" and one[1] not in ADDRESSES["c"]}
+    policed.set({"podSelector": {"matchLabels": {"app": "new"}}, "policyTypes": ["Ingress", "Egress"],
+                 "ingress": [{}], "egress": [{}]}, labels={})
+    policed.engine.compiler.delete_pod("default/c")
+    policed.engine.commit()
+    policed.engine.protect(NEW_C)
+    policed.node.forget_flows()
+    assert policed.node.reached(asked, untouched) == untouched
+    policed.engine.commit()
+    policed.node.forget_flows()
+    assert policed.node.reached(asked, asked) == asked
+
+
+@pytest.mark.parametrize("ended", ["detached", "added again", "table removed"])
+def test_nothing_is_left_of_a_pod_that_was_closed(policed, ended):
+    policed.set({"podSelector": {"matchLabels": {"app": "new"}}}, labels={})
+    policed.engine.compiler.delete_pod("default/c")
+    policed.engine.commit()
+    policed.engine.protect(NEW_C)
+    if ended == "added again":
+        policed.engine.protect(NEW_C)
+    elif ended == "table removed":
+        subprocess.run(["nft", "delete", "table", "inet", "fastcni-policy"], check=True)
+    policed.engine.compiler.detach(NEW_C.id)
+    policed.engine.commit()
+    listed = subprocess.run(["nft", "list", "map", "inet", "fastcni-policy", "in4"], check=True, text=True,
+                            capture_output=True).stdout
+    assert "elements" not in listed
 
 
 def test_an_add_before_the_first_load_leaves_the_table_of_the_former_agent(policed):

@@ -129,6 +129,20 @@ def test_random_policies(policed, policies, values):
     policed.check(pairs((TCP, UDP), (80, 81)))
 
 
+def test_no_way_through_the_chains_branches_twice(policed):
+    """The check for loops of older kernels, 6.1 for one, follows each way from a base chain; maps behind maps multiply
+    them."""
+    policed.put(*CASES["both ends"], *CASES["named"], labels={"a": {"app": "web"}, "b": {"app": "db"}})
+    listed = json.loads(subprocess.run(["nft", "-j", "list", "table", "inet", "fastcni-policy"], check=True,
+                                       stdout=subprocess.PIPE).stdout)["nftables"]
+    base = {it["chain"]["name"] for it in listed if "hook" in it.get("chain", ())}
+    leading = {(it["rule"]["chain"], kind) for it in listed if "rule" in it for each in it["rule"]["expr"]
+               for kind in ("vmap", "jump", "goto") if kind in each}
+    assert base == {"egress", "ingress"}
+    assert {chain for chain, kind in leading if kind == "vmap"} == base
+    assert {chain[:3] for chain, _ in leading if chain not in base} == {"all"}
+
+
 def read_policy_here(policy):
     """The policy in the namespace of the pods."""
     return replace(policy, namespace="default", pods=replace(policy.pods, namespace="default"))

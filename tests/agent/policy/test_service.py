@@ -14,6 +14,7 @@ from fastcni.agent.policy import service
 from fastcni.agent.policy.objects import Pod
 from fastcni.agent.policy.ruleset import TABLE, see_bridged_traffic
 from fastcni.agent.policy.service import Policies, Settings
+from fastcni.kernel import conntrack
 from fastcni.kit.call.mode import Mode
 from fastcni.kit.call.request import Request
 from fastcni.kit.call.undo import Undo
@@ -126,6 +127,24 @@ def test_a_pod_is_protected_when_its_add_answers(running, node):
     assert running.it.figures()["protected_pods"] == 1
 
 
+def test_no_add_waits_for_the_search_for_connections(running, monkeypatch):
+    """With many flows the kernel takes long to list them."""
+    listing, listed = threading.Event(), threading.Event()
+
+    def list_flows(sock):
+        listing.set()
+        assert listed.wait(20)
+        return []
+
+    monkeypatch.setattr(conntrack, "list_flows", list_flows)
+    running.write(WEB_ONLY)
+    running.add("b", app="db")
+    assert listing.wait(20)
+    running.add("a", app="web")
+    assert running.it.engine.flows.begun and not running.it.engine.flows.ended
+    listed.set()
+
+
 def test_labels_come_from_the_conventions_and_from_cni_args_too(running, node):
     running.write(WEB_ONLY)
     running.call("ADD", "b", "K8S_POD_NAME=b;LABELS=app:db,tier:back")
@@ -194,7 +213,8 @@ def test_a_damaged_file_of_a_pod_is_no_obstacle(running, tmp_path):
 
 
 @pytest.mark.parametrize("words", [("delete", "table", "inet", TABLE), ("flush", "ruleset"),
-                                   ("flush", "chain", "inet", TABLE, "to-in"),
+                                   ("flush", "chain", "inet", TABLE, "ingress"),
+                                   ("flush", "chain", "inet", TABLE, "egress"),
                                    ("flush", "table", "inet", TABLE), ("flush", "map", "inet", TABLE, "in4")],
                          ids=" ".join)
 def test_what_another_program_does_to_the_table_is_undone(running, node, words):
