@@ -62,7 +62,7 @@ test-runtimes: setup
 	LANE=runtimes $(BIN)/python -m pytest tests/runtimes
 
 test-cluster: setup
-	@sh tests/setup-peer.sh etcd etcdctl openssl ip ping dnsmasq kea-dhcp4 bird vtysh
+	@sh tests/setup-peer.sh etcd etcdctl openssl ip ping dnsmasq kea-dhcp4 bird vtysh faketime
 	@$(BIN)/python -c 'import kmock' 2> /dev/null || \
 		$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test,kubernetes]'
 	LANE=cluster $(BIN)/python -m pytest -n 2 --dist worksteal tests/cluster

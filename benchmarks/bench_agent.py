@@ -4,7 +4,10 @@
     .venv/bin/python benchmarks/bench_agent.py --only peers
 
 peers       1,000 other nodes at the start: sends and time; a flush of all neighbours: time until they are back; memory
-packets     TCP between pods of two nodes, through the agent's vxlan and through one made by ip(8), in turn
+process     `fastcni agent` with 1,000 nodes in a file: processor time to start, while nothing happens, and for one
+            node that changes; memory
+packets     TCP between pods of two nodes, and a datagram there and back, through the agent's vxlan and through one made
+            by ip(8), in turn
 join        from the start of `fastcni agent` to the first answered ping, in a network of some nodes on a real etcd
 
 All is in network namespaces that are removed at the end. `make test` runs `peers` with a few nodes, and asserts no
@@ -16,6 +19,7 @@ import contextlib
 import json
 import os
 import resource
+import socket
 import statistics
 import subprocess
 import sys
@@ -35,7 +39,15 @@ from fastcni.testing import needs_root
 from fastcni.testing.namespaces import Inside
 
 NETWORK = ip_network("10.200.0.0/13")
-PARTS = ("peers", "packets", "join")
+PARTS = ("peers", "process", "packets", "join")
+IDLE_S, CHANGES = 10.0, 10
+ECHO = """if True:
+    import socket, sys
+    sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    sock.bind((sys.argv[1], 9))
+    print(flush=True)
+    while True:
+        sock.sendto(*sock.recvfrom(64))"""
 PREFIX = f"fcab{os.getpid()}"
 
 
@@ -110,6 +122,53 @@ def peers(folder, count):
     return sum(size > 1000 for size in sent), written, repaired, memory
 
 
+def process(folder, count):
+    """Return (s of processor time to start, s of it in IDLE_S without a change, s for one node's change, MB)."""
+    file, env = folder / "nodes.json", folder / "subnet.env"
+
+    def write(changed):
+        nodes = [{"name": it.name, "subnets": [str(it.subnets[4])], "public": [str(it.public[4])]}
+                 for it in map(record, range(count + 1))]
+        nodes[7]["public"] = [f"192.0.2.{8 + changed}"]
+        (folder / "new").write_text(json.dumps({
+            "network": {"Network": str(NETWORK), "Backend": {"Type": "vxlan"}}, "nodes": nodes}))
+        (folder / "new").rename(file)
+
+    with machines(1) as (_, name):
+        write(0)
+        agent = start_agent(name, env, "--nodes", file, "--node-name", "node-0")
+        try:
+            wait_for(env.exists)
+            started = processor_s(agent.pid)
+            time.sleep(IDLE_S)
+            idle = processor_s(agent.pid) - started
+            for number in range(1, CHANGES + 1):
+                write(number % 2)
+                time.sleep(0.5)
+            changes = processor_s(agent.pid) - started - idle
+            return started, idle, changes / CHANGES, memory_mb(agent.pid)
+        finally:
+            agent.terminate()
+            agent.wait(20)
+
+
+def start_agent(netns, env, *registry):
+    """`fastcni agent` as a process. env: the file of its subnet, beside its other files."""
+    return subprocess.Popen(
+        ["ip", "netns", "exec", netns, sys.executable, "-m", "fastcni", "agent", *registry, "--iface", "eth0",
+         "--subnet-file", env, "--conflist", "", "--folder", env.parent], stderr=subprocess.DEVNULL)
+
+
+def processor_s(pid):
+    """Seconds of processor time that a process has taken."""
+    user, system = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+
+
+def memory_mb(pid):
+    return int(Path(f"/proc/{pid}/status").read_text().partition("VmRSS:")[2].split()[0]) / 1e3
+
+
 def hand_made(one, two):
     """A vxlan link between two namespaces, VNI 2, by ip(8)."""
     macs = {1: "02:00:00:00:01:01", 2: "02:00:00:00:01:02"}
@@ -137,8 +196,29 @@ def iperf(one, two, source, target, seconds):
     return json.loads(done.stdout)["end"]["sum_received"]["bits_per_second"] / 1e9
 
 
+def echo(one, two, source, target, count=2000):
+    """The median of us of a datagram there and back."""
+    server = subprocess.Popen(["ip", "netns", "exec", two, sys.executable, "-c", ECHO, target], stdout=subprocess.PIPE)
+    try:
+        server.stdout.readline()
+        with Inside(one), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+            sock.settimeout(5)
+            sock.bind((source, 0))
+            sock.connect((target, 9))
+            found = []
+            for _ in range(count):
+                began = time.perf_counter()
+                sock.send(b"x")
+                sock.recv(64)
+                found.append((time.perf_counter() - began) * 1e6)
+        return statistics.median(found)
+    finally:
+        server.terminate()
+        server.wait(10)
+
+
 def packets(folder, rounds, seconds):
-    """Return ([Gbit/s through the agent's link], [through the hand-made one])."""
+    """Return (Gbit/s through the agent's link, through the hand-made one, us through the agent's, the hand-made)."""
     log = structlog.wrap_logger(structlog.PrintLogger(sys.stderr))
     with machines(2) as (_, one, two):
         made = {}
@@ -154,11 +234,14 @@ def packets(folder, rounds, seconds):
                 keeper.set(it.state(me, [made[3 - number][1]]))
                 keeper.close()
         hand_made(one, two)
-        found = [], []
+        found = [], [], [], []
+        ways = ("10.200.1.5", "10.200.2.5"), ("10.99.1.5", "10.99.2.5")
         for _ in range(rounds):
-            found[0].append(iperf(one, two, "10.200.1.5", "10.200.2.5", seconds))
-            found[1].append(iperf(one, two, "10.99.1.5", "10.99.2.5", seconds))
-    return found
+            for number, way in enumerate(ways):
+                found[number].append(iperf(one, two, *way, seconds))
+            for number, way in enumerate(ways, 2):
+                found[number].append(echo(one, two, *way))
+    return [statistics.median(each) for each in found]
 
 
 def join(folder, count):
@@ -176,10 +259,7 @@ def join(folder, count):
             wait_for(lambda: not quietly(*put, conf, env={**os.environ, "ETCDCTL_API": "3"}))
             for number, name in enumerate(names, 1):
                 began, env = time.perf_counter(), Path(folder, name, "subnet.env")
-                running.append(subprocess.Popen(
-                    ["ip", "netns", "exec", name, sys.executable, "-m", "fastcni", "agent", "--etcd", client,
-                     "--iface", "eth0", "--subnet-file", env, "--conflist", "", "--folder", env.parent],
-                    stderr=subprocess.DEVNULL))
+                running.append(start_agent(name, env, "--etcd", client))
                 wait_for(env.exists)
                 address = env.read_text().partition("FLANNEL_SUBNET=")[2].partition("/")[0]
                 ip("addr", "add", f"{address}/32", "dev", "lo", netns=name)
@@ -187,8 +267,7 @@ def join(folder, count):
                     ping = ["ip", "netns", "exec", names[0], "ping", "-c1", "-W1", address]
                     wait_for(lambda ping=ping: not quietly(*ping))
                     took.append(time.perf_counter() - began)
-            status = Path(f"/proc/{running[1].pid}/status").read_text()
-            memory = int(status.partition("VmRSS:")[2].split()[0]) / 1e3
+            memory = memory_mb(running[1].pid)
         finally:
             for each in running:
                 each.terminate()
@@ -219,10 +298,14 @@ def main():
             sends, written, repaired, memory = peers(folder, options.peers)
             print(f"{options.peers:,} nodes: {sends} send, {written:.0f} ms (wanted: 3, 200 ms); a flush of the "
                   f"neighbours repaired in {repaired:.0f} ms; {memory:.0f} MB")
+        if "process" in parts:
+            start, idle, change, memory = process(folder, options.peers)
+            print(f"{options.peers:,} nodes in a file: processor time {start:.2f} s to start, {idle:.2f} s in "
+                  f"{IDLE_S:.0f} s without a change, {change * 1e3:.0f} ms for a change of one node; {memory:.0f} MB")
         if "packets" in parts:
-            agent, hand = packets(folder, options.rounds, 2)
-            print(f"TCP between pods: {statistics.median(agent):.2f} Gbit/s, by a hand-made vxlan "
-                  f"{statistics.median(hand):.2f} Gbit/s: {statistics.median(agent) / statistics.median(hand):.2f}x")
+            agent, hand, agent_us, hand_us = packets(folder, options.rounds, 2)
+            print(f"TCP between pods: {agent:.2f} Gbit/s, by a hand-made vxlan {hand:.2f} Gbit/s: {agent / hand:.2f}x\n"
+                  f"a datagram there and back: {agent_us:.1f} us, hand-made {hand_us:.1f}: {agent_us / hand_us:.2f}x")
         if "join" in parts:
             took, memory = join(folder, options.nodes)
             print(f"{options.nodes} nodes: from an agent's start to the first ping {statistics.median(took):.2f} s, "

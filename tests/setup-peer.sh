@@ -26,7 +26,7 @@ package_of() {
         debootstrap) echo debootstrap ;;
         dpkg-buildpackage) echo dpkg-dev ;;
         lintian) echo lintian ;;
-        containerd | podman | runc | patchelf | shellcheck | tmux | chromium) echo "$1" ;;
+        containerd | podman | runc | patchelf | shellcheck | tmux | chromium | faketime) echo "$1" ;;
         busybox) echo busybox-static ;;
         etcd) echo etcd-server ;;
         bird) echo bird2 ;;

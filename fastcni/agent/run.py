@@ -2,8 +2,10 @@
 
     conf        read the network's configuration, and choose the underlay and the backend
     join        take the node's subnets, and publish how it is reached
-    write       links, neighbours, FDB entries, routes, policies, masquerading; then subnet.env, the conflist last
+    write       links, neighbours, FDB entries, routes, masquerading; then subnet.env, the conflist last
     keep        until SIGTERM: follow the kernel's announcements, and in threads the registry; renew the record
+
+A separate thread serves policies from the start, because they do not need the registry.
 
 While the registry is away, the network stays as it is. SIGTERM leaves the kernel's state and the record, so that
 traffic goes on while the agent is restarted or replaced.
@@ -36,6 +38,8 @@ from fastcni.agent.underlay import choose
 from fastcni.kernel import sysctl
 from fastcni.kit.ipam.cluster.contract import StoreAway
 from fastcni.kit.sysctls.forwarding import SYSCTLS
+from fastcni.server import garbage
+from fastcni.server.wakeup import Wakeup
 
 if TYPE_CHECKING:
     from fastcni.agent.contract import Backend, NetworkConf, Registry
@@ -70,13 +74,14 @@ class Agent:
     def __init__(self, options: Options, log: Logger, ready: Callable[[], object] = lambda: None) -> None:
         self.options, self.log, self.tell_ready = options, log, ready
         self.stopped = threading.Event()
-        self.wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self.wakeup, self.policies_wakeup = Wakeup(), Wakeup()
+        self.threads: list[threading.Thread] = []
         self.registry: Registry = open_registry(options.registry, options.settings, log, self.stopped.wait)
         self.nodes: deque[Collection[Node]] = deque(maxlen=1)       # the last list of the registry, until it is used
         self.rejoined: deque[Node] = deque()                # records that were taken after the former one was lost
         self.renew_now = threading.Event()                  # for the thread that renews the record
         self.announce_now = threading.Event()               # for the thread that asks the BGP engine
-        self.problem = ""                                   # the last one that was logged
+        self.problems: dict[int, str] = {}                  # by thread: the last one that was logged
         self.fault: BaseException | None = None             # of a thread
         self.bgp = Bgp(options.bgp, log) if options.bgp else None
         self.policies: Policies | None = None
@@ -87,37 +92,50 @@ class Agent:
         self.stopped.set()
         self.renew_now.set()
         self.announce_now.set()
-        self._wake()
+        self.wakeup.wake()
+        self.policies_wakeup.wake()
+
+    def close(self) -> None:
+        """After run(): free what stop() needs."""
+        self.wakeup.close()
+        self.policies_wakeup.close()
 
     def run(self) -> None:
         """Run until stop(). Raises OSError for what the kernel refuses at the start."""
+        if self.options.policies:
+            self._start(self._serve_policies, self.options.policies)
+        elif remove_policies():
+            self.log.warning("policies_removed", why="the agent is run without --policies now")
+        try:
+            self._run()
+        finally:
+            self.stop()
+            for thread in self.threads:
+                thread.join()
+            self.registry.close()
+        if self.fault:
+            raise self.fault
+        self.log.info("ended")
+
+    def _run(self) -> None:
+        """Join the network, and keep it."""
         joined = self._persist(self._join)
-        if joined is None or not self._persist(self._open_policies):
+        if joined is None:
             return
         conf, backend, me = joined
         self.log.info("joined", subnets=" ".join(map(str, me.subnets.values())), backend=backend.name,
                       public=" ".join(map(str, me.public.values())), mtu=backend.mtu())
         keeper, masquerade = Keeper(self.log), Masquerade(self.log)
         # Requests to the registry and to BGP's engine may take long; the kernel's announcements do not wait for them.
-        calls = [(self.registry.watch, self._changed, self.stopped.is_set), (self._renew_until_stop, conf, me),
-                 *([(self._announce_until_stop, self.bgp)] if self.bgp else [])]
-        threads = [threading.Thread(target=self._guarded, args=call) for call in calls]
-        for thread in threads:
-            thread.start()
+        self._start(self.registry.watch, self._changed, self.stopped.is_set)
+        self._start(self._renew_until_stop, conf, me)
+        if self.bgp:
+            self._start(self._announce_until_stop, self.bgp)
         try:
             self._keep(conf, backend, me, keeper, masquerade)
         finally:
-            self.stop()
             keeper.close()
             masquerade.close()
-            if self.policies:
-                self.policies.close()
-            for thread in threads:
-                thread.join()
-            self.registry.close()
-        if self.fault:
-            raise self.fault
-        self.log.info("ended")
 
     def leave(self) -> None:
         """Take the node out of the network: remove the record, and what the agent has made in the kernel. Raises
@@ -154,9 +172,10 @@ class Agent:
 
     def _tell_problem(self, event: str, e: Exception) -> None:
         """Log a problem once, though each try meets it."""
-        if str(e) != self.problem:
+        thread = threading.get_ident()
+        if str(e) != self.problems.get(thread):
             self.log.error(event, error=str(e))
-        self.problem = str(e)
+        self.problems[thread] = str(e)
 
     def _prepare(self) -> tuple[NetworkConf, Backend, Node]:
         """The configuration, the backend, and this node's record without subnets of its own."""
@@ -170,35 +189,23 @@ class Agent:
         conf, backend, me = self._prepare()
         return conf, backend, self.registry.join(conf, me)
 
-    def _open_policies(self) -> bool:
-        """Raises ConfigurationError, OSError."""
-        if self.options.policies:
-            self.policies = Policies(self.options.policies, self.log)
-        elif remove_policies():
-            self.log.warning("policies_removed", why="the agent is run without --policies now")
-        return True
-
     # -- keeping -------------------------------------------------------------------------------------------------------
 
     def _keep(self, conf: NetworkConf, backend: Backend, me: Node, keeper: Keeper, masquerade: Masquerade) -> None:
         skipped: dict[str, str] = {}
         latest: Collection[Node] = ()
-        waits: dict[int, Callable[[], object]] = {self.wakeup: self._drain, keeper.fileno(): keeper.attend,
-                                                  masquerade.fileno(): masquerade.attend}
-        policies, written = self.policies, False
-        if policies:
-            waits[policies.fileno()] = policies.attend
+        waits: dict[int, Callable[[], object]] = {
+            self.wakeup.fileno(): self.wakeup.clear, keeper.fileno(): keeper.attend,
+            masquerade.fileno(): masquerade.attend}
+        written = False
         poll = select.poll()
         for fd in waits:
             poll.register(fd, select.POLLIN)
         while not self.stopped.is_set():
-            due = min(keeper.due or FOREVER, policies.due if policies else FOREVER)
-            for fd, _ in poll.poll(None if due == FOREVER else max(0.0, due - monotonic()) * 1000):
+            for fd, _ in poll.poll(milliseconds(keeper.due or FOREVER)):
                 waits[fd]()
             if keeper.due and monotonic() >= keeper.due:
                 keeper.attend()
-            if policies and monotonic() >= policies.due:
-                policies.attend()
             nodes = self.nodes.pop() if self.nodes else None
             if nodes is not None:
                 latest = nodes
@@ -211,7 +218,7 @@ class Agent:
                 self.log.info("nodes", count=len(others), routes=len(state.routes))
                 if not any(is_same(node, me) for node in nodes):
                     self.renew_now.set()                    # the record is gone, or is another's
-            if written and not self.gauges["ready"] and (policies is None or policies.ready):
+            if written and not self.gauges["ready"] and self._policies_are_ready():
                 self._begin(conf, backend, me, masquerade)
             while self.rejoined:
                 found = self.rejoined.popleft()
@@ -232,7 +239,7 @@ class Agent:
             self.bgp.announce(me.subnets.values(), me.public.get(4))
             self.announce_now.set()
         files.write_subnet(self.options.subnet_file, conf, me, backend.mtu(), self.options.masquerade)
-        if self.options.conflist and not files.write_conflist(self.options.conflist, self.policies is not None):
+        if self.options.conflist and not files.write_conflist(self.options.conflist, bool(self.options.policies)):
             self.log.warning("conflist_kept", path=self.options.conflist, why="it is another one than the agent's")
         self.gauges["ready"] = 1
         self.renew_now.set()
@@ -245,6 +252,11 @@ class Agent:
         return dict(skipped)
 
     # -- in threads of their own ---------------------------------------------------------------------------------------
+
+    def _start(self, run: Callable[..., object], *args: object) -> None:
+        """Start a thread that run() waits for at its end."""
+        self.threads.append(threading.Thread(target=self._guarded, args=(run, *args)))
+        self.threads[-1].start()
 
     def _guarded(self, run: Callable[..., object], *args: object) -> None:
         """A fault of a thread ends the agent: with a list of nodes that no longer changes it would do harm."""
@@ -264,7 +276,8 @@ class Agent:
                 if self.gauges["ready"] and not told:
                     self.registry.ready(me)
                     told = True
-                self.problem, pause = "", FIRST_PAUSE_S
+                self.problems.pop(threading.get_ident(), None)
+                pause = FIRST_PAUSE_S
             except StoreAway as e:
                 self._tell_problem("registry_away", e)
                 seconds = pause = min(2 * pause, MAX_PAUSE_S)
@@ -274,9 +287,32 @@ class Agent:
                 if found := self._persist(lambda: self.registry.join(conf, me)):        # noqa: B023 - called here
                     me, told = found, False
                     self.rejoined.append(found)
-                    self._wake()
+                    self.wakeup.wake()
             self.renew_now.wait(seconds)
             self.renew_now.clear()
+
+    def _serve_policies(self, settings: PolicySettings) -> None:
+        policies = self._persist(lambda: Policies(settings, self.log))
+        if policies is None:
+            return
+        self.policies = policies
+        poll = select.poll()
+        for fd in (policies.fileno(), self.policies_wakeup.fileno()):
+            poll.register(fd, select.POLLIN)
+        told = False
+        try:
+            while not self.stopped.is_set():
+                policies.attend()
+                if policies.ready and not told:
+                    told = True
+                    self.wakeup.wake()
+                    garbage.freeze()    # no ADD waits for a collection that searches all policies
+                poll.poll(milliseconds(policies.due))
+        finally:
+            policies.close()
+
+    def _policies_are_ready(self) -> bool:
+        return not self.options.policies or bool(self.policies and self.policies.ready)
 
     def _announce_until_stop(self, bgp: Bgp) -> None:
         while not self.stopped.is_set():
@@ -286,13 +322,12 @@ class Agent:
 
     def _changed(self, nodes: Collection[Node]) -> None:
         self.nodes.append(nodes)
-        self._wake()
+        self.wakeup.wake()
 
-    def _wake(self) -> None:
-        os.eventfd_write(self.wakeup, 1)
 
-    def _drain(self) -> None:
-        os.eventfd_read(self.wakeup)
+def milliseconds(due: float) -> float | None:
+    """How long to wait in poll() until a monotonic time."""
+    return None if due == FOREVER else max(0.0, due - monotonic()) * 1000
 
 
 def remove_policies() -> bool:

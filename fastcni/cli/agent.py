@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import threading
 from contextlib import contextmanager, nullcontext
@@ -10,17 +11,20 @@ from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from fastcni.cli.serve import http_address
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
+    from fastcni.agent.beside import AgentBeside
     from fastcni.agent.contract import Address
+    from fastcni.agent.metrics import AgentCollector
     from fastcni.agent.policy.service import Settings as PolicySettings
-    from fastcni.agent.run import Agent
+    from fastcni.agent.run import Agent, Options
 
 
 @click.command()
@@ -75,48 +79,23 @@ if TYPE_CHECKING:
 @click.option("--log-level", default="info", show_default=True,
               type=click.Choice(["debug", "info", "warning", "error"]))
 @click.option("--log-format", default="logfmt", show_default=True, type=click.Choice(["logfmt", "json"]))
-def agent(endpoints: Sequence[str], etcd_prefix: str, etcd_cafile: str, etcd_certfile: str, etcd_keyfile: str,
-          etcd_username: str, etcd_password_file: str, kubernetes: str | None, net_conf: str, annotation_prefix: str,
-          nodes_file: str, node_name: str, iface: Sequence[str],
-          iface_regex: Sequence[str], iface_can_reach: str, public: Sequence[str], subnet_file: str, conflist: str,
-          folder: str, ip_masq: bool, policies: str, bgp_file: str, metrics: str, leave: bool, log_to: str,
-          log_level: str, log_format: str) -> None:
+def agent(metrics: str, leave: bool, log_to: str, log_level: str, log_format: str, **network: Any) -> None:
     """Give this node a subnet and join it to the others, as flanneld does.
 
     The agent writes the routes to other nodes' pods and keeps them so, and /run/flannel/subnet.env for the flannel
     plugin. SIGTERM ends it and leaves the network as it is.
     """
-    if [bool(endpoints), kubernetes is not None, bool(nodes_file)].count(True) != 1:
-        raise click.UsageError("say where the nodes' records are: --etcd URL, --kubernetes or --nodes FILE")
-    from fastcni.agent.bgp import read_settings
     from fastcni.agent.contract import ConfigurationError
-    from fastcni.agent.run import Agent, Options
-    from fastcni.agent.underlay import Options as Underlay
+    from fastcni.agent.run import Agent
     from fastcni.kit.ipam.cluster.contract import StoreAway
     from fastcni.server import log as logs
     from fastcni.server.systemd_notify import Notifier
 
-    name = node_name or os.uname().nodename
-    settings: dict[str, Any] = {"path": nodes_file, "name": name}
-    if kubernetes is not None:
-        settings = {"kubeconfig": kubernetes, "node": name.lower(), "net_conf": net_conf,
-                    "annotation_prefix": annotation_prefix}
-    elif endpoints:
-        settings = {"endpoints": [url for text in endpoints for url in text.split(",")], "prefix": etcd_prefix,
-                    "ca": etcd_cafile, "cert": etcd_certfile, "key": etcd_keyfile, "username": etcd_username,
-                    "password_file": etcd_password_file}
+    options = read_options(**network)
     page = MetricsPage(metrics) if metrics else None
     log = logs.make(log_level, log_format, log_to, [page.collector.receive] if page else [])
     notifier = Notifier(os.environ, log)
-    try:
-        bgp = read_settings(bgp_file) if bgp_file else None
-    except ConfigurationError as e:
-        raise CniError(errors.INVALID_CONFIG, str(e)) from None
-    underlay = Underlay(iface, iface_regex, iface_can_reach, read_public(public))
-    kind = "etcd" if endpoints else "static" if nodes_file else "kubernetes"
-    it = Agent(Options(kind, settings, underlay, subnet_file, conflist, folder, ip_masq, bgp,
-                       policy_settings(policies, kubernetes or "", name, folder) if policies else None), log,
-               lambda: notifier.notify("READY=1"))
+    it = Agent(options, log, lambda: notifier.notify("READY=1"))
     for number in (signal.SIGTERM, signal.SIGINT):
         # in a thread: the handler may interrupt a function that holds the lock which stop() takes
         signal.signal(number, lambda *_: threading.Thread(target=it.stop).start())
@@ -130,6 +109,69 @@ def agent(endpoints: Sequence[str], etcd_prefix: str, etcd_cafile: str, etcd_cer
         raise CniError(errors.INVALID_CONFIG, str(e)) from None
     except OSError as e:
         raise CniError(errors.IO_FAILURE, str(e)) from None
+
+
+def read_options(endpoints: Sequence[str], etcd_prefix: str, etcd_cafile: str, etcd_certfile: str, etcd_keyfile: str,
+                 etcd_username: str, etcd_password_file: str, kubernetes: str | None, net_conf: str,
+                 annotation_prefix: str, nodes_file: str, node_name: str, iface: Sequence[str],
+                 iface_regex: Sequence[str], iface_can_reach: str, public: Sequence[str], subnet_file: str,
+                 conflist: str, folder: str, ip_masq: bool, policies: str, bgp_file: str) -> Options:
+    """Return the Agent's options from those of the command. Raises click.UsageError, CniError 7."""
+    if [bool(endpoints), kubernetes is not None, bool(nodes_file)].count(True) != 1:
+        raise click.UsageError("say where the nodes' records are: --etcd URL, --kubernetes or --nodes FILE")
+    from fastcni.agent.bgp import read_settings
+    from fastcni.agent.contract import ConfigurationError
+    from fastcni.agent.run import Options
+    from fastcni.agent.underlay import Options as Underlay
+
+    name = node_name or os.uname().nodename
+    settings: dict[str, Any] = {"path": nodes_file, "name": name}
+    if kubernetes is not None:
+        settings = {"kubeconfig": kubernetes, "node": name.lower(), "net_conf": net_conf,
+                    "annotation_prefix": annotation_prefix}
+    elif endpoints:
+        settings = {"endpoints": [url for text in endpoints for url in text.split(",")], "prefix": etcd_prefix,
+                    "ca": etcd_cafile, "cert": etcd_certfile, "key": etcd_keyfile, "username": etcd_username,
+                    "password_file": etcd_password_file}
+    try:
+        bgp = read_settings(bgp_file) if bgp_file else None
+    except ConfigurationError as e:
+        raise CniError(errors.INVALID_CONFIG, str(e)) from None
+    underlay = Underlay(iface, iface_regex, iface_can_reach, read_public(public))
+    kind = "etcd" if endpoints else "static" if nodes_file else "kubernetes"
+    return Options(kind, settings, underlay, subnet_file, conflist, folder, ip_masq, bgp,
+                   policy_settings(policies, kubernetes or "", name, folder) if policies else None)
+
+
+NOT_BESIDE = ("metrics", "leave", "log_to", "log_level", "log_format")          # options that the server has itself
+
+
+def read_beside(text: str) -> Options:
+    """Read TEXT of `fastcni serve --agent TEXT`: options of `fastcni agent`. Raises click.UsageError, CniError 7."""
+    try:
+        words = shlex.split(text)
+    except ValueError as e:
+        raise click.UsageError(f"--agent: {e}") from None
+    with agent.make_context("fastcni agent", words) as context:
+        for name in NOT_BESIDE:
+            if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+                raise click.UsageError(f"--agent: --{name.replace('_', '-')} is not an option of the agent in the "
+                                       "server")
+        return read_options(**{key: value for key, value in context.params.items() if key not in NOT_BESIDE})
+
+
+def make_beside(text: str, collectors: Sequence[AgentCollector]) -> Callable[[Any], AgentBeside]:
+    """Return a function that makes the server's agent, given the log. collectors: show the metrics of the agent that
+    runs. Raises as read_beside()."""
+    from fastcni.agent.beside import AgentBeside
+
+    options = read_beside(text)
+
+    def note(it: Agent) -> None:
+        for collector in collectors:
+            collector.agent = it
+
+    return lambda log: AgentBeside(options, log, note)
 
 
 class MetricsPage:

@@ -15,6 +15,7 @@ from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 
 if TYPE_CHECKING:
+    from fastcni.agent.metrics import AgentCollector
     from fastcni.dhcp.daemon import Daemon
     from fastcni.kit.ipam.cluster.conf import Keys
     from fastcni.node.activity_source import Source
@@ -44,6 +45,8 @@ if TYPE_CHECKING:
 @click.option("--dhcp", is_flag=True, help="Run the daemon of the dhcp plugin, too, at its usual socket.")
 @click.option("--dhcp-socket", default="", metavar="PATH", help="Another socket for --dhcp [/run/cni/dhcp.sock].")
 @click.option("--dhcp-leases", default="", metavar="DIR", help="Where --dhcp keeps leases [/var/lib/cni/dhcp].")
+@click.option("--agent", "agent_options", default=None, metavar="OPTIONS",
+              help="Run the node agent, too. OPTIONS are those of `fastcni agent` as one word: --agent '--etcd URL'.")
 @click.option("--metrics", default="", envvar="FASTCNI_METRICS", show_envvar=True, metavar="ADDRESS",
               help="Answer Prometheus there: the path of a unix socket, 127.0.0.1:PORT or [::1]:PORT. Off by default.")
 @click.option("--http", default="", envvar="FASTCNI_HTTP", show_envvar=True, metavar="ADDRESS",
@@ -67,14 +70,16 @@ if TYPE_CHECKING:
 @click.option("--log-format", default="logfmt", show_default=True, type=click.Choice(["logfmt", "json"]))
 def serve(path: str, workers: int, queue_size: int, queue_timeout_s: float, uids: Sequence[int],
           latency_request_s: float, cache_dir: str, idle_exit_min: float, dhcp: bool, dhcp_socket: str,
-          dhcp_leases: str, metrics: str, http: str, history: int, otlp: str, kubernetes_events: str, detached: bool,
-          log_to: str | None, log_level: str, log_format: str) -> None:
+          dhcp_leases: str, agent_options: str | None, metrics: str, http: str, history: int, otlp: str,
+          kubernetes_events: str, detached: bool, log_to: str | None, log_level: str, log_format: str) -> None:
     """Answer the installed plugins from one warm process.
 
     A plugin that finds no server does its work by itself. SIGTERM ends the server after its last answer.
     """
     if dhcp and idle_exit_min:
         raise click.UsageError("--dhcp renews leases, so the server must not end: leave --idle-exit out")
+    if agent_options is not None and idle_exit_min:
+        raise click.UsageError("--agent keeps the network, so the server must not end: leave --idle-exit out")
     from fastcni.runtime.cache import DEFAULT_DIR, Cache
     from fastcni.runtime.cni import DEFAULT_CONF_DIR
     from fastcni.runtime.collect import state_of
@@ -131,18 +136,33 @@ def serve(path: str, workers: int, queue_size: int, queue_timeout_s: float, uids
 
         return document(Places(DEFAULT_CONF_DIR, (cache_dir or DEFAULT_DIR,)))
 
+    beside: list[Callable[[Any], Any]] = [partial(dhcp_daemon, dhcp_socket, dhcp_leases)] if dhcp else []
+    collectors = agent_collectors() if agent_options is not None and where else []
+    if agent_options is not None:
+        from fastcni.cli.agent import make_beside
+
+        beside.append(make_beside(agent_options, collectors))
     pods = Pods(state_of, lambda: {(it.network, it.container_id, it.ifname): it.netns for it in cache.attachments()})
     try:
         status = run(path, Options(
             workers=workers, queue_size=queue_size, queue_timeout_s=queue_timeout_s, uids={0, os.geteuid(), *uids},
             latency_request_s=latency_request_s, level=log_level, fmt=log_format, log_to=log_to or "stderr",
             idle_exit_s=idle_exit_min * 60, replay=lambda deleted_at: restore(cache, deleted_at=deleted_at), pods=pods,
-            configured=configured, beside=partial(dhcp_daemon, dhcp_socket, dhcp_leases) if dhcp else None,
+            configured=configured, beside=beside, collectors=collectors, receivers=[it.receive for it in collectors],
             metrics=where, count=count, http=page, make_status=make_status, make_topology=make_topology,
             history=history, otlp=otlp, kubernetes_events=kubernetes_events))
     except ListenError as e:
         raise CniError(errors.IO_FAILURE, str(e)) from e
     raise SystemExit(status)
+
+
+def agent_collectors() -> "list[AgentCollector]":
+    """The metrics of --agent; none without the Prometheus client, of which the server says that it is missing."""
+    try:
+        from fastcni.agent.metrics import AgentCollector
+    except ImportError:
+        return []
+    return [AgentCollector()]
 
 
 def http_address(text: str, option: str) -> str | tuple[str, int] | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import faulthandler
-import gc
 import os
 import signal
 import sys
@@ -12,7 +11,7 @@ from time import monotonic
 
 from fastcni import _ipam_bitmap
 from fastcni.kernel import netns
-from fastcni.server import control, history, listening, log, status
+from fastcni.server import control, garbage, history, listening, log, status
 from fastcni.server.acceptor import Acceptor
 from fastcni.server.background import Background
 from fastcni.server.cluster.pods import Pods, blind
@@ -39,13 +38,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
     from typing import Any, Protocol
 
+    from prometheus_client.registry import Collector
+    from structlog.typing import Processor
+
     from fastcni.kit.ipam.cluster.conf import Keys
     from fastcni.server.kubernetes_events import KubernetesEvents
     from fastcni.server.replay import Run
     from fastcni.server.web.status_page import Ask, Document
 
     class Beside(Protocol):
-        """What runs beside the requests, in a thread of its own: the dhcp daemon."""
+        """A part that runs in a thread beside the requests: the dhcp daemon, the node agent."""
 
         def start(self) -> None: ...
         def join(self) -> None: ...
@@ -70,8 +72,9 @@ class Options:
     """workers: requests that run at once. queue_size: requests that may wait. queue_timeout_s: how long each may wait.
     uids: user ids whose requests are served. latency_request_s: see LatencyRequest. level, fmt: of the log. log_to:
     one of log.DESTINATIONS. replay: see Restoring. idle_exit_s: see IdleExit. tidy_s: see Upkeep. pods, configured: see
-    ClusterUpkeep. beside: given the log, it makes what runs beside the requests. metrics: where they are scraped, see
-    web.address.read(); None: nowhere. count: counts addresses and attachments. http: where the status page is, as
+    ClusterUpkeep. beside: each makes one Beside, given the log. collectors: of their metrics. receivers: get each line
+    of the log, as its fields. metrics: where they are scraped, see web.address.read(); None: nowhere. count: counts
+    addresses and attachments. http: where the status page is, as
     metrics. make_status, make_topology: see StatusPage. history: requests that are kept, see history.py; 0: none. otlp:
     the URL of a collector of traces; "": none. kubernetes_events: the path of a kubeconfig, or "in-cluster"; "": no
     Kubernetes Events.
@@ -90,7 +93,9 @@ class Options:
     tidy_s: float = TIDY_S
     pods: Pods | None = None
     configured: Callable[[], Iterable[Keys]] = tuple
-    beside: Callable[[Any], Beside] | None = None
+    beside: Sequence[Callable[[Any], Beside]] = ()
+    collectors: Sequence[Collector] = ()
+    receivers: Sequence[Processor] = ()
     metrics: str | tuple[str, int] | None = None
     count: Callable[[], Counted] = Counted
     http: str | tuple[str, int] | None = None
@@ -111,10 +116,10 @@ def serve(path: str = listening.PATH, options: Options | None = None) -> int:
     # Threads inherit the mask; this thread waits for the signals below
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     events = kubernetes_events(options)
-    logger = log.make(options.level, options.fmt, options.log_to, [it.receive for it in events])
+    logger = log.make(options.level, options.fmt, options.log_to, [*(it.receive for it in events), *options.receivers])
     listen = listening.listen(path, open_to_all=not set(options.uids) <= {0, os.geteuid()})
     try:
-        beside = options.beside(logger) if options.beside else None
+        beside = [make(logger) for make in options.beside]
         parts = [*events, *make_parts(options, logger)]
     except listening.ListenError:
         listen.unlink()
@@ -157,7 +162,7 @@ def make_pages(options: Options, logger: log.Logger) -> list[Part]:
     if options.metrics:
         from fastcni.server.metrics.service import Metrics
 
-        parts.append(Metrics(sites[options.metrics], options.count, logger))
+        parts.append(Metrics(sites[options.metrics], options.count, logger, options.collectors))
     if options.http:
         from fastcni.server.web.status_page import StatusPage
 
@@ -177,16 +182,14 @@ def prepare_process(logger: log.Logger) -> None:
     preload()
     preload_third_party(logger)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    gc.collect()
-    gc.freeze()                     # the present objects stay: no garbage collection needs to search them
-    gc.set_threshold(10_000)        # a request makes hundreds of objects, and almost no cycles
+    garbage.freeze()
 
 
 class Server:
     """The parts of the server, in the order in which they need each other. started: when, by monotonic(). parts: those
     that options add."""
 
-    def __init__(self, options: Options, listen: listening.Listening, beside: Beside | None, logger: log.Logger,
+    def __init__(self, options: Options, listen: listening.Listening, beside: Sequence[Beside], logger: log.Logger,
                  started: float, parts: Sequence[Part] = ()) -> None:
         self.listen, self.beside, self.logger, self.started = listen, beside, logger, started
         self.workers, self.parts = options.workers, parts
@@ -233,8 +236,8 @@ class Server:
                          ms=round((monotonic() - self.started) * 1e3, 1))
         # This starts first, so that it notices from the first request on if the server was stopped
         self.upkeep.start()
-        if self.beside:
-            self.beside.start()         # before the workers: a request may need it
+        for each in self.beside:
+            each.start()                # before the workers: a request may need it
         self.pool.start()
         self.restoring.start()
         for part in self.parts:
@@ -264,8 +267,8 @@ class Server:
         if not self.pool.join(DRAIN_TIMEOUT_S):
             self.logger.error("requests_unanswered", running=self.queue.running)
             return 1
-        if self.beside:
-            self.beside.join()
+        for each in self.beside:
+            each.join()
         self.upkeep.stop()
         for part in self.parts:
             part.stop()

@@ -43,7 +43,9 @@ def test_the_table_of_backends_has_each_key(name, module):
 
 def test_the_options_on_the_page_exist():
     options = {option for parameter in cli.commands["agent"].params for option in parameter.opts}
-    foreign = {"--allocate-node-cidrs", "--cluster-cidr", "--pod-network-cidr", "--endpoints"}
+    options |= {option for parameter in cli.commands["serve"].params for option in parameter.opts
+                if f"fastcni serve {option}" in PAGE}
+    foreign = {"--allocate-node-cidrs", "--cluster-cidr", "--pod-network-cidr", "--endpoints", "--now"}
     assert set(re.findall(r"--[a-z][a-z0-9-]+", PAGE)) <= options | foreign
 
 

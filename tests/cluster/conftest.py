@@ -9,7 +9,7 @@ from cluster.etcd import Etcd
 
 PROGRAMS = {"etcd": "etcd-server", "etcdctl": "etcd-client", "ping": "iputils-ping", "openssl": "openssl",
             "dnsmasq": "dnsmasq-base", "kea-dhcp4": "kea-dhcp4-server",
-            "vtysh": "frr"}
+            "vtysh": "frr", "faketime": "faketime"}
 NUMBERS = itertools.count()
 
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 MAX_AS = (1 << 32) - 1
 PATHS = {"bird": ("/etc/bird/fastcni.conf", "/run/bird/bird.ctl"), "frr": ("/etc/frr/fastcni.conf", "/run/frr")}
+NAMES = {"bird": "BIRD", "frr": "FRR"}
 
 
 class BgpError(Exception):
@@ -87,7 +88,7 @@ def read_as(value: Any) -> int:
 def quotable(text: str, engine: str) -> str:
     """A password that the engine can read. Raises ValueError."""
     if '"' in text or not text.isprintable():
-        raise ValueError("password: BIRD takes no quotes and no control characters in it")
+        raise ValueError(f"password: {NAMES[engine]} takes no quotes and no control characters in it")
     if engine == "frr" and " " in text:
         raise ValueError("password: FRR takes no blanks in it")
     return text

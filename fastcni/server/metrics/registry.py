@@ -97,9 +97,10 @@ def labels_of(pool: Pool) -> tuple[str, str, str]:
     return pool.ipam, text(pool.network), pool.range
 
 
-def make_page(collector: Collector) -> Page:
+def make_page(*collectors: Collector) -> Page:
     """The page that Prometheus scrapes."""
     registry = CollectorRegistry()
-    registry.register(collector)
+    for collector in collectors:
+        registry.register(collector)
     ProcessCollector(registry=registry)
     return Page(CONTENT_TYPE_LATEST, lambda: generate_latest(registry))

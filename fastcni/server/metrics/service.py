@@ -11,7 +11,9 @@ from fastcni.server.metrics.pools import COUNT_S, Counted
 from fastcni.server.metrics.requests import Requests
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
+
+    from prometheus_client.registry import Collector
 
     from fastcni.server.log import Logger
     from fastcni.server.service import Server
@@ -21,16 +23,16 @@ if TYPE_CHECKING:
 class Metrics:
     """The page /metrics of a site. Make it before the server, then attach() it.
 
-    count: counts addresses and attachments. Raises ListenError.
+    count: counts addresses and attachments. more: collectors of what runs beside the requests. Raises ListenError.
     """
 
-    def __init__(self, site: Site, count: Callable[[], Counted], log: Logger) -> None:
+    def __init__(self, site: Site, count: Callable[[], Counted], log: Logger, more: Sequence[Collector] = ()) -> None:
         try:
             from fastcni.server.metrics import registry
         except ImportError as e:
             raise ListenError(f"--metrics needs the Python package prometheus_client ({e}): install fastcni[metrics], "
                               "or Debian's python3-prometheus-client") from e
-        self.site, self.registry, self.count, self.log = site, registry, count, log
+        self.site, self.registry, self.count, self.log, self.more = site, registry, count, log, more
         self.counts: one_shot.OneShotCount | None = None
 
     def attach(self, server: Server) -> None:
@@ -44,7 +46,7 @@ class Metrics:
         collector = self.registry.ServerCollector(
             requests, server.queue, server.hosts, server.restoring, server.cluster,
             Latest(self.count, Counted(), COUNT_S, self.log, "metrics-count"), self.counts, self.log)
-        self.site.pages[self.registry.PATH] = self.registry.make_page(collector)
+        self.site.pages[self.registry.PATH] = self.registry.make_page(collector, *self.more)
         self.site.announce("metrics_ready")
 
     def start(self) -> None:

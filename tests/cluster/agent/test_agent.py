@@ -3,22 +3,25 @@
 import json
 import os
 import re
+import shlex
 import signal
 import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from cluster.etcd import Etcd
 
 from fastcni.agent import files
-from fastcni.kit.ipam.cluster.stores.etcd_client import Client, put
+from fastcni.kit.ipam.cluster.stores.etcd_client import Client, delete, put
 from fastcni.testing import needs_root
 from fastcni.testing.namespaces import ip, run
 from fastcni.testing.witnesses import eventually, ip_json
 
 pytestmark = needs_root
+SUBNETS = "/net/subnets/", "/net/subnets0"      # keys: from, to
 CONF = '{"Network": "10.244.0.0/16", "EnableIPv6": true, "IPv6Network": "fd00:10::/48", "Backend": {"Type": "%s"}}'
 
 
@@ -27,7 +30,7 @@ class Node:
 
     def __init__(self, number, netns, endpoints, folder):
         self.number, self.netns, self.folder = number, netns, folder / f"node{number}"
-        self.endpoints, self.process, self.more = endpoints, None, []
+        self.endpoints, self.process, self.more, self.clock, self.served = endpoints, None, [], [], False
         self.folder.mkdir()
         ip("link", "add", f"port{number}", "master", "wire", "up", "type", "veth", "peer", "eth0", "netns", netns)
         for address in (f"192.0.2.{number}/24", f"2001:db8::{number}/64"):
@@ -37,10 +40,22 @@ class Node:
         ip("route", "add", "default", "via", "192.0.2.254", netns=netns)
 
     def command(self, *more):
-        return ["ip", "netns", "exec", self.netns, sys.executable, "-m", "fastcni", "agent", "--iface", "eth0",
-                *(word for url in self.endpoints for word in ("--etcd", url)), "--etcd-prefix", "/net",
-                "--subnet-file", f"{self.folder}/subnet.env", "--conflist", f"{self.folder}/net.conflist",
-                "--folder", f"{self.folder}/state", *more]
+        options = ["--iface", "eth0", *(word for url in self.endpoints for word in ("--etcd", url)),
+                   "--etcd-prefix", "/net", "--subnet-file", f"{self.folder}/subnet.env",
+                   "--conflist", f"{self.folder}/net.conflist", "--folder", f"{self.folder}/state", *more]
+        words = ["agent", *options] if not self.served else [
+            "serve", "--socket", f"{self.folder}/warm.sock", "--cache-dir", f"{self.folder}/cache",
+            "--metrics", f"{self.folder}/metrics.sock", "--agent", shlex.join(options)]
+        return ["ip", "netns", "exec", self.netns, *self.faked(), sys.executable, "-m", "fastcni", *words]
+
+    def faked(self):
+        """Before a command: give it another wall clock, as `self.clock` tells libfaketime(1)."""
+        if not self.clock:
+            return []
+        (library,) = Path("/usr/lib").glob("*/faketime/libfaketime.so.1")
+        # with a private /dev/shm: a killed process leaves the library's files there
+        return ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs none /dev/shm && exec env "$@"', "sh",
+                f"LD_PRELOAD={library}", "DONT_FAKE_MONOTONIC=1", *self.clock]
 
     def start(self):
         with open(self.folder / "log", "a") as log:
@@ -66,6 +81,12 @@ class Node:
 
     def log(self):
         return (self.folder / "log").read_text()
+
+    def metrics(self):
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.connect(f"{self.folder}/metrics.sock")
+            sock.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            return b"".join(iter(lambda: sock.recv(65536), b"")).decode()
 
     def reaches(self, other, family=4):
         return " 0% packet loss" in run("ip", "netns", "exec", self.netns, "ping", "-c1", "-W1", "-q", "-I",
@@ -152,9 +173,9 @@ def test_a_node_that_dies_and_returns_with_another_mac_is_reached_again(nodes):
 def test_a_record_that_an_operator_deletes_is_written_again(nodes):
     one, two, _ = joined(nodes)
     client = Client(one.etcd.conf())
-    keys = [pair.key for pair in client.read_range("/net/subnets/", "/net/subnets0")[0]]
+    keys = [pair.key for pair in client.read_range(*SUBNETS)[0]]
     client.call("/kv/deleterange", {"key": "AA==", "range_end": "AA=="})
-    assert eventually(lambda: [pair.key for pair in client.read_range("/net/subnets/", "/net/subnets0")[0]] == keys)
+    assert eventually(lambda: [pair.key for pair in client.read_range(*SUBNETS)[0]] == keys)
     client.close()
     assert eventually(lambda: one.reaches(two))
 
@@ -220,17 +241,36 @@ def test_prometheus_is_told_of_nodes_and_repairs(nodes):
         node.await_ready()
 
     def metrics():
-        with socket.socket(socket.AF_UNIX) as sock:
-            sock.connect(f"{one.folder}/metrics.sock")
-            sock.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")
-            answer = b"".join(iter(lambda: sock.recv(65536), b"")).decode()
-        return dict(re.findall(r"^fastcni_agent_(\S+) (\S+)$", answer, re.MULTILINE))
+        return dict(re.findall(r"^fastcni_agent_(\S+) (\S+)$", one.metrics(), re.MULTILINE))
 
     assert eventually(lambda: (metrics()["nodes"], metrics()["routes"]) == ("2.0", "4.0"))
     assert metrics()["ready"] == "1.0" and metrics()["skipped"] == "0.0"
     assert metrics()['warnings_total{event="network_repaired"}'] == "0.0"
     ip("link", "del", "flannel.1", netns=one.netns)
     assert eventually(lambda: metrics()['warnings_total{event="network_repaired"}'] == "1.0")
+
+
+def test_the_server_runs_the_agent_too(nodes):
+    """fastcni serve --agent: one process, one log, one page of metrics."""
+    one, two, _ = found = nodes(3)
+    one.served = True
+    one.more = ["--policies", str(one.folder / "policies")]
+    for node in found:
+        node.start()
+    for node in found:
+        node.await_ready()
+    assert eventually(lambda: one.reaches(two) and two.reaches(one))
+    assert all(f"event={event}" in one.log() for event in ("server_ready", "joined", "policies_ready"))
+    assert eventually(lambda: "fastcni_agent_nodes 2.0" in one.metrics())
+    assert "fastcni_requests_waiting 0.0" in one.metrics() and "fastcni_agent_policies 0.0" in one.metrics()
+    ip("link", "del", "flannel.1", netns=one.netns)
+    assert eventually(lambda: 'fastcni_agent_warnings_total{event="network_repaired"} 1.0' in one.metrics())
+    assert eventually(lambda: one.reaches(two))
+    assert one.end() == 0
+    assert "event=server_stopped" in one.log() and one.reaches(two)
+    one.start()
+    assert eventually(lambda: one.log().count("event=nodes") >= 2)
+    assert one.reaches(two)
 
 
 def test_while_etcd_cannot_be_reached_the_network_stays_and_follows_afterwards(nodes):
@@ -254,6 +294,35 @@ def test_while_etcd_cannot_be_reached_the_network_stays_and_follows_afterwards(n
     assert not one.reaches(three)
     run("ip", "netns", "exec", one.netns, "nft", "delete", "table", "ip", "cut")
     assert eventually(lambda: one.reaches(three), 60), one.log()
+
+
+def test_jumps_of_clocks_change_nothing(nodes):
+    """The wall clocks of two nodes are years off, and one jumps ten years while the agent runs."""
+    one, two, three = found = nodes(3)
+    clock = one.folder / "clock"
+    clock.write_text("-3y")
+    two.clock, one.clock = ["FAKETIME=+2y"], [f"FAKETIME_TIMESTAMP_FILE={clock}", "FAKETIME_NO_CACHE=1"]
+    for node in found:
+        node.start()
+    for node in found:
+        node.await_ready()
+    assert eventually(lambda: one.reaches(two) and two.reaches(three))
+    years = [int(run(*node.faked(), "date", "+%Y")) for node in found]
+    assert years[0] < years[2] < years[1]
+    before = [files.read_former(f"{node.folder}/subnet.env") for node in found]
+    clock.write_text("+7y")
+    client = Client(one.etcd.conf())
+    for pair in client.read_range(*SUBNETS)[0]:             # each record is written again
+        client.txn([], [delete(pair.key)])
+    assert eventually(lambda: len(client.read_range(*SUBNETS)[0]) == 3)
+    client.close()
+    for node in found:
+        node.end(signal.SIGKILL)
+        node.start()
+    assert eventually(lambda: all(node.log().count("event=nodes") >= 2 for node in found))
+    assert eventually(lambda: one.reaches(two) and two.reaches(three) and three.reaches(one))
+    assert [files.read_former(f"{node.folder}/subnet.env") for node in found] == before
+    assert not any("subnet_lost" in node.log() or "subnet_changed" in node.log() for node in found)
 
 
 def test_the_agent_waits_for_what_is_missing(nodes):

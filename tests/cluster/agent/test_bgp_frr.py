@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 import structlog
 from agent.nodes import Machine
+from cluster.agent.test_agent import nodes  # noqa: F401 - a fixture
 from cluster.agent.test_bgp import ROUTER, Bird, learned
 
-from fastcni.agent import bgp
+from fastcni.agent import bgp, files
 from fastcni.agent.bgp import frr
 from fastcni.agent.contract import ConfigurationError
 from fastcni.testing import needs_root
@@ -107,6 +108,54 @@ def test_a_pod_is_reached_from_outside_until_the_node_leaves(routers, tmp_path):
 
 
 @needs_root
+def test_a_router_that_is_two_hops_away(routers, pod_netns, tmp_path):
+    _, own, node = routers
+    far = pod_netns()
+    ip("link", "add", "far", "up", "type", "veth", "peer", "eth0", "netns", far)
+    ip("addr", "add", "198.51.100.254/24", "dev", "far")
+    ip("addr", "add", "198.51.100.1/24", "dev", "eth0", netns=far)
+    ip("link", "set", "eth0", "up", netns=far)
+    ip("route", "add", "default", "via", "198.51.100.254", netns=far)
+    ip("route", "replace", "default", "via", "192.0.2.254", netns=node.netns)
+    run("sysctl", "-qw", "net.ipv4.ip_forward=1")
+    router = Bird(tmp_path / "far", far, """router id 198.51.100.1; protocol device {}
+        protocol bgp { local 198.51.100.1 as 64513; neighbor 192.0.2.1 as 64512; multihop 2;
+                       ipv4 { import all; export none; }; }""")
+    try:
+        router.start()
+        own.start()
+        it = make(tmp_path, own.folder, peers=[{"address": "198.51.100.1", "as": 64513, "multihop": 2}])
+        it.set([ip_network("10.244.1.0/24")], ip_address("192.0.2.1"))
+        assert eventually(lambda: "10.244.1.0/24" in run(
+            "ip", "netns", "exec", far, "birdc", "-s", router.socket, "show", "route"), 60), router.log()
+    finally:
+        router.end()
+
+
+@needs_root
+def test_frr_announces_nothing_after_leave(nodes):  # noqa: F811
+    (one,) = nodes(1)
+    own = Frr(one.netns)
+    try:
+        own.start()
+        (one.folder / "bgp.json").write_text(json.dumps({
+            "as": 64512, "engine": "frr", "config": f"{one.folder}/frr.conf", "socket": str(own.folder),
+            "peers": [{"address": "192.0.2.254", "as": 64513}]}))
+        one.more = ["--bgp", f"{one.folder}/bgp.json"]
+        one.start()
+        one.await_ready()
+        subnet = files.read_former(f"{one.folder}/subnet.env")[4]
+        assert eventually(lambda: f"network {subnet}" in own.show("-c", "show running-config")), one.log()
+        assert one.end() == 0
+        assert f"network {subnet}" in own.show("-c", "show running-config")
+        subprocess.run(one.command("--leave", *one.more), check=True, timeout=60)
+        assert "network 10.244" not in own.show("-c", "show running-config")
+    finally:
+        own.end()
+        shutil.rmtree(own.folder)
+
+
+@needs_root
 def test_peers_and_the_as_are_changed_and_refusals_are_told_once(routers, tmp_path):
     _, own, _ = routers
     it = make(tmp_path, own.folder)
@@ -134,7 +183,8 @@ def test_peers_and_the_as_are_changed_and_refusals_are_told_once(routers, tmp_pa
 
 @pytest.mark.parametrize(("change", "message"), [
     ({"engine": "quagga"}, "engine: expected one of bird, frr"),
-    ({"peers": [{"address": "192.0.2.1", "as": 1, "password": "a b"}]}, "no blanks")])
+    ({"peers": [{"address": "192.0.2.1", "as": 1, "password": "a b"}]}, "FRR takes no blanks"),
+    ({"peers": [{"address": "192.0.2.1", "as": 1, "password": 'a"b'}]}, "FRR takes no quotes")])
 def test_an_error_names_the_key(tmp_path, change, message):
     with pytest.raises(ConfigurationError, match=message):
         make(tmp_path, tmp_path, **change)

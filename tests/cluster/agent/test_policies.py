@@ -123,6 +123,28 @@ def test_the_agent_keeps_the_table_until_it_is_told_otherwise(nodes):  # noqa: F
     assert table(one) == ""
 
 
+@needs_root
+def test_policies_are_in_force_before_the_registry_answers(nodes):  # noqa: F811
+    """The agent is started while etcd is away, and pods are made as before."""
+    (one,) = nodes(1)
+    folder = one.folder / "policies"
+    folder.mkdir()
+    (folder / "closed.yaml").write_text(yaml.safe_dump({"kind": "NetworkPolicy", **CLOSED}))
+    one.more = ["--policies", str(folder)]
+    one.etcd.members[0].kill()
+    one.start()
+    assert eventually((one.folder / "state" / "policy.sock").exists), one.log()
+    client.ask(f"{one.folder}/state/policy.sock", {
+        "do": "protect", "id": ["net", "c1", "eth0"], "pod": "shop/a", "uid": "", "labels": LABELS,
+        "addresses": ["10.244.9.9"]})
+    assert "10.244.9.9" in table(one)
+    assert not (one.folder / "net.conflist").exists()
+    one.etcd.members[0].restart()
+    one.await_ready()
+    assert "10.244.9.9" in table(one)
+    assert one.end() == 0
+
+
 def table(node):
     return subprocess.run(["ip", "netns", "exec", node.netns, "nft", "list", "table", "inet", "fastcni-policy"],
                           stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=False).stdout

@@ -1,0 +1,68 @@
+"""The agent in a thread of another program: `fastcni serve --agent`."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+from fastcni.agent.contract import ConfigurationError
+from fastcni.agent.run import Agent
+from fastcni.kit.ipam.cluster.contract import StoreAway
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fastcni.agent.run import Options
+    from fastcni.server.log import Logger
+
+AGAIN_S = 5.0                   # between a failure and the next start
+
+
+class AgentBeside:
+    """Runs an Agent until join(). If it fails, this logs `agent_failed` and runs another one.
+
+    note(agent): is called before an Agent runs. start(): in a thread that is in the node's namespace.
+    """
+
+    def __init__(self, options: Options, log: Logger, note: Callable[[Agent], object]) -> None:
+        self.options, self.log, self.note = options, log, note
+        self.ended = threading.Event()
+        self.agent: Agent | None = None
+        self.thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+
+    def start(self) -> None:
+        self.thread = threading.Thread(target=self._run, name="agent", daemon=True)
+        self.thread.start()
+
+    def join(self) -> None:
+        """Stop the agent, which leaves the network as it is, and wait for it."""
+        with self._lock:
+            self.ended.set()
+            if self.agent:
+                self.agent.stop()
+        if self.thread:
+            self.thread.join()
+
+    def _run(self):
+        while not self.ended.is_set():
+            try:
+                self._run_once()
+            except (ConfigurationError, StoreAway, OSError) as e:
+                self.log.error("agent_failed", error=str(e), again_in=AGAIN_S)
+            except Exception as e:      # a mistake of the agent must not end the server
+                self.log.error("agent_failed", error=repr(e), again_in=AGAIN_S, exc_info=True)
+            self.ended.wait(AGAIN_S)
+
+    def _run_once(self):
+        with self._lock:
+            if self.ended.is_set():
+                return
+            self.agent = agent = Agent(self.options, self.log)
+        try:
+            self.note(agent)
+            agent.run()
+        finally:
+            with self._lock:            # join() may be about to stop it
+                self.agent = None
+                agent.close()
