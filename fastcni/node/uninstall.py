@@ -8,6 +8,8 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from errno import ENOBUFS
 
+from fastcni.agent import masquerade
+from fastcni.agent.policy import ruleset
 from fastcni.kernel import uapi, wire
 from fastcni.kit.dhcp.rpc import SOCKET_PATH
 from fastcni.launcher import systemd
@@ -32,6 +34,10 @@ from fastcni.runtime.mode import SharedMode
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 
+# Plugins that only fastcni has: what an operator has to do before the uninstall
+ONLY_HERE = {chain.KIND: "fastcni unfuse {path}",
+             "policy": "take it out of {path}, or if the node agent has written the file: fastcni agent --leave"}
+AGENT_TABLES = (masquerade.TABLE, ruleset.TABLE)
 LOOK_AGAIN_S = 10.0             # also without a notification: not every pod has a link on the host
 # After one the DEL still has steps: the runtime removes its result cache and the pod's network namespace.
 AFTER_LINK_S = (0.1, 0.3, 0.6, 1.0, 3.0)
@@ -91,11 +97,15 @@ def uninstall(bin_dir: str, bin_dirs: Sequence[str], unit_dir: str, socket: str,
 
 
 def check_lists(conf_dir: str) -> None:
-    """Raise CniError 7 if a network has the plugin `chain`, which no other program has."""
+    """Raise CniError 7 if a network has a plugin that no other program has."""
     for file in confs.read_quietly(conf_dir, []):
-        if file.net and any(plugin.type == chain.KIND for plugin in file.net.plugins):
-            raise CniError(errors.INVALID_CONFIG, f"{file.path} has the plugin chain, which is fastcni's alone: no pod "
-                           f"of network {file.net.name} could be added", f"fastcni unfuse {file.path}")
+        if not file.net:
+            continue
+        for plugin in file.net.plugins:
+            if plugin.type in ONLY_HERE:
+                raise CniError(errors.INVALID_CONFIG, f"{file.path} has the plugin {plugin.type}, which is fastcni's "
+                               f"alone: no pod of network {file.net.name} could be added",
+                               ONLY_HERE[plugin.type].format(path=file.path))
 
 
 def others(bin_dir: str, bin_dirs: Sequence[str]) -> list[str]:
@@ -137,6 +147,8 @@ def remove_state(places: Places, dry_run: bool = False, missing: Collection[str]
     done.kept += kept_blocks(places)
     mode = SharedMode()
     try:
+        done.kept += [f"nftables table inet {name}, which is the node agent's: fastcni agent --leave, with its options"
+                      for _, name in own_state.tables.tables(mode.firewall) if name in AGENT_TABLES]
         if dry_run:
             families = [] if done.needed else own_state.own_tables(mode)
             done.removed = [*(f"nftables table {own_state.tables.FAMILIES[each]} {own_state.TABLE}"

@@ -4,8 +4,11 @@ import os
 
 import pytest
 
+from fastcni.agent import masquerade
+from fastcni.agent.policy import ruleset as policy_ruleset
 from fastcni.kernel import deletions
-from fastcni.node import own_files, own_tables
+from fastcni.node import own_files, own_tables, uninstall
+from fastcni.node.attachments import Places
 from fastcni.node.own_state import OwnState
 from fastcni.node.records import GONE, RUNNING, NodeAttachment
 from fastcni.runtime.mode import SharedMode
@@ -56,6 +59,17 @@ def test_the_kernel_refuses_to_delete_a_table_that_an_add_has_just_used(host, mo
         assert removed == [] and "c2" in ruleset()
         monkeypatch.undo()
         host.delete("c2", pod)
+
+
+@needs_root
+def test_tables_of_the_agent_stay_and_are_named(mode, tmp_path):
+    assert set(uninstall.AGENT_TABLES) == {masquerade.TABLE, policy_ruleset.TABLE}
+    for name in uninstall.AGENT_TABLES:
+        run("nft", "add", "table", "inet", name)
+    places = Places(str(tmp_path), (str(tmp_path),))
+    (first, second) = sorted(uninstall.remove_state(places).kept)
+    assert "fastcni-agent" in first and "fastcni-policy" in second and "fastcni agent --leave" in first
+    assert run("nft", "list", "tables").count("fastcni-") == 2
 
 
 def test_backups_of_pods_stay_and_what_nobody_needs_goes(tmp_path, monkeypatch):

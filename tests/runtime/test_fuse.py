@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from fastcni.agent.files import CONFLISTS
 from fastcni.cli import entry_point
 from fastcni.kit.call.search import EI_PAD, MARK
 from fastcni.node import uninstall
@@ -179,6 +180,14 @@ def test_uninstall_refuses_while_a_list_has_the_plugin_chain(conflist):
     fuse(conflist)
     with pytest.raises(CniError, match=rf"no pod of network k8s-pod-network could be added; fastcni unfuse {conflist}"):
         uninstall.check_lists(str(conflist.parent))
+
+
+def test_uninstall_refuses_while_a_list_has_the_plugin_policy(tmp_path):
+    (tmp_path / "10-flannel.conflist").write_text(CONFLISTS[False])
+    uninstall.check_lists(str(tmp_path))
+    (tmp_path / "10-flannel.conflist").write_text(CONFLISTS[True])
+    with pytest.raises(CniError, match=r"has the plugin policy, .* of network cbr0 could be added; .*agent --leave"):
+        uninstall.check_lists(str(tmp_path))
 
 
 def test_the_inventory_sees_the_plugins_inside_a_chain(conflist):
