@@ -1,11 +1,15 @@
 """A client of the Container Runtime Interface, in the part of kubelet: pods and their containers."""
 
+import re
 import uuid
 
 import grpc
 from runtimes import image
 
 messages, services = grpc.protos_and_services("runtimes/cri.proto")
+# containerd, killed while it makes a snapshot, may leave the snapshot's folder. The next pod's snapshot has the same
+# number: it fails and removes the folder. kubelet tries again, too.
+LEFT_SNAPSHOT = re.compile(r"failed to rename: .*/snapshots/\d+: file exists")
 LIMIT_S = 120           # for one call, on a busy machine
 
 
@@ -60,7 +64,12 @@ class Pod:
 
     def __enter__(self):
         request = messages.RunPodSandboxRequest(config=self.config)
-        self.id = self.cri.stub.RunPodSandbox(request, timeout=LIMIT_S)
+        try:
+            self.id = self.cri.stub.RunPodSandbox(request, timeout=LIMIT_S)
+        except grpc.RpcError as e:
+            if not LEFT_SNAPSHOT.search(e.details()):
+                raise
+            self.id = self.cri.stub.RunPodSandbox(request, timeout=LIMIT_S)
         return self
 
     def __exit__(self, *_):
