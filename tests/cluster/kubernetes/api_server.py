@@ -289,12 +289,12 @@ class ApiServer(kmock.KubernetesEmulator):
         self._check_kind(request)
         since, told = int(request.params["resourceVersion"]), 0
         yield b""
-        if since < self.oldest:
-            yield {"type": "ERROR", "object": {"kind": "Status", "code": 410, "reason": "Expired",
-                                               "message": f"too old resource version: {since}"}}
-            return
         end = asyncio.get_running_loop().time() + min(self.watch_s, float(request.params["timeoutSeconds"]))
         while (left := end - asyncio.get_running_loop().time()) > 0:
+            if since < self.oldest:         # also in the middle of a watch: no bookmark leads past what is forgotten
+                yield {"type": "ERROR", "object": {"kind": "Status", "code": 410, "reason": "Expired",
+                                                   "message": f"too old resource version: {since}"}}
+                return
             for revision, kind, namespace, change, body in list(self.changes):
                 if revision > since and kind == request.resource and request.namespace in (None, namespace):
                     since = told = revision
