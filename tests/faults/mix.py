@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import subprocess
+import tempfile
 import threading
 import time
 
@@ -144,10 +145,14 @@ def campaign(row, _options):
 
 
 def create(path):
+    """Create an address file of another program. It appears with its content: without the lock, an empty file would be
+    taken for a torn one if the processor is given to others for 10 ms before it is written."""
     try:
-        with open(path, "x") as file:
+        with tempfile.NamedTemporaryFile("w", dir=os.path.dirname(path), prefix="new-") as file:
             file.write("another program\r\neth0")
-    except (FileExistsError, FileNotFoundError):
+            file.flush()
+            os.link(file.name, path)
+    except (FileExistsError, FileNotFoundError):        # held; no ADD has made the folder yet
         return False
     return True
 

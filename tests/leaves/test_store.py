@@ -254,6 +254,19 @@ def test_an_empty_or_torn_file_is_free_and_reclaimed_with_a_warning(place, conte
     assert (place.path / "10.1.0.2").read_bytes() == POD
 
 
+def test_a_file_that_another_program_writes_this_moment_is_not_reclaimed(place, monkeypatch):
+    """`echo note > 10.1.0.2` creates an empty file first. An ADD at that moment took the address."""
+    monkeypatch.setattr(waiting, "readable", lambda *_: [place.put(name, b"note") for name in ("10.1.0.2", "10.1.0.3")])
+    with place() as store:
+        place.put("10.1.0.2")
+        assert not store.take(ip("10.1.0.2"), POD)
+        place.put("10.1.0.3")
+        store.release_torn([ip("10.1.0.3")])
+        assert store.index.is_held(ip("10.1.0.2"))
+    assert place.warnings == []
+    assert [(place.path / name).read_bytes() for name in ("10.1.0.2", "10.1.0.3")] == [b"note", b"note"]
+
+
 @pytest.mark.parametrize("content", [b"pod\r\neth0", b"pod", b"pod\r\neth0\n", b"reserved: ask Ann",
                                      b"a b\nc\n"])
 def test_what_can_be_read_is_respected(place, content):

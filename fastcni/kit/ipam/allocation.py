@@ -98,8 +98,7 @@ def collect(req: Request, store: Store, is_stale: Callable[[bytes, bytes], bool]
     for packed, owner in store.released:
         req.release(f"address {address.ip_text(packed)}", owner_text(owner))
     held, torn = store.read_all()
-    for packed in torn:
-        store.release_torn(packed)
+    store.release_torn(torn)
     stale = [(packed, owner) for packed, owner in held if is_attachment(owner) and is_stale(packed, owner)]
     released = release_each(store, stale)
     for packed, owner in released:

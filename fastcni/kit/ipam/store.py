@@ -22,7 +22,7 @@ import posix
 from fastcni import _ipam_bitmap
 from fastcni._system import open_regular
 from fastcni.kernel import sysctl, waiting
-from fastcni.kit.ipam.address_files import NO_OWNER, UNKNOWN, WRITE, AddressFiles, address_of, is_torn
+from fastcni.kit.ipam.address_files import NO_OWNER, UNKNOWN, WRITE, AddressFiles, address_of, is_torn, wait_for_content
 from fastcni.spec import address
 from fastcni.spec.errors import TRY_AGAIN_LATER, CniError
 
@@ -204,12 +204,15 @@ class Store:
         self.index.drop(packed, owner)
         return True
 
-    def release_torn(self, packed: bytes) -> None:
-        """Remove the address's file if it is (still) empty or torn."""
-        name = address.ip_text(packed)
-        content = self.files.read(name)
-        if content is not None and is_torn(content):
-            self.files.remove(name)
+    def release_torn(self, torn: list[bytes]) -> None:
+        """Remove the files of these addresses that are still empty or torn."""
+        if torn:
+            wait_for_content()
+        for packed in torn:
+            name = address.ip_text(packed)
+            content = self.files.read(name)
+            if content is not None and is_torn(content):
+                self.files.remove(name)
 
     def _has_owner(self, packed: bytes, owner: bytes) -> bool:
         """Return whether the address's file has this owner. If not, correct the index. Raises Unreadable."""
