@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from fastcni.cli.addresses import http_address, otlp_url
 from fastcni.server.cpu_latency import DEFAULT_S
 from fastcni.server.history import DEFAULT_SIZE
 from fastcni.spec import errors
@@ -163,30 +164,6 @@ def agent_collectors() -> "list[AgentCollector]":
     except ImportError:
         return []
     return [AgentCollector()]
-
-
-def http_address(text: str, option: str) -> str | tuple[str, int] | None:
-    """Read the address of --http or --metrics; None if it is empty. Raises click.BadParameter."""
-    if not text:
-        return None
-    from fastcni.server.web import address
-
-    try:
-        return address.read(text)
-    except address.AddressError as e:
-        raise click.BadParameter(str(e), param_hint=option) from e
-
-
-def otlp_url(text: str) -> str:
-    """Check the URL of --otlp, which may be empty. Raises click.BadParameter."""
-    if not text:
-        return ""
-    from fastcni.server.otel import traces
-
-    try:
-        return traces.read_url(text)
-    except traces.UrlError as e:
-        raise click.BadParameter(str(e), param_hint="--otlp") from e
 
 
 def dhcp_daemon(path: str, leases: str, log: Any) -> "Daemon":
