@@ -32,7 +32,8 @@ from fastcni.spec.errors import CniError
 def ipam() -> None:
     """Show and repair cluster-wide addresses: the IPAM types cluster and whereabouts.
 
-    The commands ask the store that the node's network configurations name. If these name several stores, choose one
+    The commands ask the store that the node's network configurations name. Without any, as with Multus, it is that of
+    the spaces which the node has joined, or that of whereabouts' flat file. If these name several stores, choose one
     with --network.
     """
 
@@ -40,8 +41,8 @@ def ipam() -> None:
 def site_command(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options that find the store. The function gets `site`, `places` and `as_json`; the store is closed
     afterwards."""
-    @click.option("--network", default="", metavar="NET", help="The store of this network; needed if the networks have "
-                  "several stores.")
+    @click.option("--network", default="", metavar="NET", help="The store of this network, or of this space if no file "
+                  "configures a network; needed if there are several stores.")
     @node_command
     @wraps(function)
     def command(places: Places, network: str, **options: Any) -> Any:

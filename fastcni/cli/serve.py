@@ -87,6 +87,7 @@ def serve(path: str, workers: int, queue_size: int, queue_timeout_s: float, uids
     from fastcni.runtime.restore import restore
     from fastcni.server.cluster.configured import read_configured
     from fastcni.server.cluster.pods import Pods
+    from fastcni.server.cluster.upkeep import place_of
     from fastcni.server.detached import detach
     from fastcni.server.listening import ListenError
     from fastcni.server.log import SYSLOG
@@ -103,12 +104,17 @@ def serve(path: str, workers: int, queue_size: int, queue_timeout_s: float, uids
     cache = Cache(cache_dir)
 
     def configured() -> Iterable[Keys]:
-        """The networks in the configuration directory, and those of the attachments that runtimes cached."""
-        from fastcni.node import caches, confs  # imported here, after the server is ready
+        """The networks in the configuration directory, those of the attachments that runtimes cached, and the other
+        spaces that this node has joined."""
+        from fastcni.node import address_dirs, caches, cluster_state, confs  # imported here, after the server is ready
 
         files = confs.read_quietly(DEFAULT_CONF_DIR, [])
         cached = {it.config for it in cache.attachments()}
-        return read_configured([*confs.values_of(confs.networks(files)), *map(caches.read_config, cached)])
+        values = [*confs.values_of(confs.networks(files)), *map(caches.read_config, cached)]
+        found = [*read_configured(values)]
+        places = {place_of(keys) for keys in found}
+        joined = cluster_state.used(address_dirs.cluster_dirs(values), [])
+        return [*found, *(keys for keys in joined if place_of(keys) not in places)]
 
     def count() -> "Counted":
         from fastcni.node.pools import count  # imported here, at the first scrape

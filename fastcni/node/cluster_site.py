@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from fastcni.kit.ipam.address_files import address_of, owner_of
-from fastcni.kit.ipam.cluster import conf, grid, node_state, stores
+from fastcni.kit.ipam.cluster import conf, flat_file, grid, node_state, stores
 from fastcni.kit.ipam.cluster.contract import StoreAway
-from fastcni.node import address_dirs, confs
+from fastcni.node import address_dirs, cluster_state, confs
 from fastcni.node.cluster_ipam import USED, Holder, Place, Survey, places_of, sentence, survey
 from fastcni.node.whereabouts import Net, Source, read_source
 from fastcni.runtime.records import NetworkList
@@ -162,12 +162,16 @@ def networks_of(nets: Iterable[NetworkList]) -> Iterator[ClusterNetwork]:
 
 def open_site(conf_dir: str, network: str = "") -> Site:
     """The Site of a network, or of all networks with cluster-wide addresses if these have one store. It connects when
-    it is first used. Raises CniError 4 if there is no such network, or if there are several stores."""
+    it is first used. Raises CniError 4 if there is no such network, or if there are several stores.
+
+    If no file of the folder has such a network, those of elsewhere() count."""
     nets = confs.networks(confs.read_folder(conf_dir))
     chosen = [net for net in nets if network in ("", net.name)]
     found = stores_of(chosen)
     if not found:
         list(networks_of(chosen))           # raises what is wrong, if it is a key
+        found = by_store(it for it in elsewhere() if network in ("", it.name))
+    if not found:
         what = f"network {network} has none" if network else f"no network of {conf_dir} has any"
         raise CniError(errors.INVALID_ENVIRONMENT, f"{what}: no IPAM type cluster or whereabouts",
                        "name another folder with --conf-dir; docs/ipam.md shows a configuration")
@@ -178,6 +182,17 @@ def open_site(conf_dir: str, network: str = "") -> Site:
     (networks,) = found
     first = networks[0]
     return Site(stores.open_store(first.keys.store), first.keys.node, first.where, networks)
+
+
+def elsewhere() -> list[ClusterNetwork]:
+    """The spaces that this node has joined, under their names; before its first pod, one with the store of the flat
+    file. Multus has the networks themselves in the API server."""
+    joined = cluster_state.states(address_dirs.cluster_dirs(()), [])
+    sections = [cluster_state.section_of(folder, state) for folder, state in joined if state.node and state.store]
+    if not sections and flat_file.find("") is not flat_file.NONE:
+        sections = [Section({"name": conf.SPACE, "ipam": {"type": "whereabouts"}})]
+    found = [ClusterNetwork(it.text("name"), it, conf.read_place(it)) for it in sections]
+    return [it for it in found if it.section.section("ipam").has("store") or it.keys.store["type"] != "local"]
 
 
 def grids(store: Store, ranges: Mapping[str, Sequence[Net]], dry_run: bool) -> dict[str, dict[str, int]]:
@@ -197,14 +212,21 @@ def grids(store: Store, ranges: Mapping[str, Sequence[Net]], dry_run: bool) -> d
 def stores_of(nets: Iterable[NetworkList]) -> list[list[ClusterNetwork]]:
     """The networks with cluster-wide addresses, those of one store together. A network whose keys are wrong is left
     out: doctor's check of the keys reports it."""
-    by_store: dict[str, list[ClusterNetwork]] = {}
+    found: list[ClusterNetwork] = []
     for net in nets:
         try:
-            for it in networks_of([net]):
-                by_store.setdefault(stores.key_of(it.keys.store), []).append(it)
+            found += networks_of([net])
         except CniError:
             continue
-    return list(by_store.values())
+    return by_store(found)
+
+
+def by_store(networks: Iterable[ClusterNetwork]) -> list[list[ClusterNetwork]]:
+    """Networks, those of one store together."""
+    found: dict[str, list[ClusterNetwork]] = {}
+    for it in networks:
+        found.setdefault(it.keys.store_key, []).append(it)
+    return list(found.values())
 
 
 def ranges_of(net: ClusterNetwork) -> Sequence[Range]:

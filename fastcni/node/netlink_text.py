@@ -131,9 +131,10 @@ def line(kind_: int, flags: int, payload: bytes) -> str:
 
 def acknowledgement(kind_: int, flags: int, payload: bytes) -> str:
     """DONE, or the error with the text of the extended acknowledgement."""
-    if len(payload) < 4:
+    try:
+        code, explanation, _ = read_ack(kind_, flags, payload)
+    except ValueError:
         return "an acknowledgement that is cut short"
-    code, explanation, _ = read_ack(kind_, flags, payload)
     if not code:
         return DONE
     name = errno.errorcode.get(code, f"error {code}")

@@ -1,11 +1,12 @@
 """A cluster whose store is away, was restored, or declares nodes dead."""
 
 
+import pytest
 from cluster_ipam.node import NET, pod
-from cluster_ipam.watched import a_block, add_until_refused, declare_dead, store_of
+from cluster_ipam.watched import WatchedMode, a_block, add_until_refused, calls, declare_dead, store_of
 
 from fastcni.kit.ipam import store as store_module
-from fastcni.kit.ipam.cluster import released
+from fastcni.kit.ipam.cluster import released, stores
 from fastcni.kit.ipam.cluster.contract import ACTIVE, KEPT
 
 TINY = {"range": "10.0.0.0/29"}                     # gives .1 to .6
@@ -23,6 +24,55 @@ def test_own_blocks_serve_while_the_store_is_away(a):
     a.delete(NET, "c0")
     a.mode.watched.away = False
     assert a.add(NET, "d")
+
+
+OTHERS = [{"path": "/other"}, {"type": "etcd", "endpoints": ["http://10.0.0.1:2379"], "prefix": "/x"}]
+
+
+@pytest.mark.parametrize("settings", OTHERS)
+def test_no_address_is_given_while_the_configuration_names_another_store_that_is_away(a, settings):
+    """Blocks of the former store were given as before: another node may have them in the new one."""
+    a.add(NET, "c1")
+    a.store = a.store | settings
+    a.mode.watched.away = True
+    e = a.refused("ADD", NET, "c2")
+    assert e.code == 11 and "is away: no route to host" in e.msg and "another store" in e.details
+    assert len(a.files()) == 1
+    a.delete(NET, "c1")
+
+
+def test_the_blocks_of_a_former_store_are_claimed_in_the_next_one_before_they_are_given(a, b, tmp_path):
+    given = [a.add(NET, f"a{i}")[0] for i in range(3)]
+    (old,) = store_of(a).blocks()
+    a.store = b.store = {"type": "local", "path": str(tmp_path / "next")}
+    a.mode, b.mode = WatchedMode(a.store), WatchedMode(b.store)
+    store_of(b).claim(store_of(b).join("b", "boot"), [("default", old.cidr)])
+    e = a.refused("ADD", NET, "more")
+    assert e.code == 11 and "another 60 s" in e.msg         # the other nodes join first
+    assert f"block {old.cidr} of space default is not this node's any more" in " ".join(a.warnings)
+    assert sorted(a.files()) == sorted(given) and store_of(a).blocks()[0].node == "b"
+
+
+def test_a_store_with_another_address_is_asked_once(a):
+    """It is the same store, and knows the node: nothing is suspect, and the next ADD asks nothing."""
+    a.add(NET, "c1")
+    a.store = {"type": "etcd", "endpoints": ["http://10.0.0.1:2379"]}       # the watched store stays what it is
+    calls(a)
+    assert a.add(NET, "c2")
+    assert calls(a) == ["keep_alive", "join_space"]
+    assert a.add(NET, "c3") and calls(a) == [] and a.warnings == []
+
+
+@pytest.mark.parametrize("before, now, same", [
+    ({"endpoints": ["http://a:2379"]}, {"endpoints": ["http://b:2379", "http://a:2379"], "password": "x"}, True),
+    ({"endpoints": ["http://a:2379"]}, {"endpoints": ["http://b:2379"]}, False),
+    ({"endpoints": ["http://a:2379"], "prefix": "/x"}, {"endpoints": ["http://a:2379"], "prefix": "/y"}, False),
+    ({"type": "kubernetes", "kubeconfig": "/a"}, {"type": "kubernetes", "kubeconfig": "/a", "node_ttl": 9}, True),
+    ({"type": "kubernetes", "kubeconfig": "/a"}, {"type": "kubernetes", "kubeconfig": "/b"}, False),
+    ({"type": "local", "path": "/a"}, {"type": "kubernetes"}, False)])
+def test_what_tells_one_store_from_another(before, now, same):
+    before, now = {"type": "etcd"} | before, {"type": "etcd"} | now
+    assert stores.same_store(stores.key_of(before), now) is same
 
 
 def test_a_single_is_released_later_if_the_store_is_away(a, b):

@@ -152,6 +152,13 @@ def test_blocks_of_a_space_in_use_are_not_reported(node, folders, blocks):
     assert [*checks_cluster.cluster_addresses(node())] == []
 
 
+def test_blocks_of_a_space_whose_pods_are_here_are_not_reported(node, blocks):
+    """With Multus no file configures the network, and doctor told the operator to remove the folder of its pods."""
+    with open(f"{blocks}/10.0.0.7", "w", newline="") as file:
+        file.write("c1\r\neth0\r\nnet\r\nns/web-0")
+    assert [*checks_cluster.cluster_addresses(node())] == []
+
+
 def test_a_damaged_file_of_blocks_is_noted(node, blocks):
     with open(f"{blocks}/.cluster/blocks.json", "w") as file:
         file.write("{")

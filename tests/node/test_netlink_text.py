@@ -4,7 +4,7 @@ import errno
 import struct
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fastcni._netlink import Batch
@@ -83,6 +83,7 @@ def test_no_bytes_but_lines(data):
     assert all(isinstance(text, str) for text in lines(data))
 
 
+@example(2, bytes(4))            # an acknowledgement without the header of the request
 @given(st.integers(0, 0xFFFF), st.binary(max_size=80))
 def test_no_message_but_a_line(kind, payload):
     assert len(lines(struct.pack("=IHHII", 16 + len(payload), kind, 0, 1, 0) + payload)) == 1

@@ -10,6 +10,7 @@ import pytest
 
 from fastcni.kit.ipam.cluster.contract import ACTIVE, ALIVE, ASKED, DEAD, HELD, KEPT, REFUSED, Single, StoreAway
 from fastcni.kit.ipam.cluster.stores.local import LocalStore
+from fastcni.node import cluster_state
 from fastcni.server.cluster.times import NEVER
 from fastcni.testing.witnesses import eventually
 
@@ -370,6 +371,23 @@ def test_a_server_looks_after_the_spaces_that_it_finds(cluster_node):
     assert second.store.uses() == []
     second.cluster.learn()
     assert eventually(lambda: [use for use in second.store.uses() if use.holders])
+    ready(second)
+
+
+def test_a_server_finds_the_spaces_of_networks_that_no_file_configures(cluster_node, tmp_path):
+    """Multus has configurations in the API server. After a restart such a node gave no sign of life until the next
+    request, so it was declared dead although its pods ran."""
+    first = cluster_node()
+    first.add("c1", one_shot=True)
+    found = [*cluster_state.used([str(tmp_path / "a")], [])]
+    assert [(keys.space, keys.node, keys.store, keys.ranges) for keys in found] == [
+        ("default", "a", first.keys.store, ())]
+    second = cluster_node(configured=found, confirm_s=0.02)
+    seen = second.store.nodes()[0].seen
+    second.cluster.learn()
+    assert eventually(lambda: [use for use in second.store.uses() if use.holders])
+    assert eventually(lambda: second.store.nodes()[0].seen > seen)
+    assert second.add("c2") and len(second.cluster.members) == 1
     ready(second)
 
 

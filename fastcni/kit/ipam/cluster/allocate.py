@@ -12,6 +12,7 @@ from fastcni.kit.ipam.address_files import owner_of, owner_text
 from fastcni.kit.ipam.cluster.grid import to_int, to_packed
 from fastcni.kit.ipam.cluster.node_state import KEPT_OWNER, MadeSpace, Space, more_lines
 from fastcni.kit.ipam.cluster.released import HELD, boottime
+from fastcni.kit.ipam.cluster.stores import same_store
 from fastcni.spec import address
 from fastcni.spec.errors import INTERNAL, INVALID_CONFIG, TRY_AGAIN_LATER, CniError
 
@@ -99,6 +100,8 @@ def unconfirmed(space: Space) -> bool:
                        f'"{keys.node}"', "was it renamed? ipam.node_name can give it its old name")
     if not state.node:
         return False                    # it has no block, so it has to claim one
+    if other_store(space):
+        return True                     # in the configuration's store, another node may have its blocks
     now, confirmed = boottime(), space.times.confirmed()
     if not confirmed:
         return True                     # while this node was down, it may have been forgotten, and its blocks given
@@ -106,6 +109,11 @@ def unconfirmed(space: Space) -> bool:
         return False
     tried = space.times.tried()
     return not tried or now - tried >= TRY_S
+
+
+def other_store(space: Space) -> bool:
+    """Whether the configuration names another store than that in which this node has claimed its blocks."""
+    return space.state.store != space.keys.store_key and not same_store(space.state.store, space.keys.store)
 
 
 def check_loss(space: Space) -> None:

@@ -177,10 +177,10 @@ def node_of(state: State) -> Node:
 
 def confirm(store: Store, keys: Keys, warn: Warn) -> None:
     """Give a sign of life, and note that the store knows this node. If it was declared dead, or has rebooted, or the
-    store was restored, see what is left of its blocks. Raises StoreAway."""
+    store was restored, or is another one, see what is left of its blocks. Raises StoreAway."""
     with MadeSpace(keys, warn) as space:
         space.times.note_confirmed(False)
-        state = space.state
+        state, other = space.state, allocate.other_store(space)
     if not state.node:
         return
     try:
@@ -190,7 +190,7 @@ def confirm(store: Store, keys: Keys, warn: Warn) -> None:
         rejoin(store, keys, warn)
         return
     suspect = restored(state.history, store.history())
-    if suspect or state.boot != boot_id().decode():
+    if suspect or other or state.boot != boot_id().decode():
         rejoin(store, keys, warn, suspect)
         return
     with MadeSpace(keys, warn) as space:
@@ -199,18 +199,19 @@ def confirm(store: Store, keys: Keys, warn: Warn) -> None:
 
 def confirm_once(req: Request, keys: Keys) -> None:
     """confirm() for an ADD. If the store is away, this node goes on with the blocks that it has. After a reboot only
-    the store knows whether they are still its own: then it raises CniError 11."""
+    the store knows whether they are still its own, and another store whether they are: then it raises CniError 11."""
     with ClaimLock(keys):
         with MadeSpace(keys, req.warn) as space:
             if not allocate.unconfirmed(space):
                 return                  # another request has done it meanwhile
-            known = space.times.confirmed()
+            known, other = space.times.confirmed(), allocate.other_store(space)
         try:
             confirm(store_of(req.mode, keys.store), keys, req.warn)
         except StoreAway as e:
-            if not known:
+            if other or not known:
+                since = ", which were claimed in another store" if other else " since the boot"
                 raise CniError(TRY_AGAIN_LATER, f"the store {store_text(keys.store)} is away: {e}",
-                               "it has not confirmed this node's blocks since the boot: another node may have them") \
+                               f"it has not confirmed this node's blocks{since}: another node may have them") \
                     from None
             req.warn(f"the store {store_text(keys.store)} is away, going on with own blocks: {e}")
 
@@ -281,8 +282,9 @@ def restored(before: tuple[str, int], now: tuple[str, int]) -> bool:
 
 def check_hold(state: State) -> None:
     if (left := state.hold - boottime()) > 0:
-        raise CniError(TRY_AGAIN_LATER, f"no block can be claimed for another {left:.0f} s: the store was restored",
-                       "meanwhile each node claims its own blocks again, so that no address is given twice")
+        raise CniError(TRY_AGAIN_LATER, f"no block can be claimed for another {left:.0f} s: the store was restored or "
+                       "replaced", "meanwhile each node claims its own blocks again, so that no address is given "
+                       "twice")
 
 
 # -- blocks -----------------------------------------------------------------------------------------------

@@ -65,6 +65,7 @@ class Keys:
 
     data_dir, fsync       the folder of the node's state, and whether address files are synced
     space, node, store    names of the space and of this node; the Settings of the store, see stores/__init__.py
+    store_key             key_of() these
     flat                  the flat file that was read, as flat_file.find() returns it
     The others are not for DEL and GC:
     ranges                one address is given of each
@@ -79,7 +80,8 @@ class Keys:
     """
 
     __slots__ = ("addresses", "cache", "cool_down", "data_dir", "dns", "flat", "fsync", "node", "ranges",
-                 "reclaim_after", "routes", "serve_after_loss", "space", "sticky", "store", "warnings")
+                 "reclaim_after", "routes", "serve_after_loss", "space", "sticky", "store", "store_key",
+                 "warnings")
     addresses: list[Address]
     cache: Cache
     cool_down: int
@@ -95,6 +97,7 @@ class Keys:
     space: str
     sticky: bool
     store: stores.Settings
+    store_key: str
     warnings: list[str]
 
 
@@ -142,6 +145,7 @@ def _read_place(ipam: Section, seen: flat_file.Seen, path: str) -> Keys:
         raise ipam.wrong("network_name", f"expected letters, digits, '.', '_' and '-', got {shown(keys.space)}")
     keys.node = ipam.strict.text("node_name") or flat_file.node_name(path) or host_name()
     keys.store = stores.read_settings(ipam)
+    keys.store_key = stores.key_of(keys.store)
     keys.fsync = ipam.flag("fsync")
     return keys
 

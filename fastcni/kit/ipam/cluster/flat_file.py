@@ -42,7 +42,8 @@ def find(configuration_path: str) -> Seen:
 
 
 def merged(ipam: dict[str, Any], seen: Seen) -> dict[str, Any]:
-    """The keys of a network over those of the flat file. As in whereabouts, an empty value does not win. Raises
+    """The keys of a network over those of the flat file. As in whereabouts, an empty value does not win;
+    0 and false do, because they mean something here. Raises
     CniError 5 and 7."""
     if seen is NONE or not (content := files.read(seen[0])):
         return ipam
@@ -52,7 +53,7 @@ def merged(ipam: dict[str, Any], seen: Seen) -> dict[str, Any]:
         raise CniError(INVALID_CONFIG, f"{seen[0]}: {e}") from None
     if not isinstance(flat, dict):
         raise CniError(INVALID_CONFIG, f"{seen[0]}: expected an object")
-    own = {key.lower() for key, value in ipam.items() if value not in (None, "", 0, [], {})}
+    own = {key.lower() for key, value in ipam.items() if value not in (None, "", [], {})}
     return ipam | {key: value for key, value in flat.items() if key.lower() not in own and key.lower() != OWN}
 
 

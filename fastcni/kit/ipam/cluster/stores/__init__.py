@@ -35,6 +35,7 @@ TEXTS = {       # the keys with a text, of each type
 # long LOST, it is declared dead (600).
 TIMES = ("node_ttl", "dead_after")
 PATHS = ("ca", "cert", "key", "password_file", "kubeconfig", "path")
+PLACES = ("type", "path", "prefix", "kubeconfig", "k8s_api_root", "context")     # with another value: another store
 LOCAL_PATH = "/var/lib/cni/cluster-store"
 ETCD_PREFIX = "/fastcni/v1"
 
@@ -73,6 +74,17 @@ def store_of(mode: Mode, settings: Settings) -> Store:
 def key_of(settings: Settings) -> str:
     """The text that tells a store from others: equal for equal settings."""
     return json.write(settings, sort=True).decode()
+
+
+def same_store(key: str, settings: Settings) -> bool:
+    """Whether settings name the store of an earlier key_of(), as far as they show. One endpoint in common is enough;
+    credentials and times do not matter. "": there is no earlier one."""
+    if not key:
+        return True
+    before = json.read(key.encode())
+    endpoints = before.get("endpoints")
+    return all(before.get(name) == settings.get(name) for name in PLACES) and (
+        not endpoints or not set(endpoints).isdisjoint(settings["endpoints"]))
 
 
 def open_store(settings: Settings) -> Store:
