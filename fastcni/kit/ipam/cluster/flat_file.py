@@ -42,9 +42,8 @@ def find(configuration_path: str) -> Seen:
 
 
 def merged(ipam: dict[str, Any], seen: Seen) -> dict[str, Any]:
-    """The keys of a network over those of the flat file. As in whereabouts, an empty value does not win;
-    0 and false do, because they mean something here. Raises
-    CniError 5 and 7."""
+    """The keys of a network over those of the flat file. As in whereabouts, an empty value does not win. 0 and false
+    do: they are values of keys here. Raises CniError 5 and 7."""
     if seen is NONE or not (content := files.read(seen[0])):
         return ipam
     try:
