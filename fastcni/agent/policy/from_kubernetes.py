@@ -57,6 +57,8 @@ class Kubernetes:
         self._stop.set()
         self.api.close()
         self._thread.join(RETRY_S)
+        if not self._thread.is_alive():         # else it may still use the descriptor
+            self._wakeup.close()
 
     def fileno(self) -> int:
         """The descriptor to wait on for attend()."""
