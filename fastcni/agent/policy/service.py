@@ -119,7 +119,7 @@ class Policies:
 
     def attend(self) -> None:
         """Take what the source says, write what has changed, cut what is no longer allowed, answer requests."""
-        if self.source.fileno() in [fd for fd, _ in self.poll.poll(0)]:
+        if self.source.fileno() in [fd for fd, _ in self.poll.poll(0)] or monotonic() >= self.source.due:
             self.source.attend()
             self._tell_errors()
         wire.drain(self.events, self._note, self._note_dropped, own=self.engine.rules.port)
@@ -127,6 +127,7 @@ class Policies:
         self.requests.attend()
         self._try(self._write)                  # the rules of the pods that these requests have closed
         self._try(self._cut)
+        self.due = min(self.due, self.source.due)
         if self.requests.waiting:
             self.due = min(self.due, monotonic() + LOOK_S)
 

@@ -267,6 +267,21 @@ def test_a_file_that_cannot_be_read_is_named_once(running):
     assert running.events().count("policy_unreadable") == 1
 
 
+def test_policies_stay_while_their_folder_is_away(running):
+    """That ended the agent; the next one made an empty folder, and opened all pods."""
+    running.write(WEB_ONLY)
+    running.add("b", app="db")
+    assert eventually(lambda: running.it.figures()["policies"] == 1)
+    running.folder.rename(running.folder.with_name("away"))
+    assert eventually(lambda: "policy_unreadable" in running.events())
+    running.call("CHECK", "b", "K8S_POD_NAME=b")
+    assert running.it.figures()["policies"] == 1
+    running.folder.mkdir()
+    running.write(WEB_ONLY, {"kind": "NetworkPolicy", "metadata": {"name": "two"}, "spec": DB})
+    assert eventually(lambda: running.it.figures()["policies"] == 2)
+    assert running.events().count("policy_unreadable") == 1
+
+
 def test_an_attempt_to_start_that_fails_leaves_nothing_open(running):
     """Another agent has the socket. Each attempt, one in five seconds, left descriptors, and threads that watch the API
     server."""
