@@ -202,10 +202,11 @@ class Agent:
         for fd in waits:
             poll.register(fd, select.POLLIN)
         while not self.stopped.is_set():
-            for fd, _ in poll.poll(milliseconds(keeper.due or FOREVER)):
+            for fd, _ in poll.poll(milliseconds(min(each.due or FOREVER for each in (keeper, masquerade)))):
                 waits[fd]()
-            if keeper.due and monotonic() >= keeper.due:
-                keeper.attend()
+            for each in (keeper, masquerade):
+                if each.due and monotonic() >= each.due:
+                    each.attend()
             while self.rejoined:
                 found = self.rejoined.popleft()
                 if found.subnets != me.subnets:
