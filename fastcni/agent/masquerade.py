@@ -17,12 +17,13 @@ policy: in nftables each chain of a hook has to accept. There an operator has to
 
 from __future__ import annotations
 
-from errno import ENOENT
+from time import monotonic
 from typing import TYPE_CHECKING
 
 from fastcni._netlink import Batch, attributes
 from fastcni.kernel import nft, nft_rules, uapi, wire
 from fastcni.kernel.nft_rules import NF_NAT_RANGE_PROTO_RANDOM_FULLY
+from fastcni.server.backoff import Backoff
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -35,7 +36,7 @@ COMMENT = "fastcni agent: masquerade of pods"
 KUBE_PROXY_MARK = 0x4000
 MULTICAST = {4: (b"\xe0\0\0\0", 4), 6: (b"\xff" + bytes(15), 8)}
 EVENT_BYTES = 4 << 20
-RULES = 4                       # of each family, behind the first rule
+RETRY_S = 1.0                   # after a refusal
 
 
 class Masquerade:
@@ -49,6 +50,8 @@ class Masquerade:
         self.events = wire.open_socket(uapi.NETLINK_NETFILTER, groups=(uapi.NFNLGRP_NFTABLES,))
         wire.set_buffer_size(self.events, EVENT_BYTES)
         self.suspect = False                                # rules of the table were deleted, or may have been
+        self.backoff = Backoff()
+        self.due: float | None = None                       # when to call attend() without an announcement, monotonic
 
     def fileno(self) -> int:
         """The descriptor to wait on for attend()."""
@@ -65,12 +68,25 @@ class Masquerade:
         self._write()
 
     def attend(self) -> None:
-        """Read the announcements, and write the rules again if another program has removed some. Raises OSError."""
-        wire.drain(self.events, self._note, self._note_dropped)
-        if self.suspect and self.pairs and not self._is_complete():
+        """Read the announcements, and write the rules again if another program has removed some. Raises OSError if they
+        cannot be read."""
+        own = int(self.ask.getsockname()[0])                # the netlink port, which the socket has after set()
+        wire.drain(self.events, self._note, self._note_dropped, own)
+        self.due = None
+        if not self.suspect or not self.pairs:
+            return
+        if monotonic() < self.backoff.until:
+            self.due = self.backoff.until
+            return
+        self.backoff.begin()
+        try:
             self._write()
-            self.log.warning("masquerade_restored")
+        except OSError as e:            # without memory, for instance
+            self.log.error("masquerade_refused", error=str(e))
+            self.due = self.backoff.until = monotonic() + max(self.backoff.seconds, RETRY_S)
+            return
         self.suspect = False
+        self.log.warning("masquerade_restored")
 
     def remove(self) -> None:
         """Remove the table. Raises OSError."""
@@ -86,17 +102,6 @@ class Masquerade:
 
     def _note_dropped(self):
         self.suspect = True
-
-    def _is_complete(self):
-        """Whether there are as many rules as were written."""
-        try:
-            rules = wire.dump(self.ask, nft.NFT_MSG_GETRULE, nft.nfgenmsg(FAMILY), "list the rules",
-                              nft_rules.rules_of(TABLE, CHAIN))
-        except wire.NetlinkError as e:
-            if e.errno != ENOENT:
-                raise
-            return False
-        return len(rules) == 1 + RULES * len(self.pairs)
 
     def _write(self):
         batch = nft.add_table(nft.start(Batch()), FAMILY, TABLE, COMMENT)

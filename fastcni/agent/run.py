@@ -193,22 +193,30 @@ class Agent:
 
     def _keep(self, conf: NetworkConf, backend: Backend, me: Node, keeper: Keeper, masquerade: Masquerade) -> None:
         skipped: dict[str, str] = {}
-        latest: Collection[Node] = ()
+        nodes: Collection[Node] | None = None               # the last list
         waits: dict[int, Callable[[], object]] = {
             self.wakeup.fileno(): self.wakeup.clear, keeper.fileno(): keeper.attend,
             masquerade.fileno(): masquerade.attend}
-        written = False
+        written = False                                     # whether the kernel has what `nodes` and `me` say
         poll = select.poll()
         for fd in waits:
             poll.register(fd, select.POLLIN)
         while not self.stopped.is_set():
-            for fd, _ in poll.poll(milliseconds(keeper.due or FOREVER)):
+            for fd, _ in poll.poll(milliseconds(min(each.due or FOREVER for each in (keeper, masquerade)))):
                 waits[fd]()
-            if keeper.due and monotonic() >= keeper.due:
-                keeper.attend()
-            nodes = self.nodes.pop() if self.nodes else None
-            if nodes is not None:
-                latest = nodes
+            for each in (keeper, masquerade):
+                if each.due and monotonic() >= each.due:
+                    each.attend()
+            while self.rejoined:
+                found = self.rejoined.popleft()
+                if found.subnets != me.subnets:
+                    self.log.error("subnet_changed", former=" ".join(map(str, me.subnets.values())),
+                                   subnets=" ".join(map(str, found.subnets.values())))
+                    me, self.gauges["ready"] = found, 0     # pods that are made from now on get the new one
+                    written = False
+            if self.nodes:
+                nodes, written = self.nodes.pop(), False
+            if nodes is not None and not written:
                 others, left_out = subnets.usable(conf, me, nodes)
                 state = backend.state(me, others)
                 keeper.set(state)
@@ -220,14 +228,6 @@ class Agent:
                     self.renew_now.set()                    # the record is gone, or is another's
             if written and not self.gauges["ready"] and self._policies_are_ready():
                 self._begin(conf, backend, me, masquerade)
-            while self.rejoined:
-                found = self.rejoined.popleft()
-                if found.subnets != me.subnets:
-                    self.log.error("subnet_changed", former=" ".join(map(str, me.subnets.values())),
-                                   subnets=" ".join(map(str, found.subnets.values())))
-                    me, self.gauges["ready"] = found, 0     # pods that are made from now on get the new one
-                    written = False
-                    self._changed(latest)
 
     def _begin(self, conf: NetworkConf, backend: Backend, me: Node, masquerade: Masquerade) -> None:
         """What follows when the other nodes can be reached and policies are in force: pods may be made."""

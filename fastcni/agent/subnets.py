@@ -50,10 +50,13 @@ def overlap(one: Node, two: Node) -> bool:
 def usable(conf: NetworkConf, me: Node, nodes: Collection[Node]) -> tuple[list[Node], dict[str, str]]:
     """Return (the other nodes, {name: why it is left out}). A subnet has to be in the network, and of one node only: a
     damaged record must not take packets of other destinations. Of two nodes with one subnet the first by name counts.
+    A record with this node's address is a former one of it: a tunnel to it would lead back here.
     """
     skipped: dict[str, str] = {}
     others = sorted((node for node in nodes if node.name != me.name), key=lambda node: node.name)
     for node in others:
+        if own := next((address for family, address in node.public.items() if me.public.get(family) == address), None):
+            skipped[node.name] = f"it has this node's address {own}: a former record of this node"
         for number, subnet in node.subnets.items():
             family = conf.families.get(number)
             if family and not within(subnet, family.network):

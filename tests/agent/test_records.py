@@ -39,7 +39,9 @@ def test_what_is_written_is_read_again(node):
 
 @pytest.mark.parametrize(("key", "value"), [
     ("10.5.52.0-24", "["), ("10.5.52.0-24", "[]"), ("10.5.52.0-24", '{"PublicIP": "nonsense"}'), ("nonsense", "{}"),
-    ("10.5.52.1-24", "{}"), ("10.5.52.0-24&10.6.0.0-24", "{}"), ("0.0.0.0-0", "{}"), ("", "{}")])
+    ("10.5.52.1-24", "{}"), ("10.5.52.0-24&10.6.0.0-24", "{}"), ("0.0.0.0-0", "{}"), ("", "{}"),
+    ("10.5.52.0-24", "[" * 100000),
+    ("10.5.52.0-24", '{"PublicIP": "2001:db8::7"}'), ("10.5.52.0-24", '{"PublicIPv6": "192.0.2.7"}')])
 def test_a_damaged_record_is_a_value_error(key, value):
     with pytest.raises(ValueError):
         records.read(key, value)

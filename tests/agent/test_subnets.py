@@ -1,6 +1,7 @@
 """The choice of a node's subnets."""
 
-from ipaddress import ip_network
+from dataclasses import replace
+from ipaddress import ip_address, ip_network
 
 import pytest
 from hypothesis import given
@@ -74,6 +75,17 @@ def test_a_node_whose_subnet_cannot_be_true_is_left_out(others, left_out):
     found, skipped = subnets.usable(CONF, ME, [ME, *others])
     assert skipped == left_out
     assert [each.name for each in found] == sorted({each.name for each in others} - left_out.keys())
+
+
+def test_a_former_record_of_this_node_is_left_out():
+    """After a change of SubnetLen the former record lasts a day. Its packets went through the node's own tunnel end, to
+    itself, until their TTL ended."""
+    public = {4: ip_address("192.0.2.1")}
+    me, former = replace(ME, public=public), replace(node("10.0.64.0-20", "10.0.64.0/20"), public=public)
+    found, skipped = subnets.usable(CONF, me, [me, former, replace(node("a", "10.0.1.0/24"), public={
+        4: ip_address("192.0.2.2")})])
+    assert [each.name for each in found] == ["a"]
+    assert skipped == {"10.0.64.0-20": "it has this node's address 192.0.2.1: a former record of this node"}
 
 
 @given(st.lists(st.tuples(st.integers(0, 255), st.sampled_from([20, 22, 24, 26])), max_size=20))

@@ -129,6 +129,8 @@ def read_all(folder: str) -> Iterator[Attachment]:
 def read(document: Any) -> Attachment:
     """Raises ValueError, TypeError, KeyError."""
     network, container, ifname = map(str, document["id"])
+    if not isinstance(document["labels"], dict):
+        raise TypeError("labels: expected an object")
     labels = {str(key): str(value) for key, value in document["labels"].items()}
     return Attachment((network, container, ifname), str(document["pod"]), labels,
                       tuple(map(address.read_ip, document["addresses"])))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from fastcni.agent.policy.evaluate import Cluster
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 GROUP = "networking.k8s.io/"
 ENDINGS = (".json", ".yaml", ".yml")
+RETRY_S = 1.0                   # while the folder is away
 
 
 def read_cluster(folder: str) -> Cluster:
@@ -112,7 +114,8 @@ class Files:
     """Keeps a Compiler as the files say. Pods from elsewhere, as those of ADDs, stay. complete: see Kubernetes.
 
     A file that cannot be read is as it was before: a mistake opens no pod. If it was never read, the documents without
-    a mistake count, and a policy with one allows nothing. errors: {path: text} of these.
+    a mistake count, and a policy with one allows nothing. While the folder is away all stays as it was. errors: {path:
+    text} of these. due: when to call attend() without a change, in monotonic seconds.
     """
 
     complete = True
@@ -122,8 +125,9 @@ class Files:
         self._files: dict[str, Cluster] = {}    # as they were last read without an error
         self._own = Cluster()
         self._changes = FolderChanges()
+        self.due = float("inf")
         try:
-            self.attend()
+            self._read()
         except OSError:
             self.close()
             raise
@@ -136,8 +140,15 @@ class Files:
         self._changes.close()
 
     def attend(self) -> None:
-        """Read the files, and change the Compiler by what differs. Raises OSError if the folder cannot be read; then
-        nothing changes, and the caller calls again later."""
+        """Read the files, and change the Compiler by what differs. If the folder cannot be read, nothing changes."""
+        self.due = float("inf")
+        try:
+            self._read()
+        except OSError as e:            # without the folder there are no notifications of it
+            self.errors = {self.folder: f"{self.folder}: {e.strerror}; the policies stay as they were"}
+            self.due = monotonic() + RETRY_S
+
+    def _read(self):
         self._changes.discard()
         self._changes.add(self.folder)          # it may have been made again; before the files are read
         new, good, self.errors = Cluster(), {}, {}

@@ -32,6 +32,7 @@ class Kubernetes:
     asked, "" if it can.
     """
 
+    due = float("inf")              # see Files
     def __init__(self, api: Api, compiler: Compiler) -> None:
         self.api, self.compiler = api, compiler
         self.errors: dict[tuple[str, str], str] = {}
@@ -57,6 +58,8 @@ class Kubernetes:
         self._stop.set()
         self.api.close()
         self._thread.join(RETRY_S)
+        if not self._thread.is_alive():         # else it may still use the descriptor
+            self._wakeup.close()
 
     def fileno(self) -> int:
         """The descriptor to wait on for attend()."""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def allows(state: State, it: Connection) -> bool:
     """Whether the first packet of a connection is accepted."""
     version = VERSIONS[len(it.source)]
-    if bytes(map(and_, it.destination, LINK_LOCAL_MASK)) in state.elements[LINK]:
+    if any(bytes(map(and_, packed, LINK_LOCAL_MASK)) in state.elements[LINK] for packed in (it.source, it.destination)):
         return False
     if concat(it.source, it.destination) in state.elements[f"self{version}"]:
         return True

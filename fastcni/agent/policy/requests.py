@@ -115,7 +115,7 @@ class Requests:
         elif caller.data.endswith(b"\n") and caller.asked is None:
             try:
                 caller.asked = json.loads(caller.data)
-            except ValueError:
+            except (ValueError, RecursionError):
                 self._reply(caller, {"error": "the request is no JSON"})
                 return
             caller.until = monotonic() + IDLE_S

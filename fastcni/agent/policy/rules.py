@@ -4,6 +4,8 @@
         type filter hook forward priority filter; policy accept;
         ip6 hoplimit 255 icmpv6 type 133-137 accept                 (neighbours, between ports of a bridge)
         ip6 daddr & ffc0:: @link6 drop
+        icmpv6 type 130-143 ip6 saddr & ffc0:: @link6 accept        (groups of multicast)
+        ip6 saddr & ffc0:: @link6 drop
         ct state established,related accept
         ip saddr . ip daddr @self4 accept                           (a pod, through a service, to itself)
         tcp flags & (fin | syn | rst | ack) != syn jump midstream
@@ -34,10 +36,11 @@ For each element and rule that leads to a chain, the kernel checks all chains fo
 answer, elements that lead to the chain replace them (engine.py). Numbers instead of chains in in4 and out4, and a
 second map from numbers to chains, are as fast, but nft 1.0.6 aborts when it lists such a rule.
 
-Packets to link-local addresses (fe80::/10) go between ports of a bridge, never through a router. No record says which
-pod has such an address. So they are dropped, known connections too, while a policy restricts a pod of the node: then
-fe80:: is in link6. A packet with hop limit 255 comes from the link, as RFC 4861 demands of neighbour discovery: routers
-decrement it before this hook. Without it pods could send data to anywhere in messages of these types.
+Packets from and to link-local addresses (fe80::/10) go between ports of a bridge, never through a router. No record
+says which pod has such an address. So they are dropped, known connections too, while a policy restricts a pod of the
+node: then fe80:: is in link6. Reports of multicast groups (RFC 3810) pass, or a bridge would forget who listens. A
+packet with hop limit 255 comes from the link, as RFC 4861 demands of neighbour discovery: routers decrement it before
+this hook. Without it pods could send data to anywhere in messages of these types.
 
 A TCP packet that belongs to no known connection and does not begin one is dropped at isolated pods. Otherwise conntrack
 would take the answer on a connection that was cut for the first packet of another one, in the other direction.
@@ -89,15 +92,22 @@ FIN_SYN_RST_ACK, SYN = b"\x17", b"\x02"
 NEW = (1 << 3).to_bytes(4, nft.ORDER)   # NF_CT_STATE_BIT(IP_CT_NEW)
 ON_LINK = b"\xff"                # hop limit 255
 ROUTER_SOLICIT, REDIRECT = b"\x85", b"\x89"             # ICMPv6 133 to 137, RFC 4861
+MLD_QUERY, MLD2_REPORT = b"\x82", b"\x8f"               # 130 to 143, no echo and no error among them
 
 
 def permanent_rules() -> Iterator[tuple[str, Rule]]:
     """(chain, rule) of the chains that are always there."""
     neighbours = (meta(NFT_META_L4PROTO), compare(bytes((IPPROTO_ICMPV6,))), payload(IP6_HOP_LIMIT), compare(ON_LINK),
                   payload(nft_rules.ICMPV6_TYPE), between(ROUTER_SOLICIT, REDIRECT), accept())
+    reports = (meta(NFT_META_L4PROTO), compare(bytes((IPPROTO_ICMPV6,))), payload(nft_rules.ICMPV6_TYPE),
+               between(MLD_QUERY, MLD2_REPORT))
+    from_link, to_link = ((*address(16), mask(LINK_LOCAL_MASK), in_set(LINK, SET_ID))
+                          for address in (nft_rules.saddr, nft_rules.daddr))
     known = (*nft_rules.established_or_related(), accept())
     yield EGRESS_CHAIN, neighbours
-    yield EGRESS_CHAIN, (*nft_rules.daddr(16), mask(LINK_LOCAL_MASK), in_set(LINK, SET_ID), drop())
+    yield EGRESS_CHAIN, (*to_link, drop())
+    yield EGRESS_CHAIN, (*reports, *from_link, accept())
+    yield EGRESS_CHAIN, (*from_link, drop())
     yield EGRESS_CHAIN, known
     yield INGRESS_CHAIN, known
     yield INGRESS_CHAIN, neighbours

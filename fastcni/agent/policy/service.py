@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import select
 from collections.abc import Callable
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from time import monotonic
 from typing import TYPE_CHECKING, Any
@@ -79,17 +80,20 @@ class Policies:
         self.compiler = AttachedCompiler("" if settings.folder else settings.node)
         for each in attached.read_all(settings.state):
             self.compiler.attach(each)
-        self.engine = Engine(self.compiler)
-        self.source = self._open_source()
-        self.events = wire.open_socket(uapi.NETLINK_NETFILTER, groups=(uapi.NFNLGRP_NFTABLES,))
-        wire.set_buffer_size(self.events, EVENT_BYTES)
-        try:
-            self.requests = Requests(settings.socket, self._answer)
-        except ListenError as e:
-            raise ConfigurationError(str(e)) from None
-        self.poll = select.epoll()
-        for waited_for in (self.source, self.events, self.requests, self.engine.flows):
-            self.poll.register(waited_for.fileno(), select.EPOLLIN)
+        with ExitStack() as opened:             # the caller tries again after an error
+            self.engine = opened.enter_context(closing(Engine(self.compiler)))
+            self.events = opened.enter_context(closing(wire.open_socket(uapi.NETLINK_NETFILTER,
+                                                                        groups=(uapi.NFNLGRP_NFTABLES,))))
+            wire.set_buffer_size(self.events, EVENT_BYTES)
+            try:
+                self.requests = opened.enter_context(closing(Requests(settings.socket, self._answer)))
+            except ListenError as e:
+                raise ConfigurationError(str(e)) from None
+            self.source = opened.enter_context(closing(self._open_source()))
+            self.poll = opened.enter_context(closing(select.epoll()))
+            for waited_for in (self.source, self.events, self.requests, self.engine.flows):
+                self.poll.register(waited_for.fileno(), select.EPOLLIN)
+            opened.pop_all()
         self._tell_errors()
 
     def _open_source(self) -> Files | Kubernetes:
@@ -115,7 +119,7 @@ class Policies:
 
     def attend(self) -> None:
         """Take what the source says, write what has changed, cut what is no longer allowed, answer requests."""
-        if self.source.fileno() in [fd for fd, _ in self.poll.poll(0)]:
+        if self.source.fileno() in [fd for fd, _ in self.poll.poll(0)] or monotonic() >= self.source.due:
             self.source.attend()
             self._tell_errors()
         wire.drain(self.events, self._note, self._note_dropped, own=self.engine.rules.port)
@@ -123,6 +127,7 @@ class Policies:
         self.requests.attend()
         self._try(self._write)                  # the rules of the pods that these requests have closed
         self._try(self._cut)
+        self.due = min(self.due, self.source.due)
         if self.requests.waiting:
             self.due = min(self.due, monotonic() + LOOK_S)
 

@@ -15,11 +15,12 @@ from __future__ import annotations
 
 import json
 import time
-from ipaddress import ip_address, ip_network
+from ipaddress import ip_network
 from typing import TYPE_CHECKING, Any
 
 from fastcni.agent import conf as confs
 from fastcni.agent.contract import ConfigurationError, Node, SubnetLost
+from fastcni.agent.registries.records import read_address, read_json
 from fastcni.agent.subnets import within
 from fastcni.kit.ipam.cluster.contract import StoreAway
 from fastcni.kit.ipam.cluster.stores.kubernetes_api import Conflict, Expired, Missing, open_api
@@ -107,8 +108,14 @@ class Kubernetes:
 
     def _overwrites(self, document: Object) -> dict[int, Address]:
         notes = document["metadata"].get("annotations") or {}
-        return {family: ip_address(notes[key]) for family, name in PUBLIC.items()
-                if notes.get(key := f"{self.prefix}/{name}{OVERWRITE}")}
+        found = {}
+        for family, name in PUBLIC.items():
+            if text := notes.get(key := f"{self.prefix}/{name}{OVERWRITE}"):
+                try:
+                    found[family] = read_address(text, family)
+                except ValueError as e:
+                    raise ConfigurationError(f'annotation {key} of node "{self.node}": {e}') from None
+        return found
 
     def _annotations(self, me: Node) -> dict[str, str]:
         found = {"kube-subnet-manager": "true", "backend-type": me.backend}
@@ -175,10 +182,10 @@ class Kubernetes:
         if notes.get(f"{self.prefix}/kube-subnet-manager") != "true":
             return None
         try:
-            public = {family: ip_address(text) for family, each in PUBLIC.items()
+            public = {family: read_address(text, family) for family, each in PUBLIC.items()
                       if (text := notes.get(f"{self.prefix}/{each}"))}
             data = {family: found for family, each in DATA.items()
-                    if isinstance(found := json.loads(notes.get(f"{self.prefix}/{each}") or "null"), dict)}
+                    if isinstance(found := read_json(notes.get(f"{self.prefix}/{each}") or "null"), dict)}
             node = Node(name, read_subnets(document), public, notes.get(f"{self.prefix}/backend-type", ""), data)
         except ValueError as e:
             if self.unreadable.get(name) != str(e):

@@ -16,6 +16,7 @@ from fastcni.agent.contract import Node
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from typing import Any
 
     from fastcni.agent.contract import Address, Prefix
 
@@ -39,7 +40,7 @@ def value_of(node: Node) -> str:
 
 def read(key: str, value: str) -> Node:
     """The Node of a key's last part and its value; its name is that part. Raises ValueError."""
-    document = json.loads(value)
+    document = read_json(value)
     if not isinstance(document, dict):
         raise ValueError("not a JSON object")
     data = {family: document[name] for family, name in DATA.items() if isinstance(document.get(name), dict)}
@@ -57,7 +58,23 @@ def read_public(document: Mapping[str, object]) -> list[tuple[int, Address]]:
     found = []
     for family, name in PUBLIC.items():
         if text := document.get(name):
-            address = ip_address(str(text))
+            address = read_address(str(text), family)
             if int(address):
                 found.append((family, address))
+    return found
+
+
+def read_json(text: str) -> Any:
+    """Raises ValueError, also for what is nested so deep that the parser gives up."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("nested too deep") from None
+
+
+def read_address(text: str, family: int) -> Address:
+    """Raises ValueError."""
+    found = ip_address(text)
+    if found.version != family:
+        raise ValueError(f"expected an IPv{family} address, got {text}")
     return found

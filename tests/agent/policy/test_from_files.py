@@ -55,11 +55,14 @@ def test_a_folder_that_is_made_again_is_watched_again(folder):
     files = Files(str(folder), it)
     try:
         shutil.rmtree(folder)
-        with pytest.raises(FileNotFoundError):
-            files.attend()
+        files.attend()
+        assert files.errors == {
+            str(folder): f"{folder}: No such file or directory; the policies stay as they were"}
+        assert files.due < float("inf")
         assert it.state.elements["in4"], "the policies stay meanwhile"
         folder.mkdir()
         files.attend()
+        assert not files.errors and files.due == float("inf")
         assert not it.state.elements["in4"]
         assert not select.select([files], [], [], 0)[0]
         (folder / "policies.yaml").write_text(POLICIES)

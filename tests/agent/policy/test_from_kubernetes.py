@@ -1,5 +1,6 @@
 """The Kubernetes API as a source, by an API whose lists and watches the test gives."""
 
+import os
 import queue
 import select
 import time
@@ -59,6 +60,15 @@ def wait(it, condition):
         assert time.monotonic() < until
         select.select([it], [], [], 0.1)
         it.attend()
+
+
+def test_a_source_that_is_closed_leaves_no_descriptor():
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(2):
+        it = Kubernetes(FakeApi(), Compiler())
+        it.start()
+        it.close()
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_lists_then_changes(source):

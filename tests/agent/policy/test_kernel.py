@@ -200,6 +200,31 @@ def test_a_restricted_pod_is_not_reached_by_its_link_local_address(policed):
         socket.create_connection((to_b, 80), timeout=10).close()
 
 
+def test_a_restricted_pod_sends_nothing_from_its_link_local_address(policed):
+    """Each process may send from it. Pods on the same bridge got datagrams past the sender's policies."""
+    client, server = (policed.node.names[name] for name in "ab")
+    batch(client, "address add fe80::a/64 dev eth0 nodad")
+
+    def arrives():
+        with Inside(server), socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as receiver:
+            receiver.bind((ADDRESSES["b"][1], 5353))
+            receiver.settimeout(0.15)
+            with Inside(client), socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as sender:
+                sender.bind(("fe80::a", 0, 0, socket.if_nametoindex("eth0")))
+                sender.sendto(b"x", (ADDRESSES["b"][1], 5353))
+            try:
+                return receiver.recvfrom(10)[1][0].startswith("fe80::a")
+            except TimeoutError:
+                return False
+
+    assert arrives()
+    policed.put({"podSelector": app("a"), "policyTypes": ["Egress"]}, labels={"a": {"app": "a"}})
+    assert not arrives()
+    policed.compiler.delete_policy("default/p0")
+    policed.rules.write(policed.compiler.take())
+    assert arrives()
+
+
 def test_neighbour_discovery_passes_on_the_link_only(policed):
     """Routers decrement the hop limit of 255."""
     asked = {("a", ADDRESSES[name][1], TCP, 80) for name in "bd"}

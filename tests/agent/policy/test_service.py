@@ -10,6 +10,7 @@ import pytest
 import structlog
 from agent.policy.pods import ADDRESSES, TCP, Node
 
+from fastcni.agent.contract import ConfigurationError
 from fastcni.agent.policy import service
 from fastcni.agent.policy.objects import Pod
 from fastcni.agent.policy.ruleset import TABLE, see_bridged_traffic
@@ -208,6 +209,8 @@ def test_a_damaged_file_of_a_pod_is_no_obstacle(running, tmp_path):
     running.add("a")
     running.stop()
     (tmp_path / "pods" / "net@x@eth0.json").write_text('{"id": ["net"')
+    (tmp_path / "pods" / "net@y@eth0.json").write_text(
+        '{"id": ["net", "y", "eth0"], "pod": "default/y", "labels": [], "addresses": []}')
     running.start()
     assert len(running.it.compiler.attachments) == 1
 
@@ -264,10 +267,40 @@ def test_a_file_that_cannot_be_read_is_named_once(running):
     assert running.events().count("policy_unreadable") == 1
 
 
+def test_policies_stay_while_their_folder_is_away(running):
+    """That ended the agent; the next one made an empty folder, and opened all pods."""
+    running.write(WEB_ONLY)
+    running.add("b", app="db")
+    assert eventually(lambda: running.it.figures()["policies"] == 1)
+    running.folder.rename(running.folder.with_name("away"))
+    assert eventually(lambda: "policy_unreadable" in running.events())
+    running.call("CHECK", "b", "K8S_POD_NAME=b")
+    assert running.it.figures()["policies"] == 1
+    running.folder.mkdir()
+    running.write(WEB_ONLY, {"kind": "NetworkPolicy", "metadata": {"name": "two"}, "spec": DB})
+    assert eventually(lambda: running.it.figures()["policies"] == 2)
+    assert running.events().count("policy_unreadable") == 1
+
+
+def test_an_attempt_to_start_that_fails_leaves_nothing_open(running):
+    """Another agent has the socket. Each attempt, one in five seconds, left descriptors, and threads that watch the API
+    server."""
+    def attempt():
+        with pytest.raises(ConfigurationError):
+            Policies(Settings(api=Api, socket=running.settings.socket, state=running.settings.state), running.it.log)
+        return threading.active_count(), len(os.listdir("/proc/self/fd"))
+
+    first = attempt()
+    assert eventually(lambda: attempt() <= first, 5), (first, attempt())
+    assert attempt() <= first
+
+
 def test_a_bad_request_is_answered(running):
     from fastcni.kit import policies
 
-    for request in ({"do": "protect", "id": [1]}, {"do": "nonsense"}, {}, []):
+    protect = {"do": "protect", "id": ["net", "c", "eth0"], "pod": "default/a", "uid": "", "addresses": ["10.0.0.1"]}
+    for request in ({"do": "protect", "id": [1]}, {"do": "nonsense"}, {}, [], {**protect, "labels": []},
+                    {**protect, "labels": {}, "pod": []}, {"do": "check", "id": [[]]}):
         with pytest.raises(CniError, match="cannot be read"):
             policies.ask(running.settings.socket, request)
 

@@ -1,6 +1,7 @@
 """Kubernetes as the registry, against the API mock: podCIDRs, flannel's annotations, the Node's condition."""
 
 import json
+import re
 import threading
 from ipaddress import ip_address, ip_network
 
@@ -97,6 +98,37 @@ def test_a_node_without_a_pod_cidr_is_an_error_that_names_it(server, registry):
         one.join(one.conf(), ME)
     with pytest.raises(ConfigurationError, match='no Node "n9"'):
         registry("n9").join(one.conf(), ME)
+
+
+@pytest.mark.parametrize(("notes", "message"), [
+    ({"public-ip-overwrite": "nonsense"}, 'annotation flannel.alpha.coreos.com/public-ip-overwrite of node "n1": '
+                                          "'nonsense' does not appear to be an IPv4 or IPv6 address"),
+    ({"public-ip-overwrite": "2001:db8::7"}, "expected an IPv4 address, got 2001:db8::7"),
+    ({"public-ipv6-overwrite": "192.0.2.7"}, "expected an IPv6 address, got 192.0.2.7")])
+def test_an_operators_wrong_address_is_an_error_that_names_the_annotation(server, registry, notes, message):
+    """It ended the agent with a traceback."""
+    server.do(lambda api: api.put("nodes", node_object(1, **notes)))
+    one = registry()
+    with pytest.raises(ConfigurationError, match=re.escape(message)):
+        one.join(one.conf(), ME)
+
+
+def test_a_node_with_damaged_annotations_is_left_out_and_named(server, registry):
+    """The one with nested brackets ended the agents of all other nodes."""
+    damaged = [{"backend-data": "[" * 100000}, {"public-ip": "nonsense"}, {"public-ip": "2001:db8::7"}]
+    for number, notes in enumerate(damaged, 3):
+        server.do(lambda api, number=number, notes=notes: api.put("nodes", node_object(
+            number, **{"kube-subnet-manager": "true", **notes})))
+    one, lists, stop = registry(), [], threading.Event()
+    watching = threading.Thread(target=one.watch, args=(lists.append, stop.is_set))
+    watching.start()
+    try:
+        assert eventually(lambda: lists or not watching.is_alive())
+        assert [lists, [each["key"] for each in one.events]] == [[[]], ["n3", "n4", "n5"]]
+    finally:
+        stop.set()
+        one.close()
+        watching.join()
 
 
 def test_other_pod_cidrs_are_a_lost_subnet(server, registry):
