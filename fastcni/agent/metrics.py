@@ -45,8 +45,9 @@ class AgentCollector(Collector):
         for event in EVENTS:
             warnings.add_metric([event], self.events[event])
         yield warnings
+        found = self.agent.figures() if self.agent else dict.fromkeys(GAUGES, 0)
         for name, text in GAUGES.items():
-            yield GaugeMetricFamily(f"fastcni_agent_{name}", text, self.agent.gauges[name] if self.agent else 0)
+            yield GaugeMetricFamily(f"fastcni_agent_{name}", text, found[name])
         if self.agent and self.agent.policies:
             figures = self.agent.policies.figures()
             for name, text in POLICY_GAUGES.items():

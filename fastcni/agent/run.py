@@ -22,13 +22,14 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from fastcni.agent import files, subnets
+from fastcni.agent import files
 from fastcni.agent.backends import open_backend
 from fastcni.agent.bgp import Bgp
 from fastcni.agent.bgp import Settings as BgpSettings
 from fastcni.agent.contract import ConfigurationError, Node, NoSubnetLeft, State, SubnetLost
 from fastcni.agent.keeper import Keeper
 from fastcni.agent.masquerade import Masquerade
+from fastcni.agent.network import FIGURES, Network, text
 from fastcni.agent.policy.ruleset import Ruleset
 from fastcni.agent.policy.service import Policies
 from fastcni.agent.policy.service import Settings as PolicySettings
@@ -85,7 +86,8 @@ class Agent:
         self.fault: BaseException | None = None             # of a thread
         self.bgp = Bgp(options.bgp, log) if options.bgp else None
         self.policies: Policies | None = None
-        self.gauges = {"nodes": 0, "skipped": 0, "routes": 0, "ready": 0}       # for metrics.py
+        self.network: Network | None = None
+        self.ready = False                                  # pods may be made
 
     def stop(self) -> None:
         """End run() soon."""
@@ -94,6 +96,11 @@ class Agent:
         self.announce_now.set()
         self.wakeup.wake()
         self.policies_wakeup.wake()
+
+    def figures(self) -> dict[str, int]:
+        """For metrics.py."""
+        found = self.network.figures if self.network else dict.fromkeys(FIGURES, 0)
+        return {**found, "ready": int(self.ready)}
 
     def close(self) -> None:
         """After run(): free what stop() needs."""
@@ -123,19 +130,18 @@ class Agent:
         if joined is None:
             return
         conf, backend, me = joined
-        self.log.info("joined", subnets=" ".join(map(str, me.subnets.values())), backend=backend.name,
-                      public=" ".join(map(str, me.public.values())), mtu=backend.mtu())
-        keeper, masquerade = Keeper(self.log), Masquerade(self.log)
+        self.log.info("joined", subnets=text(me.subnets), backend=backend.name, public=text(me.public),
+                      mtu=backend.mtu())
+        self.network = network = Network(conf, backend, me, self.log)
         # Requests to the registry and to BGP's engine may take long; the kernel's announcements do not wait for them.
         self._start(self.registry.watch, self._changed, self.stopped.is_set)
         self._start(self._renew_until_stop, conf, me)
         if self.bgp:
             self._start(self._announce_until_stop, self.bgp)
         try:
-            self._keep(conf, backend, me, keeper, masquerade)
+            self._keep(network)
         finally:
-            keeper.close()
-            masquerade.close()
+            network.close()
 
     def leave(self) -> None:
         """Take the node out of the network: remove the record, and what the agent has made in the kernel. Raises
@@ -154,7 +160,7 @@ class Agent:
         for path in (self.options.subnet_file, self.options.conflist):
             if path and files.is_ours(path):
                 os.unlink(path)
-        self.log.info("left", subnets=" ".join(map(str, mine.subnets.values())))
+        self.log.info("left", subnets=text(mine.subnets))
 
     # -- joining -------------------------------------------------------------------------------------------------------
 
@@ -191,65 +197,42 @@ class Agent:
 
     # -- keeping -------------------------------------------------------------------------------------------------------
 
-    def _keep(self, conf: NetworkConf, backend: Backend, me: Node, keeper: Keeper, masquerade: Masquerade) -> None:
-        skipped: dict[str, str] = {}
-        nodes: Collection[Node] | None = None               # the last list
-        waits: dict[int, Callable[[], object]] = {
-            self.wakeup.fileno(): self.wakeup.clear, keeper.fileno(): keeper.attend,
-            masquerade.fileno(): masquerade.attend}
-        written = False                                     # whether the kernel has what `nodes` and `me` say
+    def _keep(self, network: Network) -> None:
         poll = select.poll()
-        for fd in waits:
+        for fd in (self.wakeup.fileno(), network.fileno()):
             poll.register(fd, select.POLLIN)
         while not self.stopped.is_set():
-            for fd, _ in poll.poll(milliseconds(min(each.due or FOREVER for each in (keeper, masquerade)))):
-                waits[fd]()
-            for each in (keeper, masquerade):
-                if each.due and monotonic() >= each.due:
-                    each.attend()
+            if self.wakeup.fileno() in [fd for fd, _ in poll.poll(milliseconds(network.due))]:
+                self.wakeup.clear()
+            network.attend()
             while self.rejoined:
-                found = self.rejoined.popleft()
-                if found.subnets != me.subnets:
-                    self.log.error("subnet_changed", former=" ".join(map(str, me.subnets.values())),
-                                   subnets=" ".join(map(str, found.subnets.values())))
-                    me, self.gauges["ready"] = found, 0     # pods that are made from now on get the new one
-                    written = False
+                if network.move(self.rejoined.popleft()):
+                    self.ready = False
             if self.nodes:
-                nodes, written = self.nodes.pop(), False
-            if nodes is not None and not written:
-                others, left_out = subnets.usable(conf, me, nodes)
-                state = backend.state(me, others)
-                keeper.set(state)
-                written = True
-                skipped = self._tell_skipped({**left_out, **state.skipped}, skipped)
-                self.gauges |= {"nodes": len(others), "skipped": len(skipped), "routes": len(state.routes)}
-                self.log.info("nodes", count=len(others), routes=len(state.routes))
-                if not any(is_same(node, me) for node in nodes):
-                    self.renew_now.set()                    # the record is gone, or is another's
-            if written and not self.gauges["ready"] and self._policies_are_ready():
-                self._begin(conf, backend, me, masquerade)
+                network.take(self.nodes.pop())
+            if not network.written:
+                network.write()
+                if network.written and not network.has_record():
+                    self.renew_now.set()                    # it is gone, or another node has its place
+            if network.written and not self.ready and self._policies_are_ready():
+                self._begin(network)
 
-    def _begin(self, conf: NetworkConf, backend: Backend, me: Node, masquerade: Masquerade) -> None:
+    def _begin(self, network: Network) -> None:
         """What follows when the other nodes can be reached and policies are in force: pods may be made."""
+        conf, me, options = network.conf, network.me, self.options
         for family in conf.families:
             sysctl.ensure(SYSCTLS[4 if family == 4 else 16], "1")
-        if self.options.masquerade:
-            masquerade.set(conf, me.subnets)
+        if options.masquerade:
+            network.masquerade.set(conf, me.subnets)
         if self.bgp:
             self.bgp.announce(me.subnets.values(), me.public.get(4))
             self.announce_now.set()
-        files.write_subnet(self.options.subnet_file, conf, me, backend.mtu(), self.options.masquerade)
-        if self.options.conflist and not files.write_conflist(self.options.conflist, bool(self.options.policies)):
-            self.log.warning("conflist_kept", path=self.options.conflist, why="it is another one than the agent's")
-        self.gauges["ready"] = 1
+        files.write_subnet(options.subnet_file, conf, me, network.backend.mtu(), options.masquerade)
+        if options.conflist and not files.write_conflist(options.conflist, bool(options.policies)):
+            self.log.warning("conflist_kept", path=options.conflist, why="it is another one than the agent's")
+        self.ready = True
         self.renew_now.set()
         self.tell_ready()
-
-    def _tell_skipped(self, skipped: Any, before: dict[str, str]) -> dict[str, str]:
-        for name, why in skipped.items():
-            if before.get(name) != why:
-                self.log.warning("node_skipped", node=name, why=why)
-        return dict(skipped)
 
     # -- in threads of their own ---------------------------------------------------------------------------------------
 
@@ -273,7 +256,7 @@ class Agent:
         while not self.stopped.is_set():
             try:
                 seconds = self.registry.keep(me)
-                if self.gauges["ready"] and not told:
+                if self.ready and not told:
                     self.registry.ready(me)
                     told = True
                 self.problems.pop(threading.get_ident(), None)
@@ -337,9 +320,3 @@ def remove_policies() -> bool:
         return rules.remove()
     finally:
         rules.close()
-
-
-def is_same(node: Node, me: Node) -> bool:
-    """Whether a record of the registry is this node's, as it was written."""
-    return node.name == me.name and any(me.public.get(family) == address for family, address in node.public.items())
-

@@ -8,6 +8,7 @@ from ipaddress import ip_address, ip_network
 import structlog
 from agent.nodes import conf, record
 
+from fastcni.agent import network
 from fastcni.agent.contract import State
 from fastcni.agent.run import Agent, Options
 from fastcni.server.wakeup import Wakeup
@@ -27,6 +28,9 @@ class StubKeeper:
     def set(self, *_):
         pass
 
+    def close(self):
+        self.wakeup.close()
+
 
 class StubBackend:
     name = "vxlan"
@@ -42,7 +46,7 @@ class StubBackend:
         return 1450
 
 
-def test_a_list_that_comes_while_the_subnet_changes_is_not_lost(tmp_path):
+def test_a_list_that_comes_while_the_subnet_changes_is_not_lost(tmp_path, monkeypatch):
     """The list before it took its place, until the next change of a node."""
     (tmp_path / "nodes.json").write_text(json.dumps({}))
     hooks = {}
@@ -54,24 +58,26 @@ def test_a_list_that_comes_while_the_subnet_changes_is_not_lost(tmp_path):
     settings = {"path": str(tmp_path / "nodes.json"), "name": "node-1"}
     agent = Agent(Options("static", settings, subnet_file=str(tmp_path / "env"), conflist=""),
                   structlog.wrap_logger(None, processors=[note]))
-    me, backend, stubs = record(1, "vxlan", {}), StubBackend(), (StubKeeper(), StubKeeper())
+    me, backend = record(1, "vxlan", {}), StubBackend()
+    for name in ("Keeper", "Masquerade"):
+        monkeypatch.setattr(network, name, lambda log: StubKeeper())
     moved = replace(me, subnets={4: ip_network("10.244.9.0/24")})
     two, three = (replace(record(number, "vxlan", {}), public={4: ip_address(f"192.0.2.{number}")})
                   for number in (2, 3))
-    agent._begin = lambda *_: agent.gauges.update(ready=1)
+    agent._begin = lambda *_: setattr(agent, "ready", True)
     hooks["subnet_changed"] = lambda: agent._changed([moved, two, three])        # as the thread that watches does
     agent._changed([me, two])
-    thread = threading.Thread(target=agent._keep, args=(conf(), backend, me, *stubs))
+    agent.network = it = network.Network(conf(), backend, me, agent.log)
+    thread = threading.Thread(target=agent._keep, args=(it,))
     thread.start()
     try:
         assert eventually(lambda: backend.written == [("10.244.1.0/24", ["node-2"])])
         agent.rejoined.append(moved)
         agent.wakeup.wake()
         assert eventually(lambda: backend.written[-1] == ("10.244.9.0/24", ["node-2", "node-3"]), 5), backend.written
-        assert eventually(lambda: agent.gauges["ready"])
+        assert eventually(lambda: agent.figures() == {"nodes": 2, "skipped": 0, "routes": 0, "ready": 1})
     finally:
         agent.stop()
         thread.join()
         agent.close()
-        for stub in stubs:
-            stub.wakeup.close()
+        it.close()

@@ -33,6 +33,7 @@ class Kubernetes:
     """
 
     due = float("inf")              # see Files
+
     def __init__(self, api: Api, compiler: Compiler) -> None:
         self.api, self.compiler = api, compiler
         self.errors: dict[tuple[str, str], str] = {}

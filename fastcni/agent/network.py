@@ -1,0 +1,104 @@
+"""The node's part of the network in the kernel: links, entries and rules as its own record and those of others say."""
+
+from __future__ import annotations
+
+import select
+from contextlib import ExitStack, closing
+from typing import TYPE_CHECKING
+
+from fastcni.agent import subnets
+from fastcni.agent.keeper import Keeper
+from fastcni.agent.masquerade import Masquerade
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+    from fastcni.agent.contract import Backend, NetworkConf, Node
+    from fastcni.server.log import Logger
+
+
+FIGURES = ("nodes", "skipped", "routes")
+
+
+class Network:
+    """Made in a thread that is in the node's namespace; the same thread calls all methods. Raises OSError.
+
+    me: this node's record. written: whether the kernel has what `me` and the last list of nodes say. figures: for
+    metrics.py.
+    """
+
+    def __init__(self, conf: NetworkConf, backend: Backend, me: Node, log: Logger) -> None:
+        self.conf, self.backend, self.me, self.log = conf, backend, me, log
+        self.written = False
+        self.figures = dict.fromkeys(FIGURES, 0)
+        self._nodes: Collection[Node] | None = None         # the last list; None: there was none
+        self._skipped: dict[str, str] = {}
+        with ExitStack() as opened:
+            self.keeper = opened.enter_context(closing(Keeper(log)))
+            self.masquerade = opened.enter_context(closing(Masquerade(log)))
+            self._poll = opened.enter_context(closing(select.epoll()))
+            for each in (self.keeper, self.masquerade):
+                self._poll.register(each.fileno(), select.EPOLLIN)
+            self._opened = opened.pop_all()
+
+    def close(self) -> None:
+        """Leave the kernel as it is: traffic goes on while the agent is restarted."""
+        self._opened.close()
+
+    def fileno(self) -> int:
+        """The descriptor to wait on for attend()."""
+        return self._poll.fileno()
+
+    @property
+    def due(self) -> float:
+        """When to call attend() without an announcement, in monotonic seconds."""
+        return min(each.due or float("inf") for each in (self.keeper, self.masquerade))
+
+    def attend(self) -> None:
+        """Read the kernel's announcements, and restore what they say is lost."""
+        self.keeper.attend()
+        self.masquerade.attend()
+
+    def take(self, nodes: Collection[Node]) -> None:
+        """Note a list of all nodes, for write()."""
+        self._nodes, self.written = nodes, False
+
+    def move(self, me: Node) -> bool:
+        """Note the record that was taken after the former one was lost. Return whether its subnets are other ones."""
+        if me.subnets == self.me.subnets:
+            return False
+        self.log.error("subnet_changed", former=text(self.me.subnets), subnets=text(me.subnets))
+        self.me, self.written = me, False       # pods that are made from now on get the new subnets
+        return True
+
+    def write(self) -> None:
+        """Let the kernel have what `me` and the last list say. Nothing before the first list."""
+        if self._nodes is None:
+            return
+        others, left_out = subnets.usable(self.conf, self.me, self._nodes)
+        state = self.backend.state(self.me, others)
+        self.keeper.set(state)
+        self.written = True
+        self._tell_skipped({**left_out, **state.skipped})
+        self.figures = {"nodes": len(others), "skipped": len(self._skipped), "routes": len(state.routes)}
+        self.log.info("nodes", count=len(others), routes=len(state.routes))
+
+    def has_record(self) -> bool:
+        """Whether the last list has this node's record, as it was written."""
+        return any(is_same(node, self.me) for node in self._nodes or ())
+
+    def _tell_skipped(self, skipped: Mapping[str, str]) -> None:
+        for name, why in skipped.items():
+            if self._skipped.get(name) != why:
+                self.log.warning("node_skipped", node=name, why=why)
+        self._skipped = dict(skipped)
+
+
+def is_same(node: Node, me: Node) -> bool:
+    """Whether a record of the registry is this node's, as it was written."""
+    return node.name == me.name and any(me.public.get(family) == address for family, address in node.public.items())
+
+
+def text(by_family: Mapping[int, object]) -> str:
+    """Subnets or addresses for the log, without their families."""
+    return " ".join(map(str, by_family.values()))
