@@ -16,6 +16,7 @@ import select
 import statistics
 import tempfile
 import time
+import traceback
 from dataclasses import replace
 
 import pytest
@@ -25,6 +26,7 @@ from fastcni.agent.policy.attached import AttachedCompiler, Attachment
 from fastcni.agent.policy.engine import Engine
 from fastcni.agent.policy.objects import read_pod, read_policy
 from fastcni.agent.policy.service import Policies, Settings
+from fastcni.agent.run import milliseconds
 from fastcni.kit.call.mode import Mode
 from fastcni.kit.call.request import Request
 from fastcni.kit.call.undo import Undo
@@ -149,6 +151,8 @@ class Agent:
                 os.close(stop)
                 self._serve(site, folder, tell_ready)
                 status = 0
+            except BaseException:
+                traceback.print_exc()
             finally:
                 os._exit(status)
         os.close(tell_ready)
@@ -165,8 +169,10 @@ class Agent:
         it.attend()
         os.write(tell_ready, b"1")
         garbage.freeze()                # as the agent does
-        while self.stop_reading not in select.select([it, self.stop_reading], [], [], it.due - time.monotonic()
-                                                     if it.due < float("inf") else None)[0]:
+        poll = select.poll()
+        for fd in (it.fileno(), self.stop_reading):
+            poll.register(fd, select.POLLIN)
+        while self.stop_reading not in [fd for fd, _ in poll.poll(milliseconds(it.due))]:
             it.attend()
         it.close()
 
