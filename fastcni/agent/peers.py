@@ -10,6 +10,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING
 
 from fastcni._netlink import Batch
+from fastcni.agent.batches import Requests
 from fastcni.kernel import genl, uapi, wire, wireguard
 
 if TYPE_CHECKING:
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
     from fastcni.kernel.wireguard import Peer
 
     Peers = Mapping[tuple[int, bytes], Peer]        # by (index of the link, public key)
+
+
+ANSWER_BYTES, REQUEST_BYTES = 16 << 20, 4 << 20       # of ACKs; in one send
 
 
 def peer_of(peer: WireguardPeer) -> Peer:
@@ -56,12 +60,13 @@ def write_peers(have: Peers, want: Peers) -> list[NetlinkError]:
     gone = have.keys() - want.keys()
     if not changed and not gone:
         return []
-    refused = []
+    requests = Requests()
     with closing(wire.open_socket(uapi.NETLINK_GENERIC)) as sock:
+        wire.set_buffer_size(sock, ANSWER_BYTES)
+        wire.set_request_size(sock, REQUEST_BYTES)
         family = genl.family_id(sock, wireguard.FAMILY)
-        for index, key in gone:
-            refused += wire.attempt(sock, wireguard.del_peer(Batch(), family, index, key))[1]
+        for index, key in gone:             # before others get their networks
+            requests.add(wireguard.del_peer, family, index, key)
         for (index, key), (keepalive, allowed, endpoint, preshared) in changed.items():
-            batch = wireguard.put_peer(Batch(), family, index, key, endpoint, sorted(allowed), preshared, keepalive)
-            refused += wire.attempt(sock, batch)[1]
-    return refused
+            requests.add(wireguard.put_peer, family, index, key, endpoint, sorted(allowed), preshared, keepalive)
+        return requests.send(sock)

@@ -2,13 +2,14 @@
 
 import select
 import time
-from base64 import b64decode
+from base64 import b64decode, b64encode
 from contextlib import closing
 from ipaddress import ip_address, ip_network
 
 import pytest
 from agent.nodes import Machine, conf, record
 
+from fastcni.agent.contract import Node
 from fastcni.kernel import uapi, wire
 from fastcni.testing import needs_root
 from fastcni.testing.namespaces import Inside, ip, run
@@ -128,6 +129,27 @@ def test_a_wireguard_peer_is_what_its_record_says_after_a_restart(machines, tmp_
     ip("route", "del", "10.244.0.0/16", netns=one.netns)
     assert eventually(lambda: one.log)
     assert one.peers("flannel-wg").popitem()[1][2][0] == ip_address("192.0.2.2").packed
+
+
+@pytest.mark.needs("wireguard")
+def test_a_thousand_wireguard_peers_are_written_in_one_send(machines, tmp_path, monkeypatch):
+    """Each peer was a send of its own."""
+    (one,) = machines(1)
+    one.open(conf("wireguard"), tmp_path)
+    one.keep()
+    one.set([])
+    others = [Node(f"n{n}", {4: subnet}, {4: ip_address(f"192.0.2.{2 + n % 200}")}, "wireguard",
+                   {4: {"PublicKey": b64encode(n.to_bytes(32, "big")).decode()}})
+              for n, subnet in enumerate(list(ip_network("10.248.0.0/14").subnets(new_prefix=24))[:1000], 1)]
+    sent, real = [], wire.send
+    monkeypatch.setattr(wire, "send", lambda sock, data: (sent.append(len(data)), real(sock, data)))
+    one.set(others)
+    assert len([size for size in sent if size > 100]) == 1         # the others are questions
+    monkeypatch.undo()
+    assert len(one.peers("flannel-wg")) == 1000
+    one.set(others[:1])
+    assert [allowed for _, allowed, _, _ in one.peers("flannel-wg").values()] == [{(bytes((10, 248, 0, 0)), 24)}]
+    assert one.log == []
 
 
 @pytest.mark.needs("wireguard")
