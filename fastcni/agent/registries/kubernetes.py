@@ -163,6 +163,7 @@ class Kubernetes:
         Expired, StoreAway."""
         documents, revision = self.api.list_with_revision(NODES)
         known = {it["metadata"]["name"]: self._read(it) for it in documents}
+        del documents                           # a Node is large, with all its images; 1,000 of them take 100 MB
         yield [node for node in known.values() if node]
         while not stop():
             for kind, document in self.api.watch(NODES, revision, stop):

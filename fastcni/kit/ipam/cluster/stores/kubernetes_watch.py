@@ -25,7 +25,9 @@ def watch_all(api: Api, plurals: tuple[str, ...], tell: Tell, stop: Callable[[],
     """Call tell() for each object that there is, then for each change, one call at a time. Ends when stop() is true;
     raises what one of the watches has raised.
 
-    plurals: of our own kinds; a path as "/api/v1/pods" for others. listed() is called with one of them after each list.
+    plurals: of our own kinds; a path as "/api/v1/pods" for others. Of these, an object that a list no longer has is
+    told with its name only, because all pods of a cluster would take hundreds of megabytes. listed() is called with one
+    of the plurals after each list.
     """
     import threading
 
@@ -81,8 +83,17 @@ def follow(api: Api, plural: str, tell: Tell, stop: Callable[[], bool], listed: 
             continue
 
 
+def is_own(plural: str) -> bool:
+    return not plural.startswith("/")
+
+
 def path_of(plural: str) -> str:
-    return plural if plural.startswith("/") else f"{BASE}/{plural}"
+    return f"{BASE}/{plural}" if is_own(plural) else plural
+
+
+def named(document: Object) -> Object:
+    """An object without anything but its name."""
+    return {"metadata": {key: value for key, value in document["metadata"].items() if key in ("namespace", "name")}}
 
 
 def list_again(api: Api, plural: str, known: dict[Key, Object], tell: Tell) -> str:
@@ -100,7 +111,7 @@ def note(plural: str, document: Object, gone: bool, known: dict[Key, Object], te
     if gone:
         known.pop(key_of(document), None)
     else:
-        known[key_of(document)] = document
+        known[key_of(document)] = document if is_own(plural) else named(document)
     tell(plural, document, gone)
 
 
