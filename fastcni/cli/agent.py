@@ -212,10 +212,11 @@ class MetricsPage:
 
 def policy_settings(source: str, kubeconfig: str, name: str, folder: str) -> PolicySettings:
     """What --policies says. name: of the node. folder: of the agent, with the socket for the plugin."""
+    from fastcni.agent.policy.attached import FOLDER
     from fastcni.agent.policy.service import Settings
     from fastcni.kit.ipam.cluster.stores.kubernetes_api import open_api
 
-    state, socket = os.path.join(folder, "pods"), os.path.join(folder, "policy.sock")
+    state, socket = os.path.join(folder, FOLDER), os.path.join(folder, "policy.sock")
     if source == "kubernetes":
         return Settings(api=lambda: open_api(kubeconfig), node=name.lower(), state=state, socket=socket)
     return Settings(os.path.abspath(source), state=state, socket=socket)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -31,8 +32,11 @@ def policy() -> None:
               help="Pods, namespaces and policies are in JSON and YAML files of this folder.")
 @click.option("--kubernetes", default=None, is_flag=False, flag_value="", metavar="[KUBECONFIG]",
               help="They are in the Kubernetes API. Without a kubeconfig: with this pod's service account.")
+@click.option("--agent-folder", default="/run/fastcni/agent", show_default=True, metavar="DIR",
+              help="Of the node's agent: it has the pods that are in no file. With \"\" only the files count.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, also on a terminal.")
-def test(source: str, destination: str, port: str, folder: str, kubernetes: str | None, as_json: bool) -> None:
+def test(source: str, destination: str, port: str, folder: str, kubernetes: str | None, agent_folder: str,
+         as_json: bool) -> None:
     """Say whether a connection is allowed, and by which rule.
 
     \b
@@ -44,7 +48,7 @@ def test(source: str, destination: str, port: str, folder: str, kubernetes: str 
     """
     from fastcni.agent.policy.evaluate import Connection, evaluate
 
-    cluster = read_files(folder) if kubernetes is None else read_api(kubernetes)
+    cluster = read_files(folder, agent_folder) if kubernetes is None else read_api(kubernetes)
     sources, destinations = ends(cluster, source), ends(cluster, destination)
     protocol, number = read_port(port, cluster.pods.get(pod_key(destination)))
     found = []
@@ -66,15 +70,28 @@ def test(source: str, destination: str, port: str, folder: str, kubernetes: str 
         sys.exit(1)
 
 
-def read_files(folder: str) -> Cluster:
-    """Raises CniError."""
+def read_files(folder: str, agent_folder: str) -> Cluster:
+    """What is in the files, and the pods that ADDs told the agent of. Raises CniError."""
+    from fastcni.agent.policy import attached
     from fastcni.agent.policy.from_files import read_cluster
     from fastcni.agent.policy.objects import PolicyError
 
+    found = attached.AttachedCompiler()
     try:
-        return read_cluster(folder)
+        found.put_all(read_cluster(folder))
     except (PolicyError, OSError) as e:
         raise CniError(errors.INVALID_CONFIG, str(e)) from None
+    if agent_folder:
+        try:
+            for _, it in attached.read_files(os.path.join(agent_folder, attached.FOLDER)):
+                if it:
+                    found.attach(it)
+        except FileNotFoundError:
+            pass                        # no agent with policies has run here
+        except OSError as e:
+            raise CniError(errors.IO_FAILURE, str(e), 'be root, or leave out the agent\'s pods by --agent-folder ""'
+                           ) from None
+    return found.cluster
 
 
 def read_api(kubeconfig: str) -> Cluster:

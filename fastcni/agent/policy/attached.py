@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     Id = tuple[str, str, str]           # network, container ID, name of the link
 
+FOLDER = "pods"                     # in that of the agent
+
 
 @dataclass(frozen=True, slots=True)
 class Attachment:
@@ -119,11 +121,24 @@ def read_all(folder: str) -> Iterator[Attachment]:
     """Those that were kept. A damaged file is removed: its pod is protected again with the next ADD or by its object.
     Raises OSError."""
     os.makedirs(folder, 0o700, exist_ok=True)
-    for path in sorted(Path(folder).glob("*.json")):
-        try:
-            yield read(json.loads(path.read_text(encoding="utf-8")))
-        except (ValueError, TypeError, KeyError):
+    for path, it in read_files(folder):
+        if it:
+            yield it
+        else:
             path.unlink(missing_ok=True)
+
+
+def read_files(folder: str) -> Iterator[tuple[Path, Attachment | None]]:
+    """The files of a folder, and what they say; None of a damaged one. Raises OSError."""
+    for name in sorted(os.listdir(folder)):
+        if name.endswith(".json"):
+            path = Path(folder, name)
+            try:
+                yield path, read(json.loads(path.read_text(encoding="utf-8")))
+            except FileNotFoundError:           # a DEL came meanwhile
+                continue
+            except (ValueError, TypeError, KeyError, RecursionError):
+                yield path, None
 
 
 def read(document: Any) -> Attachment:

@@ -5,7 +5,9 @@ import json
 import pytest
 from click.testing import CliRunner
 
+from fastcni.agent.policy import attached
 from fastcni.cli.commands import cli
+from fastcni.spec.address import read_ip
 
 DOCUMENTS = {"kind": "List", "items": [
     {"kind": "Pod", "metadata": {"name": "web", "namespace": "shop", "labels": {"app": "web"}},
@@ -20,7 +22,8 @@ DOCUMENTS = {"kind": "List", "items": [
 @pytest.fixture
 def run(tmp_path):
     (tmp_path / "all.json").write_text(json.dumps(DOCUMENTS))
-    return lambda *words: CliRunner().invoke(cli, ["policy", "test", *words, "--folder", str(tmp_path)])
+    return lambda *words: CliRunner().invoke(cli, ["policy", "test", *words, "--folder", str(tmp_path),
+                                                   "--agent-folder", str(tmp_path / "agent")])
 
 
 @pytest.mark.parametrize("words, status, text", [
@@ -43,3 +46,22 @@ def test_the_verdict_and_its_reason(run, words, status, text):
 def test_what_is_asked_wrongly(run, words, text):
     done = run(*words)
     assert done.exit_code and text in str(done.exception)
+
+
+def test_pods_of_this_node_that_are_in_no_file_are_known(run, tmp_path):
+    """With policies in files, pods are known by their ADDs. A connection to one was said to be allowed."""
+    pods = tmp_path / "agent" / "pods"
+    pods.mkdir(parents=True)
+    for name, pod, labels, address in (("c1", "shop/other", {"app": "db"}, "10.0.0.7"),
+                                       ("c2", "shop/db", {"app": "web"}, "10.0.0.8")):
+        attached.keep(str(pods), attached.Attachment(("net", name, "eth0"), pod, labels, (read_ip(address),)))
+    (pods / "damaged.json").write_text("[]")
+    for words, verdict in ((("shop/web", "shop/other", "80"), "denied: no rule of shop/db allows it"),
+                           (("192.0.2.1", "10.0.0.7", "80"), "denied: no rule of shop/db allows it"),
+                           (("192.0.2.1", "10.0.0.8", "80"), "denied: no rule of shop/db allows it")):    # by its file
+        (found,) = json.loads(run(*words).output)["connections"]
+        assert found["ingress"]["text"] == verdict
+    assert (pods / "damaged.json").exists()
+    done = CliRunner().invoke(cli, ["policy", "test", "shop/web", "shop/other", "80", "--folder", str(tmp_path),
+                                    "--agent-folder", ""])
+    assert "there is no pod shop/other" in str(done.exception)
