@@ -89,6 +89,7 @@ reaches() {
 }
 
 [ "$(id -u)" = 0 ] || fail "it makes network namespaces: run it as root"
+command -v "$fastcni" > /dev/null || fail "there is no command $fastcni: install fastcni, or set FASTCNI to its path"
 command -v etcd > /dev/null || fail "it needs etcd; on Debian or Ubuntu: apt-get install etcd-server"
 command -v etcdctl > /dev/null || fail "it needs etcdctl; on Debian or Ubuntu: apt-get install etcd-client"
 case $backend in vxlan | host-gw) ;; *) fail "expected vxlan or host-gw, got $backend" ;; esac
@@ -152,6 +153,7 @@ grep -o 'event=network_repaired.*' "$work/node-a/log" | head -n 1
 
 say "7. Kill node-b's agent: its pod is reached all the same"
 kill -9 "$agent_b"
+wait "$agent_b" 2> /dev/null || true
 reaches pod-a pod-b || fail "pod-a does not reach pod-b"
 echo "pod-a reaches pod-b."
 
