@@ -300,7 +300,7 @@ class ApiServer(kmock.KubernetesEmulator):
                     since = told = revision
                     if matches(request, body):
                         yield {"type": change, "object": body}
-            if told < self.revision and request.params.get("allowWatchBookmarks") == "true":
+            if self.oldest <= since and told < self.revision and request.params.get("allowWatchBookmarks") == "true":
                 since = told = self.revision
                 crd = self.crds.get(request.resource.plural)
                 names = (crd["names"]["kind"], "ipam.fastcni.dev/v1alpha1") if crd else ("Node", "v1")
