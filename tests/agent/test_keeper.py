@@ -329,6 +329,19 @@ def test_nodes_that_cannot_be_reached_are_named(machines, tmp_path):
     assert not state.routes
 
 
+def test_of_two_nodes_with_one_mac_the_first_counts_and_the_other_one_is_named(machines, tmp_path):
+    """A node that comes back with another address has its MAC in two records. Each node chose one of them by chance."""
+    (one,) = machines(1)
+    one.open(conf(), tmp_path)
+    same = {4: {"VNI": 1, "VtepMAC": "02:00:00:00:00:01"}}
+    own = {4: {"VNI": 1, "VtepMAC": one.backend.macs[4].upper()}}
+    state = one.backend.state(one.record, [record(2, "vxlan", same), record(3, "vxlan", same), record(4, "vxlan", own)])
+    assert state.skipped == {"node-3": "node node-2 has its VtepMAC 02:00:00:00:00:01, too",
+                             "node-4": f"node node-1 has its VtepMAC {one.backend.macs[4]}, too"}
+    assert [str(station.remote) for station in state.stations] == ["192.0.2.2"]
+    assert len(state.routes) == len(state.neighbours) == 1
+
+
 def test_the_underlay_may_go_down_and_come_back(machines, tmp_path):
     one, _ = joined(machines, tmp_path)
     ip("link", "set", "eth0", "down", netns=one.netns)

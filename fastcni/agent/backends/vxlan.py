@@ -58,6 +58,7 @@ class Vxlan:
 
     def state(self, me: Node, others: Collection[Node]) -> State:
         neighbours, stations, routes, skipped = set(), set(), set(), {}
+        macs = dict.fromkeys(self.macs.items(), me.name)
         for node in others:
             for family in self.families:
                 if family not in node.subnets:
@@ -67,6 +68,8 @@ class Vxlan:
                         routes.add(route)
                         continue
                     mac, remote = self._tunnel_end(node, family)
+                    if (holder := macs.setdefault((family, mac), node.name)) != node.name:
+                        raise ValueError(f"node {holder} has its VtepMAC {mac}, too")
                 except ValueError as e:
                     skipped[node.name] = str(e)
                     continue
