@@ -85,7 +85,7 @@ def agent(metrics: str, leave: bool, log_to: str, log_level: str, log_format: st
     The agent writes the routes to other nodes' pods and keeps them so, and /run/flannel/subnet.env for the flannel
     plugin. SIGTERM ends it and leaves the network as it is.
     """
-    from fastcni.agent.contract import ConfigurationError
+    from fastcni.agent.contract import ConfigurationError, NoSubnetLeft, SubnetLost
     from fastcni.agent.run import Agent
     from fastcni.kit.ipam.cluster.contract import StoreAway
     from fastcni.server import log as logs
@@ -105,7 +105,7 @@ def agent(metrics: str, leave: bool, log_to: str, log_level: str, log_format: st
             return
         with page.shown(it) if page else nullcontext():
             it.run()
-    except (ConfigurationError, StoreAway) as e:
+    except (ConfigurationError, NoSubnetLeft, StoreAway, SubnetLost) as e:
         raise CniError(errors.INVALID_CONFIG, str(e)) from None
     except OSError as e:
         raise CniError(errors.IO_FAILURE, str(e)) from None

@@ -7,7 +7,10 @@ import structlog
 from click.testing import CliRunner
 
 from fastcni.agent import beside
+from fastcni.agent.contract import ConfigurationError, NoSubnetLeft, SubnetLost
 from fastcni.cli.commands import cli
+from fastcni.kit.ipam.cluster.contract import StoreAway
+from fastcni.spec.errors import CniError
 from fastcni.testing.witnesses import eventually
 
 
@@ -73,3 +76,16 @@ def test_options_that_do_not_fit_are_refused(words, message):
     done = CliRunner().invoke(cli, ["serve", *words])
     assert done.exit_code == 2
     assert message in done.output
+
+
+@pytest.mark.parametrize("error", [NoSubnetLeft("10.0.0.0/16 has no free subnet"), SubnetLost("taken"),
+                                   ConfigurationError("no configuration"), StoreAway("etcd")])
+def test_a_node_that_cannot_leave_is_told_why(monkeypatch, error):
+    """In a full network it was a traceback."""
+    def leave(_):
+        raise error
+
+    monkeypatch.setattr("fastcni.agent.run.Agent.leave", leave)
+    done = CliRunner().invoke(cli, ["agent", "--leave", "--nodes", "/none.json"])
+    assert isinstance(done.exception, CniError)
+    assert str(error) in str(done.exception)
