@@ -199,6 +199,11 @@ def parts(items: Iterable[Item]) -> Iterator[list[Item]]:
         yield some
 
 
+def sees_bridged_traffic() -> bool:
+    """Whether see_bridged_traffic() was called, and no other program has undone it. Raises OSError."""
+    return all(sysctl.read(name) == "1" for name in BRIDGED)
+
+
 def see_bridged_traffic() -> bool:
     """Let packets between two pods on one bridge pass the hook `forward` of this namespace, as Kubernetes demands of a
     node. Return False if the kernel module br_netfilter is not loaded. Raises OSError."""

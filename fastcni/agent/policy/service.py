@@ -27,7 +27,7 @@ from fastcni.agent.policy.from_files import Files
 from fastcni.agent.policy.from_kubernetes import Kubernetes
 from fastcni.agent.policy.objects import EGRESS, INGRESS, PolicyError
 from fastcni.agent.policy.requests import Requests
-from fastcni.agent.policy.ruleset import FAMILY, LOAD_TRANSACTIONS, TABLE, see_bridged_traffic
+from fastcni.agent.policy.ruleset import FAMILY, LOAD_TRANSACTIONS, TABLE, see_bridged_traffic, sees_bridged_traffic
 from fastcni.kernel import nft, uapi, wire
 from fastcni.kernel.deletions import generation
 from fastcni.kit.policies import SOCKET
@@ -71,6 +71,7 @@ class Policies:
         self.ready, self.due = False, 0.0
         self.errors: dict[Any, str] = {}                    # documents that cannot be read
         self.stale = False                                  # the kernel may have another table
+        self.asked = False                                  # requests were answered
         self.cut = 0                                        # connections
         self.next_cut = 0.0                                 # not before this time, monotonic
         if not see_bridged_traffic():
@@ -124,8 +125,11 @@ class Policies:
             self._tell_errors()
         wire.drain(self.events, self._note, self._note_dropped, own=self.engine.rules.port)
         self._try(self._write)
+        self.asked = False
         self.requests.attend()
         self._try(self._write)                  # the rules of the pods that these requests have closed
+        if self.asked:
+            self._try(self._see_bridged)
         self._try(self._cut)
         self.due = min(self.due, self.source.due)
         if self.requests.waiting:
@@ -161,6 +165,12 @@ class Policies:
                 self.next_cut = monotonic() + CUT_PAUSE_S
             else:
                 self.due = min(self.due, self.next_cut)
+
+    def _see_bridged(self):
+        """The kernel does not announce changes of sysctls, so each request is followed by a look at them."""
+        if not sees_bridged_traffic():
+            see_bridged_traffic()
+            self.log.warning("bridge_filter_restored")
 
     def _try(self, step):
         """Without memory, for instance: all is written again, later."""
@@ -198,6 +208,7 @@ class Policies:
 
     def _answer(self, request: dict[str, Any], waited: float) -> dict[str, Any] | None:
         """See requests.py."""
+        self.asked = True
         try:
             return {"protect": self._protect, "check": self._check, "forget": self._forget, "collect": self._collect,
                     "status": self._status, "explain": self._explain}[request["do"]](request, waited)

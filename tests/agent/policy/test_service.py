@@ -13,9 +13,9 @@ from agent.policy.pods import ADDRESSES, TCP, Node
 from fastcni.agent.contract import ConfigurationError
 from fastcni.agent.policy import service
 from fastcni.agent.policy.objects import Pod
-from fastcni.agent.policy.ruleset import TABLE, see_bridged_traffic
+from fastcni.agent.policy.ruleset import BRIDGED, TABLE, see_bridged_traffic
 from fastcni.agent.policy.service import Policies, Settings
-from fastcni.kernel import conntrack
+from fastcni.kernel import conntrack, sysctl
 from fastcni.kit.call.mode import Mode
 from fastcni.kit.call.request import Request
 from fastcni.kit.call.undo import Undo
@@ -230,6 +230,17 @@ def test_what_another_program_does_to_the_table_is_undone(running, node, words):
     run("nft", "delete", "table", "inet", "others")
     run("nft", "list", "ruleset")
     assert running.events().count("policies_restored") == 1
+
+
+def test_traffic_between_two_pods_on_a_bridge_is_seen_again_after_a_request(running):
+    """`sysctl --system` may switch it off, and the kernel does not announce that."""
+    running.write(WEB_ONLY)
+    running.add("b", app="db")
+    for name in BRIDGED:
+        sysctl.write(name, "0")
+        running.call("CHECK", "b", "K8S_POD_NAME=b")
+        assert eventually(lambda name=name: sysctl.read(name) == "1")
+    assert eventually(lambda: running.events().count("bridge_filter_restored") == len(BRIDGED))
 
 
 def test_explain_names_the_policies_of_an_address(running):
