@@ -34,6 +34,7 @@ LEASE_S = 86400
 KEEP_S = 600.0                  # between two renewals: a deleted record is noticed by the watch, so they are rare
 TRIES = 10                      # for a subnet that others win
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.1, 5.0       # before a lost watch is opened again
+MADE_HERE = ("VtepMAC", "PublicKey")        # of a node's data
 IDLE_S = 1500.0                 # etcd tells its progress each 10 minutes
 
 
@@ -190,5 +191,9 @@ class Etcd:
 
 
 def is_own(node: Node, me: Node) -> bool:
-    """Whether a record is this node's: it has one of its public addresses."""
-    return any(me.public.get(family) == address for family, address in node.public.items())
+    """Whether a record is this node's: it has one of its public addresses, or the MAC or key that this node has made.
+    So a node with a new address takes over its record. Otherwise the other nodes would see one MAC in two records."""
+    if any(me.public.get(family) == address for family, address in node.public.items()):
+        return True
+    return any(data.get(name) and data[name] == node.data.get(family, {}).get(name)
+               for family, data in me.data.items() for name in MADE_HERE)

@@ -100,6 +100,19 @@ def test_a_node_that_joins_again_has_the_same_subnet_and_lease(network):
     assert "02:00:00:00:00:02" in network.keys()[first.name].value
 
 
+@pytest.mark.parametrize("data", [{"VtepMAC": "02:00:00:00:00:01"}, {"PublicKey": "a2V5"}], ids=["vxlan", "wireguard"])
+def test_a_node_with_a_new_address_takes_over_its_record(network, data):
+    """It took another subnet. The former record, with the same MAC, stayed until its lease ended, and the other nodes
+    could not tell which one to use."""
+    one = network.open()
+    first = one.join(one.conf(), node(1, **data))
+    moved = network.open().join(one.conf(), node(9, **data))
+    assert moved.subnets == first.subnets
+    assert [json.loads(pair.value)["PublicIP"] for pair in network.keys().values()] == ["192.0.2.9"]
+    other = network.open().join(one.conf(), node(2, VtepMAC="02:00:00:00:00:02"))
+    assert other.subnets != first.subnets
+
+
 def test_the_former_subnet_is_asked_for(network):
     one = network.open()
     assert str(one.join(one.conf(), node(1, "10.244.77.0/24")).subnets[4]) == "10.244.77.0/24"
