@@ -32,6 +32,7 @@ from fastcni.kit.call.request import Request
 from fastcni.kit.call.undo import Undo
 from fastcni.plugins import policy as plugin
 from fastcni.server import garbage
+from fastcni.server.cpu_latency import LatencyRequest
 from fastcni.spec.address import ip_text
 
 NODE = "node-0"
@@ -189,9 +190,12 @@ class Silent:
 
 
 def ask(site, agent, rounds):
-    """[ms of the plugin's ADD: it asks the agent], one pod at a time, each with a DEL."""
+    """[ms of the plugin's ADD: it asks the agent], one pod at a time, each with a DEL. With a latency request, as the
+    server makes it for each request."""
     first = len(site.pods) + len(site.others)
     found = []
+    latency = LatencyRequest(3600, Silent())
+    latency.hold()
     for number in range(first, first + rounds):
         one = pod(number, number % APPS)
         previous = {"cniVersion": "1.1.0", "interfaces": [{"name": "br0"}, {"name": "eth0", "sandbox": "/pod"}],
@@ -206,6 +210,7 @@ def ask(site, agent, rounds):
             found.append(took_ms(lambda req=req, undo=undo: plugin.add(req, plugin.read(req), undo)))
         plugin.delete(req, plugin.read(req))
         time.sleep(0.005)               # the agent writes and looks for connections
+    latency.close()
     return found
 
 
@@ -231,7 +236,7 @@ def measure(table, policies, pods, others, rounds):
     site.engine.load()
     adds, protected = zip(*site.add(rounds), strict=True)
     for what, found, wanted in (("one pod's ADD", adds, 0.3), ("    and its rules are written", protected, None),
-                                ("    the plugin's, with the agent in another process", asked, None),
+                                ("    the plugin's, with the agent in another process", asked, 0.3),
                                 ("one label change", site.relabel(rounds), 5),
                                 ("    and connections to cut", site.cut(rounds), None),
                                 ("one policy's change", site.edit(rounds), None)):
