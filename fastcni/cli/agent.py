@@ -96,13 +96,13 @@ def agent(metrics: str, leave: bool, log_to: str, log_level: str, log_format: st
     log = logs.make(log_level, log_format, log_to, [page.collector.receive] if page else [])
     notifier = Notifier(os.environ, log)
     it = Agent(options, log, lambda: notifier.notify("READY=1"))
-    for number in (signal.SIGTERM, signal.SIGINT):
-        # in a thread: the handler may interrupt a function that holds the lock which stop() takes
-        signal.signal(number, lambda *_: threading.Thread(target=it.stop).start())
     try:
         if leave:
             it.leave()
             return
+        for number in (signal.SIGTERM, signal.SIGINT):
+            # in a thread: the handler may interrupt a function that holds the lock which stop() takes
+            signal.signal(number, lambda *_: threading.Thread(target=it.stop).start())
         with page.shown(it) if page else nullcontext():
             it.run()
     except (ConfigurationError, NoSubnetLeft, StoreAway, SubnetLost) as e:

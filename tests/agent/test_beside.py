@@ -1,5 +1,6 @@
 """The agent in a thread of the server: `fastcni serve --agent`."""
 
+import signal
 import threading
 
 import pytest
@@ -81,10 +82,12 @@ def test_options_that_do_not_fit_are_refused(words, message):
 @pytest.mark.parametrize("error", [NoSubnetLeft("10.0.0.0/16 has no free subnet"), SubnetLost("taken"),
                                    ConfigurationError("no configuration"), StoreAway("etcd")])
 def test_a_node_that_cannot_leave_is_told_why(monkeypatch, error):
-    """In a full network it was a traceback."""
+    """In a full network it was a traceback. And Ctrl-C did not end the command."""
     def leave(_):
+        assert signal.getsignal(signal.SIGINT) is before
         raise error
 
+    before = signal.getsignal(signal.SIGINT)
     monkeypatch.setattr("fastcni.agent.run.Agent.leave", leave)
     done = CliRunner().invoke(cli, ["agent", "--leave", "--nodes", "/none.json"])
     assert isinstance(done.exception, CniError)

@@ -322,8 +322,12 @@ def test_another_python_without_fastcni_is_an_error(tmp_path):
 def test_a_run_that_is_interrupted_leaves_nothing(nothing_is_left, monkeypatch, number):
     # In the middle: a pod is there
     monkeypatch.setattr(Floor, "_del_ptp", lambda *_: os.kill(os.getpid(), number))
-    with pytest.raises(KeyboardInterrupt):
-        run.run(TINY)
+    before = signal.signal(number, signal.default_int_handler)      # nohup(1) and a background job ignore it
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run.run(TINY)
+    finally:
+        signal.signal(number, before)
 
 
 @needs_root
