@@ -94,7 +94,7 @@ class Policies:
             self.poll = opened.enter_context(closing(select.epoll()))
             for waited_for in (self.source, self.events, self.requests, self.engine.flows):
                 self.poll.register(waited_for.fileno(), select.EPOLLIN)
-            opened.pop_all()
+            self._opened = opened.pop_all()
         self._tell_errors()
 
     def _open_source(self) -> Files | Kubernetes:
@@ -115,8 +115,7 @@ class Policies:
 
     def close(self) -> None:
         """Leave the table: pods stay protected."""
-        for each in (self.source, self.requests, self.events, self.engine, self.poll):
-            each.close()
+        self._opened.close()
 
     def attend(self) -> None:
         """Take what the source says, write what has changed, cut what is no longer allowed, answer requests."""
