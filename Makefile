@@ -119,5 +119,5 @@ lint: setup
 
 clean:
 	rm -rf build dist wheelhouse fastcni.egg-info .pytest_cache .ruff_cache .hypothesis .benchmarks .lanes .toolchains .packages
-	rm -f fastcni/*.so fastcni/*.c fastcni/launcher/launcher.elf $(BUILT)
+	rm -f fastcni/*.so fastcni/*.c fastcni/launcher/*.elf fastcni/launcher/*.so fastcni/launcher/python_core.LICENSE $(BUILT)
 	find fastcni tests benchmarks -name __pycache__ -prune -exec rm -rf {} +

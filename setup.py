@@ -1,9 +1,14 @@
-"""What pyproject.toml cannot say: the compiled leaves, and two files of the launcher's package that are linked here."""
+"""What pyproject.toml cannot say: the compiled leaves, and the files of the launcher's package that are linked here."""
 
+import hashlib
+import os
+import sys
+import sysconfig
 from glob import glob
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
+from setuptools.errors import CCompilerError
 
 FAST = ["_acceptor", "_ipam_bitmap", "_netlink", "_rtnetlink"]
 SMALL = ["_abandoned", "_run_token", "_system"]         # in few instructions: mostly system calls
@@ -16,6 +21,9 @@ FREESTANDING = """-Os -g0 -std=c11 -ffreestanding -fno-pic -fno-pie -fno-stack-p
 ALONE = """-nostdlib -static -no-pie -fno-lto -Wl,--strip-all -Wl,--build-id=none -Wl,-z,noseparate-code
     -Wl,-z,norelro -Wl,-z,noexecstack -Wl,--gc-sections""".split()
 COMPACT = "-s -Wl,-z,noseparate-code -Wl,--build-id=none".split()       # fewer bytes and pages to load
+CORE, CORE_VERSIONS = "fastcni/launcher/python_core.c", ((3, 11), (3, 12), (3, 13))     # the tested ones
+CORE_FLAGS = "-O2 -g0 -fno-pie".split()
+CORE_LINK = "-no-pie -s -Wl,--export-dynamic -Wl,--gc-sections -Wl,--build-id=none".split()
 
 
 class build_all(build_ext):
@@ -27,9 +35,39 @@ class build_all(build_ext):
         super().run()
         folder = ("." if self.inplace else self.build_lib) + "/fastcni/launcher"
         parts = [f"{self.build_temp}/fastcni/{name}.o" for name in PACKED]
-        self.compiler.link_shared_object(parts, f"{folder}/{self.get_ext_filename('leaves')}", extra_postargs=COMPACT)
+        leaves = f"{folder}/{self.get_ext_filename('leaves')}"
+        self.compiler.link_shared_object(parts, leaves, extra_postargs=COMPACT)
         objects = self.compiler.compile([LAUNCHER], output_dir=self.build_temp, extra_postargs=FREESTANDING)
         self.compiler.link_executable(objects, "launcher.elf", output_dir=folder, extra_postargs=ALONE)
+        self.link_core(folder, parts, leaves)
+
+    def link_core(self, folder, parts, leaves):
+        """python_core.elf, where the interpreter's static library is: Debian's python3-dev has it, manylinux does not.
+        Without it, one-shot requests start the interpreter itself. It has the leaves, with the digest of `leaves`."""
+        elf, library = f"{folder}/python_core.elf", os.path.join(*sysconfig.get_config_vars("LIBPL", "LIBRARY"))
+        licence = os.path.join(sysconfig.get_path("stdlib"), "LICENSE.txt")
+        if os.path.exists(elf):
+            os.unlink(elf)
+        why = "" if library.endswith(".a") and os.path.exists(library) else f"there is no static library {library}"
+        if not os.path.exists(licence):
+            why = f"there is no {licence}, which each copy of Python has to have"
+        if sys.version_info[:2] not in CORE_VERSIONS or sys.abiflags:
+            why = "it is not tested with this Python"
+        if not why:
+            libraries = " ".join(sysconfig.get_config_vars("MODLIBS", "LIBS", "SYSLIBS")).split()
+            with open(leaves, "rb") as file:
+                macros = [("LEAVES", f'"{hashlib.sha256(file.read()).hexdigest()[:16]}"')]
+            libraries = [name for name in libraries if name.startswith("-l")]       # no run path: it costs a search
+            try:
+                objects = self.compiler.compile([CORE], output_dir=self.build_temp, macros=macros,
+                                                include_dirs=self.include_dirs, extra_postargs=CORE_FLAGS)
+                self.compiler.link_executable([*objects, *parts, library], "python_core.elf", output_dir=folder,
+                                              extra_postargs=[*CORE_LINK, *libraries])
+                self.copy_file(licence, f"{folder}/python_core.LICENSE")
+            except CCompilerError as error:
+                why = str(error)
+        if why:
+            self.announce(f"{elf} is not built: {why}", 4)
 
 
 def leaf(name):
@@ -38,7 +76,7 @@ def leaf(name):
     return Extension(
         f"fastcni.{name}",
         [f"fastcni/{name}.pyx"],
-        depends=[*glob("fastcni/*.p[xy][dx]"), LAUNCHER, *HEADERS],
+        depends=[*glob("fastcni/*.p[xy][dx]"), LAUNCHER, CORE, *HEADERS],
         extra_compile_args=[speed, "-g0", "-fvisibility=hidden", "-fno-asynchronous-unwind-tables"],
         extra_link_args=COMPACT,
     )

@@ -13,7 +13,7 @@ import marshal
 import posix
 import sys
 from _frozen_importlib import ModuleSpec
-from _imp import create_dynamic, exec_dynamic
+from _imp import create_builtin, create_dynamic, exec_builtin, exec_dynamic, is_builtin
 
 MFD_CLOEXEC = 1  # linux/memfd.h
 MFD_NOEXEC_SEAL = 8
@@ -43,15 +43,16 @@ class Finder:
     interpreter, with its file name as the offset: it is found without listing the interpreter's directory.
 
     late: marshalled, the index of more modules. Few requests import one of these.
+    extensions: the interpreter's directory of these, for python_core.elf.
     plain: modules that preload() has run and that are no packages, so that their names need no search.
     parts: offsets of the parts that read() has read.
     paths: {offset: path of the shared object, as the dynamic linker can open it}.
     """
 
-    __slots__ = ("fd", "index", "late", "parts", "paths", "plain")
+    __slots__ = ("extensions", "fd", "index", "late", "parts", "paths", "plain")
 
-    def __init__(self, fd: int, index: Index, late: bytes) -> None:
-        self.fd, self.index, self.late = fd, index, late
+    def __init__(self, fd: int, index: Index, late: bytes, extensions: str = "") -> None:
+        self.fd, self.index, self.late, self.extensions = fd, index, late, extensions
         self.paths: dict[int | str, str] = {}
         self.plain: dict[str, ModuleType] = {}
         self.parts: set[int] = set()
@@ -62,7 +63,10 @@ class Finder:
         if self.late and name not in self.index:
             self.index |= marshal.loads(self.late)
             self.late = b""
-        return self.spec(name) if name in self.index else None
+        found = self.spec(name) if name in self.index else None
+        if not found and is_core():
+            complete_start()  # Python's own finder is behind this one from now on, and is asked next
+        return found
 
     def spec(self, name: str) -> ModuleSpec | None:
         kind, offset, length = self.index[name]
@@ -79,7 +83,8 @@ class Finder:
         if kind == "extension":
             origin = self.paths.get(offset) or self.extension_path(name, offset, length)
         elif kind == "elsewhere":
-            origin = f"{sys.path[-1]}/{offset}"  # with -I -S the last entry is lib-dynload
+            # with -I -S the last entry of sys.path is lib-dynload
+            origin = f"{self.extensions if is_core() else sys.path[-1]}/{offset}"
             if not posix.access(origin, posix.R_OK):
                 return None  # built in, or moved: Python finds it
         return ModuleSpec(name, self, origin=origin, is_package=kind == "package")  # type: ignore[arg-type]  # by protocol
@@ -94,7 +99,9 @@ class Finder:
         return packed
 
     def extension(self, name: str) -> ModuleType:
-        """Return an extension of the file, not yet run."""
+        """Return an extension of the file, or the same one that python_core.elf has; not yet run."""
+        if is_builtin(name):
+            return create_builtin(ModuleSpec(name, self))  # type: ignore[arg-type]  # by protocol
         return create_dynamic(self.spec(name))  # type: ignore[arg-type]  # it is there
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
@@ -128,6 +135,21 @@ class Finder:
         return self.paths[start]
 
 
+def is_core() -> bool:
+    """Whether this is python_core.elf, before the main phase of Python's start."""
+    return not hasattr(sys, "path")
+
+
+def complete_start() -> None:
+    """Run the main phase of Python's start. Raises ImportError."""
+    from python_core import complete  # type: ignore[import-not-found]  # built in
+
+    complete()
+    sys.stdout = sys.stderr  # as main() does
+    # The file's package finds the library's modules from now on. With -I -S the library is the entry before the last
+    sys.modules["encodings"].__path__.append(f"{sys.path[-2]}/encodings")
+
+
 def preload(packed: Packed, finder: Finder) -> None:
     """Run modules in an order in which each finds what it imports, without the import system's work for each.
 
@@ -157,6 +179,8 @@ def preload(packed: Packed, finder: Finder) -> None:
             try:
                 if code:
                     exec(code, module.__dict__)
+                elif is_builtin(name):
+                    exec_builtin(module)
                 else:
                     exec_dynamic(module)
             except BaseException:
@@ -170,19 +194,19 @@ def preload(packed: Packed, finder: Finder) -> None:
         builtins.__import__ = import_any
 
 
-def main(name: str, fd: int, contents: tuple[Index, bytes, Packed, Parts]) -> None:
+def main(name: str, fd: int, contents: tuple[Index, bytes, str, Packed, Parts]) -> None:
     """Answer the request in environment and stdin as plugin `name`; never returns.
 
-    contents: (index and late for the Finder, the modules that every plugin needs, {plugin name: [(offset, length) of
-    more modules that it needs]}).
+    contents: (index, late and extensions for the Finder, the modules that every plugin needs, {plugin name: [(offset,
+    length) of more modules that it needs]}).
     """
     status = 1
     try:
         posix.set_inheritable(fd, False)
         sys.stdout = sys.stderr  # stdout is for the answer, whatever a plugin of another distribution prints
-        index, late, packed, parts = contents
-        finder = Finder(fd, index, late)
-        sys.meta_path.insert(-1, finder)  # after the finder of built-in modules
+        index, late, extensions, packed, parts = contents
+        finder = Finder(fd, index, late, extensions)
+        sys.meta_path.insert(2, finder)  # after the finders of built-in and frozen modules
         preload(packed + finder.read(parts.get(name, ())), finder)
         words = daemon_words(sys.argv) if name == "dhcp" else []
         status = run_daemon(words[1:]) if words else answer(name)

@@ -62,7 +62,7 @@ def install(bin_dir: StrPath, interpreter: str | None = None, names: Iterable[st
 
 
 def install_plugins(bin_dir: StrPath, interpreter: str | None = None, names: Iterable[str] | None = None, *,
-                    server: Sequence[str] = (), dry_run: bool = False) -> Installed:
+                    server: Sequence[str] = (), dry_run: bool = False, core: str | None = None) -> Installed:
     """Write the plugin files. With dry_run, write nothing.
 
     bin_dir: made if it is not there. interpreter: the Python that is to run the plugins, of the same version
@@ -70,7 +70,8 @@ def install_plugins(bin_dir: StrPath, interpreter: str | None = None, names: Ite
     the one that the environment was made with, so the environment may go. names: CNI types, by default fastcni's
     plugins and those of other distributions (fastcni/third_party.py). An existing file, running or not, is replaced
     by rename(2): each name is a complete plugin at any moment. Files that are not fastcni's are kept. server: the
-    command line with which a plugin that finds no server starts one, see autostart.h; by default none.
+    command line with which a plugin that finds no server starts one, see autostart.h; by default none. core: the path
+    of python_core.elf, "" for none; by default that of this package, if it is of the interpreter's build.
 
     Raises InstallError, before anything is written if one of the plugins cannot be packed.
     """
@@ -85,7 +86,7 @@ def install_plugins(bin_dir: StrPath, interpreter: str | None = None, names: Ite
     interpreter = checked_interpreter(interpreter or base_interpreter())
     try:
         image = pack.pack(interpreter, third_party=others, alternatives=interpreters.alternatives(interpreter),
-                          server=server)
+                          server=server, core=interpreters.core_of(interpreter) if core is None else core)
     except PackError as error:
         raise InstallError(str(error)) from error
     bin_dir = os.path.abspath(bin_dir)

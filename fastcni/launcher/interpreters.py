@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import _imp
 import os
+import subprocess
 import sys
 
 FOLDERS = ("/usr/bin", "/usr/local/bin")
 LIST_BYTES = 1024           # bytes of the launcher's field
+CORE = "python_core.elf"    # see python_core.c
 
 # Runs in a Python of any version. It executes the next interpreter of the list, or prints the error document.
 # f: the plugin file, a descriptor.
@@ -60,6 +62,20 @@ def alternatives(interpreter: str) -> list[str]:
     """
     paths = [sys.executable, *(f"{folder}/python{version()}" for folder in FOLDERS)]
     return [path for path in dict.fromkeys(paths) if os.path.isabs(path or "") and path != interpreter]
+
+
+def core_of(interpreter: str, folder: str = os.path.dirname(os.path.abspath(__file__))) -> str:
+    """Return the path of python_core.elf in a folder, "" if it is not there or is of another build than the
+    interpreter: then its built-in modules may differ from what the interpreter's library expects."""
+    path = os.path.join(folder, CORE)
+    if not os.access(path, os.X_OK):
+        return ""
+    try:
+        built, own = (subprocess.run(command, capture_output=True, timeout=60, check=True).stdout for command in
+                      ([path, "--version"], [interpreter, "-ISB", "-c", "import sys; print(sys.version)"]))
+    except (OSError, subprocess.SubprocessError):   # of another machine; or the interpreter was removed meanwhile
+        return ""
+    return path if built == own else ""
 
 
 def as_list(interpreter: str, others: list[str]) -> list[str]:

@@ -19,6 +19,8 @@ DAEMON_FOLDER, DAEMON_SINGLE = "dhcp", ("server/__init__.py", "server/listening.
 SINGLE = ("__init__.py", "handle.py", "plugin.py", "launcher/__init__.py", "launcher/one_shot.py")
 ENTRY = ("fastcni.handle", "fastcni.launcher.one_shot")  # what bootstrap.py calls
 LEAVES = ("_abandoned", "_ipam_bitmap", "_netlink", "_rtnetlink", "_run_token", "_system")     # all in leaves.so
+# Of Python, for python_core.elf: texts that are not valid UTF-8 need them, before the standard library is found
+CODECS = ("encodings/__init__.py", "encodings/aliases.py", "encodings/utf_8.py")
 LIBRARY = "jeepney"  # D-Bus, for pods behind firewalld; imported for such a pod only
 
 
@@ -81,6 +83,20 @@ def library() -> dict[str, Module]:
             if name.endswith(".py"):
                 add_module(modules, f"{LIBRARY}/{name}", read(os.path.join(folder, name)))
     return modules
+
+
+def codecs() -> dict[str, Module]:
+    """{name: Module} of Python's modules that look up a codec."""
+    modules: dict[str, Module] = {}
+    for name in CODECS:
+        add_module(modules, name, read(os.path.join(os.path.dirname(os.__file__), name)))
+    return modules
+
+
+def extensions() -> str:
+    """The folder of the interpreter's extension modules, "" if it has none."""
+    spec = importlib.util.find_spec("_json")
+    return os.path.dirname(spec.origin) if spec and spec.has_location and spec.origin else ""
 
 
 def library_licences() -> list[bytes]:

@@ -11,6 +11,7 @@
     |   leaves.so          |  the compiled leaves: one shared object, since each one more takes longer to load
     |   version            |  fastcni's own
     |   jeepney-LICENSE    |  the licence of a library, whose modules follow fastcni's in code
+    |   python-LICENSE     |  that of Python, of which python_core.elf needs three modules in code
     |   refuse.py          |  source, for an interpreter that cannot read our code
     |   boot               |  marshalled (code of bootstrap.py, (indexes, the modules that every plugin needs, places
     |                      |  of the parts)), for bootstrap.main; read by the bootstrap text
@@ -24,6 +25,7 @@ from __future__ import annotations
 
 import _frozen_importlib_external
 import _imp
+import hashlib
 import io
 import marshal
 import os
@@ -63,8 +65,8 @@ BOOTSTRAP = """\
 import sys,posix,marshal,gc,_frozen_importlib_external as e
 try:
  gc.disable()
- f={file}
- if e.MAGIC_NUMBER=={magic!r}and e._imp.extension_suffixes()[0]=={suffix!r}:
+ f={file};l={leaves!r}
+ if e.MAGIC_NUMBER=={magic!r}and e._imp.extension_suffixes()[0]=={suffix!r}and getattr(sys,'leaves',l)==l:
   c,i=marshal.loads(posix.pread(f,{boot[1]},{boot[0]}));exec(c)
  else:exec(posix.pread(f,{refuse[1]},{refuse[0]}))
 except Exception as x:exec({failed!r})
@@ -82,21 +84,23 @@ BY_PYTHON = {"file": "posix.open(sys.argv[0],524288)", "name": "sys.argv[0].rspl
 
 
 def pack(interpreter: str, deadlines: Sequence[float] = DEADLINES, third_party: Sequence[ThirdParty] = (),
-         alternatives: Sequence[str] = (), server: Sequence[str] = ()) -> bytes:
+         alternatives: Sequence[str] = (), server: Sequence[str] = (), core: str = "") -> bytes:
     """The bytes of a plugin file that starts `interpreter`, an absolute path to the same Python as this one.
 
     alternatives: other paths at which that Python may be, if it is gone there; those that fit are packed.
+    core: the path of python_core.elf, if it is of the same build as the interpreter; it is tried first.
     server: the command line with which a request that finds no server starts one; by default none.
     deadlines: seconds that it waits for a server; only tests give other values than the default. third_party: plugins
     of other distributions, whose modules go into the file, too.
 
     Raises PackError when a part is not compiled, a plugin cannot be packed, or the path is too long for the launcher.
     """
-    pythons = interpreters.as_list(interpreter, list(alternatives))
+    others = list(alternatives)
+    pythons = interpreters.as_list(core, [interpreter, *others]) if core else interpreters.as_list(interpreter, others)
     elf = marked(read(os.path.join(HERE, "launcher.elf")))
     own = modules.own({plugin.kind: plugin.module for plugin in third_party})
-    others = {plugin.kind: modules_of(plugin, own) for plugin in third_party}
-    needs = needed(own, others)
+    theirs = {plugin.kind: modules_of(plugin, own) for plugin in third_party}
+    needs = needed(own, theirs)
     every = common(needs.values())
     with_ipam = common(names for names in needs.values() if ASKS_IPAM in names)
     rests = {kind: [name for name in names if name not in (with_ipam if ASKS_IPAM in names else every)]
@@ -106,8 +110,8 @@ def pack(interpreter: str, deadlines: Sequence[float] = DEADLINES, third_party: 
     alone = {name: kind for name, kind in in_one_part(rests).items()
              if name in own and name not in with_ipam and name not in grouped}
     late = {name: module for name, module in own.items() if not any(name in of for of in (every, grouped, alone))}
-    late |= modules.daemon() | modules.library()
-    for found in others.values():
+    late |= modules.daemon() | modules.library() | (modules.codecs() if core else {})
+    for found in theirs.values():
         late |= found
     blob, offsets = joined(late)
     image = io.BytesIO(elf)
@@ -122,6 +126,8 @@ def pack(interpreter: str, deadlines: Sequence[float] = DEADLINES, third_party: 
         add(out, image, VERSION_MEMBER, fastcni.__version__.encode())
         for data in modules.library_licences():
             add(out, image, f"{LIBRARY}-LICENSE", data)
+        if core:
+            add(out, image, "python-LICENSE", read(os.path.join(HERE, "python_core.LICENSE")))
         late_parts = [add(out, image, f"part/late-{number}", marshal.dumps(packed(own, group)))
                       for number, (group, _) in enumerate(together, 1)]
         for group, numbers in together:
@@ -134,13 +140,16 @@ def pack(interpreter: str, deadlines: Sequence[float] = DEADLINES, third_party: 
                 written[tuple(names)] = add(out, image, f"part/of-{kind}", marshal.dumps(packed(own, names)))
             parts[kind] = [ipam] * (ASKS_IPAM in needs[kind]) + [written[tuple(names)]]
         late_index |= {name: ("group", parts[kind][-1:], 0) for name, kind in alone.items()}
-        contents = index, marshal.dumps(late_index), packed(own, every), parts
+        contents = index, marshal.dumps(late_index), modules.extensions(), packed(own, every), parts
         places = {
             "refuse": add(out, image, "refuse.py", interpreters.refusal(pythons)),
             "boot": add(out, image, "boot", marshal.dumps((modules.bootstrap(), contents))),
         }
         add(out, image, "__main__.py", bootstrap_text(places, BY_PYTHON))
-    return configured(image.getvalue(), pythons, bootstrap_text(places, BY_LAUNCHER), server, deadlines)
+    by_launcher = bootstrap_text(places, BY_LAUNCHER)
+    if core:
+        by_launcher = b"#!%b\n%b" % (os.fsencode(interpreter), by_launcher)
+    return configured(image.getvalue(), pythons, by_launcher, server, deadlines)
 
 
 def packed(
@@ -181,7 +190,13 @@ def bootstrap_text(places: dict[str, tuple[int, int]], way: dict[str, str]) -> b
     """The few lines of Python that find the boot member, or the refusal."""
     magic = _frozen_importlib_external.MAGIC_NUMBER
     failed = FAILED.format(exhausted=EXHAUSTED)
-    return BOOTSTRAP.format(magic=magic, suffix=interpreters.suffix(), failed=failed, **places, **way).encode()
+    return BOOTSTRAP.format(magic=magic, suffix=interpreters.suffix(), leaves=leaves_digest(), failed=failed, **places,
+                            **way).encode()
+
+
+def leaves_digest() -> str:
+    """Return the digest by which python_core.elf names the leaves that it has; setup.py makes the same."""
+    return hashlib.sha256(modules.leaves()).hexdigest()[:16]
 
 
 def as_field(texts: Sequence[str]) -> bytes:
@@ -210,9 +225,12 @@ def configured(image: bytes, pythons: Sequence[str], bootstrap: bytes, server: S
 
 def read_config(head: bytes) -> tuple[str, str]:
     """(path of its first interpreter, its version) from the first bytes of a plugin file; ("", "") without the config.
+    python_core.elf does not count: it needs the interpreter's standard library.
     """
     at = head.find(CONFIG_MAGIC)
     if at < 0 or len(head) < at + CONFIG.size:
         return "", ""
     _, pythons, python, *_ = CONFIG.unpack_from(head, at)
-    return os.fsdecode(pythons.partition(b"\0")[0]), python.rstrip(b"\0").decode("ascii", "replace")
+    first, second, *_ = pythons.split(b"\0")
+    first = second if os.path.basename(first) == interpreters.CORE.encode() else first
+    return os.fsdecode(first), python.rstrip(b"\0").decode("ascii", "replace")

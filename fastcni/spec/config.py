@@ -236,7 +236,7 @@ def check_ifname(text: str) -> None:
         why = "interface name is . or .."
     elif not NOT_IN_IFNAME.isdisjoint(text):
         why = "interface name contains / or : or whitespace characters"
-    elif not text.isascii() and any("\ud800" <= c <= "\udfff" for c in text):
+    elif not text.isascii() and any(0xD800 <= ord(c) <= 0xDFFF for c in text):
         why, details = "interface name is not UTF-8", "a result, which is JSON, cannot name it"
     elif "%d" in text:
         why, details = "interface name contains %d", "the kernel would put a number there"

@@ -104,7 +104,7 @@ def replace_surrogates(value: Any) -> Any:
         try:
             value.encode()
         except UnicodeEncodeError:
-            return "".join("\ufffd" if "\ud800" <= c <= "\udfff" else c for c in value)
+            return "".join("\ufffd" if 0xD800 <= ord(c) <= 0xDFFF else c for c in value)
     elif type(value) is dict:
         return {replace_surrogates(key): replace_surrogates(item) for key, item in value.items()}
     elif type(value) is list:

@@ -6,11 +6,15 @@
 import sys
 from pathlib import Path
 
-from fastcni.launcher import systemd
-from fastcni.launcher.install import install
+from fastcni.launcher import interpreters, systemd
+from fastcni.launcher.install import install_plugins
+
+PACKAGE = "/usr/lib/python3/dist-packages/fastcni/launcher"     # once it is installed
 
 plugins, units = sys.argv[1:]
-install(plugins)
+if not interpreters.core_of("/usr/bin/python3"):
+    sys.exit(f"{interpreters.CORE} was not built")
+install_plugins(plugins, core=f"{PACKAGE}/{interpreters.CORE}")
 Path(units).mkdir(parents=True)
 texts = {"fastcni.socket": systemd.SOCKET,
          "fastcni.service": systemd.service(["/usr/bin/python3", "-I", "-m", "fastcni", "serve"])}

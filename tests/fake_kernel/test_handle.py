@@ -114,7 +114,7 @@ def test_keys_in_any_case_and_a_missing_version_are_accepted(plugin, stdin):
 @pytest.mark.parametrize("s", [row("S35")])
 def test_stdin_that_cannot_be_read_is_code_5(s):
     """The entry point that reads stdin answers: here one-shot, with a stdin that is open for writing only."""
-    script = "from fastcni.launcher.bootstrap import main; main('loopback', 0, ({}, b'', [], {}))"
+    script = "from fastcni.launcher.bootstrap import main; main('loopback', 0, ({}, b'', '', [], {}))"
     env = {"CNI_COMMAND": "ADD", "CNI_CONTAINERID": "c1", "CNI_NETNS": "/none", "CNI_IFNAME": "eth0",
            "CNI_PATH": "/bin", "PYTHONPATH": os.pathsep.join(sys.path)}
     with open("/dev/null", "wb") as stdin:

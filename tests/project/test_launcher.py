@@ -14,18 +14,22 @@ from pathlib import Path
 import pytest
 from project.plugin_file import ADD, INTERPRETER, run, write_executable
 
-from fastcni.launcher import bootstrap, modules, pack
-from fastcni.launcher.install import install
+from fastcni.launcher import bootstrap, interpreters, modules, pack
+from fastcni.launcher.install import install_plugins
 from fastcni.plugins import TABLE
 from fastcni.server.metrics.one_shot import REASONS
 
 PT_DYNAMIC, PT_INTERP, PT_GNU_STACK = 2, 3, 0x6474E551  # elf.h
 
 
-@pytest.fixture(scope="module")
-def bin_dir(tmp_path_factory):
+@pytest.fixture(scope="module", params=["python_core", "interpreter"])
+def bin_dir(request, tmp_path_factory):
+    """A plugin directory; its one-shot requests start python_core.elf, or the interpreter."""
+    core = interpreters.core_of(INTERPRETER) if request.param == "python_core" else ""
+    if request.param == "python_core" and not core:
+        pytest.skip("python_core.elf is not there, or of another build")
     folder = tmp_path_factory.mktemp("bin")
-    install(folder)
+    install_plugins(folder, core=core)
     return folder
 
 
@@ -152,10 +156,10 @@ def test_extensions_and_code_come_from_the_file_alone(bin_dir):
     """The text that the launcher passes, run by hand, with Python's own list of imports on stderr."""
     with open(bin_dir / "bridge", "rb") as plugin:
         data = plugin.read()
-        _, pythons, version, text, *_ = pack.CONFIG.unpack_from(data, data.find(pack.CONFIG_MAGIC))
+        _, _, version, text, *_ = pack.CONFIG.unpack_from(data, data.find(pack.CONFIG_MAGIC))
         args = [INTERPRETER, "-ISB", "-X", "utf8", "-X", "importtime", "-c", text.strip(b"\0").decode(), "bridge"]
         status, _, stderr = run(*args, plugin.fileno(), pass_fds=[plugin.fileno()])
-    assert (status, pythons.split(b"\0")[0].decode()) == (0, INTERPRETER)
+    assert (status, pack.read_config(data)[0]) == (0, INTERPRETER)
     assert version.strip(b"\0").decode() == pack.version()
     imported = {line.rsplit("|", 1)[1].strip() for line in stderr.splitlines() if "|" in line}
     assert "_json" in imported and not {name for name in imported if name.startswith("fastcni")}     # nor on the disk
@@ -180,7 +184,7 @@ def test_file_has_the_library_for_d_bus_with_its_licence(bin_dir, tmp_path):
 
 def test_file_made_without_that_library_lacks_nothing_else(tmp_path, monkeypatch):
     monkeypatch.setattr(modules, "LIBRARY", "not_installed")
-    install(tmp_path, names=["firewall"])
+    install_plugins(tmp_path, names=["firewall"])
     error = firewalld_status(tmp_path / "firewall", tmp_path)
     assert (error["code"], error["msg"]) == (999, "firewalld cannot be asked: no module jeepney")
     assert "pip install jeepney" in error["details"]

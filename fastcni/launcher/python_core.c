@@ -1,0 +1,132 @@
+/* python_core.elf: a Python for one-shot requests, which starts in half the time.
+ *
+ * It is linked from the interpreter's static library, and started as the launcher starts an interpreter:
+ *
+ *     python_core.elf -ISB -X utf8 -c TEXT NAME FD ...
+ *
+ * The start of Python has two phases, see "Multi-Phase Initialization" in PEP 587 and "Python Initialization
+ * Configuration" in Python's documentation. The core phase makes the built-in types and modules. The main phase finds
+ * the standard library, and imports codecs and the standard streams, of which most requests need nothing. So TEXT runs
+ * after the core phase. When something is imported that neither Python's core nor the plugin file has, bootstrap.py
+ * calls python_core.complete(), which runs the main phase. From then on this is an ordinary `python -I -S`.
+ *
+ * Until then sys.path, sys.stdin, sys.stdout and open() are missing. Signals are as in Python: SIGPIPE is ignored, SIGINT
+ * raises KeyboardInterrupt.
+ *
+ * TEXT begins with "#!" and the path of the interpreter whose standard library is used. The compiled leaves are built-in
+ * modules, and sys.leaves is their digest. If a plugin file has others, as after an upgrade of fastcni without `fastcni
+ * install`, its TEXT executes the next interpreter of its list.
+ */
+
+#include <Python.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { TEXT = 5 };                      /* its place in the arguments */
+
+extern int _PySignal_Init(int install);         /* Modules/signalmodule.c. Without it, an import of _signal crashes */
+
+#define EACH_LEAF(DO) DO(_abandoned) DO(_ipam_bitmap) DO(_netlink) DO(_rtnetlink) DO(_run_token) DO(_system)
+#define DECLARE(name) extern PyObject *PyInit_##name(void);
+EACH_LEAF(DECLARE)
+
+static void check(PyStatus status)      /* print a failed status and end */
+{
+    if (PyStatus_Exception(status))
+        Py_ExitStatusException(status);
+}
+
+static PyObject *complete(PyObject *self, PyObject *unused)
+{
+    PyStatus status = _Py_InitializeMain();
+
+    (void)self, (void)unused;
+    if (PyStatus_Exception(status))
+        return PyErr_Format(PyExc_ImportError, "Python's standard library cannot be used: %s",
+                            status.err_msg ? status.err_msg : "the start of Python ended");
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef functions[] = {
+    { "complete", complete, METH_NOARGS, "Run the main phase of Python's start. Raises ImportError." }, { 0 } };
+static struct PyModuleDef module = { PyModuleDef_HEAD_INIT, "python_core", 0, -1, functions };
+
+static PyObject *make_module(void)
+{
+    return PyModule_Create(&module);
+}
+
+#define ENTRY(name) { "fastcni." #name, PyInit_##name },
+static struct _inittab built_in[] = { EACH_LEAF(ENTRY) { "python_core", make_module }, { 0 } };
+
+static int set_list(const char *name, int count, char **texts)  /* set a list of sys; 0: done */
+{
+    PyObject *list = PyList_New(0), *item;
+    int failed = !list;
+
+    for (; count && !failed; count--, texts++) {
+        item = PyUnicode_DecodeFSDefault(*texts);
+        failed = !item || PyList_Append(list, item);
+        Py_XDECREF(item);
+    }
+    failed = failed || PySys_SetObject(name, list);
+    Py_XDECREF(list);
+    return failed;
+}
+
+static int set_leaves(void)
+{
+    PyObject *digest = PyUnicode_FromString(LEAVES);
+    int failed = !digest || PySys_SetObject("leaves", digest);
+
+    Py_XDECREF(digest);
+    return failed;
+}
+
+static void start(const char *interpreter, int count, char **arguments)
+{
+    PyPreConfig before;
+    PyConfig config;
+
+    PyPreConfig_InitIsolatedConfig(&before);
+    before.utf8_mode = 1;
+    check(Py_PreInitialize(&before));
+    PyConfig_InitIsolatedConfig(&config);
+    config._init_main = 0;
+    config.site_import = config.write_bytecode = config.parse_argv = 0;
+    config.install_signal_handlers = 1;
+    check(PyConfig_SetBytesString(&config, &config.program_name, interpreter));
+    check(PyConfig_SetBytesString(&config, &config.executable, interpreter));
+    check(PyConfig_SetBytesString(&config, &config.base_executable, interpreter));
+    check(PyConfig_SetBytesArgv(&config, count, arguments));
+    check(Py_InitializeFromConfig(&config));
+    PyConfig_Clear(&config);
+}
+
+int main(int count, char **arguments)
+{
+    char interpreter[1024], *text, *end;
+    int failed;
+
+    if (count == 2 && !strcmp(arguments[1], "--version"))       /* as sys.version: pack.py compares the builds */
+        return puts(Py_GetVersion()) < 0;
+    text = count > TEXT ? arguments[TEXT] : "";
+    end = strchr(text, '\n');
+    if (strncmp(text, "#!", 2) || !end || end - text - 2 >= (long)sizeof interpreter) {
+        fprintf(stderr, "%s: plugin files of fastcni start this program\n", *arguments);
+        return 2;
+    }
+    memcpy(interpreter, text + 2, end - text - 2);
+    interpreter[end - text - 2] = 0;
+    if (PyImport_ExtendInittab(built_in) < 0)
+        return 1;
+    arguments[TEXT] = "-c";             /* sys.argv[0] of `python -c` */
+    start(interpreter, count - TEXT, arguments + TEXT);
+    failed = set_leaves() || set_list("argv", count - TEXT, arguments + TEXT);
+    arguments[TEXT] = text;             /* refuse.py executes the next interpreter with the same arguments */
+    if (failed || set_list("orig_argv", count, arguments) || _PySignal_Init(1) < 0)
+        PyErr_Print();
+    else
+        PyRun_SimpleString(text);       /* bootstrap.main() ends the process; what returns has printed its exception */
+    _exit(1);
+}
