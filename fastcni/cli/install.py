@@ -133,7 +133,7 @@ def program_document(program: "Program | None") -> dict[str, Any] | None:
     if program is None:
         return None
     found = {"kind": program.kind, "version": program.version, "size": program.size, "target": program.target,
-             "interpreter": program.interpreter, "python": program.python}
+             "interpreter": program.interpreter, "python": program.python, "core": program.core}
     return {key: value for key, value in found.items() if value != ""}
 
 

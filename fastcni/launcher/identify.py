@@ -22,7 +22,8 @@ class Program:
     """A program and its version, "" if it is unknown.
 
     kind: FASTCNI, GO or OTHER. size: in bytes. target: where a symbolic link leads, else "". interpreter, python: the
-    Python that a plugin file of fastcni starts, and its version; else "".
+    Python that a plugin file of fastcni starts, and its version; else "". core: the python_core.elf that it starts
+    instead, or "".
     """
 
     kind: str
@@ -31,6 +32,7 @@ class Program:
     target: str = ""
     interpreter: str = ""
     python: str = ""
+    core: str = ""
 
     @property
     def is_own(self) -> bool:
@@ -62,8 +64,7 @@ def identify(path: str) -> Program | None:
     with open(path, "rb") as file:
         head = file.read(MAX_ELF_BYTES)
         if search.is_own(path):
-            interpreter, python = pack.read_config(head)
-            return Program(FASTCNI, own_version(path), found.st_size, target, interpreter, python)
+            return Program(FASTCNI, own_version(path), found.st_size, target, *pack.read_config(head))
         is_go = head.startswith(b"\x7fELF") and (GO_MARK in head or GO_MARK in file.read())
     return Program(GO, go_version(path), found.st_size, target) if is_go else Program(OTHER, "", found.st_size, target)
 

@@ -223,14 +223,13 @@ def configured(image: bytes, pythons: Sequence[str], bootstrap: bytes, server: S
     return image[:at] + CONFIG.pack(CONFIG_MAGIC, *fields, *milliseconds, 0) + image[at + CONFIG.size :]
 
 
-def read_config(head: bytes) -> tuple[str, str]:
-    """(path of its first interpreter, its version) from the first bytes of a plugin file; ("", "") without the config.
-    python_core.elf does not count: it needs the interpreter's standard library.
-    """
+def read_config(head: bytes) -> tuple[str, str, str]:
+    """(path of its first interpreter, its version, path of its python_core.elf or "") from the first bytes of a plugin
+    file; three times "" without the config."""
     at = head.find(CONFIG_MAGIC)
     if at < 0 or len(head) < at + CONFIG.size:
-        return "", ""
+        return "", "", ""
     _, pythons, python, *_ = CONFIG.unpack_from(head, at)
-    first, second, *_ = pythons.split(b"\0")
-    first = second if os.path.basename(first) == interpreters.CORE.encode() else first
-    return os.fsdecode(first), python.rstrip(b"\0").decode("ascii", "replace")
+    first, second, *_ = os.fsdecode(pythons).split("\0")
+    core = first if os.path.basename(first) == interpreters.CORE else ""
+    return second if core else first, python.rstrip(b"\0").decode("ascii", "replace"), core

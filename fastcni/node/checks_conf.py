@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import fastcni
 from fastcni import plugins
 from fastcni.kit.call import search
-from fastcni.launcher import identify
+from fastcni.launcher import identify, interpreters
 from fastcni.node.findings import ERROR, WARNING, Finding, Node, plural, some
 from fastcni.runtime import validate
 from fastcni.runtime.parse import flattened
@@ -52,10 +52,11 @@ def keys(node: Node) -> Iterator[Finding]:
 
 
 def plugin_files(node: Node) -> Iterator[Finding]:
-    """fastcni's plugin files are of this version, and their interpreter exists."""
+    """fastcni's plugin files are of this version, their interpreter exists, and python_core.elf is of its build."""
     for folder, kinds in own_files(node).items():
         old: dict[str, list[str]] = defaultdict(list)
         lost: dict[str, list[str]] = defaultdict(list)
+        cores: dict[tuple[str, str], list[str]] = defaultdict(list)
         for kind in kinds:
             path = os.path.join(folder, kind)
             try:
@@ -67,6 +68,8 @@ def plugin_files(node: Node) -> Iterator[Finding]:
                 old[found.version or "an unknown version"].append(kind)
             if found and found.interpreter and not is_there(found.interpreter):
                 lost[found.interpreter].append(kind)
+            elif found and found.core:
+                cores[found.core, found.interpreter].append(kind)
             if not os.access(path, os.X_OK):
                 yield Finding(ERROR, f"{path} cannot be executed", "ADD fails", f"chmod 755 {path}")
         again = f"fastcni install --bin-dir {folder}"
@@ -76,6 +79,18 @@ def plugin_files(node: Node) -> Iterator[Finding]:
         for path, names in lost.items():
             yield Finding(ERROR, f"the interpreter {path} of {plural(len(names), 'plugin')} in {folder} does not exist",
                           "one-shot requests need another Python of the same version, or fail", again)
+        for (core, path), names in cores.items():
+            yield from core_findings(core, path, f"{plural(len(names), 'plugin')} in {folder}", again)
+
+
+def core_findings(core: str, interpreter: str, whose: str, again: str) -> Iterator[Finding]:
+    """python_core.elf is there, and of the interpreter's build. again: the command that writes the plugin files."""
+    if not is_there(core):
+        yield Finding(WARNING, f"{core} of {whose} does not exist", "one-shot requests take some 2 ms longer", again)
+    elif os.access(core, os.X_OK) and not interpreters.core_of(interpreter, os.path.dirname(core)):
+        yield Finding(WARNING, f"{core} of {whose} is of another build than {interpreter}",
+                      "one-shot requests run a Python without the fixes of the later build",
+                      f"build and install fastcni with {interpreter} again, then {again}")
 
 
 def is_there(path: str) -> bool:

@@ -154,7 +154,7 @@ def test_a_file_runs_without_it(tmp_path):
     plugin = write_executable(tmp_path / "bridge", pack.pack(INTERPRETER, core=str(gone)))
     assert run(plugin)[1]["cniVersion"] == "1.1.0"
     data = plugin.read_bytes()
-    assert pack.read_config(data) == (INTERPRETER, pack.version())
+    assert pack.read_config(data) == (INTERPRETER, pack.version(), str(gone))
 
 
 @needs_core
