@@ -21,7 +21,8 @@ FREESTANDING = """-Os -g0 -std=c11 -ffreestanding -fno-pic -fno-pie -fno-stack-p
 ALONE = """-nostdlib -static -no-pie -fno-lto -Wl,--strip-all -Wl,--build-id=none -Wl,-z,noseparate-code
     -Wl,-z,norelro -Wl,-z,noexecstack -Wl,--gc-sections""".split()
 COMPACT = "-s -Wl,-z,noseparate-code -Wl,--build-id=none".split()       # fewer bytes and pages to load
-CORE, CORE_VERSIONS = "fastcni/launcher/python_core.c", ((3, 11), (3, 12), (3, 13))     # the tested ones
+CORE = "fastcni/launcher/python_core.c"
+CORE_VERSIONS = (3, 11), (3, 12)        # Python 3.13 crashes if a codec is looked up before the main phase of its start
 CORE_FLAGS = "-O2 -g0 -fno-pie".split()
 CORE_LINK = "-no-pie -s -Wl,--export-dynamic -Wl,--gc-sections -Wl,--build-id=none".split()
 
@@ -52,7 +53,7 @@ class build_all(build_ext):
         if not os.path.exists(licence):
             why = f"there is no {licence}, which each copy of Python has to have"
         if sys.version_info[:2] not in CORE_VERSIONS or sys.abiflags:
-            why = "it is not tested with this Python"
+            why = "it needs Python 3.11 or 3.12"
         if not why:
             libraries = " ".join(sysconfig.get_config_vars("MODLIBS", "LIBS", "SYSLIBS")).split()
             with open(leaves, "rb") as file:
