@@ -87,7 +87,7 @@ def install_plugins(bin_dir: StrPath, interpreter: str | None = None, names: Ite
     try:
         image = pack.pack(interpreter, third_party=others, alternatives=interpreters.alternatives(interpreter),
                           server=server, core=interpreters.core_of(interpreter) if core is None else core)
-    except PackError as error:
+    except (PackError, OSError) as error:
         raise InstallError(str(error)) from error
     bin_dir = os.path.abspath(bin_dir)
     try:

@@ -93,7 +93,7 @@ def pack(interpreter: str, deadlines: Sequence[float] = DEADLINES, third_party: 
     deadlines: seconds that it waits for a server; only tests give other values than the default. third_party: plugins
     of other distributions, whose modules go into the file, too.
 
-    Raises PackError when a part is not compiled, a plugin cannot be packed, or the path is too long for the launcher.
+    Raises OSError if there is a core and no interpreter, PackError when a part is not compiled, a plugin cannot be packed, or the path is too long for the launcher.
     """
     others = list(alternatives)
     pythons = interpreters.as_list(core, [interpreter, *others]) if core else interpreters.as_list(interpreter, others)
@@ -148,7 +148,8 @@ def pack(interpreter: str, deadlines: Sequence[float] = DEADLINES, third_party: 
         add(out, image, "__main__.py", bootstrap_text(places, BY_PYTHON))
     by_launcher = bootstrap_text(places, BY_LAUNCHER)
     if core:
-        by_launcher = b"#!%b\n%b" % (os.fsencode(interpreter), by_launcher)
+        status = os.stat(interpreter)
+        by_launcher = b"#!%b %d %d\n%b" % (os.fsencode(interpreter), status.st_size, int(status.st_mtime), by_launcher)
     return configured(image.getvalue(), pythons, by_launcher, server, deadlines)
 
 

@@ -13,13 +13,18 @@
  * Until then sys.path, sys.stdin, sys.stdout and open() are missing. Signals are as in Python: SIGPIPE is ignored, SIGINT
  * raises KeyboardInterrupt.
  *
- * TEXT begins with "#!" and the path of the interpreter whose standard library is used. The compiled leaves are built-in
- * modules, and sys.leaves is their digest. If a plugin file has others, as after an upgrade of fastcni without `fastcni
- * install`, its TEXT executes the next interpreter of its list.
+ * The first line of TEXT is "#!INTERPRETER SIZE MTIME": the interpreter whose standard library is used, its bytes, and
+ * when it was last modified, in seconds. If that has changed, as by an update, the interpreter is executed instead: its
+ * library may need other built-in modules, and the update may close a hole that this copy has.
+ *
+ * The compiled leaves are built-in modules, and sys.leaves is their digest. If a plugin file has others, as after an
+ * upgrade of fastcni without `fastcni install`, its TEXT executes the next interpreter of its list. It also does so if
+ * the interpreter is gone.
  */
 
 #include <Python.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 enum { TEXT = 5 };                      /* its place in the arguments */
@@ -74,9 +79,9 @@ static int set_list(const char *name, int count, char **texts)  /* set a list of
     return failed;
 }
 
-static int set_leaves(void)
+static int set_leaves(const char *text)
 {
-    PyObject *digest = PyUnicode_FromString(LEAVES);
+    PyObject *digest = PyUnicode_FromString(text);
     int failed = !digest || PySys_SetObject("leaves", digest);
 
     Py_XDECREF(digest);
@@ -103,26 +108,55 @@ static void start(const char *interpreter, int count, char **arguments)
     PyConfig_Clear(&config);
 }
 
+struct interpreter { char path[1024]; long long size, modified; };
+
+static int read_line(const char *text, struct interpreter *to)          /* the first line of TEXT; 0: it is another */
+{
+    const char *end = strchr(text, '\n'), *at = end;
+    int spaces = 0;
+
+    if (strncmp(text, "#!", 2) || !end)
+        return 0;
+    while (spaces < 2 && --at > text + 2)       /* from the end: a path may have spaces */
+        spaces += *at == ' ';
+    if (spaces < 2 || at - text - 2 >= (long)sizeof to->path)
+        return 0;
+    memcpy(to->path, text + 2, at - text - 2);
+    to->path[at - text - 2] = 0;
+    return sscanf(at, "%lld %lld", &to->size, &to->modified) == 2;
+}
+
+static int is_unchanged(const struct interpreter *it)
+{
+    struct stat now;
+
+    return !stat(it->path, &now) && now.st_size == it->size && now.st_mtime == it->modified;
+}
+
 int main(int count, char **arguments)
 {
-    char interpreter[1024], *text, *end;
+    static struct interpreter interpreter;
+    const char *leaves = LEAVES;
+    char *text;
     int failed;
 
     if (count == 2 && !strcmp(arguments[1], "--version"))       /* as sys.version: pack.py compares the builds */
         return puts(Py_GetVersion()) < 0;
     text = count > TEXT ? arguments[TEXT] : "";
-    end = strchr(text, '\n');
-    if (strncmp(text, "#!", 2) || !end || end - text - 2 >= (long)sizeof interpreter) {
+    if (!read_line(text, &interpreter)) {
         fprintf(stderr, "%s: plugin files of fastcni start this program\n", *arguments);
         return 2;
     }
-    memcpy(interpreter, text + 2, end - text - 2);
-    interpreter[end - text - 2] = 0;
+    if (!is_unchanged(&interpreter)) {
+        arguments[0] = interpreter.path;
+        execv(interpreter.path, arguments);
+        leaves = "";                    /* it is gone: no plugin file has this digest */
+    }
     if (PyImport_ExtendInittab(built_in) < 0)
         return 1;
     arguments[TEXT] = "-c";             /* sys.argv[0] of `python -c` */
-    start(interpreter, count - TEXT, arguments + TEXT);
-    failed = set_leaves() || set_list("argv", count - TEXT, arguments + TEXT);
+    start(interpreter.path, count - TEXT, arguments + TEXT);
+    failed = set_leaves(leaves) || set_list("argv", count - TEXT, arguments + TEXT);
     arguments[TEXT] = text;             /* refuse.py executes the next interpreter with the same arguments */
     if (failed || set_list("orig_argv", count, arguments) || _PySignal_Init(1) < 0)
         PyErr_Print();

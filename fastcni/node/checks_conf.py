@@ -89,7 +89,7 @@ def core_findings(core: str, interpreter: str, whose: str, again: str) -> Iterat
         yield Finding(WARNING, f"{core} of {whose} does not exist", "one-shot requests take some 2 ms longer", again)
     elif os.access(core, os.X_OK) and not interpreters.core_of(interpreter, os.path.dirname(core)):
         yield Finding(WARNING, f"{core} of {whose} is of another build than {interpreter}",
-                      "one-shot requests run a Python without the fixes of the later build",
+                      "one-shot requests start the interpreter, and take some 2 ms longer",
                       f"build and install fastcni with {interpreter} again, then {again}")
 
 

@@ -55,7 +55,9 @@ def strace(*options):
 
 def started(text, *, argv0=INTERPRETER, **more):
     """Run a text as the launcher does, in python_core.elf or in an interpreter."""
-    command = [argv0, "-ISB", "-X", "utf8", "-c", f"#!{INTERPRETER}\n{text}", "bridge", "3"]
+    status = os.stat(INTERPRETER)
+    text = f"#!{INTERPRETER} {status.st_size} {int(status.st_mtime)}\n{text}"
+    command = [argv0, "-ISB", "-X", "utf8", "-c", text, "bridge", "3"]
     return subprocess.run(command, capture_output=True, timeout=60, check=False, **more)
 
 
@@ -155,6 +157,22 @@ def test_a_file_runs_without_it(tmp_path):
     assert run(plugin)[1]["cniVersion"] == "1.1.0"
     data = plugin.read_bytes()
     assert pack.read_config(data) == (INTERPRETER, pack.version(), str(gone))
+
+
+@needs_core
+@pytest.mark.parametrize("gone", [False, True])
+def test_an_interpreter_that_was_updated_runs_itself(tmp_path, gone):
+    """Its library may need other built-in modules than this copy has, and an update may close a hole."""
+    interpreter, later = tmp_path / "a python", tmp_path / "another"
+    interpreter.symlink_to(INTERPRETER)
+    write_executable(later, b'#!/bin/sh\nshift 5\nprintf \'{"ran": "%s", "stdin": "%s"}\' "$1" "$(cat)"\n')
+    image = pack.pack(str(interpreter), core=CORE, alternatives=[str(later)])
+    plugin = write_executable(tmp_path / "bridge", image)
+    assert run(plugin)[1]["cniVersion"] == "1.1.0"
+    interpreter.unlink()
+    if not gone:
+        shutil.copy(later, interpreter)
+    assert run(plugin, stdin=b"the stdin", env=ADD) == (0, {"ran": "bridge", "stdin": "the stdin"}, "")
 
 
 @needs_core

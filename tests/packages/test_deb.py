@@ -7,6 +7,7 @@ import pytest
 from packages.clean_system import ROOT, CleanSystem, call
 
 GO = "containernetworking-plugins"
+CORE = "/usr/lib/python3/dist-packages/fastcni/launcher/python_core.elf"
 # VERSION without a pause until the file /stop exists; /failed is made if it once fails.
 LOOP = """
 ( while ! test -e /stop; do CNI_COMMAND=VERSION /usr/lib/cni/bridge > /dev/null || touch /failed; done ) &
@@ -64,6 +65,8 @@ def test_apt_installs_the_packages_and_a_purge_leaves_nothing(system):
     assert shown.startswith("fastcni ") and "fastcni-install - Write" in shown
     assert version(system, "/usr/lib/fastcni/cni/bridge") == "1.1.0"
     system.run("test ! -e /usr/lib/cni; cd /; python3 -c 'import fastcni.runtime'")
+    assert CORE in system.run("grep -a -o -m 1 '/[a-z0-9/._-]*python_core.elf' /usr/lib/fastcni/cni/bridge")
+    assert system.run(f"{CORE} --version").startswith("3.")
     completion = system.run("bash -c '. /usr/share/bash-completion/completions/fastcni; complete -p fastcni'")
     assert completion.startswith("complete -o")
     units = system.run("cat /lib/systemd/system/fastcni.socket /lib/systemd/system/fastcni.service")
