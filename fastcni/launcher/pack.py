@@ -93,7 +93,8 @@ def pack(interpreter: str, deadlines: Sequence[float] = DEADLINES, third_party: 
     deadlines: seconds that it waits for a server; only tests give other values than the default. third_party: plugins
     of other distributions, whose modules go into the file, too.
 
-    Raises OSError if there is a core and no interpreter, PackError when a part is not compiled, a plugin cannot be packed, or the path is too long for the launcher.
+    Raises PackError when a part is not compiled, a plugin cannot be packed, or a path is too long for the launcher;
+    OSError if there is a core and no interpreter.
     """
     others = list(alternatives)
     pythons = interpreters.as_list(core, [interpreter, *others]) if core else interpreters.as_list(interpreter, others)
