@@ -43,8 +43,11 @@ class build_all(build_ext):
         self.link_core(folder, parts, leaves)
 
     def link_core(self, folder, parts, leaves):
-        """python_core.elf, where the interpreter's static library is: Debian's python3-dev has it, manylinux does not.
-        Without it, one-shot requests start the interpreter itself. It has the leaves, with the digest of `leaves`."""
+        """Link python_core.elf, if the interpreter's static library is installed. Debian's python3-dev has it, and the
+        manylinux images do not. Without python_core.elf, one-shot requests start the interpreter itself.
+
+        parts: the objects of the leaves, which it contains. leaves: the shared object, whose digest it knows.
+        """
         elf, library = f"{folder}/python_core.elf", os.path.join(*sysconfig.get_config_vars("LIBPL", "LIBRARY"))
         licence = os.path.join(sysconfig.get_path("stdlib"), "LICENSE.txt")
         if os.path.exists(elf):

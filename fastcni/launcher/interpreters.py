@@ -65,8 +65,8 @@ def alternatives(interpreter: str) -> list[str]:
 
 
 def core_of(interpreter: str, folder: str = os.path.dirname(os.path.abspath(__file__))) -> str:
-    """Return the path of python_core.elf in a folder, "" if it is not there or is of another build than the
-    interpreter: then its built-in modules may differ from what the interpreter's library expects."""
+    """Return the path of python_core.elf in a folder. Return "" if there is none, or if it is of another build than the
+    interpreter. The interpreter's library may not fit the built-in modules of another build."""
     path = os.path.join(folder, CORE)
     if not os.access(path, os.X_OK):
         return ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import _imp
 import importlib.util
 import os
+from collections.abc import Iterable
 from importlib import metadata
 from types import CodeType
 
@@ -66,30 +67,31 @@ def site_packages() -> tuple[str, ...]:
 def daemon() -> dict[str, Module]:
     """{name: Module} of the daemon of the dhcp plugin."""
     names = [f"{DAEMON_FOLDER}/{name}" for name in os.listdir(os.path.join(PACKAGE, DAEMON_FOLDER))]
-    modules: dict[str, Module] = {}
-    for name in sorted([name for name in names if name.endswith(".py")] + list(DAEMON_SINGLE)):
-        add_module(modules, f"fastcni/{name}", read(os.path.join(PACKAGE, name)))
-    return modules
+    names = sorted([name for name in names if name.endswith(".py")] + list(DAEMON_SINGLE))
+    return in_folder(os.path.dirname(PACKAGE), [f"fastcni/{name}" for name in names])
 
 
 def library() -> dict[str, Module]:
     """{name: Module} of the library, without its subpackages, which are for other uses. Empty if it is not installed:
     then the code that needs it raises an error."""
     spec = importlib.util.find_spec(LIBRARY)
-    modules: dict[str, Module] = {}
-    if spec and spec.origin:
-        folder = os.path.dirname(spec.origin)
-        for name in sorted(os.listdir(folder)):
-            if name.endswith(".py"):
-                add_module(modules, f"{LIBRARY}/{name}", read(os.path.join(folder, name)))
-    return modules
+    if not (spec and spec.origin):
+        return {}
+    folder = os.path.dirname(spec.origin)
+    names = sorted(name for name in os.listdir(folder) if name.endswith(".py"))
+    return in_folder(os.path.dirname(folder), [f"{LIBRARY}/{name}" for name in names])
 
 
 def codecs() -> dict[str, Module]:
-    """{name: Module} of Python's modules that look up a codec."""
+    """{name: Module} of the modules by which Python finds a codec."""
+    return in_folder(os.path.dirname(os.__file__), CODECS)
+
+
+def in_folder(folder: str, paths: Iterable[str]) -> dict[str, Module]:
+    """{name: Module} of the sources at these paths, which are relative to the folder. Raises PackError."""
     modules: dict[str, Module] = {}
-    for name in CODECS:
-        add_module(modules, name, read(os.path.join(os.path.dirname(os.__file__), name)))
+    for path in paths:
+        add_module(modules, path, read(os.path.join(folder, path)))
     return modules
 
 

@@ -226,8 +226,8 @@ def configured(image: bytes, pythons: Sequence[str], bootstrap: bytes, server: S
 
 
 def read_config(head: bytes) -> tuple[str, str, str]:
-    """(path of its first interpreter, its version, path of its python_core.elf or "") from the first bytes of a plugin
-    file; three times "" without the config."""
+    """Read the first bytes of a plugin file. Return the path of its interpreter, the interpreter's version, and the
+    path of its python_core.elf. What it does not have is ""."""
     at = head.find(CONFIG_MAGIC)
     if at < 0 or len(head) < at + CONFIG.size:
         return "", "", ""

@@ -1,4 +1,4 @@
-/* python_core.elf: a Python for one-shot requests, which starts in half the time.
+/* python_core.elf: a Python for one-shot requests, which starts faster.
  *
  * It is linked from the interpreter's static library, and started as the launcher starts an interpreter:
  *

@@ -86,10 +86,10 @@ def plugin_files(node: Node) -> Iterator[Finding]:
 def core_findings(core: str, interpreter: str, whose: str, again: str) -> Iterator[Finding]:
     """python_core.elf is there, and of the interpreter's build. again: the command that writes the plugin files."""
     if not is_there(core):
-        yield Finding(WARNING, f"{core} of {whose} does not exist", "one-shot requests take some 2 ms longer", again)
+        yield Finding(WARNING, f"{core} of {whose} does not exist", "one-shot requests take longer", again)
     elif os.access(core, os.X_OK) and not interpreters.core_of(interpreter, os.path.dirname(core)):
         yield Finding(WARNING, f"{core} of {whose} is of another build than {interpreter}",
-                      "one-shot requests start the interpreter, and take some 2 ms longer",
+                      "one-shot requests start the interpreter, and take longer",
                       f"build and install fastcni with {interpreter} again, then {again}")
 
 

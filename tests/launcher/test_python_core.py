@@ -1,5 +1,5 @@
-"""python_core.elf: the interpreter that runs one-shot requests after half of Python's start, and the rest of the start
-on demand."""
+"""python_core.elf: it runs a one-shot request after the core phase of Python's start. The main phase follows only if
+the request needs it."""
 
 import json
 import os
