@@ -60,13 +60,16 @@ DEADLINES = (UNREAD_S, ANSWER_S, QUICK_ANSWER_S)
 
 # {file} opens or names the plugin file. The test comes first: code of another Python cannot even be read. The garbage
 # collector is off: it would look, for 0.3 ms, through modules that live until the end. {failed} is a string, which is
-# compiled only if it is needed: that takes as long as compiling the rest.
+# compiled only if it is needed: that takes as long as compiling the rest. Only an interpreter has to say which code it
+# can read, by a module that imports io: python_core.elf with these leaves was built by the same one.
 BOOTSTRAP = """\
-import sys,posix,marshal,gc,_frozen_importlib_external as e
+import sys,posix,marshal,gc
 try:
  gc.disable()
- f={file};l={leaves!r}
- if e.MAGIC_NUMBER=={magic!r}and e._imp.extension_suffixes()[0]=={suffix!r}and getattr(sys,'leaves',l)==l:
+ f={file};r=getattr(sys,'leaves',0)=={leaves!r}
+ if not hasattr(sys,'leaves'):
+  import _frozen_importlib_external as e;r=e.MAGIC_NUMBER=={magic!r}and e._imp.extension_suffixes()[0]=={suffix!r}
+ if r:
   c,i=marshal.loads(posix.pread(f,{boot[1]},{boot[0]}));exec(c)
  else:exec(posix.pread(f,{refuse[1]},{refuse[0]}))
 except Exception as x:exec({failed!r})

@@ -11,7 +11,7 @@
  * calls python_core.complete(), which runs the main phase. From then on this is an ordinary `python -I -S`.
  *
  * Until then sys.path, sys.stdin, sys.stdout and open() are missing. Signals are as in Python: SIGPIPE is ignored, SIGINT
- * raises KeyboardInterrupt.
+ * raises KeyboardInterrupt. The garbage collector is off, as TEXT turns it off in an interpreter.
  *
  * The first line of TEXT is "#!INTERPRETER SIZE MTIME": the interpreter whose standard library is used, its bytes, and
  * when it was last modified, in seconds. If that has changed, as by an update, the interpreter is executed instead: its
@@ -41,11 +41,29 @@ static void check(PyStatus status)      /* print a failed status and end */
         Py_ExitStatusException(status);
 }
 
+/* Interns the names in the code of all frozen modules, which writes to most pages of that code. The core phase calls it
+ * first, and needs one of these twenty modules. Names that are not interned are compared by their text, so the others can
+ * wait for the main phase. In Python 3.12 they cannot: there, frozen names and others that are interned before them would
+ * stay different objects. setup.py has the linker put our function in its place, see --wrap in ld(1). Returns -1 with an
+ * exception set, or 0. */
+extern int __real__Py_Deepfreeze_Init(void);
+
+enum { INTERN_LATER = PY_VERSION_HEX < 0x030c0000 };
+
+int __wrap__Py_Deepfreeze_Init(void)
+{
+    PyGC_Disable();                     /* the core phase would collect garbage three times, and has none */
+    return INTERN_LATER ? 0 : __real__Py_Deepfreeze_Init();
+}
+
 static PyObject *complete(PyObject *self, PyObject *unused)
 {
-    PyStatus status = _Py_InitializeMain();
+    PyStatus status;
 
     (void)self, (void)unused;
+    if (INTERN_LATER && __real__Py_Deepfreeze_Init() < 0)
+        return NULL;
+    status = _Py_InitializeMain();
     if (PyStatus_Exception(status))
         return PyErr_Format(PyExc_ImportError, "Python's standard library cannot be used: %s",
                             status.err_msg ? status.err_msg : "the start of Python ended");

@@ -42,6 +42,7 @@ state |= {"codecs": [codecs.lookup(name).name for name in ("utf-8", "latin-1", "
           "locale": locale.getpreferredencoding(False), "open": repr(open), "thread": threading.current_thread().name,
           "finders": [getattr(it, "__name__", "") for it in sys.meta_path], "hooks": len(sys.path_hooks),
           "zone": time.tzname, "path": builtins.__import__("encodings").__path__,
+          "interned": [sys.intern("fspath") is name for name in os.path.join.__code__.co_names],
           "modules": sorted(name for name in sys.modules if "python_core" not in name)}
 posix.write(1, json.dumps(state).encode())
 """
@@ -99,6 +100,21 @@ def test_a_request_needs_nothing_of_the_standard_library(files, tmp_path, name, 
 
 
 @needs_core
+def test_the_core_phase_leaves_out_what_a_request_does_not_need(files):
+    """Interned names of frozen modules, io, and garbage collections."""
+    with zipfile.ZipFile(files / "bridge") as packed:
+        bootstrap = packed.read("__main__.py")
+    text = """import abc, gc, posix, sys
+assert not gc.isenabled() and not any(generation["collections"] for generation in gc.get_stats())
+names = abc.ABCMeta.__new__.__code__.co_varnames
+assert "mcls" in names and (sys.version_info >= (3, 12) or not any(sys.intern("mcls") is name for name in names))
+assert not {"_io", "_frozen_importlib_external"} & {*sys.modules}
+posix._exit(0)"""
+    assert started(text, argv0=CORE).stderr == b""
+    assert b"import _frozen_importlib_external" in bootstrap.split(b"hasattr(sys,'leaves')")[1]
+
+
+@needs_core
 @pytest.mark.parametrize("stdin", [
     b'{"cniVersion": "1.0', b'{"cniVersion": \xff\xfe}', b'{"cniVersion": "1.0.0", "name": "\xed\xa0\x80"}', b"[" * 600,
     b'{"cniVersion": "1.0.0", "name": "a", "type": "\\ud800"}'])
@@ -123,6 +139,7 @@ def test_the_complete_interpreter_is_an_ordinary_one(files, first):
     one, other = json.loads(core.stdout), json.loads(ordinary.stdout)
     assert one == other
     assert INTERPRETER in one["executable"]
+    assert any(one["interned"])
 
 
 @needs_core
