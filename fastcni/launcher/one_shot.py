@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import posix
 
+from fastcni._system import hold_files
+from fastcni.kernel import wire
 from fastcni.kit.call.mode import Mode
 
 TYPE_CHECKING = False
@@ -12,12 +14,12 @@ if TYPE_CHECKING:
 
     from fastcni.handle import Reply
     from fastcni.kernel.wire import Socket
+    from fastcni.kit.links.deletion import DeleteRequest
 
 
 class OneShotMode(Mode):
-    """The result of an ADD goes to stdout, and deferred work to child processes that hold none of the caller's streams.
-
-    A thread would not do for deferred work: a process ends only when its last thread has left the kernel.
+    """The result of an ADD goes to stdout, and what the kernel makes wait to other processes, which hold none of the
+    caller's streams. A thread would not do: a process ends only when its last thread has left the kernel.
 
     write      write(fd, data), which writes all of the data
     delivered  the result that was written, None: none yet
@@ -38,35 +40,21 @@ class OneShotMode(Mode):
         self.delivered = reply
 
     def defer(self, fn: Callable[..., object], *args: object) -> None:
+        fn(*args)                       # this process would not end before a thread has left the kernel
+
+    def send_deletion(self, watcher: Socket, data: bytes, request: DeleteRequest) -> None:
         try:
-            child = posix.fork()
+            wire.send_apart(watcher, data)
         except OSError:                 # no process can be started, so the answer waits
-            fn(*args)
-            return
-        if child:
-            return
-        try:
-            posix.closerange(0, 3)
-            fn(*args)
-        finally:
-            posix._exit(0)
+            super().send_deletion(watcher, data, request)
 
     def close_later(self, sock: Socket) -> None:
-        """Leave the last close() of a socket to a child.
+        """Leave the last close() of a socket to another process.
 
-        Both processes have the socket, and the kernel makes the last one wait. So the child ends after this process: it
+        Both processes have the socket, and the kernel makes the last one wait. So the other one ends after this one: it
         reads a pipe without a writer, until this process has closed its end.
         """
-        here, there = posix.pipe()
         try:
-            child = posix.fork()
+            hold_files(*posix.pipe())
         except OSError:
-            return
-        if child:
-            return
-        try:
-            posix.closerange(0, 3)
-            posix.close(there)
-            posix.read(here, 1)
-        finally:
-            posix._exit(0)
+            sock.close()

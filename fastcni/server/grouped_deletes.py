@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from errno import ENODEV
+from functools import partial
 from threading import Lock
 
 from fastcni._abandoned import check_request
@@ -23,7 +24,7 @@ from fastcni._run_token import Gate
 from fastcni.kernel import filters, rtnl, wire
 from fastcni.kernel.waiting import CallerGone, check_caller, waiting
 from fastcni.kit.links import announced, find
-from fastcni.kit.links.deletion import Deleter, DeleteRequest, Deletion, raise_first, write_each
+from fastcni.kit.links.deletion import Deleter, DeleteRequest, Deletion, raise_first, send_out, write_each
 
 MAX_LINKS = 128                 # pods' links in one request: the announcements fit into the receive buffer
 LOOK_MS = 100                   # between two checks whether the caller is still connected
@@ -62,7 +63,7 @@ class GroupedDeletes(Deleter):
     """
 
     def __init__(self, defer: Callable[..., None]) -> None:
-        super().__init__(announced.open_watcher(), defer)
+        super().__init__(announced.open_watcher(), partial(defer, send_out))
         self.asking, self.lock = wire.open_socket(), Lock()
         self.waiting: list[Shared] = []
         self.busy = False

@@ -14,10 +14,6 @@ from fastcni.testing.fake_node import Node
 from fastcni.testing.fake_sockets import FakeKernel, Socket, ack, message
 
 
-def now(fn, *args):
-    fn(*args)
-
-
 def notice(kind, index, family=uapi.AF_UNSPEC):
     return message(kind, 0, 0, rtnl.ifinfomsg(index, family=family))
 
@@ -52,7 +48,7 @@ class Looks(FakeKernel):
 ], ids=["announced", "after others", "gone before", "dropped"])
 def test_a_delete_returns_when_the_kernel_announces_that_the_link_is_gone(queue):
     watcher = Socket(queue)
-    deletion.delete(watcher, now, (7, "veth0"))
+    deletion.delete(watcher, deletion.send_out, (7, "veth0"))
     assert watcher.closed
 
 
@@ -60,7 +56,7 @@ def test_each_link_is_a_request_of_its_own():
     """In one request the kernel begins with the second link after the grace period of the first, 17 ms later."""
     deferred = []
     watcher = Socket([notice(uapi.RTM_DELLINK, 8), notice(uapi.RTM_DELLINK, 7)])
-    deletion.delete(watcher, lambda fn, *args: deferred.append(args), (7, "veth0"), (8, "ifb0"))
+    deletion.delete(watcher, lambda *args: deferred.append(args), (7, "veth0"), (8, "ifb0"))
     assert [rtnl.read_index(data[16:]) for _, data, _ in deferred] == [7, 8]
 
 
@@ -69,7 +65,7 @@ def test_the_refusal_of_one_link_is_raised_after_the_others_are_gone(refused):
     gone = {1: 8, 2: 7}[refused]
     watcher = Socket([ack(refused, EBUSY), notice(uapi.RTM_DELLINK, gone)])
     with pytest.raises(wire.NetlinkError) as caught:
-        deletion.delete(watcher, now, (7, "veth0"), (8, "ifb0"))
+        deletion.delete(watcher, deletion.send_out, (7, "veth0"), (8, "ifb0"))
     assert ("veth0", "ifb0")[refused - 1] in str(caught.value) and not watcher.queue
 
 
@@ -77,14 +73,14 @@ def test_a_port_that_leaves_its_bridge_is_not_gone_yet(monkeypatch):
     """The bridge announces it in its own family before the link itself is gone."""
     monkeypatch.setattr(deletion, "DELETE_TIMEOUT_S", 0.05)
     with pytest.raises(CniError) as caught:
-        deletion.delete(Socket([notice(uapi.RTM_DELLINK, 7, uapi.AF_BRIDGE)]), now, (7, "veth0"))
+        deletion.delete(Socket([notice(uapi.RTM_DELLINK, 7, uapi.AF_BRIDGE)]), deletion.send_out, (7, "veth0"))
     assert (caught.value.code, caught.value.msg) == (11, 'failed to delete "veth0": not announced gone after 0.05 s')
 
 
 def test_a_refused_delete_is_raised():
     watcher = Socket([ack(1, EBUSY)])
     with pytest.raises(wire.NetlinkError) as caught:
-        deletion.delete(watcher, now, (7, "veth0"))
+        deletion.delete(watcher, deletion.send_out, (7, "veth0"))
     assert caught.value.errno == EBUSY
     assert 'failed to delete "veth0"' in str(caught.value)
     assert watcher.closed

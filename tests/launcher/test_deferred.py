@@ -17,17 +17,10 @@ ROOT = str(Path(fastcni.__file__).parent.parent)
 PARENT = """
 import posix, sys
 sys.path.append({root!r})
-from fastcni.launcher.one_shot import OneShotMode
-fork = posix.fork
-
-def reported():
-    child = fork()
-    if child:
-        posix.write(1, b"%d\\n" % child)
-    return child
-
-posix.fork = reported
-OneShotMode(None).close_later({sock})
+from fastcni.launcher import one_shot
+hold_files = one_shot.hold_files
+one_shot.hold_files = lambda *pipe: posix.write(1, b"%d\\n" % hold_files(*pipe))
+one_shot.OneShotMode(None).close_later({sock})
 posix.read(0, 1)
 posix._exit(0)
 """

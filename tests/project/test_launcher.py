@@ -1,6 +1,7 @@
 """The launcher and an installed plugin file: its format, its two entry points, and its errors if it cannot start."""
 
 import errno
+import fcntl
 import json
 import os
 import re
@@ -263,16 +264,16 @@ def test_a_directory_as_stdin_is_an_error_in_json(bin_dir):
     assert error["msg"] == "error reading from stdin: Is a directory (errno 21)"
 
 
-def test_deferred_work_holds_none_of_the_callers_streams():
-    """communicate() comes back although the child still waits; then the child is let go."""
+def test_a_process_that_sends_outlives_us_and_holds_none_of_the_callers_streams():
+    """communicate() comes back although the other process still waits; then that is let go, and sends all of it."""
     here, there = os.pipe()
-    code = ("import posix; from fastcni.launcher.one_shot import OneShotMode; "
-            f"OneShotMode(None).defer(posix.read, {here}, 1); posix._exit(0)")
-    try:
-        assert run(sys.executable, "-c", code, pass_fds=[here]) == (0, None, "")
-    finally:
-        os.close(there)
-        os.close(here)
+    with open(here, "rb") as reader, open(there, "wb", buffering=0) as writer:
+        full = writer.write(bytes(fcntl.fcntl(there, fcntl.F_GETPIPE_SZ)))      # so it has to wait
+        code = ("import posix; from fastcni import _system; text = bytes(range(256)) * 20; "
+                f"_system.send_apart({there}, text); del text; posix._exit(0)")
+        assert run(sys.executable, "-c", code, pass_fds=[there]) == (0, None, "")
+        writer.close()
+        assert reader.read()[full:] == bytes(range(256)) * 20
 
 
 # ---- when it cannot start ----

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from fastcni.kernel.wire import Socket
     from fastcni.kit.call.request import Request
     from fastcni.kit.ipam.cluster.contract import Store
+    from fastcni.kit.links.deletion import DeleteRequest
     from fastcni.spec.config import Section
 
     T = TypeVar("T")
@@ -186,7 +187,13 @@ class Mode:
         fine. Raises NetlinkError, CniError 11, CallerGone."""
         from fastcni.kit.links import announced, deletion
 
-        deletion.delete(announced.open_watcher(), self.defer, *links)
+        deletion.delete(announced.open_watcher(), self.send_deletion, *links)
+
+    def send_deletion(self, watcher: Socket, data: bytes, request: DeleteRequest) -> None:
+        """Send a request that deletes links, in parallel to this one, see kit.links.deletion."""
+        from fastcni.kit.links.deletion import send_out
+
+        self.defer(send_out, watcher, data, request)
 
     def announce_delete(self, req: Request) -> None:
         """Notify the servers that restore the namespace's firewall that a DEL begins. Call it before the DEL reads

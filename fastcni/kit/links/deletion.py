@@ -24,20 +24,22 @@ if TYPE_CHECKING:
 
     from fastcni.kernel.wire import Socket
 
+    Send = Callable[[Socket, bytes, "DeleteRequest"], None]
+
 DELETE_TIMEOUT_S = 30           # the kernel announces a veth gone within a millisecond
 LOOK_S = 0.1                    # seconds between two checks whether the request could be sent
 
 
-def delete(watcher: Socket, defer: Callable[..., None], *links: tuple[int, str]) -> None:
+def delete(watcher: Socket, send: Send, *links: tuple[int, str]) -> None:
     """Delete links (index, name) of the watcher's namespace, and close the watcher. A link that is gone is fine.
 
-    Returns when the kernel has announced them gone. defer(fn, *args) runs the wait for the acknowledgement. Raises
-    NetlinkError, CniError 11 if there is no announcement in time, CallerGone.
+    Returns when the kernel has announced them gone. `send`: a mode's send_deletion(). Raises NetlinkError, CniError 11
+    if there is no announcement in time, CallerGone.
     """
-    check_request()             # defer() sends in a thread that works on no request
+    check_request()             # send() sends in a thread or process that works on no request
     deletions = [Deletion(*link) for link in links]
     try:
-        Deleter(watcher, defer).run(DeleteRequest(deletions))
+        Deleter(watcher, send).run(DeleteRequest(deletions))
     finally:
         watcher.close()
     raise_first(deletions)
@@ -87,8 +89,8 @@ class DeleteRequest:
 class Deleter:
     """Sends DeleteRequests by a watcher, one at a time. `sequence`: the last sequence number that was used."""
 
-    def __init__(self, watcher: Socket, defer: Callable[..., None]) -> None:
-        self.watcher, self.defer, self.sequence = watcher, defer, 0
+    def __init__(self, watcher: Socket, send: Send) -> None:
+        self.watcher, self.post, self.sequence = watcher, send, 0
 
     def run(self, request: DeleteRequest) -> None:
         """Send the request, unless that was done before, and wait until each link is gone or has its error.
@@ -128,7 +130,7 @@ class Deleter:
         asked = write(batch, deletions)
         request.asked |= asked
         self.sequence += len(asked)
-        self.defer(send_out, self.watcher, batch.finish(), request)
+        self.post(self.watcher, batch.finish(), request)
 
     def receive(self, seconds: float, request: DeleteRequest) -> None:
         """Remove from `remaining` the links that the next notifications are about."""
@@ -159,8 +161,8 @@ class Deleter:
 
 
 def send_out(watcher: Socket, data: bytes, request: DeleteRequest) -> None:
-    """For defer(): send the request, and return when the kernel has carried it out. The waiter finds an error in the
-    request. If the watcher is closed by then, no thread waits any more."""
+    """Send the request, and return when the kernel has carried it out. The waiter finds an error in the request. If the
+    watcher is closed by then, no thread waits any more."""
     try:
         wire.send(watcher, data)
     except OSError as e:

@@ -39,7 +39,7 @@ def pod_link(req: Request, *, list_addresses: bool = False) -> tuple[list[bytes]
         with pod.enter():
             watcher = announced.open_watcher()
         req.close()
-        deletion.delete(watcher, req.mode.defer, (link.index, link.name))
+        deletion.delete(watcher, req.mode.send_deletion, (link.index, link.name))
     return found, []
 
 
