@@ -24,6 +24,7 @@
 
 #include <Python.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -106,11 +107,29 @@ static int set_leaves(const char *text)
     return failed;
 }
 
+/* Python's memory comes in pieces of 1 MiB, of which a request uses nearly two. To have the kernel provide all pages of a
+ * piece at once takes two thirds of the time of the page faults. */
+static void *provide(void *unused, size_t size)
+{
+    void *memory = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+
+    (void)unused;
+    return memory == MAP_FAILED ? NULL : memory;
+}
+
+static void release(void *unused, void *memory, size_t size)
+{
+    (void)unused;
+    munmap(memory, size);
+}
+
 static void start(const char *interpreter, int count, char **arguments)
 {
+    PyObjectArenaAllocator arenas = { 0, provide, release };
     PyPreConfig before;
     PyConfig config;
 
+    PyObject_SetArenaAllocator(&arenas);
     PyPreConfig_InitIsolatedConfig(&before);
     before.utf8_mode = 1;
     check(Py_PreInitialize(&before));
