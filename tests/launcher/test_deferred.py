@@ -76,3 +76,41 @@ def test_a_mode_defers_the_close_of_a_netfilter_socket():
     mode.sockets[uapi.NETLINK_NETFILTER] = sock
     mode.close()
     assert closed == [sock] and not mode.sockets
+
+
+REFUSED = """
+import errno, sys
+sys.path.append({root!r})
+from fastcni.kernel import wire
+from fastcni.launcher import one_shot
+
+def refuse(*_):
+    raise OSError(errno.EAGAIN, "no process")
+
+class Socket:
+    def fileno(self):
+        return 7
+    def close(self):
+        print("closed")
+
+one_shot.hold_files = wire._system.send_apart = refuse
+wire._netlink.send = lambda fd, data: print("sent", fd, data)
+mode = one_shot.OneShotMode(None)
+mode.send_deletion(Socket(), b"data", None)
+mode.close_later(Socket())
+"""
+
+
+def test_if_no_process_can_be_started_the_answer_waits():
+    done = subprocess.run([sys.executable, "-I", "-S", "-c", REFUSED.format(root=ROOT)], capture_output=True, text=True,
+                          timeout=60, check=False)
+    assert (done.stdout, done.stderr) == ("sent 7 b'data'\nclosed\n", "")
+
+
+def test_what_another_process_sends_is_shown():
+    code = ("import socket; from fastcni.kernel import waiting, wire; ours, theirs = socket.socketpair(); "
+            "waiting.here.request = waiting.Request(); waiting.here.request.show = print; "
+            "wire.send_apart(ours, b'data'); print(theirs.recv(9))")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False,
+                          cwd=ROOT)
+    assert (done.stdout, done.stderr) == ("> b'data'\nb'data'\n", "")
