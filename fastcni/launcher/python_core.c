@@ -107,8 +107,8 @@ static int set_leaves(const char *text)
     return failed;
 }
 
-/* Python's memory comes in pieces of 1 MiB, of which a request uses nearly two. To have the kernel provide all pages of a
- * piece at once takes two thirds of the time of the page faults. */
+/* Python asks for memory in arenas of 1 MiB, and a request uses most of two. To have the kernel provide all pages of an
+ * arena at once takes less time than a page fault for each. */
 static void *provide(void *unused, size_t size)
 {
     void *memory = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
