@@ -305,34 +305,16 @@ def spawn(str path not None, argv, env, int stdin, int stdout, int stderr):
 
 # -- processes that outlive us ------------------------------------------------------------------------------------
 #
-# A process that does one system call which takes long. It uses this process's memory, also after our end, so that
-# nothing is copied, and has a stack and copies of the descriptors of its own. Its thread-local storage is ours: so it
-# calls nothing of libc, which would set errno, and runs no signal handler.
+# Such a process does one system call that takes long. It shares this process's memory, also after our end, so the
+# kernel copies none. It has another stack, and copies of our descriptors. It also shares our thread-local storage:
+# so it calls nothing of libc that sets errno. All signals are blocked, so no handler runs in it.
 
 cdef extern from *:
     """
     #include <string.h>
     #include <sys/mman.h>
     #include <sys/syscall.h>
-
-    #if defined(__x86_64__)
-    static inline long bare_call(long number, long a, long b, long c)
-    {
-        long result;
-        __asm__ volatile("syscall" : "=a"(result) : "a"(number), "D"(a), "S"(b), "d"(c) : "rcx", "r11", "memory");
-        return result;
-    }
-    #elif defined(__aarch64__)
-    static inline long bare_call(long number, long a, long b, long c)
-    {
-        register long x8 __asm__("x8") = number;
-        register long x0 __asm__("x0") = a;
-        register long x1 __asm__("x1") = b;
-        register long x2 __asm__("x2") = c;
-        __asm__ volatile("svc 0" : "+r"(x0) : "r"(x8), "r"(x1), "r"(x2) : "memory");
-        return x0;
-    }
-    #endif
+    #include "launcher/system_call.h"
 
     struct job { int close, fd; long size; char data[]; };      /* size 0: read from fd, else write the data to it */
     enum { JOB_STACK = 1 << 16 };
@@ -342,10 +324,10 @@ cdef extern from *:
         struct job *it = of;
 
         for (int stream = 0; stream < 3; stream++)
-            bare_call(SYS_close, stream, 0, 0);
+            system_call(SYS_close, stream, 0, 0, 0);
         if (it->close >= 0)
-            bare_call(SYS_close, it->close, 0, 0);
-        bare_call(it->size ? SYS_write : SYS_read, it->fd, (long)it->data, it->size ? it->size : 1);
+            system_call(SYS_close, it->close, 0, 0, 0);
+        system_call(it->size ? SYS_write : SYS_read, it->fd, (long)it->data, it->size ? it->size : 1, 0);
         return 0;                       /* clone(3) ends the process by a system call */
     }
 
@@ -375,16 +357,19 @@ cdef extern from *:
     int start_job(int close, int fd, const char* data, long size)
 
 
-def send_apart(int fd, bytes data not None):
-    """Start a process that writes `data`, not empty, to `fd`, and ends; its pid. Raises OSError."""
-    cdef int child = start_job(-1, fd, PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data))
-    refuse(-child if child < 0 else 0, None)
+cdef int started(int child) except -1:
+    """The pid, or the OSError for minus an errno."""
+    if child < 0:
+        refuse(-child, None)
     return child
+
+
+def send_apart(int fd, bytes data not None):
+    """Start a process that writes `data` to `fd` and then ends. Return its pid. `data` is not empty. Raises OSError."""
+    return started(start_job(-1, fd, PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data)))
 
 
 def hold_files(int here, int there):
-    """Start a process that holds this one's descriptors, but for the standard streams, until the pipe (here, there) has
-    no other writer; its pid. Raises OSError."""
-    cdef int child = start_job(there, here, b"", 0)
-    refuse(-child if child < 0 else 0, None)
-    return child
+    """Start a process that holds this one's descriptors, except the standard streams. It ends when the pipe
+    (here, there) has no other writer. Return its pid. Raises OSError."""
+    return started(start_job(there, here, b"", 0))

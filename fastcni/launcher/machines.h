@@ -2,6 +2,8 @@
 
 enum { EINTR = 4 };                     /* without handlers, too, SIGSTOP and SIGCONT interrupt some calls, signal(7) */
 
+#include "system_call.h"
+
 #if defined(__x86_64__)
 enum { SYS_read = 0, SYS_write = 1, SYS_close = 3, SYS_lseek = 8, SYS_rt_sigaction = 13, SYS_ioctl = 16,
        SYS_pread64 = 17, SYS_socket = 41, SYS_connect = 42, SYS_sendmsg = 46, SYS_recvmsg = 47, SYS_shutdown = 48,
@@ -19,17 +21,6 @@ __asm__(".globl _start\n_start:\n"
         "    and $-16, %rsp\n"
         "    call begin\n");
 
-static long system_call(long number, long a, long b, long c, long d)
-{
-    long result;
-    register long r10 __asm__("r10") = d;
-    do
-        __asm__ volatile("syscall" : "=a"(result) : "a"(number), "D"(a), "S"(b), "d"(c), "r"(r10)
-                         : "rcx", "r11", "memory");
-    while (result == -EINTR);
-    return result;
-}
-
 #elif defined(__aarch64__)
 enum { SYS_dup3 = 24, SYS_ioctl = 29, SYS_openat = 56, SYS_close = 57, SYS_lseek = 62, SYS_read = 63, SYS_write = 64,
        SYS_pread64 = 67, SYS_ppoll = 73, SYS_exit_group = 94, SYS_rt_sigaction = 134, SYS_socket = 198,
@@ -46,20 +37,6 @@ __asm__(".globl _start\n_start:\n"
         "    mov x30, #0\n"
         "    mov x0, sp\n"
         "    bl begin\n");
-
-static long system_call(long number, long a, long b, long c, long d)
-{
-    register long x8 __asm__("x8") = number;
-    register long x0 __asm__("x0");
-    register long x1 __asm__("x1") = b;
-    register long x2 __asm__("x2") = c;
-    register long x3 __asm__("x3") = d;
-    do {
-        x0 = a;
-        __asm__ volatile("svc 0" : "+r"(x0) : "r"(x8), "r"(x1), "r"(x2), "r"(x3) : "memory");
-    } while (x0 == -EINTR);
-    return x0;
-}
 
 #else
 #error "the launcher supports x86_64 and aarch64; another machine needs a _start, a system_call and its numbers"

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class OneShotMode(Mode):
-    """The result of an ADD goes to stdout, and what the kernel makes wait to other processes, which hold none of the
+    """The result of an ADD goes to stdout. System calls that take long go to other processes, which hold none of the
     caller's streams. A thread would not do: a process ends only when its last thread has left the kernel.
 
     write      write(fd, data), which writes all of the data

@@ -60,8 +60,8 @@ DEADLINES = (UNREAD_S, ANSWER_S, QUICK_ANSWER_S)
 
 # {file} opens or names the plugin file. The test comes first: code of another Python cannot even be read. The garbage
 # collector is off: it would look, for 0.3 ms, through modules that live until the end. {failed} is a string, which is
-# compiled only if it is needed: that takes as long as compiling the rest. Only an interpreter has to say which code it
-# can read, by a module that imports io: python_core.elf with these leaves was built by the same one.
+# compiled only if it is needed: that takes as long as compiling the rest. python_core.elf
+# with the same leaves is of the same Python. So only an interpreter imports the module with the magic number, and io.
 BOOTSTRAP = """\
 import sys,posix,marshal,gc
 try:

@@ -101,7 +101,7 @@ def test_a_request_needs_nothing_of_the_standard_library(files, tmp_path, name, 
 
 @needs_core
 def test_the_core_phase_leaves_out_what_a_request_does_not_need(files):
-    """Interned names of frozen modules, io, and garbage collections."""
+    """It interns no names of frozen modules, does not import io, and collects no garbage."""
     with zipfile.ZipFile(files / "bridge") as packed:
         bootstrap = packed.read("__main__.py")
     text = """import abc, gc, posix, sys

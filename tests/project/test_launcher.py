@@ -265,7 +265,7 @@ def test_a_directory_as_stdin_is_an_error_in_json(bin_dir):
 
 
 def test_a_process_that_sends_outlives_us_and_holds_none_of_the_callers_streams():
-    """communicate() comes back although the other process still waits; then that is let go, and sends all of it."""
+    """communicate() returns while the other process waits for the pipe. That process then sends all of the data."""
     here, there = os.pipe()
     with open(here, "rb") as reader, open(there, "wb", buffering=0) as writer:
         full = writer.write(bytes(fcntl.fcntl(there, fcntl.F_GETPIPE_SZ)))      # so it has to wait

@@ -87,7 +87,8 @@ class DeleteRequest:
 
 
 class Deleter:
-    """Sends DeleteRequests by a watcher, one at a time. `sequence`: the last sequence number that was used."""
+    """Sends DeleteRequests by a watcher, one at a time. `post`: a mode's send_deletion(). `sequence`: the last
+    sequence number that was used."""
 
     def __init__(self, watcher: Socket, send: Send) -> None:
         self.watcher, self.post, self.sequence = watcher, send, 0
@@ -161,8 +162,8 @@ class Deleter:
 
 
 def send_out(watcher: Socket, data: bytes, request: DeleteRequest) -> None:
-    """Send the request, and return when the kernel has carried it out. The waiter finds an error in the request. If the
-    watcher is closed by then, no thread waits any more."""
+    """Send the request, and return when the kernel has carried it out. An error is noted in the request, for the
+    thread that waits. If that thread has closed the watcher, nothing reads the error."""
     try:
         wire.send(watcher, data)
     except OSError as e:
