@@ -154,7 +154,7 @@ class Floor:
         port, peer = rtnl.Link(), find.link(sock, index=inside)
         assert peer is not None
         port.name, (port.index, _) = f"fcnb{pod.number}", self.made[pod.number]
-        unflooded.ensure(self.host, self.bridges[network.bridge], port, peer.address, [network.address_of(pod)])
+        unflooded.ensure(self.host, self.bridges[network.bridge], port, peer.address, [network.address_of(pod)], False)
 
     def _add_ptp(self, network, pod, fd):
         gateway, subnet = network.gateway, network.subnet_address

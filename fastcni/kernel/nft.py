@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from fastcni._netlink import Batch
 
 ORDER = sys.byteorder
-NFPROTO_INET, NFPROTO_IPV4, NFPROTO_BRIDGE, NFPROTO_IPV6 = 1, 2, 7, 10
+NFPROTO_INET, NFPROTO_IPV4, NFPROTO_NETDEV, NFPROTO_BRIDGE, NFPROTO_IPV6 = 1, 2, 5, 7, 10
+FAMILIES = {NFPROTO_INET: "inet", NFPROTO_IPV4: "ip", NFPROTO_NETDEV: "netdev", NFPROTO_BRIDGE: "bridge",
+            NFPROTO_IPV6: "ip6"}        # as nft prints them
 
 NFNL_MSG_BATCH_BEGIN, NFNL_MSG_BATCH_END = 0x10, 0x11
 NFNL_SUBSYS_NFTABLES, NFNL_BATCH_GENID = 10, 1
@@ -35,7 +37,7 @@ NFTA_LIST_ELEM = 1
 NFTA_TABLE_NAME, NFTA_TABLE_USERDATA = 1, 6
 NFTA_CHAIN_TABLE, NFTA_CHAIN_NAME, NFTA_CHAIN_HOOK = 1, 3, 4
 NFTA_CHAIN_POLICY, NFTA_CHAIN_USE, NFTA_CHAIN_TYPE = 5, 6, 7
-NFTA_HOOK_HOOKNUM, NFTA_HOOK_PRIORITY = 1, 2
+NFTA_HOOK_HOOKNUM, NFTA_HOOK_PRIORITY, NFTA_HOOK_DEV = 1, 2, 3
 NFTA_DATA_VALUE, NFTA_DATA_VERDICT = 1, 2
 NFTA_VERDICT_CODE, NFTA_VERDICT_CHAIN = 1, 2
 NFTA_GEN_ID, NFTA_GEN_PROC_NAME = 1, 3
@@ -46,6 +48,7 @@ IPS_DST_NAT = 1 << 5            # linux/netfilter/nf_conntrack_common.h
 
 NF_INET_PRE_ROUTING, NF_INET_FORWARD, NF_INET_LOCAL_OUT, NF_INET_POST_ROUTING = 0, 2, 3, 4
 NF_BR_PRE_ROUTING, NF_BR_FORWARD = 0, 2
+NF_NETDEV_INGRESS = 0
 NF_IP_PRI_RAW, NF_IP_PRI_NAT_DST, NF_IP_PRI_FILTER, NF_IP_PRI_NAT_SRC = -300, -100, 0, 100
 NF_BR_PRI_NAT_DST_BRIDGED, NF_BR_PRI_FILTER_BRIDGED = -300, -200
 
@@ -127,11 +130,16 @@ def add_chain(batch: Batch, family: int, table: str, name: str, *, exclusive: bo
     return batch.text(NFTA_CHAIN_TABLE, table).text(NFTA_CHAIN_NAME, name)
 
 
-def add_base_chain(batch: Batch, family: int, table: str, name: str, *, kind: str, hook: int, priority: int) -> Batch:
-    """Add a chain with a hook. `kind` is "filter", "nat" or "route"; `priority` may be negative."""
+def add_base_chain(batch: Batch, family: int, table: str, name: str, *, kind: str, hook: int, priority: int,
+                   device: str = "") -> Batch:
+    """Add a chain with a hook. `kind` is "filter", "nat" or "route"; `priority` may be negative; `device`: the link, in
+    the family netdev."""
     add_chain(batch, family, table, name)
     batch.nest(NFTA_CHAIN_HOOK).be32(NFTA_HOOK_HOOKNUM, hook)
-    batch.be32(NFTA_HOOK_PRIORITY, priority & 0xFFFFFFFF).end()
+    batch.be32(NFTA_HOOK_PRIORITY, priority & 0xFFFFFFFF)
+    if device:
+        batch.text(NFTA_HOOK_DEV, device)
+    batch.end()
     return batch.text(NFTA_CHAIN_TYPE, kind)
 
 

@@ -39,9 +39,11 @@ NFT_FIB_RESULT_ADDRTYPE, NFTA_FIB_F_DADDR = 3, 1 << 1
 NFT_NAT_DNAT = 1
 NF_NAT_RANGE_PROTO_RANDOM_FULLY = 1 << 4      # linux/netfilter/nf_nat.h
 IPPROTO_ICMPV6 = 58
+ICMPV6_MGM_REPORT, ICMPV6_MLD2_REPORT = 131, 143              # linux/icmpv6.h
+NDISC_ROUTER_ADVERTISEMENT, NDISC_NEIGHBOUR_SOLICITATION, NDISC_NEIGHBOUR_ADVERTISEMENT = 134, 135, 136    # net/ndisc.h
 
 # Fields of a packet, by nft's name: header, offset and size in bytes.
-ETHER_SADDR = NFT_PAYLOAD_LL_HEADER, 6, 6
+ETHER_DADDR, ETHER_SADDR = (NFT_PAYLOAD_LL_HEADER, 0, 6), (NFT_PAYLOAD_LL_HEADER, 6, 6)
 IP_SADDR, IP_DADDR = (NFT_PAYLOAD_NETWORK_HEADER, 12, 4), (NFT_PAYLOAD_NETWORK_HEADER, 16, 4)
 IP6_SADDR, IP6_DADDR = (NFT_PAYLOAD_NETWORK_HEADER, 8, 16), (NFT_PAYLOAD_NETWORK_HEADER, 24, 16)
 IP6_HOP_LIMIT = NFT_PAYLOAD_NETWORK_HEADER, 7, 1
@@ -152,6 +154,12 @@ def payload(field: Field, register: int = NFT_REG_1) -> Expression:
     return "payload", lambda b: b.be32(1, register).be32(2, base).be32(3, offset).be32(4, size)
 
 
+def set_payload(field: Field) -> Expression:
+    """Write register 1 into a field that no checksum covers. NFTA_PAYLOAD_SREG 5, _BASE 2, _OFFSET 3, _LEN 4"""
+    base, offset, size = field
+    return "payload", lambda b: b.be32(5, NFT_REG_1).be32(2, base).be32(3, offset).be32(4, size)
+
+
 def mask(bits: bytes) -> Expression:
     """NFTA_BITWISE_SREG 1, _DREG 2, _LEN 3, _MASK 4, _XOR 5"""
     return "bitwise", lambda b: (b.be32(1, NFT_REG_1).be32(2, NFT_REG_1).be32(3, len(bits))
@@ -206,6 +214,11 @@ def jump(chain: str) -> Expression:
     return verdict(nft.NFT_JUMP, chain)
 
 
+def go_to(chain: str) -> Expression:
+    """goto"""
+    return verdict(nft.NFT_GOTO, chain)
+
+
 def ct(key: int) -> Expression:
     """Load a property of the packet's connection, as conntrack knows it. NFTA_CT_DREG 1, _KEY 2"""
     return "ct", lambda b: b.be32(1, NFT_REG_1).be32(2, key)
@@ -229,6 +242,11 @@ def dnat(length: int) -> Expression:
 def masquerade(flags: int = 0) -> Expression:
     """NFTA_MASQ_FLAGS 1: NF_NAT_RANGE_*"""
     return "masq", lambda b: b.be32(1, flags) if flags else b
+
+
+def dup_to_iif() -> tuple[Expression, ...]:
+    """dup to iif: send a copy by the link that has received the packet. NFTA_DUP_SREG_DEV 2"""
+    return meta(NFT_META_IIF), ("dup", lambda b: b.be32(2, NFT_REG_1))
 
 
 # Conditions of several expressions, each with the text that nft prints for it --------------------

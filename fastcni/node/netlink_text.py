@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from ipaddress import ip_address
 
 from fastcni._netlink import read_ack
-from fastcni.kernel import uapi
+from fastcni.kernel import nft, uapi
 
 Attributes = dict[int, bytes]
 
@@ -26,7 +26,7 @@ MAX_TEXT = 64
 DONE = "done"
 NFNL_MSG_BATCH_BEGIN, NFNL_MSG_BATCH_END = 0x10, 0x11           # linux/netfilter/nfnetlink.h
 ROUTE_FAMILIES: dict[int, str] = {uapi.AF_INET: "inet", uapi.AF_INET6: "inet6"}
-FAMILIES = {0: "", 1: "inet", 2: "ip", 7: "bridge", 10: "ip6", 5: "netdev"}    # NFPROTO_*, as nft prints them
+FAMILIES = {0: "", **nft.FAMILIES}
 
 
 def text(value: bytes) -> str:

@@ -10,17 +10,18 @@ import os
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
+from fastcni.kernel import nft
 from fastcni.kit.call.mode import Mode
 from fastcni.kit.call.request import Request
 from fastcni.kit.firewall import backends, forward_firewalld, forward_iptables, portmap_nftables_rules, rulesets
 from fastcni.kit.firewall.elements import Store, mark_of_comment
-from fastcni.kit.firewall.table import BRIDGE_FAMILY, FAMILY, TABLE
+from fastcni.kit.firewall.table import BRIDGE_FAMILY, FAMILY, NETDEV_FAMILY, TABLE
 from fastcni.node import tables
 from fastcni.node.attachments import Places, look
 from fastcni.node.merge import Facts, merge
 from fastcni.node.records import ADDRESS_FILE, CACHE, ELEMENT, GONE, ORPHANED, RUNNING, NodeAttachment
 
-FAMILIES = (FAMILY, BRIDGE_FAMILY)
+FAMILIES = (FAMILY, BRIDGE_FAMILY, NETDEV_FAMILY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,4 +148,4 @@ def chains_of_others(mode: Mode) -> Iterator[str]:
         led_to = tuple(store.leads_to for store in stores if store.leads_to)
         for chain, references in rulesets.chains_of(mode.firewall, family, TABLE, ""):
             if references and not (rules.get(chain) or chain.startswith(led_to)):
-                yield f"{tables.FAMILIES[family]} {TABLE} {chain}"
+                yield f"{nft.FAMILIES[family]} {TABLE} {chain}"

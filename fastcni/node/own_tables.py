@@ -46,7 +46,7 @@ def remove_tables(mode: Mode) -> list[str]:
             nft.del_table(batch, family, TABLE)
         _, refused = wire.attempt(mode.firewall, nft.stop(batch))
         if not refused:
-            return [f"nftables table {tables.FAMILIES[family]} {TABLE}" for family in families]
+            return [f"nftables table {nft.FAMILIES[family]} {TABLE}" for family in families]
         if refused[0].errno not in (ERESTART, ENOENT):
             raise refused[0]
     return []
@@ -67,7 +67,7 @@ def remove_from_policies(mode: Mode) -> list[str]:
         if refused and refused[0].errno not in (ENOENT, EBUSY):         # EBUSY: an administrator's rule uses it
             raise refused[0]
         if not refused:
-            removed.append(f"nftables sets {SETS}* in {tables.FAMILIES[store.family]} {store.table}")
+            removed.append(f"nftables sets {SETS}* in {nft.FAMILIES[store.family]} {store.table}")
     return removed
 
 

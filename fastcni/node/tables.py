@@ -12,7 +12,14 @@ from fastcni.kernel.nft_elements import NFTA_SET_ELEM_DATA, read_ifname, read_se
 from fastcni.kernel.uapi import IFNAMSIZ
 from fastcni.kit.call import names
 from fastcni.kit.call.conf import ETH_ALEN
-from fastcni.kit.firewall import backends, masquerade_nftables, portmap_nftables, rulesets, spoofcheck
+from fastcni.kit.firewall import (
+    backends,
+    masquerade_nftables,
+    portmap_nftables,
+    rulesets,
+    solicitations,
+    spoofcheck,
+)
 from fastcni.kit.firewall.elements import Store
 from fastcni.kit.firewall.forward_nftables_policies import LENGTHS as POLICY_LENGTHS
 from fastcni.kit.firewall.forward_nftables_policies import SETS as POLICY_SETS
@@ -20,7 +27,6 @@ from fastcni.kit.firewall.owners import Addresses
 from fastcni.node.records import ELEMENT, FASTCNI, GO, RULE, HostPort, Sighting
 from fastcni.spec import address
 
-FAMILIES = {nft.NFPROTO_INET: "inet", nft.NFPROTO_IPV4: "ip", nft.NFPROTO_IPV6: "ip6", nft.NFPROTO_BRIDGE: "bridge"}
 PROTOCOLS = {6: "tcp", 17: "udp", 132: "sctp"}
 MARK = re.compile(r"(?P<hashes>[0-9a-f]{16}-[0-9a-f]{16}), (?:link: (?P<link>\d+), )?"
                   r"net: (?P<network>.*?), if: (?P<ifname>[^ ,]*)(?:, id: (?P<id>.*))?$", re.DOTALL)
@@ -59,7 +65,7 @@ def read_elements(sock: wire.Socket, link_name: Callable[[int], str]) -> Iterato
     """
     for store in own_stores(sock):
         for name in store.sets:
-            place = f"nftables {FAMILIES[store.family]} {store.table} {name}"
+            place = f"nftables {nft.FAMILIES[store.family]} {store.table} {name}"
             for payload in store.dump(sock, name) or ():
                 for key, raw in nft_elements.read_raw_elements(payload).items():
                     comment = nft_elements.raw_comment(raw)
@@ -105,6 +111,9 @@ def read_key(name: str, key: bytes, value: bytes) -> tuple[str, tuple[str, ...],
             ip = address.ip_text(split(key, IFNAMSIZ, length)[1])
             return f"{link} {ip}", () if ip.startswith("fe80:") else (ip,), (), (link,)
         return f"{link} {split(key, IFNAMSIZ, ETH_ALEN)[1].hex(':')}".strip(), (), (), (link,)
+    if name == solicitations.SOLICITED:
+        ip = address.ip_text(split(key, IFNAMSIZ, 16)[1])
+        return f"{ip} -> {value.hex(':')} on {read_ifname(key)}", () if ip.startswith("fe80:") else (ip,), (), ()
     if name == portmap_nftables.PODS:
         return f"{nft_elements.read_service(value)} elements", (), (), ()
     if len(key) == length:
@@ -142,7 +151,7 @@ def read_rules(sock: wire.Socket) -> Iterator[Sighting]:
         table = portmap_nftables.REFERENCE_TABLE
         for chain in portmap_nftables.REFERENCE_CHAINS:
             for comment in comments(sock, family, table, chain):
-                yield Sighting(RULE, f"nftables {FAMILIES[family]} {table} {chain}", "port mapping",
+                yield Sighting(RULE, f"nftables {nft.FAMILIES[family]} {table} {chain}", "port mapping",
                                container_id=comment, author=GO)
     for comment in comments(sock, bridge, spoofcheck.REFERENCE_TABLE, spoofcheck.REFERENCE_CHAIN):
         if found := SPOOFCHECK.match(comment):

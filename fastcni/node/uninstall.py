@@ -10,7 +10,7 @@ from errno import ENOBUFS
 
 from fastcni.agent import masquerade
 from fastcni.agent.policy import ruleset
-from fastcni.kernel import uapi, wire
+from fastcni.kernel import nft, uapi, wire
 from fastcni.kit.dhcp.rpc import SOCKET_PATH
 from fastcni.launcher import systemd
 from fastcni.launcher.identify import is_own_file
@@ -151,7 +151,7 @@ def remove_state(places: Places, dry_run: bool = False, missing: Collection[str]
                       for _, name in own_state.tables.tables(mode.firewall) if name in AGENT_TABLES]
         if dry_run:
             families = [] if done.needed else own_state.own_tables(mode)
-            done.removed = [*(f"nftables table {own_state.tables.FAMILIES[each]} {own_state.TABLE}"
+            done.removed = [*(f"nftables table {nft.FAMILIES[each]} {own_state.TABLE}"
                               for each in families), *free]
             return done
         own_state.release(mode, {it.hashes for it in found.dead})

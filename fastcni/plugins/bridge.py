@@ -101,7 +101,7 @@ def delete(req: Request, conf: Conf) -> None:
     if conf.unflooded:
         from fastcni.kit.links import unflooded
 
-        steps.insert(0, (unflooded.delete_left, req, conf.name, [*found, *given, *unflooded.previous_ips(req)]))
+        steps.insert(0, (unflooded.delete, req, conf.name, [*found, *given, *unflooded.previous_ips(req)]))
     if conf.layer3:
         steps.append((conf.masquerade.delete, req, found, given))
     every(*steps, *((source_check.delete, req) for source_check in source_checks(conf)))
@@ -135,7 +135,7 @@ def check(req: Request, conf: Conf) -> None:
     if conf.unflooded:
         from fastcni.kit.links import unflooded
 
-        unflooded.check(pod.host, bridge, host, inside, previous)
+        unflooded.check(req, bridge, host, inside, previous)
     for source_check in source_checks(conf):
         source_check.check(req, host, inside, previous)
 

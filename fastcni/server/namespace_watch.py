@@ -189,4 +189,4 @@ class NoWatch:
 
 
 def nft_name(family: int, table: str) -> str:
-    return f"{'bridge' if family == nft.NFPROTO_BRIDGE else 'inet'} {table}"
+    return f"{nft.FAMILIES[family]} {table}"

@@ -10,7 +10,7 @@ The copy (namespace_watch.Watch): does the server know what the kernel has?
       +----------------------+          least.
          DROPPED or FAULT               DROPPED: the kernel dropped announcements. FAULT: an exception of fastcni.
 
-Our own tables (table_mirror.TableMirror): is something missing from `inet fastcni` or `bridge fastcni`?
+Our own tables (table_mirror.TableMirror): is something missing from `inet fastcni`, `bridge fastcni`, `netdev fastcni`?
 
               MESSAGE
     CURRENT ---------------> PARTIAL    PARTIAL: a transaction is announced in part; the rest is on its way.

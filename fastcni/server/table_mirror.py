@@ -115,7 +115,7 @@ class TableMirror:
     def _chain_deleted(self, where, fields, _):
         name = nft.as_text(fields[nft.NFTA_CHAIN_NAME])
         self.emptied[where].discard(name)
-        if any(name in store.chains for store in self.stores[where]):
+        if any(store.keeps(name) for store in self.stores[where]):
             self._suspect(where, f"chain {name}")
 
     def _rule_added(self, where, fields, _):

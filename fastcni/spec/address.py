@@ -51,6 +51,11 @@ def cidr_text(packed: bytes, prefix: int) -> str:
     return f"{ip_text(packed)}/{prefix}"
 
 
+def link_local(mac: bytes) -> bytes:
+    """The address that a link's kernel makes of its MAC: fe80::/64 and the modified EUI-64 (RFC 4291, appendix A)."""
+    return b"\xfe\x80" + bytes(6) + bytes((mac[0] ^ 2,)) + mac[1:3] + b"\xff\xfe" + mac[3:]
+
+
 def host_mask(packed: bytes, prefix: int) -> int:
     """The host bits of the address, as an integer."""
     return (1 << 8 * len(packed) - prefix) - 1

@@ -127,6 +127,8 @@ def test_data_dirs_of_delegates_are_found():
     ("hairpins4", concat(b"\x0a\x58\0\2", protocol(6), service(80)), b"", "10.88.0.2 80/tcp", 0),
     ("guarded", ifname("veth1"), b"", "veth1", 0),
     ("bound4", concat(ifname("veth1"), b"\x0a\x58\0\2"), b"", "veth1 10.88.0.2", 0),
+    ("solicited", concat(ifname("cni0"), b"\xfd" + bytes(14) + b"\5"), b"\x0a\x58\x0a\x16\0\5",
+     "fd00::5 -> 0a:58:0a:16:00:05 on cni0", 0),
     ("hostport-pods", ifname("0b65a318f52e521"), service(3), "3 elements", 0),
 ])
 def test_keys_of_elements_are_read(name, key, value, text, ports):

@@ -1,67 +1,13 @@
 """bridge with disableFlooding: the bridge knows each pod, answers ARP for it, and floods nothing to its port."""
 
-import json
-import socket
-
 import pytest
-from real_kernel.node import Inside, addresses, ip_json, links, run, source_seen, sysctl
-
-DUAL = ("10.22.0.0/24", "fd00:22::/64")
-FLAGS = {"flood": False, "bcast_flood": False, "mcast_flood": False, "proxy_arp_wifi": True}
-ETH_P_ALL, PACKET_OUTGOING = 3, 4
+from real_kernel.node import addresses, ip_json, links, run, source_seen, sysctl
+from real_kernel.unflooded import DUAL, FLAGS, Received, conf_of, flags, neighbours, restored, stations
 
 
 @pytest.fixture
 def conf(node):
-    """Return a configuration of the mode. `keys` replace keys."""
-    def conf(*subnets, **keys):
-        return node.conf(*subnets, **{"isGateway": True, "disableFlooding": True, **keys})
-    return conf
-
-
-def flags(result):
-    """Return those flags of the pod's port that the mode sets."""
-    data = links()[result["interfaces"][1]["name"]]["linkinfo"]["info_slave_data"]
-    return {name: data[name] for name in FLAGS}
-
-
-def neighbours():
-    """Return {address: MAC} of fastcni's neighbours on br0, None for one that does not answer."""
-    found = json.loads(run("ip", "-j", "-d", "neigh", "show", "dev", "br0"))
-    return {it["dst"]: it.get("lladdr") for it in found if it.get("protocol") in (252, "252")}
-
-
-def stations():
-    """Return {MAC: port} of the static and sticky FDB entries of br0."""
-    found = json.loads(run("bridge", "-j", "fdb", "show", "br", "br0"))
-    return {it["mac"]: it["ifname"] for it in found if it["state"] == "static" and "sticky" in it["flags"]}
-
-
-class Received:
-    """The frames that a pod's eth0 has received since."""
-
-    def __init__(self, pod):
-        with Inside(pod):
-            self.sock = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(ETH_P_ALL))
-            self.sock.bind(("eth0", ETH_P_ALL))
-        self.sock.setblocking(False)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.sock.close()
-
-    def from_mac(self, mac):
-        """Return the frames from this MAC, as bytes."""
-        found = []
-        while True:
-            try:
-                data, sender = self.sock.recvfrom(2000)
-            except BlockingIOError:
-                return found
-            if sender[2] != PACKET_OUTGOING and data[6:12].hex(":") == mac:
-                found.append(data)
+    return conf_of(node)
 
 
 def test_pods_the_gateway_and_the_host_reach_each_other_and_nobody_else_hears_of_it(node, conf, pod_netns):
@@ -93,7 +39,7 @@ def test_the_mac_is_made_of_the_address_unless_one_is_requested(node, conf, pod_
 def test_dual_stack_pods_reach_each_other_the_gateway_and_the_host_reaches_them(node, conf, pod_netns):
     one, two = pod_netns(), pod_netns()
     results = [node.add(conf(*DUAL), pod) for pod in (one, two)]
-    assert flags(results[0]) == {**FLAGS, "mcast_flood": True}
+    assert flags(results[0]) == FLAGS
     for sender, receiver, address, source in (
             (one, two, "fd00:22::3", "fd00:22::2"), (two, None, "fd00:22::1", "fd00:22::3"),
             (None, one, "fd00:22::2", "fd00:22::1"), (one, two, "10.22.0.3", "10.22.0.2")):
@@ -230,19 +176,12 @@ LOSSES = {
 
 @pytest.mark.parametrize("loss", LOSSES)
 def test_check_names_what_is_missing_and_restore_restores_it(node, conf, pod, loss):
-    from fastcni.handle import restore
-    from fastcni.runtime.mode import InProcessMode
-
     result = node.add(conf(), pod)
     names = {"port": result["interfaces"][1]["name"], "mac": result["interfaces"][2]["mac"]}
     command, text = (each.format(**names) for each in LOSSES[loss])
     run(*command.split())
     assert node.check_refused(conf(), pod, result) == f"disableFlooding: {text}"
-    mode = InProcessMode()
-    restore("bridge", {"CNI_COMMAND": "CHECK", "CNI_CONTAINERID": f"c-{pod}", "CNI_NETNS": f"/run/netns/{pod}",
-                       "CNI_IFNAME": "eth0", "CNI_PATH": "/nowhere"},
-            json.dumps({**conf(), "prevResult": result}).encode(), mode)
-    mode.close()
+    restored(conf(), pod, result)
     node.check(conf(), pod, result)
 
 

@@ -3,7 +3,7 @@
 import time
 
 import pytest
-from real_kernel.node import run
+from real_kernel.node import elements, run, source_seen
 from server.client import eventually
 from server.flushed import LONG_ENOUGH
 
@@ -14,10 +14,11 @@ def conf(node):
 
 
 def known():
-    """Return what the bridge knows, as sorted lines: static FDB entries, and fastcni's neighbours."""
+    """Return what the bridge knows, as sorted lines: static FDB entries, and fastcni's neighbours. A kernel with VLAN
+    filtering lists each entry for VLAN 1, too."""
     fdb = run("bridge", "fdb", "show", "br", "br0").splitlines()
     neighbours = run("ip", "-d", "neigh", "show", "dev", "br0").splitlines()
-    return sorted([line for line in fdb if "sticky" in line]
+    return sorted([line for line in fdb if "sticky" in line and " vlan " not in line]
                   + [" ".join(line.split()[:3]) for line in neighbours if "proto 252" in line])
 
 
@@ -38,6 +39,36 @@ def test_a_flush_is_restored(server, node, conf, pod_netns, how):
         run(*command.format(**names).split())
     assert eventually(lambda: known() == before)
     assert eventually(lambda: restored(server))
+
+
+@pytest.mark.parametrize("how", ["flush ruleset", "delete table netdev fastcni", "flush table netdev fastcni",
+                                 "flush chain netdev fastcni solicitations", "flush chain netdev fastcni bridge-br0",
+                                 "delete chain netdev fastcni bridge-br0"])
+def test_flushed_rules_for_neighbour_solicitations_are_restored(server, node, conf, pod_netns, how):
+    assert eventually(lambda: server.lines("event=server_ready"), 60)
+    one, two = pod_netns(), pod_netns()
+    server.ok("ADD", conf, one)
+    result = server.ok("ADD", conf, two)
+    assert source_seen(one, two, "fd00:22::3") == "fd00:22::2"
+    run("nft", *how.split())
+    assert eventually(lambda: server.lines("event=rules_restored", 'table="netdev fastcni"')), server.log_text()
+    run("ip", "-n", one, "neigh", "flush", "dev", "eth0")
+    assert source_seen(one, two, "fd00:22::3") == "fd00:22::2"
+    server.ok("CHECK", {**conf, "prevResult": result}, two)
+    server.ok("DEL", {**conf, "prevResult": result}, two)
+    assert {key[1] for key, _ in elements("solicited", "netdev")} == {"fd00:22::2", "fe80::858:aff:fe16:2"}
+
+
+def test_a_bridge_that_is_deleted_takes_its_rules_along_and_nothing_is_restored(server, node, conf, pod_netns):
+    assert eventually(lambda: server.lines("event=server_ready"), 60)
+    for _ in range(2):
+        one, two = pod_netns(), pod_netns()
+        server.ok("ADD", conf, one)
+        result = server.ok("ADD", conf, two)
+        assert source_seen(one, two, result["ips"][1]["address"].partition("/")[0])
+        run("ip", "link", "del", "br0")
+        time.sleep(LONG_ENOUGH)
+    assert not server.lines("event=rules_restored")
 
 
 def test_what_del_deletes_is_not_restored(server, node, conf, pod_netns):

@@ -21,6 +21,7 @@ TABLE = {
     "forward": {"firewalld": "forward_firewalld", "iptables": "forward_iptables", "nftables": "forward_nftables"},
     "ingress": {"nftables": "ingress_nftables", "iptables": "ingress_iptables"},
     "spoofcheck": {"mac": "spoofcheck", "ip": "ipspoofcheck"},
+    "solicitations": {"nftables": "solicitations"},
 }
 
 

@@ -130,8 +130,25 @@ class Spoofcheck(Backend, Protocol):
     def gc(self, req: Request) -> None: ...
 
 
+class Solicitations(Backend, Protocol):
+    """Neighbour solicitations for a pod's addresses go to its MAC. `bridge` is a name, `ips` are packed."""
+
+    def add(self, req: Request, bridge: str, mac: bytes, ips: Sequence[bytes]) -> bool:
+        """Return whether this kernel can."""
+
+    def restore(self, req: Request, bridge: str, mac: bytes, ips: Sequence[bytes]) -> bool:
+        """The same."""
+
+    def delete(self, req: Request, bridge: str) -> None: ...
+
+    def missing(self, req: Request, bridge: str, mac: bytes, ips: Sequence[bytes]) -> bool:
+        """Return whether something is missing, for CHECK."""
+
+    def gc(self, req: Request) -> None: ...
+
+
 CONTRACTS = {"masquerade": Masquerade, "portmap": Portmap, "localnet": Localnet, "forward": Forward, "ingress": Ingress,
-             "spoofcheck": Spoofcheck}
+             "spoofcheck": Spoofcheck, "solicitations": Solicitations}
 
 if TYPE_CHECKING:
     from fastcni.kit.firewall import (
@@ -146,6 +163,7 @@ if TYPE_CHECKING:
         masquerade_nftables,
         portmap_iptables,
         portmap_nftables,
+        solicitations,
         spoofcheck,
     )
 
@@ -155,3 +173,4 @@ if TYPE_CHECKING:
     FORWARDS: list[Forward] = [forward_firewalld, forward_iptables, forward_nftables]
     INGRESSES: list[Ingress] = [ingress_nftables, ingress_iptables]
     SPOOFCHECKS: list[Spoofcheck] = [spoofcheck, ipspoofcheck]
+    SOLICITATIONS: list[Solicitations] = [solicitations]

@@ -140,7 +140,8 @@ class Store:
         """
         chains = nft_elements.raw_chains([element for found in (present, lost) for some in found.values()
                                           for element in some.values()])
-        self._set_up(sock, [chain_item(chain) for chain in chains])
+        keys = [(name, key, None) for found in (present, lost) for name, some in found.items() for key in some]
+        self._set_up(sock, [*map(chain_item, chains), *keys])
         items = [(name, key, element) for name, some in lost.items() for key, element in some.items()
                  if not (leaving and mark_of(element) in leaving)]
         return in_halves(sock, items, self._add_raw, EEXIST, EBUSY)
@@ -160,6 +161,10 @@ class Store:
         return all(req.mode.recall(("nftables", self.table, self.family, chain),
                                    lambda: self._has_rules(sock, chain, rules))     # noqa: B023 - called at once
                    for chain, rules in self.chains.items())
+
+    def keeps(self, chain: str) -> bool:
+        """Return whether fastcni never deletes this chain."""
+        return chain in self.chains
 
     def complete_on(self, sock: Socket) -> bool:
         """The same as complete(), without a request."""

@@ -33,6 +33,7 @@ from fastcni.kit.firewall.spoofcheck import ALLOWED, ALLOWED_ID
 from fastcni.kit.firewall.table import BRIDGE_FAMILY as FAMILY
 from fastcni.kit.firewall.table import TABLE
 from fastcni.spec import result as results
+from fastcni.spec.address import link_local
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -49,7 +50,6 @@ CHAIN, PRIORITY, RULES = "addresses", nft.NF_BR_PRI_NAT_DST_BRIDGED + 1, 12
 BOUND, BOUND_OF = "bound", {4: "bound4", 16: "bound6"}          # by length of an address
 BOUND_ID, BOUND_IDS = 3, {4: 4, 16: 5}
 ETH_P_ARP = 0x0806
-ROUTER_ADVERT, NEIGHBOR_SOLICIT, NEIGHBOR_ADVERT, MLD_REPORT, MLD2_REPORT = 134, 135, 136, 131, 143
 UNSPECIFIED4, UNSPECIFIED6 = bytes(4), bytes(16)
 
 
@@ -74,11 +74,6 @@ def items(port: str, mac: bytes, ips: Iterable[bytes]) -> list[Item]:
     key = ifname(port)
     return [(BOUND, key, None), *((BOUND_OF[len(packed)], concat(key, packed), None)
                                   for packed in dict.fromkeys((*ips, link_local(mac))))]
-
-
-def link_local(mac: bytes) -> bytes:
-    """Return fe80::/64 and the modified EUI-64 of a MAC (RFC 4291, appendix A)."""
-    return b"\xfe\x80" + bytes(6) + bytes((mac[0] ^ 2,)) + mac[1:3] + b"\xff\xfe" + mac[3:]
 
 
 def delete(req: Request) -> None:
@@ -132,10 +127,10 @@ def rules() -> Iterator[tuple[Any, ...]]:
     yield *arp, *iifname_and(nft_rules.ARP_SADDR_ETHER), not_own_mac, drop
     yield *arp, *probe, accept
     yield *arp, *iifname_and(nft_rules.ARP_SADDR_IP), own4, accept
-    yield *ip6, *icmpv6_type(ROUTER_ADVERT), drop
-    yield *ip6, *icmpv6_type(NEIGHBOR_ADVERT), *nd_target, not_own6, drop
+    yield *ip6, *icmpv6_type(nft_rules.NDISC_ROUTER_ADVERTISEMENT), drop
+    yield *ip6, *icmpv6_type(nft_rules.NDISC_NEIGHBOUR_ADVERTISEMENT), *nd_target, not_own6, drop
     yield *ip6, *iifname_and(nft_rules.IP6_SADDR), own6, accept
-    yield *unspecified, *ip6, *icmpv6_type(NEIGHBOR_SOLICIT), *nd_target, own6, accept
-    for report in (MLD_REPORT, MLD2_REPORT):
+    yield *unspecified, *ip6, *icmpv6_type(nft_rules.NDISC_NEIGHBOUR_SOLICITATION), *nd_target, own6, accept
+    for report in (nft_rules.ICMPV6_MGM_REPORT, nft_rules.ICMPV6_MLD2_REPORT):
         yield *unspecified, *ip6, *icmpv6_type(report), accept
     yield (drop,)

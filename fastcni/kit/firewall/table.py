@@ -1,7 +1,8 @@
-"""Constants of fastcni's own nftables tables, one of family inet and one of family bridge.
+"""Constants of fastcni's own nftables tables, of the families inet, bridge and netdev.
 
     table inet fastcni { comment "fastcni: masquerade of pods" ... }
     table bridge fastcni { comment "fastcni: MACs of pods" ... }
+    table netdev fastcni { comment "fastcni: neighbours of bridges" ... }
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from fastcni.kernel import nft
 TABLE = "fastcni"
 FAMILY, COMMENT = nft.NFPROTO_INET, "fastcni: masquerade of pods"
 BRIDGE_FAMILY, BRIDGE_COMMENT = nft.NFPROTO_BRIDGE, "fastcni: MACs of pods"
+NETDEV_FAMILY, NETDEV_COMMENT = nft.NFPROTO_NETDEV, "fastcni: neighbours of bridges"
 
 LENGTHS = (4, 16)               # of packed addresses: IPv4, IPv6
 SUFFIXES = {4: "4", 16: "6"}    # of the names of sets, by the length of their addresses: pods4, pods6

@@ -8,8 +8,9 @@ As ip(8) and bridge(8) do it, for a pod with 10.1.0.5:
     ip neigh replace 10.1.0.5 lladdr 0a:58:0a:01:00:05 dev cni0 nud reachable extern_learn proto 252
 
 The bridge answers ARP from the neighbours of its own interface, if the MAC is in its FDB. It cannot answer the
-neighbour solicitations of IPv6 between such ports (neigh_suppress is for ports without it), so multicast still reaches
-a pod with IPv6 addresses.
+neighbour solicitations of IPv6 between such ports (neigh_suppress is for ports without it). nftables sends a copy of
+these to the pod that they ask for, see kit/firewall/solicitations.py. If the kernel cannot, multicast reaches pods with
+IPv6 addresses.
 
 The FDB entry goes with the port. The neighbours stay until DEL: they are externally learned, not permanent, because
 the kernel lets the next pod with the address, which may be the Go plugin's, replace such a one by its own ARP.
@@ -21,6 +22,8 @@ from errno import ENOENT
 
 from fastcni._netlink import Batch
 from fastcni.kernel import neighbours, rtnl, uapi, wire
+from fastcni.kit.call.undo import every
+from fastcni.kit.firewall import backends
 from fastcni.kit.links import find
 from fastcni.spec import errors
 from fastcni.spec import result as results
@@ -37,6 +40,7 @@ if TYPE_CHECKING:
     from fastcni.kernel.wire import Socket
     from fastcni.kit.call.request import Request
     from fastcni.kit.call.undo import Undo
+    from fastcni.kit.firewall.contract import Solicitations
     from fastcni.kit.links.pod import Pod
 
 MAX_ASKED = 64                  # questions in one send: the answers fit into the socket's buffer
@@ -65,11 +69,19 @@ def addresses_of(result: dict[str, Any]) -> list[bytes]:
     return [packed for packed, _ in results.ips_of(result)]
 
 
-def port_flags(ips: Iterable[bytes]) -> dict[int, bool]:
-    """Return the flags of the port of a pod with these addresses, {IFLA_BRPORT_*: value}."""
+def port_flags(multicast: bool) -> dict[int, bool]:
+    """Return the flags of a pod's port, {IFLA_BRPORT_*: value}. multicast: whether it reaches the pod."""
     return {uapi.IFLA_BRPORT_UNICAST_FLOOD: False, uapi.IFLA_BRPORT_BCAST_FLOOD: False,
-            uapi.IFLA_BRPORT_MCAST_FLOOD: any(len(packed) == 16 for packed in ips),
-            uapi.IFLA_BRPORT_PROXYARP_WIFI: True}
+            uapi.IFLA_BRPORT_MCAST_FLOOD: multicast, uapi.IFLA_BRPORT_PROXYARP_WIFI: True}
+
+
+def has_ipv6(ips: Iterable[bytes]) -> bool:
+    return any(len(packed) == 16 for packed in ips)
+
+
+def solicitations() -> Solicitations:
+    """Return the module for pods with IPv6 addresses; others need none."""
+    return backends.load("solicitations", "nftables")
 
 
 def add(req: Request, bridge: Link, port: Link, mac: bytes, result: dict[str, Any], undo: Undo) -> None:
@@ -80,12 +92,17 @@ def add(req: Request, bridge: Link, port: Link, mac: bytes, result: dict[str, An
     """
     ips = addresses_of(result)
     undo(delete_left, req, bridge.name, ips)
-    ensure(req.mode.route, bridge.index, port, mac, ips)
+    multicast = False
+    if has_ipv6(ips):
+        undo(solicitations().delete, req, bridge.name)
+        multicast = not solicitations().add(req, bridge.name, mac, ips)
+    ensure(req.mode.route, bridge.index, port, mac, ips, multicast)
 
 
-def ensure(sock: Socket, bridge: int, port: Link, mac: bytes, ips: Sequence[bytes]) -> None:
-    """Set the port's flags, its FDB entry and the neighbours. `bridge` is an index. Raises NetlinkError."""
-    batch = rtnl.set_bridge_port(Batch(), port.name, port_flags(ips),
+def ensure(sock: Socket, bridge: int, port: Link, mac: bytes, ips: Sequence[bytes], multicast: bool) -> None:
+    """Set the port's flags, its FDB entry and the neighbours. `bridge` is an index; multicast: as for port_flags().
+    Raises NetlinkError."""
+    batch = rtnl.set_bridge_port(Batch(), port.name, port_flags(multicast),
                                  what=f'failed to set bridge port flags of "{port.name}"')
     neighbours.new_station(batch, port.index, mac, what=f'failed to add {mac.hex(":")} to the FDB of "{port.name}"')
     for packed in ips:
@@ -114,7 +131,17 @@ def restore(req: Request, bridge_name: str, previous: dict[str, Any]) -> None:
     if bridge is None or port is None or inside is None:
         raise CniError(errors.INTERNAL, f'the pod has no port on bridge "{bridge_name}" any more',
                        "prevResult names the port; was the bridge deleted?")
-    ensure(sock, bridge.index, port, read_ethernet(inside["mac"]), addresses_of(previous))
+    mac, ips = read_ethernet(inside["mac"]), addresses_of(previous)
+    multicast = has_ipv6(ips) and not solicitations().restore(req, bridge.name, mac, ips)
+    ensure(sock, bridge.index, port, mac, ips, multicast)
+
+
+def delete(req: Request, bridge_name: str, ips: Sequence[bytes]) -> None:
+    """DEL: delete what the bridge knows of the pod. `ips`: its addresses, [] if they are not known."""
+    steps: list[Any] = [(delete_left, req, bridge_name, ips)]
+    if has_ipv6(ips) or not ips:
+        steps.append((solicitations().delete, req, bridge_name))
+    every(*steps)
 
 
 def delete_left(req: Request, bridge_name: str, ips: Sequence[bytes]) -> None:
@@ -122,7 +149,7 @@ def delete_left(req: Request, bridge_name: str, ips: Sequence[bytes]) -> None:
     that has one of the addresses by now keeps it: its MAC is in the FDB."""
     bridge = find.host_link(req.mode, bridge_name)
     if bridge:
-        delete(req.mode.route, bridge.index, left(req.mode.route, bridge.index, ips))
+        delete_neighbours(req.mode.route, bridge.index, left(req.mode.route, bridge.index, ips))
 
 
 def previous_ips(req: Request) -> list[bytes]:
@@ -130,7 +157,7 @@ def previous_ips(req: Request) -> list[bytes]:
     try:
         return addresses_of(results.read_prev_result(req.conf, req.version) or {})
     except CniError:
-        return []                   # delete_left() reads all neighbours then
+        return []                   # delete() reads all neighbours then
 
 
 def left(sock: Socket, bridge: int, ips: Sequence[bytes] = ()) -> list[Neighbour]:
@@ -140,7 +167,7 @@ def left(sock: Socket, bridge: int, ips: Sequence[bytes] = ()) -> list[Neighbour
     return [it for it in found if it.mac not in known]
 
 
-def delete(sock: Socket, bridge: int, found: Sequence[Neighbour]) -> None:
+def delete_neighbours(sock: Socket, bridge: int, found: Sequence[Neighbour]) -> None:
     for at in range(0, len(found), MAX_ASKED):
         batch = Batch()
         for it in found[at:at + MAX_ASKED]:
@@ -184,17 +211,21 @@ def _attempt(sock: Socket, batch: Batch) -> list[Neighbour]:
     return [neighbours.read_neighbour(payload) for kind, payload in replies if kind == uapi.RTM_NEWNEIGH]
 
 
-def check(sock: Socket, bridge: Link, port: Link, inside: Link, previous: dict[str, Any]) -> None:
-    """CHECK: the port's flags, its FDB entry and the neighbours are as add() makes them. Raises CniError."""
+def check(req: Request, bridge: Link, port: Link, inside: Link, previous: dict[str, Any]) -> None:
+    """CHECK: the port's flags, its FDB entry, the neighbours and the elements of nftables are as add() makes them.
+    Raises CniError."""
     from fastcni.kit.call import checks
 
     def wrong(text: str) -> CniError:
         return checks.wrong(f"disableFlooding: {text}", "`fastcni restore` restores it")
 
-    ips = addresses_of(previous)
+    sock, ips = req.mode.route, addresses_of(previous)
     (_, payload), *_ = wire.exchange(sock, rtnl.get_link(Batch(), index=port.index))
     flags = rtnl.read_bridge_port(payload)
-    if any(flags.get(number) != value for number, value in port_flags(ips).items()):
+    unsolicited = has_ipv6(ips) and solicitations().missing(req, bridge.name, inside.address, ips)
+    if unsolicited and not flags.get(uapi.IFLA_BRPORT_MCAST_FLOOD):
+        raise wrong(f'nftables sends no neighbour solicitations to port "{port.name}"')
+    if any(flags.get(number) != value for number, value in port_flags(unsolicited).items()):
         raise wrong(f'port "{port.name}" has other flags')
     station = stations(sock, bridge.index, [inside.address]).get(inside.address)
     if station is None or station.index != port.index:
@@ -209,12 +240,17 @@ def check(sock: Socket, bridge: Link, port: Link, inside: Link, previous: dict[s
                         f"{inside.mac}")
 
 
-def gc(req: Request, bridge_name: str) -> None:
+def gc_neighbours(req: Request, bridge_name: str) -> None:
     """Delete and report the neighbours of pods that are gone."""
     bridge = find.link(req.mode.route, bridge_name)
     if bridge is None:
         return
     found = left(req.mode.route, bridge.index)
-    delete(req.mode.route, bridge.index, found)
+    delete_neighbours(req.mode.route, bridge.index, found)
     for it in found:
         req.release(f'neighbour on bridge "{bridge_name}"', ip_text(it.packed))
+
+
+def gc(req: Request, bridge_name: str) -> None:
+    """Delete and report what the bridge knows of pods that are gone."""
+    every((gc_neighbours, req, bridge_name), (solicitations().gc, req))
