@@ -73,7 +73,7 @@ def add(req: Request, conf: Conf, undo: Undo) -> dict[str, Any]:
     if not conf.leave_down:         # last: meanwhile the kernel works at it on another processor
         announced.port_up(pod.host, host.index, bridge.index)
     if conf.unflooded:
-        unflooded.add(req, bridge, host, inside.address, result, undo)
+        unflooded.add(req, bridge, host, inside.address, result, conf.isolated, undo)
     return result
 
 
@@ -116,7 +116,7 @@ def restore(req: Request, conf: Conf) -> None:
     if conf.unflooded:
         from fastcni.kit.links import unflooded
 
-        steps.append((unflooded.restore, req, conf.name, previous))
+        steps.append((unflooded.restore, req, conf.name, previous, conf.isolated))
     every(*steps, *((source_check.restore, req) for source_check in source_checks(conf)))
 
 

@@ -122,6 +122,37 @@ def test_del_and_gc_remove_the_elements(node, conf, pod_netns):
     assert solicited() == {}
 
 
+def test_a_solicitation_passes_no_port_isolation(node, conf, pod_netns):
+    one, two, open_to_all = pod_netns(), pod_netns(), pod_netns()
+    isolated = conf(*ONLY6, portIsolation=True)
+    results = [node.add(isolated, pod) for pod in (one, two)]
+    node.add(conf(*ONLY6), open_to_all)
+    with Received(two) as heard:
+        run("ip", "netns", "exec", one, "ping", "-c1", "-W1", "fd00:22::3", check=False)
+        assert heard.from_mac(results[0]["interfaces"][2]["mac"]) == []
+    assert source_seen(one, None, "fd00:22::1") == "fd00:22::2"
+    assert source_seen(open_to_all, two, "fd00:22::3") == "fd00:22::4"
+    restored(isolated, two, results[1])
+    node.check(isolated, two, results[1])
+    assert {address for _, address in solicited() if not address.startswith("fe80:")} == {"fd00:22::4"}
+
+
+def test_a_solicitation_does_not_pass_the_ingress_policy_of_the_firewall(node, conf, pod_netns):
+    one, two = pod_netns(), pod_netns()
+    policy = {"cniVersion": "1.1.0", "name": "net-a", "type": "firewall", "backend": "nftables",
+              "ingressPolicy": "isolated"}
+    results = [node.add(conf(*ONLY6), pod) for pod in (one, two)]
+    for pod, result in zip((one, two), results, strict=True):
+        node.add({**policy, "prevResult": result}, pod)
+    assert solicited() == {}
+    with Received(two) as heard:
+        run("ip", "netns", "exec", one, "ping", "-c1", "-W1", "fd00:22::3", check=False)
+        assert heard.from_mac(results[0]["interfaces"][2]["mac"]) == []
+    assert source_seen(one, None, "fd00:22::1") == "fd00:22::2"
+    assert source_seen(None, two, "fd00:22::3") == "fd00:22::1"
+    node.check(conf(*ONLY6), two, results[1])
+
+
 def test_a_failed_add_leaves_no_element(node, conf, pod):
     run("ip", "link", "add", "br0", "type", "bridge")
     node.refused("ADD", conf(*DUAL, ipMasq=True, ipMasqBackend="iptables"), pod, env={"PATH": "/nowhere"})

@@ -139,7 +139,8 @@ class Solicitations(Backend, Protocol):
     def restore(self, req: Request, bridge: str, mac: bytes, ips: Sequence[bytes]) -> bool:
         """The same."""
 
-    def delete(self, req: Request, bridge: str) -> None: ...
+    def delete(self, req: Request, bridge: str) -> bool:
+        """Return whether there was anything."""
 
     def missing(self, req: Request, bridge: str, mac: bytes, ips: Sequence[bytes]) -> bool:
         """Return whether something is missing, for CHECK."""

@@ -44,6 +44,12 @@ class Conf:
     def isolated(self) -> bool:
         return self.policy == "isolated"
 
+    @property
+    def ports(self) -> list[str]:
+        """The names of the interfaces on the host in prevResult, without the bridge."""
+        interfaces = (self.previous or {}).get("interfaces", ())
+        return list(dict.fromkeys(it["name"] for it in interfaces[1:] if not it.get("sandbox")))
+
 
 # Reading the keys ---------------------------------------------------------------------------------
 
@@ -128,6 +134,7 @@ def add(req: Request, conf: Conf, undo: Undo) -> None:
     backend.add(req, conf)
     if conf.policy:
         policies_of(backend).add(req, conf)
+    isolate(req, conf)
 
 
 def restore(req: Request, conf: Conf) -> None:
@@ -136,6 +143,16 @@ def restore(req: Request, conf: Conf) -> None:
     backend.restore(req, conf)
     if conf.policy:
         policies_of(backend).restore(req, conf)
+    isolate(req, conf)
+
+
+def isolate(req: Request, conf: Conf) -> None:
+    """Withdraw what would reach an isolated pod past the firewall."""
+    if conf.isolated:
+        from fastcni.kit.links import unflooded
+
+        for port in conf.ports:
+            unflooded.withdraw(req, conf.bridge, port)
 
 
 def delete(req: Request, conf: Conf) -> None:

@@ -66,11 +66,8 @@ def items(conf: Conf) -> list[Item]:
 
 
 def ports(conf: Conf) -> list[Item]:
-    """Return the elements of the pod's ports: of the interfaces on the host in prevResult, without the bridge."""
-    if not conf.isolated or not conf.previous:
-        return []
-    names = [it["name"] for it in conf.previous["interfaces"][1:] if not it.get("sandbox")]
-    return [(PORTS, ifname(name), None) for name in dict.fromkeys(names)]
+    """Return the elements of the pod's ports."""
+    return [(PORTS, ifname(name), None) for name in conf.ports] if conf.isolated else []
 
 
 def add(req: Request, conf: Conf) -> None:

@@ -74,10 +74,14 @@ def items(bridge: str, mac: bytes, ips: Sequence[bytes]) -> list[Item]:
             for packed in dict.fromkeys((*ips, link_local(mac))) if len(packed) == 16]
 
 
-def delete(req: Request, bridge: str) -> None:
-    """Delete the pod's elements. Gone is fine."""
-    if store().used(req):
-        store().delete(req, spoofcheck.known(req, lambda _, mac, ips: items(bridge, mac, ips)))
+def delete(req: Request, bridge: str) -> bool:
+    """Delete the pod's elements. Return whether there were any."""
+    if not store().used(req):
+        return False
+    known = spoofcheck.known(req, lambda _, mac, ips: items(bridge, mac, ips))
+    found = store().owned(req, known, store().present(req, known))
+    store().remove(req, found)
+    return bool(found)
 
 
 def missing(req: Request, bridge: str, mac: bytes, ips: Sequence[bytes]) -> bool:

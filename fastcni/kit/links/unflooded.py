@@ -84,8 +84,11 @@ def solicitations() -> Solicitations:
     return backends.load("solicitations", "nftables")
 
 
-def add(req: Request, bridge: Link, port: Link, mac: bytes, result: dict[str, Any], undo: Undo) -> None:
+def add(req: Request, bridge: Link, port: Link, mac: bytes, result: dict[str, Any], isolated: bool, undo: Undo) -> None:
     """Let the bridge know the pod. What a former pod with an address left is replaced.
+
+    isolated: the port has portIsolation. A copy of a solicitation would come from the host, even if an isolated port
+    sent it. So the pod gets multicast, and the kernel forwards none between isolated ports.
 
     Call it when the port is up: the kernel forgets all but permanent neighbours of a bridge when it notices that no
     port is up.
@@ -95,7 +98,7 @@ def add(req: Request, bridge: Link, port: Link, mac: bytes, result: dict[str, An
     multicast = False
     if has_ipv6(ips):
         undo(solicitations().delete, req, bridge.name)
-        multicast = not solicitations().add(req, bridge.name, mac, ips)
+        multicast = isolated or not solicitations().add(req, bridge.name, mac, ips)
     ensure(req.mode.route, bridge.index, port, mac, ips, multicast)
 
 
@@ -119,7 +122,7 @@ def put(sock: Socket, bridge: int, found: Sequence[tuple[bytes, bytes]]) -> None
         wire.exchange(sock, batch)
 
 
-def restore(req: Request, bridge_name: str, previous: dict[str, Any]) -> None:
+def restore(req: Request, bridge_name: str, previous: dict[str, Any], isolated: bool) -> None:
     """Restore what a flush or another program has taken from the pod of prevResult. Raises CniError, NetlinkError."""
     from fastcni.kit.call.conf import read_ethernet
 
@@ -132,7 +135,7 @@ def restore(req: Request, bridge_name: str, previous: dict[str, Any]) -> None:
         raise CniError(errors.INTERNAL, f'the pod has no port on bridge "{bridge_name}" any more',
                        "prevResult names the port; was the bridge deleted?")
     mac, ips = read_ethernet(inside["mac"]), addresses_of(previous)
-    multicast = has_ipv6(ips) and not solicitations().restore(req, bridge.name, mac, ips)
+    multicast = has_ipv6(ips) and (isolated or not solicitations().restore(req, bridge.name, mac, ips))
     ensure(sock, bridge.index, port, mac, ips, multicast)
 
 
@@ -150,6 +153,15 @@ def delete_left(req: Request, bridge_name: str, ips: Sequence[bytes]) -> None:
     bridge = find.host_link(req.mode, bridge_name)
     if bridge:
         delete_neighbours(req.mode.route, bridge.index, left(req.mode.route, bridge.index, ips))
+
+
+def withdraw(req: Request, bridge_name: str, port_name: str) -> None:
+    """For a pod that a firewall isolates from the others on its bridge, and which may be one of this mode: a copy of a
+    solicitation would come from the host. So the pod gets multicast, as far as the firewall lets it pass. Raises
+    NetlinkError."""
+    if solicitations().delete(req, bridge_name):
+        wire.exchange(req.mode.route, rtnl.set_bridge_port(Batch(), port_name, {uapi.IFLA_BRPORT_MCAST_FLOOD: True},
+                                                           what=f'failed to set mcast_flood of "{port_name}"'))
 
 
 def previous_ips(req: Request) -> list[bytes]:
