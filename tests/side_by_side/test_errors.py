@@ -10,6 +10,8 @@ from side_by_side.bad_input import BAD
 from side_by_side.sides import Inside, both, run
 from side_by_side.state import difference, state_of
 
+from fastcni.testing.witnesses import eventually
+
 # Permanent changes of a failed ADD, on both sides: sysctls, shared tables, and the round-robin cursor.
 # lo that was up keeps its address.
 LASTING = re.compile(r"host/sysctls/net/.*/(ip_forward|forwarding|br0/accept_ra)|last_reserved_ip\.."
@@ -39,6 +41,7 @@ class Try:
                 side.on_host(*command.split())
         if bad.twice:
             side.add(bad.conf, self.pod)
+            assert eventually(lambda: self.state().get("host/links/br0/operstate") != "DOWN"), "br0 does not get UP"
 
     def state(self):
         return {**state_of(self.side, self.pod), **self.side.held("net-a")}
