@@ -50,20 +50,21 @@ UNKNOWN = ENOENT, EOPNOTSUPP, EAFNOSUPPORT      # what a kernel answers that lac
 
 def add(req: Request, bridge: str, mac: bytes, ips: Sequence[bytes]) -> bool:
     """Send solicitations for the pod to its MAC. Return whether this kernel can. Raises NetlinkError."""
-    return _possible(lambda: store(bridge).add(req, items(bridge, mac, ips)))
+    return _possible(req, lambda: store(bridge).add(req, items(bridge, mac, ips)))
 
 
 def restore(req: Request, bridge: str, mac: bytes, ips: Sequence[bytes]) -> bool:
     """Add what is missing of what add() did. Return whether this kernel can. Raises CniError, NetlinkError."""
-    return _possible(lambda: store(bridge).restore(req, items(bridge, mac, ips)))
+    return _possible(req, lambda: store(bridge).restore(req, items(bridge, mac, ips)))
 
 
-def _possible(change: Callable[[], object]) -> bool:
+def _possible(req: Request, change: Callable[[], object]) -> bool:
     try:
         change()
     except wire.NetlinkError as e:
         if e.errno not in UNKNOWN:
             raise
+        req.warn(f"disableFlooding: IPv6 multicast is flooded to the pod's port, because the kernel refuses: {e}")
         return False
     return True
 
