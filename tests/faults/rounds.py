@@ -27,6 +27,7 @@ MAX_KEPT = 12                   # more descriptors of one kind, which workers ke
 KEPT = ("socket", "/proc/sys/net/ipv6/conf", ".cluster/blocks.json")        # these kinds, also of deleted files
 IDLE_S = 0.02                   # without a call: the server has done its deferred work
 STARTED_S = 0.2                 # without a call: a new server has imported all modules
+OTHERS = 5                      # faults that are tried instead of those that did not happen
 NO_DAEMON = ("dhcp", "connect ECONNREFUSED")    # then DEL succeeds, and a daemon that starts releases the lease
 BAD_ERRORS = {                  # texts that must not be in an error after one fault
     "this is a fault of fastcni": "an unexpected exception", "while undoing": "the rollback failed",
@@ -255,13 +256,18 @@ def grown(before, now):
 
 
 def run_case(tools, name, mode, command, failed, *, limit=None, seed=0, running=lambda: True, tried=lambda *_: None):
-    """Try the faults of one command of one case in one mode, `limit` of them at most. Return how many are possible.
+    """Try the faults of one command of one case in one mode. Return how many are possible.
 
-    running(): false ends the case after the present fault. tried(number, of, hit): called for each fault; hit is false
-    if the request did not reach the call. After residue the case continues on another node, so that no later fault is
-    blamed for it."""
-    chosen, possible, number = None, 0, 0
-    while (chosen is None or number < len(chosen)) and running():
+    limit: how many of them, chosen by `seed`. For one that does not happen another one is tried, OTHERS times at most:
+    a request does not make the same number of calls each time. running(): false ends the case after the present fault.
+    tried(number, of, hit): called for each fault; hit is false if the request did not reach the call. After residue the
+    case continues on another node, so that no later fault is blamed for it."""
+    chosen, possible, number, hits = None, 0, 0, 0
+
+    def wanted():
+        return running() and (chosen is None or (number < len(chosen) and (not limit or hits < limit)))
+
+    while wanted():
         with World(tools.bin_dir) as world:
             steps = Steps(world, tools.injector, name, mode, failed)
             if chosen is None:
@@ -269,10 +275,10 @@ def run_case(tools, name, mode, command, failed, *, limit=None, seed=0, running=
                 possible = len(chosen)
                 if limit:
                     rng = random.Random(f"{seed} {name} {mode} {command}")
-                    chosen = rng.sample(chosen, min(limit, possible))
-            while number < len(chosen) and not steps.dirty and running():
+                    chosen = rng.sample(chosen, min(limit + OTHERS, possible))
+            while wanted() and not steps.dirty:
                 hit = steps.try_one(command, *chosen[number])
-                number += 1
+                number, hits = number + 1, hits + hit
                 tried(number, len(chosen), hit)
     return possible
 
