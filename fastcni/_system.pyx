@@ -303,7 +303,7 @@ def spawn(str path not None, argv, env, int stdin, int stdout, int stderr):
     return pid
 
 
-# -- processes that outlive us ------------------------------------------------------------------------------------
+# -- processes that may end later than this one -------------------------------------------------------------------
 #
 # Such a process does one system call that takes long. It shares this process's memory, also after our end, so the
 # kernel copies none. It has another stack, and copies of our descriptors. It also shares our thread-local storage:

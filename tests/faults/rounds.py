@@ -27,7 +27,7 @@ MAX_KEPT = 12                   # more descriptors of one kind, which workers ke
 KEPT = ("socket", "/proc/sys/net/ipv6/conf", ".cluster/blocks.json")        # these kinds, also of deleted files
 IDLE_S = 0.02                   # without a call: the server has done its deferred work
 STARTED_S = 0.2                 # without a call: a new server has imported all modules
-OTHERS = 5                      # faults that are tried instead of those that did not happen
+MAX_SPARE = 5                   # more faults to try, if requests do not reach the chosen calls
 NO_DAEMON = ("dhcp", "connect ECONNREFUSED")    # then DEL succeeds, and a daemon that starts releases the lease
 BAD_ERRORS = {                  # texts that must not be in an error after one fault
     "this is a fault of fastcni": "an unexpected exception", "while undoing": "the rollback failed",
@@ -258,10 +258,10 @@ def grown(before, now):
 def run_case(tools, name, mode, command, failed, *, limit=None, seed=0, running=lambda: True, tried=lambda *_: None):
     """Try the faults of one command of one case in one mode. Return how many are possible.
 
-    limit: how many of them, chosen by `seed`. For one that does not happen another one is tried, OTHERS times at most:
-    a request does not make the same number of calls each time. running(): false ends the case after the present fault.
-    tried(number, of, hit): called for each fault; hit is false if the request did not reach the call. After residue the
-    case continues on another node, so that no later fault is blamed for it."""
+    limit: how many of them, chosen by `seed`. If a request does not reach its call, another fault is tried, up to
+    MAX_SPARE: a request does not make the same number of calls each time. running(): false ends the case after the
+    present fault. tried(number, of, hit): called for each fault; hit is false if the request did not reach the call.
+    After residue the case continues on another node, so that no later fault is blamed for it."""
     chosen, possible, number, hits = None, 0, 0, 0
 
     def wanted():
@@ -275,7 +275,7 @@ def run_case(tools, name, mode, command, failed, *, limit=None, seed=0, running=
                 possible = len(chosen)
                 if limit:
                     rng = random.Random(f"{seed} {name} {mode} {command}")
-                    chosen = rng.sample(chosen, min(limit + OTHERS, possible))
+                    chosen = rng.sample(chosen, min(limit + MAX_SPARE, possible))
             while wanted() and not steps.dirty:
                 hit = steps.try_one(command, *chosen[number])
                 number, hits = number + 1, hits + hit

@@ -22,8 +22,8 @@ def test_the_container_of_the_page_has_an_address(world, containerd):
 
 
 def test_fifty_containers_eight_at_once(world, containerd):
-    """Each has a different address, and reaches the gateway and another node. They answer by files: ctr may lose the
-    last output of a container."""
+    """Each has a different address, and reaches the gateway and another node. The containers write their addresses to
+    files, because ctr may lose the last output of a container."""
     answers = world.folder / "answers"
     answers.mkdir(exist_ok=True)
 

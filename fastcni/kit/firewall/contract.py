@@ -4,7 +4,7 @@ Each backend is a module. Only type checkers and tests import this one. Common t
 
 - `req` is the Request; its host has the netlink sockets of the caller's namespace.
 - `add` and `restore` raise CniError or NetlinkError; the caller has registered `delete` as the rollback.
-- `restore` adds what is missing of what `add` did. CniError 11 if another attachment has one of the items by now.
+- `restore` adds again what is missing. CniError 11 if another attachment has one of the items by now.
 - `delete` is idempotent. It also removes what the reference plugins added for the attachment.
 - `gc` removes what attachments of the request's network have that are no longer valid, and reports it by req.release().
 - `missing` returns the first thing that CHECK misses, as text, or "".

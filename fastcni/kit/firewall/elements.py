@@ -34,8 +34,8 @@ MAX_ASKED = 64                  # elements asked for in one send: the answers fi
 class Store:
     """The sets of one table, and the chains with the rules that look into them.
 
-    chains: {chain: number of its rules and of the jumps to it}. Names of chains that elements go to begin with
-    `leads_to`. `set_up(batch, items)` adds everything that the items need; it may run when all of that is there.
+    chains: {chain: number of its rules and of the jumps to it}. Names of other chains, which some elements need, begin
+    with `leads_to`. `set_up(batch, items)` adds everything that the items need; it may run when all of that is there.
     """
 
     __slots__ = ("family", "table", "sets", "chains", "set_up", "leads_to")
@@ -138,10 +138,10 @@ class Store:
         present, lost: {set: {key: raw element}}, see nft_elements.read_raw_elements(). Elements with a mark in
         `leaving` are not restored: a DEL of their attachment has found nothing to delete.
         """
-        chains = nft_elements.raw_chains([element for found in (present, lost) for some in found.values()
-                                          for element in some.values()])
-        keys = [(name, key, None) for found in (present, lost) for name, some in found.items() for key in some]
-        self._set_up(sock, [*map(chain_item, chains), *keys])
+        known = [(name, key, element) for found in (present, lost) for name, some in found.items()
+                 for key, element in some.items()]
+        chains = nft_elements.raw_chains([element for _, _, element in known])
+        self._set_up(sock, [*map(chain_item, chains), *known])
         items = [(name, key, element) for name, some in lost.items() for key, element in some.items()
                  if not (leaving and mark_of(element) in leaving)]
         return in_halves(sock, items, self._add_raw, EEXIST, EBUSY)
@@ -219,9 +219,11 @@ class Store:
 
     # Deleting -------------------------------------------------------------------------------------
 
-    def delete(self, req: Request, known: Sequence[Item], number: int | None = None) -> None:
-        """Delete the elements with the request's mark, see owned(). Elements that are gone are fine."""
-        self.remove(req, self.owned(req, known, self.present(req, known), number))
+    def delete(self, req: Request, known: Sequence[Item], number: int | None = None) -> bool:
+        """Delete the elements with the request's mark, see owned(). Return whether there were any."""
+        owned = self.owned(req, known, self.present(req, known), number)
+        self.remove(req, owned)
+        return bool(owned)
 
     def owned(self, req: Request, known: Sequence[Item], present: list[Found],
               number: int | None = None) -> list[tuple[str, bytes]]:

@@ -138,7 +138,7 @@ def add(req: Request, conf: Conf, undo: Undo) -> None:
 
 
 def restore(req: Request, conf: Conf) -> None:
-    """Add what is missing of what add() did."""
+    """Add again what is missing."""
     backend = backend_of(req, conf)
     backend.restore(req, conf)
     if conf.policy:

@@ -102,7 +102,7 @@ def add(req: Request, conf: Conf) -> None:
 
 
 def restore(req: Request, conf: Conf) -> None:
-    """Add what is missing of what add() did. CniError 11 if another attachment has one of the addresses by now."""
+    """Add again what is missing. CniError 11 if another attachment has one of the addresses by now."""
     records().restore(req, records().items(conf.ips))
     add_sources(req, conf)
 

@@ -160,7 +160,7 @@ def gc(req: Request, conf: Conf) -> None:
 
 
 def restore(req: Request, conf: Conf) -> None:
-    """Add what is missing of what add() did. CniError 11 if another attachment has one of the addresses by now."""
+    """Add again what is missing. CniError 11 if another attachment has one of the addresses by now."""
     records().restore(req, records().items(conf.ips))
     add_members(req, conf)
 

@@ -93,7 +93,7 @@ def delete(req: Request, conf: Conf) -> None:
 
 
 def restore(req: Request, conf: Conf) -> None:
-    """Add what is missing of what add() did."""
+    """Add again what is missing."""
     for place in places(req, conf):
         place.restore(req, place.items(conf.ips))
 

@@ -78,7 +78,7 @@ def add(req: Request, conf: Conf) -> None:
 
 
 def restore(req: Request, conf: Conf) -> None:
-    """Add what is missing of what add() did."""
+    """Add again what is missing."""
     store().add_shared(req, items(conf))
     if conf.isolated:
         ports_store().restore(req, ports(conf))

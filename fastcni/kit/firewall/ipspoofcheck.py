@@ -60,7 +60,7 @@ def add(req: Request, host: Link, inside: Link, result: dict[str, Any], undo: Un
 
 
 def restore(req: Request) -> None:
-    """Add what is missing of what add() did. prevResult names the port. Raises CniError 7 if it does not."""
+    """Add again what is missing. prevResult names the port. Raises CniError 7 if it does not."""
     spoofcheck.restore_items(req, store(), spoofcheck.known(req, items))
 
 

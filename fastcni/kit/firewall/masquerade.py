@@ -43,7 +43,7 @@ class Masquerade:
         backend.add(req, ips)
 
     def restore(self, req: Request, previous: dict[str, Any]) -> None:
-        """Add what is missing of what add() did."""
+        """Add again what is missing."""
         if self.wanted:
             self._backend().restore(req, results.ips_of(previous))
 

@@ -58,7 +58,7 @@ def add(req: Request, ips: Sequence[tuple[bytes, int]]) -> None:
 
 
 def restore(req: Request, ips: Sequence[tuple[bytes, int]]) -> None:
-    """Add what is missing of what add() did."""
+    """Add again what is missing."""
     store().restore(req, items(ips))
 
 

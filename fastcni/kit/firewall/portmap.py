@@ -145,7 +145,7 @@ def add(req: Request, conf: Conf, undo: Undo) -> None:
 
 
 def restore(req: Request, conf: Conf) -> None:
-    """Add what is missing of what add() and allow_localhost() did."""
+    """Add again what is missing of add() and allow_localhost()."""
     backend_of(conf).restore(req, conf)
     if conf.needs_localnet:
         _localnet().guard(req)

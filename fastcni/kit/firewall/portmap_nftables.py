@@ -83,7 +83,7 @@ def add(req: Request, conf: Conf) -> None:
 
 
 def restore(req: Request, conf: Conf) -> None:
-    """Add what is missing of what add() did."""
+    """Add again what is missing."""
     if missing(req, conf):
         add(req, conf)
 

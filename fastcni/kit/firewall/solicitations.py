@@ -1,7 +1,8 @@
 """Neighbour solicitations (IPv6) for pods with disableFlooding: the bridge's own interface sends a copy to the pod.
 
-Such a pod's port gets no multicast. But the host receives what is sent to the bridge, and knows the pod's MAC. One rule
-for all bridges, a chain for each bridge, and an element for each IPv6 address of a pod. As nft prints it:
+The port of such a pod receives no multicast. The bridge's own interface receives every solicitation, and a map has the
+pod's MAC. There is one rule for all bridges, a chain for each bridge, and an element for each IPv6 address of a pod.
+nft prints them as
 
     table netdev fastcni {
         map solicited {
@@ -18,8 +19,8 @@ for all bridges, a chain for each bridge, and an element for each IPv6 address o
     }
 
 @th,64,128 is the address asked for, @ll,0,48 the MAC that the frame goes to. A pod has an element for its link-local
-address, too. The pod answers by itself. The solicitation reaches other ports and the host as before, so an element that
-is left over takes nothing from the next pod with its address.
+address, too. The pod itself answers. The other ports and the host receive the solicitation as before. So an element of
+a deleted pod does no harm to the next pod with its address.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def add(req: Request, bridge: str, mac: bytes, ips: Sequence[bytes]) -> bool:
 
 
 def restore(req: Request, bridge: str, mac: bytes, ips: Sequence[bytes]) -> bool:
-    """Add what is missing of what add() did. Return whether this kernel can. Raises CniError, NetlinkError."""
+    """Add again what is missing. Return whether this kernel can. Raises CniError, NetlinkError."""
     return _possible(req, lambda: store(bridge).restore(req, items(bridge, mac, ips)))
 
 
@@ -77,16 +78,12 @@ def items(bridge: str, mac: bytes, ips: Sequence[bytes]) -> list[Item]:
 
 def delete(req: Request, bridge: str) -> bool:
     """Delete the pod's elements. Return whether there were any."""
-    if not store().used(req):
-        return False
-    known = spoofcheck.known(req, lambda _, mac, ips: items(bridge, mac, ips))
-    found = store().owned(req, known, store().present(req, known))
-    store().remove(req, found)
-    return bool(found)
+    return store().used(req) and store().delete(
+        req, spoofcheck.known(req, lambda _, mac, ips: items(bridge, mac, ips)))
 
 
 def missing(req: Request, bridge: str, mac: bytes, ips: Sequence[bytes]) -> bool:
-    """Return whether something of what add() did is missing."""
+    """Return whether an element or a rule is missing."""
     it = store(bridge)
     return not it.complete(req) or bool(it.missing(req, items(bridge, mac, ips)))
 
@@ -111,12 +108,12 @@ class Store(elements.Store):
 
 
 def store(bridge: str = "") -> Store:
-    chains = {CHAIN: RULES + 1, BRIDGE + bridge: 1} if bridge else {CHAIN: RULES}
+    chains = {CHAIN: RULES + 1, BRIDGE + bridge: 1} if bridge else {CHAIN: RULES}       # and the bridge's jump
     return Store(FAMILY, TABLE, (SOLICITED,), chains, set_up, BRIDGE)
 
 
 def set_up(batch: Batch, items: Sequence[Item]) -> Batch:
-    """Add everything but the elements, with chains for the bridges of the items, if these exist."""
+    """Add everything but the elements: the rule, and a chain for each bridge of the items that exists."""
     nft.add_table(batch, FAMILY, TABLE, COMMENT)
     nft.add_chain(batch, FAMILY, TABLE, CHAIN)
     nft_rules.flush_chain(batch, FAMILY, TABLE, CHAIN)

@@ -87,11 +87,11 @@ class DeleteRequest:
 
 
 class Deleter:
-    """Sends DeleteRequests by a watcher, one at a time. `post`: a mode's send_deletion(). `sequence`: the last
-    sequence number that was used."""
+    """Sends DeleteRequests by a watcher, one at a time. `send_deletion`: that of a mode. `sequence`: the last sequence
+    number that was used."""
 
-    def __init__(self, watcher: Socket, send: Send) -> None:
-        self.watcher, self.post, self.sequence = watcher, send, 0
+    def __init__(self, watcher: Socket, send_deletion: Send) -> None:
+        self.watcher, self.send_deletion, self.sequence = watcher, send_deletion, 0
 
     def run(self, request: DeleteRequest) -> None:
         """Send the request, unless that was done before, and wait until each link is gone or has its error.
@@ -131,7 +131,7 @@ class Deleter:
         asked = write(batch, deletions)
         request.asked |= asked
         self.sequence += len(asked)
-        self.post(self.watcher, batch.finish(), request)
+        self.send_deletion(self.watcher, batch.finish(), request)
 
     def receive(self, seconds: float, request: DeleteRequest) -> None:
         """Remove from `remaining` the links that the next notifications are about."""
