@@ -83,9 +83,8 @@ def read_files(folder: str, agent_folder: str) -> Cluster:
         raise CniError(errors.INVALID_CONFIG, str(e)) from None
     if agent_folder:
         try:
-            for _, it in attached.read_files(os.path.join(agent_folder, attached.FOLDER)):
-                if it:
-                    found.attach(it)
+            for each in attached.read_files(os.path.join(agent_folder, attached.FOLDER))[0]:
+                found.attach(each)
         except FileNotFoundError:
             pass                        # no agent with policies has run here
         except OSError as e:

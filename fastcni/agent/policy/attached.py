@@ -17,7 +17,7 @@ from fastcni.agent.policy.objects import Pod
 from fastcni.spec import address
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     Id = tuple[str, str, str]           # network, container ID, name of the link
 
@@ -27,12 +27,13 @@ FOLDER = "pods"                     # in that of the agent
 @dataclass(frozen=True, slots=True)
 class Attachment:
     """id: network, container ID, name of the link. pod: key of the pod, "shop/web". labels: as they were at ADD.
-    addresses: packed."""
+    addresses: packed. sequence: a later ADD of the node has a higher number, also after a restart of the agent."""
 
     id: Id
     pod: str
     labels: Mapping[str, str]
     addresses: tuple[bytes, ...]
+    sequence: int = 0
 
     @property
     def file(self) -> str:
@@ -40,12 +41,17 @@ class Attachment:
 
 
 class AttachedCompiler(Compiler):
-    """put_pod() and delete_pod() are for the source of pods; said: what it has put."""
+    """put_pod() and delete_pod() are for the source of pods.
+
+    said: what the source has put. sequence: of the latest ADD.
+    """
 
     def __init__(self, node: str = "") -> None:
         super().__init__(node)
         self.said: dict[str, Pod] = {}
         self.attachments: dict[Id, Attachment] = {}
+        self.sequence = 0
+        self._deleted: dict[str, Pod] = {}              # last objects of pods that have attachments
         self._of: dict[str, set[Id]] = {}               # by pod
         self._at: dict[tuple[str, bytes], Id] = {}      # by network and address
 
@@ -54,13 +60,17 @@ class AttachedCompiler(Compiler):
         self._put_both(pod.key)
 
     def delete_pod(self, key: str) -> None:
-        self.said.pop(key, None)
+        """A pod that has attachments keeps the labels of its object until its DEL or the next ADD of its name."""
+        if (last := self.said.pop(key, None)) and key in self._of:
+            self._deleted[key] = last
         self._put_both(key)
 
     def attach(self, it: Attachment) -> list[Attachment]:
-        """Note an ADD. Return the attachments whose place it takes: earlier ones with one of its addresses, which had
-        no DEL."""
+        """Record an ADD. Return the attachments that it replaces: earlier ones with one of its addresses, which had no
+        DEL."""
         network = it.id[0]
+        self.sequence = max(self.sequence, it.sequence)
+        self._deleted.pop(it.pod, None)
         there = {self._at[network, packed] for packed in it.addresses if (network, packed) in self._at}
         gone = [found for id in there if (found := self.detach(id)) and found.id != it.id]
         self.detach(it.id)
@@ -71,7 +81,7 @@ class AttachedCompiler(Compiler):
         return gone
 
     def detach(self, id: Id) -> Attachment | None:
-        """Note a DEL. Return what it ends."""
+        """Record a DEL. Return the attachment that it ends."""
         it = self.attachments.pop(id, None)
         if it is None:
             return None
@@ -80,12 +90,14 @@ class AttachedCompiler(Compiler):
         self._of[it.pod].discard(id)
         if not self._of[it.pod]:
             del self._of[it.pod]
+            self._deleted.pop(it.pod, None)
         self._put_both(it.pod)
         return it
 
     def _put_both(self, key: str) -> None:
-        """Put a pod as its source and its ADDs say. A pod whose object is gone has its last labels until DEL."""
-        said, there = self.said.get(key), [self.attachments[id] for id in sorted(self._of.get(key, ()))]
+        """Put a pod as its source and its ADDs say. Without an object, the labels of the latest ADD count: the DEL of a
+        former pod of this name may come later, or never."""
+        said, there = self.said.get(key), sorted(map(self.attachments.__getitem__, self._of.get(key, ())), key=order)
         if not there:
             if said:
                 super().put_pod(said)
@@ -93,9 +105,14 @@ class AttachedCompiler(Compiler):
                 super().delete_pod(key)
             return
         namespace, _, name = key.partition("/")
-        known = said or self.cluster.pods.get(key) or Pod(namespace, name, there[-1].labels)
+        known = said or self._deleted.get(key) or Pod(namespace, name, there[-1].labels)
         told = [*(said.addresses if said else ()), *(packed for each in there for packed in each.addresses)]
         super().put_pod(replace(known, addresses=tuple(dict.fromkeys(told)), node=self.node or known.node))
+
+
+def order(it: Attachment) -> tuple[int, Id]:
+    """Key to sort by: later ADDs come last."""
+    return it.sequence, it.id
 
 
 # -- files -------------------------------------------------------------------------------------------------------------
@@ -104,7 +121,7 @@ def keep(folder: str, it: Attachment) -> None:
     """Write its file, before the ADD answers. A crash may leave a part of it: then the ADD has failed, and read_all()
     removes the part. Raises OSError."""
     document = {"id": it.id, "pod": it.pod, "labels": dict(it.labels),
-                "addresses": [address.ip_text(packed) for packed in it.addresses]}
+                "addresses": [address.ip_text(packed) for packed in it.addresses], "sequence": it.sequence}
     fd = os.open(f"{folder}/{it.file}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         os.write(fd, json.dumps(document).encode() + b"\n")
@@ -117,28 +134,29 @@ def forget(folder: str, it: Attachment) -> None:
     Path(folder, it.file).unlink(missing_ok=True)
 
 
-def read_all(folder: str) -> Iterator[Attachment]:
-    """Those that were kept. A damaged file is removed: its pod is protected again with the next ADD or by its object.
-    Raises OSError."""
+def read_all(folder: str) -> list[Attachment]:
+    """The attachments that were kept, in the order of their ADDs. A damaged file is removed: its pod is protected again
+    with the next ADD or by its object. Raises OSError."""
     os.makedirs(folder, 0o700, exist_ok=True)
-    for path, it in read_files(folder):
-        if it:
-            yield it
-        else:
-            path.unlink(missing_ok=True)
+    found, damaged = read_files(folder)
+    for path in damaged:
+        path.unlink(missing_ok=True)
+    return found
 
 
-def read_files(folder: str) -> Iterator[tuple[Path, Attachment | None]]:
-    """The files of a folder, and what they say; None of a damaged one. Raises OSError."""
-    for name in sorted(os.listdir(folder)):
+def read_files(folder: str) -> tuple[list[Attachment], list[Path]]:
+    """(attachments in the order of their ADDs, damaged files) of a folder. Raises OSError."""
+    found, damaged = [], []
+    for name in os.listdir(folder):
         if name.endswith(".json"):
             path = Path(folder, name)
             try:
-                yield path, read(json.loads(path.read_text(encoding="utf-8")))
+                found.append(read(json.loads(path.read_text(encoding="utf-8"))))
             except FileNotFoundError:           # a DEL came meanwhile
                 continue
             except (ValueError, TypeError, KeyError, RecursionError):
-                yield path, None
+                damaged.append(path)
+    return sorted(found, key=order), damaged
 
 
 def read(document: Any) -> Attachment:
@@ -147,5 +165,7 @@ def read(document: Any) -> Attachment:
     if not isinstance(document["labels"], dict):
         raise TypeError("labels: expected an object")
     labels = {str(key): str(value) for key, value in document["labels"].items()}
+    if not isinstance(sequence := document.get("sequence", 0), int):
+        raise TypeError("sequence: expected a number")
     return Attachment((network, container, ifname), str(document["pod"]), labels,
-                      tuple(map(address.read_ip, document["addresses"])))
+                      tuple(map(address.read_ip, document["addresses"])), sequence)

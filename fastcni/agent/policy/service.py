@@ -80,7 +80,8 @@ class Policies:
         # Files name no nodes that matter: to protect a pod of another node here, too, does no harm.
         self.compiler = AttachedCompiler("" if settings.folder else settings.node)
         for each in attached.read_all(settings.state):
-            self.compiler.attach(each)
+            for gone in self.compiler.attach(each):
+                attached.forget(settings.state, gone)
         with ExitStack() as opened:             # the caller tries again after an error
             self.engine = opened.enter_context(closing(Engine(self.compiler)))
             self.events = opened.enter_context(closing(wire.open_socket(uapi.NETLINK_NETFILTER,
@@ -225,7 +226,7 @@ class Policies:
             if waited < POD_WAIT_S:
                 return None
             return {"error": f"the API server has not shown the pod {request['pod']} so far", "again": True}
-        it = attached.read({**request, "labels": pod})
+        it = attached.read({**request, "labels": pod, "sequence": self.compiler.sequence + 1})
         gone = self.engine.protect(it)
         attached.keep(self.settings.state, it)
         for each in gone:

@@ -1,5 +1,7 @@
 """What ADDs say of pods and what their objects say, put together."""
 
+import json
+
 import pytest
 from agent.policy.clusters import make_pod
 
@@ -12,15 +14,23 @@ ONE, TWO = read_ip("10.0.0.1"), read_ip("10.0.0.2")
 WEB = {"app": "web"}
 
 
-def attachment(container="c1", *addresses, pod="default/a", labels=None, network="net"):
-    return Attachment((network, container, "eth0"), pod, WEB if labels is None else labels, addresses or (ONE,))
+def attachment(container="c1", *addresses, pod="default/a", labels=None, network="net", sequence=0):
+    return Attachment((network, container, "eth0"), pod, WEB if labels is None else labels, addresses or (ONE,),
+                      sequence)
+
+
+def restarted(attachments):
+    """The compiler of an agent that has just read these."""
+    found = AttachedCompiler("here")
+    found.put_policy(read_policy({"metadata": {"name": "p"}, "spec": {"podSelector": {"matchLabels": WEB}}}))
+    for each in attachments:
+        found.attach(each)
+    return found
 
 
 @pytest.fixture
 def it():
-    found = AttachedCompiler("here")
-    found.put_policy(read_policy({"metadata": {"name": "p"}, "spec": {"podSelector": {"matchLabels": WEB}}}))
-    return found
+    return restarted(())
 
 
 def isolated(it):
@@ -71,6 +81,53 @@ def test_an_address_is_of_the_last_add_of_its_network(it):
     assert it.attach(other) == []                   # a repeated ADD
     it.detach(attachment().id)                      # the former one's late DEL
     assert it.attachments == {other.id: other}
+
+
+@pytest.mark.parametrize("former, latest", [("c1", "c2"), ("c2", "c1")])
+@pytest.mark.parametrize("before, after", [({}, WEB), (WEB, {})])
+def test_the_labels_of_the_latest_add_of_a_name_count(tmp_path, former, latest, before, after):
+    """The labels of the former pod counted, until its DEL and after it; after a restart the container ID decided."""
+    first, second = (attachment(name, packed, labels=labels, sequence=number) for number, (name, packed, labels) in
+                     enumerate([(former, ONE, before), (latest, TWO, after)], 1))
+    folder, it = str(tmp_path), restarted(())
+    for each in (first, second):
+        it.attach(each)
+        attached.keep(folder, each)
+    for one in (it, restarted(attached.read_all(folder))):
+        assert isolated(one) == ({ONE, TWO} if after else set())
+        one.detach(first.id)
+        assert isolated(one) == ({TWO} if after else set())
+        one.attach(first)
+        one.detach(second.id)                       # its ADD has failed
+        assert isolated(one) == ({ONE} if before else set())
+
+
+def test_the_latest_add_counts_before_the_object_of_an_earlier_pod(it):
+    """The object of the earlier pod is deleted, its DEL does not come."""
+    it.put_pod(make_pod("a", labels=WEB))
+    it.attach(attachment(labels=WEB, sequence=1))
+    it.delete_pod("default/a")
+    assert isolated(it) == {ONE}
+    it.attach(attachment("c2", TWO, labels={}, sequence=2))
+    assert isolated(it) == set()
+
+
+def test_a_number_of_an_add_is_higher_than_all_that_were_kept(tmp_path):
+    """Also of two ADDs within one tick of the clock, and after a restart."""
+    for each in (attachment("c1", sequence=7), attachment("c2", TWO, sequence=3)):
+        attached.keep(str(tmp_path), each)
+    it = restarted(attached.read_all(str(tmp_path)))
+    assert it.sequence == 7
+    it.detach(attachment("c1").id)
+    assert it.sequence == 7
+
+
+@pytest.mark.parametrize("sequence", ["1", None, float("inf"), []])
+def test_a_file_whose_number_is_damaged_is_removed(tmp_path, sequence):
+    attached.keep(str(tmp_path), attachment())
+    (file,) = tmp_path.iterdir()
+    file.write_text(json.dumps({**json.loads(file.read_text()), "sequence": sequence}))
+    assert attached.read_all(str(tmp_path)) == [] and not list(tmp_path.iterdir())
 
 
 def test_files_keep_what_was_said(tmp_path):

@@ -65,3 +65,16 @@ def test_pods_of_this_node_that_are_in_no_file_are_known(run, tmp_path):
     done = CliRunner().invoke(cli, ["policy", "test", "shop/web", "shop/other", "80", "--folder", str(tmp_path),
                                     "--agent-folder", ""])
     assert "there is no pod shop/other" in str(done.exception)
+
+
+@pytest.mark.parametrize("former, latest", [("c1", "c2"), ("c2", "c1")])
+def test_the_labels_of_the_latest_add_count(run, tmp_path, former, latest):
+    """As in the agent, also while the former pod of the name has had no DEL."""
+    pods = tmp_path / "agent" / "pods"
+    pods.mkdir(parents=True)
+    for number, (name, app) in enumerate([(former, "web"), (latest, "db")]):
+        attached.keep(str(pods), attached.Attachment(("net", name, "eth0"), "shop/again", {"app": app},
+                                                     (read_ip(f"10.0.0.{7 + number}"),), number + 1))
+    done = run("192.0.2.1", "10.0.0.8", "80")
+    (found,) = json.loads(done.output)["connections"]
+    assert (done.exit_code, found["ingress"]["text"]) == (1, "denied: no rule of shop/db allows it")

@@ -205,6 +205,25 @@ def test_a_restarted_agent_knows_its_pods_and_they_stay_protected_meanwhile(runn
     assert allowed(node, "a")
 
 
+@pytest.mark.parametrize("former, latest", [("c", "a"), ("a", "c")])        # the first and the last container ID
+def test_a_pod_that_was_added_again_has_its_new_labels(running, node, former, latest):
+    """The former pod of the name had no DEL yet, and its labels counted: a policy for the new ones closed nothing."""
+    running.write({"kind": "NetworkPolicy", "metadata": {"name": "closed"}, "spec": DB})
+    assert eventually(lambda: running.it.figures()["policies"] == 1)
+
+    def closed():
+        return not node.reached({(source, ADDRESSES[latest][0], TCP, 80) for source in "bd"}, set())
+
+    for name, app in ((former, "web"), (latest, "db")):
+        running.call("ADD", name, "K8S_POD_NAME=again", runtimeConfig={"labels": {"app": app}})
+    assert closed()
+    running.stop()
+    running.start()
+    assert closed()
+    running.call("DEL", former)
+    assert closed()
+
+
 def test_a_damaged_file_of_a_pod_is_no_obstacle(running, tmp_path):
     running.add("a")
     running.stop()
