@@ -18,6 +18,7 @@ import select
 import threading
 from collections import deque
 from collections.abc import Callable, Collection
+from contextlib import closing
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -111,7 +112,7 @@ class Agent:
         """Run until stop(). Raises OSError for what the kernel refuses at the start."""
         if self.options.policies:
             self._start(self._serve_policies, self.options.policies)
-        elif remove_policies():
+        elif self._persist(remove_policies):
             self.log.warning("policies_removed", why="the agent is run without --policies now")
         try:
             self._run()
@@ -146,13 +147,15 @@ class Agent:
     def leave(self) -> None:
         """Take the node out of the network: remove the record, and what the agent has made in the kernel. Raises
         StoreAway, ConfigurationError, OSError."""
-        conf, _, me = self._prepare()
-        mine = self.registry.join(conf, me)
-        self.registry.leave(mine)
+        with closing(Ruleset()) as rules:
+            rules.adopt()               # before anything changes: it raises if an agent runs that has policies
+            conf, _, me = self._prepare()
+            mine = self.registry.join(conf, me)
+            self.registry.leave(mine)
+            rules.remove()
         keeper, masquerade = Keeper(self.log), Masquerade(self.log)
         keeper.set(State())
         masquerade.remove()
-        remove_policies()
         keeper.close()
         masquerade.close()
         if self.bgp:
@@ -314,9 +317,6 @@ def milliseconds(due: float) -> float | None:
 
 
 def remove_policies() -> bool:
-    """Remove the table of policies. Return whether there was one. Raises OSError."""
-    rules = Ruleset()
-    try:
+    """Remove the table of policies. Return whether there was one. Raises ConfigurationError, OSError."""
+    with closing(Ruleset()) as rules:
         return rules.remove()
-    finally:
-        rules.close()

@@ -34,7 +34,7 @@ NFNL_SUBSYS_NFTABLES, NFNL_BATCH_GENID = 10, 1
      NFNL_SUBSYS_NFTABLES << 8, (NFNL_SUBSYS_NFTABLES << 8) + 17)
 
 NFTA_LIST_ELEM = 1
-NFTA_TABLE_NAME, NFTA_TABLE_USERDATA = 1, 6
+NFTA_TABLE_NAME, NFTA_TABLE_FLAGS, NFTA_TABLE_USERDATA, NFTA_TABLE_OWNER = 1, 2, 6, 7
 NFTA_CHAIN_TABLE, NFTA_CHAIN_NAME, NFTA_CHAIN_HOOK = 1, 3, 4
 NFTA_CHAIN_POLICY, NFTA_CHAIN_USE, NFTA_CHAIN_TYPE = 5, 6, 7
 NFTA_HOOK_HOOKNUM, NFTA_HOOK_PRIORITY, NFTA_HOOK_DEV = 1, 2, 3
@@ -42,6 +42,7 @@ NFTA_DATA_VALUE, NFTA_DATA_VERDICT = 1, 2
 NFTA_VERDICT_CODE, NFTA_VERDICT_CHAIN = 1, 2
 NFTA_GEN_ID, NFTA_GEN_PROC_NAME = 1, 3
 
+NFT_TABLE_F_OWNER, NFT_TABLE_F_PERSIST = 1 << 1, 1 << 2
 NFT_JUMP, NFT_GOTO, NFT_RETURN = 0xFFFFFFFD, 0xFFFFFFFC, 0xFFFFFFFB
 NF_DROP, NF_ACCEPT = 0, 1
 IPS_DST_NAT = 1 << 5            # linux/netfilter/nf_conntrack_common.h
@@ -105,10 +106,17 @@ def as_text(name: bytes) -> str:
     return name.rstrip(b"\0").decode("utf-8", "replace")
 
 
-def add_table(batch: Batch, family: int, name: str, comment: str) -> Batch:
-    """Add a table. One that exists stays as it is."""
+def add_table(batch: Batch, family: int, name: str, comment: str, flags: int = 0) -> Batch:
+    """Add a table. One that exists stays as it is.
+
+    flags: with NFT_TABLE_F_OWNER the table belongs to the socket. The kernel refuses changes by other sockets with
+    EPERM, and their flush of all tables leaves it. With NFT_TABLE_F_PERSIST too, the table outlives the socket, without
+    an owner then; the next add_table() with both flags takes it over. EOPNOTSUPP before Linux 6.9, EINVAL before 5.12;
+    EOPNOTSUPP also for a table that was made without these flags.
+    """
     batch.begin(NFT_MSG_NEWTABLE, NLM_F_ACK | NLM_F_CREATE, nfgenmsg(family), f"add nftables table {name}")
-    return batch.text(NFTA_TABLE_NAME, name).raw(NFTA_TABLE_USERDATA, comment_data(comment))
+    batch.text(NFTA_TABLE_NAME, name).raw(NFTA_TABLE_USERDATA, comment_data(comment))
+    return batch.be32(NFTA_TABLE_FLAGS, flags) if flags else batch
 
 
 def del_table(batch: Batch, family: int, name: str) -> Batch:
@@ -121,6 +129,13 @@ def get_table(batch: Batch, family: int, name: str) -> Batch:
     """Ask for one table. The kernel answers ENOENT if it does not exist."""
     return batch.begin(NFT_MSG_GETTABLE, NLM_F_ACK, nfgenmsg(family), f"look up nftables table {name}").text(
         NFTA_TABLE_NAME, name)
+
+
+def read_table(payload: bytes) -> tuple[int, int]:
+    """Read an NFT_MSG_NEWTABLE payload: (NFT_TABLE_F_*, port of the socket to which the table belongs or 0)."""
+    found = attributes(payload, 4)
+    flags, owner = (int.from_bytes(found.get(kind, b""), "big") for kind in (NFTA_TABLE_FLAGS, NFTA_TABLE_OWNER))
+    return flags, owner
 
 
 def add_chain(batch: Batch, family: int, table: str, name: str, *, exclusive: bool = False) -> Batch:

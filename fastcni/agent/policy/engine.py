@@ -27,10 +27,16 @@ if TYPE_CHECKING:
 
 
 class Engine:
-    """Made in a thread that is in the node's namespace; the same thread calls all methods. Raises OSError."""
+    """Made in a thread that is in the node's namespace; the same thread calls all methods. Raises OSError, and
+    ConfigurationError if another agent has the table."""
 
     def __init__(self, compiler: AttachedCompiler) -> None:
         self.compiler, self.rules = compiler, Ruleset()
+        try:
+            self.rules.adopt()
+        except BaseException:
+            self.rules.close()
+            raise
         self._begun = False             # load() was called: the compiler has all there is
         self._loaded = False            # the kernel has what take() gave
         self.flows = cut.Listing()

@@ -1,17 +1,24 @@
-"""The table of policies in the kernel: a Change is written as one transaction of nftables. rules.py has the rules."""
+"""The table of policies in the kernel: a Change is written as one transaction of nftables. rules.py has the rules.
+
+The tables belong to the agent's socket: a program that flushes all tables leaves them, and any other change of them by
+others is refused. When the agent ends, they stay, without an owner, until the next agent takes them over. Linux before
+6.9 has no such tables. There the agent writes a table that another program has removed again.
+"""
 
 from __future__ import annotations
 
-from errno import ENOENT
+from errno import EINVAL, ENOENT, EOPNOTSUPP
 from itertools import islice
 from typing import TYPE_CHECKING
 
 from fastcni._netlink import Batch
 from fastcni.agent.batches import Requests
+from fastcni.agent.contract import ConfigurationError
 from fastcni.agent.policy import rules
 from fastcni.agent.policy.state import PERMANENT, State, difference
 from fastcni.kernel import nft, nft_elements, nft_rules, sysctl, uapi, wire
 from fastcni.kernel.nft_elements import ADDRESS_TYPES, TYPE_INET_SERVICE
+from fastcni.kernel.wire import NetlinkError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -25,6 +32,7 @@ FAMILY, TABLE = nft.NFPROTO_INET, "fastcni-policy"
 GUARD, GUARD_CHAIN = "fastcni-policy-guard", "forward"          # while the table is replaced
 COMMENT = "fastcni: network policies of pods"
 LOAD_TRANSACTIONS = 3
+OWNED = nft.NFT_TABLE_F_OWNER | nft.NFT_TABLE_F_PERSIST
 ELEMENTS = 250                  # in one message, which has 32 KiB
 SEND_BYTES, ACK_BYTES = 64 << 20, 256 << 20             # limits, as the kernel counts: 768 bytes and more for an ACK
 BRIDGED = ("net/bridge/bridge-nf-call-iptables", "net/bridge/bridge-nf-call-ip6tables",
@@ -33,9 +41,13 @@ BRIDGED = ("net/bridge/bridge-nf-call-iptables", "net/bridge/bridge-nf-call-ip6t
 
 class Ruleset:
     """Writes the table. Made in a thread that is in the node's namespace; any one thread at a time calls. Raises
-    OSError."""
+    OSError.
+
+    flags: of its tables, 0 if the kernel cannot give them to this socket.
+    """
 
     def __init__(self) -> None:
+        self.flags = OWNED
         self.sock = wire.open_socket(uapi.NETLINK_NETFILTER)
         wire.set_request_size(self.sock, SEND_BYTES)
         wire.set_buffer_size(self.sock, ACK_BYTES)
@@ -49,17 +61,34 @@ class Ruleset:
         """The netlink port by which the kernel's notifications tell these changes from others'."""
         return int(self.sock.getsockname()[0])
 
+    def adopt(self) -> None:
+        """Take over the tables that an agent has left. Raises ConfigurationError if a running one has them."""
+        requests = Transaction()
+        for table in (GUARD, TABLE):
+            for _, payload in wire.look_up(self.sock, nft.get_table(Batch(), FAMILY, table)) or ():
+                flags, owner = nft.read_table(payload)
+                if owner not in (0, self.port):
+                    raise ConfigurationError(f"the nftables table inet {table} belongs to another process (netlink "
+                                             f"port {owner}): if an agent runs, stop it first")
+                if flags & nft.NFT_TABLE_F_PERSIST:
+                    requests.add(nft.add_table, FAMILY, table, COMMENT, OWNED)
+        requests.commit(self.sock)
+
     def load(self, state: State) -> None:
         """Replace the table, whatever is in it, in LOAD_TRANSACTIONS.
 
         Meanwhile another table drops the first packets from and to restricted pods: one that is on its way while the
         transaction ends may find no rules in the old table and in the new one.
         """
-        self._guard(state)
+        try:
+            self._guard(state)
+        except NetlinkError as e:
+            if not self.flags or e.errno not in (EOPNOTSUPP, EINVAL):
+                raise
+            self.flags = 0              # Linux before 6.9
+            self._guard(state)
         requests = Transaction()
-        requests.add(nft.add_table, FAMILY, TABLE, COMMENT)
-        requests.add(nft.del_table, FAMILY, TABLE)
-        requests.add(nft.add_table, FAMILY, TABLE, COMMENT)
+        replace_table(requests, FAMILY, TABLE, self.flags)
         set_up(requests, state)
         try:
             requests.commit(self.sock)
@@ -70,8 +99,7 @@ class Ruleset:
 
     def _guard(self, state):
         requests = Transaction()
-        for write in (nft.add_table, nft.del_table, nft.add_table):
-            requests.add(write, FAMILY, GUARD, *((COMMENT,) if write is nft.add_table else ()))
+        replace_table(requests, FAMILY, GUARD, self.flags)
         requests.add(nft.add_base_chain, FAMILY, GUARD, GUARD_CHAIN, kind="filter", hook=nft.NF_INET_FORWARD,
                      priority=nft.NF_IP_PRI_FILTER)
         for name in sorted(PERMANENT):
@@ -109,7 +137,9 @@ class Ruleset:
         requests.commit(self.sock)
 
     def remove(self) -> bool:
-        """Remove the table: all pods are open. Return whether there was one."""
+        """Remove the table: all pods are open. Return whether there was one. Raises ConfigurationError if a running
+        agent has it."""
+        self.adopt()
         there = False
         for table in (GUARD, TABLE):
             _, refused = wire.attempt(self.sock, nft.stop(nft.del_table(nft.start(Batch()), FAMILY, table)))
@@ -130,6 +160,13 @@ class Transaction(Requests):
         self.add(nft.stop)
         if refused := self.send(sock):
             raise refused[0]
+
+
+def replace_table(requests: Requests, family: int, table: str, flags: int) -> None:
+    """Make an empty table, in place of one that may exist."""
+    requests.add(nft.add_table, family, table, COMMENT)
+    requests.add(nft.del_table, family, table)
+    requests.add(nft.add_table, family, table, COMMENT, flags)
 
 
 def set_up(requests: Requests, state: State) -> None:

@@ -13,7 +13,7 @@ from agent.policy.pods import ADDRESSES, TCP, Node
 from fastcni.agent.contract import ConfigurationError
 from fastcni.agent.policy import service
 from fastcni.agent.policy.objects import Pod
-from fastcni.agent.policy.ruleset import BRIDGED, TABLE, see_bridged_traffic
+from fastcni.agent.policy.ruleset import BRIDGED, see_bridged_traffic
 from fastcni.agent.policy.service import Policies, Settings
 from fastcni.kernel import conntrack, sysctl
 from fastcni.kit.call.mode import Mode
@@ -23,7 +23,6 @@ from fastcni.node import checks_policy, pod_policies
 from fastcni.plugins import policy as plugin
 from fastcni.runtime import parse
 from fastcni.spec.errors import CniError
-from fastcni.testing.namespaces import run
 from fastcni.testing.witnesses import eventually
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: makes network namespaces")
@@ -232,23 +231,6 @@ def test_a_damaged_file_of_a_pod_is_no_obstacle(running, tmp_path):
         '{"id": ["net", "y", "eth0"], "pod": "default/y", "labels": [], "addresses": []}')
     running.start()
     assert len(running.it.compiler.attachments) == 1
-
-
-@pytest.mark.parametrize("words", [("delete", "table", "inet", TABLE), ("flush", "ruleset"),
-                                   ("flush", "chain", "inet", TABLE, "ingress"),
-                                   ("flush", "chain", "inet", TABLE, "egress"),
-                                   ("flush", "table", "inet", TABLE), ("flush", "map", "inet", TABLE, "in4")],
-                         ids=" ".join)
-def test_what_another_program_does_to_the_table_is_undone(running, node, words):
-    running.write(WEB_ONLY)
-    running.add("b", app="db")
-    run("nft", *words)
-    assert eventually(lambda: "policies_restored" in running.events())
-    assert allowed(node)
-    run("nft", "add", "table", "inet", "others")
-    run("nft", "delete", "table", "inet", "others")
-    run("nft", "list", "ruleset")
-    assert running.events().count("policies_restored") == 1
 
 
 def test_traffic_between_two_pods_on_a_bridge_is_seen_again_after_a_request(running):

@@ -124,6 +124,29 @@ def test_the_agent_keeps_the_table_until_it_is_told_otherwise(nodes):  # noqa: F
 
 
 @needs_root
+@pytest.mark.needs("nft-owned-tables")
+def test_a_flush_while_the_agent_is_killed_and_restarted_leaves_the_table(nodes):  # noqa: F811
+    """The kernel frees a killed agent's table, and the next agent takes it over. Nobody else can while it runs."""
+    (one,) = nodes(1)
+    one.more = ["--policies", str(one.folder / "policies")]
+    one.start()
+    one.await_ready()
+    for _ in range(2):
+        refused = subprocess.run(one.command("--leave"), capture_output=True, text=True, check=False)
+        assert refused.returncode and "belongs to another process (netlink port" in refused.stderr
+        flush(one)
+        assert table(one)
+        one.process.kill()
+        one.process.wait()
+        assert table(one)
+        one.start()
+        assert eventually(lambda: "flags owner" in table(one)), one.log()
+    one.end()
+    flush(one)
+    assert not table(one)
+
+
+@needs_root
 def test_policies_are_in_force_before_the_registry_answers(nodes):  # noqa: F811
     """The agent is started while etcd is away, and pods are made as before."""
     (one,) = nodes(1)
@@ -143,6 +166,10 @@ def test_policies_are_in_force_before_the_registry_answers(nodes):  # noqa: F811
     one.await_ready()
     assert "10.244.9.9" in table(one)
     assert one.end() == 0
+
+
+def flush(node):
+    subprocess.run(["ip", "netns", "exec", node.netns, "nft", "flush", "ruleset"], check=True)
 
 
 def table(node):
