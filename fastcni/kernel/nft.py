@@ -13,6 +13,7 @@ them.
 from __future__ import annotations
 
 import sys
+from errno import EAFNOSUPPORT, EOPNOTSUPP
 
 from fastcni._netlink import attributes
 from fastcni.kernel.uapi import NLM_F_ACK, NLM_F_CREATE, NLM_F_EXCL
@@ -25,6 +26,7 @@ ORDER = sys.byteorder
 NFPROTO_INET, NFPROTO_IPV4, NFPROTO_NETDEV, NFPROTO_BRIDGE, NFPROTO_IPV6 = 1, 2, 5, 7, 10
 FAMILIES = {NFPROTO_INET: "inet", NFPROTO_IPV4: "ip", NFPROTO_NETDEV: "netdev", NFPROTO_BRIDGE: "bridge",
             NFPROTO_IPV6: "ip6"}        # as nft prints them
+NO_FAMILY = (EAFNOSUPPORT, EOPNOTSUPP)  # errnos for a table of a family that the kernel lacks
 
 NFNL_MSG_BATCH_BEGIN, NFNL_MSG_BATCH_END = 0x10, 0x11
 NFNL_SUBSYS_NFTABLES, NFNL_BATCH_GENID = 10, 1

@@ -6,7 +6,9 @@ import errno
 import os
 from collections.abc import Iterator
 
-from fastcni.kernel import uapi, wire
+from fastcni._netlink import Batch
+from fastcni.kernel import nft, uapi, wire
+from fastcni.kit.firewall.table import COMMENT, FAMILY, TABLE
 from fastcni.node import tables
 from fastcni.node.findings import ERROR, WARNING, Finding, Node, plural, some
 from fastcni.node.records import RUNNING
@@ -37,13 +39,20 @@ def netlink(node: Node) -> Iterator[Finding]:
 
 
 def nf_tables(node: Node) -> Iterator[Finding]:
-    """The kernel has nftables."""
+    """The kernel has nftables, with the family inet."""
     try:
         sock = wire.open_socket(uapi.NETLINK_NETFILTER)
         try:
             tables.tables(sock)
+            # The transaction is never closed, so the kernel only tries it.
+            _, refused = wire.attempt(sock, nft.add_table(nft.start(Batch()), FAMILY, TABLE, COMMENT))
         finally:
             sock.close()
+        if refused and refused[0].errno in nft.NO_FAMILY:
+            yield Finding(WARNING, "the kernel has no nftables family inet (CONFIG_NF_TABLES_INET)",
+                          "ipMasq, portmap and firewall by nftables need this family; firewall by iptables "
+                          "or firewalld works without owner records, so GC removes no addresses",
+                          'set "backend": "iptables" and "ipMasqBackend": "iptables" in the networks')
     except OSError as e:
         if e.errno in (errno.EPERM, errno.EACCES):
             return                          # the inventory says so

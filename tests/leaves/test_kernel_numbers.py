@@ -14,7 +14,8 @@ INCLUDES = """sys/socket.h sys/ioctl.h linux/types.h linux/netlink.h linux/rtnet
     linux/netfilter.h linux/netfilter_bridge.h linux/netfilter_ipv4.h linux/netfilter/nfnetlink.h
     linux/netfilter/nf_tables.h linux/netfilter/nf_tables_compat.h linux/netfilter/nfnetlink_conntrack.h
     linux/netfilter/nf_conntrack_common.h linux/netfilter/ipset/ip_set.h linux/netfilter/xt_set.h
-    linux/netfilter_ipv4/ip_tables.h linux/ethtool.h linux/genetlink.h linux/icmpv6.h linux/if_tunnel.h""".split()
+    linux/netfilter_ipv4/ip_tables.h linux/netfilter_ipv6/ip6_tables.h linux/ethtool.h
+    linux/genetlink.h linux/icmpv6.h linux/if_tunnel.h""".split()
 # Names that are in no header of user space: nft's, libnftnl's, those of the kernel's own headers, and ours.
 ELSEWHERE = {
     "nft": {"COMMENT_MAX"},
@@ -25,7 +26,7 @@ ELSEWHERE = {
     "conntrack": {"IPCTNL_MSG_CT_GET", "IPCTNL_MSG_CT_DELETE", "BY_SOURCE", "BY_PROTOCOL", "BY_DESTINATION_PORT"},
     "ipset": {"NFNL_MSG_COMPAT_GET"},
     "tc": {"INGRESS", "MAX_U32", "QUANTUM"},
-    "xtables": {"INFO_BYTES"},
+    "xtables": {"INFO_BYTES", "ENTRIES_BYTES", "HOOK_ENTRY", "UNDERFLOW", "SIZE", "DROP", "MAX_TRIES"},
 }
 
 
@@ -98,3 +99,18 @@ def test_names_of_operational_states_are_in_the_order_of_the_headers(headers):
 ])
 def test_every_mode_has_its_number(headers, modes, prefix):
     assert headers({mode: f"{prefix}{mode.upper()}" for mode in modes}) == modes
+
+
+def test_the_layout_of_legacy_tables_is_that_of_the_headers(headers):
+    expected = {"sizeof(struct ipt_getinfo)": xtables.INFO_BYTES,
+                "sizeof(struct ipt_get_entries)": xtables.ENTRIES_BYTES,
+                "__builtin_offsetof(struct ipt_getinfo, hook_entry)": xtables.HOOK_ENTRY,
+                "__builtin_offsetof(struct ipt_getinfo, underflow)": xtables.UNDERFLOW,
+                "__builtin_offsetof(struct ipt_getinfo, size)": xtables.SIZE,
+                "-NF_DROP - 1": xtables.DROP}
+    for length, entry in ((4, "ipt_entry"), (16, "ip6t_entry")):
+        expected |= {f"sizeof(struct {entry})": xtables.ENTRY_BYTES[length],
+                     f"__builtin_offsetof(struct {entry}, target_offset)": xtables.TARGET_OFFSET[length],
+                     f"__builtin_offsetof(struct {entry}, next_offset)": xtables.TARGET_OFFSET[length] + 2}
+    found = headers({f"number{at}": c for at, c in enumerate(expected)})
+    assert [*found.values()] == [*expected.values()]

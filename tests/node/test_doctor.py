@@ -150,6 +150,14 @@ def test_a_kernel_without_netlink_families(node, monkeypatch):
 
 # Configurations and plugin files
 
+@needs_root
+def test_a_kernel_without_the_family_inet(node, host_netns, monkeypatch):
+    assert texts(checks_kernel.nf_tables(node())) == []
+    monkeypatch.setattr(checks_kernel, "FAMILY", 99)            # a family that no kernel has
+    one(checks_kernel.nf_tables(node()), WARNING, "no nftables family inet", '"backend": "iptables"')
+    assert run("nft", "list", "ruleset") == ""
+
+
 def test_no_configuration(node, folders):
     (folders.conf / "10-net1.conflist").unlink()
     one(checks_conf.conf_files(node()), ERROR, "has no network configuration")

@@ -76,15 +76,15 @@ def end(process):
 
 class Firewalld:
     """firewalld with its default zones. Packets that match no other zone belong to the default zone, which
-    is `drop`."""
+    is `drop`. backend: "nftables" or "iptables", which firewalld uses."""
 
-    def __init__(self, folder):
+    def __init__(self, folder, backend="nftables"):
         self.bus, self.folder, self.log = Bus(folder), folder / "firewalld", folder / "firewalld.log"
-        self.env, self.process = self.bus.env, None
+        self.backend, self.env, self.process = backend, self.bus.env, None
 
     def __enter__(self):
         self.folder.mkdir(exist_ok=True)
-        (self.folder / "firewalld.conf").write_text("DefaultZone=drop\nFirewallBackend=nftables\n")
+        (self.folder / "firewalld.conf").write_text(f"DefaultZone=drop\nFirewallBackend={self.backend}\n")
         self.bus.__enter__()
         try:
             self.start()

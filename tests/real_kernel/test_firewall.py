@@ -124,6 +124,25 @@ def test_default_backend_is_the_one_that_filters_on_this_host(node, bridge, pod,
     assert not [line for line in filter_rules() if "10.22" in line]
 
 
+@FAMILIES
+@pytest.mark.skipif(not shutil.which("iptables-legacy"), reason="needs iptables-legacy (Debian: iptables)")
+def test_a_pod_passes_both_kinds_of_iptables_if_both_drop(node, bridge, pod, external, family):
+    """ADD changed the kind that `iptables` is, and the other kind dropped the pod's packets."""
+    drop_by("iptables")
+    for program in PROGRAMS.values():
+        run(f"{program}-legacy", "-P", "FORWARD", "DROP")
+    bridge(pod)
+    with listen(external, 80):
+        assert ask(pod, EXTERNAL[family], 80, wait=0.5) is None
+        node.add(firewall(), pod)
+        assert ask(pod, EXTERNAL[family], 80) == POD[family]
+        node.check(firewall(), pod, node.results[pod])
+        run(f"{PROGRAMS[family]}-legacy", "-F", "FORWARD")
+        assert "FORWARD rule [-j CNI-FORWARD]" in node.check_refused(firewall(), pod, node.results[pod])
+        node.delete(firewall(), pod)
+    assert members("fastcni-forward4") == members("fastcni-forward6") == []
+
+
 def test_unknown_backend_is_ignored_with_a_warning(node, bridge, pod):
     bridge(pod)
     reply = node.call("ADD", firewall("netfilter"), pod)

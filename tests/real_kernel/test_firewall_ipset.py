@@ -5,11 +5,13 @@ import shutil
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from real_kernel.node import elements, members, run
+from real_kernel.node import cid_of, elements, members, run
 from real_kernel.test_portmap_iptables import Counted
 
+from fastcni.handle import restore as restore_one
 from fastcni.kernel import ipset, wire
-from fastcni.kit.firewall import forward_iptables
+from fastcni.kit.call.mode import Mode
+from fastcni.kit.firewall import forward_iptables, owners
 from fastcni.kit.firewall.owners import OwnerRecords
 from fastcni.runtime import CNI, InProcess, RuntimeConf, parse_list
 from fastcni.runtime.restore import restore
@@ -264,3 +266,24 @@ def test_next_del_completes_a_del_that_ended_at_any_step(node, monkeypatch, requ
     assert elements("iptables-forward4") == elements("iptables-forward6") == []
     assert rules_of(2)[0] not in forward()
     assert not sets or members(SETS[0]) == members(SETS[1]) == []
+
+
+@pytest.mark.parametrize("sets", [True, False])
+def test_without_the_family_inet_pods_have_rules_but_no_owner_records(node, request, monkeypatch, sets):
+    """A kernel without CONFIG_NF_TABLES_INET refuses the table of the records, and ADD failed."""
+    monkeypatch.setattr(owners, "FAMILY", 99)                   # a family that no kernel has
+    if not sets:
+        request.getfixturevalue("without_ipset")
+    for number in (2, 3):
+        node.ok("ADD", of_pod(number), "pod", cid=f"c{number}")
+    assert forward()[1:] == (set_rules(0) if sets else rules_of(2, 3))
+    assert members(SETS[0]) == (["10.22.0.2", "10.22.0.3"] if sets else [])
+    assert elements("iptables-forward4") == []
+    node.ok("CHECK", of_pod(2), "pod", cid="c2")
+    env = {"CNI_CONTAINERID": cid_of("c2"), "CNI_IFNAME": "eth0", "CNI_NETNS": "/nowhere", "CNI_PATH": "/nowhere"}
+    assert restore_one("firewall", env, json.dumps(of_pod(2)).encode(), Mode()) == []
+    node.ok("GC", {**of_pod(2), "cni.dev/valid-attachments": []})
+    for _ in range(2):
+        node.ok("DEL", of_pod(2), "pod", cid="c2")
+    assert members(SETS[0]) == (["10.22.0.3"] if sets else [])
+    assert forward()[1:] == (set_rules(0) if sets else rules_of(3))

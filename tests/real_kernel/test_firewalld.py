@@ -2,12 +2,13 @@
 
 import json
 import signal
+import socket
 import sys
 import threading
 import time
 
 import pytest
-from real_kernel.firewalld import SOURCES, Chain, end, needs_firewalld, owned, set_timeout
+from real_kernel.firewalld import SOURCES, Chain, Firewalld, end, needs_firewalld, owned, set_timeout
 from real_kernel.node import cid_of, run
 from real_kernel.portmap_chain import EXTERNAL, POD
 from real_kernel.traffic import add_external, ask, listen
@@ -15,7 +16,7 @@ from real_kernel.traffic import add_external, ask, listen
 from fastcni.handle import restore
 from fastcni.kit.call.mode import Mode
 from fastcni.kit.call.request import Request
-from fastcni.kit.firewall import forward_firewalld
+from fastcni.kit.firewall import forward_firewalld, owners
 
 FAMILIES = pytest.mark.parametrize("family", [4, 6])
 pytestmark = needs_firewalld
@@ -189,6 +190,32 @@ def test_del_asks_only_about_addresses_that_firewalld_has(chain, firewalld, monk
     assert firewalld.sources() == set()
 
 
+@pytest.mark.parametrize("key", [None, "same"])
+@pytest.mark.parametrize("backend", ["nftables", "iptables"])
+def test_del_of_a_pod_that_firewalld_never_had_asks_no_bus(node, tmp_path, backend, key):
+    """A bus that hangs delayed these by 10 s: DEL of a pod that iptables lets through, and each repeated DEL."""
+    chain = Chain(node, {"DBUS_SYSTEM_BUS_ADDRESS": f"unix:path={tmp_path}/bus"})
+    conf = chain.at("10.22.0.2/24", "fd00:22::2/64", backend=backend)
+    chain.ok("ADD", conf, "pod")
+    with socket.socket(socket.AF_UNIX) as bus:
+        bus.bind(f"{tmp_path}/bus")
+        bus.listen()
+        bus.setblocking(False)
+        for _ in range(2):
+            chain.ok("DEL", {**conf, "backend": key and backend}, "pod")
+        with pytest.raises(BlockingIOError):
+            bus.accept()
+
+
+@pytest.mark.parametrize("backend", ["iptables", "nftables"])
+def test_del_removes_a_source_without_a_record_whatever_firewalld_uses(node, tmp_path, backend):
+    with Firewalld(tmp_path, backend) as firewalld:
+        chain = Chain(node, firewalld.env)
+        firewalld.client("--zone=trusted", "--add-source=10.22.0.2/32")
+        chain.ok("DEL", chain.at("10.22.0.2/24", backend=None), "pod")
+        assert firewalld.sources() == set()
+
+
 def test_del_after_firewalld_was_killed_has_nothing_to_do(chain, firewalld):
     """Its table stays in the kernel until it starts again; then it no longer has these sources."""
     firewalld.client("--zone=trusted", "--add-source=10.22.0.2/32")
@@ -197,6 +224,18 @@ def test_del_after_firewalld_was_killed_has_nothing_to_do(chain, firewalld):
     assert "10.22.0.2" in run("nft", "list", "table", "inet", "firewalld")
     chain.ok("DEL", conf, "pod")
     firewalld.start()
+    assert firewalld.sources() == set()
+
+
+def test_without_the_family_inet_pods_are_sources_but_have_no_owner_records(chain, firewalld, monkeypatch):
+    """A kernel without CONFIG_NF_TABLES_INET refuses the table of the records, and ADD failed."""
+    monkeypatch.setattr(owners, "FAMILY", 99)                   # a family that no kernel has
+    conf = chain.at("10.22.0.2/24", "fd00:22::2/64")
+    chain.ok("ADD", conf, "pod")
+    assert firewalld.sources() == SOURCES and owned() == set()
+    chain.ok("CHECK", conf, "pod")
+    for _ in range(2):
+        chain.ok("DEL", conf, "pod")
     assert firewalld.sources() == set()
 
 

@@ -8,8 +8,6 @@ from real_kernel.node import cid_of, elements, run, set_sysctl, sysctl
 from real_kernel.portmap_chain import BRIDGE, DUAL, EXTERNAL, NODE, Chain, mapping
 from real_kernel.traffic import ask, listen
 
-from fastcni.kit.firewall import iptables
-
 pytestmark = pytest.mark.skipif(not shutil.which("iptables-restore"), reason="needs iptables")
 FAMILIES = pytest.mark.parametrize("family", [4, 6])
 OWN = "CNI-DN-e8f6f419596f7f47b3468"            # of network net1 and container cid1
@@ -254,15 +252,18 @@ def test_each_family_takes_one_read_and_one_change(chain, node, tmp_path):
     assert counted.runs() == []
 
 
-def test_del_of_a_pod_without_mappings_starts_no_program_although_there_are_legacy_rules(
-        chain, node, tmp_path, monkeypatch):
-    counted, conf = Counted(tmp_path), chain.portmap(backend="nftables")
-    (tmp_path / "tables").write_text("filter\nnat\n")
-    monkeypatch.setattr(iptables, "LEGACY_TABLES", {4: str(tmp_path / "tables")})
-    node.ok("DEL", conf, "pod", env=counted.env)
+@pytest.mark.skipif(not shutil.which("iptables-legacy"), reason="needs iptables-legacy (Debian: iptables)")
+def test_del_runs_a_program_only_if_the_legacy_table_has_the_chain_of_the_pod(chain, node, tmp_path):
+    """While the legacy table nat existed, DEL of each pod with mappings ran iptables-save twice."""
+    counted, conf = Counted(tmp_path), chain.portmap(mapping(), backend="nftables")
+    run("iptables-legacy", "-t", "nat", "-A", "POSTROUTING", "-m", "comment", "--comment", OWN, "-j", "MASQUERADE")
+    node.ok("DEL", conf, "pod", cid="cid1", env=counted.env)
     assert counted.runs() == []
-    node.ok("DEL", {**conf, **chain.portmap(mapping(), backend="nftables")}, "pod", env=counted.env)
+    run("iptables-legacy", "-t", "nat", "-N", OWN)
+    node.ok("DEL", conf, "pod", cid="cid1", env=counted.env)
     assert counted.runs() == ["iptables-save", "ip6tables-save"]
+    node.ok("DEL", chain.portmap(backend="nftables"), "pod", cid="cid1", env=counted.env)      # without mappings
+    assert counted.runs() == []
 
 
 def test_a_change_is_tried_again_after_a_concurrent_change(chain, node, tmp_path):

@@ -7,7 +7,7 @@ is reloaded or restarted.
 from __future__ import annotations
 
 from fastcni.kernel import dbus, nft, nft_rules
-from fastcni.kit.firewall import forward_nftables, rulesets
+from fastcni.kit.firewall import iptables, rulesets
 from fastcni.kit.firewall.owners import OwnerRecords, release
 from fastcni.spec import address as addresses
 from fastcni.spec import errors
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from fastcni.kit.firewall.forward import Conf
 
 TABLE = "firewalld"             # firewalld's own nftables table
+IPTABLES_CHAIN = "INPUT_ZONES"  # in table filter, if firewalld uses iptables
 NAME, OBJECT = "org.fedoraproject.FirewallD1", "/org/fedoraproject/FirewallD1"
 TIMEOUT_S = 10.0                # seconds, for all calls of one request
 # The error names with which firewalld refuses to remove a source that it does not have. ZONE_CONFLICT: the source is in
@@ -127,17 +128,17 @@ def delete(req: Request, conf: Conf) -> None:
     ips, recorded = records().to_delete(req, possible)
     own = {packed for _, packed in recorded}
     others = [packed for packed in ips if packed not in own]
-    remove(req, conf.zone, [*own, *(may_have(req, conf, others) if others else ())], recorded)
+    remove(req, conf.zone, [*own, *(may_have(req, others) if others else ())], recorded)
 
 
-def may_have(req: Request, conf: Conf, ips: list[bytes]) -> Sequence[bytes]:
+def may_have(req: Request, ips: list[bytes]) -> Sequence[bytes]:
     """Return the addresses that may be sources.
 
-    The kernel shows the rules about them if firewalld uses nftables. If it uses iptables all may be, except those of a
-    pod that nftables lets through.
+    The kernel shows the rules about sources if firewalld uses nftables. If firewalld uses iptables, each address may be
+    one. A firewalld without its table and without its chain does not run, or has just started: it has no sources.
     """
     if not rulesets.has_table(req.mode, nft.NFPROTO_INET, TABLE):
-        return () if forward_nftables.knows(req, conf) else ips
+        return ips if iptables.has_chain(req, IPTABLES_CHAIN, "filter") else ()
     rules = rulesets.rules_of(req.mode.firewall, nft.NFPROTO_INET, TABLE)
     return [packed for packed in ips if any(nft_rules.mentions(payload, packed) for payload in rules)]
 

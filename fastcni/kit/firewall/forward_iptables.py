@@ -22,10 +22,10 @@ from fastcni.kit.firewall.elements import MAX_ASKED
 from fastcni.kit.firewall.forward_iptables_chain import (
     FORWARD,
     TABLE,
+    Rules,
     jumps,
     leads,
     look,
-    ready,
     rules,
     set_of,
     set_rules,
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from fastcni.kit.call.request import Request
     from fastcni.kit.firewall.elements import Store
     from fastcni.kit.firewall.forward import Conf
-    from fastcni.kit.firewall.forward_iptables_chain import Lines, Rules
 
 MAX_MEMBERS = 1 << 20           # of a set; ipset(8) has 65,536 for it
 # EINVAL: a kernel without ipset; the others: another program's set of this name, of another kind
@@ -66,13 +65,14 @@ def add(req: Request, conf: Conf) -> None:
 
 def add_members(req: Request, conf: Conf) -> None:
     """Add the addresses to the sets, or rules for each of them."""
-    members = []
+    members: dict[bytes, None] = {}
     for length, ips in by_length(conf.ips):
-        if ready_or_made(req, length, conf.admin_chain):
-            members += ips
-        else:
-            add_rules(req, length, conf.admin_chain, [rule for packed in ips for rule in rules(packed)])
-    for refused in in_sets(req, ipset.add, members):
+        for found in look(req, length):
+            if ready_or_made(found, conf.admin_chain):
+                members.update(dict.fromkeys(ips))
+            else:
+                add_rules(found, conf.admin_chain, [rule for packed in ips for rule in rules(packed)])
+    for refused in in_sets(req, ipset.add, [*members]):
         raise refused
 
 
@@ -94,18 +94,19 @@ def in_sets(req: Request, verb: Callable[..., Any], ips: Sequence[bytes], *fine:
     return found
 
 
-def ready_or_made(req: Request, length: int, admin_chain: str) -> bool:
+def ready_or_made(found: Rules, admin_chain: str) -> bool:
     """Add the set and the rules that use it, if they are missing. Return False if the host cannot have them."""
-    if ready(req, length, admin_chain):
+    if found.ready(admin_chain):
         return True
+    req, length = found.req, found.length
     if not has_set(req.mode.firewall, length):
         return False
     fd = netns.open_own()
     try:
-        # iptables cannot add a rule on condition that it is missing: concurrent ADDs would each add two.
+        # iptables cannot test and add a rule in one step. Without the lock, concurrent ADDs would add duplicates.
         with netns.locked(fd, lambda _: req.warn("another program has locked the node's network namespace; without the "
                                                  f"lock the rules about {set_of(length)} may be added twice")):
-            add_rules(req, length, admin_chain, set_rules(length))
+            add_rules(found, admin_chain, set_rules(length))
     except CniError:
         return False            # an iptables without libxt_set. With any other fault, the rules without sets fail too
     finally:
@@ -124,9 +125,10 @@ def has_set(sock: Socket, length: int) -> bool:
     return not refused
 
 
-def add_rules(req: Request, length: int, admin_chain: str, wanted: Sequence[str]) -> None:
+def add_rules(found: Rules, admin_chain: str, wanted: Sequence[str]) -> None:
     """Run iptables for the chains, their jumps and the `wanted` rules that are missing."""
-    iptables.retry(req, iptables.PROGRAMS[length], TABLE, lambda lines: commands(lines, admin_chain, wanted))
+    iptables.retry(found.req, found.program or iptables.PROGRAMS[found.length], TABLE,
+                   lambda lines: commands(lines, admin_chain, wanted))
 
 
 def commands(lines: list[str], admin_chain: str, wanted: Sequence[str]) -> Iterator[str]:
@@ -144,10 +146,7 @@ def delete(req: Request, conf: Conf) -> None:
 
     The reference may have added a pod again that another backend has. No program is run if no rule names the pod.
     """
-    # The reference has no backend nftables, so with this key it made no rules that only a program could show.
-    possible = [packed for packed in conf.ips
-                if conf.backend != "nftables" or not iptables.legacy(req, TABLE, len(packed))]
-    ips, recorded = records().to_delete(req, possible)
+    ips, recorded = records().to_delete(req, conf.ips)
     remove(req, ips, recorded, ips)
 
 
@@ -170,17 +169,19 @@ def remove(req: Request, ips: Sequence[bytes], recorded: Sequence[tuple[Any, ...
     """Delete addresses from the sets, then the rules that name those of `with_rules`, then the owner records."""
     members = []
     for length, some in by_length(ips):
-        found = look(req, length)
-        if recorded or found.looks_into_set(length):
+        kinds = look(req, length)
+        for found in kinds:
+            if named := [packed for packed in some if packed in with_rules and found.may_have_rules_of(packed)]:
+                delete_rules(found, [rule for packed in named for rule in rules(packed)])
+        if recorded or any(found.looks_into_set() for found in kinds):
             members += some
-        if some := [packed for packed in some if packed in with_rules and found.may_have_rules_of(packed)]:
-            delete_rules(req, iptables.PROGRAMS[length], [rule for packed in some for rule in rules(packed)])
     for refused in in_sets(req, ipset.delete, members, *NO_SET):
         raise refused
     records().remove(req, recorded)
 
 
-def delete_rules(req: Request, program: str, ours: Sequence[str]) -> None:
+def delete_rules(found: Rules, ours: Sequence[str]) -> None:
+    req, program = found.req, found.program
     if not iptables.find(req, program + "-restore"):
         return                  # without this family's program, the host has no rules of fastcni in this family
     if iptables.attempt(req, program, ["-D" + rule[2:] for rule in ours], TABLE).status:
@@ -198,23 +199,23 @@ def filters(req: Request) -> bool:
 def missing(req: Request, conf: Conf) -> str:
     """Return the first thing that CHECK misses, in the reference's text, or ""."""
     for length, ips in by_length(conf.ips):
-        found = look(req, length)
-        for chain, _, target in reversed(jumps(conf.admin_chain)):
-            if not found.leads(chain, target):
-                return f"expected {chain} rule [-j {target}] not found"
-        for packed in ips:
-            in_set = found.looks_into_set(length) and not in_sets(req, ipset.test, [packed])
-            if not in_set and (wrong := missing_rule(req, found, packed)):
-                return wrong
+        for found in look(req, length):
+            for chain, _, target in reversed(jumps(conf.admin_chain)):
+                if not found.leads(chain, target):
+                    return f"expected {chain} rule [-j {target}] not found"
+            for packed in ips:
+                in_set = found.looks_into_set() and not in_sets(req, ipset.test, [packed])
+                if not in_set and (wrong := missing_rule(found, packed)):
+                    return wrong
     return ""
 
 
-def missing_rule(req: Request, found: Lines | Rules, packed: bytes) -> str:
+def missing_rule(found: Rules, packed: bytes) -> str:
     """Return the missing rule of an address that is not in the set, or ""."""
     length = len(packed)
     if not found.may_have_rules_of(packed):
         return f"neither ipset {set_of(length)} nor {FORWARD} has {addresses.ip_text(packed)}"
-    lines = iptables.read(req, iptables.PROGRAMS[length], TABLE)
+    lines = iptables.read(found.req, found.program, TABLE)
     return next((f"expected rule [{rule.partition(f'-A {FORWARD} ')[2]}] not found" for rule in rules(packed)
                  if rule not in lines), "")
 

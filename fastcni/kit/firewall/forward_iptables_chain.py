@@ -1,8 +1,8 @@
-"""The rules of iptables in the chain CNI-FORWARD of table filter, read without a program where possible.
+"""The rules of iptables in the chain CNI-FORWARD of table filter, read from the kernel without a program.
 
-iptables over nf_tables shows its rules over netlink, and the kernel announces each change of them. For the legacy
-iptables iptables-save is run; its output is valid as long as the kernel gives the same figures of the table
-(kernel/xtables.py).
+There are two kinds of iptables. The one over nf_tables shows its rules over netlink, and the kernel notifies each
+change of them. The legacy kind shows a whole table (kernel/xtables.py); a server keeps the table that it has read until
+the kernel gives other figures of it. If tables of both kinds exist, a packet has to pass both.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from fastcni.spec import address as addresses
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from typing import Any
 
     from fastcni.kit.call.request import Request
 
@@ -54,41 +53,30 @@ def jumps(admin_chain: str) -> tuple[tuple[str, str, str], ...]:
     return (FORWARD, "admin overrides", admin_chain), ("FORWARD", "rules", FORWARD)
 
 
-class Lines:
-    """The chain as iptables-save prints it."""
-
-    __slots__ = ("lines",)
-
-    def __init__(self, lines: list[str]) -> None:
-        self.lines = lines
-
-    def leads(self, chain: str, target: str) -> bool:
-        return leads(self.lines, chain, target)
-
-    def looks_into_set(self, length: int) -> bool:
-        return all(rule in self.lines for rule in set_rules(length))
-
-    def may_have_rules_of(self, packed: bytes) -> bool:
-        return any(rule in self.lines for rule in rules(packed))
-
-
 class Rules:
-    """The chain as the kernel sends it: payloads of NFT_MSG_NEWRULE."""
+    """The chains of iptables over nf_tables: payloads of NFT_MSG_NEWRULE."""
 
-    __slots__ = ("family", "req")
+    __slots__ = ("req", "length")
+    KIND = "nft"
 
-    def __init__(self, req: Request, family: int) -> None:
-        self.req, self.family = req, family
+    def __init__(self, req: Request, length: int) -> None:
+        self.req, self.length = req, length
+
+    @property
+    def program(self) -> str:
+        """The iptables that changes these chains, "" if there is none."""
+        return iptables.program_of_kind(self.req, self.length, self.KIND)
 
     def of(self, chain: str) -> list[bytes]:
         """Return the rules of a chain; none without such a table."""
-        return self.req.mode.recall(("nftables", TABLE, self.family, chain, "rules"), lambda: rulesets.rules_of(
-            self.req.mode.firewall, self.family, TABLE, chain))
+        family = FAMILIES[self.length]
+        return self.req.mode.recall(("nftables", TABLE, family, chain, "rules"), lambda: rulesets.rules_of(
+            self.req.mode.firewall, family, TABLE, chain))
 
     def leads(self, chain: str, target: str) -> bool:
         return any(nft_rules.leads_to(payload, target) for payload in self.of(chain))
 
-    def looks_into_set(self, length: int) -> bool:
+    def looks_into_set(self) -> bool:
         # The rule has the set's number, not its name. A set that a rule uses cannot be renamed, so the set is
         # fastcni's.
         return {ipset.read_match_flags(nft_rules.read_match(payload, "set")) for payload in self.of(FORWARD)
@@ -97,27 +85,59 @@ class Rules:
     def may_have_rules_of(self, packed: bytes) -> bool:
         return any(nft_rules.mentions(payload, packed) for payload in self.of(FORWARD))
 
+    def ready(self, admin_chain: str) -> bool:
+        """Return whether forwarded packets pass the administrator's chain, and then the rules that use the ipset."""
+        key = "nftables", TABLE, FAMILIES[self.length], "FORWARD", FORWARD, admin_chain, "ready"
+        return bool(self.req.mode.recall(key, lambda: self._ready(admin_chain) or None))
 
-def look(req: Request, length: int) -> Lines | Rules:
-    """Read the chain of a family. Raises CniError, NetlinkError."""
+    def _ready(self, admin_chain: str) -> bool:
+        return self.looks_into_set() and all(self.leads(chain, target) for chain, _, target in jumps(admin_chain))
+
+
+class LegacyRules(Rules):
+    """The chains of the legacy iptables."""
+
+    __slots__ = ("table",)
+    KIND = "legacy"
+
+    def __init__(self, req: Request, length: int, table: xtables.Table) -> None:
+        super().__init__(req, length)
+        self.table = table
+
+    def leads(self, chain: str, target: str) -> bool:
+        return self.table.leads(chain, target)
+
+    def looks_into_set(self) -> bool:
+        return {ipset.read_match_flags(info) for rule in self.table.rules(FORWARD)
+                for info in self.table.matches(rule, "set")} >= {TO, FROM}
+
+    def may_have_rules_of(self, packed: bytes) -> bool:
+        return any(self.table.mentions(rule, packed) for rule in self.table.rules(FORWARD))
+
+    def ready(self, admin_chain: str) -> bool:
+        return self._ready(admin_chain)
+
+
+def look(req: Request, length: int) -> list[Rules]:
+    """Return the chains of a family: those of each kind of iptables that filters; at least one. Raises NetlinkError,
+    OSError."""
+    found: list[Rules] = []
+    if iptables.has_nft_chain(req, FAMILIES[length], TABLE, "FORWARD"):
+        found.append(Rules(req, length))
+    if table := read_legacy(req, length):
+        found.append(LegacyRules(req, length, table))
+    if len(found) > 1:                  # leave out a kind that no program of this node changes
+        found = [each for each in found if each.program]
+    return found or [Rules(req, length)]
+
+
+def read_legacy(req: Request, length: int) -> xtables.Table | None:
+    """Return the legacy table filter, None if it does not exist. A mode that keeps facts keeps the table until the
+    kernel's figures of it change."""
     if not iptables.legacy(req, TABLE, length):
-        return Rules(req, FAMILIES[length])
-    # Both kinds of iptables may have such a table, and only the program knows which of them it changes.
-    known: dict[str, Any] = req.mode.recall(("nftables", TABLE, FAMILIES[length], FORWARD, "lines"), dict)
-    figures = xtables.get_info(length, TABLE)
-    if known.get("figures") != figures:
-        lines = iptables.read_if_there(req, iptables.PROGRAMS[length], TABLE)
-        known.update(figures=figures, lines=Lines(lines))
-    return known["lines"]
-
-
-def ready(req: Request, length: int, admin_chain: str) -> bool:
-    """Return whether forwarded packets pass the administrator's chain, and then the rules that use the ipset."""
-    def ask() -> bool | None:
-        found = look(req, length)
-        return (found.looks_into_set(length)
-                and all(found.leads(chain, target) for chain, _, target in jumps(admin_chain))) or None
-
-    if iptables.legacy(req, TABLE, length):
-        return bool(ask())
-    return bool(req.mode.recall(("nftables", TABLE, FAMILIES[length], FORWARD, "ready", admin_chain), ask))
+        return None
+    known: list[xtables.Table | None] = req.mode.recall(("legacy", TABLE, length), lambda: [None])
+    table = known[0]
+    if not table or table.info != xtables.get_info(length, TABLE):
+        table = known[0] = iptables.read_legacy(req, length, TABLE)
+    return table

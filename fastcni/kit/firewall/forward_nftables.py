@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from fastcni.kernel import nft
 from fastcni.kit.call import names
-from fastcni.kit.firewall.owners import OwnerRecords
+from fastcni.kit.firewall.owners import OwnAddresses
 from fastcni.kit.firewall.table import FAMILY, TABLE
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from fastcni.kit.firewall.forward_nftables_policies import Chain
 
 
-class Forwarded(OwnerRecords):
+class Forwarded(OwnAddresses):
     """The pods, and the administrator's chain. fastcni adds no rule to that chain."""
 
     __slots__ = ("admin_chain",)
@@ -76,13 +76,6 @@ def add(req: Request, conf: Conf) -> None:
     """Let the addresses through. Raises NetlinkError."""
     for place in places(req, conf):
         place.add(req, place.items(conf.ips))
-
-
-def knows(req: Request, conf: Conf) -> bool:
-    """Return whether one of the addresses is let through for the attachment."""
-    here = Forwarded()
-    items = here.items(conf.ips)
-    return len(here.missing(req, items)) < len(items)
 
 
 def delete(req: Request, conf: Conf) -> None:

@@ -1,10 +1,15 @@
-"""iptables by its programs: one run of iptables-save reads a table, one of iptables-restore changes it."""
+"""iptables by its programs: one run of iptables-save reads a table, one of iptables-restore changes it.
+
+Whether there is a table or a chain, the kernel says without a program: by netlink for iptables over nf_tables, by
+kernel/xtables.py for the legacy kind.
+"""
 
 from __future__ import annotations
 
 import posix
+from errno import ENOENT
 
-from fastcni.kernel import nft, process, waiting
+from fastcni.kernel import nft, process, waiting, xtables
 from fastcni.kit.call import names
 from fastcni.kit.firewall import rulesets
 from fastcni.spec import errors
@@ -15,32 +20,35 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
 
-    from fastcni._netlink import Batch
     from fastcni.kernel.process import Finished
     from fastcni.kit.call.request import Request
 
 PROGRAMS = {4: "iptables", 16: "ip6tables"}            # by length of an address
 LOCK_TIMEOUT_S = int(waiting.LOCK_TIMEOUT_S)            # seconds for the xtables lock, which the legacy programs take
 RESOURCE_PROBLEM = 4                    # their exit status if they do not get the lock
+MAX_LINKS = 8                           # from a program to the file that has it
 MAX_TRIES = 5                           # while other programs change the table between reading and changing
 USUAL_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 TABLES = ("nat", "filter")
 LEGACY_TABLES = {4: "/proc/self/net/ip_tables_names", 16: "/proc/self/net/ip6_tables_names"}
 
 
-def has_chain(req: Request, chain: str, table: str = "nat", *, hidden: bool = True) -> bool:
-    """Return whether iptables may have a chain of this name. The kernel is asked; no program is run.
+def has_chain(req: Request, chain: str, table: str = "nat", *, legacy: bool = True) -> bool:
+    """Return whether iptables has a chain of this name, of either kind. The kernel is asked; no program is run.
 
-    netlink shows the chains of iptables over nf_tables, but not those of the legacy kind: if its table is loaded at
-    all, the answer is `hidden`.
+    legacy: look also into the tables of the legacy kind.
     """
     for family in families(req, table):
-        def look_up(batch: Batch, family: int = family) -> Batch:
-            return nft.get_chain(batch, family, table, chain, "look up chain")
-
-        if rulesets.has(req.mode, ("nftables", table, family, "chain", chain), look_up):
+        if has_nft_chain(req, family, table, chain):
             return True
-    return hidden and legacy(req, table)
+    return legacy and any((found := read_legacy(req, length, table)) and found.has_chain(chain)
+                          for length in LEGACY_TABLES)
+
+
+def has_nft_chain(req: Request, family: int, table: str, chain: str) -> bool:
+    """Return whether a table of nftables, or of iptables over nf_tables, has a chain of this name."""
+    return rulesets.has(req.mode, ("nftables", table, family, "chain", chain),
+                        lambda batch: nft.get_chain(batch, family, table, chain, "look up chain"))
 
 
 def families(req: Request, table: str = "nat") -> list[int]:
@@ -52,6 +60,21 @@ def families(req: Request, table: str = "nat") -> list[int]:
 def legacy(req: Request, table: str = "nat", *lengths: int) -> bool:
     """Return whether the legacy iptables has such a table, for addresses of these lengths, or of any."""
     return any(table in _tables(req, LEGACY_TABLES[length]) for length in lengths or LEGACY_TABLES)
+
+
+def read_legacy(req: Request, length: int, table: str = "nat") -> xtables.Table | None:
+    """Return a table of the legacy iptables, None if there is no such table. Raises OSError.
+
+    The kernel makes a table that is asked for, so the question follows only if it lists the table.
+    """
+    if not legacy(req, table, length):
+        return None
+    try:
+        return xtables.read_table(length, table)
+    except OSError as e:
+        if e.errno != ENOENT:
+            raise
+        return None
 
 
 def _tables(req: Request, path: str) -> Collection[str]:
@@ -191,6 +214,33 @@ def find(req: Request, program: str) -> str:
         if posix.access(path, posix.X_OK):
             return path
     return ""
+
+
+def program_of_kind(req: Request, length: int, kind: str) -> str:
+    """Return the name of the iptables that changes the tables of a kind, "nft" or "legacy"; "" if there is none.
+
+    That is "iptables", unless it is known to be of the other kind: Debian's is a link to xtables-nft-multi or to
+    xtables-legacy-multi.
+    """
+    plain = PROGRAMS[length]
+    other = {"nft": "legacy", "legacy": "nft"}[kind]
+    if f"-{other}-" not in _linked(find(req, f"{plain}-restore")):
+        return plain
+    special = f"{plain}-{kind}"
+    return special if find(req, f"{special}-restore") else ""
+
+
+def _linked(path: str) -> str:
+    """Return the text of the last symbolic link that a path leads to, "" if it is no link."""
+    text = ""
+    for _ in range(MAX_LINKS):
+        try:
+            target = posix.readlink(path)
+        except OSError:                 # no link, or no such file
+            break
+        text = target
+        path = target if target.startswith("/") else f"{path.rpartition('/')[0]}/{target}"
+    return text
 
 
 def _run(req: Request, program: str, arguments: tuple[str, ...], stdin: bytes) -> Finished:

@@ -14,13 +14,14 @@ configuration, GC knows the attachment, and a late DEL takes nothing from the po
 from __future__ import annotations
 
 from fastcni.kernel import nft, nft_elements
+from fastcni.kernel.wire import NetlinkError
 from fastcni.kit.firewall import elements
 from fastcni.kit.firewall.table import COMMENT, FAMILY, LENGTHS, SUFFIXES, TABLE
 from fastcni.spec import address as addresses
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from fastcni._netlink import Batch
     from fastcni.kit.call.request import Request
@@ -49,8 +50,8 @@ class Addresses(elements.Store):
         return [(self.of_length[len(packed)], packed, None) for packed in ips if len(packed) in self.of_length]
 
 
-class OwnerRecords(Addresses):
-    """The owner records of one backend, in fastcni's own table."""
+class OwnAddresses(Addresses):
+    """Addresses in fastcni's own table."""
 
     __slots__ = ()
 
@@ -59,6 +60,22 @@ class OwnerRecords(Addresses):
 
     def fill(self, batch: Batch) -> Batch:
         return super().fill(nft.add_table(batch, FAMILY, TABLE, COMMENT))
+
+
+class OwnerRecords(OwnAddresses):
+    """The owner records of one backend, whose rules work without them."""
+
+    __slots__ = ()
+
+    def add(self, req: Request, items: Sequence[Item], taken: Callable[[list[Found]], object] | None = None,
+            mark: str | None = None) -> None:
+        """See Store.add(). A kernel without nftables' family inet has no records: DEL then removes the addresses of
+        prevResult, and GC knows none."""
+        try:
+            super().add(req, items, taken, mark)
+        except NetlinkError as e:
+            if e.errno not in nft.NO_FAMILY:
+                raise
 
     def to_delete(self, req: Request, ips: Sequence[bytes]) -> tuple[list[bytes], list[tuple[str, bytes]]]:
         """Return what DEL removes: (addresses, [(set, address)] of their records).

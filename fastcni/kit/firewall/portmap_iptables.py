@@ -150,8 +150,8 @@ def refuse_taken(req: Request, conf: Conf, length: int, lines: list[str]) -> Non
 
 def delete(req: Request, conf: Conf) -> bool:
     """Delete the pod's chain and what leads there, in both families. Return whether there was any. Gone is fine."""
-    # Even if another program has legacy rules, no program is run for a pod without mappings.
-    if not iptables.has_chain(req, chain_of(req), hidden=bool(conf.mappings) or conf.iptables):
+    # A pod without mappings does not read the legacy table of kube-proxy, which may have 10,000 rules.
+    if not iptables.has_chain(req, chain_of(req), legacy=bool(conf.mappings) or conf.iptables):
         return False
     found = False
     for program in iptables.PROGRAMS.values():

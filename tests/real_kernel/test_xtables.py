@@ -1,0 +1,94 @@
+"""The tables of legacy iptables, read from the kernel, are those that iptables-legacy-save prints."""
+
+import shutil
+
+import pytest
+from real_kernel.node import run
+
+from fastcni.kernel import xtables
+from fastcni.kit.call.mode import Mode
+from fastcni.kit.call.request import Request
+from fastcni.kit.firewall import iptables
+from fastcni.kit.firewall.iptables import program_of_kind
+
+pytestmark = pytest.mark.skipif(not shutil.which("iptables-legacy-restore"), reason="needs iptables-legacy")
+FAMILIES = pytest.mark.parametrize("length, address", [(4, "10.22.0.5"), (16, "fd00:22::5")])
+RULES = """*filter
+:INPUT ACCEPT
+:FORWARD DROP
+:OUTPUT ACCEPT
+:CNI -
+:CNI-FORWARD -
+:CNI-ADMIN -
+-A INPUT -j CNI-ADMIN
+-A FORWARD -m comment --comment "see CNI-ADMIN" -j CNI-FORWARD
+-A FORWARD -g CNI
+-A CNI-FORWARD -s {0} -p tcp -m tcp --dport 80 -j DROP
+-A CNI-FORWARD ! -d {0} -j RETURN
+-A CNI-FORWARD -j LOG
+COMMIT
+"""
+
+
+@pytest.fixture(autouse=True)
+def namespace(host_netns):
+    """Tables are those of a namespace of the test."""
+
+
+@FAMILIES
+def test_chains_jumps_policies_and_addresses_are_read(length, address):
+    run(f"{iptables.PROGRAMS[length]}-legacy-restore", stdin=RULES.format(address))
+    table = xtables.read_table(length, "filter")
+    assert [table.has_chain(chain) for chain in ("FORWARD", "CNI", "CNI-FORWARD", "CNI-FOR", "FORWARD80", "LOG")] == [
+        True, True, True, False, False, False]
+    assert [table.drops(chain) for chain in ("INPUT", "FORWARD", "OUTPUT")] == [False, True, False]
+    assert [(chain, target) for chain in ("INPUT", "FORWARD", "CNI", "CNI-FORWARD", "CNI-ADMIN", "none")
+            for target in ("CNI", "CNI-FORWARD", "CNI-ADMIN", "none") if table.leads(chain, target)] == [
+        ("INPUT", "CNI-ADMIN"), ("FORWARD", "CNI"), ("FORWARD", "CNI-FORWARD")]
+    packed = bytes((10, 22, 0, 5)) if length == 4 else bytes.fromhex("fd000022" + "0" * 23 + "5")
+    rules = [*table.rules("CNI-FORWARD")]
+    assert [table.mentions(rule, packed) for rule in rules] == [True, True, False, False]      # the last one returns
+    assert [table.mentions(rule, bytes(length)) for rule in rules] == [False] * 4
+    assert [len([*table.rules(chain)]) for chain in ("INPUT", "FORWARD", "OUTPUT", "none")] == [1, 2, 0, 0]
+
+
+@FAMILIES
+def test_a_table_that_does_not_exist_is_none_and_is_not_made(length, address):
+    req = Request(Mode(), env={})
+    assert iptables.read_legacy(req, length, "filter") is None
+    assert not iptables.legacy(req, "filter", length)
+    run(f"{iptables.PROGRAMS[length]}-legacy", "-P", "FORWARD", "DROP")
+    assert iptables.read_legacy(req, length, "filter").drops("FORWARD")
+
+
+def test_the_program_of_a_kind_is_the_plain_one_unless_that_is_of_the_other_kind(tmp_path):
+    """Debian's iptables is a link of a link; a wrapper script may be of either kind."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    req = Request(Mode(), env={"PATH": str(folder)})
+
+    def program(name, to=None):
+        path = folder / name
+        path.unlink(missing_ok=True)
+        if to:
+            path.symlink_to(to)
+        else:
+            path.write_text("#!/bin/sh\n")
+            path.chmod(0o755)
+
+    def kinds():
+        return [program_of_kind(req, 4, kind) for kind in ("nft", "legacy")]
+
+    assert kinds() == ["iptables", "iptables"]                  # none is installed
+    for name in ("xtables-nft-multi", "xtables-legacy-multi"):
+        program(name)
+    program("iptables-nft-restore", "xtables-nft-multi")
+    program("iptables-restore", tmp_path / "alternative")
+    (tmp_path / "alternative").symlink_to(folder / "iptables-nft-restore")
+    assert kinds() == ["iptables", ""]
+    program("iptables-legacy-restore", "xtables-legacy-multi")
+    assert kinds() == ["iptables", "iptables-legacy"]
+    program("iptables-restore", "iptables-legacy-restore")
+    assert kinds() == ["iptables-nft", "iptables"]
+    program("iptables-restore")
+    assert kinds() == ["iptables", "iptables"]
