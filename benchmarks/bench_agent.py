@@ -8,6 +8,8 @@ process     `fastcni agent` with 1,000 nodes in a file: processor time to start,
             node that changes; memory
 packets     TCP between pods of two nodes, and a datagram there and back, through the agent's vxlan and through one made
             by ip(8), in turn
+recovery    a node's own record in etcd is damaged, each field in turn: time until it is written again, by a running
+            agent and from the start of a stopped one
 join        from the start of `fastcni agent` to the first answered ping, in a network of some nodes on a real etcd
 
 All is in network namespaces that are removed at the end. `make test` runs `peers` with a few nodes, and asserts no
@@ -35,11 +37,12 @@ from fastcni.agent.contract import Family, NetworkConf, Node
 from fastcni.agent.keeper import Keeper
 from fastcni.agent.underlay import Options, choose
 from fastcni.kernel import wire
+from fastcni.kit.ipam.cluster.stores.etcd_client import Client, put
 from fastcni.testing import needs_root
 from fastcni.testing.namespaces import Inside
 
 NETWORK = ip_network("10.200.0.0/13")
-PARTS = ("peers", "process", "packets", "join")
+PARTS = ("peers", "process", "packets", "recovery", "join")
 IDLE_S, CHANGES = 10.0, 10
 ECHO = """if True:
     import socket, sys
@@ -244,36 +247,79 @@ def packets(folder, rounds, seconds):
     return [statistics.median(each) for each in found]
 
 
-def join(folder, count):
-    """Return ([s from the start of an agent to the first answered ping], nodes there already)."""
-    took, running = [], []
+@contextlib.contextmanager
+def network(folder, count):
+    """Yield the names of `count` nodes, a Client of the etcd that they reach, its URL, and a list of processes that are
+    ended, in which etcd is the first."""
+    running = []
     conf = '{"Network": "10.200.0.0/13", "Backend": {"Type": "vxlan"}}'
-    with machines(count) as (lan, *names):
+    with machines(count) as (lan, *names), Inside(lan):
         try:
-            client = "http://192.0.2.254:2379"
+            url = "http://192.0.2.254:2379"
             running.append(subprocess.Popen(
-                ["ip", "netns", "exec", lan, "etcd", "--data-dir", f"{folder}/etcd", "--listen-client-urls", client,
-                 "--advertise-client-urls", client, "--listen-peer-urls", "http://127.0.0.1:2380"],
+                ["etcd", "--data-dir", f"{folder}/etcd", "--listen-client-urls", url,
+                 "--advertise-client-urls", url, "--listen-peer-urls", "http://127.0.0.1:2380"],
                 stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
-            put = ["ip", "netns", "exec", lan, "etcdctl", "--endpoints", client, "put", "/coreos.com/network/config"]
-            wait_for(lambda: not quietly(*put, conf, env={**os.environ, "ETCDCTL_API": "3"}))
-            for number, name in enumerate(names, 1):
-                began, env = time.perf_counter(), Path(folder, name, "subnet.env")
-                running.append(start_agent(name, env, "--etcd", client))
-                wait_for(env.exists)
-                address = env.read_text().partition("FLANNEL_SUBNET=")[2].partition("/")[0]
-                ip("addr", "add", f"{address}/32", "dev", "lo", netns=name)
-                if number > 1:
-                    ping = ["ip", "netns", "exec", names[0], "ping", "-c1", "-W1", address]
-                    wait_for(lambda ping=ping: not quietly(*ping))
-                    took.append(time.perf_counter() - began)
-            memory = memory_mb(running[1].pid)
+            put_conf = ["etcdctl", "--endpoints", url, "put", "/coreos.com/network/config", conf]
+            wait_for(lambda: not quietly(*put_conf, env={**os.environ, "ETCDCTL_API": "3"}))
+            with contextlib.closing(Client({"endpoints": [url]})) as client:
+                yield names, client, url, running
         finally:
             for each in running:
                 each.terminate()
             for each in running:
                 each.wait(20)
+
+
+def join(folder, count):
+    """Return ([s from the start of an agent to the first answered ping], nodes there already)."""
+    took = []
+    with network(folder, count) as (names, _, url, running):
+        for number, name in enumerate(names, 1):
+            began, env = time.perf_counter(), Path(folder, name, "subnet.env")
+            running.append(start_agent(name, env, "--etcd", url))
+            wait_for(env.exists)
+            address = env.read_text().partition("FLANNEL_SUBNET=")[2].partition("/")[0]
+            ip("addr", "add", f"{address}/32", "dev", "lo", netns=name)
+            if number > 1:
+                ping = ["ip", "netns", "exec", names[0], "ping", "-c1", "-W1", address]
+                wait_for(lambda ping=ping: not quietly(*ping))
+                took.append(time.perf_counter() - began)
+        memory = memory_mb(running[1].pid)
     return took, memory
+
+
+def recovery(folder):
+    """Return {what is damaged in a node's own record: (ms until it is written again, ms from the start of a stopped
+    agent until it is written again)}."""
+    other = {"VNI": 1, "VtepMAC": "02:00:00:00:00:99"}
+    damages = {"value": "[", "PublicIP": 5, "PublicIP of another": "192.0.2.99", "PublicIPv6": "nonsense",
+               "BackendType": "host-gw", "BackendData": None, "VtepMAC": other}
+    found, env = {}, Path(folder, "subnet.env")
+    with network(folder, 1) as ((name,), client, url, running):
+        for what, value in damages.items():
+            took = []
+            for stopped in (False, True):
+                if len(running) == 1:
+                    running.append(start_agent(name, env, "--etcd", url))
+                    wait_for(env.exists)
+                    time.sleep(1.0)         # it renews its record after its start
+                ((before,), _) = client.read_range("/coreos.com/network/subnets/", "/coreos.com/network/subnets0")
+                document = json.loads(before.value)
+                key = "BackendData" if what == "VtepMAC" else what.partition(" ")[0]
+                if key in document:
+                    document[key] = value
+                if stopped:
+                    running[1].terminate()
+                    running.pop().wait(20)
+                client.txn([], [put(before.key, "[" if what == "value" else json.dumps(document))])
+                began = time.perf_counter()
+                if stopped:
+                    running.append(start_agent(name, env, "--etcd", url))
+                wait_for(lambda before=before: client.read(before.key)[0].value == before.value)
+                took.append((time.perf_counter() - began) * 1e3)
+            found[what] = took
+    return found
 
 
 def wait_for(done, seconds=30.0):
@@ -306,6 +352,9 @@ def main():
             agent, hand, agent_us, hand_us = packets(folder, options.rounds, 2)
             print(f"TCP between pods: {agent:.2f} Gbit/s, by a hand-made vxlan {hand:.2f} Gbit/s: {agent / hand:.2f}x\n"
                   f"a datagram there and back: {agent_us:.1f} us, hand-made {hand_us:.1f}: {agent_us / hand_us:.2f}x")
+        if "recovery" in parts:
+            for what, (running, stopped) in recovery(folder / "recovery").items():
+                print(f"damaged {what}: written again after {running:.0f} ms, after a start {stopped:.0f} ms")
         if "join" in parts:
             took, memory = join(folder, options.nodes)
             print(f"{options.nodes} nodes: from an agent's start to the first ping {statistics.median(took):.2f} s, "

@@ -31,7 +31,7 @@ def read(text: str) -> NetworkConf:
     """Raises ConfigurationError."""
     try:
         document = json.loads(text)
-    except ValueError as e:
+    except (ValueError, RecursionError) as e:
         raise ConfigurationError(f"the network's configuration is not JSON: {e}") from None
     if not isinstance(document, dict):
         raise ConfigurationError("the network's configuration is not a JSON object")

@@ -66,6 +66,7 @@ class Network:
     def move(self, me: Node) -> bool:
         """Note the record that was taken after the former one was lost. Return whether its subnets are other ones."""
         if me.subnets == self.me.subnets:
+            self.me = me
             return False
         self.log.error("subnet_changed", former=text(self.me.subnets), subnets=text(me.subnets))
         self.me, self.written = me, False       # pods that are made from now on get the new subnets
@@ -85,18 +86,13 @@ class Network:
 
     def has_record(self) -> bool:
         """Whether the last list has this node's record, as it was written."""
-        return any(is_same(node, self.me) for node in self._nodes or ())
+        return self._nodes is not None and self.me in self._nodes
 
     def _tell_skipped(self, skipped: Mapping[str, str]) -> None:
         for name, why in skipped.items():
             if self._skipped.get(name) != why:
                 self.log.warning("node_skipped", node=name, why=why)
         self._skipped = dict(skipped)
-
-
-def is_same(node: Node, me: Node) -> bool:
-    """Whether a record of the registry is this node's, as it was written."""
-    return node.name == me.name and any(me.public.get(family) == address for family, address in node.public.items())
 
 
 def text(by_family: Mapping[int, object]) -> str:

@@ -41,6 +41,7 @@ from fastcni.kernel import sysctl
 from fastcni.kit.ipam.cluster.contract import StoreAway
 from fastcni.kit.sysctls.forwarding import SYSCTLS
 from fastcni.server import garbage
+from fastcni.server.backoff import Backoff
 from fastcni.server.wakeup import Wakeup
 
 if TYPE_CHECKING:
@@ -254,8 +255,8 @@ class Agent:
 
     def _renew_until_stop(self, conf: NetworkConf, me: Node) -> None:
         """Renew the record when it is time or renew_now is set; take it anew if it is lost. Tell the registry once the
-        network works."""
-        told, pause, seconds = False, FIRST_PAUSE_S, 0.0
+        network works. If two programs undo each other's records, each renewal waits longer."""
+        told, pause, seconds, backoff = False, FIRST_PAUSE_S, 0.0, Backoff()
         while not self.stopped.is_set():
             try:
                 seconds = self.registry.keep(me)
@@ -264,6 +265,7 @@ class Agent:
                     told = True
                 self.problems.pop(threading.get_ident(), None)
                 pause = FIRST_PAUSE_S
+                backoff.begin()
             except StoreAway as e:
                 self._tell_problem("registry_away", e)
                 seconds = pause = min(2 * pause, MAX_PAUSE_S)
@@ -275,6 +277,7 @@ class Agent:
                     self.rejoined.append(found)
                     self.wakeup.wake()
             self.renew_now.wait(seconds)
+            self.stopped.wait(max(0.0, backoff.until - monotonic()))
             self.renew_now.clear()
 
     def _serve_policies(self, settings: PolicySettings) -> None:

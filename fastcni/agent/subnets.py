@@ -16,10 +16,11 @@ if TYPE_CHECKING:
 CANDIDATES = 100        # one of the first so many free subnets is taken: nodes that join at once seldom meet
 
 
-def choose(conf: NetworkConf, former: Mapping[int, Prefix], nodes: Collection[Node]) -> dict[int, Prefix]:
-    """Return a free subnet for each family: the node's former one if it is free. Raises NoSubnetLeft."""
-    return {number: choose_one(family, former.get(number), [node.subnets[number] for node in nodes
-                                                           if number in node.subnets])
+def choose(conf: NetworkConf, former: Mapping[int, Prefix],
+           taken: Collection[Mapping[int, Prefix]]) -> dict[int, Prefix]:
+    """Return a free subnet for each family: the node's former one if it is free. taken: the subnets of each record.
+    Raises NoSubnetLeft."""
+    return {number: choose_one(family, former.get(number), [each[number] for each in taken if number in each])
             for number, family in conf.families.items()}
 
 
@@ -42,9 +43,9 @@ def fits(family: Family, subnet: Prefix) -> bool:
         int(family.first.network_address) <= int(subnet.network_address) <= int(family.last.network_address)
 
 
-def overlap(one: Node, two: Node) -> bool:
-    """Whether two nodes have an address in common."""
-    return any(subnet.overlaps(two.subnets[family]) for family, subnet in one.subnets.items() if family in two.subnets)
+def overlap(one: Mapping[int, Prefix], two: Mapping[int, Prefix]) -> bool:
+    """Whether the subnets of two nodes have an address in common."""
+    return any(subnet.overlaps(two[family]) for family, subnet in one.items() if family in two)
 
 
 def usable(conf: NetworkConf, me: Node, nodes: Collection[Node]) -> tuple[list[Node], dict[str, str]]:

@@ -41,6 +41,7 @@ def test_a_node_has_the_subnet_in_the_file(registry):
     found = registry.join(registry.conf(), ME)
     assert (found.name, found.subnets, found.public) == ("one", {4: ip_network("10.244.1.0/24")}, ME.public)
     assert registry.keep(found) > 0
+    assert found in registry._nodes()           # so the agent knows its record again
 
 
 def test_a_change_of_the_file_is_noticed(registry, file):
@@ -63,7 +64,8 @@ def test_another_subnet_in_the_file_is_a_lost_one(registry, file):
 
 
 @pytest.mark.parametrize(("content", "kind", "words"), [
-    ("{", ConfigurationError, "nodes.json"), ("[]", ConfigurationError, "not a JSON object"),
+    ("{", ConfigurationError, "nodes.json"), ("[" * 100000, ConfigurationError, "nodes.json"),
+    ("[]", ConfigurationError, "not a JSON object"),
     ('{"network": {"Network": "10.244.0.0/16"}}', ConfigurationError, 'no node "one"'),
     ('{"network": {"Network": "10.244.0.0/16"}, "nodes": [{"name": "one"}]}', ConfigurationError, "subnets")])
 def test_an_error_names_the_file(registry, tmp_path, content, kind, words):

@@ -95,4 +95,4 @@ def test_no_two_nodes_that_are_left_overlap(spans):
     found, skipped = subnets.usable(CONF, ME, others)
     assert len(found) + len(skipped) == len(others)
     for at, one in enumerate([ME, *found]):
-        assert not any(subnets.overlap(one, other) for other in found[at:] if other is not one)
+        assert not any(subnets.overlap(one.subnets, other.subnets) for other in found[at:] if other is not one)

@@ -10,6 +10,7 @@ A record without a lease is a reservation, made by an operator: it stays without
 
 from __future__ import annotations
 
+from contextlib import suppress
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -22,10 +23,10 @@ from fastcni.kit.ipam.cluster.stores import etcd_client
 from fastcni.kit.ipam.cluster.stores.etcd_client import Client, Refused, put, read_pair, revision_is
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Mapping
     from typing import Any
 
-    from fastcni.agent.contract import NetworkConf
+    from fastcni.agent.contract import NetworkConf, Prefix
     from fastcni.kit.ipam.cluster.stores.etcd_client import Pair
     from fastcni.server.log import Logger
 
@@ -35,6 +36,8 @@ KEEP_S = 600.0                  # between two renewals: a deleted record is noti
 TRIES = 10                      # for a subnet that others win
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.1, 5.0       # before a lost watch is opened again
 MADE_HERE = ("VtepMAC", "PublicKey")        # of a node's data
+CONTEST_S = 5.0
+MAX_SHOWN = 200                 # characters of a record in messages
 IDLE_S = 1500.0                 # etcd tells its progress each 10 minutes
 
 
@@ -48,6 +51,10 @@ class Etcd:
         self.prefix = settings.get("prefix", PREFIX).rstrip("/")
         self.folder = f"{self.prefix}/subnets/"
         self.unreadable: set[str] = set()
+        # of this node's record: its lease (0: none, None: not known), and the revision that created its key
+        self.lease: int | None = None
+        self.created = 0
+        self.contested = -CONTEST_S             # when the record has last named another node, monotonic
 
     def close(self) -> None:
         self.client.close()
@@ -63,67 +70,103 @@ class Etcd:
     def join(self, conf: NetworkConf, me: Node) -> Node:
         for _ in range(TRIES):
             pairs, _ = self.client.read_range(*etcd_client.below(self.folder))
-            found = self._read(pairs)
-            own = next((node for node in found if is_own(node, me) and
-                        all(family in node.subnets and subnets.fits(conf.families[family], node.subnets[family])
-                            for family in conf.families)), None)
-            if own is not None:
-                pair = next(each for each in pairs if each.key == self.folder + own.name)
-                joined = Node(own.name, own.subnets, me.public, me.backend, me.data)
-                if self._write(joined, pair):
+            taken = self._read_subnets(pairs)
+            own = self._find_own(conf, me, pairs, taken)
+            if own is None:
+                chosen = subnets.choose(conf, me.subnets, taken.values())
+                joined = Node(records.key_of(chosen), chosen, me.public, me.backend, me.data)
+                if self._write(joined, None, None) and self._is_alone(joined):
                     return joined
                 continue
-            chosen = subnets.choose(conf, me.subnets, found)
-            joined = Node(records.key_of(chosen), chosen, me.public, me.backend, me.data)
-            if self._write(joined, None) and self._is_alone(joined):
+            joined = Node(own.key.removeprefix(self.folder), taken[own.key], me.public, me.backend, me.data)
+            damaged = not self._names_node(own)
+            if self._write(joined, own, own.lease or (None if damaged else 0)):
+                if damaged:
+                    self._tell_restored(own)
                 return joined
-        raise SubnetLost(f"other nodes have taken {TRIES} subnets before this one could")
+        raise SubnetLost(f"no subnet after {TRIES} tries: each time another program changed the record or was faster")
 
-    def _write(self, me: Node, seen: Pair | None) -> bool:
-        """Write the record, if it is as seen (None: not there). Return whether it was written."""
+    def _find_own(self, conf: NetworkConf, me: Node, pairs: Collection[Pair],
+                  taken: Mapping[str, Mapping[int, Prefix]]) -> Pair | None:
+        """Return the record that names this node; else that of its former subnets if it names no node."""
+        former = self.folder + records.key_of(me.subnets) if me.subnets else ""
+        candidates = []
+        for pair in pairs:
+            common = len(identities(self._parse(pair)) & identities(me))
+            mine = common or (pair.key == former and not self._names_node(pair))
+            if mine and pair.key in taken and all(number in taken[pair.key] and subnets.fits(
+                    family, taken[pair.key][number]) for number, family in conf.families.items()):
+                candidates.append((bool(common), pair.key == former, common, pair))
+        return max(candidates, key=lambda each: each[:3])[-1] if candidates else None
+
+    def _write(self, me: Node, seen: Pair | None, lease: int | None) -> bool:
+        """Write the record, if it is as seen (None: not there). Return whether it was written.
+
+        lease: the record's; 0: a reservation has none; None: a new one. A record that is not there is no reservation.
+        """
         key, value = self.folder + me.name, records.value_of(me)
-        lease = seen.lease if seen else self.client.grant(LEASE_S)
-        if seen and lease and not self.client.renew(lease, key):
-            return False                        # it is about to vanish
-        if seen and seen.value == value:
+        if (lease and not self.client.renew(lease, key)) or not (lease or seen):
+            lease = None
+        if lease is None:
+            lease = self.client.grant(LEASE_S)
+        self.lease, self.created = lease, seen.created if seen else 0
+        if seen and (seen.value, seen.lease) == (value, lease):
             return True
         try:
-            return self.client.txn([revision_is(key, seen.revision if seen else 0)], [put(key, value, lease)]).done
+            outcome = self.client.txn([revision_is(key, seen.revision if seen else 0)], [put(key, value, lease)])
         except Refused:                         # the lease has ended meanwhile
             return False
+        self.created = self.created or outcome.revision
+        return outcome.done
 
     def _is_alone(self, me: Node) -> bool:
         """Whether no other record overlaps. Keys of both families differ if one of the two subnets does, so that two
         nodes may have written one each; both look here, and the later one yields."""
         pairs, _ = self.client.read_range(*etcd_client.below(self.folder))
-        mine = next((pair for pair in pairs if pair.key == self.folder + me.name), None)
+        taken, key = self._read_subnets(pairs), self.folder + me.name
+        mine = next((pair for pair in pairs if pair.key == key), None)
         if mine is None:
             return False
-        for node in self._read(pairs):
-            if node.name != me.name and subnets.overlap(node, me):
-                other = next(pair for pair in pairs if pair.key == self.folder + node.name)
-                if other.revision < mine.revision:
-                    self._delete(mine)
-                    return False
+        if any(pair.created < mine.created and subnets.overlap(taken[pair.key], me.subnets)
+               for pair in pairs if pair.key != key and pair.key in taken):
+            self._delete(mine)
+            return False
         return True
 
     def keep(self, me: Node) -> float:
-        (pair,) = self.client.read(self.folder + me.name)
-        if pair is not None:
-            try:
-                if not is_own(records.read(me.name, pair.value), me):
-                    raise SubnetLost(f"another node has {me.name}: {pair.value}")
-            except ValueError:
-                raise SubnetLost(f"the record of {me.name} was overwritten: {pair.value}") from None
-        if not self._write(me, pair):
-            raise SubnetLost(f"the record of {me.name} has ended")
-        if pair is None and not self._is_alone(me):
-            raise SubnetLost(f"while the record of {me.name} was gone, another node has taken an address of it")
-        return KEEP_S
+        for _ in range(TRIES):
+            (pair,) = self.client.read(self.folder + me.name)
+            if pair is not None and self._is_of_another(pair, me):
+                raise SubnetLost(f"another node has {me.name}: {pair.value[:MAX_SHOWN]}")
+            # A record without its lease is a reservation by an operator, who has kept the value.
+            intact = pair is not None and pair.value == records.value_of(me)
+            if self._write(me, pair, pair.lease if pair and intact else self.lease):
+                if pair is None and not self._is_alone(me):
+                    raise SubnetLost(f"while the record of {me.name} was gone, another node has taken an address of it")
+                if pair is not None and not intact:
+                    self._tell_restored(pair)
+                return KEEP_S
+        raise StoreAway(f"another program changes the record of {me.name} each time while this node writes it")
+
+    def _is_of_another(self, pair: Pair, me: Node) -> bool:
+        """Whether another node has the record at this node's key. The node that has created the key has the subnet, so
+        another content is damage. But two nodes can have taken over one record: what names another node again within
+        CONTEST_S is written by that node."""
+        if identities(self._parse(pair)) & identities(me):
+            return False
+        if pair.created != self.created:
+            return True
+        if not self._names_node(pair):
+            return False
+        last, self.contested = self.contested, monotonic()
+        return self.contested - last < CONTEST_S
+
+    def _tell_restored(self, damaged: Pair) -> None:
+        self.log.warning("record_restored", key=damaged.key, found=damaged.value[:MAX_SHOWN])
 
     def leave(self, me: Node) -> None:
         (pair,) = self.client.read(self.folder + me.name)
-        if pair is not None and is_own(records.read(me.name, pair.value), me):
+        if pair is not None and not self._is_of_another(pair, me):
             self._delete(pair)
 
     def _delete(self, pair: Pair) -> None:
@@ -183,17 +226,36 @@ class Etcd:
             try:
                 found.append(records.read(pair.key.removeprefix(self.folder), pair.value))
                 self.unreadable.discard(pair.key)
-            except (ValueError, KeyError) as e:
+            except ValueError as e:
                 if pair.key not in self.unreadable:
                     self.log.warning("record_unreadable", key=pair.key, error=str(e))
                 self.unreadable.add(pair.key)
         return found
 
+    def _parse(self, pair: Pair) -> Node | None:
+        """The Node of a record; None if it cannot be read."""
+        try:
+            return records.read(pair.key.removeprefix(self.folder), pair.value)
+        except ValueError:
+            return None
 
-def is_own(node: Node, me: Node) -> bool:
-    """Whether a record is this node's: it has one of its public addresses, or the MAC or key that this node has made.
-    So a node with a new address takes over its record. Otherwise the other nodes would see one MAC in two records."""
-    if any(me.public.get(family) == address for family, address in node.public.items()):
-        return True
-    return any(data.get(name) and data[name] == node.data.get(family, {}).get(name)
-               for family, data in me.data.items() for name in MADE_HERE)
+    def _names_node(self, pair: Pair) -> bool:
+        """Whether a record says whose it is. One that is damaged may not."""
+        return bool(identities(self._parse(pair)))
+
+    def _read_subnets(self, pairs: Collection[Pair]) -> dict[str, Mapping[int, Prefix]]:
+        """The subnets of each record by its key, which has them: a damaged value does not make them free."""
+        found: dict[str, Mapping[int, Prefix]] = {}
+        for pair in pairs:
+            with suppress(ValueError):
+                found[pair.key] = records.read_subnets(pair.key.removeprefix(self.folder))
+        return found
+
+
+def identities(node: Node | None) -> set[object]:
+    """What tells a record's node: its public addresses, and the MAC and key that it has made. So a node with a new
+    address takes over its record. Otherwise the other nodes would see one MAC in two records."""
+    if node is None:
+        return set()
+    made = (data.get(name) for data in node.data.values() for name in MADE_HERE)
+    return {*node.public.values(), *(value for value in made if value and isinstance(value, str))}

@@ -19,7 +19,7 @@ from ipaddress import ip_network
 from typing import TYPE_CHECKING, Any
 
 from fastcni.agent import conf as confs
-from fastcni.agent.contract import ConfigurationError, Node, SubnetLost
+from fastcni.agent.contract import FAMILIES, ConfigurationError, Node, SubnetLost
 from fastcni.agent.registries.records import read_address, read_json
 from fastcni.agent.subnets import within
 from fastcni.kit.ipam.cluster.contract import StoreAway
@@ -40,6 +40,7 @@ DATA = {4: "backend-data", 6: "backend-v6-data"}
 OVERWRITE = "-overwrite"
 KEEP_S = 300.0                  # a change of the own Node is noticed by the watch, too
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.1, 5.0
+MAX_SHOWN = 200                 # characters of an annotation in the log
 AVAILABLE = {"type": "NetworkUnavailable", "status": "False", "reason": "FastcniIsUp",
              "message": "fastcni's agent is running on this node"}
 
@@ -70,8 +71,7 @@ class Kubernetes:
     # -- this node -----------------------------------------------------------------------------------------------------
 
     def join(self, conf: NetworkConf, me: Node) -> Node:
-        document = self._own()
-        subnets = read_subnets(document)
+        document, subnets = self._own()
         missing = [family for family in conf.families if family not in subnets]
         if missing:
             raise ConfigurationError(f'node "{self.node}" pod cidr not assigned: spec.podCIDRs has no IPv{missing[0]}; '
@@ -86,11 +86,11 @@ class Kubernetes:
         return joined
 
     def keep(self, me: Node) -> float:
-        document = self._own()
-        subnets = read_subnets(document)
+        document, subnets = self._own()
         if any(subnets.get(family) != subnet for family, subnet in me.subnets.items()):
             raise SubnetLost(f'node "{self.node}" has other podCIDRs now: {", ".join(map(str, subnets.values()))}')
-        self._publish(document, me)
+        for name, value in self._publish(document, me).items():
+            self.log.warning("record_restored", key=name, found=value[:MAX_SHOWN])
         return KEEP_S
 
     def leave(self, me: Node) -> None:
@@ -100,11 +100,15 @@ class Kubernetes:
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         self._patch({"status": {"conditions": [{**AVAILABLE, "lastHeartbeatTime": now, "lastTransitionTime": now}]}})
 
-    def _own(self) -> Object:
+    def _own(self) -> tuple[Object, dict[int, Any]]:
+        """Return this node's object, and its subnets. Raises ConfigurationError, StoreAway."""
         document = self.api.get(f"{NODES}/{self.node}")
         if document is None:
             raise ConfigurationError(f'there is no Node "{self.node}": --node-name names this node')
-        return document
+        try:
+            return document, read_subnets(document)
+        except ValueError as e:
+            raise ConfigurationError(f'podCIDRs of node "{self.node}": {e}') from None
 
     def _overwrites(self, document: Object) -> dict[int, Address]:
         notes = document["metadata"].get("annotations") or {}
@@ -117,20 +121,22 @@ class Kubernetes:
                     raise ConfigurationError(f'annotation {key} of node "{self.node}": {e}') from None
         return found
 
-    def _annotations(self, me: Node) -> dict[str, str]:
-        found = {"kube-subnet-manager": "true", "backend-type": me.backend}
-        for family in me.subnets:
-            found[DATA[family]] = json.dumps(me.data.get(family) or None, separators=(",", ":"))
-            if family in me.public:
-                found[PUBLIC[family]] = str(me.public[family])
+    def _annotations(self, me: Node) -> dict[str, str | None]:
+        """The annotations of a record, so that _read() returns it. None: there must be no such annotation."""
+        found: dict[str, str | None] = {"kube-subnet-manager": "true", "backend-type": me.backend}
+        for family in FAMILIES:
+            found[PUBLIC[family]] = str(me.public[family]) if family in me.public else None
+            found[DATA[family]] = json.dumps(me.data.get(family) or None, separators=(",", ":")) \
+                if family in me.subnets else None
         return {f"{self.prefix}/{name}": value for name, value in found.items()}
 
-    def _publish(self, document: Object, me: Node) -> None:
-        """Write the annotations that are missing or different."""
+    def _publish(self, document: Object, me: Node) -> dict[str, str]:
+        """Write the annotations that are missing or different. Return what these had."""
         there = document["metadata"].get("annotations") or {}
         changes = {name: value for name, value in self._annotations(me).items() if there.get(name) != value}
         if changes:
             self._annotate(changes)
+        return {name: there.get(name, "") for name in changes}
 
     def _annotate(self, changes: Mapping[str, str | None]) -> None:
         self._patch({"metadata": {"annotations": dict(changes)}})

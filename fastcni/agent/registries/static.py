@@ -48,7 +48,7 @@ class Static:
         missing = [family for family in conf.families if family not in own.subnets]
         if missing:
             raise ConfigurationError(f'{self.path}: node "{self.name}" has no IPv{missing[0]} subnet')
-        return Node(own.name, own.subnets, own.public, me.backend, me.data)
+        return own
 
     def keep(self, me: Node) -> float:
         if self._own().subnets != me.subnets:
@@ -96,7 +96,7 @@ class Static:
                 document = json.load(file)
         except OSError as e:
             raise StoreAway(f"{self.path}: {e.strerror}") from None
-        except ValueError as e:
+        except (ValueError, RecursionError) as e:
             raise ConfigurationError(f"{self.path}: {e}") from None
         if not isinstance(document, dict):
             raise ConfigurationError(f"{self.path}: not a JSON object")

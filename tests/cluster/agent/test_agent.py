@@ -180,6 +180,35 @@ def test_a_record_that_an_operator_deletes_is_written_again(nodes):
     assert eventually(lambda: one.reaches(two))
 
 
+def test_a_record_that_another_program_damages_is_written_again(nodes):
+    """The node took another subnet and its pods were cut off, or it logged for ever that others had taken 10 subnets; a
+    changed VtepMAC or BackendType stayed until the next start."""
+    one, two, _ = joined(nodes)
+    assert eventually(lambda: one.reaches(two))
+    client = Client(one.etcd.conf())
+
+    def records():
+        return {pair.key: pair.value for pair in client.read_range(*SUBNETS)[0]}
+
+    before = records()
+    (key,) = (key for key, value in before.items() if json.loads(value)["PublicIP"] == "192.0.2.2")
+    fields = json.loads(before[key])
+    data = {"VNI": 1, "VtepMAC": "02:00:00:00:00:99"}
+    for damage in ("[", *(json.dumps(fields | changed) for changed in (
+            {"PublicIP": 5}, {"PublicIP": "192.0.2.99"}, {"BackendType": "host-gw"}, {"BackendData": data},
+            {"BackendV6Data": data}))):
+        client.txn([], [put(key, damage)])
+        assert eventually(lambda: records() == before), (damage, two.log())
+    assert eventually(lambda: one.reaches(two) and one.reaches(two, 6))
+    two.end()
+    client.txn([], [put(key, "[")])
+    two.start()
+    assert eventually(lambda: records() == before), two.log()
+    client.close()
+    assert "record_restored" in two.log() and "subnet_lost" not in two.log() and "subnet_changed" not in two.log()
+    assert eventually(lambda: one.reaches(two) and one.reaches(two, 6))
+
+
 def test_a_node_that_leaves_takes_its_things_along(nodes):
     one, two, three = joined(nodes)
     assert eventually(lambda: one.reaches(two))

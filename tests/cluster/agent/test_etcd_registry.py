@@ -129,6 +129,17 @@ def test_a_reservation_stays_without_a_lease(network):
     assert not network.keys()["10.244.5.0-24"].lease
 
 
+def test_a_record_that_an_operator_puts_again_without_a_lease_is_a_reservation(network):
+    one = network.open()
+    joined = one.join(one.conf(), node(1))
+    network.put(f"subnets/{joined.name}", network.keys()[joined.name].value)
+    one.keep(joined)
+    assert not network.keys()[joined.name].lease
+    network.delete(joined.name)
+    one.keep(joined)
+    assert network.keys()[joined.name].lease
+
+
 def test_many_nodes_at_once_have_subnets_of_their_own(network):
     """Of a network that has as many subnets as nodes, with both families."""
     network.configure({**BOTH, "SubnetMin": "10.244.1.0", "SubnetMax": "10.244.12.0"})
@@ -183,6 +194,107 @@ def test_a_subnet_that_another_node_has_now_is_never_overwritten(network):
         one.keep(joined)
     assert network.keys()[joined.name].revision == before.revision
     assert one.join(one.conf(), node(1, str(joined.subnets[4]))).subnets != other.subnets
+
+
+# What another program may leave in a record: the whole value, or one field of it
+DAMAGED_VALUES = ["", "[", "null", "5", "{}", "[" * 5000, '"text"', "\x00"]
+DAMAGED_FIELDS = [
+    *({"PublicIP": value} for value in (None, 5, "", "nonsense", "2001:db8::7", [1], "192.0.2.99")),
+    *({"PublicIPv6": value} for value in (5, "nonsense", "192.0.2.7", "2001:db8::99")),
+    *({"BackendType": value} for value in (None, 5, "", "host-gw")),
+    *({"BackendData": value} for value in (None, 5, "nonsense", [], {}, {"VNI": 2, "VtepMAC": "02:00:00:00:00:01"},
+                                           {"VNI": 1, "VtepMAC": 5}, {"VNI": 1, "VtepMAC": "02:00:00:00:00:99"})),
+    {"PublicIP": "192.0.2.99", "BackendData": {"VNI": 1, "VtepMAC": "02:00:00:00:00:99"}}]
+
+
+def shown(damage):
+    return str(damage).strip("{}").replace("[" * 40, "[...")[:70] or "empty"
+
+
+def damaged(value, damage):
+    return damage if isinstance(damage, str) else json.dumps(json.loads(value) | damage)
+
+
+@pytest.mark.parametrize("damage", [*DAMAGED_VALUES, *DAMAGED_FIELDS], ids=shown)
+@pytest.mark.parametrize("loses_lease", [False, True])
+def test_a_damaged_record_is_written_again(network, damage, loses_lease):
+    """The node took another subnet, or failed for ever: "other nodes have taken 10 subnets before this one could"."""
+    one = network.open()
+    joined = one.join(one.conf(), node(1, VtepMAC="02:00:00:00:00:01"))
+    before = network.keys()[joined.name]
+    network.put(f"subnets/{joined.name}", damaged(before.value, damage), 0 if loses_lease else before.lease)
+    assert one.keep(joined) > 1
+    after = network.keys()[joined.name]
+    assert (after.value, after.lease) == (before.value, before.lease)
+    assert [event["event"] for event in network.log].count("record_restored") == 1
+
+
+@pytest.mark.parametrize("damage", [
+    *DAMAGED_VALUES, *({"PublicIP": value} for value in (5, "nonsense", "192.0.2.99")), {"BackendType": "host-gw"},
+    {"BackendData": {"VNI": 1, "VtepMAC": "02:00:00:00:00:99"}}], ids=shown)
+def test_a_restarted_node_keeps_its_subnet_although_its_record_is_damaged(network, damage):
+    one = network.open()
+    joined = one.join(one.conf(), node(1, VtepMAC="02:00:00:00:00:01"))
+    before = network.keys()[joined.name].value
+    network.put(f"subnets/{joined.name}", damaged(before, damage))
+    again = network.open().join(one.conf(), node(1, str(joined.subnets[4]), VtepMAC="02:00:00:00:00:01"))
+    assert again == joined
+    assert {key: pair.value for key, pair in network.keys().items()} == {joined.name: before}
+
+
+def test_after_a_reboot_a_node_whose_record_cannot_be_read_takes_another_subnet(network):
+    """It does not know its former one any more, and nobody can tell whose the record is."""
+    one = network.open()
+    joined = one.join(one.conf(), node(1))
+    network.put(f"subnets/{joined.name}", "[")
+    again = network.open().join(one.conf(), node(1))
+    assert again.subnets != joined.subnets
+    assert network.keys()[joined.name].value == "["
+
+
+def test_the_subnet_of_a_record_that_cannot_be_read_is_taken(network):
+    """It was offered as a free one, and 10 tries to take it ended in an error. With both families its key differed, and
+    two nodes had one subnet."""
+    network.configure({"Network": "10.244.0.0/28", "SubnetLen": 30})
+    network.put("subnets/10.244.0.4-30", "[")
+    network.put("subnets/10.244.0.8-30&fd00:10:0:8::-64", "[")
+    one = network.open()
+    assert one.join(one.conf(), node(1)).name == "10.244.0.12-30"
+    with pytest.raises(NoSubnetLeft, match="3 are taken"):
+        one.join(one.conf(), node(2))
+
+
+def test_a_record_that_names_another_node_twice_is_that_nodes(network):
+    """Damage is corrected once. What comes again at once is written by a node that has this subnet, too."""
+    one = network.open()
+    joined = one.join(one.conf(), node(1))
+    lease = network.keys()[joined.name].lease
+    other = '{"PublicIP":"192.0.2.2","BackendType":"vxlan"}'
+    network.put(f"subnets/{joined.name}", other, lease)
+    one.keep(joined)
+    network.put(f"subnets/{joined.name}", other, lease)
+    with pytest.raises(SubnetLost, match="another node has"):
+        one.keep(joined)
+    assert network.keys()[joined.name].value == other
+
+
+def test_a_node_takes_its_own_record_and_not_the_damaged_one_of_another(network):
+    """The other's record had this node's address, and a key that sorts first."""
+    one, two = network.open(), network.open()
+    first = one.join(one.conf(), node(1, "10.244.1.0/24", VtepMAC="02:00:00:00:00:01"))
+    second = two.join(two.conf(), node(2, "10.244.2.0/24", VtepMAC="02:00:00:00:00:02"))
+    network.put(f"subnets/{first.name}", '{"PublicIP":"192.0.2.2","BackendType":"vxlan"}')
+    for former in ("10.244.2.0/24", None):
+        again = network.open().join(two.conf(), node(2, former, VtepMAC="02:00:00:00:00:02"))
+        assert again == second
+
+
+def test_a_node_that_leaves_removes_its_damaged_record(network):
+    one = network.open()
+    joined = one.join(one.conf(), node(1))
+    network.put(f"subnets/{joined.name}", "[")
+    one.leave(joined)
+    assert network.keys() == {}
 
 
 def test_an_ended_lease_is_replaced(network):

@@ -10,7 +10,7 @@ from ipaddress import ip_address, ip_network
 import pytest
 import structlog
 import yaml
-from cluster.kubernetes.api_server import ROOT, Running, kubeconfig
+from cluster.kubernetes.api_server import ROOT, Running, kubeconfig, merged
 
 from fastcni.agent.contract import ConfigurationError, Node, SubnetLost
 from fastcni.agent.registries import open_registry
@@ -148,6 +148,50 @@ def test_annotations_that_somebody_removes_are_written_again(server, registry):
     server.do(lambda api: api.put("nodes", node_object(1)))
     one.keep(joined)
     assert stored(server)["metadata"]["annotations"] == before
+
+
+NOTES = {"kube-subnet-manager": "false", "backend-type": "host-gw", "public-ip": "192.0.2.99",
+         "public-ipv6": "nonsense", "backend-data": '{"VNI":1,"VtepMAC":"02:00:00:00:00:99"}', "backend-v6-data": "["}
+
+
+@pytest.mark.parametrize(("note", "value"), NOTES.items())
+def test_an_annotation_that_another_program_changes_is_seen_and_written_again(server, registry, note, value):
+    one, lists, stop = registry(), [], threading.Event()
+    joined = one.join(one.conf(), ME)
+    before = stored(server)["metadata"]["annotations"]
+    assert before.keys() == {f"{P}/{name}" for name in NOTES}
+    thread = threading.Thread(target=one.watch, args=(lists.append, stop.is_set))
+    thread.start()
+    try:
+        assert eventually(lambda: lists and joined in lists[-1])
+        changed = merged(stored(server), {"metadata": {"annotations": {f"{P}/{note}": value}}})
+        server.do(lambda api: api.put("nodes", changed))
+        assert eventually(lambda: joined not in lists[-1])
+        one.keep(joined)
+        assert stored(server)["metadata"]["annotations"] == before
+        assert [(it["key"], it["found"]) for it in one.events if it["event"] == "record_restored"] == [
+            (f"{P}/{note}", value)]
+        assert eventually(lambda: joined in lists[-1])
+    finally:
+        stop.set()
+        one.close()
+        thread.join()
+
+
+def test_annotations_of_a_family_that_the_network_no_longer_has_are_removed(server, registry, tmp_path):
+    registry().join(registry().conf(), ME)
+    (tmp_path / "net-conf.json").write_text('{"Network": "10.244.0.0/16"}')
+    one = registry()
+    one.join(one.conf(), ME)
+    assert f"{P}/backend-v6-data" not in stored(server)["metadata"]["annotations"]
+
+
+def test_pod_cidrs_that_cannot_be_read_are_an_error_that_names_the_node(server, registry):
+    """They ended the agent with a traceback."""
+    server.do(lambda api: api.put("nodes", node_object(1) | {"spec": {"podCIDRs": ["nonsense"]}}))
+    one = registry()
+    with pytest.raises(ConfigurationError, match=r'podCIDRs of node "n1": .nonsense'):
+        one.join(one.conf(), ME)
 
 
 def test_a_ready_network_clears_the_condition_and_no_other(server, registry):

@@ -43,12 +43,12 @@ class Refused(Exception):
 
 
 class Pair:
-    """A key with its value. revision: of its last change. lease: 0 for none."""
+    """A key with its value. revision: of its last change. created: the revision that created it. lease: 0 for none."""
 
-    __slots__ = ("key", "value", "revision", "lease")
+    __slots__ = ("key", "value", "revision", "lease", "created")
 
-    def __init__(self, key: str, value: str, revision: int, lease: int = 0) -> None:
-        self.key, self.value, self.revision, self.lease = key, value, revision, lease
+    def __init__(self, key: str, value: str, revision: int, lease: int = 0, created: int = 0) -> None:
+        self.key, self.value, self.revision, self.lease, self.created = key, value, revision, lease, created
 
 
 class Outcome:
@@ -115,7 +115,7 @@ def below(prefix: str) -> tuple[str, str]:
 
 def read_pair(document: dict[str, Any]) -> Pair:
     return Pair(decode(document["key"]), decode(document.get("value", "")), int(document.get("mod_revision", 0)),
-                int(document.get("lease", 0)))
+                int(document.get("lease", 0)), int(document.get("create_revision", 0)))
 
 
 class Client:
