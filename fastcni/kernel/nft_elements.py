@@ -40,15 +40,18 @@ if TYPE_CHECKING:
     Value = bytes | str | int | None
 
 NFTA_SET_TABLE, NFTA_SET_NAME, NFTA_SET_FLAGS, NFTA_SET_KEY_TYPE, NFTA_SET_KEY_LEN = 1, 2, 3, 4, 5
-NFTA_SET_DATA_TYPE, NFTA_SET_DATA_LEN, NFTA_SET_ID, NFTA_SET_USERDATA = 6, 7, 10, 13
+NFTA_SET_DATA_TYPE, NFTA_SET_DATA_LEN, NFTA_SET_DESC, NFTA_SET_ID, NFTA_SET_USERDATA = 6, 7, 9, 10, 13
+NFTA_SET_DESC_CONCAT, NFTA_SET_FIELD_LEN = 2, 1
 NFTA_SET_ELEM_LIST_TABLE, NFTA_SET_ELEM_LIST_SET, NFTA_SET_ELEM_LIST_ELEMENTS = 1, 2, 3
 NFTA_SET_ELEM_KEY, NFTA_SET_ELEM_DATA, NFTA_SET_ELEM_FLAGS, NFTA_SET_ELEM_USERDATA = 1, 2, 3, 6
-NFT_SET_INTERVAL, NFT_SET_MAP = 0x4, 0x8
+NFTA_SET_ELEM_KEY_END = 10
+NFT_SET_INTERVAL, NFT_SET_MAP, NFT_SET_CONCAT = 0x4, 0x8, 0x80
 NFT_SET_ELEM_INTERVAL_END = 0x1
 NFT_DATA_VERDICT = 0xFFFFFF00
 TYPE_IPADDR, TYPE_IP6ADDR, TYPE_ETHERADDR, TYPE_INET_PROTOCOL, TYPE_INET_SERVICE, TYPE_IFNAME = 7, 8, 9, 12, 13, 41
-SIZES = {TYPE_IPADDR: 4, TYPE_IP6ADDR: 16, TYPE_ETHERADDR: 6, TYPE_INET_PROTOCOL: 1, TYPE_INET_SERVICE: 2,
-         TYPE_IFNAME: IFNAMSIZ}
+TYPE_ETHERTYPE = 10
+SIZES = {TYPE_IPADDR: 4, TYPE_IP6ADDR: 16, TYPE_ETHERADDR: 6, TYPE_ETHERTYPE: 2, TYPE_INET_PROTOCOL: 1,
+         TYPE_INET_SERVICE: 2, TYPE_IFNAME: IFNAMSIZ}
 ADDRESS_TYPES = {4: TYPE_IPADDR, 16: TYPE_IP6ADDR}     # by length of an address
 BITS_OF_A_TYPE = 6              # in the number of a concatenation
 
@@ -113,18 +116,25 @@ def concat_type(types: Sequence[int]) -> tuple[int, int]:
 def add_set(batch: Batch, family: int, table: str, name: str, key: Sequence[int], *, set_id: int,
             values: Sequence[int] = (), verdicts: bool = False, intervals: bool = False) -> Batch:
     """Add a set of keys of the types `key`; with `values` (types) or with `verdicts` a map from them. intervals: its
-    elements are those of add_intervals().
+    elements are those of add_intervals(), or for a concatenation those of add_boxes().
 
     set_id: the number by which rules in the same transaction name it.
     """
     key_type, key_size = concat_type(key)
+    boxes = intervals and len(key) > 1
     batch.begin(NFT_MSG_NEWSET, NLM_F_ACK | NLM_F_CREATE, nfgenmsg(family), f"add nftables set {table} {name}")
     batch.text(NFTA_SET_TABLE, table).text(NFTA_SET_NAME, name)
-    batch.be32(NFTA_SET_FLAGS, (NFT_SET_MAP if values or verdicts else 0) | (NFT_SET_INTERVAL if intervals else 0))
+    batch.be32(NFTA_SET_FLAGS, (NFT_SET_MAP if values or verdicts else 0) | (NFT_SET_INTERVAL if intervals else 0)
+               | (NFT_SET_CONCAT if boxes else 0))
     batch.be32(NFTA_SET_KEY_TYPE, key_type).be32(NFTA_SET_KEY_LEN, key_size)
     if values or verdicts:
         data_type, data_size = concat_type(values) if values else (NFT_DATA_VERDICT, 0)
         batch.be32(NFTA_SET_DATA_TYPE, data_type).be32(NFTA_SET_DATA_LEN, data_size)
+    if boxes:                           # the kernel compares such a key field by field
+        batch.nest(NFTA_SET_DESC).nest(NFTA_SET_DESC_CONCAT)
+        for each in key:
+            batch.nest(NFTA_LIST_ELEM).be32(NFTA_SET_FIELD_LEN, SIZES[each]).end()
+        batch.end().end()
     if key_type == TYPE_IFNAME:         # libnftnl: KEYBYTEORDER host, so that nft prints the name
         batch.raw(NFTA_SET_USERDATA, b"\0\x04" + (1).to_bytes(4, ORDER))
     return batch.be32(NFTA_SET_ID, set_id)
@@ -199,6 +209,20 @@ def add_intervals(batch: Batch, family: int, table: str, name: str, ranges: Iter
             behind = (int.from_bytes(last, "big") + 1).to_bytes(len(last), "big")
             batch.nest(NFTA_LIST_ELEM).nest(NFTA_SET_ELEM_KEY).raw(NFTA_DATA_VALUE, behind).end()
             batch.be32(NFTA_SET_ELEM_FLAGS, NFT_SET_ELEM_INTERVAL_END).end()
+    return batch.end()
+
+
+def add_boxes(batch: Batch, family: int, table: str, name: str, ranges: Iterable[tuple[bytes, bytes]], *,
+              delete: bool = False) -> Batch:
+    """Add ranges [(first, last)] of concatenations to a set with intervals, or delete them. In a range each field has
+    its own ends."""
+    kind, flags = (NFT_MSG_DELSETELEM, NLM_F_ACK) if delete else (NFT_MSG_NEWSETELEM, NLM_F_ACK | NLM_F_CREATE)
+    batch.begin(kind, flags, nfgenmsg(family), f"{'delete from' if delete else 'add to'} nftables set {table} {name}")
+    batch.text(NFTA_SET_ELEM_LIST_TABLE, table).text(NFTA_SET_ELEM_LIST_SET, name)
+    batch.nest(NFTA_SET_ELEM_LIST_ELEMENTS)
+    for first, last in ranges:
+        batch.nest(NFTA_LIST_ELEM).nest(NFTA_SET_ELEM_KEY).raw(NFTA_DATA_VALUE, first).end()
+        batch.nest(NFTA_SET_ELEM_KEY_END).raw(NFTA_DATA_VALUE, last).end().end()
     return batch.end()
 
 

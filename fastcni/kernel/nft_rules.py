@@ -39,14 +39,15 @@ NFT_FIB_RESULT_ADDRTYPE, NFTA_FIB_F_DADDR = 3, 1 << 1
 NFT_NAT_DNAT = 1
 NF_NAT_RANGE_PROTO_RANDOM_FULLY = 1 << 4      # linux/netfilter/nf_nat.h
 IPPROTO_ICMPV6 = 58
-ICMPV6_MGM_REPORT, ICMPV6_MLD2_REPORT = 131, 143              # linux/icmpv6.h
-NDISC_ROUTER_ADVERTISEMENT, NDISC_NEIGHBOUR_SOLICITATION, NDISC_NEIGHBOUR_ADVERTISEMENT = 134, 135, 136    # net/ndisc.h
+ICMPV6_MGM_QUERY, ICMPV6_MGM_REPORT, ICMPV6_MLD2_REPORT = 130, 131, 143              # linux/icmpv6.h
+NDISC_ROUTER_SOLICITATION, NDISC_ROUTER_ADVERTISEMENT, NDISC_NEIGHBOUR_SOLICITATION = 133, 134, 135      # net/ndisc.h
+NDISC_NEIGHBOUR_ADVERTISEMENT, NDISC_REDIRECT = 136, 137
 
 # Fields of a packet, by nft's name: header, offset and size in bytes.
 ETHER_DADDR, ETHER_SADDR = (NFT_PAYLOAD_LL_HEADER, 0, 6), (NFT_PAYLOAD_LL_HEADER, 6, 6)
 IP_SADDR, IP_DADDR = (NFT_PAYLOAD_NETWORK_HEADER, 12, 4), (NFT_PAYLOAD_NETWORK_HEADER, 16, 4)
 IP6_SADDR, IP6_DADDR = (NFT_PAYLOAD_NETWORK_HEADER, 8, 16), (NFT_PAYLOAD_NETWORK_HEADER, 24, 16)
-IP6_HOP_LIMIT = NFT_PAYLOAD_NETWORK_HEADER, 7, 1
+IP6_LENGTH_AND_NEXT, IP6_HOP_LIMIT = (NFT_PAYLOAD_NETWORK_HEADER, 4, 3), (NFT_PAYLOAD_NETWORK_HEADER, 7, 1)
 ARP_SADDR_ETHER, ARP_SADDR_IP = (NFT_PAYLOAD_NETWORK_HEADER, 8, 6), (NFT_PAYLOAD_NETWORK_HEADER, 14, 4)
 TH_DPORT = NFT_PAYLOAD_TRANSPORT_HEADER, 2, 2
 TCP_FLAGS = NFT_PAYLOAD_TRANSPORT_HEADER, 13, 1
@@ -300,6 +301,11 @@ def protocol_and_port(behind: int = 0) -> tuple[Expression, ...]:
 def iifname_and(field: Field) -> tuple[Expression, ...]:
     """iifname . <field>, in registers 1 and 2"""
     return meta(NFT_META_IIFNAME), payload(field, NFT_REG_2)
+
+
+def oifname_and(field: Field) -> tuple[Expression, ...]:
+    """oifname . <field>, in registers 1 and 2"""
+    return meta(NFT_META_OIFNAME), payload(field, NFT_REG_2)
 
 
 def iifname_and_oifname() -> tuple[Expression, ...]:

@@ -127,6 +127,17 @@ def new_bridge(batch: Batch, name: str, *, address: bytes | None = None, mtu: in
     return batch.end()
 
 
+def learn_no_link_local(batch: Batch, index: int, *, what: str | None = None) -> Batch:
+    """Let a bridge learn no MAC from frames to 01:80:c2:00:00:0X: ip(8)'s `no_linklocal_learn 1`.
+
+    struct br_boolopt_multi   optval:u32  optmask:u32
+    """
+    batch.begin(uapi.RTM_NEWLINK, NLM_F_ACK, ifinfomsg(index), what or f"set bridge {index}")
+    bit = (1 << uapi.BR_BOOLOPT_NO_LL_LEARN).to_bytes(4, ORDER)
+    batch.nest(uapi.IFLA_LINKINFO).text(uapi.IFLA_INFO_KIND, "bridge").nest(uapi.IFLA_INFO_DATA)
+    return batch.raw(uapi.IFLA_BR_MULTI_BOOLOPT, bit + bit).end().end()
+
+
 def new_link(batch: Batch, name: str, kind: str, netns_fd: int | None, *, parent: int = 0, mtu: int = 0,
              address: bytes | None = None, data: Iterable[tuple[int, bytes]] = (), what: str | None = None) -> Batch:
     """A link of `kind` in the namespace netns_fd (None: the socket's own), not yet up; `parent` (an index) is in the

@@ -52,6 +52,8 @@ def add(req: Request, conf: Conf, undo: Undo) -> dict[str, Any]:
     vlans.set_port(req, bridge, host, conf.vlans)
     if conf.layer3 and not conf.unflooded:
         result = add_addresses(req, conf, undo)
+    if conf.mac_check:
+        bridges.learn_from_checked_frames(req.mode, bridge)
     for source_check in source_checks(conf):
         source_check.add(req, host, inside, result, undo)       # before the pod can send anything
     if not conf.leave_down:

@@ -1,10 +1,33 @@
 """bridge with ipspoofchk: frames of a pod pass only if they are from the pod's addresses."""
 
-import socket
-import struct
-
 import pytest
-from real_kernel.node import Inside, cid_of, elements, rules, run, set_sysctl, source_seen
+from agent.policy import frames
+from agent.policy.frames import (
+    ECHO6,
+    ETH_P_8021AD,
+    ETH_P_ARP,
+    ETH_P_EXPERIMENT,
+    ETH_P_RARP,
+    ICMPV6,
+    MARK,
+    MLD_QUERY,
+    MLD_REPORT,
+    NEIGHBOUR_ADVERT,
+    NEIGHBOUR_SOLICIT,
+    NONCE,
+    REDIRECT,
+    ROUTER_ADVERT,
+    ROUTER_ALERT,
+    ROUTER_SOLICIT,
+    SOURCE_LINK,
+    TARGET_LINK,
+    link_local,
+    mac_bytes,
+    neighbour,
+    report,
+    udp,
+)
+from real_kernel.node import cid_of, elements, rules, run, set_sysctl, source_seen
 
 from fastcni.kernel import nft, wire
 from fastcni.kit.firewall import ipspoofcheck
@@ -12,9 +35,6 @@ from fastcni.kit.firewall import ipspoofcheck
 DUAL = ("10.22.0.0/24", "fd00:22::/64")
 OTHER_MAC = "02:00:00:00:00:99"
 SETS = ("guarded", "allowed", "bound", "bound4", "bound6")
-ETH_P_ALL, ETH_P_RARP, ETH_P_EXPERIMENT, ETH_P_8021Q = 3, 0x8035, 0x88B5, 0x8100
-UDP, ICMPV6, HOP_BY_HOP = 17, 58, 0
-ROUTER_ADVERT, NEIGHBOR_SOLICIT, NEIGHBOR_ADVERT, MLD_REPORT, MLD2_REPORT, ECHO = 134, 135, 136, 131, 143, 128
 
 
 @pytest.fixture
@@ -25,110 +45,70 @@ def conf(node):
 
 # -- frames by hand ---------------------------------------------------------------------------------------
 
-def mac_bytes(text):
-    return bytes.fromhex(text.replace(":", ""))
-
-
-def ip_bytes(text):
-    return socket.inet_pton(socket.AF_INET6 if ":" in text else socket.AF_INET, text)
-
-
-def ethernet(source, kind, payload, tags=()):
-    between = b"".join(struct.pack("!HH", ETH_P_8021Q, vid) for vid in tags)
-    return b"\xff" * 6 + mac_bytes(source) + between + struct.pack("!H", kind) + payload
-
-
 def ipv4(mac, source, **more):
-    header = struct.pack("!BBHHHBBH4s4s", 0x45, 0, 60, 0, 0, 64, UDP, 0, ip_bytes(source), b"\xff" * 4)
-    total = sum(struct.unpack("!10H", header))
-    header = header[:10] + struct.pack("!H", 0xFFFF - total % 0xFFFF) + header[12:]     # br_netfilter verifies it
-    return ethernet(mac, 0x0800, header + bytes(40), **more)
+    return frames.ipv4(mac, source, "255.255.255.255", udp(), **more)
 
 
-def ipv6(mac, source, protocol=UDP, payload=bytes(32), **more):
-    header = struct.pack("!IHBB16s16s", 6 << 28, len(payload), protocol, 255, ip_bytes(source), ip_bytes("ff02::1"))
-    return ethernet(mac, 0x86DD, header + payload, **more)
+def ipv6(mac, source, packet=None, **more):
+    return frames.ipv6(mac, source, "ff02::1", packet or udp(), hop_limit=255, **more)
 
 
-def icmpv6(mac, source, kind, target="::", hop_by_hop=False):
-    """hop_by_hop: with the router alert option in front, as in MLD."""
-    message = struct.pack("!BBHI16s", kind, 0, 0, 0, ip_bytes(target)) + bytes(16)
-    alert = struct.pack("!BBBBHH", ICMPV6, 0, 5, 2, 0, 0x0100) if hop_by_hop else b""
-    return ipv6(mac, source, HOP_BY_HOP if hop_by_hop else ICMPV6, alert + message)
+def arp(mac, sender_mac, sender_ip, kind=ETH_P_ARP):
+    return frames.arp(mac, sender_mac, sender_ip, kind=kind)
 
 
-def arp(mac, sender_mac, sender_ip, kind=0x0806):
-    fields = struct.pack("!HHBBH6s4s6s4s", 1, 0x0800, 6, 4, 2, mac_bytes(sender_mac), ip_bytes(sender_ip),
-                         b"\xff" * 6, ip_bytes("10.22.0.9"))
-    return ethernet(mac, kind, fields + bytes(18))
+def solicits(target, mac, **more):
+    return neighbour(NEIGHBOUR_SOLICIT, target, [(SOURCE_LINK, mac_bytes(mac))] if mac else (), **more)
 
 
-def link_local(mac):
-    raw = mac_bytes(mac)
-    return socket.inet_ntop(socket.AF_INET6, b"\xfe\x80" + bytes(6) + bytes([raw[0] ^ 2]) + raw[1:3] + b"\xff\xfe"
-                            + raw[3:])
+def announces(target, mac, **more):
+    return neighbour(NEIGHBOUR_ADVERT, target, [(TARGET_LINK, mac_bytes(mac))] if mac else (), **more)
 
 
-def passed(sender, receiver, frames):
-    """Send all of {title: frame} from the sender's eth0; return those that the receiver's eth0 receives.
-
-    The last frame always passes, so the test need not wait for dropped ones. Each ends in 16 unique bytes.
-    """
-    marks = {title: f"frame {i:10}".encode() for i, title in enumerate(frames)}
-    with Inside(receiver):
-        listener = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(ETH_P_ALL))
-        listener.bind(("eth0", ETH_P_ALL))
-    with Inside(sender):
-        speaker = socket.socket(socket.AF_PACKET, socket.SOCK_RAW)
-        speaker.bind(("eth0", 0))
-    seen, last = set(), next(reversed(marks))
-    with listener, speaker:
-        for title, frame in frames.items():
-            speaker.send(frame[:-16] + marks[title])
-        listener.settimeout(2)
-        while last not in seen:
-            seen |= titles_of(listener.recv(2000), marks)
-        listener.settimeout(0.05)
-        try:
-            while True:
-                seen |= titles_of(listener.recv(2000), marks)
-        except TimeoutError:
-            return seen
-
-
-def titles_of(frame, marks):
-    return {title for title, mark in marks.items() if frame.endswith(mark)}
+def passed(sender, receiver, sent):
+    """Which of {title: frame} the receiver's eth0 receives; the last one always passes."""
+    *_, last = sent
+    return frames.arrived(sent, sender, receiver, sent[last])
 
 
 def own_frames(mac):
+    own, local, alert = "fd00:22::2", link_local(mac), {"headers": [ROUTER_ALERT]}
     return {
         "IPv4": ipv4(mac, "10.22.0.2"),
         "IPv4 in a VLAN": ipv4(mac, "10.22.0.2", tags=[7]),
         "ARP": arp(mac, mac, "10.22.0.2"),
         "ARP probe": arp(mac, mac, "0.0.0.0"),
-        "IPv6": ipv6(mac, "fd00:22::2"),
-        "IPv6 in a VLAN": ipv6(mac, "fd00:22::2", tags=[7]),
-        "IPv6, link-local": ipv6(mac, link_local(mac)),
-        "ICMPv6 echo": icmpv6(mac, "fd00:22::2", ECHO),
-        "solicitation of a neighbour": icmpv6(mac, "fd00:22::2", NEIGHBOR_SOLICIT, "fd00:22::3"),
-        "advertisement of its address": icmpv6(mac, "fd00:22::2", NEIGHBOR_ADVERT, "fd00:22::2"),
-        "advertisement of its link-local": icmpv6(mac, link_local(mac), NEIGHBOR_ADVERT, link_local(mac)),
-        "duplicate address detection": icmpv6(mac, "::", NEIGHBOR_SOLICIT, "fd00:22::2"),
-        "the same, link-local": icmpv6(mac, "::", NEIGHBOR_SOLICIT, link_local(mac)),
-        "MLD report": icmpv6(mac, link_local(mac), MLD2_REPORT, hop_by_hop=True),
-        "MLD report from ::": icmpv6(mac, "::", MLD2_REPORT, hop_by_hop=True),
-        "MLDv1 report from ::": icmpv6(mac, "::", MLD_REPORT, hop_by_hop=True),
+        "IPv6": ipv6(mac, own),
+        "IPv6 in a VLAN": ipv6(mac, own, tags=[7]),
+        "IPv6, link-local": ipv6(mac, local),
+        "ICMPv6 echo": ipv6(mac, own, (ICMPV6, bytes((ECHO6, 0, 0, 0, 0, 0, 0, 0)) + MARK)),
+        "solicitation of a neighbour": ipv6(mac, own, solicits("fd00:22::3", mac)),
+        "the same without its MAC": ipv6(mac, own, solicits("fd00:22::3", "")),
+        "solicitation of a router": ipv6(mac, local, neighbour(
+            ROUTER_SOLICIT, options=[(SOURCE_LINK, mac_bytes(mac))])),
+        "the same from ::": ipv6(mac, "::", neighbour(ROUTER_SOLICIT)),
+        "advertisement of its address": ipv6(mac, own, announces(own, mac)),
+        "the same without its MAC ": ipv6(mac, own, announces(own, "")),
+        "advertisement of its link-local": ipv6(mac, local, announces(local, mac)),
+        "duplicate address detection": ipv6(mac, "::", neighbour(NEIGHBOUR_SOLICIT, own, [(NONCE, b"random")])),
+        "the same, link-local": ipv6(mac, "::", neighbour(NEIGHBOUR_SOLICIT, local)),
+        "MLD report": ipv6(mac, local, report(), **alert),
+        "MLD report from ::": ipv6(mac, "::", report(), **alert),
+        "MLDv1 report from ::": ipv6(mac, "::", report(MLD_REPORT), **alert),
         "the last one": ipv4(mac, "10.22.0.2"),
     }
 
 
 def forged_frames(mac):
     """All but the first have the pod's MAC, so macspoofchk alone lets them pass."""
+    own, local = "fd00:22::2", link_local(mac)
+    double = [7, 8], [0, 0], [(ETH_P_8021AD, 0), 0], [0, 0, 0], [0, (ETH_P_8021AD, 0), 0, 0]
     return {
         "another MAC": ipv4(OTHER_MAC, "10.22.0.2"),
         "a neighbour's IPv4": ipv4(mac, "10.22.0.3"),
         "a neighbour's IPv4 in a VLAN": ipv4(mac, "10.22.0.3", tags=[7]),
-        "its IPv4 in a VLAN in a VLAN": ipv4(mac, "10.22.0.2", tags=[7, 8]),
+        **{f"its IPv4 in VLANs {tags}": ipv4(mac, "10.22.0.2", tags=tags) for tags in double},
+        **{f"its IPv6 in VLANs {tags}": ipv6(mac, own, tags=tags) for tags in double},
         "the gateway's IPv4": ipv4(mac, "10.22.0.1"),
         "0.0.0.0": ipv4(mac, "0.0.0.0"),
         "ARP for a neighbour": arp(mac, mac, "10.22.0.3"),
@@ -139,14 +119,25 @@ def forged_frames(mac):
         "a neighbour's IPv6 in a VLAN": ipv6(mac, "fd00:22::3", tags=[7]),
         "another link-local": ipv6(mac, link_local(OTHER_MAC)),
         "::": ipv6(mac, "::"),
-        "echo from ::": icmpv6(mac, "::", ECHO),
-        "advertisement for a neighbour": icmpv6(mac, "fd00:22::2", NEIGHBOR_ADVERT, "fd00:22::3"),
-        "the same behind a header": icmpv6(mac, "fd00:22::2", NEIGHBOR_ADVERT, "fd00:22::3", hop_by_hop=True),
-        "advertisement from a neighbour": icmpv6(mac, "fd00:22::3", NEIGHBOR_ADVERT, "fd00:22::2"),
-        "a neighbour's duplicate address detection": icmpv6(mac, "::", NEIGHBOR_SOLICIT, "fd00:22::3"),
-        "router advertisement": icmpv6(mac, link_local(mac), ROUTER_ADVERT),
-        "the same behind a header ": icmpv6(mac, link_local(mac), ROUTER_ADVERT, hop_by_hop=True),
-        "another protocol": ethernet(mac, ETH_P_EXPERIMENT, bytes(50)),
+        "echo from ::": ipv6(mac, "::", (ICMPV6, bytes((ECHO6, 0, 0, 0, 0, 0, 0, 0)) + MARK)),
+        "solicitation with another MAC": ipv6(mac, own, solicits("fd00:22::3", OTHER_MAC)),
+        "bytes behind a solicitation": ipv6(mac, own, solicits("fd00:22::3", mac, behind=MARK)),
+        "bytes in the place of its option": ipv6(mac, own, solicits("fd00:22::3", "", behind=b"8 bytes!")),
+        "three bytes behind it": ipv6(mac, own, solicits("fd00:22::3", "", behind=b"3by")),
+        "another option": ipv6(mac, own, neighbour(NEIGHBOUR_SOLICIT, "fd00:22::3", [(99, b"6bytes")])),
+        "bytes behind a solicitation of a router": ipv6(mac, local, neighbour(ROUTER_SOLICIT, behind=MARK)),
+        "bytes behind duplicate address detection": ipv6(mac, "::", neighbour(NEIGHBOUR_SOLICIT, own, behind=MARK)),
+        "advertisement for a neighbour": ipv6(mac, own, announces("fd00:22::3", mac)),
+        "advertisement with another MAC": ipv6(mac, own, announces(own, OTHER_MAC)),
+        "bytes behind an advertisement": ipv6(mac, own, announces(own, mac, behind=MARK)),
+        "advertisement behind a header": ipv6(mac, own, announces(own, mac), headers=[ROUTER_ALERT]),
+        "advertisement from a neighbour": ipv6(mac, "fd00:22::3", announces(own, mac)),
+        "a neighbour's duplicate address detection": ipv6(mac, "::", neighbour(NEIGHBOUR_SOLICIT, "fd00:22::3")),
+        "router advertisement": ipv6(mac, local, neighbour(ROUTER_ADVERT)),
+        "the same behind a header ": ipv6(mac, local, neighbour(ROUTER_ADVERT), headers=[ROUTER_ALERT]),
+        "redirect": ipv6(mac, local, neighbour(REDIRECT, "fd00:22::3")),
+        "MLD query": ipv6(mac, local, report(MLD_QUERY), headers=[ROUTER_ALERT]),
+        "another protocol": frames.ethernet(mac, frames.BROADCAST, ETH_P_EXPERIMENT),
     }
 
 
@@ -165,8 +156,8 @@ def test_macspoofchk_alone_binds_the_mac_and_no_address(node, pod_netns, conf):
     pod, neighbour = pod_netns(), pod_netns()
     mac = node.add({**conf, "ipspoofchk": False, "macspoofchk": True}, pod)["interfaces"][2]["mac"]
     node.add(node.conf(*DUAL, isGateway=True), neighbour)
-    frames = {**forged_frames(mac), **own_frames(mac)}
-    assert passed(pod, neighbour, frames) == set(frames) - {"another MAC"}
+    sent = {**forged_frames(mac), **own_frames(mac)}
+    assert passed(pod, neighbour, sent) == set(sent) - {"another MAC"}
 
 
 def test_bound_pods_reach_each_other_and_the_gateway(node, pod_netns, conf):
@@ -184,8 +175,8 @@ def test_all_addresses_of_a_pod_are_its_own(node, pod_netns):
     ipam = {"type": "static", "addresses": [{"address": "10.22.0.2/24"}, {"address": "10.22.0.5/24"}]}
     mac = node.add(node.conf(ipam=ipam, ipspoofchk=True), pod)["interfaces"][2]["mac"]
     node.add(node.conf(ipam=None), neighbour)
-    frames = {source: ipv4(mac, source) for source in ("10.22.0.3", "10.22.0.5", "10.22.0.2")}
-    assert passed(pod, neighbour, frames) == {"10.22.0.5", "10.22.0.2"}
+    sent = {source: ipv4(mac, source) for source in ("10.22.0.3", "10.22.0.5", "10.22.0.2")}
+    assert passed(pod, neighbour, sent) == {"10.22.0.5", "10.22.0.2"}
 
 
 def test_source_checks_use_the_requested_mac(node, pod_netns, conf):
@@ -194,6 +185,18 @@ def test_source_checks_use_the_requested_mac(node, pod_netns, conf):
     node.add(node.conf(*DUAL, isGateway=True), neighbour)
     own = own_frames(OTHER_MAC)
     assert passed(pod, neighbour, own) == set(own)
+
+
+def test_a_bound_pod_takes_no_mac_by_a_reserved_destination(node, pod_netns, conf):
+    """Frames to 01:80:c2:00:00:0e (LLDP) pass no hook, and the bridge learned from them."""
+    pod, neighbour_pod = pod_netns(), pod_netns()
+    mac = node.add(conf, pod)["interfaces"][2]["mac"]
+    node.add(node.conf(*DUAL, isGateway=True), neighbour_pod)
+    forged = {f"02:00:00:00:00:{last:02x}": f"01:80:c2:00:00:{last:02x}" for last in range(16)}
+    frames.send(pod, *(frames.ethernet(source, to, frames.ETH_P_LLDP) for source, to in forged.items()))
+    assert passed(pod, neighbour_pod, {"own": ipv4(mac, "10.22.0.2")})
+    learned = run("bridge", "fdb", "show", "br", "br0")
+    assert mac in learned and not [source for source in forged if source in learned]
 
 
 # -- elements and rules -----------------------------------------------------------------------------------
@@ -276,8 +279,8 @@ def test_next_pod_is_bound_again_after_a_flush_and_check_of_the_first_fails(node
     run("nft", "flush", *what.split())
     mac = node.add(conf, two)["interfaces"][2]["mac"]
     node.add(node.conf(*DUAL, isGateway=True), neighbour)
-    frames = {"forged": ipv4(mac, "10.22.0.9"), "own": ipv4(mac, "10.22.0.3")}
-    assert passed(two, neighbour, frames) == {"own"}
+    sent = {"forged": ipv4(mac, "10.22.0.9"), "own": ipv4(mac, "10.22.0.3")}
+    assert passed(two, neighbour, sent) == {"own"}
     if what.startswith("chain"):
         node.check(conf, one, result)
     else:

@@ -61,6 +61,13 @@ def refuse_router_advertisements(mode: Mode, bridge: Link) -> None:
         mode.offer_ipv6(name, "accept_ra", "0")
 
 
+def learn_from_checked_frames(mode: Mode, bridge: Link) -> None:
+    """Let the bridge learn no MAC from frames to 01:80:c2:00:00:0X. Some of these, as LLDP's, pass no hook of nftables:
+    a pod could take another pod's MAC by them. Raises NetlinkError."""
+    mode.recall(("no_linklocal_learn", bridge.index), lambda: bool(wire.exchange(
+        mode.route, rtnl.learn_no_link_local(Batch(), bridge.index, what=f'set bridge "{bridge.name}"'))) or True)
+
+
 def create(sock: Socket, conf: Conf, undo: Undo) -> Link | None:
     """Make the bridge. With a MAC given here, it does not take the MAC of a port. Another ADD may have been first.
 

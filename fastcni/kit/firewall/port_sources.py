@@ -1,0 +1,188 @@
+"""The nftables rules that let a pod's port send from the pod's own addresses only. ipspoofchk and policies share them.
+
+A fixed number of rules for all ports; sets tell the pods apart. With the sets of kit/firewall/ipspoofcheck.py, nft
+prints them as
+
+    chain addresses {
+        ip iifname . ip saddr @bound4 accept
+        iifname != @bound accept
+        iifname . arp saddr ether != @allowed drop
+        arp saddr ip 0.0.0.0 accept                                             (a probe, RFC 5227)
+        iifname . arp saddr ip @bound4 accept
+        icmpv6 jump neighbours
+        iifname . ip6 saddr @bound6 accept
+        ip6 saddr :: icmpv6 type nd-neighbor-solicit iifname . @th,64,128 @bound6 accept        (DAD)
+        ip6 saddr :: icmpv6 type nd-router-solicit, mld-listener-report or mld2-listener-report accept
+        drop
+    }
+    chain neighbours {
+        icmpv6 type nd-router-advert, nd-redirect or mld-listener-query drop
+        icmpv6 type nd-router-solicit length != 8 length != 16 drop
+        icmpv6 type nd-neighbor-solicit length != 24 length != 32 drop         (without and with an option)
+        ... option != source-link-layer drop, iifname . its address != @allowed drop
+        icmpv6 type nd-neighbor-advert iifname . @th,64,128 != @bound6 drop    (the address that it announces)
+    }
+
+The first rule decides for nearly all packets. A frame with two VLAN tags is of neither protocol: the kernel takes out
+the outer tag, and the inner one is the ethertype then. RFC 4861 lets a solicitation or an advertisement have other
+options than the link-layer address, but defines none. RFC 7527 defines the nonce (RFC 3971) of duplicate address
+detection. nftables cannot loop over options, so a message has at most the one option that its type may have, and no
+extension header in front: RFC 6980 forbids fragments.
+"""
+
+from __future__ import annotations
+
+from fastcni.kernel import nft_rules
+from fastcni.kernel.nft_rules import (
+    ARP_SADDR_ETHER,
+    ARP_SADDR_IP,
+    ETHER_SADDR,
+    IP6_LENGTH_AND_NEXT,
+    IP6_SADDR,
+    IP_SADDR,
+    IPPROTO_ICMPV6,
+    ND_TARGET,
+    NFT_CMP_EQ,
+    NFT_CMP_NEQ,
+    NFT_META_IIFNAME,
+    NFT_META_L4PROTO,
+    NFT_META_PROTOCOL,
+    NFT_PAYLOAD_TRANSPORT_HEADER,
+    NFT_REG_2,
+    compare,
+    ether_type,
+    icmpv6_type,
+    iifname_and,
+    meta,
+    payload,
+)
+from fastcni.kernel.uapi import ETH_P_IP, ETH_P_IPV6
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from fastcni.kernel.nft_rules import Expression
+
+    Rule = tuple[Expression, ...]
+
+NEIGHBOURS = "neighbours"       # the chain
+SET_ID = 1                      # the kernel finds sets by their names
+ETH_P_ARP = 0x0806
+IPPROTO_UDP = 17
+UNSPECIFIED4, UNSPECIFIED6 = bytes(4), bytes(16)
+SOURCE_LINK, TARGET_LINK, NONCE = b"\x01\x01", b"\x02\x01", b"\x0e\x01"         # type of an option, and length 8
+FROM_CLIENT = b"\0\x44\0\x43"   # DHCP's ports: 68 and 67
+TH_PORTS = NFT_PAYLOAD_TRANSPORT_HEADER, 0, 4
+
+
+class Sets:
+    """The names of the sets. Keys begin with the port's name.
+
+    bound       the ports that the rules hold
+    macs        port . MAC; "" if the hook has no frames (inet)
+    own         {length of an address: sets of port . address}
+    checks_mac  whether these rules check the frame's source, too
+    routers     ports that may send router advertisements, redirects and MLD queries; "": none may
+    dhcp        ports that may ask for a lease; "": none may
+    types       port . ethertype that it may send further; "": none
+    """
+
+    __slots__ = ("bound", "checks_mac", "dhcp", "macs", "own", "routers", "types")
+
+    def __init__(self, bound: str, macs: str, own: dict[int, Sequence[str]], *, checks_mac: bool = False,
+                 routers: str = "", dhcp: str = "", types: str = "") -> None:
+        self.bound, self.macs, self.own, self.checks_mac = bound, macs, own, checks_mac
+        self.routers, self.dhcp, self.types = routers, dhcp, types
+
+
+def of_set(name: str, inverted: bool = False) -> Expression:
+    return nft_rules.in_set(name, SET_ID, inverted)
+
+
+def rules(sets: Sets) -> Iterator[Rule]:
+    """Yield the rules of a base chain of the hook prerouting."""
+    accept, drop = nft_rules.accept(), nft_rules.drop()
+    ip, ip6 = ether_type(ETH_P_IP), ether_type(ETH_P_IPV6)
+    other_than_icmpv6 = meta(NFT_META_L4PROTO), compare(bytes((IPPROTO_ICMPV6,)), NFT_CMP_NEQ)
+    for protocol, field, name in ((ip, IP_SADDR, sets.own[4][0]),
+                                  ((*ip6, *other_than_icmpv6), IP6_SADDR, sets.own[16][0])):
+        mac = (payload(ETHER_SADDR, NFT_REG_2), of_set(sets.macs)) if sets.checks_mac else ()
+        yield *protocol, meta(NFT_META_IIFNAME), *mac, payload(field, NFT_REG_2), of_set(name), accept
+    yield meta(NFT_META_IIFNAME), of_set(sets.bound, inverted=True), accept
+    if sets.checks_mac:
+        yield *iifname_and(ETHER_SADDR), of_set(sets.macs, inverted=True), drop
+    for name in sets.own[4][1:]:
+        yield *ip, *iifname_and(IP_SADDR), of_set(name), accept
+    if sets.macs:
+        yield from _arp(sets)
+    yield *ip6, meta(NFT_META_L4PROTO), compare(bytes((IPPROTO_ICMPV6,))), nft_rules.jump(NEIGHBOURS)
+    for name in sets.own[16]:
+        yield *ip6, *iifname_and(IP6_SADDR), of_set(name), accept
+    yield from _unspecified(sets)
+    if sets.types:
+        yield meta(NFT_META_IIFNAME), meta(NFT_META_PROTOCOL, NFT_REG_2), of_set(sets.types), accept
+    yield (drop,)
+
+
+def _arp(sets: Sets) -> Iterator[Rule]:
+    arp, accept = ether_type(ETH_P_ARP), nft_rules.accept()
+    yield *arp, *iifname_and(ARP_SADDR_ETHER), of_set(sets.macs, inverted=True), nft_rules.drop()
+    yield *arp, payload(ARP_SADDR_IP), compare(UNSPECIFIED4), accept
+    for name in sets.own[4]:
+        yield *arp, *iifname_and(ARP_SADDR_IP), of_set(name), accept
+
+
+def _unspecified(sets: Sets) -> Iterator[Rule]:
+    """What a pod sends before it has an address."""
+    accept = nft_rules.accept()
+    begin = *ether_type(ETH_P_IPV6), payload(IP6_SADDR), compare(UNSPECIFIED6)
+    for name in sets.own[16]:
+        yield (*begin, *icmpv6_type(nft_rules.NDISC_NEIGHBOUR_SOLICITATION), *iifname_and(ND_TARGET), of_set(name),
+               accept)
+    for kind in (nft_rules.NDISC_ROUTER_SOLICITATION, nft_rules.ICMPV6_MGM_REPORT, nft_rules.ICMPV6_MLD2_REPORT):
+        yield *begin, *icmpv6_type(kind), accept
+    if sets.dhcp:
+        yield (*ether_type(ETH_P_IP), payload(IP_SADDR), compare(UNSPECIFIED4), meta(NFT_META_L4PROTO),
+               compare(bytes((IPPROTO_UDP,))), payload(TH_PORTS), compare(FROM_CLIENT), meta(NFT_META_IIFNAME),
+               of_set(sets.dhcp), accept)
+
+
+def neighbour_rules(sets: Sets) -> Iterator[Rule]:
+    """Yield the rules of the chain NEIGHBOURS, for ICMPv6. It ends without a verdict if nothing is wrong."""
+    drop = nft_rules.drop()
+    unless = (meta(NFT_META_IIFNAME), of_set(sets.routers, inverted=True)) if sets.routers else ()
+    for kind in (nft_rules.NDISC_ROUTER_ADVERTISEMENT, nft_rules.NDISC_REDIRECT, nft_rules.ICMPV6_MGM_QUERY):
+        yield *_type(kind), *unless, drop
+    soliciting = _type(nft_rules.NDISC_NEIGHBOUR_SOLICITATION)
+    announcing = _type(nft_rules.NDISC_NEIGHBOUR_ADVERTISEMENT)
+    for begin, size, option in ((_type(nft_rules.NDISC_ROUTER_SOLICITATION), 8, SOURCE_LINK),
+                                ((*soliciting, *_from_unspecified(NFT_CMP_EQ)), 24, NONCE),
+                                ((*soliciting, *_from_unspecified(NFT_CMP_NEQ)), 24, SOURCE_LINK),
+                                (announcing, 24, TARGET_LINK)):
+        yield *begin, *length_is_not(size, size + 8), drop
+        with_option = *begin, *length_is(size + 8)
+        yield *with_option, payload((NFT_PAYLOAD_TRANSPORT_HEADER, size, 2)), compare(option, NFT_CMP_NEQ), drop
+        if sets.macs and option != NONCE:
+            yield (*with_option, *iifname_and((NFT_PAYLOAD_TRANSPORT_HEADER, size + 2, 6)),
+                   of_set(sets.macs, inverted=True), drop)
+    yield *announcing, *iifname_and(ND_TARGET), *[of_set(name, inverted=True) for name in sets.own[16]], drop
+
+
+def _type(kind: int) -> Rule:
+    return payload(nft_rules.ICMPV6_TYPE), compare(bytes((kind,)))
+
+
+def _from_unspecified(op: int) -> Rule:
+    return payload(IP6_SADDR), compare(UNSPECIFIED6, op)
+
+
+def length_is(size: int) -> Rule:
+    """ip6 length <size> ip6 nexthdr ipv6-icmp"""
+    return payload(IP6_LENGTH_AND_NEXT), compare(size.to_bytes(2, "big") + bytes((IPPROTO_ICMPV6,)))
+
+
+def length_is_not(*sizes: int) -> Rule:
+    """The packet has none of these lengths, or an extension header."""
+    return payload(IP6_LENGTH_AND_NEXT), *[compare(size.to_bytes(2, "big") + bytes((IPPROTO_ICMPV6,)), NFT_CMP_NEQ)
+                                           for size in sizes]

@@ -1,0 +1,192 @@
+"""Frames by hand: forged ones, as a pod's root can send them, and what a pod sends of itself.
+
+    frame = ipv4(mac, "10.0.0.9", "10.0.0.2", udp(b"x"), to=victim_mac)
+    arrived({"another source": frame}, sender, receiver)        # titles of those that the receiver's link receives
+    delivered({...}, sender, receiver, port=80)                 # and of those that a UDP socket there receives
+
+Each frame's payload has to end in MARK, which these two replace so that each frame is recognized.
+"""
+
+import contextlib
+import socket
+import struct
+import time
+
+from fastcni.testing.namespaces import Inside
+
+ETH_P_ALL, ETH_P_IP, ETH_P_ARP, ETH_P_8021Q, ETH_P_IPV6, ETH_P_8021AD = 3, 0x0800, 0x0806, 0x8100, 0x86DD, 0x88A8
+ETH_P_RARP, ETH_P_MPLS, ETH_P_EXPERIMENT, ETH_P_LLDP = 0x8035, 0x8847, 0x88B5, 0x88CC
+HOP_BY_HOP, ICMP, TCP, UDP, ICMPV6 = 0, 1, 6, 17, 58
+MLD_QUERY, MLD_REPORT, MLD2_REPORT, ECHO6 = 130, 131, 143, 128
+ROUTER_SOLICIT, ROUTER_ADVERT, NEIGHBOUR_SOLICIT, NEIGHBOUR_ADVERT, REDIRECT = 133, 134, 135, 136, 137
+SOURCE_LINK, TARGET_LINK, NONCE = 1, 2, 14              # options of neighbour discovery, RFC 4861 and 3971
+CHECKSUMS = {UDP: 6, ICMPV6: 2}                         # where they are
+BROADCAST, LLDP = "ff:ff:ff:ff:ff:ff", "01:80:c2:00:00:0e"
+MARK = b"mark of a frame "      # 16 bytes
+PACKET_OUTGOING = 4
+ARRIVES_S, GRACE_S = 10, 0.15
+
+
+def mac_bytes(text):
+    return bytes.fromhex(text.replace(":", ""))
+
+
+def ip_bytes(text):
+    return socket.inet_pton(socket.AF_INET6 if ":" in text else socket.AF_INET, text)
+
+
+def link_local(mac):
+    """The address that the kernel makes of a MAC, as text."""
+    raw = mac_bytes(mac)
+    return socket.inet_ntop(socket.AF_INET6, b"\xfe\x80" + bytes(6) + bytes((raw[0] ^ 2,)) + raw[1:3] + b"\xff\xfe"
+                            + raw[3:])
+
+
+def mac_of(netns, link="eth0"):
+    """The MAC of a link, as text."""
+    with Inside(netns), socket.socket(socket.AF_PACKET, socket.SOCK_RAW) as it:
+        it.bind((link, 0))
+        return it.getsockname()[4].hex(":")
+
+
+# -- layers, from the inside ------------------------------------------------------------------------------------------
+
+def udp(data=MARK, source=5353, destination=80):
+    """Without a checksum over IPv4. ipv6() computes it."""
+    return UDP, struct.pack("!4H", source, destination, 8 + len(data), 0) + data
+
+
+def ipv4(mac, source, destination, packet, to=BROADCAST, options=b"", **more):
+    """packet: (protocol, its bytes)."""
+    protocol, data = packet
+    words = 5 + len(options) // 4
+    header = struct.pack("!BBHHHBBH4s4s", 0x40 + words, 0, words * 4 + len(data), 1, 0, 64, protocol, 0,
+                         ip_bytes(source), ip_bytes(destination)) + options
+    return ethernet(mac, to, ETH_P_IP, header[:10] + checksum(header) + header[12:] + data, **more)
+
+
+def ipv6(mac, source, destination, packet, to=BROADCAST, hop_limit=64, headers=(), **more):
+    """headers: extension headers [(number, bytes behind the number of the next one)]. A UDP checksum is filled in."""
+    protocol, data = packet
+    ends = ip_bytes(source) + ip_bytes(destination)
+    if protocol in CHECKSUMS:
+        data = summed(ends, protocol, data)
+    for number, behind in reversed(headers):
+        protocol, data = number, bytes((protocol,)) + behind + data
+    header = struct.pack("!IHBB", 6 << 28, len(data), protocol, hop_limit) + ends
+    return ethernet(mac, to, ETH_P_IPV6, header + data, **more)
+
+
+def neighbour(kind, target="::", options=(), behind=b"", flags=0):
+    """A message of neighbour discovery: (58, its bytes). options: [(type, bytes)], behind: what follows these."""
+    data = struct.pack("!BBHI", kind, 0, 0, flags)
+    if kind != ROUTER_SOLICIT:
+        data += ip_bytes(target)
+    if kind == REDIRECT:
+        data += ip_bytes("fd00::99")
+    for number, value in options:
+        data += struct.pack("!BB", number, (len(value) + 9) // 8) + value
+    return ICMPV6, data + behind
+
+
+def report(kind=MLD2_REPORT):
+    """A report of multicast groups: (58, its bytes). Send it with the header ROUTER_ALERT and the hop limit 1."""
+    return ICMPV6, struct.pack("!BBHI", kind, 0, 0, 0) + ip_bytes("ff02::1:ff00:1") + MARK
+
+
+ROUTER_ALERT = HOP_BY_HOP, struct.pack("!BBBHBB", 0, 5, 2, 0, 1, 0)
+
+
+def arp(mac, sender_mac, sender_ip, target_ip="10.0.0.9", kind=ETH_P_ARP, operation=2, to=BROADCAST, **more):
+    fields = struct.pack("!HHBBH6s4s6s4s", 1, ETH_P_IP, 6, 4, operation, mac_bytes(sender_mac), ip_bytes(sender_ip),
+                         b"\xff" * 6, ip_bytes(target_ip))
+    return ethernet(mac, to, kind, fields + bytes(2) + MARK, **more)
+
+
+def ethernet(mac, to, kind, payload=bytes(30) + MARK, tags=()):
+    """tags: of VLANs, [VID or (ethertype, VID)], the outer one first."""
+    between = b"".join(struct.pack("!HH", *(tag if isinstance(tag, tuple) else (ETH_P_8021Q, tag))) for tag in tags)
+    return mac_bytes(to) + mac_bytes(mac) + between + struct.pack("!H", kind) + payload
+
+
+def checksum(data):
+    """RFC 1071, of data whose own field is 0."""
+    total = sum(struct.unpack(f"!{(len(data) + 1) // 2}H", data + b"\0" * (len(data) % 2)))
+    while total >> 16:
+        total = (total & 0xFFFF) + (total >> 16)
+    return struct.pack("!H", 0xFFFF - total or 0xFFFF)
+
+
+# -- sent and received ------------------------------------------------------------------------------------------------
+
+def send(netns, *frames, link="eth0"):
+    with Inside(netns), socket.socket(socket.AF_PACKET, socket.SOCK_RAW) as it:
+        it.bind((link, 0))
+        for frame in frames:
+            it.send(frame)
+
+
+def arrived(frames, sender, receiver, last, link="eth0"):
+    """Which of {title: frame} the receiver's link receives. last: a frame that arrives, and is sent behind them.
+
+    A frame is recognized by its last 16 bytes, or by all of its bytes if it does not have the MARK.
+    """
+    wanted = marked({**frames, "": last})
+    with Inside(receiver):
+        listener = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(ETH_P_ALL))
+        listener.bind((link, ETH_P_ALL))
+    with listener:
+        send(sender, *wanted.values())
+        return received(listener, lambda data: {title for title, frame in wanted.items() if same(data, frame)})
+
+
+def delivered(frames, sender, receiver, last, port=80):
+    """Which of {title: frame with UDP and MARK} a UDP socket of the receiver gets. last: as with arrived()."""
+    wanted = marked({**frames, "": last})
+    with Inside(receiver):
+        listener = socket.socket(socket.AF_INET6, socket.SOCK_DGRAM)
+    with listener:
+        listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(("::", port))
+        send(sender, *wanted.values())
+        return received(listener, lambda data: {title for title, frame in wanted.items() if frame.endswith(data[-16:])})
+
+
+def marked(frames):
+    """{title: frame}: each has another number in place of MARK. UDP over IPv6 gets its new checksum."""
+    found = {}
+    for number, (title, frame) in enumerate(frames.items()):
+        mark = f"frame {number:10}".encode()
+        found[title] = frame[:-16] + mark if frame.endswith(MARK) else frame
+        at = 14 + 4 * (frame[12:14] in (b"\x81\0", b"\x88\xa8"))
+        if frame.endswith(MARK) and frame[at - 2:at] == b"\x86\xdd" and frame[at + 6] in CHECKSUMS:
+            found[title] = found[title][:at + 40] + summed(frame[at + 8:at + 40], frame[at + 6], found[title][at + 40:])
+    return found
+
+
+def summed(ends, protocol, data):
+    """The bytes of UDP or ICMPv6 with their checksum. ends: both IPv6 addresses."""
+    at = CHECKSUMS[protocol]
+    data = data[:at] + bytes(2) + data[at + 2:]
+    return data[:at] + checksum(ends + struct.pack("!IHBB", len(data), 0, 0, protocol) + data) + data[at + 2:]
+
+
+def same(data, frame):
+    """Whether a received frame is the one that was sent. The kernel takes out the outer tag."""
+    return data[-16:] == frame[-16:] if frame[-16:-10] == b"frame " else data[14:] == frame[14:]
+
+
+def received(listener, titles_of):
+    """The titles of the packets that come until the one with the title "", and GRACE_S longer."""
+    until, found = time.monotonic() + ARRIVES_S, set()
+    while (left := until - time.monotonic()) > 0:
+        listener.settimeout(left)
+        with contextlib.suppress(TimeoutError):
+            data, source = listener.recvfrom(4096)
+            new = titles_of(data) if len(source) < 3 or source[2] != PACKET_OUTGOING else set()
+            if "" in new - found:
+                until = time.monotonic() + GRACE_S
+            found |= new
+    assert "" in found, "the last frame has not arrived"
+    return found - {""}
