@@ -25,31 +25,38 @@ HINTS = (
 
 
 def run(argv: Sequence[str]) -> int:
-    """Run one command; return the exit status, 1 for every kind of failure."""
+    """Run one command; return the exit status, 1 for every kind of failure of most commands.
+
+    An error's `exit_status` is that of a command whose status 1 is an answer.
+    """
     as_json = "--json" in argv
     try:
         return cli.main(args=list(argv), prog_name="fastcni", standalone_mode=False) or 0
     except click.UsageError as e:
         if not as_json and e.ctx is not None:
             click.echo(e.ctx.get_usage(), err=True)
-        return report(CniError(errors.INVALID_ENVIRONMENT, e.format_message()), as_json)
+        return report(CniError(errors.INVALID_ENVIRONMENT, e.format_message()), as_json, status_of(e))
     except CniError as e:
-        return report(e, as_json)
-    except BrokenPipeError:
+        return report(e, as_json, status_of(e))
+    except BrokenPipeError as e:
         # The reader of stdout has left. Without this the interpreter would flush stdout once more and fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+        return status_of(e)
     except OSError as e:
-        return report(CniError(errors.IO_FAILURE, str(e)), as_json)
-    except (click.Abort, KeyboardInterrupt):
-        return report(CniError(errors.INTERNAL, "aborted"), as_json)
+        return report(CniError(errors.IO_FAILURE, str(e)), as_json, status_of(e))
+    except (click.Abort, KeyboardInterrupt) as e:
+        return report(CniError(errors.INTERNAL, "aborted"), as_json, status_of(e))
 
 
-def report(error: CniError, as_json: bool) -> int:
-    """Print the error once: as text on stderr, or as the error document on stdout. Return exit status 1."""
+def status_of(error: BaseException) -> int:
+    return getattr(error, "exit_status", 1)
+
+
+def report(error: CniError, as_json: bool, status: int = 1) -> int:
+    """Print the error once: as text on stderr, or as the error document on stdout. Return the exit status."""
     if as_json:
         click.echo(json.write(error.as_document(), indent=4), nl=sys.stdout.isatty())
-        return 1
+        return status
     lines = [f"Error: {error}", *getattr(error, "__notes__", ())]
     if isinstance(error, PluginError) and error.done:
         lines.append(f"Called before with success: {', '.join(plugin.type for plugin in error.done)}")
@@ -57,4 +64,4 @@ def report(error: CniError, as_json: bool) -> int:
     lines += [f"Hint: {hint}" for part, hint in HINTS if part in str(error).lower()][:1]
     for line in lines:
         click.echo(printable(line), err=True)
-    return 1
+    return status

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+import time
+import traceback
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -15,8 +17,35 @@ from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 
 if TYPE_CHECKING:
-    from fastcni.agent.policy.evaluate import Cluster, Reason
+    from fastcni.agent.policy.asked import Answer, Direction, Sources
+    from fastcni.agent.policy.evaluate import Cluster
     from fastcni.agent.policy.objects import Pod
+
+UNKNOWN = 2                     # the exit status without an answer
+SETTLED_S = 1.0                 # a difference that lasts so long is none that the agent is about to remove
+REREAD_S = 0.1
+
+
+class Question(click.Command):
+    """A command whose exit statuses are answers. Its errors have the exit status UNKNOWN."""
+
+    def make_context(self, *args: Any, **keys: Any) -> click.Context:
+        return self._failing(super().make_context, *args, **keys)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        return self._failing(super().invoke, ctx)
+
+    def _failing(self, do, *args, **keys):
+        try:
+            return do(*args, **keys)
+        except click.exceptions.Exit:           # of --help
+            raise
+        except (CniError, OSError, click.ClickException, click.Abort) as e:
+            e.exit_status = UNKNOWN             # type: ignore[union-attr]
+            raise
+        except Exception:                       # with this Python would end with 1
+            traceback.print_exc()
+            sys.exit(UNKNOWN)
 
 
 @click.group()
@@ -24,7 +53,7 @@ def policy() -> None:
     """Show what network policies (networking.k8s.io/v1) allow."""
 
 
-@policy.command()
+@policy.command(cls=Question)
 @click.argument("source", metavar="FROM")
 @click.argument("destination", metavar="TO")
 @click.argument("port")
@@ -33,10 +62,13 @@ def policy() -> None:
 @click.option("--kubernetes", default=None, is_flag=False, flag_value="", metavar="[KUBECONFIG]",
               help="They are in the Kubernetes API. Without a kubeconfig: with this pod's service account.")
 @click.option("--agent-folder", default="/run/fastcni/agent", show_default=True, metavar="DIR",
-              help="Of the node's agent: it has the pods that are in no file. With \"\" only the files count.")
+              help="Of the node's agent: it has the pods that are in no file. With \"\" the answer is that of the "
+                   "policies alone, and the kernel is not read.")
+@click.option("--node-name", default="", envvar="NODE_NAME", metavar="NAME",
+              help="This node's name in the Kubernetes API [the host name].")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, also on a terminal.")
 def test(source: str, destination: str, port: str, folder: str, kubernetes: str | None, agent_folder: str,
-         as_json: bool) -> None:
+         node_name: str, as_json: bool) -> None:
     """Say whether a connection is allowed, and by which rule.
 
     \b
@@ -44,53 +76,93 @@ def test(source: str, destination: str, port: str, folder: str, kubernetes: str 
     fastcni policy test 192.0.2.7 shop/web http     an address; a name of a port of the pod
     fastcni policy test shop/web 10.96.0.10 53/udp
 
-    The exit status is 1 if it is denied. Traffic between a pod and its own node is always allowed.
-    """
-    from fastcni.agent.policy.evaluate import Connection, evaluate
+    The answer is what this node's kernel does, compared with the policies. For pods of other nodes, and on a machine
+    where no agent with policies has run, it is what the policies say; then the answer says so.
 
-    cluster = read_files(folder, agent_folder) if kubernetes is None else read_api(kubernetes)
-    sources, destinations = ends(cluster, source), ends(cluster, destination)
-    protocol, number = read_port(port, cluster.pods.get(pod_key(destination)))
-    found = []
-    for one in sources:
-        for other in destinations:
-            if len(one) == len(other):
-                verdict = evaluate(cluster, Connection(one, other, protocol, number))
-                found.append({"from": addresses.ip_text(one), "to": addresses.ip_text(other),
-                              "allowed": verdict.allowed, "egress": document(verdict.egress),
-                              "ingress": document(verdict.ingress)})
-    if not found:
-        raise CniError(errors.INVALID_ENVIRONMENT, f"{source} and {destination} have no addresses of the same family")
+    \b
+    Exit status:
+      0   allowed
+      1   denied
+      2   no answer: an argument is wrong, or the kernel or the policies cannot be read
+      3   the kernel does something else than the policies say
+
+    Traffic between a pod and its own node is always allowed.
+    """
+    from fastcni.agent.policy.asked import DIFFERS
+
+    until = time.monotonic() + SETTLED_S
+    while True:
+        sources = read_sources(folder, kubernetes, agent_folder, node_name)
+        found = answers(sources, source, destination, port)
+        status = max((each.verdict for each in found), key=SEVERITY.index)
+        if status != DIFFERS or time.monotonic() >= until:
+            break
+        time.sleep(REREAD_S)            # the agent may be about to write what has changed
     if for_people(as_json):
         for each in found:
-            click.echo(printable(text(each)))
+            click.echo(printable(text(each, sources.unread)))
     else:
-        put_document({"connections": found})
-    if not all(each["allowed"] for each in found):
-        sys.exit(1)
+        put_document({"connections": [document(each) for each in found], "unread": sources.unread or None})
+    sys.exit(status)
 
 
-def read_files(folder: str, agent_folder: str) -> Cluster:
-    """What is in the files, and the pods that ADDs told the agent of. Raises CniError."""
-    from fastcni.agent.policy import attached
+SEVERITY = (0, 1, 2, 3)         # of several connections the worst one counts
+
+
+def answers(sources: Sources, source: str, destination: str, port: str) -> list[Answer]:
+    """The answers for all addresses of FROM and TO. Raises CniError."""
+    from fastcni.agent.policy.asked import answer
+    from fastcni.agent.policy.evaluate import Connection
+
+    cluster = sources.cluster
+    protocol, number = read_port(port, cluster.pods.get(pod_key(destination)))
+    found = [answer(sources, Connection(one, other, protocol, number)) for one in ends(sources, source)
+             for other in ends(sources, destination) if len(one) == len(other)]
+    if not found:
+        raise CniError(errors.INVALID_ENVIRONMENT, f"{source} and {destination} have no addresses of the same family")
+    return found
+
+
+# -- what is known -----------------------------------------------------------------------------------------------------
+
+def read_sources(folder: str, kubernetes: str | None, agent_folder: str, node_name: str) -> Sources:
+    """Read the kernel's tables, the policies, and the pods that ADDs told the agent of. Raises CniError."""
+    from fastcni.agent.policy import asked, attached
+
+    try:
+        tables = asked.read_tables(agent_folder)
+        attachments = asked.read_attachments(agent_folder)
+    except OSError as e:
+        raise CniError(errors.IO_FAILURE, f"what holds on this node cannot be read: {e}",
+                       'be root, or ask only what the policies say, by --agent-folder ""') from None
+    it, unread = attached.AttachedCompiler(), ""
+    try:
+        it.put_all(read_files(folder) if kubernetes is None else read_api(kubernetes))
+    except CniError as e:
+        if tables is None:
+            raise
+        unread = e.msg
+    for each in attachments:
+        it.attach(each)
+    own = {packed for each in attachments for packed in each.addresses}
+    node = node_name or os.uname().nodename
+
+    def local(packed: bytes) -> bool:
+        return (kubernetes is None or packed in own            # an agent with files writes rules for all pods
+                or any(pod.node == node for pod in it.cluster.pods_at(packed)))
+
+    return asked.Sources(it.cluster, unread, tables, local)
+
+
+def read_files(folder: str) -> Cluster:
+    """Raises CniError."""
     from fastcni.agent.policy.from_files import read_cluster
     from fastcni.agent.policy.objects import PolicyError
 
-    found = attached.AttachedCompiler()
     try:
-        found.put_all(read_cluster(folder))
+        return read_cluster(folder)
     except (PolicyError, OSError) as e:
         raise CniError(errors.INVALID_CONFIG, str(e)) from None
-    if agent_folder:
-        try:
-            for each in attached.read_files(os.path.join(agent_folder, attached.FOLDER))[0]:
-                found.attach(each)
-        except FileNotFoundError:
-            pass                        # no agent with policies has run here
-        except OSError as e:
-            raise CniError(errors.IO_FAILURE, str(e), 'be root, or leave out the agent\'s pods by --agent-folder ""'
-                           ) from None
-    return found.cluster
 
 
 def read_api(kubeconfig: str) -> Cluster:
@@ -108,13 +180,15 @@ def read_api(kubeconfig: str) -> Cluster:
         api.close()
 
 
+# -- the arguments -----------------------------------------------------------------------------------------------------
+
 def pod_key(name: str) -> str:
     return name if "/" in name else f"default/{name}"
 
 
-def ends(cluster: Cluster, name: str) -> tuple[bytes, ...]:
+def ends(sources: Sources, name: str) -> tuple[bytes, ...]:
     """The addresses of a pod, or the address itself. Raises CniError."""
-    if pod := cluster.pods.get(pod_key(name)):
+    if pod := sources.cluster.pods.get(pod_key(name)):
         if not pod.addresses:
             raise CniError(errors.INVALID_ENVIRONMENT, f"pod {pod.key} has no address of its own",
                            "policies do not apply to pods on the node's network and to pods that have ended")
@@ -122,7 +196,9 @@ def ends(cluster: Cluster, name: str) -> tuple[bytes, ...]:
     try:
         return (addresses.read_ip(name),)
     except ValueError:
-        raise CniError(errors.INVALID_ENVIRONMENT, f"there is no pod {pod_key(name)}, and it is no address") from None
+        unread = f"; the policies cannot be read: {sources.unread}" if sources.unread else ""
+        raise CniError(errors.INVALID_ENVIRONMENT,
+                       f"there is no pod {pod_key(name)}, and it is no address{unread}") from None
 
 
 def read_port(port: str, pod: Pod | None) -> tuple[int, int]:
@@ -138,15 +214,56 @@ def read_port(port: str, pod: Pod | None) -> tuple[int, int]:
     return protocol, number
 
 
-def document(reason: Reason | None) -> dict[str, Any] | None:
+# -- the output --------------------------------------------------------------------------------------------------------
+
+def document(it: Answer) -> dict[str, Any]:
+    from fastcni.agent.policy.asked import ALLOWED, DENIED, VERDICTS
+
+    return {"from": addresses.ip_text(it.connection.source), "to": addresses.ip_text(it.connection.destination),
+            "allowed": {ALLOWED: True, DENIED: False}.get(it.verdict), "answer": VERDICTS[it.verdict],
+            "by": "kernel" if it.by_kernel else "policies",
+            **{name.lower(): direction_document(one) for name, one in it.directions.items()},
+            "chains": {name: decision_document(one) for name, one in it.more.items()}}
+
+
+def direction_document(it: Direction) -> dict[str, Any] | None:
     """None: the address is no pod's, or a pod connects to itself."""
-    if reason is None:
-        return None
-    return {"allowed": reason.allowed, "rule": reason.rule or None, "policies": list(reason.isolating),
-            "text": str(reason)}
+    from fastcni.agent.policy.asked import ALLOWED
+
+    kernel = decision_document(it.kernel) if it.kernel else None
+    if it.policies is None:
+        return {"allowed": None, "rule": None, "policies": [], "text": it.kernel.text, "kernel": kernel} if (
+            it.kernel and not (it.read and it.verdict == ALLOWED)) else None
+    return {"allowed": it.policies.allowed, "rule": it.policies.rule or None, "policies": list(it.policies.isolating),
+            "text": str(it.policies), "kernel": kernel}
 
 
-def text(found: dict[str, Any]) -> str:
-    parts = [f"{direction}: {found[direction]['text']}" for direction in ("egress", "ingress") if found[direction]]
-    verdict = "allowed" if found["allowed"] else "denied"
-    return "\n    ".join([f"{verdict}: {found['from']} to {found['to']}", *parts])
+def decision_document(it: Any) -> dict[str, Any]:
+    return {"allowed": it.allowed, "text": it.text}
+
+
+def text(it: Answer, unread: str) -> str:
+    from fastcni.agent.policy.asked import DIFFERS, VERDICTS
+
+    verdict = "the kernel and the policies differ" if it.verdict == DIFFERS else VERDICTS[it.verdict]
+    lines = [f"{verdict}: {addresses.ip_text(it.connection.source)} to {addresses.ip_text(it.connection.destination)}"]
+    for name, one in it.directions.items():
+        lines += direction_lines(name.lower(), one)
+    lines += [f"{name}: {one.text}" for name, one in it.more.items() if not one.allowed]
+    if unread:
+        lines.append(f"by the kernel alone: the policies cannot be read: {unread}")
+    elif not it.by_kernel:
+        lines.append("by the policies alone: this machine's kernel has no part in it")
+    return "\n    ".join(lines)
+
+
+def direction_lines(name: str, it: Direction) -> list[str]:
+    from fastcni.agent.policy.asked import DIFFERS, UNKNOWN
+
+    if it.verdict == DIFFERS:
+        said = str(it.policies) if it.policies else "allowed: no pod has this address"
+        return [f"{name}: the policies: {said}", f"{name}: the kernel: {it.kernel.text}"]    # type: ignore[union-attr]
+    if it.kernel and (it.verdict == UNKNOWN or not it.read):
+        return [f"{name}: {it.kernel.text}"]
+    elsewhere = "" if it.kernel else ", as the kernel of the pod's node decides"
+    return [f"{name}: {it.policies}{elsewhere}"] if it.policies else []

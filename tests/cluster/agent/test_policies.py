@@ -12,6 +12,7 @@ from click.testing import CliRunner
 from cluster.agent.test_agent import joined, nodes  # noqa: F401 - a fixture
 from cluster.kubernetes.api_server import ROOT, Running, kubeconfig
 
+from fastcni.agent.policy import attached, in_kernel
 from fastcni.agent.policy.attached import AttachedCompiler
 from fastcni.agent.policy.from_kubernetes import Kubernetes
 from fastcni.cli.commands import cli
@@ -84,7 +85,26 @@ def test_the_command_asks_the_api_too(server, tmp_path):
     run = CliRunner().invoke(cli, ["policy", "test", "192.0.2.1", "shop/a", "80", "--kubernetes",
                                    str(tmp_path / "kubeconfig")])
     (found,) = json.loads(run.output)["connections"]
-    assert (run.exit_code, found["ingress"]["policies"]) == (1, ["shop/closed"])
+    assert (run.exit_code, found["ingress"]["policies"], found["by"]) == (1, ["shop/closed"], "policies")
+
+
+def test_of_pods_of_this_node_the_command_asks_the_kernel(server, tmp_path, monkeypatch):
+    """Its kernel has no table. The command said "denied"; for a pod of another node that is right."""
+    (tmp_path / "kubeconfig").write_text(kubeconfig(server.url))
+    monkeypatch.setattr(in_kernel, "read", list)
+    (tmp_path / "pods").mkdir()
+    attached.keep(str(tmp_path / "pods"), attached.Attachment(("net", "c1", "eth0"), "shop/added", LABELS,
+                                                              (socket.inet_aton("10.244.1.6"),)))
+    for name, address, node in (("here", "10.244.1.5", "n1"), ("there", "10.244.2.5", "n2"), ("added", "", "n1")):
+        document = pod(name, LABELS, address, node)
+        server.do(lambda api, it=document: api.put("pods", it, "shop"))
+    server.do(lambda api: api.put("networkpolicies", CLOSED, "shop"))
+    for name, status, by in (("here", 3, "kernel"), ("added", 3, "kernel"), ("there", 1, "policies")):
+        run = CliRunner().invoke(cli, ["policy", "test", "192.0.2.1", f"shop/{name}", "80", "--kubernetes",
+                                       str(tmp_path / "kubeconfig"), "--agent-folder", str(tmp_path),
+                                       "--node-name", "n1"])
+        (found,) = json.loads(run.output)["connections"]
+        assert (name, run.exit_code, found["by"]) == (name, status, by)
 
 
 @needs_root

@@ -1,0 +1,132 @@
+"""Whether a connection is allowed, asked from outside of the agent: what the kernel does, compared with the policies.
+
+    policies    those of files or of the Kubernetes API, and the pods that ADDs told the agent of
+    kernel      the node's tables: what counts for the pods of this node
+
+The kernel decides. If the policies say something else, the answer is that they differ.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from fastcni.agent.policy import attached, in_kernel
+from fastcni.agent.policy.evaluate import Cluster, evaluate
+from fastcni.agent.policy.objects import EGRESS, INGRESS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fastcni.agent.policy.attached import Attachment
+    from fastcni.agent.policy.evaluate import Connection, Reason
+    from fastcni.agent.policy.in_kernel import Decision
+    from fastcni.agent.policy.nft_read import Table
+
+ALLOWED, DENIED, UNKNOWN, DIFFERS = 0, 1, 2, 3          # exit statuses
+VERDICTS = {ALLOWED: "allowed", DENIED: "denied", UNKNOWN: "unknown", DIFFERS: "differs"}
+
+
+@dataclass
+class Sources:
+    """What is known. cluster: of the policies. unread: why they could not be read, "" if they were. tables: the
+    kernel's, None if no agent with policies has run on this machine. local: whether an address is of a pod whose
+    policies this node's kernel has to enforce."""
+
+    cluster: Cluster
+    unread: str
+    tables: list[Table] | None
+    local: Callable[[bytes], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Direction:
+    """read: whether the policies could be read. policies: what they say; None: they say nothing about this address,
+    which allows. kernel: what the kernel does; None: this node's kernel has no part in it."""
+
+    read: bool
+    policies: Reason | None
+    kernel: Decision | None
+
+    @property
+    def verdict(self) -> int:
+        """ALLOWED, DENIED, UNKNOWN or DIFFERS."""
+        said = self.policies is None or self.policies.allowed
+        if self.kernel is None:
+            return UNKNOWN if not self.read else ALLOWED if said else DENIED
+        if self.kernel.allowed is None:
+            return UNKNOWN
+        if self.read and said != self.kernel.allowed:
+            return DIFFERS
+        return ALLOWED if self.kernel.allowed else DENIED
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """directions: of EGRESS and INGRESS. more: what other chains of the kernel do, {name: Decision}."""
+
+    connection: Connection
+    directions: dict[str, Direction]
+    more: dict[str, Decision] = field(default_factory=dict)
+
+    @property
+    def verdict(self) -> int:
+        """ALLOWED, DENIED, UNKNOWN or DIFFERS."""
+        found = [each.verdict for each in self.directions.values()]
+        found += [Direction(False, None, each).verdict for each in self.more.values()]
+        return next((each for each in (DIFFERS, UNKNOWN, DENIED) if each in found), ALLOWED)
+
+    @property
+    def by_kernel(self) -> bool:
+        """Whether the kernel has a part in the answer."""
+        return any(each.kernel for each in self.directions.values())
+
+
+def answer(sources: Sources, it: Connection) -> Answer:
+    """Decide on a connection that is not from or to the pod's own node; that one is always allowed."""
+    said = evaluate(sources.cluster, it)
+    policies = {EGRESS: said.egress, INGRESS: said.ingress}
+    ends = {EGRESS: it.source, INGRESS: it.destination}
+    decided = {name: bool(sources.unread) or sources.local(packed) for name, packed in ends.items()}
+    kernel = in_kernel.decide(sources.tables, it) if sources.tables is not None and any(decided.values()) else {}
+    directions = {name: Direction(not sources.unread, policies[name], kernel.get(name) if decided[name] else None)
+                  for name in ends}
+    return Answer(it, directions, {name: one for name, one in kernel.items() if name not in ends})
+
+
+def read_tables(folder: str) -> list[Table] | None:
+    """Return the kernel's tables; None if no agent with policies has run on this machine since it was started.
+
+    folder: of the agent, "" for none. Raises OSError.
+    """
+    ran = bool(folder) and exists(os.path.join(folder, attached.FOLDER))
+    try:
+        tables = in_kernel.read() if folder else []
+    except OSError:
+        if ran:
+            raise
+        return None
+    return tables if ran or tables else None
+
+
+def read_attachments(folder: str) -> list[Attachment]:
+    """Return the pods that ADDs told the agent of, in the order of their ADDs. folder: of the agent, "" for none.
+    Raises OSError."""
+    if not folder:
+        return []
+    try:
+        return attached.read_files(os.path.join(folder, attached.FOLDER))[0]
+    except FileNotFoundError:           # no agent with policies has run here
+        return []
+
+
+def exists(path: str) -> bool:
+    """Whether a file exists; True also if this process may not know."""
+    try:
+        os.stat(path)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    return True

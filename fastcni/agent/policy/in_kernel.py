@@ -1,0 +1,119 @@
+"""What the kernel does with the first packet of a connection: the tables are read, and the packet is followed through
+their chains. Nothing here knows what the policies say; `fastcni policy test` compares the two."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from fastcni.agent.policy import nft_read, nft_walk
+from fastcni.agent.policy.objects import EGRESS, INGRESS
+from fastcni.agent.policy.rules import EGRESS_CHAIN, INGRESS_CHAIN
+from fastcni.agent.policy.ruleset import FAMILY, TABLE
+from fastcni.kernel import nft, nft_rules, uapi, wire
+from fastcni.spec import address as addresses
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from fastcni.agent.policy.evaluate import Connection
+    from fastcni.agent.policy.nft_read import Table
+    from fastcni.agent.policy.nft_walk import Outcome
+
+DIRECTIONS = {EGRESS_CHAIN: EGRESS, INGRESS_CHAIN: INGRESS}
+HOOKS = (nft.NF_INET_PRE_ROUTING, nft.NF_INET_FORWARD, nft.NF_INET_POST_ROUTING)      # of a packet that is forwarded
+ETHER_TYPES = {4: 0x0800, 16: 0x86DD}           # by length of an address
+IPPROTO_TCP, IPPROTO_UDP, IPPROTO_SCTP = 6, 17, 132
+SOURCE_PORT = 0                 # of no connection: no set of known connections has it
+NEW, NO_MARK = (1 << 3).to_bytes(4, nft.ORDER), bytes(4)       # NF_CT_STATE_BIT(IP_CT_NEW)
+NFT_CT_MARK = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What a base chain does with the packet. allowed: None if this command does not understand the chain. text: by
+    what the chain decides."""
+
+    allowed: bool | None
+    text: str
+
+
+def read() -> list[Table]:
+    """Return all tables whose names begin with that of the policies. Raises OSError; errno is EPERM without the
+    rights of root."""
+    with closing(wire.open_socket(uapi.NETLINK_NETFILTER)) as sock:
+        return nft_read.read_tables(sock, lambda family, name: name.startswith(TABLE))
+
+
+def decide(tables: Iterable[Table], it: Connection) -> dict[str, Decision]:
+    """Return what each base chain decides, each as if the others let the packet through.
+
+    Keys: "Egress" and "Ingress", which are always there; for another base chain "inet fastcni-policy-guard forward".
+    """
+    packet, found = first_packet(it), dict[str, Decision]()
+    for table in tables:
+        own = (table.family, table.name) == (FAMILY, TABLE)
+        for name, chain in table.chains.items():
+            if chain.hook is None:
+                continue
+            key = DIRECTIONS.get(name, "") if own else ""
+            found[key or f"{table} {name}"] = follow(table, name, packet)
+        if own:
+            for name, direction in DIRECTIONS.items():
+                found.setdefault(direction, Decision(True, f"table {table} has no chain {name} with a hook"))
+    for direction in DIRECTIONS.values():
+        found.setdefault(direction, Decision(True, f"there is no table {nft.FAMILIES[FAMILY]} {TABLE}"))
+    return found
+
+
+def follow(table: Table, name: str, packet: nft_walk.Packet) -> Decision:
+    """Return what a base chain decides."""
+    if table.family != FAMILY or table.chains[name].hook not in HOOKS:
+        return Decision(None, f"chain {name} of table {table} has a hook that this command does not know")
+    try:
+        outcome = nft_walk.walk(table, name, packet)
+    except nft_walk.Unknown as e:
+        return Decision(None, f"chain {name} of table {table} has a part that this command does not know: {e}")
+    return Decision(outcome.code == nft.NF_ACCEPT, text(table, name, outcome))
+
+
+def text(table: Table, base: str, it: Outcome) -> str:
+    """Say by what an Outcome was decided."""
+    where = f"chain {it.chain}" if it.chain == base else f"chain {it.chain}, to which chain {base} leads,"
+    if it.code != nft.NF_ACCEPT:
+        return f"{where} drops the packet"
+    if it.comment:
+        return f"allowed by {it.comment}"
+    for name, key in reversed(it.missed):
+        if len(key) in ETHER_TYPES:
+            return f"map {name} of table {table} does not have {addresses.ip_text(key)}"
+    return f"no rule of {where.rstrip(',')} of table {table} drops the packet"
+
+
+def first_packet(it: Connection) -> nft_walk.Packet:
+    """Return the first packet of a connection, as the hook `forward` sees it."""
+    length = len(it.source)
+    header, transport = network_header(it), transport_header(it)
+    meta = {nft_rules.NFT_META_NFPROTO: bytes((nft_rules.NFPROTOS[length],)),
+            nft_rules.NFT_META_L4PROTO: bytes((it.protocol,)),
+            nft_rules.NFT_META_PROTOCOL: ETHER_TYPES[length].to_bytes(2, "big"), nft_rules.NFT_META_MARK: NO_MARK}
+    return nft_walk.Packet(meta, {nft_rules.NFT_PAYLOAD_NETWORK_HEADER: header + transport,
+                                  nft_rules.NFT_PAYLOAD_TRANSPORT_HEADER: transport},
+                           {nft_rules.NFT_CT_STATE: NEW, nft_rules.NFT_CT_STATUS: bytes(4), NFT_CT_MARK: NO_MARK})
+
+
+def network_header(it: Connection) -> bytes:
+    """Return the header of IPv4 (RFC 791) or IPv6 (RFC 8200), without checksums."""
+    if len(it.source) == 4:
+        return bytes((0x45, 0, 0, 40, 0, 0, 0, 0, 63, it.protocol, 0, 0)) + it.source + it.destination
+    return bytes((0x60, 0, 0, 0, 0, 20, it.protocol, 63)) + it.source + it.destination
+
+
+def transport_header(it: Connection) -> bytes:
+    """Return a TCP segment with SYN, a UDP datagram, an SCTP INIT, or an echo request."""
+    ports = SOURCE_PORT.to_bytes(2, "big") + it.port.to_bytes(2, "big")
+    return {IPPROTO_TCP: ports + bytes(8) + bytes((0x50, 0x02)) + bytes(6), IPPROTO_UDP: ports + bytes((0, 8, 0, 0)),
+            IPPROTO_SCTP: ports + bytes(8) + bytes((1, 0, 0, 20)) + bytes(16)}.get(
+                it.protocol, bytes((8 if len(it.source) == 4 else 128,)) + bytes(7))
+

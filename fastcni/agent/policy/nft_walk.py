@@ -1,0 +1,254 @@
+"""Follow a packet through the chains of a table that nft_read.py has read, as nf_tables does.
+
+    walk(table, "ingress", Packet(meta={...}, headers={...}, ct={...})).code == NF_DROP
+
+What this module does not know raises Unknown, if the packet gets as far as that: no guess becomes a verdict. Source:
+net/netfilter/nf_tables_core.c and nft_*.c.
+"""
+
+from __future__ import annotations
+
+import operator
+from bisect import bisect_right
+from typing import TYPE_CHECKING
+
+from fastcni.agent.policy.nft_read import NFT_SET_ELEM_CATCHALL, Verdict, read_data
+from fastcni.kernel import nft, nft_rules
+from fastcni.kernel.nft_elements import NFT_SET_ELEM_INTERVAL_END, NFT_SET_INTERVAL, padded
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from fastcni.agent.policy.nft_read import Rule, Set, Table
+
+    Fields = dict[int, bytes]
+
+COMPARISONS = (operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge)    # by NFT_CMP_*
+NFT_CONTINUE = 0xFFFFFFFF
+REGISTER_BYTES = 64
+
+
+class Unknown(Exception):
+    """The rules ask for something that this module does not know. The text says what."""
+
+
+class Packet:
+    """What rules can ask of a packet; a missing entry is unknown.
+
+    meta: {NFT_META_*: bytes}. headers: {NFT_PAYLOAD_*: bytes}, which end with the packet. ct: {NFT_CT_*: bytes}.
+    """
+
+    __slots__ = ("ct", "headers", "meta")
+
+    def __init__(self, meta: Mapping[int, bytes], headers: Mapping[int, bytes], ct: Mapping[int, bytes]) -> None:
+        self.meta, self.headers, self.ct = meta, headers, ct
+
+
+class Outcome:
+    """What became of a packet. code: NF_ACCEPT or NF_DROP. chain, comment: of the rule that decided; the base chain's
+    name and "" if its policy did. missed: [(map, key)] of the verdict maps that had no element for the packet."""
+
+    __slots__ = ("chain", "code", "comment", "missed")
+
+    def __init__(self, code: int, chain: str, comment: str, missed: list[tuple[str, bytes]]) -> None:
+        self.code, self.chain, self.comment, self.missed = code, chain, comment, missed
+
+
+def walk(table: Table, base: str, packet: Packet) -> Outcome:
+    """Return what the base chain `base` does with a packet. Raises Unknown."""
+    walker = _Walker(table, packet)
+    decided = walker.run(base)
+    if decided:
+        return Outcome(*decided, walker.missed)
+    return Outcome(table.chains[base].policy, base, "", walker.missed)
+
+
+class _Walker:
+    def __init__(self, table: Table, packet: Packet) -> None:
+        self.table, self.packet = table, packet
+        self.registers = bytearray(REGISTER_BYTES)
+        self.verdict: Verdict | None = None
+        self.missed: list[tuple[str, bytes]] = []
+
+    def run(self, name: str) -> tuple[int, str, str] | None:
+        """Return (code, chain, comment) if a rule decides, None at the end of the chain."""
+        for rule in self.table.chains[name].rules:
+            verdict = self.verdict_of(rule)
+            if verdict is None or verdict.code == NFT_CONTINUE:
+                continue
+            if verdict.code in (nft.NF_ACCEPT, nft.NF_DROP):
+                return verdict.code, name, rule.comment
+            if verdict.code == nft.NFT_RETURN:
+                return None
+            if verdict.code not in (nft.NFT_JUMP, nft.NFT_GOTO):
+                raise Unknown(f"verdict {verdict.code} of a rule in chain {name}")
+            decided = self.run(verdict.chain)
+            if decided or verdict.code == nft.NFT_GOTO:
+                return decided
+        return None
+
+    def verdict_of(self, rule: Rule) -> Verdict | None:
+        """Return the rule's verdict, None if the rule does not match."""
+        self.verdict = None
+        for name, fields in rule.expressions:
+            step = STEPS.get(name)
+            if step is None:
+                raise Unknown(f"expression {name}")
+            if not step(self, fields):
+                return None
+            if self.verdict:
+                return self.verdict
+        return None
+
+    def load(self, register: int, size: int) -> bytes:
+        at = place(register)
+        return bytes(self.registers[at:at + size])
+
+    def store(self, register: int, value: bytes) -> None:
+        at = place(register)
+        self.registers[at:at + padded(len(value))] = value.ljust(padded(len(value)), b"\0")
+
+    def store_data(self, register: int, value: bytes | Verdict) -> None:
+        if isinstance(value, Verdict):
+            self.verdict = value
+        else:
+            self.store(register, value)
+
+
+def place(register: int) -> int:
+    """Return the offset in bytes of NFT_REG_1 to NFT_REG_4 or NFT_REG32_00 to NFT_REG32_15."""
+    if nft_rules.NFT_REG32_00 <= register < nft_rules.NFT_REG32_00 + REGISTER_BYTES // 4:
+        return (register - nft_rules.NFT_REG32_00) * 4
+    if not 1 <= register <= 4:
+        raise Unknown(f"register {register}")
+    return (register - 1) * 16
+
+
+def number(fields: Fields, kind: int, missing: int = 0) -> int:
+    """Return an attribute of 32 bits."""
+    return int.from_bytes(fields[kind], "big") if kind in fields else missing
+
+
+# Expressions: each returns whether the rule goes on. Numbers of attributes as in kernel/nft_rules.py -----------------
+
+def _meta(it: _Walker, fields: Fields) -> bool:
+    key = number(fields, 2)
+    if 1 not in fields or key not in it.packet.meta:            # 1: without a destination it sets a property
+        raise Unknown(f"meta key {key}")
+    it.store(number(fields, 1), it.packet.meta[key])
+    return True
+
+
+def _ct(it: _Walker, fields: Fields) -> bool:
+    key = number(fields, 2)
+    if 1 not in fields or 3 in fields or key not in it.packet.ct:       # 3: of one direction
+        raise Unknown(f"ct key {key}")
+    it.store(number(fields, 1), it.packet.ct[key])
+    return True
+
+
+def _payload(it: _Walker, fields: Fields) -> bool:
+    base, at, size = number(fields, 2), number(fields, 3), number(fields, 4)
+    if 1 not in fields or base not in it.packet.headers:
+        raise Unknown(f"payload of header {base}")
+    value = it.packet.headers[base][at:at + size]
+    if len(value) < size:
+        return False
+    it.store(number(fields, 1), value)
+    return True
+
+
+def _cmp(it: _Walker, fields: Fields) -> bool:
+    value, compare = read_data(fields[3]), number(fields, 2)
+    if isinstance(value, Verdict) or compare >= len(COMPARISONS):
+        raise Unknown(f"comparison {compare}")
+    return bool(COMPARISONS[compare](it.load(number(fields, 1), len(value)), value))
+
+
+def _range(it: _Walker, fields: Fields) -> bool:
+    first, last, inverted = read_data(fields[3]), read_data(fields[4]), number(fields, 2)
+    if isinstance(first, Verdict) or isinstance(last, Verdict):
+        raise Unknown("range of verdicts")
+    return (first <= it.load(number(fields, 1), len(first)) <= last) != bool(inverted)
+
+
+def _bitwise(it: _Walker, fields: Fields) -> bool:
+    if number(fields, 6):               # NFTA_BITWISE_OP: 0 is mask and xor
+        raise Unknown("bitwise shift")
+    size, bits, xor = number(fields, 3), read_data(fields[4]), read_data(fields[5])
+    if isinstance(bits, Verdict) or isinstance(xor, Verdict):
+        raise Unknown("bitwise of verdicts")
+    value = it.load(number(fields, 1), size)
+    it.store(number(fields, 2), bytes(one & mask ^ other for one, mask, other in zip(value, bits, xor, strict=True)))
+    return True
+
+
+def _lookup(it: _Walker, fields: Fields) -> bool:
+    name = nft.as_text(fields[1])
+    found = it.table.sets.get(name)
+    if found is None:
+        raise Unknown(f"set {name}")
+    key = it.load(number(fields, 2), found.key_bytes)
+    there, value = look_up(found, key)
+    if 3 in fields:                     # a map
+        if not there:
+            it.missed.append((name, key))
+        elif value is None:
+            raise Unknown(f"map {name} without values")
+        else:
+            it.store_data(number(fields, 3), value)
+        return there
+    return there != bool(number(fields, 5) & nft_rules.NFT_LOOKUP_F_INV)
+
+
+def look_up(it: Set, key: bytes) -> tuple[bool, bytes | Verdict | None]:
+    """Return (whether the set has an element for the key, its value)."""
+    if any(element.flags & NFT_SET_ELEM_CATCHALL for element in it.elements.values()):
+        raise Unknown("catch-all element")
+    element = it.elements.get(key)
+    if it.flags & NFT_SET_INTERVAL:
+        if it.fields:
+            element = next((each for first, each in it.elements.items() if in_fields(it.fields, first, key, each.end)),
+                           None)
+        else:
+            at = bisect_right(it.starts, key)
+            element = it.elements[it.starts[at - 1]] if at else None
+        if element and element.flags & NFT_SET_ELEM_INTERVAL_END:
+            element = None
+    if element is None:
+        return False, None
+    if unknown := [name for name in element.expressions if name != "counter"]:
+        raise Unknown(f"element with {', '.join(unknown)}")
+    return True, element.value
+
+
+def in_fields(fields: list[int], first: bytes, key: bytes, last: bytes | None) -> bool:
+    """Return whether each part of a concatenation is in its range."""
+    at = 0
+    for size in fields:
+        part = slice(at, at + size)
+        if not first[part] <= key[part] <= (first if last is None else last)[part]:
+            return False
+        at += padded(size)
+    return True
+
+
+def _immediate(it: _Walker, fields: Fields) -> bool:
+    it.store_data(number(fields, 1), read_data(fields[2]))
+    return True
+
+
+def _dynset(it: _Walker, fields: Fields) -> bool:
+    """Add or update an element: no change for this packet, unless the element has an expression, as a limit."""
+    if fields.keys() & {7, 10}:         # NFTA_DYNSET_EXPR, NFTA_DYNSET_EXPRESSIONS
+        raise Unknown("dynset with an expression")
+    return True
+
+
+def _counter(it: _Walker, fields: Fields) -> bool:
+    return True
+
+
+STEPS: Mapping[str, Callable[[_Walker, Fields], bool]] = {
+    "meta": _meta, "ct": _ct, "payload": _payload, "cmp": _cmp, "range": _range, "bitwise": _bitwise,
+    "lookup": _lookup, "immediate": _immediate, "dynset": _dynset, "counter": _counter}
