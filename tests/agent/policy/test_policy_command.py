@@ -70,8 +70,9 @@ def test_pods_of_this_node_that_are_in_no_file_are_known(run, tmp_path, monkeypa
 
 
 @pytest.mark.parametrize("former, latest", [("c1", "c2"), ("c2", "c1")])
-def test_the_labels_of_the_latest_add_count(run, tmp_path, former, latest):
+def test_the_labels_of_the_latest_add_count(run, tmp_path, monkeypatch, former, latest):
     """As in the agent, also while the former pod of the name has had no DEL."""
+    monkeypatch.setattr(in_kernel, "read", list)
     pods = tmp_path / "agent" / "pods"
     pods.mkdir(parents=True)
     for number, (name, app) in enumerate([(former, "web"), (latest, "db")]):
@@ -79,4 +80,4 @@ def test_the_labels_of_the_latest_add_count(run, tmp_path, former, latest):
                                                      (read_ip(f"10.0.0.{7 + number}"),), number + 1))
     done = run("192.0.2.1", "10.0.0.8", "80")
     (found,) = json.loads(done.output)["connections"]
-    assert (done.exit_code, found["ingress"]["text"]) == (1, "denied: no rule of shop/db allows it")
+    assert (done.exit_code, found["ingress"]["text"]) == (3, "denied: no rule of shop/db allows it")
