@@ -15,11 +15,12 @@
 # make bench            figures and benchmarks/report (root; forty minutes, with BENCH=--quick a few)
 # make wheels           the source archive, and a tested wheel for each Python (PYTHONS=python3.11: for one)
 # make deb              the Debian packages, in dist
+# make release          all files of a release in dist, with components and checksums; the same bytes each time
 # make man              the manual pages, in build/man
 # make clean            remove all that was built
 .POSIX:
 .PHONY: setup demo test test-toolchains test-vm test-runtimes test-cluster test-observability \
-	screenshots test-packages test-faults wheels deb man check bench lint clean
+	screenshots test-packages test-faults wheels deb release man check bench lint clean
 
 PYTHON = python3
 VENV = .venv
@@ -95,6 +96,9 @@ wheels: setup
 
 deb:
 	sh packaging/build-deb.sh
+
+release: setup
+	sh packaging/release.sh $(BIN)/python $(PYTHONS)
 
 man: setup
 	$(BIN)/python packaging/man.py build/man

@@ -1,6 +1,6 @@
 #!/bin/sh
 # `make deb`: build the Debian packages from a copy of the tree below build/deb, and move them to dist.
-# As root, install the build's requirements.
+# As root, install the build's requirements. SOURCE_DATE_EPOCH: the time of all files [that of CHANGELOG.md].
 set -eu
 cd "$(dirname "$0")/.."
 top=$PWD
@@ -15,7 +15,7 @@ fastcni ($version) unstable; urgency=medium
 
   * See CHANGELOG.md.
 
- -- $(sed -n 's/^Maintainer: //p' packaging/debian/control)  $(date -R -r CHANGELOG.md)
+ -- $(sed -n 's/^Maintainer: //p' packaging/debian/control)  $(date -R -u -d "@${SOURCE_DATE_EPOCH:-$(stat -c %Y CHANGELOG.md)}")
 END
 cd "$tree"
 if [ "$(id -u)" = 0 ] && ! dpkg-checkbuilddeps 2> /dev/null; then

