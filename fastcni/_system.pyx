@@ -24,6 +24,7 @@ cdef extern from *:
     #include <sys/file.h>
     #include <sys/ioctl.h>
     #include <sys/socket.h>
+    #include <sys/stat.h>
     #include <unistd.h>
     """
     enum: AT_FDCWD, CLONE_NEWNET, LOCK_EX, LOCK_NB, LOCK_UN, SIOCGSKNS
@@ -34,6 +35,14 @@ cdef extern from *:
     int c_getsockopt "getsockopt"(int fd, int level, int name, void* value, unsigned int* size)
     int flock(int fd, int operation) nogil
     int unlinkat(int folder, const char* path, int flags) nogil
+    enum: STATX_BTIME, STATX_MTIME
+    struct statx_timestamp:
+        long long tv_sec
+        unsigned int tv_nsec
+    struct statx_times "statx":
+        unsigned int stx_mask
+        statx_timestamp stx_btime, stx_mtime
+    int statx(int folder, const char* path, int flags, unsigned int mask, statx_times* found)
 
 
 def getsockopt(int fd, int level, int name, bytes value not None):
@@ -52,6 +61,18 @@ def identity(int fd):
     if fstat(fd, &st):
         PyErr_SetFromErrno(OSError)
     return st.st_dev, st.st_ino
+
+
+def directory_times(str path not None):
+    """(birth, last change) of a directory in unix seconds; birth is None if the file system does not record it.
+    os.stat() has no birth. Raises OSError. Source: statx(2)."""
+    cdef statx_times found
+    if statx(AT_FDCWD, PyBytes_AS_STRING(encoded(path)), 0, STATX_BTIME | STATX_MTIME, &found):
+        refuse(errno, path)
+    changed = found.stx_mtime.tv_sec + 1e-9 * found.stx_mtime.tv_nsec
+    if not found.stx_mask & STATX_BTIME:
+        return None, changed
+    return found.stx_btime.tv_sec + 1e-9 * found.stx_btime.tv_nsec, changed
 
 
 def setns(int fd):

@@ -81,9 +81,9 @@ def serve(path: str, workers: int, queue_size: int, queue_timeout_s: float, uids
         raise click.UsageError("--dhcp renews leases, so the server must not end: leave --idle-exit out")
     if agent_options is not None and idle_exit_min:
         raise click.UsageError("--agent keeps the network, so the server must not end: leave --idle-exit out")
+    from fastcni.kernel.presence import state_of
     from fastcni.runtime.cache import DEFAULT_DIR, Cache
     from fastcni.runtime.cni import DEFAULT_CONF_DIR
-    from fastcni.runtime.collect import state_of
     from fastcni.runtime.restore import restore
     from fastcni.server.cluster.configured import read_configured
     from fastcni.server.cluster.pods import Pods
@@ -149,7 +149,8 @@ def serve(path: str, workers: int, queue_size: int, queue_timeout_s: float, uids
         from fastcni.cli.agent import make_beside
 
         beside.append(make_beside(agent_options, collectors))
-    pods = Pods(state_of, lambda: {(it.network, it.container_id, it.ifname): it.netns for it in cache.attachments()})
+    pods = Pods(state_of, lambda: {(it.network, it.container_id, it.ifname): (it.netns, it.since)
+                                   for it in cache.attachments()})
     try:
         status = run(path, Options(
             workers=workers, queue_size=queue_size, queue_timeout_s=queue_timeout_s, uids={0, os.geteuid(), *uids},

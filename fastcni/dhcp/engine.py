@@ -14,6 +14,7 @@ from fastcni.dhcp.lease import Lease, Owner, result_of
 from fastcni.dhcp.lease_files import LeaseFiles, Saved
 from fastcni.dhcp.loop import Loop
 from fastcni.kernel import netns, packet_sockets
+from fastcni.kernel.presence import ALIVE, GONE
 from fastcni.kernel.uapi import ETH_P_ARP
 from fastcni.spec import address
 
@@ -37,7 +38,8 @@ class Ear:
 
 
 class Engine:
-    """The leases, {key: Client}; `former` has those of another boot, {key: Saved}.
+    """The leases, {key: Client}; `former` has those of another boot, {key: Saved}; `seen` the unix time at which the
+    pod's namespace was seen last, {key: seconds}.
 
     root: the prefix of namespaces' paths. home: a descriptor of the daemon's network namespace. It is the World of its
     clients: client.World describes the methods of that.
@@ -48,6 +50,7 @@ class Engine:
         self.home = netns.open_own()
         self.clients: dict[bytes, Client] = {}
         self.former: dict[bytes, Saved] = {}
+        self.seen: dict[bytes, float] = {}
         self.timer = float("inf")
         self.closer = Closer()
         self.now, self.random = loop.now, random.random
@@ -71,6 +74,7 @@ class Engine:
         elif saved := self.former.pop(owner.key, None):
             wanted = saved.lease.address
         client = self.clients[owner.key] = Client(owner, self)
+        self.seen[owner.key] = links.seen_now()
         client.waiters.append(waiter)
         if wanted:
             client.reboot(wanted)
@@ -132,18 +136,19 @@ class Engine:
                 self.former[saved.owner.key] = saved
             else:
                 client = self.clients[saved.owner.key] = Client(saved.owner, self, saved.lease)
-                if self._is_present(client):
+                self.seen[saved.owner.key] = links.unix_time(saved.lease.acked)
+                if self._is_gone(client):
+                    gone += 1
+                else:
                     client.resume()
                     resumed += 1
-                else:
-                    gone += 1
         self.due()
         self.log.info("leases_read", resumed=resumed, gone=gone, former=len(self.former))
 
     def due(self) -> None:
         """Release the leases of pods that are gone, and forget those of a former boot that have expired."""
         self.loop.schedule(self, self.now() + CHECK_S)
-        for each in [client for client in self.clients.values() if not self._is_present(client)]:
+        for each in [client for client in self.clients.values() if self._is_gone(client)]:
             self.vanished(each, "its network namespace is gone")
         ended = [key for key, saved in self.former.items() if saved.ends <= time.time()]
         for key in ended:
@@ -158,8 +163,11 @@ class Engine:
         self.clients.clear()
         os.close(self.home)
 
-    def _is_present(self, client):
-        return links.inode_of(self.root + client.owner.netns) == client.owner.inode
+    def _is_gone(self, client):
+        state = links.presence_of(client.owner, self.seen.get(client.owner.key, 0.0), self.root)
+        if state == ALIVE:
+            self.seen[client.owner.key] = links.seen_now()
+        return state == GONE
 
     # The World of a client: sockets ----------------------------------------------------------------
 
@@ -252,7 +260,7 @@ class Engine:
     def unassign(self, client: Client) -> None:
         try:
             links.unassign(client.owner, self.root, self.home, client.lease)    # type: ignore[arg-type]
-        except LinkGone:
+        except (LinkGone, links.NamespaceUnseen):
             return
         except OSError as e:
             self.log.error("address_not_removed", lease=client.owner.name, why=str(e))
@@ -319,4 +327,5 @@ class Engine:
         client.timer = float("inf")
         if self.clients.get(client.owner.key) is client:
             del self.clients[client.owner.key]
+            self.seen.pop(client.owner.key, None)
         self._remove_file(client.owner.key)

@@ -6,12 +6,13 @@ No descriptor of a namespace is kept. A socket is, while an exchange lasts: it w
 from __future__ import annotations
 
 import os
+import time
 from contextlib import closing, contextmanager
-from errno import EADDRNOTAVAIL, EEXIST, ENODEV
+from errno import EADDRNOTAVAIL, EEXIST, ENODEV, ENOENT
 
 from fastcni._netlink import Batch
 from fastcni.dhcp.client import LinkGone
-from fastcni.kernel import netns, packet_sockets, rtnl, wire
+from fastcni.kernel import netns, packet_sockets, presence, rtnl, wire
 from fastcni.kit.links import change, configure, find
 
 TYPE_CHECKING = False
@@ -24,12 +25,35 @@ if TYPE_CHECKING:
     from fastcni.kernel.rtnl import Link
 
 ETHERNET_BYTES = 6
+TICK_S = 0.01                   # of the clock of file times, at most (CONFIG_HZ=100)
+
+
+class NamespaceUnseen(OSError):
+    """At the path of the pod's namespace is none that this process sees."""
+
+
+def presence_of(owner: Owner, since: float, root: str = "") -> str:
+    """Return ALIVE, GONE or UNKNOWN of the pod's namespace, see kernel/presence.py. since: when it was seen last."""
+    path = root + owner.netns
+    state, _ = presence.state_of(path, since)
+    return presence.GONE if state == presence.ALIVE and inode_of(path) not in (0, owner.inode) else state
+
+
+def seen_now() -> float:
+    """The unix time as files have it: of the last tick of the clock."""
+    return time.time() - TICK_S
+
+
+def unix_time(boottime: float) -> float:
+    """The unix time of a time of CLOCK_BOOTTIME, as files have it."""
+    return seen_now() - time.clock_gettime(time.CLOCK_BOOTTIME) + boottime
 
 
 def inode_of(path: str) -> int:
-    """The number that identifies the namespace at a path, 0 if there is none."""
+    """The number that identifies the network namespace at a path, 0 if this process sees none there."""
     try:
-        return os.stat(path).st_ino
+        found = os.stat(path)
+        return found.st_ino if found.st_dev == os.stat(netns.OWN).st_dev else 0
     except OSError:
         return 0
 
@@ -38,12 +62,13 @@ def inode_of(path: str) -> int:
 def inside(owner: Owner, root: str, home: int) -> Iterator[None]:
     """Run the body in the pod's namespace. root: the prefix of its path; home: a descriptor of the daemon's namespace.
 
-    Raises LinkGone if the namespace is gone or another one, OSError, netns.Lost.
+    Raises LinkGone if the path is another namespace now; NamespaceUnseen if this process sees none there, which does
+    not mean that the pod is gone: see presence_of(); OSError, netns.Lost.
     """
     try:
         fd = netns.open_path(root + owner.netns)
     except (FileNotFoundError, NotADirectoryError, netns.NotNamespace):
-        raise LinkGone(f'error looking up "{owner.ifname}": no namespace at {owner.netns}') from None
+        raise NamespaceUnseen(ENOENT, f'error looking up "{owner.ifname}": no namespace at {owner.netns}') from None
     try:
         if os.fstat(fd).st_ino != owner.inode:
             raise LinkGone(f'error looking up "{owner.ifname}": {owner.netns} is another namespace now')

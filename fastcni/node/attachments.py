@@ -8,11 +8,10 @@ It changes nothing. Without root it shows less; `Inventory.unseen` says what is 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from fastcni.kernel import uapi, wire
+from fastcni.kernel import presence, uapi, wire
 from fastcni.kernel.rtnl import Link
 from fastcni.kit.links import find
 from fastcni.node import address_dirs, caches, confs, iptables, links, namespaces, pod_files, tables
@@ -20,7 +19,6 @@ from fastcni.node.merge import Facts, merge
 from fastcni.node.records import Inventory
 from fastcni.runtime.cache import DEFAULT_DIR, Cache
 from fastcni.runtime.cni import DEFAULT_CONF_DIR
-from fastcni.runtime.collect import sees_processes, state_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +54,8 @@ def look(places: Places) -> Seen:
     unseen: list[str] = []
     files = confs.read_quietly(places.conf_dir, unseen)
     nets = confs.networks(files)
-    facts = Facts(state_of=state_of, unseen=unseen, boot=time.time() - time.clock_gettime(time.CLOCK_BOOTTIME),
-                  configured={net.name: caches.types_of({"plugins": [plugin.values for plugin in net.plugins]})
-                              for net in nets})
+    facts = Facts(state_of=presence.state_of, unseen=unseen, configured={
+        net.name: caches.types_of({"plugins": [plugin.values for plugin in net.plugins]}) for net in nets})
     seen = Seen(facts, files)
     for where in dict.fromkeys(places.cache_dirs):
         for sighting, cached in caches.read_folder(Cache(where).results(), unseen):
@@ -78,9 +75,11 @@ def look(places: Places) -> Seen:
         return seen
     look_at_iptables(facts, places.path)
     refused: list[str] = []
-    facts.interfaces = namespaces.read_all([it.netns for it in facts.cached.values() if it.netns], refused)
-    unseen += refused
-    facts.all_namespaces = not refused and sees_processes()
+    cached_paths = [it.netns for it in facts.cached.values() if it.netns]
+    facts.interfaces = namespaces.read_all(cached_paths, refused)
+    facts.blind = list(presence.unseen(cached_paths))
+    unseen += [*refused, *(f"network namespaces: {directory} {why}" for directory, why in facts.blind)]
+    facts.all_namespaces = not refused and not facts.blind and presence.sees_processes()
     return seen
 
 

@@ -76,6 +76,15 @@ def ranges(node: Node) -> Iterator[Finding]:
                           f"fastcni gc {one.network} releases addresses of pods that are gone; else enlarge the range")
 
 
+def namespaces(node: Node) -> Iterator[Finding]:
+    """This process sees the network namespaces of all pods."""
+    for directory, why in node.seen.facts.blind:
+        yield Finding(WARNING, f"{directory} {why}", "pods whose namespace cannot be seen count as unknown: `fastcni "
+                      "gc` and the server keep what they have, and `fastcni restore` leaves them out",
+                      f"in a container: mount {directory} of the node by rslave (Kubernetes: mountPropagation: "
+                      "HostToContainer); on the node: remove files there that no pod uses")
+
+
 def stale(node: Node) -> Iterator[Finding]:
     """No address and no rule is left of pods that are gone."""
     left: dict[str, list[NodeAttachment]] = defaultdict(list)

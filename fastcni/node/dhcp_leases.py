@@ -7,9 +7,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from fastcni.dhcp import links
 from fastcni.dhcp.lease_files import DAMAGED, STATE_DIR, Saved, path_of, read_folder
+from fastcni.dhcp.links import presence_of, unix_time
 from fastcni.kernel import sysctl
+from fastcni.kernel.presence import GONE
 from fastcni.kit.dhcp.rpc import SOCKET_PATH
 from fastcni.node.address_dirs import sections
 from fastcni.spec import address
@@ -19,8 +20,8 @@ FOLDER = STATE_DIR
 
 @dataclass(frozen=True, slots=True)
 class PodLease:
-    """A lease. pod: its container and interface. running: the pod's namespace is the one that it was leased for, in
-    this boot. ends: unix time."""
+    """A lease. pod: its container and interface. running: it was leased in this boot, and its pod is not known to be
+    gone. ends: unix time."""
 
     path: str
     pod: str
@@ -57,7 +58,7 @@ def read(folder: str = "") -> Leases:
     for saved in read_folder(folder):
         if isinstance(saved, Saved):
             owner, lease = saved.owner, saved.lease
-            running = saved.boot == boot and links.inode_of(owner.netns) == owner.inode
+            running = saved.boot == boot and presence_of(owner, unix_time(lease.acked)) != GONE
             leases.found.append(PodLease(path_of(folder, owner.key), owner.name, owner.network,
                                          address.ip_text(lease.address), running, saved.ends))
         else:

@@ -24,8 +24,8 @@ CHECKS: dict[str, Callable[[Node], Iterator[Finding]]] = {
     "bridge-ports": checks_kernel.bridge_ports, "iptables": checks_kernel.iptables_kinds,
     "conf-files": checks_conf.conf_files, "conf-names": checks_conf.one_file_a_name, "conf-keys": checks_conf.keys,
     "plugin-files": checks_conf.plugin_files, "foreign-plugins": checks_conf.foreign_plugins,
-    "server": checks_state.server, "ranges": checks_state.ranges, "stale": checks_state.stale,
-    "unowned": checks_state.unowned, "address-files": checks_state.damaged_files,
+    "server": checks_state.server, "namespaces": checks_state.namespaces, "ranges": checks_state.ranges,
+    "stale": checks_state.stale, "unowned": checks_state.unowned, "address-files": checks_state.damaged_files,
     "lost-rules": checks_state.lost_rules, "cluster-addresses": checks_cluster.cluster_addresses,
     "dhcp-leases": checks_dhcp.leases, "policy-agent": checks_policy.agent,
 }

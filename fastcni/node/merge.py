@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from fastcni.kernel import presence
 from fastcni.kernel.rtnl import Link
 from fastcni.kit.call import names
 from fastcni.node.caches import types_of
@@ -24,7 +25,6 @@ from fastcni.node.records import (
     NodeAttachment,
     Sighting,
 )
-from fastcni.runtime import collect
 
 Key = tuple[str, str, str]          # network, container id, ifname
 
@@ -33,21 +33,21 @@ Key = tuple[str, str, str]          # network, container id, ifname
 class Facts:
     """The facts that the readers found.
 
-    state_of(path): the state of a network namespace, see runtime.collect. cached: what the caches have, by attachment.
-    links: the host's, by index. interfaces: those inside of namespaces. all_namespaces: no namespace was out of reach.
-    configured: {network: CNI types} of the configuration directory. boot: when the node started, seconds since epoch.
-    firewall: nftables could be read. saved: {program: what it printed} of iptables-save and the like.
+    state_of: see kernel/presence.py. cached: what the caches have, by attachment. links: the host's, by index.
+    interfaces: those inside of namespaces. all_namespaces: no namespace was out of reach. blind: [(directory, why)] of
+    presence.unseen(). configured: {network: CNI types} of the configuration directory. firewall: nftables could be
+    read. saved: {program: what it printed} of iptables-save and the like.
     """
 
-    state_of: Callable[[str], tuple[str, str]]
+    state_of: Callable[[str, float], tuple[str, str]]
     sightings: list[Sighting] = field(default_factory=list)
     cached: dict[Key, Cached] = field(default_factory=dict)
     links: dict[int, Link] = field(default_factory=dict)
     interfaces: list[Interface] = field(default_factory=list)
     all_namespaces: bool = False
+    blind: list[tuple[str, str]] = field(default_factory=list)
     configured: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     unseen: list[str] = field(default_factory=list)
-    boot: float = 0.0
     firewall: bool = False
     saved: dict[str, list[str]] = field(default_factory=dict)
 
@@ -210,13 +210,11 @@ def state_of(each: Group, cached: Cached | None, links: Sequence[str], facts: Fa
     """(state, why) of a group. links: names of its veth links on the host."""
     why = ""
     if cached:
-        known, why = facts.state_of(cached.netns)
-        if known == collect.ALIVE:
+        known, why = facts.state_of(cached.netns, since_of(each.sightings))
+        if known == presence.ALIVE:
             return RUNNING, why
-        if known == collect.GONE:
+        if known == presence.GONE:
             return GONE, why
-        if 0 < since_of(each.sightings) < facts.boot:
-            return GONE, "it is from before the last boot"
     for it in each.sightings:
         if it.alive:
             return RUNNING, (f"{it.place} has its address" if it.kind == NAMESPACE else

@@ -9,11 +9,10 @@ from dataclasses import dataclass
 
 from fastcni._system import identity
 from fastcni.kernel import netns, uapi, wire
+from fastcni.kernel.presence import USUAL_DIRECTORIES
 from fastcni.kit.links import find
 from fastcni.runtime.restore import knows
 from fastcni.spec import address
-
-FOLDERS = ("/run/netns", "/run/docker/netns")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +33,7 @@ class Interface:
 def paths(more: Iterable[str] = ()) -> Iterator[str]:
     """Yield paths that may be network namespaces: those of `more`, named ones, then those of processes but init."""
     yield from more
-    for folder in FOLDERS:
+    for folder in USUAL_DIRECTORIES:
         try:
             yield from (os.path.join(folder, name) for name in sorted(os.listdir(folder)))
         except OSError:

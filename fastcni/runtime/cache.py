@@ -135,10 +135,11 @@ class Cache:
             if container_id and f"-{container_id}-" not in name[1:-1]:
                 continue
             try:
-                document = read_document(read_file(os.path.join(where, name)), name)
+                path = os.path.join(where, name)
+                document, since = read_document(read_file(path), name), os.stat(path).st_mtime
             except (OSError, ValueError):
                 continue
-            it = document.attachment
+            it = replace(document.attachment, since=since)
             known = document.kind == KIND or (without_config and not document.kind and it.netns)
             if known and it.ifname and it.network and container_id in ("", it.container_id):
                 found.append(it)

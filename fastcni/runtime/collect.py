@@ -1,13 +1,12 @@
 """GC of one network: which cached attachments stay, which get DEL, and what the plugins release."""
 
-import errno
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fastcni.handle import REPORT
-from fastcni.kernel import netns
+from fastcni.kernel.presence import GONE, state_of
 from fastcni.runtime import inject
 from fastcni.runtime.call import NO_CONTAINER, Call, to_pair
 from fastcni.runtime.errors import PluginError
@@ -20,8 +19,6 @@ from fastcni.spec.errors import CniError
 if TYPE_CHECKING:
     from fastcni.runtime.cni import CNI
 
-ALIVE, GONE, UNKNOWN = "alive", "gone", "unknown"
-INIT_PID_NAMESPACE = 0xEFFFFFFC         # PROC_PID_INIT_INO, linux/proc_ns.h
 Pair = tuple[str, str]
 
 
@@ -41,7 +38,7 @@ def make_plan(remembered: Iterable[Attachment], network: str, valid: Iterable[Pa
     for it in remembered:
         if it.network != network:
             continue
-        state, why = state_of(it.netns)
+        state, why = state_of(it.netns, it.since)
         if to_pair(it) in pairs:
             kept.append(Judged(it, "said to be valid"))
         elif state == GONE or everything:
@@ -63,35 +60,6 @@ def unread_files(folder: str, network: str, remembered: Iterable[Attachment]) ->
         return []
     return [os.path.join(folder, name) for name in sorted(names)
             if name.startswith(f"{network}-") and name not in known]
-
-
-def state_of(path: str) -> tuple[str, str]:
-    """(ALIVE, GONE or UNKNOWN, why) of a network namespace.
-
-    A path counts as gone only if its folder exists or, for a path of a process, if all processes can be seen. A
-    container without the node's /run/netns sees no pod's namespace, although all pods may be running.
-    """
-    if not path:
-        return UNKNOWN, "the cache does not name its network namespace"
-    try:
-        os.close(netns.open_path(path))
-    except netns.NotNamespace:
-        return GONE, f"{path} is not a network namespace any more"
-    except ValueError as e:
-        return UNKNOWN, f"its network namespace cannot be named: {e}"
-    except OSError as e:
-        if e.errno not in (errno.ENOENT, errno.ENOTDIR):
-            return ALIVE, f"{path} cannot be opened: {os.strerror(e.errno or 0).lower()}"
-        folder = os.path.dirname(path)
-        if sees_processes() if path.startswith("/proc/") else os.path.isdir(folder):
-            return GONE, f"{path} does not exist any more"
-        return UNKNOWN, f"there is no {folder} here; are these the mounts and the processes of the node?"
-    return ALIVE, f"{path} exists"
-
-
-def sees_processes() -> bool:
-    """Return whether this is the pid namespace of the node, in which every process can be seen."""
-    return os.stat("/proc/self/ns/pid").st_ino == INIT_PID_NAMESPACE
 
 
 def rehearse(cni: "CNI", net: NetworkList, plan: Plan) -> GcReport:

@@ -64,7 +64,8 @@ class Attachment:
     """An attachment in the cache: the arguments of its ADD.
 
     config: the bytes of the list at that time, b"" if the file has none. netns: its path in the file or else in the
-    result, "" if neither has one. host_links: names of the result's links on the host.
+    result, "" if neither has one. host_links: names of the result's links on the host. since: when the file was
+    written, in unix seconds; 0.0 if that is not known.
     """
 
     container_id: str
@@ -75,3 +76,4 @@ class Attachment:
     args: tuple[tuple[str, str], ...] = ()
     capability_args: Mapping[str, Any] = field(default_factory=dict)
     host_links: tuple[str, ...] = ()
+    since: float = field(default=0.0, compare=False)

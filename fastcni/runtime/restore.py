@@ -5,7 +5,6 @@ network namespace that its pod is linked to: another host namespace may share th
 """
 
 import os
-import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,11 +13,11 @@ from fastcni import plugins
 from fastcni._netlink import Batch
 from fastcni.handle import restore as restore_one
 from fastcni.kernel import netns, rtnl, wire
+from fastcni.kernel.presence import ALIVE, GONE, UNKNOWN, state_of
 from fastcni.kit.links import find
 from fastcni.runtime import inject
 from fastcni.runtime.cache import Cache
 from fastcni.runtime.call import Call
-from fastcni.runtime.collect import ALIVE, GONE, UNKNOWN, state_of
 from fastcni.runtime.exec import NOWHERE
 from fastcni.runtime.iptables_batch import BatchMode
 from fastcni.runtime.mode import SharedMode
@@ -90,7 +89,7 @@ def walk(cache: Cache, environ: Mapping[str, str], mode: SharedMode,
     failed: list[Failure] = []
     for it in cache.attachments(without_config=True):
         try:
-            place, why = whereabouts(cache, it, mode)
+            place, why = whereabouts(it, mode)
             if place in left_out:
                 left_out[place] += 1
                 continue
@@ -122,12 +121,10 @@ def is_older(cache: Cache, it: Attachment, moment: float) -> bool:
         return True
 
 
-def whereabouts(cache: Cache, it: Attachment, mode: SharedMode) -> tuple[str, str]:
+def whereabouts(it: Attachment, mode: SharedMode) -> tuple[str, str]:
     """(where, why): GONE or UNKNOWN as its namespace is; ELSEWHERE if its pod has no link to the calling thread's
     namespace; else HERE."""
-    state, why = state_of(it.netns)
-    if state == UNKNOWN and is_older(cache, it, time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)):
-        return GONE, "it is from before the last boot"
+    state, why = state_of(it.netns, it.since)
     if state != ALIVE:
         return state, why
     try:

@@ -244,6 +244,12 @@ class Server:
             part.start()
         self.background(release_addresses, self.logger)
         self.background(self.cluster.learn)
+        self.background(self.report_unseen)
+
+    def report_unseen(self) -> None:
+        """Log in which directories this process does not see the namespaces of pods."""
+        for directory, why in self.cluster.pods.unseen():
+            self.logger.warning("namespaces_unseen", directory=directory, why=why)
 
     def tidy(self) -> None:
         """Release what no request needs any more, and start threads that could not be started."""

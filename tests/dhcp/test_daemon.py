@@ -130,6 +130,26 @@ def test_a_plugin_that_leaves_ends_the_attempt(network, daemon, tmp_path):
     assert eventually(lambda: sockets_of(pod) == "")
 
 
+def test_a_lease_stays_while_the_daemon_cannot_see_the_namespace(network, server, tmp_path):
+    """A daemon with a private mount of /run/netns released the leases of all pods that were made after its mount."""
+    pod = network.pod()
+    with Daemon(tmp_path) as daemon:
+        ok("ADD", daemon.conf(), pod)
+        daemon.stop()
+        usual = daemon.command
+        daemon.command = ["unshare", "--mount", "--propagation", "private", "sh", "-c", f'umount {pod} && exec "$@"',
+                          "sh", *usual]
+        daemon.start()
+        assert "resumed=1 gone=0" in daemon.log() and len(leases(daemon)) == 1
+        assert "the dhcp daemon finds no namespace at" in call("ADD", daemon.conf(), pod, cid="c2")[1]["msg"]
+        daemon.stop()
+        daemon.command = usual
+        network.delete(pod)
+        daemon.start()
+        daemon.wait_for("pod_gone")
+        assert "resumed=0 gone=1" in daemon.log() and leases(daemon) == []
+
+
 def sockets_of(pod):
     """The packet sockets in a pod's namespace."""
     return subprocess.run(["ip", "netns", "exec", os.path.basename(pod), "tail", "-n", "+2", "/proc/net/packet"],

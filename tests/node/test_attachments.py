@@ -6,11 +6,15 @@ import json
 import os
 from base64 import b64encode
 
+import namespace_files
 import pytest
 from conftest import PEER, needs_peer
 from node.conftest import LIST, Host
 
+from fastcni.kernel import presence
 from fastcni.kernel.nft_elements import concat, ifname, protocol, service
+from fastcni.kernel.presence import ALIVE, UNKNOWN
+from fastcni.kernel.presence import GONE as NAMESPACE_GONE
 from fastcni.kernel.rtnl import Link
 from fastcni.kit.call import names
 from fastcni.kit.call.mode import Mode
@@ -19,8 +23,6 @@ from fastcni.node import address_dirs, caches, confs, iptables, namespaces, pod_
 from fastcni.node.attachments import Places, collect
 from fastcni.node.merge import Facts, Group, merge
 from fastcni.node.records import ADDRESS_FILE, CACHE, ELEMENT, FASTCNI, HostPort, Sighting
-from fastcni.runtime.collect import ALIVE, UNKNOWN
-from fastcni.runtime.collect import GONE as NAMESPACE_GONE
 from fastcni.testing.namespaces import needs_root, run
 from fastcni.testing.witnesses import eventually
 
@@ -51,7 +53,7 @@ def mark_of(network, container_id):
 
 
 def facts(*sightings, state=UNKNOWN, **more):
-    return Facts(state_of=lambda path: (state, "as the test says"), sightings=list(sightings), **more)
+    return Facts(state_of=lambda path, since: (state, "as the test says"), sightings=list(sightings), **more)
 
 
 def only(inventory):
@@ -225,14 +227,18 @@ def test_an_address_that_a_new_pod_holds_is_no_sign_of_the_old_one():
 def test_a_cache_file_of_the_former_boot_without_namespace_is_gone():
     it = Sighting(CACHE, "f", network="n", container_id="c", ifname="eth0", since=9.0)
     cached = {("n", "c", "eth0"): caches.Cached("f")}
-    assert only(merge(facts(it, cached=cached, boot=10.0))).state == "gone"
+    of_now = facts(it, cached=cached)
+    of_now.state_of = presence.state_of
+    assert only(merge(of_now)).state == "gone"
 
 
 def test_folders_alone_show_attachments(folders):
     """Without root, too: what cannot be seen is said."""
     folders.configure()
     folders.hold("10.88.0.2", "c1\r\neth0")
+    folders.data.mkdir(exist_ok=True)
     folders.cached("c1", netns=str(folders.data / "nothing"), result=RESULT)
+    namespace_files.end(folders.data / "nothing")
     it = only(collect(folders.places))
     assert (it.state, it.plugins) == ("gone", ("bridge", "host-local", "portmap"))
     assert [sighting.kind for sighting in it.sightings] == [CACHE, ADDRESS_FILE]

@@ -10,7 +10,8 @@ from node.conftest import LIST
 
 from fastcni.dhcp.lease import Lease, Owner
 from fastcni.dhcp.lease_files import LeaseFiles
-from fastcni.kernel import sysctl
+from fastcni.kernel import presence, sysctl
+from fastcni.kit.ipam.cluster.released import boottime
 from fastcni.node import address_dirs, checks_cluster, checks_dhcp, dhcp_leases, own_files, uninstall
 from fastcni.node.doctor import node_of
 from fastcni.node.findings import ERROR, WARNING
@@ -30,16 +31,16 @@ def sock(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def leased(tmp_path):
+def leased(monkeypatch):
     """leased(container, running=True, boot=..., seconds=...): write a lease as the daemon does; its path."""
+    monkeypatch.setattr(presence, "sees_processes", lambda proc="/proc": True)
+
     def write(container, running=True, boot="", seconds=HOUR_S):
         files = LeaseFiles(dhcp_leases.FOLDER, boot or sysctl.boot_id())
-        namespace = tmp_path / container
-        if running:
-            namespace.touch()
-        owner = Owner(container.encode(), container, "net", "eth0", str(namespace),
-                      namespace.stat().st_ino if running else 1, {}, b"", 0)
-        files.write(owner, Lease(bytes((10, 0, 0, 7)), 24, bytes(4), b"", {}, b"", 0.0), time.time() + seconds)
+        namespace = "/proc/self/ns/net" if running else "/proc/4194305/ns/net"
+        owner = Owner(container.encode(), container, "net", "eth0", namespace, os.stat("/proc/self/ns/net").st_ino,
+                      {}, b"", 0)
+        files.write(owner, Lease(bytes((10, 0, 0, 7)), 24, bytes(4), b"", {}, b"", boottime()), time.time() + seconds)
         return dhcp_leases.path_of(files.folder, owner.key)
     return write
 
@@ -98,7 +99,7 @@ def test_a_lease_that_ended_although_a_daemon_runs_is_an_error_and_a_damaged_fil
     assert os.path.exists(damaged)                          # doctor changes nothing
 
 
-def test_uninstall_keeps_leases_of_running_pods_and_removes_the_others(sock, leased, tmp_path):
+def test_uninstall_keeps_leases_of_running_pods_and_removes_the_others(sock, leased):
     running, gone, former = leased("c1"), leased("c2", running=False), leased("c3", boot="an earlier one")
     done = State()
     free = uninstall.sort_leases(done)
@@ -106,7 +107,7 @@ def test_uninstall_keeps_leases_of_running_pods_and_removes_the_others(sock, lea
     assert done.kept == ["1 dhcp lease of running pods, which nothing renews any more: delete these pods "
                          "(10.0.0.7 of c1 eth0)"]
     own_files.remove(free)
-    (tmp_path / "c1").unlink()                              # the pod ends
+    leased("c1", running=False)                             # the pod has ended
     done = State()
     assert own_files.remove(uninstall.sort_leases(done)) == [running] and done.kept == []
 

@@ -7,13 +7,13 @@ import socket
 import pytest
 from node.conftest import LIST
 
+from fastcni.kernel.presence import ALIVE
 from fastcni.node import checks_conf, checks_kernel, checks_state, confs
 from fastcni.node.attachments import Seen
 from fastcni.node.doctor import CHECKS, diagnose
 from fastcni.node.findings import ERROR, WARNING, Node
 from fastcni.node.merge import Facts, merge
 from fastcni.node.records import CACHE, Cached, Sighting
-from fastcni.runtime.collect import ALIVE
 from fastcni.testing.namespaces import needs_root, run
 
 STATS = "entries  allocs table_fulls\n{:08x}  00000001 {:08x}\n{:08x}  00000001 00000000\n"
@@ -33,8 +33,8 @@ def node(folders, tmp_path):
     folders.configure()
 
     def make(sysctls=HEALTHY, *, pods=("c1",), links=(), saved=None, plugin_dirs=(), at="", **more):
-        facts = Facts(state_of=lambda path: (ALIVE, "it exists"), firewall=True, all_namespaces=True, saved=saved or {},
-                      links={link.index: link for link in links})
+        facts = Facts(state_of=lambda path, since: (ALIVE, "it exists"), firewall=True, all_namespaces=True,
+                      saved=saved or {}, links={link.index: link for link in links})
         for number, name in enumerate(pods):
             ifname = f"eth{pods[:number].count(name)}"
             facts.sightings.append(Sighting(CACHE, f"f{number}", "", "net1", name, ifname, links=("veth00000001",),
@@ -263,6 +263,14 @@ def test_a_healthy_node_has_no_finding(host, pod_netns, fastcni, bin_dir):
     status, found = diagnosed(host, fastcni, "--bin-dir", bin_dir)
     assert (status, found) == (0, {})
     host.delete("c1", pod)
+
+
+def test_directories_in_which_namespaces_cannot_be_seen(node):
+    it = node()
+    assert list(checks_state.namespaces(it)) == []
+    it.seen.facts.blind.append(("/run/netns", "has 2 plain files, where namespaces may be mounted"))
+    one(checks_state.namespaces(it), WARNING, "/run/netns has 2 plain files", "HostToContainer")
+
 
 
 @needs_root

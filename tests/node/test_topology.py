@@ -2,6 +2,7 @@
 
 import os
 
+import namespace_files
 import pytest
 
 from fastcni.kernel.rtnl import Link
@@ -44,10 +45,12 @@ def test_the_configuration_at_add_counts_more_than_the_present_one():
     assert parent_of(it, LINKS, BY_NAME, {"net": {"type": "bridge"}}) == Parent("eth1", "macvlan")
 
 
-def test_a_pod_whose_namespace_is_gone_is_drawn(folders):
+def test_a_pod_whose_namespace_is_gone_is_drawn(folders, tmp_path):
     document = folders.configure()
-    folders.cached("c1", netns="/run/netns/nowhere", result={
+    (tmp_path / "netns").mkdir()
+    folders.cached("c1", netns=f"{tmp_path}/netns/c1", result={
         "cniVersion": "1.0.0", "ips": [{"address": "10.88.0.2/24"}]})
+    namespace_files.end(f"{tmp_path}/netns/c1")
     found = topology.document(folders.places)
     (it,) = found["attachments"]
     assert (it["parent"], it["state"], it["addresses"]) == (document["plugins"][0]["bridge"], "gone", ["10.88.0.2"])

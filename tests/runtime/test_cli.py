@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import namespace_files
 import pytest
 
 import fastcni as package
@@ -116,6 +117,7 @@ def alive_and_dead(stage, fastcni, tmp_path):
     """Two attachments; the namespace of eth1 is gone."""
     fastcni("add", "net", "/proc/self/ns/net", "--container-id", "alive")
     fastcni("add", "net", str(tmp_path / "gone"), "--container-id", "dead", "-i", "eth1")
+    namespace_files.end(tmp_path / "gone")
     stage.forget_calls()
 
 

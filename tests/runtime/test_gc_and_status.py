@@ -144,26 +144,6 @@ def test_a_report_of_gc_that_cannot_be_read_is_an_error(stage, cni, net_of):
 
 # Which attachments live -------------------------------------------------------------------------
 
-@pytest.mark.parametrize("on_the_node", [True, False])
-def test_only_an_attachment_whose_namespace_is_known_gone_is_stale(tmp_path, monkeypatch, on_the_node):
-    # In a container with a separate PID namespace, "no such process" does not mean the node's processes.
-    monkeypatch.setattr(collect, "sees_processes", lambda: on_the_node)
-    file = tmp_path / "no-namespace"
-    file.write_text("")
-    paths = {"own": "/proc/self/ns/net", "unmounted": str(file), "gone": str(tmp_path / "gone"),
-             "process": "/proc/4194305/ns/net", "unseen": "/nonexistent/netns/x", "not-remembered": ""}
-    plan = collect.make_plan([Attachment(key, "net", "eth0", netns=path) for key, path in paths.items()], "net")
-    stale, kept = (["process"], []) if on_the_node else ([], ["process"])
-    assert [it.attachment.container_id for it in plan.stale] == ["unmounted", "gone", *stale]
-    assert [it.attachment.container_id for it in plan.kept] == ["own", *kept, "unseen", "not-remembered"]
-    assert "are these the mounts and the processes of the node?" in plan.kept[-2].why
-
-
-def test_all_processes_are_seen_in_the_first_pid_namespace_alone():
-    own = os.stat("/proc/self/ns/pid").st_ino
-    assert collect.sees_processes() is (own == 0xEFFFFFFC)
-
-
 def test_gc_of_all_keeps_valid_attachments_only(tmp_path):
     remembered = [Attachment(name, network, "eth0", netns=netns) for name, network, netns in (
         ("alive", "net", "/proc/self/ns/net"), ("dead", "net", str(tmp_path / "x")), ("alive", "other", ""))]

@@ -4,6 +4,7 @@ import inspect
 import json
 import os
 
+import namespace_files
 import pytest
 
 from fastcni import plugins
@@ -68,9 +69,9 @@ def test_plugins_of_versions_without_check_get_the_result_too(cache, calls, vers
     assert calls[0][2]["prevResult"]["cniVersion"] == calls[0][2]["cniVersion"] == version
 
 
-@pytest.mark.parametrize("netns", ["{folder}/that-is-no-more", "/etc/passwd"])
-def test_an_attachment_whose_namespace_is_gone_is_left_out(cache, calls, netns, tmp_path):
-    remember(cache, "c1", BRIDGE, netns=netns.format(folder=tmp_path))
+def test_an_attachment_whose_namespace_is_gone_is_left_out(cache, calls, tmp_path):
+    remember(cache, "c1", BRIDGE, netns=f"{tmp_path}/that-is-no-more")
+    namespace_files.end(tmp_path / "that-is-no-more")
     remember(cache, "c2", BRIDGE)
     done = restoring.restore(cache)
     assert (done.attachments, done.gone) == (1, 1)
@@ -99,9 +100,11 @@ def test_an_attachment_without_a_recorded_namespace_is_a_failure(cache, calls):
 def test_a_restore_that_does_not_see_the_nodes_namespaces_fails(cache, calls, tmp_path):
     """In a container without the node's /run/netns every pod counted as gone, with exit status 0."""
     remember(cache, "c1", BRIDGE, netns=f"{tmp_path}/no-such-folder/pod")
+    remember(cache, "c2", BRIDGE, netns="/etc/passwd")
     done = restoring.restore(cache)
     assert done.gone == 0
     assert "are these the mounts and the processes of the node?" in str(done.failed[0])
+    assert "/etc/passwd is a plain file here" in str(done.failed[1])
 
 
 def test_a_bare_result_of_a_living_pod_is_a_failure(cache, calls, tmp_path):
@@ -109,6 +112,7 @@ def test_a_bare_result_of_a_living_pod_is_a_failure(cache, calls, tmp_path):
     (tmp_path / "cni/results").mkdir(parents=True)
     (tmp_path / "cni/results/net-c1-eth0").write_text(json.dumps(RESULT))
     (tmp_path / "cni/results/net-c2-eth0").write_text(json.dumps(RESULT).replace(NETNS, f"{tmp_path}/no-more"))
+    namespace_files.end(tmp_path / "no-more")
     (tmp_path / "cni/results/net-c3-eth0").write_text('{"cniVersion":"0.2.0","ip4":{"ip":"10.0.0.2/24"}}')
     done = restoring.restore(cache)
     assert [(it.attachment.network, it.attachment.container_id) for it in done.failed] == [("net", "c1")]

@@ -64,7 +64,7 @@ class ClusterNode:
         self.conf = {"cniVersion": "1.1.0", "name": "net", "type": "cluster", "ipam": self.ipam}
         self.keys = read_keys(Section(self.conf))
         self.home = netns.open_own()
-        pods = Pods(lambda path: (self.states.get(path, "unknown"), ""), dict)
+        pods = Pods(lambda path, since: (self.states.get(path, "unknown"), ""), dict)
         self.cluster = ClusterUpkeep(self.home, self.log, pods, lambda: configured, Times(**SLOW | times))
         self.store = stores.open_store(self.keys.store)
 

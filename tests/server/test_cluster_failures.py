@@ -342,8 +342,8 @@ def test_the_last_network_namespace_of_an_attachment_counts(cluster_node):
 
 
 def test_nothing_is_released_if_no_namespace_can_be_seen(cluster_node):
-    """In a container without the node's /run/netns all pods look gone."""
-    a = cluster_node(states={"/run/netns/c1": "gone", "/run/netns/c2": "gone"}, reconcile_s=0.01, apart_s=0.02)
+    """In a container without the node's /run/netns no pod can be seen."""
+    a = cluster_node(states={"/run/netns/c1": "unknown", "/run/netns/c2": "unknown"}, reconcile_s=0.01, apart_s=0.02)
     pods = {a.add("c1"), a.add("c2")}
     ready(a)
     assert not eventually(lambda: set(a.held) != pods, 0.3)

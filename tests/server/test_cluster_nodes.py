@@ -1,12 +1,12 @@
 """Nodes of the cluster without a sign of life, the watch of a store, and which pods are gone."""
 
 import json
-import os
 import threading
 
 import pytest
 from server.flushed import Log
 
+from fastcni.kernel.presence import GONE, UNKNOWN
 from fastcni.kit.ipam.cluster.contract import ALIVE, DEAD, LOST, NODE_TTL_S, QUARANTINE, Block, Node, StoreAway
 from fastcni.kit.ipam.cluster.stores.local import LocalStore
 from fastcni.server.cluster.lost import LostNodes
@@ -193,23 +193,19 @@ class TestWatch:
 
 class TestPods:
     def states(self, **paths):
-        cached = {CACHED: "/n/x"}
-        return Pods(lambda path: (paths.get(os.path.basename(path), "gone"), ""), lambda: cached)
+        cached = {CACHED: ("/n/x", 7.0)}
+        return Pods(lambda path, since: (paths[f"{path}@{since:g}"], ""), lambda: cached)
 
-    def test_a_pod_is_gone_if_other_namespaces_of_its_folder_were_seen(self):
-        pods = self.states(a=ALIVE)
-        assert not pods.is_gone(OTHER, "/n/b")
-        assert not pods.is_gone(OTHER, "/n/a")
-        assert pods.is_gone(OTHER, "/n/b")
-        assert not pods.is_gone(OTHER, "/other/b")
+    def test_a_pod_is_gone_if_its_namespace_was_at_the_time_of_its_record(self):
+        pods = self.states(**{"/n/b@5": GONE, "/n/b@6": UNKNOWN, "/n/a@5": ALIVE})
+        assert pods.is_gone(OTHER, "/n/b", 5.0)
+        assert not pods.is_gone(OTHER, "/n/b", 6.0) and not pods.is_gone(OTHER, "/n/a", 5.0)
 
     def test_nothing_is_said_of_a_namespace_that_is_not_known(self):
-        pods = self.states(a=ALIVE)
-        assert not pods.is_gone(OTHER, "/n/a") and not pods.is_gone(OTHER)
-        assert not self.states(b="unknown").is_gone(OTHER, "/n/b")
+        assert not self.states().is_gone(OTHER)
 
     def test_the_path_in_the_cache_counts_too(self):
-        pods = self.states(a=ALIVE)
-        assert not pods.is_gone(OTHER, "/n/a")
-        assert pods.is_gone(CACHED) and pods.is_gone(CACHED, "/n/noted")
-        assert not self.states(a=ALIVE, x=ALIVE).is_gone(CACHED, "/n/noted")
+        gone = {"/n/x@7": GONE, "/n/noted@5": GONE}
+        assert self.states(**gone).is_gone(CACHED) and self.states(**gone).is_gone(CACHED, "/n/noted", 5.0)
+        assert not self.states(**gone | {"/n/x@7": ALIVE}).is_gone(CACHED, "/n/noted", 5.0)
+        assert not self.states(**gone | {"/n/noted@5": UNKNOWN}).is_gone(CACHED, "/n/noted", 5.0)

@@ -8,6 +8,7 @@ from server.cluster import RANGE
 
 from fastcni.kit.ipam.cluster.stores import open_store
 from fastcni.server import status
+from fastcni.testing.namespaces import needs_root
 from fastcni.testing.witnesses import eventually
 
 
@@ -62,3 +63,15 @@ def test_a_server_that_ends_writes_what_was_given_out(tmp_path):
         assert server.stop() == 0
         assert server.lines("server_stopped")
     assert holders(tmp_path) == {"c-c1", "c-c2"}
+
+
+@needs_root
+def test_a_server_that_cannot_see_the_namespaces_of_pods_says_so_at_its_start(tmp_path):
+    net = conf(tmp_path)
+    (tmp_path / "netns").mkdir()
+    (tmp_path / "netns" / "c-c1").touch()
+    cache(tmp_path, net, "c-c1")
+    with Server(tmp_path, "--cache-dir", str(tmp_path / "cache"),
+                before=("unshare", "--mount", "--propagation", "private")) as server:
+        texts = "event=namespaces_unseen", f"directory={tmp_path}/netns", "1 plain file"
+        assert eventually(lambda: server.lines(*texts))

@@ -1,54 +1,48 @@
-"""Which pods are gone, by their network namespaces.
-
-A pod counts as gone only if its namespace's path is gone, and this server has seen a namespace in the same folder: a
-server in a container may have an empty /run/netns, although all pods run.
-"""
+"""Which pods are gone, by their network namespaces; see kernel/presence.py for what proves that."""
 
 from __future__ import annotations
 
-import os
+from fastcni.kernel.presence import GONE, UNKNOWN, unseen
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     Attachment = tuple[str, str, str]           # network, container id, ifname
-
-GONE, ALIVE = "gone", "alive"           # as runtime/collect.py has them
+    Place = tuple[str, float]                   # path of the namespace, and when it existed: as state_of() has them
 
 
 class Pods:
-    """state_of(path): (ALIVE, GONE or other, why), see runtime/collect.py. cached(): the namespaces' paths that the
-    runtimes' result caches have, {(network, container id, ifname): path}."""
+    """state_of: see kernel/presence.py. cached(): the places that the runtimes' result caches have."""
 
-    def __init__(self, state_of: Callable[[str], tuple[str, str]],
-                 cached: Callable[[], Mapping[Attachment, str]]) -> None:
+    def __init__(self, state_of: Callable[[str, float], tuple[str, str]],
+                 cached: Callable[[], Mapping[Attachment, Place]]) -> None:
         self.state_of, self.cached = state_of, cached
-        self.folders: set[str] = set()          # in which a namespace was seen
-        self.paths: Mapping[Attachment, str] | None = None
+        self.places: Mapping[Attachment, Place] | None = None
 
     def forget(self) -> None:
         """Forget what the caches had, because they may have changed. The next is_gone() reads them again."""
-        self.paths = None
+        self.places = None
 
-    def is_gone(self, attachment: Attachment, noted: str = "") -> bool:
-        """Return whether the pod of an attachment is gone. noted: the path of its network namespace, as its ADD
-        wrote it into the address file. If a cache has another path, both namespaces must be gone. False if no path is
-        known."""
-        if noted and not self._is_gone(noted):
+    def is_gone(self, attachment: Attachment, path: str = "", since: float = 0.0) -> bool:
+        """Return whether the pod of an attachment is gone. path: of its network namespace, as its ADD wrote it into the
+        address file at the time `since`. If a cache has another path, both namespaces must be gone. False if no path
+        is known."""
+        if path and not self._is_gone(path, since):
             return False
-        if self.paths is None:
-            self.paths = self.cached()
-        cached = self.paths.get(attachment, "")
-        return self._is_gone(cached) if cached and cached != noted else bool(noted)
+        if self.places is None:
+            self.places = self.cached()
+        cached, cached_since = self.places.get(attachment, ("", 0.0))
+        return self._is_gone(cached, cached_since) if cached and cached != path else bool(path)
 
-    def _is_gone(self, path):
-        state = self.state_of(path)[0]
-        if state == ALIVE:
-            self.folders.add(os.path.dirname(path))
-        return state == GONE and (path.startswith("/proc/") or os.path.dirname(path) in self.folders)
+    def unseen(self) -> list[tuple[str, str]]:
+        """[(directory, why)] of the directories in which namespaces of pods cannot be seen."""
+        return list(unseen(path for path, _ in self.cached().values() if path))
+
+    def _is_gone(self, path, since):
+        return self.state_of(path, since)[0] == GONE
 
 
 def blind() -> Pods:
     """Pods of which nothing is known: none counts as gone."""
-    return Pods(lambda path: ("unknown", "this server does not look"), dict)
+    return Pods(lambda path, since: (UNKNOWN, "this server does not look"), dict)

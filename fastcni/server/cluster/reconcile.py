@@ -77,7 +77,8 @@ class Reconcile:
 
     def _is_gone(self, one: Mapping[str, Any]) -> bool:
         """Is the pod of an address gone?"""
-        return self.pods.is_gone((one.get("network", ""), one["container"], one["ifname"]), one.get("netns", ""))
+        return self.pods.is_gone((one.get("network", ""), one["container"], one["ifname"]), one.get("netns", ""),
+                                 one.get("since", 0.0))
 
     def _next(self, now, gone):
         times = self.space.times
