@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 SIDES = ("Go", "one-shot", "warm", "before", "floor")        # before: see Options
-PARTS = ("latency", "idle", "rate", "cost", "density", "memory")
+PARTS = ("latency", "idle", "rate", "cost", "density", "memory", "beside")
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +126,8 @@ class Plan:
 
     idle_rounds: rounds of each situation of the part idle, with a pause of `pause` seconds before a call.
 
+    foreign_rules: the rules of another program in the part beside.
+
     memory_pods: the pods of the server whose memory is measured. pairs: the pairs of ADD and DEL after that.
     seed: of the order of the sides.
     """
@@ -143,6 +145,7 @@ class Plan:
     density_rounds: int = 5
     idle_rounds: int = 10
     pause: float = 1.0
+    foreign_rules: int = 1500
     memory_pods: int = 1000
     pairs: int = 20000
     seed: int = 1

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from fastcni.bench.beside import CALLS_A_ROUND, KINDS, PAUSE_S
+from fastcni.bench.beside import USUAL as BESIDE
 from fastcni.bench.cases import CASES, OWN_KEYS, Case
 from fastcni.bench.churn import WARM_UP
 from fastcni.bench.cost import AT_ONCE
@@ -22,10 +24,13 @@ POD_S = 0.01                    # a namespace, and a pod that is there already
 SETTLED_S = 1.0                 # at each density: until the multicast of new pods is over
 PAIR_S = 0.003                  # an ADD and a DEL of the part memory, many at once
 
+BUSY = 2.0                      # a call of the part beside takes so many times as long, with 1,500 rules
+
 
 def seconds(options: Options) -> dict[str, float]:
     """Return {part: seconds} of the parts that the options ask for, in their order."""
-    parts = {"latency": latency, "idle": idle, "rate": rate, "cost": cost, "density": density, "memory": memory}
+    parts = {"latency": latency, "idle": idle, "rate": rate, "cost": cost, "density": density, "memory": memory,
+             "beside": beside}
     return {part: of(options) for part, of in parts.items() if options.wants(part)}
 
 
@@ -82,6 +87,12 @@ def density(options: Options) -> float:
 
 def memory(options: Options) -> float:
     return (options.plan.memory_pods + options.plan.pairs) * PAIR_S + options.plan.memory_pods * POD_S
+
+
+def beside(options: Options) -> float:
+    plan, cases = options.plan, [case for case in options.cases if case.name in BESIDE]
+    return sum(len(KINDS) * 2 * (SETUP_S + plan.idle_rounds * CALLS_A_ROUND * (
+        BUSY * pair(options, case) + len(options.sides) * len(case.calls) * PAUSE_S)) for case in cases)
 
 
 def pods(options: Options) -> int:

@@ -16,7 +16,7 @@ from typing import Any
 
 from rich.console import Console
 
-from fastcni.bench import churn, cost, density, estimate, guard, idle, isolation, memory, peer, report, tables
+from fastcni.bench import beside, churn, cost, density, estimate, guard, idle, isolation, memory, peer, report, tables
 from fastcni.bench.calls import CallFailed
 from fastcni.bench.cases import ALONE, PARTS, Case, Options
 from fastcni.bench.echo import ANSWER
@@ -32,7 +32,7 @@ from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 
 MEASURE = {"latency": churn.latency, "idle": idle.idle, "rate": churn.rate, "cost": cost.cost,
-           "density": density.density, "memory": memory.memory}
+           "density": density.density, "memory": memory.memory, "beside": beside.beside}
 WIDTH = 180                     # of tables in a pipe
 LOG_SECONDS = 2
 MEMORY = "/dev/shm"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -92,24 +92,41 @@ def latency(data: Data) -> Table:
 
 def idle(data: Data) -> Table:
     """Return the table of the part idle."""
+    return situations_of(data, "idle", "After a pause, and in turn with another program, ms: p50 / p99", "in a row",
+                         lambda situations, _: next(iter(situations)),
+                         "Others between: the calls of the other sides, in the same second. In turn with another: "
+                         "after each call of the first side, without a pause.")
+
+
+def beside(data: Data) -> Table:
+    """Return the table of the part beside."""
+    return situations_of(data, "beside", "Beside a program that changes iptables, ms: p50 / p99", "no changes",
+                         lambda _, situation: f"{situation.partition(',')[0]}, no changes",
+                         "Table filter has 1,500 rules of the other program.")
+
+
+def situations_of(data: Data, part: str, heading: str, base: str, base_of: Callable[[Any, str], str],
+                  note: str) -> Table:
+    """Return the table of a part that measures cases in several situations.
+
+    base: the name of the situation with which a server's times are compared. base_of(situations, situation): its key.
+    """
     sides, ratios, rows = present(data), ratio_columns(data), []
     servers = [side for side in ("warm", "before") if side in sides]
-    for case, situations in data["idle"].items():
-        in_a_row = next(iter(situations.values()))
-        for call in first(in_a_row):
+    for case, situations in data[part].items():
+        for call in first(next(iter(situations.values()))):
             for situation, series in situations.items():
                 if not series:
                     continue            # a run with one side has none in turn
                 found = {side: series.get(side, {}).get(call) for side in sides}
+                usual = situations[base_of(situations, situation)]
                 cells = [spread(found[side]) for side in sides]
-                cells += [ratio(middle(found[side]), middle(in_a_row[side][call])) for side in servers]
+                cells += [ratio(middle(found[side]), middle(usual[side][call])) for side in servers]
                 cells += [ratio(middle(found[a]), middle(found[b])) for a, b in ratios]
                 rows.append([title(case), call, situation, *cells])
-    return Table("After a pause, and in turn with another program, ms: p50 / p99",
-                 ["case", "call", "calls are", *sides, *(f"{side} : in a row" for side in servers),
-                  *(f"{a} : {b}" for a, b in ratios)], rows, 3,
-                 "Ratios are of medians; below 1x is faster. Others between: the calls of the other sides, in the same "
-                 "second. In turn with another: after each call of the first side, without a pause.")
+    return Table(heading, ["case", "call", "calls are", *sides, *(f"{side} : {base}" for side in servers),
+                           *(f"{a} : {b}" for a, b in ratios)], rows, 3,
+                 f"Ratios are of medians; below 1x is faster. {note}")
 
 
 def first(series: dict[str, Any]) -> dict[str, Any]:
@@ -197,4 +214,5 @@ def memory(data: Data) -> Table:
     return Table("The server's memory", ["", "resident MB", "threads", "descriptors"], rows, 1)
 
 
-TABLES = {"latency": latency, "idle": idle, "rate": rate, "cost": cost, "density": density, "memory": memory}
+TABLES = {"latency": latency, "idle": idle, "rate": rate, "cost": cost, "density": density, "memory": memory,
+          "beside": beside}

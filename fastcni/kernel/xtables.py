@@ -40,7 +40,7 @@ def get_info(length: int, table: str) -> bytes:
     change: it has the number of rules, their size, and where each built-in chain begins and ends. The kernel sends no
     notification of a change. Raises OSError; errno is ENOENT if the table does not exist.
     """
-    return _ask(length, IPT_SO_GET_INFO, table.encode().ljust(INFO_BYTES, b"\0"))
+    return _ask(length, IPT_SO_GET_INFO, table.encode(), INFO_BYTES)
 
 
 def read_table(length: int, table: str) -> Table:
@@ -48,26 +48,25 @@ def read_table(length: int, table: str) -> Table:
     for left in reversed(range(MAX_TRIES)):
         info = get_info(length, table)
         size = number(info, SIZE)
-        head = table.encode().ljust(XT_TABLE_MAXNAMELEN, b"\0") + size.to_bytes(ENTRIES_BYTES - XT_TABLE_MAXNAMELEN,
-                                                                               "little")
+        question = table.encode().ljust(XT_TABLE_MAXNAMELEN, b"\0") + size.to_bytes(4, sys.byteorder)
         try:
-            entries = _ask(length, IPT_SO_GET_ENTRIES, head.ljust(ENTRIES_BYTES + size, b"\0"))
+            entries = _ask(length, IPT_SO_GET_ENTRIES, question, ENTRIES_BYTES + size)
         except OSError as e:
             if e.errno != EAGAIN or not left:           # EAGAIN: the table has another size by now
                 raise
         else:
-            return Table(length, info, entries[ENTRIES_BYTES:])
+            return Table(length, info, entries)
     raise AssertionError
 
 
-def _ask(length: int, option: int, question: bytes) -> bytes:
+def _ask(length: int, option: int, question: bytes, size: int) -> bytes:
     family, level = SOCKETS[length]
     try:
         sock = socket(family, SOCK_DGRAM | SOCK_CLOEXEC)
     except OSError as e:                # a kernel without IPv6 has no such tables
         raise OSError(ENOENT, e.strerror) from None
     try:
-        return getsockopt(sock.fileno(), level, option, question)
+        return getsockopt(sock.fileno(), level, option, question, size)
     finally:
         sock.close()
 
@@ -79,7 +78,8 @@ def number(data: bytes, at: int, size: int = 4) -> int:
 class Table:
     """The rules of a legacy table. A rule is the bytes of its struct ipt_entry, with matches and target.
 
-    length: the address length in bytes, 4 or 16. info: the answer of get_info() to which the rules belong.
+    length: the address length in bytes, 4 or 16. info: the answer of get_info() to which the rules belong. entries:
+    struct ipt_get_entries; the kernel's offsets count from ENTRIES_BYTES.
     """
 
     __slots__ = ("length", "info", "entries")
@@ -92,15 +92,17 @@ class Table:
 
     def drops(self, chain: str) -> bool:
         """Return whether the policy of a built-in chain is DROP."""
-        entry = self._entry(number(self.info, UNDERFLOW + 4 * HOOKS[chain]))
+        entry = self._entry(ENTRIES_BYTES + number(self.info, UNDERFLOW + 4 * HOOKS[chain]))
         return self._verdict(entry) == DROP
 
     def rules(self, chain: str) -> Iterator[bytes]:
         """Yield the rules of a chain, without the policy of a built-in chain. Yield none if the chain does not exist.
         """
         hook = HOOKS.get(chain)
-        at = self._start(chain) if hook is None else number(self.info, HOOK_ENTRY + 4 * hook)
-        end = len(self.entries) if hook is None else number(self.info, UNDERFLOW + 4 * hook)
+        if hook is None:
+            at, end = self._start(chain), len(self.entries)
+        else:
+            at, end = (ENTRIES_BYTES + number(self.info, where + 4 * hook) for where in (HOOK_ENTRY, UNDERFLOW))
         while 0 <= at < end:
             entry = self._entry(at)
             if self._target(entry)[0] == XT_ERROR_TARGET:       # the next chain, or the end of the table
@@ -111,7 +113,7 @@ class Table:
     def leads(self, chain: str, target: str) -> bool:
         """Return whether a rule of a chain jumps to the chain `target`."""
         start = self._start(target)
-        return start >= 0 and any(self._verdict(entry) == start for entry in self.rules(chain))
+        return start >= 0 and any(self._verdict(entry) == start - ENTRIES_BYTES for entry in self.rules(chain))
 
     def matches(self, rule: bytes, name: str) -> Iterator[bytes]:
         """Yield the data of the matches of this name in a rule: "set"."""
@@ -137,7 +139,7 @@ class Table:
             # name[30] of struct xt_error_target begins behind u16 size, name[29] and u8 revision
             begin = at + 1 - 2 - XT_EXTENSION_MAXNAMELEN - 1
             size, found, _ = self._extension(self.entries, begin)
-            if found == XT_ERROR_TARGET and begin >= 0:
+            if found == XT_ERROR_TARGET and begin >= ENTRIES_BYTES:
                 return begin + size
         return -1
 

@@ -13,7 +13,7 @@ from threading import Lock
 from typing import Any
 
 from fastcni._netlink import attributes
-from fastcni.kernel import filters, nft, rtnl, uapi, wire
+from fastcni.kernel import filters, nft, nft_rules, rtnl, uapi, wire
 from fastcni.kit.call.mode import Pair
 
 ROUTE_GROUPS = (uapi.RTNLGRP_LINK, uapi.RTNLGRP_IPV4_IFADDR, uapi.RTNLGRP_IPV6_IFADDR, uapi.RTNLGRP_IPV4_NETCONF,
@@ -22,6 +22,11 @@ NETCONF = (uapi.RTM_NEWNETCONF, uapi.RTM_DELNETCONF)
 MAX_PAIRS = 10_000              # a DEL whose pair was forgotten asks the kernel
 ELEMENTS = (nft.NFT_MSG_NEWSETELEM, nft.NFT_MSG_DELSETELEM, nft.NFT_MSG_NEWGEN)    # messages that change no table
 
+RULES = (nft.NFT_MSG_NEWRULE, nft.NFT_MSG_DELRULE)
+CHAIN_NAMES = {nft.NFT_MSG_NEWCHAIN: nft.NFTA_CHAIN_NAME, nft.NFT_MSG_DELCHAIN: nft.NFTA_CHAIN_NAME,
+               **dict.fromkeys(RULES, nft_rules.NFTA_RULE_CHAIN)}       # {message: attribute with the chain's name}
+EVERY_TABLE = ""                # in the place of a table's name
+BY_CHAIN = ("chain", "rules")   # kinds of facts whose keys name each chain that they depend on
 
 Key = tuple[Any, ...]           # see Mode.recall()
 
@@ -35,6 +40,7 @@ class Facts:
         self.pairs: dict[Any, Pair] = {}        # veth pairs that ADDs made, the oldest first
         self.received = 0               # notifications so far: none may come between a question and its answer
         self.watched: set[int] = set()          # indexes of links that facts are about
+        self.forgotten: tuple[str, int, str, bool] | None = None        # the last change; no fact was noted since
         self.route = wire.open_socket(groups=ROUTE_GROUPS)
         self.nftables: wire.Socket | None = None        # opened for the first fact about a table
         filters.attach(self.route, filters.links(()))
@@ -96,6 +102,7 @@ class Facts:
             return
         if not self.nftables:
             self.nftables = wire.open_socket(uapi.NETLINK_NETFILTER, groups=(uapi.NFNLGRP_NFTABLES,))
+        self.forgotten = None
         wire.drain(self.nftables, self._receive_nftables, self._lost)
 
     def _lost(self):
@@ -124,14 +131,38 @@ class Facts:
         self._forget(lambda key, fact: link_of(key, fact) == link.index)
 
     def _receive_nftables(self, kind, payload):
-        if kind not in ELEMENTS:
-            name = attributes(payload, 4).get(nft.NFTA_TABLE_NAME, b"").rstrip(b"\0").decode("utf-8", "replace")
-            self._forget(lambda key, _: key[0] == "nftables" and key[1] in (name, ""))
+        if kind in ELEMENTS:
+            return
+        fields = attributes(payload, 4)
+        table, family = nft.as_text(fields.get(nft.NFTA_TABLE_NAME, b"")), nft.read_family(payload)
+        chain = nft.as_text(fields.get(CHAIN_NAMES.get(kind, -1), b""))
+        change = table, family, chain, kind in RULES
+        if change == self.forgotten:    # the next rule of a chain
+            self.received += 1
+            return
+        self._forget(lambda key, _: key[0] == "nftables" and depends(key, *change))
+        self.forgotten = change
 
     def _forget(self, about):
         self.received += 1
         for key in [key for key, fact in self.facts.items() if about(key, fact)]:
             del self.facts[key]
+
+
+def depends(key: Key, table: str, family: int, chain: str, rules: bool) -> bool:
+    """Return whether a fact about nftables may change with a table, with a chain of it, or with rules of that chain.
+
+    A program like kube-proxy changes its own chains all day: facts about other chains stay.
+    """
+    if key[1] == EVERY_TABLE:
+        return not rules
+    if key[1:3] != (table, family):
+        return False
+    if not chain:
+        return True
+    if len(key) == 3:                   # whether the table exists
+        return False
+    return key[3] not in BY_CHAIN or chain in key[4:]
 
 
 def link_of(key: Key, fact: Any) -> int | None:

@@ -30,5 +30,7 @@ def complete_run():
                  "bridge": {"8": {"Go": many(100, 1.0, 2.0, 4.0), "warm": many(100, 0.2)}}},
         "cost": {"ptp": {"Go": cost, "warm": {**cost, "cpu": 0.002, "processes": None}}},
         "density": {"ptp": dense, "bridge": dense, "bridge-no-ipv6": without_go, "bridge-unflooded": without_go},
+        "beside": {"firewall": {"iptables-nft, no changes": one,
+                                "iptables-nft, ten changes a second": series([60.0], [40.4], [7.65], [1.02])}},
         "memory": [{"when": "at its start", "kB": 30720, "threads": 34, "fds": 40}],
     }

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import sys
@@ -16,7 +17,7 @@ from unittest.mock import Mock
 import pytest
 from project.bench_data import ONE_TO_100, complete_run
 
-from fastcni.bench import echo, forks, guard, idle, report, run, tables
+from fastcni.bench import beside, echo, forks, guard, idle, report, run, tables
 from fastcni.bench.calls import CallFailed, Flow, Running
 from fastcni.bench.cases import QUICK, Options
 from fastcni.bench.floor import Floor
@@ -25,7 +26,8 @@ from fastcni.bench.sides import another
 from fastcni.cli import entry_point
 from fastcni.server import cpu_latency
 from fastcni.spec.errors import CniError
-from fastcni.testing import needs_root
+from fastcni.testing import namespaces, needs_root
+from fastcni.testing.witnesses import eventually
 
 
 @pytest.fixture
@@ -61,6 +63,13 @@ def test_calls_after_a_pause_are_compared_with_calls_in_a_row(data):
     assert (row["warm"], row["warm : in a row"], row["warm : floor"]) == ("10.2 / 10.2", "2.0x", "5.0x")
     assert found["bridge", "ADD", "in a row"]["warm : in a row"] == "1.0x"
     assert ("bridge", "ADD", "in turn with another") not in found        # it was not measured
+
+
+def test_calls_beside_changes_are_compared_with_those_without(data):
+    found = rows(tables.beside(data))
+    row = found["firewall", "DEL", "iptables-nft, ten changes a second"]
+    assert (row["warm"], row["warm : no changes"], row["one-shot : Go"]) == ("7.7 / 7.7", "1.5x", "0.67x")
+    assert found["firewall", "DEL", "iptables-nft, no changes"]["warm : no changes"] == "1.0x"
 
 
 def test_a_rate_is_the_median_of_its_repeats(data):
@@ -301,6 +310,33 @@ def test_a_small_run_after_pauses_measures_each_situation(nothing_is_left, tmp_p
     counts = {situation: len(series["floor"]["DEL"]) for situation, series in found.items()}
     assert counts == {idle.ROW: 2, idle.PAUSED: 1, idle.BETWEEN: 1, idle.TURN: 2}
     assert "After a pause" in capsys.readouterr().out
+
+
+@needs_root
+@pytest.mark.skipif(not all(map(shutil.which, ("iptables-nft-restore", "iptables-legacy-restore"))),
+                    reason="needs both kinds of iptables (Debian: iptables)")
+def test_a_small_run_beside_changes_of_iptables_measures_both_kinds(nothing_is_left, tmp_path, monkeypatch, capsys):
+    changed = []
+    measure = beside.after_pauses
+
+    def rules():
+        saved = [namespaces.run(f"iptables-{kind}-save", "-t", "filter").splitlines() for kind in beside.KINDS]
+        return [line for lines in saved for line in lines if line.startswith("-A KUBE-BENCH")]
+
+    def with_a_look(calls):
+        before, limit_s = rules(), 10 if len(changed) % 2 else 0.4
+        changed.append(bool(eventually(lambda: rules() != before, limit_s)))
+        return measure(calls)
+
+    monkeypatch.setattr(beside, "after_pauses", with_a_look)
+    small = replace(TINY, plan=replace(TINY.plan, idle_rounds=1, foreign_rules=10), parts=("beside",),
+                    only=("firewall",), report=str(tmp_path))
+    assert run.run(small) == 0
+    assert changed == [False, True, False, True]
+    found = json.loads((tmp_path / "report.json").read_bytes())["beside"]["firewall"]
+    assert [*found] == [text for kind in beside.KINDS for text in (beside.quiet(kind), beside.changing(kind))]
+    assert {len(series["one-shot"]["DEL"]) for series in found.values()} == {beside.CALLS_A_ROUND}
+    assert "Beside a program" in capsys.readouterr().out
 
 
 @needs_root

@@ -250,7 +250,7 @@ def test_next_del_completes_a_del_that_ended_at_any_step(node, monkeypatch, requ
     node.ok("ADD", of_pod(2), "pod", cid="c2")
     do = getattr(where, step)
 
-    def end(*args):
+    def end(*args, **keys):
         if after:
             do(*args)
         raise RuntimeError("the process ends here")

@@ -55,10 +55,10 @@ def test_chains_jumps_policies_and_addresses_are_read(length, address):
 @FAMILIES
 def test_a_table_that_does_not_exist_is_none_and_is_not_made(length, address):
     req = Request(Mode(), env={})
-    assert iptables.read_legacy(req, length, "filter") is None
+    assert iptables.read_legacy(req, length, "filter", shared=True) is None
     assert not iptables.legacy(req, "filter", length)
     run(f"{iptables.PROGRAMS[length]}-legacy", "-P", "FORWARD", "DROP")
-    assert iptables.read_legacy(req, length, "filter").drops("FORWARD")
+    assert iptables.read_legacy(req, length, "filter", shared=True).drops("FORWARD")
 
 
 def test_the_program_of_a_kind_is_the_plain_one_unless_that_is_of_the_other_kind(tmp_path):
@@ -92,3 +92,20 @@ def test_the_program_of_a_kind_is_the_plain_one_unless_that_is_of_the_other_kind
     assert kinds() == ["iptables-nft", "iptables"]
     program("iptables-restore")
     assert kinds() == ["iptables", "iptables"]
+
+
+def test_a_server_reads_a_table_again_for_what_pods_do_not_share(warm, monkeypatch):
+    """The kernel gives the same figures after a pod's chain was replaced by one of another pod."""
+    def has(chain, shared):
+        return iptables.has_chain(Request(warm, env={}), chain, shared=shared)
+
+    run("iptables-legacy", "-t", "nat", "-N", "CNI-a")
+    assert has("CNI-a", shared=True)
+    read = []
+    monkeypatch.setattr(xtables, "read_table", lambda *args, of=xtables.read_table: read.append(args) or of(*args))
+    assert has("CNI-a", shared=True) and read == []
+    run("iptables-legacy", "-t", "nat", "-E", "CNI-a", "CNI-b")
+    assert has("CNI-b", shared=False) and not has("CNI-a", shared=False)
+    read.clear()
+    run("iptables-legacy", "-t", "nat", "-N", "CNI-c")
+    assert has("CNI-c", shared=True) and read == [(4, "nat")]

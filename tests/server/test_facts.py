@@ -7,7 +7,7 @@ from socket import SO_RCVBUF, SOL_SOCKET
 import pytest
 from real_kernel.node import run, set_sysctl
 
-from fastcni.kernel import filters, sysctl, uapi, wire
+from fastcni.kernel import filters, nft, sysctl, uapi, wire
 from fastcni.kit.links import find
 
 
@@ -134,6 +134,41 @@ def test_a_table_is_asked_about_again_when_it_changes(warm, change):
     assert warm.recall(key, ask) and not ask.again()        # elements come with every pod, and others are others
     run("nft", *change.split())
     assert warm.recall(key, ask) and ask.again()
+
+
+@pytest.mark.parametrize("change, concerned", [
+    ("add rule ip t other accept", {"by table"}),
+    ("add rule ip t a accept; add rule ip t other accept", {"by table", "rules of a", "rules of a and b"}),
+    ("flush chain ip t b", {"by table", "rules of a and b"}),
+    ("add chain ip t new", {"by table", "any table"}),
+    ("delete chain ip t c", {"by table", "any table", "chain c"}),
+    ("chain ip t a { policy drop; }", {"by table", "any table", "rules of a", "rules of a and b"}),
+    ("flush table ip t", {"by table", "rules of a", "rules of a and b"}),
+    ("delete table ip t", {"by table", "any table", "table", "chain c", "rules of a", "rules of a and b"}),
+    ("add rule ip6 t a accept", set()),
+])
+def test_facts_about_other_chains_stay(warm, change, concerned):
+    """kube-proxy changes its own chains all day. Each change made the next DEL read CNI-FORWARD again."""
+    for line in ("add table ip t", "add chain ip t a { type filter hook forward priority 0; }", "add chain ip t b",
+                 "add chain ip t c", "add chain ip t other", "add rule ip t a accept", "add rule ip t b accept",
+                 "add table ip6 t", "add chain ip6 t a"):
+        run("nft", line)
+    table = "nftables", "t", nft.NFPROTO_IPV4
+    keys = {"table": table, "chain c": (*table, "chain", "c"), "rules of a": (*table, "rules", "a"),
+            "rules of a and b": (*table, "rules", "a", "b"), "by table": (*table, "set", "s"),
+            "any table": ("nftables", "")}
+    asked = {name: Asked(lambda: True) for name in keys}
+
+    def recalled():
+        for name, key in keys.items():
+            warm.recall(key, asked[name])
+        return {name for name, ask in asked.items() if ask.again()}
+
+    assert recalled() == {*keys}
+    assert recalled() == set()
+    run("nft", change)
+    assert recalled() == concerned
+    assert recalled() == set()
 
 
 def test_a_change_between_question_and_answer_is_not_missed(bridge, warm):

@@ -165,7 +165,10 @@ class Mode:
 
         ("link", name): a Link or None; (any, index, ...): of a link, "addresses" with the family
         ("sysctl", name): the text of a sysctl about forwarding
-        ("nftables", table, ...): of an nftables table of that name; "": of any
+        ("nftables", table, family, ...): of an nftables table; ("nftables", ""): of any
+        ("nftables", table, family, "chain", name): whether the chain exists
+        ("nftables", table, family, "rules", chain, ...): of the rules of these chains
+        ("legacy", table, length): of a table of the legacy iptables, of whose changes the kernel notifies nothing
         """
         return ask()
 

@@ -169,7 +169,7 @@ def remove(req: Request, ips: Sequence[bytes], recorded: Sequence[tuple[Any, ...
     """Delete addresses from the sets, then the rules that name those of `with_rules`, then the owner records."""
     members = []
     for length, some in by_length(ips):
-        kinds = look(req, length)
+        kinds = look(req, length, shared=bool(recorded))    # without a record the reference may have added rules
         for found in kinds:
             if named := [packed for packed in some if packed in with_rules and found.may_have_rules_of(packed)]:
                 delete_rules(found, [rule for packed in named for rule in rules(packed)])
@@ -193,7 +193,7 @@ def filters(req: Request) -> bool:
     """Return whether iptables filters the packets that the node forwards. A packet that it drops is lost, even if
     nftables accepts it.
     """
-    return iptables.has_chain(req, "FORWARD", TABLE)
+    return iptables.legacy(req, TABLE) or iptables.has_chain(req, "FORWARD", TABLE, legacy=False)
 
 
 def missing(req: Request, conf: Conf) -> str:

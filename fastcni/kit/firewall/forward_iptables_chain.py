@@ -70,7 +70,7 @@ class Rules:
     def of(self, chain: str) -> list[bytes]:
         """Return the rules of a chain; none without such a table."""
         family = FAMILIES[self.length]
-        return self.req.mode.recall(("nftables", TABLE, family, chain, "rules"), lambda: rulesets.rules_of(
+        return self.req.mode.recall(("nftables", TABLE, family, "rules", chain), lambda: rulesets.rules_of(
             self.req.mode.firewall, family, TABLE, chain))
 
     def leads(self, chain: str, target: str) -> bool:
@@ -87,7 +87,7 @@ class Rules:
 
     def ready(self, admin_chain: str) -> bool:
         """Return whether forwarded packets pass the administrator's chain, and then the rules that use the ipset."""
-        key = "nftables", TABLE, FAMILIES[self.length], "FORWARD", FORWARD, admin_chain, "ready"
+        key = "nftables", TABLE, FAMILIES[self.length], "rules", "FORWARD", FORWARD, admin_chain
         return bool(self.req.mode.recall(key, lambda: self._ready(admin_chain) or None))
 
     def _ready(self, admin_chain: str) -> bool:
@@ -118,26 +118,17 @@ class LegacyRules(Rules):
         return self._ready(admin_chain)
 
 
-def look(req: Request, length: int) -> list[Rules]:
+def look(req: Request, length: int, *, shared: bool = True) -> list[Rules]:
     """Return the chains of a family: those of each kind of iptables that filters; at least one. Raises NetlinkError,
-    OSError."""
+    OSError.
+
+    shared: the caller looks for what all pods share, see iptables.read_legacy().
+    """
     found: list[Rules] = []
     if iptables.has_nft_chain(req, FAMILIES[length], TABLE, "FORWARD"):
         found.append(Rules(req, length))
-    if table := read_legacy(req, length):
+    if table := iptables.read_legacy(req, length, TABLE, shared=shared):
         found.append(LegacyRules(req, length, table))
     if len(found) > 1:                  # leave out a kind that no program of this node changes
         found = [each for each in found if each.program]
     return found or [Rules(req, length)]
-
-
-def read_legacy(req: Request, length: int) -> xtables.Table | None:
-    """Return the legacy table filter, None if it does not exist. A mode that keeps facts keeps the table until the
-    kernel's figures of it change."""
-    if not iptables.legacy(req, TABLE, length):
-        return None
-    known: list[xtables.Table | None] = req.mode.recall(("legacy", TABLE, length), lambda: [None])
-    table = known[0]
-    if not table or table.info != xtables.get_info(length, TABLE):
-        table = known[0] = iptables.read_legacy(req, length, TABLE)
-    return table

@@ -92,7 +92,7 @@ def missing(req: Request, conf: Conf) -> str:
 
 def gc(req: Request) -> None:
     """Delete the rules of bridges that are gone."""
-    if not iptables.has_chain(req, STAGE_1, TABLE):
+    if not iptables.has_chain(req, STAGE_1, TABLE, shared=True):
         return
     for program in iptables.PROGRAMS.values():
         lines = iptables.read_if_there(req, program, TABLE)

@@ -33,15 +33,15 @@ TABLES = ("nat", "filter")
 LEGACY_TABLES = {4: "/proc/self/net/ip_tables_names", 16: "/proc/self/net/ip6_tables_names"}
 
 
-def has_chain(req: Request, chain: str, table: str = "nat", *, legacy: bool = True) -> bool:
+def has_chain(req: Request, chain: str, table: str = "nat", *, legacy: bool = True, shared: bool = False) -> bool:
     """Return whether iptables has a chain of this name, of either kind. The kernel is asked; no program is run.
 
-    legacy: look also into the tables of the legacy kind.
+    legacy: look also into the tables of the legacy kind. shared: see read_legacy().
     """
     for family in families(req, table):
         if has_nft_chain(req, family, table, chain):
             return True
-    return legacy and any((found := read_legacy(req, length, table)) and found.has_chain(chain)
+    return legacy and any((found := read_legacy(req, length, table, shared=shared)) and found.has_chain(chain)
                           for length in LEGACY_TABLES)
 
 
@@ -62,15 +62,19 @@ def legacy(req: Request, table: str = "nat", *lengths: int) -> bool:
     return any(table in _tables(req, LEGACY_TABLES[length]) for length in lengths or LEGACY_TABLES)
 
 
-def read_legacy(req: Request, length: int, table: str = "nat") -> xtables.Table | None:
+def read_legacy(req: Request, length: int, table: str = "nat", *, shared: bool) -> xtables.Table | None:
     """Return a table of the legacy iptables, None if there is no such table. Raises OSError.
 
-    The kernel makes a table that is asked for, so the question follows only if it lists the table.
+    shared: the caller looks for what all pods share. A server may return the table that it has read before, if the
+    kernel gives the same figures of it: a pod's own rules may have been replaced by as many of another pod.
     """
-    if not legacy(req, table, length):
+    if not legacy(req, table, length):          # the kernel would make the table that it is asked for
         return None
+    known: list[xtables.Table | None] = req.mode.recall(("legacy", table, length), lambda: [None])
     try:
-        return xtables.read_table(length, table)
+        if not (shared and known[0] and known[0].info == xtables.get_info(length, table)):
+            known[0] = xtables.read_table(length, table)
+        return known[0]
     except OSError as e:
         if e.errno != ENOENT:
             raise
