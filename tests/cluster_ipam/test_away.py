@@ -1,13 +1,19 @@
 """A cluster whose store is away, was restored, or declares nodes dead."""
 
+from ipaddress import ip_address, ip_network
 
 import pytest
 from cluster_ipam.node import NET, pod
-from cluster_ipam.watched import WatchedMode, a_block, add_until_refused, calls, declare_dead, store_of
+from cluster_ipam.watched import WatchedMode, a_block, add_until_refused, calls, declare_dead, lose, store_of
 
 from fastcni.kit.ipam import store as store_module
-from fastcni.kit.ipam.cluster import released, stores
+from fastcni.kit.ipam.cluster import hold, released, stores
+from fastcni.kit.ipam.cluster.conf import read_keys
 from fastcni.kit.ipam.cluster.contract import ACTIVE, KEPT
+from fastcni.kit.ipam.cluster.node_state import MadeSpace
+from fastcni.kit.ipam.cluster.stores.http import REQUEST_TIMEOUT_S
+from fastcni.server.cluster.times import Times
+from fastcni.spec.config import Section
 
 TINY = {"range": "10.0.0.0/29"}                     # gives .1 to .6
 STICKY = {"range": "10.0.0.0/24", "sticky": "pod"}
@@ -180,6 +186,114 @@ def test_a_store_that_was_restored_gets_its_blocks_again(a, b, tmp_path, monkeyp
     e = add_until_refused(a)
     assert e.code == 11 and "the store was restored" in e.msg
     assert mine <= {one.cidr for one in store_of(a).blocks(node="a")}
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """CLOCK_BOOTTIME of the pause after a restore, in a list, to be set."""
+    clock = [1000.0]
+    monkeypatch.setattr("fastcni.kit.ipam.cluster.hold.boottime", lambda: clock[0])
+    return clock
+
+
+@pytest.fixture
+def restored(a, b, tmp_path, clock):
+    """A store that was restored from a backup, which lacks blocks of node a. b has noticed it. Returns the addresses of
+    a's pods."""
+    a.add(NET, "a0")
+    b.add(NET, "b0")
+    backup = (tmp_path / "store/store.json").read_bytes()
+    for i in range(40):
+        b.add(NET, f"b{i}")
+    given = [a.add(NET, f"a{i}")[0] for i in range(1, 70)]
+    (tmp_path / "store/store.json").write_bytes(backup)
+    assert "for another 60 s" in add_until_refused(b).msg
+    return given
+
+
+def note_hold(node, value):
+    """Write State.hold of a node."""
+    with MadeSpace(read_keys(Section(node.conf(NET))), node.warnings.append) as space:
+        state = space.state.copy()
+        state.hold = value
+        space.save(state)
+
+
+def ended(node, text):
+    """Whether the node's next claim is refused with that text."""
+    return text in add_until_refused(node).msg
+
+
+def test_after_a_restore_claims_wait_for_each_node_that_the_store_knows(a, b, restored, clock, monkeypatch):
+    """With node_ttl 6, a node claimed blocks of others that came back to the restored store after 20 s: 11 addresses
+    were given twice."""
+    lose(b, "a")
+    clock[0] += 61
+    assert ended(b, "until a are back or dead")
+    confirm(a, monkeypatch)
+    assert ended(b, "for another 5 s")
+    clock[0] += 6
+    given = [b.add(NET, f"d{i}")[0] for i in range(60)]
+    assert not set(given) & {*restored, *a.files()}
+
+
+def test_after_a_restore_claims_wait_no_longer_than_until_a_lost_node_would_be_dead(a, b, restored, clock):
+    lose(b, "a")
+    clock[0] += 599
+    assert ended(b, "until a are back or dead")
+    clock[0] += 2
+    assert ended(b, "for another 5 s")
+    clock[0] += 6
+    assert b.add(NET, "d0")
+
+
+def test_a_sign_of_life_notices_that_blocks_are_missing(a, b, restored, monkeypatch):
+    """The revision of a restored store may be higher by then: a one-shot node saw only that, and another node got its
+    blocks."""
+    with store_of(a).open() as doc:
+        doc.data["revision"] += 1000
+    confirm(a, monkeypatch)
+    blocks = {one.cidr for one in store_of(a).blocks(node="a")}
+    assert len(blocks) == 5 and {address for address in restored if not in_any(address, blocks)} == set()
+
+
+def confirm(node, monkeypatch):
+    """The store has not confirmed the node for so long that its next ADD asks for that."""
+    now = released.boottime() + 301
+    with monkeypatch.context() as patch:
+        for module in ("allocate", "released"):
+            patch.setattr(f"fastcni.kit.ipam.cluster.{module}.boottime", lambda: now)
+        node.add(NET, "a1")
+
+
+def in_any(address, blocks):
+    return any(ip_address(address) in ip_network(cidr) for cidr in blocks)
+
+
+@pytest.mark.parametrize("node_ttl, seconds", [(6, 60), (120, 120)])
+def test_the_pause_after_a_restore_is_longer_than_any_servers_pause(node_ttl, seconds):
+    assert hold.seconds_of({"node_ttl": node_ttl}) == seconds
+    times = Times.DEFAULTS
+    assert hold.PAUSE_S >= 2 * (1.1 * times["max_away_s"] + REQUEST_TIMEOUT_S)
+
+
+@pytest.mark.parametrize("uptime, refused", [(10.0, "for another 50 s"), (61.0, "for another 5 s")])
+def test_the_pause_after_a_restore_does_not_outlive_its_boot(b, restored, clock, monkeypatch, uptime, refused):
+    """After a restore at an uptime of 30 days and a reboot, no block was claimed for 30 days."""
+    clock[0] += 30 * 86400
+    note_hold(b, hold.begin({}))
+    monkeypatch.setattr(store_module, "known_boot_id", b"0" * 8 + b"-0000-0000-0000-" + b"0" * 12)
+    clock[0] = uptime
+    assert ended(b, refused)
+    if uptime > 60:
+        clock[0] += 6
+        assert b.add(NET, "d0")
+
+
+def test_the_end_of_a_pause_without_its_boot_is_of_no_boot(b, restored, clock):
+    """An earlier version wrote the CLOCK_BOOTTIME at which the pause ends."""
+    note_hold(b, 30 * 86400.0)
+    assert ended(b, "for another 5 s")
 
 
 def test_after_a_reboot_the_addresses_are_free_and_the_blocks_are_kept(a, monkeypatch):

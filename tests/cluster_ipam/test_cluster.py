@@ -16,7 +16,7 @@ TINY = {"range": "10.0.0.0/29"}                     # gives .1 to .6
 def clock(monkeypatch):
     """CLOCK_BOOTTIME, in a list, to be set."""
     clock = [released.boottime()]
-    for module in ("released", "allocate", "claims"):
+    for module in ("released", "allocate", "hold"):
         monkeypatch.setattr(f"fastcni.kit.ipam.cluster.{module}.boottime", lambda: clock[0])
     return clock
 

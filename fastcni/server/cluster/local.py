@@ -9,11 +9,11 @@ import os
 from contextlib import contextmanager
 
 from fastcni.kit.ipam.address_files import address_of, is_attachment, owner_of
+from fastcni.kit.ipam.cluster import hold
 from fastcni.kit.ipam.cluster.allocate import holder_text
 from fastcni.kit.ipam.cluster.contract import IMPORTED
 from fastcni.kit.ipam.cluster.grid import block_of, ends, ip_text, read_block, to_int
 from fastcni.kit.ipam.cluster.node_state import KEPT_OWNER, SINGLE, Space, SpaceFiles, State, kept_owner, more_lines
-from fastcni.kit.ipam.cluster.released import boottime
 from fastcni.kit.ipam.cluster.singles import forget_kept
 from fastcni.kit.ipam.cluster.upkeep import held_in, room_of
 from fastcni.spec.address import read_ip
@@ -153,9 +153,9 @@ class LocalSpace:
             if state.to_dict() != space.state.to_dict():
                 space.save(state)
 
-    def stop_claims(self, seconds: float) -> None:
-        """Note that no block is claimed for so long. Raises CniError."""
-        self._change(lambda state: setattr(state, "hold", boottime() + seconds))
+    def stop_claims(self) -> None:
+        """Begin the pause in which no block is claimed, see hold.py. Raises CniError."""
+        self._change(lambda state: setattr(state, "hold", hold.begin(self.keys.store)))
 
     def add(self, block: Block) -> None:
         """Note a block as this node's. Raises CniError."""

@@ -181,7 +181,7 @@ class Member:
         self.lost.reset()
         self.compare.due = now
         for space in self.spaces.values():
-            space.local.stop_claims(self.times.restored_s)
+            space.local.stop_claims()
 
     # Own blocks
 

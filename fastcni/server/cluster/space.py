@@ -16,7 +16,6 @@ from __future__ import annotations
 from time import monotonic, time
 
 from fastcni.kit.ipam.cluster.contract import Use
-from fastcni.kit.ipam.cluster.released import boottime
 from fastcni.kit.ipam.cluster.upkeep import spare
 from fastcni.server.cluster.blocks import MAX_IDLE, Blocks
 from fastcni.server.cluster.local import LocalSpace
@@ -166,7 +165,7 @@ class ClusterSpace:
             self.log.info("cluster_block_claimed", space=self.name, block=", ".join(claimed), ranges=few(ranges))
         for text in self.short() & set(ranges):
             self.full_until[text] = now + FULL_PAUSE_S
-            if self.state.hold < boottime():
+            if self.state.hold is None:
                 self.log.warning("cluster_range_full", space=self.name, range=text)
 
     def _write(self, now: float) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from random import random
 
 from fastcni.kit.ipam.cluster.contract import NODE_TTL_S
+from fastcni.kit.ipam.cluster.hold import PAUSE_S
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ class Times:
     apart_s         between the two looks that a search takes
     nodes_s         between two looks at the nodes of the cluster, if these are CROWD or fewer
     grace_s         how long a node is LOST until it is declared dead
-    restored_s      how long no block is claimed after the store was restored from a backup
+    restored_s      how long no block is claimed after the store was restored from a backup, at least: hold.PAUSE_S
     away_s, max_away_s   the first and the longest pause after the store was not reached
     stop_s          how long stop() waits for the thread
     """
@@ -34,7 +35,7 @@ class Times:
                  "nodes_s", "grace_s", "restored_s", "away_s", "max_away_s", "stop_s")
     DEFAULTS = {"gather_s": 0.02, "confirm_s": 20.0, "list_s": 300.0, "write_s": 0.2, "write_changes": 64,
                 "idle_s": 600.0, "reconcile_s": 60.0, "apart_s": 30.0, "nodes_s": 60.0, "grace_s": 600.0,
-                "restored_s": NODE_TTL_S, "away_s": 1.0, "max_away_s": 20.0, "stop_s": 5.0}
+                "restored_s": PAUSE_S, "away_s": 1.0, "max_away_s": 20.0, "stop_s": 5.0}
     gather_s: float
     confirm_s: float
     list_s: float
@@ -59,7 +60,7 @@ class Times:
         kit/ipam/cluster/stores/__init__.py."""
         ttl = settings.get("node_ttl", NODE_TTL_S)
         own = {"grace_s": settings.get("dead_after", self.grace_s), "confirm_s": min(self.confirm_s, ttl / 3),
-               "nodes_s": min(self.nodes_s, ttl), "restored_s": min(self.restored_s, ttl)}
+               "nodes_s": min(self.nodes_s, ttl), "restored_s": max(self.restored_s, ttl)}
         if settings.get("type") == "kubernetes":
             own["write_s"] = max(self.write_s, KUBERNETES_WRITE_S)
         return Times(**{name: getattr(self, name) for name in self.__slots__} | own)

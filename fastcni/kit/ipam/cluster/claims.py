@@ -15,11 +15,10 @@ from fastcni._system import open_regular, unlock
 from fastcni.kernel import waiting
 from fastcni.kit.call.files import make_folders
 from fastcni.kit.call.names import digest
-from fastcni.kit.ipam.cluster import allocate, singles
-from fastcni.kit.ipam.cluster.contract import ACTIVE, NODE_TTL_S, Changed, Fenced, Node, StoreAway, Taken
+from fastcni.kit.ipam.cluster import allocate, hold, singles
+from fastcni.kit.ipam.cluster.contract import ACTIVE, Changed, Fenced, Node, StoreAway, Taken
 from fastcni.kit.ipam.cluster.grid import cidr_text
 from fastcni.kit.ipam.cluster.node_state import FOLDER, STICKY, MadeSpace
-from fastcni.kit.ipam.cluster.released import boottime
 from fastcni.kit.ipam.cluster.stores import key_of, store_of, store_text
 from fastcni.kit.ipam.store import boot_id
 from fastcni.spec.errors import IO_FAILURE, TRY_AGAIN_LATER, CniError
@@ -110,7 +109,7 @@ def _provide(req: Request, it: Attachment, store: Store) -> None:
                 break
         if not noted:
             refuse(store, it.keys, claimed, req.warn)
-        check_hold(state)
+        check_hold(store, it.keys, req.warn)
         for i in it.missing():
             if it.asked.wanted[i] is not None:
                 singles.give_fixed(req, it, store, me, i)
@@ -189,12 +188,17 @@ def confirm(store: Store, keys: Keys, warn: Warn) -> None:
     except (Fenced, Changed):
         rejoin(store, keys, warn)
         return
-    suspect = restored(state.history, store.history())
+    suspect = restored(state.history, store.history()) or (not other and is_missing_blocks(store, keys, state))
     if suspect or other or state.boot != boot_id().decode():
         rejoin(store, keys, warn, suspect)
         return
     with MadeSpace(keys, warn) as space:
         space.times.note_confirmed(True)
+
+
+def is_missing_blocks(store: Store, keys: Keys, state: State) -> bool:
+    """Whether the store has not all blocks of this node. A restored store may have a higher revision by now."""
+    return bool(state.blocks.keys() - {block.cidr for block in store.blocks(keys.space, keys.node)})
 
 
 def confirm_once(req: Request, keys: Keys) -> None:
@@ -252,10 +256,9 @@ def rejoin(store: Store, keys: Keys, warn: Warn, suspect: bool = False, wanted: 
             state.drop_block(cidr)
             warn(f"block {cidr} of space {keys.space} is not this node's any more: no new address is given of it")
         if suspect:
-            seconds = keys.store.get("node_ttl", NODE_TTL_S)
-            state.hold = boottime() + seconds
-            warn(f"the store {store_text(keys.store)} was restored or replaced: no block is claimed for "
-                 f"{seconds:g} s, while the nodes claim their own again")
+            state.hold = hold.begin(keys.store)
+            warn(f"the store {store_text(keys.store)} was restored or replaced: no block is claimed for at least "
+                 f"{hold.seconds_of(keys.store):g} s, while the nodes claim their own again")
         state.history = now
         singles.note_ended(space, state, joined.singles)
         space.save(state)
@@ -280,11 +283,11 @@ def restored(before: tuple[str, int], now: tuple[str, int]) -> bool:
     return bool(before[0]) and (now[0] != before[0] or now[1] < before[1])
 
 
-def check_hold(state: State) -> None:
-    if (left := state.hold - boottime()) > 0:
-        raise CniError(TRY_AGAIN_LATER, f"no block can be claimed for another {left:.0f} s: the store was restored or "
-                       "replaced", "meanwhile each node claims its own blocks again, so that no address is given "
-                       "twice")
+def check_hold(store: Store, keys: Keys, warn: Warn) -> None:
+    """Raise CniError 11 while no block may be claimed, because the store was restored; StoreAway."""
+    if why := hold.reason(store, keys, warn):
+        raise CniError(TRY_AGAIN_LATER, f"no block can be claimed {why}", "each node claims its own blocks again first, "
+                       "so that no address is given twice")
 
 
 # -- blocks -----------------------------------------------------------------------------------------------
@@ -357,8 +360,7 @@ def refuse(store: Store, keys: Keys, blocks: Sequence[Block], warn: Warn) -> Non
     for block in blocks:
         store.give_back(block)
     rejoin(store, keys, warn, suspect=True)
-    with MadeSpace(keys, warn) as space:
-        check_hold(space.state)
+    check_hold(store, keys, warn)
 
 
 def candidates(one: Range, prefix: int, seed: str, known: set[str]) -> Iterator[str]:

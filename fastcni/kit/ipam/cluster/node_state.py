@@ -75,7 +75,7 @@ class State:
     lost                cidrs of blocks that are not this node's any more: their pods keep their addresses
     later               [{"address", "container", "ifname", "to": "" or "kept"}]: Singles to be released or kept, which
                         the store could not do yet
-    hold                the CLOCK_BOOTTIME until which no block is claimed, because the store was restored
+    hold                the pause in which no block is claimed, because the store was restored: see hold.py
     """
 
     __slots__ = ("blocks", "boot", "epoch", "grid", "history", "hold", "later", "lost", "node", "numbers", "plans",
@@ -92,7 +92,7 @@ class State:
         self.blocks = {row[0]: Own(*row) for row in get("blocks", ())}
         self.lost: list[str] = get("lost", [])
         self.later: list[dict[str, str]] = get("later", [])
-        self.hold: float = get("hold", 0.0)
+        self.hold: Any = get("hold") or None
         self.plans: dict[Range, Plan] = {}
         self.numbers: dict[tuple[int, int], Own] | None = None
 

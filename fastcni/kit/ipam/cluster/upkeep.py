@@ -7,7 +7,7 @@ keys: any Keys of the space, see conf.py; its ranges matter for room() and claim
 
 from __future__ import annotations
 
-from fastcni.kit.ipam.cluster import allocate, claims, singles
+from fastcni.kit.ipam.cluster import allocate, claims, hold, singles
 from fastcni.kit.ipam.cluster.claims import ClaimLock
 from fastcni.kit.ipam.cluster.contract import ASKED, HELD, KEPT, REFUSED, Changed
 from fastcni.kit.ipam.cluster.grid import to_int, to_packed
@@ -95,9 +95,7 @@ def claim_ahead(store: Store, keys: Keys, warn: Warn) -> list[str]:
         ranges = short_of(keys, warn)           # another request may have claimed meanwhile
         with MadeSpace(keys, warn) as space:
             before = set(space.state.blocks)
-            if space.state.hold > boottime():
-                return []
-        if ranges:
+        if ranges and not hold.reason(store, keys, warn):
             me = claims.node_of(claims.ready(store, keys, warn, ranges))
             for one in ranges:                  # one range after the other: one that is full stops no other
                 claims.claim_for(store, me, keys, [one], warn)
