@@ -182,22 +182,23 @@ def confirm(store: Store, keys: Keys, warn: Warn) -> None:
         state, other = space.state, allocate.other_store(space)
     if not state.node:
         return
+    known = state.boot == boot_id().decode() and not other
     try:
         if state.boot == boot_id().decode():
             store.keep_alive(node_of(state))
     except (Fenced, Changed):
         rejoin(store, keys, warn)
         return
-    suspect = restored(state.history, store.history()) or (not other and is_missing_blocks(store, keys, state))
-    if suspect or other or state.boot != boot_id().decode():
+    suspect = restored(state.history, store.history()) or (known and lacks_blocks(store, keys, state))
+    if suspect or not known:
         rejoin(store, keys, warn, suspect)
         return
     with MadeSpace(keys, warn) as space:
         space.times.note_confirmed(True)
 
 
-def is_missing_blocks(store: Store, keys: Keys, state: State) -> bool:
-    """Whether the store has not all blocks of this node. A restored store may have a higher revision by now."""
+def lacks_blocks(store: Store, keys: Keys, state: State) -> bool:
+    """Whether the store lacks a block of this node. A restored store may have a higher revision by now."""
     return bool(state.blocks.keys() - {block.cidr for block in store.blocks(keys.space, keys.node)})
 
 
@@ -286,8 +287,8 @@ def restored(before: tuple[str, int], now: tuple[str, int]) -> bool:
 def check_hold(store: Store, keys: Keys, warn: Warn) -> None:
     """Raise CniError 11 while no block may be claimed, because the store was restored; StoreAway."""
     if why := hold.reason(store, keys, warn):
-        raise CniError(TRY_AGAIN_LATER, f"no block can be claimed {why}", "each node claims its own blocks again first, "
-                       "so that no address is given twice")
+        raise CniError(TRY_AGAIN_LATER, f"no block can be claimed {why}", "each node claims its own blocks again "
+                       "first, so that no address is given twice")
 
 
 # -- blocks -----------------------------------------------------------------------------------------------
