@@ -21,6 +21,7 @@ from fastcni.cli.plugins import list_plugins
 from fastcni.cli.pod import pod
 from fastcni.cli.policy import policy
 from fastcni.cli.restore import restore
+from fastcni.cli.selftest import selftest
 from fastcni.cli.serve import serve
 from fastcni.cli.settings import BIN_DIR_HELP, Settings, network_command, plugin_dirs
 from fastcni.cli.top import top
@@ -116,6 +117,7 @@ cli.add_command(netconf)
 cli.add_command(pod)
 cli.add_command(policy)
 cli.add_command(restore)
+cli.add_command(selftest)
 cli.add_command(serve)
 cli.add_command(top)
 cli.add_command(trace)

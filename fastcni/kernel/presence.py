@@ -90,10 +90,12 @@ def missing(path: str, since: float) -> tuple[str, str]:
 
 
 def process_of(path: str) -> tuple[str, str]:
-    """(the procfs, the pid) of /proc/PID/ns/net or /proc/PID/task/TID/ns/net; ("", "") for another path."""
+    """(the procfs, the pid) of /proc/PID/ns/net, /proc/PID/task/TID/ns/net or /proc/PID/fd/FD; ("", "") for another
+    path."""
     above, _, rest = path.rpartition("/proc/")
     pid, _, inner = rest.partition("/")
-    return (f"{above}/proc", pid) if pid.isdecimal() and inner.endswith("ns/net") else ("", "")
+    is_namespace = inner.endswith("ns/net") or inner.startswith("fd/")
+    return (f"{above}/proc", pid) if pid.isdecimal() and is_namespace else ("", "")
 
 
 def sees_processes(proc: str = "/proc") -> bool:

@@ -34,7 +34,8 @@ SHOWN = [*commands(page("troubleshooting.md")), *commands(section(page("command.
 
 def test_the_pages_show_commands_that_exist():
     words = {line.split()[1] for line in SHOWN if line.startswith("fastcni ")}
-    assert words == {"doctor", "list", "inspect", "explain", "adopt", "gc", "restore", "netconf", "status"}
+    assert words == {"doctor", "list", "inspect", "explain", "adopt", "gc", "restore", "netconf", "status",
+                     "selftest"}
     named = set(re.findall(r"`fastcni ([a-z]+)", page("troubleshooting.md")))
     assert named - set(cli.commands) == set()
 

@@ -165,7 +165,7 @@ def test_a_clock_that_was_set_forward_since_the_boot_makes_no_pod_older_than_the
 # -- processes ---------------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("on_the_node, state", [(True, GONE), (False, UNKNOWN)])
-@pytest.mark.parametrize("path", ["ns/net", "task/7/ns/net"])
+@pytest.mark.parametrize("path", ["ns/net", "task/7/ns/net", "fd/7"])
 def test_a_process_that_does_not_exist_is_gone_where_all_processes_are_seen(monkeypatch, path, on_the_node, state):
     """In a container with its own PID namespace, "no such process" says nothing of the node's processes."""
     monkeypatch.setattr(presence, "sees_processes", lambda proc: on_the_node)

@@ -1,0 +1,98 @@
+"""The command `fastcni selftest`: does the network of this node work, by packets of two pods of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import asdict
+from types import FrameType
+from typing import Any
+
+import click
+
+from fastcni.cli.output import put_document
+from fastcni.cli.settings import BIN_DIR_HELP, plugin_dirs, warn
+from fastcni.cli.show import printable
+from fastcni.node import confs, server_process
+from fastcni.runtime import CNI, NetworkList
+from fastcni.runtime.cni import DEFAULT_CONF_DIR
+from fastcni.selftest.records import ONE_SHOT, WARM, Check
+from fastcni.server.listening import PATH
+from fastcni.spec import errors
+from fastcni.spec.errors import CniError
+
+INTRODUCTION = """\
+This adds two pods of its own to each network, a veth link "fcst..." with the addresses of an outside host, and one host
+port, for some seconds. It changes nothing else, and removes all of it. Running pods are not touched."""
+
+
+@click.command()
+@click.argument("networks", metavar="[NET]...", nargs=-1)
+@click.option("--conf-dir", default="", metavar="DIR",
+              help=f"The directory of network configurations [NETCONFPATH, {DEFAULT_CONF_DIR}].")
+@click.option("--bin-dir", multiple=True, metavar="DIR", help=BIN_DIR_HELP)
+@click.option("--cache-dir", default="", metavar="DIR", help="The directory of cached results [/var/lib/cni].")
+@click.option("--socket", default=PATH, show_default=True, envvar="FASTCNI_SOCKET", show_envvar=True, metavar="PATH",
+              help="The server's socket.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, also for errors.")
+def selftest(networks: Sequence[str], conf_dir: str, bin_dir: Sequence[str], cache_dir: str, socket: str,
+             as_json: bool) -> int:
+    """Test the network of this node with packets of two pods of its own.
+
+    Without NET it tests each network of the configuration directory: pod to pod, gateway, node, outside, host port,
+    hairpin, masquerade, name server, MTU, bandwidth limit, IPv4 and IPv6; one-shot, and by the server if one listens.
+
+    The exit status is 0 if all checks are ok, else 1.
+    """
+    if os.geteuid() != 0:
+        raise CniError(errors.INVALID_ENVIRONMENT, "selftest makes network namespaces", "run the command as root")
+    cni = CNI(plugin_dirs(bin_dir), conf_dir or os.environ.get("NETCONFPATH") or DEFAULT_CONF_DIR, cache_dir)
+    nets = chosen(cni, networks)
+    modes = [ONE_SHOT, WARM] if socket and server_process.listener(socket) else [ONE_SHOT]
+    if not as_json:
+        click.echo(INTRODUCTION)
+        if WARM not in modes:
+            click.echo(printable(f"No server listens at {socket}, so the mode warm is not tested."))
+    os.environ["FASTCNI_SOCKET"] = socket
+    found = []
+    signal.signal(signal.SIGTERM, interrupt)
+    from fastcni.selftest.run import run
+
+    with closing(run(cni, nets, modes)) as running:
+        for check in running:
+            found.append(check)
+            if not as_json:
+                put_check(check)
+    failed = sum(not check.ok for check in found)
+    if not as_json:
+        click.echo(f"\n{len(found)} checks, {failed} failed")
+    else:
+        put_document({"checks": [asdict(check) for check in found]})
+    return 1 if failed else 0
+
+
+def chosen(cni: CNI, names: Sequence[str]) -> list[NetworkList]:
+    """Return the networks with these names, or all valid ones. Raises CniError."""
+    if names:
+        return [cni.load(name, warn) for name in names]
+    found = confs.networks(confs.read_folder(cni.conf_dir))
+    if not found:
+        raise CniError(errors.INVALID_CONFIG, f"no net configurations found in {cni.conf_dir}")
+    return found
+
+
+def interrupt(number: int, frame: FrameType | None) -> Any:
+    """End as Ctrl-C does: all that the test has made is removed."""
+    raise KeyboardInterrupt
+
+
+def put_check(check: Check) -> None:
+    """Print one line, and for a failed check where it failed, what was seen and which command to run."""
+    state = click.style("ok    ", fg="green") if check.ok else click.style("FAILED", fg="red", bold=True)
+    click.echo(f"{state}  {printable(check.network):16}  {check.mode:8}  {check.name:16} {check.ms:8.1f} ms")
+    if not check.ok:
+        click.echo(printable(f"        at:  {check.hop}"))
+        click.echo(printable(f"        why: {check.what}"))
+        click.echo(printable(f"        do:  {check.command}"))

@@ -1,0 +1,11 @@
+"""`fastcni selftest`: two pods on each network of the node, and packets between them, the node and an outside host.
+
+    records     Check, one line of the report, and Failed, which a probe raises
+    node        what an ADD would mend silently, read before the first ADD
+    namespaces  network namespaces that end with this process
+    outside     a host outside of the node: a namespace behind a veth link
+    sockets     a server of TCP and UDP in each namespace, and the probes of clients
+    icmp        echo requests
+    pods        the two pods of a network: ADD, CHECK and DEL
+    run         the order of the checks of one network in one mode
+"""

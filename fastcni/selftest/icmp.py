@@ -1,0 +1,61 @@
+"""Echo requests (RFC 792, RFC 4443) from a network namespace."""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import struct
+import time
+
+from fastcni.selftest import namespaces
+
+HEADER = struct.Struct("!BBHHH")            # type, code, checksum, identifier, sequence
+ECHO = {socket.AF_INET: (8, 0), socket.AF_INET6: (128, 129)}        # request, reply
+PROTOCOLS = {socket.AF_INET: socket.IPPROTO_ICMP, socket.AF_INET6: socket.IPPROTO_ICMPV6}
+RESEND_S = 0.3
+
+
+def ping(namespace: int, address: str, seconds: float) -> bool:
+    """Return whether a host answers an echo request within `seconds`; the request is repeated. Raises OSError if it
+    cannot be sent."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    request, reply = ECHO[family]
+    sock = namespaces.call(namespace, lambda: socket.socket(family, socket.SOCK_RAW, PROTOCOLS[family]))
+    with sock:
+        identifier, deadline = int.from_bytes(os.urandom(2), "big"), time.monotonic() + seconds
+        number = 0
+        while (left := deadline - time.monotonic()) > 0:
+            number += 1
+            sock.sendto(packet(request, identifier, number), (address, 0))
+            if awaits(sock, family, reply, identifier, min(left, RESEND_S)):
+                return True
+    return False
+
+
+def packet(kind: int, identifier: int, number: int) -> bytes:
+    """Return an echo request without data. The kernel computes the checksum of ICMPv6, and not that of ICMP."""
+    empty = HEADER.pack(kind, 0, 0, identifier, number)
+    return HEADER.pack(kind, 0, checksum(empty), identifier, number)
+
+
+def checksum(data: bytes) -> int:
+    """Return the Internet checksum (RFC 1071) of an even number of bytes."""
+    total = sum(struct.unpack(f"!{len(data) // 2}H", data))
+    total = (total & 0xFFFF) + (total >> 16)
+    return ~(total + (total >> 16)) & 0xFFFF
+
+
+def awaits(sock: socket.socket, family: int, reply: int, identifier: int, seconds: float) -> bool:
+    """Return whether an echo reply with this identifier arrives within `seconds`."""
+    deadline = time.monotonic() + seconds
+    while (left := deadline - time.monotonic()) > 0:
+        if not select.select([sock], [], [], left)[0]:
+            return False
+        data = sock.recv(2048)
+        start = 4 * (data[0] & 0x0F) if family == socket.AF_INET else 0        # the IPv4 header comes along
+        if len(data) >= start + HEADER.size:
+            kind, _, _, found, _ = HEADER.unpack_from(data, start)
+            if (kind, found) == (reply, identifier):
+                return True
+    return False

@@ -1,0 +1,114 @@
+"""Read what an ADD would mend without a word: a bridge that is down, a gateway address, forwarding that is off.
+
+The self-test reads these before its first ADD. A fault that an ADD mends cuts off the pods that run until then.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+
+from fastcni.kernel import sysctl, wire
+from fastcni.kit.links import bridges, find
+from fastcni.node.namespaces import addresses
+from fastcni.node.ranges import ranges_of
+from fastcni.runtime import CNI, NetworkList
+from fastcni.runtime.parse import flattened
+from fastcni.runtime.records import PluginConf
+from fastcni.selftest.records import Check, Failed
+from fastcni.spec.address import ip_text
+
+FORWARDING = {4: "net.ipv4.ip_forward", 6: "net.ipv6.conf.all.forwarding"}
+ROUTED = ("bridge", "ptp", "flannel")       # plugins that switch forwarding on
+
+
+def checks(cni: CNI, net: NetworkList, mode: str) -> Iterator[Check]:
+    """Yield the checks of a network that pods use already, that is whose bridge exists or that has attachments."""
+    plugins = [plugin for plugin in flattened(net.plugins) if plugin.type in ROUTED]
+    attached = [it for it in cni.attachments() if it.network == net.name]
+    sock = wire.open_socket()
+    try:
+        for plugin in plugins:
+            link = find.link(sock, bridge_of(plugin)) if plugin.type == "bridge" else None
+            if link is None and not attached:
+                continue
+            if link is not None:
+                yield check("bridge", net, mode, partial(require_up, link.name, link.up))
+                if has_gateway(plugin):
+                    there = set(addresses(sock, link.index))
+                    yield check("gateway-address", net, mode, partial(require_gateways, net, link.name, there))
+            if plugin.type != "bridge" or has_gateway(plugin):
+                yield check("forwarding", net, mode, partial(require_forwarding, net))
+    finally:
+        sock.close()
+
+
+def check(name: str, net: NetworkList, mode: str, function: Callable[[], object]) -> Check:
+    """Call the function of a check and return its Check."""
+    started = time.perf_counter()
+    try:
+        function()
+        fault = None
+    except Failed as e:
+        fault = e
+    except OSError as e:
+        fault = Failed("this node", str(e))
+    ms = round((time.perf_counter() - started) * 1e3, 2)
+    if fault is None:
+        return Check(name, net.name, mode, True, ms)
+    return Check(name, net.name, mode, False, ms, fault.hop, str(fault), fault.command)
+
+
+def missing_bridges(net: NetworkList) -> list[str]:
+    """Return the names of the network's bridges that do not exist. An ADD makes them, and no DEL removes them."""
+    sock = wire.open_socket()
+    try:
+        return [name for plugin in flattened(net.plugins) if plugin.type == "bridge"
+                and find.link(sock, name := bridge_of(plugin)) is None]
+    finally:
+        sock.close()
+
+
+def delete_bridges(names: Iterable[str]) -> None:
+    """Delete bridges that only pods of the self-test had. A bridge with another pod stays."""
+    sock = wire.open_socket()
+    try:
+        for name in names:
+            bridges.delete_unused(sock, name)
+    finally:
+        sock.close()
+
+
+def bridge_of(plugin: PluginConf) -> str:
+    return str(plugin.values.get("bridge") or "cni0")
+
+
+def has_gateway(plugin: PluginConf) -> bool:
+    """Return whether the bridge has the gateway's address, so that the node forwards for its pods."""
+    return any(plugin.values.get(key) for key in ("isGateway", "isDefaultGateway"))
+
+
+def require_up(bridge: str, up: bool) -> None:
+    if not up:
+        raise Failed(f"bridge {bridge}", f"the bridge {bridge} is down: its pods reach nothing",
+                     f"ip link set {bridge} up")
+
+
+def require_gateways(net: NetworkList, bridge: str, there: set[str]) -> None:
+    """there: the addresses of the bridge. Only the gateways of host-local's ranges are known."""
+    for it in ranges_of([net]):
+        gateway = ip_text(it.range.gateway)
+        if gateway not in there:
+            raise Failed(f"bridge {bridge}", f"the bridge {bridge} lacks the gateway's address {gateway}: its pods "
+                         "reach nothing beyond the bridge",
+                         f"ip address add {gateway}/{it.range.prefix} dev {bridge}")
+
+
+def require_forwarding(net: NetworkList) -> None:
+    families = {4 if len(it.range.gateway) == 4 else 6 for it in ranges_of([net])} or {4}
+    for family in sorted(families):
+        name = FORWARDING[family]
+        if sysctl.exists(name) and sysctl.read(name) == "0":
+            raise Failed("the node's forwarding", f"{name} is 0: pods reach nothing outside of this node",
+                         f"sysctl -w {name}=1")

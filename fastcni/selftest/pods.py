@@ -1,0 +1,120 @@
+"""The two pods of the self-test on one network: their namespaces, servers, and the requests of a runtime."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from fastcni.kernel import wire
+from fastcni.kit.links import find
+from fastcni.runtime import CNI, NetworkList, RuntimeConf
+from fastcni.selftest import namespaces, sockets
+from fastcni.selftest.records import Failed
+from fastcni.spec import address as addresses
+from fastcni.spec import result as results
+from fastcni.spec.errors import CniError
+
+IFNAME = "eth0"
+PREFIX = "fastcni-selftest-"            # of container IDs; the process ID follows
+
+
+class Pod:
+    """One pod. Raises OSError.
+
+    namespace: a descriptor. server: the pod's server. ips: packed addresses of ADD. gateways, texts: {4 or 6: the first
+    address as text}. result: of ADD.
+    """
+
+    def __init__(self, cni: CNI, net: NetworkList, number: int) -> None:
+        self.cni, self.net, self.number = cni, net, number
+        self.namespace = namespaces.new()
+        try:
+            self.server = sockets.Server(self.namespace)
+        except BaseException:
+            os.close(self.namespace)
+            raise
+        self.runtime: RuntimeConf | None = None
+        self.result: dict[str, Any] = {}
+        self.ips: list[bytes] = []
+        self.texts: dict[int, str] = {}
+        self.gateways: dict[int, str] = {}
+
+    @property
+    def name(self) -> str:
+        return f"pod {self.number}"
+
+    def add(self, capabilities: Mapping[str, Any]) -> None:
+        """Send ADD. Raises Failed."""
+        self.runtime = RuntimeConf(f"{PREFIX}{os.getpid()}-{self.number}", namespaces.path_of(self.namespace), IFNAME,
+                                   [("IgnoreUnknown", "1")], capabilities)
+        try:
+            self.result = self.cni.add(self.net, self.runtime) or {}
+        except CniError as e:
+            raise Failed("ADD", str(e), f"fastcni netconf --strict {self.net.name}") from None
+        whole = results.to_version(results.create_any(self.result), "1.1.0")
+        for ip in whole.get("ips") or ():
+            packed, _ = addresses.read_cidr(ip["address"])
+            family = 4 if len(packed) == 4 else 6
+            self.ips.append(packed)
+            self.texts.setdefault(family, addresses.ip_text(packed))
+            if ip.get("gateway"):
+                self.gateways.setdefault(family, ip["gateway"])
+
+    def check(self) -> None:
+        """Send CHECK. Raises Failed."""
+        assert self.runtime
+        try:
+            self.cni.check(self.net, self.runtime)
+        except CniError as e:
+            raise Failed("CHECK", str(e), "fastcni doctor") from None
+
+    def delete(self) -> None:
+        """Send DEL, and look for what it left. Raises Failed."""
+        if self.runtime is None:
+            return
+        runtime, self.runtime = self.runtime, None
+        try:
+            self.cni.delete(self.net, runtime)
+        except CniError as e:
+            self.runtime = runtime
+            raise Failed("DEL", str(e), f"fastcni gc {self.net.name}") from None
+        sock = namespaces.call(self.namespace, wire.open_socket)
+        try:
+            left = find.link(sock, IFNAME)
+        finally:
+            sock.close()
+        if left is not None:
+            raise Failed("DEL", f"the link {IFNAME} is still in the pod", f"fastcni gc {self.net.name}")
+        if self.cni.attachments(runtime.container_id):
+            raise Failed("DEL", "the result of ADD is still in the cache", f"fastcni gc {self.net.name}")
+
+    def close(self) -> None:
+        """Delete the pod, in any state. Raises Failed if its DEL fails; the namespace is removed then, too."""
+        try:
+            self.delete()
+        finally:
+            self.server.close()
+            os.close(self.namespace)
+
+    def mtu(self) -> int:
+        """Return the MTU of the pod's link in bytes. Raises OSError."""
+        sock = namespaces.call(self.namespace, wire.open_socket)
+        try:
+            link = find.link(sock, IFNAME)
+        finally:
+            sock.close()
+        if link is None:
+            raise Failed(self.name, f"there is no link {IFNAME}")
+        return link.mtu
+
+
+def leftovers(cni: CNI, network: str) -> list[RuntimeConf]:
+    """Return the attachments to a network of self-tests whose process has ended without their DEL."""
+    found = []
+    for it in cni.attachments():
+        pid = it.container_id.removeprefix(PREFIX).partition("-")[0]
+        is_ours = it.network == network and it.container_id.startswith(PREFIX) and pid.isdecimal()
+        if is_ours and not os.path.exists(f"/proc/{pid}"):
+            found.append(RuntimeConf(it.container_id, "", it.ifname, it.args or (), it.capability_args or {}))
+    return found

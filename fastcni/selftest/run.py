@@ -1,0 +1,220 @@
+"""The checks of a network: two pods, packets between them, the node and a host outside, then DEL."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
+from fastcni.kernel import netns, sysctl
+from fastcni.runtime import CNI, NetworkList
+from fastcni.runtime.exec import Exec
+from fastcni.runtime.parse import flattened
+from fastcni.selftest import icmp, node, sockets
+from fastcni.selftest.outside import Outside
+from fastcni.selftest.pods import Pod, leftovers
+from fastcni.selftest.records import ONE_SHOT, Check, Failed
+
+PROBE_S = 1.5                   # a probe's limit; they run at the same time
+BULK_S = 1.2
+RATE = 8_000_000                # bit/s of the bandwidth check
+BURST = 80_000                  # bits
+ALLOWED = 1.3                   # of the limit: what a TCP stream of BULK_S may exceed
+BRIDGE_FILTER = "net.bridge.bridge-nf-call-iptables"
+NOT_REACHED = ("macvlan", "ipvlan")     # pods of these plugins do not reach their own node, by design
+
+
+class Network:
+    """One network in one mode. host: a descriptor of the node's namespace."""
+
+    def __init__(self, cni: CNI, net: NetworkList, mode: str, outside: Outside, host: int,
+                 server: sockets.Server) -> None:
+        self.cni, self.net, self.mode = cni, net, mode
+        self.outside, self.host, self.server = outside, host, server
+        plugins = flattened(net.plugins)
+        self.types = {plugin.type for plugin in plugins}
+        self.capabilities = {name for plugin in plugins for name, on in plugin.capabilities.items() if on}
+        self.masquerades = any(plugin.values.get("ipMasq") for plugin in plugins)
+        self.host_port = 0
+
+    def checks(self) -> Generator[Check, None, None]:
+        """Add two pods, yield each check, and delete the pods, also if the caller stops early."""
+        with ExitStack() as opened:
+            pods = [Pod(self.cni, self.net, number) for number in (1, 2)]
+            for pod in pods:
+                opened.callback(self._close, pod)
+            added = self._check("add", partial(self._add, pods))
+            yield added
+            if not added.ok:
+                return
+            self.outside.route_to([packed for pod in pods for packed in pod.ips])
+            probes = list(self._probes(*pods))
+            with ThreadPoolExecutor(len(probes)) as pool:
+                yield from pool.map(lambda probe: self._check(*probe), probes)
+            if "bandwidth" in self.capabilities:
+                yield self._check("bandwidth", partial(self._require_limit, *pods))
+            yield self._check("check", partial(each, pods, Pod.check))
+            yield self._check("del", partial(each, pods, Pod.delete))
+
+    def _close(self, pod: Pod) -> None:
+        try:
+            pod.close()
+        except Failed:                  # the check "del" has reported it, or "add" the reason
+            return
+
+    def _check(self, name: str, function: Callable[[], object]) -> Check:
+        return node.check(name, self.net, self.mode, function)
+
+    def _add(self, pods: list[Pod]) -> None:
+        first, second = pods
+        first.add({})
+        given: dict[str, Any] = {}
+        if "portMappings" in self.capabilities:
+            self.host_port = sockets.free_port()
+            given["portMappings"] = [{"hostPort": self.host_port, "containerPort": second.server.port,
+                                      "protocol": "tcp"}]
+        if "bandwidth" in self.capabilities:
+            given["bandwidth"] = {"ingressRate": RATE, "ingressBurst": BURST, "egressRate": RATE, "egressBurst": BURST}
+        second.add(given)
+        if not second.ips:
+            raise Failed("IPAM", "the result of ADD has no address", f"fastcni netconf {self.net.name}")
+
+    # -- the probes of packets -----------------------------------------------------------------------------------------
+
+    def _probes(self, one: Pod, two: Pod) -> Iterator[tuple[str, Callable[[], None]]]:
+        """Yield (name, function that raises Failed or OSError) of each address family that both pods have."""
+        for family in sorted(one.texts.keys() & two.texts.keys()):
+            suffix = "-ipv6" if family == 6 else ""
+            yield f"pod{suffix}", partial(self._pod_to_pod, one, two, family)
+            yield f"mtu{suffix}", partial(self._full_size, one, two, family)
+            if not self.types.intersection(NOT_REACHED):
+                yield from self._probes_of_node(one, two, family, suffix)
+        for address in (one.result.get("dns") or {}).get("nameservers") or ():
+            yield "dns", partial(self._dns, one, address)
+
+    def _probes_of_node(self, one: Pod, two: Pod, family: int, suffix: str) -> Iterator[tuple[str, Callable[[], None]]]:
+        if gateway := one.gateways.get(family):
+            yield f"gateway{suffix}", partial(self._gateway, one, gateway)
+            if sockets.has_address(gateway):
+                yield f"host{suffix}", partial(self._to_host, one, gateway)
+            yield f"host-to-pod{suffix}", partial(self._from_host, two, family)
+        if family in self.outside.host and gateway:
+            yield f"outside{suffix}", partial(self._to_outside, one, family)
+        if self.host_port and family in self.outside.node:
+            yield f"host-port{suffix}", partial(self._host_port, self.outside.namespace, "the outside host",
+                                                  family)
+            if self._can_hairpin():
+                yield f"hairpin{suffix}", partial(self._host_port, two.namespace, "the pod itself", family)
+
+    def _can_hairpin(self) -> bool:
+        """Return whether the configuration lets a pod reach itself by a host port. Where br_netfilter translates the
+        address inside of the bridge, that takes the bridge's key hairpinMode."""
+        bridges = [plugin for plugin in flattened(self.net.plugins) if plugin.type == "bridge"]
+        return all(plugin.values.get("hairpinMode") for plugin in bridges) or not (
+            sysctl.exists(BRIDGE_FILTER) and sysctl.read(BRIDGE_FILTER) == "1")
+
+    def _tcp(self, namespace: int, address: str, port: int, hop: str, what: str,
+             command: str = "fastcni doctor") -> str:
+        try:
+            return sockets.connect(namespace, address, port, PROBE_S)
+        except OSError as e:
+            raise Failed(hop, f"{what}: TCP to {address}:{port}: {e.strerror or e}", command) from None
+
+    def _pod_to_pod(self, one: Pod, two: Pod, family: int) -> None:
+        self._tcp(one.namespace, two.texts[family], two.server.port, "between two pods",
+                  f"{one.name} ({one.texts[family]}) does not reach {two.name}")
+
+    def _gateway(self, pod: Pod, gateway: str) -> None:
+        try:
+            answered = icmp.ping(pod.namespace, gateway, PROBE_S)
+        except OSError as e:
+            raise Failed("the pod's route", f"{pod.name} cannot send to its gateway {gateway}: {e.strerror}") from None
+        if not answered:
+            raise Failed("the pod's gateway", f"the gateway {gateway} does not answer {pod.name}'s echo requests",
+                         f"ip address show to {gateway}")
+
+    def _to_host(self, pod: Pod, gateway: str) -> None:
+        self._tcp(pod.namespace, gateway, self.server.port, "the node's input", f"{pod.name} does not reach the node",
+                  "nft list ruleset; iptables -S INPUT")
+
+    def _from_host(self, pod: Pod, family: int) -> None:
+        self._tcp(self.host, pod.texts[family], pod.server.port, "from the node to the pod",
+                  f"the node does not reach {pod.name}", f"ip route get {pod.texts[family]}")
+
+    def _to_outside(self, pod: Pod, family: int) -> None:
+        seen = self._tcp(pod.namespace, self.outside.host[family], self.outside.server.port, "the node's forwarding",
+                         f"{pod.name} does not reach a host outside of the node (by {self.outside.link})")
+        if self.masquerades and seen == pod.texts[family]:
+            raise Failed("masquerade", f"the outside host sees the pod's own address {seen}, although the network has "
+                         "ipMasq", "fastcni restore")
+
+    def _host_port(self, namespace: int, who: str, family: int) -> None:
+        self._tcp(namespace, self.outside.node[family], self.host_port, "the host port",
+                  f"{who} does not reach the pod by port {self.host_port} of the node", "fastcni restore")
+
+    def _full_size(self, one: Pod, two: Pod, family: int) -> None:
+        size = one.mtu()
+        try:
+            arrived = sockets.datagram(one.namespace, two.texts[family], two.server.port, size, PROBE_S)
+        except OSError as e:
+            raise Failed("the MTU", f"a packet of {size} bytes, the MTU of {one.name}'s link, cannot be sent to "
+                         f"{two.name}: {e.strerror}", "ip link") from None
+        if not arrived:
+            raise Failed("the MTU", f"a packet of {size} bytes, the MTU of {one.name}'s link, does not reach "
+                         f"{two.name}", "ip link")
+
+    def _dns(self, pod: Pod, address: str) -> None:
+        try:
+            answered = sockets.answers_dns(pod.namespace, address, PROBE_S)
+        except OSError as e:
+            raise Failed("the name server", f"{pod.name} cannot ask the name server {address}: {e.strerror}") from None
+        if not answered:
+            raise Failed("the name server", f"the name server {address} of the network does not answer {pod.name}")
+
+    def _require_limit(self, one: Pod, two: Pod) -> None:
+        family = min(two.texts)
+        found = sockets.rate(one.namespace, two.texts[family], two.server, BULK_S)
+        if not 0 < found <= RATE * ALLOWED:
+            raise Failed("the bandwidth limit", f"{two.name} receives {found / 1e6:.1f} Mbit/s, its limit is "
+                         f"{RATE / 1e6:.0f}", "tc qdisc show")
+
+
+def each(pods: Iterable[Pod], method: Callable[[Pod], None]) -> None:
+    """Call a method of each pod."""
+    for pod in pods:
+        method(pod)
+
+
+def run(cni: CNI, nets: list[NetworkList], modes: list[str]) -> Generator[Check, None, None]:
+    """Yield the checks of each network in each mode. Raises OSError, and CniError for what earlier tests left.
+
+    The plugins are executed. In ONE_SHOT mode they find no server.
+    """
+    with ExitStack() as opened:
+        host = netns.open_own()
+        opened.callback(os.close, host)
+        server = sockets.Server(host)
+        opened.callback(server.close)
+        for net in nets:
+            for left in leftovers(cni, net.name):
+                cni.delete(net, left)
+            missing = node.missing_bridges(net)
+            yield from node.checks(cni, net, modes[0])
+            try:
+                for mode in modes:
+                    outside = Outside()
+                    try:
+                        yield from Network(for_mode(cni, mode), net, mode, outside, host, server).checks()
+                    finally:
+                        outside.close()
+            finally:
+                node.delete_bridges(missing)
+
+
+def for_mode(cni: CNI, mode: str) -> CNI:
+    """Return the runtime whose plugins run in a mode."""
+    environ = {**os.environ, "FASTCNI_SOCKET": ""} if mode == ONE_SHOT else None
+    return CNI(cni.plugin_dirs, cni.conf_dir, cni.cache.directory, Exec(environ))
