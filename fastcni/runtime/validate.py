@@ -117,7 +117,8 @@ class Judge:
         if ipam:
             yield "ipam.type", ipam
             self.conf.section("ipam").text("type")          # known, even if no reader asks for it
-            self.read(ipam, self.conf)
+            if self.plugin.type != "flannel" or "ipam" in self.plugin.values:       # flannel writes it, if it is absent
+                self.read(ipam, self.conf)
 
     def read(self, kind: str, conf: Section) -> None:
         """Call a plugin's read(), if fastcni has the plugin."""

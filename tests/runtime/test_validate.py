@@ -5,6 +5,7 @@ import json
 import pytest
 
 from fastcni import plugins
+from fastcni.agent import files
 from fastcni.runtime import parse_list
 from fastcni.runtime.validate import ERROR, WARNING, validate
 
@@ -43,6 +44,20 @@ def test_a_misspelt_key_is_found(found, where, conf, meant):
     assert severity == WARNING
     assert what == f'unknown key "{where.rpartition(".")[2]}"'
     assert hint == f'did you mean "{meant}"?'
+
+
+@pytest.mark.parametrize("conf", [
+    {"type": "flannel"}, {"type": "flannel", "delegate": {"hairpinMode": True, "isDefaultGateway": True}},
+    {"type": "flannel", "ipam": {"type": "host-local", "dataDir": "/run/x"}}])
+def test_flannel_needs_no_ipam_because_it_writes_it(found, conf):
+    """Strict validation said "IPAM config missing 'ipam' key" and "ADD fails" about each list of flannel."""
+    assert found(conf) == {}
+
+
+def test_the_list_that_the_agent_writes_has_no_fault(found, tmp_path):
+    files.write_conflist(str(tmp_path / "10-flannel.conflist"), policies=True)
+    document = json.loads((tmp_path / "10-flannel.conflist").read_text())
+    assert found(*document["plugins"]) == {}
 
 
 def test_a_key_of_the_list_is_found(found):
