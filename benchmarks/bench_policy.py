@@ -14,6 +14,7 @@ import gc
 import os
 import select
 import statistics
+import subprocess
 import tempfile
 import time
 import traceback
@@ -194,11 +195,13 @@ def ask(site, agent, rounds):
     server makes it for each request."""
     first = len(site.pods) + len(site.others)
     found = []
+    subprocess.run(["ip", "link", "add", "port", "type", "veth", "peer", "name", "peer"], check=True)
     latency = LatencyRequest(3600, Silent())
     latency.hold()
     for number in range(first, first + rounds):
         one = pod(number, number % APPS)
-        previous = {"cniVersion": "1.1.0", "interfaces": [{"name": "br0"}, {"name": "eth0", "sandbox": "/pod"}],
+        previous = {"cniVersion": "1.1.0",
+                    "interfaces": [{"name": "port"}, {"name": "eth0", "sandbox": "/pod", "mac": "02:00:00:00:00:01"}],
                     "ips": [{"address": f"{ip_text(packed)}/32", "interface": 1} for packed in one.addresses]}
         conf = {"cniVersion": "1.1.0", "name": "net", "type": "policy", "agentSocketPath": agent.socket,
                 "prevResult": previous, "args": {"cni": {"labels": [

@@ -41,11 +41,11 @@ if TYPE_CHECKING:
 
 NFTA_SET_TABLE, NFTA_SET_NAME, NFTA_SET_FLAGS, NFTA_SET_KEY_TYPE, NFTA_SET_KEY_LEN = 1, 2, 3, 4, 5
 NFTA_SET_DATA_TYPE, NFTA_SET_DATA_LEN, NFTA_SET_DESC, NFTA_SET_ID, NFTA_SET_USERDATA = 6, 7, 9, 10, 13
-NFTA_SET_DESC_CONCAT, NFTA_SET_FIELD_LEN = 2, 1
+NFTA_SET_DESC_SIZE, NFTA_SET_DESC_CONCAT, NFTA_SET_FIELD_LEN, NFTA_SET_TIMEOUT = 1, 2, 1, 11
 NFTA_SET_ELEM_LIST_TABLE, NFTA_SET_ELEM_LIST_SET, NFTA_SET_ELEM_LIST_ELEMENTS = 1, 2, 3
 NFTA_SET_ELEM_KEY, NFTA_SET_ELEM_DATA, NFTA_SET_ELEM_FLAGS, NFTA_SET_ELEM_USERDATA = 1, 2, 3, 6
 NFTA_SET_ELEM_KEY_END = 10
-NFT_SET_INTERVAL, NFT_SET_MAP, NFT_SET_CONCAT = 0x4, 0x8, 0x80
+NFT_SET_INTERVAL, NFT_SET_MAP, NFT_SET_TIMEOUT, NFT_SET_EVAL, NFT_SET_CONCAT = 0x4, 0x8, 0x10, 0x20, 0x80
 NFT_SET_ELEM_INTERVAL_END = 0x1
 NFT_DATA_VERDICT = 0xFFFFFF00
 TYPE_IPADDR, TYPE_IP6ADDR, TYPE_ETHERADDR, TYPE_INET_PROTOCOL, TYPE_INET_SERVICE, TYPE_IFNAME = 7, 8, 9, 12, 13, 41
@@ -138,6 +138,16 @@ def add_set(batch: Batch, family: int, table: str, name: str, key: Sequence[int]
     if key_type == TYPE_IFNAME:         # libnftnl: KEYBYTEORDER host, so that nft prints the name
         batch.raw(NFTA_SET_USERDATA, b"\0\x04" + (1).to_bytes(4, ORDER))
     return batch.be32(NFTA_SET_ID, set_id)
+
+
+def add_dynamic_set(batch: Batch, family: int, table: str, name: str, key: Sequence[int], *, set_id: int, size: int,
+                    timeout_ms: int) -> Batch:
+    """Add a set whose elements rules add. An element is deleted when no rule has updated it for the timeout."""
+    key_type, key_size = concat_type(key)
+    batch.begin(NFT_MSG_NEWSET, NLM_F_ACK | NLM_F_CREATE, nfgenmsg(family), f"add nftables set {table} {name}")
+    batch.text(NFTA_SET_TABLE, table).text(NFTA_SET_NAME, name).be32(NFTA_SET_FLAGS, NFT_SET_EVAL | NFT_SET_TIMEOUT)
+    batch.be32(NFTA_SET_KEY_TYPE, key_type).be32(NFTA_SET_KEY_LEN, key_size).be64(NFTA_SET_TIMEOUT, timeout_ms)
+    return batch.nest(NFTA_SET_DESC).be32(NFTA_SET_DESC_SIZE, size).end().be32(NFTA_SET_ID, set_id)
 
 
 def del_set(batch: Batch, family: int, table: str, name: str) -> Batch:

@@ -33,9 +33,11 @@ NFT_META_MARK, NFT_META_L4PROTO = 3, 16
 NFT_PAYLOAD_LL_HEADER, NFT_PAYLOAD_NETWORK_HEADER, NFT_PAYLOAD_TRANSPORT_HEADER = 0, 1, 2
 NFT_LOOKUP_F_INV = 1
 NFT_CMP_EQ, NFT_CMP_NEQ = 0, 1
-NFT_CT_STATE, NFT_CT_STATUS = 0, 2
+NFT_CT_STATE, NFT_CT_STATUS, NFT_CT_SRC_IPS = 0, 2, {4: 19, 16: 21}        # NFT_CT_SRC_IP, _IP6, by length
+IP_CT_DIR_ORIGINAL, IP_CT_DIR_REPLY = 0, 1
 NF_CT_STATE_ESTABLISHED, NF_CT_STATE_RELATED = 1 << 1, 1 << 2      # linux/netfilter/nf_conntrack_common.h
 NFT_FIB_RESULT_ADDRTYPE, NFTA_FIB_F_DADDR = 3, 1 << 1
+NFT_DYNSET_OP_UPDATE = 1
 NFT_NAT_DNAT = 1
 NF_NAT_RANGE_PROTO_RANDOM_FULLY = 1 << 4      # linux/netfilter/nf_nat.h
 IPPROTO_ICMPV6 = 58
@@ -225,6 +227,23 @@ def ct(key: int) -> Expression:
     return "ct", lambda b: b.be32(1, NFT_REG_1).be32(2, key)
 
 
+def ct_saddr(length: int, direction: int, register: int) -> Expression:
+    """ct original ip saddr, or with IP_CT_DIR_REPLY ct reply ip saddr; or ip6. NFTA_CT_DREG 1, _KEY 2, _DIRECTION 3"""
+    return "ct", lambda b: b.be32(1, register).be32(2, NFT_CT_SRC_IPS[length]).u8(3, direction)
+
+
+def update_limit(set_name: str, set_id: int, rate: int, burst: int) -> Expression:
+    """update @<set_name> { <register 1> limit rate <rate>/second burst <burst> packets }: go on within the limit.
+
+    NFTA_DYNSET_SET_NAME 1, _SET_ID 2, _OP 3, _SREG_KEY 4, _EXPR 7; NFTA_LIMIT_RATE 1, _UNIT 2, _BURST 3
+    """
+    def write(b: Batch) -> Batch:
+        b.text(1, set_name).be32(2, set_id).be32(3, NFT_DYNSET_OP_UPDATE).be32(4, NFT_REG_1)
+        b.nest(7).text(NFTA_EXPR_NAME, "limit").nest(NFTA_EXPR_DATA)
+        return b.be64(1, rate).be64(2, 1).be32(3, burst).end().end()
+    return "dynset", write
+
+
 def fib_daddr_type() -> Expression:
     """Load the kind of route (RTN_*) of the destination address. NFTA_FIB_DREG 1, _RESULT 2, _FLAGS 3"""
     return "fib", lambda b: b.be32(1, NFT_REG_1).be32(2, NFT_FIB_RESULT_ADDRTYPE).be32(3, NFTA_FIB_F_DADDR)
@@ -341,6 +360,16 @@ def any_mark(bits: int) -> tuple[Expression, ...]:
 def destination_translated() -> tuple[Expression, ...]:
     """ct status dnat"""
     return ct(NFT_CT_STATUS), *_any_bit(nft.IPS_DST_NAT)
+
+
+def established() -> tuple[Expression, ...]:
+    """ct state established"""
+    return ct(NFT_CT_STATE), *_any_bit(NF_CT_STATE_ESTABLISHED)
+
+
+def related() -> tuple[Expression, ...]:
+    """ct state related"""
+    return ct(NFT_CT_STATE), *_any_bit(NF_CT_STATE_RELATED)
 
 
 def established_or_related() -> tuple[Expression, ...]:

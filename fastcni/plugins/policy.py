@@ -5,16 +5,20 @@ K8S_POD_NAMESPACE and K8S_POD_NAME of CNI_ARGS, else "default" and the container
 object. If policies are in files and the pod is not, its labels are those of the capability `labels`, of
 `args.cni.labels` ([{"key": "app", "value": "web"}], CNI's conventions), or LABELS=app:web,tier:front of CNI_ARGS.
 
-The pod's traffic has to be forwarded by the node: another plugin before this one makes a link with an end on the host.
+The pod's traffic has to be forwarded by the node: another plugin before this one makes a veth pair with an end on the
+host, the pod's port. There the pod is held to its addresses and its MAC. Keys allow more:
+
+    {"type": "policy", "allowedAddressPairs": [{"ipAddress": "10.1.0.100", "macAddress": "00:00:5e:00:01:05"}],
+     "allowedEtherTypes": ["0x8847"], "allowRouterAdvertisements": false, "dhcp": false}
 """
 
 from __future__ import annotations
 
 from fastcni.kit import policies
 from fastcni.kit.call import chained
-from fastcni.kit.call.conf import ENDINGS, keys_of
-from fastcni.spec import errors, version
-from fastcni.spec.config import read_args
+from fastcni.kit.call.conf import ENDINGS, keys_of, read_ethernet
+from fastcni.spec import address, errors, version
+from fastcni.spec.config import read_args, shown
 from fastcni.spec.errors import CniError
 
 TYPE_CHECKING = False
@@ -27,17 +31,21 @@ if TYPE_CHECKING:
 
 CAPABILITIES, ARGS = ("labels",), ("LABELS",)
 VERSIONS = version.ALL[version.ALL.index("0.3.0"):]         # results of earlier versions have no interfaces
+MIN_ETHERTYPE, MAX_ETHERTYPE = 0x0600, 0xFFFF
+CHECKED = {**dict.fromkeys((0x0800, 0x0806, 0x86DD), "IPv4, ARP and IPv6 are checked by address"),
+           **dict.fromkeys((0x8100, 0x88A8), "a VLAN tag in a VLAN tag hides what the frame carries")}
 KNOWN = (*ARGS, "K8S_POD_NAMESPACE", "K8S_POD_NAME", "K8S_POD_INFRA_CONTAINER_ID", "K8S_POD_UID")
 
 
 class Conf:
     """The keys of one network, and CNI_ARGS. For DEL and GC only socket."""
 
-    __slots__ = ("args", "labels", "socket")
+    __slots__ = ("args", "labels", "port", "socket")
 
     socket: str                         # agentSocketPath
     args: dict[str, str]
     labels: dict[str, str]
+    port: dict[str, Any]                # what the pod may send besides, for the agent
 
 
 def read(req: Request) -> Conf:
@@ -51,7 +59,39 @@ def read(req: Request) -> Conf:
         conf.labels[each.text("key")] = each.text("value")
     given: Section = keys.section("runtimeConfig").section("labels")
     conf.labels |= {key: given.text(key) for key in given.values}
+    conf.port = {"pairs": [read_pair(each) for each in keys.sections("allowedAddressPairs")],
+                 "types": [read_ethertype(keys, at, each) for at, each in enumerate(keys.items("allowedEtherTypes"))],
+                 "router": keys.flag("allowRouterAdvertisements"), "dhcp": keys.flag("dhcp")}
     return conf
+
+
+def read_pair(section: Section) -> dict[str, str]:
+    """One of allowedAddressPairs, as the agent has it. Raises CniError 7."""
+    text, mac = section.text("ipAddress"), section.text("macAddress")
+    try:
+        packed, prefix = address.read_cidr(text) if "/" in text else (found := address.read_ip(text), 8 * len(found))
+    except ValueError:
+        raise section.wrong("ipAddress", f"expected an address or a prefix, got {shown(text)}") from None
+    if not mac:
+        return {"address": address.cidr_text(packed, prefix)}
+    found = read_ethernet(mac)
+    if found[0] & 1:
+        raise section.wrong("macAddress", f"expected the MAC of one station, got {mac}")
+    return {"address": address.cidr_text(packed, prefix), "mac": found.hex()}
+
+
+def read_ethertype(keys: Section, at: int, value: object) -> int:
+    """One of allowedEtherTypes: 35015, or "0x88c7". Raises CniError 7."""
+    key = f"allowedEtherTypes[{at}]"
+    try:
+        found = int(value, 16) if isinstance(value, str) else value
+    except ValueError:
+        found = None
+    if type(found) is not int or not MIN_ETHERTYPE <= found <= MAX_ETHERTYPE:
+        raise keys.wrong(key, f'expected an ethertype like "0x88cc", got {shown(value)}')
+    if found in CHECKED:
+        raise keys.wrong(key, f"{shown(value)} cannot be allowed: {CHECKED[found]}")
+    return found
 
 
 def read_labels(text: str) -> dict[str, str]:
@@ -68,9 +108,6 @@ def read_labels(text: str) -> dict[str, str]:
 def add(req: Request, conf: Conf, undo: Undo) -> dict[str, Any]:
     previous = chained.previous(req)
     request = about(req, conf, previous)
-    if not any(not interface.get("sandbox") for interface in previous.get("interfaces", ())):
-        raise CniError(errors.INVALID_CONFIG, "the pod's traffic does not pass the node: policies cannot hold for it",
-                       "put it behind a plugin that makes a link with an end on the host, as bridge and ptp do")
     policies.admit()
     undo(delete, req, conf)
     try:
@@ -78,6 +115,14 @@ def add(req: Request, conf: Conf, undo: Undo) -> dict[str, Any]:
     except policies.Away as e:
         raise CniError(errors.TRY_AGAIN_LATER, unreachable(conf, e), policies.HINT) from None
     return previous
+
+
+def restore(req: Request, conf: Conf) -> None:
+    """Tell the agent again: of pods of an earlier version it does not know the port."""
+    try:
+        policies.ask(conf.socket, {"do": "protect", **about(req, conf, chained.previous(req))})
+    except policies.Away as e:
+        raise CniError(errors.TRY_AGAIN_LATER, unreachable(conf, e), policies.HINT) from None
 
 
 def delete(req: Request, conf: Conf) -> None:
@@ -122,7 +167,16 @@ def about(req: Request, conf: Conf, previous: dict[str, Any]) -> dict[str, Any]:
     if not addresses:
         raise CniError(errors.INVALID_CONFIG, f"prevResult has no address of {req.ifname}")
     name = conf.args.get("K8S_POD_NAME") or req.container_id
+    interfaces = previous.get("interfaces", ())
+    links = [each["name"] for each in interfaces if not each.get("sandbox")]
+    if not links:
+        raise CniError(errors.INVALID_CONFIG, "the pod's traffic does not pass the node: policies cannot hold for it",
+                       "put it behind a plugin that makes a link with an end on the host, as bridge and ptp do")
+    macs = [each.get("mac", "") for each in interfaces if each["name"] == req.ifname and each.get("sandbox")]
+    if not macs or not macs[0]:
+        raise CniError(errors.INVALID_CONFIG, f"prevResult has no MAC of {req.ifname}")
     return {"id": [req.name, req.container_id, req.ifname],
+            "links": links, "port": {**conf.port, "mac": read_ethernet(macs[0]).hex()},
             "pod": f"{conf.args.get('K8S_POD_NAMESPACE') or 'default'}/{name}",
             "uid": conf.args.get("K8S_POD_UID", ""), "labels": conf.labels, "addresses": addresses}
 

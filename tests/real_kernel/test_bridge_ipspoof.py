@@ -2,31 +2,7 @@
 
 import pytest
 from agent.policy import frames
-from agent.policy.frames import (
-    ECHO6,
-    ETH_P_8021AD,
-    ETH_P_ARP,
-    ETH_P_EXPERIMENT,
-    ETH_P_RARP,
-    ICMPV6,
-    MARK,
-    MLD_QUERY,
-    MLD_REPORT,
-    NEIGHBOUR_ADVERT,
-    NEIGHBOUR_SOLICIT,
-    NONCE,
-    REDIRECT,
-    ROUTER_ADVERT,
-    ROUTER_ALERT,
-    ROUTER_SOLICIT,
-    SOURCE_LINK,
-    TARGET_LINK,
-    link_local,
-    mac_bytes,
-    neighbour,
-    report,
-    udp,
-)
+from agent.policy.frames import link_local
 from real_kernel.node import cid_of, elements, rules, run, set_sysctl, source_seen
 
 from fastcni.kernel import nft, wire
@@ -45,24 +21,12 @@ def conf(node):
 
 # -- frames by hand ---------------------------------------------------------------------------------------
 
-def ipv4(mac, source, **more):
-    return frames.ipv4(mac, source, "255.255.255.255", udp(), **more)
+def frames_of(mac):
+    return frames.Pod(mac, ("10.22.0.2", "fd00:22::2"), ("10.22.0.3", "fd00:22::3"), "10.22.0.1", OTHER_MAC)
 
 
-def ipv6(mac, source, packet=None, **more):
-    return frames.ipv6(mac, source, "ff02::1", packet or udp(), hop_limit=255, **more)
-
-
-def arp(mac, sender_mac, sender_ip, kind=ETH_P_ARP):
-    return frames.arp(mac, sender_mac, sender_ip, kind=kind)
-
-
-def solicits(target, mac, **more):
-    return neighbour(NEIGHBOUR_SOLICIT, target, [(SOURCE_LINK, mac_bytes(mac))] if mac else (), **more)
-
-
-def announces(target, mac, **more):
-    return neighbour(NEIGHBOUR_ADVERT, target, [(TARGET_LINK, mac_bytes(mac))] if mac else (), **more)
+def ipv4(mac, source):
+    return frames_of(mac).ipv4(source)
 
 
 def passed(sender, receiver, sent):
@@ -71,84 +35,14 @@ def passed(sender, receiver, sent):
     return frames.arrived(sent, sender, receiver, sent[last])
 
 
-def own_frames(mac):
-    own, local, alert = "fd00:22::2", link_local(mac), {"headers": [ROUTER_ALERT]}
-    return {
-        "IPv4": ipv4(mac, "10.22.0.2"),
-        "IPv4 in a VLAN": ipv4(mac, "10.22.0.2", tags=[7]),
-        "ARP": arp(mac, mac, "10.22.0.2"),
-        "ARP probe": arp(mac, mac, "0.0.0.0"),
-        "IPv6": ipv6(mac, own),
-        "IPv6 in a VLAN": ipv6(mac, own, tags=[7]),
-        "IPv6, link-local": ipv6(mac, local),
-        "ICMPv6 echo": ipv6(mac, own, (ICMPV6, bytes((ECHO6, 0, 0, 0, 0, 0, 0, 0)) + MARK)),
-        "solicitation of a neighbour": ipv6(mac, own, solicits("fd00:22::3", mac)),
-        "the same without its MAC": ipv6(mac, own, solicits("fd00:22::3", "")),
-        "solicitation of a router": ipv6(mac, local, neighbour(
-            ROUTER_SOLICIT, options=[(SOURCE_LINK, mac_bytes(mac))])),
-        "the same from ::": ipv6(mac, "::", neighbour(ROUTER_SOLICIT)),
-        "advertisement of its address": ipv6(mac, own, announces(own, mac)),
-        "the same without its MAC ": ipv6(mac, own, announces(own, "")),
-        "advertisement of its link-local": ipv6(mac, local, announces(local, mac)),
-        "duplicate address detection": ipv6(mac, "::", neighbour(NEIGHBOUR_SOLICIT, own, [(NONCE, b"random")])),
-        "the same, link-local": ipv6(mac, "::", neighbour(NEIGHBOUR_SOLICIT, local)),
-        "MLD report": ipv6(mac, local, report(), **alert),
-        "MLD report from ::": ipv6(mac, "::", report(), **alert),
-        "MLDv1 report from ::": ipv6(mac, "::", report(MLD_REPORT), **alert),
-        "the last one": ipv4(mac, "10.22.0.2"),
-    }
-
-
-def forged_frames(mac):
-    """All but the first have the pod's MAC, so macspoofchk alone lets them pass."""
-    own, local = "fd00:22::2", link_local(mac)
-    double = [7, 8], [0, 0], [(ETH_P_8021AD, 0), 0], [0, 0, 0], [0, (ETH_P_8021AD, 0), 0, 0]
-    return {
-        "another MAC": ipv4(OTHER_MAC, "10.22.0.2"),
-        "a neighbour's IPv4": ipv4(mac, "10.22.0.3"),
-        "a neighbour's IPv4 in a VLAN": ipv4(mac, "10.22.0.3", tags=[7]),
-        **{f"its IPv4 in VLANs {tags}": ipv4(mac, "10.22.0.2", tags=tags) for tags in double},
-        **{f"its IPv6 in VLANs {tags}": ipv6(mac, own, tags=tags) for tags in double},
-        "the gateway's IPv4": ipv4(mac, "10.22.0.1"),
-        "0.0.0.0": ipv4(mac, "0.0.0.0"),
-        "ARP for a neighbour": arp(mac, mac, "10.22.0.3"),
-        "ARP with another MAC": arp(mac, OTHER_MAC, "10.22.0.2"),
-        "ARP probe with another MAC": arp(mac, OTHER_MAC, "0.0.0.0"),
-        "RARP": arp(mac, mac, "10.22.0.2", kind=ETH_P_RARP),
-        "a neighbour's IPv6": ipv6(mac, "fd00:22::3"),
-        "a neighbour's IPv6 in a VLAN": ipv6(mac, "fd00:22::3", tags=[7]),
-        "another link-local": ipv6(mac, link_local(OTHER_MAC)),
-        "::": ipv6(mac, "::"),
-        "echo from ::": ipv6(mac, "::", (ICMPV6, bytes((ECHO6, 0, 0, 0, 0, 0, 0, 0)) + MARK)),
-        "solicitation with another MAC": ipv6(mac, own, solicits("fd00:22::3", OTHER_MAC)),
-        "bytes behind a solicitation": ipv6(mac, own, solicits("fd00:22::3", mac, behind=MARK)),
-        "bytes in the place of its option": ipv6(mac, own, solicits("fd00:22::3", "", behind=b"8 bytes!")),
-        "three bytes behind it": ipv6(mac, own, solicits("fd00:22::3", "", behind=b"3by")),
-        "another option": ipv6(mac, own, neighbour(NEIGHBOUR_SOLICIT, "fd00:22::3", [(99, b"6bytes")])),
-        "bytes behind a solicitation of a router": ipv6(mac, local, neighbour(ROUTER_SOLICIT, behind=MARK)),
-        "bytes behind duplicate address detection": ipv6(mac, "::", neighbour(NEIGHBOUR_SOLICIT, own, behind=MARK)),
-        "advertisement for a neighbour": ipv6(mac, own, announces("fd00:22::3", mac)),
-        "advertisement with another MAC": ipv6(mac, own, announces(own, OTHER_MAC)),
-        "bytes behind an advertisement": ipv6(mac, own, announces(own, mac, behind=MARK)),
-        "advertisement behind a header": ipv6(mac, own, announces(own, mac), headers=[ROUTER_ALERT]),
-        "advertisement from a neighbour": ipv6(mac, "fd00:22::3", announces(own, mac)),
-        "a neighbour's duplicate address detection": ipv6(mac, "::", neighbour(NEIGHBOUR_SOLICIT, "fd00:22::3")),
-        "router advertisement": ipv6(mac, local, neighbour(ROUTER_ADVERT)),
-        "the same behind a header ": ipv6(mac, local, neighbour(ROUTER_ADVERT), headers=[ROUTER_ALERT]),
-        "redirect": ipv6(mac, local, neighbour(REDIRECT, "fd00:22::3")),
-        "MLD query": ipv6(mac, local, report(MLD_QUERY), headers=[ROUTER_ALERT]),
-        "another protocol": frames.ethernet(mac, frames.BROADCAST, ETH_P_EXPERIMENT),
-    }
-
-
 # -- frames that pass -------------------------------------------------------------------------------------
 
 def test_pod_can_send_only_from_its_own_addresses(node, pod_netns, conf):
     pod, neighbour = pod_netns(), pod_netns()
     mac = node.add(conf, pod)["interfaces"][2]["mac"]
     node.add(node.conf(*DUAL, isGateway=True), neighbour)
-    own = own_frames(mac)
-    assert passed(pod, neighbour, {**forged_frames(mac), **own}) == set(own)
+    own = frames_of(mac).own()
+    assert passed(pod, neighbour, {**frames_of(mac).forged(), **own}) == set(own)
 
 
 def test_macspoofchk_alone_binds_the_mac_and_no_address(node, pod_netns, conf):
@@ -156,7 +50,7 @@ def test_macspoofchk_alone_binds_the_mac_and_no_address(node, pod_netns, conf):
     pod, neighbour = pod_netns(), pod_netns()
     mac = node.add({**conf, "ipspoofchk": False, "macspoofchk": True}, pod)["interfaces"][2]["mac"]
     node.add(node.conf(*DUAL, isGateway=True), neighbour)
-    sent = {**forged_frames(mac), **own_frames(mac)}
+    sent = {**frames_of(mac).forged(), **frames_of(mac).own()}
     assert passed(pod, neighbour, sent) == set(sent) - {"another MAC"}
 
 
@@ -183,7 +77,7 @@ def test_source_checks_use_the_requested_mac(node, pod_netns, conf):
     pod, neighbour = pod_netns(), pod_netns()
     node.add({**conf, "runtimeConfig": {"mac": OTHER_MAC}}, pod)
     node.add(node.conf(*DUAL, isGateway=True), neighbour)
-    own = own_frames(OTHER_MAC)
+    own = frames_of(OTHER_MAC).own()
     assert passed(pod, neighbour, own) == set(own)
 
 

@@ -12,12 +12,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fastcni.agent.policy import ports
 from fastcni.agent.policy.compile import Compiler
 from fastcni.agent.policy.objects import Pod
+from fastcni.agent.policy.state import IN, OUT, VERSIONS
 from fastcni.spec import address
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from fastcni.agent.policy.compile import Element
+    from fastcni.agent.policy.ports import Port
 
     Id = tuple[str, str, str]           # network, container ID, name of the link
 
@@ -27,13 +32,20 @@ FOLDER = "pods"                     # in that of the agent
 @dataclass(frozen=True, slots=True)
 class Attachment:
     """id: network, container ID, name of the link. pod: key of the pod, "shop/web". labels: as they were at ADD.
-    addresses: packed. sequence: a later ADD of the node has a higher number, also after a restart of the agent."""
+    addresses: packed. sequence: a later ADD of the node has a higher number, also after a restart of the agent. port:
+    where the pod is held; None: an earlier version has written the file."""
 
     id: Id
     pod: str
     labels: Mapping[str, str]
     addresses: tuple[bytes, ...]
     sequence: int = 0
+    port: Port | None = None
+
+    @property
+    def all_addresses(self) -> tuple[bytes, ...]:
+        """The pod's addresses for policies."""
+        return (*self.addresses, *self.port.further) if self.port else self.addresses
 
     @property
     def file(self) -> str:
@@ -52,7 +64,9 @@ class AttachedCompiler(Compiler):
         self.attachments: dict[Id, Attachment] = {}
         self.sequence = 0
         self._deleted: dict[str, Pod] = {}              # last objects of pods that have attachments
+        self._written: dict[Id, set[Element]] = {}      # elements of ports
         self._of: dict[str, set[Id]] = {}               # by pod
+        self._on: dict[str, Id] = {}                    # by name of the port
         self._at: dict[tuple[str, bytes], Id] = {}      # by network and address
 
     def put_pod(self, pod: Pod) -> None:
@@ -66,18 +80,23 @@ class AttachedCompiler(Compiler):
         self._put_both(key)
 
     def attach(self, it: Attachment) -> list[Attachment]:
-        """Record an ADD. Return the attachments that it replaces: earlier ones with one of its addresses, which had no
-        DEL."""
+        """Record an ADD. Return the attachments that it replaces: earlier ones with one of its addresses or its port,
+        which had no DEL."""
         network = it.id[0]
         self.sequence = max(self.sequence, it.sequence)
         self._deleted.pop(it.pod, None)
         there = {self._at[network, packed] for packed in it.addresses if (network, packed) in self._at}
+        if it.port and it.port.name in self._on:
+            there.add(self._on[it.port.name])
         gone = [found for id in there if (found := self.detach(id)) and found.id != it.id]
         self.detach(it.id)
         self.attachments[it.id] = it
         self._of.setdefault(it.pod, set()).add(it.id)
         self._at.update({(network, packed): it.id for packed in it.addresses})
         self._put_both(it.pod)
+        if it.port:
+            self._on[it.port.name] = it.id
+            self._put_port(it.id)
         return gone
 
     def detach(self, id: Id) -> Attachment | None:
@@ -87,6 +106,9 @@ class AttachedCompiler(Compiler):
             return None
         for packed in it.addresses:
             self._at.pop((id[0], packed), None)
+        if it.port:
+            self._on.pop(it.port.name, None)
+            self._put_port(id)
         self._of[it.pod].discard(id)
         if not self._of[it.pod]:
             del self._of[it.pod]
@@ -106,8 +128,35 @@ class AttachedCompiler(Compiler):
             return
         namespace, _, name = key.partition("/")
         known = said or self._deleted.get(key) or Pod(namespace, name, there[-1].labels)
-        told = [*(said.addresses if said else ()), *(packed for each in there for packed in each.addresses)]
+        told = [*(said.addresses if said else ()), *(packed for each in there for packed in each.all_addresses)]
         super().put_pod(replace(known, addresses=tuple(dict.fromkeys(told)), node=self.node or known.node))
+
+    def elements_of(self, id: Id) -> set[Element]:
+        """The elements of an attachment's port, as they were put last."""
+        return self._written.get(id, set())
+
+    def _put_port(self, id: Id) -> None:
+        it, wanted = self.attachments.get(id), set()
+        if it and it.port:
+            shut, mute = (any(packed in self.state.elements[f"{direction}{VERSIONS[len(packed)]}"]
+                              for packed in it.addresses) for direction in (IN, OUT))
+            wanted = set(ports.elements(it.port, it.addresses, shut=shut, mute=mute))
+        old = self._written.pop(id, set())
+        if wanted:
+            self._written[id] = wanted
+        for element in wanted - old:
+            self._hold(element)
+        for element in old - wanted:
+            self._release(element)
+
+    def _lead(self, map_name: str, packed: bytes, direction: str, names: tuple[str, ...]) -> None:
+        """A port whose pod becomes restricted, or is no longer, has other elements."""
+        before = packed in self.state.elements[map_name]
+        super()._lead(map_name, packed, direction, names)
+        if before != (packed in self.state.elements[map_name]):
+            for key in self._local.get(packed, ()):
+                for id in self._of.get(key, ()):
+                    self._put_port(id)
 
 
 def order(it: Attachment) -> tuple[int, Id]:
@@ -121,7 +170,8 @@ def keep(folder: str, it: Attachment) -> None:
     """Write its file, before the ADD answers. A crash may leave a part of it: then the ADD has failed, and read_all()
     removes the part. Raises OSError."""
     document = {"id": it.id, "pod": it.pod, "labels": dict(it.labels),
-                "addresses": [address.ip_text(packed) for packed in it.addresses], "sequence": it.sequence}
+                "addresses": [address.ip_text(packed) for packed in it.addresses], "sequence": it.sequence,
+                **({"port": ports.written(it.port)} if it.port else {})}
     fd = os.open(f"{folder}/{it.file}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         os.write(fd, json.dumps(document).encode() + b"\n")
@@ -168,4 +218,5 @@ def read(document: Any) -> Attachment:
     if not isinstance(sequence := document.get("sequence", 0), int):
         raise TypeError("sequence: expected a number")
     return Attachment((network, container, ifname), str(document["pod"]), labels,
-                      tuple(map(address.read_ip, document["addresses"])), sequence)
+                      tuple(map(address.read_ip, document["addresses"])), sequence,
+                      ports.read(document["port"]) if document.get("port") else None)

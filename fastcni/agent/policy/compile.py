@@ -18,7 +18,18 @@ from fastcni.agent.policy.chains import Compiled, group_set, named_set
 from fastcni.agent.policy.evaluate import Cluster
 from fastcni.agent.policy.groups import Groups
 from fastcni.agent.policy.objects import EGRESS, INGRESS
-from fastcni.agent.policy.state import LINK, LINK_LOCAL, PREFIXES, VERSIONS, Chain, Journal, Set, State, short_hash
+from fastcni.agent.policy.state import (
+    LINK,
+    LINK_LOCAL,
+    PORT_SETS,
+    PREFIXES,
+    VERSIONS,
+    Chain,
+    Journal,
+    Set,
+    State,
+    short_hash,
+)
 from fastcni.kernel.nft_elements import concat, service
 
 if TYPE_CHECKING:
@@ -45,7 +56,7 @@ class Compiler:
         self._compiled: dict[tuple[str, str], Compiled] = {}        # by policy's key and direction
         self._selecting: dict[Group, set[str]] = {}                 # keys of the policies that select a group's pods
         self._used: Counter[str] = Counter()                        # how many chains use a set, or elements a chain
-        self._held: dict[str, Counter[bytes]] = {}                  # by set: how many pods have an element
+        self._held: dict[str, Counter[bytes]] = {name: Counter() for name in PORT_SETS}     # by set: holders of a key
         self._local: dict[bytes, set[str]] = {}                     # keys of this node's pods, by address
 
     def take(self) -> Change:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from fastcni._netlink import Batch
 from fastcni.agent.policy import interpret
 from fastcni.agent.policy.evaluate import Connection
-from fastcni.agent.policy.state import MAPS
+from fastcni.agent.policy.state import MAPS, PORT_SETS
 from fastcni.kernel import conntrack, rtnl, uapi, wire
 from fastcni.server.wakeup import Wakeup
 
@@ -84,7 +84,7 @@ def suspects(state: State, change: Change) -> set[bytes]:
     for name in MAPS & change.added.keys():
         found.update(change.added[name])
     for name, keys in change.removed.items():
-        if name not in MAPS:
+        if name not in MAPS and name not in PORT_SETS:
             length = state.sets[name].length
             found.update(key[:length] for key in keys)
     if changed := change.chains.keys() - change.new_chains:

@@ -97,18 +97,22 @@ class Engine:
         known = any(packed in elements[name] for name in MAPS for packed in it.addresses)
         gone = self.compiler.attach(it)
         restricted = {name: keys for name in MAPS if (keys := [key for key in it.addresses if key in elements[name]])}
-        if known or not restricted or not self._loaded or not self._drop(restricted):
+        port: dict[str, list[bytes]] = {}
+        for name, key in self.compiler.elements_of(it.id):
+            port.setdefault(name, []).append(key)
+        if known or not restricted or not self._loaded or not self._drop(restricted, port):
             self.commit()
         return gone
 
-    def _drop(self, elements: dict[str, list[bytes]]) -> bool:
-        """Return whether the kernel drops them. If not, another program has changed the table."""
+    def _drop(self, addresses: dict[str, list[bytes]], port: dict[str, list[bytes]]) -> bool:
+        """Return whether the kernel drops them, and holds the port. If not, another program has changed the table."""
         try:
-            self.rules.drop(elements)
+            self.rules.drop(addresses, port)
         except NetlinkError:
             return False
-        for name, keys in elements.items():
-            self._dropped.setdefault(name, []).extend(keys)
+        for elements in (addresses, port):
+            for name, keys in elements.items():
+                self._dropped.setdefault(name, []).extend(keys)
         return True
 
     def _write(self) -> Change | None:
@@ -117,7 +121,8 @@ class Engine:
             return None
         change = self.compiler.take()
         for name, keys in self._dropped.items():
-            change.removed.setdefault(name, []).extend(keys)
+            there = () if name in MAPS else self.compiler.state.elements[name]
+            change.removed.setdefault(name, []).extend([key for key in keys if key not in there])
         self._loaded = False            # also after other errors, because take() gives a change only once
         try:
             self.rules.write(change)

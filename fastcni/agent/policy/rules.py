@@ -2,20 +2,25 @@
 
     chain egress {
         type filter hook forward priority filter; policy accept;
-        ip6 hoplimit 255 icmpv6 type 133-137 accept                 (neighbours, between ports of a bridge)
+        ip6 hoplimit 255 icmpv6 jump on-link                        (neighbours, between ports of a bridge)
         ip6 daddr & ffc0:: @link6 drop
         icmpv6 type 130-143 ip6 saddr & ffc0:: @link6 accept        (groups of multicast)
         ip6 saddr & ffc0:: @link6 drop
-        ct state established,related accept
+        ct state established accept
+        ct state related jump errors
         ip saddr . ip daddr @self4 accept                           (a pod, through a service, to itself)
         tcp flags & (fin | syn | rst | ack) != syn jump midstream
+        udp sport 68 udp dport 67 ip saddr @dhcp4 accept            (pods whose addresses come from DHCP)
         ip saddr vmap @out4
     }
     chain ingress {
         type filter hook forward priority filter + 1; policy accept;
-        ct state established,related accept
-        ip6 hoplimit 255 icmpv6 type 133-137 accept
+        ct state established accept
+        ct state related jump errors-in
+        ip6 hoplimit 255 icmpv6 jump on-link
         ip saddr . ip daddr @self4 accept
+        udp sport 67 udp dport 68 ip daddr @dhcp4 accept
+        oifname @shut-links oifname . ip daddr != @from4 drop       (of a link that is no port of a bridge)
         ip daddr vmap @in4
     }
     chain midstream {
@@ -25,7 +30,8 @@
     chain all-in-... { jump in-...; jump in-...; drop }              (pods with the same policies share it)
     chain in-... { ip saddr @g4-... tcp dport 80 accept comment "shop/web ingress[0]" }
 
-and the same of IPv6. Only the hook `forward` is needed: traffic between a pod and its own node is always allowed.
+and the same of IPv6. port_rules.py has the chains that check what a pod's port sends, and those of ICMP errors. Of what
+passes these, only the hook `forward` is needed: traffic between a pod and its own node is always allowed.
 
 A packet that `egress` accepts comes to `ingress`. If one chain of the hook did both, each rule of egress would lead to
 all chains of ingress. Older kernels follow each of these ways in the check below: with 500 policies, one ADD took 17 s
@@ -50,13 +56,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from fastcni.agent.policy import port_rules
 from fastcni.agent.policy.objects import INGRESS
 from fastcni.agent.policy.state import IN, LENGTHS, LINK, LINK_LOCAL_MASK, OUT, VERSIONS
 from fastcni.kernel import nft, nft_rules
 from fastcni.kernel.nft_elements import service
 from fastcni.kernel.nft_rules import (
     DADDRS,
-    IP6_HOP_LIMIT,
     IPPROTO_ICMPV6,
     NFT_CMP_NEQ,
     NFT_META_L4PROTO,
@@ -90,32 +96,34 @@ SET_ID = 1                      # the kernel finds sets by their names
 IPPROTO_TCP = 6
 FIN_SYN_RST_ACK, SYN = b"\x17", b"\x02"
 NEW = (1 << 3).to_bytes(4, nft.ORDER)   # NF_CT_STATE_BIT(IP_CT_NEW)
-ON_LINK = b"\xff"                # hop limit 255
-ROUTER_SOLICIT, REDIRECT = b"\x85", b"\x89"             # ICMPv6 133 to 137, RFC 4861
 MLD_QUERY, MLD2_REPORT = b"\x82", b"\x8f"               # 130 to 143, no echo and no error among them
 
 
 def permanent_rules() -> Iterator[tuple[str, Rule]]:
     """(chain, rule) of the chains that are always there."""
-    neighbours = (meta(NFT_META_L4PROTO), compare(bytes((IPPROTO_ICMPV6,))), payload(IP6_HOP_LIMIT), compare(ON_LINK),
-                  payload(nft_rules.ICMPV6_TYPE), between(ROUTER_SOLICIT, REDIRECT), accept())
     reports = (meta(NFT_META_L4PROTO), compare(bytes((IPPROTO_ICMPV6,))), payload(nft_rules.ICMPV6_TYPE),
                between(MLD_QUERY, MLD2_REPORT))
     from_link, to_link = ((*address(16), mask(LINK_LOCAL_MASK), in_set(LINK, SET_ID))
                           for address in (nft_rules.saddr, nft_rules.daddr))
-    known = (*nft_rules.established_or_related(), accept())
-    yield EGRESS_CHAIN, neighbours
+    known = (*nft_rules.established(), accept())
+    yield EGRESS_CHAIN, port_rules.to_neighbours()
     yield EGRESS_CHAIN, (*to_link, drop())
     yield EGRESS_CHAIN, (*reports, *from_link, accept())
     yield EGRESS_CHAIN, (*from_link, drop())
     yield EGRESS_CHAIN, known
+    yield EGRESS_CHAIN, (*nft_rules.related(), jump(port_rules.ERRORS))
     yield INGRESS_CHAIN, known
-    yield INGRESS_CHAIN, neighbours
+    yield INGRESS_CHAIN, (*nft_rules.related(), jump(port_rules.ERRORS_IN))
+    yield INGRESS_CHAIN, port_rules.to_neighbours()
     for chain in BASE_CHAINS:
         for length in LENGTHS:
             yield chain, (*pair(length, SADDRS[length], DADDRS[length]), accept())
     yield EGRESS_CHAIN, (meta(NFT_META_L4PROTO), compare(bytes((IPPROTO_TCP,))), payload(TCP_FLAGS),
                          mask(FIN_SYN_RST_ACK), compare(SYN, NFT_CMP_NEQ), jump(MIDSTREAM))
+    for rule in port_rules.egress_rules():
+        yield EGRESS_CHAIN, rule
+    for rule in port_rules.ingress_rules():
+        yield INGRESS_CHAIN, rule
     for length in LENGTHS:
         for field in (SADDRS[length], DADDRS[length]):
             yield MIDSTREAM, (*pair(length, field, field), drop())

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING
 from fastcni._netlink import Batch
 from fastcni.agent.batches import Requests
 from fastcni.agent.contract import ConfigurationError
-from fastcni.agent.policy import rules
-from fastcni.agent.policy.state import PERMANENT, State, difference
+from fastcni.agent.policy import port_rules, rules
+from fastcni.agent.policy.ports import ON_BRIDGES
+from fastcni.agent.policy.state import PERMANENT, PORT_SETS, State, difference
 from fastcni.kernel import nft, nft_elements, nft_rules, sysctl, uapi, wire
-from fastcni.kernel.nft_elements import ADDRESS_TYPES, TYPE_INET_SERVICE
+from fastcni.kernel.nft_elements import ADDRESS_TYPES, TYPE_ETHERADDR, TYPE_ETHERTYPE, TYPE_IFNAME, TYPE_INET_SERVICE
 from fastcni.kernel.wire import NetlinkError
 
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 
 FAMILY, TABLE = nft.NFPROTO_INET, "fastcni-policy"
 GUARD, GUARD_CHAIN = "fastcni-policy-guard", "forward"          # while the table is replaced
+BRIDGE_FAMILY = nft.NFPROTO_BRIDGE                              # of another table with the same name
+TABLES = ((FAMILY, GUARD), (FAMILY, TABLE), (BRIDGE_FAMILY, TABLE))
 COMMENT = "fastcni: network policies of pods"
 LOAD_TRANSACTIONS = 3
 OWNED = nft.NFT_TABLE_F_OWNER | nft.NFT_TABLE_F_PERSIST
@@ -64,14 +67,14 @@ class Ruleset:
     def adopt(self) -> None:
         """Take over the tables that an agent has left. Raises ConfigurationError if a running one has them."""
         requests = Transaction()
-        for table in (GUARD, TABLE):
-            for _, payload in wire.look_up(self.sock, nft.get_table(Batch(), FAMILY, table)) or ():
+        for family, table in TABLES:
+            for _, payload in wire.look_up(self.sock, nft.get_table(Batch(), family, table)) or ():
                 flags, owner = nft.read_table(payload)
                 if owner not in (0, self.port):
-                    raise ConfigurationError(f"the nftables table inet {table} belongs to another process (netlink "
-                                             f"port {owner}): if an agent runs, stop it first")
+                    raise ConfigurationError(f"the nftables table {nft.FAMILIES[family]} {table} belongs to another "
+                                             f"process (netlink port {owner}): if an agent runs, stop it first")
                 if flags & nft.NFT_TABLE_F_PERSIST:
-                    requests.add(nft.add_table, FAMILY, table, COMMENT, OWNED)
+                    requests.add(nft.add_table, family, table, COMMENT, OWNED)
         requests.commit(self.sock)
 
     def load(self, state: State) -> None:
@@ -88,7 +91,8 @@ class Ruleset:
             self.flags = 0              # Linux before 6.9
             self._guard(state)
         requests = Transaction()
-        replace_table(requests, FAMILY, TABLE, self.flags)
+        for family in (FAMILY, BRIDGE_FAMILY):
+            replace_table(requests, family, TABLE, self.flags)
         set_up(requests, state)
         try:
             requests.commit(self.sock)
@@ -129,11 +133,14 @@ class Ruleset:
             fill(requests, change)
             requests.commit(self.sock)
 
-    def drop(self, elements: Mapping[str, Iterable[bytes]]) -> None:
-        """Let addresses that are in no map lead to `drop`: {map: addresses}. Raises NetlinkError if one is there."""
+    def drop(self, addresses: Mapping[str, Iterable[bytes]], port: Mapping[str, Iterable[bytes]]) -> None:
+        """Let addresses that are in no map lead to `drop`, {map: addresses}, and add the elements of their port, {set:
+        keys}. Raises NetlinkError if an address is there."""
         requests = Transaction()
-        for name, keys in elements.items():
+        for name, keys in addresses.items():
             requests.add(nft_elements.add_elements, FAMILY, TABLE, name, [(key, nft.NF_DROP) for key in keys])
+        for name, keys in port.items():
+            add_elements(requests, name, [(key, "") for key in keys])
         requests.commit(self.sock)
 
     def remove(self) -> bool:
@@ -141,8 +148,8 @@ class Ruleset:
         agent has it."""
         self.adopt()
         there = False
-        for table in (GUARD, TABLE):
-            _, refused = wire.attempt(self.sock, nft.stop(nft.del_table(nft.start(Batch()), FAMILY, table)))
+        for family, table in TABLES:
+            _, refused = wire.attempt(self.sock, nft.stop(nft.del_table(nft.start(Batch()), family, table)))
             if refused and refused[0].errno != ENOENT:
                 raise refused[0]
             there = there or not refused
@@ -176,9 +183,16 @@ def set_up(requests: Requests, state: State) -> None:
     for name, priority in rules.BASE_CHAINS.items():
         requests.add(nft.add_base_chain, FAMILY, TABLE, name, kind="filter", hook=nft.NF_INET_FORWARD,
                      priority=priority)
-    requests.add(nft.add_chain, FAMILY, TABLE, rules.MIDSTREAM)
-    for name, rule in rules.permanent_rules():
-        requests.add(nft_rules.add_rule, FAMILY, TABLE, name, *rule)
+    for length, name in port_rules.ERROR_SETS.items():
+        requests.add(nft_elements.add_dynamic_set, FAMILY, TABLE, name, (ADDRESS_TYPES[length],), set_id=rules.SET_ID,
+                     size=port_rules.ERROR_SOURCES, timeout_ms=port_rules.ERRORS_TIMEOUT_MS)
+    for base in port_rules.BASE_CHAINS:
+        requests.add(nft.add_base_chain, base.family, TABLE, base.name, kind="filter", hook=base.hook,
+                     priority=base.priority)
+    for family, name in (*port_rules.CHAINS, (FAMILY, rules.MIDSTREAM)):
+        requests.add(nft.add_chain, family, TABLE, name)
+    for family, name, rule in (*port_rules.permanent_rules(), *((FAMILY, *each) for each in rules.permanent_rules())):
+        requests.add(nft_rules.add_rule, family, TABLE, name, *rule)
     change = difference(State(), state)
     prepare(requests, change)
     fill(requests, change)
@@ -202,16 +216,38 @@ def fill(requests: Requests, change: Change) -> None:
             add_rules(requests, name, chain)
     for name, keys in change.removed.items():
         for some in parts(keys):
-            requests.add(nft_elements.del_elements, FAMILY, TABLE, name, some)
+            if PORT_SETS.get(name) == "box":
+                requests.add(nft_elements.add_boxes, family_of(name), TABLE, name, map(halves, some), delete=True)
+            else:
+                requests.add(nft_elements.del_elements, family_of(name), TABLE, name, some)
     for name, elements in change.added.items():
         for items in parts(elements.items()):
-            requests.add(nft_elements.add_elements, FAMILY, TABLE, name, items)
+            add_elements(requests, name, items)
     for name in change.gone_chains:
         requests.add(nft_rules.flush_chain, FAMILY, TABLE, name)
     for name in change.gone_chains:
         requests.add(nft.del_chain, FAMILY, TABLE, name)
     for name in change.gone_sets:
         requests.add(nft_elements.del_set, FAMILY, TABLE, name)
+
+
+def add_elements(requests: Requests, name: str, items: list[tuple[bytes, str]]) -> None:
+    """Elements of ports may be there: drop() has added them."""
+    if PORT_SETS.get(name) == "box":
+        requests.add(nft_elements.add_boxes, family_of(name), TABLE, name, [halves(key) for key, _ in items])
+    else:
+        requests.add(nft_elements.add_elements, family_of(name), TABLE, name, items, exclusive=name not in PORT_SETS)
+
+
+def halves(key: bytes) -> tuple[bytes, bytes]:
+    """The two ends of a range."""
+    middle = len(key) // 2
+    return key[:middle], key[middle:]
+
+
+def family_of(name: str) -> int:
+    """The family of the table that has a set."""
+    return BRIDGE_FAMILY if name in ON_BRIDGES else FAMILY
 
 
 def add_rules(requests: Requests, name: str, chain: Chain) -> None:
@@ -222,9 +258,11 @@ def add_rules(requests: Requests, name: str, chain: Chain) -> None:
 def add_set(requests: Requests, name: str, one: Set) -> None:
     address = ADDRESS_TYPES.get(one.length, 0)
     key = {"map": (address,), "link": (address,), "group": (address,), "block": (address,), "self": (address, address),
-           "named": (address, TYPE_INET_SERVICE), "ports": (TYPE_INET_SERVICE,)}[one.kind]
-    requests.add(nft_elements.add_set, FAMILY, TABLE, name, key, set_id=rules.SET_ID, verdicts=one.kind == "map",
-                 intervals=bool(one.ranges))
+           "named": (address, TYPE_INET_SERVICE), "ports": (TYPE_INET_SERVICE,), "address": (address,),
+           "port": (TYPE_IFNAME,), "own": (TYPE_IFNAME, address), "box": (TYPE_IFNAME, address),
+           "mac": (TYPE_IFNAME, TYPE_ETHERADDR), "type": (TYPE_IFNAME, TYPE_ETHERTYPE)}[one.kind]
+    requests.add(nft_elements.add_set, family_of(name), TABLE, name, key, set_id=rules.SET_ID,
+                 verdicts=one.kind == "map", intervals=bool(one.ranges) or one.kind == "box")
     for some in parts(one.ranges):
         requests.add(nft_elements.add_intervals, FAMILY, TABLE, name, some)
 

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from fastcni._netlink import attributes
+from fastcni._netlink import Batch, attributes
 from fastcni.agent.contract import ConfigurationError
-from fastcni.agent.policy import attached
+from fastcni.agent.policy import attached, ports
 from fastcni.agent.policy.attached import AttachedCompiler
 from fastcni.agent.policy.engine import Engine
 from fastcni.agent.policy.evaluate import selecting
@@ -27,8 +27,15 @@ from fastcni.agent.policy.from_files import Files
 from fastcni.agent.policy.from_kubernetes import Kubernetes
 from fastcni.agent.policy.objects import EGRESS, INGRESS, PolicyError
 from fastcni.agent.policy.requests import Requests
-from fastcni.agent.policy.ruleset import FAMILY, LOAD_TRANSACTIONS, TABLE, see_bridged_traffic, sees_bridged_traffic
-from fastcni.kernel import nft, uapi, wire
+from fastcni.agent.policy.ruleset import (
+    BRIDGE_FAMILY,
+    FAMILY,
+    LOAD_TRANSACTIONS,
+    TABLE,
+    see_bridged_traffic,
+    sees_bridged_traffic,
+)
+from fastcni.kernel import nft, rtnl, uapi, wire
 from fastcni.kernel.deletions import generation
 from fastcni.kit.policies import SOCKET
 from fastcni.server.listening import ListenError
@@ -82,7 +89,9 @@ class Policies:
         for each in attached.read_all(settings.state):
             for gone in self.compiler.attach(each):
                 attached.forget(settings.state, gone)
+        self.bridges: set[int] = set()                      # indexes of those that learn as they should
         with ExitStack() as opened:             # the caller tries again after an error
+            self.route = opened.enter_context(closing(wire.open_socket()))
             self.engine = opened.enter_context(closing(Engine(self.compiler)))
             self.events = opened.enter_context(closing(wire.open_socket(uapi.NETLINK_NETFILTER,
                                                                         groups=(uapi.NFNLGRP_NFTABLES,))))
@@ -192,7 +201,7 @@ class Policies:
 
     def _note(self, kind, payload):
         """Another program's change of the table."""
-        if kind not in GENERATION and nft.read_family(payload) == FAMILY:
+        if kind not in GENERATION and nft.read_family(payload) in (FAMILY, BRIDGE_FAMILY):
             self.stale = self.stale or nft.as_text(attributes(payload, 4).get(nft.NFTA_TABLE_NAME, b"")) == TABLE
 
     def _note_dropped(self):
@@ -212,10 +221,12 @@ class Policies:
         try:
             return {"protect": self._protect, "check": self._check, "forget": self._forget, "collect": self._collect,
                     "status": self._status, "explain": self._explain}[request["do"]](request, waited)
+        except ports.Unclear as e:
+            return {"error": str(e)}
         except OSError as e:
             self.stale, self.due = True, monotonic() + RETRY_S
             return {"error": str(e), "again": True}
-        except (ValueError, TypeError, KeyError) as e:
+        except (ValueError, TypeError, KeyError, AttributeError) as e:
             return {"error": f"the request cannot be read: {e!r}"}
 
     def _protect(self, request, waited):
@@ -226,7 +237,9 @@ class Policies:
             if waited < POD_WAIT_S:
                 return None
             return {"error": f"the API server has not shown the pod {request['pod']} so far", "again": True}
-        it = attached.read({**request, "labels": pod, "sequence": self.compiler.sequence + 1})
+        known = self.compiler.attachments.get(tuple(request["id"]))         # `fastcni restore` asks again
+        it = attached.read({**request, "labels": pod, "port": self._port(request),
+                            "sequence": known.sequence if known else self.compiler.sequence + 1})
         gone = self.engine.protect(it)
         attached.keep(self.settings.state, it)
         for each in gone:
@@ -241,10 +254,20 @@ class Policies:
             return said.labels
         return request["labels"] if self.settings.folder else None
 
+    def _port(self, request) -> Any:
+        """The document of the port that a request is about. Its bridge learns only from frames that the rules see."""
+        port, bridge = ports.find_port(self.route, request)
+        if bridge and bridge.index not in self.bridges:
+            wire.exchange(self.route, rtnl.learn_no_link_local(Batch(), bridge.index))
+            self.bridges.add(bridge.index)
+        return port and ports.written(port)
+
     def _check(self, request, _):
         it = self.compiler.attachments.get(tuple(request["id"]))
         if it is None or set(it.addresses) != set(map(address.read_ip, request["addresses"])):
             return {"error": f"pod {request['pod']} is not protected with the addresses of prevResult"}
+        if it.port != ports.find_port(self.route, request)[0]:
+            return {"error": f"pod {request['pod']} is not held at its port as prevResult and the configuration say"}
         return {}
 
     def _forget(self, request, _):

@@ -12,25 +12,26 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING
 
 from fastcni.agent.policy.objects import EGRESS, INGRESS
+from fastcni.agent.policy.ports import SETS as PORT_SETS
+from fastcni.agent.policy.ports import VERSIONS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     Range = tuple[bytes, bytes]                 # first and last, packed
 
-LENGTHS = (4, 16)                               # of packed addresses
-VERSIONS = {4: "4", 16: "6"}                    # in names, by length of an address
+LENGTHS = tuple(VERSIONS)                       # of packed addresses
 IN, OUT = "in", "out"
 PREFIXES = {INGRESS: IN, EGRESS: OUT}
 LINK, LINK_LOCAL, LINK_LOCAL_MASK = "link6", b"\xfe\x80" + bytes(14), b"\xff\xc0" + bytes(14)         # fe80::/10
 MAPS = {f"{name}{version}" for name in (IN, OUT) for version in VERSIONS.values()}
-PERMANENT = {LINK, *MAPS, *(f"self{version}" for version in VERSIONS.values())}
+PERMANENT = {LINK, *MAPS, *(f"self{version}" for version in VERSIONS.values()), *PORT_SETS}
 
 
 @dataclass(frozen=True, slots=True)
 class Set:
-    """kind: "map", "self", "link", "group", "named", "block" or "ports". length: of its addresses in bytes, 0 of ports.
-    ranges: the content of blocks and ports, which never changes, because the name is its hash."""
+    """kind: "map", "self", "link", "group", "named", "block", "ports", or one of ports.py. length: of its addresses in
+    bytes, 0 of ports. ranges: the content of blocks and ports, which never changes, because the name is its hash."""
 
     kind: str
     length: int
@@ -68,8 +69,8 @@ class Chain:
 
 
 def permanent_sets() -> dict[str, Set]:
-    return {name: Set(name[:-1] if name[:-1] in ("self", "link") else "map", 4 if name.endswith("4") else 16)
-            for name in PERMANENT}
+    return {name: Set(PORT_SETS.get(name) or (name[:-1] if name[:-1] in ("self", "link") else "map"),
+                      4 if name.endswith("4") else 16) for name in PERMANENT}
 
 
 @dataclass(slots=True)

@@ -60,7 +60,7 @@ from fastcni.kernel.uapi import ETH_P_IP, ETH_P_IPV6
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from fastcni.kernel.nft_rules import Expression
 
@@ -90,7 +90,7 @@ class Sets:
 
     __slots__ = ("bound", "checks_mac", "dhcp", "macs", "own", "routers", "types")
 
-    def __init__(self, bound: str, macs: str, own: dict[int, Sequence[str]], *, checks_mac: bool = False,
+    def __init__(self, bound: str, macs: str, own: Mapping[int, Sequence[str]], *, checks_mac: bool = False,
                  routers: str = "", dhcp: str = "", types: str = "") -> None:
         self.bound, self.macs, self.own, self.checks_mac = bound, macs, own, checks_mac
         self.routers, self.dhcp, self.types = routers, dhcp, types

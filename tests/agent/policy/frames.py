@@ -94,6 +94,7 @@ def report(kind=MLD2_REPORT):
     return ICMPV6, struct.pack("!BBHI", kind, 0, 0, 0) + ip_bytes("ff02::1:ff00:1") + MARK
 
 
+ECHO = ICMPV6, bytes((ECHO6, 0, 0, 0, 0, 0, 0, 0)) + MARK
 ROUTER_ALERT = HOP_BY_HOP, struct.pack("!BBBHBB", 0, 5, 2, 0, 1, 0)
 
 
@@ -117,6 +118,111 @@ def checksum(data):
     return struct.pack("!H", 0xFFFF - total or 0xFFFF)
 
 
+# -- what a port lets pass ---------------------------------------------------------------------------------------------
+
+class Pod:
+    """A pod's own frames and forged ones. other: a neighbour's addresses (IPv4, IPv6), gateway: IPv4."""
+
+    def __init__(self, mac, own, other, gateway, other_mac="02:00:00:00:00:99"):
+        self.mac, (self.own4, self.own6), (self.other4, self.other6), self.gateway = mac, own, other, gateway
+        self.other_mac, self.local = other_mac, link_local(mac)
+
+    def ipv4(self, source, mac="", **more):
+        return ipv4(mac or self.mac, source, "255.255.255.255", udp(), **more)
+
+    def ipv6(self, source, packet=None, **more):
+        return ipv6(self.mac, source, "ff02::1", packet or udp(), hop_limit=255, **more)
+
+    def arp(self, sender_mac, sender_ip, **more):
+        return arp(self.mac, sender_mac, sender_ip, **more)
+
+    def own(self):
+        """{title: frame} of what a pod sends of itself."""
+        alert = {"headers": [ROUTER_ALERT]}
+        return {
+            "IPv4": self.ipv4(self.own4),
+            "IPv4 in a VLAN": self.ipv4(self.own4, tags=[7]),
+            "ARP": self.arp(self.mac, self.own4),
+            "ARP probe": self.arp(self.mac, "0.0.0.0"),
+            "IPv6": self.ipv6(self.own6),
+            "IPv6 in a VLAN": self.ipv6(self.own6, tags=[7]),
+            "IPv6, link-local": self.ipv6(self.local),
+            "ICMPv6 echo": self.ipv6(self.own6, ECHO),
+            "solicitation of a neighbour": self.ipv6(self.own6, solicits(self.other6, self.mac)),
+            "the same without its MAC": self.ipv6(self.own6, solicits(self.other6)),
+            "solicitation of a router": self.ipv6(self.local, neighbour(
+                ROUTER_SOLICIT, options=[(SOURCE_LINK, mac_bytes(self.mac))])),
+            "the same from ::": self.ipv6("::", neighbour(ROUTER_SOLICIT)),
+            "advertisement of its address": self.ipv6(self.own6, announces(self.own6, self.mac)),
+            "the same without its MAC ": self.ipv6(self.own6, announces(self.own6)),
+            "advertisement of its link-local": self.ipv6(self.local, announces(self.local, self.mac)),
+            "duplicate address detection": self.ipv6("::", neighbour(NEIGHBOUR_SOLICIT, self.own6,
+                                                                     [(NONCE, b"random")])),
+            "the same, link-local": self.ipv6("::", neighbour(NEIGHBOUR_SOLICIT, self.local)),
+            "MLD report": self.ipv6(self.local, report(), **alert),
+            "MLD report from ::": self.ipv6("::", report(), **alert),
+            "MLDv1 report from ::": self.ipv6("::", report(MLD_REPORT), **alert),
+        }
+
+    def forged(self):
+        """{title: frame}. All but "another MAC" have the pod's own."""
+        double = [7, 8], [0, 0], [(ETH_P_8021AD, 0), 0], [0, 0, 0], [0, (ETH_P_8021AD, 0), 0, 0]
+        return {
+            "another MAC": self.ipv4(self.own4, mac=self.other_mac),
+            "a neighbour's IPv4": self.ipv4(self.other4),
+            "a neighbour's IPv4 in a VLAN": self.ipv4(self.other4, tags=[7]),
+            **{f"its IPv4 in VLANs {tags}": self.ipv4(self.own4, tags=tags) for tags in double},
+            **{f"its IPv6 in VLANs {tags}": self.ipv6(self.own6, tags=tags) for tags in double},
+            "the gateway's IPv4": self.ipv4(self.gateway),
+            "an IPv4 of nobody": self.ipv4("8.8.8.8"),
+            "0.0.0.0": self.ipv4("0.0.0.0"),
+            "ARP for a neighbour": self.arp(self.mac, self.other4),
+            "ARP with another MAC": self.arp(self.other_mac, self.own4),
+            "ARP probe with another MAC": self.arp(self.other_mac, "0.0.0.0"),
+            "RARP": self.arp(self.mac, self.own4, kind=ETH_P_RARP),
+            "a neighbour's IPv6": self.ipv6(self.other6),
+            "a neighbour's IPv6 in a VLAN": self.ipv6(self.other6, tags=[7]),
+            "an IPv6 of nobody": self.ipv6("2001:db8::9"),
+            "another link-local": self.ipv6(link_local(self.other_mac)),
+            "::": self.ipv6("::"),
+            "echo from ::": self.ipv6("::", ECHO),
+            "another protocol": ethernet(self.mac, BROADCAST, ETH_P_EXPERIMENT),
+            "MPLS": ethernet(self.mac, BROADCAST, ETH_P_MPLS),
+            **self.forged_neighbours(),
+        }
+
+    def forged_neighbours(self):
+        alert = {"headers": [ROUTER_ALERT]}
+        return {
+            "solicitation with another MAC": self.ipv6(self.own6, solicits(self.other6, self.other_mac)),
+            "bytes behind a solicitation": self.ipv6(self.own6, solicits(self.other6, self.mac, behind=MARK)),
+            "bytes in the place of its option": self.ipv6(self.own6, solicits(self.other6, behind=b"8 bytes!")),
+            "three bytes behind it": self.ipv6(self.own6, solicits(self.other6, behind=b"3by")),
+            "another option": self.ipv6(self.own6, neighbour(NEIGHBOUR_SOLICIT, self.other6, [(99, b"6bytes")])),
+            "bytes behind a solicitation of a router": self.ipv6(self.local, neighbour(ROUTER_SOLICIT, behind=MARK)),
+            "bytes behind duplicate address detection": self.ipv6("::", neighbour(NEIGHBOUR_SOLICIT, self.own6,
+                                                                                  behind=MARK)),
+            "advertisement for a neighbour": self.ipv6(self.own6, announces(self.other6, self.mac)),
+            "advertisement with another MAC": self.ipv6(self.own6, announces(self.own6, self.other_mac)),
+            "bytes behind an advertisement": self.ipv6(self.own6, announces(self.own6, self.mac, behind=MARK)),
+            "advertisement behind a header": self.ipv6(self.own6, announces(self.own6, self.mac), **alert),
+            "advertisement from a neighbour": self.ipv6(self.other6, announces(self.own6, self.mac)),
+            "a neighbour's duplicate address detection": self.ipv6("::", neighbour(NEIGHBOUR_SOLICIT, self.other6)),
+            "router advertisement": self.ipv6(self.local, neighbour(ROUTER_ADVERT)),
+            "the same behind a header": self.ipv6(self.local, neighbour(ROUTER_ADVERT), **alert),
+            "redirect": self.ipv6(self.local, neighbour(REDIRECT, self.other6)),
+            "MLD query": self.ipv6(self.local, report(MLD_QUERY), **alert),
+        }
+
+
+def solicits(target, mac="", **more):
+    return neighbour(NEIGHBOUR_SOLICIT, target, [(SOURCE_LINK, mac_bytes(mac))] if mac else (), **more)
+
+
+def announces(target, mac="", **more):
+    return neighbour(NEIGHBOUR_ADVERT, target, [(TARGET_LINK, mac_bytes(mac))] if mac else (), **more)
+
+
 # -- sent and received ------------------------------------------------------------------------------------------------
 
 def send(netns, *frames, link="eth0"):
@@ -126,8 +232,15 @@ def send(netns, *frames, link="eth0"):
             it.send(frame)
 
 
-def arrived(frames, sender, receiver, last, link="eth0"):
-    """Which of {title: frame} the receiver's link receives. last: a frame that arrives, and is sent behind them.
+def send_all(wanted, sender, last_from):
+    """Send {title: frame}, the one with the title "" from another namespace, if last_from is one."""
+    send(sender, *(frame for title, frame in wanted.items() if title))
+    send(last_from or sender, wanted[""])
+
+
+def arrived(frames, sender, receiver, last, last_from="", link="eth0"):
+    """Which of {title: frame} the receiver's link receives. last: a frame that arrives, and is sent behind them, by
+    last_from or by the sender.
 
     A frame is recognized by its last 16 bytes, or by all of its bytes if it does not have the MARK.
     """
@@ -136,11 +249,11 @@ def arrived(frames, sender, receiver, last, link="eth0"):
         listener = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(ETH_P_ALL))
         listener.bind((link, ETH_P_ALL))
     with listener:
-        send(sender, *wanted.values())
+        send_all(wanted, sender, last_from)
         return received(listener, lambda data: {title for title, frame in wanted.items() if same(data, frame)})
 
 
-def delivered(frames, sender, receiver, last, port=80):
+def delivered(frames, sender, receiver, last, last_from="", port=80):
     """Which of {title: frame with UDP and MARK} a UDP socket of the receiver gets. last: as with arrived()."""
     wanted = marked({**frames, "": last})
     with Inside(receiver):
@@ -149,7 +262,7 @@ def delivered(frames, sender, receiver, last, port=80):
         listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(("::", port))
-        send(sender, *wanted.values())
+        send_all(wanted, sender, last_from)
         return received(listener, lambda data: {title for title, frame in wanted.items() if frame.endswith(data[-16:])})
 
 

@@ -35,6 +35,17 @@ def up(link, addresses):
             f"link set {link} up"]
 
 
+def mac_of_pod(name):
+    return f"02:00:00:00:00:{ord(name):02x}"
+
+
+def port_of(name):
+    """The host's end of a pod's link. Without a Node it has no pod."""
+    if f"port-{name}" not in [link for _, link in socket.if_nameindex()]:
+        run("ip", "link", "add", f"port-{name}", "type", "veth", "peer", "name", f"peer-{name}")
+    return f"port-{name}"
+
+
 class Node:
     """names: {pod: namespace}. Pods listen on PORTS, TCP and UDP, both families."""
 
@@ -50,7 +61,8 @@ class Node:
         for name, netns in self.names.items():
             bridged = name in ON_BRIDGE
             gateways = NODE if bridged else ROUTED_NODE
-            batch(None, f"link add port-{name} {'master br0' if bridged else ''} type veth peer eth0 netns {netns}",
+            batch(None, f"link add port-{name} {'master br0' if bridged else ''} type veth peer eth0 "
+                        f"address {mac_of_pod(name)} netns {netns}",
                   *up(f"port-{name}", () if bridged else gateways))
             batch(netns, "link set lo up", *up("eth0", ADDRESSES[name]),
                   *(f"route add default via {gateway}" for gateway in gateways))

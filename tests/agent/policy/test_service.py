@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import structlog
-from agent.policy.pods import ADDRESSES, TCP, Node
+from agent.policy.pods import ADDRESSES, TCP, Node, mac_of_pod, port_of
 
 from fastcni.agent.contract import ConfigurationError
 from fastcni.agent.policy import service
@@ -68,8 +68,9 @@ class Running:
         (self.folder / "new").rename(self.folder / "all.json")
 
     def request(self, command, name, cni_args, **keys):
-        previous = {"cniVersion": "1.1.0", "interfaces": [{"name": "br0"}, {"name": "eth0", "sandbox": "/pod"}],
-                    "ips": [{"address": f"{text}/24", "interface": 1} for text in ADDRESSES[name]]}
+        previous = {"cniVersion": "1.1.0", "interfaces": [{"name": "br0"}, {"name": port_of(name)},
+                                                          {"name": "eth0", "sandbox": "/pod", "mac": mac_of_pod(name)}],
+                    "ips": [{"address": f"{text}/24", "interface": 2} for text in ADDRESSES[name]]}
         conf = {"cniVersion": "1.1.0", "name": "net", "type": "policy", "prevResult": previous,
                 "agentSocketPath": self.settings.socket, **keys}
         return Request(Mode(), plugin="policy", command=command, conf=conf, version="1.1.0", name="net",
@@ -82,7 +83,8 @@ class Running:
         if command == "ADD":
             with Undo() as undo:
                 return plugin.add(req, conf, undo)
-        {"DEL": plugin.delete, "CHECK": plugin.check, "GC": plugin.gc, "STATUS": plugin.status}[command](req, conf)
+        {"DEL": plugin.delete, "CHECK": plugin.check, "GC": plugin.gc, "STATUS": plugin.status,
+         "RESTORE": plugin.restore}[command](req, conf)
         return req
 
     def add(self, name, **labels):

@@ -1,0 +1,209 @@
+"""The nftables rules for the ports of pods, as expressions. kit/firewall/port_sources.py has those for what a port
+sends: the chain `addresses` of `bridge fastcni-policy` and the chain `source` of `inet fastcni-policy`.
+
+What a bridge forwards to a port whose pod's ingress is restricted: `nft list table bridge fastcni-policy` prints
+
+    chain arriving {
+        type filter hook forward priority filter; policy accept;
+        ip oifname . ip daddr @own4 accept
+        ip6 oifname . ip6 daddr @own6 accept
+        oifname != @shut accept
+        arp accept
+        ip6 hoplimit 255 icmpv6 type 133-136 accept         (neighbours; with the lengths of RFC 4861)
+        icmpv6 type mld-listener-query accept
+        udp sport 67 udp dport 68 oifname @dhcp accept
+        oifname . meta protocol @types accept
+        drop
+    }
+
+Broadcast and multicast are no address of a pod, so no policy allows them. The rules of `inet fastcni-policy` decide by
+addresses what else passes. The kernel calls them for IPv4 and IPv6 only, and not for frames with two VLAN tags.
+
+ICMP errors are related to a connection, whoever sends them. In `inet fastcni-policy` these chains decide:
+
+    chain errors {                                                  (of both directions)
+        meta l4proto != icmp meta l4proto != icmpv6 accept          (connections that helpers expect)
+        ip saddr . ct original ip saddr @pods4 accept               (from an end of the connection)
+        ip saddr . ct reply ip saddr @pods4 accept
+    }
+    chain errors-in {
+        jump errors
+        ip saddr . ip saddr @pods4 return                           (another pod: what the policies say)
+        update @errors4 { ip saddr limit rate 100/second burst 100 packets } accept
+    }
+
+pods4 has the address of each pod of this node whose port is held, twice: nftables cannot compare two fields, but finds
+both in such a set. A router between has to be heard, or path MTU discovery fails; its errors are limited.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from fastcni.agent.policy import ports
+from fastcni.agent.policy.ports import BRIDGED, DHCP4, DHCP_PORTS, MACS, PODS, ROUTED, TYPES, VERSIONS
+from fastcni.kernel import nft, nft_rules
+from fastcni.kernel.nft_rules import (
+    ICMPV6_MGM_QUERY,
+    IP6_HOP_LIMIT,
+    IPPROTO_ICMPV6,
+    NFPROTOS,
+    NFT_CMP_NEQ,
+    NFT_META_L4PROTO,
+    NFT_META_OIFNAME,
+    NFT_META_PROTOCOL,
+    NFT_REG32_00,
+    NFT_REG_2,
+    SADDRS,
+    accept,
+    between,
+    compare,
+    drop,
+    ether_type,
+    icmpv6_type,
+    jump,
+    leave,
+    meta,
+    oifname_and,
+    payload,
+)
+from fastcni.kernel.uapi import ETH_P_IP, ETH_P_IPV6
+from fastcni.kit.firewall import port_sources
+from fastcni.kit.firewall.port_sources import (
+    ETH_P_ARP,
+    FROM_CLIENT,
+    IPPROTO_UDP,
+    NEIGHBOURS,
+    TH_PORTS,
+    length_is,
+    of_set,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from fastcni.kernel.nft_rules import Expression
+
+    Rule = tuple[Expression, ...]
+
+ADDRESSES, ARRIVING, SOURCE = "addresses", "arriving", "source"
+ON_LINK, ERRORS, ERRORS_IN = "on-link", "errors", "errors-in"
+IPPROTO_ICMP = 1
+LAST_HOP_LIMIT = b"\xff"                 # 255: the packet comes from the link
+ROUTER_SOLICIT, ROUTER_ADVERT, NEIGHBOUR_SOLICIT, NEIGHBOUR_ADVERT, REDIRECT = (bytes((kind,)) for kind in (
+    133, 134, 135, 136, 137))            # RFC 4861
+TO_CLIENT = b"\0\x43\0\x44"             # DHCP's ports: 67 and 68
+ERRORS_A_SECOND, ERRORS_BURST, ERRORS_TIMEOUT_MS = 100, 100, 60_000      # from one source
+ERROR_SETS, ERROR_SOURCES = {4: "errors4", 16: "errors6"}, 65_535       # by length; their sizes
+
+
+class BaseChain(NamedTuple):
+    """A chain with a hook."""
+
+    family: int
+    name: str
+    hook: int
+    priority: int
+
+
+BASE_CHAINS = (
+    BaseChain(nft.NFPROTO_BRIDGE, ADDRESSES, nft.NF_BR_PRE_ROUTING, nft.NF_BR_PRI_NAT_DST_BRIDGED + 2),
+    BaseChain(nft.NFPROTO_BRIDGE, ARRIVING, nft.NF_BR_FORWARD, nft.NF_BR_PRI_FILTER_BRIDGED),
+    BaseChain(nft.NFPROTO_INET, SOURCE, nft.NF_INET_PRE_ROUTING, nft.NF_IP_PRI_RAW))      # before conntrack
+CHAINS = ((nft.NFPROTO_BRIDGE, NEIGHBOURS), (nft.NFPROTO_BRIDGE, ON_LINK), (nft.NFPROTO_INET, NEIGHBOURS),
+          (nft.NFPROTO_INET, ON_LINK), (nft.NFPROTO_INET, ERRORS), (nft.NFPROTO_INET, ERRORS_IN))
+
+
+def sources(names: ports.Names) -> dict[int, tuple[str, str]]:
+    """{length of an address: its sets}."""
+    return {length: (names.by_length(names.own)[length], names.by_length(names.more)[length]) for length in VERSIONS}
+
+
+SOURCES = {
+    nft.NFPROTO_BRIDGE: (ADDRESSES, port_sources.Sets(BRIDGED.ports, MACS, sources(BRIDGED), checks_mac=True,
+                                                      routers=BRIDGED.routers, dhcp=DHCP_PORTS, types=TYPES)),
+    nft.NFPROTO_INET: (SOURCE, port_sources.Sets(ROUTED.ports, "", sources(ROUTED), routers=ROUTED.routers))}
+
+
+def permanent_rules() -> Iterator[tuple[int, str, Rule]]:
+    """(family, chain, rule) of the chains above."""
+    for family, (chain, sets) in SOURCES.items():
+        for rule in port_sources.rules(sets):
+            yield family, chain, rule
+        for rule in port_sources.neighbour_rules(sets):
+            yield family, NEIGHBOURS, rule
+        for rule in on_link():
+            yield family, ON_LINK, rule
+    for rule in arriving():
+        yield nft.NFPROTO_BRIDGE, ARRIVING, rule
+    for chain, rules in ((ERRORS, errors()), (ERRORS_IN, errors_in())):
+        for rule in rules:
+            yield nft.NFPROTO_INET, chain, rule
+
+
+def arriving() -> Iterator[Rule]:
+    for length, protocol in ((4, ETH_P_IP), (16, ETH_P_IPV6)):
+        own, _ = sources(BRIDGED)[length]
+        yield *ether_type(protocol), *oifname_and(nft_rules.DADDRS[length]), of_set(own), accept()
+    yield meta(NFT_META_OIFNAME), of_set(BRIDGED.shut, inverted=True), accept()
+    yield *ether_type(ETH_P_ARP), accept()
+    yield *ether_type(ETH_P_IPV6), *to_neighbours()
+    yield *ether_type(ETH_P_IPV6), *icmpv6_type(ICMPV6_MGM_QUERY), accept()
+    yield (*ether_type(ETH_P_IP), *udp_ports(TO_CLIENT), meta(NFT_META_OIFNAME), of_set(DHCP_PORTS), accept())
+    yield meta(NFT_META_OIFNAME), meta(NFT_META_PROTOCOL, NFT_REG_2), of_set(TYPES), accept()
+    yield (drop(),)
+
+
+def to_neighbours() -> Rule:
+    """ip6 hoplimit 255 icmpv6 jump on-link"""
+    return (meta(NFT_META_L4PROTO), compare(bytes((IPPROTO_ICMPV6,))), payload(IP6_HOP_LIMIT), compare(LAST_HOP_LIMIT),
+            jump(ON_LINK))
+
+
+def on_link() -> Iterator[Rule]:
+    """Neighbour discovery. A router's messages have options of any length. Held ports do not send these."""
+    kind = payload(nft_rules.ICMPV6_TYPE)
+    for size in (8, 16):
+        yield kind, compare(ROUTER_SOLICIT), *length_is(size), accept()
+    for size in (24, 32):
+        yield kind, between(NEIGHBOUR_SOLICIT, NEIGHBOUR_ADVERT), *length_is(size), accept()
+    for router in (ROUTER_ADVERT, REDIRECT):
+        yield kind, compare(router), accept()
+
+
+def errors() -> Iterator[Rule]:
+    yield (meta(NFT_META_L4PROTO), compare(bytes((IPPROTO_ICMP,)), NFT_CMP_NEQ),
+           compare(bytes((IPPROTO_ICMPV6,)), NFT_CMP_NEQ), accept())
+    for length in VERSIONS:
+        for direction in (nft_rules.IP_CT_DIR_ORIGINAL, nft_rules.IP_CT_DIR_REPLY):
+            yield (*nft_rules.saddr(length), nft_rules.ct_saddr(length, direction, NFT_REG32_00 + length // 4),
+                   of_set(PODS[length]), accept())
+
+
+def errors_in() -> Iterator[Rule]:
+    yield (jump(ERRORS),)
+    for length in VERSIONS:
+        yield (*nft_rules.saddr(length), payload(SADDRS[length], NFT_REG32_00 + length // 4),
+               of_set(PODS[length]), leave())
+        yield (*nft_rules.saddr(length), nft_rules.update_limit(ERROR_SETS[length], port_sources.SET_ID,
+                                                                ERRORS_A_SECOND, ERRORS_BURST), accept())
+
+
+def udp_ports(both: bytes) -> Rule:
+    """udp sport <...> udp dport <...>"""
+    return meta(NFT_META_L4PROTO), compare(bytes((IPPROTO_UDP,))), payload(TH_PORTS), compare(both)
+
+
+def egress_rules() -> Iterator[Rule]:
+    """Of the chain `egress`, before its maps: a lease is asked for, and answered below."""
+    yield *udp_ports(FROM_CLIENT), *nft_rules.saddr(4), of_set(DHCP4), accept()
+
+
+def ingress_rules() -> Iterator[Rule]:
+    """Of the chain `ingress`, before its maps: a restricted pod behind a link of its own gets what is for its
+    addresses."""
+    yield *udp_ports(TO_CLIENT), *nft_rules.daddr(4), of_set(DHCP4), accept()
+    for length in VERSIONS:
+        yield (meta(nft_rules.NFT_META_NFPROTO), compare(bytes((NFPROTOS[length],))), meta(NFT_META_OIFNAME),
+               of_set(ROUTED.shut), payload(nft_rules.DADDRS[length], NFT_REG_2),
+               of_set(sources(ROUTED)[length][0], inverted=True), drop())

@@ -1,0 +1,168 @@
+"""The port of a pod's attachment: the host's end of its link, and what the pod may send there.
+
+The kernel's rules for ports are in port_rules.py; each port has elements in their sets, which elements() returns. A
+port of a bridge is in the sets of the table `bridge fastcni-policy`, any other link (ptp) in those of `inet
+fastcni-policy`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from fastcni.kernel.nft_elements import concat, ifname, service
+from fastcni.kernel.uapi import IFNAMSIZ
+from fastcni.kit.links import find
+from fastcni.spec import address
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from fastcni.kernel.rtnl import Link
+    from fastcni.kernel.wire import Socket
+
+    Element = tuple[str, bytes]                 # (set, key)
+
+VERSIONS = {4: "4", 16: "6"}                    # in names, by length of an address
+
+
+class Names(NamedTuple):
+    """The sets of one kind of ports. Those of addresses are two: with 4 and 6 behind the name.
+
+    ports: all. own: port . address. more: port . prefix. routers: may send router advertisements. shut: policies
+    restrict the pod's ingress.
+    """
+
+    ports: str
+    own: str
+    more: str
+    routers: str
+    shut: str
+
+    def by_length(self, name: str) -> dict[int, str]:
+        """{length of an address: the name of its set}."""
+        return {length: f"{name}{version}" for length, version in VERSIONS.items()}
+
+    def sets(self) -> dict[str, str]:
+        """{set: kind}."""
+        return {self.ports: "port", self.routers: "port", self.shut: "port",
+                **dict.fromkeys(self.by_length(self.own).values(), "own"),
+                **dict.fromkeys(self.by_length(self.more).values(), "box")}
+
+
+BRIDGED = Names("ports", "own", "more", "routers", "shut")                      # of a bridge
+ROUTED = Names("links", "from", "more-from", "link-routers", "shut-links")
+MACS, TYPES, DHCP_PORTS, DHCP4 = "macs", "types", "dhcp", "dhcp4"
+PODS = {4: "pods4", 16: "pods6"}                # addresses of held ports, each twice: port_rules.py says why
+ON_BRIDGES = {**BRIDGED.sets(), MACS: "mac", TYPES: "type", DHCP_PORTS: "port"}         # in the table of bridges
+# {set: kind}: what a key is. "port": the name of a link; "own": with an address; "box": both ends of a range of "own"
+SETS = {**ON_BRIDGES, **ROUTED.sets(), DHCP4: "address", **dict.fromkeys(PODS.values(), "self")}
+
+
+class Unclear(Exception):
+    """A request names no port, or several. The text says what it names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A further address of a pod: packed, with a prefix length. mac: a further MAC, b"": none."""
+
+    packed: bytes
+    prefix: int
+    mac: bytes = b""
+
+    @property
+    def single(self) -> bool:
+        return self.prefix == 8 * len(self.packed)
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    """name: of the link on the host. bridged: it is a port of a bridge. mac: the pod's.
+
+    pairs: further addresses. types: further ethertypes. router: it may send router advertisements. dhcp: its addresses
+    come from DHCP.
+    """
+
+    name: str
+    bridged: bool
+    mac: bytes
+    pairs: tuple[Pair, ...] = ()
+    types: tuple[int, ...] = ()
+    router: bool = False
+    dhcp: bool = False
+
+    @property
+    def further(self) -> tuple[bytes, ...]:
+        """The single addresses among the pairs: policies treat them as the pod's own."""
+        return tuple(pair.packed for pair in self.pairs if pair.single)
+
+
+def elements(port: Port, addresses: tuple[bytes, ...], *, shut: bool, mute: bool) -> Iterator[Element]:
+    """Yield the elements of a port. shut, mute: policies restrict its pod's ingress, its egress."""
+    key = ifname(port.name)
+    macs = dict.fromkeys((port.mac, *(pair.mac for pair in port.pairs if pair.mac)))
+    single = (*addresses, *port.further)
+    names = BRIDGED if port.bridged else ROUTED
+    yield names.ports, key
+    for packed in dict.fromkeys((*single, *map(address.link_local, macs))):
+        yield f"{names.own}{VERSIONS[len(packed)]}", concat(key, packed)
+    for packed in dict.fromkeys(single):
+        yield PODS[len(packed)], concat(packed, packed)
+    if not mute:                    # a prefix has no policies of its own
+        for pair in port.pairs:
+            if not pair.single:
+                yield f"{names.more}{VERSIONS[len(pair.packed)]}", box(key, pair)
+    if port.router:
+        yield names.routers, key
+    if shut:
+        yield names.shut, key
+    if port.dhcp:
+        yield from ((DHCP4, packed) for packed in addresses if len(packed) == 4)
+    if port.bridged:
+        yield from ((MACS, concat(key, mac)) for mac in macs)
+        yield from ((TYPES, concat(key, service(number))) for number in port.types)
+        if port.dhcp:
+            yield DHCP_PORTS, key
+
+
+def box(key: bytes, pair: Pair) -> bytes:
+    """The first and the last key of a range: link . address."""
+    first = address.network(pair.packed, pair.prefix)
+    return concat(key, first) + concat(key, address.broadcast(pair.packed, pair.prefix))
+
+
+# -- requests and files ------------------------------------------------------------------------------------------------
+
+def find_port(sock: Socket, request: Mapping[str, Any]) -> tuple[Port | None, Link | None]:
+    """(the port that a request is about, its bridge or None). (None, None): an earlier plugin has asked, which does not
+    tell. Raises Unclear, OSError, and what read() raises."""
+    if "links" not in request:
+        return None, None
+    links = [link for name in request["links"] if len(name.encode()) < IFNAMSIZ and (link := find.link(sock, name))]
+    veths = [link for link in links if link.kind == "veth"]
+    if len(veths) != 1:
+        raise Unclear(f"prevResult has to name one veth on the host, the pod's port; found {len(veths)} among "
+                      f"{', '.join(request['links'])}")
+    master = find.link(sock, index=veths[0].master) if veths[0].master else None
+    bridge = master if master and master.kind == "bridge" else None
+    return read({**request["port"], "name": veths[0].name, "bridged": bridge is not None}), bridge
+
+
+def read(document: Mapping[str, Any]) -> Port:
+    """Raises ValueError, TypeError, KeyError, AttributeError."""
+    pairs = [Pair(*address.read_cidr(each["address"]), bytes.fromhex(each.get("mac", "")))
+             for each in document.get("pairs", ())]
+    mac = bytes.fromhex(document["mac"])
+    if len(mac) != 6 or any(len(pair.mac) not in (0, 6) for pair in pairs):
+        raise ValueError("a MAC has six bytes")
+    return Port(str(document["name"]), bool(document["bridged"]), mac, tuple(pairs),
+                tuple(map(int, document.get("types", ()))), bool(document.get("router")), bool(document.get("dhcp")))
+
+
+def written(port: Port) -> dict[str, Any]:
+    """The document of a port, which read() reads."""
+    return {"name": port.name, "bridged": port.bridged, "mac": port.mac.hex(), "types": list(port.types),
+            "router": port.router, "dhcp": port.dhcp,
+            "pairs": [{"address": address.cidr_text(pair.packed, pair.prefix), "mac": pair.mac.hex()}
+                      for pair in port.pairs]}
