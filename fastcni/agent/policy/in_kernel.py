@@ -7,11 +7,13 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from fastcni.agent.policy import nft_read, nft_walk
+from fastcni.agent.policy import nft_read, nft_walk, port_rules
 from fastcni.agent.policy.objects import EGRESS, INGRESS
+from fastcni.agent.policy.ports import BRIDGED, MACS, ROUTED
 from fastcni.agent.policy.rules import EGRESS_CHAIN, INGRESS_CHAIN
 from fastcni.agent.policy.ruleset import FAMILY, TABLE
 from fastcni.kernel import nft, nft_rules, uapi, wire
+from fastcni.kernel.uapi import IFNAMSIZ
 from fastcni.spec import address as addresses
 
 if TYPE_CHECKING:
@@ -22,12 +24,34 @@ if TYPE_CHECKING:
     from fastcni.agent.policy.nft_walk import Outcome
 
 DIRECTIONS = {EGRESS_CHAIN: EGRESS, INGRESS_CHAIN: INGRESS}
-HOOKS = (nft.NF_INET_PRE_ROUTING, nft.NF_INET_FORWARD, nft.NF_INET_POST_ROUTING)      # of a packet that is forwarded
+OF_PORTS = {(nft.NFPROTO_BRIDGE, port_rules.ADDRESSES): EGRESS, (FAMILY, port_rules.SOURCE): EGRESS,
+            (nft.NFPROTO_BRIDGE, port_rules.ARRIVING): INGRESS}
+HOOKS = tuple((FAMILY, hook) for hook in (nft.NF_INET_PRE_ROUTING, nft.NF_INET_FORWARD, nft.NF_INET_POST_ROUTING))
 ETHER_TYPES = {4: 0x0800, 16: 0x86DD}           # by length of an address
 IPPROTO_TCP, IPPROTO_UDP, IPPROTO_SCTP = 6, 17, 132
+ETH_ALEN = 6
 SOURCE_PORT = 0                 # of no connection: no set of known connections has it
 NEW, NO_MARK = (1 << 3).to_bytes(4, nft.ORDER), bytes(4)       # NF_CT_STATE_BIT(IP_CT_NEW)
 NFT_CT_MARK = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """The ports of a connection's two ends as a table has them, b"" without one, and the MAC of the source's pod."""
+
+    source: bytes = b""
+    destination: bytes = b""
+    mac: bytes = b""
+
+    @classmethod
+    def of(cls, table: Table, it: Connection) -> Ports:
+        names = BRIDGED if table.family == nft.NFPROTO_BRIDGE else ROUTED
+        own = table.sets.get(names.by_length(names.own)[len(it.source)])
+        source, destination = (next((key[:IFNAMSIZ] for key in own.elements if key[IFNAMSIZ:] == packed), b"")
+                               if own else b"" for packed in (it.source, it.destination))
+        macs = table.sets[MACS].elements if MACS in table.sets else ()
+        return cls(source, destination,
+                   next((key[IFNAMSIZ:][:ETH_ALEN] for key in macs if key[:IFNAMSIZ] == source), b""))
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +61,9 @@ class Decision:
 
     allowed: bool | None
     text: str
+
+
+NO_PORTS = Ports()
 
 
 def read() -> list[Table]:
@@ -50,26 +77,32 @@ def decide(tables: Iterable[Table], it: Connection) -> dict[str, Decision]:
     """Return what each base chain decides, each as if the others let the packet through.
 
     Keys: "Egress" and "Ingress", which are always there; for another base chain "inet fastcni-policy-guard forward".
+    The chain of a pod's port belongs to the direction: its decision is returned unless it lets the packet through.
     """
-    packet, found = first_packet(it), dict[str, Decision]()
+    found, at_ports = dict[str, Decision](), dict[str, Decision]()
     for table in tables:
-        own = (table.family, table.name) == (FAMILY, TABLE)
+        own, ports = (table.family, table.name) == (FAMILY, TABLE), Ports.of(table, it)
+        packet = first_packet(it, ports)
         for name, chain in table.chains.items():
             if chain.hook is None:
                 continue
-            key = DIRECTIONS.get(name, "") if own else ""
-            found[key or f"{table} {name}"] = follow(table, name, packet)
+            direction = OF_PORTS.get((table.family, name)) if table.name == TABLE else None
+            if direction is None:
+                found[(DIRECTIONS.get(name, "") if own else "") or f"{table} {name}"] = follow(table, name, packet)
+            elif own or all((ports.source, ports.destination)):         # a bridge forwards from port to port
+                at_ports[direction] = follow(table, name, packet)
         if own:
             for name, direction in DIRECTIONS.items():
                 found.setdefault(direction, Decision(True, f"table {table} has no chain {name} with a hook"))
     for direction in DIRECTIONS.values():
         found.setdefault(direction, Decision(True, f"there is no table {nft.FAMILIES[FAMILY]} {TABLE}"))
-    return found
+    return found | {direction: one for direction, one in at_ports.items()
+                    if not one.allowed and found[direction].allowed}
 
 
 def follow(table: Table, name: str, packet: nft_walk.Packet) -> Decision:
     """Return what a base chain decides."""
-    if table.family != FAMILY or table.chains[name].hook not in HOOKS:
+    if (table.family, table.chains[name].hook) not in HOOKS and (table.family, name) not in OF_PORTS:
         return Decision(None, f"chain {name} of table {table} has a hook that this command does not know")
     try:
         outcome = nft_walk.walk(table, name, packet)
@@ -91,14 +124,17 @@ def text(table: Table, base: str, it: Outcome) -> str:
     return f"no rule of {where.rstrip(',')} of table {table} drops the packet"
 
 
-def first_packet(it: Connection) -> nft_walk.Packet:
-    """Return the first packet of a connection, as the hook `forward` sees it."""
+def first_packet(it: Connection, ports: Ports = NO_PORTS) -> nft_walk.Packet:
+    """Return the first packet of a connection, as the hooks see it."""
     length = len(it.source)
     header, transport = network_header(it), transport_header(it)
     meta = {nft_rules.NFT_META_NFPROTO: bytes((nft_rules.NFPROTOS[length],)),
             nft_rules.NFT_META_L4PROTO: bytes((it.protocol,)),
-            nft_rules.NFT_META_PROTOCOL: ETHER_TYPES[length].to_bytes(2, "big"), nft_rules.NFT_META_MARK: NO_MARK}
-    return nft_walk.Packet(meta, {nft_rules.NFT_PAYLOAD_NETWORK_HEADER: header + transport,
+            nft_rules.NFT_META_PROTOCOL: ETHER_TYPES[length].to_bytes(2, "big"), nft_rules.NFT_META_MARK: NO_MARK,
+            nft_rules.NFT_META_IIFNAME: ports.source.ljust(IFNAMSIZ, b"\0"),
+            nft_rules.NFT_META_OIFNAME: ports.destination.ljust(IFNAMSIZ, b"\0")}
+    return nft_walk.Packet(meta, {nft_rules.NFT_PAYLOAD_LL_HEADER: bytes(ETH_ALEN) + ports.mac.ljust(ETH_ALEN, b"\0"),
+                                  nft_rules.NFT_PAYLOAD_NETWORK_HEADER: header + transport,
                                   nft_rules.NFT_PAYLOAD_TRANSPORT_HEADER: transport},
                            {nft_rules.NFT_CT_STATE: NEW, nft_rules.NFT_CT_STATUS: bytes(4), NFT_CT_MARK: NO_MARK})
 

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 
     Expression = tuple[str, dict[int, bytes]]   # name, NFTA_EXPR_DATA
 
-NFTA_SET_DESC, NFTA_SET_DESC_CONCAT, NFTA_SET_FIELD_LEN = 9, 2, 1
-NFTA_SET_ELEM_EXPR, NFTA_SET_ELEM_KEY_END, NFTA_SET_ELEM_EXPRESSIONS = 7, 10, 11
+NFTA_SET_ELEM_EXPR, NFTA_SET_ELEM_EXPRESSIONS = 7, 11
 NFT_SET_ELEM_CATCHALL = 0x2
 TRIES = 20                      # while other programs change nftables
 
@@ -65,8 +64,8 @@ class Element:
     def __init__(self, fields: dict[int, bytes]) -> None:
         self.value = read_data(fields[nft_elements.NFTA_SET_ELEM_DATA]) if (
             nft_elements.NFTA_SET_ELEM_DATA in fields) else None
-        self.end = attributes(fields[NFTA_SET_ELEM_KEY_END]).get(nft.NFTA_DATA_VALUE) if (
-            NFTA_SET_ELEM_KEY_END in fields) else None
+        self.end = attributes(fields[nft_elements.NFTA_SET_ELEM_KEY_END]).get(nft.NFTA_DATA_VALUE) if (
+            nft_elements.NFTA_SET_ELEM_KEY_END in fields) else None
         self.flags = int.from_bytes(fields.get(nft_elements.NFTA_SET_ELEM_FLAGS, b""), "big")
         lists = [each for _, each in attribute_list(fields.get(NFTA_SET_ELEM_EXPRESSIONS, b""))]
         if NFTA_SET_ELEM_EXPR in fields:
@@ -160,12 +159,12 @@ def _read_rule(fields: dict[int, bytes]) -> Rule:
 
 
 def _read_set(sock: Socket, header: bytes, table: str, name: str, fields: dict[int, bytes]) -> Set:
-    description = attributes(fields.get(NFTA_SET_DESC, b""))
+    description = attributes(fields.get(nft_elements.NFTA_SET_DESC, b""))
     flags, key_bytes = (int.from_bytes(fields.get(kind, b""), "big")
                         for kind in (nft_elements.NFTA_SET_FLAGS, nft_elements.NFTA_SET_KEY_LEN))
     it = Set(flags, key_bytes,
-             [int.from_bytes(attributes(part)[NFTA_SET_FIELD_LEN], "big")
-              for _, part in attribute_list(description.get(NFTA_SET_DESC_CONCAT, b""))])
+             [int.from_bytes(attributes(part)[nft_elements.NFTA_SET_FIELD_LEN], "big")
+              for _, part in attribute_list(description.get(nft_elements.NFTA_SET_DESC_CONCAT, b""))])
     for _, payload in wire.dump(sock, nft.NFT_MSG_GETSETELEM, header, f"list nftables set {table} {name}",
                                 nft_elements.elements_of(table, name)):
         for _, raw in attribute_list(attributes(payload, 4).get(nft_elements.NFTA_SET_ELEM_LIST_ELEMENTS, b"")):

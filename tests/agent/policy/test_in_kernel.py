@@ -108,7 +108,7 @@ def read(name):
 
 
 def test_another_table_of_this_name_is_no_silent_yes(host_netns):
-    """A later version may have a table in another family: what it decides is not known here."""
+    """A later version may have another chain: what it decides is not known here."""
     run("nft", "add table bridge fastcni-policy; add chain bridge fastcni-policy forward "
                "{ type filter hook forward priority 0; }")
     found = in_kernel.decide(in_kernel.read(), Connection(read_ip("10.0.0.1"), read_ip("10.0.0.2"), 6, 80))
