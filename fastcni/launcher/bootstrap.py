@@ -202,12 +202,12 @@ def main(name: str, fd: int, contents: tuple[Index, bytes, str, Packed, Parts]) 
     """
     status = 1
     try:
-        posix.set_inheritable(fd, False)
         sys.stdout = sys.stderr  # stdout is for the answer, whatever a plugin of another distribution prints
         index, late, extensions, packed, parts = contents
         finder = Finder(fd, index, late, extensions)
         sys.meta_path.insert(2, finder)  # after the finders of built-in and frozen modules
         preload(packed + finder.read(parts.get(name, ())), finder)
+        posix.set_inheritable(fd, False)  # not before: until then python_core.c may execute the interpreter
         words = daemon_words(sys.argv) if name == "dhcp" else []
         status = run_daemon(words[1:]) if words else answer(name)
     except BaseException as error:
@@ -301,7 +301,10 @@ def read_stdin(limit: int) -> bytes:
 
 
 def write(fd: int, data: bytes) -> None:
-    """Write all of `data`, however little the stream takes at a time. A failure of stderr (2) is ignored."""
+    """Write all of `data`, however little the stream takes at a time. A failure of stderr (2) is ignored.
+
+    Afterwards programs do not get stdout (1), and python_core.c prints no error document.
+    """
     while data:
         try:
             data = data[posix.write(fd, data) :]
@@ -311,6 +314,8 @@ def write(fd: int, data: bytes) -> None:
             if fd == 2:
                 return
             raise
+    if fd == 1:
+        posix.set_inheritable(1, False)
 
 
 def wait(fd: int, events: int) -> None:

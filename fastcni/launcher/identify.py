@@ -23,7 +23,7 @@ class Program:
 
     kind: FASTCNI, GO or OTHER. size: in bytes. target: where a symbolic link leads, else "". interpreter, python: the
     Python that a plugin file of fastcni starts, and its version; else "". core: the python_core.elf that it starts
-    instead, or "".
+    instead, or "". core_fields: how it knows that file, see launcher/core.py.
     """
 
     kind: str
@@ -33,6 +33,7 @@ class Program:
     interpreter: str = ""
     python: str = ""
     core: str = ""
+    core_fields: tuple[int, ...] = ()
 
     @property
     def is_own(self) -> bool:

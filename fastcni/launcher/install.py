@@ -62,7 +62,8 @@ def install(bin_dir: StrPath, interpreter: str | None = None, names: Iterable[st
 
 
 def install_plugins(bin_dir: StrPath, interpreter: str | None = None, names: Iterable[str] | None = None, *,
-                    server: Sequence[str] = (), dry_run: bool = False, core: str | None = None) -> Installed:
+                    server: Sequence[str] = (), dry_run: bool = False, core: str | None = None,
+                    core_path: str = "") -> Installed:
     """Write the plugin files. With dry_run, write nothing.
 
     bin_dir: made if it is not there. interpreter: the Python that is to run the plugins, of the same version
@@ -72,6 +73,7 @@ def install_plugins(bin_dir: StrPath, interpreter: str | None = None, names: Ite
     by rename(2): each name is a complete plugin at any moment. Files that are not fastcni's are kept. server: the
     command line with which a plugin that finds no server starts one, see autostart.h; by default none. core: the path
     of python_core.elf, "" for none; by default that of this package, if it is of the interpreter's build.
+    core_path: see pack.pack().
 
     Raises InstallError, before anything is written if one of the plugins cannot be packed.
     """
@@ -86,7 +88,8 @@ def install_plugins(bin_dir: StrPath, interpreter: str | None = None, names: Ite
     interpreter = checked_interpreter(interpreter or base_interpreter())
     try:
         image = pack.pack(interpreter, third_party=others, alternatives=interpreters.alternatives(interpreter),
-                          server=server, core=interpreters.core_of(interpreter) if core is None else core)
+                          server=server, core=interpreters.core_of(interpreter) if core is None else core,
+                          core_path=core_path)
     except (PackError, OSError) as error:
         raise InstallError(str(error)) from error
     bin_dir = os.path.abspath(bin_dir)

@@ -28,9 +28,14 @@ struct config {
     char version[32];                   /* "3.11", for an error's text */
     char bootstrap[1008];
     char server[1024];                  /* the command line to start a server with, as a list; empty: start none */
+    char libraries[504];                /* paths of the shared objects that the interpreter needs; a list */
+    struct {
+        unsigned long size, modified_ns, digest;        /* size 0: the list has no python_core.elf */
+        struct { unsigned at, bytes; } parts[4];
+    } core;                             /* the first program of the list; launcher/core.py explains it */
     unsigned unread, unanswered, unanswered_quick, unused;      /* milliseconds; kit/call/deadlines.py explains them */
 };
-_Static_assert(sizeof(struct config) == 3120, "pack.py writes 3120 bytes");
+_Static_assert(sizeof(struct config) == 3680, "pack.py writes 3680 bytes");
 
 __attribute__((section(".data"), used, aligned(16)))
 volatile struct config config = { .magic = "fastcni-config\n" };
@@ -79,6 +84,7 @@ static long connect_to(const char *path)
 
 #include "autostart.h"
 #include "one_shot_count.h"
+#include "programs.h"
 
 static int add_environment(const char *text, char **environment)    /* text: the plugin's name; 0: it does not fit */
 {
@@ -270,19 +276,29 @@ static long open_self(const char *path)
     return fd;
 }
 
-/* Report that no interpreter of the list runs. error: the errno of the first. path: of this file. */
+/* Report that no program of the list runs. error: the errno of the interpreter, 0: `--version` fails. missing: a shared
+ * object that the interpreter needs, "": all are there. path: of this file. */
 __attribute__((noreturn))
-static void no_interpreter(const char *list, const char *path, long error)
+static void no_interpreter(const char *path, long error, const char *missing)
 {
-    const char *name = basename_of(path), *separator;
+    const char *next = (const char *)config.interpreters, *name = basename_of(path), *separator = ", also tried as ";
+    const char *const interpreter = config.core.size ? next_of(next) : next;
 
-    begin_error(INTERNAL, "start the Python interpreter ", list, error);
+    begin_error(INTERNAL, "start the Python interpreter ", interpreter, error);
+    if (*missing) {
+        put("the library ");
+        put_quoted(missing, FIELD);
+        put(" does not exist; ");
+    } else if (!error)
+        put("`--version` fails; ");
     put("this file needs Python ");
     put_quoted((const char *)config.version, FIELD);
-    for (separator = ", also tried as "; *(list = next_of(list)); separator = ", ") {
-        put(separator);
-        put_quoted(list, FIELD);
-    }
+    for (; *next; next = next_of(next))
+        if (next != interpreter) {
+            put(separator);
+            put_quoted(next, FIELD);
+            separator = ", ";
+        }
     put("; install that Python again, or install fastcni for another one and run `fastcni install --bin-dir ");
     if (name == path)
         put("DIR");                     /* a path without a folder */
@@ -297,28 +313,35 @@ enum { FIXED_ARGUMENTS = 8, MAX_ARGUMENTS_OF_DAEMON = 32 };
 __attribute__((noreturn))
 static void one_shot(const char *path, const char *name, char **more, char **environment)
 {
-    const char *const interpreters = (const char *)config.interpreters, *interpreter = interpreters;
-    long fd = open_self(path), error, count;
+    const char *interpreter = (const char *)config.interpreters, *const missing = missing_library();
+    int may_be_core = config.core.size != 0, changed = *missing != 0;
+    long fd = open_self(path), error = -1, result, count;
 
     if (fd < 0)
         fail(INTERNAL, "open ", path, -fd, "run `fastcni install` again, for the directory of this file");
     put_number(fd);                     /* the page is free until an error */
 
     const char *const fixed[FIXED_ARGUMENTS] = {
-        interpreter,                    /* the full path: Python finds its library by it */
-        "-ISB", "-X", "utf8", "-c", (const char *)config.bootstrap, name, page,
+        0, "-ISB", "-X", "utf8", "-c", (const char *)config.bootstrap, name, page,
     };
     static const char *arguments[FIXED_ARGUMENTS + MAX_ARGUMENTS_OF_DAEMON + 1];     /* zero: there is no memset() */
     for (count = 0; count < FIXED_ARGUMENTS; count++)
         arguments[count] = fixed[count];
     while (*more && count < FIXED_ARGUMENTS + MAX_ARGUMENTS_OF_DAEMON)
         arguments[count++] = *more++;
-    error = system_call(SYS_execve, (long)interpreter, (long)arguments, (long)environment, 0);
-    while (*(interpreter = next_of(interpreter))) {
-        arguments[0] = interpreter;
-        system_call(SYS_execve, (long)interpreter, (long)arguments, (long)environment, 0);
+    for (; *interpreter; interpreter = next_of(interpreter), may_be_core = 0) {
+        if (may_be_core && !is_installed_core(interpreter)) {
+            changed = 1;
+            continue;
+        }
+        arguments[0] = interpreter;     /* the full path: Python finds its library by it */
+        result = changed ? starts(interpreter, environment) : 0;
+        if (!result)
+            result = system_call(SYS_execve, (long)interpreter, (long)arguments, (long)environment, 0);
+        if (error < 0 && !may_be_core)
+            error = result > 0 ? 0 : -result;
     }
-    no_interpreter(interpreters, path, -error);
+    no_interpreter(path, error, missing);
 }
 
 /* The kernel's first stack: argc, argv..., 0, envp..., 0, (type, value)..., see getauxval(3). */

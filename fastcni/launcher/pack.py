@@ -39,6 +39,7 @@ import fastcni
 from fastcni.kit.call.deadlines import ANSWER_S, QUICK_ANSWER_S, UNREAD_S
 from fastcni.launcher import interpreters, modules
 from fastcni.launcher.closure import modules_of
+from fastcni.launcher.core import LIBRARIES_BYTES, NO_CORE, Core, libraries_of
 from fastcni.launcher.interpreters import version
 from fastcni.launcher.modules import LEAVES, LIBRARY, Module, PackError, read
 from fastcni.launcher.needs import ASKS_IPAM, common, in_one_part, late_groups, needed
@@ -53,8 +54,9 @@ VERSION_MEMBER = "version"
 BORROWED = ("_json", "_sha2", "_sha512", "_socket", "fcntl")
 
 CONFIG_MAGIC = b"fastcni-config\n\0"  # struct config of launcher.c
-CONFIG = struct.Struct("16s1024s32s1008s1024s4I")
-FIELDS = (interpreters.LIST_BYTES, 32, 1008, 1024)  # bytes of interpreters, version, bootstrap, server
+CONFIG = struct.Struct("16s1024s32s1008s1024s504s3Q8I4I")
+# Bytes of interpreters, version, bootstrap, server, libraries
+FIELDS = (interpreters.LIST_BYTES, 32, 1008, 1024, LIBRARIES_BYTES)
 SERVER_ARGUMENTS = 15  # of the server's command line: MAX_ARGUMENTS of autostart.h
 DEADLINES = (UNREAD_S, ANSWER_S, QUICK_ANSWER_S)
 
@@ -87,11 +89,12 @@ BY_PYTHON = {"file": "posix.open(sys.argv[0],524288)", "name": "sys.argv[0].rspl
 
 
 def pack(interpreter: str, deadlines: Sequence[float] = DEADLINES, third_party: Sequence[ThirdParty] = (),
-         alternatives: Sequence[str] = (), server: Sequence[str] = (), core: str = "") -> bytes:
+         alternatives: Sequence[str] = (), server: Sequence[str] = (), core: str = "", core_path: str = "") -> bytes:
     """The bytes of a plugin file that starts `interpreter`, an absolute path to the same Python as this one.
 
     alternatives: other paths at which that Python may be, if it is gone there; those that fit are packed.
     core: the path of python_core.elf, if it is of the same build as the interpreter; it is tried first.
+    core_path: where a copy of it will be on the node, with any modification time; by default it is used where it is.
     server: the command line with which a request that finds no server starts one; by default none.
     deadlines: seconds that it waits for a server; only tests give other values than the default. third_party: plugins
     of other distributions, whose modules go into the file, too.
@@ -100,7 +103,9 @@ def pack(interpreter: str, deadlines: Sequence[float] = DEADLINES, third_party: 
     OSError if there is a core and no interpreter.
     """
     others = list(alternatives)
-    pythons = interpreters.as_list(core, [interpreter, *others]) if core else interpreters.as_list(interpreter, others)
+    first, *rest = [core_path or core, interpreter, *others] if core else [interpreter, *others]
+    pythons = interpreters.as_list(first, rest)
+    described = Core(core, modified_ns=0 if core_path else None).fields() if core else NO_CORE
     elf = marked(read(os.path.join(HERE, "launcher.elf")))
     own = modules.own({plugin.kind: plugin.module for plugin in third_party})
     theirs = {plugin.kind: modules_of(plugin, own) for plugin in third_party}
@@ -154,7 +159,7 @@ def pack(interpreter: str, deadlines: Sequence[float] = DEADLINES, third_party: 
     if core:
         status = os.stat(interpreter)
         by_launcher = b"#!%b %d %d\n%b" % (os.fsencode(interpreter), status.st_size, int(status.st_mtime), by_launcher)
-    return configured(image.getvalue(), pythons, by_launcher, server, deadlines)
+    return configured(image.getvalue(), pythons, by_launcher, server, libraries_of(interpreter), described, deadlines)
 
 
 def packed(
@@ -214,27 +219,28 @@ def marked(elf: bytes) -> bytes:
     return elf[:MARK_AT] + MARK + elf[MARK_AT + len(MARK) :]
 
 
-def configured(image: bytes, pythons: Sequence[str], bootstrap: bytes, server: Sequence[str],
-               deadlines: Sequence[float]) -> bytes:
+def configured(image: bytes, pythons: Sequence[str], bootstrap: bytes, server: Sequence[str], libraries: Sequence[str],
+               core: Iterable[int], deadlines: Sequence[float]) -> bytes:
     """The file with the launcher's config filled in."""
     at = image.find(CONFIG_MAGIC)
     if len(server) > SERVER_ARGUMENTS or "" in server:
         raise PackError(f"the launcher cannot start this command line: {server!r}")
-    fields = (as_field(pythons), version().encode(), bootstrap, as_field(server))
+    fields = (as_field(pythons), version().encode(), bootstrap, as_field(server), as_field(libraries))
     for field, room in zip(fields, FIELDS, strict=True):
         if len(field) >= room:
             raise PackError(f"{os.fsdecode(field)!r} is longer than the launcher's {room - 1} bytes for it")
     milliseconds = [int(seconds * 1000) for seconds in deadlines]
-    return image[:at] + CONFIG.pack(CONFIG_MAGIC, *fields, *milliseconds, 0) + image[at + CONFIG.size :]
+    config = CONFIG.pack(CONFIG_MAGIC, *fields, *core, *milliseconds, 0)
+    return image[:at] + config + image[at + CONFIG.size :]
 
 
-def read_config(head: bytes) -> tuple[str, str, str]:
+def read_config(head: bytes) -> tuple[str, str, str, tuple[int, ...]]:
     """Read the first bytes of a plugin file. Return the path of its interpreter, the interpreter's version, and the
-    path of its python_core.elf. What it does not have is ""."""
+    path and Core.fields() of its python_core.elf. What it does not have is "" or ()."""
     at = head.find(CONFIG_MAGIC)
     if at < 0 or len(head) < at + CONFIG.size:
-        return "", "", ""
-    _, pythons, python, *_ = CONFIG.unpack_from(head, at)
+        return "", "", "", ()
+    _, pythons, python, _, _, _, *numbers = CONFIG.unpack_from(head, at)
     first, second, *_ = os.fsdecode(pythons).split("\0")
-    core = first if os.path.basename(first) == interpreters.CORE else ""
-    return second if core else first, python.rstrip(b"\0").decode("ascii", "replace"), core
+    has_core, python = numbers[0] > 0, python.rstrip(b"\0").decode("ascii", "replace")
+    return (second, python, first, tuple(numbers[:len(NO_CORE)])) if has_core else (first, python, "", ())

@@ -11,7 +11,7 @@
  * calls python_core.complete(), which runs the main phase. From then on this is an ordinary `python -I -S`.
  *
  * Until then sys.path, sys.stdin, sys.stdout and open() are missing. Signals are as in Python: SIGPIPE is ignored, SIGINT
- * raises KeyboardInterrupt. The garbage collector is off, as TEXT turns it off in an interpreter.
+ * raises KeyboardInterrupt; only those of a crash have a handler, for which signal.getsignal() returns None. The garbage collector is off, as TEXT turns it off in an interpreter.
  *
  * The first line of TEXT is "#!INTERPRETER SIZE MTIME": the interpreter whose standard library is used, its bytes, and
  * when it was last modified, in seconds. If that has changed, as by an update, the interpreter is executed instead: its
@@ -20,15 +20,22 @@
  * The compiled leaves are built-in modules, and sys.leaves is their digest. If a plugin file has others, as after an
  * upgrade of fastcni without `fastcni install`, its TEXT executes the next interpreter of its list. It also does so if
  * the interpreter is gone.
+ *
+ * The launcher has compared size, time and first bytes of this file with those of the installation. If damage of other
+ * bytes ends this program, a handler of its signals executes the interpreter, or prints an error document.
  */
 
 #include <Python.h>
+#include <fcntl.h>
+#include <signal.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
+#include "system_call.h"
 
-enum { TEXT = 5 };                      /* its place in the arguments */
+enum { TEXT = 5, FD = 7 };              /* their places in the arguments */
 
 extern int _PySignal_Init(int install);         /* Modules/signalmodule.c. Without it, an import of _signal crashes */
 
@@ -36,11 +43,92 @@ extern int _PySignal_Init(int install);         /* Modules/signalmodule.c. Witho
 #define DECLARE(name) extern PyObject *PyInit_##name(void);
 EACH_LEAF(DECLARE)
 
+struct interpreter { char path[1024]; long long size, modified; };
+static struct interpreter interpreter;
+
+/* ---- the end of this program, if it is damaged: no function of libc, which damaged code may have called wrongly ---- */
+
+static char **restart;                  /* the arguments of the interpreter */
+static const char *own_path;
+static long plugin_file;
+static char signal_stack[64 << 10];     /* the usual one may be full */
+
+static void print(int stream, const char *text)
+{
+    for (; *text; text++)
+        system_call(SYS_write, stream, (long)text, 1, 0);
+}
+
+static void print_quoted(const char *text)      /* for a JSON string */
+{
+    char one[3] = "\\";
+
+    for (; *text; text++) {
+        one[1] = (unsigned char)*text < ' ' ? '?' : *text;
+        print(1, *text == '"' || *text == '\\' ? one : one + 1);
+    }
+}
+
+/* Execute the interpreter. If the request has begun, print an error document instead; if an answer is out, print nothing
+ * more. The flags of two descriptors tell: bootstrap.py closes the plugin file for programs before it reads stdin, and
+ * stdout after the answer. why: what follows the path of this program in a sentence. */
+__attribute__((noreturn))
+static void give_up(const char *why)
+{
+    print(2, own_path);
+    print(2, why);
+    print(2, "\n");
+    if (!system_call(SYS_fcntl, plugin_file, F_GETFD, 0, 0))
+        system_call(SYS_execve, (long)interpreter.path, (long)restart, (long)environ, 0);
+    if (!system_call(SYS_fcntl, 1, F_GETFD, 0, 0)) {
+        print(1, "{\n    \"code\": 999,\n    \"msg\": \"");
+        print_quoted(own_path);
+        print(1, why);
+        print(1, "\",\n    \"details\": \"if it happens again, install the package fastcni again, then run "
+              "`fastcni install`\"\n}");
+    }
+    for (;;)
+        system_call(SYS_exit_group, 1, 0, 0, 0);
+}
+
+static void on_crash(int number)
+{
+    static char why[] = " was ended by signal 00";
+
+    why[sizeof why - 3] = '0' + number / 10;
+    why[sizeof why - 2] = '0' + number % 10;
+    give_up(why);
+}
+
+static void on_exit_of_python(void)
+{
+    give_up(" was ended by Python");
+}
+
+/* Handle the signals of a crash, and an exit() by Python, whose own fatal errors call it. The interpreter must not inherit a blocked signal, hence SA_NODEFER. */
+static void handle_crashes(void)
+{
+    static const int crashes[] = { SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGABRT, SIGTRAP, SIGSYS };
+    struct sigaction action = { .sa_handler = on_crash, .sa_flags = SA_ONSTACK | SA_NODEFER };
+    stack_t stack = { .ss_sp = signal_stack, .ss_size = sizeof signal_stack };
+    unsigned i;
+
+    sigaltstack(&stack, NULL);
+    for (i = 0; i < sizeof crashes / sizeof *crashes; i++)
+        sigaction(crashes[i], &action, NULL);
+    atexit(on_exit_of_python);
+}
+
 static void check(PyStatus status)      /* print a failed status and end */
 {
-    if (PyStatus_Exception(status))
-        Py_ExitStatusException(status);
+    if (PyStatus_Exception(status)) {
+        fprintf(stderr, "%s: %s\n", own_path, status.err_msg ? status.err_msg : "the start of Python ended");
+        give_up(" cannot start Python");
+    }
 }
+
+
+/* ---- the start of Python ---- */
 
 /* Interns the names in the code of all frozen modules, which writes to most pages of that code. The core phase calls it
  * first, and needs one of these twenty modules. Names that are not interned are compared by their text, so the others can
@@ -123,7 +211,7 @@ static void release(void *unused, void *memory, size_t size)
     munmap(memory, size);
 }
 
-static void start(const char *interpreter, int count, char **arguments)
+static void start(int count, char **arguments)
 {
     PyObjectArenaAllocator arenas = { 0, provide, release };
     PyPreConfig before;
@@ -137,15 +225,13 @@ static void start(const char *interpreter, int count, char **arguments)
     config._init_main = 0;
     config.site_import = config.write_bytecode = config.parse_argv = 0;
     config.install_signal_handlers = 1;
-    check(PyConfig_SetBytesString(&config, &config.program_name, interpreter));
-    check(PyConfig_SetBytesString(&config, &config.executable, interpreter));
-    check(PyConfig_SetBytesString(&config, &config.base_executable, interpreter));
+    check(PyConfig_SetBytesString(&config, &config.program_name, interpreter.path));
+    check(PyConfig_SetBytesString(&config, &config.executable, interpreter.path));
+    check(PyConfig_SetBytesString(&config, &config.base_executable, interpreter.path));
     check(PyConfig_SetBytesArgv(&config, count, arguments));
     check(Py_InitializeFromConfig(&config));
     PyConfig_Clear(&config);
 }
-
-struct interpreter { char path[1024]; long long size, modified; };
 
 static int read_line(const char *text, struct interpreter *to)          /* the first line of TEXT; 0: it is another */
 {
@@ -172,13 +258,13 @@ static int is_unchanged(const struct interpreter *it)
 
 int main(int count, char **arguments)
 {
-    static struct interpreter interpreter;
     const char *leaves = LEAVES;
     char *text;
     int failed;
 
     if (count == 2 && !strcmp(arguments[1], "--version"))       /* as sys.version: pack.py compares the builds */
         return puts(Py_GetVersion()) < 0;
+    own_path = arguments[0];
     text = count > TEXT ? arguments[TEXT] : "";
     if (!read_line(text, &interpreter)) {
         fprintf(stderr, "%s: plugin files of fastcni start this program\n", *arguments);
@@ -189,15 +275,21 @@ int main(int count, char **arguments)
         execv(interpreter.path, arguments);
         leaves = "";                    /* it is gone: no plugin file has this digest */
     }
-    if (PyImport_ExtendInittab(built_in) < 0)
+    if (!(restart = malloc((count + 1) * sizeof *restart)))
         return 1;
+    memcpy(restart, arguments, (count + 1) * sizeof *restart);
+    restart[0] = interpreter.path;
+    plugin_file = count > FD ? atoi(arguments[FD]) : -1;
+    handle_crashes();
+    if (PyImport_ExtendInittab(built_in) < 0)
+        give_up(" has no memory");
     arguments[TEXT] = "-c";             /* sys.argv[0] of `python -c` */
-    start(interpreter.path, count - TEXT, arguments + TEXT);
+    start(count - TEXT, arguments + TEXT);
     failed = set_leaves(leaves) || set_list("argv", count - TEXT, arguments + TEXT);
     arguments[TEXT] = text;             /* refuse.py executes the next interpreter with the same arguments */
     if (failed || set_list("orig_argv", count, arguments) || _PySignal_Init(1) < 0)
         PyErr_Print();
-    else
-        PyRun_SimpleString(text);       /* bootstrap.main() ends the process; what returns has printed its exception */
-    _exit(1);
+    else if (!PyRun_SimpleString(text))         /* bootstrap.main() ends the process; an exception is printed already */
+        _exit(1);
+    give_up(" has not run the request");
 }

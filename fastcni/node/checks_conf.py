@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import fastcni
 from fastcni import plugins
 from fastcni.kit.call import search
-from fastcni.launcher import identify, interpreters
+from fastcni.launcher import core, identify, interpreters
 from fastcni.node.findings import ERROR, WARNING, Finding, Node, plural, some
 from fastcni.runtime import validate
 from fastcni.runtime.parse import flattened
@@ -52,11 +52,11 @@ def keys(node: Node) -> Iterator[Finding]:
 
 
 def plugin_files(node: Node) -> Iterator[Finding]:
-    """fastcni's plugin files are of this version, their interpreter exists, and python_core.elf is of its build."""
+    """fastcni's plugin files are of this version, their interpreter exists, python_core.elf is the installed one."""
     for folder, kinds in own_files(node).items():
         old: dict[str, list[str]] = defaultdict(list)
         lost: dict[str, list[str]] = defaultdict(list)
-        cores: dict[tuple[str, str], list[str]] = defaultdict(list)
+        cores: dict[tuple[str, str, tuple[int, ...]], list[str]] = defaultdict(list)
         for kind in kinds:
             path = os.path.join(folder, kind)
             try:
@@ -69,7 +69,7 @@ def plugin_files(node: Node) -> Iterator[Finding]:
             if found and found.interpreter and not is_there(found.interpreter):
                 lost[found.interpreter].append(kind)
             elif found and found.core:
-                cores[found.core, found.interpreter].append(kind)
+                cores[found.core, found.interpreter, found.core_fields].append(kind)
             if not os.access(path, os.X_OK):
                 yield Finding(ERROR, f"{path} cannot be executed", "ADD fails", f"chmod 755 {path}")
         again = f"fastcni install --bin-dir {folder}"
@@ -79,17 +79,21 @@ def plugin_files(node: Node) -> Iterator[Finding]:
         for path, names in lost.items():
             yield Finding(ERROR, f"the interpreter {path} of {plural(len(names), 'plugin')} in {folder} does not exist",
                           "one-shot requests need another Python of the same version, or fail", again)
-        for (core, path), names in cores.items():
-            yield from core_findings(core, path, f"{plural(len(names), 'plugin')} in {folder}", again)
+        for (own, path, fields), names in cores.items():
+            yield from core_findings(own, fields, path, f"{plural(len(names), 'plugin')} in {folder}", again)
 
 
-def core_findings(core: str, interpreter: str, whose: str, again: str) -> Iterator[Finding]:
-    """python_core.elf is there, and of the interpreter's build. again: the command that writes the plugin files."""
-    if not is_there(core):
-        yield Finding(WARNING, f"{core} of {whose} does not exist", "one-shot requests take longer", again)
-    elif os.access(core, os.X_OK) and not interpreters.core_of(interpreter, os.path.dirname(core)):
-        yield Finding(WARNING, f"{core} of {whose} is of another build than {interpreter}",
-                      "one-shot requests start the interpreter, and take longer",
+def core_findings(path: str, fields: tuple[int, ...], interpreter: str, whose: str, again: str) -> Iterator[Finding]:
+    """python_core.elf exists, is the file of the installation, and of the interpreter's build. fields: Core.fields() of
+    the plugin files. again: the command that writes the plugin files."""
+    slower = "one-shot requests start the interpreter, and take longer"
+    if not is_there(path):
+        yield Finding(WARNING, f"{path} of {whose} does not exist", "one-shot requests take longer", again)
+    elif os.access(path, os.R_OK) and not core.is_installed(path, fields):
+        yield Finding(WARNING, f"{path} of {whose} is not the file that was installed", slower,
+                      f"install the package fastcni again if the file may be damaged, then {again}")
+    elif os.access(path, os.X_OK) and not interpreters.core_of(interpreter, os.path.dirname(path)):
+        yield Finding(WARNING, f"{path} of {whose} is of another build than {interpreter}", slower,
                       f"build and install fastcni with {interpreter} again, then {again}")
 
 

@@ -13,7 +13,7 @@ PACKAGE = "/usr/lib/python3/dist-packages/fastcni/launcher"     # once it is ins
 
 plugins, units = sys.argv[1:]
 core = interpreters.core_of("/usr/bin/python3")         # none for Python 3.13, see setup.py
-install_plugins(plugins, core=f"{PACKAGE}/{interpreters.CORE}" if core else "")
+install_plugins(plugins, core=core, core_path=f"{PACKAGE}/{interpreters.CORE}")
 Path(units).mkdir(parents=True)
 texts = {"fastcni.socket": systemd.SOCKET,
          "fastcni.service": systemd.service(["/usr/bin/python3", "-I", "-m", "fastcni", "serve"])}

@@ -202,13 +202,16 @@ def test_a_plugin_file_whose_interpreter_is_gone(node, bin_dir, monkeypatch):
     one(checks_conf.plugin_files(node(plugin_dirs=[str(bin_dir)])), ERROR, "/nonexistent/python3", "fastcni install")
 
 
-def test_a_python_core_that_is_gone_or_of_another_build(node, bin_dir, monkeypatch, tmp_path):
-    real, core = checks_conf.identify.identify, tmp_path / "python_core.elf"
-    monkeypatch.setattr(checks_conf.identify, "identify", lambda path: dataclasses.replace(real(path), core=str(core)))
+def test_a_python_core_that_is_gone_changed_or_of_another_build(node, bin_dir, monkeypatch, tmp_path):
+    real, elf = checks_conf.identify.identify, tmp_path / "python_core.elf"
+    monkeypatch.setattr(checks_conf.identify, "identify", lambda path: dataclasses.replace(
+        real(path), core=str(elf), core_fields=(1, 2, 3)))
     found = node(plugin_dirs=[str(bin_dir)])
     one(checks_conf.plugin_files(found), WARNING, "python_core.elf of 3 plugins", f"install --bin-dir {bin_dir}")
-    core.write_text("#!/bin/sh\necho 3.11.2 of another day\n")
-    core.chmod(0o755)
+    elf.write_text("#!/bin/sh\necho 3.11.2 of another day\n")
+    elf.chmod(0o755)
+    one(checks_conf.plugin_files(found), WARNING, "is not the file that was installed", f"install --bin-dir {bin_dir}")
+    monkeypatch.setattr(checks_conf.core, "is_installed", lambda path, fields: fields == (1, 2, 3))
     one(checks_conf.plugin_files(found), WARNING, "is of another build than", "build and install fastcni")
 
 

@@ -17,7 +17,8 @@ from fastcni.launcher import pack
 ROOT = Path(__file__).parents[2]
 LEAVES = sorted(path.stem for path in (ROOT / "fastcni").glob("*.pyx"))
 SOURCES = {*(f"fastcni/launcher/{name}" for name in (
-    "launcher.c", "python_core.c", "autostart.h", "document.h", "machines.h", "one_shot_count.h", "system_call.h")),
+    "launcher.c", "python_core.c", "autostart.h", "document.h", "machines.h", "one_shot_count.h", "programs.h",
+    "system_call.h")),
            *(f"fastcni/{leaf}.pyx" for leaf in LEAVES)}
 # Flags that a distribution's build adds for programs that have a libc; the launcher has none, and must not mind.
 HARDENED = {

@@ -1,0 +1,118 @@
+"""What a plugin file knows of python_core.elf and of the interpreter's shared objects: it starts no damaged file.
+
+The launcher compares size, modification time and a digest with the file (programs.h). The digest covers the bytes that
+are used before main(): the kernel and the dynamic linker read them, and no handler of signals exists yet. Damage in
+other bytes ends in a signal, and python_core.c catches its own signals.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import subprocess
+from collections.abc import Iterator
+
+from fastcni.launcher.modules import read
+
+PAGE_BYTES = 4096
+PT_LOAD, PT_DYNAMIC = 1, 2  # elf.h
+MAX_PARTS, LIBRARIES_BYTES = 4, 504  # struct config of launcher.c
+WORD_BITS = 64
+
+# Prints the shared objects of the process: /proc/self/maps has a line for each part of a file, see proc(5)
+SHARED_OBJECTS = """
+import posix, sys
+fields = [line.split(None, 5) for line in open("/proc/self/maps")]
+own = posix.readlink("/proc/self/exe")
+print(*dict.fromkeys(path.rstrip("\\n") for *_, path in (it for it in fields if len(it) == 6 and "x" in it[1])
+                     if path[0] == "/" and path.rstrip("\\n") != own), sep="\\n")
+"""
+
+
+class Elf:
+    """The program headers of a 64-bit program. Source: elf(5), Elf64_Ehdr and Elf64_Phdr.
+
+    entry: the address of the first instruction. segments: [(type, flags, offset, address, bytes in the file)].
+    """
+
+    __slots__ = ("entry", "segments")
+
+    def __init__(self, image: bytes) -> None:
+        self.entry, table = struct.unpack_from("<QQ", image, 24)
+        size, count = struct.unpack_from("<HH", image, 54)
+        self.segments = [struct.unpack_from("<IIQQ8xQ", image, table + size * i) for i in range(count)]
+
+    def offset(self, address: int) -> int:
+        """Return the place in the file of a loaded address."""
+        return next(at + address - start for kind, _, at, start, size in self.segments
+                    if kind == PT_LOAD and start <= address < start + size)
+
+    def before_main(self) -> list[tuple[int, int]]:
+        """Return [(offset, bytes)] of what is used before main() has set its handlers: all up to the first
+        instructions, the first page of each later segment, with constants and initial functions, and the dynamic
+        linker's tables. The linker puts main() right before the first instruction."""
+        head = up(self.offset(self.entry)) + PAGE_BYTES
+        starts = [at & ~7 for kind, _, at, *_ in self.segments if kind in (PT_LOAD, PT_DYNAMIC) and at >= head]
+        return [(0, head), *((at, PAGE_BYTES) for at in sorted(starts))]
+
+
+class Core:
+    """A python_core.elf, as the launcher recognises it.
+
+    size: bytes. modified_ns: since 1970, 0: any. parts: [(offset, bytes)], of which the digest is made.
+    """
+
+    __slots__ = ("digest", "modified_ns", "parts", "size")
+
+    def __init__(self, path: str, modified_ns: int | None = None) -> None:
+        """Read the file at `path`. modified_ns: instead of the file's own. Raises PackError, OSError."""
+        image = read(path)
+        self.size = len(image)
+        self.modified_ns = os.stat(path).st_mtime_ns if modified_ns is None else modified_ns
+        self.parts = Elf(image).before_main()
+        self.digest = digest(image, self.parts)
+
+    def fields(self) -> Iterator[int]:
+        """Yield the fields of struct config: size, time, digest, and MAX_PARTS pairs."""
+        yield from (self.size, self.modified_ns, self.digest)
+        for part in [*self.parts, *[(0, 0)] * MAX_PARTS][:MAX_PARTS]:
+            yield from part
+
+
+def is_installed(path: str, fields: tuple[int, ...]) -> bool:
+    """Whether the launcher takes the file at `path` for the one of these Core.fields(). Raises PackError, OSError."""
+    try:
+        return tuple(Core(path, modified_ns=None if fields[1] else 0).fields()) == fields
+    except (struct.error, StopIteration):       # it is no ELF program
+        return False
+
+
+NO_CORE = (0,) * (3 + 2 * MAX_PARTS)
+
+
+def up(offset: int) -> int:
+    """Return the end of the page that has this offset."""
+    return (offset // PAGE_BYTES + 1) * PAGE_BYTES
+
+
+def digest(image: bytes, parts: list[tuple[int, int]]) -> int:
+    """Return the digest that programs.h makes of some parts of a file. A change of one word always changes it."""
+    mask, value = (1 << WORD_BITS) - 1, 0
+    for at, size in parts:
+        for word in struct.unpack_from(f"<{size // 8}Q", image, at):
+            value = ((value << 5 | value >> (WORD_BITS - 5)) + word) & mask
+    return value
+
+
+def libraries_of(interpreter: str) -> list[str]:
+    """Return the paths of the shared objects that a start of the interpreter loads, as many as fit the launcher's
+    field; [] if the interpreter does not start."""
+    try:
+        done = subprocess.run([interpreter, "-ISB", "-X", "utf8", "-c", SHARED_OBJECTS], capture_output=True, text=True,
+                              errors="surrogateescape", timeout=60, check=True, stdin=subprocess.DEVNULL)
+    except (OSError, subprocess.SubprocessError):
+        return []
+    paths = [path for path in done.stdout.splitlines() if os.path.isabs(path) and os.path.exists(path)]
+    while sum(len(os.fsencode(path)) + 1 for path in paths) >= LIBRARIES_BYTES:
+        paths.pop()
+    return paths
