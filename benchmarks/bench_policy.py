@@ -230,13 +230,15 @@ def measure(table, policies, pods, others, rounds):
               statistics.median(loads) <= 1000)
     table.add("    sets, elements, chains, rules", f"{len(state.sets)}, {sum(map(len, state.elements.values()))}, "
               f"{len(state.chains)}, {sum(len(one.lines) + len(one.jumps) for one in state.chains.values())}")
+    site.close()                        # the table belongs to one agent at a time
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         agent = Agent(site, folder)
         try:
             asked = ask(site, agent, rounds)
         finally:
             agent.close()
-    site.engine.load()
+    site = Site(policies, pods, others)
+    site.load()
     adds, protected = zip(*site.add(rounds), strict=True)
     for what, found, wanted in (("one pod's ADD", adds, 0.3), ("    and its rules are written", protected, None),
                                 ("    the plugin's, with the agent in another process", asked, 0.3),

@@ -142,12 +142,17 @@ def add_set(batch: Batch, family: int, table: str, name: str, key: Sequence[int]
 
 def add_dynamic_set(batch: Batch, family: int, table: str, name: str, key: Sequence[int], *, set_id: int, size: int,
                     timeout_ms: int) -> Batch:
-    """Add a set whose elements rules add. An element is deleted when no rule has updated it for the timeout."""
+    """Add a set whose elements rules add. An element is deleted when no rule has updated it for the timeout.
+
+    size: the kernel allocates memory for so many; 0: as they come, up to 65,535.
+    """
     key_type, key_size = concat_type(key)
     batch.begin(NFT_MSG_NEWSET, NLM_F_ACK | NLM_F_CREATE, nfgenmsg(family), f"add nftables set {table} {name}")
     batch.text(NFTA_SET_TABLE, table).text(NFTA_SET_NAME, name).be32(NFTA_SET_FLAGS, NFT_SET_EVAL | NFT_SET_TIMEOUT)
     batch.be32(NFTA_SET_KEY_TYPE, key_type).be32(NFTA_SET_KEY_LEN, key_size).be64(NFTA_SET_TIMEOUT, timeout_ms)
-    return batch.nest(NFTA_SET_DESC).be32(NFTA_SET_DESC_SIZE, size).end().be32(NFTA_SET_ID, set_id)
+    if size:
+        batch.nest(NFTA_SET_DESC).be32(NFTA_SET_DESC_SIZE, size).end()
+    return batch.be32(NFTA_SET_ID, set_id)
 
 
 def del_set(batch: Batch, family: int, table: str, name: str) -> Batch:

@@ -51,7 +51,7 @@ IP_SADDR, IP_DADDR = (NFT_PAYLOAD_NETWORK_HEADER, 12, 4), (NFT_PAYLOAD_NETWORK_H
 IP6_SADDR, IP6_DADDR = (NFT_PAYLOAD_NETWORK_HEADER, 8, 16), (NFT_PAYLOAD_NETWORK_HEADER, 24, 16)
 IP6_LENGTH_AND_NEXT, IP6_HOP_LIMIT = (NFT_PAYLOAD_NETWORK_HEADER, 4, 3), (NFT_PAYLOAD_NETWORK_HEADER, 7, 1)
 ARP_SADDR_ETHER, ARP_SADDR_IP = (NFT_PAYLOAD_NETWORK_HEADER, 8, 6), (NFT_PAYLOAD_NETWORK_HEADER, 14, 4)
-TH_DPORT = NFT_PAYLOAD_TRANSPORT_HEADER, 2, 2
+TH_SPORT, TH_DPORT = (NFT_PAYLOAD_TRANSPORT_HEADER, 0, 2), (NFT_PAYLOAD_TRANSPORT_HEADER, 2, 2)
 TCP_FLAGS = NFT_PAYLOAD_TRANSPORT_HEADER, 13, 1
 ICMPV6_TYPE, ND_TARGET = (NFT_PAYLOAD_TRANSPORT_HEADER, 0, 1), (NFT_PAYLOAD_TRANSPORT_HEADER, 8, 16)
 
@@ -185,6 +185,14 @@ def in_set(set_name: str, set_id: int, inverted: bool = False) -> Expression:
     """Go on if register 1 is, or with `inverted` is not, in a set. NFTA_LOOKUP_SET 1, _SREG 2, _SET_ID 4, _FLAGS 5"""
     return "lookup", lambda b: (b.text(1, set_name).be32(2, NFT_REG_1).be32(4, set_id)
                                 .be32(5, NFT_LOOKUP_F_INV if inverted else 0))
+
+
+def update(set_name: str, set_id: int) -> Expression:
+    """Add register 1 to a set with a timeout, or begin the timeout of that element again.
+
+    NFTA_DYNSET_SET_NAME 1, _SET_ID 2, _OP 3 (NFT_DYNSET_OP_UPDATE 1), _SREG_KEY 4
+    """
+    return "dynset", lambda b: b.text(1, set_name).be32(2, set_id).be32(3, 1).be32(4, NFT_REG_1)
 
 
 def value_of(map_name: str, set_id: int) -> Expression:

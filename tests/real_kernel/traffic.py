@@ -145,10 +145,10 @@ def _sctp_packet(source, destination, tag, chunk_type, text=""):
     """Return a packet whose chunk has a text after the fields of RFC 9260."""
     chunk = struct.pack("!BBHIIHHI", chunk_type, 0, 20 + len(text), 1, 65535, 1, 1, 1) + text.encode()
     packet = struct.pack("!HHII", source, destination, tag, 0) + chunk
-    return packet[:8] + struct.pack("<I", _crc32c(packet)) + packet[12:]
+    return packet[:8] + struct.pack("<I", crc32c(packet)) + packet[12:]
 
 
-def _crc32c(data):
+def crc32c(data):
     crc = 0xFFFFFFFF
     for byte in data:
         crc ^= byte

@@ -1,24 +1,29 @@
 """Connections that policies no longer allow are cut: their flows are deleted from conntrack.
 
 The rules accept packets of known connections, so a connection would outlive the policy that allowed it. Without its
-flow the next packet is looked at as a first one, and dropped (rules.py).
+flow the next packet is looked at as a first one, and dropped (rules.py). An answer that is on its way meanwhile would
+be the first packet of a connection in the other direction, which may be allowed. So such answers are dropped first.
 """
 
 from __future__ import annotations
 
 from concurrent.futures import Future, ThreadPoolExecutor
 from errno import ENOENT
+from time import monotonic
 from typing import TYPE_CHECKING
 
 from fastcni._netlink import Batch
 from fastcni.agent.policy import interpret
 from fastcni.agent.policy.evaluate import Connection
-from fastcni.agent.policy.state import MAPS, PORT_SETS
+from fastcni.agent.policy.rules import CUT, CUT_ANY, IPPROTO_TCP
+from fastcni.agent.policy.state import MAPS, PORT_SETS, VERSIONS
 from fastcni.kernel import conntrack, rtnl, uapi, wire
+from fastcni.kernel.nft_elements import concat, protocol, read_service, service, split
+from fastcni.kernel.nft_rules import IPPROTO_ICMPV6
 from fastcni.server.wakeup import Wakeup
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from fastcni.agent.policy.state import Change, State
     from fastcni.kernel.conntrack import Flow
@@ -26,12 +31,15 @@ if TYPE_CHECKING:
 
 FAMILIES = (uapi.AF_INET, uapi.AF_INET6)
 MAX_DELETED = 128               # flows in one send
+IPPROTO_ICMP, IPPROTO_UDP, IPPROTO_DCCP, IPPROTO_SCTP, IPPROTO_UDPLITE = 1, 17, 33, 132, 136
+ANSWERED_ONLY = {IPPROTO_ICMP, IPPROTO_TCP, IPPROTO_ICMPV6}
+WITH_PORTS = {IPPROTO_UDP, IPPROTO_DCCP, IPPROTO_SCTP, IPPROTO_UDPLITE}         # where TCP has them
 
 
 class Listing:
-    """Lists all flows in a thread. The kernel takes 5 to 10 ms for the list, even without flows; no ADD waits for it.
+    """Lists flows in a thread. The kernel takes 5 to 10 ms for the list, even without flows; no ADD waits for it.
 
-    Made in a thread that is in the node's namespace; the same thread calls all methods.
+    Made in a thread that is in the node's namespace; the same thread calls all methods. took_s: the last list.
     """
 
     def __init__(self) -> None:
@@ -39,6 +47,7 @@ class Listing:
         self._wakeup = Wakeup()
         self._thread = ThreadPoolExecutor(1, "flows")
         self._flows: Future[list[Flow]] | None = None
+        self.took_s = 0.0
 
     def fileno(self) -> int:
         """The descriptor to wait on: it is readable when `ended`."""
@@ -58,13 +67,16 @@ class Listing:
         """Whether take() does not wait."""
         return self._flows is not None and self._flows.done()
 
-    def begin(self) -> None:
-        self._flows = self._thread.submit(self._list)
+    def begin(self, ends: Collection[bytes]) -> None:
+        """List the flows from and to these addresses."""
+        self._flows = self._thread.submit(self._list, ends)
 
-    def _list(self):
+    def _list(self, ends):
+        began = monotonic()
         try:
-            return conntrack.list_flows(self._sock)
+            return conntrack.list_flows(self._sock, ends)
         finally:
+            self.took_s = monotonic() - began
             self._wakeup.wake()
 
     def take(self) -> list[Flow]:
@@ -99,28 +111,79 @@ def isolated(state: State) -> set[bytes]:
     return {packed for name in MAPS for packed in state.elements[name]}
 
 
-def cut(sock: Socket, flows: Iterable[Flow], state: State, addresses: Collection[bytes]) -> int:
-    """Delete those of the flows from or to these addresses that a State does not allow. Return how many. sock: of
-    NETLINK_NETFILTER. Raises OSError."""
-    found = [flow for flow in flows
-             if (flow.source in addresses or flow.replier in addresses) and not is_allowed(state, flow)]
+def forbidden(flows: Iterable[Flow], state: State) -> list[Flow]:
+    """Those of the flows that a State does not allow. Raises OSError."""
+    decide = Decider(state)
+    found = [flow for flow in flows if not decide.allows(flow)]
     if found:
         own = node_addresses()
         found = [flow for flow in found if flow.source not in own and flow.replier not in own]
-    for at in range(0, len(found), MAX_DELETED):
+    return found
+
+
+def delete(sock: Socket, flows: Sequence[Flow]) -> None:
+    """Delete flows. sock: of NETLINK_NETFILTER. Raises OSError."""
+    for at in range(0, len(flows), MAX_DELETED):
         batch = Batch()
-        for flow in found[at:at + MAX_DELETED]:
+        for flow in flows[at:at + MAX_DELETED]:
             conntrack.delete(batch, flow)
         for e in wire.attempt(sock, batch)[1]:
             if e.errno != ENOENT:
                 raise e
-    return len(found)
 
 
-def is_allowed(state: State, flow: Flow) -> bool:
-    """By the addresses after translation of the destination, and before that of the source."""
-    return len(flow.source) != len(flow.replier) or interpret.allows(
-        state, Connection(flow.source, flow.replier, flow.protocol, flow.replier_port))
+class Decider:
+    """Whether a State allows connections. Many have the same ends, such as requests to a name server."""
+
+    def __init__(self, state: State) -> None:
+        self._state, self._known = state, dict[Connection, bool]()
+
+    def allows(self, flow: Flow) -> bool:
+        """By the addresses after translation of the destination, and before that of the source."""
+        return len(flow.source) != len(flow.replier) or self.decide(
+            Connection(flow.source, flow.replier, flow.protocol, flow.replier_port))
+
+    def decide(self, it: Connection) -> bool:
+        found = self._known.get(it)
+        if found is None:
+            found = self._known[it] = interpret.allows(self._state, it)
+        return found
+
+
+# -- answers that are dropped ------------------------------------------------------------------------------------------
+
+def answers(flows: Iterable[Flow], by_ports: bool = True) -> dict[str, list[bytes]]:
+    """Return the answers on flows that conntrack would take for first packets: {set: keys}, see rules.py.
+
+    It takes no answer on TCP for one at isolated pods (midstream), and no answer on ICMP anywhere. by_ports: else one
+    key stands for all flows of a protocol between two addresses.
+    """
+    found: dict[str, list[bytes]] = {}
+    for flow in flows:
+        if flow.protocol in ANSWERED_ONLY:
+            continue
+        ends = flow.replier, flow.source, protocol(flow.protocol)
+        version = VERSIONS[len(flow.source)]
+        if by_ports and flow.protocol in WITH_PORTS and flow.source_port:
+            name, key = CUT, concat(*ends, service(flow.replier_port), service(flow.source_port))
+        else:
+            name, key = CUT_ANY, concat(*ends)
+        found.setdefault(f"{name}{version}", []).append(key)
+    return {name: list(dict.fromkeys(keys)) for name, keys in found.items()}
+
+
+def allowed_again(dropped: Mapping[str, list[bytes]], state: State, added: Collection[bytes]) -> dict[str, list[bytes]]:
+    """Return those of the answers that need not be dropped: a State allows their connections again, or one of their
+    addresses belongs to a pod that was added since."""
+    decide, found = Decider(state), {}
+    for name, keys in dropped.items():
+        length = 4 if name.endswith(VERSIONS[4]) else 16
+        parts = {key: split(key, length, length, 1, *((2, 2) if len(key) > 2 * length + 4 else ())) for key in keys}
+        if chosen := [key for key, (replier, source, number, *ports) in parts.items()
+                      if replier in added or source in added or decide.decide(Connection(
+                          source, replier, number[0], read_service(ports[0]) if ports else 0))]:
+            found[name] = chosen
+    return found
 
 
 def node_addresses() -> set[bytes]:

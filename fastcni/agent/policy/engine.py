@@ -14,6 +14,7 @@
 
 from __future__ import annotations
 
+from errno import ENFILE
 from typing import TYPE_CHECKING
 
 from fastcni.agent.policy import cut
@@ -42,6 +43,9 @@ class Engine:
         self.flows = cut.Listing()
         self.suspects: set[bytes] = set()       # addresses whose connections changes may have forbidden
         self._looked_at: set[bytes] = set()     # those of begin_cut()
+        self._answers = True            # the kernel may drop answers on connections that were cut
+        self._changed = False           # since reopen()
+        self._added: set[bytes] = set()         # addresses of pods that were added since reopen()
         self._dropped: dict[str, list[bytes]] = {}     # by map: addresses that lead to `drop` in the kernel
 
     def close(self) -> None:
@@ -55,7 +59,7 @@ class Engine:
         self._begun, self._loaded = True, False
         self.compiler.take()
         self.rules.load(self.compiler.state)
-        self._loaded, self._dropped = True, {}
+        self._loaded, self._dropped, self._changed = True, {}, True
         self.suspects = cut.isolated(self.compiler.state)
 
     def commit(self) -> None:
@@ -65,24 +69,44 @@ class Engine:
         change = self._write()
         if change is None:
             self.load()
-        else:
+        elif change:
+            self._changed = True
             self.suspects |= cut.suspects(self.compiler.state, change)
 
     def begin_cut(self) -> None:
         """Begin to look for connections that are no longer allowed since the last call, unless it is under way."""
         if not self.flows.begun:
             self._looked_at, self.suspects = self.suspects, set()
-            self.flows.begin()
+            self.flows.begin(self._looked_at)
 
     def end_cut(self) -> int:
         """End the connections that begin_cut() looks for. Waits until they are known. Return how many."""
         try:
-            found = cut.cut(self.rules.sock, self.flows.take(), self.compiler.state, self._looked_at)
+            found = cut.forbidden(self.flows.take(), self.compiler.state)
+            if answers := cut.answers(found):
+                self._answers = True
+                try:
+                    self.rules.drop_answers(answers)
+                except NetlinkError as e:
+                    if e.errno != ENFILE:           # the kernel has no more than 65,535 elements in such a set
+                        raise
+                    self.rules.drop_answers(cut.answers(found, by_ports=False))
+            cut.delete(self.rules.sock, found)
         except OSError:
             self.suspects |= self._looked_at
             raise
         self._looked_at = set()
-        return found
+        return len(found)
+
+    def reopen(self) -> None:
+        """After changes: drop no answers on connections that were cut and are allowed again, or whose address another
+        pod has."""
+        if self._changed and self._answers and self._loaded:
+            dropped = self.rules.cut_answers()
+            self._answers = any(dropped.values())
+            if found := cut.allowed_again(dropped, self.compiler.state, self._added):
+                self.rules.let_answers(found)
+        self._changed, self._added = False, set()
 
     def protect(self, it: Attachment) -> list[Attachment]:
         """Within an ADD, before the pod's process starts: where a policy restricts the pod, drop its traffic. The
@@ -94,6 +118,8 @@ class Engine:
         former pod with the same addresses.
         """
         elements = self.compiler.state.elements
+        self._changed = True
+        self._added.update(it.addresses)
         known = any(packed in elements[name] for name in MAPS for packed in it.addresses)
         gone = self.compiler.attach(it)
         restricted = {name: keys for name in MAPS if (keys := [key for key in it.addresses if key in elements[name]])}

@@ -9,6 +9,8 @@
         ct state established accept
         ct state related jump errors
         ip saddr . ip daddr @self4 accept                           (a pod, through a service, to itself)
+        ip saddr . ip daddr . meta l4proto . th sport . th dport @cut4 update @cut4 { ... } drop
+        ip saddr . ip daddr . meta l4proto @cut-any4 update @cut-any4 { ... } drop
         tcp flags & (fin | syn | rst | ack) != syn jump midstream
         udp sport 68 udp dport 67 ip saddr @dhcp4 accept            (pods whose addresses come from DHCP)
         ip saddr vmap @out4
@@ -48,8 +50,10 @@ node: then fe80:: is in link6. Reports of multicast groups (RFC 3810) pass, or a
 packet with hop limit 255 comes from the link, as RFC 4861 demands of neighbour discovery: routers decrement it before
 this hook. Without it pods could send data to anywhere in messages of these types.
 
-A TCP packet that belongs to no known connection and does not begin one is dropped at isolated pods. Otherwise conntrack
-would take the answer on a connection that was cut for the first packet of another one, in the other direction.
+Without its flow, conntrack would take the answer on a connection that was cut for the first packet of another one, in
+the other direction, which may be open. So a TCP packet that belongs to no known connection and does not begin one is
+dropped at isolated pods. In other protocols each packet may be a first one. Answers on their connections are dropped
+that cut4 and its siblings name (cut.py), until there was none for CUT_MS.
 """
 
 from __future__ import annotations
@@ -60,7 +64,7 @@ from fastcni.agent.policy import port_rules
 from fastcni.agent.policy.objects import INGRESS
 from fastcni.agent.policy.state import IN, LENGTHS, LINK, LINK_LOCAL_MASK, OUT, VERSIONS
 from fastcni.kernel import nft, nft_rules
-from fastcni.kernel.nft_elements import service
+from fastcni.kernel.nft_elements import ADDRESS_TYPES, TYPE_INET_PROTOCOL, TYPE_INET_SERVICE, service
 from fastcni.kernel.nft_rules import (
     DADDRS,
     IPPROTO_ICMPV6,
@@ -70,6 +74,7 @@ from fastcni.kernel.nft_rules import (
     SADDRS,
     TCP_FLAGS,
     TH_DPORT,
+    TH_SPORT,
     accept,
     between,
     compare,
@@ -79,6 +84,7 @@ from fastcni.kernel.nft_rules import (
     mask,
     meta,
     payload,
+    update,
     verdict_of,
 )
 
@@ -92,6 +98,8 @@ if TYPE_CHECKING:
 
 EGRESS_CHAIN, INGRESS_CHAIN, MIDSTREAM = "egress", "ingress", "midstream"
 BASE_CHAINS = {EGRESS_CHAIN: nft.NF_IP_PRI_FILTER, INGRESS_CHAIN: nft.NF_IP_PRI_FILTER + 1}     # priorities
+CUT, CUT_ANY = "cut", "cut-any"         # without the version: sets of answers by ports; of protocols without ports
+CUT_MS = 120_000                # as conntrack keeps a UDP connection: net.netfilter.nf_conntrack_udp_timeout_stream
 SET_ID = 1                      # the kernel finds sets by their names
 IPPROTO_TCP = 6
 FIN_SYN_RST_ACK, SYN = b"\x17", b"\x02"
@@ -118,6 +126,9 @@ def permanent_rules() -> Iterator[tuple[str, Rule]]:
     for chain in BASE_CHAINS:
         for length in LENGTHS:
             yield chain, (*pair(length, SADDRS[length], DADDRS[length]), accept())
+    for length in LENGTHS:
+        for prefix in (CUT, CUT_ANY):
+            yield EGRESS_CHAIN, answers(length, prefix)
     yield EGRESS_CHAIN, (meta(NFT_META_L4PROTO), compare(bytes((IPPROTO_TCP,))), payload(TCP_FLAGS),
                          mask(FIN_SYN_RST_ACK), compare(SYN, NFT_CMP_NEQ), jump(MIDSTREAM))
     for rule in port_rules.egress_rules():
@@ -140,8 +151,26 @@ def guard_rules(length: int, name: str) -> Iterator[Rule]:
 
 def pair(length: int, first: Field, second: Field) -> Rule:
     """<first> . <second> @self4"""
-    return (*nft_rules.saddr(length)[:2], payload(first), payload(second, NFT_REG32_00 + length // 4),
-            in_set(f"self{VERSIONS[length]}", SET_ID))
+    return *ends(length, first, second), in_set(f"self{VERSIONS[length]}", SET_ID)
+
+
+def ends(length: int, first: Field, second: Field) -> Rule:
+    """<first> . <second>, in registers from 1 on; the rule ends for packets of another family"""
+    return *nft_rules.saddr(length)[:2], payload(first), payload(second, NFT_REG32_00 + length // 4)
+
+
+def answers(length: int, prefix: str) -> Rule:
+    """ip saddr . ip daddr . meta l4proto . th sport . th dport @cut4 update @cut4 { ... } drop"""
+    word, name = NFT_REG32_00 + length // 2, f"{prefix}{VERSIONS[length]}"
+    ports = (payload(TH_SPORT, word + 1), payload(TH_DPORT, word + 2)) if prefix == CUT else ()
+    return (*ends(length, SADDRS[length], DADDRS[length]), meta(NFT_META_L4PROTO, word), *ports, in_set(name, SET_ID),
+            update(name, SET_ID), drop())
+
+
+def cut_sets() -> dict[str, tuple[int, ...]]:
+    """{set: types of its keys} of the answers that are dropped."""
+    return {f"{prefix}{VERSIONS[length]}": (ADDRESS_TYPES[length], ADDRESS_TYPES[length], TYPE_INET_PROTOCOL, *ports)
+            for length in LENGTHS for prefix, ports in ((CUT, (TYPE_INET_SERVICE, TYPE_INET_SERVICE)), (CUT_ANY, ()))}
 
 
 def rules_of(chain: Chain) -> Iterator[tuple[Rule, str]]:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from fastcni.agent.policy.state import Chain, Change, Set
 
     Item = TypeVar("Item")
+    Answers = Mapping[str, list[bytes]]     # by set: keys
 
 FAMILY, TABLE = nft.NFPROTO_INET, "fastcni-policy"
 GUARD, GUARD_CHAIN = "fastcni-policy-guard", "forward"          # while the table is replaced
@@ -90,10 +91,11 @@ class Ruleset:
                 raise
             self.flags = 0              # Linux before 6.9
             self._guard(state)
-        requests = Transaction()
+        requests, kept = Transaction(), self.cut_answers()
         for family in (FAMILY, BRIDGE_FAMILY):
             replace_table(requests, family, TABLE, self.flags)
         set_up(requests, state)
+        put_answers(requests, kept)
         try:
             requests.commit(self.sock)
         finally:
@@ -143,6 +145,38 @@ class Ruleset:
             add_elements(requests, name, [(key, "") for key in keys])
         requests.commit(self.sock)
 
+    def cut_answers(self) -> Answers:
+        """Return the answers that are dropped, see cut.py."""
+        found = {}
+        for name, types in rules.cut_sets().items():
+            try:
+                each = wire.dump(self.sock, nft.NFT_MSG_GETSETELEM, nft.nfgenmsg(FAMILY), f"list set {name}",
+                                 nft_elements.elements_of(TABLE, name))
+            except NetlinkError as e:
+                if e.errno != ENOENT:           # no table, or one of an earlier version
+                    raise
+                continue
+            size = nft_elements.concat_type(types)[1]
+            found[name] = [key for _, payload in each for key, _ in nft_elements.read_elements(payload)
+                           if len(key) == size]
+        return found
+
+    def drop_answers(self, answers: Answers) -> None:
+        """Drop these answers from now on, those that are dropped already too."""
+        requests = Transaction()
+        put_answers(requests, answers)
+        requests.commit(self.sock)
+
+    def let_answers(self, answers: Answers) -> None:
+        """Drop these answers no longer. An element that has just timed out is added first, or the kernel would refuse
+        to delete it."""
+        requests = Transaction()
+        put_answers(requests, answers)
+        for name, keys in answers.items():
+            for some in parts(keys):
+                requests.add(nft_elements.del_elements, FAMILY, TABLE, name, some)
+        requests.commit(self.sock)
+
     def remove(self) -> bool:
         """Remove the table: all pods are open. Return whether there was one. Raises ConfigurationError if a running
         agent has it."""
@@ -180,6 +214,9 @@ def set_up(requests: Requests, state: State) -> None:
     """Fill a new table."""
     for name, one in State().sets.items():
         add_set(requests, name, one)
+    for name, types in rules.cut_sets().items():
+        requests.add(nft_elements.add_dynamic_set, FAMILY, TABLE, name, types, set_id=rules.SET_ID, size=0,
+                     timeout_ms=rules.CUT_MS)
     for name, priority in rules.BASE_CHAINS.items():
         requests.add(nft.add_base_chain, FAMILY, TABLE, name, kind="filter", hook=nft.NF_INET_FORWARD,
                      priority=priority)
@@ -265,6 +302,12 @@ def add_set(requests: Requests, name: str, one: Set) -> None:
                  verdicts=one.kind == "map", intervals=bool(one.ranges) or one.kind == "box")
     for some in parts(one.ranges):
         requests.add(nft_elements.add_intervals, FAMILY, TABLE, name, some)
+
+
+def put_answers(requests: Requests, answers: Answers) -> None:
+    for name, keys in answers.items():
+        for some in parts((key, None) for key in keys):
+            requests.add(nft_elements.add_elements, FAMILY, TABLE, name, some, exclusive=False)
 
 
 def parts(items: Iterable[Item]) -> Iterator[list[Item]]:

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 EVENT_BYTES = 64 << 20          # a limit: of announcements of one load
 POD_WAIT_S = 5.0                # for the object of a pod, which a runtime may know before the agent
 LOOK_S = 0.5                    # while a request waits
-CUT_PAUSE_S = 0.1               # between two searches for connections to cut, which take the kernel some 10 ms each
+CUT_PAUSE_S = 0.03              # between two searches for connections to cut, which take the kernel some 10 ms each
 RETRY_S = 1.0                   # after the kernel has refused a transaction
 GENERATION = (nft.NFT_MSG_NEWGEN, nft.NFT_MSG_GETGEN)
 
@@ -165,13 +165,16 @@ class Policies:
         self.due = monotonic() + RETRY_S if self.stale else float("inf")
 
     def _cut(self):
-        if self.engine.flows.ended and (count := self.engine.end_cut()):
-            self.cut += count
-            self.log.info("connections_cut", count=count)
-        if self.engine.suspects:
+        self.engine.reopen()
+        flows = self.engine.flows
+        if flows.ended:
+            self.next_cut = monotonic() + max(CUT_PAUSE_S, flows.took_s)
+            if count := self.engine.end_cut():
+                self.cut += count
+                self.log.info("connections_cut", count=count)
+        if self.engine.suspects and not flows.begun:
             if monotonic() >= self.next_cut:
                 self.engine.begin_cut()
-                self.next_cut = monotonic() + CUT_PAUSE_S
             else:
                 self.due = min(self.due, self.next_cut)
 

@@ -56,7 +56,7 @@ class Node:
         for netns in (None, *self.names.values()):
             with Inside(netns):             # link-local addresses are of use at once
                 sysctl.write("net/ipv6/conf/default/accept_dad", "0")
-        self.listeners, self.open = {}, contextlib.ExitStack()
+        self.listeners, self.streams, self.open = {}, [], contextlib.ExitStack()
         batch(None, "link add br0 type bridge", *up("br0", NODE))
         for name, netns in self.names.items():
             bridged = name in ON_BRIDGE

@@ -133,7 +133,7 @@ def test_no_add_waits_for_the_search_for_connections(running, monkeypatch):
     """With many flows the kernel takes long to list them."""
     listing, listed = threading.Event(), threading.Event()
 
-    def list_flows(sock):
+    def list_flows(sock, ends):
         listing.set()
         assert listed.wait(20)
         return []
