@@ -27,13 +27,14 @@ if TYPE_CHECKING:
         def schedule(self, client: Client, when: float) -> None:
             """Call client.due() then, instead of at an earlier time."""
         def listen(self, client: Client) -> None:
-            """Open a packet socket for client.xid; set client.mac. Raises LinkGone, OSError."""
+            """Open a packet socket for client.xid; set client.mac and client.configured. Raises LinkGone, OSError."""
         def listen_from_address(self, client: Client) -> None:
-            """As listen(), and a UDP socket at the address of the lease to send by. Raises LinkGone, OSError."""
+            """As listen(), and a UDP socket at the address of the lease to send by. Raises LinkGone, OSError, also if
+            the link does not have that address."""
         def listen_arp(self, client: Client) -> None:
             """Open a socket for ARP. Raises LinkGone, OSError."""
         def send(self, client: Client, data: bytes) -> None:
-            """Send a DHCP message by the open socket: broadcast, or to the server from the lease's address."""
+            """Send a DHCP message by the open socket: to the server from the lease's address, else broadcast."""
         def probe(self, client: Client, wanted: bytes) -> None:
             """Send an ARP probe by the open socket."""
         def quiet(self, client: Client) -> None:
@@ -56,7 +57,6 @@ REQUEST_TRIES = 4               # then DISCOVER again
 REBOOT_TRIES = 3
 PROBES, PROBE_INTERVAL_S = 2, 0.1       # RFC 5227 waits 6 s in all, for which no pod would wait
 FIRST_PAUSE_S, MAX_PAUSE_S = 1.0, 60.0  # after a NAK or a conflict
-MIN_RENEW_S, MIN_RENEW_SHARE = 60.0, 1 / 16     # between two renewals, the lesser of both
 MAX_MESSAGE_BYTES = 1500        # option 57
 
 
@@ -83,6 +83,7 @@ class Client:
     offered   the Lease that is acknowledged but not yet probed
     wanted    the address and the server of the REQUEST that is open, as packed bytes
     mac       of the pod's link, b"": not known yet
+    configured    the pod's link had the address of the lease when the socket was opened
     shared    other links on the network have this MAC, too (ipvlan): servers have to broadcast
     xid       of the open exchange
     tries     packets sent in it after the first
@@ -93,12 +94,13 @@ class Client:
     sock      the open socket, None: none; waiters: plugins that wait; timer: when it is due
     """
 
-    __slots__ = ("began", "failures", "lease", "lost", "mac", "offered", "owner", "sent", "shared", "sock", "state",
-                 "timer", "tries", "waiters", "wanted", "world", "xid")
+    __slots__ = ("began", "configured", "failures", "lease", "lost", "mac", "offered", "owner", "sent", "shared",
+                 "sock", "state", "timer", "tries", "waiters", "wanted", "world", "xid")
 
     def __init__(self, owner: Owner, world: World, lease: Lease | None = None) -> None:
         self.owner, self.world, self.lease = owner, world, lease
-        self.state, self.mac, self.shared = states.INIT, lease.mac if lease else b"", False
+        self.state, self.mac = states.INIT, lease.mac if lease else b""
+        self.shared = self.configured = False
         self.offered: Lease | None = None
         self.wanted = packets.NO_ADDRESS, packets.NO_ADDRESS
         self.xid = self.tries = self.failures = 0
@@ -300,14 +302,20 @@ class Client:
         """Send a REQUEST for the present address; again after half of the time that is left (RFC 2131, 4.4.5)."""
         assert self.lease
         now = self.world.now()
-        least = min(MIN_RENEW_S, self.lease.seconds * MIN_RENEW_SHARE)
-        self.world.schedule(self, min(until, now + max((until - now) / 2, least)))
+        self.world.schedule(self, min(until, now + max((until - now) / 2, self.lease.least_pause)))
         try:
             if self.sock is None:
                 self._listen_to_renew()
-            self.world.send(self, self._encode(packets.REQUEST, ciaddr=self.lease.address))
+            self.world.send(self, self._renewal(self.lease.address))
         except OSError as e:
             self._not_sent(e)
+
+    def _renewal(self, held: bytes) -> bytes:
+        """The REQUEST. Its field ciaddr is for a client that can answer ARP requests for the address (RFC 2131, table
+        1), to which the server sends; one that cannot asks as after a reboot."""
+        if self.configured:
+            return self._encode(packets.REQUEST, ciaddr=held)
+        return self._encode(packets.REQUEST, wanted=held)
 
     def _listen_to_renew(self):
         """Unicast needs the address on the link, and the right to use port 68. Else broadcast, as the reference."""

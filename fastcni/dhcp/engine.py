@@ -175,7 +175,7 @@ class Engine:
         self.loop.schedule(client, when)
 
     def listen(self, client: Client) -> None:
-        sock, link = links.listen(client.owner, self.root, self.home, client.xid)
+        sock, link, client.configured = links.listen(client.owner, self.root, self.home, client.xid, client.lease)
         client.mac, client.shared = link.address, link.kind == "ipvlan"
         self._open(client, Ear(sock))
 
@@ -183,9 +183,9 @@ class Engine:
         self._open(client, Ear(links.listen_arp(client.owner, self.root, self.home), arp=True))
 
     def listen_from_address(self, client: Client) -> None:
-        assert client.lease
         self._open(client, Ear(*links.listen_from_address(client.owner, self.root, self.home, client.mac, client.xid,
-                                                          address.ip_text(client.lease.address))))
+                                                          client.lease)))       # type: ignore[arg-type]
+        client.configured = True
 
     def _open(self, client, ear):
         client.sock = ear
@@ -203,10 +203,13 @@ class Engine:
         ear = client.sock
         if ear.sender:
             lease: Lease = client.lease        # type: ignore[assignment]  # it is RENEWING
-            ear.sender.sendto(data, (address.ip_text(lease.server), packet_sockets.SERVER_PORT))
-        else:
-            source = client.lease.address if client.lease else packets.NO_ADDRESS
-            packet_sockets.send_to(ear.sock, client.owner.ifname, frames.to_server(data, source))
+            try:
+                ear.sender.sendto(data, (address.ip_text(lease.server), packet_sockets.SERVER_PORT))
+                return
+            except OSError as e:        # a firewall of the pod refuses it, for instance
+                self.log.debug("no_unicast", lease=client.owner.name, why=str(e))
+        source = client.lease.address if client.lease and client.configured else packets.NO_ADDRESS
+        packet_sockets.send_to(ear.sock, client.owner.ifname, frames.to_server(data, source))
 
     def probe(self, client: Client, wanted: bytes) -> None:
         packet_sockets.send_to(client.sock.sock, client.owner.ifname, frames.probe(client.mac, wanted),
@@ -296,7 +299,7 @@ class Engine:
         lease = client.lease
         self.unassign(client)
         try:
-            sock, link = links.listen(client.owner, self.root, self.home, 0)
+            sock, link, _ = links.listen(client.owner, self.root, self.home, 0)
         except (LinkGone, OSError):
             self._release_from_here(client)
             return

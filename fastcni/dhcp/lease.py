@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 DEFAULT_LEASE_S = 3600          # where the server says nothing, as the reference
 FOREVER_S = 0xFFFFFFFF          # option 51 for a lease without end
 T1_SHARE, T2_SHARE = 0.5, 0.875         # of the lease, where the server says nothing (RFC 2131, 4.4.5)
+MIN_RENEW_S, MIN_RENEW_SHARE = 60.0, 1 / 16     # between two renewals, the lesser of both: the RFC's least, and a share
+ZERO_LEASE_S = 2 * int(MIN_RENEW_S)     # of a lease of 0 seconds: it is renewed each minute
 MAX_ENTRIES = 64                # routes, name servers and domains of a result: a server is not trusted
 SCOPE_LINK = 253
 OF_RESULT = (packets.SUBNET_MASK, packets.ROUTERS, packets.STATIC_ROUTES, packets.CLASSLESS_ROUTES, packets.MTU,
@@ -78,6 +80,11 @@ class Lease:
         return self.acked + self.seconds
 
     @property
+    def least_pause(self) -> float:
+        """Seconds between two renewals at least: a server must not make a client send without a pause."""
+        return min(MIN_RENEW_S, self.seconds * MIN_RENEW_SHARE)
+
+    @property
     def t2(self) -> float:
         return self.acked + self._share(packets.T2, T2_SHARE, self.seconds)
 
@@ -86,9 +93,9 @@ class Lease:
         return self.acked + self._share(packets.T1, T1_SHARE, self.t2 - self.acked)
 
     def _share(self, code, share, most):
-        """T1 or T2 in seconds; the server's, unless it is beyond `most`."""
+        """T1 or T2 in seconds: the server's, unless it is 0 or beyond `most`; least_pause at least."""
         found = packets.number_of(self.options.get(code, b""), 4)
-        return found if found is not None and found < most else min(self.seconds * share, most)
+        return max(found, self.least_pause) if found and found < most else min(self.seconds * share, most)
 
 
 def read_lease(ack: packets.Message, server_mac: bytes, sent: float) -> Lease:
@@ -102,8 +109,11 @@ def read_lease(ack: packets.Message, server_mac: bytes, sent: float) -> Lease:
         raise packets.PacketError(str(e)) from None
     if len(mask) != 4 or ack.yiaddr == packets.NO_ADDRESS:
         raise packets.PacketError("a DHCPACK without an address or with a netmask that is none")
-    return Lease(ack.yiaddr, prefix, packets.address_of(ack.options.get(packets.SERVER_ID, b"")), server_mac,
-                 ack.options, ack.chaddr, sent)
+    options = ack.options
+    if packets.number_of(options.get(packets.LEASE_TIME, b""), 4) == 0:
+        options = options | {packets.LEASE_TIME: ZERO_LEASE_S.to_bytes(4, "big")}
+    return Lease(ack.yiaddr, prefix, packets.address_of(options.get(packets.SERVER_ID, b"")), server_mac, options,
+                 ack.chaddr, sent)
 
 
 def result_of(lease: Lease, priority: int = 0) -> dict[str, Any]:

@@ -12,8 +12,9 @@ from errno import EADDRNOTAVAIL, EEXIST, ENODEV, ENOENT
 
 from fastcni._netlink import Batch
 from fastcni.dhcp.client import LinkGone
-from fastcni.kernel import netns, packet_sockets, presence, rtnl, wire
+from fastcni.kernel import netns, packet_sockets, presence, rtnl, uapi, wire
 from fastcni.kit.links import change, configure, find
+from fastcni.spec.address import ip_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -102,11 +103,20 @@ def usable_link(ifname: str, mac: bytes = b"") -> Link:
         return link
 
 
-def listen(owner: Owner, root: str, home: int, xid: int) -> tuple[socket, Link]:
-    """(a packet socket for the answers to this transaction, the link). Raises as look_up()."""
+def has_address(link: Link, packed: bytes) -> bool:
+    """Whether a link of this namespace has an IPv4 address. bind(2) does not tell: it accepts every address where the
+    kernel knows none, and by the sysctl ip_nonlocal_bind. Raises OSError."""
+    with closing(wire.open_socket()) as sock:
+        return any(found.packed == packed for found in find.addresses(sock, link.index, (uapi.AF_INET,)))
+
+
+def listen(owner: Owner, root: str, home: int, xid: int, lease: Lease | None = None) -> tuple[socket, Link, bool]:
+    """(a packet socket for the answers to this transaction, the link, whether that has the lease's address). Raises as
+    look_up()."""
     with inside(owner, root, home):
         link = usable_link(owner.ifname)
-        return packet_sockets.open_dhcp(owner.ifname, xid), link       # type: ignore[return-value]
+        configured = lease is not None and has_address(link, lease.address)
+        return packet_sockets.open_dhcp(owner.ifname, xid), link, configured       # type: ignore[return-value]
 
 
 def listen_arp(owner: Owner, root: str, home: int) -> socket:
@@ -116,13 +126,14 @@ def listen_arp(owner: Owner, root: str, home: int) -> socket:
 
 
 def listen_from_address(owner: Owner, root: str, home: int, mac: bytes, xid: int,
-                        address: str) -> tuple[socket, socket]:
+                        lease: Lease) -> tuple[socket, socket]:
     """(a packet socket for the answers, a UDP socket at the address of the lease to send by). A server answers to the
     address, but it broadcasts a NAK, which the UDP socket does not receive. That is there so that the kernel sends the
     server no "port unreachable". Raises as look_up(); OSError if the link does not have the address."""
     with inside(owner, root, home):
-        usable_link(owner.ifname, mac)
-        sender = packet_sockets.open_udp(owner.ifname, address)
+        if not has_address(usable_link(owner.ifname, mac), lease.address):
+            raise OSError(EADDRNOTAVAIL, os.strerror(EADDRNOTAVAIL))
+        sender = packet_sockets.open_udp(owner.ifname, ip_text(lease.address))
         try:
             return packet_sockets.open_dhcp(owner.ifname, xid), sender         # type: ignore[return-value]
         except BaseException:

@@ -130,7 +130,11 @@ def unreachable(path: str, e: Exception) -> str:
 
 
 def failed(method: str, path: str, e: Exception) -> CniError:
-    """The reference's text. Without an answer of a server or of the daemon: code 11."""
-    again = isinstance(e, client.Late) or rpc.NO_MORE_TRIES in str(e)
+    """The reference's text. Without an answer of a server or of the daemon: code 11.
+
+    An answer of the daemon has no details: Go's library appends these to the text, which the reference's tests compare.
+    """
+    late = isinstance(e, client.Late)
+    again = late or rpc.NO_MORE_TRIES in str(e)
     return CniError(errors.TRY_AGAIN_LATER if again else errors.INTERNAL, f"error calling {method}: {e}",
-                    f"the dhcp daemon at {path} logs why")
+                    f"the dhcp daemon at {path} logs why" if late else "")

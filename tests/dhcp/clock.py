@@ -48,6 +48,7 @@ class Clock:
         if self.gone:
             raise LinkGone('error looking up "eth0": Link not found')
         client.mac, client.sock = MAC, kind
+        client.configured = client.lease is not None and not self.unbound
 
     def listen(self, client):
         self._open(client, "raw")

@@ -72,7 +72,8 @@ class Server:
     """`with Server(network) as server:` it gives 10.77.1.0 and the following.
 
     options: {code: content} of each answer. seconds: of leases. silent: it answers nothing. refuses: it answers each
-    REQUEST with NAK. leases: {client id: packed address}. heard: [(kind, Message)], in the order of arrival.
+    REQUEST with NAK. leases: {client id: packed address}. heard: [(kind, Message)], in the order of arrival. ways: the
+    IP addresses (from, to) of each.
     """
 
     def __init__(self, network, seconds=3600, **options):
@@ -80,6 +81,7 @@ class Server:
         self.options = {packets.SUBNET_MASK: b"\xff\xff\0\0", packets.ROUTERS: socket.inet_aton(SERVER),
                         **{int(name[1:]): content for name, content in options.items()}}
         self.leases, self.heard, self.silent, self.refuses = {}, [], False, False
+        self.ways = []
         self.changed = threading.Condition()
         self.next = 0x0A4D0100
 
@@ -119,6 +121,7 @@ class Server:
             answer = None if self.silent else self._answer(message)
             with self.changed:
                 self.heard.append((packets.NAMES[message.kind], message))
+                self.ways.append((socket.inet_ntoa(packet[12:16]), socket.inet_ntoa(packet[16:20])))
                 self.changed.notify_all()
             if answer:
                 self._send(answer, source[4])

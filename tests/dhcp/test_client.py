@@ -151,11 +151,14 @@ def test_it_is_renewed_at_t1_from_its_address_and_at_t2_by_broadcast(clock, clie
 
 
 def test_a_renewal_is_broadcast_where_the_address_cannot_be_used(clock, client):
-    """The interface plugin did not put it on the link, or the daemon lacks CAP_NET_BIND_SERVICE."""
+    """The interface plugin did not put it on the link: the server could not send to ciaddr, and asks no ARP for the
+    address of option 50."""
     bind(clock, client)
     clock.unbound = OSError(99, "Cannot assign requested address")
     pass_to(clock, client)
-    assert clock.done[-1] == "request raw" and clock.sent[-1].ciaddr == ADDRESS
+    assert clock.done[-1] == "request raw"
+    assert (clock.sent[-1].ciaddr, clock.sent[-1].options[50]) == (packets.NO_ADDRESS, ADDRESS)
+    assert 54 not in clock.sent[-1].options
     answer(client, packets.ACK)
     assert client.state == states.BOUND
 
@@ -194,6 +197,28 @@ def test_a_renewal_with_the_same_options_is_no_change(clock, client):
 def test_the_servers_t1_and_t2_count_unless_they_are_beyond_the_lease(clock, client):
     bind(clock, client, o58=(20).to_bytes(4, "big"), o59=(400).to_bytes(4, "big"))
     assert (client.lease.t1, client.lease.t2) == (client.lease.acked + 20, client.lease.acked + 87.5)
+
+
+@pytest.mark.parametrize("seconds, t1, t2, most", [
+    (3600, 0, 0, 2), (3600, 0, 1, 60), (3600, 1, 1, 60), (3600, 1, 0, 60), (0, None, None, 60), (0, 0, 0, 60),
+    (100, 0, 0, 72), (100, 1, 1, 576), (1, 0, 0, 7200), (0xFFFFFFFE, 0, 0, 0), (0xFFFFFFFE, 1, 2, 60)])
+def test_no_server_makes_a_client_send_without_a_pause(clock, client, seconds, t1, t2, most):
+    """With T1 and T2 of 0 the client sent 1,000 packets a second. With a lease of 0 seconds it took the address from
+    the link and put it there 20 times a second. Between two renewals are 60 s or 1/16 of the lease."""
+    times = {name: value.to_bytes(4, "big") for name, value in (("o58", t1), ("o59", t2)) if value is not None}
+    bind(clock, client, seconds=seconds, **times)
+    began, sent = clock.time, len(clock.sent)
+    while client.timer <= began + 3600:
+        pass_to(clock, client)
+        if client.state in (states.RENEWING, states.REBINDING):
+            answer(client, packets.ACK, seconds=seconds, **times)
+    assert len(clock.sent) - sent <= most
+    assert "unassign" not in clock.done and not clock.log.has("lease_lost")
+
+
+def test_a_t1_of_0_is_half_of_the_lease(clock, client):
+    bind(clock, client, o58=bytes(4), o59=bytes(4))
+    assert (client.lease.t1, client.lease.t2) == (client.lease.acked + 50, client.lease.acked + 87.5)
 
 
 def test_a_lease_without_end_is_never_renewed(clock, client):

@@ -50,12 +50,35 @@ def test_a_nak_to_a_renewal_by_unicast_is_received(network, daemon):
     """A server broadcasts it (RFC 2131, 4.3.2). The socket at the pod's address did not receive that, so the pod had an
     address until T2 that was not its own."""
     pod = network.pod()
-    with Server(network, seconds=3600, o58=(1).to_bytes(4, "big")) as server:
+    with Server(network, seconds=16, o58=(1).to_bytes(4, "big")) as server:
         ok("ADD", daemon.conf(), pod)
         subprocess.run(["ip", "-n", os.path.basename(pod), "addr", "add", FIRST, "dev", "eth0"], check=True)
         server.refuses = True
         daemon.wait_for("lease_lost")
         assert "the server refused to renew it" in daemon.log() and addresses(pod) == []
+
+
+@pytest.mark.parametrize("words, way", [
+    (["ip link set lo up", "ip addr add {} dev eth0"], ("10.77.1.0", "10.77.0.1")),
+    ([], ("0.0.0.0", "255.255.255.255")),
+    (["ip link set lo up"], ("0.0.0.0", "255.255.255.255")),
+    (["ip link set lo up", "sysctl -qw net.ipv4.ip_nonlocal_bind=1"], ("0.0.0.0", "255.255.255.255")),
+    (["ip link set lo up", "ip addr add {} dev lo"], ("0.0.0.0", "255.255.255.255")),
+    (["ip link set lo up", "ip addr add {} dev eth0", "nft add table ip t",
+      "nft add chain ip t o {{ type filter hook output priority 0 ; policy drop ; }}"],
+     ("10.77.1.0", "255.255.255.255"))], ids=["on the link", "no address", "lo", "nonlocal", "on lo", "refused"])
+def test_a_renewal_takes_the_way_on_which_the_server_can_answer(network, daemon, words, way):
+    """The kernel binds a socket to an address that no link has, if it knows none at all: such a renewal went to the
+    server from 0.0.0.0, where no DHCP server takes it. If the link lacks the lease's address, no answer to that address
+    finds a MAC."""
+    pod = network.pod()
+    with Server(network, seconds=16, o58=(1).to_bytes(4, "big")) as server:
+        ok("ADD", daemon.conf(), pod)
+        for each in words:
+            subprocess.run(["ip", "netns", "exec", os.path.basename(pod), *each.format(FIRST).split()], check=True)
+        count = len(server.ways)
+        daemon.wait_for("lease_renewed", 2)
+        assert set(server.ways[count:]) == {way}
 
 
 def test_check_compares_the_address_and_acquires_a_lost_lease(network, server, daemon):
@@ -111,7 +134,7 @@ def test_without_a_daemon_status_says_50_add_11_and_del_succeeds(tmp_path):
 def test_no_answer_of_a_server_is_code_11(network, tmp_path):
     with Daemon(tmp_path, "-timeout", "100ms", "-resendmax=200ms", "--resendtimeout", "500ms") as daemon:
         status, error, _ = call("ADD", daemon.conf(), network.pod())
-        assert (status, error["code"], error["msg"]) == (1, 11, "error calling DHCP.Allocate: no more tries")
+        assert (status, error) == (1, {"code": 11, "msg": "error calling DHCP.Allocate: no more tries"})
         assert ok("STATUS", daemon.conf()) is None
 
 

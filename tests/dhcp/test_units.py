@@ -92,7 +92,7 @@ def test_a_lease_is_acquired_renewed_and_released_with_the_capabilities_of_the_u
     kept = ",".join(["-all", *("+" + name.removeprefix("CAP_").lower() for name in systemd_dhcp.CAPABILITIES)])
     confined = ["setpriv", "--inh-caps", "-all", "--bounding-set", kept, "--no-new-privs", sys.executable, "-c", RUN]
     pod = network.pod()
-    with Server(network, o58=(1).to_bytes(4, "big")) as server, Daemon(tmp_path, command=confined) as daemon:
+    with Server(network, 16, o58=(1).to_bytes(4, "big")) as server, Daemon(tmp_path, command=confined) as daemon:
         ok("ADD", daemon.conf(), pod)
         subprocess.run(["ip", "-n", os.path.basename(pod), "addr", "add", FIRST, "dev", "eth0"], check=True)
         daemon.wait_for("lease_renewed")

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 
+import conftest as shared
 import pytest
 from cluster.dhcp.servers import Dnsmasq, Kea
 from dhcp.fixtures import leases, reboot
@@ -36,6 +37,14 @@ def node(network):
 def launched(tmp_path, bin_dir):
     """A daemon that the plugin file dhcp runs."""
     with Daemon(tmp_path, "-resendtimeout", "20s", command=(f"{bin_dir}/dhcp", "daemon")) as daemon:
+        yield daemon
+
+
+@pytest.fixture
+def go_launched(tmp_path):
+    """The reference's daemon."""
+    (tmp_path / "go").mkdir()
+    with Daemon(tmp_path / "go", command=(f"{shared.PEER}/dhcp", "daemon"), own=False) as daemon:
         yield daemon
 
 
@@ -162,6 +171,23 @@ def test_a_renewal_that_dnsmasq_refuses_gives_the_pod_another_address(network, l
         assert "the server refused to renew it" in launched.log()
         assert eventually(lambda: [one[:8] for one in addresses(pod)] == ["10.77.4."])
         server.wait_for("DHCPNAK(br0)")
+
+
+@pytest.mark.parametrize("has_loopback", [False, True])
+@pytest.mark.parametrize("whose", ["own", "reference"])
+def test_dnsmasq_renews_a_lease_whose_address_the_link_lacks(network, tmp_path, launched, go_launched, whose,
+                                                             has_loopback):
+    """As beside the reference's daemon. dnsmasq sees no request from 0.0.0.0 that is sent to its own address."""
+    pod, daemon = network.pod(), go_launched if whose == "reference" else launched
+    if has_loopback:
+        subprocess.run(["ip", "-n", os.path.basename(pod), "link", "set", "lo", "up"], check=True)
+    server = Dnsmasq(network, tmp_path)
+    server.t1, server.t2 = 3, 50
+    with server:
+        ok("ADD", daemon.conf("1.0.0"), pod)
+        assert addresses(pod) == []
+        assert eventually(lambda: daemon.log().count("lease renewed" if whose == "reference" else "lease_renewed") >= 3,
+                          60), daemon.log()
 
 
 def test_a_renewal_with_another_router_changes_the_result_only(network, launched, tmp_path):
