@@ -12,6 +12,8 @@
 # make test-packages    README's install, the Debian package, the Kubernetes image; the switch from the Go plugins (root)
 # make test-faults      campaigns: steps kills mix frozen storage flushes cluster dhcp soak sanitized; over an hour
 #                       (FAULTS="--seconds 60": a minute each; FAULTS=kills: one of them; docs/reliability.md)
+# make test-policy      attacks on network policies, and random clusters against an oracle; 20 minutes
+#                       (POLICY="--seconds 60 --seed 1": a minute each, with these choices; docs/reliability.md)
 # make bench            figures and benchmarks/report (root; forty minutes, with BENCH=--quick a few)
 # make wheels           the source archive, and a tested wheel for each Python (PYTHONS=python3.11: for one)
 # make deb              the Debian packages, in dist
@@ -20,7 +22,7 @@
 # make clean            remove all that was built
 .POSIX:
 .PHONY: setup demo test test-toolchains test-vm test-runtimes test-cluster test-observability \
-	screenshots test-packages test-faults wheels deb release man check bench lint clean
+	screenshots test-packages test-faults test-policy wheels deb release man check bench lint clean
 
 PYTHON = python3
 VENV = .venv
@@ -90,6 +92,12 @@ test-faults: setup
 	@sh tests/setup-peer.sh
 	@sh tests/setup-peer.sh etcd
 	PYTHONPATH=tests $(BIN)/python -m faults $(FAULTS)
+
+test-policy: setup
+	@sh tests/setup-peer.sh iptables nft ip conntrack
+	@$(BIN)/python -c 'import kmock' 2> /dev/null || \
+		$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test,kubernetes]'
+	PYTHONPATH=tests $(BIN)/python -m policy_attacks $(POLICY)
 
 wheels: setup
 	sh wheels/build.sh $(BIN)/python $(PYTHONS)

@@ -1,0 +1,177 @@
+"""A node with the pods that attacks need, and the search for frames that got through.
+
+    victim    takes datagrams and connections on port 80 from `peer` only
+    jailed    sends them to port 80 of `peer` only
+    intruder  no policy selects it; it attacks `victim`
+    peer, bystander: no policy selects them
+    loose, mark: for the control, without the plugin policy
+
+Each exists on each network: "victim@bridge". The control comes before the agent is started: a frame that does not get
+from `loose` to `mark` then is none that a policy stops.
+"""
+
+import contextlib
+import socket
+import time
+from dataclasses import dataclass
+
+from agent.policy import frames
+from policy_attacks.forged import numbered
+from policy_attacks.node import GATEWAY, NODE, SUBNETS, Node
+from policy_attacks.oracle import Pod
+from policy_attacks.prober import Endpoint, Prober
+
+from fastcni.testing.namespaces import Inside, run
+from fastcni.testing.witnesses import ip_json
+
+ROLES = ("victim", "jailed", "intruder", "peer", "bystander")
+CONTROL = ("loose", "mark")
+ARRIVES_S, GRACE_S = 15, 0.15
+END = b"the last frame.."
+
+
+def role(name):
+    return {"podSelector": {"matchLabels": {"role": name}}}
+
+
+FROM_PEER = {"from": [{**role("peer")}], "ports": [{"protocol": each, "port": 80} for each in ("TCP", "UDP")]}
+POLICIES = {"victim": {**role("victim"), "policyTypes": ["Ingress"], "ingress": [FROM_PEER]},
+            "jailed": {**role("jailed"), "policyTypes": ["Egress"],
+                       "egress": [{"to": FROM_PEER["from"], "ports": FROM_PEER["ports"]}]}}
+
+
+def policy(name, spec):
+    return {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy",
+            "metadata": {"name": name, "namespace": "default"}, "spec": spec}
+
+
+@dataclass(frozen=True)
+class Target:
+    """A pod as an attacker sees it. gateway: the MAC of the node's link."""
+
+    name: str
+    netns: str
+    mac: str
+    ip4: str
+    ip6: str
+    gateway: str
+    bridged: bool
+    network: str
+
+    def via(self, to):
+        """The MAC to which frames for another pod of the network go."""
+        return to.mac if self.bridged else self.gateway
+
+    def other(self, number):
+        """An address of the network that no pod has: (IPv4, IPv6)."""
+        four, six = SUBNETS[self.network]
+        return four.replace("0/24", str(number)), six.replace("/64", f"{number:x}")
+
+
+class Arena:
+    """with Arena() as arena: arena.pods["victim@bridge"]"""
+
+    def __init__(self, networks):
+        self.node, self.networks, self.pods, self.closing = Node("files"), networks, {}, contextlib.ExitStack()
+
+    def __enter__(self):
+        with contextlib.ExitStack() as closing:
+            closing.enter_context(self.node)
+            self.prober = Prober()
+            closing.callback(self.prober.close)
+            self.outside = Endpoint("outside", self.node.outside, GATEWAY)
+            self.host = Endpoint("node", None, NODE)
+            self.prober.add(self.outside)
+            self.prober.add(self.host)
+            self.endpoints = {}
+            for network in self.networks:
+                for name in CONTROL:
+                    self.add(name, network)
+            self.closing = closing.pop_all()
+        return self
+
+    def begin(self):
+        """Start the agent, and add the pods of the roles."""
+        for name, spec in POLICIES.items():
+            self.node.put(policy(name, spec))
+        self.node.publish()
+        self.node.start_agent()
+        for network in self.networks:
+            for name in ROLES:
+                self.add(name, network)
+
+    def __exit__(self, *_):
+        self.closing.close()
+
+    def add(self, name, network, *, host_port=0, policed=None):
+        """Add the pod `name` of a role to a network."""
+        pod = Pod("default", f"{name}-{network}", {"role": name})
+        chain = self.node.chain(network)
+        plugins = chain if (name not in CONTROL if policed is None else policed) else chain[:-1]
+        endpoint = self.node.add_pod(pod, network, documented=False, plugins=plugins, host_port=host_port)
+        self.endpoints[f"{name}@{network}"] = endpoint
+        self.prober.add(endpoint)
+        with Inside(endpoint.netns):
+            (link,) = ip_json("link", "show", "dev", "eth0")
+        ip4, ip6 = endpoint.addresses
+        self.pods[f"{name}@{network}"] = Target(name, endpoint.netns, link["address"], ip4, ip6,
+                                                self._gateway(network, link), network.startswith("bridge"), network)
+
+    def _gateway(self, network, link):
+        """The MAC of the node's end: of the bridge, or of the pod's peer."""
+        if network.startswith("bridge"):
+            (found,) = ip_json("link", "show", "dev", self.node.chain(network)[0]["bridge"])
+            return found["address"]
+        return next(each["address"] for each in ip_json("link", "show") if each["ifindex"] == link["link_index"])
+
+    def got_through(self, sequences, sender, receivers):
+        """Send frames from a pod; return {receiver's name: titles that its link received}.
+
+        sequences: {title: [frame, ...]}: the last frame of each counts, and is recognized by its MARK or by its bytes.
+        The node sends a datagram behind them, which always arrives.
+        """
+        last = {title: numbered(each[-1], number) for number, (title, each) in enumerate(sequences.items())}
+        with contextlib.ExitStack() as opened:
+            listeners = {pod.name: opened.enter_context(self.listener(pod)) for pod in receivers}
+            for title, each in sequences.items():
+                frames.send(sender.netns, *each[:-1], last[title])
+            run("ip", "neigh", "flush", "all")          # forged frames may have changed the node's entries
+            for pod in receivers:
+                self.announce(pod)
+                with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as it:
+                    it.sendto(END, (pod.ip4, 9))
+            return {name: self.read(it, last) for name, it in listeners.items()}
+
+    def announce(self, pod):
+        """Let the bridge learn the pod's port again: a forged MAC may have moved it."""
+        frames.send(pod.netns, frames.ipv4(pod.mac, pod.ip4, NODE[0], frames.udp(b"here I am"), pod.gateway))
+
+    def listener(self, pod):
+        with Inside(pod.netns):
+            it = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(frames.ETH_P_ALL))
+            it.bind(("eth0", frames.ETH_P_ALL))
+        return it
+
+    def read(self, listener, wanted):
+        until, found = time.monotonic() + ARRIVES_S, set()
+        ended = False
+        while (left := until - time.monotonic()) > 0:
+            listener.settimeout(left)
+            try:
+                data, source = listener.recvfrom(4096)
+            except TimeoutError:
+                break
+            if source[2] == frames.PACKET_OUTGOING:
+                continue
+            if END in data and not ended:
+                ended, until = True, time.monotonic() + GRACE_S
+            found |= {title for title, frame in wanted.items() if recognized(data, frame)}
+        if not ended:
+            raise RuntimeError("the node's own datagram did not reach the pod")
+        return found
+
+
+def recognized(data, frame):
+    """Whether received bytes are those of a frame. The node may have changed its headers on the way."""
+    number = frame[-16:]
+    return number in data if number.startswith(b"frame ") else data[14:] == frame[14:]

@@ -1,0 +1,135 @@
+"""The attacks of a pod's root, each with the expectation that nothing gets through. docs/reliability.md has this table.
+
+Attacks by frames run from `intruder` to `victim`, and from `jailed` to `bystander`, on each network. scenarios.py has
+those that need connections, other programs or the agent's end.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from policy_attacks import agent_scenarios, forged, scenarios
+from policy_attacks.arena import Arena
+from policy_attacks.node import NETWORKS
+
+from fastcni.testing.namespaces import Inside
+
+PAIRS = (("intruder", "victim"), ("jailed", "bystander"))
+ROUNDS = 3                      # at least, while there is time: neighbours and flows of an earlier round may help
+
+
+@dataclass(frozen=True)
+class Attack:
+    """frames: see forged.py; or scenario: see scenarios.py."""
+
+    name: str
+    what: str
+    frames: Callable | None = None
+    scenario: Callable | None = None
+
+
+ATTACKS = (
+    Attack("plain", "a datagram without any forgery", forged.plain),
+    Attack("broadcast", "broadcast and multicast, IPv4 and IPv6, also to the victim's MAC and from 0.0.0.0",
+           forged.broadcast),
+    Attack("forged source", "the address of the allowed peer, of the victim, of the node, of nobody, of a host outside",
+           forged.forged_sources),
+    Attack("forged MAC", "another pod's MAC as the source of a frame", forged.forged_macs),
+    Attack("stolen MAC", "a frame with another pod's MAC draws that pod's traffic", scenario=scenarios.stolen_mac),
+    Attack("reversed flow", "a forged packet from the victim makes a connection, and its answer comes in, UDP and TCP",
+           forged.reversed_flow),
+    Attack("poisoning", "ARP and neighbour advertisements for the peer and the gateway", forged.poisoning),
+    Attack("stacked tags", "one to four VLAN tags with VLAN 0, 802.1Q and 802.1ad", forged.stacked_tags),
+    Attack("ethertypes", "RARP, MPLS, PPPoE, MACsec, LLDP, 802.3 and unknown ones", forged.ethertypes),
+    Attack("router advertisements", "router advertisements and redirects", forged.routers),
+    Attack("behind neighbour discovery", "data behind solicitations and advertisements, and in their options",
+           forged.behind_neighbour_discovery),
+    Attack("ICMP errors", "ICMP errors about the victim's connections, from another pod",
+           scenario=scenarios.icmp_errors),
+    Attack("fragments", "in two, with 8 bytes, overlapping, alone, IPv4 and IPv6", forged.fragments),
+    Attack("IP options", "record route, timestamp, router alert", forged.options),
+    Attack("extension headers", "hop-by-hop, destination options, routing, fragment, and chains of them",
+           forged.extension_headers),
+    Attack("tunnels", "GRE, IPIP, IPv6 in IPv4, ESP, AH, EtherIP, L2TP, an unknown protocol", forged.tunnels),
+    Attack("odd TCP flags", "none, all, FIN, RST, SYN FIN, SYN ACK, ACK", forged.odd_flags),
+    Attack("hostPort", "a hostPort of the victim, from outside and from a pod: the true source counts",
+           scenario=scenarios.host_port),
+    Attack("metadata address", "169.254.169.254 from a pod without egress", scenario=scenarios.metadata),
+    Attack("tightened policy", "UDP flows that never pause go on after a policy forbids them",
+           scenario=scenarios.tightened),
+    Attack("flush", "new flows while another program flushes all nftables rules", scenario=agent_scenarios.flushed),
+    Attack("agent down at ADD", "a pod is added while no agent runs", scenario=agent_scenarios.added_without_agent),
+    Attack("kill -9", "the agent is killed, also directly after an ADD", scenario=agent_scenarios.killed),
+    Attack("second ADD of a name", "a pod's name is added again with other labels",
+           scenario=agent_scenarios.added_again),
+)
+
+
+def campaign(row, options):
+    """Run the attacks, again and again until the row's time is over; each one once at least."""
+    chosen = [each for each in ATTACKS if options.only in each.name]
+    row.note(f"{len(chosen)} attacks")
+    networks = ("bridge", "ptp", "bridge-full", "ptp-full")
+    assert set(networks) == set(NETWORKS)
+    with Arena(networks) as arena, Inside(arena.node.name):
+        possible = {each.name: control(arena, each) for each in chosen if each.frames}
+        for name, titles in possible.items():
+            if not any(titles.values()):
+                row.failed(f"{name}: none of its frames arrives without policies: it says nothing")
+        arena.begin()
+        alive(arena, row)
+        failed, number = set(), 0
+        while number < 1 or (row.running and number < ROUNDS):
+            for each in chosen:
+                if each.name in failed:
+                    continue
+                started = time.monotonic()
+                texts = list(run(arena, row, each, possible.get(each.name)))
+                if not texts:
+                    print(f"  {each.name}: closed ({time.monotonic() - started:.1f} s)", flush=True)
+                else:
+                    failed.add(each.name)
+                    row.failed(f"{each.name}: {'; '.join(texts)}\n"
+                               f"    again: make test-policy POLICY='attacks --only \"{each.name}\"'")
+            number += 1
+        alive(arena, row)
+        row.note(f"{len(chosen) - len(failed)} closed, {number} rounds")
+
+
+def control(arena, attack):
+    """{network: titles of the frames that get through without policies}"""
+    found = {}
+    for network in arena.networks:
+        loose, mark = (arena.pods[f"{name}@{network}"] for name in ("loose", "mark"))
+        sequences = attack.frames(loose, mark, loose)
+        found[network] = arena.got_through(sequences, loose, [mark])["mark"] if sequences else set()
+    return found
+
+
+def alive(arena, row):
+    """The allowed peer reaches the victim, and the jailed pod reaches the peer: else nothing would be said."""
+    for network in arena.networks:
+        for source, to in (("peer", "victim"), ("jailed", "peer")):
+            one, other = (arena.pods[f"{name}@{network}"] for name in (source, to))
+            got = arena.got_through(forged.plain(one, other, one), one, [other])[to]
+            if got != {"IPv4", "IPv6"}:
+                row.failed(f"what is allowed does not pass: {source} to {to} on {network}: {sorted(got) or 'nothing'}")
+
+
+def run(arena, row, attack, possible):
+    """Yield what got through."""
+    if attack.scenario:
+        tried, texts = attack.scenario(arena)
+        row.attempt(tried)
+        yield from texts
+        return
+    for network in arena.networks:
+        for source, to in PAIRS:
+            attacker, victim, peer = (arena.pods[f"{name}@{network}"] for name in (source, to, "peer"))
+            titles = possible[network]
+            sequences = attack.frames(attacker, victim, peer)
+            row.attempt(len(sequences))
+            got = arena.got_through(sequences, attacker, [victim])[victim.name]
+            if got:
+                yield (f"{len(got)} of {len(sequences)} ({len(titles)} without policies) from {source} to {to} on "
+                       f"{network}: {'; '.join(sorted(got)[:6])}")

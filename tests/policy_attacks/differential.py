@@ -1,0 +1,158 @@
+"""The differential test: random clusters on a node, probes by real packets, and an oracle from the documentation.
+
+A cluster lives through events: labels and policies change, one by one and in bursts, pods come and go with the same
+addresses, the agent is restarted and killed, tables are flushed. After each event the probes arrive as the oracle says.
+During the event no probe arrives that is denied before and after it.
+"""
+
+import itertools
+import json
+import threading
+import time
+
+from policy_attacks.node import Node
+from policy_attacks.random_cluster import PODS, RandomCluster
+
+from fastcni.testing.namespaces import Inside, enter
+
+EVENTS = 6
+SETTLED_S = 30.0                # on a busy machine
+SHRINK_S = 3.0                  # for a smaller cluster
+SWEEP = 3000                    # probes of a random choice, in one sweep
+WATCHED = 150                   # probes that are sent all the time during an event
+UNWATCHED = {"burst", "reuse_address"}          # what is denied before and after may be allowed in between
+
+
+def campaign(row, options):
+    """Run clusters until the row's time is over, alternately with files and with the API."""
+    with Node("files") as files, Node("api") as api:
+        nodes = [files, api]
+        for node in nodes:
+            with Inside(node.name):
+                node.start_agent()
+        numbers, count = [options.cluster] if options.cluster is not None else itertools.count(), 0
+        for number in numbers:
+            if not row.running:
+                break
+            node = nodes[number % 2]
+            with Inside(node.name):
+                one_cluster(row, node, number)
+            count += 1
+        row.note(f"{count} clusters")
+
+
+def one_cluster(row, node, number):
+    """Make a cluster, and let it live through its events."""
+    it = RandomCluster(node, f"{row.seed} {number}", PODS)
+    try:
+        it.make()
+        probed, problem = settle(it, "made")
+        row.attempt(probed)
+        for _ in range(EVENTS):
+            if problem or not row.running:
+                break
+            event = it.event()
+            it.history.append(event.__name__)
+            probed, problem = live_through(it, event)
+            row.attempt(probed)
+        if problem:
+            row.failed(describe(it, row, number, shrink(it) or problem))
+    finally:
+        it.clean_up()
+
+
+def shrink(it):
+    """Take away the policies without which the oracle and the kernel still differ. Return what differs then, "" if
+    nothing does: the mismatch was of a moment."""
+    if not (problem := settle(it, "another look", SHRINK_S)[1]):
+        return ""
+    for each in list(it.policies):
+        it.policies.remove(each)
+        it.node.drop("NetworkPolicy", each["metadata"]["namespace"], each["metadata"]["name"])
+        it.node.publish()
+        if smaller := settle(it, "fewer policies", SHRINK_S)[1]:
+            problem = smaller
+        else:
+            it.policies.append(each)
+            it.node.put(each)
+            it.node.publish()
+    return problem
+
+
+def settle(it, event, seconds=None):
+    """Probe until what arrives is what the oracle says, at most for SETTLED_S. Return (probes, problem or "")."""
+    seconds = seconds or SETTLED_S
+    until, probed = time.monotonic() + seconds, 0
+    it.prober.forget()
+    it.node.forget_flows()
+    probes = it.probes()[:SWEEP]
+    verdicts = it.verdicts(probes)
+    expected = {probe for probe in probes if verdicts[probe]}
+    wrong = "?"
+    while wrong and time.monotonic() < until:
+        arrived, answered = it.prober.sweep(probes, expected, seconds)
+        probed += len(probes)
+        wrong = mismatch(expected, arrived, answered)
+        if wrong:
+            it.prober.forget()
+            time.sleep(0.05)
+    return probed, wrong and f"after {event}: {wrong}"
+
+
+def mismatch(expected, arrived, answered):
+    opened, closed = arrived - expected, expected - arrived
+    silent = {probe for probe in expected - answered if probe.protocol in ("TCP", "ICMP") and probe in arrived}
+    texts = [f"{len(found)} {what}: {'; '.join(map(str, sorted(found, key=str)[:3]))}" for found, what in (
+        (opened, "denied arrived"), (closed, "allowed did not arrive"), (silent, "allowed were not answered")) if found]
+    return ", ".join(texts)
+
+
+def live_through(it, event):
+    """Run an event, while probes that are denied before and after it are sent. Return (probes, problem or "")."""
+    before = it.verdicts(it.probes())
+    denied = [probe for probe, verdict in before.items() if not verdict][:WATCHED * 4]
+    ended, failure = threading.Event(), []
+
+    def run_event():
+        try:
+            enter(f"/run/netns/{it.node.name}")
+            event()
+        except Exception as e:
+            failure.append(f"{type(e).__name__}: {e}")
+        finally:
+            ended.set()
+
+    if event.__name__ in UNWATCHED or (event.__name__ == "flush" and not it.node.owns_table()):
+        event()
+        return settle(it, event.__name__)
+    it.prober.forget()
+    thread = threading.Thread(target=run_event)
+    thread.start()
+    watched, arrived, count = denied[:WATCHED], {}, 0
+    while not ended.is_set():
+        for probe in watched:
+            it.prober.send(probe)
+            count += 1
+        for probe, answer in it.prober.receive(0.002):
+            if not answer:
+                arrived.setdefault(probe, time.monotonic())
+    thread.join()
+    if failure:
+        return count, f"{event.__name__}: {failure[0]}"
+    after = it.verdicts(watched)
+    opened = [probe for probe in arrived if not after[probe]]
+    if opened:
+        return count, (f"during {event.__name__} arrived {len(opened)} that are denied before and after it: "
+                       f"{'; '.join(map(str, opened[:3]))}")
+    more, problem = settle(it, event.__name__)
+    return count + more, problem
+
+
+def describe(it, row, number, problem):
+    pods = {pod.key: {"labels": pod.labels, "addresses": pod.addresses,
+                      "network": it.networks.get(pod.key, ("remote",))[0]}
+            for pod in (*it.node.pods.values(), *it.remote)}
+    return (f"cluster {number} ({it.node.source}), events {', '.join(it.history) or 'none'}: {problem}\n"
+            f"    again: make test-policy POLICY='differential --seed {row.seed} --cluster {number}'\n"
+            f"    pods {json.dumps(pods)}\n    namespaces {json.dumps(it.namespaces)}\n"
+            f"    policies {json.dumps([[each['metadata'], each['spec']] for each in it.policies])}")

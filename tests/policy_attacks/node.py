@@ -1,0 +1,244 @@
+"""A node with a real agent process: pods by real plugin calls, hosts outside, and policies from files or from the API
+mock. All of it is removed at the end, also after Ctrl-C."""
+
+import contextlib
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from pathlib import Path
+
+from policy_attacks import clusters
+from policy_attacks.prober import Endpoint
+
+from fastcni.kit import policies as agent_socket
+from fastcni.spec.errors import CniError
+from fastcni.testing.namespaces import Inside, run
+from fastcni.testing.real_runtime import RealRuntime
+from fastcni.testing.witnesses import set_sysctl
+
+NAME = "here"                                               # of the node
+NODE, GATEWAY = ("192.0.2.1", "2001:db8::1"), ("192.0.2.9", "2001:db8::9")
+OUTSIDE = ("198.51.100.7", "2001:db8:51::7", "203.0.113.5", "2001:db8:113::5")
+METADATA = "169.254.169.254"
+REMOTE = ("10.244.9.", "fd44:9::")                          # pods of another node
+NETWORKS = {"bridge": (), "ptp": (), "bridge-full": ("portmap", "firewall"), "ptp-full": ("portmap", "firewall")}
+SUBNETS = {name: (f"10.88.{number}.0/24", f"fd88:{number}::/64") for number, name in enumerate(NETWORKS, 1)}
+READY_S, GONE_S = 60, 30
+HOST_PORT = 8080
+
+
+class Node:
+    """source: "files" or "api". pods: {key: Pod that was added}; netns of a pod: `netns[key]`."""
+
+    def __init__(self, source):
+        self.source, self.closing = source, contextlib.ExitStack()
+        self.runtime, self.pods, self.netns, self.results = RealRuntime(), {}, {}, {}
+        self.documents, self.api, self.agent, self.spare = {}, None, None, []
+
+    def __enter__(self):
+        with contextlib.ExitStack() as closing:
+            self.folder = Path(tempfile.mkdtemp(prefix="fcni-policies-"))
+            closing.callback(shutil.rmtree, self.folder, ignore_errors=True)
+            self.name, self.outside = (self._namespace(closing, kind) for kind in ("host", "outside"))
+            self.files = self.folder / "policies"
+            self.files.mkdir()
+            self.socket = self.folder / "state" / "policy.sock"
+            closing.enter_context(Inside(self.name))
+            self._wire()
+            if self.source == "api":
+                from cluster.kubernetes.api_server import Running, kubeconfig
+
+                self.api = closing.enter_context(Running())
+                self._write("kubeconfig", kubeconfig(self.api.url))
+                self.api.do(lambda api: api.put("nodes", {
+                    "metadata": {"name": NAME}, "spec": {"podCIDR": "10.244.1.0/24", "podCIDRs": ["10.244.1.0/24"]}}))
+            self._write("net-conf.json", json.dumps({"Network": "10.244.0.0/16", "Backend": {"Type": "host-gw"}}))
+            self._write("nodes.json", json.dumps({
+                "network": {"Network": "10.244.0.0/16", "Backend": {"Type": "host-gw"}},
+                "nodes": [{"name": NAME, "subnets": ["10.244.1.0/24"], "public": [NODE[0]]}]}))
+            closing.callback(self._remove_pods)
+            closing.callback(self.end_agent, signal.SIGKILL)
+            self.closing = closing.pop_all()
+        return self
+
+    def __exit__(self, *_):
+        self.closing.close()
+
+    def _write(self, name, text):
+        (self.folder / name).write_text(text)
+
+    def _namespace(self, closing, kind):
+        name = f"policies-{kind}-{uuid.uuid4().hex[:8]}"
+        run("ip", "netns", "add", name)
+        closing.callback(run, "ip", "netns", "del", name, check=False)
+        with Inside(name):
+            set_sysctl("net/ipv6/conf/default/accept_dad", "0")
+            run("ip", "link", "set", "lo", "up")
+        return name
+
+    def _wire(self):
+        """Connect the node with what is outside."""
+        for name in ("net/ipv4/ip_forward", "net/ipv6/conf/all/forwarding"):
+            set_sysctl(name, "1")
+        run("ip", "link", "add", "up0", "type", "veth", "peer", "ext0", "netns", self.outside)
+        for link, addresses, netns in (("up0", NODE, self.name), ("ext0", GATEWAY, self.outside)):
+            with Inside(netns):
+                run("ip", "link", "set", link, "up")
+                for address in addresses:
+                    run("ip", "addr", "add", f"{address}/{64 if ':' in address else 24}", "dev", link)
+        for gateway in GATEWAY:
+            run("ip", *(["-6"] if ":" in gateway else []), "route", "add", "default", "via", gateway)
+        remote = [f"{prefix}{number}" for prefix in REMOTE for number in (1, 2)]
+        with Inside(self.outside):
+            for address in (*OUTSIDE, METADATA, *remote):
+                run("ip", "addr", "add", f"{address}/{128 if ':' in address else 32}", "dev", "lo")
+            for gateway in NODE:
+                run("ip", *(["-6"] if ":" in gateway else []), "route", "add", "default", "via", gateway)
+
+    # -- the agent -----------------------------------------------------------------------------------------------------
+
+    def start_agent(self):
+        registry = (["--kubernetes", f"{self.folder}/kubeconfig", "--net-conf", f"{self.folder}/net-conf.json"]
+                    if self.api else ["--nodes", f"{self.folder}/nodes.json"])
+        words = [sys.executable, "-m", "fastcni", "agent", *registry, "--node-name", NAME, "--iface", "up0",
+                 "--subnet-file", f"{self.folder}/subnet.env", "--conflist", "", "--no-ip-masq",
+                 "--folder", f"{self.folder}/state", "--policies", "kubernetes" if self.api else str(self.files)]
+        with open(self.folder / "log", "a") as log:
+            self.agent = subprocess.Popen(words, stdout=log, stderr=log)
+        self.await_agent()
+
+    def await_agent(self):
+        """Wait until the agent answers that the policies are in force."""
+        until = time.monotonic() + READY_S
+        while True:
+            try:
+                agent_socket.ask(str(self.socket), {"do": "status"})
+                return
+            except (agent_socket.Away, CniError) as e:
+                if time.monotonic() > until or self.agent.poll() is not None:
+                    raise RuntimeError(f"the agent is not ready: {e}\n{self.log()[-3000:]}") from None
+            time.sleep(0.02)
+
+    def owns_table(self):
+        """Whether the kernel keeps the agent's table when another program flushes all tables: Linux 6.9."""
+        return "flags owner" in run("nft", "list", "table", "inet", "fastcni-policy", check=False)
+
+    def end_agent(self, number=signal.SIGTERM):
+        if self.agent:
+            self.agent.send_signal(number)
+            self.agent.wait(GONE_S)
+            self.agent = None
+
+    def log(self):
+        return (self.folder / "log").read_text() if (self.folder / "log").exists() else ""
+
+    # -- what the cluster says -----------------------------------------------------------------------------------------
+
+    def put(self, document):
+        """Add or replace an object of the cluster."""
+        metadata = document["metadata"]
+        key = document["kind"], metadata.get("namespace", ""), metadata["name"]
+        if self.documents.get(key) == document:
+            return
+        self.documents[key] = document
+        if self.api:
+            self.api.do(lambda api: api.put(plural(document["kind"]), document, metadata.get("namespace")))
+
+    def drop(self, kind, namespace, name):
+        """Remove an object of the cluster."""
+        if self.documents.pop((kind, namespace, name), None) and self.api:
+            self.api.do(lambda api: api.drop(plural(kind), name, namespace or None))
+
+    def publish(self):
+        """Write the files: one for each kind and namespace. The API has each change already."""
+        if self.api:
+            return
+        wanted = {}
+        for (kind, namespace, _), document in sorted(self.documents.items()):
+            wanted.setdefault(f"{kind.lower()}-{namespace}.json", []).append(document)
+        for name in [path.name for path in self.files.iterdir() if path.name not in wanted]:
+            (self.files / name).unlink()
+        for name, documents in wanted.items():
+            text = json.dumps({"kind": "List", "items": documents})
+            path = self.files / name
+            if not path.exists() or path.read_text() != text:
+                (self.files / f".{name}").write_text(text)
+                (self.files / f".{name}").rename(path)
+
+    # -- pods ----------------------------------------------------------------------------------------------------------
+
+    def add_pod(self, pod, network, *, documented=True, host_port=0, plugins=None, container=""):
+        """Add a pod by the plugins of a network, in a namespace of its own. Return its Endpoint."""
+        key = pod.key
+        self.netns[key] = self.spare.pop() if self.spare else self._namespace(self.closing, "pod")
+        if documented or self.api:
+            self.put(clusters.pod_document(pod, NAME))
+            self.publish()
+        chain, container = plugins or self.chain(network), container or cid(pod)
+        env = {"CNI_ARGS": f"IgnoreUnknown=1;K8S_POD_NAMESPACE={pod.namespace};K8S_POD_NAME={pod.name}"}
+        mappings = [{"hostPort": host_port, "containerPort": 80, "protocol": each} for each in ("tcp", "udp")
+                    ] if host_port else []
+        given = {"runtimeConfig": {"labels": pod.labels, "portMappings": mappings}}
+        result = None
+        for conf in chain:
+            result = self.runtime.ok("ADD", {**conf, **given, **({"prevResult": result} if result else {})},
+                                     self.netns[key], cid=container, plugin=conf["type"], env=env)
+        self.results[key] = chain, result, env, container
+        pod.addresses = tuple(each["address"].partition("/")[0] for each in result["ips"])
+        self.pods[key] = pod
+        if self.api:
+            self.put(clusters.pod_document(pod, NAME, podIP=pod.addresses[0],
+                                           podIPs=[{"ip": each} for each in pod.addresses]))
+        return Endpoint(key, self.netns[key], pod.addresses)
+
+    def chain(self, network):
+        """The configurations of a network's plugins."""
+        kind = network.partition("-")[0]
+        common = {"cniVersion": "1.1.0", "name": network}
+        first = {"bridge": {"bridge": f"br-{len(network)}", "isGateway": True, "isDefaultGateway": True}, "ptp": {
+            "ipMasq": False}}[kind]
+        ipam = {"type": "host-local", "dataDir": f"{self.folder}/networks",
+                "ranges": [[{"subnet": each}] for each in SUBNETS[network]],
+                "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}]}
+        more = [{**common, "type": each} for each in NETWORKS[network]]
+        return [{**common, "type": kind, **first, "ipam": ipam}, *more,
+                {**common, "type": "policy", "agentSocketPath": str(self.socket)}]
+
+    def begin_addresses_again(self):
+        """Let the next pod of a network get its lowest free address, as if it were the first one."""
+        for path in (self.folder / "networks").glob("*/last_reserved_ip.*"):
+            path.unlink()
+
+    def delete_pod(self, key, *, forget=True):
+        """DEL by all plugins, the last one first. The namespace is kept for another pod."""
+        pod = self.pods.pop(key)
+        chain, result, env, container = self.results.pop(key)
+        for conf in reversed(chain):
+            self.runtime.ok("DEL", {**conf, "prevResult": result}, self.netns[key], cid=container,
+                            plugin=conf["type"], env=env)
+        self.spare.append(self.netns.pop(key))
+        if forget:
+            self.drop("Pod", pod.namespace, pod.name)
+            self.publish()
+
+    def _remove_pods(self):
+        for key in list(self.pods):
+            with contextlib.suppress(AssertionError):
+                self.delete_pod(key)
+
+    def forget_flows(self):
+        subprocess.run(["conntrack", "-F"], capture_output=True, check=True)
+
+
+def plural(kind):
+    return {"Pod": "pods", "Namespace": "namespaces", "NetworkPolicy": "networkpolicies"}[kind]
+
+
+def cid(pod):
+    return f"c-{pod.namespace}-{pod.name}"
+

@@ -1,0 +1,122 @@
+"""What Kubernetes' documentation says of a connection. Nothing here comes from fastcni.
+
+https://kubernetes.io/docs/concepts/services-networking/network-policies/, and for policyTypes and endPort
+https://kubernetes.io/docs/reference/kubernetes-api/policy-resources/network-policy-v1/. A Cluster has plain documents
+as `kubectl get -o json` prints them.
+"""
+
+import ipaddress
+from dataclasses import dataclass, field
+
+TCP, UDP, SCTP, ICMP = "TCP", "UDP", "SCTP", "ICMP"
+NAME_LABEL = "kubernetes.io/metadata.name"              # the control plane gives it to each namespace
+
+
+@dataclass
+class Pod:
+    """A pod. addresses: texts. ports: {(name, protocol): number}. here: its node is the node under test."""
+
+    namespace: str
+    name: str
+    labels: dict = field(default_factory=dict)
+    ports: dict = field(default_factory=dict)
+    addresses: tuple = ()
+    here: bool = True
+
+    @property
+    def key(self):
+        return f"{self.namespace}/{self.name}"
+
+
+@dataclass
+class Cluster:
+    """namespaces: {name: labels}. policies: documents. everywhere: each pod's policies are enforced on this node, as
+    an agent with files does; else only those of pods that are here."""
+
+    namespaces: dict
+    pods: list
+    policies: list
+    everywhere: bool = True
+
+    def pod_at(self, address):
+        return next((pod for pod in self.pods if address in pod.addresses), None)
+
+
+def allowed(cluster, source, destination, protocol, port):
+    """Whether a connection passes: the egress policies of the source and the ingress policies of the destination have
+    to allow it. Addresses are texts; protocol ICMP has no port."""
+    for address, other, direction in ((source, destination, "Egress"), (destination, source, "Ingress")):
+        pod = cluster.pod_at(address)
+        if pod and (pod.here or cluster.everywhere) and not direction_allows(
+                cluster, pod, direction, other, cluster.pod_at(destination), protocol, port):
+            return False
+    return True
+
+
+def direction_allows(cluster, pod, direction, peer, destination, protocol, port):
+    """The policies that apply to a pod add up: what any of their rules allows passes. Without one all passes."""
+    applying = [policy for policy in cluster.policies if applies(policy, pod, direction)]
+    return not applying or any(
+        rule_allows(cluster, policy["metadata"]["namespace"], rule, direction, peer, destination, protocol, port)
+        for policy in applying for rule in policy["spec"].get(direction.lower()) or [])
+
+
+def applies(policy, pod, direction):
+    """Without policyTypes, Ingress always, and Egress if the policy has any egress rules."""
+    spec = policy["spec"]
+    types = spec.get("policyTypes") or ["Ingress", *(["Egress"] if spec.get("egress") else [])]
+    return (policy["metadata"]["namespace"] == pod.namespace and direction in types
+            and selects(spec.get("podSelector") or {}, pod.labels))
+
+
+def rule_allows(cluster, namespace, rule, direction, peer, destination, protocol, port):
+    """Peers and ports both have to match; an empty or missing list matches everything."""
+    peers, ports = rule.get("from" if direction == "Ingress" else "to") or [], rule.get("ports") or []
+    return (not peers or any(is_peer(cluster, namespace, each, peer) for each in peers)) and (
+        not ports or any(is_port(each, destination, protocol, port) for each in ports))
+
+
+def is_peer(cluster, namespace, peer, address):
+    if "ipBlock" in peer:
+        block, ip = peer["ipBlock"], ipaddress.ip_address(address)
+        return inside(ip, block["cidr"]) and not any(inside(ip, each) for each in block.get("except") or [])
+    pod = cluster.pod_at(address)
+    if pod is None:
+        return False
+    if "namespaceSelector" in peer:
+        labels = {**cluster.namespaces.get(pod.namespace, {}), NAME_LABEL: pod.namespace}
+        if not selects(peer["namespaceSelector"], labels):
+            return False
+    elif pod.namespace != namespace:
+        return False
+    return selects(peer.get("podSelector") or {}, pod.labels)
+
+
+def inside(ip, cidr):
+    network = ipaddress.ip_network(cidr)
+    return ip.version == network.version and ip in network
+
+
+def is_port(each, destination, protocol, port):
+    """The protocol is TCP by default; without a port all ports match."""
+    if each.get("protocol", TCP) != protocol:
+        return False
+    wanted = each.get("port")
+    if wanted is None:
+        return True
+    if isinstance(wanted, str):
+        return destination is not None and destination.ports.get((wanted, protocol)) == port
+    return wanted <= port <= each.get("endPort", wanted)
+
+
+def selects(selector, labels):
+    """All of matchLabels and matchExpressions have to hold; an empty selector matches everything."""
+    return all(labels.get(key) == value for key, value in (selector.get("matchLabels") or {}).items()) and all(
+        meets(each, labels) for each in selector.get("matchExpressions") or [])
+
+
+def meets(requirement, labels):
+    """NotIn also matches objects without the label."""
+    key, values = requirement["key"], requirement.get("values") or []
+    return {"In": key in labels and labels[key] in values, "NotIn": key not in labels or labels[key] not in values,
+            "Exists": key in labels, "DoesNotExist": key not in labels}[requirement["operator"]]

@@ -1,0 +1,204 @@
+"""A random cluster on a node, and the events that it lives through. Everything that it chooses comes from a seed."""
+
+import random
+import signal
+import subprocess
+import time
+
+from policy_attacks import clusters, oracle
+from policy_attacks.node import GATEWAY, NETWORKS, NODE, OUTSIDE, REMOTE
+from policy_attacks.prober import Endpoint, Probe, Prober
+
+PODS = 9
+HOST_PORTS = (8080, 8081)
+FLUSHES = ("flush ruleset", "delete table inet fastcni-policy")
+
+
+class RandomCluster:
+    """A random cluster on a Node. Everything that it chooses comes from `seed`."""
+
+    def __init__(self, node, seed, count=PODS):
+        self.node, self.rng, self.seed, self.count = node, random.Random(seed), seed, count
+        self.prober, self.endpoints, self.history = Prober(), {}, []
+        self.namespaces, self.policies, self.remote = {}, [], []
+        self.networks, self.twins, self.host_ports, self.named = {}, {}, {}, 0
+
+    # -- what there is -------------------------------------------------------------------------------------------------
+
+    def make(self):
+        self.node.begin_addresses_again()
+        self.namespaces = clusters.namespaces(self.rng)
+        for name, labels in self.namespaces.items():
+            self.node.put({"kind": "Namespace", "apiVersion": "v1", "metadata": {"name": name, "labels": labels}})
+        for number in (1, 2):
+            pod = self.new_pod(here=False, addresses=tuple(f"{prefix}{number}" for prefix in REMOTE))
+            self.remote.append(pod)
+            self.node.put(clusters.pod_document(pod, "there", podIP=pod.addresses[0],
+                                                podIPs=[{"ip": each} for each in pod.addresses]))
+        self.outside = Endpoint("outside", self.node.outside, (*GATEWAY, *OUTSIDE))
+        self.host = Endpoint("node", None, NODE)
+        for endpoint in (self.outside, self.host):
+            self.prober.add(endpoint)
+        self.node.publish()
+        for _ in range(self.count):
+            self.add_pod()
+        self.policies = clusters.policies(self.rng, self.addresses())
+        for each in self.policies:
+            self.node.put(each)
+        self.node.publish()
+
+    def new_pod(self, **keys):
+        self.named += 1
+        return oracle.Pod(self.rng.choice(clusters.NAMESPACES), f"pod{self.named}", clusters.labels(self.rng), **keys)
+
+    def add_pod(self, pod=None, network=None):
+        pod, network = pod or self.new_pod(), network or self.rng.choice(list(NETWORKS))
+        documented = bool(self.node.api) or self.rng.random() < 0.6
+        if documented:
+            pod.ports = clusters.named_ports(self.rng)
+        free = [each for each in HOST_PORTS if each not in self.host_ports]
+        port = free[0] if free and "portmap" in NETWORKS[network] else 0
+        endpoint = self.node.add_pod(pod, network, documented=documented, host_port=port)
+        self.endpoints[pod.key], self.networks[pod.key] = endpoint, (network, documented)
+        if port:
+            self.host_ports[port] = pod.key
+        self.prober.add(endpoint)
+        return pod
+
+    def remove_pod(self, key, **how):
+        self.prober.remove(self.endpoints.pop(key))
+        self.host_ports = {port: owner for port, owner in self.host_ports.items() if owner != key}
+        self.node.delete_pod(key, **how)
+        del self.networks[key]
+
+    def addresses(self):
+        """Those that blocks may name."""
+        pods = [address for pod in (*self.node.pods.values(), *self.remote) for address in pod.addresses]
+        return [*pods, *OUTSIDE, *GATEWAY]
+
+    def clean_up(self):
+        for key in list(self.endpoints):
+            self.remove_pod(key)
+        for kind, namespace, name in list(self.node.documents):
+            self.node.drop(kind, namespace, name)
+        self.node.publish()
+        self.prober.close()
+
+    def truth(self):
+        """The cluster as the oracle reads it."""
+        pods = [oracle.Pod(pod.namespace, pod.name, dict(pod.labels), dict(pod.ports), pod.addresses, pod.here)
+                for pod in (*self.node.pods.values(), *self.remote)]
+        return oracle.Cluster(dict(self.namespaces), pods, list(self.policies), everywhere=not self.node.api)
+
+    # -- probes --------------------------------------------------------------------------------------------------------
+
+    def probes(self):
+        """All probes, from and to pods of this node, in random order."""
+        found = []
+        pods = list(self.endpoints.values())
+        others = [(self.outside, address) for address in (*OUTSIDE, *(each for pod in self.remote
+                                                                     for each in pod.addresses))]
+        ends = [(pod, address) for pod in pods for address in pod.addresses]
+        for source, address in [*ends, *others, *((self.host, each) for each in NODE)]:
+            for receiver, to in [*ends, *others, *((self.host, each) for each in NODE)]:
+                if (source in pods or receiver in pods) and source is not receiver and (":" in address) == (":" in to):
+                    found += [Probe(source, address, to, protocol, port, receiver)
+                              for protocol in ("TCP", "UDP", "SCTP") for port in clusters.PORTS]
+                    found.append(Probe(source, address, to, "ICMP", 0, receiver))
+        for port, key in self.host_ports.items():       # a hostPort is judged by the true source
+            for source, address in [*((pod, pod.addresses[0]) for pod in pods), (self.outside, OUTSIDE[0])]:
+                if source is not self.endpoints[key]:
+                    found += [Probe(source, address, NODE[0], protocol, port, self.endpoints[key])
+                              for protocol in ("TCP", "UDP")]
+        self.rng.shuffle(found)
+        return found
+
+    def allowed(self, truth, probe):
+        """By the oracle. The node and its pods always reach each other."""
+        if self.host in (probe.source, probe.receiver):
+            return True
+        to, port = probe.to, probe.port
+        if to == NODE[0]:
+            to, port = next(each for each in probe.receiver.addresses if ":" not in each), 80
+        return oracle.allowed(truth, probe.address, to, probe.protocol, port)
+
+    def verdicts(self, probes):
+        truth = self.truth()
+        return {probe: self.allowed(truth, probe) for probe in probes}
+
+    # -- events --------------------------------------------------------------------------------------------------------
+
+    def event(self):
+        """Choose and return an event: (name, function)."""
+        choices = [self.relabel, self.change_policy, self.burst, self.reuse_address, self.move_namespace, self.restart,
+                   self.kill, self.change_while_down, self.flush]
+        return self.rng.choice(choices)
+
+    def relabel(self):
+        """Labels of a pod that has a document change."""
+        keys = [key for key, (_, documented) in self.networks.items() if documented]
+        if keys:
+            pod = self.node.pods[self.rng.choice(keys)]
+            pod.labels = clusters.labels(self.rng)
+            self.node.put(clusters.pod_document(pod, "here", podIP=pod.addresses[0],
+                                                podIPs=[{"ip": each} for each in pod.addresses]))
+            self.node.publish()
+
+    def change_policy(self):
+        """A policy comes, changes or goes."""
+        choice = self.rng.random()
+        if self.policies and choice < 0.4:
+            gone = self.policies.pop(self.rng.randrange(len(self.policies)))
+            self.node.drop("NetworkPolicy", gone["metadata"]["namespace"], gone["metadata"]["name"])
+        else:
+            old = self.rng.choice(self.policies)["metadata"] if self.policies and choice < 0.7 else {
+                "name": f"late{len(self.history)}", "namespace": self.rng.choice(clusters.NAMESPACES)}
+            new = clusters.policy(self.rng, old["name"], old["namespace"], self.addresses())
+            self.policies = [each for each in self.policies if each["metadata"] != old] + [new]
+            self.node.put(new)
+        self.node.publish()
+
+    def burst(self):
+        """Many changes, one after the other. Some connections may be allowed in between."""
+        for _ in range(20):
+            self.rng.choice([self.relabel, self.change_policy])()
+
+    def reuse_address(self):
+        """A pod goes; another one gets its address, in another namespace and with other labels."""
+        old = self.rng.choice(list(self.endpoints))
+        network = self.networks[old][0]
+        self.remove_pod(old)
+        self.node.begin_addresses_again()
+        self.add_pod(network=network)
+
+    def move_namespace(self):
+        """Labels of a namespace change."""
+        name = self.rng.choice(clusters.NAMESPACES)
+        self.namespaces[name] = clusters.namespaces(self.rng)[name]
+        self.node.put({"kind": "Namespace", "apiVersion": "v1",
+                       "metadata": {"name": name, "labels": self.namespaces[name]}})
+        self.node.publish()
+
+    def restart(self):
+        self.node.end_agent()
+        self.node.start_agent()
+
+    def kill(self):
+        """Kill -9 while the agent reads and writes a change."""
+        self.rng.choice([self.relabel, self.change_policy])()
+        time.sleep(self.rng.choice([0, 0.002, 0.02]))
+        self.node.end_agent(signal.SIGKILL)
+        self.node.start_agent()
+
+    def change_while_down(self):
+        self.node.end_agent(self.rng.choice([signal.SIGTERM, signal.SIGKILL]))
+        self.relabel()
+        self.change_policy()
+        self.node.start_agent()
+
+    def flush(self):
+        """Flush all tables, or delete that of the policies. The rules of hostPorts go, too: nothing restores them."""
+        words = self.rng.choice(FLUSHES)
+        if "ruleset" in words:
+            self.host_ports = {}
+        subprocess.run(["nft", words], capture_output=True, check=False)        # the kernel may refuse it
