@@ -7,7 +7,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from fastcni import plugins, third_party
-from fastcni.kit.ipam.store import Store
+from fastcni.kit.ipam.store import SPACE_FOLDER, Store
 from fastcni.node.attachments import Places, look
 from fastcni.node.merge import merge
 from fastcni.node.records import ADDRESS_FILE, GONE, ORPHANED, RUNNING, UNKNOWN, Inventory, NodeAttachment
@@ -57,8 +57,8 @@ def adopt(places: Places, *, dry_run: bool = False) -> Adoption:
     known = {*plugins.BUILT_IN, *(plugin.kind for plugin in third_party.find() if not plugin.problem)}
     held: dict[str, int] = {}
     for it in seen.facts.sightings:
-        if it.kind == ADDRESS_FILE:
-            folder = os.path.dirname(it.place)
+        folder = os.path.dirname(it.place)
+        if it.kind == ADDRESS_FILE and not os.path.exists(f"{folder}/{SPACE_FOLDER}"):
             held[folder] = held.get(folder, 0) + 1
     return Adoption(inventory, tuple(judge(it, known, inventory, places) for it in inventory.attachments),
                     tuple(index(folder, held[folder], dry_run) for folder in sorted(held)))

@@ -1,18 +1,25 @@
 """A cluster whose store is away, was restored, or declares nodes dead."""
 
+import json
 from ipaddress import ip_address, ip_network
+from types import SimpleNamespace
 
 import pytest
 from cluster_ipam.node import NET, pod
 from cluster_ipam.watched import WatchedMode, a_block, add_until_refused, calls, declare_dead, lose, store_of
 
+from fastcni import _ipam_bitmap
 from fastcni.kit.ipam import store as store_module
 from fastcni.kit.ipam.cluster import hold, released, stores
 from fastcni.kit.ipam.cluster.conf import read_keys
 from fastcni.kit.ipam.cluster.contract import ACTIVE, KEPT
 from fastcni.kit.ipam.cluster.node_state import MadeSpace
 from fastcni.kit.ipam.cluster.stores.http import REQUEST_TIMEOUT_S
+from fastcni.kit.ipam.store import Store
+from fastcni.node.adopt import adopt
+from fastcni.node.attachments import Places
 from fastcni.server.cluster.times import Times
+from fastcni.server.former_boot import release_addresses
 from fastcni.spec.config import Section
 
 TINY = {"range": "10.0.0.0/29"}                     # gives .1 to .6
@@ -310,3 +317,27 @@ def test_after_a_reboot_the_addresses_are_free_and_the_blocks_are_kept(a, monkey
     assert {one.cidr for one in store_of(a).blocks(node="a")} == blocks
     a.add({"range": "10.77.0.0/24"}, "c4")      # a claim tells the store what has ended
     assert [(one.state, one.pod) for one in store_of(a).singles()] == [(KEPT, "ns/db-0")]
+
+
+@pytest.mark.parametrize("how", ["server's start", "adopt", "host-local"])
+def test_a_space_in_a_folder_of_host_local_keeps_its_index(a, monkeypatch, how):
+    """The server's start opened spaces below /var/lib/cni/networks as networks of host-local. After a reboot it signed
+    an index whose owners were the whole files: DEL released nothing."""
+    given = [a.add(NET, f"c{i}")[0] for i in range(3)]
+    monkeypatch.setattr("fastcni.kit.ipam.former.boot_began_ns", lambda: 1)         # no file is from before it
+    monkeypatch.setattr(store_module, "known_boot_id", b"0" * 8 + b"-0000-0000-0000-" + b"0" * 12)
+    _ipam_bitmap.forget()
+    if how == "server's start":
+        release_addresses(SimpleNamespace(debug=print), str(a.root))
+    elif how == "adopt":
+        (a.root / "net.d").mkdir()
+        net = {"cniVersion": "1.0.0", "name": "net", "plugins": [a.conf(NET)]}
+        (a.root / "net.d/net.conflist").write_text(json.dumps(net))
+        found = adopt(Places(str(a.root / "net.d"), (str(a.root / "cni"),)))
+        assert [it.path for it in found.folders if str(a.root) in it.path] == []
+    else:
+        with Store(str(a.root), "default", print) as store:
+            store.read_all()
+    assert sorted(a.files()) == sorted(given)
+    a.delete(NET, "c0")
+    assert sorted(a.files()) == sorted(given[1:])

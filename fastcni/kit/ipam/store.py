@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 LOCK = posix.O_RDONLY | WRITE
+SPACE_FOLDER = ".cluster"           # of a space of cluster-wide addresses, see cluster/node_state.py
 MAX_LISTED = 10                     # addresses that a warning names
 known_boot_id = b""                 # once read; it lasts as long as the process
 
@@ -47,7 +48,7 @@ class Store:
     5 with the path and the kernel's message otherwise.
     """
 
-    __slots__ = ("create", "files", "index", "lock", "network", "release_former", "released")
+    __slots__ = ("create", "files", "index", "lock", "network", "release_former", "released", "signs")
     FILES: type[AddressFiles] = AddressFiles
 
     def __init__(self, data_dir: str, network: str, warn: Callable[[str], object], create: bool = False,
@@ -55,7 +56,7 @@ class Store:
         self.files = self.FILES(data_dir, network, warn, sync)
         self.network, self.create, self.release_former = network, create, release_former
         self.released: list[tuple[bytes, bytes]] = []
-        self.lock = -1
+        self.lock, self.signs = -1, True
         self.index: Any = None          # an _ipam_bitmap.Index while it is open
 
     # -- open and close -------------------------------------------------------------------------------
@@ -70,6 +71,8 @@ class Store:
             except OSError as e:
                 raise self.files.error("lock", "lock", e) from None
             self.index = _ipam_bitmap.Index(self.files.fd, boot_id())
+            if self._is_of_another_kind() or (self.index.former_ns and not self.release_former):
+                self.signs = self.release_former = False
             if self.index.fresh:
                 self._read_unknown()
             elif self.index.former_ns and self.release_former:
@@ -89,15 +92,18 @@ class Store:
             self.files.write_out()
             # After a CniError files and index agree. After any other error the index is not written, so that the files
             # of a changed folder are read again.
-            if self.index.former_ns and not self.release_former:
-                return
-            if self.index.dirty and (kind is None or issubclass(kind, CniError)):
+            if self.signs and self.index.dirty and (kind is None or issubclass(kind, CniError)):
                 self.index.sign()
             if self.index.trouble:
                 why = posix.strerror(self.index.trouble)
                 self.files.warn(f"{self.files.path}/.fastcni.index: {why}; working without it")
         finally:
             self._close()
+
+    def _is_of_another_kind(self) -> bool:
+        """Return whether this is a space of cluster-wide addresses. Its files have more lines than an owner: its own
+        requests release what is of another boot, and write the index."""
+        return posix.access(SPACE_FOLDER, posix.F_OK, dir_fd=self.files.fd)
 
     def _take_lock(self) -> None:
         if not waiting.lock(self.lock, waiting.LOCK_TIMEOUT_S):

@@ -23,7 +23,7 @@ from fastcni.kit.call.files import make_folders
 from fastcni.kit.ipam.address_files import AddressFiles
 from fastcni.kit.ipam.cluster.grid import ends, family_of, read_block, to_int, to_packed
 from fastcni.kit.ipam.cluster.released import Released
-from fastcni.kit.ipam.store import Store, boot_id
+from fastcni.kit.ipam.store import SPACE_FOLDER, Store, boot_id
 from fastcni.spec import address, json
 from fastcni.spec.errors import IO_FAILURE, CniError
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from fastcni.kit.ipam.cluster.conf import Keys
     from fastcni.kit.ipam.cluster.grid import Range
 
-FOLDER = ".cluster"
+FOLDER = SPACE_FOLDER
 BLOCKS = f"{FOLDER}/blocks.json"
 MAX_BYTES = 64 << 20
 KEPT_OWNER = "fastcni:single"   # how the owner of an address begins that a Single has
@@ -291,6 +291,9 @@ class Space(Store):
         self.times.close()
         self.times.folder = -1
         super().__exit__(kind, error, trace)
+
+    def _is_of_another_kind(self) -> bool:
+        return False
 
     def _begin_boot(self) -> None:
         self._open_state()              # releasing addresses of the former boot needs it
