@@ -216,6 +216,17 @@ def test_an_address_that_cools_down_waits_while_another_is_free(a):
     assert fourth not in first
 
 
+def test_an_address_that_cools_down_waits_while_one_is_free_in_the_last_of_many_blocks(a, clock):
+    """Only four blocks were searched: with more, an address that was released a moment ago was given again."""
+    ipam = {"range": "10.0.0.0/24", "block_size": 29}
+    given = [a.add(ipam, f"c{i}")[0] for i in range(56)]            # seven blocks and more
+    a.delete(ipam, "c55")
+    clock[0] += 31
+    for i in range(55):
+        a.delete(ipam, f"c{i}")
+    assert a.add(ipam, "d0")[0] not in given[:55]
+
+
 # -- full, GC, STATUS ---------------------------------------------------------------------------------------
 
 

@@ -103,6 +103,7 @@ def test_the_nodes_account_may_do_what_the_store_needs_and_no_more(mock, tmp_pat
     mock.do(lambda api: setattr(api, "rules", list(rules())))
     mock.do(lambda api: api.put("nodes", {"metadata": {"name": "a"}}))
     watched = {("watch", "ipam.fastcni.dev", kind) for kind in ("ipnodes", "ipblocks", "ipclaims")}
+    store.history()                     # of a server whose IPNode is there: no object is new
     use_everything(store, past)
     store.watch(lambda event: None, lambda: watched <= mock.do(lambda api: api.asked))
     granted = {(verb, group, what) for rule in rules() for verb in rule["verbs"] for group in rule["apiGroups"]

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 CONFIRM_S = 300.0       # after so many seconds without a confirmation by the store, ADD asks for one
 TRY_S = 20.0            # but not more often than this
-MAX_PARTS = 4           # parts of blocks in which the address released longest ago is searched for
 MAX_RACES = 100         # addresses whose files another program has made without the lock
 
 
@@ -253,11 +252,11 @@ def next_address(space: Space, one: Range) -> tuple[bytes, int] | None:
 
 
 def oldest(space: Space, plan: Plan, own: Own) -> tuple[bytes, int] | None:
-    """The free address that was released longest ago, and its place, in the blocks from `own` on: in MAX_PARTS of them,
-    or in the first ones until one is not cooling down. None: the table says of all that a pod has them."""
+    """The free address that was released longest ago, and its place, in the blocks from `own` on: in the first ones
+    until one is not cooling down. None: the table says of all that a pod has them."""
     least, found, warm = HELD, None, boottime() - space.keys.cool_down
     start = plan.starts[own.at]
-    for first, last, place in plan.parts[start:start + MAX_PARTS]:
+    for first, last, place in plan.parts[start:]:
         times = space.times.read(place, last - first + 1)
         if (older := space.index.oldest_free(to_packed(own.bits, first), times, least)) is not None:
             least, i = older

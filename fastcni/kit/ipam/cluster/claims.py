@@ -10,13 +10,14 @@ block in the store.
 from __future__ import annotations
 
 import posix
+from time import monotonic
 
 from fastcni._system import open_regular, unlock
 from fastcni.kernel import waiting
 from fastcni.kit.call.files import make_folders
 from fastcni.kit.call.names import digest
 from fastcni.kit.ipam.cluster import allocate, hold, singles
-from fastcni.kit.ipam.cluster.contract import ACTIVE, Changed, Fenced, Node, StoreAway, Taken
+from fastcni.kit.ipam.cluster.contract import ACTIVE, Changed, Fenced, Node, StoreAway, StoreBusy, Taken
 from fastcni.kit.ipam.cluster.grid import cidr_text
 from fastcni.kit.ipam.cluster.node_state import FOLDER, STICKY, MadeSpace
 from fastcni.kit.ipam.cluster.stores import key_of, store_of, store_text
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
     Warn = Callable[[str], object]
 
 MAX_TRIES = 64          # claims that others win, each behind a look at all blocks
+FIRST_PAUSE_S = 0.2     # of an ADD before it asks a busy store again; each pause is twice as long as the one before
+PATIENCE_S = 20.0       # of an ADD with a busy store. Other ADDs of the space wait for its lock: waiting.LOCK_TIMEOUT_S
 MAX_BLOCKS = 64         # blocks that one ADD claims: more than one only if others take their addresses first
 
 
@@ -74,18 +77,45 @@ class ClaimLock:
 def provide(req: Request, it: Attachment) -> None:
     """Give an ADD what give() has not found, by claims. Raises CniError: 11 with the reason if there is nothing."""
     with ClaimLock(it.keys):
-        store = store_of(req.mode, it.keys.store)
+        store, patience = store_of(req.mode, it.keys.store), Patience()
         try:
-            try:
-                _provide(req, it, store)
-            except (Fenced, Changed):
-                rejoin(store, it.keys, req.warn)
-                _provide(req, it, store)
+            while True:
+                try:
+                    _provide_or_rejoin(req, it, store)
+                    return
+                except StoreBusy:
+                    if not patience.pause():
+                        raise
         except StoreAway as e:
             raise away(req, it, e) from None
         except (Fenced, Changed) as e:
             raise CniError(TRY_AGAIN_LATER, f'node "{it.keys.node}" cannot write to the store: {e}',
                            "it was declared dead or forgotten a moment ago") from None
+
+
+class Patience:
+    """Growing pauses before a busy store is asked again, each of another length on another node."""
+
+    __slots__ = ("seconds", "until")
+
+    def __init__(self) -> None:
+        self.seconds, self.until = FIRST_PAUSE_S, monotonic() + waiting.limit(PATIENCE_S)
+
+    def pause(self) -> bool:
+        """Wait. Return False at once if the time is over. Raises CallerGone."""
+        if monotonic() >= self.until:
+            return False
+        waiting.readable(-1, self.seconds * (0.5 + int.from_bytes(posix.urandom(2), "big") / 65536), waiting.STORE)
+        self.seconds *= 2
+        return True
+
+
+def _provide_or_rejoin(req: Request, it: Attachment, store: Store) -> None:
+    try:
+        _provide(req, it, store)
+    except (Fenced, Changed):
+        rejoin(store, it.keys, req.warn)
+        _provide(req, it, store)
 
 
 def _provide(req: Request, it: Attachment, store: Store) -> None:

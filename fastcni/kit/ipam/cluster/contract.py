@@ -49,6 +49,10 @@ class StoreAway(Exception):
     done: asking again is safe."""
 
 
+class StoreBusy(StoreAway):
+    """The store has too much to do: it said so, or did not answer in time. Asking again soon may succeed."""
+
+
 class Taken(Exception):
     """Another has it. `by` is the Block or Single in the store."""
 

@@ -18,8 +18,8 @@ from time import monotonic
 
 from fastcni._run_token import await_input
 from fastcni.kernel import waiting
-from fastcni.kit.ipam.cluster.contract import StoreAway
-from fastcni.kit.ipam.cluster.stores.http_pools import Pools, Tls, reason
+from fastcni.kit.ipam.cluster.contract import StoreAway, StoreBusy
+from fastcni.kit.ipam.cluster.stores.http_pools import LATE, Pools, Tls, reason
 from fastcni.spec import json
 
 TYPE_CHECKING = False
@@ -136,7 +136,7 @@ class Http:
         why = reason(failure)
         if endpoint.startswith("https:") and not self.tls.cert and any(text in why for text in HUNG_UP):
             why += "; the configuration names no client certificate"
-        return StoreAway(f"{self.service} at {endpoint}: {why}")
+        return (StoreBusy if why == LATE else StoreAway)(f"{self.service} at {endpoint}: {why}")
 
     def _ask_each(self, method: str, path: str, body: Any, headers: dict[str, str] | None, seconds: float,
                   whole: bool) -> tuple[Any, str]:
@@ -146,6 +146,7 @@ class Http:
             headers = {"Content-Type": "application/json"} | (headers or {})
         deadline = monotonic() + waiting.limit(seconds)
         first, count, failed = self.good, len(self.endpoints), []
+        kind = StoreAway
         for number in range(count):
             at = (first + number) % count
             until = deadline if number == count - 1 else min(deadline, monotonic() + self.endpoint_timeout)
@@ -155,9 +156,10 @@ class Http:
                 return response, self.endpoints[at]
             except StoreAway as e:
                 failed.append(str(e))
+                kind = StoreBusy if isinstance(e, StoreBusy) else kind
             if monotonic() >= deadline:
                 break
-        raise StoreAway("; ".join(failed))
+        raise kind("; ".join(failed))
 
     def _ask(self, endpoint: str, deadline: float, method: str, path: str, body: bytes | None,
              headers: dict[str, str] | None, whole: bool) -> Any:
@@ -174,7 +176,7 @@ class Http:
                                         retries=False, redirect=False, assert_same_host=False, preload_content=whole,
                                         timeout=pools.timeout(max(0.01, deadline - monotonic())))
                 if response.status in AWAY:
-                    raise StoreAway(f"{self.service} at {endpoint}: status {response.status}: "
+                    raise StoreBusy(f"{self.service} at {endpoint}: status {response.status}: "
                                     f"{Answer(response.status, response.data, {}, endpoint).text}")
                 return response
             except pools.failures as e:

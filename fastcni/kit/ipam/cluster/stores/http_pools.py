@@ -214,6 +214,9 @@ def connection_class(base: Any, wait: Callable[[Any], None], lookups: Lookups,
     return Connection
 
 
+LATE = "no answer in time"
+
+
 def reason(failure: BaseException) -> str:
     """What went wrong, for an error message: the operating system's or OpenSSL's answer if there is one."""
     cause: BaseException | None = failure
@@ -221,7 +224,7 @@ def reason(failure: BaseException) -> str:
         inner = [each for each in cause.args if isinstance(each, BaseException)]
         cause = inner[0] if inner else cause.__cause__ or cause.__context__
     if isinstance(cause, TimeoutError):
-        return "no answer in time"
+        return LATE
     if cause is not None and cause.strerror:
         return f"{getattr(cause, 'verify_message', '') or cause.strerror} (errno {cause.errno})"
     return str(cause or failure) or type(failure).__name__

@@ -85,7 +85,7 @@ from fastcni.kit.ipam.cluster.stores.kubernetes_objects import (
     to_record,
 )
 from fastcni.kit.ipam.cluster.stores.kubernetes_watch import watch_all
-from fastcni.kit.ipam.cluster.stores.rules import check_block, is_own, join_space, may_take_over, place
+from fastcni.kit.ipam.cluster.stores.rules import check_block, is_own, may_take_over, place
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -126,7 +126,13 @@ class KubernetesStore(NodeObjects):
             return {family: now["spec"][key] for family, key in GRID.items() if key in now["spec"]}
 
     def join_space(self, node: str, boot_id: str, space: str, wanted: dict[str, int], new: bool = False) -> Joined:
-        return join_space(self, node, boot_id, space, wanted)
+        """See contract.Store. Whoever has created its IPNode has neither blocks nor claims: forget() removes the IPNode
+        after them."""
+        me, created = self._join(node, boot_id, new=new)
+        grid = self.grid(space, wanted)
+        if created:
+            return Joined(me, grid, [], [])
+        return Joined(me, grid, self.blocks(space, node), self.singles(space, node))
 
     # -- blocks ---------------------------------------------------------------------------------------
 

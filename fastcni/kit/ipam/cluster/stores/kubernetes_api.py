@@ -11,7 +11,7 @@ import time
 from _thread import allocate_lock
 
 from fastcni.kernel import waiting
-from fastcni.kit.ipam.cluster.contract import StoreAway
+from fastcni.kit.ipam.cluster.contract import StoreAway, StoreBusy
 from fastcni.kit.ipam.cluster.stores.http import Answer, Http
 from fastcni.kit.ipam.cluster.stores.kubeconfig import in_cluster, read_kubeconfig
 from fastcni.spec import json
@@ -59,7 +59,7 @@ class Api:
     def __init__(self, access: Callable[[], Access]) -> None:
         self._find, self._lock = access, allocate_lock()
         self._session: tuple[Access, Http] | None = None
-        self.revision = 0               # the resourceVersion of the last list, 0 if it is not a number
+        self.revision = 0               # the resourceVersion of the last list or new object, 0 if it is not a number
         self._revision_at = 0.0         # when that answer came
         self.clock_offset = 0.0         # the server's clock less ours, by its last answer
 
@@ -77,10 +77,13 @@ class Api:
 
     def create(self, path: str, document: Object) -> Object:
         """Create an object; it is returned as stored. Raises Conflict, StoreAway."""
+        started = time.monotonic()
         try:
-            return self._expect("POST", f"{path}?{MANAGER}", document)
+            made = self._expect("POST", f"{path}?{MANAGER}", document)
         except Missing as e:
             raise StoreAway(str(e)) from None
+        self._note_revision(number_of(made["metadata"]["resourceVersion"]), started)
+        return made
 
     def patch(self, path: str, changes: Object) -> Object:
         """Change an object by a merge patch. With metadata.resourceVersion in it, the object must have that. Raises
@@ -128,12 +131,12 @@ class Api:
             token = answer["metadata"].get("continue") or ""
             if not token:
                 version = answer["metadata"]["resourceVersion"]
-                self._note_revision(int(version) if version.isdigit() else 0, started)
+                self._note_revision(number_of(version), started)
                 return found, version
 
     def _note_revision(self, revision: int, started: float) -> None:
-        """Lists of several threads may end in another order than they were answered in. So a lower revision counts only
-        for a list that began after the higher one was known."""
+        """Requests of several threads may end in another order than they were answered in. So a lower revision counts
+        only for a request that began after the higher one was known."""
         with self._lock:
             if revision >= self.revision or started > self._revision_at:
                 self.revision, self._revision_at = revision, time.monotonic()
@@ -203,7 +206,7 @@ class Api:
         where = f"kubernetes at {answer.endpoint}: {method} {path.partition('?')[0]}"
         if answer.status == NOT_FOUND:
             raise NoSuchKind(f"{where}: the cluster has no such objects; are their CRDs applied?")
-        raise StoreAway(f"{where}: status {answer.status}: {message}")
+        raise (StoreBusy if answer.status == BUSY else StoreAway)(f"{where}: status {answer.status}: {message}")
 
     # -- who we are -----------------------------------------------------------------------------------
 
@@ -230,6 +233,11 @@ class Api:
             else:
                 self._session = self._connect()
                 used[1].close()
+
+
+def number_of(version: str) -> int:
+    """A resourceVersion as a number, 0 if it is none."""
+    return int(version) if version.isdigit() else 0
 
 
 def quote(text: str) -> str:

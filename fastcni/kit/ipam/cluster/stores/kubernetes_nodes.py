@@ -65,10 +65,15 @@ class NodeObjects(BlockObjects):
 
     def join(self, node: str, boot_id: str, address: str = "") -> Node:
         """See contract.Store."""
+        return self._join(node, boot_id, address)[0]
+
+    def _join(self, node: str, boot_id: str, address: str = "", new: bool = False) -> tuple[Node, bool]:
+        """Join. Return the Node, and whether this call has created its IPNode. new: see contract.Store.join_space()."""
         me = {"bootID": boot_id or None, "address": address or None, "state": ALIVE,
               "registered": is_name(node) and self.api.get(f"{CORE_NODES}/{node}") is not None}
         while True:
-            now = self._stored(node)
+            now = None if new else self._stored(node)
+            created = now is None
             try:
                 if now is None:
                     now = self.api.create(f"{BASE}/{NODES}", to_object(
@@ -76,8 +81,9 @@ class NodeObjects(BlockObjects):
                 else:
                     now = self.api.patch(path_of(NODES, now), to_patch(me, version_of(now)))
             except (Conflict, Missing):
+                new = False
                 continue
-            return self._sign(now)
+            return self._sign(now), created
 
     def keep_alive(self, node: Node) -> Node:
         """See contract.Store."""
