@@ -6,6 +6,7 @@ import marshal
 from collections.abc import Callable
 
 from fastcni.kit.call.request import check_conf, decode_conf, read_name_and_version
+from fastcni.server.bounded import forget_oldest
 from fastcni.spec.config import Section
 
 MAX_KNOWN = 256                 # the number of configurations; the oldest is forgotten
@@ -46,8 +47,7 @@ class Configurations:
 
     def _keep(self, key: bytes, section: Section) -> Section:
         self.known[key] = section
-        if len(self.known) > MAX_KNOWN:
-            self.known.pop(next(iter(self.known)), None)
+        forget_oldest(self.known, MAX_KNOWN)
         return section
 
 

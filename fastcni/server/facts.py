@@ -15,6 +15,7 @@ from typing import Any
 from fastcni._netlink import attributes
 from fastcni.kernel import filters, nft, nft_rules, rtnl, uapi, wire
 from fastcni.kit.call.mode import Pair
+from fastcni.server.bounded import forget_oldest
 
 ROUTE_GROUPS = (uapi.RTNLGRP_LINK, uapi.RTNLGRP_IPV4_IFADDR, uapi.RTNLGRP_IPV6_IFADDR, uapi.RTNLGRP_IPV4_NETCONF,
                 uapi.RTNLGRP_IPV6_NETCONF)
@@ -53,8 +54,7 @@ class Facts:
         """Keep a pair until take_pair(). Of more than MAX_PAIRS the oldest are forgotten."""
         self.pairs.pop(key, None)
         self.pairs[key] = pair
-        if len(self.pairs) > MAX_PAIRS:
-            self.pairs.pop(next(iter(self.pairs)), None)
+        forget_oldest(self.pairs, MAX_PAIRS, MAX_PAIRS // 8)
 
     def take_pair(self, key: Any) -> Pair | None:
         return self.pairs.pop(key, None)

@@ -89,13 +89,13 @@ class Watch:
                 self._restore_neighbours(started)
                 self._wake_at(self.replay.proceed(started))
             except OSError as e:
-                self.backoff.begin()
-                self._wake_at(monotonic() + max(self.backoff.seconds, RETRY_S))
+                self._try_again()
                 self.log.error("restore_failed", netns=self.name, error=str(e))
 
     def fault(self) -> None:
         """Note a defect of fastcni, an exception in attend(): announcements that it had read may be lost."""
         self.copy.on(FAULT)
+        self._try_again()
 
     @property
     def name(self) -> int:
@@ -118,6 +118,10 @@ class Watch:
         with self.reading:
             for generation, mark in deletions.read(self.deletions):
                 self.mirror.note_deletion(mark, generation)
+
+    def _try_again(self):
+        self.backoff.begin()
+        self._wake_at(monotonic() + max(self.backoff.seconds, RETRY_S))
 
     def _wake_at(self, when):
         if when is not None:

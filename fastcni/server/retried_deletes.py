@@ -3,6 +3,7 @@ the one that succeeds."""
 
 from __future__ import annotations
 
+from fastcni.server.bounded import forget_oldest
 from fastcni.server.records import DECLINED
 
 TYPE_CHECKING = False
@@ -28,8 +29,7 @@ class RetriedDeletes:
         failures = self.failed.pop(key, 0)
         if ended.outcome != "0":
             self.failed[key] = failures + 1             # the newest is the last one
-            while len(self.failed) > MAX_FAILED:
-                self.failed.pop(next(iter(self.failed)), None)
+            forget_oldest(self.failed, MAX_FAILED)
         if failures and (ended.outcome == "0" or not failures & failures - 1):
             plugin, network, container, ifname = key
             self.log.warning("delete_retried", id=call.message.id, plugin=plugin, network=network, container=container,

@@ -1,6 +1,11 @@
 """The server's thread for cluster-wide addresses: blocks, uses, signs of life."""
 
-from fastcni.kit.ipam.cluster.contract import ALIVE
+import contextlib
+
+import pytest
+
+from fastcni.kit.ipam.cluster.contract import ALIVE, HELD, KEPT, Single, StoreAway
+from fastcni.spec.address import read_ip
 from fastcni.testing.witnesses import eventually
 
 
@@ -36,6 +41,52 @@ def test_uses_are_written_behind_in_one_step(cluster_node, monkeypatch):
     assert {one["container"] for one in use.holders} == {f"c{i}" for i in range(8)}
     assert len(written) <= 3
     assert (use.node, use.epoch, use.cidr) == ("a", 1, next(iter(a.blocks)))
+
+
+def quiet(node):
+    """The node's space and store, when its thread has nothing to do; the test calls the jobs."""
+    node.add("c0")
+    assert eventually(node.store.uses)
+    node.cluster.stop()
+    member = next(iter(node.cluster.members.values()))
+    return next(iter(member.spaces.values())), member.store
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_is_noted_while_uses_are_written_is_written_next(cluster_node, monkeypatch, fails):
+    """The set of changed blocks was emptied after the call to the store."""
+    space, store = quiet(cluster_node())
+    [cidr], written = space.owned, []
+
+    def write(me, uses):
+        written.append(uses)
+        space._note_dirty([read_ip(cidr.partition("/")[0])])
+        if fails:
+            raise StoreAway("no route to host")
+
+    monkeypatch.setattr(store, "write_uses", write)
+    space.dirty, space.changes = {cidr}, 1
+    space.written.clear()
+    with pytest.raises(StoreAway) if fails else contextlib.nullcontext():
+        space._write(0.0)
+    assert written and (space.dirty, space.changes) == ({cidr}, 1)
+
+
+def test_a_single_that_changes_while_it_is_attended_to_is_attended_to_again(cluster_node, monkeypatch):
+    """The newer change was removed together with the older one."""
+    space, _ = quiet(cluster_node())
+    old, new = (Single(space="default", address="10.9.9.9", block="10.9.9.0/28", state=state) for state in (HELD, KEPT))
+    seen = []
+
+    def attend(single):
+        seen.append(single.state)
+        if len(seen) == 1:
+            space.singles.note(new, False)
+
+    monkeypatch.setattr(space.singles, "_attend_one", attend)
+    space.singles.note(old, False)
+    space.singles._attend(0.0)
+    assert seen == [HELD, KEPT] and not space.singles.changed
 
 
 def test_many_changes_are_written_at_once(cluster_node):

@@ -37,12 +37,14 @@ class Singles:
 
     def _attend(self, now: float) -> float:
         while self.changed:
-            address, (single, gone) = next(iter(self.changed.items()))
+            address = next(iter(self.changed))
+            change = single, gone = self.changed[address]
             if gone:
                 self._end_mirror(single.address)
             else:
                 self._attend_one(single)
-            self.changed.pop(address, None)         # not before: the store may be away
+            if self.changed.get(address) is change:         # not before: the store may be away
+                del self.changed[address]
         return NEVER
 
     def _attend_one(self, single):

@@ -173,13 +173,17 @@ class ClusterSpace:
         node, dirty = self.member.node, self.dirty & self.owned.keys()
         if node is None:
             return now + self.times.write_s if dirty else NEVER
-        uses = [Use(self.name, cidr, node.name, node.epoch, node.boot_id, shown, time())
-                for cidr, holders in self.local.holders(dirty).items()
-                if self.written.get(cidr) != (shown := [{key: one[key] for key in SHOWN} for one in holders])]
-        if uses:
-            self.member.store.write_uses(node, uses)
+        taken, self.dirty, self.changes = self.dirty, set(), 0          # what is noted from here on is written next
+        try:
+            uses = [Use(self.name, cidr, node.name, node.epoch, node.boot_id, shown, time())
+                    for cidr, holders in self.local.holders(dirty).items()
+                    if self.written.get(cidr) != (shown := [{key: one[key] for key in SHOWN} for one in holders])]
+            if uses:
+                self.member.store.write_uses(node, uses)
+        except BaseException:
+            self.dirty |= taken
+            raise
         self.written |= {use.cidr: use.holders for use in uses}
-        self.dirty, self.changes = set(), 0
         return NEVER
 
     def _give_back_idle(self, now: float) -> float:

@@ -1,17 +1,14 @@
 """What an API server answers besides 200: the store's way through it. And names, times, and signs of life."""
 
 import re
-import shutil
 import threading
 import time
 
 import pytest
 from cluster.kubernetes.api_server import NAME, kubeconfig
-from cluster_ipam.node import Node
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastcni.kit.ipam.cluster import claims
 from fastcni.kit.ipam.cluster.contract import (
     ALIVE,
     HELD,
@@ -24,8 +21,7 @@ from fastcni.kit.ipam.cluster.contract import (
     Single,
     StoreAway,
 )
-from fastcni.kit.ipam.cluster.stores import kubernetes_api, kubernetes_nodes, open_store
-from fastcni.kit.ipam.cluster.stores.http import Http
+from fastcni.kit.ipam.cluster.stores import kubernetes_nodes, open_store
 from fastcni.kit.ipam.cluster.stores.kubernetes_nodes import Signs
 from fastcni.kit.ipam.cluster.stores.kubernetes_objects import (
     block_name,
@@ -387,65 +383,3 @@ def test_times_of_now_come_back_exactly():
     assert read_time(to_time(now)) == now
     assert to_time(1.5) == "1970-01-01T00:00:01.5Z" and to_time(86400.0) == "1970-01-02T00:00:00Z"
     assert read_time("1970-01-01T01:00:00+01:00") == 0.0 and read_time("") == read_time("today") == 0.0
-
-
-# Many nodes at once ---------------------------------------------------------------------------------------------------
-
-def test_a_new_node_gets_its_first_address_by_eight_requests(kubernetes, tmp_path, monkeypatch):
-    """It were eleven: fifty nodes that claimed their first block at once kept a busy API server busier."""
-    asked = []
-    real = Http.request
-
-    def request(self, method, path, *args, **more):
-        asked.append(f"{method} {path.partition('?')[0]}")
-        return real(self, method, path, *args, **more)
-
-    monkeypatch.setattr(Http, "request", request)
-    first = Node(tmp_path, "a", kubernetes)
-    assert first.add() and len(asked) <= 9, asked           # it makes the grid
-    asked.clear()
-    second = Node(tmp_path, "b", kubernetes)
-    given = second.add()
-    assert len(asked) <= 8, asked
-    asked.clear()
-    assert second.add(who="c2") != given and asked == []
-
-
-def test_a_node_that_lost_its_state_finds_its_blocks(kubernetes, store, tmp_path):
-    """Its IPNode is there, so it is no new node."""
-    first = Node(tmp_path, "a", kubernetes)
-    first.add()
-    [block] = store.blocks()
-    shutil.rmtree(first.root)
-    first.add()
-    assert store.blocks() == [block]
-
-
-@pytest.mark.parametrize("status", [429, 503])
-def test_an_add_tries_again_while_the_api_server_is_busy(mock, kubernetes, tmp_path, monkeypatch, status):
-    """Of fifty one-shot nodes, some failed after 5 s: each first answer that came late was the last one."""
-    monkeypatch.setattr(kubernetes_api, "BUSY_WAITS_S", ())
-    monkeypatch.setattr(claims, "FIRST_PAUSE_S", 0.001)
-    mock.do(lambda api: api.next.extend([(status, {})] * 6))
-    assert Node(tmp_path, "a", kubernetes).add()
-
-
-def test_an_add_does_not_try_for_ever(mock, kubernetes, tmp_path, monkeypatch):
-    monkeypatch.setattr(kubernetes_api, "BUSY_WAITS_S", ())
-    monkeypatch.setattr(claims, "FIRST_PAUSE_S", 0.001)
-    monkeypatch.setattr(claims, "PATIENCE_S", 0.05)
-    mock.do(lambda api: api.next.extend([(429, {})] * 10000))
-    e = Node(tmp_path, "a", kubernetes).refused("ADD")
-    assert e.code == 11 and "status 429" in e.msg
-
-
-def test_the_pauses_grow_and_differ_from_node_to_node(monkeypatch):
-    slept = []
-    monkeypatch.setattr(claims.waiting, "readable", lambda fd, seconds, kind: slept.append(seconds))
-    for _ in range(2):
-        patience = claims.Patience()
-        assert all(patience.pause() for _ in range(5))
-    first, second = slept[:5], slept[5:]
-    assert first != second
-    for number, seconds in enumerate(first):
-        assert 0.5 <= seconds / (claims.FIRST_PAUSE_S * 2 ** number) <= 1.5

@@ -1,0 +1,70 @@
+"""Many nodes that claim their first block from one API server at the same time."""
+
+import shutil
+
+import pytest
+from cluster_ipam.node import Node
+
+from fastcni.kit.ipam.cluster import claims
+from fastcni.kit.ipam.cluster.stores import kubernetes_api
+from fastcni.kit.ipam.cluster.stores.http import Http
+
+
+def test_a_new_node_gets_its_first_address_by_eight_requests(kubernetes, tmp_path, monkeypatch):
+    """It were eleven: fifty nodes that claimed their first block at once kept a busy API server busier."""
+    asked = []
+    real = Http.request
+
+    def request(self, method, path, *args, **more):
+        asked.append(f"{method} {path.partition('?')[0]}")
+        return real(self, method, path, *args, **more)
+
+    monkeypatch.setattr(Http, "request", request)
+    first = Node(tmp_path, "a", kubernetes)
+    assert first.add() and len(asked) <= 9, asked           # it makes the grid
+    asked.clear()
+    second = Node(tmp_path, "b", kubernetes)
+    given = second.add()
+    assert len(asked) <= 8, asked
+    asked.clear()
+    assert second.add(who="c2") != given and asked == []
+
+
+def test_a_node_that_lost_its_state_finds_its_blocks(kubernetes, store, tmp_path):
+    """Its IPNode is there, so it is no new node."""
+    first = Node(tmp_path, "a", kubernetes)
+    first.add()
+    [block] = store.blocks()
+    shutil.rmtree(first.root)
+    first.add()
+    assert store.blocks() == [block]
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_an_add_tries_again_while_the_api_server_is_busy(mock, kubernetes, tmp_path, monkeypatch, status):
+    """Of fifty one-shot nodes, some failed after 5 s: each first answer that came late was the last one."""
+    monkeypatch.setattr(kubernetes_api, "BUSY_WAITS_S", ())
+    monkeypatch.setattr(claims, "FIRST_PAUSE_S", 0.001)
+    mock.do(lambda api: api.next.extend([(status, {})] * 6))
+    assert Node(tmp_path, "a", kubernetes).add()
+
+
+def test_an_add_does_not_try_for_ever(mock, kubernetes, tmp_path, monkeypatch):
+    monkeypatch.setattr(kubernetes_api, "BUSY_WAITS_S", ())
+    monkeypatch.setattr(claims, "FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(claims, "PATIENCE_S", 0.05)
+    mock.do(lambda api: api.next.extend([(429, {})] * 10000))
+    e = Node(tmp_path, "a", kubernetes).refused("ADD")
+    assert e.code == 11 and "status 429" in e.msg
+
+
+def test_the_pauses_grow_and_differ_from_node_to_node(monkeypatch):
+    slept = []
+    monkeypatch.setattr(claims.waiting, "readable", lambda fd, seconds, kind: slept.append(seconds))
+    for _ in range(2):
+        patience = claims.Patience()
+        assert all(patience.pause() for _ in range(5))
+    first, second = slept[:5], slept[5:]
+    assert first != second
+    for number, seconds in enumerate(first):
+        assert 0.5 <= seconds / (claims.FIRST_PAUSE_S * 2 ** number) <= 1.5
